@@ -1,0 +1,258 @@
+//! What a trainer is told, reports and is answered.
+//!
+//! Unknown fields are ignored and new ones have defaults, so that a trainer one version older or newer than its
+//! runner works.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::experiment::{CheckpointPolicy, Length, Unit};
+
+/// Version of [`TrialConfig`] and [`Report`] written by this crate.
+pub const CONTRACT_VERSION: u32 = 1;
+
+/// All that one attempt is told at its start: a JSON file named by
+/// [`ENV_TRIAL_CONFIG`](crate::names::ENV_TRIAL_CONFIG).
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TrialConfig {
+    /// [`CONTRACT_VERSION`] of the writer.
+    pub version: u32,
+    /// The experiment's name.
+    pub experiment: String,
+    /// The experiment's unique id: a run with the same id goes on, another is another.
+    pub experiment_id: String,
+    /// The trial's index.
+    pub trial: u32,
+    /// The attempt's number, from 0. Reports carry it, and an old one's are refused.
+    pub attempt: u32,
+    /// The trial's seed.
+    pub seed: u32,
+    /// The experiment's seed.
+    pub experiment_seed: u32,
+    /// Hyperparameters drawn.
+    pub hyperparameters: Value,
+    /// The experiment's `data`, as it is.
+    #[serde(default)]
+    pub data: Value,
+    /// What granted lengths count.
+    pub unit: Unit,
+    /// The length granted so far, in `unit`.
+    pub units: u64,
+    /// The searched validation metric.
+    pub metric: String,
+    /// Whether a smaller metric is a better one.
+    pub smaller_is_better: bool,
+    /// Batches between two looks at whether to stop, and between two rows of training metrics; at least 1.
+    pub scheduling_unit: u64,
+    /// Records in an epoch where the data cannot say; 0 means it can.
+    #[serde(default)]
+    pub records_per_epoch: u64,
+    /// Validate at least this often.
+    #[serde(default)]
+    pub validation_period: Option<Length>,
+    /// Take a checkpoint at least this often.
+    #[serde(default)]
+    pub checkpoint_period: Option<Length>,
+    /// After which periodic validations a checkpoint is taken.
+    #[serde(default)]
+    pub checkpoint_policy: CheckpointPolicy,
+    /// Validate once before the first batch.
+    #[serde(default)]
+    pub perform_initial_validation: bool,
+    /// Batches whose gradients are added up before the optimizer steps; at least 1.
+    pub aggregation_frequency: u32,
+    /// Where this trial's files go.
+    pub storage: StorageConfig,
+    /// Checkpoints to start from, the first that is whole; empty to start anew.
+    #[serde(default)]
+    pub resume_from: Vec<CheckpointRef>,
+    /// Where to report.
+    pub door: Door,
+}
+
+/// Where a trial's files go. Credentials come from the environment.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StorageConfig {
+    /// The root, as in `checkpointStorage.url`.
+    pub url: String,
+    /// The address of an S3 server other than Amazon's.
+    #[serde(default)]
+    pub endpoint: Option<String>,
+    /// The trial's folder below the root: `NAMESPACE/EXPERIMENT-UID8/trials/INDEX`.
+    pub trial_path: String,
+}
+
+/// One checkpoint, by what its record says.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CheckpointRef {
+    /// Its folder's name under `checkpoints/`.
+    pub name: String,
+    /// SHA-256 of its manifest, in hex.
+    pub manifest_sha256: String,
+}
+
+/// Where rank 0 reports.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Door {
+    /// Reports are POSTed here as JSON; the answer is a [`Directive`].
+    pub url: String,
+    /// File that holds the bearer token; read anew for each request.
+    pub token_file: String,
+}
+
+/// What rank 0 says. Idempotent by (trial, batches, kind): the first recorded wins.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    /// [`CONTRACT_VERSION`] of the writer.
+    pub version: u32,
+    /// The attempt that reports.
+    pub attempt: u32,
+    /// Global batches trained.
+    pub batches: u64,
+    /// What happened.
+    pub event: ReportEvent,
+}
+
+/// What a report is about.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ReportEvent {
+    /// Training starts, anew or from a checkpoint.
+    Started {
+        /// The checkpoint restored.
+        #[serde(default)]
+        resumed_from: Option<String>,
+        /// Batches at which the granted length ends.
+        batches_total: u64,
+        /// Checkpoints of `resumeFrom` that were not whole, with what was wrong.
+        #[serde(default)]
+        refused: BTreeMap<String, String>,
+    },
+    /// Nothing new but the batches: a sign of life and a question for the directive.
+    Progress {
+        /// Batches at which the granted length ends.
+        batches_total: u64,
+    },
+    /// A validation has finished.
+    Validated {
+        /// Means over the validation data, as decimal strings by name.
+        metrics: BTreeMap<String, String>,
+        /// Where the granted length ends here: that length. The searched metric is then a result.
+        #[serde(default)]
+        granted_units: Option<u64>,
+    },
+    /// A checkpoint exists: its manifest is written.
+    Checkpointed {
+        /// Its folder's name under `checkpoints/`.
+        name: String,
+        /// SHA-256 of its manifest, in hex.
+        manifest_sha256: String,
+        /// Sum of its files' sizes.
+        bytes: u64,
+        /// The searched metric of a validation at the same batch.
+        #[serde(default)]
+        metric: Option<String>,
+    },
+    /// The process is about to end. The exit code says the same.
+    Exiting {
+        /// The exit code.
+        code: u8,
+        /// Why, for people.
+        #[serde(default)]
+        message: Option<String>,
+    },
+}
+
+/// The answer to a report.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Directive {
+    /// Train on to this length.
+    Continue {
+        /// The length granted, in the trial's unit.
+        units: u64,
+    },
+    /// Undecided: ask again with [`ReportEvent::Progress`] soon.
+    Wait,
+    /// Checkpoint and exit with [`ExitCode::Preempted`].
+    Preempt,
+    /// Nothing more is wanted: checkpoint and exit with [`ExitCode::Completed`].
+    Stop,
+    /// This attempt is over for the runner: exit at once, write nothing.
+    Fenced,
+}
+
+/// How a trainer's process ends. Any other code, and a signal, is an error of the user's program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ExitCode {
+    /// The granted length was reached and nothing more is wanted, or the program stopped itself.
+    Completed = 0,
+    /// An error of the user's program.
+    UserError = 1,
+    /// The hyperparameters cannot be trained.
+    InvalidHyperparameters = 78,
+    /// Checkpointed and left because it was asked to, by a directive or SIGTERM.
+    Preempted = 79,
+    /// What is under the program failed: storage, network, the runner.
+    Infrastructure = 80,
+    /// Another rank failed; says nothing of this one.
+    PeerFailed = 81,
+}
+
+impl ExitCode {
+    /// The exit code that a process ended with, if it is one of ours.
+    pub fn from_code(code: i32) -> Option<Self> {
+        [
+            Self::Completed,
+            Self::UserError,
+            Self::InvalidHyperparameters,
+            Self::Preempted,
+            Self::Infrastructure,
+            Self::PeerFailed,
+        ]
+        .into_iter()
+        .find(|it| *it as i32 == code)
+    }
+}
+
+/// What makes a folder of files a checkpoint. Written last.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Manifest {
+    /// Version of the checkpoint's format.
+    pub format: u32,
+    /// The experiment's id.
+    pub experiment_id: String,
+    /// The trial's index.
+    pub trial: u32,
+    /// The attempt that wrote it.
+    pub attempt: u32,
+    /// Global batches trained.
+    pub batches: u64,
+    /// The files, by name.
+    pub files: BTreeMap<String, FileEntry>,
+    /// Reports that had no answer yet; sent after a restore.
+    #[serde(default)]
+    pub unsent: Vec<Report>,
+    /// What the user's program adds.
+    #[serde(default)]
+    pub metadata: BTreeMap<String, Value>,
+}
+
+/// One file of a checkpoint.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FileEntry {
+    /// Its size.
+    pub bytes: u64,
+    /// SHA-256 of its bytes, in hex.
+    pub sha256: String,
+}

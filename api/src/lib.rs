@@ -1,0 +1,27 @@
+//! Types that cross a process boundary: what users write, what the record holds, what trainer and runner say to
+//! each other.
+//!
+//! ```text
+//!  user  -- Experiment -->  runner  -- TrialConfig -->  trainer
+//!                           record  <--   Report   --   (rank 0)
+//!                           (Trial) --  Directive  -->
+//! ```
+//!
+//! The crate decides nothing and does no I/O. Without the feature `crd` it links no Kubernetes code, so that the
+//! trainer stays small; with it, [`Experiment`](experiment::Experiment) and [`Trial`](trial::Trial) are custom
+//! resources with schemas.
+//!
+//! # Reading order
+//!
+//! 1. [`experiment`]: what a user writes.
+//! 2. [`hyperparameters`]: what may vary, and how it is written.
+//! 3. [`trial`]: the record of one trial: its draw, its grants, its facts.
+//! 4. [`contract`]: what a trainer is told, reports and is answered.
+//! 5. [`names`]: environment variables, files and labels.
+
+pub mod contract;
+pub mod experiment;
+pub mod hyperparameters;
+pub mod names;
+pub mod number;
+pub mod trial;

@@ -1,0 +1,190 @@
+//! The record of one trial: its draw, its grants, its facts.
+//!
+//! The record is the log. A *fact* is what happened; it is written once, in no order. A *grant* gives a fact its
+//! place in the order and says what length follows from it. A search is a fold over the facts by order.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::experiment::{Phase, Unit};
+
+/// One training with fixed hyperparameters. Its draw is never changed; grants are only added.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[cfg_attr(
+    feature = "crd",
+    derive(kube::CustomResource, schemars::JsonSchema),
+    kube(
+        group = "stoker.dev",
+        version = "v1alpha1",
+        kind = "Trial",
+        namespaced,
+        status = "TrialStatus",
+        shortname = "tr",
+        category = "stoker"
+    )
+)]
+#[serde(rename_all = "camelCase")]
+pub struct TrialSpec {
+    /// The experiment's name.
+    pub experiment: String,
+    /// The place in the experiment, from 0 and without gaps.
+    pub index: u32,
+    /// The draw's identity, a version 4 UUID made from the experiment's seed.
+    pub request_id: String,
+    /// Seeds the initial weights, the order of the data and dropout; from 0 to 2^31 - 1.
+    pub seed: u32,
+    /// The values drawn.
+    #[cfg_attr(feature = "crd", schemars(schema_with = "crate::experiment::schema::free_object"))]
+    pub hyperparameters: Value,
+    /// What grants count.
+    pub unit: Unit,
+    /// The length allowed from the start, in `unit`.
+    pub units: u64,
+    /// Facts in their order, each with the length it allows. Added to, never changed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub grants: Vec<Grant>,
+}
+
+/// A fact's place in the order over the whole experiment, and the length it allows.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Grant {
+    /// The place: unique in the experiment, from 0 and without gaps.
+    pub order: u64,
+    /// Index of the fact in `status.facts`.
+    pub fact: u32,
+    /// The length this trial may train to once the fact is placed, in the trial's unit; never less than before.
+    pub units: u64,
+}
+
+/// What has been seen of a trial.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", default)]
+pub struct TrialStatus {
+    /// Where it stands.
+    pub phase: Phase,
+    /// What happened, in no order. Added to, never changed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub facts: Vec<Fact>,
+    /// Lives of the trial's gang, in order; the last one may be running.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub attempts: Vec<Attempt>,
+    /// Failures of the trial's own that count against `maxRestarts`.
+    pub restarts: u32,
+    /// Checkpoints that exist, oldest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub checkpoints: Vec<CheckpointRecord>,
+    /// Global batches trained, as last reported.
+    pub batches: u64,
+    /// Batches at which the granted length ends, as the trainer reckons; 0 before it said.
+    pub batches_total: u64,
+    /// The latest validation metrics, as decimal strings by name.
+    #[serde(skip_serializing_if = "std::collections::BTreeMap::is_empty")]
+    pub metrics: std::collections::BTreeMap<String, String>,
+    /// Why it stands there, for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+/// Something that happened and that decisions follow from. Never retracted.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum Fact {
+    /// The searched metric at a granted length. One for each length: the first recorded wins.
+    Result(ResultFact),
+    /// The trial will do nothing more.
+    Closed(ClosedFact),
+}
+
+/// The searched metric at a granted length.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct ResultFact {
+    /// The granted length, in the trial's unit.
+    pub units: u64,
+    /// The metric as a decimal string; `NaN` ranks last.
+    pub metric: String,
+}
+
+/// Why a trial will do nothing more.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct ClosedFact {
+    /// The cause.
+    pub cause: CloseCause,
+}
+
+/// Why a trial was closed.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+pub enum CloseCause {
+    /// It trained to the end of what was granted, or the search stopped it.
+    Completed,
+    /// Its program ended before the granted length, because of its own `stop_training`.
+    StoppedEarly,
+    /// Its hyperparameters cannot be trained; the search may draw others in its place.
+    InvalidHyperparameters,
+    /// It failed more often than `maxRestarts` allows.
+    Failed,
+    /// Somebody asked.
+    Cancelled,
+    /// Its object was deleted by hand.
+    Deleted,
+}
+
+/// One life of a trial's gang.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Attempt {
+    /// Its number, from 0.
+    pub number: u32,
+    /// How it ended; unset while it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<AttemptEnd>,
+    /// The checkpoint it started from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resumed_from: Option<String>,
+    /// What its last report or its runner said of the end, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+/// How an attempt ended, the worst over its ranks.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+pub enum AttemptEnd {
+    /// Its program finished.
+    Completed,
+    /// It checkpointed and left because it was asked to.
+    Preempted,
+    /// Its hyperparameters cannot be trained.
+    InvalidHyperparameters,
+    /// The program failed: an error, a panic, a signal, out of memory. Counts against `maxRestarts`.
+    UserError,
+    /// What is under the program failed: storage, network, node, runner. Does not count.
+    Infrastructure,
+}
+
+/// A checkpoint that exists: its manifest was written.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct CheckpointRecord {
+    /// Its folder's name under `checkpoints/`: batches (12 digits) and attempt.
+    pub name: String,
+    /// Global batches trained.
+    pub batches: u64,
+    /// The searched metric of a validation at the same batch, as a decimal string.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metric: Option<String>,
+    /// SHA-256 of its manifest, in hex.
+    pub manifest_sha256: String,
+    /// Sum of its files' sizes.
+    pub bytes: u64,
+}

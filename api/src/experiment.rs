@@ -15,8 +15,19 @@ use serde_json::Value;
         namespaced,
         status = "ExperimentStatus",
         shortname = "exp",
-        category = "stoker"
-    )
+        category = "stoker",
+        doc = "A search over trials: which program to train, what may vary, how trials are compared.",
+        validation = kube::core::Rule::new(schema::NAME_RULE).message(schema::NAME_MESSAGE),
+        printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+        printcolumn(name = "Trials", type_ = "integer", json_path = ".status.trialsCreated"),
+        printcolumn(name = "Ended", type_ = "integer", json_path = ".status.trialsClosed"),
+        printcolumn(name = "Best", type_ = "string", json_path = ".status.best.metric"),
+        printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+    ),
+    schemars(extend("x-kubernetes-validations" = [{
+        "rule": "self == oldSelf",
+        "message": "an experiment's spec never changes: create another experiment"
+    }]))
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ExperimentSpec {
@@ -417,6 +428,13 @@ fn default_max_concurrent_trials() -> u32 {
 #[cfg(feature = "crd")]
 pub(crate) mod schema {
     //! Schemas that a type cannot say.
+
+    /// What `crate::validate` asks of a name, in CEL.
+    pub(crate) const NAME_RULE: &str = "self.metadata.name.size() <= 40 && \
+                                        self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')";
+    /// Why a name is refused.
+    pub(crate) const NAME_MESSAGE: &str = "metadata.name must be at most 40 lower-case letters, digits and `-`, \
+                                           begin with a letter and not end with `-`";
 
     /// An object of any shape: Kubernetes keeps all of its fields.
     pub(crate) fn free_object(_: &mut schemars::SchemaGenerator) -> schemars::Schema {

@@ -3,10 +3,14 @@
 //! An object whose only key is one of `const int double log categorical` is a parameter, any other object a group,
 //! and anything else stands for itself (an implicit constant). Groups may not use those five names.
 
+mod read;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+use crate::validate::{FieldError, member};
 
 /// The names that make an object a parameter, and that groups may not use.
 pub const KINDS: [&str; 5] = ["const", "int", "double", "log", "categorical"];
@@ -80,4 +84,61 @@ pub struct LogRange {
 
 fn default_base() -> f64 {
     10.0
+}
+
+impl Space {
+    /// Reads the tree in an experiment's `hyperparameters`, with every number in one form: what has no fraction is
+    /// an integer, as it comes back from an API server.
+    ///
+    /// # Errors
+    ///
+    /// Everything that is wrong with the tree, each with its path from `spec.hyperparameters`.
+    pub fn parse(tree: &Value) -> Result<Self, Vec<FieldError>> {
+        let mut errors = Vec::new();
+        let space = read::space(tree, &mut errors);
+        if errors.is_empty() { Ok(space) } else { Err(errors) }
+    }
+
+    /// Calls `visit` with each parameter and its path below `spec.hyperparameters`, in the order of drawing.
+    pub fn each_parameter<'a>(&'a self, visit: &mut dyn FnMut(&str, &'a Parameter)) {
+        self.each_below(read::ROOT, visit);
+    }
+
+    fn each_below<'a>(&'a self, path: &str, visit: &mut dyn FnMut(&str, &'a Parameter)) {
+        match self {
+            Self::Parameter(parameter) => visit(path, parameter),
+            Self::Group(members) => {
+                for (name, space) in members {
+                    space.each_below(&member(path, name), visit);
+                }
+            }
+        }
+    }
+}
+
+impl Parameter {
+    /// The one of [`KINDS`] that it is.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Const(_) => "const",
+            Self::Int(_) => "int",
+            Self::Double(_) => "double",
+            Self::Log(_) => "log",
+            Self::Categorical(_) => "categorical",
+        }
+    }
+
+    /// Points on its axis of a grid; `None` if it needs a `count` and has none.
+    pub fn num_points(&self) -> Option<u64> {
+        match self {
+            Self::Const(_) => Some(1),
+            Self::Categorical(values) => Some(values.len() as u64),
+            Self::Int(range) => {
+                let size = range.max.abs_diff(range.min).saturating_add(1);
+                range.count.map(|count| size.min(count.into()))
+            }
+            Self::Double(range) => range.count.map(u64::from),
+            Self::Log(range) => range.count.map(u64::from),
+        }
+    }
 }

@@ -17,11 +17,16 @@
 //! 2. [`hyperparameters`]: what may vary, and how it is written.
 //! 3. [`trial`]: the record of one trial: its draw, its grants, its facts.
 //! 4. [`contract`]: what a trainer is told, reports and is answered.
-//! 5. [`names`]: environment variables, files and labels.
+//! 5. [`validate`]: which experiments can run, and what is wrong with the others.
+//! 6. [`names`]: environment variables, files and labels.
+//! 7. `crd` (feature `crd`): custom resource definitions, made from these types.
 
 pub mod contract;
+#[cfg(feature = "crd")]
+pub mod crd;
 pub mod experiment;
 pub mod hyperparameters;
 pub mod names;
 pub mod number;
 pub mod trial;
+pub mod validate;

@@ -20,8 +20,30 @@ use crate::experiment::{Phase, Unit};
         namespaced,
         status = "TrialStatus",
         shortname = "tr",
-        category = "stoker"
-    )
+        category = "stoker",
+        doc = "The record of one trial: its draw, its grants, its facts.",
+        printcolumn(name = "Experiment", type_ = "string", json_path = ".spec.experiment"),
+        printcolumn(name = "Index", type_ = "integer", json_path = ".spec.index"),
+        printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+        printcolumn(name = "Batches", type_ = "integer", json_path = ".status.batches"),
+        printcolumn(name = "Of", type_ = "integer", json_path = ".status.batchesTotal"),
+        printcolumn(name = "Restarts", type_ = "integer", json_path = ".status.restarts"),
+        printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+    ),
+    schemars(extend("x-kubernetes-validations" = [
+        {
+            "rule": "self.experiment == oldSelf.experiment && self.index == oldSelf.index && \
+                self.requestId == oldSelf.requestId && self.seed == oldSelf.seed && \
+                self.hyperparameters == oldSelf.hyperparameters && \
+                self.unit == oldSelf.unit && self.units == oldSelf.units",
+            "message": "a trial's draw never changes"
+        },
+        {
+            "rule": "!has(oldSelf.grants) || \
+                (has(self.grants) && self.grants.size() >= oldSelf.grants.size())",
+            "message": "grants are added, never taken away"
+        }
+    ]))
 )]
 #[serde(rename_all = "camelCase")]
 pub struct TrialSpec {
@@ -42,12 +64,26 @@ pub struct TrialSpec {
     pub units: u64,
     /// Facts in their order, each with the length it allows. Added to, never changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(
+        feature = "crd",
+        schemars(extend(
+            "x-kubernetes-list-type" = "map",
+            "x-kubernetes-list-map-keys" = ["order"]
+        ))
+    )]
     pub grants: Vec<Grant>,
 }
 
 /// A fact's place in the order over the whole experiment, and the length it allows.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[cfg_attr(
+    feature = "crd",
+    schemars(extend("x-kubernetes-validations" = [{
+        "rule": "self == oldSelf",
+        "message": "a grant never changes"
+    }]))
+)]
 #[serde(rename_all = "camelCase")]
 pub struct Grant {
     /// The place: unique in the experiment, from 0 and without gaps.

@@ -1,1 +1,55 @@
-//! Checks across crates.
+//! What the checks across crates share: where things lie, and one run of `stoker`.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// The repository's root.
+pub fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_path_buf).unwrap_or_default()
+}
+
+/// A program built with this test, such as `stoker`.
+///
+/// # Panics
+///
+/// If it was not built: tests do not build it themselves.
+pub fn program(name: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap_or_default();
+    let path = test.ancestors().nth(2).unwrap_or(Path::new("")).join(name);
+    assert!(
+        path.exists(),
+        "{} is missing; run `cargo build --release --workspace`",
+        path.display()
+    );
+    path
+}
+
+/// The folder that holds data sets, tools and builds; scripts/env.sh says the same.
+///
+/// # Panics
+///
+/// If neither `STOKER_CACHE`, `XDG_CACHE_HOME` nor `HOME` is set.
+pub fn cache() -> PathBuf {
+    let set = |name| std::env::var_os(name).filter(|it| !it.is_empty()).map(PathBuf::from);
+    set("STOKER_CACHE")
+        .or_else(|| set("XDG_CACHE_HOME").map(|it| it.join("stoker")))
+        .or_else(|| set("HOME").map(|it| it.join(".cache/stoker")))
+        .expect("HOME is not set")
+}
+
+/// `stoker` with arguments, not started yet.
+pub fn stoker<I: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = I>) -> Command {
+    let mut command = Command::new(program("stoker"));
+    command.args(arguments);
+    command
+}
+
+/// Standard output and error of a finished program, for messages.
+pub fn said(output: &Output) -> String {
+    format!(
+        "{}\n--- stdout\n{}\n--- stderr\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}

@@ -1,0 +1,261 @@
+//! Reading of a tree of hyperparameters, all errors at once.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+use super::{DoubleRange, IntRange, KINDS, LogRange, Parameter, Space, default_base};
+use crate::validate::{FieldError, item, member};
+
+/// Where the tree lies in an experiment.
+pub(super) const ROOT: &str = "spec.hyperparameters";
+
+/// The first number that is too large for an integer, as a double.
+const INTEGER_END: f64 = 9_223_372_036_854_775_808.0;
+
+/// Reads the whole tree; what cannot be read is in `errors`, and missing from the result.
+pub(super) fn space(tree: &Value, errors: &mut Vec<FieldError>) -> Space {
+    match tree {
+        Value::Object(members) => Space::Group(group(ROOT, members, errors)),
+        other => {
+            errors.push(FieldError::new(ROOT, other, "must be an object of named parameters"));
+            Space::Group(BTreeMap::new())
+        }
+    }
+}
+
+fn group(
+    path: &str,
+    members: &Map<String, Value>,
+    errors: &mut Vec<FieldError>,
+) -> BTreeMap<String, Space> {
+    let mut spaces = BTreeMap::new();
+    for (name, value) in members {
+        let path = member(path, name);
+        if KINDS.contains(&name.as_str()) {
+            let rule = format!(
+                "`{name}` makes an object a parameter, which has no other key, and is no name for \
+                 a hyperparameter: move the other keys inside, or rename it"
+            );
+            errors.push(FieldError::new(&path, value, &rule));
+            continue;
+        }
+        if let Some(space) = named(&path, value, errors) {
+            spaces.insert(name.clone(), space);
+        }
+    }
+    spaces
+}
+
+fn named(path: &str, value: &Value, errors: &mut Vec<FieldError>) -> Option<Space> {
+    let Value::Object(members) = value else {
+        return Some(Space::Parameter(Parameter::Const(plain(path, value, errors)?)));
+    };
+    let mut entries = members.iter();
+    if let (Some((kind, body)), None) = (entries.next(), entries.next())
+        && KINDS.contains(&kind.as_str())
+    {
+        return parameter(&member(path, kind), kind, body, errors).map(Space::Parameter);
+    }
+    Some(Space::Group(group(path, members, errors)))
+}
+
+fn parameter(
+    path: &str,
+    kind: &str,
+    body: &Value,
+    errors: &mut Vec<FieldError>,
+) -> Option<Parameter> {
+    match kind {
+        "const" => plain(path, body, errors).map(Parameter::Const),
+        "categorical" => categorical(path, body, errors).map(Parameter::Categorical),
+        "int" => int(path, body, errors).map(Parameter::Int),
+        "double" => double(path, body, errors).map(Parameter::Double),
+        _ => log(path, body, errors).map(Parameter::Log),
+    }
+}
+
+fn categorical(path: &str, body: &Value, errors: &mut Vec<FieldError>) -> Option<Vec<Value>> {
+    let Value::Array(values) = body else {
+        errors.push(FieldError::new(path, body, "must be a list of the values to choose from"));
+        return None;
+    };
+    if values.is_empty() {
+        errors.push(FieldError::new(path, body, "must have at least one value to choose from"));
+        return None;
+    }
+    let values: Vec<_> =
+        values.iter().enumerate().map(|(i, value)| plain(&item(path, i), value, errors)).collect();
+    values.into_iter().collect()
+}
+
+/// A value that is handed to the program as it is, with every number in one form.
+fn plain(path: &str, value: &Value, errors: &mut Vec<FieldError>) -> Option<Value> {
+    match value {
+        Value::Number(number) => match (number.as_i64(), number.as_f64()) {
+            (Some(_), _) => Some(value.clone()),
+            (None, Some(float)) if float.fract() != 0.0 => Some(value.clone()),
+            (None, Some(float)) if number.is_f64() && float.abs() < INTEGER_END => {
+                Some(Value::from(float as i64))
+            }
+            _ => {
+                errors.push(FieldError::new(path, value, INTEGER_RULE));
+                None
+            }
+        },
+        Value::Array(values) => {
+            let values = values.iter().enumerate();
+            let values: Vec<_> =
+                values.map(|(i, value)| plain(&item(path, i), value, errors)).collect();
+            values.into_iter().collect::<Option<Vec<_>>>().map(Value::Array)
+        }
+        Value::Object(members) => {
+            let members: Vec<_> = members
+                .iter()
+                .map(|(name, value)| {
+                    Some((name.clone(), plain(&member(path, name), value, errors)?))
+                })
+                .collect();
+            members.into_iter().collect::<Option<Map<_, _>>>().map(Value::Object)
+        }
+        Value::Null | Value::Bool(_) | Value::String(_) => Some(value.clone()),
+    }
+}
+
+const INTEGER_RULE: &str = "an integer must lie between -2^63 and 2^63 - 1: larger ones lose \
+                            digits on their way; write it as a string";
+
+/// The fields of an `int`, `double` or `log`, taken one by one.
+struct Fields<'a> {
+    path: &'a str,
+    body: &'a Map<String, Value>,
+    errors: &'a mut Vec<FieldError>,
+}
+
+impl<'a> Fields<'a> {
+    fn new(
+        path: &'a str,
+        body: &'a Value,
+        known: &[&str],
+        errors: &'a mut Vec<FieldError>,
+    ) -> Option<Self> {
+        let Value::Object(body) = body else {
+            let rule = format!("must be an object with the fields {}", known.join(", "));
+            errors.push(FieldError::new(path, body, &rule));
+            return None;
+        };
+        for (name, value) in body {
+            if !known.contains(&name.as_str()) {
+                let rule = format!("unknown field; known here are {}", known.join(", "));
+                errors.push(FieldError::new(&member(path, name), value, &rule));
+            }
+        }
+        Some(Self { path, body, errors })
+    }
+
+    fn refuse(&mut self, name: &str, rule: &str) {
+        let value = self.body.get(name).unwrap_or(&Value::Null);
+        self.errors.push(FieldError::new(&member(self.path, name), value, rule));
+    }
+
+    /// The bounds, smaller first; `read` takes a field that is there.
+    fn bounds<T: PartialOrd>(&mut self, read: fn(&mut Self, &str) -> Option<T>) -> Option<(T, T)> {
+        let min = self.required("min", read);
+        let max = self.required("max", read);
+        let (min, max) = (min?, max?);
+        if min < max {
+            return Some((min, max));
+        }
+        let rule = format!("must be less than max, which is {}", self.body["max"]);
+        self.refuse("min", &rule);
+        None
+    }
+
+    fn required<T>(&mut self, name: &str, read: fn(&mut Self, &str) -> Option<T>) -> Option<T> {
+        if self.body.contains_key(name) {
+            return read(self, name);
+        }
+        let rule = format!("`{name}` is required");
+        self.errors.push(FieldError::absent(&member(self.path, name), &rule));
+        None
+    }
+
+    fn integer(&mut self, name: &str) -> Option<i64> {
+        let value = self.body.get(name)?;
+        let float = value.as_f64().filter(|float| value.is_f64() && float.fract() == 0.0);
+        let whole = float.filter(|float| float.abs() < INTEGER_END).map(|float| float as i64);
+        let integer = value.as_i64().or(whole);
+        if integer.is_none() {
+            let rule = if value.is_u64() || float.is_some() {
+                INTEGER_RULE
+            } else {
+                "must be an integer; use `double` for numbers with a fraction"
+            };
+            self.refuse(name, rule);
+        }
+        integer
+    }
+
+    fn float(&mut self, name: &str) -> Option<f64> {
+        let float = self.body.get(name)?.as_f64().filter(|float| float.is_finite());
+        if float.is_none() {
+            self.refuse(name, "must be a finite number");
+        }
+        float
+    }
+
+    /// `Err` if there is a count that is none.
+    fn count(&mut self) -> Result<Option<u32>, ()> {
+        let Some(value) = self.body.get("count") else { return Ok(None) };
+        let whole = value.as_f64().filter(|float| float.fract() == 0.0).map(|float| float as u32);
+        match whole.filter(|count| *count >= 1 && value.as_f64() == Some(f64::from(*count))) {
+            Some(count) => Ok(Some(count)),
+            None => {
+                let rule = "must be an integer of at least 1, the points on a grid's axis";
+                self.refuse("count", rule);
+                Err(())
+            }
+        }
+    }
+}
+
+fn int(path: &str, body: &Value, errors: &mut Vec<FieldError>) -> Option<IntRange> {
+    let mut fields = Fields::new(path, body, &["min", "max", "count"], errors)?;
+    let bounds = fields.bounds(Fields::integer);
+    let count = fields.count();
+    let (min, max) = bounds?;
+    Some(IntRange { min, max, count: count.ok()? })
+}
+
+fn double(path: &str, body: &Value, errors: &mut Vec<FieldError>) -> Option<DoubleRange> {
+    let mut fields = Fields::new(path, body, &["min", "max", "count"], errors)?;
+    let bounds = fields.bounds(Fields::float);
+    let count = fields.count();
+    let (min, max) = bounds?;
+    if !(max - min).is_finite() {
+        fields.refuse("max", "the range from min to max is too wide for a double");
+    }
+    Some(DoubleRange { min, max, count: count.ok()? })
+}
+
+fn log(path: &str, body: &Value, errors: &mut Vec<FieldError>) -> Option<LogRange> {
+    let mut fields = Fields::new(path, body, &["base", "min", "max", "count"], errors)?;
+    let base = match fields.body.get("base") {
+        None => Some(default_base()),
+        Some(_) => fields.float("base"),
+    };
+    let is_positive = base.is_none_or(|base| base > 0.0);
+    if !is_positive {
+        fields.refuse("base", "must be more than 0");
+    }
+    let bounds = fields.bounds(Fields::float);
+    let count = fields.count();
+    let (base, (min, max)) = (base?, bounds?);
+    for (name, exponent) in [("min", min), ("max", max)] {
+        if is_positive && !base.powf(exponent).is_finite() {
+            let rule = format!("min and max are exponents, and {base} to this power is infinite");
+            fields.refuse(name, &rule);
+        }
+    }
+    Some(LogRange { base, min, max, count: count.ok()? })
+}

@@ -1,0 +1,238 @@
+//! The rules, one function for each part of an experiment.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use super::{FieldError, Method, NAME_BYTES_MAX, SEED_END, ValidExperiment, item, member};
+use crate::experiment::{ExperimentSpec, Length, Searcher, Unit};
+use crate::hyperparameters::Space;
+
+/// Where an experiment's files may go, by the scheme of the URL.
+const SCHEMES: [&str; 5] = ["file", "s3", "gs", "az", "memory"];
+
+pub(super) fn check(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment, Vec<FieldError>> {
+    let mut errors = Vec::new();
+    check_name(name, &mut errors);
+    check_entrypoint(spec, &mut errors);
+    let space =
+        Space::parse(&spec.hyperparameters).map_err(|mut those| errors.append(&mut those)).ok();
+    if !spec.data.is_object() {
+        errors.push(FieldError::new("spec.data", &spec.data, "must be an object"));
+    }
+    let method = check_searcher(&spec.searcher, &mut errors);
+    if let (Some(space), Some(Method::Grid { .. })) = (&space, method) {
+        check_grid(space, &mut errors);
+    }
+    let length = check_length("spec.searcher.maxLength", &spec.searcher.max_length, &mut errors);
+    check_env(spec, &mut errors);
+    check_storage(spec, &mut errors);
+    check_periods(spec, &mut errors);
+    check_numbers(spec, &mut errors);
+    match (space, method, length) {
+        (Some(space), Some(method), Some((unit, units_max))) if errors.is_empty() => {
+            let name = name.to_owned();
+            Ok(ValidExperiment { name, spec: spec.clone(), space, method, unit, units_max })
+        }
+        _ => Err(errors),
+    }
+}
+
+fn check_name(name: &str, errors: &mut Vec<FieldError>) {
+    let bytes = name.as_bytes();
+    let is_label = bytes.first().is_some_and(u8::is_ascii_lowercase)
+        && bytes.last().is_some_and(|byte| *byte != b'-')
+        && bytes.iter().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-')
+        && bytes.len() <= NAME_BYTES_MAX;
+    if !is_label {
+        let rule = format!(
+            "must be at most {NAME_BYTES_MAX} lower-case letters, digits and `-`, begin with a \
+             letter and not end with `-`"
+        );
+        errors.push(FieldError::new("metadata.name", &json!(name), &rule));
+    }
+}
+
+fn check_entrypoint(spec: &ExperimentSpec, errors: &mut Vec<FieldError>) {
+    let command = &spec.entrypoint.command;
+    let path = "spec.entrypoint.command";
+    match command.first() {
+        None => errors.push(FieldError::new(path, &json!([]), "must name the program to run")),
+        Some(program) if program.trim().is_empty() => {
+            let rule = "the first word must name the program to run";
+            errors.push(FieldError::new(&item(path, 0), &json!(program), rule));
+        }
+        Some(_) => {}
+    }
+    for (path, words) in [(path, command), ("spec.entrypoint.args", &spec.entrypoint.args)] {
+        for (i, word) in words.iter().enumerate() {
+            check_no_nul(&item(path, i), word, errors);
+        }
+    }
+}
+
+fn check_no_nul(path: &str, text: &str, errors: &mut Vec<FieldError>) {
+    if text.contains('\0') {
+        errors.push(FieldError::new(path, &json!(text), "must not contain a NUL character"));
+    }
+}
+
+fn check_searcher(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Option<Method> {
+    if searcher.metric.trim().is_empty() {
+        let rule = "must name the validation metric by which trials are compared";
+        errors.push(FieldError::new("spec.searcher.metric", &json!(searcher.metric), rule));
+    }
+    match (searcher.single, searcher.random, searcher.grid) {
+        (Some(_), None, None) => Some(Method::Single),
+        (None, Some(random), None) => {
+            if random.max_trials == 0 {
+                let path = "spec.searcher.random.maxTrials";
+                errors.push(FieldError::new(path, &json!(0), "must be at least 1"));
+            }
+            let max_concurrent = random.max_concurrent_trials;
+            Some(Method::Random { max_trials: random.max_trials, max_concurrent })
+        }
+        (None, None, Some(grid)) => {
+            Some(Method::Grid { max_concurrent: grid.max_concurrent_trials })
+        }
+        (single, random, grid) => {
+            let set = [("single", single.is_some()), ("random", random.is_some())];
+            let set = set.into_iter().chain([("grid", grid.is_some())]);
+            let set: Vec<_> = set.filter(|(_, is_set)| *is_set).map(|(name, _)| name).collect();
+            let rule = "exactly one of single, random and grid must be set";
+            errors.push(one_of("spec.searcher", &set, rule));
+            None
+        }
+    }
+}
+
+/// The error of a union that does not have exactly one variant.
+fn one_of(path: &str, set: &[&str], rule: &str) -> FieldError {
+    let found = match set {
+        [] => "none is".to_owned(),
+        several => format!("{} are", several.join(" and ")),
+    };
+    FieldError::absent(path, &format!("{rule}, but {found}"))
+}
+
+fn check_grid(space: &Space, errors: &mut Vec<FieldError>) {
+    let mut num_points: u128 = 1;
+    let mut without_count = Vec::new();
+    space.each_parameter(&mut |path, parameter| match parameter.num_points() {
+        Some(points) => num_points = num_points.saturating_mul(u128::from(points)),
+        None => without_count.push(member(path, parameter.kind())),
+    });
+    let root = "spec.hyperparameters.";
+    let names: Vec<_> = without_count
+        .iter()
+        .map(|path| path.strip_prefix(root).unwrap_or(path))
+        .map(|path| path.rsplit_once('.').map_or(path, |(name, _)| name))
+        .collect();
+    for path in &without_count {
+        let rule = format!(
+            "these hyperparameters must specify counts for grid search: {}",
+            names.join(", ")
+        );
+        errors.push(FieldError::absent(&member(path, "count"), &rule));
+    }
+    if num_points > u128::from(u32::MAX) {
+        let rule =
+            format!("a grid of {num_points} points is more than 2^32 - 1 trials: lower the counts");
+        errors.push(FieldError::absent("spec.hyperparameters", &rule));
+    }
+}
+
+/// What a length counts and how many, if it is one.
+fn check_length(path: &str, length: &Length, errors: &mut Vec<FieldError>) -> Option<(Unit, u64)> {
+    let fields =
+        [("records", length.records), ("batches", length.batches), ("epochs", length.epochs)];
+    for (name, units) in fields {
+        if units == Some(0) {
+            errors.push(FieldError::new(&member(path, name), &json!(0), "must be at least 1"));
+        }
+    }
+    let set: Vec<_> = fields.iter().filter(|it| it.1.is_some()).map(|it| it.0).collect();
+    if set.len() != 1 {
+        let rule = "exactly one of records, batches and epochs must be set";
+        errors.push(one_of(path, &set, rule));
+    }
+    length.get()
+}
+
+fn check_periods(spec: &ExperimentSpec, errors: &mut Vec<FieldError>) {
+    let periods = [
+        ("spec.minValidationPeriod", &spec.min_validation_period),
+        ("spec.minCheckpointPeriod", &spec.min_checkpoint_period),
+    ];
+    for (path, period) in periods {
+        if let Some(period) = period {
+            check_length(path, period, errors);
+        }
+    }
+}
+
+fn check_env(spec: &ExperimentSpec, errors: &mut Vec<FieldError>) {
+    let mut seen = BTreeSet::new();
+    for (i, var) in spec.env.iter().enumerate() {
+        let path = member(&item("spec.env", i), "name");
+        let mut refuse = |rule: &str| errors.push(FieldError::new(&path, &json!(var.name), rule));
+        let is_valid = var.name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+            && var.name.bytes().next().is_some_and(|byte| !byte.is_ascii_digit());
+        if !is_valid {
+            refuse("must be letters, digits and `_`, and not begin with a digit");
+        } else if var.name.starts_with("STOKER_") {
+            refuse("names that begin with STOKER_ are set by Stoker itself: choose another");
+        } else if !seen.insert(var.name.as_str()) {
+            refuse("is set twice: keep one");
+        }
+        check_no_nul(&member(&item("spec.env", i), "value"), &var.value, errors);
+    }
+}
+
+fn check_storage(spec: &ExperimentSpec, errors: &mut Vec<FieldError>) {
+    let storage = &spec.checkpoint_storage;
+    if let Some(url) = &storage.url
+        && !is_storage_url(url)
+    {
+        let rule = "must be file:///PATH, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, \
+                    az://CONTAINER/PREFIX, memory:/// or an absolute path";
+        errors.push(FieldError::new("spec.checkpointStorage.url", &json!(url), rule));
+    }
+    let is_http = |url: &String| url.starts_with("http://") || url.starts_with("https://");
+    if let Some(endpoint) = storage.endpoint.as_ref().filter(|url| !is_http(url)) {
+        let rule = "must be the address of an S3 server, such as http://127.0.0.1:8333";
+        errors.push(FieldError::new("spec.checkpointStorage.endpoint", &json!(endpoint), rule));
+    }
+}
+
+fn is_storage_url(url: &str) -> bool {
+    let Some((scheme, rest)) = url.split_once("://") else { return url.starts_with('/') };
+    match scheme {
+        "file" => rest.starts_with('/'),
+        "memory" => true,
+        _ => SCHEMES.contains(&scheme) && !rest.is_empty() && !rest.starts_with('/'),
+    }
+}
+
+fn check_numbers(spec: &ExperimentSpec, errors: &mut Vec<FieldError>) {
+    let at_least_1: [(&str, u64); 4] = [
+        ("spec.resources.slotsPerTrial", spec.resources.slots_per_trial.into()),
+        ("spec.schedulingUnit", spec.scheduling_unit),
+        ("spec.preemptionTimeoutSeconds", spec.preemption_timeout_seconds.into()),
+        (
+            "spec.optimizations.aggregationFrequency",
+            spec.optimizations.aggregation_frequency.into(),
+        ),
+    ];
+    for (path, value) in at_least_1 {
+        if value == 0 {
+            errors.push(FieldError::new(path, &json!(0), "must be at least 1"));
+        }
+    }
+    if let Some(seed) = spec.reproducibility.experiment_seed
+        && seed >= SEED_END
+    {
+        let path = "spec.reproducibility.experimentSeed";
+        errors.push(FieldError::new(path, &Value::from(seed), "must be from 0 to 2^31 - 1"));
+    }
+}

@@ -1,0 +1,114 @@
+//! Small searches and records for the tests.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use stoker_api::contract::{CONTRACT_VERSION, Report, ReportEvent};
+use stoker_api::experiment::Unit;
+use stoker_api::hyperparameters::{DoubleRange, IntRange, Parameter, Space};
+use stoker_api::trial::{CloseCause, TrialSpec, TrialStatus};
+use stoker_api::validate::Method;
+
+use crate::search::method::{SearchMethod, Step};
+use crate::search::rng::Random;
+use crate::search::{Draw, SearchConfig};
+use crate::trial::TrialRecord;
+
+/// A search over nine epochs; its grid has 3 x 2 points.
+pub(crate) fn config(method: Method) -> SearchConfig {
+    let depth = Parameter::Int(IntRange { min: 1, max: 3, count: Some(3) });
+    let rate = Parameter::Double(DoubleRange { min: 0.0, max: 1.0, count: Some(2) });
+    let net = BTreeMap::from([("rate".to_owned(), Space::Parameter(rate))]);
+    let space = BTreeMap::from([
+        ("depth".to_owned(), Space::Parameter(depth)),
+        ("net".to_owned(), Space::Group(net)),
+    ]);
+    SearchConfig {
+        method,
+        smaller_is_better: true,
+        unit: Unit::Epochs,
+        units_max: 9,
+        space: Space::Group(space),
+        seed: 7,
+    }
+}
+
+/// The record of a trial that was just created.
+pub(crate) fn record(draw: &Draw) -> TrialRecord {
+    let spec = TrialSpec {
+        experiment: "mnist".to_owned(),
+        index: draw.index,
+        request_id: draw.request_id.clone(),
+        seed: draw.seed,
+        hyperparameters: draw.hyperparameters.clone(),
+        unit: Unit::Epochs,
+        units: draw.units,
+        grants: Vec::new(),
+    };
+    TrialRecord { spec, status: TrialStatus::default() }
+}
+
+/// The record of a trial that no search made.
+pub(crate) fn plain_record(index: u32) -> TrialRecord {
+    let hyperparameters = serde_json::json!({});
+    record(&Draw { index, request_id: String::new(), seed: 0, hyperparameters, units: 9 })
+}
+
+pub(crate) fn report(attempt: u32, batches: u64, event: ReportEvent) -> Report {
+    Report { version: CONTRACT_VERSION, attempt, batches, event }
+}
+
+/// A validation; with `granted_units` its `loss` is a result.
+pub(crate) fn validated(loss: &str, granted_units: Option<u64>) -> ReportEvent {
+    let metrics = BTreeMap::from([("loss".to_owned(), loss.to_owned())]);
+    ReportEvent::Validated { metrics, granted_units }
+}
+
+pub(crate) fn checkpointed(name: &str, metric: Option<&str>) -> ReportEvent {
+    ReportEvent::Checkpointed {
+        name: name.to_owned(),
+        manifest_sha256: format!("hash of {name}"),
+        bytes: 1,
+        metric: metric.map(str::to_owned),
+    }
+}
+
+/// Promotes the better of two trials once both have a result, and stops the other: what a method that compares does.
+#[derive(Debug, Default)]
+pub(crate) struct BetterOfTwo {
+    losses: BTreeMap<u32, f64>,
+}
+
+impl SearchMethod for BetterOfTwo {
+    fn start(&mut self) -> Vec<Step> {
+        vec![Step::Create { units: 3 }; 2]
+    }
+
+    fn on_result(&mut self, trial: u32, units: u64, loss: f64) -> Vec<Step> {
+        if units == 9 {
+            return vec![Step::Stop { trial }];
+        }
+        self.losses.insert(trial, loss);
+        let (Some(first), Some(second)) = (self.losses.get(&0), self.losses.get(&1)) else {
+            return Vec::new();
+        };
+        let better = u32::from(second < first);
+        vec![Step::Continue { trial: better, units: 9 }, Step::Stop { trial: 1 - better }]
+    }
+
+    fn on_closed(&mut self, _trial: u32, _cause: CloseCause) -> Vec<Step> {
+        Vec::new()
+    }
+
+    fn draw(&mut self, _random: &mut Random) -> Option<Value> {
+        Some(serde_json::json!({}))
+    }
+
+    fn num_expected(&self) -> u64 {
+        2
+    }
+
+    fn lengths(&self) -> Vec<(u64, u64)> {
+        vec![(3, 1), (9, 1)]
+    }
+}

@@ -1,0 +1,264 @@
+//! Any interleaving, repeat and restart gives the same trials; every trial closes once; concurrency keeps its cap.
+//!
+//! A runner is simulated that applies parts of plans, forgets everything but the records (as JSON) between any two steps,
+//! and lets trials report, fail and end in any order.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use stoker_api::contract::Directive;
+use stoker_api::experiment::Phase;
+use stoker_api::trial::{AttemptEnd, CloseCause, Fact};
+use stoker_api::validate::Method;
+
+use crate::experiment::{ExperimentPlan, plan};
+use crate::fixture::{checkpointed, config, record, report, validated};
+use crate::search::SearchConfig;
+use crate::trial::{
+    Limits, Next, Recorded, TrialRecord, Wanted, begin_attempt, close, closed, directive,
+    end_attempt, live_attempt, next, record_report,
+};
+
+const LIMITS: Limits = Limits { max_restarts: 1, infrastructure_attempts_max: 3 };
+
+/// How a trial's program behaves; fixed by the trial's seed, so that it is the same in every interleaving.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Program {
+    Trains,
+    StopsItself,
+    RefusesHyperparameters,
+    Fails,
+}
+
+fn program(record: &TrialRecord) -> Program {
+    match record.spec.seed % 8 {
+        0 => Program::StopsItself,
+        1 => Program::RefusesHyperparameters,
+        2 => Program::Fails,
+        _ => Program::Trains,
+    }
+}
+
+/// What the runner remembers: records and the status, as JSON.
+struct Runner {
+    config: SearchConfig,
+    trials: BTreeMap<u32, String>,
+    trials_created: u32,
+    num_closes: BTreeMap<u32, usize>,
+    last_report: BTreeMap<u32, (u32, u64)>,
+}
+
+impl Runner {
+    fn new(method: Method) -> Self {
+        Self {
+            config: config(method),
+            trials: BTreeMap::new(),
+            trials_created: 0,
+            num_closes: BTreeMap::new(),
+            last_report: BTreeMap::new(),
+        }
+    }
+
+    fn records(&self) -> Vec<TrialRecord> {
+        self.trials.values().map(|it| serde_json::from_str(it).unwrap()).collect()
+    }
+
+    fn plan(&self) -> ExperimentPlan {
+        plan(&self.config, &self.records(), self.trials_created, false)
+    }
+
+    fn write(&mut self, record: &TrialRecord) {
+        let is_close = |it: &&Fact| matches!(it, Fact::Closed(_));
+        let num_closes = record.status.facts.iter().filter(is_close).count();
+        self.num_closes.insert(record.spec.index, num_closes);
+        self.trials.insert(record.spec.index, serde_json::to_string(record).unwrap());
+    }
+
+    /// Applies the first `len` parts of a plan, then checks that planning again gives the rest.
+    fn apply(&mut self, len: usize) {
+        let plan = self.plan();
+        let mut left = len;
+        let mut take = |of: usize| {
+            let taken = left.min(of);
+            left -= taken;
+            taken
+        };
+        let (num_grants, num_creates) = (take(plan.grants.len()), take(plan.create.len()));
+        for (trial, grant) in &plan.grants[..num_grants] {
+            let mut record: TrialRecord = serde_json::from_str(&self.trials[trial]).unwrap();
+            record.spec.grants.push(*grant);
+            self.write(&record);
+        }
+        for draw in &plan.create[..num_creates] {
+            assert!(!self.trials.contains_key(&draw.index), "trial {} made twice", draw.index);
+            self.write(&record(draw));
+        }
+        let rest = self.plan();
+        assert_eq!(rest.grants, plan.grants[num_grants..]);
+        assert_eq!(rest.create, plan.create[num_creates..]);
+        assert_eq!(rest.stop, plan.stop);
+        if num_grants + num_creates == plan.grants.len() + plan.create.len() {
+            assert_eq!((&rest.status, rest.progress), (&plan.status, plan.progress));
+            self.trials_created = plan.status.trials_created;
+        }
+    }
+
+    /// One step of one trial: begins, reports, ends or closes, by what its record allows.
+    fn step(&mut self, pick: usize, die: u8) {
+        let open: Vec<_> = self.records().into_iter().filter(|it| closed(it).is_none()).collect();
+        let Some(mut record) = open.get(pick % open.len().max(1)).cloned() else { return };
+        let index = record.spec.index;
+        let is_stopped = self.plan().stop.contains(&index);
+        let wanted = if is_stopped { Wanted::Stop } else { Wanted::Run };
+        match next(&record, wanted) {
+            Next::Start { attempt, .. } => begin_attempt(&mut record, attempt),
+            Next::Close { cause } => close(&mut record, cause, None),
+            Next::Running => self.train(&mut record, wanted, die),
+            Next::Idle | Next::Done => {}
+        }
+        self.write(&record);
+    }
+
+    fn train(&mut self, record: &mut TrialRecord, wanted: Wanted, die: u8) {
+        let attempt = live_attempt(record).unwrap();
+        let batches = record.status.batches + 1;
+        let end = |record: &mut _, end| end_attempt(record, end, None, &LIMITS);
+        match (die % 8, program(record)) {
+            (0, _) => end(record, AttemptEnd::Preempted),
+            (1, _) if record.status.checkpoints.len() > 1 => {
+                end(record, AttemptEnd::Infrastructure);
+            }
+            (2 | 3, _) => {
+                let event = checkpointed(&format!("{batches:012}-{attempt}"), None);
+                let report = report(attempt, batches, event);
+                assert_eq!(record_report(record, &report, "loss"), Recorded::New);
+                assert_eq!(record_report(record, &report, "loss"), Recorded::Repeat);
+            }
+            (_, Program::StopsItself) => end(record, AttemptEnd::Completed),
+            (_, Program::RefusesHyperparameters) => {
+                end(record, AttemptEnd::InvalidHyperparameters);
+            }
+            (_, Program::Fails) => end(record, AttemptEnd::UserError),
+            (_, Program::Trains) => match directive(record, attempt, wanted) {
+                Directive::Continue { units } => {
+                    let loss = format!("0.{}", record.spec.seed);
+                    let report = report(attempt, batches, validated(&loss, Some(units)));
+                    record_report(record, &report, "loss");
+                }
+                Directive::Stop => end(record, AttemptEnd::Completed),
+                Directive::Wait => {}
+                Directive::Preempt | Directive::Fenced => panic!("nobody asked for it"),
+            },
+        }
+        let old = self.last_report.insert(record.spec.index, (attempt, batches));
+        if let Some((old, batches)) = old.filter(|it| it.0 < attempt) {
+            let report = report(old, batches, validated("9", Some(9)));
+            assert_eq!(record_report(record, &report, "loss"), Recorded::Fenced);
+        }
+    }
+
+    /// Runs on, every trial in turn, until the experiment has ended.
+    fn finish(&mut self) -> ExperimentPlan {
+        for turn in 0..10_000 {
+            self.apply(usize::MAX);
+            if self.plan().status.phase.is_terminal() {
+                return self.plan();
+            }
+            self.step(turn, 7);
+        }
+        panic!("the experiment does not end");
+    }
+
+    fn num_open(&self) -> usize {
+        self.records().iter().filter(|it| closed(it).is_none()).count()
+    }
+}
+
+/// What must not depend on the order: draws, causes and results of all trials, and the best one.
+type Story = (Vec<(String, String, Option<CloseCause>, Vec<Fact>)>, Option<u32>);
+
+fn story(runner: &Runner, plan: &ExperimentPlan) -> Story {
+    let trial = |it: TrialRecord| {
+        let draw = (it.spec.request_id.clone(), it.spec.hyperparameters.to_string());
+        (draw.0, draw.1, closed(&it), it.status.facts)
+    };
+    let trials = runner.records().into_iter().map(trial).collect();
+    (trials, plan.status.best.as_ref().map(|it| it.index))
+}
+
+fn method() -> impl Strategy<Value = Method> {
+    let random = (1..6_u32, 0..4_u32)
+        .prop_map(|(max_trials, max_concurrent)| Method::Random { max_trials, max_concurrent });
+    let grid = (0..4_u32).prop_map(|max_concurrent| Method::Grid { max_concurrent });
+    prop_oneof![1 => Just(Method::Single), 4 => random, 3 => grid]
+}
+
+fn cap(method: Method) -> usize {
+    match method {
+        Method::Single => 1,
+        Method::Random { max_concurrent: 0, max_trials } => max_trials as usize,
+        Method::Grid { max_concurrent: 0 } => 6,
+        Method::Random { max_concurrent, .. } | Method::Grid { max_concurrent } => {
+            max_concurrent as usize
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn any_interleaving_gives_the_same_trials(
+        method in method(),
+        seed in 0..1000_u32,
+        steps in prop::collection::vec((0..4_u8, 0..16_usize, any::<u8>()), 0..60),
+    ) {
+        let mut calm = Runner::new(method);
+        calm.config.seed = seed;
+        let calm_end = calm.finish();
+
+        let mut wild = Runner::new(method);
+        wild.config.seed = seed;
+        for (kind, pick, die) in steps {
+            if kind == 0 { wild.apply(pick % 4) } else { wild.step(pick, die) }
+            prop_assert!(wild.num_open() <= cap(method), "more trials at a time than {:?}", method);
+            let is_over = wild.plan().status.phase.is_terminal();
+            prop_assert!(!is_over || wild.num_open() == 0, "over before the last close");
+        }
+        let wild_end = wild.finish();
+
+        prop_assert_eq!(story(&wild, &wild_end), story(&calm, &calm_end));
+        prop_assert_eq!(wild_end.status.phase, calm_end.status.phase);
+        prop_assert!(wild.num_closes.values().all(|it| *it == 1), "{:?}", wild.num_closes);
+        prop_assert_eq!(wild_end.status.trials_closed, wild_end.status.trials_created);
+        prop_assert_eq!(wild_end.grants, []);
+        prop_assert!(wild_end.status.phase != Phase::Completed || wild_end.progress == 1.0);
+    }
+
+    #[test]
+    fn deleting_trials_ends_all_the_same_and_uses_no_index_again(
+        method in method(),
+        steps in prop::collection::vec((0..5_u8, 0..16_usize, any::<u8>()), 0..60),
+    ) {
+        let mut runner = Runner::new(method);
+        let mut deleted = std::collections::BTreeSet::new();
+        for (kind, pick, die) in steps {
+            match kind {
+                0 => {
+                    runner.apply(usize::MAX);
+                    let indices: Vec<_> = runner.trials.keys().copied().collect();
+                    if let Some(index) = indices.get(pick) {
+                        runner.trials.remove(index);
+                        deleted.insert(*index);
+                    }
+                }
+                1 => runner.apply(usize::MAX),
+                _ => runner.step(pick, die),
+            }
+            prop_assert!(deleted.iter().all(|it| !runner.trials.contains_key(it)));
+            prop_assert!(runner.num_open() <= cap(method));
+        }
+        let end = runner.finish();
+        prop_assert_eq!(end.status.trials_closed, end.status.trials_created);
+    }
+}

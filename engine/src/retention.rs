@@ -1,0 +1,166 @@
+//! Which checkpoints are kept once an experiment has ended.
+//!
+//! A checkpoint is kept for each of these, and deleted if there is none:
+//!
+//! - it has a metric and is among the experiment's `saveExperimentBest` best;
+//! - it has a metric and is among its trial's `saveTrialBest` best;
+//! - it is among its trial's `saveTrialLatest` latest, with a metric or without.
+
+use std::cmp::Ordering;
+use std::collections::BTreeSet;
+
+use stoker_api::experiment::CheckpointStorage;
+use stoker_api::number;
+use stoker_api::trial::CheckpointRecord;
+
+use crate::experiment::compare_losses;
+
+/// A checkpoint with what ranks it: its trial, and its place in the trial's list.
+#[derive(Clone, Copy)]
+struct Candidate<'a> {
+    trial: u32,
+    place: usize,
+    checkpoint: &'a CheckpointRecord,
+}
+
+/// The checkpoints to delete, as (trial, name), by trial and age. `trials` has each trial's checkpoints, oldest first.
+///
+/// A NaN metric ranks last. **Ties go to fewer batches**, then to the lower trial index, then to the older checkpoint:
+/// of checkpoints with one metric, the first is the best and the last is the latest.
+pub fn deletable(
+    policy: &CheckpointStorage,
+    smaller_is_better: bool,
+    trials: &[(u32, &[CheckpointRecord])],
+) -> Vec<(u32, String)> {
+    let mut kept = BTreeSet::new();
+    let mut keep = |best: &[Candidate<'_>], num: u32| {
+        kept.extend(best.iter().take(num as usize).map(|it| (it.trial, it.place)));
+    };
+    let mut all = Vec::new();
+    for &(trial, checkpoints) in trials {
+        let candidate = |(place, checkpoint)| Candidate { trial, place, checkpoint };
+        let mut of_trial: Vec<_> = checkpoints.iter().enumerate().map(candidate).collect();
+        all.extend_from_slice(&of_trial);
+        of_trial.sort_by_key(|it| (it.checkpoint.batches, it.place));
+        of_trial.reverse();
+        keep(&of_trial, policy.save_trial_latest);
+        keep(&best_first(of_trial, smaller_is_better), policy.save_trial_best);
+    }
+    keep(&best_first(all.clone(), smaller_is_better), policy.save_experiment_best);
+    all.retain(|it| !kept.contains(&(it.trial, it.place)));
+    all.sort_by_key(|it| (it.trial, it.place));
+    all.into_iter().map(|it| (it.trial, it.checkpoint.name.clone())).collect()
+}
+
+fn best_first(mut candidates: Vec<Candidate<'_>>, smaller_is_better: bool) -> Vec<Candidate<'_>> {
+    candidates.retain(|it| it.checkpoint.metric.is_some());
+    let loss = |it: &Candidate<'_>| {
+        let metric = it.checkpoint.metric.as_deref().and_then(number::parse);
+        let metric = metric.unwrap_or(f64::NAN);
+        if smaller_is_better { metric } else { -metric }
+    };
+    let tie = |it: &Candidate<'_>| (it.checkpoint.batches, it.trial, it.place);
+    candidates.sort_by(|a, b| match compare_losses(loss(a), loss(b)) {
+        Ordering::Equal => tie(a).cmp(&tie(b)),
+        unequal => unequal,
+    });
+    candidates
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A trial's checkpoints by name; batches follow the place.
+    type Trial<'a> = (u32, &'a [(&'a str, Option<f64>)]);
+
+    /// `counts` are best of the experiment, best of the trial, latest of the trial.
+    fn check(trials: &[Trial<'_>], smaller_is_better: bool, counts: [u32; 3], expected: &str) {
+        let records = |checkpoints: &[(&str, Option<f64>)]| -> Vec<_> {
+            let record = |(batches, &(name, metric)): (u64, &(&str, Option<f64>))| {
+                CheckpointRecord {
+                    name: name.to_owned(),
+                    batches,
+                    metric: metric.map(number::format),
+                    manifest_sha256: String::new(),
+                    bytes: 1,
+                }
+            };
+            (1..).zip(checkpoints).map(record).collect()
+        };
+        let [save_experiment_best, save_trial_best, save_trial_latest] = counts;
+        let policy = CheckpointStorage {
+            save_experiment_best,
+            save_trial_best,
+            save_trial_latest,
+            ..CheckpointStorage::default()
+        };
+        let owned: Vec<_> = trials.iter().map(|it| (it.0, records(it.1))).collect();
+        let borrowed: Vec<_> = owned.iter().map(|it| (it.0, it.1.as_slice())).collect();
+        let deleted = deletable(&policy, smaller_is_better, &borrowed);
+        let mut kept: Vec<&str> = trials.iter().flat_map(|it| it.1).map(|it| it.0).collect();
+        kept.retain(|name| deleted.iter().all(|it| it.1 != *name));
+        assert_eq!(kept.join(" "), expected, "{counts:?}");
+    }
+
+    #[test]
+    fn the_documented_table_holds() {
+        let trials: [Trial<'_>; 2] = [
+            (1, &[("1", None), ("2", None), ("3", Some(0.6)), ("4", Some(0.5)), ("5", Some(0.4))]),
+            (2, &[("6", None), ("7", Some(0.2)), ("8", Some(0.3)), ("9", None), ("10", None)]),
+        ];
+        for (counts, expected) in [
+            ([0, 0, 0], ""),
+            ([2, 0, 0], "7 8"),
+            ([5, 0, 0], "3 4 5 7 8"),
+            ([9, 0, 0], "3 4 5 7 8"),
+            ([0, 1, 0], "5 7"),
+            ([0, 3, 0], "3 4 5 7 8"),
+            ([0, 9, 0], "3 4 5 7 8"),
+            ([0, 0, 1], "5 10"),
+            ([0, 0, 3], "3 4 5 8 9 10"),
+            ([2, 1, 0], "5 7 8"),
+            ([2, 0, 1], "5 7 8 10"),
+            ([0, 1, 1], "5 7 10"),
+            ([2, 1, 1], "5 7 8 10"),
+        ] {
+            check(&trials, true, counts, expected);
+        }
+    }
+
+    #[test]
+    fn ten_checkpoints_of_one_trial_keep_the_best_and_the_latest() {
+        let names = ["1", "2", "3", "4", "5", "6", "7", "8", "9", "10"];
+        let scaled = |scale: f64| -> Vec<_> {
+            (1..).zip(names).map(|(batches, name)| (name, Some(scale.powi(batches)))).collect()
+        };
+        check(&[(0, &scaled(0.9))], true, [3, 1, 2], "8 9 10");
+        check(&[(0, &scaled(1.1))], true, [3, 1, 2], "1 2 3 9 10");
+        check(&[(0, &scaled(1.1))], false, [3, 1, 2], "8 9 10");
+    }
+
+    #[test]
+    fn ties_go_to_fewer_batches_and_nan_is_last() {
+        let nan = Some(f64::NAN);
+        let trials: [Trial<'_>; 2] = [
+            (0, &[("a", nan), ("b", Some(1.0)), ("c", Some(1.0))]),
+            (1, &[("d", Some(1.0)), ("e", Some(1.0)), ("f", nan)]),
+        ];
+        check(&trials, true, [1, 0, 0], "d");
+        check(&trials, true, [2, 0, 0], "b d");
+        check(&trials, true, [3, 0, 0], "b d e");
+        check(&trials, true, [5, 0, 0], "a b c d e");
+        check(&trials, false, [0, 2, 0], "b c d e");
+        check(&trials, false, [0, 3, 0], "a b c d e f");
+    }
+
+    #[test]
+    fn every_trial_keeps_its_own_latest_even_without_a_metric() {
+        let trials: [Trial<'_>; 3] = [
+            (0, &[("a", Some(0.1)), ("b", None)]),
+            (1, &[("c", None), ("d", None)]),
+            (2, &[("e", None)]),
+        ];
+        check(&trials, true, [0, 0, 1], "b d e");
+    }
+}

@@ -1,0 +1,149 @@
+//! The points of a grid: the product of its parameters' axes, the first axis slowest.
+
+use serde_json::Value;
+use stoker_api::hyperparameters::{IntRange, Parameter, Space};
+
+use crate::search::sample::json_number;
+
+/// A grid that makes its points when asked, so that its size costs nothing.
+#[derive(Debug)]
+pub(crate) struct Grid {
+    space: Space,
+    axes: Vec<Vec<Value>>,
+}
+
+impl Grid {
+    /// The grid over a space: axes in the order of names' bytes, groups in their place.
+    pub(crate) fn new(space: Space) -> Self {
+        let mut axes = Vec::new();
+        collect_axes(&space, &mut axes);
+        Self { space, axes }
+    }
+
+    /// Points in all, `u64::MAX` if there are more.
+    pub(crate) fn num_points(&self) -> u64 {
+        self.axes.iter().fold(1_u64, |product, it| product.saturating_mul(it.len() as u64))
+    }
+
+    /// The point at a place in the product; `None` beyond the last.
+    pub(crate) fn point(&self, place: u64) -> Option<Value> {
+        let mut rest = place;
+        let mut values = Vec::with_capacity(self.axes.len());
+        for axis in self.axes.iter().rev() {
+            let len = axis.len() as u64;
+            values.push(axis.get(rest.checked_rem(len)? as usize)?);
+            rest /= len;
+        }
+        (rest == 0).then(|| assemble(&self.space, &mut values))
+    }
+}
+
+fn collect_axes(space: &Space, axes: &mut Vec<Vec<Value>>) {
+    match space {
+        Space::Parameter(parameter) => axes.push(axis(parameter)),
+        Space::Group(members) => members.values().for_each(|it| collect_axes(it, axes)),
+    }
+}
+
+/// Takes the values from the end, where the first axis is.
+fn assemble(space: &Space, values: &mut Vec<&Value>) -> Value {
+    match space {
+        Space::Parameter(_) => values.pop().cloned().unwrap_or_default(),
+        Space::Group(members) => {
+            let members = members.iter().map(|(name, it)| (name.clone(), assemble(it, values)));
+            Value::Object(members.collect())
+        }
+    }
+}
+
+/// The values that a grid visits. A missing `count`, which validation refuses, visits the middle.
+fn axis(parameter: &Parameter) -> Vec<Value> {
+    match parameter {
+        Parameter::Const(value) => vec![value.clone()],
+        Parameter::Int(range) => int_axis(range),
+        Parameter::Double(range) => {
+            spaced(range.min, range.max, range.count).map(json_number).collect()
+        }
+        Parameter::Log(range) => spaced(range.min, range.max, range.count)
+            .map(|exponent| json_number(range.base.powf(exponent)))
+            .collect(),
+        Parameter::Categorical(values) => values.clone(),
+    }
+}
+
+fn int_axis(range: &IntRange) -> Vec<Value> {
+    let span = i128::from(range.max) - i128::from(range.min);
+    let count = i128::from(range.count.unwrap_or(1)).min(span + 1);
+    let place = |idx: i128| {
+        let offset = (idx * span) as f64 / (count - 1) as f64;
+        range.min as f64 + offset
+    };
+    let middle = (range.min as f64 + range.max as f64) / 2.0;
+    (0..count)
+        .map(|idx| if count == 1 { middle } else { place(idx) })
+        .map(|it| Value::from((it.round() as i64).clamp(range.min, range.max)))
+        .collect()
+}
+
+/// `count` numbers from `min` to `max`, evenly spaced and both included; one is the middle.
+fn spaced(min: f64, max: f64, count: Option<u32>) -> impl Iterator<Item = f64> {
+    let count = count.unwrap_or(1);
+    (0..count).map(move |idx| match count {
+        1 => (min + max) / 2.0,
+        _ => min + f64::from(idx) * (max - min) / f64::from(count - 1),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use stoker_api::hyperparameters::{DoubleRange, LogRange};
+
+    use super::*;
+    use crate::search::normalized;
+
+    fn check(parameter: &Parameter, expected: Value) {
+        let values = normalized(&Value::Array(axis(parameter)));
+        assert_eq!(values, normalized(&expected), "{parameter:?}");
+    }
+
+    #[test]
+    fn integers_are_spread_and_rounded_half_away_from_zero() {
+        let int = |min, max, count| Parameter::Int(IntRange { min, max, count: Some(count) });
+        check(&int(0, 20, 3), json!([0, 10, 20]));
+        check(&int(0, 3, 9), json!([0, 1, 2, 3]));
+        check(&int(1, 10, 4), json!([1, 4, 7, 10]));
+        check(&int(-3, 2, 1), json!([-1]));
+        check(&int(-4, -2, 2), json!([-4, -2]));
+        check(&int(0, 5, 3), json!([0, 3, 5]));
+        check(&int(i64::MIN, i64::MAX, 3), json!([i64::MIN, 0, i64::MAX]));
+    }
+
+    #[test]
+    fn doubles_and_exponents_include_both_ends() {
+        let double =
+            |min, max, count| Parameter::Double(DoubleRange { min, max, count: Some(count) });
+        let log = |min, max, count| {
+            Parameter::Log(LogRange { base: 10.0, min, max, count: Some(count) })
+        };
+        check(&double(0.0, 1.0, 1), json!([0.5]));
+        check(&double(0.0, 1.0, 3), json!([0.0, 0.5, 1.0]));
+        check(&log(-3.0, -1.0, 3), json!([0.001, 0.01, 0.1]));
+        check(&log(-3.0, -1.0, 1), json!([0.01]));
+    }
+
+    #[test]
+    fn choices_keep_their_order_and_constants_are_one_point() {
+        check(&Parameter::Categorical(vec![json!("b"), json!("a")]), json!(["b", "a"]));
+        check(&Parameter::Const(json!([1, 2])), json!([[1, 2]]));
+    }
+
+    #[test]
+    fn a_grid_with_more_points_than_can_be_counted_still_gives_them() {
+        let int = IntRange { min: 0, max: i64::MAX, count: Some(1000) };
+        let group = (0..12).map(|it| (format!("{it:02}"), Space::Parameter(Parameter::Int(int))));
+        let grid = Grid::new(Space::Group(group.collect()));
+        assert_eq!(grid.num_points(), u64::MAX);
+        assert!(grid.point(u64::MAX - 1).is_some());
+    }
+}

@@ -1,0 +1,106 @@
+//! Draws hyperparameters from a space, and gives numbers the one form that they keep through JSON.
+
+use serde_json::{Map, Number, Value};
+use stoker_api::hyperparameters::{Parameter, Space};
+
+use crate::search::rng::Random;
+
+/// Draws every parameter, names in the order of their bytes at every level. Constants draw nothing.
+pub(crate) fn sample(space: &Space, random: &mut Random) -> Value {
+    match space {
+        Space::Parameter(parameter) => sample_parameter(parameter, random),
+        Space::Group(members) => {
+            let draw = |(name, it): (&String, _)| (name.clone(), sample(it, random));
+            Value::Object(members.iter().map(draw).collect())
+        }
+    }
+}
+
+fn sample_parameter(parameter: &Parameter, random: &mut Random) -> Value {
+    match parameter {
+        Parameter::Const(value) => value.clone(),
+        Parameter::Int(range) => {
+            let offset = random.up_to(range.max.wrapping_sub(range.min) as u64);
+            Value::from(range.min.wrapping_add(offset as i64))
+        }
+        Parameter::Double(range) => json_number(random.uniform(range.min, range.max)),
+        Parameter::Log(range) => {
+            json_number(range.base.powf(random.uniform(range.min, range.max)))
+        }
+        Parameter::Categorical(values) => {
+            let idx = random.up_to((values.len() as u64).saturating_sub(1));
+            values.get(idx as usize).cloned().unwrap_or_default()
+        }
+    }
+}
+
+/// A JSON number; null for what JSON cannot say, which validation keeps out.
+pub(crate) fn json_number(value: f64) -> Value {
+    Number::from_f64(value).map_or(Value::Null, Value::Number)
+}
+
+/// The form in which hyperparameters are recorded and compared: every whole number that an `i64` holds is an integer.
+///
+/// JSON through an API server turns 1.0 into 1. Once in this form, a value comes back from there as it was.
+///
+/// # Examples
+///
+/// ```
+/// use serde_json::json;
+///
+/// let drawn = json!({ "rate": 1.0, "sizes": [2.0, 2.5] });
+/// let kept = json!({ "rate": 1, "sizes": [2, 2.5] });
+/// assert_eq!(stoker_engine::search::normalized(&drawn), kept);
+/// ```
+pub fn normalized(value: &Value) -> Value {
+    match value {
+        Value::Number(number) => Value::Number(normalized_number(number)),
+        Value::Array(items) => Value::Array(items.iter().map(normalized).collect()),
+        Value::Object(members) => {
+            let members = members.iter().map(|(name, it)| (name.clone(), normalized(it)));
+            Value::Object(members.collect::<Map<_, _>>())
+        }
+        Value::Null | Value::Bool(_) | Value::String(_) => value.clone(),
+    }
+}
+
+fn normalized_number(number: &Number) -> Number {
+    const I64_END: f64 = 9_223_372_036_854_775_808.0;
+    if number.is_i64() {
+        return number.clone();
+    }
+    let Some(value) = number.as_f64() else { return number.clone() };
+    if value.fract() == 0.0 && (-I64_END..I64_END).contains(&value) {
+        return Number::from(value as i64);
+    }
+    Number::from_f64(value).unwrap_or_else(|| number.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(value: &str, expected: &str) {
+        let value: Value = serde_json::from_str(value).unwrap();
+        let expected: Value = serde_json::from_str(expected).unwrap();
+        assert_eq!(normalized(&value), expected);
+        assert_eq!(normalized(&expected), expected, "once is as good as twice");
+    }
+
+    #[test]
+    fn whole_numbers_become_integers_where_an_i64_holds_them() {
+        check("1.0", "1");
+        check("-0.0", "0");
+        check("1e16", "10000000000000000");
+        check("9223372036854775807", "9223372036854775807");
+        check("0.1", "0.1");
+        check("1e300", "1e300");
+        check("[1.0, {\"a\": 2.0}, \"3.0\", null]", "[1, {\"a\": 2}, \"3.0\", null]");
+    }
+
+    #[test]
+    fn a_number_between_i64_and_u64_is_a_double() {
+        let through_json: Value = serde_json::from_str("10000000000000000000").unwrap();
+        assert_eq!(normalized(&through_json), Value::from(1e19));
+    }
+}

@@ -1,0 +1,354 @@
+//! One trial's record: attempts and restarts, what reports add to it, and what its trainer is answered.
+//!
+//! ```text
+//!   next -> Start -> begin_attempt -> record_report, directive ... -> end_attempt -> next ...
+//!                                                          Close -> close -> Done
+//! ```
+//!
+//! A closed trial stays closed: nothing here changes its facts, whatever comes late.
+
+use serde::{Deserialize, Serialize};
+use stoker_api::contract::{CheckpointRef, Directive, Report, ReportEvent};
+use stoker_api::experiment::Phase;
+use stoker_api::number;
+use stoker_api::trial::{
+    Attempt, AttemptEnd, CheckpointRecord, CloseCause, ClosedFact, Fact, ResultFact, TrialSpec,
+    TrialStatus,
+};
+
+/// Checkpoints named to an attempt: the newest one, and so many to fall back to, less one.
+pub const RESUME_FROM_MAX: usize = 16;
+
+/// Attempts that failed by what is under the program, without a new checkpoint, after which a trial has failed.
+pub const INFRASTRUCTURE_ATTEMPTS_MAX: u32 = 10;
+
+/// What is recorded of a trial.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct TrialRecord {
+    /// Its draw and its grants.
+    pub spec: TrialSpec,
+    /// What has been seen of it.
+    #[serde(default)]
+    pub status: TrialStatus,
+}
+
+/// How often a trial is tried again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Failures of the program after which it is still restarted; 5 means six runs.
+    pub max_restarts: u32,
+    /// Failures of what is under it, without a new checkpoint, that fail the trial.
+    pub infrastructure_attempts_max: u32,
+}
+
+impl Limits {
+    /// An experiment's `maxRestarts`, and [`INFRASTRUCTURE_ATTEMPTS_MAX`].
+    pub fn new(max_restarts: u32) -> Self {
+        Self { max_restarts, infrastructure_attempts_max: INFRASTRUCTURE_ATTEMPTS_MAX }
+    }
+}
+
+/// What is wanted of a trial now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// That it trains to the length granted.
+    Run,
+    /// Nothing more: the search stopped it, or it is cancelled.
+    Stop,
+    /// Nothing now.
+    Pause,
+}
+
+/// What to do with a trial now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Begin an attempt.
+    Start {
+        /// Its number.
+        attempt: u32,
+        /// Checkpoints to start from, newest first; empty to start anew.
+        resume_from: Vec<CheckpointRef>,
+        /// The length granted.
+        units: u64,
+    },
+    /// An attempt is alive.
+    Running,
+    /// Nothing runs, and nothing is to run now: it is paused, or waits for the search's decision.
+    Idle,
+    /// Nothing runs and nothing more is wanted: [`close`] it.
+    Close {
+        /// The cause to close it with.
+        cause: CloseCause,
+    },
+    /// It is closed.
+    Done,
+}
+
+/// What a report did to the record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recorded {
+    /// It changed the record, which must be written before the report is answered.
+    New,
+    /// It said nothing new.
+    Repeat,
+    /// It came from an attempt that is over; nothing was recorded.
+    Fenced,
+}
+
+/// The length that a trial may train to.
+pub fn granted_units(spec: &TrialSpec) -> u64 {
+    spec.grants.iter().map(|it| it.units).fold(spec.units, u64::max)
+}
+
+/// Why the trial is closed; `None` if it is not.
+pub fn closed(record: &TrialRecord) -> Option<CloseCause> {
+    record.status.facts.iter().find_map(|it| match it {
+        Fact::Closed(fact) => Some(fact.cause),
+        Fact::Result(_) => None,
+    })
+}
+
+/// The result at a length, if there is one.
+pub fn result_at(record: &TrialRecord, units: u64) -> Option<&ResultFact> {
+    record.status.facts.iter().find_map(|it| match it {
+        Fact::Result(fact) if fact.units == units => Some(fact),
+        Fact::Result(_) | Fact::Closed(_) => None,
+    })
+}
+
+/// The attempt that is alive, if one is.
+pub fn live_attempt(record: &TrialRecord) -> Option<u32> {
+    record.status.attempts.last().filter(|it| it.end.is_none()).map(|it| it.number)
+}
+
+/// What to do with the trial now.
+pub fn next(record: &TrialRecord, wanted: Wanted) -> Next {
+    let units = granted_units(&record.spec);
+    let has_result = result_at(record, units).is_some();
+    if closed(record).is_some() {
+        return Next::Done;
+    }
+    if live_attempt(record).is_some() {
+        return Next::Running;
+    }
+    match wanted {
+        Wanted::Stop if has_result => Next::Close { cause: CloseCause::Completed },
+        Wanted::Stop => Next::Close { cause: CloseCause::Cancelled },
+        Wanted::Pause => Next::Idle,
+        Wanted::Run if has_result => Next::Idle,
+        Wanted::Run => {
+            Next::Start { attempt: next_attempt(record), resume_from: resume_from(record), units }
+        }
+    }
+}
+
+/// Records that an attempt begins. To be written before anything of the attempt exists. Does nothing where the trial is
+/// closed or an attempt with this number, or a later one, was recorded.
+pub fn begin_attempt(record: &mut TrialRecord, number: u32) {
+    if closed(record).is_some() || number < next_attempt(record) {
+        return;
+    }
+    record.status.phase = Phase::Running;
+    let attempt = Attempt { number, end: None, resumed_from: None, message: None };
+    record.status.attempts.push(attempt);
+}
+
+/// Records how the live attempt ended, and closes the trial where that is its end. Does nothing if no attempt is alive.
+///
+/// | end | what follows |
+/// |---|---|
+/// | `Completed` | closed: `Completed` with a result at the granted length, else `StoppedEarly` (it stopped itself) |
+/// | `Preempted` | runs again; counts for nothing |
+/// | `InvalidHyperparameters` | closed |
+/// | `UserError` | a restart; closed as `Failed` when there are more than `max_restarts` |
+/// | `Infrastructure` | runs again; closed as `Failed` at `infrastructure_attempts_max` without a new checkpoint |
+pub fn end_attempt(
+    record: &mut TrialRecord,
+    end: AttemptEnd,
+    message: Option<String>,
+    limits: &Limits,
+) {
+    let Some(attempt) = record.status.attempts.last_mut().filter(|it| it.end.is_none()) else {
+        return;
+    };
+    attempt.end = Some(end);
+    if message.is_some() {
+        attempt.message = message;
+    }
+    let message = attempt.message.clone();
+    if closed(record).is_some() {
+        return;
+    }
+    match end {
+        AttemptEnd::Completed => {
+            let has_result = result_at(record, granted_units(&record.spec)).is_some();
+            let cause =
+                if has_result { CloseCause::Completed } else { CloseCause::StoppedEarly };
+            close(record, cause, message);
+        }
+        AttemptEnd::Preempted => {}
+        AttemptEnd::InvalidHyperparameters => {
+            close(record, CloseCause::InvalidHyperparameters, message);
+        }
+        AttemptEnd::UserError => {
+            record.status.restarts = record.status.restarts.saturating_add(1);
+            if record.status.restarts > limits.max_restarts {
+                let what = format!("failed {} times", record.status.restarts);
+                close(record, CloseCause::Failed, Some(with_cause(what, message)));
+            }
+        }
+        AttemptEnd::Infrastructure => {
+            let num_lost = infrastructure_attempts(record);
+            if num_lost >= limits.infrastructure_attempts_max {
+                let what = format!("lost {num_lost} attempts without a new checkpoint");
+                close(record, CloseCause::Failed, Some(with_cause(what, message)));
+            }
+        }
+    }
+}
+
+/// Closes the trial. Does nothing if it is closed: the first cause stands.
+pub fn close(record: &mut TrialRecord, cause: CloseCause, message: Option<String>) {
+    if closed(record).is_some() {
+        return;
+    }
+    record.status.facts.push(Fact::Closed(ClosedFact { cause }));
+    record.status.phase = match cause {
+        CloseCause::Completed | CloseCause::StoppedEarly => Phase::Completed,
+        CloseCause::InvalidHyperparameters | CloseCause::Failed => Phase::Failed,
+        CloseCause::Cancelled | CloseCause::Deleted => Phase::Cancelled,
+    };
+    record.status.message = message;
+}
+
+/// What the trainer of an attempt is told now.
+pub fn directive(record: &TrialRecord, attempt: u32, wanted: Wanted) -> Directive {
+    if closed(record).is_some() || live_attempt(record) != Some(attempt) {
+        return Directive::Fenced;
+    }
+    let units = granted_units(&record.spec);
+    let has_result = result_at(record, units).is_some();
+    match wanted {
+        Wanted::Stop if has_result => Directive::Stop,
+        Wanted::Stop | Wanted::Pause => Directive::Preempt,
+        Wanted::Run if has_result => Directive::Wait,
+        Wanted::Run => Directive::Continue { units },
+    }
+}
+
+/// Adds what a report says to the record. The first recorded wins: a report that comes twice, or a result or checkpoint
+/// that a resumed attempt makes again, changes nothing.
+///
+/// A result is taken at lengths that were granted, and only there. A searched metric that the report lacks, or that is
+/// no number, is NaN.
+pub fn record_report(
+    record: &mut TrialRecord,
+    report: &Report,
+    searched_metric: &str,
+) -> Recorded {
+    if closed(record).is_some() || live_attempt(record) != Some(report.attempt) {
+        return Recorded::Fenced;
+    }
+    let before = record.status.clone();
+    let is_latest = report.batches >= before.batches;
+    match &report.event {
+        ReportEvent::Started { resumed_from, batches_total, refused } => {
+            record.status.batches = report.batches;
+            record.status.batches_total = *batches_total;
+            if let Some(attempt) = record.status.attempts.last_mut() {
+                attempt.resumed_from.clone_from(resumed_from);
+                let refused = refused.iter().map(|(name, why)| format!("{name}: {why}"));
+                let refused: Vec<_> = refused.collect();
+                if !refused.is_empty() {
+                    attempt.message = Some(format!("passed over {}", refused.join("; ")));
+                }
+            }
+        }
+        ReportEvent::Progress { batches_total } => {
+            record.status.batches_total = *batches_total;
+        }
+        ReportEvent::Validated { metrics, granted_units } => {
+            if is_latest {
+                record.status.metrics.clone_from(metrics);
+            }
+            if let Some(units) = *granted_units {
+                record_result(record, units, metrics.get(searched_metric));
+            }
+        }
+        ReportEvent::Checkpointed { name, manifest_sha256, bytes, metric } => {
+            let checkpoint = CheckpointRecord {
+                name: name.clone(),
+                batches: report.batches,
+                metric: metric.clone(),
+                manifest_sha256: manifest_sha256.clone(),
+                bytes: *bytes,
+            };
+            record_checkpoint(record, checkpoint);
+        }
+        ReportEvent::Exiting { code: _, message } => {
+            if let (Some(attempt), Some(_)) = (record.status.attempts.last_mut(), message) {
+                attempt.message.clone_from(message);
+            }
+        }
+    }
+    record.status.batches = record.status.batches.max(report.batches);
+    if record.status == before { Recorded::Repeat } else { Recorded::New }
+}
+
+fn record_result(record: &mut TrialRecord, units: u64, metric: Option<&String>) {
+    let spec = &record.spec;
+    let is_granted = units == spec.units || spec.grants.iter().any(|it| it.units == units);
+    if !is_granted || result_at(record, units).is_some() {
+        return;
+    }
+    let metric = metric.filter(|it| number::parse(it).is_some()).cloned();
+    let metric = metric.unwrap_or_else(|| number::format(f64::NAN));
+    record.status.facts.push(Fact::Result(ResultFact { units, metric }));
+}
+
+/// Keeps the list in the order in which the checkpoints were written: a report may come late.
+fn record_checkpoint(record: &mut TrialRecord, checkpoint: CheckpointRecord) {
+    let checkpoints = &mut record.status.checkpoints;
+    if checkpoints.iter().any(|it| it.name == checkpoint.name) {
+        return;
+    }
+    let age = |it: &CheckpointRecord| (attempt_of(&it.name), it.batches);
+    let place = checkpoints.partition_point(|it| age(it) <= age(&checkpoint));
+    checkpoints.insert(place, checkpoint);
+}
+
+/// The attempt that a checkpoint's name ends with, `BATCHES-ATTEMPT`.
+fn attempt_of(name: &str) -> Option<u32> {
+    name.rsplit_once('-').and_then(|(_, attempt)| attempt.parse().ok())
+}
+
+fn next_attempt(record: &TrialRecord) -> u32 {
+    record.status.attempts.last().map_or(0, |it| it.number.saturating_add(1))
+}
+
+fn resume_from(record: &TrialRecord) -> Vec<CheckpointRef> {
+    let newest_first = record.status.checkpoints.iter().rev().take(RESUME_FROM_MAX);
+    newest_first
+        .map(|it| CheckpointRef {
+            name: it.name.clone(),
+            manifest_sha256: it.manifest_sha256.clone(),
+        })
+        .collect()
+}
+
+/// Attempts lost to what is under the program since the one that wrote the newest checkpoint.
+fn infrastructure_attempts(record: &TrialRecord) -> u32 {
+    let written_by = record.status.checkpoints.last().and_then(|it| attempt_of(&it.name));
+    let since = record.status.attempts.iter().filter(|it| Some(it.number) > written_by);
+    since.filter(|it| it.end == Some(AttemptEnd::Infrastructure)).count() as u32
+}
+
+fn with_cause(what: String, cause: Option<String>) -> String {
+    match cause {
+        Some(cause) => format!("{what}; the last: {cause}"),
+        None => what,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,272 @@
+//! Tests of one trial's record: attempts and their ends, reports, directives.
+
+use std::collections::BTreeMap;
+
+use stoker_api::trial::Grant;
+
+use super::*;
+use crate::fixture::{checkpointed, plain_record, report, validated};
+
+const LIMITS: Limits = Limits { max_restarts: 2, infrastructure_attempts_max: 3 };
+
+/// What happens in an attempt: a result at the granted length, a checkpoint, an end.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Result,
+    Checkpoint,
+    End(AttemptEnd),
+}
+
+use AttemptEnd::{Completed, Infrastructure, InvalidHyperparameters, Preempted, UserError};
+use Step::{Checkpoint, End};
+
+/// Runs the steps, beginning an attempt where none is alive; says how the trial stands and how many attempts it had.
+fn check(steps: &[Step], expected: (Option<CloseCause>, u32, usize)) {
+    let mut record = plain_record(0);
+    for (batches, step) in (1..).zip(steps) {
+        if let Next::Start { attempt, .. } = next(&record, Wanted::Run) {
+            begin_attempt(&mut record, attempt);
+        }
+        let attempt = live_attempt(&record).unwrap_or(0);
+        match *step {
+            Step::Result => {
+                let report = report(attempt, batches, validated("0.5", Some(9)));
+                record_report(&mut record, &report, "loss");
+            }
+            Checkpoint => {
+                let name = format!("{batches:012}-{attempt}");
+                let report = report(attempt, batches, checkpointed(&name, None));
+                record_report(&mut record, &report, "loss");
+            }
+            End(end) => end_attempt(&mut record, end, None, &LIMITS),
+        }
+    }
+    let found = (closed(&record), record.status.restarts, record.status.attempts.len());
+    assert_eq!(found, expected, "{steps:?}");
+}
+
+#[test]
+fn completed_counts_only_with_a_result_at_the_granted_length() {
+    check(&[Step::Result, End(Completed)], (Some(CloseCause::Completed), 0, 1));
+    check(&[End(Completed)], (Some(CloseCause::StoppedEarly), 0, 1));
+    check(&[Checkpoint, End(Completed)], (Some(CloseCause::StoppedEarly), 0, 1));
+}
+
+#[test]
+fn two_restarts_mean_three_runs() {
+    check(&[End(UserError)], (None, 1, 1));
+    check(&[End(UserError); 2], (None, 2, 2));
+    check(&[End(UserError); 3], (Some(CloseCause::Failed), 3, 3));
+    check(&[End(UserError); 4], (Some(CloseCause::Failed), 3, 3));
+    check(&[Checkpoint, End(UserError), End(UserError), End(UserError)], {
+        (Some(CloseCause::Failed), 3, 3)
+    });
+}
+
+#[test]
+fn preemption_counts_for_nothing() {
+    check(&[End(Preempted); 20], (None, 0, 20));
+    check(&[End(UserError), End(Preempted), End(UserError)], (None, 2, 3));
+}
+
+#[test]
+fn invalid_hyperparameters_close_at_once() {
+    check(&[End(InvalidHyperparameters)], (Some(CloseCause::InvalidHyperparameters), 0, 1));
+}
+
+#[test]
+fn infrastructure_fails_a_trial_only_without_a_new_checkpoint() {
+    check(&[End(Infrastructure); 2], (None, 0, 2));
+    check(&[End(Infrastructure); 3], (Some(CloseCause::Failed), 0, 3));
+    let lost = End(Infrastructure);
+    check(&[Checkpoint, lost, lost, lost], (None, 0, 3));
+    check(&[Checkpoint, lost, lost, lost, lost], (Some(CloseCause::Failed), 0, 4));
+    check(&[lost, lost, Checkpoint, lost, lost, lost], (None, 0, 5));
+    check(&[lost, lost, End(UserError), lost], (Some(CloseCause::Failed), 1, 4));
+}
+
+#[test]
+fn limits_allow_ten_lost_attempts() {
+    let mut record = plain_record(0);
+    for number in 0..10 {
+        assert_eq!(closed(&record), None, "before attempt {number}");
+        begin_attempt(&mut record, number);
+        let message = Some("no route to the store".to_owned());
+        end_attempt(&mut record, Infrastructure, message, &Limits::new(5));
+    }
+    assert_eq!(closed(&record), Some(CloseCause::Failed));
+    let message = "lost 10 attempts without a new checkpoint; the last: no route to the store";
+    assert_eq!(record.status.message.as_deref(), Some(message));
+}
+
+#[test]
+fn a_closed_trial_stays_as_it_is() {
+    let mut record = plain_record(0);
+    begin_attempt(&mut record, 0);
+    close(&mut record, CloseCause::Cancelled, None);
+    let facts = record.status.facts.clone();
+    end_attempt(&mut record, InvalidHyperparameters, None, &LIMITS);
+    assert_eq!(record.status.attempts[0].end, Some(InvalidHyperparameters));
+    let ended = record.clone();
+    close(&mut record, CloseCause::Failed, None);
+    begin_attempt(&mut record, 1);
+    end_attempt(&mut record, UserError, None, &LIMITS);
+    assert_eq!(record_report(&mut record, &report(0, 1, validated("1", None)), "loss"), {
+        Recorded::Fenced
+    });
+    assert_eq!(record, ended);
+    assert_eq!((record.status.facts, record.status.phase), (facts, Phase::Cancelled));
+    assert_eq!(next(&ended, Wanted::Run), Next::Done);
+}
+
+#[test]
+fn attempts_begin_once_and_in_order() {
+    let mut record = plain_record(0);
+    begin_attempt(&mut record, 0);
+    begin_attempt(&mut record, 0);
+    assert_eq!(next(&record, Wanted::Run), Next::Running);
+    end_attempt(&mut record, Preempted, None, &LIMITS);
+    end_attempt(&mut record, UserError, None, &LIMITS);
+    begin_attempt(&mut record, 0);
+    assert_eq!((record.status.attempts.len(), record.status.restarts), (1, 0));
+    let expected = Next::Start { attempt: 1, resume_from: Vec::new(), units: 9 };
+    assert_eq!(next(&record, Wanted::Run), expected);
+}
+
+fn check_asks(has_result: bool, wanted: Wanted, expected: (Directive, Next)) {
+    let mut record = plain_record(0);
+    begin_attempt(&mut record, 0);
+    if has_result {
+        record_report(&mut record, &report(0, 7, validated("0.5", Some(9))), "loss");
+    }
+    let answer = directive(&record, 0, wanted);
+    assert_eq!(directive(&record, 1, wanted), Directive::Fenced);
+    end_attempt(&mut record, Preempted, None, &LIMITS);
+    assert_eq!(directive(&record, 0, wanted), Directive::Fenced, "the attempt is over");
+    assert_eq!((answer, next(&record, wanted)), expected, "{has_result} {wanted:?}");
+}
+
+#[test]
+fn what_is_wanted_decides_the_answer_and_what_follows_a_preemption() {
+    let start = Next::Start { attempt: 1, resume_from: Vec::new(), units: 9 };
+    let close = |cause| Next::Close { cause };
+    check_asks(false, Wanted::Run, (Directive::Continue { units: 9 }, start));
+    check_asks(true, Wanted::Run, (Directive::Wait, Next::Idle));
+    check_asks(false, Wanted::Stop, (Directive::Preempt, close(CloseCause::Cancelled)));
+    check_asks(true, Wanted::Stop, (Directive::Stop, close(CloseCause::Completed)));
+    check_asks(false, Wanted::Pause, (Directive::Preempt, Next::Idle));
+    check_asks(true, Wanted::Pause, (Directive::Preempt, Next::Idle));
+}
+
+#[test]
+fn a_longer_grant_lets_a_waiting_trial_go_on() {
+    let mut record = plain_record(0);
+    record.spec.units = 3;
+    begin_attempt(&mut record, 0);
+    record_report(&mut record, &report(0, 7, validated("0.5", Some(3))), "loss");
+    assert_eq!(directive(&record, 0, Wanted::Run), Directive::Wait);
+    record.spec.grants.push(Grant { order: 0, fact: 0, units: 9 });
+    assert_eq!(directive(&record, 0, Wanted::Run), Directive::Continue { units: 9 });
+    end_attempt(&mut record, Completed, None, &LIMITS);
+    assert_eq!(closed(&record), Some(CloseCause::StoppedEarly), "it left before length 9");
+}
+
+#[test]
+fn the_first_result_at_a_length_wins_and_others_are_refused() {
+    let mut record = plain_record(0);
+    begin_attempt(&mut record, 0);
+    let mut send = |batches, loss: &str, units| {
+        record_report(&mut record, &report(0, batches, validated(loss, units)), "loss")
+    };
+    assert_eq!(send(10, "0.5", None), Recorded::New);
+    assert_eq!(send(10, "0.5", None), Recorded::Repeat);
+    assert_eq!(send(10, "0.5", Some(10)), Recorded::Repeat, "never granted");
+    assert_eq!(send(20, "0.4", Some(9)), Recorded::New);
+    assert_eq!(send(20, "0.4", Some(9)), Recorded::Repeat);
+    assert_eq!(send(20, "0.3", Some(9)), Recorded::New, "the latest metrics are another matter");
+    assert_eq!(send(10, "0.5", None), Recorded::Repeat, "a late report takes nothing back");
+    let expected = Fact::Result(ResultFact { units: 9, metric: "0.4".to_owned() });
+    assert_eq!(record.status.facts, [expected]);
+    assert_eq!((record.status.batches, record.status.metrics["loss"].as_str()), (20, "0.3"));
+}
+
+#[test]
+fn a_result_without_a_usable_metric_is_nan() {
+    for (metric, loss) in [("accuracy", "0.5"), ("loss", "many"), ("loss", "NaN")] {
+        let mut record = plain_record(0);
+        begin_attempt(&mut record, 0);
+        record_report(&mut record, &report(0, 1, validated(loss, Some(9))), metric);
+        let result = result_at(&record, 9).map(|it| it.metric.as_str());
+        assert_eq!(result, Some("NaN"), "{metric} {loss}");
+    }
+}
+
+#[test]
+fn reports_of_another_attempt_are_fenced() {
+    let mut record = plain_record(0);
+    let mut send = |record: &mut TrialRecord, attempt| {
+        record_report(record, &report(attempt, 1, validated("0.5", Some(9))), "loss")
+    };
+    assert_eq!(send(&mut record, 0), Recorded::Fenced, "not begun");
+    begin_attempt(&mut record, 0);
+    end_attempt(&mut record, Preempted, None, &LIMITS);
+    assert_eq!(send(&mut record, 0), Recorded::Fenced, "over");
+    begin_attempt(&mut record, 1);
+    assert_eq!(send(&mut record, 0), Recorded::Fenced, "old");
+    assert_eq!(record.status.facts, []);
+    assert_eq!(send(&mut record, 1), Recorded::New);
+}
+
+#[test]
+fn checkpoints_are_listed_once_and_offered_newest_first() {
+    let mut record = plain_record(0);
+    begin_attempt(&mut record, 0);
+    let send = |record: &mut TrialRecord, attempt, batches, name: &str| {
+        record_report(record, &report(attempt, batches, checkpointed(name, None)), "loss")
+    };
+    assert_eq!(send(&mut record, 0, 20, "000000000020-0"), Recorded::New);
+    assert_eq!(send(&mut record, 0, 20, "000000000020-0"), Recorded::Repeat);
+    end_attempt(&mut record, UserError, None, &LIMITS);
+    begin_attempt(&mut record, 1);
+    // The one at 20 was not whole, and the attempt began anew; then a report came late.
+    send(&mut record, 1, 10, "000000000010-1");
+    send(&mut record, 1, 15, "000000000015-0");
+    end_attempt(&mut record, UserError, None, &LIMITS);
+    let Next::Start { resume_from, .. } = next(&record, Wanted::Run) else { panic!("no start") };
+    let names: Vec<_> = resume_from.iter().map(|it| it.name.as_str()).collect();
+    assert_eq!(names, ["000000000010-1", "000000000020-0", "000000000015-0"]);
+    assert_eq!(resume_from[0].manifest_sha256, "hash of 000000000010-1");
+}
+
+#[test]
+fn a_start_sets_the_batches_back_and_names_what_was_passed_over() {
+    let mut record = plain_record(0);
+    begin_attempt(&mut record, 0);
+    let progress = ReportEvent::Progress { batches_total: 100 };
+    assert_eq!(record_report(&mut record, &report(0, 50, progress), "loss"), Recorded::New);
+    end_attempt(&mut record, UserError, Some("division by zero".to_owned()), &LIMITS);
+    begin_attempt(&mut record, 1);
+    let started = ReportEvent::Started {
+        resumed_from: Some("000000000040-0".to_owned()),
+        batches_total: 100,
+        refused: BTreeMap::from([("000000000050-0".to_owned(), "wrong hash".to_owned())]),
+    };
+    assert_eq!(record_report(&mut record, &report(1, 40, started), "loss"), Recorded::New);
+    assert_eq!((record.status.batches, record.status.batches_total), (40, 100));
+    let [first, second] = record.status.attempts.as_slice() else { panic!("two attempts") };
+    assert_eq!(first.message.as_deref(), Some("division by zero"));
+    assert_eq!(second.resumed_from.as_deref(), Some("000000000040-0"));
+    assert_eq!(second.message.as_deref(), Some("passed over 000000000050-0: wrong hash"));
+}
+
+#[test]
+fn the_last_words_stay_unless_the_runner_knows_better() {
+    for (said, expected) in [(None, "out of memory"), (Some("killed"), "killed")] {
+        let mut record = plain_record(0);
+        begin_attempt(&mut record, 0);
+        let exiting = ReportEvent::Exiting { code: 1, message: Some("out of memory".to_owned()) };
+        record_report(&mut record, &report(0, 1, exiting), "loss");
+        end_attempt(&mut record, UserError, said.map(str::to_owned), &LIMITS);
+        assert_eq!(record.status.attempts[0].message.as_deref(), Some(expected));
+    }
+}

@@ -1,0 +1,181 @@
+//! Rows of metrics as JSON lines, and which of them count.
+//!
+//! Each attempt of a trial writes objects of its own. An attempt that starts from a checkpoint
+//! repeats what came after it: what an older attempt wrote of that is superseded.
+
+use std::collections::BTreeMap;
+
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use stoker_api::number;
+
+use crate::segments::Segments;
+use crate::{Storage, StorageError, layout};
+
+/// Metrics of one group after so many batches.
+///
+/// # Examples
+///
+/// ```
+/// let line = r#"{"group":"training","batches":3,"epoch":0,"attempt":0,"metrics":{"loss":"NaN"}}"#;
+/// let row: stoker_storage::metrics::Row = serde_json::from_str(line)?;
+/// assert!(row.metrics["loss"].is_nan());
+/// assert_eq!(serde_json::to_string(&row)?, line);
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Row {
+    /// `training` or `validation`.
+    pub group: String,
+    /// Global batches trained.
+    pub batches: u64,
+    /// Passes over the training data that are complete.
+    pub epoch: u64,
+    /// The attempt that wrote it.
+    pub attempt: u32,
+    /// When, in seconds since 1970. The only field that differs between two equal runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<f64>,
+    /// The metrics by name: JSON numbers, and `"NaN"`, `"inf"`, `"-inf"`, which JSON has not.
+    #[serde(serialize_with = "write_metrics", deserialize_with = "read_metrics")]
+    pub metrics: BTreeMap<String, f64>,
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(untagged)]
+enum Number {
+    Finite(f64),
+    Other(String),
+}
+
+fn write_metrics<S: Serializer>(it: &BTreeMap<String, f64>, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_map(it.iter().map(|(name, value)| match value.is_finite() {
+        true => (name, Number::Finite(*value)),
+        false => (name, Number::Other(number::format(*value))),
+    }))
+}
+
+fn read_metrics<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, f64>, D::Error> {
+    let read = |(name, value)| match value {
+        Number::Finite(value) => Ok((name, value)),
+        Number::Other(text) => match number::parse(&text) {
+            Some(value) => Ok((name, value)),
+            None => Err(D::Error::custom(format!("metric {name:?}: {text:?} is no number"))),
+        },
+    };
+    BTreeMap::<String, Number>::deserialize(from)?.into_iter().map(read).collect()
+}
+
+/// Where `attempt` writes its rows.
+pub fn segments(trial_path: &str, attempt: u32) -> Segments {
+    Segments::new(format!("{}/{attempt}-", layout::metrics_path(trial_path)), ".jsonl")
+}
+
+/// The rows of a trial that count, by batches.
+///
+/// `attempts` are the attempts whose rows are wanted, in their order, each with the batches it
+/// started from (0 anew). A row counts unless a later attempt of these started before it, or has a
+/// row of the same group at the same batches. A last line that is cut off is left out.
+///
+/// # Errors
+///
+/// The storage failed.
+pub async fn read(
+    storage: &Storage,
+    trial_path: &str,
+    attempts: &[(u32, u64)],
+) -> Result<Vec<Row>, StorageError> {
+    let mut rows = vec![];
+    for path in storage.list(&layout::metrics_path(trial_path)).await? {
+        let Some(attempt) = attempt_of(&path) else { continue };
+        if attempts.iter().any(|it| it.0 == attempt) {
+            let bytes = storage.get(&path).await?;
+            let lines = bytes.split(|it| *it == b'\n');
+            rows.extend(lines.filter_map(|line| serde_json::from_slice::<Row>(line).ok()));
+        }
+    }
+    Ok(effective(rows, attempts))
+}
+
+/// The attempt in `.../ATTEMPT-SEQ.jsonl`.
+fn attempt_of(path: &str) -> Option<u32> {
+    let name = path.rsplit('/').next()?.strip_suffix(".jsonl")?;
+    name.split_once('-')?.0.parse().ok()
+}
+
+/// See [`read`].
+fn effective(rows: Vec<Row>, attempts: &[(u32, u64)]) -> Vec<Row> {
+    let place = |row: &Row| attempts.iter().position(|it| it.0 == row.attempt);
+    let counts = |row: &Row| {
+        let later = place(row).map(|it| &attempts[it + 1..]);
+        later.is_some_and(|later| later.iter().all(|it| row.batches <= it.1))
+    };
+    let mut kept = BTreeMap::<(u64, String), Row>::new();
+    for row in rows.into_iter().filter(counts) {
+        let key = (row.batches, row.group.clone());
+        if kept.get(&key).is_none_or(|before| place(before) <= place(&row)) {
+            kept.insert(key, row);
+        }
+    }
+    kept.into_values().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(attempt: u32, group: &str, batches: u64) -> Row {
+        let metrics = BTreeMap::from([("loss".to_owned(), 0.1)]);
+        Row { group: group.to_owned(), batches, epoch: 0, attempt, time: None, metrics }
+    }
+
+    fn check(rows: &[(u32, &str, u64)], attempts: &[(u32, u64)], expected: &[(u32, &str, u64)]) {
+        let made = |rows: &[(u32, &str, u64)]| -> Vec<Row> {
+            rows.iter().map(|(attempt, group, batches)| row(*attempt, group, *batches)).collect()
+        };
+        assert_eq!(effective(made(rows), attempts), made(expected), "{rows:?} {attempts:?}");
+    }
+
+    #[test]
+    fn rows_beyond_the_resumed_batch_of_a_later_attempt_are_superseded() {
+        let (t, v) = ("training", "validation");
+        check(&[(0, t, 10), (0, t, 20)], &[(0, 0)], &[(0, t, 10), (0, t, 20)]);
+        // The checkpoint was at 10.
+        let rows = [(0, t, 10), (0, t, 20), (1, t, 20), (1, t, 30)];
+        check(&rows, &[(0, 0), (1, 10)], &[(0, t, 10), (1, t, 20), (1, t, 30)]);
+        // The next attempt wrote nothing yet.
+        check(&[(0, t, 10), (0, t, 20)], &[(0, 0), (1, 10)], &[(0, t, 10)]);
+        // Attempt 2 started before what attempt 1 started from.
+        let rows = [(0, t, 10), (0, t, 20), (1, t, 30), (2, t, 20)];
+        check(&rows, &[(0, 0), (1, 20), (2, 10)], &[(0, t, 10), (2, t, 20)]);
+        // A validation at the very batch of the checkpoint was done twice.
+        let rows = [(0, t, 10), (0, v, 10), (1, v, 10)];
+        check(&rows, &[(0, 0), (1, 10)], &[(0, t, 10), (1, v, 10)]);
+        // An attempt that nobody asked for.
+        check(&[(7, t, 10)], &[(0, 0)], &[]);
+    }
+
+    #[tokio::test]
+    async fn rows_are_read_from_all_objects_of_the_attempts() {
+        let storage = Storage::open("memory://", None).unwrap();
+        let line = |row: &Row| serde_json::to_string(row).unwrap();
+        let (first, second) = (row(0, "training", 10), row(1, "training", 20));
+        let cut = format!("{}\n{}", line(&first), &line(&second)[..20]);
+        storage.put(&segments("t", 0).path(0), cut.into()).await.unwrap();
+        storage.put(&segments("t", 1).path(0), line(&second).into()).await.unwrap();
+        let rows = read(&storage, "t", &[(0, 0), (1, 10)]).await.unwrap();
+        assert_eq!(rows, [first, second]);
+        assert_eq!(read(&storage, "none", &[(0, 0)]).await.unwrap(), []);
+    }
+
+    #[test]
+    fn numbers_keep_their_bits() {
+        for value in [0.1, 1.0, 1e300, 5e-324, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            let metrics = BTreeMap::from([("loss".to_owned(), value)]);
+            let row = Row { metrics, ..row(0, "training", 1) };
+            let text = serde_json::to_string(&row).unwrap();
+            let back: Row = serde_json::from_str(&text).unwrap();
+            assert_eq!(back.metrics["loss"].to_bits(), value.to_bits(), "{text}");
+        }
+    }
+}

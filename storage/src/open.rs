@@ -1,0 +1,159 @@
+//! From an address and the environment to a store.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::local::LocalFileSystem;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
+use url::Url;
+
+use crate::profile::{self, Found};
+use crate::store::Patience;
+use crate::{Storage, StorageError};
+
+const SCHEMES: &str = "write file:///path, s3://bucket/prefix, gs://bucket/prefix or \
+                       az://container/prefix";
+
+/// See [`Storage::open`].
+pub(crate) fn open(url: &str, endpoint: Option<&str>) -> Result<Storage, StorageError> {
+    let bad = |reason: String| StorageError::BadUrl { url: url.to_owned(), reason };
+    if url.starts_with('/') {
+        return folder(url, PathBuf::from(url));
+    }
+    let parsed = Url::parse(url).map_err(|error| bad(format!("{error}; {SCHEMES}")))?;
+    if endpoint.is_some() && parsed.scheme() != "s3" {
+        return Err(bad("endpoint is for s3:// alone; leave it out".to_owned()));
+    }
+    match parsed.scheme() {
+        "file" => {
+            let path = parsed.to_file_path().map_err(|()| {
+                bad("no path on this machine; write file:///path with three slashes".to_owned())
+            })?;
+            folder(url, path)
+        }
+        "s3" => {
+            let builder = s3(url, &parsed, endpoint)?;
+            far(url, &parsed, builder.build())
+        }
+        "gs" => {
+            let builder = GoogleCloudStorageBuilder::from_env()
+                .with_bucket_name(bucket(url, &parsed)?)
+                .with_retry(retries())
+                .with_client_options(client());
+            far(url, &parsed, builder.build())
+        }
+        "az" => {
+            let builder = MicrosoftAzureBuilder::from_env()
+                .with_container_name(bucket(url, &parsed)?)
+                .with_retry(retries())
+                .with_client_options(client());
+            far(url, &parsed, builder.build())
+        }
+        "memory" => {
+            let store = Arc::new(InMemory::new());
+            Ok(Storage::from_store(store.clone(), url).with_parts(store))
+        }
+        other => Err(bad(format!("scheme {other:?} is not known; {SCHEMES}"))),
+    }
+}
+
+fn folder(url: &str, path: PathBuf) -> Result<Storage, StorageError> {
+    let failed = |error: std::io::Error| StorageError::BadUrl {
+        url: url.to_owned(),
+        reason: format!("the folder {} cannot be made: {error}", path.display()),
+    };
+    std::fs::create_dir_all(&path).map_err(failed)?;
+    let store = LocalFileSystem::new_with_prefix(&path)
+        .map_err(|error| StorageError::BadUrl { url: url.to_owned(), reason: error.to_string() })?;
+    // A checkpoint that was reported survives the machine: files are staged, synced and renamed.
+    Ok(Storage::from_store(Arc::new(store.with_fsync(true)), url))
+}
+
+fn far<S>(url: &str, parsed: &Url, built: object_store::Result<S>) -> Result<Storage, StorageError>
+where
+    S: ObjectStore + object_store::multipart::MultipartStore,
+{
+    let store = built.map_err(|error| StorageError::Credentials {
+        url: url.to_owned(),
+        reason: format!("{error}; check the variables of the environment that set it up"),
+    })?;
+    let prefix = Path::from_url_path(parsed.path())
+        .map_err(|error| StorageError::BadUrl { url: url.to_owned(), reason: error.to_string() })?;
+    let store = Arc::new(store);
+    Ok(Storage::from_store(store.clone(), url)
+        .with_parts(store)
+        .with_prefix(prefix)
+        .with_patience(Patience::FAR))
+}
+
+fn bucket(url: &str, parsed: &Url) -> Result<String, StorageError> {
+    parsed.host_str().filter(|it| !it.is_empty()).map(str::to_owned).ok_or_else(|| {
+        StorageError::BadUrl { url: url.to_owned(), reason: format!("no bucket; {SCHEMES}") }
+    })
+}
+
+/// Retries of one request; [`Storage`] tries again after them.
+fn retries() -> RetryConfig {
+    RetryConfig {
+        backoff: BackoffConfig::default(),
+        max_retries: 3,
+        retry_timeout: Duration::from_secs(60),
+    }
+}
+
+fn client() -> ClientOptions {
+    ClientOptions::new()
+        .with_connect_timeout(Duration::from_secs(5))
+        .with_timeout(Duration::from_secs(60))
+}
+
+fn s3(url: &str, parsed: &Url, endpoint: Option<&str>) -> Result<AmazonS3Builder, StorageError> {
+    let environment = |name: &str| std::env::var(name).ok().filter(|it| !it.is_empty());
+    let read = |path: &std::path::Path| std::fs::read_to_string(path).ok();
+    let mut builder = AmazonS3Builder::from_env();
+    match profile::find(&environment, &read) {
+        Err(reason) => return Err(StorageError::Credentials { url: url.to_owned(), reason }),
+        Ok(Found::Environment) => {}
+        Ok(Found::Profile(it)) => {
+            let mut default = |key: AmazonS3ConfigKey, value: Option<String>| {
+                if let (Some(value), None) = (value, builder.get_config_value(&key)) {
+                    builder = std::mem::take(&mut builder).with_config(key, value);
+                }
+            };
+            default(AmazonS3ConfigKey::AccessKeyId, it.access_key_id);
+            default(AmazonS3ConfigKey::SecretAccessKey, it.secret_access_key);
+            default(AmazonS3ConfigKey::Token, it.session_token);
+            default(AmazonS3ConfigKey::Region, it.region);
+            default(AmazonS3ConfigKey::Endpoint, it.endpoint_url);
+        }
+    }
+    if let Some(endpoint) = endpoint {
+        // The one for S3 alone wins over all that the environment says.
+        builder = builder.with_config(AmazonS3ConfigKey::S3Endpoint, endpoint);
+    }
+    let used = builder
+        .get_config_value(&AmazonS3ConfigKey::S3Endpoint)
+        .or_else(|| builder.get_config_value(&AmazonS3ConfigKey::Endpoint));
+    if let Some(endpoint) = used {
+        let known = Url::parse(&endpoint).is_ok_and(|it| matches!(it.scheme(), "http" | "https"));
+        if !known {
+            let reason = format!("endpoint {endpoint:?} is no address; write http://host:port");
+            return Err(StorageError::BadUrl { url: url.to_owned(), reason });
+        }
+        let allow_http = endpoint.starts_with("http://");
+        builder = builder.with_client_options(client().with_allow_http(allow_http));
+    } else {
+        builder = builder.with_client_options(client());
+    }
+    // Deletes are single: some servers know no other.
+    Ok(builder
+        .with_bucket_name(bucket(url, parsed)?)
+        .with_retry(retries())
+        .with_disable_bulk_delete(true))
+}

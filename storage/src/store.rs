@@ -1,0 +1,321 @@
+//! A storage root and the operations on it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bytes::{Bytes, BytesMut};
+use futures::{StreamExt, TryStreamExt, stream};
+use object_store::multipart::MultipartStore;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
+
+use crate::StorageError;
+use crate::error::{Subject, classify};
+use crate::open;
+
+/// Objects from this size on are sent and fetched in parts.
+const LARGE_BYTES: usize = 16 << 20;
+/// A part's size: at least what S3 wants (5 MiB), small enough to try again.
+const PART_BYTES: usize = 8 << 20;
+/// Parts of one object; S3 allows 10 000.
+const PARTS_MAX: usize = 9_000;
+/// Parts of one object under way at a time.
+const PARTS_IN_FLIGHT: usize = 8;
+
+/// A storage root. Clones share it.
+///
+/// Paths are relative to the root, with `/` between names.
+///
+/// # Examples
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// let storage = stoker_storage::Storage::open("memory://", None)?;
+/// storage.put("a/b", "text".into()).await?;
+/// assert_eq!(storage.list("a").await?, ["a/b"]);
+/// assert_eq!(storage.get("a/b").await?, "text");
+/// # Ok::<(), stoker_storage::StorageError>(())
+/// # }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct Storage {
+    url: Arc<str>,
+    prefix: Path,
+    store: Arc<dyn ObjectStore>,
+    /// The same store, if it takes objects in parts.
+    parts: Option<Arc<dyn MultipartStore>>,
+    patience: Patience,
+}
+
+/// How long a failure that may pass is borne.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    attempts_max: u32,
+    wait_first: Duration,
+    wait_max: Duration,
+}
+
+impl Patience {
+    /// For what is near: a disk has no moods, only blips.
+    pub(crate) const NEAR: Self = Self {
+        attempts_max: 6,
+        wait_first: Duration::from_millis(10),
+        wait_max: Duration::from_millis(200),
+    };
+    /// For what is behind a network: about two minutes, so that a store that restarts is survived.
+    pub(crate) const FAR: Self = Self {
+        attempts_max: 16,
+        wait_first: Duration::from_millis(100),
+        wait_max: Duration::from_secs(10),
+    };
+    /// For [`Storage::probe`]: somebody waits for the answer.
+    const PROBE: Self = Self { attempts_max: 4, ..Self::FAR };
+
+    /// The wait after the failed attempt number `attempt`, from 1; `spread` from 0 to 1 keeps
+    /// callers that failed together apart.
+    fn wait(self, attempt: u32, spread: f64) -> Duration {
+        let wait = self.wait_first.saturating_mul(1 << attempt.min(16)).min(self.wait_max);
+        wait.mul_f64(0.5 + spread / 2.0)
+    }
+}
+
+impl fmt::Debug for Storage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Storage").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+impl Storage {
+    /// Opens a root: `file:///path`, a plain absolute path, `s3://bucket/prefix`,
+    /// `gs://bucket/prefix`, `az://container/prefix`, or `memory://` (empty, and gone with its
+    /// last clone). `endpoint` is the address of an S3 server other than Amazon's. Credentials
+    /// come from the environment. A folder is made if it is missing; nothing else is touched:
+    /// see [`probe`](Self::probe).
+    ///
+    /// # Errors
+    ///
+    /// The address is none, or the environment holds no credentials that can be used.
+    pub fn open(url: &str, endpoint: Option<&str>) -> Result<Self, StorageError> {
+        open::open(url, endpoint)
+    }
+
+    /// A root in a store made elsewhere, such as a wrapper that fails on purpose; `url` names it
+    /// in errors.
+    pub fn from_store(store: Arc<dyn ObjectStore>, url: &str) -> Self {
+        Self {
+            url: url.into(),
+            prefix: Path::default(),
+            store,
+            parts: None,
+            patience: Patience::NEAR,
+        }
+    }
+
+    /// The same root, with large objects sent in parts through `parts`.
+    pub fn with_parts(self, parts: Arc<dyn MultipartStore>) -> Self {
+        Self { parts: Some(parts), ..self }
+    }
+
+    pub(crate) fn with_prefix(self, prefix: Path) -> Self {
+        Self { prefix, ..self }
+    }
+
+    pub(crate) fn with_patience(self, patience: Patience) -> Self {
+        Self { patience, ..self }
+    }
+
+    /// The address that it was opened with.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Writes an object, in place of one that is there. Readers see all of it or none.
+    ///
+    /// # Errors
+    ///
+    /// It may then be there or not.
+    pub async fn put(&self, path: &str, bytes: Bytes) -> Result<(), StorageError> {
+        let location = self.location(path)?;
+        match &self.parts {
+            Some(parts) if bytes.len() >= LARGE_BYTES => {
+                self.put_parts(parts.as_ref(), path, &location, &bytes).await
+            }
+            _ => {
+                let put = || self.store.put(&location, PutPayload::from(bytes.clone()));
+                self.retry(path, put).await.map(|_| ())
+            }
+        }
+    }
+
+    /// Reads a whole object.
+    ///
+    /// # Errors
+    ///
+    /// [`StorageError::NotFound`] if there is none.
+    pub async fn get(&self, path: &str) -> Result<Bytes, StorageError> {
+        let location = self.location(path)?;
+        if self.parts.is_some() {
+            let size = self.retry(path, || self.store.head(&location)).await?.size;
+            if size >= LARGE_BYTES as u64 {
+                return self.get_parts(path, &location, size).await;
+            }
+        }
+        self.retry(path, || async { self.store.get(&location).await?.bytes().await }).await
+    }
+
+    /// All objects in the folder `prefix` and the folders below it, as sorted paths relative to
+    /// the root; none if there is no such folder. The empty prefix is the root.
+    ///
+    /// # Errors
+    ///
+    /// The storage failed.
+    pub async fn list(&self, prefix: &str) -> Result<Vec<String>, StorageError> {
+        let location = self.location(prefix)?;
+        let found = self.retry(prefix, || async {
+            self.store.list(Some(&location)).map_ok(|it| it.location).try_collect::<Vec<_>>().await
+        });
+        let relative = |path: &Path| -> Option<String> {
+            let names: Vec<String> =
+                path.prefix_match(&self.prefix)?.map(|it| it.as_ref().to_owned()).collect();
+            Some(names.join("/"))
+        };
+        let mut paths: Vec<String> = found.await?.iter().filter_map(relative).collect();
+        paths.sort();
+        Ok(paths)
+    }
+
+    /// Deletes an object. One that is not there is none the worse.
+    ///
+    /// # Errors
+    ///
+    /// It may then be there or not.
+    pub async fn delete(&self, path: &str) -> Result<(), StorageError> {
+        let location = self.location(path)?;
+        match self.retry(path, || self.store.delete(&location)).await {
+            Err(StorageError::NotFound { .. }) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Whether there is an object at `path`.
+    ///
+    /// # Errors
+    ///
+    /// The storage failed, which says nothing of the object.
+    pub async fn exists(&self, path: &str) -> Result<bool, StorageError> {
+        let location = self.location(path)?;
+        match self.retry(path, || self.store.head(&location)).await {
+            Ok(_) => Ok(true),
+            Err(StorageError::NotFound { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Tries it: writes, reads and deletes a small object, within seconds.
+    ///
+    /// # Errors
+    ///
+    /// What of it does not work, and why.
+    pub async fn probe(&self) -> Result<(), StorageError> {
+        let attempts_max = self.patience.attempts_max.min(Patience::PROBE.attempts_max);
+        let this = self.clone().with_patience(Patience { attempts_max, ..self.patience });
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let path = format!("probe-{}-{:x}", std::process::id(), now.as_nanos());
+        let written = Bytes::from(path.clone());
+        this.put(&path, written.clone()).await?;
+        let read = this.get(&path).await?;
+        this.delete(&path).await?;
+        if read == written {
+            return Ok(());
+        }
+        let reason = format!("wrote {} bytes, read {} others", written.len(), read.len());
+        Err(StorageError::Unavailable { url: self.url.to_string(), path, attempts: 1, reason })
+    }
+
+    fn location(&self, path: &str) -> Result<Path, StorageError> {
+        let parsed = Path::parse(path).map_err(|error| StorageError::BadUrl {
+            url: self.url.to_string(),
+            reason: format!("path {path:?}: {error}; use names with single `/` between them"),
+        })?;
+        Ok(self.prefix.parts().chain(parsed.parts()).collect())
+    }
+
+    async fn put_parts(
+        &self,
+        store: &dyn MultipartStore,
+        path: &str,
+        location: &Path,
+        bytes: &Bytes,
+    ) -> Result<(), StorageError> {
+        let id = self.retry(path, || store.create_multipart(location)).await?;
+        let part_bytes = PART_BYTES.max(bytes.len().div_ceil(PARTS_MAX));
+        let starts = (0..bytes.len()).step_by(part_bytes).enumerate();
+        let put = |(idx, start): (usize, usize)| {
+            let part = bytes.slice(start..bytes.len().min(start + part_bytes));
+            let id = &id;
+            async move {
+                let put = || store.put_part(location, id, idx, PutPayload::from(part.clone()));
+                self.retry(path, put).await
+            }
+        };
+        let stored = stream::iter(starts.map(put)).buffered(PARTS_IN_FLIGHT).try_collect().await;
+        let done = match stored {
+            Ok(parts) => {
+                let parts: Vec<_> = parts;
+                let complete = || store.complete_multipart(location, &id, parts.clone());
+                self.retry(path, complete).await.map(|_| ())
+            }
+            Err(error) => Err(error),
+        };
+        let Err(error) = done else { return Ok(()) };
+        // What is left of it costs money on some stores. If that fails too, nothing else helps.
+        let _ = store.abort_multipart(location, &id).await;
+        Err(error)
+    }
+
+    async fn get_parts(
+        &self,
+        path: &str,
+        location: &Path,
+        size: u64,
+    ) -> Result<Bytes, StorageError> {
+        let get = |start: u64| async move {
+            let range = start..size.min(start + PART_BYTES as u64);
+            self.retry(path, || self.store.get_range(location, range.clone())).await
+        };
+        let starts = (0..size).step_by(PART_BYTES);
+        let mut parts = stream::iter(starts.map(get)).buffered(PARTS_IN_FLIGHT);
+        let mut whole = BytesMut::with_capacity(usize::try_from(size).unwrap_or(0));
+        while let Some(part) = parts.try_next().await? {
+            whole.extend_from_slice(&part);
+        }
+        Ok(whole.freeze())
+    }
+
+    /// Does it until it works, its failure will not pass, or patience is at its end.
+    async fn retry<T, F>(&self, path: &str, operation: impl Fn() -> F) -> Result<T, StorageError>
+    where
+        F: Future<Output = object_store::Result<T>>,
+    {
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            let source = match operation().await {
+                Ok(done) => return Ok(done),
+                Err(source) => source,
+            };
+            let (error, passes) = classify(Subject { url: &self.url, path }, attempt, &source);
+            if !passes || attempt >= self.patience.attempts_max {
+                return Err(error);
+            }
+            tokio::time::sleep(self.patience.wait(attempt, spread())).await;
+        }
+    }
+}
+
+/// A number from 0 to 1 that differs between callers. Only waits follow from it.
+fn spread() -> f64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    f64::from(now.subsec_nanos() % 1_000) / 1_000.0
+}

@@ -1,0 +1,53 @@
+//! The main job, whole: an experiment file goes in, real data is trained on, the best trial comes out.
+
+use std::path::Path;
+use std::process::Output;
+
+use serde_json::Value;
+use stoker_tests::{program, repository, said, stoker};
+
+/// Runs an experiment file to its end.
+pub(crate) fn run(file: &Path, root: &Path, more: &[&str]) -> Output {
+    stoker(["run", "--output", "json", "--root"]).arg(root).arg(file).args(more).output().unwrap()
+}
+
+/// The last line that `stoker run --output json` printed.
+pub(crate) fn last_line(output: &Output) -> Value {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().last().unwrap_or_else(|| panic!("no output: {}", said(output)));
+    serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {}", said(output)))
+}
+
+/// Trains an example and compares the best trial's searched metric with what it should reach.
+#[track_caller]
+fn check(file: &str, accuracy: f64) {
+    program("stoker-trainer");
+    let root = tempfile::tempdir().unwrap();
+    let output = run(&repository().join("examples").join(file), root.path(), &[]);
+    assert!(output.status.success(), "{file}: {}", said(&output));
+    let line = last_line(&output);
+    assert_eq!(line["phase"], "Completed", "{file}: {line}");
+    let metric: f64 = line["best"]["metric"].as_str().unwrap().parse().unwrap();
+    assert!(metric >= accuracy, "{file}: {metric} < {accuracy}");
+    assert!(line["best"]["checkpoint"].is_string(), "{file}: {line}");
+}
+
+#[test]
+fn mnist_reaches_97_percent() {
+    check("mnist/const.yaml", 0.97);
+}
+
+#[test]
+fn fashion_mnist_reaches_88_percent() {
+    check("fashion-mnist/const.yaml", 0.88);
+}
+
+#[test]
+fn iris_reaches_95_percent() {
+    check("iris/const.yaml", 0.95);
+}
+
+#[test]
+fn cifar10_subset_reaches_50_percent() {
+    check("cifar10/const.yaml", 0.50);
+}

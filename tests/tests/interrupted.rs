@@ -1,0 +1,183 @@
+//! A search whose trainers and runner are killed at random moments ends like one that nobody touched.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use stoker_tests::{said, stoker};
+
+use crate::first_light::{last_line, run};
+
+/// Four trials with dropout, Adam, shuffling and frequent checkpoints: seconds of work, many moments to be killed in.
+const SEARCH: &str = r#"
+apiVersion: stoker.dev/v1alpha1
+kind: Experiment
+metadata:
+  name: interrupted
+spec:
+  entrypoint:
+    command: [stoker-trainer, mnist]
+  hyperparameters:
+    model: mlp
+    global_batch_size: 64
+    learning_rate: { log: { base: 10, min: -4, max: -2 } }
+    dropout: { double: { min: 0.1, max: 0.5 } }
+  searcher:
+    metric: validation_loss
+    maxLength: { batches: 400 }
+    random: { maxTrials: 4 }
+  minValidationPeriod: { batches: 200 }
+  minCheckpointPeriod: { batches: 25 }
+  schedulingUnit: 10
+  maxRestarts: 1000
+  reproducibility: { experimentSeed: 7 }
+"#;
+
+const NUM_KILLS: u32 = 20;
+
+fn file(folder: &Path) -> PathBuf {
+    let path = folder.join("interrupted.yaml");
+    std::fs::write(&path, SEARCH).unwrap();
+    path
+}
+
+/// Every trial's draw, results and last metrics, by index: what must not depend on what was killed.
+fn trials(root: &Path) -> BTreeMap<u64, Value> {
+    let local: Vec<_> = std::fs::read_dir(root.join("local")).unwrap().collect();
+    assert_eq!(local.len(), 1, "one experiment, one record: {local:?}");
+    let folder = local[0].as_ref().unwrap().path().join("record/trials");
+    let mut all = BTreeMap::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|it| it != "json") {
+            continue;
+        }
+        let trial: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        let facts: Vec<_> = trial["status"]["facts"].as_array().unwrap().clone();
+        let kept = serde_json::json!({
+            "draw": [trial["spec"]["requestId"], trial["spec"]["seed"], trial["spec"]["hyperparameters"]],
+            "phase": trial["status"]["phase"],
+            "facts": facts,
+            "metrics": trial["status"]["metrics"],
+        });
+        all.insert(trial["spec"]["index"].as_u64().unwrap(), kept);
+    }
+    all
+}
+
+/// Processes whose environment names a file under `root`: the trainers of that run.
+fn trainers(root: &Path) -> Vec<Pid> {
+    let needle = format!("STOKER_TRIAL_CONFIG={}", root.display()).into_bytes();
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|it| it.parse::<i32>().ok()) else {
+            continue;
+        };
+        let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
+        if environment.split(|it| *it == 0).any(|it| it.starts_with(&needle)) {
+            found.extend(Pid::from_raw(pid));
+        }
+    }
+    found
+}
+
+fn start(file: &Path, root: &Path) -> Child {
+    stoker(["run", "--slots", "2", "--output", "json", "--root"])
+        .arg(root)
+        .arg(file)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// Numbers without structure, from a seed that a failure names.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}
+
+/// Waits until nothing trains under `root`; the runner that started them is dead.
+#[track_caller]
+fn no_orphans(root: &Path, context: &str) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !trainers(root).is_empty() {
+        assert!(Instant::now() < deadline, "{context}: trainers outlive their runner");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn twenty_kills_change_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = file(folder.path());
+    let (calm, rough) = (folder.path().join("calm"), folder.path().join("rough"));
+
+    let output = run(&file, &calm, &["--slots", "2"]);
+    assert!(output.status.success(), "{}", said(&output));
+
+    let since = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
+    let seed = since.as_nanos() as u64 | 1;
+    let context = format!("seed {seed}");
+    let mut dice = Dice(seed);
+    let mut runner = start(&file, &rough);
+    let mut killed = (0, 0);
+    while killed.0 + killed.1 < NUM_KILLS {
+        std::thread::sleep(Duration::from_millis(100 + dice.below(1500)));
+        if runner.try_wait().unwrap().is_some() {
+            break; // Ended before the last kill: the comparison below still holds.
+        }
+        if dice.below(3) == 0 {
+            runner.kill().unwrap();
+            runner.wait().unwrap();
+            no_orphans(&rough, &context);
+            runner = start(&file, &rough);
+            killed.0 += 1;
+        } else if let Some(victim) = trainers(&rough).first() {
+            let _ = kill_process(*victim, Signal::KILL);
+            killed.1 += 1;
+        }
+    }
+    println!("{context}: killed the runner {} and trainers {} times", killed.0, killed.1);
+    assert!(killed.0 + killed.1 >= NUM_KILLS / 2, "{context}: only {killed:?} kills; train longer");
+    runner.wait().unwrap();
+    no_orphans(&rough, &context);
+
+    let output = run(&file, &rough, &["--slots", "2"]);
+    assert!(output.status.success(), "{context}: {}", said(&output));
+    assert_eq!(last_line(&output)["phase"], "Completed", "{context}");
+    assert_eq!(trials(&rough), trials(&calm), "{context}");
+}
+
+#[test]
+fn a_stopped_run_goes_on_where_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = file(folder.path());
+    let (calm, stopped) = (folder.path().join("calm"), folder.path().join("stopped"));
+    assert!(run(&file, &calm, &["--slots", "2"]).status.success());
+
+    let mut runner = start(&file, &stopped);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while trainers(&stopped).is_empty() {
+        assert!(Instant::now() < deadline, "no trial started");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::thread::sleep(Duration::from_millis(1500));
+    kill_process(Pid::from_child(&runner), Signal::INT).unwrap();
+    let status = runner.wait().unwrap();
+    assert_eq!(status.code(), Some(3), "stopped before the end: {status}");
+    no_orphans(&stopped, "after Ctrl-C");
+
+    let output = run(&file, &stopped, &["--slots", "2"]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(trials(&stopped), trials(&calm));
+}

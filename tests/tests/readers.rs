@@ -1,0 +1,149 @@
+//! What a run leaves is read by others: TensorBoard, pandas, an S3 client's server.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use stoker_tests::{cache, repository, said, stoker};
+
+use crate::first_light::{last_line, run};
+
+/// Python with the readers, and the S3 server beside it; scripts/fetch-tools makes them.
+fn tool(name: &str) -> std::path::PathBuf {
+    let path = cache().join("tools/python-1/bin").join(name);
+    assert!(path.exists(), "{} is missing; run scripts/fetch-tools", path.display());
+    path
+}
+
+/// Prints, of a run's first trial, the last training loss by TensorBoard's reader and the number of rows by pandas.
+const READ: &str = r#"
+import glob, sys
+import pandas
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+trial = sys.argv[1]
+events = EventAccumulator(trial + "/tensorboard")
+events.Reload()
+tags = sorted(events.Tags()["scalars"])
+rows = pandas.concat(pandas.read_json(path, lines=True) for path in sorted(glob.glob(trial + "/metrics/*.jsonl")))
+training = rows[rows["group"] == "training"]
+tag = [it for it in tags if it.startswith("training") and it.endswith("loss")][0]
+series = events.Scalars(tag)
+last = training.sort_values("batches").iloc[-1]
+assert series[-1].step == last["batches"], (series[-1], last)
+assert abs(series[-1].value - last["metrics"]["loss"]) < 1e-6 * max(1, abs(series[-1].value)), (series[-1], last)
+assert len(series) == len(training), (len(series), len(training))
+assert any(it.startswith("validation") for it in tags), tags
+print(len(training), "rows agree")
+"#;
+
+#[test]
+fn tensorboard_and_pandas_read_the_metrics() {
+    let root = tempfile::tempdir().unwrap();
+    let output = run(&repository().join("examples/iris/const.yaml"), root.path(), &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    let trials = glob_trials(root.path());
+    let read = Command::new(tool("python")).args(["-c", READ]).arg(&trials[0]).output().unwrap();
+    assert!(read.status.success(), "{}", said(&read));
+}
+
+/// Folders `NAMESPACE/EXPERIMENT/trials/INDEX` under a root, sorted.
+fn glob_trials(root: &Path) -> Vec<std::path::PathBuf> {
+    let mut found = Vec::new();
+    let folders = |path: &Path| -> Vec<_> {
+        let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+        entries.map(|it| it.path()).filter(|it| it.is_dir()).collect()
+    };
+    for namespace in folders(root) {
+        for experiment in folders(&namespace) {
+            found.extend(folders(&experiment.join("trials")));
+        }
+    }
+    found.sort();
+    assert!(!found.is_empty(), "no trial under {}", root.display());
+    found
+}
+
+/// A server that is ended when the test is.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Starts an S3 server on loopback with one bucket, `runs`.
+fn s3_server(folder: &Path) -> (Server, u16) {
+    let ports: Vec<u16> = (0..8).map(|_| free_port()).collect();
+    let [s3, filer, master, volume, s3_grpc, filer_grpc, master_grpc, volume_grpc] = ports[..]
+    else {
+        unreachable!("eight ports were taken")
+    };
+    let config = folder.join("s3.json");
+    let identity = r#"{"identities":[{"name":"test","credentials":[{"accessKey":"test","secretKey":"secret"}],"actions":["Admin","Read","Write","List"]}]}"#;
+    std::fs::write(&config, identity).unwrap();
+    let log = std::fs::File::create(folder.join("weed.log")).unwrap();
+    let server = Command::new(tool("weed"))
+        .args(["server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", "-filer", "-volume.max=10"])
+        .args([format!("-s3.port={s3}"), format!("-s3.port.grpc={s3_grpc}")])
+        .args([format!("-filer.port={filer}"), format!("-filer.port.grpc={filer_grpc}")])
+        .args([format!("-master.port={master}"), format!("-master.port.grpc={master_grpc}")])
+        .args([format!("-volume.port={volume}"), format!("-volume.port.grpc={volume_grpc}")])
+        .args([format!("-dir={}", folder.display()), format!("-s3.config={}", config.display())])
+        .current_dir(folder)
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .unwrap();
+    let server = Server(server);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let made = Command::new(tool("weed"))
+            .args(["shell", &format!("-master=127.0.0.1:{master}.{master_grpc}")])
+            .args([format!("-filer=127.0.0.1:{filer}.{filer_grpc}")])
+            .current_dir(folder)
+            .stdin(bucket_commands(folder))
+            .output()
+            .unwrap();
+        let listed = String::from_utf8_lossy(&made.stdout).contains("runs");
+        if listed && std::net::TcpStream::connect(("127.0.0.1", s3)).is_ok() {
+            return (server, s3);
+        }
+        let log = || std::fs::read_to_string(folder.join("weed.log")).unwrap_or_default();
+        assert!(Instant::now() < deadline, "no S3 server: {}\n{}", said(&made), log());
+        std::thread::sleep(Duration::from_millis(500));
+    }
+}
+
+fn bucket_commands(folder: &Path) -> std::fs::File {
+    let path = folder.join("commands");
+    std::fs::write(&path, "s3.bucket.create -name runs\ns3.bucket.list\n").unwrap();
+    std::fs::File::open(path).unwrap()
+}
+
+#[test]
+fn a_whole_run_lives_in_an_s3_bucket() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_server, port) = s3_server(folder.path());
+    let output = stoker(["run", "--output", "json", "--root", "s3://runs/team"])
+        .args([
+            "--set".to_owned(),
+            format!("spec.checkpointStorage.endpoint=http://127.0.0.1:{port}"),
+        ])
+        .arg(repository().join("examples/iris/random.yaml"))
+        .env("AWS_ACCESS_KEY_ID", "test")
+        .env("AWS_SECRET_ACCESS_KEY", "secret")
+        .env("XDG_STATE_HOME", folder.path().join("state"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    let line = last_line(&output);
+    assert_eq!(line["phase"], "Completed", "{line}");
+    assert!(line["best"]["checkpoint"].as_str().is_some_and(|it| !it.is_empty()), "{line}");
+}

@@ -1,4 +1,5 @@
-//! Which experiments can run. What passed here is a [`ValidExperiment`], and nothing after it fails because of what
+//! Which experiments can run. What passed here is a [`ValidExperiment`], and nothing after it
+//! fails because of what
 //! the user wrote.
 
 mod rules;
@@ -73,7 +74,8 @@ pub fn validate(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment, Ve
     rules::check(name, spec)
 }
 
-/// The seed of an experiment that sets none: from 0 to 2^31 - 1, the same for the same id on every machine.
+/// The seed of an experiment that sets none: from 0 to 2^31 - 1, the same for the same id on every
+/// machine.
 ///
 /// # Examples
 ///
@@ -150,3 +152,6 @@ impl fmt::Display for FieldError {
 }
 
 impl std::error::Error for FieldError {}
+
+#[cfg(test)]
+mod tests;

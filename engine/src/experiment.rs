@@ -1,7 +1,8 @@
 //! The fold of recorded facts into a search, and what follows from it for the experiment.
 //!
-//! Facts that have a place are replayed in its order; facts without one get the next places, by trial and then by age.
-//! Whatever a fold says of a trial beyond what is granted to it becomes a grant. Nothing is remembered between plans.
+//! Facts that have a place are replayed in its order; facts without one get the next places, by
+//! trial and then by age. Whatever a fold says of a trial beyond what is granted to it becomes a
+//! grant. Nothing is remembered between plans.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -15,10 +16,11 @@ pub use crate::trial::TrialRecord;
 use crate::search::{Action, Draw, Event, Outcome, Search, SearchConfig, outcome};
 use crate::trial::{closed, granted_units};
 
-/// What is to be done, in this order: all grants, then creates by index, then stops, then the status.
+/// What is to be done, in this order: all grants, then creates by index, then stops, then the
+/// status.
 ///
-/// A grant must be recorded before anything that follows from it exists, so cutting the list anywhere and planning again
-/// gives the rest. `status` is what holds once all of it was done.
+/// A grant must be recorded before anything that follows from it exists, so cutting the list
+/// anywhere and planning again gives the rest. `status` is what holds once all of it was done.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExperimentPlan {
     /// Grants to add to `spec.grants`, by trial index, in order.
@@ -35,9 +37,10 @@ pub struct ExperimentPlan {
 
 /// Folds the recorded facts into the search and says what is to be done.
 ///
-/// `trials_created` is the experiment's recorded status; an index below it, or below a recorded one, that has no record
-/// was deleted: it counts as closed from its start, its facts count no more, and it is not created again. With
-/// `cancelled` no trial is created and all open ones are in `stop`.
+/// `trials_created` is the experiment's recorded status; an index below it, or below a recorded
+/// one, that has no record was deleted: it counts as closed from its start, its facts count no
+/// more, and it is not created again. With `cancelled` no trial is created and all open ones are in
+/// `stop`.
 pub fn plan(
     config: &SearchConfig,
     trials: &[TrialRecord],
@@ -196,7 +199,8 @@ impl<'a> Fold<'a> {
     }
 }
 
-/// Grants for trials whose length another trial's fact raised: their own latest fact is placed once more.
+/// Grants for trials whose length another trial's fact raised: their own latest fact is placed once
+/// more.
 fn raises(
     trials: &BTreeMap<u32, &TrialRecord>,
     grants: &[(u32, Grant)],
@@ -247,8 +251,8 @@ fn trained(config: &SearchConfig, record: &TrialRecord) -> f64 {
 
 /// The trial with the best metric: NaN last, then the lowest index.
 ///
-/// A trial counts by its best result. One without a result, because its program stopped early, counts by its best
-/// checkpoint.
+/// A trial counts by its best result. One without a result, because its program stopped early,
+/// counts by its best checkpoint.
 fn best(smaller_is_better: bool, trials: &BTreeMap<u32, &TrialRecord>) -> Option<BestTrial> {
     let of_trial = |record: &TrialRecord| {
         let results = record.status.facts.iter().filter_map(|it| match it {

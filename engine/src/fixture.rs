@@ -73,7 +73,8 @@ pub(crate) fn checkpointed(name: &str, metric: Option<&str>) -> ReportEvent {
     }
 }
 
-/// Promotes the better of two trials once both have a result, and stops the other: what a method that compares does.
+/// Promotes the better of two trials once both have a result, and stops the other: what a method
+/// that compares does.
 #[derive(Debug, Default)]
 pub(crate) struct BetterOfTwo {
     losses: BTreeMap<u32, f64>,

@@ -1,4 +1,5 @@
-//! Every decision, pure: which trials there are, how long each trains, when it restarts and what is kept.
+//! Every decision, pure: which trials there are, how long each trains, when it restarts and what is
+//! kept.
 //!
 //! ```text
 //!   recorded facts -> search: Event -> Action: Create, Continue, Stop, Shutdown
@@ -6,8 +7,9 @@
 //!   one record     -> trial: start, wait, close; report -> record; record -> directive
 //! ```
 //!
-//! The crate decides and never does. It opens no socket, reads no clock and draws no ambient randomness: the same
-//! seed and the same facts give the same answers on every machine, whichever runner asks.
+//! The crate decides and never does. It opens no socket, reads no clock and draws no ambient
+//! randomness: the same seed and the same facts give the same answers on every machine, whichever
+//! runner asks.
 //!
 //! # Reading order
 //!
@@ -20,8 +22,10 @@
 //! # Invariants
 //!
 //! - **Every created trial is closed exactly once**, and `Shutdown` follows the last close.
-//! - **Repeats are harmless.** An event handled twice, or a report recorded twice, changes nothing more.
-//! - **A plan may be cut anywhere.** Planning again after any first part of a plan was applied gives the rest.
+//! - **Repeats are harmless.** An event handled twice, or a report recorded twice, changes nothing
+//!   more.
+//! - **A plan may be cut anywhere.** Planning again after any first part of a plan was applied
+//!   gives the rest.
 
 pub mod search;
 pub mod trial;

@@ -23,10 +23,12 @@ struct Candidate<'a> {
     checkpoint: &'a CheckpointRecord,
 }
 
-/// The checkpoints to delete, as (trial, name), by trial and age. `trials` has each trial's checkpoints, oldest first.
+/// The checkpoints to delete, as (trial, name), by trial and age. `trials` has each trial's
+/// checkpoints, oldest first.
 ///
-/// A NaN metric ranks last. **Ties go to fewer batches**, then to the lower trial index, then to the older checkpoint:
-/// of checkpoints with one metric, the first is the best and the last is the latest.
+/// A NaN metric ranks last. **Ties go to fewer batches**, then to the lower trial index, then to
+/// the older checkpoint: of checkpoints with one metric, the first is the best and the last is the
+/// latest.
 pub fn deletable(
     policy: &CheckpointStorage,
     smaller_is_better: bool,
@@ -77,15 +79,14 @@ mod tests {
     /// `counts` are best of the experiment, best of the trial, latest of the trial.
     fn check(trials: &[Trial<'_>], smaller_is_better: bool, counts: [u32; 3], expected: &str) {
         let records = |checkpoints: &[(&str, Option<f64>)]| -> Vec<_> {
-            let record = |(batches, &(name, metric)): (u64, &(&str, Option<f64>))| {
-                CheckpointRecord {
+            let record =
+                |(batches, &(name, metric)): (u64, &(&str, Option<f64>))| CheckpointRecord {
                     name: name.to_owned(),
                     batches,
                     metric: metric.map(number::format),
                     manifest_sha256: String::new(),
                     bytes: 1,
-                }
-            };
+                };
             (1..).zip(checkpoints).map(record).collect()
         };
         let [save_experiment_best, save_trial_best, save_trial_latest] = counts;

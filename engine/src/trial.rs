@@ -1,4 +1,5 @@
-//! One trial's record: attempts and restarts, what reports add to it, and what its trainer is answered.
+//! One trial's record: attempts and restarts, what reports add to it, and what its trainer is
+//! answered.
 //!
 //! ```text
 //!   next -> Start -> begin_attempt -> record_report, directive ... -> end_attempt -> next ...
@@ -19,7 +20,8 @@ use stoker_api::trial::{
 /// Checkpoints named to an attempt: the newest one, and so many to fall back to, less one.
 pub const RESUME_FROM_MAX: usize = 16;
 
-/// Attempts that failed by what is under the program, without a new checkpoint, after which a trial has failed.
+/// Attempts that failed by what is under the program, without a new checkpoint, after which a trial
+/// has failed.
 pub const INFRASTRUCTURE_ATTEMPTS_MAX: u32 = 10;
 
 /// What is recorded of a trial.
@@ -142,8 +144,8 @@ pub fn next(record: &TrialRecord, wanted: Wanted) -> Next {
     }
 }
 
-/// Records that an attempt begins. To be written before anything of the attempt exists. Does nothing where the trial is
-/// closed or an attempt with this number, or a later one, was recorded.
+/// Records that an attempt begins. To be written before anything of the attempt exists. Does
+/// nothing where the trial is closed or an attempt with this number, or a later one, was recorded.
 pub fn begin_attempt(record: &mut TrialRecord, number: u32) {
     if closed(record).is_some() || number < next_attempt(record) {
         return;
@@ -153,15 +155,20 @@ pub fn begin_attempt(record: &mut TrialRecord, number: u32) {
     record.status.attempts.push(attempt);
 }
 
-/// Records how the live attempt ended, and closes the trial where that is its end. Does nothing if no attempt is alive.
+/// Records how the live attempt ended, and closes the trial where that is its end. Does nothing if
+/// no attempt is alive.
 ///
 /// | end | what follows |
 /// |---|---|
-/// | `Completed` | closed: `Completed` with a result at the granted length, else `StoppedEarly` (it stopped itself) |
+/// | `Completed` | closed: `Completed` with a result at the granted length, else `StoppedEarly` |
 /// | `Preempted` | runs again; counts for nothing |
 /// | `InvalidHyperparameters` | closed |
 /// | `UserError` | a restart; closed as `Failed` when there are more than `max_restarts` |
-/// | `Infrastructure` | runs again; closed as `Failed` at `infrastructure_attempts_max` without a new checkpoint |
+/// | `Infrastructure` | runs again; closed as `Failed` at the limit without a new checkpoint |
+///
+/// A program that exits as completed before the granted length has stopped itself, as early
+/// stopping does. Lost attempts count from the one that wrote the newest checkpoint, whatever other
+/// ends are between them.
 pub fn end_attempt(
     record: &mut TrialRecord,
     end: AttemptEnd,
@@ -182,8 +189,7 @@ pub fn end_attempt(
     match end {
         AttemptEnd::Completed => {
             let has_result = result_at(record, granted_units(&record.spec)).is_some();
-            let cause =
-                if has_result { CloseCause::Completed } else { CloseCause::StoppedEarly };
+            let cause = if has_result { CloseCause::Completed } else { CloseCause::StoppedEarly };
             close(record, cause, message);
         }
         AttemptEnd::Preempted => {}
@@ -236,16 +242,12 @@ pub fn directive(record: &TrialRecord, attempt: u32, wanted: Wanted) -> Directiv
     }
 }
 
-/// Adds what a report says to the record. The first recorded wins: a report that comes twice, or a result or checkpoint
-/// that a resumed attempt makes again, changes nothing.
+/// Adds what a report says to the record. The first recorded wins: a report that comes twice, or a
+/// result or checkpoint that a resumed attempt makes again, changes nothing.
 ///
-/// A result is taken at lengths that were granted, and only there. A searched metric that the report lacks, or that is
-/// no number, is NaN.
-pub fn record_report(
-    record: &mut TrialRecord,
-    report: &Report,
-    searched_metric: &str,
-) -> Recorded {
+/// A result is taken at lengths that were granted, and only there. A searched metric that the
+/// report lacks, or that is no number, is NaN.
+pub fn record_report(record: &mut TrialRecord, report: &Report, searched_metric: &str) -> Recorded {
     if closed(record).is_some() || live_attempt(record) != Some(report.attempt) {
         return Recorded::Fenced;
     }

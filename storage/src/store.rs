@@ -319,3 +319,6 @@ fn spread() -> f64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     f64::from(now.subsec_nanos() % 1_000) / 1_000.0
 }
+
+#[cfg(test)]
+mod tests;

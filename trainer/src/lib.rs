@@ -1,1 +1,54 @@
-//! Trains.
+//! Trains models made with [burn], the same program on a laptop and in a gang of ranks.
+//!
+//! There are two ways in, each a few lines on the one below it:
+//!
+//! * [`Trial`] and [`main`]: says what to train; an experiment says with which hyperparameters, how
+//!   long, and when to validate and save.
+//! * [`run`] and [`Context::fit`]: a script that drives itself.
+//!
+//! The pieces that a training is made of: [`Data`], in an order that is a function of the seed;
+//! [`StepOutput`], loss and metrics as sums and counts; [`Optimizers`], with their schedules;
+//! [`Callback`]s. A training that is stopped after any batch and resumed, in this process or
+//! another, gives the bits of one that was not.
+//!
+//! # Metric names
+//!
+//! A step names its metrics, such as `loss` and `accuracy`. Training reports them under these names,
+//! validation as `validation_loss` and `validation_accuracy`. Callbacks know the latter as `val_loss`
+//! and `val_accuracy`, and an experiment's searched metric may be written either way.
+
+// Trained models come out of modules in reading order: what a user writes first.
+mod callback;
+mod context;
+mod data;
+mod error;
+mod optim;
+mod step;
+mod train;
+
+mod collective;
+mod record;
+mod rng;
+mod session;
+mod stop;
+mod terminal;
+
+pub mod checkpoint;
+pub mod datasets;
+pub mod metrics;
+pub mod reporter;
+mod tensorboard;
+
+pub use burn;
+
+pub use callback::{Callback, Control, EarlyStopping, Logs};
+pub use collective::Collective;
+pub use context::Context;
+pub use data::{At, Data, Loader, Permutation, Plan, Rows, Source};
+pub use error::{Error, Interrupted, InvalidHyperparameters, Result};
+pub use optim::{Optimizers, Schedule};
+pub use rng::key;
+pub use step::{Metrics, Number, StepOutput};
+pub use train::{
+    Fit, Fitted, Standalone, Step, Trial, init, main, main_with, run, run_trial,
+};

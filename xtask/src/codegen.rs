@@ -1,4 +1,5 @@
-//! Custom resource definitions from the Rust types, as YAML that is read in reviews and applied as it is.
+//! Custom resource definitions from the Rust types, as YAML that is read in reviews and applied as
+//! it is.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -28,7 +28,8 @@ fn records(facts: &[(u32, &[Fact])]) -> Vec<TrialRecord> {
     facts.iter().map(record).collect()
 }
 
-/// A plan in words: `1@3=9` grants trial 1's fact the place 3 and the length 9, `+2` creates a trial, `-0` stops one.
+/// A plan in words: `1@3=9` grants trial 1's fact the place 3 and the length 9, `+2` creates a
+/// trial, `-0` stops one.
 fn written(plan: &ExperimentPlan) -> String {
     let grants = plan.grants.iter().map(|(trial, it)| format!("{trial}@{}={}", it.order, it.units));
     let creates = plan.create.iter().map(|it| format!("+{}", it.index));

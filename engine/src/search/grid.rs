@@ -123,9 +123,8 @@ mod tests {
     fn doubles_and_exponents_include_both_ends() {
         let double =
             |min, max, count| Parameter::Double(DoubleRange { min, max, count: Some(count) });
-        let log = |min, max, count| {
-            Parameter::Log(LogRange { base: 10.0, min, max, count: Some(count) })
-        };
+        let log =
+            |min, max, count| Parameter::Log(LogRange { base: 10.0, min, max, count: Some(count) });
         check(&double(0.0, 1.0, 1), json!([0.5]));
         check(&double(0.0, 1.0, 3), json!([0.0, 0.5, 1.0]));
         check(&log(-3.0, -1.0, 3), json!([0.001, 0.01, 0.1]));

@@ -18,7 +18,8 @@ pub enum Step {
         /// The length.
         units: u64,
     },
-    /// The trial may train on to this length: it may have waited, and the event may be another trial's.
+    /// The trial may train on to this length: it may have waited, and the event may be another
+    /// trial's.
     Continue {
         /// The trial's index.
         trial: u32,
@@ -34,21 +35,22 @@ pub enum Step {
 
 /// How trials are chosen and compared.
 ///
-/// A method sees each result and each close once, in the recorded order, and answers by [`Step`]s. It answers nothing
-/// where it cannot decide yet: the trial then waits, and a later event may continue or stop it. It reads nothing but its
-/// arguments: the same events give the same steps.
+/// A method sees each result and each close once, in the recorded order, and answers by [`Step`]s.
+/// It answers nothing where it cannot decide yet: the trial then waits, and a later event may
+/// continue or stop it. It reads nothing but its arguments: the same events give the same steps.
 pub trait SearchMethod: Debug + Send {
     /// The trials to begin with.
     fn start(&mut self) -> Vec<Step>;
 
-    /// What follows from a result at a granted length. `loss` is the metric, signed so that less is better; NaN is
-    /// infinity.
+    /// What follows from a result at a granted length. `loss` is the metric, signed so that less is
+    /// better; NaN is infinity.
     fn on_result(&mut self, trial: u32, units: u64, loss: f64) -> Vec<Step>;
 
     /// What follows from the end of a trial.
     fn on_closed(&mut self, trial: u32, cause: CloseCause) -> Vec<Step>;
 
-    /// The hyperparameters of the next trial; called once for each [`Step::Create`], in order. `None`: no more.
+    /// The hyperparameters of the next trial; called once for each [`Step::Create`], in order.
+    /// `None`: no more.
     fn draw(&mut self, random: &mut Random) -> Option<Value>;
 
     /// Trials that there will be in all, as far as is known.
@@ -58,8 +60,9 @@ pub trait SearchMethod: Debug + Send {
     fn lengths(&self) -> Vec<(u64, u64)>;
 }
 
-/// Replacements of trials with invalid hyperparameters, for each trial wanted. Without a bound, a program that refuses
-/// everything would be asked for ever; with this one, a space of which a hundredth is valid is still searched.
+/// Replacements of trials with invalid hyperparameters, for each trial wanted. Without a bound, a
+/// program that refuses everything would be asked for ever; with this one, a space of which a
+/// hundredth is valid is still searched.
 pub const REPLACEMENTS_PER_TRIAL_MAX: u32 = 100;
 
 /// Trials drawn at random; a single one is a special case.
@@ -75,8 +78,9 @@ pub struct RandomMethod {
 }
 
 impl RandomMethod {
-    /// `trials_max` trials, `concurrent_max` at a time (0: all). A trial with invalid hyperparameters is replaced, at
-    /// most [`REPLACEMENTS_PER_TRIAL_MAX`] times `trials_max` times.
+    /// `trials_max` trials, `concurrent_max` at a time (0: all). A trial with invalid
+    /// hyperparameters is replaced, at most [`REPLACEMENTS_PER_TRIAL_MAX`] times `trials_max`
+    /// times.
     pub fn new(space: Space, units_max: u64, trials_max: u32, concurrent_max: u32) -> Self {
         let replacements_max = trials_max.saturating_mul(REPLACEMENTS_PER_TRIAL_MAX);
         Self {
@@ -133,7 +137,8 @@ impl SearchMethod for RandomMethod {
     }
 }
 
-/// A trial for every point of a grid, the last point first. Invalid hyperparameters are not replaced.
+/// A trial for every point of a grid, the last point first. Invalid hyperparameters are not
+/// replaced.
 #[derive(Debug)]
 pub struct GridMethod {
     grid: Grid,

@@ -1,4 +1,5 @@
-//! Hyperparameter search as a state machine: told what happened to trials, it says what should happen next.
+//! Hyperparameter search as a state machine: told what happened to trials, it says what should
+//! happen next.
 //!
 //! ```text
 //!              Event                             Action
@@ -6,8 +7,9 @@
 //!   Closed { trial, cause }              Stop { trial }, Shutdown { outcome }
 //! ```
 //!
-//! [`Search`] keeps the books (who is closed, who has which length, what was drawn); a [`method::SearchMethod`] only
-//! decides. A trial with a result at its granted length and neither `Continue` nor `Stop` waits undecided.
+//! [`Search`] keeps the books (who is closed, who has which length, what was drawn); a
+//! [`method::SearchMethod`] only decides. A trial with a result at its granted length and neither
+//! `Continue` nor `Stop` waits undecided.
 
 pub mod method;
 pub mod rng;
@@ -130,8 +132,8 @@ pub enum Outcome {
 
 /// How trials that ended so make a search end.
 ///
-/// Deleted trials count no more, and neither do trials with invalid hyperparameters unless there are no others: then
-/// nothing could be trained, which is a failure.
+/// Deleted trials count no more, and neither do trials with invalid hyperparameters unless there
+/// are no others: then nothing could be trained, which is a failure.
 pub(crate) fn outcome(causes: impl IntoIterator<Item = CloseCause>) -> Outcome {
     let (mut num_failed, mut num_cancelled, mut num_invalid, mut num_ended) = (0, 0, 0, 0);
     for cause in causes {
@@ -205,8 +207,8 @@ impl Search {
 
     /// What follows from an event.
     ///
-    /// Nothing follows from an event that was handled before, nor from one of a trial that is unknown or closed, nor
-    /// from a result at a length that was not granted.
+    /// Nothing follows from an event that was handled before, nor from one of a trial that is
+    /// unknown or closed, nor from a result at a length that was not granted.
     pub fn handle(&mut self, event: Event) -> Vec<Action> {
         let steps = match event {
             Event::Result { trial, units, metric } => self.on_result(trial, units, metric),
@@ -215,12 +217,14 @@ impl Search {
         self.carry_out(steps.unwrap_or_default())
     }
 
-    /// The part of the search that is done, from 0 to 1. Open trials count by the results they have.
+    /// The part of the search that is done, from 0 to 1. Open trials count by the results they
+    /// have.
     pub fn progress(&self) -> f64 {
         self.progress_with(|_| 0.0)
     }
 
-    /// As [`progress`](Self::progress), where `fraction` says how much of `units_max` an open trial has trained.
+    /// As [`progress`](Self::progress), where `fraction` says how much of `units_max` an open trial
+    /// has trained.
     pub(crate) fn progress_with(&self, fraction: impl Fn(u32) -> f64) -> f64 {
         if self.is_shut_down {
             return 1.0;

@@ -1,6 +1,7 @@
 //! Random numbers fixed by a specification: MT19937, the generator of `numpy.random.RandomState`.
 //!
-//! Searches of the reference draw from it, so the same seed gives the same hyperparameters here as there.
+//! Searches of the reference draw from it, so the same seed gives the same hyperparameters here as
+//! there.
 
 use std::fmt;
 

@@ -24,9 +24,7 @@ fn sample_parameter(parameter: &Parameter, random: &mut Random) -> Value {
             Value::from(range.min.wrapping_add(offset as i64))
         }
         Parameter::Double(range) => json_number(random.uniform(range.min, range.max)),
-        Parameter::Log(range) => {
-            json_number(range.base.powf(random.uniform(range.min, range.max)))
-        }
+        Parameter::Log(range) => json_number(range.base.powf(random.uniform(range.min, range.max))),
         Parameter::Categorical(values) => {
             let idx = random.up_to((values.len() as u64).saturating_sub(1));
             values.get(idx as usize).cloned().unwrap_or_default()
@@ -39,9 +37,11 @@ pub(crate) fn json_number(value: f64) -> Value {
     Number::from_f64(value).map_or(Value::Null, Value::Number)
 }
 
-/// The form in which hyperparameters are recorded and compared: every whole number that an `i64` holds is an integer.
+/// The form in which hyperparameters are recorded and compared: every whole number that an `i64`
+/// holds is an integer.
 ///
-/// JSON through an API server turns 1.0 into 1. Once in this form, a value comes back from there as it was.
+/// JSON through an API server turns 1.0 into 1. Once in this form, a value comes back from there as
+/// it was.
 ///
 /// # Examples
 ///

@@ -92,7 +92,8 @@ fn empty_groups_are_kept_and_constants_draw_nothing() {
     assert_eq!((&draws[0].request_id, draws[0].seed), (&random.uuid(), random.seed()));
 }
 
-/// Closes trials in the order of `causes`, each followed by what it made: `+2` a trial with index 2, `!` the shutdown.
+/// Closes trials in the order of `causes`, each followed by what it made: `+2` a trial with index
+/// 2, `!` the shutdown.
 fn check(method: Method, causes: &[(u32, CloseCause)], expected: &str) {
     let written = |actions: Vec<Action>| {
         let word = |it| match it {
@@ -148,9 +149,9 @@ fn single_and_grid_do_not_replace() {
 
 #[test]
 fn repeats_strangers_and_late_events_make_nothing() {
-    let causes = [(9, Completed), (0, Completed), (0, Failed), (1, Completed), (1, Completed)];
-    let random = Method::Random { max_trials: 2, max_concurrent: 1 };
-    check(random, &causes, "+0; ; +1; ; !Completed; ");
+    let causes = [(9, Failed), (0, Completed), (0, Failed), (1, Failed), (2, Failed), (2, Failed)];
+    let random = Method::Random { max_trials: 3, max_concurrent: 1 };
+    check(random, &causes, "+0; ; +1; ; +2; !Completed; ");
 }
 
 #[test]

@@ -20,7 +20,8 @@ enum Step {
 use AttemptEnd::{Completed, Infrastructure, InvalidHyperparameters, Preempted, UserError};
 use Step::{Checkpoint, End};
 
-/// Runs the steps, beginning an attempt where none is alive; says how the trial stands and how many attempts it had.
+/// Runs the steps, beginning an attempt where none is alive; says how the trial stands and how many
+/// attempts it had.
 fn check(steps: &[Step], expected: (Option<CloseCause>, u32, usize)) {
     let mut record = plain_record(0);
     for (batches, step) in (1..).zip(steps) {
@@ -204,7 +205,7 @@ fn a_result_without_a_usable_metric_is_nan() {
 #[test]
 fn reports_of_another_attempt_are_fenced() {
     let mut record = plain_record(0);
-    let mut send = |record: &mut TrialRecord, attempt| {
+    let send = |record: &mut TrialRecord, attempt| {
         record_report(record, &report(attempt, 1, validated("0.5", Some(9))), "loss")
     };
     assert_eq!(send(&mut record, 0), Recorded::Fenced, "not begun");

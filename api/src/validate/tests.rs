@@ -1,0 +1,165 @@
+//! Each rule, by an experiment that breaks it alone.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+fn good() -> Value {
+    json!({
+        "entrypoint": { "command": ["train"] },
+        "hyperparameters": { "rate": { "log": { "min": -4, "max": -1 } }, "batch": 64 },
+        "searcher": { "metric": "loss", "maxLength": { "epochs": 3 }, "random": { "maxTrials": 4 } },
+    })
+}
+
+fn run(name: &str, value: Value) -> Result<ValidExperiment, Vec<FieldError>> {
+    validate(name, &serde_json::from_value(value).unwrap())
+}
+
+/// Sets what is at `pointer` of a good experiment; the one error must be of `path`, and say `words`.
+fn check(pointer: &str, value: Value, path: &str, words: &str) {
+    let mut spec = good();
+    let mut target = &mut spec;
+    for name in pointer.split('/') {
+        target = &mut target[name];
+    }
+    *target = value;
+    let errors = run("x", spec).expect_err(path);
+    let found: Vec<_> = errors.iter().map(|error| error.path.as_str()).collect();
+    assert_eq!(found, [path], "{errors:?}");
+    assert!(errors[0].rule.contains(words), "{words}: {errors:?}");
+}
+
+#[test]
+fn each_rule_names_the_field_it_is_about() {
+    let log = |body: Value| json!({ "log": body });
+    let hyperparameters = "hyperparameters/rate";
+    let rate = |rest: &str| format!("spec.hyperparameters.rate{rest}");
+    check("entrypoint/command", json!([]), "spec.entrypoint.command", "program");
+    check("entrypoint/command", json!([" "]), "spec.entrypoint.command[0]", "first word");
+    check("entrypoint/args", json!(["a\0"]), "spec.entrypoint.args[0]", "NUL");
+    check("data", json!([1]), "spec.data", "object");
+    check("searcher/metric", json!(" "), "spec.searcher.metric", "validation metric");
+    check("searcher/random", Value::Null, "spec.searcher", "none is");
+    check("searcher/single", json!({}), "spec.searcher", "single and random are");
+    check("searcher/random/maxTrials", json!(0), "spec.searcher.random.maxTrials", "at least 1");
+    check("searcher/maxLength", json!({}), "spec.searcher.maxLength", "none is");
+    check("searcher/maxLength/epochs", json!(0), "spec.searcher.maxLength.epochs", "at least 1");
+    check("searcher/maxLength/batches", json!(3), "spec.searcher.maxLength", "batches and epochs");
+    check("minValidationPeriod", json!({}), "spec.minValidationPeriod", "exactly one");
+    check("minCheckpointPeriod", json!({}), "spec.minCheckpointPeriod", "exactly one");
+    check("env", json!([{ "name": "1A" }]), "spec.env[0].name", "begin with a digit");
+    check("env", json!([{ "name": "STOKER_A" }]), "spec.env[0].name", "STOKER_");
+    check("env", json!([{ "name": "A" }, { "name": "A" }]), "spec.env[1].name", "twice");
+    check("env", json!([{ "name": "A", "value": "\0" }]), "spec.env[0].value", "NUL");
+    let storage = "spec.checkpointStorage";
+    check("checkpointStorage/url", json!("ftp://x"), &format!("{storage}.url"), "s3://");
+    check("checkpointStorage/url", json!("s3://"), &format!("{storage}.url"), "s3://");
+    check("checkpointStorage/url", json!("x/y"), &format!("{storage}.url"), "absolute path");
+    check("checkpointStorage/endpoint", json!("x"), &format!("{storage}.endpoint"), "http://");
+    check("resources/slotsPerTrial", json!(0), "spec.resources.slotsPerTrial", "at least 1");
+    check("schedulingUnit", json!(0), "spec.schedulingUnit", "at least 1");
+    check("preemptionTimeoutSeconds", json!(0), "spec.preemptionTimeoutSeconds", "at least 1");
+    let optimizations = "spec.optimizations.aggregationFrequency";
+    check("optimizations/aggregationFrequency", json!(0), optimizations, "at least 1");
+    let seed = "spec.reproducibility.experimentSeed";
+    check("reproducibility/experimentSeed", json!(1_u32 << 31), seed, "2^31");
+    check("hyperparameters", json!(3), "spec.hyperparameters", "object");
+    check("hyperparameters", json!({ "log": {} }), "spec.hyperparameters.log", "no name");
+    let int = json!({ "int": { "min": 1, "max": 2 }, "b": 1 });
+    check(hyperparameters, int, &rate(".int"), "no other key");
+    let wrong = json!({ "min": 2, "max": 2 });
+    check(hyperparameters, log(wrong.clone()), &rate(".log.min"), "less than max, which is 2");
+    check(hyperparameters, json!({ "int": wrong }), &rate(".int.min"), "less than max");
+    check(hyperparameters, log(json!({ "min": 2 })), &rate(".log.max"), "required");
+    check(hyperparameters, log(json!({ "min": 1, "max": 2, "base": 0 })), &rate(".log.base"), "0");
+    check(hyperparameters, log(json!({ "min": 1, "max": 400 })), &rate(".log.max"), "exponents");
+    check(hyperparameters, log(json!({ "min": 1, "max": 2, "x": 0 })), &rate(".log.x"), "unknown");
+    check(hyperparameters, log(json!([1])), &rate(".log"), "must be an object");
+    check(hyperparameters, log(json!({ "min": "a", "max": 2 })), &rate(".log.min"), "finite");
+    for count in [json!(0), json!(-1), json!(1.5), json!("2"), json!(1_u64 << 32)] {
+        let range = json!({ "int": { "min": 1, "max": 2, "count": count } });
+        check(hyperparameters, range, &rate(".int.count"), "at least 1");
+    }
+    let range = json!({ "int": { "min": 1.5, "max": 2 } });
+    check(hyperparameters, range, &rate(".int.min"), "must be an integer");
+    let wide = json!({ "double": { "min": -1.7e308, "max": 1.7e308 } });
+    check(hyperparameters, wide, &rate(".double.max"), "too wide");
+    check(hyperparameters, json!({ "categorical": [] }), &rate(".categorical"), "at least one");
+    check(hyperparameters, json!({ "categorical": 3 }), &rate(".categorical"), "list");
+    check(hyperparameters, json!(1_u64 << 63), &rate(""), "2^63");
+    check(hyperparameters, json!(1e19), &rate(""), "2^63");
+    let nested = json!({ "categorical": [{ "a": [1_u64 << 63] }] });
+    check(hyperparameters, nested, &rate(".categorical[0].a[0]"), "2^63");
+}
+
+#[test]
+fn a_name_is_a_label_of_at_most_40_letters() {
+    let long = "a".repeat(40);
+    for name in ["a", "mnist-3", long.as_str()] {
+        run(name, good()).unwrap();
+    }
+    let longer = "a".repeat(41);
+    for name in ["", "3a", "a-", "-a", "A", "a.b", "a_b", "é", longer.as_str()] {
+        let errors = run(name, good()).expect_err(name);
+        assert_eq!(errors[0].path, "metadata.name", "{name}");
+    }
+}
+
+#[test]
+fn grid_search_names_every_hyperparameter_without_a_count() {
+    let mut spec = good();
+    spec["searcher"] = json!({ "metric": "loss", "maxLength": { "batches": 1 }, "grid": {} });
+    spec["hyperparameters"]["a"] = json!({ "b": { "int": { "min": 1, "max": 3 } } });
+    let errors = run("x", spec.clone()).unwrap_err();
+    let paths: Vec<_> = errors.iter().map(|error| error.path.as_str()).collect();
+    let expected = ["spec.hyperparameters.a.b.int.count", "spec.hyperparameters.rate.log.count"];
+    assert_eq!(paths, expected);
+    for error in errors {
+        let words = "these hyperparameters must specify counts for grid search: a.b, rate";
+        assert_eq!(error.rule, words);
+    }
+    spec["hyperparameters"]["a"]["b"]["int"]["count"] = json!(2);
+    spec["hyperparameters"]["rate"]["log"]["count"] = json!(u32::MAX);
+    assert!(run("x", spec.clone()).unwrap_err()[0].rule.contains("2^32 - 1 trials"));
+    spec["hyperparameters"]["rate"]["log"]["count"] = json!(3);
+    assert_eq!(run("x", spec).unwrap().method, Method::Grid { max_concurrent: 16 });
+}
+
+#[test]
+fn all_errors_come_at_once() {
+    let mut spec = good();
+    spec["entrypoint"]["command"] = json!([]);
+    spec["hyperparameters"]["rate"]["log"]["min"] = json!(3);
+    spec["schedulingUnit"] = json!(0);
+    let errors = run("X", spec).unwrap_err();
+    assert_eq!(errors.len(), 4, "{errors:?}");
+}
+
+#[test]
+fn numbers_have_one_form_whether_or_not_an_api_server_kept_them() {
+    let written = json!({ "a": 1.0, "b": [-0.0, 0.5], "c": { "const": { "d": 2e3 } },
+        "e": { "int": { "min": 1.0, "max": 4, "count": 2.0 } } });
+    let kept = json!({ "a": 1, "b": [0, 0.5], "c": { "const": { "d": 2000 } },
+        "e": { "int": { "min": 1, "max": 4, "count": 2 } } });
+    assert_eq!(Space::parse(&written).unwrap(), Space::parse(&kept).unwrap());
+}
+
+#[test]
+fn seeds_from_ids_are_below_2_to_31_and_do_not_move() {
+    assert!((0..1000).all(|id| derive_seed(&id.to_string()) < SEED_END));
+    let seeds: std::collections::BTreeSet<_> =
+        (0..1000).map(|id| derive_seed(&id.to_string())).collect();
+    assert_eq!(seeds.len(), 1000);
+    assert_eq!(derive_seed(""), SEED_OF_NOTHING);
+}
+
+/// Recorded once: experiments that exist must be drawn again alike.
+const SEED_OF_NOTHING: u32 = 2_056_588_020;
+
+#[test]
+fn a_long_value_is_shortened() {
+    let error = FieldError::new("a", &json!("é".repeat(200)), "b");
+    assert_eq!(error.value.chars().count(), 83);
+    assert_eq!(FieldError::absent("a", "b").to_string(), "a: b");
+}

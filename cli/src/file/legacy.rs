@@ -1,0 +1,230 @@
+//! Files in Determined's format, of 0.12 and later, as experiments of ours: each field is
+//! translated with a note, or
+//! refused.
+
+mod hyperparameters;
+mod parts;
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value, json};
+use stoker_api::names::API_VERSION;
+use stoker_api::validate::{FieldError, NAME_BYTES_MAX, item, member};
+
+use super::schema::unknown_field;
+use super::tree::Tree;
+
+/// Batches of a step of 0.12, unless the file says otherwise.
+const BATCHES_PER_STEP: u64 = 100;
+
+/// What a file became.
+#[derive(Debug)]
+pub(super) struct Translated {
+    /// An Experiment, each field of which has the place of the one it was made from.
+    pub(super) tree: Tree,
+    /// What was translated into what.
+    pub(super) notes: Vec<String>,
+    /// What could not be; paths are the file's own.
+    pub(super) errors: Vec<FieldError>,
+}
+
+/// Whether a file is in Determined's format: it has no `kind`, and a field that every such file
+/// has.
+pub(super) fn is_legacy(value: &Value) -> bool {
+    let has = |name: &str| value.get(name).is_some();
+    let is_ours = has("kind") || has("apiVersion") || has("spec");
+    !is_ours && (has("searcher") || has("hyperparameters") || has("entrypoint"))
+}
+
+/// Translates a file; `stem` names the experiment if the file does not.
+pub(super) fn translate(source: &Tree, stem: &str) -> Translated {
+    let mut work = Work::new(source);
+    work.set("apiVersion", json!(API_VERSION), "");
+    work.set("kind", json!("Experiment"), "");
+    work.name(stem);
+    for part in parts::ALL {
+        part(&mut work);
+    }
+    work.refuse_the_rest();
+    let tree = Tree { value: work.value, places: work.places.places };
+    Translated { tree, notes: work.notes, errors: work.errors }
+}
+
+/// A translation under way.
+struct Work<'a> {
+    source: &'a Tree,
+    value: Value,
+    places: Tree,
+    notes: Vec<String>,
+    errors: Vec<FieldError>,
+    /// Paths of the file that were looked at, with all that is below them or field by field.
+    seen: BTreeSet<String>,
+}
+
+impl<'a> Work<'a> {
+    fn new(source: &'a Tree) -> Self {
+        let mut places = Tree::default();
+        places.places.insert(String::new(), source.place(""));
+        Self {
+            source,
+            value: Value::Object(Map::new()),
+            places,
+            notes: Vec::new(),
+            errors: Vec::new(),
+            seen: BTreeSet::new(),
+        }
+    }
+
+    /// The field at `path` of the file, if it is there and not null; seen from now on.
+    fn take(&mut self, path: &str) -> Option<&'a Value> {
+        let mut value = &self.source.value;
+        for name in path.split('.') {
+            value = value.get(name)?;
+        }
+        self.seen.insert(path.to_owned());
+        (!value.is_null()).then_some(value)
+    }
+
+    /// Sets a field of the experiment, made from the one at `from` of the file.
+    fn set(&mut self, path: &str, value: Value, from: &str) {
+        let mut target = &mut self.value;
+        for name in path.split('.') {
+            if !target.is_object() {
+                *target = Value::Object(Map::new());
+            }
+            target = &mut target[name];
+        }
+        *target = value;
+        self.places.adopt(self.source, from, path);
+        self.places.places.insert(path.to_owned(), self.source.place(from));
+    }
+
+    /// Moves a field as it is.
+    fn carry(&mut self, from: &str, to: &str) {
+        if let Some(value) = self.take(from) {
+            self.set(to, value.clone(), from);
+            if from != to.strip_prefix("spec.").unwrap_or(to) {
+                self.note(from, to);
+            }
+        }
+    }
+
+    fn note(&mut self, from: &str, to: &str) {
+        self.notes.push(format!("{from} -> {to}"));
+    }
+
+    /// Notes that a field was left out, since it says what happens anyway or changes nothing.
+    fn ignore(&mut self, path: &str, why: &str) {
+        if self.take(path).is_some() {
+            self.notes.push(format!("{path}: left out, {why}"));
+        }
+    }
+
+    fn refuse(&mut self, path: &str, value: &Value, rule: &str) {
+        self.errors.push(FieldError::new(path, value, rule));
+    }
+
+    /// An error for every field that nobody looked at.
+    fn refuse_the_rest(&mut self) {
+        let source = self.source;
+        let parents: BTreeSet<String> = self
+            .seen
+            .iter()
+            .filter_map(|path| path.split_once('.').map(|(parent, _)| parent.to_owned()))
+            .collect();
+        let Some(members) = source.value.as_object() else { return };
+        for (name, value) in members {
+            match value.as_object() {
+                Some(fields) if parents.contains(name) || parts::is_group(name) => {
+                    for (field, value) in fields {
+                        self.refuse_unseen(name, field, value);
+                    }
+                }
+                _ => self.refuse_unseen("", name, value),
+            }
+        }
+    }
+
+    fn refuse_unseen(&mut self, parent: &str, name: &str, value: &Value) {
+        let path = member(parent, name);
+        if self.seen.contains(&path) {
+            return;
+        }
+        let known = parts::known(parent);
+        let rule = match known.contains(&name) {
+            true if parts::is_off(value) => return,
+            true => "has no counterpart in Stoker: remove it".to_owned(),
+            false => unknown_field(name, known.iter().copied()),
+        };
+        self.refuse(&path, value, &rule);
+    }
+
+    /// The experiment's name: `name`, else `description`, else the file's.
+    fn name(&mut self, stem: &str) {
+        let text = |value: Option<&Value>| value.and_then(Value::as_str).map(str::to_owned);
+        let candidates = [
+            ("name", text(self.take("name"))),
+            ("description", text(self.take("description"))),
+            ("", Some(stem.to_owned())),
+        ];
+        let named = candidates.into_iter().find_map(|(from, text)| {
+            let slug = slug(&text?);
+            (!slug.is_empty()).then_some((from, slug))
+        });
+        let (from, name) = named.unwrap_or(("", "experiment".to_owned()));
+        let origin = if from.is_empty() { "the file's name" } else { from };
+        self.notes.push(format!("{origin} -> metadata.name: {name}"));
+        self.set("metadata.name", json!(name), from);
+        if let Some(description) = self.take("description") {
+            self.set("spec.description", description.clone(), "description");
+        } else if let Some(name) = self.take("name") {
+            self.set("spec.description", name.clone(), "name");
+        }
+    }
+
+    fn batches_per_step(&mut self) -> u64 {
+        self.take("batches_per_step")
+            .and_then(Value::as_u64)
+            .filter(|batches| *batches > 0)
+            .unwrap_or(BATCHES_PER_STEP)
+    }
+}
+
+/// A text as a name: a DNS label that begins with a letter.
+fn slug(text: &str) -> String {
+    let mut slug = String::new();
+    for char in text.to_lowercase().chars() {
+        let is_plain = char.is_ascii_lowercase() || char.is_ascii_digit();
+        match (is_plain, slug.is_empty()) {
+            (true, true) if char.is_ascii_digit() => slug.push_str(&format!("x{char}")),
+            (true, _) => slug.push(char),
+            (false, false) if !slug.ends_with('-') => slug.push('-'),
+            (false, _) => {}
+        }
+    }
+    slug.truncate(NAME_BYTES_MAX);
+    slug.trim_end_matches('-').to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_becomes_a_label() {
+        let cases = [
+            ("MNIST: CNN (adam)", "mnist-cnn-adam"),
+            ("  --x--  ", "x"),
+            ("3 layers", "x3-layers"),
+            ("été", "t"),
+            ("!!", ""),
+            (
+                "a_very_long_name_that_goes_on_and_on_and_on_and_on",
+                "a-very-long-name-that-goes-on-and-on-and",
+            ),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(slug(text), expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Hyperparameters with a `type` each, as objects whose only key says what they are.
+
+use serde_json::{Map, Value};
+
+use super::{Work, member, unknown_field};
+
+/// Fields of each type: theirs and ours.
+const TYPES: [(&str, &[(&str, &str)]); 3] = [
+    ("int", &[("minval", "min"), ("maxval", "max"), ("count", "count")]),
+    ("double", &[("minval", "min"), ("maxval", "max"), ("count", "count")]),
+    ("log", &[("base", "base"), ("minval", "min"), ("maxval", "max"), ("count", "count")]),
+];
+
+/// Translates all of them.
+pub(super) fn translate(work: &mut Work<'_>) {
+    let Some(value) = work.take("hyperparameters") else { return };
+    let Some(members) = value.as_object() else {
+        work.set("spec.hyperparameters", value.clone(), "hyperparameters");
+        return;
+    };
+    work.set("spec.hyperparameters", Value::Object(Map::new()), "hyperparameters");
+    let mut num_typed = 0;
+    let tree = group(work, members, "hyperparameters", "spec.hyperparameters", &mut num_typed);
+    work.value["spec"]["hyperparameters"] = tree;
+    if num_typed > 0 {
+        work.notes.push(format!(
+            "hyperparameters: {num_typed} with a `type` -> an object whose only key is the type"
+        ));
+    }
+}
+
+fn group(
+    work: &mut Work<'_>,
+    members: &Map<String, Value>,
+    from: &str,
+    to: &str,
+    num_typed: &mut usize,
+) -> Value {
+    let mut group = Map::new();
+    for (name, value) in members {
+        let (from, to) = (member(from, name), member(to, name));
+        work.places.adopt(work.source, &from, &to);
+        let value = match value.as_object() {
+            None => Some(value.clone()),
+            Some(fields) if fields.get("type").is_some() => {
+                *num_typed += 1;
+                parameter(work, fields, &from, &to)
+            }
+            Some(fields) => Some(self::group(work, fields, &from, &to, num_typed)),
+        };
+        if let Some(value) = value {
+            group.insert(name.clone(), value);
+        }
+    }
+    Value::Object(group)
+}
+
+/// `None` if it was refused.
+fn parameter(
+    work: &mut Work<'_>,
+    fields: &Map<String, Value>,
+    from: &str,
+    to: &str,
+) -> Option<Value> {
+    let kind = fields["type"].as_str().unwrap_or_default();
+    match kind {
+        "const" => whole(work, fields, "val", "const", from, to),
+        "categorical" => whole(work, fields, "vals", "categorical", from, to),
+        _ => {
+            let Some((kind, known)) = TYPES.iter().find(|(name, _)| *name == kind) else {
+                let rule = "must be one of const, int, double, log, categorical";
+                work.refuse(&member(from, "type"), &fields["type"], rule);
+                return None;
+            };
+            let inner = member(to, kind);
+            work.places.adopt(work.source, from, &inner);
+            let mut range = Map::new();
+            for (theirs, ours) in *known {
+                if let Some(value) = fields.get(*theirs).filter(|value| !value.is_null()) {
+                    let (from, to) = (member(from, theirs), member(&inner, ours));
+                    work.places.adopt(work.source, &from, &to);
+                    range.insert((*ours).to_owned(), value.clone());
+                }
+            }
+            let theirs: Vec<_> = known.iter().map(|(theirs, _)| *theirs).collect();
+            refuse_others(work, fields, from, &theirs);
+            Some(Value::Object(Map::from_iter([((*kind).to_owned(), Value::Object(range))])))
+        }
+    }
+}
+
+/// A parameter that is all in one field.
+fn whole(
+    work: &mut Work<'_>,
+    fields: &Map<String, Value>,
+    field: &str,
+    kind: &str,
+    from: &str,
+    to: &str,
+) -> Option<Value> {
+    refuse_others(work, fields, from, &[field]);
+    let Some(value) = fields.get(field) else {
+        let rule = format!("`{field}` is required and missing");
+        work.refuse(from, &Value::Object(fields.clone()), &rule);
+        return None;
+    };
+    work.places.adopt(work.source, &member(from, field), &member(to, kind));
+    Some(Value::Object(Map::from_iter([(kind.to_owned(), value.clone())])))
+}
+
+fn refuse_others(work: &mut Work<'_>, fields: &Map<String, Value>, from: &str, known: &[&str]) {
+    for (name, value) in fields {
+        if name != "type" && !known.contains(&name.as_str()) {
+            let rule = unknown_field(name, known.iter().copied());
+            work.refuse(&member(from, name), value, &rule);
+        }
+    }
+}

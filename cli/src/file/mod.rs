@@ -1,0 +1,252 @@
+//! Experiment files: YAML in, a [`ValidExperiment`] out, or every error of the file at once.
+//!
+//! ```text
+//!  text -- tree --> value + places -- set --> with --set -- legacy --> an Experiment
+//!                                                     schema, then api's typed rules, then places
+//! ```
+
+mod legacy;
+mod scalar;
+mod schema;
+mod set;
+mod tree;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
+use stoker_api::experiment::ExperimentSpec;
+use stoker_api::names::API_VERSION;
+use stoker_api::validate::{FieldError, ValidExperiment, validate};
+
+use schema::Checked;
+use tree::{Place, Tree};
+
+/// The namespace of a file that names none.
+const NAMESPACE: &str = "default";
+
+/// Bytes of a file: an Experiment is held by etcd, which takes 1.5 MB.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// A file that can run.
+#[derive(Clone, Debug)]
+pub(crate) struct Loaded {
+    /// The experiment's name.
+    pub(crate) name: String,
+    /// Its namespace.
+    pub(crate) namespace: String,
+    /// The experiment.
+    pub(crate) valid: ValidExperiment,
+    /// What was translated, where the file has another format.
+    pub(crate) notes: Vec<String>,
+    /// Its spec, with every default filled in.
+    pub(crate) spec_json: Value,
+}
+
+/// One error of a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Problem {
+    /// From 1; none if the field is in no file, but from `--set`.
+    pub(crate) line: Option<usize>,
+    /// From 1, in characters.
+    pub(crate) column: Option<usize>,
+    /// The field's path; empty for the file as a whole.
+    pub(crate) field: String,
+    /// What it holds; empty if it is absent.
+    pub(crate) value: String,
+    /// What it should be.
+    pub(crate) rule: String,
+}
+
+/// Every error of a file. As JSON it is the list of them.
+#[derive(Clone, Debug)]
+pub(crate) struct FileError {
+    /// The file.
+    pub(crate) path: PathBuf,
+    /// Its errors, by line and column; at least one.
+    pub(crate) problems: Vec<Problem>,
+}
+
+/// Reads the experiment file at `path`, with `PATH=VALUE` in `sets` laid over it.
+///
+/// # Errors
+///
+/// Everything that is wrong with the file.
+pub(crate) fn load(path: &Path, sets: &[String]) -> Result<Loaded, FileError> {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let result = match read(path) {
+        Ok(text) => parse(&text, &stem, sets),
+        Err(rule) => Err(vec![Problem::nowhere("", "", &rule)]),
+    };
+    result.map_err(|mut problems| {
+        problems.sort_by_key(|problem| (problem.line, problem.column));
+        FileError { path: path.to_owned(), problems }
+    })
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    let bytes = std::fs::metadata(path).map_err(|error| format!("cannot be read: {error}"))?.len();
+    if bytes > FILE_BYTES_MAX {
+        return Err(format!("{bytes} bytes are more than an experiment's {FILE_BYTES_MAX}"));
+    }
+    std::fs::read_to_string(path).map_err(|error| format!("cannot be read: {error}"))
+}
+
+/// `stem` names an experiment whose file, in another format, does not.
+fn parse(text: &str, stem: &str, sets: &[String]) -> Result<Loaded, Vec<Problem>> {
+    let (tree, mut problems) = tree::read(text);
+    let Some(mut tree) = tree else { return Err(problems) };
+    let is_legacy = legacy::is_legacy(&tree.value);
+    for set in sets {
+        if let Err(problem) = set::apply(&mut tree, set, is_legacy) {
+            problems.push(problem);
+        }
+    }
+    let mut notes = Vec::new();
+    if is_legacy {
+        let translated = legacy::translate(&tree, stem);
+        problems.extend(translated.errors.iter().map(|error| Problem::of(error, &tree)));
+        (tree, notes) = (translated.tree, translated.notes);
+    }
+    match check(&tree) {
+        Ok((namespace, valid)) if problems.is_empty() => {
+            let spec_json = json!(valid.spec);
+            Ok(Loaded { name: valid.name.clone(), namespace, valid, notes, spec_json })
+        }
+        Ok(_) => Err(problems),
+        Err(errors) => {
+            for problem in errors.iter().map(|error| Problem::of(error, &tree)) {
+                let is_known = |it: &Problem| it.field == problem.field && it.line == problem.line;
+                if !problems.iter().any(is_known) {
+                    problems.push(problem);
+                }
+            }
+            Err(problems)
+        }
+    }
+}
+
+/// The namespace, and the experiment.
+fn check(tree: &Tree) -> Result<(String, ValidExperiment), Vec<FieldError>> {
+    let mut checked = Checked::default();
+    let object = checked.check(&file_schema(), &tree.value, "");
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let name = text(&object["metadata"]["name"]);
+    let namespace = match &object["metadata"]["namespace"] {
+        Value::Null => NAMESPACE.to_owned(),
+        other => text(other),
+    };
+    if !checked.is_replaced("metadata.namespace") && !is_namespace(&namespace) {
+        let rule = "must be at most 63 lower-case letters, digits and `-`, and begin and end with a \
+                    letter or digit";
+        checked.errors.push(FieldError::new("metadata.namespace", &json!(namespace), rule));
+    }
+    let result = match serde_json::from_value::<ExperimentSpec>(object["spec"].clone()) {
+        Ok(spec) => validate(&name, &spec),
+        // The schema and the reader are made from one type, so this says more than the schema
+        // could.
+        Err(error) => Err(vec![FieldError::new("spec", &object["spec"], &error.to_string())]),
+    };
+    let mut errors = std::mem::take(&mut checked.errors);
+    match result {
+        Ok(valid) if errors.is_empty() => Ok((namespace, valid)),
+        Ok(_) => Err(errors),
+        Err(those) => {
+            errors.extend(those.into_iter().filter(|error| !checked.is_replaced(&error.path)));
+            Err(errors)
+        }
+    }
+}
+
+fn is_namespace(text: &str) -> bool {
+    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    text.len() <= 63
+        && text.bytes().all(|byte| is_inner(byte) || byte == b'-')
+        && text.bytes().next().is_some_and(is_inner)
+        && text.bytes().last().is_some_and(is_inner)
+}
+
+/// The schema of a whole file, of which the definition in `crds/` has the spec alone.
+fn file_schema() -> Value {
+    json!({
+        "type": "object",
+        "required": ["apiVersion", "kind", "metadata", "spec"],
+        "properties": {
+            "apiVersion": {
+                "type": "string", "enum": [API_VERSION], "description": API_VERSION,
+            },
+            "kind": { "type": "string", "enum": ["Experiment"], "description": "Experiment" },
+            "metadata": {
+                "type": "object",
+                "description": "The experiment's name and labels",
+                "required": ["name"],
+                "properties": {
+                    "name": { "type": "string", "description": "The experiment's name" },
+                    "namespace": { "type": "string" },
+                    "labels": { "type": "object", "additionalProperties": { "type": "string" } },
+                    "annotations": {
+                        "type": "object", "additionalProperties": { "type": "string" },
+                    },
+                },
+            },
+            "spec": stoker_api::crd::experiment_spec_schema(),
+        },
+    })
+}
+
+impl Problem {
+    fn at(place: Place, field: &str, value: &str, rule: &str) -> Self {
+        let (line, column) = (Some(place.line), Some(place.column));
+        Self { line, column, ..Self::nowhere(field, value, rule) }
+    }
+
+    fn nowhere(field: &str, value: &str, rule: &str) -> Self {
+        let (field, value, rule) = (field.to_owned(), value.to_owned(), rule.to_owned());
+        Self { line: None, column: None, field, value, rule }
+    }
+
+    fn of(error: &FieldError, tree: &Tree) -> Self {
+        match tree.place(&error.path) {
+            Some(place) => Self::at(place, &error.path, &error.value, &error.rule),
+            None => Self::nowhere(&error.path, &error.value, &error.rule),
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let (Some(line), Some(column)) = (self.line, self.column) {
+            write!(f, "{line}:{column}: ")?;
+        } else if !self.field.is_empty() {
+            write!(f, "(--set): ")?;
+        }
+        if !self.field.is_empty() {
+            write!(f, "{}: ", self.field)?;
+        }
+        write!(f, "{}", self.rule)?;
+        if self.value.is_empty() { Ok(()) } else { write!(f, " (found {})", self.value) }
+    }
+}
+
+impl fmt::Display for FileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, problem) in self.problems.iter().enumerate() {
+            let separator = if problem.line.is_some() { ":" } else { ": " };
+            let newline = if i == 0 { "" } else { "\n" };
+            write!(f, "{newline}{}{separator}{problem}", self.path.display())?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for FileError {}
+
+impl Serialize for FileError {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.problems.serialize(serializer)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,239 @@
+//! A check of values against the schema that our types generate: the part of OpenAPI that they use.
+
+use serde_json::{Map, Value, json};
+use stoker_api::validate::{FieldError, item, member};
+
+/// What a schema made of a value.
+#[derive(Debug, Default)]
+pub(super) struct Checked {
+    /// Everything that is wrong.
+    pub(super) errors: Vec<FieldError>,
+    /// The fields whose value was replaced by one that the schema allows, so that other rules can
+    /// be checked too.
+    pub(super) replaced: Vec<String>,
+}
+
+impl Checked {
+    /// Whether `path` is, or is below, a field that was replaced.
+    pub(super) fn is_replaced(&self, path: &str) -> bool {
+        self.replaced.iter().any(|replaced| {
+            path.strip_prefix(replaced.as_str()).is_some_and(|rest| {
+                replaced.is_empty() || rest.is_empty() || rest.starts_with(['.', '['])
+            })
+        })
+    }
+
+    fn refuse(&mut self, path: &str, value: &Value, schema: &Value, rule: &str) -> Value {
+        self.errors.push(FieldError::new(path, value, rule));
+        self.replaced.push(path.to_owned());
+        placeholder(schema)
+    }
+
+    /// Checks `value` and returns it, with what the schema does not allow replaced or left out.
+    pub(super) fn check(&mut self, schema: &Value, value: &Value, path: &str) -> Value {
+        if value.is_null() && schema["nullable"] == json!(true) {
+            return Value::Null;
+        }
+        let kind = schema["type"].as_str().unwrap_or("any");
+        if !is_kind(kind, value) {
+            let (article, hint) = match (kind, value) {
+                ("integer" | "object" | "array", _) => ("an", ""),
+                ("boolean", _) => ("a", ": write true or false"),
+                ("string", Value::Null) => ("a", ""),
+                ("string", _) => ("a", ": put it in quotes"),
+                _ => ("a", ""),
+            };
+            let null = if value.is_null() { ": give it a value or remove the line" } else { hint };
+            return self.refuse(path, value, schema, &format!("must be {article} {kind}{null}"));
+        }
+        match value {
+            Value::Object(members) => Value::Object(self.object(schema, members, path)),
+            Value::Array(values) => self.list(schema, values, path),
+            Value::Number(_) => self.number(schema, value, path),
+            Value::String(text) => self.text(schema, text, path),
+            Value::Null | Value::Bool(_) => value.clone(),
+        }
+    }
+
+    fn object(
+        &mut self,
+        schema: &Value,
+        members: &Map<String, Value>,
+        path: &str,
+    ) -> Map<String, Value> {
+        if schema["x-kubernetes-preserve-unknown-fields"] == json!(true) {
+            return members.clone();
+        }
+        let none = Map::new();
+        let properties = schema["properties"].as_object().unwrap_or(&none);
+        let mut known = Map::new();
+        for (name, value) in members {
+            let path = member(path, name);
+            match (properties.get(name), schema.get("additionalProperties")) {
+                (Some(schema), _) | (None, Some(schema)) => {
+                    known.insert(name.clone(), self.check(schema, value, &path));
+                }
+                (None, None) => {
+                    let rule = unknown_field(name, properties.keys().map(String::as_str));
+                    self.errors.push(FieldError::new(&path, value, &rule));
+                }
+            }
+        }
+        for name in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+            if !members.contains_key(name) {
+                let path = member(path, name);
+                let what = properties[name]["description"].as_str().unwrap_or_default();
+                let what =
+                    what.split(". ").next().unwrap_or_default().lines().next().unwrap_or_default();
+                let what = what.trim_end_matches('.');
+                let rule = format!("is required and missing: {}", lower_first(what));
+                self.errors.push(FieldError::absent(&path, &rule));
+                self.replaced.push(path);
+                known.insert(name.to_owned(), placeholder(&properties[name]));
+            }
+        }
+        known
+    }
+
+    fn list(&mut self, schema: &Value, values: &[Value], path: &str) -> Value {
+        let num_min = schema["minItems"].as_u64().unwrap_or(0);
+        if (values.len() as u64) < num_min {
+            let rule = format!("must have at least {num_min} item{}", plural(num_min));
+            return self.refuse(path, &json!(values), schema, &rule);
+        }
+        let values = values.iter().enumerate();
+        values.map(|(i, value)| self.check(&schema["items"], value, &item(path, i))).collect()
+    }
+
+    fn number(&mut self, schema: &Value, value: &Value, path: &str) -> Value {
+        let number = value.as_f64().unwrap_or_default();
+        let min = schema["minimum"].as_f64();
+        let format_max = (schema["format"] == "uint32").then_some(f64::from(u32::MAX));
+        let max = schema["maximum"].as_f64().or(format_max);
+        let rule = match (min, max) {
+            (Some(min), _) if number < min => format!("must be at least {min}"),
+            (_, Some(max)) if number > max => format!("must be at most {max}"),
+            _ => return value.clone(),
+        };
+        self.refuse(path, value, schema, &rule)
+    }
+
+    fn text(&mut self, schema: &Value, text: &str, path: &str) -> Value {
+        let value = Value::from(text);
+        if let Some(allowed) = schema["enum"].as_array() {
+            if allowed.contains(&value) {
+                return value;
+            }
+            let allowed = allowed.iter().filter_map(Value::as_str);
+            let hint = suggestion(text, allowed.clone());
+            let allowed: Vec<_> = allowed.collect();
+            let rule = format!("must be one of {}{hint}", allowed.join(", "));
+            return self.refuse(path, &value, schema, &rule);
+        }
+        let num_min = schema["minLength"].as_u64().unwrap_or(0);
+        if (text.chars().count() as u64) < num_min {
+            return self.refuse(path, &value, schema, "must not be empty");
+        }
+        value
+    }
+}
+
+fn is_kind(kind: &str, value: &Value) -> bool {
+    match kind {
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "string" => value.is_string(),
+        "boolean" => value.is_boolean(),
+        "integer" => value.is_i64() || value.is_u64(),
+        "number" => value.is_number(),
+        _ => true,
+    }
+}
+
+/// The simplest value that the schema allows.
+fn placeholder(schema: &Value) -> Value {
+    if let Some(default) = schema.get("default") {
+        return default.clone();
+    }
+    if let Some(first) = schema["enum"].get(0) {
+        return first.clone();
+    }
+    match schema["type"].as_str() {
+        Some("object") => {
+            let required = schema["required"].as_array().into_iter().flatten();
+            let names = required.filter_map(Value::as_str);
+            let members =
+                names.map(|name| (name.to_owned(), placeholder(&schema["properties"][name])));
+            Value::Object(members.collect())
+        }
+        Some("array") => {
+            let num_min = schema["minItems"].as_u64().unwrap_or(0);
+            (0..num_min).map(|_| placeholder(&schema["items"])).collect()
+        }
+        Some("integer") => json!(schema["minimum"].as_f64().unwrap_or(0.0).max(0.0) as u64),
+        Some("number") => json!(0.0),
+        Some("boolean") => json!(false),
+        Some("string") => json!("x"),
+        _ => Value::Null,
+    }
+}
+
+/// The rule for a field that is not known, with the known one that it was meant to be, if there is
+/// one like it.
+pub(super) fn unknown_field<'a>(
+    name: &str,
+    known: impl Iterator<Item = &'a str> + Clone,
+) -> String {
+    let hint = suggestion(name, known.clone());
+    if !hint.is_empty() {
+        return format!("unknown field{hint}");
+    }
+    let known: Vec<_> = known.collect();
+    match known[..] {
+        [] => "unknown field: there is none here".to_owned(),
+        _ => format!("unknown field; known here are {}", known.join(", ")),
+    }
+}
+
+fn suggestion<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
+    let plain = |text: &str| text.replace(['_', '-'], "").to_lowercase();
+    let name = plain(name);
+    let nearest = known.map(|known| (distance(&name, &plain(known)), known)).min();
+    match nearest {
+        Some((edits, known)) if edits <= 1 + name.len() / 4 && edits < known.len() => {
+            format!(": did you mean `{known}`?")
+        }
+        _ => String::new(),
+    }
+}
+
+/// Letters to add, remove, change or swap with their neighbour to make one text of the other.
+fn distance(left: &str, right: &str) -> usize {
+    let (left, right): (Vec<_>, Vec<_>) = (left.chars().collect(), right.chars().collect());
+    let mut rows = vec![(0..=right.len()).collect::<Vec<_>>()];
+    for i in 1..=left.len() {
+        let mut row = vec![i];
+        for j in 1..=right.len() {
+            let is_changed = usize::from(left[i - 1] != right[j - 1]);
+            let edits =
+                (rows[i - 1][j] + 1).min(row[j - 1] + 1).min(rows[i - 1][j - 1] + is_changed);
+            let is_swapped =
+                i > 1 && j > 1 && left[i - 1] == right[j - 2] && left[i - 2] == right[j - 1];
+            row.push(if is_swapped { edits.min(rows[i - 2][j - 2] + 1) } else { edits });
+        }
+        rows.push(row);
+    }
+    rows[left.len()][right.len()]
+}
+
+fn lower_first(text: &str) -> String {
+    let mut chars = text.chars();
+    match chars.next() {
+        Some(first) => first.to_lowercase().chain(chars).collect(),
+        None => String::new(),
+    }
+}
+
+fn plural(count: u64) -> &'static str {
+    if count == 1 { "" } else { "s" }
+}

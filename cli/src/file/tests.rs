@@ -1,0 +1,395 @@
+//! Whole files and what is said of them.
+
+use serde_json::json;
+
+use super::*;
+
+/// An experiment that can run.
+const GOOD: &str = "\
+apiVersion: stoker.dev/v1alpha1
+kind: Experiment
+metadata:
+  name: mnist
+spec:
+  entrypoint: {command: [train, mnist]}
+  hyperparameters:
+    rate: {log: {min: -4, max: -1}}
+    batch: 64
+  searcher:
+    metric: val_loss
+    maxLength: {epochs: 3}
+    random: {maxTrials: 4}
+";
+
+fn load_text(text: &str, sets: &[&str]) -> Result<Loaded, FileError> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("My file.yaml");
+    std::fs::write(&path, text).unwrap();
+    let sets: Vec<_> = sets.iter().map(|set| (*set).to_owned()).collect();
+    load(&path, &sets)
+}
+
+/// Each error must contain the words of its row, `LINE:COLUMN: FIELD` first.
+fn check_errors(text: &str, sets: &[&str], expected: &[(&str, &str)]) {
+    let error = load_text(text, sets).expect_err(text);
+    let found: Vec<_> = error.problems.iter().map(ToString::to_string).collect();
+    assert_eq!(found.len(), expected.len(), "{text}\n{found:#?}");
+    for (found, (place, words)) in found.iter().zip(expected) {
+        assert!(found.starts_with(place) && found.contains(words), "{found}\n{place} {words}");
+    }
+}
+
+/// The errors of the good file with one text in place of another.
+fn check_change(from: &str, to: &str, expected: &[(&str, &str)]) {
+    assert!(GOOD.contains(from), "{from}");
+    check_errors(&GOOD.replacen(from, to, 1), &[], expected);
+}
+
+#[test]
+fn a_good_file_gives_the_experiment_with_every_default() {
+    let loaded = load_text(GOOD, &[]).unwrap();
+    assert_eq!((loaded.name.as_str(), loaded.namespace.as_str()), ("mnist", "default"));
+    assert_eq!(loaded.valid.units_max, 3);
+    assert_eq!(loaded.spec_json["searcher"]["random"]["maxConcurrentTrials"], 16);
+    assert!(loaded.notes.is_empty());
+}
+
+#[test]
+fn each_error_has_its_place_field_value_and_rule() {
+    let cases: &[(&str, &str, &[(&str, &str)])] = &[
+        (
+            "stoker.dev/v1alpha1",
+            "stoker.dev/v2",
+            &[("1:1: apiVersion:", "found \"stoker.dev/v2\"")],
+        ),
+        ("kind: Experiment", "kind: Experimant", &[("2:1: kind:", "did you mean `Experiment`?")]),
+        ("kind: Experiment\n", "", &[("1:1: kind:", "required and missing")]),
+        ("name: mnist", "name: 7", &[("4:3: metadata.name:", "must be a string")]),
+        ("name: mnist", "name: MNIST", &[("4:3: metadata.name:", "lower-case letters")]),
+        ("name: mnist", "name: a\n  namespace: A_b", &[("5:3: metadata.namespace:", "63")]),
+        (
+            "name: mnist",
+            "name: a\n  generateName: b",
+            &[("5:3: metadata.generateName:", "unknown")],
+        ),
+        (
+            "metric:",
+            "metricc:",
+            &[
+                ("10:3: spec.searcher.metric:", "is required and missing"),
+                ("11:5: spec.searcher.metricc:", "did you mean `metric`? (found \"val_loss\")"),
+            ],
+        ),
+        (
+            "epochs: 3",
+            "epochs: 0",
+            &[("12:17: spec.searcher.maxLength.epochs:", "at least 1 (found 0)")],
+        ),
+        ("epochs: 3", "epochs: three", &[("12:17: spec.searcher.maxLength.epochs:", "an integer")]),
+        ("epochs: 3", "epochs: 3.0", &[("12:17: spec.searcher.maxLength.epochs:", "an integer")]),
+        (
+            "epochs: 3",
+            "epochs: 3, batches: 1",
+            &[("12:5: spec.searcher.maxLength:", "batches and epochs are")],
+        ),
+        (
+            "epochs: 3",
+            "epoch: 3",
+            &[
+                ("12:5: spec.searcher.maxLength:", "none is"),
+                ("12:17: spec.searcher.maxLength.epoch:", "did you mean `epochs`?"),
+            ],
+        ),
+        ("random: {maxTrials: 4}", "random: 4", &[("13:5: spec.searcher.random:", "an object")]),
+        ("random: {maxTrials: 4}", "random:", &[("10:3: spec.searcher:", "none is")]),
+        (
+            "maxTrials: 4",
+            "maxTrials: 5000000000",
+            &[("13:14: spec.searcher.random.maxTrials:", "at most")],
+        ),
+        (
+            "random: {maxTrials: 4}",
+            "grid: {}",
+            &[("8:12: spec.hyperparameters.rate.log.count:", "rate")],
+        ),
+        (
+            "random: {maxTrials: 4}",
+            "grid: {}\n    single: {}",
+            &[("10:3: spec.searcher:", "single and grid are")],
+        ),
+        ("min: -4", "min: 4", &[("8:18: spec.hyperparameters.rate.log.min:", "less than max")]),
+        (
+            "min: -4",
+            "minn: -4",
+            &[
+                ("8:12: spec.hyperparameters.rate.log.min:", "required"),
+                ("8:18: spec.hyperparameters.rate.log.minn:", "unknown field"),
+            ],
+        ),
+        (
+            "batch: 64",
+            "batch: 9223372036854775808",
+            &[("9:12: spec.hyperparameters.batch:", "2^63")],
+        ),
+        ("batch: 64", "batch: .nan", &[("9:12: spec.hyperparameters.batch:", "finite")]),
+        (
+            "batch: 64",
+            "batch: yes",
+            &[("9:12: spec.hyperparameters.batch:", "write true or false")],
+        ),
+        (
+            "batch: 64",
+            "batch: 64\n    batch: 65",
+            &[("10:5: spec.hyperparameters.batch:", "first in line 9")],
+        ),
+        ("batch: 64", "3: 64", &[("9:5: spec.hyperparameters:", "a key must be a string")]),
+        ("batch: 64", "<<: {a: 1}", &[("9:5: spec.hyperparameters:", "merge keys")]),
+        ("batch: 64", "batch: !odd 64", &[("9:17: spec.hyperparameters.batch:", "tags")]),
+        ("[train, mnist]", "[]", &[("6:16: spec.entrypoint.command:", "at least 1 item")]),
+        (
+            "[train, mnist]",
+            "train",
+            &[("6:16: spec.entrypoint.command:", "an array (found \"train\")")],
+        ),
+        (
+            "[train, mnist]",
+            "[train, 7]",
+            &[("6:33: spec.entrypoint.command[1]:", "put it in quotes")],
+        ),
+        ("spec:\n", "spec:\n  maxRestarts: -1\n", &[("6:3: spec.maxRestarts:", "at least 0")]),
+        (
+            "spec:\n",
+            "spec:\n  checkpointPolicy: bset\n",
+            &[("6:3: spec.checkpointPolicy:", "`best`")],
+        ),
+        (
+            "spec:\n",
+            "spec:\n  env: [{name: A, value: 1}]\n",
+            &[("6:19: spec.env[0].value:", "a string")],
+        ),
+        (
+            "spec:\n",
+            "spec:\n  performInitialValidation: 1\n",
+            &[("6:3: spec.perform", "true or false")],
+        ),
+        (
+            "    random",
+            "---\n    random",
+            &[("10:3: spec.searcher:", "none is"), ("14:5: ", "a second document")],
+        ),
+    ];
+    for (from, to, expected) in cases {
+        check_change(from, to, expected);
+    }
+}
+
+#[test]
+fn what_is_no_yaml_is_refused_with_its_place() {
+    check_change("  name: mnist", "\tname: mnist", &[("4:", "not YAML")]);
+    check_change("[train, mnist]", "[train, mnist", &[("", "not YAML")]);
+    check_errors("", &[], &[("", "the file is empty")]);
+    check_errors("- 1\n", &[], &[("1:1: ", "must be an object")]);
+    check_change(
+        "batch: 64",
+        "batch: &a [*a]",
+        &[("9:16: spec.hyperparameters.batch[0]:", "alias")],
+    );
+}
+
+#[test]
+fn aliases_are_read_and_cannot_blow_up() {
+    let aliased = GOOD.replace("batch: 64", "batch: &b [1, 2]\n    again: *b");
+    let loaded = load_text(&aliased, &[]).unwrap();
+    assert_eq!(loaded.spec_json["hyperparameters"]["again"], json!([1, 2]));
+
+    let mut bomb = String::from("l0: &l0 [x, x, x, x, x, x, x, x, x, x]\n");
+    for level in 1..9 {
+        let below = format!("*l{}, ", level - 1).repeat(10);
+        bomb.push_str(&format!("l{level}: &l{level} [{below}]\n"));
+    }
+    check_errors(&bomb, &[], &[("", "more than 100000 values")]);
+}
+
+#[test]
+fn all_errors_of_a_file_come_at_once_by_line() {
+    let text = GOOD
+        .replace("name: mnist", "name: MNIST")
+        .replace("min: -4", "min: 4")
+        .replace("metric:", "metricc:")
+        .replace("epochs: 3", "epochs: 0")
+        .replace("maxTrials: 4", "maxTrials: 0");
+    let expected = [
+        ("4:3: metadata.name", ""),
+        ("8:18: spec.hyperparameters.rate.log.min", ""),
+        ("10:3: spec.searcher.metric", ""),
+        ("11:5: spec.searcher.metricc", ""),
+        ("12:17: spec.searcher.maxLength.epochs", ""),
+        ("13:14: spec.searcher.random.maxTrials", ""),
+    ];
+    check_errors(&text, &[], &expected);
+}
+
+#[test]
+fn an_error_is_shown_with_its_file_and_as_json() {
+    let error = load_text(&GOOD.replace("epochs: 3", "epochs: 0"), &[]).unwrap_err();
+    let text = error.to_string();
+    let ending = "My file.yaml:12:17: spec.searcher.maxLength.epochs: must be at least 1 (found 0)";
+    assert!(text.ends_with(ending), "{text}");
+    let expected = json!([{
+        "line": 12, "column": 17, "field": "spec.searcher.maxLength.epochs", "value": "0",
+        "rule": "must be at least 1",
+    }]);
+    assert_eq!(json!(error), expected);
+    let missing = load(Path::new("/nowhere/x.yaml"), &[]).unwrap_err().to_string();
+    assert!(missing.starts_with("/nowhere/x.yaml: cannot be read"), "{missing}");
+}
+
+#[test]
+fn sets_are_laid_over_the_file_before_it_is_checked() {
+    let sets = [
+        "searcher.random.maxTrials=9",
+        "spec.data.dir=/d",
+        "metadata.name=other",
+        "hyperparameters.rate={const: 0.5}",
+        "entrypoint.command[1]=iris",
+    ];
+    let loaded = load_text(GOOD, &sets).unwrap();
+    assert_eq!(loaded.name, "other");
+    assert_eq!(loaded.spec_json["searcher"]["random"]["maxTrials"], 9);
+    assert_eq!(loaded.spec_json["data"], json!({ "dir": "/d" }));
+    assert_eq!(loaded.spec_json["hyperparameters"]["rate"], json!({ "const": 0.5 }));
+    assert_eq!(loaded.spec_json["entrypoint"]["command"], json!(["train", "iris"]));
+
+    let mended = GOOD.replace("epochs: 3", "epochs: 0");
+    assert_eq!(load_text(&mended, &["searcher.maxLength.epochs=2"]).unwrap().valid.units_max, 2);
+}
+
+#[test]
+fn a_set_that_is_wrong_is_named() {
+    let cases = [
+        ("searcher.random.maxTrials=x", "(--set): spec.searcher.random.maxTrials:", "an integer"),
+        ("searcher", "(--set): --set:", "PATH=VALUE"),
+        ("a..b=1", "(--set): --set:", "must begin with a path"),
+        ("searcher.metric=[1", "(--set): --set:", "not YAML"),
+        ("searcher.metric.x=1", "(--set): spec.searcher.metric:", "no field `x`"),
+        ("entrypoint.command[7]=x", "(--set): spec.entrypoint.command:", "has 2 items"),
+        ("env[0].name=x", "(--set): spec.env:", "is no list"),
+    ];
+    for (set, place, words) in cases {
+        check_errors(GOOD, &[set], &[(place, words)]);
+    }
+}
+
+/// A file in Determined's format.
+const LEGACY: &str = "\
+description: My MNIST!
+entrypoint: python3 train.py
+hyperparameters:
+  rate: {type: log, minval: -4, maxval: -1, base: 10}
+  layers: {width: {type: int, minval: 8, maxval: 64}, act: relu}
+  opt: {type: categorical, vals: [adam, sgd]}
+  batch: {type: const, val: 64}
+searcher:
+  name: random
+  metric: val_loss
+  max_trials: 5
+  max_length: {batches: 900}
+min_validation_period: {batches: 100}
+min_checkpoint_period: {batches: 0}
+resources: {slots_per_trial: 0}
+environment: {environment_variables: [A=1, B=2=3, A=4]}
+checkpoint_storage: {type: s3, bucket: b, prefix: /p/q, save_trial_best: 2}
+profiling: {enabled: false}
+project: x
+";
+
+#[test]
+fn a_file_in_determineds_format_is_translated() {
+    let loaded = load_text(LEGACY, &["searcher.max_trials=6"]).unwrap();
+    assert_eq!(loaded.name, "my-mnist");
+    let spec = &loaded.spec_json;
+    assert_eq!(spec["entrypoint"]["command"], json!(["sh", "-c", "python3 train.py"]));
+    let hyperparameters = json!({
+        "rate": { "log": { "base": 10, "min": -4, "max": -1 } },
+        "layers": { "width": { "int": { "min": 8, "max": 64 } }, "act": "relu" },
+        "opt": { "categorical": ["adam", "sgd"] },
+        "batch": { "const": 64 },
+    });
+    assert_eq!(spec["hyperparameters"], hyperparameters);
+    assert_eq!(spec["searcher"]["random"]["maxTrials"], 6);
+    assert_eq!(spec["searcher"]["maxLength"], json!({ "batches": 900 }));
+    assert_eq!(spec["minValidationPeriod"], json!({ "batches": 100 }));
+    assert!(spec.get("minCheckpointPeriod").is_none());
+    assert_eq!(spec["resources"]["slotsPerTrial"], 1);
+    let env = json!([{ "name": "B", "value": "2=3" }, { "name": "A", "value": "4" }]);
+    assert_eq!(spec["env"], env);
+    assert_eq!(spec["checkpointStorage"]["url"], "s3://b/p/q");
+    let notes = loaded.notes.join("\n");
+    for words in ["description -> metadata.name: my-mnist", "project: left out", "s3://b/p/q"] {
+        assert!(notes.contains(words), "{words}\n{notes}");
+    }
+}
+
+#[test]
+fn steps_of_0_12_are_batches() {
+    let text = "\
+searcher: {name: single, metric: loss, max_steps: 20}
+entrypoint: [train, x]
+min_validation_period: 3
+";
+    let spec = load_text(text, &[]).unwrap().spec_json;
+    assert_eq!(spec["searcher"]["maxLength"], json!({ "batches": 2000 }));
+    assert_eq!(spec["minValidationPeriod"], json!({ "batches": 300 }));
+    let loaded = load_text(&format!("{text}batches_per_step: 10\n"), &[]).unwrap();
+    assert_eq!(loaded.name, "my-file");
+    assert_eq!(loaded.spec_json["searcher"]["maxLength"], json!({ "batches": 200 }));
+}
+
+#[test]
+fn what_has_no_counterpart_is_refused() {
+    let cases: &[(&str, &str, &[(&str, &str)])] = &[
+        ("name: random", "name: adaptive_asha", &[("9:3: searcher.name:", "not in this version")]),
+        ("name: random", "name: rondom", &[("9:3: searcher.name:", "must be one of single")]),
+        ("type: int", "type: itn", &[("5:20: hyperparameters.layers.width.type:", "one of const")]),
+        ("minval: 8", "minval: 88", &[("5:31: spec.hyperparameters.layers.width.int.min:", "max")]),
+        (
+            "minval: 8",
+            "minvall: 8",
+            &[
+                ("5:12: spec.hyperparameters.layers.width.int.min:", "required"),
+                ("5:31: hyperparameters.layers.width.minvall:", "did you mean `minval`?"),
+            ],
+        ),
+        ("python3 train.py", "model_def:Trial", &[("2:1: entrypoint:", "Python class")]),
+        (
+            "max_length: {batches: 900}",
+            "max_length: 900",
+            &[("12:3: searcher.max_length:", "{batches: N}")],
+        ),
+        (
+            "project: x",
+            "bind_mounts: [{host_path: /a}]",
+            &[("19:1: bind_mounts:", "no counterpart")],
+        ),
+        ("project: x", "projcet: x", &[("19:1: projcet:", "did you mean `project`?")]),
+        ("project: x", "foo: false", &[("19:1: foo:", "unknown field")]),
+        ("slots_per_trial: 0", "shm_size: 3", &[("15:13: resources.shm_size:", "no counterpart")]),
+        (
+            "bucket: b",
+            "bucket: b, secret_key: xyz",
+            &[("17:43: checkpoint_storage.secret_key:", "environment")],
+        ),
+        ("bucket: b, ", "", &[("17:22: checkpoint_storage.type:", "bucket")]),
+        (
+            "max_trials: 5",
+            "max_trials: 0",
+            &[("11:3: spec.searcher.random.maxTrials:", "at least 1")],
+        ),
+    ];
+    for (from, to, expected) in cases {
+        assert!(LEGACY.contains(from), "{from}");
+        check_errors(&LEGACY.replacen(from, to, 1), &[], expected);
+    }
+    let secret = LEGACY.replace("bucket: b", "bucket: b, secret_key: xyz");
+    assert!(!load_text(&secret, &[]).unwrap_err().to_string().contains("xyz"));
+}

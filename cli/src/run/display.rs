@@ -1,0 +1,277 @@
+//! Live progress: bars on a terminal, plain lines elsewhere, JSON lines for programs.
+
+use std::collections::BTreeMap;
+use std::io::IsTerminal as _;
+use std::time::{Duration, Instant};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use serde_json::json;
+use stoker_api::experiment::Phase;
+use stoker_api::number;
+use stoker_engine::trial::{TrialRecord, live_attempt, result_at};
+
+use super::state::{Happening, State};
+use crate::print::{self, Output};
+
+/// Lines of trials on a terminal; more would scroll away.
+const LINES_MAX: usize = 24;
+/// Characters of a progress bar.
+const BAR_CHARS: u64 = 20;
+
+/// Shows a run to whoever watches.
+#[derive(Debug)]
+pub(crate) enum View {
+    /// On a terminal.
+    Bars(Bars),
+    /// In a file or a pipe.
+    Lines,
+    /// For programs.
+    Json,
+}
+
+/// One line per trial, sorted by the metric.
+#[derive(Debug)]
+pub(crate) struct Bars {
+    multi: MultiProgress,
+    lines: Vec<ProgressBar>,
+    /// Where a trial's attempt was when first seen: attempt, time, batches.
+    since: BTreeMap<u32, (u32, Instant, u64)>,
+}
+
+impl View {
+    /// The view for this output.
+    pub(crate) fn new(output: Output) -> Self {
+        let is_terminal = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
+        match output {
+            Output::Json => Self::Json,
+            Output::Text if is_terminal => Self::Bars(Bars {
+                multi: MultiProgress::new(),
+                lines: Vec::new(),
+                since: BTreeMap::new(),
+            }),
+            Output::Text => Self::Lines,
+        }
+    }
+
+    /// Says something to the user, not to programs.
+    pub(crate) fn say(&self, text: &str) {
+        match self {
+            Self::Bars(bars) => {
+                let _ = bars.multi.println(text);
+            }
+            Self::Lines | Self::Json => print::err(text),
+        }
+    }
+
+    /// Shows what has happened since the last call, and how all trials stand.
+    pub(crate) fn update(&mut self, state: &mut State, searched: &Searched<'_>) {
+        for (index, happening) in std::mem::take(&mut state.happenings) {
+            match self {
+                Self::Json => print::out(json_line(index, &happening)),
+                Self::Lines => print::out(text_line(index, &happening)),
+                Self::Bars(bars) if matches!(happening, Happening::Ended { .. }) => {
+                    let _ = bars.multi.println(text_line(index, &happening));
+                }
+                Self::Bars(_) => {}
+            }
+        }
+        if let Self::Bars(bars) = self {
+            bars.draw(state, searched);
+        }
+    }
+
+    /// Takes the bars away, so that the table of results follows.
+    pub(crate) fn finish(&self) {
+        if let Self::Bars(bars) = self {
+            // A bar that is not finished would be drawn once more when it is dropped.
+            bars.lines.iter().for_each(ProgressBar::finish_and_clear);
+            let _ = bars.multi.clear();
+        }
+    }
+}
+
+/// How trials are compared.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Searched<'a> {
+    /// The searched metric's name.
+    pub(crate) metric: &'a str,
+    /// Whether a smaller one is better.
+    pub(crate) smaller_is_better: bool,
+}
+
+impl Searched<'_> {
+    /// A trial's metric: the result at the granted length, or else its latest validation's.
+    pub(crate) fn of(&self, trial: &TrialRecord) -> Option<String> {
+        let units = stoker_engine::trial::granted_units(&trial.spec);
+        let latest = || trial.status.metrics.get(self.metric).cloned();
+        result_at(trial, units).map(|it| it.metric.clone()).or_else(latest)
+    }
+
+    /// A number that is smaller for a better metric, and greatest for none.
+    pub(crate) fn rank(&self, trial: &TrialRecord) -> f64 {
+        let metric = self.of(trial).and_then(|it| number::parse(&it)).filter(|it| !it.is_nan());
+        let sign = if self.smaller_is_better { 1.0 } else { -1.0 };
+        metric.map_or(f64::INFINITY, |it| sign * it)
+    }
+}
+
+impl Bars {
+    fn draw(&mut self, state: &State, searched: &Searched<'_>) {
+        let mut trials: Vec<&TrialRecord> = state.trials.values().collect();
+        trials.sort_by(|a, b| searched.rank(a).total_cmp(&searched.rank(b)));
+        if trials.len() > LINES_MAX {
+            // Those that run are what the user waits for.
+            trials.sort_by_key(|it| live_attempt(it).is_none());
+            trials.truncate(LINES_MAX);
+            trials.sort_by(|a, b| searched.rank(a).total_cmp(&searched.rank(b)));
+        }
+        let mut texts: Vec<String> = trials.iter().map(|it| self.line(it, searched)).collect();
+        let status = state.status();
+        texts.push(format!(
+            "{}: {} of {} trials ended, {:.0} % of the search",
+            state.name(),
+            status.trials_closed,
+            state.trials.len(),
+            100.0 * state.progress
+        ));
+        while self.lines.len() < texts.len() {
+            let style = ProgressStyle::with_template("{msg}");
+            let line = ProgressBar::new_spinner();
+            line.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+            self.lines.push(self.multi.add(line));
+        }
+        for (line, text) in self.lines.iter().zip(texts) {
+            line.set_message(text);
+            line.tick();
+        }
+    }
+
+    fn line(&mut self, trial: &TrialRecord, searched: &Searched<'_>) -> String {
+        let status = &trial.status;
+        let metric = searched.of(trial).unwrap_or_else(|| "-".to_owned());
+        let eta = self.eta(trial).map_or_else(String::new, |it| format!("  {} left", clock(it)));
+        format!(
+            "trial {:<4} {:<9} {}  {:>8}/{:<8} {} {}{}",
+            trial.spec.index,
+            phase(trial),
+            bar(status.batches, status.batches_total),
+            status.batches,
+            status.batches_total,
+            searched.metric,
+            short(&metric),
+            eta
+        )
+    }
+
+    fn eta(&mut self, trial: &TrialRecord) -> Option<Duration> {
+        let attempt = live_attempt(trial)?;
+        let (index, status) = (trial.spec.index, &trial.status);
+        let now = (attempt, Instant::now(), status.batches);
+        let since = self.since.entry(index).or_insert(now);
+        if since.0 != attempt || status.batches < since.2 {
+            *since = now;
+        }
+        let done = status.batches - since.2;
+        let left = status.batches_total.checked_sub(status.batches)?;
+        (done > 0).then(|| since.1.elapsed().mul_f64(left as f64 / done as f64))
+    }
+}
+
+fn phase(trial: &TrialRecord) -> &'static str {
+    match trial.status.phase {
+        Phase::Pending => "pending",
+        Phase::Running if live_attempt(trial).is_none() => "waiting",
+        Phase::Running => "running",
+        Phase::Completed => "completed",
+        Phase::Failed => "failed",
+        Phase::Cancelled => "cancelled",
+    }
+}
+
+fn bar(done: u64, total: u64) -> String {
+    let full = (done.min(total) * BAR_CHARS).checked_div(total).unwrap_or(0) as usize;
+    format!("[{}{}]", "=".repeat(full), " ".repeat(BAR_CHARS as usize - full))
+}
+
+/// A metric with as many digits as a table has room for.
+pub(crate) fn short(metric: &str) -> String {
+    match number::parse(metric) {
+        Some(value) if value != 0.0 && (value.abs() < 1e-3 || value.abs() >= 1e6) => {
+            format!("{value:.3e}")
+        }
+        Some(value) => format!("{value:.5}"),
+        None => metric.to_owned(),
+    }
+}
+
+fn clock(left: Duration) -> String {
+    let seconds = left.as_secs();
+    match seconds / 3600 {
+        0 => format!("{}:{:02}", seconds / 60, seconds % 60),
+        hours => format!("{hours}:{:02}:{:02}", seconds / 60 % 60, seconds % 60),
+    }
+}
+
+fn text_line(index: u32, happening: &Happening) -> String {
+    match happening {
+        Happening::Started { attempt: 0, from: None } => format!("trial {index}: started"),
+        Happening::Started { attempt, from: None } => {
+            format!("trial {index}: attempt {attempt} started from the beginning")
+        }
+        Happening::Started { attempt, from: Some(from) } => {
+            format!("trial {index}: attempt {attempt} started from checkpoint {from}")
+        }
+        Happening::Validated { batches, metrics } => {
+            let metrics: Vec<String> =
+                metrics.iter().map(|(name, value)| format!("{name} {}", short(value))).collect();
+            format!("trial {index}: batch {batches}: {}", metrics.join(", "))
+        }
+        Happening::Checkpointed { batches, name } => {
+            format!("trial {index}: batch {batches}: checkpoint {name}")
+        }
+        Happening::Ended { attempt, end, message } => {
+            let message = message.as_ref().map_or_else(String::new, |it| format!(": {it}"));
+            format!("trial {index}: attempt {attempt} ended: {end:?}{message}")
+        }
+    }
+}
+
+fn json_line(index: u32, happening: &Happening) -> serde_json::Value {
+    match happening {
+        Happening::Started { attempt, from } => {
+            json!({"event": "started", "trial": index, "attempt": attempt, "checkpoint": from})
+        }
+        Happening::Validated { batches, metrics } => {
+            json!({"event": "validated", "trial": index, "batches": batches, "metrics": metrics})
+        }
+        Happening::Checkpointed { batches, name } => {
+            json!({"event": "checkpointed", "trial": index, "batches": batches, "checkpoint": name})
+        }
+        Happening::Ended { attempt, end, message } => {
+            let (event, trial) = ("ended", index);
+            json!({"event": event, "trial": trial, "attempt": attempt, "end": end,
+                "message": message})
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bar_is_as_long_for_every_part_done() {
+        assert_eq!(bar(0, 0), format!("[{}]", " ".repeat(20)));
+        assert_eq!(bar(5, 10), format!("[{}{}]", "=".repeat(10), " ".repeat(10)));
+        assert_eq!(bar(20, 10), format!("[{}]", "=".repeat(20)));
+    }
+
+    #[test]
+    fn metrics_and_times_are_short() {
+        assert_eq!(short("0.97123456"), "0.97123");
+        assert_eq!(short("0.0000012"), "1.200e-6");
+        assert_eq!(short("NaN"), "NaN");
+        assert_eq!(clock(Duration::from_secs(65)), "1:05");
+        assert_eq!(clock(Duration::from_secs(3665)), "1:01:05");
+    }
+}

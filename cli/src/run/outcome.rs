@@ -1,0 +1,186 @@
+//! The end of a run: which checkpoints stay, and what is printed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+use stoker_api::experiment::{CheckpointStorage, ExperimentStatus, Phase};
+use stoker_api::trial::CheckpointRecord;
+use stoker_engine::retention;
+use stoker_engine::trial::TrialRecord;
+use stoker_storage::{Storage, layout};
+
+use super::display::{Searched, short};
+use super::door::Desk;
+use super::state::State;
+use crate::failure::Failure;
+use crate::print;
+
+/// Where a trial's files lie in the storage.
+#[derive(Clone, Debug)]
+pub(crate) struct Paths {
+    pub(crate) root: String,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) uid: String,
+}
+
+impl Paths {
+    /// The trial's folder, below the root.
+    pub(crate) fn trial(&self, index: u32) -> String {
+        layout::trial_path(&self.namespace, &self.name, &self.uid, index)
+    }
+
+    /// A checkpoint's address, for people and programs.
+    pub(crate) fn checkpoint(&self, index: u32, name: &str) -> String {
+        let root = self.root.trim_end_matches('/');
+        format!("{root}/{}", layout::checkpoint_path(&self.trial(index), name))
+    }
+}
+
+/// Deletes the checkpoints that the experiment does not keep: manifest first, so that none is half
+/// there, then the files, then the record's line.
+pub(crate) async fn retain(
+    desk: &Desk,
+    storage: &Storage,
+    paths: &Paths,
+    policy: &CheckpointStorage,
+    smaller_is_better: bool,
+) -> Result<(), Failure> {
+    let deletable = {
+        let state = desk.state();
+        let of = |it: &TrialRecord| (it.spec.index, it.status.checkpoints.clone());
+        let lists: Vec<(u32, Vec<CheckpointRecord>)> = state.trials.values().map(of).collect();
+        let slices: Vec<(u32, &[CheckpointRecord])> =
+            lists.iter().map(|(index, list)| (*index, list.as_slice())).collect();
+        retention::deletable(policy, smaller_is_better, &slices)
+    };
+    let mut by_trial: BTreeMap<u32, BTreeSet<String>> = BTreeMap::new();
+    for (index, name) in deletable {
+        by_trial.entry(index).or_default().insert(name);
+    }
+    for (index, names) in by_trial {
+        let trial_path = paths.trial(index);
+        for name in &names {
+            storage.delete(&layout::manifest_path(&trial_path, name)).await?;
+            let folder = format!("{}/", layout::checkpoint_path(&trial_path, name));
+            for file in storage.list(&folder).await? {
+                storage.delete(&file).await?;
+            }
+        }
+        desk.state().forget(index, &names)?;
+    }
+    // The best trial's checkpoint may be among those that went.
+    desk.state().settle()
+}
+
+/// The last line of `run --output json`.
+pub(crate) fn json_line(state: &State, paths: &Paths) -> Value {
+    let status = state.status();
+    let best = status.best.as_ref().map(|best| {
+        json!({
+            "trial": best.index,
+            "metric": best.metric,
+            "hyperparameters": state.trials.get(&best.index).map(|it| &it.spec.hyperparameters),
+            "checkpoint": best.checkpoint.as_ref().map(|it| paths.checkpoint(best.index, it)),
+        })
+    });
+    json!({
+        "experiment": paths.name,
+        "phase": status.phase,
+        "trials": state.trials.len(),
+        "best": best,
+    })
+}
+
+/// Prints the table of trials and the best one.
+pub(crate) fn print_text(state: &State, paths: &Paths, searched: &Searched<'_>) {
+    let mut trials: Vec<&TrialRecord> = state.trials.values().collect();
+    trials.sort_by(|a, b| searched.rank(a).total_cmp(&searched.rank(b)));
+    let rows: Vec<Vec<String>> = trials.iter().map(|it| row(it, searched)).collect();
+    let metric = searched.metric.to_uppercase();
+    let header = ["TRIAL", "PHASE", &metric, "BATCHES", "HYPERPARAMETERS", "CHECKPOINT"];
+    print::out("");
+    print::out(print::table(&header, &rows));
+    print::out("");
+    print::out(verdict(&state.status(), paths));
+    for trial in trials.iter().filter(|it| it.status.phase == Phase::Failed) {
+        let message = trial.status.message.as_deref().unwrap_or("it said nothing");
+        print::out(format!("trial {} failed: {message}", trial.spec.index));
+    }
+    if let Some(best) = state.status().best {
+        print::out(format!("best: trial {} with {} {}", best.index, searched.metric, best.metric));
+        if let Some(trial) = state.trials.get(&best.index) {
+            print::out(format!(
+                "  hyperparameters: {}",
+                hyperparameters(&trial.spec.hyperparameters)
+            ));
+        }
+        if let Some(name) = best.checkpoint {
+            print::out(format!("  checkpoint: {}", paths.checkpoint(best.index, &name)));
+        }
+    }
+}
+
+fn verdict(status: &ExperimentStatus, paths: &Paths) -> String {
+    let what = match status.phase {
+        Phase::Completed => "completed",
+        Phase::Failed => "failed",
+        Phase::Cancelled => "was cancelled",
+        Phase::Pending | Phase::Running => "was stopped before its end",
+    };
+    let message = status.message.as_ref().map_or_else(String::new, |it| format!(": {it}"));
+    format!("experiment {} {what}{message}", paths.name)
+}
+
+/// One trial's line in the table.
+pub(crate) fn row(trial: &TrialRecord, searched: &Searched<'_>) -> Vec<String> {
+    let latest = trial.status.checkpoints.last();
+    vec![
+        trial.spec.index.to_string(),
+        format!("{:?}", trial.status.phase),
+        searched.of(trial).map_or_else(|| "-".to_owned(), |it| short(&it)),
+        trial.status.batches.to_string(),
+        cut(&hyperparameters(&trial.spec.hyperparameters), 60),
+        latest.map_or_else(|| "-".to_owned(), |it| it.name.clone()),
+    ]
+}
+
+/// Hyperparameters in one line: `a=1 b.c=2`.
+pub(crate) fn hyperparameters(value: &Value) -> String {
+    let mut parts = Vec::new();
+    flatten("", value, &mut parts);
+    parts.join(" ")
+}
+
+fn flatten(path: &str, value: &Value, parts: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                let dot = if path.is_empty() { "" } else { "." };
+                flatten(&format!("{path}{dot}{name}"), value, parts);
+            }
+        }
+        Value::String(text) => parts.push(format!("{path}={text}")),
+        other => parts.push(format!("{path}={other}")),
+    }
+}
+
+fn cut(text: &str, chars_max: usize) -> String {
+    if text.chars().count() <= chars_max {
+        return text.to_owned();
+    }
+    let kept: String = text.chars().take(chars_max - 3).collect();
+    format!("{kept}...")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hyperparameters_are_one_short_line() {
+        let value = json!({"lr": 0.1, "net": {"width": 3, "kind": "mlp"}});
+        assert_eq!(hyperparameters(&value), "lr=0.1 net.kind=mlp net.width=3");
+        assert_eq!(cut("abcdefgh", 6), "abc...");
+    }
+}

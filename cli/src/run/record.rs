@@ -1,0 +1,213 @@
+//! The record of a run: the objects that a cluster would hold, as files.
+//!
+//! ```text
+//! record/experiment.json      Experiment: metadata, spec, status
+//! record/trials/INDEX.json    Trial: metadata, spec, status
+//! record/attempts/INDEX-ATTEMPT/{trial.json, token}
+//! ```
+//!
+//! A file is replaced as a whole, and is on the disk when a write returns. One process writes, the
+//! one that holds the lock.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FlockOperation;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use stoker_api::experiment::Experiment;
+use stoker_api::trial::Trial;
+use stoker_engine::experiment::TrialRecord;
+
+use crate::failure::Failure;
+
+/// The folder `record/` of one experiment.
+#[derive(Clone, Debug)]
+pub(crate) struct Folder {
+    path: PathBuf,
+}
+
+impl Folder {
+    /// The record in `path`, which need not exist yet.
+    pub(crate) fn new(path: PathBuf) -> Self {
+        Self { path }
+    }
+
+    /// Where it lies.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Creates the folders.
+    pub(crate) fn create(&self) -> Result<(), Failure> {
+        for folder in ["trials", "attempts"] {
+            let path = self.path.join(folder);
+            fs::create_dir_all(&path).map_err(|error| Failure::file("create", &path, error))?;
+        }
+        Ok(())
+    }
+
+    /// Writes the experiment.
+    pub(crate) fn save_experiment(&self, experiment: &Experiment) -> Result<(), Failure> {
+        write_json(&self.path.join("experiment.json"), experiment)
+    }
+
+    /// Writes one trial.
+    pub(crate) fn save_trial(&self, trial: &TrialRecord) -> Result<(), Failure> {
+        let path = self.path.join("trials").join(format!("{}.json", trial.spec.index));
+        write_json(&path, &trial_object(trial))
+    }
+
+    /// Reads the experiment; `None` if none was ever written.
+    pub(crate) fn experiment(&self) -> Result<Option<Experiment>, Failure> {
+        let path = self.path.join("experiment.json");
+        if path.exists() { read_json(&path).map(Some) } else { Ok(None) }
+    }
+
+    /// Reads all trials, by index.
+    pub(crate) fn trials(&self) -> Result<BTreeMap<u32, TrialRecord>, Failure> {
+        let folder = self.path.join("trials");
+        let mut trials = BTreeMap::new();
+        let entries =
+            fs::read_dir(&folder).map_err(|error| Failure::file("read", &folder, error))?;
+        for entry in entries {
+            let path = entry.map_err(|error| Failure::file("read", &folder, error))?.path();
+            if path.extension().is_some_and(|it| it == "json") {
+                let trial: Trial = read_json(&path)?;
+                let status = trial.status.unwrap_or_default();
+                trials.insert(trial.spec.index, TrialRecord { spec: trial.spec, status });
+            }
+        }
+        Ok(trials)
+    }
+
+    /// Creates the folder of an attempt, readable by its owner alone.
+    pub(crate) fn attempt(&self, trial: u32, attempt: u32) -> Result<PathBuf, Failure> {
+        let path = self.path.join("attempts").join(format!("{trial}-{attempt}"));
+        fs::create_dir_all(&path).map_err(|error| Failure::file("create", &path, error))?;
+        Ok(path)
+    }
+}
+
+/// A trial as the object that a cluster would hold.
+pub(crate) fn trial_object(trial: &TrialRecord) -> Trial {
+    let name = format!("{}-{}", trial.spec.experiment, trial.spec.index);
+    let mut object = Trial::new(&name, trial.spec.clone());
+    object.status = Some(trial.status.clone());
+    object
+}
+
+/// Writes `value` as JSON, whole or not at all.
+pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Failure> {
+    let mut bytes =
+        serde_json::to_vec_pretty(value).map_err(|error| Failure::file("write", path, error))?;
+    bytes.push(b'\n');
+    write(path, &bytes)
+}
+
+/// Replaces the file at `path`, whole or not at all; only its owner can read it. It is on the disk
+/// on return.
+pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    let all = || -> std::io::Result<()> {
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(".new");
+        let temporary = folder.join(name);
+        let mut options = OpenOptions::new();
+        let mut file =
+            options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)?;
+        File::open(folder)?.sync_all()
+    };
+    all().map_err(|error| Failure::file("write", path, error))
+}
+
+fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, Failure> {
+    let bytes = fs::read(path).map_err(|error| Failure::file("read", path, error))?;
+    serde_json::from_slice(&bytes).map_err(|error| Failure::file("read", path, error))
+}
+
+/// The right to write a record, until dropped or until the process ends, however it ends.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    /// Takes the lock at `path`, or says who has it.
+    pub(crate) fn take(path: &Path) -> Result<Self, Failure> {
+        let failed = |error| Failure::file("lock", path, error);
+        let mut options = OpenOptions::new();
+        let mut file = options
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .map_err(failed)?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(error) if error == rustix::io::Errno::WOULDBLOCK => {
+                let mut holder = String::new();
+                let _ = file.read_to_string(&mut holder);
+                return Err(Failure::System(format!(
+                    "this experiment is already being run by {}; wait for it to end or stop it \
+                     (lock: {})",
+                    holder.trim(),
+                    path.display()
+                )));
+            }
+            Err(error) => return Err(Failure::file("lock", path, error)),
+        }
+        file.set_len(0).map_err(failed)?;
+        let holder = format!("process {} on {}\n", std::process::id(), host());
+        file.write_all(holder.as_bytes()).map_err(failed)?;
+        Ok(Self { _file: file })
+    }
+}
+
+fn host() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    if name.trim().is_empty() { "this machine".to_owned() } else { name.trim().to_owned() }
+}
+
+/// `num_bytes` bytes that nobody can guess, in hex.
+pub(crate) fn random_hex(num_bytes: usize) -> Result<String, Failure> {
+    let path = Path::new("/dev/urandom");
+    let mut bytes = vec![0; num_bytes];
+    File::open(path)
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(|error| Failure::file("read", path, error))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_lock_is_refused_and_says_who_has_the_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.lock");
+        let first = Lock::take(&path).unwrap();
+        let error = Lock::take(&path).unwrap_err().to_string();
+        assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
+        drop(first);
+        Lock::take(&path).unwrap();
+    }
+
+    #[test]
+    fn a_written_file_replaces_the_old_one_and_leaves_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.json");
+        write(&path, b"a longer text").unwrap();
+        write(&path, b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,301 @@
+//! The loop: what may start is started, what ends is recorded, until nothing is left to do.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use stoker_api::contract::{CONTRACT_VERSION, CheckpointRef, Door, StorageConfig, TrialConfig};
+use stoker_api::trial::AttemptEnd;
+use stoker_api::validate::ValidExperiment;
+use stoker_engine::trial::{Next, TrialRecord};
+use stoker_storage::{Storage, layout};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use super::display::{Searched, View};
+use super::door::{self, Desk};
+use super::outcome::Paths;
+use super::process::{self, Ended, Running, Start};
+use super::record::{self, Folder, trial_object};
+use crate::failure::Failure;
+
+/// How often progress is drawn and time limits are looked at.
+const TICK: Duration = Duration::from_millis(200);
+/// The wait before the first restart in a row without a new checkpoint; it doubles with each.
+const BACKOFF_FIRST: Duration = Duration::from_millis(200);
+/// The longest wait before a restart.
+const BACKOFF_MAX: Duration = Duration::from_secs(10);
+
+/// The wait before a trial may start again.
+#[derive(Clone, Copy, Debug)]
+struct Backoff {
+    until: Instant,
+    num_failures: u32,
+    num_checkpoints: usize,
+}
+
+/// Runs one experiment.
+#[derive(Debug)]
+pub(crate) struct Runner<'a> {
+    desk: Desk,
+    valid: &'a ValidExperiment,
+    storage: Storage,
+    paths: Paths,
+    seed: u32,
+    slots: u32,
+    door: String,
+    folder: Folder,
+    running: BTreeMap<u32, Running>,
+    backoff: BTreeMap<u32, Backoff>,
+    /// Since when a running trial has been asked to end.
+    asked: BTreeMap<u32, Instant>,
+    ended: UnboundedReceiver<Ended>,
+    tell_ended: UnboundedSender<Ended>,
+    interrupts: u32,
+}
+
+/// What a runner needs to know.
+#[derive(Debug)]
+pub(crate) struct Job<'a> {
+    pub(crate) desk: Desk,
+    pub(crate) valid: &'a ValidExperiment,
+    pub(crate) storage: Storage,
+    pub(crate) paths: Paths,
+    /// The experiment's seed.
+    pub(crate) seed: u32,
+    /// Trials at a time, at most.
+    pub(crate) slots: u32,
+    /// The door's address.
+    pub(crate) door: String,
+    pub(crate) folder: Folder,
+}
+
+impl<'a> Runner<'a> {
+    /// A runner that has started nothing yet.
+    pub(crate) fn new(job: Job<'a>) -> Self {
+        let Job { desk, valid, storage, paths, seed, slots, door, folder } = job;
+        let (tell_ended, ended) = mpsc::unbounded_channel();
+        Self {
+            desk,
+            valid,
+            storage,
+            paths,
+            seed,
+            slots,
+            door,
+            folder,
+            running: BTreeMap::new(),
+            backoff: BTreeMap::new(),
+            asked: BTreeMap::new(),
+            ended,
+            tell_ended,
+            interrupts: 0,
+        }
+    }
+
+    /// Runs until the experiment has ended or was stopped, and nothing runs any more.
+    pub(crate) async fn run(&mut self, view: &mut View) -> Result<(), Failure> {
+        let failed = |error| Failure::System(format!("cannot listen for signals: {error}"));
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+        let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+        let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        self.desk.state().settle()?;
+        loop {
+            self.start_what_may_run()?;
+            self.kill_what_is_late();
+            self.show(view);
+            if self.running.is_empty() && self.is_over() {
+                return Ok(());
+            }
+            tokio::select! {
+                Some(ended) = self.ended.recv() => self.end(ended, view).await?,
+                () = self.desk.changed() => {}
+                _ = ticks.tick() => {}
+                () = either(&mut interrupt, &mut terminate) => self.interrupt(view),
+            }
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        let state = self.desk.state();
+        state.is_pausing || state.status().phase.is_terminal()
+    }
+
+    fn show(&self, view: &mut View) {
+        let searcher = &self.valid.spec.searcher;
+        let searched =
+            Searched { metric: &searcher.metric, smaller_is_better: searcher.smaller_is_better };
+        view.update(&mut self.desk.state(), &searched);
+    }
+
+    fn start_what_may_run(&mut self) -> Result<(), Failure> {
+        let next = self.desk.state().next();
+        let now = Instant::now();
+        for (index, next) in next {
+            if self.running.len() >= self.slots as usize {
+                break;
+            }
+            let is_ready = self.backoff.get(&index).is_none_or(|it| it.until <= now);
+            if let Next::Start { attempt, resume_from, units } = next
+                && is_ready
+                && !self.running.contains_key(&index)
+            {
+                self.start(index, attempt, resume_from, units)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Records the attempt, and then starts its trainer.
+    fn start(
+        &mut self,
+        index: u32,
+        attempt: u32,
+        resume_from: Vec<CheckpointRef>,
+        units: u64,
+    ) -> Result<(), Failure> {
+        let token = record::random_hex(32)?;
+        let folder = self.folder.attempt(index, attempt)?;
+        let token_file = folder.join("token");
+        record::write(&token_file, token.as_bytes())?;
+        let Some(trial) = self.desk.state().trials.get(&index).cloned() else { return Ok(()) };
+        let config = self.config(&trial, attempt, resume_from, units, &token_file);
+        let config_file = folder.join("trial.json");
+        record::write_json(&config_file, &config)?;
+        self.desk.state().begin(index, attempt, &token)?;
+        let spec = &self.valid.spec;
+        let command = spec.entrypoint.command.iter().chain(&spec.entrypoint.args);
+        let start = Start {
+            trial: index,
+            attempt,
+            command: command.cloned().collect(),
+            env: spec.env.iter().map(|it| (it.name.clone(), it.value.clone())).collect(),
+            config: &config_file,
+            trial_path: &config.storage.trial_path,
+        };
+        let running = process::start(start, &self.storage, self.tell_ended.clone())?;
+        self.running.insert(index, running);
+        Ok(())
+    }
+
+    fn config(
+        &self,
+        trial: &TrialRecord,
+        attempt: u32,
+        resume_from: Vec<CheckpointRef>,
+        units: u64,
+        token_file: &Path,
+    ) -> TrialConfig {
+        let spec = &self.valid.spec;
+        TrialConfig {
+            version: CONTRACT_VERSION,
+            experiment: self.paths.name.clone(),
+            experiment_id: self.paths.uid.clone(),
+            trial: trial.spec.index,
+            attempt,
+            seed: trial.spec.seed,
+            experiment_seed: self.seed,
+            hyperparameters: trial.spec.hyperparameters.clone(),
+            data: spec.data.clone(),
+            unit: trial.spec.unit,
+            units,
+            metric: spec.searcher.metric.clone(),
+            smaller_is_better: spec.searcher.smaller_is_better,
+            scheduling_unit: spec.scheduling_unit,
+            records_per_epoch: spec.records_per_epoch,
+            validation_period: spec.min_validation_period,
+            checkpoint_period: spec.min_checkpoint_period,
+            checkpoint_policy: spec.checkpoint_policy,
+            perform_initial_validation: spec.perform_initial_validation,
+            aggregation_frequency: spec.optimizations.aggregation_frequency,
+            storage: StorageConfig {
+                url: self.paths.root.clone(),
+                endpoint: spec.checkpoint_storage.endpoint.clone(),
+                trial_path: self.paths.trial(trial.spec.index),
+            },
+            resume_from,
+            door: Door {
+                url: door::reports_url(&self.door, trial.spec.index),
+                token_file: PathBuf::from(token_file).display().to_string(),
+            },
+        }
+    }
+
+    /// Records how an attempt ended, here and beside its files.
+    async fn end(&mut self, ended: Ended, view: &View) -> Result<(), Failure> {
+        let Ended { trial: index, attempt, end, message } = ended;
+        if self.running.get(&index).is_none_or(|it| it.attempt != attempt) {
+            return Ok(());
+        }
+        if let Some(running) = self.running.remove(&index) {
+            running.release();
+        }
+        self.asked.remove(&index);
+        let trial = {
+            let mut state = self.desk.state();
+            state.end(index, end, message)?;
+            state.trials.get(&index).cloned()
+        };
+        self.back_off(index, end, trial.as_ref().map_or(0, |it| it.status.checkpoints.len()));
+        let object = trial.as_ref().map(trial_object);
+        if let Some(Ok(bytes)) = object.map(|it| serde_json::to_vec_pretty(&it)) {
+            let path = layout::record_path(&self.paths.trial(index));
+            if let Err(error) = self.storage.put(&path, Bytes::from(bytes)).await {
+                view.say(&format!("trial {index}: its record could not be copied: {error}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn back_off(&mut self, index: u32, end: AttemptEnd, num_checkpoints: usize) {
+        if !matches!(end, AttemptEnd::UserError | AttemptEnd::Infrastructure) {
+            self.backoff.remove(&index);
+            return;
+        }
+        let before = self.backoff.get(&index).filter(|it| it.num_checkpoints == num_checkpoints);
+        let num_failures = before.map_or(0, |it| it.num_failures.saturating_add(1));
+        let wait = BACKOFF_FIRST.saturating_mul(1 << num_failures.min(16)).min(BACKOFF_MAX);
+        let until = Instant::now() + wait;
+        self.backoff.insert(index, Backoff { until, num_failures, num_checkpoints });
+    }
+
+    fn kill_what_is_late(&mut self) {
+        let patience = Duration::from_secs(self.valid.spec.preemption_timeout_seconds.into());
+        let state = self.desk.state();
+        for (index, running) in &self.running {
+            if state.is_to_end(*index) {
+                let since = self.asked.entry(*index).or_insert_with(Instant::now);
+                if since.elapsed() > patience {
+                    running.kill();
+                }
+            }
+        }
+    }
+
+    fn interrupt(&mut self, view: &View) {
+        self.interrupts += 1;
+        self.desk.state().is_pausing = true;
+        let num = self.running.len();
+        if self.interrupts == 1 {
+            view.say(&format!(
+                "stopping: {num} running trials take a checkpoint and exit (at most {} s); \
+                 once more kills them at once",
+                self.valid.spec.preemption_timeout_seconds
+            ));
+            self.running.values().for_each(Running::ask_to_exit);
+        } else {
+            view.say(&format!("killing {num} running trials"));
+            self.running.values().for_each(Running::kill);
+        }
+    }
+}
+
+async fn either(one: &mut Signal, other: &mut Signal) {
+    tokio::select! {
+        _ = one.recv() => {}
+        _ = other.recv() => {}
+    }
+}

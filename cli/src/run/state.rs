@@ -1,0 +1,273 @@
+//! What the runner knows: the record, and what follows from it.
+//!
+//! Everything is decided by the engine; here its decisions are written down before anybody acts on
+//! them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use stoker_api::contract::{Directive, Report, ReportEvent};
+use stoker_api::experiment::{Experiment, ExperimentStatus};
+use stoker_api::trial::{AttemptEnd, TrialSpec};
+use stoker_api::validate::ValidExperiment;
+use stoker_engine::experiment::plan;
+use stoker_engine::search::{Draw, SearchConfig};
+use stoker_engine::trial::{self, Limits, Next, Recorded, TrialRecord, Wanted};
+
+use super::record::Folder;
+use crate::failure::Failure;
+
+/// Rounds of planning after which something is wrong: a plan that was carried out leaves nothing to
+/// do.
+const ROUNDS_MAX: u32 = 1000;
+
+/// Something to tell the user about a trial.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Happening {
+    /// An attempt was started.
+    Started { attempt: u32, from: Option<String> },
+    /// A validation has finished.
+    Validated { batches: u64, metrics: BTreeMap<String, String> },
+    /// A checkpoint exists.
+    Checkpointed { batches: u64, name: String },
+    /// An attempt ended.
+    Ended { attempt: u32, end: AttemptEnd, message: Option<String> },
+}
+
+/// The record in memory, and what it was last planned to be.
+#[derive(Debug)]
+pub(crate) struct State {
+    /// The experiment's object.
+    pub(crate) experiment: Experiment,
+    /// Its trials, by index.
+    pub(crate) trials: BTreeMap<u32, TrialRecord>,
+    /// Whether the user asked to stop for now.
+    pub(crate) is_pausing: bool,
+    /// What is done of the search, from 0 to 1.
+    pub(crate) progress: f64,
+    /// What has not been shown yet, in order.
+    pub(crate) happenings: Vec<(u32, Happening)>,
+    folder: Folder,
+    search: SearchConfig,
+    limits: Limits,
+    metric: String,
+    unwanted: BTreeSet<u32>,
+    tokens: BTreeMap<u32, BTreeMap<String, u32>>,
+}
+
+impl State {
+    /// The state that a record tells. Attempts that were alive when their runner died are ended:
+    /// their processes died with it.
+    pub(crate) fn new(
+        experiment: Experiment,
+        trials: BTreeMap<u32, TrialRecord>,
+        valid: &ValidExperiment,
+        seed: u32,
+        folder: Folder,
+    ) -> Result<Self, Failure> {
+        let mut state = Self {
+            experiment,
+            trials,
+            is_pausing: false,
+            progress: 0.0,
+            happenings: Vec::new(),
+            folder,
+            search: SearchConfig::new(valid, seed),
+            limits: Limits::new(valid.spec.max_restarts),
+            metric: valid.spec.searcher.metric.clone(),
+            unwanted: BTreeSet::new(),
+            tokens: BTreeMap::new(),
+        };
+        state.end_orphans()?;
+        Ok(state)
+    }
+
+    fn end_orphans(&mut self) -> Result<(), Failure> {
+        // Only the user's own doing ends a runner, so it never fails a trial, however often.
+        let limits = Limits { infrastructure_attempts_max: u32::MAX, ..self.limits };
+        for record in self.trials.values_mut() {
+            if trial::live_attempt(record).is_some() {
+                let message = "the runner ended without warning, and this attempt with it";
+                let end = AttemptEnd::Infrastructure;
+                trial::end_attempt(record, end, Some(message.to_owned()), &limits);
+                self.folder.save_trial(record)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The experiment's status.
+    pub(crate) fn status(&self) -> ExperimentStatus {
+        self.experiment.status.clone().unwrap_or_default()
+    }
+
+    /// The experiment's name.
+    pub(crate) fn name(&self) -> &str {
+        self.experiment.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    /// Plans and writes the plan down, until nothing is left to write.
+    pub(crate) fn settle(&mut self) -> Result<(), Failure> {
+        for _ in 0..ROUNDS_MAX {
+            let trials: Vec<TrialRecord> = self.trials.values().cloned().collect();
+            let plan = plan(&self.search, &trials, self.status().trials_created, false);
+            self.unwanted = plan.stop.iter().copied().collect();
+            self.progress = plan.progress;
+            let is_settled = plan.grants.is_empty() && plan.create.is_empty();
+            let granted: BTreeSet<u32> = plan.grants.iter().map(|it| it.0).collect();
+            for (index, grant) in plan.grants {
+                if let Some(record) = self.trials.get_mut(&index) {
+                    record.spec.grants.push(grant);
+                }
+            }
+            for index in granted {
+                self.save(index)?;
+            }
+            for draw in plan.create {
+                self.create(draw)?;
+            }
+            let closed_some = self.close_unwanted()?;
+            if self.status() != plan.status {
+                self.experiment.status = Some(plan.status);
+                self.folder.save_experiment(&self.experiment)?;
+            }
+            if is_settled && !closed_some {
+                return Ok(());
+            }
+        }
+        Err(Failure::System(format!("the search still has more to do after {ROUNDS_MAX} plans")))
+    }
+
+    fn create(&mut self, draw: Draw) -> Result<(), Failure> {
+        let spec = TrialSpec {
+            experiment: self.name().to_owned(),
+            index: draw.index,
+            request_id: draw.request_id,
+            seed: draw.seed,
+            hyperparameters: draw.hyperparameters,
+            unit: self.search.unit,
+            units: draw.units,
+            grants: Vec::new(),
+        };
+        let index = spec.index;
+        self.trials.insert(index, TrialRecord { spec, status: Default::default() });
+        self.save(index)
+    }
+
+    fn close_unwanted(&mut self) -> Result<bool, Failure> {
+        let mut closed = Vec::new();
+        for (&index, record) in &mut self.trials {
+            let wanted = wanted(&self.unwanted, self.is_pausing, index);
+            if let Next::Close { cause } = trial::next(record, wanted) {
+                trial::close(record, cause, None);
+                closed.push(index);
+            }
+        }
+        closed.iter().try_for_each(|index| self.save(*index))?;
+        Ok(!closed.is_empty())
+    }
+
+    /// What to do with each trial, by index.
+    pub(crate) fn next(&self) -> Vec<(u32, Next)> {
+        let next = |(index, record): (&u32, &TrialRecord)| {
+            (*index, trial::next(record, wanted(&self.unwanted, self.is_pausing, *index)))
+        };
+        self.trials.iter().map(next).collect()
+    }
+
+    /// Whether the trial's running attempt has been told to end.
+    pub(crate) fn is_to_end(&self, index: u32) -> bool {
+        self.unwanted.contains(&index) || self.is_pausing
+    }
+
+    /// Records that an attempt begins and that `token` is its.
+    pub(crate) fn begin(&mut self, index: u32, attempt: u32, token: &str) -> Result<(), Failure> {
+        if let Some(record) = self.trials.get_mut(&index) {
+            trial::begin_attempt(record, attempt);
+        }
+        self.tokens.entry(index).or_default().insert(token.to_owned(), attempt);
+        self.save(index)
+    }
+
+    /// Records how the live attempt ended.
+    pub(crate) fn end(
+        &mut self,
+        index: u32,
+        end: AttemptEnd,
+        message: Option<String>,
+    ) -> Result<(), Failure> {
+        let Some(record) = self.trials.get_mut(&index) else { return Ok(()) };
+        let Some(attempt) = trial::live_attempt(record) else { return Ok(()) };
+        // What the program said of its own end is better than the last lines of its log.
+        let said = record.status.attempts.last().and_then(|it| it.message.clone());
+        let message = if end == AttemptEnd::Completed { said } else { said.or(message) };
+        trial::end_attempt(record, end, message.clone(), &self.limits);
+        self.save(index)?;
+        self.happenings.push((index, Happening::Ended { attempt, end, message }));
+        self.settle()
+    }
+
+    /// Whether `token` belongs to an attempt of this trial, and to which.
+    pub(crate) fn attempt_of(&self, index: u32, token: &str) -> Option<u32> {
+        self.tokens.get(&index)?.get(token).copied()
+    }
+
+    /// Records a report and says what its trainer is to do. Nothing is changed if it cannot be
+    /// written.
+    pub(crate) fn report(&mut self, index: u32, report: &Report) -> Result<Directive, Failure> {
+        let Some(record) = self.trials.get_mut(&index) else { return Ok(Directive::Fenced) };
+        let before = record.clone();
+        let recorded = trial::record_report(record, report, &self.metric);
+        let record = record.clone();
+        // Progress alone decides nothing and is not worth a write.
+        let is_durable = !matches!(report.event, ReportEvent::Progress { .. });
+        if recorded == Recorded::New && is_durable {
+            if let Err(error) = self.save(index) {
+                self.trials.insert(index, before);
+                return Err(error);
+            }
+            self.tell(index, report);
+            if record.status.facts != before.status.facts {
+                self.settle()?;
+            }
+        }
+        let wanted = wanted(&self.unwanted, self.is_pausing, index);
+        let record = self.trials.get(&index).unwrap_or(&record);
+        Ok(trial::directive(record, report.attempt, wanted))
+    }
+
+    fn tell(&mut self, index: u32, report: &Report) {
+        let happening = match &report.event {
+            ReportEvent::Started { resumed_from, .. } => {
+                Happening::Started { attempt: report.attempt, from: resumed_from.clone() }
+            }
+            ReportEvent::Validated { metrics, .. } => {
+                Happening::Validated { batches: report.batches, metrics: metrics.clone() }
+            }
+            ReportEvent::Checkpointed { name, .. } => {
+                Happening::Checkpointed { batches: report.batches, name: name.clone() }
+            }
+            ReportEvent::Progress { .. } | ReportEvent::Exiting { .. } => return,
+        };
+        self.happenings.push((index, happening));
+    }
+
+    /// Takes checkpoints that were deleted out of the record.
+    pub(crate) fn forget(&mut self, index: u32, names: &BTreeSet<String>) -> Result<(), Failure> {
+        if let Some(record) = self.trials.get_mut(&index) {
+            record.status.checkpoints.retain(|it| !names.contains(&it.name));
+        }
+        self.save(index)
+    }
+
+    fn save(&self, index: u32) -> Result<(), Failure> {
+        self.trials.get(&index).map_or(Ok(()), |record| self.folder.save_trial(record))
+    }
+}
+
+fn wanted(unwanted: &BTreeSet<u32>, is_pausing: bool, index: u32) -> Wanted {
+    match (unwanted.contains(&index), is_pausing) {
+        (true, _) => Wanted::Stop,
+        (false, true) => Wanted::Pause,
+        (false, false) => Wanted::Run,
+    }
+}

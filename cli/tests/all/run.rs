@@ -1,0 +1,324 @@
+//! What `stoker run` does, seen from outside.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// A folder with an experiment's file and a storage root.
+struct Bench {
+    folder: tempfile::TempDir,
+    spec: Value,
+}
+
+impl Bench {
+    /// An experiment with one searcher, whose trainers follow `script`.
+    fn new(searcher: Value, script: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let pids = folder.path().join("pids");
+        std::fs::create_dir(&pids).unwrap();
+        let mut all = json!({"metric": "loss", "maxLength": {"batches": 10}});
+        all.as_object_mut().unwrap().extend(searcher.as_object().unwrap().clone());
+        let this = std::env::current_exe().unwrap();
+        let spec = json!({
+            "entrypoint": {"command": [this, "--exact", "scripted_trainer", "--nocapture"]},
+            "data": {"script": script, "pids": pids, "sleepMs": 1},
+            "hyperparameters": {"x": {"double": {"min": 0.0, "max": 1.0, "count": 3}}},
+            "searcher": all,
+            "maxRestarts": 1,
+            "reproducibility": {"experimentSeed": 7},
+        });
+        Self { folder, spec }
+    }
+
+    fn root(&self) -> PathBuf {
+        self.folder.path().join("root")
+    }
+
+    fn command(&self, more: &[&str]) -> Command {
+        let file = self.folder.path().join("experiment.yaml");
+        let object = json!({
+            "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
+            "metadata": {"name": "scripted"}, "spec": self.spec,
+        });
+        std::fs::write(&file, object.to_string()).unwrap();
+        let mut command = stoker();
+        command.args(["run", "--output", "json"]).arg(file).arg("--root").arg(self.root());
+        command.args(more).stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, more: &[&str]) -> Output {
+        self.command(more).output().unwrap()
+    }
+
+    fn start(&self) -> Child {
+        self.command(&[]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    /// All trials of the only run.
+    fn trials(&self) -> Vec<Value> {
+        let mut trials = Vec::new();
+        for run in files(&self.root().join("local")).iter().filter(|it| it.is_dir()) {
+            let read =
+                |path: &PathBuf| serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+            let is_json = |it: &&PathBuf| it.extension().is_some_and(|it| it == "json");
+            trials.extend(files(&run.join("record/trials")).iter().filter(is_json).map(read));
+        }
+        trials.sort_by_key(|it: &Value| it["spec"]["index"].as_u64());
+        trials
+    }
+
+    /// Waits until some trial has a checkpoint.
+    fn wait_for_checkpoint(&self) {
+        let end = Instant::now() + Duration::from_secs(60);
+        while !self.trials().iter().any(|it| it["status"]["checkpoints"][0].is_object()) {
+            assert!(Instant::now() < end, "no checkpoint within a minute");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Whether any trainer that was ever started is still alive.
+    fn is_any_trainer_alive(&self) -> bool {
+        let this = std::env::current_exe().unwrap();
+        files(&self.folder.path().join("pids")).iter().any(|pid| {
+            let exe = Path::new("/proc").join(pid.file_name().unwrap()).join("exe");
+            std::fs::read_link(exe).is_ok_and(|it| it == this)
+        })
+    }
+}
+
+fn stoker() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_stoker"))
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    std::fs::read_dir(folder)
+        .map_or_else(|_| Vec::new(), |it| it.map(|it| it.unwrap().path()).collect())
+}
+
+fn random(max_trials: u32) -> Value {
+    json!({"random": {"maxTrials": max_trials}})
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+fn last_line(output: &Output) -> Value {
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    serde_json::from_str(text.lines().last().unwrap_or_else(|| panic!("{}", said(output)))).unwrap()
+}
+
+#[track_caller]
+fn check(output: &Output, code: i32, contains: &str) {
+    assert_eq!(output.status.code(), Some(code), "{}", said(output));
+    assert!(said(output).contains(contains), "{contains:?} is not in: {}", said(output));
+}
+
+/// What must not depend on how often anything was interrupted.
+fn essence(trials: &[Value]) -> Vec<Value> {
+    let of = |it: &Value| {
+        let (spec, status) = (&it["spec"], &it["status"]);
+        json!([spec["seed"], spec["requestId"], spec["hyperparameters"], status["facts"]])
+    };
+    trials.iter().map(of).collect()
+}
+
+fn signal(child: &Child, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_child(child);
+    rustix::process::kill_process(pid, signal).unwrap();
+}
+
+#[test]
+fn a_grid_completes_and_the_last_line_says_which_trial_is_best() {
+    let bench = Bench::new(json!({"grid": {}}), "");
+    let output = bench.run(&[]);
+    check(&output, 0, "");
+    let line = last_line(&output);
+    assert_eq!((&line["phase"], &line["trials"]), (&json!("Completed"), &json!(3)), "{line}");
+    assert_eq!(line["experiment"], "scripted");
+    let trials = bench.trials();
+    let metric =
+        |it: &Value| it["status"]["facts"][0]["result"]["metric"].as_str().unwrap().to_owned();
+    let best = trials.iter().map(metric).min().unwrap();
+    assert_eq!(line["best"]["metric"], json!(best));
+    let index = line["best"]["trial"].as_u64().unwrap() as usize;
+    assert_eq!(line["best"]["hyperparameters"], trials[index]["spec"]["hyperparameters"]);
+    let checkpoint = PathBuf::from(line["best"]["checkpoint"].as_str().unwrap());
+    assert!(checkpoint.join("manifest.json").is_file(), "{}", checkpoint.display());
+    // Retention keeps each trial's best and latest: here one. Logs and the record lie beside.
+    let trial = checkpoint.parent().unwrap().parent().unwrap();
+    assert_eq!(
+        files(&trial.join("checkpoints")).iter().filter(|it| !files(it).is_empty()).count(),
+        1
+    );
+    let log = std::fs::read_to_string(trial.join("logs/0/0-00000000.log")).unwrap();
+    assert!(log.contains("attempt 0 trains"), "{log}");
+    assert!(trial.join("record.json").is_file());
+    // Again: nothing is left to do, and the outcome is the same.
+    let again = bench.run(&[]);
+    check(&again, 0, "");
+    assert_eq!(last_line(&again), line);
+    assert_eq!(bench.trials(), trials);
+}
+
+#[test]
+fn a_failing_program_is_restarted_as_often_as_allowed_and_its_last_words_are_told() {
+    let bench = Bench::new(json!({"single": {}}), "fail");
+    check(&bench.run(&[]), 1, "boom: the data has no labels");
+    let trial = &bench.trials()[0];
+    assert_eq!(trial["status"]["attempts"].as_array().unwrap().len(), 2);
+    assert_eq!(trial["status"]["phase"], "Failed");
+}
+
+#[test]
+fn a_restart_begins_at_the_last_checkpoint() {
+    let bench = Bench::new(json!({"single": {}}), "crash-once");
+    check(&bench.run(&[]), 0, "");
+    let attempts = &bench.trials()[0]["status"]["attempts"];
+    assert_eq!(attempts[0]["end"], "UserError");
+    assert_eq!(attempts[1]["resumedFrom"], "000000000005-0");
+}
+
+#[test]
+fn invalid_hyperparameters_are_replaced() {
+    let bench = Bench::new(random(2), "invalid-first");
+    let output = bench.run(&[]);
+    check(&output, 0, "");
+    let phases: Vec<Value> =
+        bench.trials().iter().map(|it| it["status"]["phase"].clone()).collect();
+    assert_eq!(phases, ["Failed", "Completed", "Completed"]);
+}
+
+#[test]
+fn the_door_refuses_strangers_and_nonsense() {
+    check(&Bench::new(json!({"single": {}}), "knock").run(&[]), 0, "");
+}
+
+#[test]
+fn a_killed_runner_leaves_no_trainer_and_goes_on_to_the_same_results() {
+    let undisturbed = Bench::new(random(4), "");
+    check(&undisturbed.run(&[]), 0, "");
+    let mut bench = Bench::new(random(4), "");
+    bench.spec["data"]["sleepMs"] = json!(30);
+    for _ in 0..3 {
+        let mut child = bench.start();
+        bench.wait_for_checkpoint();
+        std::thread::sleep(Duration::from_millis(100));
+        signal(&child, rustix::process::Signal::KILL);
+        child.wait().unwrap();
+        let end = Instant::now() + Duration::from_secs(10);
+        while bench.is_any_trainer_alive() {
+            assert!(Instant::now() < end, "a trainer outlived its runner");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+    check(&bench.run(&[]), 0, "");
+    assert_eq!(essence(&bench.trials()), essence(&undisturbed.trials()));
+}
+
+#[test]
+fn a_stopped_run_says_so_and_goes_on() {
+    let mut bench = Bench::new(random(2), "");
+    bench.spec["data"]["sleepMs"] = json!(50);
+    let child = bench.start();
+    bench.wait_for_checkpoint();
+    signal(&child, rustix::process::Signal::TERM);
+    let output = child.wait_with_output().unwrap();
+    check(&output, 3, "run the same command again");
+    assert_eq!(last_line(&output)["phase"], "Running");
+    assert!(!bench.is_any_trainer_alive());
+    assert!(bench.trials().iter().any(|it| it["status"]["attempts"][0]["end"] == "Preempted"));
+    check(&bench.run(&[]), 0, "");
+    assert_eq!(bench.trials()[0]["status"]["restarts"], 0);
+}
+
+#[test]
+fn a_trainer_that_does_not_exit_when_asked_is_killed_after_its_time() {
+    let mut bench = Bench::new(json!({"single": {}}), "deaf");
+    bench.spec["preemptionTimeoutSeconds"] = json!(1);
+    let child = bench.start();
+    bench.wait_for_checkpoint();
+    signal(&child, rustix::process::Signal::TERM);
+    let output = child.wait_with_output().unwrap();
+    check(&output, 3, "killed: it did not exit in time");
+    assert!(!bench.is_any_trainer_alive());
+    assert_eq!(bench.trials()[0]["status"]["restarts"], 0);
+}
+
+#[test]
+fn a_second_runner_is_refused_and_told_who_has_the_record() {
+    let mut bench = Bench::new(random(2), "");
+    bench.spec["data"]["sleepMs"] = json!(100);
+    let mut child = bench.start();
+    bench.wait_for_checkpoint();
+    check(&bench.run(&[]), 1, &format!("process {}", child.id()));
+    signal(&child, rustix::process::Signal::TERM);
+    child.wait().unwrap();
+}
+
+#[test]
+fn a_changed_file_is_refused_unless_it_starts_over() {
+    let mut bench = Bench::new(json!({"single": {}}), "");
+    check(&bench.run(&[]), 0, "");
+    bench.spec["maxRestarts"] = json!(3);
+    let refused = bench.run(&[]);
+    check(&refused, 2, "spec.maxRestarts: was 1, now 3");
+    check(&refused, 2, "--fresh");
+    check(&bench.run(&["--fresh"]), 0, "");
+    assert_eq!(bench.trials().len(), 2, "the earlier run's record stays");
+}
+
+#[test]
+fn what_cannot_run_here_is_refused_before_anything_is_written() {
+    let check_refused = |field: &str, value: Value, contains: &str| {
+        let mut bench = Bench::new(json!({"single": {}}), "");
+        bench.spec[field] = value;
+        check(&bench.run(&[]), 2, contains);
+        assert!(!bench.root().exists());
+    };
+    check_refused("resources", json!({"slotsPerTrial": 2}), "spec.resources.slotsPerTrial");
+    check_refused("entrypoint", json!({"command": ["no-such-program"]}), "no-such-program");
+    check_refused("maxRestart", json!(1), "maxRestart");
+}
+
+#[test]
+fn what_a_run_left_is_listed_and_described() {
+    let bench = Bench::new(random(2), "");
+    check(&bench.run(&[]), 0, "");
+    let check_shown = |args: &[&str], contains: &str| {
+        for output in ["json", "text"] {
+            let mut command = stoker();
+            command.args(args).args(["--output", output, "--root"]).arg(bench.root());
+            check(&command.output().unwrap(), 0, contains);
+        }
+    };
+    check_shown(&["experiment", "list"], "scripted");
+    check_shown(&["experiment", "describe", "scripted"], "Completed");
+    check_shown(&["trial", "list", "scripted"], "Completed");
+    check_shown(&["trial", "describe", "scripted", "1"], "requestId");
+    check_shown(&["trial", "logs", "scripted", "0"], "trial 0 attempt 0 trains");
+    check_shown(&["checkpoint", "list", "scripted"], "000000000010-0");
+    let mut command = stoker();
+    command.args(["trial", "list", "nothing", "--root"]).arg(bench.root());
+    check(&command.output().unwrap(), 2, "no run of `nothing`");
+}
+
+#[test]
+fn a_preview_shows_lengths_and_draws_without_training() {
+    let bench = Bench::new(random(4), "");
+    bench.command(&[]);
+    let file = bench.folder.path().join("experiment.yaml");
+    let mut command = stoker();
+    command.args(["preview", "--samples", "2", "--output", "json"]).arg(file);
+    let output = command.output().unwrap();
+    check(&output, 0, "");
+    let line = last_line(&output);
+    assert_eq!(line["lengths"], json!([{"units": 10, "trials": 4}]));
+    assert_eq!(line["samples"].as_array().unwrap().len(), 2);
+    assert!(
+        line["samples"][0]["seed"].is_u64() && line["samples"][0]["hyperparameters"]["x"].is_f64()
+    );
+}

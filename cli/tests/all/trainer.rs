@@ -1,0 +1,189 @@
+//! A trainer that trains nothing: it counts batches, reports, keeps checkpoints of no content.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use stoker_api::contract::{
+    CONTRACT_VERSION, Directive, ExitCode, Report, ReportEvent, TrialConfig,
+};
+
+/// Batches between two checkpoints.
+const CHECKPOINT_EVERY: u64 = 5;
+
+/// Trains as `config` says and returns the exit code.
+pub(crate) fn train(config: &Path) -> i32 {
+    let config: TrialConfig = serde_json::from_slice(&std::fs::read(config).unwrap()).unwrap();
+    let asked = listen_for_sigterm();
+    println!("trial {} attempt {} trains", config.trial, config.attempt);
+    if let Some(folder) = config.data["pids"].as_str() {
+        std::fs::write(Path::new(folder).join(std::process::id().to_string()), "").unwrap();
+    }
+    let trainer = Trainer { config, asked };
+    trainer.train() as i32
+}
+
+fn listen_for_sigterm() -> Arc<AtomicBool> {
+    let asked = Arc::new(AtomicBool::new(false));
+    let seen = asked.clone();
+    let (ready, wait) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let kind = tokio::signal::unix::SignalKind::terminate();
+            let mut signal = tokio::signal::unix::signal(kind).unwrap();
+            ready.send(()).unwrap();
+            signal.recv().await;
+            seen.store(true, Ordering::SeqCst);
+            std::future::pending::<()>().await;
+        });
+    });
+    wait.recv().unwrap();
+    asked
+}
+
+struct Trainer {
+    config: TrialConfig,
+    asked: Arc<AtomicBool>,
+}
+
+impl Trainer {
+    fn train(&self) -> ExitCode {
+        let script = self.config.data["script"].as_str().unwrap_or("");
+        let resumed = self.config.resume_from.first();
+        let mut batches: u64 =
+            resumed.map_or(0, |it| it.name.split('-').next().unwrap().parse().unwrap());
+        match script {
+            "fail" => return self.fail(),
+            "invalid-first" if self.config.trial == 0 => return ExitCode::InvalidHyperparameters,
+            "knock" => self.knock(),
+            _ => {}
+        }
+        self.post(
+            batches,
+            ReportEvent::Started {
+                resumed_from: resumed.map(|it| it.name.clone()),
+                batches_total: self.config.units,
+                refused: Default::default(),
+            },
+        );
+        if script == "deaf" {
+            self.checkpoint(1);
+            std::thread::sleep(Duration::from_secs(600));
+        }
+        while batches < self.config.units {
+            std::thread::sleep(Duration::from_millis(
+                self.config.data["sleepMs"].as_u64().unwrap_or(1),
+            ));
+            batches += 1;
+            if self.asked.load(Ordering::SeqCst) {
+                self.checkpoint(batches);
+                return ExitCode::Preempted;
+            }
+            if batches.is_multiple_of(CHECKPOINT_EVERY) && batches < self.config.units {
+                self.checkpoint(batches);
+            }
+            if script == "crash-once" && self.config.attempt == 0 && batches == 7 {
+                return self.fail();
+            }
+            let event = ReportEvent::Progress { batches_total: self.config.units };
+            match self.post(batches, event) {
+                Directive::Fenced => return ExitCode::Infrastructure,
+                Directive::Preempt => {
+                    self.checkpoint(batches);
+                    return ExitCode::Preempted;
+                }
+                _ => {}
+            }
+        }
+        self.validate(batches)
+    }
+
+    fn fail(&self) -> ExitCode {
+        eprintln!("boom: the data has no labels");
+        ExitCode::UserError
+    }
+
+    fn validate(&self, batches: u64) -> ExitCode {
+        let metric = f64::from(self.config.seed % 1000) / 1000.0;
+        let metrics = [("loss".to_owned(), metric.to_string())].into();
+        let event = ReportEvent::Validated { metrics, granted_units: Some(self.config.units) };
+        let mut directive = self.post(batches, event);
+        while directive == Directive::Wait {
+            std::thread::sleep(Duration::from_millis(10));
+            let event = ReportEvent::Progress { batches_total: self.config.units };
+            directive = self.post(batches, event);
+        }
+        assert_eq!(directive, Directive::Stop);
+        self.save(batches, Some(metric.to_string()));
+        let event = ReportEvent::Exiting { code: 0, message: None };
+        self.post(batches, event);
+        ExitCode::Completed
+    }
+
+    fn checkpoint(&self, batches: u64) {
+        self.save(batches, None);
+    }
+
+    fn save(&self, batches: u64, metric: Option<String>) {
+        let name = format!("{batches:012}-{}", self.config.attempt);
+        let storage = &self.config.storage;
+        let folder = Path::new(&storage.url).join(&storage.trial_path).join("checkpoints");
+        std::fs::create_dir_all(folder.join(&name)).unwrap();
+        std::fs::write(folder.join(&name).join("model"), "weights").unwrap();
+        std::fs::write(folder.join(&name).join("manifest.json"), "{}").unwrap();
+        let manifest_sha256 = "0".repeat(64);
+        let event = ReportEvent::Checkpointed { name, manifest_sha256, bytes: 7, metric };
+        self.post(batches, event);
+    }
+
+    /// Tries what the door must refuse.
+    fn knock(&self) {
+        let progress = ReportEvent::Progress { batches_total: 1 };
+        let body = serde_json::to_string(&self.report(0, progress)).unwrap();
+        assert_eq!(self.send("wrong", &body).0, 401);
+        assert_eq!(self.send("", &body).0, 401);
+        let token = self.token();
+        assert_eq!(self.send(&token, "{").0, 400);
+        assert_eq!(self.send(&token, &format!("\"{}\"", "x".repeat(2 << 20))).0, 413);
+        let progress = ReportEvent::Progress { batches_total: 1 };
+        let other = Report { attempt: 9, ..self.report(0, progress) };
+        assert_eq!(self.send(&token, &serde_json::to_string(&other).unwrap()).0, 403);
+    }
+
+    fn report(&self, batches: u64, event: ReportEvent) -> Report {
+        Report { version: CONTRACT_VERSION, attempt: self.config.attempt, batches, event }
+    }
+
+    fn token(&self) -> String {
+        std::fs::read_to_string(&self.config.door.token_file).unwrap()
+    }
+
+    fn post(&self, batches: u64, event: ReportEvent) -> Directive {
+        let body = serde_json::to_string(&self.report(batches, event)).unwrap();
+        let (status, answer) = self.send(&self.token(), &body);
+        assert_eq!(status, 200, "{answer}");
+        serde_json::from_str(&answer).unwrap()
+    }
+
+    fn send(&self, token: &str, body: &str) -> (u16, String) {
+        let rest = self.config.door.url.strip_prefix("http://").unwrap();
+        let (host, path) = rest.split_once('/').unwrap();
+        let mut stream = TcpStream::connect(host).unwrap();
+        let head = format!(
+            "POST /{path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\
+             Content-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+            body.len()
+        );
+        // The door may answer and hang up before it has read all.
+        let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes()));
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        let answer = String::from_utf8(answer).unwrap();
+        let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
+    }
+}

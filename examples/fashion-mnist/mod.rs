@@ -1,0 +1,43 @@
+//! Pieces of clothing: MNIST's format and models, other images.
+
+use burn::tensor::Device;
+use stoker_trainer::{Context, Data, Optimizers, Result, StepOutput, Trial};
+
+use crate::mnist::{Batch, Hparams, Network, images};
+use crate::place::Place;
+
+/// The trial.
+#[derive(Debug)]
+pub(crate) struct FashionMnist {
+    hparams: Hparams,
+    place: Place,
+}
+
+impl Trial for FashionMnist {
+    type Model = Network;
+    type Batch = Batch;
+
+    fn new(context: &Context) -> Result<Self> {
+        Ok(Self { hparams: Hparams::new(context)?, place: Place::new(context, "fashion-mnist")? })
+    }
+
+    fn build_model(&self, device: &Device) -> Result<Network> {
+        Ok(self.hparams.network(device))
+    }
+
+    fn build_optimizers(&self) -> Result<Optimizers> {
+        Ok(self.hparams.optimizers())
+    }
+
+    fn build_training_data(&self) -> Result<Data<Batch>> {
+        Ok(Data::new(images(&self.place, "train")?.normalised(&[0.286], &[0.353])?).workers(1))
+    }
+
+    fn build_validation_data(&self) -> Result<Data<Batch>> {
+        Ok(Data::new(images(&self.place, "t10k")?.normalised(&[0.286], &[0.353])?))
+    }
+
+    fn step(&self, model: &Network, (images, kinds): Batch) -> StepOutput {
+        StepOutput::classification(model.forward(images), kinds)
+    }
+}

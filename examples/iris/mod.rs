@@ -1,0 +1,143 @@
+//! Three kinds of irises by four sizes: 120 flowers to train on, 30 to validate.
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig, Tanh};
+use burn::optim::AdamConfig;
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use serde::Deserialize;
+use stoker_trainer::datasets::csv::{Options, Table};
+use stoker_trainer::{
+    Context, Data, InvalidHyperparameters, Optimizers, Permutation, Result, StepOutput, Trial,
+};
+
+use crate::place::Place;
+
+/// Sizes `[samples, 4]` and kinds `[samples]`.
+type Batch = (Tensor<2>, Tensor<1, Int>);
+
+/// Sizes of a flower.
+const FEATURES: usize = 4;
+/// Kinds of flowers.
+const CLASSES: usize = 3;
+/// Flowers to train on; the others are for validation.
+const TRAINING: usize = 120;
+/// Fixes which flowers these are. Not the trial's seed: trials must be compared on the same ones.
+const SPLIT_SEED: u64 = 1;
+
+/// The hyperparameters; `global_batch_size` is read by the library.
+#[derive(Debug, Deserialize)]
+struct Hparams {
+    learning_rate: f64,
+    hidden: usize,
+}
+
+/// The trial.
+#[derive(Debug)]
+pub(crate) struct Iris {
+    hparams: Hparams,
+    table: Table,
+}
+
+impl Trial for Iris {
+    type Model = Mlp;
+    type Batch = Batch;
+
+    fn new(context: &Context) -> Result<Self> {
+        let hparams: Hparams = context.hparams()?;
+        if hparams.hidden == 0 {
+            return Err(InvalidHyperparameters("hidden is 0, but must be at least 1".into()).into());
+        }
+        let path = Place::new(context, "iris")?.file(&["iris.csv.gz", "iris.csv"])?;
+        let table = Options::new().label("species").read(&path)?;
+        let has = (table.rows, table.names.len(), table.classes.len());
+        if has.0 <= TRAINING || (has.1, has.2) != (FEATURES, CLASSES) {
+            return Err(format!(
+                "{}: expected more than {TRAINING} rows of {FEATURES} features and {CLASSES} \
+                 species, found {has:?}",
+                path.display()
+            )
+            .into());
+        }
+        Ok(Self { hparams, table })
+    }
+
+    fn build_model(&self, device: &Device) -> Result<Mlp> {
+        Ok(Mlp {
+            hidden: LinearConfig::new(FEATURES, self.hparams.hidden).init(device),
+            output: LinearConfig::new(self.hparams.hidden, CLASSES).init(device),
+        })
+    }
+
+    fn build_optimizers(&self) -> Result<Optimizers> {
+        Ok(Optimizers::one(AdamConfig::new().init(), self.hparams.learning_rate))
+    }
+
+    fn build_training_data(&self) -> Result<Data<Batch>> {
+        Data::arrays(self.arrays(&self.split().0))
+    }
+
+    fn build_validation_data(&self) -> Result<Data<Batch>> {
+        Data::arrays(self.arrays(&self.split().1))
+    }
+
+    fn step(&self, model: &Mlp, (sizes, kinds): Batch) -> StepOutput {
+        StepOutput::classification(model.forward(sizes), kinds)
+    }
+}
+
+impl Iris {
+    /// Rows for training and for validation: a fixed shuffle, since the file is sorted by species.
+    fn split(&self) -> (Vec<usize>, Vec<usize>) {
+        let rows = self.table.rows as u64;
+        let order = Permutation::new(rows, SPLIT_SEED);
+        let mut training: Vec<usize> = (0..rows).map(|row| order.at(row) as usize).collect();
+        let validation = training.split_off(TRAINING);
+        (training, validation)
+    }
+
+    /// The rows, each feature normalised by the mean and deviation that it has in training.
+    fn arrays(&self, rows: &[usize]) -> (Tensor<2>, Tensor<1, Int>) {
+        let device = Device::default();
+        let value = |row: usize, feature: usize| self.table.features[row * FEATURES + feature];
+        let training = self.split().0;
+        let scales: Vec<(f32, f32)> = (0..FEATURES)
+            .map(|feature| scale(training.iter().map(|row| value(*row, feature))))
+            .collect();
+        let mut sizes = Vec::with_capacity(rows.len() * FEATURES);
+        for row in rows {
+            for (feature, (mean, deviation)) in scales.iter().enumerate() {
+                sizes.push((value(*row, feature) - mean) / deviation);
+            }
+        }
+        let kinds: Vec<i64> = rows.iter().map(|row| self.table.labels[*row] as i64).collect();
+        (
+            Tensor::from_data(TensorData::new(sizes, [rows.len(), FEATURES]), &device),
+            Tensor::from_data(TensorData::new(kinds, [rows.len()]), &device),
+        )
+    }
+}
+
+/// Mean and standard deviation.
+fn scale(values: impl Iterator<Item = f32> + Clone) -> (f32, f32) {
+    let count = values.clone().count() as f32;
+    let mean = values.clone().sum::<f32>() / count;
+    let variance = values.map(|value| (value - mean).powi(2)).sum::<f32>() / count;
+    (mean, variance.sqrt().max(f32::EPSILON))
+}
+
+/// One hidden layer.
+#[derive(Debug, Module)]
+pub(crate) struct Mlp {
+    hidden: Linear,
+    output: Linear,
+}
+
+impl Mlp {
+    /// # Shapes
+    ///
+    /// - sizes: `[samples, 4]`
+    /// - result: `[samples, 3]`, logits
+    fn forward(&self, sizes: Tensor<2>) -> Tensor<2> {
+        self.output.forward(Tanh.forward(self.hidden.forward(sizes)))
+    }
+}

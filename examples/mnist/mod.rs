@@ -1,0 +1,173 @@
+//! Handwritten digits: 60,000 images of 28 x 28 to train on, 10,000 to validate.
+
+use burn::module::Module;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
+use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig, PaddingConfig2d, Relu};
+use burn::optim::AdamConfig;
+use burn::tensor::{Device, Int, Tensor};
+use serde::Deserialize;
+use stoker_trainer::datasets::Images;
+use stoker_trainer::{
+    Context, Data, InvalidHyperparameters, Optimizers, Result, StepOutput, Trial,
+};
+
+use crate::place::Place;
+
+/// Images `[samples, 1, 28, 28]` and their digits `[samples]`.
+pub(crate) type Batch = (Tensor<4>, Tensor<1, Int>);
+
+/// The hyperparameters; `global_batch_size` is read by the library.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Hparams {
+    model: Kind,
+    learning_rate: f64,
+    dropout: f64,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    Mlp,
+    Cnn,
+}
+
+/// The trial.
+#[derive(Debug)]
+pub(crate) struct Mnist {
+    hparams: Hparams,
+    place: Place,
+}
+
+impl Trial for Mnist {
+    type Model = Network;
+    type Batch = Batch;
+
+    fn new(context: &Context) -> Result<Self> {
+        Ok(Self { hparams: Hparams::new(context)?, place: Place::new(context, "mnist")? })
+    }
+
+    fn build_model(&self, device: &Device) -> Result<Network> {
+        Ok(self.hparams.network(device))
+    }
+
+    fn build_optimizers(&self) -> Result<Optimizers> {
+        Ok(self.hparams.optimizers())
+    }
+
+    fn build_training_data(&self) -> Result<Data<Batch>> {
+        Ok(Data::new(images(&self.place, "train")?.normalised(&[0.1307], &[0.3081])?).workers(1))
+    }
+
+    fn build_validation_data(&self) -> Result<Data<Batch>> {
+        Ok(Data::new(images(&self.place, "t10k")?.normalised(&[0.1307], &[0.3081])?))
+    }
+
+    fn step(&self, model: &Network, (images, digits): Batch) -> StepOutput {
+        StepOutput::classification(model.forward(images), digits)
+    }
+}
+
+/// One of the data set's two parts: `train` or `t10k`, its files packed or not.
+pub(crate) fn images(place: &Place, part: &str) -> Result<Images> {
+    let file = |name: &str| place.file(&[&format!("{part}-{name}"), &format!("{part}-{name}.gz")]);
+    Ok(Images::idx(file("images-idx3-ubyte")?, file("labels-idx1-ubyte")?)?)
+}
+
+impl Hparams {
+    pub(crate) fn new(context: &Context) -> Result<Self> {
+        let hparams: Self = context.hparams()?;
+        if !(0.0..1.0).contains(&hparams.dropout) {
+            let text = format!("dropout is {}, but must be in [0, 1)", hparams.dropout);
+            return Err(InvalidHyperparameters(text).into());
+        }
+        Ok(hparams)
+    }
+
+    pub(crate) fn network(&self, device: &Device) -> Network {
+        match self.model {
+            Kind::Mlp => Network::Mlp(Mlp::new(self.dropout, device)),
+            Kind::Cnn => Network::Cnn(Cnn::new(self.dropout, device)),
+        }
+    }
+
+    pub(crate) fn optimizers(&self) -> Optimizers {
+        Optimizers::one(AdamConfig::new().init(), self.learning_rate)
+    }
+}
+
+/// One of two models of grey images of 28 x 28.
+#[derive(Debug, Module)]
+#[expect(clippy::large_enum_variant, reason = "there is one")]
+pub(crate) enum Network {
+    Mlp(Mlp),
+    Cnn(Cnn),
+}
+
+impl Network {
+    /// # Shapes
+    ///
+    /// - images: `[samples, 1, 28, 28]`
+    /// - result: `[samples, 10]`, logits
+    pub(crate) fn forward(&self, images: Tensor<4>) -> Tensor<2> {
+        match self {
+            Self::Mlp(mlp) => mlp.forward(images),
+            Self::Cnn(cnn) => cnn.forward(images),
+        }
+    }
+}
+
+/// 784-128-10, with dropout before the output layer.
+#[derive(Debug, Module)]
+pub(crate) struct Mlp {
+    hidden: Linear,
+    dropout: Dropout,
+    output: Linear,
+}
+
+impl Mlp {
+    fn new(dropout: f64, device: &Device) -> Self {
+        Self {
+            hidden: LinearConfig::new(28 * 28, 128).init(device),
+            dropout: DropoutConfig::new(dropout).init(),
+            output: LinearConfig::new(128, 10).init(device),
+        }
+    }
+
+    fn forward(&self, images: Tensor<4>) -> Tensor<2> {
+        let hidden = Relu.forward(self.hidden.forward(images.flatten(1, 3)));
+        self.output.forward(self.dropout.forward(hidden))
+    }
+}
+
+/// Two convolutions of 3 x 3, of 32 and 64 filters, each followed by max pooling; dropout before the
+/// output layer.
+#[derive(Debug, Module)]
+pub(crate) struct Cnn {
+    first: Conv2d,
+    second: Conv2d,
+    pool: MaxPool2d,
+    dropout: Dropout,
+    output: Linear,
+}
+
+impl Cnn {
+    fn new(dropout: f64, device: &Device) -> Self {
+        let conv = |channels| {
+            Conv2dConfig::new(channels, [3, 3]).with_padding(PaddingConfig2d::Same).init(device)
+        };
+        Self {
+            first: conv([1, 32]),
+            second: conv([32, 64]),
+            pool: MaxPool2dConfig::new([2, 2]).with_strides([2, 2]).init(),
+            dropout: DropoutConfig::new(dropout).init(),
+            output: LinearConfig::new(64 * 7 * 7, 10).init(device),
+        }
+    }
+
+    fn forward(&self, images: Tensor<4>) -> Tensor<2> {
+        let first = self.pool.forward(Relu.forward(self.first.forward(images)));
+        let second = self.pool.forward(Relu.forward(self.second.forward(first)));
+        self.output.forward(self.dropout.forward(second.flatten(1, 3)))
+    }
+}

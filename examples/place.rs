@@ -1,0 +1,46 @@
+//! Where a data set lies: what the experiment says, or where `scripts/fetch-data` puts it.
+
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use stoker_trainer::datasets::{Cache, fetch};
+use stoker_trainer::{Context, Result};
+
+/// A folder with a data set's files: the experiment's `data`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Place {
+    /// A path, or a URL with file, http, https, s3, gs or az.
+    #[serde(default)]
+    root: Option<String>,
+}
+
+/// What can be missing, with its remedy.
+const REMEDY: &str = "run scripts/fetch-data, or set data.root in the experiment to the folder or \
+                      URL where the files are";
+
+impl Place {
+    /// Of the experiment, or else the folder `name` of the cache.
+    pub(crate) fn new(context: &Context, name: &str) -> Result<Self> {
+        let mut place: Self = context.data()?;
+        if place.root.is_none() {
+            let folder = Cache::standard()?.folder().join(name);
+            place.root = Some(folder.to_string_lossy().into_owned());
+        }
+        Ok(place)
+    }
+
+    /// The first of `names` that is there, as a file of this machine.
+    pub(crate) fn file(&self, names: &[&str]) -> Result<PathBuf> {
+        let root = self.root.as_deref().unwrap_or_default().trim_end_matches('/');
+        let mut first = None;
+        for name in names {
+            match fetch(&format!("{root}/{name}"), None) {
+                Ok(path) => return Ok(path),
+                Err(error) => first = first.or(Some(error)),
+            }
+        }
+        let error = first.map_or_else(|| "no file is named".into(), |error| error.to_string());
+        Err(format!("{error} ({REMEDY})").into())
+    }
+}

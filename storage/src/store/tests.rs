@@ -1,0 +1,221 @@
+//! Stores that fail now and then, that are full, and that are not there.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use futures::stream::BoxStream;
+use object_store::memory::InMemory;
+use object_store::multipart::PartId;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartId, MultipartUpload,
+    ObjectMeta, PutMultipartOptions, PutOptions, PutResult, Result,
+};
+
+use super::*;
+
+/// Fails every n-th operation before it is done.
+#[derive(Debug)]
+struct Flaky {
+    inner: InMemory,
+    every: u64,
+    count: AtomicU64,
+    kind: std::io::ErrorKind,
+}
+
+impl fmt::Display for Flaky {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Flaky")
+    }
+}
+
+impl Flaky {
+    fn new(every: u64, kind: std::io::ErrorKind) -> Arc<Self> {
+        Arc::new(Self { inner: InMemory::new(), every, count: AtomicU64::new(0), kind })
+    }
+
+    fn tick(&self) -> Result<()> {
+        match (self.count.fetch_add(1, Ordering::Relaxed) + 1) % self.every {
+            0 => Err(self.error()),
+            _ => Ok(()),
+        }
+    }
+
+    fn error(&self) -> Error {
+        Error::Generic { store: "Flaky", source: Box::new(std::io::Error::from(self.kind)) }
+    }
+}
+
+#[async_trait::async_trait]
+impl ObjectStore for Flaky {
+    async fn put_opts(&self, at: &Path, it: PutPayload, how: PutOptions) -> Result<PutResult> {
+        self.tick()?;
+        self.inner.put_opts(at, it, how).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        at: &Path,
+        how: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        self.inner.put_multipart_opts(at, how).await
+    }
+
+    async fn get_opts(&self, at: &Path, how: GetOptions) -> Result<GetResult> {
+        self.tick()?;
+        self.inner.get_opts(at, how).await
+    }
+
+    fn delete_stream(
+        &self,
+        paths: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        match self.tick() {
+            Ok(()) => self.inner.delete_stream(paths),
+            Err(error) => stream::iter([Err(error)]).boxed(),
+        }
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        match self.tick() {
+            Ok(()) => self.inner.list(prefix),
+            Err(error) => stream::iter([Err(error)]).boxed(),
+        }
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.inner.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, how: CopyOptions) -> Result<()> {
+        self.inner.copy_opts(from, to, how).await
+    }
+}
+
+#[async_trait::async_trait]
+impl MultipartStore for Flaky {
+    async fn create_multipart(&self, at: &Path) -> Result<MultipartId> {
+        self.tick()?;
+        self.inner.create_multipart(at).await
+    }
+
+    async fn put_part(
+        &self,
+        at: &Path,
+        id: &MultipartId,
+        idx: usize,
+        it: PutPayload,
+    ) -> Result<PartId> {
+        self.tick()?;
+        self.inner.put_part(at, id, idx, it).await
+    }
+
+    async fn complete_multipart(
+        &self,
+        at: &Path,
+        id: &MultipartId,
+        parts: Vec<PartId>,
+    ) -> Result<PutResult> {
+        self.tick()?;
+        self.inner.complete_multipart(at, id, parts).await
+    }
+
+    async fn abort_multipart(&self, at: &Path, id: &MultipartId) -> Result<()> {
+        self.inner.abort_multipart(at, id).await
+    }
+}
+
+/// All operations on a root, however it is made.
+async fn check(storage: Storage) {
+    storage.probe().await.unwrap();
+    for idx in 0..30u8 {
+        let path = format!("a/b/{idx:02}");
+        storage.put(&path, vec![idx; 3].into()).await.unwrap();
+        assert_eq!(storage.get(&path).await.unwrap(), vec![idx; 3]);
+        assert!(storage.exists(&path).await.unwrap());
+    }
+    storage.put("a/bc", "x".into()).await.unwrap();
+    storage.put("a/bc", "y".into()).await.unwrap();
+    assert_eq!(storage.get("a/bc").await.unwrap(), "y");
+    assert_eq!(storage.list("a/b").await.unwrap().len(), 30);
+    assert_eq!(storage.list("").await.unwrap().len(), 31);
+    assert_eq!(storage.list("nowhere").await.unwrap(), Vec::<String>::new());
+    storage.delete("a/bc").await.unwrap();
+    storage.delete("a/bc").await.unwrap();
+    assert!(!storage.exists("a/bc").await.unwrap());
+    let missing = storage.get("a/bc").await.unwrap_err();
+    assert!(matches!(missing, StorageError::NotFound { .. }), "{missing}");
+    let bad = storage.put("a/../b", "x".into()).await.unwrap_err();
+    assert!(matches!(bad, StorageError::BadUrl { .. }), "{bad}");
+}
+
+#[tokio::test]
+async fn every_kind_of_root_does_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("not/yet there");
+    check(Storage::open(root.to_str().unwrap(), None).unwrap()).await;
+    let url = url::Url::from_file_path(folder.path().join("another")).unwrap();
+    check(Storage::open(url.as_str(), None).unwrap()).await;
+    check(Storage::open("memory://", None).unwrap()).await;
+    let inner = Arc::new(InMemory::new());
+    let below = Storage::from_store(inner, "memory").with_prefix(Path::from("deep/er"));
+    check(below).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_fails_now_and_then_works() {
+    for every in [2, 3, 20] {
+        let store = Flaky::new(every, std::io::ErrorKind::ConnectionReset);
+        check(Storage::from_store(store, "flaky://root")).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_large_object_survives_failures_of_its_parts() {
+    for every in [3, 20] {
+        let store = Flaky::new(every, std::io::ErrorKind::ConnectionReset);
+        let storage = Storage::from_store(store.clone(), "flaky://root").with_parts(store);
+        let bytes: Vec<u8> = (0..20_000_003u32).map(|it| (it % 251) as u8).collect();
+        let bytes = Bytes::from(bytes);
+        storage.put("large", bytes.clone()).await.unwrap();
+        assert!(storage.get("large").await.unwrap() == bytes, "other bytes came back");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_always_fails_is_given_up_with_what_it_said() {
+    let check = async |kind, attempts, text: &str| {
+        let store = Flaky::new(1, kind);
+        let storage = Storage::from_store(store.clone(), "flaky://root");
+        let error = storage.put("a/b", "x".into()).await.unwrap_err().to_string();
+        assert!(error.contains(text) && error.contains("flaky://root"), "{error}");
+        assert!(error.contains("a/b"), "{error}");
+        assert_eq!(store.count.load(Ordering::Relaxed), attempts, "{error}");
+    };
+    check(std::io::ErrorKind::ConnectionReset, 6, "failed on \"a/b\" 6 times").await;
+    check(std::io::ErrorKind::StorageFull, 1, "is full").await;
+    check(std::io::ErrorKind::PermissionDenied, 1, "refused access").await;
+}
+
+#[test]
+fn a_bad_address_is_refused_with_what_to_write() {
+    let check = |url: &str, endpoint: Option<&str>, text: &str| {
+        let error = Storage::open(url, endpoint).unwrap_err().to_string();
+        assert!(error.contains(text) && error.contains(url), "{error}");
+    };
+    check("bucket/x", None, "s3://bucket/prefix");
+    check("ftp://x/y", None, "scheme \"ftp\" is not known");
+    check("s3:///x", None, "no bucket");
+    check("s3://b/x", Some("127.0.0.1:8333"), "http://host:port");
+    check("gs://b/x", Some("http://x"), "endpoint is for s3:// alone");
+    check("/proc/version/x", None, "cannot be made");
+}
+
+#[test]
+fn waits_grow_and_are_bounded() {
+    let check = |attempt, expected: (u64, u64)| {
+        let wait = |spread| Patience::FAR.wait(attempt, spread).as_millis() as u64;
+        assert_eq!((wait(0.0), wait(1.0)), expected, "{attempt}");
+    };
+    check(1, (100, 200));
+    check(2, (200, 400));
+    check(60, (5_000, 10_000));
+}

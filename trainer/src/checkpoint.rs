@@ -1,0 +1,407 @@
+//! Checkpoints: written in the background, and found whole or refused.
+//!
+//! A checkpoint is a folder of files and the manifest that makes them one. The manifest is written
+//! last: after all files, and after the metrics up to the same batch. A save that was cut short
+//! leaves files that nobody looks at.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Component, Path};
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+
+use bytes::Bytes;
+use serde_json::Value;
+use stoker_api::contract::{CheckpointRef, FileEntry, Manifest, Report, TrialConfig};
+use stoker_api::names::MANIFEST;
+use stoker_storage::segments::Stored;
+use stoker_storage::{Storage, StorageError, hash, layout};
+use tokio::runtime::Handle;
+use tokio::task::JoinSet;
+
+/// Version of the format: of what a manifest says, and of nothing inside the files.
+const FORMAT: u32 = 1;
+
+/// The files of a checkpoint, by name.
+pub type Parts = BTreeMap<String, Bytes>;
+
+/// Says what the files of a checkpoint are; runs on a thread of its own.
+pub type Make = Box<dyn FnOnce() -> Result<Parts, String> + Send>;
+
+/// What to save, beside the files.
+#[derive(Debug, Default)]
+pub struct Save {
+    /// Global batches trained.
+    pub batches: u64,
+    /// The searched metric of a validation at the same batch.
+    pub metric: Option<f64>,
+    /// Reports that have no answer yet.
+    pub unsent: Vec<Report>,
+    /// What the user's program adds to the manifest.
+    pub metadata: BTreeMap<String, Value>,
+    /// What must be stored before the manifest is written: the metrics up to here
+    /// ([`MetricsWriter::stored`]). A failure there fails the save.
+    ///
+    /// [`MetricsWriter::stored`]: crate::metrics::MetricsWriter::stored
+    pub after: Vec<Stored>,
+}
+
+/// A checkpoint that exists: its manifest is written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Saved {
+    /// Its folder's name.
+    pub name: String,
+    /// Global batches trained.
+    pub batches: u64,
+    /// SHA-256 of its manifest, in hex.
+    pub manifest_sha256: String,
+    /// Sum of its files' sizes.
+    pub bytes: u64,
+    /// The metric that [`Save`] had.
+    pub metric: Option<f64>,
+}
+
+/// What [`Checkpoints::restore`] found.
+#[derive(Clone, Debug, Default)]
+pub struct Restored {
+    /// The first checkpoint that was whole: its name, manifest and files.
+    pub checkpoint: Option<(String, Manifest, Parts)>,
+    /// Those before it, with what was wrong.
+    pub refused: BTreeMap<String, String>,
+}
+
+/// Why a checkpoint could not be saved or read.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// The program could not say what its state is: an error of the user's program.
+    #[error("the state for checkpoint {name} could not be written: {reason}")]
+    Make {
+        /// The checkpoint.
+        name: String,
+        /// What the program said.
+        reason: String,
+    },
+    /// The files are no whole checkpoint: use another.
+    #[error("checkpoint {name} is not whole: {reason}")]
+    Broken {
+        /// The checkpoint or its folder.
+        name: String,
+        /// Which file, and what was expected of it.
+        reason: String,
+    },
+    /// The storage failed, which says nothing of the checkpoint.
+    #[error("checkpoint {name}: {source}")]
+    Storage {
+        /// The checkpoint.
+        name: String,
+        /// What failed.
+        source: StorageError,
+    },
+    /// The runtime that saves and restores was shut down.
+    #[error("checkpoint {name}: the runtime was shut down before it was done")]
+    ShutDown {
+        /// The checkpoint.
+        name: String,
+    },
+}
+
+type Outcome = Result<Saved, CheckpointError>;
+
+/// Saves and restores the checkpoints of one trial. One save is in flight at a time.
+#[derive(Debug)]
+pub struct Checkpoints {
+    rt: Handle,
+    place: Place,
+    in_flight: Option<(String, Receiver<Outcome>)>,
+    done: VecDeque<Saved>,
+}
+
+/// Whose checkpoints, and where.
+#[derive(Clone, Debug)]
+struct Place {
+    storage: Storage,
+    trial_path: String,
+    experiment_id: String,
+    trial: u32,
+    attempt: u32,
+}
+
+impl Checkpoints {
+    /// The checkpoints of `config`'s trial. `rt` must be driven by a thread of its own,
+    /// with I/O and time enabled.
+    pub fn new(rt: Handle, storage: Storage, config: &TrialConfig) -> Self {
+        let place = Place {
+            storage,
+            trial_path: config.storage.trial_path.clone(),
+            experiment_id: config.experiment_id.clone(),
+            trial: config.trial,
+            attempt: config.attempt,
+        };
+        Self { rt, place, in_flight: None, done: VecDeque::new() }
+    }
+
+    /// Starts a save and returns; waits first for the one in flight, whose outcome
+    /// [`poll`](Self::poll) still gives. `make`, hashing and upload happen on other threads.
+    ///
+    /// # Errors
+    ///
+    /// What the one in flight failed with; the new one is then not begun.
+    pub fn begin(&mut self, save: Save, make: Make) -> Result<(), CheckpointError> {
+        self.wait()?;
+        let name = layout::checkpoint_name(save.batches, self.place.attempt);
+        let (sender, receiver) = sync_channel(1);
+        self.in_flight = Some((name.clone(), receiver));
+        let place = self.place.clone();
+        self.rt.spawn(async move {
+            let outcome = match made(&name, make).await {
+                Ok(parts) => place.save(&name, save, parts).await,
+                Err(error) => Err(error),
+            };
+            // A loop that is gone needs no answer.
+            let _ = sender.send(outcome);
+        });
+        Ok(())
+    }
+
+    /// A checkpoint that has come to exist since the last call, the oldest first; never waits.
+    ///
+    /// # Errors
+    ///
+    /// What the save failed with, once.
+    pub fn poll(&mut self) -> Result<Option<Saved>, CheckpointError> {
+        if let Some((name, receiver)) = &self.in_flight {
+            let outcome = match receiver.try_recv() {
+                Ok(outcome) => Some(outcome),
+                Err(TryRecvError::Empty) => None,
+                Err(TryRecvError::Disconnected) => {
+                    Some(Err(CheckpointError::ShutDown { name: name.clone() }))
+                }
+            };
+            if let Some(outcome) = outcome {
+                self.in_flight = None;
+                self.done.push_back(outcome?);
+            }
+        }
+        Ok(self.done.pop_front())
+    }
+
+    /// Waits for the save in flight, and gives what [`poll`](Self::poll) gives. Call until
+    /// `None`.
+    ///
+    /// # Errors
+    ///
+    /// What the save failed with, once.
+    pub fn finish(&mut self) -> Result<Option<Saved>, CheckpointError> {
+        self.wait()?;
+        Ok(self.done.pop_front())
+    }
+
+    /// The first of `refs` that is whole, with all that was wrong with those before it. Every
+    /// file is checked against its manifest, and the manifest against the ref.
+    ///
+    /// # Errors
+    ///
+    /// The storage failed, which says nothing of the checkpoints.
+    pub fn restore(&self, refs: &[CheckpointRef]) -> Result<Restored, CheckpointError> {
+        let mut restored = Restored::default();
+        for wanted in refs {
+            let (sender, receiver) = sync_channel(1);
+            let (place, task_wanted) = (self.place.clone(), wanted.clone());
+            self.rt.spawn(async move {
+                let _ = sender.send(place.load(&task_wanted).await);
+            });
+            let name = wanted.name.clone();
+            match receiver.recv().unwrap_or(Err(CheckpointError::ShutDown { name: name.clone() })) {
+                Ok((manifest, parts)) => {
+                    restored.checkpoint = Some((name, manifest, parts));
+                    break;
+                }
+                Err(CheckpointError::Broken { name, reason }) => {
+                    restored.refused.insert(name, reason);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(restored)
+    }
+
+    fn wait(&mut self) -> Result<(), CheckpointError> {
+        if let Some((name, receiver)) = self.in_flight.take() {
+            let outcome = receiver.recv().unwrap_or(Err(CheckpointError::ShutDown { name }));
+            self.done.push_back(outcome?);
+        }
+        Ok(())
+    }
+}
+
+async fn made(name: &str, make: Make) -> Result<Parts, CheckpointError> {
+    let failed = |reason| CheckpointError::Make { name: name.to_owned(), reason };
+    let made = tokio::task::spawn_blocking(make).await;
+    let parts = made.map_err(|error| failed(error.to_string()))?.map_err(failed)?;
+    match parts.contains_key(MANIFEST) {
+        true => Err(failed(format!("no file of it may be named {MANIFEST}"))),
+        false => Ok(parts),
+    }
+}
+
+impl Place {
+    async fn save(&self, name: &str, save: Save, parts: Parts) -> Outcome {
+        let failed = |source| CheckpointError::Storage { name: name.to_owned(), source };
+        let files = self.upload(name, parts).await?;
+        for stored in save.after {
+            stored.wait().await.map_err(failed)?;
+        }
+        let bytes = files.values().map(|it| it.bytes).sum();
+        let manifest = Manifest {
+            format: FORMAT,
+            experiment_id: self.experiment_id.clone(),
+            trial: self.trial,
+            attempt: self.attempt,
+            batches: save.batches,
+            files,
+            unsent: save.unsent,
+            metadata: save.metadata,
+        };
+        let text = serde_json::to_vec_pretty(&manifest).map_err(|error| CheckpointError::Make {
+            name: name.to_owned(),
+            reason: error.to_string(),
+        })?;
+        let manifest_sha256 = hash::sha256_hex(&text);
+        let path = layout::manifest_path(&self.trial_path, name);
+        self.storage.put(&path, text.into()).await.map_err(failed)?;
+        let (batches, metric) = (save.batches, save.metric);
+        Ok(Saved { name: name.to_owned(), batches, manifest_sha256, bytes, metric })
+    }
+
+    /// Hashes and stores all files, each on threads of its own.
+    async fn upload(
+        &self,
+        name: &str,
+        parts: Parts,
+    ) -> Result<BTreeMap<String, FileEntry>, CheckpointError> {
+        let mut uploads = JoinSet::new();
+        for (file, bytes) in parts {
+            let storage = self.storage.clone();
+            let path = layout::checkpoint_file(&self.trial_path, name, &file);
+            uploads.spawn(async move {
+                let hashed = bytes.clone();
+                let sha256 = tokio::task::spawn_blocking(move || hash::sha256_hex(&hashed));
+                let size = bytes.len() as u64;
+                let stored = storage.put(&path, bytes).await;
+                (file, size, sha256.await, stored)
+            });
+        }
+        let shut_down = || CheckpointError::ShutDown { name: name.to_owned() };
+        let mut files = BTreeMap::new();
+        while let Some(upload) = uploads.join_next().await {
+            let (file, bytes, sha256, stored) = upload.map_err(|_| shut_down())?;
+            stored.map_err(|source| CheckpointError::Storage { name: name.to_owned(), source })?;
+            let sha256 = sha256.map_err(|_| shut_down())?;
+            files.insert(file, FileEntry { bytes, sha256 });
+        }
+        Ok(files)
+    }
+
+    async fn load(&self, wanted: &CheckpointRef) -> Result<(Manifest, Parts), CheckpointError> {
+        let name = &wanted.name;
+        let broken = |reason| CheckpointError::Broken { name: name.clone(), reason };
+        let text = self.fetch(name, MANIFEST).await?;
+        let actual = hash::sha256_hex(&text);
+        if actual != wanted.manifest_sha256 {
+            return Err(broken(format!(
+                "{MANIFEST} has SHA-256 {actual}, the record says {}",
+                wanted.manifest_sha256
+            )));
+        }
+        let manifest = parse(&text).map_err(broken)?;
+        if (&manifest.experiment_id, manifest.trial) != (&self.experiment_id, self.trial) {
+            return Err(broken(format!(
+                "{MANIFEST} is of experiment {} trial {}, wanted is experiment {} trial {}",
+                manifest.experiment_id, manifest.trial, self.experiment_id, self.trial
+            )));
+        }
+        let mut fetches = JoinSet::new();
+        for (file, entry) in manifest.files.clone() {
+            let (place, name) = (self.clone(), name.clone());
+            fetches.spawn(async move {
+                let bytes = place.fetch(&name, &file).await?;
+                let check = move || verify(&file, &entry, &bytes).map(|()| (file, bytes));
+                match tokio::task::spawn_blocking(check).await {
+                    Ok(checked) => {
+                        checked.map_err(|reason| CheckpointError::Broken { name, reason })
+                    }
+                    Err(_) => Err(CheckpointError::ShutDown { name }),
+                }
+            });
+        }
+        let mut parts = Parts::new();
+        while let Some(fetched) = fetches.join_next().await {
+            let gone = |_| CheckpointError::ShutDown { name: name.clone() };
+            let (file, bytes) = fetched.map_err(gone)??;
+            parts.insert(file, bytes);
+        }
+        Ok((manifest, parts))
+    }
+
+    async fn fetch(&self, name: &str, file: &str) -> Result<Bytes, CheckpointError> {
+        let path = layout::checkpoint_file(&self.trial_path, name, file);
+        let name = name.to_owned();
+        self.storage.get(&path).await.map_err(|source| match source {
+            StorageError::NotFound { .. } => {
+                CheckpointError::Broken { name, reason: format!("{file} is missing") }
+            }
+            source => CheckpointError::Storage { name, source },
+        })
+    }
+}
+
+/// Reads a checkpoint from a folder on this machine, such as one that was downloaded.
+///
+/// # Errors
+///
+/// The folder holds no whole checkpoint.
+pub fn load_folder(path: &Path) -> Result<(Manifest, Parts), CheckpointError> {
+    let broken = |reason| CheckpointError::Broken { name: path.display().to_string(), reason };
+    let read = |file: &str| {
+        let is_below = Path::new(file).components().all(|it| matches!(it, Component::Normal(_)));
+        match is_below {
+            true => std::fs::read(path.join(file))
+                .map_err(|error| broken(format!("{file} cannot be read: {error}"))),
+            false => Err(broken(format!("{file} is no name of a file in the folder"))),
+        }
+    };
+    let manifest = parse(&read(MANIFEST)?).map_err(broken)?;
+    let mut parts = Parts::new();
+    for (file, entry) in &manifest.files {
+        let bytes = read(file)?;
+        verify(file, entry, &bytes).map_err(broken)?;
+        parts.insert(file.clone(), bytes.into());
+    }
+    Ok((manifest, parts))
+}
+
+fn parse(text: &[u8]) -> Result<Manifest, String> {
+    let manifest: Manifest = serde_json::from_slice(text)
+        .map_err(|error| format!("{MANIFEST} cannot be read: {error}"))?;
+    match manifest.format {
+        FORMAT => Ok(manifest),
+        format => Err(format!(
+            "{MANIFEST} has format {format}, this version reads {FORMAT}; use the version that \
+             wrote it"
+        )),
+    }
+}
+
+fn verify(file: &str, entry: &FileEntry, bytes: &[u8]) -> Result<(), String> {
+    if bytes.len() as u64 != entry.bytes {
+        let actual = bytes.len();
+        return Err(format!("{file} has {actual} bytes, {MANIFEST} says {}", entry.bytes));
+    }
+    let actual = hash::sha256_hex(bytes);
+    if actual != entry.sha256 {
+        return Err(format!("{file} has SHA-256 {actual}, {MANIFEST} says {}", entry.sha256));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,199 @@
+//! A session: what this process was told, and what it may ask for.
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use burn::module::Module;
+use burn::tensor::Device;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use stoker_api::contract::TrialConfig;
+use stoker_api::names::ENV_CACHE;
+
+use crate::collective::{Alone, Collective};
+use crate::data::{Data, Plan};
+use crate::session::Session;
+use crate::step::{Metrics, StepOutput};
+use crate::stop::StopSignal;
+use crate::{InvalidHyperparameters, Result, checkpoint, record, rng};
+
+/// A session: seeds, hyperparameters, the device, and training itself.
+#[derive(Debug)]
+pub struct Context {
+    pub(crate) config: TrialConfig,
+    pub(crate) session: Mutex<Session>,
+    pub(crate) stop: StopSignal,
+    device: Device,
+    ranks: Box<dyn Collective>,
+}
+
+impl Context {
+    pub(crate) fn new(config: TrialConfig, session: Session, stop: StopSignal) -> Self {
+        let (session, ranks, device) = (Mutex::new(session), Box::new(Alone), training_device());
+        let context = Self { config, session, stop, device, ranks };
+        context.seed_weights();
+        context
+    }
+
+    /// The hyperparameters, as the user's own type.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidHyperparameters`], which names the field.
+    pub fn hparams<T: DeserializeOwned>(&self) -> Result<T> {
+        let read = serde_path_to_error::deserialize(&self.config.hyperparameters);
+        Ok(read.map_err(|error| InvalidHyperparameters(named(&error)))?)
+    }
+
+    /// A hyperparameter by its name; of nested ones, the names joined by dots.
+    pub fn hparam(&self, name: &str) -> Option<&Value> {
+        name.split('.').try_fold(&self.config.hyperparameters, |value, name| value.get(name))
+    }
+
+    /// The experiment's `data`, as the user's own type.
+    ///
+    /// # Errors
+    ///
+    /// The field that does not fit.
+    pub fn data<T: DeserializeOwned>(&self) -> Result<T> {
+        let read = serde_path_to_error::deserialize(&self.config.data);
+        Ok(read.map_err(|error| format!("data: {}", named(&error)))?)
+    }
+
+    /// Where to train, with autodiff.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The trial's seed.
+    pub fn trial_seed(&self) -> u32 {
+        self.config.seed
+    }
+
+    /// The experiment's seed, the same for all of its trials.
+    pub fn experiment_seed(&self) -> u32 {
+        self.config.experiment_seed
+    }
+
+    /// The trial's index in its experiment.
+    pub fn trial(&self) -> u32 {
+        self.config.trial
+    }
+
+    /// The gang.
+    pub fn distributed(&self) -> &dyn Collective {
+        &*self.ranks
+    }
+
+    /// A folder that outlives the process but not the machine, such as for downloaded data sets:
+    /// `STOKER_CACHE`, or else the user's cache folder. It may not exist yet.
+    pub fn cache_folder(&self) -> PathBuf {
+        let of = |name| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
+        of(ENV_CACHE)
+            .or_else(|| of("XDG_CACHE_HOME").map(|path| path.join("stoker")))
+            .or_else(|| of("HOME").map(|path| path.join(".cache/stoker")))
+            .unwrap_or_else(|| std::env::temp_dir().join("stoker"))
+    }
+
+    /// A checkpoint's weights in `fresh`, a model of the same structure: burn cannot build one from
+    /// its type alone.
+    ///
+    /// # Errors
+    ///
+    /// `folder` holds no whole checkpoint, or one of another model.
+    pub fn load_checkpoint_model<M: Module>(&self, fresh: M, folder: &Path) -> Result<M> {
+        let (_, parts) = checkpoint::load_folder(folder)?;
+        record::load_model(fresh, &parts)
+    }
+
+    /// Metrics of a model over all of `data` and all ranks, in batches of `batch_size` on each rank.
+    ///
+    /// # Errors
+    ///
+    /// What the data or another rank failed with.
+    pub fn evaluate<M: Module, B: Send + 'static>(
+        &self,
+        model: &M,
+        step: impl Fn(&M, B) -> StepOutput,
+        data: &Data<B>,
+        batch_size: usize,
+    ) -> Result<Metrics> {
+        let mut all = Metrics::default();
+        let step = |model: &M, batch| all.add(&step(model, batch).into_metrics());
+        self.each_batch(model, data, batch_size, step)?;
+        all.all_reduce(self.distributed())
+    }
+
+    /// What `forward` gives for each batch of this rank, in order.
+    ///
+    /// # Errors
+    ///
+    /// What the data failed with.
+    pub fn predict<M: Module, B: Send + 'static, T>(
+        &self,
+        model: &M,
+        data: &Data<B>,
+        batch_size: usize,
+        forward: impl Fn(&M, B) -> T,
+    ) -> Result<Vec<T>> {
+        let mut all = vec![];
+        self.each_batch(model, data, batch_size, |model, batch| all.push(forward(model, batch)))?;
+        Ok(all)
+    }
+
+    /// Calls `each` with every batch of this rank, in order, and with the model without autodiff.
+    pub(crate) fn each_batch<M: Module, B: Send + 'static>(
+        &self,
+        model: &M,
+        data: &Data<B>,
+        batch_size: usize,
+        mut each: impl FnMut(&M, B),
+    ) -> Result<()> {
+        let model = model.valid();
+        let plan = self.plan(batch_size, false);
+        let steps = data.steps(plan.global_batch);
+        for batch in data.loader(plan, 0..steps) {
+            if let Some(batch) = batch? {
+                each(&model, batch);
+            }
+        }
+        Ok(())
+    }
+
+    /// How this rank reads data in batches of `batch_size`, for [`Data::loader`].
+    pub fn plan(&self, batch_size: usize, training: bool) -> Plan {
+        let (rank, world) = (self.ranks.rank(), self.ranks.size());
+        let device = self.device.clone();
+        Plan {
+            global_batch: batch_size * world,
+            rank,
+            world,
+            seed: u64::from(self.config.seed),
+            shuffle: training,
+            device: if training { device } else { device.without_autodiff() },
+        }
+    }
+
+    /// Sets burn's random stream to where weights are drawn from.
+    pub(crate) fn seed_weights(&self) {
+        rng::seed_weights(&self.device, self.config.seed);
+    }
+}
+
+/// `field: reason`.
+fn named<E: std::fmt::Display>(error: &serde_path_to_error::Error<E>) -> String {
+    match error.path().to_string().as_str() {
+        "." => error.inner().to_string(),
+        path => format!("{path}: {}", error.inner()),
+    }
+}
+
+/// The device of this build: the first GPU with the feature `cuda`, or else the CPU.
+fn training_device() -> Device {
+    #[cfg(feature = "cuda")]
+    return Device::cuda(0).autodiff();
+    #[cfg(all(feature = "flex", not(feature = "cuda")))]
+    return Device::flex().autodiff();
+    #[cfg(not(any(feature = "flex", feature = "cuda")))]
+    return Device::default().autodiff();
+}

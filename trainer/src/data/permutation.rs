@@ -1,0 +1,88 @@
+//! The order of an epoch: a keyed bijection of places to samples, with no table.
+//!
+//! Its exact form, so that another program can give the same order. Let `n` be the number of
+//! samples, `h` half the bits of `n`, rounded up, and `mask = 2^h - 1`. A place is split into its
+//! upper part `l = place >> h` and its lower part `r = place & mask`. Six rounds, `i` from 0 to 5,
+//! replace `(l, r)` by `(r, l ^ (mix(key ^ mix(r ^ (i << 60))) & mask))`, where `mix` is SplitMix64's
+//! output for a state (a Feistel network over `4^h >= n` values). The result is `l << h | r`; while
+//! it is `n` or more, the rounds are applied to it again (cycle walking), which must end inside
+//! because the start was inside. The key of an epoch is `key(&[trial seed, 3, epoch])`.
+
+use crate::rng::mix;
+
+/// Rounds of the network. Four make it a pseudo-random permutation; two more cost little.
+const NUM_ROUNDS: u64 = 6;
+
+/// A permutation of `0..len`.
+#[derive(Clone, Copy, Debug)]
+pub struct Permutation {
+    len: u64,
+    half_bits: u32,
+    key: u64,
+}
+
+impl Permutation {
+    /// The permutation of `0..len` that `key` picks.
+    pub fn new(len: u64, key: u64) -> Self {
+        Self { len, half_bits: (u64::BITS - len.leading_zeros()).div_ceil(2), key }
+    }
+
+    /// Where `place` goes.
+    ///
+    /// # Panics
+    ///
+    /// If `place` is not below the length.
+    pub fn at(&self, place: u64) -> u64 {
+        assert!(place < self.len, "place {place} of {}", self.len);
+        let mut value = self.rounds(place);
+        while value >= self.len {
+            value = self.rounds(value);
+        }
+        value
+    }
+
+    fn rounds(&self, value: u64) -> u64 {
+        let mask = (1 << self.half_bits) - 1;
+        let (mut left, mut right) = (value >> self.half_bits, value & mask);
+        for round in 0..NUM_ROUNDS {
+            let mixed = mix(self.key ^ mix(right ^ (round << 60))) & mask;
+            (left, right) = (right, left ^ mixed);
+        }
+        left << self.half_bits | right
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn order(len: u64, key: u64) -> Vec<u64> {
+        let permutation = Permutation::new(len, key);
+        (0..len).map(|place| permutation.at(place)).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn every_sample_has_one_place(len in 1_u64..3000, key: u64) {
+            let mut order = order(len, key);
+            order.sort_unstable();
+            prop_assert_eq!(order, (0..len).collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn large_lengths_stay_inside(len in 1_u64..1 << 62, key: u64, place: u64) {
+            prop_assert!(Permutation::new(len, key).at(place % len) < len);
+        }
+    }
+
+    #[test]
+    fn the_order_is_fixed_for_ever() {
+        assert_eq!(order(10, 1), ORDER_OF_10);
+        assert_ne!(order(10, 1), order(10, 2));
+    }
+
+    /// Computed once by a program written from this file's text alone.
+    const ORDER_OF_10: [u64; 10] = [0, 2, 9, 3, 6, 7, 8, 5, 1, 4];
+}

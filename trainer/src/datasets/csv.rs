@@ -1,0 +1,292 @@
+//! Tables of numbers in CSV files, with at most one column of class names.
+//!
+//! # Examples
+//!
+//! ```
+//! use stoker_trainer::datasets::csv::{self, Column};
+//!
+//! let text = "width,height,kind\n1,2,oak\n3,4,ash\n";
+//! let table = csv::Options::new().label("kind").parse("trees.csv", text.as_bytes())?;
+//! assert_eq!(table.features, [[1.0, 2.0], [3.0, 4.0]].concat());
+//! assert_eq!((table.labels, table.classes), (vec![1, 0], vec!["ash".into(), "oak".into()]));
+//! # Ok::<(), stoker_trainer::datasets::DataError>(())
+//! ```
+
+use std::collections::BTreeSet;
+use std::io::Read;
+use std::path::Path;
+
+use super::{DataError, read};
+
+/// A column by its name in the header, or by its index from 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Column {
+    /// By name.
+    Name(String),
+    /// By index.
+    Index(usize),
+}
+
+impl From<&str> for Column {
+    fn from(name: &str) -> Self {
+        Self::Name(name.into())
+    }
+}
+
+impl From<usize> for Column {
+    fn from(index: usize) -> Self {
+        Self::Index(index)
+    }
+}
+
+/// How a file is read: with a header, commas, every column but the label as a feature, no label,
+/// unless said otherwise.
+#[derive(Clone, Debug)]
+pub struct Options {
+    has_header: bool,
+    delimiter: u8,
+    features: Option<Vec<Column>>,
+    label: Option<Column>,
+}
+
+/// What a file holds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Table {
+    /// Values of the feature columns, row after row: `[rows, names.len()]`.
+    pub features: Vec<f32>,
+    /// The class of each row, an index into `classes`; empty without a label column.
+    pub labels: Vec<usize>,
+    /// The texts of the label column: whole numbers in their order, if all are such, else by bytes.
+    pub classes: Vec<String>,
+    /// Names of the feature columns; their indices where there is no header.
+    pub names: Vec<String>,
+    /// The number of rows.
+    pub rows: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Options {
+    /// With a header, commas, every column a feature.
+    pub fn new() -> Self {
+        Self { has_header: true, delimiter: b',', features: None, label: None }
+    }
+
+    /// The first line is data.
+    #[must_use]
+    pub fn no_header(self) -> Self {
+        Self { has_header: false, ..self }
+    }
+
+    /// Another byte than a comma between columns.
+    #[must_use]
+    pub fn delimiter(self, delimiter: u8) -> Self {
+        Self { delimiter, ..self }
+    }
+
+    /// Only these columns are features, in this order.
+    #[must_use]
+    pub fn features<C: Into<Column>>(self, columns: impl IntoIterator<Item = C>) -> Self {
+        Self { features: Some(columns.into_iter().map(Into::into).collect()), ..self }
+    }
+
+    /// The column of class names.
+    #[must_use]
+    pub fn label(self, column: impl Into<Column>) -> Self {
+        Self { label: Some(column.into()), ..self }
+    }
+
+    /// Reads a file, gzip or not.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, has no rows, lacks a column, or has a row with more or fewer columns
+    /// than the first, an empty label, or a feature that is no finite number.
+    pub fn read(&self, path: impl AsRef<Path>) -> Result<Table, DataError> {
+        let path = path.as_ref();
+        self.parse(&path.display().to_string(), read::open(path)?)
+    }
+
+    /// Reads text; `file` names it in errors.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read).
+    pub fn parse(&self, file: &str, text: impl Read) -> Result<Table, DataError> {
+        let mut reader = ::csv::ReaderBuilder::new()
+            .has_headers(self.has_header)
+            .delimiter(self.delimiter)
+            .trim(::csv::Trim::All)
+            .from_reader(text);
+        if self.has_header {
+            let names = reader.headers().map_err(|error| broken(file, error))?;
+            let names = names.iter().map(Into::into).collect();
+            return self.table(file, names, reader.into_records());
+        }
+        let mut first = ::csv::StringRecord::new();
+        let is_row = reader.read_record(&mut first).map_err(|error| broken(file, error))?;
+        let names = (0..first.len()).map(|index| index.to_string()).collect();
+        let first = is_row.then_some(Ok(first));
+        self.table(file, names, first.into_iter().chain(reader.into_records()))
+    }
+
+    fn table(
+        &self,
+        file: &str,
+        names: Vec<String>,
+        records: impl Iterator<Item = ::csv::Result<::csv::StringRecord>>,
+    ) -> Result<Table, DataError> {
+        let find = |column: &Column| self.find(file, &names, column);
+        let label = self.label.as_ref().map(find).transpose()?;
+        let features: Vec<usize> = match &self.features {
+            Some(columns) => columns.iter().map(find).collect::<Result<_, _>>()?,
+            None => (0..names.len()).filter(|index| Some(*index) != label).collect(),
+        };
+        let (mut values, mut texts, mut rows) = (Vec::new(), Vec::new(), 0);
+        for record in records {
+            let record = record.map_err(|error| broken(file, error))?;
+            let line = record.position().map_or(0, ::csv::Position::line);
+            let place = |index: usize| format!(", line {line}, column {:?}", names[index]);
+            for &index in &features {
+                values.push(number(file, || place(index), &record[index])?);
+            }
+            if let Some(index) = label {
+                let text = &record[index];
+                if text.is_empty() {
+                    return Err(malformed(file, place(index), "a label".into(), "nothing".into()));
+                }
+                texts.push(text.to_owned());
+            }
+            rows += 1;
+        }
+        if rows == 0 {
+            return Err(malformed(file, String::new(), "at least one row".into(), "none".into()));
+        }
+        let classes = classes(&texts);
+        let labels = texts.iter().filter_map(|it| classes.iter().position(|class| class == it));
+        let labels = labels.collect();
+        let names = features.iter().map(|index| names[*index].clone()).collect();
+        Ok(Table { features: values, labels, classes, names, rows })
+    }
+
+    fn find(&self, file: &str, names: &[String], column: &Column) -> Result<usize, DataError> {
+        let (found, expected) = match column {
+            Column::Name(name) => {
+                (names.iter().position(|it| it == name), format!("a column {name:?}"))
+            }
+            Column::Index(index) => (
+                (*index < names.len()).then_some(*index),
+                format!("a column with index {index} (the first has 0)"),
+            ),
+        };
+        let has = || match self.has_header {
+            true => format!("the columns {}", names.join(", ")),
+            false => format!("{} columns and no header", names.len()),
+        };
+        found.ok_or_else(|| malformed(file, String::new(), expected, has()))
+    }
+}
+
+fn number(file: &str, place: impl Fn() -> String, text: &str) -> Result<f32, DataError> {
+    match text.parse::<f32>() {
+        Ok(value) if value.is_finite() => Ok(value),
+        _ => Err(malformed(file, place(), "a finite number".into(), format!("{text:?}"))),
+    }
+}
+
+/// Each text once: by value if all are whole numbers, else by bytes.
+fn classes(texts: &[String]) -> Vec<String> {
+    let classes: BTreeSet<&String> = texts.iter().collect();
+    let mut classes: Vec<String> = classes.into_iter().cloned().collect();
+    if classes.iter().all(|it| it.parse::<i64>().is_ok()) {
+        classes.sort_by_key(|it| it.parse::<i64>().unwrap_or_default());
+    }
+    classes
+}
+
+fn broken(file: &str, error: ::csv::Error) -> DataError {
+    let line = error.position().map(|it| format!(", line {}", it.line())).unwrap_or_default();
+    match error.into_kind() {
+        ::csv::ErrorKind::Io(source) => DataError::read(file, source),
+        ::csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
+            malformed(file, line, format!("{expected_len} columns"), len.to_string())
+        }
+        ::csv::ErrorKind::Utf8 { err, .. } => {
+            malformed(file, line, "text in UTF-8".into(), err.to_string())
+        }
+        other => malformed(file, line, "a table".into(), format!("{other:?}")),
+    }
+}
+
+fn malformed(file: &str, place: String, expected: String, found: String) -> DataError {
+    let remedy = "correct the file, or choose other columns";
+    DataError::Malformed { file: file.into(), place, expected, found, remedy }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TREES: &str = "width, height,kind\n1,2.5,oak\n-3e1,4,ash\n5,6,oak\n";
+
+    fn check(options: Options, text: &str, expected: Result<(&[f32], &[usize], &[&str]), &str>) {
+        match (options.parse("trees.csv", text.as_bytes()), expected) {
+            (Ok(table), Ok((features, labels, classes))) => {
+                assert_eq!((&table.features[..], &table.labels[..]), (features, labels));
+                assert_eq!(table.classes, classes);
+                assert_eq!(table.rows * table.names.len(), table.features.len());
+            }
+            (Err(error), Err(expected)) => assert_eq!(
+                error.to_string(),
+                format!("trees.csv{expected}; correct the file, or choose other columns")
+            ),
+            (got, expected) => panic!("{got:?} is not {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn columns_are_chosen_by_name_or_index() {
+        let all = [1.0, 2.5, -30.0, 4.0, 5.0, 6.0];
+        let classes = ["ash", "oak"];
+        check(Options::new().label("kind"), TREES, Ok((&all, &[1, 0, 1], &classes)));
+        check(Options::new().label(2), TREES, Ok((&all, &[1, 0, 1], &classes)));
+        let height = [2.5, 4.0, 6.0];
+        check(Options::new().features(["height"]), TREES, Ok((&height, &[], &[])));
+        let both = [2.5, 1.0, 4.0, -30.0, 6.0, 5.0];
+        check(Options::new().features([1, 0]).label(2), TREES, Ok((&both, &[1, 0, 1], &classes)));
+    }
+
+    #[test]
+    fn without_a_header_the_first_line_is_data() {
+        let options = Options::new().no_header().delimiter(b';').label(0);
+        check(options, "10;1\n9;2\n10;3\n", Ok((&[1.0, 2.0, 3.0], &[1, 0, 1], &["9", "10"])));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_by_line_and_column() {
+        let label = || Options::new().label("kind");
+        let missing = ": expected a column \"kind\", found the columns a, b";
+        check(label(), "a,b\n1,2\n", Err(missing));
+        let index =
+            ": expected a column with index 2 (the first has 0), found 2 columns and no header";
+        check(Options::new().no_header().features([2]), "1,2\n", Err(index));
+        let word = ", line 3, column \"a\": expected a finite number, found \"x\"";
+        check(label(), "a,kind\n1,p\nx,q\n", Err(word));
+        let nan = ", line 2, column \"a\": expected a finite number, found \"NaN\"";
+        check(label(), "a,kind\nNaN,p\n", Err(nan));
+        let empty = ", line 1, column \"0\": expected a finite number, found \"\"";
+        check(Options::new().no_header(), ",1\n", Err(empty));
+        check(
+            label(),
+            "a,kind\n1,\n",
+            Err(", line 2, column \"kind\": expected a label, found nothing"),
+        );
+        check(label(), "a,kind\n1,p,3\n", Err(", line 2: expected 2 columns, found 3"));
+        check(label(), "a,kind\n", Err(": expected at least one row, found none"));
+        check(Options::new().no_header(), "", Err(": expected at least one row, found none"));
+    }
+}

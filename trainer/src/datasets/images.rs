@@ -1,0 +1,259 @@
+//! Images in memory, and batches of them.
+
+use std::fmt;
+use std::path::Path;
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+
+use super::{DataError, idx};
+use crate::rng::key;
+use crate::{At, Result, Source};
+
+/// Images of one size and their labels, as bytes in memory; a [`Source`] of batches.
+///
+/// A batch is `(images, labels)`: images as `Tensor<4>`, `[samples, channels, height, width]`, or as
+/// `Tensor<2>`, `[samples, channels * height * width]`; labels as `Tensor<1, Int>`. Pixels are
+/// divided by 255, then normalised where [`normalised`](Self::normalised) says so.
+///
+/// # Examples
+///
+/// ```
+/// use stoker_trainer::datasets::Images;
+///
+/// let two_images_of_one_pixel = Images::new(vec![0, 255], vec![7, 9], [1, 1, 1])?;
+/// assert_eq!(two_images_of_one_pixel.len(), 2);
+/// # Ok::<(), stoker_trainer::datasets::DataError>(())
+/// ```
+#[derive(Clone)]
+pub struct Images {
+    pixels: Vec<u8>,
+    labels: Vec<u8>,
+    shape: [usize; 3],
+    /// For each channel, what each byte becomes.
+    values: Vec<[f32; 256]>,
+    augment: Option<Augment>,
+}
+
+/// What is done at random to each image of a batch, anew in each epoch: a function of
+/// [`At::sample_seed`] alone, so the same for any number of ranks and workers. For training only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Augment {
+    /// Mirror left and right, half of the time.
+    pub flip: bool,
+    /// Shift by up to this many pixels in each direction; black moves in.
+    pub shift: usize,
+}
+
+impl fmt::Debug for Images {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Images")
+            .field("len", &self.len())
+            .field("shape", &self.shape)
+            .field("augment", &self.augment)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Images {
+    /// Images as bytes, one after the other, and the label of each.
+    ///
+    /// # Shapes
+    ///
+    /// - pixels: `[samples, channels, height, width]`, the last dimension fastest
+    /// - labels: `[samples]`
+    /// - shape: channels, height and width
+    ///
+    /// # Errors
+    ///
+    /// There are no images, or not one label for each.
+    pub fn new(
+        pixels: Vec<u8>,
+        labels: Vec<u8>,
+        shape: [usize; 3],
+    ) -> std::result::Result<Self, DataError> {
+        let mismatch = |expected: String, found: String| {
+            let subject = format!("images of {shape:?} (channels, height, width)");
+            DataError::Mismatch { subject, expected, found }
+        };
+        let size = shape.iter().product::<usize>();
+        if size == 0 || pixels.is_empty() {
+            return Err(mismatch("at least one image".into(), "none".into()));
+        }
+        if !pixels.len().is_multiple_of(size) {
+            let found = format!("{} bytes", pixels.len());
+            return Err(mismatch(format!("a multiple of {size} bytes"), found));
+        }
+        let len = pixels.len() / size;
+        if labels.len() != len {
+            let found = format!("{} labels", labels.len());
+            return Err(mismatch(format!("{len} labels, one for each image"), found));
+        }
+        let values = vec![table(0.0, 1.0); shape[0]];
+        Ok(Self { pixels, labels, shape, values, augment: None })
+    }
+
+    /// Grey images and labels from two idx files, as MNIST has them.
+    ///
+    /// # Errors
+    ///
+    /// A file cannot be read or is broken, or the files have different numbers of samples.
+    pub fn idx(
+        images: impl AsRef<Path>,
+        labels: impl AsRef<Path>,
+    ) -> std::result::Result<Self, DataError> {
+        let (images, labels) = (images.as_ref(), labels.as_ref());
+        let pixels = idx::read(images, 3)?;
+        let classes = idx::read(labels, 1)?;
+        if pixels.shape[0] != classes.shape[0] {
+            return Err(DataError::Mismatch {
+                subject: format!("{} and {}", images.display(), labels.display()),
+                expected: format!("{} labels, one for each image", pixels.shape[0]),
+                found: format!("{} labels", classes.shape[0]),
+            });
+        }
+        Self::new(pixels.values, classes.values, [1, pixels.shape[1], pixels.shape[2]])
+    }
+
+    /// Subtracts `mean` and divides by `std`, after the division by 255: one number for each
+    /// channel.
+    ///
+    /// # Errors
+    ///
+    /// There are more or fewer numbers than channels, one is not finite, or a `std` is not positive.
+    pub fn normalised(mut self, mean: &[f32], std: &[f32]) -> std::result::Result<Self, DataError> {
+        let is_finite = mean.iter().chain(std).all(|it| it.is_finite());
+        let channels = self.shape[0];
+        let fits = mean.len() == channels && std.len() == channels;
+        if !fits || !is_finite || std.iter().any(|std| *std <= 0.0) {
+            return Err(DataError::Mismatch {
+                subject: "mean and standard deviation of the pixels".into(),
+                expected: format!("{channels} finite numbers each, the deviations above 0"),
+                found: format!("{mean:?} and {std:?}"),
+            });
+        }
+        self.values = mean.iter().zip(std).map(|(mean, std)| table(*mean, *std)).collect();
+        Ok(self)
+    }
+
+    /// Changes each image of a batch at random: see [`Augment`].
+    #[must_use]
+    pub fn augmented(self, augment: Augment) -> Self {
+        Self { augment: Some(augment), ..self }
+    }
+
+    /// The number of images.
+    pub fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    /// Never: there is at least one image.
+    pub fn is_empty(&self) -> bool {
+        self.labels.is_empty()
+    }
+
+    /// Channels, height and width.
+    pub fn shape(&self) -> [usize; 3] {
+        self.shape
+    }
+
+    /// The label of each image.
+    pub fn labels(&self) -> &[u8] {
+        &self.labels
+    }
+
+    /// The values of a batch, image after image.
+    fn gather(&self, samples: &[usize], at: &At) -> Vec<f32> {
+        let size = self.shape.iter().product::<usize>();
+        let mut out = Vec::with_capacity(samples.len() * size);
+        for &sample in samples {
+            let image = &self.pixels[sample * size..][..size];
+            match self.augment {
+                None => self.plain(image, &mut out),
+                Some(augment) => {
+                    let placed = augment.place(at.sample_seed(sample));
+                    self.placed(image, placed, &mut out);
+                }
+            }
+        }
+        out
+    }
+
+    fn plain(&self, image: &[u8], out: &mut Vec<f32>) {
+        let plane = self.shape[1] * self.shape[2];
+        for (pixels, values) in image.chunks_exact(plane).zip(&self.values) {
+            out.extend(pixels.iter().map(|pixel| values[usize::from(*pixel)]));
+        }
+    }
+
+    fn placed(&self, image: &[u8], placed: Placed, out: &mut Vec<f32>) {
+        let [_, height, width] = self.shape;
+        for (pixels, values) in image.chunks_exact(height * width).zip(&self.values) {
+            for y in 0..height {
+                let row = y.checked_add_signed(placed.down).filter(|y| *y < height);
+                for x in 0..width {
+                    let x = if placed.flip { width - 1 - x } else { x };
+                    let column = x.checked_add_signed(placed.right).filter(|x| *x < width);
+                    let pixel = row.zip(column).map_or(0, |(y, x)| pixels[y * width + x]);
+                    out.push(values[usize::from(pixel)]);
+                }
+            }
+        }
+    }
+
+    fn classes(&self, samples: &[usize], device: &Device) -> Tensor<1, Int> {
+        let labels: Vec<i64> = samples.iter().map(|it| i64::from(self.labels[*it])).collect();
+        Tensor::from_data(TensorData::new(labels, [samples.len()]), device)
+    }
+}
+
+impl Source<(Tensor<4>, Tensor<1, Int>)> for Images {
+    fn samples(&self) -> usize {
+        self.len()
+    }
+
+    fn batch(&self, samples: &[usize], at: &At) -> Result<(Tensor<4>, Tensor<1, Int>)> {
+        let [channels, height, width] = self.shape;
+        let shape = [samples.len(), channels, height, width];
+        let images = TensorData::new(self.gather(samples, at), shape);
+        Ok((Tensor::from_data(images, at.device), self.classes(samples, at.device)))
+    }
+}
+
+impl Source<(Tensor<2>, Tensor<1, Int>)> for Images {
+    fn samples(&self) -> usize {
+        self.len()
+    }
+
+    fn batch(&self, samples: &[usize], at: &At) -> Result<(Tensor<2>, Tensor<1, Int>)> {
+        let shape = [samples.len(), self.shape.iter().product()];
+        let images = TensorData::new(self.gather(samples, at), shape);
+        Ok((Tensor::from_data(images, at.device), self.classes(samples, at.device)))
+    }
+}
+
+/// Where an image's pixels are taken from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Placed {
+    flip: bool,
+    down: isize,
+    right: isize,
+}
+
+impl Augment {
+    fn place(self, seed: u64) -> Placed {
+        // Independent draws: each its own key. The modulo's bias over 64 bits is nothing.
+        let shift = |purpose: u64| {
+            let draw = key(&[seed, purpose]) % (2 * self.shift as u64 + 1);
+            draw as isize - self.shift as isize
+        };
+        Placed { flip: self.flip && key(&[seed, 0]) & 1 == 1, down: shift(1), right: shift(2) }
+    }
+}
+
+/// What each byte becomes.
+fn table(mean: f32, std: f32) -> [f32; 256] {
+    std::array::from_fn(|byte| (byte as f32 / 255.0 - mean) / std)
+}
+
+#[cfg(test)]
+mod tests;

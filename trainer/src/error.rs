@@ -1,0 +1,93 @@
+//! Errors, split by how the process ends.
+
+use std::error::Error as StdError;
+
+use stoker_api::contract::ExitCode;
+use stoker_storage::StorageError;
+
+use crate::checkpoint::CheckpointError;
+
+/// Any error; `?` takes what user code returns.
+pub type Error = Box<dyn StdError + Send + Sync>;
+/// A result with any error.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// These hyperparameters cannot be trained: the search closes the trial and draws another.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("invalid hyperparameters: {0}")]
+pub struct InvalidHyperparameters(
+    /// Which one, its value and the rule.
+    pub String,
+);
+
+/// Training ended before its length was reached, by no error: what the process does next is exit.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{why}")]
+pub struct Interrupted {
+    /// The exit code.
+    pub code: ExitCode,
+    /// Whether the runner has given this attempt up, so that nothing is written or sent any more.
+    pub fenced: bool,
+    /// What asked for it.
+    pub why: String,
+}
+
+/// What is under the program failed.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Infrastructure(pub(crate) String);
+
+/// How a process with this error ends. Looks through the error's sources, so that context may be
+/// added to an error without changing what it means.
+pub(crate) fn exit_code(error: &(dyn StdError + 'static)) -> ExitCode {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if error.is::<InvalidHyperparameters>() {
+            return ExitCode::InvalidHyperparameters;
+        }
+        if let Some(interrupted) = error.downcast_ref::<Interrupted>() {
+            return interrupted.code;
+        }
+        if let Some(CheckpointError::Make { .. }) = error.downcast_ref() {
+            return ExitCode::UserError;
+        }
+        if error.is::<CheckpointError>()
+            || error.is::<StorageError>()
+            || error.is::<Infrastructure>()
+        {
+            return ExitCode::Infrastructure;
+        }
+        next = error.source();
+    }
+    ExitCode::UserError
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(error: impl Into<Error>, expected: ExitCode) {
+        assert_eq!(exit_code(&*error.into()), expected);
+    }
+
+    #[test]
+    fn each_error_has_the_exit_code_of_what_to_do_next() {
+        check("a plain text", ExitCode::UserError);
+        check(InvalidHyperparameters("x".into()), ExitCode::InvalidHyperparameters);
+        check(Infrastructure("x".into()), ExitCode::Infrastructure);
+        let make = CheckpointError::Make { name: "a".into(), reason: "b".into() };
+        check(make, ExitCode::UserError);
+        let broken = CheckpointError::Broken { name: "a".into(), reason: "b".into() };
+        check(broken, ExitCode::Infrastructure);
+        let code = ExitCode::Preempted;
+        check(Interrupted { code, fenced: false, why: "asked".into() }, code);
+    }
+
+    #[test]
+    fn context_around_an_error_changes_nothing() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("while building the model")]
+        struct Outer(#[source] InvalidHyperparameters);
+        check(Outer(InvalidHyperparameters("x".into())), ExitCode::InvalidHyperparameters);
+    }
+}

@@ -1,0 +1,159 @@
+//! Metrics of one attempt, as JSON lines and as TensorBoard event files.
+//!
+//! JSON lines are what counts: exact, and what a checkpoint waits for. Event files are for looking
+//! at: single precision, written less often.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use stoker_api::contract::TrialConfig;
+use stoker_storage::metrics::{self, Row};
+use stoker_storage::segments::{SegmentWriter, Segments, Stored};
+use stoker_storage::{Storage, StorageError, layout};
+use tokio::runtime::Handle;
+
+use crate::tensorboard;
+
+/// Seconds between two event files of an attempt that writes little.
+const EVENT_FILE_AGE_MAX: Duration = Duration::from_secs(30);
+
+/// Writes metrics in the background.
+#[derive(Debug)]
+pub struct MetricsWriter {
+    attempt: u32,
+    rows: SegmentWriter,
+    events: SegmentWriter,
+    /// Whether nothing was written yet.
+    is_new: bool,
+}
+
+impl MetricsWriter {
+    /// The metrics of `config`'s attempt. `rt` must be driven by a thread of its own,
+    /// with I/O and time enabled.
+    pub fn new(rt: Handle, storage: Storage, config: &TrialConfig) -> Self {
+        let (trial_path, attempt) = (&config.storage.trial_path, config.attempt);
+        let rows = metrics::segments(trial_path, attempt);
+        // Readers take the files of a folder by name.
+        let folder = layout::tensorboard_path(trial_path);
+        let events = Segments {
+            header: tensorboard::header(now()).into(),
+            age_max: EVENT_FILE_AGE_MAX,
+            ..Segments::new(format!("{folder}/events.out.tfevents.{attempt:06}-"), ".stoker")
+        };
+        Self {
+            attempt,
+            rows: SegmentWriter::new(&rt, storage.clone(), rows),
+            events: SegmentWriter::new(&rt, storage, events),
+            is_new: true,
+        }
+    }
+
+    /// Queues one row; never waits. `group` is `training` or `validation`; `epoch` counts the
+    /// complete passes over the training data.
+    pub fn row(&mut self, group: &str, batches: u64, epoch: u64, metrics: &BTreeMap<String, f64>) {
+        let time = now();
+        let row = Row {
+            group: group.to_owned(),
+            batches,
+            epoch,
+            attempt: self.attempt,
+            time: Some(time),
+            metrics: metrics.clone(),
+        };
+        let mut line = serde_json::to_vec(&row).expect("a row has no key that is no string");
+        line.push(b'\n');
+        // Without room the store has been away for so long that no checkpoint can be taken either;
+        // rows of before are kept.
+        self.rows.append(line);
+        let mut event = vec![];
+        if std::mem::take(&mut self.is_new) && self.attempt > 0 {
+            event.extend(tensorboard::restart(time, batches));
+        }
+        event.extend(tensorboard::scalars(time, batches, group, metrics));
+        self.events.append(event);
+    }
+
+    /// What to wait for until all rows so far are stored, for [`Save::after`]: the checkpoint's
+    /// manifest then waits, and the loop does not.
+    ///
+    /// [`Save::after`]: crate::checkpoint::Save::after
+    pub fn stored(&mut self) -> Vec<Stored> {
+        vec![self.rows.stored()]
+    }
+
+    /// Waits until all rows so far are stored, in both forms. Call it at the end.
+    ///
+    /// # Errors
+    ///
+    /// The storage failed; the rows are kept and tried again later.
+    ///
+    /// # Panics
+    ///
+    /// Called within an asynchronous task.
+    pub fn flush(&mut self) -> Result<(), StorageError> {
+        let (rows, events) = (self.rows.stored(), self.events.stored());
+        rows.wait_blocking()?;
+        events.wait_blocking()
+    }
+
+    /// Rows that found no room, because the store was away for too long.
+    pub fn num_dropped(&self) -> u64 {
+        self.rows.num_dropped()
+    }
+}
+
+/// Seconds since 1970.
+fn now() -> f64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(url: &str, attempt: u32) -> TrialConfig {
+        serde_json::from_value(serde_json::json!({
+            "version": 1, "experiment": "mnist", "experimentId": "id-1", "trial": 4,
+            "attempt": attempt, "seed": 1, "experimentSeed": 1, "hyperparameters": {},
+            "unit": "batches", "units": 10, "metric": "loss", "smallerIsBetter": true,
+            "schedulingUnit": 1, "aggregationFrequency": 1,
+            "storage": {"url": url, "trialPath": "t"},
+            "door": {"url": "http://127.0.0.1:1", "tokenFile": "/nowhere"},
+        }))
+        .unwrap()
+    }
+
+    /// Two attempts of one trial: the second starts from batch 20 and overlaps the first.
+    #[test]
+    fn rows_of_two_attempts_are_read_back_as_one_run() {
+        let rt = tokio::runtime::Runtime::new().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let url = folder.path().to_str().unwrap().to_owned();
+        let storage = Storage::open(&url, None).unwrap();
+        let loss = |value: f64| BTreeMap::from([("loss".to_owned(), value)]);
+        for (attempt, batches) in [(0u32, [10u32, 20, 30]), (1, [30, 40, 50])] {
+            let config = config(&url, attempt);
+            let mut writer = MetricsWriter::new(rt.handle().clone(), storage.clone(), &config);
+            for batch in batches {
+                let value = if batch == 40 { f64::NAN } else { 1.0 / f64::from(batch) };
+                writer.row("training", u64::from(batch), 0, &loss(value));
+            }
+            writer.row("validation", u64::from(batches[2]), 1, &loss(0.25));
+            for stored in writer.stored() {
+                rt.block_on(stored.wait()).unwrap();
+            }
+            writer.flush().unwrap();
+            assert_eq!(writer.num_dropped(), 0);
+        }
+        let rows = rt.block_on(metrics::read(&storage, "t", &[(0, 0), (1, 20)])).unwrap();
+        let found: Vec<_> =
+            rows.iter().map(|it| (it.batches, it.group.as_str(), it.attempt)).collect();
+        let training = [(10, 0), (20, 0), (30, 1), (40, 1), (50, 1)];
+        let mut expected = training.map(|(batch, attempt)| (batch, "training", attempt)).to_vec();
+        expected.push((50, "validation", 1));
+        assert_eq!(found, expected);
+        assert_eq!(rows[1].metrics["loss"].to_bits(), (1.0f64 / 20.0).to_bits());
+        assert!(rows[3].metrics["loss"].is_nan());
+        assert_eq!(rt.block_on(storage.list("t/tensorboard")).unwrap().len(), 2);
+    }
+}

@@ -1,0 +1,155 @@
+//! Optimizers, their learning rates and gradient sums.
+
+use std::fmt;
+
+use burn::lr_scheduler::constant::ConstantLr;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+use burn::module::{Module, ParamGroup, ParamId};
+use burn::optim::{ModuleOptimizer, Optimizer, SgdConfig};
+
+use crate::Result;
+
+mod gradients;
+mod schedule;
+mod state;
+
+pub(crate) use gradients::{GradientSum, PendingGradients};
+pub use schedule::Schedule;
+pub(crate) use state::OptimizersState;
+
+/// What turns gradient sums into new weights: one optimizer, or several over groups of parameters.
+pub struct Optimizers {
+    optimizer: ModuleOptimizer,
+    rates: Vec<Rate>,
+    clip_norm: Option<f64>,
+    aggregate: u32,
+    /// Steps taken.
+    steps: u64,
+    /// What callbacks multiply the learning rates by.
+    scale: f64,
+}
+
+/// The learning rate of a group of parameters.
+struct Rate {
+    /// The group's expression; `None` for the first, which has all parameters.
+    path: Option<String>,
+    group: ParamGroup,
+    schedule: Schedule,
+}
+
+impl fmt::Debug for Optimizers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Optimizers")
+            .field("groups", &self.rates.iter().map(|rate| &rate.path).collect::<Vec<_>>())
+            .field("clip_norm", &self.clip_norm)
+            .field("aggregate", &self.aggregate)
+            .field("steps", &self.steps)
+            .field("scale", &self.scale)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Optimizers {
+    /// One optimizer for all parameters: `Optimizers::one(AdamConfig::new().init(), 1e-3)`.
+    ///
+    /// `init()`, not `build()`, applies the configuration's `grad_clipping`.
+    pub fn one(optimizer: impl Into<ModuleOptimizer>, rate: impl Into<Schedule>) -> Self {
+        let all = Rate { path: None, group: ParamGroup::all(), schedule: rate.into() };
+        Self {
+            optimizer: optimizer.into(),
+            rates: vec![all],
+            clip_norm: None,
+            aggregate: 1,
+            steps: 0,
+            scale: 1.0,
+        }
+    }
+
+    /// Another optimizer for the parameters in whose path, such as `encoder.output.weight`, this
+    /// regular expression is found; of two groups with the same parameter the later wins.
+    ///
+    /// Groups go by path, not by burn's parameter ids, which are drawn anew in each process.
+    ///
+    /// # Errors
+    ///
+    /// `path` is no regular expression. That it finds a parameter is checked when training starts.
+    pub fn group(
+        mut self,
+        path: &str,
+        optimizer: impl Optimizer + 'static,
+        rate: impl Into<Schedule>,
+    ) -> Result<Self> {
+        let group = ParamGroup::from_regex(path)
+            .map_err(|error| format!("optimizer group {path:?} is no expression: {error:?}"))?;
+        self.optimizer = self.optimizer.with_group(group.clone(), optimizer, None);
+        self.rates.push(Rate { path: Some(path.into()), group, schedule: rate.into() });
+        Ok(self)
+    }
+
+    /// Scales the gradients of all parameters together to at most this norm; burn's own clipping is
+    /// for each parameter.
+    #[must_use]
+    pub fn clip_norm(self, norm: f64) -> Self {
+        Self { clip_norm: Some(norm), ..self }
+    }
+
+    /// Adds up the gradients of this many batches before a step (default: 1). An experiment's
+    /// `optimizations.aggregationFrequency` above 1 has precedence.
+    #[must_use]
+    pub fn aggregate(self, batches: u32) -> Self {
+        Self { aggregate: batches.max(1), ..self }
+    }
+
+    /// Takes the place of optimizers that are being changed.
+    pub(crate) fn none() -> Self {
+        Self::one(SgdConfig::new().build(), 0.0)
+    }
+
+    /// Batches whose gradients are added up before a step.
+    pub(crate) fn aggregation(&self) -> u32 {
+        self.aggregate
+    }
+
+    /// What callbacks multiply the learning rates by.
+    pub(crate) fn scale(&self) -> f64 {
+        self.scale
+    }
+
+    pub(crate) fn scale_by(&mut self, factor: f64) {
+        self.scale *= factor;
+    }
+
+    /// Refuses a group that finds no parameter, given all paths.
+    pub(crate) fn check(&self, paths: &[String]) -> Result<()> {
+        let any = ParamId::from(0);
+        for rate in &self.rates {
+            let Some(expression) = &rate.path else { continue };
+            if !paths.iter().any(|path| rate.group.matches(&any, Some(path))) {
+                let paths = paths.join(", ");
+                let text =
+                    format!("optimizer group {expression:?} finds none of the parameters {paths}");
+                return Err(text.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// One step with the sums over all ranks.
+    pub(crate) fn step<M: Module>(&mut self, model: M, sum: GradientSum) -> Result<M> {
+        let gradients = sum.normalise(&model, self.clip_norm)?;
+        // burn builds a learning rate with groups only by stepping a scheduler with groups.
+        let (steps, scale) = (self.steps, self.scale);
+        let mut rates = self
+            .rates
+            .iter_mut()
+            .map(|rate| (rate.group.clone(), ConstantLr::new(rate.schedule.next(steps) * scale)));
+        let (_, base) = rates.next().ok_or("there is no optimizer")?;
+        let scheduler = ModuleLrScheduler::new(base);
+        let rate = rates.fold(scheduler, |all, (group, rate)| all.with_group(group, rate)).step();
+        self.steps += 1;
+        Ok(self.optimizer.step(rate, model, gradients))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,209 @@
+//! Sums of gradients over batches and ranks.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{DType, Tensor, TensorData};
+
+use crate::Result;
+use crate::collective::Collective;
+use crate::step::{Backward, Metrics, StepOutput};
+
+/// Gradients added up over samples.
+#[derive(Default)]
+pub(crate) struct GradientSum {
+    gradients: GradientsParams,
+    /// For each trained parameter, in the order in which the model is visited, how often it had a
+    /// gradient: one that never had is left alone, not decayed.
+    seen: Vec<u32>,
+    /// Samples, or their weights.
+    count: f64,
+}
+
+impl GradientSum {
+    /// Runs the backward pass of a batch, or of none where this rank had no sample, and adds it.
+    pub(crate) fn add<M: Module>(&mut self, model: &M, output: Option<StepOutput>) -> Metrics {
+        let Some(output) = output else { return Metrics::default() };
+        let Backward { mut gradients, scale, count, metrics } = output.backward(model);
+        let Self { gradients: sum, seen, .. } = self;
+        each_trained(model, &mut |index, param| {
+            seen.resize(seen.len().max(index + 1), 0);
+            if param.add(&mut gradients, sum, scale) {
+                seen[index] += 1;
+            }
+        });
+        self.count += count;
+        metrics
+    }
+
+    /// Whether nothing was added.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.seen.is_empty()
+    }
+
+    /// The sum over all ranks. One rank has it already.
+    pub(crate) fn all_reduce<M: Module>(
+        mut self,
+        model: &M,
+        ranks: &dyn Collective,
+    ) -> Result<Self> {
+        if ranks.size() == 1 {
+            return Ok(self);
+        }
+        let (mut flat, mut num_params) = (vec![], 0);
+        each_trained(model, &mut |index, param| {
+            param.take_flat(&mut self.gradients, &mut flat);
+            num_params = index + 1;
+        });
+        self.seen.resize(num_params, 0);
+        let mut counts: Vec<f64> = self.seen.iter().map(|seen| f64::from(*seen)).collect();
+        counts.push(self.count);
+        ranks.sum_f32(&mut flat)?;
+        ranks.sum_f64(&mut counts)?;
+        let mut sum = Self { count: counts[num_params], ..Self::default() };
+        sum.seen = counts[..num_params].iter().map(|seen| *seen as u32).collect();
+        let mut rest = flat.as_slice();
+        each_trained(model, &mut |index, param| {
+            let (mine, others) = rest.split_at(param.num_elements());
+            rest = others;
+            if sum.seen[index] > 0 {
+                let data = TensorData::new(mine.to_vec(), param.shape());
+                param.put(data, &mut sum.gradients);
+            }
+        });
+        Ok(sum)
+    }
+
+    /// Gradients of the mean, scaled so that their norm over all parameters is at most `norm_max`.
+    pub(super) fn normalise<M: Module>(
+        mut self,
+        model: &M,
+        norm_max: Option<f64>,
+    ) -> Result<GradientsParams> {
+        if self.count.is_nan() || self.count <= 0.0 {
+            return Err(
+                format!("a step over a count of {}: it must be positive", self.count).into()
+            );
+        }
+        let mut factor = 1.0 / self.count;
+        if let Some(norm_max) = norm_max {
+            let mut squares = 0.0;
+            each_trained(model, &mut |_, param| squares += param.squares(&self.gradients));
+            let norm = squares.sqrt() * factor;
+            if norm > norm_max {
+                factor *= norm_max / norm;
+            }
+        }
+        let (mut sum, mut out) = (std::mem::take(&mut self.gradients), GradientsParams::new());
+        each_trained(model, &mut |_, param| {
+            param.add(&mut sum, &mut out, factor);
+        });
+        Ok(out)
+    }
+
+    /// What a checkpoint keeps of a sum that no step has used yet.
+    pub(crate) fn pending<M: Module>(&self, model: &M) -> PendingGradients {
+        let mut gradients = vec![];
+        each_trained(model, &mut |index, param| {
+            gradients.extend(param.data(&self.gradients).map(|data| (index, data)));
+        });
+        PendingGradients { gradients, seen: self.seen.clone(), count: self.count }
+    }
+
+    /// Takes on what [`GradientSum::pending`] gave.
+    pub(crate) fn restore<M: Module>(model: &M, pending: PendingGradients) -> Self {
+        let PendingGradients { gradients, seen, count } = pending;
+        let mut sum = Self { gradients: GradientsParams::new(), seen, count };
+        let mut gradients = gradients.into_iter().peekable();
+        each_trained(model, &mut |index, param| {
+            if let Some((_, data)) = gradients.next_if(|(of, _)| *of == index) {
+                param.put(data, &mut sum.gradients);
+            }
+        });
+        sum
+    }
+}
+
+/// A sum of gradients on the host.
+pub(crate) struct PendingGradients {
+    /// By the parameter's place in the order of visit, which is ascending.
+    pub(crate) gradients: Vec<(usize, TensorData)>,
+    pub(crate) seen: Vec<u32>,
+    pub(crate) count: f64,
+}
+
+/// One trained parameter, whatever its rank.
+trait Trained {
+    fn num_elements(&self) -> usize;
+    fn shape(&self) -> Vec<usize>;
+    /// Moves the gradient, times `scale`, into `sum`; says whether there was one.
+    fn add(&mut self, from: &mut GradientsParams, sum: &mut GradientsParams, scale: f64) -> bool;
+    /// Moves the gradient, or as many zeros, to the end of `flat`.
+    fn take_flat(&mut self, from: &mut GradientsParams, flat: &mut Vec<f32>);
+    /// Makes `data` the gradient.
+    fn put(&mut self, data: TensorData, sum: &mut GradientsParams);
+    /// The gradient's values.
+    fn data(&mut self, from: &GradientsParams) -> Option<TensorData>;
+    /// The sum of the gradient's squares.
+    fn squares(&mut self, from: &GradientsParams) -> f64;
+}
+
+impl<const D: usize> Trained for &Param<Tensor<D>> {
+    fn num_elements(&self) -> usize {
+        self.lazy_shape().num_elements()
+    }
+
+    fn shape(&self) -> Vec<usize> {
+        self.lazy_shape().to_vec()
+    }
+
+    fn add(&mut self, from: &mut GradientsParams, sum: &mut GradientsParams, scale: f64) -> bool {
+        let Some(gradient) = from.remove::<D>(self.id) else { return false };
+        let gradient = if scale == 1.0 { gradient } else { gradient * scale };
+        let gradient = match sum.remove::<D>(self.id) {
+            Some(sum) => sum + gradient,
+            None => gradient,
+        };
+        sum.register::<D>(self.id, gradient);
+        true
+    }
+
+    fn take_flat(&mut self, from: &mut GradientsParams, flat: &mut Vec<f32>) {
+        let data = from.remove::<D>(self.id).map(|it| it.into_data().convert_dtype(DType::F32));
+        match data.as_ref().and_then(|data| data.as_slice::<f32>().ok()) {
+            Some(values) => flat.extend_from_slice(values),
+            None => flat.extend(std::iter::repeat_n(0.0, self.num_elements())),
+        }
+    }
+
+    fn put(&mut self, data: TensorData, sum: &mut GradientsParams) {
+        // Gradients live on the device without autodiff.
+        let device = self.lazy_device().without_autodiff();
+        sum.register::<D>(self.id, Tensor::from_data(data, &device));
+    }
+
+    fn data(&mut self, from: &GradientsParams) -> Option<TensorData> {
+        from.get::<D>(self.id).map(Tensor::into_data)
+    }
+
+    fn squares(&mut self, from: &GradientsParams) -> f64 {
+        let square = |gradient: Tensor<D>| (gradient.clone() * gradient).sum().into_scalar::<f64>();
+        from.get::<D>(self.id).map_or(0.0, square)
+    }
+}
+
+/// What is done with each trained parameter, by its place in the order of visit.
+type EachTrained<'a> = dyn FnMut(usize, &mut dyn Trained) + 'a;
+
+/// Visits the trained parameters, not the buffers, in the order of the model's fields.
+fn each_trained<M: Module>(model: &M, each: &mut EachTrained) {
+    struct Visit<'a, 'b>(&'a mut EachTrained<'b>, usize);
+    impl ModuleVisitor for Visit<'_, '_> {
+        fn visit_float<const D: usize>(&mut self, mut param: &Param<Tensor<D>>) {
+            if param.is_require_grad() {
+                (self.0)(self.1, &mut param);
+                self.1 += 1;
+            }
+        }
+    }
+    model.visit(&mut Visit(each, 0));
+}

@@ -1,0 +1,78 @@
+//! The state of all optimizers and schedules, as files of a checkpoint.
+
+use std::collections::BTreeMap;
+
+use burn::lr_scheduler::LrSchedulerRecord;
+use burn::optim::OptimizerRecord;
+use burn::tensor::Bytes as BurnBytes;
+use serde::{Deserialize, Serialize};
+
+use super::{Optimizers, Schedule};
+use crate::Result;
+use crate::checkpoint::Parts;
+use crate::record;
+
+/// The file of the optimizers' tensors.
+const OPTIMIZERS: &str = "optimizers.bpk";
+
+/// The part of the state that is a few numbers.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub(crate) struct OptimizersState {
+    steps: u64,
+    /// Bits of a number.
+    scale: u64,
+}
+
+/// The state at one moment, on the host.
+pub(crate) struct OptimizersSnapshot {
+    optimizer: OptimizerRecord,
+    schedules: BTreeMap<usize, LrSchedulerRecord>,
+}
+
+impl Optimizers {
+    /// The state now.
+    pub(crate) fn snapshot(&self) -> (OptimizersState, OptimizersSnapshot) {
+        let record = |(index, schedule)| match schedule {
+            &Schedule::Burn(ref scheduler) => Some((index, scheduler.to_record())),
+            _ => None,
+        };
+        let schedules = self.rates.iter().map(|rate| &rate.schedule).enumerate();
+        let schedules = schedules.filter_map(record).collect();
+        let state = OptimizersState { steps: self.steps, scale: self.scale.to_bits() };
+        (state, OptimizersSnapshot { optimizer: self.optimizer.to_record(), schedules })
+    }
+
+    /// Takes on a saved state. The model's record comes first: it brings the parameter ids back.
+    pub(crate) fn restore(mut self, state: &OptimizersState, parts: &Parts) -> Result<Self> {
+        (self.steps, self.scale) = (state.steps, f64::from_bits(state.scale));
+        self.optimizer = self.optimizer.from_bytes(part(parts, OPTIMIZERS)?)?;
+        for (index, rate) in self.rates.iter_mut().enumerate() {
+            if let Schedule::Burn(scheduler) = &mut rate.schedule {
+                let record = LrSchedulerRecord::from_bytes(part(parts, &schedule_file(index))?)?;
+                *scheduler = scheduler.clone().load_record(record);
+            }
+        }
+        Ok(self)
+    }
+}
+
+impl OptimizersSnapshot {
+    /// Adds the files.
+    pub(crate) fn write(self, parts: &mut Parts) -> Result<()> {
+        parts.insert(OPTIMIZERS.into(), record::canonical(self.optimizer.into_bytes()?)?);
+        for (index, schedule) in self.schedules {
+            parts.insert(schedule_file(index), record::to_bytes(&schedule.into_bytes()?));
+        }
+        Ok(())
+    }
+}
+
+fn schedule_file(index: usize) -> String {
+    format!("schedule-{index}.bpk")
+}
+
+/// A file of a checkpoint, as burn reads it.
+fn part(parts: &Parts, name: &str) -> Result<BurnBytes> {
+    let bytes = parts.get(name).ok_or_else(|| format!("the checkpoint has no file {name}"))?;
+    Ok(BurnBytes::from_bytes_vec(bytes.to_vec()))
+}

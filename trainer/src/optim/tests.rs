@@ -1,0 +1,122 @@
+//! Steps of optimizers over sums of gradients.
+
+use burn::module::{Module, Param};
+use burn::optim::SgdConfig;
+use burn::tensor::{Device, Tensor};
+
+use super::*;
+use crate::collective::{Alone, Collective};
+use crate::step::StepOutput;
+
+#[derive(Module, Debug)]
+struct Two {
+    used: Param<Tensor<1>>,
+    unused: Param<Tensor<1>>,
+}
+
+fn model() -> Two {
+    let device = Device::flex().autodiff();
+    let param = || Param::from_tensor(Tensor::<1>::from_data([1.0, 1.0], &device));
+    crate::record::initialise(Two { used: param(), unused: param() })
+}
+
+/// A loss whose gradient of `used` is `[3, 4]` for each of `samples` samples.
+fn output(model: &Two, samples: usize, is_mean: bool) -> Option<StepOutput> {
+    let weights = Tensor::<1>::from_data([3.0, 4.0], &model.used.val().device());
+    let loss = (model.used.val() * weights).sum();
+    Some(match is_mean {
+        true => StepOutput::mean(loss, samples),
+        false => StepOutput::sum(loss * samples as f64, samples),
+    })
+}
+
+fn values(param: &Param<Tensor<1>>) -> Vec<f32> {
+    param.val().into_data().try_to_vec().unwrap()
+}
+
+fn sgd(rate: f64) -> Optimizers {
+    Optimizers::one(SgdConfig::new().init(), rate)
+}
+
+#[test]
+fn sums_and_means_of_any_size_give_the_mean_gradient() {
+    for (first, second) in [(true, true), (false, false), (true, false)] {
+        let (model, mut sum) = (model(), GradientSum::default());
+        sum.add(&model, output(&model, 3, first));
+        sum.add(&model, None);
+        sum.add(&model, output(&model, 5, second));
+        let model = sgd(0.125).step(model, sum).unwrap();
+        assert_eq!(values(&model.used), [0.625, 0.5]);
+        assert_eq!(values(&model.unused), [1.0, 1.0]);
+    }
+}
+
+#[test]
+fn the_norm_over_all_parameters_is_clipped() {
+    let check = |norm_max, expected: [f32; 2]| {
+        let (model, mut sum) = (model(), GradientSum::default());
+        sum.add(&model, output(&model, 4, false));
+        let model = sgd(0.25).clip_norm(norm_max).step(model, sum).unwrap();
+        assert_eq!(values(&model.used), expected, "clipped to {norm_max}");
+    };
+    check(5.0, [0.25, 0.0]);
+    check(2.5, [0.625, 0.5]);
+}
+
+#[test]
+fn a_step_without_samples_is_an_error() {
+    let error = sgd(0.1).step(model(), GradientSum::default()).unwrap_err();
+    assert_eq!(error.to_string(), "a step over a count of 0: it must be positive");
+}
+
+/// Two ranks that have the same.
+#[derive(Debug)]
+struct Twins;
+
+impl Collective for Twins {
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn size(&self) -> usize {
+        2
+    }
+
+    fn sum_f32(&self, values: &mut [f32]) -> Result<()> {
+        values.iter_mut().for_each(|value| *value *= 2.0);
+        Ok(())
+    }
+
+    fn sum_f64(&self, values: &mut [f64]) -> Result<()> {
+        values.iter_mut().for_each(|value| *value *= 2.0);
+        Ok(())
+    }
+}
+
+#[test]
+fn twins_step_as_one_and_leave_alone_what_neither_used() {
+    let step = |ranks: &dyn Collective| {
+        let (model, mut sum) = (model(), GradientSum::default());
+        sum.add(&model, output(&model, 4, true));
+        let sum = sum.all_reduce(&model, ranks).unwrap();
+        let pending = sum.pending(&model);
+        assert_eq!(pending.gradients.len(), 1, "no gradient is not a gradient of zeros");
+        let model = sgd(0.25).step(model, sum).unwrap();
+        (values(&model.used), values(&model.unused))
+    };
+    assert_eq!(step(&Alone), step(&Twins));
+    assert_eq!(step(&Alone), (vec![0.25, 0.0], vec![1.0, 1.0]));
+}
+
+#[test]
+fn schedules_ask_each_step_once_from_zero() {
+    let rate = |step: u64| [0.125, 0.25][step as usize];
+    let mut optimizers = Optimizers::one(SgdConfig::new().init(), rate);
+    let mut model = model();
+    for expected in [[0.625, 0.5], [-0.125, -0.5]] {
+        let mut sum = GradientSum::default();
+        sum.add(&model, output(&model, 1, false));
+        model = optimizers.step(model, sum).unwrap();
+        assert_eq!(values(&model.used), expected);
+    }
+}

@@ -1,0 +1,311 @@
+//! Reports of rank 0 and the answers to them.
+//!
+//! Reports are posted one after the other by a background task, so that training never waits for
+//! the door. While the door is away the task tries on and training goes on; what is still unsent
+//! is kept in each checkpoint.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use reqwest::{Client, StatusCode, redirect};
+use stoker_api::contract::{
+    CONTRACT_VERSION, Directive, Door, ExitCode, Report, ReportEvent, TrialConfig,
+};
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+
+/// Reports that wait; beyond them the oldest that decides nothing goes.
+const QUEUE_MAX: usize = 4_096;
+/// Time for a connection.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+/// Time for a request: longer than the door holds one that it cannot answer yet.
+const REQUEST_MAX: Duration = Duration::from_secs(60);
+/// The wait after the first failure; it doubles.
+const BACKOFF_FIRST: Duration = Duration::from_millis(100);
+/// The longest wait between two tries, so that a door that is back is soon seen.
+const BACKOFF_MAX: Duration = Duration::from_secs(5);
+/// How long [`Reporter::ask`] waits.
+const ASK_MAX: Duration = Duration::from_secs(60);
+/// How long [`Reporter::close`] waits. The exit code says the same as the last report.
+const CLOSE_MAX: Duration = Duration::from_secs(10);
+
+/// Posts reports in the background, in order.
+#[derive(Debug)]
+pub struct Reporter {
+    attempt: u32,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    queued: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queue: VecDeque<Item>,
+    next_id: u64,
+    /// Whether nothing more will be queued.
+    is_closed: bool,
+    directive: Option<Directive>,
+}
+
+#[derive(Debug)]
+struct Item {
+    id: u64,
+    report: Report,
+    asker: Option<SyncSender<Directive>>,
+}
+
+impl Item {
+    fn is_progress(&self) -> bool {
+        matches!(self.report.event, ReportEvent::Progress { .. })
+    }
+
+    /// Whether nothing is lost with it.
+    fn is_idle(&self) -> bool {
+        let decides_nothing =
+            matches!(self.report.event, ReportEvent::Validated { granted_units: None, .. });
+        self.asker.is_none() && (decides_nothing || self.is_progress())
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Reporter {
+    /// Reports to `config.door`. `rt` must be driven by a thread of its own,
+    /// with I/O and time enabled.
+    pub fn new(rt: Handle, config: &TrialConfig) -> Self {
+        let shared = Arc::new(Shared::default());
+        rt.spawn(run(shared.clone(), config.door.clone()));
+        Self { attempt: config.attempt, shared }
+    }
+
+    /// Queues a report; never waits. A newer [`ReportEvent::Progress`] takes the place of one
+    /// that waits.
+    pub fn post(&self, batches: u64, event: ReportEvent) {
+        self.queue(batches, event, None);
+    }
+
+    /// The latest answer; `Fenced` stays. `None` before the first.
+    pub fn directive(&self) -> Option<Directive> {
+        self.shared.lock().directive
+    }
+
+    /// Queues a report and waits for its answer, after all reports before it; `None` if none came
+    /// within a minute, or if the door does not understand it. The report stays queued.
+    pub fn ask(&self, batches: u64, event: ReportEvent) -> Option<Directive> {
+        self.ask_within(batches, event, ASK_MAX)
+    }
+
+    /// [`ask`](Self::ask) with a deadline of the caller's, to look at a signal in between. Ask on
+    /// with [`ReportEvent::Progress`]: a report that was queued once is sent once.
+    pub fn ask_within(
+        &self,
+        batches: u64,
+        event: ReportEvent,
+        wait: Duration,
+    ) -> Option<Directive> {
+        let (asker, answer) = sync_channel(1);
+        let Some(id) = self.queue(batches, event, Some(asker)) else { return self.directive() };
+        let answer = answer.recv_timeout(wait).ok();
+        if answer.is_none() {
+            let mut state = self.shared.lock();
+            state.queue.retain(|it| it.id != id || !it.is_progress());
+            state.queue.iter_mut().filter(|it| it.id == id).for_each(|it| it.asker = None);
+        }
+        // An answer that came with the fence may have had no asker any more.
+        answer.or_else(|| self.directive().filter(|it| *it == Directive::Fenced))
+    }
+
+    /// Reports that have no answer and still matter after a restore: validations and checkpoints.
+    pub fn unsent(&self) -> Vec<Report> {
+        let matters = |it: &&Item| {
+            let event = &it.report.event;
+            matches!(event, ReportEvent::Validated { .. } | ReportEvent::Checkpointed { .. })
+        };
+        self.shared.lock().queue.iter().filter(matters).map(|it| it.report.clone()).collect()
+    }
+
+    /// Queues reports that an earlier attempt could not send, as this attempt's.
+    pub fn restore_unsent(&self, reports: Vec<Report>) {
+        for report in reports {
+            self.post(report.batches, report.event);
+        }
+    }
+
+    /// Posts [`ReportEvent::Exiting`] and waits ten seconds at most until all is sent; says
+    /// whether it was.
+    pub fn close(&self, batches: u64, code: ExitCode, message: Option<String>) -> bool {
+        let event = ReportEvent::Exiting { code: code as u8, message };
+        let answer = self.ask_within(batches, event, CLOSE_MAX);
+        answer.is_some_and(|it| it != Directive::Fenced)
+    }
+
+    /// The report's id in the queue; `None` once fenced.
+    fn queue(
+        &self,
+        batches: u64,
+        event: ReportEvent,
+        asker: Option<SyncSender<Directive>>,
+    ) -> Option<u64> {
+        let report = Report { version: CONTRACT_VERSION, attempt: self.attempt, batches, event };
+        let mut state = self.shared.lock();
+        if state.directive == Some(Directive::Fenced) {
+            return None;
+        }
+        let id = state.next_id;
+        state.next_id += 1;
+        let item = Item { id, report, asker };
+        if item.is_progress() {
+            state.queue.retain(|it| !it.is_progress() || it.asker.is_some());
+        }
+        if state.queue.len() >= QUEUE_MAX {
+            let idle = state.queue.iter().position(Item::is_idle).unwrap_or(0);
+            state.queue.remove(idle);
+        }
+        state.queue.push_back(item);
+        drop(state);
+        self.shared.queued.notify_one();
+        Some(id)
+    }
+}
+
+impl Drop for Reporter {
+    fn drop(&mut self) {
+        self.shared.lock().is_closed = true;
+        self.shared.queued.notify_one();
+    }
+}
+
+/// What came of a request.
+#[derive(Debug)]
+enum Outcome {
+    Answer(Directive),
+    /// The door will never take this report.
+    Rejected(String),
+    /// It may work later.
+    Away(String),
+}
+
+async fn run(shared: Arc<Shared>, door: Door) {
+    // The door is near: a proxy of the environment is for others, and the token goes nowhere else.
+    let client = Client::builder()
+        .no_proxy()
+        .redirect(redirect::Policy::none())
+        .connect_timeout(CONNECT_MAX)
+        .timeout(REQUEST_MAX)
+        .build();
+    let client = match client {
+        Ok(client) => client,
+        Err(error) => return eprintln!("stoker: no report can be sent: {}", chain(&error)),
+    };
+    let mut num_failed = 0u32;
+    loop {
+        let next = shared.lock().queue.front().map(|it| (it.id, it.report.clone()));
+        let Some((id, report)) = next else {
+            if shared.lock().is_closed {
+                return;
+            }
+            shared.queued.notified().await;
+            continue;
+        };
+        match send(&client, &door, &report).await {
+            Outcome::Answer(directive) => {
+                if num_failed > 0 {
+                    eprintln!("stoker: {} answers again", door.url);
+                }
+                num_failed = 0;
+                if answered(&shared, id, directive) {
+                    return;
+                }
+            }
+            Outcome::Rejected(reason) => {
+                eprintln!("stoker: a report of batch {} was refused: {reason}", report.batches);
+                shared.lock().queue.retain(|it| it.id != id);
+            }
+            Outcome::Away(reason) => {
+                if num_failed == 0 {
+                    eprintln!("stoker: {reason}; training goes on, reports are tried again");
+                }
+                if shared.lock().is_closed {
+                    return;
+                }
+                let wait = BACKOFF_FIRST.saturating_mul(1 << num_failed.min(10)).min(BACKOFF_MAX);
+                num_failed = num_failed.saturating_add(1);
+                tokio::time::sleep(wait).await;
+            }
+        }
+    }
+}
+
+/// Takes note of an answer; says whether it was the last.
+fn answered(shared: &Shared, id: u64, directive: Directive) -> bool {
+    let is_last = directive == Directive::Fenced;
+    let mut state = shared.lock();
+    state.directive = Some(directive);
+    for item in state.queue.iter_mut().filter(|it| is_last || it.id == id) {
+        if let Some(asker) = item.asker.take() {
+            // An asker whose time is over needs no answer; there is room for one.
+            let _ = asker.try_send(directive);
+        }
+    }
+    state.queue.retain(|it| it.id != id);
+    is_last
+}
+
+async fn send(client: &Client, door: &Door, report: &Report) -> Outcome {
+    let token = match std::fs::read_to_string(&door.token_file) {
+        Ok(token) => token,
+        Err(error) => {
+            return Outcome::Away(format!("the token {} cannot be read: {error}", door.token_file));
+        }
+    };
+    let request = client.post(&door.url).bearer_auth(token.trim()).json(report);
+    let response = match request.send().await {
+        Ok(response) => response,
+        Err(error) => return Outcome::Away(chain(&error)),
+    };
+    let status = response.status();
+    if status.is_success() {
+        return match response.json().await {
+            Ok(directive) => Outcome::Answer(directive),
+            Err(error) => Outcome::Away(format!("{} gave no directive: {error}", door.url)),
+        };
+    }
+    let said = |text: Result<String, _>| match text {
+        Ok(text) if !text.is_empty() => format!("{} answered {status}: {text}", door.url),
+        _ => format!("{} answered {status}", door.url),
+    };
+    match status {
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::GONE => {
+            Outcome::Answer(Directive::Fenced)
+        }
+        StatusCode::BAD_REQUEST
+        | StatusCode::PAYLOAD_TOO_LARGE
+        | StatusCode::UNSUPPORTED_MEDIA_TYPE
+        | StatusCode::UNPROCESSABLE_ENTITY => Outcome::Rejected(said(response.text().await)),
+        _ => Outcome::Away(said(response.text().await)),
+    }
+}
+
+/// The error and what is below it: reqwest's own text says little.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(error) = next {
+        text = format!("{text}: {error}");
+        next = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

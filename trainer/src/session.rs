@@ -1,0 +1,234 @@
+//! Where a trial's reports, metrics and checkpoints go: to a runner, or nowhere further than this
+//! machine.
+
+use std::collections::BTreeMap;
+use std::thread::JoinHandle;
+
+use stoker_api::contract::{CheckpointRef, Directive, ExitCode, Report, ReportEvent, TrialConfig};
+use stoker_storage::{Storage, hash, layout};
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+
+use crate::callback::Logs;
+use crate::checkpoint::{Checkpoints, Parts, Restored, Save, Saved};
+use crate::error::Infrastructure;
+use crate::metrics::MetricsWriter;
+use crate::reporter::Reporter;
+use crate::terminal::Terminal;
+use crate::{Error, Result};
+
+/// What writes a checkpoint's files.
+pub(crate) type Make = Box<dyn FnOnce() -> Result<Parts, String> + Send>;
+
+/// The ways out of this process.
+#[derive(Debug)]
+pub(crate) struct Session {
+    reporter: Option<Reporter>,
+    files: Option<Files>,
+    resume_from: Vec<CheckpointRef>,
+    /// Global batches trained, by the last report.
+    batches: u64,
+    pub(crate) terminal: Terminal,
+    /// Dropped last: the others' tasks run on it.
+    _background: Background,
+}
+
+/// A trial's files.
+#[derive(Debug)]
+struct Files {
+    checkpoints: Checkpoints,
+    metrics: MetricsWriter,
+}
+
+impl Session {
+    /// Opens what `config` names. Alone, there is no door, and storage only where a URL is given.
+    ///
+    /// # Errors
+    ///
+    /// The storage cannot be opened or listed.
+    pub(crate) fn open(config: &mut TrialConfig, alone: bool) -> Result<Self> {
+        let background = Background::start()?;
+        let rt = background.handle.clone();
+        let mut files = None;
+        if !config.storage.url.is_empty() {
+            let storage = Storage::open(&config.storage.url, config.storage.endpoint.as_deref())?;
+            if alone {
+                resume_latest(&rt, &storage, config)?;
+            }
+            let checkpoints = Checkpoints::new(rt.clone(), storage.clone(), config);
+            let metrics = MetricsWriter::new(rt.clone(), storage, config);
+            files = Some(Files { checkpoints, metrics });
+        }
+        Ok(Self {
+            reporter: (!alone).then(|| Reporter::new(rt, config)),
+            files,
+            resume_from: config.resume_from.clone(),
+            batches: 0,
+            terminal: Terminal::new(alone),
+            _background: background,
+        })
+    }
+
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self._background.handle
+    }
+
+    /// Whether a runner decides how long to train.
+    pub(crate) fn has_runner(&self) -> bool {
+        self.reporter.is_some()
+    }
+
+    /// Whether checkpoints are kept.
+    pub(crate) fn has_storage(&self) -> bool {
+        self.files.is_some()
+    }
+
+    /// The checkpoint to go on from.
+    pub(crate) fn restore(&self) -> Result<Restored> {
+        match &self.files {
+            Some(files) => Ok(files.checkpoints.restore(&self.resume_from)?),
+            None => Ok(Restored::default()),
+        }
+    }
+
+    /// Sends what an earlier attempt could not.
+    pub(crate) fn restore_unsent(&self, reports: Vec<Report>) {
+        if let Some(reporter) = &self.reporter {
+            reporter.restore_unsent(reports);
+        }
+    }
+
+    /// Global batches trained, by the last report.
+    pub(crate) fn batches(&self) -> u64 {
+        self.batches
+    }
+
+    /// A sign of life and a question for the directive.
+    pub(crate) fn progress(&mut self, batches: u64, batches_total: u64) {
+        self.post(batches, ReportEvent::Progress { batches_total });
+    }
+
+    /// Reports; never waits.
+    pub(crate) fn post(&mut self, batches: u64, event: ReportEvent) {
+        self.batches = batches;
+        if let Some(reporter) = &self.reporter {
+            reporter.post(batches, event);
+        }
+    }
+
+    /// Reports and waits for the answer; `None` where none came in a while.
+    pub(crate) fn ask(&self, batches: u64, event: ReportEvent) -> Option<Directive> {
+        self.reporter.as_ref()?.ask_within(batches, event, crate::train::ANSWER_WAIT)
+    }
+
+    /// The latest answer.
+    pub(crate) fn directive(&self) -> Option<Directive> {
+        self.reporter.as_ref()?.directive()
+    }
+
+    /// The process is about to end.
+    pub(crate) fn close(&self, batches: u64, code: ExitCode, message: Option<String>) {
+        if let Some(reporter) = &self.reporter {
+            reporter.close(batches, code, message);
+        }
+    }
+
+    /// Writes one row of metrics; `prefix` is not in the stored names.
+    pub(crate) fn row(&mut self, group: &str, batches: u64, epoch: u64, metrics: &Logs) {
+        if let Some(files) = &mut self.files {
+            files.metrics.row(group, batches, epoch, metrics);
+        }
+        self.terminal.row(group, batches, epoch, metrics);
+    }
+
+    /// Starts a save; waits only for one in flight.
+    pub(crate) fn save(&mut self, batches: u64, metric: Option<f64>, make: Make) -> Result<()> {
+        let Some(files) = &mut self.files else { return Ok(()) };
+        let unsent = self.reporter.as_ref().map(Reporter::unsent).unwrap_or_default();
+        let after = files.metrics.stored();
+        let metadata = BTreeMap::new();
+        let save = Save { batches, metric, unsent, metadata, after };
+        Ok(files.checkpoints.begin(save, make)?)
+    }
+
+    /// Reports checkpoints that have come to exist; waits for the one in flight if `wait`.
+    pub(crate) fn report_saved(&mut self, batches: u64, wait: bool) -> Result<()> {
+        while let Some(files) = &mut self.files {
+            let checkpoints = &mut files.checkpoints;
+            let saved = if wait { checkpoints.finish()? } else { checkpoints.poll()? };
+            let Some(saved) = saved else { break };
+            self.post(batches.max(saved.batches), checkpointed(saved));
+        }
+        Ok(())
+    }
+
+    /// Waits until all rows of metrics are stored.
+    pub(crate) fn flush(&mut self) -> Result<()> {
+        match &mut self.files {
+            Some(files) => Ok(files.metrics.flush()?),
+            None => Ok(()),
+        }
+    }
+}
+
+fn checkpointed(saved: Saved) -> ReportEvent {
+    ReportEvent::Checkpointed {
+        name: saved.name,
+        manifest_sha256: saved.manifest_sha256,
+        bytes: saved.bytes,
+        metric: saved.metric.map(stoker_api::number::format),
+    }
+}
+
+/// Alone, the program finds its own checkpoints, newest first, and counts its attempts by them.
+fn resume_latest(rt: &Handle, storage: &Storage, config: &mut TrialConfig) -> Result<()> {
+    let folder = layout::checkpoints_path(&config.storage.trial_path);
+    let found: Result<Vec<_>, Error> = rt.block_on(async {
+        let mut found = vec![];
+        for path in storage.list(&folder).await? {
+            let mut names = path.rsplit('/');
+            let (file, name) = (names.next(), names.next().unwrap_or_default());
+            let place = layout::parse_checkpoint_name(name);
+            if let (Some(stoker_api::names::MANIFEST), Some(place)) = (file, place) {
+                let manifest_sha256 = hash::sha256_hex(&storage.get(&path).await?);
+                found.push((place, CheckpointRef { name: name.into(), manifest_sha256 }));
+            }
+        }
+        Ok(found)
+    });
+    let mut found = found?;
+    found.sort_by_key(|(place, _)| std::cmp::Reverse(*place));
+    let attempts = found.iter().map(|((_, attempt), _)| attempt + 1);
+    config.attempt = attempts.max().unwrap_or(0);
+    config.resume_from = found.into_iter().map(|(_, checkpoint)| checkpoint).collect();
+    Ok(())
+}
+
+/// A thread that drives what runs beside the loop.
+#[derive(Debug)]
+struct Background {
+    handle: Handle,
+    end: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Background {
+    fn start() -> Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| Infrastructure(format!("no runtime: {error}")))?;
+        let (handle, (end, ended)) = (runtime.handle().clone(), oneshot::channel());
+        let thread = std::thread::Builder::new().name("stoker-background".into());
+        let thread = thread.spawn(move || {
+            let _ = runtime.block_on(ended);
+        });
+        let thread = thread.map_err(|error| Infrastructure(format!("no thread: {error}")))?;
+        Ok(Self { handle, end: Some(end), thread: Some(thread) })
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}

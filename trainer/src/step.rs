@@ -1,0 +1,209 @@
+//! What one batch gives: a loss to learn from, and metrics.
+
+use std::collections::BTreeMap;
+
+use burn::module::Module;
+use burn::optim::GradientsParams;
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{Int, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::Result;
+use crate::collective::Collective;
+
+/// A number on the host or on the device.
+#[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "lives for one step")]
+pub enum Number {
+    /// Known already.
+    Host(f64),
+    /// One element, read later.
+    Device(Tensor<1>),
+}
+
+impl From<usize> for Number {
+    fn from(value: usize) -> Self {
+        Self::Host(value as f64)
+    }
+}
+
+impl From<f64> for Number {
+    fn from(value: f64) -> Self {
+        Self::Host(value)
+    }
+}
+
+impl From<Tensor<1>> for Number {
+    fn from(value: Tensor<1>) -> Self {
+        Self::Device(value)
+    }
+}
+
+impl Number {
+    fn read(self) -> f64 {
+        match self {
+            Self::Host(value) => value,
+            Self::Device(tensor) => tensor.into_scalar::<f64>(),
+        }
+    }
+}
+
+/// A step's loss and metrics, as sums and counts: ranks and batches of any size add up exactly, and
+/// are divided once.
+///
+/// A loss that is not a number ends nothing by itself: it shows as `NaN` in the metrics, and a
+/// callback may stop.
+#[derive(Debug)]
+#[must_use]
+pub struct StepOutput {
+    loss: Tensor<1>,
+    is_mean: bool,
+    count: Number,
+    metrics: Vec<(String, Number, Number)>,
+}
+
+impl StepOutput {
+    /// The loss summed over `count` samples, or over their weights, whose sum is `count`.
+    ///
+    /// # Shapes
+    ///
+    /// - loss: `[1]`
+    pub fn sum(loss: Tensor<1>, count: impl Into<Number>) -> Self {
+        let count = count.into();
+        let metrics = vec![("loss".into(), loss.clone().into(), count.clone())];
+        Self { loss, is_mean: false, count, metrics }
+    }
+
+    /// The mean loss over `samples` samples, as most losses of burn give it.
+    ///
+    /// # Shapes
+    ///
+    /// - loss: `[1]`
+    pub fn mean(loss: Tensor<1>, samples: usize) -> Self {
+        let sum = loss.clone() * samples as f64;
+        let metrics = vec![("loss".into(), sum.into(), samples.into())];
+        Self { loss, is_mean: true, count: samples.into(), metrics }
+    }
+
+    /// Adds a metric whose value is `sum / count` over everything seen.
+    pub fn metric(mut self, name: &str, sum: impl Into<Number>, count: impl Into<Number>) -> Self {
+        self.metrics.push((name.into(), sum.into(), count.into()));
+        self
+    }
+
+    /// Cross entropy, and `accuracy`.
+    ///
+    /// # Shapes
+    ///
+    /// - logits: `[samples, classes]`
+    /// - labels: `[samples]`
+    pub fn classification(logits: Tensor<2>, labels: Tensor<1, Int>) -> Self {
+        let samples = labels.dims()[0];
+        let chosen = log_softmax(logits.clone(), 1).gather(1, labels.clone().unsqueeze_dim(1));
+        let best: Tensor<1, Int> = logits.argmax(1).squeeze_dim(1);
+        let num_correct = best.equal(labels).float().sum();
+        Self::sum(chosen.sum().neg(), samples).metric("accuracy", num_correct, samples)
+    }
+
+    /// Squared error, and `mean_absolute_error`, over all elements.
+    ///
+    /// # Shapes
+    ///
+    /// - outputs, targets: equal, any
+    pub fn regression<const D: usize>(outputs: Tensor<D>, targets: Tensor<D>) -> Self {
+        let num_elements = targets.shape().num_elements();
+        let error = outputs - targets;
+        let absolute = error.clone().abs().sum();
+        Self::sum((error.clone() * error).sum(), num_elements).metric(
+            "mean_absolute_error",
+            absolute,
+            num_elements,
+        )
+    }
+
+    /// Runs the backward pass.
+    pub(crate) fn backward<M: Module>(self, model: &M) -> Backward {
+        let gradients = GradientsParams::from_grads(self.loss.backward(), model);
+        let count = self.count.read();
+        let scale = if self.is_mean { count } else { 1.0 };
+        Backward { gradients, scale, count, metrics: Metrics::read(self.metrics) }
+    }
+
+    /// The metrics alone.
+    pub fn into_metrics(self) -> Metrics {
+        Metrics::read(self.metrics)
+    }
+}
+
+/// What the backward pass gave.
+pub(crate) struct Backward {
+    pub(crate) gradients: GradientsParams,
+    /// Gradients times this are those of the sum over samples.
+    pub(crate) scale: f64,
+    pub(crate) count: f64,
+    pub(crate) metrics: Metrics,
+}
+
+/// Sums and counts by name, in `f64`.
+///
+/// A sum is not always a number, which JSON cannot say: it is kept as its bits.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(from = "BTreeMap<String, [u64; 2]>", into = "BTreeMap<String, [u64; 2]>")]
+pub struct Metrics(BTreeMap<String, (f64, f64)>);
+
+impl From<BTreeMap<String, [u64; 2]>> for Metrics {
+    fn from(bits: BTreeMap<String, [u64; 2]>) -> Self {
+        let of = |[sum, count]: [u64; 2]| (f64::from_bits(sum), f64::from_bits(count));
+        Self(bits.into_iter().map(|(name, pair)| (name, of(pair))).collect())
+    }
+}
+
+impl From<Metrics> for BTreeMap<String, [u64; 2]> {
+    fn from(metrics: Metrics) -> Self {
+        let bits = |(sum, count): (f64, f64)| [sum.to_bits(), count.to_bits()];
+        metrics.0.into_iter().map(|(name, pair)| (name, bits(pair))).collect()
+    }
+}
+
+impl Metrics {
+    fn read(metrics: Vec<(String, Number, Number)>) -> Self {
+        let read =
+            |(name, sum, count): (String, Number, Number)| (name, (sum.read(), count.read()));
+        Self(metrics.into_iter().map(read).collect())
+    }
+
+    /// Adds what another batch or rank saw.
+    pub fn add(&mut self, other: &Self) {
+        for (name, (sum, count)) in &other.0 {
+            let entry = self.0.entry(name.clone()).or_default();
+            *entry = (entry.0 + sum, entry.1 + count);
+        }
+    }
+
+    /// The sums over all ranks, which have the same names.
+    pub(crate) fn all_reduce(mut self, ranks: &dyn Collective) -> Result<Self> {
+        let mut flat: Vec<f64> = self.0.values().flat_map(|(sum, count)| [*sum, *count]).collect();
+        ranks.sum_f64(&mut flat)?;
+        for (pair, sums) in self.0.values_mut().zip(flat.chunks_exact(2)) {
+            *pair = (sums[0], sums[1]);
+        }
+        Ok(self)
+    }
+
+    /// Whether nothing was seen.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The mean of a metric.
+    pub fn mean(&self, name: &str) -> Option<f64> {
+        self.0.get(name).map(|(sum, count)| sum / count)
+    }
+
+    /// The means by name, each name with `prefix` before it.
+    pub fn means(&self, prefix: &str) -> BTreeMap<String, f64> {
+        let mean =
+            |(name, (sum, count)): (&String, &(f64, f64))| (format!("{prefix}{name}"), sum / count);
+        self.0.iter().map(mean).collect()
+    }
+}

@@ -1,0 +1,118 @@
+//! What a person sees of a training: a progress bar and a table on a terminal, plain lines
+//! elsewhere.
+
+use std::io::{IsTerminal, Write};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::callback::Logs;
+
+/// Writes to standard output and, for the bar, standard error.
+#[derive(Debug)]
+pub(crate) struct Terminal {
+    bar: Option<ProgressBar>,
+    /// The names in the table's header.
+    header: Vec<String>,
+}
+
+impl Terminal {
+    /// A bar is drawn where the program trains alone on a terminal.
+    pub(crate) fn new(alone: bool) -> Self {
+        let is_terminal = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
+        let bar = (alone && is_terminal).then(|| {
+            let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
+            let style = "{elapsed_precise} {wide_bar} {pos}/{len} batches, {eta} left";
+            ProgressStyle::with_template(style).map(|style| bar.set_style(style)).ok();
+            bar
+        });
+        Self { bar, header: vec![] }
+    }
+
+    /// One line.
+    pub(crate) fn say(&self, line: &str) {
+        let print = || {
+            // A reader that has gone away ends no training.
+            let _ = writeln!(std::io::stdout(), "{line}");
+        };
+        match &self.bar {
+            Some(bar) => bar.suspend(print),
+            None => print(),
+        }
+    }
+
+    /// Where training is.
+    pub(crate) fn advance(&self, batches: u64, total: u64) {
+        if let Some(bar) = &self.bar {
+            bar.set_length(total);
+            bar.set_position(batches);
+        }
+    }
+
+    /// A row of metrics.
+    pub(crate) fn row(&mut self, group: &str, batches: u64, epoch: u64, metrics: &Logs) {
+        if self.bar.is_none() {
+            return self.say(&plain(group, batches, epoch, metrics));
+        }
+        let names: Vec<String> = metrics.keys().map(|name| short(name).to_string()).collect();
+        if names != self.header {
+            self.say(&header(&names));
+            self.header = names;
+        }
+        self.say(&cells(group, batches, epoch, metrics));
+    }
+
+    /// Removes the bar.
+    pub(crate) fn end(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// The name without its group.
+fn short(name: &str) -> &str {
+    name.strip_prefix("validation_").unwrap_or(name)
+}
+
+fn plain(group: &str, batches: u64, epoch: u64, metrics: &Logs) -> String {
+    let mut line = format!("{group} batches={batches} epoch={}", epoch + 1);
+    for (name, value) in metrics {
+        line += &format!(" {}={value:.6}", short(name));
+    }
+    line
+}
+
+fn header(names: &[String]) -> String {
+    let mut line = format!("{:>10} {:>9} {:>6}", "", "batches", "epoch");
+    for name in names {
+        line += &format!(" {name:>12}");
+    }
+    line
+}
+
+fn cells(group: &str, batches: u64, epoch: u64, metrics: &Logs) -> String {
+    let mut line = format!("{group:>10} {batches:>9} {:>6}", epoch + 1);
+    for (name, value) in metrics {
+        line += &format!(" {value:>width$.6}", width = short(name).len().max(12));
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_and_tables_show_every_metric() {
+        let metrics =
+            Logs::from([("validation_loss".into(), 0.25), ("validation_top".into(), 1.0)]);
+        assert_eq!(
+            plain("validation", 40, 1, &metrics),
+            "validation batches=40 epoch=2 loss=0.250000 top=1.000000"
+        );
+        let header = header(&["loss".into(), "top".into()]);
+        assert_eq!(header, "             batches  epoch         loss          top");
+        let row = cells("validation", 40, 1, &metrics);
+        assert_eq!(row, "validation        40      2     0.250000     1.000000");
+    }
+}

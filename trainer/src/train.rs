@@ -1,0 +1,84 @@
+//! Training: the loop, what drives it, and trials on top of it.
+
+use std::time::Duration;
+
+use burn::module::Module;
+
+use crate::callback::Callback;
+use crate::context::Context;
+use crate::optim::Optimizers;
+use crate::step::StepOutput;
+use crate::{Control, Result};
+
+mod fit;
+mod length;
+mod program;
+mod run;
+mod save;
+mod state;
+mod timetable;
+mod trial;
+
+use fit::Both;
+pub use fit::{Fit, Fitted, Step};
+pub use program::{Standalone, init, main, main_with, run};
+use run::Run;
+pub use trial::{Trial, run_trial};
+
+/// How long to wait for an answer before looking at signals again.
+pub(crate) const ANSWER_WAIT: Duration = Duration::from_secs(1);
+
+impl Context {
+    /// Trains. Goes on from this program's latest checkpoint where there is one, with the bits of a
+    /// run never stopped.
+    ///
+    /// # Errors
+    ///
+    /// What the data, a callback, the storage or the runner failed with;
+    /// [`Interrupted`](crate::Interrupted) where training was asked to leave.
+    pub fn fit<M: Module + 'static, B: Send + 'static>(
+        &self,
+        model: M,
+        optimizers: Optimizers,
+        step: impl Fn(&M, B) -> StepOutput,
+        fit: Fit<B>,
+    ) -> Result<Fitted<M>> {
+        self.fit_with(model, optimizers, Both(step), fit)
+    }
+
+    /// [`Context::fit`] with steps that differ in validation.
+    ///
+    /// # Errors
+    ///
+    /// As [`Context::fit`].
+    ///
+    /// # Panics
+    ///
+    /// If an earlier `fit` of this context panicked.
+    pub fn fit_with<M: Module + 'static, B: Send + 'static>(
+        &self,
+        model: M,
+        optimizers: Optimizers,
+        step: impl Step<M, B>,
+        fit: Fit<B>,
+    ) -> Result<Fitted<M>> {
+        let mut session = self.session.lock().expect("an earlier fit panicked");
+        Run::start(self, &mut session, model, optimizers, &step, fit)?.train()
+    }
+}
+
+/// Calls a hook of every callback, in order.
+fn hook(
+    callbacks: &mut [Box<dyn Callback>],
+    control: &mut Control,
+    mut hook: impl FnMut(&mut dyn Callback, &mut Control) -> Result<()>,
+) -> Result<()> {
+    for callback in callbacks {
+        hook(&mut **callback, control)
+            .map_err(|error| format!("callback {}: {error}", callback.name()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,193 @@
+//! The program around a training: what it is told, and its exit code.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::process;
+
+use serde_json::{Value, json};
+use stoker_api::contract::{CONTRACT_VERSION, Door, ExitCode, StorageConfig, TrialConfig};
+use stoker_api::experiment::{CheckpointPolicy, Length, Unit};
+use stoker_api::names::ENV_TRIAL_CONFIG;
+
+use super::{Trial, run_trial};
+use crate::context::Context;
+use crate::data::panic_message;
+use crate::error::{Infrastructure, Interrupted, exit_code};
+use crate::session::Session;
+use crate::stop::StopSignal;
+use crate::{Error, Result};
+
+mod arguments;
+
+/// How a program trains that no runner has started.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Standalone {
+    /// The hyperparameters.
+    pub hyperparameters: Value,
+    /// What an experiment's `data` would be.
+    pub data: Value,
+    /// The seed of everything.
+    pub seed: u32,
+    /// How long to train; `None` leaves it to [`Fit::epochs`](crate::Fit::epochs), or else one
+    /// epoch.
+    pub length: Option<Length>,
+    /// A folder for checkpoints and metrics, from whose latest checkpoint training goes on; `None`
+    /// keeps none.
+    pub folder: Option<PathBuf>,
+    /// How often to save, beside the end of each epoch.
+    pub checkpoint_period: Option<Length>,
+    /// Batches between two rows of training metrics.
+    pub scheduling_unit: u64,
+}
+
+impl Default for Standalone {
+    fn default() -> Self {
+        Self {
+            hyperparameters: json!({}),
+            data: json!({}),
+            seed: 0,
+            length: None,
+            folder: None,
+            checkpoint_period: None,
+            scheduling_unit: 100,
+        }
+    }
+}
+
+impl Standalone {
+    /// The session of a program that trains alone.
+    ///
+    /// # Errors
+    ///
+    /// The folder cannot be used.
+    pub fn context(self) -> Result<Context> {
+        let (unit, units) =
+            self.length.and_then(|length| length.get()).unwrap_or((Unit::Epochs, 0));
+        let url = self.folder.map(|folder| folder.to_string_lossy().into_owned());
+        let epoch = Some(Length::new(Unit::Epochs, 1));
+        let config = TrialConfig {
+            version: CONTRACT_VERSION,
+            experiment: "alone".into(),
+            experiment_id: "alone".into(),
+            trial: 0,
+            attempt: 0,
+            seed: self.seed,
+            experiment_seed: self.seed,
+            hyperparameters: self.hyperparameters,
+            data: self.data,
+            unit,
+            units,
+            metric: "validation_loss".into(),
+            smaller_is_better: true,
+            scheduling_unit: self.scheduling_unit,
+            records_per_epoch: 0,
+            validation_period: epoch,
+            checkpoint_period: self.checkpoint_period.or(epoch),
+            checkpoint_policy: CheckpointPolicy::None,
+            perform_initial_validation: false,
+            aggregation_frequency: 1,
+            storage: StorageConfig {
+                url: url.unwrap_or_default(),
+                endpoint: None,
+                trial_path: "trial".into(),
+            },
+            resume_from: vec![],
+            door: Door { url: String::new(), token_file: String::new() },
+        };
+        context(config, true)
+    }
+}
+
+/// The session of this process: of the trial that a runner has started it for, or alone, with the
+/// hyperparameters in `STOKER_HPARAMS`, a JSON object, if it is set.
+///
+/// In a gang or under a runner the exit code says what happened, which [`run`] and [`main`] see to.
+///
+/// # Errors
+///
+/// What the process was told cannot be read.
+pub fn init() -> Result<Context> {
+    match std::env::var_os(ENV_TRIAL_CONFIG) {
+        Some(path) => under_runner(Path::new(&path)),
+        None => arguments::from_environment()?.context(),
+    }
+}
+
+/// A whole `fn main` for a trial. Alone, the program's arguments say how to train: `--help` tells.
+pub fn main<T: Trial>() -> process::ExitCode {
+    main_with::<T>(std::env::args().skip(1))
+}
+
+/// As [`main`], with these arguments in place of the program's: for a program of several trials.
+pub fn main_with<T: Trial>(arguments: impl IntoIterator<Item = String>) -> process::ExitCode {
+    let told = match std::env::var_os(ENV_TRIAL_CONFIG) {
+        Some(path) => under_runner(Path::new(&path)),
+        None => match arguments::parse(arguments) {
+            Ok(Some(standalone)) => standalone.context(),
+            Ok(None) => {
+                println!("{}", arguments::HELP);
+                return process::ExitCode::SUCCESS;
+            }
+            Err(error) => Err(error),
+        },
+    };
+    finish(told, |context| run_trial::<T>(context).map(drop))
+}
+
+/// A whole `fn main` for a script: makes the session, runs `program`, and turns what it returns,
+/// and a panic, into the exit code that a runner understands.
+pub fn run(program: impl FnOnce(&Context) -> Result<()>) -> process::ExitCode {
+    finish(init(), program)
+}
+
+fn under_runner(path: &Path) -> Result<Context> {
+    let told = std::fs::read(path)
+        .map_err(Error::from)
+        .and_then(|bytes| serde_json::from_slice::<TrialConfig>(&bytes).map_err(Error::from));
+    let told = told.map_err(|error| {
+        Infrastructure(format!("{ENV_TRIAL_CONFIG}: {} cannot be read: {error}", path.display()))
+    })?;
+    context(told, false)
+}
+
+fn context(mut config: TrialConfig, alone: bool) -> Result<Context> {
+    let session = Session::open(&mut config, alone)?;
+    let stop = StopSignal::default();
+    let listening = stop.listen(session.runtime(), alone);
+    listening.map_err(|error| Infrastructure(format!("no signal handlers: {error}")))?;
+    Ok(Context::new(config, session, stop))
+}
+
+/// Runs, reports the end, gives the exit code.
+fn finish(
+    context: Result<Context>,
+    program: impl FnOnce(&Context) -> Result<()>,
+) -> process::ExitCode {
+    let context = match context {
+        Ok(context) => context,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return process::ExitCode::from(exit_code(&*error) as u8);
+        }
+    };
+    let result = catch_unwind(AssertUnwindSafe(|| program(&context)))
+        .unwrap_or_else(|panic| Err(format!("panicked: {}", panic_message(&*panic)).into()));
+    let (code, message) = match &result {
+        Ok(()) => (ExitCode::Completed, None),
+        Err(error) => (exit_code(&**error), Some(error.to_string())),
+    };
+    match (&message, code) {
+        (Some(message), ExitCode::Completed | ExitCode::Preempted) => eprintln!("{message}"),
+        (Some(message), _) => eprintln!("error: {message}"),
+        (None, _) => {}
+    }
+    let interrupted = result.as_ref().err().and_then(|error| error.downcast_ref::<Interrupted>());
+    if interrupted.is_some_and(|it| it.fenced) {
+        // Another attempt has this one's place: whatever is still queued must not be written.
+        process::exit(code as i32);
+    }
+    // A panic in the loop poisons the lock, but reports can still be sent.
+    let session = context.session.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    session.close(session.batches(), code, message);
+    process::ExitCode::from(code as u8)
+}

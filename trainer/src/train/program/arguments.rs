@@ -1,0 +1,148 @@
+//! Arguments and environment of a program that trains alone.
+
+use serde_json::{Value, json};
+use stoker_api::experiment::{Length, Unit};
+
+use super::Standalone;
+use crate::Result;
+
+/// Hyperparameters as a JSON object.
+const ENV_HPARAMS: &str = "STOKER_HPARAMS";
+
+/// What `--help` shows.
+pub(super) const HELP: &str = "\
+Trains alone, as no runner has started this program.
+
+  --hparams JSON         hyperparameters, an object (default: $STOKER_HPARAMS)
+  --hparam NAME=VALUE    one hyperparameter; may be repeated
+  --data JSON            what an experiment's `data` would be
+  --seed N               the seed of everything (default: 0)
+  --epochs N             how long to train; or --batches N, or --records N (default: 1 epoch)
+  --folder PATH          keeps checkpoints and metrics there, and goes on from the latest
+  --save-batches N       saves after every N batches too
+  --row-batches N        batches between two rows of training metrics (default: 100)";
+
+/// What the environment says.
+pub(super) fn from_environment() -> Result<Standalone> {
+    let mut standalone = Standalone::default();
+    if let Ok(text) = std::env::var(ENV_HPARAMS) {
+        standalone.hyperparameters = object(ENV_HPARAMS, &text)?;
+    }
+    Ok(standalone)
+}
+
+/// What the arguments say; `None` asks for help.
+pub(super) fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Option<Standalone>> {
+    let mut standalone = from_environment()?;
+    let mut arguments = arguments.into_iter();
+    while let Some(name) = arguments.next() {
+        if name == "--help" || name == "-h" {
+            return Ok(None);
+        }
+        if !NAMES.contains(&name.as_str()) {
+            return Err(format!("unknown argument {name}; --help lists those there are").into());
+        }
+        let value = arguments.next().ok_or_else(|| format!("{name} needs a value"))?;
+        set(&mut standalone, &name, &value)?;
+    }
+    Ok(Some(standalone))
+}
+
+const NAMES: [&str; 10] = [
+    "--hparams",
+    "--hparam",
+    "--data",
+    "--seed",
+    "--epochs",
+    "--batches",
+    "--records",
+    "--folder",
+    "--save-batches",
+    "--row-batches",
+];
+
+fn set(standalone: &mut Standalone, name: &str, value: &str) -> Result<()> {
+    match name {
+        "--hparams" => standalone.hyperparameters = object(name, value)?,
+        "--hparam" => {
+            let (key, value) = value
+                .split_once('=')
+                .ok_or_else(|| format!("--hparam {value} must be NAME=VALUE"))?;
+            // A value that is no JSON is a text.
+            let value = serde_json::from_str(value).unwrap_or_else(|_| json!(value));
+            standalone.hyperparameters[key] = value;
+        }
+        "--data" => standalone.data = object(name, value)?,
+        "--seed" => standalone.seed = number(name, value)?,
+        "--epochs" => standalone.length = Some(length(name, value, Unit::Epochs)?),
+        "--batches" => standalone.length = Some(length(name, value, Unit::Batches)?),
+        "--records" => standalone.length = Some(length(name, value, Unit::Records)?),
+        "--folder" => standalone.folder = Some(value.into()),
+        "--save-batches" => {
+            standalone.checkpoint_period = Some(length(name, value, Unit::Batches)?);
+        }
+        _ => standalone.scheduling_unit = number::<u64>(name, value)?.max(1),
+    }
+    Ok(())
+}
+
+fn object(name: &str, text: &str) -> Result<Value> {
+    let value: Value = serde_json::from_str(text)
+        .map_err(|error| format!("{name} must be a JSON object, not {text}: {error}"))?;
+    if value.is_object() {
+        Ok(value)
+    } else {
+        Err(format!("{name} must be a JSON object, not {text}").into())
+    }
+}
+
+fn number<N: std::str::FromStr>(name: &str, text: &str) -> Result<N> {
+    Ok(text.parse().map_err(|_| format!("{name} must be an integer from 0, not {text}"))?)
+}
+
+fn length(name: &str, text: &str, unit: Unit) -> Result<Length> {
+    match number(name, text)? {
+        0 => Err(format!("{name} must be at least 1").into()),
+        units => Ok(Length::new(unit, units)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(text: &str) -> Result<Option<Standalone>> {
+        parse(text.split_whitespace().map(String::from))
+    }
+
+    #[test]
+    fn arguments_say_how_to_train() {
+        let check = |text: &str, expected: Standalone| {
+            assert_eq!(of(text).unwrap(), Some(expected), "{text}");
+        };
+        let none = Standalone::default();
+        check("", none.clone());
+        let hyperparameters = json!({"a": 1, "b": "x"});
+        check(
+            "--hparams {\"a\":2} --hparam a=1 --hparam b=x --seed 7",
+            Standalone { hyperparameters, seed: 7, ..none.clone() },
+        );
+        let length = Some(Length::new(Unit::Batches, 9));
+        check("--epochs 2 --batches 9", Standalone { length, ..none.clone() });
+        check("--folder a/b", Standalone { folder: Some("a/b".into()), ..none });
+        assert_eq!(of("--epochs 1 --help").unwrap(), None);
+    }
+
+    #[test]
+    fn wrong_arguments_are_named() {
+        let check = |text: &str, expected: &str| {
+            assert_eq!(of(text).unwrap_err().to_string(), expected);
+        };
+        check("--epoch 1", "unknown argument --epoch; --help lists those there are");
+        check("--epochs", "--epochs needs a value");
+        check("--epochs 0", "--epochs must be at least 1");
+        check("--seed x", "--seed must be an integer from 0, not x");
+        check("--hparams 1", "--hparams must be a JSON object, not 1");
+        check("--hparam a", "--hparam a must be NAME=VALUE");
+    }
+}

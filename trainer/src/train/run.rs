@@ -1,0 +1,286 @@
+//! The loop.
+
+use burn::module::Module;
+use stoker_api::contract::ReportEvent;
+
+use super::fit::{Fit, Fitted, Step};
+use super::hook;
+use super::state::{RunState, Validated, from_bits, to_bits};
+use super::timetable::{Due, Timetable};
+use crate::callback::{Callback, Control, Logs};
+use crate::context::Context;
+use crate::data::{Data, Loader};
+use crate::optim::{GradientSum, Optimizers};
+use crate::session::Session;
+use crate::step::Metrics;
+use crate::{Result, record, rng};
+
+/// One process's part of a training.
+pub(super) struct Run<'a, M, B> {
+    pub(super) context: &'a Context,
+    pub(super) session: &'a mut Session,
+    pub(super) model: M,
+    pub(super) optimizers: Optimizers,
+    step: &'a dyn Step<M, B>,
+    pub(super) train: Data<B>,
+    validation: Option<Data<B>>,
+    batch_size: usize,
+    pub(super) callbacks: Vec<Box<dyn Callback>>,
+    pub(super) control: Control,
+    pub(super) timetable: Timetable,
+    pub(super) state: RunState,
+    pub(super) gradients: GradientSum,
+    /// The length granted, in units and in batches.
+    pub(super) granted_units: u64,
+    pub(super) granted: u64,
+    /// The batch of the last checkpoint.
+    pub(super) saved: Option<u64>,
+    aggregation: u64,
+}
+
+impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
+    /// Checks what can be checked before the first batch, and takes on the checkpoint.
+    pub(super) fn start(
+        context: &'a Context,
+        session: &'a mut Session,
+        model: M,
+        optimizers: Optimizers,
+        step: &'a dyn Step<M, B>,
+        fit: Fit<B>,
+    ) -> Result<Self> {
+        let config = &context.config;
+        let Fit { train, validation, batch_size, epochs, callbacks } = fit;
+        let global_batch = batch_size * context.distributed().size();
+        train.check(global_batch)?;
+        let model = record::initialise(model);
+        optimizers.check(&record::paths(&model))?;
+        let timetable = Timetable::new(config, train.steps(global_batch), global_batch as u64);
+        let own_epochs = epochs.filter(|_| !session.has_runner() && config.units == 0);
+        let granted_units = own_epochs.unwrap_or(config.units.max(1));
+        let granted = timetable.batches(config.unit, granted_units);
+        let aggregation = match config.aggregation_frequency {
+            0 | 1 => optimizers.aggregation(),
+            of_experiment => of_experiment,
+        };
+        let state = RunState { global_batch, samples: train.samples(), ..RunState::default() };
+        let mut run = Self {
+            context,
+            session,
+            model,
+            optimizers,
+            step,
+            train,
+            validation,
+            batch_size,
+            callbacks,
+            control: Control::default(),
+            timetable,
+            state,
+            gradients: GradientSum::default(),
+            granted_units,
+            granted,
+            saved: None,
+            aggregation: u64::from(aggregation),
+        };
+        run.tell_control();
+        hook(&mut run.callbacks, &mut run.control, |callback, control| {
+            callback.on_train_begin(control)
+        })?;
+        run.restore()?;
+        Ok(run)
+    }
+
+    /// Trains to the length granted, and on as it grows.
+    pub(super) fn train(mut self) -> Result<Fitted<M>> {
+        if self.timetable.validates_first(self.state.batches, self.state.validated.is_some()) {
+            self.validate()?;
+            self.report_validation(None);
+        }
+        let mut batches = self.loader();
+        loop {
+            if self.state.stopped.is_some() || self.state.batches >= self.granted {
+                if self.reach_length()? {
+                    break;
+                }
+                continue;
+            }
+            self.obey()?;
+            self.train_batch(&mut batches)?;
+            let due = self.timetable.due(self.state.batches, self.granted);
+            self.after_batch(due)?;
+        }
+        self.leave_training()?;
+        let history = self.state.history.iter().map(from_bits).collect();
+        Ok(Fitted { model: self.model, history, stopped: self.state.stopped })
+    }
+
+    /// Batches from here on, without an end: how long to train may change.
+    fn loader(&self) -> Loader<B> {
+        let plan = self.context.plan(self.batch_size, true);
+        self.train.loader(plan, self.state.batches..u64::MAX)
+    }
+
+    /// Accumulates one batch's gradients, and where enough are together: sums over ranks,
+    /// normalises by the global count, steps.
+    fn train_batch(&mut self, batches: &mut Loader<B>) -> Result<()> {
+        let (context, ranks) = (self.context, self.context.distributed());
+        let batch = batches.next().ok_or("the data has ended")??;
+        rng::seed_step(context.device(), context.trial_seed(), self.state.batches, ranks.rank());
+        let output = batch.map(|batch| self.step.train(&self.model, batch));
+        let metrics = self.gradients.add(&self.model, output);
+        self.state.batches += 1;
+        if self.state.batches.is_multiple_of(self.aggregation) {
+            let sum = std::mem::take(&mut self.gradients).all_reduce(&self.model, ranks)?;
+            self.model = self.optimizers.step(self.model.clone(), sum)?;
+        }
+        self.state.since_row.add(&metrics);
+        self.state.since_epoch.add(&metrics);
+        let logs = metrics.means("");
+        self.hook(|callback, control| callback.on_batch_end(&logs, control))
+    }
+
+    /// Does what is due.
+    fn after_batch(&mut self, due: Due) -> Result<()> {
+        let batches = self.state.batches;
+        if due.row {
+            let metrics = std::mem::take(&mut self.state.since_row);
+            let metrics = metrics.all_reduce(self.context.distributed())?.means("");
+            self.session.row("training", batches, self.epoch(), &metrics);
+            self.session.progress(batches, self.granted);
+        }
+        let mut is_best = false;
+        if due.validation {
+            is_best = self.validate()?;
+        }
+        if due.epoch_end {
+            self.end_epoch()?;
+        }
+        let goes_on = batches < self.granted && self.state.stopped.is_none();
+        if due.validation && goes_on {
+            self.report_validation(None);
+        }
+        let by_policy = due.validation && self.timetable.saves_after_validation(is_best);
+        if (due.checkpoint || by_policy) && goes_on {
+            self.save()?;
+        }
+        self.session.terminal.advance(batches, self.granted);
+        self.session.report_saved(batches, false)
+    }
+
+    /// Epochs finished before the current batch.
+    pub(super) fn epoch(&self) -> u64 {
+        (self.state.batches.max(1) - 1) / self.train.steps(self.state.global_batch)
+    }
+
+    fn end_epoch(&mut self) -> Result<()> {
+        let metrics = std::mem::take(&mut self.state.since_epoch);
+        let mut logs = metrics.all_reduce(self.context.distributed())?.means("");
+        logs.extend(self.validation_logs());
+        self.state.history.push(to_bits(&logs));
+        let epoch = self.epoch();
+        self.hook(|callback, control| callback.on_epoch_end(epoch, &logs, control))
+    }
+
+    /// The means of a validation at this batch, as callbacks see them.
+    fn validation_logs(&self) -> Logs {
+        let here = self.state.validated.as_ref().filter(|it| it.batches == self.state.batches);
+        let metrics = here.map(Validated::metrics).unwrap_or_default();
+        metrics
+            .into_iter()
+            .map(|(name, value)| (name.replacen("validation_", "val_", 1), value))
+            .collect()
+    }
+
+    /// Validates; says whether the searched metric is the best yet.
+    pub(super) fn validate(&mut self) -> Result<bool> {
+        let batches = self.state.batches;
+        let Some(data) = &self.validation else {
+            self.state.validated = Some(Validated::new(batches, &Logs::new()));
+            return self.searched_metric().map(|_| false);
+        };
+        let mut all = Metrics::default();
+        let step = self.step;
+        self.context.each_batch(&self.model, data, self.batch_size, |model, batch| {
+            all.add(&step.validate(model, batch).into_metrics());
+        })?;
+        let metrics = all.all_reduce(self.context.distributed())?.means("validation_");
+        self.session.row("validation", batches, self.epoch(), &metrics);
+        self.state.validated = Some(Validated::new(batches, &metrics));
+        let mut is_best = false;
+        if let Some(metric) = self.searched_metric()? {
+            let best = self.state.best.map(f64::from_bits);
+            is_best = self.timetable.is_best(metric, best);
+            if is_best {
+                self.state.best = Some(metric.to_bits());
+            }
+        }
+        let logs = self.validation_logs();
+        self.hook(|callback, control| callback.on_validation_end(&logs, control))?;
+        Ok(is_best)
+    }
+
+    /// The searched metric of the validation at this batch. A search by a metric that there is not
+    /// is an error; a program alone need not have it.
+    pub(super) fn searched_metric(&self) -> Result<Option<f64>> {
+        let here = self.state.validated.as_ref().filter(|it| it.batches == self.state.batches);
+        let Some(validated) = here else { return Ok(None) };
+        let metrics = validated.metrics();
+        let searched = &self.context.config.metric;
+        let name = match searched.strip_prefix("val_") {
+            Some(name) => format!("validation_{name}"),
+            None => searched.clone(),
+        };
+        match metrics.get(&name) {
+            Some(value) => Ok(Some(*value)),
+            None if !self.session.has_runner() => Ok(None),
+            None => {
+                let names = metrics.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+                let names = if names.is_empty() { "none" } else { &names };
+                Err(format!(
+                    "there is no searched metric {searched}; of validation there are {names}"
+                )
+                .into())
+            }
+        }
+    }
+
+    /// Reports the last validation; `granted_units` makes it the result at that length.
+    pub(super) fn report_validation(&mut self, granted_units: Option<u64>) {
+        let event = self.validation_event(granted_units);
+        self.session.post(self.state.batches, event);
+    }
+
+    pub(super) fn validation_event(&self, granted_units: Option<u64>) -> ReportEvent {
+        let metrics = self.state.validated.as_ref().map(Validated::metrics).unwrap_or_default();
+        let format = |(name, value)| (name, stoker_api::number::format(value));
+        ReportEvent::Validated { metrics: metrics.into_iter().map(format).collect(), granted_units }
+    }
+
+    /// Calls a hook and does what it asked for.
+    fn hook(
+        &mut self,
+        call: impl FnMut(&mut dyn Callback, &mut Control) -> Result<()>,
+    ) -> Result<()> {
+        self.tell_control();
+        hook(&mut self.callbacks, &mut self.control, call)?;
+        if let Some(factor) = self.control.scale.take() {
+            self.optimizers.scale_by(factor);
+        }
+        if let Some(why) = self.control.stop.take() {
+            self.state.stopped.get_or_insert(why);
+        }
+        Ok(())
+    }
+
+    fn tell_control(&mut self) {
+        self.control.batches = self.state.batches;
+        self.control.learning_rate_scale = self.optimizers.scale();
+    }
+
+    fn leave_training(&mut self) -> Result<()> {
+        self.session.report_saved(self.state.batches, true)?;
+        self.session.flush()?;
+        self.session.terminal.end();
+        self.hook(|callback, control| callback.on_train_end(control))
+    }
+}

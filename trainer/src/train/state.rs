@@ -1,0 +1,126 @@
+//! All of a run that is not weights or optimizers: with them, the checkpoint.
+
+use std::collections::BTreeMap;
+
+use burn::module::Module;
+use burn::tensor::{Bytes as BurnBytes, TensorData};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::Result;
+use crate::callback::Logs;
+use crate::checkpoint::Parts;
+use crate::optim::{GradientSum, OptimizersState, PendingGradients};
+use crate::record;
+use crate::step::Metrics;
+
+/// The file of this state.
+const STATE: &str = "state.json";
+/// The file of a sum of gradients that no step has used yet; absent where there is none.
+const GRADIENTS: &str = "gradients.bpk";
+
+/// Counters, sums and what callbacks keep. The random streams and the data's position are functions
+/// of the seed and of `batches`.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub(crate) struct RunState {
+    /// Global batches trained.
+    pub(crate) batches: u64,
+    /// Samples of a global batch, without which `batches` is no position.
+    pub(crate) global_batch: usize,
+    /// Samples of an epoch, likewise.
+    pub(crate) samples: usize,
+    /// Metrics since the last row.
+    pub(crate) since_row: Metrics,
+    /// Metrics since the epoch's start.
+    pub(crate) since_epoch: Metrics,
+    /// The last validation.
+    pub(crate) validated: Option<Validated>,
+    /// The best searched metric yet, as bits.
+    pub(crate) best: Option<u64>,
+    /// What callbacks keep, by name.
+    pub(crate) callbacks: BTreeMap<String, Value>,
+    /// Why a callback ended the training.
+    pub(crate) stopped: Option<String>,
+    /// Metrics of each epoch, as bits.
+    pub(crate) history: Vec<BTreeMap<String, u64>>,
+    pub(crate) optimizers: OptimizersState,
+    /// Of the pending sum of gradients.
+    pub(crate) seen: Vec<u32>,
+    pub(crate) count: u64,
+}
+
+/// A validation's means, as bits, by the names that reports use.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub(crate) struct Validated {
+    pub(crate) batches: u64,
+    metrics: BTreeMap<String, u64>,
+}
+
+impl Validated {
+    pub(crate) fn new(batches: u64, metrics: &Logs) -> Self {
+        Self { batches, metrics: to_bits(metrics) }
+    }
+
+    pub(crate) fn metrics(&self) -> Logs {
+        from_bits(&self.metrics)
+    }
+}
+
+/// JSON knows no NaN, and bits are exact.
+pub(crate) fn to_bits(metrics: &Logs) -> BTreeMap<String, u64> {
+    metrics.iter().map(|(name, value)| (name.clone(), value.to_bits())).collect()
+}
+
+pub(crate) fn from_bits(bits: &BTreeMap<String, u64>) -> Logs {
+    bits.iter().map(|(name, bits)| (name.clone(), f64::from_bits(*bits))).collect()
+}
+
+impl RunState {
+    /// Keeps a pending sum's small part here; gives its gradients.
+    pub(crate) fn keep<M: Module>(&mut self, model: &M, sum: &GradientSum) -> PendingTensors {
+        if sum.is_empty() {
+            (self.seen, self.count) = (vec![], 0);
+            return vec![];
+        }
+        let pending = sum.pending(model);
+        (self.seen, self.count) = (pending.seen, pending.count.to_bits());
+        pending.gradients
+    }
+
+    /// Adds this state's files.
+    pub(crate) fn write(&self, gradients: PendingTensors, parts: &mut Parts) -> Result<()> {
+        parts.insert(STATE.into(), serde_json::to_vec(self)?.into());
+        if !gradients.is_empty() {
+            let tensors = gradients.into_iter().map(|(index, data)| {
+                let (bytes, shape, dtype) = data.into_parts();
+                burn_pack::Tensor::new(index.to_string(), dtype, shape, None, bytes)
+            });
+            let bytes = burn_pack::Writer::new(tensors.collect()).into_bytes()?;
+            parts.insert(GRADIENTS.into(), record::to_bytes(&bytes));
+        }
+        Ok(())
+    }
+
+    /// The state that [`RunState::write`] wrote.
+    pub(crate) fn read(parts: &Parts) -> Result<Self> {
+        let bytes = parts.get(STATE).ok_or("the checkpoint has no file state.json")?;
+        Ok(serde_json::from_slice(bytes).map_err(|error| format!("state.json: {error}"))?)
+    }
+
+    /// The pending sum that a checkpoint holds.
+    pub(crate) fn pending<M: Module>(&self, model: &M, parts: &Parts) -> Result<GradientSum> {
+        let Some(bytes) = parts.get(GRADIENTS) else { return Ok(GradientSum::default()) };
+        let mut gradients = vec![];
+        let reader = burn_pack::Reader::from_bytes(BurnBytes::from_bytes_vec(bytes.to_vec()))?;
+        for tensor in reader.into_tensors()? {
+            let (name, dtype, shape, _, bytes) = tensor.into_parts()?;
+            gradients.push((name.parse::<usize>()?, TensorData::from_bytes(bytes, shape, dtype)));
+        }
+        gradients.sort_by_key(|(index, _)| *index);
+        let (seen, count) = (self.seen.clone(), f64::from_bits(self.count));
+        Ok(GradientSum::restore(model, PendingGradients { gradients, seen, count }))
+    }
+}
+
+/// Gradients by the place of their parameter.
+pub(crate) type PendingTensors = Vec<(usize, TensorData)>;

@@ -1,0 +1,363 @@
+//! Whole trainings of a small model: bits equal over stops, workers and processes.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
+use burn::module::Module;
+use burn::nn::{
+    BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig, Relu,
+};
+use burn::optim::{AdamConfig, SgdConfig};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use serde_json::{Value, json};
+use stoker_api::contract::ExitCode;
+use stoker_api::experiment::{Length, Unit};
+
+use super::*;
+use crate::callback::Logs;
+use crate::data::Data;
+use crate::error::exit_code;
+use crate::stop::StopSignal;
+use crate::{EarlyStopping, key};
+
+type Pair = (Tensor<2>, Tensor<1, Int>);
+
+/// Samples of an epoch: seven batches of 16, the last of 4.
+const SAMPLES: u64 = 100;
+
+#[derive(Module, Debug)]
+struct Net {
+    hidden: Linear,
+    norm: BatchNorm,
+    dropout: Dropout,
+    output: Linear,
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        Self {
+            hidden: LinearConfig::new(20, 16).init(device),
+            norm: BatchNormConfig::new(16).init(device),
+            dropout: DropoutConfig::new(0.3).init(),
+            output: LinearConfig::new(16, 5).init(device),
+        }
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let [samples, _] = x.dims();
+        let x = self.hidden.forward(x).reshape([samples, 16, 1]);
+        let x = Relu.forward(self.norm.forward(x).reshape([samples, 16]));
+        self.output.forward(self.dropout.forward(x))
+    }
+}
+
+/// Noise, with the pixels of the class brighter.
+fn samples() -> Pair {
+    let noise = |i: u64, k: u64| (key(&[i, k]) >> 40) as f32 / (1 << 24) as f32;
+    let pixel = move |i: u64, k: u64| noise(i, k) + if k % 5 == i % 5 { 0.5 } else { 0.0 };
+    let x: Vec<f32> = (0..SAMPLES).flat_map(|i| (0..20).map(move |k| pixel(i, k))).collect();
+    let y: Vec<i64> = (0..SAMPLES).map(|i| (i % 5) as i64).collect();
+    let (device, n) = (Device::flex(), SAMPLES as usize);
+    let x = Tensor::from_data(TensorData::new(x, [n, 20]), &device);
+    (x, Tensor::from_data(TensorData::new(y, [n]), &device))
+}
+
+/// All that makes an exact resume hard: two optimizers, one of burn's schedules, sums over three
+/// batches, clipping.
+fn optimizers() -> Optimizers {
+    let cosine = CosineAnnealingLrSchedulerConfig::new(1e-2, 50).init().unwrap();
+    Optimizers::one(AdamConfig::new().init(), cosine)
+        .group(r"^output\.", SgdConfig::new().build(), |step: u64| 0.5 / (1.0 + step as f64))
+        .unwrap()
+        .clip_norm(1.0)
+        .aggregate(3)
+}
+
+/// Asks to stop as a signal would, and halves the learning rate once.
+struct StopAt(u64, StopSignal);
+
+impl Callback for StopAt {
+    fn on_batch_end(&mut self, _: &Logs, control: &mut Control) -> Result<()> {
+        if control.batches() == self.0 {
+            self.1.set();
+        }
+        Ok(())
+    }
+
+    fn on_epoch_end(&mut self, epoch: u64, _: &Logs, control: &mut Control) -> Result<()> {
+        if epoch == 0 {
+            control.scale_learning_rate(0.5);
+        }
+        Ok(())
+    }
+}
+
+fn alone(folder: Option<&Path>, batches: u64) -> Standalone {
+    Standalone {
+        seed: 7,
+        length: Some(Length::new(Unit::Batches, batches)),
+        folder: folder.map(Path::to_path_buf),
+        scheduling_unit: 4,
+        ..Standalone::default()
+    }
+}
+
+/// Trains for 20 batches, or leaves after batch `stop_at`.
+fn train(folder: Option<&Path>, workers: usize, stop_at: u64) -> Result<Fitted<Net>> {
+    let context = alone(folder, 20).context()?;
+    let stop = StopAt(stop_at, context.stop.clone()).boxed();
+    let callbacks = vec![EarlyStopping::new("val_loss").patience(9).boxed(), stop];
+    let data = || Data::arrays(samples());
+    let fit = Fit::new(data()?.workers(workers).queue(3))
+        .validation(data()?)
+        .batch_size(16)
+        .callbacks(callbacks);
+    let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
+    context.seed_weights();
+    context.fit(Net::new(context.device()), optimizers(), step, fit)
+}
+
+/// Every file of the checkpoint of batch 20, by name, but for the manifest, which names the attempt.
+fn last_checkpoint(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let checkpoints = std::fs::read_dir(folder.join("trial/checkpoints")).unwrap();
+    let mut last: Vec<_> = checkpoints
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.file_name().unwrap().to_string_lossy().contains("20-"))
+        .collect();
+    assert_eq!(last.len(), 1, "{last:?}");
+    let files = std::fs::read_dir(last.remove(0)).unwrap().map(|entry| entry.unwrap().path());
+    let file = |path: std::path::PathBuf| {
+        (path.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read(path).unwrap())
+    };
+    files.map(file).filter(|(name, _)| name != "manifest.json").collect()
+}
+
+/// The rows of all attempts, in order, without what tells attempts apart.
+fn rows(folder: &Path) -> Vec<(u64, String, Value)> {
+    let mut files: Vec<_> = std::fs::read_dir(folder.join("trial/metrics"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    files.sort();
+    let lines = files.iter().map(|file| std::fs::read_to_string(file).unwrap()).collect::<String>();
+    let row = |line: &str| {
+        let row: Value = serde_json::from_str(line).unwrap();
+        let group = row["group"].as_str().unwrap().to_string();
+        (row["batches"].as_u64().unwrap(), group, row["metrics"].clone())
+    };
+    let mut rows: Vec<_> = lines.lines().map(row).collect();
+    rows.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+    rows
+}
+
+#[test]
+fn stopped_after_any_batch_and_resumed_gives_the_bytes_of_a_run_never_stopped() {
+    let straight = tempfile::tempdir().unwrap();
+    let fitted = train(Some(straight.path()), 0, u64::MAX).unwrap();
+    assert!(fitted.history[1]["loss"] < fitted.history[0]["loss"], "{:?}", fitted.history);
+    let files = last_checkpoint(straight.path());
+    let names: Vec<_> = files.keys().map(String::as_str).collect();
+    let expected =
+        ["gradients.bpk", "model.bpk", "optimizers.bpk", "schedule-0.bpk", "state.json"];
+    assert_eq!(names, expected);
+    let rows_straight = rows(straight.path());
+    assert_eq!(rows_straight.len(), 8, "{rows_straight:?}");
+    for stop_at in 1..20 {
+        let folder = tempfile::tempdir().unwrap();
+        let error = train(Some(folder.path()), 2, stop_at).unwrap_err();
+        assert_eq!(exit_code(&*error), ExitCode::Preempted, "{error}");
+        let resumed = train(Some(folder.path()), 1, u64::MAX).unwrap();
+        assert_eq!(resumed.history, fitted.history, "stopped at {stop_at}");
+        for (name, bytes) in &last_checkpoint(folder.path()) {
+            assert!(bytes == &files[name], "stopped at {stop_at}: {name} differs");
+        }
+        assert_eq!(rows(folder.path()), rows_straight, "stopped at {stop_at}");
+    }
+}
+
+#[test]
+fn a_training_that_has_ended_ends_again_with_the_same_model_and_trains_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    train(Some(folder.path()), 0, u64::MAX).unwrap();
+    let (files, written) = (last_checkpoint(folder.path()), rows(folder.path()));
+    train(Some(folder.path()), 0, u64::MAX).unwrap();
+    assert_eq!(last_checkpoint(folder.path()), files);
+    assert_eq!(rows(folder.path()), written);
+}
+
+#[test]
+fn workers_change_no_bit() {
+    let bytes = |workers| {
+        let fitted = train(None, workers, u64::MAX).unwrap();
+        let record = crate::record::snapshot(&fitted.model).into_bytes().unwrap();
+        (crate::record::canonical(record).unwrap(), fitted.history)
+    };
+    let none = bytes(0);
+    assert_eq!(bytes(1), none);
+    assert_eq!(bytes(3), none);
+}
+
+#[test]
+fn loaded_weights_predict_as_the_trained_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let fitted = train(Some(folder.path()), 0, u64::MAX).unwrap();
+    let context = alone(None, 1).context().unwrap();
+    let mut checkpoints = std::fs::read_dir(folder.path().join("trial/checkpoints")).unwrap();
+    let last = checkpoints.find(|it| it.as_ref().unwrap().path().to_string_lossy().contains("20-"));
+    let last = last.unwrap().unwrap().path();
+    let loaded = context.load_checkpoint_model(Net::new(context.device()), &last).unwrap();
+    let data = Data::arrays(samples()).unwrap();
+    let of = |model: &Net| {
+        let forward = |model: &Net, (x, _): Pair| model.forward(x).into_data();
+        context.predict(model, &data, 30, forward).unwrap()
+    };
+    assert_eq!(of(&loaded), of(&fitted.model));
+    let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
+    let metrics = context.evaluate(&loaded, step, &data, 30).unwrap();
+    assert!(metrics.mean("accuracy").unwrap() > 0.5, "{metrics:?}");
+}
+
+/// The error of a training on `data` with these pieces.
+fn refused(batch_size: usize, optimizers: Optimizers, callbacks: Vec<Box<dyn Callback>>) -> String {
+    let context = alone(None, 20).context().unwrap();
+    let data = Data::arrays(samples()).unwrap();
+    let fit = Fit::new(data).batch_size(batch_size).callbacks(callbacks);
+    let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
+    context.fit(Net::new(context.device()), optimizers, step, fit).unwrap_err().to_string()
+}
+
+#[test]
+fn what_cannot_be_trained_is_refused_before_the_first_batch() {
+    let check = |batch_size, optimizers, expected: &str| {
+        assert_eq!(refused(batch_size, optimizers, vec![]), expected);
+    };
+    let adam = || Optimizers::one(AdamConfig::new().init(), 0.1);
+    check(
+        101,
+        adam(),
+        "invalid hyperparameters: global_batch_size is 101, but must be between 1 and 100, the \
+         number of training samples",
+    );
+    check(
+        10,
+        adam().group("^outptu", SgdConfig::new().build(), 0.1).unwrap(),
+        "optimizer group \"^outptu\" finds none of the parameters hidden.weight, hidden.bias, \
+         norm.gamma, norm.beta, output.weight, output.bias",
+    );
+}
+
+#[test]
+fn a_callbacks_error_carries_its_name() {
+    struct Fails;
+    impl Callback for Fails {
+        fn on_batch_end(&mut self, _: &Logs, _: &mut Control) -> Result<()> {
+            Err("no".into())
+        }
+    }
+    let adam = Optimizers::one(AdamConfig::new().init(), 0.1);
+    assert_eq!(refused(10, adam, vec![Fails.boxed()]), "callback Fails: no");
+}
+
+#[test]
+fn a_callback_ends_a_training_for_good() {
+    struct Stops;
+    impl Callback for Stops {
+        fn on_batch_end(&mut self, _: &Logs, control: &mut Control) -> Result<()> {
+            if control.batches() == 3 {
+                control.stop_training("enough");
+            }
+            Ok(())
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let once = || {
+        let context = alone(Some(folder.path()), 20).context().unwrap();
+        let data = Data::arrays(samples()).unwrap();
+        let fit = Fit::new(data).batch_size(10).callbacks(vec![Stops.boxed()]);
+        let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
+        let fitted = context.fit(Net::new(context.device()), optimizers(), step, fit).unwrap();
+        (fitted.stopped, context.session.lock().unwrap().batches())
+    };
+    assert_eq!(once(), (Some("enough".into()), 3));
+    assert_eq!(once(), (Some("enough".into()), 3));
+}
+
+#[test]
+fn hyperparameters_are_named_when_they_do_not_fit() {
+    #[derive(Debug, serde::Deserialize)]
+    #[expect(dead_code, reason = "read by serde alone")]
+    struct Hparams {
+        optimizer: Inner,
+    }
+    #[derive(Debug, serde::Deserialize)]
+    #[expect(dead_code, reason = "read by serde alone")]
+    struct Inner {
+        learning_rate: f64,
+    }
+    let check = |hyperparameters: Value, expected: &str| {
+        let context = Standalone { hyperparameters, ..Standalone::default() }.context().unwrap();
+        let error = context.hparams::<Hparams>().unwrap_err();
+        assert_eq!(exit_code(&*error), ExitCode::InvalidHyperparameters);
+        assert_eq!(error.to_string(), format!("invalid hyperparameters: {expected}"));
+    };
+    check(
+        json!({"optimizer": {"learning_rate": "x"}}),
+        "optimizer.learning_rate: invalid type: string \"x\", expected f64",
+    );
+    check(json!({}), "missing field `optimizer`");
+}
+
+/// What a trial needs, and no more.
+struct Tiny;
+
+impl Trial for Tiny {
+    type Model = Net;
+    type Batch = Pair;
+
+    fn new(_: &Context) -> Result<Self> {
+        Ok(Self)
+    }
+
+    fn build_model(&self, device: &Device) -> Result<Net> {
+        Ok(Net::new(device))
+    }
+
+    fn build_optimizers(&self) -> Result<Optimizers> {
+        Ok(optimizers())
+    }
+
+    fn build_training_data(&self) -> Result<Data<Pair>> {
+        Data::arrays(samples())
+    }
+
+    fn build_validation_data(&self) -> Result<Data<Pair>> {
+        Data::arrays(samples())
+    }
+
+    fn step(&self, model: &Net, (x, y): Pair) -> StepOutput {
+        StepOutput::classification(model.forward(x), y)
+    }
+}
+
+#[test]
+fn a_trial_needs_its_global_batch_size() {
+    let trial = |hyperparameters| {
+        let standalone = Standalone { hyperparameters, ..alone(None, 2) };
+        let context = standalone.context().unwrap();
+        run_trial::<Tiny>(&context).map(|fitted| fitted.history.len()).map_err(|it| it.to_string())
+    };
+    assert_eq!(trial(json!({"global_batch_size": 50})), Ok(1));
+    let check = |hyperparameters, expected: &str| {
+        assert_eq!(trial(hyperparameters), Err(format!("invalid hyperparameters: {expected}")));
+    };
+    check(
+        json!({}),
+        "global_batch_size is missing: a trial needs this hyperparameter, the samples of one batch \
+         over all ranks",
+    );
+    check(
+        json!({"global_batch_size": 0}),
+        "global_batch_size is 0, but must be an integer of at least 1",
+    );
+}

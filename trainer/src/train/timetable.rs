@@ -1,0 +1,105 @@
+//! What is due after each batch: a pure function of the number of batches, so that a run that was
+//! stopped does the same as one that was not.
+
+use stoker_api::contract::TrialConfig;
+use stoker_api::experiment::{CheckpointPolicy, Length, Unit};
+
+/// When to validate, save and report.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Timetable {
+    steps_per_epoch: u64,
+    global_batch: u64,
+    scheduling_unit: u64,
+    validate_every: Option<u64>,
+    checkpoint_every: Option<u64>,
+    checkpoint_policy: CheckpointPolicy,
+    initial_validation: bool,
+    smaller_is_better: bool,
+}
+
+/// What is due after a batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Due {
+    /// A row of training metrics, and a look at whether to stop.
+    pub(crate) row: bool,
+    /// The hooks of an epoch's end.
+    pub(crate) epoch_end: bool,
+    /// A validation; a checkpoint may follow by policy.
+    pub(crate) validation: bool,
+    /// A checkpoint, whatever the validation says.
+    pub(crate) checkpoint: bool,
+}
+
+impl Timetable {
+    /// The timetable of a trial whose epochs have `steps_per_epoch` batches of `global_batch`
+    /// samples.
+    pub(crate) fn new(config: &TrialConfig, steps_per_epoch: u64, global_batch: u64) -> Self {
+        let mut timetable = Self {
+            steps_per_epoch,
+            global_batch,
+            scheduling_unit: config.scheduling_unit.max(1),
+            validate_every: None,
+            checkpoint_every: None,
+            checkpoint_policy: config.checkpoint_policy,
+            initial_validation: config.perform_initial_validation,
+            smaller_is_better: config.smaller_is_better,
+        };
+        let every = |length: Option<Length>| {
+            let (unit, units) = length?.get()?;
+            (units > 0).then(|| timetable.batches(unit, units))
+        };
+        let (validate, checkpoint) =
+            (every(config.validation_period), every(config.checkpoint_period));
+        (timetable.validate_every, timetable.checkpoint_every) = (validate, checkpoint);
+        timetable
+    }
+
+    /// A length in batches, at least 1. Records are cut to whole batches.
+    pub(crate) fn batches(&self, unit: Unit, units: u64) -> u64 {
+        let batches = match unit {
+            Unit::Batches => units,
+            Unit::Records => units / self.global_batch,
+            Unit::Epochs => units.saturating_mul(self.steps_per_epoch),
+        };
+        batches.max(1)
+    }
+
+    /// What is due after batch number `batches`, where the granted length is `granted` batches.
+    pub(crate) fn due(&self, batches: u64, granted: u64) -> Due {
+        let every = |period: Option<u64>| period.is_some_and(|period| batches % period == 0);
+        let is_end = batches >= granted;
+        Due {
+            row: is_end || batches % self.scheduling_unit == 0,
+            epoch_end: batches % self.steps_per_epoch == 0,
+            validation: is_end || every(self.validate_every),
+            checkpoint: is_end || every(self.checkpoint_every),
+        }
+    }
+
+    /// Whether to validate before the first batch.
+    pub(crate) fn validates_first(&self, batches: u64, is_validated: bool) -> bool {
+        self.initial_validation && batches == 0 && !is_validated
+    }
+
+    /// Whether `metric` is better than all before it.
+    pub(crate) fn is_best(&self, metric: f64, best: Option<f64>) -> bool {
+        match best {
+            None => !metric.is_nan(),
+            Some(best) if self.smaller_is_better => metric < best,
+            Some(best) => metric > best,
+        }
+    }
+
+    /// Whether the policy wants a checkpoint after a periodic validation.
+    pub(crate) fn saves_after_validation(&self, is_best: bool) -> bool {
+        match self.checkpoint_policy {
+            CheckpointPolicy::All => true,
+            CheckpointPolicy::Best => is_best,
+            CheckpointPolicy::None => false,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "timetable_tests.rs"]
+mod tests;

@@ -1,0 +1,94 @@
+//! Tables of what is due when.
+
+use super::*;
+
+fn timetable() -> Timetable {
+    Timetable {
+        steps_per_epoch: 10,
+        global_batch: 32,
+        scheduling_unit: 4,
+        validate_every: Some(6),
+        checkpoint_every: Some(9),
+        checkpoint_policy: CheckpointPolicy::Best,
+        initial_validation: true,
+        smaller_is_better: true,
+    }
+}
+
+/// The letters of what is due: Row, Epoch's end, Validation, Checkpoint.
+fn due(batches: u64, granted: u64) -> String {
+    let due = timetable().due(batches, granted);
+    let flags =
+        [(due.row, 'R'), (due.epoch_end, 'E'), (due.validation, 'V'), (due.checkpoint, 'C')];
+    flags.into_iter().filter_map(|(is_due, letter)| is_due.then_some(letter)).collect()
+}
+
+#[test]
+fn each_thing_is_due_at_its_multiples_and_all_at_the_granted_length() {
+    let check = |batches, granted, expected: &str| {
+        assert_eq!(due(batches, granted), expected, "batch {batches} of {granted}");
+    };
+    check(1, 100, "");
+    check(4, 100, "R");
+    check(6, 100, "V");
+    check(9, 100, "C");
+    check(10, 100, "E");
+    check(12, 100, "RV");
+    check(18, 100, "VC");
+    check(20, 100, "RE");
+    check(36, 100, "RVC");
+    check(90, 100, "EVC");
+    check(5, 5, "RVC");
+    check(10, 10, "REVC");
+    check(7, 5, "RVC");
+}
+
+#[test]
+fn lengths_become_batches_by_the_real_epoch() {
+    let check = |unit, units, expected| {
+        assert_eq!(timetable().batches(unit, units), expected, "{units} {unit:?}");
+    };
+    check(Unit::Batches, 7, 7);
+    check(Unit::Records, 31, 1);
+    check(Unit::Records, 32, 1);
+    check(Unit::Records, 95, 2);
+    check(Unit::Epochs, 3, 30);
+    check(Unit::Epochs, 0, 1);
+    check(Unit::Epochs, u64::MAX, u64::MAX);
+}
+
+#[test]
+fn initial_validation_is_only_at_the_start_and_once() {
+    assert!(timetable().validates_first(0, false));
+    assert!(!timetable().validates_first(0, true));
+    assert!(!timetable().validates_first(1, false));
+    let never = Timetable { initial_validation: false, ..timetable() };
+    assert!(!never.validates_first(0, false));
+}
+
+#[test]
+fn better_is_strict_and_nan_is_never_best() {
+    let check = |smaller_is_better, metric, best, expected| {
+        let timetable = Timetable { smaller_is_better, ..timetable() };
+        assert_eq!(timetable.is_best(metric, best), expected, "{metric} after {best:?}");
+    };
+    check(true, 1.0, None, true);
+    check(true, f64::NAN, None, false);
+    check(true, f64::NAN, Some(1.0), false);
+    check(true, 1.0, Some(1.0), false);
+    check(true, 0.5, Some(1.0), true);
+    check(false, 0.5, Some(1.0), false);
+    check(false, 1.5, Some(1.0), true);
+}
+
+#[test]
+fn the_policy_says_which_validations_save() {
+    let check = |checkpoint_policy, is_best, expected| {
+        let timetable = Timetable { checkpoint_policy, ..timetable() };
+        assert_eq!(timetable.saves_after_validation(is_best), expected);
+    };
+    check(CheckpointPolicy::Best, true, true);
+    check(CheckpointPolicy::Best, false, false);
+    check(CheckpointPolicy::All, false, true);
+    check(CheckpointPolicy::None, true, false);
+}

@@ -1,0 +1,117 @@
+//! Trials: trainings that are driven from outside.
+
+use burn::module::Module;
+use burn::tensor::Device;
+
+use super::fit::{Fit, Fitted, Step};
+use crate::callback::Callback;
+use crate::context::Context;
+use crate::data::Data;
+use crate::optim::Optimizers;
+use crate::step::StepOutput;
+use crate::{InvalidHyperparameters, Result};
+
+/// A training that is driven from outside: says what to train, and leaves when and how long to
+/// others. Run it by [`main`](crate::main).
+pub trait Trial: Sized {
+    /// Any module of burn.
+    type Model: Module + 'static;
+    /// What a step takes: a tensor, a tuple, a struct of them.
+    type Batch: Send + 'static;
+
+    /// Reads hyperparameters, opens data.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidHyperparameters`] where the search should draw others; any other ends the attempt.
+    fn new(context: &Context) -> Result<Self>;
+
+    /// The model on `device`, its weights drawn from the trial's seed.
+    ///
+    /// # Errors
+    ///
+    /// As [`Trial::new`].
+    fn build_model(&self, device: &Device) -> Result<Self::Model>;
+
+    /// The optimizers.
+    ///
+    /// # Errors
+    ///
+    /// As [`Trial::new`].
+    fn build_optimizers(&self) -> Result<Optimizers>;
+
+    /// What to train on, in batches of the hyperparameter `global_batch_size`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Trial::new`].
+    fn build_training_data(&self) -> Result<Data<Self::Batch>>;
+
+    /// What to validate on.
+    ///
+    /// # Errors
+    ///
+    /// As [`Trial::new`].
+    fn build_validation_data(&self) -> Result<Data<Self::Batch>>;
+
+    /// Loss and metrics of a batch.
+    fn step(&self, model: &Self::Model, batch: Self::Batch) -> StepOutput;
+
+    /// Metrics of a validation batch, where they differ.
+    fn validation_step(&self, model: &Self::Model, batch: Self::Batch) -> StepOutput {
+        self.step(model, batch)
+    }
+
+    /// What runs between steps.
+    fn callbacks(&self) -> Vec<Box<dyn Callback>> {
+        vec![]
+    }
+}
+
+/// A trial's steps as `fit` takes them.
+struct Steps<T>(T);
+
+impl<T: Trial> Step<T::Model, T::Batch> for Steps<T> {
+    fn train(&self, model: &T::Model, batch: T::Batch) -> StepOutput {
+        self.0.step(model, batch)
+    }
+
+    fn validate(&self, model: &T::Model, batch: T::Batch) -> StepOutput {
+        self.0.validation_step(model, batch)
+    }
+}
+
+/// Runs a trial to its end.
+///
+/// # Errors
+///
+/// What the trial's methods return; [`InvalidHyperparameters`] where `global_batch_size` is missing
+/// or cannot be; [`Interrupted`](crate::Interrupted) where training was asked to leave.
+pub fn run_trial<T: Trial>(context: &Context) -> Result<Fitted<T::Model>> {
+    let trial = T::new(context)?;
+    let global = global_batch_size(context)?;
+    let batch_size = context.distributed().shard_batch_size(global)?;
+    context.seed_weights();
+    let model = trial.build_model(context.device())?;
+    let optimizers = trial.build_optimizers()?;
+    let fit = Fit::new(trial.build_training_data()?)
+        .validation(trial.build_validation_data()?)
+        .batch_size(batch_size)
+        .callbacks(trial.callbacks());
+    context.fit_with(model, optimizers, Steps(trial), fit)
+}
+
+/// The hyperparameter that every trial needs.
+fn global_batch_size(context: &Context) -> Result<usize> {
+    let Some(value) = context.hparam("global_batch_size") else {
+        let text = "global_batch_size is missing: a trial needs this hyperparameter, the samples of \
+                    one batch over all ranks";
+        return Err(InvalidHyperparameters(text.into()).into());
+    };
+    let size = value.as_u64().and_then(|size| usize::try_from(size).ok()).filter(|size| *size > 0);
+    Ok(size.ok_or_else(|| {
+        InvalidHyperparameters(format!(
+            "global_batch_size is {value}, but must be an integer of at least 1"
+        ))
+    })?)
+}

@@ -46,9 +46,10 @@ fn file(folder: &Path) -> PathBuf {
 
 /// Every trial's draw, results and last metrics, by index: what must not depend on what was killed.
 fn trials(root: &Path) -> BTreeMap<u64, Value> {
-    let local: Vec<_> = std::fs::read_dir(root.join("local")).unwrap().collect();
+    let entries = std::fs::read_dir(root.join("local")).unwrap().map(|it| it.unwrap().path());
+    let local: Vec<_> = entries.filter(|it| it.is_dir()).collect();
     assert_eq!(local.len(), 1, "one experiment, one record: {local:?}");
-    let folder = local[0].as_ref().unwrap().path().join("record/trials");
+    let folder = local[0].join("record/trials");
     let mut all = BTreeMap::new();
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

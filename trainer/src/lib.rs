@@ -49,6 +49,4 @@ pub use error::{Error, Interrupted, InvalidHyperparameters, Result};
 pub use optim::{Optimizers, Schedule};
 pub use rng::key;
 pub use step::{Metrics, Number, StepOutput};
-pub use train::{
-    Fit, Fitted, Standalone, Step, Trial, init, main, main_with, run, run_trial,
-};
+pub use train::{Fit, Fitted, Standalone, Step, Trial, init, main, main_with, run, run_trial};

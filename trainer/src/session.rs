@@ -152,12 +152,14 @@ impl Session {
     }
 
     /// Reports checkpoints that have come to exist; waits for the one in flight if `wait`.
-    pub(crate) fn report_saved(&mut self, batches: u64, wait: bool) -> Result<()> {
+    pub(crate) fn report_saved(&mut self, wait: bool) -> Result<()> {
         while let Some(files) = &mut self.files {
             let checkpoints = &mut files.checkpoints;
             let saved = if wait { checkpoints.finish()? } else { checkpoints.poll()? };
             let Some(saved) = saved else { break };
-            self.post(batches.max(saved.batches), checkpointed(saved));
+            if let Some(reporter) = &self.reporter {
+                reporter.post(saved.batches, checkpointed(saved));
+            }
         }
         Ok(())
     }

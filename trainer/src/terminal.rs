@@ -13,6 +13,7 @@ pub(crate) struct Terminal {
     bar: Option<ProgressBar>,
     /// The names in the table's header.
     header: Vec<String>,
+    is_silent: bool,
 }
 
 impl Terminal {
@@ -25,11 +26,19 @@ impl Terminal {
             ProgressStyle::with_template(style).map(|style| bar.set_style(style)).ok();
             bar
         });
-        Self { bar, header: vec![] }
+        Self { bar, header: vec![], is_silent: false }
+    }
+
+    /// Shows nothing.
+    pub(crate) fn silent() -> Self {
+        Self { bar: None, header: vec![], is_silent: true }
     }
 
     /// One line.
     pub(crate) fn say(&self, line: &str) {
+        if self.is_silent {
+            return;
+        }
         let print = || {
             // A reader that has gone away ends no training.
             let _ = writeln!(std::io::stdout(), "{line}");

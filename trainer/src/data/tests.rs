@@ -55,7 +55,9 @@ fn ranks_share_each_global_batch_and_every_epoch_has_every_sample() {
 
 #[test]
 fn a_seek_and_workers_give_the_same_batches() {
-    let of = |workers, range| batches(&Data::new(Numbers(23)).workers(workers).queue(2), plan(6, 0, 1), range);
+    let of = |workers, range| {
+        batches(&Data::new(Numbers(23)).workers(workers).queue(2), plan(6, 0, 1), range)
+    };
     let all = of(0, 0..12);
     for workers in [0, 1, 3] {
         assert_eq!(of(workers, 0..12), all);

@@ -48,7 +48,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             self.validate()?;
         }
         self.save()?;
-        self.session.report_saved(batches, true)?;
+        self.session.report_saved(true)?;
         self.session.flush()?;
         if !self.session.has_runner() {
             return Ok(true);
@@ -98,8 +98,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
 
     /// Saves what is not saved, waits until it is stored and told; gives the error to leave with.
     fn leave(&mut self, code: ExitCode, why: &str) -> Error {
-        let batches = self.state.batches;
-        let saved = self.save().and_then(|()| self.session.report_saved(batches, true));
+        let saved = self.save().and_then(|()| self.session.report_saved(true));
         match saved.and_then(|()| self.session.flush()) {
             Ok(()) => Interrupted { code, fenced: false, why: why.into() }.into(),
             Err(error) => error,

@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process;
+use std::sync::PoisonError;
 
 use serde_json::{Value, json};
 use stoker_api::contract::{CONTRACT_VERSION, Door, ExitCode, StorageConfig, TrialConfig};
@@ -15,6 +16,7 @@ use crate::data::panic_message;
 use crate::error::{Infrastructure, Interrupted, exit_code};
 use crate::session::Session;
 use crate::stop::StopSignal;
+use crate::terminal::Terminal;
 use crate::{Error, Result};
 
 mod arguments;
@@ -38,6 +40,8 @@ pub struct Standalone {
     pub checkpoint_period: Option<Length>,
     /// Batches between two rows of training metrics.
     pub scheduling_unit: u64,
+    /// Prints nothing.
+    pub quiet: bool,
 }
 
 impl Default for Standalone {
@@ -50,6 +54,7 @@ impl Default for Standalone {
             folder: None,
             checkpoint_period: None,
             scheduling_unit: 100,
+            quiet: false,
         }
     }
 }
@@ -94,7 +99,12 @@ impl Standalone {
             resume_from: vec![],
             door: Door { url: String::new(), token_file: String::new() },
         };
-        context(config, true)
+        let context = context(config, true)?;
+        if self.quiet {
+            let mut session = context.session.lock().unwrap_or_else(PoisonError::into_inner);
+            session.terminal = Terminal::silent();
+        }
+        Ok(context)
     }
 }
 
@@ -187,7 +197,7 @@ fn finish(
         process::exit(code as i32);
     }
     // A panic in the loop poisons the lock, but reports can still be sent.
-    let session = context.session.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let session = context.session.lock().unwrap_or_else(PoisonError::into_inner);
     session.close(session.batches(), code, message);
     process::ExitCode::from(code as u8)
 }

@@ -164,7 +164,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             self.save()?;
         }
         self.session.terminal.advance(batches, self.granted);
-        self.session.report_saved(batches, false)
+        self.session.report_saved(false)
     }
 
     /// Epochs finished before the current batch.
@@ -278,7 +278,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     }
 
     fn leave_training(&mut self) -> Result<()> {
-        self.session.report_saved(self.state.batches, true)?;
+        self.session.report_saved(true)?;
         self.session.flush()?;
         self.session.terminal.end();
         self.hook(|callback, control| callback.on_train_end(control))

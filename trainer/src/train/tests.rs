@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::module::Module;
-use burn::nn::{
-    BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig, Relu,
-};
+use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig, Relu};
 use burn::optim::{AdamConfig, SgdConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde_json::{Value, json};
@@ -22,6 +21,13 @@ use crate::stop::StopSignal;
 use crate::{EarlyStopping, key};
 
 type Pair = (Tensor<2>, Tensor<1, Int>);
+
+/// burn's CPU backend has one random stream for the process: trainings in threads would mix theirs.
+static STREAM: Mutex<()> = Mutex::new(());
+
+fn alone_on_the_stream() -> MutexGuard<'static, ()> {
+    STREAM.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Samples of an epoch: seven batches of 16, the last of 4.
 const SAMPLES: u64 = 100;
@@ -99,6 +105,7 @@ fn alone(folder: Option<&Path>, batches: u64) -> Standalone {
         length: Some(Length::new(Unit::Batches, batches)),
         folder: folder.map(Path::to_path_buf),
         scheduling_unit: 4,
+        quiet: true,
         ..Standalone::default()
     }
 }
@@ -153,13 +160,13 @@ fn rows(folder: &Path) -> Vec<(u64, String, Value)> {
 
 #[test]
 fn stopped_after_any_batch_and_resumed_gives_the_bytes_of_a_run_never_stopped() {
+    let _stream = alone_on_the_stream();
     let straight = tempfile::tempdir().unwrap();
     let fitted = train(Some(straight.path()), 0, u64::MAX).unwrap();
     assert!(fitted.history[1]["loss"] < fitted.history[0]["loss"], "{:?}", fitted.history);
     let files = last_checkpoint(straight.path());
     let names: Vec<_> = files.keys().map(String::as_str).collect();
-    let expected =
-        ["gradients.bpk", "model.bpk", "optimizers.bpk", "schedule-0.bpk", "state.json"];
+    let expected = ["gradients.bpk", "model.bpk", "optimizers.bpk", "schedule-0.bpk", "state.json"];
     assert_eq!(names, expected);
     let rows_straight = rows(straight.path());
     assert_eq!(rows_straight.len(), 8, "{rows_straight:?}");
@@ -178,6 +185,7 @@ fn stopped_after_any_batch_and_resumed_gives_the_bytes_of_a_run_never_stopped() 
 
 #[test]
 fn a_training_that_has_ended_ends_again_with_the_same_model_and_trains_nothing() {
+    let _stream = alone_on_the_stream();
     let folder = tempfile::tempdir().unwrap();
     train(Some(folder.path()), 0, u64::MAX).unwrap();
     let (files, written) = (last_checkpoint(folder.path()), rows(folder.path()));
@@ -188,6 +196,7 @@ fn a_training_that_has_ended_ends_again_with_the_same_model_and_trains_nothing()
 
 #[test]
 fn workers_change_no_bit() {
+    let _stream = alone_on_the_stream();
     let bytes = |workers| {
         let fitted = train(None, workers, u64::MAX).unwrap();
         let record = crate::record::snapshot(&fitted.model).into_bytes().unwrap();
@@ -200,6 +209,7 @@ fn workers_change_no_bit() {
 
 #[test]
 fn loaded_weights_predict_as_the_trained_model() {
+    let _stream = alone_on_the_stream();
     let folder = tempfile::tempdir().unwrap();
     let fitted = train(Some(folder.path()), 0, u64::MAX).unwrap();
     let context = alone(None, 1).context().unwrap();
@@ -229,6 +239,7 @@ fn refused(batch_size: usize, optimizers: Optimizers, callbacks: Vec<Box<dyn Cal
 
 #[test]
 fn what_cannot_be_trained_is_refused_before_the_first_batch() {
+    let _stream = alone_on_the_stream();
     let check = |batch_size, optimizers, expected: &str| {
         assert_eq!(refused(batch_size, optimizers, vec![]), expected);
     };
@@ -249,6 +260,7 @@ fn what_cannot_be_trained_is_refused_before_the_first_batch() {
 
 #[test]
 fn a_callbacks_error_carries_its_name() {
+    let _stream = alone_on_the_stream();
     struct Fails;
     impl Callback for Fails {
         fn on_batch_end(&mut self, _: &Logs, _: &mut Control) -> Result<()> {
@@ -261,6 +273,7 @@ fn a_callbacks_error_carries_its_name() {
 
 #[test]
 fn a_callback_ends_a_training_for_good() {
+    let _stream = alone_on_the_stream();
     struct Stops;
     impl Callback for Stops {
         fn on_batch_end(&mut self, _: &Logs, control: &mut Control) -> Result<()> {
@@ -285,6 +298,8 @@ fn a_callback_ends_a_training_for_good() {
 
 #[test]
 fn hyperparameters_are_named_when_they_do_not_fit() {
+    // Making a context sets the stream.
+    let _stream = alone_on_the_stream();
     #[derive(Debug, serde::Deserialize)]
     #[expect(dead_code, reason = "read by serde alone")]
     struct Hparams {
@@ -342,6 +357,7 @@ impl Trial for Tiny {
 
 #[test]
 fn a_trial_needs_its_global_batch_size() {
+    let _stream = alone_on_the_stream();
     let trial = |hyperparameters| {
         let standalone = Standalone { hyperparameters, ..alone(None, 2) };
         let context = standalone.context().unwrap();

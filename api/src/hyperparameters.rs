@@ -21,7 +21,7 @@ pub enum Space {
     /// One parameter.
     Parameter(Parameter),
     /// Named parameters and groups.
-    Group(BTreeMap<String, Space>),
+    Group(BTreeMap<String, Self>),
 }
 
 /// One parameter: how it is drawn, and which points a grid visits.

@@ -1,5 +1,7 @@
 //! Checks across crates, in one program so that it links once.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
 mod architecture;
 mod first_light;
 mod interrupted;

@@ -50,6 +50,10 @@ impl MetricsWriter {
 
     /// Queues one row; never waits. `group` is `training` or `validation`; `epoch` counts the
     /// complete passes over the training data.
+    ///
+    /// # Panics
+    ///
+    /// Never: a row always has a form in JSON.
     pub fn row(&mut self, group: &str, batches: u64, epoch: u64, metrics: &BTreeMap<String, f64>) {
         let time = now();
         let row = Row {

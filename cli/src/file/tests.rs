@@ -45,6 +45,9 @@ fn check_change(from: &str, to: &str, expected: &[(&str, &str)]) {
     check_errors(&GOOD.replacen(from, to, 1), &[], expected);
 }
 
+/// A text of the file, what takes its place, and the beginning and a part of each error.
+type Case = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
+
 #[test]
 fn a_good_file_gives_the_experiment_with_every_default() {
     let loaded = load_text(GOOD, &[]).unwrap();
@@ -56,7 +59,7 @@ fn a_good_file_gives_the_experiment_with_every_default() {
 
 #[test]
 fn each_error_has_its_place_field_value_and_rule() {
-    let cases: &[(&str, &str, &[(&str, &str)])] = &[
+    let cases: &[Case] = &[
         (
             "stoker.dev/v1alpha1",
             "stoker.dev/v2",
@@ -347,7 +350,7 @@ min_validation_period: 3
 
 #[test]
 fn what_has_no_counterpart_is_refused() {
-    let cases: &[(&str, &str, &[(&str, &str)])] = &[
+    let cases: &[Case] = &[
         ("name: random", "name: adaptive_asha", &[("9:3: searcher.name:", "not in this version")]),
         ("name: random", "name: rondom", &[("9:3: searcher.name:", "must be one of single")]),
         ("type: int", "type: itn", &[("5:20: hyperparameters.layers.width.type:", "one of const")]),

@@ -233,7 +233,10 @@ mod tests {
 
     const TREES: &str = "width, height,kind\n1,2.5,oak\n-3e1,4,ash\n5,6,oak\n";
 
-    fn check(options: Options, text: &str, expected: Result<(&[f32], &[usize], &[&str]), &str>) {
+    /// Features, labels and classes, or the error.
+    type Expected<'a> = Result<(&'a [f32], &'a [usize], &'a [&'a str]), &'a str>;
+
+    fn check(options: Options, text: &str, expected: Expected) {
         match (options.parse("trees.csv", text.as_bytes()), expected) {
             (Ok(table), Ok((features, labels, classes))) => {
                 assert_eq!((&table.features[..], &table.labels[..]), (features, labels));

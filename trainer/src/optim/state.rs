@@ -32,8 +32,8 @@ pub(crate) struct OptimizersSnapshot {
 impl Optimizers {
     /// The state now.
     pub(crate) fn snapshot(&self) -> (OptimizersState, OptimizersSnapshot) {
-        let record = |(index, schedule)| match schedule {
-            &Schedule::Burn(ref scheduler) => Some((index, scheduler.to_record())),
+        let record = |(index, schedule): (usize, &Schedule)| match schedule {
+            Schedule::Burn(scheduler) => Some((index, scheduler.to_record())),
             _ => None,
         };
         let schedules = self.rates.iter().map(|rate| &rate.schedule).enumerate();

@@ -25,8 +25,7 @@ impl TestDoor {
         let seen = Arc::new(Mutex::new(vec![]));
         let log = seen.clone();
         std::thread::spawn(move || {
-            let mut idx = 0;
-            for stream in listener.incoming() {
+            for (idx, stream) in listener.incoming().enumerate() {
                 let mut stream = stream.unwrap();
                 let mut reader = BufReader::new(stream.try_clone().unwrap());
                 let (mut token, mut length) = (String::new(), 0);
@@ -43,7 +42,6 @@ impl TestDoor {
                 let mut body = vec![0; length];
                 reader.read_exact(&mut body).unwrap();
                 let (status, text) = &script[idx.min(script.len() - 1)];
-                idx += 1;
                 log.lock().unwrap().push((token, serde_json::from_slice(&body).unwrap()));
                 let length = text.len();
                 let head = format!("HTTP/1.1 {status} X\r\ncontent-length: {length}");

@@ -66,11 +66,12 @@ impl Timetable {
 
     /// What is due after batch number `batches`, where the granted length is `granted` batches.
     pub(crate) fn due(&self, batches: u64, granted: u64) -> Due {
-        let every = |period: Option<u64>| period.is_some_and(|period| batches % period == 0);
+        let every =
+            |period: Option<u64>| period.is_some_and(|period| batches.is_multiple_of(period));
         let is_end = batches >= granted;
         Due {
-            row: is_end || batches % self.scheduling_unit == 0,
-            epoch_end: batches % self.steps_per_epoch == 0,
+            row: is_end || batches.is_multiple_of(self.scheduling_unit),
+            epoch_end: batches.is_multiple_of(self.steps_per_epoch),
             validation: is_end || every(self.validate_every),
             checkpoint: is_end || every(self.checkpoint_every),
         }

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod architecture;
+mod exact;
 mod first_light;
 mod interrupted;
 mod readers;

@@ -27,9 +27,9 @@ spec:
     dropout: { double: { min: 0.1, max: 0.5 } }
   searcher:
     metric: validation_loss
-    maxLength: { batches: 400 }
+    maxLength: { batches: 3000 }
     random: { maxTrials: 4 }
-  minValidationPeriod: { batches: 200 }
+  minValidationPeriod: { batches: 1000 }
   minCheckpointPeriod: { batches: 25 }
   schedulingUnit: 10
   maxRestarts: 1000
@@ -133,9 +133,9 @@ fn twenty_kills_change_nothing() {
     let mut runner = start(&file, &rough);
     let mut killed = (0, 0);
     while killed.0 + killed.1 < NUM_KILLS {
-        std::thread::sleep(Duration::from_millis(100 + dice.below(1500)));
+        std::thread::sleep(Duration::from_millis(100 + dice.below(600)));
         if runner.try_wait().unwrap().is_some() {
-            break; // Ended before the last kill: the comparison below still holds.
+            panic!("{context}: ended after {killed:?} kills; train longer");
         }
         if dice.below(3) == 0 {
             runner.kill().unwrap();
@@ -149,7 +149,6 @@ fn twenty_kills_change_nothing() {
         }
     }
     println!("{context}: killed the runner {} and trainers {} times", killed.0, killed.1);
-    assert!(killed.0 + killed.1 >= NUM_KILLS / 2, "{context}: only {killed:?} kills; train longer");
     runner.wait().unwrap();
     no_orphans(&rough, &context);
 

@@ -157,6 +157,7 @@ impl Session {
             let checkpoints = &mut files.checkpoints;
             let saved = if wait { checkpoints.finish()? } else { checkpoints.poll()? };
             let Some(saved) = saved else { break };
+            self.batches = self.batches.max(saved.batches);
             if let Some(reporter) = &self.reporter {
                 reporter.post(saved.batches, checkpointed(saved));
             }

@@ -35,14 +35,19 @@ pub(super) fn from_environment() -> Result<Standalone> {
 pub(super) fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Option<Standalone>> {
     let mut standalone = from_environment()?;
     let mut arguments = arguments.into_iter();
-    while let Some(name) = arguments.next() {
-        if name == "--help" || name == "-h" {
+    while let Some(argument) = arguments.next() {
+        if argument == "--help" || argument == "-h" {
             return Ok(None);
         }
+        let (name, joined) = match argument.split_once('=') {
+            Some((name, value)) => (name.to_owned(), Some(value.to_owned())),
+            None => (argument, None),
+        };
         if !NAMES.contains(&name.as_str()) {
             return Err(format!("unknown argument {name}; --help lists those there are").into());
         }
-        let value = arguments.next().ok_or_else(|| format!("{name} needs a value"))?;
+        let value =
+            joined.or_else(|| arguments.next()).ok_or_else(|| format!("{name} needs a value"))?;
         set(&mut standalone, &name, &value)?;
     }
     Ok(Some(standalone))
@@ -124,7 +129,7 @@ mod tests {
         check("", none.clone());
         let hyperparameters = json!({"a": 1, "b": "x"});
         check(
-            "--hparams {\"a\":2} --hparam a=1 --hparam b=x --seed 7",
+            "--hparams {\"a\":2} --hparam a=1 --hparam=b=x --seed=7",
             Standalone { hyperparameters, seed: 7, ..none.clone() },
         );
         let length = Some(Length::new(Unit::Batches, 9));

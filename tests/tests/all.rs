@@ -4,6 +4,7 @@
 
 mod architecture;
 mod exact;
+mod faults;
 mod first_light;
 mod interrupted;
 mod readers;

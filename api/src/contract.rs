@@ -122,7 +122,7 @@ pub struct Report {
 
 /// What a report is about.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum ReportEvent {
     /// Training starts, anew or from a checkpoint.
     Started {
@@ -172,7 +172,7 @@ pub enum ReportEvent {
 
 /// The answer to a report.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Directive {
     /// Train on to this length.
     Continue {

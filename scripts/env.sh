@@ -1,5 +1,6 @@
 # Where builds, data and tools lie: outside the clone, found again or made again. Sourced by the other scripts.
 
+repo=$(cd "$(dirname "${BASH_SOURCE[0]:-$0}")/.." && pwd)
 STOKER_CACHE="${STOKER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/stoker}"
 export STOKER_CACHE
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$STOKER_CACHE/target}"
@@ -13,3 +14,13 @@ need() {
 }
 need cargo rustup
 need cc gcc
+
+# Clones share the folder of builds, and cargo tells them apart by the time of their files alone: what another clone
+# built of our own crates goes, what it built of others' stays.
+if [ "$(cat "$CARGO_TARGET_DIR/clone" 2>/dev/null)" != "$repo" ]; then
+    if [ -d "$CARGO_TARGET_DIR/release" ]; then
+        (cd "$repo" && cargo clean --quiet --release --workspace)
+    fi
+    mkdir -p "$CARGO_TARGET_DIR"
+    echo "$repo" >"$CARGO_TARGET_DIR/clone"
+fi

@@ -3,9 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// The repository's root.
+/// The repository's root: of the clone that cargo runs for, which need not be the one that this was
+/// built in.
+///
+/// # Panics
+///
+/// If a test is run by something other than cargo.
 pub fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_path_buf).unwrap_or_default()
+    let package = std::env::var_os("CARGO_MANIFEST_DIR").expect("run the tests by `cargo test`");
+    Path::new(&package).parent().map(Path::to_path_buf).unwrap_or_default()
 }
 
 /// A program built with this test, such as `stoker`.

@@ -66,6 +66,18 @@ pub enum StorageError {
         /// What the store said last.
         reason: String,
     },
+    /// It takes less than is written, or has been away for long: look after it.
+    #[error(
+        "storage {url} has been away or too slow for so long that {} MiB wait for it; check that \
+         it can be reached",
+        bytes >> 20
+    )]
+    Behind {
+        /// The root.
+        url: String,
+        /// What waits, at most.
+        bytes: usize,
+    },
     /// The address or a path is none: correct it.
     #[error("storage {url:?}: {reason}")]
     BadUrl {

@@ -5,7 +5,7 @@
 //! be written is kept and tried again with the next.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -58,15 +58,11 @@ impl Segments {
 #[derive(Clone, Debug)]
 pub struct SegmentWriter {
     orders: mpsc::UnboundedSender<Order>,
-    waiting: Arc<Waiting>,
+    /// Bytes that were appended and are not stored.
+    waiting: Arc<AtomicUsize>,
     /// What waiters are told if the task is no more.
     gone: StorageError,
-}
-
-#[derive(Debug, Default)]
-struct Waiting {
-    bytes: AtomicUsize,
-    dropped: AtomicU64,
+    url: String,
 }
 
 #[derive(Debug)]
@@ -110,9 +106,10 @@ impl SegmentWriter {
     /// Starts a writer, whose task runs on `rt` until all clones are dropped and all is stored.
     pub fn new(rt: &Handle, storage: Storage, segments: Segments) -> Self {
         let (orders, inbox) = mpsc::unbounded_channel();
-        let waiting = Arc::new(Waiting::default());
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let url = storage.url().to_owned();
         let gone = StorageError::Unavailable {
-            url: storage.url().to_owned(),
+            url: url.clone(),
             path: segments.path(0),
             attempts: 0,
             reason: "its writer was shut down".to_owned(),
@@ -128,27 +125,26 @@ impl SegmentWriter {
             segments,
         };
         rt.spawn(task.run());
-        Self { orders, waiting, gone }
+        Self { orders, waiting, gone, url }
     }
 
     /// Appends `bytes` as they are: give a line its end. What one call appends stays in one
-    /// object. Never waits; says whether there was room.
+    /// object. Never waits; says whether there was room. There is none while 64 MiB wait for a
+    /// store that is away.
     pub fn append(&self, bytes: impl Into<Bytes>) -> bool {
         let bytes = bytes.into();
         let len = bytes.len();
-        if self.waiting.bytes.fetch_add(len, Ordering::Relaxed) + len > WAITING_BYTES_MAX
-            || self.orders.send(Order::Append(bytes)).is_err()
-        {
-            self.waiting.bytes.fetch_sub(len, Ordering::Relaxed);
-            self.waiting.dropped.fetch_add(1, Ordering::Relaxed);
-            return false;
+        let has_room = self.waiting.fetch_add(len, Ordering::Relaxed) + len <= WAITING_BYTES_MAX;
+        let is_taken = has_room && self.orders.send(Order::Append(bytes)).is_ok();
+        if !is_taken {
+            self.waiting.fetch_sub(len, Ordering::Relaxed);
         }
-        true
+        is_taken
     }
 
-    /// How many appends found no room, because the store was away for too long.
-    pub fn num_dropped(&self) -> u64 {
-        self.waiting.dropped.load(Ordering::Relaxed)
+    /// What an append that found no room failed with.
+    pub fn no_room(&self) -> StorageError {
+        StorageError::Behind { url: self.url.clone(), bytes: WAITING_BYTES_MAX }
     }
 
     /// Asks that all that was appended so far be stored; returns what to wait for.
@@ -175,7 +171,7 @@ struct Task {
     storage: Storage,
     segments: Segments,
     inbox: mpsc::UnboundedReceiver<Order>,
-    waiting: Arc<Waiting>,
+    waiting: Arc<AtomicUsize>,
     /// What the next object will hold, without its header.
     gathered: BytesMut,
     /// When to write it at the latest.
@@ -238,7 +234,7 @@ impl Task {
             });
             let (len, object) = (object.len() - header.len(), object.clone());
             self.storage.put(&self.segments.path(self.seq), object).await?;
-            self.waiting.bytes.fetch_sub(len, Ordering::Relaxed);
+            self.waiting.fetch_sub(len, Ordering::Relaxed);
             self.unwritten = None;
             self.seq += 1;
         }
@@ -307,6 +303,21 @@ mod tests {
         writer.flush().await.unwrap();
         assert_eq!(storage.get("m/0-00000000.jsonl").await.unwrap(), "#a");
         assert_eq!(storage.get("m/0-00000001.jsonl").await.unwrap(), "#b");
+    }
+
+    #[tokio::test]
+    async fn what_finds_no_room_is_refused_and_the_rest_is_kept() {
+        let storage = Storage::open("memory://", None).unwrap();
+        let segments = segments(usize::MAX, Duration::from_secs(60));
+        let writer = SegmentWriter::new(&Handle::current(), storage.clone(), segments);
+        assert!(writer.append("a"));
+        assert!(!writer.append(vec![b'x'; WAITING_BYTES_MAX]));
+        let error = writer.no_room().to_string();
+        assert!(error.contains("memory://") && error.contains("64 MiB"), "{error}");
+        assert!(writer.append("b"), "a refused append took room");
+        writer.flush().await.unwrap();
+        assert_eq!(storage.get("m/0-00000000.jsonl").await.unwrap(), "#ab");
+        assert!(writer.append(vec![b'x'; WAITING_BYTES_MAX]), "a flush gave no room back");
     }
 
     #[tokio::test]

@@ -69,8 +69,8 @@ impl Patience {
         wait_first: Duration::from_millis(100),
         wait_max: Duration::from_secs(10),
     };
-    /// For [`Storage::probe`]: somebody waits for the answer.
-    const PROBE: Self = Self { attempts_max: 4, ..Self::FAR };
+    /// Attempts where somebody waits for the answer.
+    const IMPATIENT_ATTEMPTS_MAX: u32 = 4;
 
     /// The wait after the failed attempt number `attempt`, from 1; `spread` from 0 to 1 keeps
     /// callers that failed together apart.
@@ -123,6 +123,13 @@ impl Storage {
 
     pub(crate) fn with_patience(self, patience: Patience) -> Self {
         Self { patience, ..self }
+    }
+
+    /// The same root, for what is worth a few seconds of trying and no more.
+    pub fn impatient(self) -> Self {
+        let attempts_max = self.patience.attempts_max.min(Patience::IMPATIENT_ATTEMPTS_MAX);
+        let patience = Patience { attempts_max, ..self.patience };
+        self.with_patience(patience)
     }
 
     /// The address that it was opened with.
@@ -218,8 +225,7 @@ impl Storage {
     ///
     /// What of it does not work, and why.
     pub async fn probe(&self) -> Result<(), StorageError> {
-        let attempts_max = self.patience.attempts_max.min(Patience::PROBE.attempts_max);
-        let this = self.clone().with_patience(Patience { attempts_max, ..self.patience });
+        let this = self.clone().impatient();
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let path = format!("probe-{}-{:x}", std::process::id(), now.as_nanos());
         let written = Bytes::from(path.clone());

@@ -153,7 +153,7 @@ impl Checkpoints {
         let place = self.place.clone();
         self.rt.spawn(async move {
             let outcome = match made(&name, make).await {
-                Ok(parts) => place.save(&name, save, parts).await,
+                Ok(parts) => place.save_or_leave_nothing(&name, save, parts).await,
                 Err(error) => Err(error),
             };
             // A loop that is gone needs no answer.
@@ -244,6 +244,27 @@ async fn made(name: &str, make: Make) -> Result<Parts, CheckpointError> {
 }
 
 impl Place {
+    /// Saves, and deletes what a save that failed has left, as far as the storage lets: a trial that
+    /// tries again and again would fill it with halves of checkpoints.
+    async fn save_or_leave_nothing(&self, name: &str, save: Save, parts: Parts) -> Outcome {
+        let files: Vec<String> = parts.keys().cloned().collect();
+        let outcome = self.save(name, save, parts).await;
+        if outcome.is_err() {
+            let storage = self.storage.clone().impatient();
+            // The manifest's answer may have been lost: nothing of a whole checkpoint may go
+            // before it.
+            let manifest = layout::manifest_path(&self.trial_path, name);
+            if storage.delete(&manifest).await.is_ok() {
+                for file in files {
+                    let path = layout::checkpoint_file(&self.trial_path, name, &file);
+                    // The save's own error is the one to tell.
+                    let _ = storage.delete(&path).await;
+                }
+            }
+        }
+        outcome
+    }
+
     async fn save(&self, name: &str, save: Save, parts: Parts) -> Outcome {
         let failed = |source| CheckpointError::Storage { name: name.to_owned(), source };
         let files = self.upload(name, parts).await?;

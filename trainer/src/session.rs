@@ -134,11 +134,18 @@ impl Session {
     }
 
     /// Writes one row of metrics; `prefix` is not in the stored names.
-    pub(crate) fn row(&mut self, group: &str, batches: u64, epoch: u64, metrics: &Logs) {
+    pub(crate) fn row(
+        &mut self,
+        group: &str,
+        batches: u64,
+        epoch: u64,
+        metrics: &Logs,
+    ) -> Result<()> {
         if let Some(files) = &mut self.files {
-            files.metrics.row(group, batches, epoch, metrics);
+            files.metrics.row(group, batches, epoch, metrics)?;
         }
         self.terminal.row(group, batches, epoch, metrics);
+        Ok(())
     }
 
     /// Starts a save; waits only for one in flight.

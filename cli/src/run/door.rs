@@ -48,7 +48,12 @@ impl Desk {
 /// Opens the door and serves it until the runtime ends; returns its address,
 /// `http://127.0.0.1:PORT`.
 pub(crate) async fn open(desk: Desk) -> Result<String, Failure> {
-    let failed = |error| Failure::System(format!("cannot listen on 127.0.0.1: {error}"));
+    let failed = |error| {
+        Failure::System(format!(
+            "cannot listen on 127.0.0.1, where trainers report: {error}; no port of this machine \
+             may be free: end what holds them, or widen net.ipv4.ip_local_port_range"
+        ))
+    };
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     let router = Router::new()

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 use stoker_api::experiment::{CheckpointStorage, ExperimentStatus, Phase};
+use stoker_api::names::MANIFEST;
 use stoker_api::trial::CheckpointRecord;
 use stoker_engine::retention;
 use stoker_engine::trial::TrialRecord;
@@ -11,6 +12,7 @@ use stoker_storage::{Storage, layout};
 
 use super::display::{Searched, short};
 use super::door::Desk;
+use super::record::trial_object;
 use super::state::State;
 use crate::failure::Failure;
 use crate::print;
@@ -37,8 +39,20 @@ impl Paths {
     }
 }
 
+/// Copies a trial's record beside its files, so that the storage alone tells what there was.
+pub(crate) async fn copy_record(
+    storage: &Storage,
+    paths: &Paths,
+    trial: &TrialRecord,
+) -> Result<(), Failure> {
+    let bytes = serde_json::to_vec_pretty(&trial_object(trial))
+        .map_err(|error| Failure::System(format!("a trial's record has no form: {error}")))?;
+    let path = layout::record_path(&paths.trial(trial.spec.index));
+    Ok(storage.put(&path, bytes.into()).await?)
+}
+
 /// Deletes the checkpoints that the experiment does not keep: manifest first, so that none is half
-/// there, then the files, then the record's line.
+/// there, then the files, then the record's line. Goes also what saves that were cut short left.
 pub(crate) async fn retain(
     desk: &Desk,
     storage: &Storage,
@@ -68,9 +82,29 @@ pub(crate) async fn retain(
             }
         }
         desk.state().forget(index, &names)?;
+        let trial = desk.state().trials.get(&index).cloned();
+        if let Some(trial) = trial {
+            copy_record(storage, paths, &trial).await?;
+        }
+    }
+    let trials: Vec<u32> = desk.state().trials.keys().copied().collect();
+    for index in trials {
+        delete_halves(storage, &paths.trial(index)).await?;
     }
     // The best trial's checkpoint may be among those that went.
     desk.state().settle()
+}
+
+/// Deletes folders of checkpoints without a manifest. Only for a trial that nobody runs any more.
+async fn delete_halves(storage: &Storage, trial_path: &str) -> Result<(), Failure> {
+    let files = storage.list(&layout::checkpoints_path(trial_path)).await?;
+    let folder = |file: &str| file.rsplit_once('/').map(|it| it.0.to_owned());
+    let is_manifest = |file: &&String| file.ends_with(&format!("/{MANIFEST}"));
+    let whole: BTreeSet<_> = files.iter().filter(is_manifest).map(|it| folder(it)).collect();
+    for file in files.iter().filter(|it| !whole.contains(&folder(it))) {
+        storage.delete(file).await?;
+    }
+    Ok(())
 }
 
 /// The last line of `run --output json`.

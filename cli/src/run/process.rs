@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -56,6 +57,8 @@ pub(crate) struct Ended {
     pub(crate) attempt: u32,
     pub(crate) end: AttemptEnd,
     pub(crate) message: Option<String>,
+    /// Why the end of its log could not be stored.
+    pub(crate) log_error: Option<String>,
 }
 
 /// A trainer that was started.
@@ -144,6 +147,7 @@ pub(crate) fn start(
     let segments = Segments::new(prefix, ".log");
     let log = Log {
         writer: SegmentWriter::new(&tokio::runtime::Handle::current(), storage.clone(), segments),
+        num_missing: Arc::default(),
         tail: Arc::default(),
     };
     let (trial, attempt) = (start.trial, start.attempt);
@@ -153,8 +157,11 @@ pub(crate) fn start(
         let asked = *seen.lock().unwrap_or_else(PoisonError::into_inner);
         let (end, message) = classify(status, asked, &log.last_lines());
         // The program is gone, whether the end of its log could be stored or not.
-        let _ = timeout(FLUSH, log.writer.flush()).await;
-        let _ = ended.send(Ended { trial, attempt, end, message });
+        let log_error = match timeout(FLUSH, log.writer.flush()).await {
+            Ok(flushed) => flushed.err().map(|error| error.to_string()),
+            Err(_) => Some(format!("not within {} s", FLUSH.as_secs())),
+        };
+        let _ = ended.send(Ended { trial, attempt, end, message, log_error });
     });
     Ok(Running { attempt, group, asked })
 }
@@ -232,6 +239,8 @@ fn classify(
 #[derive(Clone, Debug)]
 struct Log {
     writer: SegmentWriter,
+    /// Bytes that found no room, and that no line of the log tells of yet.
+    num_missing: Arc<AtomicU64>,
     tail: Arc<Mutex<VecDeque<String>>>,
 }
 
@@ -271,7 +280,15 @@ impl Log {
             tail.push_back(line.chars().take(TAIL_CHARS_MAX).collect());
         }
         drop(tail);
-        self.writer.append(lines);
+        let num_missing = self.num_missing.swap(0, Ordering::Relaxed);
+        if num_missing > 0 {
+            let note = format!("[here {num_missing} bytes are missing: the storage was away]\n");
+            lines.splice(0..0, note.into_bytes());
+        }
+        let num_bytes = lines.len() as u64;
+        if !self.writer.append(lines) {
+            self.num_missing.fetch_add(num_missing + num_bytes, Ordering::Relaxed);
+        }
     }
 
     fn last_lines(&self) -> String {

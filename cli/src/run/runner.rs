@@ -4,21 +4,20 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use axum::body::Bytes;
 use stoker_api::contract::{CONTRACT_VERSION, CheckpointRef, Door, StorageConfig, TrialConfig};
 use stoker_api::trial::AttemptEnd;
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::trial::{Next, TrialRecord};
-use stoker_storage::{Storage, layout};
+use stoker_storage::Storage;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::display::{Searched, View};
 use super::door::{self, Desk};
-use super::outcome::Paths;
+use super::outcome::{self, Paths};
 use super::process::{self, Ended, Running, Start};
-use super::record::{self, Folder, trial_object};
+use super::record::{self, Folder};
 use crate::failure::Failure;
 
 /// How often progress is drawn and time limits are looked at.
@@ -226,7 +225,7 @@ impl<'a> Runner<'a> {
 
     /// Records how an attempt ended, here and beside its files.
     async fn end(&mut self, ended: Ended, view: &View) -> Result<(), Failure> {
-        let Ended { trial: index, attempt, end, message } = ended;
+        let Ended { trial: index, attempt, end, message, log_error } = ended;
         if self.running.get(&index).is_none_or(|it| it.attempt != attempt) {
             return Ok(());
         }
@@ -234,18 +233,19 @@ impl<'a> Runner<'a> {
             running.release();
         }
         self.asked.remove(&index);
+        if let Some(error) = log_error {
+            view.say(&format!("trial {index}: the end of its log could not be stored: {error}"));
+        }
         let trial = {
             let mut state = self.desk.state();
             state.end(index, end, message)?;
             state.trials.get(&index).cloned()
         };
         self.back_off(index, end, trial.as_ref().map_or(0, |it| it.status.checkpoints.len()));
-        let object = trial.as_ref().map(trial_object);
-        if let Some(Ok(bytes)) = object.map(|it| serde_json::to_vec_pretty(&it)) {
-            let path = layout::record_path(&self.paths.trial(index));
-            if let Err(error) = self.storage.put(&path, Bytes::from(bytes)).await {
-                view.say(&format!("trial {index}: its record could not be copied: {error}"));
-            }
+        if let Some(trial) = trial
+            && let Err(error) = outcome::copy_record(&self.storage, &self.paths, &trial).await
+        {
+            view.say(&format!("trial {index}: its record could not be copied: {error}"));
         }
         Ok(())
     }

@@ -157,11 +157,22 @@ fn a_grid_completes_and_the_last_line_says_which_trial_is_best() {
     let log = std::fs::read_to_string(trial.join("logs/0/0-00000000.log")).unwrap();
     assert!(log.contains("attempt 0 trains"), "{log}");
     assert!(trial.join("record.json").is_file());
+    let record: Value =
+        serde_json::from_slice(&std::fs::read(trial.join("record.json")).unwrap()).unwrap();
+    assert_eq!(record, trials[index], "the copy beside the files is the record");
+    // What a killed save left goes at the end too; a whole checkpoint that nobody knows stays.
+    for file in ["000000000003-0/model", "000000000004-0/model", "000000000004-0/manifest.json"] {
+        let path = trial.join("checkpoints").join(file);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, "x").unwrap();
+    }
     // Again: nothing is left to do, and the outcome is the same.
     let again = bench.run(&[]);
     check(&again, 0, "");
     assert_eq!(last_line(&again), line);
     assert_eq!(bench.trials(), trials);
+    assert!(!trial.join("checkpoints/000000000003-0/model").exists());
+    assert!(trial.join("checkpoints/000000000004-0/model").exists());
 }
 
 #[test]

@@ -116,3 +116,15 @@ impl DataError {
         Self::File { verb: "write", file: file.into(), source, remedy }
     }
 }
+
+impl DataError {
+    /// Whether there is nothing at the address: another may have it.
+    pub fn is_missing(&self) -> bool {
+        match self {
+            Self::File { source, .. } => source.kind() == io::ErrorKind::NotFound,
+            Self::Refused { status, .. } => matches!(status, 404 | 410),
+            Self::Storage { source, .. } => matches!(source, StorageError::NotFound { .. }),
+            _ => false,
+        }
+    }
+}

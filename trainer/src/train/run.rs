@@ -145,7 +145,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         if due.row {
             let metrics = std::mem::take(&mut self.state.since_row);
             let metrics = metrics.all_reduce(self.context.distributed())?.means("");
-            self.session.row("training", batches, self.epoch(), &metrics);
+            self.session.row("training", batches, self.epoch(), &metrics)?;
             self.session.progress(batches, self.granted);
         }
         let mut is_best = false;
@@ -204,7 +204,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             all.add(&step.validate(model, batch).into_metrics());
         })?;
         let metrics = all.all_reduce(self.context.distributed())?.means("validation_");
-        self.session.row("validation", batches, self.epoch(), &metrics);
+        self.session.row("validation", batches, self.epoch(), &metrics)?;
         self.state.validated = Some(Validated::new(batches, &metrics));
         let mut is_best = false;
         if let Some(metric) = self.searched_metric()? {

@@ -1,5 +1,6 @@
 //! Where a data set lies: what the experiment says, or where `scripts/fetch-data` puts it.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::Deserialize;
@@ -13,6 +14,9 @@ pub(crate) struct Place {
     /// A path, or a URL with file, http, https, s3, gs or az.
     #[serde(default)]
     root: Option<String>,
+    /// What files must hash to, by name: SHA-256 in hex. Others are taken as they are.
+    #[serde(default)]
+    sha256: BTreeMap<String, String>,
 }
 
 /// What can be missing, with its remedy.
@@ -35,9 +39,11 @@ impl Place {
         let root = self.root.as_deref().unwrap_or_default().trim_end_matches('/');
         let mut first = None;
         for name in names {
-            match fetch(&format!("{root}/{name}"), None) {
+            let sha256 = self.sha256.get(*name).map(String::as_str);
+            match fetch(&format!("{root}/{name}"), sha256) {
                 Ok(path) => return Ok(path),
-                Err(error) => first = first.or(Some(error)),
+                Err(error) if error.is_missing() => first = first.or(Some(error)),
+                Err(error) => return Err(error.into()),
             }
         }
         let error = first.map_or_else(|| "no file is named".into(), |error| error.to_string());

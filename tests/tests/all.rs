@@ -7,4 +7,5 @@ mod exact;
 mod faults;
 mod first_light;
 mod interrupted;
+mod proxy;
 mod readers;

@@ -1,11 +1,15 @@
 //! What is under a run fails, or its file is wrong: the end is clear.
 
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use stoker_tests::{repository, said};
+use stoker_tests::{cache, repository, said};
 
-use crate::first_light::run;
+use crate::first_light::{last_line, run};
+use crate::interrupted::trials;
+use crate::proxy::Proxy;
+use crate::readers::{run_in_bucket, s3_server};
 
 /// A small file system of its own, gone with the test. Mounting one needs root.
 struct SmallDisk(PathBuf);
@@ -59,4 +63,115 @@ fn a_file_with_mistakes_is_refused_with_all_of_them() {
     for part in ["metrik", "metric", "maxTrials"] {
         assert!(text.contains(part), "{part} is not named: {text}");
     }
+}
+
+/// Runs the iris example with `set` and expects its end, with the exit code and all of `parts` said.
+#[track_caller]
+fn check_iris(set: &[&str], code: i32, parts: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    let set: Vec<&str> = set.iter().flat_map(|it| ["--set", it]).collect();
+    let output = run(&example("iris"), folder.path(), &set);
+    assert_eq!(output.status.code(), Some(code), "{}", said(&output));
+    let text = said(&output);
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is not said: {text}");
+    }
+}
+
+/// A folder with the iris data, changed.
+fn irises(change: impl FnOnce(String) -> String) -> tempfile::TempDir {
+    let mut text = String::new();
+    let packed = std::fs::File::open(cache().join("data/iris/iris.csv.gz")).unwrap();
+    flate2::read::GzDecoder::new(packed).read_to_string(&mut text).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("iris.csv"), change(text)).unwrap();
+    folder
+}
+
+#[test]
+fn data_that_cannot_be_trained_on_is_named_with_the_remedy() {
+    let once = "maxRestarts=0";
+    let check = |folder: &Path, more: &str, parts: &[&str]| {
+        let data = format!("data={{root: {}{more}}}", folder.display());
+        check_iris(&[once, &data], 1, parts);
+    };
+    let whole = irises(|text| text);
+    let hash = format!(", sha256: {{iris.csv: \"{}\"}}", "0".repeat(64));
+    check(whole.path(), &hash, &["iris.csv", "SHA-256", &"0".repeat(64)]);
+    check(Path::new("/no/such/folder"), "", &["/no/such/folder/iris.csv", "data.root"]);
+    let header = irises(|text| text.lines().next().unwrap().to_owned() + "\n");
+    check(header.path(), "", &["iris.csv", "at least one row"]);
+    let cut = irises(|text| text[..text.len() - 9].to_owned());
+    check(cut.path(), "", &["iris.csv", "line 151"]);
+    let large = "hyperparameters.global_batch_size=1000";
+    check_iris(&[once, large], 1, &["1000", "120", "global_batch_size"]);
+}
+
+#[test]
+fn losses_that_are_nan_rank_last() {
+    let folder = tempfile::tempdir().unwrap();
+    let set = [
+        "--set",
+        // One rate to learn with, one that blows up.
+        "hyperparameters.learning_rate={log: {min: -2, max: 38, count: 2}}",
+        "--set",
+        "searcher={metric: validation_loss, maxLength: {epochs: 2}, grid: {}}",
+    ];
+    let output = run(&example("iris"), folder.path(), &set);
+    assert!(output.status.success(), "{}", said(&output));
+    let line = last_line(&output);
+    assert_eq!(line["best"]["hyperparameters"]["learning_rate"], 0.01, "{line}");
+    let found: Vec<_> = trials(folder.path()).into_values().collect();
+    let results = found.iter().map(|it| it["facts"][0]["result"]["metric"].as_str().unwrap());
+    assert_eq!(results.filter(|it| *it == "NaN").count(), 1, "{found:?}");
+}
+
+#[test]
+fn a_store_that_fails_one_request_in_twenty_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = s3_server(folder.path());
+    let proxy = Proxy::start(server.port, 20);
+    let seed = ["--set", "reproducibility={experimentSeed: 5}"];
+    let often = ["--set", "minCheckpointPeriod={batches: 20}"];
+    let set = [seed, often].concat();
+    let mut found = vec![];
+    for (name, port) in [("good", server.port), ("bad", proxy.port)] {
+        let state = folder.path().join(name);
+        let root = format!("s3://runs/{name}");
+        let output = run_in_bucket(&root, port, &state, &set);
+        assert!(output.status.success(), "{}", said(&output));
+        let local = std::fs::read_dir(state.join("stoker")).unwrap().flatten().next().unwrap();
+        found.push(trials(&local.path()));
+    }
+    let (requests, failed) = proxy.counts();
+    assert!(failed >= 20, "only {failed} of {requests} requests failed");
+    assert_eq!(found[0], found[1]);
+}
+
+#[test]
+fn without_a_free_port_the_run_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    // In a network of its own, with one port to give and that one taken.
+    let script = r#"
+        ip link set lo up
+        echo 40000 40000 > /proc/sys/net/ipv4/ip_local_port_range
+        exec python3 - "$@" <<'END'
+import socket, subprocess, sys
+taken = socket.socket()
+taken.bind(("127.0.0.1", 40000))
+taken.listen()
+sys.exit(subprocess.run(sys.argv[1:]).returncode)
+END
+    "#;
+    let output = Command::new("unshare")
+        .args(["--net", "sh", "-c", script, "sh"])
+        .arg(stoker_tests::program("stoker"))
+        .args(["run", "--root"])
+        .arg(folder.path())
+        .arg(example("iris"))
+        .output()
+        .unwrap();
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("cannot listen on 127.0.0.1") && text.contains("port"), "{text}");
 }

@@ -45,7 +45,7 @@ fn file(folder: &Path) -> PathBuf {
 }
 
 /// Every trial's draw, results and last metrics, by index: what must not depend on what was killed.
-fn trials(root: &Path) -> BTreeMap<u64, Value> {
+pub(crate) fn trials(root: &Path) -> BTreeMap<u64, Value> {
     let entries = std::fs::read_dir(root.join("local")).unwrap().map(|it| it.unwrap().path());
     let local: Vec<_> = entries.filter(|it| it.is_dir()).collect();
     assert_eq!(local.len(), 1, "one experiment, one record: {local:?}");

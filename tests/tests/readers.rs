@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use stoker_tests::{cache, repository, said, stoker};
@@ -64,13 +64,18 @@ fn glob_trials(root: &Path) -> Vec<std::path::PathBuf> {
     found
 }
 
-/// A server that is ended when the test is.
-struct Server(Child);
+/// An S3 server on loopback with one bucket, `runs`; ended when the test is.
+#[derive(Debug)]
+pub(crate) struct S3Server {
+    process: Child,
+    /// Where it speaks S3, to the key `test` with the secret `secret`.
+    pub(crate) port: u16,
+}
 
-impl Drop for Server {
+impl Drop for S3Server {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 
@@ -78,8 +83,8 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// Starts an S3 server on loopback with one bucket, `runs`.
-fn s3_server(folder: &Path) -> (Server, u16) {
+/// Starts an S3 server that keeps its files in `folder`.
+pub(crate) fn s3_server(folder: &Path) -> S3Server {
     let ports: Vec<u16> = (0..8).map(|_| free_port()).collect();
     let [s3, filer, master, volume, s3_grpc, filer_grpc, master_grpc, volume_grpc] = ports[..]
     else {
@@ -89,7 +94,7 @@ fn s3_server(folder: &Path) -> (Server, u16) {
     let identity = r#"{"identities":[{"name":"test","credentials":[{"accessKey":"test","secretKey":"secret"}],"actions":["Admin","Read","Write","List"]}]}"#;
     std::fs::write(&config, identity).unwrap();
     let log = std::fs::File::create(folder.join("weed.log")).unwrap();
-    let server = Command::new(tool("weed"))
+    let process = Command::new(tool("weed"))
         .args(["server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", "-filer", "-volume.max=10"])
         .args([format!("-s3.port={s3}"), format!("-s3.port.grpc={s3_grpc}")])
         .args([format!("-filer.port={filer}"), format!("-filer.port.grpc={filer_grpc}")])
@@ -101,7 +106,7 @@ fn s3_server(folder: &Path) -> (Server, u16) {
         .stderr(log)
         .spawn()
         .unwrap();
-    let server = Server(server);
+    let server = S3Server { process, port: s3 };
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let made = Command::new(tool("weed"))
@@ -113,7 +118,7 @@ fn s3_server(folder: &Path) -> (Server, u16) {
             .unwrap();
         let listed = String::from_utf8_lossy(&made.stdout).contains("runs");
         if listed && std::net::TcpStream::connect(("127.0.0.1", s3)).is_ok() {
-            return (server, s3);
+            return server;
         }
         let log = || std::fs::read_to_string(folder.join("weed.log")).unwrap_or_default();
         assert!(Instant::now() < deadline, "no S3 server: {}\n{}", said(&made), log());
@@ -127,21 +132,26 @@ fn bucket_commands(folder: &Path) -> std::fs::File {
     std::fs::File::open(path).unwrap()
 }
 
-#[test]
-fn a_whole_run_lives_in_an_s3_bucket() {
-    let folder = tempfile::tempdir().unwrap();
-    let (_server, port) = s3_server(folder.path());
-    let output = stoker(["run", "--output", "json", "--root", "s3://runs/team"])
-        .args([
-            "--set".to_owned(),
-            format!("spec.checkpointStorage.endpoint=http://127.0.0.1:{port}"),
-        ])
+/// Runs the random search of the iris example with a bucket as its root. What stays on this machine
+/// is in `state`.
+pub(crate) fn run_in_bucket(root: &str, port: u16, state: &Path, more: &[&str]) -> Output {
+    let endpoint = format!("checkpointStorage.endpoint=http://127.0.0.1:{port}");
+    stoker(["run", "--output", "json", "--root", root, "--set", &endpoint])
+        .args(more)
         .arg(repository().join("examples/iris/random.yaml"))
         .env("AWS_ACCESS_KEY_ID", "test")
         .env("AWS_SECRET_ACCESS_KEY", "secret")
-        .env("XDG_STATE_HOME", folder.path().join("state"))
+        .env("XDG_STATE_HOME", state)
         .output()
-        .unwrap();
+        .unwrap()
+}
+
+#[test]
+fn a_whole_run_lives_in_an_s3_bucket() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = s3_server(folder.path());
+    let state = folder.path().join("state");
+    let output = run_in_bucket("s3://runs/team", server.port, &state, &[]);
     assert!(output.status.success(), "{}", said(&output));
     let line = last_line(&output);
     assert_eq!(line["phase"], "Completed", "{line}");

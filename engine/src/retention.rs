@@ -1,4 +1,4 @@
-//! Which checkpoints are kept once an experiment has ended.
+//! Which checkpoints are kept once an experiment has ended, and which may go before.
 //!
 //! A checkpoint is kept for each of these, and deleted if there is none:
 //!
@@ -54,6 +54,32 @@ pub fn deletable(
     all.into_iter().map(|it| (it.trial, it.checkpoint.name.clone())).collect()
 }
 
+/// Checkpoints to keep, beside those that the policy may keep, while a trial can still go on from
+/// them: the latest, and so many to fall back to, less one.
+const FALLBACKS: usize = 3;
+
+/// The checkpoints of a trial that may go while its experiment runs: those that [`deletable`] would
+/// delete at the end whatever is still to come, and that are too old to go back to. `checkpoints`
+/// is oldest first.
+///
+/// One that others of its trial beat, in the metric or in age, is beaten for good: a trial that
+/// saves for weeks keeps no more than the policy's counts and a few.
+pub fn superfluous(
+    policy: &CheckpointStorage,
+    smaller_is_better: bool,
+    checkpoints: &[CheckpointRecord],
+) -> Vec<String> {
+    let widest = CheckpointStorage {
+        save_experiment_best: 0,
+        save_trial_best: policy.save_trial_best.max(policy.save_experiment_best),
+        ..policy.clone()
+    };
+    let old = &checkpoints[..checkpoints.len().saturating_sub(FALLBACKS)];
+    let is_old = |name: &String| old.iter().any(|it| it.name == *name);
+    let gone = deletable(&widest, smaller_is_better, &[(0, checkpoints)]);
+    gone.into_iter().map(|it| it.1).filter(is_old).collect()
+}
+
 fn best_first(mut candidates: Vec<Candidate<'_>>, smaller_is_better: bool) -> Vec<Candidate<'_>> {
     candidates.retain(|it| it.checkpoint.metric.is_some());
     let loss = |it: &Candidate<'_>| {
@@ -71,31 +97,38 @@ fn best_first(mut candidates: Vec<Candidate<'_>>, smaller_is_better: bool) -> Ve
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::{array, option, prop_assert, prop_assert_eq, proptest};
+
     use super::*;
 
     /// A trial's checkpoints by name; batches follow the place.
     type Trial<'a> = (u32, &'a [(&'a str, Option<f64>)]);
 
-    /// `counts` are best of the experiment, best of the trial, latest of the trial.
-    fn check(trials: &[Trial<'_>], smaller_is_better: bool, counts: [u32; 3], expected: &str) {
-        let records = |checkpoints: &[(&str, Option<f64>)]| -> Vec<_> {
-            let record =
-                |(batches, &(name, metric)): (u64, &(&str, Option<f64>))| CheckpointRecord {
-                    name: name.to_owned(),
-                    batches,
-                    metric: metric.map(number::format),
-                    manifest_sha256: String::new(),
-                    bytes: 1,
-                };
-            (1..).zip(checkpoints).map(record).collect()
+    fn records(checkpoints: &[(&str, Option<f64>)]) -> Vec<CheckpointRecord> {
+        let record = |(batches, &(name, metric)): (u64, &(&str, Option<f64>))| CheckpointRecord {
+            name: name.to_owned(),
+            batches,
+            metric: metric.map(number::format),
+            manifest_sha256: String::new(),
+            bytes: 1,
         };
+        (1..).zip(checkpoints).map(record).collect()
+    }
+
+    fn policy(counts: [u32; 3]) -> CheckpointStorage {
         let [save_experiment_best, save_trial_best, save_trial_latest] = counts;
-        let policy = CheckpointStorage {
+        CheckpointStorage {
             save_experiment_best,
             save_trial_best,
             save_trial_latest,
             ..CheckpointStorage::default()
-        };
+        }
+    }
+
+    /// `counts` are best of the experiment, best of the trial, latest of the trial.
+    fn check(trials: &[Trial<'_>], smaller_is_better: bool, counts: [u32; 3], expected: &str) {
+        let policy = policy(counts);
         let owned: Vec<_> = trials.iter().map(|it| (it.0, records(it.1))).collect();
         let borrowed: Vec<_> = owned.iter().map(|it| (it.0, it.1.as_slice())).collect();
         let deleted = deletable(&policy, smaller_is_better, &borrowed);
@@ -163,5 +196,40 @@ mod tests {
             (2, &[("e", None)]),
         ];
         check(&trials, true, [0, 0, 1], "b d e");
+    }
+
+    proptest! {
+        /// Deleting early changes nothing of what is kept at the end, and always leaves enough to go
+        /// back to.
+        #[test]
+        fn what_is_superfluous_would_not_be_kept_at_the_end(
+            metrics in vec(option::of(0..5u8), 0..30),
+            counts in array::uniform3(0..4u32),
+            smaller_is_better: bool,
+        ) {
+            let policy = policy(counts);
+            let names: Vec<_> = (0..metrics.len()).map(|it| it.to_string()).collect();
+            let scored: Vec<_> = names
+                .iter()
+                .zip(&metrics)
+                .map(|(name, metric)| (name.as_str(), metric.map(f64::from)))
+                .collect();
+            let all = records(&scored);
+            let kept_of = |all: &[CheckpointRecord]| -> Vec<String> {
+                let gone = deletable(&policy, smaller_is_better, &[(0, all)]);
+                let is_kept = |name: &String| gone.iter().all(|it| it.1 != *name);
+                all.iter().map(|it| it.name.clone()).filter(is_kept).collect()
+            };
+            let mut left = Vec::new();
+            for checkpoint in &all {
+                left.push(checkpoint.clone());
+                let gone = superfluous(&policy, smaller_is_better, &left);
+                left.retain(|it| !gone.contains(&it.name));
+                let num_kept = 2 * counts.iter().sum::<u32>() as usize + FALLBACKS;
+                prop_assert!(left.len() <= num_kept, "{left:?}");
+            }
+            prop_assert_eq!(kept_of(&left), kept_of(&all));
+            prop_assert!(left.ends_with(&all[all.len().saturating_sub(FALLBACKS)..]));
+        }
     }
 }

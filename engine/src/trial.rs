@@ -24,6 +24,10 @@ pub const RESUME_FROM_MAX: usize = 16;
 /// has failed.
 pub const INFRASTRUCTURE_ATTEMPTS_MAX: u32 = 10;
 
+/// The latest attempts whose messages are kept: a record must stay small however often a trial is
+/// paused or lost.
+const MESSAGES_MAX: usize = 16;
+
 /// What is recorded of a trial.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct TrialRecord {
@@ -153,6 +157,8 @@ pub fn begin_attempt(record: &mut TrialRecord, number: u32) {
     record.status.phase = Phase::Running;
     let attempt = Attempt { number, end: None, resumed_from: None, message: None };
     record.status.attempts.push(attempt);
+    let num_told = record.status.attempts.len().saturating_sub(MESSAGES_MAX);
+    record.status.attempts[..num_told].iter_mut().for_each(|it| it.message = None);
 }
 
 /// Records how the live attempt ended, and closes the trial where that is its end. Does nothing if

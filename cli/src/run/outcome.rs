@@ -73,15 +73,7 @@ pub(crate) async fn retain(
         by_trial.entry(index).or_default().insert(name);
     }
     for (index, names) in by_trial {
-        let trial_path = paths.trial(index);
-        for name in &names {
-            storage.delete(&layout::manifest_path(&trial_path, name)).await?;
-            let folder = format!("{}/", layout::checkpoint_path(&trial_path, name));
-            for file in storage.list(&folder).await? {
-                storage.delete(&file).await?;
-            }
-        }
-        desk.state().forget(index, &names)?;
+        delete(desk, storage, paths, index, &names).await?;
         let trial = desk.state().trials.get(&index).cloned();
         if let Some(trial) = trial {
             copy_record(storage, paths, &trial).await?;
@@ -93,6 +85,25 @@ pub(crate) async fn retain(
     }
     // The best trial's checkpoint may be among those that went.
     desk.state().settle()
+}
+
+/// Deletes a trial's checkpoints of these names.
+pub(crate) async fn delete(
+    desk: &Desk,
+    storage: &Storage,
+    paths: &Paths,
+    index: u32,
+    names: &BTreeSet<String>,
+) -> Result<(), Failure> {
+    let trial_path = paths.trial(index);
+    for name in names {
+        storage.delete(&layout::manifest_path(&trial_path, name)).await?;
+        let folder = format!("{}/", layout::checkpoint_path(&trial_path, name));
+        for file in storage.list(&folder).await? {
+            storage.delete(&file).await?;
+        }
+    }
+    desk.state().forget(index, names)
 }
 
 /// Deletes folders of checkpoints without a manifest. Only for a trial that nobody runs any more.

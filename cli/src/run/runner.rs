@@ -11,6 +11,7 @@ use stoker_engine::trial::{Next, TrialRecord};
 use stoker_storage::Storage;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::display::{Searched, View};
@@ -22,6 +23,8 @@ use crate::failure::Failure;
 
 /// How often progress is drawn and time limits are looked at.
 const TICK: Duration = Duration::from_millis(200);
+/// The wait before old checkpoints are deleted again, after the storage failed.
+const PRUNE_AGAIN: Duration = Duration::from_secs(60);
 /// The wait before the first restart in a row without a new checkpoint; it doubles with each.
 const BACKOFF_FIRST: Duration = Duration::from_millis(200);
 /// The longest wait before a restart.
@@ -53,6 +56,10 @@ pub(crate) struct Runner<'a> {
     ended: UnboundedReceiver<Ended>,
     tell_ended: UnboundedSender<Ended>,
     interrupts: u32,
+    /// Deletes checkpoints beside the loop; one at a time.
+    pruning: Option<JoinHandle<Result<(), Failure>>>,
+    /// Not before then, after it failed.
+    prune_after: Instant,
 }
 
 /// What a runner needs to know.
@@ -91,6 +98,8 @@ impl<'a> Runner<'a> {
             ended,
             tell_ended,
             interrupts: 0,
+            pruning: None,
+            prune_after: Instant::now(),
         }
     }
 
@@ -105,8 +114,11 @@ impl<'a> Runner<'a> {
         loop {
             self.start_what_may_run()?;
             self.kill_what_is_late();
+            self.prune(view).await;
             self.show(view);
             if self.running.is_empty() && self.is_over() {
+                // What it has not deleted yet is deleted at the end, or when this goes on.
+                self.pruning.take().inspect(JoinHandle::abort);
                 return Ok(());
             }
             tokio::select! {
@@ -260,6 +272,33 @@ impl<'a> Runner<'a> {
         let wait = BACKOFF_FIRST.saturating_mul(1 << num_failures.min(16)).min(BACKOFF_MAX);
         let until = Instant::now() + wait;
         self.backoff.insert(index, Backoff { until, num_failures, num_checkpoints });
+    }
+
+    /// Deletes checkpoints that nobody will need, so that a long trial does not fill its storage.
+    async fn prune(&mut self, view: &View) {
+        if self.pruning.as_ref().is_some_and(JoinHandle::is_finished)
+            && let Some(pruning) = self.pruning.take()
+            && let Ok(Err(error)) = pruning.await
+        {
+            view.say(&format!("old checkpoints are not deleted yet: {error}"));
+            self.prune_after = Instant::now() + PRUNE_AGAIN;
+        }
+        if self.pruning.is_some() || Instant::now() < self.prune_after {
+            return;
+        }
+        let spec = &self.valid.spec;
+        let smaller_is_better = spec.searcher.smaller_is_better;
+        let gone = self.desk.state().superfluous(&spec.checkpoint_storage, smaller_is_better);
+        if gone.is_empty() {
+            return;
+        }
+        let (desk, storage, paths) = (self.desk.clone(), self.storage.clone(), self.paths.clone());
+        self.pruning = Some(tokio::spawn(async move {
+            for (index, names) in gone {
+                outcome::delete(&desk, &storage, &paths, index, &names).await?;
+            }
+            Ok(())
+        }));
     }
 
     fn kill_what_is_late(&mut self) {

@@ -6,10 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use stoker_api::contract::{Directive, Report, ReportEvent};
-use stoker_api::experiment::{Experiment, ExperimentStatus};
+use stoker_api::experiment::{CheckpointStorage, Experiment, ExperimentStatus};
 use stoker_api::trial::{AttemptEnd, TrialSpec};
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::experiment::plan;
+use stoker_engine::retention;
 use stoker_engine::search::{Draw, SearchConfig};
 use stoker_engine::trial::{self, Limits, Next, Recorded, TrialRecord, Wanted};
 
@@ -249,6 +250,21 @@ impl State {
             ReportEvent::Progress { .. } | ReportEvent::Exiting { .. } => return,
         };
         self.happenings.push((index, happening));
+    }
+
+    /// Checkpoints that may go while the search runs, by trial.
+    pub(crate) fn superfluous(
+        &self,
+        policy: &CheckpointStorage,
+        smaller_is_better: bool,
+    ) -> Vec<(u32, BTreeSet<String>)> {
+        let of = |(index, record): (&u32, &TrialRecord)| {
+            let checkpoints = &record.status.checkpoints;
+            let gone = retention::superfluous(policy, smaller_is_better, checkpoints);
+            (*index, gone.into_iter().collect())
+        };
+        let all = self.trials.iter().map(of);
+        all.filter(|(_, gone): &(u32, BTreeSet<String>)| !gone.is_empty()).collect()
     }
 
     /// Takes checkpoints that were deleted out of the record.

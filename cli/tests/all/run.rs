@@ -260,6 +260,32 @@ fn a_trainer_that_does_not_exit_when_asked_is_killed_after_its_time() {
 }
 
 #[test]
+fn a_long_trial_keeps_few_checkpoints_while_it_runs() {
+    let mut bench = Bench::new(json!({"single": {}, "maxLength": {"batches": 400}}), "");
+    bench.spec["data"]["sleepMs"] = json!(5);
+    let child = bench.start();
+    let end = Instant::now() + Duration::from_secs(60);
+    let kept = loop {
+        assert!(Instant::now() < end, "forty checkpoints did not come and go within a minute");
+        std::thread::sleep(Duration::from_millis(20));
+        let trials = bench.trials();
+        let Some(trial) = trials.first() else { continue };
+        let kept = trial["status"]["checkpoints"].as_array().map_or(0, Vec::len);
+        if trial["status"]["checkpoints"][kept.max(1) - 1]["batches"].as_u64() >= Some(200) {
+            break kept;
+        }
+    };
+    signal(&child, rustix::process::Signal::TERM);
+    check(&child.wait_with_output().unwrap(), 3, "");
+    assert!(kept < 10, "{kept} checkpoints are kept of 40");
+    check(&bench.run(&[]), 0, "");
+    let attempts = &bench.trials()[0]["status"]["attempts"];
+    assert_eq!(attempts[0]["end"], "Preempted");
+    let last = attempts[1]["resumedFrom"].as_str().unwrap();
+    assert!(last > "000000000200-0", "it went on from {last}");
+}
+
+#[test]
 fn a_second_runner_is_refused_and_told_who_has_the_record() {
     let mut bench = Bench::new(random(2), "");
     bench.spec["data"]["sleepMs"] = json!(100);

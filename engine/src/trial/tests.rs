@@ -271,3 +271,15 @@ fn the_last_words_stay_unless_the_runner_knows_better() {
         assert_eq!(record.status.attempts[0].message.as_deref(), Some(expected));
     }
 }
+
+#[test]
+fn only_the_latest_attempts_keep_their_messages() {
+    let mut record = plain_record(0);
+    for number in 0..40 {
+        begin_attempt(&mut record, number);
+        end_attempt(&mut record, Preempted, Some("asked to".to_owned()), &LIMITS);
+    }
+    let with_message = record.status.attempts.iter().filter(|it| it.message.is_some());
+    let numbers: Vec<_> = with_message.map(|it| it.number).collect();
+    assert_eq!(numbers, (24..40).collect::<Vec<_>>());
+}

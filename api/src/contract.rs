@@ -47,7 +47,7 @@ pub struct TrialConfig {
     pub smaller_is_better: bool,
     /// Batches between two looks at whether to stop, and between two rows of training metrics; at least 1.
     pub scheduling_unit: u64,
-    /// Records in an epoch where the data cannot say; 0 means it can.
+    /// Records in an epoch, as the experiment's field of this name; 0: the training data's size.
     #[serde(default)]
     pub records_per_epoch: u64,
     /// Validate at least this often.

@@ -84,7 +84,9 @@ pub struct ExperimentSpec {
     #[serde(default)]
     pub perform_initial_validation: bool,
 
-    /// Records in an epoch, where the program's data cannot say; 0 means it can.
+    /// Records in an epoch; 0 means those of the training data. If set, a length or period of N epochs is N times
+    /// as many records, cut to whole batches (at least one), and an epoch ends, for callbacks and metrics, every
+    /// `recordsPerEpoch` records, cut likewise. The data's order and its passes stay by its own size.
     #[serde(default)]
     pub records_per_epoch: u64,
 

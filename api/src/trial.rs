@@ -119,6 +119,9 @@ pub struct TrialStatus {
     /// The latest validation metrics, as decimal strings by name.
     #[serde(skip_serializing_if = "std::collections::BTreeMap::is_empty")]
     pub metrics: std::collections::BTreeMap<String, String>,
+    /// The best searched metric of all validations, as a decimal string; unset before the first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub best_metric: Option<String>,
     /// Why it stands there, for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
@@ -203,8 +206,10 @@ pub enum AttemptEnd {
     InvalidHyperparameters,
     /// The program failed: an error, a panic, a signal, out of memory. Counts against `maxRestarts`.
     UserError,
-    /// What is under the program failed: storage, network, node, runner. Does not count.
+    /// What is under the program failed: storage, network, node, runner. Does not count against `maxRestarts`.
     Infrastructure,
+    /// Its runner ended, and the attempt with it. Says nothing of the trial, and counts for nothing.
+    RunnerLost,
 }
 
 /// A checkpoint that exists: its manifest was written.

@@ -15,6 +15,9 @@ use crate::hyperparameters::Space;
 /// The longest name of an experiment: trials, pods and paths add to it.
 pub const NAME_BYTES_MAX: usize = 40;
 
+/// The most trials that a search may have: each is a record of its own, and a plan reads them all.
+pub const TRIALS_MAX: u32 = 100_000;
+
 /// The end of seeds: they are below 2^31.
 pub const SEED_END: u32 = 1 << 31;
 
@@ -53,12 +56,12 @@ pub enum Method {
     Single,
     /// Trials drawn at random.
     Random {
-        /// Trials in all, at least 1.
+        /// Trials in all, from 1 to [`TRIALS_MAX`].
         max_trials: u32,
         /// Trials at a time; 0 means no limit.
         max_concurrent: u32,
     },
-    /// A trial for every point of a grid.
+    /// A trial for every point of a grid, of which there are [`TRIALS_MAX`] at most.
     Grid {
         /// Trials at a time; 0 means no limit.
         max_concurrent: u32,

@@ -14,7 +14,7 @@ use stoker_api::trial::{CheckpointRecord, CloseCause, Fact, Grant, TrialStatus};
 pub use crate::trial::TrialRecord;
 
 use crate::search::{Action, Draw, Event, Outcome, Search, SearchConfig, outcome};
-use crate::trial::{closed, granted_units};
+use crate::trial::{closed, compare, granted_units};
 
 /// What is to be done, in this order: all grants, then creates by index, then stops, then the
 /// status.
@@ -252,45 +252,29 @@ fn trained(config: &SearchConfig, record: &TrialRecord) -> f64 {
 /// The trial with the best metric: NaN last, then the lowest index.
 ///
 /// A trial counts by its best result. One without a result, because its program stopped early,
-/// counts by its best checkpoint.
+/// counts by its best validation, whether or not that has a checkpoint.
 fn best(smaller_is_better: bool, trials: &BTreeMap<u32, &TrialRecord>) -> Option<BestTrial> {
     let of_trial = |record: &TrialRecord| {
         let results = record.status.facts.iter().filter_map(|it| match it {
             Fact::Result(it) => Some(it.metric.clone()),
             Fact::Closed(_) => None,
         });
-        let checkpoints = record.status.checkpoints.iter().filter_map(|it| it.metric.clone());
-        let by_rank = |a: &String, b: &String| rank(a, b, smaller_is_better);
         let has_stopped = closed(record) == Some(CloseCause::StoppedEarly);
-        results
-            .min_by(by_rank)
-            .or_else(|| if has_stopped { checkpoints.min_by(by_rank) } else { None })
+        let of_validations = || record.status.best_metric.clone().filter(|_| has_stopped);
+        results.min_by(|a, b| compare(a, b, smaller_is_better)).or_else(of_validations)
     };
     let candidates = trials.iter().filter_map(|(&trial, &it)| Some((trial, of_trial(it)?)));
-    let (index, metric) = candidates.min_by(|a, b| rank(&a.1, &b.1, smaller_is_better))?;
+    let (index, metric) = candidates.min_by(|a, b| compare(&a.1, &b.1, smaller_is_better))?;
     let checkpoint = trials.get(&index).and_then(|it| checkpoint_with(it, &metric));
     Some(BestTrial { index, metric, checkpoint })
-}
-
-fn rank(a: &str, b: &str, smaller_is_better: bool) -> Ordering {
-    let loss = |text: &str| {
-        let metric = number::parse(text).unwrap_or(f64::NAN);
-        if smaller_is_better { metric } else { -metric }
-    };
-    compare_losses(loss(a), loss(b))
 }
 
 /// The newest checkpoint with this metric.
 fn checkpoint_with(record: &TrialRecord, metric: &str) -> Option<String> {
     let has_metric = |it: &&CheckpointRecord| {
-        it.metric.as_deref().is_some_and(|it| rank(it, metric, true) == Ordering::Equal)
+        it.metric.as_deref().is_some_and(|it| compare(it, metric, true) == Ordering::Equal)
     };
     record.status.checkpoints.iter().rev().find(has_metric).map(|it| it.name.clone())
-}
-
-/// Compares by value, less first and NaN last. Zeros of either sign are equal, and so are NaNs.
-pub(crate) fn compare_losses(a: f64, b: f64) -> Ordering {
-    a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use stoker_api::validate::Method;
 use crate::search::method::{SearchMethod, Step};
 use crate::search::rng::Random;
 use crate::search::{Draw, SearchConfig};
-use crate::trial::TrialRecord;
+use crate::trial::{SearchedMetric, TrialRecord};
 
 /// A search over nine epochs; its grid has 3 x 2 points.
 pub(crate) fn config(method: Method) -> SearchConfig {
@@ -53,6 +53,10 @@ pub(crate) fn plain_record(index: u32) -> TrialRecord {
     let hyperparameters = serde_json::json!({});
     record(&Draw { index, request_id: String::new(), seed: 0, hyperparameters, units: 9 })
 }
+
+/// A search for the least `loss`.
+pub(crate) const LOSS: SearchedMetric<'_> =
+    SearchedMetric { name: "loss", smaller_is_better: true };
 
 pub(crate) fn report(attempt: u32, batches: u64, event: ReportEvent) -> Report {
     Report { version: CONTRACT_VERSION, attempt, batches, event }

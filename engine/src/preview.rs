@@ -3,6 +3,7 @@
 use serde::Serialize;
 use serde_json::Value;
 use stoker_api::trial::CloseCause;
+use stoker_api::validate::Method;
 
 use crate::search::{Action, Draw, Event, Search, SearchConfig};
 
@@ -45,7 +46,7 @@ impl Preview {
 
 /// Foretells a search, with the draws of its first `samples` trials.
 pub fn preview(config: &SearchConfig, samples: u32) -> Preview {
-    let mut search = Search::new(config.clone());
+    let mut search = Search::new(at_a_time(config, samples));
     let counts = search.lengths().into_iter().filter(|it| it.1 > 0);
     let lengths = counts.map(|(units, trials)| LengthCount { units, trials }).collect();
     let samples_max = samples as usize;
@@ -63,6 +64,23 @@ pub fn preview(config: &SearchConfig, samples: u32) -> Preview {
     Preview { lengths, samples }
 }
 
+/// The same search, of which no more trials are drawn at a time than are wanted: what is drawn does
+/// not depend on that.
+fn at_a_time(config: &SearchConfig, samples: u32) -> SearchConfig {
+    let few = |max_concurrent| match max_concurrent {
+        0 => samples.max(1),
+        max => samples.clamp(1, max),
+    };
+    let method = match config.method {
+        Method::Single => Method::Single,
+        Method::Random { max_trials, max_concurrent } => {
+            Method::Random { max_trials, max_concurrent: few(max_concurrent) }
+        }
+        Method::Grid { max_concurrent } => Method::Grid { max_concurrent: few(max_concurrent) },
+    };
+    SearchConfig { method, ..config.clone() }
+}
+
 fn sample(action: Action) -> Option<Sample> {
     match action {
         Action::Create(Draw { index, seed, hyperparameters, .. }) => {
@@ -75,7 +93,6 @@ fn sample(action: Action) -> Option<Sample> {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use stoker_api::validate::Method;
 
     use super::*;
     use crate::fixture::config;
@@ -97,6 +114,22 @@ mod tests {
         check(Method::Single, 9, json!([{ "units": 9, "trials": 1 }]), &[0]);
         let grid = Method::Grid { max_concurrent: 0 };
         check(grid, 2, json!([{ "units": 9, "trials": 6 }]), &[0, 1]);
+    }
+
+    #[test]
+    fn only_the_trials_that_are_shown_are_drawn() {
+        let check = |method, samples, expected| {
+            let mut search = Search::new(at_a_time(&config(method), samples));
+            assert_eq!(search.start().len(), expected, "{method:?} {samples}");
+        };
+        check(Method::Random { max_trials: u32::MAX, max_concurrent: 0 }, 5, 5);
+        check(Method::Random { max_trials: u32::MAX, max_concurrent: 3 }, 5, 3);
+        check(Method::Grid { max_concurrent: 0 }, 5, 5);
+        check(Method::Grid { max_concurrent: 0 }, 0, 1);
+        let random = |max_concurrent| Method::Random { max_trials: 9, max_concurrent };
+        let all = preview(&config(random(0)), 9);
+        assert_eq!(preview(&config(random(0)), 4).samples, all.samples[..4]);
+        assert_eq!(preview(&config(random(2)), 9), all);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use stoker_api::trial::{AttemptEnd, CloseCause, Fact};
 use stoker_api::validate::Method;
 
 use crate::experiment::{ExperimentPlan, plan};
-use crate::fixture::{checkpointed, config, record, report, validated};
+use crate::fixture::{LOSS, checkpointed, config, record, report, validated};
 use crate::search::SearchConfig;
 use crate::trial::{
     Limits, Next, Recorded, TrialRecord, Wanted, begin_attempt, close, closed, directive,
@@ -29,6 +29,7 @@ const LIMITS: Limits = Limits { max_restarts: 1, infrastructure_attempts_max: 10
 enum Program {
     Trains,
     StopsItself,
+    EndsUntrained,
     RefusesHyperparameters,
     Fails,
 }
@@ -38,6 +39,7 @@ fn program(record: &TrialRecord) -> Program {
         0 => Program::StopsItself,
         1 => Program::RefusesHyperparameters,
         2 => Program::Fails,
+        3 => Program::EndsUntrained,
         _ => Program::Trains,
     }
 }
@@ -127,17 +129,23 @@ impl Runner {
         let batches = record.status.batches + 1;
         let end = |record: &mut _, end| end_attempt(record, end, None, &LIMITS);
         match (die % 8, program(record)) {
-            (0, _) => end(record, AttemptEnd::Preempted),
+            (0, _) if die < 128 => end(record, AttemptEnd::Preempted),
+            (0, _) => end(record, AttemptEnd::RunnerLost),
             (1, _) if record.status.checkpoints.len() > 1 => {
                 end(record, AttemptEnd::Infrastructure);
             }
             (2 | 3, _) => {
                 let event = checkpointed(&format!("{batches:012}-{attempt}"), None);
                 let report = report(attempt, batches, event);
-                assert_eq!(record_report(record, &report, "loss"), Recorded::New);
-                assert_eq!(record_report(record, &report, "loss"), Recorded::Repeat);
+                assert_eq!(record_report(record, &report, &LOSS), Recorded::New);
+                assert_eq!(record_report(record, &report, &LOSS), Recorded::Repeat);
             }
-            (_, Program::StopsItself) => end(record, AttemptEnd::Completed),
+            (_, Program::StopsItself) => {
+                let report = report(attempt, batches, validated("0.5", None));
+                record_report(record, &report, &LOSS);
+                end(record, AttemptEnd::Completed);
+            }
+            (_, Program::EndsUntrained) => end(record, AttemptEnd::Completed),
             (_, Program::RefusesHyperparameters) => {
                 end(record, AttemptEnd::InvalidHyperparameters);
             }
@@ -146,7 +154,7 @@ impl Runner {
                 Directive::Continue { units } => {
                     let loss = format!("0.{}", record.spec.seed);
                     let report = report(attempt, batches, validated(&loss, Some(units)));
-                    record_report(record, &report, "loss");
+                    record_report(record, &report, &LOSS);
                 }
                 Directive::Stop => end(record, AttemptEnd::Completed),
                 Directive::Wait => {}
@@ -156,7 +164,7 @@ impl Runner {
         let old = self.last_report.insert(record.spec.index, (attempt, batches));
         if let Some((old, batches)) = old.filter(|it| it.0 < attempt) {
             let report = report(old, batches, validated("9", Some(9)));
-            assert_eq!(record_report(record, &report, "loss"), Recorded::Fenced);
+            assert_eq!(record_report(record, &report, &LOSS), Recorded::Fenced);
         }
     }
 

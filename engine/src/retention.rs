@@ -13,7 +13,7 @@ use stoker_api::experiment::CheckpointStorage;
 use stoker_api::number;
 use stoker_api::trial::CheckpointRecord;
 
-use crate::experiment::compare_losses;
+use crate::trial::compare_losses;
 
 /// A checkpoint with what ranks it: its trial, and its place in the trial's list.
 #[derive(Clone, Copy)]

@@ -8,14 +8,18 @@
 //!
 //! A closed trial stays closed: nothing here changes its facts, whatever comes late.
 
+mod report;
+
 use serde::{Deserialize, Serialize};
-use stoker_api::contract::{CheckpointRef, Directive, Report, ReportEvent};
+use stoker_api::contract::{CheckpointRef, Directive};
 use stoker_api::experiment::Phase;
-use stoker_api::number;
+use stoker_api::names::parse_checkpoint_name;
 use stoker_api::trial::{
-    Attempt, AttemptEnd, CheckpointRecord, CloseCause, ClosedFact, Fact, ResultFact, TrialSpec,
-    TrialStatus,
+    Attempt, AttemptEnd, CloseCause, ClosedFact, Fact, ResultFact, TrialSpec, TrialStatus,
 };
+
+pub use report::{Recorded, SearchedMetric, record_report};
+pub(crate) use report::{compare, compare_losses};
 
 /// Checkpoints named to an attempt: the newest one, and so many to fall back to, less one.
 pub const RESUME_FROM_MAX: usize = 16;
@@ -27,6 +31,11 @@ pub const INFRASTRUCTURE_ATTEMPTS_MAX: u32 = 10;
 /// The latest attempts whose messages are kept: a record must stay small however often a trial is
 /// paused or lost.
 const MESSAGES_MAX: usize = 16;
+
+/// Why a trial has failed whose program found nothing to complain of.
+const WITHOUT_RESULT: &str = "its program exited with code 0 without having reported a validation \
+                              with the searched metric: it must train through Stoker, or exit with \
+                              another code";
 
 /// What is recorded of a trial.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -88,17 +97,6 @@ pub enum Next {
     },
     /// It is closed.
     Done,
-}
-
-/// What a report did to the record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recorded {
-    /// It changed the record, which must be written before the report is answered.
-    New,
-    /// It said nothing new.
-    Repeat,
-    /// It came from an attempt that is over; nothing was recorded.
-    Fenced,
 }
 
 /// The length that a trial may train to.
@@ -166,15 +164,18 @@ pub fn begin_attempt(record: &mut TrialRecord, number: u32) {
 ///
 /// | end | what follows |
 /// |---|---|
-/// | `Completed` | closed: `Completed` with a result at the granted length, else `StoppedEarly` |
+/// | `Completed` with a result at the granted length | closed as `Completed` |
+/// | `Completed` with a validation before it | closed as `StoppedEarly` |
+/// | `Completed` with neither | closed as `Failed` |
 /// | `Preempted` | runs again; counts for nothing |
 /// | `InvalidHyperparameters` | closed |
 /// | `UserError` | a restart; closed as `Failed` when there are more than `max_restarts` |
 /// | `Infrastructure` | runs again; closed as `Failed` at the limit without a new checkpoint |
+/// | `RunnerLost` | runs again; counts for nothing |
 ///
 /// A program that exits as completed before the granted length has stopped itself, as early
-/// stopping does. Lost attempts count from the one that wrote the newest checkpoint, whatever other
-/// ends are between them.
+/// stopping does. One that never validated has done nothing, and would do so again. Lost attempts
+/// count from the one that wrote the newest checkpoint, whatever other ends are between them.
 pub fn end_attempt(
     record: &mut TrialRecord,
     end: AttemptEnd,
@@ -195,10 +196,18 @@ pub fn end_attempt(
     match end {
         AttemptEnd::Completed => {
             let has_result = result_at(record, granted_units(&record.spec)).is_some();
-            let cause = if has_result { CloseCause::Completed } else { CloseCause::StoppedEarly };
-            close(record, cause, message);
+            match record.status.best_metric {
+                _ if has_result => close(record, CloseCause::Completed, message),
+                Some(_) => close(record, CloseCause::StoppedEarly, message),
+                None => {
+                    let what =
+                        message.as_deref().map_or(String::new(), |it| format!("; it said: {it}"));
+                    let what = format!("{WITHOUT_RESULT}{what}");
+                    close(record, CloseCause::Failed, Some(what));
+                }
+            }
         }
-        AttemptEnd::Preempted => {}
+        AttemptEnd::Preempted | AttemptEnd::RunnerLost => {}
         AttemptEnd::InvalidHyperparameters => {
             close(record, CloseCause::InvalidHyperparameters, message);
         }
@@ -248,86 +257,9 @@ pub fn directive(record: &TrialRecord, attempt: u32, wanted: Wanted) -> Directiv
     }
 }
 
-/// Adds what a report says to the record. The first recorded wins: a report that comes twice, or a
-/// result or checkpoint that a resumed attempt makes again, changes nothing.
-///
-/// A result is taken at lengths that were granted, and only there. A searched metric that the
-/// report lacks, or that is no number, is NaN.
-pub fn record_report(record: &mut TrialRecord, report: &Report, searched_metric: &str) -> Recorded {
-    if closed(record).is_some() || live_attempt(record) != Some(report.attempt) {
-        return Recorded::Fenced;
-    }
-    let before = record.status.clone();
-    let is_latest = report.batches >= before.batches;
-    match &report.event {
-        ReportEvent::Started { resumed_from, batches_total, refused } => {
-            record.status.batches = report.batches;
-            record.status.batches_total = *batches_total;
-            if let Some(attempt) = record.status.attempts.last_mut() {
-                attempt.resumed_from.clone_from(resumed_from);
-                let refused = refused.iter().map(|(name, why)| format!("{name}: {why}"));
-                let refused: Vec<_> = refused.collect();
-                if !refused.is_empty() {
-                    attempt.message = Some(format!("passed over {}", refused.join("; ")));
-                }
-            }
-        }
-        ReportEvent::Progress { batches_total } => {
-            record.status.batches_total = *batches_total;
-        }
-        ReportEvent::Validated { metrics, granted_units } => {
-            if is_latest {
-                record.status.metrics.clone_from(metrics);
-            }
-            if let Some(units) = *granted_units {
-                record_result(record, units, metrics.get(searched_metric));
-            }
-        }
-        ReportEvent::Checkpointed { name, manifest_sha256, bytes, metric } => {
-            let checkpoint = CheckpointRecord {
-                name: name.clone(),
-                batches: report.batches,
-                metric: metric.clone(),
-                manifest_sha256: manifest_sha256.clone(),
-                bytes: *bytes,
-            };
-            record_checkpoint(record, checkpoint);
-        }
-        ReportEvent::Exiting { code: _, message } => {
-            if let (Some(attempt), Some(_)) = (record.status.attempts.last_mut(), message) {
-                attempt.message.clone_from(message);
-            }
-        }
-    }
-    record.status.batches = record.status.batches.max(report.batches);
-    if record.status == before { Recorded::Repeat } else { Recorded::New }
-}
-
-fn record_result(record: &mut TrialRecord, units: u64, metric: Option<&String>) {
-    let spec = &record.spec;
-    let is_granted = units == spec.units || spec.grants.iter().any(|it| it.units == units);
-    if !is_granted || result_at(record, units).is_some() {
-        return;
-    }
-    let metric = metric.filter(|it| number::parse(it).is_some()).cloned();
-    let metric = metric.unwrap_or_else(|| number::format(f64::NAN));
-    record.status.facts.push(Fact::Result(ResultFact { units, metric }));
-}
-
-/// Keeps the list in the order in which the checkpoints were written: a report may come late.
-fn record_checkpoint(record: &mut TrialRecord, checkpoint: CheckpointRecord) {
-    let checkpoints = &mut record.status.checkpoints;
-    if checkpoints.iter().any(|it| it.name == checkpoint.name) {
-        return;
-    }
-    let age = |it: &CheckpointRecord| (attempt_of(&it.name), it.batches);
-    let place = checkpoints.partition_point(|it| age(it) <= age(&checkpoint));
-    checkpoints.insert(place, checkpoint);
-}
-
-/// The attempt that a checkpoint's name ends with, `BATCHES-ATTEMPT`.
+/// The attempt that wrote a checkpoint.
 fn attempt_of(name: &str) -> Option<u32> {
-    name.rsplit_once('-').and_then(|(_, attempt)| attempt.parse().ok())
+    parse_checkpoint_name(name).map(|it| it.1)
 }
 
 fn next_attempt(record: &TrialRecord) -> u32 {

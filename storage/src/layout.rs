@@ -10,6 +10,7 @@
 //! ```
 
 use stoker_api::names::{MANIFEST, RECORD};
+pub use stoker_api::names::{checkpoint_name, parse_checkpoint_name};
 
 /// The folder of an experiment: its name and the first 8 characters of its id, so that a later
 /// experiment of the same name has a folder of its own.
@@ -30,19 +31,6 @@ pub fn experiment_path(namespace: &str, experiment: &str, experiment_id: &str) -
 /// [`StorageConfig::trial_path`]: stoker_api::contract::StorageConfig::trial_path
 pub fn trial_path(namespace: &str, experiment: &str, experiment_id: &str, trial: u32) -> String {
     format!("{}/trials/{trial}", experiment_path(namespace, experiment, experiment_id))
-}
-
-/// The name of the checkpoint that `attempt` takes after `batches` global batches. Names sort by
-/// batches; two attempts never share one.
-pub fn checkpoint_name(batches: u64, attempt: u32) -> String {
-    format!("{batches:012}-{attempt}")
-}
-
-/// The batches and the attempt in a name that [`checkpoint_name`] wrote; `None` for another name.
-pub fn parse_checkpoint_name(name: &str) -> Option<(u64, u32)> {
-    let (batches, attempt) = name.split_once('-')?;
-    let parsed = (batches.parse().ok()?, attempt.parse().ok()?);
-    (checkpoint_name(parsed.0, parsed.1) == name).then_some(parsed)
 }
 
 /// The folder that holds all checkpoints of a trial.
@@ -85,26 +73,45 @@ pub fn record_path(trial_path: &str) -> String {
     format!("{trial_path}/{RECORD}")
 }
 
+/// The attempt that wrote a file, by the file's path below its trial's folder; `None` for a file of
+/// no attempt.
+///
+/// # Examples
+///
+/// ```
+/// assert_eq!(stoker_storage::layout::attempt_of("metrics/3-00000000.jsonl"), Some(3));
+/// ```
+pub fn attempt_of(path: &str) -> Option<u32> {
+    let (folder, rest) = path.split_once('/')?;
+    let (name, _) = rest.split_once('/').unwrap_or((rest, ""));
+    match folder {
+        "checkpoints" => parse_checkpoint_name(name).map(|it| it.1),
+        "metrics" => name.split_once('-')?.0.parse().ok(),
+        "tensorboard" => name.strip_prefix("events.out.tfevents.")?.split_once('-')?.0.parse().ok(),
+        "logs" => name.parse().ok(),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn check_name(name: &str, expected: Option<(u64, u32)>) {
-        assert_eq!(parse_checkpoint_name(name), expected, "{name}");
-    }
-
     #[test]
-    fn checkpoint_names_are_read_back_and_other_names_are_not() {
-        check_name(&checkpoint_name(100, 3), Some((100, 3)));
-        check_name("000000000100-3", Some((100, 3)));
-        check_name("000000000100-03", None);
-        check_name("100-3", None);
-        check_name("manifest.json", None);
-    }
-
-    #[test]
-    fn names_sort_by_batches() {
-        assert!(checkpoint_name(999, 12) < checkpoint_name(1_000, 2));
+    fn a_files_path_tells_its_attempt() {
+        let trial = trial_path("default", "mnist", "0b3f9c1e", 4);
+        let check = |path: &str, expected: Option<u32>| {
+            let below = path.strip_prefix(&format!("{trial}/")).unwrap();
+            assert_eq!(attempt_of(below), expected, "{below}");
+        };
+        check(&checkpoint_file(&trial, &checkpoint_name(100, 12), "model.bpk"), Some(12));
+        check(&manifest_path(&trial, "x"), None);
+        check(&crate::metrics::segments(&trial, 12).path(3), Some(12));
+        let events = format!("{}/events.out.tfevents.000012-", tensorboard_path(&trial));
+        check(&format!("{events}00000000.stoker"), Some(12));
+        check(&format!("{}/0-00000000.log", logs_path(&trial, 12)), Some(12));
+        check(&record_path(&trial), None);
+        check(&format!("{}/notes.txt", metrics_path(&trial)), None);
     }
 
     #[test]

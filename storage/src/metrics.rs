@@ -29,7 +29,8 @@ pub struct Row {
     pub group: String,
     /// Global batches trained.
     pub batches: u64,
-    /// Passes over the training data that are complete.
+    /// Epochs that are complete: passes over the training data, unless the experiment says how many
+    /// records an epoch has.
     pub epoch: u64,
     /// The attempt that wrote it.
     pub attempt: u32,

@@ -49,7 +49,7 @@ impl MetricsWriter {
     }
 
     /// Queues one row; never waits. `group` is `training` or `validation`; `epoch` counts the
-    /// complete passes over the training data.
+    /// complete epochs.
     ///
     /// # Errors
     ///
@@ -96,6 +96,11 @@ impl MetricsWriter {
         vec![self.rows.stored()]
     }
 
+    /// Asks that all rows so far be stored, in both forms; returns what to wait for.
+    pub(crate) fn flushing(&mut self) -> Vec<Stored> {
+        vec![self.rows.stored(), self.events.stored()]
+    }
+
     /// Waits until all rows so far are stored, in both forms. Call it at the end.
     ///
     /// # Errors
@@ -106,9 +111,7 @@ impl MetricsWriter {
     ///
     /// Called within an asynchronous task.
     pub fn flush(&mut self) -> Result<(), StorageError> {
-        let (rows, events) = (self.rows.stored(), self.events.stored());
-        rows.wait_blocking()?;
-        events.wait_blocking()
+        self.flushing().into_iter().try_for_each(Stored::wait_blocking)
     }
 }
 

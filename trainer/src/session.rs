@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use stoker_api::contract::{CheckpointRef, Directive, ExitCode, Report, ReportEvent, TrialConfig};
 use stoker_storage::{Storage, hash, layout};
@@ -172,6 +173,23 @@ impl Session {
         Ok(())
     }
 
+    /// Waits until all rows of metrics are stored, but not for longer than `wait`.
+    pub(crate) fn flush_within(&mut self, wait: Duration) -> Result<()> {
+        let Some(files) = &mut self.files else { return Ok(()) };
+        let stored = files.metrics.flushing();
+        let all = async {
+            for stored in stored {
+                stored.wait().await?;
+            }
+            Ok(())
+        };
+        let done = async { tokio::time::timeout(wait, all).await };
+        match self._background.handle.block_on(done) {
+            Ok(done) => done,
+            Err(_) => Err(format!("the storage took longer than {} s", wait.as_secs()).into()),
+        }
+    }
+
     /// Waits until all rows of metrics are stored.
     pub(crate) fn flush(&mut self) -> Result<()> {
         match &mut self.files {
@@ -190,12 +208,15 @@ fn checkpointed(saved: Saved) -> ReportEvent {
     }
 }
 
-/// Alone, the program finds its own checkpoints, newest first, and counts its attempts by them.
+/// Alone, the program finds its own checkpoints, newest first, and counts its attempts by all that
+/// they have written: one that was killed may have left rows and no checkpoint.
 fn resume_latest(rt: &Handle, storage: &Storage, config: &mut TrialConfig) -> Result<()> {
-    let folder = layout::checkpoints_path(&config.storage.trial_path);
-    let found: Result<Vec<_>, Error> = rt.block_on(async {
-        let mut found = vec![];
+    let folder = format!("{}/", config.storage.trial_path);
+    let (mut found, mut attempts) = (vec![], 0);
+    let listed: Result<(), Error> = rt.block_on(async {
         for path in storage.list(&folder).await? {
+            let below = path.strip_prefix(&folder).unwrap_or(&path);
+            attempts = layout::attempt_of(below).map_or(attempts, |it| attempts.max(it + 1));
             let mut names = path.rsplit('/');
             let (file, name) = (names.next(), names.next().unwrap_or_default());
             let place = layout::parse_checkpoint_name(name);
@@ -204,12 +225,11 @@ fn resume_latest(rt: &Handle, storage: &Storage, config: &mut TrialConfig) -> Re
                 found.push((place, CheckpointRef { name: name.into(), manifest_sha256 }));
             }
         }
-        Ok(found)
+        Ok(())
     });
-    let mut found = found?;
+    listed?;
     found.sort_by_key(|(place, _)| std::cmp::Reverse(*place));
-    let attempts = found.iter().map(|((_, attempt), _)| attempt + 1);
-    config.attempt = attempts.max().unwrap_or(0);
+    config.attempt = attempts;
     config.resume_from = found.into_iter().map(|(_, checkpoint)| checkpoint).collect();
     Ok(())
 }

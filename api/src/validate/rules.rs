@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::{FieldError, Method, NAME_BYTES_MAX, SEED_END, ValidExperiment, item, member};
+use super::{
+    FieldError, Method, NAME_BYTES_MAX, SEED_END, TRIALS_MAX, ValidExperiment, item, member,
+};
 use crate::experiment::{ExperimentSpec, Length, Searcher, Unit};
 use crate::hyperparameters::Space;
 
@@ -88,6 +90,10 @@ fn check_searcher(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Option<M
             if random.max_trials == 0 {
                 let path = "spec.searcher.random.maxTrials";
                 errors.push(FieldError::new(path, &json!(0), "must be at least 1"));
+            } else if random.max_trials > TRIALS_MAX {
+                let path = "spec.searcher.random.maxTrials";
+                let rule = format!("must be at most {TRIALS_MAX}: lower it, or split the search");
+                errors.push(FieldError::new(path, &json!(random.max_trials), &rule));
             }
             let max_concurrent = random.max_concurrent_trials;
             Some(Method::Random { max_trials: random.max_trials, max_concurrent })
@@ -135,9 +141,10 @@ fn check_grid(space: &Space, errors: &mut Vec<FieldError>) {
         );
         errors.push(FieldError::absent(&member(path, "count"), &rule));
     }
-    if num_points > u128::from(u32::MAX) {
-        let rule =
-            format!("a grid of {num_points} points is more than 2^32 - 1 trials: lower the counts");
+    if num_points > u128::from(TRIALS_MAX) {
+        let rule = format!(
+            "a grid of {num_points} points is more than {TRIALS_MAX} trials: lower the counts"
+        );
         errors.push(FieldError::absent("spec.hyperparameters", &rule));
     }
 }

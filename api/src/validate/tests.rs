@@ -43,6 +43,9 @@ fn each_rule_names_the_field_it_is_about() {
     check("searcher/random", Value::Null, "spec.searcher", "none is");
     check("searcher/single", json!({}), "spec.searcher", "single and random are");
     check("searcher/random/maxTrials", json!(0), "spec.searcher.random.maxTrials", "at least 1");
+    let trials = "spec.searcher.random.maxTrials";
+    check("searcher/random/maxTrials", json!(100_001), trials, "at most 100000");
+    check("searcher/random/maxTrials", json!(4_000_000_000_u32), trials, "at most 100000");
     check("searcher/maxLength", json!({}), "spec.searcher.maxLength", "none is");
     check("searcher/maxLength/epochs", json!(0), "spec.searcher.maxLength.epochs", "at least 1");
     check("searcher/maxLength/batches", json!(3), "spec.searcher.maxLength", "batches and epochs");
@@ -121,7 +124,13 @@ fn grid_search_names_every_hyperparameter_without_a_count() {
     }
     spec["hyperparameters"]["a"]["b"]["int"]["count"] = json!(2);
     spec["hyperparameters"]["rate"]["log"]["count"] = json!(u32::MAX);
-    assert!(run("x", spec.clone()).unwrap_err()[0].rule.contains("2^32 - 1 trials"));
+    let error = run("x", spec.clone()).unwrap_err().remove(0);
+    let words = "a grid of 8589934590 points is more than 100000 trials: lower the counts";
+    assert_eq!((error.path.as_str(), error.rule.as_str()), ("spec.hyperparameters", words));
+    for (count, is_valid) in [(50_000, true), (50_001, false)] {
+        spec["hyperparameters"]["rate"]["log"]["count"] = json!(count);
+        assert_eq!(run("x", spec.clone()).is_ok(), is_valid, "{count}");
+    }
     spec["hyperparameters"]["rate"]["log"]["count"] = json!(3);
     assert_eq!(run("x", spec).unwrap().method, Method::Grid { max_concurrent: 16 });
 }

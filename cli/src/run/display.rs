@@ -8,13 +8,18 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde_json::json;
 use stoker_api::experiment::Phase;
 use stoker_api::number;
-use stoker_engine::trial::{TrialRecord, live_attempt, result_at};
+use stoker_api::trial::CloseCause;
+use stoker_engine::trial::{
+    SearchedMetric, TrialRecord, closed, granted_units, live_attempt, result_at,
+};
 
 use super::state::{Happening, State};
 use crate::print::{self, Output};
 
 /// Lines of trials on a terminal; more would scroll away.
 const LINES_MAX: usize = 24;
+/// How old the search's progress may be.
+const RECKON: Duration = Duration::from_secs(1);
 /// Characters of a progress bar.
 const BAR_CHARS: u64 = 20;
 
@@ -36,6 +41,8 @@ pub(crate) struct Bars {
     lines: Vec<ProgressBar>,
     /// Where a trial's attempt was when first seen: attempt, time, batches.
     since: BTreeMap<u32, (u32, Instant, u64)>,
+    /// When the search's progress was reckoned last.
+    reckoned: Option<Instant>,
 }
 
 impl View {
@@ -48,6 +55,7 @@ impl View {
                 multi: MultiProgress::new(),
                 lines: Vec::new(),
                 since: BTreeMap::new(),
+                reckoned: None,
             }),
             Output::Text => Self::Lines,
         }
@@ -69,13 +77,17 @@ impl View {
             match self {
                 Self::Json => print::out(json_line(index, &happening)),
                 Self::Lines => print::out(text_line(index, &happening)),
-                Self::Bars(bars) if matches!(happening, Happening::Ended { .. }) => {
+                Self::Bars(bars) if is_news(&happening) => {
                     let _ = bars.multi.println(text_line(index, &happening));
                 }
                 Self::Bars(_) => {}
             }
         }
         if let Self::Bars(bars) = self {
+            if bars.reckoned.is_none_or(|it| it.elapsed() > RECKON) {
+                bars.reckoned = Some(Instant::now());
+                state.reckon_progress();
+            }
             bars.draw(state, searched);
         }
     }
@@ -100,11 +112,19 @@ pub(crate) struct Searched<'a> {
 }
 
 impl Searched<'_> {
-    /// A trial's metric: the result at the granted length, or else its latest validation's.
+    /// A trial's metric: the result at the granted length, or else its latest validation's; its best
+    /// where it stopped early, since it counts by that.
     pub(crate) fn of(&self, trial: &TrialRecord) -> Option<String> {
-        let units = stoker_engine::trial::granted_units(&trial.spec);
-        let latest = || trial.status.metrics.get(self.metric).cloned();
-        result_at(trial, units).map(|it| it.metric.clone()).or_else(latest)
+        let units = granted_units(&trial.spec);
+        if let Some(result) = result_at(trial, units) {
+            return Some(result.metric.clone());
+        }
+        if closed(trial) == Some(CloseCause::StoppedEarly) {
+            return trial.status.best_metric.clone();
+        }
+        let searched =
+            SearchedMetric { name: self.metric, smaller_is_better: self.smaller_is_better };
+        searched.of(&trial.status.metrics).cloned()
     }
 
     /// A number that is smaller for a better metric, and greatest for none.
@@ -173,7 +193,18 @@ impl Bars {
         }
         let done = status.batches - since.2;
         let left = status.batches_total.checked_sub(status.batches)?;
-        (done > 0).then(|| since.1.elapsed().mul_f64(left as f64 / done as f64))
+        let seconds = since.1.elapsed().as_secs_f64() * left as f64 / done as f64;
+        // With nothing done yet, or with an age to go, there is nothing to say.
+        Duration::try_from_secs_f64(seconds).ok()
+    }
+}
+
+/// Whether it is told even where bars show how trials stand.
+fn is_news(happening: &Happening) -> bool {
+    match happening {
+        Happening::Ended { .. } => true,
+        Happening::Started { refused, .. } => !refused.is_empty(),
+        Happening::Validated { .. } | Happening::Checkpointed { .. } => false,
     }
 }
 
@@ -214,12 +245,15 @@ fn clock(left: Duration) -> String {
 
 fn text_line(index: u32, happening: &Happening) -> String {
     match happening {
-        Happening::Started { attempt: 0, from: None } => format!("trial {index}: started"),
-        Happening::Started { attempt, from: None } => {
-            format!("trial {index}: attempt {attempt} started from the beginning")
-        }
-        Happening::Started { attempt, from: Some(from) } => {
-            format!("trial {index}: attempt {attempt} started from checkpoint {from}")
+        Happening::Started { attempt: 0, from: None, .. } => format!("trial {index}: started"),
+        Happening::Started { attempt, from, refused } => {
+            let from = from.as_ref();
+            let from = from.map_or("the beginning".to_owned(), |it| format!("checkpoint {it}"));
+            let refused: String = refused
+                .iter()
+                .map(|(name, why)| format!("; checkpoint {name} was passed over: {why}"))
+                .collect();
+            format!("trial {index}: attempt {attempt} started from {from}{refused}")
         }
         Happening::Validated { batches, metrics } => {
             let metrics: Vec<String> =
@@ -238,8 +272,10 @@ fn text_line(index: u32, happening: &Happening) -> String {
 
 fn json_line(index: u32, happening: &Happening) -> serde_json::Value {
     match happening {
-        Happening::Started { attempt, from } => {
-            json!({"event": "started", "trial": index, "attempt": attempt, "checkpoint": from})
+        Happening::Started { attempt, from, refused } => {
+            let (event, trial) = ("started", index);
+            json!({"event": event, "trial": trial, "attempt": attempt, "checkpoint": from,
+                "refused": refused})
         }
         Happening::Validated { batches, metrics } => {
             json!({"event": "validated", "trial": index, "batches": batches, "metrics": metrics})
@@ -264,6 +300,16 @@ mod tests {
         assert_eq!(bar(0, 0), format!("[{}]", " ".repeat(20)));
         assert_eq!(bar(5, 10), format!("[{}{}]", "=".repeat(10), " ".repeat(10)));
         assert_eq!(bar(20, 10), format!("[{}]", "=".repeat(20)));
+    }
+
+    #[test]
+    fn a_fall_back_is_told_with_its_reason() {
+        let refused = [("b".to_owned(), "model is missing".to_owned())].into();
+        let started = Happening::Started { attempt: 1, from: Some("a".to_owned()), refused };
+        let text = "trial 3: attempt 1 started from checkpoint a; checkpoint b was passed over: \
+                    model is missing";
+        assert_eq!(text_line(3, &started), text);
+        assert!(is_news(&started));
     }
 
     #[test]

@@ -98,5 +98,8 @@ async fn report(
     let answer = state.report(index, &report);
     drop(state);
     desk.changed.notify_one();
-    answer.map(Json).map_err(|error| (StatusCode::SERVICE_UNAVAILABLE, error.to_string()))
+    answer.map(Json).map_err(|error| match error {
+        Failure::Input(why) => (StatusCode::UNPROCESSABLE_ENTITY, why),
+        error => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
+    })
 }

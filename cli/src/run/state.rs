@@ -12,7 +12,8 @@ use stoker_api::validate::ValidExperiment;
 use stoker_engine::experiment::plan;
 use stoker_engine::retention;
 use stoker_engine::search::{Draw, SearchConfig};
-use stoker_engine::trial::{self, Limits, Next, Recorded, TrialRecord, Wanted};
+use stoker_engine::trial::{self, Limits, Next, Recorded, SearchedMetric, TrialRecord, Wanted};
+use tokio::sync::mpsc::UnboundedSender;
 
 use super::record::Folder;
 use crate::failure::Failure;
@@ -24,8 +25,8 @@ const ROUNDS_MAX: u32 = 1000;
 /// Something to tell the user about a trial.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Happening {
-    /// An attempt was started.
-    Started { attempt: u32, from: Option<String> },
+    /// An attempt was started; checkpoints were refused, with what is wrong with them.
+    Started { attempt: u32, from: Option<String>, refused: BTreeMap<String, String> },
     /// A validation has finished.
     Validated { batches: u64, metrics: BTreeMap<String, String> },
     /// A checkpoint exists.
@@ -47,6 +48,10 @@ pub(crate) struct State {
     pub(crate) progress: f64,
     /// What has not been shown yet, in order.
     pub(crate) happenings: Vec<(u32, Happening)>,
+    /// Where to tell the user what fits no trial.
+    pub(crate) notes: Option<UnboundedSender<String>>,
+    /// What was told last.
+    noted: Option<String>,
     folder: Folder,
     search: SearchConfig,
     limits: Limits,
@@ -71,6 +76,8 @@ impl State {
             is_pausing: false,
             progress: 0.0,
             happenings: Vec::new(),
+            notes: None,
+            noted: None,
             folder,
             search: SearchConfig::new(valid, seed),
             limits: Limits::new(valid.spec.max_restarts),
@@ -83,13 +90,12 @@ impl State {
     }
 
     fn end_orphans(&mut self) -> Result<(), Failure> {
-        // Only the user's own doing ends a runner, so it never fails a trial, however often.
-        let limits = Limits { infrastructure_attempts_max: u32::MAX, ..self.limits };
         for record in self.trials.values_mut() {
             if trial::live_attempt(record).is_some() {
                 let message = "the runner ended without warning, and this attempt with it";
-                let end = AttemptEnd::Infrastructure;
-                trial::end_attempt(record, end, Some(message.to_owned()), &limits);
+                // It counts for nothing: it never fails a trial, however often.
+                let end = AttemptEnd::RunnerLost;
+                trial::end_attempt(record, end, Some(message.to_owned()), &self.limits);
                 self.folder.save_trial(record)?;
             }
         }
@@ -136,6 +142,13 @@ impl State {
             }
         }
         Err(Failure::System(format!("the search still has more to do after {ROUNDS_MAX} plans")))
+    }
+
+    /// Reckons anew what is done of the search: between two plans, trials train on.
+    pub(crate) fn reckon_progress(&mut self) {
+        let trials: Vec<TrialRecord> = self.trials.values().cloned().collect();
+        let plan = plan(&self.search, &trials, self.status().trials_created, false);
+        self.progress = plan.progress;
     }
 
     fn create(&mut self, draw: Draw) -> Result<(), Failure> {
@@ -213,17 +226,24 @@ impl State {
     }
 
     /// Records a report and says what its trainer is to do. Nothing is changed if it cannot be
-    /// written.
+    /// written, or cannot be true: that is [`Failure::Input`].
     pub(crate) fn report(&mut self, index: u32, report: &Report) -> Result<Directive, Failure> {
         let Some(record) = self.trials.get_mut(&index) else { return Ok(Directive::Fenced) };
         let before = record.clone();
-        let recorded = trial::record_report(record, report, &self.metric);
+        let searched =
+            SearchedMetric { name: &self.metric, smaller_is_better: self.search.smaller_is_better };
+        let recorded = trial::record_report(record, report, &searched);
+        if let Recorded::Refused { why } = recorded {
+            self.note(format!("trial {index}: a report is refused: {why}"));
+            return Err(Failure::Input(why));
+        }
         let record = record.clone();
         // Progress alone decides nothing and is not worth a write.
         let is_durable = !matches!(report.event, ReportEvent::Progress { .. });
         if recorded == Recorded::New && is_durable {
             if let Err(error) = self.save(index) {
                 self.trials.insert(index, before);
+                self.note(format!("trial {index}: a report could not be recorded: {error}"));
                 return Err(error);
             }
             self.tell(index, report);
@@ -238,9 +258,11 @@ impl State {
 
     fn tell(&mut self, index: u32, report: &Report) {
         let happening = match &report.event {
-            ReportEvent::Started { resumed_from, .. } => {
-                Happening::Started { attempt: report.attempt, from: resumed_from.clone() }
-            }
+            ReportEvent::Started { resumed_from, refused, .. } => Happening::Started {
+                attempt: report.attempt,
+                from: resumed_from.clone(),
+                refused: refused.clone(),
+            },
             ReportEvent::Validated { metrics, .. } => {
                 Happening::Validated { batches: report.batches, metrics: metrics.clone() }
             }
@@ -273,6 +295,14 @@ impl State {
             record.status.checkpoints.retain(|it| !names.contains(&it.name));
         }
         self.save(index)
+    }
+
+    /// Tells the user, once as long as it is the same.
+    fn note(&mut self, text: String) {
+        if self.noted.as_ref() != Some(&text) {
+            self.noted = Some(text.clone());
+            let _ = self.notes.as_ref().map(|it| it.send(text));
+        }
     }
 
     fn save(&self, index: u32) -> Result<(), Failure> {

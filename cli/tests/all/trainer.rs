@@ -152,6 +152,14 @@ impl Trainer {
         let progress = ReportEvent::Progress { batches_total: 1 };
         let other = Report { attempt: 9, ..self.report(0, progress) };
         assert_eq!(self.send(&token, &serde_json::to_string(&other).unwrap()).0, 403);
+        let elsewhere = ReportEvent::Checkpointed {
+            name: "../../elsewhere".to_owned(),
+            manifest_sha256: "0".repeat(64),
+            bytes: 7,
+            metric: None,
+        };
+        let elsewhere = serde_json::to_string(&self.report(0, elsewhere)).unwrap();
+        assert_eq!(self.send(&token, &elsewhere).0, 422);
     }
 
     fn report(&self, batches: u64, event: ReportEvent) -> Report {

@@ -1,11 +1,13 @@
 //! Tests of the fold: grants, creates, stops, status.
 
-use stoker_api::trial::{ClosedFact, ResultFact};
+use stoker_api::trial::{AttemptEnd, ClosedFact, ResultFact};
 use stoker_api::validate::Method;
 
 use super::*;
-use crate::fixture::{BetterOfTwo, checkpointed, config, plain_record, record, report};
-use crate::trial::{begin_attempt, close, record_report};
+use crate::fixture::{
+    BetterOfTwo, LOSS, checkpointed, config, plain_record, record, report, validated,
+};
+use crate::trial::{Limits, begin_attempt, end_attempt, record_report};
 
 const RANDOM: Method = Method::Random { max_trials: 4, max_concurrent: 2 };
 
@@ -152,7 +154,7 @@ fn a_trial_whose_length_another_ones_result_raised_gets_a_grant_of_its_own() {
     assert_eq!(written(&plan(&trials)), "0@3=9 -0 -1 Pending 0/2");
 }
 
-/// Each trial's results; a trial with checkpoints has them instead and stopped early.
+/// Each trial's results; a trial that stopped early has validations instead.
 fn check_best(smaller: bool, results: &[&str], expected: Option<(u32, &str)>) {
     let mut trials = Vec::new();
     for (index, metric) in (0..).zip(results) {
@@ -161,10 +163,10 @@ fn check_best(smaller: bool, results: &[&str], expected: Option<(u32, &str)>) {
             Some(metric) => {
                 begin_attempt(&mut record, 0);
                 for (batches, metric) in (1..).zip([metric, "1e9"]) {
-                    let event = checkpointed(&format!("{batches:012}-0"), Some(metric));
-                    record_report(&mut record, &report(0, batches, event), "loss");
+                    let report = report(0, batches, validated(metric, None));
+                    record_report(&mut record, &report, &LOSS);
                 }
-                close(&mut record, CloseCause::StoppedEarly, None);
+                end_attempt(&mut record, AttemptEnd::Completed, None, &Limits::new(0));
             }
             None if metric.is_empty() => {}
             None => record.status.facts.push(result(9, metric)),
@@ -189,12 +191,43 @@ fn the_best_trial_has_the_best_metric_and_then_the_lowest_index() {
 }
 
 #[test]
+fn a_search_whose_only_trial_stopped_early_is_completed_with_a_best_trial() {
+    let mut record = plain_record(0);
+    begin_attempt(&mut record, 0);
+    for (batches, loss) in [(1, "0.5"), (2, "0.25"), (3, "0.75")] {
+        record_report(&mut record, &report(0, batches, validated(loss, None)), &LOSS);
+    }
+    let saved = checkpointed("000000000002-0", Some("0.25"));
+    record_report(&mut record, &report(0, 2, saved), &LOSS);
+    end_attempt(&mut record, AttemptEnd::Completed, None, &Limits::new(0));
+    let check = |record: &TrialRecord, checkpoint: Option<&str>| {
+        let plan = plan(&config(Method::Single), std::slice::from_ref(record), 1, false);
+        assert_eq!(written(&plan), "0@0=9 Completed 1/1");
+        let checkpoint = checkpoint.map(str::to_owned);
+        let best = BestTrial { index: 0, metric: "0.25".to_owned(), checkpoint };
+        assert_eq!((plan.status.best, plan.status.message, plan.progress), (Some(best), None, 1.0));
+    };
+    check(&record, Some("000000000002-0"));
+    record.status.checkpoints.clear();
+    check(&record, None);
+}
+
+#[test]
+fn an_experiment_whose_only_trial_never_validated_has_failed() {
+    let mut record = plain_record(0);
+    begin_attempt(&mut record, 0);
+    end_attempt(&mut record, AttemptEnd::Completed, None, &Limits::new(0));
+    let plan = plan(&config(Method::Single), &[record], 1, false);
+    assert_eq!((written(&plan).as_str(), plan.status.best), ("0@0=9 Failed 1/1", None));
+}
+
+#[test]
 fn the_best_trial_names_the_newest_checkpoint_with_its_metric() {
     let mut record = plain_record(0);
     begin_attempt(&mut record, 0);
     for (batches, metric) in [(1, Some("0.5")), (2, Some("0.50")), (3, Some("0.7")), (4, None)] {
         let event = checkpointed(&format!("{batches:012}-0"), metric);
-        record_report(&mut record, &report(0, batches, event), "loss");
+        record_report(&mut record, &report(0, batches, event), &LOSS);
     }
     for (metric, expected) in [("0.5", Some("000000000002-0")), ("0.6", None)] {
         record.status.facts = vec![result(9, metric)];

@@ -9,7 +9,7 @@ use crate::search::sample::json_number;
 #[derive(Debug)]
 pub(crate) struct Grid {
     space: Space,
-    axes: Vec<Vec<Value>>,
+    axes: Vec<Parameter>,
 }
 
 impl Grid {
@@ -22,7 +22,7 @@ impl Grid {
 
     /// Points in all, `u64::MAX` if there are more.
     pub(crate) fn num_points(&self) -> u64 {
-        self.axes.iter().fold(1_u64, |product, it| product.saturating_mul(it.len() as u64))
+        self.axes.iter().map(len).fold(1, u64::saturating_mul)
     }
 
     /// The point at a place in the product; `None` beyond the last.
@@ -30,25 +30,25 @@ impl Grid {
         let mut rest = place;
         let mut values = Vec::with_capacity(self.axes.len());
         for axis in self.axes.iter().rev() {
-            let len = axis.len() as u64;
-            values.push(axis.get(rest.checked_rem(len)? as usize)?);
+            let len = len(axis);
+            values.push(value(axis, rest.checked_rem(len)?)?);
             rest /= len;
         }
         (rest == 0).then(|| assemble(&self.space, &mut values))
     }
 }
 
-fn collect_axes(space: &Space, axes: &mut Vec<Vec<Value>>) {
+fn collect_axes(space: &Space, axes: &mut Vec<Parameter>) {
     match space {
-        Space::Parameter(parameter) => axes.push(axis(parameter)),
+        Space::Parameter(parameter) => axes.push(parameter.clone()),
         Space::Group(members) => members.values().for_each(|it| collect_axes(it, axes)),
     }
 }
 
 /// Takes the values from the end, where the first axis is.
-fn assemble(space: &Space, values: &mut Vec<&Value>) -> Value {
+fn assemble(space: &Space, values: &mut Vec<Value>) -> Value {
     match space {
-        Space::Parameter(_) => values.pop().cloned().unwrap_or_default(),
+        Space::Parameter(_) => values.pop().unwrap_or_default(),
         Space::Group(members) => {
             let members = members.iter().map(|(name, it)| (name.clone(), assemble(it, values)));
             Value::Object(members.collect())
@@ -56,42 +56,44 @@ fn assemble(space: &Space, values: &mut Vec<&Value>) -> Value {
     }
 }
 
-/// The values that a grid visits. A missing `count`, which validation refuses, visits the middle.
-fn axis(parameter: &Parameter) -> Vec<Value> {
-    match parameter {
-        Parameter::Const(value) => vec![value.clone()],
-        Parameter::Int(range) => int_axis(range),
-        Parameter::Double(range) => {
-            spaced(range.min, range.max, range.count).map(json_number).collect()
-        }
-        Parameter::Log(range) => spaced(range.min, range.max, range.count)
-            .map(|exponent| json_number(range.base.powf(exponent)))
-            .collect(),
-        Parameter::Categorical(values) => values.clone(),
+/// Values on an axis. A missing `count`, which validation refuses, is 1.
+fn len(parameter: &Parameter) -> u64 {
+    parameter.num_points().unwrap_or(1)
+}
+
+/// The value at a place on an axis; `None` beyond the last.
+fn value(parameter: &Parameter, idx: u64) -> Option<Value> {
+    let len = len(parameter);
+    if idx >= len {
+        return None;
     }
-}
-
-fn int_axis(range: &IntRange) -> Vec<Value> {
-    let span = i128::from(range.max) - i128::from(range.min);
-    let count = i128::from(range.count.unwrap_or(1)).min(span + 1);
-    let place = |idx: i128| {
-        let offset = (idx * span) as f64 / (count - 1) as f64;
-        range.min as f64 + offset
-    };
-    let middle = (range.min as f64 + range.max as f64) / 2.0;
-    (0..count)
-        .map(|idx| if count == 1 { middle } else { place(idx) })
-        .map(|it| Value::from((it.round() as i64).clamp(range.min, range.max)))
-        .collect()
-}
-
-/// `count` numbers from `min` to `max`, evenly spaced and both included; one is the middle.
-fn spaced(min: f64, max: f64, count: Option<u32>) -> impl Iterator<Item = f64> {
-    let count = count.unwrap_or(1);
-    (0..count).map(move |idx| match count {
-        1 => (min + max) / 2.0,
-        _ => min + f64::from(idx) * (max - min) / f64::from(count - 1),
+    Some(match parameter {
+        Parameter::Const(value) => value.clone(),
+        Parameter::Int(range) => int_at(range, idx, len),
+        Parameter::Double(range) => json_number(spaced(range.min, range.max, idx, len)),
+        Parameter::Log(range) => {
+            json_number(range.base.powf(spaced(range.min, range.max, idx, len)))
+        }
+        Parameter::Categorical(values) => values.get(usize::try_from(idx).ok()?)?.clone(),
     })
+}
+
+fn int_at(range: &IntRange, idx: u64, len: u64) -> Value {
+    let span = i128::from(range.max) - i128::from(range.min);
+    let place = match len {
+        1 => (range.min as f64 + range.max as f64) / 2.0,
+        _ => range.min as f64 + (i128::from(idx) * span) as f64 / (len - 1) as f64,
+    };
+    Value::from((place.round() as i64).clamp(range.min, range.max))
+}
+
+/// Of `len` numbers from `min` to `max`, evenly spaced and both included, the one at `idx`; of one,
+/// the middle.
+fn spaced(min: f64, max: f64, idx: u64, len: u64) -> f64 {
+    match len {
+        1 => (min + max) / 2.0,
+        _ => min + idx as f64 * (max - min) / (len - 1) as f64,
+    }
 }
 
 #[cfg(test)]
@@ -103,7 +105,8 @@ mod tests {
     use crate::search::normalized;
 
     fn check(parameter: &Parameter, expected: Value) {
-        let values = normalized(&Value::Array(axis(parameter)));
+        let values = (0..len(parameter)).map(|idx| value(parameter, idx).unwrap()).collect();
+        let values = normalized(&Value::Array(values));
         assert_eq!(values, normalized(&expected), "{parameter:?}");
     }
 
@@ -144,5 +147,19 @@ mod tests {
         let grid = Grid::new(Space::Group(group.collect()));
         assert_eq!(grid.num_points(), u64::MAX);
         assert!(grid.point(u64::MAX - 1).is_some());
+    }
+
+    #[test]
+    fn the_length_of_an_axis_costs_nothing() {
+        let check = |parameter, last: Value| {
+            let grid = Grid::new(Space::Parameter(parameter));
+            let len = u64::from(u32::MAX);
+            assert_eq!((grid.num_points(), grid.point(len)), (len, None));
+            assert_eq!(normalized(&grid.point(len - 1).unwrap()), normalized(&last));
+        };
+        let count = Some(u32::MAX);
+        check(Parameter::Double(DoubleRange { min: 0.0, max: 1.0, count }), json!(1.0));
+        check(Parameter::Log(LogRange { base: 10.0, min: 0.0, max: 2.0, count }), json!(100.0));
+        check(Parameter::Int(IntRange { min: 0, max: i64::MAX, count }), json!(i64::MAX));
     }
 }

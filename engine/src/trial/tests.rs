@@ -2,22 +2,27 @@
 
 use std::collections::BTreeMap;
 
+use stoker_api::contract::ReportEvent;
 use stoker_api::trial::Grant;
 
 use super::*;
-use crate::fixture::{checkpointed, plain_record, report, validated};
+use crate::fixture::{LOSS, checkpointed, plain_record, report, validated};
 
 const LIMITS: Limits = Limits { max_restarts: 2, infrastructure_attempts_max: 3 };
 
-/// What happens in an attempt: a result at the granted length, a checkpoint, an end.
+/// What happens in an attempt: a result at the granted length, a validation before it, a
+/// checkpoint, an end.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Result,
+    Validation,
     Checkpoint,
     End(AttemptEnd),
 }
 
-use AttemptEnd::{Completed, Infrastructure, InvalidHyperparameters, Preempted, UserError};
+use AttemptEnd::{
+    Completed, Infrastructure, InvalidHyperparameters, Preempted, RunnerLost, UserError,
+};
 use Step::{Checkpoint, End};
 
 /// Runs the steps, beginning an attempt where none is alive; says how the trial stands and how many
@@ -32,12 +37,15 @@ fn check(steps: &[Step], expected: (Option<CloseCause>, u32, usize)) {
         match *step {
             Step::Result => {
                 let report = report(attempt, batches, validated("0.5", Some(9)));
-                record_report(&mut record, &report, "loss");
+                record_report(&mut record, &report, &LOSS);
+            }
+            Step::Validation => {
+                record_report(&mut record, &report(attempt, batches, validated("2", None)), &LOSS);
             }
             Checkpoint => {
                 let name = format!("{batches:012}-{attempt}");
                 let report = report(attempt, batches, checkpointed(&name, None));
-                record_report(&mut record, &report, "loss");
+                record_report(&mut record, &report, &LOSS);
             }
             End(end) => end_attempt(&mut record, end, None, &LIMITS),
         }
@@ -49,8 +57,25 @@ fn check(steps: &[Step], expected: (Option<CloseCause>, u32, usize)) {
 #[test]
 fn completed_counts_only_with_a_result_at_the_granted_length() {
     check(&[Step::Result, End(Completed)], (Some(CloseCause::Completed), 0, 1));
-    check(&[End(Completed)], (Some(CloseCause::StoppedEarly), 0, 1));
-    check(&[Checkpoint, End(Completed)], (Some(CloseCause::StoppedEarly), 0, 1));
+    check(&[Step::Validation, End(Completed)], (Some(CloseCause::StoppedEarly), 0, 1));
+    check(&[Step::Validation, End(UserError), End(Completed)], {
+        (Some(CloseCause::StoppedEarly), 1, 2)
+    });
+}
+
+#[test]
+fn completed_without_a_validation_is_a_failure_that_says_so() {
+    check(&[End(Completed)], (Some(CloseCause::Failed), 0, 1));
+    check(&[Checkpoint, End(Completed)], (Some(CloseCause::Failed), 0, 1));
+    for (said, expected) in [(None, "another code"), (Some("done"), "it said: done")] {
+        let mut record = plain_record(0);
+        begin_attempt(&mut record, 0);
+        end_attempt(&mut record, Completed, said.map(str::to_owned), &LIMITS);
+        let message = record.status.message.unwrap();
+        assert!(message.contains("exited with code 0 without"), "{message}");
+        assert!(message.ends_with(expected), "{message}");
+        assert_eq!(record.status.phase, Phase::Failed);
+    }
 }
 
 #[test]
@@ -87,6 +112,13 @@ fn infrastructure_fails_a_trial_only_without_a_new_checkpoint() {
 }
 
 #[test]
+fn a_runner_that_ends_counts_for_nothing() {
+    check(&[End(RunnerLost); 20], (None, 0, 20));
+    let mixed = [End(Infrastructure), End(RunnerLost), End(RunnerLost), End(Infrastructure)];
+    check(&mixed, (None, 0, 4));
+}
+
+#[test]
 fn limits_allow_ten_lost_attempts() {
     let mut record = plain_record(0);
     for number in 0..10 {
@@ -112,7 +144,7 @@ fn a_closed_trial_stays_as_it_is() {
     close(&mut record, CloseCause::Failed, None);
     begin_attempt(&mut record, 1);
     end_attempt(&mut record, UserError, None, &LIMITS);
-    assert_eq!(record_report(&mut record, &report(0, 1, validated("1", None)), "loss"), {
+    assert_eq!(record_report(&mut record, &report(0, 1, validated("1", None)), &LOSS), {
         Recorded::Fenced
     });
     assert_eq!(record, ended);
@@ -138,7 +170,7 @@ fn check_asks(has_result: bool, wanted: Wanted, expected: (Directive, Next)) {
     let mut record = plain_record(0);
     begin_attempt(&mut record, 0);
     if has_result {
-        record_report(&mut record, &report(0, 7, validated("0.5", Some(9))), "loss");
+        record_report(&mut record, &report(0, 7, validated("0.5", Some(9))), &LOSS);
     }
     let answer = directive(&record, 0, wanted);
     assert_eq!(directive(&record, 1, wanted), Directive::Fenced);
@@ -164,7 +196,7 @@ fn a_longer_grant_lets_a_waiting_trial_go_on() {
     let mut record = plain_record(0);
     record.spec.units = 3;
     begin_attempt(&mut record, 0);
-    record_report(&mut record, &report(0, 7, validated("0.5", Some(3))), "loss");
+    record_report(&mut record, &report(0, 7, validated("0.5", Some(3))), &LOSS);
     assert_eq!(directive(&record, 0, Wanted::Run), Directive::Wait);
     record.spec.grants.push(Grant { order: 0, fact: 0, units: 9 });
     assert_eq!(directive(&record, 0, Wanted::Run), Directive::Continue { units: 9 });
@@ -177,7 +209,7 @@ fn the_first_result_at_a_length_wins_and_others_are_refused() {
     let mut record = plain_record(0);
     begin_attempt(&mut record, 0);
     let mut send = |batches, loss: &str, units| {
-        record_report(&mut record, &report(0, batches, validated(loss, units)), "loss")
+        record_report(&mut record, &report(0, batches, validated(loss, units)), &LOSS)
     };
     assert_eq!(send(10, "0.5", None), Recorded::New);
     assert_eq!(send(10, "0.5", None), Recorded::Repeat);
@@ -196,17 +228,78 @@ fn a_result_without_a_usable_metric_is_nan() {
     for (metric, loss) in [("accuracy", "0.5"), ("loss", "many"), ("loss", "NaN")] {
         let mut record = plain_record(0);
         begin_attempt(&mut record, 0);
-        record_report(&mut record, &report(0, 1, validated(loss, Some(9))), metric);
+        let searched = SearchedMetric { name: metric, ..LOSS };
+        record_report(&mut record, &report(0, 1, validated(loss, Some(9))), &searched);
         let result = result_at(&record, 9).map(|it| it.metric.as_str());
         assert_eq!(result, Some("NaN"), "{metric} {loss}");
     }
 }
 
 #[test]
+fn the_searched_metric_may_have_the_short_prefix() {
+    let check = |name, expected: Option<&str>| {
+        let names = ["loss", "validation_loss", "validation_val_x"];
+        let metrics = names.map(|it| (it.to_owned(), it.to_owned())).into();
+        let searched = SearchedMetric { name, ..LOSS };
+        assert_eq!(searched.of(&metrics).map(String::as_str), expected, "{name}");
+    };
+    check("loss", Some("loss"));
+    check("validation_loss", Some("validation_loss"));
+    check("val_loss", Some("validation_loss"));
+    check("val_accuracy", None);
+    check("accuracy", None);
+}
+
+#[test]
+fn the_best_metric_is_that_of_all_validations() {
+    let check = |smaller_is_better, losses: &[&str], expected: Option<&str>| {
+        let mut record = plain_record(0);
+        begin_attempt(&mut record, 0);
+        for (batches, loss) in (1..).zip(losses) {
+            let searched = SearchedMetric { smaller_is_better, ..LOSS };
+            record_report(&mut record, &report(0, batches, validated(loss, None)), &searched);
+        }
+        assert_eq!(record.status.best_metric.as_deref(), expected, "{losses:?}");
+    };
+    check(true, &[], None);
+    check(true, &["many"], None);
+    check(true, &["NaN"], Some("NaN"));
+    check(true, &["NaN", "0.5", "0.25", "0.250", "1"], Some("0.25"));
+    check(false, &["0.5", "2", "NaN"], Some("2"));
+}
+
+#[test]
+fn a_checkpoint_has_the_name_that_its_report_says() {
+    let check = |name: &str, is_taken: bool| {
+        let mut record = plain_record(0);
+        begin_attempt(&mut record, 0);
+        end_attempt(&mut record, Preempted, None, &LIMITS);
+        begin_attempt(&mut record, 1);
+        let before = record.clone();
+        let report = report(1, 20, checkpointed(name, Some("0.5")));
+        match record_report(&mut record, &report, &LOSS) {
+            Recorded::New => assert!(is_taken, "{name}"),
+            Recorded::Refused { why } => {
+                assert!(!is_taken && why.contains("\"000000000020-1\""), "{name}: {why}");
+                assert_eq!(record, before);
+            }
+            other => panic!("{name}: {other:?}"),
+        }
+    };
+    check("000000000020-1", true);
+    check("000000000020-0", true);
+    check("000000000020-2", false);
+    check("000000000021-1", false);
+    check("20-1", false);
+    check("../../x", false);
+    check("", false);
+}
+
+#[test]
 fn reports_of_another_attempt_are_fenced() {
     let mut record = plain_record(0);
     let send = |record: &mut TrialRecord, attempt| {
-        record_report(record, &report(attempt, 1, validated("0.5", Some(9))), "loss")
+        record_report(record, &report(attempt, 1, validated("0.5", Some(9))), &LOSS)
     };
     assert_eq!(send(&mut record, 0), Recorded::Fenced, "not begun");
     begin_attempt(&mut record, 0);
@@ -223,7 +316,7 @@ fn checkpoints_are_listed_once_and_offered_newest_first() {
     let mut record = plain_record(0);
     begin_attempt(&mut record, 0);
     let send = |record: &mut TrialRecord, attempt, batches, name: &str| {
-        record_report(record, &report(attempt, batches, checkpointed(name, None)), "loss")
+        record_report(record, &report(attempt, batches, checkpointed(name, None)), &LOSS)
     };
     assert_eq!(send(&mut record, 0, 20, "000000000020-0"), Recorded::New);
     assert_eq!(send(&mut record, 0, 20, "000000000020-0"), Recorded::Repeat);
@@ -244,7 +337,7 @@ fn a_start_sets_the_batches_back_and_names_what_was_passed_over() {
     let mut record = plain_record(0);
     begin_attempt(&mut record, 0);
     let progress = ReportEvent::Progress { batches_total: 100 };
-    assert_eq!(record_report(&mut record, &report(0, 50, progress), "loss"), Recorded::New);
+    assert_eq!(record_report(&mut record, &report(0, 50, progress), &LOSS), Recorded::New);
     end_attempt(&mut record, UserError, Some("division by zero".to_owned()), &LIMITS);
     begin_attempt(&mut record, 1);
     let started = ReportEvent::Started {
@@ -252,7 +345,7 @@ fn a_start_sets_the_batches_back_and_names_what_was_passed_over() {
         batches_total: 100,
         refused: BTreeMap::from([("000000000050-0".to_owned(), "wrong hash".to_owned())]),
     };
-    assert_eq!(record_report(&mut record, &report(1, 40, started), "loss"), Recorded::New);
+    assert_eq!(record_report(&mut record, &report(1, 40, started), &LOSS), Recorded::New);
     assert_eq!((record.status.batches, record.status.batches_total), (40, 100));
     let [first, second] = record.status.attempts.as_slice() else { panic!("two attempts") };
     assert_eq!(first.message.as_deref(), Some("division by zero"));
@@ -266,7 +359,7 @@ fn the_last_words_stay_unless_the_runner_knows_better() {
         let mut record = plain_record(0);
         begin_attempt(&mut record, 0);
         let exiting = ReportEvent::Exiting { code: 1, message: Some("out of memory".to_owned()) };
-        record_report(&mut record, &report(0, 1, exiting), "loss");
+        record_report(&mut record, &report(0, 1, exiting), &LOSS);
         end_attempt(&mut record, UserError, said.map(str::to_owned), &LIMITS);
         assert_eq!(record.status.attempts[0].message.as_deref(), Some(expected));
     }

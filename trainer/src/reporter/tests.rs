@@ -10,13 +10,13 @@ use tokio::runtime::Runtime;
 use super::*;
 
 /// Answers requests by a script, the last entry for ever; records token and report.
-struct TestDoor {
-    address: SocketAddr,
-    seen: Arc<Mutex<Vec<(String, Report)>>>,
+pub(crate) struct TestDoor {
+    pub(crate) address: SocketAddr,
+    pub(crate) seen: Arc<Mutex<Vec<(String, Report)>>>,
 }
 
 impl TestDoor {
-    fn open(script: Vec<(u16, String)>) -> Self {
+    pub(crate) fn open(script: Vec<(u16, String)>) -> Self {
         Self::serve(TcpListener::bind("127.0.0.1:0").unwrap(), script)
     }
 

@@ -53,7 +53,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         if !self.session.has_runner() {
             return Ok(true);
         }
-        let mut event = self.validation_event(Some(self.granted_units));
+        let mut told = self.reached_units();
+        let mut event = self.validation_event(told);
         let mut num_unanswered = 0;
         loop {
             let answer = self.session.ask(batches, event);
@@ -77,8 +78,21 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
                 return Err(Infrastructure(text.into()).into());
             }
             std::thread::sleep(UNDECIDED_PAUSE);
-            event = ReportEvent::Progress { batches_total: self.granted };
+            // A longer length may end at the same batch.
+            event = match self.reached_units() {
+                reached if reached == told => ReportEvent::Progress { batches_total: self.granted },
+                reached => {
+                    told = reached;
+                    self.validation_event(reached)
+                }
+            };
         }
+    }
+
+    /// The granted length, if training is there: where a callback has stopped it before, what a
+    /// validation gives is no result of that length.
+    fn reached_units(&self) -> Option<u64> {
+        (self.state.batches >= self.granted).then_some(self.granted_units)
     }
 
     fn obey_signal(&mut self) -> Result<()> {

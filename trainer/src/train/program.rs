@@ -4,9 +4,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::PoisonError;
+use std::time::Duration;
 
 use serde_json::{Value, json};
-use stoker_api::contract::{CONTRACT_VERSION, Door, ExitCode, StorageConfig, TrialConfig};
+use stoker_api::contract::{
+    CONTRACT_VERSION, Directive, Door, ExitCode, StorageConfig, TrialConfig,
+};
 use stoker_api::experiment::{CheckpointPolicy, Length, Unit};
 use stoker_api::names::ENV_TRIAL_CONFIG;
 
@@ -20,6 +23,10 @@ use crate::terminal::Terminal;
 use crate::{Error, Result};
 
 mod arguments;
+
+/// How long a process that ends waits for its last rows of metrics: a storage that works takes less,
+/// and one that does not must not hold the end up.
+const FLUSH_MAX: Duration = Duration::from_secs(5);
 
 /// How a program trains that no runner has started.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,7 +75,7 @@ impl Standalone {
     pub fn context(self) -> Result<Context> {
         let (unit, units) =
             self.length.and_then(|length| length.get()).unwrap_or((Unit::Epochs, 0));
-        let url = self.folder.map(|folder| folder.to_string_lossy().into_owned());
+        let url = self.folder.as_deref().map(folder_url).transpose()?;
         let epoch = Some(Length::new(Unit::Epochs, 1));
         let config = TrialConfig {
             version: CONTRACT_VERSION,
@@ -106,6 +113,13 @@ impl Standalone {
         }
         Ok(context)
     }
+}
+
+/// A folder as the storage takes it: absolute, wherever the program was started.
+fn folder_url(folder: &Path) -> Result<String> {
+    let absolute = std::path::absolute(folder)
+        .map_err(|error| format!("folder {} cannot be used: {error}", folder.display()))?;
+    Ok(absolute.to_string_lossy().into_owned())
 }
 
 /// The session of this process: of the trial that a runner has started it for, or alone, with the
@@ -160,7 +174,7 @@ fn under_runner(path: &Path) -> Result<Context> {
     context(told, false)
 }
 
-fn context(mut config: TrialConfig, alone: bool) -> Result<Context> {
+pub(super) fn context(mut config: TrialConfig, alone: bool) -> Result<Context> {
     let session = Session::open(&mut config, alone)?;
     let stop = StopSignal::default();
     let listening = stop.listen(session.runtime(), alone);
@@ -169,7 +183,7 @@ fn context(mut config: TrialConfig, alone: bool) -> Result<Context> {
 }
 
 /// Runs, reports the end, gives the exit code.
-fn finish(
+pub(super) fn finish(
     context: Result<Context>,
     program: impl FnOnce(&Context) -> Result<()>,
 ) -> process::ExitCode {
@@ -192,12 +206,32 @@ fn finish(
         (None, _) => {}
     }
     let interrupted = result.as_ref().err().and_then(|error| error.downcast_ref::<Interrupted>());
-    if interrupted.is_some_and(|it| it.fenced) {
+    // A panic in the loop poisons the lock, but rows and reports can still be sent.
+    let mut session = context.session.lock().unwrap_or_else(PoisonError::into_inner);
+    if interrupted.is_some_and(|it| it.fenced) || session.directive() == Some(Directive::Fenced) {
         // Another attempt has this one's place: whatever is still queued must not be written.
         process::exit(code as i32);
     }
-    // A panic in the loop poisons the lock, but reports can still be sent.
-    let session = context.session.lock().unwrap_or_else(PoisonError::into_inner);
+    // The rows before a failure are those that explain it.
+    if let Err(error) = session.flush_within(FLUSH_MAX) {
+        eprintln!("stoker: the last rows of metrics are not stored: {error}");
+    }
     session.close(session.batches(), code, message);
     process::ExitCode::from(code as u8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_taken_from_where_the_program_was_started() {
+        let here = std::env::current_dir().unwrap();
+        let check = |folder: &str, expected: &Path| {
+            assert_eq!(folder_url(Path::new(folder)).unwrap(), expected.to_str().unwrap());
+        };
+        check("runs/1", &here.join("runs/1"));
+        check("./runs", &here.join("runs"));
+        check("/runs", Path::new("/runs"));
+    }
 }

@@ -95,6 +95,8 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         if self.timetable.validates_first(self.state.batches, self.state.validated.is_some()) {
             self.validate()?;
             self.report_validation(None);
+        } else if self.session.has_runner() && self.state.batches == 0 {
+            self.check_searched_metric()?;
         }
         let mut batches = self.loader();
         loop {
@@ -169,7 +171,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
 
     /// Epochs finished before the current batch.
     pub(super) fn epoch(&self) -> u64 {
-        (self.state.batches.max(1) - 1) / self.train.steps(self.state.global_batch)
+        self.timetable.epoch(self.state.batches)
     }
 
     fn end_epoch(&mut self) -> Result<()> {
@@ -219,12 +221,30 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         Ok(is_best)
     }
 
-    /// The searched metric of the validation at this batch. A search by a metric that there is not
-    /// is an error; a program alone need not have it.
+    /// Refuses a search by a metric that no validation will give before anything is trained for it:
+    /// looks at the names of one batch's metrics. Changes no random stream that is read again.
+    fn check_searched_metric(&self) -> Result<()> {
+        let mut metrics = Logs::new();
+        if let Some(data) = &self.validation {
+            let plan = self.context.plan(self.batch_size, false);
+            let steps = data.steps(plan.global_batch).min(1);
+            let first = data.loader(plan, 0..steps).next().transpose()?;
+            let Some(batch) = first.flatten() else { return Ok(()) };
+            let output = self.step.validate(&self.model.valid(), batch);
+            metrics = output.into_metrics().means("validation_");
+        }
+        self.searched_among(&metrics).map(drop)
+    }
+
+    /// The searched metric of the validation at this batch.
     pub(super) fn searched_metric(&self) -> Result<Option<f64>> {
         let here = self.state.validated.as_ref().filter(|it| it.batches == self.state.batches);
-        let Some(validated) = here else { return Ok(None) };
-        let metrics = validated.metrics();
+        here.map_or(Ok(None), |validated| self.searched_among(&validated.metrics()))
+    }
+
+    /// The searched metric among these. A search by a metric that there is not is an error; a program
+    /// alone need not have it.
+    fn searched_among(&self, metrics: &Logs) -> Result<Option<f64>> {
         let searched = &self.context.config.metric;
         let name = match searched.strip_prefix("val_") {
             Some(name) => format!("validation_{name}"),

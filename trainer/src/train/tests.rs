@@ -20,6 +20,8 @@ use crate::error::exit_code;
 use crate::stop::StopSignal;
 use crate::{EarlyStopping, key};
 
+mod ends;
+
 type Pair = (Tensor<2>, Tensor<1, Int>);
 
 /// burn's CPU backend has one random stream for the process: trainings in threads would mix theirs.
@@ -112,7 +114,18 @@ fn alone(folder: Option<&Path>, batches: u64) -> Standalone {
 
 /// Trains for 20 batches, or leaves after batch `stop_at`.
 fn train(folder: Option<&Path>, workers: usize, stop_at: u64) -> Result<Fitted<Net>> {
-    let context = alone(folder, 20).context()?;
+    train_epochs_of(0, folder, workers, stop_at)
+}
+
+/// As [`train`], with so many records in an epoch.
+fn train_epochs_of(
+    records: u64,
+    folder: Option<&Path>,
+    workers: usize,
+    stop_at: u64,
+) -> Result<Fitted<Net>> {
+    let mut context = alone(folder, 20).context()?;
+    context.config.records_per_epoch = records;
     let stop = StopAt(stop_at, context.stop.clone()).boxed();
     let callbacks = vec![EarlyStopping::new("val_loss").patience(9).boxed(), stop];
     let data = || Data::arrays(samples());
@@ -181,6 +194,41 @@ fn stopped_after_any_batch_and_resumed_gives_the_bytes_of_a_run_never_stopped() 
         }
         assert_eq!(rows(folder.path()), rows_straight, "stopped at {stop_at}");
     }
+}
+
+#[test]
+fn epochs_of_a_set_size_are_those_of_a_run_never_stopped() {
+    let _stream = alone_on_the_stream();
+    let straight = tempfile::tempdir().unwrap();
+    // Two batches and a half.
+    let fitted = train_epochs_of(40, Some(straight.path()), 0, u64::MAX).unwrap();
+    assert_eq!(fitted.history.len(), 10);
+    assert!(fitted.history.iter().all(|logs| logs.contains_key("val_loss")));
+    for stop_at in [2, 3] {
+        let folder = tempfile::tempdir().unwrap();
+        train_epochs_of(40, Some(folder.path()), 0, stop_at).unwrap_err();
+        let resumed = train_epochs_of(40, Some(folder.path()), 0, u64::MAX).unwrap();
+        assert_eq!(resumed.history, fitted.history, "stopped at {stop_at}");
+        assert_eq!(last_checkpoint(folder.path()), last_checkpoint(straight.path()));
+    }
+}
+
+#[test]
+fn a_killed_attempt_without_a_checkpoint_keeps_its_number() {
+    let _stream = alone_on_the_stream();
+    let check = |left: &str, expected: u32| {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("trial").join(left);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(file, "").unwrap();
+        let context = alone(Some(folder.path()), 1).context().unwrap();
+        assert_eq!(context.config.attempt, expected, "{left}");
+        assert_eq!(context.config.resume_from, []);
+    };
+    check("record.json", 0);
+    check("metrics/0-00000000.jsonl", 1);
+    check("logs/4/0-00000000.log", 5);
+    check("checkpoints/000000000007-2/model.bpk", 3);
 }
 
 #[test]
@@ -256,44 +304,6 @@ fn what_cannot_be_trained_is_refused_before_the_first_batch() {
         "optimizer group \"^outptu\" finds none of the parameters hidden.weight, hidden.bias, \
          norm.gamma, norm.beta, output.weight, output.bias",
     );
-}
-
-#[test]
-fn a_callbacks_error_carries_its_name() {
-    let _stream = alone_on_the_stream();
-    struct Fails;
-    impl Callback for Fails {
-        fn on_batch_end(&mut self, _: &Logs, _: &mut Control) -> Result<()> {
-            Err("no".into())
-        }
-    }
-    let adam = Optimizers::one(AdamConfig::new().init(), 0.1);
-    assert_eq!(refused(10, adam, vec![Fails.boxed()]), "callback Fails: no");
-}
-
-#[test]
-fn a_callback_ends_a_training_for_good() {
-    let _stream = alone_on_the_stream();
-    struct Stops;
-    impl Callback for Stops {
-        fn on_batch_end(&mut self, _: &Logs, control: &mut Control) -> Result<()> {
-            if control.batches() == 3 {
-                control.stop_training("enough");
-            }
-            Ok(())
-        }
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let once = || {
-        let context = alone(Some(folder.path()), 20).context().unwrap();
-        let data = Data::arrays(samples()).unwrap();
-        let fit = Fit::new(data).batch_size(10).callbacks(vec![Stops.boxed()]);
-        let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
-        let fitted = context.fit(Net::new(context.device()), optimizers(), step, fit).unwrap();
-        (fitted.stopped, context.session.lock().unwrap().batches())
-    };
-    assert_eq!(once(), (Some("enough".into()), 3));
-    assert_eq!(once(), (Some("enough".into()), 3));
 }
 
 #[test]

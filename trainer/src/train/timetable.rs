@@ -7,7 +7,10 @@ use stoker_api::experiment::{CheckpointPolicy, Length, Unit};
 /// When to validate, save and report.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Timetable {
-    steps_per_epoch: u64,
+    /// Records in an epoch where the experiment says it, or else 0.
+    records_per_epoch: u64,
+    /// Batches from one epoch's end to the next.
+    epoch_batches: u64,
     global_batch: u64,
     scheduling_unit: u64,
     validate_every: Option<u64>,
@@ -31,11 +34,16 @@ pub(crate) struct Due {
 }
 
 impl Timetable {
-    /// The timetable of a trial whose epochs have `steps_per_epoch` batches of `global_batch`
-    /// samples.
-    pub(crate) fn new(config: &TrialConfig, steps_per_epoch: u64, global_batch: u64) -> Self {
+    /// The timetable of a trial that takes `steps` batches of `global_batch` samples to pass over its
+    /// data: an epoch, unless the experiment says how many records are one.
+    pub(crate) fn new(config: &TrialConfig, steps: u64, global_batch: u64) -> Self {
+        let records_per_epoch = config.records_per_epoch;
         let mut timetable = Self {
-            steps_per_epoch,
+            records_per_epoch,
+            epoch_batches: match records_per_epoch {
+                0 => steps,
+                records => (records / global_batch).max(1),
+            },
             global_batch,
             scheduling_unit: config.scheduling_unit.max(1),
             validate_every: None,
@@ -54,14 +62,24 @@ impl Timetable {
         timetable
     }
 
-    /// A length in batches, at least 1. Records are cut to whole batches.
+    /// A length in batches, at least 1. Records are cut to whole batches, and epochs of a set number
+    /// of records likewise, all of them together.
     pub(crate) fn batches(&self, unit: Unit, units: u64) -> u64 {
         let batches = match unit {
             Unit::Batches => units,
             Unit::Records => units / self.global_batch,
-            Unit::Epochs => units.saturating_mul(self.steps_per_epoch),
+            Unit::Epochs if self.records_per_epoch > 0 => {
+                let records = u128::from(units) * u128::from(self.records_per_epoch);
+                u64::try_from(records / u128::from(self.global_batch)).unwrap_or(u64::MAX)
+            }
+            Unit::Epochs => units.saturating_mul(self.epoch_batches),
         };
         batches.max(1)
+    }
+
+    /// Epochs finished before the batch of this number, which counts from 1.
+    pub(crate) fn epoch(&self, batches: u64) -> u64 {
+        batches.saturating_sub(1) / self.epoch_batches
     }
 
     /// What is due after batch number `batches`, where the granted length is `granted` batches.
@@ -71,7 +89,7 @@ impl Timetable {
         let is_end = batches >= granted;
         Due {
             row: is_end || batches.is_multiple_of(self.scheduling_unit),
-            epoch_end: batches.is_multiple_of(self.steps_per_epoch),
+            epoch_end: batches.is_multiple_of(self.epoch_batches),
             validation: is_end || every(self.validate_every),
             checkpoint: is_end || every(self.checkpoint_every),
         }

@@ -4,7 +4,8 @@ use super::*;
 
 fn timetable() -> Timetable {
     Timetable {
-        steps_per_epoch: 10,
+        records_per_epoch: 0,
+        epoch_batches: 10,
         global_batch: 32,
         scheduling_unit: 4,
         validate_every: Some(6),
@@ -55,6 +56,47 @@ fn lengths_become_batches_by_the_real_epoch() {
     check(Unit::Epochs, 3, 30);
     check(Unit::Epochs, 0, 1);
     check(Unit::Epochs, u64::MAX, u64::MAX);
+}
+
+/// The timetable of data of 10 batches, in an experiment that says how many records an epoch has and
+/// wants a validation each epoch.
+fn with_records(records_per_epoch: u64) -> Timetable {
+    let config = serde_json::json!({
+        "version": 1, "experiment": "x", "experimentId": "x", "trial": 0, "attempt": 0, "seed": 0,
+        "experimentSeed": 0, "hyperparameters": {}, "unit": "epochs", "units": 1, "metric": "loss",
+        "smallerIsBetter": true, "schedulingUnit": 1, "aggregationFrequency": 1,
+        "recordsPerEpoch": records_per_epoch, "validationPeriod": {"epochs": 1},
+        "storage": {"url": "", "trialPath": ""}, "door": {"url": "", "tokenFile": ""},
+    });
+    Timetable::new(&serde_json::from_value(config).unwrap(), 10, 32)
+}
+
+#[test]
+fn the_experiments_epochs_have_the_records_it_says() {
+    let check = |records, epochs, expected: (u64, u64)| {
+        let timetable = with_records(records);
+        let found = (timetable.batches(Unit::Epochs, epochs), timetable.epoch(21));
+        assert_eq!(found, expected, "{epochs} epochs of {records} records");
+    };
+    // Without it, an epoch is a pass over the data.
+    check(0, 3, (30, 2));
+    // 3 batches and a bit: the bits of three epochs are another batch.
+    check(110, 1, (3, 6));
+    check(110, 3, (10, 6));
+    // Less than a batch.
+    check(20, 1, (1, 20));
+    check(20, 3, (1, 20));
+    check(u64::MAX, u64::MAX, (u64::MAX, 0));
+}
+
+#[test]
+fn the_experiments_epochs_end_with_their_validations() {
+    let timetable = with_records(110);
+    let ends = |due: fn(&Due) -> bool| -> Vec<u64> {
+        (1..=10).filter(|batches| due(&timetable.due(*batches, 10))).collect()
+    };
+    assert_eq!(ends(|due| due.epoch_end), [3, 6, 9]);
+    assert_eq!(ends(|due| due.validation), [3, 6, 9, 10]);
 }
 
 #[test]

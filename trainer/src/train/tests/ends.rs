@@ -1,0 +1,138 @@
+//! Trainings that end before their length: by a callback, by an error, by a wrong metric.
+
+use stoker_api::contract::{Report, ReportEvent};
+
+use super::*;
+use crate::reporter::tests::TestDoor;
+
+/// A callback that lets no batch pass.
+struct Fails;
+
+impl Callback for Fails {
+    fn on_batch_end(&mut self, _: &Logs, _: &mut Control) -> Result<()> {
+        Err("no".into())
+    }
+}
+
+#[test]
+fn a_callbacks_error_carries_its_name() {
+    let _stream = alone_on_the_stream();
+    let adam = Optimizers::one(AdamConfig::new().init(), 0.1);
+    assert_eq!(refused(10, adam, vec![Fails.boxed()]), "callback Fails: no");
+}
+
+#[test]
+fn rows_before_a_failure_are_stored_whatever_the_failure() {
+    let _stream = alone_on_the_stream();
+    struct Ends(bool);
+    impl Callback for Ends {
+        fn on_batch_end(&mut self, _: &Logs, control: &mut Control) -> Result<()> {
+            match (control.batches(), self.0) {
+                (0..6, _) => Ok(()),
+                (_, true) => panic!("as asked"),
+                (_, false) => Err("as asked".into()),
+            }
+        }
+    }
+    for panics in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        program::finish(alone(Some(folder.path()), 20).context(), |context| {
+            let fit = Fit::new(Data::arrays(samples())?).batch_size(10);
+            let fit = fit.callbacks(vec![Ends(panics).boxed()]);
+            let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
+            context.fit(Net::new(context.device()), optimizers(), step, fit).map(drop)
+        });
+        let batches: Vec<_> = rows(folder.path()).iter().map(|row| row.0).collect();
+        assert_eq!(batches, [4], "panics: {panics}");
+    }
+}
+
+#[test]
+fn a_callback_ends_a_training_for_good() {
+    let _stream = alone_on_the_stream();
+    let folder = tempfile::tempdir().unwrap();
+    let once = || {
+        let context = alone(Some(folder.path()), 20).context().unwrap();
+        let data = Data::arrays(samples()).unwrap();
+        let fit = Fit::new(data).batch_size(10).callbacks(vec![Stops(3).boxed()]);
+        let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
+        let fitted = context.fit(Net::new(context.device()), optimizers(), step, fit).unwrap();
+        (fitted.stopped, context.session.lock().unwrap().batches())
+    };
+    assert_eq!(once(), (Some("enough".into()), 3));
+    assert_eq!(once(), (Some("enough".into()), 3));
+}
+
+/// A callback that ends the training.
+struct Stops(u64);
+
+impl Callback for Stops {
+    fn on_batch_end(&mut self, _: &Logs, control: &mut Control) -> Result<()> {
+        if control.batches() == self.0 {
+            control.stop_training("enough");
+        }
+        Ok(())
+    }
+}
+
+/// Trains to batch 20 under a runner who searches by `metric`, or to where the callback ends it;
+/// gives the reports too.
+fn train_under_runner(
+    metric: &str,
+    callback: impl Callback + 'static,
+) -> (Result<Fitted<Net>>, Vec<Report>) {
+    let door = TestDoor::open(vec![(200, r#"{"continue":{"units":20}}"#.into())]);
+    let folder = tempfile::tempdir().unwrap();
+    let token = folder.path().join("token");
+    std::fs::write(&token, "one").unwrap();
+    let config = json!({
+        "version": 1, "experiment": "x", "experimentId": "x", "trial": 0, "attempt": 0, "seed": 7,
+        "experimentSeed": 7, "hyperparameters": {}, "unit": "batches", "units": 20,
+        "metric": metric, "smallerIsBetter": true, "schedulingUnit": 100,
+        "aggregationFrequency": 1, "storage": {"url": folder.path(), "trialPath": "trial"},
+        "door": {"url": format!("http://{}/", door.address), "tokenFile": token},
+    });
+    let context = program::context(serde_json::from_value(config).unwrap(), false).unwrap();
+    let data = || Data::arrays(samples()).unwrap();
+    let fit = Fit::new(data()).validation(data()).batch_size(10);
+    let fit = fit.callbacks(vec![callback.boxed()]);
+    let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
+    let fitted = context.fit(Net::new(context.device()), optimizers(), step, fit);
+    let reports = door.seen.lock().unwrap().iter().map(|it| it.1.clone()).collect();
+    (fitted, reports)
+}
+
+#[test]
+fn what_a_callback_ended_is_the_result_of_the_length_only_if_it_is_there() {
+    let _stream = alone_on_the_stream();
+    let check = |stop_at, expected| {
+        let (fitted, reports) = train_under_runner("val_loss", Stops(stop_at));
+        assert_eq!(fitted.unwrap().stopped.as_deref(), Some("enough"));
+        let validated = |report: &Report| match report.event {
+            ReportEvent::Validated { granted_units, .. } => Some((report.batches, granted_units)),
+            _ => None,
+        };
+        let found: Vec<_> = reports.iter().filter_map(validated).collect();
+        assert_eq!(found, [expected]);
+    };
+    check(3, (3, None));
+    check(20, (20, Some(20)));
+}
+
+#[test]
+fn a_search_by_a_metric_that_there_is_not_ends_before_the_first_batch() {
+    let _stream = alone_on_the_stream();
+    let check = |metric, expected: &str| {
+        let error = train_under_runner(metric, Fails).0.unwrap_err();
+        assert_eq!(
+            (error.to_string().as_str(), exit_code(&*error)),
+            (expected, { ExitCode::UserError })
+        );
+    };
+    check(
+        "validation_los",
+        "there is no searched metric validation_los; of validation there are validation_accuracy, \
+         validation_loss",
+    );
+    check("validation_loss", "callback Fails: no");
+}

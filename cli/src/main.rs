@@ -57,16 +57,9 @@ enum Command {
     /// List checkpoints
     #[command(subcommand)]
     Checkpoint(show::CheckpointCommand),
-    /// Become a program that is killed when the runner ends
+    /// Run a program that is ended when the runner ends
     #[command(hide = true)]
-    Supervise {
-        /// The runner's process id
-        #[arg(long)]
-        parent: i32,
-        /// The program and its arguments
-        #[arg(last = true, required = true)]
-        command: Vec<String>,
-    },
+    Supervise(supervise::Args),
 }
 
 fn main() -> ExitCode {
@@ -79,7 +72,7 @@ fn main() -> ExitCode {
         Command::Experiment(command) => show::experiment(command, output),
         Command::Trial(command) => show::trial(command, output),
         Command::Checkpoint(command) => show::checkpoint(command, output),
-        Command::Supervise { parent, command } => Ok(supervise::supervise(*parent, command)),
+        Command::Supervise(args) => Ok(supervise::supervise(args)),
     };
     ExitCode::from(result.unwrap_or_else(|failure| {
         print::err(format!("stoker: {failure}"));

@@ -43,6 +43,15 @@ impl Place {
                  name a folder or a bucket"
             )));
         }
+        if !root.contains("://")
+            && let Some((scheme, _)) = root.split_once(":/")
+            && !scheme.contains('/')
+        {
+            return Err(Failure::Input(format!(
+                "{named_by} {root}: write {scheme}:// with two slashes for a bucket, or ./{root} \
+                 for a folder of that name"
+            )));
+        }
         match folder(root) {
             Some(folder) => {
                 let folder = std::path::absolute(&folder)
@@ -114,6 +123,13 @@ mod tests {
         check(Some("/tmp/x"), Some("s3://bucket/a"), "/tmp/x");
         check(Some("file:///tmp/a%20b"), None, "/tmp/a b");
         check(Some("runs"), None, &here.join("runs").display().to_string());
+    }
+
+    #[test]
+    fn an_address_with_one_slash_is_taken_for_no_folder() {
+        let error = Place::resolve(Some("s3:/bucket"), None).unwrap_err().to_string();
+        assert!(error.contains("s3:// with two slashes"), "{error}");
+        assert!(Place::resolve(Some("./s3:/bucket"), None).is_ok());
     }
 
     #[test]

@@ -11,7 +11,7 @@ use stoker_storage::{Storage, layout};
 use crate::failure::Failure;
 use crate::place::{self, Place};
 use crate::print::{self, Output};
-use crate::run::record::{Folder, trial_object};
+use crate::run::record::{Folder, is_locked, trial_object};
 use crate::run::{self, Paths, Searched, setup};
 
 /// Where to look.
@@ -85,6 +85,8 @@ struct Found {
     experiment: Experiment,
     trials: BTreeMap<u32, TrialRecord>,
     paths: Paths,
+    /// Whether a runner has the experiment in hand.
+    is_running: bool,
 }
 
 impl Found {
@@ -136,8 +138,10 @@ fn all(place: &Place) -> Result<Vec<Found>, Failure> {
     };
     for entry in entries {
         let path = entry.map_err(|error| Failure::file("read", &local, error))?.path();
-        if let Some(run) = read(place, &path.join("record"))? {
-            found.push(run);
+        match read(place, &path.join("record")) {
+            Ok(run) => found.extend(run),
+            // The others are none the worse.
+            Err(error) => print::err(format!("stoker: left out: {error}")),
         }
     }
     found.sort_by_key(Found::id);
@@ -154,7 +158,9 @@ fn read(place: &Place, path: &Path) -> Result<Option<Found>, Failure> {
         name: metadata.name.unwrap_or_default(),
         uid: metadata.uid.unwrap_or_default(),
     };
-    Ok(Some(Found { trials: folder.trials()?, experiment, paths }))
+    let lock = place.local().join(format!("{}.{}.lock", paths.namespace, paths.name));
+    let is_running = is_locked(&lock);
+    Ok(Some(Found { trials: folder.trials()?, experiment, paths, is_running }))
 }
 
 /// Carries out `stoker experiment ...`.
@@ -184,9 +190,13 @@ pub(crate) fn experiment(command: &ExperimentCommand, output: Output) -> Result<
 fn experiment_row(found: &Found) -> Vec<String> {
     let status = found.experiment.status.clone().unwrap_or_default();
     let best = status.best.map(|it| format!("{} (trial {})", it.metric, it.index));
+    let phase = match status.phase.is_terminal() || found.is_running {
+        true => format!("{:?}", status.phase),
+        false => "Stopped".to_owned(),
+    };
     vec![
         found.id(),
-        format!("{:?}", status.phase),
+        phase,
         status.trials_created.to_string(),
         status.trials_closed.to_string(),
         best.unwrap_or_else(|| "-".to_owned()),
@@ -207,7 +217,19 @@ pub(crate) fn trial(command: &TrialCommand, output: Output) -> Result<u8, Failur
         }
         TrialCommand::Logs { which, trial, attempt } => {
             let found = Found::open(which)?;
-            let latest = found.trial(*trial)?.status.attempts.last().map(|it| it.number);
+            let attempts = &found.trial(*trial)?.status.attempts;
+            let latest = attempts.last().map(|it| it.number);
+            if let Some(wanted) = attempt
+                && attempts.iter().all(|it| it.number != *wanted)
+            {
+                return Err(Failure::Input(match latest {
+                    None => format!("trial {trial} has not started yet"),
+                    Some(_) => format!(
+                        "trial {trial} has no attempt {wanted}; it has {} from 0",
+                        attempts.len()
+                    ),
+                }));
+            }
             let attempt = attempt.or(latest).unwrap_or_default();
             print_logs(&found, *trial, attempt, output)?;
         }

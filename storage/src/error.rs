@@ -18,10 +18,7 @@ pub enum StorageError {
         reason: String,
     },
     /// The store knows no such caller, or does not let it: give other credentials or rights.
-    #[error(
-        "storage {url} refused access to {path:?}: {reason}; check the credentials in the \
-         environment and the rights they have"
-    )]
+    #[error("storage {url} refused access to {path:?}: {reason}; {remedy}")]
     Refused {
         /// The root.
         url: String,
@@ -29,6 +26,8 @@ pub enum StorageError {
         path: String,
         /// What the store said.
         reason: String,
+        /// What to do.
+        remedy: &'static str,
     },
     /// No credentials could be made of what the environment holds: correct it.
     #[error("storage {url}: {reason}")]
@@ -109,11 +108,13 @@ pub(crate) fn classify(
             (StorageError::Full { url, path, reason }, false)
         }
         (_, Some(ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem)) => {
-            (StorageError::Refused { url, path, reason }, false)
+            let remedy = "give this user the right to write there, or choose another root";
+            (StorageError::Refused { url, path, reason, remedy }, false)
         }
         (Source::NotFound { .. }, _) => (StorageError::NotFound { url, path, reason }, false),
         (Source::PermissionDenied { .. } | Source::Unauthenticated { .. }, _) => {
-            (StorageError::Refused { url, path, reason }, false)
+            let remedy = "check the credentials in the environment and the rights they have";
+            (StorageError::Refused { url, path, reason, remedy }, false)
         }
         (
             Source::InvalidPath { .. }

@@ -72,7 +72,7 @@ fn folder(url: &str, path: PathBuf) -> Result<Storage, StorageError> {
     let store = LocalFileSystem::new_with_prefix(&path)
         .map_err(|error| StorageError::BadUrl { url: url.to_owned(), reason: error.to_string() })?;
     // A checkpoint that was reported survives the machine: files are staged, synced and renamed.
-    Ok(Storage::from_store(Arc::new(store.with_fsync(true)), url))
+    Ok(Storage::from_store(Arc::new(store.with_fsync(true)), url).in_folder(path))
 }
 
 fn far<S>(url: &str, parsed: &Url, built: object_store::Result<S>) -> Result<Storage, StorageError>

@@ -1,6 +1,7 @@
 //! A storage root and the operations on it.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -46,6 +47,8 @@ pub struct Storage {
     /// The same store, if it takes objects in parts.
     parts: Option<Arc<dyn MultipartStore>>,
     patience: Patience,
+    /// The folder that the root is, if it is one.
+    folder: Option<PathBuf>,
 }
 
 /// How long a failure that may pass is borne.
@@ -109,7 +112,12 @@ impl Storage {
             store,
             parts: None,
             patience: Patience::NEAR,
+            folder: None,
         }
+    }
+
+    pub(crate) fn in_folder(self, folder: PathBuf) -> Self {
+        Self { folder: Some(folder), ..self }
     }
 
     /// The same root, with large objects sent in parts through `parts`.
@@ -202,6 +210,43 @@ impl Storage {
         match self.retry(path, || self.store.delete(&location)).await {
             Err(StorageError::NotFound { .. }) => Ok(()),
             other => other,
+        }
+    }
+
+    /// The names of the folders directly below `prefix`, sorted; none if there is no such folder. A
+    /// root that is a folder of the machine may have empty ones.
+    ///
+    /// # Errors
+    ///
+    /// The storage failed.
+    pub async fn folders(&self, prefix: &str) -> Result<Vec<String>, StorageError> {
+        let location = self.location(prefix)?;
+        let list = || self.store.list_with_delimiter(Some(&location));
+        let found = self.retry(prefix, list).await?.common_prefixes;
+        let mut names: Vec<String> =
+            found.iter().filter_map(|it| Some(it.filename()?.to_owned())).collect();
+        names.sort();
+        Ok(names)
+    }
+
+    /// Deletes all objects below `prefix`. In a folder of the machine the folder goes too, with what
+    /// writers that were killed left in it. One that is not there is none the worse.
+    ///
+    /// # Errors
+    ///
+    /// Some objects may then be there still.
+    pub async fn delete_folder(&self, prefix: &str) -> Result<(), StorageError> {
+        for path in self.list(prefix).await? {
+            self.delete(&path).await?;
+        }
+        let Some(root) = &self.folder else { return Ok(()) };
+        match std::fs::remove_dir_all(root.join(prefix)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                let (url, path) = (self.url.to_string(), prefix.to_owned());
+                let reason = error.to_string();
+                Err(StorageError::Unavailable { url, path, attempts: 1, reason })
+            }
+            _ => Ok(()),
         }
     }
 

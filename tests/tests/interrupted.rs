@@ -143,7 +143,11 @@ fn twenty_kills_change_nothing() {
             no_orphans(&rough, &context);
             runner = start(&file, &rough);
             killed.0 += 1;
-        } else if let Some(victim) = trainers(&rough).first() {
+            continue;
+        }
+        // Programs and their supervisors alike.
+        let all = trainers(&rough);
+        if let Some(victim) = all.get(dice.below(all.len().max(1) as u64) as usize) {
             let _ = kill_process(*victim, Signal::KILL);
             killed.1 += 1;
         }

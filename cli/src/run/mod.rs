@@ -4,10 +4,10 @@
 //!  file -> record -> plan (engine) -> start trainers -> reports at the door -> record -> plan ...
 //! ```
 //!
-//! One thread does everything, so that trainers, which die with the thread that started them, die
-//! with the runner. What is decided is recorded before it is done: a runner killed at any moment
-//! goes on from its record.
+//! One thread does everything. What is decided is recorded before it is done: a runner killed at any
+//! moment goes on from its record.
 
+mod copies;
 mod display;
 mod door;
 mod outcome;
@@ -15,6 +15,7 @@ mod process;
 pub(crate) mod record;
 mod runner;
 pub(crate) mod setup;
+mod signals;
 mod state;
 
 use std::path::PathBuf;
@@ -28,11 +29,15 @@ use self::display::View;
 use self::door::Desk;
 pub(crate) use self::outcome::{Paths, hyperparameters, row};
 use self::runner::{Job, Runner};
+use self::signals::Signals;
 use self::state::State;
 use crate::failure::Failure;
 use crate::file;
 use crate::place::Place;
 use crate::print::{self, Output};
+
+/// What to do where checkpoints could not be deleted.
+const CLEAN_AGAIN: &str = "the same command again goes on deleting them";
 
 /// What `stoker run` is asked to do.
 #[derive(Debug, clap::Args)]
@@ -62,7 +67,6 @@ pub(crate) fn run(args: &Args, output: Output) -> Result<u8, Failure> {
         Ok(loaded) => loaded,
         Err(error) => return Ok(crate::validate::print_error(&error, output)),
     };
-    // A trainer dies with the thread that started it: all on this one.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -89,7 +93,8 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
         uid: opened.uid.clone(),
     };
     view.say(&greeting(&paths, &opened));
-    let setup::Opened { folder, experiment, trials, _lock, .. } = opened;
+    let setup::Opened { folder, experiment, trials, _lock, trainers, .. } = opened;
+    let mut signals = Signals::listen()?;
     let state = State::new(experiment, trials, &loaded.valid, seed, folder.clone())?;
     let desk = Desk::new(state);
     let door = door::open(desk.clone()).await?;
@@ -102,46 +107,58 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
         slots: args.slots.unwrap_or_else(cores),
         door,
         folder,
+        lock: trainers,
     };
-    let result = Runner::new(job).run(&mut view).await;
+    let result = Runner::new(job).run(&mut signals, &mut view).await;
     view.finish();
     result?;
-    finish(&desk, &storage, &paths, &loaded.valid, output).await
+    if desk.state().status().phase.is_terminal() {
+        let policy = &loaded.valid.spec.checkpoint_storage;
+        let smaller_is_better = loaded.valid.spec.searcher.smaller_is_better;
+        tokio::select! {
+            done = outcome::retain(&desk, &storage, &paths, policy, smaller_is_better) => {
+                if let Err(error) = done {
+                    print::err(format!("checkpoints that are not kept: {error}; {CLEAN_AGAIN}"));
+                }
+            }
+            () = signals.next() => {
+                print::err(format!("checkpoints that are not kept: stopped; {CLEAN_AGAIN}"));
+            }
+        }
+    }
+    Ok(tell(&desk.state(), &paths, &loaded.valid, output))
 }
 
-async fn finish(
-    desk: &Desk,
-    storage: &Storage,
-    paths: &Paths,
-    valid: &ValidExperiment,
-    output: Output,
-) -> Result<u8, Failure> {
-    let smaller_is_better = valid.spec.searcher.smaller_is_better;
-    let is_over = desk.state().status().phase.is_terminal();
-    if is_over {
-        let policy = &valid.spec.checkpoint_storage;
-        outcome::retain(desk, storage, paths, policy, smaller_is_better).await?;
-    }
-    let searched = Searched { metric: &valid.spec.searcher.metric, smaller_is_better };
-    let state = desk.state();
+/// Prints the outcome; returns the exit code.
+fn tell(state: &State, paths: &Paths, valid: &ValidExperiment, output: Output) -> u8 {
+    let searcher = &valid.spec.searcher;
+    let searched =
+        Searched { metric: &searcher.metric, smaller_is_better: searcher.smaller_is_better };
     match output {
-        Output::Json => print::out(outcome::json_line(&state, paths)),
-        Output::Text => outcome::print_text(&state, paths, &searched),
+        Output::Json => print::out(outcome::json_line(state, paths)),
+        Output::Text => outcome::print_text(state, paths, &searched),
     }
-    if !is_over {
-        print::err("stopped; run the same command again to go on from here");
-    }
-    Ok(match state.status().phase {
+    match state.status().phase {
         Phase::Completed => 0,
         Phase::Failed | Phase::Cancelled => 1,
-        Phase::Pending | Phase::Running => 3,
-    })
+        Phase::Pending | Phase::Running => {
+            print::err("stopped; run the same command again to go on from here");
+            3
+        }
+    }
 }
 
 fn greeting(paths: &Paths, opened: &setup::Opened) -> String {
     let id = crate::place::id(&paths.name, &paths.uid);
-    let what = if opened.is_continued { "going on with" } else { "new run" };
-    format!("{what} {id}; files in {}, record in {}", paths.root, opened.folder.path().display())
+    let phase = opened.experiment.status.as_ref().map(|it| it.phase).unwrap_or_default();
+    let what = match phase {
+        _ if !opened.is_continued => format!("new run {id}"),
+        Phase::Pending | Phase::Running => format!("going on with {id}"),
+        Phase::Completed => format!("{id} has completed already; --fresh starts over"),
+        Phase::Failed => format!("{id} has failed already; --fresh starts over"),
+        Phase::Cancelled => format!("{id} was cancelled already; --fresh starts over"),
+    };
+    format!("{what}; files in {}, record in {}", paths.root, opened.folder.path().display())
 }
 
 /// The experiment's seed: the file's, or one that follows from the run's id.

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 use stoker_api::experiment::{CheckpointStorage, ExperimentStatus, Phase};
-use stoker_api::names::MANIFEST;
 use stoker_api::trial::CheckpointRecord;
 use stoker_engine::retention;
 use stoker_engine::trial::TrialRecord;
@@ -52,7 +51,7 @@ pub(crate) async fn copy_record(
 }
 
 /// Deletes the checkpoints that the experiment does not keep: manifest first, so that none is half
-/// there, then the files, then the record's line. Goes also what saves that were cut short left.
+/// there, then the files, then the record's line. What no record knows of goes too.
 pub(crate) async fn retain(
     desk: &Desk,
     storage: &Storage,
@@ -79,9 +78,15 @@ pub(crate) async fn retain(
             copy_record(storage, paths, &trial).await?;
         }
     }
-    let trials: Vec<u32> = desk.state().trials.keys().copied().collect();
-    for index in trials {
-        delete_halves(storage, &paths.trial(index)).await?;
+    let known: Vec<(u32, BTreeSet<String>)> = {
+        let state = desk.state();
+        let names = |it: &TrialRecord| -> BTreeSet<String> {
+            it.status.checkpoints.iter().map(|it| it.name.clone()).collect()
+        };
+        state.trials.iter().map(|(index, it)| (*index, names(it))).collect()
+    };
+    for (index, known) in known {
+        delete_unknown(storage, &paths.trial(index), &known).await?;
     }
     // The best trial's checkpoint may be among those that went.
     desk.state().settle()
@@ -97,25 +102,31 @@ pub(crate) async fn delete(
 ) -> Result<(), Failure> {
     let trial_path = paths.trial(index);
     for name in names {
-        storage.delete(&layout::manifest_path(&trial_path, name)).await?;
-        let folder = format!("{}/", layout::checkpoint_path(&trial_path, name));
-        for file in storage.list(&folder).await? {
-            storage.delete(&file).await?;
-        }
+        delete_one(storage, &trial_path, name).await?;
     }
     desk.state().forget(index, names)
 }
 
-/// Deletes folders of checkpoints without a manifest. Only for a trial that nobody runs any more.
-async fn delete_halves(storage: &Storage, trial_path: &str) -> Result<(), Failure> {
-    let files = storage.list(&layout::checkpoints_path(trial_path)).await?;
-    let folder = |file: &str| file.rsplit_once('/').map(|it| it.0.to_owned());
-    let is_manifest = |file: &&String| file.ends_with(&format!("/{MANIFEST}"));
-    let whole: BTreeSet<_> = files.iter().filter(is_manifest).map(|it| folder(it)).collect();
-    for file in files.iter().filter(|it| !whole.contains(&folder(it))) {
-        storage.delete(file).await?;
+/// Deletes the folders of checkpoints that the record does not know: halves, and those of attempts
+/// that died before their report. Only for trials that nobody runs any more.
+async fn delete_unknown(
+    storage: &Storage,
+    trial_path: &str,
+    known: &BTreeSet<String>,
+) -> Result<(), Failure> {
+    let checkpoints = layout::checkpoints_path(trial_path);
+    for name in storage.folders(&checkpoints).await? {
+        if !known.contains(&name) {
+            delete_one(storage, trial_path, &name).await?;
+        }
     }
     Ok(())
+}
+
+/// Deletes one checkpoint: the manifest first, so that none is half there.
+async fn delete_one(storage: &Storage, trial_path: &str, name: &str) -> Result<(), Failure> {
+    storage.delete(&layout::manifest_path(trial_path, name)).await?;
+    Ok(storage.delete_folder(&layout::checkpoint_path(trial_path, name)).await?)
 }
 
 /// The last line of `run --output json`.

@@ -1,29 +1,30 @@
 //! Trainers as processes: start, log, end.
 //!
-//! A trainer is the leader of a process group of its own, so that a Ctrl-C in the terminal reaches
-//! the runner alone, and so that what a trainer leaves behind can be ended with it.
+//! Each trainer has a supervisor, which ends all that the trainer started: see
+//! [`supervise`](crate::supervise).
 
 use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process::{ExitStatus, Stdio};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
 use stoker_api::contract::ExitCode;
-use stoker_api::names::{ENV_CACHE, ENV_TRIAL_CONFIG};
+use stoker_api::names::ENV_TRIAL_CONFIG;
 use stoker_api::trial::AttemptEnd;
 use stoker_storage::Storage;
 use stoker_storage::layout;
 use stoker_storage::segments::{SegmentWriter, Segments};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
-
-use crate::failure::Failure;
 
 /// Last lines of a trainer's log that are kept to say why it failed.
 const TAIL_LINES: usize = 8;
@@ -48,6 +49,8 @@ pub(crate) struct Start<'a> {
     pub(crate) config: &'a Path,
     /// The trial's folder in the storage.
     pub(crate) trial_path: &'a str,
+    /// Locked while any of its processes is alive.
+    pub(crate) lock: &'a Path,
 }
 
 /// How a trainer ended.
@@ -61,12 +64,12 @@ pub(crate) struct Ended {
     pub(crate) log_error: Option<String>,
 }
 
-/// A trainer that was started.
+/// A trainer that was started. All of its processes are killed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Running {
     /// Its attempt.
     pub(crate) attempt: u32,
-    group: Option<Pid>,
+    supervisor: Option<OwnedWriteHalf>,
     asked: Arc<Mutex<Asked>>,
 }
 
@@ -85,20 +88,16 @@ impl Running {
     /// Asks it to checkpoint and exit.
     pub(crate) fn ask_to_exit(&self) {
         self.set(Asked::Exit);
-        if let Some(pid) = self.group {
-            let _ = rustix::process::kill_process(pid, Signal::TERM);
+        if let Some(supervisor) = &self.supervisor {
+            // Its buffer is never full: this is all that is ever written.
+            let _ = supervisor.try_write(b"x");
         }
     }
 
     /// Kills it and all that it started.
-    pub(crate) fn kill(&self) {
+    pub(crate) fn kill(&mut self) {
         self.set(Asked::Killed);
-        kill_group(self.group);
-    }
-
-    /// Its process is gone and its group was ended with it: nothing is left to kill.
-    pub(crate) fn release(mut self) {
-        self.group = None;
+        self.supervisor = None;
     }
 
     fn set(&self, asked: Asked) {
@@ -106,42 +105,29 @@ impl Running {
     }
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        kill_group(self.group);
-    }
-}
-
-fn kill_group(group: Option<Pid>) {
-    if let Some(group) = group {
-        let _ = rustix::process::kill_process_group(group, Signal::KILL);
-    }
-}
-
-/// Starts a trainer; its end is sent to `ended`, after its log is stored. Must be called on the
-/// process's main thread: the trainer dies with the thread that started it.
+/// Starts a trainer; its end is sent to `ended`, after its log is stored.
+///
+/// # Errors
+///
+/// No process could be started: a matter of this machine, not of the trainer.
 pub(crate) fn start(
     start: Start<'_>,
     storage: &Storage,
     ended: UnboundedSender<Ended>,
-) -> Result<Running, Failure> {
-    let stoker = std::env::current_exe()
-        .map_err(|error| Failure::System(format!("cannot find the program stoker: {error}")))?;
-    let mut command = Command::new(&stoker);
-    command.args(["supervise", "--parent", &std::process::id().to_string(), "--"]);
-    command.args(&start.command);
-    command.env("PATH", search_path(&stoker));
+) -> std::io::Result<Running> {
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
+    ours.set_nonblocking(true)?;
+    let (answers, supervisor) = UnixStream::from_std(ours)?.into_split();
+    // This very program, even if its file has been replaced.
+    let mut command = Command::new("/proc/self/exe");
+    command.arg("supervise").arg("--lock").arg(start.lock).arg("--").args(&start.command);
+    command.env("PATH", search_path(&std::env::current_exe()?));
     command.envs(start.env);
-    if let Some(cache) = std::env::var_os(ENV_CACHE) {
-        command.env(ENV_CACHE, cache);
-    }
     command.env(ENV_TRIAL_CONFIG, start.config);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.process_group(0).kill_on_drop(true);
-    let child = command
-        .spawn()
-        .map_err(|error| Failure::System(format!("cannot start a process: {error}")))?;
-    let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+    command.stdin(OwnedFd::from(theirs)).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // Ctrl-C in the terminal is for the runner alone.
+    command.process_group(0);
+    let child = command.spawn()?;
     let asked = Arc::new(Mutex::new(Asked::default()));
     let prefix = format!("{}/0-", layout::logs_path(start.trial_path, start.attempt));
     let segments = Segments::new(prefix, ".log");
@@ -153,7 +139,7 @@ pub(crate) fn start(
     let (trial, attempt) = (start.trial, start.attempt);
     let seen = asked.clone();
     tokio::spawn(async move {
-        let status = attend(child, group, &log).await;
+        let status = attend(child, answers, &log).await;
         let asked = *seen.lock().unwrap_or_else(PoisonError::into_inner);
         let (end, message) = classify(status, asked, &log.last_lines());
         // The program is gone, whether the end of its log could be stored or not.
@@ -163,7 +149,7 @@ pub(crate) fn start(
         };
         let _ = ended.send(Ended { trial, attempt, end, message, log_error });
     });
-    Ok(Running { attempt, group, asked })
+    Ok(Running { attempt, supervisor: Some(supervisor), asked })
 }
 
 /// `PATH` with the folder of `stoker` first, so that the stock trainer beside it is found.
@@ -175,27 +161,47 @@ pub(crate) fn search_path(stoker: &Path) -> std::ffi::OsString {
     std::env::join_paths(folders).unwrap_or(path)
 }
 
-async fn attend(mut child: Child, group: Option<Pid>, log: &Log) -> std::io::Result<ExitStatus> {
+/// How a program ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ProgramEnd {
+    Exit(i32),
+    Signal(i32),
+    /// Its supervisor said nothing: it was killed, or could not start it.
+    Unknown,
+}
+
+/// Waits until nothing of the program is left; stores what it prints.
+async fn attend(mut child: Child, mut answers: OwnedReadHalf, log: &Log) -> ProgramEnd {
     let readers =
         [child.stdout.take().map(|it| log.read(it)), child.stderr.take().map(|it| log.read(it))];
-    let status = child.wait().await;
-    kill_group(group);
+    let mut said = String::new();
+    // What is cut short was said by a supervisor that died: nothing more will come.
+    let _ = answers.read_to_string(&mut said).await;
+    let _ = child.wait().await;
+    let end = program_end(&said);
+    if end == ProgramEnd::Unknown
+        && let Some(group) = said.lines().find_map(|it| it.strip_prefix("group ")?.parse().ok())
+        && let Some(group) = Pid::from_raw(group)
+    {
+        let _ = rustix::process::kill_process_group(group, Signal::KILL);
+    }
     for reader in readers.into_iter().flatten() {
         let _ = timeout(DRAIN, reader).await;
     }
-    status
+    end
 }
 
-fn classify(
-    status: std::io::Result<ExitStatus>,
-    asked: Asked,
-    last_lines: &str,
-) -> (AttemptEnd, Option<String>) {
-    use std::os::unix::process::ExitStatusExt as _;
-    let status = match status {
-        Ok(status) => status,
-        Err(error) => return (AttemptEnd::Infrastructure, Some(error.to_string())),
-    };
+fn program_end(said: &str) -> ProgramEnd {
+    let number = |line: &str, what| line.strip_prefix(what)?.parse().ok();
+    said.lines()
+        .find_map(|line| {
+            let exit = number(line, "exit ").map(ProgramEnd::Exit);
+            exit.or_else(|| number(line, "signal ").map(ProgramEnd::Signal))
+        })
+        .unwrap_or(ProgramEnd::Unknown)
+}
+
+fn classify(program: ProgramEnd, asked: Asked, last_lines: &str) -> (AttemptEnd, Option<String>) {
     let with_log = |what: String| {
         Some(if last_lines.is_empty() {
             what
@@ -203,33 +209,39 @@ fn classify(
             format!("{what}; its last lines: {last_lines}")
         })
     };
-    let Some(code) = status.code() else {
-        let signal = status.signal().unwrap_or_default();
-        return match asked {
-            Asked::Nothing => {
-                (AttemptEnd::UserError, with_log(format!("ended by signal {signal}")))
-            }
-            Asked::Exit => {
-                let what = "ended by SIGTERM before it could take a checkpoint";
-                (AttemptEnd::Preempted, Some(what.to_owned()))
-            }
-            Asked::Killed => {
-                let what = "killed: it did not exit in time after it was asked to";
-                (AttemptEnd::Preempted, Some(what.to_owned()))
-            }
-        };
+    let code = match (program, asked) {
+        (ProgramEnd::Exit(code), _) => code,
+        (_, Asked::Killed) => {
+            let what = "killed: it did not exit in time after it was asked to";
+            return (AttemptEnd::Preempted, Some(what.to_owned()));
+        }
+        (ProgramEnd::Signal(signal), Asked::Exit) if signal == Signal::TERM.as_raw() => {
+            let what = "ended by SIGTERM, which it does not handle";
+            return (AttemptEnd::Preempted, Some(what.to_owned()));
+        }
+        (ProgramEnd::Signal(signal), _) => {
+            return (AttemptEnd::UserError, with_log(format!("ended by signal {signal}")));
+        }
+        (ProgramEnd::Unknown, _) => {
+            let what = "its supervisor was killed or could not start it";
+            return (AttemptEnd::Infrastructure, with_log(what.to_owned()));
+        }
     };
-    match ExitCode::from_code(code) {
-        Some(ExitCode::Completed) => (AttemptEnd::Completed, None),
-        Some(ExitCode::Preempted) => (AttemptEnd::Preempted, None),
-        Some(ExitCode::InvalidHyperparameters) => (
+    match (ExitCode::from_code(code), asked) {
+        (Some(ExitCode::Completed), _) => (AttemptEnd::Completed, None),
+        (Some(ExitCode::Preempted), Asked::Nothing) => (
+            AttemptEnd::Infrastructure,
+            with_log(format!("exit code {code}: it left although nobody asked it to")),
+        ),
+        (Some(ExitCode::Preempted), _) => (AttemptEnd::Preempted, None),
+        (Some(ExitCode::InvalidHyperparameters), _) => (
             AttemptEnd::InvalidHyperparameters,
             with_log("its hyperparameters cannot be trained".to_owned()),
         ),
-        Some(ExitCode::Infrastructure | ExitCode::PeerFailed) => {
+        (Some(ExitCode::Infrastructure | ExitCode::PeerFailed), _) => {
             (AttemptEnd::Infrastructure, with_log(format!("exit code {code}")))
         }
-        Some(ExitCode::UserError) | None => {
+        (Some(ExitCode::UserError) | None, _) => {
             (AttemptEnd::UserError, with_log(format!("exit code {code}")))
         }
     }
@@ -277,7 +289,7 @@ impl Log {
             if tail.len() == TAIL_LINES {
                 tail.pop_front();
             }
-            tail.push_back(line.chars().take(TAIL_CHARS_MAX).collect());
+            tail.push_back(plain(line).chars().take(TAIL_CHARS_MAX).collect());
         }
         drop(tail);
         let num_missing = self.num_missing.swap(0, Ordering::Relaxed);
@@ -297,29 +309,47 @@ impl Log {
     }
 }
 
+/// A line that does nothing to a terminal.
+fn plain(line: &str) -> String {
+    let mut text = String::new();
+    for it in line.chars() {
+        match it {
+            '\t' => text.push(' '),
+            it if it.is_control() => text.extend(it.escape_default()),
+            it => text.push(it),
+        }
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
-    use std::os::unix::process::ExitStatusExt as _;
-
     use super::*;
 
-    /// `wait` is the raw status: exit codes are in the second byte, signals in the first.
-    fn check(wait: i32, asked: Asked, expected: AttemptEnd) {
-        let status = Ok(ExitStatus::from_raw(wait));
-        assert_eq!(classify(status, asked, "").0, expected, "{wait} {asked:?}");
+    fn check(said: &str, asked: Asked, expected: AttemptEnd) {
+        assert_eq!(classify(program_end(said), asked, "").0, expected, "{said} {asked:?}");
     }
 
     #[test]
     fn exit_codes_and_signals_say_how_an_attempt_ended() {
-        check(0, Asked::Nothing, AttemptEnd::Completed);
-        check(1 << 8, Asked::Nothing, AttemptEnd::UserError);
-        check(78 << 8, Asked::Nothing, AttemptEnd::InvalidHyperparameters);
-        check(79 << 8, Asked::Nothing, AttemptEnd::Preempted);
-        check(80 << 8, Asked::Nothing, AttemptEnd::Infrastructure);
-        check(101 << 8, Asked::Nothing, AttemptEnd::UserError);
-        check(9, Asked::Nothing, AttemptEnd::UserError);
-        check(15, Asked::Exit, AttemptEnd::Preempted);
-        check(9, Asked::Killed, AttemptEnd::Preempted);
-        check(1 << 8, Asked::Exit, AttemptEnd::UserError);
+        check("exit 0", Asked::Nothing, AttemptEnd::Completed);
+        check("group 7\nexit 1\n", Asked::Nothing, AttemptEnd::UserError);
+        check("exit 78", Asked::Nothing, AttemptEnd::InvalidHyperparameters);
+        check("exit 79", Asked::Exit, AttemptEnd::Preempted);
+        check("exit 79", Asked::Nothing, AttemptEnd::Infrastructure);
+        check("exit 80", Asked::Nothing, AttemptEnd::Infrastructure);
+        check("exit 101", Asked::Nothing, AttemptEnd::UserError);
+        check("signal 9", Asked::Nothing, AttemptEnd::UserError);
+        check("signal 15", Asked::Exit, AttemptEnd::Preempted);
+        check("signal 11", Asked::Exit, AttemptEnd::UserError);
+        check("signal 9", Asked::Killed, AttemptEnd::Preempted);
+        check("exit 1", Asked::Exit, AttemptEnd::UserError);
+        check("group 7\n", Asked::Nothing, AttemptEnd::Infrastructure);
+        check("", Asked::Killed, AttemptEnd::Preempted);
+    }
+
+    #[test]
+    fn control_characters_of_a_program_are_shown_not_done() {
+        assert_eq!(plain("a\tb \u{1b}[2J\u{7}\r"), "a b \\u{1b}[2J\\u{7}\\r");
     }
 }

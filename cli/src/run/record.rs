@@ -14,6 +14,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 use serde::Serialize;
@@ -23,6 +24,11 @@ use stoker_api::trial::Trial;
 use stoker_engine::experiment::TrialRecord;
 
 use crate::failure::Failure;
+
+/// How often somebody who only looks at a lock may be in the way.
+const LOOKS_MAX: u32 = 10;
+/// How long trainers may outlive the runner that they are killed with.
+const TRAINERS_END: Duration = Duration::from_secs(30);
 
 /// The folder `record/` of one experiment.
 #[derive(Clone, Debug)]
@@ -150,7 +156,7 @@ impl Lock {
             .truncate(false)
             .open(path)
             .map_err(failed)?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        match try_lock(&file) {
             Ok(()) => {}
             Err(error) if error == rustix::io::Errno::WOULDBLOCK => {
                 let mut holder = String::new();
@@ -168,6 +174,47 @@ impl Lock {
         let holder = format!("process {} on {}\n", std::process::id(), host());
         file.write_all(holder.as_bytes()).map_err(failed)?;
         Ok(Self { _file: file })
+    }
+}
+
+/// Takes an exclusive lock, or fails soon. Whoever only [looks](is_locked) holds it for a moment.
+fn try_lock(file: &File) -> rustix::io::Result<()> {
+    for _ in 0..LOOKS_MAX {
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(10)),
+            other => return other,
+        }
+    }
+    rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)
+}
+
+/// Whether some process has the lock at `path`.
+pub(crate) fn is_locked(path: &Path) -> bool {
+    let attempt = |file| rustix::fs::flock(file, FlockOperation::NonBlockingLockShared);
+    File::open(path).is_ok_and(|file| attempt(file) == Err(rustix::io::Errno::WOULDBLOCK))
+}
+
+/// Waits until no trainer of an earlier runner is alive. They are killed as soon as their runner is
+/// gone; this closes the gap.
+pub(crate) fn wait_for_trainers(path: &Path) -> Result<(), Failure> {
+    let failed = |error| Failure::file("lock", path, error);
+    let file = OpenOptions::new().append(true).create(true).open(path).map_err(failed)?;
+    let end = Instant::now() + TRAINERS_END;
+    loop {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(()),
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                return Err(Failure::System(format!(
+                    "trainers of an earlier run are still alive, although their runner is not: \
+                     end the processes that hold {}",
+                    path.display()
+                )));
+            }
+            Err(error) => return Err(Failure::file("lock", path, error)),
+        }
     }
 }
 

@@ -9,16 +9,17 @@ use stoker_api::trial::AttemptEnd;
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::trial::{Next, TrialRecord};
 use stoker_storage::Storage;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
+use super::copies::Copies;
 use super::display::{Searched, View};
 use super::door::{self, Desk};
 use super::outcome::{self, Paths};
 use super::process::{self, Ended, Running, Start};
 use super::record::{self, Folder};
+use super::signals::Signals;
 use crate::failure::Failure;
 
 /// How often progress is drawn and time limits are looked at.
@@ -49,6 +50,7 @@ pub(crate) struct Runner<'a> {
     slots: u32,
     door: String,
     folder: Folder,
+    lock: PathBuf,
     running: BTreeMap<u32, Running>,
     backoff: BTreeMap<u32, Backoff>,
     /// Since when a running trial has been asked to end.
@@ -60,6 +62,8 @@ pub(crate) struct Runner<'a> {
     pruning: Option<JoinHandle<Result<(), Failure>>>,
     /// Not before then, after it failed.
     prune_after: Instant,
+    copies: Copies,
+    notes: UnboundedReceiver<String>,
 }
 
 /// What a runner needs to know.
@@ -76,13 +80,18 @@ pub(crate) struct Job<'a> {
     /// The door's address.
     pub(crate) door: String,
     pub(crate) folder: Folder,
+    /// Locked while any trainer's process is alive.
+    pub(crate) lock: PathBuf,
 }
 
 impl<'a> Runner<'a> {
     /// A runner that has started nothing yet.
     pub(crate) fn new(job: Job<'a>) -> Self {
-        let Job { desk, valid, storage, paths, seed, slots, door, folder } = job;
+        let Job { desk, valid, storage, paths, seed, slots, door, folder, lock } = job;
         let (tell_ended, ended) = mpsc::unbounded_channel();
+        let (note, notes) = mpsc::unbounded_channel();
+        desk.state().notes = Some(note.clone());
+        let copies = Copies::start(desk.clone(), storage.clone(), paths.clone(), note);
         Self {
             desk,
             valid,
@@ -92,6 +101,7 @@ impl<'a> Runner<'a> {
             slots,
             door,
             folder,
+            lock,
             running: BTreeMap::new(),
             backoff: BTreeMap::new(),
             asked: BTreeMap::new(),
@@ -100,14 +110,31 @@ impl<'a> Runner<'a> {
             interrupts: 0,
             pruning: None,
             prune_after: Instant::now(),
+            copies,
+            notes,
         }
     }
 
     /// Runs until the experiment has ended or was stopped, and nothing runs any more.
-    pub(crate) async fn run(&mut self, view: &mut View) -> Result<(), Failure> {
-        let failed = |error| Failure::System(format!("cannot listen for signals: {error}"));
-        let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
-        let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+    pub(crate) async fn run(
+        mut self,
+        signals: &mut Signals,
+        view: &mut View,
+    ) -> Result<(), Failure> {
+        self.work(signals, view).await?;
+        // What it has not deleted yet is deleted at the end, or when this goes on.
+        self.pruning.take().inspect(JoinHandle::abort);
+        tokio::select! {
+            () = self.copies.finish() => {}
+            () = signals.next() => view.say("some trials' records are not copied"),
+        }
+        while let Ok(note) = self.notes.try_recv() {
+            view.say(&note);
+        }
+        Ok(())
+    }
+
+    async fn work(&mut self, signals: &mut Signals, view: &mut View) -> Result<(), Failure> {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         self.desk.state().settle()?;
@@ -117,15 +144,15 @@ impl<'a> Runner<'a> {
             self.prune(view).await;
             self.show(view);
             if self.running.is_empty() && self.is_over() {
-                // What it has not deleted yet is deleted at the end, or when this goes on.
-                self.pruning.take().inspect(JoinHandle::abort);
                 return Ok(());
             }
             tokio::select! {
-                Some(ended) = self.ended.recv() => self.end(ended, view).await?,
+                biased;
+                () = signals.next() => self.interrupt(view),
+                Some(ended) = self.ended.recv() => self.end(ended, view)?,
+                Some(note) = self.notes.recv() => view.say(&note),
                 () = self.desk.changed() => {}
                 _ = ticks.tick() => {}
-                () = either(&mut interrupt, &mut terminate) => self.interrupt(view),
             }
         }
     }
@@ -186,9 +213,18 @@ impl<'a> Runner<'a> {
             env: spec.env.iter().map(|it| (it.name.clone(), it.value.clone())).collect(),
             config: &config_file,
             trial_path: &config.storage.trial_path,
+            lock: &self.lock,
         };
-        let running = process::start(start, &self.storage, self.tell_ended.clone())?;
-        self.running.insert(index, running);
+        match process::start(start, &self.storage, self.tell_ended.clone()) {
+            Ok(running) => {
+                self.running.insert(index, running);
+            }
+            Err(error) => {
+                let (end, message) = (AttemptEnd::Infrastructure, "no process could be started");
+                self.desk.state().end(index, end, Some(format!("{message}: {error}")))?;
+                self.back_off(index, end, 0);
+            }
+        }
         Ok(())
     }
 
@@ -235,30 +271,24 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Records how an attempt ended, here and beside its files.
-    async fn end(&mut self, ended: Ended, view: &View) -> Result<(), Failure> {
+    /// Records how an attempt ended.
+    fn end(&mut self, ended: Ended, view: &View) -> Result<(), Failure> {
         let Ended { trial: index, attempt, end, message, log_error } = ended;
         if self.running.get(&index).is_none_or(|it| it.attempt != attempt) {
             return Ok(());
         }
-        if let Some(running) = self.running.remove(&index) {
-            running.release();
-        }
+        self.running.remove(&index);
         self.asked.remove(&index);
         if let Some(error) = log_error {
             view.say(&format!("trial {index}: the end of its log could not be stored: {error}"));
         }
-        let trial = {
+        let num_checkpoints = {
             let mut state = self.desk.state();
             state.end(index, end, message)?;
-            state.trials.get(&index).cloned()
+            state.trials.get(&index).map_or(0, |it| it.status.checkpoints.len())
         };
-        self.back_off(index, end, trial.as_ref().map_or(0, |it| it.status.checkpoints.len()));
-        if let Some(trial) = trial
-            && let Err(error) = outcome::copy_record(&self.storage, &self.paths, &trial).await
-        {
-            view.say(&format!("trial {index}: its record could not be copied: {error}"));
-        }
+        self.back_off(index, end, num_checkpoints);
+        self.copies.want(index);
         Ok(())
     }
 
@@ -304,7 +334,7 @@ impl<'a> Runner<'a> {
     fn kill_what_is_late(&mut self) {
         let patience = Duration::from_secs(self.valid.spec.preemption_timeout_seconds.into());
         let state = self.desk.state();
-        for (index, running) in &self.running {
+        for (index, running) in &mut self.running {
             if state.is_to_end(*index) {
                 let since = self.asked.entry(*index).or_insert_with(Instant::now);
                 if since.elapsed() > patience {
@@ -318,23 +348,19 @@ impl<'a> Runner<'a> {
         self.interrupts += 1;
         self.desk.state().is_pausing = true;
         let num = self.running.len();
-        if self.interrupts == 1 {
+        let what = if num == 1 { "one running trial" } else { &format!("{num} running trials") };
+        if num == 0 {
+            view.say("stopping: nothing runs");
+        } else if self.interrupts == 1 {
             view.say(&format!(
-                "stopping: {num} running trials take a checkpoint and exit (at most {} s); \
-                 once more kills them at once",
+                "stopping: {what} may take a checkpoint and exit (at most {} s); the same signal \
+                 once more kills at once",
                 self.valid.spec.preemption_timeout_seconds
             ));
             self.running.values().for_each(Running::ask_to_exit);
         } else {
-            view.say(&format!("killing {num} running trials"));
-            self.running.values().for_each(Running::kill);
+            view.say(&format!("killing {what}"));
+            self.running.values_mut().for_each(Running::kill);
         }
-    }
-}
-
-async fn either(one: &mut Signal, other: &mut Signal) {
-    tokio::select! {
-        _ = one.recv() => {}
-        _ = other.recv() => {}
     }
 }

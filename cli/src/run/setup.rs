@@ -28,6 +28,8 @@ pub(crate) struct Opened {
     pub(crate) is_continued: bool,
     /// Held until the end.
     pub(crate) _lock: Lock,
+    /// The file that trainers hold a lock on.
+    pub(crate) trainers: PathBuf,
 }
 
 /// Opens the record of the experiment in `loaded`, or makes one. With `fresh` an earlier one stays
@@ -37,13 +39,23 @@ pub(crate) fn open(place: &Place, loaded: &Loaded, fresh: bool) -> Result<Opened
     std::fs::create_dir_all(&local).map_err(|error| Failure::file("create", &local, error))?;
     let key = format!("{}.{}", loaded.namespace, loaded.name);
     let lock = Lock::take(&local.join(format!("{key}.lock")))?;
+    let trainers = local.join(format!("{key}.trainers"));
+    record::wait_for_trainers(&trainers)?;
     let pointer = local.join(format!("{key}.current"));
     if !fresh && let Some(uid) = current(&pointer)? {
         let folder = Folder::new(place.record(&loaded.name, &uid));
         if let Some(experiment) = folder.experiment()? {
             refuse_changes(&experiment.spec, &loaded.valid.spec, folder.path())?;
             let trials = folder.trials()?;
-            return Ok(Opened { folder, experiment, trials, uid, is_continued: true, _lock: lock });
+            return Ok(Opened {
+                folder,
+                experiment,
+                trials,
+                uid,
+                is_continued: true,
+                _lock: lock,
+                trainers,
+            });
         }
     }
     let uid = record::random_hex(16)?;
@@ -53,7 +65,7 @@ pub(crate) fn open(place: &Place, loaded: &Loaded, fresh: bool) -> Result<Opened
     folder.save_experiment(&experiment)?;
     record::write(&pointer, format!("{uid}\n").as_bytes())?;
     let trials = BTreeMap::new();
-    Ok(Opened { folder, experiment, trials, uid, is_continued: false, _lock: lock })
+    Ok(Opened { folder, experiment, trials, uid, is_continued: false, _lock: lock, trainers })
 }
 
 /// The unique id of the latest run, if there was one.

@@ -32,6 +32,14 @@ impl Bench {
         Self { folder, spec }
     }
 
+    /// Lets a shell start the trainer, as scripts do.
+    fn in_a_shell(mut self) -> Self {
+        let command = self.spec["entrypoint"]["command"].as_array_mut().unwrap();
+        let script = r#""$0" "$@"; code=$?; echo after it; exit $code"#;
+        command.splice(0..0, ["sh", "-c", script].map(Value::from));
+        self
+    }
+
     fn root(&self) -> PathBuf {
         self.folder.path().join("root")
     }
@@ -150,19 +158,16 @@ fn a_grid_completes_and_the_last_line_says_which_trial_is_best() {
     assert!(checkpoint.join("manifest.json").is_file(), "{}", checkpoint.display());
     // Retention keeps each trial's best and latest: here one. Logs and the record lie beside.
     let trial = checkpoint.parent().unwrap().parent().unwrap();
-    assert_eq!(
-        files(&trial.join("checkpoints")).iter().filter(|it| !files(it).is_empty()).count(),
-        1
-    );
+    assert_eq!(files(&trial.join("checkpoints")), [checkpoint.clone()]);
     let log = std::fs::read_to_string(trial.join("logs/0/0-00000000.log")).unwrap();
     assert!(log.contains("attempt 0 trains"), "{log}");
     assert!(trial.join("record.json").is_file());
     let record: Value =
         serde_json::from_slice(&std::fs::read(trial.join("record.json")).unwrap()).unwrap();
     assert_eq!(record, trials[index], "the copy beside the files is the record");
-    // What a killed save left goes at the end too; a whole checkpoint that nobody knows stays.
-    for file in ["000000000003-0/model", "000000000004-0/model", "000000000004-0/manifest.json"] {
-        let path = trial.join("checkpoints").join(file);
+    // What killed attempts left goes at the end too: halves, whole ones unknown, staged files.
+    for file in ["3-0/model", "4-0/model", "4-0/manifest.json", "5-0/model#1"] {
+        let path = trial.join("checkpoints").join(format!("00000000000{file}"));
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, "x").unwrap();
     }
@@ -171,8 +176,7 @@ fn a_grid_completes_and_the_last_line_says_which_trial_is_best() {
     check(&again, 0, "");
     assert_eq!(last_line(&again), line);
     assert_eq!(bench.trials(), trials);
-    assert!(!trial.join("checkpoints/000000000003-0/model").exists());
-    assert!(trial.join("checkpoints/000000000004-0/model").exists());
+    assert_eq!(files(&trial.join("checkpoints")), [checkpoint]);
 }
 
 #[test]
@@ -212,9 +216,17 @@ fn the_door_refuses_strangers_and_nonsense() {
 fn a_killed_runner_leaves_no_trainer_and_goes_on_to_the_same_results() {
     let undisturbed = Bench::new(random(4), "");
     check(&undisturbed.run(&[]), 0, "");
-    let mut bench = Bench::new(random(4), "");
-    bench.spec["data"]["sleepMs"] = json!(30);
-    for _ in 0..3 {
+    for mut bench in [Bench::new(random(4), ""), Bench::new(random(4), "").in_a_shell()] {
+        bench.spec["data"]["sleepMs"] = json!(30);
+        kill_runners(&bench, 3);
+        check(&bench.run(&[]), 0, "");
+        assert_eq!(essence(&bench.trials()), essence(&undisturbed.trials()));
+    }
+}
+
+/// Starts a runner and kills it, so often; no trainer may outlive it.
+fn kill_runners(bench: &Bench, times: u32) {
+    for _ in 0..times {
         let mut child = bench.start();
         bench.wait_for_checkpoint();
         std::thread::sleep(Duration::from_millis(100));
@@ -226,8 +238,49 @@ fn a_killed_runner_leaves_no_trainer_and_goes_on_to_the_same_results() {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
+}
+
+#[test]
+fn a_trainer_in_a_shell_takes_its_checkpoint_when_asked_to_stop() {
+    let mut bench = Bench::new(json!({"single": {}}), "").in_a_shell();
+    bench.spec["data"]["sleepMs"] = json!(50);
+    let child = bench.start();
+    bench.wait_for_checkpoint();
+    std::thread::sleep(Duration::from_millis(120));
+    signal(&child, rustix::process::Signal::HUP);
+    check(&child.wait_with_output().unwrap(), 3, "");
+    assert!(!bench.is_any_trainer_alive());
     check(&bench.run(&[]), 0, "");
-    assert_eq!(essence(&bench.trials()), essence(&undisturbed.trials()));
+    let attempts = &bench.trials()[0]["status"]["attempts"];
+    assert_eq!(attempts[0]["end"], "Preempted", "{attempts}");
+    // Unasked, it takes one at batch 5 alone.
+    let from = attempts[1]["resumedFrom"].as_str().unwrap();
+    assert!(from > "000000000005-0", "{attempts}");
+}
+
+#[test]
+fn a_killed_supervisor_takes_its_trainer_along_and_the_trial_goes_on() {
+    let mut bench = Bench::new(json!({"single": {}}), "");
+    bench.spec["data"]["sleepMs"] = json!(30);
+    let child = bench.start();
+    bench.wait_for_checkpoint();
+    let pid = files(&bench.folder.path().join("pids")).pop().unwrap();
+    let stat = Path::new("/proc").join(pid.file_name().unwrap()).join("stat");
+    let stat = std::fs::read_to_string(stat).unwrap();
+    let parent = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(1).unwrap().to_owned();
+    let parent = rustix::process::Pid::from_raw(parent.parse().unwrap()).unwrap();
+    rustix::process::kill_process(parent, rustix::process::Signal::KILL).unwrap();
+    check(&child.wait_with_output().unwrap(), 0, "");
+    let trial = &bench.trials()[0];
+    assert_eq!(trial["status"]["attempts"][0]["end"], "Infrastructure", "{trial}");
+    assert_eq!(trial["status"]["restarts"], 0);
+}
+
+#[test]
+fn what_has_ended_is_said_to_have_and_is_not_run_again() {
+    let bench = Bench::new(json!({"single": {}}), "");
+    check(&bench.run(&[]), 0, "new run");
+    check(&bench.run(&[]), 0, "has completed already; --fresh starts over");
 }
 
 #[test]

@@ -158,7 +158,7 @@ fn a_grid_completes_and_the_last_line_says_which_trial_is_best() {
     assert!(checkpoint.join("manifest.json").is_file(), "{}", checkpoint.display());
     // Retention keeps each trial's best and latest: here one. Logs and the record lie beside.
     let trial = checkpoint.parent().unwrap().parent().unwrap();
-    assert_eq!(files(&trial.join("checkpoints")), [checkpoint.clone()]);
+    assert_eq!(files(&trial.join("checkpoints")), std::slice::from_ref(&checkpoint));
     let log = std::fs::read_to_string(trial.join("logs/0/0-00000000.log")).unwrap();
     assert!(log.contains("attempt 0 trains"), "{log}");
     assert!(trial.join("record.json").is_file());

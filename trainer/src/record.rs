@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::store::ModuleRecord;
-use burn::tensor::{Bool, Bytes as BurnBytes, Int, Tensor};
+use burn::tensor::{
+    AllocationProperty, Bool, Bytes as BurnBytes, DType, Int, Shape, Tensor, TensorData,
+};
 use bytes::Bytes;
 
 use crate::Result;
@@ -83,17 +85,75 @@ impl ModuleMapper for Renumber {
     renumber!(map_bool, Bool);
 }
 
-/// The model's state now, on the host.
-pub(crate) fn snapshot<M: Module>(model: &M) -> ModuleRecord {
+/// The model as it is now. Its tensors are shared until a step makes new ones: nothing is copied
+/// before [`Snapshot::into_bytes`].
+pub(crate) fn snapshot<M: Module>(model: &M) -> Snapshot {
     // Brings BatchNorm's running statistics up to date, in place; a record is else one update behind.
     let _ = model.valid();
-    model.clone().into_record()
+    let mut snapshot = Snapshot::default();
+    model.visit(&mut snapshot);
+    snapshot
+}
+
+/// The tensors of a model at one moment. A clone of the model would not do: clones share running
+/// statistics.
+#[derive(Default)]
+pub(crate) struct Snapshot {
+    path: Vec<String>,
+    tensors: Vec<(String, ParamId, Read)>,
+}
+
+/// Takes a tensor to the host.
+type Read = Box<dyn FnOnce() -> TensorData + Send>;
+
+impl Snapshot {
+    /// In burn's format, sorted by name.
+    pub(crate) fn into_bytes(self) -> Result<Bytes> {
+        let entry = |(name, id, read): (String, ParamId, Read)| {
+            let (bytes, shape, dtype) = read().into_parts();
+            (name, dtype, shape, Some(id.val()), bytes)
+        };
+        let tensors = self.tensors.into_iter().map(entry).collect();
+        pack(tensors, &BTreeMap::new(), BTreeMap::new())
+    }
+
+    fn add(&mut self, id: ParamId, read: impl FnOnce() -> TensorData + Send + 'static) {
+        self.tensors.push((self.path.join("."), id, Box::new(read)));
+    }
+}
+
+/// A tensor's name, type, shape, id and bytes.
+type Entry = (String, DType, Shape, Option<u64>, BurnBytes);
+
+impl ModuleVisitor for Snapshot {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let tensor = param.transform_for_save().val();
+        self.add(param.id, || tensor.into_data());
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        let tensor = param.transform_for_save().val();
+        self.add(param.id, || tensor.into_data());
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        let tensor = param.transform_for_save().val();
+        self.add(param.id, || tensor.into_data());
+    }
 }
 
 /// The model with a checkpoint's weights, which must be of the same structure.
 pub(crate) fn load_model<M: Module>(model: M, parts: &Parts) -> Result<M> {
     let bytes = parts.get(MODEL).ok_or("the checkpoint has no file model.bpk")?;
-    let record = ModuleRecord::from_bytes(BurnBytes::from_bytes_vec(bytes.to_vec()))?;
+    let record = ModuleRecord::from_bytes(to_burn(bytes))?;
     // Into the plain form first: BatchNorm's pending update would else be added to what is loaded.
     let _ = model.valid();
     Ok(model
@@ -111,6 +171,15 @@ pub(crate) fn canonical(bytes: BurnBytes) -> Result<Bytes> {
     for tensor in reader.into_tensors()? {
         tensors.push(tensor.into_parts()?);
     }
+    pack(tensors, &metadata, scalars)
+}
+
+/// Burn's format, its tensors sorted by name.
+fn pack(
+    mut tensors: Vec<Entry>,
+    metadata: &BTreeMap<String, String>,
+    scalars: BTreeMap<String, burn_pack::Scalar>,
+) -> Result<Bytes> {
     tensors.sort_by(|a, b| a.0.cmp(&b.0));
     let num_tensors = tensors.len() as u64;
     let tensors = tensors.into_iter().map(|(name, dtype, shape, id, bytes)| {
@@ -118,13 +187,24 @@ pub(crate) fn canonical(bytes: BurnBytes) -> Result<Bytes> {
         burn_pack::Tensor::new(name, dtype, shape, id, bytes)
     });
     let mut writer = burn_pack::Writer::new(tensors.collect());
-    for (key, value) in &metadata {
+    for (key, value) in metadata {
         writer = writer.with_metadata(key, value);
     }
     for (key, value) in scalars {
         writer = writer.with_scalar(&key, value);
     }
-    Ok(to_bytes(&writer.into_bytes()?))
+    // Not `into_bytes`, which copies once more.
+    let mut bytes = vec![0; writer.size()?];
+    writer.write_into(&mut bytes)?;
+    Ok(bytes.into())
+}
+
+/// Everyone's bytes as burn's. They are not copied where they are aligned as burn wants them.
+pub(crate) fn to_burn(bytes: &Bytes) -> BurnBytes {
+    match bytes.as_ptr().addr().is_multiple_of(16) {
+        true => BurnBytes::from_shared(bytes.clone(), AllocationProperty::Native),
+        false => BurnBytes::from_bytes_vec(bytes.to_vec()),
+    }
 }
 
 /// An id above all places.

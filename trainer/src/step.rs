@@ -121,11 +121,19 @@ impl StepOutput {
         )
     }
 
-    /// Runs the backward pass.
-    pub(crate) fn backward<M: Module>(self, model: &M) -> Backward {
-        let gradients = GradientsParams::from_grads(self.loss.backward(), model);
-        let count = self.count.read();
-        let scale = if self.is_mean { count } else { 1.0 };
+    /// Runs the backward pass; of the mean loss where this batch is `whole`, all that a step learns
+    /// from: then no gradient has to be divided afterwards.
+    pub(crate) fn backward<M: Module>(self, model: &M, whole: bool) -> Backward {
+        let mut count = self.count.read();
+        let mut scale = if self.is_mean { count } else { 1.0 };
+        let mut loss = self.loss;
+        if whole && count > 0.0 {
+            if !self.is_mean {
+                loss = loss * (1.0 / count);
+            }
+            (scale, count) = (1.0, 1.0);
+        }
+        let gradients = GradientsParams::from_grads(loss.backward(), model);
         Backward { gradients, scale, count, metrics: Metrics::read(self.metrics) }
     }
 

@@ -8,6 +8,9 @@ use crate::Result;
 use crate::collective::Collective;
 use crate::step::{Backward, Metrics, StepOutput};
 
+/// Elements that are added up at once.
+const SUM_ELEMENTS: usize = 1 << 20;
+
 /// Gradients added up over samples.
 #[derive(Default)]
 pub(crate) struct GradientSum {
@@ -20,10 +23,16 @@ pub(crate) struct GradientSum {
 }
 
 impl GradientSum {
-    /// Runs the backward pass of a batch, or of none where this rank had no sample, and adds it.
-    pub(crate) fn add<M: Module>(&mut self, model: &M, output: Option<StepOutput>) -> Metrics {
+    /// Runs the backward pass of a batch, or of none where this rank had no sample, and adds it. A
+    /// step learns from a `whole` batch alone: see [`StepOutput::backward`].
+    pub(crate) fn add<M: Module>(
+        &mut self,
+        model: &M,
+        output: Option<StepOutput>,
+        whole: bool,
+    ) -> Metrics {
         let Some(output) = output else { return Metrics::default() };
-        let Backward { mut gradients, scale, count, metrics } = output.backward(model);
+        let Backward { mut gradients, scale, count, metrics } = output.backward(model, whole);
         let Self { gradients: sum, seen, .. } = self;
         each_trained(model, &mut |index, param| {
             seen.resize(seen.len().max(index + 1), 0);
@@ -186,9 +195,24 @@ impl<const D: usize> Trained for &Param<Tensor<D>> {
     }
 
     fn squares(&mut self, from: &GradientsParams) -> f64 {
-        let square = |gradient: Tensor<D>| (gradient.clone() * gradient).sum().into_scalar::<f64>();
+        let square = |gradient: Tensor<D>| sum_in_order(gradient.clone() * gradient);
         from.get::<D>(self.id).map_or(0.0, square)
     }
+}
+
+/// The sum of all elements, the same in every run: burn's CPU backend adds up whole tensors of 4 Mi
+/// elements or more in an order that threads decide.
+fn sum_in_order<const D: usize>(tensor: Tensor<D>) -> f64 {
+    let num_elements = tensor.shape().num_elements();
+    let flat: Tensor<1> = tensor.reshape([num_elements]);
+    let chunk = |start| {
+        let end = num_elements.min(start + SUM_ELEMENTS);
+        flat.clone().slice([start..end]).sum()
+    };
+    let sums = (0..num_elements).step_by(SUM_ELEMENTS).map(chunk).collect();
+    // One transfer, however many there are.
+    let sums = Tensor::cat(sums, 0).into_data().convert_dtype(DType::F64);
+    sums.as_slice::<f64>().unwrap_or_default().iter().sum()
 }
 
 /// What is done with each trained parameter, by its place in the order of visit.
@@ -206,4 +230,22 @@ fn each_trained<M: Module>(model: &M, each: &mut EachTrained) {
         }
     }
     model.visit(&mut Visit(each, 0));
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, Distribution};
+
+    use super::*;
+
+    #[test]
+    fn a_large_sum_is_the_same_every_time() {
+        let tensor =
+            Tensor::<2>::random([2500, 2000], Distribution::Uniform(0.0, 1.0), &Device::default());
+        let first = sum_in_order(tensor.clone());
+        assert!((first / 2.5e6 - 1.0).abs() < 0.01, "{first}");
+        for _ in 0..50 {
+            assert_eq!(sum_in_order(tensor.clone()).to_bits(), first.to_bits());
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use burn::lr_scheduler::LrSchedulerRecord;
-use burn::optim::OptimizerRecord;
+use burn::optim::ModuleOptimizer;
 use burn::tensor::Bytes as BurnBytes;
 use serde::{Deserialize, Serialize};
 
@@ -23,9 +23,9 @@ pub(crate) struct OptimizersState {
     scale: u64,
 }
 
-/// The state at one moment, on the host.
+/// The state at one moment. Its tensors are shared until a step makes new ones.
 pub(crate) struct OptimizersSnapshot {
-    optimizer: OptimizerRecord,
+    optimizer: ModuleOptimizer,
     schedules: BTreeMap<usize, LrSchedulerRecord>,
 }
 
@@ -39,7 +39,7 @@ impl Optimizers {
         let schedules = self.rates.iter().map(|rate| &rate.schedule).enumerate();
         let schedules = schedules.filter_map(record).collect();
         let state = OptimizersState { steps: self.steps, scale: self.scale.to_bits() };
-        (state, OptimizersSnapshot { optimizer: self.optimizer.to_record(), schedules })
+        (state, OptimizersSnapshot { optimizer: self.optimizer.clone(), schedules })
     }
 
     /// Takes on a saved state. The model's record comes first: it brings the parameter ids back.
@@ -59,7 +59,10 @@ impl Optimizers {
 impl OptimizersSnapshot {
     /// Adds the files.
     pub(crate) fn write(self, parts: &mut Parts) -> Result<()> {
-        parts.insert(OPTIMIZERS.into(), record::canonical(self.optimizer.into_bytes()?)?);
+        parts.insert(
+            OPTIMIZERS.into(),
+            record::canonical(self.optimizer.to_record().into_bytes()?)?,
+        );
         for (index, schedule) in self.schedules {
             parts.insert(schedule_file(index), record::to_bytes(&schedule.into_bytes()?));
         }
@@ -74,5 +77,5 @@ fn schedule_file(index: usize) -> String {
 /// A file of a checkpoint, as burn reads it.
 fn part(parts: &Parts, name: &str) -> Result<BurnBytes> {
     let bytes = parts.get(name).ok_or_else(|| format!("the checkpoint has no file {name}"))?;
-    Ok(BurnBytes::from_bytes_vec(bytes.to_vec()))
+    Ok(record::to_burn(bytes))
 }

@@ -42,9 +42,9 @@ fn sgd(rate: f64) -> Optimizers {
 fn sums_and_means_of_any_size_give_the_mean_gradient() {
     for (first, second) in [(true, true), (false, false), (true, false)] {
         let (model, mut sum) = (model(), GradientSum::default());
-        sum.add(&model, output(&model, 3, first));
-        sum.add(&model, None);
-        sum.add(&model, output(&model, 5, second));
+        sum.add(&model, output(&model, 3, first), false);
+        sum.add(&model, None, false);
+        sum.add(&model, output(&model, 5, second), false);
         let model = sgd(0.125).step(model, sum).unwrap();
         assert_eq!(values(&model.used), [0.625, 0.5]);
         assert_eq!(values(&model.unused), [1.0, 1.0]);
@@ -55,7 +55,7 @@ fn sums_and_means_of_any_size_give_the_mean_gradient() {
 fn the_norm_over_all_parameters_is_clipped() {
     let check = |norm_max, expected: [f32; 2]| {
         let (model, mut sum) = (model(), GradientSum::default());
-        sum.add(&model, output(&model, 4, false));
+        sum.add(&model, output(&model, 4, false), false);
         let model = sgd(0.25).clip_norm(norm_max).step(model, sum).unwrap();
         assert_eq!(values(&model.used), expected, "clipped to {norm_max}");
     };
@@ -97,7 +97,7 @@ impl Collective for Twins {
 fn twins_step_as_one_and_leave_alone_what_neither_used() {
     let step = |ranks: &dyn Collective| {
         let (model, mut sum) = (model(), GradientSum::default());
-        sum.add(&model, output(&model, 4, true));
+        sum.add(&model, output(&model, 4, true), false);
         let sum = sum.all_reduce(&model, ranks).unwrap();
         let pending = sum.pending(&model);
         assert_eq!(pending.gradients.len(), 1, "no gradient is not a gradient of zeros");
@@ -115,7 +115,7 @@ fn schedules_ask_each_step_once_from_zero() {
     let mut model = model();
     for expected in [[0.625, 0.5], [-0.125, -0.5]] {
         let mut sum = GradientSum::default();
-        sum.add(&model, output(&model, 1, false));
+        sum.add(&model, output(&model, 1, false), false);
         model = optimizers.step(model, sum).unwrap();
         assert_eq!(values(&model.used), expected);
     }

@@ -129,7 +129,8 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let batch = batches.next().ok_or("the data has ended")??;
         rng::seed_step(context.device(), context.trial_seed(), self.state.batches, ranks.rank());
         let output = batch.map(|batch| self.step.train(&self.model, batch));
-        let metrics = self.gradients.add(&self.model, output);
+        let whole = self.aggregation == 1 && ranks.size() == 1;
+        let metrics = self.gradients.add(&self.model, output, whole);
         self.state.batches += 1;
         if self.state.batches.is_multiple_of(self.aggregation) {
             let sum = std::mem::take(&mut self.gradients).all_reduce(&self.model, ranks)?;

@@ -11,8 +11,8 @@ use crate::checkpoint::Parts;
 use crate::record;
 
 impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
-    /// Starts a save of the state now. The state is copied to the host here; writing it as files,
-    /// hashing and storing happen on other threads.
+    /// Starts a save of the state now, which shares its tensors with the loop until a step makes new
+    /// ones. Copying them to the host, writing, hashing and storing happen on other threads.
     pub(super) fn save(&mut self) -> Result<()> {
         if !self.session.has_storage() || self.saved == Some(self.state.batches) {
             return Ok(());
@@ -30,7 +30,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let (state, metric) = (self.state.clone(), self.searched_metric()?);
         let make = move || -> Result<Parts> {
             let mut parts = Parts::new();
-            parts.insert(record::MODEL.into(), record::canonical(model.into_bytes()?)?);
+            parts.insert(record::MODEL.into(), model.into_bytes()?);
             tensors.write(&mut parts)?;
             state.write(gradients, &mut parts)?;
             Ok(parts)

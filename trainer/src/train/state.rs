@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use burn::module::Module;
-use burn::tensor::{Bytes as BurnBytes, TensorData};
+use burn::tensor::TensorData;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -111,7 +111,7 @@ impl RunState {
     pub(crate) fn pending<M: Module>(&self, model: &M, parts: &Parts) -> Result<GradientSum> {
         let Some(bytes) = parts.get(GRADIENTS) else { return Ok(GradientSum::default()) };
         let mut gradients = vec![];
-        let reader = burn_pack::Reader::from_bytes(BurnBytes::from_bytes_vec(bytes.to_vec()))?;
+        let reader = burn_pack::Reader::from_bytes(record::to_burn(bytes))?;
         for tensor in reader.into_tensors()? {
             let (name, dtype, shape, _, bytes) = tensor.into_parts()?;
             gradients.push((name.parse::<usize>()?, TensorData::from_bytes(bytes, shape, dtype)));

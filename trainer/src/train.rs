@@ -11,6 +11,7 @@ use crate::step::StepOutput;
 use crate::{Control, Result};
 
 mod fit;
+mod held;
 mod length;
 mod program;
 mod run;

@@ -44,10 +44,7 @@ pub(crate) enum CodegenError {
 ///
 /// A file cannot be read or written, or with `check` differs.
 pub(crate) fn run(check: bool) -> Result<(), CodegenError> {
-    // Of the clone that cargo runs for, which need not be the one that this was built in.
-    let package = std::env::var_os("CARGO_MANIFEST_DIR");
-    let package = package.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
-    let root = Path::new(&package).join("../crds");
+    let root = crate::repository().join("crds");
     let mut drifted = Vec::new();
     for definition in crd::all() {
         let (name, text) = render(&definition)?;

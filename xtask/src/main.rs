@@ -1,7 +1,9 @@
-//! Chores of this repository: `cargo xtask codegen [--check]`.
+//! Chores of this repository: `cargo xtask codegen [--check]`, `cargo xtask bench ...`.
 
+mod bench;
 mod codegen;
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -22,11 +24,19 @@ enum Chore {
         #[arg(long)]
         check: bool,
     },
+    /// Measures in turns with others: `trainer` or `checkpoint`; `bench --help` lists the options.
+    #[command(disable_help_flag = true)]
+    Bench {
+        /// What to measure, and its options
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().chore {
         Chore::Codegen { check } => codegen::run(check).map_err(|error| error.to_string()),
+        Chore::Bench { arguments } => bench::run(&arguments).map_err(|error| error.to_string()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -35,4 +45,11 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The root of the clone that cargo runs for, which need not be the one that this was built in.
+fn repository() -> PathBuf {
+    let package = std::env::var_os("CARGO_MANIFEST_DIR");
+    let package = package.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    Path::new(&package).join("..")
 }

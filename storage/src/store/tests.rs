@@ -82,6 +82,7 @@ impl ObjectStore for Flaky {
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.tick()?;
         self.inner.list_with_delimiter(prefix).await
     }
 
@@ -138,6 +139,14 @@ async fn check(storage: Storage) {
     assert_eq!(storage.list("a/b").await.unwrap().len(), 30);
     assert_eq!(storage.list("").await.unwrap().len(), 31);
     assert_eq!(storage.list("nowhere").await.unwrap(), Vec::<String>::new());
+    storage.put("a/c/d/e", "z".into()).await.unwrap();
+    assert_eq!(storage.folders("a").await.unwrap(), ["b", "c"]);
+    assert_eq!(storage.folders("nowhere").await.unwrap(), Vec::<String>::new());
+    storage.delete_folder("a/c").await.unwrap();
+    storage.delete_folder("a/c").await.unwrap();
+    assert_eq!(storage.folders("a").await.unwrap(), ["b"]);
+    assert_eq!(storage.list("a").await.unwrap().len(), 31);
+    assert!(storage.delete_folder("a/../b").await.is_err());
     storage.delete("a/bc").await.unwrap();
     storage.delete("a/bc").await.unwrap();
     assert!(!storage.exists("a/bc").await.unwrap());

@@ -207,7 +207,7 @@ fn sum_in_order<const D: usize>(tensor: Tensor<D>) -> f64 {
     let flat: Tensor<1> = tensor.reshape([num_elements]);
     let chunk = |start| {
         let end = num_elements.min(start + SUM_ELEMENTS);
-        flat.clone().slice([start..end]).sum()
+        flat.clone().slice(start..end).sum()
     };
     let sums = (0..num_elements).step_by(SUM_ELEMENTS).map(chunk).collect();
     // One transfer, however many there are.

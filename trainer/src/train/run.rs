@@ -4,6 +4,7 @@ use burn::module::Module;
 use stoker_api::contract::ReportEvent;
 
 use super::fit::{Fit, Fitted, Step};
+use super::held::Held;
 use super::hook;
 use super::state::{RunState, Validated, from_bits, to_bits};
 use super::timetable::{Due, Timetable};
@@ -19,7 +20,7 @@ use crate::{Result, record, rng};
 pub(super) struct Run<'a, M, B> {
     pub(super) context: &'a Context,
     pub(super) session: &'a mut Session,
-    pub(super) model: M,
+    pub(super) model: Held<M>,
     pub(super) optimizers: Optimizers,
     step: &'a dyn Step<M, B>,
     pub(super) train: Data<B>,
@@ -66,7 +67,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let mut run = Self {
             context,
             session,
-            model,
+            model: Held::new(model),
             optimizers,
             step,
             train,
@@ -113,7 +114,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         }
         self.leave_training()?;
         let history = self.state.history.iter().map(from_bits).collect();
-        Ok(Fitted { model: self.model, history, stopped: self.state.stopped })
+        Ok(Fitted { model: self.model.into_inner()?, history, stopped: self.state.stopped })
     }
 
     /// Batches from here on, without an end: how long to train may change.
@@ -130,11 +131,11 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         rng::seed_step(context.device(), context.trial_seed(), self.state.batches, ranks.rank());
         let output = batch.map(|batch| self.step.train(&self.model, batch));
         let whole = self.aggregation == 1 && ranks.size() == 1;
-        let metrics = self.gradients.add(&self.model, output, whole);
+        let metrics = self.gradients.add(&*self.model, output, whole);
         self.state.batches += 1;
         if self.state.batches.is_multiple_of(self.aggregation) {
-            let sum = std::mem::take(&mut self.gradients).all_reduce(&self.model, ranks)?;
-            self.model = self.optimizers.step(self.model.clone(), sum)?;
+            let sum = std::mem::take(&mut self.gradients).all_reduce(&*self.model, ranks)?;
+            self.model.replace(|model| self.optimizers.step(model, sum))?;
         }
         self.state.since_row.add(&metrics);
         self.state.since_epoch.add(&metrics);
@@ -203,7 +204,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         };
         let mut all = Metrics::default();
         let step = self.step;
-        self.context.each_batch(&self.model, data, self.batch_size, |model, batch| {
+        self.context.each_batch(&*self.model, data, self.batch_size, |model, batch| {
             all.add(&step.validate(model, batch).into_metrics());
         })?;
         let metrics = all.all_reduce(self.context.distributed())?.means("validation_");

@@ -23,10 +23,10 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             let state = callback.state().map_err(|error| format!("callback {name}: {error}"))?;
             self.state.callbacks.insert(name, state);
         }
-        let model = record::snapshot(&self.model);
+        let model = record::snapshot(&*self.model);
         let (optimizers, tensors) = self.optimizers.snapshot();
         self.state.optimizers = optimizers;
-        let gradients = self.state.keep(&self.model, &self.gradients);
+        let gradients = self.state.keep(&*self.model, &self.gradients);
         let (state, metric) = (self.state.clone(), self.searched_metric()?);
         let make = move || -> Result<Parts> {
             let mut parts = Parts::new();
@@ -74,10 +74,10 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             return Err(text.into());
         }
         // The model comes first: the optimizers' state goes by the parameter ids that it brings.
-        self.model = record::load_model(self.model.clone(), parts)?;
+        self.model.replace(|model| record::load_model(model, parts))?;
         let optimizers = std::mem::replace(&mut self.optimizers, crate::optim::Optimizers::none());
         self.optimizers = optimizers.restore(&state.optimizers, parts)?;
-        self.gradients = state.pending(&self.model, parts)?;
+        self.gradients = state.pending(&*self.model, parts)?;
         let states = &state.callbacks;
         hook(&mut self.callbacks, &mut self.control, |callback, _| {
             let state = states.get(&callback.name()).filter(|state| !state.is_null());

@@ -1,0 +1,127 @@
+//! `stoker-bench checkpoint`: saving and restoring 256 MiB against safetensors and torch.save.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::Args;
+use stoker_trainer::Result;
+
+use crate::orders::Side;
+use crate::rounds::{Comparison, median};
+use crate::saving::Taken;
+
+/// What `checkpoint` measures.
+#[derive(Args, Debug)]
+pub(crate) struct Arguments {
+    /// Turns of each side, after one to warm up
+    #[arg(long, default_value_t = 7)]
+    rounds: usize,
+    /// The Python that has PyTorch and safetensors
+    #[arg(long)]
+    python: PathBuf,
+    /// Where all sides write [default: a temporary folder]
+    #[arg(long)]
+    folder: Option<PathBuf>,
+    /// Prints one JSON value
+    #[arg(long)]
+    json: bool,
+}
+
+/// The program of the others.
+const TORCH_FILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/torch_files.py");
+/// Of the parameters.
+const MEBIBYTES: f64 = 256.0;
+/// What of ours is compared with what of theirs.
+const PAIRS: [(&str, &str); 10] = [
+    ("save", "save safetensors"),
+    ("save", "save-sync safetensors"),
+    ("save", "save torch"),
+    ("save", "save-sync torch"),
+    ("blocked", "save safetensors"),
+    ("blocked", "save torch"),
+    ("restore", "restore safetensors"),
+    ("restore", "restore torch"),
+    ("load", "restore safetensors"),
+    ("load", "restore torch"),
+];
+
+/// Measures and prints.
+///
+/// # Errors
+///
+/// A side failed or read other weights than it wrote.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let folder = match &arguments.folder {
+        Some(folder) => tempfile::tempdir_in(folder)?,
+        None => tempfile::tempdir()?,
+    };
+    let mut sides = Sides::start(&arguments.python, folder.path())?;
+    let _ = sides.round()?;
+    let rounds: Vec<Round> = (0..arguments.rounds).map(|_| sides.round()).collect::<Result<_>>()?;
+    let comparisons = compare(&rounds)?;
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&comparisons)?);
+        return Ok(());
+    }
+    println!("{:<34} {:>10} {:>10} {:>8}   over rounds", "MiB/s", "Stoker", "other", "ratio");
+    for comparison in comparisons {
+        println!("{comparison}");
+    }
+    let share = |round: &Round| Some(seconds(round, "blocked")? / seconds(round, "save")?);
+    let share = 100.0 * median(rounds.iter().filter_map(share).collect());
+    println!("the loop stands still for {share:.2} % of a save");
+    Ok(())
+}
+
+/// Seconds by what was done.
+type Round = Vec<(&'static str, f64)>;
+
+fn seconds(round: &Round, done: &str) -> Option<f64> {
+    round.iter().find(|(name, _)| *name == done).map(|(_, seconds)| *seconds)
+}
+
+fn compare(rounds: &[Round]) -> Result<Vec<Comparison>> {
+    let mut comparisons = vec![];
+    for (ours, theirs) in PAIRS {
+        let rate = |round: &Round, done| seconds(round, done).map(|seconds| MEBIBYTES / seconds);
+        let rates: Option<Vec<(f64, f64)>> =
+            rounds.iter().map(|round| Some((rate(round, ours)?, rate(round, theirs)?))).collect();
+        let rates = rates.ok_or_else(|| format!("{ours} or {theirs} was not measured"))?;
+        comparisons.push(Comparison::new(format!("{ours} / {theirs}"), &rates));
+    }
+    Ok(comparisons)
+}
+
+/// The processes, which write on one disk in turns.
+struct Sides {
+    ours: Side,
+    theirs: Side,
+}
+
+impl Sides {
+    fn start(python: &Path, folder: &Path) -> Result<Self> {
+        let mut ours = Command::new(std::env::current_exe()?);
+        ours.args(["save-side", "--folder"]).arg(folder);
+        let mut theirs = Command::new(python);
+        theirs.arg(TORCH_FILES).arg(folder);
+        let (ours, theirs) =
+            (Side::start("Stoker", &mut ours)?, Side::start("PyTorch", &mut theirs)?);
+        Ok(Self { ours, theirs })
+    }
+
+    /// Everything once.
+    fn round(&mut self) -> Result<Round> {
+        let mut round = vec![];
+        for order in ["save", "restore", "load"] {
+            let taken: Taken = self.ours.ask(order)?;
+            round.push((order, taken.seconds));
+            round.extend(taken.blocked.map(|blocked| ("blocked", blocked)));
+        }
+        for (_, order) in PAIRS {
+            if seconds(&round, order).is_none() {
+                round.push((order, self.theirs.ask::<Taken>(order)?.seconds));
+            }
+        }
+        Ok(round)
+    }
+}

@@ -1,0 +1,64 @@
+//! Benchmarks, run by `cargo xtask bench`: each compares two programs in turns, in one run.
+
+mod checkpoint;
+mod models;
+mod orders;
+mod rounds;
+mod saving;
+mod trainer;
+mod training;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// As in the stock trainer.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Measures what training costs, in turns with others, and prints ratios of medians.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask bench", bin_name = "cargo xtask bench")]
+struct Cli {
+    #[command(subcommand)]
+    bench: Bench,
+}
+
+#[derive(Debug, Subcommand)]
+enum Bench {
+    /// A training step against PyTorch, and our loop against one written by hand
+    Trainer(trainer::Arguments),
+    /// Saving and restoring 256 MiB, against safetensors and torch.save
+    Checkpoint(checkpoint::Arguments),
+    /// One side of a comparison, which takes its orders from stdin
+    #[command(hide = true)]
+    Side {
+        way: training::Way,
+        model: training::Model,
+        #[arg(long)]
+        folder: PathBuf,
+    },
+    /// The side of `checkpoint`
+    #[command(hide = true)]
+    SaveSide {
+        #[arg(long)]
+        folder: PathBuf,
+    },
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().bench {
+        Bench::Trainer(arguments) => trainer::run(&arguments),
+        Bench::Checkpoint(arguments) => checkpoint::run(&arguments),
+        Bench::SaveSide { folder } => saving::run(&folder),
+        Bench::Side { way, model, folder } => training::run(way, model, &folder),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

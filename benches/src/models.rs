@@ -1,0 +1,184 @@
+//! The models that are timed, each also written in `torch_steps.py`.
+
+use burn::module::Module;
+use burn::nn::attention::generate_autoregressive_mask;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
+use burn::nn::transformer::{
+    TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
+};
+use burn::nn::{
+    Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d,
+    Relu,
+};
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{ModuleOptimizer, SgdConfig};
+use burn::tensor::{Device, Distribution, Int, Tensor};
+use stoker_trainer::Rows;
+
+/// Of all models and of PyTorch's.
+pub(crate) const LEARNING_RATE: f64 = 0.01;
+
+/// PyTorch's SGD with momentum 0.9: burn's own default dampens.
+pub(crate) fn optimizer() -> ModuleOptimizer {
+    let momentum = MomentumConfig::new().with_momentum(0.9).with_dampening(0.0);
+    SgdConfig::new().with_momentum(Some(momentum)).init()
+}
+
+/// Inputs and labels `[samples, positions]`.
+pub(crate) type Batch<S> = (<S as Subject>::Input, Tensor<2, Int>);
+
+/// A model that is timed, with data of its shapes.
+pub(crate) trait Subject: Module + 'static {
+    /// Samples, in one tensor.
+    type Input: Rows<Batch = Self::Input> + Clone + Send + Sync + 'static;
+
+    /// Samples of a batch.
+    const BATCH: usize;
+
+    /// With weights drawn at random.
+    fn new(device: &Device) -> Self;
+
+    /// `samples` samples without meaning, on the device.
+    fn data(samples: usize, device: &Device) -> Batch<Self>;
+
+    /// # Shapes
+    ///
+    /// - result: `[samples * positions, classes]`
+    fn logits(&self, inputs: Self::Input) -> Tensor<2>;
+}
+
+/// 784-512-256-10 in batches of 128.
+#[derive(Debug, Module)]
+pub(crate) struct Mlp {
+    first: Linear,
+    second: Linear,
+    output: Linear,
+    relu: Relu,
+}
+
+impl Subject for Mlp {
+    type Input = Tensor<2>;
+
+    const BATCH: usize = 128;
+
+    fn new(device: &Device) -> Self {
+        Self {
+            first: LinearConfig::new(784, 512).init(device),
+            second: LinearConfig::new(512, 256).init(device),
+            output: LinearConfig::new(256, 10).init(device),
+            relu: Relu::new(),
+        }
+    }
+
+    fn data(samples: usize, device: &Device) -> Batch<Self> {
+        (normal([samples, 784], device), classes([samples, 1], 10, device))
+    }
+
+    fn logits(&self, inputs: Tensor<2>) -> Tensor<2> {
+        let hidden = self.relu.forward(self.first.forward(inputs));
+        self.output.forward(self.relu.forward(self.second.forward(hidden)))
+    }
+}
+
+/// Convolutions of 16 and 32 filters on 28 x 28, then 128-10, in batches of 64.
+#[derive(Debug, Module)]
+pub(crate) struct Cnn {
+    first: Conv2d,
+    second: Conv2d,
+    pool: MaxPool2d,
+    hidden: Linear,
+    output: Linear,
+    relu: Relu,
+}
+
+impl Subject for Cnn {
+    type Input = Tensor<4>;
+
+    const BATCH: usize = 64;
+
+    fn new(device: &Device) -> Self {
+        let convolution = |channels| {
+            Conv2dConfig::new(channels, [3, 3]).with_padding(PaddingConfig2d::Same).init(device)
+        };
+        Self {
+            first: convolution([1, 16]),
+            second: convolution([16, 32]),
+            pool: MaxPool2dConfig::new([2, 2]).with_strides([2, 2]).init(),
+            hidden: LinearConfig::new(32 * 7 * 7, 128).init(device),
+            output: LinearConfig::new(128, 10).init(device),
+            relu: Relu::new(),
+        }
+    }
+
+    fn data(samples: usize, device: &Device) -> Batch<Self> {
+        (normal([samples, 1, 28, 28], device), classes([samples, 1], 10, device))
+    }
+
+    fn logits(&self, inputs: Tensor<4>) -> Tensor<2> {
+        let half = self.pool.forward(self.relu.forward(self.first.forward(inputs)));
+        let quarter = self.pool.forward(self.relu.forward(self.second.forward(half)));
+        let hidden = self.relu.forward(self.hidden.forward(quarter.flatten(1, 3)));
+        self.output.forward(hidden)
+    }
+}
+
+/// Tokens that there are.
+const VOCABULARY: usize = 65;
+/// Tokens of a sample.
+const SEQUENCE: usize = 64;
+/// Numbers of a token.
+const WIDTH: usize = 128;
+
+/// A causal language model: two layers of burn's transformer, normalised first, 4 heads, 128 wide,
+/// on sequences of 64 tokens, in batches of 16.
+#[derive(Debug, Module)]
+pub(crate) struct Gpt {
+    tokens: Embedding,
+    places: Embedding,
+    layers: TransformerEncoder,
+    norm: LayerNorm,
+    output: Linear,
+}
+
+impl Subject for Gpt {
+    type Input = Tensor<2, Int>;
+
+    const BATCH: usize = 16;
+
+    fn new(device: &Device) -> Self {
+        let layers = TransformerEncoderConfig::new(WIDTH, 4 * WIDTH, 4, 2)
+            .with_dropout(0.0)
+            .with_norm_first(true);
+        Self {
+            tokens: EmbeddingConfig::new(VOCABULARY, WIDTH).init(device),
+            places: EmbeddingConfig::new(SEQUENCE, WIDTH).init(device),
+            layers: layers.init(device),
+            norm: LayerNormConfig::new(WIDTH).init(device),
+            output: LinearConfig::new(WIDTH, VOCABULARY).init(device),
+        }
+    }
+
+    fn data(samples: usize, device: &Device) -> Batch<Self> {
+        let tokens = || classes([samples, SEQUENCE], VOCABULARY, device);
+        (tokens(), tokens())
+    }
+
+    fn logits(&self, inputs: Tensor<2, Int>) -> Tensor<2> {
+        let ([samples, length], device) = (inputs.dims(), inputs.device());
+        let places = Tensor::<1, Int>::arange(0..length as i64, &device).unsqueeze();
+        let embedded = self.tokens.forward(inputs) + self.places.forward(places);
+        let mask = generate_autoregressive_mask(samples, length, &device);
+        let layers = TransformerEncoderInput::new(embedded).mask_attn(mask);
+        let encoded = self.norm.forward(self.layers.forward(layers));
+        self.output.forward(encoded).reshape([samples * length, VOCABULARY])
+    }
+}
+
+fn normal<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
+    Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
+}
+
+fn classes(shape: [usize; 2], num_classes: usize, device: &Device) -> Tensor<2, Int> {
+    Tensor::<2>::random(shape, Distribution::Uniform(0.0, num_classes as f64), device).int()
+}

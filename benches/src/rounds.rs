@@ -1,0 +1,73 @@
+//! Medians of what was measured in turns.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// Two sides' figures, one of each for every round.
+#[derive(Debug, Serialize)]
+pub(crate) struct Comparison {
+    /// What was compared.
+    pub(crate) name: String,
+    /// The median of ours.
+    pub(crate) ours: f64,
+    /// The median of the other side's.
+    pub(crate) theirs: f64,
+    /// The ratio of the medians.
+    pub(crate) ratio: f64,
+    /// The least and the greatest ratio of a round: how quiet the machine was.
+    pub(crate) ratio_range: (f64, f64),
+}
+
+impl Comparison {
+    /// Of rounds of (ours, theirs).
+    pub(crate) fn new(name: impl Into<String>, rounds: &[(f64, f64)]) -> Self {
+        let (ours, theirs) = rounds.iter().copied().unzip::<_, _, Vec<_>, Vec<_>>();
+        let (ours, theirs) = (median(ours), median(theirs));
+        let ratios = || rounds.iter().map(|(ours, theirs)| ours / theirs);
+        let range = (ratios().fold(f64::INFINITY, f64::min), ratios().fold(0.0, f64::max));
+        Self { name: name.into(), ours, theirs, ratio: ours / theirs, ratio_range: range }
+    }
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, ours, theirs, ratio, ratio_range: (least, greatest) } = self;
+        write!(
+            f,
+            "{name:<34} {ours:>10.2} {theirs:>10.2} {ratio:>8.3}   {least:.3} to {greatest:.3}"
+        )
+    }
+}
+
+/// The middle of the values, or the mean of the two in the middle; NaN where there are none.
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let half = values.len() / 2;
+    match values.len() {
+        0 => f64::NAN,
+        length if length % 2 == 1 => values[half],
+        _ => f64::midpoint(values[half - 1], values[half]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_median_is_the_middle_or_between_the_two_there() {
+        let check = |values: &[f64], expected: f64| assert_eq!(median(values.to_vec()), expected);
+        check(&[3.0], 3.0);
+        check(&[9.0, 1.0, 2.0], 2.0);
+        check(&[4.0, 1.0, 2.0, 100.0], 3.0);
+        assert!(median(vec![]).is_nan());
+    }
+
+    #[test]
+    fn a_ratio_is_that_of_medians_and_its_range_that_of_rounds() {
+        let comparison = Comparison::new("x", &[(2.0, 1.0), (3.0, 3.0), (10.0, 2.0)]);
+        assert_eq!((comparison.ours, comparison.theirs, comparison.ratio), (3.0, 2.0, 1.5));
+        assert_eq!(comparison.ratio_range, (1.0, 5.0));
+    }
+}

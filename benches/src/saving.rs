@@ -1,0 +1,216 @@
+//! The side that saves and restores: 256 MiB of parameters through `Context::fit`, as a trial does.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use burn::module::{Module, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::SgdConfig;
+use burn::tensor::{Device, Tensor, TensorData};
+use serde::{Deserialize, Serialize};
+use stoker_api::experiment::{Length, Unit};
+use stoker_api::names::MANIFEST;
+use stoker_trainer::{
+    At, Callback, Context, Control, Data, Fit, Logs, Optimizers, Result, Source, Standalone,
+    StepOutput,
+};
+
+use crate::orders;
+
+/// Large parameters and their width: 4 times 64 MiB.
+const LAYERS: usize = 4;
+const WIDTH: usize = 4096;
+
+/// A save or a restore.
+#[derive(Debug, Default, Deserialize, Serialize)]
+pub(crate) struct Taken {
+    /// Until the checkpoint is there, or the weights are in the model.
+    pub(crate) seconds: f64,
+    /// Of these, how long the loop stood still; `None` for what has no background.
+    pub(crate) blocked: Option<f64>,
+}
+
+/// Large layers without gradients, and one number to train, so that a step costs nothing.
+#[derive(Debug, Module)]
+struct Layers {
+    large: Vec<Linear>,
+    small: Param<Tensor<1>>,
+}
+
+impl Layers {
+    fn new(device: &Device) -> Self {
+        let layer = |_| LinearConfig::new(WIDTH, WIDTH).with_bias(false).init(device);
+        let small = Param::from_tensor(Tensor::ones([1], device));
+        let layers = Self { large: (0..LAYERS).map(layer).collect(), small };
+        // Weights are drawn when they are first used.
+        let _ = layers.weights();
+        layers
+    }
+
+    fn weights(&self) -> Vec<TensorData> {
+        self.large.iter().map(|layer| layer.weight.val().into_data()).collect()
+    }
+}
+
+/// Obeys `save`, `restore` and `load` until stdin ends; the last two read what the first wrote.
+///
+/// # Errors
+///
+/// What saving failed with, or the weights read are not those saved.
+pub(crate) fn run(folder: &Path) -> Result<()> {
+    let folder = folder.join("stoker");
+    let device = Device::default().autodiff();
+    let (trained, fresh) = (Layers::new(&device), Layers::new(&device));
+    let expected = trained.weights();
+    while let Some(order) = orders::next()? {
+        let taken = match order.as_str() {
+            "save" => {
+                if folder.exists() {
+                    std::fs::remove_dir_all(&folder)?;
+                }
+                rustix::fs::sync();
+                save(&trained, &folder)?
+            }
+            "restore" => restore(&fresh, &folder, &expected)?,
+            "load" => load(&fresh, &folder, &expected)?,
+            other => return Err(format!("an unknown order: {other}").into()),
+        };
+        orders::answer(&taken)?;
+    }
+    Ok(())
+}
+
+/// Trains one batch, after which a checkpoint is due, and watches when the loop asks for the next.
+fn save(model: &Layers, folder: &Path) -> Result<Taken> {
+    let watch = Watch::default();
+    let manifest = checkpoint_folder(folder).join(MANIFEST);
+    let data = Data::new(Batches { watch: watch.clone(), manifest: Some(manifest) });
+    let fit = Fit::new(data).batch_size(1).callbacks(vec![watch.clone().boxed()]);
+    let period = Some(Length::new(Unit::Batches, 1));
+    // The second batch ends it, with an error, before another save.
+    let ended = context(folder, period)?.fit(model.clone(), sgd(), step, fit);
+    watch.taken().ok_or_else(|| format!("no save: {:?}", ended.map(|_| ())).into())
+}
+
+/// A new run over the folder: finds the checkpoint, checks it, takes it on, asks for a batch.
+fn restore(fresh: &Layers, folder: &Path, expected: &[TensorData]) -> Result<Taken> {
+    let watch = Watch::default();
+    let data = Data::new(Batches { watch: watch.clone(), manifest: None });
+    let found = Mutex::new(vec![]);
+    let start = Instant::now();
+    let ended = context(folder, None)?.fit(
+        fresh.clone(),
+        sgd(),
+        |model: &Layers, batch| {
+            *found.lock().unwrap_or_else(PoisonError::into_inner) = model.weights();
+            step(model, batch)
+        },
+        Fit::new(data).batch_size(1),
+    );
+    let first = watch.lock().first;
+    let first = first.ok_or_else(|| format!("no restore: {:?}", ended.map(|_| ())))?;
+    check(&found.into_inner().unwrap_or_default(), expected)?;
+    Ok(Taken { seconds: (first - start).as_secs_f64(), blocked: None })
+}
+
+/// Into a model that only predicts.
+fn load(fresh: &Layers, folder: &Path, expected: &[TensorData]) -> Result<Taken> {
+    let context = Standalone { quiet: true, ..Standalone::default() }.context()?;
+    let (start, fresh) = (Instant::now(), fresh.clone());
+    let model = context.load_checkpoint_model(fresh, &checkpoint_folder(folder))?;
+    let seconds = start.elapsed().as_secs_f64();
+    check(&model.weights(), expected)?;
+    Ok(Taken { seconds, blocked: None })
+}
+
+fn check(found: &[TensorData], expected: &[TensorData]) -> Result<()> {
+    match found == expected {
+        true => Ok(()),
+        false => Err("the weights read are not those saved".into()),
+    }
+}
+
+/// Where `fit` of [`context`] keeps the checkpoint after the first batch.
+fn checkpoint_folder(folder: &Path) -> PathBuf {
+    folder.join("trial/checkpoints/000000000001-0")
+}
+
+fn context(folder: &Path, checkpoint_period: Option<Length>) -> Result<Context> {
+    let (folder, length) = (Some(folder.to_owned()), Some(Length::new(Unit::Batches, 1 << 20)));
+    let standalone = Standalone { quiet: true, ..Standalone::default() };
+    Standalone { folder, length, checkpoint_period, ..standalone }.context()
+}
+
+/// Without a state of its own, so that the weights are what is saved.
+fn sgd() -> Optimizers {
+    Optimizers::one(SgdConfig::new().init(), 0.0)
+}
+
+fn step(model: &Layers, (): ()) -> StepOutput {
+    StepOutput::sum(model.small.val() * 2.0, 1)
+}
+
+/// When the loop was where.
+#[derive(Clone, Debug, Default)]
+struct Watch(Arc<Mutex<Times>>);
+
+#[derive(Debug, Default)]
+struct Times {
+    /// The first batch was asked for.
+    first: Option<Instant>,
+    /// It was trained: what follows is the save.
+    trained: Option<Instant>,
+    /// The second batch was asked for.
+    second: Option<Instant>,
+    /// The manifest was there.
+    stored: Option<Instant>,
+}
+
+impl Watch {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Times> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn taken(&self) -> Option<Taken> {
+        let times = self.lock();
+        let since = |end: Option<Instant>| Some((end? - times.trained?).as_secs_f64());
+        Some(Taken { seconds: since(times.stored)?, blocked: Some(since(times.second)?) })
+    }
+}
+
+impl Callback for Watch {
+    fn on_batch_end(&mut self, _: &Logs, _: &mut Control) -> Result<()> {
+        self.lock().trained.get_or_insert_with(Instant::now);
+        Ok(())
+    }
+}
+
+/// Two batches of nothing. The second comes when the manifest is there, and is an error.
+struct Batches {
+    watch: Watch,
+    manifest: Option<PathBuf>,
+}
+
+impl Source<()> for Batches {
+    fn samples(&self) -> usize {
+        1 << 20
+    }
+
+    fn batch(&self, _: &[usize], _: &At) -> Result<()> {
+        let mut times = self.watch.lock();
+        if times.first.is_none() {
+            times.first = Some(Instant::now());
+            return Ok(());
+        }
+        times.second = Some(Instant::now());
+        if let Some(manifest) = &self.manifest {
+            let patience = Instant::now() + Duration::from_secs(60);
+            while !manifest.exists() && Instant::now() < patience {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            times.stored = manifest.exists().then(Instant::now);
+        }
+        Err("measured".into())
+    }
+}

@@ -1,0 +1,200 @@
+//! `stoker-bench trainer`: steps against PyTorch's, and our loop against one written by hand.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::{Args, ValueEnum};
+use stoker_trainer::Result;
+
+use crate::orders::{Ready, Side, Steps};
+use crate::rounds::{Comparison, median};
+use crate::training::{Model, Way};
+
+/// What `trainer` measures.
+#[derive(Args, Debug)]
+pub(crate) struct Arguments {
+    /// Turns of each side in one life, after one to warm up
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// How often both sides are started anew: where memory lies makes one process slower than
+    /// another for all of its life
+    #[arg(long, default_value_t = 4)]
+    lives: usize,
+    /// Numbers of threads to measure with
+    #[arg(long, value_delimiter = ',', default_value = "1,2")]
+    threads: Vec<usize>,
+    /// The models
+    #[arg(long, value_delimiter = ',', default_value = "mlp,cnn,gpt")]
+    models: Vec<Model>,
+    /// The parts: a training step against PyTorch, the whole loop against a loop written by hand
+    #[arg(long, value_delimiter = ',', default_value = "step,loop")]
+    parts: Vec<Part>,
+    /// Steps of a side in one turn of `step`
+    #[arg(long, default_value_t = 20)]
+    steps: usize,
+    /// The Python that has PyTorch, needed for `step`
+    #[arg(long)]
+    python: Option<PathBuf>,
+    /// Where `loop` stores its checkpoints and metrics [default: a temporary folder]
+    #[arg(long)]
+    folder: Option<PathBuf>,
+    /// Prints one JSON value
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum Part {
+    Step,
+    Loop,
+}
+
+/// The program that has PyTorch's models.
+const TORCH_STEPS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/torch_steps.py");
+
+/// Measures and prints.
+///
+/// # Errors
+///
+/// A side failed, does not train the same number of parameters, or does not learn.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let mut comparisons = vec![];
+    for &part in &arguments.parts {
+        if !arguments.json {
+            println!("{}", heading(part));
+        }
+        for &threads in &arguments.threads {
+            for &model in &arguments.models {
+                let measured = match part {
+                    Part::Step => vec![step(arguments, model, threads)?],
+                    Part::Loop => whole_loop(arguments, model, threads)?,
+                };
+                if !arguments.json {
+                    measured.iter().for_each(|it| println!("{it}"));
+                }
+                comparisons.extend(measured);
+            }
+        }
+    }
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&comparisons)?);
+    }
+    Ok(())
+}
+
+fn heading(part: Part) -> String {
+    let (what, theirs) = match part {
+        Part::Step => ("milliseconds of a step", "PyTorch"),
+        Part::Loop => ("milliseconds of a batch", "bare"),
+    };
+    format!("{what:<34} {:>10} {theirs:>10} {:>8}   over rounds", "Stoker", "ratio")
+}
+
+/// Forward, loss, backward, optimizer, on a batch in memory.
+fn step(arguments: &Arguments, model: Model, threads: usize) -> Result<Comparison> {
+    let Some(python) = &arguments.python else {
+        return Err("the part step needs --python; `cargo xtask bench trainer` gives it".into());
+    };
+    let mut torch = Command::new(python);
+    torch.args([TORCH_STEPS, &name(model), &threads.to_string()]);
+    torch.env("OMP_NUM_THREADS", threads.to_string());
+    let take = |steps: &Steps| {
+        median(steps.nanoseconds.iter().map(|nanoseconds| *nanoseconds as f64).collect())
+    };
+    let mut rounds = vec![];
+    for _ in 0..arguments.lives {
+        let ours = ours(Way::Step, model, threads, Path::new("unused"))?;
+        let theirs = Side::start("PyTorch", &mut torch)?;
+        let sides = [ours, theirs];
+        rounds.extend(in_turns(sides, arguments.steps, arguments.rounds, true, take)?);
+    }
+    let name = format!("step {}, threads {threads}", name(model));
+    Ok(Comparison::new(name, &milliseconds(rounds)))
+}
+
+/// The whole of `Context::fit`: the median batch, and the mean, in which a turn's one checkpoint and
+/// its rows of metrics count.
+fn whole_loop(arguments: &Arguments, model: Model, threads: usize) -> Result<Vec<Comparison>> {
+    let name = format!("{}, threads {threads}", name(model));
+    let take = |steps: &Steps| {
+        let nanoseconds: Vec<f64> = steps.nanoseconds.iter().map(|it| *it as f64).collect();
+        (median(nanoseconds.clone()), nanoseconds.iter().sum::<f64>() / nanoseconds.len() as f64)
+    };
+    let mut rounds = vec![];
+    for _ in 0..arguments.lives {
+        let folder = match &arguments.folder {
+            Some(folder) => tempfile::tempdir_in(folder)?,
+            None => tempfile::tempdir()?,
+        };
+        let bare = ours(Way::Bare, model, threads, folder.path())?;
+        let fit = ours(Way::Fit, model, threads, folder.path())?;
+        let sides = [fit, bare];
+        let steps = model.checkpoint_batches();
+        rounds.extend(in_turns(sides, steps, arguments.rounds, false, take)?);
+    }
+    let medians: Vec<_> = rounds.iter().map(|(ours, theirs)| (ours.0, theirs.0)).collect();
+    let means: Vec<_> = rounds.iter().map(|(ours, theirs)| (ours.1, theirs.1)).collect();
+    Ok([("median", medians), ("mean", means)]
+        .map(|(what, rounds)| {
+            Comparison::new(format!("loop {name}, {what}"), &milliseconds(rounds))
+        })
+        .into())
+}
+
+fn milliseconds(rounds: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+    rounds.into_iter().map(|(ours, theirs)| (ours / 1e6, theirs / 1e6)).collect()
+}
+
+fn ours(way: Way, model: Model, threads: usize, folder: &Path) -> Result<Side> {
+    let way = way.to_possible_value().ok_or("a way without a name")?;
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["side", way.get_name(), &name(model), "--folder"]).arg(folder);
+    command.env("RAYON_NUM_THREADS", threads.to_string());
+    Side::start(way.get_name(), &mut command)
+}
+
+fn name(model: Model) -> String {
+    model.to_possible_value().map(|it| it.get_name().to_owned()).unwrap_or_default()
+}
+
+/// What `take` makes of both sides' turns in each round, which one begins in turn. Both must train the same
+/// number of parameters; those that stay on one batch must learn it.
+fn in_turns<T: Copy + Default>(
+    mut sides: [Side; 2],
+    steps: usize,
+    rounds: usize,
+    learns: bool,
+    take: impl Fn(&Steps) -> T,
+) -> Result<Vec<(T, T)>> {
+    let mut parameters = vec![];
+    for side in &mut sides {
+        parameters.push(side.hear::<Ready>()?.parameters);
+    }
+    if parameters[0] != parameters[1] {
+        return Err(format!("the models differ: {parameters:?} parameters").into());
+    }
+    let order = steps.to_string();
+    let mut first = vec![];
+    for side in &mut sides {
+        first.push(side.ask::<Steps>(&order)?.losses.0);
+    }
+    let mut all = vec![];
+    let mut last = [0.0; 2];
+    for round in 0..rounds {
+        let mut taken = [T::default(); 2];
+        for turn in [round % 2, (round + 1) % 2] {
+            let steps: Steps = sides[turn].ask(&order)?;
+            taken[turn] = take(&steps);
+            last[turn] = steps.losses.1;
+        }
+        all.push((taken[0], taken[1]));
+    }
+    let fell = first.iter().zip(last).all(|(first, last)| last < *first);
+    if learns && !fell {
+        return Err(format!("a loss did not fall: from {first:?} to {last:?}").into());
+    }
+    if learns {
+        eprintln!("losses of Stoker and PyTorch fell from {first:.4?} to {last:.4?}");
+    }
+    Ok(all)
+}

@@ -1,0 +1,227 @@
+//! The sides that train: a step, our whole loop, and a loop written by hand.
+
+use std::path::Path;
+use std::time::Instant;
+
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{Device, Int, Tensor};
+use clap::ValueEnum;
+use stoker_api::experiment::{Length, Unit};
+use stoker_trainer::{
+    At, Callback, Control, Data, Fit, Logs, Optimizers, Permutation, Result, Rows, Source,
+    Standalone, StepOutput,
+};
+
+use crate::models::{Batch, Cnn, Gpt, LEARNING_RATE, Mlp, Subject, optimizer};
+use crate::orders::{self, Ready, Steps};
+
+/// A model to time.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub(crate) enum Model {
+    /// A perceptron 784-512-256-10, batch 128
+    Mlp,
+    /// A convolutional network 16-32-fc128 on 28 x 28, batch 64
+    Cnn,
+    /// A causal transformer, 2 layers, d 128, 4 heads, sequence 64, batch 16
+    Gpt,
+}
+
+/// What a side does with it.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Way {
+    /// `Context::fit` on one batch in memory, storing nothing
+    Step,
+    /// `Context::fit` with shuffled arrays, metrics, and a checkpoint each few seconds
+    Fit,
+    /// A loop written by hand over the same arrays, storing nothing
+    Bare,
+}
+
+/// Batches of an epoch.
+const EPOCH_BATCHES: usize = 100;
+
+impl Model {
+    /// Batches between two checkpoints, and of a turn: five to ten seconds.
+    pub(crate) fn checkpoint_batches(self) -> usize {
+        match self {
+            Self::Mlp => 1000,
+            Self::Cnn => 200,
+            Self::Gpt => 100,
+        }
+    }
+}
+
+/// Does what stdin says until it ends.
+///
+/// # Errors
+///
+/// What training failed with.
+pub(crate) fn run(way: Way, model: Model, folder: &Path) -> Result<()> {
+    match model {
+        Model::Mlp => run_model::<Mlp>(way, model, folder),
+        Model::Cnn => run_model::<Cnn>(way, model, folder),
+        Model::Gpt => run_model::<Gpt>(way, model, folder),
+    }
+}
+
+fn run_model<S: Subject>(way: Way, model: Model, folder: &Path) -> Result<()> {
+    match way {
+        Way::Step => {
+            let standalone = Standalone { quiet: true, length: endless(), ..Standalone::default() };
+            let batch = S::data(S::BATCH, &Device::default().autodiff());
+            fit::<S>(standalone, Data::new(OneBatch(batch)), loss::<S>)
+        }
+        Way::Fit => {
+            let standalone = Standalone {
+                quiet: true,
+                length: endless(),
+                folder: Some(folder.to_owned()),
+                checkpoint_period: Some(Length::new(
+                    Unit::Batches,
+                    model.checkpoint_batches() as u64,
+                )),
+                ..Standalone::default()
+            };
+            let arrays = S::data(S::BATCH * EPOCH_BATCHES, &Device::default());
+            fit::<S>(standalone, Data::arrays(arrays)?, loss_and_accuracy::<S>)
+        }
+        Way::Bare => bare::<S>(),
+    }
+}
+
+/// The orders end it.
+fn endless() -> Option<Length> {
+    Some(Length::new(Unit::Batches, 1 << 40))
+}
+
+/// Our loop; the orders come in between two batches.
+fn fit<S: Subject>(
+    standalone: Standalone,
+    data: Data<Batch<S>>,
+    step: fn(&S, Batch<S>) -> StepOutput,
+) -> Result<()> {
+    let context = standalone.context()?;
+    let model = S::new(context.device());
+    let optimizers = Optimizers::one(optimizer(), LEARNING_RATE);
+    let pace = Pace { parameters: model.num_params(), ..Pace::default() };
+    let fit = Fit::new(data).batch_size(S::BATCH).callbacks(vec![pace.boxed()]);
+    context.fit(model, optimizers, step, fit).map(drop)
+}
+
+fn loss<S: Subject>(model: &S, (inputs, labels): Batch<S>) -> StepOutput {
+    let labels: Tensor<1, Int> = labels.flatten(0, 1);
+    let samples = labels.dims()[0];
+    let chosen = log_softmax(model.logits(inputs), 1).gather(1, labels.unsqueeze_dim(1));
+    StepOutput::sum(chosen.sum().neg(), samples)
+}
+
+fn loss_and_accuracy<S: Subject>(model: &S, (inputs, labels): Batch<S>) -> StepOutput {
+    StepOutput::classification(model.logits(inputs), labels.flatten(0, 1))
+}
+
+/// The same batch, whatever is asked for.
+struct OneBatch<I>((I, Tensor<2, Int>));
+
+impl<I: Clone + Send + Sync> Source<(I, Tensor<2, Int>)> for OneBatch<I> {
+    fn samples(&self) -> usize {
+        self.0.1.dims()[0] * EPOCH_BATCHES
+    }
+
+    fn batch(&self, _: &[usize], _: &At) -> Result<(I, Tensor<2, Int>)> {
+        Ok(self.0.clone())
+    }
+}
+
+/// Takes orders where training is between two batches, and times the batches.
+#[derive(Debug, Default)]
+struct Pace {
+    parameters: usize,
+    ordered: usize,
+    timed: Timed,
+}
+
+impl Pace {
+    fn take_order(&mut self, control: &mut Control) -> Result<()> {
+        match orders::next()? {
+            Some(order) => self.ordered = order.parse()?,
+            None => control.stop_training("no more orders"),
+        }
+        self.timed = Timed::start();
+        Ok(())
+    }
+}
+
+impl Callback for Pace {
+    fn on_train_begin(&mut self, control: &mut Control) -> Result<()> {
+        orders::answer(&Ready { parameters: self.parameters })?;
+        self.take_order(control)
+    }
+
+    fn on_batch_end(&mut self, logs: &Logs, control: &mut Control) -> Result<()> {
+        self.timed.step(logs["loss"]);
+        if self.timed.0.nanoseconds.len() == self.ordered {
+            orders::answer(&self.timed.0)?;
+            self.take_order(control)?;
+        }
+        Ok(())
+    }
+}
+
+/// The steps of one order.
+#[derive(Debug, Default)]
+struct Timed(Steps, Option<Instant>);
+
+impl Timed {
+    fn start() -> Self {
+        Self(Steps::default(), Some(Instant::now()))
+    }
+
+    fn step(&mut self, loss: f64) {
+        let now = Instant::now();
+        let since = self.1.replace(now).map_or(0, |last| (now - last).as_nanos() as u64);
+        if self.0.nanoseconds.is_empty() {
+            self.0.losses.0 = loss;
+        }
+        self.0.losses.1 = loss;
+        self.0.nanoseconds.push(since);
+    }
+}
+
+/// What a user would write with burn alone: shuffles, gathers the batch, steps, and reads loss and
+/// accuracy of each batch, as our loop does for callbacks.
+fn bare<S: Subject>() -> Result<()> {
+    let device = Device::default().autodiff();
+    let arrays = S::data(S::BATCH * EPOCH_BATCHES, &Device::default());
+    let (mut model, mut optimizer) = (S::new(&device), optimizer());
+    orders::answer(&Ready { parameters: model.num_params() })?;
+    let (mut order, mut batch) = (vec![], 0);
+    while let Some(ordered) = orders::next()? {
+        let mut timed = Timed::start();
+        for _ in 0..ordered.parse()? {
+            if batch % EPOCH_BATCHES == 0 {
+                order = shuffled(S::BATCH * EPOCH_BATCHES, batch as u64);
+            }
+            let first = batch % EPOCH_BATCHES * S::BATCH;
+            let (inputs, labels) = arrays.rows(&order[first..first + S::BATCH], &device);
+            batch += 1;
+            let labels: Tensor<1, Int> = labels.flatten(0, 1);
+            let samples = labels.dims()[0];
+            let logits = model.logits(inputs);
+            let chosen = log_softmax(logits.clone(), 1).gather(1, labels.clone().unsqueeze_dim(1));
+            let loss = chosen.mean().neg();
+            let best: Tensor<1, Int> = logits.argmax(1).squeeze_dim(1);
+            let num_correct = best.equal(labels).float().sum().into_scalar::<f64>();
+            let gradients = burn::optim::GradientsParams::from_grads(loss.backward(), &model);
+            model = optimizer.step(LEARNING_RATE, model, gradients);
+            std::hint::black_box(num_correct / samples as f64);
+            timed.step(loss.into_scalar());
+        }
+        orders::answer(&timed.0)?;
+    }
+    Ok(())
+}
+
+fn shuffled(samples: usize, seed: u64) -> Vec<usize> {
+    let order = Permutation::new(samples as u64, seed);
+    (0..samples as u64).map(|place| order.at(place) as usize).collect()
+}

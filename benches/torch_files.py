@@ -1,0 +1,72 @@
+"""A side of `stoker-bench checkpoint`: 256 MiB of parameters by safetensors and by torch.save.
+
+    torch_files.py FOLDER
+
+Obeys from stdin `save FORMAT`, `save-sync FORMAT` and `restore FORMAT`, FORMAT being safetensors or torch, and answers with
+seconds. A restore ends with the weights in the model, as ours does, and checks them.
+"""
+
+import json
+import os
+import sys
+import time
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+LAYERS, WIDTH = 4, 4096
+
+
+def layers():
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+
+
+def sync(path):
+    """Makes a file and its name survive the machine, as Stoker's storage does."""
+    for name in (path, os.path.dirname(path)):
+        descriptor = os.open(name, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def save(file_format, path, model):
+    if file_format == "safetensors":
+        save_file(model.state_dict(), path)
+    else:
+        torch.save(model.state_dict(), path)
+
+
+def restore(file_format, path, model):
+    if file_format == "safetensors":
+        model.load_state_dict(load_file(path))
+    else:
+        model.load_state_dict(torch.load(path, weights_only=True))
+
+
+def main():
+    torch.manual_seed(0)
+    trained, fresh = layers(), layers()
+    for line in sys.stdin:
+        order, file_format = line.split()
+        path = os.path.join(sys.argv[1], f"weights.{file_format}")
+        if order == "restore":
+            for layer in fresh:
+                nn.init.zeros_(layer.weight)
+        elif os.path.exists(path):
+            os.remove(path)
+        os.sync()
+        start = time.perf_counter()
+        if order == "restore":
+            restore(file_format, path, fresh)
+        else:
+            save(file_format, path, trained)
+        if order == "save-sync":
+            sync(path)
+        seconds = time.perf_counter() - start
+        if order == "restore":
+            assert all(torch.equal(a.weight, b.weight) for a, b in zip(trained, fresh)), "other weights"
+        print(json.dumps({"seconds": seconds, "blocked": None}), flush=True)
+
+
+main()

@@ -1,0 +1,88 @@
+"""A side of `stoker-bench trainer`: training steps in PyTorch, of the models in src/models.rs.
+
+    torch_steps.py MODEL THREADS
+
+Reads a number of steps from each line of stdin, takes them on one fixed batch, and answers with their times and losses.
+"""
+
+import json
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+VOCABULARY, SEQUENCE, WIDTH, HEADS = 65, 64, 128, 4
+
+
+def mlp():
+    model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 10))
+    return model, torch.randn(128, 784), torch.randint(10, (128,))
+
+
+def cnn():
+    model = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(32 * 7 * 7, 128), nn.ReLU(), nn.Linear(128, 10),
+    )  # fmt: skip
+    return model, torch.randn(64, 1, 28, 28), torch.randint(10, (64,))
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm_1, self.norm_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention, self.projection = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.inner, self.outer = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        samples, length, _ = x.shape
+        parts = self.attention(self.norm_1(x)).split(WIDTH, dim=2)
+        query, key, value = (it.view(samples, length, HEADS, -1).transpose(1, 2) for it in parts)
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.projection(attended.transpose(1, 2).reshape(samples, length, WIDTH))
+        return x + self.outer(F.gelu(self.inner(self.norm_2(x))))
+
+
+class Gpt(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(SEQUENCE, WIDTH)
+        self.layers = nn.Sequential(Layer(), Layer())
+        self.norm, self.output = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens):
+        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
+        return self.output(self.norm(self.layers(x))).flatten(0, 1)
+
+
+def gpt():
+    tokens = torch.randint(VOCABULARY, (2, 16, SEQUENCE))
+    return Gpt(), tokens[0], tokens[1].flatten()
+
+
+def main():
+    torch.set_num_threads(int(sys.argv[2]))
+    torch.manual_seed(0)
+    model, inputs, labels = {"mlp": mlp, "cnn": cnn, "gpt": gpt}[sys.argv[1]]()
+    # The fastest of PyTorch's forms of SGD on a CPU.
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    print(json.dumps({"parameters": sum(it.numel() for it in model.parameters())}), flush=True)
+    for line in sys.stdin:
+        nanoseconds, losses = [], []
+        last = time.perf_counter_ns()
+        for _ in range(int(line)):
+            loss = F.cross_entropy(model(inputs), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            now = time.perf_counter_ns()
+            nanoseconds.append(now - last)
+            last = now
+        print(json.dumps({"nanoseconds": nanoseconds, "losses": [losses[0], losses[-1]]}), flush=True)
+
+
+main()

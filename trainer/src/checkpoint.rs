@@ -17,6 +17,10 @@ use stoker_storage::{Storage, StorageError, hash, layout};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
+mod error;
+
+pub use error::CheckpointError;
+
 /// Version of the format: of what a manifest says, and of nothing inside the files.
 const FORMAT: u32 = 1;
 
@@ -66,42 +70,6 @@ pub struct Restored {
     pub checkpoint: Option<(String, Manifest, Parts)>,
     /// Those before it, with what was wrong.
     pub refused: BTreeMap<String, String>,
-}
-
-/// Why a checkpoint could not be saved or read.
-#[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CheckpointError {
-    /// The program could not say what its state is: an error of the user's program.
-    #[error("the state for checkpoint {name} could not be written: {reason}")]
-    Make {
-        /// The checkpoint.
-        name: String,
-        /// What the program said.
-        reason: String,
-    },
-    /// The files are no whole checkpoint: use another.
-    #[error("checkpoint {name} is not whole: {reason}")]
-    Broken {
-        /// The checkpoint or its folder.
-        name: String,
-        /// Which file, and what was expected of it.
-        reason: String,
-    },
-    /// The storage failed, which says nothing of the checkpoint.
-    #[error("checkpoint {name}: {source}")]
-    Storage {
-        /// The checkpoint.
-        name: String,
-        /// What failed.
-        source: StorageError,
-    },
-    /// The runtime that saves and restores was shut down.
-    #[error("checkpoint {name}: the runtime was shut down before it was done")]
-    ShutDown {
-        /// The checkpoint.
-        name: String,
-    },
 }
 
 type Outcome = Result<Saved, CheckpointError>;

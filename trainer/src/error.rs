@@ -62,6 +62,17 @@ pub(crate) fn exit_code(error: &(dyn StdError + 'static)) -> ExitCode {
     ExitCode::UserError
 }
 
+/// An error with its causes: reqwest's own text names the least of them.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(error) = next {
+        text = format!("{text}: {error}");
+        next = error.source();
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

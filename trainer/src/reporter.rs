@@ -16,6 +16,8 @@ use stoker_api::contract::{
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
+use crate::error::chain;
+
 /// Reports that wait; beyond them the oldest that decides nothing goes.
 const QUEUE_MAX: usize = 4_096;
 /// Time for a connection.
@@ -294,17 +296,6 @@ async fn send(client: &Client, door: &Door, report: &Report) -> Outcome {
         | StatusCode::UNPROCESSABLE_ENTITY => Outcome::Rejected(said(response.text().await)),
         _ => Outcome::Away(said(response.text().await)),
     }
-}
-
-/// The error and what is below it: reqwest's own text says little.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(error) = next {
-        text = format!("{text}: {error}");
-        next = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use url::Url;
 
 use super::super::DataError;
 use super::shown;
+use crate::error::chain;
 
 /// Times a download is tried where the failure may pass.
 const ATTEMPTS_MAX: u32 = 4;
@@ -124,15 +125,4 @@ fn cut_short(url: &Url, bytes: u64, expected: Option<u64>, reason: &str) -> Fail
 
 fn written(path: &Path, source: std::io::Error) -> DataError {
     DataError::write(path.display().to_string(), source)
-}
-
-/// An error with its causes: reqwest's own text names the least of them.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(error) = next {
-        text = format!("{text}: {error}");
-        next = error.source();
-    }
-    text
 }

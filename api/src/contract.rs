@@ -71,6 +71,36 @@ pub struct TrialConfig {
     pub resume_from: Vec<CheckpointRef>,
     /// Where to report.
     pub door: Door,
+    /// The gang, if it has more than one rank or its pods were started by an operator.
+    #[serde(default)]
+    pub gang: Option<Gang>,
+    /// The program's files, to be unpacked before it starts.
+    #[serde(default)]
+    pub context: Option<ContextRef>,
+}
+
+/// The ranks of an attempt, over its pods.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Gang {
+    /// Ranks in all.
+    pub world_size: u32,
+    /// Ranks of each pod: rank = pod index * `ranks_per_pod` + local rank.
+    pub ranks_per_pod: u32,
+    /// Where rank 0 is met by the others, `HOST:PORT`.
+    pub rendezvous: String,
+    /// What ranks of this attempt alone know, in hex: an HMAC of the trial's UID and the attempt.
+    pub secret: String,
+}
+
+/// A program's files, sent with the experiment.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContextRef {
+    /// The archive's path below the storage's root: `NAMESPACE/contexts/SHA256.tar.gz`.
+    pub path: String,
+    /// SHA-256 of the archive, in hex.
+    pub sha256: String,
 }
 
 /// Where a trial's files go. Credentials come from the environment.
@@ -104,6 +134,66 @@ pub struct Door {
     pub url: String,
     /// File that holds the bearer token; read anew for each request.
     pub token_file: String,
+    /// The authority that signed the door's certificate, as PEM; unset: none is needed.
+    #[serde(default)]
+    pub ca: Option<String>,
+}
+
+/// How a container ended, as JSON in its termination message: what its exit code says, why, and the
+/// reports that had no answer, so that a lost answer changes nothing.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Termination {
+    /// The exit code.
+    pub code: u8,
+    /// Why, for people.
+    #[serde(default)]
+    pub message: Option<String>,
+    /// Reports without an answer, oldest first: those that fit.
+    #[serde(default)]
+    pub unsent: Vec<Report>,
+}
+
+/// The longest termination message in bytes: Kubernetes cuts a longer one.
+pub const TERMINATION_BYTES_MAX: usize = 4096;
+
+/// What a cleanup pod deletes.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Cleanup {
+    /// Where the checkpoints are.
+    pub storage: CleanupStorage,
+    /// Of which trials, and which.
+    pub delete: Vec<CleanupTrial>,
+}
+
+/// A storage root. Credentials come from the environment.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CleanupStorage {
+    /// The root, as in `checkpointStorage.url`.
+    pub url: String,
+    /// The address of an S3 server other than Amazon's.
+    #[serde(default)]
+    pub endpoint: Option<String>,
+}
+
+/// Checkpoints of one trial that go, and those that stay.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CleanupTrial {
+    /// The trial's folder below the root.
+    pub trial_path: String,
+    /// Names of checkpoints to delete.
+    #[serde(default)]
+    pub checkpoints: Vec<String>,
+    /// Names of checkpoints that stay, whatever else is said.
+    #[serde(default)]
+    pub keep: Vec<String>,
+    /// Attempts of lower numbers are over: what they left in neither list, such as halves of
+    /// checkpoints, is deleted too. 0: nothing is.
+    #[serde(default)]
+    pub attempts_over: u32,
 }
 
 /// What rank 0 says. Idempotent by (trial, batches, kind): the first recorded wins.

@@ -1,7 +1,17 @@
 //! What a user writes: an experiment, a search over trials.
 
+mod resources;
+mod search;
+mod status;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+use crate::pod::PodTemplate;
+
+pub use resources::Resources;
+pub use search::{GridSearch, Length, RandomSearch, Searcher, SingleSearch, Unit};
+pub use status::{BestTrial, ExperimentStatus, Phase};
 
 /// A search over trials: which program to train, what may vary, how trials are compared and when to stop.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -20,14 +30,23 @@ use serde_json::Value;
         validation = kube::core::Rule::new(schema::NAME_RULE).message(schema::NAME_MESSAGE),
         printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
         printcolumn(name = "Trials", type_ = "integer", json_path = ".status.trialsCreated"),
+        printcolumn(name = "Running", type_ = "integer", json_path = ".status.trialsRunning"),
         printcolumn(name = "Ended", type_ = "integer", json_path = ".status.trialsClosed"),
+        printcolumn(name = "Progress", type_ = "integer", json_path = ".status.progressPercent"),
         printcolumn(name = "Best", type_ = "string", json_path = ".status.best.metric"),
         printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
     ),
-    schemars(extend("x-kubernetes-validations" = [{
-        "rule": "self == oldSelf",
-        "message": "an experiment's spec never changes: create another experiment"
-    }]))
+    schemars(extend("x-kubernetes-validations" = [
+        {
+            "rule": schema::UNCHANGED_RULE,
+            "message": "of an experiment's spec, only state may be changed: create another experiment"
+        },
+        {
+            "rule": "!has(oldSelf.state) || !(oldSelf.state in ['cancelled', 'killed']) || \
+                     self.state == oldSelf.state || self.state == 'killed'",
+            "message": "a cancelled experiment stays cancelled, and a killed one killed: create another experiment"
+        }
+    ]))
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ExperimentSpec {
@@ -111,6 +130,51 @@ pub struct ExperimentSpec {
     /// How gradients are computed.
     #[serde(default)]
     pub optimizations: Optimizations,
+
+    /// What is wanted of the experiment now. The one field that may be changed.
+    #[serde(default)]
+    pub state: DesiredState,
+
+    /// Files sent with the experiment, among them perhaps the program: unpacked in each pod, whose working folder they
+    /// become. Set by `stoker experiment create FILE FOLDER`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context: Option<CodeContext>,
+
+    /// How the trials' pods are made.
+    #[serde(default)]
+    pub pod: PodTemplate,
+
+    /// Merged into each trial's pod last, as a JSON merge patch, but that containers, volumes, mounts and variables of
+    /// the same name are merged and others added.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(schema_with = "schema::free_object"))]
+    pub pod_overrides: Option<Value>,
+}
+
+/// What a user wants of an experiment.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum DesiredState {
+    /// That it runs.
+    #[default]
+    Active,
+    /// That nothing runs until it is active again: trials take a checkpoint and exit.
+    Paused,
+    /// That it ends: trials take a checkpoint and exit. There is no way back.
+    Cancelled,
+    /// That it ends at once, without checkpoints. There is no way back.
+    Killed,
+}
+
+/// Files sent with an experiment.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct CodeContext {
+    /// SHA-256 of the archive, in hex: it lies at `NAMESPACE/contexts/SHA256.tar.gz` below the storage's root.
+    #[cfg_attr(feature = "crd", schemars(regex(pattern = "^[0-9a-f]{64}$")))]
+    pub sha256: String,
 }
 
 /// A program and its arguments. `command` is not run in a shell.
@@ -124,139 +188,6 @@ pub struct Entrypoint {
     /// More arguments, after those of `command`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub args: Vec<String>,
-}
-
-/// How trials are chosen and compared. Exactly one of `single`, `random` and `grid` is set.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-#[cfg_attr(
-    feature = "crd",
-    schemars(extend("x-kubernetes-validations" = [{
-        "rule": "[has(self.single), has(self.random), has(self.grid)].exists_one(x, x)",
-        "message": "exactly one of single, random and grid must be set"
-    }]))
-)]
-#[serde(rename_all = "camelCase")]
-pub struct Searcher {
-    /// The validation metric by which trials are compared.
-    #[cfg_attr(feature = "crd", schemars(length(min = 1)))]
-    pub metric: String,
-    /// Whether a smaller metric is a better one.
-    #[serde(default = "yes")]
-    pub smaller_is_better: bool,
-    /// How long a trial trains if nothing stops it.
-    pub max_length: Length,
-    /// One trial.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub single: Option<SingleSearch>,
-    /// Trials with hyperparameters drawn at random.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub random: Option<RandomSearch>,
-    /// Trials for every point of a grid.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub grid: Option<GridSearch>,
-}
-
-/// One trial; parameters that vary are drawn once.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub struct SingleSearch {}
-
-/// Trials with hyperparameters drawn at random.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub struct RandomSearch {
-    /// Trials in all, at least 1.
-    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
-    pub max_trials: u32,
-    /// Trials at a time; 0 means no limit.
-    #[serde(default = "default_max_concurrent_trials")]
-    pub max_concurrent_trials: u32,
-}
-
-/// Trials for every point of a grid: `int`, `double` and `log` parameters need a `count`.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub struct GridSearch {
-    /// Trials at a time; 0 means no limit.
-    #[serde(default = "default_max_concurrent_trials")]
-    pub max_concurrent_trials: u32,
-}
-
-/// A length of training. Exactly one field is set.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-#[cfg_attr(
-    feature = "crd",
-    schemars(extend("x-kubernetes-validations" = [{
-        "rule": "[has(self.records), has(self.batches), has(self.epochs)].exists_one(x, x)",
-        "message": "exactly one of records, batches and epochs must be set"
-    }]))
-)]
-#[serde(rename_all = "camelCase")]
-pub struct Length {
-    /// Samples seen.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
-    pub records: Option<u64>,
-    /// Global batches.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
-    pub batches: Option<u64>,
-    /// Passes over the training data.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
-    pub epochs: Option<u64>,
-}
-
-/// What a length counts.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub enum Unit {
-    /// Samples seen.
-    Records,
-    /// Global batches.
-    Batches,
-    /// Passes over the training data.
-    Epochs,
-}
-
-impl Length {
-    /// A length of `units` in `unit`.
-    pub fn new(unit: Unit, units: u64) -> Self {
-        let of = |this| (unit == this).then_some(units);
-        Self { records: of(Unit::Records), batches: of(Unit::Batches), epochs: of(Unit::Epochs) }
-    }
-
-    /// What it counts, and how many; `None` unless exactly one field is set.
-    pub fn get(&self) -> Option<(Unit, u64)> {
-        match (self.records, self.batches, self.epochs) {
-            (Some(units), None, None) => Some((Unit::Records, units)),
-            (None, Some(units), None) => Some((Unit::Batches, units)),
-            (None, None, Some(units)) => Some((Unit::Epochs, units)),
-            _ => None,
-        }
-    }
-}
-
-/// What a trial needs.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", default)]
-pub struct Resources {
-    /// Slots of each trial: GPUs, or CPU ranks where there are none; at least 1.
-    #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
-    pub slots_per_trial: u32,
-}
-
-impl Default for Resources {
-    fn default() -> Self {
-        Self { slots_per_trial: 1 }
-    }
 }
 
 /// One environment variable.
@@ -285,6 +216,10 @@ pub struct CheckpointStorage {
     /// The address of an S3 server other than Amazon's, such as `http://127.0.0.1:8333`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
+    /// The Secret of the experiment's namespace whose keys are the credentials' environment variables, such as
+    /// `AWS_ACCESS_KEY_ID`. Unset: as the operator is set up. `stoker run` reads its own environment alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secret_name: Option<String>,
     /// Best checkpoints kept over all trials.
     pub save_experiment_best: u32,
     /// Best checkpoints kept of each trial.
@@ -298,6 +233,7 @@ impl Default for CheckpointStorage {
         Self {
             url: None,
             endpoint: None,
+            secret_name: None,
             save_experiment_best: 0,
             save_trial_best: 1,
             save_trial_latest: 1,
@@ -346,69 +282,8 @@ impl Default for Optimizations {
     }
 }
 
-/// How an experiment is going. Constant in size, and derived from its trials.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", default)]
-pub struct ExperimentStatus {
-    /// Where it stands.
-    pub phase: Phase,
-    /// Trials ever created. An index is never used again.
-    pub trials_created: u32,
-    /// Trials that have ended, however.
-    pub trials_closed: u32,
-    /// The best trial so far, by the searched metric.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub best: Option<BestTrial>,
-    /// Why it stands there, for people.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub message: Option<String>,
-}
-
-/// Where an experiment or a trial stands. The last three are final.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-pub enum Phase {
-    /// Nothing has run yet.
-    #[default]
-    Pending,
-    /// Something runs, or may run.
-    Running,
-    /// Ended as intended.
-    Completed,
-    /// Ended by failures: of an experiment, all its trials failed.
-    Failed,
-    /// Ended because somebody asked.
-    Cancelled,
-}
-
-impl Phase {
-    /// Whether nothing follows.
-    pub fn is_terminal(self) -> bool {
-        matches!(self, Self::Completed | Self::Failed | Self::Cancelled)
-    }
-}
-
-/// A trial with the best result.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub struct BestTrial {
-    /// The trial's index.
-    pub index: u32,
-    /// The searched metric, as a decimal string.
-    pub metric: String,
-    /// The checkpoint that has it, if one was kept.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub checkpoint: Option<String>,
-}
-
 fn empty_object() -> Value {
     Value::Object(serde_json::Map::new())
-}
-
-fn yes() -> bool {
-    true
 }
 
 fn default_scheduling_unit() -> u64 {
@@ -423,14 +298,40 @@ fn default_preemption_timeout_seconds() -> u32 {
     3600
 }
 
-fn default_max_concurrent_trials() -> u32 {
-    16
-}
-
 #[cfg(feature = "crd")]
 pub(crate) mod schema {
     //! Schemas that a type cannot say.
 
+    /// That nothing but `state` has changed.
+    pub(crate) const UNCHANGED_RULE: &str = "self.entrypoint == oldSelf.entrypoint && \
+        self.searcher == oldSelf.searcher && \
+        self.resources == oldSelf.resources && \
+        self.checkpointStorage == oldSelf.checkpointStorage && \
+        self.checkpointPolicy == oldSelf.checkpointPolicy && \
+        self.performInitialValidation == oldSelf.performInitialValidation && \
+        self.recordsPerEpoch == oldSelf.recordsPerEpoch && \
+        self.schedulingUnit == oldSelf.schedulingUnit && \
+        self.maxRestarts == oldSelf.maxRestarts && \
+        self.preemptionTimeoutSeconds == oldSelf.preemptionTimeoutSeconds && \
+        self.reproducibility == oldSelf.reproducibility && \
+        self.optimizations == oldSelf.optimizations && \
+        self.pod == oldSelf.pod && \
+        self.data == oldSelf.data && \
+        self.hyperparameters == oldSelf.hyperparameters && \
+        has(self.description) == has(oldSelf.description) && \
+        (!has(self.description) || self.description == oldSelf.description) && \
+        has(self.labels) == has(oldSelf.labels) && \
+        (!has(self.labels) || self.labels == oldSelf.labels) && \
+        has(self.env) == has(oldSelf.env) && \
+        (!has(self.env) || self.env == oldSelf.env) && \
+        has(self.minValidationPeriod) == has(oldSelf.minValidationPeriod) && \
+        (!has(self.minValidationPeriod) || self.minValidationPeriod == oldSelf.minValidationPeriod) && \
+        has(self.minCheckpointPeriod) == has(oldSelf.minCheckpointPeriod) && \
+        (!has(self.minCheckpointPeriod) || self.minCheckpointPeriod == oldSelf.minCheckpointPeriod) && \
+        has(self.context) == has(oldSelf.context) && \
+        (!has(self.context) || self.context == oldSelf.context) && \
+        has(self.podOverrides) == has(oldSelf.podOverrides) && \
+        (!has(self.podOverrides) || self.podOverrides == oldSelf.podOverrides)";
     /// What `crate::validate` asks of a name, in CEL.
     pub(crate) const NAME_RULE: &str = "self.metadata.name.size() <= 40 && \
                                         self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')";
@@ -441,5 +342,13 @@ pub(crate) mod schema {
     /// An object of any shape: Kubernetes keeps all of its fields.
     pub(crate) fn free_object(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
         schemars::json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
+    }
+
+    /// A list of [`free_object`].
+    pub(crate) fn free_objects(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({
+            "type": "array",
+            "items": { "type": "object", "x-kubernetes-preserve-unknown-fields": true }
+        })
     }
 }

@@ -17,10 +17,12 @@
 //! 2. [`hyperparameters`]: what may vary, and how it is written.
 //! 3. [`trial`]: the record of one trial: its draw, its grants, its facts.
 //! 4. [`contract`]: what a trainer is told, reports and is answered.
-//! 5. [`validate`]: which experiments can run, and what is wrong with the others.
-//! 6. [`names`]: environment variables, files and labels.
-//! 7. `crd` (feature `crd`): custom resource definitions, made from these types.
+//! 5. [`pod`]: what a user says of a trial's pods.
+//! 6. [`validate`]: which experiments can run, and what is wrong with the others.
+//! 7. [`names`]: environment variables, files and labels.
+//! 8. `crd` (feature `crd`): custom resource definitions, made from these types.
 
+pub mod condition;
 pub mod contract;
 #[cfg(feature = "crd")]
 pub mod crd;
@@ -28,5 +30,7 @@ pub mod experiment;
 pub mod hyperparameters;
 pub mod names;
 pub mod number;
+pub mod pod;
+pub mod time;
 pub mod trial;
 pub mod validate;

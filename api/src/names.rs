@@ -12,6 +12,54 @@ pub const ENV_TRIAL_CONFIG: &str = "STOKER_TRIAL_CONFIG";
 /// Folder where results that outlive the process but not the machine are kept, such as downloaded data sets.
 pub const ENV_CACHE: &str = "STOKER_CACHE";
 
+/// File that receives the [`Termination`](crate::contract::Termination). Unset: none is written.
+pub const ENV_TERMINATION_FILE: &str = "STOKER_TERMINATION_FILE";
+/// The pod's index in its gang, from 0: `CROSS_RANK` of all its ranks.
+pub const ENV_POD_INDEX: &str = "STOKER_POD_INDEX";
+/// The port of rank 0's rendezvous and of `TF_CONFIG`, unless the variable of this name says otherwise.
+pub const ENV_RENDEZVOUS_PORT: &str = "C10D_PORT";
+/// See [`ENV_RENDEZVOUS_PORT`].
+pub const RENDEZVOUS_PORT: u16 = 29_400;
+
+/// Label of a trial's objects: the experiment's name.
+pub const LABEL_EXPERIMENT: &str = "stoker.dev/experiment";
+/// Label of a trial's objects: the trial's name.
+pub const LABEL_TRIAL: &str = "stoker.dev/trial";
+/// Label of a pod: the attempt's number.
+pub const LABEL_ATTEMPT: &str = "stoker.dev/attempt";
+/// Label of a pod: its index in the gang.
+pub const LABEL_POD_INDEX: &str = "stoker.dev/pod-index";
+/// Label of a pod: what it is for. [`COMPONENT_TRIAL`] or [`COMPONENT_CLEANUP`].
+pub const LABEL_COMPONENT: &str = "stoker.dev/component";
+/// A pod that trains.
+pub const COMPONENT_TRIAL: &str = "trial";
+/// A pod that deletes an ended experiment's checkpoints.
+pub const COMPONENT_CLEANUP: &str = "cleanup";
+/// Annotation of a pod: its [`TrialConfig`](crate::contract::TrialConfig) as JSON.
+pub const ANNOTATION_TRIAL_CONFIG: &str = "stoker.dev/trial-config";
+/// Audience of the tokens that trainers report with.
+pub const TOKEN_AUDIENCE: &str = "stoker";
+
+/// Paths in a trial's pod.
+pub mod pod_paths {
+    /// The [`TrialConfig`](crate::contract::TrialConfig).
+    pub const TRIAL_CONFIG: &str = "/etc/stoker/trial.json";
+    /// The folder of [`TRIAL_CONFIG`].
+    pub const TRIAL_CONFIG_FOLDER: &str = "/etc/stoker";
+    /// The token that reports carry.
+    pub const TOKEN: &str = "/var/run/stoker/token";
+    /// The folder of [`TOKEN`].
+    pub const TOKEN_FOLDER: &str = "/var/run/stoker";
+    /// Where the launcher is put that starts programs of images without one.
+    pub const LAUNCHER: &str = "/stoker/bin/stoker-trainer";
+    /// Where the program's files are unpacked: its working folder, if any were sent.
+    pub const CONTEXT: &str = "/stoker/context";
+    /// A folder that both live in, shared by the pod's containers.
+    pub const SHARED: &str = "/stoker";
+    /// The [`Termination`](crate::contract::Termination).
+    pub const TERMINATION: &str = "/dev/termination-log";
+}
+
 /// The manifest's name in a checkpoint's folder. A checkpoint exists when it does.
 pub const MANIFEST: &str = "manifest.json";
 /// The file that carries a trial's record beside its checkpoints.
@@ -34,6 +82,31 @@ pub fn parse_checkpoint_name(name: &str) -> Option<(u64, u32)> {
     let (batches, attempt) = name.split_once('-')?;
     let parsed = (batches.parse().ok()?, attempt.parse().ok()?);
     (checkpoint_name(parsed.0, parsed.1) == name).then_some(parsed)
+}
+
+/// The folder of an experiment below the storage's root: its name and the first 8 characters of its id, so that a later
+/// experiment of the same name has a folder of its own.
+///
+/// # Examples
+///
+/// ```
+/// let path = stoker_api::names::experiment_path("default", "mnist", "0b3f9c1e-77aa");
+/// assert_eq!(path, "default/mnist-0b3f9c1e");
+/// ```
+pub fn experiment_path(namespace: &str, experiment: &str, experiment_id: &str) -> String {
+    let uid8: String = experiment_id.chars().filter(char::is_ascii_alphanumeric).take(8).collect();
+    format!("{namespace}/{experiment}-{uid8}")
+}
+
+/// The folder of a trial below the storage's root: what
+/// [`StorageConfig::trial_path`](crate::contract::StorageConfig::trial_path) holds.
+pub fn trial_path(namespace: &str, experiment: &str, experiment_id: &str, trial: u32) -> String {
+    format!("{}/trials/{trial}", experiment_path(namespace, experiment, experiment_id))
+}
+
+/// The archive of files that were sent with an experiment, below the storage's root.
+pub fn context_path(namespace: &str, sha256: &str) -> String {
+    format!("{namespace}/contexts/{sha256}.tar.gz")
 }
 
 #[cfg(test)]

@@ -6,7 +6,9 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::condition::Condition;
 use crate::experiment::{Phase, Unit};
+use crate::time::Timestamp;
 
 /// One training with fixed hyperparameters. Its draw is never changed; grants are only added.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -27,6 +29,7 @@ use crate::experiment::{Phase, Unit};
         printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
         printcolumn(name = "Batches", type_ = "integer", json_path = ".status.batches"),
         printcolumn(name = "Of", type_ = "integer", json_path = ".status.batchesTotal"),
+        printcolumn(name = "Metric", type_ = "string", json_path = ".status.bestMetric"),
         printcolumn(name = "Restarts", type_ = "integer", json_path = ".status.restarts"),
         printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
     ),
@@ -39,8 +42,8 @@ use crate::experiment::{Phase, Unit};
             "message": "a trial's draw never changes"
         },
         {
-            "rule": "!has(oldSelf.grants) || \
-                (has(self.grants) && self.grants.size() >= oldSelf.grants.size())",
+            "rule": "!has(oldSelf.grants) || (has(self.grants) && \
+                oldSelf.grants.all(old, self.grants.exists(new, new.order == old.order)))",
             "message": "grants are added, never taken away"
         }
     ]))
@@ -68,10 +71,40 @@ pub struct TrialSpec {
         feature = "crd",
         schemars(extend(
             "x-kubernetes-list-type" = "map",
-            "x-kubernetes-list-map-keys" = ["order"]
+            "x-kubernetes-list-map-keys" = ["order"],
+            "maxItems" = 512
         ))
     )]
     pub grants: Vec<Grant>,
+    /// What is wanted of the trial now.
+    #[serde(default, skip_serializing_if = "WantedState::is_run")]
+    pub wanted: WantedState,
+    /// Since when it is wanted; unset: from the start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wanted_since: Option<Timestamp>,
+}
+
+/// What is wanted of a trial. It only ever becomes graver, but that `pause` may become `run` again.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum WantedState {
+    /// That it trains to the length granted.
+    #[default]
+    Run,
+    /// Nothing now: it takes a checkpoint and exits.
+    Pause,
+    /// Nothing more: it takes a checkpoint and exits.
+    Stop,
+    /// That it ends at once.
+    Kill,
+}
+
+impl WantedState {
+    /// Whether it is to train.
+    pub fn is_run(&self) -> bool {
+        *self == Self::Run
+    }
 }
 
 /// A fact's place in the order over the whole experiment, and the length it allows.
@@ -125,6 +158,21 @@ pub struct TrialStatus {
     /// Why it stands there, for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+    /// When it was closed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended_at: Option<Timestamp>,
+    /// The generation of the spec that this was said of.
+    pub observed_generation: i64,
+    /// `Scheduled`, `Running`, `Completed`, `Failed`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(
+        feature = "crd",
+        schemars(extend(
+            "x-kubernetes-list-type" = "map",
+            "x-kubernetes-list-map-keys" = ["type"]
+        ))
+    )]
+    pub conditions: Vec<Condition>,
 }
 
 /// Something that happened and that decisions follow from. Never retracted.
@@ -177,7 +225,7 @@ pub enum CloseCause {
 }
 
 /// One life of a trial's gang.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Attempt {
@@ -192,6 +240,18 @@ pub struct Attempt {
     /// What its last report or its runner said of the end, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+    /// Why it ended, in one word, such as `OOMKilled`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// When it was begun; unset where no clock was asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<Timestamp>,
+    /// When it ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_at: Option<Timestamp>,
+    /// Whether all of its pods were made: one that is missing later is lost.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub has_pods: bool,
 }
 
 /// How an attempt ended, the worst over its ranks.
@@ -210,6 +270,8 @@ pub enum AttemptEnd {
     Infrastructure,
     /// Its runner ended, and the attempt with it. Says nothing of the trial, and counts for nothing.
     RunnerLost,
+    /// It found no place to run: not all of its pods were scheduled in time. Counts for nothing.
+    NotStarted,
 }
 
 /// A checkpoint that exists: its manifest was written.
@@ -228,4 +290,8 @@ pub struct CheckpointRecord {
     pub manifest_sha256: String,
     /// Sum of its files' sizes.
     pub bytes: u64,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }

@@ -1,7 +1,10 @@
-//! The program `stoker`: runs deep-learning experiments and shows what became of them.
+//! The program `stoker`: runs deep-learning experiments, here or on a cluster, and shows what
+//! became of them.
 //!
 //! Exit codes: 0 completed, 1 failed, 2 the input is wrong, 3 stopped before the end.
 
+mod cluster;
+mod commands;
 mod failure;
 mod file;
 mod place;
@@ -14,12 +17,16 @@ mod validate;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
 
+use crate::cluster::connect::Options;
+use crate::cluster::version;
 use crate::failure::Failure;
 use crate::print::Output;
 
-/// Run deep-learning experiments on this machine and see what became of them.
+/// Run deep-learning experiments, on this machine or on a Kubernetes cluster, and see what becomes
+/// of them.
 #[derive(Debug, Parser)]
 #[command(
     name = "stoker",
@@ -48,15 +55,22 @@ enum Command {
     Validate(validate::Args),
     /// Show how long trials would train and what the first would be given
     Preview(preview::Args),
-    /// List and describe runs
+    /// Create, watch and end experiments
+    #[command(subcommand, visible_alias = "exp")]
+    Experiment(commands::ExperimentCommand),
+    /// Watch trials, print their logs, end them
     #[command(subcommand)]
-    Experiment(show::ExperimentCommand),
-    /// List and describe trials, and print their logs
+    Trial(commands::TrialCommand),
+    /// List and download checkpoints
     #[command(subcommand)]
-    Trial(show::TrialCommand),
-    /// List checkpoints
-    #[command(subcommand)]
-    Checkpoint(show::CheckpointCommand),
+    Checkpoint(commands::CheckpointCommand),
+    /// Show the version of this program and of the cluster's Stoker
+    Version(Options),
+    /// Print completions for a shell: `source <(stoker completions bash)`
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
     /// Run a program that is ended when the runner ends
     #[command(hide = true)]
     Supervise(supervise::Args),
@@ -69,13 +83,37 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args, output),
         Command::Validate(args) => Ok(validate::validate(args, output)),
         Command::Preview(args) => preview::preview(args, output),
-        Command::Experiment(command) => show::experiment(command, output),
-        Command::Trial(command) => show::trial(command, output),
-        Command::Checkpoint(command) => show::checkpoint(command, output),
+        Command::Experiment(command) => commands::experiment(command, output),
+        Command::Trial(command) => commands::trial(command, output),
+        Command::Checkpoint(command) => commands::checkpoint(command, output),
+        Command::Version(options) => commands::block_on(async {
+            version::version(options, output).await;
+            Ok(0)
+        }),
+        Command::Completions { shell } => {
+            complete(*shell);
+            Ok(0)
+        }
         Command::Supervise(args) => Ok(supervise::supervise(args)),
     };
     ExitCode::from(result.unwrap_or_else(|failure| {
         print::err(format!("stoker: {failure}"));
         failure.code()
     }))
+}
+
+fn complete(shell: Shell) {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "stoker", &mut script);
+    print::raw(&script);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_commands_are_consistent() {
+        Cli::command().debug_assert();
+    }
 }

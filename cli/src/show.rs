@@ -1,4 +1,4 @@
-//! `stoker experiment|trial|checkpoint`: what `stoker run` left behind.
+//! What `stoker run` left behind: `stoker experiment|trial|checkpoint` on this machine.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,76 +8,13 @@ use stoker_api::experiment::Experiment;
 use stoker_engine::trial::TrialRecord;
 use stoker_storage::{Storage, layout};
 
+use crate::cluster::checkpoint::{Choice, Download, Lines};
+use crate::commands::block_on;
 use crate::failure::Failure;
 use crate::place::{self, Place};
 use crate::print::{self, Output};
 use crate::run::record::{Folder, is_locked, trial_object};
 use crate::run::{self, Paths, Searched, setup};
-
-/// Where to look.
-#[derive(Debug, clap::Args)]
-pub(crate) struct At {
-    /// What `stoker run` was given as --root, or the file's checkpointStorage.url: a folder or a
-    /// bucket's URL [default: ./.stoker]
-    #[arg(long, value_name = "URL")]
-    root: Option<String>,
-}
-
-/// Which run.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Which {
-    /// The experiment's name, for its latest run, or the id of a run, as `experiment list` prints
-    /// it
-    experiment: String,
-    #[command(flatten)]
-    at: At,
-}
-
-/// `stoker experiment ...`
-#[derive(Debug, clap::Subcommand)]
-pub(crate) enum ExperimentCommand {
-    /// List all runs
-    List(At),
-    /// Show one run: its status and its trials
-    Describe(Which),
-}
-
-/// `stoker trial ...`
-#[derive(Debug, clap::Subcommand)]
-pub(crate) enum TrialCommand {
-    /// List the trials of a run
-    List(Which),
-    /// Show one trial: hyperparameters, results, attempts, checkpoints
-    Describe {
-        #[command(flatten)]
-        which: Which,
-        /// The trial's index
-        trial: u32,
-    },
-    /// Print what a trial's program printed
-    Logs {
-        #[command(flatten)]
-        which: Which,
-        /// The trial's index
-        trial: u32,
-        /// The attempt's number [default: the latest]
-        #[arg(long, value_name = "N")]
-        attempt: Option<u32>,
-    },
-}
-
-/// `stoker checkpoint ...`
-#[derive(Debug, clap::Subcommand)]
-pub(crate) enum CheckpointCommand {
-    /// List the checkpoints of a run
-    List {
-        #[command(flatten)]
-        which: Which,
-        /// Only those of this trial
-        #[arg(long, value_name = "INDEX")]
-        trial: Option<u32>,
-    },
-}
 
 /// A run that was found.
 #[derive(Debug)]
@@ -90,9 +27,9 @@ struct Found {
 }
 
 impl Found {
-    fn open(which: &Which) -> Result<Self, Failure> {
-        let place = Place::resolve(which.at.root.as_deref(), None)?;
-        let found = all(&place)?.into_iter().filter(|it| it.is_named(&which.experiment));
+    fn open(root: Option<&str>, name: &str) -> Result<Self, Failure> {
+        let place = Place::resolve(root, None)?;
+        let found = all(&place)?.into_iter().filter(|it| it.is_named(name));
         let current = |it: &Self| {
             let key = format!("{}.{}.current", it.paths.namespace, it.paths.name);
             let uid = setup::current(&place.local().join(key)).ok().flatten();
@@ -101,8 +38,8 @@ impl Found {
         // The latest run of a name goes before earlier ones; an id names one alone.
         found.max_by_key(current).ok_or_else(|| {
             Failure::Input(format!(
-                "no run of `{}` in {}; `stoker experiment list --root URL` shows what is there",
-                which.experiment, place.root
+                "no run of `{name}` in {}; `stoker experiment list --root URL` shows what is there",
+                place.root
             ))
         })
     }
@@ -118,6 +55,11 @@ impl Found {
     fn searched(&self) -> Searched<'_> {
         let searcher = &self.experiment.spec.searcher;
         Searched { metric: &searcher.metric, smaller_is_better: searcher.smaller_is_better }
+    }
+
+    fn storage(&self) -> Result<Storage, Failure> {
+        let endpoint = self.experiment.spec.checkpoint_storage.endpoint.as_deref();
+        Ok(Storage::open(&self.paths.root, endpoint)?)
     }
 
     fn trial(&self, index: u32) -> Result<&TrialRecord, Failure> {
@@ -163,28 +105,31 @@ fn read(place: &Place, path: &Path) -> Result<Option<Found>, Failure> {
     Ok(Some(Found { trials: folder.trials()?, experiment, paths, is_running }))
 }
 
-/// Carries out `stoker experiment ...`.
-pub(crate) fn experiment(command: &ExperimentCommand, output: Output) -> Result<u8, Failure> {
-    match command {
-        ExperimentCommand::List(at) => {
-            let found = all(&Place::resolve(at.root.as_deref(), None)?)?;
-            let header = ["ID", "PHASE", "TRIALS", "ENDED", "BEST"];
-            let rows: Vec<Vec<String>> = found.iter().map(experiment_row).collect();
-            let values = found.iter().map(|it| json!(it.experiment)).collect();
-            print_list(output, &header, &rows, values);
-        }
-        ExperimentCommand::Describe(which) => {
-            let found = Found::open(which)?;
-            if output == Output::Json {
-                print::out(json!(found.experiment));
-            } else {
-                print_yaml(&json!(found.experiment))?;
-                print::out("");
-                print_trials(&found, output);
-            }
-        }
+/// Prints all runs.
+pub(crate) fn list_experiments(root: Option<&str>, output: Output) -> Result<(), Failure> {
+    let found = all(&Place::resolve(root, None)?)?;
+    let header = ["ID", "PHASE", "TRIALS", "ENDED", "BEST"];
+    let rows: Vec<Vec<String>> = found.iter().map(experiment_row).collect();
+    let values = found.iter().map(|it| json!(it.experiment)).collect();
+    print_list(output, &header, &rows, values);
+    Ok(())
+}
+
+/// Prints one run and its trials.
+pub(crate) fn describe_experiment(
+    root: Option<&str>,
+    name: &str,
+    output: Output,
+) -> Result<(), Failure> {
+    let found = Found::open(root, name)?;
+    if output == Output::Json {
+        print::out(json!(found.experiment));
+    } else {
+        print_yaml(&json!(found.experiment))?;
+        print::out("");
+        print_trials(&found, output);
     }
-    Ok(0)
+    Ok(())
 }
 
 fn experiment_row(found: &Found) -> Vec<String> {
@@ -203,38 +148,51 @@ fn experiment_row(found: &Found) -> Vec<String> {
     ]
 }
 
-/// Carries out `stoker trial ...`.
-pub(crate) fn trial(command: &TrialCommand, output: Output) -> Result<u8, Failure> {
-    match command {
-        TrialCommand::List(which) => print_trials(&Found::open(which)?, output),
-        TrialCommand::Describe { which, trial } => {
-            let found = Found::open(which)?;
-            let object = json!(trial_object(found.trial(*trial)?));
-            match output {
-                Output::Json => print::out(object),
-                Output::Text => print_yaml(&object)?,
-            }
-        }
-        TrialCommand::Logs { which, trial, attempt } => {
-            let found = Found::open(which)?;
-            let attempts = &found.trial(*trial)?.status.attempts;
-            let latest = attempts.last().map(|it| it.number);
-            if let Some(wanted) = attempt
-                && attempts.iter().all(|it| it.number != *wanted)
-            {
-                return Err(Failure::Input(match latest {
-                    None => format!("trial {trial} has not started yet"),
-                    Some(_) => format!(
-                        "trial {trial} has no attempt {wanted}; it has {} from 0",
-                        attempts.len()
-                    ),
-                }));
-            }
-            let attempt = attempt.or(latest).unwrap_or_default();
-            print_logs(&found, *trial, attempt, output)?;
-        }
+/// Prints the trials of a run.
+pub(crate) fn list_trials(root: Option<&str>, name: &str, output: Output) -> Result<(), Failure> {
+    print_trials(&Found::open(root, name)?, output);
+    Ok(())
+}
+
+/// Prints one trial of a run.
+pub(crate) fn describe_trial(
+    root: Option<&str>,
+    name: &str,
+    index: u32,
+    output: Output,
+) -> Result<(), Failure> {
+    let found = Found::open(root, name)?;
+    let object = json!(trial_object(found.trial(index)?));
+    match output {
+        Output::Json => print::out(object),
+        Output::Text => print_yaml(&object)?,
     }
-    Ok(0)
+    Ok(())
+}
+
+/// Prints what a trial's program printed.
+pub(crate) fn logs(
+    root: Option<&str>,
+    name: &str,
+    index: u32,
+    attempt: Option<u32>,
+    output: Output,
+) -> Result<(), Failure> {
+    let found = Found::open(root, name)?;
+    let attempts = &found.trial(index)?.status.attempts;
+    let latest = attempts.last().map(|it| it.number);
+    if let Some(wanted) = attempt
+        && attempts.iter().all(|it| it.number != wanted)
+    {
+        return Err(Failure::Input(match latest {
+            None => format!("trial {index} has not started yet"),
+            Some(_) => {
+                format!("trial {index} has no attempt {wanted}; it has {} from 0", attempts.len())
+            }
+        }));
+    }
+    let attempt = attempt.or(latest).unwrap_or_default();
+    block_on(print_logs(&found, index, attempt, output))
 }
 
 fn print_trials(found: &Found, output: Output) {
@@ -246,57 +204,65 @@ fn print_trials(found: &Found, output: Output) {
     print_list(output, &header, &rows, values);
 }
 
-fn print_logs(found: &Found, trial: u32, attempt: u32, output: Output) -> Result<(), Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::System(format!("cannot start: {error}")))?;
-    runtime.block_on(async {
-        let endpoint = found.experiment.spec.checkpoint_storage.endpoint.as_deref();
-        let storage = Storage::open(&found.paths.root, endpoint)?;
-        let folder = format!("{}/", layout::logs_path(&found.paths.trial(trial), attempt));
-        for path in storage.list(&folder).await? {
-            let bytes = storage.get(&path).await?;
-            if output == Output::Text {
-                print::raw(&bytes);
-                continue;
-            }
-            for line in String::from_utf8_lossy(&bytes).lines() {
-                print::out(json!({"trial": trial, "attempt": attempt, "line": line}));
-            }
+async fn print_logs(
+    found: &Found,
+    trial: u32,
+    attempt: u32,
+    output: Output,
+) -> Result<(), Failure> {
+    let storage = found.storage()?;
+    let folder = format!("{}/", layout::logs_path(&found.paths.trial(trial), attempt));
+    for path in storage.list(&folder).await? {
+        let bytes = storage.get(&path).await?;
+        if output == Output::Text {
+            print::raw(&bytes);
+            continue;
         }
-        Ok(())
-    })
+        for line in String::from_utf8_lossy(&bytes).lines() {
+            print::out(json!({"trial": trial, "attempt": attempt, "line": line}));
+        }
+    }
+    Ok(())
 }
 
-/// Carries out `stoker checkpoint ...`.
-pub(crate) fn checkpoint(command: &CheckpointCommand, output: Output) -> Result<u8, Failure> {
-    let CheckpointCommand::List { which, trial } = command;
-    let found = Found::open(which)?;
+/// Prints the checkpoints of a run.
+pub(crate) fn list_checkpoints(
+    root: Option<&str>,
+    name: &str,
+    trial: Option<u32>,
+    output: Output,
+) -> Result<(), Failure> {
+    let found = Found::open(root, name)?;
     if let Some(index) = trial {
-        found.trial(*index)?;
+        found.trial(index)?;
     }
-    let mut rows = Vec::new();
-    let mut values = Vec::new();
+    let mut lines = Lines::default();
     for (index, record) in found.trials.iter().filter(|it| trial.is_none_or(|t| t == *it.0)) {
         for it in &record.status.checkpoints {
-            let at = found.paths.checkpoint(*index, &it.name);
-            rows.push(vec![
-                index.to_string(),
-                it.batches.to_string(),
-                it.metric.clone().unwrap_or_else(|| "-".to_owned()),
-                it.bytes.to_string(),
-                at.clone(),
-            ]);
-            values.push(json!({
-                "trial": index, "name": it.name, "batches": it.batches, "metric": it.metric,
-                "bytes": it.bytes, "manifestSha256": it.manifest_sha256, "checkpoint": at,
-            }));
+            lines.add(*index, it, found.paths.checkpoint(*index, &it.name));
         }
     }
-    let metric = found.searched().metric.to_uppercase();
-    print_list(output, &["TRIAL", "BATCHES", &metric, "BYTES", "CHECKPOINT"], &rows, values);
-    Ok(0)
+    lines.print(found.searched().metric, output);
+    Ok(())
+}
+
+/// Downloads a checkpoint of a run.
+pub(crate) async fn download(
+    root: Option<&str>,
+    name: &str,
+    index: u32,
+    choice: &Choice,
+    folder: &Path,
+    output: Output,
+) -> Result<(), Failure> {
+    let found = Found::open(root, name)?;
+    let trial = format!("{name}-{index}");
+    let checkpoints = &found.trial(index)?.status.checkpoints;
+    let record = choice.of(&trial, checkpoints, found.searched().smaller_is_better)?;
+    let (storage, path) = (found.storage()?, found.paths.trial(index));
+    Download { storage: &storage, trial: &trial, path: &path, record }
+        .write_into(folder, output)
+        .await
 }
 
 fn print_list(output: Output, header: &[&str], rows: &[Vec<String>], values: Vec<Value>) {

@@ -1,10 +1,13 @@
-//! `stoker run` against trainers that follow a script.
+//! `stoker run` against trainers that follow a script, and `stoker` on a cluster against a real API
+//! server.
 //!
 //! This program is its own trainer: started by `stoker run`, the test [`scripted_trainer`] speaks
 //! the contract as its `data.script` says.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should end there")]
 
+#[path = "all/cluster.rs"]
+mod cluster;
 #[path = "all/run.rs"]
 mod run;
 #[path = "all/trainer.rs"]

@@ -92,6 +92,7 @@ pub(crate) fn plan_with(
         trials_closed: trials_created - num_open,
         message: message(phase, causes.len(), best.is_some()),
         best,
+        ..ExperimentStatus::default()
     };
     let trained = |trial| trials.get(&trial).map_or(0.0, |it| trained(config, it));
     let progress = match phase {
@@ -234,7 +235,7 @@ fn message(phase: Phase, num_closed: usize, has_best: bool) -> Option<String> {
     match phase {
         Phase::Failed => Some(format!("none of {num_closed} trials could be trained to an end")),
         Phase::Completed if !has_best => Some("no trial has a result".to_owned()),
-        Phase::Pending | Phase::Running | Phase::Completed | Phase::Cancelled => None,
+        _ => None,
     }
 }
 
@@ -276,6 +277,10 @@ fn checkpoint_with(record: &TrialRecord, metric: &str) -> Option<String> {
     };
     record.status.checkpoints.iter().rev().find(has_metric).map(|it| it.name.clone())
 }
+
+mod steer;
+
+pub use steer::{Steering, conditions, steer};
 
 #[cfg(test)]
 mod tests;

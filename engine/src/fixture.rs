@@ -6,7 +6,7 @@ use serde_json::Value;
 use stoker_api::contract::{CONTRACT_VERSION, Report, ReportEvent};
 use stoker_api::experiment::Unit;
 use stoker_api::hyperparameters::{DoubleRange, IntRange, Parameter, Space};
-use stoker_api::trial::{CloseCause, TrialSpec, TrialStatus};
+use stoker_api::trial::{CloseCause, TrialStatus};
 use stoker_api::validate::Method;
 
 use crate::search::method::{SearchMethod, Step};
@@ -35,16 +35,7 @@ pub(crate) fn config(method: Method) -> SearchConfig {
 
 /// The record of a trial that was just created.
 pub(crate) fn record(draw: &Draw) -> TrialRecord {
-    let spec = TrialSpec {
-        experiment: "mnist".to_owned(),
-        index: draw.index,
-        request_id: draw.request_id.clone(),
-        seed: draw.seed,
-        hyperparameters: draw.hyperparameters.clone(),
-        unit: Unit::Epochs,
-        units: draw.units,
-        grants: Vec::new(),
-    };
+    let spec = draw.clone().into_spec("mnist", Unit::Epochs);
     TrialRecord { spec, status: TrialStatus::default() }
 }
 

@@ -15,9 +15,10 @@
 //!
 //! 1. [`search`]: which trials there are, by events and actions.
 //! 2. [`trial`]: one trial's record: attempts, restarts, reports, directives.
-//! 3. [`experiment`]: the fold of recorded facts into a search, and what follows from it.
-//! 4. [`retention`]: which checkpoints are kept.
-//! 5. [`preview`]: what a search would do.
+//! 3. [`gang`]: one trial's pods: their ends, and what follows.
+//! 4. [`experiment`]: the fold of recorded facts into a search, and what follows from it.
+//! 5. [`retention`]: which checkpoints are kept.
+//! 6. [`preview`]: what a search would do.
 //!
 //! # Invariants
 //!
@@ -31,6 +32,7 @@ pub mod search;
 pub mod trial;
 
 pub mod experiment;
+pub mod gang;
 
 pub mod preview;
 pub mod retention;

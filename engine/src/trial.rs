@@ -153,7 +153,7 @@ pub fn begin_attempt(record: &mut TrialRecord, number: u32) {
         return;
     }
     record.status.phase = Phase::Running;
-    let attempt = Attempt { number, end: None, resumed_from: None, message: None };
+    let attempt = Attempt { number, ..Attempt::default() };
     record.status.attempts.push(attempt);
     let num_told = record.status.attempts.len().saturating_sub(MESSAGES_MAX);
     record.status.attempts[..num_told].iter_mut().for_each(|it| it.message = None);
@@ -171,7 +171,7 @@ pub fn begin_attempt(record: &mut TrialRecord, number: u32) {
 /// | `InvalidHyperparameters` | closed |
 /// | `UserError` | a restart; closed as `Failed` when there are more than `max_restarts` |
 /// | `Infrastructure` | runs again; closed as `Failed` at the limit without a new checkpoint |
-/// | `RunnerLost` | runs again; counts for nothing |
+/// | `RunnerLost`, `NotStarted` | runs again; counts for nothing |
 ///
 /// A program that exits as completed before the granted length has stopped itself, as early
 /// stopping does. One that never validated has done nothing, and would do so again. Lost attempts
@@ -207,7 +207,7 @@ pub fn end_attempt(
                 }
             }
         }
-        AttemptEnd::Preempted | AttemptEnd::RunnerLost => {}
+        AttemptEnd::Preempted | AttemptEnd::RunnerLost | AttemptEnd::NotStarted => {}
         AttemptEnd::InvalidHyperparameters => {
             close(record, CloseCause::InvalidHyperparameters, message);
         }
@@ -266,7 +266,8 @@ fn next_attempt(record: &TrialRecord) -> u32 {
     record.status.attempts.last().map_or(0, |it| it.number.saturating_add(1))
 }
 
-fn resume_from(record: &TrialRecord) -> Vec<CheckpointRef> {
+/// Checkpoints that an attempt begun now starts from, newest first; empty to start anew.
+pub fn resume_from(record: &TrialRecord) -> Vec<CheckpointRef> {
     let newest_first = record.status.checkpoints.iter().rev().take(RESUME_FROM_MAX);
     newest_first
         .map(|it| CheckpointRef {

@@ -1,6 +1,7 @@
 //! Where things lie under a storage root. Paths are relative to it, with `/` between names.
 //!
 //! ```text
+//! NAMESPACE/contexts/SHA256.tar.gz
 //! NAMESPACE/EXPERIMENT-UID8/trials/INDEX/
 //!   checkpoints/BATCHES-ATTEMPT/{files, manifest.json}
 //!   metrics/ATTEMPT-SEQ.jsonl
@@ -10,28 +11,9 @@
 //! ```
 
 use stoker_api::names::{MANIFEST, RECORD};
-pub use stoker_api::names::{checkpoint_name, parse_checkpoint_name};
-
-/// The folder of an experiment: its name and the first 8 characters of its id, so that a later
-/// experiment of the same name has a folder of its own.
-///
-/// # Examples
-///
-/// ```
-/// let path = stoker_storage::layout::experiment_path("default", "mnist", "0b3f9c1e-77aa");
-/// assert_eq!(path, "default/mnist-0b3f9c1e");
-/// ```
-pub fn experiment_path(namespace: &str, experiment: &str, experiment_id: &str) -> String {
-    let uid8: String = experiment_id.chars().filter(char::is_ascii_alphanumeric).take(8).collect();
-    format!("{namespace}/{experiment}-{uid8}")
-}
-
-/// The folder of a trial: what [`StorageConfig::trial_path`] holds.
-///
-/// [`StorageConfig::trial_path`]: stoker_api::contract::StorageConfig::trial_path
-pub fn trial_path(namespace: &str, experiment: &str, experiment_id: &str, trial: u32) -> String {
-    format!("{}/trials/{trial}", experiment_path(namespace, experiment, experiment_id))
-}
+pub use stoker_api::names::{
+    checkpoint_name, context_path, experiment_path, parse_checkpoint_name, trial_path,
+};
 
 /// The folder that holds all checkpoints of a trial.
 pub fn checkpoints_path(trial_path: &str) -> String {
@@ -123,5 +105,6 @@ mod tests {
             manifest_path(&trial, &name),
             "default/mnist-0b3f9c1e/trials/4/checkpoints/000000000100-0/manifest.json"
         );
+        assert_eq!(context_path("default", "ab12"), "default/contexts/ab12.tar.gz");
     }
 }

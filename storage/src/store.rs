@@ -256,10 +256,19 @@ impl Storage {
     ///
     /// The storage failed, which says nothing of the object.
     pub async fn exists(&self, path: &str) -> Result<bool, StorageError> {
+        Ok(self.size(path).await?.is_some())
+    }
+
+    /// The size of the object at `path`; `None` if there is none.
+    ///
+    /// # Errors
+    ///
+    /// The storage failed, which says nothing of the object.
+    pub async fn size(&self, path: &str) -> Result<Option<u64>, StorageError> {
         let location = self.location(path)?;
         match self.retry(path, || self.store.head(&location)).await {
-            Ok(_) => Ok(true),
-            Err(StorageError::NotFound { .. }) => Ok(false),
+            Ok(found) => Ok(Some(found.size)),
+            Err(StorageError::NotFound { .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -11,6 +11,7 @@ mod schema;
 mod set;
 mod tree;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -34,14 +35,27 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 pub(crate) struct Loaded {
     /// The experiment's name.
     pub(crate) name: String,
-    /// Its namespace.
+    /// Its namespace: [`NAMESPACE`] where the file names none.
     pub(crate) namespace: String,
+    /// What the file says of the object itself.
+    pub(crate) metadata: Metadata,
     /// The experiment.
     pub(crate) valid: ValidExperiment,
     /// What was translated, where the file has another format.
     pub(crate) notes: Vec<String>,
     /// Its spec, with every default filled in.
     pub(crate) spec_json: Value,
+}
+
+/// What a file says of an experiment's object beside its name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Metadata {
+    /// Its namespace.
+    pub(crate) namespace: Option<String>,
+    /// Its labels.
+    pub(crate) labels: BTreeMap<String, String>,
+    /// Its annotations.
+    pub(crate) annotations: BTreeMap<String, String>,
 }
 
 /// One error of a file.
@@ -110,9 +124,11 @@ fn parse(text: &str, stem: &str, sets: &[String]) -> Result<Loaded, Vec<Problem>
         (tree, notes) = (translated.tree, translated.notes);
     }
     match check(&tree) {
-        Ok((namespace, valid)) if problems.is_empty() => {
+        Ok((metadata, valid)) if problems.is_empty() => {
             let spec_json = json!(valid.spec);
-            Ok(Loaded { name: valid.name.clone(), namespace, valid, notes, spec_json })
+            let namespace = metadata.namespace.clone().unwrap_or_else(|| NAMESPACE.to_owned());
+            let name = valid.name.clone();
+            Ok(Loaded { name, namespace, metadata, valid, notes, spec_json })
         }
         Ok(_) => Err(problems),
         Err(errors) => {
@@ -127,17 +143,15 @@ fn parse(text: &str, stem: &str, sets: &[String]) -> Result<Loaded, Vec<Problem>
     }
 }
 
-/// The namespace, and the experiment.
-fn check(tree: &Tree) -> Result<(String, ValidExperiment), Vec<FieldError>> {
+/// What the file says of the object, and the experiment.
+fn check(tree: &Tree) -> Result<(Metadata, ValidExperiment), Vec<FieldError>> {
     let mut checked = Checked::default();
     let object = checked.check(&file_schema(), &tree.value, "");
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let name = text(&object["metadata"]["name"]);
-    let namespace = match &object["metadata"]["namespace"] {
-        Value::Null => NAMESPACE.to_owned(),
-        other => text(other),
-    };
-    if !checked.is_replaced("metadata.namespace") && !is_namespace(&namespace) {
+    let metadata = metadata(&object["metadata"]);
+    let namespace = metadata.namespace.as_deref();
+    if !checked.is_replaced("metadata.namespace") && namespace.is_some_and(|it| !is_namespace(it)) {
         let rule = "must be at most 63 lower-case letters, digits and `-`, and begin and end with a \
                     letter or digit";
         checked.errors.push(FieldError::new("metadata.namespace", &json!(namespace), rule));
@@ -150,12 +164,24 @@ fn check(tree: &Tree) -> Result<(String, ValidExperiment), Vec<FieldError>> {
     };
     let mut errors = std::mem::take(&mut checked.errors);
     match result {
-        Ok(valid) if errors.is_empty() => Ok((namespace, valid)),
+        Ok(valid) if errors.is_empty() => Ok((metadata, valid)),
         Ok(_) => Err(errors),
         Err(those) => {
             errors.extend(those.into_iter().filter(|error| !checked.is_replaced(&error.path)));
             Err(errors)
         }
+    }
+}
+
+fn metadata(value: &Value) -> Metadata {
+    let texts = |name: &str| -> BTreeMap<String, String> {
+        let fields = value[name].as_object().into_iter().flatten();
+        fields.filter_map(|(key, it)| Some((key.clone(), it.as_str()?.to_owned()))).collect()
+    };
+    Metadata {
+        namespace: value["namespace"].as_str().map(str::to_owned),
+        labels: texts("labels"),
+        annotations: texts("annotations"),
     }
 }
 

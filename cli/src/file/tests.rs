@@ -58,6 +58,12 @@ fn a_good_file_gives_the_experiment_with_every_default() {
 }
 
 #[test]
+fn comments_may_stand_anywhere() {
+    let text = GOOD.replace('\n', " # a word\n# a line\n");
+    assert_eq!(load_text(&text, &[]).unwrap().name, "mnist");
+}
+
+#[test]
 fn each_error_has_its_place_field_value_and_rule() {
     let cases: &[Case] = &[
         (

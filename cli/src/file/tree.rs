@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use serde_json::{Map, Value};
-use serde_saphyr::granit_parser::{Event, Marker, Parser, ScalarStyle, ScanError, Span};
+use serde_saphyr::granit_parser::{Event, Marker, Options, Parser, ScalarStyle, ScanError, Span};
 use stoker_api::validate::{item, member, shortened};
 
 use super::Problem;
@@ -60,8 +60,11 @@ impl Tree {
 /// Reads one document. What it says is of use even where there are problems, if there is a tree at
 /// all.
 pub(super) fn read(text: &str) -> (Option<Tree>, Vec<Problem>) {
+    let mut options = Options::default();
+    // Whether comments come as events depends on what else is linked.
+    options.set_emit_comments(false);
     let mut reader = Reader {
-        parser: Parser::new_from_str(text),
+        parser: Parser::new_from_str_with_options(text, options),
         anchors: HashMap::new(),
         problems: Vec::new(),
         num_nodes: 0,

@@ -213,6 +213,7 @@ fn phase(trial: &TrialRecord) -> &'static str {
         Phase::Pending => "pending",
         Phase::Running if live_attempt(trial).is_none() => "waiting",
         Phase::Running => "running",
+        Phase::Paused => "paused",
         Phase::Completed => "completed",
         Phase::Failed => "failed",
         Phase::Cancelled => "cancelled",

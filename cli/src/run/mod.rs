@@ -141,7 +141,7 @@ fn tell(state: &State, paths: &Paths, valid: &ValidExperiment, output: Output) -
     match state.status().phase {
         Phase::Completed => 0,
         Phase::Failed | Phase::Cancelled => 1,
-        Phase::Pending | Phase::Running => {
+        Phase::Pending | Phase::Running | Phase::Paused => {
             print::err("stopped; run the same command again to go on from here");
             3
         }
@@ -153,7 +153,7 @@ fn greeting(paths: &Paths, opened: &setup::Opened) -> String {
     let phase = opened.experiment.status.as_ref().map(|it| it.phase).unwrap_or_default();
     let what = match phase {
         _ if !opened.is_continued => format!("new run {id}"),
-        Phase::Pending | Phase::Running => format!("going on with {id}"),
+        Phase::Pending | Phase::Running | Phase::Paused => format!("going on with {id}"),
         Phase::Completed => format!("{id} has completed already; --fresh starts over"),
         Phase::Failed => format!("{id} has failed already; --fresh starts over"),
         Phase::Cancelled => format!("{id} was cancelled already; --fresh starts over"),

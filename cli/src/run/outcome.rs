@@ -182,7 +182,7 @@ fn verdict(status: &ExperimentStatus, paths: &Paths) -> String {
         Phase::Completed => "completed",
         Phase::Failed => "failed",
         Phase::Cancelled => "was cancelled",
-        Phase::Pending | Phase::Running => "was stopped before its end",
+        Phase::Pending | Phase::Running | Phase::Paused => "was stopped before its end",
     };
     let message = status.message.as_ref().map_or_else(String::new, |it| format!(": {it}"));
     format!("experiment {} {what}{message}", paths.name)

@@ -267,7 +267,10 @@ impl<'a> Runner<'a> {
             door: Door {
                 url: door::reports_url(&self.door, trial.spec.index),
                 token_file: PathBuf::from(token_file).display().to_string(),
+                ca: None,
             },
+            gang: None,
+            context: None,
         }
     }
 

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use stoker_api::contract::{Directive, Report, ReportEvent};
 use stoker_api::experiment::{CheckpointStorage, Experiment, ExperimentStatus};
-use stoker_api::trial::{AttemptEnd, TrialSpec};
+use stoker_api::trial::AttemptEnd;
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::experiment::plan;
 use stoker_engine::retention;
@@ -152,16 +152,7 @@ impl State {
     }
 
     fn create(&mut self, draw: Draw) -> Result<(), Failure> {
-        let spec = TrialSpec {
-            experiment: self.name().to_owned(),
-            index: draw.index,
-            request_id: draw.request_id,
-            seed: draw.seed,
-            hyperparameters: draw.hyperparameters,
-            unit: self.search.unit,
-            units: draw.units,
-            grants: Vec::new(),
-        };
+        let spec = draw.into_spec(self.name(), self.search.unit);
         let index = spec.index;
         self.trials.insert(index, TrialRecord { spec, status: Default::default() });
         self.save(index)

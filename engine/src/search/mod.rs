@@ -20,7 +20,7 @@ mod sample;
 use serde_json::Value;
 use stoker_api::experiment::Unit;
 use stoker_api::hyperparameters::Space;
-use stoker_api::trial::CloseCause;
+use stoker_api::trial::{CloseCause, TrialSpec, WantedState};
 use stoker_api::validate::{Method, ValidExperiment};
 
 pub use crate::search::sample::normalized;
@@ -117,6 +117,24 @@ pub struct Draw {
     pub hyperparameters: Value,
     /// The length granted from the start.
     pub units: u64,
+}
+
+impl Draw {
+    /// The trial of an experiment that has this draw, with lengths in `unit`.
+    pub fn into_spec(self, experiment: &str, unit: Unit) -> TrialSpec {
+        TrialSpec {
+            experiment: experiment.to_owned(),
+            index: self.index,
+            request_id: self.request_id,
+            seed: self.seed,
+            hyperparameters: self.hyperparameters,
+            unit,
+            units: self.units,
+            grants: Vec::new(),
+            wanted: WantedState::Run,
+            wanted_since: None,
+        }
+    }
 }
 
 /// How a search ended.

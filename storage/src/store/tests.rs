@@ -139,7 +139,9 @@ async fn check(storage: Storage) {
     assert_eq!(storage.list("a/b").await.unwrap().len(), 30);
     assert_eq!(storage.list("").await.unwrap().len(), 31);
     assert_eq!(storage.list("nowhere").await.unwrap(), Vec::<String>::new());
-    storage.put("a/c/d/e", "z".into()).await.unwrap();
+    storage.put("a/c/d/e", "zz".into()).await.unwrap();
+    assert_eq!(storage.size("a/c/d/e").await.unwrap(), Some(2));
+    assert_eq!(storage.size("a/c/d").await.unwrap(), None);
     assert_eq!(storage.folders("a").await.unwrap(), ["b", "c"]);
     assert_eq!(storage.folders("nowhere").await.unwrap(), Vec::<String>::new());
     storage.delete_folder("a/c").await.unwrap();

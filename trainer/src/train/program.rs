@@ -14,13 +14,14 @@ use stoker_api::experiment::{CheckpointPolicy, Length, Unit};
 use stoker_api::names::ENV_TRIAL_CONFIG;
 
 use super::{Trial, run_trial};
+use crate::collective::Place;
 use crate::context::Context;
 use crate::data::panic_message;
 use crate::error::{Infrastructure, Interrupted, exit_code};
 use crate::session::Session;
 use crate::stop::StopSignal;
 use crate::terminal::Terminal;
-use crate::{Error, Result};
+use crate::{Error, Result, termination};
 
 mod arguments;
 
@@ -104,7 +105,9 @@ impl Standalone {
                 trial_path: "trial".into(),
             },
             resume_from: vec![],
-            door: Door { url: String::new(), token_file: String::new() },
+            door: Door { url: String::new(), token_file: String::new(), ca: None },
+            gang: None,
+            context: None,
         };
         let context = context(config, true)?;
         if self.quiet {
@@ -171,15 +174,22 @@ fn under_runner(path: &Path) -> Result<Context> {
     let told = told.map_err(|error| {
         Infrastructure(format!("{ENV_TRIAL_CONFIG}: {} cannot be read: {error}", path.display()))
     })?;
-    context(told, false)
+    let place = Place::from_environment(&told)?;
+    context_of(told, false, place)
 }
 
-pub(super) fn context(mut config: TrialConfig, alone: bool) -> Result<Context> {
-    let session = Session::open(&mut config, alone)?;
+pub(super) fn context(config: TrialConfig, alone: bool) -> Result<Context> {
+    context_of(config, alone, Place::ALONE)
+}
+
+/// The session of one rank; waits for the others.
+pub(super) fn context_of(mut config: TrialConfig, alone: bool, place: Place) -> Result<Context> {
+    let session = Session::open(&mut config, alone, place.rank == 0)?;
     let stop = StopSignal::default();
     let listening = stop.listen(session.runtime(), alone);
     listening.map_err(|error| Infrastructure(format!("no signal handlers: {error}")))?;
-    Ok(Context::new(config, session, stop))
+    let ranks = place.join(&config, &stop)?;
+    Ok(Context::new(config, session, stop, ranks))
 }
 
 /// Runs, reports the end, gives the exit code.
@@ -190,8 +200,10 @@ pub(super) fn finish(
     let context = match context {
         Ok(context) => context,
         Err(error) => {
+            let code = exit_code(&*error);
             eprintln!("error: {error}");
-            return process::ExitCode::from(exit_code(&*error) as u8);
+            termination::leave(code, Some(&error.to_string()), vec![]);
+            return process::ExitCode::from(code as u8);
         }
     };
     let result = catch_unwind(AssertUnwindSafe(|| program(&context)))
@@ -210,13 +222,17 @@ pub(super) fn finish(
     let mut session = context.session.lock().unwrap_or_else(PoisonError::into_inner);
     if interrupted.is_some_and(|it| it.fenced) || session.directive() == Some(Directive::Fenced) {
         // Another attempt has this one's place: whatever is still queued must not be written.
+        termination::leave(code, message.as_deref(), vec![]);
         process::exit(code as i32);
     }
+    // Before the waits below: the process may be given less time than they take.
+    termination::leave(code, message.as_deref(), session.unsent());
     // The rows before a failure are those that explain it.
     if let Err(error) = session.flush_within(FLUSH_MAX) {
         eprintln!("stoker: the last rows of metrics are not stored: {error}");
     }
-    session.close(session.batches(), code, message);
+    session.close(session.batches(), code, message.clone());
+    termination::leave(code, message.as_deref(), session.unsent());
     process::ExitCode::from(code as u8)
 }
 

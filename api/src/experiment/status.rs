@@ -1,0 +1,86 @@
+//! How an experiment is going.
+
+use serde::{Deserialize, Serialize};
+
+use crate::condition::Condition;
+use crate::time::Timestamp;
+
+/// How an experiment is going. Constant in size, and derived from its trials.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", default)]
+pub struct ExperimentStatus {
+    /// Where it stands.
+    pub phase: Phase,
+    /// Trials ever created. An index is never used again.
+    pub trials_created: u32,
+    /// Trials that have ended, however.
+    pub trials_closed: u32,
+    /// The best trial so far, by the searched metric.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub best: Option<BestTrial>,
+    /// Why it stands there, for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// Trials with an attempt that is alive.
+    pub trials_running: u32,
+    /// The part of it that is done, in percent.
+    pub progress_percent: u32,
+    /// When it ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended_at: Option<Timestamp>,
+    /// Checkpoints that nobody keeps are deleted: nothing is left to do.
+    pub cleaned_up: bool,
+    /// The generation of the spec that this was said of.
+    pub observed_generation: i64,
+    /// `Valid`, `Running`, `Completed`, `Failed`, `Cancelled`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(
+        feature = "crd",
+        schemars(extend(
+            "x-kubernetes-list-type" = "map",
+            "x-kubernetes-list-map-keys" = ["type"]
+        ))
+    )]
+    pub conditions: Vec<Condition>,
+}
+
+/// Where an experiment or a trial stands. The last three are final.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+pub enum Phase {
+    /// Nothing has run yet.
+    #[default]
+    Pending,
+    /// Something runs, or may run.
+    Running,
+    /// Nothing runs, because somebody asked; it may go on.
+    Paused,
+    /// Ended as intended.
+    Completed,
+    /// Ended by failures: of an experiment, all its trials failed.
+    Failed,
+    /// Ended because somebody asked.
+    Cancelled,
+}
+
+impl Phase {
+    /// Whether nothing follows.
+    pub fn is_terminal(self) -> bool {
+        matches!(self, Self::Completed | Self::Failed | Self::Cancelled)
+    }
+}
+
+/// A trial with the best result.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct BestTrial {
+    /// The trial's index.
+    pub index: u32,
+    /// The searched metric, as a decimal string.
+    pub metric: String,
+    /// The checkpoint that has it, if one was kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<String>,
+}

@@ -1,0 +1,391 @@
+//! `stoker experiment list|describe|pause|activate|cancel|kill|delete` on a cluster.
+
+use std::collections::BTreeMap;
+
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
+use serde_json::json;
+use stoker_api::condition::{Condition, ConditionStatus};
+use stoker_api::experiment::{DesiredState, Experiment, ExperimentSpec, Phase, Searcher, Unit};
+use stoker_api::names::LABEL_EXPERIMENT;
+use stoker_api::time::Timestamp;
+use stoker_api::trial::Trial;
+
+use super::connect::Cluster;
+use super::text::{self, Fields};
+use super::{events, storage};
+use crate::failure::Failure;
+use crate::print::{self, Output};
+use crate::run;
+
+/// Failed trials whose messages are shown.
+const FAILURES_MAX: usize = 5;
+
+/// Prints all experiments of the namespace, or of all.
+pub(crate) async fn list(cluster: &Cluster, all: bool, output: Output) -> Result<(), Failure> {
+    let found = cluster.list::<Experiment>("experiments", &ListParams::default(), all).await?;
+    if output == Output::Json {
+        print::out(json!(found.into_iter().map(|it| it.1).collect::<Vec<_>>()));
+        return Ok(());
+    }
+    if found.is_empty() {
+        let place =
+            if all { "any namespace" } else { &format!("namespace `{}`", cluster.namespace) };
+        print::err(format!("no experiment in {place} of the cluster at {}", cluster.server));
+        return Ok(());
+    }
+    let now = text::now();
+    let rows: Vec<Vec<String>> = found.iter().map(|it| row(&it.0, all, now)).collect();
+    let header = ["NAME", "PHASE", "TRIALS", "RUNNING", "ENDED", "PROGRESS", "BEST", "AGE"];
+    let namespace = all.then_some("NAMESPACE");
+    let header: Vec<&str> = namespace.into_iter().chain(header).collect();
+    print::out(print::table(&header, &rows));
+    Ok(())
+}
+
+fn row(experiment: &Experiment, all: bool, now: Timestamp) -> Vec<String> {
+    let metadata = &experiment.metadata;
+    let status = experiment.status.clone().unwrap_or_default();
+    let best = status.best.map(|it| format!("{} (trial {})", it.metric, it.index));
+    let mut cells = vec![
+        metadata.name.clone().unwrap_or_default(),
+        phase(experiment),
+        status.trials_created.to_string(),
+        status.trials_running.to_string(),
+        status.trials_closed.to_string(),
+        format!("{}%", status.progress_percent),
+        best.unwrap_or_else(|| "-".to_owned()),
+        text::age(text::created(metadata), now),
+    ];
+    if all {
+        cells.insert(0, metadata.namespace.clone().unwrap_or_default());
+    }
+    cells
+}
+
+/// Where it stands. An invalid one waits for nothing.
+fn phase(experiment: &Experiment) -> String {
+    let status = experiment.status.clone().unwrap_or_default();
+    let of = |it: &&Condition| it.type_ == "Valid" && it.status == ConditionStatus::False;
+    let is_invalid = status.conditions.iter().find(of).is_some();
+    match is_invalid && !status.phase.is_terminal() {
+        true => "Invalid".to_owned(),
+        false => format!("{:?}", status.phase),
+    }
+}
+
+/// The trials of an experiment, by index.
+pub(crate) async fn trials(
+    cluster: &Cluster,
+    experiment: &Experiment,
+) -> Result<Vec<(Trial, serde_json::Value)>, Failure> {
+    let name = experiment.metadata.name.clone().unwrap_or_default();
+    let params = ListParams::default().labels(&format!("{LABEL_EXPERIMENT}={name}"));
+    let mut found = cluster.list::<Trial>("trials", &params, false).await?;
+    // An earlier experiment of the same name may be on its way out.
+    found.retain(|(trial, _)| {
+        let owners = trial.metadata.owner_references.iter().flatten();
+        let mut owners = owners.filter(|it| it.kind == "Experiment").peekable();
+        owners.peek().is_none()
+            || owners.any(|it| Some(&it.uid) == experiment.metadata.uid.as_ref())
+    });
+    found.sort_by_key(|it| it.0.spec.index);
+    Ok(found)
+}
+
+/// Prints one experiment.
+pub(crate) async fn describe(cluster: &Cluster, name: &str, output: Output) -> Result<(), Failure> {
+    let experiment = cluster.experiment(name).await?;
+    if output == Output::Json {
+        print::out(json!(experiment));
+        return Ok(());
+    }
+    let trials: Vec<Trial> =
+        trials(cluster, &experiment).await?.into_iter().map(|it| it.0).collect();
+    let events = events::section(cluster, "Experiment", name, None).await;
+    print::out(render(&experiment, &trials, text::now()) + &events);
+    Ok(())
+}
+
+fn render(experiment: &Experiment, trials: &[Trial], now: Timestamp) -> String {
+    let (metadata, spec) = (&experiment.metadata, &experiment.spec);
+    let status = experiment.status.clone().unwrap_or_default();
+    let mut fields = Fields::default();
+    fields.add("Name", metadata.name.clone().unwrap_or_default());
+    fields.add("Namespace", metadata.namespace.clone().unwrap_or_default());
+    fields.add("Description", spec.description.clone().unwrap_or_default());
+    fields.add("Labels", spec.labels.join(", "));
+    let created = text::created(metadata);
+    let since = created.map(|it| format!("{it} ({} ago)", text::age(created, now)));
+    fields.add("Created", since.unwrap_or_default());
+    let ended = status.ended_at.map(|it| format!("{it} ({} ago)", text::age(Some(it), now)));
+    fields.add("Ended", ended.unwrap_or_default());
+    fields.add("Wanted", wanted(spec.state));
+    let message = status.message.as_ref().map_or_else(String::new, |it| format!(": {it}"));
+    fields.add("Phase", format!("{}{message}", phase(experiment)));
+    fields.add("Progress", format!("{}%", status.progress_percent));
+    fields.add("Search", search(&spec.searcher));
+    fields.add("Program", program(spec));
+    fields.add("Pods", pods(spec));
+    fields.add("Storage", place(experiment));
+    fields.add("Trials", counts(trials));
+    fields.add("Best", best(experiment, trials));
+    fields.add("Failures", failures(trials));
+    fields.to_string() + &conditions(&status.conditions, now)
+}
+
+/// The word of a state, as the file has it.
+fn wanted(state: DesiredState) -> String {
+    json!(state).as_str().unwrap_or_default().to_owned()
+}
+
+fn search(searcher: &Searcher) -> String {
+    let kind = match (searcher.random, searcher.grid) {
+        (Some(it), _) => format!("random, {} trials", it.max_trials),
+        (_, Some(_)) => "grid".to_owned(),
+        _ => "single".to_owned(),
+    };
+    let at_once = searcher.random.map(|it| it.max_concurrent_trials);
+    let at_once = at_once.or(searcher.grid.map(|it| it.max_concurrent_trials));
+    let at_once = at_once.filter(|it| *it > 0).map(|it| format!(", {it} at a time"));
+    let length = searcher.max_length.get().map(|(unit, units)| {
+        let unit = match unit {
+            Unit::Records => "records",
+            Unit::Batches => "batches",
+            Unit::Epochs => "epochs",
+        };
+        format!(", {units} {unit} each")
+    });
+    let better = if searcher.smaller_is_better { "smaller" } else { "larger" };
+    let (at_once, length) = (at_once.unwrap_or_default(), length.unwrap_or_default());
+    format!("{kind}{at_once}{length}; {}, {better} is better", searcher.metric)
+}
+
+fn program(spec: &ExperimentSpec) -> String {
+    let words: Vec<&str> =
+        spec.entrypoint.command.iter().chain(&spec.entrypoint.args).map(String::as_str).collect();
+    let image = spec.pod.image.as_deref().unwrap_or("the stock image");
+    let sent = spec.context.as_ref().map(|it| {
+        format!(", with the files sent as {}", it.sha256.get(..12).unwrap_or(&it.sha256))
+    });
+    format!("{} in {image}{}", words.join(" "), sent.unwrap_or_default())
+}
+
+fn pods(spec: &ExperimentSpec) -> String {
+    let resources = &spec.resources;
+    let slot = resources.slot_resource.as_deref().unwrap_or("CPU rank");
+    format!("{} of {} slots ({slot}) a trial", resources.num_pods(), resources.slots_per_pod())
+}
+
+/// Where its files lie.
+pub(crate) fn place(experiment: &Experiment) -> String {
+    let path = storage::experiment_path(experiment);
+    match &experiment.spec.checkpoint_storage.url {
+        Some(url) => format!("{}/{path}", url.trim_end_matches('/')),
+        None => format!("{path} in the operator's storage"),
+    }
+}
+
+fn counts(trials: &[Trial]) -> String {
+    let mut by_phase: BTreeMap<String, usize> = BTreeMap::new();
+    for trial in trials {
+        let phase = trial.status.as_ref().map(|it| it.phase).unwrap_or_default();
+        *by_phase.entry(format!("{phase:?}").to_lowercase()).or_default() += 1;
+    }
+    let parts: Vec<String> = by_phase.iter().map(|(phase, num)| format!("{num} {phase}")).collect();
+    match trials.len() {
+        0 => "none".to_owned(),
+        num => format!("{num}: {}", parts.join(", ")),
+    }
+}
+
+fn best(experiment: &Experiment, trials: &[Trial]) -> String {
+    let status = experiment.status.as_ref();
+    let Some(best) = status.and_then(|it| it.best.as_ref()) else { return String::new() };
+    let metric = &experiment.spec.searcher.metric;
+    let mut lines = vec![format!("trial {} with {metric} {}", best.index, best.metric)];
+    if let Some(trial) = trials.iter().find(|it| it.spec.index == best.index) {
+        let values = run::hyperparameters(&trial.spec.hyperparameters);
+        lines.push(format!("hyperparameters: {values}"));
+    }
+    if let Some(name) = &best.checkpoint {
+        let address = storage::checkpoint_address(experiment, best.index, name);
+        lines.push(format!("checkpoint: {address}"));
+    }
+    lines.join("\n")
+}
+
+fn failures(trials: &[Trial]) -> String {
+    let failed = |it: &&Trial| it.status.as_ref().is_some_and(|it| it.phase == Phase::Failed);
+    let failed: Vec<&Trial> = trials.iter().filter(failed).collect();
+    let mut lines: Vec<String> = failed
+        .iter()
+        .take(FAILURES_MAX)
+        .map(|it| {
+            let message = it.status.as_ref().and_then(|it| it.message.as_deref());
+            format!("trial {}: {}", it.spec.index, message.unwrap_or("it said nothing"))
+        })
+        .collect();
+    if failed.len() > FAILURES_MAX {
+        lines.push(format!("and {} more", failed.len() - FAILURES_MAX));
+    }
+    lines.join("\n")
+}
+
+/// Conditions as a table.
+pub(crate) fn conditions(conditions: &[Condition], now: Timestamp) -> String {
+    let row = |it: &Condition| {
+        vec![
+            it.type_.clone(),
+            format!("{:?}", it.status),
+            it.reason.clone(),
+            text::age(Some(it.last_transition_time), now),
+            it.message.replace('\n', " "),
+        ]
+    };
+    let rows: Vec<Vec<String>> = conditions.iter().map(row).collect();
+    text::section("Conditions", &["TYPE", "STATUS", "REASON", "SINCE", "MESSAGE"], &rows)
+}
+
+/// Asks for another state of an experiment.
+pub(crate) async fn set_state(
+    cluster: &Cluster,
+    name: &str,
+    state: DesiredState,
+    output: Output,
+) -> Result<(), Failure> {
+    let experiment = cluster.experiment(name).await?;
+    let phase = experiment.status.as_ref().map(|it| it.phase).unwrap_or_default();
+    if phase.is_terminal() {
+        return Err(Failure::Input(format!(
+            "experiment `{name}` has ended ({phase:?}); there is no way back: create another"
+        )));
+    }
+    let patch = json!({ "spec": { "state": state } });
+    let api = cluster.api::<Experiment>();
+    let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
+    cluster.ask(&format!("experiment `{name}`"), api.patch(name, &params, &patch)).await?;
+    let was = experiment.spec.state == state;
+    match output {
+        Output::Json => print::out(json!({"experiment": name, "state": state, "changed": !was})),
+        Output::Text => print::out(match (was, state) {
+            (true, _) => format!("experiment {name} is to be {} already", wanted(state)),
+            (_, DesiredState::Active) => format!("experiment {name} goes on"),
+            (_, DesiredState::Paused) => {
+                format!("experiment {name} pauses: its trials take a checkpoint and exit")
+            }
+            (_, DesiredState::Cancelled) => {
+                format!("experiment {name} ends: its trials take a checkpoint and exit")
+            }
+            (_, DesiredState::Killed) => format!("experiment {name} ends now"),
+        }),
+    }
+    Ok(())
+}
+
+/// Deletes an experiment's object, and with it those of its trials.
+pub(crate) async fn delete(cluster: &Cluster, name: &str, output: Output) -> Result<(), Failure> {
+    let experiment = cluster.experiment(name).await?;
+    let preconditions =
+        Preconditions { uid: experiment.metadata.uid.clone(), resource_version: None };
+    let params = DeleteParams::background().preconditions(preconditions);
+    let api = cluster.api::<Experiment>();
+    cluster.ask(&format!("experiment `{name}`"), api.delete(name, &params)).await?;
+    let left = place(&experiment);
+    match output {
+        Output::Json => print::out(json!({"experiment": name, "deleted": true, "left": left})),
+        Output::Text => {
+            print::out(format!("experiment {name} is deleted, and its trials with it"));
+            print::out(format!("its checkpoints, metrics and logs stay: {left}"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn experiment() -> Experiment {
+        serde_json::from_value(json!({
+            "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
+            "metadata": {"name": "mnist", "namespace": "ml", "uid": "0b3f9c1e-77aa",
+                "creationTimestamp": "2026-11-21T19:00:00Z"},
+            "spec": {
+                "entrypoint": {"command": ["stoker-trainer", "mnist"]},
+                "searcher": {"metric": "val_loss", "maxLength": {"epochs": 2},
+                    "random": {"maxTrials": 8, "maxConcurrentTrials": 2}},
+                "checkpointStorage": {"url": "s3://bucket/a/"},
+                "resources": {"slotsPerTrial": 16, "slotResource": "nvidia.com/gpu"},
+            },
+            "status": {
+                "phase": "Running", "trialsCreated": 3, "trialsClosed": 2, "trialsRunning": 1,
+                "progressPercent": 25,
+                "best": {"index": 1, "metric": "0.25", "checkpoint": "000000000100-0"},
+                "conditions": [{"type": "Valid", "status": "True", "reason": "Valid",
+                    "message": "", "lastTransitionTime": "2026-11-21T19:00:01Z"}],
+            },
+        }))
+        .unwrap()
+    }
+
+    fn trial(index: u32, phase: &str, message: Option<&str>) -> Trial {
+        serde_json::from_value(json!({
+            "apiVersion": "stoker.dev/v1alpha1", "kind": "Trial",
+            "metadata": {"name": format!("mnist-{index}")},
+            "spec": {"experiment": "mnist", "index": index, "requestId": "x", "seed": 1,
+                "hyperparameters": {"lr": 0.5}, "unit": "epochs", "units": 2},
+            "status": {"phase": phase, "message": message},
+        }))
+        .unwrap()
+    }
+
+    fn now() -> Timestamp {
+        "2026-11-21T19:05:00Z".parse().unwrap()
+    }
+
+    #[test]
+    fn a_row_has_what_the_print_columns_have() {
+        let cells = row(&experiment(), true, now());
+        assert_eq!(cells, ["ml", "mnist", "Running", "3", "1", "2", "25%", "0.25 (trial 1)", "5m"]);
+    }
+
+    #[test]
+    fn an_experiment_without_a_status_is_pending_and_a_refused_one_invalid() {
+        let mut experiment = experiment();
+        experiment.status.as_mut().unwrap().conditions[0].status = ConditionStatus::False;
+        assert_eq!(phase(&experiment), "Invalid");
+        experiment.status = None;
+        assert_eq!(phase(&experiment), "Pending");
+    }
+
+    #[test]
+    fn a_description_tells_how_it_is_going() {
+        let trials = [
+            trial(0, "Failed", Some("no such file")),
+            trial(1, "Completed", None),
+            trial(2, "Running", None),
+        ];
+        let text = render(&experiment(), &trials, now());
+        let expected = "\
+Name:       mnist
+Namespace:  ml
+Created:    2026-11-21T19:00:00Z (5m ago)
+Wanted:     active
+Phase:      Running
+Progress:   25%
+Search:     random, 8 trials, 2 at a time, 2 epochs each; val_loss, smaller is better
+Program:    stoker-trainer mnist in the stock image
+Pods:       2 of 8 slots (nvidia.com/gpu) a trial
+Storage:    s3://bucket/a/ml/mnist-0b3f9c1e
+Trials:     3: 1 completed, 1 failed, 1 running
+Best:       trial 1 with val_loss 0.25
+            hyperparameters: lr=0.5
+            checkpoint: s3://bucket/a/ml/mnist-0b3f9c1e/trials/1/checkpoints/000000000100-0
+Failures:   trial 0: no such file
+
+Conditions:
+  TYPE   STATUS  REASON  SINCE  MESSAGE
+  Valid  True    Valid   4m59s";
+        assert_eq!(text, expected);
+    }
+}

@@ -1,0 +1,156 @@
+//! Whose line it is.
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
+use stoker_api::experiment::Experiment;
+use stoker_api::names::{LABEL_ATTEMPT, LABEL_POD_INDEX, LABEL_TRIAL};
+
+use crate::print::{self, Output};
+
+/// How many ranks there are, and how they lie over the pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Gang {
+    pub(super) world_size: u32,
+    pub(super) ranks_per_pod: u32,
+}
+
+impl Gang {
+    pub(super) fn of(experiment: &Experiment) -> Self {
+        let resources = &experiment.spec.resources;
+        let ranks_per_pod = resources.slots_per_pod();
+        Self { world_size: resources.num_pods() * ranks_per_pod, ranks_per_pod }
+    }
+
+    pub(super) fn num_pods(self) -> u32 {
+        self.world_size / self.ranks_per_pod
+    }
+}
+
+/// Where a line comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tag {
+    /// The trial's index.
+    pub(super) trial: u32,
+    pub(super) attempt: u32,
+    /// The pod's index.
+    pub(super) pod: u32,
+    pub(super) gang: Gang,
+    /// Whether there are lines of other trials.
+    pub(super) with_trial: bool,
+}
+
+impl Tag {
+    /// That of a pod, by its labels; `None` for a pod that is no trial's.
+    pub(super) fn of_pod(pod: &Pod, gang: Gang, with_trial: bool) -> Option<Self> {
+        let labels = pod.metadata.labels.as_ref()?;
+        let number = |name: &str| labels.get(name)?.parse().ok();
+        let trial = labels.get(LABEL_TRIAL)?.rsplit_once('-')?.1.parse().ok()?;
+        let (attempt, pod) = (number(LABEL_ATTEMPT)?, number(LABEL_POD_INDEX)?);
+        Some(Self { trial, attempt, pod, gang, with_trial })
+    }
+
+    /// Whether the pod has the rank, or all are wanted.
+    pub(super) fn has(&self, rank: Option<u32>) -> bool {
+        rank.is_none_or(|rank| rank / self.gang.ranks_per_pod == self.pod)
+    }
+
+    /// Prints a line of the pod, unless it is another rank's. What says its rank begins with it;
+    /// what does not is the launcher's own.
+    pub(super) fn print(&self, line: &str, rank: Option<u32>, output: Output) {
+        if let Some(text) = self.format(line, rank, output) {
+            print::out(text);
+        }
+    }
+
+    fn format(&self, line: &str, wanted: Option<u32>, output: Output) -> Option<String> {
+        let own = rank_of(line);
+        // Alone in its pod and in the gang, a rank has no prefix.
+        let rank = own.map(|it| it.0).or((self.gang.world_size == 1).then_some(0));
+        if wanted.is_some() && rank != wanted {
+            return None;
+        }
+        if output == Output::Json {
+            let text = own.map_or(line, |it| it.1);
+            return Some(
+                json!({
+                    "trial": self.trial, "attempt": self.attempt, "pod": self.pod, "rank": rank,
+                    "line": text,
+                })
+                .to_string(),
+            );
+        }
+        let pod = match own.is_none() && self.gang.num_pods() > 1 {
+            true => format!("[pod={}] ", self.pod),
+            false => String::new(),
+        };
+        let trial = match self.with_trial {
+            true => format!("[trial={}] ", self.trial),
+            false => String::new(),
+        };
+        Some(format!("{trial}{pod}{line}"))
+    }
+}
+
+/// The rank that a line begins with, and the rest of it.
+fn rank_of(line: &str) -> Option<(u32, &str)> {
+    let (rank, rest) = line.strip_prefix("[rank=")?.split_once("] ")?;
+    Some((rank.parse().ok()?, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALONE: Gang = Gang { world_size: 1, ranks_per_pod: 1 };
+    const WIDE: Gang = Gang { world_size: 4, ranks_per_pod: 1 };
+    const FULL: Gang = Gang { world_size: 4, ranks_per_pod: 2 };
+
+    fn tag(gang: Gang, pod: u32, with_trial: bool) -> Tag {
+        Tag { trial: 7, attempt: 1, pod, gang, with_trial }
+    }
+
+    fn check(tag: Tag, line: &str, rank: Option<u32>, expected: Option<&str>) {
+        let found = tag.format(line, rank, Output::Text);
+        assert_eq!(found.as_deref(), expected, "{tag:?} {line} {rank:?}");
+    }
+
+    #[test]
+    fn lines_say_whose_they_are_and_only_once() {
+        check(tag(ALONE, 0, false), "loss 1", None, Some("loss 1"));
+        check(tag(ALONE, 0, true), "loss 1", None, Some("[trial=7] loss 1"));
+        check(tag(WIDE, 2, false), "[rank=2] loss 1", None, Some("[rank=2] loss 1"));
+        check(tag(WIDE, 2, true), "[rank=2] x", None, Some("[trial=7] [rank=2] x"));
+        check(tag(FULL, 1, false), "launcher", None, Some("[pod=1] launcher"));
+        check(tag(WIDE, 2, false), "[rank=x] y", None, Some("[pod=2] [rank=x] y"));
+    }
+
+    #[test]
+    fn one_rank_can_be_picked() {
+        check(tag(FULL, 1, false), "[rank=3] a", Some(3), Some("[rank=3] a"));
+        check(tag(FULL, 1, false), "[rank=2] a", Some(3), None);
+        check(tag(FULL, 1, false), "launcher", Some(3), None);
+        check(tag(ALONE, 0, false), "a", Some(0), Some("a"));
+        let has = |pod: u32, rank: u32| tag(FULL, pod, false).has(Some(rank));
+        assert_eq!([has(0, 1), has(1, 1), has(1, 2)], [true, false, true]);
+        assert!(tag(FULL, 1, false).has(None));
+    }
+
+    #[test]
+    fn for_programs_a_line_has_its_rank_beside_it() {
+        let found = tag(FULL, 1, false).format("[rank=3] a", None, Output::Json).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&found).unwrap();
+        assert_eq!(value, json!({"trial": 7, "attempt": 1, "pod": 1, "rank": 3, "line": "a"}));
+    }
+
+    #[test]
+    fn a_pod_is_known_by_its_labels() {
+        let pod = |labels: serde_json::Value| -> Pod {
+            serde_json::from_value(json!({"metadata": {"labels": labels}})).unwrap()
+        };
+        let labels = json!({
+            "stoker.dev/trial": "mnist-7", "stoker.dev/attempt": "1", "stoker.dev/pod-index": "2",
+        });
+        assert_eq!(Tag::of_pod(&pod(labels), WIDE, false), Some(tag(WIDE, 2, false)));
+        assert_eq!(Tag::of_pod(&pod(json!({"stoker.dev/trial": "mnist-7"})), WIDE, false), None);
+    }
+}

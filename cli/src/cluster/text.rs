@@ -1,0 +1,183 @@
+//! How ages, sizes and lists are written for people.
+
+use std::time::{Duration, SystemTime};
+
+use stoker_api::time::Timestamp;
+
+use crate::print;
+
+/// The clock's time.
+pub(crate) fn now() -> Timestamp {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Timestamp(i64::try_from(since.as_secs()).unwrap_or(i64::MAX))
+}
+
+/// A length of time in at most two parts, as kubectl writes it: `45s`, `5m30s`, `3h`, `2d4h`.
+pub(crate) fn length(seconds: u64) -> String {
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    let two = |a: u64, unit_a: &str, b: u64, unit_b: &str| match b {
+        0 => format!("{a}{unit_a}"),
+        b => format!("{a}{unit_a}{b}{unit_b}"),
+    };
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..600 => two(minutes, "m", seconds % 60, "s"),
+        600..10_800 => format!("{minutes}m"),
+        10_800..28_800 => two(hours, "h", minutes % 60, "m"),
+        28_800..172_800 => format!("{hours}h"),
+        172_800..691_200 => two(days, "d", hours % 24, "h"),
+        691_200..63_072_000 => format!("{days}d"),
+        _ => two(days / 365, "y", days % 365, "d"),
+    }
+}
+
+/// The time from `since` to `now`; `-` where there is none.
+pub(crate) fn age(since: Option<Timestamp>, now: Timestamp) -> String {
+    since.map_or_else(|| "-".to_owned(), |since| length(now.seconds_since(since)))
+}
+
+/// When an object was made.
+pub(crate) fn created(metadata: &kube::core::ObjectMeta) -> Option<Timestamp> {
+    metadata.creation_timestamp.as_ref().map(|it| Timestamp(it.0.as_second()))
+}
+
+/// A size: `512 B`, `95 MB`, `1.3 GB`.
+pub(crate) fn bytes(bytes: u64) -> String {
+    const UNITS: [&str; 4] = ["kB", "MB", "GB", "TB"];
+    if bytes < 1000 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1000.0;
+    let mut unit = 0;
+    while value >= 999.5 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    let digits = usize::from(value < 9.95);
+    let text = format!("{value:.digits$}");
+    format!("{} {}", text.strip_suffix(".0").unwrap_or(&text), UNITS[unit])
+}
+
+/// A length of time that somebody typed: `90`, `90s`, `5m`, `1h30m`, `2d`.
+pub(crate) fn parse_length(text: &str) -> Result<Duration, String> {
+    let bad = || format!("{text:?} is no length of time: write it as 90s, 5m, 1h30m or 2d");
+    let mut seconds: u64 = 0;
+    let mut digits = String::new();
+    for char in text.chars() {
+        if char.is_ascii_digit() {
+            digits.push(char);
+            continue;
+        }
+        let unit = match char {
+            's' => 1,
+            'm' => 60,
+            'h' => 3600,
+            'd' => 86_400,
+            _ => return Err(bad()),
+        };
+        let part = digits.parse::<u64>().ok().and_then(|it| it.checked_mul(unit));
+        seconds = part.and_then(|it| seconds.checked_add(it)).ok_or_else(bad)?;
+        digits.clear();
+    }
+    // A number alone is seconds.
+    match (digits.is_empty(), seconds) {
+        (true, 0) if !text.starts_with('0') => Err(bad()),
+        (true, seconds) => Ok(Duration::from_secs(seconds)),
+        (false, 0) => digits.parse().map(Duration::from_secs).map_err(|_| bad()),
+        (false, _) => Err(bad()),
+    }
+}
+
+/// Names and values in two columns, line by line; a value of several lines stays in its column.
+#[derive(Debug, Default)]
+pub(crate) struct Fields(Vec<(&'static str, String)>);
+
+impl Fields {
+    /// Adds one. An empty value is left out.
+    pub(crate) fn add(&mut self, name: &'static str, value: impl Into<String>) {
+        let value = value.into();
+        if !value.is_empty() {
+            self.0.push((name, value));
+        }
+    }
+}
+
+impl std::fmt::Display for Fields {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let width = self.0.iter().map(|it| it.0.len()).max().unwrap_or_default() + 3;
+        for (i, (name, value)) in self.0.iter().enumerate() {
+            let newline = if i == 0 { "" } else { "\n" };
+            let indented = value.replace('\n', &format!("\n{:width$}", ""));
+            write!(f, "{newline}{:<width$}{indented}", format!("{name}:"))?;
+        }
+        Ok(())
+    }
+}
+
+/// A table under a title; nothing if it has no rows.
+pub(crate) fn section(title: &str, header: &[&str], rows: &[Vec<String>]) -> String {
+    if rows.is_empty() {
+        return String::new();
+    }
+    let table = print::table(header, rows).replace('\n', "\n  ");
+    format!("\n\n{title}:\n  {table}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_have_at_most_two_parts() {
+        let check = |seconds: u64, expected: &str| assert_eq!(length(seconds), expected);
+        check(0, "0s");
+        check(119, "119s");
+        check(120, "2m");
+        check(330, "5m30s");
+        check(660, "11m");
+        check(3 * 3600 + 60, "3h1m");
+        check(9 * 3600 + 60, "9h");
+        check(3 * 86_400 + 2 * 3600, "3d2h");
+        check(100 * 86_400, "100d");
+        check(800 * 86_400, "2y70d");
+    }
+
+    #[test]
+    fn sizes_are_short() {
+        let check = |size: u64, expected: &str| assert_eq!(bytes(size), expected);
+        check(0, "0 B");
+        check(999, "999 B");
+        check(1000, "1 kB");
+        check(1250, "1.2 kB");
+        check(256_000, "256 kB");
+        check(999_999, "1 MB");
+        check(95_000_000, "95 MB");
+        check(1_300_000_000, "1.3 GB");
+    }
+
+    #[test]
+    fn lengths_that_people_type_are_read() {
+        let check = |text: &str, expected: Option<u64>| {
+            assert_eq!(parse_length(text).ok().map(|it| it.as_secs()), expected, "{text}");
+        };
+        check("90", Some(90));
+        check("90s", Some(90));
+        check("5m", Some(300));
+        check("1h30m", Some(5400));
+        check("2d", Some(172_800));
+        check("0", Some(0));
+        check("0s", Some(0));
+        for bad in ["", "s", "5x", "-1s", "1h30", "99999999999999999999s", "5 m"] {
+            check(bad, None);
+        }
+    }
+
+    #[test]
+    fn fields_are_aligned_and_empty_ones_left_out() {
+        let mut fields = Fields::default();
+        fields.add("Name", "a");
+        fields.add("Nothing", "");
+        fields.add("Metrics", "x\ny");
+        assert_eq!(fields.to_string(), "Name:     a\nMetrics:  x\n          y");
+    }
+}

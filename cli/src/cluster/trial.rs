@@ -1,0 +1,357 @@
+//! `stoker trial list|describe|kill` on a cluster.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{ListParams, Patch, PatchParams};
+use serde_json::json;
+use stoker_api::experiment::Experiment;
+use stoker_api::names::LABEL_TRIAL;
+use stoker_api::time::Timestamp;
+use stoker_api::trial::{Attempt, CheckpointRecord, Fact, Grant, Trial, TrialStatus, WantedState};
+use stoker_engine::trial::TrialRecord;
+
+use super::connect::Cluster;
+use super::text::{self, Fields};
+use super::{events, experiment};
+use crate::failure::Failure;
+use crate::print::{self, Output};
+use crate::run::{self, Searched};
+
+/// How often a write is tried again that somebody else's came before.
+const CONFLICTS_MAX: u32 = 5;
+
+/// Prints the trials of an experiment.
+pub(crate) async fn list(cluster: &Cluster, name: &str, output: Output) -> Result<(), Failure> {
+    let experiment = cluster.experiment(name).await?;
+    let trials = experiment::trials(cluster, &experiment).await?;
+    if output == Output::Json {
+        print::out(json!(trials.into_iter().map(|it| it.1).collect::<Vec<_>>()));
+        return Ok(());
+    }
+    if trials.is_empty() {
+        print::err(format!("experiment {name} has no trials yet"));
+        return Ok(());
+    }
+    let searcher = &experiment.spec.searcher;
+    let searched =
+        Searched { metric: &searcher.metric, smaller_is_better: searcher.smaller_is_better };
+    let now = text::now();
+    let rows: Vec<Vec<String>> = trials.iter().map(|it| row(&it.0, &searched, now)).collect();
+    let metric = searcher.metric.to_uppercase();
+    let header = [
+        "TRIAL",
+        "PHASE",
+        &metric,
+        "BATCHES",
+        "OF",
+        "RESTARTS",
+        "HYPERPARAMETERS",
+        "CHECKPOINT",
+        "AGE",
+    ];
+    print::out(print::table(&header, &rows));
+    Ok(())
+}
+
+fn row(trial: &Trial, searched: &Searched<'_>, now: Timestamp) -> Vec<String> {
+    let status = trial.status.clone().unwrap_or_default();
+    let of = match status.batches_total {
+        0 => "-".to_owned(),
+        total => total.to_string(),
+    };
+    let restarts = status.restarts.to_string();
+    let record = TrialRecord { spec: trial.spec.clone(), status };
+    // The columns of `stoker run`, and what a cluster adds.
+    let mut cells = run::row(&record, searched);
+    cells[0] = trial.metadata.name.clone().unwrap_or_default();
+    cells.insert(4, of);
+    cells.insert(5, restarts);
+    cells.push(text::age(text::created(&trial.metadata), now));
+    cells
+}
+
+/// Prints one trial.
+pub(crate) async fn describe(cluster: &Cluster, name: &str, output: Output) -> Result<(), Failure> {
+    let trial = cluster.trial(name).await?;
+    if output == Output::Json {
+        print::out(json!(trial));
+        return Ok(());
+    }
+    let experiment = cluster.experiment(&trial.spec.experiment).await.ok();
+    let params = ListParams::default().labels(&format!("{LABEL_TRIAL}={name}"));
+    let pods = match cluster.list::<Pod>("pods", &params, false).await {
+        Ok(pods) => pods_section(&pods.into_iter().map(|it| it.0).collect::<Vec<_>>(), text::now()),
+        Err(error) => format!("\n\nPods: {error}"),
+    };
+    let events = events::section(cluster, "Trial", name, Some(&format!("{name}-a"))).await;
+    print::out(render(&trial, experiment.as_ref(), text::now()) + &pods + &events);
+    Ok(())
+}
+
+fn render(trial: &Trial, experiment: Option<&Experiment>, now: Timestamp) -> String {
+    let (metadata, spec) = (&trial.metadata, &trial.spec);
+    let status = trial.status.clone().unwrap_or_default();
+    let mut fields = Fields::default();
+    fields.add("Name", metadata.name.clone().unwrap_or_default());
+    fields.add("Namespace", metadata.namespace.clone().unwrap_or_default());
+    fields.add("Experiment", spec.experiment.clone());
+    fields.add("Index", spec.index.to_string());
+    fields.add("Seed", spec.seed.to_string());
+    let created = text::created(metadata);
+    let since = created.map(|it| format!("{it} ({} ago)", text::age(created, now)));
+    fields.add("Created", since.unwrap_or_default());
+    let ended = status.ended_at.map(|it| format!("{it} ({} ago)", text::age(Some(it), now)));
+    fields.add("Ended", ended.unwrap_or_default());
+    fields.add("Wanted", json!(spec.wanted).as_str().unwrap_or_default());
+    let message = status.message.as_ref().map_or_else(String::new, |it| format!(": {it}"));
+    fields.add("Phase", format!("{:?}{message}", status.phase));
+    let of = Some(status.batches_total).filter(|it| *it > 0).map(|it| format!(" of {it}"));
+    fields.add("Batches", format!("{}{}", status.batches, of.unwrap_or_default()));
+    let max = experiment.map(|it| format!(" of at most {}", it.spec.max_restarts));
+    fields.add("Restarts", format!("{}{}", status.restarts, max.unwrap_or_default()));
+    fields.add("Hyperparameters", run::hyperparameters(&spec.hyperparameters).replace(' ', "\n"));
+    let metrics = status.metrics.iter().map(|(name, value)| format!("{name}={value}"));
+    fields.add("Last metrics", metrics.collect::<Vec<_>>().join("\n"));
+    fields.add("Best metric", best_metric(&status, experiment));
+    fields.to_string()
+        + &grants(spec.units, &spec.grants, &status)
+        + &attempts(&status.attempts, now)
+        + &checkpoints(&status.checkpoints)
+        + &experiment::conditions(&status.conditions, now)
+}
+
+fn best_metric(status: &TrialStatus, experiment: Option<&Experiment>) -> String {
+    let Some(best) = &status.best_metric else { return String::new() };
+    match experiment {
+        Some(it) => format!("{}={best}", it.spec.searcher.metric),
+        None => best.clone(),
+    }
+}
+
+/// How far it may train, and what that followed from.
+fn grants(units: u64, grants: &[Grant], status: &TrialStatus) -> String {
+    let mut rows = vec![vec!["-".to_owned(), units.to_string(), "the start".to_owned()]];
+    rows.extend(grants.iter().map(|it| {
+        let fact = usize::try_from(it.fact).ok().and_then(|fact| status.facts.get(fact));
+        let why = match fact {
+            Some(Fact::Result(result)) => format!("{} at {}", result.metric, result.units),
+            Some(Fact::Closed(closed)) => format!("closed: {:?}", closed.cause),
+            None => "a fact that is not recorded".to_owned(),
+        };
+        vec![it.order.to_string(), it.units.to_string(), why]
+    }));
+    text::section("Grants", &["ORDER", "UNITS", "AFTER"], &rows)
+}
+
+fn attempts(attempts: &[Attempt], now: Timestamp) -> String {
+    let dash = || "-".to_owned();
+    let row = |it: &Attempt| {
+        let took = it
+            .started_at
+            .map(|start| text::length(it.ended_at.unwrap_or(now).seconds_since(start)));
+        vec![
+            it.number.to_string(),
+            it.started_at.map_or_else(dash, |it| it.to_string()),
+            took.unwrap_or_else(dash),
+            it.end.map_or_else(|| "running".to_owned(), |it| format!("{it:?}")),
+            it.reason.clone().unwrap_or_else(dash),
+            it.resumed_from.clone().unwrap_or_else(dash),
+            it.message.clone().unwrap_or_default().replace('\n', " | "),
+        ]
+    };
+    let rows: Vec<Vec<String>> = attempts.iter().map(row).collect();
+    let header = ["ATTEMPT", "STARTED", "TOOK", "END", "REASON", "FROM", "MESSAGE"];
+    text::section("Attempts", &header, &rows)
+}
+
+fn checkpoints(checkpoints: &[CheckpointRecord]) -> String {
+    let row = |it: &CheckpointRecord| {
+        let metric = it.metric.clone().unwrap_or_else(|| "-".to_owned());
+        vec![it.name.clone(), it.batches.to_string(), metric, text::bytes(it.bytes)]
+    };
+    let rows: Vec<Vec<String>> = checkpoints.iter().map(row).collect();
+    text::section("Checkpoints", &["NAME", "BATCHES", "METRIC", "SIZE"], &rows)
+}
+
+fn pods_section(pods: &[Pod], now: Timestamp) -> String {
+    let row = |pod: &Pod| {
+        let node = pod.spec.as_ref().and_then(|it| it.node_name.clone());
+        vec![
+            pod.metadata.name.clone().unwrap_or_default(),
+            pod_state(pod),
+            node.unwrap_or_else(|| "-".to_owned()),
+            text::age(text::created(&pod.metadata), now),
+        ]
+    };
+    let rows: Vec<Vec<String>> = pods.iter().map(row).collect();
+    text::section("Pods", &["NAME", "STATE", "NODE", "AGE"], &rows)
+}
+
+/// Where a pod stands: what its containers wait for or died of, else its phase.
+pub(crate) fn pod_state(pod: &Pod) -> String {
+    let Some(status) = &pod.status else { return "Unknown".to_owned() };
+    let init = status.init_container_statuses.iter().flatten();
+    let main = status.container_statuses.iter().flatten();
+    let of = |it: &k8s_openapi::api::core::v1::ContainerStatus| {
+        let state = it.state.as_ref()?;
+        let waits = state.waiting.as_ref().and_then(|it| it.reason.clone());
+        let died = state.terminated.as_ref().filter(|it| it.exit_code != 0);
+        waits.or_else(|| died.and_then(|it| it.reason.clone()))
+    };
+    let phase = status.phase.clone().unwrap_or_else(|| "Unknown".to_owned());
+    if pod.metadata.deletion_timestamp.is_some() {
+        return "Terminating".to_owned();
+    }
+    match init.chain(main).find_map(of) {
+        Some(reason) => format!("{phase} ({reason})"),
+        None => match &status.reason {
+            Some(reason) => format!("{phase} ({reason})"),
+            None => phase,
+        },
+    }
+}
+
+/// Asks that a trial end at once.
+pub(crate) async fn kill(cluster: &Cluster, name: &str, output: Output) -> Result<(), Failure> {
+    let api = cluster.api::<Trial>();
+    let mut tries_left = CONFLICTS_MAX;
+    loop {
+        let trial = cluster.trial(name).await?;
+        let phase = trial.status.as_ref().map(|it| it.phase).unwrap_or_default();
+        if phase.is_terminal() {
+            return Err(Failure::Input(format!("trial `{name}` has ended ({phase:?})")));
+        }
+        // The operator writes the spec too: what is said here is said of what was read.
+        let patch = json!({
+            "metadata": { "resourceVersion": trial.metadata.resource_version },
+            "spec": { "wanted": WantedState::Kill },
+        });
+        match api.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await {
+            Ok(_) => break,
+            Err(kube::Error::Api(status)) if status.is_conflict() && tries_left > 0 => {
+                tries_left -= 1;
+            }
+            Err(error) => return Err(cluster.failure(&format!("trial `{name}`"), error)),
+        }
+    }
+    match output {
+        Output::Json => print::out(json!({"trial": name, "wanted": WantedState::Kill})),
+        Output::Text => print::out(format!("trial {name} ends now")),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    fn trial() -> Trial {
+        serde_json::from_value(json!({
+            "apiVersion": "stoker.dev/v1alpha1", "kind": "Trial",
+            "metadata": {"name": "mnist-3", "namespace": "ml",
+                "creationTimestamp": "2026-11-21T19:00:00Z"},
+            "spec": {"experiment": "mnist", "index": 3, "requestId": "x", "seed": 77,
+                "hyperparameters": {"lr": 0.5, "net": {"width": 8}},
+                "unit": "batches", "units": 100,
+                "grants": [{"order": 5, "fact": 0, "units": 400}]},
+            "status": {
+                "phase": "Running", "restarts": 1, "batches": 120, "batchesTotal": 400,
+                "facts": [{"result": {"units": 100, "metric": "0.5"}}],
+                "metrics": {"val_loss": "0.4", "accuracy": "0.9"}, "bestMetric": "0.4",
+                "attempts": [
+                    {"number": 0, "end": "UserError", "reason": "OOMKilled",
+                        "message": "killed\nat 7",
+                        "startedAt": "2026-11-21T19:00:10Z", "endedAt": "2026-11-21T19:01:00Z"},
+                    {"number": 1, "resumedFrom": "000000000100-0",
+                        "startedAt": "2026-11-21T19:01:10Z"},
+                ],
+                "checkpoints": [{"name": "000000000100-0", "batches": 100, "metric": "0.5",
+                    "manifestSha256": "ab", "bytes": 1_500_000}],
+            },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_description_has_the_draw_the_grants_and_every_attempt() {
+        let text = render(&trial(), None, "2026-11-21T19:05:10Z".parse().unwrap());
+        let expected = "\
+Name:             mnist-3
+Namespace:        ml
+Experiment:       mnist
+Index:            3
+Seed:             77
+Created:          2026-11-21T19:00:00Z (5m10s ago)
+Wanted:           run
+Phase:            Running
+Batches:          120 of 400
+Restarts:         1
+Hyperparameters:  lr=0.5
+                  net.width=8
+Last metrics:     accuracy=0.9
+                  val_loss=0.4
+Best metric:      0.4
+
+Grants:
+  ORDER  UNITS  AFTER
+  -      100    the start
+  5      400    0.5 at 100
+
+Attempts:
+  ATTEMPT  STARTED               TOOK  END        REASON     FROM            MESSAGE
+  0        2026-11-21T19:00:10Z  50s   UserError  OOMKilled  -               killed | at 7
+  1        2026-11-21T19:01:10Z  4m    running    -          000000000100-0
+
+Checkpoints:
+  NAME            BATCHES  METRIC  SIZE
+  000000000100-0  100      0.5     1.5 MB";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn a_row_has_what_the_print_columns_have() {
+        let searched = Searched { metric: "val_loss", smaller_is_better: true };
+        let cells = row(&trial(), &searched, "2026-11-21T19:05:10Z".parse().unwrap());
+        assert_eq!(
+            cells,
+            [
+                "mnist-3",
+                "Running",
+                "0.40000",
+                "120",
+                "400",
+                "1",
+                "lr=0.5 net.width=8",
+                "000000000100-0",
+                "5m10s"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_pod_says_what_it_waits_for_or_died_of() {
+        let check = |status: Value, expected: &str| {
+            let pod: Pod =
+                serde_json::from_value(json!({"metadata": {}, "status": status})).unwrap();
+            assert_eq!(pod_state(&pod), expected, "{status}");
+        };
+        let main = |state: Value| {
+            json!({"phase": "Pending", "containerStatuses": [{
+                "name": "trainer", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                "state": state,
+            }]})
+        };
+        check(json!({"phase": "Running"}), "Running");
+        check(json!({"phase": "Failed", "reason": "Evicted"}), "Failed (Evicted)");
+        check(
+            main(json!({"waiting": {"reason": "ImagePullBackOff"}})),
+            "Pending (ImagePullBackOff)",
+        );
+        check(
+            main(json!({"terminated": {"exitCode": 137, "reason": "OOMKilled"}})),
+            "Pending (OOMKilled)",
+        );
+        check(main(json!({"terminated": {"exitCode": 0, "reason": "Completed"}})), "Pending");
+    }
+}

@@ -1,0 +1,183 @@
+//! What a user's wish means for an experiment's trials, and what people are told.
+
+use stoker_api::condition::{self, Condition, ConditionStatus};
+use stoker_api::experiment::{DesiredState, ExperimentStatus, Phase};
+use stoker_api::time::Timestamp;
+use stoker_api::trial::WantedState;
+
+use super::{ExperimentPlan, TrialRecord, plan};
+use crate::search::SearchConfig;
+use crate::trial::{closed, live_attempt};
+
+/// A plan that follows a user's wish.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Steering {
+    /// What is to be done; without `stop`, which is in `wanted`.
+    pub plan: ExperimentPlan,
+    /// Trials of which something else is wanted than before, by index.
+    pub wanted: Vec<(u32, WantedState)>,
+}
+
+/// Plans an experiment whose user wants `state` of it: see [`plan`].
+///
+/// What is wanted of a trial only ever becomes graver, but that a pause may end.
+pub fn steer(
+    config: &SearchConfig,
+    trials: &[TrialRecord],
+    trials_created: u32,
+    state: DesiredState,
+) -> Steering {
+    let is_over = matches!(state, DesiredState::Cancelled | DesiredState::Killed);
+    let mut plan = plan(config, trials, trials_created, is_over);
+    let num_live = trials.iter().filter(|it| live_attempt(it).is_some()).count() as u32;
+    if state == DesiredState::Paused {
+        plan.status.trials_created -= plan.create.len() as u32;
+        plan.create.clear();
+        if !plan.status.phase.is_terminal() && num_live == 0 {
+            plan.status.phase = Phase::Paused;
+        }
+    }
+    plan.status.trials_running = num_live;
+    plan.status.progress_percent = (plan.progress.clamp(0.0, 1.0) * 100.0) as u32;
+    let wanted = |record: &TrialRecord| {
+        let stops = plan.stop.contains(&record.spec.index);
+        let target = match state {
+            DesiredState::Killed => WantedState::Kill,
+            _ if stops => WantedState::Stop,
+            DesiredState::Paused => WantedState::Pause,
+            DesiredState::Active | DesiredState::Cancelled => WantedState::Run,
+        };
+        let now = record.spec.wanted;
+        let changes = target > now || (now, target) == (WantedState::Pause, WantedState::Run);
+        changes.then_some((record.spec.index, target))
+    };
+    let open = trials.iter().filter(|it| closed(it).is_none());
+    let mut wanted: Vec<_> = open.filter_map(wanted).collect();
+    wanted.sort_unstable_by_key(|it| it.0);
+    Steering { plan, wanted }
+}
+
+/// Sets the conditions of an experiment that can run, and when it ended.
+pub fn conditions(
+    before: &ExperimentStatus,
+    mut status: ExperimentStatus,
+    generation: i64,
+    now: Timestamp,
+) -> ExperimentStatus {
+    let phase = status.phase;
+    status.conditions.clone_from(&before.conditions);
+    status.cleaned_up = before.cleaned_up;
+    status.ended_at = before.ended_at.or(phase.is_terminal().then_some(now));
+    status.observed_generation = generation;
+    let message = status.message.clone().unwrap_or_default();
+    let mut put = |type_: &str, holds: bool, reason: &str, message: &str| {
+        let new = Condition {
+            type_: type_.to_owned(),
+            status: ConditionStatus::from(holds),
+            observed_generation: generation,
+            last_transition_time: now,
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+        };
+        condition::set(&mut status.conditions, new);
+    };
+    put("Valid", true, "Accepted", "");
+    let (runs, reason) = match phase {
+        Phase::Pending => (false, "Pending"),
+        Phase::Running => (true, "TrialsRun"),
+        Phase::Paused => (false, "Paused"),
+        Phase::Completed | Phase::Failed | Phase::Cancelled => (false, "Ended"),
+    };
+    put("Running", runs, reason, "");
+    if phase.is_terminal() {
+        for (type_, of) in [
+            ("Completed", Phase::Completed),
+            ("Failed", Phase::Failed),
+            ("Cancelled", Phase::Cancelled),
+        ] {
+            put(type_, phase == of, &format!("{phase:?}"), if phase == of { &message } else { "" });
+        }
+    }
+    status
+}
+
+#[cfg(test)]
+mod tests {
+    use stoker_api::trial::{Attempt, CloseCause};
+    use stoker_api::validate::Method;
+
+    use super::*;
+    use crate::fixture::{config, plain_record};
+    use crate::trial::close;
+
+    fn random_config(max_trials: u32, max_concurrent: u32) -> SearchConfig {
+        config(Method::Random { max_trials, max_concurrent })
+    }
+
+    /// Trials are `run`, `pause`, `stop` or `kill` as wanted before, with `*` where an attempt is
+    /// alive and `.` where they are closed.
+    #[track_caller]
+    fn check(trials: &str, state: DesiredState, wanted: &str, phase: Phase) {
+        let record = |(index, text): (u32, &str)| {
+            let mut record = plain_record(index);
+            record.spec.wanted = match text.trim_end_matches(['*', '.']) {
+                "run" => WantedState::Run,
+                "pause" => WantedState::Pause,
+                "stop" => WantedState::Stop,
+                other => panic!("{other}"),
+            };
+            if text.ends_with('*') {
+                record.status.phase = Phase::Running;
+                record.status.attempts.push(Attempt::default());
+            }
+            if text.ends_with('.') {
+                close(&mut record, CloseCause::Cancelled, None);
+            }
+            record
+        };
+        let records: Vec<_> = (0..).zip(trials.split_whitespace()).map(record).collect();
+        let num = records.len() as u32;
+        let steering = steer(&random_config(num, num), &records, num, state);
+        let found: Vec<_> =
+            steering.wanted.iter().map(|(trial, it)| format!("{trial}:{it:?}")).collect();
+        let found = (found.join(" "), steering.plan.status.phase);
+        assert_eq!(found, (wanted.to_owned(), phase), "{trials} {state:?}");
+    }
+
+    #[test]
+    fn a_wish_reaches_every_open_trial_and_only_grows_graver() {
+        check("run* run", DesiredState::Active, "", Phase::Running);
+        check("run* run", DesiredState::Paused, "0:Pause 1:Pause", Phase::Running);
+        check("pause pause", DesiredState::Paused, "", Phase::Paused);
+        check("pause pause* stop*", DesiredState::Active, "0:Run 1:Run", Phase::Running);
+        check("run* pause run.", DesiredState::Cancelled, "0:Stop 1:Stop", Phase::Running);
+        check("stop* run", DesiredState::Killed, "0:Kill 1:Kill", Phase::Running);
+        check("stop. run.", DesiredState::Cancelled, "", Phase::Cancelled);
+    }
+
+    #[test]
+    fn a_paused_experiment_makes_no_trials() {
+        let config = random_config(3, 2);
+        let steering = steer(&config, &[], 0, DesiredState::Paused);
+        assert!(steering.plan.create.is_empty());
+        let status = &steering.plan.status;
+        assert_eq!((status.trials_created, status.phase), (0, Phase::Paused));
+        let steering = steer(&config, &[], 0, DesiredState::Active);
+        assert_eq!((steering.plan.create.len(), steering.plan.status.trials_created), (2, 2));
+    }
+
+    #[test]
+    fn an_end_is_told_once_and_stays() {
+        let before = ExperimentStatus::default();
+        let ended = ExperimentStatus { phase: Phase::Failed, ..ExperimentStatus::default() };
+        let first = conditions(&before, ended.clone(), 1, Timestamp(5));
+        let again = conditions(&first, ended, 1, Timestamp(9));
+        assert_eq!(first, again);
+        let holds = |type_: &str| {
+            condition::find(&first.conditions, type_).map(|it| it.status == ConditionStatus::True)
+        };
+        assert_eq!(holds("Failed"), Some(true));
+        assert_eq!(holds("Completed"), Some(false));
+        assert_eq!(first.ended_at, Some(Timestamp(5)));
+    }
+}

@@ -1,0 +1,279 @@
+//! How a pod ended, and whose fault it was.
+
+use stoker_api::contract::{ExitCode, Termination};
+use stoker_api::time::Timestamp;
+use stoker_api::trial::AttemptEnd;
+
+use super::{Exit, NodeState, Patience, PodPhase, PodSeen, Waiting};
+
+/// How the ranks of a pod ended, from what weighs least to what weighs most over a gang.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RankEnd {
+    /// The program finished.
+    Completed,
+    /// It left because it was asked to.
+    Preempted,
+    /// Another pod's failure ended it.
+    PeerFailed,
+    /// What is under the program failed.
+    Infrastructure,
+    /// The program failed.
+    UserError,
+    /// The hyperparameters cannot be trained.
+    InvalidHyperparameters,
+}
+
+impl RankEnd {
+    /// The end of an attempt of which this is the worst. A gang in which all blame each other was
+    /// cut apart.
+    pub fn attempt_end(self) -> AttemptEnd {
+        match self {
+            Self::Completed => AttemptEnd::Completed,
+            Self::Preempted => AttemptEnd::Preempted,
+            Self::PeerFailed | Self::Infrastructure => AttemptEnd::Infrastructure,
+            Self::UserError => AttemptEnd::UserError,
+            Self::InvalidHyperparameters => AttemptEnd::InvalidHyperparameters,
+        }
+    }
+}
+
+/// A pod's end.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ended {
+    /// Whose fault it was.
+    pub end: RankEnd,
+    /// Why, in one word.
+    pub reason: String,
+    /// Why, for people.
+    pub message: String,
+    /// When its container ended; unset if nobody saw that.
+    pub at: Option<Timestamp>,
+    /// What the program left, if it could.
+    pub termination: Option<Termination>,
+}
+
+/// Waiting reasons that no patience mends: what the experiment says cannot work.
+const HOPELESS: [&str; 2] = ["InvalidImageName", "ErrImageNeverPull"];
+/// Waiting reasons that a change of the cluster may mend, but that the user caused.
+const OF_THE_USER: [&str; 4] =
+    ["CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"];
+
+/// How a pod has ended; `None` while it may still run or come to run.
+pub fn ended(pod: &PodSeen, patience: &Patience, now: Timestamp) -> Option<Ended> {
+    if pod.is_lost(patience, now) {
+        let what = if pod.node == NodeState::Gone { "was deleted" } else { "does not answer" };
+        return Some(without_exit(
+            pod,
+            RankEnd::Infrastructure,
+            "NodeLost",
+            &format!("its node {what}"),
+        ));
+    }
+    match (pod.phase, &pod.exit) {
+        (PodPhase::Succeeded | PodPhase::Failed, Some(exit)) => Some(of_exit(pod, exit)),
+        (PodPhase::Succeeded, None) => {
+            Some(without_exit(pod, RankEnd::Completed, "Completed", "exit code unknown"))
+        }
+        (PodPhase::Failed, None) => {
+            let reason = pod.reason.as_deref().or(pod.disruption.as_deref()).unwrap_or("PodFailed");
+            let message = pod.message.as_deref().unwrap_or("it failed before its program ran");
+            Some(without_exit(pod, RankEnd::Infrastructure, reason, message))
+        }
+        (PodPhase::Pending | PodPhase::Running | PodPhase::Unknown, _) => {
+            of_waiting(pod, pod.waiting.as_ref()?, patience, now)
+        }
+    }
+}
+
+/// The program's own word counts before anything else: what it says of itself stays true when its
+/// pod is evicted a moment later.
+fn of_exit(pod: &PodSeen, exit: &Exit) -> Ended {
+    let termination: Option<Termination> = serde_json::from_str(&exit.message).ok();
+    let code = ExitCode::from_code(exit.code).filter(|it| *it != ExitCode::UserError);
+    let disturbed = pod.disruption.as_deref().or(pod.reason.as_deref());
+    let disturbed = disturbed.or(pod.deletion.map(|_| "PodDeleted"));
+    let (end, reason) = match code {
+        Some(ExitCode::Completed) => (RankEnd::Completed, "Completed"),
+        Some(ExitCode::Preempted) => (RankEnd::Preempted, "Preempted"),
+        Some(ExitCode::InvalidHyperparameters) => {
+            (RankEnd::InvalidHyperparameters, "InvalidHyperparameters")
+        }
+        Some(ExitCode::PeerFailed) => (RankEnd::PeerFailed, "PeerFailed"),
+        Some(ExitCode::Infrastructure) => (RankEnd::Infrastructure, "InfrastructureError"),
+        Some(ExitCode::UserError) | None => match disturbed {
+            Some(reason) => (RankEnd::Infrastructure, reason),
+            None if exit.reason == "OOMKilled" => (RankEnd::UserError, "OOMKilled"),
+            None if exit.reason == "StartError" => (RankEnd::UserError, "StartError"),
+            None => (RankEnd::UserError, "ProgramFailed"),
+        },
+    };
+    let said = match &termination {
+        Some(it) => it.message.clone().unwrap_or_default(),
+        None => exit.message.trim().to_owned(),
+    };
+    let message = said_of(pod, exit, reason, &said);
+    Ended { end, reason: reason.to_owned(), message, at: exit.finished_at, termination }
+}
+
+fn said_of(pod: &PodSeen, exit: &Exit, reason: &str, said: &str) -> String {
+    let place = if exit.is_setup { " (setup)" } else { "" };
+    let how = match exit.code {
+        code @ 129..=192 => format!("ended by signal {}", code - 128),
+        code => format!("exit code {code}"),
+    };
+    let hint = match reason {
+        "OOMKilled" => {
+            "; out of memory: raise spec.resources.limits.memory or lower the batch size"
+        }
+        _ => "",
+    };
+    let own = pod.message.as_deref().map_or(String::new(), |it| format!("; {it}"));
+    let said = if said.is_empty() { String::new() } else { format!(": {said}") };
+    format!("pod {}{place}: {how}{hint}{own}{said}", pod.name)
+}
+
+fn of_waiting(
+    pod: &PodSeen,
+    waiting: &Waiting,
+    patience: &Patience,
+    now: Timestamp,
+) -> Option<Ended> {
+    let reason = waiting.reason.as_str();
+    let message = &waiting.message;
+    if HOPELESS.contains(&reason) {
+        return Some(without_exit(pod, RankEnd::UserError, reason, message));
+    }
+    let since = pod.scheduled_at?;
+    let is_late = now.seconds_since(since) >= patience.start_deadline_seconds;
+    let is_of_user = OF_THE_USER.contains(&reason);
+    let is_pull = matches!(reason, "ImagePullBackOff" | "ErrImagePull" | "RegistryUnavailable");
+    let end = if is_of_user { RankEnd::UserError } else { RankEnd::Infrastructure };
+    (is_late && (is_of_user || is_pull)).then(|| without_exit(pod, end, reason, message))
+}
+
+fn without_exit(pod: &PodSeen, end: RankEnd, reason: &str, message: &str) -> Ended {
+    let message = format!("pod {}: {reason}: {message}", pod.name);
+    Ended { end, reason: reason.to_owned(), message, at: None, termination: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Patience = Patience {
+        start_deadline_seconds: 300,
+        node_lost_seconds: 60,
+        finished_pods_seconds: 600,
+        end_grace_seconds: 30,
+        preemption_timeout_seconds: 3600,
+    };
+
+    fn failed(code: i32, reason: &str) -> PodSeen {
+        let exit = Exit { code, reason: reason.to_owned(), ..Exit::default() };
+        PodSeen { phase: PodPhase::Failed, exit: Some(exit), ..PodSeen::default() }
+    }
+
+    fn waiting(reason: &str) -> PodSeen {
+        let waiting = Waiting { reason: reason.to_owned(), message: String::new() };
+        PodSeen { waiting: Some(waiting), scheduled_at: Some(Timestamp(0)), ..PodSeen::default() }
+    }
+
+    #[track_caller]
+    fn check(pod: PodSeen, now: i64, expected: Option<(RankEnd, &str)>) {
+        let found = ended(&pod, &PATIENCE, Timestamp(now));
+        let found = found.as_ref().map(|it| (it.end, it.reason.as_str()));
+        assert_eq!(found, expected, "{pod:?}");
+    }
+
+    /// Every way in which a pod ends, with its class. The effect of each class on the restart budget
+    /// is in the table of `trial::end_attempt`.
+    #[test]
+    fn each_end_has_its_class() {
+        use RankEnd::{
+            Completed, Infrastructure, InvalidHyperparameters, PeerFailed, Preempted, UserError,
+        };
+        let succeeded = PodSeen { phase: PodPhase::Succeeded, ..failed(0, "Completed") };
+        check(succeeded, 0, Some((Completed, "Completed")));
+        check(failed(79, "Error"), 0, Some((Preempted, "Preempted")));
+        check(failed(78, "Error"), 0, Some((InvalidHyperparameters, "InvalidHyperparameters")));
+        check(failed(80, "Error"), 0, Some((Infrastructure, "InfrastructureError")));
+        check(failed(81, "Error"), 0, Some((PeerFailed, "PeerFailed")));
+        check(failed(1, "Error"), 0, Some((UserError, "ProgramFailed")));
+        check(failed(42, "Error"), 0, Some((UserError, "ProgramFailed")));
+        check(failed(139, "Error"), 0, Some((UserError, "ProgramFailed")));
+        check(failed(137, "OOMKilled"), 0, Some((UserError, "OOMKilled")));
+        check(failed(128, "StartError"), 0, Some((UserError, "StartError")));
+        check(waiting("InvalidImageName"), 0, Some((UserError, "InvalidImageName")));
+        check(waiting("ErrImageNeverPull"), 0, Some((UserError, "ErrImageNeverPull")));
+        check(waiting("ImagePullBackOff"), 299, None);
+        check(waiting("ImagePullBackOff"), 300, Some((Infrastructure, "ImagePullBackOff")));
+        check(waiting("CreateContainerConfigError"), 299, None);
+        let config = (UserError, "CreateContainerConfigError");
+        check(waiting("CreateContainerConfigError"), 300, Some(config));
+        check(waiting("ContainerCreating"), 9999, None);
+    }
+
+    #[test]
+    fn what_disturbs_a_pod_is_not_its_programs_fault() {
+        use RankEnd::{Infrastructure, Preempted, UserError};
+        let disrupted =
+            |reason: &str, pod: PodSeen| PodSeen { disruption: Some(reason.to_owned()), ..pod };
+        let evicted = |pod| PodSeen { reason: Some("Evicted".to_owned()), ..pod };
+        let deleted = |pod| PodSeen { deletion: Some(Timestamp(5)), ..pod };
+        let taint = "DeletionByTaintManager";
+        check(disrupted(taint, failed(143, "Error")), 0, Some((Infrastructure, taint)));
+        let preemption = "PreemptionByScheduler";
+        check(disrupted(preemption, failed(137, "Error")), 0, Some((Infrastructure, preemption)));
+        check(disrupted(preemption, failed(79, "Error")), 0, Some((Preempted, "Preempted")));
+        check(evicted(failed(137, "OOMKilled")), 0, Some((Infrastructure, "Evicted")));
+        check(deleted(failed(143, "Error")), 0, Some((Infrastructure, "PodDeleted")));
+        check(failed(143, "Error"), 0, Some((UserError, "ProgramFailed")));
+        let before = PodSeen { exit: None, ..evicted(failed(0, "")) };
+        check(before, 0, Some((Infrastructure, "Evicted")));
+        let nothing = PodSeen { exit: None, ..failed(0, "") };
+        check(nothing, 0, Some((Infrastructure, "PodFailed")));
+    }
+
+    #[test]
+    fn a_pod_is_lost_with_its_node_and_not_before() {
+        use RankEnd::Infrastructure;
+        let running = PodSeen { phase: PodPhase::Running, ..PodSeen::default() };
+        let lost = Some((Infrastructure, "NodeLost"));
+        let on = |node| PodSeen { node, ..running.clone() };
+        check(on(NodeState::Gone), 0, lost);
+        check(on(NodeState::NotReady(Timestamp(0))), 1000, None);
+        let leaving = |until: i64| PodSeen {
+            deletion: Some(Timestamp(until)),
+            ..on(NodeState::NotReady(Timestamp(0)))
+        };
+        check(leaving(30), 59, None);
+        check(leaving(30), 60, lost);
+        check(leaving(90), 90, None);
+        check(leaving(90), 91, lost);
+        check(PodSeen { phase: PodPhase::Unknown, ..leaving(90) }, 91, lost);
+        let over = PodSeen { phase: PodPhase::Failed, ..on(NodeState::Gone) };
+        check(over, 0, Some((Infrastructure, "PodFailed")));
+    }
+
+    #[test]
+    fn a_message_names_the_pod_and_what_to_do() {
+        let check = |pod: PodSeen, expected: &str| {
+            let pod = PodSeen { name: "t-a0-r1".to_owned(), ..pod };
+            assert_eq!(ended(&pod, &PATIENCE, Timestamp(300)).unwrap().message, expected);
+        };
+        check(failed(3, "Error"), "pod t-a0-r1: exit code 3");
+        check(failed(139, "Error"), "pod t-a0-r1: ended by signal 11");
+        check(
+            failed(137, "OOMKilled"),
+            "pod t-a0-r1: ended by signal 9; out of memory: raise spec.resources.limits.memory or \
+             lower the batch size",
+        );
+        let mut said = failed(80, "Error");
+        said.exit.as_mut().unwrap().message =
+            r#"{"code":80,"message":"the storage is away"}"#.to_owned();
+        check(said, "pod t-a0-r1: exit code 80: the storage is away");
+        let mut plain = failed(1, "Error");
+        plain.exit.as_mut().unwrap().message = "no such file\n".to_owned();
+        check(plain, "pod t-a0-r1: exit code 1: no such file");
+    }
+}

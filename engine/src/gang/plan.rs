@@ -1,0 +1,387 @@
+//! What to do with a trial's pods now.
+
+use std::collections::BTreeMap;
+
+use stoker_api::contract::{CheckpointRef, Report};
+use stoker_api::time::Timestamp;
+use stoker_api::trial::{AttemptEnd, WantedState};
+
+use super::{Ended, Patience, PodSeen, conditions, ended};
+use crate::trial::{
+    Limits, Next, SearchedMetric, TrialRecord, Wanted, begin_attempt, close, closed, end_attempt,
+    live_attempt, next, record_report,
+};
+
+/// The wait before the second restart in a row; it doubles. The first is at once.
+const BACKOFF_FIRST_SECONDS: u64 = 10;
+/// The longest wait before a restart.
+const BACKOFF_MAX_SECONDS: u64 = 300;
+/// Seconds that a pod which is not wanted any more has to end by itself.
+const DELETE_GRACE_SECONDS: u32 = 30;
+/// As little as leaves the node to say when the pod is gone; 0 would forget the pod at once.
+const KILL_GRACE_SECONDS: u32 = 1;
+
+/// All that a plan follows from.
+#[derive(Clone, Copy, Debug)]
+pub struct GangView<'a> {
+    /// What is recorded.
+    pub record: &'a TrialRecord,
+    /// The generation of the trial's spec.
+    pub generation: i64,
+    /// The pods of the trial, of whatever attempt.
+    pub pods: &'a [PodSeen],
+    /// Pods of a gang.
+    pub num_pods: u32,
+    /// Whether a new attempt may begin: see [`admission`](super::admission).
+    pub is_admitted: bool,
+    /// The metric by which trials are compared.
+    pub searched: SearchedMetric<'a>,
+    /// How patient to be.
+    pub patience: Patience,
+    /// How often the trial is tried again.
+    pub limits: Limits,
+    /// Now.
+    pub now: Timestamp,
+}
+
+/// A pod to delete.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Delete {
+    /// Its name.
+    pub name: String,
+    /// Its UID: another pod of the name is left alone.
+    pub uid: String,
+    /// Seconds it has to end; 0 forgets a pod that nobody can reach.
+    pub grace_seconds: u32,
+}
+
+/// What to do, in this order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GangPlan {
+    /// What is to be recorded before anything else is done.
+    pub record: TrialRecord,
+    /// Pods to delete.
+    pub delete: Vec<Delete>,
+    /// Indexes of the live attempt's pods to make.
+    pub create: Vec<u32>,
+    /// Checkpoints that an attempt begun by this plan starts from.
+    pub resume_from: Vec<CheckpointRef>,
+    /// Whether an attempt would begin if it were admitted.
+    pub wants_start: bool,
+    /// Whether the gang's pods are not all scheduled yet.
+    pub is_starting: bool,
+    /// Seconds after which something may follow from the time alone.
+    pub wake_seconds: Option<u64>,
+}
+
+/// Says what to do with a trial's pods.
+pub fn plan(view: &GangView<'_>) -> GangPlan {
+    let mut planner = Planner {
+        view,
+        plan: GangPlan {
+            record: view.record.clone(),
+            delete: vec![],
+            create: vec![],
+            resume_from: vec![],
+            wants_start: false,
+            is_starting: false,
+            wake_seconds: None,
+        },
+        waits: None,
+    };
+    planner.live();
+    planner.leftovers();
+    planner.without_attempt();
+    conditions::set(view, &mut planner.plan.record, planner.waits.as_ref());
+    let status = &mut planner.plan.record.status;
+    if status.ended_at.is_none() && status.phase.is_terminal() {
+        status.ended_at = Some(view.now);
+    }
+    status.observed_generation = view.generation;
+    planner.plan
+}
+
+/// Ends the live attempt because the API server refused its pods. What a quota or a policy refuses
+/// may be granted later, and counts for nothing; what is no pod at all is the user's error.
+pub fn refuse(
+    record: &mut TrialRecord,
+    as_end: AttemptEnd,
+    reason: &str,
+    message: String,
+    limits: &Limits,
+    now: Timestamp,
+) {
+    end(record, as_end, reason, message, limits, now);
+}
+
+struct Planner<'a> {
+    view: &'a GangView<'a>,
+    plan: GangPlan,
+    /// Why nothing runs although something should.
+    waits: Option<(&'static str, String)>,
+}
+
+impl Planner<'_> {
+    fn wake(&mut self, at: Timestamp) {
+        let seconds = at.seconds_since(self.view.now).max(1);
+        self.plan.wake_seconds = Some(self.plan.wake_seconds.map_or(seconds, |it| it.min(seconds)));
+    }
+
+    fn end(&mut self, end_as: AttemptEnd, reason: &str, message: String) {
+        let view = self.view;
+        end(&mut self.plan.record, end_as, reason, message, &view.limits, view.now);
+    }
+
+    /// What follows for the live attempt.
+    fn live(&mut self) {
+        let Some(attempt) = live_attempt(&self.plan.record) else { return };
+        if closed(&self.plan.record).is_some() {
+            return;
+        }
+        let view = self.view;
+        let pods: BTreeMap<u32, &PodSeen> =
+            view.pods.iter().filter(|it| it.attempt == attempt).map(|it| (it.index, it)).collect();
+        let missing: Vec<u32> = (0..view.num_pods).filter(|it| !pods.contains_key(it)).collect();
+        let has_pods = self.plan.record.status.attempts.last().is_some_and(|it| it.has_pods);
+        if self.asked_too_long() {
+            return;
+        }
+        if !has_pods && !view.record.spec.wanted.is_run() {
+            self.end(AttemptEnd::RunnerLost, "NotWanted", "not wanted before it began".to_owned());
+            return;
+        }
+        if !missing.is_empty() && !has_pods {
+            self.plan.is_starting = true;
+            self.plan.create = missing;
+            return;
+        }
+        if let (false, Some(it)) = (has_pods, self.plan.record.status.attempts.last_mut()) {
+            it.has_pods = true;
+        }
+        if let Some(index) = missing.first() {
+            let text = format!("the pod of index {index} was deleted");
+            self.finish(&pods);
+            self.end(AttemptEnd::Infrastructure, "PodDeleted", text);
+            return;
+        }
+        self.watch(&pods);
+    }
+
+    /// Whether the attempt is over because it was told to be.
+    fn asked_too_long(&mut self) -> bool {
+        let view = self.view;
+        let spec = &view.record.spec;
+        let since = spec.wanted_since.unwrap_or_default();
+        let until = since.plus(view.patience.preemption_timeout_seconds);
+        match spec.wanted {
+            WantedState::Run => false,
+            WantedState::Kill => {
+                self.end(AttemptEnd::RunnerLost, "Killed", "killed".to_owned());
+                true
+            }
+            WantedState::Pause | WantedState::Stop if until <= view.now => {
+                let text = format!(
+                    "killed: it did not exit within the {} s of preemptionTimeoutSeconds",
+                    view.patience.preemption_timeout_seconds
+                );
+                self.end(AttemptEnd::RunnerLost, "PreemptionTimeout", text);
+                true
+            }
+            WantedState::Pause | WantedState::Stop => {
+                self.wake(until);
+                false
+            }
+        }
+    }
+
+    /// Looks at a whole gang.
+    fn watch(&mut self, pods: &BTreeMap<u32, &PodSeen>) {
+        let view = self.view;
+        let ends: Vec<Ended> =
+            pods.values().filter_map(|it| ended(it, &view.patience, view.now)).collect();
+        if let Some(worst) = worst(&ends) {
+            // What nobody saw end may have ended long ago: the others need no more grace.
+            let until = ends.iter().map(|it| it.at).min().flatten();
+            let until = until.map(|it| it.plus(view.patience.end_grace_seconds));
+            let until = until.filter(|it| ends.len() < pods.len() && *it > view.now);
+            if let Some(until) = until {
+                self.wake(until);
+            } else {
+                let (end, reason, message) =
+                    (worst.end.attempt_end(), worst.reason.clone(), worst.message.clone());
+                self.finish(pods);
+                self.end(end, &reason, message);
+            }
+            return;
+        }
+        for pod in pods.values().filter(|it| it.is_on_dead_node(&view.patience, view.now)) {
+            match pod.deletion {
+                Some(until) => self.wake(until.plus(1)),
+                None => self.delete(pod, DELETE_GRACE_SECONDS),
+            }
+        }
+        for pod in pods.values() {
+            if let super::NodeState::NotReady(since) = pod.node {
+                self.wake(since.plus(view.patience.node_lost_seconds));
+            }
+        }
+        self.wait_for_start(pods);
+    }
+
+    fn wait_for_start(&mut self, pods: &BTreeMap<u32, &PodSeen>) {
+        let view = self.view;
+        let deadline = view.patience.start_deadline_seconds;
+        let started = self.plan.record.status.attempts.last().and_then(|it| it.started_at);
+        let until = started.unwrap_or(view.now).plus(deadline);
+        let Some(pod) = pods.values().find(|it| it.scheduled_at.is_none()) else {
+            for pod in pods.values().filter(|it| it.waiting.is_some()) {
+                self.wake(pod.scheduled_at.unwrap_or_default().plus(deadline));
+            }
+            return;
+        };
+        self.plan.is_starting = true;
+        let why = pod.unschedulable.as_deref().unwrap_or("not looked at by a scheduler yet");
+        let text = format!("pod {} has no node: {why}", pod.name);
+        if until <= view.now {
+            let text = format!("not all pods were scheduled within {deadline} s: {text}");
+            self.end(AttemptEnd::NotStarted, "Unschedulable", text);
+        } else {
+            self.wake(until);
+            self.waits = Some(("Unschedulable", text));
+        }
+    }
+
+    /// Takes in what the gang could not report any more.
+    fn finish(&mut self, pods: &BTreeMap<u32, &PodSeen>) {
+        let view = self.view;
+        let ends = pods.values().filter_map(|it| ended(it, &view.patience, view.now));
+        let unsent: Vec<Report> =
+            ends.filter_map(|it| it.termination).flat_map(|it| it.unsent).collect();
+        for report in &unsent {
+            // One that cannot be true was refused before, or would have been.
+            let _ = record_report(&mut self.plan.record, report, &view.searched);
+        }
+    }
+
+    /// Pods of attempts that are over.
+    fn leftovers(&mut self) {
+        let view = self.view;
+        let live = live_attempt(&self.plan.record);
+        let is_killed = view.record.spec.wanted == WantedState::Kill;
+        for pod in view.pods.iter().filter(|it| Some(it.attempt) != live) {
+            let attempts = &self.plan.record.status.attempts;
+            let attempt = attempts.iter().find(|it| it.number == pod.attempt);
+            let ended_at = attempt.and_then(|it| it.ended_at).unwrap_or(view.now);
+            let until = ended_at.plus(view.patience.finished_pods_seconds);
+            if pod.is_lost(&view.patience, view.now) {
+                self.delete(pod, 0);
+            } else if pod.is_terminal() && view.now < until {
+                self.wake(until);
+            } else if pod.deletion.is_none() {
+                self.delete(pod, if is_killed { KILL_GRACE_SECONDS } else { DELETE_GRACE_SECONDS });
+            } else if let Some(until) = pod.deletion {
+                self.wake(until.plus(1));
+            }
+        }
+    }
+
+    fn delete(&mut self, pod: &PodSeen, grace_seconds: u32) {
+        let (name, uid) = (pod.name.clone(), pod.uid.clone());
+        self.plan.delete.push(Delete { name, uid, grace_seconds });
+    }
+
+    /// What follows where no attempt is alive.
+    fn without_attempt(&mut self) {
+        let view = self.view;
+        match next(&self.plan.record, wanted(view.record.spec.wanted)) {
+            Next::Close { cause } => close(&mut self.plan.record, cause, None),
+            Next::Start { attempt, resume_from, units: _ } => {
+                let is_alive =
+                    |it: &&PodSeen| !it.is_terminal() && !it.is_lost(&view.patience, view.now);
+                if let Some(pod) = view.pods.iter().find(is_alive) {
+                    let text = format!("pod {} of an earlier attempt has not ended", pod.name);
+                    self.waits = Some(("EarlierAttempt", text));
+                    return;
+                }
+                let (until, why) = back_off(&self.plan.record);
+                if view.now < until {
+                    self.wake(until);
+                    self.waits = Some(("BackOff", format!("tried again at {until}: {why}")));
+                    return;
+                }
+                self.plan.wants_start = true;
+                if !view.is_admitted {
+                    let text = "other gangs start first".to_owned();
+                    self.waits = Some(("WaitingForAdmission", text));
+                    return;
+                }
+                begin_attempt(&mut self.plan.record, attempt);
+                if let Some(it) = self.plan.record.status.attempts.last_mut() {
+                    it.started_at = Some(view.now);
+                }
+                self.plan.resume_from = resume_from;
+                self.plan.create = (0..view.num_pods).collect();
+                self.plan.is_starting = true;
+                self.plan.wants_start = false;
+            }
+            Next::Running | Next::Idle | Next::Done => {}
+        }
+    }
+}
+
+fn end(
+    record: &mut TrialRecord,
+    end: AttemptEnd,
+    reason: &str,
+    message: String,
+    limits: &Limits,
+    now: Timestamp,
+) {
+    end_attempt(record, end, Some(message), limits);
+    if let Some(it) = record.status.attempts.last_mut() {
+        it.reason = Some(reason.to_owned());
+        it.ended_at = Some(now);
+    }
+}
+
+fn wanted(state: WantedState) -> Wanted {
+    match state {
+        WantedState::Run => Wanted::Run,
+        WantedState::Pause => Wanted::Pause,
+        WantedState::Stop | WantedState::Kill => Wanted::Stop,
+    }
+}
+
+/// The end that counts: the worst, and of those the first.
+fn worst(ends: &[Ended]) -> Option<&Ended> {
+    let time = |it: &Ended| std::cmp::Reverse(it.at.unwrap_or_default());
+    ends.iter().max_by_key(|it| (it.end, time(it)))
+}
+
+/// Until when no attempt begins, after so many failures in a row, and why.
+fn back_off(record: &TrialRecord) -> (Timestamp, String) {
+    let has_failed = |it: &AttemptEnd| {
+        matches!(it, AttemptEnd::UserError | AttemptEnd::Infrastructure | AttemptEnd::NotStarted)
+    };
+    let attempts = &record.status.attempts;
+    let saved = record.status.checkpoints.last();
+    let saved = saved.and_then(|it| stoker_api::names::parse_checkpoint_name(&it.name));
+    let in_a_row = attempts
+        .iter()
+        .rev()
+        .take_while(|it| it.end.as_ref().is_some_and(has_failed))
+        .take_while(|it| saved.is_none_or(|(_, by)| it.number >= by))
+        .count() as u32;
+    let Some(last) = attempts.last().filter(|_| in_a_row > 0) else {
+        return (Timestamp(0), String::new());
+    };
+    let first_is_free = last.end != Some(AttemptEnd::NotStarted);
+    let doublings = in_a_row.saturating_sub(if first_is_free { 2 } else { 1 });
+    let seconds = BACKOFF_FIRST_SECONDS.saturating_mul(1 << doublings.min(16));
+    let seconds = match in_a_row {
+        1 if first_is_free => 0,
+        _ => seconds.min(BACKOFF_MAX_SECONDS),
+    };
+    let why = last.message.clone().or_else(|| last.reason.clone()).unwrap_or_default();
+    (last.ended_at.unwrap_or_default().plus(seconds), why)
+}

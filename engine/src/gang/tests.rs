@@ -1,0 +1,346 @@
+//! Plans of gangs, as tables.
+
+use std::fmt::Write as _;
+
+use stoker_api::condition;
+use stoker_api::time::Timestamp;
+use stoker_api::trial::{Attempt, AttemptEnd, CheckpointRecord, WantedState};
+
+use super::{Exit, GangView, NodeState, Patience, PodPhase, PodSeen, Waiting, plan};
+use crate::fixture::{LOSS, plain_record};
+use crate::trial::{Limits, TrialRecord};
+
+const PATIENCE: Patience = Patience {
+    start_deadline_seconds: 300,
+    node_lost_seconds: 60,
+    finished_pods_seconds: 600,
+    end_grace_seconds: 30,
+    preemption_timeout_seconds: 3600,
+};
+
+/// A trial of two pods. Attempts are `live`, `made` (live, with all its pods) or an end and its time,
+/// such as `User@10`; pods are `INDEX@ATTEMPT` and what is said of them, such as `0@1R`:
+///
+/// `P` pending, without a node; `S` scheduled; `R` running; `C` completed; `E7` ended with code 7 at
+/// time 7; `D50` being deleted until 50; `N` on a node not ready since 0; `G` on a node that is gone.
+fn record(attempts: &str) -> TrialRecord {
+    let mut record = plain_record(0);
+    for (number, text) in (0..).zip(attempts.split_whitespace()) {
+        let (end, at) = text.split_once('@').unwrap_or((text, "0"));
+        let end = match end {
+            "live" | "made" => None,
+            "User" => Some(AttemptEnd::UserError),
+            "Infra" => Some(AttemptEnd::Infrastructure),
+            "NotStarted" => Some(AttemptEnd::NotStarted),
+            "Preempted" => Some(AttemptEnd::Preempted),
+            other => panic!("{other}"),
+        };
+        let ended_at = end.map(|_| Timestamp(at.parse().unwrap()));
+        let has_pods = text != "live";
+        let started_at = Some(Timestamp(0));
+        record.status.phase = stoker_api::experiment::Phase::Running;
+        let attempt = Attempt { number, end, ended_at, has_pods, started_at, ..Attempt::default() };
+        record.status.attempts.push(attempt);
+    }
+    record
+}
+
+fn pod(text: &str) -> PodSeen {
+    let (index, rest) = text.split_once('@').unwrap();
+    let attempt = rest.chars().take_while(char::is_ascii_digit).collect::<String>();
+    let mut rest = rest.strip_prefix(&attempt).unwrap();
+    let name = format!("t-a{attempt}-r{index}");
+    let mut pod = PodSeen {
+        uid: format!("uid-{name}"),
+        name,
+        attempt: attempt.parse().unwrap(),
+        index: index.parse().unwrap(),
+        scheduled_at: Some(Timestamp(0)),
+        ..PodSeen::default()
+    };
+    while let Some(what) = rest.chars().next() {
+        rest = &rest[1..];
+        let digits = rest.chars().take_while(char::is_ascii_digit).collect::<String>();
+        rest = rest.strip_prefix(&digits).unwrap();
+        let number: i64 = digits.parse().unwrap_or(0);
+        let exit = |code: i64| Exit {
+            code: code as i32,
+            finished_at: Some(Timestamp(number)),
+            ..Exit::default()
+        };
+        match what {
+            'P' => pod.scheduled_at = None,
+            'S' => pod.phase = PodPhase::Pending,
+            'R' => pod.phase = PodPhase::Running,
+            'C' => (pod.phase, pod.exit) = (PodPhase::Succeeded, Some(exit(0))),
+            'E' => (pod.phase, pod.exit) = (PodPhase::Failed, Some(exit(number))),
+            'D' => pod.deletion = Some(Timestamp(number)),
+            'N' => pod.node = NodeState::NotReady(Timestamp(0)),
+            'G' => pod.node = NodeState::Gone,
+            other => panic!("{other}"),
+        }
+    }
+    pod
+}
+
+struct Case<'a> {
+    record: TrialRecord,
+    pods: &'a str,
+    now: i64,
+    is_admitted: bool,
+}
+
+impl Case<'_> {
+    fn render(&self) -> String {
+        let pods: Vec<PodSeen> = self.pods.split_whitespace().map(pod).collect();
+        let view = GangView {
+            record: &self.record,
+            generation: 1,
+            pods: &pods,
+            num_pods: 2,
+            is_admitted: self.is_admitted,
+            searched: LOSS,
+            patience: PATIENCE,
+            limits: Limits::new(2),
+            now: Timestamp(self.now),
+        };
+        let plan = plan(&view);
+        let mut text = String::new();
+        let (before, after) = (&self.record.status.attempts, &plan.record.status.attempts);
+        if let Some(last) = after.last() {
+            let ended = before.get(last.number as usize).is_none_or(|it| it.end != last.end);
+            match (&last.end, &last.reason) {
+                (Some(end), Some(reason)) if ended => {
+                    write!(text, "end={end:?}:{reason} ").unwrap()
+                }
+                _ if after.len() > before.len() => write!(text, "begin={} ", last.number).unwrap(),
+                _ => {}
+            }
+            if before.len() == after.len()
+                && before.last().is_some_and(|it| !it.has_pods)
+                && last.has_pods
+            {
+                text += "made ";
+            }
+        }
+        if !plan.create.is_empty() {
+            write!(text, "create={:?} ", plan.create).unwrap();
+        }
+        for it in &plan.delete {
+            write!(text, "delete={}:{} ", it.name, it.grace_seconds).unwrap();
+        }
+        if plan.record.status.phase.is_terminal() {
+            write!(text, "{:?} ", plan.record.status.phase).unwrap();
+        }
+        if let Some(seconds) = plan.wake_seconds {
+            write!(text, "wake={seconds} ").unwrap();
+        }
+        text.trim_end().to_owned()
+    }
+}
+
+#[track_caller]
+fn check(attempts: &str, pods: &str, now: i64, expected: &str) {
+    let case = Case { record: record(attempts), pods, now, is_admitted: true };
+    assert_eq!(case.render(), expected, "attempts {attempts}, pods {pods}, now {now}");
+}
+
+#[test]
+fn an_attempt_is_recorded_and_its_pods_are_made_once() {
+    check("", "", 0, "begin=0 create=[0, 1]");
+    check("live", "", 0, "create=[0, 1]");
+    check("live", "0@0P", 0, "create=[1]");
+    check("live", "0@0P 1@0P", 0, "made wake=300");
+    check("made", "0@0R 1@0R", 0, "");
+}
+
+#[test]
+fn a_gang_that_is_not_admitted_waits() {
+    let case = Case { record: record(""), pods: "", now: 0, is_admitted: false };
+    assert_eq!(case.render(), "");
+}
+
+#[test]
+fn a_pod_that_was_deleted_ends_the_attempt() {
+    check(
+        "made",
+        "0@0R",
+        9,
+        "end=Infrastructure:PodDeleted delete=t-a0-r0:30 begin=1 create=[0, 1]"
+            .split(" begin")
+            .next()
+            .unwrap(),
+    );
+}
+
+#[test]
+fn one_failed_rank_ends_all_after_a_grace() {
+    check("made", "0@0E1 1@0R", 2, "wake=29");
+    check("made", "0@0E1 1@0R", 31, "end=UserError:ProgramFailed delete=t-a0-r1:30 wake=600");
+    check(
+        "made",
+        "0@0E80 1@0R",
+        110,
+        "end=Infrastructure:InfrastructureError delete=t-a0-r1:30 wake=600",
+    );
+    check("made", "0@0C 1@0R", 29, "wake=1");
+}
+
+#[test]
+fn the_worst_rank_says_how_an_attempt_ended() {
+    let end = |pods: &str| {
+        let case = Case { record: record("made"), pods, now: 200, is_admitted: false };
+        case.render().split(' ').next().unwrap().to_owned()
+    };
+    assert_eq!(end("0@0C 1@0E79"), "end=Preempted:Preempted");
+    assert_eq!(end("0@0E81 1@0E80"), "end=Infrastructure:InfrastructureError");
+    assert_eq!(end("0@0E81 1@0E81"), "end=Infrastructure:PeerFailed");
+    assert_eq!(end("0@0E80 1@0E1"), "end=UserError:ProgramFailed");
+    assert_eq!(end("0@0E1 1@0E78"), "end=InvalidHyperparameters:InvalidHyperparameters");
+}
+
+#[test]
+fn the_next_attempt_waits_for_every_pod_of_the_last() {
+    check("Infra@10", "0@0E80 1@0R", 11, "delete=t-a0-r1:30 wake=599");
+    check("Infra@10", "0@0E80 1@0RD40", 11, "wake=30");
+    check("Infra@10", "0@0E80 1@0E80", 11, "begin=1 create=[0, 1] wake=599");
+    check("Infra@10", "", 11, "begin=1 create=[0, 1]");
+}
+
+#[test]
+fn a_lost_pod_is_forgotten_once_its_successor_may_begin() {
+    check("made", "0@0R 1@0RN", 59, "wake=1");
+    check("made", "0@0R 1@0RN", 60, "delete=t-a0-r1:30 wake=1");
+    check("made", "0@0R 1@0RND90", 61, "wake=1");
+    let lost = "end=Infrastructure:NodeLost delete=t-a0-r0:30 delete=t-a0-r1:0";
+    check("made", "0@0R 1@0RND90", 91, lost);
+    check("made", "0@0R 1@0RG", 1, lost);
+    check("Infra@91", "1@0RND90", 92, "begin=1 create=[0, 1] delete=t-a0-r1:0");
+}
+
+#[test]
+fn a_gang_without_room_gives_back_what_it_has_and_backs_off() {
+    check("made", "0@0R 1@0P", 299, "wake=1");
+    check(
+        "made",
+        "0@0R 1@0P",
+        300,
+        "end=NotStarted:Unschedulable delete=t-a0-r0:30 delete=t-a0-r1:30",
+    );
+    check("NotStarted@300", "", 309, "wake=1");
+    check("NotStarted@300", "", 310, "begin=1 create=[0, 1]");
+    check("NotStarted@1 NotStarted@300", "", 319, "wake=1");
+    check("NotStarted@1 NotStarted@300", "", 320, "begin=2 create=[0, 1]");
+}
+
+#[test]
+fn failures_in_a_row_wait_longer_and_a_checkpoint_starts_anew() {
+    check("User@5", "", 5, "begin=1 create=[0, 1]");
+    check("User@5 User@7", "", 16, "wake=1");
+    check("User@5 User@7", "", 17, "begin=2 create=[0, 1]");
+    check("Preempted@7", "", 7, "begin=1 create=[0, 1]");
+    check("User@5 Preempted@7", "", 7, "begin=2 create=[0, 1]");
+    let mut record = record("User@5 User@7");
+    record.status.checkpoints.push(CheckpointRecord {
+        name: "000000000009-1".to_owned(),
+        batches: 9,
+        metric: None,
+        manifest_sha256: String::new(),
+        bytes: 0,
+    });
+    let case = Case { record, pods: "", now: 7, is_admitted: true };
+    assert_eq!(case.render(), "begin=2 create=[0, 1]");
+}
+
+#[test]
+fn finished_pods_stay_for_a_while() {
+    check("Preempted@7 made", "0@0E79 1@0E79 0@1R 1@1R", 606, "wake=1");
+    let expected = "delete=t-a0-r0:30 delete=t-a0-r1:30";
+    check("Preempted@7 made", "0@0E79 1@0E79 0@1R 1@1R", 607, expected);
+}
+
+#[test]
+fn what_is_not_wanted_ends() {
+    let check = |attempts: &str, wanted: WantedState, now: i64, expected: &str| {
+        let mut record = record(attempts);
+        record.spec.wanted = wanted;
+        record.spec.wanted_since = Some(Timestamp(100));
+        let pods = if attempts == "made" { "0@0R 1@0R" } else { "" };
+        let case = Case { record, pods, now, is_admitted: true };
+        assert_eq!(case.render(), expected, "{attempts} {wanted:?} {now}");
+    };
+    check("", WantedState::Pause, 100, "");
+    check("", WantedState::Stop, 100, "Cancelled");
+    check("live", WantedState::Pause, 100, "end=RunnerLost:NotWanted wake=3600");
+    check("made", WantedState::Pause, 3699, "wake=1");
+    let late = "end=RunnerLost:PreemptionTimeout delete=t-a0-r0:30 delete=t-a0-r1:30";
+    check("made", WantedState::Pause, 3700, late);
+    check("made", WantedState::Stop, 3700, &format!("{late} Cancelled"));
+    let killed = "end=RunnerLost:Killed delete=t-a0-r0:1 delete=t-a0-r1:1 Cancelled";
+    check("made", WantedState::Kill, 100, killed);
+}
+
+#[test]
+fn what_pods_could_not_report_is_taken_from_their_last_words() {
+    let mut pods = [pod("0@0C"), pod("1@0C")];
+    let report = r#"{"version":1,"attempt":0,"batches":4,"event":{"validated":{"metrics":{"loss":"0.5"},"grantedUnits":9}}}"#;
+    let text = format!(r#"{{"code":0,"unsent":[{report}]}}"#);
+    pods[0].exit.as_mut().unwrap().message = text;
+    let record = record("made");
+    let view = GangView {
+        record: &record,
+        generation: 1,
+        pods: &pods,
+        num_pods: 2,
+        is_admitted: true,
+        searched: LOSS,
+        patience: PATIENCE,
+        limits: Limits::new(2),
+        now: Timestamp(1),
+    };
+    let status = plan(&view).record.status;
+    assert_eq!(status.phase, stoker_api::experiment::Phase::Completed);
+    assert_eq!(status.best_metric.as_deref(), Some("0.5"));
+    assert_eq!(status.ended_at, Some(Timestamp(1)));
+}
+
+#[test]
+fn conditions_say_why_nothing_runs() {
+    let check = |attempts: &str, pods: &str, is_admitted, expected: [(&str, bool, &str); 2]| {
+        let mut pods: Vec<PodSeen> = pods.split_whitespace().map(pod).collect();
+        for pod in &mut pods {
+            if pod.phase == PodPhase::Pending && pod.scheduled_at.is_some() {
+                let reason = "ImagePullBackOff".to_owned();
+                pod.waiting = Some(Waiting { reason, message: String::new() });
+            }
+        }
+        let record = record(attempts);
+        let view = GangView {
+            record: &record,
+            generation: 7,
+            pods: &pods,
+            num_pods: 2,
+            is_admitted,
+            searched: LOSS,
+            patience: PATIENCE,
+            limits: Limits::new(2),
+            now: Timestamp(1),
+        };
+        let conditions = plan(&view).record.status.conditions;
+        for (type_, holds, reason) in expected {
+            let found = condition::find(&conditions, type_).unwrap();
+            let is_true = found.status == condition::ConditionStatus::True;
+            assert_eq!((is_true, found.reason.as_str()), (holds, reason), "{attempts} {type_}");
+            assert_eq!(found.observed_generation, 7);
+        }
+    };
+    let none = ("Running", false, "NoAttempt");
+    check("", "", false, [("Scheduled", false, "WaitingForAdmission"), none]);
+    check("NotStarted@0", "", true, [("Scheduled", false, "BackOff"), none]);
+    check("Infra@0", "0@0R", true, [("Scheduled", false, "EarlierAttempt"), none]);
+    let starting = ("Running", false, "Starting");
+    check("made", "0@0R 1@0P", true, [("Scheduled", false, "Unschedulable"), starting]);
+    let scheduled = ("Scheduled", true, "AllPodsScheduled");
+    check("made", "0@0R 1@0S", true, [scheduled, ("Running", false, "ImagePullBackOff")]);
+    check("made", "0@0R 1@0R", true, [scheduled, ("Running", true, "AllPodsRunning")]);
+}

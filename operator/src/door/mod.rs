@@ -1,0 +1,175 @@
+//! The door: where trainers report, and are told what to do.
+//!
+//! It records and reads, and decides nothing; every replica serves it. A report is in the trial's
+//! status before it is answered.
+
+mod auth;
+mod record;
+pub mod tls;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::routing::post;
+use axum::{Json, Router};
+use stoker_api::contract::{Directive, Report};
+
+use crate::cache::Key;
+use crate::metrics::{Answer, Answered};
+use crate::world::World;
+use auth::{Caller, Callers, Denied};
+
+/// The largest report read; one holds some metrics, and is far smaller.
+const REPORT_BYTES_MAX: usize = 1 << 20;
+/// Reports that one trial may send at once, and a second after that.
+const BURST: f64 = 40.0;
+const PER_SECOND: f64 = 20.0;
+/// How long a trainer that can only wait is kept waiting; it asks again after.
+const WAIT_MAX: Duration = Duration::from_secs(20);
+
+/// What the door shares over its requests.
+#[derive(Debug)]
+pub struct Door {
+    world: Arc<World>,
+    callers: Callers,
+    /// What each trial may still send, and when that was reckoned.
+    budgets: Mutex<HashMap<Key, (f64, Instant)>>,
+}
+
+impl Door {
+    /// A door of this replica.
+    pub fn new(world: Arc<World>) -> Arc<Self> {
+        let callers = Callers::new(world.client.clone());
+        Arc::new(Self { world, callers, budgets: Mutex::default() })
+    }
+
+    /// The door's paths.
+    pub fn router(self: Arc<Self>) -> Router {
+        Router::new()
+            .route("/v1/trials/{namespace}/{name}/reports", post(report))
+            .layer(DefaultBodyLimit::max(REPORT_BYTES_MAX))
+            .with_state(self)
+    }
+
+    fn count(&self, answer: Answer) {
+        self.world.metrics.reports.get_or_create(&Answered { answer }).inc();
+    }
+
+    /// Takes one report from a trial's budget; false if it has none left.
+    fn is_within_budget(&self, key: &Key) -> bool {
+        let mut budgets = self.budgets.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        // Whoever has all of its budget back need not be remembered.
+        if budgets.len() > 10_000 {
+            let full = Duration::from_secs_f64(BURST / PER_SECOND);
+            budgets.retain(|_, it| now.duration_since(it.1) < full);
+        }
+        let (left, since) = budgets.entry(key.clone()).or_insert((BURST, now));
+        let grown = *left + now.duration_since(*since).as_secs_f64() * PER_SECOND;
+        (*left, *since) = (grown.min(BURST), now);
+        let is_within = *left >= 1.0;
+        if is_within {
+            *left -= 1.0;
+        }
+        is_within
+    }
+}
+
+type Refusal = (StatusCode, String);
+
+async fn report(
+    State(door): State<Arc<Door>>,
+    Path((namespace, name)): Path<(String, String)>,
+    headers: HeaderMap,
+    body: Result<Json<Report>, JsonRejection>,
+) -> Result<Json<Directive>, Refusal> {
+    let start = Instant::now();
+    let key = Key::new(&namespace, &name);
+    let token = headers
+        .get(header::AUTHORIZATION)
+        .and_then(|it| it.to_str().ok())
+        .and_then(|it| it.strip_prefix("Bearer "))
+        .unwrap_or_default();
+    let caller = door.callers.identify(token).await.map_err(|denied| door.denied(denied))?;
+    let Json(report) = body.map_err(|error| {
+        door.count(Answer::Refused);
+        (error.status(), error.body_text())
+    })?;
+    door.check(&caller, &key, &report).await?;
+    if !door.is_within_budget(&key) {
+        door.count(Answer::Limited);
+        let text = format!("trial {key} sends more than {PER_SECOND} reports a second");
+        return Err((StatusCode::TOO_MANY_REQUESTS, text));
+    }
+    let answered = door.take(&key, &report, start).await;
+    if !matches!(answered, Ok(Directive::Wait)) {
+        door.world.metrics.report_seconds.observe(start.elapsed().as_secs_f64());
+    }
+    answered.map(Json)
+}
+
+impl Door {
+    fn denied(&self, denied: Denied) -> Refusal {
+        match denied {
+            Denied::Unknown(why) => {
+                self.count(Answer::Unauthorized);
+                (StatusCode::UNAUTHORIZED, why)
+            }
+            Denied::Away(why) => {
+                self.count(Answer::Unavailable);
+                (StatusCode::SERVICE_UNAVAILABLE, why)
+            }
+        }
+    }
+
+    /// Whether the caller is rank 0's pod of the attempt that the report is of.
+    async fn check(&self, caller: &Caller, key: &Key, report: &Report) -> Result<(), Refusal> {
+        let forbidden = |why: String| {
+            self.count(Answer::Unauthorized);
+            Err((StatusCode::FORBIDDEN, why))
+        };
+        let pod = match self.callers.pod(&self.world, caller).await {
+            Ok(Some(pod)) => pod,
+            Ok(None) => return forbidden(format!("pod {} is gone", caller.pod)),
+            Err(error) => return Err(self.denied(Denied::Away(error.to_string()))),
+        };
+        let trial = record::trial(&self.world, key).await.map_err(|it| self.denied(it))?;
+        let Some(trial) = trial else {
+            return forbidden(format!("trial {key} does not exist"));
+        };
+        if pod.owner != trial.uid() || caller.pod.namespace != key.namespace {
+            return forbidden(format!("pod {} is not of trial {key}", caller.pod));
+        }
+        if pod.seen.index != 0 {
+            return forbidden(format!("pod {} is not rank 0's", caller.pod));
+        }
+        if pod.seen.attempt != report.attempt {
+            return forbidden(format!(
+                "pod {} is of attempt {}, the report of attempt {}",
+                caller.pod, pod.seen.attempt, report.attempt
+            ));
+        }
+        Ok(())
+    }
+
+    /// Records a report and answers it, or waits for an answer that is worth more than `Wait`.
+    async fn take(&self, key: &Key, report: &Report, start: Instant) -> Result<Directive, Refusal> {
+        let mut changes = self.world.trial_changes.subscribe();
+        let mut directive = record::record(self, key, report).await?;
+        while directive == Directive::Wait {
+            let Some(rest) = WAIT_MAX.checked_sub(start.elapsed()) else { break };
+            match tokio::time::timeout(rest, changes.recv()).await {
+                Ok(Ok(changed)) if changed != *key => continue,
+                // Changes that were missed may have been of this trial.
+                Ok(Ok(_) | Err(tokio::sync::broadcast::error::RecvError::Lagged(_))) => {}
+                Ok(Err(_)) | Err(_) => break,
+            }
+            directive = record::answer(&self.world, key, report.attempt);
+        }
+        Ok(directive)
+    }
+}

@@ -1,0 +1,174 @@
+//! One experiment: its trials, what is wanted of them, how it is going.
+//!
+//! ```text
+//!   caches -> validate -> engine: steer -> apply: grants and wishes, creates, status
+//! ```
+
+mod apply;
+
+use std::time::Duration;
+
+use kube::runtime::events::EventType;
+use stoker_api::condition::{self, Condition, ConditionStatus};
+use stoker_api::experiment::{Experiment, ExperimentStatus, Phase};
+use stoker_api::validate::{FieldError, ValidExperiment};
+use stoker_engine::experiment::{Steering, conditions, steer};
+use stoker_engine::search::SearchConfig;
+use stoker_engine::trial::TrialRecord;
+
+use crate::cache::Key;
+use crate::error::Error;
+use crate::objects::{CachedExperiment, CachedTrial};
+use crate::trial::config::seed;
+use crate::world::{World, now};
+
+/// Moves one experiment a step closer to its end, and says when to look again.
+///
+/// # Errors
+///
+/// See [`Error`]. What was done so far stands, and planning again gives the rest.
+pub async fn reconcile(world: &World, key: &Key) -> Result<Option<Duration>, Error> {
+    let Some(cached) = world.experiments.get(key) else { return Ok(None) };
+    let Some(experiment) = cached.experiment() else {
+        return unreadable(world, key, &cached).await;
+    };
+    if experiment.metadata.deletion_timestamp.is_some() {
+        return Ok(None);
+    }
+    let status = experiment.status.clone().unwrap_or_default();
+    match &cached.checked {
+        // What has ended stays as it is, whatever becomes of its trials.
+        _ if status.phase.is_terminal() => apply::clean_up(world, key, experiment, &cached).await,
+        Some(Ok(valid)) => run(world, key, experiment, valid, &status).await,
+        Some(Err(errors)) => refuse(world, key, experiment, &status, errors).await,
+        None => Ok(None),
+    }
+}
+
+async fn run(
+    world: &World,
+    key: &Key,
+    experiment: &Experiment,
+    valid: &ValidExperiment,
+    status: &ExperimentStatus,
+) -> Result<Option<Duration>, Error> {
+    let uid = experiment.metadata.uid.as_deref().unwrap_or_default();
+    let trials = apply::trials_of(world, key, uid);
+    let records: Vec<TrialRecord> = trials.iter().map(|it| it.record.clone()).collect();
+    let config = SearchConfig::new(valid, seed(valid, uid));
+    let Steering { plan, wanted } =
+        steer(&config, &records, status.trials_created, experiment.spec.state);
+    apply::write_specs(world, &trials, &plan.grants, &wanted).await?;
+    let unit = valid.unit;
+    for draw in plan.create {
+        apply::create_trial(world, experiment, draw.into_spec(&valid.name, unit)).await?;
+    }
+    let generation = experiment.metadata.generation.unwrap_or_default();
+    let after = conditions(status, plan.status, generation, now());
+    if after != *status {
+        let written = apply::write_status(world, experiment, after.clone()).await?;
+        tell(world, &written, status, &after).await;
+    }
+    Ok(Some(world.safety(key)))
+}
+
+/// Ends an experiment that can never run: its spec does not change.
+async fn refuse(
+    world: &World,
+    key: &Key,
+    experiment: &Experiment,
+    status: &ExperimentStatus,
+    errors: &[FieldError],
+) -> Result<Option<Duration>, Error> {
+    let message = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    let mut after = ExperimentStatus { phase: Phase::Failed, ..status.clone() };
+    after.message = Some(format!("invalid: {message}"));
+    let generation = experiment.metadata.generation.unwrap_or_default();
+    after.observed_generation = generation;
+    after.ended_at = Some(now());
+    after.cleaned_up = true;
+    for (type_, status) in [
+        ("Valid", ConditionStatus::False),
+        ("Running", ConditionStatus::False),
+        ("Completed", ConditionStatus::False),
+        ("Failed", ConditionStatus::True),
+    ] {
+        condition::set(&mut after.conditions, said(type_, status, generation, "Invalid", &message));
+    }
+    tracing::info!(experiment = %key, message, "experiment is invalid");
+    let written = apply::write_status(world, experiment, after).await?;
+    world.event(&written, EventType::Warning, "Invalid", message).await;
+    Ok(None)
+}
+
+fn said(
+    type_: &str,
+    status: ConditionStatus,
+    generation: i64,
+    reason: &str,
+    message: &str,
+) -> Condition {
+    Condition {
+        type_: type_.to_owned(),
+        status,
+        observed_generation: generation,
+        last_transition_time: now(),
+        reason: reason.to_owned(),
+        message: message.to_owned(),
+    }
+}
+
+/// Says on an object that this version cannot read what is wrong with it. Nobody else is stopped by
+/// it.
+async fn unreadable(
+    world: &World,
+    key: &Key,
+    cached: &CachedExperiment,
+) -> Result<Option<Duration>, Error> {
+    let Err(error) = &cached.object else { return Ok(None) };
+    let generation = error.metadata.generation.unwrap_or_default();
+    if !world.is_first_look(key, generation) {
+        return Ok(None);
+    }
+    tracing::warn!(experiment = %key, error = error.error, "an experiment cannot be read");
+    let version = error.metadata.resource_version.clone();
+    let valid = said("Valid", ConditionStatus::False, generation, "Unreadable", &error.error);
+    apply::mark_unreadable(world, key, version, &valid).await?;
+    Ok(Some(world.safety(key)))
+}
+
+/// Events of what was recorded.
+async fn tell(
+    world: &World,
+    experiment: &Experiment,
+    before: &ExperimentStatus,
+    after: &ExperimentStatus,
+) {
+    if after.phase == before.phase && !before.conditions.is_empty() {
+        return;
+    }
+    let key = Key::of(experiment);
+    tracing::info!(experiment = %key, phase = ?after.phase, "experiment's phase");
+    let (type_, reason) = match after.phase {
+        Phase::Pending => (EventType::Normal, "Accepted"),
+        Phase::Running => (EventType::Normal, "Running"),
+        Phase::Paused => (EventType::Normal, "Paused"),
+        Phase::Completed => (EventType::Normal, "Completed"),
+        Phase::Failed => (EventType::Warning, "Failed"),
+        Phase::Cancelled => (EventType::Normal, "Cancelled"),
+    };
+    let best = after.best.as_ref();
+    let best = best.map(|it| format!("; best is trial {} with {}", it.index, it.metric));
+    let note = format!(
+        "{} of {} trials have ended{}",
+        after.trials_closed,
+        after.trials_created,
+        best.unwrap_or_default()
+    );
+    world.event(experiment, type_, reason, note).await;
+}
+
+/// Trials are told apart from those of an earlier experiment of the name by their owner.
+pub(crate) fn is_owned(trial: &CachedTrial, uid: &str) -> bool {
+    trial.trial.metadata.owner_references.iter().flatten().any(|it| it.uid == uid)
+}

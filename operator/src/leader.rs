@@ -1,0 +1,305 @@
+//! The lease: which replica runs the controllers.
+//!
+//! A lease says who leads and when that was last renewed. Clocks are not compared: a lease is taken
+//! for ended when it was seen unchanged for its whole duration. A leader that could not renew stops
+//! before that, and a leader that was stopped and let go writes nothing that still counts: everything
+//! it read has been touched by its successor.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt as _;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff;
+use kube::Api;
+use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::cache::{Cached as _, Key};
+use crate::error::{Error, request};
+use crate::metrics::Kind;
+use crate::world::World;
+
+/// Annotation of a trial: who has led since it was last touched.
+const ANNOTATION_LEADER: &str = "stoker.dev/leader";
+/// Trials touched at a time when the leader changes.
+const SWEEP_WIDTH: usize = 16;
+/// Experiments and trials looked at together.
+const EXPERIMENT_WORKERS: usize = 4;
+const TRIAL_WORKERS: usize = 16;
+/// The waits after an error, from the first to the longest.
+const ERROR_WAITS: [Duration; 5] = [
+    Duration::from_millis(200),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_secs(5),
+    Duration::from_secs(15),
+];
+
+/// A lease as it was last seen.
+#[derive(Debug)]
+struct Seen {
+    version: Option<String>,
+    since: Instant,
+}
+
+/// Takes part in the election until `stop` says so, and runs the controllers while leading.
+pub async fn run(world: Arc<World>, mut stop: watch::Receiver<bool>) {
+    let duration = Duration::from_secs(world.options.lease_seconds);
+    let mut candidate = Candidate { world: world.clone(), seen: None, duration };
+    let mut workers: Option<JoinSet<()>> = None;
+    loop {
+        let before = Instant::now();
+        match candidate.acquire().await {
+            Ok(Some(transitions)) => {
+                world.set_leader(Some(before + duration * 2 / 3));
+                if workers.is_none() {
+                    tracing::info!(identity = world.options.identity, transitions, "leading");
+                    workers = Some(begin(&world, transitions));
+                }
+            }
+            Ok(None) => {
+                world.set_leader(None);
+            }
+            Err(error) => tracing::warn!(%error, "the lease is not renewed"),
+        }
+        if !world.is_leader()
+            && let Some(gone) = workers.take()
+        {
+            tracing::warn!(identity = world.options.identity, "not leading any more");
+            end(&world, gone).await;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(duration / 5) => {}
+            _ = stop.wait_for(|it| *it) => break,
+        }
+    }
+    if let Some(gone) = workers.take() {
+        end(&world, gone).await;
+        candidate.release().await;
+    }
+    world.set_leader(None);
+}
+
+fn begin(world: &Arc<World>, transitions: i32) -> JoinSet<()> {
+    let mut workers = JoinSet::new();
+    let world = world.clone();
+    workers.spawn(async move {
+        // What was cached may be older than what the last leader wrote last.
+        world.refresh.send_modify(|it| *it += 1);
+        tokio::task::yield_now().await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        world.ready().await;
+        if transitions > 0 {
+            sweep(&world, transitions).await;
+        }
+        world.experiment_queue.set_closed(false);
+        world.trial_queue.set_closed(false);
+        world.add_all();
+        let mut all = JoinSet::new();
+        for _ in 0..EXPERIMENT_WORKERS {
+            all.spawn(experiments(world.clone()));
+        }
+        for _ in 0..TRIAL_WORKERS {
+            all.spawn(trials(world.clone()));
+        }
+        while all.join_next().await.is_some() {}
+    });
+    workers
+}
+
+/// Ends the workers: a reconcile under way is cut where it waits, which it must bear.
+async fn end(world: &World, mut workers: JoinSet<()>) {
+    world.experiment_queue.set_closed(true);
+    world.trial_queue.set_closed(true);
+    workers.shutdown().await;
+    world.experiment_queue.clear();
+    world.trial_queue.clear();
+}
+
+/// Gives every trial that may still be written a new version, so that a write which the last leader
+/// had under way collides.
+async fn sweep(world: &Arc<World>, transitions: i32) {
+    let mut open = world.trials.all();
+    open.retain(|it| !it.record.status.phase.is_terminal());
+    let touches: Vec<_> =
+        open.iter().map(|it| touch(world.clone(), it.key(), transitions)).collect();
+    let touched = futures::stream::iter(touches).buffer_unordered(SWEEP_WIDTH);
+    let touched: Vec<bool> = touched.collect().await;
+    let num = touched.iter().filter(|it| **it).count();
+    tracing::info!(trials = num, "open trials are fenced against the last leader");
+}
+
+async fn touch(world: Arc<World>, key: Key, transitions: i32) -> bool {
+    let value = format!("{}/{transitions}", world.options.identity);
+    let patch = json!({ "metadata": { "annotations": { ANNOTATION_LEADER: value } } });
+    let api = world.trial_api(&key.namespace);
+    world.metrics.writes.get_or_create(&Kind { kind: "trial_touch" }).inc();
+    for wait in ERROR_WAITS {
+        let (parameters, patch) = (PatchParams::default(), Patch::Merge(&patch));
+        let doing = format!("touch trial {key}");
+        match request(doing, api.patch(&key.name, &parameters, &patch)).await {
+            Ok(touched) => {
+                world.trials.put(crate::objects::CachedTrial::new(touched));
+                return true;
+            }
+            Err(Error::Gone { .. }) => {
+                world.trials.forget(&key);
+                return false;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "tried again");
+                tokio::time::sleep(wait).await;
+            }
+        }
+    }
+    false
+}
+
+async fn experiments(world: Arc<World>) {
+    let mut failures = Failures::default();
+    while let Some(key) = world.experiment_queue.next().await {
+        let start = Instant::now();
+        let result = match world.is_leader() {
+            true => crate::experiment::reconcile(&world, &key).await,
+            false => Ok(None),
+        };
+        let wait = failures.wait(&world, "experiment", &key, start, result);
+        world.experiment_queue.done(key, wait);
+    }
+}
+
+async fn trials(world: Arc<World>) {
+    let mut failures = Failures::default();
+    while let Some(key) = world.trial_queue.next().await {
+        let start = Instant::now();
+        let result = match world.is_leader() {
+            true => crate::trial::reconcile(&world, &key).await,
+            false => Ok(None),
+        };
+        let wait = failures.wait(&world, "trial", &key, start, result);
+        world.trial_queue.done(key, wait);
+    }
+}
+
+/// How often each key has failed in a row, as far as one worker saw.
+#[derive(Debug, Default)]
+struct Failures(std::collections::HashMap<Key, usize>);
+
+impl Failures {
+    fn wait(
+        &mut self,
+        world: &World,
+        kind: &'static str,
+        key: &Key,
+        start: Instant,
+        result: Result<Option<Duration>, Error>,
+    ) -> Option<Duration> {
+        let seconds = start.elapsed().as_secs_f64();
+        world.metrics.reconcile_seconds.get_or_create(&Kind { kind }).observe(seconds);
+        let error = match result {
+            Ok(wait) => {
+                self.0.remove(key);
+                return wait;
+            }
+            // Whoever was faster has said so to the cache, or will at once.
+            Err(error @ (Error::Conflict { .. } | Error::Gone { .. })) => {
+                tracing::debug!(%error, "looked at again");
+                return Some(Duration::from_millis(50));
+            }
+            Err(error) => error,
+        };
+        world.metrics.errors.get_or_create(&Kind { kind }).inc();
+        let num = self.0.entry(key.clone()).or_default();
+        let wait = ERROR_WAITS[(*num).min(ERROR_WAITS.len() - 1)];
+        *num += 1;
+        tracing::warn!(%error, kind, key = %key, wait_ms = wait.as_millis() as u64, "tried again");
+        Some(wait)
+    }
+}
+
+#[derive(Debug)]
+struct Candidate {
+    world: Arc<World>,
+    seen: Option<Seen>,
+    duration: Duration,
+}
+
+impl Candidate {
+    fn api(&self) -> Api<Lease> {
+        Api::namespaced(self.world.client.clone(), &self.world.options.namespace)
+    }
+
+    /// Takes or renews the lease; `Some` with the number of changes of leader if it is ours.
+    async fn acquire(&mut self) -> Result<Option<i32>, Error> {
+        let name = self.world.options.lease_name.clone();
+        let api = self.api();
+        let found = request("read the lease", api.get_opt(&name)).await?;
+        let Some(lease) = found else {
+            let metadata = ObjectMeta { name: Some(name), ..ObjectMeta::default() };
+            let lease = Lease { metadata, spec: Some(self.spec(None, 0)), ..Lease::default() };
+            let parameters = PostParams::default();
+            return match request("create the lease", api.create(&parameters, &lease)).await {
+                Ok(_) => Ok(Some(0)),
+                Err(Error::Exists { .. }) => Ok(None),
+                Err(other) => Err(other),
+            };
+        };
+        let spec = lease.spec.clone().unwrap_or_default();
+        let holder = spec.holder_identity.clone().unwrap_or_default();
+        let is_ours = holder == self.world.options.identity;
+        let version = lease.metadata.resource_version.clone();
+        if self.seen.as_ref().is_none_or(|it| it.version != version) {
+            self.seen = Some(Seen { version, since: Instant::now() });
+        }
+        let is_over = self.seen.as_ref().is_some_and(|it| it.since.elapsed() >= self.duration);
+        if !is_ours && !holder.is_empty() && !is_over {
+            return Ok(None);
+        }
+        let transitions = spec.lease_transitions.unwrap_or(0) + i32::from(!is_ours);
+        let acquired = spec.acquire_time.filter(|_| is_ours);
+        let spec = Some(self.spec(acquired, transitions));
+        let lease = Lease { spec, ..lease };
+        let parameters = PostParams::default();
+        match request("renew the lease", api.replace(&name, &parameters, &lease)).await {
+            Ok(_) => Ok(Some(transitions)),
+            Err(Error::Conflict { .. }) => Ok(None),
+            Err(other) => Err(other),
+        }
+    }
+
+    fn spec(&self, acquired: Option<MicroTime>, transitions: i32) -> LeaseSpec {
+        let now = MicroTime(jiff::Timestamp::now());
+        LeaseSpec {
+            acquire_time: acquired.or_else(|| Some(now.clone())),
+            holder_identity: Some(self.world.options.identity.clone()),
+            lease_duration_seconds: i32::try_from(self.duration.as_secs()).ok(),
+            lease_transitions: Some(transitions),
+            renew_time: Some(now),
+            ..LeaseSpec::default()
+        }
+    }
+
+    /// Gives the lease back, so that another replica need not wait for its end.
+    async fn release(&self) {
+        let name = &self.world.options.lease_name;
+        let api = self.api();
+        let released = async {
+            let mut lease = request("read the lease", api.get(name)).await?;
+            if let Some(spec) = lease.spec.as_mut() {
+                let is_ours = spec.holder_identity.as_ref() == Some(&self.world.options.identity);
+                if is_ours {
+                    spec.holder_identity = Some(String::new());
+                }
+            }
+            let parameters = PostParams::default();
+            request("release the lease", api.replace(name, &parameters, &lease)).await
+        };
+        if let Err(error) = released.await {
+            tracing::warn!(%error, "another replica waits for the lease's end");
+        }
+    }
+}

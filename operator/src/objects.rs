@@ -1,0 +1,411 @@
+//! What is kept of each object that is watched, and how it is read.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::core::{DeserializeGuard, error_boundary::InvalidObject};
+use kube::{Resource, ResourceExt as _};
+use stoker_api::experiment::Experiment;
+use stoker_api::names::{LABEL_ATTEMPT, LABEL_POD_INDEX, LABEL_TRIAL};
+use stoker_api::time::Timestamp;
+use stoker_api::trial::Trial;
+use stoker_api::validate::{FieldError, ValidExperiment, validate};
+use stoker_engine::gang::{Exit, PodPhase, PodSeen, Waiting};
+use stoker_engine::trial::TrialRecord;
+
+use crate::cache::{Cached, Key};
+
+/// Container of the program.
+pub const TRAINER_CONTAINER: &str = "trainer";
+/// Container that sets up before it.
+pub const SETUP_CONTAINER: &str = "setup";
+
+/// An experiment, or why it cannot be read.
+#[derive(Debug)]
+pub struct CachedExperiment {
+    /// The object.
+    pub object: Result<Experiment, InvalidObject>,
+    /// What is wrong with it, if it can be read; checked once.
+    pub checked: Option<Result<Arc<ValidExperiment>, Vec<FieldError>>>,
+    key: Key,
+    version: String,
+}
+
+impl CachedExperiment {
+    /// Keeps an object that a watch or a write gave.
+    pub fn new(object: DeserializeGuard<Experiment>) -> Self {
+        let key = Key::of(&object);
+        let version = object.resource_version().unwrap_or_default();
+        let object = object.0.map(without_noise);
+        let checked = object.as_ref().ok().map(|it| validate(&key.name, &it.spec).map(Arc::new));
+        Self { object, checked, key, version }
+    }
+
+    /// The experiment, if it can run.
+    pub fn valid(&self) -> Option<Arc<ValidExperiment>> {
+        self.checked.as_ref()?.as_ref().ok().cloned()
+    }
+
+    /// The object, if it can be read.
+    pub fn experiment(&self) -> Option<&Experiment> {
+        self.object.as_ref().ok()
+    }
+}
+
+impl Cached for CachedExperiment {
+    fn key(&self) -> Key {
+        self.key.clone()
+    }
+
+    fn group(&self) -> Option<Key> {
+        None
+    }
+
+    fn version(&self) -> &str {
+        &self.version
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        self.version == other.version
+    }
+}
+
+/// A trial. One that cannot be read is not kept: nobody but this operator writes trials.
+#[derive(Debug)]
+pub struct CachedTrial {
+    /// The object.
+    pub trial: Trial,
+    /// Its draw, grants, facts and attempts.
+    pub record: TrialRecord,
+    key: Key,
+    version: String,
+}
+
+impl CachedTrial {
+    /// Keeps an object that a write gave.
+    pub fn new(trial: Trial) -> Self {
+        let key = Key::of(&trial);
+        let version = trial.resource_version().unwrap_or_default();
+        let trial = without_noise(trial);
+        let status = trial.status.clone().unwrap_or_default();
+        let record = TrialRecord { spec: trial.spec.clone(), status };
+        Self { trial, record, key, version }
+    }
+
+    /// Keeps an object that a watch gave.
+    pub fn read(object: DeserializeGuard<Trial>) -> Option<Self> {
+        match object.0 {
+            Ok(trial) => Some(Self::new(trial)),
+            Err(error) => {
+                let trial = error.metadata.name.as_deref().unwrap_or_default();
+                tracing::error!(%error, trial, "a trial cannot be read and is passed over");
+                None
+            }
+        }
+    }
+
+    /// Its UID.
+    pub fn uid(&self) -> &str {
+        self.trial.metadata.uid.as_deref().unwrap_or_default()
+    }
+
+    /// The name of its experiment.
+    pub fn experiment_key(&self) -> Key {
+        Key::new(&self.key.namespace, &self.trial.spec.experiment)
+    }
+
+    /// When it was created.
+    pub fn created_at(&self) -> Timestamp {
+        self.trial.metadata.creation_timestamp.as_ref().map(timestamp).unwrap_or_default()
+    }
+}
+
+impl Cached for CachedTrial {
+    fn key(&self) -> Key {
+        self.key.clone()
+    }
+
+    fn group(&self) -> Option<Key> {
+        Some(self.experiment_key())
+    }
+
+    fn version(&self) -> &str {
+        &self.version
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        self.version == other.version
+    }
+}
+
+/// A pod of a trial, or of a clean-up.
+#[derive(Debug)]
+pub struct CachedPod {
+    /// What decisions follow from. Its node is looked up later.
+    pub seen: PodSeen,
+    /// The node that it is on.
+    pub node: Option<Arc<str>>,
+    /// UID of the object that owns it.
+    pub owner: String,
+    key: Key,
+    trial: Option<Key>,
+    version: String,
+}
+
+impl CachedPod {
+    /// Keeps what matters of a pod.
+    pub fn new(pod: Pod) -> Self {
+        let key = Key::of(&pod);
+        let label = |name: &str| pod.labels().get(name);
+        let number = |name: &str| label(name).and_then(|it| it.parse().ok()).unwrap_or(u32::MAX);
+        let trial = label(LABEL_TRIAL).map(|it| Key::new(&key.namespace, it));
+        let owner = pod.owner_references().iter().find(|it| it.controller == Some(true));
+        let owner = owner.map(|it| it.uid.clone()).unwrap_or_default();
+        let node = pod.spec.as_ref().and_then(|it| it.node_name.as_deref()).map(Arc::from);
+        let seen = seen(&pod, number(LABEL_ATTEMPT), number(LABEL_POD_INDEX));
+        let version = pod.resource_version().unwrap_or_default();
+        Self { seen, node, owner, key, trial, version }
+    }
+}
+
+impl Cached for CachedPod {
+    fn key(&self) -> Key {
+        self.key.clone()
+    }
+
+    fn group(&self) -> Option<Key> {
+        self.trial.clone()
+    }
+
+    fn version(&self) -> &str {
+        &self.version
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        self.seen == other.seen && self.node == other.node && self.owner == other.owner
+    }
+}
+
+/// A node.
+#[derive(Debug)]
+pub struct CachedNode {
+    /// Since when it is not ready, if it is not.
+    pub not_ready_since: Option<Timestamp>,
+    key: Key,
+    version: String,
+}
+
+impl CachedNode {
+    /// Keeps what matters of a node.
+    pub fn new(node: Node) -> Self {
+        let key = Key::of(&node);
+        let version = node.resource_version().unwrap_or_default();
+        let conditions = node.status.unwrap_or_default().conditions.unwrap_or_default();
+        let ready = conditions.into_iter().find(|it| it.type_ == "Ready");
+        let not_ready = ready.filter(|it| it.status != "True");
+        let since = |it: Option<Time>| it.as_ref().map(timestamp).unwrap_or_default();
+        let not_ready_since = not_ready.map(|it| since(it.last_transition_time));
+        Self { not_ready_since, key, version }
+    }
+}
+
+impl Cached for CachedNode {
+    fn key(&self) -> Key {
+        self.key.clone()
+    }
+
+    fn group(&self) -> Option<Key> {
+        None
+    }
+
+    fn version(&self) -> &str {
+        &self.version
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        self.not_ready_since == other.not_ready_since
+    }
+}
+
+/// What Kubernetes keeps about who wrote what is most of a small object.
+fn without_noise<K: Resource>(mut object: K) -> K {
+    object.meta_mut().managed_fields = None;
+    object
+}
+
+/// A time of the API server's, to the second.
+pub fn timestamp(time: &Time) -> Timestamp {
+    Timestamp(time.0.as_second())
+}
+
+fn seen(pod: &Pod, attempt: u32, index: u32) -> PodSeen {
+    let nothing = PodStatus::default();
+    let status = pod.status.as_ref().unwrap_or(&nothing);
+    let condition = |type_: &str, status_: &str| {
+        let conditions = status.conditions.iter().flatten();
+        conditions.filter(|it| it.type_ == type_ && it.status == status_).last()
+    };
+    let scheduled = condition("PodScheduled", "True");
+    let unscheduled = condition("PodScheduled", "False");
+    let disruption = condition("DisruptionTarget", "True");
+    let started = status.start_time.as_ref().map(timestamp);
+    let bound = pod.spec.as_ref().is_some_and(|it| it.node_name.is_some());
+    let scheduled_at = scheduled.and_then(|it| it.last_transition_time.as_ref()).map(timestamp);
+    PodSeen {
+        name: pod.name_any(),
+        uid: pod.uid().unwrap_or_default(),
+        attempt,
+        index,
+        phase: phase(status),
+        scheduled_at: scheduled_at.or(started).or(bound.then(Timestamp::default)),
+        unschedulable: unscheduled
+            .map(|it| it.message.clone().or_else(|| it.reason.clone()).unwrap_or_default()),
+        waiting: waiting(status),
+        exit: exit(status),
+        reason: status.reason.clone().filter(|it| !it.is_empty()),
+        message: status.message.clone().filter(|it| !it.is_empty()),
+        disruption: disruption.and_then(|it| it.reason.clone()),
+        deletion: pod.metadata.deletion_timestamp.as_ref().map(timestamp),
+        node: stoker_engine::gang::NodeState::Fine,
+    }
+}
+
+fn phase(status: &PodStatus) -> PodPhase {
+    match status.phase.as_deref() {
+        Some("Running") => PodPhase::Running,
+        Some("Succeeded") => PodPhase::Succeeded,
+        Some("Failed") => PodPhase::Failed,
+        Some("Unknown") => PodPhase::Unknown,
+        _ => PodPhase::Pending,
+    }
+}
+
+fn containers(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
+    let setup = status.init_container_statuses.iter().flatten();
+    setup.chain(status.container_statuses.iter().flatten())
+}
+
+/// Reasons of a container that is on its way.
+const ON_ITS_WAY: [&str; 2] = ["ContainerCreating", "PodInitializing"];
+
+fn waiting(status: &PodStatus) -> Option<Waiting> {
+    let states = containers(status).filter_map(|it| it.state.as_ref()?.waiting.as_ref());
+    let waiting = states.map(|it| Waiting {
+        reason: it.reason.clone().unwrap_or_default(),
+        message: it.message.clone().unwrap_or_default(),
+    });
+    waiting.into_iter().find(|it| !ON_ITS_WAY.contains(&it.reason.as_str()))
+}
+
+/// The program's exit, or that of the first container before it that failed.
+fn exit(status: &PodStatus) -> Option<Exit> {
+    let ended = |it: &ContainerStatus| {
+        let end = it.state.as_ref()?.terminated.as_ref()?;
+        Some(Exit {
+            code: end.exit_code,
+            reason: end.reason.clone().unwrap_or_default(),
+            message: end.message.clone().unwrap_or_default(),
+            finished_at: end.finished_at.as_ref().map(timestamp),
+            is_setup: it.name == SETUP_CONTAINER,
+        })
+    };
+    let setup = status.init_container_statuses.iter().flatten().filter_map(ended);
+    let failed = setup.into_iter().find(|it| it.code != 0);
+    let mut programs = status.container_statuses.iter().flatten();
+    failed.or_else(|| programs.find(|it| it.name == TRAINER_CONTAINER).and_then(ended))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pod(status: Value, more: Value) -> CachedPod {
+        let mut pod = json!({
+            "metadata": {
+                "name": "t-0-a2-r1", "namespace": "ns", "uid": "u", "resourceVersion": "7",
+                "labels": {
+                    "stoker.dev/trial": "t-0", "stoker.dev/attempt": "2", "stoker.dev/pod-index": "1"
+                },
+            },
+            "spec": { "containers": [] },
+            "status": status,
+        });
+        if let (Some(pod), Value::Object(more)) = (pod["metadata"].as_object_mut(), more) {
+            pod.extend(more);
+        }
+        CachedPod::new(serde_json::from_value(pod).unwrap())
+    }
+
+    #[test]
+    fn a_pod_is_read_by_its_labels() {
+        let pod = pod(json!({"phase": "Running"}), json!({}));
+        assert_eq!((pod.seen.attempt, pod.seen.index), (2, 1));
+        assert_eq!(pod.group(), Some(Key::new("ns", "t-0")));
+        assert_eq!((pod.seen.phase, pod.version()), (PodPhase::Running, "7"));
+    }
+
+    #[test]
+    fn an_unschedulable_pod_says_why() {
+        let pod = pod(
+            json!({"phase": "Pending", "conditions": [
+                {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2"}
+            ]}),
+            json!({}),
+        );
+        assert_eq!(pod.seen.unschedulable.as_deref(), Some("0/2"));
+        assert_eq!(pod.seen.scheduled_at, None);
+    }
+
+    #[test]
+    fn the_exit_is_the_programs_or_that_of_a_setup_that_failed() {
+        let ended = |name: &str, code: i32| {
+            json!({"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                "state": {"terminated": {"exitCode": code, "reason": "Error", "message": "why",
+                    "finishedAt": "1970-01-01T00:00:09Z"}}})
+        };
+        let check = |init: Value, main: Value, expected: Option<(i32, bool)>| {
+            let status = json!({"phase": "Failed", "initContainerStatuses": init,
+                "containerStatuses": main});
+            let exit = pod(status, json!({})).seen.exit;
+            assert_eq!(exit.as_ref().map(|it| (it.code, it.is_setup)), expected);
+            assert!(
+                exit.is_none_or(|it| it.finished_at == Some(Timestamp(9)) && it.message == "why")
+            );
+        };
+        check(json!([]), json!([ended("trainer", 3)]), Some((3, false)));
+        check(json!([ended("setup", 0)]), json!([ended("trainer", 3)]), Some((3, false)));
+        check(json!([ended("setup", 80)]), json!([]), Some((80, true)));
+        check(json!([]), json!([ended("sidecar", 3)]), None);
+    }
+
+    #[test]
+    fn a_container_on_its_way_does_not_wait() {
+        let check = |reason: &str, expected: Option<&str>| {
+            let status = json!({"phase": "Pending", "containerStatuses": [
+                {"name": "trainer", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                    "state": {"waiting": {"reason": reason}}}
+            ]});
+            let waiting = pod(status, json!({})).seen.waiting;
+            assert_eq!(waiting.as_ref().map(|it| it.reason.as_str()), expected);
+        };
+        check("ContainerCreating", None);
+        check("ImagePullBackOff", Some("ImagePullBackOff"));
+    }
+
+    #[test]
+    fn a_node_is_not_ready_since_its_condition_changed() {
+        let check = |status: &str, expected: Option<i64>| {
+            let node = json!({"metadata": {"name": "n"}, "status": {"conditions": [
+                {"type": "Ready", "status": status, "lastTransitionTime": "1970-01-01T00:00:09Z"}
+            ]}});
+            let node = CachedNode::new(serde_json::from_value(node).unwrap());
+            assert_eq!(node.not_ready_since, expected.map(Timestamp), "{status}");
+        };
+        check("True", None);
+        check("False", Some(9));
+        check("Unknown", Some(9));
+    }
+}

@@ -1,0 +1,199 @@
+//! Which objects are to be looked at, and when: each key once, and never by two workers.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+use crate::cache::Key;
+
+/// Keys with the time at which each is due.
+#[derive(Debug, Default)]
+pub struct Queue {
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    due: BTreeSet<(Instant, Key)>,
+    at: HashMap<Key, Instant>,
+    /// Keys that a worker has, and whether they are due again.
+    taken: BTreeMap<Key, Option<Instant>>,
+    is_closed: bool,
+}
+
+impl State {
+    fn put(&mut self, key: Key, at: Instant) {
+        match self.at.get(&key) {
+            Some(sooner) if *sooner <= at => return,
+            Some(later) => {
+                self.due.remove(&(*later, key.clone()));
+            }
+            None => {}
+        }
+        self.at.insert(key.clone(), at);
+        self.due.insert((at, key));
+    }
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes `key` due now.
+    pub fn add(&self, key: Key) {
+        self.add_after(key, Duration::ZERO);
+    }
+
+    /// Makes `key` due after `delay`, or as it is if that is sooner.
+    pub fn add_after(&self, key: Key, delay: Duration) {
+        let at = Instant::now() + delay;
+        let mut state = self.lock();
+        if let Some(again) = state.taken.get_mut(&key) {
+            *again = Some(again.map_or(at, |it| it.min(at)));
+            return;
+        }
+        state.put(key, at);
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// Keys that wait, due or not.
+    pub fn len(&self) -> usize {
+        self.lock().due.len()
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Forgets all keys: what is due is found anew by whoever leads next.
+    pub fn clear(&self) {
+        let mut state = self.lock();
+        state.due.clear();
+        state.at.clear();
+    }
+
+    /// Ends [`next`](Self::next) for all workers, or lets it begin again.
+    pub fn set_closed(&self, is_closed: bool) {
+        self.lock().is_closed = is_closed;
+        self.changed.notify_waiters();
+        self.changed.notify_one();
+    }
+
+    /// Waits for a key that is due and takes it; `None` once closed. Every key taken is given back
+    /// by [`done`](Self::done).
+    pub async fn next(&self) -> Option<Key> {
+        loop {
+            let changed = self.changed.notified();
+            let until = {
+                let mut state = self.lock();
+                if state.is_closed {
+                    drop(state);
+                    self.changed.notify_one();
+                    return None;
+                }
+                let first = state.due.first().cloned();
+                match first {
+                    Some((at, key)) if at <= Instant::now() => {
+                        state.due.remove(&(at, key.clone()));
+                        state.at.remove(&key);
+                        state.taken.insert(key.clone(), None);
+                        let has_more = !state.due.is_empty();
+                        drop(state);
+                        if has_more {
+                            self.changed.notify_one();
+                        }
+                        return Some(key);
+                    }
+                    first => first.map(|it| it.0),
+                }
+            };
+            match until {
+                Some(until) => tokio::select! {
+                    () = changed => {}
+                    () = sleep_until(until) => {}
+                },
+                None => changed.await,
+            }
+        }
+    }
+
+    /// Gives a key back, to be due again after `delay` if there is one.
+    pub fn done(&self, key: Key, delay: Option<Duration>) {
+        let mut state = self.lock();
+        let again = state.taken.remove(&key).flatten();
+        let at = delay.map(|it| Instant::now() + it);
+        if let Some(at) = [again, at].into_iter().flatten().min() {
+            state.put(key, at);
+            drop(state);
+            self.changed.notify_one();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(name: &str) -> Key {
+        Key::new("ns", name)
+    }
+
+    const SOON: Duration = Duration::from_millis(30);
+    const LATER: Duration = Duration::from_millis(120);
+    const NEVER: Duration = Duration::from_secs(600);
+
+    #[tokio::test]
+    async fn keys_come_when_they_are_due_and_once() {
+        let queue = Queue::default();
+        queue.add_after(key("later"), SOON);
+        queue.add(key("now"));
+        queue.add(key("now"));
+        let start = Instant::now();
+        assert_eq!(queue.next().await, Some(key("now")));
+        assert_eq!(queue.next().await, Some(key("later")));
+        assert!(start.elapsed() >= SOON);
+        assert!(queue.is_empty());
+    }
+
+    #[tokio::test]
+    async fn the_sooner_time_counts() {
+        let queue = Queue::default();
+        queue.add_after(key("a"), NEVER);
+        queue.add_after(key("a"), LATER);
+        queue.add_after(key("a"), NEVER);
+        assert_eq!(queue.next().await, Some(key("a")));
+        assert!(queue.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_key_that_is_taken_comes_again_after_it_was_given_back() {
+        let queue = Queue::default();
+        queue.add(key("a"));
+        assert_eq!(queue.next().await, Some(key("a")));
+        queue.add(key("a"));
+        assert!(queue.is_empty());
+        queue.done(key("a"), Some(NEVER));
+        assert_eq!(queue.next().await, Some(key("a")));
+        queue.done(key("a"), None);
+        assert!(queue.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_closed_queue_ends_its_workers() {
+        let queue = std::sync::Arc::new(Queue::default());
+        let worker = |queue: std::sync::Arc<Queue>| tokio::spawn(async move { queue.next().await });
+        let workers = [worker(queue.clone()), worker(queue.clone())];
+        tokio::time::sleep(SOON).await;
+        queue.set_closed(true);
+        for it in workers {
+            assert_eq!(it.await.unwrap(), None);
+        }
+    }
+}

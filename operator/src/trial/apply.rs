@@ -1,0 +1,182 @@
+//! Writes what was planned for a trial. Every write collides with whoever was faster.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Pod, Service};
+use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::{Api, ResourceExt as _};
+use stoker_api::trial::{AttemptEnd, TrialStatus};
+use stoker_engine::gang::{Delete, refuse};
+use stoker_engine::trial::live_attempt;
+
+use super::config::{Names, trial_config};
+use super::observe::Observed;
+use super::pods;
+use crate::cache::{Cached as _, Key};
+use crate::error::{Error, request};
+use crate::objects::{CachedPod, CachedTrial};
+use crate::world::{World, now};
+
+/// Replaces a trial's status, if nobody else has written the trial since.
+pub(crate) async fn write_status(
+    world: &World,
+    trial: &CachedTrial,
+    status: TrialStatus,
+) -> Result<Arc<CachedTrial>, Error> {
+    let key = trial.key();
+    let mut object = trial.trial.clone();
+    object.status = Some(status);
+    let api = world.trial_api(&key.namespace);
+    let doing = format!("write the status of trial {key}");
+    world.metrics.writes.get_or_create(&crate::metrics::Kind::TRIAL_STATUS).inc();
+    let parameters = PostParams::default();
+    match request(doing, api.replace_status(&key.name, &parameters, &object)).await {
+        Ok(written) => Ok(keep(world, written)),
+        Err(error) => Err(forget_if_gone(world, &key, error)),
+    }
+}
+
+pub(crate) fn keep(world: &World, written: stoker_api::trial::Trial) -> Arc<CachedTrial> {
+    world.trials.put(CachedTrial::new(written.clone()));
+    Arc::new(CachedTrial::new(written))
+}
+
+fn forget_if_gone(world: &World, key: &Key, error: Error) -> Error {
+    if matches!(error, Error::Gone { .. }) {
+        world.trials.forget(key);
+    }
+    error
+}
+
+/// Deletes a pod of this UID, and no other of its name.
+pub(super) async fn delete_pod(world: &World, namespace: &str, pod: &Delete) -> Result<(), Error> {
+    let api: Api<Pod> = Api::namespaced(world.client.clone(), namespace);
+    let uid = Some(pod.uid.clone());
+    let preconditions = Some(Preconditions { resource_version: None, uid });
+    let parameters = DeleteParams {
+        grace_period_seconds: Some(pod.grace_seconds),
+        preconditions,
+        ..DeleteParams::default()
+    };
+    world.metrics.writes.get_or_create(&crate::metrics::Kind::POD_DELETE).inc();
+    let doing = format!("delete pod {namespace}/{}", pod.name);
+    match request(doing, api.delete(&pod.name, &parameters)).await {
+        // Another pod has the name, or none has: this one is gone.
+        Err(Error::Gone { .. } | Error::Conflict { .. }) => {
+            world.pods.forget(&Key::new(namespace, &pod.name));
+            Ok(())
+        }
+        other => other.map(drop),
+    }
+}
+
+/// Makes pods of the live attempt. What the API server refuses ends the attempt.
+pub(super) async fn create_pods(
+    world: &World,
+    observed: &Observed,
+    trial: &CachedTrial,
+    indexes: &[u32],
+) -> Result<(), Error> {
+    let Some(attempt) = live_attempt(&trial.record) else { return Ok(()) };
+    let names = Names {
+        namespace: &observed.key.namespace,
+        trial: &observed.key.name,
+        uid: trial.uid(),
+        experiment_uid: &observed.experiment_uid,
+    };
+    let config = trial_config(&world.setup, &observed.valid, &trial.record, names, attempt);
+    if config.storage.url.is_empty() {
+        let text = "spec.checkpointStorage.url is not set, and the operator has no default: set it, \
+                    or install the chart with storage.url";
+        let (end, reason) = (AttemptEnd::NotStarted, "NoStorage");
+        return refused(world, observed, trial, end, reason, text.to_owned()).await;
+    }
+    let made = make(world, observed, names, &config, indexes).await;
+    let (end, reason, text) = match made {
+        Ok(()) => return Ok(()),
+        Err(Error::Exists { doing }) => {
+            let text =
+                format!("cannot {doing}: an object of this name has another owner; delete it");
+            (AttemptEnd::NotStarted, "NameTaken", text)
+        }
+        Err(Error::Refused { doing, code: 403, message }) => {
+            let is_quota = message.contains("exceeded quota");
+            let reason = if is_quota { "QuotaExceeded" } else { "AdmissionRefused" };
+            (AttemptEnd::NotStarted, reason, format!("cannot {doing}: {message}"))
+        }
+        Err(Error::Refused { doing, message, .. }) => {
+            (AttemptEnd::UserError, "PodInvalid", format!("cannot {doing}: {message}"))
+        }
+        Err(other) => return Err(other),
+    };
+    refused(world, observed, trial, end, reason, text).await
+}
+
+async fn make(
+    world: &World,
+    observed: &Observed,
+    names: Names<'_>,
+    config: &stoker_api::contract::TrialConfig,
+    indexes: &[u32],
+) -> Result<(), Error> {
+    let namespace = names.namespace;
+    if observed.valid.spec.resources.num_pods() > 1 {
+        make_service(world, observed, names).await?;
+    }
+    let api: Api<Pod> = Api::namespaced(world.client.clone(), namespace);
+    for &index in indexes {
+        let pod = pods::pod(&world.setup, &observed.valid, names, config, index);
+        let name = pods::pod_name(names.trial, config.attempt, index);
+        let doing = format!("create pod {namespace}/{name}");
+        let pod = pods::typed(pod).map_err(|message| Error::Refused {
+            doing: doing.clone(),
+            code: 422,
+            message,
+        })?;
+        world.metrics.writes.get_or_create(&crate::metrics::Kind::POD_CREATE).inc();
+        match request(doing.clone(), api.create(&PostParams::default(), &pod)).await {
+            Ok(made) => world.pods.put(CachedPod::new(made)),
+            Err(Error::Exists { doing }) => {
+                let found = request(format!("read pod {namespace}/{name}"), api.get(&name)).await?;
+                let found = CachedPod::new(found);
+                if found.owner != names.uid {
+                    return Err(Error::Exists { doing });
+                }
+                world.pods.put(found);
+            }
+            Err(other) => return Err(other),
+        }
+    }
+    Ok(())
+}
+
+async fn make_service(world: &World, observed: &Observed, names: Names<'_>) -> Result<(), Error> {
+    let api: Api<Service> = Api::namespaced(world.client.clone(), names.namespace);
+    let service = pods::service(&observed.valid, names);
+    let doing = format!("create service {}/{}", names.namespace, names.trial);
+    world.metrics.writes.get_or_create(&crate::metrics::Kind::SERVICE_CREATE).inc();
+    match request(doing, api.create(&PostParams::default(), &service)).await {
+        Err(Error::Exists { doing }) => {
+            let read = format!("read service {}/{}", names.namespace, names.trial);
+            let found = request(read, api.get(names.trial)).await?;
+            let is_ours = found.owner_references().iter().any(|it| it.uid == names.uid);
+            if is_ours { Ok(()) } else { Err(Error::Exists { doing }) }
+        }
+        other => other.map(drop),
+    }
+}
+
+async fn refused(
+    world: &World,
+    observed: &Observed,
+    trial: &CachedTrial,
+    end: AttemptEnd,
+    reason: &str,
+    message: String,
+) -> Result<(), Error> {
+    let mut record = trial.record.clone();
+    refuse(&mut record, end, reason, message, &observed.limits(), now());
+    let written = write_status(world, trial, record.status).await?;
+    super::tell(world, observed, &written).await;
+    Ok(())
+}

@@ -1,0 +1,137 @@
+//! One trial: its pods, its attempts, its end.
+//!
+//! ```text
+//!   cache -> observe -> engine: gang::plan -> apply: status, deletes, creates
+//! ```
+
+pub(crate) mod apply;
+pub mod config;
+mod observe;
+pub mod pods;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::runtime::events::EventType;
+use stoker_api::experiment::Phase;
+use stoker_api::trial::TrialStatus;
+use stoker_engine::gang::{GangPlan, plan};
+
+use crate::cache::Key;
+use crate::error::Error;
+use crate::objects::CachedTrial;
+use crate::world::{World, now};
+use observe::Observed;
+
+/// How long a difference of conditions alone waits for company: pods come up in several steps.
+const CONDITIONS_LINGER: Duration = Duration::from_secs(3);
+
+/// Moves one trial a step closer to what is wanted of it, and says when to look again.
+///
+/// Safe to run at any time and any number of times: the plan follows from what is recorded and seen.
+///
+/// # Errors
+///
+/// See [`Error`]. What was done so far stands.
+pub async fn reconcile(world: &World, key: &Key) -> Result<Option<Duration>, Error> {
+    let Some(observed) = observe::observe(world, key) else { return Ok(None) };
+    let mut planned = plan(&observed.view(now(), false));
+    if planned.wants_start {
+        if observe::is_admitted(world, &observed) {
+            planned = plan(&observed.view(now(), true));
+        } else {
+            // Whoever goes before tells nobody when it has started.
+            planned.wake_seconds = Some(planned.wake_seconds.unwrap_or(2).min(2));
+        }
+    }
+    let wake = planned.wake_seconds.map(Duration::from_secs);
+    let again = apply(world, key, &observed, planned).await?;
+    let soonest = [again, wake, Some(world.safety(key))].into_iter().flatten().min();
+    Ok(soonest)
+}
+
+async fn apply(
+    world: &World,
+    key: &Key,
+    observed: &Observed,
+    planned: GangPlan,
+) -> Result<Option<Duration>, Error> {
+    let GangPlan { record, delete, create, .. } = planned;
+    let mut again = None;
+    let mut trial: Arc<CachedTrial> = observed.trial.clone();
+    if record.status != trial.record.status {
+        let is_slight = is_only_conditions(&record.status, &trial.record.status);
+        match if is_slight { world.lingers(key, CONDITIONS_LINGER) } else { Ok(()) } {
+            Err(rest) => again = Some(rest),
+            Ok(()) => {
+                trial = apply::write_status(world, &trial, record.status).await?;
+                world.settled(key);
+                tell(world, observed, &trial).await;
+            }
+        }
+    } else {
+        world.settled(key);
+    }
+    for pod in &delete {
+        apply::delete_pod(world, &key.namespace, pod).await?;
+    }
+    if !create.is_empty() {
+        apply::create_pods(world, observed, &trial, &create).await?;
+    }
+    Ok(again)
+}
+
+/// Whether nothing but conditions differs: what people see a few seconds later is as good.
+fn is_only_conditions(a: &TrialStatus, b: &TrialStatus) -> bool {
+    let bare =
+        |it: &TrialStatus| TrialStatus { conditions: vec![], observed_generation: 0, ..it.clone() };
+    bare(a) == bare(b)
+}
+
+/// Events and metrics of what was recorded.
+async fn tell(world: &World, observed: &Observed, after: &CachedTrial) {
+    let before = &observed.trial.record.status;
+    let status = &after.record.status;
+    let trial = &after.trial;
+    let name = &*observed.key.name;
+    if status.attempts.len() > before.attempts.len() {
+        world.metrics.attempts_started.inc();
+        let attempt = status.attempts.len() - 1;
+        tracing::info!(experiment = trial.spec.experiment, trial = name, attempt, "attempt begun");
+    }
+    for (number, attempt) in status.attempts.iter().enumerate() {
+        let was_over = before.attempts.get(number).is_some_and(|it| it.end.is_some());
+        let Some(end) = attempt.end.filter(|_| !was_over) else { continue };
+        let reason = attempt.reason.clone().unwrap_or_default();
+        let message = attempt.message.clone().unwrap_or_default();
+        world.metrics.attempt_ended(end);
+        let experiment = &trial.spec.experiment;
+        tracing::info!(
+            experiment,
+            trial = name,
+            attempt = number,
+            ?end,
+            reason,
+            message,
+            "attempt over"
+        );
+        let (type_, event) = match end {
+            stoker_api::trial::AttemptEnd::Completed | stoker_api::trial::AttemptEnd::Preempted => {
+                continue;
+            }
+            _ => (EventType::Warning, "AttemptEnded"),
+        };
+        let note = format!("attempt {number}: {end:?}: {reason}: {message}");
+        world.event(trial, type_, event, note).await;
+    }
+    if status.phase.is_terminal() && !before.phase.is_terminal() {
+        let note = status.message.clone().unwrap_or_default();
+        world.metrics.trial_ended(status.phase);
+        let (type_, reason) = match status.phase {
+            Phase::Failed => (EventType::Warning, "Failed"),
+            Phase::Cancelled => (EventType::Normal, "Cancelled"),
+            _ => (EventType::Normal, "Completed"),
+        };
+        world.event(trial, type_, reason, note).await;
+    }
+}

@@ -1,0 +1,276 @@
+//! What all parts of a replica share: the client, the caches, the queues.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::{Api, Client, Resource};
+use stoker_api::experiment::Experiment;
+use stoker_api::time::Timestamp;
+use stoker_api::trial::Trial;
+use tokio::sync::{mpsc::UnboundedReceiver, watch};
+
+use crate::cache::{Cache, Cached as _, Change, Key};
+use crate::metrics::Metrics;
+use crate::objects::{CachedExperiment, CachedNode, CachedPod, CachedTrial};
+use crate::options::Options;
+use crate::queue::Queue;
+use crate::trial::config::Setup;
+
+/// How long changes of an experiment's trials are gathered before it is looked at.
+const GATHER: Duration = Duration::from_millis(100);
+/// The safety requeue: a lost event is made up for within this time, and a third more or less.
+const SAFETY: Duration = Duration::from_secs(600);
+
+/// Everything that a replica's parts share.
+pub struct World {
+    /// The API server.
+    pub client: Client,
+    /// What the operator was started with.
+    pub options: Options,
+    /// What pods are made with.
+    pub setup: Setup,
+    /// All experiments.
+    pub experiments: Arc<Cache<CachedExperiment>>,
+    /// All trials.
+    pub trials: Arc<Cache<CachedTrial>>,
+    /// All pods of trials.
+    pub pods: Arc<Cache<CachedPod>>,
+    /// All nodes.
+    pub nodes: Arc<Cache<CachedNode>>,
+    /// Experiments to look at.
+    pub experiment_queue: Queue,
+    /// Trials to look at.
+    pub trial_queue: Queue,
+    /// What is counted.
+    pub metrics: Metrics,
+    /// Begins all watches anew.
+    pub refresh: watch::Sender<u64>,
+    /// Says that a trial's spec or status changed, to those who wait for it at the door.
+    pub trial_changes: tokio::sync::broadcast::Sender<Key>,
+    /// Until when this replica leads, if nothing more is heard.
+    leads_until: Mutex<Option<Instant>>,
+    /// Objects that cannot be read and were told so, by generation.
+    told: Mutex<HashSet<(Key, i64)>>,
+    recorder: Recorder,
+    /// When a difference of conditions alone was first seen.
+    lingering: Mutex<HashMap<Key, Instant>>,
+}
+
+/// The changes of each cache.
+#[derive(Debug)]
+pub struct Changes {
+    experiments: UnboundedReceiver<Change<CachedExperiment>>,
+    trials: UnboundedReceiver<Change<CachedTrial>>,
+    pods: UnboundedReceiver<Change<CachedPod>>,
+    nodes: UnboundedReceiver<Change<CachedNode>>,
+}
+
+/// Now, as the engine is told.
+pub fn now() -> Timestamp {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    Timestamp(since.map_or(0, |it| i64::try_from(it.as_secs()).unwrap_or(i64::MAX)))
+}
+
+impl fmt::Debug for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("World").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl World {
+    /// A world whose caches are empty.
+    pub fn new(client: Client, options: Options, setup: Setup) -> (Arc<Self>, Changes) {
+        let (experiments, experiment_changes) = Cache::new();
+        let (trials, trial_changes) = Cache::new();
+        let (pods, pod_changes) = Cache::new();
+        let (nodes, node_changes) = Cache::new();
+        let reporter = Reporter {
+            controller: "stoker-operator".to_owned(),
+            instance: Some(options.identity.clone()),
+        };
+        let recorder = Recorder::new(client.clone(), reporter);
+        let world = Self {
+            client,
+            options,
+            setup,
+            experiments,
+            trials,
+            pods,
+            nodes,
+            experiment_queue: Queue::default(),
+            trial_queue: Queue::default(),
+            metrics: Metrics::default(),
+            refresh: watch::Sender::new(0),
+            trial_changes: tokio::sync::broadcast::Sender::new(4096),
+            leads_until: Mutex::default(),
+            told: Mutex::default(),
+            recorder,
+            lingering: Mutex::default(),
+        };
+        let changes = Changes {
+            experiments: experiment_changes,
+            trials: trial_changes,
+            pods: pod_changes,
+            nodes: node_changes,
+        };
+        (Arc::new(world), changes)
+    }
+
+    /// Whether this replica leads. What it writes is preconditioned all the same.
+    pub fn is_leader(&self) -> bool {
+        let until = *self.leads_until.lock().unwrap_or_else(PoisonError::into_inner);
+        until.is_some_and(|it| Instant::now() < it)
+    }
+
+    /// Makes this replica lead until then, or not at all.
+    pub fn set_leader(&self, until: Option<Instant>) {
+        *self.leads_until.lock().unwrap_or_else(PoisonError::into_inner) = until;
+        self.metrics.leader.set(i64::from(until.is_some()));
+    }
+
+    /// Whether an object of this generation is looked at for the first time.
+    pub fn is_first_look(&self, key: &Key, generation: i64) -> bool {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        told.insert((key.clone(), generation))
+    }
+
+    /// Trials of a namespace.
+    pub fn trial_api(&self, namespace: &str) -> Api<Trial> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// Experiments of a namespace.
+    pub fn experiment_api(&self, namespace: &str) -> Api<Experiment> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// Whether all caches have a whole list.
+    pub fn is_ready(&self) -> bool {
+        self.experiments.is_ready()
+            && self.trials.is_ready()
+            && self.pods.is_ready()
+            && self.nodes.is_ready()
+    }
+
+    /// Waits until they have.
+    pub async fn ready(&self) {
+        self.experiments.ready().await;
+        self.trials.ready().await;
+        self.pods.ready().await;
+        self.nodes.ready().await;
+    }
+
+    /// Makes everything due.
+    pub fn add_all(&self) {
+        self.experiments.all().iter().for_each(|it| self.experiment_queue.add(it.key()));
+        self.trials.all().iter().for_each(|it| self.trial_queue.add(it.key()));
+    }
+
+    /// The wait before an object is looked at again although nothing happened: spread by its name, so
+    /// that not all come at once.
+    pub fn safety(&self, key: &Key) -> Duration {
+        let hash = key
+            .name
+            .bytes()
+            .fold(0u64, |hash, byte| hash.wrapping_mul(31).wrapping_add(u64::from(byte)));
+        SAFETY.mul_f64(0.67 + (hash % 1000) as f64 / 1500.0)
+    }
+
+    /// Whether a difference that was seen now has been there for `time`; otherwise the rest of it.
+    pub fn lingers(&self, key: &Key, time: Duration) -> Result<(), Duration> {
+        let mut lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = *lingering.entry(key.clone()).or_insert_with(Instant::now);
+        match time.checked_sub(since.elapsed()) {
+            None | Some(Duration::ZERO) => {
+                lingering.remove(key);
+                Ok(())
+            }
+            Some(rest) => Err(rest),
+        }
+    }
+
+    /// Forgets a difference that is no more.
+    pub fn settled(&self, key: &Key) {
+        self.lingering.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+    }
+
+    /// Tells people something of an object. Failing to is not worth failing for.
+    pub async fn event<K>(&self, object: &K, type_: EventType, reason: &str, note: String)
+    where
+        K: Resource<DynamicType = ()>,
+    {
+        let event = Event {
+            type_,
+            reason: reason.to_owned(),
+            note: Some(note.chars().take(1000).collect()),
+            action: "Reconcile".to_owned(),
+            secondary: None,
+        };
+        if let Err(error) = self.recorder.publish(&event, &object.object_ref(&())).await {
+            tracing::warn!(%error, reason, "an event is not written");
+        }
+    }
+}
+
+/// Makes due what follows from each change, for as long as this is polled.
+pub async fn dispatch(world: Arc<World>, mut changes: Changes) {
+    loop {
+        tokio::select! {
+            Some(change) = changes.experiments.recv() => on_experiment(&world, &change),
+            Some(change) = changes.trials.recv() => on_trial(&world, &change),
+            Some(change) = changes.pods.recv() => {
+                let trials = [&change.old, &change.new].into_iter().flatten();
+                trials.filter_map(|it| it.group()).for_each(|it| world.trial_queue.add(it));
+            }
+            Some(change) = changes.nodes.recv() => on_node(&world, &change),
+            else => return,
+        }
+    }
+}
+
+fn on_experiment(world: &World, change: &Change<CachedExperiment>) {
+    let Some(any) = change.new.as_ref().or(change.old.as_ref()) else { return };
+    world.experiment_queue.add(any.key());
+    // Its trials wait for it where it came after them, as after a restart.
+    let spec = |it: &Option<Arc<CachedExperiment>>| {
+        it.as_ref().and_then(|it| it.experiment()).and_then(|it| it.metadata.generation)
+    };
+    if spec(&change.old) != spec(&change.new) {
+        world.trials.group(&any.key()).iter().for_each(|it| world.trial_queue.add(it.key()));
+    }
+}
+
+fn on_trial(world: &World, change: &Change<CachedTrial>) {
+    let Some(any) = change.new.as_ref().or(change.old.as_ref()) else { return };
+    let _ = world.trial_changes.send(any.key());
+    world.trial_queue.add(any.key());
+    let matters = match (&change.old, &change.new) {
+        (Some(old), Some(new)) => matters(old, new),
+        _ => true,
+    };
+    if matters {
+        world.experiment_queue.add_after(any.experiment_key(), GATHER);
+    }
+}
+
+/// Whether an experiment may plan otherwise because of a change of its trial.
+fn matters(old: &CachedTrial, new: &CachedTrial) -> bool {
+    let (before, after) = (&old.record.status, &new.record.status);
+    let is_alive = |it: &CachedTrial| stoker_engine::trial::live_attempt(&it.record).is_some();
+    before.facts != after.facts
+        || before.phase != after.phase
+        || before.best_metric != after.best_metric
+        || is_alive(old) != is_alive(new)
+        || old.record.spec != new.record.spec
+}
+
+fn on_node(world: &World, change: &Change<CachedNode>) {
+    let Some(any) = change.new.as_ref().or(change.old.as_ref()) else { return };
+    let name = any.key().name;
+    let pods = world.pods.all();
+    let touched = pods.iter().filter(|it| it.node.as_ref() == Some(&name));
+    touched.filter_map(|it| it.group()).for_each(|it| world.trial_queue.add(it));
+}

@@ -1,0 +1,179 @@
+//! Experiments from their creation to their end.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use stoker_api::condition::{ConditionStatus, find};
+use stoker_api::experiment::Phase;
+use stoker_api::trial::{CloseCause, Fact};
+
+use crate::kubelet::{Kubelet, Script};
+use crate::setup::{Place, free_ports, runtime};
+
+/// A grid over `x` of so many points; each trial trains for so many batches.
+pub(crate) fn grid(points: u32, batches: u64, slots: u32) -> Value {
+    json!({
+        "entrypoint": { "command": ["stoker-trainer", "mnist"] },
+        "hyperparameters": { "x": { "double": { "min": 0.0, "max": 1.0, "count": points } } },
+        "searcher": {
+            "metric": "loss", "maxLength": { "batches": batches },
+            "grid": { "maxConcurrentTrials": 3 },
+        },
+        "resources": { "slotsPerTrial": slots, "slotsPerPod": 1 },
+        "reproducibility": { "experimentSeed": 5 },
+    })
+}
+
+#[test]
+fn an_experiment_runs_to_its_end_and_says_which_trial_is_best() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        let place = Place::new("flow").await;
+        let mut operator = place.operator("a", free_ports());
+        operator.wait_ready(&place);
+        let kubelet =
+            Kubelet::start(&place.client, &place.namespace, |_| Script::Train { unit_ms: 30 });
+        place.apply("grid", grid(4, 3, 2));
+        let ended = place.wait_for("grid", &[Phase::Completed, Phase::Failed], 60).await;
+        let status = ended.status.unwrap();
+        assert_eq!(status.phase, Phase::Completed, "{status:#?}");
+        let best = status.best.as_ref().unwrap();
+        // x is 0, 1/3, 2/3, 1 in some order: the second is nearest to 0.3.
+        let trials = place.trials_of("grid").await;
+        let x = trials[best.index as usize].spec.hyperparameters["x"].as_f64().unwrap();
+        assert!((x - 1.0 / 3.0).abs() < 1e-9, "{x}");
+        assert_eq!((status.trials_created, status.trials_closed), (4, 4));
+        assert_eq!(best.checkpoint.as_deref(), Some("000000000003-0"));
+        assert_eq!(status.progress_percent, 100);
+        let completed = find(&status.conditions, "Completed").unwrap();
+        assert_eq!(completed.status, ConditionStatus::True);
+        assert_eq!(completed.observed_generation, status.observed_generation);
+        let mut started = kubelet.started();
+        started.sort();
+        let expected: Vec<String> =
+            (0..4).flat_map(|t| (0..2).map(move |r| format!("grid-{t}-a0-r{r}"))).collect();
+        assert_eq!(started, expected);
+        for trial in place.trials_of("grid").await {
+            let status = trial.status.unwrap();
+            assert_eq!((status.phase, status.attempts.len()), (Phase::Completed, 1));
+            let closed =
+                |it: &Fact| matches!(it, Fact::Closed(it) if it.cause == CloseCause::Completed);
+            assert!(status.facts.iter().any(closed));
+        }
+        let waited =
+            ["wait", "experiment/grid", "-n", "flow", "--for=condition=Completed", "--timeout=5s"];
+        place.plane.kubectl(&waited).unwrap();
+        let columns = place.plane.kubectl(&["get", "stoker", "-n", "flow"]).unwrap();
+        assert!(columns.contains("Completed") && columns.contains("BEST"), "{columns}");
+    });
+}
+
+#[test]
+fn an_experiment_is_paused_goes_on_and_is_cancelled() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        let place = Place::new("pause").await;
+        let mut operator = place.operator("a", free_ports());
+        operator.wait_ready(&place);
+        let kubelet =
+            Kubelet::start(&place.client, &place.namespace, |_| Script::Train { unit_ms: 100 });
+        place.apply("long", grid(2, 1000, 1));
+        place.wait_for("long", &[Phase::Running], 20).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        place.patch("long", &json!({"spec": {"state": "paused"}})).unwrap();
+        place.wait_for("long", &[Phase::Paused], 20).await;
+        let trials = place.trials_of("long").await;
+        let status = trials[0].status.clone().unwrap();
+        assert_eq!(status.attempts[0].end, Some(stoker_api::trial::AttemptEnd::Preempted));
+        place.patch("long", &json!({"spec": {"state": "active"}})).unwrap();
+        place.wait_for("long", &[Phase::Running], 20).await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert!(kubelet.started().contains(&"long-0-a1-r0".to_owned()), "{:?}", kubelet.started());
+        let resumed = place.trials_of("long").await[0].status.clone().unwrap().attempts[1].clone();
+        assert!(resumed.resumed_from.is_some(), "{resumed:?}");
+        place.patch("long", &json!({"spec": {"state": "cancelled"}})).unwrap();
+        let ended = place.wait_for("long", &[Phase::Cancelled, Phase::Completed], 20).await;
+        assert_eq!(ended.status.unwrap().phase, Phase::Cancelled);
+        let refused = place.patch("long", &json!({"spec": {"state": "active"}})).unwrap_err();
+        assert!(refused.contains("stays cancelled"), "{refused}");
+    });
+}
+
+#[test]
+fn a_killed_experiment_ends_at_once() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        let place = Place::new("killed").await;
+        let mut operator = place.operator("a", free_ports());
+        operator.wait_ready(&place);
+        let _kubelet = Kubelet::start(&place.client, &place.namespace, |_| Script::Hang);
+        place.apply("deaf", grid(2, 1000, 1));
+        place.wait_for("deaf", &[Phase::Running], 20).await;
+        place.patch("deaf", &json!({"spec": {"state": "killed"}})).unwrap();
+        place.wait_for("deaf", &[Phase::Cancelled], 20).await;
+        let gone = || place.plane.kubectl(&["get", "pods", "-n", "killed", "-o", "name"]);
+        stoker_test_cluster::wait_until("its pods are gone", 20, || match gone() {
+            Ok(text) if text.trim().is_empty() => Ok(()),
+            other => Err(format!("{other:?}")),
+        })
+        .unwrap();
+    });
+}
+
+#[test]
+fn an_experiment_that_cannot_run_says_all_that_is_wrong_and_stops_nobody() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        let place = Place::new("invalid").await;
+        let mut operator = place.operator("a", free_ports());
+        operator.wait_ready(&place);
+        let _kubelet =
+            Kubelet::start(&place.client, &place.namespace, |_| Script::Train { unit_ms: 10 });
+        let mut spec = grid(2, 2, 1);
+        spec["hyperparameters"] =
+            json!({ "x": { "int": { "min": 5, "max": 1 } }, "y": { "log": {} } });
+        place.apply("bad", spec);
+        place.apply("good", grid(2, 2, 1));
+        let bad = place.wait_for("bad", &[Phase::Failed], 20).await.status.unwrap();
+        let valid = find(&bad.conditions, "Valid").unwrap();
+        assert_eq!((valid.status, valid.reason.as_str()), (ConditionStatus::False, "Invalid"));
+        for field in ["spec.hyperparameters.x", "spec.hyperparameters.y"] {
+            assert!(valid.message.contains(field), "{}", valid.message);
+        }
+        place.wait_for("good", &[Phase::Completed], 30).await;
+    });
+}
+
+#[test]
+fn a_trial_deleted_by_hand_is_closed_and_its_index_is_not_used_again() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        let place = Place::new("deleted").await;
+        let mut operator = place.operator("a", free_ports());
+        operator.wait_ready(&place);
+        let _kubelet =
+            Kubelet::start(&place.client, &place.namespace, |_| Script::Train { unit_ms: 200 });
+        place.apply("grid", grid(3, 8, 1));
+        place.wait_for("grid", &[Phase::Running], 20).await;
+        place
+            .plane
+            .kubectl(&["delete", "trial", "grid-1", "-n", "deleted", "--wait=false"])
+            .unwrap();
+        let ended = place.wait_for("grid", &[Phase::Completed], 60).await.status.unwrap();
+        assert_eq!((ended.trials_created, ended.trials_closed), (3, 3));
+        assert_ne!(ended.best.unwrap().index, 1);
+        let names: Vec<u32> =
+            place.trials_of("grid").await.iter().map(|it| it.spec.index).collect();
+        assert_eq!(names, [0, 2]);
+    });
+}

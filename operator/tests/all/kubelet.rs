@@ -1,0 +1,299 @@
+//! A kubelet that runs no containers: it says of each pod what its script says, and the scripts of
+//! programs speak to the door as a trainer does.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::{Value, json};
+use stoker_api::contract::{CONTRACT_VERSION, Directive, Report, ReportEvent, TrialConfig};
+use stoker_api::names::{ANNOTATION_TRIAL_CONFIG, checkpoint_name};
+
+/// What becomes of a pod.
+#[derive(Clone, Debug)]
+pub(crate) enum Script {
+    /// It trains: so many milliseconds for each unit, and a result that follows from its draw.
+    Train { unit_ms: u64 },
+    /// Its status becomes this, and nothing else happens.
+    Status(Value),
+    /// It runs, and hears nothing.
+    Hang,
+    /// It runs for so many milliseconds and ends with this code.
+    Exit { after_ms: u64, code: i32 },
+}
+
+type Scripts = dyn Fn(&Pod) -> Script + Send + Sync;
+
+/// Runs the pods of a namespace until dropped.
+pub(crate) struct Kubelet {
+    task: tokio::task::JoinHandle<()>,
+    /// Names of pods that were run, in order.
+    pub(crate) started: Arc<Mutex<Vec<String>>>,
+}
+
+impl Drop for Kubelet {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Kubelet {
+    pub(crate) fn start(
+        client: &Client,
+        namespace: &str,
+        script: impl Fn(&Pod) -> Script + Send + Sync + 'static,
+    ) -> Self {
+        let started = Arc::new(Mutex::new(Vec::new()));
+        let (client, namespace) = (client.clone(), namespace.to_owned());
+        let task = tokio::spawn(run(client, namespace, Arc::new(script), started.clone()));
+        Self { task, started }
+    }
+
+    pub(crate) fn started(&self) -> Vec<String> {
+        self.started.lock().unwrap().clone()
+    }
+}
+
+async fn run(
+    client: Client,
+    namespace: String,
+    script: Arc<Scripts>,
+    started: Arc<Mutex<Vec<String>>>,
+) {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+    let mut seen: HashSet<String> = HashSet::new();
+    loop {
+        tokio::time::sleep(Duration::from_millis(40)).await;
+        let Ok(list) = pods.list(&Default::default()).await else { continue };
+        for pod in list {
+            let uid = pod.uid().unwrap_or_default();
+            if pod.metadata.deletion_timestamp.is_none() && seen.insert(uid) {
+                started.lock().unwrap().push(pod.name_any());
+                let script = script(&pod);
+                tokio::spawn(live(client.clone(), namespace.clone(), pod, script));
+            }
+        }
+    }
+}
+
+/// One pod's life, to its end or its deletion.
+async fn live(client: Client, namespace: String, pod: Pod, script: Script) {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+    let name = pod.name_any();
+    let say = async |status: Value| {
+        let patch = json!({ "metadata": { "uid": pod.uid() }, "status": status });
+        for _ in 0..100 {
+            let (parameters, patch) = (PatchParams::default(), Patch::Merge(&patch));
+            match pods.patch_status(&name, &parameters, &patch).await {
+                Ok(_) => return,
+                Err(kube::Error::Api(it)) if it.code < 500 => return,
+                // The API server may be away for a while: a kubelet tries on.
+                Err(_) => tokio::time::sleep(Duration::from_millis(500)).await,
+            }
+        }
+    };
+    let running = json!({
+        "phase": "Running",
+        "conditions": [{ "type": "PodScheduled", "status": "True", "lastTransitionTime": now() }],
+    });
+    let code = match script {
+        Script::Status(status) => return say(status).await,
+        Script::Hang => {
+            say(running).await;
+            gone(&pods, &pod).await;
+            137
+        }
+        Script::Exit { after_ms, code } => {
+            say(running).await;
+            tokio::time::sleep(Duration::from_millis(after_ms)).await;
+            code
+        }
+        Script::Train { unit_ms } => {
+            say(running).await;
+            tokio::select! {
+                code = train(&client, &namespace, &pod, unit_ms) => code,
+                () = gone(&pods, &pod) => 143,
+            }
+        }
+    };
+    say(ended(code)).await;
+    // A pod that is being deleted goes once its containers have ended.
+    gone(&pods, &pod).await;
+    let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+    let _ = pods.delete(&name, &now).await;
+}
+
+/// A status of a pod whose program ended.
+pub(crate) fn ended(code: i32) -> Value {
+    let phase = if code == 0 { "Succeeded" } else { "Failed" };
+    json!({
+        "phase": phase,
+        "containerStatuses": [{
+            "name": "trainer", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+            "state": { "terminated": {
+                "exitCode": code, "reason": if code == 0 { "Completed" } else { "Error" },
+                "finishedAt": now(),
+            } },
+        }],
+    })
+}
+
+pub(crate) fn now() -> String {
+    stoker_operator::world::now().to_string()
+}
+
+/// Waits until a pod is being deleted, or is no more.
+async fn gone(pods: &Api<Pod>, pod: &Pod) {
+    loop {
+        match pods.get_opt(&pod.name_any()).await {
+            Ok(Some(it)) if it.uid() == pod.uid() && it.metadata.deletion_timestamp.is_none() => {}
+            Ok(_) => return,
+            // The API server is away, the pod is not.
+            Err(_) => {}
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// A trainer's token, as the kubelet projects it.
+pub(crate) async fn token(client: &Client, namespace: &str, pod: &Pod) -> Option<String> {
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), namespace);
+    let request = TokenRequest {
+        spec: Some(TokenRequestSpec {
+            audiences: Some(vec!["stoker".to_owned()]),
+            bound_object_ref: Some(BoundObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("Pod".to_owned()),
+                name: Some(pod.name_any()),
+                uid: pod.uid(),
+            }),
+            expiration_seconds: Some(600),
+        }),
+        ..TokenRequest::default()
+    };
+    let account = pod
+        .spec
+        .as_ref()
+        .and_then(|it| it.service_account_name.clone())
+        .unwrap_or("default".into());
+    let made = accounts.create_token_request(&account, &PostParams::default(), &request).await;
+    made.ok()?.status?.token
+}
+
+/// The searched metric of a trial after so many units: less is better, and every draw differs.
+pub(crate) fn loss(config: &TrialConfig, units: u64) -> String {
+    let x = config.hyperparameters["x"].as_f64().unwrap_or(0.0);
+    stoker_api::number::format((x - 0.3).abs() + 1.0 / units as f64)
+}
+
+/// What a pod's program was told.
+pub(crate) fn config_of(pod: &Pod) -> TrialConfig {
+    serde_json::from_str(&pod.annotations()[ANNOTATION_TRIAL_CONFIG]).unwrap()
+}
+
+/// A way to the door.
+pub(crate) struct Line {
+    client: reqwest::Client,
+    url: String,
+    pub(crate) token: String,
+}
+
+impl Line {
+    pub(crate) fn new(config: &TrialConfig, token: String) -> Self {
+        let ca = config.door.ca.clone().unwrap();
+        let ca = reqwest::Certificate::from_pem(ca.as_bytes()).unwrap();
+        let client = reqwest::Client::builder()
+            .no_proxy()
+            .tls_certs_only([ca])
+            .timeout(Duration::from_secs(60))
+            .build()
+            .unwrap();
+        Self { client, url: config.door.url.clone(), token }
+    }
+
+    /// The status and the answer to one report.
+    pub(crate) async fn post(&self, report: &Report) -> Option<(u16, String)> {
+        let request = self.client.post(&self.url).bearer_auth(&self.token);
+        let body = serde_json::to_vec(report).unwrap();
+        let sent = request.header("content-type", "application/json").body(body).send().await;
+        let response = sent.ok()?;
+        Some((response.status().as_u16(), response.text().await.ok()?))
+    }
+
+    /// The answer to a report, tried until there is one.
+    pub(crate) async fn ask(&self, attempt: u32, batches: u64, event: ReportEvent) -> Directive {
+        let report = Report { version: CONTRACT_VERSION, attempt, batches, event };
+        loop {
+            match self.post(&report).await {
+                Some((200, text)) => return serde_json::from_str(&text).unwrap(),
+                Some((401 | 403, _)) => return Directive::Fenced,
+                Some((code @ (400 | 422), text)) => panic!("{code}: {text}"),
+                _ => tokio::time::sleep(Duration::from_millis(200)).await,
+            }
+        }
+    }
+}
+
+/// A program that trains: the exit code it ends with. Only rank 0's pod reports.
+async fn train(client: &Client, namespace: &str, pod: &Pod, unit_ms: u64) -> i32 {
+    let config = config_of(pod);
+    if !pod.name_any().ends_with("-r0") {
+        // The others end with rank 0, whose pod they watch in place of a collective.
+        let first = pod.name_any().rsplit_once("-r").unwrap().0.to_owned() + "-r0";
+        let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+        loop {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let Ok(found) = pods.get_opt(&first).await else { continue };
+            let status = found.and_then(|it| it.status).unwrap_or_default();
+            let states = status.container_statuses.into_iter().flatten().filter_map(|it| it.state);
+            if let Some(end) = states.filter_map(|it| it.terminated).next() {
+                return end.exit_code;
+            }
+        }
+    }
+    let Some(token) = token(client, namespace, pod).await else { return 80 };
+    let line = Line::new(&config, token);
+    let (attempt, mut units) = (config.attempt, config.units);
+    let from = config.resume_from.first().map(|it| it.name.clone());
+    let from_name = |it: &String| stoker_api::names::parse_checkpoint_name(it).map(|it| it.0);
+    let mut done = from.as_ref().and_then(from_name).unwrap_or(0);
+    let started = ReportEvent::Started {
+        resumed_from: from,
+        batches_total: units,
+        refused: Default::default(),
+    };
+    let mut directive = line.ask(attempt, done, started).await;
+    loop {
+        match directive {
+            Directive::Continue { units: more } => units = units.max(more),
+            Directive::Stop => return 0,
+            Directive::Preempt => return 79,
+            Directive::Fenced => return 80,
+            Directive::Wait => {}
+        }
+        if done >= units {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            let event = ReportEvent::Progress { batches_total: units };
+            directive = line.ask(attempt, done, event).await;
+            continue;
+        }
+        tokio::time::sleep(Duration::from_millis(unit_ms)).await;
+        done += 1;
+        let metric = loss(&config, done);
+        let checkpoint = ReportEvent::Checkpointed {
+            name: checkpoint_name(done, attempt),
+            manifest_sha256: "0".repeat(64),
+            bytes: 1,
+            metric: Some(metric.clone()),
+        };
+        line.ask(attempt, done, checkpoint).await;
+        let metrics = [(config.metric.clone(), metric)].into();
+        let granted_units = (done == units).then_some(done);
+        let event = ReportEvent::Validated { metrics, granted_units };
+        directive = line.ask(attempt, done, event).await;
+    }
+}

@@ -1,0 +1,10 @@
+//! The operator's own program against a real API server. There are no nodes: a scripted kubelet says
+//! what becomes of pods, and scripted trainers report to the door.
+
+mod bench;
+mod failures;
+mod flow;
+mod kubelet;
+mod leaders;
+mod setup;
+mod writes;

@@ -1,0 +1,286 @@
+//! A control plane for all tests, operators as processes, and looks at what they made.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use kube::{Api, Client, Config, ResourceExt as _};
+use serde_json::{Value, json};
+use stoker_api::experiment::{Experiment, Phase};
+use stoker_api::trial::Trial;
+use stoker_test_cluster::{ControlPlane, wait_until};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+/// The control plane that all tests of this process share.
+pub(crate) fn plane() -> &'static ControlPlane {
+    static PLANE: OnceLock<ControlPlane> = OnceLock::new();
+    PLANE.get_or_init(|| {
+        let options = stoker_test_cluster::Options { controllers: true, ..Default::default() };
+        let plane = ControlPlane::start_with(options).unwrap_or_else(|it| panic!("{it}"));
+        let crds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crds");
+        plane.apply_crds(&crds).unwrap();
+        plane
+    })
+}
+
+/// A client of the cluster's administrator.
+pub(crate) async fn client(plane: &ControlPlane) -> Client {
+    let text = std::fs::read_to_string(plane.kubeconfig()).unwrap();
+    let kubeconfig = kube::config::Kubeconfig::from_yaml(&text).unwrap();
+    let options = Default::default();
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &options).await.unwrap();
+    config.default_retry = false;
+    Client::try_from(config).unwrap()
+}
+
+pub(crate) fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap()
+}
+
+/// A namespace of one test, with what its operators need.
+pub(crate) struct Place {
+    pub(crate) plane: &'static ControlPlane,
+    pub(crate) namespace: String,
+    pub(crate) folder: TempDir,
+    pub(crate) client: Client,
+}
+
+impl Place {
+    pub(crate) async fn new(namespace: &str) -> Self {
+        let plane = plane();
+        plane.make_namespace(namespace).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        certificate(folder.path());
+        std::fs::write(folder.path().join("gang"), [7; 32]).unwrap();
+        let namespace = namespace.to_owned();
+        Self { plane, namespace, folder, client: client(plane).await }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// An operator that listens on `port` and the one after it.
+    pub(crate) fn operator(&self, identity: &str, port: u16) -> Operator {
+        self.operator_with(identity, port, self.plane.kubeconfig(), &[])
+    }
+
+    pub(crate) fn operator_with(
+        &self,
+        identity: &str,
+        port: u16,
+        kubeconfig: &Path,
+        more: &[&str],
+    ) -> Operator {
+        let log = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.path(&format!("{identity}.log")))
+            .unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_stoker-operator"))
+            .arg("run")
+            .args(["--identity", identity, "--namespace", &self.namespace])
+            .args(["--watch-namespaces", &self.namespace, "--lease-seconds", "4"])
+            .args(["--door-listen", &format!("127.0.0.1:{port}")])
+            .args(["--door-url", &format!("https://127.0.0.1:{port}")])
+            .args(["--observe-listen", &format!("127.0.0.1:{}", port + 1)])
+            .args(["--trainer-image", "trainer:1", "--storage-url", "memory:///"])
+            .args(["--log-format", "text"])
+            .arg("--tls-cert")
+            .arg(self.path("tls.crt"))
+            .arg("--tls-key")
+            .arg(self.path("tls.key"))
+            .arg("--tls-ca")
+            .arg(self.path("ca.crt"))
+            .arg("--gang-key-file")
+            .arg(self.path("gang"))
+            .args(more)
+            .env("KUBECONFIG", kubeconfig)
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        Operator { child, port }
+    }
+
+    pub(crate) fn experiments(&self) -> Api<Experiment> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    pub(crate) fn trials(&self) -> Api<Trial> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// Creates an experiment with a grid over `x`: 0 to `points` - 1 by thirds, of so many pods each.
+    pub(crate) fn apply(&self, name: &str, spec: Value) {
+        let object = json!({
+            "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
+            "metadata": { "name": name, "namespace": self.namespace }, "spec": spec,
+        });
+        self.plane.apply(&object.to_string()).unwrap();
+    }
+
+    pub(crate) fn patch(&self, name: &str, patch: &Value) -> Result<String, String> {
+        let patch = patch.to_string();
+        let arguments =
+            ["patch", "experiment", name, "-n", &self.namespace, "--type=merge", "-p", &patch];
+        self.plane.kubectl(&arguments).map_err(|it| it.to_string())
+    }
+
+    pub(crate) async fn experiment(&self, name: &str) -> Experiment {
+        self.experiments().get(name).await.unwrap()
+    }
+
+    /// Waits until an experiment's phase is one of these, and gives it.
+    pub(crate) async fn wait_for(&self, name: &str, phases: &[Phase], seconds: u64) -> Experiment {
+        let end = std::time::Instant::now() + Duration::from_secs(seconds);
+        loop {
+            let found = self.experiments().get(name).await;
+            if let Ok(found) = &found
+                && found.status.as_ref().is_some_and(|it| phases.contains(&it.phase))
+            {
+                return found.clone();
+            }
+            assert!(
+                std::time::Instant::now() < end,
+                "{name} is not {phases:?} after {seconds} s: {:#?}\n{}",
+                found.map(|it| it.status),
+                self.logs()
+            );
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// The trials of an experiment, by index.
+    pub(crate) async fn trials_of(&self, name: &str) -> Vec<Trial> {
+        let mut all = self.trials().list(&Default::default()).await.unwrap().items;
+        all.retain(|it| it.spec.experiment == name);
+        all.sort_by_key(|it| it.spec.index);
+        all
+    }
+
+    pub(crate) fn logs(&self) -> String {
+        let mut text = String::new();
+        for entry in std::fs::read_dir(self.folder.path()).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|it| it == "log") {
+                let log = std::fs::read_to_string(&path).unwrap();
+                let last = log.lines().rev().take(60).collect::<Vec<_>>();
+                let last = last.into_iter().rev().collect::<Vec<_>>().join("\n");
+                text += &format!("--- {}\n{last}\n", path.display());
+            }
+        }
+        text
+    }
+}
+
+/// What all searches decided: what must be the same however often the operator was killed.
+pub(crate) fn decided(trials: &[Trial]) -> Vec<Value> {
+    let of = |trial: &Trial| {
+        let status = trial.status.clone().unwrap_or_default();
+        json!({
+            "name": trial.name_any(),
+            "seed": trial.spec.seed,
+            "hyperparameters": trial.spec.hyperparameters,
+            "facts": status.facts,
+            "phase": status.phase,
+            "restarts": status.restarts,
+        })
+    };
+    trials.iter().map(of).collect()
+}
+
+/// An operator's process; killed when dropped.
+pub(crate) struct Operator {
+    child: Child,
+    pub(crate) port: u16,
+}
+
+impl Operator {
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until it knows what the API server holds.
+    pub(crate) fn wait_ready(&mut self, place: &Place) {
+        let address = format!("127.0.0.1:{}", self.port + 1);
+        let ready = wait_until("the operator is ready", 30, || match get(&address, "/readyz") {
+            Ok(text) if text.starts_with("HTTP/1.1 200") => Ok(()),
+            other => Err(format!("{other:?}")),
+        });
+        if let Err(error) = ready {
+            panic!("{error}: {:?}\n{}", self.child.try_wait(), place.logs());
+        }
+    }
+
+    pub(crate) fn signal(&self, signal: &str) {
+        let pid = self.pid().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+    }
+
+    /// Ends it as a power cut would.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub(crate) fn is_alive(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// What it counts.
+    pub(crate) fn metrics(&self) -> String {
+        get(&format!("127.0.0.1:{}", self.port + 1), "/metrics").unwrap()
+    }
+}
+
+impl Drop for Operator {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A GET without a client library.
+pub(crate) fn get(address: &str, path: &str) -> std::io::Result<String> {
+    use std::io::{Read as _, Write as _};
+    let mut stream = std::net::TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// Two ports of this machine that nobody listens on now.
+pub(crate) fn free_ports() -> u16 {
+    use std::net::TcpListener;
+    loop {
+        let first = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = first.local_addr().unwrap().port();
+        if port < u16::MAX && TcpListener::bind(("127.0.0.1", port + 1)).is_ok() {
+            return port;
+        }
+    }
+}
+
+/// An authority, and the door's certificate by it.
+fn certificate(folder: &Path) {
+    let openssl = |arguments: &[&str]| {
+        let mut command = Command::new("openssl");
+        command.args(arguments).current_dir(folder).stderr(Stdio::null());
+        assert!(command.status().unwrap().success(), "openssl {arguments:?}");
+    };
+    let key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
+    let ca = ["-x509", "-days", "2", "-subj", "/CN=ca", "-keyout", "ca.key", "-out", "ca.crt"];
+    openssl(&[&["req"], &key[..], &ca].concat());
+    let door = ["-subj", "/CN=door", "-keyout", "tls.key", "-out", "door.csr"];
+    openssl(&[&["req"], &key[..], &door].concat());
+    std::fs::write(folder.join("names"), "subjectAltName=IP:127.0.0.1").unwrap();
+    let by = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2"];
+    let of = ["x509", "-req", "-in", "door.csr", "-out", "tls.crt", "-extfile", "names"];
+    openssl(&[&of[..], &by[..]].concat());
+}

@@ -1,0 +1,18 @@
+/* What a pod's sandbox runs: waits, takes care of orphans, ends when told to. */
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void on_signal(int signal) {
+    if (signal != SIGCHLD) _exit(0);
+    while (waitpid(-1, 0, WNOHANG) > 0) {
+    }
+}
+
+int main(void) {
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_NOCLDSTOP};
+    sigaction(SIGTERM, &action, 0);
+    sigaction(SIGINT, &action, 0);
+    sigaction(SIGCHLD, &action, 0);
+    for (;;) pause();
+}

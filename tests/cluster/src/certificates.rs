@@ -1,0 +1,134 @@
+//! One authority and the certificates and kubeconfigs that it backs, by openssl.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::json;
+
+use crate::error::{At, Error, run};
+use crate::programs::need;
+
+/// A certificate authority in a folder, good for a year: clusters live minutes.
+#[derive(Debug)]
+pub(crate) struct Authority {
+    folder: PathBuf,
+}
+
+/// What a certificate is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Use {
+    /// A client, known by its subject.
+    Client,
+    /// A server, known by its names.
+    Server,
+}
+
+impl Authority {
+    /// Makes the authority, and the key that signs service accounts' tokens (`sa`).
+    pub(crate) fn new(folder: PathBuf) -> Result<Self, Error> {
+        need("openssl")?;
+        std::fs::create_dir_all(&folder).at(&folder)?;
+        let this = Self { folder };
+        this.key("ca")?;
+        this.openssl(&["req", "-x509", "-new", "-key", "ca.key", "-out", "ca.crt"], |it| {
+            it.args(["-days", "365", "-subj", "/CN=test-cluster"]);
+            it.args(["-addext", "keyUsage=critical,keyCertSign,cRLSign"]);
+        })?;
+        this.key("sa")?;
+        this.openssl(&["ec", "-in", "sa.key", "-pubout", "-out", "sa.pub"], |_| ())?;
+        Ok(this)
+    }
+
+    /// Makes `NAME.key` and `NAME.crt` of a subject such as `/O=system:masters/CN=admin`; `names`
+    /// are such as `DNS:localhost` and `IP:127.0.0.1`.
+    pub(crate) fn issue(
+        &self,
+        name: &str,
+        subject: &str,
+        usage: Use,
+        names: &[String],
+    ) -> Result<(), Error> {
+        let usage = match usage {
+            Use::Client => "clientAuth",
+            Use::Server => "serverAuth",
+        };
+        let mut extensions =
+            format!("keyUsage=critical,digitalSignature\nextendedKeyUsage={usage}\n");
+        if !names.is_empty() {
+            extensions += &format!("subjectAltName={}\n", names.join(","));
+        }
+        let file = self.path(&format!("{name}.ext"));
+        std::fs::write(&file, extensions).at(&file)?;
+        self.key(name)?;
+        let request = format!("{name}.csr");
+        self.openssl(&["req", "-new", "-subj", subject], |it| {
+            it.args(["-key", &format!("{name}.key"), "-out", &request]);
+        })?;
+        self.openssl(&["x509", "-req", "-CA", "ca.crt", "-CAkey", "ca.key"], |it| {
+            it.args(["-days", "365", "-in", &request, "-out", &format!("{name}.crt")]);
+            // Time alone would give two certificates of one second the same number.
+            it.args(["-CAcreateserial", "-extfile", &format!("{name}.ext")]);
+        })?;
+        Ok(())
+    }
+
+    /// Writes a kubeconfig for a client whose certificate was issued.
+    pub(crate) fn kubeconfig(&self, to: &Path, server: &str, client: &str) -> Result<(), Error> {
+        let user = json!({
+            "client-certificate": self.path(&format!("{client}.crt")),
+            "client-key": self.path(&format!("{client}.key")),
+        });
+        self.write_kubeconfig(to, server, user)
+    }
+
+    /// Writes a kubeconfig for the bearer of a token.
+    pub(crate) fn token_kubeconfig(
+        &self,
+        to: &Path,
+        server: &str,
+        token: &str,
+    ) -> Result<(), Error> {
+        self.write_kubeconfig(to, server, json!({ "token": token }))
+    }
+
+    fn write_kubeconfig(
+        &self,
+        to: &Path,
+        server: &str,
+        user: serde_json::Value,
+    ) -> Result<(), Error> {
+        let ca = self.path("ca.crt");
+        // JSON is YAML.
+        let config = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{
+                "name": "test",
+                "cluster": { "server": server, "certificate-authority": ca },
+            }],
+            "users": [{ "name": "test", "user": user }],
+            "contexts": [{ "name": "test", "context": { "cluster": "test", "user": "test" } }],
+            "current-context": "test",
+        });
+        std::fs::write(to, format!("{config:#}\n")).at(to)
+    }
+
+    /// A file of the authority's folder, such as `ca.crt`.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    fn key(&self, name: &str) -> Result<(), Error> {
+        let file = format!("{name}.key");
+        self.openssl(&["ecparam", "-genkey", "-name", "prime256v1", "-noout"], |it| {
+            it.args(["-out", &file]);
+        })
+    }
+
+    fn openssl(&self, arguments: &[&str], more: impl FnOnce(&mut Command)) -> Result<(), Error> {
+        let mut command = Command::new("openssl");
+        command.args(arguments).current_dir(&self.folder);
+        more(&mut command);
+        run(&mut command).map(drop)
+    }
+}

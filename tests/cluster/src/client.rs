@@ -1,0 +1,165 @@
+//! Talking to a cluster from a test: kubectl, helm, and waiting for what they show.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::error::{At, Error, done};
+use crate::programs;
+
+/// How often something awaited is looked at.
+const PERIOD: Duration = Duration::from_millis(100);
+
+/// Looks until `probe` gives a value. `probe` may say what it saw instead, for the message.
+///
+/// # Errors
+///
+/// [`Error::Deadline`] if that takes longer than `seconds`.
+pub fn wait_until<T>(
+    what: &str,
+    seconds: u64,
+    mut probe: impl FnMut() -> Result<T, String>,
+) -> Result<T, Error> {
+    let deadline = Instant::now() + Duration::from_secs(seconds);
+    loop {
+        match probe() {
+            Ok(value) => return Ok(value),
+            Err(seen) if Instant::now() >= deadline => {
+                return Err(Error::Deadline { what: what.to_string(), seconds, seen });
+            }
+            Err(_) => std::thread::sleep(PERIOD),
+        }
+    }
+}
+
+/// A kubeconfig and the programs that use it.
+#[derive(Clone, Debug)]
+pub struct Client {
+    kubeconfig: PathBuf,
+    kubectl: PathBuf,
+    /// What kubectl and helm remember, of this cluster alone.
+    memory: PathBuf,
+}
+
+impl Client {
+    pub(crate) fn new(kubeconfig: PathBuf, memory: PathBuf) -> Result<Self, Error> {
+        Ok(Self { kubeconfig, kubectl: programs::control_plane("kubectl")?, memory })
+    }
+
+    /// The kubeconfig that kubectl and helm are given.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    /// kubectl with arguments, not started yet: for what is to run beside the test, such as
+    /// `logs --follow`.
+    pub fn kubectl_command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.kubectl);
+        command.env("KUBECONFIG", &self.kubeconfig).stdin(Stdio::null());
+        command.arg(format!("--cache-dir={}", self.memory.join("kubectl").display()));
+        command.args(arguments);
+        command
+    }
+
+    /// Runs kubectl to its end and gives its standard output.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Failed`], with both outputs, if it ends with another code than 0.
+    pub fn kubectl(&self, arguments: &[&str]) -> Result<String, Error> {
+        finish(self.kubectl_command(arguments), "")
+    }
+
+    /// As [`Client::kubectl`], with something on its standard input.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::kubectl`].
+    pub fn kubectl_with_input(&self, arguments: &[&str], input: &str) -> Result<String, Error> {
+        finish(self.kubectl_command(arguments), input)
+    }
+
+    /// What `kubectl get` shows of an object or a list, as JSON.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::kubectl`].
+    pub fn get(&self, arguments: &[&str]) -> Result<Value, Error> {
+        let text = self.kubectl(&[&["get", "-o", "json"], arguments].concat())?;
+        serde_json::from_str(&text).map_err(std::io::Error::other).at(&self.kubectl)
+    }
+
+    /// Applies YAML or JSON.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::kubectl`].
+    pub fn apply(&self, manifests: &str) -> Result<String, Error> {
+        self.kubectl_with_input(&["apply", "-f", "-"], manifests)
+    }
+
+    /// Applies the custom resources of a folder and waits until the API server serves them.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::kubectl`], also when one is not established within 30 s.
+    pub fn apply_crds(&self, folder: &Path) -> Result<(), Error> {
+        let path = folder.to_string_lossy();
+        self.kubectl(&["apply", "--server-side", "-f", &path])?;
+        // kubectl remembers for long that it did not find a resource, so it is not asked sooner.
+        self.kubectl(&["wait", "--for=condition=Established", "--timeout=30s", "-f", &path])?;
+        Ok(())
+    }
+
+    /// Runs helm to its end and gives its standard output.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::kubectl`].
+    pub fn helm(&self, arguments: &[&str]) -> Result<String, Error> {
+        let mut command = Command::new(programs::built("helm")?);
+        command.env("KUBECONFIG", &self.kubeconfig).stdin(Stdio::null()).args(arguments);
+        for name in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
+            command.env(name, self.memory.join(name.to_ascii_lowercase()));
+        }
+        finish(command, "")
+    }
+
+    /// Makes a token of a service account, for the API server or for another audience.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::kubectl`], such as when there is no such account.
+    pub fn token(
+        &self,
+        namespace: &str,
+        account: &str,
+        audience: Option<&str>,
+    ) -> Result<String, Error> {
+        let audience = audience.map(|it| format!("--audience={it}"));
+        let mut arguments = vec!["create", "token", account, "-n", namespace, "--duration=8h"];
+        arguments.extend(audience.as_deref());
+        self.kubectl(&arguments).map(|it| it.trim().to_string())
+    }
+}
+
+fn finish(mut command: Command, input: &str) -> Result<String, Error> {
+    let program = command.get_program().to_os_string();
+    if !input.is_empty() {
+        command.stdin(Stdio::piped());
+    }
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().at(&program)?;
+    let stdin = child.stdin.take();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // One that ends without reading all says why itself.
+            let _ = stdin.map(|mut it| it.write_all(input.as_bytes()));
+        });
+        child.wait_with_output()
+    })
+    .at(&program)
+    .and_then(|it| done(&command, it))
+}

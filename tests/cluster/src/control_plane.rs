@@ -1,0 +1,368 @@
+//! etcd and the API server, and if asked for the controllers and the scheduler.
+
+use std::net::TcpListener;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::audit;
+use crate::certificates::{Authority, Use};
+use crate::error::{At, Error};
+use crate::servers::Servers;
+use crate::{Client, Request, programs, wait_until};
+
+/// How long a server may take to be ready. The longest seen on two busy cores is a third.
+const READY_SECONDS: u64 = 60;
+
+/// Addresses of Services, and the API server's among them.
+const SERVICES: &str = "10.96.0.0/16";
+const API_SERVICE: &str = "10.96.0.1";
+
+/// What besides etcd and the API server a control plane runs.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// kube-controller-manager: owner references' garbage collection, namespaces' deletion, default
+    /// service accounts, Jobs, endpoints, tainting and evicting dead nodes.
+    pub controllers: bool,
+    /// kube-scheduler.
+    pub scheduler: bool,
+    /// Leaves the cluster running, and its folder in place, when it is dropped or its process ends.
+    /// `STOKER_TEST_CLUSTER_KEEP=1` sets this too.
+    pub keep: bool,
+}
+
+/// Where the servers listen.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// The network namespace, or none for this process's own.
+    pub(crate) namespace: Option<String>,
+    /// The address in it that others reach it by.
+    pub(crate) address: String,
+    pub(crate) api_port: u16,
+    pub(crate) etcd_port: u16,
+    pub(crate) peer_port: u16,
+    /// Where the test's own process reaches the API server on 127.0.0.1.
+    pub(crate) local_port: u16,
+}
+
+/// A control plane on 127.0.0.1, of which several may run at once. It ends when it is dropped, and
+/// when its process dies, however.
+///
+/// [`Client`]'s methods, such as `kubectl`, are its own.
+#[derive(Debug)]
+pub struct ControlPlane {
+    client: Client,
+    folder: PathBuf,
+    place: Place,
+    authority: Authority,
+    servers: Mutex<Servers>,
+}
+
+impl Deref for ControlPlane {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+impl ControlPlane {
+    /// Starts etcd and an API server, without controllers: nobody but the test changes objects.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Missing`] if the machine lacks something; else what the servers say.
+    pub fn start() -> Result<Self, Error> {
+        Self::start_with(Options::default())
+    }
+
+    /// Starts a control plane with more.
+    ///
+    /// # Errors
+    ///
+    /// As [`ControlPlane::start`].
+    pub fn start_with(options: Options) -> Result<Self, Error> {
+        let servers = Servers::in_new_folder(options.keep || crate::keep())?;
+        let [api_port, etcd_port, peer_port] = free_ports()?;
+        let address = "127.0.0.1".to_string();
+        let place = Place {
+            namespace: None,
+            address,
+            api_port,
+            etcd_port,
+            peer_port,
+            local_port: api_port,
+        };
+        let this = Self::new(servers, place)?;
+        this.start_servers(options)?;
+        Ok(this)
+    }
+
+    /// Makes the certificates and files of a control plane, and starts nothing yet.
+    pub(crate) fn new(servers: Servers, place: Place) -> Result<Self, Error> {
+        let folder = servers.folder().to_path_buf();
+        let authority = Authority::new(folder.join("pki"))?;
+        issue_all(&authority, &place)?;
+        let admin = folder.join("admin.kubeconfig");
+        let local = format!("https://127.0.0.1:{}", place.local_port);
+        authority.kubeconfig(&admin, &local, "admin")?;
+        let policy = folder.join("audit-policy.yaml");
+        std::fs::write(&policy, audit::POLICY).at(&policy)?;
+        let client = Client::new(admin, folder.join("memory"))?;
+        Ok(Self { client, folder, place, authority, servers: Mutex::new(servers) })
+    }
+
+    pub(crate) fn start_servers(&self, options: Options) -> Result<(), Error> {
+        let etcd = self.etcd()?;
+        self.servers().start("etcd", etcd)?;
+        self.start_api()?;
+        for (name, wanted) in [
+            ("kube-controller-manager", options.controllers),
+            ("kube-scheduler", options.scheduler),
+        ] {
+            if wanted {
+                let kubeconfig = self.component_kubeconfig(name)?;
+                let command = self.component(name, &kubeconfig)?;
+                self.servers().start(name, command)?;
+            }
+        }
+        if !options.controllers {
+            return self.make_account("default");
+        }
+        // The controllers make it; without it no pod is admitted.
+        wait_until("namespace default has a service account", READY_SECONDS, || {
+            self.servers().check("kube-controller-manager").map_err(|it| it.to_string())?;
+            self.kubectl(&["get", "serviceaccount", "default"]).map_err(|it| it.to_string())
+        })
+        .map(drop)
+    }
+
+    /// A file of the control plane's own folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The certificate authority that signed the API server's certificate.
+    pub fn ca(&self) -> PathBuf {
+        self.authority.path("ca.crt")
+    }
+
+    /// Makes a namespace, and without controllers its service account `default`, without which no
+    /// pod is admitted.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Failed`] if there is one of that name.
+    pub fn make_namespace(&self, name: &str) -> Result<(), Error> {
+        self.kubectl(&["create", "namespace", name])?;
+        if !self.servers().has("kube-controller-manager") {
+            return self.make_account(name);
+        }
+        wait_until("the namespace has a service account", READY_SECONDS, || {
+            self.kubectl(&["get", "serviceaccount", "default", "-n", name])
+                .map_err(|it| it.to_string())
+        })
+        .map(drop)
+    }
+
+    fn make_account(&self, namespace: &str) -> Result<(), Error> {
+        self.kubectl(&["create", "serviceaccount", "default", "-n", namespace]).map(drop)
+    }
+
+    /// Writes a kubeconfig of a service account and gives its path.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Failed`] if there is no such account.
+    pub fn kubeconfig_for(&self, namespace: &str, account: &str) -> Result<PathBuf, Error> {
+        let token = self.token(namespace, account, None)?;
+        let path = self.folder.join(format!("{namespace}.{account}.kubeconfig"));
+        let server = format!("https://127.0.0.1:{}", self.place.local_port);
+        self.authority.token_kubeconfig(&path, &server, &token)?;
+        Ok(path)
+    }
+
+    /// [`Client`] as a service account.
+    ///
+    /// # Errors
+    ///
+    /// As [`ControlPlane::kubeconfig_for`].
+    pub fn client_for(&self, namespace: &str, account: &str) -> Result<Client, Error> {
+        let kubeconfig = self.kubeconfig_for(namespace, account)?;
+        Client::new(kubeconfig, self.folder.join(format!("memory.{namespace}.{account}")))
+    }
+
+    /// Kills the API server. Its data stays, in etcd.
+    pub fn stop_api(&self) {
+        self.servers().kill("kube-apiserver");
+    }
+
+    /// Starts the API server, at the address it had, and waits until it is ready.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Deadline`] if it is not within a minute, with the end of its log.
+    pub fn start_api(&self) -> Result<(), Error> {
+        let command = self.api_server()?;
+        self.servers().start("kube-apiserver", command)?;
+        wait_until("the API server is ready", READY_SECONDS, || {
+            for name in ["etcd", "kube-apiserver"] {
+                self.servers().check(name).map_err(|it| it.to_string())?;
+            }
+            // A connection costs nothing; kubectl costs 100 ms of a core.
+            std::net::TcpStream::connect(("127.0.0.1", self.place.local_port))
+                .map_err(|it| it.to_string())?;
+            self.kubectl(&["get", "--raw", "/readyz"]).map_err(|it| it.to_string())
+        })
+        .map(drop)
+    }
+
+    /// The API server's audit log: one JSON object a line, level Metadata.
+    pub fn audit_log(&self) -> PathBuf {
+        self.folder.join("audit.log")
+    }
+
+    /// The audit log's requests so far, oldest first.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the log cannot be read.
+    pub fn requests(&self) -> Result<Vec<Request>, Error> {
+        audit::read(&self.audit_log())
+    }
+
+    /// Where a server writes what it does: `kube-apiserver`, `etcd`, ...
+    pub fn log(&self, server: &str) -> PathBuf {
+        self.servers().log(server)
+    }
+
+    pub(crate) fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
+    pub(crate) fn servers(&self) -> MutexGuard<'_, Servers> {
+        self.servers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes a kubeconfig by which a server beside the API server reaches it.
+    pub(crate) fn component_kubeconfig(&self, name: &str) -> Result<PathBuf, Error> {
+        let path = self.folder.join(format!("{name}.kubeconfig"));
+        let Place { address, api_port, .. } = &self.place;
+        self.authority.kubeconfig(&path, &format!("https://{address}:{api_port}"), name)?;
+        Ok(path)
+    }
+
+    fn etcd(&self) -> Result<Command, Error> {
+        let Place { etcd_port, peer_port, .. } = &self.place;
+        let client = format!("http://127.0.0.1:{etcd_port}");
+        let peer = format!("http://127.0.0.1:{peer_port}");
+        let mut command = self.inside(programs::control_plane("etcd")?);
+        command.args(["--name=test", "--unsafe-no-fsync", "--log-level=warn"]);
+        command.arg(format!("--data-dir={}", self.folder.join("etcd").display()));
+        for flag in ["listen-client-urls", "advertise-client-urls"] {
+            command.arg(format!("--{flag}={client}"));
+        }
+        for flag in ["listen-peer-urls", "initial-advertise-peer-urls"] {
+            command.arg(format!("--{flag}={peer}"));
+        }
+        command.arg(format!("--initial-cluster=test={peer}"));
+        Ok(command)
+    }
+
+    fn api_server(&self) -> Result<Command, Error> {
+        let Place { address, api_port, etcd_port, namespace, .. } = &self.place;
+        let file =
+            |flag: &str, name: &str| format!("--{flag}={}", self.authority.path(name).display());
+        let mut command = self.inside(programs::control_plane("kube-apiserver")?);
+        if namespace.is_some() {
+            command.args(["--bind-address=0.0.0.0", &format!("--advertise-address={address}")]);
+        } else {
+            command.args(["--bind-address=127.0.0.1", "--endpoint-reconciler-type=none"]);
+        }
+        command.args([
+            format!("--secure-port={api_port}"),
+            format!("--etcd-servers=http://127.0.0.1:{etcd_port}"),
+            format!("--service-cluster-ip-range={SERVICES}"),
+            file("client-ca-file", "ca.crt"),
+            file("tls-cert-file", "apiserver.crt"),
+            file("tls-private-key-file", "apiserver.key"),
+            file("kubelet-client-certificate", "kubelet-client.crt"),
+            file("kubelet-client-key", "kubelet-client.key"),
+            file("kubelet-certificate-authority", "ca.crt"),
+            file("service-account-key-file", "sa.pub"),
+            file("service-account-signing-key-file", "sa.key"),
+            format!("--audit-policy-file={}", self.folder.join("audit-policy.yaml").display()),
+            format!("--audit-log-path={}", self.audit_log().display()),
+        ]);
+        command.args([
+            "--audit-log-maxsize=10000", // MB: the log is one file.
+            "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+            "--kubelet-preferred-address-types=InternalIP",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            "--allow-privileged=true",
+            // A pod on a dead node is evicted after 10 s, not after 5 minutes.
+            "--default-not-ready-toleration-seconds=10",
+            "--default-unreachable-toleration-seconds=10",
+        ]);
+        Ok(command)
+    }
+
+    fn component(&self, name: &str, kubeconfig: &Path) -> Result<Command, Error> {
+        let mut command = self.inside(programs::built(name)?);
+        command.arg(format!("--kubeconfig={}", kubeconfig.display()));
+        command.args(["--secure-port=0", "--leader-elect=false"]);
+        if name == "kube-controller-manager" {
+            let file = |flag: &str, name: &str| {
+                format!("--{flag}={}", self.authority.path(name).display())
+            };
+            command.args([
+                file("service-account-private-key-file", "sa.key"),
+                file("root-ca-file", "ca.crt"),
+                "--use-service-account-credentials=true".to_string(),
+                // A silent node is Unknown after 10 s, not after 50 s.
+                "--node-monitor-period=1s".to_string(),
+                "--node-monitor-grace-period=10s".to_string(),
+            ]);
+        }
+        Ok(command)
+    }
+
+    fn inside(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        programs::inside(self.place.namespace.as_deref(), program)
+    }
+}
+
+fn issue_all(authority: &Authority, place: &Place) -> Result<(), Error> {
+    let mut names: Vec<_> = ["", ".default", ".default.svc", ".default.svc.cluster.local"]
+        .map(|it| format!("DNS:kubernetes{it}"))
+        .into();
+    names.push("DNS:localhost".to_string());
+    names.extend(["127.0.0.1", API_SERVICE, &place.address].map(|it| format!("IP:{it}")));
+    authority.issue("apiserver", "/CN=kube-apiserver", Use::Server, &names)?;
+    for (name, subject) in [
+        ("admin", "/O=system:masters/CN=admin"),
+        ("kubelet-client", "/O=system:masters/CN=kube-apiserver-kubelet-client"),
+        ("kube-controller-manager", "/CN=system:kube-controller-manager"),
+        ("kube-scheduler", "/CN=system:kube-scheduler"),
+        ("kube-proxy", "/CN=system:kube-proxy"),
+        ("coredns", "/O=system:masters/CN=coredns"),
+    ] {
+        authority.issue(name, subject, Use::Client, &[])?;
+    }
+    Ok(())
+}
+
+/// Ports of 127.0.0.1 that nobody had a moment ago.
+pub(crate) fn free_ports<const N: usize>() -> Result<[u16; N], Error> {
+    let mut ports = [0; N];
+    // All are held until the last is taken, so they differ.
+    let mut listeners = Vec::new();
+    for port in &mut ports {
+        let listener = TcpListener::bind("127.0.0.1:0").at("127.0.0.1:0")?;
+        *port = listener.local_addr().at("127.0.0.1:0")?.port();
+        listeners.push(listener);
+    }
+    Ok(ports)
+}

@@ -1,0 +1,111 @@
+//! The cluster's own network: a namespace with a bridge for the control plane, one more for each
+//! node, and no way out. Sockets with a path lead in and out.
+//!
+//! ```text
+//! test process ── 127.0.0.1:PORT ── socket file ── stoker-cp (172.30.0.1, bridge)
+//!                                                     ├── stoker-node-1 (172.30.0.11; pods 10.244.1.0/24)
+//!                                                     └── stoker-node-2 (172.30.0.12; pods 10.244.2.0/24)
+//! ```
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::error::{At, Error, run};
+use crate::programs::inside;
+
+/// The control plane's namespace.
+pub(crate) const PLANE: &str = "stoker-cp";
+
+/// The control plane's address, which pods and nodes reach it by.
+pub(crate) const PLANE_ADDRESS: &str = "172.30.0.1";
+
+/// Addresses of all pods.
+pub(crate) const PODS: &str = "10.244.0.0/16";
+
+/// A node's namespace.
+pub(crate) fn node_namespace(node: usize) -> String {
+    format!("stoker-node-{node}")
+}
+
+/// A node's address.
+pub(crate) fn node_address(node: usize) -> String {
+    format!("172.30.0.{}", 10 + node)
+}
+
+/// Addresses of a node's pods.
+pub(crate) fn pods_of(node: usize) -> String {
+    format!("10.244.{node}.0/24")
+}
+
+/// Makes the control plane's namespace and its bridge, and writes down in `folder` what is made.
+pub(crate) fn make_plane(folder: &Path, nodes: &[usize]) -> Result<(), Error> {
+    let names = nodes.iter().map(|it| node_namespace(*it));
+    let names: Vec<_> = std::iter::once(PLANE.to_string()).chain(names).collect();
+    let path = folder.join("namespaces");
+    std::fs::write(&path, names.join("\n") + "\n").at(&path)?;
+    run(Command::new("ip").args(["netns", "add", PLANE]))?;
+    ip(PLANE, "link set lo up")?;
+    ip(PLANE, "link add bridge type bridge")?;
+    ip(PLANE, &format!("addr add {PLANE_ADDRESS}/24 dev bridge"))?;
+    ip(PLANE, "link set bridge up")?;
+    sysctl(PLANE, "net/ipv4/ip_forward")
+}
+
+/// Makes a node's namespace, on the bridge, with the ways to its pods and to its peers'.
+pub(crate) fn make_node(node: usize, nodes: &[usize]) -> Result<(), Error> {
+    let name = node_namespace(node);
+    run(Command::new("ip").args(["netns", "add", &name]))?;
+    ip(PLANE, &format!("link add to-{node} type veth peer name eth0 netns {name}"))?;
+    ip(PLANE, &format!("link set to-{node} master bridge up"))?;
+    ip(PLANE, &format!("route add {} via {}", pods_of(node), node_address(node)))?;
+    ip(&name, "link set lo up")?;
+    ip(&name, &format!("addr add {}/24 dev eth0", node_address(node)))?;
+    sysctl(&name, "net/ipv4/ip_forward")?;
+    // Where the kernel offers it: what crosses the pods' bridge must pass kube-proxy's rules.
+    let _ = sysctl(&name, "net/bridge/bridge-nf-call-iptables");
+    link_up(node, nodes)
+}
+
+/// Connects a node, with its routes, which go when its link does.
+pub(crate) fn link_up(node: usize, nodes: &[usize]) -> Result<(), Error> {
+    let name = node_namespace(node);
+    ip(&name, "link set eth0 up")?;
+    ip(&name, &format!("route replace default via {PLANE_ADDRESS}"))?;
+    for peer in nodes.iter().filter(|it| **it != node) {
+        ip(&name, &format!("route replace {} via {}", pods_of(*peer), node_address(*peer)))?;
+    }
+    Ok(())
+}
+
+/// Cuts a node off.
+pub(crate) fn link_down(node: usize) -> Result<(), Error> {
+    ip(&node_namespace(node), "link set eth0 down")
+}
+
+fn ip(namespace: &str, words: &str) -> Result<(), Error> {
+    run(inside(Some(namespace), "ip").args(words.split(' '))).map(drop)
+}
+
+/// Sets a switch of the network to 1; `sysctl` itself is not on every machine.
+fn sysctl(namespace: &str, name: &str) -> Result<(), Error> {
+    let write = format!("echo 1 >/proc/sys/{name}");
+    run(inside(Some(namespace), "sh").args(["-c", &write])).map(drop)
+}
+
+/// The two commands of a way through a socket file: what listens at the file and goes on to an
+/// address inside a namespace (or outside, for None), and what listens at an address on the other
+/// side and goes on to the file.
+pub(crate) fn way(
+    socket: &Path,
+    (from, listen): (Option<&str>, (&str, u16)),
+    (to, connect): (Option<&str>, (&str, u16)),
+) -> (Command, Command) {
+    let socket = socket.display();
+    let mut near = inside(from, "socat");
+    near.arg(format!("TCP-LISTEN:{},bind={},reuseaddr,fork,nodelay", listen.1, listen.0));
+    near.arg(format!("UNIX-CONNECT:{socket}"));
+    let mut far = inside(to, "socat");
+    far.arg(format!("UNIX-LISTEN:{socket},fork,mode=600,unlink-early"));
+    far.arg(format!("TCP:{}:{},nodelay", connect.0, connect.1));
+    (near, far)
+}

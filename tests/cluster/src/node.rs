@@ -1,0 +1,378 @@
+//! One node: its own kubelet, containerd and kube-proxy, in its own network and mount namespaces and
+//! its own root of every cgroup hierarchy.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+
+use crate::certificates::Use;
+use crate::error::{At, Error, run};
+use crate::network::{PLANE_ADDRESS, PODS, node_address, node_namespace, pods_of};
+use crate::{ControlPlane, programs, wait_until};
+
+const READY_SECONDS: u64 = 60;
+
+/// Folders of the node, and where the node sees them: paths that are fixed (that of device plugins),
+/// and where two kubelets would get in each other's way (each removes logs of pods it does not know).
+const PRIVATE: [(&str, &str); 4] = [
+    ("kubelet", "/var/lib/kubelet"),
+    ("log", "/var/log"),
+    ("cni-state", "/var/lib/cni"),
+    ("run-containerd", "/run/containerd"),
+];
+
+/// A node by its number, and where its state is.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    pub(crate) number: usize,
+    folder: PathBuf,
+}
+
+impl Node {
+    pub(crate) fn new(number: usize, cluster: &Path) -> Self {
+        Self { number, folder: cluster.join(format!("node-{number}")) }
+    }
+
+    /// The node's name in Kubernetes, which is also its cgroup's.
+    pub(crate) fn name(&self) -> String {
+        format!("node-{}", self.number)
+    }
+
+    fn cgroup(&self) -> String {
+        format!("stoker-node-{}", self.number)
+    }
+
+    /// The names of the node's servers.
+    pub(crate) fn server(&self, name: &str) -> String {
+        format!("{}-{name}", self.name())
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.join("containerd.sock")
+    }
+
+    /// Where the kubelet looks for device plugins.
+    pub(crate) fn device_plugins(&self) -> PathBuf {
+        self.folder.join("kubelet/device-plugins")
+    }
+
+    /// What the stand-in for GPUs reads.
+    pub(crate) fn devices(&self) -> PathBuf {
+        self.folder.join("gpus")
+    }
+
+    /// Makes folders, certificates, cgroups and the mount namespace: once.
+    pub(crate) fn prepare(&self, plane: &ControlPlane) -> Result<(), Error> {
+        for name in ["kubelet/device-plugins", "cni", "containerd", "run"] {
+            let path = self.folder.join(name);
+            std::fs::create_dir_all(&path).at(&path)?;
+        }
+        let name = self.name();
+        let names = [format!("DNS:{name}"), format!("IP:{}", node_address(self.number))];
+        let subject = format!("/O=system:nodes/CN=system:node:{name}");
+        let authority = plane.authority();
+        authority.issue(&name, &subject, Use::Client, &[])?;
+        authority.issue(&format!("{name}-serving"), &subject, Use::Server, &names)?;
+        self.write("resolv.conf", "search .\n")?;
+        self.write("cni/10-pods.conflist", &self.cni().to_string())?;
+        self.write("containerd.toml", &self.containerd_config())?;
+        self.write("kubelet.json", &self.kubelet_config(plane).to_string())?;
+        self.make_cgroups()?;
+        self.make_mount_namespace()
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<(), Error> {
+        let path = self.folder.join(name);
+        std::fs::write(&path, text).at(&path)
+    }
+
+    fn make_cgroups(&self) -> Result<(), Error> {
+        for hierarchy in hierarchies() {
+            let path = hierarchy.join(self.cgroup());
+            std::fs::create_dir_all(&path).at(&path)?;
+            // A new one of version 1 has no processors and takes no process.
+            for name in ["cpuset.cpus", "cpuset.mems"] {
+                if let Ok(all) = std::fs::read_to_string(hierarchy.join(name)) {
+                    let path = path.join(name);
+                    std::fs::write(&path, all.trim()).at(&path)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The cgroups that this node has, one in each hierarchy.
+    pub(crate) fn cgroups(&self) -> Vec<PathBuf> {
+        hierarchies().into_iter().map(|it| it.join(self.cgroup())).collect()
+    }
+
+    /// Each node sees folders of its own at [`PRIVATE`].
+    fn make_mount_namespace(&self) -> Result<(), Error> {
+        let handle = self.mount_namespace();
+        let folder = self.folder.join("mount");
+        std::fs::create_dir_all(&folder).at(&folder)?;
+        // A mount namespace can be held by a file of a private mount only.
+        run(Command::new("mount").arg("--bind").args([&folder, &folder]))?;
+        run(Command::new("mount").arg("--make-private").arg(&folder))?;
+        std::fs::write(&handle, "").at(&handle)?;
+        let mut command = Command::new("unshare");
+        command.arg(format!("--mount={}", handle.display())).arg("--propagation=private");
+        let script = r#"while [ $# -gt 0 ]; do mount --bind "$1" "$2"; shift 2; done"#;
+        command.args(["sh", "-ec", script, "sh"]);
+        for (own, seen) in PRIVATE {
+            let own = self.folder.join(own);
+            std::fs::create_dir_all(&own).at(&own)?;
+            std::fs::create_dir_all(seen).at(seen)?;
+            command.args([own.as_path(), Path::new(seen)]);
+        }
+        run(&mut command).map(drop)
+    }
+
+    fn mount_namespace(&self) -> PathBuf {
+        self.folder.join("mount/namespace")
+    }
+
+    fn cni(&self) -> serde_json::Value {
+        json!({
+            "cniVersion": "0.4.0",
+            "name": "pods",
+            "plugins": [
+                {
+                    "type": "bridge",
+                    "bridge": "pods",
+                    "isGateway": true,
+                    "ipMasq": false,
+                    "hairpinMode": true,
+                    "ipam": {
+                        "type": "host-local",
+                        "dataDir": self.folder.join("cni/addresses"),
+                        "ranges": [[{ "subnet": pods_of(self.number) }]],
+                        "routes": [{ "dst": "0.0.0.0/0" }],
+                    },
+                },
+                { "type": "portmap", "capabilities": { "portMappings": true } },
+            ],
+        })
+    }
+
+    fn containerd_config(&self) -> String {
+        let folder = self.folder.display();
+        let socket = self.socket();
+        let socket = socket.display();
+        let plugins = programs::CNI_PLUGINS;
+        format!(
+            r#"version = 2
+root = "{folder}/containerd"
+state = "{folder}/run"
+[grpc]
+  address = "{socket}"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "localhost/pause:1"
+  disable_apparmor = true
+  # Without CAP_SYS_RESOURCE no process may be made less killable than its parent is.
+  restrict_oom_score_adj = true
+  disable_hugetlb_controller = true
+  tolerate_missing_hugetlb_controller = true
+  netns_mounts_under_state_dir = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{plugins}"
+    conf_dir = "{folder}/cni"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "overlayfs"
+    default_runtime_name = "runc"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        SystemdCgroup = false
+"#
+        )
+    }
+
+    fn kubelet_config(&self, plane: &ControlPlane) -> serde_json::Value {
+        let pki = |name: &str| plane.authority().path(name);
+        let name = self.name();
+        json!({
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "address": node_address(self.number),
+            "authentication": {
+                "anonymous": { "enabled": false },
+                "webhook": { "enabled": true },
+                "x509": { "clientCAFile": pki("ca.crt") },
+            },
+            "authorization": { "mode": "Webhook" },
+            "tlsCertFile": pki(&format!("{name}-serving.crt")),
+            "tlsPrivateKeyFile": pki(&format!("{name}-serving.key")),
+            "cgroupDriver": "cgroupfs",
+            "cgroupRoot": format!("/{}", self.cgroup()),
+            "failSwapOn": false,
+            "failCgroupV1": false,
+            "containerRuntimeEndpoint": format!("unix://{}", self.socket().display()),
+            "clusterDNS": [PLANE_ADDRESS],
+            "clusterDomain": "cluster.local",
+            "resolvConf": self.folder.join("resolv.conf"),
+            // The machine's disk is not the cluster's to clean: images came without a registry.
+            "evictionHard": {
+                "memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%",
+            },
+            "imageGCHighThresholdPercent": 100,
+            "imageGCLowThresholdPercent": 99,
+            // With the controllers' 10 s of grace: a dead node is found out in seconds.
+            "nodeStatusUpdateFrequency": "2s",
+            "nodeLeaseDurationSeconds": 8,
+            "syncFrequency": "10s",
+            "volumePluginDir": self.folder.join("volume-plugins"),
+        })
+    }
+
+    /// Starts containerd, imports images, starts the kubelet and waits until the node is ready.
+    pub(crate) fn start(&self, plane: &ControlPlane, images: &[PathBuf]) -> Result<(), Error> {
+        let mut containerd = self.inside("containerd");
+        containerd.arg("--config").arg(self.folder.join("containerd.toml"));
+        plane.servers().start(&self.server("containerd"), containerd)?;
+        wait_until("containerd answers", READY_SECONDS, || {
+            let check = plane.servers().check(&self.server("containerd"));
+            check.map_err(|it| it.to_string())?;
+            run(self.ctr().arg("version")).map_err(|it| it.to_string())
+        })?;
+        for image in images {
+            self.import(image)?;
+        }
+        let name = self.name();
+        let kubeconfig = plane.component_kubeconfig(&name)?;
+        let mut kubelet = self.inside(programs::built("kubelet")?);
+        kubelet.args([
+            format!("--kubeconfig={}", kubeconfig.display()),
+            format!("--config={}", self.folder.join("kubelet.json").display()),
+            format!("--cert-dir={}", self.folder.join("pki").display()),
+            format!("--hostname-override={name}"),
+            format!("--node-ip={}", node_address(self.number)),
+        ]);
+        plane.servers().start(&self.server("kubelet"), kubelet)?;
+        let mut proxy =
+            programs::inside(Some(&node_namespace(self.number)), programs::built("kube-proxy")?);
+        let kubeconfig = plane.component_kubeconfig("kube-proxy")?;
+        proxy.arg(format!("--kubeconfig={}", kubeconfig.display()));
+        proxy.args([
+            format!("--hostname-override={name}"),
+            format!("--cluster-cidr={PODS}"),
+            "--proxy-mode=iptables".to_string(),
+            "--conntrack-max-per-core=0".to_string(),
+        ]);
+        plane.servers().start(&self.server("kube-proxy"), proxy)
+    }
+
+    /// Waits until the API server calls the node ready.
+    pub(crate) fn wait_ready(&self, plane: &ControlPlane) -> Result<(), Error> {
+        wait_until(&format!("{} is ready", self.name()), READY_SECONDS, || {
+            for name in ["containerd", "kubelet", "kube-proxy"] {
+                let check = plane.servers().check(&self.server(name));
+                check.map_err(|it| it.to_string())?;
+            }
+            // The last life's word may still stand; the kubelet itself says whether it works.
+            let path = format!("/api/v1/nodes/{}/proxy/healthz", self.name());
+            plane.kubectl(&["get", "--raw", &path]).map_err(|it| it.to_string())?;
+            let node = plane.get(&["node", &self.name()]).map_err(|it| it.to_string())?;
+            let ready = |it: &&serde_json::Value| it["type"] == "Ready";
+            let conditions = node["status"]["conditions"].as_array();
+            let ready = conditions.and_then(|it| it.iter().find(ready));
+            match ready {
+                Some(it) if it["status"] == "True" => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+    }
+
+    /// Imports an image archive; one that is there already is replaced.
+    pub(crate) fn import(&self, archive: &Path) -> Result<(), Error> {
+        run(self.ctr().args(["images", "import"]).arg(archive)).map(drop)
+    }
+
+    fn ctr(&self) -> Command {
+        let mut command = Command::new("ctr");
+        command.arg("--address").arg(self.socket()).args(["--namespace", "k8s.io"]);
+        command
+    }
+
+    /// Kills the kubelet, containerd, kube-proxy and every container at once, as a power cut does.
+    pub(crate) fn kill(&self, plane: &ControlPlane) {
+        for name in ["kubelet", "containerd", "kube-proxy", "fake-gpu"] {
+            plane.servers().kill(&self.server(name));
+        }
+        // What is killed may have begun another process before.
+        loop {
+            let found = [self.in_cgroups(), self.shims()].concat();
+            if found.is_empty() {
+                return;
+            }
+            for pid in found {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+
+    /// Processes in this node's cgroups. A dead one that nobody waited for is none.
+    fn in_cgroups(&self) -> Vec<Pid> {
+        let mut found: Vec<_> = self.cgroups().iter().flat_map(|it| processes_under(it)).collect();
+        found.retain(|it| !words_of(*it).is_empty());
+        found
+    }
+
+    /// The processes that hold this node's containers, outside of its cgroups.
+    fn shims(&self) -> Vec<Pid> {
+        let socket = self.socket();
+        let socket = socket.to_string_lossy();
+        let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = entries.filter_map(|it| pid(it.file_name().to_str()?));
+        let is_shim = |it: &Pid| {
+            let words = words_of(*it);
+            words.contains("containerd-shim") && words.contains(socket.as_ref())
+        };
+        pids.filter(is_shim).collect()
+    }
+
+    /// A command in the node's namespaces.
+    fn inside(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/run/netns/{}", node_namespace(self.number)));
+        command.arg(format!("--mount={}", self.mount_namespace().display()));
+        command.arg("--").arg(program);
+        command
+    }
+}
+
+/// The roots of the machine's cgroup hierarchies: one of version 2, or one per controller.
+fn hierarchies() -> Vec<PathBuf> {
+    let root = Path::new("/sys/fs/cgroup");
+    if root.join("cgroup.controllers").exists() {
+        return vec![root.to_path_buf()];
+    }
+    let entries = std::fs::read_dir(root).into_iter().flatten().flatten();
+    // Not the links, which give the same hierarchy a second name.
+    let is_one = |it: &std::fs::DirEntry| it.file_type().is_ok_and(|it| it.is_dir());
+    entries.filter(is_one).map(|it| it.path()).collect()
+}
+
+fn processes_under(cgroup: &Path) -> Vec<Pid> {
+    let listed = std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
+    let mut found: Vec<_> = listed.lines().filter_map(pid).collect();
+    let entries = std::fs::read_dir(cgroup).into_iter().flatten().flatten();
+    for entry in entries.filter(|it| it.file_type().is_ok_and(|it| it.is_dir())) {
+        found.extend(processes_under(&entry.path()));
+    }
+    found
+}
+
+fn pid(text: &str) -> Option<Pid> {
+    text.parse().ok().and_then(Pid::from_raw)
+}
+
+/// A process's command line; empty once it has ended.
+fn words_of(pid: Pid) -> String {
+    let path = format!("/proc/{}/cmdline", pid.as_raw_nonzero());
+    let words = std::fs::read(path).unwrap_or_default();
+    String::from_utf8_lossy(&words).replace('\0', " ")
+}

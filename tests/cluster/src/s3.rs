@@ -1,0 +1,114 @@
+//! A real S3 server inside the cluster's network.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::Stdio;
+
+use crate::error::{At, Error, spoken};
+use crate::network::{PLANE, PLANE_ADDRESS};
+use crate::{ControlPlane, programs, wait_until};
+
+pub(crate) const PORT: u16 = 8333;
+const SERVER: &str = "s3";
+
+/// Takes half of this when the machine is not busy.
+const READY_SECONDS: u64 = 60;
+
+/// An S3 server: how pods reach it, how the test does, and the keys it knows.
+#[derive(Clone, Debug)]
+pub struct S3 {
+    /// Its URL for pods.
+    pub endpoint: String,
+    /// Its URL for this process.
+    pub local_endpoint: String,
+    /// A bucket that it has.
+    pub bucket: String,
+    /// `AWS_ACCESS_KEY_ID`.
+    pub access_key: String,
+    /// `AWS_SECRET_ACCESS_KEY`.
+    pub secret_key: String,
+}
+
+impl S3 {
+    pub(crate) fn new(local_port: u16) -> Self {
+        Self {
+            endpoint: format!("http://{PLANE_ADDRESS}:{PORT}"),
+            local_endpoint: format!("http://127.0.0.1:{local_port}"),
+            bucket: "runs".to_string(),
+            access_key: "stoker-test".to_string(),
+            secret_key: "stoker-test-secret".to_string(),
+        }
+    }
+
+    /// Starts the server and makes the bucket, unless it is there from an earlier life.
+    pub(crate) fn start(&self, plane: &ControlPlane) -> Result<(), Error> {
+        let folder = plane.folder().join("s3");
+        std::fs::create_dir_all(&folder).at(&folder)?;
+        let config = folder.join("s3.json");
+        std::fs::write(&config, self.identities()).at(&config)?;
+        let mut weed = programs::inside(Some(PLANE), programs::weed()?);
+        weed.args(["server", "-s3", "-filer", "-volume.max=20", "-ip.bind=0.0.0.0"]);
+        // It waits that long for a peer that it does not have.
+        weed.args(["-master.electionTimeout=1s", "-master.telemetry=false"]);
+        weed.arg(format!("-ip={PLANE_ADDRESS}")).arg(format!("-s3.port={PORT}"));
+        weed.arg(format!("-dir={}", folder.display()));
+        weed.arg(format!("-s3.config={}", config.display()));
+        plane.servers().start(SERVER, weed)?;
+        wait_until("the S3 server has its bucket", READY_SECONDS, || {
+            plane.servers().check(SERVER).map_err(|it| it.to_string())?;
+            self.make_bucket(&folder)?;
+            self.answers()
+        })
+    }
+
+    pub(crate) fn stop(plane: &ControlPlane) {
+        plane.servers().kill(SERVER);
+    }
+
+    /// Fails until the part that speaks S3 answers, if only that it refuses.
+    fn answers(&self) -> Result<(), String> {
+        let address = self.local_endpoint.trim_start_matches("http://");
+        let mut answer = Vec::new();
+        TcpStream::connect(address)
+            .and_then(|mut it| {
+                it.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+                it.read_to_end(&mut answer)
+            })
+            .map_err(|it| it.to_string())?;
+        if answer.is_empty() { Err(format!("{address} is closed")) } else { Ok(()) }
+    }
+
+    fn identities(&self) -> String {
+        serde_json::json!({
+            "identities": [{
+                "name": "test",
+                "credentials": [{ "accessKey": self.access_key, "secretKey": self.secret_key }],
+                "actions": ["Admin", "Read", "Write", "List"],
+            }],
+        })
+        .to_string()
+    }
+
+    /// Fails until all parts of the server work: a bucket that is listed and a place to write to.
+    fn make_bucket(&self, folder: &Path) -> Result<(), String> {
+        let script = folder.join("commands");
+        let commands =
+            format!("s3.bucket.create -name {0}\ns3.bucket.list\nvolume.list\n", self.bucket);
+        std::fs::write(&script, commands).map_err(|it| it.to_string())?;
+        let mut shell =
+            programs::inside(Some(PLANE), programs::weed().map_err(|it| it.to_string())?);
+        shell.args(["shell", &format!("-master={PLANE_ADDRESS}:9333")]);
+        shell.arg(format!("-filer={PLANE_ADDRESS}:8888")).current_dir(folder);
+        let input = std::fs::File::open(script).map_err(|it| it.to_string())?;
+        let output = shell.stdin(input).stderr(Stdio::piped()).output();
+        let output = output.map_err(|it| it.to_string())?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        let has = |word: &str| said.contains(word);
+        if has(" hdd(") && has(&self.bucket) {
+            Ok(())
+        } else {
+            Err(format!("{}: {said}", spoken(&shell)))
+        }
+    }
+}

@@ -3,9 +3,11 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod architecture;
+mod chart;
 mod exact;
 mod faults;
 mod first_light;
+mod images;
 mod interrupted;
 mod proxy;
 mod readers;

@@ -1,9 +1,10 @@
-//! Custom resource definitions from the Rust types, as YAML that is read in reviews and applied as
-//! it is.
+//! Custom resource definitions from the Rust types: as YAML that is read in reviews and applied as
+//! it is, and as templates of the chart.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
 use stoker_api::crd::{self, CustomResourceDefinition};
 
 /// The first line of each file.
@@ -44,14 +45,12 @@ pub(crate) enum CodegenError {
 ///
 /// A file cannot be read or written, or with `check` differs.
 pub(crate) fn run(check: bool) -> Result<(), CodegenError> {
-    let root = crate::repository().join("crds");
     let mut drifted = Vec::new();
-    for definition in crd::all() {
-        let (name, text) = render(&definition)?;
-        let path = root.join(&name);
+    for (name, text) in files()? {
+        let path = crate::repository().join(&name);
         if check {
             if !is_same(&path, &text)? {
-                drifted.push(format!("crds/{name}"));
+                drifted.push(name);
             }
         } else {
             write(&path, &text)?;
@@ -60,17 +59,45 @@ pub(crate) fn run(check: bool) -> Result<(), CodegenError> {
     if drifted.is_empty() { Ok(()) } else { Err(CodegenError::Drift { names: drifted }) }
 }
 
-/// The file's name and text.
-fn render(definition: &CustomResourceDefinition) -> Result<(String, String), CodegenError> {
-    let name = format!("{}_{}.yaml", definition.spec.group, definition.spec.names.plural);
-    // Through a JSON value, which sorts the keys of maps: the text depends on the types alone.
-    let yaml = serde_json::to_value(definition)
-        .map_err(|error| error.to_string())
-        .and_then(|value| serde_saphyr::to_string(&value).map_err(|error| error.to_string()));
-    match yaml {
-        Ok(yaml) => Ok((name, format!("{HEADER}{yaml}"))),
-        Err(reason) => Err(CodegenError::Yaml { name, reason }),
+/// All generated files: names from the root of the repository, and texts.
+fn files() -> Result<Vec<(String, String)>, CodegenError> {
+    let mut files = Vec::new();
+    for definition in crd::all() {
+        let names = &definition.spec.names;
+        let name = format!("crds/{}_{}.yaml", definition.spec.group, names.plural);
+        let text = plain(&name, &definition)?;
+        files.push((name, text));
+        let name = format!("charts/stoker/templates/crd-{}.yaml", names.plural);
+        let text = template(&name, &definition)?;
+        files.push((name, text));
     }
+    Ok(files)
+}
+
+/// A definition as it is applied.
+fn plain(name: &str, definition: &CustomResourceDefinition) -> Result<String, CodegenError> {
+    Ok(format!("{HEADER}{}", yaml(name, &value(name, definition)?)?))
+}
+
+/// A definition as a template of the chart: left out if `crds.install` is false, kept when the chart
+/// is uninstalled.
+fn template(name: &str, definition: &CustomResourceDefinition) -> Result<String, CodegenError> {
+    let mut value = value(name, definition)?;
+    value["metadata"]["annotations"]["helm.sh/resource-policy"] = "keep".into();
+    // What begins an action of a template has to be written as one.
+    let text = yaml(name, &value)?.replace("{{", "{{ \"{{\" }}");
+    Ok(format!("{{{{- if .Values.crds.install }}}}\n{HEADER}{text}{{{{- end }}}}\n"))
+}
+
+/// A definition with the keys of its maps sorted: the text depends on the types alone.
+fn value(name: &str, definition: &CustomResourceDefinition) -> Result<Value, CodegenError> {
+    serde_json::to_value(definition)
+        .map_err(|error| CodegenError::Yaml { name: name.to_owned(), reason: error.to_string() })
+}
+
+fn yaml(name: &str, value: &Value) -> Result<String, CodegenError> {
+    serde_saphyr::to_string(value)
+        .map_err(|error| CodegenError::Yaml { name: name.to_owned(), reason: error.to_string() })
 }
 
 fn is_same(path: &Path, text: &str) -> Result<bool, CodegenError> {
@@ -96,10 +123,20 @@ mod tests {
     #[test]
     fn each_definition_reads_back_as_what_it_was() {
         for definition in crd::all() {
-            let (name, text) = render(&definition).unwrap();
-            let read: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
-            assert_eq!(read, serde_json::to_value(&definition).unwrap(), "{name}");
+            let text = plain("a", &definition).unwrap();
+            let read: Value = serde_saphyr::from_str(&text).unwrap();
+            assert_eq!(read, serde_json::to_value(&definition).unwrap());
         }
+    }
+
+    #[test]
+    fn what_looks_like_an_action_is_none_in_the_template() {
+        let mut definition = crd::all().remove(0);
+        definition.spec.names.singular = Some("a{{b}}".into());
+        let text = template("a", &definition).unwrap();
+        assert!(text.contains(r#"a{{ "{{" }}b}}"#), "{text}");
+        assert_eq!(text.matches("{{").count(), 4, "{text}");
+        assert!(text.contains("helm.sh/resource-policy: keep"), "{text}");
     }
 
     #[test]

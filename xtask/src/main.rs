@@ -18,7 +18,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Chore {
-    /// Writes the files that are generated from Rust types: `crds/`.
+    /// Writes the files that are generated from Rust types: `crds/`, `charts/stoker/templates/crd-*`.
     Codegen {
         /// Writes nothing; fails if a file differs from what would be written.
         #[arg(long)]

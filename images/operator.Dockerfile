@@ -1,0 +1,21 @@
+# The operator: one program, its libraries, and the authorities it trusts. No shell.
+#
+#   docker build --file images/operator.Dockerfile --tag localhost/stoker-operator:0.1.0 .
+
+FROM rust:1.95.0-bookworm AS build
+# The toolchain of this image, as it is: rust-toolchain.toml also wants what only checks need.
+ENV RUSTUP_TOOLCHAIN=1.95.0
+WORKDIR /src
+COPY . .
+RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
+    cargo build --release --locked --package stoker-operator && \
+    python3 images/image.py rootfs target/release/stoker-operator stoker-operator \
+        /etc/ssl/certs/ca-certificates.crt /rootfs
+
+FROM scratch
+COPY --from=build /rootfs/base/ /
+COPY --from=build /rootfs/program/ /
+USER 65532:65532
+WORKDIR /
+ENV PATH=/usr/local/bin:/usr/bin:/bin
+ENTRYPOINT ["/usr/local/bin/stoker-operator"]

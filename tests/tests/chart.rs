@@ -1,0 +1,332 @@
+//! The chart, as helm renders it: what is installed, what is refused, what the operator may do.
+
+mod install;
+mod rights;
+mod values;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use stoker_tests::{cache, program, repository, said};
+
+/// Every value that changes which objects there are, or what is in them, set to something else.
+const EVERYTHING: &str = r#"
+image: { repository: example/operator, tag: "7" }
+imagePullSecrets: [{ name: registry }]
+trainer: { image: "example/trainer:7", pullPolicy: Always }
+replicas: 3
+watchNamespaces: [vision, "123"]
+storage: { url: "s3://bucket/root", endpoint: "http://s3:8333", secretName: s3 }
+limits:
+  startDeadlineSeconds: 1
+  nodeLostSeconds: 2
+  finishedPodsSeconds: 3
+  startingGangsMax: 4
+  startingPodsMax: 5
+log: { format: text, level: "info,kube=debug" }
+tls: { existingSecret: "0" }
+gangKey: { existingSecret: "1e3" }
+crds: { install: false }
+rbac: { aggregateToDefaultRoles: false }
+nodeSelector: { disk: ssd }
+tolerations: [{ key: control-plane, operator: Exists, effect: NoSchedule }]
+affinity:
+  podAffinity: { requiredDuringSchedulingIgnoredDuringExecution: [{ topologyKey: zone }] }
+priorityClassName: system-cluster-critical
+podAnnotations: { a: b }
+extraEnv: [{ name: HTTPS_PROXY, value: "http://proxy:3128" }]
+networkPolicy:
+  metricsFrom: [{ namespaceSelector: { matchLabels: { kubernetes.io/metadata.name: monitoring } } }]
+  egress: { enabled: true, apiServerTo: [{ ipBlock: { cidr: 10.0.0.1/32 } }] }
+pdb: { enabled: false }
+serviceMonitor: { enabled: true, labels: { release: prometheus } }
+"#;
+
+/// helm; `None` if it is missing and the tests of clusters were switched off.
+fn helm() -> Option<PathBuf> {
+    let named = std::env::var_os("STOKER_HELM").map(PathBuf::from);
+    let tools = std::fs::read_dir(cache().join("tools")).into_iter().flatten().flatten();
+    let built = tools
+        .map(|it| it.path())
+        .filter(|it| it.file_name().is_some_and(|it| it.to_string_lossy().starts_with("cluster-")));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let installed = std::env::split_paths(&path).map(|it| it.join("helm"));
+    let mut places = named.into_iter().chain(built.map(|it| it.join("helm"))).chain(installed);
+    let found = places.find(|it| it.is_file());
+    let off = std::env::var("STOKER_TEST_CLUSTER").is_ok_and(|it| it == "off");
+    assert!(
+        found.is_some() || off,
+        "helm is missing; run scripts/fetch-cluster, name it by STOKER_HELM, or switch these tests \
+         off by STOKER_TEST_CLUSTER=off"
+    );
+    found
+}
+
+/// Runs helm on the chart, for the release `stoker` unless `arguments` name another.
+fn run(helm: &Path, arguments: &[&str], values: &str) -> Output {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("values.yaml");
+    std::fs::write(&file, values).unwrap();
+    Command::new(helm)
+        .args(arguments)
+        .arg("--values")
+        .arg(file)
+        .current_dir(repository())
+        .env("HELM_CACHE_HOME", home.path())
+        .env("HELM_CONFIG_HOME", home.path())
+        .env("HELM_DATA_HOME", home.path())
+        .env("KUBECONFIG", home.path().join("none"))
+        .output()
+        .unwrap()
+}
+
+/// What is rendered for the release `stoker` in the namespace `123`, as text.
+fn rendered(values: &str) -> Option<String> {
+    let helm = helm()?;
+    let arguments = ["template", "stoker", "charts/stoker", "--namespace", "123"];
+    let output = run(&helm, &arguments, values);
+    assert!(output.status.success(), "{}", said(&output));
+    Some(String::from_utf8(output.stdout).unwrap())
+}
+
+/// The objects of [`rendered`]; none if helm is missing and may be.
+fn objects(values: &str) -> Vec<Value> {
+    let text = rendered(values).unwrap_or_default();
+    let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+    documents.into_iter().filter(|it| !it.is_null()).collect()
+}
+
+fn of_kind<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
+    objects.iter().filter(|it| it["kind"] == kind).collect()
+}
+
+/// All strings `KIND NAME` of objects.
+fn names(objects: &[Value]) -> BTreeSet<String> {
+    let name = |it: &Value| {
+        let namespace = it["metadata"]["namespace"].as_str().map(|it| format!("{it}/"));
+        let name = it["metadata"]["name"].as_str().unwrap();
+        format!("{} {}{name}", it["kind"].as_str().unwrap(), namespace.unwrap_or_default())
+    };
+    objects.iter().map(name).collect()
+}
+
+fn role<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
+    let found = of_kind(objects, kind).into_iter().find(|it| it["metadata"]["name"] == name);
+    found.unwrap_or_else(|| panic!("no {kind} {name} in {:?}", names(objects)))
+}
+
+/// A file of the repository.
+fn read(path: &str) -> String {
+    std::fs::read_to_string(repository().join(path)).unwrap()
+}
+
+#[track_caller]
+fn check_objects(values: &str, expected: &[&str]) {
+    if helm().is_none() {
+        return;
+    }
+    let expected = expected.iter().map(|it| (*it).to_owned()).collect();
+    assert_eq!(names(&objects(values)), expected);
+}
+
+#[test]
+fn the_defaults_install_one_operator_for_all_namespaces() {
+    check_objects(
+        "",
+        &[
+            "ClusterRole 123:stoker-operator",
+            "ClusterRole 123:stoker-operator-edit",
+            "ClusterRole 123:stoker-operator-view",
+            "ClusterRoleBinding 123:stoker-operator",
+            "CustomResourceDefinition experiments.stoker.dev",
+            "CustomResourceDefinition trials.stoker.dev",
+            "Deployment 123/stoker-operator",
+            "NetworkPolicy 123/stoker-operator",
+            "PodDisruptionBudget 123/stoker-operator",
+            "Role 123/stoker-operator-lease",
+            "RoleBinding 123/stoker-operator-lease",
+            "Secret 123/stoker-door",
+            "Secret 123/stoker-gang",
+            "Service 123/stoker-door",
+            "Service 123/stoker-operator-metrics",
+            "ServiceAccount 123/stoker-operator",
+        ],
+    );
+}
+
+#[test]
+fn every_object_can_be_had_or_left_out() {
+    check_objects(
+        EVERYTHING,
+        &[
+            "ClusterRole 123:stoker-operator",
+            "ClusterRoleBinding 123:stoker-operator",
+            "Deployment 123/stoker-operator",
+            "NetworkPolicy 123/stoker-operator",
+            "Role 123/123:stoker-operator",
+            "Role 123/stoker-operator-lease",
+            "Role vision/123:stoker-operator",
+            "RoleBinding 123/123:stoker-operator",
+            "RoleBinding 123/stoker-operator-lease",
+            "RoleBinding vision/123:stoker-operator",
+            "Service 123/stoker-door",
+            "Service 123/stoker-operator-metrics",
+            "ServiceAccount 123/stoker-operator",
+            "ServiceMonitor 123/stoker-operator",
+        ],
+    );
+}
+
+#[test]
+fn helm_finds_nothing_to_complain_about() {
+    let Some(helm) = helm() else { return };
+    for values in ["", EVERYTHING] {
+        let output = run(&helm, &["lint", "--strict", "charts/stoker"], values);
+        assert!(output.status.success(), "{}", said(&output));
+    }
+}
+
+fn arguments(objects: &[Value]) -> Vec<String> {
+    let deployment = of_kind(objects, "Deployment")[0];
+    let container = &deployment["spec"]["template"]["spec"]["containers"][0];
+    serde_json::from_value(container["args"].clone()).unwrap()
+}
+
+#[test]
+fn the_operator_is_told_every_value() {
+    if helm().is_none() {
+        return;
+    }
+    let told = arguments(&objects(EVERYTHING));
+    let expected = [
+        "run",
+        "--lease-name=stoker-operator",
+        "--watch-namespaces=vision,123",
+        "--door-listen=0.0.0.0:8443",
+        "--door-url=https://stoker-door.123.svc:8443",
+        "--tls-cert=/etc/stoker/tls/tls.crt",
+        "--tls-key=/etc/stoker/tls/tls.key",
+        "--tls-ca=/etc/stoker/tls/ca.crt",
+        "--gang-key-file=/etc/stoker/gang/key",
+        "--observe-listen=0.0.0.0:9090",
+        "--trainer-image=example/trainer:7",
+        "--image-pull-policy=Always",
+        "--storage-url=s3://bucket/root",
+        "--storage-endpoint=http://s3:8333",
+        "--storage-secret=s3",
+        "--start-deadline-seconds=1",
+        "--node-lost-seconds=2",
+        "--finished-pods-seconds=3",
+        "--starting-gangs-max=4",
+        "--starting-pods-max=5",
+        "--log-format=text",
+        "--log-level=info,kube=debug",
+    ];
+    assert_eq!(told, expected);
+    let unset = arguments(&objects(""));
+    assert!(!unset.iter().any(|it| it.contains("storage") || it.contains("watch")), "{unset:?}");
+}
+
+#[test]
+fn the_operator_understands_what_it_is_told() {
+    if helm().is_none() {
+        return;
+    }
+    for values in ["", EVERYTHING] {
+        // Help is given only if all before it is understood.
+        let mut operator = Command::new(program("stoker-operator"));
+        let output = operator.args(arguments(&objects(values))).arg("--help").output().unwrap();
+        let text = said(&output);
+        assert!(output.status.success() && text.contains("--gang-key-file"), "{text}");
+    }
+}
+
+#[test]
+fn a_name_of_digits_stays_a_name() {
+    let objects = objects(EVERYTHING);
+    for object in &objects {
+        let namespace = &object["metadata"]["namespace"];
+        assert!(namespace.is_null() || namespace.is_string(), "{object:#}");
+        for subject in object["subjects"].as_array().into_iter().flatten() {
+            assert_eq!(subject["namespace"], "123", "{object:#}");
+        }
+    }
+    for object in of_kind(&objects, "Deployment") {
+        let volumes = &object["spec"]["template"]["spec"]["volumes"];
+        assert_eq!(volumes[0]["secret"]["secretName"], "0");
+        assert_eq!(volumes[1]["secret"]["secretName"], "1e3");
+    }
+}
+
+/// The checksum that the operator's pods carry of a Secret's data.
+fn checksum(secret: &Value) -> String {
+    let data: BTreeMap<String, String> = serde_json::from_value(secret["data"].clone()).unwrap();
+    let name = secret["metadata"]["name"].as_str().unwrap();
+    let text = format!(r#"{{"data":{},"name":"{name}"}}"#, serde_json::to_string(&data).unwrap());
+    Sha256::digest(text).iter().map(|it| format!("{it:02x}")).collect()
+}
+
+#[test]
+fn a_changed_secret_rolls_the_pods_and_nothing_else_does() {
+    let objects = objects("");
+    for deployment in of_kind(&objects, "Deployment") {
+        let annotations = &deployment["spec"]["template"]["metadata"]["annotations"];
+        let secret = |name| role(&objects, "Secret", name);
+        assert_eq!(annotations["checksum/tls"], checksum(secret("stoker-door")));
+        assert_eq!(annotations["checksum/gang-key"], checksum(secret("stoker-gang")));
+    }
+}
+
+#[test]
+fn what_holds_data_is_kept_when_the_chart_is_uninstalled() {
+    for object in objects("") {
+        let is_kept = object["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep";
+        let holds_data = object["kind"] == "CustomResourceDefinition" || object["kind"] == "Secret";
+        assert_eq!(is_kept, holds_data, "{} {}", object["kind"], object["metadata"]["name"]);
+    }
+}
+
+#[test]
+fn the_definitions_are_those_of_the_types() {
+    for mut object in objects("").into_iter().filter(|it| it["kind"] == "CustomResourceDefinition")
+    {
+        object["metadata"].as_object_mut().unwrap().remove("annotations");
+        let plural = object["spec"]["names"]["plural"].as_str().unwrap();
+        let expected: Value =
+            serde_saphyr::from_str(&read(&format!("crds/stoker.dev_{plural}.yaml"))).unwrap();
+        assert!(object == expected, "{plural} differ; run `cargo xtask codegen`");
+    }
+}
+
+#[test]
+fn the_door_opens_to_trial_pods_alone() {
+    let from = |values: &str| {
+        let objects = objects(values);
+        let policy = of_kind(&objects, "NetworkPolicy");
+        policy.first().map(|it| it["spec"]["ingress"][0].clone())
+    };
+    let Some(all) = from("") else { return };
+    assert_eq!(all["ports"], json!([{ "port": 8443, "protocol": "TCP" }]));
+    let pods = json!({ "matchLabels": { "stoker.dev/component": "trial" } });
+    assert_eq!(all["from"], json!([{ "namespaceSelector": {}, "podSelector": pods }]));
+    let some = from(EVERYTHING).unwrap();
+    let namespaces = &some["from"][0]["namespaceSelector"]["matchExpressions"][0];
+    assert_eq!(namespaces["values"], json!(["vision", "123"]));
+    assert_eq!(some["from"][0]["podSelector"], pods);
+}
+
+#[test]
+fn the_notes_name_an_experiment_that_is_there() {
+    let Some(helm) = helm() else { return };
+    let arguments = ["install", "stoker", "charts/stoker", "--dry-run=client"];
+    let output = run(&helm, &arguments, "");
+    assert!(output.status.success(), "{}", said(&output));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let notes = text.split_once("\nNOTES:\n").expect("no notes").1;
+    let after = |word: &str| notes.split(word).nth(1).unwrap().split_whitespace().next().unwrap();
+    let file: Value = serde_saphyr::from_str(&read(after("--filename "))).unwrap();
+    assert_eq!(file["metadata"]["name"], after(" experiment/"), "{notes}");
+}

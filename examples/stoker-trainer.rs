@@ -1,8 +1,9 @@
-//! The stock trainer: all examples in one program.
+//! The stock trainer: all examples in one program, and what a trial's pod runs beside a program.
 //!
 //! ```text
 //! stoker-trainer mnist                        trains alone, reports to the terminal
 //! stoker run examples/mnist/const.yaml        starts it once for each trial
+//! stoker-trainer launch -- PROGRAM ARGS...    in a pod: starts the program once for each rank
 //! ```
 
 #[path = "cifar10/mod.rs"]
@@ -16,10 +17,11 @@ mod mnist;
 
 mod place;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
-use stoker_trainer::main_with;
+use stoker_trainer::{launch, main_with};
 
 /// Training makes and drops large blocks in every step: several times faster here than with the
 /// system's allocator.
@@ -32,7 +34,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[command(version, after_help = AFTER_HELP)]
 struct Cli {
     #[command(subcommand)]
-    example: Example,
+    what: What,
 }
 
 const AFTER_HELP: &str = "\
@@ -44,7 +46,7 @@ const AFTER_HELP: &str = "\
 `stoker-trainer mnist --help` lists the arguments.";
 
 #[derive(Debug, Subcommand)]
-enum Example {
+enum What {
     /// Handwritten digits, by a perceptron of one hidden layer or a convolutional network
     Mnist(Rest),
     /// Pieces of clothing, by the models of mnist
@@ -53,6 +55,24 @@ enum Example {
     Cifar10(Rest),
     /// Three kinds of irises by the sizes of their leaves
     Iris(Rest),
+    /// In a pod: starts a program once for each rank, shows and stores what it prints
+    Launch {
+        /// The program and its arguments
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
+    /// In a pod: puts this program and the files sent with the experiment where they are wanted
+    Setup {
+        /// The folder that the pod's containers share [default: /stoker]
+        #[arg(long)]
+        shared: Option<PathBuf>,
+    },
+    /// In a pod: deletes checkpoints that an ended experiment does not keep
+    Gc {
+        /// The JSON file that lists them
+        #[arg(default_value = "/etc/stoker/cleanup.json")]
+        file: PathBuf,
+    },
 }
 
 /// What the trainer's library reads.
@@ -65,10 +85,13 @@ struct Rest {
 }
 
 fn main() -> ExitCode {
-    match Cli::parse().example {
-        Example::Mnist(rest) => main_with::<mnist::Mnist>(rest.arguments),
-        Example::FashionMnist(rest) => main_with::<fashion_mnist::FashionMnist>(rest.arguments),
-        Example::Cifar10(rest) => main_with::<cifar10::Cifar10>(rest.arguments),
-        Example::Iris(rest) => main_with::<iris::Iris>(rest.arguments),
+    match Cli::parse().what {
+        What::Mnist(rest) => main_with::<mnist::Mnist>(rest.arguments),
+        What::FashionMnist(rest) => main_with::<fashion_mnist::FashionMnist>(rest.arguments),
+        What::Cifar10(rest) => main_with::<cifar10::Cifar10>(rest.arguments),
+        What::Iris(rest) => main_with::<iris::Iris>(rest.arguments),
+        What::Launch { command } => launch::main(&command),
+        What::Setup { shared } => launch::setup(shared.as_deref()),
+        What::Gc { file } => launch::clean_up(&file),
     }
 }

@@ -47,6 +47,9 @@ impl Control {
 
 /// Hooks around training. Every hook does nothing unless written; an error ends the trial under the
 /// callback's name.
+///
+/// In a gang they run on every rank, on the same logs, and must ask for the same on each: not for
+/// what a clock says, for example.
 #[expect(unused_variables, reason = "the names tell an implementor what the arguments are")]
 pub trait Callback: Send {
     /// The name in errors and in checkpoints; give one if a trial has two of a type.

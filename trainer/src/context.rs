@@ -10,7 +10,7 @@ use serde_json::Value;
 use stoker_api::contract::TrialConfig;
 use stoker_api::names::ENV_CACHE;
 
-use crate::collective::{Alone, Collective};
+use crate::collective::Collective;
 use crate::data::{Data, Plan};
 use crate::session::Session;
 use crate::step::{Metrics, StepOutput};
@@ -28,8 +28,13 @@ pub struct Context {
 }
 
 impl Context {
-    pub(crate) fn new(config: TrialConfig, session: Session, stop: StopSignal) -> Self {
-        let (session, ranks, device) = (Mutex::new(session), Box::new(Alone), training_device());
+    pub(crate) fn new(
+        config: TrialConfig,
+        session: Session,
+        stop: StopSignal,
+        ranks: Box<dyn Collective>,
+    ) -> Self {
+        let (session, device) = (Mutex::new(session), training_device());
         let context = Self { config, session, stop, device, ranks };
         context.seed_weights();
         context
@@ -188,10 +193,14 @@ fn named<E: std::fmt::Display>(error: &serde_path_to_error::Error<E>) -> String 
     }
 }
 
-/// The device of this build: the first GPU with the feature `cuda`, or else the CPU.
+/// The device of this build: with the feature `cuda` the GPU of this rank in its pod, or else the
+/// CPU.
 fn training_device() -> Device {
     #[cfg(feature = "cuda")]
-    return Device::cuda(0).autodiff();
+    {
+        let local_rank = std::env::var("LOCAL_RANK").ok().and_then(|it| it.parse().ok());
+        return Device::cuda(local_rank.unwrap_or(0)).autodiff();
+    }
     #[cfg(all(feature = "flex", not(feature = "cuda")))]
     return Device::flex().autodiff();
     #[cfg(not(any(feature = "flex", feature = "cuda")))]

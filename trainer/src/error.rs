@@ -37,6 +37,11 @@ pub struct Interrupted {
 #[error("{0}")]
 pub(crate) struct Infrastructure(pub(crate) String);
 
+/// Another rank is gone; says nothing of this one.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct PeerFailed(pub(crate) String);
+
 /// How a process with this error ends. Looks through the error's sources, so that context may be
 /// added to an error without changing what it means.
 pub(crate) fn exit_code(error: &(dyn StdError + 'static)) -> ExitCode {
@@ -47,6 +52,9 @@ pub(crate) fn exit_code(error: &(dyn StdError + 'static)) -> ExitCode {
         }
         if let Some(interrupted) = error.downcast_ref::<Interrupted>() {
             return interrupted.code;
+        }
+        if error.is::<PeerFailed>() {
+            return ExitCode::PeerFailed;
         }
         if let Some(CheckpointError::Make { .. }) = error.downcast_ref() {
             return ExitCode::UserError;
@@ -86,6 +94,7 @@ mod tests {
         check("a plain text", ExitCode::UserError);
         check(InvalidHyperparameters("x".into()), ExitCode::InvalidHyperparameters);
         check(Infrastructure("x".into()), ExitCode::Infrastructure);
+        check(PeerFailed("x".into()), ExitCode::PeerFailed);
         let make = CheckpointError::Make { name: "a".into(), reason: "b".into() };
         check(make, ExitCode::UserError);
         let broken = CheckpointError::Broken { name: "a".into(), reason: "b".into() };

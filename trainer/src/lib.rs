@@ -32,9 +32,11 @@ mod rng;
 mod session;
 mod stop;
 mod terminal;
+mod termination;
 
 pub mod checkpoint;
 pub mod datasets;
+pub mod launch;
 pub mod metrics;
 pub mod reporter;
 mod tensorboard;

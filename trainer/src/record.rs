@@ -11,6 +11,7 @@ use bytes::Bytes;
 
 use crate::Result;
 use crate::checkpoint::Parts;
+use crate::collective::Collective;
 use crate::rng::key;
 
 /// The file of a model's weights and buffers.
@@ -159,6 +160,59 @@ pub(crate) fn load_model<M: Module>(model: M, parts: &Parts) -> Result<M> {
     Ok(model
         .try_load_record(record)
         .map_err(|error| format!("the checkpoint's weights do not fit this model: {error}"))?)
+}
+
+/// The model with rank 0's buffers: statistics that forward passes keep and no optimizer steps. A
+/// model without any costs nothing.
+pub(crate) fn share_buffers<M: Module>(model: M, ranks: &dyn Collective) -> Result<M> {
+    #[derive(Default)]
+    struct Read {
+        values: Vec<f64>,
+    }
+    impl ModuleVisitor for Read {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if is_buffer(param.id) {
+                let data = param.val().into_data().convert_dtype(DType::F64);
+                self.values.extend_from_slice(data.as_slice::<f64>().unwrap_or_default());
+            }
+        }
+    }
+    struct Write(std::vec::IntoIter<f64>);
+    impl ModuleMapper for Write {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            if !is_buffer(param.id) {
+                return param;
+            }
+            let tensor = param.val();
+            let values: Vec<f64> = self.0.by_ref().take(tensor.shape().num_elements()).collect();
+            let data = TensorData::new(values, tensor.shape()).convert_dtype(tensor.dtype());
+            Param::initialized(param.id, Tensor::from_data(data, &tensor.device()))
+        }
+    }
+    // Brings statistics up to date, in place.
+    let _ = model.valid();
+    let mut read = Read::default();
+    model.visit(&mut read);
+    if read.values.is_empty() {
+        return Ok(model);
+    }
+    let bytes: Vec<u8> = read.values.iter().flat_map(|it| it.to_le_bytes()).collect();
+    let num_bytes = bytes.len();
+    let bytes = ranks.broadcast(bytes.into())?;
+    if bytes.len() != num_bytes {
+        return Err("rank 0 has a model of other statistics than this rank".into());
+    }
+    if ranks.rank() == 0 {
+        return Ok(model);
+    }
+    let number = |it: &[u8]| it.try_into().map(f64::from_le_bytes).unwrap_or(f64::NAN);
+    let values: Vec<f64> = bytes.chunks_exact(8).map(number).collect();
+    Ok(model.map(&mut Write(values.into_iter())))
+}
+
+/// Whether an id is of none of the parameters, whose ids [`initialise`] makes places.
+fn is_buffer(id: ParamId) -> bool {
+    id.val() > u64::from(u32::MAX)
 }
 
 /// burn's bytes with the tensors sorted by name, which burn's optimizers leave in no order. Running

@@ -9,14 +9,15 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use reqwest::{Client, StatusCode, redirect};
+use reqwest::{Certificate, Client, StatusCode, redirect};
 use stoker_api::contract::{
     CONTRACT_VERSION, Directive, Door, ExitCode, Report, ReportEvent, TrialConfig,
 };
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
-use crate::error::chain;
+use crate::Result;
+use crate::error::{Infrastructure, chain};
 
 /// Reports that wait; beyond them the oldest that decides nothing goes.
 const QUEUE_MAX: usize = 4_096;
@@ -84,10 +85,15 @@ impl Shared {
 impl Reporter {
     /// Reports to `config.door`. `rt` must be driven by a thread of its own,
     /// with I/O and time enabled.
-    pub fn new(rt: Handle, config: &TrialConfig) -> Self {
+    ///
+    /// # Errors
+    ///
+    /// The door's authority is no certificate, or the system lets nobody make a client.
+    pub fn new(rt: Handle, config: &TrialConfig) -> Result<Self> {
+        let client = client(&config.door)?;
         let shared = Arc::new(Shared::default());
-        rt.spawn(run(shared.clone(), config.door.clone()));
-        Self { attempt: config.attempt, shared }
+        rt.spawn(run(shared.clone(), client, config.door.clone()));
+        Ok(Self { attempt: config.attempt, shared })
     }
 
     /// Queues a report; never waits. A newer [`ReportEvent::Progress`] takes the place of one
@@ -197,18 +203,30 @@ enum Outcome {
     Away(String),
 }
 
-async fn run(shared: Arc<Shared>, door: Door) {
-    // The door is near: a proxy of the environment is for others, and the token goes nowhere else.
-    let client = Client::builder()
+/// The door is near: a proxy of the environment is for others, and the token goes nowhere else.
+/// Where the door has an authority of its own, no other is trusted.
+fn client(door: &Door) -> Result<Client> {
+    let failed = |what: &str, error: reqwest::Error| {
+        Infrastructure(format!("no report can be sent: {what}{}", chain(&error)))
+    };
+    let mut client = Client::builder()
         .no_proxy()
         .redirect(redirect::Policy::none())
         .connect_timeout(CONNECT_MAX)
-        .timeout(REQUEST_MAX)
-        .build();
-    let client = match client {
-        Ok(client) => client,
-        Err(error) => return eprintln!("stoker: no report can be sent: {}", chain(&error)),
-    };
+        .timeout(REQUEST_MAX);
+    if let Some(ca) = &door.ca {
+        let trusted = Certificate::from_pem_bundle(ca.as_bytes());
+        let trusted = trusted.map_err(|error| failed("the door's authority: ", error))?;
+        if trusted.is_empty() {
+            let text = "no report can be sent: the door's authority holds no PEM certificate";
+            return Err(Infrastructure(text.into()).into());
+        }
+        client = client.tls_certs_only(trusted);
+    }
+    Ok(client.build().map_err(|error| failed("", error))?)
+}
+
+async fn run(shared: Arc<Shared>, client: Client, door: Door) {
     let mut num_failed = 0u32;
     loop {
         let next = shared.lock().queue.front().map(|it| (it.id, it.report.clone()));

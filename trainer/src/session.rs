@@ -27,6 +27,10 @@ pub(crate) struct Session {
     reporter: Option<Reporter>,
     files: Option<Files>,
     resume_from: Vec<CheckpointRef>,
+    /// Whether a runner decides how long to train.
+    has_runner: bool,
+    /// Whether this is rank 0, which alone writes and reports.
+    is_lead: bool,
     /// Global batches trained, by the last report.
     batches: u64,
     pub(crate) terminal: Terminal,
@@ -43,11 +47,12 @@ struct Files {
 
 impl Session {
     /// Opens what `config` names. Alone, there is no door, and storage only where a URL is given.
+    /// Ranks other than the lead read, and write and report nothing.
     ///
     /// # Errors
     ///
     /// The storage cannot be opened or listed.
-    pub(crate) fn open(config: &mut TrialConfig, alone: bool) -> Result<Self> {
+    pub(crate) fn open(config: &mut TrialConfig, alone: bool, is_lead: bool) -> Result<Self> {
         let background = Background::start()?;
         let rt = background.handle.clone();
         let mut files = None;
@@ -61,11 +66,13 @@ impl Session {
             files = Some(Files { checkpoints, metrics });
         }
         Ok(Self {
-            reporter: (!alone).then(|| Reporter::new(rt, config)),
+            reporter: (!alone && is_lead).then(|| Reporter::new(rt, config)).transpose()?,
             files,
             resume_from: config.resume_from.clone(),
+            has_runner: !alone,
+            is_lead,
             batches: 0,
-            terminal: Terminal::new(alone),
+            terminal: if is_lead { Terminal::new(alone) } else { Terminal::silent() },
             _background: background,
         })
     }
@@ -76,7 +83,7 @@ impl Session {
 
     /// Whether a runner decides how long to train.
     pub(crate) fn has_runner(&self) -> bool {
-        self.reporter.is_some()
+        self.has_runner
     }
 
     /// Whether checkpoints are kept.
@@ -84,12 +91,32 @@ impl Session {
         self.files.is_some()
     }
 
-    /// The checkpoint to go on from.
+    /// Whether this process writes and reports.
+    pub(crate) fn is_lead(&self) -> bool {
+        self.is_lead
+    }
+
+    /// The checkpoint to go on from: the first that is whole.
     pub(crate) fn restore(&self) -> Result<Restored> {
+        self.restore_from(&self.resume_from)
+    }
+
+    /// As [`Session::restore`], of those named.
+    pub(crate) fn restore_from(&self, resume_from: &[CheckpointRef]) -> Result<Restored> {
         match &self.files {
-            Some(files) => Ok(files.checkpoints.restore(&self.resume_from)?),
+            Some(files) => Ok(files.checkpoints.restore(resume_from)?),
             None => Ok(Restored::default()),
         }
+    }
+
+    /// What the record says of the checkpoint of this name.
+    pub(crate) fn checkpoint_ref(&self, name: &str) -> Option<CheckpointRef> {
+        self.resume_from.iter().find(|it| it.name == name).cloned()
+    }
+
+    /// The trial's files, where this process writes them.
+    fn own_files(&mut self) -> Option<&mut Files> {
+        self.files.as_mut().filter(|_| self.is_lead)
     }
 
     /// Sends what an earlier attempt could not.
@@ -97,6 +124,11 @@ impl Session {
         if let Some(reporter) = &self.reporter {
             reporter.restore_unsent(reports);
         }
+    }
+
+    /// What has no answer yet and still matters.
+    pub(crate) fn unsent(&self) -> Vec<Report> {
+        self.reporter.as_ref().map(Reporter::unsent).unwrap_or_default()
     }
 
     /// Global batches trained, by the last report.
@@ -142,7 +174,7 @@ impl Session {
         epoch: u64,
         metrics: &Logs,
     ) -> Result<()> {
-        if let Some(files) = &mut self.files {
+        if let Some(files) = self.own_files() {
             files.metrics.row(group, batches, epoch, metrics)?;
         }
         self.terminal.row(group, batches, epoch, metrics);
@@ -151,8 +183,8 @@ impl Session {
 
     /// Starts a save; waits only for one in flight.
     pub(crate) fn save(&mut self, batches: u64, metric: Option<f64>, make: Make) -> Result<()> {
-        let Some(files) = &mut self.files else { return Ok(()) };
-        let unsent = self.reporter.as_ref().map(Reporter::unsent).unwrap_or_default();
+        let unsent = self.unsent();
+        let Some(files) = self.own_files() else { return Ok(()) };
         let after = files.metrics.stored();
         let metadata = BTreeMap::new();
         let save = Save { batches, metric, unsent, metadata, after };
@@ -161,7 +193,7 @@ impl Session {
 
     /// Reports checkpoints that have come to exist; waits for the one in flight if `wait`.
     pub(crate) fn report_saved(&mut self, wait: bool) -> Result<()> {
-        while let Some(files) = &mut self.files {
+        while let Some(files) = self.own_files() {
             let checkpoints = &mut files.checkpoints;
             let saved = if wait { checkpoints.finish()? } else { checkpoints.poll()? };
             let Some(saved) = saved else { break };
@@ -175,7 +207,7 @@ impl Session {
 
     /// Waits until all rows of metrics are stored, but not for longer than `wait`.
     pub(crate) fn flush_within(&mut self, wait: Duration) -> Result<()> {
-        let Some(files) = &mut self.files else { return Ok(()) };
+        let Some(files) = self.own_files() else { return Ok(()) };
         let stored = files.metrics.flushing();
         let all = async {
             for stored in stored {
@@ -192,7 +224,7 @@ impl Session {
 
     /// Waits until all rows of metrics are stored.
     pub(crate) fn flush(&mut self) -> Result<()> {
-        match &mut self.files {
+        match self.own_files() {
             Some(files) => Ok(files.metrics.flush()?),
             None => Ok(()),
         }

@@ -9,7 +9,7 @@ use burn::tensor::{Int, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
-use crate::collective::Collective;
+use crate::collective::{Collective, exchange};
 
 /// A number on the host or on the device.
 #[derive(Clone, Debug)]
@@ -188,14 +188,17 @@ impl Metrics {
         }
     }
 
-    /// The sums over all ranks, which have the same names.
-    pub(crate) fn all_reduce(mut self, ranks: &dyn Collective) -> Result<Self> {
-        let mut flat: Vec<f64> = self.0.values().flat_map(|(sum, count)| [*sum, *count]).collect();
-        ranks.sum_f64(&mut flat)?;
-        for (pair, sums) in self.0.values_mut().zip(flat.chunks_exact(2)) {
-            *pair = (sums[0], sums[1]);
-        }
-        Ok(self)
+    /// The sums over all ranks; one that had no sample has no names.
+    pub(crate) fn all_reduce(self, ranks: &dyn Collective) -> Result<Self> {
+        Ok(Self::total(exchange(ranks, "metrics", self)?))
+    }
+
+    /// The sums of what ranks saw, in their order.
+    pub(crate) fn total(of_ranks: Vec<Self>) -> Self {
+        let mut of_ranks = of_ranks.into_iter();
+        let mut total = of_ranks.next().unwrap_or_default();
+        of_ranks.for_each(|it| total.add(&it));
+        total
     }
 
     /// Whether nothing was seen.

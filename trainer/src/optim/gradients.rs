@@ -118,6 +118,17 @@ impl GradientSum {
         PendingGradients { gradients, seen: self.seen.clone(), count: self.count }
     }
 
+    /// Adds another sum over the same model.
+    pub(crate) fn absorb<M: Module>(&mut self, model: &M, mut other: Self) {
+        let Self { gradients: sum, .. } = self;
+        each_trained(model, &mut |_, param| {
+            param.add(&mut other.gradients, sum, 1.0);
+        });
+        self.seen.resize(self.seen.len().max(other.seen.len()), 0);
+        self.seen.iter_mut().zip(&other.seen).for_each(|(seen, other)| *seen += other);
+        self.count += other.count;
+    }
+
     /// Takes on what [`GradientSum::pending`] gave.
     pub(crate) fn restore<M: Module>(model: &M, pending: PendingGradients) -> Self {
         let PendingGradients { gradients, seen, count } = pending;

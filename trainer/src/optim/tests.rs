@@ -91,6 +91,10 @@ impl Collective for Twins {
         values.iter_mut().for_each(|value| *value *= 2.0);
         Ok(())
     }
+
+    fn gather(&self, mine: bytes::Bytes) -> Result<Vec<bytes::Bytes>> {
+        Ok(vec![mine.clone(), mine])
+    }
 }
 
 #[test]

@@ -9,6 +9,8 @@ use tokio::runtime::Runtime;
 
 use super::*;
 
+mod encrypted;
+
 /// Answers requests by a script, the last entry for ever; records token and report.
 pub(crate) struct TestDoor {
     pub(crate) address: SocketAddr,
@@ -78,7 +80,7 @@ impl Fixture {
             "storage": {"url": "memory://", "trialPath": "t"},
             "door": {"url": format!("http://{address}/report"), "tokenFile": token},
         }));
-        Reporter::new(self.rt.handle().clone(), &config.unwrap())
+        Reporter::new(self.rt.handle().clone(), &config.unwrap()).unwrap()
     }
 }
 

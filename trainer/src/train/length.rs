@@ -3,9 +3,12 @@
 use std::time::Duration;
 
 use burn::module::Module;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use stoker_api::contract::{Directive, ExitCode, ReportEvent};
 
 use super::run::Run;
+use crate::collective::exchange;
 use crate::error::{Infrastructure, Interrupted};
 use crate::{Error, Result};
 
@@ -17,13 +20,55 @@ const UNDECIDED_PAUSE: Duration = Duration::from_millis(200);
 /// [`ANSWER_WAIT`]: super::ANSWER_WAIT
 const UNANSWERED_MAX: u32 = 500;
 
+/// What was asked of the ranks.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+pub(super) struct Wish {
+    /// Whether a signal asks to leave.
+    signal: bool,
+    /// The runner's latest answer, which rank 0 has.
+    directive: Option<Directive>,
+}
+
 impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
+    /// What each rank says here, in their order. What was asked of any of them rides along, so that
+    /// all know it at the same place of the program.
+    pub(super) fn agree<T: DeserializeOwned + Serialize>(
+        &mut self,
+        place: &str,
+        mine: T,
+    ) -> Result<Vec<T>> {
+        let ranks = self.context.distributed();
+        if ranks.size() == 1 {
+            return Ok(vec![mine]);
+        }
+        let (wishes, said): (Vec<Wish>, Vec<T>) =
+            exchange(ranks, place, (self.asked_here(), mine))?.into_iter().unzip();
+        self.wish = Wish {
+            signal: wishes.iter().any(|it| it.signal),
+            directive: wishes.first().and_then(|it| it.directive),
+        };
+        Ok(said)
+    }
+
+    fn asked_here(&self) -> Wish {
+        Wish { signal: self.context.stop.is_set(), directive: self.session.directive() }
+    }
+
+    /// What all ranks know was asked of them.
+    fn asked(&self) -> Wish {
+        match self.context.distributed().size() {
+            1 => self.asked_here(),
+            _ => self.wish,
+        }
+    }
+
     /// Does what was asked for between two batches. A wish to leave is an error.
     pub(super) fn obey(&mut self) -> Result<()> {
-        if self.context.stop.is_set() {
+        let asked = self.asked();
+        if asked.signal {
             return Err(self.leave(ExitCode::Preempted, "asked to stop by a signal"));
         }
-        match self.session.directive() {
+        match asked.directive {
             Some(Directive::Continue { units }) => self.extend(units),
             Some(Directive::Preempt) => {
                 return Err(self.leave(ExitCode::Preempted, "asked to stop by the runner"));
@@ -58,6 +103,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let mut num_unanswered = 0;
         loop {
             let answer = self.session.ask(batches, event);
+            let answer = self.agree("end", answer)?[0];
             match answer {
                 Some(Directive::Stop) => return Ok(true),
                 Some(Directive::Continue { units }) if self.state.stopped.is_none() => {
@@ -96,7 +142,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     }
 
     fn obey_signal(&mut self) -> Result<()> {
-        match self.context.stop.is_set() {
+        match self.asked().signal {
             true => Err(self.leave(ExitCode::Preempted, "asked to stop by a signal")),
             false => Ok(()),
         }

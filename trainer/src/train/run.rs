@@ -6,6 +6,7 @@ use stoker_api::contract::ReportEvent;
 use super::fit::{Fit, Fitted, Step};
 use super::held::Held;
 use super::hook;
+use super::length::Wish;
 use super::state::{RunState, Validated, from_bits, to_bits};
 use super::timetable::{Due, Timetable};
 use crate::callback::{Callback, Control, Logs};
@@ -36,6 +37,8 @@ pub(super) struct Run<'a, M, B> {
     pub(super) granted: u64,
     /// The batch of the last checkpoint.
     pub(super) saved: Option<u64>,
+    /// What ranks last agreed on, where there are several.
+    pub(super) wish: Wish,
     aggregation: u64,
 }
 
@@ -81,6 +84,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             granted_units,
             granted,
             saved: None,
+            wish: Wish::default(),
             aggregation: u64::from(aggregation),
         };
         run.tell_control();
@@ -124,7 +128,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     }
 
     /// Accumulates one batch's gradients, and where enough are together: sums over ranks,
-    /// normalises by the global count, steps.
+    /// normalises by the global count, steps. Metrics are those of all ranks from here on.
     fn train_batch(&mut self, batches: &mut Loader<B>) -> Result<()> {
         let (context, ranks) = (self.context, self.context.distributed());
         let batch = batches.next().ok_or("the data has ended")??;
@@ -132,6 +136,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let output = batch.map(|batch| self.step.train(&self.model, batch));
         let whole = self.aggregation == 1 && ranks.size() == 1;
         let metrics = self.gradients.add(&*self.model, output, whole);
+        let metrics = Metrics::total(self.agree("step", metrics)?);
         self.state.batches += 1;
         if self.state.batches.is_multiple_of(self.aggregation) {
             let sum = std::mem::take(&mut self.gradients).all_reduce(&*self.model, ranks)?;
@@ -148,7 +153,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let batches = self.state.batches;
         if due.row {
             let metrics = std::mem::take(&mut self.state.since_row);
-            let metrics = metrics.all_reduce(self.context.distributed())?.means("");
+            let metrics = metrics.means("");
             self.session.row("training", batches, self.epoch(), &metrics)?;
             self.session.progress(batches, self.granted);
         }
@@ -178,7 +183,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
 
     fn end_epoch(&mut self) -> Result<()> {
         let metrics = std::mem::take(&mut self.state.since_epoch);
-        let mut logs = metrics.all_reduce(self.context.distributed())?.means("");
+        let mut logs = metrics.means("");
         logs.extend(self.validation_logs());
         self.state.history.push(to_bits(&logs));
         let epoch = self.epoch();
@@ -198,6 +203,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     /// Validates; says whether the searched metric is the best yet.
     pub(super) fn validate(&mut self) -> Result<bool> {
         let batches = self.state.batches;
+        self.share_buffers()?;
         let Some(data) = &self.validation else {
             self.state.validated = Some(Validated::new(batches, &Logs::new()));
             return self.searched_metric().map(|_| false);

@@ -1,14 +1,16 @@
-//! The run's state to a checkpoint and back.
+//! The run's state to a checkpoint and back, and from rank 0 to all.
 
 use burn::module::Module;
+use bytes::Bytes;
 use stoker_api::contract::ReportEvent;
 
 use super::hook;
 use super::run::Run;
-use super::state::RunState;
-use crate::Result;
-use crate::checkpoint::Parts;
-use crate::record;
+use super::state::{PendingTensors, RunState};
+use crate::checkpoint::{Parts, Restored};
+use crate::collective::exchange;
+use crate::error::Infrastructure;
+use crate::{Result, record};
 
 impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// Starts a save of the state now, which shares its tensors with the loop until a step makes new
@@ -27,12 +29,13 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let (optimizers, tensors) = self.optimizers.snapshot();
         self.state.optimizers = optimizers;
         let gradients = self.state.keep(&*self.model, &self.gradients);
+        let others = self.gather_pending(&gradients)?;
         let (state, metric) = (self.state.clone(), self.searched_metric()?);
         let make = move || -> Result<Parts> {
             let mut parts = Parts::new();
             parts.insert(record::MODEL.into(), model.into_bytes()?);
             tensors.write(&mut parts)?;
-            state.write(gradients, &mut parts)?;
+            state.write(gradients, others, &mut parts)?;
             Ok(parts)
         };
         let make = Box::new(move || make().map_err(|error| error.to_string()));
@@ -41,9 +44,72 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         Ok(())
     }
 
+    /// The other ranks' sums of gradients that no step has used yet, on rank 0: they are state as
+    /// its own is.
+    fn gather_pending(&mut self, mine: &PendingTensors) -> Result<Vec<Bytes>> {
+        let ranks = self.context.distributed();
+        if ranks.size() == 1 {
+            self.state.others.clear();
+            return Ok(vec![]);
+        }
+        let of_ranks = self.agree("save", (self.state.seen.clone(), self.state.count))?;
+        self.state.others = of_ranks[1..].to_vec();
+        if of_ranks.iter().all(|(seen, _)| seen.is_empty()) {
+            return Ok(vec![]);
+        }
+        let mine = if ranks.rank() == 0 { Bytes::new() } else { RunState::pack(mine.clone())? };
+        Ok(ranks.gather(mine)?.split_off(1))
+    }
+
+    /// The statistics that BatchNorm keeps are rank 0's on all ranks, as in the checkpoint: a rank
+    /// that is resumed has no others.
+    pub(super) fn share_buffers(&mut self) -> Result<()> {
+        let ranks = self.context.distributed();
+        if ranks.size() == 1 {
+            return Ok(());
+        }
+        self.model.replace(|model| record::share_buffers(model, ranks))
+    }
+
+    /// The checkpoint that rank 0 has found whole, on all ranks; or else rank 0's model.
+    fn restore_together(&mut self) -> Result<Restored> {
+        let ranks = self.context.distributed();
+        if ranks.size() == 1 {
+            return self.session.restore();
+        }
+        let mut restored = Restored::default();
+        if self.session.is_lead() {
+            restored = self.session.restore()?;
+        }
+        let chosen = restored.checkpoint.as_ref().map(|(name, ..)| name);
+        let chosen = chosen.and_then(|name| self.session.checkpoint_ref(name));
+        match exchange(ranks, "start", chosen)?.swap_remove(0) {
+            Some(chosen) if !self.session.is_lead() => {
+                restored = self.session.restore_from(std::slice::from_ref(&chosen))?;
+                if let Some((name, why)) = restored.refused.first_key_value() {
+                    let text = format!("checkpoint {name}, which rank 0 has read: {why}");
+                    return Err(Infrastructure(text).into());
+                }
+            }
+            Some(_) => {}
+            None => {
+                let model = match self.session.is_lead() {
+                    true => record::snapshot(&*self.model).into_bytes()?,
+                    false => Bytes::new(),
+                };
+                let model = ranks.broadcast(model)?;
+                if !self.session.is_lead() {
+                    let parts = Parts::from([(record::MODEL.into(), model)]);
+                    self.model.replace(|model| record::load_model(model, &parts))?;
+                }
+            }
+        }
+        Ok(restored)
+    }
+
     /// Takes on the newest whole checkpoint, if there is one, and says where training starts.
     pub(super) fn restore(&mut self) -> Result<()> {
-        let restored = self.session.restore()?;
+        let restored = self.restore_together()?;
         let mut resumed_from = None;
         if let Some((name, manifest, parts)) = restored.checkpoint {
             self.take_on(&parts).map_err(|error| format!("checkpoint {name}: {error}"))?;
@@ -77,7 +143,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         self.model.replace(|model| record::load_model(model, parts))?;
         let optimizers = std::mem::replace(&mut self.optimizers, crate::optim::Optimizers::none());
         self.optimizers = optimizers.restore(&state.optimizers, parts)?;
-        self.gradients = state.pending(&*self.model, parts)?;
+        let ranks = self.context.distributed();
+        self.gradients = state.pending(&*self.model, parts, ranks.rank(), ranks.size())?;
         let states = &state.callbacks;
         hook(&mut self.callbacks, &mut self.control, |callback, _| {
             let state = states.get(&callback.name()).filter(|state| !state.is_null());

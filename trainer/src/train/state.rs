@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use burn::module::Module;
 use burn::tensor::TensorData;
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -47,6 +48,9 @@ pub(crate) struct RunState {
     /// Of the pending sum of gradients.
     pub(crate) seen: Vec<u32>,
     pub(crate) count: u64,
+    /// The same of ranks 1, 2, ...
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) others: Vec<(Vec<u32>, u64)>,
 }
 
 /// A validation's means, as bits, by the names that reports use.
@@ -87,18 +91,34 @@ impl RunState {
         pending.gradients
     }
 
-    /// Adds this state's files.
-    pub(crate) fn write(&self, gradients: PendingTensors, parts: &mut Parts) -> Result<()> {
+    /// Adds this state's files. `others` are the pending gradients of ranks 1, 2, ..., packed.
+    pub(crate) fn write(
+        &self,
+        gradients: PendingTensors,
+        others: Vec<Bytes>,
+        parts: &mut Parts,
+    ) -> Result<()> {
         parts.insert(STATE.into(), serde_json::to_vec(self)?.into());
         if !gradients.is_empty() {
-            let tensors = gradients.into_iter().map(|(index, data)| {
-                let (bytes, shape, dtype) = data.into_parts();
-                burn_pack::Tensor::new(index.to_string(), dtype, shape, None, bytes)
-            });
-            let bytes = burn_pack::Writer::new(tensors.collect()).into_bytes()?;
-            parts.insert(GRADIENTS.into(), record::to_bytes(&bytes));
+            parts.insert(GRADIENTS.into(), Self::pack(gradients)?);
+        }
+        for (idx, packed) in others.into_iter().enumerate().filter(|(_, it)| !it.is_empty()) {
+            parts.insert(gradients_of(idx + 1), packed);
         }
         Ok(())
+    }
+
+    /// Pending gradients as a file; no bytes where there are none.
+    pub(crate) fn pack(gradients: PendingTensors) -> Result<Bytes> {
+        if gradients.is_empty() {
+            return Ok(Bytes::new());
+        }
+        let tensors = gradients.into_iter().map(|(index, data)| {
+            let (bytes, shape, dtype) = data.into_parts();
+            burn_pack::Tensor::new(index.to_string(), dtype, shape, None, bytes)
+        });
+        let bytes = burn_pack::Writer::new(tensors.collect()).into_bytes()?;
+        Ok(record::to_bytes(&bytes))
     }
 
     /// The state that [`RunState::write`] wrote.
@@ -107,9 +127,39 @@ impl RunState {
         Ok(serde_json::from_slice(bytes).map_err(|error| format!("state.json: {error}"))?)
     }
 
-    /// The pending sum that a checkpoint holds.
-    pub(crate) fn pending<M: Module>(&self, model: &M, parts: &Parts) -> Result<GradientSum> {
-        let Some(bytes) = parts.get(GRADIENTS) else { return Ok(GradientSum::default()) };
+    /// The pending sum that a checkpoint holds for this rank: its own, or where there were more or
+    /// fewer ranks, all of it on rank 0.
+    pub(crate) fn pending<M: Module>(
+        &self,
+        model: &M,
+        parts: &Parts,
+        rank: usize,
+        size: usize,
+    ) -> Result<GradientSum> {
+        let of = |rank: usize| match rank {
+            0 => self.pending_of(model, parts.get(GRADIENTS), &(self.seen.clone(), self.count)),
+            _ => self.pending_of(model, parts.get(&gradients_of(rank)), &self.others[rank - 1]),
+        };
+        let num_ranks = self.others.len() + 1;
+        if num_ranks == size {
+            return of(rank);
+        }
+        let mut sum = GradientSum::default();
+        if rank == 0 {
+            for rank in 0..num_ranks {
+                sum.absorb(model, of(rank)?);
+            }
+        }
+        Ok(sum)
+    }
+
+    fn pending_of<M: Module>(
+        &self,
+        model: &M,
+        packed: Option<&Bytes>,
+        (seen, count): &(Vec<u32>, u64),
+    ) -> Result<GradientSum> {
+        let Some(bytes) = packed else { return Ok(GradientSum::default()) };
         let mut gradients = vec![];
         let reader = burn_pack::Reader::from_bytes(record::to_burn(bytes))?;
         for tensor in reader.into_tensors()? {
@@ -117,9 +167,14 @@ impl RunState {
             gradients.push((name.parse::<usize>()?, TensorData::from_bytes(bytes, shape, dtype)));
         }
         gradients.sort_by_key(|(index, _)| *index);
-        let (seen, count) = (self.seen.clone(), f64::from_bits(self.count));
+        let (seen, count) = (seen.clone(), f64::from_bits(*count));
         Ok(GradientSum::restore(model, PendingGradients { gradients, seen, count }))
     }
+}
+
+/// The file of another rank's pending sum.
+fn gradients_of(rank: usize) -> String {
+    format!("gradients-{rank}.bpk")
 }
 
 /// Gradients by the place of their parameter.

@@ -1,0 +1,73 @@
+//! Puts the launcher and the program's files into a pod, before its program starts.
+
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process;
+
+use stoker_api::contract::{ContextRef, ExitCode, TrialConfig};
+use stoker_api::names::pod_paths;
+use stoker_storage::hash;
+
+use super::unpack::unpack;
+use super::{failed, open_storage, runtime, told};
+use crate::Result;
+use crate::error::Infrastructure;
+
+/// Copies this program to [`pod_paths::LAUNCHER`], and where the trial's program was sent with the
+/// experiment, fetches its files, checks them and unpacks them to [`pod_paths::CONTEXT`]. `shared`
+/// is the folder in place of [`pod_paths::SHARED`].
+pub fn setup(shared: Option<&Path>) -> process::ExitCode {
+    match put(shared.unwrap_or(Path::new(pod_paths::SHARED))) {
+        Ok(()) => process::ExitCode::from(ExitCode::Completed as u8),
+        Err(error) => failed(&*error),
+    }
+}
+
+fn put(shared: &Path) -> Result<()> {
+    let below = |path: &str| {
+        let relative = Path::new(path).strip_prefix(pod_paths::SHARED);
+        shared.join(relative.unwrap_or(Path::new(path)))
+    };
+    copy_self(&below(pod_paths::LAUNCHER))?;
+    let Some(config) = told()? else { return Ok(()) };
+    let Some(context) = &config.context else { return Ok(()) };
+    let archive = fetch(&config, context)?;
+    let folder = below(pod_paths::CONTEXT);
+    unpack(&archive, &folder)
+        .map_err(|error| format!("the program's files, {}: {error}", context.path).into())
+}
+
+/// Under its name there is a whole program at any time.
+fn copy_self(to: &Path) -> Result<()> {
+    let copied = || -> std::io::Result<()> {
+        let folder = to.parent().unwrap_or(Path::new("/"));
+        std::fs::create_dir_all(folder)?;
+        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        // This very program, even if its file has been replaced.
+        std::io::copy(&mut std::fs::File::open("/proc/self/exe")?, &mut file)?;
+        file.flush()?;
+        file.as_file().set_permissions(std::fs::Permissions::from_mode(0o755))?;
+        file.persist(to).map_err(|error| error.error).map(drop)
+    };
+    Ok(copied().map_err(|error| {
+        Infrastructure(format!("the launcher cannot be copied to {}: {error}", to.display()))
+    })?)
+}
+
+fn fetch(config: &TrialConfig, context: &ContextRef) -> Result<bytes::Bytes> {
+    let storage = open_storage(Some(config))?;
+    let storage = storage.ok_or_else(|| {
+        Infrastructure("files were sent for the program, but there is no storage".into())
+    })?;
+    let archive = runtime()?.block_on(storage.get(&context.path))?;
+    let actual = hash::sha256_hex(&archive);
+    if actual != context.sha256 {
+        return Err(Infrastructure(format!(
+            "{} has SHA-256 {actual}, the experiment says {}",
+            context.path, context.sha256
+        ))
+        .into());
+    }
+    Ok(archive)
+}

@@ -1,0 +1,281 @@
+//! An archive of a program's files into a folder, and nothing of it elsewhere.
+
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Component, Path, PathBuf};
+
+use flate2::read::GzDecoder;
+use tar::{Archive, EntryType};
+
+/// Why an archive was not unpacked.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum UnpackError {
+    /// It is no archive, or the disk does not take it.
+    #[error("{path:?}: {source}")]
+    Io {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    /// It would write elsewhere, or show what is elsewhere.
+    #[error("{path:?} {reason}")]
+    Unsafe { path: PathBuf, reason: String },
+}
+
+/// What waits until all files are there.
+enum Link {
+    Hard(PathBuf),
+    Symbolic(PathBuf),
+}
+
+/// Unpacks a tar.gz: regular files with their right to be executed, folders, and links that stay
+/// inside. `folder` is replaced as a whole, and only if all of it could be unpacked.
+///
+/// # Errors
+///
+/// The archive holds something else, or a path that leads out.
+pub(super) fn unpack(archive: &[u8], folder: &Path) -> Result<(), UnpackError> {
+    let io = |source| UnpackError::Io { path: folder.to_owned(), source };
+    let parent = folder.parent().unwrap_or(Path::new("/"));
+    fs::create_dir_all(parent).map_err(io)?;
+    let fresh = tempfile::Builder::new().prefix(".context-").tempdir_in(parent).map_err(io)?;
+    unpack_into(archive, fresh.path())?;
+    fs::set_permissions(fresh.path(), fs::Permissions::from_mode(0o755)).map_err(io)?;
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io(error)),
+        _ => {}
+    }
+    fs::rename(fresh.keep(), folder).map_err(io)
+}
+
+/// Links come last: while files are written there is none that could lead them elsewhere.
+fn unpack_into(archive: &[u8], root: &Path) -> Result<(), UnpackError> {
+    let whole = |source| UnpackError::Io { path: "the archive".into(), source };
+    let mut archive = Archive::new(GzDecoder::new(archive));
+    let mut links = vec![];
+    for entry in archive.entries().map_err(whole)? {
+        let mut entry = entry.map_err(whole)?;
+        let path = entry.path().map_err(whole)?.into_owned();
+        let path = inside(&path, "leads out of the folder")?;
+        let io = |source| UnpackError::Io { path: path.clone(), source };
+        let target = root.join(&path);
+        let header = entry.header();
+        match header.entry_type() {
+            EntryType::Directory => fs::create_dir_all(&target).map_err(io)?,
+            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
+                let is_executable = header.mode().map_err(io)? & 0o111 != 0;
+                write(&target, &mut entry, is_executable).map_err(io)?;
+            }
+            kind @ (EntryType::Link | EntryType::Symlink) => {
+                let to = entry.link_name().map_err(io)?.unwrap_or_default().into_owned();
+                let is_hard = kind == EntryType::Link;
+                links.push((path, if is_hard { Link::Hard(to) } else { Link::Symbolic(to) }));
+            }
+            // What pax says of the whole archive.
+            EntryType::XGlobalHeader => {}
+            _ => {
+                let reason = "is neither a file, a folder nor a link".into();
+                return Err(UnpackError::Unsafe { path, reason });
+            }
+        }
+    }
+    for (path, _) in &links {
+        let parent = root.join(path).parent().map(Path::to_owned).unwrap_or_default();
+        let io = |source| UnpackError::Io { path: path.clone(), source };
+        fs::create_dir_all(parent).map_err(io)?;
+    }
+    link_all(root, &links)
+}
+
+fn write(target: &Path, from: &mut impl Read, is_executable: bool) -> io::Result<()> {
+    if let Some(parent) = target.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    let mut file = fs::File::create(target)?;
+    io::copy(from, &mut file)?;
+    let mode = if is_executable { 0o755 } else { 0o644 };
+    file.set_permissions(fs::Permissions::from_mode(mode))
+}
+
+fn link_all(root: &Path, links: &[(PathBuf, Link)]) -> Result<(), UnpackError> {
+    for (path, link) in links {
+        let io = |source| UnpackError::Io { path: path.clone(), source };
+        if let Link::Hard(to) = link {
+            let to = inside(to, "is a link to what is outside")?;
+            fs::hard_link(root.join(to), root.join(path)).map_err(io)?;
+        }
+    }
+    for (path, link) in links {
+        let io = |source| UnpackError::Io { path: path.clone(), source };
+        if let Link::Symbolic(to) = link {
+            stays_inside(path, to)?;
+            std::os::unix::fs::symlink(to, root.join(path)).map_err(io)?;
+        }
+    }
+    // Each alone stays inside, but a `..` after another link may not.
+    let io = |source| UnpackError::Io { path: root.to_owned(), source };
+    let real = root.canonicalize().map_err(io)?;
+    for (path, _) in links {
+        let leads_out = root.join(path).canonicalize().is_ok_and(|it| !it.starts_with(&real));
+        if leads_out {
+            let reason = "is a link to what is outside".into();
+            return Err(UnpackError::Unsafe { path: path.clone(), reason });
+        }
+    }
+    Ok(())
+}
+
+/// `path` without its `.`; refused unless all of it is names.
+fn inside(path: &Path, reason: &str) -> Result<PathBuf, UnpackError> {
+    let mut clean = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::Normal(name) => clean.push(name),
+            Component::CurDir => {}
+            _ => {
+                let (path, reason) = (path.to_owned(), reason.to_owned());
+                return Err(UnpackError::Unsafe { path, reason });
+            }
+        }
+    }
+    Ok(clean)
+}
+
+/// Follows a link's target by its names alone.
+fn stays_inside(path: &Path, to: &Path) -> Result<(), UnpackError> {
+    let mut depth = path.components().count().saturating_sub(1);
+    for part in to.components() {
+        let next = match part {
+            Component::Normal(_) => depth.checked_add(1),
+            Component::CurDir => Some(depth),
+            Component::ParentDir => depth.checked_sub(1),
+            Component::RootDir | Component::Prefix(_) => None,
+        };
+        let Some(next) = next else {
+            let reason = format!("is a link to {to:?}, which is outside");
+            return Err(UnpackError::Unsafe { path: path.to_owned(), reason });
+        };
+        depth = next;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+    use tar::{Builder, Header};
+
+    use super::*;
+
+    /// One entry: kind, path, and the content or the link's target.
+    type Entry<'a> = (EntryType, &'a str, &'a str);
+
+    const FILE: EntryType = EntryType::Regular;
+    const LINK: EntryType = EntryType::Symlink;
+    const HARD: EntryType = EntryType::Link;
+
+    /// An archive as it would not be made by well-meaning tools: paths are written as they are.
+    fn archive(entries: &[Entry<'_>]) -> Vec<u8> {
+        let mut builder = Builder::new(GzEncoder::new(vec![], Compression::fast()));
+        for (kind, path, content) in entries {
+            let mut header = Header::new_gnu();
+            let raw = header.as_old_mut();
+            raw.name[..path.len()].copy_from_slice(path.as_bytes());
+            let is_link = matches!(*kind, LINK | HARD);
+            if is_link {
+                raw.linkname[..content.len()].copy_from_slice(content.as_bytes());
+            }
+            let content = if is_link { "" } else { content };
+            header.set_entry_type(*kind);
+            header.set_mode(if path.ends_with("run") { 0o4_775 } else { 0o600 });
+            header.set_size(content.len() as u64);
+            header.set_cksum();
+            builder.append(&header, content.as_bytes()).unwrap();
+        }
+        builder.into_inner().unwrap().finish().unwrap()
+    }
+
+    fn refused(entries: &[Entry<'_>], expected: &str) {
+        let place = tempfile::tempdir().unwrap();
+        let folder = place.path().join("deep/er/context");
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("before"), "").unwrap();
+        let error = unpack(&archive(entries), &folder).unwrap_err().to_string();
+        assert!(error.contains(expected), "{entries:?}: {error}");
+        // What was there still is, and nothing else came to be.
+        let names = |path: &Path| -> Vec<_> {
+            fs::read_dir(path).unwrap().map(|it| it.unwrap().file_name()).collect()
+        };
+        assert_eq!(names(&folder), ["before"], "{entries:?}");
+        assert_eq!(names(&place.path().join("deep/er")), ["context"], "{entries:?}");
+        assert_eq!(names(&place.path().join("deep")), ["er"], "{entries:?}");
+    }
+
+    #[test]
+    fn files_keep_their_places_and_the_right_to_be_run_and_no_other_bits() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = place.path().join("context");
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("before"), "").unwrap();
+        let entries = [
+            (EntryType::Directory, "./", ""),
+            (LINK, "link", "src/main.py"),
+            (HARD, "src/other", "./src/main.py"),
+            (FILE, "./bin/run", "#!/bin/sh"),
+            (FILE, "src/main.py", "print()"),
+            (EntryType::Directory, "empty/", ""),
+            (LINK, "src/up", "../bin/run"),
+            (LINK, "later", "made/by/the/program"),
+        ];
+        unpack(&archive(&entries), &folder).unwrap();
+        let mode = |path: &str| folder.join(path).metadata().unwrap().permissions().mode() & 0o7777;
+        assert_eq!((mode("bin/run"), mode("src/main.py"), mode("")), (0o755, 0o644, 0o755));
+        for path in ["link", "src/other", "src/main.py"] {
+            assert_eq!(fs::read_to_string(folder.join(path)).unwrap(), "print()", "{path}");
+        }
+        assert_eq!(fs::read_to_string(folder.join("src/up")).unwrap(), "#!/bin/sh");
+        assert!(folder.join("empty").is_dir());
+        assert!(!folder.join("before").exists());
+    }
+
+    #[test]
+    fn what_leads_out_is_refused_and_nothing_is_changed() {
+        refused(&[(FILE, "/etc/x", "x")], "leads out");
+        refused(&[(FILE, "a", "x"), (FILE, "../x", "x")], "leads out");
+        refused(&[(FILE, "a/../../x", "x")], "leads out");
+        refused(&[(EntryType::Directory, "..", "")], "leads out");
+        refused(&[(LINK, "x", "/etc/passwd")], "which is outside");
+        refused(&[(LINK, "a/x", "../../x")], "which is outside");
+        refused(&[(HARD, "x", "/etc/passwd")], "outside");
+        refused(&[(HARD, "x", "../context/before")], "outside");
+        // Inside by its names, outside through the link before it.
+        let through = [(FILE, "x", ""), (LINK, "a/b/top", "../.."), (LINK, "y", "a/b/top/../..")];
+        refused(&through, "outside");
+        let through = [(FILE, "f/g", ""), (LINK, "a/b/l", "../../"), (LINK, "y", "a/b/l/../../er")];
+        refused(&through, "outside");
+    }
+
+    #[test]
+    fn a_file_cannot_be_written_through_a_link() {
+        refused(&[(LINK, "d", "e"), (FILE, "d/x", "x")], "\"d\"");
+        refused(&[(LINK, "d", "."), (LINK, "d/x", "y")], "\"d\"");
+    }
+
+    #[test]
+    fn what_is_neither_file_nor_folder_nor_link_is_refused() {
+        refused(&[(EntryType::Fifo, "x", "")], "neither");
+        refused(&[(EntryType::Char, "x", "")], "neither");
+    }
+
+    #[test]
+    fn what_is_no_archive_is_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = place.path().join("context");
+        assert!(unpack(b"no archive", &folder).is_err());
+        let whole = archive(&[(FILE, "a", &"x".repeat(100_000))]);
+        assert!(unpack(&whole[..whole.len() / 2], &folder).is_err());
+        assert!(!folder.exists());
+    }
+}

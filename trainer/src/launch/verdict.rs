@@ -1,0 +1,153 @@
+//! What a pod's exit code is, of its ranks' ends.
+
+use rustix::process::Signal;
+use stoker_api::contract::ExitCode;
+
+/// How one rank ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ended {
+    pub(super) end: End,
+    /// Whether the launcher ended it, because another had failed.
+    pub(super) is_ended_by_us: bool,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Exit(i32),
+    Signal(i32),
+}
+
+impl End {
+    /// The exit code as shells give it.
+    fn code(self) -> u8 {
+        match self {
+            // Processes have no others.
+            Self::Exit(code) => u8::try_from(code).unwrap_or(1),
+            Self::Signal(signal) => u8::try_from(128 + signal).unwrap_or(u8::MAX),
+        }
+    }
+
+    /// Whether the other ranks must end too.
+    pub(super) fn is_failure(self) -> bool {
+        let code = i32::from(self.code());
+        !matches!(ExitCode::from_code(code), Some(ExitCode::Completed | ExitCode::Preempted))
+    }
+}
+
+impl Ended {
+    fn code(self) -> u8 {
+        let is_answer = match self.end {
+            End::Exit(code) => code == ExitCode::Preempted as i32,
+            End::Signal(signal) => {
+                [Signal::TERM, Signal::KILL].iter().any(|it| it.as_raw() == signal)
+            }
+        };
+        match self.is_ended_by_us && is_answer {
+            true => ExitCode::PeerFailed as u8,
+            false => self.end.code(),
+        }
+    }
+
+    /// What to say of a program that has said nothing itself.
+    pub(super) fn describe(self, last_lines: &str) -> Option<String> {
+        let what = match self.end {
+            End::Exit(code) if code == ExitCode::Completed as i32 => return None,
+            End::Exit(code) => format!("exit code {code}"),
+            End::Signal(signal) if signal == Signal::TERM.as_raw() => {
+                "ended by SIGTERM, which it does not handle".into()
+            }
+            End::Signal(signal) if signal == Signal::KILL.as_raw() => {
+                "killed (SIGKILL), as by the kernel where memory has run out".into()
+            }
+            End::Signal(signal) => format!("ended by signal {signal}"),
+        };
+        Some(match last_lines {
+            "" => what,
+            lines => format!("{what}; its last lines: {lines}"),
+        })
+    }
+}
+
+/// The place and the code of the rank whose end decides: the first of the worst. That a peer failed
+/// decides nothing where another rank says more.
+pub(super) fn worst(ended: &[Ended]) -> (usize, u8) {
+    let order = |it: &Ended| (std::cmp::Reverse(severity(it.code())), it.is_ended_by_us);
+    let worst = ended.iter().enumerate().min_by_key(|(_, it)| order(it));
+    worst.map_or((0, ExitCode::Completed as u8), |(idx, it)| (idx, it.code()))
+}
+
+fn severity(code: u8) -> u8 {
+    match ExitCode::from_code(code.into()) {
+        Some(ExitCode::PeerFailed) => 0,
+        Some(ExitCode::Completed) => 1,
+        Some(ExitCode::Preempted) => 2,
+        Some(ExitCode::Infrastructure) => 3,
+        Some(ExitCode::UserError) | None => 4,
+        Some(ExitCode::InvalidHyperparameters) => 5,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ends written as codes, `sN` for a signal, `!` for those that the launcher ended.
+    fn check(ends: &str, expected: (usize, u8)) {
+        let read = |text: &str| {
+            let bare = text.trim_end_matches('!');
+            let end = match bare.strip_prefix('s') {
+                Some(signal) => End::Signal(signal.parse().unwrap()),
+                None => End::Exit(bare.parse().unwrap()),
+            };
+            Ended { end, is_ended_by_us: bare.len() < text.len() }
+        };
+        let ended: Vec<_> = ends.split_whitespace().map(read).collect();
+        assert_eq!(worst(&ended), expected, "{ends}");
+    }
+
+    #[test]
+    fn the_worst_rank_decides() {
+        check("0", (0, 0));
+        check("0 79", (1, 79));
+        check("79 80 0", (1, 80));
+        check("80 1 78", (2, 78));
+        check("80 3", (1, 3));
+        check("1 3", (0, 1));
+        check("s9 80", (0, 137));
+        check("s11", (0, 139));
+        check("255", (0, 255));
+    }
+
+    #[test]
+    fn a_failed_peer_decides_nothing() {
+        check("81 81", (0, 81));
+        check("81 1", (1, 1));
+        check("81 79", (1, 79));
+        check("81 80", (1, 80));
+    }
+
+    #[test]
+    fn ranks_that_the_launcher_ended_decide_nothing_by_it() {
+        check("s15! 1", (1, 1));
+        check("79! 81", (1, 81));
+        check("s9! 80", (1, 80));
+        check("78! 1", (0, 78));
+        check("s11! 80", (0, 139));
+        // Asked from outside.
+        check("s15 79", (0, 143));
+    }
+
+    #[test]
+    fn a_program_that_said_nothing_is_described_by_its_last_lines() {
+        let check = |end, lines: &str, expected: Option<&str>| {
+            let ended = Ended { end, is_ended_by_us: false };
+            assert_eq!(ended.describe(lines).as_deref(), expected);
+        };
+        check(End::Exit(0), "hello", None);
+        check(End::Exit(3), "", Some("exit code 3"));
+        check(End::Exit(3), "a\nb", Some("exit code 3; its last lines: a\nb"));
+        check(End::Signal(15), "", Some("ended by SIGTERM, which it does not handle"));
+        check(End::Signal(11), "x", Some("ended by signal 11; its last lines: x"));
+    }
+}

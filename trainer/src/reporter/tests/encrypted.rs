@@ -1,0 +1,100 @@
+//! Doors behind TLS. The files in `tls` are of an authority that signs nothing else: its key is
+//! gone; `door.key` is of use in this test alone. The certificate is for the address 127.0.0.1.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use stoker_api::contract::{Directive, TrialConfig};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+use super::{Reporter, progress};
+
+const CA: &str = include_str!("tls/ca.pem");
+const OTHER_CA: &str = include_str!("tls/other-ca.pem");
+
+/// Answers each request with a directive.
+async fn serve(listener: TcpListener, acceptor: TlsAcceptor) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let acceptor = acceptor.clone();
+        tokio::spawn(async move {
+            let Ok(mut stream) = acceptor.accept(stream).await else { return };
+            let mut request = vec![];
+            while !request.ends_with(b"}}}") {
+                if stream.read_buf(&mut request).await.unwrap_or(0) == 0 {
+                    return;
+                }
+            }
+            let head = "HTTP/1.1 200 X\r\nconnection: close\r\ncontent-length: 6\r\n\r\n\"stop\"";
+            let _ = stream.write_all(head.as_bytes()).await;
+            let _ = stream.shutdown().await;
+        });
+    }
+}
+
+fn open_door(rt: &Runtime) -> SocketAddr {
+    let certificate = CertificateDer::from_pem_slice(include_bytes!("tls/door.pem")).unwrap();
+    let key = PrivateKeyDer::from_pem_slice(include_bytes!("tls/door.key")).unwrap();
+    let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key)
+        .unwrap();
+    let listener = rt.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+    let address = listener.local_addr().unwrap();
+    rt.spawn(serve(listener, TlsAcceptor::from(Arc::new(config))));
+    address
+}
+
+fn config(url: &str, ca: Option<&str>, folder: &tempfile::TempDir) -> TrialConfig {
+    let token = folder.path().join("token");
+    std::fs::write(&token, "one\n").unwrap();
+    serde_json::from_value(serde_json::json!({
+        "version": 1, "experiment": "mnist", "experimentId": "id-1", "trial": 4,
+        "attempt": 2, "seed": 1, "experimentSeed": 1, "hyperparameters": {},
+        "unit": "batches", "units": 10, "metric": "loss", "smallerIsBetter": true,
+        "schedulingUnit": 1, "aggregationFrequency": 1,
+        "storage": {"url": "memory://", "trialPath": "t"},
+        "door": {"url": url, "tokenFile": token, "ca": ca},
+    }))
+    .unwrap()
+}
+
+#[test]
+fn only_a_door_of_the_given_authority_and_of_its_own_name_is_told_anything() {
+    let (rt, folder) = (Runtime::new().unwrap(), tempfile::tempdir().unwrap());
+    let port = open_door(&rt).port();
+    let check = |host: &str, ca: Option<&str>, expected: Option<Directive>| {
+        let config = config(&format!("https://{host}:{port}/report"), ca, &folder);
+        let reporter = Reporter::new(rt.handle().clone(), &config).unwrap();
+        let wait = Duration::from_secs(if expected.is_some() { 10 } else { 1 });
+        assert_eq!(reporter.ask_within(1, progress(), wait), expected, "{host}, {ca:?}");
+    };
+    let both = format!("{OTHER_CA}{CA}");
+    check("127.0.0.1", Some(CA), Some(Directive::Stop));
+    check("127.0.0.1", Some(&both), Some(Directive::Stop));
+    check("127.0.0.1", Some(OTHER_CA), None);
+    check("127.0.0.1", None, None);
+    check("localhost", Some(CA), None);
+}
+
+#[test]
+fn an_authority_that_is_none_is_found_at_once() {
+    let (rt, folder) = (Runtime::new().unwrap(), tempfile::tempdir().unwrap());
+    let cut = CA.replace("MII", "M!!");
+    for ca in ["", "no certificate", &cut] {
+        let config = config("https://127.0.0.1:1/", Some(ca), &folder);
+        let error = Reporter::new(rt.handle().clone(), &config).unwrap_err();
+        assert!(error.to_string().contains("the door's authority"), "{ca}: {error}");
+        let code = crate::error::exit_code(&*error);
+        assert_eq!(code, stoker_api::contract::ExitCode::Infrastructure);
+    }
+}

@@ -1,0 +1,216 @@
+//! Gangs of several processes: the numbers of one, a failure and a stop of one are those of all.
+
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use stoker_api::contract::{Directive, Report, ReportEvent};
+use stoker_storage::hash::sha256_hex;
+
+use crate::ENV_ROLE;
+use crate::door::Door;
+use crate::process::{Left, Pod};
+use crate::training::{ENV_FULL, ENV_OUT, ENV_SIGNAL};
+
+/// Pods of one rank each, that share a storage as a cluster's do.
+struct Gang {
+    pods: Vec<Pod>,
+    door: Door,
+}
+
+/// Continues to the granted length and ends there.
+fn to_the_end(report: &Report) -> Directive {
+    match report.event {
+        ReportEvent::Validated { granted_units: Some(_), .. } => Directive::Stop,
+        _ => Directive::Continue { units: 20 },
+    }
+}
+
+impl Gang {
+    fn new(size: u32, answer: impl Fn(&Report) -> Directive + Send + 'static) -> Self {
+        let door = Door::open(answer);
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let mut pods: Vec<Pod> = vec![];
+        for index in 0..size {
+            let mut pod = Pod::new().index(index);
+            std::fs::write(pod.file("token"), "one").unwrap();
+            if let Some(first) = pods.first() {
+                pod.config["storage"] = first.config["storage"].clone();
+            }
+            pod.config["door"]["url"] = json!(door.url);
+            if size > 1 {
+                pod = pod.gang(size, 1);
+                pod.config["gang"]["rendezvous"] = json!(format!("127.0.0.1:{port}"));
+            }
+            let first = pods.first().unwrap_or(&pod);
+            let out = first.file("").display().to_string();
+            pods.push(pod.env(ENV_OUT, &out));
+        }
+        Self { pods, door }
+    }
+
+    fn env(mut self, name: &str, value: &str) -> Self {
+        self.pods = self.pods.into_iter().map(|it| it.env(name, value)).collect();
+        self
+    }
+
+    fn run(&self) -> Vec<Left> {
+        let children: Vec<Child> = self.pods.iter().map(start).collect();
+        self.pods.iter().zip(children).map(|(pod, child)| pod.wait(child)).collect()
+    }
+
+    /// The next attempt, from the latest checkpoint.
+    fn again(mut self) -> Self {
+        let (name, sha256) = self.checkpoint();
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        for pod in &mut self.pods {
+            pod.config["attempt"] = json!(4);
+            pod.config["resumeFrom"] = json!([{"name": name, "manifestSha256": sha256}]);
+            if !pod.config["gang"].is_null() {
+                pod.config["gang"]["rendezvous"] = json!(format!("127.0.0.1:{port}"));
+            }
+        }
+        self.env(ENV_SIGNAL, "none 0 TERM")
+    }
+
+    /// Name and hash of the latest checkpoint.
+    fn checkpoint(&self) -> (String, String) {
+        let folder = self.pods[0].file("storage/trial/checkpoints");
+        let names = std::fs::read_dir(&folder).unwrap();
+        let name = names.map(|it| it.unwrap().file_name().into_string().unwrap()).max().unwrap();
+        let manifest = std::fs::read(folder.join(&name).join("manifest.json")).unwrap();
+        (name, sha256_hex(&manifest))
+    }
+
+    /// What each rank has trained.
+    fn trained(&self) -> Vec<Value> {
+        let of = |rank: usize| {
+            let path = self.pods[0].file(&format!("{rank}.json"));
+            serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+        };
+        (0..self.pods.len()).map(of).collect()
+    }
+}
+
+fn start(pod: &Pod) -> Child {
+    let itself = std::env::current_exe().unwrap();
+    let role = format!("{ENV_ROLE}=train");
+    let itself = itself.to_str().unwrap();
+    let harness = ["--exact", "program", "--nocapture", "--test-threads=1"];
+    let mut command = vec!["env", role.as_str(), itself];
+    command.extend(harness);
+    pod.start_launch(&command)
+}
+
+fn codes(left: &[Left]) -> Vec<i32> {
+    left.iter().map(|it| it.code).collect()
+}
+
+/// Trains with so many ranks; gives what all of them have.
+fn trained(size: u32, is_full: bool) -> Value {
+    let mut gang = Gang::new(size, to_the_end);
+    if is_full {
+        gang = gang.env(ENV_FULL, "1");
+    }
+    let left = gang.run();
+    assert_eq!(codes(&left), vec![0; size as usize], "{left:?}");
+    let mut trained = gang.trained();
+    for (rank, other) in trained.iter().enumerate() {
+        assert!(*other == trained[0], "rank {rank} of {size} has other bits");
+    }
+    trained.swap_remove(0)
+}
+
+fn floats(trained: &Value) -> Vec<f32> {
+    let bits = trained["weights"].as_array().unwrap().iter();
+    bits.map(|it| f32::from_bits(it.as_u64().unwrap() as u32)).collect()
+}
+
+#[test]
+fn several_ranks_train_what_one_does() {
+    let one = trained(1, false);
+    for size in [2, 3] {
+        let several = trained(size, false);
+        let differences = floats(&one).into_iter().zip(floats(&several));
+        let largest = differences.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(largest > 0.0 && largest < 3e-6, "{size} ranks differ by {largest}");
+        let of = |trained: &Value| trained["history"][2]["loss"].as_f64().unwrap();
+        assert!((of(&one) - of(&several)).abs() < 3e-6, "{size} ranks");
+    }
+}
+
+#[test]
+fn a_gang_that_was_stopped_goes_on_to_the_bits_of_one_that_was_not() {
+    let straight = trained(2, true);
+    // By a signal to either rank, before and after steps; sums of three batches are under way.
+    for (rank, batch) in [(1, 1), (0, 5), (1, 8), (1, 13)] {
+        let gang = Gang::new(2, to_the_end).env(ENV_FULL, "1");
+        let gang = gang.env(ENV_SIGNAL, &format!("{rank} {batch} TERM"));
+        let left = gang.run();
+        assert_eq!(codes(&left), [79, 79], "{left:?}");
+        let stopped: u64 = gang.checkpoint().0[..12].parse().unwrap();
+        assert!((batch..20).contains(&stopped), "asked after {batch}, stopped after {stopped}");
+        let gang = gang.again();
+        let left = gang.run();
+        assert_eq!(codes(&left), [0, 0], "{left:?}");
+        for trained in gang.trained() {
+            assert!(trained == straight, "rank {rank} stopped after {stopped}: other bits");
+        }
+    }
+}
+
+#[test]
+fn a_stopped_gang_goes_on_with_fewer_ranks() {
+    let one = trained(1, false);
+    let gang = Gang::new(2, to_the_end).env(ENV_SIGNAL, "1 7 TERM");
+    assert_eq!(codes(&gang.run()), [79, 79]);
+    let mut gang = gang.again();
+    gang.pods.truncate(1);
+    gang.pods[0].config["gang"] = Value::Null;
+    let left = gang.run();
+    assert_eq!(codes(&left), [0], "{left:?}");
+    let both = floats(&one).into_iter().zip(floats(&gang.trained()[0]));
+    let largest = both.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(largest < 3e-6, "{largest}");
+}
+
+#[test]
+fn a_rank_that_is_killed_ends_the_others() {
+    for killed in [0, 1, 2] {
+        let gang = Gang::new(3, to_the_end).env(ENV_SIGNAL, &format!("{killed} 5 KILL"));
+        let start = Instant::now();
+        let left = gang.run();
+        let expected: Vec<i32> = (0..3).map(|it| if it == killed { 137 } else { 81 }).collect();
+        assert_eq!(codes(&left), expected, "{left:?}");
+        assert!(start.elapsed() < Duration::from_secs(20), "{killed}");
+        let words = left[(killed as usize + 1) % 3].termination.as_ref().unwrap();
+        assert!(words.message.as_ref().unwrap().contains("is gone"), "{words:?}");
+    }
+}
+
+#[test]
+fn what_the_runner_asks_of_rank_0_all_ranks_do_and_it_alone_reports() {
+    let gang = Gang::new(2, |report| match report.batches {
+        0..8 => Directive::Continue { units: 20 },
+        _ => Directive::Preempt,
+    });
+    let left = gang.run();
+    assert_eq!(codes(&left), [79, 79], "{left:?}");
+    let reports = gang.door.reports.lock().unwrap();
+    let started = |it: &&Report| matches!(it.event, ReportEvent::Started { .. });
+    assert_eq!(reports.iter().filter(started).count(), 1, "{reports:?}");
+    let saved = |it: &&Report| matches!(it.event, ReportEvent::Checkpointed { .. });
+    assert_eq!(reports.iter().filter(saved).count(), 1, "{reports:?}");
+    assert!(matches!(reports.last().unwrap().event, ReportEvent::Exiting { code: 79, .. }));
+    let metrics = std::fs::read_dir(gang.pods[0].file("storage/trial/metrics")).unwrap();
+    assert_eq!(metrics.count(), 1, "another rank has written metrics");
+}
+
+#[test]
+fn ranks_that_never_come_are_named_in_the_last_words() {
+    let gang = Gang::new(3, to_the_end).env("STOKER_RENDEZVOUS_SECONDS", "1");
+    let left = gang.pods[0].wait(start(&gang.pods[0]));
+    assert_eq!(left.code, 80, "{left:?}");
+    let message = left.termination.unwrap().message.unwrap();
+    assert!(message.contains("of 3 ranks, 1, 2 did not come to 127.0.0.1:"), "{message}");
+}

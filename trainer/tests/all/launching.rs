@@ -1,0 +1,170 @@
+//! The launcher: what it tells ranks, shows, stores, ends and gives back.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+use serde_json::json;
+
+use crate::process::{Pod, is_alive, until};
+
+const NUMBERS: &str =
+    "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $CROSS_RANK $CROSS_SIZE";
+
+#[test]
+fn one_rank_is_shown_as_it_is_and_stored() {
+    let pod = Pod::new();
+    let left = pod.launch_script(&format!("{NUMBERS}; echo wrong >&2; printf end"));
+    assert_eq!((left.code, left.out.as_str()), (0, "0 1 0 1 0 1\nend\n"), "{left:?}");
+    assert_eq!(left.errors, "wrong\n");
+    let stored = pod.stored("logs/3/0-00000000.log");
+    let mut lines: Vec<_> = stored.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["0 1 0 1 0 1", "end", "wrong"]);
+    let termination = left.termination.unwrap();
+    assert_eq!((termination.code, termination.message, termination.unsent), (0, None, vec![]));
+}
+
+#[test]
+fn ranks_of_a_pod_are_told_apart_and_their_lines_are_too() {
+    let pod = Pod::new().gang(4, 2).index(1);
+    let left = pod.launch_script(NUMBERS);
+    let mut lines: Vec<_> = left.out.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["[rank=2] 2 4 0 2 1 2", "[rank=3] 3 4 1 2 1 2"], "{left:?}");
+    assert_eq!(pod.stored("logs/3/2-00000000.log"), "2 4 0 2 1 2\n");
+    assert_eq!(pod.stored("logs/3/3-00000000.log"), "3 4 1 2 1 2\n");
+}
+
+#[test]
+fn without_a_trial_there_is_one_rank() {
+    let pod = Pod::new().without_trial();
+    let role = "launch [\"sh\",\"-c\",\"echo $RANK of $WORLD_SIZE\"]";
+    let left = pod.run(role);
+    assert_eq!((left.code, left.out.as_str()), (0, "0 of 1\n"), "{left:?}");
+}
+
+/// One script on two ranks of a pod.
+fn check(script: &str, code: i32, message: Option<&str>) {
+    let pod = Pod::new().gang(2, 2);
+    let start = Instant::now();
+    let left = pod.launch_script(script);
+    assert_eq!(left.code, code, "{script}: {left:?}");
+    let termination = left.termination.unwrap();
+    assert_eq!(i32::from(termination.code), code, "{script}");
+    assert_eq!(termination.message.as_deref(), message, "{script}");
+    assert!(start.elapsed() < Duration::from_secs(20), "{script}");
+}
+
+#[test]
+fn the_worst_rank_decides_and_its_last_words_are_the_pods() {
+    let on = |one: &str, other: &str| format!("if [ $RANK = 1 ]; then {one}; else {other}; fi");
+    let long = "exec sleep 1000";
+    check("exit 0", 0, None);
+    check(&on("exit 79", "exit 0"), 79, Some("rank 1: exit code 79"));
+    let lines = "rank 1: exit code 3; its last lines: no such file\nin main.py";
+    let fails = "echo shown; printf 'no such file\\nin main.py\\n' >&2; exit 3";
+    check(&on(fails, long), 3, Some(lines));
+    check(&on("exit 78", long), 78, Some("rank 1: exit code 78"));
+    check(&on(long, "exit 80"), 80, Some("rank 0: exit code 80"));
+    check(&on("exit 81", "exit 1"), 1, Some("rank 0: exit code 1"));
+    check(&on("exit 81", long), 81, Some("rank 1: exit code 81"));
+    check(&on("kill -SEGV $$", long), 139, Some("rank 1: ended by signal 11"));
+    let words = r#"echo '{"code":1,"message":"it said so"}' >$STOKER_TERMINATION_FILE; exit 1"#;
+    check(&on(words, long), 1, Some("rank 1: it said so"));
+}
+
+#[test]
+fn reports_that_a_rank_could_not_send_are_passed_on() {
+    let pod = Pod::new();
+    let report = json!({
+        "version": 1, "attempt": 3, "batches": 20,
+        "event": {"validated": {"metrics": {"validation_loss": "0.5"}, "grantedUnits": 20}},
+    });
+    let words = json!({"code": 0, "unsent": [report]});
+    let left = pod.launch_script(&format!("echo '{words}' >$STOKER_TERMINATION_FILE"));
+    let unsent = left.termination.unwrap().unsent;
+    assert_eq!(unsent.len(), 1);
+    assert_eq!(serde_json::to_value(&unsent[0]).unwrap(), report);
+}
+
+#[test]
+fn a_program_that_is_not_there_is_named() {
+    let pod = Pod::new();
+    let plain = pod.file("plain");
+    std::fs::write(&plain, "no program").unwrap();
+    let check = |program: &str, expected: &str| {
+        let left = pod.launch(&[program]);
+        let message = left.termination.unwrap().message.unwrap();
+        assert_eq!(left.code, 1, "{message}");
+        assert!(message.contains(program) && message.contains(expected), "{message}");
+        assert!(left.errors.contains(&message), "{}", left.errors);
+    };
+    check("no-such-program", "is it in the image");
+    check(plain.to_str().unwrap(), "is it executable");
+}
+
+#[test]
+fn signals_are_passed_on_and_awaited() {
+    let check = |signal, name: &str| {
+        let pod = Pod::new().gang(2, 2);
+        let script = format!(
+            "trap 'sleep 0.3; echo saved; exit 79' {name}; echo ready; while :; do sleep 0.05; done"
+        );
+        let child = pod.start_launch(&["sh", "-c", &script]);
+        let ready = || std::fs::read_to_string(pod.file("out")).unwrap();
+        until("both ranks", || ready().matches("ready").count() == 2);
+        rustix::process::kill_process(Pid::from_child(&child), signal).unwrap();
+        let left = pod.wait(child);
+        assert_eq!(left.code, 79, "{name}: {left:?}");
+        assert_eq!(left.out.matches("saved").count(), 2, "{name}: {left:?}");
+    };
+    check(Signal::TERM, "TERM");
+    check(Signal::INT, "INT");
+    check(Signal::HUP, "HUP");
+}
+
+#[test]
+fn nothing_that_a_program_started_outlives_the_launcher() {
+    for how in ["sleep 1000 &", "setsid sleep 1000 &", "(trap '' TERM; exec sleep 1000) &"] {
+        let pod = Pod::new();
+        let left = pod.launch_script(&format!("{how} echo $!; sleep 0.1; exit 3"));
+        assert_eq!(left.code, 3, "{left:?}");
+        assert!(!is_alive(&left.out), "{how}: {left:?}");
+    }
+}
+
+#[test]
+fn what_saves_after_the_signal_is_not_killed_though_its_parent_is_gone() {
+    let pod = Pod::new();
+    let saves = "trap 'sleep 1; echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done";
+    // The outer shell does not handle the signal.
+    let child = pod.start_launch(&["sh", "-c", &format!("sh -c \"{saves}\"; true")]);
+    until("it starts", || std::fs::read_to_string(pod.file("out")).unwrap().contains("ready"));
+    rustix::process::kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    let left = pod.wait(child);
+    assert_eq!(left.code, 143, "{left:?}");
+    assert!(left.out.contains("saved"), "{left:?}");
+    assert!(pod.stored("logs/3/0-00000000.log").contains("saved"));
+}
+
+#[test]
+fn a_storage_that_does_not_work_is_found_before_the_program_starts() {
+    let mut pod = Pod::new();
+    std::fs::write(pod.file("storage"), "a file").unwrap();
+    let left = pod.launch_script("echo started");
+    assert_eq!((left.code, left.out.as_str()), (80, ""), "{left:?}");
+    assert!(left.termination.unwrap().message.unwrap().contains("storage"));
+    pod.config["storage"]["url"] = json!("ftp://x");
+    assert_eq!(pod.launch_script("echo started").code, 80);
+}
+
+#[test]
+fn logs_that_cannot_be_stored_end_no_program() {
+    let pod = Pod::new();
+    let folder = pod.file("storage/trial");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("logs"), "where the folder should be").unwrap();
+    let left = pod.launch_script("echo started; exit 0");
+    assert_eq!((left.code, left.out.as_str()), (0, "started\n"), "{left:?}");
+    assert!(left.errors.contains("the end of the log is not stored"), "{left:?}");
+}

@@ -1,0 +1,83 @@
+//! Before a program starts and after its experiment has ended: `setup` and `gc`.
+
+use std::os::unix::fs::PermissionsExt as _;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use serde_json::json;
+use stoker_storage::hash::sha256_hex;
+
+use crate::process::Pod;
+
+/// A pod whose experiment was sent with a program.
+fn with_program(sha256: impl Fn(&[u8]) -> String) -> Pod {
+    let mut pod = Pod::new();
+    let mut archive = tar::Builder::new(GzEncoder::new(vec![], Compression::fast()));
+    let program = b"#!/bin/sh\necho trained\n";
+    let mut header = tar::Header::new_gnu();
+    header.set_mode(0o755);
+    header.set_size(program.len() as u64);
+    archive.append_data(&mut header, "bin/train", program.as_slice()).unwrap();
+    let archive = archive.into_inner().unwrap().finish().unwrap();
+    let contexts = pod.file("storage/default/contexts");
+    std::fs::create_dir_all(&contexts).unwrap();
+    std::fs::write(contexts.join("1.tar.gz"), &archive).unwrap();
+    let sha256 = sha256(&archive);
+    pod.config["context"] = json!({"path": "default/contexts/1.tar.gz", "sha256": sha256});
+    pod
+}
+
+#[test]
+fn the_launcher_and_the_program_are_put_where_they_are_wanted() {
+    let pod = with_program(sha256_hex);
+    let shared = pod.file("shared");
+    // A container may be started again.
+    for _ in 0..2 {
+        let left = pod.run(&format!("setup {}", shared.display()));
+        assert_eq!(left.code, 0, "{left:?}");
+    }
+    let launcher = shared.join("bin/stoker-trainer");
+    assert_eq!(launcher.metadata().unwrap().permissions().mode() & 0o777, 0o755);
+    let itself = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+    assert!(std::fs::read(launcher).unwrap() == itself);
+    let left = pod.launch(&[shared.join("context/bin/train").to_str().unwrap()]);
+    assert_eq!((left.code, left.out.as_str()), (0, "trained\n"), "{left:?}");
+}
+
+#[test]
+fn files_that_are_not_those_that_were_sent_are_refused() {
+    let pod = with_program(|_| "0".repeat(64));
+    let shared = pod.file("shared");
+    let left = pod.run(&format!("setup {}", shared.display()));
+    assert_eq!(left.code, 80, "{left:?}");
+    let message = left.termination.unwrap().message.unwrap();
+    assert!(message.contains("contexts/1.tar.gz has SHA-256"), "{message}");
+    assert!(!shared.join("context").exists());
+}
+
+#[test]
+fn checkpoints_of_an_ended_experiment_are_deleted_by_a_list() {
+    let pod = Pod::new();
+    let folder = pod.file("storage/trial/checkpoints");
+    for name in ["000000000010-0", "000000000020-0", "000000000030-1"] {
+        std::fs::create_dir_all(folder.join(name)).unwrap();
+        std::fs::write(folder.join(name).join("manifest.json"), "{}").unwrap();
+    }
+    let file = pod.file("cleanup.json");
+    let cleanup = json!({
+        "storage": {"url": pod.file("storage")},
+        "delete": [{"trialPath": "trial", "checkpoints": ["000000000010-0"],
+                    "keep": ["000000000030-1"], "attemptsOver": 2}],
+    });
+    std::fs::write(&file, cleanup.to_string()).unwrap();
+    let left = pod.run(&format!("gc {}", file.display()));
+    assert_eq!(left.code, 0, "{left:?}");
+    let names: Vec<_> =
+        std::fs::read_dir(&folder).unwrap().map(|it| it.unwrap().file_name()).collect();
+    assert_eq!(names, ["000000000030-1"]);
+
+    std::fs::write(&file, "{}").unwrap();
+    let left = pod.run(&format!("gc {}", file.display()));
+    assert_eq!(left.code, 80, "{left:?}");
+    assert!(left.errors.contains("cleanup.json cannot be read"), "{left:?}");
+}

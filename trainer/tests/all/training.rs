@@ -1,0 +1,142 @@
+//! The program that gangs of these tests train, and what it leaves.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig, Relu};
+use burn::optim::{AdamConfig, SgdConfig};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use rustix::process::Signal;
+use serde_json::json;
+use stoker_trainer::burn;
+use stoker_trainer::{
+    Callback, Context, Control, Data, Fit, Logs, Optimizers, Result, StepOutput, key,
+};
+
+/// Samples of an epoch: six batches of 18, the last of 10.
+const SAMPLES: u64 = 100;
+
+/// Samples of a batch over all ranks.
+const GLOBAL_BATCH: usize = 18;
+
+/// Where each rank leaves its model.
+pub(crate) const ENV_OUT: &str = "TEST_OUT";
+/// Set: with what differs between ranks, dropout and statistics.
+pub(crate) const ENV_FULL: &str = "TEST_FULL";
+/// `RANK BATCH SIGNAL`: the rank sends itself a signal after that batch.
+pub(crate) const ENV_SIGNAL: &str = "TEST_SIGNAL";
+
+type Pair = (Tensor<2>, Tensor<1, Int>);
+
+#[derive(Module, Debug)]
+struct Net {
+    hidden: Linear,
+    norm: Option<BatchNorm>,
+    dropout: Option<Dropout>,
+    output: Linear,
+}
+
+impl Net {
+    fn new(device: &Device, is_full: bool) -> Self {
+        Self {
+            hidden: LinearConfig::new(20, 16).init(device),
+            norm: is_full.then(|| BatchNormConfig::new(16).init(device)),
+            dropout: is_full.then(|| DropoutConfig::new(0.3).init()),
+            output: LinearConfig::new(16, 5).init(device),
+        }
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let [samples, _] = x.dims();
+        let mut x = self.hidden.forward(x);
+        if let Some(norm) = &self.norm {
+            x = norm.forward(x.reshape([samples, 16, 1])).reshape([samples, 16]);
+        }
+        x = Relu.forward(x);
+        if let Some(dropout) = &self.dropout {
+            x = dropout.forward(x);
+        }
+        self.output.forward(x)
+    }
+}
+
+/// Noise, with the pixels of the class brighter.
+fn samples() -> Pair {
+    let noise = |i: u64, k: u64| (key(&[i, k]) >> 40) as f32 / (1 << 24) as f32;
+    let pixel = move |i: u64, k: u64| noise(i, k) + if k % 5 == i % 5 { 0.5 } else { 0.0 };
+    let x: Vec<f32> = (0..SAMPLES).flat_map(|i| (0..20).map(move |k| pixel(i, k))).collect();
+    let y: Vec<i64> = (0..SAMPLES).map(|i| (i % 5) as i64).collect();
+    let (device, n) = (Device::flex(), SAMPLES as usize);
+    let x = Tensor::from_data(TensorData::new(x, [n, 20]), &device);
+    (x, Tensor::from_data(TensorData::new(y, [n]), &device))
+}
+
+/// Two optimizers, a schedule, sums over three batches, clipping.
+fn optimizers() -> Optimizers {
+    let cosine = CosineAnnealingLrSchedulerConfig::new(1e-2, 50).init().unwrap();
+    Optimizers::one(AdamConfig::new().init(), cosine)
+        .group(r"^output\.", SgdConfig::new().build(), 0.5)
+        .unwrap()
+        .clip_norm(1.0)
+        .aggregate(3)
+}
+
+/// Sends this process a signal after a batch.
+struct SignalsItself(u64, Signal);
+
+impl Callback for SignalsItself {
+    fn on_batch_end(&mut self, _: &Logs, control: &mut Control) -> Result<()> {
+        if control.batches() == self.0 {
+            rustix::process::kill_process(rustix::process::getpid(), self.1)?;
+        }
+        Ok(())
+    }
+}
+
+fn signals(rank: usize) -> Vec<Box<dyn Callback>> {
+    let Ok(text) = std::env::var(ENV_SIGNAL) else { return vec![] };
+    let words: Vec<&str> = text.split(' ').collect();
+    let signal = if words[2] == "KILL" { Signal::KILL } else { Signal::TERM };
+    if words[0] != rank.to_string() {
+        return vec![];
+    }
+    vec![SignalsItself(words[1].parse().unwrap(), signal).boxed()]
+}
+
+/// The whole program of one rank.
+pub(crate) fn train() -> ExitCode {
+    stoker_trainer::run(|context: &Context| {
+        let ranks = context.distributed();
+        // Weights that differ show whether rank 0's are taken.
+        context.device().seed(ranks.rank() as u64);
+        let model = Net::new(context.device(), std::env::var_os(ENV_FULL).is_some());
+        let data = || Data::arrays(samples());
+        let fit = Fit::new(data()?)
+            .validation(data()?)
+            .batch_size(ranks.shard_batch_size(GLOBAL_BATCH)?)
+            .callbacks(signals(ranks.rank()));
+        let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
+        let fitted = context.fit(model, optimizers(), step, fit)?;
+        let folder = PathBuf::from(std::env::var(ENV_OUT)?);
+        let left = json!({"weights": weights(&fitted.model), "history": fitted.history});
+        std::fs::write(folder.join(format!("{}.json", ranks.rank())), left.to_string())?;
+        Ok(())
+    })
+}
+
+/// All numbers of a model, as bits.
+fn weights(model: &Net) -> Vec<u32> {
+    #[derive(Default)]
+    struct Read(Vec<u32>);
+    impl ModuleVisitor for Read {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let values: Vec<f32> = param.val().into_data().try_to_vec().unwrap();
+            self.0.extend(values.iter().map(|it| it.to_bits()));
+        }
+    }
+    let mut read = Read::default();
+    model.visit(&mut read);
+    read.0
+}

@@ -58,6 +58,8 @@ pub mod pod_paths {
     pub const SHARED: &str = "/stoker";
     /// The [`Termination`](crate::contract::Termination).
     pub const TERMINATION: &str = "/dev/termination-log";
+    /// The [`Cleanup`](crate::contract::Cleanup) of a pod that deletes checkpoints.
+    pub const CLEANUP: &str = "/etc/stoker/cleanup.json";
 }
 
 /// The manifest's name in a checkpoint's folder. A checkpoint exists when it does.

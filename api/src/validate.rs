@@ -2,6 +2,7 @@
 //! fails because of what
 //! the user wrote.
 
+mod pods;
 mod rules;
 
 use std::fmt;

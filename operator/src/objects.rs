@@ -7,7 +7,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::{DeserializeGuard, error_boundary::InvalidObject};
 use kube::{Resource, ResourceExt as _};
 use stoker_api::experiment::Experiment;
-use stoker_api::names::{LABEL_ATTEMPT, LABEL_POD_INDEX, LABEL_TRIAL};
+use stoker_api::names::{
+    COMPONENT_CLEANUP, LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_EXPERIMENT, LABEL_POD_INDEX,
+    LABEL_TRIAL,
+};
 use stoker_api::time::Timestamp;
 use stoker_api::trial::Trial;
 use stoker_api::validate::{FieldError, ValidExperiment, validate};
@@ -148,6 +151,8 @@ pub struct CachedPod {
     pub node: Option<Arc<str>>,
     /// UID of the object that owns it.
     pub owner: String,
+    /// The experiment that it cleans up, if that is what it does.
+    pub cleans: Option<Key>,
     key: Key,
     trial: Option<Key>,
     version: String,
@@ -160,12 +165,15 @@ impl CachedPod {
         let label = |name: &str| pod.labels().get(name);
         let number = |name: &str| label(name).and_then(|it| it.parse().ok()).unwrap_or(u32::MAX);
         let trial = label(LABEL_TRIAL).map(|it| Key::new(&key.namespace, it));
+        let is_cleanup = label(LABEL_COMPONENT).is_some_and(|it| it == COMPONENT_CLEANUP);
+        let experiment = label(LABEL_EXPERIMENT).filter(|_| is_cleanup);
+        let cleans = experiment.map(|it| Key::new(&key.namespace, it));
         let owner = pod.owner_references().iter().find(|it| it.controller == Some(true));
         let owner = owner.map(|it| it.uid.clone()).unwrap_or_default();
         let node = pod.spec.as_ref().and_then(|it| it.node_name.as_deref()).map(Arc::from);
         let seen = seen(&pod, number(LABEL_ATTEMPT), number(LABEL_POD_INDEX));
         let version = pod.resource_version().unwrap_or_default();
-        Self { seen, node, owner, key, trial, version }
+        Self { seen, node, owner, cleans, key, trial, version }
     }
 }
 

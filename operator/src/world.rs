@@ -222,8 +222,11 @@ pub async fn dispatch(world: Arc<World>, mut changes: Changes) {
             Some(change) = changes.experiments.recv() => on_experiment(&world, &change),
             Some(change) = changes.trials.recv() => on_trial(&world, &change),
             Some(change) = changes.pods.recv() => {
-                let trials = [&change.old, &change.new].into_iter().flatten();
-                trials.filter_map(|it| it.group()).for_each(|it| world.trial_queue.add(it));
+                let pods = [&change.old, &change.new].into_iter().flatten();
+                for pod in pods {
+                    pod.group().into_iter().for_each(|it| world.trial_queue.add(it));
+                    pod.cleans.clone().into_iter().for_each(|it| world.experiment_queue.add(it));
+                }
             }
             Some(change) = changes.nodes.recv() => on_node(&world, &change),
             else => return,

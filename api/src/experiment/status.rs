@@ -29,7 +29,9 @@ pub struct ExperimentStatus {
     /// When it ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended_at: Option<Timestamp>,
-    /// Checkpoints that nobody keeps are deleted: nothing is left to do.
+    /// Trials, by index from 0, whose checkpoints that nobody keeps are deleted since the end.
+    pub trials_cleaned: u32,
+    /// All of them are: nothing is left to do.
     pub cleaned_up: bool,
     /// The generation of the spec that this was said of.
     pub observed_generation: i64,

@@ -31,6 +31,7 @@ pub(super) fn check(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment
     check_storage(spec, &mut errors);
     check_periods(spec, &mut errors);
     check_numbers(spec, &mut errors);
+    super::pods::check(spec, &mut errors);
     match (space, method, length) {
         (Some(space), Some(method), Some((unit, units_max))) if errors.is_empty() => {
             let name = name.to_owned();

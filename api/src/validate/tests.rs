@@ -31,6 +31,49 @@ fn check(pointer: &str, value: Value, path: &str, words: &str) {
 }
 
 #[test]
+fn each_rule_of_pods_names_the_field_it_is_about() {
+    let resources = "spec.resources";
+    check("resources", json!({"slotsPerTrial": 1025}), "spec.resources.slotsPerTrial", "1024");
+    let slots = |per_pod: u32| json!({ "slotsPerTrial": 8, "slotsPerPod": per_pod });
+    check("resources", slots(3), &format!("{resources}.slotsPerPod"), "divide slotsPerTrial");
+    check("resources", slots(0), &format!("{resources}.slotsPerPod"), "at least 1");
+    let slot = |name: &str| json!({ "slotResource": name });
+    check("resources", slot("gpu"), &format!("{resources}.slotResource"), "nvidia.com/gpu");
+    let both = json!({ "slotResource": "nvidia.com/gpu", "limits": { "nvidia.com/gpu": "1" } });
+    check("resources", both, r#"spec.resources.limits["nvidia.com/gpu"]"#, "slotsPerPod");
+    check("resources/requests", json!({"cpu": "x"}), "spec.resources.requests.cpu", "quantity");
+    check("resources/limits", json!({"memory": "1GB"}), "spec.resources.limits.memory", "16Gi");
+    check("resources/shmSize", json!("big"), "spec.resources.shmSize", "quantity");
+    check("context", json!({"sha256": "A"}), "spec.context.sha256", "SHA-256");
+    let secret = "spec.checkpointStorage.secretName";
+    check("checkpointStorage/secretName", json!("A b"), secret, "name of a Secret");
+    check("env", json!([{ "name": "C10D_PORT", "value": "x" }]), "spec.env[0].value", "port");
+    check("pod/image", json!(" "), "spec.pod.image", "stock");
+    check("pod/imagePullPolicy", json!("Maybe"), "spec.pod.imagePullPolicy", "Always");
+    check("pod/imagePullSecrets", json!([""]), "spec.pod.imagePullSecrets[0]", "Secret");
+    check("pod/volumes", json!([{}]), "spec.pod.volumes[0].name", "must name");
+    check("pod/volumes", json!([{"name": "stoker-x"}]), "spec.pod.volumes[0].name", "own");
+    let twice = json!([{ "name": "a" }, { "name": "a" }]);
+    check("pod/volumes", twice, "spec.pod.volumes[1].name", "twice");
+    let mount = |name: &str, path: &str| {
+        json!({
+            "volumes": [{ "name": "a" }],
+            "volumeMounts": [{ "name": name, "mountPath": path }],
+        })
+    };
+    check("pod", mount("b", "/b"), "spec.pod.volumeMounts[0].name", "not among");
+    check("pod", mount("a", "b"), "spec.pod.volumeMounts[0].mountPath", "absolute");
+    check("pod", mount("a", "/tmp/"), "spec.pod.volumeMounts[0].mountPath", "own");
+    let name = "spec.podOverrides.metadata.name";
+    check("podOverrides", json!({"metadata": {"name": "x"}}), name, "Stoker itself");
+    let container = |body: Value| json!({ "spec": { "containers": [body] } });
+    let at = "spec.podOverrides.spec.containers[0]";
+    check("podOverrides", container(json!({})), &format!("{at}.name"), "merged into");
+    let command = json!({ "name": "trainer", "command": ["x"] });
+    check("podOverrides", container(command), &format!("{at}.command"), "entrypoint");
+}
+
+#[test]
 fn each_rule_names_the_field_it_is_about() {
     let log = |body: Value| json!({ "log": body });
     let hyperparameters = "hyperparameters/rate";

@@ -67,6 +67,7 @@ pub fn conditions(
     let phase = status.phase;
     status.conditions.clone_from(&before.conditions);
     status.cleaned_up = before.cleaned_up;
+    status.trials_cleaned = before.trials_cleaned;
     status.ended_at = before.ended_at.or(phase.is_terminal().then_some(now));
     status.observed_generation = generation;
     let message = status.message.clone().unwrap_or_default();

@@ -89,7 +89,10 @@ pub fn ended(pod: &PodSeen, patience: &Patience, now: Timestamp) -> Option<Ended
 /// pod is evicted a moment later.
 fn of_exit(pod: &PodSeen, exit: &Exit) -> Ended {
     let termination: Option<Termination> = serde_json::from_str(&exit.message).ok();
-    let code = ExitCode::from_code(exit.code).filter(|it| *it != ExitCode::UserError);
+    // A launcher that was killed while it waited for stragglers has said before how its ranks ended.
+    let said = termination.as_ref().filter(|_| exit.code > 128).map(|it| i32::from(it.code));
+    let code = said.unwrap_or(exit.code);
+    let code = ExitCode::from_code(code).filter(|it| *it != ExitCode::UserError);
     let disturbed = pod.disruption.as_deref().or(pod.reason.as_deref());
     let disturbed = disturbed.or(pod.deletion.map(|_| "PodDeleted"));
     let (end, reason) = match code {
@@ -198,6 +201,9 @@ mod tests {
         check(failed(78, "Error"), 0, Some((InvalidHyperparameters, "InvalidHyperparameters")));
         check(failed(80, "Error"), 0, Some((Infrastructure, "InfrastructureError")));
         check(failed(81, "Error"), 0, Some((PeerFailed, "PeerFailed")));
+        let mut killed = failed(137, "Error");
+        killed.exit.as_mut().unwrap().message = r#"{"code":79}"#.to_owned();
+        check(killed, 0, Some((Preempted, "Preempted")));
         check(failed(1, "Error"), 0, Some((UserError, "ProgramFailed")));
         check(failed(42, "Error"), 0, Some((UserError, "ProgramFailed")));
         check(failed(139, "Error"), 0, Some((UserError, "ProgramFailed")));

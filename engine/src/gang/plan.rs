@@ -21,6 +21,9 @@ const DELETE_GRACE_SECONDS: u32 = 30;
 /// As little as leaves the node to say when the pod is gone; 0 would forget the pod at once.
 const KILL_GRACE_SECONDS: u32 = 1;
 
+/// How much the API server's clock may be ahead of ours.
+const CLOCKS_DIFFER_SECONDS: u32 = 10;
+
 /// All that a plan follows from.
 #[derive(Clone, Copy, Debug)]
 pub struct GangView<'a> {
@@ -215,10 +218,7 @@ impl Planner<'_> {
             return;
         }
         for pod in pods.values().filter(|it| it.is_on_dead_node(&view.patience, view.now)) {
-            match pod.deletion {
-                Some(until) => self.wake(until.plus(1)),
-                None => self.delete(pod, DELETE_GRACE_SECONDS),
-            }
+            self.delete_within(pod, DELETE_GRACE_SECONDS);
         }
         for pod in pods.values() {
             if let super::NodeState::NotReady(since) = pod.node {
@@ -277,11 +277,20 @@ impl Planner<'_> {
                 self.delete(pod, 0);
             } else if pod.is_terminal() && view.now < until {
                 self.wake(until);
-            } else if pod.deletion.is_none() {
-                self.delete(pod, if is_killed { KILL_GRACE_SECONDS } else { DELETE_GRACE_SECONDS });
-            } else if let Some(until) = pod.deletion {
-                self.wake(until.plus(1));
+            } else {
+                let grace = if is_killed { KILL_GRACE_SECONDS } else { DELETE_GRACE_SECONDS };
+                self.delete_within(pod, grace);
             }
+        }
+    }
+
+    /// Deletes a pod unless it is being deleted and over soon. Whoever deleted it may have given it
+    /// minutes to save in, as a drained node does; here nobody waits for what it saves.
+    fn delete_within(&mut self, pod: &PodSeen, grace_seconds: u32) {
+        let soon = self.view.now.plus((grace_seconds + CLOCKS_DIFFER_SECONDS).into());
+        match pod.deletion {
+            Some(until) if until <= soon => self.wake(until.plus(1)),
+            Some(_) | None => self.delete(pod, grace_seconds),
         }
     }
 

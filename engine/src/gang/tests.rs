@@ -203,6 +203,7 @@ fn the_worst_rank_says_how_an_attempt_ended() {
 fn the_next_attempt_waits_for_every_pod_of_the_last() {
     check("Infra@10", "0@0E80 1@0R", 11, "delete=t-a0-r1:30 wake=599");
     check("Infra@10", "0@0E80 1@0RD40", 11, "wake=30");
+    check("Infra@10", "0@0E80 1@0RD600", 11, "delete=t-a0-r1:30 wake=599");
     check("Infra@10", "0@0E80 1@0E80", 11, "begin=1 create=[0, 1] wake=599");
     check("Infra@10", "", 11, "begin=1 create=[0, 1]");
 }
@@ -212,6 +213,9 @@ fn a_lost_pod_is_forgotten_once_its_successor_may_begin() {
     check("made", "0@0R 1@0RN", 59, "wake=1");
     check("made", "0@0R 1@0RN", 60, "delete=t-a0-r1:30 wake=1");
     check("made", "0@0R 1@0RND90", 61, "wake=1");
+    // Drained with a long grace, and then not ready any more.
+    check("made", "0@0R 1@0RND600", 59, "wake=1");
+    check("made", "0@0R 1@0RND600", 61, "delete=t-a0-r1:30 wake=1");
     let lost = "end=Infrastructure:NodeLost delete=t-a0-r0:30 delete=t-a0-r1:0";
     check("made", "0@0R 1@0RND90", 91, lost);
     check("made", "0@0R 1@0RG", 1, lost);

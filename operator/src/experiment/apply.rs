@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -172,14 +171,4 @@ pub(super) async fn mark_unreadable(
     let doing = format!("write the status of experiment {key}");
     let (parameters, patch) = (PatchParams::default(), Patch::Merge(&patch));
     request(doing, api.patch_status(&key.name, &parameters, &patch)).await.map(drop)
-}
-
-/// Deletes what nobody keeps of an experiment that has ended.
-pub(super) async fn clean_up(
-    _world: &World,
-    _key: &Key,
-    _experiment: &Experiment,
-    _cached: &CachedExperiment,
-) -> Result<Option<Duration>, Error> {
-    Ok(None)
 }

@@ -5,6 +5,7 @@
 //! ```
 
 mod apply;
+mod clean_up;
 
 use std::time::Duration;
 
@@ -22,6 +23,9 @@ use crate::objects::{CachedExperiment, CachedTrial};
 use crate::trial::config::seed;
 use crate::world::{World, now};
 
+/// How long until a name that was taken is tried again: nobody tells when it is free.
+const BLOCKED: Duration = Duration::from_secs(10);
+
 /// Moves one experiment a step closer to its end, and says when to look again.
 ///
 /// # Errors
@@ -38,7 +42,10 @@ pub async fn reconcile(world: &World, key: &Key) -> Result<Option<Duration>, Err
     let status = experiment.status.clone().unwrap_or_default();
     match &cached.checked {
         // What has ended stays as it is, whatever becomes of its trials.
-        _ if status.phase.is_terminal() => apply::clean_up(world, key, experiment, &cached).await,
+        Some(Ok(valid)) if status.phase.is_terminal() => {
+            clean_up::clean_up(world, key, experiment, valid, &status).await
+        }
+        _ if status.phase.is_terminal() => Ok(None),
         Some(Ok(valid)) => run(world, key, experiment, valid, &status).await,
         Some(Err(errors)) => refuse(world, key, experiment, &status, errors).await,
         None => Ok(None),
@@ -61,7 +68,11 @@ async fn run(
     apply::write_specs(world, &trials, &plan.grants, &wanted).await?;
     let unit = valid.unit;
     for draw in plan.create {
-        apply::create_trial(world, experiment, draw.into_spec(&valid.name, unit)).await?;
+        let made = apply::create_trial(world, experiment, draw.into_spec(&valid.name, unit)).await;
+        if let Err(Error::Exists { doing }) = &made {
+            return blocked(world, experiment, status, doing).await;
+        }
+        made?;
     }
     let generation = experiment.metadata.generation.unwrap_or_default();
     let after = conditions(status, plan.status, generation, now());
@@ -70,6 +81,27 @@ async fn run(
         tell(world, &written, status, &after).await;
     }
     Ok(Some(world.safety(key)))
+}
+
+/// Says that an object of another owner has the name of a trial. It is left alone, and nothing of the
+/// search goes on without that trial.
+async fn blocked(
+    world: &World,
+    experiment: &Experiment,
+    status: &ExperimentStatus,
+    doing: &str,
+) -> Result<Option<Duration>, Error> {
+    let text = format!("cannot {doing}: a trial of this name has another owner; delete it");
+    let generation = experiment.metadata.generation.unwrap_or_default();
+    let mut after = ExperimentStatus { message: Some(text.clone()), ..status.clone() };
+    after.observed_generation = generation;
+    let running = said("Running", ConditionStatus::False, generation, "NameTaken", &text);
+    condition::set(&mut after.conditions, running);
+    if after != *status {
+        let written = apply::write_status(world, experiment, after).await?;
+        world.event(&written, EventType::Warning, "NameTaken", text).await;
+    }
+    Ok(Some(BLOCKED))
 }
 
 /// Ends an experiment that can never run: its spec does not change.

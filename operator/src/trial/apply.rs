@@ -49,7 +49,7 @@ fn forget_if_gone(world: &World, key: &Key, error: Error) -> Error {
 }
 
 /// Deletes a pod of this UID, and no other of its name.
-pub(super) async fn delete_pod(world: &World, namespace: &str, pod: &Delete) -> Result<(), Error> {
+pub(crate) async fn delete_pod(world: &World, namespace: &str, pod: &Delete) -> Result<(), Error> {
     let api: Api<Pod> = Api::namespaced(world.client.clone(), namespace);
     let uid = Some(pod.uid.clone());
     let preconditions = Some(Preconditions { resource_version: None, uid });

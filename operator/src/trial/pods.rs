@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Pod, Service};
 use serde_json::{Map, Value, json};
-use stoker_api::contract::TrialConfig;
+use stoker_api::contract::{Cleanup, TrialConfig};
 use stoker_api::experiment::ExperimentSpec;
 use stoker_api::names::{
-    ANNOTATION_TRIAL_CONFIG, API_VERSION, COMPONENT_TRIAL, ENV_CACHE, ENV_POD_INDEX,
-    ENV_RENDEZVOUS_PORT, ENV_TERMINATION_FILE, ENV_TRIAL_CONFIG, LABEL_ATTEMPT, LABEL_COMPONENT,
-    LABEL_EXPERIMENT, LABEL_POD_INDEX, LABEL_TRIAL, RENDEZVOUS_PORT, TOKEN_AUDIENCE, pod_paths,
+    ANNOTATION_TRIAL_CONFIG, API_VERSION, COMPONENT_CLEANUP, COMPONENT_TRIAL, ENV_CACHE,
+    ENV_POD_INDEX, ENV_RENDEZVOUS_PORT, ENV_TERMINATION_FILE, ENV_TRIAL_CONFIG, LABEL_ATTEMPT,
+    LABEL_COMPONENT, LABEL_EXPERIMENT, LABEL_POD_INDEX, LABEL_TRIAL, RENDEZVOUS_PORT,
+    TOKEN_AUDIENCE, pod_paths,
 };
 use stoker_api::validate::ValidExperiment;
 
@@ -110,6 +111,63 @@ fn owner(names: Names<'_>) -> Value {
     })
 }
 
+/// A pod that deletes checkpoints of an experiment that has ended, by what `cleanup` says.
+pub fn cleanup_pod(
+    setup: &Setup,
+    valid: &ValidExperiment,
+    namespace: &str,
+    experiment_uid: &str,
+    name: &str,
+    cleanup: &Cleanup,
+) -> Value {
+    let text = serde_json::to_string(cleanup).expect("a list of names is plain JSON");
+    let (env, env_from) = environment(setup, valid, 0);
+    let mut all_mounts = mounts();
+    all_mounts.extend(valid.spec.pod.volume_mounts.iter().map(|it| json!(it)));
+    let mut pod = json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": {
+                "app.kubernetes.io/managed-by": "stoker",
+                LABEL_EXPERIMENT: valid.name,
+                LABEL_COMPONENT: COMPONENT_CLEANUP,
+            },
+            "annotations": { ANNOTATION_TRIAL_CONFIG: text },
+            "ownerReferences": [{
+                "apiVersion": API_VERSION, "kind": "Experiment", "name": valid.name,
+                "uid": experiment_uid, "controller": true, "blockOwnerDeletion": false,
+            }],
+        },
+        "spec": common_spec(valid),
+    });
+    let file = pod_paths::CLEANUP.rsplit('/').next().unwrap_or_default();
+    pod["spec"]["volumes"][0]["downwardAPI"]["items"][0]["path"] = json!(file);
+    pod["spec"]["terminationGracePeriodSeconds"] = json!(GRACE_SECONDS_MAX);
+    pod["spec"]["containers"] = json!([{
+        "name": TRAINER_CONTAINER,
+        "image": setup.trainer_image,
+        "imagePullPolicy": setup.image_pull_policy,
+        "command": [LAUNCHER, "gc"],
+        "env": env,
+        "envFrom": env_from,
+        "resources": small(),
+        "securityContext": security(),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": all_mounts,
+    }]);
+    pod
+}
+
+fn small() -> Value {
+    json!({
+        "requests": { "cpu": "100m", "memory": "64Mi" },
+        "limits": { "memory": "512Mi" },
+    })
+}
+
 fn spec(
     setup: &Setup,
     valid: &ValidExperiment,
@@ -120,9 +178,20 @@ fn spec(
     let template = &valid.spec.pod;
     let stock = template.image.as_ref().is_none_or(|it| *it == setup.trainer_image);
     let needs_setup = !stock || config.context.is_some();
+    let mut spec = common_spec(valid);
+    spec["hostname"] = json!(pod_name(names.trial, config.attempt, index));
+    spec["subdomain"] = json!(names.trial);
+    spec["containers"] = json!([trainer(setup, valid, names, config, index, needs_setup)]);
+    if needs_setup {
+        spec["initContainers"] = json!([setup_container(setup, valid, index)]);
+    }
+    spec
+}
+
+/// What all pods of an experiment have: where they run, as whom, and with which volumes.
+fn common_spec(valid: &ValidExperiment) -> Value {
+    let template = &valid.spec.pod;
     let mut spec = json!({
-        "hostname": pod_name(names.trial, config.attempt, index),
-        "subdomain": names.trial,
         "restartPolicy": "Never",
         "automountServiceAccountToken": false,
         "enableServiceLinks": false,
@@ -134,11 +203,7 @@ fn spec(
             "seccompProfile": { "type": "RuntimeDefault" },
         },
         "volumes": volumes(valid),
-        "containers": [trainer(setup, valid, names, config, index, needs_setup)],
     });
-    if needs_setup {
-        spec["initContainers"] = json!([setup_container(setup, valid, index)]);
-    }
     let mut put = |name: &str, value: Value| {
         if value != Value::Null && value != json!([]) && value != json!({}) {
             spec[name] = value;
@@ -203,9 +268,7 @@ fn environment(setup: &Setup, valid: &ValidExperiment, index: u32) -> (Vec<Value
         var(ENV_TERMINATION_FILE, pod_paths::TERMINATION),
         var(ENV_POD_INDEX, &index.to_string()),
     ];
-    if spec.env.iter().all(|it| it.name != ENV_CACHE) {
-        env.push(var(ENV_CACHE, &format!("{}/cache", pod_paths::SHARED)));
-    }
+    env.push(var(ENV_CACHE, &format!("{}/cache", pod_paths::SHARED)));
     env.extend(spec.env.iter().map(|it| var(&it.name, &it.value)));
     let secrets = spec.pod.env_from_secrets.iter().cloned().chain(setup.storage_secret(valid));
     let from = secrets.map(|it| json!({ "secretRef": { "name": it } }));
@@ -265,10 +328,7 @@ fn setup_container(setup: &Setup, valid: &ValidExperiment, index: u32) -> Value 
         "command": [LAUNCHER, "setup"],
         "env": env,
         "envFrom": env_from,
-        "resources": {
-            "requests": { "cpu": "100m", "memory": "64Mi" },
-            "limits": { "memory": "512Mi" },
-        },
+        "resources": small(),
         "securityContext": security(),
         "terminationMessagePath": pod_paths::TERMINATION,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -346,3 +406,6 @@ fn has_names(items: &[Value]) -> bool {
 pub fn typed(pod: Value) -> Result<Pod, String> {
     serde_json::from_value(pod).map_err(|error| format!("spec.podOverrides: {error}"))
 }
+
+#[cfg(test)]
+mod tests;

@@ -24,6 +24,8 @@ pub(crate) enum Script {
     Hang,
     /// It runs for so many milliseconds and ends with this code.
     Exit { after_ms: u64, code: i32 },
+    /// It runs on this node, which says nothing more of it.
+    OnNode(String),
 }
 
 type Scripts = dyn Fn(&Pod) -> Script + Send + Sync;
@@ -47,9 +49,19 @@ impl Kubelet {
         namespace: &str,
         script: impl Fn(&Pod) -> Script + Send + Sync + 'static,
     ) -> Self {
+        Self::with_room(client, namespace, usize::MAX, script)
+    }
+
+    /// With room for so many pods at a time. The others are told that they do not fit.
+    pub(crate) fn with_room(
+        client: &Client,
+        namespace: &str,
+        room: usize,
+        script: impl Fn(&Pod) -> Script + Send + Sync + 'static,
+    ) -> Self {
         let started = Arc::new(Mutex::new(Vec::new()));
         let (client, namespace) = (client.clone(), namespace.to_owned());
-        let task = tokio::spawn(run(client, namespace, Arc::new(script), started.clone()));
+        let task = tokio::spawn(run(client, namespace, room, Arc::new(script), started.clone()));
         Self { task, started }
     }
 
@@ -61,23 +73,52 @@ impl Kubelet {
 async fn run(
     client: Client,
     namespace: String,
+    room: usize,
     script: Arc<Scripts>,
     started: Arc<Mutex<Vec<String>>>,
 ) {
     let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
-    let mut seen: HashSet<String> = HashSet::new();
+    let (mut seen, mut told) = (HashSet::new(), HashSet::new());
     loop {
         tokio::time::sleep(Duration::from_millis(40)).await;
         let Ok(list) = pods.list(&Default::default()).await else { continue };
-        for pod in list {
-            let uid = pod.uid().unwrap_or_default();
-            if pod.metadata.deletion_timestamp.is_none() && seen.insert(uid) {
-                started.lock().unwrap().push(pod.name_any());
-                let script = script(&pod);
-                tokio::spawn(live(client.clone(), namespace.clone(), pod, script));
+        let uid = |it: &Pod| it.uid().unwrap_or_default();
+        let num_here = list.iter().filter(|it| seen.contains(&uid(it)) && !is_over(it)).count();
+        let mut free = room.saturating_sub(num_here);
+        let mut new: Vec<Pod> = list.items;
+        new.retain(|it| it.metadata.deletion_timestamp.is_none() && !seen.contains(&uid(it)));
+        // The worst order for gangs: each gets a pod in turn.
+        new.sort_by_key(|it| it.name_any().rsplit_once("-r").map(|it| it.1.to_owned()));
+        for pod in new {
+            if free == 0 {
+                if told.insert(uid(&pod)) {
+                    let patch = json!({ "status": { "conditions": [unschedulable()] } });
+                    let (parameters, patch) = (PatchParams::default(), Patch::Merge(&patch));
+                    let _ = pods.patch_status(&pod.name_any(), &parameters, &patch).await;
+                }
+                continue;
             }
+            free -= 1;
+            seen.insert(uid(&pod));
+            started.lock().unwrap().push(pod.name_any());
+            let script = script(&pod);
+            tokio::spawn(live(client.clone(), namespace.clone(), pod, script));
         }
     }
+}
+
+fn is_over(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|it| it.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// A scheduler's word on a pod that fits nowhere.
+pub(crate) fn unschedulable() -> Value {
+    json!({
+        "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+        "message": "0/2 nodes are available: 2 Insufficient slots",
+        "lastTransitionTime": now(),
+    })
 }
 
 /// One pod's life, to its end or its deletion.
@@ -102,6 +143,17 @@ async fn live(client: Client, namespace: String, pod: Pod, script: Script) {
     });
     let code = match script {
         Script::Status(status) => return say(status).await,
+        Script::OnNode(node) => {
+            let binding = json!({
+                "apiVersion": "v1", "kind": "Binding", "metadata": { "name": name },
+                "target": { "apiVersion": "v1", "kind": "Node", "name": node },
+            });
+            let parameters = PostParams::default();
+            let bound: kube::Result<Value> =
+                pods.create_subresource("binding", &name, &parameters, &binding).await;
+            bound.unwrap();
+            return say(running).await;
+        }
         Script::Hang => {
             say(running).await;
             gone(&pods, &pod).await;
@@ -215,13 +267,25 @@ impl Line {
         Self { client, url: config.door.url.clone(), token }
     }
 
+    /// The status and the answer to any bytes, with any token, at any address.
+    pub(crate) async fn send(
+        &self,
+        body: Vec<u8>,
+        token: Option<&str>,
+        url: &str,
+    ) -> Option<(u16, String)> {
+        let mut request = self.client.post(url).header("content-type", "application/json");
+        if let Some(token) = token {
+            request = request.bearer_auth(token);
+        }
+        let response = request.body(body).send().await.ok()?;
+        Some((response.status().as_u16(), response.text().await.ok()?))
+    }
+
     /// The status and the answer to one report.
     pub(crate) async fn post(&self, report: &Report) -> Option<(u16, String)> {
-        let request = self.client.post(&self.url).bearer_auth(&self.token);
         let body = serde_json::to_vec(report).unwrap();
-        let sent = request.header("content-type", "application/json").body(body).send().await;
-        let response = sent.ok()?;
-        Some((response.status().as_u16(), response.text().await.ok()?))
+        self.send(body, Some(&self.token), &self.url).await
     }
 
     /// The answer to a report, tried until there is one.

@@ -2,6 +2,7 @@
 //! what becomes of pods, and scripted trainers report to the door.
 
 mod bench;
+mod doors;
 mod failures;
 mod flow;
 mod kubelet;

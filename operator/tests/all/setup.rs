@@ -35,6 +35,18 @@ pub(crate) async fn client(plane: &ControlPlane) -> Client {
     Client::try_from(config).unwrap()
 }
 
+/// The operator's service account, as the chart names it.
+pub(crate) const ACCOUNT: &str = "stoker-operator";
+
+/// The chart's service account and rules, of a release in `namespace` that watches it alone.
+pub(crate) fn rules(plane: &ControlPlane, namespace: &str) -> String {
+    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/stoker");
+    let chart = chart.display().to_string();
+    let watched = format!("watchNamespaces={{{namespace}}}");
+    let release = ["template", "stoker", &chart, "--namespace", namespace, "--set", &watched];
+    plane.helm(&[&release[..], &["--show-only", "templates/rbac.yaml"]].concat()).unwrap()
+}
+
 pub(crate) fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap()
 }
@@ -45,17 +57,25 @@ pub(crate) struct Place {
     pub(crate) namespace: String,
     pub(crate) folder: TempDir,
     pub(crate) client: Client,
+    /// As the operator: its rules are the chart's.
+    pub(crate) kubeconfig: PathBuf,
 }
 
 impl Place {
     pub(crate) async fn new(namespace: &str) -> Self {
-        let plane = plane();
+        Self::on(plane(), namespace).await
+    }
+
+    /// One on a control plane of its own.
+    pub(crate) async fn on(plane: &'static ControlPlane, namespace: &str) -> Self {
         plane.make_namespace(namespace).unwrap();
+        plane.apply(&rules(plane, namespace)).unwrap();
+        let kubeconfig = plane.kubeconfig_for(namespace, ACCOUNT).unwrap();
         let folder = tempfile::tempdir().unwrap();
         certificate(folder.path());
         std::fs::write(folder.path().join("gang"), [7; 32]).unwrap();
         let namespace = namespace.to_owned();
-        Self { plane, namespace, folder, client: client(plane).await }
+        Self { plane, namespace, folder, client: client(plane).await, kubeconfig }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -64,10 +84,15 @@ impl Place {
 
     /// An operator that listens on `port` and the one after it.
     pub(crate) fn operator(&self, identity: &str, port: u16) -> Operator {
-        self.operator_with(identity, port, self.plane.kubeconfig(), &[])
+        self.operator_with(identity, port, &[])
     }
 
-    pub(crate) fn operator_with(
+    pub(crate) fn operator_with(&self, identity: &str, port: u16, more: &[&str]) -> Operator {
+        self.operator_by(identity, port, &self.kubeconfig, more)
+    }
+
+    /// An operator that reaches the API server as `kubeconfig` says.
+    pub(crate) fn operator_by(
         &self,
         identity: &str,
         port: u16,

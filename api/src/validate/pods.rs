@@ -1,0 +1,211 @@
+//! The rules of what an experiment says of its pods.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use super::{FieldError, item, member};
+use crate::experiment::ExperimentSpec;
+use crate::names::{ENV_RENDEZVOUS_PORT, pod_paths};
+use crate::pod::PodTemplate;
+
+/// Slots of a trial at most: ranks meet at one of them.
+const SLOTS_MAX: u32 = 1024;
+/// Fields of `podOverrides` that say what Stoker itself must know, by path.
+const RESERVED: [&str; 10] = [
+    "metadata.name",
+    "metadata.namespace",
+    "metadata.ownerReferences",
+    "metadata.generateName",
+    "spec.hostname",
+    "spec.subdomain",
+    "spec.restartPolicy",
+    "spec.nodeName",
+    "status",
+    "kind",
+];
+/// Fields of the program's container that are reserved likewise.
+const RESERVED_OF_TRAINER: [&str; 4] =
+    ["command", "args", "terminationMessagePath", "terminationMessagePolicy"];
+
+/// Every rule of this part.
+pub(super) fn check(spec: &ExperimentSpec, errors: &mut Vec<FieldError>) {
+    check_resources(spec, errors);
+    check_template(&spec.pod, errors);
+    if let Some(overrides) = &spec.pod_overrides {
+        check_overrides(overrides, errors);
+    }
+    if let Some(context) = &spec.context {
+        let is_hash = context.sha256.len() == 64
+            && context.sha256.bytes().all(|it| matches!(it, b'0'..=b'9' | b'a'..=b'f'));
+        if !is_hash {
+            let rule = "must be a SHA-256 in lower-case hex; `stoker experiment create FILE \
+                        FOLDER` sets it";
+            errors.push(FieldError::new("spec.context.sha256", &json!(context.sha256), rule));
+        }
+    }
+    if let Some(secret) = spec.checkpoint_storage.secret_name.as_ref().filter(|it| !is_name(it)) {
+        let path = "spec.checkpointStorage.secretName";
+        errors.push(FieldError::new(path, &json!(secret), "must be the name of a Secret"));
+    }
+    for (i, var) in spec.env.iter().enumerate() {
+        let is_port = var.value.parse::<u16>().is_ok_and(|it| it > 0);
+        if var.name == ENV_RENDEZVOUS_PORT && !is_port {
+            let path = member(&item("spec.env", i), "value");
+            errors.push(FieldError::new(&path, &json!(var.value), "must be a port"));
+        }
+    }
+}
+
+fn check_resources(spec: &ExperimentSpec, errors: &mut Vec<FieldError>) {
+    let resources = &spec.resources;
+    let slots = resources.slots_per_trial;
+    if slots > SLOTS_MAX {
+        let rule = format!("must be at most {SLOTS_MAX}");
+        errors.push(FieldError::new("spec.resources.slotsPerTrial", &json!(slots), &rule));
+    }
+    let path = "spec.resources.slotsPerPod";
+    match resources.slots_per_pod {
+        Some(0) => errors.push(FieldError::new(path, &json!(0), "must be at least 1")),
+        Some(per_pod) if !slots.is_multiple_of(per_pod) => {
+            let rule = format!("must divide slotsPerTrial, which is {slots}");
+            errors.push(FieldError::new(path, &json!(per_pod), &rule));
+        }
+        _ => {}
+    }
+    if let Some(slot) = &resources.slot_resource {
+        let path = "spec.resources.slotResource";
+        let is_extended =
+            slot.split_once('/').is_some_and(|(domain, name)| is_name(domain) && !name.is_empty());
+        if !is_extended {
+            let rule = "must be an extended resource, such as nvidia.com/gpu";
+            errors.push(FieldError::new(path, &json!(slot), rule));
+        }
+        for (list, map) in [("requests", &resources.requests), ("limits", &resources.limits)] {
+            if let Some(value) = map.get(slot) {
+                let path = member(&member("spec.resources", list), slot);
+                let rule = "is the slot resource: slotsPerPod says how many a pod asks for";
+                errors.push(FieldError::new(&path, &json!(value), rule));
+            }
+        }
+    }
+    let quantities = [("requests", &resources.requests), ("limits", &resources.limits)];
+    let quantities = quantities.into_iter().flat_map(|(list, map)| {
+        map.iter().map(move |it| (member(&member("spec.resources", list), it.0), it.1))
+    });
+    let shm = ("spec.resources.shmSize".to_owned(), &resources.shm_size);
+    for (path, quantity) in quantities.chain([shm]).filter(|it| !is_quantity(it.1)) {
+        let rule = "must be a quantity, such as 4, 500m or 16Gi";
+        errors.push(FieldError::new(&path, &json!(quantity), rule));
+    }
+}
+
+fn check_template(pod: &PodTemplate, errors: &mut Vec<FieldError>) {
+    let mut refuse =
+        |path: &str, value: Value, rule: &str| errors.push(FieldError::new(path, &value, rule));
+    if let Some(image) = pod.image.as_ref().filter(|it| it.trim().is_empty()) {
+        refuse(
+            "spec.pod.image",
+            json!(image),
+            "must name an image; leave it out for the stock one",
+        );
+    }
+    let policies = ["Always", "IfNotPresent", "Never"];
+    if let Some(policy) =
+        pod.image_pull_policy.as_ref().filter(|it| !policies.contains(&it.as_str()))
+    {
+        let rule = "must be Always, IfNotPresent or Never";
+        refuse("spec.pod.imagePullPolicy", json!(policy), rule);
+    }
+    for (list, names) in [
+        ("spec.pod.imagePullSecrets", &pod.image_pull_secrets),
+        ("spec.pod.envFromSecrets", &pod.env_from_secrets),
+    ] {
+        for (i, name) in names.iter().enumerate().filter(|it| !is_name(it.1)) {
+            refuse(&item(list, i), json!(name), "must be the name of a Secret");
+        }
+    }
+    let mut volumes = BTreeSet::new();
+    for (i, volume) in pod.volumes.iter().enumerate() {
+        let path = member(&item("spec.pod.volumes", i), "name");
+        match volume["name"].as_str() {
+            None => refuse(&path, volume["name"].clone(), "must name the volume"),
+            Some(name) if name.starts_with("stoker-") => {
+                refuse(&path, json!(name), "names that begin with stoker- are Stoker's own");
+            }
+            Some(name) if !volumes.insert(name) => refuse(&path, json!(name), "is set twice"),
+            Some(_) => {}
+        }
+    }
+    let ours = [
+        pod_paths::TRIAL_CONFIG_FOLDER,
+        pod_paths::TOKEN_FOLDER,
+        pod_paths::SHARED,
+        "/dev/shm",
+        "/tmp",
+    ];
+    let mut paths = BTreeSet::new();
+    for (i, mount) in pod.volume_mounts.iter().enumerate() {
+        let at = item("spec.pod.volumeMounts", i);
+        if !volumes.contains(mount.name.as_str()) {
+            refuse(&member(&at, "name"), json!(mount.name), "is not among spec.pod.volumes");
+        }
+        let path = member(&at, "mountPath");
+        if !mount.mount_path.starts_with('/') {
+            refuse(&path, json!(mount.mount_path), "must be an absolute path");
+        } else if ours.contains(&mount.mount_path.trim_end_matches('/')) {
+            refuse(&path, json!(mount.mount_path), "is a folder of Stoker's own: choose another");
+        } else if !paths.insert(mount.mount_path.as_str()) {
+            refuse(&path, json!(mount.mount_path), "is set twice");
+        }
+    }
+}
+
+fn check_overrides(overrides: &Value, errors: &mut Vec<FieldError>) {
+    let root = "spec.podOverrides";
+    for reserved in RESERVED {
+        let found = reserved.split('.').try_fold(overrides, |value, name| value.get(name));
+        if let Some(found) = found {
+            let path = format!("{root}.{reserved}");
+            errors.push(FieldError::new(&path, found, "is set by Stoker itself: leave it out"));
+        }
+    }
+    for list in ["containers", "initContainers", "volumes"] {
+        let items = overrides.get("spec").and_then(|it| it.get(list));
+        let Some(items) = items.and_then(Value::as_array) else { continue };
+        for (i, value) in items.iter().enumerate() {
+            let at = item(&format!("{root}.spec.{list}"), i);
+            if !value["name"].is_string() {
+                let rule = "must name what it is merged into";
+                errors.push(FieldError::new(&member(&at, "name"), &value["name"], rule));
+            }
+            let is_trainer = list == "containers" && value["name"] == "trainer";
+            for field in RESERVED_OF_TRAINER.iter().filter(|_| is_trainer) {
+                if let Some(found) = value.get(*field) {
+                    let rule = "is set by Stoker itself: use spec.entrypoint";
+                    errors.push(FieldError::new(&member(&at, field), found, rule));
+                }
+            }
+        }
+    }
+}
+
+/// A DNS subdomain, as the names of most objects are.
+fn is_name(name: &str) -> bool {
+    let is_label = |label: &str| {
+        let bytes = label.as_bytes();
+        bytes.first().is_some_and(u8::is_ascii_alphanumeric)
+            && bytes.last().is_some_and(u8::is_ascii_alphanumeric)
+            && bytes.iter().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-')
+    };
+    !name.is_empty() && name.len() <= 253 && name.split('.').all(is_label)
+}
+
+/// A quantity as Kubernetes writes one: a decimal number and a suffix.
+fn is_quantity(text: &str) -> bool {
+    let digits = text.trim_start_matches(|it: char| it.is_ascii_digit() || it == '.');
+    let number = &text[..text.len() - digits.len()];
+    let suffixes =
+        ["", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei", "n", "u"];
+    number.parse::<f64>().is_ok() && suffixes.contains(&digits)
+}

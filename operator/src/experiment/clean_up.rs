@@ -1,0 +1,183 @@
+//! After an experiment's end: a pod deletes the checkpoints that nobody keeps. The operator itself
+//! cannot reach any storage.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::PostParams;
+use kube::runtime::events::EventType;
+use stoker_api::contract::{Cleanup, CleanupStorage, CleanupTrial};
+use stoker_api::experiment::{Experiment, ExperimentStatus};
+use stoker_api::names::trial_path;
+use stoker_api::validate::ValidExperiment;
+use stoker_engine::gang::{Delete, PodPhase};
+use stoker_engine::retention::deletable;
+
+use super::apply;
+use crate::cache::Key;
+use crate::error::{Error, request};
+use crate::metrics::Kind;
+use crate::objects::{CachedPod, CachedTrial};
+use crate::trial::apply::{delete_pod, write_status};
+use crate::trial::pods;
+use crate::world::World;
+
+/// Bytes of what one pod is told: Kubernetes takes annotations of 256 KiB.
+const BYTES_MAX: usize = 200_000;
+/// The wait before a clean-up that failed is tried again.
+const AGAIN: Duration = Duration::from_secs(60);
+/// The wait for pods that have not ended yet.
+const SOON: Duration = Duration::from_secs(2);
+
+/// Trials from one index on, with what of them goes and stays.
+struct Part {
+    cleanup: Cleanup,
+    /// Names that go, by trial.
+    gone: BTreeMap<u32, Vec<String>>,
+    /// The first index after it.
+    end: u32,
+}
+
+/// Deletes what nobody keeps of an experiment that has ended, part by part.
+pub(super) async fn clean_up(
+    world: &World,
+    key: &Key,
+    experiment: &Experiment,
+    valid: &ValidExperiment,
+    status: &ExperimentStatus,
+) -> Result<Option<Duration>, Error> {
+    if status.cleaned_up {
+        return Ok(None);
+    }
+    let uid = experiment.metadata.uid.as_deref().unwrap_or_default();
+    let trials = apply::trials_of(world, key, uid);
+    let is_alive = |it: &Arc<CachedPod>| !it.seen.is_terminal();
+    if trials.iter().any(|it| world.pods.group(&key_of(key, it)).iter().any(is_alive)) {
+        return Ok(Some(SOON));
+    }
+    let Some(part) = next_part(world, key, valid, uid, &trials, status.trials_cleaned) else {
+        let after = ExperimentStatus {
+            trials_cleaned: status.trials_created,
+            cleaned_up: true,
+            ..status.clone()
+        };
+        apply::write_status(world, experiment, after).await?;
+        return Ok(None);
+    };
+    let name = format!("{}-cleanup-{}", key.name, status.trials_cleaned);
+    let pod_key = Key::new(&key.namespace, &name);
+    let Some(pod) = world.pods.get(&pod_key).filter(|it| it.owner == uid) else {
+        make(world, key, valid, uid, &name, &part.cleanup).await?;
+        return Ok(Some(world.safety(key)));
+    };
+    let delete = Delete { name: name.clone(), uid: pod.seen.uid.clone(), grace_seconds: 30 };
+    match pod.seen.phase {
+        PodPhase::Succeeded => {
+            for trial in &trials {
+                if let Some(names) = part.gone.get(&trial.record.spec.index) {
+                    forget(world, trial, names).await?;
+                }
+            }
+            let after = ExperimentStatus { trials_cleaned: part.end, ..status.clone() };
+            apply::write_status(world, experiment, after).await?;
+            delete_pod(world, &key.namespace, &delete).await?;
+            Ok(Some(Duration::from_millis(100)))
+        }
+        PodPhase::Failed => {
+            let why = pod.seen.exit.as_ref().map(|it| it.message.clone()).unwrap_or_default();
+            let note = format!("checkpoints are not deleted yet, tried again in 60 s: {why}");
+            world.event(experiment, EventType::Warning, "CleanUpFailed", note).await;
+            delete_pod(world, &key.namespace, &delete).await?;
+            Ok(Some(AGAIN))
+        }
+        _ => Ok(Some(world.safety(key))),
+    }
+}
+
+fn key_of(key: &Key, trial: &CachedTrial) -> Key {
+    let name = trial.trial.metadata.name.as_deref().unwrap_or_default();
+    Key::new(&key.namespace, name)
+}
+
+/// As many trials from index `from` on as one pod can be told of; `None` if there are no more.
+fn next_part(
+    world: &World,
+    key: &Key,
+    valid: &ValidExperiment,
+    uid: &str,
+    trials: &[Arc<CachedTrial>],
+    from: u32,
+) -> Option<Part> {
+    let lists: Vec<_> = trials
+        .iter()
+        .map(|it| (it.record.spec.index, it.record.status.checkpoints.as_slice()))
+        .collect();
+    let smaller_is_better = valid.spec.searcher.smaller_is_better;
+    let mut gone: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+    for (trial, name) in deletable(&valid.spec.checkpoint_storage, smaller_is_better, &lists) {
+        gone.entry(trial).or_default().push(name);
+    }
+    let storage = world.setup.storage(valid, String::new());
+    let storage = CleanupStorage { url: storage.url, endpoint: storage.endpoint };
+    let mut part = Part { cleanup: Cleanup { storage, delete: vec![] }, gone, end: from };
+    let mut num_bytes = 0;
+    // Only an attempt leaves anything behind.
+    let rest = trials.iter().map(|it| &it.record);
+    let rest = rest.filter(|it| it.spec.index >= from && !it.status.attempts.is_empty());
+    for record in rest {
+        let index = record.spec.index;
+        let checkpoints = part.gone.get(&index).cloned().unwrap_or_default();
+        let all = record.status.checkpoints.iter().map(|it| it.name.clone());
+        let keep = all.filter(|it| !checkpoints.contains(it)).collect();
+        let attempts_over = record.status.attempts.last().map_or(0, |it| it.number + 1);
+        let trial_path = trial_path(&key.namespace, &valid.name, uid, index);
+        let trial = CleanupTrial { trial_path, checkpoints, keep, attempts_over };
+        num_bytes += serde_json::to_string(&trial).map_or(0, |it| it.len());
+        if num_bytes > BYTES_MAX && !part.cleanup.delete.is_empty() {
+            break;
+        }
+        part.cleanup.delete.push(trial);
+        part.end = index + 1;
+    }
+    (!part.cleanup.delete.is_empty()).then_some(part)
+}
+
+async fn make(
+    world: &World,
+    key: &Key,
+    valid: &ValidExperiment,
+    uid: &str,
+    name: &str,
+    cleanup: &Cleanup,
+) -> Result<(), Error> {
+    let namespace = &key.namespace;
+    let doing = format!("create pod {namespace}/{name}");
+    let refused = |message| Error::Refused { doing: doing.clone(), code: 422, message };
+    let pod = pods::cleanup_pod(&world.setup, valid, namespace, uid, name, cleanup);
+    let pod = pods::typed(pod).map_err(refused)?;
+    let api: Api<Pod> = Api::namespaced(world.client.clone(), namespace);
+    world.metrics.writes.get_or_create(&Kind::POD_CREATE).inc();
+    match request(doing.clone(), api.create(&PostParams::default(), &pod)).await {
+        Ok(made) => world.pods.put(CachedPod::new(made)),
+        Err(Error::Exists { .. }) => {
+            let found = request(format!("read pod {namespace}/{name}"), api.get(name)).await?;
+            world.pods.put(CachedPod::new(found));
+        }
+        Err(other) => return Err(other),
+    }
+    Ok(())
+}
+
+/// Takes deleted checkpoints out of a trial's record.
+async fn forget(world: &World, trial: &CachedTrial, names: &[String]) -> Result<(), Error> {
+    let mut status = trial.record.status.clone();
+    let before = status.checkpoints.len();
+    status.checkpoints.retain(|it| !names.contains(&it.name));
+    if status.checkpoints.len() < before {
+        write_status(world, trial, status).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,132 @@
+//! One whole pod, field by field, and what single fields of an experiment change in it.
+
+use serde_json::{Value, json};
+use stoker_api::experiment::ExperimentSpec;
+use stoker_api::trial::{TrialSpec, TrialStatus};
+use stoker_api::validate::validate;
+use stoker_engine::trial::TrialRecord;
+
+use super::*;
+use crate::trial::config::trial_config;
+
+fn setup() -> Setup {
+    Setup {
+        door_url: "https://stoker-door.stoker-system.svc:8443".to_owned(),
+        door_ca: "CA".to_owned(),
+        gang_key: vec![1; 32],
+        storage_url: "s3://runs".to_owned(),
+        storage_endpoint: None,
+        storage_secret: Some("storage".to_owned()),
+        trainer_image: "stoker-trainer:1".to_owned(),
+        image_pull_policy: "IfNotPresent".to_owned(),
+    }
+}
+
+const NAMES: Names<'_> =
+    Names { namespace: "ml", trial: "mnist-3", uid: "trial-uid", experiment_uid: "0b3f9c1e-77aa" };
+
+fn pod_of(change: &Value, index: u32) -> Value {
+    let mut spec = json!({
+        "entrypoint": { "command": ["stoker-trainer", "mnist"] },
+        "searcher": { "metric": "loss", "maxLength": { "epochs": 3 }, "single": {} },
+        "resources": { "slotsPerTrial": 4, "slotsPerPod": 2 },
+    });
+    merge(&mut spec, change);
+    let spec: ExperimentSpec = serde_json::from_value(spec).unwrap();
+    let valid = validate("mnist", &spec).unwrap();
+    let draw: TrialSpec = serde_json::from_value(json!({
+        "experiment": "mnist", "index": 3, "requestId": "r", "seed": 7,
+        "hyperparameters": { "rate": 0.1 }, "unit": "epochs", "units": 3,
+    }))
+    .unwrap();
+    let record = TrialRecord { spec: draw, status: TrialStatus::default() };
+    let config = trial_config(&setup(), &valid, &record, NAMES, 2);
+    pod(&setup(), &valid, NAMES, &config, index)
+}
+
+/// The one test that pins every field. `UPDATE_GOLDEN=1` writes the file anew.
+#[test]
+fn the_whole_pod() {
+    let found = serde_json::to_string_pretty(&pod_of(&json!({}), 1)).unwrap() + "\n";
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/trial/pods/golden.json");
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(path, &found).unwrap();
+    }
+    let expected = std::fs::read_to_string(path).unwrap();
+    assert_eq!(found, expected, "UPDATE_GOLDEN=1 writes it anew");
+}
+
+#[track_caller]
+fn check(change: Value, pointer: &str, expected: Value) {
+    let pod = pod_of(&change, 0);
+    let found = pod.pointer(pointer).cloned().unwrap_or_default();
+    assert_eq!(found, expected, "{pointer} by {change}");
+    typed(pod).unwrap();
+}
+
+#[test]
+fn fields_of_an_experiment_reach_the_pod() {
+    let main = "/spec/containers/0";
+    let at = |field: &str| format!("{main}/{field}");
+    let alone = json!({ "resources": { "slotsPerTrial": 1, "slotsPerPod": null } });
+    let names = |pod: Value| {
+        let env = pod.pointer("/spec/containers/0/env").unwrap().as_array().unwrap().clone();
+        env.iter().map(|it| it["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert!(!names(pod_of(&alone, 0)).contains(&"TF_CONFIG".to_owned()));
+    assert!(names(pod_of(&json!({}), 0)).contains(&"TF_CONFIG".to_owned()));
+    let gpus = json!({ "resources": { "slotResource": "nvidia.com/gpu" } });
+    check(gpus, &at("resources/limits/nvidia.com~1gpu"), json!("2"));
+    let own = json!({ "pod": { "image": "mine:2", "imagePullSecrets": ["r"] } });
+    check(own.clone(), &at("image"), json!("mine:2"));
+    check(own.clone(), &at("command/0"), json!("/stoker/bin/stoker-trainer"));
+    check(own.clone(), "/spec/initContainers/0/image", json!("stoker-trainer:1"));
+    check(own, "/spec/imagePullSecrets", json!([{ "name": "r" }]));
+    check(json!({}), "/spec/initContainers", Value::Null);
+    let sent = json!({ "context": { "sha256": "a".repeat(64) } });
+    check(sent.clone(), &at("workingDir"), json!("/stoker/context"));
+    check(sent, "/spec/initContainers/0/command/1", json!("setup"));
+    check(json!({ "pod": { "priorityClassName": "p" } }), "/spec/priorityClassName", json!("p"));
+    let disk = json!({ "pod": {
+        "volumes": [{ "name": "d", "persistentVolumeClaim": { "claimName": "c" } }],
+        "volumeMounts": [{ "name": "d", "mountPath": "/data" }],
+    } });
+    check(disk.clone(), "/spec/volumes/5/name", json!("d"));
+    check(disk, &at("volumeMounts/5/mountPath"), json!("/data"));
+}
+
+#[test]
+fn overrides_are_merged_last_and_by_name() {
+    let over = |body: Value| json!({ "podOverrides": body });
+    let container = json!({ "spec": { "containers": [
+        { "name": "trainer", "env": [{ "name": "A", "value": "1" }], "stdin": true },
+        { "name": "side", "image": "s" },
+    ] } });
+    let main = "/spec/containers/0";
+    check(over(container.clone()), &format!("{main}/stdin"), json!(true));
+    check(over(container.clone()), "/spec/containers/1/name", json!("side"));
+    check(over(container.clone()), &format!("{main}/image"), json!("stoker-trainer:1"));
+    let env = pod_of(&over(container), 0);
+    let env = env.pointer("/spec/containers/0/env").unwrap().as_array().unwrap().clone();
+    assert!(env.contains(&json!({ "name": "A", "value": "1" })) && env.len() > 4);
+    let user =
+        over(json!({ "spec": { "securityContext": { "runAsUser": 1000, "fsGroup": null } } }));
+    check(user.clone(), "/spec/securityContext/runAsUser", json!(1000));
+    check(user.clone(), "/spec/securityContext/fsGroup", Value::Null);
+    check(user, "/spec/securityContext/runAsNonRoot", json!(true));
+    let no_pod = pod_of(&over(json!({ "spec": { "containers": "x" } })), 0);
+    assert!(typed(no_pod).unwrap_err().starts_with("spec.podOverrides: "));
+}
+
+#[test]
+fn a_gang_secret_is_of_one_attempt_of_one_trial() {
+    let secret = |pod: Value| {
+        let text = pod.pointer("/metadata/annotations/stoker.dev~1trial-config").unwrap().clone();
+        let config: TrialConfig = serde_json::from_str(text.as_str().unwrap()).unwrap();
+        config.gang.unwrap()
+    };
+    let (first, second) = (secret(pod_of(&json!({}), 0)), secret(pod_of(&json!({}), 1)));
+    assert_eq!(first, second);
+    assert_eq!(first.rendezvous, "mnist-3-a2-r0.mnist-3.ml.svc:29400");
+    assert_eq!((first.world_size, first.ranks_per_pod, first.secret.len()), (4, 2, 64));
+}

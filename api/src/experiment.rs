@@ -11,7 +11,7 @@ use crate::pod::PodTemplate;
 
 pub use resources::Resources;
 pub use search::{GridSearch, Length, RandomSearch, Searcher, SingleSearch, Unit};
-pub use status::{BestTrial, ExperimentStatus, Phase};
+pub use status::{BestTrial, ExperimentStatus, Phase, UsedStorage};
 
 /// A search over trials: which program to train, what may vary, how trials are compared and when to stop.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]

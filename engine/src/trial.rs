@@ -32,6 +32,9 @@ pub const INFRASTRUCTURE_ATTEMPTS_MAX: u32 = 10;
 /// paused or lost.
 const MESSAGES_MAX: usize = 16;
 
+/// The latest attempts that are kept: whoever is paused or preempted every hour for a month has had
+/// more.
+const ATTEMPTS_MAX: usize = 128;
 /// Why a trial has failed whose program found nothing to complain of.
 const WITHOUT_RESULT: &str = "its program exited with code 0 without having reported a validation \
                               with the searched metric: it must train through Stoker, or exit with \
@@ -155,6 +158,8 @@ pub fn begin_attempt(record: &mut TrialRecord, number: u32) {
     record.status.phase = Phase::Running;
     let attempt = Attempt { number, ..Attempt::default() };
     record.status.attempts.push(attempt);
+    let num_old = record.status.attempts.len().saturating_sub(ATTEMPTS_MAX);
+    record.status.attempts.drain(..num_old);
     let num_told = record.status.attempts.len().saturating_sub(MESSAGES_MAX);
     record.status.attempts[..num_told].iter_mut().for_each(|it| it.message = None);
 }

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
-use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use futures::{StreamExt as _, TryStreamExt as _, pin_mut};
@@ -16,8 +16,8 @@ use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
 
-/// How long an own write outlives a list that does not have it: a list takes seconds at most.
-const WRITE_KEPT: Duration = Duration::from_secs(60);
+/// How long an object's end is remembered: longer than the answer to a write takes.
+const END_KEPT: Duration = Duration::from_secs(60);
 
 /// An object's namespace and name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -65,7 +65,10 @@ pub trait Cached: Send + Sync + 'static {
 pub struct Cache<T> {
     inner: RwLock<Inner<T>>,
     changes: mpsc::UnboundedSender<Change<T>>,
-    is_ready: watch::Sender<bool>,
+    /// The generation of watches that the latest whole list is of; 0 before the first.
+    listed: watch::Sender<u64>,
+    /// What was deleted lately, with the version of its end.
+    ends: Mutex<HashMap<Key, (String, Instant)>>,
 }
 
 /// An object that came, changed or went.
@@ -107,16 +110,21 @@ impl<T: Cached> Cache<T> {
     /// An empty cache, and what changes in it.
     pub fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<Change<T>>) {
         let (changes, receiver) = mpsc::unbounded_channel();
-        let is_ready = watch::Sender::new(false);
-        (Arc::new(Self { inner: RwLock::default(), changes, is_ready }), receiver)
+        let cache = Self {
+            inner: RwLock::default(),
+            changes,
+            listed: watch::Sender::new(0),
+            ends: Mutex::default(),
+        };
+        (Arc::new(cache), receiver)
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Inner<T>> {
-        self.inner.read().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.inner.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Inner<T>> {
-        self.inner.write().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.inner.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The object of a name.
@@ -151,19 +159,22 @@ impl<T: Cached> Cache<T> {
         self.apply(object, Some(Instant::now()));
     }
 
-    /// Whether a whole list has been taken in since the watch began.
+    /// Whether a whole list has been taken in.
     pub fn is_ready(&self) -> bool {
-        *self.is_ready.borrow()
+        *self.listed.borrow() > 0
     }
 
-    /// Waits until it has.
-    pub async fn ready(&self) {
+    /// Waits until a whole list has been taken in by watches of this generation or a later one.
+    pub async fn ready(&self, generation: u64) {
         // The sender lives as long as this does.
-        let _ = self.is_ready.subscribe().wait_for(|it| *it).await;
+        let _ = self.listed.subscribe().wait_for(|it| *it >= generation).await;
     }
 
     fn apply(&self, object: T, written: Option<Instant>) {
         let key = object.key();
+        if written.is_some() && self.has_ended(&key, object.version()) {
+            return;
+        }
         let object = Arc::new(object);
         let mut inner = self.write();
         let old = inner.objects.get(&key).map(|it| it.object.clone());
@@ -178,8 +189,19 @@ impl<T: Cached> Cache<T> {
         }
     }
 
+    /// Whether an object of this version, the answer to a write, is gone since: the end of it may be
+    /// heard of before the answer.
+    fn has_ended(&self, key: &Key, version: &str) -> bool {
+        let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+        ends.get(key).is_some_and(|it| it.0 == version || is_older(version, &it.0))
+    }
+
     fn delete(&self, object: &T) {
         let key = object.key();
+        let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+        ends.retain(|_, it| it.1.elapsed() < END_KEPT);
+        ends.insert(key.clone(), (object.version().to_owned(), Instant::now()));
+        drop(ends);
         let mut inner = self.write();
         let current = inner.objects.get(&key).map(|it| it.object.clone());
         // A new object of the name may have come before the old one's end.
@@ -202,10 +224,10 @@ impl<T: Cached> Cache<T> {
     }
 
     /// Takes in a whole list of a namespace, or of all: what is not in it is gone, but for what was
-    /// written while it was made.
-    fn replace(&self, objects: Vec<T>, namespace: Option<&str>) {
+    /// written since the list was asked for.
+    fn replace(&self, objects: Vec<T>, namespace: Option<&str>, asked: Instant) {
         let found: BTreeSet<Key> = objects.iter().map(Cached::key).collect();
-        let is_kept = |it: &Entry<T>| it.written.is_some_and(|it| it.elapsed() < WRITE_KEPT);
+        let is_kept = |it: &Entry<T>| it.written.is_some_and(|it| it >= asked);
         let gone: Vec<Key> = {
             let inner = self.read();
             let is_listed =
@@ -258,7 +280,8 @@ pub async fn feed<K, T>(
     T: Cached,
 {
     loop {
-        refresh.mark_unchanged();
+        // Generations count from 1: 0 is that of no list.
+        let generation = *refresh.borrow_and_update() + 1;
         let watches = apis.iter().enumerate().map(|(place, (_, api))| {
             let events = watcher(api.clone(), config.clone()).default_backoff();
             events.map(move |it| it.map(|it| (place, it))).boxed()
@@ -278,14 +301,13 @@ pub async fn feed<K, T>(
                 Ok(Some((place, event))) => {
                     take(&cache, &read, &mut lists[place], event);
                     if lists.iter().all(|it| it.is_done) {
-                        cache.is_ready.send_replace(true);
+                        cache.listed.send_replace(generation);
                     }
                 }
                 Ok(None) => break,
                 Err(error) => tracing::warn!(%error, "a watch was cut and is begun again"),
             }
         }
-        cache.is_ready.send_replace(false);
     }
 }
 
@@ -293,12 +315,13 @@ pub async fn feed<K, T>(
 struct List<T> {
     namespace: Option<String>,
     objects: Vec<T>,
+    asked: Instant,
     is_done: bool,
 }
 
 impl<T> List<T> {
     fn new(namespace: Option<String>) -> Self {
-        Self { namespace, objects: vec![], is_done: false }
+        Self { namespace, objects: vec![], asked: Instant::now(), is_done: false }
     }
 }
 
@@ -309,10 +332,14 @@ fn take<K, T: Cached>(
     event: Event<K>,
 ) {
     match event {
-        Event::Init => list.objects.clear(),
+        Event::Init => {
+            list.objects.clear();
+            list.asked = Instant::now();
+        }
         Event::InitApply(object) => list.objects.extend(read(object)),
         Event::InitDone => {
-            cache.replace(std::mem::take(&mut list.objects), list.namespace.as_deref());
+            let objects = std::mem::take(&mut list.objects);
+            cache.replace(objects, list.namespace.as_deref(), list.asked);
             list.is_done = true;
         }
         Event::Apply(object) => {
@@ -374,15 +401,28 @@ mod tests {
     }
 
     #[test]
+    fn the_answer_to_a_write_that_comes_after_the_end_brings_nothing_back() {
+        let (cache, _changes) = Cache::new();
+        cache.apply(Thing("a", "g", "5"), None);
+        cache.delete(&Thing("a", "g", "7"));
+        cache.put(Thing("a", "g", "6"));
+        assert_eq!(cache.len(), 0);
+        cache.put(Thing("a", "g", "8"));
+        assert_eq!(cache.len(), 1);
+    }
+
+    #[test]
     fn a_list_takes_away_what_it_lacks_but_for_what_was_just_written() {
         let (cache, _changes) = Cache::new();
         cache.apply(Thing("a", "g", "1"), None);
         cache.apply(Thing("b", "g", "2"), None);
+        cache.put(Thing("e", "g", "3"));
+        let asked = Instant::now();
         cache.put(Thing("c", "g", "9"));
-        cache.replace(vec![Thing("b", "h", "3"), Thing("d", "g", "4")], None);
+        cache.replace(vec![Thing("b", "h", "3"), Thing("d", "g", "4")], None, asked);
         assert_eq!((names(&cache, "g"), names(&cache, "h")), ("c@9 d@4".into(), "b@3".into()));
         assert_eq!(cache.len(), 3);
-        cache.replace(vec![], Some("another"));
+        cache.replace(vec![], Some("another"), asked);
         assert_eq!(cache.len(), 3);
     }
 }

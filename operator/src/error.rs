@@ -60,6 +60,10 @@ impl Error {
             409 if reason == "AlreadyExists" => Self::Exists { doing },
             409 => Self::Conflict { doing },
             404 | 410 => Self::Gone { doing },
+            // An API server that has just begun may not have read its roles yet.
+            403 if message.contains("is forbidden: User") => {
+                Self::Away { doing, reason: format!("{code}: {message}") }
+            }
             400 | 403 | 422 => Self::Refused { doing, code, message },
             _ => Self::Away { doing, reason: format!("{code}: {message}") },
         }
@@ -91,11 +95,17 @@ mod tests {
 
     #[test]
     fn answers_are_told_apart_by_what_to_do_next() {
-        let check = |code: u16, reason: &str, expected: &str| {
-            let status = Status::failure("why", reason).with_code(code);
-            let error = Error::new("do it".to_owned(), kube::Error::Api(Box::new(status)));
-            assert_eq!(error.to_string(), expected);
+        let said = |code: u16, reason: &str, message: &str| {
+            let status = Status::failure(message, reason).with_code(code);
+            Error::new("do it".to_owned(), kube::Error::Api(Box::new(status)))
         };
+        let check = |code: u16, reason: &str, expected: &str| {
+            assert_eq!(said(code, reason, "why").to_string(), expected);
+        };
+        let rights = said(403, "Forbidden", "pods is forbidden: User \"x\" cannot create resource");
+        assert!(matches!(rights, Error::Away { .. }), "{rights:?}");
+        let quota = said(403, "Forbidden", "pods \"p\" is forbidden: exceeded quota: q");
+        assert!(matches!(quota, Error::Refused { .. }), "{quota:?}");
         check(409, "AlreadyExists", "cannot do it: an object of this name exists");
         check(409, "Conflict", "cannot do it: it was changed meanwhile");
         check(404, "NotFound", "cannot do it: it is gone");

@@ -53,7 +53,13 @@ pub async fn run(world: Arc<World>, mut stop: watch::Receiver<bool>) {
     let mut workers: Option<JoinSet<()>> = None;
     loop {
         let before = Instant::now();
-        match candidate.acquire().await {
+        // Whoever does not hear of its lease in time does not lead, and must look away no longer.
+        let acquired = tokio::time::timeout(duration / 3, candidate.acquire()).await;
+        let acquired = acquired.unwrap_or_else(|_| {
+            let doing = "renew the lease".to_owned();
+            Err(Error::Away { doing, reason: "no answer in time".to_owned() })
+        });
+        match acquired {
             Ok(Some(transitions)) => {
                 world.set_leader(Some(before + duration * 2 / 3));
                 if workers.is_none() {
@@ -66,10 +72,16 @@ pub async fn run(world: Arc<World>, mut stop: watch::Receiver<bool>) {
             }
             Err(error) => tracing::warn!(%error, "the lease is not renewed"),
         }
+        if let Some(panic) = workers.as_mut().and_then(JoinSet::try_join_next) {
+            // A worker only ends when it is told to: what it had in hand is lost with it.
+            tracing::error!(?panic, "a worker ended by itself; this replica ends, another goes on");
+            std::process::exit(70);
+        }
         if !world.is_leader()
             && let Some(gone) = workers.take()
         {
             tracing::warn!(identity = world.options.identity, "not leading any more");
+            world.set_leader(None);
             end(&world, gone).await;
         }
         tokio::select! {
@@ -86,27 +98,36 @@ pub async fn run(world: Arc<World>, mut stop: watch::Receiver<bool>) {
 
 fn begin(world: &Arc<World>, transitions: i32) -> JoinSet<()> {
     let mut workers = JoinSet::new();
+    let ready = watch::Sender::new(false);
+    for _ in 0..EXPERIMENT_WORKERS {
+        let (world, mut ready) = (world.clone(), ready.subscribe());
+        workers.spawn(async move {
+            if ready.wait_for(|it| *it).await.is_ok() {
+                experiments(world).await;
+            }
+        });
+    }
+    for _ in 0..TRIAL_WORKERS {
+        let (world, mut ready) = (world.clone(), ready.subscribe());
+        workers.spawn(async move {
+            if ready.wait_for(|it| *it).await.is_ok() {
+                trials(world).await;
+            }
+        });
+    }
     let world = world.clone();
     workers.spawn(async move {
         // What was cached may be older than what the last leader wrote last.
-        world.refresh.send_modify(|it| *it += 1);
-        tokio::task::yield_now().await;
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        world.ready().await;
+        world.refresh().await;
         if transitions > 0 {
             sweep(&world, transitions).await;
         }
         world.experiment_queue.set_closed(false);
         world.trial_queue.set_closed(false);
         world.add_all();
-        let mut all = JoinSet::new();
-        for _ in 0..EXPERIMENT_WORKERS {
-            all.spawn(experiments(world.clone()));
-        }
-        for _ in 0..TRIAL_WORKERS {
-            all.spawn(trials(world.clone()));
-        }
-        while all.join_next().await.is_some() {}
+        ready.send_replace(true);
+        // The sender must live as long as those who wait for it.
+        std::future::pending::<()>().await;
     });
     workers
 }
@@ -205,10 +226,12 @@ impl Failures {
                 self.0.remove(key);
                 return wait;
             }
-            // Whoever was faster has said so to the cache, or will at once.
+            // Whoever was faster has said so to the cache, or will soon.
             Err(error @ (Error::Conflict { .. } | Error::Gone { .. })) => {
                 tracing::debug!(%error, "looked at again");
-                return Some(Duration::from_millis(50));
+                let num = self.0.entry(key.clone()).or_default();
+                *num += 1;
+                return Some(Duration::from_millis(50 << (*num).min(6)));
             }
             Err(error) => error,
         };

@@ -6,13 +6,13 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::{DeserializeGuard, error_boundary::InvalidObject};
 use kube::{Resource, ResourceExt as _};
-use stoker_api::experiment::Experiment;
+use stoker_api::experiment::{Experiment, Unit};
 use stoker_api::names::{
     COMPONENT_CLEANUP, LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_EXPERIMENT, LABEL_POD_INDEX,
     LABEL_TRIAL,
 };
 use stoker_api::time::Timestamp;
-use stoker_api::trial::Trial;
+use stoker_api::trial::{Trial, TrialSpec, WantedState};
 use stoker_api::validate::{FieldError, ValidExperiment, validate};
 use stoker_engine::gang::{Exit, PodPhase, PodSeen, Waiting};
 use stoker_engine::trial::TrialRecord;
@@ -74,11 +74,13 @@ impl Cached for CachedExperiment {
     }
 }
 
-/// A trial. One that cannot be read is not kept: nobody but this operator writes trials.
+/// A trial.
 #[derive(Debug)]
 pub struct CachedTrial {
-    /// The object.
+    /// The object. Of one that cannot be read, its metadata and a draw that was never drawn.
     pub trial: Trial,
+    /// Why the object cannot be read, if it cannot: nothing is decided by it, and its experiment waits.
+    pub unreadable: Option<String>,
     /// Its draw, grants, facts and attempts.
     pub record: TrialRecord,
     key: Key,
@@ -93,19 +95,38 @@ impl CachedTrial {
         let trial = without_noise(trial);
         let status = trial.status.clone().unwrap_or_default();
         let record = TrialRecord { spec: trial.spec.clone(), status };
-        Self { trial, record, key, version }
+        Self { trial, unreadable: None, record, key, version }
     }
 
     /// Keeps an object that a watch gave.
-    pub fn read(object: DeserializeGuard<Trial>) -> Option<Self> {
-        match object.0 {
-            Ok(trial) => Some(Self::new(trial)),
-            Err(error) => {
-                let trial = error.metadata.name.as_deref().unwrap_or_default();
-                tracing::error!(%error, trial, "a trial cannot be read and is passed over");
-                None
-            }
-        }
+    pub fn read(object: DeserializeGuard<Trial>) -> Self {
+        let InvalidObject { metadata, error } = match object.0 {
+            Ok(trial) => return Self::new(trial),
+            Err(invalid) => invalid,
+        };
+        tracing::error!(
+            error,
+            trial = metadata.name,
+            "a trial cannot be read; its experiment waits"
+        );
+        let name = metadata.name.clone().unwrap_or_default();
+        let labels = metadata.labels.clone().unwrap_or_default();
+        let (experiment, index) = name.rsplit_once('-').unwrap_or((&name, "0"));
+        let spec = TrialSpec {
+            experiment: labels.get(LABEL_EXPERIMENT).map_or(experiment, |it| it).to_owned(),
+            index: index.parse().unwrap_or(u32::MAX),
+            request_id: String::new(),
+            seed: 0,
+            hyperparameters: serde_json::Value::Null,
+            unit: Unit::Batches,
+            units: 0,
+            grants: vec![],
+            wanted: WantedState::Run,
+            wanted_since: None,
+        };
+        let mut trial = Trial::new(&name, spec);
+        trial.metadata = metadata;
+        Self { unreadable: Some(error), ..Self::new(trial) }
     }
 
     /// Its UID.

@@ -77,6 +77,8 @@ impl Queue {
         let mut state = self.lock();
         state.due.clear();
         state.at.clear();
+        // Whoever had these was ended and gives nothing back.
+        state.taken.clear();
     }
 
     /// Ends [`next`](Self::next) for all workers, or lets it begin again.
@@ -183,6 +185,16 @@ mod tests {
         assert_eq!(queue.next().await, Some(key("a")));
         queue.done(key("a"), None);
         assert!(queue.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_key_whose_worker_was_ended_is_free_again() {
+        let queue = Queue::default();
+        queue.add(key("a"));
+        assert_eq!(queue.next().await, Some(key("a")));
+        queue.clear();
+        queue.add(key("a"));
+        assert_eq!(queue.next().await, Some(key("a")));
     }
 
     #[tokio::test]

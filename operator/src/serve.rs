@@ -1,6 +1,7 @@
 //! A replica: its watches, its door, its part in the election, and what is told of them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::http::StatusCode;
@@ -25,6 +26,9 @@ use crate::options::Options;
 use crate::trial::config::Setup;
 use crate::world::{World, dispatch};
 
+/// How long the door is served after the operator was told to end.
+const DOOR_LINGERS: Duration = Duration::from_secs(3);
+
 /// Serves until `stop` says so.
 ///
 /// # Errors
@@ -48,7 +52,9 @@ pub async fn serve(options: Options, mut stop: watch::Receiver<bool>) -> Result<
     watch_all(&world, &mut tasks);
     tasks.spawn(dispatch(world.clone(), changes));
     let router = Door::new(world.clone()).router();
-    tasks.spawn(tls::serve(door_listener, files, tls_config, router, stop.clone()));
+    let door_stop = watch::Sender::new(false);
+    let stopped = door_stop.subscribe();
+    tasks.spawn(tls::serve(door_listener, files, tls_config, router, stopped));
     let observed = observe(world.clone());
     tasks.spawn(async move {
         // Accepting is tried again inside, so this ends only with the runtime.
@@ -58,6 +64,9 @@ pub async fn serve(options: Options, mut stop: watch::Receiver<bool>) -> Result<
     let _ = stop.wait_for(|it| *it).await;
     // The lease is given back before anything else ends.
     let _ = election.await;
+    // Trainers are sent here until everybody has heard that this replica is on its way.
+    tokio::time::sleep(DOOR_LINGERS).await;
+    door_stop.send_replace(true);
     tasks.shutdown().await;
     Ok(())
 }
@@ -95,7 +104,7 @@ fn watch_all(world: &Arc<World>, tasks: &mut JoinSet<()>) {
         apis::<DeserializeGuard<Trial>>(&spaces, &client()),
         all(),
         world.trials.clone(),
-        CachedTrial::read,
+        |it| Some(CachedTrial::read(it)),
         refresh(),
     ));
     tasks.spawn(feed(

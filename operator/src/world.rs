@@ -21,6 +21,8 @@ use crate::trial::config::Setup;
 
 /// How long changes of an experiment's trials are gathered before it is looked at.
 const GATHER: Duration = Duration::from_millis(100);
+/// The same, where it is only shown: many trials validate now and then.
+const GATHER_TO_SHOW: Duration = Duration::from_secs(2);
 /// The safety requeue: a lost event is made up for within this time, and a third more or less.
 const SAFETY: Duration = Duration::from_secs(600);
 
@@ -55,6 +57,8 @@ pub struct World {
     /// Objects that cannot be read and were told so, by generation.
     told: Mutex<HashSet<(Key, i64)>>,
     recorder: Recorder,
+    /// Trials that may begin an attempt.
+    pub admitted: crate::trial::observe::Admitted,
     /// When a difference of conditions alone was first seen.
     lingering: Mutex<HashMap<Key, Instant>>,
 }
@@ -108,6 +112,7 @@ impl World {
             leads_until: Mutex::default(),
             told: Mutex::default(),
             recorder,
+            admitted: Default::default(),
             lingering: Mutex::default(),
         };
         let changes = Changes {
@@ -131,10 +136,19 @@ impl World {
         self.metrics.leader.set(i64::from(until.is_some()));
     }
 
-    /// Whether an object of this generation is looked at for the first time.
-    pub fn is_first_look(&self, key: &Key, generation: i64) -> bool {
+    /// Whether an object of this generation was told what is wrong with it.
+    pub fn was_told(&self, key: &Key, generation: i64) -> bool {
+        self.told
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .contains(&(key.clone(), generation))
+    }
+
+    /// Notes that it was.
+    pub fn tell_once(&self, key: &Key, generation: i64) {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        told.insert((key.clone(), generation))
+        told.retain(|it| it.0 != *key);
+        told.insert((key.clone(), generation));
     }
 
     /// Trials of a namespace.
@@ -155,12 +169,14 @@ impl World {
             && self.nodes.is_ready()
     }
 
-    /// Waits until they have.
-    pub async fn ready(&self) {
-        self.experiments.ready().await;
-        self.trials.ready().await;
-        self.pods.ready().await;
-        self.nodes.ready().await;
+    /// Begins all watches anew, and waits until each has a whole list.
+    pub async fn refresh(&self) {
+        self.refresh.send_modify(|it| *it += 1);
+        let generation = *self.refresh.borrow() + 1;
+        self.experiments.ready(generation).await;
+        self.trials.ready(generation).await;
+        self.pods.ready(generation).await;
+        self.nodes.ready(generation).await;
     }
 
     /// Makes everything due.
@@ -209,7 +225,9 @@ impl World {
             action: "Reconcile".to_owned(),
             secondary: None,
         };
-        if let Err(error) = self.recorder.publish(&event, &object.object_ref(&())).await {
+        let object = object.object_ref(&());
+        let published = self.recorder.publish(&event, &object);
+        if let Err(error) = crate::error::request("write an event", published).await {
             tracing::warn!(%error, reason, "an event is not written");
         }
     }
@@ -250,24 +268,29 @@ fn on_trial(world: &World, change: &Change<CachedTrial>) {
     let Some(any) = change.new.as_ref().or(change.old.as_ref()) else { return };
     let _ = world.trial_changes.send(any.key());
     world.trial_queue.add(any.key());
-    let matters = match (&change.old, &change.new) {
-        (Some(old), Some(new)) => matters(old, new),
-        _ => true,
+    let wait = match (&change.old, &change.new) {
+        (Some(old), Some(new)) => matters_within(old, new),
+        _ => Some(GATHER),
     };
-    if matters {
-        world.experiment_queue.add_after(any.experiment_key(), GATHER);
+    if let Some(wait) = wait {
+        world.experiment_queue.add_after(any.experiment_key(), wait);
     }
 }
 
-/// Whether an experiment may plan otherwise because of a change of its trial.
-fn matters(old: &CachedTrial, new: &CachedTrial) -> bool {
+/// How soon an experiment must be looked at because of a change of its trial; `None` if it plans as
+/// before.
+fn matters_within(old: &CachedTrial, new: &CachedTrial) -> Option<Duration> {
     let (before, after) = (&old.record.status, &new.record.status);
     let is_alive = |it: &CachedTrial| stoker_engine::trial::live_attempt(&it.record).is_some();
-    before.facts != after.facts
+    let plans = before.facts != after.facts
         || before.phase != after.phase
-        || before.best_metric != after.best_metric
         || is_alive(old) != is_alive(new)
-        || old.record.spec != new.record.spec
+        || old.record.spec != new.record.spec;
+    match before.best_metric != after.best_metric {
+        _ if plans => Some(GATHER),
+        true => Some(GATHER_TO_SHOW),
+        false => None,
+    }
 }
 
 fn on_node(world: &World, change: &Change<CachedNode>) {

@@ -11,3 +11,4 @@ mod images;
 mod interrupted;
 mod proxy;
 mod readers;
+mod two_nodes;

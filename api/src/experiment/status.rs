@@ -33,6 +33,9 @@ pub struct ExperimentStatus {
     pub trials_cleaned: u32,
     /// All of them are: nothing is left to do.
     pub cleaned_up: bool,
+    /// Where its files go.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub storage: Option<UsedStorage>,
     /// The generation of the spec that this was said of.
     pub observed_generation: i64,
     /// `Valid`, `Running`, `Completed`, `Failed`, `Cancelled`.
@@ -71,6 +74,20 @@ impl Phase {
     pub fn is_terminal(self) -> bool {
         matches!(self, Self::Completed | Self::Failed | Self::Cancelled)
     }
+}
+
+/// Where an experiment's files go: as it says, or else as the operator is set up.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct UsedStorage {
+    /// The root.
+    pub url: String,
+    /// The address of an S3 server other than Amazon's, as pods reach it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<String>,
+    /// The experiment's folder below the root.
+    pub path: String,
 }
 
 /// A trial with the best result.

@@ -167,7 +167,7 @@ pub(crate) async fn download(
     let checkpoints = trial.and_then(|it| it.status.as_ref()).map(|it| it.checkpoints.as_slice());
     let smaller_is_better = experiment.spec.searcher.smaller_is_better;
     let record = choice.of(&trial_name, checkpoints.unwrap_or_default(), smaller_is_better)?;
-    let spec = &experiment.spec.checkpoint_storage;
+    let spec = &storage::of(&experiment);
     let opened = options.open(spec)?;
     let path = storage::trial_path(&experiment, index);
     let download = Download { storage: &opened, trial: &trial_name, path: &path, record };

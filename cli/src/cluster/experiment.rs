@@ -179,7 +179,7 @@ fn pods(spec: &ExperimentSpec) -> String {
 /// Where its files lie.
 pub(crate) fn place(experiment: &Experiment) -> String {
     let path = storage::experiment_path(experiment);
-    match &experiment.spec.checkpoint_storage.url {
+    match storage::of(experiment).url {
         Some(url) => format!("{}/{path}", url.trim_end_matches('/')),
         None => format!("{path} in the operator's storage"),
     }

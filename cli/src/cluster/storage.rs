@@ -74,6 +74,18 @@ impl Options {
     }
 }
 
+/// What an experiment says of its storage, with what the operator has said of it where it says
+/// nothing.
+pub(crate) fn of(experiment: &Experiment) -> CheckpointStorage {
+    let mut storage = experiment.spec.checkpoint_storage.clone();
+    let used = experiment.status.as_ref().and_then(|it| it.storage.clone());
+    if let (None, Some(used)) = (&storage.url, used) {
+        storage.url = Some(used.url).filter(|it| !it.is_empty());
+        storage.endpoint = storage.endpoint.or(used.endpoint);
+    }
+    storage
+}
+
 /// What to do where the storage cannot be read from here.
 pub(crate) fn failure(error: StorageError, spec: &CheckpointStorage) -> Failure {
     let whose = match &spec.secret_name {
@@ -103,7 +115,7 @@ pub(crate) fn trial_path(experiment: &Experiment, index: u32) -> String {
 /// known here.
 pub(crate) fn checkpoint_address(experiment: &Experiment, index: u32, name: &str) -> String {
     let path = layout::checkpoint_path(&trial_path(experiment, index), name);
-    match &experiment.spec.checkpoint_storage.url {
+    match of(experiment).url {
         Some(root) => format!("{}/{path}", root.trim_end_matches('/')),
         None => path,
     }

@@ -79,6 +79,8 @@ pub fn ended(pod: &PodSeen, patience: &Patience, now: Timestamp) -> Option<Ended
             let message = pod.message.as_deref().unwrap_or("it failed before its program ran");
             Some(without_exit(pod, RankEnd::Infrastructure, reason, message))
         }
+        // Other containers of the pod may go on for ever.
+        (PodPhase::Running, Some(exit)) if !exit.is_setup => Some(of_exit(pod, exit)),
         (PodPhase::Pending | PodPhase::Running | PodPhase::Unknown, _) => {
             of_waiting(pod, pod.waiting.as_ref()?, patience, now)
         }
@@ -148,10 +150,11 @@ fn of_waiting(
     }
     let since = pod.scheduled_at?;
     let is_late = now.seconds_since(since) >= patience.start_deadline_seconds;
-    let is_of_user = OF_THE_USER.contains(&reason);
-    let is_pull = matches!(reason, "ImagePullBackOff" | "ErrImagePull" | "RegistryUnavailable");
-    let end = if is_of_user { RankEnd::UserError } else { RankEnd::Infrastructure };
-    (is_late && (is_of_user || is_pull)).then(|| without_exit(pod, end, reason, message))
+    let end = match OF_THE_USER.contains(&reason) {
+        true => RankEnd::UserError,
+        false => RankEnd::Infrastructure,
+    };
+    is_late.then(|| without_exit(pod, end, reason, message))
 }
 
 fn without_exit(pod: &PodSeen, end: RankEnd, reason: &str, message: &str) -> Ended {
@@ -204,6 +207,8 @@ mod tests {
         let mut killed = failed(137, "Error");
         killed.exit.as_mut().unwrap().message = r#"{"code":79}"#.to_owned();
         check(killed, 0, Some((Preempted, "Preempted")));
+        let beside = PodSeen { phase: PodPhase::Running, ..failed(0, "Completed") };
+        check(beside, 0, Some((Completed, "Completed")));
         check(failed(1, "Error"), 0, Some((UserError, "ProgramFailed")));
         check(failed(42, "Error"), 0, Some((UserError, "ProgramFailed")));
         check(failed(139, "Error"), 0, Some((UserError, "ProgramFailed")));
@@ -216,7 +221,9 @@ mod tests {
         check(waiting("CreateContainerConfigError"), 299, None);
         let config = (UserError, "CreateContainerConfigError");
         check(waiting("CreateContainerConfigError"), 300, Some(config));
-        check(waiting("ContainerCreating"), 9999, None);
+        check(waiting("SignatureValidationFailed"), 299, None);
+        let other = (Infrastructure, "SignatureValidationFailed");
+        check(waiting("SignatureValidationFailed"), 300, Some(other));
     }
 
     #[test]

@@ -154,6 +154,15 @@ impl Planner<'_> {
             return;
         }
         if !missing.is_empty() && !has_pods {
+            let deadline = view.patience.start_deadline_seconds;
+            let started = self.plan.record.status.attempts.last().and_then(|it| it.started_at);
+            let until = started.unwrap_or(view.now).plus(deadline);
+            if until <= view.now {
+                let text = format!("not all pods could be made within {deadline} s");
+                self.end(AttemptEnd::NotStarted, "PodsNotMade", text);
+                return;
+            }
+            self.wake(until);
             self.plan.is_starting = true;
             self.plan.create = missing;
             return;
@@ -370,7 +379,14 @@ fn worst(ends: &[Ended]) -> Option<&Ended> {
 /// Until when no attempt begins, after so many failures in a row, and why.
 fn back_off(record: &TrialRecord) -> (Timestamp, String) {
     let has_failed = |it: &AttemptEnd| {
-        matches!(it, AttemptEnd::UserError | AttemptEnd::Infrastructure | AttemptEnd::NotStarted)
+        matches!(
+            it,
+            AttemptEnd::UserError
+                | AttemptEnd::Infrastructure
+                | AttemptEnd::NotStarted
+                // One that saved nothing is not in this row twice, but by a program that never does.
+                | AttemptEnd::Preempted
+        )
     };
     let attempts = &record.status.attempts;
     let saved = record.status.checkpoints.last();

@@ -148,8 +148,10 @@ fn check(attempts: &str, pods: &str, now: i64, expected: &str) {
 #[test]
 fn an_attempt_is_recorded_and_its_pods_are_made_once() {
     check("", "", 0, "begin=0 create=[0, 1]");
-    check("live", "", 0, "create=[0, 1]");
-    check("live", "0@0P", 0, "create=[1]");
+    check("live", "", 0, "create=[0, 1] wake=300");
+    check("live", "0@0P", 0, "create=[1] wake=300");
+    let late = "end=NotStarted:PodsNotMade delete=t-a0-r0:30";
+    check("live", "0@0P", 300, late);
     check("live", "0@0P 1@0P", 0, "made wake=300");
     check("made", "0@0R 1@0R", 0, "");
 }
@@ -243,7 +245,7 @@ fn failures_in_a_row_wait_longer_and_a_checkpoint_starts_anew() {
     check("User@5 User@7", "", 16, "wake=1");
     check("User@5 User@7", "", 17, "begin=2 create=[0, 1]");
     check("Preempted@7", "", 7, "begin=1 create=[0, 1]");
-    check("User@5 Preempted@7", "", 7, "begin=2 create=[0, 1]");
+    check("User@5 Preempted@7", "", 7, "wake=10");
     let mut record = record("User@5 User@7");
     record.status.checkpoints.push(CheckpointRecord {
         name: "000000000009-1".to_owned(),

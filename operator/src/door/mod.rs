@@ -11,8 +11,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use axum::extract::rejection::JsonRejection;
-use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::body::{Body, to_bytes};
+use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::routing::post;
 use axum::{Json, Router};
@@ -24,8 +24,10 @@ use crate::world::World;
 use auth::{Caller, Callers, Denied};
 
 /// The largest report read; one holds some metrics, and is far smaller.
-const REPORT_BYTES_MAX: usize = 1 << 20;
-/// Reports that one trial may send at once, and a second after that.
+const REPORT_BYTES_MAX: usize = 256 << 10;
+/// Time for a report to come in whole.
+const BODY_MAX: Duration = Duration::from_secs(10);
+/// Reports that one pod may send at once, and a second after that.
 const BURST: f64 = 40.0;
 const PER_SECOND: f64 = 20.0;
 /// How long a trainer that can only wait is kept waiting; it asks again after.
@@ -36,8 +38,8 @@ const WAIT_MAX: Duration = Duration::from_secs(20);
 pub struct Door {
     world: Arc<World>,
     callers: Callers,
-    /// What each trial may still send, and when that was reckoned.
-    budgets: Mutex<HashMap<Key, (f64, Instant)>>,
+    /// What each pod, by its UID, may still send, and when that was reckoned.
+    budgets: Mutex<HashMap<String, (f64, Instant)>>,
 }
 
 impl Door {
@@ -49,18 +51,33 @@ impl Door {
 
     /// The door's paths.
     pub fn router(self: Arc<Self>) -> Router {
-        Router::new()
-            .route("/v1/trials/{namespace}/{name}/reports", post(report))
-            .layer(DefaultBodyLimit::max(REPORT_BYTES_MAX))
-            .with_state(self)
+        Router::new().route("/v1/trials/{namespace}/{name}/reports", post(report)).with_state(self)
     }
 
     fn count(&self, answer: Answer) {
         self.world.metrics.reports.get_or_create(&Answered { answer }).inc();
     }
 
-    /// Takes one report from a trial's budget; false if it has none left.
-    fn is_within_budget(&self, key: &Key) -> bool {
+    /// The report in a request.
+    async fn read(&self, body: Body) -> Result<Report, Refusal> {
+        let refused = |status: StatusCode, why: String| {
+            self.count(Answer::Refused);
+            Err((status, why))
+        };
+        let bytes = tokio::time::timeout(BODY_MAX, to_bytes(body, REPORT_BYTES_MAX)).await;
+        match bytes {
+            Err(_) => refused(StatusCode::REQUEST_TIMEOUT, "the report took too long".to_owned()),
+            Ok(Err(error)) => refused(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                format!("a report has at most {REPORT_BYTES_MAX} bytes: {error}"),
+            ),
+            Ok(Ok(bytes)) => serde_json::from_slice(&bytes)
+                .or_else(|error| refused(StatusCode::UNPROCESSABLE_ENTITY, error.to_string())),
+        }
+    }
+
+    /// Takes one report from a pod's budget; false if it has none left.
+    fn is_within_budget(&self, caller: &Caller) -> bool {
         let mut budgets = self.budgets.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         // Whoever has all of its budget back need not be remembered.
@@ -68,7 +85,7 @@ impl Door {
             let full = Duration::from_secs_f64(BURST / PER_SECOND);
             budgets.retain(|_, it| now.duration_since(it.1) < full);
         }
-        let (left, since) = budgets.entry(key.clone()).or_insert((BURST, now));
+        let (left, since) = budgets.entry(caller.uid.clone()).or_insert((BURST, now));
         let grown = *left + now.duration_since(*since).as_secs_f64() * PER_SECOND;
         (*left, *since) = (grown.min(BURST), now);
         let is_within = *left >= 1.0;
@@ -85,7 +102,7 @@ async fn report(
     State(door): State<Arc<Door>>,
     Path((namespace, name)): Path<(String, String)>,
     headers: HeaderMap,
-    body: Result<Json<Report>, JsonRejection>,
+    body: Body,
 ) -> Result<Json<Directive>, Refusal> {
     let start = Instant::now();
     let key = Key::new(&namespace, &name);
@@ -94,17 +111,15 @@ async fn report(
         .and_then(|it| it.to_str().ok())
         .and_then(|it| it.strip_prefix("Bearer "))
         .unwrap_or_default();
+    // Nothing is read of, or looked up for, somebody unknown or somebody who asks too much.
     let caller = door.callers.identify(token).await.map_err(|denied| door.denied(denied))?;
-    let Json(report) = body.map_err(|error| {
-        door.count(Answer::Refused);
-        (error.status(), error.body_text())
-    })?;
-    door.check(&caller, &key, &report).await?;
-    if !door.is_within_budget(&key) {
+    if !door.is_within_budget(&caller) {
         door.count(Answer::Limited);
-        let text = format!("trial {key} sends more than {PER_SECOND} reports a second");
+        let text = format!("pod {} sends more than {PER_SECOND} reports a second", caller.pod);
         return Err((StatusCode::TOO_MANY_REQUESTS, text));
     }
+    let report = door.read(body).await?;
+    door.check(&caller, &key, &report).await?;
     let answered = door.take(&key, &report, start).await;
     if !matches!(answered, Ok(Directive::Wait)) {
         door.world.metrics.report_seconds.observe(start.elapsed().as_secs_f64());
@@ -132,18 +147,21 @@ impl Door {
             self.count(Answer::Unauthorized);
             Err((StatusCode::FORBIDDEN, why))
         };
+        let not_of = || format!("pod {} is not of trial {key}", caller.pod);
+        if caller.pod.namespace != key.namespace {
+            return forbidden(not_of());
+        }
         let pod = match self.callers.pod(&self.world, caller).await {
             Ok(Some(pod)) => pod,
             Ok(None) => return forbidden(format!("pod {} is gone", caller.pod)),
             Err(error) => return Err(self.denied(Denied::Away(error.to_string()))),
         };
         let trial = record::trial(&self.world, key).await.map_err(|it| self.denied(it))?;
-        let Some(trial) = trial else {
-            return forbidden(format!("trial {key} does not exist"));
+        // Whether there is such a trial is nobody else's business.
+        let Some(trial) = trial.filter(|it| pod.owner == it.uid()) else {
+            return forbidden(not_of());
         };
-        if pod.owner != trial.uid() || caller.pod.namespace != key.namespace {
-            return forbidden(format!("pod {} is not of trial {key}", caller.pod));
-        }
+        drop(trial);
         if pod.seen.index != 0 {
             return forbidden(format!("pod {} is not rank 0's", caller.pod));
         }

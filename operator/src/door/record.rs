@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use stoker_api::contract::{Directive, Report, ReportEvent};
 use stoker_api::trial::{TrialStatus, WantedState};
+use stoker_engine::retention::superfluous;
 use stoker_engine::trial::{
     Recorded, SearchedMetric, TrialRecord, Wanted, directive, record_report,
 };
@@ -72,14 +73,21 @@ pub(super) async fn record(door: &Door, key: &Key, report: &Report) -> Result<Di
                 door.count(Answer::Repeat);
                 return Ok(told(&record, report.attempt));
             }
-            Recorded::New => match write_status(world, &trial, record.status).await {
-                Ok(written) => {
-                    door.count(Answer::Directive);
-                    return Ok(told(&written.record, report.attempt));
+            Recorded::New => {
+                // A record must stay small however often is saved: the files go with the clean-up.
+                let storage = &valid.spec.checkpoint_storage;
+                let checkpoints = &mut record.status.checkpoints;
+                let gone = superfluous(storage, searcher.smaller_is_better, checkpoints);
+                checkpoints.retain(|it| !gone.contains(&it.name));
+                match write_status(world, &trial, record.status).await {
+                    Ok(written) => {
+                        door.count(Answer::Directive);
+                        return Ok(told(&written.record, report.attempt));
+                    }
+                    Err(Error::Conflict { .. } | Error::Gone { .. }) => {}
+                    Err(error) => return Err(away(error.to_string())),
                 }
-                Err(Error::Conflict { .. } | Error::Gone { .. }) => {}
-                Err(error) => return Err(away(error.to_string())),
-            },
+            }
             // What is cached may be older than the attempt.
             Recorded::Fenced if is_live => return fenced(),
             Recorded::Refused { why } if is_live => {

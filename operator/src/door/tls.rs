@@ -17,7 +17,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 
 /// Connections at a time.
-const CONNECTIONS_MAX: usize = 20_000;
+const CONNECTIONS_MAX: usize = 8_192;
 /// Time for a handshake, and for the headers of a request.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 /// How often the files are looked at.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Patch, PatchParams, PostParams};
-use kube::core::DeserializeGuard;
-use kube::{Resource as _, ResourceExt as _};
+use kube::core::{ApiResource, DeserializeGuard, DynamicObject};
+use kube::{Api, Resource as _, ResourceExt as _};
 use serde_json::json;
 use stoker_api::condition::Condition;
 use stoker_api::experiment::{Experiment, ExperimentStatus};
@@ -162,13 +162,20 @@ pub(super) async fn mark_unreadable(
     version: Option<String>,
     valid: &Condition,
 ) -> Result<(), Error> {
-    let api: kube::Api<DeserializeGuard<Experiment>> =
-        kube::Api::namespaced(world.client.clone(), &key.namespace);
+    let resource = ApiResource::erase::<Experiment>(&());
+    let raw: Api<DynamicObject> =
+        Api::namespaced_with(world.client.clone(), &key.namespace, &resource);
+    // A merge replaces the list: what is there of it is read as it is, and stays.
+    let doing = format!("read experiment {key}");
+    let found: DynamicObject = request(doing, raw.get(&key.name)).await?;
+    let mut conditions = found.data["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    conditions.retain(|it| it["type"] != valid.type_.as_str());
+    conditions.push(json!(valid));
     let patch = json!({
         "metadata": { "resourceVersion": version },
-        "status": { "phase": "Failed", "message": valid.message, "conditions": [valid] },
+        "status": { "conditions": conditions },
     });
     let doing = format!("write the status of experiment {key}");
     let (parameters, patch) = (PatchParams::default(), Patch::Merge(&patch));
-    request(doing, api.patch_status(&key.name, &parameters, &patch)).await.map(drop)
+    request(doing, raw.patch_status(&key.name, &parameters, &patch)).await.map(drop)
 }

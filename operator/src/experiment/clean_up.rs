@@ -12,9 +12,11 @@ use kube::runtime::events::EventType;
 use stoker_api::contract::{Cleanup, CleanupStorage, CleanupTrial};
 use stoker_api::experiment::{Experiment, ExperimentStatus};
 use stoker_api::names::trial_path;
+use stoker_api::trial::WantedState;
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::gang::{Delete, PodPhase};
 use stoker_engine::retention::deletable;
+use stoker_engine::trial::closed;
 
 use super::apply;
 use crate::cache::Key;
@@ -23,7 +25,7 @@ use crate::metrics::Kind;
 use crate::objects::{CachedPod, CachedTrial};
 use crate::trial::apply::{delete_pod, write_status};
 use crate::trial::pods;
-use crate::world::World;
+use crate::world::{World, now};
 
 /// Bytes of what one pod is told: Kubernetes takes annotations of 256 KiB.
 const BYTES_MAX: usize = 200_000;
@@ -54,8 +56,16 @@ pub(super) async fn clean_up(
     }
     let uid = experiment.metadata.uid.as_deref().unwrap_or_default();
     let trials = apply::trials_of(world, key, uid);
+    // Somebody may still write, or go on from, what would be deleted.
     let is_alive = |it: &Arc<CachedPod>| !it.seen.is_terminal();
-    if trials.iter().any(|it| world.pods.group(&key_of(key, it)).iter().any(is_alive)) {
+    let is_open = |it: &Arc<CachedTrial>| closed(&it.record).is_none();
+    let has_pods = |it: &Arc<CachedTrial>| world.pods.group(&key_of(key, it)).iter().any(is_alive);
+    // A trial that was made as the experiment ended is nobody's wish.
+    let stray = |it: &&Arc<CachedTrial>| is_open(it) && it.record.spec.wanted.is_run();
+    let stray: Vec<_> = trials.iter().filter(stray).map(|it| it.record.spec.index).collect();
+    let stray: Vec<_> = stray.into_iter().map(|it| (it, WantedState::Kill)).collect();
+    apply::write_specs(world, &trials, &[], &stray).await?;
+    if trials.iter().any(|it| is_open(it) || has_pods(it)) {
         return Ok(Some(SOON));
     }
     let Some(part) = next_part(world, key, valid, uid, &trials, status.trials_cleaned) else {
@@ -81,17 +91,23 @@ pub(super) async fn clean_up(
                     forget(world, trial, names).await?;
                 }
             }
+            // Deleting it first repeats the part where the record is not written: nothing is lost.
+            delete_pod(world, &key.namespace, &delete).await?;
             let after = ExperimentStatus { trials_cleaned: part.end, ..status.clone() };
             apply::write_status(world, experiment, after).await?;
-            delete_pod(world, &key.namespace, &delete).await?;
             Ok(Some(Duration::from_millis(100)))
         }
         PodPhase::Failed => {
-            let why = pod.seen.exit.as_ref().map(|it| it.message.clone()).unwrap_or_default();
-            let note = format!("checkpoints are not deleted yet, tried again in 60 s: {why}");
+            let exit = pod.seen.exit.clone().unwrap_or_default();
+            let until = exit.finished_at.unwrap_or_default().plus(AGAIN.as_secs());
+            if now() < until {
+                return Ok(Some(Duration::from_secs(until.seconds_since(now()).max(1))));
+            }
+            let why = exit.message;
+            let note = format!("checkpoints are not deleted yet, tried again now: {why}");
             world.event(experiment, EventType::Warning, "CleanUpFailed", note).await;
             delete_pod(world, &key.namespace, &delete).await?;
-            Ok(Some(AGAIN))
+            Ok(Some(SOON))
         }
         _ => Ok(Some(world.safety(key))),
     }

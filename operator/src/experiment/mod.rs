@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use kube::runtime::events::EventType;
 use stoker_api::condition::{self, Condition, ConditionStatus};
-use stoker_api::experiment::{Experiment, ExperimentStatus, Phase};
+use stoker_api::experiment::{Experiment, ExperimentStatus, Phase, UsedStorage};
+use stoker_api::names::experiment_path;
 use stoker_api::validate::{FieldError, ValidExperiment};
 use stoker_engine::experiment::{Steering, conditions, steer};
 use stoker_engine::search::SearchConfig;
@@ -61,6 +62,11 @@ async fn run(
 ) -> Result<Option<Duration>, Error> {
     let uid = experiment.metadata.uid.as_deref().unwrap_or_default();
     let trials = apply::trials_of(world, key, uid);
+    if let Some(trial) = trials.iter().find(|it| it.unreadable.is_some()) {
+        // Deciding without it would decide otherwise than with it.
+        tracing::warn!(experiment = %key, trial = trial.record.spec.index, "waits for a trial's record");
+        return Ok(Some(world.safety(key)));
+    }
     let records: Vec<TrialRecord> = trials.iter().map(|it| it.record.clone()).collect();
     let config = SearchConfig::new(valid, seed(valid, uid));
     let Steering { plan, wanted } =
@@ -75,7 +81,10 @@ async fn run(
         made?;
     }
     let generation = experiment.metadata.generation.unwrap_or_default();
-    let after = conditions(status, plan.status, generation, now());
+    let mut after = conditions(status, plan.status, generation, now());
+    let path = experiment_path(&key.namespace, &valid.name, uid);
+    let storage = world.setup.storage(valid, String::new());
+    after.storage = Some(UsedStorage { url: storage.url, endpoint: storage.endpoint, path });
     if after != *status {
         let written = apply::write_status(world, experiment, after.clone()).await?;
         tell(world, &written, status, &after).await;
@@ -113,6 +122,9 @@ async fn refuse(
     errors: &[FieldError],
 ) -> Result<Option<Duration>, Error> {
     let message = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    if status.trials_created > 0 {
+        return no_longer_valid(world, key, experiment, status, &message).await;
+    }
     let mut after = ExperimentStatus { phase: Phase::Failed, ..status.clone() };
     after.message = Some(format!("invalid: {message}"));
     let generation = experiment.metadata.generation.unwrap_or_default();
@@ -131,6 +143,27 @@ async fn refuse(
     let written = apply::write_status(world, experiment, after).await?;
     world.event(&written, EventType::Warning, "Invalid", message).await;
     Ok(None)
+}
+
+/// Rules were looser when this experiment began: its trials are left as they are, and go on under an
+/// operator that takes it.
+async fn no_longer_valid(
+    world: &World,
+    key: &Key,
+    experiment: &Experiment,
+    status: &ExperimentStatus,
+    message: &str,
+) -> Result<Option<Duration>, Error> {
+    let generation = experiment.metadata.generation.unwrap_or_default();
+    if !world.was_told(key, generation) {
+        let mut after = status.clone();
+        let valid = said("Valid", ConditionStatus::False, generation, "NoLongerValid", message);
+        condition::set(&mut after.conditions, valid);
+        tracing::error!(experiment = %key, message, "a running experiment is invalid by newer rules");
+        apply::write_status(world, experiment, after).await?;
+        world.tell_once(key, generation);
+    }
+    Ok(Some(world.safety(key)))
 }
 
 fn said(
@@ -159,13 +192,14 @@ async fn unreadable(
 ) -> Result<Option<Duration>, Error> {
     let Err(error) = &cached.object else { return Ok(None) };
     let generation = error.metadata.generation.unwrap_or_default();
-    if !world.is_first_look(key, generation) {
-        return Ok(None);
+    if world.was_told(key, generation) {
+        return Ok(Some(world.safety(key)));
     }
     tracing::warn!(experiment = %key, error = error.error, "an experiment cannot be read");
     let version = error.metadata.resource_version.clone();
     let valid = said("Valid", ConditionStatus::False, generation, "Unreadable", &error.error);
     apply::mark_unreadable(world, key, version, &valid).await?;
+    world.tell_once(key, generation);
     Ok(Some(world.safety(key)))
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::{Api, ResourceExt as _};
 use stoker_api::trial::{AttemptEnd, TrialStatus};
@@ -14,7 +14,7 @@ use super::observe::Observed;
 use super::pods;
 use crate::cache::{Cached as _, Key};
 use crate::error::{Error, request};
-use crate::objects::{CachedPod, CachedTrial};
+use crate::objects::{CachedNode, CachedPod, CachedTrial};
 use crate::world::{World, now};
 
 /// Replaces a trial's status, if nobody else has written the trial since.
@@ -48,6 +48,15 @@ fn forget_if_gone(world: &World, key: &Key, error: Error) -> Error {
     error
 }
 
+/// Whether a node that was not heard of is there after all; it is then.
+pub(super) async fn find_node(world: &World, name: &str) -> Result<bool, Error> {
+    let api: Api<Node> = Api::all(world.client.clone());
+    let found = request(format!("read node {name}"), api.get_opt(name)).await?;
+    let is_there = found.is_some();
+    found.map(CachedNode::new).into_iter().for_each(|it| world.nodes.put(it));
+    Ok(is_there)
+}
+
 /// Deletes a pod of this UID, and no other of its name.
 pub(crate) async fn delete_pod(world: &World, namespace: &str, pod: &Delete) -> Result<(), Error> {
     let api: Api<Pod> = Api::namespaced(world.client.clone(), namespace);
@@ -63,7 +72,10 @@ pub(crate) async fn delete_pod(world: &World, namespace: &str, pod: &Delete) -> 
     match request(doing, api.delete(&pod.name, &parameters)).await {
         // Another pod has the name, or none has: this one is gone.
         Err(Error::Gone { .. } | Error::Conflict { .. }) => {
-            world.pods.forget(&Key::new(namespace, &pod.name));
+            let key = Key::new(namespace, &pod.name);
+            if world.pods.get(&key).is_some_and(|it| it.seen.uid == pod.uid) {
+                world.pods.forget(&key);
+            }
             Ok(())
         }
         other => other.map(drop),
@@ -103,6 +115,12 @@ pub(super) async fn create_pods(
             let is_quota = message.contains("exceeded quota");
             let reason = if is_quota { "QuotaExceeded" } else { "AdmissionRefused" };
             (AttemptEnd::NotStarted, reason, format!("cannot {doing}: {message}"))
+        }
+        // Webhooks and policies refuse with any code, but always say so.
+        Err(Error::Refused { doing, message, .. })
+            if message.contains("denied the request") || message.contains("denied request") =>
+        {
+            (AttemptEnd::NotStarted, "AdmissionRefused", format!("cannot {doing}: {message}"))
         }
         Err(Error::Refused { doing, message, .. }) => {
             (AttemptEnd::UserError, "PodInvalid", format!("cannot {doing}: {message}"))

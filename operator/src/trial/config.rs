@@ -14,8 +14,8 @@ use crate::options::Options;
 pub struct Setup {
     /// The door's address, without a path.
     pub door_url: String,
-    /// The authority that signed its certificate.
-    pub door_ca: String,
+    /// The file of the authority that signed its certificate: read for each attempt, as it may change.
+    pub door_ca: std::path::PathBuf,
     /// The key that gangs' secrets are made with.
     pub gang_key: Vec<u8>,
     /// The storage of experiments that set none.
@@ -40,7 +40,7 @@ impl Setup {
         let failed = |flag: &str, path: &std::path::Path, why: String| {
             format!("{flag} {}: {why}", path.display())
         };
-        let ca = std::fs::read_to_string(&options.tls_ca)
+        std::fs::read_to_string(&options.tls_ca)
             .map_err(|it| failed("--tls-ca", &options.tls_ca, it.to_string()))?;
         let gang_key = std::fs::read(&options.gang_key_file)
             .map_err(|it| failed("--gang-key-file", &options.gang_key_file, it.to_string()))?;
@@ -51,7 +51,7 @@ impl Setup {
         let set = |text: &String| Some(text.clone()).filter(|it| !it.is_empty());
         Ok(Self {
             door_url: options.door_url.trim_end_matches('/').to_owned(),
-            door_ca: ca,
+            door_ca: options.tls_ca.clone(),
             gang_key,
             storage_url: options.storage_url.clone(),
             storage_endpoint: set(&options.storage_endpoint),
@@ -144,7 +144,7 @@ pub fn trial_config(
         door: Door {
             url: format!("{}/v1/trials/{namespace}/{}/reports", setup.door_url, names.trial),
             token_file: pod_paths::TOKEN.to_owned(),
-            ca: Some(setup.door_ca.clone()),
+            ca: std::fs::read_to_string(&setup.door_ca).ok(),
         },
         gang: Some(Gang {
             world_size: spec.resources.slots_per_trial,

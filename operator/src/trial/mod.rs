@@ -6,7 +6,7 @@
 
 pub(crate) mod apply;
 pub mod config;
-mod observe;
+pub(crate) mod observe;
 pub mod pods;
 
 use std::sync::Arc;
@@ -34,14 +34,20 @@ const CONDITIONS_LINGER: Duration = Duration::from_secs(3);
 ///
 /// See [`Error`]. What was done so far stands.
 pub async fn reconcile(world: &World, key: &Key) -> Result<Option<Duration>, Error> {
-    let Some(observed) = observe::observe(world, key) else { return Ok(None) };
+    let Some(mut observed) = observe::observe(world, key) else { return Ok(None) };
+    if let Some(node) = observe::unknown_node(world, &observed)
+        && apply::find_node(world, &node).await?
+    {
+        let Some(again) = observe::observe(world, key) else { return Ok(None) };
+        observed = again;
+    }
     let mut planned = plan(&observed.view(now(), false));
     if planned.wants_start {
         if observe::is_admitted(world, &observed) {
             planned = plan(&observed.view(now(), true));
         } else {
             // Whoever goes before tells nobody when it has started.
-            planned.wake_seconds = Some(planned.wake_seconds.unwrap_or(2).min(2));
+            planned.wake_seconds = Some(planned.wake_seconds.unwrap_or(1).min(1));
         }
     }
     let wake = planned.wake_seconds.map(Duration::from_secs);
@@ -94,14 +100,18 @@ async fn tell(world: &World, observed: &Observed, after: &CachedTrial) {
     let status = &after.record.status;
     let trial = &after.trial;
     let name = &*observed.key.name;
-    if status.attempts.len() > before.attempts.len() {
+    let latest = |it: &TrialStatus| it.attempts.last().map(|it| it.number);
+    if let Some(attempt) = latest(status).filter(|it| Some(*it) > latest(before)) {
         world.metrics.attempts_started.inc();
-        let attempt = status.attempts.len() - 1;
         tracing::info!(experiment = trial.spec.experiment, trial = name, attempt, "attempt begun");
     }
-    for (number, attempt) in status.attempts.iter().enumerate() {
-        let was_over = before.attempts.get(number).is_some_and(|it| it.end.is_some());
-        let Some(end) = attempt.end.filter(|_| !was_over) else { continue };
+    for attempt in &status.attempts {
+        let number = attempt.number;
+        let was_over = |it: &stoker_api::trial::Attempt| it.number == number && it.end.is_some();
+        if before.attempts.iter().any(was_over) {
+            continue;
+        }
+        let Some(end) = attempt.end else { continue };
         let reason = attempt.reason.clone().unwrap_or_default();
         let message = attempt.message.clone().unwrap_or_default();
         world.metrics.attempt_ended(end);

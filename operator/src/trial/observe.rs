@@ -1,10 +1,12 @@
 //! What is known of a trial.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use stoker_api::time::Timestamp;
 use stoker_api::validate::ValidExperiment;
-use stoker_engine::gang::admission::{Candidate, admitted};
+use stoker_engine::gang::admission::{self, Candidate};
 use stoker_engine::gang::{GangView, NodeState, Patience, PodSeen, plan};
 use stoker_engine::trial::{Limits, SearchedMetric, live_attempt};
 
@@ -26,7 +28,7 @@ pub(super) struct Observed {
 /// What the caches say of a trial; `None` if it is no trial of an experiment that can run.
 pub(super) fn observe(world: &World, key: &Key) -> Option<Observed> {
     let trial = world.trials.get(key)?;
-    if trial.trial.metadata.deletion_timestamp.is_some() {
+    if trial.trial.metadata.deletion_timestamp.is_some() || trial.unreadable.is_some() {
         return None;
     }
     let experiment = world.experiments.get(&trial.experiment_key())?;
@@ -79,43 +81,65 @@ impl Observed {
     }
 }
 
-/// Whether the trial may begin an attempt now, among all that want to.
+/// How long the admitted are remembered: whoever was not among them waits a little longer.
+const ADMITTED_KEPT: Duration = Duration::from_millis(500);
+
+/// The trials that were admitted at one look at all of them.
+#[derive(Debug, Default)]
+pub struct Admitted(Mutex<Option<(Instant, BTreeSet<String>)>>);
+
+/// Whether the trial may begin an attempt now, among all that want to. All are looked at together,
+/// twice a second at most, however many ask; an admission is used once.
 pub(super) fn is_admitted(world: &World, observed: &Observed) -> bool {
-    let now = crate::world::now();
-    let open = world.trials.all();
-    let open = open.iter().filter(|it| !it.record.status.phase.is_terminal());
-    let candidates = open.filter_map(|it| candidate(world, it, &observed.key, now)).collect();
-    admitted(candidates, world.options.caps()).contains(&observed.key.to_string())
+    let mut admitted = world.admitted.0.lock().unwrap_or_else(PoisonError::into_inner);
+    if admitted.as_ref().is_none_or(|it| it.0.elapsed() >= ADMITTED_KEPT) {
+        let now = crate::world::now();
+        let open = world.trials.all();
+        let open = open.iter().filter(|it| !it.record.status.phase.is_terminal());
+        let candidates = open.filter_map(|it| candidate(world, it, now)).collect();
+        *admitted = Some((Instant::now(), admission::admitted(candidates, world.options.caps())));
+    }
+    admitted.as_mut().is_some_and(|it| it.1.remove(&observed.key.to_string()))
 }
 
 /// A trial that starts or wants to; `None` for the others.
-fn candidate(
-    world: &World,
-    trial: &CachedTrial,
-    asking: &Key,
-    now: Timestamp,
-) -> Option<Candidate> {
+///
+/// They go by how long they have waited, which begins anew with each try: gangs that never fit would
+/// otherwise take turns with each other for ever.
+fn candidate(world: &World, trial: &CachedTrial, now: Timestamp) -> Option<Candidate> {
     let key = trial.key();
-    let is_asking = key == *asking;
+    let last = trial.record.status.attempts.last();
+    let waits_since = last.and_then(|it| it.ended_at).unwrap_or_else(|| trial.created_at());
     let live = live_attempt(&trial.record);
+    let num_pods = || {
+        let valid = world.experiments.get(&trial.experiment_key())?.valid()?;
+        Some(valid.spec.resources.num_pods())
+    };
+    let candidate = |num_pods, is_starting| Candidate {
+        created_at: waits_since,
+        key: key.to_string(),
+        num_pods,
+        is_starting,
+    };
     if live.is_some() {
         let pods = world.pods.group(&key);
         let pods = || pods.iter().filter(|it| Some(it.seen.attempt) == live);
-        let num_pods = world.experiments.get(&trial.experiment_key())?.valid()?;
-        let num_pods = num_pods.spec.resources.num_pods();
+        let num_pods = num_pods()?;
         let is_starting =
             (pods().count() as u32) < num_pods || pods().any(|it| it.seen.scheduled_at.is_none());
-        let key = key.to_string();
-        let created_at = trial.created_at();
-        return is_starting.then_some(Candidate { created_at, key, num_pods, is_starting: true });
+        return is_starting.then(|| candidate(num_pods, true));
     }
     if !trial.record.spec.wanted.is_run() {
         return None;
     }
     let observed = observe(world, &key)?;
-    let wants_start = is_asking || plan(&observed.view(now, false)).wants_start;
-    let num_pods = observed.valid.spec.resources.num_pods();
-    let created_at = trial.created_at();
-    let key = key.to_string();
-    wants_start.then_some(Candidate { created_at, key, num_pods, is_starting: false })
+    plan(&observed.view(now, false)).wants_start.then(|| candidate(num_pods().unwrap_or(1), false))
+}
+
+/// A node that a pod is on and that no cache has heard of: it may be new. `None` if there is none.
+pub(super) fn unknown_node(world: &World, observed: &Observed) -> Option<String> {
+    let is_gone = |it: &&PodSeen| it.node == NodeState::Gone && !it.is_terminal();
+    let pod = observed.pods.iter().find(is_gone)?;
+    let pod = world.pods.get(&Key::new(&observed.key.namespace, &pod.name))?;
+    pod.node.as_ref().map(ToString::to_string)
 }

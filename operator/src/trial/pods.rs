@@ -88,9 +88,15 @@ pub fn pod(
         },
         "spec": spec(setup, valid, names, config, index),
     });
+    let ours = pod["metadata"].clone();
     if let Some(overrides) = &valid.spec.pod_overrides {
         merge(&mut pod, overrides);
     }
+    // A pod without these would be nobody's.
+    if !pod["metadata"].is_object() {
+        pod["metadata"] = json!({});
+    }
+    merge(&mut pod["metadata"], &ours);
     pod
 }
 

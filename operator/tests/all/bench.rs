@@ -1,1 +1,175 @@
-//! .
+//! What an experiment costs the API server and the operator: counts, which are checked, and times, which
+//! are printed by `cargo xtask bench operator`.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use serde_json::json;
+use stoker_api::contract::{CONTRACT_VERSION, Report, ReportEvent};
+use stoker_api::experiment::Phase;
+
+use crate::flow::grid;
+use crate::kubelet::{Kubelet, Line, Script, config_of, token};
+use crate::setup::{ACCOUNT, Operator, Place, free_ports, runtime};
+
+/// Writes of a place's operator by what is written, but for the lease and questions about tokens.
+fn writes(place: &Place) -> BTreeMap<String, usize> {
+    let user = format!("system:serviceaccount:{}:{ACCOUNT}", place.namespace);
+    let mut counts = BTreeMap::new();
+    for request in place.plane.requests().unwrap() {
+        let is_read = matches!(request.verb.as_str(), "get" | "list" | "watch");
+        let is_other = matches!(request.resource.as_str(), "leases" | "tokenreviews");
+        if request.user == user && !is_read && !is_other {
+            *counts.entry(format!("{} {}", request.verb, request.resource)).or_default() += 1;
+        }
+    }
+    counts
+}
+
+#[test]
+fn an_experiment_costs_few_writes_and_one_that_waits_costs_none() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        let place = Place::new("counts").await;
+        let mut operator =
+            place.operator_with("a", free_ports(), &["--finished-pods-seconds", "2"]);
+        operator.wait_ready(&place);
+        let kubelet = Kubelet::start(&place.client, "counts", |_| Script::Train { unit_ms: 500 });
+        place.apply("grid", grid(4, 2, 2));
+        place.wait_for("grid", &[Phase::Completed], 60).await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let counts = writes(&place);
+        let count = |name: &str| counts.get(name).copied().unwrap_or(0) as f64;
+        let num_pods = kubelet.started().len() as f64;
+        assert!(num_pods == 8.0);
+        let per_pod = (count("create pods") + count("delete pods")) / num_pods;
+        let per_trial = (count("update trials/status") + count("patch trials/status")) / 4.0;
+        println!("writes per pod {per_pod}, of status per trial {per_trial}: {counts:#?}");
+        assert!(per_pod <= 2.5, "{counts:#?}");
+        assert!(per_trial <= 10.0, "{counts:#?}");
+
+        // Pods that run and say nothing for half a minute.
+        drop(kubelet);
+        let _kubelet = Kubelet::start(&place.client, "counts", |_| Script::Hang);
+        place.apply("quiet", grid(2, 2, 2));
+        place.wait_for("quiet", &[Phase::Running], 20).await;
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        let before = writes(&place);
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        assert_eq!(writes(&place), before);
+    });
+}
+
+/// CPU seconds of a process so far.
+fn cpu_seconds(pid: u32) -> f64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = text.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    let ticks = |place: usize| fields[place].parse::<f64>().unwrap();
+    // `utime` and `stime`, in hundredths of a second on Linux.
+    (ticks(11) + ticks(12)) / 100.0
+}
+
+fn resident_mib(pid: u32) -> f64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = text.lines().find_map(|it| it.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<f64>().unwrap() / 1024.0
+}
+
+/// The sum of a metric over its labels.
+fn metric(operator: &Operator, name: &str) -> f64 {
+    let text = operator.metrics();
+    let lines = text.lines().filter(|it| it.starts_with(name) && !it.starts_with('#'));
+    lines.filter_map(|it| it.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+}
+
+/// Reports of one trial at a steady rate, whether or not the last was answered: seconds to each answer.
+async fn report(place: &Place, trial: u32, rate: f64, time: Duration) -> Vec<f64> {
+    let pods: Api<Pod> = Api::namespaced(place.client.clone(), &place.namespace);
+    let pod = pods.get(&format!("door-{trial}-a0-r0")).await.unwrap();
+    let token = token(&place.client, &place.namespace, &pod).await.unwrap();
+    let line = std::sync::Arc::new(Line::new(&config_of(&pod), token));
+    let mut ticks = tokio::time::interval(Duration::from_secs_f64(1.0 / rate));
+    let (begin, mut batches, mut answers) = (Instant::now(), 0, vec![]);
+    while begin.elapsed() < time {
+        ticks.tick().await;
+        batches += 1;
+        let metrics = [("loss".to_owned(), format!("0.{batches}"))].into();
+        let event = ReportEvent::Validated { metrics, granted_units: None };
+        let report = Report { version: CONTRACT_VERSION, attempt: 0, batches, event };
+        let line = line.clone();
+        answers.push(tokio::spawn(async move {
+            let begin = Instant::now();
+            let (code, text) = line.post(&report).await.unwrap();
+            assert_eq!(code, 200, "{text}");
+            begin.elapsed().as_secs_f64()
+        }));
+    }
+    let mut seconds = vec![];
+    for answer in answers {
+        seconds.push(answer.await.unwrap());
+    }
+    seconds
+}
+
+#[test]
+#[ignore = "measures: run by `cargo xtask bench operator`"]
+fn times() {
+    const TRIALS: u32 = 10;
+    runtime().block_on(async {
+        let place = std::sync::Arc::new(Place::new("times").await);
+        let mut operator =
+            place.operator_with("a", free_ports(), &["--finished-pods-seconds", "1"]);
+        operator.wait_ready(&place);
+        let pid = operator.pid();
+        println!("| resident memory at rest, MiB | {:.1} |", resident_mib(pid));
+        let kubelet = Kubelet::start(&place.client, "times", |pod| {
+            let is_door = pod.metadata.name.as_ref().unwrap().starts_with("door-");
+            if is_door { Script::Hang } else { Script::Train { unit_ms: 50 } }
+        });
+        let wide = |points: u32, batches: u64| {
+            let mut spec = grid(points, batches, 1);
+            spec["searcher"]["grid"]["maxConcurrentTrials"] = json!(TRIALS);
+            spec
+        };
+        let (cpu, reconciles) =
+            (cpu_seconds(pid), metric(&operator, "stoker_reconcile_seconds_count"));
+        place.apply("many", wide(40, 2));
+        place.wait_for("many", &[Phase::Completed], 120).await;
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        let cpu = cpu_seconds(pid) - cpu;
+        let reconciles = metric(&operator, "stoker_reconcile_seconds_count") - reconciles;
+        println!("| CPU per trial of 1 pod, all in, ms | {:.1} |", cpu / 40.0 * 1e3);
+        println!("| reconciles per trial | {:.1} |", reconciles / 40.0);
+        println!("| CPU per reconcile, all in, us | {:.0} |", cpu / reconciles * 1e6);
+        println!("| pods run | {} |", kubelet.started().len());
+
+        place.apply("door", wide(TRIALS, 1_000_000));
+        place.wait_for("door", &[Phase::Running], 20).await;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let cpu = cpu_seconds(pid);
+        let time = Duration::from_secs(20);
+        let trials = (0..TRIALS).map(|trial| {
+            let place = place.clone();
+            tokio::spawn(async move { report(&place, trial, 50.0 / f64::from(TRIALS), time).await })
+        });
+        let trials: Vec<_> = trials.collect();
+        let mut seconds = vec![];
+        for trial in trials {
+            seconds.extend(trial.await.unwrap());
+        }
+        let cpu = cpu_seconds(pid) - cpu;
+        seconds.sort_by(f64::total_cmp);
+        let at = |part: f64| seconds[((seconds.len() - 1) as f64 * part) as usize] * 1e3;
+        let per_second = seconds.len() as f64 / time.as_secs_f64();
+        println!("| reports a second, each recorded | {per_second:.0} |");
+        println!("| report to directive, median, ms | {:.1} |", at(0.5));
+        println!("| report to directive, 99 of 100, ms | {:.1} |", at(0.99));
+        println!("| report to directive, longest, ms | {:.1} |", at(1.0));
+        println!("| CPU per report, all in, ms | {:.2} |", cpu / seconds.len() as f64 * 1e3);
+        println!("| resident memory at the end, MiB | {:.1} |", resident_mib(pid));
+    });
+}

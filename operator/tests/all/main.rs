@@ -1,11 +1,13 @@
 //! The operator's own program against a real API server. There are no nodes: a scripted kubelet says
 //! what becomes of pods, and scripted trainers report to the door.
 
+mod audit;
 mod bench;
 mod doors;
 mod failures;
 mod flow;
 mod kubelet;
 mod leaders;
+mod proxy;
 mod setup;
 mod writes;

@@ -12,6 +12,7 @@ use stoker_api::trial::Trial;
 use stoker_test_cluster::{ControlPlane, wait_until};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
+use tokio::task::block_in_place;
 
 /// The control plane that all tests of this process share.
 pub(crate) fn plane() -> &'static ControlPlane {
@@ -19,21 +20,31 @@ pub(crate) fn plane() -> &'static ControlPlane {
     PLANE.get_or_init(|| {
         let options = stoker_test_cluster::Options { controllers: true, ..Default::default() };
         let plane = ControlPlane::start_with(options).unwrap_or_else(|it| panic!("{it}"));
-        let crds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crds");
-        plane.apply_crds(&crds).unwrap();
+        plane.apply_crds(&crds()).unwrap();
         plane
     })
 }
 
-/// A client of the cluster's administrator.
-pub(crate) async fn client(plane: &ControlPlane) -> Client {
-    let text = std::fs::read_to_string(plane.kubeconfig()).unwrap();
+/// Where the definitions of our objects are.
+pub(crate) fn crds() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../crds")
+}
+
+/// A client by a kubeconfig.
+pub(crate) async fn client_of(kubeconfig: &Path) -> Client {
+    let text = std::fs::read_to_string(kubeconfig).unwrap();
     let kubeconfig = kube::config::Kubeconfig::from_yaml(&text).unwrap();
     let options = Default::default();
     let mut config = Config::from_custom_kubeconfig(kubeconfig, &options).await.unwrap();
     config.default_retry = false;
     Client::try_from(config).unwrap()
 }
+
+/// How the audit log says that rules do not allow a request.
+const FORBIDDEN: &str = "\"authorization.k8s.io/decision\":\"forbid\"";
+
+/// How long a leader leads without renewing.
+pub(crate) const LEASE_SECONDS: u64 = 4;
 
 /// The operator's service account, as the chart names it.
 pub(crate) const ACCOUNT: &str = "stoker-operator";
@@ -68,14 +79,16 @@ impl Place {
 
     /// One on a control plane of its own.
     pub(crate) async fn on(plane: &'static ControlPlane, namespace: &str) -> Self {
-        plane.make_namespace(namespace).unwrap();
-        plane.apply(&rules(plane, namespace)).unwrap();
-        let kubeconfig = plane.kubeconfig_for(namespace, ACCOUNT).unwrap();
         let folder = tempfile::tempdir().unwrap();
-        certificate(folder.path());
+        let kubeconfig = block_in_place(|| {
+            plane.make_namespace(namespace).unwrap();
+            plane.apply(&rules(plane, namespace)).unwrap();
+            certificate(folder.path());
+            plane.kubeconfig_for(namespace, ACCOUNT).unwrap()
+        });
         std::fs::write(folder.path().join("gang"), [7; 32]).unwrap();
         let namespace = namespace.to_owned();
-        Self { plane, namespace, folder, client: client(plane).await, kubeconfig }
+        Self { plane, namespace, folder, client: client_of(plane.kubeconfig()).await, kubeconfig }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -107,9 +120,10 @@ impl Place {
         let child = Command::new(env!("CARGO_BIN_EXE_stoker-operator"))
             .arg("run")
             .args(["--identity", identity, "--namespace", &self.namespace])
-            .args(["--watch-namespaces", &self.namespace, "--lease-seconds", "4"])
+            .args(["--watch-namespaces", &self.namespace])
+            .args(["--lease-seconds", &LEASE_SECONDS.to_string()])
             .args(["--door-listen", &format!("127.0.0.1:{port}")])
-            .args(["--door-url", &format!("https://127.0.0.1:{port}")])
+            .env("STOKER_DOOR_URL", format!("https://127.0.0.1:{port}"))
             .args(["--observe-listen", &format!("127.0.0.1:{}", port + 1)])
             .args(["--trainer-image", "trainer:1", "--storage-url", "memory:///"])
             .args(["--log-format", "text"])
@@ -145,7 +159,7 @@ impl Place {
             "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
             "metadata": { "name": name, "namespace": self.namespace }, "spec": spec,
         });
-        self.plane.apply(&object.to_string()).unwrap();
+        block_in_place(|| self.plane.apply(&object.to_string())).unwrap();
     }
 
     pub(crate) fn patch(&self, name: &str, patch: &Value) -> Result<String, String> {
@@ -202,6 +216,20 @@ impl Place {
     }
 }
 
+impl Drop for Place {
+    /// Whatever the test was about, the chart's rules allowed all that its operators asked for.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        let user = format!("\"system:serviceaccount:{}:{ACCOUNT}\"", self.namespace);
+        let log = std::fs::read_to_string(self.plane.audit_log()).unwrap();
+        let is_refused = |it: &&str| it.contains(FORBIDDEN) && it.contains(&user);
+        let refused: Vec<&str> = log.lines().filter(is_refused).collect();
+        assert!(refused.is_empty(), "not allowed by the chart's rules: {refused:#?}");
+    }
+}
+
 /// What all searches decided: what must be the same however often the operator was killed.
 pub(crate) fn decided(trials: &[Trial]) -> Vec<Value> {
     let of = |trial: &Trial| {
@@ -232,9 +260,12 @@ impl Operator {
     /// Waits until it knows what the API server holds.
     pub(crate) fn wait_ready(&mut self, place: &Place) {
         let address = format!("127.0.0.1:{}", self.port + 1);
-        let ready = wait_until("the operator is ready", 30, || match get(&address, "/readyz") {
-            Ok(text) if text.starts_with("HTTP/1.1 200") => Ok(()),
-            other => Err(format!("{other:?}")),
+        // Others of this runtime may carry what it asks for.
+        let ready = block_in_place(|| {
+            wait_until("the operator is ready", 30, || match get(&address, "/readyz") {
+                Ok(text) if text.starts_with("HTTP/1.1 200") => Ok(()),
+                other => Err(format!("{other:?}")),
+            })
         });
         if let Err(error) = ready {
             panic!("{error}: {:?}\n{}", self.child.try_wait(), place.logs());

@@ -16,7 +16,7 @@ pub(super) async fn print(
     rank: Option<u32>,
     output: Output,
 ) -> Result<usize, Failure> {
-    let spec = &experiment.spec.checkpoint_storage;
+    let spec = &storage::of(experiment);
     let opened = options.open(spec)?;
     let fail = |error| storage::failure(error, spec);
     let folder = layout::logs_path(&storage::trial_path(experiment, tag.trial), tag.attempt);

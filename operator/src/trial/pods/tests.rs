@@ -12,7 +12,7 @@ use crate::trial::config::trial_config;
 fn setup() -> Setup {
     Setup {
         door_url: "https://stoker-door.stoker-system.svc:8443".to_owned(),
-        door_ca: "CA".to_owned(),
+        door_ca: concat!(env!("CARGO_MANIFEST_DIR"), "/src/trial/pods/ca.txt").into(),
         gang_key: vec![1; 32],
         storage_url: "s3://runs".to_owned(),
         storage_endpoint: None,
@@ -114,6 +114,10 @@ fn overrides_are_merged_last_and_by_name() {
     check(user.clone(), "/spec/securityContext/runAsUser", json!(1000));
     check(user.clone(), "/spec/securityContext/fsGroup", Value::Null);
     check(user, "/spec/securityContext/runAsNonRoot", json!(true));
+    let bare = over(json!({ "metadata": { "labels": null, "annotations": { "a": "b" } } }));
+    check(bare.clone(), "/metadata/labels/stoker.dev~1trial", json!("mnist-3"));
+    check(bare, "/metadata/annotations/a", json!("b"));
+    check(over(json!({ "metadata": null })), "/metadata/name", json!("mnist-3-a2-r0"));
     let no_pod = pod_of(&over(json!({ "spec": { "containers": "x" } })), 0);
     assert!(typed(no_pod).unwrap_err().starts_with("spec.podOverrides: "));
 }

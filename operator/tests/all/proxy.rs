@@ -1,0 +1,215 @@
+//! Ways to the API server and to doors that a test can count on, cut and spring traps in.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::{Request, State};
+use axum::http::{Method, StatusCode};
+use axum::response::Response;
+use kube::Client;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+
+/// When the writer dies, as its write sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum When {
+    /// Before the API server hears of the write, which it never does.
+    Before,
+    /// When the API server has answered and the writer does not know.
+    After,
+    /// Before the API server hears of it, which it does when another writer is at work.
+    Late,
+}
+
+/// How long a late write takes: the next operator has read everything by then.
+const LATE: Duration = Duration::from_millis(1200);
+
+/// Kills a process at its n-th write from now.
+struct Trap {
+    left: usize,
+    when: When,
+    pid: u32,
+    /// Told which write it was.
+    sprung: oneshot::Sender<String>,
+}
+
+/// An API server for one operator: requests go on to the real one, and writes are counted.
+pub(crate) struct Proxy {
+    pub(crate) kubeconfig: PathBuf,
+    shared: Arc<Shared>,
+    task: JoinHandle<()>,
+}
+
+struct Shared {
+    client: Client,
+    trap: Mutex<Option<Trap>>,
+    num_writes: AtomicUsize,
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Proxy {
+    /// A proxy whose kubeconfig is written to `folder`.
+    pub(crate) async fn start(client: Client, folder: &Path) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let kubeconfig = folder.join("proxy.kubeconfig");
+        let text = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: it\n\
+             clusters: [{{name: it, cluster: {{server: 'http://127.0.0.1:{port}'}}}}]\n\
+             contexts: [{{name: it, context: {{cluster: it, user: it}}}}]\n\
+             users: [{{name: it, user: {{}}}}]\n"
+        );
+        std::fs::write(&kubeconfig, text).unwrap();
+        let (trap, num_writes) = (Mutex::default(), AtomicUsize::new(0));
+        let shared = Arc::new(Shared { client, trap, num_writes });
+        let router = Router::new().fallback(pass).with_state(shared.clone());
+        let task = tokio::spawn(async move {
+            axum::serve(listener, router).await.unwrap();
+        });
+        Self { kubeconfig, shared, task }
+    }
+
+    /// Writes so far, but for the lease's and questions about tokens.
+    pub(crate) fn num_writes(&self) -> usize {
+        self.shared.num_writes.load(Ordering::Relaxed)
+    }
+
+    /// Kills process `pid` at its `n`-th write from now on, and tells which it was.
+    pub(crate) fn arm(&self, n: usize, when: When, pid: u32) -> oneshot::Receiver<String> {
+        let (sprung, told) = oneshot::channel();
+        *self.shared.trap.lock().unwrap() = Some(Trap { left: n, when, pid, sprung });
+        told
+    }
+
+    pub(crate) fn disarm(&self) {
+        *self.shared.trap.lock().unwrap() = None;
+    }
+}
+
+async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    let name = format!("{} {}", parts.method, parts.uri.path());
+    let is_write =
+        parts.method != Method::GET && !name.contains("/leases") && !name.contains("/tokenreviews");
+    let body = to_bytes(body, 64 << 20).await.unwrap_or_default();
+    let request = axum::http::Request::from_parts(parts, kube::client::Body::from(body));
+    let trap = match is_write {
+        true => sprung(&shared),
+        false => None,
+    };
+    let Some(trap) = trap else { return forward(&shared, request).await };
+    match trap.when {
+        When::Before => kill(trap.pid),
+        When::After => {
+            forward(&shared, request).await;
+            kill(trap.pid);
+        }
+        When::Late => {
+            kill(trap.pid);
+            let shared = shared.clone();
+            tokio::spawn(async move {
+                tokio::time::sleep(LATE).await;
+                forward(&shared, request).await;
+            });
+        }
+    }
+    let _ = trap.sprung.send(name);
+    // Whoever asked is dead.
+    no_answer()
+}
+
+/// The trap, if this write springs it.
+fn sprung(shared: &Shared) -> Option<Trap> {
+    shared.num_writes.fetch_add(1, Ordering::Relaxed);
+    let mut trap = shared.trap.lock().unwrap();
+    let armed = trap.as_mut()?;
+    armed.left -= 1;
+    if armed.left == 0 { trap.take() } else { None }
+}
+
+async fn forward(shared: &Shared, request: axum::http::Request<kube::client::Body>) -> Response {
+    match shared.client.send(request).await {
+        Ok(response) => response.map(Body::new),
+        Err(_) => no_answer(),
+    }
+}
+
+fn no_answer() -> Response {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::BAD_GATEWAY;
+    response
+}
+
+fn kill(pid: u32) {
+    let status = std::process::Command::new("kill").args(["-9", &pid.to_string()]).status();
+    assert!(status.unwrap().success());
+}
+
+/// A port that leads to others, each connection to the next that takes it. It can be cut: then nothing
+/// passes either way, and nobody is told.
+pub(crate) struct Wire {
+    pub(crate) port: u16,
+    is_cut: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Wire {
+    pub(crate) async fn start(targets: Vec<SocketAddr>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (is_cut, cut) = watch::channel(false);
+        let task = tokio::spawn(async move {
+            for turn in 0.. {
+                let Ok((from, _)) = listener.accept().await else { continue };
+                tokio::spawn(carry(from, targets.clone(), turn, cut.clone()));
+            }
+        });
+        Self { port, is_cut, task }
+    }
+
+    pub(crate) fn cut(&self, is_cut: bool) {
+        self.is_cut.send_replace(is_cut);
+    }
+}
+
+async fn carry(
+    mut from: TcpStream,
+    targets: Vec<SocketAddr>,
+    turn: usize,
+    cut: watch::Receiver<bool>,
+) {
+    if *cut.borrow() {
+        // It hangs until the wire is mended, and is then of no use.
+        return becomes(cut, false).await;
+    }
+    for place in 0..targets.len() {
+        let target = targets[(turn + place) % targets.len()];
+        let Ok(mut to) = TcpStream::connect(target).await else { continue };
+        tokio::select! {
+            _ = tokio::io::copy_bidirectional(&mut from, &mut to) => {}
+            () = becomes(cut.clone(), true) => becomes(cut, false).await,
+        }
+        return;
+    }
+}
+
+async fn becomes(mut cut: watch::Receiver<bool>, wanted: bool) {
+    let _ = cut.wait_for(|it| *it == wanted).await;
+}

@@ -1,0 +1,167 @@
+//! The whole of it as users have it: two nodes, the chart installed by helm, images imported, an S3
+//! server, real trainers.
+
+mod experiments;
+mod faults;
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use serde_json::{Value, json};
+use stoker_test_cluster::{Cluster, wait_until};
+use stoker_tests::{program, repository, said};
+
+/// Namespace of the experiments. It takes no pod that is not `restricted`.
+const NAMESPACE: &str = "ml";
+
+/// The cluster that all of these tests share, one after the other: one of them kills a node.
+fn cluster() -> (&'static Cluster, MutexGuard<'static, ()>) {
+    static CLUSTER: OnceLock<Cluster> = OnceLock::new();
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    (CLUSTER.get_or_init(|| install().unwrap_or_else(|it| panic!("{it}"))), turn)
+}
+
+/// Starts the cluster, imports the images, and installs the chart as a user would.
+fn install() -> Result<Cluster, stoker_test_cluster::Error> {
+    let images = tempfile::tempdir().unwrap();
+    let mut build = Command::new(repository().join("scripts/build-images"));
+    build.arg("--operator").arg(program("stoker-operator"));
+    build.arg("--trainer").arg(program("stoker-trainer"));
+    let built = build.args(["--data", "mnist"]).arg(images.path()).output().unwrap();
+    assert!(built.status.success(), "{}", said(&built));
+    let cluster = Cluster::two_nodes()?;
+    for name in ["stoker-operator.tar", "stoker-trainer.tar"] {
+        cluster.import_image(&images.path().join(name))?;
+    }
+    cluster.kubectl(&["create", "namespace", NAMESPACE])?;
+    let level = "pod-security.kubernetes.io/enforce=restricted";
+    cluster.kubectl(&["label", "namespace", NAMESPACE, level])?;
+    let s3 = cluster.s3();
+    let secret = [
+        format!("--from-literal=AWS_ACCESS_KEY_ID={}", s3.access_key),
+        format!("--from-literal=AWS_SECRET_ACCESS_KEY={}", s3.secret_key),
+        "--from-literal=AWS_REGION=us-east-1".to_owned(),
+    ];
+    let mut create = vec!["-n", NAMESPACE, "create", "secret", "generic", "storage"];
+    create.extend(secret.iter().map(String::as_str));
+    cluster.kubectl(&create)?;
+    helm_install(&cluster, "install", &[])?;
+    Ok(cluster)
+}
+
+fn helm_install(
+    cluster: &Cluster,
+    verb: &str,
+    more: &[&str],
+) -> Result<String, stoker_test_cluster::Error> {
+    let version = env!("CARGO_PKG_VERSION");
+    let chart = repository().join("charts/stoker");
+    let s3 = cluster.s3();
+    let values = [
+        "image.repository=localhost/stoker-operator".to_owned(),
+        format!("image.tag={version}"),
+        "image.pullPolicy=Never".to_owned(),
+        format!("trainer.image=localhost/stoker-trainer:{version}"),
+        "trainer.pullPolicy=Never".to_owned(),
+        format!("storage.url=s3://{}/e2e", s3.bucket),
+        format!("storage.endpoint={}", s3.endpoint),
+        "storage.secretName=storage".to_owned(),
+        "limits.nodeLostSeconds=15".to_owned(),
+    ];
+    let chart = chart.display().to_string();
+    let mut arguments = vec![verb, "stoker", &chart, "--namespace", "stoker-system"];
+    arguments.extend(["--create-namespace", "--wait", "--timeout", "120s"]);
+    values.iter().for_each(|it| arguments.extend(["--set", it]));
+    arguments.extend(more);
+    cluster.helm(&arguments)
+}
+
+/// An experiment on MNIST. `change` is merged into its spec.
+fn mnist(name: &str, change: &Value) -> Value {
+    let mut spec = json!({
+        "data": { "root": "/usr/local/share/stoker/data/mnist" },
+        "entrypoint": { "command": ["stoker-trainer", "mnist"] },
+        "hyperparameters": {
+            "model": "mlp", "learning_rate": 0.001, "dropout": 0.2, "global_batch_size": 128,
+        },
+        "searcher": {
+            "metric": "validation_accuracy", "smallerIsBetter": false,
+            "maxLength": { "epochs": 2 }, "single": {},
+        },
+        "minValidationPeriod": { "epochs": 1 },
+        "reproducibility": { "experimentSeed": 1 },
+    });
+    for (field, value) in change.as_object().unwrap() {
+        spec[field] = value.clone();
+    }
+    json!({
+        "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
+        "metadata": { "name": name, "namespace": NAMESPACE }, "spec": spec,
+    })
+}
+
+fn get(cluster: &Cluster, kind: &str, name: &str) -> Value {
+    cluster.get(&["-n", NAMESPACE, kind, name]).unwrap()
+}
+
+/// Waits for an experiment's end, and gives it.
+fn ended(cluster: &Cluster, name: &str, seconds: u64) -> Value {
+    let waited = wait_until(&format!("{name} ends"), seconds, || {
+        let found = get(cluster, "experiment", name);
+        match found["status"]["phase"].as_str() {
+            Some("Completed" | "Failed" | "Cancelled") => Ok(found),
+            _ => Err(found["status"].to_string()),
+        }
+    });
+    waited.unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)))
+}
+
+/// All that explains why something does not happen.
+fn state(cluster: &Cluster) -> String {
+    let mut text = String::new();
+    for arguments in [
+        &["get", "stoker,pods,services", "-A", "-o", "wide"][..],
+        &["get", "nodes"],
+        &["get", "events", "-n", NAMESPACE, "--sort-by=.lastTimestamp"],
+        &["logs", "-n", "stoker-system", "-l", "app.kubernetes.io/name=stoker", "--tail=40"],
+    ] {
+        let said = cluster.kubectl(arguments);
+        text +=
+            &format!("--- kubectl {arguments:?}\n{}\n", said.unwrap_or_else(|it| it.to_string()));
+    }
+    text
+}
+
+/// Runs `stoker` on the cluster; gives what it printed.
+fn stoker_on(cluster: &Cluster, arguments: &[&str]) -> String {
+    let s3 = cluster.s3();
+    let output = stoker_tests::stoker(arguments)
+        .args(["-n", NAMESPACE])
+        .env("KUBECONFIG", cluster.kubeconfig())
+        .env("AWS_ACCESS_KEY_ID", &s3.access_key)
+        .env("AWS_SECRET_ACCESS_KEY", &s3.secret_key)
+        .env("AWS_REGION", "us-east-1")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "stoker {arguments:?}: {}", said(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The metrics that a trial reported last, and its results.
+fn outcome(cluster: &Cluster, trial: &str) -> (Value, Value) {
+    let status = get(cluster, "trial", trial)["status"].clone();
+    (status["metrics"].clone(), status["facts"].clone())
+}
+
+/// A checkpoint's files by name, with their hashes: the bits of a training.
+fn weights(cluster: &Cluster, trial: &str, folder: &Path) -> Value {
+    let endpoint = cluster.s3().local_endpoint.clone();
+    let to = folder.join(trial);
+    let arguments = ["checkpoint", "download", trial, to.to_str().unwrap(), "--latest"];
+    stoker_on(cluster, &[&arguments[..], &["--storage-endpoint", &endpoint]].concat());
+    let manifest = std::fs::read(to.join("manifest.json")).unwrap();
+    let manifest: Value = serde_json::from_slice(&manifest).unwrap();
+    manifest["files"].clone()
+}

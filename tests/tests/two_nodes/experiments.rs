@@ -1,0 +1,123 @@
+//! Experiments by `kubectl apply`, over an upgrade and an uninstall.
+
+use serde_json::json;
+use stoker_test_cluster::{Cluster, wait_until};
+use stoker_tests::repository;
+
+use super::{NAMESPACE, cluster, ended, get, helm_install, mnist, state, stoker_on};
+
+/// The parameters of examples/mnist/grid.yaml, but for the slower of its two models.
+fn grid() -> serde_json::Value {
+    let text = std::fs::read_to_string(repository().join("examples/mnist/grid.yaml")).unwrap();
+    let file: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
+    let mut spec = file["spec"].clone();
+    spec["hyperparameters"]["model"] = json!("mlp");
+    spec["searcher"]["maxLength"] = json!({ "epochs": 1 });
+    spec
+}
+
+fn pods(cluster: &Cluster) -> Vec<(String, String)> {
+    let pods = cluster.get(&["-n", NAMESPACE, "pods"]).unwrap();
+    let one = |it: &serde_json::Value| {
+        let text = |it: &serde_json::Value| it.as_str().unwrap_or_default().to_owned();
+        (text(&it["metadata"]["name"]), text(&it["metadata"]["uid"]))
+    };
+    pods["items"].as_array().unwrap().iter().map(one).collect()
+}
+
+#[test]
+fn a_grid_completes_over_an_upgrade_and_what_it_stored_is_as_designed() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    let (cluster, _turn) = cluster();
+    cluster.apply(&mnist("grid", &grid()).to_string()).unwrap();
+    wait_until("pods run", 60, || match pods(cluster).len() {
+        0 => Err("none".to_owned()),
+        _ => Ok(()),
+    })
+    .unwrap();
+    let before = pods(cluster);
+    helm_install(cluster, "upgrade", &["--set", "log.level=debug"]).unwrap();
+    let found = ended(cluster, "grid", 300);
+    let status = &found["status"];
+    assert_eq!(status["phase"], "Completed", "{}", state(cluster));
+    assert_eq!((&status["trialsCreated"], &status["trialsClosed"]), (&json!(4), &json!(4)));
+    let after = pods(cluster);
+    assert!(before.iter().all(|it| after.contains(it)), "{before:?} {after:?}");
+    let accuracy = |trial: u64| -> f64 {
+        let trial = get(cluster, "trial", &format!("grid-{trial}"));
+        assert_eq!(trial["status"]["attempts"].as_array().unwrap().len(), 1, "{trial}");
+        trial["status"]["bestMetric"].as_str().unwrap().parse().unwrap()
+    };
+    let all = [0, 1, 2, 3].map(accuracy);
+    let best = &status["best"];
+    let found: f64 = best["metric"].as_str().unwrap().parse().unwrap();
+    assert_eq!(all.iter().copied().fold(0.0, f64::max), found);
+    assert_eq!(all[best["index"].as_u64().unwrap() as usize], found);
+    assert!(found > 0.9, "{found}");
+    let endpoint = cluster.s3().local_endpoint.clone();
+    let listed = stoker_on(cluster, &["checkpoint", "list", "grid"]);
+    assert!(listed.contains("000000000469-0"), "{listed}");
+    let logs = stoker_on(cluster, &["trial", "logs", "grid-0", "--storage-endpoint", &endpoint]);
+    assert!(logs.contains("validation batches=469"), "{logs}");
+    wait_until("what nobody keeps is deleted", 90, || {
+        let status = get(cluster, "experiment", "grid")["status"].clone();
+        if status["cleanedUp"] == json!(true) { Ok(()) } else { Err(status.to_string()) }
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)));
+}
+
+#[test]
+fn a_program_sent_with_the_experiment_runs_in_the_stock_image() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    let (cluster, _turn) = cluster();
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("program");
+    std::fs::create_dir(&program).unwrap();
+    // A bare trainer binary: what a user's own build gives.
+    std::fs::copy(stoker_tests::program("stoker-trainer"), program.join("train")).unwrap();
+    std::fs::write(program.join("secret.txt"), "not to be sent").unwrap();
+    std::fs::write(program.join(".stokerignore"), "*.txt\n").unwrap();
+    let s3 = cluster.s3();
+    let mut file = mnist(
+        "sent",
+        &json!({
+            "entrypoint": { "command": ["./train", "mnist"] },
+            "checkpointStorage": {
+                "url": format!("s3://{}/e2e", s3.bucket), "endpoint": s3.endpoint,
+            },
+            "searcher": {
+                "metric": "validation_accuracy", "smallerIsBetter": false,
+                "maxLength": { "batches": 100 }, "single": {},
+            },
+        }),
+    );
+    file["metadata"].as_object_mut().unwrap().remove("namespace");
+    let path = folder.path().join("experiment.json");
+    std::fs::write(&path, file.to_string()).unwrap();
+    let (path, program) = (path.display().to_string(), program.display().to_string());
+    let create = ["experiment", "create", &path, &program];
+    stoker_on(cluster, &[&create[..], &["--storage-endpoint", &s3.local_endpoint]].concat());
+    let found = ended(cluster, "sent", 180);
+    assert_eq!(found["status"]["phase"], "Completed", "{}", state(cluster));
+}
+
+#[test]
+fn an_uninstall_keeps_definitions_and_experiments() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    let (cluster, _turn) = cluster();
+    cluster.apply(&mnist("kept", &json!({ "state": "paused" })).to_string()).unwrap();
+    cluster.helm(&["uninstall", "stoker", "--namespace", "stoker-system", "--wait"]).unwrap();
+    cluster.kubectl(&["get", "crd", "experiments.stoker.dev", "trials.stoker.dev"]).unwrap();
+    get(cluster, "experiment", "kept");
+    helm_install(cluster, "install", &["--take-ownership"]).unwrap();
+    let patch = r#"{"spec":{"state":"cancelled"}}"#;
+    let arguments = ["-n", NAMESPACE, "patch", "experiment", "kept", "--type=merge", "-p", patch];
+    cluster.kubectl(&arguments).unwrap();
+    ended(cluster, "kept", 60);
+}

@@ -1,0 +1,80 @@
+//! Gangs over nodes that die.
+
+use serde_json::{Value, json};
+use stoker_test_cluster::{Cluster, wait_until};
+
+use super::{NAMESPACE, cluster, ended, get, mnist, outcome, state, weights};
+
+/// Four pods, two on each node where both are there.
+fn gang(name: &str) -> Value {
+    let near = json!({
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": { "matchLabels": { "stoker.dev/experiment": name } },
+    });
+    mnist(
+        name,
+        &json!({
+            "minCheckpointPeriod": { "batches": 100 },
+            "searcher": {
+                "metric": "validation_accuracy", "smallerIsBetter": false,
+                "maxLength": { "epochs": 4 }, "single": {},
+            },
+            "resources": { "slotsPerTrial": 4, "slotsPerPod": 1 },
+            "pod": { "affinity": { "podAntiAffinity": {
+                "preferredDuringSchedulingIgnoredDuringExecution":
+                    [{ "weight": 100, "podAffinityTerm": near }],
+            } } },
+        }),
+    )
+}
+
+fn nodes_of(cluster: &Cluster, experiment: &str) -> Vec<String> {
+    let label = format!("stoker.dev/experiment={experiment}");
+    let pods = cluster.get(&["-n", NAMESPACE, "pods", "-l", &label]).unwrap();
+    let node = |it: &Value| it["spec"]["nodeName"].as_str().unwrap_or_default().to_owned();
+    let mut nodes: Vec<_> = pods["items"].as_array().unwrap().iter().map(node).collect();
+    nodes.sort();
+    nodes.dedup();
+    nodes
+}
+
+#[test]
+fn a_gang_outlives_a_node_and_ends_with_the_same_bits() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    let (cluster, _turn) = cluster();
+    cluster.apply(&gang("calm").to_string()).unwrap();
+    let calm = ended(cluster, "calm", 300);
+    assert_eq!(calm["status"]["phase"], "Completed", "{}", state(cluster));
+    assert_eq!(nodes_of(cluster, "calm").len(), 2);
+    cluster.apply(&gang("hit").to_string()).unwrap();
+    wait_until("a checkpoint exists", 120, || {
+        let trial =
+            cluster.get(&["-n", NAMESPACE, "trial", "hit-0"]).map_err(|it| it.to_string())?;
+        match trial["status"]["checkpoints"].as_array().map_or(0, Vec::len) {
+            0 | 1 => Err(trial["status"].to_string()),
+            _ => Ok(()),
+        }
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)));
+    cluster.kill_node(2).unwrap();
+    let hit = ended(cluster, "hit", 300);
+    cluster.revive_node(2).unwrap();
+    assert_eq!(hit["status"]["phase"], "Completed", "{}", state(cluster));
+    let trial = get(cluster, "trial", "hit-0");
+    let attempts = trial["status"]["attempts"].as_array().unwrap();
+    assert!(attempts.len() > 1, "{attempts:?}");
+    assert_eq!(attempts[0]["end"], "Infrastructure", "{attempts:?}");
+    assert!(attempts.last().unwrap()["resumedFrom"].is_string(), "{attempts:?}");
+    assert_eq!(trial["status"]["restarts"], 0);
+    assert_eq!(outcome(cluster, "hit-0"), outcome(cluster, "calm-0"));
+    let folder = tempfile::tempdir().unwrap();
+    let model = |trial: &str| weights(cluster, trial, folder.path());
+    let (calm, hit) = (model("calm-0"), model("hit-0"));
+    let files: Vec<&String> = calm.as_object().unwrap().keys().collect();
+    assert!(files.len() > 1, "{files:?}");
+    for file in files.into_iter().filter(|it| !it.contains("state")) {
+        assert_eq!(calm[file], hit[file], "{file}");
+    }
+}

@@ -37,6 +37,9 @@ pub const COMPONENT_TRIAL: &str = "trial";
 pub const COMPONENT_CLEANUP: &str = "cleanup";
 /// Annotation of a pod: its [`TrialConfig`](crate::contract::TrialConfig) as JSON.
 pub const ANNOTATION_TRIAL_CONFIG: &str = "stoker.dev/trial-config";
+/// Header of an answer to a report: names of checkpoints that nobody needs any more, by commas. The
+/// record has forgotten them; whoever can may delete their files, and the clean-up does at the end.
+pub const HEADER_SUPERFLUOUS: &str = "stoker-superfluous";
 /// Audience of the tokens that trainers report with.
 pub const TOKEN_AUDIENCE: &str = "stoker";
 

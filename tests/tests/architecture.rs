@@ -20,6 +20,11 @@ const FORBIDDEN: &[(&str, &[&str], &str)] = &[
         "nor does the stock trainer",
     ),
     ("stoker", &["burn", "stoker-trainer"], "the command line does not train"),
+    (
+        "stoker-operator",
+        &["burn", "stoker-trainer", "stoker-storage", "object_store"],
+        "the operator neither trains nor reaches any storage",
+    ),
 ];
 
 #[test]

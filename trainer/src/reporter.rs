@@ -6,15 +6,18 @@
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use reqwest::header::HeaderMap;
 use reqwest::{Certificate, Client, StatusCode, redirect};
 use stoker_api::contract::{
     CONTRACT_VERSION, Directive, Door, ExitCode, Report, ReportEvent, TrialConfig,
 };
+use stoker_api::names::{HEADER_SUPERFLUOUS, parse_checkpoint_name};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
+use tokio::sync::mpsc::UnboundedSender;
 
 use crate::Result;
 use crate::error::{Infrastructure, chain};
@@ -45,6 +48,7 @@ pub struct Reporter {
 struct Shared {
     state: Mutex<State>,
     queued: Notify,
+    deleter: OnceLock<UnboundedSender<String>>,
 }
 
 #[derive(Debug, Default)]
@@ -94,6 +98,12 @@ impl Reporter {
         let shared = Arc::new(Shared::default());
         rt.spawn(run(shared.clone(), client, config.door.clone()));
         Ok(Self { attempt: config.attempt, shared })
+    }
+
+    /// Hands on the names of checkpoints that nobody needs any more, as answers name them.
+    pub(crate) fn tell_superfluous(&self, deleter: UnboundedSender<String>) {
+        // It is told once; a second one would never hear anything.
+        let _ = self.shared.deleter.set(deleter);
     }
 
     /// Queues a report; never waits. A newer [`ReportEvent::Progress`] takes the place of one
@@ -196,7 +206,8 @@ impl Drop for Reporter {
 /// What came of a request.
 #[derive(Debug)]
 enum Outcome {
-    Answer(Directive),
+    /// With names of checkpoints that nobody needs any more.
+    Answer(Directive, Vec<String>),
     /// The door will never take this report.
     Rejected(String),
     /// It may work later.
@@ -238,7 +249,11 @@ async fn run(shared: Arc<Shared>, client: Client, door: Door) {
             continue;
         };
         match send(&client, &door, &report).await {
-            Outcome::Answer(directive) => {
+            Outcome::Answer(directive, superfluous) => {
+                if let Some(deleter) = shared.deleter.get() {
+                    // Whoever deletes ends with the process; the rest is deleted at the end.
+                    superfluous.into_iter().for_each(|it| drop(deleter.send(it)));
+                }
                 if num_failed > 0 {
                     eprintln!("stoker: {} answers again", door.url);
                 }
@@ -281,6 +296,13 @@ fn answered(shared: &Shared, id: u64, directive: Directive) -> bool {
     is_last
 }
 
+/// What an answer names, if it is named as checkpoints are: a name becomes part of a path.
+fn superfluous(headers: &HeaderMap) -> Vec<String> {
+    let named = headers.get(HEADER_SUPERFLUOUS).and_then(|it| it.to_str().ok()).unwrap_or_default();
+    let names = named.split(',').filter(|it| parse_checkpoint_name(it).is_some());
+    names.map(str::to_owned).collect()
+}
+
 async fn send(client: &Client, door: &Door, report: &Report) -> Outcome {
     let token = match std::fs::read_to_string(&door.token_file) {
         Ok(token) => token,
@@ -295,8 +317,9 @@ async fn send(client: &Client, door: &Door, report: &Report) -> Outcome {
     };
     let status = response.status();
     if status.is_success() {
+        let superfluous = superfluous(response.headers());
         return match response.json().await {
-            Ok(directive) => Outcome::Answer(directive),
+            Ok(directive) => Outcome::Answer(directive, superfluous),
             Err(error) => Outcome::Away(format!("{} gave no directive: {error}", door.url)),
         };
     }
@@ -306,13 +329,30 @@ async fn send(client: &Client, door: &Door, report: &Report) -> Outcome {
     };
     match status {
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::GONE => {
-            Outcome::Answer(Directive::Fenced)
+            Outcome::Answer(Directive::Fenced, vec![])
         }
         StatusCode::BAD_REQUEST
         | StatusCode::PAYLOAD_TOO_LARGE
         | StatusCode::UNSUPPORTED_MEDIA_TYPE
         | StatusCode::UNPROCESSABLE_ENTITY => Outcome::Rejected(said(response.text().await)),
         _ => Outcome::Away(said(response.text().await)),
+    }
+}
+
+#[cfg(test)]
+mod header_tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_checkpoints_are_taken_from_an_answer() {
+        let check = |header: &str, expected: &[&str]| {
+            let mut headers = HeaderMap::new();
+            headers.insert(HEADER_SUPERFLUOUS, header.parse().unwrap());
+            assert_eq!(superfluous(&headers), expected, "{header}");
+        };
+        check("000000000100-0,000000000200-1", &["000000000100-0", "000000000200-1"]);
+        check("../../x,000000000100-0", &["000000000100-0"]);
+        check("", &[]);
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use stoker_api::contract::{CheckpointRef, Directive, ExitCode, Report, ReportEvent, TrialConfig};
 use stoker_storage::{Storage, hash, layout};
 use tokio::runtime::{Builder, Handle};
+use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::sync::oneshot;
 
 use crate::callback::Logs;
@@ -45,6 +46,17 @@ struct Files {
     metrics: MetricsWriter,
 }
 
+/// Deletes checkpoints that nobody needs any more, one by one. What cannot be deleted now is when the
+/// experiment has ended.
+async fn delete(storage: Storage, trial_path: String, mut names: UnboundedReceiver<String>) {
+    while let Some(name) = names.recv().await {
+        let folder = layout::checkpoint_path(&trial_path, &name);
+        if let Err(error) = storage.delete_folder(&folder).await {
+            eprintln!("stoker: checkpoint {name} is deleted at the experiment's end: {error}");
+        }
+    }
+}
+
 impl Session {
     /// Opens what `config` names. Alone, there is no door, and storage only where a URL is given.
     /// Ranks other than the lead read, and write and report nothing.
@@ -65,8 +77,16 @@ impl Session {
             let metrics = MetricsWriter::new(rt.clone(), storage, config);
             files = Some(Files { checkpoints, metrics });
         }
+        let reporter =
+            (!alone && is_lead).then(|| Reporter::new(rt.clone(), config)).transpose()?;
+        if let (Some(reporter), false) = (&reporter, config.storage.url.is_empty()) {
+            let storage = Storage::open(&config.storage.url, config.storage.endpoint.as_deref())?;
+            let (deleter, names) = mpsc::unbounded_channel();
+            rt.spawn(delete(storage, config.storage.trial_path.clone(), names));
+            reporter.tell_superfluous(deleter);
+        }
         Ok(Self {
-            reporter: (!alone && is_lead).then(|| Reporter::new(rt, config)).transpose()?,
+            reporter,
             files,
             resume_from: config.resume_from.clone(),
             has_runner: !alone,

@@ -17,6 +17,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::routing::post;
 use axum::{Json, Router};
 use stoker_api::contract::{Directive, Report};
+use stoker_api::names::HEADER_SUPERFLUOUS;
 
 use crate::cache::Key;
 use crate::metrics::{Answer, Answered};
@@ -103,7 +104,7 @@ async fn report(
     Path((namespace, name)): Path<(String, String)>,
     headers: HeaderMap,
     body: Body,
-) -> Result<Json<Directive>, Refusal> {
+) -> Result<(HeaderMap, Json<Directive>), Refusal> {
     let start = Instant::now();
     let key = Key::new(&namespace, &name);
     let token = headers
@@ -121,10 +122,15 @@ async fn report(
     let report = door.read(body).await?;
     door.check(&caller, &key, &report).await?;
     let answered = door.take(&key, &report, start).await;
-    if !matches!(answered, Ok(Directive::Wait)) {
+    if !matches!(answered, Ok((Directive::Wait, _))) {
         door.world.metrics.report_seconds.observe(start.elapsed().as_secs_f64());
     }
-    answered.map(Json)
+    let (directive, superfluous) = answered?;
+    let mut headers = HeaderMap::new();
+    if let (false, Ok(names)) = (superfluous.is_empty(), superfluous.join(",").parse()) {
+        headers.insert(HEADER_SUPERFLUOUS, names);
+    }
+    Ok((headers, Json(directive)))
 }
 
 impl Door {
@@ -175,9 +181,14 @@ impl Door {
     }
 
     /// Records a report and answers it, or waits for an answer that is worth more than `Wait`.
-    async fn take(&self, key: &Key, report: &Report, start: Instant) -> Result<Directive, Refusal> {
+    async fn take(
+        &self,
+        key: &Key,
+        report: &Report,
+        start: Instant,
+    ) -> Result<(Directive, Vec<String>), Refusal> {
         let mut changes = self.world.trial_changes.subscribe();
-        let mut directive = record::record(self, key, report).await?;
+        let (mut directive, superfluous) = record::record(self, key, report).await?;
         while directive == Directive::Wait {
             let Some(rest) = WAIT_MAX.checked_sub(start.elapsed()) else { break };
             match tokio::time::timeout(rest, changes.recv()).await {
@@ -188,6 +199,6 @@ impl Door {
             }
             directive = record::answer(&self.world, key, report.attempt);
         }
-        Ok(directive)
+        Ok((directive, superfluous))
     }
 }

@@ -39,8 +39,13 @@ async fn read(world: &World, key: &Key) -> Result<Option<Arc<CachedTrial>>, Erro
     Ok(found.map(|it| keep(world, it)))
 }
 
-/// Records a report, if it says something new, and answers it.
-pub(super) async fn record(door: &Door, key: &Key, report: &Report) -> Result<Directive, Refusal> {
+/// Records a report, if it says something new, and answers it: with a directive, and with the
+/// checkpoints that the record has forgotten.
+pub(super) async fn record(
+    door: &Door,
+    key: &Key,
+    report: &Report,
+) -> Result<(Directive, Vec<String>), Refusal> {
     let world = &door.world;
     let away = |why: String| {
         door.count(Answer::Unavailable);
@@ -48,7 +53,7 @@ pub(super) async fn record(door: &Door, key: &Key, report: &Report) -> Result<Di
     };
     let fenced = || {
         door.count(Answer::Fenced);
-        Ok(Directive::Fenced)
+        Ok((Directive::Fenced, vec![]))
     };
     let mut current = trial(world, key).await.map_err(|it| door.denied(it))?;
     let mut is_live = false;
@@ -67,14 +72,14 @@ pub(super) async fn record(door: &Door, key: &Key, report: &Report) -> Result<Di
         match record_report(&mut record, report, &searched) {
             Recorded::Repeat => {
                 door.count(Answer::Repeat);
-                return Ok(told(&record, report.attempt));
+                return Ok((told(&record, report.attempt), vec![]));
             }
             Recorded::New if is_fine(&trial.record.status, &record.status, report) => {
                 door.count(Answer::Repeat);
-                return Ok(told(&record, report.attempt));
+                return Ok((told(&record, report.attempt), vec![]));
             }
             Recorded::New => {
-                // A record must stay small however often is saved: the files go with the clean-up.
+                // A record must stay small however often is saved: the trainer deletes the files.
                 let storage = &valid.spec.checkpoint_storage;
                 let checkpoints = &mut record.status.checkpoints;
                 let gone = superfluous(storage, searcher.smaller_is_better, checkpoints);
@@ -82,7 +87,7 @@ pub(super) async fn record(door: &Door, key: &Key, report: &Report) -> Result<Di
                 match write_status(world, &trial, record.status).await {
                     Ok(written) => {
                         door.count(Answer::Directive);
-                        return Ok(told(&written.record, report.attempt));
+                        return Ok((told(&written.record, report.attempt), gone));
                     }
                     Err(Error::Conflict { .. } | Error::Gone { .. }) => {}
                     Err(error) => return Err(away(error.to_string())),

@@ -263,7 +263,7 @@ impl Candidate {
         let found = request("read the lease", api.get_opt(&name)).await?;
         let Some(lease) = found else {
             let metadata = ObjectMeta { name: Some(name), ..ObjectMeta::default() };
-            let lease = Lease { metadata, spec: Some(self.spec(None, 0)), ..Lease::default() };
+            let lease = Lease { metadata, spec: Some(self.spec(None, 0)) };
             let parameters = PostParams::default();
             return match request("create the lease", api.create(&parameters, &lease)).await {
                 Ok(_) => Ok(Some(0)),

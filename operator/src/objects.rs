@@ -272,8 +272,8 @@ fn seen(pod: &Pod, attempt: u32, index: u32) -> PodSeen {
     let nothing = PodStatus::default();
     let status = pod.status.as_ref().unwrap_or(&nothing);
     let condition = |type_: &str, status_: &str| {
-        let conditions = status.conditions.iter().flatten();
-        conditions.filter(|it| it.type_ == type_ && it.status == status_).last()
+        let mut conditions = status.conditions.iter().flatten();
+        conditions.rfind(|it| it.type_ == type_ && it.status == status_)
     };
     let scheduled = condition("PodScheduled", "True");
     let unscheduled = condition("PodScheduled", "False");

@@ -196,6 +196,10 @@ impl World {
     }
 
     /// Whether a difference that was seen now has been there for `time`; otherwise the rest of it.
+    ///
+    /// # Errors
+    ///
+    /// How long it must still be there.
     pub fn lingers(&self, key: &Key, time: Duration) -> Result<(), Duration> {
         let mut lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
         let since = *lingering.entry(key.clone()).or_insert_with(Instant::now);

@@ -129,6 +129,11 @@ impl PodSeen {
         matches!(self.phase, PodPhase::Succeeded | PodPhase::Failed)
     }
 
+    /// Whether its program has ended, whatever else of it runs.
+    pub(crate) fn has_left(&self) -> bool {
+        self.exit.as_ref().is_some_and(|it| !it.is_setup)
+    }
+
     /// Whether nobody can say what became of it: its node is gone, or has not answered for so long
     /// that its deletion is over by its own terms.
     pub fn is_lost(&self, patience: &Patience, now: Timestamp) -> bool {

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use stoker_api::contract::{CheckpointRef, Report};
+use stoker_api::experiment::Phase;
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{AttemptEnd, WantedState};
 
-use super::{Ended, Patience, PodSeen, conditions, ended};
+use super::{Ended, Patience, PodPhase, PodSeen, conditions, ended};
 use crate::trial::{
     Limits, Next, SearchedMetric, TrialRecord, Wanted, begin_attempt, close, closed, end_attempt,
     live_attempt, next, record_report,
@@ -96,7 +97,13 @@ pub fn plan(view: &GangView<'_>) -> GangPlan {
     planner.leftovers();
     planner.without_attempt();
     conditions::set(view, &mut planner.plan.record, planner.waits.as_ref());
+    let is_alive = live_attempt(&planner.plan.record).is_some();
     let status = &mut planner.plan.record.status;
+    status.phase = match (view.record.spec.wanted, status.phase) {
+        (WantedState::Pause, Phase::Pending | Phase::Running) if !is_alive => Phase::Paused,
+        (WantedState::Run, Phase::Paused) => Phase::Running,
+        (_, phase) => phase,
+    };
     if status.ended_at.is_none() && status.phase.is_terminal() {
         status.ended_at = Some(view.now);
     }
@@ -174,6 +181,11 @@ impl Planner<'_> {
             let text = format!("the pod of index {index} was deleted");
             self.finish(&pods);
             self.end(AttemptEnd::Infrastructure, "PodDeleted", text);
+            return;
+        }
+        let waits = |it: &&PodSeen| it.phase == PodPhase::Pending && it.exit.is_none();
+        if !view.record.spec.wanted.is_run() && pods.values().all(waits) {
+            self.end(AttemptEnd::RunnerLost, "NotWanted", "not wanted before it ran".to_owned());
             return;
         }
         self.watch(&pods);
@@ -282,10 +294,14 @@ impl Planner<'_> {
             let attempt = attempts.iter().find(|it| it.number == pod.attempt);
             let ended_at = attempt.and_then(|it| it.ended_at).unwrap_or(view.now);
             let until = ended_at.plus(view.patience.finished_pods_seconds);
+            let settles = ended_at.plus(DELETE_GRACE_SECONDS.into());
             if pod.is_lost(&view.patience, view.now) {
                 self.delete(pod, 0);
             } else if pod.is_terminal() && view.now < until {
                 self.wake(until);
+            } else if pod.deletion.is_none() && pod.has_left() && view.now < settles {
+                // Its node says next that all of it has ended, and nothing needs to be deleted.
+                self.wake(settles);
             } else {
                 let grace = if is_killed { KILL_GRACE_SECONDS } else { DELETE_GRACE_SECONDS };
                 self.delete_within(pod, grace);

@@ -73,6 +73,7 @@ fn pod(text: &str) -> PodSeen {
             'S' => pod.phase = PodPhase::Pending,
             'R' => pod.phase = PodPhase::Running,
             'C' => (pod.phase, pod.exit) = (PodPhase::Succeeded, Some(exit(0))),
+            'X' => (pod.phase, pod.exit) = (PodPhase::Running, Some(exit(0))),
             'E' => (pod.phase, pod.exit) = (PodPhase::Failed, Some(exit(number))),
             'D' => pod.deletion = Some(Timestamp(number)),
             'N' => pod.node = NodeState::NotReady(Timestamp(0)),
@@ -258,6 +259,17 @@ fn failures_in_a_row_wait_longer_and_a_checkpoint_starts_anew() {
     assert_eq!(case.render(), "begin=2 create=[0, 1]");
 }
 
+/// `X` is a pod whose program has ended, of which its node has not said yet that it is over.
+#[test]
+fn a_pod_that_is_about_to_finish_is_not_deleted() {
+    let rest = "0@1R 1@1R";
+    let check_at = |now: i64, expected: &str| {
+        check("Preempted@7 made", &format!("0@0X 1@0X {rest}"), now, expected);
+    };
+    check_at(36, "wake=1");
+    check_at(37, "delete=t-a0-r0:30 delete=t-a0-r1:30");
+}
+
 #[test]
 fn finished_pods_stay_for_a_while() {
     check("Preempted@7 made", "0@0E79 1@0E79 0@1R 1@1R", 606, "wake=1");
@@ -278,6 +290,11 @@ fn what_is_not_wanted_ends() {
     check("", WantedState::Pause, 100, "");
     check("", WantedState::Stop, 100, "Cancelled");
     check("live", WantedState::Pause, 100, "end=RunnerLost:NotWanted wake=3600");
+    let mut waiting = record("made");
+    waiting.spec.wanted = WantedState::Pause;
+    let case = Case { record: waiting, pods: "0@0P 1@0S", now: 9, is_admitted: true };
+    let expected = "end=RunnerLost:NotWanted delete=t-a0-r0:30 delete=t-a0-r1:30 wake=3591";
+    assert_eq!(case.render(), expected);
     check("made", WantedState::Pause, 3699, "wake=1");
     let late = "end=RunnerLost:PreemptionTimeout delete=t-a0-r0:30 delete=t-a0-r1:30";
     check("made", WantedState::Pause, 3700, late);

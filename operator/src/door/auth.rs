@@ -47,10 +47,13 @@ pub(super) enum Denied {
     Away(String),
 }
 
+/// What was found of a token, and when.
+type Found = (Result<Caller, String>, Instant);
+
 /// Callers by their tokens' hashes.
 pub(super) struct Callers {
     client: Client,
-    known: Mutex<HashMap<[u8; 32], (Result<Caller, String>, Instant)>>,
+    known: Mutex<HashMap<[u8; 32], Found>>,
     reviews: Semaphore,
 }
 

@@ -43,6 +43,10 @@ pub fn port(spec: &ExperimentSpec) -> u16 {
 }
 
 /// The headless Service by which a gang's pods find each other, before they are ready.
+///
+/// # Panics
+///
+/// Never: its shape is fixed.
 pub fn service(valid: &ValidExperiment, names: Names<'_>) -> Service {
     let value = json!({
         "metadata": {
@@ -62,6 +66,10 @@ pub fn service(valid: &ValidExperiment, names: Names<'_>) -> Service {
 }
 
 /// The pod of `index` of an attempt, as JSON: `podOverrides` are merged in last.
+///
+/// # Panics
+///
+/// Never: a configuration is plain JSON.
 pub fn pod(
     setup: &Setup,
     valid: &ValidExperiment,
@@ -118,6 +126,10 @@ fn owner(names: Names<'_>) -> Value {
 }
 
 /// A pod that deletes checkpoints of an experiment that has ended, by what `cleanup` says.
+///
+/// # Panics
+///
+/// Never: a list of names is plain JSON.
 pub fn cleanup_pod(
     setup: &Setup,
     valid: &ValidExperiment,
@@ -311,7 +323,7 @@ fn trainer(
         "resources": resources(spec),
         "securityContext": security(),
         "terminationMessagePath": pod_paths::TERMINATION,
-        "terminationMessagePolicy": "File",
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": all_mounts,
     });
     if spec.entrypoint.args.is_empty()

@@ -1,4 +1,5 @@
-//! Benchmarks: gets what they compare with, and runs the package `stoker-benches`.
+//! Benchmarks: gets what they compare with, and runs the package `stoker-benches`. The operator's are
+//! tests of its own that print what they count.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -30,6 +31,9 @@ pub(crate) enum BenchError {
 ///
 /// The rivals cannot be fetched, the benchmark does not build, or it fails.
 pub(crate) fn run(arguments: &[String]) -> Result<(), BenchError> {
+    if arguments == ["operator"] {
+        return operator();
+    }
     let mut bench = Command::new(env!("CARGO"));
     bench.current_dir(repository());
     bench.args(["run", "--quiet", "--release", "--package", "stoker-benches", "--"]);
@@ -38,6 +42,16 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), BenchError> {
     if !arguments.is_empty() && !arguments.iter().any(needs_no_rivals) {
         bench.arg("--python").arg(python()?);
     }
+    let status = bench.status().map_err(|source| start("cargo", source))?;
+    succeeded("the benchmark", status.success())
+}
+
+/// Runs what counts and times the operator, against a real API server.
+fn operator() -> Result<(), BenchError> {
+    let mut bench = Command::new(env!("CARGO"));
+    bench.current_dir(repository());
+    bench.args(["test", "--quiet", "--release", "--package", "stoker-operator", "--test", "all"]);
+    bench.args(["--", "bench::", "--include-ignored", "--nocapture", "--test-threads", "1"]);
     let status = bench.status().map_err(|source| start("cargo", source))?;
     succeeded("the benchmark", status.success())
 }

@@ -24,7 +24,8 @@ enum Chore {
         #[arg(long)]
         check: bool,
     },
-    /// Measures in turns with others: `trainer` or `checkpoint`; `bench --help` lists the options.
+    /// Measures: `trainer` or `checkpoint` in turns with others, or `operator`; `bench --help` lists
+    /// the options.
     #[command(disable_help_flag = true)]
     Bench {
         /// What to measure, and its options

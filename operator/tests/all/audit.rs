@@ -1,5 +1,5 @@
-//! The chart's rules: each is there for a request of the operator's, or says what for. That they allow
-//! every request is checked where each test's [`Place`] ends.
+//! The chart's rules: each is there for a request of the operator's, or says what for. That they
+//! allow every request is checked where each test's [`Place`] ends.
 
 use serde_json::Value;
 use stoker_api::experiment::Phase;

@@ -93,7 +93,7 @@ fn the_door_takes_what_rank_0_says_of_its_own_attempt_and_nothing_else() {
             ("not for us", Some(for_others), progress(0, 1), mine, 401, ""),
             ("rank 1", own(&rank_1), progress(0, 1), mine, 403, "not rank 0's"),
             ("another's pod", own(&new), progress(0, 1), mine, 403, "is not of trial"),
-            ("no trial", own(&rank_0), progress(0, 1), &nobody, 403, "does not exist"),
+            ("no trial", own(&rank_0), progress(0, 1), &nobody, 403, "is not of trial"),
             ("no path", own(&rank_0), progress(0, 1), &elsewhere, 404, ""),
             ("old attempt", own(&old), progress(0, 1), ends, 200, "fenced"),
             ("old pod", own(&old), progress(1, 1), ends, 403, "is of attempt 0"),
@@ -117,7 +117,7 @@ fn the_door_takes_what_rank_0_says_of_its_own_attempt_and_nothing_else() {
         }
         let send =
             async |body: Vec<u8>| rank_0.line.send(body, own(&rank_0).as_deref(), mine).await;
-        assert_eq!(send(b"{".to_vec()).await.unwrap().0, 400);
+        assert_eq!(send(b"{".to_vec()).await.unwrap().0, 422);
         // Its answer may come while it is still being sent, which is no answer then.
         let long = send(vec![b' '; 2 << 20]).await;
         assert!(long.as_ref().is_none_or(|it| it.0 == 413), "{long:?}");

@@ -12,7 +12,7 @@ use stoker_api::trial::{AttemptEnd, Trial};
 
 use crate::flow::grid;
 use crate::kubelet::{Kubelet, Script, ended, now, unschedulable};
-use crate::setup::{Place, free_ports, runtime};
+use crate::setup::{Place, free_ports, merge, runtime};
 use AttemptEnd::{
     Completed, Infrastructure, InvalidHyperparameters, NotStarted, Preempted, UserError,
 };
@@ -256,7 +256,8 @@ fn obstacles(place: &Place) {
                 },
             }],
             "securityContext": {
-                "runAsNonRoot": true, "runAsUser": 1, "seccompProfile": { "type": "RuntimeDefault" },
+                "runAsNonRoot": true, "runAsUser": 1,
+                "seccompProfile": { "type": "RuntimeDefault" },
             },
         },
     }));
@@ -486,16 +487,5 @@ async fn run(place: &Place, cases: &[Case]) -> Said {
         }
         assert!(Instant::now() < end, "{open:?} did not end: {said:#?}\n{}", place.logs());
         tokio::time::sleep(Duration::from_millis(200)).await;
-    }
-}
-
-fn merge(base: &mut Value, over: &Value) {
-    match (base, over) {
-        (Value::Object(base), Value::Object(over)) => {
-            for (name, value) in over {
-                merge(base.entry(name.clone()).or_insert(Value::Null), value);
-            }
-        }
-        (base, over) => base.clone_from(over),
     }
 }

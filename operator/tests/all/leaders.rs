@@ -1,5 +1,5 @@
-//! Two replicas of which the leading one dies, stops for a while, or is cut off from the API server:
-//! the other takes over, and nothing of the search is lost or happens twice.
+//! Two replicas of which the leading one dies, stops for a while, or is cut off from the API
+//! server: the other takes over, and nothing of the search is lost or happens twice.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ enum Fate {
 
 /// How long a leader is away: longer than its lease.
 const AWAY: Duration = Duration::from_secs(LEASE_SECONDS + 3);
-/// How long the other may take to lead: the lease's time since it was last renewed, a look, and lists.
+/// How long the other may take to lead: the lease's time since its renewal, a look, and lists.
 const TAKE_OVER: Duration = Duration::from_secs(LEASE_SECONDS + 4);
 
 fn leads(operator: &Operator) -> bool {

@@ -156,8 +156,8 @@ fn kill(pid: u32) {
     assert!(status.unwrap().success());
 }
 
-/// A port that leads to others, each connection to the next that takes it. It can be cut: then nothing
-/// passes either way, and nobody is told.
+/// A port that leads to others, each connection to the next that takes it. It can be cut: then
+/// nothing passes either way, and nobody is told.
 pub(crate) struct Wire {
     pub(crate) port: u16,
     is_cut: watch::Sender<bool>,

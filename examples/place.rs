@@ -1,7 +1,8 @@
-//! Where a data set lies: what the experiment says, or where `scripts/fetch-data` puts it.
+//! Where a data set lies: what the experiment says, or where `scripts/fetch-data` puts it, or where
+//! the image has it.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use stoker_trainer::datasets::{Cache, fetch};
@@ -19,16 +20,21 @@ pub(crate) struct Place {
     sha256: BTreeMap<String, String>,
 }
 
+/// Where `scripts/build-images --data` puts data sets.
+const IN_THE_IMAGE: &str = "/usr/local/share/stoker/data";
+
 /// What can be missing, with its remedy.
-const REMEDY: &str = "run scripts/fetch-data, or set data.root in the experiment to the folder or \
-                      URL where the files are";
+const REMEDY: &str = "run scripts/fetch-data, or for pods scripts/build-images --data, or set \
+                      data.root in the experiment to the folder or URL where the files are";
 
 impl Place {
-    /// Of the experiment, or else the folder `name` of the cache.
+    /// Of the experiment, or else the folder `name` of the cache, or else that of the image.
     pub(crate) fn new(context: &Context, name: &str) -> Result<Self> {
         let mut place: Self = context.data()?;
         if place.root.is_none() {
-            let folder = Cache::standard()?.folder().join(name);
+            let cached = Cache::standard()?.folder().join(name);
+            let brought = Path::new(IN_THE_IMAGE).join(name);
+            let folder = if brought.exists() && !cached.exists() { brought } else { cached };
             place.root = Some(folder.to_string_lossy().into_owned());
         }
         Ok(place)

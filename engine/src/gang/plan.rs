@@ -10,7 +10,7 @@ use stoker_api::trial::{AttemptEnd, WantedState};
 use super::{Ended, Patience, PodPhase, PodSeen, conditions, ended};
 use crate::trial::{
     Limits, Next, SearchedMetric, TrialRecord, Wanted, begin_attempt, close, closed, end_attempt,
-    live_attempt, next, record_report,
+    granted_units, live_attempt, next, record_report, result_at,
 };
 
 /// The wait before the second restart in a row; it doubles. The first is at once.
@@ -156,7 +156,11 @@ impl Planner<'_> {
         if self.asked_too_long() {
             return;
         }
-        if !has_pods && !view.record.spec.wanted.is_run() {
+        // One that is not wanted because it has its result ends as it would.
+        let units = granted_units(&view.record.spec);
+        let is_unwanted =
+            !view.record.spec.wanted.is_run() && result_at(view.record, units).is_none();
+        if !has_pods && is_unwanted {
             self.end(AttemptEnd::RunnerLost, "NotWanted", "not wanted before it began".to_owned());
             return;
         }
@@ -184,7 +188,7 @@ impl Planner<'_> {
             return;
         }
         let waits = |it: &&PodSeen| it.phase == PodPhase::Pending && it.exit.is_none();
-        if !view.record.spec.wanted.is_run() && pods.values().all(waits) {
+        if is_unwanted && pods.values().all(waits) {
             self.end(AttemptEnd::RunnerLost, "NotWanted", "not wanted before it ran".to_owned());
             return;
         }
@@ -299,7 +303,11 @@ impl Planner<'_> {
                 self.delete(pod, 0);
             } else if pod.is_terminal() && view.now < until {
                 self.wake(until);
-            } else if pod.deletion.is_none() && pod.has_left() && view.now < settles {
+            } else if !pod.is_terminal()
+                && pod.deletion.is_none()
+                && pod.has_left()
+                && view.now < settles
+            {
                 // Its node says next that all of it has ended, and nothing needs to be deleted.
                 self.wake(settles);
             } else {

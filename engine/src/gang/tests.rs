@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use stoker_api::condition;
 use stoker_api::time::Timestamp;
-use stoker_api::trial::{Attempt, AttemptEnd, CheckpointRecord, WantedState};
+use stoker_api::trial::{Attempt, AttemptEnd, CheckpointRecord, Fact, ResultFact, WantedState};
 
 use super::{Exit, GangView, NodeState, Patience, PodPhase, PodSeen, Waiting, plan};
 use crate::fixture::{LOSS, plain_record};
@@ -267,6 +267,13 @@ fn a_pod_that_is_about_to_finish_is_not_deleted() {
         check("Preempted@7 made", &format!("0@0X 1@0X {rest}"), now, expected);
     };
     check_at(36, "wake=1");
+    let over = Case {
+        record: record("Preempted@7 made"),
+        pods: "0@0C 1@0C 0@1R 1@1R",
+        now: 607,
+        is_admitted: true,
+    };
+    assert_eq!(over.render(), "delete=t-a0-r0:30 delete=t-a0-r1:30");
     check_at(37, "delete=t-a0-r0:30 delete=t-a0-r1:30");
 }
 
@@ -290,6 +297,13 @@ fn what_is_not_wanted_ends() {
     check("", WantedState::Pause, 100, "");
     check("", WantedState::Stop, 100, "Cancelled");
     check("live", WantedState::Pause, 100, "end=RunnerLost:NotWanted wake=3600");
+    let mut done = record("live");
+    let result = ResultFact { units: 9, metric: "0.5".to_owned() };
+    done.status.facts.push(Fact::Result(result));
+    done.spec.wanted = WantedState::Stop;
+    done.spec.wanted_since = Some(Timestamp(100));
+    let case = Case { record: done, pods: "0@0R", now: 100, is_admitted: true };
+    assert_eq!(case.render(), "create=[1] wake=200");
     let mut waiting = record("made");
     waiting.spec.wanted = WantedState::Pause;
     let case = Case { record: waiting, pods: "0@0P 1@0S", now: 9, is_admitted: true };

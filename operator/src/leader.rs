@@ -5,10 +5,11 @@
 //! before that, and a leader that was stopped and let go writes nothing that still counts: everything
 //! it read has been touched by its successor.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::StreamExt as _;
+use futures::{FutureExt as _, StreamExt as _};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff;
@@ -185,7 +186,7 @@ async fn experiments(world: Arc<World>) {
     while let Some(key) = world.experiment_queue.next().await {
         let start = Instant::now();
         let result = match world.is_leader() {
-            true => crate::experiment::reconcile(&world, &key).await,
+            true => contained(crate::experiment::reconcile(&world, &key)).await,
             false => Ok(None),
         };
         let wait = failures.wait(&world, "experiment", &key, start, result);
@@ -198,12 +199,23 @@ async fn trials(world: Arc<World>) {
     while let Some(key) = world.trial_queue.next().await {
         let start = Instant::now();
         let result = match world.is_leader() {
-            true => crate::trial::reconcile(&world, &key).await,
+            true => contained(crate::trial::reconcile(&world, &key)).await,
             false => Ok(None),
         };
         let wait = failures.wait(&world, "trial", &key, start, result);
         world.trial_queue.done(key, wait);
     }
+}
+
+/// A panic over one object stops nobody else: it is logged where it happens, and tried again.
+async fn contained(
+    reconcile: impl Future<Output = Result<Option<Duration>, Error>>,
+) -> Result<Option<Duration>, Error> {
+    let panicked = |_| {
+        let doing = "decide on it".to_owned();
+        Err(Error::Away { doing, reason: "a defect of the operator: see its log".to_owned() })
+    };
+    AssertUnwindSafe(reconcile).catch_unwind().await.unwrap_or_else(panicked)
 }
 
 /// How often each key has failed in a row, as far as one worker saw.

@@ -222,11 +222,26 @@ impl World {
     where
         K: Resource<DynamicType = ()>,
     {
+        self.event_of(object, type_, reason, "Reconcile", note).await;
+    }
+
+    /// As [`event`](Self::event), of one `action` of several: events of one reason and one action are
+    /// told as one that came again.
+    pub async fn event_of<K>(
+        &self,
+        object: &K,
+        type_: EventType,
+        reason: &str,
+        action: &str,
+        note: String,
+    ) where
+        K: Resource<DynamicType = ()>,
+    {
         let event = Event {
             type_,
             reason: reason.to_owned(),
             note: Some(note.chars().take(1000).collect()),
-            action: "Reconcile".to_owned(),
+            action: action.to_owned(),
             secondary: None,
         };
         let object = object.object_ref(&());

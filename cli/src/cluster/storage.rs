@@ -79,9 +79,11 @@ impl Options {
 pub(crate) fn of(experiment: &Experiment) -> CheckpointStorage {
     let mut storage = experiment.spec.checkpoint_storage.clone();
     let used = experiment.status.as_ref().and_then(|it| it.storage.clone());
-    if let (None, Some(used)) = (&storage.url, used) {
+    let from_here = |name: &str| std::env::var(name).ok().filter(|it| !it.is_empty());
+    if let (None, Some(used), None) = (&storage.url, used, from_here(ENV_URL)) {
         storage.url = Some(used.url).filter(|it| !it.is_empty());
-        storage.endpoint = storage.endpoint.or(used.endpoint);
+        let endpoint = from_here(ENV_ENDPOINT);
+        storage.endpoint = endpoint.or(storage.endpoint).or(used.endpoint);
     }
     storage
 }

@@ -132,7 +132,7 @@ async fn tell(world: &World, observed: &Observed, after: &CachedTrial) {
             _ => (EventType::Warning, "AttemptEnded"),
         };
         let note = format!("attempt {number}: {end:?}: {reason}: {message}");
-        world.event(trial, type_, event, note).await;
+        world.event_of(trial, type_, event, &format!("EndAttempt{number}"), note).await;
     }
     if status.phase.is_terminal() && !before.phase.is_terminal() {
         let note = status.message.clone().unwrap_or_default();

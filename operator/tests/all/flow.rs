@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use stoker_api::condition::{ConditionStatus, find};
 use stoker_api::experiment::Phase;
 use stoker_api::trial::{CloseCause, Fact};
+use stoker_test_cluster::ControlPlane;
 
 use crate::kubelet::{Kubelet, Script};
 use crate::setup::{Place, free_ports, runtime};
@@ -175,5 +176,52 @@ fn a_trial_deleted_by_hand_is_closed_and_its_index_is_not_used_again() {
         let names: Vec<u32> =
             place.trials_of("grid").await.iter().map(|it| it.spec.index).collect();
         assert_eq!(names, [0, 2]);
+    });
+}
+
+/// Schemas let nothing in that cannot be read; an older operator beside a newer schema meets it all the
+/// same.
+#[test]
+fn an_object_that_cannot_be_read_is_told_so_and_stops_nobody() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        // Other tests are not to see a schema that changes.
+        let plane: &ControlPlane =
+            Box::leak(Box::new(ControlPlane::start().unwrap_or_else(|it| panic!("{it}"))));
+        plane.apply_crds(&crate::setup::crds()).unwrap();
+        let place = Place::on(plane, "unreadable").await;
+        let path = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/maxRestarts";
+        let any = json!({ "x-kubernetes-int-or-string": true });
+        let patch = json!([{ "op": "replace", "path": path, "value": any }]).to_string();
+        let crd = "experiments.stoker.dev";
+        place.plane.kubectl(&["patch", "crd", crd, "--type=json", "-p", &patch]).unwrap();
+        let mut operator = place.operator("a", free_ports());
+        operator.wait_ready(&place);
+        let _kubelet =
+            Kubelet::start(&place.client, &place.namespace, |_| Script::Train { unit_ms: 10 });
+        let mut newer = grid(2, 2, 1);
+        newer["maxRestarts"] = json!("five");
+        let made = stoker_test_cluster::wait_until("the schema is loose", 20, || {
+            let object = json!({
+                "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
+                "metadata": { "name": "newer", "namespace": "unreadable" }, "spec": newer,
+            });
+            place.plane.apply(&object.to_string()).map_err(|it| it.to_string())
+        });
+        made.unwrap();
+        place.apply("good", grid(2, 2, 1));
+        place.wait_for("good", &[Phase::Completed], 30).await;
+        let said = stoker_test_cluster::wait_until("it is told", 20, || {
+            let found = place.plane.get(&["experiment", "newer", "-n", "unreadable"]);
+            let found = found.map_err(|it| it.to_string())?;
+            let conditions = found["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            let valid = conditions.into_iter().find(|it| it["type"] == "Valid");
+            valid.ok_or_else(|| found.to_string())
+        });
+        let said = said.unwrap();
+        assert_eq!((&said["status"], &said["reason"]), (&json!("False"), &json!("Unreadable")));
+        assert!(said["message"].as_str().unwrap().contains("five"), "{said}");
     });
 }

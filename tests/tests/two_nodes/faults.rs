@@ -1,5 +1,7 @@
 //! Gangs over nodes that die.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use stoker_test_cluster::{Cluster, wait_until};
 
@@ -77,4 +79,41 @@ fn a_gang_outlives_a_node_and_ends_with_the_same_bits() {
     for file in files.into_iter().filter(|it| !it.contains("state")) {
         assert_eq!(calm[file], hit[file], "{file}");
     }
+}
+
+/// Long enough for several saves to fail.
+const STORAGE_AWAY: Duration = Duration::from_secs(60);
+
+#[test]
+fn a_trial_outlives_a_storage_that_is_away_for_a_minute() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    let (cluster, _turn) = cluster();
+    let long = json!({
+        "minCheckpointPeriod": { "batches": 200 },
+        "searcher": {
+            "metric": "validation_accuracy", "smallerIsBetter": false,
+            "maxLength": { "epochs": 20 }, "single": {},
+        },
+    });
+    cluster.apply(&mnist("dry", &long).to_string()).unwrap();
+    wait_until("a checkpoint exists", 120, || {
+        let trial =
+            cluster.get(&["-n", NAMESPACE, "trial", "dry-0"]).map_err(|it| it.to_string())?;
+        match trial["status"]["checkpoints"].as_array().map_or(0, Vec::len) {
+            0 => Err(trial["status"].to_string()),
+            _ => Ok(()),
+        }
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)));
+    cluster.stop_s3();
+    std::thread::sleep(STORAGE_AWAY);
+    cluster.start_s3().unwrap();
+    let dry = ended(cluster, "dry", 600);
+    assert_eq!(dry["status"]["phase"], "Completed", "{}", state(cluster));
+    let trial = get(cluster, "trial", "dry-0");
+    assert_eq!(trial["status"]["restarts"], 0, "{trial}");
+    let accuracy: f64 = dry["status"]["best"]["metric"].as_str().unwrap().parse().unwrap();
+    assert!(accuracy > 0.97, "{accuracy}");
 }

@@ -132,6 +132,8 @@ fn observe(world: Arc<World>) -> Router {
             ] {
                 world.metrics.cached.get_or_create(&Kind { kind }).set(len as i64);
             }
+            // Who leads is a question of time: nobody may have looked since it was over.
+            world.metrics.leader.set(i64::from(world.is_leader()));
             let queued = &world.metrics.queued;
             let (experiments, trials) = (world.experiment_queue.len(), world.trial_queue.len());
             queued.get_or_create(&Kind { kind: "experiments" }).set(experiments as i64);

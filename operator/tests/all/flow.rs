@@ -193,7 +193,7 @@ fn an_object_that_cannot_be_read_is_told_so_and_stops_nobody() {
         plane.apply_crds(&crate::setup::crds()).unwrap();
         let place = Place::on(plane, "unreadable").await;
         let path = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/maxRestarts";
-        let any = json!({ "x-kubernetes-int-or-string": true });
+        let any = json!({ "x-kubernetes-int-or-string": true, "default": 5 });
         let patch = json!([{ "op": "replace", "path": path, "value": any }]).to_string();
         let crd = "experiments.stoker.dev";
         place.plane.kubectl(&["patch", "crd", crd, "--type=json", "-p", &patch]).unwrap();

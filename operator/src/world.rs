@@ -23,7 +23,8 @@ use crate::trial::config::Setup;
 const GATHER: Duration = Duration::from_millis(100);
 /// The same, where it is only shown: many trials validate now and then.
 const GATHER_TO_SHOW: Duration = Duration::from_secs(2);
-/// The safety requeue: a lost event is made up for within this time, and a third more or less.
+/// The safety requeue: what is known is looked at again within this time, and a third more or less.
+/// What no watch told of is not known.
 const SAFETY: Duration = Duration::from_secs(600);
 
 /// Everything that a replica's parts share.

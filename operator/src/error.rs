@@ -64,10 +64,6 @@ impl Error {
             403 if message.contains(" is forbidden: User \"") => {
                 Self::Away { doing, reason: format!("{code}: {message}") }
             }
-            // An API server that has just begun may not have read its roles yet.
-            403 if message.contains("is forbidden: User") => {
-                Self::Away { doing, reason: format!("{code}: {message}") }
-            }
             400 | 403 | 422 => Self::Refused { doing, code, message },
             _ => Self::Away { doing, reason: format!("{code}: {message}") },
         }
@@ -115,10 +111,6 @@ mod tests {
         check(404, "NotFound", "cannot do it: it is gone");
         check(403, "Forbidden", "cannot do it: why");
         check(422, "Invalid", "cannot do it: why");
-        let rules = "pods is forbidden: User \"me\" cannot create resource \"pods\"";
-        let status = Status::failure(rules, "Forbidden").with_code(403);
-        let error = Error::new("do it".to_owned(), kube::Error::Api(Box::new(status)));
-        assert!(matches!(error, Error::Away { .. }), "{error}");
         check(500, "InternalError", "cannot do it: 500: why");
         check(429, "TooManyRequests", "cannot do it: 429: why");
     }

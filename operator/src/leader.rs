@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 
 use crate::cache::{Cached as _, Key};
 use crate::error::{Error, request};
-use crate::metrics::Kind;
+use crate::metrics::{Kind, with_cpu_seconds};
 use crate::world::World;
 
 /// Annotation of a trial: who has led since it was last touched.
@@ -31,6 +31,9 @@ const SWEEP_WIDTH: usize = 16;
 /// Experiments and trials looked at together.
 const EXPERIMENT_WORKERS: usize = 4;
 const TRIAL_WORKERS: usize = 16;
+/// How soon a key is looked at again that came up while the lease was over: it may be renewed late, and
+/// then all goes on as if nothing had been.
+const LAPSE: Duration = Duration::from_millis(200);
 /// The waits after an error, from the first to the longest.
 const ERROR_WAITS: [Duration; 5] = [
     Duration::from_millis(200),
@@ -51,7 +54,7 @@ struct Seen {
 pub async fn run(world: Arc<World>, mut stop: watch::Receiver<bool>) {
     let duration = Duration::from_secs(world.options.lease_seconds);
     let mut candidate = Candidate { world: world.clone(), seen: None, duration };
-    let mut workers: Option<JoinSet<()>> = None;
+    let mut workers: Option<Workers> = None;
     loop {
         let before = Instant::now();
         // Whoever does not hear of its lease in time does not lead, and must look away no longer.
@@ -60,8 +63,15 @@ pub async fn run(world: Arc<World>, mut stop: watch::Receiver<bool>) {
             let doing = "renew the lease".to_owned();
             Err(Error::Away { doing, reason: "no answer in time".to_owned() })
         });
+        if acquired.is_ok() {
+            world.set_heard();
+        }
         match acquired {
             Ok(Some(transitions)) => {
+                // Somebody led since: what is cached, and what it has under way, is as of then.
+                if let Some(old) = workers.take_if(|it| it.transitions != transitions) {
+                    end(&world, old).await;
+                }
                 world.set_leader(Some(before + duration * 2 / 3));
                 if workers.is_none() {
                     tracing::info!(identity = world.options.identity, transitions, "leading");
@@ -73,7 +83,7 @@ pub async fn run(world: Arc<World>, mut stop: watch::Receiver<bool>) {
             }
             Err(error) => tracing::warn!(%error, "the lease is not renewed"),
         }
-        if let Some(panic) = workers.as_mut().and_then(JoinSet::try_join_next) {
+        if let Some(panic) = workers.as_mut().and_then(|it| it.tasks.try_join_next()) {
             // A worker only ends when it is told to: what it had in hand is lost with it.
             tracing::error!(?panic, "a worker ended by itself; this replica ends, another goes on");
             std::process::exit(70);
@@ -97,12 +107,19 @@ pub async fn run(world: Arc<World>, mut stop: watch::Receiver<bool>) {
     world.set_leader(None);
 }
 
-fn begin(world: &Arc<World>, transitions: i32) -> JoinSet<()> {
-    let mut workers = JoinSet::new();
+/// Those that look at experiments and trials while this replica leads.
+struct Workers {
+    tasks: JoinSet<()>,
+    /// Changes of leader when they began.
+    transitions: i32,
+}
+
+fn begin(world: &Arc<World>, transitions: i32) -> Workers {
+    let mut tasks = JoinSet::new();
     let ready = watch::Sender::new(false);
     for _ in 0..EXPERIMENT_WORKERS {
         let (world, mut ready) = (world.clone(), ready.subscribe());
-        workers.spawn(async move {
+        tasks.spawn(async move {
             if ready.wait_for(|it| *it).await.is_ok() {
                 experiments(world).await;
             }
@@ -110,14 +127,14 @@ fn begin(world: &Arc<World>, transitions: i32) -> JoinSet<()> {
     }
     for _ in 0..TRIAL_WORKERS {
         let (world, mut ready) = (world.clone(), ready.subscribe());
-        workers.spawn(async move {
+        tasks.spawn(async move {
             if ready.wait_for(|it| *it).await.is_ok() {
                 trials(world).await;
             }
         });
     }
     let world = world.clone();
-    workers.spawn(async move {
+    tasks.spawn(async move {
         // What was cached may be older than what the last leader wrote last.
         world.refresh().await;
         if transitions > 0 {
@@ -130,14 +147,14 @@ fn begin(world: &Arc<World>, transitions: i32) -> JoinSet<()> {
         // The sender must live as long as those who wait for it.
         std::future::pending::<()>().await;
     });
-    workers
+    Workers { tasks, transitions }
 }
 
 /// Ends the workers: a reconcile under way is cut where it waits, which it must bear.
-async fn end(world: &World, mut workers: JoinSet<()>) {
+async fn end(world: &World, mut workers: Workers) {
     world.experiment_queue.set_closed(true);
     world.trial_queue.set_closed(true);
-    workers.shutdown().await;
+    workers.tasks.shutdown().await;
     world.experiment_queue.clear();
     world.trial_queue.clear();
 }
@@ -186,8 +203,10 @@ async fn experiments(world: Arc<World>) {
     while let Some(key) = world.experiment_queue.next().await {
         let start = Instant::now();
         let result = match world.is_leader() {
-            true => contained(crate::experiment::reconcile(&world, &key)).await,
-            false => Ok(None),
+            true => {
+                contained(&world, "experiment", crate::experiment::reconcile(&world, &key)).await
+            }
+            false => Ok(Some(LAPSE)),
         };
         let wait = failures.wait(&world, "experiment", &key, start, result);
         world.experiment_queue.done(key, wait);
@@ -199,8 +218,8 @@ async fn trials(world: Arc<World>) {
     while let Some(key) = world.trial_queue.next().await {
         let start = Instant::now();
         let result = match world.is_leader() {
-            true => contained(crate::trial::reconcile(&world, &key)).await,
-            false => Ok(None),
+            true => contained(&world, "trial", crate::trial::reconcile(&world, &key)).await,
+            false => Ok(Some(LAPSE)),
         };
         let wait = failures.wait(&world, "trial", &key, start, result);
         world.trial_queue.done(key, wait);
@@ -209,13 +228,18 @@ async fn trials(world: Arc<World>) {
 
 /// A panic over one object stops nobody else: it is logged where it happens, and tried again.
 async fn contained(
+    world: &World,
+    kind: &'static str,
     reconcile: impl Future<Output = Result<Option<Duration>, Error>>,
 ) -> Result<Option<Duration>, Error> {
     let panicked = |_| {
         let doing = "decide on it".to_owned();
         Err(Error::Away { doing, reason: "a defect of the operator: see its log".to_owned() })
     };
-    AssertUnwindSafe(reconcile).catch_unwind().await.unwrap_or_else(panicked)
+    let reconcile = AssertUnwindSafe(reconcile).catch_unwind();
+    let (result, seconds) = with_cpu_seconds(reconcile).await;
+    world.metrics.reconcile_cpu_seconds.get_or_create(&Kind { kind }).inc_by(seconds);
+    result.unwrap_or_else(panicked)
 }
 
 /// How often each key has failed in a row, as far as one worker saw.

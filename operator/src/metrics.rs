@@ -1,5 +1,9 @@
 //! What is counted, with names that stay and labels of few values.
 
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::atomic::AtomicU64;
+
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -69,6 +73,8 @@ pub struct Metrics {
     pub errors: Family<Kind, Counter>,
     /// Seconds of a reconcile, requests included.
     pub reconcile_seconds: Family<Kind, Histogram, fn() -> Histogram>,
+    /// CPU seconds of reconciles.
+    pub reconcile_cpu_seconds: Family<Kind, Counter<f64, AtomicU64>>,
     /// Attempts begun.
     pub attempts_started: Counter,
     ends: Family<Kind, Counter>,
@@ -97,6 +103,7 @@ impl Default for Metrics {
             writes: Family::default(),
             errors: Family::default(),
             reconcile_seconds: Family::new_with_constructor(seconds),
+            reconcile_cpu_seconds: Family::default(),
             attempts_started: Counter::default(),
             ends: Family::default(),
             trial_ends: Family::default(),
@@ -114,6 +121,10 @@ impl Default for Metrics {
         registry.register("reconcile_errors", "Reconciles that were cut short", it.errors.clone());
         let help = "Time of a reconcile, requests included";
         registry.register_with_unit("reconcile", help, Unit::Seconds, it.reconcile_seconds.clone());
+        let help =
+            "CPU time of reconciles: reading, deciding, and what their requests take of a thread";
+        let cpu = it.reconcile_cpu_seconds.clone();
+        registry.register_with_unit("reconcile_cpu", help, Unit::Seconds, cpu);
         registry.register("attempts_started", "Attempts begun", it.attempts_started.clone());
         registry.register("attempts_ended", "Attempts ended, by how", it.ends.clone());
         registry.register("trials_ended", "Trials ended, by phase", it.trial_ends.clone());
@@ -129,6 +140,27 @@ impl Default for Metrics {
         registry.register("queued", "Keys that wait to be looked at, by kind", it.queued.clone());
         Self { registry, ..it }
     }
+}
+
+/// CPU seconds of this thread so far.
+fn thread_seconds() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
+/// A future's result and the CPU seconds that it took, on whatever threads. What it leaves to other
+/// tasks, as a connection that is shared, is not in them.
+pub async fn with_cpu_seconds<T>(future: impl Future<Output = T>) -> (T, f64) {
+    let mut future = pin!(future);
+    let mut seconds = 0.0;
+    let output = poll_fn(|context| {
+        let begin = thread_seconds();
+        let polled = future.as_mut().poll(context);
+        seconds += thread_seconds() - begin;
+        polled
+    });
+    let output = output.await;
+    (output, seconds)
 }
 
 impl Metrics {
@@ -169,6 +201,21 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn waiting_takes_no_cpu_time_and_working_does() {
+        let waiting = tokio::time::sleep(std::time::Duration::from_millis(200));
+        let (_, waited) = with_cpu_seconds(waiting).await;
+        let working = async {
+            for _ in 0..5 {
+                let begin = thread_seconds();
+                while thread_seconds() < begin + 0.01 {}
+                tokio::task::yield_now().await;
+            }
+        };
+        let (_, worked) = with_cpu_seconds(working).await;
+        assert!((0.05..0.1).contains(&worked) && waited < 0.01, "{worked} {waited}");
+    }
 
     #[test]
     fn names_and_labels_stay() {

@@ -82,7 +82,8 @@ pub struct Options {
     /// Seconds after which a node that is not ready is given up
     #[arg(long, default_value_t = 60)]
     pub node_lost_seconds: u64,
-    /// Seconds that finished pods stay
+    /// Seconds that finished pods stay. Less than a minute is for tests: a pod's creation that was under
+    /// way when an operator died collides with the pod that its successor made only while that is there
     #[arg(long, default_value_t = 600)]
     pub finished_pods_seconds: u64,
     /// Gangs of several pods that start at a time

@@ -119,7 +119,8 @@ fn watch_all(world: &Arc<World>, tasks: &mut JoinSet<()>) {
     tasks.spawn(feed(nodes, all(), world.nodes.clone(), read, refresh()));
 }
 
-/// `/metrics`, `/healthz`: it runs; `/readyz`: it knows what the API server holds.
+/// `/metrics`, `/healthz`: it runs; `/readyz`: it knows what the API server holds and
+/// reaches it.
 fn observe(world: Arc<World>) -> Router {
     let metrics = {
         let world = world.clone();
@@ -142,9 +143,10 @@ fn observe(world: Arc<World>) -> Router {
             ([("content-type", content)], world.metrics.render())
         }
     };
-    let ready = async move || match world.is_ready() {
-        true => (StatusCode::OK, "ready"),
-        false => (StatusCode::SERVICE_UNAVAILABLE, "the API server's objects are not all read yet"),
+    let ready = async move || match (world.is_ready(), world.is_connected()) {
+        (true, true) => (StatusCode::OK, "ready"),
+        (true, false) => (StatusCode::SERVICE_UNAVAILABLE, "the API server does not answer"),
+        _ => (StatusCode::SERVICE_UNAVAILABLE, "the API server's objects are not all read yet"),
     };
     Router::new()
         .route("/metrics", get(metrics))

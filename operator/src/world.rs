@@ -55,6 +55,8 @@ pub struct World {
     pub trial_changes: tokio::sync::broadcast::Sender<Key>,
     /// Until when this replica leads, if nothing more is heard.
     leads_until: Mutex<Option<Instant>>,
+    /// When the API server last answered about the lease.
+    heard: Mutex<Option<Instant>>,
     /// Objects that cannot be read and were told so, by generation.
     told: Mutex<HashSet<(Key, i64)>>,
     recorder: Recorder,
@@ -111,6 +113,7 @@ impl World {
             refresh: watch::Sender::new(0),
             trial_changes: tokio::sync::broadcast::Sender::new(4096),
             leads_until: Mutex::default(),
+            heard: Mutex::default(),
             told: Mutex::default(),
             recorder,
             admitted: Default::default(),
@@ -160,6 +163,18 @@ impl World {
     /// Experiments of a namespace.
     pub fn experiment_api(&self, namespace: &str) -> Api<Experiment> {
         Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// Notes that the API server answered.
+    pub fn set_heard(&self) {
+        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// Whether the API server answered within a lease's time: every replica asks more often.
+    pub fn is_connected(&self) -> bool {
+        let heard = *self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let lease = Duration::from_secs(self.options.lease_seconds);
+        heard.is_some_and(|it| it.elapsed() < lease)
     }
 
     /// Whether all caches have a whole list.

@@ -138,14 +138,17 @@ fn times() {
         };
         let (cpu, reconciles) =
             (cpu_seconds(pid), metric(&operator, "stoker_reconcile_seconds_count"));
+        let alone = metric(&operator, "stoker_reconcile_cpu_seconds_total");
         place.apply("many", wide(40, 2));
         place.wait_for("many", &[Phase::Completed], 120).await;
         tokio::time::sleep(Duration::from_secs(4)).await;
         let cpu = cpu_seconds(pid) - cpu;
         let reconciles = metric(&operator, "stoker_reconcile_seconds_count") - reconciles;
+        let alone = metric(&operator, "stoker_reconcile_cpu_seconds_total") - alone;
         println!("| CPU per trial of 1 pod, all in, ms | {:.1} |", cpu / 40.0 * 1e3);
         println!("| reconciles per trial | {:.1} |", reconciles / 40.0);
         println!("| CPU per reconcile, all in, us | {:.0} |", cpu / reconciles * 1e6);
+        println!("| CPU per reconcile alone, us | {:.0} |", alone / reconciles * 1e6);
         println!("| pods run | {} |", kubelet.started().len());
 
         place.apply("door", wide(TRIALS, 1_000_000));

@@ -9,8 +9,8 @@ use stoker_api::experiment::Phase;
 
 use crate::flow::grid;
 use crate::kubelet::{Kubelet, Line, Script};
-use crate::proxy::Wire;
-use crate::setup::{LEASE_SECONDS, Operator, Place, free_ports, runtime};
+use crate::proxy::{Proxy, Wire};
+use crate::setup::{LEASE_SECONDS, Operator, Place, client_of, free_ports, runtime};
 use crate::writes::{check, wait_for_units};
 
 /// What happens to the leader.
@@ -93,7 +93,9 @@ async fn run(fate: Fate) -> Vec<Value> {
         let begin = Instant::now();
         until(&format!("b leads: {fate:?}"), TAKE_OVER, || leads(&b)).await;
         if fate == Fate::CutOff {
-            assert!(!leads(a.as_ref().unwrap()), "two lead at a time");
+            let a = a.as_ref().unwrap();
+            assert!(!leads(a), "two lead at a time");
+            until("a is not ready", TAKE_OVER, || !a.is_ready()).await;
         }
         tokio::time::sleep(AWAY.saturating_sub(begin.elapsed())).await;
         wire.cut(false);
@@ -104,6 +106,7 @@ async fn run(fate: Fate) -> Vec<Value> {
     place.wait_for("grid", &[Phase::Completed, Phase::Failed], 60).await;
     if let (Fate::Stopped | Fate::CutOff, Some(a)) = (fate, &a) {
         until("a knows that it does not lead", TAKE_OVER, || !leads(a)).await;
+        until("a is ready again", TAKE_OVER, || a.is_ready()).await;
     }
     assert_eq!(leads(&b), fate != Fate::Nothing, "{fate:?}");
     assert!(b.metrics().contains("stoker_reports_total{answer=\"Directive\"}"), "{fate:?}");
@@ -133,5 +136,27 @@ fn whatever_becomes_of_the_leader_the_search_ends_as_if_nothing_had_been() {
         for (other, fate) in others.into_iter().zip(&fates[1..]) {
             assert_eq!(other.await.unwrap(), expected, "{fate:?}");
         }
+    });
+}
+
+#[test]
+fn a_lease_that_is_renewed_late_loses_nothing_that_is_due() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        let place = Place::new("late").await;
+        let proxy = Proxy::start(client_of(&place.kubeconfig).await, place.folder.path()).await;
+        // Read and renewed it is within the time for it, and after its end by a moment each time.
+        proxy.delay_leases(Duration::from_secs(LEASE_SECONDS) * 9 / 64);
+        let mut operator = place.operator_by("a", free_ports(), &proxy.kubeconfig, &[]);
+        operator.wait_ready(&place);
+        let kubelet = Kubelet::start(&place.client, "late", |_| Script::Train { unit_ms: 10 });
+        for number in 0..5 {
+            let name = format!("late-{number}");
+            place.apply(&name, grid(3, 2, 1));
+            place.wait_for(&name, &[Phase::Completed], 30).await;
+        }
+        assert_eq!(kubelet.started().len(), 15);
     });
 }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub(crate) enum When {
 }
 
 /// How long a late write takes: the next operator has read everything by then.
-const LATE: Duration = Duration::from_millis(1200);
+pub(crate) const LATE: Duration = Duration::from_millis(1200);
 
 /// Kills a process at its n-th write from now.
 struct Trap {
@@ -50,6 +50,8 @@ struct Shared {
     client: Client,
     trap: Mutex<Option<Trap>>,
     num_writes: AtomicUsize,
+    /// Milliseconds that each request of the lease is held up.
+    lease_delay: AtomicU64,
 }
 
 impl Drop for Proxy {
@@ -72,7 +74,8 @@ impl Proxy {
         );
         std::fs::write(&kubeconfig, text).unwrap();
         let (trap, num_writes) = (Mutex::default(), AtomicUsize::new(0));
-        let shared = Arc::new(Shared { client, trap, num_writes });
+        let lease_delay = AtomicU64::new(0);
+        let shared = Arc::new(Shared { client, trap, num_writes, lease_delay });
         let router = Router::new().fallback(pass).with_state(shared.clone());
         let task = tokio::spawn(async move {
             axum::serve(listener, router).await.unwrap();
@@ -92,6 +95,12 @@ impl Proxy {
         told
     }
 
+    /// Holds up each request of the lease from now on.
+    pub(crate) fn delay_leases(&self, delay: Duration) {
+        let milliseconds = u64::try_from(delay.as_millis()).unwrap();
+        self.shared.lease_delay.store(milliseconds, Ordering::Relaxed);
+    }
+
     pub(crate) fn disarm(&self) {
         *self.shared.trap.lock().unwrap() = None;
     }
@@ -100,8 +109,12 @@ impl Proxy {
 async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let name = format!("{} {}", parts.method, parts.uri.path());
-    let is_write =
-        parts.method != Method::GET && !name.contains("/leases") && !name.contains("/tokenreviews");
+    let is_lease = name.contains("/leases");
+    let is_write = parts.method != Method::GET && !is_lease && !name.contains("/tokenreviews");
+    if is_lease {
+        let delay = shared.lease_delay.load(Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_millis(delay)).await;
+    }
     let body = to_bytes(body, 64 << 20).await.unwrap_or_default();
     let request = axum::http::Request::from_parts(parts, kube::client::Body::from(body));
     let trap = match is_write {

@@ -249,6 +249,8 @@ pub(crate) fn decided(trials: &[Trial]) -> Vec<Value> {
     trials.iter().map(of).collect()
 }
 
+const READY: &str = "HTTP/1.1 200";
+
 /// An operator's process; killed when dropped.
 pub(crate) struct Operator {
     child: Child,
@@ -262,17 +264,24 @@ impl Operator {
 
     /// Waits until it knows what the API server holds.
     pub(crate) fn wait_ready(&mut self, place: &Place) {
-        let address = format!("127.0.0.1:{}", self.port + 1);
         // Others of this runtime may carry what it asks for.
         let ready = block_in_place(|| {
-            wait_until("the operator is ready", 30, || match get(&address, "/readyz") {
-                Ok(text) if text.starts_with("HTTP/1.1 200") => Ok(()),
+            wait_until("the operator is ready", 30, || match self.readiness() {
+                Ok(text) if text.starts_with(READY) => Ok(()),
                 other => Err(format!("{other:?}")),
             })
         });
         if let Err(error) = ready {
             panic!("{error}: {:?}\n{}", self.child.try_wait(), place.logs());
         }
+    }
+
+    fn readiness(&self) -> std::io::Result<String> {
+        get(&format!("127.0.0.1:{}", self.port + 1), "/readyz")
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        self.readiness().is_ok_and(|it| it.starts_with(READY))
     }
 
     pub(crate) fn signal(&self, signal: &str) {

@@ -138,14 +138,11 @@ fn tell(state: &State, paths: &Paths, valid: &ValidExperiment, output: Output) -
         Output::Json => print::out(outcome::json_line(state, paths)),
         Output::Text => outcome::print_text(state, paths, &searched),
     }
-    match state.status().phase {
-        Phase::Completed => 0,
-        Phase::Failed | Phase::Cancelled => 1,
-        Phase::Pending | Phase::Running | Phase::Paused => {
-            print::err("stopped; run the same command again to go on from here");
-            3
-        }
+    let phase = state.status().phase;
+    if !phase.is_terminal() {
+        print::err("stopped; run the same command again to go on from here");
     }
+    crate::cluster::wait::code(phase)
 }
 
 fn greeting(paths: &Paths, opened: &setup::Opened) -> String {

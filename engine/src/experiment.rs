@@ -4,6 +4,7 @@
 //! trial and then by age. Whatever a fold says of a trial beyond what is granted to it becomes a
 //! grant. Nothing is remembered between plans.
 
+use std::borrow::Borrow;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -41,9 +42,9 @@ pub struct ExperimentPlan {
 /// one, that has no record was deleted: it counts as closed from its start, its facts count no
 /// more, and it is not created again. With `cancelled` no trial is created and all open ones are in
 /// `stop`.
-pub fn plan(
+pub fn plan<R: Borrow<TrialRecord>>(
     config: &SearchConfig,
-    trials: &[TrialRecord],
+    trials: &[R],
     trials_created: u32,
     cancelled: bool,
 ) -> ExperimentPlan {
@@ -51,14 +52,15 @@ pub fn plan(
 }
 
 /// As [`plan`], with a search that has not begun.
-pub(crate) fn plan_with(
+pub(crate) fn plan_with<R: Borrow<TrialRecord>>(
     search: Search,
     config: &SearchConfig,
-    trials: &[TrialRecord],
+    trials: &[R],
     trials_created: u32,
     cancelled: bool,
 ) -> ExperimentPlan {
-    let trials: BTreeMap<u32, &TrialRecord> = trials.iter().map(|it| (it.spec.index, it)).collect();
+    let trials = trials.iter().map(Borrow::borrow);
+    let trials: BTreeMap<u32, &TrialRecord> = trials.map(|it| (it.spec.index, it)).collect();
     let end = trials.keys().last().map_or(0, |it| it.saturating_add(1)).max(trials_created);
     let mut fold = Fold::new(search, &trials, end);
     fold.run();

@@ -3,6 +3,7 @@
 
 mod experiments;
 mod faults;
+mod resources;
 
 use std::path::Path;
 use std::process::Command;

@@ -115,7 +115,7 @@ impl State {
     /// Plans and writes the plan down, until nothing is left to write.
     pub(crate) fn settle(&mut self) -> Result<(), Failure> {
         for _ in 0..ROUNDS_MAX {
-            let trials: Vec<TrialRecord> = self.trials.values().cloned().collect();
+            let trials: Vec<&TrialRecord> = self.trials.values().collect();
             let plan = plan(&self.search, &trials, self.status().trials_created, false);
             self.unwanted = plan.stop.iter().copied().collect();
             self.progress = plan.progress;
@@ -146,7 +146,7 @@ impl State {
 
     /// Reckons anew what is done of the search: between two plans, trials train on.
     pub(crate) fn reckon_progress(&mut self) {
-        let trials: Vec<TrialRecord> = self.trials.values().cloned().collect();
+        let trials: Vec<&TrialRecord> = self.trials.values().collect();
         let plan = plan(&self.search, &trials, self.status().trials_created, false);
         self.progress = plan.progress;
     }

@@ -1,5 +1,7 @@
 //! What a user's wish means for an experiment's trials, and what people are told.
 
+use std::borrow::Borrow;
+
 use stoker_api::condition::{self, Condition, ConditionStatus};
 use stoker_api::experiment::{DesiredState, ExperimentStatus, Phase};
 use stoker_api::time::Timestamp;
@@ -21,15 +23,16 @@ pub struct Steering {
 /// Plans an experiment whose user wants `state` of it: see [`plan`].
 ///
 /// What is wanted of a trial only ever becomes graver, but that a pause may end.
-pub fn steer(
+pub fn steer<R: Borrow<TrialRecord>>(
     config: &SearchConfig,
-    trials: &[TrialRecord],
+    trials: &[R],
     trials_created: u32,
     state: DesiredState,
 ) -> Steering {
     let is_over = matches!(state, DesiredState::Cancelled | DesiredState::Killed);
     let mut plan = plan(config, trials, trials_created, is_over);
-    let num_live = trials.iter().filter(|it| live_attempt(it).is_some()).count() as u32;
+    let records = || trials.iter().map(Borrow::borrow);
+    let num_live = records().filter(|it| live_attempt(it).is_some()).count() as u32;
     if state == DesiredState::Paused {
         plan.status.trials_created -= plan.create.len() as u32;
         plan.create.clear();
@@ -51,7 +54,7 @@ pub fn steer(
         let changes = target > now || (now, target) == (WantedState::Pause, WantedState::Run);
         changes.then_some((record.spec.index, target))
     };
-    let open = trials.iter().filter(|it| closed(it).is_none());
+    let open = records().filter(|it| closed(it).is_none());
     let mut wanted: Vec<_> = open.filter_map(wanted).collect();
     wanted.sort_unstable_by_key(|it| it.0);
     Steering { plan, wanted }
@@ -111,6 +114,8 @@ mod tests {
     use crate::fixture::{config, plain_record};
     use crate::trial::close;
 
+    const NONE: &[TrialRecord] = &[];
+
     fn random_config(max_trials: u32, max_concurrent: u32) -> SearchConfig {
         config(Method::Random { max_trials, max_concurrent })
     }
@@ -159,11 +164,11 @@ mod tests {
     #[test]
     fn a_paused_experiment_makes_no_trials() {
         let config = random_config(3, 2);
-        let steering = steer(&config, &[], 0, DesiredState::Paused);
+        let steering = steer(&config, NONE, 0, DesiredState::Paused);
         assert!(steering.plan.create.is_empty());
         let status = &steering.plan.status;
         assert_eq!((status.trials_created, status.phase), (0, Phase::Paused));
-        let steering = steer(&config, &[], 0, DesiredState::Active);
+        let steering = steer(&config, NONE, 0, DesiredState::Active);
         assert_eq!((steering.plan.create.len(), steering.plan.status.trials_created), (2, 2));
     }
 

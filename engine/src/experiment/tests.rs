@@ -19,6 +19,8 @@ fn end(cause: CloseCause) -> Fact {
     Fact::Closed(ClosedFact { cause })
 }
 
+const NONE: &[TrialRecord] = &[];
+
 /// Trials by index with their facts; grants are as yet unrecorded.
 fn records(facts: &[(u32, &[Fact])]) -> Vec<TrialRecord> {
     let record = |&(index, facts): &(u32, &[Fact])| {
@@ -122,7 +124,7 @@ fn placed_facts_keep_their_places() {
 
 #[test]
 fn draws_are_the_same_whatever_happened_before_them() {
-    let first = plan(&config(Method::Random { max_trials: 4, max_concurrent: 0 }), &[], 0, false);
+    let first = plan(&config(Method::Random { max_trials: 4, max_concurrent: 0 }), NONE, 0, false);
     let facts: [(u32, &[Fact]); 2] = [(0, &[end(Failed)]), (1, &[end(Completed)])];
     let then = plan(&config(RANDOM), &records(&facts), 2, false);
     assert_eq!(then.create, first.create[2..]);

@@ -67,7 +67,7 @@ async fn run(
         tracing::warn!(experiment = %key, trial = trial.record.spec.index, "waits for a trial's record");
         return Ok(Some(world.safety(key)));
     }
-    let records: Vec<TrialRecord> = trials.iter().map(|it| it.record.clone()).collect();
+    let records: Vec<&TrialRecord> = trials.iter().map(|it| &it.record).collect();
     let config = SearchConfig::new(valid, seed(valid, uid));
     let Steering { plan, wanted } =
         steer(&config, &records, status.trials_created, experiment.spec.state);

@@ -87,6 +87,9 @@ fn metric(operator: &Operator, name: &str) -> f64 {
     lines.filter_map(|it| it.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
 }
 
+/// What reconciles took of threads.
+const CPU: &str = "stoker_reconcile_cpu_seconds_total";
+
 /// Reports of one trial at a steady rate, answered or not: seconds to each answer.
 async fn report(place: &Place, trial: u32, rate: f64, time: Duration) -> Vec<f64> {
     let pods: Api<Pod> = Api::namespaced(place.client.clone(), &place.namespace);
@@ -138,13 +141,21 @@ fn times() {
         };
         let (cpu, reconciles) =
             (cpu_seconds(pid), metric(&operator, "stoker_reconcile_seconds_count"));
-        let alone = metric(&operator, "stoker_reconcile_cpu_seconds_total");
+        let alone = metric(&operator, CPU);
         place.apply("many", wide(40, 2));
         place.wait_for("many", &[Phase::Completed], 120).await;
         tokio::time::sleep(Duration::from_secs(4)).await;
         let cpu = cpu_seconds(pid) - cpu;
         let reconciles = metric(&operator, "stoker_reconcile_seconds_count") - reconciles;
-        let alone = metric(&operator, "stoker_reconcile_cpu_seconds_total") - alone;
+        let alone = metric(&operator, CPU) - alone;
+        for kind in ["experiment", "trial"] {
+            let of = |name: &str| metric(&operator, &format!("{name}{{kind=\"{kind}\"}}"));
+            let (seconds, count) = (of(CPU), of("stoker_reconcile_seconds_count"));
+            println!(
+                "| of {kind}s: reconciles, CPU each alone, us | {count}, {:.0} |",
+                seconds / count * 1e6
+            );
+        }
         println!("| CPU per trial of 1 pod, all in, ms | {:.1} |", cpu / 40.0 * 1e3);
         println!("| reconciles per trial | {:.1} |", reconciles / 40.0);
         println!("| CPU per reconcile, all in, us | {:.0} |", cpu / reconciles * 1e6);

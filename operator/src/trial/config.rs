@@ -3,6 +3,7 @@
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 use stoker_api::contract::{CONTRACT_VERSION, ContextRef, Door, Gang, StorageConfig, TrialConfig};
+use stoker_api::experiment::ExperimentSpec;
 use stoker_api::names::{context_path, pod_paths, trial_path};
 use stoker_api::validate::{ValidExperiment, derive_seed};
 use stoker_engine::trial::{TrialRecord, granted_units, resume_from};
@@ -149,18 +150,22 @@ pub fn trial_config(
         gang: Some(Gang {
             world_size: spec.resources.slots_per_trial,
             ranks_per_pod: spec.resources.slots_per_pod(),
-            rendezvous: super::pods::host(
-                names.trial,
-                namespace,
-                attempt,
-                0,
-                super::pods::port(spec),
-            ),
+            rendezvous: rendezvous(spec, names.trial, namespace, attempt),
             secret: setup.secret(names.uid, attempt),
         }),
         context: spec.context.as_ref().map(|it| ContextRef {
             path: context_path(namespace, &it.sha256),
             sha256: it.sha256.clone(),
         }),
+    }
+}
+
+/// Where rank 0 is met. The ranks of one pod meet in it: a pod alone has no Service, by which its name
+/// would be known.
+fn rendezvous(spec: &ExperimentSpec, trial: &str, namespace: &str, attempt: u32) -> String {
+    let port = super::pods::port(spec);
+    match spec.resources.num_pods() {
+        1 => format!("127.0.0.1:{port}"),
+        _ => super::pods::host(trial, namespace, attempt, 0, port),
     }
 }

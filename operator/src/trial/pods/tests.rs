@@ -124,13 +124,15 @@ fn overrides_are_merged_last_and_by_name() {
 
 #[test]
 fn a_gang_secret_is_of_one_attempt_of_one_trial() {
-    let secret = |pod: Value| {
+    let gang = |pod: Value| {
         let text = pod.pointer("/metadata/annotations/stoker.dev~1trial-config").unwrap().clone();
         let config: TrialConfig = serde_json::from_str(text.as_str().unwrap()).unwrap();
         config.gang.unwrap()
     };
-    let (first, second) = (secret(pod_of(&json!({}), 0)), secret(pod_of(&json!({}), 1)));
+    let (first, second) = (gang(pod_of(&json!({}), 0)), gang(pod_of(&json!({}), 1)));
     assert_eq!(first, second);
     assert_eq!(first.rendezvous, "mnist-3-a2-r0.mnist-3.ml.svc:29400");
     assert_eq!((first.world_size, first.ranks_per_pod, first.secret.len()), (4, 2, 64));
+    let alone = gang(pod_of(&json!({ "resources": { "slotsPerPod": 4 } }), 0));
+    assert_eq!(alone.rendezvous, "127.0.0.1:29400", "a pod alone has no Service");
 }

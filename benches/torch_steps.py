@@ -2,14 +2,18 @@
 
     torch_steps.py MODEL THREADS
 
+Where torchrun's variables are set, it is one of several ranks, by DDP over gloo.
 Reads a number of steps from each line of stdin, takes them on one fixed batch, and answers with their times and losses.
 """
 
+import itertools
 import json
+import os
 import sys
 import time
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -68,9 +72,15 @@ def main():
     torch.manual_seed(0)
     model, inputs, labels = {"mlp": mlp, "cnn": cnn, "gpt": gpt}[sys.argv[1]]()
     # The fastest of PyTorch's forms of SGD on a CPU.
+    follows = False
+    if "MASTER_ADDR" in os.environ:
+        dist.init_process_group("gloo")
+        follows = dist.get_rank() > 0
+        model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
     print(json.dumps({"parameters": sum(it.numel() for it in model.parameters())}), flush=True)
-    for line in sys.stdin:
+    # Other ranks take step after step, each when rank 0 does.
+    for line in itertools.repeat("1") if follows else sys.stdin:
         nanoseconds, losses = [], []
         last = time.perf_counter_ns()
         for _ in range(int(line)):

@@ -1,6 +1,7 @@
 //! Benchmarks, run by `cargo xtask bench`: each compares two programs in turns, in one run.
 
 mod checkpoint;
+mod collective;
 mod models;
 mod orders;
 mod rounds;
@@ -31,6 +32,8 @@ enum Bench {
     Trainer(trainer::Arguments),
     /// Saving and restoring 256 MiB, against safetensors and torch.save
     Checkpoint(checkpoint::Arguments),
+    /// Sums over ranks against PyTorch's gloo, and training on two ranks against its DDP
+    Collective(collective::Arguments),
     /// One side of a comparison, which takes its orders from stdin
     #[command(hide = true)]
     Side {
@@ -39,6 +42,9 @@ enum Bench {
         #[arg(long)]
         folder: PathBuf,
     },
+    /// A rank of `collective`
+    #[command(hide = true)]
+    SumSide,
     /// The side of `checkpoint`
     #[command(hide = true)]
     SaveSide {
@@ -51,6 +57,8 @@ fn main() -> ExitCode {
     let done = match Cli::parse().bench {
         Bench::Trainer(arguments) => trainer::run(&arguments),
         Bench::Checkpoint(arguments) => checkpoint::run(&arguments),
+        Bench::Collective(arguments) => collective::run(&arguments),
+        Bench::SumSide => collective::side(),
         Bench::SaveSide { folder } => saving::run(&folder),
         Bench::Side { way, model, folder } => training::run(way, model, &folder),
     };

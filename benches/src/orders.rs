@@ -62,9 +62,14 @@ impl Side {
 
     /// Orders, and waits for the answer.
     pub(crate) fn ask<T: DeserializeOwned>(&mut self, order: &str) -> Result<T> {
-        let orders = self.orders.as_mut().ok_or("a side that has ended")?;
-        writeln!(orders, "{order}").map_err(|error| format!("{}: {error}", self.name))?;
+        self.order(order)?;
         self.hear()
+    }
+
+    /// Orders alone.
+    pub(crate) fn order(&mut self, order: &str) -> Result<()> {
+        let orders = self.orders.as_mut().ok_or("a side that has ended")?;
+        Ok(writeln!(orders, "{order}").map_err(|error| format!("{}: {error}", self.name))?)
     }
 
     /// Waits for what it says of itself.

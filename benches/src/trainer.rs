@@ -50,7 +50,7 @@ enum Part {
 }
 
 /// The program that has PyTorch's models.
-const TORCH_STEPS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/torch_steps.py");
+pub(crate) const TORCH_STEPS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/torch_steps.py");
 
 /// Measures and prints.
 ///
@@ -153,7 +153,7 @@ fn ours(way: Way, model: Model, threads: usize, folder: &Path) -> Result<Side> {
     Side::start(way.get_name(), &mut command)
 }
 
-fn name(model: Model) -> String {
+pub(crate) fn name(model: Model) -> String {
     model.to_possible_value().map(|it| it.get_name().to_owned()).unwrap_or_default()
 }
 

@@ -103,7 +103,8 @@ fn fit<S: Subject>(
     let context = standalone.context()?;
     let model = S::new(context.device());
     let optimizers = Optimizers::one(optimizer(), LEARNING_RATE);
-    let pace = Pace { parameters: model.num_params(), ..Pace::default() };
+    let follows = context.distributed().rank() > 0;
+    let pace = Pace { parameters: model.num_params(), follows, ..Pace::default() };
     let fit = Fit::new(data).batch_size(S::BATCH).callbacks(vec![pace.boxed()]);
     context.fit(model, optimizers, step, fit).map(drop)
 }
@@ -136,12 +137,18 @@ impl<I: Clone + Send + Sync> Source<(I, Tensor<2, Int>)> for OneBatch<I> {
 #[derive(Debug, Default)]
 struct Pace {
     parameters: usize,
+    /// Whether this rank does as rank 0 does, which is ordered.
+    follows: bool,
     ordered: usize,
     timed: Timed,
 }
 
 impl Pace {
     fn take_order(&mut self, control: &mut Control) -> Result<()> {
+        if self.follows {
+            self.ordered = usize::MAX;
+            return Ok(());
+        }
         match orders::next()? {
             Some(order) => self.ordered = order.parse()?,
             None => control.stop_training("no more orders"),
@@ -153,7 +160,9 @@ impl Pace {
 
 impl Callback for Pace {
     fn on_train_begin(&mut self, control: &mut Control) -> Result<()> {
-        orders::answer(&Ready { parameters: self.parameters })?;
+        if !self.follows {
+            orders::answer(&Ready { parameters: self.parameters })?;
+        }
         self.take_order(control)
     }
 

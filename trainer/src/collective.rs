@@ -1,74 +1,84 @@
 //! What ranks do together.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use stoker_api::contract::TrialConfig;
 
 use crate::Result;
-use crate::error::Infrastructure;
-use crate::stop::StopSignal;
 
+mod distributed;
+mod group;
+mod handshake;
+mod hub;
+mod launched;
 mod rendezvous;
-mod tcp;
+mod ring;
+mod threads;
+mod watch;
+mod wire;
 
-/// Sums over ranks. Every rank calls the same methods in the same order and gets the same bits; a
-/// failure is final for the process.
+pub use distributed::Distributed;
+pub(crate) use launched::Launched;
+pub use threads::ThreadRank;
+pub(crate) use watch::Doing;
+
+/// Sums and exchanges over ranks.
+///
+/// All methods are collective: every rank makes the same calls in the same order, and a call returns
+/// on one rank only once every rank has made it.
+///
+/// # Shapes
+///
+/// Values are flat. Their numbers are equal on all ranks, but for what is gathered.
+///
+/// # Errors
+///
+/// A failure is final: every later call fails too. There is no way back within a process; it exits,
+/// and the gang starts again from its last checkpoint.
 pub trait Collective: Send + Sync + std::fmt::Debug {
-    /// This rank.
+    /// This rank, in `0..size`.
     fn rank(&self) -> usize;
 
-    /// The number of ranks.
+    /// The number of ranks, at least 1.
     fn size(&self) -> usize;
 
-    /// Replaces `values` by their sums over all ranks.
+    /// Replaces `values` by their sums over all ranks: the same bits on all of them, and in another
+    /// run of as many ranks. Implementations may add up in different orders.
     ///
     /// # Errors
     ///
-    /// Another rank is gone.
+    /// Another rank is gone, or does something else.
     fn sum_f32(&self, values: &mut [f32]) -> Result<()>;
 
-    /// Replaces `values` by their sums over all ranks.
+    /// As [`sum_f32`](Self::sum_f32), in double precision.
     ///
     /// # Errors
     ///
-    /// Another rank is gone.
+    /// As it.
     fn sum_f64(&self, values: &mut [f64]) -> Result<()>;
 
     /// What each rank gives, in the order of ranks, on every rank.
     ///
     /// # Errors
     ///
-    /// Another rank is gone.
+    /// As [`sum_f32`](Self::sum_f32).
     fn gather(&self, mine: Bytes) -> Result<Vec<Bytes>>;
 
     /// What rank 0 gives, on every rank; what the others give is not looked at.
     ///
     /// # Errors
     ///
-    /// Another rank is gone.
+    /// As [`sum_f32`](Self::sum_f32).
     fn broadcast(&self, mine: Bytes) -> Result<Bytes> {
         let mine = if self.rank() == 0 { mine } else { Bytes::new() };
         Ok(self.gather(mine)?.swap_remove(0))
     }
-
-    /// This rank's share of a batch size.
-    ///
-    /// # Errors
-    ///
-    /// The batch has no sample for each rank.
-    fn shard_batch_size(&self, global: usize) -> Result<usize> {
-        let size = self.size();
-        if global < size {
-            let text = format!("global_batch_size is {global}, but there are {size} ranks");
-            return Err(crate::InvalidHyperparameters(text).into());
-        }
-        Ok(global / size)
-    }
 }
 
 /// One rank: it has every sum already.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Alone;
 
 impl Collective for Alone {
@@ -91,6 +101,69 @@ impl Collective for Alone {
     fn gather(&self, mine: Bytes) -> Result<Vec<Bytes>> {
         Ok(vec![mine])
     }
+}
+
+/// What ranks do together at one time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Kind {
+    SumF32 = 1,
+    SumF64 = 2,
+    Gather = 3,
+}
+
+impl Kind {
+    const ALL: [Self; 3] = [Self::SumF32, Self::SumF64, Self::Gather];
+
+    /// As people know it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::SumF32 | Self::SumF64 => "all_reduce",
+            Self::Gather => "all_gather",
+        }
+    }
+}
+
+/// Where a rank is among all, among those of its pod, and its pod among the pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Numbers {
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
+    pub(crate) local_rank: usize,
+    pub(crate) local_size: usize,
+    pub(crate) cross_rank: usize,
+    pub(crate) cross_size: usize,
+}
+
+impl Numbers {
+    const ALONE: Self =
+        Self { rank: 0, size: 1, local_rank: 0, local_size: 1, cross_rank: 0, cross_size: 1 };
+
+    /// The ranks of this pod.
+    fn local_ranks(&self) -> Range<usize> {
+        let first = self.rank - self.local_rank;
+        first..first + self.local_size
+    }
+
+    /// Whether the ranks of this pod are some of several, but not all.
+    fn has_local_group(&self) -> bool {
+        self.local_size > 1 && self.local_size < self.size
+    }
+}
+
+/// Replaces `values` by the sums of what each rank gave of them, in the order of ranks.
+fn added_up<T: ring::Summed>(all: &[Bytes], values: &mut [T]) -> Result<()> {
+    for (rank, theirs) in all.iter().enumerate() {
+        if theirs.len() != size_of_val(values) {
+            return Err(wire::differs(rank));
+        }
+        // What was received need not lie as numbers do.
+        let theirs = theirs.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned::<T>);
+        for (value, theirs) in values.iter_mut().zip(theirs) {
+            if rank == 0 { *value = theirs } else { *value += theirs }
+        }
+    }
+    Ok(())
 }
 
 /// What each rank says at one place of the program, in the order of ranks.
@@ -127,66 +200,6 @@ fn elsewhere(rank: usize, other: &str, place: &str) -> crate::Error {
          same on all ranks"
     )
     .into()
-}
-
-/// This process's place in its gang.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub(crate) rank: u32,
-    pub(crate) world_size: u32,
-}
-
-impl Place {
-    /// Of a process that trains alone.
-    pub(crate) const ALONE: Self = Self { rank: 0, world_size: 1 };
-
-    /// What the launcher says, of the gang that the trial has.
-    ///
-    /// # Errors
-    ///
-    /// It says nothing, or something else than the trial.
-    pub(crate) fn from_environment(config: &TrialConfig) -> Result<Self> {
-        let Some(gang) = config.gang.as_ref().filter(|it| it.world_size > 1) else {
-            return Ok(Self::ALONE);
-        };
-        let number = |name: &str| -> Result<u32> {
-            let number = std::env::var(name).ok().and_then(|it| it.parse().ok());
-            Ok(number.ok_or_else(|| {
-                let size = gang.world_size;
-                Infrastructure(format!(
-                    "the trial has {size} ranks, but {name} is not set to a number: start the \
-                     program by `stoker-trainer launch -- PROGRAM`"
-                ))
-            })?)
-        };
-        let place = Self { rank: number("RANK")?, world_size: number("WORLD_SIZE")? };
-        if place.world_size != gang.world_size || place.rank >= gang.world_size {
-            return Err(Infrastructure(format!(
-                "this is rank {} of {}, but the trial has {} ranks",
-                place.rank, place.world_size, gang.world_size
-            ))
-            .into());
-        }
-        Ok(place)
-    }
-
-    /// Meets the other ranks.
-    ///
-    /// # Errors
-    ///
-    /// They did not come in time, or `stop` was set before.
-    pub(crate) fn join(
-        self,
-        config: &TrialConfig,
-        stop: &StopSignal,
-    ) -> Result<Box<dyn Collective>> {
-        match &config.gang {
-            Some(gang) if self.world_size > 1 => {
-                Ok(Box::new(rendezvous::meet(gang, config.attempt, self.rank, stop)?))
-            }
-            _ => Ok(Box::new(Alone)),
-        }
-    }
 }
 
 #[cfg(test)]

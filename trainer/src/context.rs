@@ -10,7 +10,7 @@ use serde_json::Value;
 use stoker_api::contract::TrialConfig;
 use stoker_api::names::ENV_CACHE;
 
-use crate::collective::Collective;
+use crate::collective::{Distributed, Doing};
 use crate::data::{Data, Plan};
 use crate::session::Session;
 use crate::step::{Metrics, StepOutput};
@@ -24,7 +24,7 @@ pub struct Context {
     pub(crate) session: Mutex<Session>,
     pub(crate) stop: StopSignal,
     device: Device,
-    ranks: Box<dyn Collective>,
+    ranks: Distributed,
 }
 
 impl Context {
@@ -32,7 +32,7 @@ impl Context {
         config: TrialConfig,
         session: Session,
         stop: StopSignal,
-        ranks: Box<dyn Collective>,
+        ranks: Distributed,
     ) -> Self {
         let (session, device) = (Mutex::new(session), training_device());
         let context = Self { config, session, stop, device, ranks };
@@ -86,8 +86,8 @@ impl Context {
     }
 
     /// The gang.
-    pub fn distributed(&self) -> &dyn Collective {
-        &*self.ranks
+    pub fn distributed(&self) -> &Distributed {
+        &self.ranks
     }
 
     /// A folder that outlives the process but not the machine, such as for downloaded data sets:
@@ -126,7 +126,7 @@ impl Context {
         let mut all = Metrics::default();
         let step = |model: &M, batch| all.add(&step(model, batch).into_metrics());
         self.each_batch(model, data, batch_size, step)?;
-        all.all_reduce(self.distributed())
+        all.all_reduce(self.distributed().collective())
     }
 
     /// What `forward` gives for each batch of this rank, in order.
@@ -158,10 +158,12 @@ impl Context {
         let plan = self.plan(batch_size, false);
         let steps = data.steps(plan.global_batch);
         for batch in data.loader(plan, 0..steps) {
+            self.ranks.tick(Doing::Evaluate);
             if let Some(batch) = batch? {
                 each(&model, batch);
             }
         }
+        self.ranks.tick(Doing::Train);
         Ok(())
     }
 

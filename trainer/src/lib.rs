@@ -44,7 +44,7 @@ mod tensorboard;
 pub use burn;
 
 pub use callback::{Callback, Control, EarlyStopping, Logs};
-pub use collective::Collective;
+pub use collective::{Collective, Distributed, ThreadRank};
 pub use context::Context;
 pub use data::{At, Data, Loader, Permutation, Plan, Rows, Source};
 pub use error::{Error, Interrupted, InvalidHyperparameters, Result};

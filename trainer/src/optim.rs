@@ -13,7 +13,7 @@ mod gradients;
 mod schedule;
 mod state;
 
-pub(crate) use gradients::{GradientSum, PendingGradients};
+pub(crate) use gradients::{GradientSum, PendingGradients, Tally};
 pub use schedule::Schedule;
 pub(crate) use state::OptimizersState;
 

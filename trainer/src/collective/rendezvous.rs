@@ -1,30 +1,17 @@
-//! How the ranks of an attempt find each other: rank 0 listens, the others come.
-//!
-//! | rank 0 | another rank |
-//! |---|---|
-//! | magic, version, nonce | |
-//! | | magic, version, attempt, rank, world size, nonce, proof |
-//! | once all are there: verdict, proof | |
-//!
-//! A proof is an HMAC-SHA256 by the gang's secret over both nonces and all that was said, so that
-//! neither side takes a stranger, or somebody of another attempt, for one of the gang. A stranger
-//! is given a few seconds and no attention that a rank would need.
+//! How the ranks of an attempt find each other: rank 0 listens, the others come and are told where
+//! all are; then each connects to those that it will speak with.
 
 use std::collections::BTreeMap;
-use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream, ToSocketAddrs as _};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
 use std::time::{Duration, Instant};
 
-use hmac::{Hmac, KeyInit as _, Mac as _};
-use sha2::Sha256;
-use stoker_api::contract::{ExitCode, Gang};
+use stoker_api::contract::Gang;
 
-use super::tcp::Tcp;
+use super::Numbers;
+use super::handshake::{Arrived, Door, LOOK, Passport, Purpose, Sameness, Verdict, look};
 use crate::Result;
-use crate::error::{Infrastructure, Interrupted};
+use crate::error::Infrastructure;
 use crate::stop::StopSignal;
 
 /// How long ranks wait for each other, unless the environment says otherwise: images of a gang may
@@ -32,36 +19,31 @@ use crate::stop::StopSignal;
 const WAIT: Duration = Duration::from_secs(600);
 /// Says it in seconds.
 const ENV_WAIT: &str = "STOKER_RENDEZVOUS_SECONDS";
-/// How long whoever connects may take to say who it is.
-const HELLO_MAX: Duration = Duration::from_secs(5);
-/// Connections whose hello is awaited at a time; more are closed, and come again if they are ranks.
-const HELLOS_MAX: usize = 256;
-/// How often waits look at the signal.
-const LOOK: Duration = Duration::from_millis(50);
+/// How long ranks that have met may take to connect with each other.
+const CONNECT_MAX: Duration = Duration::from_secs(60);
 /// The pause between two tries to connect.
 const RETRY: Duration = Duration::from_millis(250);
 
-const MAGIC: [u8; 8] = *b"stoker-g";
-const VERSION: u32 = 1;
-const NONCE_BYTES: usize = 32;
-const PROOF_BYTES: usize = 32;
-/// Magic, version, nonce.
-const GREETING_BYTES: usize = 8 + 4 + NONCE_BYTES;
-/// Magic, version, attempt, rank, world size, nonce.
-const HELLO_BYTES: usize = 8 + 4 * 4 + NONCE_BYTES;
-
-/// Rank 0's verdict on a hello whose proof is right.
-const WELCOME: u8 = 0;
-/// The hello is of another attempt or another gang.
-const NOT_OURS: u8 = 1;
+/// The connections of one rank.
+#[derive(Debug)]
+pub(super) struct Connections {
+    /// At rank 0 those of all others by rank, elsewhere that of rank 0: to be watched.
+    pub(super) watch: Vec<(usize, TcpStream)>,
+    /// The same, for what is small; none between two ranks, who say it over the ring.
+    pub(super) hub: Vec<(usize, TcpStream)>,
+    /// The same among the ranks of this pod, where it does not hold all.
+    pub(super) local_hub: Vec<(usize, TcpStream)>,
+    /// To the next rank, and from the one before.
+    pub(super) ring: (TcpStream, TcpStream),
+}
 
 /// One rank at the meeting.
-#[derive(Clone, Debug)]
-struct Guest {
-    secret: Vec<u8>,
-    attempt: u32,
-    rank: u32,
-    world_size: u32,
+#[derive(Debug)]
+struct Guest<'a> {
+    numbers: Numbers,
+    passport: Passport,
+    rendezvous: &'a str,
+    stop: &'a StopSignal,
     deadline: Instant,
     wait: Duration,
 }
@@ -70,261 +52,321 @@ struct Guest {
 ///
 /// # Errors
 ///
-/// Not all came in time, which names the missing, or `stop` was set.
-pub(super) fn meet(gang: &Gang, attempt: u32, rank: u32, stop: &StopSignal) -> Result<Tcp> {
+/// Not all came in time, which names the missing, one of them is another program, or `stop` was
+/// set.
+pub(super) fn meet(
+    gang: &Gang,
+    attempt: u32,
+    numbers: Numbers,
+    sameness: Sameness,
+    stop: &StopSignal,
+) -> Result<Connections> {
     let wait = match std::env::var(ENV_WAIT) {
         Err(_) => WAIT,
         Ok(text) => Duration::from_secs(text.parse().map_err(|_| {
             Infrastructure(format!("{ENV_WAIT} is {text:?}, but must be a number of seconds"))
         })?),
     };
-    meet_within(gang, attempt, rank, stop, wait)
+    meet_within(gang, attempt, numbers, sameness, stop, wait)
 }
 
 pub(super) fn meet_within(
     gang: &Gang,
     attempt: u32,
-    rank: u32,
+    numbers: Numbers,
+    sameness: Sameness,
     stop: &StopSignal,
     wait: Duration,
-) -> Result<Tcp> {
-    let guest = Guest {
+) -> Result<Connections> {
+    let listener = match numbers.rank {
+        0 => listen(&gang.rendezvous)?,
+        _ => bind(0).map_err(|it| Infrastructure(format!("no port is free: {it}")))?,
+    };
+    let useless = |it: io::Error| Infrastructure(format!("a port is of no use: {it}"));
+    let port = listener.local_addr().map_err(useless)?.port();
+    let passport = Passport {
         secret: gang.secret.clone().into_bytes(),
         attempt,
-        rank,
-        world_size: gang.world_size,
-        deadline: Instant::now() + wait,
-        wait,
+        rank: numbers.rank as u32,
+        world_size: numbers.size as u32,
+        sameness,
+        port,
     };
-    let streams = match rank {
-        0 => guest.host(&gang.rendezvous, stop)?,
-        _ => vec![guest.visit(&gang.rendezvous, stop)?],
+    let door = Door::new(listener, passport.clone()).map_err(useless)?;
+    let deadline = Instant::now() + wait;
+    let rendezvous = &gang.rendezvous;
+    let guest = Guest { numbers, passport, rendezvous, stop, deadline, wait };
+    let (watch, addresses, early) = match numbers.rank {
+        0 => guest.host(&door)?,
+        _ => guest.visit()?,
     };
-    Tcp::new(rank as usize, gang.world_size as usize, streams)
+    guest.connect(door, watch, &addresses, early)
 }
 
-/// Somebody whose proof was right, and what the verdict must be over.
-#[derive(Debug)]
-struct Arrived {
-    rank: u32,
-    stream: TcpStream,
-    transcript: Vec<u8>,
-}
+/// What a meeting gives: connections to be watched, where each rank is, and who came for more
+/// before it was over.
+type Met = (Vec<(usize, TcpStream)>, Vec<SocketAddr>, Vec<Arrived>);
 
-impl Guest {
-    /// Rank 0: waits for all others.
-    fn host(&self, rendezvous: &str, stop: &StopSignal) -> Result<Vec<TcpStream>> {
-        let listener = listen(rendezvous)?;
-        let (sender, arrivals) = channel();
-        let num_open = Arc::new(AtomicUsize::new(0));
-        let mut here = BTreeMap::new();
-        while here.len() + 1 < self.world_size as usize {
-            look(stop)?;
-            match listener.accept() {
-                Ok((stream, _)) => self.receive(stream, &sender, &num_open),
-                // Nobody, or nobody any more.
-                Err(_) => self.take_arrivals(&arrivals, &mut here, LOOK),
+impl Guest<'_> {
+    /// Rank 0: waits for all others, and tells them where all are.
+    fn host(&self, door: &Door) -> Result<Met> {
+        let (mut here, mut early) = (BTreeMap::new(), vec![]);
+        while here.len() + 1 < self.numbers.size {
+            look(self.stop)?;
+            match door.next() {
+                // A rank that comes again has given its first connection up.
+                Some(it) if it.purpose == Purpose::Meet as u32 => {
+                    here.insert(it.rank, it);
+                }
+                Some(it) => early.push(it),
+                None => {}
             }
-            self.take_arrivals(&arrivals, &mut here, Duration::ZERO);
             if Instant::now() > self.deadline {
-                return Err(self.missing(rendezvous, &here));
+                return Err(self.missing(&here));
             }
         }
-        let welcome = |mut it: Arrived| {
-            let said = self.send_verdict(&mut it.stream, WELCOME, &it.transcript);
-            // One that has gone is found out by the first sum.
-            let _ = said;
-            it.stream
+        self.check_sameness(&mut here)?;
+        let address = |it: &Arrived| -> io::Result<SocketAddr> {
+            Ok(SocketAddr::new(it.stream.peer_addr()?.ip().to_canonical(), it.port))
         };
-        Ok(here.into_values().map(welcome).collect())
+        let gone = |it: io::Error| Infrastructure(format!("a rank left the meeting: {it}"));
+        let addresses = here.values().map(address).collect::<io::Result<Vec<_>>>().map_err(gone)?;
+        let text = serde_json::to_string(&addresses)?;
+        let mut watch = vec![];
+        for (rank, mut arrived) in here {
+            // One that has gone is found out by the first sum.
+            let _ = arrived.answer(&self.passport, Verdict::Welcome, &text);
+            watch.push((rank as usize, arrived.stream));
+        }
+        Ok((watch, self.with_rank_0(None, addresses), early))
     }
 
-    /// Hears who somebody is, on a thread of its own.
-    fn receive(&self, stream: TcpStream, sender: &Sender<Arrived>, num_open: &Arc<AtomicUsize>) {
-        if num_open.fetch_add(1, Ordering::Relaxed) >= HELLOS_MAX {
-            num_open.fetch_sub(1, Ordering::Relaxed);
-            return;
-        }
-        let (guest, sender, num_open) = (self.clone(), sender.clone(), num_open.clone());
-        let thread = std::thread::Builder::new().name("stoker-hello".into());
-        let open = num_open.clone();
-        let started = thread.spawn(move || {
-            if let Ok(Some(arrived)) = guest.hear(stream) {
-                // A meeting that is over needs nobody.
-                let _ = sender.send(arrived);
+    /// Ranks of another program or another configuration would train something else.
+    fn check_sameness(&self, here: &mut BTreeMap<u32, Arrived>) -> Result<()> {
+        let own = self.passport.sameness;
+        let other = here.values().find(|it| it.sameness != own);
+        let Some(other) = other else { return Ok(()) };
+        let what = match other.sameness.program == own.program {
+            true => "was told something else than rank 0 of how to train",
+            false => {
+                "runs another program than rank 0: a tag may have moved while images were pulled; \
+                 name the image by its digest"
             }
-            open.fetch_sub(1, Ordering::Relaxed);
-        });
-        if started.is_err() {
-            num_open.fetch_sub(1, Ordering::Relaxed);
+        };
+        let text = format!("rank {} {what}", other.rank);
+        for arrived in here.values_mut() {
+            let _ = arrived.answer(&self.passport, Verdict::NotOurs, &text);
         }
+        Err(Infrastructure(text).into())
     }
 
-    /// Who it is; `None` for a stranger and for somebody of another attempt, who is told so.
-    fn hear(&self, mut stream: TcpStream) -> io::Result<Option<Arrived>> {
-        stream.set_nonblocking(false)?;
-        stream.set_write_timeout(Some(HELLO_MAX))?;
-        let deadline = Instant::now() + HELLO_MAX;
-        let mut transcript = greeting()?;
-        stream.write_all(&transcript)?;
-        let mut hello = [0; HELLO_BYTES];
-        read_until(&mut stream, &mut hello, deadline)?;
-        let mut proof = [0; PROOF_BYTES];
-        read_until(&mut stream, &mut proof, deadline)?;
-        transcript.extend_from_slice(&hello);
-        if self.mac(b"hello", &transcript).verify_slice(&proof).is_err() {
-            return Ok(None);
-        }
-        let rank = number(&hello, 16);
-        let is_ours = hello[..12] == opening()
-            && number(&hello, 12) == self.attempt
-            && number(&hello, 20) == self.world_size
-            && (1..self.world_size).contains(&rank);
-        if !is_ours {
-            self.send_verdict(&mut stream, NOT_OURS, &transcript)?;
-            return Ok(None);
-        }
-        Ok(Some(Arrived { rank, stream, transcript }))
-    }
-
-    /// A rank that comes again has given its first connection up.
-    fn take_arrivals(
-        &self,
-        arrivals: &Receiver<Arrived>,
-        here: &mut BTreeMap<u32, Arrived>,
-        wait: Duration,
-    ) {
-        if let Ok(arrived) = arrivals.recv_timeout(wait) {
-            here.insert(arrived.rank, arrived);
-        }
-    }
-
-    fn missing(&self, rendezvous: &str, here: &BTreeMap<u32, Arrived>) -> crate::Error {
-        let missing = (1..self.world_size).filter(|rank| !here.contains_key(rank));
+    fn missing(&self, here: &BTreeMap<u32, Arrived>) -> crate::Error {
+        let size = self.numbers.size;
+        let missing = (1..size).filter(|rank| !here.contains_key(&(*rank as u32)));
         let missing: Vec<String> = missing.map(|rank| rank.to_string()).collect();
         Infrastructure(format!(
-            "of {} ranks, {} did not come to {rendezvous} within {} s",
-            self.world_size,
+            "of {size} ranks, {} did not come to {} within {} s",
             missing.join(", "),
+            self.rendezvous,
             self.wait.as_secs()
         ))
         .into()
     }
 
     /// Another rank: goes to rank 0 until it is let in.
-    fn visit(&self, rendezvous: &str, stop: &StopSignal) -> Result<TcpStream> {
+    fn visit(&self) -> Result<Met> {
         let mut before = String::new();
         loop {
-            let error = match self.connect(rendezvous) {
-                Ok((stream, transcript)) => match self.await_verdict(stream, &transcript, stop)? {
-                    Ok(stream) => return Ok(stream),
-                    Err(error) => error,
-                },
+            let error = match self.try_visit()? {
+                Ok(met) => return Ok(met),
                 Err(error) => error,
             };
             if Instant::now() > self.deadline {
                 let text = format!(
-                    "rank 0 was not met at {rendezvous} within {} s: {error}{before}",
+                    "rank 0 was not met at {} within {} s: {error}{before}",
+                    self.rendezvous,
                     self.wait.as_secs()
                 );
                 return Err(Infrastructure(text).into());
             }
             before = format!(" (before that: {error})");
-            let again = Instant::now() + RETRY;
-            while Instant::now() < again {
-                look(stop)?;
-                std::thread::sleep(LOOK);
-            }
+            self.pause()?;
         }
     }
 
-    /// Says who this is.
-    fn connect(&self, rendezvous: &str) -> io::Result<(TcpStream, Vec<u8>)> {
-        let mut stream = None;
+    fn try_visit(&self) -> Result<io::Result<Met>> {
         // Names of pods come to be known while they start.
-        for address in rendezvous.to_socket_addrs()? {
-            stream = Some(TcpStream::connect_timeout(&address, HELLO_MAX));
-            if matches!(stream, Some(Ok(_))) {
-                break;
-            }
-        }
-        let no_address = || io::Error::other("its name has no address");
-        let mut stream = stream.ok_or_else(no_address)??;
-        stream.set_write_timeout(Some(HELLO_MAX))?;
-        let mut transcript = vec![0; GREETING_BYTES];
-        read_until(&mut stream, &mut transcript, Instant::now() + HELLO_MAX)?;
-        if transcript[..12] != opening() {
-            return Err(io::Error::other("who answers is no rank 0 of this version"));
-        }
-        let mut hello = opening().to_vec();
-        for number in [self.attempt, self.rank, self.world_size] {
-            hello.extend_from_slice(&number.to_le_bytes());
-        }
-        hello.extend_from_slice(&nonce()?);
-        transcript.extend_from_slice(&hello);
-        stream.write_all(&hello)?;
-        let proof = self.mac(b"hello", &transcript).finalize().into_bytes();
-        stream.write_all(&proof)?;
-        Ok((stream, transcript))
+        let found = self.rendezvous.to_socket_addrs().map(Iterator::collect::<Vec<_>>);
+        let greeted = found.and_then(|it| self.passport.greet(&it, Purpose::Meet));
+        let (mut stream, transcript) = match greeted {
+            Ok(greeted) => greeted,
+            Err(error) => return Ok(Err(error)),
+        };
+        let verdict =
+            self.passport.await_verdict(&mut stream, &transcript, self.deadline, self.stop)?;
+        let met = verdict.and_then(|text| {
+            let addresses: Vec<SocketAddr> = serde_json::from_str(&text)?;
+            let root = stream.peer_addr()?;
+            Ok((vec![(0, stream)], self.with_rank_0(Some(root), addresses), vec![]))
+        });
+        Ok(met)
     }
 
-    /// Waits until rank 0 has all. The inner error may pass.
-    fn await_verdict(
+    /// Where each rank is, in order. Nobody goes to rank 0 from itself.
+    fn with_rank_0(&self, root: Option<SocketAddr>, others: Vec<SocketAddr>) -> Vec<SocketAddr> {
+        let nowhere = SocketAddr::from(([0, 0, 0, 0], 0));
+        let mut all = vec![root.unwrap_or(nowhere)];
+        all.extend(others);
+        all
+    }
+
+    fn pause(&self) -> Result<()> {
+        let again = Instant::now() + RETRY;
+        while Instant::now() < again {
+            look(self.stop)?;
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+
+    /// Goes to those that are expected to be gone to, and lets in those that are expected to come.
+    fn connect(
+        self,
+        door: Door,
+        watch: Vec<(usize, TcpStream)>,
+        addresses: &[SocketAddr],
+        early: Vec<Arrived>,
+    ) -> Result<Connections> {
+        let deadline = Instant::now() + CONNECT_MAX;
+        let links = Links::of(self.numbers);
+        let (came, went) = std::thread::scope(|scope| {
+            let (guest, incoming) = (&self, &links.incoming);
+            let came = scope.spawn(move || guest.let_in(&door, incoming, early, deadline));
+            let went: Result<Vec<_>> = links
+                .outgoing
+                .iter()
+                .map(|(purpose, rank)| self.go_to(addresses, *purpose, *rank, deadline))
+                .collect();
+            (came.join().expect("letting ranks in does not panic"), went)
+        });
+        let (mut came, mut went) = (came?, went?);
+        let mut take = |purpose: Purpose| -> Vec<(usize, TcpStream)> {
+            let mut all: Vec<_> =
+                came.extract_if(.., |it| it.0 == purpose).map(|it| (it.1, it.2)).collect();
+            all.extend(went.extract_if(.., |it| it.0 == purpose).map(|it| (it.1, it.2)));
+            all
+        };
+        let (mut hub, mut local_hub) = (take(Purpose::Hub), take(Purpose::LocalHub));
+        hub.sort_by_key(|it| it.0);
+        local_hub.sort_by_key(|it| it.0);
+        let mut ring = take(Purpose::Ring).into_iter().map(|it| it.1);
+        let (Some(previous), Some(next)) = (ring.next(), ring.next()) else {
+            return Err(Infrastructure("a ring has no two neighbours".into()).into());
+        };
+        Ok(Connections { watch, hub, local_hub, ring: (next, previous) })
+    }
+
+    /// Waits for those that are expected.
+    fn let_in(
         &self,
-        mut stream: TcpStream,
-        transcript: &[u8],
-        stop: &StopSignal,
-    ) -> Result<io::Result<TcpStream>> {
-        let (mut answer, mut num_read) = ([0; 1 + PROOF_BYTES], 0);
-        while num_read < answer.len() {
-            look(stop)?;
-            if Instant::now() > self.deadline {
-                return Ok(Err(io::Error::other("it waits for other ranks")));
+        door: &Door,
+        incoming: &[(Purpose, usize)],
+        early: Vec<Arrived>,
+        deadline: Instant,
+    ) -> Result<Vec<(Purpose, usize, TcpStream)>> {
+        let (mut came, mut early) = (BTreeMap::new(), early.into_iter());
+        while came.len() < incoming.len() {
+            look(self.stop)?;
+            if Instant::now() > deadline {
+                let missing = incoming.iter().filter(|it| !came.contains_key(&name(it)));
+                let missing: Vec<String> = missing.map(|it| format!("rank {}", it.1)).collect();
+                let text = format!(
+                    "{} did not connect to rank {} within {} s",
+                    missing.join(", "),
+                    self.numbers.rank,
+                    CONNECT_MAX.as_secs()
+                );
+                return Err(Infrastructure(text).into());
             }
-            let timed = stream.set_read_timeout(Some(LOOK));
-            match timed.and_then(|()| stream.read(&mut answer[num_read..])) {
-                Ok(0) => return Ok(Err(io::Error::other("it has closed the connection"))),
-                Ok(num) => num_read += num,
-                Err(error) if is_timeout(&error) => {}
-                Err(error) => return Ok(Err(error)),
+            let Some(mut arrived) = early.next().or_else(|| door.next()) else { continue };
+            let expected =
+                incoming.iter().find(|it| name(it) == (arrived.purpose, arrived.rank as usize));
+            if let Some(link) = expected
+                && arrived.answer(&self.passport, Verdict::Welcome, "").is_ok()
+            {
+                // One that comes again has given its first connection up.
+                came.insert(name(link), (link.0, link.1, arrived.stream));
             }
         }
-        let (verdict, proof) = (answer[0], &answer[1..]);
-        if self.verdict_mac(verdict, transcript).verify_slice(proof).is_err() {
-            return Ok(Err(io::Error::other("who answers does not know the gang's secret")));
-        }
-        match verdict {
-            WELCOME => Ok(Ok(stream)),
-            _ => {
-                let (attempt, size) = (self.attempt, self.world_size);
-                let text = format!("rank 0 is not of attempt {attempt} with {size} ranks");
-                Err(Infrastructure(text).into())
-            }
-        }
+        Ok(came.into_values().collect())
     }
 
-    fn send_verdict(
+    /// Goes to a rank until it is let in.
+    fn go_to(
         &self,
-        stream: &mut TcpStream,
-        verdict: u8,
-        transcript: &[u8],
-    ) -> io::Result<()> {
-        let mut answer = vec![verdict];
-        answer.extend_from_slice(&self.verdict_mac(verdict, transcript).finalize().into_bytes());
-        stream.write_all(&answer)
+        addresses: &[SocketAddr],
+        purpose: Purpose,
+        rank: usize,
+        deadline: Instant,
+    ) -> Result<(Purpose, usize, TcpStream)> {
+        let address = addresses.get(rank).copied();
+        let address = address.ok_or_else(|| Infrastructure(format!("rank {rank} is nowhere")))?;
+        loop {
+            let error = match self.passport.greet(&[address], purpose) {
+                Ok((mut stream, transcript)) => {
+                    let passport = &self.passport;
+                    let verdict =
+                        passport.await_verdict(&mut stream, &transcript, deadline, self.stop)?;
+                    match verdict {
+                        Ok(_) => return Ok((purpose, rank, stream)),
+                        Err(error) => error,
+                    }
+                }
+                Err(error) => error,
+            };
+            if Instant::now() > deadline {
+                let text = format!(
+                    "rank {rank} cannot be reached at {address} from rank {}: {error}",
+                    self.numbers.rank
+                );
+                return Err(Infrastructure(text).into());
+            }
+            self.pause()?;
+        }
     }
+}
 
-    fn verdict_mac(&self, verdict: u8, transcript: &[u8]) -> Hmac<Sha256> {
-        self.mac(&[b'v', verdict], transcript)
-    }
+fn name(link: &(Purpose, usize)) -> (u32, usize) {
+    (link.0 as u32, link.1)
+}
 
-    /// `what` keeps proofs of one kind from being used as another.
-    fn mac(&self, what: &[u8], transcript: &[u8]) -> Hmac<Sha256> {
-        let mut mac =
-            Hmac::<Sha256>::new_from_slice(&self.secret).expect("a key may have any length");
-        mac.update(what);
-        mac.update(transcript);
-        mac
+/// Who goes to whom.
+#[derive(Debug, PartialEq, Eq)]
+struct Links {
+    outgoing: Vec<(Purpose, usize)>,
+    incoming: Vec<(Purpose, usize)>,
+}
+
+impl Links {
+    fn of(numbers: Numbers) -> Self {
+        let Numbers { rank, size, .. } = numbers;
+        let mut outgoing = vec![(Purpose::Ring, (rank + 1) % size)];
+        let mut incoming = vec![(Purpose::Ring, (rank + size - 1) % size)];
+        let mut star = |purpose: Purpose, ranks: std::ops::Range<usize>| {
+            if rank == ranks.start {
+                incoming.extend(ranks.skip(1).map(|it| (purpose, it)));
+            } else {
+                outgoing.push((purpose, ranks.start));
+            }
+        };
+        // Two say all over the ring.
+        if size > 2 {
+            star(Purpose::Hub, 0..size);
+        }
+        if numbers.has_local_group() {
+            star(Purpose::LocalHub, numbers.local_ranks());
+        }
+        Self { outgoing, incoming }
     }
 }
 
@@ -334,64 +376,12 @@ fn listen(rendezvous: &str) -> Result<TcpListener> {
     let port = port.ok_or_else(|| {
         Infrastructure(format!("the rendezvous is {rendezvous:?}, but must be HOST:PORT"))
     })?;
-    // Both families, where the machine has both.
-    let listener =
-        TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)));
-    let listener = listener.and_then(|it| it.set_nonblocking(true).map(|()| it));
-    Ok(listener.map_err(|error| {
+    Ok(bind(port).map_err(|error| {
         Infrastructure(format!("rank 0 cannot listen on port {port}: {error}; set C10D_PORT"))
     })?)
 }
 
-fn look(stop: &StopSignal) -> Result<()> {
-    if !stop.is_set() {
-        return Ok(());
-    }
-    let why = "asked to stop by a signal before all ranks had met".into();
-    Err(Interrupted { code: ExitCode::Preempted, fenced: false, why }.into())
-}
-
-fn opening() -> [u8; 12] {
-    let mut opening = [0; 12];
-    opening[..8].copy_from_slice(&MAGIC);
-    opening[8..].copy_from_slice(&VERSION.to_le_bytes());
-    opening
-}
-
-fn greeting() -> io::Result<Vec<u8>> {
-    let mut greeting = opening().to_vec();
-    greeting.extend_from_slice(&nonce()?);
-    Ok(greeting)
-}
-
-fn nonce() -> io::Result<[u8; NONCE_BYTES]> {
-    let mut nonce = [0; NONCE_BYTES];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut nonce)?;
-    Ok(nonce)
-}
-
-fn number(bytes: &[u8], at: usize) -> u32 {
-    let mut own = [0; 4];
-    own.copy_from_slice(&bytes[at..at + 4]);
-    u32::from_le_bytes(own)
-}
-
-/// As `read_exact`, with one deadline for all of it.
-fn read_until(stream: &mut TcpStream, mut bytes: &mut [u8], deadline: Instant) -> io::Result<()> {
-    while !bytes.is_empty() {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        stream.set_read_timeout(Some(left))?;
-        match stream.read(bytes)? {
-            0 => return Err(io::Error::other("it has closed the connection")),
-            num => bytes = &mut bytes[num..],
-        }
-    }
-    Ok(())
-}
-
-fn is_timeout(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+/// Both families, where the machine has both.
+fn bind(port: u16) -> io::Result<TcpListener> {
+    TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)))
 }

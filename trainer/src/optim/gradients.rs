@@ -3,6 +3,7 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor, TensorData};
+use serde::{Deserialize, Serialize};
 
 use crate::Result;
 use crate::collective::Collective;
@@ -49,32 +50,37 @@ impl GradientSum {
         self.seen.is_empty()
     }
 
-    /// The sum over all ranks. One rank has it already.
+    /// What this rank adds to the sum over all ranks, but for the gradients.
+    pub(crate) fn tally(&self) -> Tally {
+        Tally { seen: self.seen.clone(), count: self.count.to_bits() }
+    }
+
+    /// The sum over all ranks, of which each gave `tallies`. One rank has it already.
     pub(crate) fn all_reduce<M: Module>(
         mut self,
         model: &M,
         ranks: &dyn Collective,
+        tallies: &[Tally],
     ) -> Result<Self> {
         if ranks.size() == 1 {
             return Ok(self);
         }
-        let (mut flat, mut num_params) = (vec![], 0);
-        each_trained(model, &mut |index, param| {
-            param.take_flat(&mut self.gradients, &mut flat);
-            num_params = index + 1;
-        });
-        self.seen.resize(num_params, 0);
-        let mut counts: Vec<f64> = self.seen.iter().map(|seen| f64::from(*seen)).collect();
-        counts.push(self.count);
+        let mut num_elements = 0;
+        each_trained(model, &mut |_, param| num_elements += param.num_elements());
+        let mut flat = Vec::with_capacity(num_elements);
+        each_trained(model, &mut |_, param| param.take_flat(&mut self.gradients, &mut flat));
         ranks.sum_f32(&mut flat)?;
-        ranks.sum_f64(&mut counts)?;
-        let mut sum = Self { count: counts[num_params], ..Self::default() };
-        sum.seen = counts[..num_params].iter().map(|seen| *seen as u32).collect();
+        let mut sum = Self::default();
+        for tally in tallies {
+            sum.count += f64::from_bits(tally.count);
+            sum.seen.resize(sum.seen.len().max(tally.seen.len()), 0);
+            sum.seen.iter_mut().zip(&tally.seen).for_each(|(sum, seen)| *sum += seen);
+        }
         let mut rest = flat.as_slice();
         each_trained(model, &mut |index, param| {
             let (mine, others) = rest.split_at(param.num_elements());
             rest = others;
-            if sum.seen[index] > 0 {
+            if sum.seen.get(index).is_some_and(|it| *it > 0) {
                 let data = TensorData::new(mine.to_vec(), param.shape());
                 param.put(data, &mut sum.gradients);
             }
@@ -141,6 +147,14 @@ impl GradientSum {
         });
         sum
     }
+}
+
+/// What a rank adds to a sum of gradients, but for these.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub(crate) struct Tally {
+    seen: Vec<u32>,
+    /// The bits of a count: JSON knows no NaN.
+    count: u64,
 }
 
 /// A sum of gradients on the host.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use stoker_api::contract::{Directive, ExitCode, ReportEvent};
 
 use super::run::Run;
-use crate::collective::exchange;
+use crate::collective::{Doing, exchange};
 use crate::error::{Infrastructure, Interrupted};
 use crate::{Error, Result};
 
@@ -42,12 +42,20 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             return Ok(vec![mine]);
         }
         let (wishes, said): (Vec<Wish>, Vec<T>) =
-            exchange(ranks, place, (self.asked_here(), mine))?.into_iter().unzip();
+            exchange(ranks.collective(), place, (self.asked_here(), mine))?.into_iter().unzip();
         self.wish = Wish {
             signal: wishes.iter().any(|it| it.signal),
             directive: wishes.first().and_then(|it| it.directive),
         };
         Ok(said)
+    }
+
+    /// Does what has a deadline of its own: nobody takes this rank for stuck meanwhile.
+    pub(super) fn wait_for<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
+        self.context.distributed().tick(Doing::Wait);
+        let done = act(self);
+        self.context.distributed().tick(Doing::Train);
+        done
     }
 
     fn asked_here(&self) -> Wish {
@@ -93,8 +101,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             self.validate()?;
         }
         self.save()?;
-        self.session.report_saved(true)?;
-        self.session.flush()?;
+        self.wait_for(|run| run.session.report_saved(true).and_then(|()| run.session.flush()))?;
         if !self.session.has_runner() {
             return Ok(true);
         }
@@ -102,7 +109,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let mut event = self.validation_event(told);
         let mut num_unanswered = 0;
         loop {
-            let answer = self.session.ask(batches, event);
+            let answer = self.wait_for(|run| run.session.ask(batches, event));
             let answer = self.agree("end", answer)?[0];
             match answer {
                 Some(Directive::Stop) => return Ok(true),
@@ -158,8 +165,11 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
 
     /// Saves what is not saved, waits until it is stored and told; gives the error to leave with.
     fn leave(&mut self, code: ExitCode, why: &str) -> Error {
-        let saved = self.save().and_then(|()| self.session.report_saved(true));
-        match saved.and_then(|()| self.session.flush()) {
+        let saved = self.save();
+        let stored = self.wait_for(|run| {
+            saved.and_then(|()| run.session.report_saved(true)).and_then(|()| run.session.flush())
+        });
+        match stored {
             Ok(()) => Interrupted { code, fenced: false, why: why.into() }.into(),
             Err(error) => error,
         }

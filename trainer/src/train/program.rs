@@ -14,7 +14,7 @@ use stoker_api::experiment::{CheckpointPolicy, Length, Unit};
 use stoker_api::names::ENV_TRIAL_CONFIG;
 
 use super::{Trial, run_trial};
-use crate::collective::Place;
+use crate::collective::{Distributed, Launched};
 use crate::context::Context;
 use crate::data::panic_message;
 use crate::error::{Infrastructure, Interrupted, exit_code};
@@ -174,21 +174,19 @@ fn under_runner(path: &Path) -> Result<Context> {
     let told = told.map_err(|error| {
         Infrastructure(format!("{ENV_TRIAL_CONFIG}: {} cannot be read: {error}", path.display()))
     })?;
-    let place = Place::from_environment(&told)?;
-    context_of(told, false, place)
-}
-
-pub(super) fn context(config: TrialConfig, alone: bool) -> Result<Context> {
-    context_of(config, alone, Place::ALONE)
+    context(told, false)
 }
 
 /// The session of one rank; waits for the others.
-pub(super) fn context_of(mut config: TrialConfig, alone: bool, place: Place) -> Result<Context> {
-    let session = Session::open(&mut config, alone, place.rank == 0)?;
+pub(super) fn context(mut config: TrialConfig, alone: bool) -> Result<Context> {
+    let launched = if alone { Launched::for_program() } else { Launched::for_trial(&config) }?;
+    // As all were told, before the session fills in what is its own.
+    let told = config.clone();
+    let session = Session::open(&mut config, alone, launched.numbers.rank == 0)?;
     let stop = StopSignal::default();
     let listening = stop.listen(session.runtime(), alone);
     listening.map_err(|error| Infrastructure(format!("no signal handlers: {error}")))?;
-    let ranks = place.join(&config, &stop)?;
+    let ranks = Distributed::join(&told, &launched, &stop)?;
     Ok(Context::new(config, session, stop, ranks))
 }
 

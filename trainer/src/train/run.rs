@@ -12,7 +12,7 @@ use super::timetable::{Due, Timetable};
 use crate::callback::{Callback, Control, Logs};
 use crate::context::Context;
 use crate::data::{Data, Loader};
-use crate::optim::{GradientSum, Optimizers};
+use crate::optim::{GradientSum, Optimizers, Tally};
 use crate::session::Session;
 use crate::step::Metrics;
 use crate::{Result, record, rng};
@@ -131,15 +131,22 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     /// normalises by the global count, steps. Metrics are those of all ranks from here on.
     fn train_batch(&mut self, batches: &mut Loader<B>) -> Result<()> {
         let (context, ranks) = (self.context, self.context.distributed());
+        ranks.pulse.step(self.state.batches);
         let batch = batches.next().ok_or("the data has ended")??;
         rng::seed_step(context.device(), context.trial_seed(), self.state.batches, ranks.rank());
         let output = batch.map(|batch| self.step.train(&self.model, batch));
         let whole = self.aggregation == 1 && ranks.size() == 1;
         let metrics = self.gradients.add(&*self.model, output, whole);
-        let metrics = Metrics::total(self.agree("step", metrics)?);
+        let is_step = (self.state.batches + 1).is_multiple_of(self.aggregation);
+        let is_shared = is_step && ranks.size() > 1;
+        let tally = if is_shared { self.gradients.tally() } else { Tally::default() };
+        let of_ranks = self.agree("step", (metrics, tally))?;
+        let (metrics, tallies): (Vec<_>, Vec<_>) = of_ranks.into_iter().unzip();
+        let metrics = Metrics::total(metrics);
         self.state.batches += 1;
-        if self.state.batches.is_multiple_of(self.aggregation) {
-            let sum = std::mem::take(&mut self.gradients).all_reduce(&*self.model, ranks)?;
+        if is_step {
+            let sum = std::mem::take(&mut self.gradients);
+            let sum = sum.all_reduce(&*self.model, ranks.collective(), &tallies)?;
             self.model.replace(|model| self.optimizers.step(model, sum))?;
         }
         self.state.since_row.add(&metrics);
@@ -213,7 +220,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         self.context.each_batch(&*self.model, data, self.batch_size, |model, batch| {
             all.add(&step.validate(model, batch).into_metrics());
         })?;
-        let metrics = all.all_reduce(self.context.distributed())?.means("validation_");
+        let metrics = all.all_reduce(self.context.distributed().collective())?.means("validation_");
         self.session.row("validation", batches, self.epoch(), &metrics)?;
         self.state.validated = Some(Validated::new(batches, &metrics));
         let mut is_best = false;

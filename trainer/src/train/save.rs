@@ -39,7 +39,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             Ok(parts)
         };
         let make = Box::new(move || make().map_err(|error| error.to_string()));
-        self.session.save(self.state.batches, metric, make)?;
+        self.wait_for(|run| run.session.save(run.state.batches, metric, make))?;
         self.saved = Some(self.state.batches);
         Ok(())
     }
@@ -58,7 +58,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             return Ok(vec![]);
         }
         let mine = if ranks.rank() == 0 { Bytes::new() } else { RunState::pack(mine.clone())? };
-        Ok(ranks.gather(mine)?.split_off(1))
+        Ok(ranks.collective().gather(mine)?.split_off(1))
     }
 
     /// The statistics that BatchNorm keeps are rank 0's on all ranks, as in the checkpoint: a rank
@@ -68,7 +68,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         if ranks.size() == 1 {
             return Ok(());
         }
-        self.model.replace(|model| record::share_buffers(model, ranks))
+        self.model.replace(|model| record::share_buffers(model, ranks.collective()))
     }
 
     /// The checkpoint that rank 0 has found whole, on all ranks; or else rank 0's model.
@@ -83,7 +83,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         }
         let chosen = restored.checkpoint.as_ref().map(|(name, ..)| name);
         let chosen = chosen.and_then(|name| self.session.checkpoint_ref(name));
-        match exchange(ranks, "start", chosen)?.swap_remove(0) {
+        match exchange(ranks.collective(), "start", chosen)?.swap_remove(0) {
             Some(chosen) if !self.session.is_lead() => {
                 restored = self.session.restore_from(std::slice::from_ref(&chosen))?;
                 if let Some((name, why)) = restored.refused.first_key_value() {
@@ -97,7 +97,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
                     true => record::snapshot(&*self.model).into_bytes()?,
                     false => Bytes::new(),
                 };
-                let model = ranks.broadcast(model)?;
+                let model = ranks.collective().broadcast(model)?;
                 if !self.session.is_lead() {
                     let parts = Parts::from([(record::MODEL.into(), model)]);
                     self.model.replace(|model| record::load_model(model, &parts))?;

@@ -1,0 +1,157 @@
+//! A group of ranks over plain connections: what is large goes around a ring, what is small over one
+//! rank. The first failure closes all connections, by which the others learn of it.
+
+use std::net::TcpStream;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+
+use super::hub::Hub;
+use super::rendezvous::Connections;
+use super::ring::{Ring, Summed};
+use super::watch::{Alarm, Limits, Pulse, start};
+use super::{Collective, Kind, Numbers, added_up};
+use crate::Result;
+use crate::error::{Infrastructure, PeerFailed};
+
+/// Up to so many bytes a sum is gathered, and added up by each rank: fewer turns, more bytes.
+const GATHERED_BYTES_MAX: usize = 16 << 10;
+
+/// Ranks that are connected.
+#[derive(Debug)]
+pub(super) struct Group {
+    place: usize,
+    size: usize,
+    /// None once something has failed.
+    open: Mutex<Option<Open>>,
+    pulse: Arc<Pulse>,
+    gang: Arc<Watched>,
+}
+
+#[derive(Debug)]
+struct Open {
+    hub: Option<Hub>,
+    ring: Option<Ring>,
+    /// The number of the next message.
+    next: u32,
+}
+
+/// A gang's alarm, until its last group is gone.
+#[derive(Debug)]
+struct Watched(Alarm);
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.0.end();
+        self.0.close();
+    }
+}
+
+/// All ranks of a gang as one group, and those of this pod where they are some of several.
+///
+/// # Errors
+///
+/// The connections are of no use, or the system has no more threads.
+pub(super) fn groups(
+    numbers: Numbers,
+    connections: Connections,
+    limits: Limits,
+    pulse: Arc<Pulse>,
+) -> Result<(Group, Option<Group>)> {
+    let Connections { watch, hub, local_hub, ring: (next, previous) } = connections;
+    let alarm = Alarm::default();
+    let stars = [&watch, &hub, &local_hub].into_iter().flatten().map(|it| &it.1);
+    let useless = |it: std::io::Error| Infrastructure(format!("a connection is of no use: {it}"));
+    alarm.guard(stars.chain([&next, &previous])).map_err(useless)?;
+    start(numbers.rank, watch, limits, pulse.clone(), alarm.clone()).map_err(useless)?;
+    let gang = Arc::new(Watched(alarm));
+    let hub_of = |is_first: bool, peers: Vec<(usize, TcpStream)>| match peers.is_empty() {
+        true => Ok(None),
+        false => Hub::new(is_first, peers).map(Some),
+    };
+    let local = match hub_of(numbers.local_rank == 0, local_hub)? {
+        None => None,
+        Some(hub) => {
+            let open = Mutex::new(Some(Open { hub: Some(hub), ring: None, next: 0 }));
+            let (place, size) = (numbers.local_rank, numbers.local_size);
+            Some(Group { place, size, open, pulse: pulse.clone(), gang: gang.clone() })
+        }
+    };
+    let ring = Some(Ring::new(numbers.rank, numbers.size, next, previous)?);
+    let open = Open { hub: hub_of(numbers.rank == 0, hub)?, ring, next: 0 };
+    let (place, size) = (numbers.rank, numbers.size);
+    Ok((Group { place, size, open: Mutex::new(Some(open)), pulse, gang }, local))
+}
+
+impl Group {
+    fn with_open<T>(&self, kind: Kind, act: impl FnOnce(&mut Open, u32) -> Result<T>) -> Result<T> {
+        let alarm = &self.gang.0;
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(links) = open.as_mut() else {
+            return Err(PeerFailed("the gang has failed before".into()).into());
+        };
+        self.pulse.enter(kind);
+        let done = act(links, links.next);
+        self.pulse.leave();
+        match done {
+            Ok(done) => {
+                links.next = links.next.wrapping_add(1);
+                Ok(done)
+            }
+            Err(error) => {
+                // A collective that fails is final.
+                *open = None;
+                alarm.close();
+                // Connections end where the watchdog has closed them: it knows why.
+                Err(alarm.why().map_or(error, |why| Infrastructure(why.into()).into()))
+            }
+        }
+    }
+
+    fn sum<T: Summed>(&self, kind: Kind, values: &mut [T]) -> Result<()> {
+        let is_gathered = size_of_val(values) <= GATHERED_BYTES_MAX;
+        self.with_open(kind, |open, number| match &mut open.ring {
+            Some(ring) if !is_gathered => ring.sum(kind, number, values),
+            _ => {
+                let mine = Bytes::copy_from_slice(bytemuck::cast_slice(values));
+                added_up(&open.gather(kind, number, mine, self.place)?, values)
+            }
+        })
+    }
+}
+
+impl Open {
+    fn gather(&mut self, kind: Kind, number: u32, mine: Bytes, place: usize) -> Result<Vec<Bytes>> {
+        match (&mut self.hub, &mut self.ring) {
+            (Some(hub), _) => hub.gather(kind, number, mine),
+            (None, Some(ring)) => {
+                let theirs = ring.exchange(kind, number, &mine)?;
+                Ok(if place == 0 { vec![mine, theirs] } else { vec![theirs, mine] })
+            }
+            (None, None) => Ok(vec![mine]),
+        }
+    }
+}
+
+impl Collective for Group {
+    fn rank(&self) -> usize {
+        self.place
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn sum_f32(&self, values: &mut [f32]) -> Result<()> {
+        self.sum(Kind::SumF32, values)
+    }
+
+    fn sum_f64(&self, values: &mut [f64]) -> Result<()> {
+        self.sum(Kind::SumF64, values)
+    }
+
+    fn gather(&self, mine: Bytes) -> Result<Vec<Bytes>> {
+        let kind = Kind::Gather;
+        self.with_open(kind, |open, number| open.gather(kind, number, mine, self.place))
+    }
+}

@@ -1,0 +1,392 @@
+//! How two ranks of one attempt know each other.
+//!
+//! | who listens | who comes |
+//! |---|---|
+//! | magic, version, nonce | |
+//! | | magic, version, what for, who, nonce, proof |
+//! | once it wants to: verdict, its text, proof | |
+//!
+//! A proof is an HMAC-SHA256 by the gang's secret over both nonces and all that was said, so that
+//! neither side takes a stranger, or somebody of another attempt, for one of the gang. A stranger
+//! is given a few seconds and no attention that a rank would need.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use sha2::Sha256;
+use stoker_api::contract::ExitCode;
+
+use crate::Result;
+use crate::error::{Infrastructure, Interrupted};
+use crate::stop::StopSignal;
+
+/// How long whoever connects may take to say who it is.
+const HELLO_MAX: Duration = Duration::from_secs(5);
+/// Connections whose hello is awaited at a time; more are closed, and come again if they are ranks.
+const HELLOS_MAX: usize = 256;
+/// How often waits look at the signal.
+pub(super) const LOOK: Duration = Duration::from_millis(50);
+
+const MAGIC: [u8; 8] = *b"stoker-g";
+const VERSION: u32 = 2;
+const NONCE_BYTES: usize = 32;
+const PROOF_BYTES: usize = 32;
+const DIGEST_BYTES: usize = 32;
+/// Magic, version, nonce.
+const GREETING_BYTES: usize = 12 + NONCE_BYTES;
+/// Magic, version, numbers, program, configuration, nonce.
+const HELLO_BYTES: usize = 12 + 5 * 4 + 2 * DIGEST_BYTES + NONCE_BYTES;
+/// Verdict, length of its text.
+const VERDICT_BYTES: usize = 1 + 4;
+/// More is no verdict of ours: addresses of a gang's ranks.
+const TEXT_BYTES_MAX: usize = 1 << 20;
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum Purpose {
+    /// To be counted, to hear where the others are, and to be watched.
+    Meet = 1,
+    /// What is small, over rank 0.
+    Hub = 2,
+    /// What is small, over the first rank of a pod.
+    LocalHub = 3,
+    /// From a rank to the next.
+    Ring = 4,
+}
+
+/// What must be the same on all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sameness {
+    /// SHA-256 of the program.
+    pub(super) program: [u8; DIGEST_BYTES],
+    /// SHA-256 of what it was told.
+    pub(super) config: [u8; DIGEST_BYTES],
+}
+
+/// This rank, as it shows itself.
+#[derive(Clone, Debug)]
+pub(super) struct Passport {
+    pub(super) secret: Vec<u8>,
+    pub(super) attempt: u32,
+    pub(super) rank: u32,
+    pub(super) world_size: u32,
+    pub(super) sameness: Sameness,
+    /// Where this rank listens.
+    pub(super) port: u16,
+}
+
+/// Somebody whose proof was right.
+#[derive(Debug)]
+pub(super) struct Arrived {
+    pub(super) purpose: u32,
+    pub(super) rank: u32,
+    pub(super) port: u16,
+    pub(super) sameness: Sameness,
+    pub(super) stream: TcpStream,
+    transcript: Vec<u8>,
+}
+
+/// The answer to a hello.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Verdict {
+    Welcome = 0,
+    /// It is of another attempt, another gang or another program: its text says which.
+    NotOurs = 1,
+}
+
+/// Listens for ranks.
+#[derive(Debug)]
+pub(super) struct Door {
+    listener: TcpListener,
+    passport: Passport,
+    sender: Sender<Arrived>,
+    arrivals: Receiver<Arrived>,
+    num_open: Arc<AtomicUsize>,
+}
+
+impl Door {
+    /// # Errors
+    ///
+    /// The listener is of no use.
+    pub(super) fn new(listener: TcpListener, passport: Passport) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let (sender, arrivals) = channel();
+        Ok(Self { listener, passport, sender, arrivals, num_open: Arc::default() })
+    }
+
+    /// The next whose proof is right, if one comes within a moment.
+    pub(super) fn next(&self) -> Option<Arrived> {
+        while let Ok((stream, _)) = self.listener.accept() {
+            self.hear(stream);
+        }
+        self.arrivals.recv_timeout(LOOK).ok()
+    }
+
+    /// Hears who somebody is, on a thread of its own.
+    fn hear(&self, stream: TcpStream) {
+        if self.num_open.fetch_add(1, Ordering::Relaxed) >= HELLOS_MAX {
+            self.num_open.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        let (passport, sender) = (self.passport.clone(), self.sender.clone());
+        let open = self.num_open.clone();
+        let thread = std::thread::Builder::new().name("stoker-hello".into());
+        let started = thread.spawn(move || {
+            if let Ok(Some(arrived)) = passport.hear(stream) {
+                // A meeting that is over needs nobody.
+                let _ = sender.send(arrived);
+            }
+            open.fetch_sub(1, Ordering::Relaxed);
+        });
+        if started.is_err() {
+            self.num_open.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Arrived {
+    /// Tells it how it is received.
+    ///
+    /// # Errors
+    ///
+    /// It is gone.
+    pub(super) fn answer(
+        &mut self,
+        passport: &Passport,
+        verdict: Verdict,
+        text: &str,
+    ) -> io::Result<()> {
+        let mut answer = vec![verdict as u8];
+        answer.extend_from_slice(&(text.len() as u32).to_le_bytes());
+        answer.extend_from_slice(text.as_bytes());
+        let proof = passport.verdict_mac(&answer, &self.transcript).finalize().into_bytes();
+        answer.extend_from_slice(&proof);
+        self.stream.write_all(&answer)
+    }
+}
+
+impl Passport {
+    /// Who it is; `None` for a stranger and for somebody of another attempt, who is told so.
+    fn hear(&self, mut stream: TcpStream) -> io::Result<Option<Arrived>> {
+        stream.set_nonblocking(false)?;
+        stream.set_nodelay(true)?;
+        stream.set_write_timeout(Some(HELLO_MAX))?;
+        let deadline = Instant::now() + HELLO_MAX;
+        let mut transcript = greeting()?;
+        stream.write_all(&transcript)?;
+        let mut hello = [0; HELLO_BYTES];
+        read_until(&mut stream, &mut hello, deadline)?;
+        let mut proof = [0; PROOF_BYTES];
+        read_until(&mut stream, &mut proof, deadline)?;
+        transcript.extend_from_slice(&hello);
+        if self.mac(b"hello", &transcript).verify_slice(&proof).is_err() {
+            return Ok(None);
+        }
+        let [purpose, attempt, rank, world_size, port] =
+            [0, 1, 2, 3, 4].map(|it| number(&hello, 12 + it * 4));
+        let digest = |at: usize| {
+            let mut digest = [0; DIGEST_BYTES];
+            digest.copy_from_slice(&hello[at..at + DIGEST_BYTES]);
+            digest
+        };
+        let sameness = Sameness { program: digest(32), config: digest(32 + DIGEST_BYTES) };
+        let port = u16::try_from(port).unwrap_or_default();
+        let mut arrived = Arrived { purpose, rank, port, sameness, stream, transcript };
+        let is_ours = hello[..12] == opening()
+            && attempt == self.attempt
+            && world_size == self.world_size
+            && rank < world_size
+            && rank != self.rank;
+        if !is_ours {
+            let text = format!(
+                "rank {} is of attempt {} with {} ranks, this one is rank {rank} of attempt \
+                 {attempt} with {world_size}",
+                self.rank, self.attempt, self.world_size
+            );
+            arrived.answer(self, Verdict::NotOurs, &text)?;
+            return Ok(None);
+        }
+        Ok(Some(arrived))
+    }
+
+    /// Goes to a rank and says who this is; gives the connection and all that was said.
+    ///
+    /// # Errors
+    ///
+    /// It is not there, or is none of this version.
+    pub(super) fn greet(
+        &self,
+        addresses: &[SocketAddr],
+        purpose: Purpose,
+    ) -> io::Result<(TcpStream, Vec<u8>)> {
+        let mut stream = None;
+        for address in addresses {
+            stream = Some(TcpStream::connect_timeout(address, HELLO_MAX));
+            if matches!(stream, Some(Ok(_))) {
+                break;
+            }
+        }
+        let no_address = || io::Error::other("its name has no address");
+        let mut stream = stream.ok_or_else(no_address)??;
+        stream.set_nodelay(true)?;
+        stream.set_write_timeout(Some(HELLO_MAX))?;
+        let mut transcript = vec![0; GREETING_BYTES];
+        read_until(&mut stream, &mut transcript, Instant::now() + HELLO_MAX)?;
+        if transcript[..12] != opening() {
+            return Err(io::Error::other("who answers is no rank of this version"));
+        }
+        let mut hello = opening().to_vec();
+        let numbers =
+            [purpose as u32, self.attempt, self.rank, self.world_size, u32::from(self.port)];
+        numbers.iter().for_each(|number| hello.extend_from_slice(&number.to_le_bytes()));
+        hello.extend_from_slice(&self.sameness.program);
+        hello.extend_from_slice(&self.sameness.config);
+        hello.extend_from_slice(&nonce()?);
+        transcript.extend_from_slice(&hello);
+        let proof = self.mac(b"hello", &transcript).finalize().into_bytes();
+        hello.extend_from_slice(&proof);
+        stream.write_all(&hello)?;
+        Ok((stream, transcript))
+    }
+
+    /// Waits until whoever was greeted answers; gives what it says to a welcome. The inner error may
+    /// pass, the outer is final.
+    ///
+    /// # Errors
+    ///
+    /// This rank is not one of those that are met there, or `stop` is set.
+    pub(super) fn await_verdict(
+        &self,
+        stream: &mut TcpStream,
+        transcript: &[u8],
+        deadline: Instant,
+        stop: &StopSignal,
+    ) -> Result<io::Result<String>> {
+        let mut answer = vec![0; VERDICT_BYTES];
+        match self.read_patiently(stream, &mut answer, deadline, stop)? {
+            Ok(()) => {}
+            Err(error) => return Ok(Err(error)),
+        }
+        let length = number(&answer, 1) as usize;
+        if length > TEXT_BYTES_MAX {
+            return Ok(Err(io::Error::other("who answers is no rank")));
+        }
+        answer.resize(VERDICT_BYTES + length + PROOF_BYTES, 0);
+        let rest = &mut answer[VERDICT_BYTES..];
+        if let Err(error) = self.read_patiently(stream, rest, deadline, stop)? {
+            return Ok(Err(error));
+        }
+        let (said, proof) = answer.split_at(VERDICT_BYTES + length);
+        if self.verdict_mac(said, transcript).verify_slice(proof).is_err() {
+            return Ok(Err(io::Error::other("who answers does not know the gang's secret")));
+        }
+        let text = String::from_utf8_lossy(&said[VERDICT_BYTES..]).into_owned();
+        match said[0] == Verdict::Welcome as u8 {
+            true => Ok(Ok(text)),
+            false => Err(Infrastructure(text).into()),
+        }
+    }
+
+    fn read_patiently(
+        &self,
+        stream: &mut TcpStream,
+        mut bytes: &mut [u8],
+        deadline: Instant,
+        stop: &StopSignal,
+    ) -> Result<io::Result<()>> {
+        while !bytes.is_empty() {
+            look(stop)?;
+            if Instant::now() > deadline {
+                return Ok(Err(io::Error::other("it waits for other ranks")));
+            }
+            let timed = stream.set_read_timeout(Some(LOOK));
+            match timed.and_then(|()| stream.read(bytes)) {
+                Ok(0) => return Ok(Err(io::Error::other("it has closed the connection"))),
+                Ok(num) => bytes = &mut bytes[num..],
+                Err(error) if is_timeout(&error) => {}
+                Err(error) => return Ok(Err(error)),
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    fn verdict_mac(&self, said: &[u8], transcript: &[u8]) -> Hmac<Sha256> {
+        let mut mac = self.mac(b"verdict", transcript);
+        mac.update(said);
+        mac
+    }
+
+    /// `what` keeps proofs of one kind from being used as another.
+    fn mac(&self, what: &[u8], transcript: &[u8]) -> Hmac<Sha256> {
+        let mut mac =
+            Hmac::<Sha256>::new_from_slice(&self.secret).expect("a key may have any length");
+        mac.update(what);
+        mac.update(transcript);
+        mac
+    }
+}
+
+/// An error if this process was asked to stop.
+///
+/// # Errors
+///
+/// It was.
+pub(super) fn look(stop: &StopSignal) -> Result<()> {
+    if !stop.is_set() {
+        return Ok(());
+    }
+    let why = "asked to stop by a signal before all ranks had met".into();
+    Err(Interrupted { code: ExitCode::Preempted, fenced: false, why }.into())
+}
+
+fn opening() -> [u8; 12] {
+    let mut opening = [0; 12];
+    opening[..8].copy_from_slice(&MAGIC);
+    opening[8..].copy_from_slice(&VERSION.to_le_bytes());
+    opening
+}
+
+fn greeting() -> io::Result<Vec<u8>> {
+    let mut greeting = opening().to_vec();
+    greeting.extend_from_slice(&nonce()?);
+    Ok(greeting)
+}
+
+fn nonce() -> io::Result<[u8; NONCE_BYTES]> {
+    let mut nonce = [0; NONCE_BYTES];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut nonce)?;
+    Ok(nonce)
+}
+
+fn number(bytes: &[u8], at: usize) -> u32 {
+    let mut own = [0; 4];
+    own.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(own)
+}
+
+/// As `read_exact`, with one deadline for all of it.
+fn read_until(stream: &mut TcpStream, mut bytes: &mut [u8], deadline: Instant) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(bytes)? {
+            0 => return Err(io::Error::other("it has closed the connection")),
+            num => bytes = &mut bytes[num..],
+        }
+    }
+    Ok(())
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}

@@ -1,0 +1,282 @@
+//! How a process knows which rank it is, and where the others are met: from its trial and Stoker's
+//! launcher, from the variables that torchrun and MPI's launchers set, or from `TF_CONFIG`.
+
+use serde::Deserialize;
+use stoker_api::contract::{Gang, TrialConfig};
+
+use super::Numbers;
+use crate::Result;
+use crate::error::Infrastructure;
+
+/// A variable of the environment.
+type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// What ranks that Stoker has not started prove to each other that they know; none: whoever
+/// reaches rank 0's port may take part.
+const ENV_SECRET: &str = "STOKER_GANG_SECRET";
+/// Where torchrun says that rank 0 is met.
+const ENV_MASTER_PORT: &str = "MASTER_PORT";
+
+/// This process among those that were started together.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Launched {
+    pub(crate) numbers: Numbers,
+    /// None for one rank.
+    pub(super) gang: Option<Gang>,
+}
+
+impl Launched {
+    const ALONE: Self = Self { numbers: Numbers::ALONE, gang: None };
+
+    /// What Stoker's launcher says, of the gang that the trial has.
+    ///
+    /// # Errors
+    ///
+    /// It says nothing, or something else than the trial.
+    pub(crate) fn for_trial(config: &TrialConfig) -> Result<Self> {
+        Self::of_trial(config, &lookup)
+    }
+
+    /// What the environment says of a program that no runner has started: `TF_CONFIG`, or else the
+    /// variables of torchrun. One rank, where it says nothing.
+    ///
+    /// # Errors
+    ///
+    /// It says what makes no sense.
+    pub(crate) fn for_program() -> Result<Self> {
+        match Self::tf_config(&lookup)? {
+            Self { gang: None, .. } => Self::environment(&lookup),
+            several => Ok(several),
+        }
+    }
+
+    /// What `TF_CONFIG` says.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read, or this is no worker.
+    pub(super) fn from_tf_config() -> Result<Self> {
+        Self::tf_config(&lookup)
+    }
+
+    /// What `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and the like say.
+    ///
+    /// # Errors
+    ///
+    /// Not all that is needed is there, or it makes no sense.
+    pub(super) fn from_environment() -> Result<Self> {
+        Self::environment(&lookup)
+    }
+
+    fn of_trial(config: &TrialConfig, lookup: Lookup<'_>) -> Result<Self> {
+        let Some(gang) = config.gang.as_ref().filter(|it| it.world_size > 1) else {
+            return Ok(Self::ALONE);
+        };
+        let number = |name: &str| {
+            number(lookup, name)?.ok_or_else(|| {
+                let size = gang.world_size;
+                let text = format!(
+                    "the trial has {size} ranks, but {name} is not set: start the program by \
+                     `stoker-trainer launch -- PROGRAM`"
+                );
+                crate::Error::from(Infrastructure(text))
+            })
+        };
+        let numbers = Numbers {
+            rank: number("RANK")?,
+            size: number("WORLD_SIZE")?,
+            local_rank: number("LOCAL_RANK")?,
+            local_size: number("LOCAL_WORLD_SIZE")?,
+            cross_rank: number("CROSS_RANK")?,
+            cross_size: number("CROSS_SIZE")?,
+        };
+        if numbers.size != gang.world_size as usize {
+            let (own, size) = (numbers.size, gang.world_size);
+            let text = format!("WORLD_SIZE is {own}, but the trial has {size} ranks");
+            return Err(Infrastructure(text).into());
+        }
+        Ok(Self { numbers: numbers.checked()?, gang: Some(gang.clone()) })
+    }
+
+    fn environment(lookup: Lookup<'_>) -> Result<Self> {
+        let Some(address) = lookup("MASTER_ADDR") else { return Ok(Self::ALONE) };
+        let size = number(lookup, "WORLD_SIZE")?.unwrap_or(1);
+        if size == 1 {
+            return Ok(Self::ALONE);
+        }
+        let needed = |names: &[&str]| -> Result<usize> {
+            for name in names {
+                if let Some(number) = number(lookup, name)? {
+                    return Ok(number);
+                }
+            }
+            let names = names.join(" or ");
+            Err(Infrastructure(format!("WORLD_SIZE is {size}, but {names} is not set")).into())
+        };
+        let local_size = needed(&["LOCAL_WORLD_SIZE", "LOCAL_SIZE"])?;
+        let numbers = Numbers {
+            rank: needed(&["RANK"])?,
+            size,
+            local_rank: needed(&["LOCAL_RANK"])?,
+            local_size,
+            cross_rank: needed(&["GROUP_RANK", "CROSS_RANK"])?,
+            cross_size: needed(&["GROUP_WORLD_SIZE", "CROSS_SIZE"])?,
+        };
+        let port = needed(&[ENV_MASTER_PORT])?;
+        let gang = gang(size, local_size, format!("{address}:{port}"), lookup);
+        Ok(Self { numbers: numbers.checked()?, gang: Some(gang) })
+    }
+
+    fn tf_config(lookup: Lookup<'_>) -> Result<Self> {
+        #[derive(Deserialize)]
+        struct TfConfig {
+            cluster: Cluster,
+            task: Task,
+        }
+        #[derive(Deserialize)]
+        struct Cluster {
+            worker: Vec<String>,
+        }
+        #[derive(Deserialize)]
+        struct Task {
+            #[serde(rename = "type")]
+            type_: String,
+            index: usize,
+        }
+        let Some(text) = lookup("TF_CONFIG").filter(|it| !it.is_empty()) else {
+            return Ok(Self::ALONE);
+        };
+        let config: TfConfig = serde_json::from_str(&text)
+            .map_err(|error| Infrastructure(format!("TF_CONFIG cannot be read: {error}")))?;
+        let (size, rank) = (config.cluster.worker.len(), config.task.index);
+        if config.task.type_ != "worker" || rank >= size {
+            let type_ = config.task.type_;
+            let text = format!(
+                "TF_CONFIG says that this is {type_} {rank} of {size}, but it must be a worker of \
+                 its cluster"
+            );
+            return Err(Infrastructure(text).into());
+        }
+        if size == 1 {
+            return Ok(Self::ALONE);
+        }
+        let (cross_rank, cross_size) = (rank, size);
+        let numbers = Numbers { rank, size, local_rank: 0, local_size: 1, cross_rank, cross_size };
+        let gang = gang(size, 1, config.cluster.worker[0].clone(), lookup);
+        Ok(Self { numbers, gang: Some(gang) })
+    }
+}
+
+fn lookup(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+fn gang(size: usize, local_size: usize, rendezvous: String, lookup: Lookup<'_>) -> Gang {
+    let secret = lookup(ENV_SECRET).unwrap_or_default();
+    Gang { world_size: size as u32, ranks_per_pod: local_size as u32, rendezvous, secret }
+}
+
+fn number(lookup: Lookup<'_>, name: &str) -> Result<Option<usize>> {
+    let Some(text) = lookup(name) else { return Ok(None) };
+    let number = text.parse().ok().filter(|it| *it <= u32::MAX as usize);
+    let refused = || Infrastructure(format!("{name} is {text:?}, but must be a number"));
+    Ok(Some(number.ok_or_else(refused)?))
+}
+
+impl Numbers {
+    fn checked(self) -> Result<Self> {
+        let Self { rank, size, local_rank, local_size, .. } = self;
+        let fits = rank < size
+            && local_rank < local_size
+            && local_rank <= rank
+            && rank - local_rank + local_size <= size;
+        match fits {
+            true => Ok(self),
+            false => Err(Infrastructure(format!(
+                "rank {rank} of {size} cannot be rank {local_rank} of {local_size} in its pod"
+            ))
+            .into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rank, size, local rank, local size, cross rank, cross size, and where rank 0 is met.
+    fn check(
+        read: fn(Lookup<'_>) -> Result<Launched>,
+        variables: &[(&str, &str)],
+        expected: Result<([usize; 6], &str), &str>,
+    ) {
+        let lookup =
+            |name: &str| variables.iter().find(|it| it.0 == name).map(|it| it.1.to_owned());
+        let found = read(&lookup).map(|it| {
+            let n = it.numbers;
+            let numbers = [n.rank, n.size, n.local_rank, n.local_size, n.cross_rank, n.cross_size];
+            (numbers, it.gang.map(|it| it.rendezvous).unwrap_or_default())
+        });
+        match (found, expected) {
+            (Ok(found), Ok((numbers, rendezvous))) => {
+                assert_eq!(found, (numbers, rendezvous.to_owned()));
+            }
+            (Err(found), Err(expected)) => assert_eq!(found.to_string(), expected),
+            (found, expected) => panic!("{found:?}, not {expected:?}"),
+        }
+    }
+
+    const ALONE: [usize; 6] = [0, 1, 0, 1, 0, 1];
+
+    #[test]
+    fn variables_of_torchrun_are_understood() {
+        let torch = [
+            ("RANK", "3"),
+            ("WORLD_SIZE", "4"),
+            ("LOCAL_RANK", "1"),
+            ("LOCAL_WORLD_SIZE", "2"),
+            ("GROUP_RANK", "1"),
+            ("GROUP_WORLD_SIZE", "2"),
+            ("MASTER_ADDR", "a"),
+            ("MASTER_PORT", "29500"),
+        ];
+        check(Launched::environment, &torch, Ok(([3, 4, 1, 2, 1, 2], "a:29500")));
+        check(Launched::environment, &[], Ok((ALONE, "")));
+        // Without somewhere to meet, a number says nothing.
+        check(Launched::environment, &torch[..6], Ok((ALONE, "")));
+        let without =
+            |name: &str| -> Vec<_> { torch.iter().copied().filter(|it| it.0 != name).collect() };
+        let missing = "WORLD_SIZE is 4, but RANK is not set";
+        check(Launched::environment, &without("RANK"), Err(missing));
+        let with =
+            |name: &'static str, value: &'static str| [vec![(name, value)], without(name)].concat();
+        let refused = "RANK is \"x\", but must be a number";
+        check(Launched::environment, &with("RANK", "x"), Err(refused));
+        let refused = "rank 4 of 4 cannot be rank 1 of 2 in its pod";
+        check(Launched::environment, &with("RANK", "4"), Err(refused));
+        let refused = "rank 3 of 4 cannot be rank 2 of 2 in its pod";
+        check(Launched::environment, &with("LOCAL_RANK", "2"), Err(refused));
+    }
+
+    #[test]
+    fn tf_config_is_understood() {
+        let text = |workers: &str, type_: &str, index: u32| {
+            format!(
+                r#"{{"cluster":{{"worker":[{workers}]}},"task":{{"type":"{type_}","index":{index}}}}}"#
+            )
+        };
+        fn check(text: &str, expected: Result<([usize; 6], &str), &str>) {
+            super::tests::check(Launched::tf_config, &[("TF_CONFIG", text)], expected);
+        }
+        check(&text(r#""a:1","b:2""#, "worker", 1), Ok(([1, 2, 0, 1, 1, 2], "a:1")));
+        check(&text(r#""a:1""#, "worker", 0), Ok((ALONE, "")));
+        check("", Ok((ALONE, "")));
+        let refused = |what: &str| {
+            format!("TF_CONFIG says that this is {what}, but it must be a worker of its cluster")
+        };
+        check(&text(r#""a:1","b:2""#, "ps", 0), Err(&refused("ps 0 of 2")));
+        check(&text(r#""a:1","b:2""#, "worker", 2), Err(&refused("worker 2 of 2")));
+        let eof = "TF_CONFIG cannot be read: EOF while parsing an object at line 1 column 1";
+        check("{", Err(eof));
+    }
+}

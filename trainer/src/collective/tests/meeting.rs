@@ -1,0 +1,193 @@
+//! Who is let in, who is not, and how long that takes.
+
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use stoker_api::contract::{ExitCode, Gang};
+
+use super::super::group::{Group, groups};
+use super::super::handshake::Sameness;
+use super::super::rendezvous::meet_within;
+use super::super::watch::Limits;
+use super::super::*;
+use crate::error::exit_code;
+use crate::stop::StopSignal;
+
+pub(super) fn gang_of(world_size: u32) -> Gang {
+    // A port that is free now.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let rendezvous = format!("127.0.0.1:{port}");
+    Gang { world_size, ranks_per_pod: 1, rendezvous, secret: "5ec7e7".into() }
+}
+
+pub(super) fn numbers(gang: &Gang, rank: usize, ranks_per_pod: usize) -> Numbers {
+    let size = gang.world_size as usize;
+    let (cross_rank, local_rank) = (rank / ranks_per_pod, rank % ranks_per_pod);
+    let local_size = ranks_per_pod.min(size - cross_rank * ranks_per_pod);
+    let cross_size = size.div_ceil(ranks_per_pod);
+    Numbers { rank, size, local_rank, local_size, cross_rank, cross_size }
+}
+
+/// What no test here waits for.
+pub(super) const LIMITS: Limits = Limits { silence: Duration::from_secs(300), steps: 10.0 };
+
+pub(super) fn joined(
+    gang: &Gang,
+    attempt: u32,
+    rank: usize,
+    ranks_per_pod: usize,
+    wait_ms: u64,
+) -> Result<(Group, Option<Group>)> {
+    joined_as(gang, attempt, numbers(gang, rank, ranks_per_pod), Sameness::default(), wait_ms)
+}
+
+fn joined_as(
+    gang: &Gang,
+    attempt: u32,
+    numbers: Numbers,
+    sameness: Sameness,
+    wait_ms: u64,
+) -> Result<(Group, Option<Group>)> {
+    let (stop, wait) = (StopSignal::default(), Duration::from_millis(wait_ms));
+    let connections = meet_within(gang, attempt, numbers, sameness, &stop, wait)?;
+    groups(numbers, connections, LIMITS, Default::default())
+}
+
+fn join(gang: &Gang, attempt: u32, rank: usize, wait_ms: u64) -> Result<()> {
+    joined(gang, attempt, rank, 1, wait_ms).map(drop)
+}
+
+#[test]
+fn ranks_that_do_not_come_are_named() {
+    let gang = gang_of(4);
+    let error = std::thread::scope(|scope| {
+        let others = scope.spawn(|| join(&gang, 0, 2, 1_500));
+        let error = join(&gang, 0, 0, 1_000).unwrap_err();
+        assert!(others.join().unwrap().is_err());
+        error
+    });
+    let expected = format!("of 4 ranks, 1, 3 did not come to {} within 1 s", gang.rendezvous);
+    assert_eq!((error.to_string(), exit_code(&*error)), (expected, ExitCode::Infrastructure));
+
+    let error = join(&gang, 0, 1, 600).unwrap_err();
+    assert!(error.to_string().starts_with("rank 0 was not met at 127.0.0.1:"), "{error}");
+    assert_eq!(exit_code(&*error), ExitCode::Infrastructure);
+}
+
+#[test]
+fn strangers_and_other_attempts_are_refused_and_hold_nobody_up() {
+    let gang = gang_of(2);
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let root = scope.spawn(|| join(&gang, 7, 0, 20_000));
+        let connect = || loop {
+            if let Ok(stream) = TcpStream::connect(&gang.rendezvous) {
+                return stream;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        // Silent ones, one that sends garbage, one that says what another gang would.
+        let _silent: Vec<_> = (0..20).map(|_| connect()).collect();
+        let mut garbage = connect();
+        garbage.write_all(&[7; 10_000]).unwrap();
+        garbage.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let mut said = vec![];
+        let _ = garbage.read_to_end(&mut said);
+        assert!(said.len() <= 44, "garbage was answered with more than a greeting");
+        let other = Gang { secret: "0ther".into(), ..gang.clone() };
+        let error = join(&other, 7, 1, 1_000).unwrap_err().to_string();
+        assert!(error.contains("it has closed the connection"), "{error}");
+        let refused = |gang: &Gang, attempt: u32, expected: &str| {
+            let error = join(gang, attempt, 1, 10_000).unwrap_err();
+            let own = "rank 0 is of attempt 7 with 2 ranks, this one is rank 1 of";
+            assert_eq!(error.to_string(), format!("{own} {expected}"));
+            assert_eq!(exit_code(&*error), ExitCode::Infrastructure);
+        };
+        refused(&gang, 6, "attempt 6 with 2");
+        refused(&Gang { world_size: 3, ..gang.clone() }, 7, "attempt 7 with 3");
+        join(&gang, 7, 1, 10_000).unwrap();
+        root.join().unwrap().unwrap();
+    });
+    assert!(start.elapsed() < Duration::from_secs(5), "strangers held the gang up");
+}
+
+#[test]
+fn another_program_and_another_configuration_are_refused_by_name() {
+    let own = Sameness::default();
+    for (other, expected) in [
+        (Sameness { program: [1; 32], ..own }, "rank 2 runs another program than rank 0: a tag"),
+        (Sameness { config: [1; 32], ..own }, "rank 2 was told something else than rank 0 of how"),
+    ] {
+        let gang = gang_of(3);
+        std::thread::scope(|scope| {
+            let ranks = [own, own, other].into_iter().enumerate().map(|(rank, sameness)| {
+                let gang = &gang;
+                scope.spawn(move || {
+                    joined_as(gang, 0, numbers(gang, rank, 1), sameness, 20_000).map(drop)
+                })
+            });
+            for rank in ranks.collect::<Vec<_>>() {
+                let error = rank.join().unwrap().unwrap_err();
+                assert!(error.to_string().starts_with(expected), "{error}");
+                assert_eq!(exit_code(&*error), ExitCode::Infrastructure);
+            }
+        });
+    }
+}
+
+#[test]
+fn one_who_plays_rank_0_without_the_secret_is_not_believed() {
+    let gang = gang_of(2);
+    let listener = TcpListener::bind(&gang.rendezvous).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut greeting = b"stoker-g\x02\0\0\0".to_vec();
+            greeting.extend([9; 32]);
+            stream.write_all(&greeting).unwrap();
+            let _ = stream.read_exact(&mut [0; 128 + 32]);
+            let _ = stream.write_all(&[0; 5 + 32]);
+        }
+    });
+    let error = join(&gang, 0, 1, 600).unwrap_err().to_string();
+    assert!(error.contains("does not know the gang's secret"), "{error}");
+}
+
+#[test]
+fn a_rank_that_comes_late_is_waited_for() {
+    let gang = gang_of(3);
+    std::thread::scope(|scope| {
+        for rank in 0..3 {
+            let gang = &gang;
+            scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis([0, 1_500, 300][rank]));
+                let (all, _) = joined(gang, 0, rank, 1, 20_000).unwrap();
+                let mut sum = [1.0];
+                all.sum_f32(&mut sum).unwrap();
+                assert_eq!(sum, [3.0]);
+            });
+        }
+    });
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_others() {
+    let gang = gang_of(2);
+    for rank in [0, 1] {
+        let stop = StopSignal::default();
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            let (gang, told) = (&gang, &stop);
+            let (wait, numbers) = (Duration::from_secs(20), numbers(gang, rank, 1));
+            let met = scope.spawn(move || {
+                meet_within(gang, 0, numbers, Sameness::default(), told, wait).map(drop)
+            });
+            std::thread::sleep(Duration::from_millis(100));
+            stop.set();
+            let error = met.join().unwrap().unwrap_err();
+            assert_eq!(exit_code(&*error), ExitCode::Preempted, "rank {rank}: {error}");
+        });
+        assert!(start.elapsed() < Duration::from_secs(5), "rank {rank}");
+    }
+}

@@ -1,0 +1,117 @@
+//! Ranks that are there and do not move.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use stoker_api::contract::ExitCode;
+
+use super::super::group::groups;
+use super::super::handshake::Sameness;
+use super::super::rendezvous::meet_within;
+use super::super::watch::{Limits, Pulse};
+use super::super::*;
+use super::meeting::{gang_of, numbers};
+use crate::error::exit_code;
+use crate::stop::StopSignal;
+
+/// Trains on three ranks until `act`, which is told the rank and the step, says that one goes no
+/// further; gives the errors of the others and how long they took.
+fn train(
+    limits: Limits,
+    act: impl Fn(usize, u64, &Pulse) -> bool + Sync,
+) -> Vec<Option<(String, ExitCode, Duration)>> {
+    let gang = gang_of(3);
+    let rank = |rank: usize| {
+        let (stop, wait) = (StopSignal::default(), Duration::from_secs(20));
+        let numbers = numbers(&gang, rank, 1);
+        let same = Sameness::default();
+        let connections = meet_within(&gang, 0, numbers, same, &stop, wait).unwrap();
+        let pulse = Arc::<Pulse>::default();
+        let (ranks, _) = groups(numbers, connections, limits, pulse.clone()).unwrap();
+        let mut begin = Instant::now();
+        for step in 0..20 {
+            pulse.step(step);
+            if act(rank, step, &pulse) {
+                return Some((ranks, None));
+            }
+            begin = Instant::now();
+            let done = ranks.sum_f32(&mut [1.0]).and_then(|()| ranks.sum_f64(&mut [1.0; 9_000]));
+            if let Err(error) = done {
+                let (text, code) = (error.to_string(), exit_code(&*error));
+                return Some((ranks, Some((text, code, begin.elapsed()))));
+            }
+        }
+        let _ = begin;
+        None
+    };
+    let rank = &rank;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..3).map(|it| scope.spawn(move || rank(it))).collect();
+        // Whoever stands still keeps its connections until all others have ended.
+        let ended: Vec<_> = threads.into_iter().map(|it| it.join().unwrap()).collect();
+        ended.into_iter().map(|it| it.and_then(|it| it.1)).collect()
+    })
+}
+
+const SHORT: Limits = Limits { silence: Duration::from_secs(2), steps: 10.0 };
+
+#[test]
+fn a_rank_that_stands_still_is_named_with_its_place() {
+    for stuck in [0, 2] {
+        let ended = train(SHORT, |rank, step, _| (rank, step) == (stuck, 7));
+        assert!(ended[stuck].is_none());
+        let (text, code, time) = ended[(stuck + 1) % 3].clone().unwrap();
+        assert!((2.0..8.0).contains(&time.as_secs_f64()), "{time:?}");
+        let expected =
+            format!("nothing moved for 2 s: rank {stuck} last seen at step 7 after 0 sums");
+        // Rank 0 itself may be the first to notice, and takes its word with it.
+        let is_gone = stuck == 0 && code == ExitCode::PeerFailed;
+        assert!(is_gone || (text == expected && code == ExitCode::Infrastructure), "{text}");
+        assert!(ended.iter().flatten().all(|it| it.2 < Duration::from_secs(8)), "{ended:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_waits_for_the_storage_is_waited_for() {
+    let ended = train(SHORT, |rank, step, pulse| {
+        if (rank, step) == (0, 7) {
+            pulse.tick(Doing::Wait);
+            std::thread::sleep(Duration::from_secs(5));
+            pulse.tick(Doing::Train);
+        }
+        false
+    });
+    assert!(ended.iter().all(Option::is_none), "{ended:?}");
+}
+
+#[test]
+fn a_rank_whose_steps_are_long_is_given_as_long() {
+    // Ten times a step of 400 ms is more than two seconds.
+    let ended = train(SHORT, |rank, step, _| {
+        let time = if (rank, step) == (1, 9) { 3_000 } else { 400 };
+        if rank == 1 {
+            std::thread::sleep(Duration::from_millis(time));
+        }
+        false
+    });
+    assert!(ended.iter().all(Option::is_none), "{ended:?}");
+}
+
+#[test]
+fn nobody_is_blamed_before_training_has_begun() {
+    let gang = gang_of(2);
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let gang = &gang;
+            scope.spawn(move || {
+                let (stop, wait) = (StopSignal::default(), Duration::from_secs(20));
+                let (numbers, same) = (numbers(gang, rank, 1), Sameness::default());
+                let connections = meet_within(gang, 0, numbers, same, &stop, wait).unwrap();
+                let (ranks, _) = groups(numbers, connections, SHORT, Arc::default()).unwrap();
+                // A data set that is read on one of them.
+                std::thread::sleep(Duration::from_secs(if rank == 0 { 4 } else { 0 }));
+                ranks.gather(Bytes::new()).unwrap();
+            });
+        }
+    });
+}

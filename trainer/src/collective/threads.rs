@@ -1,0 +1,89 @@
+//! Ranks that are threads of one process: what sums mean, in the fewest lines.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use bytes::Bytes;
+
+use super::{Collective, added_up};
+use crate::Result;
+use crate::error::PeerFailed;
+
+/// One rank of several in this process.
+///
+/// Dropping it ends the group for all others, as the end of a process does.
+#[derive(Debug)]
+pub struct ThreadRank {
+    rank: usize,
+    group: Arc<Group>,
+}
+
+#[derive(Debug)]
+struct Group {
+    size: usize,
+    round: Mutex<Round>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Round {
+    number: u64,
+    /// What each rank gave in this round.
+    given: Vec<Option<Bytes>>,
+    /// What all gave in the round before.
+    whole: Vec<Bytes>,
+    is_over: bool,
+}
+
+impl ThreadRank {
+    /// `size` ranks, in order, one for each thread.
+    pub fn group(size: usize) -> Vec<Self> {
+        let round = Round { given: vec![None; size], ..Round::default() };
+        let group = Arc::new(Group { size, round: Mutex::new(round), changed: Condvar::new() });
+        (0..size).map(|rank| Self { rank, group: group.clone() }).collect()
+    }
+}
+
+impl Drop for ThreadRank {
+    fn drop(&mut self) {
+        let mut round = self.group.round.lock().unwrap_or_else(PoisonError::into_inner);
+        round.is_over = true;
+        self.group.changed.notify_all();
+    }
+}
+
+impl Collective for ThreadRank {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.group.size
+    }
+
+    fn sum_f32(&self, values: &mut [f32]) -> Result<()> {
+        added_up(&self.gather(Bytes::copy_from_slice(bytemuck::cast_slice(values)))?, values)
+    }
+
+    fn sum_f64(&self, values: &mut [f64]) -> Result<()> {
+        added_up(&self.gather(Bytes::copy_from_slice(bytemuck::cast_slice(values)))?, values)
+    }
+
+    fn gather(&self, mine: Bytes) -> Result<Vec<Bytes>> {
+        let mut round = self.group.round.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = round.number;
+        round.given[self.rank] = Some(mine);
+        if round.given.iter().all(Option::is_some) {
+            // Nobody misses it: the next round is whole when all have taken this one.
+            round.whole = round.given.iter_mut().filter_map(Option::take).collect();
+            round.number += 1;
+            self.group.changed.notify_all();
+        }
+        let waits = |it: &mut Round| it.number == number && !it.is_over;
+        let round = self.group.changed.wait_while(round, waits);
+        let round = round.unwrap_or_else(PoisonError::into_inner);
+        match round.number == number {
+            true => Err(PeerFailed("a rank of this process is gone".into()).into()),
+            false => Ok(round.whole.clone()),
+        }
+    }
+}

@@ -1,0 +1,460 @@
+//! The watchdog: ranks tell rank 0 where they are, and rank 0 tells them that it is there.
+//!
+//! A rank that moves no more, in whatever it does, holds all others up for ever: they wait for it in
+//! a sum. Who is to blame is the one that has not come as far as the others, and it is named with
+//! the place where it was last seen. Then all connections are closed, which ends every wait, and
+//! this process ends too if that does not end it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, Read, Write as _};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use stoker_api::contract::ExitCode;
+
+use super::Kind;
+use crate::Result;
+use crate::error::Infrastructure;
+
+/// How often a rank tells where it is.
+const BEAT: Duration = Duration::from_secs(1);
+/// How long a peer's machine may not answer: its link is cut, or it is gone.
+const UNHEARD_MAX: Duration = Duration::from_secs(30);
+/// How long this process may go on after its gang has ended: it may wait where no connection is.
+const END_MAX: Duration = Duration::from_secs(30);
+/// How much longer than rank 0 the others wait.
+const LATER: Duration = Duration::from_secs(5);
+/// Steps whose median says how long one takes.
+const STEPS: usize = 101;
+/// Bytes of a beat: step, sums since it, what is done.
+const BEAT_BYTES: usize = 24;
+
+/// How long a rank may stay where it is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Limits {
+    /// At least so long.
+    pub(super) silence: Duration,
+    /// And so many times as long as a step takes.
+    pub(super) steps: f64,
+}
+
+impl Limits {
+    const SILENCE: Duration = Duration::from_secs(300);
+    const STEPS: f64 = 10.0;
+    /// Say otherwise: seconds, and a number of steps. 0 seconds: never.
+    const ENV_SILENCE: &'static str = "STOKER_SILENCE_SECONDS";
+    const ENV_STEPS: &'static str = "STOKER_SILENCE_STEPS";
+
+    /// As the environment says.
+    ///
+    /// # Errors
+    ///
+    /// It says what is no number.
+    pub(super) fn from_environment() -> Result<Self> {
+        let number = |name: &str, default: f64| match std::env::var(name) {
+            Err(_) => Ok(default),
+            Ok(text) => match text.parse::<f64>() {
+                Ok(number) if number.is_finite() && (0.0..1e9).contains(&number) => Ok(number),
+                _ => Err(Infrastructure(format!("{name} is {text:?}, but must be a number"))),
+            },
+        };
+        let silence = number(Self::ENV_SILENCE, Self::SILENCE.as_secs_f64())?;
+        let steps = number(Self::ENV_STEPS, Self::STEPS)?;
+        Ok(Self { silence: Duration::from_secs_f64(silence), steps })
+    }
+
+    fn limit(&self, step: Duration) -> Option<Duration> {
+        let of_steps = Duration::try_from_secs_f64(step.as_secs_f64() * self.steps);
+        (!self.silence.is_zero()).then(|| self.silence.max(of_steps.unwrap_or(Duration::MAX)))
+    }
+}
+
+/// Where this rank is, as it tells the others.
+#[derive(Debug, Default)]
+pub(crate) struct Pulse {
+    /// Steps done; 0 until training has begun.
+    step: AtomicU64,
+    /// Sums and the like since the step began.
+    calls: AtomicU64,
+    /// What is being done, in the lower half, and how often something else was done, above it.
+    doing: AtomicU64,
+    steps: Mutex<Steps>,
+}
+
+#[derive(Debug, Default)]
+struct Steps {
+    last: Option<Instant>,
+    seconds: VecDeque<f64>,
+}
+
+/// What a rank does between its sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Doing {
+    /// Trains.
+    Train = 0,
+    /// Validates or predicts.
+    Evaluate = 101,
+    /// Waits for the storage or for the runner, which have deadlines of their own.
+    Wait = 102,
+}
+
+impl Pulse {
+    /// A step begins.
+    pub(crate) fn step(&self, number: u64) {
+        let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if let Some(last) = steps.last.replace(now) {
+            steps.seconds.push_back((now - last).as_secs_f64());
+            if steps.seconds.len() > STEPS {
+                steps.seconds.pop_front();
+            }
+        }
+        self.step.store(number + 1, Ordering::Relaxed);
+        self.calls.store(0, Ordering::Relaxed);
+        self.tick(Doing::Train);
+    }
+
+    /// Something was done, and this comes now.
+    pub(crate) fn tick(&self, doing: Doing) {
+        self.set(doing as u8);
+    }
+
+    fn set(&self, doing: u8) {
+        let before = self.doing.load(Ordering::Relaxed);
+        let times = (before >> 8).wrapping_add(1) << 8;
+        self.doing.store(times | u64::from(doing), Ordering::Relaxed);
+    }
+
+    /// A sum or the like begins.
+    pub(super) fn enter(&self, kind: Kind) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.set(kind as u8);
+    }
+
+    /// It is over.
+    pub(super) fn leave(&self) {
+        self.tick(Doing::Train);
+    }
+
+    fn median_step(&self) -> Duration {
+        let steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seconds: Vec<f64> = steps.seconds.iter().copied().collect();
+        seconds.sort_by(f64::total_cmp);
+        let median = seconds.get(seconds.len() / 2).copied().unwrap_or_default();
+        Duration::from_secs_f64(median)
+    }
+
+    fn beat(&self) -> Beat {
+        let load = |it: &AtomicU64| it.load(Ordering::Relaxed);
+        Beat { step: load(&self.step), calls: load(&self.calls), doing: load(&self.doing) }
+    }
+}
+
+/// Where a rank is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Beat {
+    step: u64,
+    calls: u64,
+    doing: u64,
+}
+
+impl Beat {
+    fn to_bytes(self) -> [u8; BEAT_BYTES] {
+        let mut bytes = [0; BEAT_BYTES];
+        for (at, number) in [self.step, self.calls, self.doing].into_iter().enumerate() {
+            bytes[at * 8..at * 8 + 8].copy_from_slice(&number.to_le_bytes());
+        }
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8; BEAT_BYTES]) -> Self {
+        let number = |at: usize| {
+            let mut own = [0; 8];
+            own.copy_from_slice(&bytes[at * 8..at * 8 + 8]);
+            u64::from_le_bytes(own)
+        };
+        Self { step: number(0), calls: number(1), doing: number(2) }
+    }
+
+    fn kind(&self) -> Option<Kind> {
+        Kind::ALL.into_iter().find(|it| *it as u64 == self.doing & 0xff)
+    }
+
+    fn waits(&self) -> bool {
+        self.doing & 0xff == Doing::Wait as u64
+    }
+
+    /// How far it has come, to be compared.
+    fn progress(&self) -> (u64, u64, bool) {
+        (self.step, self.calls, self.kind().is_some())
+    }
+
+    fn place(&self) -> String {
+        let what = match (self.kind(), self.doing & 0xff) {
+            (Some(kind), _) => format!("in {} {}", kind.name(), self.calls),
+            (None, doing) if doing == Doing::Evaluate as u64 => "in a validation".into(),
+            (None, doing) if doing == Doing::Wait as u64 => {
+                "waiting for the storage or the runner".into()
+            }
+            _ => format!("after {} sums", self.calls),
+        };
+        match self.step.checked_sub(1) {
+            Some(step) => format!("at step {step} {what}"),
+            None => format!("before its first step {what}"),
+        }
+    }
+}
+
+/// Tells all who wait that the gang is over, and why.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Alarm(Arc<AlarmState>);
+
+#[derive(Debug, Default)]
+struct AlarmState {
+    why: OnceLock<String>,
+    streams: Mutex<Vec<TcpStream>>,
+    is_over: AtomicBool,
+}
+
+impl Alarm {
+    /// Closes these too when it rings.
+    ///
+    /// # Errors
+    ///
+    /// The system has no more descriptors.
+    pub(super) fn guard<'a>(
+        &self,
+        streams: impl IntoIterator<Item = &'a TcpStream>,
+    ) -> io::Result<()> {
+        let mut own = self.0.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        for stream in streams {
+            own.push(stream.try_clone()?);
+        }
+        Ok(())
+    }
+
+    /// Why the gang was ended, if it was.
+    pub(super) fn why(&self) -> Option<&str> {
+        self.0.why.get().map(String::as_str)
+    }
+
+    /// Ends the gang: every connection is closed.
+    pub(super) fn ring(&self, why: String) {
+        let _ = self.0.why.set(why);
+        self.close();
+    }
+
+    /// Closes every connection, so that the others learn of it.
+    pub(super) fn close(&self) {
+        let streams = self.0.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        for stream in streams.iter() {
+            // It may be closed already.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Nobody watches any more.
+    pub(super) fn end(&self) {
+        self.0.is_over.store(true, Ordering::Relaxed);
+    }
+
+    fn is_over(&self) -> bool {
+        self.0.is_over.load(Ordering::Relaxed)
+    }
+}
+
+/// A rank as it is seen from here.
+#[derive(Debug)]
+struct Seen {
+    stream: Option<TcpStream>,
+    part: Vec<u8>,
+    beat: Beat,
+    /// When that changed.
+    since: Instant,
+    /// When anything came.
+    heard: Instant,
+}
+
+/// Watches `peers`, which are all others at rank 0 and elsewhere rank 0, on a thread of its own until
+/// `alarm` ends.
+///
+/// # Errors
+///
+/// The system has no more threads or descriptors.
+pub(super) fn start(
+    rank: usize,
+    peers: Vec<(usize, TcpStream)>,
+    limits: Limits,
+    pulse: Arc<Pulse>,
+    alarm: Alarm,
+) -> io::Result<()> {
+    let mut seen = BTreeMap::new();
+    for (peer, stream) in peers {
+        use rustix::net::sockopt;
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        // What is sent each second is taken by a machine that is there, whatever its program does.
+        let unheard = u32::try_from(UNHEARD_MAX.as_millis()).unwrap_or(u32::MAX);
+        sockopt::set_tcp_user_timeout(&stream, unheard)?;
+        let now = Instant::now();
+        let (stream, beat) = (Some(stream), Beat::default());
+        seen.insert(peer, Seen { stream, part: vec![], beat, since: now, heard: now });
+    }
+    let watch = Watch { rank, limits, pulse, alarm, seen };
+    std::thread::Builder::new().name("stoker-watch".into()).spawn(move || watch.run())?;
+    Ok(())
+}
+
+struct Watch {
+    rank: usize,
+    limits: Limits,
+    pulse: Arc<Pulse>,
+    alarm: Alarm,
+    seen: BTreeMap<usize, Seen>,
+}
+
+impl Watch {
+    fn run(mut self) {
+        let (mut own, mut own_since) = (self.pulse.beat(), Instant::now());
+        while !self.alarm.is_over() {
+            std::thread::sleep(BEAT);
+            let beat = self.pulse.beat();
+            if beat != own {
+                (own, own_since) = (beat, Instant::now());
+            }
+            let bytes = beat.to_bytes();
+            for (rank, seen) in &mut self.seen {
+                if let Err(error) = seen.exchange(&bytes)
+                    && !self.alarm.is_over()
+                {
+                    let text = format!("rank {rank}, last seen {}: {error}", seen.beat.place());
+                    self.alarm.ring(text);
+                }
+            }
+            if let Some(text) = self.silent(own, own_since) {
+                self.alarm.ring(text);
+            }
+            if self.alarm.why().is_some() {
+                return self.end();
+            }
+        }
+    }
+
+    /// Who has been silent for too long, if somebody has.
+    fn silent(&self, own: Beat, own_since: Instant) -> Option<String> {
+        let mut limit = self.limits.limit(self.pulse.median_step())?;
+        if self.rank > 0 {
+            // Rank 0 sees all, and is to speak first.
+            limit += LATER;
+        }
+        let seconds = limit.as_secs_f64();
+        let mut others = self.seen.iter().filter(|it| it.1.stream.is_some());
+        if let Some((rank, seen)) = others.find(|it| it.1.heard.elapsed() > limit) {
+            let place = seen.beat.place();
+            return Some(format!("rank {rank} says nothing for {seconds:.0} s: last seen {place}"));
+        }
+        let beats = || {
+            let others = self.seen.iter().filter(|it| it.1.stream.is_some());
+            others.map(|(rank, it)| (*rank, it.beat, it.since)).chain([(self.rank, own, own_since)])
+        };
+        // Whoever waits for the storage or the runner is waited for.
+        if beats().any(|it| it.1.waits()) {
+            return None;
+        }
+        // Where one moves, all may go on. Before the first step a program reads its data, for as long
+        // as that takes.
+        let has_begun = beats().any(|it| it.1.step > 0);
+        if !has_begun || beats().any(|it| it.2.elapsed() <= limit) {
+            return None;
+        }
+        let furthest = beats().map(|it| it.1.progress()).max()?;
+        let is_behind = |it: &(usize, Beat, Instant)| it.1.progress() < furthest;
+        // Where all wait for each other, rank 0 alone can see it.
+        let all_wait = self.rank == 0 && !beats().any(|it| is_behind(&it));
+        let blamed: Vec<_> = beats().filter(|it| all_wait || is_behind(it)).collect();
+        if blamed.is_empty() {
+            return None;
+        }
+        let name =
+            |it: &(usize, Beat, Instant)| format!("rank {} last seen {}", it.0, it.1.place());
+        let names: Vec<String> = blamed.iter().map(name).collect();
+        Some(format!("nothing moved for {seconds:.0} s: {}", names.join(", ")))
+    }
+
+    /// The connections are closed; the program may be somewhere else.
+    fn end(&self) {
+        let until = Instant::now() + END_MAX;
+        while Instant::now() < until {
+            if self.alarm.is_over() {
+                return;
+            }
+            std::thread::sleep(BEAT.min(END_MAX));
+        }
+        let why = self.alarm.why().unwrap_or_default();
+        eprintln!("error: {why}; this process does not end by itself");
+        crate::termination::leave(ExitCode::Infrastructure, Some(why), vec![]);
+        std::process::exit(ExitCode::Infrastructure as i32);
+    }
+}
+
+impl Seen {
+    /// Tells where this rank is, and hears where the other is.
+    ///
+    /// # Errors
+    ///
+    /// Its machine does not answer. That it has ended is none: who needs it finds out.
+    fn exchange(&mut self, bytes: &[u8; BEAT_BYTES]) -> io::Result<()> {
+        let Some(stream) = &mut self.stream else { return Ok(()) };
+        let done = hear(stream, &mut self.part).and_then(|is_there| match is_there {
+            // A beat more or less does not matter: one that is not taken is not told.
+            true => match stream.write(bytes) {
+                Ok(num) if num == bytes.len() => Ok(true),
+                Ok(_) => Err(io::Error::other("its beats are cut")),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(true),
+                Err(error) => Err(error),
+            },
+            false => Ok(false),
+        });
+        match done {
+            Ok(true) => {}
+            Ok(false) => self.stream = None,
+            Err(error) if is_end(&error) => self.stream = None,
+            Err(error) => {
+                self.stream = None;
+                return Err(error);
+            }
+        }
+        while self.part.len() >= BEAT_BYTES {
+            let mut beat = [0; BEAT_BYTES];
+            beat.copy_from_slice(&self.part[..BEAT_BYTES]);
+            self.part.drain(..BEAT_BYTES);
+            self.heard = Instant::now();
+            let beat = Beat::from_bytes(&beat);
+            if beat != self.beat {
+                (self.beat, self.since) = (beat, Instant::now());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads what has come; `false` where the other has ended.
+fn hear(stream: &mut TcpStream, part: &mut Vec<u8>) -> io::Result<bool> {
+    let mut bytes = [0; 64 * BEAT_BYTES];
+    loop {
+        match stream.read(&mut bytes) {
+            Ok(0) => return Ok(false),
+            Ok(num) => part.extend_from_slice(&bytes[..num]),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn is_end(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
+}

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 mod door;
 mod gang;
+mod hosts;
 mod launching;
 mod preparing;
 mod process;

@@ -20,6 +20,8 @@ pub(crate) struct Pod {
     pub(crate) config: Value,
     environment: Vec<(String, String)>,
     is_told: bool,
+    /// The network namespace of its processes, if they have one of their own.
+    pub(crate) host: Option<String>,
 }
 
 /// What a process left.
@@ -42,7 +44,7 @@ impl Pod {
             "storage": {"url": folder.path().join("storage"), "trialPath": "trial"},
             "door": {"url": "http://127.0.0.1:1/", "tokenFile": folder.path().join("token")},
         });
-        Self { folder, config, environment: vec![], is_told: true }
+        Self { folder, config, environment: vec![], is_told: true, host: None }
     }
 
     /// A gang, of which this is the pod of index 0.
@@ -91,7 +93,15 @@ impl Pod {
         let config = self.file("trial.json");
         std::fs::write(&config, self.config.to_string()).unwrap();
         let out = |name| std::fs::File::create(self.file(name)).unwrap();
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        let itself = std::env::current_exe().unwrap();
+        let mut command = match &self.host {
+            Some(host) => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", host]).arg(itself);
+                command
+            }
+            None => Command::new(itself),
+        };
         if self.is_told {
             command.env(ENV_TRIAL_CONFIG, config);
         }

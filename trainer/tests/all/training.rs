@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::module::{Module, ModuleVisitor, Param};
@@ -15,11 +16,11 @@ use stoker_trainer::{
     Callback, Context, Control, Data, Fit, Logs, Optimizers, Result, StepOutput, key,
 };
 
-/// Samples of an epoch: six batches of 18, the last of 10.
+/// Samples of an epoch: five batches, the last of 4: of three ranks, one has two samples of it.
 const SAMPLES: u64 = 100;
 
-/// Samples of a batch over all ranks.
-const GLOBAL_BATCH: usize = 18;
+/// Samples of a batch over all ranks, which 1, 2, 3 and 4 divide.
+const GLOBAL_BATCH: usize = 24;
 
 /// Where each rank leaves its model.
 pub(crate) const ENV_OUT: &str = "TEST_OUT";
@@ -27,6 +28,11 @@ pub(crate) const ENV_OUT: &str = "TEST_OUT";
 pub(crate) const ENV_FULL: &str = "TEST_FULL";
 /// `RANK BATCH SIGNAL`: the rank sends itself a signal after that batch.
 pub(crate) const ENV_SIGNAL: &str = "TEST_SIGNAL";
+
+/// `RANK MILLISECONDS`: the rank takes so long for each batch.
+pub(crate) const ENV_PACE: &str = "TEST_PACE";
+/// `RANK BATCH FILE`: the rank makes a file after that batch.
+pub(crate) const ENV_MARK: &str = "TEST_MARK";
 
 type Pair = (Tensor<2>, Tensor<1, Int>);
 
@@ -95,14 +101,51 @@ impl Callback for SignalsItself {
     }
 }
 
-fn signals(rank: usize) -> Vec<Box<dyn Callback>> {
-    let Ok(text) = std::env::var(ENV_SIGNAL) else { return vec![] };
-    let words: Vec<&str> = text.split(' ').collect();
-    let signal = if words[2] == "KILL" { Signal::KILL } else { Signal::TERM };
-    if words[0] != rank.to_string() {
-        return vec![];
+/// Takes long for each batch.
+struct Paced(Duration);
+
+impl Callback for Paced {
+    fn on_batch_end(&mut self, _: &Logs, _: &mut Control) -> Result<()> {
+        std::thread::sleep(self.0);
+        Ok(())
     }
-    vec![SignalsItself(words[1].parse().unwrap(), signal).boxed()]
+}
+
+/// Makes a file after a batch.
+struct Marks(u64, PathBuf);
+
+impl Callback for Marks {
+    fn on_batch_end(&mut self, _: &Logs, control: &mut Control) -> Result<()> {
+        if control.batches() == self.0 {
+            std::fs::write(&self.1, "")?;
+        }
+        Ok(())
+    }
+}
+
+/// What the environment wants of this rank.
+fn callbacks(rank: usize) -> Vec<Box<dyn Callback>> {
+    let wanted = |name: &str| -> Option<Vec<String>> {
+        let text = std::env::var(name).ok()?;
+        let words: Vec<String> = text.split(' ').map(str::to_owned).collect();
+        (words[0] == rank.to_string()).then_some(words)
+    };
+    let mut all = vec![];
+    if let Some(words) = wanted(ENV_SIGNAL) {
+        let signal = match &*words[2] {
+            "KILL" => Signal::KILL,
+            "STOP" => Signal::STOP,
+            _ => Signal::TERM,
+        };
+        all.push(SignalsItself(words[1].parse().unwrap(), signal).boxed());
+    }
+    if let Some(words) = wanted(ENV_PACE) {
+        all.push(Paced(Duration::from_millis(words[1].parse().unwrap())).boxed());
+    }
+    if let Some(words) = wanted(ENV_MARK) {
+        all.push(Marks(words[1].parse().unwrap(), words[2].clone().into()).boxed());
+    }
+    all
 }
 
 /// The whole program of one rank.
@@ -116,7 +159,7 @@ pub(crate) fn train() -> ExitCode {
         let fit = Fit::new(data()?)
             .validation(data()?)
             .batch_size(ranks.shard_batch_size(GLOBAL_BATCH)?)
-            .callbacks(signals(ranks.rank()));
+            .callbacks(callbacks(ranks.rank()));
         let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
         let fitted = context.fit(model, optimizers(), step, fit)?;
         let folder = PathBuf::from(std::env::var(ENV_OUT)?);

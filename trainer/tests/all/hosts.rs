@@ -1,0 +1,204 @@
+//! Ranks on hosts of their own, which are network namespaces: links that are cut, ranks that stand
+//! still, come late or are slow, strangers, and another attempt. It takes root.
+
+use std::process::{Child, Command};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::gang::{Gang, codes, start, to_the_end};
+use crate::process::{Left, until};
+use crate::training::{ENV_MARK, ENV_PACE, ENV_SIGNAL};
+
+/// Hosts behind a bridge. Rank 0 is on this one, where its runner is.
+struct Network {
+    id: u32,
+    num_hosts: u32,
+}
+
+impl Network {
+    /// Hosts 1 to `num_hosts`.
+    fn new(num_hosts: u32) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let id = std::process::id() % 10_000 * 10 + NEXT.fetch_add(1, Ordering::Relaxed);
+        let network = Self { id, num_hosts };
+        let bridge = network.bridge();
+        run(&format!("ip link add {bridge} type bridge"));
+        run(&format!("ip addr add {}/24 dev {bridge}", network.address(254)));
+        run(&format!("ip link set {bridge} up"));
+        for host in 1..=num_hosts {
+            let (name, link) = (network.host(host), network.link(host));
+            run(&format!("ip netns add {name}"));
+            run(&format!("ip link add {link} type veth peer name eth0 netns {name}"));
+            run(&format!("ip link set {link} master {bridge} up"));
+            let address = network.address(host);
+            run(&format!("ip -n {name} addr add {address}/24 dev eth0"));
+            run(&format!("ip -n {name} link set eth0 up"));
+            run(&format!("ip -n {name} link set lo up"));
+        }
+        network
+    }
+
+    fn bridge(&self) -> String {
+        format!("sb{}", self.id)
+    }
+
+    fn host(&self, host: u32) -> String {
+        format!("stoker-{}-{host}", self.id)
+    }
+
+    fn link(&self, host: u32) -> String {
+        format!("sv{}-{host}", self.id)
+    }
+
+    fn address(&self, host: u32) -> String {
+        format!("10.{}.{}.{host}", 100 + self.id / 250 % 100, self.id % 250)
+    }
+
+    fn cut(&self, host: u32) {
+        run(&format!("ip link set {} down", self.link(host)));
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        for host in 1..=self.num_hosts {
+            let _ = Command::new("ip").args(["netns", "del", &self.host(host)]).status();
+        }
+        let _ = Command::new("ip").args(["link", "del", &self.bridge()]).status();
+    }
+}
+
+fn run(words: &str) {
+    let mut all = words.split(' ');
+    let output = Command::new(all.next().unwrap()).args(all).output();
+    let output = output.unwrap_or_else(|it| panic!("{words}: {it}; install iproute2"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{words}: {said} (this test needs root)");
+}
+
+/// Three ranks, each on its host, that train 20 batches of a fifth of a second and give a rank up
+/// that stands still for 3 s.
+fn gang(network: &Network) -> Gang {
+    let mut gang = Gang::new(3, to_the_end)
+        .env("STOKER_SILENCE_SECONDS", "3")
+        .env("STOKER_RENDEZVOUS_SECONDS", "15")
+        .env(ENV_PACE, "0 200");
+    let port = gang.pods[0].config["gang"]["rendezvous"].as_str().unwrap().to_owned();
+    let port = port.rsplit_once(':').unwrap().1.to_owned();
+    for (rank, pod) in gang.pods.iter_mut().enumerate() {
+        pod.config["gang"]["rendezvous"] = json!(format!("{}:{port}", network.address(254)));
+        if rank > 0 {
+            pod.host = Some(network.host(rank as u32));
+        }
+    }
+    gang
+}
+
+fn wait(gang: &Gang, children: Vec<Child>) -> Vec<Left> {
+    gang.pods.iter().zip(children).map(|(pod, child)| pod.wait(child)).collect()
+}
+
+fn start_all(gang: &Gang) -> Vec<Child> {
+    gang.pods.iter().map(start).collect()
+}
+
+fn message(left: &Left) -> String {
+    left.termination.as_ref().and_then(|it| it.message.clone()).unwrap_or_default()
+}
+
+/// Waits until rank 0 has trained some batches.
+fn under_way(gang: &Gang) {
+    let mark = gang.pods[0].file("mark");
+    until("training is under way", || mark.exists());
+}
+
+fn marked(gang: Gang) -> Gang {
+    let mark = gang.pods[0].file("mark").display().to_string();
+    gang.env(ENV_MARK, &format!("0 11 {mark}"))
+}
+
+#[test]
+fn a_link_that_is_cut_ends_the_gang_on_both_of_its_sides() {
+    let network = Network::new(2);
+    let gang = marked(gang(&network));
+    let children = start_all(&gang);
+    under_way(&gang);
+    network.cut(2);
+    let begin = Instant::now();
+    let left = wait(&gang, children);
+    assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
+    let told = message(&left[0]);
+    assert!(told.contains("rank 2 says nothing for 3 s: last seen at step "), "{left:#?}");
+    let told = message(&left[2]);
+    assert!(told.contains("rank 0 says nothing for 8 s: last seen at step "), "{left:#?}");
+    assert_eq!((codes(&left)[0], codes(&left)[2]), (80, 80), "{left:#?}");
+    assert!([80, 81].contains(&left[1].code), "{left:#?}");
+}
+
+#[test]
+fn a_rank_that_is_stopped_is_named_and_the_others_end() {
+    let network = Network::new(2);
+    let gang = gang(&network).env(ENV_SIGNAL, "1 12 STOP");
+    let mut children = start_all(&gang);
+    let begin = Instant::now();
+    let stopped = children.remove(1);
+    let last = gang.pods[2].wait(children.remove(1));
+    let first = gang.pods[0].wait(children.remove(0));
+    assert!(begin.elapsed() < Duration::from_secs(25), "{:?}", begin.elapsed());
+    assert_eq!(first.code, 80, "{first:?}");
+    let told = message(&first);
+    assert!(told.contains("rank 1 says nothing for 3 s: last seen at step "), "{told}");
+    assert!([80, 81].contains(&last.code), "{last:?}");
+    // As the kubelet ends a pod.
+    let parent = stopped.id().to_string();
+    run(&format!("pkill -KILL -P {parent}"));
+    assert_eq!(gang.pods[1].wait(stopped).code, 137);
+}
+
+#[test]
+fn a_rank_that_is_killed_on_another_host_ends_the_others_at_once() {
+    let network = Network::new(2);
+    let gang = gang(&network).env(ENV_SIGNAL, "1 7 KILL");
+    let begin = Instant::now();
+    let left = wait(&gang, start_all(&gang));
+    assert_eq!(codes(&left), [81, 137, 81], "{left:#?}");
+    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+}
+
+#[test]
+fn ranks_that_are_slow_or_late_are_waited_for_and_strangers_are_not() {
+    let network = Network::new(2);
+    // Strangers knock at rank 0's port all the time, from another host.
+    let gang = gang(&network).env(ENV_PACE, "1 400");
+    let address = gang.pods[0].config["gang"]["rendezvous"].as_str().unwrap().replace(':', "/");
+    let noise = format!(
+        "while true; do head -c 100000 /dev/urandom > /dev/tcp/{address}; sleep 0.05; done 2>&-"
+    );
+    let mut stranger = Command::new("ip");
+    stranger.args(["netns", "exec", &network.host(2), "bash", "-c", &noise]);
+    let mut stranger = stranger.spawn().unwrap();
+    let mut children = vec![start(&gang.pods[0]), start(&gang.pods[1])];
+    std::thread::sleep(Duration::from_secs(4));
+    children.push(start(&gang.pods[2]));
+    let left = wait(&gang, children);
+    stranger.kill().unwrap();
+    stranger.wait().unwrap();
+    assert_eq!(codes(&left), [0, 0, 0], "{left:#?}");
+}
+
+#[test]
+fn a_rank_of_another_attempt_is_refused_and_named_as_missing() {
+    let network = Network::new(2);
+    let mut gang = gang(&network).env("STOKER_RENDEZVOUS_SECONDS", "4");
+    gang.pods[2].config["attempt"] = json!(9);
+    let left = wait(&gang, start_all(&gang));
+    assert_eq!(codes(&left), [80, 80, 80], "{left:#?}");
+    let told = message(&left[2]);
+    let expected =
+        "rank 2: rank 0 is of attempt 3 with 3 ranks, this one is rank 2 of attempt 9 with 3";
+    assert_eq!(told, expected);
+    let told = message(&left[0]);
+    assert!(told.contains("of 3 ranks, 2 did not come to "), "{told}");
+}

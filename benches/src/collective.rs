@@ -99,6 +99,8 @@ struct Gang {
 
 impl Drop for Gang {
     fn drop(&mut self) {
+        // They would say of each other that they are gone.
+        self.first.kill();
         for other in &mut self.others {
             let _ = other.kill();
             let _ = other.wait();

@@ -72,6 +72,11 @@ impl Side {
         Ok(writeln!(orders, "{order}").map_err(|error| format!("{}: {error}", self.name))?)
     }
 
+    /// Ends it without a word.
+    pub(crate) fn kill(&mut self) {
+        let _ = self.process.kill();
+    }
+
     /// Waits for what it says of itself.
     pub(crate) fn hear<T: DeserializeOwned>(&mut self) -> Result<T> {
         let mut line = String::new();

@@ -55,34 +55,40 @@ impl GradientSum {
         Tally { seen: self.seen.clone(), count: self.count.to_bits() }
     }
 
-    /// The sum over all ranks, of which each gave `tallies`. One rank has it already.
+    /// The mean over all ranks, of which each gave `tallies`. One rank has its sum already. `flat` is
+    /// kept from step to step: the system gives no new memory.
     pub(crate) fn all_reduce<M: Module>(
         mut self,
         model: &M,
         ranks: &dyn Collective,
         tallies: &[Tally],
+        flat: &mut Vec<f32>,
     ) -> Result<Self> {
         if ranks.size() == 1 {
             return Ok(self);
         }
-        let mut num_elements = 0;
-        each_trained(model, &mut |_, param| num_elements += param.num_elements());
-        let mut flat = Vec::with_capacity(num_elements);
-        each_trained(model, &mut |_, param| param.take_flat(&mut self.gradients, &mut flat));
-        ranks.sum_f32(&mut flat)?;
+        flat.clear();
+        each_trained(model, &mut |_, param| param.take_flat(&mut self.gradients, flat));
+        ranks.sum_f32(flat)?;
         let mut sum = Self::default();
         for tally in tallies {
             sum.count += f64::from_bits(tally.count);
             sum.seen.resize(sum.seen.len().max(tally.seen.len()), 0);
             sum.seen.iter_mut().zip(&tally.seen).for_each(|(sum, seen)| *sum += seen);
         }
+        // Divided on the way out, where every number passes anyway.
+        let mut factor = 1.0;
+        if sum.count > 0.0 {
+            factor = (1.0 / sum.count) as f32;
+            sum.count = 1.0;
+        }
         let mut rest = flat.as_slice();
         each_trained(model, &mut |index, param| {
             let (mine, others) = rest.split_at(param.num_elements());
             rest = others;
             if sum.seen.get(index).is_some_and(|it| *it > 0) {
-                let data = TensorData::new(mine.to_vec(), param.shape());
-                param.put(data, &mut sum.gradients);
+                let mean: Vec<f32> = mine.iter().map(|it| it * factor).collect();
+                param.put(TensorData::new(mean, param.shape()), &mut sum.gradients);
             }
         });
         Ok(sum)

@@ -103,7 +103,7 @@ fn twins_step_as_one_and_leave_alone_what_neither_used() {
         let (model, mut sum) = (model(), GradientSum::default());
         sum.add(&model, output(&model, 4, true), false);
         let tallies = vec![sum.tally(); ranks.size()];
-        let sum = sum.all_reduce(&model, ranks, &tallies).unwrap();
+        let sum = sum.all_reduce(&model, ranks, &tallies, &mut vec![]).unwrap();
         let pending = sum.pending(&model);
         assert_eq!(pending.gradients.len(), 1, "no gradient is not a gradient of zeros");
         let model = sgd(0.25).step(model, sum).unwrap();

@@ -32,6 +32,8 @@ pub(super) struct Run<'a, M, B> {
     pub(super) timetable: Timetable,
     pub(super) state: RunState,
     pub(super) gradients: GradientSum,
+    /// Where gradients are summed over ranks.
+    flat: Vec<f32>,
     /// The length granted, in units and in batches.
     pub(super) granted_units: u64,
     pub(super) granted: u64,
@@ -81,6 +83,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             timetable,
             state,
             gradients: GradientSum::default(),
+            flat: vec![],
             granted_units,
             granted,
             saved: None,
@@ -146,7 +149,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         self.state.batches += 1;
         if is_step {
             let sum = std::mem::take(&mut self.gradients);
-            let sum = sum.all_reduce(&*self.model, ranks.collective(), &tallies)?;
+            let sum = sum.all_reduce(&*self.model, ranks.collective(), &tallies, &mut self.flat)?;
             self.model.replace(|model| self.optimizers.step(model, sum))?;
         }
         self.state.since_row.add(&metrics);

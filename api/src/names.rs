@@ -16,6 +16,8 @@ pub const ENV_CACHE: &str = "STOKER_CACHE";
 pub const ENV_TERMINATION_FILE: &str = "STOKER_TERMINATION_FILE";
 /// The pod's index in its gang, from 0: `CROSS_RANK` of all its ranks.
 pub const ENV_POD_INDEX: &str = "STOKER_POD_INDEX";
+/// Set to `off` for a launcher whose output is stored by whoever started it.
+pub const ENV_LAUNCHER_LOGS: &str = "STOKER_LAUNCHER_LOGS";
 /// The port of rank 0's rendezvous and of `TF_CONFIG`, unless the variable of this name says otherwise.
 pub const ENV_RENDEZVOUS_PORT: &str = "C10D_PORT";
 /// See [`ENV_RENDEZVOUS_PORT`].

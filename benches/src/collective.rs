@@ -164,7 +164,8 @@ fn sums(arguments: &Arguments, python: &Path, size: usize) -> Result<Vec<Compari
             let times: Times = side.first.ask(&order)?;
             Ok(median(times.nanoseconds.iter().map(|it| *it as f64 / 1e3).collect()))
         };
-        (take(&mut ours)?, take(&mut theirs)?);
+        take(&mut ours)?;
+        take(&mut theirs)?;
         let mut rounds = vec![];
         for round in 0..arguments.rounds {
             rounds.push(if round % 2 == 0 {

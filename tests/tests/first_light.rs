@@ -51,3 +51,23 @@ fn iris_reaches_95_percent() {
 fn cifar10_subset_reaches_50_percent() {
     check("cifar10/const.yaml", 0.50);
 }
+
+#[test]
+fn several_ranks_on_one_machine_train_what_one_does() {
+    program("stoker-trainer");
+    let file = repository().join("examples/mnist/const.yaml");
+    let accuracy = |ranks: u32| -> f64 {
+        let root = tempfile::tempdir().unwrap();
+        let ranks = format!("resources.slotsPerTrial={ranks}");
+        let sets = [&*ranks, "hyperparameters.dropout=0", "searcher.maxLength.epochs=1"];
+        let sets: Vec<&str> = sets.iter().flat_map(|it| ["--set", it]).collect();
+        let output = run(&file, root.path(), &sets);
+        assert!(output.status.success(), "{ranks}: {}", said(&output));
+        let line = last_line(&output);
+        assert_eq!(line["phase"], "Completed", "{ranks}: {line}");
+        line["best"]["metric"].as_str().unwrap().parse().unwrap()
+    };
+    let (one, three) = (accuracy(1), accuracy(3));
+    // Rounding may decide on a sample or two of ten thousand.
+    assert!((one - three).abs() < 3e-4 && one > 0.9, "{one} {three}");
+}

@@ -12,7 +12,7 @@ use std::process;
 use std::time::Duration;
 
 use stoker_api::contract::{ExitCode, Report, Termination, TrialConfig};
-use stoker_api::names::{ENV_POD_INDEX, ENV_TERMINATION_FILE, ENV_TRIAL_CONFIG};
+use stoker_api::names::{ENV_LAUNCHER_LOGS, ENV_POD_INDEX, ENV_TERMINATION_FILE, ENV_TRIAL_CONFIG};
 use stoker_storage::Storage;
 use stoker_storage::segments::SegmentWriter;
 use tokio::runtime::{Builder, Runtime};
@@ -37,6 +37,8 @@ use shape::{RankNumbers, Shape};
 use signals::Signals;
 use verdict::{Ended, worst};
 
+/// How many threads burn's CPU backend computes with.
+const ENV_THREADS: &str = "RAYON_NUM_THREADS";
 /// How long output may take to arrive once all processes are dead.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
 /// The same while what a rank has started may still run.
@@ -95,7 +97,8 @@ fn launch(command: &[String]) -> Result<Outcome> {
                 tried = storage.probe() => tried?,
             }
         }
-        let store = storage.zip(config.as_ref());
+        let is_stored = std::env::var(ENV_LAUNCHER_LOGS).map_or(true, |it| it != "off");
+        let store = storage.filter(|_| is_stored).zip(config.as_ref());
         run(command, &shape, store, signals).await
     })
 }
@@ -188,7 +191,17 @@ fn environment(folder: &Path, numbers: &RankNumbers) -> (PathBuf, Vec<(&'static 
     let file = folder.join(format!("{}.json", numbers.rank));
     let mut environment = numbers.environment();
     environment.push((ENV_TERMINATION_FILE, file.display().to_string()));
+    environment.extend(threads(numbers.local_world_size));
     (file, environment)
+}
+
+/// Ranks that share a machine share its cores too, unless somebody has said otherwise.
+fn threads(num_ranks: u32) -> Option<(&'static str, String)> {
+    if num_ranks == 1 || std::env::var_os(ENV_THREADS).is_some() {
+        return None;
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    Some((ENV_THREADS, (cores / num_ranks as usize).max(1).to_string()))
 }
 
 /// What the ranks' ends come to.

@@ -49,7 +49,8 @@ pub(crate) struct Args {
     /// there too, in local/; for a bucket it stays on this machine, in ~/.local/state/stoker
     #[arg(long, value_name = "URL")]
     pub(crate) root: Option<String>,
-    /// Trials that train at the same time, at most [default: the machine's cores]
+    /// Slots, of which each trial takes as many as it has ranks (resources.slotsPerTrial) [default: the
+    /// machine's cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) slots: Option<u32>,
     /// Start over instead of going on with an earlier run; the earlier run's files stay
@@ -78,7 +79,9 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
     let mut view = View::new(output);
     loaded.notes.iter().for_each(|note| view.say(note));
     let spec = &loaded.valid.spec;
-    setup::check_runnable(spec)?;
+    // A gang that shares few cores is slow; a gang that never starts is worse.
+    let slots = args.slots.unwrap_or_else(|| cores().max(spec.resources.slots_per_trial));
+    setup::check_runnable(spec, slots)?;
     let place = Place::resolve(args.root.as_deref(), spec.checkpoint_storage.url.as_deref())?;
     let endpoint = spec.checkpoint_storage.endpoint.as_deref();
     let storage =
@@ -104,7 +107,7 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
         storage: storage.clone(),
         paths: paths.clone(),
         seed,
-        slots: args.slots.unwrap_or_else(cores),
+        slots,
         door,
         folder,
         lock: trainers,

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use stoker_api::contract::{CONTRACT_VERSION, CheckpointRef, Door, StorageConfig, TrialConfig};
+use stoker_api::contract::{
+    CONTRACT_VERSION, CheckpointRef, Door, Gang, StorageConfig, TrialConfig,
+};
+use stoker_api::names::ENV_LAUNCHER_LOGS;
 use stoker_api::trial::AttemptEnd;
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::trial::{Next, TrialRecord};
@@ -19,6 +22,7 @@ use super::door::{self, Desk};
 use super::outcome::{self, Paths};
 use super::process::{self, Ended, Running, Start};
 use super::record::{self, Folder};
+use super::setup::LAUNCHER;
 use super::signals::Signals;
 use crate::failure::Failure;
 
@@ -75,7 +79,7 @@ pub(crate) struct Job<'a> {
     pub(crate) paths: Paths,
     /// The experiment's seed.
     pub(crate) seed: u32,
-    /// Trials at a time, at most.
+    /// Ranks at a time, at most.
     pub(crate) slots: u32,
     /// The door's address.
     pub(crate) door: String,
@@ -173,7 +177,8 @@ impl<'a> Runner<'a> {
         let next = self.desk.state().next();
         let now = Instant::now();
         for (index, next) in next {
-            if self.running.len() >= self.slots as usize {
+            let taken = (self.running.len() as u32 + 1) * self.slots_per_trial();
+            if taken > self.slots {
                 break;
             }
             let is_ready = self.backoff.get(&index).is_none_or(|it| it.until <= now);
@@ -185,6 +190,25 @@ impl<'a> Runner<'a> {
             }
         }
         Ok(())
+    }
+
+    fn slots_per_trial(&self) -> u32 {
+        self.valid.spec.resources.slots_per_trial
+    }
+
+    /// Where the ranks of an attempt meet, and what they know each other by; none for one rank.
+    fn gang(&self) -> Result<Option<Gang>, Failure> {
+        let world_size = self.slots_per_trial();
+        if world_size == 1 {
+            return Ok(None);
+        }
+        // Nobody else is likely to take it before rank 0 does; if somebody does, the attempt fails
+        // and the next has another.
+        let free = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|it| it.local_addr());
+        let port = free.map_err(|it| Failure::System(format!("no port is free: {it}")))?.port();
+        let secret = record::random_hex(32)?;
+        let rendezvous = format!("127.0.0.1:{port}");
+        Ok(Some(Gang { world_size, ranks_per_pod: world_size, rendezvous, secret }))
     }
 
     /// Records the attempt, and then starts its trainer.
@@ -200,17 +224,27 @@ impl<'a> Runner<'a> {
         let token_file = folder.join("token");
         record::write(&token_file, token.as_bytes())?;
         let Some(trial) = self.desk.state().trials.get(&index).cloned() else { return Ok(()) };
-        let config = self.config(&trial, attempt, resume_from, units, &token_file);
+        let gang = self.gang()?;
+        let mut config = self.config(&trial, attempt, resume_from, units, &token_file);
+        config.gang.clone_from(&gang);
         let config_file = folder.join("trial.json");
         record::write_json(&config_file, &config)?;
         self.desk.state().begin(index, attempt, &token)?;
         let spec = &self.valid.spec;
-        let command = spec.entrypoint.command.iter().chain(&spec.entrypoint.args);
+        let program = spec.entrypoint.command.iter().chain(&spec.entrypoint.args).cloned();
+        let mut env: Vec<_> =
+            spec.env.iter().map(|it| (it.name.clone(), it.value.clone())).collect();
+        let mut command = vec![];
+        if gang.is_some() {
+            command.extend([LAUNCHER, "launch", "--"].map(str::to_owned));
+            env.push((ENV_LAUNCHER_LOGS.to_owned(), "off".to_owned()));
+        }
+        command.extend(program);
         let start = Start {
             trial: index,
             attempt,
-            command: command.cloned().collect(),
-            env: spec.env.iter().map(|it| (it.name.clone(), it.value.clone())).collect(),
+            command,
+            env,
             config: &config_file,
             trial_path: &config.storage.trial_path,
             lock: &self.lock,

@@ -130,14 +130,23 @@ fn differences(path: &str, old: &Value, new: &Value, changes: &mut Vec<String>) 
     }
 }
 
+/// The program that starts several ranks.
+pub(crate) const LAUNCHER: &str = "stoker-trainer";
+
 /// Refuses what this version cannot run here, and a program that is not there, before anything is
 /// started.
-pub(crate) fn check_runnable(spec: &ExperimentSpec) -> Result<(), Failure> {
-    let slots = spec.resources.slots_per_trial;
-    if slots > 1 {
+pub(crate) fn check_runnable(spec: &ExperimentSpec, slots: u32) -> Result<(), Failure> {
+    let needed = spec.resources.slots_per_trial;
+    if needed > slots {
         return Err(Failure::Input(format!(
-            "spec.resources.slotsPerTrial is {slots}: `stoker run` trains a trial on one slot in \
-             this version; set it to 1"
+            "spec.resources.slotsPerTrial is {needed}, but --slots is {slots}: no trial could ever \
+             start; give it {needed} slots or the trials fewer ranks"
+        )));
+    }
+    if needed > 1 && find_program(LAUNCHER).is_none() {
+        return Err(Failure::Input(format!(
+            "spec.resources.slotsPerTrial is {needed}: `{LAUNCHER}`, which starts the ranks of a \
+             trial, is neither beside `stoker` nor on PATH; install it or set slotsPerTrial to 1"
         )));
     }
     let program = spec.entrypoint.command.first().map_or("", String::as_str);

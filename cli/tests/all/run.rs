@@ -369,7 +369,10 @@ fn what_cannot_run_here_is_refused_before_anything_is_written() {
         check(&bench.run(&[]), 2, contains);
         assert!(!bench.root().exists());
     };
-    check_refused("resources", json!({"slotsPerTrial": 2}), "spec.resources.slotsPerTrial");
+    let mut bench = Bench::new(json!({"single": {}}), "");
+    bench.spec["resources"] = json!({"slotsPerTrial": 2});
+    check(&bench.run(&["--slots", "1"]), 2, "slotsPerTrial is 2, but --slots is 1");
+    assert!(!bench.root().exists());
     check_refused("entrypoint", json!({"command": ["no-such-program"]}), "no-such-program");
     check_refused("maxRestart", json!(1), "maxRestart");
 }

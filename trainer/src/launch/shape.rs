@@ -21,7 +21,7 @@ pub(super) struct RankNumbers {
     pub(super) rank: u32,
     world_size: u32,
     local_rank: u32,
-    local_world_size: u32,
+    pub(super) local_world_size: u32,
     cross_rank: u32,
     cross_size: u32,
 }

@@ -136,7 +136,7 @@ fn calls_that_overlap_do_not_mix() {
         let found = on_ranks(run, 3, |ranks| {
             let mut sums = vec![];
             for turn in 0..50 {
-                if late.fetch_add(1, Ordering::Relaxed) % 7 == 0 {
+                if late.fetch_add(1, Ordering::Relaxed).is_multiple_of(7) {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 let mut values = vec![(turn * 3 + ranks.rank()) as f32; 1 + turn * 400];

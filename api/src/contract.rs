@@ -64,6 +64,9 @@ pub struct TrialConfig {
     pub perform_initial_validation: bool,
     /// Batches whose gradients are added up before the optimizer steps; at least 1.
     pub aggregation_frequency: u32,
+    /// Whether those are averaged, not added up.
+    #[serde(default = "averaged")]
+    pub average_aggregated_gradients: bool,
     /// Where this trial's files go.
     pub storage: StorageConfig,
     /// Checkpoints to start from, the first that is whole; empty to start anew.
@@ -77,6 +80,11 @@ pub struct TrialConfig {
     /// The program's files, to be unpacked before it starts.
     #[serde(default)]
     pub context: Option<ContextRef>,
+}
+
+/// What a runner that does not say meant.
+fn averaged() -> bool {
+    true
 }
 
 /// The ranks of an attempt, over its pods.

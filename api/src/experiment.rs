@@ -274,11 +274,14 @@ pub struct Optimizations {
     /// Batches whose gradients are added up before the optimizer steps; at least 1.
     #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
     pub aggregation_frequency: u32,
+    /// Whether those are averaged: a step then learns from their mean. Otherwise it learns from as many means added
+    /// up, as if each batch had made a step of its own at the same place.
+    pub average_aggregated_gradients: bool,
 }
 
 impl Default for Optimizations {
     fn default() -> Self {
-        Self { aggregation_frequency: 1 }
+        Self { aggregation_frequency: 1, average_aggregated_gradients: true }
     }
 }
 

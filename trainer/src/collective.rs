@@ -13,6 +13,7 @@ mod group;
 mod handshake;
 mod hub;
 mod launched;
+mod pulse;
 mod rendezvous;
 mod ring;
 mod threads;
@@ -21,8 +22,8 @@ mod wire;
 
 pub use distributed::Distributed;
 pub(crate) use launched::Launched;
+pub(crate) use pulse::Doing;
 pub use threads::ThreadRank;
-pub(crate) use watch::Doing;
 
 /// Sums and exchanges over ranks.
 ///

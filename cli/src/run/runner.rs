@@ -292,6 +292,7 @@ impl<'a> Runner<'a> {
             checkpoint_policy: spec.checkpoint_policy,
             perform_initial_validation: spec.perform_initial_validation,
             aggregation_frequency: spec.optimizations.aggregation_frequency,
+            average_aggregated_gradients: spec.optimizations.average_aggregated_gradients,
             storage: StorageConfig {
                 url: self.paths.root.clone(),
                 endpoint: spec.checkpoint_storage.endpoint.clone(),

@@ -140,6 +140,7 @@ pub fn trial_config(
         checkpoint_policy: spec.checkpoint_policy,
         perform_initial_validation: spec.perform_initial_validation,
         aggregation_frequency: spec.optimizations.aggregation_frequency,
+        average_aggregated_gradients: spec.optimizations.average_aggregated_gradients,
         storage: setup.storage(valid, path),
         resume_from: resume_from(record),
         door: Door {

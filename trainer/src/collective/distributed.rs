@@ -11,7 +11,7 @@ use stoker_api::contract::TrialConfig;
 
 use super::handshake::Sameness;
 use super::launched::Launched;
-use super::watch::{Doing, Limits, Pulse};
+use super::pulse::{Doing, Limits, Pulse};
 use super::{Alone, Collective, Numbers, exchange, group, rendezvous};
 use crate::Result;
 use crate::error::{Infrastructure, InvalidHyperparameters};

@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::Bytes;
 
 use super::hub::Hub;
+use super::pulse::{Limits, Pulse};
 use super::rendezvous::Connections;
 use super::ring::{Ring, Summed};
-use super::watch::{Alarm, Limits, Pulse, start};
+use super::watch::{Alarm, start};
 use super::{Collective, Kind, Numbers, added_up};
 use crate::Result;
 use crate::error::{Infrastructure, PeerFailed};

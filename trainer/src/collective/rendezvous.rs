@@ -63,9 +63,10 @@ pub(super) fn meet(
 ) -> Result<Connections> {
     let wait = match std::env::var(ENV_WAIT) {
         Err(_) => WAIT,
-        Ok(text) => Duration::from_secs(text.parse().map_err(|_| {
-            Infrastructure(format!("{ENV_WAIT} is {text:?}, but must be a number of seconds"))
-        })?),
+        Ok(text) => Duration::from_secs(
+            text.parse()
+                .map_err(|_| format!("{ENV_WAIT} is {text:?}, but must be a number of seconds"))?,
+        ),
     };
     meet_within(gang, attempt, numbers, sameness, stop, wait)
 }

@@ -5,18 +5,16 @@
 //! the place where it was last seen. Then all connections are closed, which ends every wait, and
 //! this process ends too if that does not end it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io::{self, Read, Write as _};
 use std::net::{Shutdown, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use stoker_api::contract::ExitCode;
 
-use super::Kind;
-use crate::Result;
-use crate::error::Infrastructure;
+use super::pulse::{BEAT_BYTES, Beat, Limits, Pulse};
 
 /// How often a rank tells where it is.
 const BEAT: Duration = Duration::from_secs(1);
@@ -26,187 +24,6 @@ const UNHEARD_MAX: Duration = Duration::from_secs(30);
 const END_MAX: Duration = Duration::from_secs(30);
 /// How much longer than rank 0 the others wait.
 const LATER: Duration = Duration::from_secs(5);
-/// Steps whose median says how long one takes.
-const STEPS: usize = 101;
-/// Bytes of a beat: step, sums since it, what is done.
-const BEAT_BYTES: usize = 24;
-
-/// How long a rank may stay where it is.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Limits {
-    /// At least so long.
-    pub(super) silence: Duration,
-    /// And so many times as long as a step takes.
-    pub(super) steps: f64,
-}
-
-impl Limits {
-    const SILENCE: Duration = Duration::from_secs(300);
-    const STEPS: f64 = 10.0;
-    /// Say otherwise: seconds, and a number of steps. 0 seconds: never.
-    const ENV_SILENCE: &'static str = "STOKER_SILENCE_SECONDS";
-    const ENV_STEPS: &'static str = "STOKER_SILENCE_STEPS";
-
-    /// As the environment says.
-    ///
-    /// # Errors
-    ///
-    /// It says what is no number.
-    pub(super) fn from_environment() -> Result<Self> {
-        let number = |name: &str, default: f64| match std::env::var(name) {
-            Err(_) => Ok(default),
-            Ok(text) => match text.parse::<f64>() {
-                Ok(number) if number.is_finite() && (0.0..1e9).contains(&number) => Ok(number),
-                _ => Err(Infrastructure(format!("{name} is {text:?}, but must be a number"))),
-            },
-        };
-        let silence = number(Self::ENV_SILENCE, Self::SILENCE.as_secs_f64())?;
-        let steps = number(Self::ENV_STEPS, Self::STEPS)?;
-        Ok(Self { silence: Duration::from_secs_f64(silence), steps })
-    }
-
-    fn limit(&self, step: Duration) -> Option<Duration> {
-        let of_steps = Duration::try_from_secs_f64(step.as_secs_f64() * self.steps);
-        (!self.silence.is_zero()).then(|| self.silence.max(of_steps.unwrap_or(Duration::MAX)))
-    }
-}
-
-/// Where this rank is, as it tells the others.
-#[derive(Debug, Default)]
-pub(crate) struct Pulse {
-    /// Steps done; 0 until training has begun.
-    step: AtomicU64,
-    /// Sums and the like since the step began.
-    calls: AtomicU64,
-    /// What is being done, in the lower half, and how often something else was done, above it.
-    doing: AtomicU64,
-    steps: Mutex<Steps>,
-}
-
-#[derive(Debug, Default)]
-struct Steps {
-    last: Option<Instant>,
-    seconds: VecDeque<f64>,
-}
-
-/// What a rank does between its sums.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Doing {
-    /// Trains.
-    Train = 0,
-    /// Validates or predicts.
-    Evaluate = 101,
-    /// Waits for the storage or for the runner, which have deadlines of their own.
-    Wait = 102,
-}
-
-impl Pulse {
-    /// A step begins.
-    pub(crate) fn step(&self, number: u64) {
-        let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        if let Some(last) = steps.last.replace(now) {
-            steps.seconds.push_back((now - last).as_secs_f64());
-            if steps.seconds.len() > STEPS {
-                steps.seconds.pop_front();
-            }
-        }
-        self.step.store(number + 1, Ordering::Relaxed);
-        self.calls.store(0, Ordering::Relaxed);
-        self.tick(Doing::Train);
-    }
-
-    /// Something was done, and this comes now.
-    pub(crate) fn tick(&self, doing: Doing) {
-        self.set(doing as u8);
-    }
-
-    fn set(&self, doing: u8) {
-        let before = self.doing.load(Ordering::Relaxed);
-        let times = (before >> 8).wrapping_add(1) << 8;
-        self.doing.store(times | u64::from(doing), Ordering::Relaxed);
-    }
-
-    /// A sum or the like begins.
-    pub(super) fn enter(&self, kind: Kind) {
-        self.calls.fetch_add(1, Ordering::Relaxed);
-        self.set(kind as u8);
-    }
-
-    /// It is over.
-    pub(super) fn leave(&self) {
-        self.tick(Doing::Train);
-    }
-
-    fn median_step(&self) -> Duration {
-        let steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut seconds: Vec<f64> = steps.seconds.iter().copied().collect();
-        seconds.sort_by(f64::total_cmp);
-        let median = seconds.get(seconds.len() / 2).copied().unwrap_or_default();
-        Duration::from_secs_f64(median)
-    }
-
-    fn beat(&self) -> Beat {
-        let load = |it: &AtomicU64| it.load(Ordering::Relaxed);
-        Beat { step: load(&self.step), calls: load(&self.calls), doing: load(&self.doing) }
-    }
-}
-
-/// Where a rank is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Beat {
-    step: u64,
-    calls: u64,
-    doing: u64,
-}
-
-impl Beat {
-    fn to_bytes(self) -> [u8; BEAT_BYTES] {
-        let mut bytes = [0; BEAT_BYTES];
-        for (at, number) in [self.step, self.calls, self.doing].into_iter().enumerate() {
-            bytes[at * 8..at * 8 + 8].copy_from_slice(&number.to_le_bytes());
-        }
-        bytes
-    }
-
-    fn from_bytes(bytes: &[u8; BEAT_BYTES]) -> Self {
-        let number = |at: usize| {
-            let mut own = [0; 8];
-            own.copy_from_slice(&bytes[at * 8..at * 8 + 8]);
-            u64::from_le_bytes(own)
-        };
-        Self { step: number(0), calls: number(1), doing: number(2) }
-    }
-
-    fn kind(&self) -> Option<Kind> {
-        Kind::ALL.into_iter().find(|it| *it as u64 == self.doing & 0xff)
-    }
-
-    fn waits(&self) -> bool {
-        self.doing & 0xff == Doing::Wait as u64
-    }
-
-    /// How far it has come, to be compared.
-    fn progress(&self) -> (u64, u64, bool) {
-        (self.step, self.calls, self.kind().is_some())
-    }
-
-    fn place(&self) -> String {
-        let what = match (self.kind(), self.doing & 0xff) {
-            (Some(kind), _) => format!("in {} {}", kind.name(), self.calls),
-            (None, doing) if doing == Doing::Evaluate as u64 => "in a validation".into(),
-            (None, doing) if doing == Doing::Wait as u64 => {
-                "waiting for the storage or the runner".into()
-            }
-            _ => format!("after {} sums", self.calls),
-        };
-        match self.step.checked_sub(1) {
-            Some(step) => format!("at step {step} {what}"),
-            None => format!("before its first step {what}"),
-        }
-    }
-}
 
 /// Tells all who wait that the gang is over, and why.
 #[derive(Clone, Debug, Default)]

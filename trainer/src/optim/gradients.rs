@@ -94,6 +94,11 @@ impl GradientSum {
         Ok(sum)
     }
 
+    /// Makes this the sum of as many means as there were batches, in place of the mean of all.
+    pub(crate) fn sum_of(&mut self, batches: u64) {
+        self.count /= batches as f64;
+    }
+
     /// Gradients of the mean, scaled so that their norm over all parameters is at most `norm_max`.
     pub(super) fn normalise<M: Module>(
         mut self,

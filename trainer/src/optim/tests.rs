@@ -125,3 +125,18 @@ fn schedules_ask_each_step_once_from_zero() {
         assert_eq!(values(&model.used), expected);
     }
 }
+
+#[test]
+fn a_sum_of_means_moves_as_far_as_its_batches_together() {
+    let moved = |batches: u64| -> Vec<f32> {
+        let (model, mut sum) = (model(), GradientSum::default());
+        (0..2).for_each(|_| drop(sum.add(&model, output(&model, 4, true), false)));
+        sum.sum_of(batches);
+        let before = values(&model.used);
+        let after = values(&sgd(0.25).step(model, sum).unwrap().used);
+        before.iter().zip(after).map(|(before, after)| before - after).collect()
+    };
+    let (mean, both) = (moved(1), moved(2));
+    assert!(mean.iter().any(|it| *it != 0.0));
+    assert_eq!(both, mean.iter().map(|it| 2.0 * it).collect::<Vec<_>>());
+}

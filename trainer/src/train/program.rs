@@ -99,6 +99,7 @@ impl Standalone {
             checkpoint_policy: CheckpointPolicy::None,
             perform_initial_validation: false,
             aggregation_frequency: 1,
+            average_aggregated_gradients: true,
             storage: StorageConfig {
                 url: url.unwrap_or_default(),
                 endpoint: None,

@@ -149,7 +149,11 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         self.state.batches += 1;
         if is_step {
             let sum = std::mem::take(&mut self.gradients);
-            let sum = sum.all_reduce(&*self.model, ranks.collective(), &tallies, &mut self.flat)?;
+            let mut sum =
+                sum.all_reduce(&*self.model, ranks.collective(), &tallies, &mut self.flat)?;
+            if !context.config.average_aggregated_gradients {
+                sum.sum_of(self.aggregation);
+            }
             self.model.replace(|model| self.optimizers.step(model, sum))?;
         }
         self.state.since_row.add(&metrics);

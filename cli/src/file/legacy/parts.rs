@@ -172,6 +172,10 @@ fn plain(work: &mut Work<'_>) {
         ("preemption_timeout", "spec.preemptionTimeoutSeconds"),
         ("reproducibility.experiment_seed", "spec.reproducibility.experimentSeed"),
         ("optimizations.aggregation_frequency", "spec.optimizations.aggregationFrequency"),
+        (
+            "optimizations.average_aggregated_gradients",
+            "spec.optimizations.averageAggregatedGradients",
+        ),
     ];
     for (from, to) in fields {
         work.carry(from, to);
@@ -424,11 +428,7 @@ fn rest(work: &mut Work<'_>) {
         work.ignore(field, "experiments are found by their labels");
     }
     work.ignore("debug", "it changed what the program logs, not what it trains");
-    let defaults = [
-        ("average_aggregated_gradients", json!(true)),
-        ("average_training_metrics", json!(true)),
-        ("mixed_precision", json!("O0")),
-    ];
+    let defaults = [("average_training_metrics", json!(true)), ("mixed_precision", json!("O0"))];
     for (field, default) in defaults {
         let path = format!("optimizations.{field}");
         if work.source.value["optimizations"].get(field) == Some(&default) {

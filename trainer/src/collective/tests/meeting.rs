@@ -8,8 +8,8 @@ use stoker_api::contract::{ExitCode, Gang};
 
 use super::super::group::{Group, groups};
 use super::super::handshake::Sameness;
+use super::super::pulse::Limits;
 use super::super::rendezvous::meet_within;
-use super::super::watch::Limits;
 use super::super::*;
 use crate::error::exit_code;
 use crate::stop::StopSignal;

@@ -7,8 +7,8 @@ use stoker_api::contract::ExitCode;
 
 use super::super::group::groups;
 use super::super::handshake::Sameness;
+use super::super::pulse::{Limits, Pulse};
 use super::super::rendezvous::meet_within;
-use super::super::watch::{Limits, Pulse};
 use super::super::*;
 use super::meeting::{gang_of, numbers};
 use crate::error::exit_code;

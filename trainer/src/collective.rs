@@ -67,6 +67,16 @@ pub trait Collective: Send + Sync + std::fmt::Debug {
     /// As [`sum_f32`](Self::sum_f32).
     fn gather(&self, mine: Bytes) -> Result<Vec<Bytes>>;
 
+    /// What each rank gives, in the order of ranks, on rank 0; elsewhere what comes is not to be looked
+    /// at. Costs rank 0 no more than it takes in.
+    ///
+    /// # Errors
+    ///
+    /// As [`sum_f32`](Self::sum_f32).
+    fn collect(&self, mine: Bytes) -> Result<Vec<Bytes>> {
+        self.gather(mine)
+    }
+
     /// What rank 0 gives, on every rank; what the others give is not looked at.
     ///
     /// # Errors
@@ -111,16 +121,18 @@ enum Kind {
     SumF32 = 1,
     SumF64 = 2,
     Gather = 3,
+    Collect = 4,
 }
 
 impl Kind {
-    const ALL: [Self; 3] = [Self::SumF32, Self::SumF64, Self::Gather];
+    const ALL: [Self; 4] = [Self::SumF32, Self::SumF64, Self::Gather, Self::Collect];
 
     /// As people know it.
     fn name(self) -> &'static str {
         match self {
             Self::SumF32 | Self::SumF64 => "all_reduce",
             Self::Gather => "all_gather",
+            Self::Collect => "gather",
         }
     }
 }

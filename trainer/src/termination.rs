@@ -17,6 +17,14 @@ pub(crate) fn leave(code: ExitCode, message: Option<&str>, unsent: Vec<Report>) 
     }
 }
 
+/// As [`leave`], where nothing was left yet: the first word says most.
+pub(crate) fn leave_if_silent(code: ExitCode, message: &str) {
+    let file = std::env::var_os(ENV_TERMINATION_FILE);
+    if file.is_none_or(|it| read(Path::new(&it)).is_none()) {
+        leave(code, Some(message), vec![]);
+    }
+}
+
 /// Writes `termination`, as much of it as fits. A failure is said and ends nothing: the exit code
 /// tells the most of it.
 pub(crate) fn write(path: &Path, termination: Termination) {

@@ -10,7 +10,7 @@ use super::hub::Hub;
 use super::pulse::{Limits, Pulse};
 use super::rendezvous::Connections;
 use super::ring::{Ring, Summed};
-use super::watch::{Alarm, start};
+use super::watch::{self, Alarm, start};
 use super::{Collective, Kind, Numbers, added_up};
 use crate::Result;
 use crate::error::{Infrastructure, PeerFailed};
@@ -39,12 +39,20 @@ struct Open {
 
 /// A gang's alarm, until its last group is gone.
 #[derive(Debug)]
-struct Watched(Alarm);
+struct Watched {
+    alarm: Alarm,
+    pulse: Arc<Pulse>,
+    /// To say farewell by.
+    watch: Vec<TcpStream>,
+}
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        self.0.end();
-        self.0.close();
+        self.alarm.end();
+        if !self.alarm.is_ringing() && self.pulse.part() {
+            watch::farewell(&self.watch, &self.pulse);
+        }
+        self.alarm.close();
     }
 }
 
@@ -64,8 +72,10 @@ pub(super) fn groups(
     let stars = [&watch, &hub, &local_hub].into_iter().flatten().map(|it| &it.1);
     let useless = |it: std::io::Error| Infrastructure(format!("a connection is of no use: {it}"));
     alarm.guard(stars.chain([&next, &previous])).map_err(useless)?;
+    let farewell = watch.iter().map(|it| it.1.try_clone()).collect::<std::io::Result<_>>();
+    let farewell = farewell.map_err(useless)?;
     start(numbers.rank, watch, limits, pulse.clone(), alarm.clone()).map_err(useless)?;
-    let gang = Arc::new(Watched(alarm));
+    let gang = Arc::new(Watched { alarm, pulse: pulse.clone(), watch: farewell });
     let hub_of = |is_first: bool, peers: Vec<(usize, TcpStream)>| match peers.is_empty() {
         true => Ok(None),
         false => Hub::new(is_first, peers).map(Some),
@@ -86,12 +96,12 @@ pub(super) fn groups(
 
 impl Group {
     fn with_open<T>(&self, kind: Kind, act: impl FnOnce(&mut Open, u32) -> Result<T>) -> Result<T> {
-        let alarm = &self.gang.0;
+        let alarm = &self.gang.alarm;
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(links) = open.as_mut() else {
             return Err(PeerFailed("the gang has failed before".into()).into());
         };
-        self.pulse.enter(kind);
+        self.pulse.enter(kind, links.ring.is_some());
         let done = act(links, links.next);
         self.pulse.leave();
         match done {
@@ -102,6 +112,7 @@ impl Group {
             Err(error) => {
                 // A collective that fails is final.
                 *open = None;
+                alarm.fail();
                 alarm.close();
                 // Connections end where the watchdog has closed them: it knows why.
                 Err(alarm.why().map_or(error, |why| Infrastructure(why.into()).into()))
@@ -112,22 +123,22 @@ impl Group {
     fn sum<T: Summed>(&self, kind: Kind, values: &mut [T]) -> Result<()> {
         let is_gathered = size_of_val(values) <= GATHERED_BYTES_MAX;
         self.with_open(kind, |open, number| match &mut open.ring {
-            Some(ring) if !is_gathered => ring.sum(kind, number, values),
+            Some(ring) if !is_gathered => ring.sum(kind, number, values, &self.pulse),
             _ => {
                 let mine = Bytes::copy_from_slice(bytemuck::cast_slice(values));
-                added_up(&open.gather(kind, number, mine, self.place)?, values)
+                added_up(&open.gather(kind, number, mine, self)?, values)
             }
         })
     }
 }
 
 impl Open {
-    fn gather(&mut self, kind: Kind, number: u32, mine: Bytes, place: usize) -> Result<Vec<Bytes>> {
+    fn gather(&mut self, kind: Kind, number: u32, mine: Bytes, of: &Group) -> Result<Vec<Bytes>> {
         match (&mut self.hub, &mut self.ring) {
-            (Some(hub), _) => hub.gather(kind, number, mine),
+            (Some(hub), _) => hub.gather(kind, number, mine, &of.pulse),
             (None, Some(ring)) => {
-                let theirs = ring.exchange(kind, number, &mine)?;
-                Ok(if place == 0 { vec![mine, theirs] } else { vec![theirs, mine] })
+                let theirs = ring.exchange(kind, number, &mine, &of.pulse)?;
+                Ok(if of.place == 0 { vec![mine, theirs] } else { vec![theirs, mine] })
             }
             (None, None) => Ok(vec![mine]),
         }
@@ -153,6 +164,11 @@ impl Collective for Group {
 
     fn gather(&self, mine: Bytes) -> Result<Vec<Bytes>> {
         let kind = Kind::Gather;
-        self.with_open(kind, |open, number| open.gather(kind, number, mine, self.place))
+        self.with_open(kind, |open, number| open.gather(kind, number, mine, self))
+    }
+
+    fn collect(&self, mine: Bytes) -> Result<Vec<Bytes>> {
+        let kind = Kind::Collect;
+        self.with_open(kind, |open, number| open.gather(kind, number, mine, self))
     }
 }

@@ -6,10 +6,13 @@ use std::net::TcpStream;
 use bytes::Bytes;
 
 use super::Kind;
+use super::pulse::Pulse;
 use super::wire::{HEADER_BYTES, configure, differs, gone, header, length};
 use crate::Result;
 use crate::error::Infrastructure;
 
+/// Bytes that are read before this rank counts as having moved.
+const PART_BYTES: u64 = 1 << 20;
 /// Bytes of a length before what it is of.
 const LENGTH_BYTES: usize = 8;
 
@@ -47,25 +50,32 @@ impl Hub {
     /// # Errors
     ///
     /// A rank is gone, or does something else.
-    pub(super) fn gather(&mut self, kind: Kind, number: u32, mine: Bytes) -> Result<Vec<Bytes>> {
+    pub(super) fn gather(
+        &mut self,
+        kind: Kind,
+        number: u32,
+        mine: Bytes,
+        pulse: &Pulse,
+    ) -> Result<Vec<Bytes>> {
         if !self.is_first {
             let first = &mut self.peers[0];
-            first.send(kind, number, &mine)?;
-            let all = first.receive(kind, number)?;
+            first.send(kind, number, &mine, pulse)?;
+            let all = first.receive(kind, number, pulse)?;
             return unframed(&all).ok_or_else(|| differs(first.rank));
         }
         let mut all = vec![mine];
         for peer in &mut self.peers {
-            all.push(peer.receive(kind, number)?);
+            all.push(peer.receive(kind, number, pulse)?);
         }
-        let framed = framed(&all);
-        self.peers.iter_mut().try_for_each(|peer| peer.send(kind, number, &framed))?;
+        // Where the first alone wants to know, the others hear that it does.
+        let framed = if kind == Kind::Collect { vec![] } else { framed(&all) };
+        self.peers.iter_mut().try_for_each(|peer| peer.send(kind, number, &framed, pulse))?;
         Ok(all)
     }
 }
 
 impl Peer {
-    fn send(&mut self, kind: Kind, number: u32, bytes: &[u8]) -> Result<()> {
+    fn send(&mut self, kind: Kind, number: u32, bytes: &[u8], pulse: &Pulse) -> Result<()> {
         let header = header(kind, number, bytes.len() as u64);
         let mut slices = [io::IoSlice::new(&header), io::IoSlice::new(bytes)];
         let (mut slices, mut left) = (&mut slices[..], HEADER_BYTES + bytes.len());
@@ -75,22 +85,27 @@ impl Peer {
                 written => written.map_err(|error| gone(self.rank, &error))?,
             };
             left -= num;
+            pulse.flow();
             io::IoSlice::advance_slices(&mut slices, num);
         }
         Ok(())
     }
 
-    fn receive(&mut self, kind: Kind, number: u32) -> Result<Bytes> {
+    fn receive(&mut self, kind: Kind, number: u32, pulse: &Pulse) -> Result<Bytes> {
         let mut found = [0; HEADER_BYTES];
         self.stream.read_exact(&mut found).map_err(|error| gone(self.rank, &error))?;
         let length = length(&found, &header(kind, number, 0), self.rank)?;
+        // Memory is taken as bytes come, not as many as are announced.
         let mut bytes = vec![];
-        let read = std::io::Read::by_ref(&mut self.stream).take(length).read_to_end(&mut bytes);
-        read.map_err(|error| gone(self.rank, &error))?;
-        match bytes.len() as u64 == length {
-            true => Ok(bytes.into()),
-            false => Err(gone(self.rank, &io::ErrorKind::UnexpectedEof.into())),
+        while (bytes.len() as u64) < length {
+            let room = (length - bytes.len() as u64).min(PART_BYTES);
+            let part = io::Read::by_ref(&mut self.stream).take(room).read_to_end(&mut bytes);
+            match part.map_err(|error| gone(self.rank, &error))? {
+                0 => return Err(gone(self.rank, &io::ErrorKind::UnexpectedEof.into())),
+                _ => pulse.flow(),
+            }
         }
+        Ok(bytes.into())
     }
 }
 

@@ -1,7 +1,7 @@
 //! Where a rank is, as it tells the others, and how long it may stay there.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,8 +10,8 @@ use crate::Result;
 
 /// Steps whose median says how long one takes.
 const STEPS: usize = 101;
-/// Bytes of a beat: step, sums since it, what is done.
-pub(super) const BEAT_BYTES: usize = 24;
+/// Bytes of a beat: step, sums since it, what is done, what the gang does.
+pub(super) const BEAT_BYTES: usize = 32;
 
 /// How long a rank may stay where it is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,6 +62,10 @@ pub(crate) struct Pulse {
     calls: AtomicU64,
     /// What is being done, in the lower half, and how often something else was done, above it.
     doing: AtomicU64,
+    /// How often rank 0 saw somebody move, or wait with reason; the others see it alone.
+    gang: AtomicU64,
+    /// Whether this process ends with an error.
+    has_failed: AtomicBool,
     steps: Mutex<Steps>,
 }
 
@@ -81,6 +85,8 @@ pub(crate) enum Doing {
     Evaluate = 101,
     /// Waits for the storage or for the runner, which have deadlines of their own.
     Wait = 102,
+    /// Ends in order.
+    Over = 103,
 }
 
 impl Pulse {
@@ -99,6 +105,20 @@ impl Pulse {
         self.tick(Doing::Train);
     }
 
+    /// Training is over: what the program does now, however long, is not the gang's.
+    pub(crate) fn rest(&self) {
+        *self.steps.lock().unwrap_or_else(PoisonError::into_inner) = Steps::default();
+        self.step.store(0, Ordering::Relaxed);
+        self.calls.store(0, Ordering::Relaxed);
+        self.tick(Doing::Wait);
+    }
+
+    /// Whether a step was whole: before that, data is read and programs are compiled.
+    pub(super) fn has_begun(&self) -> bool {
+        let steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        !steps.seconds.is_empty()
+    }
+
     /// Something was done, and this comes now.
     pub(crate) fn tick(&self, doing: Doing) {
         self.set(doing as u8);
@@ -110,10 +130,34 @@ impl Pulse {
         self.doing.store(times | u64::from(doing), Ordering::Relaxed);
     }
 
-    /// A sum or the like begins.
-    pub(super) fn enter(&self, kind: Kind) {
-        self.calls.fetch_add(1, Ordering::Relaxed);
+    /// A sum or the like begins; those of a pod alone are not counted, as pods may make other ones.
+    pub(super) fn enter(&self, kind: Kind, is_of_all: bool) {
+        self.calls.fetch_add(u64::from(is_of_all), Ordering::Relaxed);
         self.set(kind as u8);
+    }
+
+    /// Bytes move within it.
+    pub(super) fn flow(&self) {
+        self.doing.fetch_add(1 << 8, Ordering::Relaxed);
+    }
+
+    /// This process ends with an error: it says no farewell.
+    pub(crate) fn fail(&self) {
+        self.has_failed.store(true, Ordering::Relaxed);
+    }
+
+    /// Says farewell, unless this process ends with an error: that its connections end means nothing.
+    pub(super) fn part(&self) -> bool {
+        let is_well = !self.has_failed.load(Ordering::Relaxed) && !std::thread::panicking();
+        if is_well {
+            self.set(Doing::Over as u8);
+        }
+        is_well
+    }
+
+    /// Rank 0 sees somebody move.
+    pub(super) fn gang_moves(&self) {
+        self.gang.fetch_add(1, Ordering::Relaxed);
     }
 
     /// It is over.
@@ -131,7 +175,8 @@ impl Pulse {
 
     pub(super) fn beat(&self) -> Beat {
         let load = |it: &AtomicU64| it.load(Ordering::Relaxed);
-        Beat { step: load(&self.step), calls: load(&self.calls), doing: load(&self.doing) }
+        let (step, calls) = (load(&self.step), load(&self.calls));
+        Beat { step, calls, doing: load(&self.doing), gang: load(&self.gang) }
     }
 }
 
@@ -141,12 +186,13 @@ pub(super) struct Beat {
     pub(super) step: u64,
     calls: u64,
     doing: u64,
+    gang: u64,
 }
 
 impl Beat {
     pub(super) fn to_bytes(self) -> [u8; BEAT_BYTES] {
         let mut bytes = [0; BEAT_BYTES];
-        for (at, number) in [self.step, self.calls, self.doing].into_iter().enumerate() {
+        for (at, number) in [self.step, self.calls, self.doing, self.gang].into_iter().enumerate() {
             bytes[at * 8..at * 8 + 8].copy_from_slice(&number.to_le_bytes());
         }
         bytes
@@ -158,11 +204,20 @@ impl Beat {
             own.copy_from_slice(&bytes[at * 8..at * 8 + 8]);
             u64::from_le_bytes(own)
         };
-        Self { step: number(0), calls: number(1), doing: number(2) }
+        Self { step: number(0), calls: number(1), doing: number(2), gang: number(3) }
     }
 
     fn kind(&self) -> Option<Kind> {
         Kind::ALL.into_iter().find(|it| *it as u64 == self.doing & 0xff)
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.doing & 0xff == Doing::Over as u64
+    }
+
+    /// Whether this is in a sum or the like.
+    pub(super) fn is_together(&self) -> bool {
+        self.kind().is_some()
     }
 
     pub(super) fn waits(&self) -> bool {

@@ -123,7 +123,9 @@ impl Guest<'_> {
                 None => {}
             }
             if Instant::now() > self.deadline {
-                return Err(self.missing(&here));
+                let text = self.missing(&here);
+                self.refuse(&mut here, &text);
+                return Err(Infrastructure(text).into());
             }
         }
         self.check_sameness(&mut here)?;
@@ -155,33 +157,41 @@ impl Guest<'_> {
             }
         };
         let text = format!("rank {} {what}", other.rank);
-        for arrived in here.values_mut() {
-            let _ = arrived.answer(&self.passport, Verdict::NotOurs, &text);
-        }
+        self.refuse(here, &text);
         Err(Infrastructure(text).into())
     }
 
-    fn missing(&self, here: &BTreeMap<u32, Arrived>) -> crate::Error {
+    /// Tells those who came why nothing comes of it.
+    fn refuse(&self, here: &mut BTreeMap<u32, Arrived>, why: &str) {
+        for arrived in here.values_mut() {
+            let _ = arrived.answer(&self.passport, Verdict::NotOurs, why);
+        }
+    }
+
+    fn missing(&self, here: &BTreeMap<u32, Arrived>) -> String {
         let size = self.numbers.size;
         let missing = (1..size).filter(|rank| !here.contains_key(&(*rank as u32)));
         let missing: Vec<String> = missing.map(|rank| rank.to_string()).collect();
-        Infrastructure(format!(
+        format!(
             "of {size} ranks, {} did not come to {} within {} s",
             missing.join(", "),
             self.rendezvous,
             self.wait.as_secs()
-        ))
-        .into()
+        )
     }
 
     /// Another rank: goes to rank 0 until it is let in.
     fn visit(&self) -> Result<Met> {
-        let mut before = String::new();
+        // The same error again and again would hide what it began with.
+        let (mut before, mut last) = (String::new(), String::new());
         loop {
             let error = match self.try_visit()? {
                 Ok(met) => return Ok(met),
-                Err(error) => error,
+                Err(error) => error.to_string(),
             };
+            if error != last && !last.is_empty() {
+                before = format!(" (before that: {last})");
+            }
             if Instant::now() > self.deadline {
                 let text = format!(
                     "rank 0 was not met at {} within {} s: {error}{before}",
@@ -190,7 +200,7 @@ impl Guest<'_> {
                 );
                 return Err(Infrastructure(text).into());
             }
-            before = format!(" (before that: {error})");
+            last = error;
             self.pause()?;
         }
     }
@@ -250,7 +260,9 @@ impl Guest<'_> {
                 .collect();
             (came.join().expect("letting ranks in does not panic"), went)
         });
-        let (mut came, mut went) = (came?, went?);
+        // Where this rank could not go says more than who did not come.
+        let mut went = went?;
+        let mut came = came?;
         let mut take = |purpose: Purpose| -> Vec<(usize, TcpStream)> {
             let mut all: Vec<_> =
                 came.extract_if(.., |it| it.0 == purpose).map(|it| (it.1, it.2)).collect();
@@ -351,7 +363,7 @@ struct Links {
 impl Links {
     fn of(numbers: Numbers) -> Self {
         let Numbers { rank, size, .. } = numbers;
-        let mut outgoing = vec![(Purpose::Ring, (rank + 1) % size)];
+        let mut outgoing = vec![];
         let mut incoming = vec![(Purpose::Ring, (rank + size - 1) % size)];
         let mut star = |purpose: Purpose, ranks: std::ops::Range<usize>| {
             if rank == ranks.start {
@@ -367,6 +379,7 @@ impl Links {
         if numbers.has_local_group() {
             star(Purpose::LocalHub, numbers.local_ranks());
         }
+        outgoing.push((Purpose::Ring, (rank + 1) % size));
         Self { outgoing, incoming }
     }
 }

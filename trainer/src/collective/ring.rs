@@ -18,6 +18,7 @@ use bytes::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Kind;
+use super::pulse::Pulse;
 use super::wire::{HEADER_BYTES, configure, differs, gone, header, length};
 use crate::Result;
 use crate::error::Infrastructure;
@@ -83,6 +84,7 @@ impl Ring {
         kind: Kind,
         number: u32,
         values: &mut [T],
+        pulse: &Pulse,
     ) -> Result<()> {
         let header = header(kind, number, size_of_val(values) as u64);
         let mut way = Way::new(self.rank, self.size, values.len(), size_of::<T>());
@@ -104,7 +106,9 @@ impl Ring {
             if way.is_over() {
                 return Ok(());
             }
-            if !has_moved {
+            if has_moved {
+                pulse.flow();
+            } else {
                 let has_more = !said.is_done(HEADER_BYTES) || way.sendable().is_some();
                 self.wait(has_more, !way.has_received())?;
             }
@@ -117,7 +121,13 @@ impl Ring {
     /// # Errors
     ///
     /// A neighbour is gone, or does something else.
-    pub(super) fn exchange(&mut self, kind: Kind, number: u32, mine: &[u8]) -> Result<Bytes> {
+    pub(super) fn exchange(
+        &mut self,
+        kind: Kind,
+        number: u32,
+        mine: &[u8],
+        pulse: &Pulse,
+    ) -> Result<Bytes> {
         let header = header(kind, number, mine.len() as u64);
         let (mut said, mut sent, mut heard) = (Piece::default(), Piece::default(), Head::default());
         let (mut theirs, mut num_theirs) = (vec![], None);
@@ -150,7 +160,9 @@ impl Ring {
             if has_all && has_sent {
                 return Ok(theirs.into());
             }
-            if !has_moved {
+            if has_moved {
+                pulse.flow();
+            } else {
                 self.wait(!has_sent, !has_all)?;
             }
         }

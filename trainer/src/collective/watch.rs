@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use stoker_api::contract::ExitCode;
 
 use super::pulse::{BEAT_BYTES, Beat, Limits, Pulse};
@@ -22,6 +23,8 @@ const BEAT: Duration = Duration::from_secs(1);
 const UNHEARD_MAX: Duration = Duration::from_secs(30);
 /// How long this process may go on after its gang has ended: it may wait where no connection is.
 const END_MAX: Duration = Duration::from_secs(30);
+/// How long that end may take, in which a driver may stand still too.
+const EXIT_MAX: Duration = Duration::from_secs(5);
 /// How much longer than rank 0 the others wait.
 const LATER: Duration = Duration::from_secs(5);
 
@@ -33,6 +36,8 @@ pub(super) struct Alarm(Arc<AlarmState>);
 struct AlarmState {
     why: OnceLock<String>,
     streams: Mutex<Vec<TcpStream>>,
+    /// A sum has failed, or somebody has gone without a farewell.
+    has_failed: AtomicBool,
     is_over: AtomicBool,
 }
 
@@ -64,6 +69,15 @@ impl Alarm {
         self.close();
     }
 
+    /// Notes that nothing can come of the gang any more.
+    pub(super) fn fail(&self) {
+        self.0.has_failed.store(true, Ordering::Relaxed);
+    }
+
+    fn has_failed(&self) -> bool {
+        self.0.has_failed.load(Ordering::Relaxed)
+    }
+
     /// Closes every connection, so that the others learn of it.
     pub(super) fn close(&self) {
         let streams = self.0.streams.lock().unwrap_or_else(PoisonError::into_inner);
@@ -71,6 +85,10 @@ impl Alarm {
             // It may be closed already.
             let _ = stream.shutdown(Shutdown::Both);
         }
+    }
+
+    pub(super) fn is_ringing(&self) -> bool {
+        self.why().is_some() || self.has_failed()
     }
 
     /// Nobody watches any more.
@@ -142,19 +160,29 @@ impl Watch {
             if beat != own {
                 (own, own_since) = (beat, Instant::now());
             }
+            let moves = |it: &Seen| {
+                it.stream.is_some() && (it.since.elapsed() < 2 * BEAT || it.beat.waits())
+            };
+            if self.rank == 0 && self.seen.values().any(moves) {
+                self.pulse.gang_moves();
+            }
             let bytes = beat.to_bytes();
             for (rank, seen) in &mut self.seen {
-                if let Err(error) = seen.exchange(&bytes)
-                    && !self.alarm.is_over()
-                {
-                    let text = format!("rank {rank}, last seen {}: {error}", seen.beat.place());
-                    self.alarm.ring(text);
+                match seen.exchange(&bytes) {
+                    Ok(true) => {}
+                    // Whoever needs it finds out; who does not must end all the same.
+                    Ok(false) => self.alarm.fail(),
+                    Err(error) if !self.alarm.is_over() => {
+                        let text = format!("rank {rank}, last seen {}: {error}", seen.beat.place());
+                        self.alarm.ring(text);
+                    }
+                    Err(_) => {}
                 }
             }
             if let Some(text) = self.silent(own, own_since) {
                 self.alarm.ring(text);
             }
-            if self.alarm.why().is_some() {
+            if self.alarm.why().is_some() || self.alarm.has_failed() {
                 return self.end();
             }
         }
@@ -177,14 +205,15 @@ impl Watch {
             let others = self.seen.iter().filter(|it| it.1.stream.is_some());
             others.map(|(rank, it)| (*rank, it.beat, it.since)).chain([(self.rank, own, own_since)])
         };
-        // Whoever waits for the storage or the runner is waited for.
-        if beats().any(|it| it.1.waits()) {
+        // Whoever waits for the storage or the runner is waited for, and one that is left alone holds
+        // nobody up.
+        if beats().count() == 1 || beats().any(|it| it.1.waits()) {
             return None;
         }
-        // Where one moves, all may go on. Before the first step a program reads its data, for as long
-        // as that takes.
-        let has_begun = beats().any(|it| it.1.step > 0);
-        if !has_begun || beats().any(|it| it.2.elapsed() <= limit) {
+        // Where one moves, all may go on. Before the first step is whole a program reads its data and
+        // is compiled, for as long as that takes, unless all wait for each other.
+        let is_serious = self.pulse.has_begun() || beats().all(|it| it.1.is_together());
+        if !is_serious || beats().any(|it| it.2.elapsed() <= limit) {
             return None;
         }
         let furthest = beats().map(|it| it.1.progress()).max()?;
@@ -210,21 +239,31 @@ impl Watch {
             }
             std::thread::sleep(BEAT.min(END_MAX));
         }
-        let why = self.alarm.why().unwrap_or_default();
-        eprintln!("error: {why}; this process does not end by itself");
-        crate::termination::leave(ExitCode::Infrastructure, Some(why), vec![]);
-        std::process::exit(ExitCode::Infrastructure as i32);
+        // Whatever holds this process may hold its end too.
+        let _ = std::thread::Builder::new().name("stoker-end".into()).spawn(|| {
+            std::thread::sleep(EXIT_MAX);
+            let _ = rustix::process::kill_process(rustix::process::getpid(), Signal::KILL);
+        });
+        let code = match self.alarm.why() {
+            Some(_) => ExitCode::Infrastructure,
+            None => ExitCode::PeerFailed,
+        };
+        let why = self.alarm.why().unwrap_or("the gang has failed, and this rank does not notice");
+        crate::termination::leave_if_silent(code, why);
+        let _ = writeln!(io::stderr(), "error: {why}; this process does not end by itself");
+        std::process::exit(code as i32);
     }
 }
 
 impl Seen {
-    /// Tells where this rank is, and hears where the other is.
+    /// Tells where this rank is, and hears where the other is; `false` where it has gone without a
+    /// farewell.
     ///
     /// # Errors
     ///
-    /// Its machine does not answer. That it has ended is none: who needs it finds out.
-    fn exchange(&mut self, bytes: &[u8; BEAT_BYTES]) -> io::Result<()> {
-        let Some(stream) = &mut self.stream else { return Ok(()) };
+    /// Its machine does not answer.
+    fn exchange(&mut self, bytes: &[u8; BEAT_BYTES]) -> io::Result<bool> {
+        let Some(stream) = &mut self.stream else { return Ok(true) };
         let done = hear(stream, &mut self.part).and_then(|is_there| match is_there {
             // A beat more or less does not matter: one that is not taken is not told.
             true => match stream.write(bytes) {
@@ -254,7 +293,15 @@ impl Seen {
                 (self.beat, self.since) = (beat, Instant::now());
             }
         }
-        Ok(())
+        Ok(self.stream.is_some() || self.beat.is_over())
+    }
+}
+
+/// Says farewell: that the connections end now means nothing.
+pub(super) fn farewell(streams: &[TcpStream], pulse: &Pulse) {
+    for mut stream in streams {
+        // Who does not take it is gone.
+        let _ = stream.write(&pulse.beat().to_bytes());
     }
 }
 

@@ -211,6 +211,9 @@ pub(super) fn finish(
         Ok(()) => (ExitCode::Completed, None),
         Err(error) => (exit_code(&**error), Some(error.to_string())),
     };
+    if !matches!(code, ExitCode::Completed | ExitCode::Preempted) {
+        context.distributed().pulse.fail();
+    }
     match (&message, code) {
         (Some(message), ExitCode::Completed | ExitCode::Preempted) => eprintln!("{message}"),
         (Some(message), _) => eprintln!("error: {message}"),

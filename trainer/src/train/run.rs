@@ -320,9 +320,10 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     }
 
     fn leave_training(&mut self) -> Result<()> {
-        self.session.report_saved(true)?;
-        self.session.flush()?;
+        self.wait_for(|run| run.session.report_saved(true).and_then(|()| run.session.flush()))?;
         self.session.terminal.end();
-        self.hook(|callback, control| callback.on_train_end(control))
+        self.hook(|callback, control| callback.on_train_end(control))?;
+        self.context.distributed().pulse.rest();
+        Ok(())
     }
 }

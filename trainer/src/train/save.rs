@@ -58,7 +58,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             return Ok(vec![]);
         }
         let mine = if ranks.rank() == 0 { Bytes::new() } else { RunState::pack(mine.clone())? };
-        Ok(ranks.collective().gather(mine)?.split_off(1))
+        let mut all = ranks.collective().collect(mine)?;
+        Ok(if self.session.is_lead() { all.split_off(1) } else { vec![] })
     }
 
     /// The statistics that BatchNorm keeps are rank 0's on all ranks, as in the checkpoint: a rank

@@ -158,6 +158,21 @@ fn a_rank_that_is_stopped_is_named_and_the_others_end() {
 }
 
 #[test]
+fn a_rank_that_hangs_is_named_and_ends_itself_too() {
+    let network = Network::new(2);
+    let gang = gang(&network).env(ENV_SIGNAL, "1 12 HANG");
+    let begin = Instant::now();
+    let left = wait(&gang, start_all(&gang));
+    assert!(begin.elapsed() < Duration::from_secs(80), "{:?}", begin.elapsed());
+    let told = message(&left[0]);
+    let expected = "nothing moved for 3 s: rank 1 last seen at step 11 after 2 sums";
+    assert!(told.contains(expected), "{told}");
+    assert_eq!(codes(&left)[0], 80, "{left:#?}");
+    assert!(left[1..].iter().all(|it| [80, 81].contains(&it.code)), "{left:#?}");
+    assert!(message(&left[1]).contains("this rank does not notice"), "{left:#?}");
+}
+
+#[test]
 fn a_rank_that_is_killed_on_another_host_ends_the_others_at_once() {
     let network = Network::new(2);
     let gang = gang(&network).env(ENV_SIGNAL, "1 7 KILL");

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use super::ENV_ROLE;
 
 /// No process of these tests takes as long, unless it hangs.
-const WAIT_MAX: Duration = Duration::from_secs(60);
+const WAIT_MAX: Duration = Duration::from_secs(90);
 
 /// A pod: its folder holds what its processes are told, store and leave.
 pub(crate) struct Pod {

@@ -26,7 +26,7 @@ const GLOBAL_BATCH: usize = 24;
 pub(crate) const ENV_OUT: &str = "TEST_OUT";
 /// Set: with what differs between ranks, dropout and statistics.
 pub(crate) const ENV_FULL: &str = "TEST_FULL";
-/// `RANK BATCH SIGNAL`: the rank sends itself a signal after that batch.
+/// `RANK BATCH SIGNAL`: the rank sends itself a signal after that batch, or goes no further (`HANG`).
 pub(crate) const ENV_SIGNAL: &str = "TEST_SIGNAL";
 
 /// `RANK MILLISECONDS`: the rank takes so long for each batch.
@@ -101,6 +101,18 @@ impl Callback for SignalsItself {
     }
 }
 
+/// Goes no further after a batch.
+struct Hangs(u64);
+
+impl Callback for Hangs {
+    fn on_batch_end(&mut self, _: &Logs, control: &mut Control) -> Result<()> {
+        if control.batches() == self.0 {
+            std::thread::sleep(Duration::from_secs(1_000));
+        }
+        Ok(())
+    }
+}
+
 /// Takes long for each batch.
 struct Paced(Duration);
 
@@ -131,7 +143,9 @@ fn callbacks(rank: usize) -> Vec<Box<dyn Callback>> {
         (words[0] == rank.to_string()).then_some(words)
     };
     let mut all = vec![];
-    if let Some(words) = wanted(ENV_SIGNAL) {
+    if let Some(words) = wanted(ENV_SIGNAL).filter(|it| it[2] == "HANG") {
+        all.push(Hangs(words[1].parse().unwrap()).boxed());
+    } else if let Some(words) = wanted(ENV_SIGNAL) {
         let signal = match &*words[2] {
             "KILL" => Signal::KILL,
             "STOP" => Signal::STOP,

@@ -98,6 +98,21 @@ fn a_rank_whose_steps_are_long_is_given_as_long() {
 }
 
 #[test]
+fn what_a_rank_does_after_training_is_its_own_matter() {
+    // One rests, as after training; one is alone in the end, as the others have gone.
+    let ended = train(SHORT, |rank, step, pulse| {
+        if step == 7 && rank == 0 {
+            pulse.rest();
+        }
+        if step == 7 && rank < 2 {
+            std::thread::sleep(Duration::from_secs(4));
+        }
+        false
+    });
+    assert!(ended.iter().all(Option::is_none), "{ended:?}");
+}
+
+#[test]
 fn nobody_is_blamed_before_training_has_begun() {
     let gang = gang_of(2);
     std::thread::scope(|scope| {

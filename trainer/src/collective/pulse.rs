@@ -64,6 +64,8 @@ pub(crate) struct Pulse {
     doing: AtomicU64,
     /// How often rank 0 saw somebody move, or wait with reason; the others see it alone.
     gang: AtomicU64,
+    /// Whether training is over.
+    is_resting: AtomicBool,
     /// Whether this process ends with an error.
     has_failed: AtomicBool,
     steps: Mutex<Steps>,
@@ -100,6 +102,7 @@ impl Pulse {
                 steps.seconds.pop_front();
             }
         }
+        self.is_resting.store(false, Ordering::Relaxed);
         self.step.store(number + 1, Ordering::Relaxed);
         self.calls.store(0, Ordering::Relaxed);
         self.tick(Doing::Train);
@@ -110,7 +113,13 @@ impl Pulse {
         *self.steps.lock().unwrap_or_else(PoisonError::into_inner) = Steps::default();
         self.step.store(0, Ordering::Relaxed);
         self.calls.store(0, Ordering::Relaxed);
+        self.is_resting.store(true, Ordering::Relaxed);
         self.tick(Doing::Wait);
+    }
+
+    /// Whether training is over.
+    pub(super) fn is_resting(&self) -> bool {
+        self.is_resting.load(Ordering::Relaxed)
     }
 
     /// Whether a step was whole: before that, data is read and programs are compiled.

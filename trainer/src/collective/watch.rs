@@ -170,8 +170,10 @@ impl Watch {
             for (rank, seen) in &mut self.seen {
                 match seen.exchange(&bytes) {
                     Ok(true) => {}
-                    // Whoever needs it finds out; who does not must end all the same.
-                    Ok(false) => self.alarm.fail(),
+                    // Whoever needs it finds out; who does not must end all the same, but for one whose
+                    // training is over.
+                    Ok(false) if !self.pulse.is_resting() => self.alarm.fail(),
+                    Ok(false) => {}
                     Err(error) if !self.alarm.is_over() => {
                         let text = format!("rank {rank}, last seen {}: {error}", seen.beat.place());
                         self.alarm.ring(text);
@@ -232,12 +234,16 @@ impl Watch {
 
     /// The connections are closed; the program may be somewhere else.
     fn end(&self) {
-        let until = Instant::now() + END_MAX;
+        let mut until = Instant::now() + END_MAX;
         while Instant::now() < until {
             if self.alarm.is_over() {
                 return;
             }
-            std::thread::sleep(BEAT.min(END_MAX));
+            if self.pulse.beat().waits() {
+                // A checkpoint on its way to the storage, which has a deadline of its own.
+                until = Instant::now() + END_MAX;
+            }
+            std::thread::sleep(BEAT);
         }
         // Whatever holds this process may hold its end too.
         let _ = std::thread::Builder::new().name("stoker-end".into()).spawn(|| {

@@ -24,7 +24,7 @@ enum Chore {
         #[arg(long)]
         check: bool,
     },
-    /// Measures: `trainer` or `checkpoint` in turns with others, or `operator`; `bench --help` lists
+    /// Measures: `trainer`, `checkpoint` or `collective` in turns with others, or `operator`; `bench --help` lists
     /// the options.
     #[command(disable_help_flag = true)]
     Bench {

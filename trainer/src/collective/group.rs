@@ -11,6 +11,7 @@ use super::pulse::{Limits, Pulse};
 use super::rendezvous::Connections;
 use super::ring::{Ring, Summed};
 use super::watch::{self, Alarm, start};
+use super::wire::useless;
 use super::{Collective, Kind, Numbers, added_up};
 use crate::Result;
 use crate::error::{Infrastructure, PeerFailed};
@@ -70,7 +71,6 @@ pub(super) fn groups(
     let Connections { watch, hub, local_hub, ring: (next, previous) } = connections;
     let alarm = Alarm::default();
     let stars = [&watch, &hub, &local_hub].into_iter().flatten().map(|it| &it.1);
-    let useless = |it: std::io::Error| Infrastructure(format!("a connection is of no use: {it}"));
     alarm.guard(stars.chain([&next, &previous])).map_err(useless)?;
     let farewell = watch.iter().map(|it| it.1.try_clone()).collect::<std::io::Result<_>>();
     let farewell = farewell.map_err(useless)?;

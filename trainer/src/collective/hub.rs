@@ -9,7 +9,6 @@ use super::Kind;
 use super::pulse::Pulse;
 use super::wire::{HEADER_BYTES, configure, differs, gone, header, length};
 use crate::Result;
-use crate::error::Infrastructure;
 
 /// Bytes that are read before this rank counts as having moved.
 const PART_BYTES: u64 = 1 << 20;
@@ -37,10 +36,7 @@ impl Hub {
     ///
     /// A connection is of no use.
     pub(super) fn new(is_first: bool, peers: Vec<(usize, TcpStream)>) -> Result<Self> {
-        for (_, stream) in &peers {
-            let set = configure(stream);
-            set.map_err(|error| Infrastructure(format!("a connection is of no use: {error}")))?;
-        }
+        peers.iter().try_for_each(|it| configure(&it.1))?;
         let peers = peers.into_iter().map(|(rank, stream)| Peer { rank, stream }).collect();
         Ok(Self { peers, is_first })
     }

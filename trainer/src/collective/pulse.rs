@@ -56,11 +56,11 @@ impl Limits {
 /// Where this rank is, as it tells the others.
 #[derive(Debug, Default)]
 pub(crate) struct Pulse {
-    /// Steps done; 0 until training has begun.
+    /// The step under way, counted from 1; 0 before and after training.
     step: AtomicU64,
     /// Sums and the like since the step began.
     calls: AtomicU64,
-    /// What is being done, in the lower half, and how often something else was done, above it.
+    /// What is being done, in the lowest byte, and how often something was done, above it.
     doing: AtomicU64,
     /// How often rank 0 saw somebody move, or wait with reason; the others see it alone.
     gang: AtomicU64,
@@ -150,6 +150,11 @@ impl Pulse {
         self.doing.fetch_add(1 << 8, Ordering::Relaxed);
     }
 
+    /// The sum or the like is over.
+    pub(super) fn leave(&self) {
+        self.tick(Doing::Train);
+    }
+
     /// This process ends with an error: it says no farewell.
     pub(crate) fn fail(&self) {
         self.has_failed.store(true, Ordering::Relaxed);
@@ -167,11 +172,6 @@ impl Pulse {
     /// Rank 0 sees somebody move.
     pub(super) fn gang_moves(&self) {
         self.gang.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// It is over.
-    pub(super) fn leave(&self) {
-        self.tick(Doing::Train);
     }
 
     pub(super) fn median_step(&self) -> Duration {
@@ -192,7 +192,7 @@ impl Pulse {
 /// Where a rank is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Beat {
-    pub(super) step: u64,
+    step: u64,
     calls: u64,
     doing: u64,
     gang: u64,

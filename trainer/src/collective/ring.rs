@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Kind;
 use super::pulse::Pulse;
-use super::wire::{HEADER_BYTES, configure, differs, gone, header, length};
+use super::wire::{HEADER_BYTES, configure, differs, gone, header, length, useless};
 use crate::Result;
 use crate::error::Infrastructure;
 
@@ -59,8 +59,8 @@ impl Ring {
         previous: TcpStream,
     ) -> Result<Self> {
         for stream in [&next, &previous] {
-            let set = configure(stream).and_then(|()| stream.set_nonblocking(true));
-            set.map_err(|error| Infrastructure(format!("a connection is of no use: {error}")))?;
+            configure(stream)?;
+            stream.set_nonblocking(true).map_err(useless)?;
         }
         let scratch = vec![0.0; SCRATCH_BYTES / size_of::<f64>()];
         Ok(Self { rank, size, next, previous, scratch })

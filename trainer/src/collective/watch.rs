@@ -74,10 +74,6 @@ impl Alarm {
         self.0.has_failed.store(true, Ordering::Relaxed);
     }
 
-    fn has_failed(&self) -> bool {
-        self.0.has_failed.load(Ordering::Relaxed)
-    }
-
     /// Closes every connection, so that the others learn of it.
     pub(super) fn close(&self) {
         let streams = self.0.streams.lock().unwrap_or_else(PoisonError::into_inner);
@@ -87,8 +83,9 @@ impl Alarm {
         }
     }
 
+    /// Whether nothing can come of the gang any more.
     pub(super) fn is_ringing(&self) -> bool {
-        self.why().is_some() || self.has_failed()
+        self.why().is_some() || self.0.has_failed.load(Ordering::Relaxed)
     }
 
     /// Nobody watches any more.
@@ -184,7 +181,7 @@ impl Watch {
             if let Some(text) = self.silent(own, own_since) {
                 self.alarm.ring(text);
             }
-            if self.alarm.why().is_some() || self.alarm.has_failed() {
+            if self.alarm.is_ringing() {
                 return self.end();
             }
         }

@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use super::Kind;
-use crate::error::PeerFailed;
+use crate::error::{Infrastructure, PeerFailed};
 
 /// A silent peer is asked after this time whether it is there.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
@@ -68,7 +68,16 @@ pub(super) fn gone(from: usize, error: &io::Error) -> crate::Error {
 /// # Errors
 ///
 /// The system refuses an option.
-pub(super) fn configure(stream: &TcpStream) -> io::Result<()> {
+pub(super) fn configure(stream: &TcpStream) -> crate::Result<()> {
+    Ok(set_options(stream).map_err(useless)?)
+}
+
+/// The system does not let a connection be used as it must.
+pub(super) fn useless(error: io::Error) -> Infrastructure {
+    Infrastructure(format!("a connection is of no use: {error}"))
+}
+
+fn set_options(stream: &TcpStream) -> io::Result<()> {
     use rustix::net::sockopt;
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(None)?;

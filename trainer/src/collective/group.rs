@@ -120,6 +120,12 @@ impl Group {
         }
     }
 
+    /// Whether nothing can come of the gang any more.
+    #[cfg(test)]
+    pub(super) fn is_over(&self) -> bool {
+        self.gang.alarm.is_ringing()
+    }
+
     fn sum<T: Summed>(&self, kind: Kind, values: &mut [T]) -> Result<()> {
         let is_gathered = size_of_val(values) <= GATHERED_BYTES_MAX;
         self.with_open(kind, |open, number| match &mut open.ring {

@@ -2,13 +2,14 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use stoker_api::contract::{ExitCode, Gang};
 
 use super::super::group::{Group, groups};
 use super::super::handshake::Sameness;
-use super::super::pulse::Limits;
+use super::super::pulse::{Limits, Pulse};
 use super::super::rendezvous::meet_within;
 use super::super::*;
 use crate::error::exit_code;
@@ -21,7 +22,7 @@ pub(super) fn gang_of(world_size: u32) -> Gang {
     Gang { world_size, ranks_per_pod: 1, rendezvous, secret: "5ec7e7".into() }
 }
 
-pub(super) fn numbers(gang: &Gang, rank: usize, ranks_per_pod: usize) -> Numbers {
+fn numbers(gang: &Gang, rank: usize, ranks_per_pod: usize) -> Numbers {
     let size = gang.world_size as usize;
     let (cross_rank, local_rank) = (rank / ranks_per_pod, rank % ranks_per_pod);
     let local_size = ranks_per_pod.min(size - cross_rank * ranks_per_pod);
@@ -40,6 +41,14 @@ pub(super) fn joined(
     wait_ms: u64,
 ) -> Result<(Group, Option<Group>)> {
     joined_as(gang, attempt, numbers(gang, rank, ranks_per_pod), Sameness::default(), wait_ms)
+}
+
+/// Ranks of a pod each, whose standing still is judged by `limits`.
+pub(super) fn watched(gang: &Gang, rank: usize, limits: Limits, pulse: &Arc<Pulse>) -> Group {
+    let (stop, wait) = (StopSignal::default(), Duration::from_secs(20));
+    let (numbers, same) = (numbers(gang, rank, 1), Sameness::default());
+    let connections = meet_within(gang, 0, numbers, same, &stop, wait).unwrap();
+    groups(numbers, connections, limits, pulse.clone()).unwrap().0
 }
 
 fn joined_as(

@@ -5,14 +5,10 @@ use std::time::{Duration, Instant};
 
 use stoker_api::contract::ExitCode;
 
-use super::super::group::groups;
-use super::super::handshake::Sameness;
 use super::super::pulse::{Limits, Pulse};
-use super::super::rendezvous::meet_within;
 use super::super::*;
-use super::meeting::{gang_of, numbers};
+use super::meeting::{gang_of, watched};
 use crate::error::exit_code;
-use crate::stop::StopSignal;
 
 /// Trains on three ranks until `act`, which is told the rank and the step, says that one goes no
 /// further; gives the errors of the others and how long they took.
@@ -22,12 +18,8 @@ fn train(
 ) -> Vec<Option<(String, ExitCode, Duration)>> {
     let gang = gang_of(3);
     let rank = |rank: usize| {
-        let (stop, wait) = (StopSignal::default(), Duration::from_secs(20));
-        let numbers = numbers(&gang, rank, 1);
-        let same = Sameness::default();
-        let connections = meet_within(&gang, 0, numbers, same, &stop, wait).unwrap();
         let pulse = Arc::<Pulse>::default();
-        let (ranks, _) = groups(numbers, connections, limits, pulse.clone()).unwrap();
+        let ranks = watched(&gang, rank, limits, &pulse);
         let mut begin = Instant::now();
         for step in 0..20 {
             pulse.step(step);
@@ -119,14 +111,31 @@ fn nobody_is_blamed_before_training_has_begun() {
         for rank in 0..2 {
             let gang = &gang;
             scope.spawn(move || {
-                let (stop, wait) = (StopSignal::default(), Duration::from_secs(20));
-                let (numbers, same) = (numbers(gang, rank, 1), Sameness::default());
-                let connections = meet_within(gang, 0, numbers, same, &stop, wait).unwrap();
-                let (ranks, _) = groups(numbers, connections, SHORT, Arc::default()).unwrap();
+                let ranks = watched(gang, rank, SHORT, &Arc::default());
                 // A data set that is read on one of them.
                 std::thread::sleep(Duration::from_secs(if rank == 0 { 4 } else { 0 }));
                 ranks.gather(Bytes::new()).unwrap();
             });
         }
     });
+}
+
+#[test]
+fn a_rank_that_ends_in_order_says_farewell_and_one_that_fails_does_not() {
+    for fails in [false, true] {
+        let gang = gang_of(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let pulse = Arc::<Pulse>::default();
+                let ranks = watched(&gang, 1, SHORT, &pulse);
+                if fails {
+                    pulse.fail();
+                }
+                drop(ranks);
+            });
+            let ranks = watched(&gang, 0, SHORT, &Arc::default());
+            std::thread::sleep(Duration::from_secs(3));
+            assert_eq!(ranks.is_over(), fails);
+        });
+    }
 }

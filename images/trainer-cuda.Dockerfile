@@ -1,5 +1,5 @@
-# The stock trainer for NVIDIA GPUs. burn compiles its kernels where they run: NVRTC and CUDA's headers are needed
-# beside the driver, which the node's container runtime brings.
+# The stock trainer for NVIDIA GPUs. burn compiles its kernels where they run, by an LLVM in the program; beside the
+# driver, which the node's container runtime brings, it needs CUDA's mathematical functions (libdevice), and NCCL.
 #
 #   docker build --file images/trainer-cuda.Dockerfile --tag localhost/stoker-trainer:0.1.0-cuda .
 
@@ -14,20 +14,19 @@ ENV RUSTUP_HOME=/usr/local/rustup CARGO_HOME=/usr/local/cargo PATH=/usr/local/ca
 ENV RUSTUP_TOOLCHAIN=1.95.0
 WORKDIR /src
 COPY . .
-# nvcc is there to say which CUDA this is; nothing is compiled by it.
+# nvcc is there to say which CUDA this is; nothing is compiled by it. The build downloads LLVM.
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
-    cargo build --release --locked --package stoker-examples --features stoker-trainer/cuda && \
+    cargo build --release --locked --package stoker-examples --features cuda && \
     install -D target/release/stoker-trainer /out/stoker-trainer && \
     strip --strip-debug /out/stoker-trainer
 
 FROM nvidia/cuda:${CUDA}-base-ubuntu22.04
 RUN apt-get update && \
-    series=$(echo "${CUDA_VERSION}" | cut -d. -f1,2 | tr . -) && \
-    apt-get install --yes --no-install-recommends ca-certificates "cuda-nvrtc-${series}" && \
+    apt-get install --yes --no-install-recommends ca-certificates && \
     rm -rf /var/lib/apt/lists/* && \
     groupadd --gid 65532 stoker && \
     useradd --uid 65532 --gid 65532 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin stoker
-COPY --from=build /usr/local/cuda/include/ /usr/local/cuda/include/
+COPY --from=build /usr/local/cuda/nvvm/libdevice/ /usr/local/cuda/nvvm/libdevice/
 COPY --from=build /usr/lib/x86_64-linux-gnu/libnccl.so.2 /usr/lib/x86_64-linux-gnu/libnccl.so.2
 COPY --from=build /out/stoker-trainer /usr/local/bin/stoker-trainer
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::experiment::{CheckpointPolicy, Length, Unit};
+use crate::experiment::{CheckpointPolicy, GradientCompression, Length, MixedPrecision, Unit};
 
 /// Version of [`TrialConfig`] and [`Report`] written by this crate.
 pub const CONTRACT_VERSION: u32 = 1;
@@ -67,6 +67,12 @@ pub struct TrialConfig {
     /// Whether those are averaged, not added up.
     #[serde(default = "averaged")]
     pub average_aggregated_gradients: bool,
+    /// How gradients are written where they cross the network.
+    #[serde(default)]
+    pub gradient_compression: GradientCompression,
+    /// Whether models compute in half precision, with weights in single precision.
+    #[serde(default)]
+    pub mixed_precision: MixedPrecision,
     /// Where this trial's files go.
     pub storage: StorageConfig,
     /// Checkpoints to start from, the first that is whole; empty to start anew.

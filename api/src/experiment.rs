@@ -277,12 +277,47 @@ pub struct Optimizations {
     /// Whether those are averaged: a step then learns from their mean. Otherwise it learns from as many means added
     /// up, as if each batch had made a step of its own at the same place.
     pub average_aggregated_gradients: bool,
+    /// How gradients are written where they cross the network.
+    pub gradient_compression: GradientCompression,
+    /// Whether models compute in half precision, with weights in single precision.
+    pub mixed_precision: MixedPrecision,
 }
 
 impl Default for Optimizations {
     fn default() -> Self {
-        Self { aggregation_frequency: 1, average_aggregated_gradients: true }
+        Self {
+            aggregation_frequency: 1,
+            average_aggregated_gradients: true,
+            gradient_compression: GradientCompression::None,
+            mixed_precision: MixedPrecision::None,
+        }
     }
+}
+
+/// In what precision models compute.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum MixedPrecision {
+    /// In the precision in which their programs make tensors.
+    #[default]
+    None,
+    /// In bf16. Weights, gradients and optimizers stay in single precision.
+    Bf16,
+}
+
+/// How gradients are written where they cross the network. Partial sums are rounded too; one rank rounds nothing.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum GradientCompression {
+    /// As they are, in single precision.
+    #[default]
+    None,
+    /// In half precision, 11 bits of it, up to 65,504.
+    F16,
+    /// In half the bytes too, 8 bits of it, of all sizes that single precision has.
+    Bf16,
 }
 
 fn empty_object() -> Value {

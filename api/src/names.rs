@@ -11,6 +11,8 @@ pub const API_VERSION: &str = "stoker.dev/v1alpha1";
 pub const ENV_TRIAL_CONFIG: &str = "STOKER_TRIAL_CONFIG";
 /// Folder where results that outlive the process but not the machine are kept, such as downloaded data sets.
 pub const ENV_CACHE: &str = "STOKER_CACHE";
+/// Where a trainer trains: `cpu` or `cuda`. Unset: on the GPU of its rank if there is any, or else on the CPU.
+pub const ENV_DEVICE: &str = "STOKER_DEVICE";
 
 /// File that receives the [`Termination`](crate::contract::Termination). Unset: none is written.
 pub const ENV_TERMINATION_FILE: &str = "STOKER_TERMINATION_FILE";

@@ -211,7 +211,7 @@ fn bare<S: Subject>() -> Result<()> {
                 order = shuffled(S::BATCH * EPOCH_BATCHES, batch as u64);
             }
             let first = batch % EPOCH_BATCHES * S::BATCH;
-            let (inputs, labels) = arrays.rows(&order[first..first + S::BATCH], &device);
+            let (inputs, labels) = arrays.rows(&order[first..first + S::BATCH], &device, None);
             batch += 1;
             let labels: Tensor<1, Int> = labels.flatten(0, 1);
             let samples = labels.dims()[0];

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use burn::tensor::{DType, Element, Tensor, TensorData, bf16, f16};
 use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -13,6 +14,8 @@ mod group;
 mod handshake;
 mod hub;
 mod launched;
+#[cfg(feature = "cuda")]
+mod nccl;
 mod pulse;
 mod rendezvous;
 mod ring;
@@ -59,6 +62,45 @@ pub trait Collective: Send + Sync + std::fmt::Debug {
     ///
     /// As it.
     fn sum_f64(&self, values: &mut [f64]) -> Result<()>;
+
+    /// As [`sum_f32`](Self::sum_f32), of half the bytes: each partial sum is rounded to 11 bits, and one beyond
+    /// 65,504 is infinite.
+    ///
+    /// # Errors
+    ///
+    /// As it.
+    fn sum_f16(&self, values: &mut [f16]) -> Result<()> {
+        let mut wide: Vec<f32> = values.iter().map(|it| it.to_f32()).collect();
+        self.sum_f32(&mut wide)?;
+        values.iter_mut().zip(wide).for_each(|(value, sum)| *value = f16::from_f32(sum));
+        Ok(())
+    }
+
+    /// As [`sum_f32`](Self::sum_f32), of half the bytes: each partial sum is rounded to 8 bits.
+    ///
+    /// # Errors
+    ///
+    /// As it.
+    fn sum_bf16(&self, values: &mut [bf16]) -> Result<()> {
+        let mut wide: Vec<f32> = values.iter().map(|it| it.to_f32()).collect();
+        self.sum_f32(&mut wide)?;
+        values.iter_mut().zip(wide).for_each(|(value, sum)| *value = bf16::from_f32(sum));
+        Ok(())
+    }
+
+    /// The sums over all ranks of a flat tensor of `f32`, `f16` or `bf16`, of this type and on its device.
+    ///
+    /// # Errors
+    ///
+    /// As [`sum_f32`](Self::sum_f32).
+    fn sum_tensor(&self, values: Tensor<1>) -> Result<Tensor<1>> {
+        sum_on_host(self, values)
+    }
+
+    /// Whether [`sum_tensor`](Self::sum_tensor) sums where the values lie. Otherwise they go over the host.
+    fn sums_on_device(&self) -> bool {
+        false
+    }
 
     /// What each rank gives, in the order of ranks, on every rank.
     ///
@@ -109,6 +151,10 @@ impl Collective for Alone {
         Ok(())
     }
 
+    fn sum_tensor(&self, values: Tensor<1>) -> Result<Tensor<1>> {
+        Ok(values)
+    }
+
     fn gather(&self, mine: Bytes) -> Result<Vec<Bytes>> {
         Ok(vec![mine])
     }
@@ -122,15 +168,28 @@ enum Kind {
     SumF64 = 2,
     Gather = 3,
     Collect = 4,
+    SumF16 = 5,
+    SumBf16 = 6,
+    SumTensor = 7,
 }
 
 impl Kind {
-    const ALL: [Self; 4] = [Self::SumF32, Self::SumF64, Self::Gather, Self::Collect];
+    const ALL: [Self; 7] = [
+        Self::SumF32,
+        Self::SumF64,
+        Self::Gather,
+        Self::Collect,
+        Self::SumF16,
+        Self::SumBf16,
+        Self::SumTensor,
+    ];
 
     /// As people know it.
     fn name(self) -> &'static str {
         match self {
-            Self::SumF32 | Self::SumF64 => "all_reduce",
+            Self::SumF32 | Self::SumF64 | Self::SumF16 | Self::SumBf16 | Self::SumTensor => {
+                "all_reduce"
+            }
             Self::Gather => "all_gather",
             Self::Collect => "gather",
         }
@@ -177,6 +236,29 @@ fn added_up<T: ring::Summed>(all: &[Bytes], values: &mut [T]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The sums of a flat tensor, which is brought to the host and back.
+fn sum_on_host(ranks: &(impl Collective + ?Sized), values: Tensor<1>) -> Result<Tensor<1>> {
+    fn sum<T: Element>(
+        data: TensorData,
+        sum: impl FnOnce(&mut [T]) -> Result<()>,
+    ) -> Result<TensorData> {
+        let unlike = |it| format!("a tensor's values are not of its type: {it:?}");
+        let shape = data.shape().clone();
+        let mut values: Vec<T> = data.try_to_vec().map_err(unlike)?;
+        sum(&mut values)?;
+        Ok(TensorData::new(values, shape))
+    }
+    let (device, dtype) = (values.device(), values.dtype());
+    let data = values.into_data();
+    let data = match dtype {
+        DType::F32 => sum(data, |it| ranks.sum_f32(it)),
+        DType::F16 => sum(data, |it| ranks.sum_f16(it)),
+        DType::BF16 => sum(data, |it| ranks.sum_bf16(it)),
+        other => Err(format!("ranks do not sum tensors of {other:?}").into()),
+    }?;
+    Ok(Tensor::from_data(data, (&device, dtype)))
 }
 
 /// What each rank says at one place of the program, in the order of ranks.

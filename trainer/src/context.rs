@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use burn::module::Module;
-use burn::tensor::Device;
+use burn::tensor::{DType, Device};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use stoker_api::contract::TrialConfig;
@@ -15,7 +15,7 @@ use crate::data::{Data, Plan};
 use crate::session::Session;
 use crate::step::{Metrics, StepOutput};
 use crate::stop::StopSignal;
-use crate::{InvalidHyperparameters, Result, checkpoint, record, rng};
+use crate::{InvalidHyperparameters, Result, checkpoint, precision, record, rng};
 
 /// A session: seeds, hyperparameters, the device, and training itself.
 #[derive(Debug)]
@@ -32,9 +32,10 @@ impl Context {
         config: TrialConfig,
         session: Session,
         stop: StopSignal,
+        device: Device,
         ranks: Distributed,
     ) -> Self {
-        let (session, device) = (Mutex::new(session), training_device());
+        let session = Mutex::new(session);
         let context = Self { config, session, stop, device, ranks };
         context.seed_weights();
         context
@@ -65,9 +66,16 @@ impl Context {
         Ok(read.map_err(|error| format!("data: {}", named(&error)))?)
     }
 
-    /// Where to train, with autodiff.
+    /// Where to train, with autodiff: a GPU of this rank's own, or the CPU.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// What models compute in: `f32`, or by `optimizations.mixedPrecision` half precision, to which weights are cast for
+    /// each step. [`Data::arrays`] and the data sets of this crate give inputs of this type; tensors that a program makes
+    /// itself are to be of it too: `Tensor::from_data(data, (device, context.dtype()))`.
+    pub fn dtype(&self) -> DType {
+        precision::dtype(self.config.mixed_precision)
     }
 
     /// The trial's seed.
@@ -155,6 +163,7 @@ impl Context {
         mut each: impl FnMut(&M, B),
     ) -> Result<()> {
         let model = model.valid();
+        let model = precision::lowered(&model, self.config.mixed_precision);
         let plan = self.plan(batch_size, false);
         let steps = data.steps(plan.global_batch);
         for batch in data.loader(plan, 0..steps) {
@@ -178,6 +187,7 @@ impl Context {
             seed: u64::from(self.config.seed),
             shuffle: training,
             device: if training { device } else { device.without_autodiff() },
+            dtype: self.dtype(),
         }
     }
 
@@ -193,18 +203,4 @@ fn named<E: std::fmt::Display>(error: &serde_path_to_error::Error<E>) -> String 
         "." => error.inner().to_string(),
         path => format!("{path}: {}", error.inner()),
     }
-}
-
-/// The device of this build: with the feature `cuda` the GPU of this rank in its pod, or else the
-/// CPU.
-fn training_device() -> Device {
-    #[cfg(feature = "cuda")]
-    {
-        let local_rank = std::env::var("LOCAL_RANK").ok().and_then(|it| it.parse().ok());
-        return Device::cuda(local_rank.unwrap_or(0)).autodiff();
-    }
-    #[cfg(all(feature = "flex", not(feature = "cuda")))]
-    return Device::flex().autodiff();
-    #[cfg(not(any(feature = "flex", feature = "cuda")))]
-    return Device::default().autodiff();
 }

@@ -7,7 +7,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::Device;
+use burn::tensor::{DType, Device};
 
 use crate::rng::{ORDER, key};
 use crate::{InvalidHyperparameters, Result};
@@ -30,6 +30,8 @@ const QUEUE_BATCHES: usize = 10;
 pub struct At<'a> {
     /// Where the tensors go: with autodiff for training, without for validation.
     pub device: &'a Device,
+    /// What inputs are to be of: see [`Context::dtype`](crate::Context::dtype).
+    pub dtype: DType,
     /// Epochs finished before this batch.
     pub epoch: u64,
     /// The data's seed, the same on every rank.
@@ -77,6 +79,8 @@ pub struct Plan {
     pub shuffle: bool,
     /// Where batches go.
     pub device: Device,
+    /// What inputs are to be of: see [`Context::dtype`](crate::Context::dtype).
+    pub dtype: DType,
 }
 
 /// Batches of type `B`, of any origin. Nothing is read before training starts.
@@ -194,7 +198,8 @@ impl<B: Send + 'static> Data<B> {
         let make = move |batch: u64| {
             let samples = order.samples_of(batch);
             let plan = &order.plan;
-            let at = At { device: &plan.device, epoch: batch / order.steps, seed: plan.seed };
+            let (device, dtype, seed) = (&plan.device, plan.dtype, plan.seed);
+            let at = At { device, dtype, epoch: batch / order.steps, seed };
             if samples.is_empty() { Ok(None) } else { source.batch(&samples, &at).map(Some) }
         };
         Loader::start(Arc::new(make), batches, self.workers, self.queue)

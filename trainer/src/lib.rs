@@ -27,6 +27,7 @@ mod step;
 mod train;
 
 mod collective;
+mod precision;
 mod record;
 mod rng;
 mod session;
@@ -36,6 +37,7 @@ mod termination;
 
 pub mod checkpoint;
 pub mod datasets;
+mod device;
 pub mod launch;
 pub mod metrics;
 pub mod reporter;

@@ -185,8 +185,9 @@ pub(crate) fn share_buffers<M: Module>(model: M, ranks: &dyn Collective) -> Resu
             }
             let tensor = param.val();
             let values: Vec<f64> = self.0.by_ref().take(tensor.shape().num_elements()).collect();
-            let data = TensorData::new(values, tensor.shape()).convert_dtype(tensor.dtype());
-            Param::initialized(param.id, Tensor::from_data(data, &tensor.device()))
+            let data = TensorData::new(values, tensor.shape());
+            let options = (&tensor.device(), tensor.dtype());
+            Param::initialized(param.id, Tensor::from_data(data, options))
         }
     }
     // Brings statistics up to date, in place.

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Result;
 use crate::collective::{Collective, exchange};
+use crate::precision::single;
 
 /// A number on the host or on the device.
 #[derive(Clone, Debug)]
@@ -69,7 +70,7 @@ impl StepOutput {
     ///
     /// - loss: `[1]`
     pub fn sum(loss: Tensor<1>, count: impl Into<Number>) -> Self {
-        let count = count.into();
+        let (loss, count) = (single(loss), count.into());
         let metrics = vec![("loss".into(), loss.clone().into(), count.clone())];
         Self { loss, is_mean: false, count, metrics }
     }
@@ -80,6 +81,7 @@ impl StepOutput {
     ///
     /// - loss: `[1]`
     pub fn mean(loss: Tensor<1>, samples: usize) -> Self {
+        let loss = single(loss);
         let sum = loss.clone() * samples as f64;
         let metrics = vec![("loss".into(), sum.into(), samples.into())];
         Self { loss, is_mean: true, count: samples.into(), metrics }
@@ -98,10 +100,10 @@ impl StepOutput {
     /// - logits: `[samples, classes]`
     /// - labels: `[samples]`
     pub fn classification(logits: Tensor<2>, labels: Tensor<1, Int>) -> Self {
-        let samples = labels.dims()[0];
+        let (logits, samples) = (single(logits), labels.dims()[0]);
         let chosen = log_softmax(logits.clone(), 1).gather(1, labels.clone().unsqueeze_dim(1));
         let best: Tensor<1, Int> = logits.argmax(1).squeeze_dim(1);
-        let num_correct = best.equal(labels).float().sum();
+        let num_correct = single(best.equal(labels).float()).sum();
         Self::sum(chosen.sum().neg(), samples).metric("accuracy", num_correct, samples)
     }
 
@@ -112,7 +114,7 @@ impl StepOutput {
     /// - outputs, targets: equal, any
     pub fn regression<const D: usize>(outputs: Tensor<D>, targets: Tensor<D>) -> Self {
         let num_elements = targets.shape().num_elements();
-        let error = outputs - targets;
+        let error = single(outputs) - single(targets);
         let absolute = error.clone().abs().sum();
         Self::sum((error.clone() * error).sum(), num_elements).metric(
             "mean_absolute_error",

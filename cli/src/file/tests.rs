@@ -340,6 +340,23 @@ fn a_file_in_determineds_format_is_translated() {
 }
 
 #[test]
+fn optimizations_of_determined_are_translated() {
+    let check = |fields: &str, expected: serde_json::Value| {
+        let loaded = load_text(&format!("{LEGACY}optimizations: {fields}\n"), &[]).unwrap();
+        for (name, expected) in expected.as_object().unwrap() {
+            let found = &loaded.spec_json["optimizations"][name];
+            assert_eq!(found, expected, "{fields}: {:?}", loaded.notes);
+        }
+    };
+    check("{gradient_compression: true}", json!({ "gradientCompression": "f16" }));
+    let none = json!({ "gradientCompression": "none", "mixedPrecision": "none" });
+    check("{gradient_compression: false, mixed_precision: O0}", none);
+    check("{mixed_precision: O2}", json!({ "mixedPrecision": "bf16" }));
+    let summed = json!({ "aggregationFrequency": 2, "averageAggregatedGradients": false });
+    check("{aggregation_frequency: 2, average_aggregated_gradients: false}", summed);
+}
+
+#[test]
 fn steps_of_0_12_are_batches() {
     let text = "\
 searcher: {name: single, metric: loss, max_steps: 20}

@@ -293,6 +293,8 @@ impl<'a> Runner<'a> {
             perform_initial_validation: spec.perform_initial_validation,
             aggregation_frequency: spec.optimizations.aggregation_frequency,
             average_aggregated_gradients: spec.optimizations.average_aggregated_gradients,
+            gradient_compression: spec.optimizations.gradient_compression,
+            mixed_precision: spec.optimizations.mixed_precision,
             storage: StorageConfig {
                 url: self.paths.root.clone(),
                 endpoint: spec.checkpoint_storage.endpoint.clone(),

@@ -141,6 +141,8 @@ pub fn trial_config(
         perform_initial_validation: spec.perform_initial_validation,
         aggregation_frequency: spec.optimizations.aggregation_frequency,
         average_aggregated_gradients: spec.optimizations.average_aggregated_gradients,
+        gradient_compression: spec.optimizations.gradient_compression,
+        mixed_precision: spec.optimizations.mixed_precision,
         storage: setup.storage(valid, path),
         resume_from: resume_from(record),
         door: Door {

@@ -9,15 +9,17 @@ use stoker_api::contract::{Cleanup, TrialConfig};
 use stoker_api::experiment::ExperimentSpec;
 use stoker_api::names::{
     ANNOTATION_TRIAL_CONFIG, API_VERSION, COMPONENT_CLEANUP, COMPONENT_TRIAL, ENV_CACHE,
-    ENV_POD_INDEX, ENV_RENDEZVOUS_PORT, ENV_TERMINATION_FILE, ENV_TRIAL_CONFIG, LABEL_ATTEMPT,
-    LABEL_COMPONENT, LABEL_EXPERIMENT, LABEL_POD_INDEX, LABEL_TRIAL, RENDEZVOUS_PORT,
-    TOKEN_AUDIENCE, pod_paths,
+    ENV_DEVICE, ENV_POD_INDEX, ENV_RENDEZVOUS_PORT, ENV_TERMINATION_FILE, ENV_TRIAL_CONFIG,
+    LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_EXPERIMENT, LABEL_POD_INDEX, LABEL_TRIAL,
+    RENDEZVOUS_PORT, TOKEN_AUDIENCE, pod_paths,
 };
 use stoker_api::validate::ValidExperiment;
 
 use super::config::{Names, Setup};
 use crate::objects::{SETUP_CONTAINER, TRAINER_CONTAINER};
 
+/// What the names of slots of NVIDIA's begin with: whole GPUs, and parts of them.
+const NVIDIA: &str = "nvidia.com/";
 /// User and group of the stock image.
 const USER: i64 = 65_532;
 /// The longest grace of a pod that is deleted by others, such as by a drained node: time for a
@@ -287,6 +289,10 @@ fn environment(setup: &Setup, valid: &ValidExperiment, index: u32) -> (Vec<Value
         var(ENV_POD_INDEX, &index.to_string()),
     ];
     env.push(var(ENV_CACHE, &format!("{}/cache", pod_paths::SHARED)));
+    if spec.resources.slot_resource.as_ref().is_some_and(|it| it.starts_with(NVIDIA)) {
+        // Whoever asks for GPUs does not want to train beside them.
+        env.push(var(ENV_DEVICE, "cuda"));
+    }
     env.extend(spec.env.iter().map(|it| var(&it.name, &it.value)));
     let secrets = spec.pod.env_from_secrets.iter().cloned().chain(setup.storage_secret(valid));
     let from = secrets.map(|it| json!({ "secretRef": { "name": it } }));

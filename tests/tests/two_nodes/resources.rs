@@ -99,6 +99,8 @@ fn a_trial_waits_for_gpus_that_are_well_and_says_so() {
     cluster.set_sick(1, &["gpu-0", "gpu-1"]).unwrap();
     let change = json!({
         "resources": { "slotsPerTrial": 2, "slotsPerPod": 2, "slotResource": GPU },
+        // These are GPUs by name alone.
+        "env": [{ "name": "STOKER_DEVICE", "value": "cpu" }],
         "searcher": {
             "metric": "validation_accuracy", "smallerIsBetter": false,
             "maxLength": { "batches": 100 }, "single": {},

@@ -9,11 +9,13 @@ use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 use stoker_api::contract::TrialConfig;
 
+use super::group::Group;
 use super::handshake::Sameness;
 use super::launched::Launched;
 use super::pulse::{Doing, Limits, Pulse};
 use super::{Alone, Collective, Numbers, exchange, group, rendezvous};
 use crate::Result;
+use crate::device::Place;
 use crate::error::{Infrastructure, InvalidHyperparameters};
 use crate::stop::StopSignal;
 
@@ -58,9 +60,10 @@ impl Distributed {
     pub(crate) fn join(
         config: &TrialConfig,
         launched: &Launched,
+        gpu: Option<usize>,
         stop: &StopSignal,
     ) -> Result<Self> {
-        Self::meet(launched, config.attempt, sameness(config)?, stop)
+        Self::meet(launched, config.attempt, sameness(config)?, gpu, stop)
     }
 
     /// Meets the other ranks that `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `GROUP_RANK`,
@@ -72,8 +75,7 @@ impl Distributed {
     ///
     /// The variables make no sense, or the other ranks did not come in time.
     pub fn from_environment() -> Result<Self> {
-        let same = Sameness { program: own_program()?, config: [0; 32] };
-        Self::meet(&Launched::from_environment()?, 0, same, &StopSignal::default())
+        Self::outside(&Launched::from_environment()?)
     }
 
     /// As [`from_environment`](Self::from_environment), of the workers in `TF_CONFIG`.
@@ -82,16 +84,29 @@ impl Distributed {
     ///
     /// As it; also where this is no worker.
     pub fn from_tf_config() -> Result<Self> {
-        let same = Sameness { program: own_program()?, config: [0; 32] };
-        Self::meet(&Launched::from_tf_config()?, 0, same, &StopSignal::default())
+        Self::outside(&Launched::from_tf_config()?)
     }
 
-    fn meet(launched: &Launched, attempt: u32, same: Sameness, stop: &StopSignal) -> Result<Self> {
+    /// Ranks that no runner has started.
+    fn outside(launched: &Launched) -> Result<Self> {
+        let same = Sameness { program: own_program()?, config: [0; 32] };
+        let gpu = Place::of(launched.numbers.local_rank)?.gpu;
+        Self::meet(launched, 0, same, gpu, &StopSignal::default())
+    }
+
+    fn meet(
+        launched: &Launched,
+        attempt: u32,
+        same: Sameness,
+        gpu: Option<usize>,
+        stop: &StopSignal,
+    ) -> Result<Self> {
         let Launched { numbers, gang: Some(gang) } = launched else { return Ok(Self::alone()) };
         let (numbers, limits) = (*numbers, Limits::from_environment()?);
         let connections = rendezvous::meet(gang, attempt, numbers, same, stop)?;
         let pulse = Arc::<Pulse>::default();
-        let (ranks, local) = group::groups(numbers, connections, limits, pulse.clone())?;
+        let (mut ranks, local) = group::groups(numbers, connections, limits, pulse.clone())?;
+        on_gpus(&mut ranks, gpu)?;
         let local = local.map(|it| -> Box<dyn Collective> { Box::new(it) });
         Ok(Self { numbers, ranks: Box::new(ranks), local, pulse })
     }
@@ -223,6 +238,18 @@ impl Distributed {
     pub(crate) fn tick(&self, doing: Doing) {
         self.pulse.tick(doing);
     }
+}
+
+/// Sums tensors on GPUs from now on, if the ranks train there.
+#[cfg(feature = "cuda")]
+fn on_gpus(ranks: &mut Group, gpu: Option<usize>) -> Result<()> {
+    super::nccl::attach(ranks, gpu)
+}
+
+/// This build trains on CPUs alone.
+#[cfg(not(feature = "cuda"))]
+fn on_gpus(_ranks: &mut Group, _gpu: Option<usize>) -> Result<()> {
+    Ok(())
 }
 
 fn broadcast<T: Serialize + DeserializeOwned>(ranks: &dyn Collective, mine: T) -> Result<T> {

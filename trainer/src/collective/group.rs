@@ -4,6 +4,7 @@
 use std::net::TcpStream;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use burn::tensor::{Tensor, bf16, f16};
 use bytes::Bytes;
 
 use super::hub::Hub;
@@ -12,7 +13,7 @@ use super::rendezvous::Connections;
 use super::ring::{Ring, Summed};
 use super::watch::{self, Alarm, start};
 use super::wire::useless;
-use super::{Collective, Kind, Numbers, added_up};
+use super::{Collective, Kind, Numbers, added_up, sum_on_host};
 use crate::Result;
 use crate::error::{Infrastructure, PeerFailed};
 
@@ -34,8 +35,15 @@ pub(super) struct Group {
 struct Open {
     hub: Option<Hub>,
     ring: Option<Ring>,
+    on_device: Option<Box<dyn OnDevice>>,
     /// The number of the next message.
     next: u32,
+}
+
+/// What sums tensors where they lie, beside the connections.
+pub(super) trait OnDevice: Send + std::fmt::Debug {
+    /// The sums of a flat tensor. `goes_on` is asked while it waits, and says when to give up.
+    fn sum(&mut self, values: Tensor<1>, goes_on: &dyn Fn() -> Result<()>) -> Result<Tensor<1>>;
 }
 
 /// A gang's alarm, until its last group is gone.
@@ -45,6 +53,15 @@ struct Watched {
     pulse: Arc<Pulse>,
     /// To say farewell by.
     watch: Vec<TcpStream>,
+}
+
+impl Watched {
+    fn goes_on(&self) -> Result<()> {
+        match self.alarm.is_ringing() {
+            true => Err(PeerFailed("another rank has failed".into()).into()),
+            false => Ok(()),
+        }
+    }
 }
 
 impl Drop for Watched {
@@ -83,13 +100,15 @@ pub(super) fn groups(
     let local = match hub_of(numbers.local_rank == 0, local_hub)? {
         None => None,
         Some(hub) => {
-            let open = Mutex::new(Some(Open { hub: Some(hub), ring: None, next: 0 }));
+            let open =
+                Mutex::new(Some(Open { hub: Some(hub), ring: None, on_device: None, next: 0 }));
             let (place, size) = (numbers.local_rank, numbers.local_size);
             Some(Group { place, size, open, pulse: pulse.clone(), gang: gang.clone() })
         }
     };
     let ring = Some(Ring::new(numbers.rank, numbers.size, next, previous)?);
-    let open = Open { hub: hub_of(numbers.rank == 0, hub)?, ring, next: 0 };
+    let hub = hub_of(numbers.rank == 0, hub)?;
+    let open = Open { hub, ring, on_device: None, next: 0 };
     let (place, size) = (numbers.rank, numbers.size);
     Ok((Group { place, size, open: Mutex::new(Some(open)), pulse, gang }, local))
 }
@@ -118,6 +137,20 @@ impl Group {
                 Err(alarm.why().map_or(error, |why| Infrastructure(why.into()).into()))
             }
         }
+    }
+
+    /// Sums tensors by this from now on.
+    #[cfg(any(test, feature = "cuda"))]
+    pub(super) fn attach(&mut self, on_device: Box<dyn OnDevice>) {
+        let open = self.open.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(open) = open {
+            open.on_device = Some(on_device);
+        }
+    }
+
+    /// Whether there is anything to wait for.
+    pub(super) fn goes_on(&self) -> Result<()> {
+        self.gang.goes_on()
     }
 
     /// Whether nothing can come of the gang any more.
@@ -166,6 +199,29 @@ impl Collective for Group {
 
     fn sum_f64(&self, values: &mut [f64]) -> Result<()> {
         self.sum(Kind::SumF64, values)
+    }
+
+    fn sum_f16(&self, values: &mut [f16]) -> Result<()> {
+        self.sum(Kind::SumF16, values)
+    }
+
+    fn sum_bf16(&self, values: &mut [bf16]) -> Result<()> {
+        self.sum(Kind::SumBf16, values)
+    }
+
+    fn sums_on_device(&self) -> bool {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.as_ref().is_some_and(|it| it.on_device.is_some())
+    }
+
+    fn sum_tensor(&self, values: Tensor<1>) -> Result<Tensor<1>> {
+        if !self.sums_on_device() {
+            return sum_on_host(self, values);
+        }
+        self.with_open(Kind::SumTensor, |open, _| match &mut open.on_device {
+            Some(on_device) => on_device.sum(values, &|| self.goes_on()),
+            None => Ok(values),
+        })
     }
 
     fn gather(&self, mine: Bytes) -> Result<Vec<Bytes>> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::kind::Basic;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 
 use super::{At, Source};
 use crate::Result;
@@ -21,8 +21,9 @@ pub trait Rows: Send + Sync {
     /// Adds the number of rows of every leaf, each under its path, which begins with `path`.
     fn lengths(&self, path: &str, out: &mut Vec<(String, usize)>);
 
-    /// The given rows, on `device`.
-    fn rows(&self, rows: &[usize], device: &Device) -> Self::Batch;
+    /// The given rows, on `device`. What is of floating point is cast to `dtype`, if there is one; of a tuple, the first
+    /// alone, which are the inputs.
+    fn rows(&self, rows: &[usize], device: &Device, dtype: Option<DType>) -> Self::Batch;
 }
 
 impl<const D: usize, K: Basic> Rows for Tensor<D, K>
@@ -35,10 +36,15 @@ where
         out.push((path.into(), self.dims()[0]));
     }
 
-    fn rows(&self, rows: &[usize], device: &Device) -> Self {
+    fn rows(&self, rows: &[usize], device: &Device, dtype: Option<DType>) -> Self {
         let rows: Vec<i64> = rows.iter().map(|row| *row as i64).collect();
         let rows = Tensor::<1, Int>::from_data(rows.as_slice(), &self.device());
-        self.clone().select(0, rows).to_device(device)
+        let rows = self.clone().select(0, rows);
+        match dtype.filter(|dtype| rows.dtype().is_float() && rows.dtype() != *dtype) {
+            // On the host: arrays are there as a rule, and half the bytes go to the device.
+            Some(dtype) => Self::from_data(rows.into_data(), (device, dtype)),
+            None => rows.to_device(device),
+        }
     }
 }
 
@@ -51,8 +57,8 @@ macro_rules! tuple_rows {
                 $(self.$index.lengths(&format!("{path}.{}", $index), out);)*
             }
 
-            fn rows(&self, rows: &[usize], device: &Device) -> Self::Batch {
-                ($(self.$index.rows(rows, device),)*)
+            fn rows(&self, rows: &[usize], device: &Device, dtype: Option<DType>) -> Self::Batch {
+                ($(self.$index.rows(rows, device, dtype.filter(|_| $index == 0)),)*)
             }
         }
     };
@@ -70,8 +76,8 @@ impl<R: Rows> Rows for Vec<R> {
         }
     }
 
-    fn rows(&self, rows: &[usize], device: &Device) -> Self::Batch {
-        self.iter().map(|field| field.rows(rows, device)).collect()
+    fn rows(&self, rows: &[usize], device: &Device, dtype: Option<DType>) -> Self::Batch {
+        self.iter().map(|field| field.rows(rows, device, dtype)).collect()
     }
 }
 
@@ -84,8 +90,8 @@ impl<R: Rows> Rows for BTreeMap<String, R> {
         }
     }
 
-    fn rows(&self, rows: &[usize], device: &Device) -> Self::Batch {
-        let batch = |(name, field): (&String, &R)| (name.clone(), field.rows(rows, device));
+    fn rows(&self, rows: &[usize], device: &Device, dtype: Option<DType>) -> Self::Batch {
+        let batch = |(name, field): (&String, &R)| (name.clone(), field.rows(rows, device, dtype));
         self.iter().map(batch).collect()
     }
 }
@@ -119,6 +125,8 @@ impl<R: Rows> Source<R::Batch> for Arrays<R> {
     }
 
     fn batch(&self, samples: &[usize], at: &At) -> Result<R::Batch> {
-        Ok(self.rows.rows(samples, at.device))
+        // Arrays in double precision stay so, unless another precision is asked for.
+        let dtype = Some(at.dtype).filter(|it| *it != DType::F32);
+        Ok(self.rows.rows(samples, at.device, dtype))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
 use super::*;
 
@@ -21,7 +21,7 @@ impl Source<Vec<usize>> for Numbers {
 
 fn plan(global_batch: usize, rank: usize, world: usize) -> Plan {
     let device = Device::flex();
-    Plan { global_batch, rank, world, seed: 1, shuffle: true, device }
+    Plan { global_batch, rank, world, seed: 1, shuffle: true, device, dtype: DType::F32 }
 }
 
 fn batches(data: &Data<Vec<usize>>, plan: Plan, batches: Range<u64>) -> Vec<Vec<usize>> {

@@ -215,7 +215,8 @@ impl Source<(Tensor<4>, Tensor<1, Int>)> for Images {
         let [channels, height, width] = self.shape;
         let shape = [samples.len(), channels, height, width];
         let images = TensorData::new(self.gather(samples, at), shape);
-        Ok((Tensor::from_data(images, at.device), self.classes(samples, at.device)))
+        let images = Tensor::from_data(images, (at.device, at.dtype));
+        Ok((images, self.classes(samples, at.device)))
     }
 }
 
@@ -227,7 +228,8 @@ impl Source<(Tensor<2>, Tensor<1, Int>)> for Images {
     fn batch(&self, samples: &[usize], at: &At) -> Result<(Tensor<2>, Tensor<1, Int>)> {
         let shape = [samples.len(), self.shape.iter().product()];
         let images = TensorData::new(self.gather(samples, at), shape);
-        Ok((Tensor::from_data(images, at.device), self.classes(samples, at.device)))
+        let images = Tensor::from_data(images, (at.device, at.dtype));
+        Ok((images, self.classes(samples, at.device)))
     }
 }
 

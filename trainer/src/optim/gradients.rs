@@ -2,8 +2,10 @@
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData, bf16, f16};
+use half::slice::HalfFloatSliceExt as _;
 use serde::{Deserialize, Serialize};
+use stoker_api::experiment::GradientCompression;
 
 use crate::Result;
 use crate::collective::Collective;
@@ -62,36 +64,87 @@ impl GradientSum {
         model: &M,
         ranks: &dyn Collective,
         tallies: &[Tally],
+        compression: GradientCompression,
         flat: &mut Vec<f32>,
     ) -> Result<Self> {
         if ranks.size() == 1 {
             return Ok(self);
         }
+        let (mut sum, factor) = Self::of_all(tallies);
+        if ranks.sums_on_device() {
+            let mut parts = vec![];
+            each_trained(model, &mut |_, param| parts.push(param.take_tensor(&mut self.gradients)));
+            if parts.is_empty() {
+                return Ok(sum);
+            }
+            let mean = mean_on_device(ranks, Tensor::cat(parts, 0), compression, factor)?;
+            let mut at = 0;
+            each_trained(model, &mut |index, param| {
+                let mine = mean.clone().slice(at..at + param.num_elements());
+                at += param.num_elements();
+                if sum.is_seen(index) {
+                    param.put_tensor(mine, &mut sum.gradients);
+                }
+            });
+            return Ok(sum);
+        }
         flat.clear();
         each_trained(model, &mut |_, param| param.take_flat(&mut self.gradients, flat));
-        ranks.sum_f32(flat)?;
+        let factor = match compression {
+            GradientCompression::None => {
+                ranks.sum_f32(flat)?;
+                factor
+            }
+            // Means, which half precision has room for.
+            GradientCompression::F16 => {
+                let mut half: Vec<f16> = vec![f16::ZERO; flat.len()];
+                flat.iter_mut().for_each(|it| *it *= factor);
+                half.convert_from_f32_slice(flat);
+                ranks.sum_f16(&mut half)?;
+                half.convert_to_f32_slice(flat);
+                1.0
+            }
+            GradientCompression::Bf16 => {
+                let mut half: Vec<bf16> = vec![bf16::ZERO; flat.len()];
+                flat.iter_mut().for_each(|it| *it *= factor);
+                half.convert_from_f32_slice(flat);
+                ranks.sum_bf16(&mut half)?;
+                half.convert_to_f32_slice(flat);
+                1.0
+            }
+        };
+        // Divided on the way out, where every number passes anyway.
+        let mut rest = flat.as_slice();
+        each_trained(model, &mut |index, param| {
+            let (mine, others) = rest.split_at(param.num_elements());
+            rest = others;
+            if sum.is_seen(index) {
+                let mean: Vec<f32> = mine.iter().map(|it| it * factor).collect();
+                param.put(TensorData::new(mean, param.shape()), &mut sum.gradients);
+            }
+        });
+        Ok(sum)
+    }
+
+    /// What all ranks have seen, without gradients yet, and what their sum is to be multiplied by.
+    fn of_all(tallies: &[Tally]) -> (Self, f32) {
         let mut sum = Self::default();
         for tally in tallies {
             sum.count += f64::from_bits(tally.count);
             sum.seen.resize(sum.seen.len().max(tally.seen.len()), 0);
             sum.seen.iter_mut().zip(&tally.seen).for_each(|(sum, seen)| *sum += seen);
         }
-        // Divided on the way out, where every number passes anyway.
         let mut factor = 1.0;
         if sum.count > 0.0 {
             factor = (1.0 / sum.count) as f32;
             sum.count = 1.0;
         }
-        let mut rest = flat.as_slice();
-        each_trained(model, &mut |index, param| {
-            let (mine, others) = rest.split_at(param.num_elements());
-            rest = others;
-            if sum.seen.get(index).is_some_and(|it| *it > 0) {
-                let mean: Vec<f32> = mine.iter().map(|it| it * factor).collect();
-                param.put(TensorData::new(mean, param.shape()), &mut sum.gradients);
-            }
-        });
-        Ok(sum)
+        (sum, factor)
+    }
+
+    /// Whether any rank had a gradient of the parameter at this place.
+    fn is_seen(&self, index: usize) -> bool {
+        self.seen.get(index).is_some_and(|it| *it > 0)
     }
 
     /// Makes this the sum of as many means as there were batches, in place of the mean of all.
@@ -184,6 +237,10 @@ trait Trained {
     fn add(&mut self, from: &mut GradientsParams, sum: &mut GradientsParams, scale: f64) -> bool;
     /// Moves the gradient, or as many zeros, to the end of `flat`.
     fn take_flat(&mut self, from: &mut GradientsParams, flat: &mut Vec<f32>);
+    /// Takes the gradient, or as many zeros, as a flat tensor in single precision.
+    fn take_tensor(&mut self, from: &mut GradientsParams) -> Tensor<1>;
+    /// Makes a flat tensor the gradient.
+    fn put_tensor(&mut self, flat: Tensor<1>, sum: &mut GradientsParams);
     /// Makes `data` the gradient.
     fn put(&mut self, data: TensorData, sum: &mut GradientsParams);
     /// The gradient's values.
@@ -220,10 +277,23 @@ impl<const D: usize> Trained for &Param<Tensor<D>> {
         }
     }
 
+    fn take_tensor(&mut self, from: &mut GradientsParams) -> Tensor<1> {
+        let num = self.num_elements();
+        match from.remove::<D>(self.id) {
+            Some(gradient) => gradient.reshape([num]).cast(DType::F32),
+            None => Tensor::zeros([num], (&self.lazy_device().without_autodiff(), DType::F32)),
+        }
+    }
+
+    fn put_tensor(&mut self, flat: Tensor<1>, sum: &mut GradientsParams) {
+        sum.register::<D>(self.id, flat.reshape(self.lazy_shape()).cast(self.val().dtype()));
+    }
+
     fn put(&mut self, data: TensorData, sum: &mut GradientsParams) {
         // Gradients live on the device without autodiff.
         let device = self.lazy_device().without_autodiff();
-        sum.register::<D>(self.id, Tensor::from_data(data, &device));
+        let dtype = self.val().dtype();
+        sum.register::<D>(self.id, Tensor::from_data(data, (&device, dtype)));
     }
 
     fn data(&mut self, from: &GradientsParams) -> Option<TensorData> {
@@ -234,6 +304,21 @@ impl<const D: usize> Trained for &Param<Tensor<D>> {
         let square = |gradient: Tensor<D>| sum_in_order(gradient.clone() * gradient);
         from.get::<D>(self.id).map_or(0.0, square)
     }
+}
+
+/// The mean over all ranks of a flat tensor, which stays on its device.
+fn mean_on_device(
+    ranks: &dyn Collective,
+    flat: Tensor<1>,
+    compression: GradientCompression,
+    factor: f32,
+) -> Result<Tensor<1>> {
+    let half = match compression {
+        GradientCompression::None => return Ok(ranks.sum_tensor(flat)? * factor),
+        GradientCompression::F16 => DType::F16,
+        GradientCompression::Bf16 => DType::BF16,
+    };
+    Ok(ranks.sum_tensor((flat * factor).cast(half))?.cast(DType::F32))
 }
 
 /// The sum of all elements, the same in every run: burn's CPU backend adds up whole tensors of 4 Mi

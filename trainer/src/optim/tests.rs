@@ -3,6 +3,7 @@
 use burn::module::{Module, Param};
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, Tensor};
+use stoker_api::experiment::GradientCompression;
 
 use super::*;
 use crate::collective::{Alone, Collective};
@@ -71,7 +72,9 @@ fn a_step_without_samples_is_an_error() {
 
 /// Two ranks that have the same.
 #[derive(Debug)]
-struct Twins;
+struct Twins {
+    on_device: bool,
+}
 
 impl Collective for Twins {
     fn rank(&self) -> usize {
@@ -95,22 +98,61 @@ impl Collective for Twins {
     fn gather(&self, mine: bytes::Bytes) -> Result<Vec<bytes::Bytes>> {
         Ok(vec![mine.clone(), mine])
     }
+
+    fn sums_on_device(&self) -> bool {
+        self.on_device
+    }
 }
 
 #[test]
 fn twins_step_as_one_and_leave_alone_what_neither_used() {
-    let step = |ranks: &dyn Collective| {
+    let step = |ranks: &dyn Collective, compression| {
         let (model, mut sum) = (model(), GradientSum::default());
         sum.add(&model, output(&model, 4, true), false);
         let tallies = vec![sum.tally(); ranks.size()];
-        let sum = sum.all_reduce(&model, ranks, &tallies, &mut vec![]).unwrap();
+        let sum = sum.all_reduce(&model, ranks, &tallies, compression, &mut vec![]).unwrap();
         let pending = sum.pending(&model);
         assert_eq!(pending.gradients.len(), 1, "no gradient is not a gradient of zeros");
         let model = sgd(0.25).step(model, sum).unwrap();
         (values(&model.used), values(&model.unused))
     };
-    assert_eq!(step(&Alone), step(&Twins));
-    assert_eq!(step(&Alone), (vec![0.25, 0.0], vec![1.0, 1.0]));
+    let alone = step(&Alone, GradientCompression::None);
+    assert_eq!(alone, (vec![0.25, 0.0], vec![1.0, 1.0]));
+    for on_device in [false, true] {
+        let twins = Twins { on_device };
+        for compression in
+            [GradientCompression::None, GradientCompression::F16, GradientCompression::Bf16]
+        {
+            // These numbers have few bits.
+            assert_eq!(step(&twins, compression), alone, "{on_device} {compression:?}");
+        }
+    }
+}
+
+#[test]
+fn compressed_gradients_are_rounded_to_their_bits() {
+    let mean_of = |on_device, compression, gradient: f32| {
+        let model = model();
+        let loss = model.used.val().sum() * gradient;
+        let mut sum = GradientSum::default();
+        sum.add(&model, Some(StepOutput::sum(loss, 1)), false);
+        let tallies = vec![sum.tally(); 2];
+        let ranks = Twins { on_device };
+        let sum = sum.all_reduce(&model, &ranks, &tallies, compression, &mut vec![]).unwrap();
+        let data = sum.pending(&model).gradients.swap_remove(0).1;
+        data.try_to_vec::<f32>().unwrap()[0]
+    };
+    let fine = 1.0 + 1.0 / 512.0;
+    for on_device in [false, true] {
+        assert_eq!(mean_of(on_device, GradientCompression::None, fine), fine);
+        assert_eq!(mean_of(on_device, GradientCompression::F16, fine), fine);
+        assert_eq!(mean_of(on_device, GradientCompression::Bf16, fine), 1.0);
+        // A mean has room where the sum had none: 2 * 40,000 is beyond half precision.
+        let large = mean_of(on_device, GradientCompression::F16, 40_000.0);
+        assert_eq!(large, 40_000.0);
+        let large = mean_of(on_device, GradientCompression::Bf16, 1e30);
+        assert!((large / 1e30 - 1.0).abs() < 0.01, "{large}");
+    }
 }
 
 #[test]

@@ -10,13 +10,14 @@ use serde_json::{Value, json};
 use stoker_api::contract::{
     CONTRACT_VERSION, Directive, Door, ExitCode, StorageConfig, TrialConfig,
 };
-use stoker_api::experiment::{CheckpointPolicy, Length, Unit};
+use stoker_api::experiment::{CheckpointPolicy, GradientCompression, Length, MixedPrecision, Unit};
 use stoker_api::names::ENV_TRIAL_CONFIG;
 
 use super::{Trial, run_trial};
 use crate::collective::{Distributed, Launched};
 use crate::context::Context;
 use crate::data::panic_message;
+use crate::device::Place;
 use crate::error::{Infrastructure, Interrupted, exit_code};
 use crate::session::Session;
 use crate::stop::StopSignal;
@@ -100,6 +101,8 @@ impl Standalone {
             perform_initial_validation: false,
             aggregation_frequency: 1,
             average_aggregated_gradients: true,
+            gradient_compression: GradientCompression::None,
+            mixed_precision: MixedPrecision::None,
             storage: StorageConfig {
                 url: url.unwrap_or_default(),
                 endpoint: None,
@@ -181,14 +184,15 @@ fn under_runner(path: &Path) -> Result<Context> {
 /// The session of one rank; waits for the others.
 pub(super) fn context(mut config: TrialConfig, alone: bool) -> Result<Context> {
     let launched = if alone { Launched::for_program() } else { Launched::for_trial(&config) }?;
+    let place = Place::of(launched.numbers.local_rank)?;
     // As all were told, before the session fills in what is its own.
     let told = config.clone();
     let session = Session::open(&mut config, alone, launched.numbers.rank == 0)?;
     let stop = StopSignal::default();
     let listening = stop.listen(session.runtime(), alone);
     listening.map_err(|error| Infrastructure(format!("no signal handlers: {error}")))?;
-    let ranks = Distributed::join(&told, &launched, &stop)?;
-    Ok(Context::new(config, session, stop, ranks))
+    let ranks = Distributed::join(&told, &launched, place.gpu, &stop)?;
+    Ok(Context::new(config, session, stop, place.device, ranks))
 }
 
 /// Runs, reports the end, gives the exit code.

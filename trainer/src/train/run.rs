@@ -15,7 +15,7 @@ use crate::data::{Data, Loader};
 use crate::optim::{GradientSum, Optimizers, Tally};
 use crate::session::Session;
 use crate::step::Metrics;
-use crate::{Result, record, rng};
+use crate::{Result, precision, record, rng};
 
 /// One process's part of a training.
 pub(super) struct Run<'a, M, B> {
@@ -137,7 +137,11 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         ranks.pulse.step(self.state.batches);
         let batch = batches.next().ok_or("the data has ended")??;
         rng::seed_step(context.device(), context.trial_seed(), self.state.batches, ranks.rank());
-        let output = batch.map(|batch| self.step.train(&self.model, batch));
+        let output = {
+            // It is gone before the step, which changes weights in place if nobody shares them.
+            let model = precision::lowered(&*self.model, context.config.mixed_precision);
+            batch.map(|batch| self.step.train(&model, batch))
+        };
         let whole = self.aggregation == 1 && ranks.size() == 1;
         let metrics = self.gradients.add(&*self.model, output, whole);
         let is_step = (self.state.batches + 1).is_multiple_of(self.aggregation);
@@ -149,8 +153,9 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         self.state.batches += 1;
         if is_step {
             let sum = std::mem::take(&mut self.gradients);
-            let mut sum =
-                sum.all_reduce(&*self.model, ranks.collective(), &tallies, &mut self.flat)?;
+            let compression = context.config.gradient_compression;
+            let (all, flat) = (ranks.collective(), &mut self.flat);
+            let mut sum = sum.all_reduce(&*self.model, all, &tallies, compression, flat)?;
             if !context.config.average_aggregated_gradients {
                 sum.sum_of(self.aggregation);
             }
@@ -252,7 +257,9 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             let steps = data.steps(plan.global_batch).min(1);
             let first = data.loader(plan, 0..steps).next().transpose()?;
             let Some(batch) = first.flatten() else { return Ok(()) };
-            let output = self.step.validate(&self.model.valid(), batch);
+            let model = self.model.valid();
+            let model = precision::lowered(&model, self.context.config.mixed_precision);
+            let output = self.step.validate(&model, batch);
             metrics = output.into_metrics().means("validation_");
         }
         self.searched_among(&metrics).map(drop)

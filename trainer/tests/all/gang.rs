@@ -54,6 +54,16 @@ impl Gang {
         self
     }
 
+    /// Tells all ranks these fields of the configuration.
+    fn told(mut self, fields: &Value) -> Self {
+        for pod in &mut self.pods {
+            for (name, value) in fields.as_object().unwrap() {
+                pod.config[name] = value.clone();
+            }
+        }
+        self
+    }
+
     fn run(&self) -> Vec<Left> {
         let children: Vec<Child> = self.pods.iter().map(start).collect();
         self.pods.iter().zip(children).map(|(pod, child)| pod.wait(child)).collect()
@@ -108,7 +118,12 @@ pub(crate) fn codes(left: &[Left]) -> Vec<i32> {
 
 /// Trains with so many ranks; gives what all of them have.
 fn trained(size: u32, is_full: bool, batches: u64) -> Value {
-    let mut gang = Gang::new(size, to_the_end);
+    trained_with(size, is_full, batches, json!({}))
+}
+
+/// As [`trained`], with these fields of the configuration.
+fn trained_with(size: u32, is_full: bool, batches: u64, fields: Value) -> Value {
+    let mut gang = Gang::new(size, to_the_end).told(&fields);
     gang.pods.iter_mut().for_each(|it| it.config["units"] = json!(batches));
     if is_full {
         gang = gang.env(ENV_FULL, "1");
@@ -167,6 +182,52 @@ fn a_gang_that_was_stopped_goes_on_to_the_bits_of_one_that_was_not() {
             assert!(trained == straight, "rank {rank} stopped after {stopped}: other bits");
         }
     }
+}
+
+#[test]
+fn compressed_gradients_train_nearly_the_same() {
+    let straight = trained(3, false, 60);
+    for (compression, far) in [("f16", 2e-3), ("bf16", 2e-2)] {
+        let fields = json!({ "gradientCompression": compression });
+        let compressed = trained_with(3, false, 60, fields.clone());
+        let difference = relative_difference(&straight, &compressed);
+        println!("{compression} differs by {difference:e}");
+        assert!(difference > 1e-6 && difference < far, "{compression} differs by {difference}");
+        // One rank sends nothing.
+        assert!(trained(1, false, 20) == trained_with(1, false, 20, fields), "{compression}");
+    }
+}
+
+#[test]
+fn half_precision_trains_nearly_the_same_and_goes_on_to_the_same_bits() {
+    let fields = json!({ "mixedPrecision": "bf16" });
+    let (full, half) = (trained(2, false, 60), trained_with(2, false, 60, fields.clone()));
+    let difference = relative_difference(&full, &half);
+    println!("bf16 differs by {difference:e}");
+    assert!(difference > 1e-4 && difference < 0.1, "{difference}");
+    let accuracy = |it: &Value| it["history"][11]["accuracy"].as_f64().unwrap();
+    assert!((accuracy(&full) - accuracy(&half)).abs() < 0.05);
+    // Weights are kept with more bits than bf16 has.
+    let fine = floats(&half).into_iter().filter(|it| it.to_bits() & 0xffff != 0).count();
+    assert!(fine > 200, "{fine} of {}", floats(&half).len());
+
+    let straight = trained_with(2, true, 20, fields.clone());
+    let gang = Gang::new(2, to_the_end).told(&fields).env(ENV_FULL, "1");
+    let gang = gang.env(ENV_SIGNAL, "1 7 TERM");
+    assert_eq!(codes(&gang.run()), [79, 79]);
+    let gang = gang.again();
+    let left = gang.run();
+    assert_eq!(codes(&left), [0, 0], "{left:?}");
+    assert!(gang.trained().iter().all(|it| *it == straight), "other bits after a stop");
+}
+
+#[test]
+fn gradients_that_are_added_up_are_another_training_than_their_mean() {
+    // How far they move is seen beside the sum; here, that the loop hears of it.
+    let mean = trained(2, false, 30);
+    let sum = trained_with(2, false, 30, json!({ "averageAggregatedGradients": false }));
+    let difference = relative_difference(&mean, &sum);
+    assert!(difference > 1e-3, "{difference}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig, Relu};
 use burn::optim::{AdamConfig, SgdConfig};
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use rustix::process::Signal;
 use serde_json::json;
 use stoker_trainer::burn;
@@ -189,7 +189,8 @@ fn weights(model: &Net) -> Vec<u32> {
     struct Read(Vec<u32>);
     impl ModuleVisitor for Read {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let values: Vec<f32> = param.val().into_data().try_to_vec().unwrap();
+            let values = param.val().into_data().convert_dtype(DType::F32);
+            let values: Vec<f32> = values.try_to_vec().unwrap();
             self.0.extend(values.iter().map(|it| it.to_bits()));
         }
     }

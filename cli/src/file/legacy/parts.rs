@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{Work, hyperparameters, item};
 
 /// All parts, in the order in which notes are given.
-pub(super) const ALL: [fn(&mut Work<'_>); 9] = [
+pub(super) const ALL: [fn(&mut Work<'_>); 10] = [
     plain,
     entrypoint,
     hyperparameters::translate,
@@ -15,6 +15,7 @@ pub(super) const ALL: [fn(&mut Work<'_>); 9] = [
     resources,
     environment,
     storage,
+    precision,
     rest,
 ];
 
@@ -422,13 +423,35 @@ fn url(work: &mut Work<'_>, kind: &str) -> Option<String> {
     }
 }
 
+/// Half precision, which is said in other words here.
+fn precision(work: &mut Work<'_>) {
+    let from = "optimizations.gradient_compression";
+    if work.source.value["optimizations"].get("gradient_compression") == Some(&json!(true)) {
+        work.take(from);
+        work.set("spec.optimizations.gradientCompression", json!("f16"), from);
+    }
+    let from = "optimizations.mixed_precision";
+    let level = work.source.value["optimizations"].get("mixed_precision").and_then(Value::as_str);
+    if matches!(level, Some("O1" | "O2" | "O3")) {
+        work.take(from);
+        work.set("spec.optimizations.mixedPrecision", json!("bf16"), from);
+        work.notes.push(format!(
+            "{from} -> spec.optimizations.mixedPrecision: bf16, which needs no scaling of losses"
+        ));
+    }
+}
+
 /// Fields that change nothing here, or only if they are not at their default.
 fn rest(work: &mut Work<'_>) {
     for field in ["workspace", "project"] {
         work.ignore(field, "experiments are found by their labels");
     }
     work.ignore("debug", "it changed what the program logs, not what it trains");
-    let defaults = [("average_training_metrics", json!(true)), ("mixed_precision", json!("O0"))];
+    let defaults = [
+        ("average_training_metrics", json!(true)),
+        ("mixed_precision", json!("O0")),
+        ("gradient_compression", json!(false)),
+    ];
     for (field, default) in defaults {
         let path = format!("optimizations.{field}");
         if work.source.value["optimizations"].get(field) == Some(&default) {

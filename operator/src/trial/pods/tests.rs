@@ -76,7 +76,10 @@ fn fields_of_an_experiment_reach_the_pod() {
     assert!(!names(pod_of(&alone, 0)).contains(&"TF_CONFIG".to_owned()));
     assert!(names(pod_of(&json!({}), 0)).contains(&"TF_CONFIG".to_owned()));
     let gpus = json!({ "resources": { "slotResource": "nvidia.com/gpu" } });
-    check(gpus, &at("resources/limits/nvidia.com~1gpu"), json!("2"));
+    check(gpus.clone(), &at("resources/limits/nvidia.com~1gpu"), json!("2"));
+    check(gpus, &at("env/4"), json!({ "name": "STOKER_DEVICE", "value": "cuda" }));
+    let others = json!({ "resources": { "slotResource": "amd.com/gpu" } });
+    assert!(!names(pod_of(&others, 0)).contains(&"STOKER_DEVICE".to_owned()));
     let own = json!({ "pod": { "image": "mine:2", "imagePullSecrets": ["r"] } });
     check(own.clone(), &at("image"), json!("mine:2"));
     check(own.clone(), &at("command/0"), json!("/stoker/bin/stoker-trainer"));

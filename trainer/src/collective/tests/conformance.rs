@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use burn::tensor::Device;
 use proptest::prelude::*;
 use stoker_api::contract::ExitCode;
 
+use super::super::group::OnDevice;
 use super::super::*;
 use super::meeting::{gang_of, joined};
 use crate::error::exit_code;
@@ -106,6 +108,120 @@ fn a_sum_over_a_ring_is_of_whole_numbers_wherever_it_is_cut() {
             assert_eq!(*sum, (7 * 6 + 4 * (i % 1000)) as f32, "{i} of {len}");
         }
     }
+}
+
+/// What NCCL is to a group: other ways to other ranks.
+#[derive(Debug)]
+struct Threads(ThreadRank);
+
+impl OnDevice for Threads {
+    fn sum(&mut self, values: Tensor<1>, goes_on: &dyn Fn() -> Result<()>) -> Result<Tensor<1>> {
+        goes_on()?;
+        self.0.sum_tensor(values)
+    }
+}
+
+fn on_devices(size: usize, act: &(dyn Fn(&dyn Collective) + Sync)) {
+    let gang = gang_of(size as u32);
+    std::thread::scope(|scope| {
+        for (rank, device) in ThreadRank::group(size).into_iter().enumerate() {
+            let gang = &gang;
+            scope.spawn(move || {
+                let mut ranks = joined(gang, 0, rank, 1, 20_000).unwrap().0;
+                ranks.attach(Box::new(Threads(device)));
+                assert!(ranks.sums_on_device());
+                act(&ranks);
+            });
+        }
+    });
+}
+
+#[test]
+fn tensors_are_summed_in_their_own_type() {
+    for (name, run) in ALL.into_iter().chain([("devices", on_devices as OnRanks)]) {
+        for (size, len) in [(2, 5), (3, 20_001)] {
+            for dtype in [DType::F32, DType::F16, DType::BF16] {
+                let found = on_ranks(run, size, |ranks| {
+                    // Few bits: half precision has all sums.
+                    let values: Vec<f32> =
+                        (0..len).map(|i| (ranks.rank() * 5 + i % 31) as f32).collect();
+                    let data = TensorData::new(values, [len]);
+                    let device = Device::flex();
+                    let sum = ranks.sum_tensor(Tensor::from_data(data, (&device, dtype))).unwrap();
+                    assert_eq!(sum.dtype(), dtype);
+                    sum.cast(DType::F32).into_data().try_to_vec::<f32>().unwrap()
+                });
+                let ranks: usize = (0..size).sum();
+                let expected: Vec<f32> =
+                    (0..len).map(|i| (5 * ranks + size * (i % 31)) as f32).collect();
+                assert!(found.iter().all(|it| *it == expected), "{name}, {size} ranks, {dtype:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn half_the_bytes_are_summed_to_nearly_the_same() {
+    for (name, run) in ALL {
+        for len in [100, 30_000] {
+            let found = on_ranks(run, 3, |ranks| {
+                let value = |i| value(ranks.rank(), i);
+                let mut f16s: Vec<f16> = (0..len).map(|i| f16::from_f32(value(i))).collect();
+                let mut bf16s: Vec<bf16> = (0..len).map(|i| bf16::from_f32(value(i))).collect();
+                ranks.sum_f16(&mut f16s).unwrap();
+                ranks.sum_bf16(&mut bf16s).unwrap();
+                (f16s, bf16s)
+            });
+            assert!(found.iter().all(|it| *it == found[0]), "{name}: other bits");
+            for i in 0..len {
+                let expected: f32 = (0..3).map(|rank| value(rank, i)).sum();
+                let error = |found: f32| (found - expected).abs() / expected;
+                let errors = (error(found[0].0[i].to_f32()), error(found[0].1[i].to_f32()));
+                assert!(errors.0 < 0.002 && errors.1 < 0.015, "{name}, {i}: {errors:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_device_that_fails_is_the_end_for_all() {
+    let gang = gang_of(2);
+    #[derive(Debug)]
+    struct Broken;
+    impl OnDevice for Broken {
+        fn sum(&mut self, _: Tensor<1>, _: &dyn Fn() -> Result<()>) -> Result<Tensor<1>> {
+            Err("out of order".into())
+        }
+    }
+    #[derive(Debug)]
+    struct Waits;
+    impl OnDevice for Waits {
+        fn sum(&mut self, _: Tensor<1>, goes_on: &dyn Fn() -> Result<()>) -> Result<Tensor<1>> {
+            loop {
+                goes_on()?;
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let gang = &gang;
+            scope.spawn(move || {
+                let mut ranks = joined(gang, 0, rank, 1, 20_000).unwrap().0;
+                let device: Box<dyn OnDevice> =
+                    if rank == 0 { Box::new(Broken) } else { Box::new(Waits) };
+                ranks.attach(device);
+                let values = || Tensor::zeros([3], &Device::flex());
+                let error = ranks.sum_tensor(values()).unwrap_err();
+                match rank {
+                    0 => assert_eq!(error.to_string(), "out of order"),
+                    _ => assert_eq!(exit_code(&*error), ExitCode::PeerFailed, "{error}"),
+                }
+                let again = ranks.sum_f32(&mut [1.0]).unwrap_err();
+                assert_eq!(exit_code(&*again), ExitCode::PeerFailed);
+            });
+        }
+    });
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Tests of images and their batches.
 
 use super::*;
+use burn::tensor::DType;
 
 /// Two images of one channel, 2 x 3 pixels: 0 to 5, and 10 to 60.
 fn images() -> Images {
@@ -10,7 +11,7 @@ fn images() -> Images {
 
 fn batch(images: &Images, samples: &[usize], epoch: u64) -> (Vec<f32>, Vec<i64>) {
     let device = Device::flex();
-    let at = At { device: &device, epoch, seed: 5 };
+    let at = At { device: &device, dtype: DType::F32, epoch, seed: 5 };
     let (values, labels): (Tensor<4>, Tensor<1, Int>) = images.batch(samples, &at).unwrap();
     assert_eq!(values.dims()[0], samples.len());
     let flat: (Tensor<2>, Tensor<1, Int>) = images.batch(samples, &at).unwrap();

@@ -1,0 +1,104 @@
+//! Where this process trains: on a GPU of its own, or on the CPU.
+
+use burn::tensor::Device;
+use stoker_api::names::ENV_DEVICE;
+
+use crate::Result;
+use crate::error::Infrastructure;
+
+/// Where this process trains.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// With autodiff.
+    pub(crate) device: Device,
+    /// The number of its GPU among those that are visible; none: the CPU.
+    pub(crate) gpu: Option<usize>,
+}
+
+impl Place {
+    /// That of a rank of a pod. Rank `n` has the GPU `n` of those that are visible; without any it trains on the CPU,
+    /// unless `STOKER_DEVICE` is `cuda`.
+    ///
+    /// # Errors
+    ///
+    /// There is no GPU for this rank, or `STOKER_DEVICE` is neither `cpu` nor `cuda`.
+    pub(crate) fn of(local_rank: usize) -> Result<Self> {
+        let wish = std::env::var(ENV_DEVICE).ok().filter(|it| !it.is_empty());
+        let gpu = chosen(wish.as_deref(), local_rank, num_gpus())?;
+        Ok(Self { device: gpu.map_or_else(cpu, cuda).autodiff(), gpu })
+    }
+}
+
+/// The GPU of a rank, given how many are visible; `None`: programs of this build use none.
+fn chosen(wish: Option<&str>, local_rank: usize, gpus: Option<usize>) -> Result<Option<usize>> {
+    let has_own = gpus.is_some_and(|num| local_rank < num);
+    match (wish, gpus) {
+        (Some("cpu"), _) | (None, None | Some(0)) => Ok(None),
+        (None | Some("cuda"), Some(_)) if has_own => Ok(Some(local_rank)),
+        (None | Some("cuda"), Some(num)) => Err(Infrastructure(format!(
+            "rank {local_rank} of this pod has no GPU: {num} are visible; give the pod one for each \
+             rank, or set {ENV_DEVICE} to cpu"
+        ))
+        .into()),
+        (Some("cuda"), None) => Err(format!(
+            "{ENV_DEVICE} is cuda, but this program was built without stoker-trainer's feature \
+             `cuda`: build it with that, or set {ENV_DEVICE} to cpu"
+        )
+        .into()),
+        (Some(wish), _) => {
+            Err(format!("{ENV_DEVICE} is {wish:?}, but must be cpu or cuda").into())
+        }
+    }
+}
+
+fn cpu() -> Device {
+    #[cfg(feature = "flex")]
+    return Device::flex();
+    #[cfg(not(feature = "flex"))]
+    return Device::default();
+}
+
+#[cfg(feature = "cuda")]
+fn cuda(gpu: usize) -> Device {
+    Device::cuda(gpu)
+}
+
+/// Never called: no GPU is chosen.
+#[cfg(not(feature = "cuda"))]
+fn cuda(_gpu: usize) -> Device {
+    cpu()
+}
+
+/// GPUs that are visible; none without a driver.
+fn num_gpus() -> Option<usize> {
+    #[cfg(feature = "cuda")]
+    return Some(Device::enumerate(burn::tensor::DeviceType::Cuda).into_vec().len());
+    #[cfg(not(feature = "cuda"))]
+    return None;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_rank_of_a_pod_has_its_own_gpu_and_none_trains_elsewhere_unasked() {
+        let check = |wish, local_rank, gpus, expected: Result<Option<usize>, &str>| {
+            let found = chosen(wish, local_rank, gpus).map_err(|it| it.to_string());
+            match (found, expected) {
+                (Ok(found), Ok(expected)) => assert_eq!(found, expected),
+                (Err(found), Err(expected)) => assert!(found.contains(expected), "{found}"),
+                (found, expected) => panic!("{found:?}, not {expected:?}"),
+            }
+        };
+        check(None, 0, None, Ok(None));
+        check(None, 0, Some(0), Ok(None));
+        check(None, 1, Some(2), Ok(Some(1)));
+        check(None, 2, Some(2), Err("rank 2 of this pod has no GPU: 2 are visible"));
+        check(Some("cuda"), 0, Some(1), Ok(Some(0)));
+        check(Some("cuda"), 0, Some(0), Err("rank 0 of this pod has no GPU: 0 are visible"));
+        check(Some("cuda"), 0, None, Err("was built without stoker-trainer's feature `cuda`"));
+        check(Some("cpu"), 0, Some(8), Ok(None));
+        check(Some("gpu"), 0, Some(8), Err("STOKER_DEVICE is \"gpu\", but must be cpu or cuda"));
+    }
+}

@@ -97,7 +97,7 @@ impl Iris {
 
     /// The rows, each feature normalised by the mean and deviation that it has in training.
     fn arrays(&self, rows: &[usize]) -> (Tensor<2>, Tensor<1, Int>) {
-        let device = Device::default();
+        let device = stoker_trainer::host();
         let value = |row: usize, feature: usize| self.table.features[row * FEATURES + feature];
         let training = self.split().0;
         let scales: Vec<(f32, f32)> = (0..FEATURES)

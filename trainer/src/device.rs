@@ -25,7 +25,7 @@ impl Place {
     pub(crate) fn of(local_rank: usize) -> Result<Self> {
         let wish = std::env::var(ENV_DEVICE).ok().filter(|it| !it.is_empty());
         let gpu = chosen(wish.as_deref(), local_rank, num_gpus())?;
-        Ok(Self { device: gpu.map_or_else(cpu, cuda).autodiff(), gpu })
+        Ok(Self { device: gpu.map_or_else(host, cuda).autodiff(), gpu })
     }
 }
 
@@ -51,11 +51,35 @@ fn chosen(wish: Option<&str>, local_rank: usize, gpus: Option<usize>) -> Result<
     }
 }
 
-fn cpu() -> Device {
+/// The CPU, where arrays of samples are kept whatever trains on them: burn's default device is a GPU in a program that is
+/// built for these.
+pub fn host() -> Device {
     #[cfg(feature = "flex")]
     return Device::flex();
     #[cfg(not(feature = "flex"))]
     return Device::default();
+}
+
+/// Makes the CPU burn's default device, by starting this program again if it is not: burn brings the states of optimizers
+/// from checkpoints to the default device, which would be the first GPU for every rank, and for those without any.
+///
+/// # Errors
+///
+/// The program's own file cannot be started.
+pub(crate) fn prefer_host() -> Result<()> {
+    #[cfg(all(feature = "cuda", feature = "flex"))]
+    if std::env::var_os("BURN_DEVICE").is_none() {
+        use std::os::unix::process::CommandExt as _;
+
+        let mut arguments = std::env::args_os();
+        let mut again = std::process::Command::new("/proc/self/exe");
+        if let Some(name) = arguments.next() {
+            again.arg0(name);
+        }
+        let error = again.args(arguments).env("BURN_DEVICE", "flex").exec();
+        return Err(Infrastructure(format!("the program's own file: {error}")).into());
+    }
+    Ok(())
 }
 
 #[cfg(feature = "cuda")]
@@ -66,7 +90,7 @@ fn cuda(gpu: usize) -> Device {
 /// Never called: no GPU is chosen.
 #[cfg(not(feature = "cuda"))]
 fn cuda(_gpu: usize) -> Device {
-    cpu()
+    host()
 }
 
 /// GPUs that are visible; none without a driver.

@@ -49,6 +49,7 @@ pub use callback::{Callback, Control, EarlyStopping, Logs};
 pub use collective::{Collective, Distributed, ThreadRank};
 pub use context::Context;
 pub use data::{At, Data, Loader, Permutation, Plan, Rows, Source};
+pub use device::host;
 pub use error::{Error, Interrupted, InvalidHyperparameters, Result};
 pub use optim::{Optimizers, Schedule};
 pub use rng::key;

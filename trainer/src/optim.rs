@@ -8,6 +8,7 @@ use burn::module::{Module, ParamGroup, ParamId};
 use burn::optim::{ModuleOptimizer, Optimizer, SgdConfig};
 
 use crate::Result;
+use crate::collective::Collective;
 
 mod gradients;
 mod schedule;
@@ -135,8 +136,13 @@ impl Optimizers {
     }
 
     /// One step with the sums over all ranks.
-    pub(crate) fn step<M: Module>(&mut self, model: M, sum: GradientSum) -> Result<M> {
-        let gradients = sum.normalise(&model, self.clip_norm)?;
+    pub(crate) fn step<M: Module>(
+        &mut self,
+        model: M,
+        sum: GradientSum,
+        ranks: &dyn Collective,
+    ) -> Result<M> {
+        let gradients = sum.normalise(&model, self.clip_norm, ranks)?;
         // burn builds a learning rate with groups only by stepping a scheduler with groups.
         let (steps, scale) = (self.steps, self.scale);
         let mut rates = self

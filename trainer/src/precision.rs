@@ -38,10 +38,57 @@ pub(crate) fn lowered<M: Module>(model: &M, precision: MixedPrecision) -> Cow<'_
     }
 }
 
+/// The model with what steps have brought to half precision, its running statistics, in single precision again.
+pub(crate) fn raised<M: Module>(model: M, precision: MixedPrecision) -> M {
+    struct Raise;
+    impl ModuleMapper for Raise {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            if !matches!(param.val().dtype(), DType::F16 | DType::BF16) {
+                return param;
+            }
+            let (id, tensor, mapper) = param.consume();
+            Param::from_mapped_value(id, single(tensor).detach(), mapper)
+        }
+    }
+    match precision {
+        MixedPrecision::None => model,
+        MixedPrecision::Bf16 => {
+            // Brings statistics up to date, in place.
+            let _ = model.valid();
+            model.map(&mut Raise)
+        }
+    }
+}
+
 /// In single precision, what was in half: sums over many have no room in it.
 pub(crate) fn single<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     match tensor.dtype() {
         DType::F16 | DType::BF16 => tensor.cast(DType::F32),
         _ => tensor,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::nn::{BatchNorm, BatchNormConfig};
+    use burn::tensor::Device;
+
+    use super::*;
+
+    #[test]
+    fn statistics_of_steps_in_half_precision_serve_in_single() {
+        let device = Device::flex().autodiff();
+        let norm: BatchNorm = BatchNormConfig::new(2).init(&device);
+        let x = || Tensor::<3>::ones([3, 2, 4], &device) * 3.0;
+        for _ in 0..2 {
+            let half = lowered(&norm, MixedPrecision::Bf16);
+            let y = half.forward(x().cast(DType::BF16));
+            assert_eq!(y.dtype(), DType::BF16);
+        }
+        let norm = raised(norm, MixedPrecision::Bf16);
+        assert_eq!(norm.running_mean.value().dtype(), DType::F32);
+        let mean: Vec<f32> = norm.running_mean.value().into_data().try_to_vec().unwrap();
+        assert!((mean[0] - 0.57).abs() < 0.01, "{mean:?}");
+        assert_eq!(norm.valid().forward(x().inner()).dtype(), DType::F32);
     }
 }

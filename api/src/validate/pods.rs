@@ -81,6 +81,11 @@ fn check_resources(spec: &ExperimentSpec, errors: &mut Vec<FieldError>) {
             let rule = "must be an extended resource, such as nvidia.com/gpu";
             errors.push(FieldError::new(path, &json!(slot), rule));
         }
+        if slot.starts_with("nvidia.com/mig-") && resources.slots_per_pod() > 1 {
+            let rule = "must be 1 where slots are parts of a GPU, of which a process sees one";
+            let per_pod = resources.slots_per_pod();
+            errors.push(FieldError::new("spec.resources.slotsPerPod", &json!(per_pod), rule));
+        }
         for (list, map) in [("requests", &resources.requests), ("limits", &resources.limits)] {
             if let Some(value) = map.get(slot) {
                 let path = member(&member("spec.resources", list), slot);

@@ -39,6 +39,8 @@ fn each_rule_of_pods_names_the_field_it_is_about() {
     check("resources", slots(0), &format!("{resources}.slotsPerPod"), "at least 1");
     let slot = |name: &str| json!({ "slotResource": name });
     check("resources", slot("gpu"), &format!("{resources}.slotResource"), "nvidia.com/gpu");
+    let parts = json!({ "slotResource": "nvidia.com/mig-1g.5gb", "slotsPerTrial": 4 });
+    check("resources", parts, &format!("{resources}.slotsPerPod"), "parts of a GPU");
     let both = json!({ "slotResource": "nvidia.com/gpu", "limits": { "nvidia.com/gpu": "1" } });
     check("resources", both, r#"spec.resources.limits["nvidia.com/gpu"]"#, "slotsPerPod");
     check("resources/requests", json!({"cpu": "x"}), "spec.resources.requests.cpu", "quantity");

@@ -106,7 +106,7 @@ impl Distributed {
         let connections = rendezvous::meet(gang, attempt, numbers, same, stop)?;
         let pulse = Arc::<Pulse>::default();
         let (mut ranks, local) = group::groups(numbers, connections, limits, pulse.clone())?;
-        on_gpus(&mut ranks, gpu)?;
+        on_gpus(&mut ranks, gpu, stop)?;
         let local = local.map(|it| -> Box<dyn Collective> { Box::new(it) });
         Ok(Self { numbers, ranks: Box::new(ranks), local, pulse })
     }
@@ -242,13 +242,13 @@ impl Distributed {
 
 /// Sums tensors on GPUs from now on, if the ranks train there.
 #[cfg(feature = "cuda")]
-fn on_gpus(ranks: &mut Group, gpu: Option<usize>) -> Result<()> {
-    super::nccl::attach(ranks, gpu)
+fn on_gpus(ranks: &mut Group, gpu: Option<usize>, stop: &StopSignal) -> Result<()> {
+    super::nccl::attach(ranks, gpu, stop)
 }
 
 /// This build trains on CPUs alone.
 #[cfg(not(feature = "cuda"))]
-fn on_gpus(_ranks: &mut Group, _gpu: Option<usize>) -> Result<()> {
+fn on_gpus(_ranks: &mut Group, _gpu: Option<usize>, _stop: &StopSignal) -> Result<()> {
     Ok(())
 }
 

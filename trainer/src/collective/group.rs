@@ -42,8 +42,14 @@ struct Open {
 
 /// What sums tensors where they lie, beside the connections.
 pub(super) trait OnDevice: Send + std::fmt::Debug {
+    /// Whether it can sum this; the same for all ranks.
+    fn takes(&self, values: &Tensor<1>) -> bool;
+
     /// The sums of a flat tensor. `goes_on` is asked while it waits, and says when to give up.
     fn sum(&mut self, values: Tensor<1>, goes_on: &dyn Fn() -> Result<()>) -> Result<Tensor<1>>;
+
+    /// The gang is over: its end waits for nobody.
+    fn abandon(&mut self);
 }
 
 /// A gang's alarm, until its last group is gone.
@@ -129,10 +135,11 @@ impl Group {
                 Ok(done)
             }
             Err(error) => {
-                // A collective that fails is final.
-                *open = None;
+                // A collective that fails is final. The others learn of it before this waits for anything.
                 alarm.fail();
                 alarm.close();
+                links.abandon();
+                *open = None;
                 // Connections end where the watchdog has closed them: it knows why.
                 Err(alarm.why().map_or(error, |why| Infrastructure(why.into()).into()))
             }
@@ -171,7 +178,24 @@ impl Group {
     }
 }
 
+impl Drop for Group {
+    fn drop(&mut self) {
+        let open = self.open.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(open) = open
+            && (self.gang.alarm.is_ringing() || !self.pulse.is_well())
+        {
+            open.abandon();
+        }
+    }
+}
+
 impl Open {
+    fn abandon(&mut self) {
+        if let Some(on_device) = &mut self.on_device {
+            on_device.abandon();
+        }
+    }
+
     fn gather(&mut self, kind: Kind, number: u32, mine: Bytes, of: &Group) -> Result<Vec<Bytes>> {
         match (&mut self.hub, &mut self.ring) {
             (Some(hub), _) => hub.gather(kind, number, mine, &of.pulse),
@@ -215,7 +239,11 @@ impl Collective for Group {
     }
 
     fn sum_tensor(&self, values: Tensor<1>) -> Result<Tensor<1>> {
-        if !self.sums_on_device() {
+        let takes = |open: &Open| open.on_device.as_ref().is_some_and(|it| it.takes(&values));
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let takes = open.as_ref().is_some_and(takes);
+        drop(open);
+        if !takes {
             return sum_on_host(self, values);
         }
         self.with_open(Kind::SumTensor, |open, _| match &mut open.on_device {

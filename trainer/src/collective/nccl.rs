@@ -9,22 +9,30 @@
 //! which makes this thread's stream wait for whichever stream writes it; that stream is waited for by the host; NCCL sums
 //! on a stream of its own, which the host waits for too, before burn is given the tensor back.
 
+use std::time::{Duration, Instant};
+
 use burn::backend::Cube;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::cuda::CudaRuntime;
 use burn_cubecl::cubecl::future::block_on;
-use bytes::Bytes;
+use burn_cubecl::tensor::CubeTensor;
 use cubecl_runtime::runtime::Runtime;
+use cubecl_runtime::server::ServerStorage;
+use cubecl_runtime::storage::{ComputeStorage, ManagedResource};
 
 use super::group::{Group, OnDevice};
 use super::{Collective as _, exchange};
 use crate::Result;
-use crate::error::Infrastructure;
+use crate::error::{Infrastructure, PeerFailed};
+use crate::stop::StopSignal;
 
 mod library;
 
-use library::{Communicator, Element, ID_BYTES, Library};
+use library::{Communicator, Element, Failure, Library, Queue};
+
+/// How long NCCL may take to bring the ranks together: it waits for ever for one that cannot be reached.
+const JOIN_MAX: Duration = Duration::from_secs(120);
 
 type CudaServer = <CudaRuntime as Runtime>::Server;
 
@@ -32,8 +40,8 @@ type CudaServer = <CudaRuntime as Runtime>::Server;
 ///
 /// # Errors
 ///
-/// Another rank is gone, or only some train on GPUs.
-pub(super) fn attach(ranks: &mut Group, gpu: Option<usize>) -> Result<()> {
+/// Another rank is gone, `stop` is set, or only some train on GPUs.
+pub(super) fn attach(ranks: &mut Group, gpu: Option<usize>, stop: &StopSignal) -> Result<()> {
     let gpus = exchange(ranks, "GPUs", gpu.is_some())?;
     if let Some(other) = gpus.iter().position(|it| *it != gpus[0]) {
         let (yes, no) = if gpus[0] { (0, other) } else { (other, 0) };
@@ -41,35 +49,50 @@ pub(super) fn attach(ranks: &mut Group, gpu: Option<usize>) -> Result<()> {
         return Err(Infrastructure(text).into());
     }
     let Some(gpu) = gpu else { return Ok(()) };
-    let library = Library::open();
-    let found = library.as_ref().map(Library::version).map_err(Clone::clone);
-    let versions = exchange(ranks, "NCCL", found)?;
-    if let Err(why) = same_version(&versions) {
-        return stays_slow(ranks, &why);
-    }
-    let id = match &library {
-        Ok(library) if ranks.rank() == 0 => library.new_id(),
-        _ => Ok([0; ID_BYTES]),
-    };
-    let ids = exchange(ranks, "NCCL id", id.as_ref().map(|it| it.to_vec()).map_err(Clone::clone))?;
-    let id = ids.into_iter().next().unwrap_or_else(|| Err("no id came".into()));
-    let joined = match (library, id) {
-        (Ok(library), Ok(id)) => {
-            let (rank, size) = (ranks.rank(), ranks.size());
-            let goes_on = || ranks.goes_on().map_err(|it| it.to_string());
-            id.try_into()
-                .map_err(|_| "rank 0's id is none of NCCL's".to_owned())
-                .and_then(|id| Communicator::join(library, id, rank, size, gpu, &goes_on))
+    // All that a rank can fail in by itself comes before what the others wait for.
+    let ready = Library::open()
+        .and_then(|library| Ok((library, Queue::new(gpu).map_err(|failure| failure.why)?)));
+    let versions = ready.as_ref().map(|(library, _)| library.version()).map_err(Clone::clone);
+    let versions = exchange(ranks, "NCCL", versions)?;
+    let ready = match (same_version(&versions), ready) {
+        (Ok(()), Ok(ready)) => ready,
+        (Err(why), _) | (_, Err(why)) => {
+            tell(ranks, &why);
+            return Ok(());
         }
-        (Err(why), _) | (_, Err(why)) => Err(why),
     };
+    let (library, queue) = ready;
+    let id = match ranks.rank() {
+        0 => library.new_id().map(|it| it.to_vec()).map_err(|failure| failure.why),
+        _ => Ok(vec![]),
+    };
+    let id = exchange(ranks, "NCCL id", id)?.swap_remove(0);
+    let id = id.and_then(|id| id.try_into().map_err(|_| "rank 0's id is none of NCCL's".into()));
+    let joined = id.and_then(|id| {
+        let (rank, size, start) = (ranks.rank(), ranks.size(), Instant::now());
+        let goes_on = || -> Result<(), Failure> {
+            ranks.goes_on().map_err(|it| it.to_string())?;
+            match (stop.is_set(), start.elapsed() < JOIN_MAX) {
+                (true, _) => Err("asked to stop by a signal".to_owned().into()),
+                (_, false) => {
+                    let seconds = JOIN_MAX.as_secs();
+                    Err(format!("ranks have not found each other in {seconds} s").into())
+                }
+                _ => Ok(()),
+            }
+        };
+        Communicator::join(library, id, rank, size, queue, &goes_on).map_err(|it| it.why)
+    });
     let all = exchange(ranks, "NCCL joined", joined.as_ref().map(drop).map_err(Clone::clone))?;
     let failed = all.iter().enumerate().find_map(|(rank, it)| Some((rank, it.as_ref().err()?)));
-    if let Some((rank, why)) = failed {
-        return stays_slow(ranks, &format!("rank {rank}: {why}"));
-    }
-    if let Ok(communicator) = joined {
-        ranks.attach(Box::new(Nccl { communicator }));
+    match (failed, joined) {
+        (None, Ok(communicator)) => ranks.attach(Box::new(Nccl { communicator })),
+        (Some((rank, why)), joined) => {
+            // Those that have not joined wait for nobody.
+            joined.ok().iter_mut().for_each(Communicator::abandon);
+            tell(ranks, &format!("rank {rank}: {why}"));
+        }
+        (None, Err(_)) => {}
     }
     Ok(())
 }
@@ -89,12 +112,10 @@ fn same_version(versions: &[Result<i32, String>]) -> Result<(), String> {
     Ok(())
 }
 
-fn stays_slow(ranks: &Group, why: &str) -> Result<()> {
+fn tell(ranks: &Group, why: &str) {
     if ranks.rank() == 0 {
         eprintln!("stoker: gradients go over the host and TCP, not by NCCL: {why}");
     }
-    // Whoever has left NCCL in the midst of it must have done so before the others go on.
-    ranks.gather(Bytes::new()).map(drop)
 }
 
 /// NCCL, of which this process is one rank.
@@ -104,30 +125,69 @@ struct Nccl {
 }
 
 impl OnDevice for Nccl {
+    fn takes(&self, values: &Tensor<1>) -> bool {
+        let has_element = matches!(values.dtype(), DType::F32 | DType::F16 | DType::BF16);
+        let is_plain = !values.device().is_autodiff();
+        has_element && is_plain && values.clone().try_into_primitive::<Cube>().is_ok()
+    }
+
     fn sum(&mut self, values: Tensor<1>, goes_on: &dyn Fn() -> Result<()>) -> Result<Tensor<1>> {
         let element = match values.dtype() {
-            DType::F32 => Element::F32,
             DType::F16 => Element::F16,
             DType::BF16 => Element::Bf16,
-            other => return Err(format!("ranks do not sum tensors of {other:?}").into()),
+            _ => Element::F32,
         };
         let num = values.shape().num_elements();
-        let device = |why: String| Infrastructure(format!("the GPU failed: {why}"));
-        let fused = values.clone().try_into_primitive::<Cube>();
+        // Not in place: others may hold the same tensor.
+        let sums = Tensor::empty([num], (&values.device(), values.dtype()));
+        let (from, to) = (OnGpu::of(values)?, OnGpu::of(sums.clone())?);
+        let (from_memory, to_memory) = (from.memory()?, to.memory()?);
+        let (from_at, to_at) = (from_memory.resource().ptr, to_memory.resource().ptr);
+        // What was asked of the GPU so far, which the two lines above have brought before this.
+        block_on(from.0.client.sync()).map_err(|it| failed(&it))?;
+        let asked = || goes_on().map_err(|it| Failure::from(it.to_string()));
+        self.communicator.sum(from_at, to_at, num, element, &asked).map_err(|failure| {
+            let why = format!("NCCL's all-reduce: {}", failure.why);
+            // Whoever is told that the gang is over says so, and not that NCCL is at fault.
+            match goes_on() {
+                Err(over) => over,
+                Ok(()) if failure.is_remote => PeerFailed(why).into(),
+                Ok(()) => Infrastructure(why).into(),
+            }
+        })?;
+        Ok(sums)
+    }
+
+    fn abandon(&mut self) {
+        self.communicator.abandon();
+    }
+}
+
+/// A tensor with its memory, which no kernel that is still to be fused owns.
+struct OnGpu(CubeTensor);
+
+impl OnGpu {
+    fn of(tensor: Tensor<1>) -> Result<Self> {
+        let fused = tensor.try_into_primitive::<Cube>();
         let fused = fused.map_err(|it| format!("ranks sum tensors on CUDA alone: {it:?}"))?;
         let client = fused.client.clone();
         let cube = client.resolve_tensor_float::<CubeBackend>(fused);
-        if !cube.is_contiguous() {
-            return Err("ranks sum flat tensors alone".into());
+        match cube.is_contiguous() {
+            true => Ok(Self(cube)),
+            false => Err("ranks sum flat tensors alone".into()),
         }
-        let resource = cube.client.get_resource::<CudaServer>(cube.handle.clone());
-        let resource = resource.map_err(|it| device(format!("{it:?}")))?;
-        block_on(cube.client.sync()).map_err(|it| device(format!("{it:?}")))?;
-        let address = resource.resource().ptr;
-        let goes_on = || goes_on().map_err(|it| it.to_string());
-        self.communicator
-            .sum(address, num, element, &goes_on)
-            .map_err(|why| Infrastructure(format!("NCCL's all-reduce: {why}")))?;
-        Ok(values)
     }
+
+    /// Its memory, after all that writes it.
+    fn memory(
+        &self,
+    ) -> Result<ManagedResource<<<CudaServer as ServerStorage>::Storage as ComputeStorage>::Resource>>
+    {
+        let memory = self.0.client.get_resource::<CudaServer>(self.0.handle.clone());
+        memory.map_err(|it| failed(&it))
+    }
+}
+
+fn failed(error: &dyn std::fmt::Debug) -> crate::Error {
+    Infrastructure(format!("the GPU failed: {error:?}")).into()
 }

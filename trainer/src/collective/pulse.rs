@@ -162,11 +162,16 @@ impl Pulse {
 
     /// Says farewell, unless this process ends with an error: that its connections end means nothing.
     pub(super) fn part(&self) -> bool {
-        let is_well = !self.has_failed.load(Ordering::Relaxed) && !std::thread::panicking();
+        let is_well = self.is_well();
         if is_well {
             self.set(Doing::Over as u8);
         }
         is_well
+    }
+
+    /// Whether this process does not end with an error.
+    pub(super) fn is_well(&self) -> bool {
+        !self.has_failed.load(Ordering::Relaxed) && !std::thread::panicking()
     }
 
     /// Rank 0 sees somebody move.

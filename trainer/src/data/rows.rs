@@ -18,6 +18,9 @@ pub trait Rows: Send + Sync {
     /// The same shape of things, with one batch in it.
     type Batch;
 
+    /// Whether some of it are inputs and others are not, by what they are: not so where names or places in a list tell.
+    const HAS_INPUTS: bool = true;
+
     /// Adds the number of rows of every leaf, each under its path, which begins with `path`.
     fn lengths(&self, path: &str, out: &mut Vec<(String, usize)>);
 
@@ -70,6 +73,8 @@ tuple_rows!(A 0, B 1, C 2, D 3);
 impl<R: Rows> Rows for Vec<R> {
     type Batch = Vec<R::Batch>;
 
+    const HAS_INPUTS: bool = false;
+
     fn lengths(&self, path: &str, out: &mut Vec<(String, usize)>) {
         for (index, field) in self.iter().enumerate() {
             field.lengths(&format!("{path}.{index}"), out);
@@ -83,6 +88,8 @@ impl<R: Rows> Rows for Vec<R> {
 
 impl<R: Rows> Rows for BTreeMap<String, R> {
     type Batch = BTreeMap<String, R::Batch>;
+
+    const HAS_INPUTS: bool = false;
 
     fn lengths(&self, path: &str, out: &mut Vec<(String, usize)>) {
         for (name, field) in self {
@@ -126,7 +133,7 @@ impl<R: Rows> Source<R::Batch> for Arrays<R> {
 
     fn batch(&self, samples: &[usize], at: &At) -> Result<R::Batch> {
         // Arrays in double precision stay so, unless another precision is asked for.
-        let dtype = Some(at.dtype).filter(|it| *it != DType::F32);
+        let dtype = Some(at.dtype).filter(|it| R::HAS_INPUTS && *it != DType::F32);
         Ok(self.rows.rows(samples, at.device, dtype))
     }
 }

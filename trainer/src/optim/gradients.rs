@@ -152,11 +152,13 @@ impl GradientSum {
         self.count /= batches as f64;
     }
 
-    /// Gradients of the mean, scaled so that their norm over all parameters is at most `norm_max`.
+    /// Gradients of the mean, scaled so that their norm over all parameters is at most `norm_max`: on
+    /// all `ranks` by as much.
     pub(super) fn normalise<M: Module>(
         mut self,
         model: &M,
         norm_max: Option<f64>,
+        ranks: &dyn Collective,
     ) -> Result<GradientsParams> {
         if self.count.is_nan() || self.count <= 0.0 {
             return Err(
@@ -167,6 +169,12 @@ impl GradientSum {
         if let Some(norm_max) = norm_max {
             let mut squares = 0.0;
             each_trained(model, &mut |_, param| squares += param.squares(&self.gradients));
+            if ranks.sums_on_device() {
+                // Each process tunes its kernels for itself, and may round otherwise.
+                let mine = squares.to_le_bytes().to_vec();
+                let of_first = ranks.broadcast(mine.into())?;
+                squares = of_first.as_ref().try_into().map(f64::from_le_bytes).unwrap_or(f64::NAN);
+            }
             let norm = squares.sqrt() * factor;
             if norm > norm_max {
                 factor *= norm_max / norm;

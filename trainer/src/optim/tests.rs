@@ -46,7 +46,7 @@ fn sums_and_means_of_any_size_give_the_mean_gradient() {
         sum.add(&model, output(&model, 3, first), false);
         sum.add(&model, None, false);
         sum.add(&model, output(&model, 5, second), false);
-        let model = sgd(0.125).step(model, sum).unwrap();
+        let model = sgd(0.125).step(model, sum, &Alone).unwrap();
         assert_eq!(values(&model.used), [0.625, 0.5]);
         assert_eq!(values(&model.unused), [1.0, 1.0]);
     }
@@ -57,7 +57,7 @@ fn the_norm_over_all_parameters_is_clipped() {
     let check = |norm_max, expected: [f32; 2]| {
         let (model, mut sum) = (model(), GradientSum::default());
         sum.add(&model, output(&model, 4, false), false);
-        let model = sgd(0.25).clip_norm(norm_max).step(model, sum).unwrap();
+        let model = sgd(0.25).clip_norm(norm_max).step(model, sum, &Alone).unwrap();
         assert_eq!(values(&model.used), expected, "clipped to {norm_max}");
     };
     check(5.0, [0.25, 0.0]);
@@ -66,7 +66,7 @@ fn the_norm_over_all_parameters_is_clipped() {
 
 #[test]
 fn a_step_without_samples_is_an_error() {
-    let error = sgd(0.1).step(model(), GradientSum::default()).unwrap_err();
+    let error = sgd(0.1).step(model(), GradientSum::default(), &Alone).unwrap_err();
     assert_eq!(error.to_string(), "a step over a count of 0: it must be positive");
 }
 
@@ -113,7 +113,7 @@ fn twins_step_as_one_and_leave_alone_what_neither_used() {
         let sum = sum.all_reduce(&model, ranks, &tallies, compression, &mut vec![]).unwrap();
         let pending = sum.pending(&model);
         assert_eq!(pending.gradients.len(), 1, "no gradient is not a gradient of zeros");
-        let model = sgd(0.25).step(model, sum).unwrap();
+        let model = sgd(0.25).step(model, sum, &Alone).unwrap();
         (values(&model.used), values(&model.unused))
     };
     let alone = step(&Alone, GradientCompression::None);
@@ -163,7 +163,7 @@ fn schedules_ask_each_step_once_from_zero() {
     for expected in [[0.625, 0.5], [-0.125, -0.5]] {
         let mut sum = GradientSum::default();
         sum.add(&model, output(&model, 1, false), false);
-        model = optimizers.step(model, sum).unwrap();
+        model = optimizers.step(model, sum, &Alone).unwrap();
         assert_eq!(values(&model.used), expected);
     }
 }
@@ -175,7 +175,7 @@ fn a_sum_of_means_moves_as_far_as_its_batches_together() {
         (0..2).for_each(|_| drop(sum.add(&model, output(&model, 4, true), false)));
         sum.sum_of(batches);
         let before = values(&model.used);
-        let after = values(&sgd(0.25).step(model, sum).unwrap().used);
+        let after = values(&sgd(0.25).step(model, sum, &Alone).unwrap().used);
         before.iter().zip(after).map(|(before, after)| before - after).collect()
     };
     let (mean, both) = (moved(1), moved(2));

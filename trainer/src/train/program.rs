@@ -17,7 +17,7 @@ use super::{Trial, run_trial};
 use crate::collective::{Distributed, Launched};
 use crate::context::Context;
 use crate::data::panic_message;
-use crate::device::Place;
+use crate::device::{self, Place};
 use crate::error::{Infrastructure, Interrupted, exit_code};
 use crate::session::Session;
 use crate::stop::StopSignal;
@@ -183,6 +183,7 @@ fn under_runner(path: &Path) -> Result<Context> {
 
 /// The session of one rank; waits for the others.
 pub(super) fn context(mut config: TrialConfig, alone: bool) -> Result<Context> {
+    device::prefer_host()?;
     let launched = if alone { Launched::for_program() } else { Launched::for_trial(&config) }?;
     let place = Place::of(launched.numbers.local_rank)?;
     // As all were told, before the session fills in what is its own.
@@ -210,7 +211,7 @@ pub(super) fn finish(
         }
     };
     let result = catch_unwind(AssertUnwindSafe(|| program(&context)))
-        .unwrap_or_else(|panic| Err(format!("panicked: {}", panic_message(&*panic)).into()));
+        .unwrap_or_else(|panic| Err(panicked(&context, &panic_message(&*panic)).into()));
     let (code, message) = match &result {
         Ok(()) => (ExitCode::Completed, None),
         Err(error) => (exit_code(&**error), Some(error.to_string())),
@@ -240,6 +241,18 @@ pub(super) fn finish(
     session.close(session.batches(), code, message.clone());
     termination::leave(code, message.as_deref(), session.unsent());
     process::ExitCode::from(code as u8)
+}
+
+/// What a panic says. Layers that make tensors themselves panic in mixed precision.
+fn panicked(context: &Context, message: &str) -> String {
+    let hint = match context.config.mixed_precision {
+        MixedPrecision::None => "",
+        MixedPrecision::Bf16 => {
+            " (optimizations.mixedPrecision is bf16: tensors that a program or a layer makes itself \
+             must be of `context.dtype()`; see docs/gpus.md)"
+        }
+    };
+    format!("panicked: {message}{hint}")
 }
 
 #[cfg(test)]

@@ -121,7 +121,9 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         }
         self.leave_training()?;
         let history = self.state.history.iter().map(from_bits).collect();
-        Ok(Fitted { model: self.model.into_inner()?, history, stopped: self.state.stopped })
+        let model =
+            precision::raised(self.model.into_inner()?, self.context.config.mixed_precision);
+        Ok(Fitted { model, history, stopped: self.state.stopped })
     }
 
     /// Batches from here on, without an end: how long to train may change.
@@ -159,7 +161,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             if !context.config.average_aggregated_gradients {
                 sum.sum_of(self.aggregation);
             }
-            self.model.replace(|model| self.optimizers.step(model, sum))?;
+            self.model.replace(|model| self.optimizers.step(model, sum, all))?;
         }
         self.state.since_row.add(&metrics);
         self.state.since_epoch.add(&metrics);

@@ -10,7 +10,7 @@ use super::state::{PendingTensors, RunState};
 use crate::checkpoint::{Parts, Restored};
 use crate::collective::exchange;
 use crate::error::Infrastructure;
-use crate::{Result, record};
+use crate::{Result, precision, record};
 
 impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// Starts a save of the state now, which shares its tensors with the loop until a step makes new
@@ -25,6 +25,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             let state = callback.state().map_err(|error| format!("callback {name}: {error}"))?;
             self.state.callbacks.insert(name, state);
         }
+        let precision = self.context.config.mixed_precision;
+        self.model.replace(|model| Ok(precision::raised(model, precision)))?;
         let model = record::snapshot(&*self.model);
         let (optimizers, tensors) = self.optimizers.snapshot();
         self.state.optimizers = optimizers;

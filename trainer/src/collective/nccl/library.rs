@@ -26,8 +26,25 @@ const SPINS: u32 = 2_000;
 const PAUSE: Duration = Duration::from_micros(50);
 
 const SUCCESS: c_int = 0;
+const REMOTE_ERROR: c_int = 6;
 const IN_PROGRESS: c_int = 7;
 const OP_SUM: c_int = 0;
+
+/// What went wrong.
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    pub(super) why: String,
+    /// Whether it was another rank's.
+    pub(super) is_remote: bool,
+}
+
+impl From<String> for Failure {
+    fn from(why: String) -> Self {
+        Self { why, is_remote: false }
+    }
+}
+
+type Outcome<T> = Result<T, Failure>;
 
 /// What is summed; the numbers are NCCL's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,7 +153,7 @@ impl Library {
     /// # Errors
     ///
     /// NCCL finds no network.
-    pub(super) fn new_id(&self) -> Result<[u8; ID_BYTES], String> {
+    pub(super) fn new_id(&self) -> Outcome<[u8; ID_BYTES]> {
         let mut id = Id([0; ID_BYTES]);
         // SAFETY: `id` is as large as NCCL's.
         let code = unsafe { (self.functions.get_unique_id)(&raw mut id) };
@@ -144,7 +161,7 @@ impl Library {
     }
 
     /// What a call answered.
-    fn checked(&self, code: c_int, comm: Comm) -> Result<(), String> {
+    fn checked(&self, code: c_int, comm: Comm) -> Outcome<()> {
         if code == SUCCESS || code == IN_PROGRESS {
             return Ok(());
         }
@@ -159,7 +176,8 @@ impl Library {
         let (what, last) = unsafe {
             (text((self.functions.error_string)(code)), text((self.functions.last_error)(comm)))
         };
-        Err(if last.is_empty() { what } else { format!("{what}: {last}") })
+        let why = if last.is_empty() { what } else { format!("{what}: {last}") };
+        Err(Failure { why, is_remote: code == REMOTE_ERROR })
     }
 }
 
@@ -175,14 +193,37 @@ unsafe fn find<F: Copy>(library: &'static libloading::Library, name: &str) -> Re
 }
 
 /// Whether to go on waiting: the reason, if not.
-type GoesOn<'a> = &'a dyn Fn() -> Result<(), String>;
+type GoesOn<'a> = &'a dyn Fn() -> Outcome<()>;
+
+/// A queue of this process on its GPU, in the context that burn uses: addresses are the same in it.
+#[derive(Clone, Debug)]
+pub(super) struct Queue(Arc<CudaStream>);
+
+impl Queue {
+    /// One of its own.
+    ///
+    /// # Errors
+    ///
+    /// The GPU cannot be used.
+    pub(super) fn new(gpu: usize) -> Outcome<Self> {
+        let driver = |error: DriverError| Failure::from(format!("GPU {gpu}: {error}"));
+        let context = CudaContext::new(gpu).map_err(driver)?;
+        Ok(Self(context.new_stream().map_err(driver)?))
+    }
+
+    /// NCCL's calls are about the context that the thread has.
+    fn bind(&self) -> Outcome<()> {
+        self.0.context().bind_to_thread().map_err(|error| error.to_string().into())
+    }
+}
 
 /// One rank of several in NCCL. Its calls do not block, so that a rank that is gone is noticed.
 pub(super) struct Communicator {
     library: Library,
     comm: Comm,
-    stream: Arc<CudaStream>,
-    has_failed: bool,
+    queue: Queue,
+    /// Whether nobody waits for its end in order.
+    is_lost: bool,
 }
 
 // SAFETY: NCCL allows calls from any thread, one at a time, which `&mut self` sees to.
@@ -190,16 +231,16 @@ unsafe impl Send for Communicator {}
 
 impl std::fmt::Debug for Communicator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { library, has_failed, .. } = self;
+        let Self { library, is_lost, .. } = self;
         f.debug_struct("Communicator")
             .field("library", library)
-            .field("has_failed", has_failed)
+            .field("is_lost", is_lost)
             .finish_non_exhaustive()
     }
 }
 
 impl Communicator {
-    /// Waits until all ranks have joined.
+    /// Waits until all ranks have joined. NCCL itself would wait for ever: `goes_on` says for how long.
     ///
     /// # Errors
     ///
@@ -209,15 +250,11 @@ impl Communicator {
         id: [u8; ID_BYTES],
         rank: usize,
         size: usize,
-        gpu: usize,
+        queue: Queue,
         goes_on: GoesOn<'_>,
-    ) -> Result<Self, String> {
-        let driver = |error: DriverError| format!("GPU {gpu}: {error}");
-        // burn uses the same context: addresses are the same in it.
-        let context = CudaContext::new(gpu).map_err(driver)?;
-        context.bind_to_thread().map_err(driver)?;
-        let stream = context.new_stream().map_err(driver)?;
-        let mut joined = Self { library, comm: std::ptr::null_mut(), stream, has_failed: false };
+    ) -> Outcome<Self> {
+        queue.bind()?;
+        let mut joined = Self { library, comm: std::ptr::null_mut(), queue, is_lost: false };
         let mut config = Config {
             size: size_of::<Config>(),
             magic: 0xcafe_beef,
@@ -234,51 +271,52 @@ impl Communicator {
         Ok(joined)
     }
 
-    /// Replaces `num` elements at this address of the GPU by their sums over all ranks; they are there when this
-    /// returns. Nobody else may use them meanwhile.
+    /// Sums `num` elements at the address `from` of the GPU over all ranks to the address `to`; the sums are there when
+    /// this returns. Nobody else may use either meanwhile.
     ///
     /// # Errors
     ///
     /// A rank is gone, or the GPU failed.
     pub(super) fn sum(
         &mut self,
-        address: u64,
+        from: u64,
+        to: u64,
         num: usize,
         element: Element,
         goes_on: GoesOn<'_>,
-    ) -> Result<(), String> {
+    ) -> Outcome<()> {
         if num == 0 {
             return Ok(());
         }
-        let driver = |error: DriverError| error.to_string();
-        self.stream.context().bind_to_thread().map_err(driver)?;
-        let at = address as *mut c_void;
-        let stream = self.stream.cu_stream().cast();
-        // SAFETY: the caller holds the tensor at this address, of this many elements, and nothing writes it.
+        self.queue.bind()?;
+        let (from, to) = (from as *const c_void, to as *mut c_void);
+        let stream = self.queue.0.cu_stream().cast();
+        // SAFETY: the caller holds the tensors at these addresses, of this many elements, and nothing writes them.
         let code = unsafe {
             let all_reduce = self.library.functions.all_reduce;
-            all_reduce(at, at, num, element as c_int, OP_SUM, self.comm, stream)
+            all_reduce(from, to, num, element as c_int, OP_SUM, self.comm, stream)
         };
         let queued = self.library.checked(code, self.comm).and_then(|()| self.settle(goes_on));
         self.noted(queued)?;
-        let done = self.stream.record_event(None).map_err(driver);
-        let done = done.and_then(|event| {
-            self.wait(goes_on, &|| event.try_is_complete().map_err(|it| it.to_string()))
-        });
+        let driver = |error: DriverError| Failure::from(error.to_string());
+        let done = self.queue.0.record_event(None).map_err(driver);
+        let done =
+            done.and_then(|event| self.wait(goes_on, &|| event.try_is_complete().map_err(driver)));
         self.noted(done)
     }
 
+    /// The gang is over: the end is not in order, and waits for nobody.
+    pub(super) fn abandon(&mut self) {
+        self.is_lost = true;
+    }
+
     /// Waits until NCCL has taken in what it was asked for.
-    fn settle(&self, goes_on: GoesOn<'_>) -> Result<(), String> {
+    fn settle(&self, goes_on: GoesOn<'_>) -> Outcome<()> {
         self.wait(goes_on, &|| Ok(self.state()? == SUCCESS))
     }
 
     /// Waits for something while NCCL is well.
-    fn wait(
-        &self,
-        goes_on: GoesOn<'_>,
-        is_done: &dyn Fn() -> Result<bool, String>,
-    ) -> Result<(), String> {
+    fn wait(&self, goes_on: GoesOn<'_>, is_done: &dyn Fn() -> Outcome<bool>) -> Outcome<()> {
         for turn in 0_u32.. {
             if is_done()? {
                 break;
@@ -295,7 +333,7 @@ impl Communicator {
     }
 
     /// What NCCL says of itself: errors of its own threads and of other ranks too.
-    fn state(&self) -> Result<c_int, String> {
+    fn state(&self) -> Outcome<c_int> {
         let mut state = SUCCESS;
         // SAFETY: `comm` is open.
         let code = unsafe { (self.library.functions.async_error)(self.comm, &raw mut state) };
@@ -304,20 +342,20 @@ impl Communicator {
         Ok(state)
     }
 
-    fn noted<T>(&mut self, result: Result<T, String>) -> Result<T, String> {
-        self.has_failed |= result.is_err();
-        result
+    fn noted<T>(&mut self, outcome: Outcome<T>) -> Outcome<T> {
+        self.is_lost |= outcome.is_err();
+        outcome
     }
 
-    fn end(&mut self) -> Result<(), String> {
-        self.stream.context().bind_to_thread().map_err(|error| error.to_string())?;
+    fn end(&mut self) -> Outcome<()> {
+        self.queue.bind()?;
         // SAFETY: `comm` is open, and nothing is asked of it after this.
         let code = unsafe { (self.library.functions.finalize)(self.comm) };
         self.library.checked(code, self.comm)?;
         let start = Instant::now();
         self.settle(&|| match start.elapsed() < END_MAX {
             true => Ok(()),
-            false => Err("the others take too long".into()),
+            false => Err("the others take too long".to_owned().into()),
         })
     }
 }
@@ -327,7 +365,7 @@ impl Drop for Communicator {
         if self.comm.is_null() {
             return;
         }
-        let is_over = !self.has_failed && self.end().is_ok();
+        let is_over = !self.is_lost && self.end().is_ok();
         let Functions { destroy, abort, .. } = self.library.functions;
         // SAFETY: `comm` is open; aborting ends what hangs in it.
         unsafe { if is_over { destroy(self.comm) } else { abort(self.comm) } };
@@ -347,7 +385,9 @@ mod tests {
                 assert!(library.version() >= VERSION_MIN);
                 assert_ne!(library.new_id().unwrap(), [0; ID_BYTES]);
                 let refused = library.checked(4, std::ptr::null_mut()).unwrap_err();
-                assert!(refused.contains("invalid argument"), "{refused}");
+                assert!(refused.why.contains("invalid argument"), "{refused:?}");
+                assert!(!refused.is_remote);
+                assert!(library.checked(REMOTE_ERROR, std::ptr::null_mut()).unwrap_err().is_remote);
             }
         }
     }

@@ -119,6 +119,12 @@ impl OnDevice for Threads {
         goes_on()?;
         self.0.sum_tensor(values)
     }
+
+    fn takes(&self, values: &Tensor<1>) -> bool {
+        !values.device().is_autodiff()
+    }
+
+    fn abandon(&mut self) {}
 }
 
 fn on_devices(size: usize, act: &(dyn Fn(&dyn Collective) + Sync)) {
@@ -192,9 +198,14 @@ fn a_device_that_fails_is_the_end_for_all() {
         fn sum(&mut self, _: Tensor<1>, _: &dyn Fn() -> Result<()>) -> Result<Tensor<1>> {
             Err("out of order".into())
         }
+        fn takes(&self, _: &Tensor<1>) -> bool {
+            true
+        }
+        fn abandon(&mut self) {}
     }
+    /// Says whether it was abandoned before its end.
     #[derive(Debug)]
-    struct Waits;
+    struct Waits(std::sync::mpsc::Sender<()>);
     impl OnDevice for Waits {
         fn sum(&mut self, _: Tensor<1>, goes_on: &dyn Fn() -> Result<()>) -> Result<Tensor<1>> {
             loop {
@@ -202,14 +213,21 @@ fn a_device_that_fails_is_the_end_for_all() {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
+        fn takes(&self, _: &Tensor<1>) -> bool {
+            true
+        }
+        fn abandon(&mut self) {
+            self.0.send(()).unwrap();
+        }
     }
+    let (abandons, is_abandoned) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         for rank in 0..2 {
-            let gang = &gang;
+            let (gang, abandons) = (&gang, abandons.clone());
             scope.spawn(move || {
                 let mut ranks = joined(gang, 0, rank, 1, 20_000).unwrap().0;
                 let device: Box<dyn OnDevice> =
-                    if rank == 0 { Box::new(Broken) } else { Box::new(Waits) };
+                    if rank == 0 { Box::new(Broken) } else { Box::new(Waits(abandons)) };
                 ranks.attach(device);
                 let values = || Tensor::zeros([3], &Device::flex());
                 let error = ranks.sum_tensor(values()).unwrap_err();
@@ -222,6 +240,7 @@ fn a_device_that_fails_is_the_end_for_all() {
             });
         }
     });
+    is_abandoned.try_recv().unwrap();
 }
 
 #[test]

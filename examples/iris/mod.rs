@@ -7,7 +7,8 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde::Deserialize;
 use stoker_trainer::datasets::csv::{Options, Table};
 use stoker_trainer::{
-    Context, Data, InvalidHyperparameters, Optimizers, Permutation, Result, StepOutput, Trial,
+    Callback, Context, Data, InvalidHyperparameters, Optimizers, Permutation, Result, StepOutput,
+    TensorBoard, Trial,
 };
 
 use crate::place::Place;
@@ -82,6 +83,10 @@ impl Trial for Iris {
 
     fn step(&self, model: &Mlp, (sizes, kinds): Batch) -> StepOutput {
         StepOutput::classification(model.forward(sizes), kinds)
+    }
+
+    fn callbacks(&self) -> Vec<Box<dyn Callback>> {
+        vec![TensorBoard::new().histogram_period(10).boxed()]
     }
 }
 

@@ -34,6 +34,15 @@ assert series[-1].step == last["batches"], (series[-1], last)
 assert abs(series[-1].value - last["metrics"]["loss"]) < 1e-6 * max(1, abs(series[-1].value)), (series[-1], last)
 assert len(series) == len(training), (len(series), len(training))
 assert any(it.startswith("validation") for it in tags), tags
+count = events.Scalars("model/num_parameters")
+assert len(count) == 1 and count[0].value > 10, count
+assert set(events.Tags()["histograms"]) == {"hidden.bias", "hidden.weight", "output.bias", "output.weight"}, events.Tags()
+for name in events.Tags()["histograms"]:
+    for step in events.Histograms(name):
+        histogram = step.histogram_value
+        assert sum(histogram.bucket) == histogram.num > 0, (name, histogram)
+        assert histogram.min <= histogram.sum / histogram.num <= histogram.max, (name, histogram)
+        assert abs(histogram.bucket_limit[-1] - histogram.max) < 1e-9, (name, histogram)
 print(len(training), "rows agree")
 "#;
 

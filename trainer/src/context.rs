@@ -10,12 +10,13 @@ use serde_json::Value;
 use stoker_api::contract::TrialConfig;
 use stoker_api::names::ENV_CACHE;
 
+use crate::callback::{Callback, Control};
 use crate::collective::{Distributed, Doing};
 use crate::data::{Data, Plan};
 use crate::session::Session;
 use crate::step::{Metrics, StepOutput};
 use crate::stop::StopSignal;
-use crate::{InvalidHyperparameters, Result, checkpoint, precision, record, rng};
+use crate::{InvalidHyperparameters, Result, checkpoint, precision, record, rng, train};
 
 /// A session: seeds, hyperparameters, the device, and training itself.
 #[derive(Debug)]
@@ -132,8 +133,12 @@ impl Context {
         batch_size: usize,
     ) -> Result<Metrics> {
         let mut all = Metrics::default();
-        let step = |model: &M, batch| all.add(&step(model, batch).into_metrics());
-        self.each_batch(model, data, batch_size, step)?;
+        self.each_batch(model, data, batch_size, |_, model, batch| {
+            if let Some(batch) = batch {
+                all.add(&step(model, batch).into_metrics());
+            }
+            Ok(())
+        })?;
         all.all_reduce(self.distributed().collective())
     }
 
@@ -149,28 +154,52 @@ impl Context {
         batch_size: usize,
         forward: impl Fn(&M, B) -> T,
     ) -> Result<Vec<T>> {
-        let mut all = vec![];
-        self.each_batch(model, data, batch_size, |model, batch| all.push(forward(model, batch)))?;
+        self.predict_with(model, data, batch_size, forward, &mut [])
+    }
+
+    /// As [`predict`](Self::predict), with callbacks, of which the `on_predict_` hooks are called.
+    ///
+    /// # Errors
+    ///
+    /// What the data or a callback failed with.
+    pub fn predict_with<M: Module, B: Send + 'static, T>(
+        &self,
+        model: &M,
+        data: &Data<B>,
+        batch_size: usize,
+        forward: impl Fn(&M, B) -> T,
+        callbacks: &mut [Box<dyn Callback>],
+    ) -> Result<Vec<T>> {
+        let (mut all, mut none) = (vec![], Control::default());
+        let mut hook = |call: &mut dyn FnMut(&mut dyn Callback) -> Result<()>| {
+            train::hook(callbacks, &mut none, &self.ranks, |callback, _| call(callback))
+        };
+        hook(&mut |it| it.on_predict_begin())?;
+        self.each_batch(model, data, batch_size, |index, model, batch| {
+            hook(&mut |it| it.on_predict_batch_begin(index))?;
+            all.extend(batch.map(|batch| forward(model, batch)));
+            hook(&mut |it| it.on_predict_batch_end(index))
+        })?;
+        hook(&mut |it| it.on_predict_end())?;
         Ok(all)
     }
 
-    /// Calls `each` with every batch of this rank, in order, and with the model without autodiff.
+    /// Calls `each` with the number of every batch, in order, the model without autodiff, and what this
+    /// rank has of the batch.
     pub(crate) fn each_batch<M: Module, B: Send + 'static>(
         &self,
         model: &M,
         data: &Data<B>,
         batch_size: usize,
-        mut each: impl FnMut(&M, B),
+        mut each: impl FnMut(u64, &M, Option<B>) -> Result<()>,
     ) -> Result<()> {
         let model = model.valid();
         let model = precision::lowered(&model, self.config.mixed_precision);
         let plan = self.plan(batch_size, false);
         let steps = data.steps(plan.global_batch);
-        for batch in data.loader(plan, 0..steps) {
+        for (index, batch) in (0..).zip(data.loader(plan, 0..steps)) {
             self.ranks.tick(Doing::Evaluate);
-            if let Some(batch) = batch? {
-                each(&model, batch);
-            }
+            each(index, &model, batch?)?;
         }
         self.ranks.tick(Doing::Train);
         Ok(())

@@ -45,7 +45,10 @@ mod tensorboard;
 
 pub use burn;
 
-pub use callback::{Callback, Control, EarlyStopping, Logs};
+pub use callback::{
+    Callback, CheckpointFiles, Control, CsvLog, EarlyStopping, Lambda, LearningRateSchedule, Logs,
+    ReduceOnPlateau, TensorBoard, Weights,
+};
 pub use collective::{Collective, Distributed, ThreadRank};
 pub use context::Context;
 pub use data::{At, Data, Loader, Permutation, Plan, Rows, Source};

@@ -88,6 +88,11 @@ impl MetricsWriter {
         if has_room { Ok(()) } else { Err(self.rows.no_room()) }
     }
 
+    /// Queues a histogram of values at a batch, in the event files alone.
+    pub(crate) fn histogram(&mut self, name: &str, batches: u64, values: &[f32]) {
+        self.events.append(tensorboard::histogram(now(), batches, name, values));
+    }
+
     /// What to wait for until all rows so far are stored, for [`Save::after`]: the checkpoint's
     /// manifest then waits, and the loop does not.
     ///

@@ -10,6 +10,7 @@ use burn::tensor::{
 use bytes::Bytes;
 
 use crate::Result;
+use crate::callback::Weights;
 use crate::checkpoint::Parts;
 use crate::collective::Collective;
 use crate::rng::key;
@@ -52,6 +53,38 @@ pub(crate) fn paths<M: Module>(model: &M) -> Vec<String> {
     let mut walk = Walk::default();
     model.visit(&mut walk);
     walk.found
+}
+
+/// All floating-point numbers of the model on the host, by path.
+pub(crate) fn weights<M: Module>(model: &M) -> Weights {
+    #[derive(Default)]
+    struct Walk {
+        path: Vec<String>,
+        weights: Weights,
+    }
+    impl ModuleVisitor for Walk {
+        fn enter_module(&mut self, name: &str, _container_type: &str) {
+            self.path.push(name.into());
+        }
+
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.path.pop();
+        }
+
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let data = param.val().into_data().convert_dtype(DType::F32);
+            let values = data.as_slice::<f32>().unwrap_or_default().to_vec();
+            if param.is_require_grad() {
+                self.weights.num_trained += values.len() as u64;
+            }
+            self.weights.tensors.push((self.path.join("."), values));
+        }
+    }
+    let mut walk = Walk::default();
+    // Brings BatchNorm's running statistics up to date, in place.
+    let _ = model.valid();
+    model.visit(&mut walk);
+    walk.weights
 }
 
 /// Gives parameters the ids 1, 2, ...; those that shared one still do.

@@ -201,6 +201,13 @@ impl Session {
         Ok(())
     }
 
+    /// Writes a histogram for TensorBoard.
+    pub(crate) fn histogram(&mut self, name: &str, batches: u64, values: &[f32]) {
+        if let Some(files) = self.own_files() {
+            files.metrics.histogram(name, batches, values);
+        }
+    }
+
     /// Starts a save; waits only for one in flight.
     pub(crate) fn save(&mut self, batches: u64, metric: Option<f64>, make: Make) -> Result<()> {
         let unsent = self.unsent();

@@ -45,6 +45,45 @@ pub(crate) fn scalars(
     record(&event.0)
 }
 
+/// Bins of a histogram.
+const BINS: usize = 64;
+
+/// A histogram of the finite ones of these values at one step, in bins of equal width.
+pub(crate) fn histogram(time: f64, step: u64, name: &str, values: &[f32]) -> Vec<u8> {
+    let finite = || values.iter().map(|it| f64::from(*it)).filter(|it| it.is_finite());
+    let (min, max) = finite()
+        .fold((f64::INFINITY, f64::NEG_INFINITY), |(min, max), it| (min.min(it), max.max(it)));
+    let mut counts = [0.0_f64; BINS];
+    let width = (max - min) / BINS as f64;
+    for value in finite() {
+        let bin = if width > 0.0 { ((value - min) / width) as usize } else { 0 };
+        counts[bin.min(BINS - 1)] += 1.0;
+    }
+    let mut histo = Message::default();
+    if finite().next().is_some() {
+        histo.double(1, min);
+        histo.double(2, max);
+        histo.double(3, finite().count() as f64);
+        histo.double(4, finite().sum());
+        histo.double(5, finite().map(|it| it * it).sum());
+        let limit = |bin: usize| if bin + 1 == BINS { max } else { min + width * (bin + 1) as f64 };
+        let limits: Vec<u8> = (0..BINS).flat_map(|bin| limit(bin).to_le_bytes()).collect();
+        let counts: Vec<u8> = counts.iter().flat_map(|it| it.to_le_bytes()).collect();
+        histo.bytes(6, &limits);
+        histo.bytes(7, &counts);
+    }
+    let mut value = Message::default();
+    value.bytes(1, name.as_bytes());
+    value.bytes(5, &histo.0);
+    let mut summary = Message::default();
+    summary.bytes(1, &value.0);
+    let mut event = Message::default();
+    event.double(1, time);
+    event.varint(2, step);
+    event.bytes(5, &summary.0);
+    record(&event.0)
+}
+
 /// A protocol buffer under construction.
 #[derive(Default)]
 struct Message(Vec<u8>);

@@ -5,10 +5,11 @@ use std::time::Duration;
 use burn::module::Module;
 
 use crate::callback::Callback;
+use crate::collective::Distributed;
 use crate::context::Context;
 use crate::optim::Optimizers;
 use crate::step::StepOutput;
-use crate::{Control, Result};
+use crate::{Control, Error, Result};
 
 mod fit;
 mod held;
@@ -68,15 +69,37 @@ impl Context {
     }
 }
 
-/// Calls a hook of every callback, in order.
-fn hook(
+/// What a callback failed with.
+#[derive(Debug, thiserror::Error)]
+#[error("callback {name}: {source}")]
+struct CallbackFailed {
+    name: String,
+    source: Error,
+}
+
+/// Calls a hook of every callback of this rank, in order.
+pub(crate) fn hook(
     callbacks: &mut [Box<dyn Callback>],
     control: &mut Control,
+    ranks: &Distributed,
     mut hook: impl FnMut(&mut dyn Callback, &mut Control) -> Result<()>,
 ) -> Result<()> {
     for callback in callbacks {
-        hook(&mut **callback, control)
-            .map_err(|error| format!("callback {}: {error}", callback.name()))?;
+        let is_alone = callback.chief_only() && ranks.size() > 1;
+        if is_alone && ranks.rank() > 0 {
+            continue;
+        }
+        let has_asked = control.asks();
+        let done = hook(&mut **callback, control);
+        let done = match done {
+            Ok(()) if is_alone && !has_asked && control.asks() => {
+                let text = "it runs on rank 0 alone (`chief_only`) and so cannot stop training or \
+                            change the learning rate";
+                Err(text.into())
+            }
+            done => done,
+        };
+        done.map_err(|source| CallbackFailed { name: callback.name(), source })?;
     }
     Ok(())
 }

@@ -30,7 +30,8 @@ impl EarlyStopping {
         }
     }
 
-    /// Validations without improvement to bear (default: 0).
+    /// The validation without improvement after which training stops, in a row of them: at 0 and at 1
+    /// the first, as in Keras (default: 0).
     #[must_use]
     pub fn patience(self, patience: u32) -> Self {
         Self { patience, ..self }
@@ -48,6 +49,19 @@ impl EarlyStopping {
         Self { larger_is_better: true, ..self }
     }
 
+    /// Takes in a validation; says whether it is the best yet.
+    pub(super) fn notes(&mut self, logs: &Logs) -> Result<bool> {
+        let Some(value) = logs.get(&self.metric).copied() else {
+            let names = logs.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+            return Err(format!("there is no metric {}; there are {names}", self.metric).into());
+        };
+        let is_better = self.is_better(value);
+        if is_better {
+            self.best = Some(value);
+        }
+        Ok(is_better)
+    }
+
     fn is_better(&self, value: f64) -> bool {
         let Some(best) = self.best else { return !value.is_nan() };
         let gain = if self.larger_is_better { value - best } else { best - value };
@@ -57,16 +71,12 @@ impl EarlyStopping {
 
 impl Callback for EarlyStopping {
     fn on_validation_end(&mut self, logs: &Logs, control: &mut Control) -> Result<()> {
-        let Some(value) = logs.get(&self.metric).copied() else {
-            let names = logs.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-            return Err(format!("there is no metric {}; there are {names}", self.metric).into());
-        };
-        if self.is_better(value) {
-            (self.best, self.num_waited) = (Some(value), 0);
+        if self.notes(logs)? {
+            self.num_waited = 0;
             return Ok(());
         }
         self.num_waited += 1;
-        if self.num_waited > self.patience {
+        if self.num_waited >= self.patience {
             let best = self.best.unwrap_or(f64::NAN);
             let (metric, waited) = (&self.metric, self.num_waited);
             control.stop_training(format!(
@@ -115,11 +125,12 @@ mod tests {
         };
         check(watch.clone(), &[3.0, 2.0, 1.0], None);
         check(watch.clone(), &[3.0, 3.0], Some(1));
-        check(watch.clone().patience(2), &[3.0, 4.0, 4.0, 4.0], Some(3));
-        check(watch.clone().patience(2), &[3.0, 4.0, 4.0, 2.0, 4.0, 4.0], None);
+        check(watch.clone().patience(1), &[3.0, 3.0], Some(1));
+        check(watch.clone().patience(3), &[3.0, 4.0, 4.0, 4.0], Some(3));
+        check(watch.clone().patience(3), &[3.0, 4.0, 4.0, 2.0, 4.0, 4.0], None);
         check(watch.clone().min_delta(0.5), &[3.0, 2.6], Some(1));
         check(watch.clone().larger_is_better(), &[3.0, 4.0, 3.5], Some(2));
-        check(watch.clone().patience(1), &[f64::NAN, 1.0, f64::NAN, f64::NAN], Some(3));
+        check(watch.clone().patience(2), &[f64::NAN, 1.0, f64::NAN, f64::NAN], Some(3));
     }
 
     #[test]

@@ -169,7 +169,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let stored = self.wait_for(|run| {
             saved.and_then(|()| run.session.report_saved(true)).and_then(|()| run.session.flush())
         });
-        match stored {
+        match stored.and_then(|()| self.end_hooks()) {
             Ok(()) => Interrupted { code, fenced: false, why: why.into() }.into(),
             Err(error) => error,
         }

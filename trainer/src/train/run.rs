@@ -42,6 +42,15 @@ pub(super) struct Run<'a, M, B> {
     /// What ranks last agreed on, where there are several.
     pub(super) wish: Wish,
     aggregation: u64,
+    /// The batches between two looks around that are under way.
+    pub(super) workload: Option<Workload>,
+}
+
+/// Batches that are trained without a look around.
+pub(super) struct Workload {
+    /// The batch after which it ends.
+    end: u64,
+    metrics: Metrics,
 }
 
 impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
@@ -89,9 +98,11 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             saved: None,
             wish: Wish::default(),
             aggregation: u64::from(aggregation),
+            workload: None,
         };
         run.tell_control();
-        hook(&mut run.callbacks, &mut run.control, |callback, control| {
+        let ranks = context.distributed();
+        hook(&mut run.callbacks, &mut run.control, ranks, |callback, control| {
             callback.on_train_begin(control)
         })?;
         run.restore()?;
@@ -115,6 +126,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
                 continue;
             }
             self.obey()?;
+            self.begin_batch()?;
             self.train_batch(&mut batches)?;
             let due = self.timetable.due(self.state.batches, self.granted);
             self.after_batch(due)?;
@@ -130,6 +142,27 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     fn loader(&self) -> Loader<B> {
         let plan = self.context.plan(self.batch_size, true);
         self.train.loader(plan, self.state.batches..u64::MAX)
+    }
+
+    /// Calls the hooks of what begins with this batch.
+    fn begin_batch(&mut self) -> Result<()> {
+        let batches = self.state.batches;
+        if let Some(epoch) = self.timetable.epoch_that_begins(batches) {
+            self.hook(|callback, control| callback.on_epoch_begin(epoch, control))?;
+        }
+        if self.workload.is_none() {
+            let end = self.timetable.workload_end(batches, self.granted);
+            self.workload = Some(Workload { end, metrics: Metrics::default() });
+            self.hook(|callback, control| callback.on_workload_begin(end - batches, control))?;
+        }
+        self.hook(|callback, control| callback.on_batch_begin(control))
+    }
+
+    /// Ends the workload that is under way, if there is one.
+    pub(super) fn end_workload(&mut self) -> Result<()> {
+        let Some(Workload { metrics, .. }) = self.workload.take() else { return Ok(()) };
+        let logs = metrics.means("");
+        self.hook(|callback, control| callback.on_workload_end(&logs, control))
     }
 
     /// Accumulates one batch's gradients, and where enough are together: sums over ranks,
@@ -166,7 +199,11 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         self.state.since_row.add(&metrics);
         self.state.since_epoch.add(&metrics);
         let logs = metrics.means("");
-        self.hook(|callback, control| callback.on_batch_end(&logs, control))
+        self.hook(|callback, control| callback.on_batch_end(&logs, control))?;
+        let Some(workload) = &mut self.workload else { return Ok(()) };
+        workload.metrics.add(&metrics);
+        let is_over = self.state.batches >= workload.end || self.state.stopped.is_some();
+        if is_over { self.end_workload() } else { Ok(()) }
     }
 
     /// Does what is due.
@@ -208,7 +245,17 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         logs.extend(self.validation_logs());
         self.state.history.push(to_bits(&logs));
         let epoch = self.epoch();
-        self.hook(|callback, control| callback.on_epoch_end(epoch, &logs, control))
+        self.hook(|callback, control| callback.on_epoch_end(epoch, &logs, control))?;
+        let is_chief = self.context.distributed().rank() == 0;
+        let wants = |it: &dyn Callback| (is_chief || !it.chief_only()) && it.wants_weights(epoch);
+        if !self.callbacks.iter().any(|it| wants(&**it)) {
+            return Ok(());
+        }
+        let weights = record::weights(&*self.model);
+        self.hook(|callback, control| match callback.wants_weights(epoch) {
+            true => callback.on_weights(epoch, &weights, control),
+            false => Ok(()),
+        })
     }
 
     /// The means of a validation at this batch, as callbacks see them.
@@ -230,9 +277,19 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             return self.searched_metric().map(|_| false);
         };
         let mut all = Metrics::default();
-        let step = self.step;
-        self.context.each_batch(&*self.model, data, self.batch_size, |model, batch| {
-            all.add(&step.validate(model, batch).into_metrics());
+        let (step, ranks) = (self.step, self.context.distributed());
+        let (callbacks, control) = (&mut self.callbacks, &mut self.control);
+        hook(callbacks, control, ranks, |callback, control| callback.on_validation_begin(control))?;
+        self.context.each_batch(&*self.model, data, self.batch_size, |index, model, batch| {
+            hook(callbacks, control, ranks, |callback, control| {
+                callback.on_validation_batch_begin(index, control)
+            })?;
+            if let Some(batch) = batch {
+                all.add(&step.validate(model, batch).into_metrics());
+            }
+            hook(callbacks, control, ranks, |callback, control| {
+                callback.on_validation_batch_end(index, control)
+            })
         })?;
         let metrics = all.all_reduce(self.context.distributed().collective())?.means("validation_");
         self.session.row("validation", batches, self.epoch(), &metrics)?;
@@ -313,7 +370,17 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         call: impl FnMut(&mut dyn Callback, &mut Control) -> Result<()>,
     ) -> Result<()> {
         self.tell_control();
-        hook(&mut self.callbacks, &mut self.control, call)?;
+        hook(&mut self.callbacks, &mut self.control, self.context.distributed(), call)?;
+        let (batches, epoch) = (self.state.batches, self.epoch());
+        for (group, metrics) in std::mem::take(&mut self.control.rows) {
+            if ["training", "validation"].contains(&group.as_str()) {
+                return Err(format!("a callback reports to {group}, which the loop does").into());
+            }
+            self.session.row(&group, batches, epoch, &metrics)?;
+        }
+        for (name, values) in std::mem::take(&mut self.control.histograms) {
+            self.session.histogram(&name, batches, &values);
+        }
         if let Some(factor) = self.control.scale.take() {
             self.optimizers.scale_by(factor);
         }
@@ -328,10 +395,17 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         self.control.learning_rate_scale = self.optimizers.scale();
     }
 
+    /// The hooks of a process that leaves training: after its last checkpoint, which is the same
+    /// wherever it leaves.
+    pub(super) fn end_hooks(&mut self) -> Result<()> {
+        self.end_workload()?;
+        self.hook(|callback, control| callback.on_train_end(control))
+    }
+
     fn leave_training(&mut self) -> Result<()> {
         self.wait_for(|run| run.session.report_saved(true).and_then(|()| run.session.flush()))?;
         self.session.terminal.end();
-        self.hook(|callback, control| callback.on_train_end(control))?;
+        self.end_hooks()?;
         self.context.distributed().pulse.rest();
         Ok(())
     }

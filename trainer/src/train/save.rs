@@ -7,6 +7,7 @@ use stoker_api::contract::ReportEvent;
 use super::hook;
 use super::run::Run;
 use super::state::{PendingTensors, RunState};
+use crate::callback::CheckpointFiles;
 use crate::checkpoint::{Parts, Restored};
 use crate::collective::exchange;
 use crate::error::Infrastructure;
@@ -19,6 +20,12 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         if !self.session.has_storage() || self.saved == Some(self.state.batches) {
             return Ok(());
         }
+        let mut files = CheckpointFiles::default();
+        let ranks = self.context.distributed();
+        hook(&mut self.callbacks, &mut self.control, ranks, |callback, control| {
+            callback.on_checkpoint(&mut files, control)
+        })?;
+        let files = files.into_files();
         self.state.callbacks.clear();
         for callback in &self.callbacks {
             let name = callback.name();
@@ -34,7 +41,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let others = self.gather_pending(&gradients)?;
         let (state, metric) = (self.state.clone(), self.searched_metric()?);
         let make = move || -> Result<Parts> {
-            let mut parts = Parts::new();
+            let mut parts: Parts = files;
             parts.insert(record::MODEL.into(), model.into_bytes()?);
             tensors.write(&mut parts)?;
             state.write(gradients, others, &mut parts)?;
@@ -149,7 +156,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let ranks = self.context.distributed();
         self.gradients = state.pending(&*self.model, parts, ranks.rank(), ranks.size())?;
         let states = &state.callbacks;
-        hook(&mut self.callbacks, &mut self.control, |callback, _| {
+        hook(&mut self.callbacks, &mut self.control, ranks, |callback, _| {
             let state = states.get(&callback.name()).filter(|state| !state.is_null());
             state.map_or(Ok(()), |state| callback.load_state(state.clone()))
         })?;

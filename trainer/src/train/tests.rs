@@ -21,6 +21,7 @@ use crate::stop::StopSignal;
 use crate::{EarlyStopping, key};
 
 mod ends;
+mod hooks;
 
 type Pair = (Tensor<2>, Tensor<1, Int>);
 

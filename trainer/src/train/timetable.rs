@@ -82,6 +82,19 @@ impl Timetable {
         batches.saturating_sub(1) / self.epoch_batches
     }
 
+    /// The epoch whose first batch comes after `batches` batches, if one begins there.
+    pub(crate) fn epoch_that_begins(&self, batches: u64) -> Option<u64> {
+        batches.is_multiple_of(self.epoch_batches).then(|| batches / self.epoch_batches)
+    }
+
+    /// The number of batches at the next look around after `batches` of them: a row of metrics, a
+    /// validation, a checkpoint or the end of what is granted.
+    pub(crate) fn workload_end(&self, batches: u64, granted: u64) -> u64 {
+        let next = |period: u64| (batches / period + 1).saturating_mul(period);
+        let periods = [Some(self.scheduling_unit), self.validate_every, self.checkpoint_every];
+        periods.into_iter().flatten().map(next).chain([granted]).min().unwrap_or(granted)
+    }
+
     /// What is due after batch number `batches`, where the granted length is `granted` batches.
     pub(crate) fn due(&self, batches: u64, granted: u64) -> Due {
         let every =

@@ -134,3 +134,23 @@ fn the_policy_says_which_validations_save() {
     check(CheckpointPolicy::All, false, true);
     check(CheckpointPolicy::None, true, false);
 }
+
+#[test]
+fn a_workload_ends_at_the_next_look_around() {
+    let check = |batches, granted, expected| {
+        assert_eq!(timetable().workload_end(batches, granted), expected, "{batches} of {granted}");
+    };
+    // Rows every 4, validations every 6, checkpoints every 9.
+    check(0, 100, 4);
+    check(4, 100, 6);
+    check(6, 100, 8);
+    check(8, 100, 9);
+    check(35, 100, 36);
+    check(36, 100, 40);
+    check(8, 8, 8);
+    check(5, 6, 6);
+    assert_eq!(
+        [0, 1, 10, 19, 20].map(|it| timetable().epoch_that_begins(it)),
+        [Some(0), None, Some(1), None, Some(2)]
+    );
+}

@@ -1,0 +1,118 @@
+//! A table of epochs as a file.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use super::{Callback, CheckpointFiles, Control, Logs};
+use crate::Result;
+
+/// Writes each epoch's metrics as a line of a CSV file: `epoch`, and a column for each metric that any
+/// epoch had. The file is whole after each epoch, and has the lines before a restart too; checkpoints
+/// have it as `callbacks-NAME`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CsvLog {
+    path: PathBuf,
+    rows: Vec<(u64, Logs)>,
+}
+
+impl CsvLog {
+    /// Writes to this file, in place of what it holds.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), rows: vec![] }
+    }
+
+    fn table(&self) -> Result<Vec<u8>> {
+        let names: BTreeSet<&String> = self.rows.iter().flat_map(|(_, logs)| logs.keys()).collect();
+        let mut writer = csv::Writer::from_writer(vec![]);
+        writer.write_field("epoch")?;
+        writer.write_record(&names)?;
+        for (epoch, logs) in &self.rows {
+            writer.write_field(epoch.to_string())?;
+            let value = |name: &&String| logs.get(*name).map(f64::to_string).unwrap_or_default();
+            writer.write_record(names.iter().map(value))?;
+        }
+        Ok(writer.into_inner().map_err(|error| error.into_error())?)
+    }
+
+    fn write(&self) -> Result<()> {
+        let table = self.table()?;
+        // Nobody reads half of it.
+        let part = self.path.with_extension("part");
+        std::fs::write(&part, table)
+            .and_then(|()| std::fs::rename(&part, &self.path))
+            .map_err(|error| format!("{} cannot be written: {error}", self.path.display()).into())
+    }
+}
+
+impl Callback for CsvLog {
+    fn chief_only(&self) -> bool {
+        true
+    }
+
+    fn on_epoch_end(&mut self, epoch: u64, logs: &Logs, _: &mut Control) -> Result<()> {
+        self.rows.push((epoch, logs.clone()));
+        self.write()
+    }
+
+    fn on_checkpoint(&mut self, files: &mut CheckpointFiles, _: &mut Control) -> Result<()> {
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        files.add(&name, self.table()?)
+    }
+
+    fn state(&self) -> Result<Value> {
+        // JSON knows no NaN.
+        let bits = |logs: &Logs| -> BTreeMap<String, u64> {
+            logs.iter().map(|(name, value)| (name.clone(), value.to_bits())).collect()
+        };
+        let rows: Vec<_> = self.rows.iter().map(|(epoch, logs)| (epoch, bits(logs))).collect();
+        Ok(serde_json::to_value(rows)?)
+    }
+
+    fn load_state(&mut self, state: Value) -> Result<()> {
+        let rows: Vec<(u64, BTreeMap<String, u64>)> = serde_json::from_value(state)?;
+        let logs = |bits: BTreeMap<String, u64>| -> Logs {
+            bits.into_iter().map(|(name, bits)| (name, f64::from_bits(bits))).collect()
+        };
+        self.rows = rows.into_iter().map(|(epoch, bits)| (epoch, logs(bits))).collect();
+        self.write()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_whole_after_a_restart() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log.csv");
+        let read = || std::fs::read_to_string(&path).unwrap();
+        let logs = |pairs: &[(&str, f64)]| -> Logs {
+            pairs.iter().map(|(name, value)| ((*name).into(), *value)).collect()
+        };
+        let mut control = Control::default();
+        let mut log = CsvLog::new(&path);
+        log.on_epoch_end(0, &logs(&[("loss", f64::NAN)]), &mut control).unwrap();
+        assert_eq!(read(), "epoch,loss\n0,NaN\n");
+        let state = log.state().unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let mut log = CsvLog::new(&path);
+        log.load_state(state).unwrap();
+        assert_eq!(read(), "epoch,loss\n0,NaN\n");
+        log.on_epoch_end(1, &logs(&[("loss", 0.5), ("val_loss", 0.25)]), &mut control).unwrap();
+        assert_eq!(read(), "epoch,loss,val_loss\n0,NaN,\n1,0.5,0.25\n");
+        let mut files = CheckpointFiles::default();
+        log.on_checkpoint(&mut files, &mut control).unwrap();
+        assert!(log.on_checkpoint(&mut files, &mut control).is_err());
+        assert_eq!(files.into_files()["callbacks-log.csv"], read());
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_named() {
+        let mut log = CsvLog::new("/nowhere/log.csv");
+        let error = log.on_epoch_end(0, &Logs::new(), &mut Control::default()).unwrap_err();
+        assert!(error.to_string().starts_with("/nowhere/log.csv cannot be written"), "{error}");
+    }
+}

@@ -12,3 +12,4 @@ mod interrupted;
 mod proxy;
 mod readers;
 mod two_nodes;
+mod weights;

@@ -10,8 +10,8 @@ use stoker_tests::{cache, repository, said, stoker};
 use crate::first_light::{last_line, run};
 
 /// Python with the readers, and the S3 server beside it; scripts/fetch-tools makes them.
-fn tool(name: &str) -> std::path::PathBuf {
-    let path = cache().join("tools/python-1/bin").join(name);
+pub(crate) fn tool(name: &str) -> std::path::PathBuf {
+    let path = cache().join("tools/python-2/bin").join(name);
     assert!(path.exists(), "{} is missing; run scripts/fetch-tools", path.display());
     path
 }

@@ -55,6 +55,7 @@ pub use data::{At, Data, Loader, Permutation, Plan, Rows, Source};
 pub use device::host;
 pub use error::{Error, Interrupted, InvalidHyperparameters, Result};
 pub use optim::{Optimizers, Schedule};
+pub use record::WeightsFile;
 pub use rng::key;
 pub use step::{Metrics, Number, StepOutput};
 pub use train::{Fit, Fitted, Standalone, Step, Trial, init, main, main_with, run, run_trial};

@@ -15,6 +15,10 @@ use crate::checkpoint::Parts;
 use crate::collective::Collective;
 use crate::rng::key;
 
+mod exchange;
+
+pub use exchange::WeightsFile;
+
 /// The file of a model's weights and buffers.
 pub(crate) const MODEL: &str = "model.bpk";
 

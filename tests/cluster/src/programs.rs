@@ -61,7 +61,7 @@ pub(crate) fn control_plane(name: &str) -> Result<PathBuf, Error> {
 
 /// The S3 server of scripts/fetch-tools.
 pub(crate) fn weed() -> Result<PathBuf, Error> {
-    let path = cache()?.join("tools/python-1/bin/weed");
+    let path = cache()?.join("tools/python-2/bin/weed");
     if path.exists() {
         return Ok(path);
     }

@@ -1,0 +1,362 @@
+//! Weights as others read and write them: safetensors, with the names and the layout of burn or of PyTorch.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::store::ModuleRecord;
+use burn::tensor::{Bool, DType, Int, Shape, Tensor, TensorData};
+use safetensors::{Dtype, SafeTensors, View};
+
+use super::{pack, to_burn};
+use crate::Result;
+
+/// A file of weights in the format safetensors.
+///
+/// ```no_run
+/// # fn main() -> stoker_trainer::Result<()> {
+/// use stoker_trainer::WeightsFile;
+/// use stoker_trainer::burn::nn::LinearConfig;
+/// use stoker_trainer::burn::tensor::Device;
+///
+/// let model = LinearConfig::new(4, 2).init(&Device::flex());
+/// WeightsFile::new("model.safetensors").pytorch().export(&model)?;
+/// let model = WeightsFile::new("model.safetensors").pytorch().import(model)?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightsFile {
+    path: PathBuf,
+    is_pytorch: bool,
+}
+
+impl WeightsFile {
+    /// The names are the paths of the model's fields, such as `hidden.weight`; shapes are burn's: a
+    /// `Linear` has `[inputs, outputs]`.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), is_pytorch: false }
+    }
+
+    /// The names and shapes are those of a `state_dict` of PyTorch whose modules have the same names: a
+    /// `Linear` has `[outputs, inputs]`, norms have `weight` and `bias`. Recurrent layers are not
+    /// translated, as their gates lie otherwise.
+    #[must_use]
+    pub fn pytorch(self) -> Self {
+        Self { is_pytorch: true, ..self }
+    }
+
+    /// Writes all parameters and buffers of a model.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be written, or a tensor is of a type that the format has not.
+    pub fn export<M: Module>(&self, model: &M) -> Result<()> {
+        let mut tensors = vec![];
+        for leaf in leaves(model) {
+            let (bytes, shape, dtype) = (leaf.read)().into_parts();
+            let (name, is_turned) = self.name(&leaf.path, &leaf.container, shape.len());
+            let (mut shape, mut bytes) = (shape.to_vec(), bytes.to_vec());
+            if is_turned {
+                bytes = transposed(&bytes, shape[0], shape[1]);
+                shape.swap(0, 1);
+            }
+            let dtype = theirs(dtype).ok_or_else(|| {
+                format!("{name} is of {dtype:?}, which the format safetensors has not")
+            })?;
+            tensors.push((name, Written { dtype, shape, bytes }));
+        }
+        safetensors::serialize_to_file(tensors, None, &self.path)
+            .map_err(|error| self.failed(&error))
+    }
+
+    /// The weights in `fresh`, a model of the same structure. Numbers are converted to the model's types.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, or has not all tensors of the model, in their shapes, and no others.
+    pub fn import<M: Module>(&self, fresh: M) -> Result<M> {
+        let bytes = std::fs::read(&self.path).map_err(|error| self.failed(&error))?;
+        let file = SafeTensors::deserialize(&bytes).map_err(|error| self.failed(&error))?;
+        let mut unused: BTreeSet<String> =
+            file.names().into_iter().map(|it| it.to_string()).collect();
+        // PyTorch counts the batches of a norm that keeps statistics; nothing of burn's does.
+        unused.retain(|name| !(self.is_pytorch && name.ends_with("num_batches_tracked")));
+        let (mut entries, mut missing) = (vec![], vec![]);
+        for leaf in leaves(&fresh) {
+            let (name, is_turned) = self.name(&leaf.path, &leaf.container, leaf.shape.len());
+            if !unused.remove(&name) {
+                missing.push(name);
+                continue;
+            }
+            let tensor = file.tensor(&name).map_err(|error| self.failed(&error))?;
+            let mut expected = leaf.shape.clone();
+            if is_turned {
+                expected.swap(0, 1);
+            }
+            if tensor.shape() != expected {
+                let (is, wanted) = (tensor.shape(), expected);
+                let path = self.path.display();
+                return Err(
+                    format!("{path}: {name} has shape {is:?}, but must be {wanted:?}").into()
+                );
+            }
+            let bytes = match is_turned {
+                true => transposed(tensor.data(), expected[0], expected[1]),
+                false => tensor.data().to_vec(),
+            };
+            let dtype = ours(tensor.dtype()).ok_or_else(|| {
+                let path = self.path.display();
+                format!("{path}: {name} is of {:?}, which no model has", tensor.dtype())
+            })?;
+            let data =
+                TensorData::from_bytes_vec(bytes, leaf.shape, dtype).convert_dtype(leaf.dtype);
+            let (bytes, shape, dtype) = data.into_parts();
+            entries.push((leaf.path.join("."), dtype, shape, Some(leaf.id.val()), bytes));
+        }
+        if !missing.is_empty() || !unused.is_empty() {
+            let list = |names: Vec<String>| match names.len() {
+                0 => "nothing".to_owned(),
+                _ => names.join(", "),
+            };
+            let (missing, unused) = (list(missing), list(unused.into_iter().collect()));
+            let path = self.path.display();
+            return Err(format!(
+                "{path} has not what the model has: missing {missing}; not of the model {unused}"
+            )
+            .into());
+        }
+        let packed = pack(entries, &BTreeMap::new(), BTreeMap::new())?;
+        let record = ModuleRecord::from_bytes(to_burn(&packed))?;
+        // Into the plain form first: BatchNorm's pending update would else be added to what is loaded.
+        let _ = fresh.valid();
+        Ok(fresh.try_load_record(record).map_err(|error| {
+            format!("{}: the weights do not fit this model: {error}", self.path.display())
+        })?)
+    }
+
+    /// The name in the file, and whether rows are columns there.
+    fn name(&self, path: &[String], container: &str, rank: usize) -> (String, bool) {
+        let own = path.join(".");
+        if !self.is_pytorch {
+            return (own, false);
+        }
+        let Some((leaf, parents)) = path.split_last() else { return (own, false) };
+        let is_norm = container.ends_with("Norm");
+        let leaf = match leaf.as_str() {
+            "gamma" if is_norm => "weight",
+            "beta" if is_norm => "bias",
+            leaf => leaf,
+        };
+        let is_turned = container == "Struct:Linear" && leaf == "weight" && rank == 2;
+        ([parents, &[leaf.to_owned()]].concat().join("."), is_turned)
+    }
+
+    fn failed(&self, error: &dyn std::fmt::Display) -> crate::Error {
+        format!("{}: {error}", self.path.display()).into()
+    }
+}
+
+impl From<&Path> for WeightsFile {
+    fn from(path: &Path) -> Self {
+        Self::new(path)
+    }
+}
+
+/// A tensor of a model.
+struct Leaf {
+    path: Vec<String>,
+    /// What holds it, as burn says it: `Struct:Linear`.
+    container: String,
+    id: ParamId,
+    shape: Vec<usize>,
+    dtype: DType,
+    read: Box<dyn FnOnce() -> TensorData>,
+}
+
+/// All tensors of a model, in the order of its fields.
+fn leaves<M: Module>(model: &M) -> Vec<Leaf> {
+    #[derive(Default)]
+    struct Walk {
+        path: Vec<String>,
+        containers: Vec<String>,
+        leaves: Vec<Leaf>,
+    }
+    impl Walk {
+        fn add(
+            &mut self,
+            id: ParamId,
+            shape: &Shape,
+            dtype: DType,
+            read: impl FnOnce() -> TensorData + 'static,
+        ) {
+            let (path, read) = (self.path.clone(), Box::new(read));
+            let container = self.containers.last().cloned().unwrap_or_default();
+            self.leaves.push(Leaf { path, container, id, shape: shape.to_vec(), dtype, read });
+        }
+    }
+    impl ModuleVisitor for Walk {
+        fn enter_module(&mut self, name: &str, container_type: &str) {
+            self.path.push(name.into());
+            self.containers.push(container_type.into());
+        }
+
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.path.pop();
+            self.containers.pop();
+        }
+
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let tensor = param.transform_for_save().val();
+            self.add(param.id, &tensor.shape(), tensor.dtype(), || tensor.into_data());
+        }
+
+        fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+            let tensor = param.transform_for_save().val();
+            self.add(param.id, &tensor.shape(), tensor.dtype(), || tensor.into_data());
+        }
+
+        fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+            let tensor = param.transform_for_save().val();
+            self.add(param.id, &tensor.shape(), tensor.dtype(), || tensor.into_data());
+        }
+    }
+    // Brings BatchNorm's running statistics up to date, in place.
+    let _ = model.valid();
+    let mut walk = Walk::default();
+    model.visit(&mut walk);
+    walk.leaves
+}
+
+/// Rows as columns.
+fn transposed(bytes: &[u8], rows: usize, columns: usize) -> Vec<u8> {
+    if bytes.is_empty() {
+        return vec![];
+    }
+    let width = bytes.len() / (rows * columns);
+    let element = |row: usize, column: usize| {
+        let at = (row * columns + column) * width;
+        &bytes[at..at + width]
+    };
+    (0..columns)
+        .flat_map(|column| (0..rows).flat_map(move |row| element(row, column)))
+        .copied()
+        .collect()
+}
+
+/// A tensor on its way to a file.
+struct Written {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+impl View for Written {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(&self.bytes)
+    }
+
+    fn data_len(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+const TYPES: [(DType, Dtype); 8] = [
+    (DType::F64, Dtype::F64),
+    (DType::F32, Dtype::F32),
+    (DType::F16, Dtype::F16),
+    (DType::BF16, Dtype::BF16),
+    (DType::I64, Dtype::I64),
+    (DType::I32, Dtype::I32),
+    (DType::U8, Dtype::U8),
+    (DType::Bool(burn::tensor::BoolStore::Native), Dtype::BOOL),
+];
+
+fn theirs(dtype: DType) -> Option<Dtype> {
+    TYPES.iter().find(|it| it.0 == dtype).map(|it| it.1)
+}
+
+fn ours(dtype: Dtype) -> Option<DType> {
+    TYPES.iter().find(|it| it.1 == dtype).map(|it| it.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::nn::conv::{Conv2d, Conv2dConfig};
+    use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+    use burn::tensor::Device;
+
+    use super::*;
+
+    #[derive(Module, Debug)]
+    struct Net {
+        conv: Conv2d,
+        norm: BatchNorm,
+        output: Linear,
+    }
+
+    fn net() -> Net {
+        let device = Device::flex().autodiff();
+        Net {
+            conv: Conv2dConfig::new([1, 2], [3, 3]).init(&device),
+            norm: BatchNormConfig::new(2).init(&device),
+            output: LinearConfig::new(2, 3).init(&device),
+        }
+    }
+
+    fn numbers(net: &Net) -> Vec<(Vec<String>, Vec<f32>)> {
+        let values = |leaf: Leaf| (leaf.path, (leaf.read)().try_to_vec::<f32>().unwrap());
+        leaves(net).into_iter().map(values).collect()
+    }
+
+    #[test]
+    fn weights_go_out_and_come_back_in_either_layout() {
+        let folder = tempfile::tempdir().unwrap();
+        for is_pytorch in [false, true] {
+            let (first, second) = (net(), net());
+            assert_ne!(numbers(&first), numbers(&second));
+            let file = WeightsFile { path: folder.path().join("x.safetensors"), is_pytorch };
+            file.export(&first).unwrap();
+            let bytes = std::fs::read(&file.path).unwrap();
+            let read = SafeTensors::deserialize(&bytes).unwrap();
+            let shape = read.tensor("output.weight").unwrap().shape().to_vec();
+            assert_eq!(shape, if is_pytorch { [3, 2] } else { [2, 3] });
+            assert_eq!(read.names().contains(&"norm.gamma"), !is_pytorch);
+            assert_eq!(numbers(&file.import(second).unwrap()), numbers(&first));
+        }
+    }
+
+    #[test]
+    fn rows_become_columns() {
+        assert_eq!(
+            transposed(&[1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6], 2, 3),
+            [1, 1, 4, 4, 2, 2, 5, 5, 3, 3, 6, 6]
+        );
+    }
+
+    #[test]
+    fn a_file_of_another_model_is_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.safetensors");
+        let device = Device::flex();
+        let linear = |inputs| LinearConfig::new(inputs, 3).init(&device);
+        WeightsFile::new(&path).export(&linear(2)).unwrap();
+        let refused = |it: crate::Error| it.to_string().replace(path.to_str().unwrap(), "F");
+        let error = refused(WeightsFile::new(&path).import(linear(4)).unwrap_err());
+        assert_eq!(error, "F: weight has shape [2, 3], but must be [4, 3]");
+        let error = refused(WeightsFile::new(&path).import(net()).unwrap_err());
+        assert!(error.contains("missing conv.weight, conv.bias, norm.gamma"), "{error}");
+        assert!(error.ends_with("not of the model bias, weight"), "{error}");
+        let error = refused(WeightsFile::new(path.with_extension("y")).import(net()).unwrap_err());
+        assert!(error.contains("No such file"), "{error}");
+    }
+}

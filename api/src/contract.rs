@@ -37,6 +37,9 @@ pub struct TrialConfig {
     /// The experiment's `data`, as it is.
     #[serde(default)]
     pub data: Value,
+    /// The experiment's whole `spec`, but for `data` and `hyperparameters`, with defaults: for programs to look at.
+    #[serde(default)]
+    pub spec: Value,
     /// What granted lengths count.
     pub unit: Unit,
     /// The length granted so far, in `unit`.
@@ -341,6 +344,9 @@ pub struct Manifest {
     pub attempt: u32,
     /// Global batches trained.
     pub batches: u64,
+    /// The searched metric of a validation at the same batch, as a decimal string.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metric: Option<String>,
     /// The files, by name.
     pub files: BTreeMap<String, FileEntry>,
     /// Reports that had no answer yet; sent after a restore.

@@ -151,6 +151,18 @@ pub struct ExperimentSpec {
     pub pod_overrides: Option<Value>,
 }
 
+impl ExperimentSpec {
+    /// What programs are told of it: all but `state`, which alone may change, and `data` and `hyperparameters`, which
+    /// they are told of by themselves.
+    pub fn for_programs(&self) -> Value {
+        let mut told = serde_json::to_value(self).unwrap_or_default();
+        if let Some(fields) = told.as_object_mut() {
+            fields.retain(|name, _| !["state", "data", "hyperparameters"].contains(&name.as_str()));
+        }
+        told
+    }
+}
+
 /// What a user wants of an experiment.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]

@@ -118,7 +118,7 @@ fn restore(fresh: &Layers, folder: &Path, expected: &[TensorData]) -> Result<Tak
 fn load(fresh: &Layers, folder: &Path, expected: &[TensorData]) -> Result<Taken> {
     let context = Standalone { quiet: true, ..Standalone::default() }.context()?;
     let (start, fresh) = (Instant::now(), fresh.clone());
-    let model = context.load_checkpoint_model(fresh, &checkpoint_folder(folder))?;
+    let model = context.load_checkpoint_model(fresh, checkpoint_folder(folder))?;
     let seconds = start.elapsed().as_secs_f64();
     check(&model.weights(), expected)?;
     Ok(Taken { seconds, blocked: None })

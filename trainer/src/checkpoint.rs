@@ -18,8 +18,10 @@ use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
 mod error;
+mod source;
 
 pub use error::CheckpointError;
+pub use source::CheckpointSource;
 
 /// Version of the format: of what a manifest says, and of nothing inside the files.
 const FORMAT: u32 = 1;
@@ -246,6 +248,7 @@ impl Place {
             trial: self.trial,
             attempt: self.attempt,
             batches: save.batches,
+            metric: save.metric.map(stoker_api::number::format),
             files,
             unsent: save.unsent,
             metadata: save.metadata,
@@ -308,9 +311,15 @@ impl Place {
                 manifest.experiment_id, manifest.trial, self.experiment_id, self.trial
             )));
         }
+        let parts = self.parts(name, &manifest).await?;
+        Ok((manifest, parts))
+    }
+
+    /// The files that a manifest names, each checked.
+    async fn parts(&self, name: &str, manifest: &Manifest) -> Result<Parts, CheckpointError> {
         let mut fetches = JoinSet::new();
         for (file, entry) in manifest.files.clone() {
-            let (place, name) = (self.clone(), name.clone());
+            let (place, name) = (self.clone(), name.to_owned());
             fetches.spawn(async move {
                 let bytes = place.fetch(&name, &file).await?;
                 let check = move || verify(&file, &entry, &bytes).map(|()| (file, bytes));
@@ -324,11 +333,11 @@ impl Place {
         }
         let mut parts = Parts::new();
         while let Some(fetched) = fetches.join_next().await {
-            let gone = |_| CheckpointError::ShutDown { name: name.clone() };
+            let gone = |_| CheckpointError::ShutDown { name: name.to_owned() };
             let (file, bytes) = fetched.map_err(gone)??;
             parts.insert(file, bytes);
         }
-        Ok((manifest, parts))
+        Ok(parts)
     }
 
     async fn fetch(&self, name: &str, file: &str) -> Result<Bytes, CheckpointError> {

@@ -1,6 +1,6 @@
 //! A session: what this process was told, and what it may ask for.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Mutex;
 
 use burn::module::Module;
@@ -11,12 +11,13 @@ use stoker_api::contract::TrialConfig;
 use stoker_api::names::ENV_CACHE;
 
 use crate::callback::{Callback, Control};
+use crate::checkpoint::CheckpointSource;
 use crate::collective::{Distributed, Doing};
 use crate::data::{Data, Plan};
 use crate::session::Session;
 use crate::step::{Metrics, StepOutput};
 use crate::stop::StopSignal;
-use crate::{InvalidHyperparameters, Result, checkpoint, precision, record, rng, train};
+use crate::{InvalidHyperparameters, Result, precision, record, rng, train};
 
 /// A session: seeds, hyperparameters, the device, and training itself.
 #[derive(Debug)]
@@ -55,6 +56,74 @@ impl Context {
     /// A hyperparameter by its name; of nested ones, the names joined by dots.
     pub fn hparam(&self, name: &str) -> Option<&Value> {
         name.split('.').try_fold(&self.config.hyperparameters, |value, name| value.get(name))
+    }
+
+    /// A hyperparameter by its name, as the user's own type; of nested ones, the names joined by dots.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidHyperparameters`], which names it: there is none, or it is of another type.
+    pub fn hparam_as<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
+        let Some(value) = self.hparam(name) else {
+            return Err(InvalidHyperparameters(format!("{name} is missing")).into());
+        };
+        let read = serde_path_to_error::deserialize(value);
+        Ok(read.map_err(|error| InvalidHyperparameters(format!("{name}: {}", named(&error))))?)
+    }
+
+    /// Samples of one batch on this rank: the hyperparameter `global_batch_size` by the number of
+    /// ranks, rounded down.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidHyperparameters`]: it is missing, no integer of at least 1, or smaller than the number
+    /// of ranks.
+    pub fn batch_size(&self) -> Result<usize> {
+        self.distributed().shard_batch_size(self.asked_batch_size()?)
+    }
+
+    /// Samples of one batch over all ranks: as many times [`batch_size`](Self::batch_size) as there are
+    /// ranks, which may be less than the hyperparameter `global_batch_size`.
+    ///
+    /// # Errors
+    ///
+    /// As [`batch_size`](Self::batch_size).
+    pub fn global_batch_size(&self) -> Result<usize> {
+        Ok(self.batch_size()? * self.distributed().size())
+    }
+
+    /// The hyperparameter that every trial needs.
+    fn asked_batch_size(&self) -> Result<usize> {
+        let Some(value) = self.hparam("global_batch_size") else {
+            let text = "global_batch_size is missing: a trial needs this hyperparameter, the samples of \
+                        one batch over all ranks";
+            return Err(InvalidHyperparameters(text.into()).into());
+        };
+        let size = value.as_u64().and_then(|it| usize::try_from(it).ok()).filter(|it| *it > 0);
+        Ok(size.ok_or_else(|| {
+            InvalidHyperparameters(format!(
+                "global_batch_size is {value}, but must be an integer of at least 1"
+            ))
+        })?)
+    }
+
+    /// Says where ranks cannot share the batch that was asked for.
+    pub(crate) fn warn_of_batch_size(&self) -> Result<()> {
+        let (asked, trained) = (self.asked_batch_size()?, self.global_batch_size()?);
+        let (rank, size) = (self.ranks.rank(), self.ranks.size());
+        if asked != trained && rank == 0 {
+            eprintln!(
+                "stoker: global_batch_size is {asked}, of which {size} ranks train {trained} at a \
+                 time: {} each",
+                trained / size
+            );
+        }
+        Ok(())
+    }
+
+    /// The experiment's `spec` as it was written, with defaults; null for a program that trains alone.
+    pub fn experiment_config(&self) -> &Value {
+        &self.config.spec
     }
 
     /// The experiment's `data`, as the user's own type.
@@ -110,13 +179,17 @@ impl Context {
     }
 
     /// A checkpoint's weights in `fresh`, a model of the same structure: burn cannot build one from
-    /// its type alone.
+    /// its type alone. A path is a checkpoint's folder on this machine.
     ///
     /// # Errors
     ///
-    /// `folder` holds no whole checkpoint, or one of another model.
-    pub fn load_checkpoint_model<M: Module>(&self, fresh: M, folder: &Path) -> Result<M> {
-        let (_, parts) = checkpoint::load_folder(folder)?;
+    /// There is no whole checkpoint, or it is of another model.
+    pub fn load_checkpoint_model<M: Module>(
+        &self,
+        fresh: M,
+        from: impl Into<CheckpointSource>,
+    ) -> Result<M> {
+        let (_, parts) = from.into().load(&self.config.storage)?;
         record::load_model(fresh, &parts)
     }
 

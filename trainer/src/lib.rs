@@ -49,6 +49,7 @@ pub use callback::{
     Callback, CheckpointFiles, Control, CsvLog, EarlyStopping, Lambda, LearningRateSchedule, Logs,
     ReduceOnPlateau, TensorBoard, Weights,
 };
+pub use checkpoint::CheckpointSource;
 pub use collective::{Collective, Distributed, ThreadRank};
 pub use context::Context;
 pub use data::{At, Data, Loader, Permutation, Plan, Rows, Source};

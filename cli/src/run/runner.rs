@@ -281,6 +281,7 @@ impl<'a> Runner<'a> {
             experiment_seed: self.seed,
             hyperparameters: trial.spec.hyperparameters.clone(),
             data: spec.data.clone(),
+            spec: spec.for_programs(),
             unit: trial.spec.unit,
             units,
             metric: spec.searcher.metric.clone(),

@@ -129,6 +129,7 @@ pub fn trial_config(
         experiment_seed: seed(valid, uid),
         hyperparameters: record.spec.hyperparameters.clone(),
         data: spec.data.clone(),
+        spec: spec.for_programs(),
         unit: record.spec.unit,
         units: granted_units(&record.spec),
         metric: spec.searcher.metric.clone(),

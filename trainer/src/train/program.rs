@@ -89,6 +89,7 @@ impl Standalone {
             experiment_seed: self.seed,
             hyperparameters: self.hyperparameters,
             data: self.data,
+            spec: Value::Null,
             unit,
             units,
             metric: "validation_loss".into(),

@@ -387,3 +387,40 @@ fn a_trial_needs_its_global_batch_size() {
         "global_batch_size is 0, but must be an integer of at least 1",
     );
 }
+
+#[test]
+fn a_trial_reads_what_it_was_told() {
+    let hyperparameters = json!({"global_batch_size": 50, "net": {"width": 8, "name": "a"}});
+    let mut context = Standalone { hyperparameters, ..alone(None, 1) }.context().unwrap();
+    context.config.spec = json!({"searcher": {"metric": "validation_loss"}});
+    assert_eq!(context.hparam_as::<usize>("net.width").unwrap(), 8);
+    let refused = |it: Result<usize>| {
+        let error = it.unwrap_err();
+        assert_eq!(exit_code(&*error), ExitCode::InvalidHyperparameters);
+        error.to_string()
+    };
+    let error = refused(context.hparam_as("net.depth"));
+    assert_eq!(error, "invalid hyperparameters: net.depth is missing");
+    let error = refused(context.hparam_as("net.name"));
+    assert!(error.starts_with("invalid hyperparameters: net.name: invalid type"), "{error}");
+    assert_eq!((context.batch_size().unwrap(), context.global_batch_size().unwrap()), (50, 50));
+    assert_eq!(context.experiment_config()["searcher"]["metric"], "validation_loss");
+}
+
+#[test]
+fn ranks_share_a_batch_and_round_down() {
+    let ranks = crate::ThreadRank::group(3);
+    let sizes: Vec<_> = ranks
+        .into_iter()
+        .map(|rank| {
+            let hyperparameters = json!({"global_batch_size": 50});
+            let alone = Standalone { hyperparameters, ..alone(None, 1) }.context().unwrap();
+            let Context { config, session, stop, .. } = alone;
+            let session = session.into_inner().unwrap();
+            let ranks = crate::Distributed::of(Box::new(rank));
+            let context = Context::new(config, session, stop, Device::flex().autodiff(), ranks);
+            (context.batch_size().unwrap(), context.global_batch_size().unwrap())
+        })
+        .collect();
+    assert_eq!(sizes, [(16, 48); 3]);
+}

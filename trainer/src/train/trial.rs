@@ -4,12 +4,12 @@ use burn::module::Module;
 use burn::tensor::Device;
 
 use super::fit::{Fit, Fitted, Step};
+use crate::Result;
 use crate::callback::Callback;
 use crate::context::Context;
 use crate::data::Data;
 use crate::optim::Optimizers;
 use crate::step::StepOutput;
-use crate::{InvalidHyperparameters, Result};
 
 /// A training that is driven from outside: says what to train, and leaves when and how long to
 /// others. Run it by [`main`](crate::main).
@@ -23,7 +23,7 @@ pub trait Trial: Sized {
     ///
     /// # Errors
     ///
-    /// [`InvalidHyperparameters`] where the search should draw others; any other ends the attempt.
+    /// [`InvalidHyperparameters`](crate::InvalidHyperparameters) where the search should draw others; any other ends the attempt.
     fn new(context: &Context) -> Result<Self>;
 
     /// The model on `device`, its weights drawn from the trial's seed.
@@ -85,12 +85,13 @@ impl<T: Trial> Step<T::Model, T::Batch> for Steps<T> {
 ///
 /// # Errors
 ///
-/// What the trial's methods return; [`InvalidHyperparameters`] where `global_batch_size` is missing
+/// What the trial's methods return;
+/// [`InvalidHyperparameters`](crate::InvalidHyperparameters) where `global_batch_size` is missing
 /// or cannot be; [`Interrupted`](crate::Interrupted) where training was asked to leave.
 pub fn run_trial<T: Trial>(context: &Context) -> Result<Fitted<T::Model>> {
     let trial = T::new(context)?;
-    let global = global_batch_size(context)?;
-    let batch_size = context.distributed().shard_batch_size(global)?;
+    let batch_size = context.batch_size()?;
+    context.warn_of_batch_size()?;
     context.seed_weights();
     let model = trial.build_model(context.device())?;
     let optimizers = trial.build_optimizers()?;
@@ -99,19 +100,4 @@ pub fn run_trial<T: Trial>(context: &Context) -> Result<Fitted<T::Model>> {
         .batch_size(batch_size)
         .callbacks(trial.callbacks());
     context.fit_with(model, optimizers, Steps(trial), fit)
-}
-
-/// The hyperparameter that every trial needs.
-fn global_batch_size(context: &Context) -> Result<usize> {
-    let Some(value) = context.hparam("global_batch_size") else {
-        let text = "global_batch_size is missing: a trial needs this hyperparameter, the samples of \
-                    one batch over all ranks";
-        return Err(InvalidHyperparameters(text.into()).into());
-    };
-    let size = value.as_u64().and_then(|size| usize::try_from(size).ok()).filter(|size| *size > 0);
-    Ok(size.ok_or_else(|| {
-        InvalidHyperparameters(format!(
-            "global_batch_size is {value}, but must be an integer of at least 1"
-        ))
-    })?)
 }

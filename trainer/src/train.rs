@@ -13,6 +13,7 @@ use crate::{Control, Error, Result};
 
 mod fit;
 mod held;
+mod hooks;
 mod length;
 mod program;
 mod run;

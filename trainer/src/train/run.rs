@@ -6,8 +6,9 @@ use stoker_api::contract::ReportEvent;
 use super::fit::{Fit, Fitted, Step};
 use super::held::Held;
 use super::hook;
+use super::hooks::Workload;
 use super::length::Wish;
-use super::state::{RunState, Validated, from_bits, to_bits};
+use super::state::{RunState, Validated, from_bits};
 use super::timetable::{Due, Timetable};
 use crate::callback::{Callback, Control, Logs};
 use crate::context::Context;
@@ -44,13 +45,6 @@ pub(super) struct Run<'a, M, B> {
     aggregation: u64,
     /// The batches between two looks around that are under way.
     pub(super) workload: Option<Workload>,
-}
-
-/// Batches that are trained without a look around.
-pub(super) struct Workload {
-    /// The batch after which it ends.
-    end: u64,
-    metrics: Metrics,
 }
 
 impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
@@ -144,27 +138,6 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         self.train.loader(plan, self.state.batches..u64::MAX)
     }
 
-    /// Calls the hooks of what begins with this batch.
-    fn begin_batch(&mut self) -> Result<()> {
-        let batches = self.state.batches;
-        if let Some(epoch) = self.timetable.epoch_that_begins(batches) {
-            self.hook(|callback, control| callback.on_epoch_begin(epoch, control))?;
-        }
-        if self.workload.is_none() {
-            let end = self.timetable.workload_end(batches, self.granted);
-            self.workload = Some(Workload { end, metrics: Metrics::default() });
-            self.hook(|callback, control| callback.on_workload_begin(end - batches, control))?;
-        }
-        self.hook(|callback, control| callback.on_batch_begin(control))
-    }
-
-    /// Ends the workload that is under way, if there is one.
-    pub(super) fn end_workload(&mut self) -> Result<()> {
-        let Some(Workload { metrics, .. }) = self.workload.take() else { return Ok(()) };
-        let logs = metrics.means("");
-        self.hook(|callback, control| callback.on_workload_end(&logs, control))
-    }
-
     /// Accumulates one batch's gradients, and where enough are together: sums over ranks,
     /// normalises by the global count, steps. Metrics are those of all ranks from here on.
     fn train_batch(&mut self, batches: &mut Loader<B>) -> Result<()> {
@@ -239,27 +212,8 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         self.timetable.epoch(self.state.batches)
     }
 
-    fn end_epoch(&mut self) -> Result<()> {
-        let metrics = std::mem::take(&mut self.state.since_epoch);
-        let mut logs = metrics.means("");
-        logs.extend(self.validation_logs());
-        self.state.history.push(to_bits(&logs));
-        let epoch = self.epoch();
-        self.hook(|callback, control| callback.on_epoch_end(epoch, &logs, control))?;
-        let is_chief = self.context.distributed().rank() == 0;
-        let wants = |it: &dyn Callback| (is_chief || !it.chief_only()) && it.wants_weights(epoch);
-        if !self.callbacks.iter().any(|it| wants(&**it)) {
-            return Ok(());
-        }
-        let weights = record::weights(&*self.model);
-        self.hook(|callback, control| match callback.wants_weights(epoch) {
-            true => callback.on_weights(epoch, &weights, control),
-            false => Ok(()),
-        })
-    }
-
     /// The means of a validation at this batch, as callbacks see them.
-    fn validation_logs(&self) -> Logs {
+    pub(super) fn validation_logs(&self) -> Logs {
         let here = self.state.validated.as_ref().filter(|it| it.batches == self.state.batches);
         let metrics = here.map(Validated::metrics).unwrap_or_default();
         metrics
@@ -362,44 +316,6 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let metrics = self.state.validated.as_ref().map(Validated::metrics).unwrap_or_default();
         let format = |(name, value)| (name, stoker_api::number::format(value));
         ReportEvent::Validated { metrics: metrics.into_iter().map(format).collect(), granted_units }
-    }
-
-    /// Calls a hook and does what it asked for.
-    fn hook(
-        &mut self,
-        call: impl FnMut(&mut dyn Callback, &mut Control) -> Result<()>,
-    ) -> Result<()> {
-        self.tell_control();
-        hook(&mut self.callbacks, &mut self.control, self.context.distributed(), call)?;
-        let (batches, epoch) = (self.state.batches, self.epoch());
-        for (group, metrics) in std::mem::take(&mut self.control.rows) {
-            if ["training", "validation"].contains(&group.as_str()) {
-                return Err(format!("a callback reports to {group}, which the loop does").into());
-            }
-            self.session.row(&group, batches, epoch, &metrics)?;
-        }
-        for (name, values) in std::mem::take(&mut self.control.histograms) {
-            self.session.histogram(&name, batches, &values);
-        }
-        if let Some(factor) = self.control.scale.take() {
-            self.optimizers.scale_by(factor);
-        }
-        if let Some(why) = self.control.stop.take() {
-            self.state.stopped.get_or_insert(why);
-        }
-        Ok(())
-    }
-
-    fn tell_control(&mut self) {
-        self.control.batches = self.state.batches;
-        self.control.learning_rate_scale = self.optimizers.scale();
-    }
-
-    /// The hooks of a process that leaves training: after its last checkpoint, which is the same
-    /// wherever it leaves.
-    pub(super) fn end_hooks(&mut self) -> Result<()> {
-        self.end_workload()?;
-        self.hook(|callback, control| callback.on_train_end(control))
     }
 
     fn leave_training(&mut self) -> Result<()> {

@@ -79,7 +79,8 @@ pub struct ExperimentSpec {
     #[serde(default)]
     pub resources: Resources,
 
-    /// Environment variables of the program. Names that begin with `STOKER_` are Stoker's own.
+    /// Environment variables of the program. Names that begin with `STOKER_` are Stoker's own, but for `STOKER_DEVICE`,
+    /// `STOKER_RENDEZVOUS_SECONDS`, `STOKER_SILENCE_SECONDS` and `STOKER_SILENCE_STEPS`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<EnvVar>,
 

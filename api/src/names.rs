@@ -11,6 +11,15 @@ pub const API_VERSION: &str = "stoker.dev/v1alpha1";
 pub const ENV_TRIAL_CONFIG: &str = "STOKER_TRIAL_CONFIG";
 /// Folder where results that outlive the process but not the machine are kept, such as downloaded data sets.
 pub const ENV_CACHE: &str = "STOKER_CACHE";
+/// How many seconds ranks wait for each other at their start (600).
+pub const ENV_RENDEZVOUS_SECONDS: &str = "STOKER_RENDEZVOUS_SECONDS";
+/// After how many seconds in which nothing moves a gang ends (300); 0: never.
+pub const ENV_SILENCE_SECONDS: &str = "STOKER_SILENCE_SECONDS";
+/// After how many median steps in which nothing moves, if that is longer (10).
+pub const ENV_SILENCE_STEPS: &str = "STOKER_SILENCE_STEPS";
+/// What a user may set of the variables that begin with `STOKER_`.
+pub const ENV_SETTABLE: [&str; 4] =
+    [ENV_DEVICE, ENV_RENDEZVOUS_SECONDS, ENV_SILENCE_SECONDS, ENV_SILENCE_STEPS];
 /// Where a trainer trains: `cpu` or `cuda`. Unset: on the GPU of its rank if there is any, or else on the CPU.
 pub const ENV_DEVICE: &str = "STOKER_DEVICE";
 

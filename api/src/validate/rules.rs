@@ -9,6 +9,7 @@ use super::{
 };
 use crate::experiment::{ExperimentSpec, Length, Searcher, Unit};
 use crate::hyperparameters::Space;
+use crate::names::ENV_SETTABLE;
 
 /// Where an experiment's files may go, by the scheme of the URL.
 const SCHEMES: [&str; 5] = ["file", "s3", "gs", "az", "memory"];
@@ -188,8 +189,11 @@ fn check_env(spec: &ExperimentSpec, errors: &mut Vec<FieldError>) {
             && var.name.bytes().next().is_some_and(|byte| !byte.is_ascii_digit());
         if !is_valid {
             refuse("must be letters, digits and `_`, and not begin with a digit");
-        } else if var.name.starts_with("STOKER_") {
-            refuse("names that begin with STOKER_ are set by Stoker itself: choose another");
+        } else if var.name.starts_with("STOKER_") && !ENV_SETTABLE.contains(&var.name.as_str()) {
+            let settable = ENV_SETTABLE.join(", ");
+            refuse(&format!(
+                "names that begin with STOKER_ are set by Stoker itself, but for {settable}: choose another"
+            ));
         } else if !seen.insert(var.name.as_str()) {
             refuse("is set twice: keep one");
         }

@@ -289,7 +289,8 @@ fn environment(setup: &Setup, valid: &ValidExperiment, index: u32) -> (Vec<Value
         var(ENV_POD_INDEX, &index.to_string()),
     ];
     env.push(var(ENV_CACHE, &format!("{}/cache", pod_paths::SHARED)));
-    if spec.resources.slot_resource.as_ref().is_some_and(|it| it.starts_with(NVIDIA)) {
+    let is_nvidia = spec.resources.slot_resource.as_ref().is_some_and(|it| it.starts_with(NVIDIA));
+    if is_nvidia && !spec.env.iter().any(|it| it.name == ENV_DEVICE) {
         // Whoever asks for GPUs does not want to train beside them.
         env.push(var(ENV_DEVICE, "cuda"));
     }

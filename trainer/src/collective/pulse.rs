@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use stoker_api::names::{ENV_SILENCE_SECONDS, ENV_SILENCE_STEPS};
+
 use super::Kind;
 use crate::Result;
 
@@ -26,8 +28,8 @@ impl Limits {
     const SILENCE: Duration = Duration::from_secs(300);
     const STEPS: f64 = 10.0;
     /// Say otherwise: seconds, and a number of steps. 0 seconds: never.
-    const ENV_SILENCE: &'static str = "STOKER_SILENCE_SECONDS";
-    const ENV_STEPS: &'static str = "STOKER_SILENCE_STEPS";
+    const ENV_SILENCE: &'static str = ENV_SILENCE_SECONDS;
+    const ENV_STEPS: &'static str = ENV_SILENCE_STEPS;
 
     /// As the environment says.
     ///

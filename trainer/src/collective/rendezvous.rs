@@ -7,6 +7,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
 use std::time::{Duration, Instant};
 
 use stoker_api::contract::Gang;
+use stoker_api::names::ENV_RENDEZVOUS_SECONDS;
 
 use super::Numbers;
 use super::handshake::{Arrived, Door, LOOK, Passport, Purpose, Sameness, Verdict, look};
@@ -18,7 +19,7 @@ use crate::stop::StopSignal;
 /// be pulled on many nodes.
 const WAIT: Duration = Duration::from_secs(600);
 /// Says it in seconds.
-const ENV_WAIT: &str = "STOKER_RENDEZVOUS_SECONDS";
+const ENV_WAIT: &str = ENV_RENDEZVOUS_SECONDS;
 /// How long ranks that have met may take to connect with each other.
 const CONNECT_MAX: Duration = Duration::from_secs(60);
 /// The pause between two tries to connect.

@@ -78,6 +78,11 @@ fn fields_of_an_experiment_reach_the_pod() {
     let gpus = json!({ "resources": { "slotResource": "nvidia.com/gpu" } });
     check(gpus.clone(), &at("resources/limits/nvidia.com~1gpu"), json!("2"));
     check(gpus, &at("env/4"), json!({ "name": "STOKER_DEVICE", "value": "cuda" }));
+    let own = json!({
+        "resources": { "slotResource": "nvidia.com/gpu" },
+        "env": [{ "name": "STOKER_DEVICE", "value": "cpu" }],
+    });
+    check(own, &at("env/4"), json!({ "name": "STOKER_DEVICE", "value": "cpu" }));
     let others = json!({ "resources": { "slotResource": "amd.com/gpu" } });
     assert!(!names(pod_of(&others, 0)).contains(&"STOKER_DEVICE".to_owned()));
     let own = json!({ "pod": { "image": "mine:2", "imagePullSecrets": ["r"] } });

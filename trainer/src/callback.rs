@@ -44,7 +44,7 @@ impl Control {
 
     /// What the learning rate is multiplied by at the moment.
     pub fn learning_rate_scale(&self) -> f64 {
-        self.learning_rate_scale * self.scale.unwrap_or(1.0)
+        self.scale.unwrap_or(self.learning_rate_scale)
     }
 
     /// Ends training after this batch; the trial's last validation is its result.
@@ -54,12 +54,12 @@ impl Control {
 
     /// Multiplies what the schedule says from now on; kept in checkpoints.
     pub fn scale_learning_rate(&mut self, factor: f64) {
-        *self.scale.get_or_insert(1.0) *= factor;
+        self.scale = Some(self.learning_rate_scale() * factor);
     }
 
     /// Makes this what the schedule is multiplied by from now on; kept in checkpoints.
     pub fn set_learning_rate_scale(&mut self, scale: f64) {
-        self.scale = Some(scale / self.learning_rate_scale);
+        self.scale = Some(scale);
     }
 
     /// Writes a row of metrics of any group, such as `model`, at this batch: to the metrics of the

@@ -116,8 +116,8 @@ impl Optimizers {
         self.scale
     }
 
-    pub(crate) fn scale_by(&mut self, factor: f64) {
-        self.scale *= factor;
+    pub(crate) fn set_scale(&mut self, scale: f64) {
+        self.scale = scale;
     }
 
     /// Refuses a group that finds no parameter, given all paths.

@@ -33,7 +33,7 @@ enum Chore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Builds the stock trainer for NVIDIA GPUs and prints its path. Needs no GPU; 25 minutes on two cores at first.
+    /// Builds the stock trainer for NVIDIA GPUs and prints its path. Needs no GPU; 18 minutes on two cores at first.
     BuildCuda {
         /// Options for cargo
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]

@@ -36,3 +36,22 @@ impl Callback for LearningRateSchedule {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_of_none_is_followed_by_any() {
+        let mut schedule = LearningRateSchedule::by_epoch(|epoch| [0.0, 0.5, -1.0][epoch as usize]);
+        let mut scale = 1.0;
+        for (epoch, expected) in [(0, 0.0), (1, 0.5)] {
+            let mut control = Control { learning_rate_scale: scale, ..Control::default() };
+            schedule.on_epoch_begin(epoch, &mut control).unwrap();
+            scale = control.learning_rate_scale();
+            assert_eq!(scale, expected, "epoch {epoch}");
+        }
+        let error = schedule.on_epoch_begin(2, &mut Control::default()).unwrap_err();
+        assert_eq!(error.to_string(), "epoch 2 has a scale of -1: it must be at least 0");
+    }
+}

@@ -74,8 +74,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         for (name, values) in std::mem::take(&mut self.control.histograms) {
             self.session.histogram(&name, batches, &values);
         }
-        if let Some(factor) = self.control.scale.take() {
-            self.optimizers.scale_by(factor);
+        if let Some(scale) = self.control.scale.take() {
+            self.optimizers.set_scale(scale);
         }
         if let Some(why) = self.control.stop.take() {
             self.state.stopped.get_or_insert(why);

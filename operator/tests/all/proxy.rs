@@ -101,8 +101,9 @@ impl Proxy {
         self.shared.lease_delay.store(milliseconds, Ordering::Relaxed);
     }
 
-    pub(crate) fn disarm(&self) {
-        *self.shared.trap.lock().unwrap() = None;
+    /// Takes the trap away: whether it was still there.
+    pub(crate) fn disarm(&self) -> bool {
+        self.shared.trap.lock().unwrap().take().is_some()
     }
 }
 

@@ -1,8 +1,9 @@
 //! A control plane for all tests, operators as processes, and looks at what they made.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use kube::{Api, Client, Config, ResourceExt as _};
@@ -72,6 +73,8 @@ pub(crate) struct Place {
     pub(crate) kubeconfig: PathBuf,
     /// Whether the test fails if those do not allow a request.
     pub(crate) checks_rules: bool,
+    /// Where its operators tell what they count.
+    observed: Mutex<BTreeSet<u16>>,
 }
 
 impl Place {
@@ -91,7 +94,8 @@ impl Place {
         std::fs::write(folder.path().join("gang"), [7; 32]).unwrap();
         let namespace = namespace.to_owned();
         let client = client_of(plane.kubeconfig()).await;
-        Self { plane, namespace, folder, client, kubeconfig, checks_rules: true }
+        let observed = Mutex::default();
+        Self { plane, namespace, folder, client, kubeconfig, checks_rules: true, observed }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -120,6 +124,7 @@ impl Place {
             .append(true)
             .open(self.path(&format!("{identity}.log")))
             .unwrap();
+        self.observed.lock().unwrap().insert(port + 1);
         let child = Command::new(env!("CARGO_BIN_EXE_stoker-operator"))
             .arg("run")
             .args(["--identity", identity, "--namespace", &self.namespace])
@@ -214,6 +219,16 @@ impl Place {
                 let last = last.into_iter().rev().collect::<Vec<_>>().join("\n");
                 text += &format!("--- {}\n{last}\n", path.display());
             }
+        }
+        // A silent operator tells by its gauges whether it leads, and what it knows and has to do.
+        for port in self.observed.lock().unwrap().iter() {
+            let gauges = ["stoker_leader ", "stoker_cached_objects{", "stoker_queued{"];
+            let is_wanted = |it: &&str| gauges.iter().any(|gauge| it.starts_with(gauge));
+            let told = match get(&format!("127.0.0.1:{port}"), "/metrics") {
+                Ok(metrics) => metrics.lines().filter(is_wanted).collect::<Vec<_>>().join("\n"),
+                Err(error) => format!("no answer: {error}"),
+            };
+            text += &format!("--- metrics of port {port}\n{told}\n");
         }
         text
     }

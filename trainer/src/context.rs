@@ -269,7 +269,7 @@ impl Context {
         let model = model.valid();
         let model = precision::lowered(&model, self.config.mixed_precision);
         let plan = self.plan(batch_size, false);
-        let steps = data.steps(plan.global_batch);
+        let steps = data.steps(&plan);
         for (index, batch) in (0..).zip(data.loader(plan, 0..steps)) {
             self.ranks.tick(Doing::Evaluate);
             each(index, &model, batch?)?;

@@ -9,17 +9,26 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
 
-use crate::rng::{ORDER, key};
+use crate::rng::key;
 use crate::{InvalidHyperparameters, Result};
 
+mod indexed;
 mod loader;
+mod order;
 mod permutation;
 mod rows;
+mod sequence;
+mod stream;
+mod weights;
 
 pub use loader::Loader;
 pub(crate) use loader::panic_message;
+use loader::{Job, Jobs};
+use order::Order;
 pub use permutation::Permutation;
-pub use rows::Rows;
+pub use rows::{Field, Rows};
+pub use sequence::Sequence;
+pub use stream::{Pass, Stream};
 
 /// Batches that wait in the queue, unless [`Data::queue`] says otherwise.
 const QUEUE_BATCHES: usize = 10;
@@ -61,6 +70,16 @@ pub trait Source<B>: Send + Sync {
     ///
     /// Whatever should end the trial.
     fn batch(&self, samples: &[usize], at: &At) -> Result<B>;
+
+    /// Whether what is counted as a sample is a whole batch of one rank, as of a [`Sequence`].
+    fn is_batched(&self) -> bool {
+        false
+    }
+
+    /// What it holds, for error messages: such as `data.0 [60000, 784] F32`.
+    fn fields(&self) -> Vec<String> {
+        vec![]
+    }
 }
 
 /// Who reads which samples, in which order. A global batch holds the same samples for any number of
@@ -85,17 +104,23 @@ pub struct Plan {
 
 /// Batches of type `B`, of any origin. Nothing is read before training starts.
 pub struct Data<B> {
-    source: Arc<dyn Source<B>>,
+    origin: Origin<B>,
     shuffle: bool,
     drop_last: bool,
     workers: usize,
     queue: usize,
 }
 
+/// Where batches come from.
+enum Origin<B> {
+    Indexed(Arc<dyn Source<B>>),
+    Streamed(Arc<dyn stream::Batched<B>>),
+}
+
 impl<B> fmt::Debug for Data<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Data")
-            .field("samples", &self.source.samples())
+            .field("samples", &self.origin.samples())
             .field("shuffle", &self.shuffle)
             .field("drop_last", &self.drop_last)
             .field("workers", &self.workers)
@@ -104,11 +129,41 @@ impl<B> fmt::Debug for Data<B> {
     }
 }
 
+impl<B> Origin<B> {
+    fn samples(&self) -> usize {
+        match self {
+            Self::Indexed(source) => source.samples(),
+            Self::Streamed(stream) => stream.samples(),
+        }
+    }
+
+    fn is_batched(&self) -> bool {
+        matches!(self, Self::Indexed(source) if source.is_batched())
+    }
+
+    fn fields(&self) -> Vec<String> {
+        match self {
+            Self::Indexed(source) => source.fields(),
+            Self::Streamed(_) => vec![],
+        }
+    }
+}
+
 impl<B: Send + 'static> Data<B> {
+    fn of(origin: Origin<B>) -> Self {
+        Self { origin, shuffle: true, drop_last: false, workers: 0, queue: QUEUE_BATCHES }
+    }
+
     /// Any [`Source`].
     pub fn new(source: impl Source<B> + 'static) -> Self {
-        let source = Arc::new(source);
-        Self { source, shuffle: true, drop_last: false, workers: 0, queue: QUEUE_BATCHES }
+        Self::of(Origin::Indexed(Arc::new(source)))
+    }
+
+    /// Batches that a program makes itself, by their number: in a step, each rank takes one. They are
+    /// to be of the rank's batch size, [`Context::batch_size`](crate::Context::batch_size): training in
+    /// a gang of another size is another training.
+    pub fn sequence(sequence: impl Sequence<B> + 'static) -> Self {
+        Self::new(sequence::Batches(sequence))
     }
 
     /// Arrays in memory, first dimension the samples: `(x, y)`, `(x, y, weights)`, lists or named
@@ -130,7 +185,7 @@ impl<B: Send + 'static> Data<B> {
         item: impl Fn(usize) -> Option<I> + Send + Sync + 'static,
         batcher: impl Fn(Vec<I>, &Device) -> B + Send + Sync + 'static,
     ) -> Self {
-        Self::new(Items { samples, item, batcher })
+        Self::new(indexed::Items { samples, item, batcher })
     }
 
     /// Whether training visits the samples in a new order each epoch (default: yes).
@@ -157,26 +212,89 @@ impl<B: Send + 'static> Data<B> {
         Self { queue: batches, ..self }
     }
 
-    /// The number of samples in an epoch.
+    /// Makes other batches of these, where they are made: by the workers.
+    pub fn map<C: Send + 'static>(
+        self,
+        map: impl Fn(B) -> Result<C> + Send + Sync + 'static,
+    ) -> Data<C> {
+        let map = Arc::new(map);
+        let origin = match self.origin {
+            Origin::Indexed(source) => {
+                Origin::Indexed(Arc::new(indexed::Mapped { source, map }) as Arc<dyn Source<C>>)
+            }
+            Origin::Streamed(stream) => {
+                Origin::Streamed(Arc::new(stream::MappedStream { stream, map }))
+            }
+        };
+        let Self { shuffle, drop_last, workers, queue, .. } = self;
+        Data { origin, shuffle, drop_last, workers, queue }
+    }
+
+    /// Training and validation data: the last `fraction` of the samples, rounded down, as they are
+    /// before any shuffling, is for validation. Both keep these options.
+    ///
+    /// # Errors
+    ///
+    /// One of both would have no samples; the data is a stream, which has [`Stream::take`] and
+    /// [`Stream::skip`] for this.
+    pub fn validation_split(self, fraction: f64) -> Result<(Self, Self)> {
+        let Origin::Indexed(source) = self.origin else {
+            return Err(
+                "a stream cannot be split: make one of its first items by `Stream::take` and one \
+                        of the rest by `Stream::skip`"
+                    .into(),
+            );
+        };
+        let samples = source.samples();
+        let validation = (samples as f64 * fraction) as usize;
+        if !(0.0..1.0).contains(&fraction) || validation == 0 || validation == samples {
+            return Err(format!(
+                "validation_split is {fraction}: of {samples} samples it leaves {validation} for \
+                 validation, but both parts need some"
+            )
+            .into());
+        }
+        let part = |range: Range<usize>| Self {
+            origin: Origin::Indexed(Arc::new(indexed::Part { source: source.clone(), range })),
+            ..self
+        };
+        Ok((part(0..samples - validation), part(samples - validation..samples)))
+    }
+
+    /// The number of samples in an epoch; of a [`Sequence`], of its batches.
     pub fn samples(&self) -> usize {
-        self.source.samples()
+        self.origin.samples()
+    }
+
+    /// What one step takes over all ranks, in [`samples`](Self::samples).
+    pub(crate) fn global_batch(&self, plan: &Plan) -> usize {
+        if self.origin.is_batched() { plan.world } else { plan.global_batch }
     }
 
     /// The batches of an epoch, equal on every rank.
-    pub fn steps(&self, global_batch: usize) -> u64 {
-        let samples = self.source.samples();
+    pub fn steps(&self, plan: &Plan) -> u64 {
+        let (samples, global_batch) = (self.samples(), self.global_batch(plan));
         let steps =
             if self.drop_last { samples / global_batch } else { samples.div_ceil(global_batch) };
         steps as u64
     }
 
-    /// Refuses what cannot be trained on with this batch size.
-    pub(crate) fn check(&self, global_batch: usize) -> Result<()> {
-        let samples = self.source.samples();
+    /// Refuses what cannot be trained on by this plan.
+    pub(crate) fn check(&self, plan: &Plan) -> Result<()> {
+        let Plan { global_batch, world, .. } = *plan;
+        let samples = self.samples();
+        let what = if self.origin.is_batched() { "batches" } else { "samples" };
         if samples == 0 {
-            return Err("the training data has no samples".into());
+            return Err(format!("the training data has no {what}").into());
         }
-        if global_batch == 0 || global_batch > samples {
+        if samples < world {
+            return Err(format!(
+                "the training data has {samples} {what} for {world} ranks, of which each needs one: \
+                 use fewer slots for a trial, or more data"
+            )
+            .into());
+        }
+        if !self.origin.is_batched() && (global_batch == 0 || global_batch > samples) {
             return Err(InvalidHyperparameters(format!(
                 "global_batch_size is {global_batch}, but must be between 1 and {samples}, the \
                  number of training samples"
@@ -186,75 +304,33 @@ impl<B: Send + 'static> Data<B> {
         Ok(())
     }
 
+    /// Refuses what cannot be validated on.
+    pub(crate) fn check_validation(&self) -> Result<()> {
+        match self.samples() {
+            0 => Err("the validation data has no samples".into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// What it holds, for error messages.
+    pub(crate) fn fields(&self) -> Vec<String> {
+        self.origin.fields()
+    }
+
     /// Batches `batches.start..batches.end`, counted over all epochs, in order.
     pub fn loader(&self, plan: Plan, batches: Range<u64>) -> Loader<B> {
-        let source = self.source.clone();
         let order = Order {
-            samples: source.samples(),
-            steps: self.steps(plan.global_batch),
+            samples: self.samples(),
+            global_batch: self.global_batch(&plan),
+            steps: self.steps(&plan),
             shuffle: self.shuffle && plan.shuffle,
             plan,
         };
-        let make = move |batch: u64| {
-            let samples = order.samples_of(batch);
-            let plan = &order.plan;
-            let (device, dtype, seed) = (&plan.device, plan.dtype, plan.seed);
-            let at = At { device, dtype, epoch: batch / order.steps, seed };
-            if samples.is_empty() { Ok(None) } else { source.batch(&samples, &at).map(Some) }
+        let jobs = match &self.origin {
+            Origin::Indexed(source) => indexed::jobs(source.clone(), order, batches.clone()),
+            Origin::Streamed(stream) => stream.jobs(order, batches.clone()),
         };
-        Loader::start(Arc::new(make), batches, self.workers, self.queue)
-    }
-}
-
-/// Which samples a batch holds on a rank.
-struct Order {
-    plan: Plan,
-    samples: usize,
-    steps: u64,
-    shuffle: bool,
-}
-
-impl Order {
-    /// This rank's share of batch `batch`: of the global batch, the places `p` of the epoch with
-    /// `(p + turn) % world == rank`, where `turn` rolls on between epochs.
-    fn samples_of(&self, batch: u64) -> Vec<usize> {
-        let Plan { global_batch, rank, world, seed, .. } = self.plan;
-        let (epoch, first) = (batch / self.steps, (batch % self.steps) as usize * global_batch);
-        let turn = (epoch % world as u64) as usize * (self.samples % world);
-        let mine = (first..(first + global_batch).min(self.samples))
-            .filter(|place| (place + turn) % world == rank);
-        if !self.shuffle {
-            return mine.collect();
-        }
-        let order = Permutation::new(self.samples as u64, key(&[seed, ORDER, epoch]));
-        mine.map(|place| order.at(place as u64) as usize).collect()
-    }
-}
-
-/// Items, and what makes a batch of them.
-struct Items<G, T> {
-    samples: usize,
-    item: G,
-    batcher: T,
-}
-
-impl<I, B, G, T> Source<B> for Items<G, T>
-where
-    G: Fn(usize) -> Option<I> + Send + Sync,
-    T: Fn(Vec<I>, &Device) -> B + Send + Sync,
-{
-    fn samples(&self) -> usize {
-        self.samples
-    }
-
-    fn batch(&self, samples: &[usize], at: &At) -> Result<B> {
-        let item = |sample: &usize| {
-            (self.item)(*sample).ok_or_else(|| {
-                format!("the data set has no item {sample}, but {} samples", self.samples).into()
-            })
-        };
-        let items = samples.iter().map(item).collect::<Result<Vec<_>>>()?;
-        Ok((self.batcher)(items, at.device))
+        Loader::start(jobs, batches, self.workers, self.queue)
     }
 }
 

@@ -52,7 +52,7 @@ pub use callback::{
 pub use checkpoint::CheckpointSource;
 pub use collective::{Collective, Distributed, ThreadRank};
 pub use context::Context;
-pub use data::{At, Data, Loader, Permutation, Plan, Rows, Source};
+pub use data::{At, Data, Field, Loader, Pass, Permutation, Plan, Rows, Sequence, Source, Stream};
 pub use device::host;
 pub use error::{Error, Interrupted, InvalidHyperparameters, Result};
 pub use optim::{Optimizers, Schedule};

@@ -9,6 +9,8 @@ const WEIGHTS: u64 = 1;
 const STEP: u64 = 2;
 /// The order of the samples.
 pub(crate) const ORDER: u64 = 3;
+/// What a stream's operations draw.
+pub(crate) const STREAM: u64 = 4;
 
 /// Steele, Lea and Flood's SplitMix64: the output for the state `value`.
 pub(crate) fn mix(value: u64) -> u64 {

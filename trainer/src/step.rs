@@ -107,6 +107,42 @@ impl StepOutput {
         Self::sum(chosen.sum().neg(), samples).metric("accuracy", num_correct, samples)
     }
 
+    /// Cross entropy of samples that count as their weights say, and `accuracy`, of which each counts as
+    /// one. As in Keras, the loss is the sum of weighted losses by the number of samples; for the mean by
+    /// weight, give [`sum`](Self::sum) the sum of the weights as its count.
+    ///
+    /// # Shapes
+    ///
+    /// - logits: `[samples, classes]`
+    /// - labels, weights: `[samples]`
+    pub fn weighted_classification(
+        logits: Tensor<2>,
+        labels: Tensor<1, Int>,
+        weights: Tensor<1>,
+    ) -> Self {
+        let (logits, samples) = (single(logits), labels.dims()[0]);
+        let chosen = log_softmax(logits.clone(), 1).gather(1, labels.clone().unsqueeze_dim(1));
+        let losses = chosen.squeeze_dim::<1>(1).neg() * single(weights);
+        let best: Tensor<1, Int> = logits.argmax(1).squeeze_dim(1);
+        let num_correct = single(best.equal(labels).float()).sum();
+        Self::sum(losses.sum(), samples).metric("accuracy", num_correct, samples)
+    }
+
+    /// Squared error of samples that count as their weights say, over all elements; and
+    /// `mean_absolute_error`, to which each counts as one.
+    ///
+    /// # Shapes
+    ///
+    /// - outputs, targets: `[samples, outputs]`
+    /// - weights: `[samples]`
+    pub fn weighted_regression(outputs: Tensor<2>, targets: Tensor<2>, weights: Tensor<1>) -> Self {
+        let num_elements = targets.shape().num_elements();
+        let error = single(outputs) - single(targets);
+        let absolute = error.clone().abs().sum();
+        let squares = error.clone() * error * single(weights).unsqueeze_dim(1);
+        Self::sum(squares.sum(), num_elements).metric("mean_absolute_error", absolute, num_elements)
+    }
+
     /// Squared error, and `mean_absolute_error`, over all elements.
     ///
     /// # Shapes

@@ -4,17 +4,21 @@ use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 use std::thread::JoinHandle;
 
 use crate::Result;
 
-/// Makes one batch of all epochs; `None` where this rank has no sample in it.
-type Make<B> = dyn Fn(u64) -> Result<Option<B>> + Send + Sync;
+/// Makes one batch; `None` where this rank has no sample in it.
+pub(super) type Job<B> = Box<dyn FnOnce() -> Result<Option<B>> + Send>;
+/// What makes the batches, in their order. What must be read in order is read by this iterator, and what
+/// can be done for several batches at once is left to the jobs.
+pub(super) type Jobs<B> = Box<dyn Iterator<Item = Job<B>> + Send>;
 
 /// Batches in order; `None` where a batch has no samples for this rank.
 pub struct Loader<B> {
-    make: Arc<Make<B>>,
+    /// Where there are no workers.
+    jobs: Option<Jobs<B>>,
     lanes: Vec<mpsc::Receiver<Result<Option<B>>>>,
     threads: Vec<JoinHandle<()>>,
     first: u64,
@@ -31,30 +35,55 @@ impl<B> fmt::Debug for Loader<B> {
 }
 
 impl<B: Send + 'static> Loader<B> {
-    /// Worker `w` of `n` makes every `n`-th batch into its own bounded lane; reading the lanes in
-    /// turn keeps the order.
-    pub(super) fn start(
-        make: Arc<Make<B>>,
-        batches: Range<u64>,
-        workers: usize,
-        queue: usize,
-    ) -> Self {
-        let (mut lanes, mut threads) = (vec![], vec![]);
-        for worker in 0..workers {
+    /// A thread takes the jobs in order and gives worker `w` of `n` every `n`-th, which puts its batch
+    /// into its own bounded lane: reading the lanes in turn keeps the order.
+    pub(super) fn start(jobs: Jobs<B>, batches: Range<u64>, workers: usize, queue: usize) -> Self {
+        let first = batches.start;
+        if workers == 0 {
+            return Self { jobs: Some(jobs), lanes: vec![], threads: vec![], first, batches };
+        }
+        let (mut lanes, mut threads, mut works) = (vec![], vec![], vec![]);
+        for worker in 0..workers as u64 {
+            let (send_work, work) = mpsc::sync_channel::<Job<B>>(1);
             let (send, receive) = mpsc::sync_channel(queue.div_ceil(workers).max(1));
-            let (make, mut mine) = (make.clone(), batches.clone().skip(worker).step_by(workers));
             threads.push(std::thread::spawn(move || {
-                while mine.next().is_some_and(|batch| send.send(made(&*make, batch)).is_ok()) {}
+                let mut numbers = (first + worker..).step_by(workers);
+                while let (Ok(job), Some(batch)) = (work.recv(), numbers.next()) {
+                    if send.send(made(batch, job)).is_err() {
+                        return;
+                    }
+                }
             }));
+            works.push(send_work);
             lanes.push(receive);
         }
-        Self { make, lanes, threads, first: batches.start, batches }
+        threads.push(std::thread::spawn(move || hand_out(jobs, &works)));
+        Self { jobs: None, lanes, threads, first, batches }
     }
 }
 
+/// Gives workers their jobs in turn, until there are no more or nobody wants them.
+fn hand_out<B: Send + 'static>(mut jobs: Jobs<B>, works: &[mpsc::SyncSender<Job<B>>]) {
+    for work in works.iter().cycle() {
+        let Some(job) = next_job(&mut jobs) else { return };
+        if work.send(job).is_err() {
+            return;
+        }
+    }
+}
+
+/// A panic of the user's while a stream is read is an error of the batch that it was read for.
+fn next_job<B: Send + 'static>(jobs: &mut Jobs<B>) -> Option<Job<B>> {
+    let next = catch_unwind(AssertUnwindSafe(|| jobs.next()));
+    next.unwrap_or_else(|panic| {
+        let text = panic_message(&*panic);
+        Some(Box::new(move || Err(text.into())))
+    })
+}
+
 /// A panic of the user's in a worker is an error of the batch.
-fn made<B>(make: &Make<B>, batch: u64) -> Result<Option<B>> {
-    catch_unwind(AssertUnwindSafe(|| make(batch))).unwrap_or_else(|panic| {
+fn made<B>(batch: u64, job: Job<B>) -> Result<Option<B>> {
+    catch_unwind(AssertUnwindSafe(job)).unwrap_or_else(|panic| {
         Err(format!("batch {batch} could not be made: {}", panic_message(&*panic)).into())
     })
 }
@@ -66,13 +95,13 @@ pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
         .unwrap_or_else(|| "a panic without a text".into())
 }
 
-impl<B> Iterator for Loader<B> {
+impl<B: Send + 'static> Iterator for Loader<B> {
     type Item = Result<Option<B>>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let batch = self.batches.next()?;
-        if self.lanes.is_empty() {
-            return Some(made(&*self.make, batch));
+        if let Some(jobs) = &mut self.jobs {
+            return next_job(jobs).map(|job| made(batch, job));
         }
         let lane = ((batch - self.first) % self.lanes.len() as u64) as usize;
         Some(
@@ -85,7 +114,7 @@ impl<B> Iterator for Loader<B> {
 
 impl<B> Drop for Loader<B> {
     fn drop(&mut self) {
-        self.lanes.clear(); // Senders fail, workers end.
+        self.lanes.clear(); // Senders fail, workers end, and whoever hands out.
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
     }
 }

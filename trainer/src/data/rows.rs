@@ -1,12 +1,31 @@
 //! Arrays in memory as data.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Device, Int, Tensor};
 
 use super::{At, Source};
 use crate::Result;
+
+/// One array of [`Rows`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// Where it is: `data.0` is the first of a tuple, `data.image` that of a name.
+    pub path: String,
+    /// Its shape; the first is the number of samples.
+    pub dims: Vec<usize>,
+    /// What it is of.
+    pub dtype: DType,
+}
+
+impl fmt::Display for Field {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { path, dims, dtype } = self;
+        write!(f, "{path} {dims:?} {dtype:?}")
+    }
+}
 
 /// Arrays in memory whose first dimension is the samples: a tensor, or tuples, lists and named maps
 /// of them.
@@ -21,8 +40,8 @@ pub trait Rows: Send + Sync {
     /// Whether some of it are inputs and others are not, by what they are: not so where names or places in a list tell.
     const HAS_INPUTS: bool = true;
 
-    /// Adds the number of rows of every leaf, each under its path, which begins with `path`.
-    fn lengths(&self, path: &str, out: &mut Vec<(String, usize)>);
+    /// Adds every array, each under its path, which begins with `path`.
+    fn fields(&self, path: &str, out: &mut Vec<Field>);
 
     /// The given rows, on `device`. What is of floating point is cast to `dtype`, if there is one; of a tuple, the first
     /// alone, which are the inputs.
@@ -35,8 +54,9 @@ where
 {
     type Batch = Self;
 
-    fn lengths(&self, path: &str, out: &mut Vec<(String, usize)>) {
-        out.push((path.into(), self.dims()[0]));
+    fn fields(&self, path: &str, out: &mut Vec<Field>) {
+        let (path, dims) = (path.into(), self.dims().to_vec());
+        out.push(Field { path, dims, dtype: self.dtype() });
     }
 
     fn rows(&self, rows: &[usize], device: &Device, dtype: Option<DType>) -> Self {
@@ -56,8 +76,8 @@ macro_rules! tuple_rows {
         impl<$($field: Rows),*> Rows for ($($field,)*) {
             type Batch = ($($field::Batch,)*);
 
-            fn lengths(&self, path: &str, out: &mut Vec<(String, usize)>) {
-                $(self.$index.lengths(&format!("{path}.{}", $index), out);)*
+            fn fields(&self, path: &str, out: &mut Vec<Field>) {
+                $(self.$index.fields(&format!("{path}.{}", $index), out);)*
             }
 
             fn rows(&self, rows: &[usize], device: &Device, dtype: Option<DType>) -> Self::Batch {
@@ -75,9 +95,9 @@ impl<R: Rows> Rows for Vec<R> {
 
     const HAS_INPUTS: bool = false;
 
-    fn lengths(&self, path: &str, out: &mut Vec<(String, usize)>) {
+    fn fields(&self, path: &str, out: &mut Vec<Field>) {
         for (index, field) in self.iter().enumerate() {
-            field.lengths(&format!("{path}.{index}"), out);
+            field.fields(&format!("{path}.{index}"), out);
         }
     }
 
@@ -91,9 +111,9 @@ impl<R: Rows> Rows for BTreeMap<String, R> {
 
     const HAS_INPUTS: bool = false;
 
-    fn lengths(&self, path: &str, out: &mut Vec<(String, usize)>) {
+    fn fields(&self, path: &str, out: &mut Vec<Field>) {
         for (name, field) in self {
-            field.lengths(&format!("{path}.{name}"), out);
+            field.fields(&format!("{path}.{name}"), out);
         }
     }
 
@@ -106,29 +126,34 @@ impl<R: Rows> Rows for BTreeMap<String, R> {
 /// Arrays whose lengths agree.
 pub(super) struct Arrays<R> {
     rows: R,
+    fields: Vec<Field>,
     samples: usize,
 }
 
 impl<R: Rows> Arrays<R> {
     pub(super) fn new(rows: R) -> Result<Self> {
-        let mut lengths = vec![];
-        rows.lengths("data", &mut lengths);
-        let (first, samples) = lengths.first().cloned().ok_or("the data has no fields")?;
+        let mut fields = vec![];
+        rows.fields("data", &mut fields);
+        let Field { path: first, dims, .. } = fields.first().ok_or("the data has no fields")?;
+        let samples = dims[0];
         if samples == 0 {
             return Err(format!("{first} has no samples").into());
         }
-        match lengths.iter().find(|(_, other)| *other != samples) {
-            Some((path, other)) => {
-                Err(format!("{path} has {other} samples, but {first} has {samples}").into())
-            }
-            None => Ok(Self { rows, samples }),
+        if let Some(Field { path, dims, .. }) = fields.iter().find(|it| it.dims[0] != samples) {
+            let other = dims[0];
+            return Err(format!("{path} has {other} samples, but {first} has {samples}").into());
         }
+        Ok(Self { rows, fields, samples })
     }
 }
 
 impl<R: Rows> Source<R::Batch> for Arrays<R> {
     fn samples(&self) -> usize {
         self.samples
+    }
+
+    fn fields(&self) -> Vec<String> {
+        self.fields.iter().map(ToString::to_string).collect()
     }
 
     fn batch(&self, samples: &[usize], at: &At) -> Result<R::Batch> {

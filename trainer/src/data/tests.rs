@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 
 use super::*;
 
@@ -31,7 +31,7 @@ fn batches(data: &Data<Vec<usize>>, plan: Plan, batches: Range<u64>) -> Vec<Vec<
 #[test]
 fn ranks_share_each_global_batch_and_every_epoch_has_every_sample() {
     let data = Data::new(Numbers(23));
-    let steps = data.steps(6);
+    let steps = data.steps(&plan(6, 0, 1));
     assert_eq!(steps, 4);
     let whole = batches(&data, plan(6, 0, 1), 0..3 * steps);
     for world in 1..5 {
@@ -70,7 +70,7 @@ fn the_last_batch_is_short_or_left_out_and_order_can_be_kept() {
     let data = Data::new(Numbers(5)).shuffle(false);
     assert_eq!(batches(&data, plan(2, 0, 1), 0..3), [vec![0, 1], vec![2, 3], vec![4]]);
     let data = data.drop_last();
-    assert_eq!(data.steps(2), 2);
+    assert_eq!(data.steps(&plan(2, 0, 1)), 2);
     assert_eq!(batches(&data, plan(2, 0, 1), 1..3), [vec![2, 3], vec![0, 1]]);
 }
 
@@ -102,4 +102,167 @@ fn arrays_give_rows_and_refuse_fields_of_different_length() {
     check(Data::arrays((x(), y(2))), "data.1 has 2 samples, but data.0 has 3");
     let none = 0..0;
     check(Data::arrays((x().slice([none]), y(2))), "data.0 has no samples");
+}
+
+/// Numbers of two files, of which odd ones go, mixed.
+fn stream() -> Stream<u64> {
+    let records = |file: u64| Ok((0..10).map(move |it| Ok(file * 100 + it)));
+    Stream::list(vec![1, 2, 3]).interleave(2, 2, records).filter(|it| it % 2 == 0).shuffle(4)
+}
+
+fn of_stream(stream: Stream<u64>, workers: usize) -> Data<Vec<u64>> {
+    Data::stream(stream, |items, _| items).unwrap().workers(workers).queue(2)
+}
+
+fn streamed(data: &Data<Vec<u64>>, plan: Plan, batches: Range<u64>) -> Vec<Vec<u64>> {
+    data.loader(plan, batches).map(|batch| batch.unwrap().unwrap_or_default()).collect()
+}
+
+#[test]
+fn a_stream_gives_each_epoch_every_item_in_another_order_to_any_number_of_ranks() {
+    let data = of_stream(stream(), 0);
+    assert_eq!(data.samples(), 15);
+    let whole = streamed(&data, plan(4, 0, 1), 0..8);
+    for epoch in whole.chunks(4) {
+        let mut all = epoch.concat();
+        all.sort_unstable();
+        let files = [1, 2, 3].map(|file| [0, 2, 4, 6, 8].map(|it| file * 100 + it));
+        assert_eq!(all, files.concat());
+    }
+    assert_ne!(whole[..4], whole[4..]);
+    for world in [2, 3, 5] {
+        let ranks: Vec<_> =
+            (0..world).map(|rank| streamed(&data, plan(4, rank, world), 0..8)).collect();
+        for (index, batch) in whole.iter().enumerate() {
+            let mut shares: Vec<_> = ranks.iter().flat_map(|rank| rank[index].clone()).collect();
+            let mut batch = batch.clone();
+            shares.sort_unstable();
+            batch.sort_unstable();
+            assert_eq!(shares, batch, "batch {index} over {world} ranks");
+        }
+    }
+}
+
+#[test]
+fn a_stream_goes_on_from_any_batch_with_any_workers() {
+    let seeded = || stream().map_seeded(|item, seed| Ok(item + seed % 1000 * 1000));
+    let all = streamed(&of_stream(seeded(), 0), plan(4, 1, 2), 0..9);
+    assert!(all.iter().flatten().any(|it| *it >= 1000));
+    for workers in [0, 1, 3] {
+        for first in 0..9 {
+            let rest = streamed(&of_stream(seeded(), workers), plan(4, 1, 2), first..9);
+            assert_eq!(rest, all[first as usize..], "from {first} with {workers} workers");
+        }
+    }
+}
+
+#[test]
+fn streams_are_read_in_turn_cut_and_counted() {
+    let all = |stream: Stream<u64>| {
+        let data = of_stream(stream, 0);
+        let samples = data.samples();
+        streamed(&data, plan(samples, 0, 1), 0..1).remove(0)
+    };
+    let records = |file: u64| Ok((0..file).map(move |it| Ok(file * 10 + it)));
+    let files = || Stream::list(vec![3, 1, 2, 4]);
+    assert_eq!(all(files().interleave(1, 1, records))[..4], [30, 31, 32, 10]);
+    let two = all(files().interleave(2, 1, records));
+    assert_eq!(two, [30, 10, 31, 32, 20, 21, 40, 41, 42, 43]);
+    let by_two = all(files().interleave(2, 2, records));
+    assert_eq!(by_two, [30, 31, 10, 32, 20, 21, 40, 41, 42, 43]);
+    assert_eq!(all(files().skip(1).take(2)), [1, 2]);
+    assert_eq!(all(files().samples(3)), [3, 1, 2]);
+    assert_eq!(all(files().shuffle(1)), [3, 1, 2, 4]);
+    let mut mixed = all(files().shuffle(100));
+    mixed.sort_unstable();
+    assert_eq!(mixed, [1, 2, 3, 4]);
+}
+
+#[test]
+fn a_map_is_done_for_a_ranks_own_items_alone_and_not_for_what_a_seek_passes_by() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    let made = Arc::new(AtomicUsize::new(0));
+    let count = made.clone();
+    let stream = Stream::list((0..12).collect()).map(move |it: u64| {
+        count.fetch_add(1, Ordering::Relaxed);
+        Ok(it)
+    });
+    let data = of_stream(stream, 0);
+    assert_eq!(streamed(&data, plan(4, 1, 2), 1..3), [vec![5, 7], vec![9, 11]]);
+    assert_eq!(made.load(Ordering::Relaxed), 4);
+}
+
+#[test]
+fn what_goes_wrong_in_a_stream_is_its_batchs_error() {
+    let check = |stream: Stream<u64>, expected: &str| {
+        for workers in [0, 2] {
+            let data = of_stream(stream.clone(), workers);
+            let mut loader = data.loader(plan(2, 0, 1), 0..3);
+            assert_eq!(loader.next().unwrap().unwrap(), Some(vec![0, 1]));
+            assert_eq!(loader.next().unwrap().unwrap_err().to_string(), expected);
+        }
+    };
+    let numbers = |up_to: u64| Stream::new(move |_| Ok((0..up_to).map(Ok)));
+    let short = "the stream gave 3 items in epoch 0, but an epoch has 6: say how many every epoch \
+                 has by `Stream::samples`";
+    check(numbers(3).samples(6), short);
+    let broken = |it: u64| if it == 2 { Err("item 2 is broken".into()) } else { Ok(it) };
+    check(numbers(6).map(broken), "item 2 is broken");
+    let panics = |it: u64| if it == 2 { panic!("item 2 is broken") } else { Ok(it) };
+    check(numbers(6).map(panics), "batch 1 could not be made: item 2 is broken");
+    let reads = |_| Ok((0..6).map(|it| if it == 2 { panic!("no more") } else { Ok(it) }));
+    check(Stream::new(reads).samples(6), "no more");
+}
+
+#[test]
+fn each_rank_takes_one_batch_of_a_sequence_in_a_step() {
+    struct Tens;
+    impl Sequence<Vec<usize>> for Tens {
+        fn batches(&self) -> usize {
+            7
+        }
+        fn batch(&self, index: usize, at: &At) -> Result<Vec<usize>> {
+            Ok(vec![index * 10 + at.epoch as usize])
+        }
+    }
+    let data = Data::sequence(Tens);
+    // Batches of a rank's size, whatever the global one is.
+    assert_eq!(data.steps(&plan(64, 0, 2)), 4);
+    let ranks = [0, 1].map(|rank| batches(&data, plan(64, rank, 2), 0..8).concat());
+    for epoch in 0..2 {
+        let mut all: Vec<_> = ranks.concat().into_iter().filter(|it| it % 10 == epoch).collect();
+        all.sort_unstable();
+        assert_eq!(all, (0..7).map(|it| it * 10 + epoch).collect::<Vec<_>>());
+    }
+    let error = data.check(&plan(64, 0, 8)).unwrap_err().to_string();
+    assert!(error.starts_with("the training data has 7 batches for 8 ranks"), "{error}");
+}
+
+#[test]
+fn the_last_samples_are_split_off_for_validation() {
+    let split = |fraction| Data::new(Numbers(10)).shuffle(false).validation_split(fraction);
+    let (training, validation) = split(0.25).unwrap();
+    assert_eq!(batches(&training, plan(8, 0, 1), 0..1), [(0..8).collect::<Vec<_>>()]);
+    assert_eq!(batches(&validation, plan(8, 0, 1), 0..1), [vec![8, 9]]);
+    for fraction in [0.0, 0.05, 1.0, -1.0, f64::NAN] {
+        let error = split(fraction).unwrap_err().to_string();
+        assert!(error.starts_with("validation_split is "), "{error}");
+    }
+    let error = of_stream(stream(), 0).validation_split(0.5).unwrap_err().to_string();
+    assert!(error.contains("`Stream::take`"), "{error}");
+}
+
+#[test]
+fn samples_weigh_what_their_class_does() {
+    let device = Device::flex();
+    let rows = || {
+        let y = Tensor::<1, Int>::from_data([0, 2, 1, 0], &device);
+        (Tensor::<2>::zeros([4, 1], &device), y)
+    };
+    let data = Data::arrays(rows()).unwrap().shuffle(false).class_weights(&[1.0, 5.0, 0.5]);
+    let (_, _, weights) = data.loader(plan(4, 0, 1), 0..1).next().unwrap().unwrap().unwrap();
+    assert_eq!(weights.into_data().try_to_vec::<f32>().unwrap(), [1.0, 0.5, 5.0, 1.0]);
+    let data = Data::arrays(rows()).unwrap().class_weights(&[1.0, 5.0]);
+    let error = data.loader(plan(4, 0, 1), 0..1).next().unwrap().unwrap_err().to_string();
+    assert_eq!(error, "class_weights has 2 weights, but a label is 2");
 }

@@ -245,7 +245,7 @@ pub(super) fn finish(
 }
 
 /// What a panic says. Layers that make tensors themselves panic in mixed precision.
-fn panicked(context: &Context, message: &str) -> String {
+pub(super) fn panicked(context: &Context, message: &str) -> String {
     let hint = match context.config.mixed_precision {
         MixedPrecision::None => "",
         MixedPrecision::Bf16 => {

@@ -1,5 +1,7 @@
 //! The loop.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use burn::module::Module;
 use stoker_api::contract::ReportEvent;
 
@@ -8,14 +10,15 @@ use super::held::Held;
 use super::hook;
 use super::hooks::Workload;
 use super::length::Wish;
+use super::program::panicked;
 use super::state::{RunState, Validated, from_bits};
 use super::timetable::{Due, Timetable};
 use crate::callback::{Callback, Control, Logs};
 use crate::context::Context;
-use crate::data::{Data, Loader};
+use crate::data::{Data, Loader, panic_message};
 use crate::optim::{GradientSum, Optimizers, Tally};
 use crate::session::Session;
-use crate::step::Metrics;
+use crate::step::{Metrics, StepOutput};
 use crate::{Result, precision, record, rng};
 
 /// One process's part of a training.
@@ -43,6 +46,8 @@ pub(super) struct Run<'a, M, B> {
     /// What ranks last agreed on, where there are several.
     pub(super) wish: Wish,
     aggregation: u64,
+    /// Whether this process has trained no batch yet.
+    is_first: bool,
     /// The batches between two looks around that are under way.
     pub(super) workload: Option<Workload>,
 }
@@ -60,10 +65,12 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let config = &context.config;
         let Fit { train, validation, batch_size, epochs, callbacks } = fit;
         let global_batch = batch_size * context.distributed().size();
-        train.check(global_batch)?;
+        let plan = context.plan(batch_size, true);
+        train.check(&plan)?;
+        validation.as_ref().map_or(Ok(()), Data::check_validation)?;
         let model = record::initialise(model);
         optimizers.check(&record::paths(&model))?;
-        let timetable = Timetable::new(config, train.steps(global_batch), global_batch as u64);
+        let timetable = Timetable::new(config, train.steps(&plan), global_batch as u64);
         let own_epochs = epochs.filter(|_| !session.has_runner() && config.units == 0);
         let granted_units = own_epochs.unwrap_or(config.units.max(1));
         let granted = timetable.batches(config.unit, granted_units);
@@ -71,7 +78,8 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             0 | 1 => optimizers.aggregation(),
             of_experiment => of_experiment,
         };
-        let state = RunState { global_batch, samples: train.samples(), ..RunState::default() };
+        let (samples, global) = (train.samples(), train.global_batch(&plan));
+        let state = RunState { global_batch: global, samples, ..RunState::default() };
         let mut run = Self {
             context,
             session,
@@ -92,6 +100,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             saved: None,
             wish: Wish::default(),
             aggregation: u64::from(aggregation),
+            is_first: true,
             workload: None,
         };
         run.tell_control();
@@ -148,8 +157,12 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let output = {
             // It is gone before the step, which changes weights in place if nobody shares them.
             let model = precision::lowered(&*self.model, context.config.mixed_precision);
-            batch.map(|batch| self.step.train(&model, batch))
+            match batch {
+                Some(batch) if self.is_first => Some(self.first_step(&model, batch)?),
+                batch => batch.map(|batch| self.step.train(&model, batch)),
+            }
         };
+        self.is_first = false;
         let whole = self.aggregation == 1 && ranks.size() == 1;
         let metrics = self.gradients.add(&*self.model, output, whole);
         let is_step = (self.state.batches + 1).is_multiple_of(self.aggregation);
@@ -177,6 +190,17 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         workload.metrics.add(&metrics);
         let is_over = self.state.batches >= workload.end || self.state.stopped.is_some();
         if is_over { self.end_workload() } else { Ok(()) }
+    }
+
+    /// What does not fit shows at the first batch, by a panic of burn's that knows no names.
+    fn first_step(&self, model: &M, batch: B) -> Result<StepOutput> {
+        let step = AssertUnwindSafe(|| self.step.train(model, batch));
+        catch_unwind(step).map_err(|panic| {
+            let why = panicked(self.context, &panic_message(&*panic));
+            let fields = self.train.fields().join(", ");
+            let data = if fields.is_empty() { fields } else { format!("; the data is {fields}") };
+            format!("the step fails on the first batch: {why}{data}").into()
+        })
     }
 
     /// Does what is due.
@@ -267,7 +291,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let mut metrics = Logs::new();
         if let Some(data) = &self.validation {
             let plan = self.context.plan(self.batch_size, false);
-            let steps = data.steps(plan.global_batch).min(1);
+            let steps = data.steps(&plan).min(1);
             let first = data.loader(plan, 0..steps).next().transpose()?;
             let Some(batch) = first.flatten() else { return Ok(()) };
             let model = self.model.valid();

@@ -22,6 +22,7 @@ use crate::{EarlyStopping, key};
 
 mod ends;
 mod hooks;
+mod kinds;
 
 type Pair = (Tensor<2>, Tensor<1, Int>);
 

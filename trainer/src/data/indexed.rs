@@ -1,0 +1,105 @@
+//! Data that can be read in any order.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::tensor::Device;
+
+use super::order::Order;
+use super::{At, Job, Jobs, Source};
+use crate::Result;
+
+/// Makes the batches of a source, each by itself.
+pub(super) fn jobs<B: Send + 'static>(
+    source: Arc<dyn Source<B>>,
+    order: Order,
+    batches: Range<u64>,
+) -> Jobs<B> {
+    let order = Arc::new(order);
+    Box::new(batches.map(move |batch| -> Job<B> {
+        let (source, order) = (source.clone(), order.clone());
+        Box::new(move || {
+            let samples = order.samples_of(batch);
+            let plan = &order.plan;
+            let (device, dtype, seed) = (&plan.device, plan.dtype, plan.seed);
+            let at = At { device, dtype, epoch: batch / order.steps, seed };
+            if samples.is_empty() { Ok(None) } else { source.batch(&samples, &at).map(Some) }
+        })
+    }))
+}
+
+/// Items, and what makes a batch of them.
+pub(super) struct Items<G, T> {
+    pub(super) samples: usize,
+    pub(super) item: G,
+    pub(super) batcher: T,
+}
+
+impl<I, B, G, T> Source<B> for Items<G, T>
+where
+    G: Fn(usize) -> Option<I> + Send + Sync,
+    T: Fn(Vec<I>, &Device) -> B + Send + Sync,
+{
+    fn samples(&self) -> usize {
+        self.samples
+    }
+
+    fn batch(&self, samples: &[usize], at: &At) -> Result<B> {
+        let item = |sample: &usize| {
+            (self.item)(*sample).ok_or_else(|| {
+                format!("the data set has no item {sample}, but {} samples", self.samples).into()
+            })
+        };
+        let items = samples.iter().map(item).collect::<Result<Vec<_>>>()?;
+        Ok((self.batcher)(items, at.device))
+    }
+}
+
+/// Some of a source's samples, from one on.
+pub(super) struct Part<B> {
+    pub(super) source: Arc<dyn Source<B>>,
+    pub(super) range: Range<usize>,
+}
+
+impl<B> Source<B> for Part<B> {
+    fn samples(&self) -> usize {
+        self.range.len()
+    }
+
+    fn batch(&self, samples: &[usize], at: &At) -> Result<B> {
+        let samples: Vec<usize> = samples.iter().map(|it| it + self.range.start).collect();
+        self.source.batch(&samples, at)
+    }
+
+    fn is_batched(&self) -> bool {
+        self.source.is_batched()
+    }
+
+    fn fields(&self) -> Vec<String> {
+        self.source.fields()
+    }
+}
+
+/// A source whose batches are made into others.
+pub(super) struct Mapped<B, F> {
+    pub(super) source: Arc<dyn Source<B>>,
+    pub(super) map: Arc<F>,
+}
+
+impl<B, C, F: Fn(B) -> Result<C> + Send + Sync> Source<C> for Mapped<B, F> {
+    fn samples(&self) -> usize {
+        self.source.samples()
+    }
+
+    fn batch(&self, samples: &[usize], at: &At) -> Result<C> {
+        (self.map)(self.source.batch(samples, at)?)
+    }
+
+    fn is_batched(&self) -> bool {
+        self.source.is_batched()
+    }
+
+    fn fields(&self) -> Vec<String> {
+        self.source.fields()
+    }
+}

@@ -1,0 +1,121 @@
+//! Batches of a stream's items.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::tensor::Device;
+
+use super::{Items, Lazy, Open, Pass, Stream};
+use crate::data::order::{Order, Places};
+use crate::data::{Job, Jobs};
+use crate::{Error, Result};
+
+/// Streams whose items are of any type.
+pub(in crate::data) trait Batched<B>: Send + Sync {
+    fn samples(&self) -> usize;
+
+    fn jobs(&self, order: Order, batches: Range<u64>) -> Jobs<B>;
+}
+
+pub(super) struct Batcher<T, F> {
+    pub(super) stream: Stream<T>,
+    pub(super) samples: usize,
+    pub(super) batcher: Arc<F>,
+}
+
+impl<T, B, F> Batched<B> for Batcher<T, F>
+where
+    T: Send + 'static,
+    B: Send + 'static,
+    F: Fn(Vec<T>, &Device) -> B + Send + Sync + 'static,
+{
+    fn samples(&self) -> usize {
+        self.samples
+    }
+
+    fn jobs(&self, order: Order, batches: Range<u64>) -> Jobs<B> {
+        let mut reader = Reader { open: self.stream.open.clone(), order, pass: None };
+        let batcher = self.batcher.clone();
+        Box::new(batches.map(move |batch| -> Job<B> {
+            let (items, batcher) = (reader.read(batch), batcher.clone());
+            let device = reader.order.plan.device.clone();
+            Box::new(move || {
+                let items: Vec<T> = items?.into_iter().map(|it| it()).collect::<Result<_>>()?;
+                Ok((!items.is_empty()).then(|| batcher(items, &device)))
+            })
+        }))
+    }
+}
+
+/// Reads a stream batch by batch.
+struct Reader<T> {
+    open: Arc<Open<T>>,
+    order: Order,
+    pass: Option<Running<T>>,
+}
+
+/// A pass under way.
+struct Running<T> {
+    epoch: u64,
+    place: usize,
+    items: Items<T>,
+}
+
+impl<T: Send + 'static> Reader<T> {
+    /// This rank's items of a batch. Batches come in order, the first from anywhere.
+    fn read(&mut self, batch: u64) -> Result<Vec<Lazy<T>>> {
+        let Places { epoch, first, end } = self.order.places(batch);
+        let mut pass = match self.pass.take().filter(|it| it.epoch == epoch) {
+            Some(pass) => pass,
+            None => {
+                let items = (self.open)(Pass { epoch, seed: self.order.plan.seed })?;
+                Running { epoch, place: 0, items }
+            }
+        };
+        let mut mine = vec![];
+        while pass.place < end {
+            let place = pass.place;
+            let item = pass.items.next().unwrap_or_else(|| Err(self.ended(epoch, place)))?;
+            if place >= first && self.order.is_mine(epoch, place) {
+                mine.push(item);
+            }
+            pass.place += 1;
+        }
+        self.pass = Some(pass);
+        Ok(mine)
+    }
+
+    fn ended(&self, epoch: u64, place: usize) -> Error {
+        let samples = self.order.samples;
+        format!(
+            "the stream gave {place} items in epoch {epoch}, but an epoch has {samples}: say how many \
+             every epoch has by `Stream::samples`"
+        )
+        .into()
+    }
+}
+
+/// A stream whose batches are made into others.
+pub(in crate::data) struct MappedStream<B, F> {
+    pub(in crate::data) stream: Arc<dyn Batched<B>>,
+    pub(in crate::data) map: Arc<F>,
+}
+
+impl<B, C, F> Batched<C> for MappedStream<B, F>
+where
+    B: 'static,
+    C: Send + 'static,
+    F: Fn(B) -> Result<C> + Send + Sync + 'static,
+{
+    fn samples(&self) -> usize {
+        self.stream.samples()
+    }
+
+    fn jobs(&self, order: Order, batches: Range<u64>) -> Jobs<C> {
+        let map = self.map.clone();
+        Box::new(self.stream.jobs(order, batches).map(move |job| -> Job<C> {
+            let map = map.clone();
+            Box::new(move || job()?.map(|batch| map(batch)).transpose())
+        }))
+    }
+}

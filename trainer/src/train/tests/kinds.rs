@@ -1,0 +1,206 @@
+//! Each kind of data, on one, two and three ranks, straight and stopped after each batch of an epoch:
+//! the same bits.
+
+use std::sync::LazyLock;
+
+use burn::module::Param;
+use burn::tensor::DType;
+
+use super::*;
+use crate::session::Session;
+use crate::{At, Distributed, Sequence, Stream, ThreadRank};
+
+/// Inputs, labels, and how much each sample counts, if they differ in that.
+type Batch = (Tensor<2>, Tensor<1, Int>, Option<Tensor<1>>);
+
+/// The batches that are trained: an epoch of seven, or of a sequence on two ranks four, and some.
+const BATCHES: u64 = 9;
+
+#[derive(Module, Debug)]
+struct Tiny {
+    output: Linear,
+}
+
+/// One sample as a program might read it from a file.
+fn item(index: usize) -> (Vec<f32>, i64) {
+    static ROWS: LazyLock<Vec<f32>> =
+        LazyLock::new(|| samples().0.into_data().try_to_vec().unwrap());
+    (ROWS[index * 20..(index + 1) * 20].to_vec(), (index % 5) as i64)
+}
+
+fn batch(items: Vec<(Vec<f32>, i64)>, device: &Device) -> Batch {
+    let (rows, labels): (Vec<_>, Vec<_>) = items.into_iter().unzip();
+    let x = TensorData::new(rows.concat(), [labels.len(), 20]);
+    let x = Tensor::from_data(x, (device, DType::F32));
+    (x, Tensor::from_data(labels.as_slice(), device), None)
+}
+
+struct Sixteens;
+
+impl Sequence<Batch> for Sixteens {
+    fn batches(&self) -> usize {
+        7
+    }
+
+    fn batch(&self, index: usize, at: &At) -> Result<Batch> {
+        let of = |it: usize| item((index * 16 + it + at.epoch as usize) % SAMPLES as usize);
+        Ok(batch((0..16).map(of).collect(), at.device))
+    }
+}
+
+fn stream() -> Stream<(Vec<f32>, i64)> {
+    let files = Stream::list((0..12).collect());
+    let lines = |file: usize| Ok((0..10).map(move |line| Ok(file * 10 + line)));
+    // What is left are the samples below 100.
+    let lines = files.interleave(3, 2, lines).filter(|it| *it < SAMPLES as usize).shuffle(16);
+    lines.map_seeded(|it, seed| {
+        let (mut row, label) = item(it);
+        row[0] += (seed % 100) as f32 / 1000.0;
+        Ok((row, label))
+    })
+}
+
+const KINDS: [&str; 7] = ["arrays", "weights", "list", "named", "items", "stream", "sequence"];
+
+/// Data of a kind, of all samples.
+fn data(kind: &str) -> Result<Data<Batch>> {
+    let bare = |(x, y): Pair| Ok((x, y, None));
+    let (x, y) = samples();
+    let half = |from: usize| x.clone().slice([0..SAMPLES as usize, from..from + 10]);
+    match kind {
+        "arrays" => Ok(Data::arrays((x, y))?.map(bare)),
+        "weights" => {
+            let data = Data::arrays((x, y))?.class_weights(&[1.0, 2.0, 0.5, 1.0, 3.0]);
+            Ok(data.map(|(x, y, weights)| Ok((x, y, Some(weights)))))
+        }
+        "list" => {
+            let data = Data::arrays((vec![half(0), half(10)], y))?;
+            Ok(data.map(|(x, y)| Ok((Tensor::cat(x, 1), y, None))))
+        }
+        "named" => {
+            let x = [("left", half(0)), ("right", half(10))];
+            let x = BTreeMap::from(x.map(|(name, it)| (name.to_owned(), it)));
+            let data = Data::arrays((x, y))?;
+            Ok(data.map(|(mut x, y)| {
+                let both = ["left", "right"].map(|it| x.remove(it).unwrap());
+                Ok((Tensor::cat(both.to_vec(), 1), y, None))
+            }))
+        }
+        "items" => Ok(Data::items(SAMPLES as usize, |it| Some(item(it)), batch)),
+        "stream" => Data::stream(stream(), batch),
+        "sequence" => Ok(Data::sequence(Sixteens)),
+        other => panic!("{other}"),
+    }
+}
+
+/// A rank's training; gives its weights' bits.
+fn rank(context: &Context, kind: &str, workers: usize, stop_at: u64) -> Result<Vec<u32>> {
+    // One is asked to leave, and all leave.
+    let ranks = context.distributed();
+    let stop_at = if ranks.rank() == ranks.size() - 1 { stop_at } else { u64::MAX };
+    let stop = StopAt(stop_at, context.stop.clone()).boxed();
+    let fit = Fit::new(data(kind)?.workers(workers).queue(3))
+        .validation(data(kind)?)
+        .batch_size(ranks.shard_batch_size(18)?)
+        .callbacks(vec![stop]);
+    let step = |model: &Tiny, (x, y, weights): Batch| {
+        let logits = model.output.forward(x);
+        match weights {
+            Some(weights) => StepOutput::weighted_classification(logits, y, weights),
+            None => StepOutput::classification(logits, y),
+        }
+    };
+    // Threads share the random stream: what they draw is by chance.
+    let mut model = Tiny { output: LinearConfig::new(20, 5).init(context.device()) };
+    model.output.weight = Param::from_tensor(Tensor::zeros([20, 5], context.device()));
+    model.output.bias = Some(Param::from_tensor(Tensor::zeros([5], context.device())));
+    let adam = Optimizers::one(AdamConfig::new().init(), 0.01).aggregate(2);
+    let Tiny { output } = context.fit(model, adam, step, fit)?.model;
+    let data = [output.weight.val().into_data(), output.bias.unwrap().val().into_data()];
+    Ok(data.iter().flat_map(|it| it.iter::<f32>()).map(f32::to_bits).collect())
+}
+
+/// A gang of threads that trains in `folder`.
+fn gang(
+    folder: &Path,
+    size: usize,
+    kind: &str,
+    workers: usize,
+    stop_at: u64,
+) -> Vec<Result<Vec<u32>>> {
+    let contexts: Vec<Context> = ThreadRank::group(size)
+        .into_iter()
+        .enumerate()
+        .map(|(number, rank)| {
+            let lead = alone(Some(folder), BATCHES).context().unwrap();
+            let Context { mut config, session, stop, .. } = lead;
+            let session = match number {
+                0 => session.into_inner().unwrap(),
+                _ => Session::open(&mut config, true, false).unwrap(),
+            };
+            let ranks = Distributed::of(Box::new(rank));
+            Context::new(config, session, stop, Device::flex().autodiff(), ranks)
+        })
+        .collect();
+    std::thread::scope(|scope| {
+        let run = |context| scope.spawn(move || rank(&context, kind, workers, stop_at));
+        let ranks: Vec<_> = contexts.into_iter().map(run).collect();
+        ranks.into_iter().map(|it| it.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn every_kind_of_data_goes_on_to_the_same_bits_from_every_batch_on_one_two_and_three_ranks() {
+    let _stream = alone_on_the_stream();
+    for kind in KINDS {
+        for size in [1, 2, 3] {
+            let folder = tempfile::tempdir().unwrap();
+            let straight = gang(folder.path(), size, kind, 0, u64::MAX);
+            let straight: Vec<_> = straight.into_iter().map(Result::unwrap).collect();
+            assert!(straight.iter().all(|it| *it == straight[0]), "{kind} on {size}");
+            let rows_straight = rows(folder.path());
+            assert!(rows_straight.iter().any(|it| it.1 == "validation"), "{rows_straight:?}");
+            for stop_at in 1..8 {
+                let what = format!("{kind} on {size} ranks, stopped at {stop_at}");
+                let folder = tempfile::tempdir().unwrap();
+                for left in gang(folder.path(), size, kind, 2, stop_at) {
+                    let error = left.unwrap_err();
+                    assert_eq!(exit_code(&*error), ExitCode::Preempted, "{what}: {error}");
+                }
+                let resumed = gang(folder.path(), size, kind, 1, u64::MAX);
+                for model in resumed {
+                    assert!(model.unwrap() == straight[0], "{what}: other weights");
+                }
+                assert_eq!(rows(folder.path()), rows_straight, "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_told_with_what_the_data_holds() {
+    let _stream = alone_on_the_stream();
+    let context = alone(None, 2).context().unwrap();
+    let (x, y) = samples();
+    let narrow = x.slice([0..SAMPLES as usize, 0..19]);
+    let fit = Fit::new(Data::arrays((narrow, y)).unwrap()).batch_size(10);
+    let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
+    let fitted = context.fit(Net::new(context.device()), optimizers(), step, fit);
+    let error = fitted.unwrap_err().to_string();
+    assert!(error.starts_with("the step fails on the first batch: panicked: "), "{error}");
+    assert!(error.ends_with("; the data is data.0 [100, 19] F32, data.1 [100] I32"), "{error}");
+}
+
+#[test]
+fn an_empty_validation_set_is_refused() {
+    let _stream = alone_on_the_stream();
+    let context = alone(None, 2).context().unwrap();
+    let none = Data::items(0, |it| Some(item(it)), batch);
+    let fit = Fit::new(data("items").unwrap()).validation(none).batch_size(10);
+    let step =
+        |model: &Tiny, (x, y, _): Batch| StepOutput::classification(model.output.forward(x), y);
+    let model = Tiny { output: LinearConfig::new(20, 5).init(context.device()) };
+    let adam = Optimizers::one(AdamConfig::new().init(), 0.01);
+    let error = context.fit(model, adam, step, fit).unwrap_err().to_string();
+    assert_eq!(error, "the validation data has no samples");
+}

@@ -103,6 +103,17 @@ impl CheckpointFiles {
         }
     }
 
+    /// A file that a callback added under this name.
+    pub fn get(&self, name: &str) -> Option<&[u8]> {
+        self.0.get(&format!("callbacks-{name}")).map(Bytes::as_ref)
+    }
+
+    /// Those of a checkpoint's files that callbacks added.
+    pub(crate) fn of(parts: &BTreeMap<String, Bytes>) -> Self {
+        let added = parts.iter().filter(|(name, _)| name.starts_with("callbacks-"));
+        Self(added.map(|(name, bytes)| (name.clone(), bytes.clone())).collect())
+    }
+
     pub(crate) fn into_files(self) -> BTreeMap<String, Bytes> {
         self.0
     }
@@ -135,7 +146,7 @@ impl Weights {
 /// # Order
 ///
 /// ```text
-/// on_train_begin  load_state (if it goes on from a checkpoint)
+/// on_train_begin  load_state  on_restore (if it goes on from a checkpoint)
 ///   on_epoch_begin                                   an epoch's first batch
 ///     on_workload_begin                              batches until the next look around
 ///       on_batch_begin  on_batch_end                 each batch
@@ -290,6 +301,16 @@ pub trait Callback: Send {
     ///
     /// Whatever should end the trial.
     fn on_checkpoint(&mut self, files: &mut CheckpointFiles, control: &mut Control) -> Result<()> {
+        Ok(())
+    }
+
+    /// After [`load_state`](Self::load_state), with the files that callbacks had added to the
+    /// checkpoint. Called on every rank, where the callback runs there.
+    ///
+    /// # Errors
+    ///
+    /// The files are not what was added.
+    fn on_restore(&mut self, files: &CheckpointFiles) -> Result<()> {
         Ok(())
     }
 

@@ -137,7 +137,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         Ok(())
     }
 
-    fn take_on(&mut self, parts: &Parts) -> Result<()> {
+    pub(super) fn take_on(&mut self, parts: &Parts) -> Result<()> {
         let state = RunState::read(parts)?;
         let is = (self.state.samples, self.state.global_batch);
         let was = (state.samples, state.global_batch);
@@ -156,9 +156,11 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let ranks = self.context.distributed();
         self.gradients = state.pending(&*self.model, parts, ranks.rank(), ranks.size())?;
         let states = &state.callbacks;
+        let files = CheckpointFiles::of(parts);
         hook(&mut self.callbacks, &mut self.control, ranks, |callback, _| {
             let state = states.get(&callback.name()).filter(|state| !state.is_null());
-            state.map_or(Ok(()), |state| callback.load_state(state.clone()))
+            state.map_or(Ok(()), |state| callback.load_state(state.clone()))?;
+            callback.on_restore(&files)
         })?;
         self.state = state;
         Ok(())

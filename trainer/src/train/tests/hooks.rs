@@ -91,6 +91,11 @@ impl Callback for Notes {
         self.note("load_state")
     }
 
+    fn on_restore(&mut self, files: &CheckpointFiles) -> Result<()> {
+        let noted = files.get("note.txt").map(|it| String::from_utf8_lossy(it).into_owned());
+        self.note(format!("restore {}", noted.unwrap_or_default()))
+    }
+
     fn state(&self) -> Result<Value> {
         Ok(json!("noted"))
     }
@@ -110,13 +115,11 @@ fn train(folder: &Path, leaves: Option<u64>, mut more: Vec<Box<dyn Callback>>) -
 }
 
 /// What may come after each hook, by their names alone.
-const LEGAL: [(&str, &[&str]); 15] = [
+const LEGAL: [(&str, &[&str]); 16] = [
     ("", &["train_begin"]),
     ("train_begin", &["load_state", "epoch_begin"]),
-    (
-        "load_state",
-        &["epoch_begin", "workload_begin", "validation_begin", "checkpoint", "train_end"],
-    ),
+    ("load_state", &["restore"]),
+    ("restore", &["epoch_begin", "workload_begin", "validation_begin", "checkpoint", "train_end"]),
     ("epoch_begin", &["workload_begin"]),
     ("workload_begin", &["batch_begin"]),
     ("batch_begin", &["batch_end"]),
@@ -176,8 +179,8 @@ fn hooks_come_in_their_order() {
 fn hooks_of_a_run_that_was_stopped_anywhere_are_those_of_one_that_was_not() {
     let _stream = alone_on_the_stream();
     let of_process = |it: &&String| {
-        let of = ["train_begin", "train_end", "load_state", "workload_begin", "workload_end"];
-        !of.contains(&name(it)) && name(it) != "checkpoint"
+        let of = ["train_begin", "train_end", "load_state", "restore", "checkpoint"];
+        !of.contains(&name(it)) && !name(it).starts_with("workload")
     };
     let folder = tempfile::tempdir().unwrap();
     let straight = train(folder.path(), None, vec![]);
@@ -188,6 +191,7 @@ fn hooks_of_a_run_that_was_stopped_anywhere_are_those_of_one_that_was_not() {
         check_legal(&all);
         let rest = train(folder.path(), None, vec![]);
         check_legal(&rest);
+        assert_eq!(rest[2], format!("restore {stop_at}"), "the file of the last checkpoint");
         all.extend(rest);
         let all: Vec<_> = all.iter().filter(of_process).cloned().collect();
         assert_eq!(all, straight, "stopped at {stop_at}");

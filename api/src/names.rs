@@ -18,8 +18,10 @@ pub const ENV_SILENCE_SECONDS: &str = "STOKER_SILENCE_SECONDS";
 /// After how many median steps in which nothing moves, if that is longer (10).
 pub const ENV_SILENCE_STEPS: &str = "STOKER_SILENCE_STEPS";
 /// What a user may set of the variables that begin with `STOKER_`.
-pub const ENV_SETTABLE: [&str; 4] =
-    [ENV_DEVICE, ENV_RENDEZVOUS_SECONDS, ENV_SILENCE_SECONDS, ENV_SILENCE_STEPS];
+pub const ENV_SETTABLE: [&str; 5] =
+    [ENV_DEVICE, ENV_RENDEZVOUS_SECONDS, ENV_SILENCE_SECONDS, ENV_SILENCE_STEPS, ENV_TEST];
+/// `1`: a trainer says which part of the program works, reads its last checkpoint back and compares it.
+pub const ENV_TEST: &str = "STOKER_TEST";
 /// Where a trainer trains: `cpu` or `cuda`. Unset: on the GPU of its rank if there is any, or else on the CPU.
 pub const ENV_DEVICE: &str = "STOKER_DEVICE";
 

@@ -13,6 +13,7 @@ mod print;
 mod run;
 mod show;
 mod supervise;
+mod trying;
 mod validate;
 
 use std::process::ExitCode;

@@ -71,3 +71,37 @@ fn several_ranks_on_one_machine_train_what_one_does() {
     // Rounding may decide on a sample or two of ten thousand.
     assert!((one - four).abs() < 3e-4 && one > 0.9, "{one} {four}");
 }
+
+#[test]
+fn a_program_is_tried_in_all_its_parts_and_nothing_stays() {
+    program("stoker-trainer");
+    let file = repository().join("examples/mnist/random.yaml");
+    let root = tempfile::tempdir().unwrap();
+    let tried = |more: &[&str]| {
+        let run =
+            stoker(["run", "--test", "--root"]).arg(root.path()).arg(&file).args(more).output();
+        run.unwrap()
+    };
+    let output = tried(&["--set", "resources.slotsPerTrial=2"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        text.contains("works: one batch, a validation, a checkpoint and its restore"),
+        "{text}"
+    );
+    let left = walk(root.path());
+    assert!(left.is_empty(), "{left:?}");
+
+    let output = tried(&["--set", "hyperparameters.dropout=2"]);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let text = said(&output);
+    assert!(text.contains("trial 0 failed: test: "), "{text}");
+}
+
+/// Files below a folder.
+fn walk(folder: &Path) -> Vec<std::path::PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|it| it.unwrap().path());
+    let (folders, mut files): (Vec<_>, Vec<_>) = entries.partition(|it| it.is_dir());
+    files.extend(folders.iter().flat_map(|it| walk(it)));
+    files
+}

@@ -8,7 +8,7 @@ use burn::tensor::{DType, Device};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use stoker_api::contract::TrialConfig;
-use stoker_api::names::ENV_CACHE;
+use stoker_api::names::{ENV_CACHE, ENV_TEST};
 
 use crate::callback::{Callback, Control};
 use crate::checkpoint::CheckpointSource;
@@ -27,6 +27,8 @@ pub struct Context {
     pub(crate) stop: StopSignal,
     device: Device,
     ranks: Distributed,
+    /// Whether the program is only tried: see `train/trying.rs`.
+    pub(crate) is_test: bool,
 }
 
 impl Context {
@@ -38,7 +40,8 @@ impl Context {
         ranks: Distributed,
     ) -> Self {
         let session = Mutex::new(session);
-        let context = Self { config, session, stop, device, ranks };
+        let is_test = std::env::var_os(ENV_TEST).is_some_and(|it| it == "1");
+        let context = Self { config, session, stop, device, ranks, is_test };
         context.seed_weights();
         context
     }

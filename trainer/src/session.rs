@@ -34,6 +34,8 @@ pub(crate) struct Session {
     is_lead: bool,
     /// Global batches trained, by the last report.
     batches: u64,
+    /// The checkpoint that was last saved by this process.
+    last_saved: Option<CheckpointRef>,
     pub(crate) terminal: Terminal,
     /// Dropped last: the others' tasks run on it.
     _background: Background,
@@ -92,6 +94,7 @@ impl Session {
             has_runner: !alone,
             is_lead,
             batches: 0,
+            last_saved: None,
             terminal: if is_lead { Terminal::new(alone) } else { Terminal::silent() },
             _background: background,
         })
@@ -132,6 +135,11 @@ impl Session {
     /// What the record says of the checkpoint of this name.
     pub(crate) fn checkpoint_ref(&self, name: &str) -> Option<CheckpointRef> {
         self.resume_from.iter().find(|it| it.name == name).cloned()
+    }
+
+    /// The checkpoint that was last saved by this process.
+    pub(crate) fn last_saved(&self) -> Option<CheckpointRef> {
+        self.last_saved.clone()
     }
 
     /// The trial's files, where this process writes them.
@@ -225,6 +233,8 @@ impl Session {
             let saved = if wait { checkpoints.finish()? } else { checkpoints.poll()? };
             let Some(saved) = saved else { break };
             self.batches = self.batches.max(saved.batches);
+            let (name, manifest_sha256) = (saved.name.clone(), saved.manifest_sha256.clone());
+            self.last_saved = Some(CheckpointRef { name, manifest_sha256 });
             if let Some(reporter) = &self.reporter {
                 reporter.post(saved.batches, checkpointed(saved));
             }

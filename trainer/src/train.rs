@@ -21,12 +21,14 @@ mod save;
 mod state;
 mod timetable;
 mod trial;
+mod trying;
 
 use fit::Both;
 pub use fit::{Fit, Fitted, Step};
 pub use program::{Standalone, init, main, main_with, run};
 use run::Run;
 pub use trial::{Trial, run_trial};
+pub(crate) use trying::Part;
 
 /// How long to wait for an answer before looking at signals again.
 pub(crate) const ANSWER_WAIT: Duration = Duration::from_secs(1);

@@ -37,6 +37,10 @@ pub(crate) struct Args {
     /// Print its logs until it has ended; the exit code is then that of the experiment
     #[arg(long, short, conflicts_with_all = ["paused", "dry_run"])]
     follow: bool,
+    /// Try the program in the cluster: an experiment NAME-test of one batch, a validation, a checkpoint
+    /// and its restore, whose logs are printed and whose exit code is given; it stays until deleted
+    #[arg(long, conflicts_with = "paused")]
+    test: bool,
     /// Check everything, with the cluster too, but send and create nothing
     #[arg(long)]
     dry_run: bool,
@@ -49,6 +53,7 @@ pub(crate) struct Args {
 /// Creates the experiment; returns the exit code.
 pub(crate) async fn create(args: &Args, output: Output) -> Result<u8, Failure> {
     let loaded = match file::load(&args.file, &args.set) {
+        Ok(loaded) if args.test => crate::trying::cut_down(loaded)?,
         Ok(loaded) => loaded,
         Err(error) => return Ok(crate::validate::print_error(&error, output)),
     };
@@ -81,7 +86,7 @@ pub(crate) async fn create(args: &Args, output: Output) -> Result<u8, Failure> {
         send(&cluster, &experiment, archive, &args.storage, output).await?;
     }
     let experiment = post(&cluster, &experiment, false).await?;
-    if args.follow {
+    if args.follow || args.test {
         print::err(format!("experiment {} is created in {}", loaded.name, cluster.namespace));
         let logs = logs::experiment(&cluster, &loaded.name, &args.storage, true, output);
         // Its end is worth waiting for even where its logs cannot be read.

@@ -39,6 +39,9 @@ use crate::print::{self, Output};
 /// What to do where checkpoints could not be deleted.
 const CLEAN_AGAIN: &str = "the same command again goes on deleting them";
 
+/// What a test has tried.
+const PARTS: &str = "one batch, a validation, a checkpoint and its restore";
+
 /// What `stoker run` is asked to do.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -56,6 +59,10 @@ pub(crate) struct Args {
     /// Start over instead of going on with an earlier run; the earlier run's files stay
     #[arg(long)]
     pub(crate) fresh: bool,
+    /// Try the program: one batch, a validation, a checkpoint and its restore, with the first
+    /// hyperparameters of the search; says which part fails. Leaves nothing where all is well
+    #[arg(long, conflicts_with = "fresh")]
+    pub(crate) test: bool,
     /// Change a field of the file before it is read, such as searcher.random.maxTrials=4; may be
     /// given more than once
     #[arg(long, value_name = "PATH=VALUE")]
@@ -65,6 +72,7 @@ pub(crate) struct Args {
 /// Runs the experiment to its end, or until it is stopped; returns the exit code.
 pub(crate) fn run(args: &Args, output: Output) -> Result<u8, Failure> {
     let loaded = match file::load(&args.file, &args.set) {
+        Ok(loaded) if args.test => crate::trying::cut_down(loaded)?,
         Ok(loaded) => loaded,
         Err(error) => return Ok(crate::validate::print_error(&error, output)),
     };
@@ -82,12 +90,17 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
     // A gang that shares few cores is slow; a gang that never starts is worse.
     let slots = args.slots.unwrap_or_else(|| cores().max(spec.resources.slots_per_trial));
     setup::check_runnable(spec, slots)?;
-    let place = Place::resolve(args.root.as_deref(), spec.checkpoint_storage.url.as_deref())?;
+    let named = (args.root.as_deref(), spec.checkpoint_storage.url.as_deref());
+    let own = (args.test && named == (None, None)).then(crate::trying::folder).transpose()?;
+    let place = match &own {
+        Some(folder) => Place::resolve(folder.to_str(), None)?,
+        None => Place::resolve(named.0, named.1)?,
+    };
     let endpoint = spec.checkpoint_storage.endpoint.as_deref();
     let storage =
         Storage::open(&place.root, endpoint).map_err(|error| Failure::Input(error.to_string()))?;
     storage.probe().await?;
-    let opened = setup::open(&place, &loaded, args.fresh)?;
+    let opened = setup::open(&place, &loaded, args.fresh || args.test)?;
     let seed = seed(&loaded.valid, &opened.uid);
     let paths = Paths {
         root: place.root.clone(),
@@ -127,6 +140,16 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
             () = signals.next() => {
                 print::err(format!("checkpoints that are not kept: stopped; {CLEAN_AGAIN}"));
             }
+        }
+    }
+    if args.test && desk.state().status().phase == Phase::Completed {
+        crate::trying::clean(&place, &storage, &paths).await?;
+        own.map_or(Ok(()), |it| {
+            std::fs::remove_dir_all(&it).map_err(|error| Failure::file("delete", &it, error))
+        })?;
+        if output == Output::Text {
+            print::out(format!("{} works: {PARTS}", args.file.display()));
+            return Ok(0);
         }
     }
     Ok(tell(&desk.state(), &paths, &loaded.valid, output))

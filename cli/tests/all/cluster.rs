@@ -145,6 +145,8 @@ fn the_commands_do_on_a_cluster_what_they_say() {
 
 fn creates(lab: &Lab) {
     lab.check("experiment create experiment.yaml program --dry-run", 0, "would be created");
+    let tried = "experiment create experiment.yaml program --test --dry-run";
+    lab.check(tried, 0, "mnist-test");
     assert!(!lab.path("store").exists());
     lab.check("experiment describe mnist", 2, "no experiment `mnist`");
     lab.check("experiment create experiment.yaml program --paused", 0, "files: 2, ");

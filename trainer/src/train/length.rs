@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use stoker_api::contract::{Directive, ExitCode, ReportEvent};
 
+use super::Part;
 use super::run::Run;
 use crate::collective::{Doing, exchange};
 use crate::error::{Infrastructure, Interrupted};
@@ -96,12 +97,15 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// The checkpoint is whole before the result is reported, so that a trial whose result is known
     /// can be gone on with.
     pub(super) fn reach_length(&mut self) -> Result<bool> {
-        let batches = self.state.batches;
+        let (batches, context) = (self.state.batches, self.context);
         if self.state.validated.as_ref().is_none_or(|it| it.batches != batches) {
-            self.validate()?;
+            context.tried(Part::Validation, || self.validate())?;
         }
-        self.save()?;
-        self.wait_for(|run| run.session.report_saved(true).and_then(|()| run.session.flush()))?;
+        context.tried(Part::Checkpoint, || {
+            self.save()?;
+            self.wait_for(|run| run.session.report_saved(true).and_then(|()| run.session.flush()))
+        })?;
+        self.try_restore()?;
         if !self.session.has_runner() {
             return Ok(true);
         }

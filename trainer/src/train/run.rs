@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use burn::module::Module;
 use stoker_api::contract::ReportEvent;
 
+use super::Part;
 use super::fit::{Fit, Fitted, Step};
 use super::held::Held;
 use super::hook;
@@ -120,6 +121,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         } else if self.session.has_runner() && self.state.batches == 0 {
             self.check_searched_metric()?;
         }
+        let context = self.context;
         let mut batches = self.loader();
         loop {
             if self.state.stopped.is_some() || self.state.batches >= self.granted {
@@ -130,7 +132,10 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             }
             self.obey()?;
             self.begin_batch()?;
-            self.train_batch(&mut batches)?;
+            match self.is_first {
+                true => context.tried(Part::FirstBatch, || self.train_batch(&mut batches))?,
+                false => self.train_batch(&mut batches)?,
+            }
             let due = self.timetable.due(self.state.batches, self.granted);
             self.after_batch(due)?;
         }
@@ -214,7 +219,8 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         }
         let mut is_best = false;
         if due.validation {
-            is_best = self.validate()?;
+            let context = self.context;
+            is_best = context.tried(Part::Validation, || self.validate())?;
         }
         if due.epoch_end {
             self.end_epoch()?;

@@ -23,6 +23,7 @@ use crate::{EarlyStopping, key};
 mod ends;
 mod hooks;
 mod kinds;
+mod trying;
 
 type Pair = (Tensor<2>, Tensor<1, Int>);
 

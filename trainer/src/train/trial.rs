@@ -3,6 +3,7 @@
 use burn::module::Module;
 use burn::tensor::Device;
 
+use super::Part;
 use super::fit::{Fit, Fitted, Step};
 use crate::Result;
 use crate::callback::Callback;
@@ -89,15 +90,15 @@ impl<T: Trial> Step<T::Model, T::Batch> for Steps<T> {
 /// [`InvalidHyperparameters`](crate::InvalidHyperparameters) where `global_batch_size` is missing
 /// or cannot be; [`Interrupted`](crate::Interrupted) where training was asked to leave.
 pub fn run_trial<T: Trial>(context: &Context) -> Result<Fitted<T::Model>> {
-    let trial = T::new(context)?;
+    let trial = context.tried(Part::New, || T::new(context))?;
     let batch_size = context.batch_size()?;
     context.warn_of_batch_size()?;
     context.seed_weights();
-    let model = trial.build_model(context.device())?;
-    let optimizers = trial.build_optimizers()?;
-    let fit = Fit::new(trial.build_training_data()?)
-        .validation(trial.build_validation_data()?)
-        .batch_size(batch_size)
-        .callbacks(trial.callbacks());
+    let model = context.tried(Part::BuildModel, || trial.build_model(context.device()))?;
+    let optimizers = context.tried(Part::BuildOptimizers, || trial.build_optimizers())?;
+    let train = context.tried(Part::BuildTrainingData, || trial.build_training_data())?;
+    let validation = context.tried(Part::BuildValidationData, || trial.build_validation_data())?;
+    let fit =
+        Fit::new(train).validation(validation).batch_size(batch_size).callbacks(trial.callbacks());
     context.fit_with(model, optimizers, Steps(trial), fit)
 }

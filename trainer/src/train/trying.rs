@@ -1,0 +1,96 @@
+//! Test mode: each part of a program that is tried says that it works, or its error says which it was.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+use burn::module::Module;
+
+use super::program::panicked;
+use super::run::Run;
+use crate::context::Context;
+use crate::data::panic_message;
+use crate::{Error, Result, record};
+
+/// A part of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    New,
+    BuildModel,
+    BuildOptimizers,
+    BuildTrainingData,
+    BuildValidationData,
+    FirstBatch,
+    Validation,
+    Checkpoint,
+    Restore,
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::New => "new",
+            Self::BuildModel => "build_model",
+            Self::BuildOptimizers => "build_optimizers",
+            Self::BuildTrainingData => "build_training_data",
+            Self::BuildValidationData => "build_validation_data",
+            Self::FirstBatch => "the first batch",
+            Self::Validation => "validation",
+            Self::Checkpoint => "the checkpoint",
+            Self::Restore => "the restore",
+        })
+    }
+}
+
+/// What a part of a program that is tried failed with.
+#[derive(Debug, thiserror::Error)]
+#[error("test: {part} failed: {source}")]
+struct PartFailed {
+    part: Part,
+    source: Error,
+}
+
+impl Context {
+    /// Does a part of a program; where the program is tried, says so.
+    pub(crate) fn tried<T>(&self, part: Part, act: impl FnOnce() -> Result<T>) -> Result<T> {
+        if !self.is_test {
+            return act();
+        }
+        let start = Instant::now();
+        let done = catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|panic| {
+            let message = panic_message(&*panic);
+            Err(panicked(self, &message).into())
+        });
+        if self.distributed().rank() == 0 && done.is_ok() {
+            println!("test: {part}: {:.1} s", start.elapsed().as_secs_f64());
+        }
+        done.map_err(|source| PartFailed { part, source }.into())
+    }
+}
+
+impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
+    /// Reads the last checkpoint back and goes on from it; the model must be the one that was written.
+    pub(super) fn try_restore(&mut self) -> Result<()> {
+        let context = self.context;
+        let Some(last) = self.session.last_saved().filter(|_| context.is_test) else {
+            return Ok(());
+        };
+        context.tried(Part::Restore, || {
+            let restored = self.session.restore_from(&[last])?;
+            let Some((name, _, parts)) = restored.checkpoint else {
+                let why = restored.refused.into_iter().map(|(name, why)| format!("{name}: {why}"));
+                return Err(why.collect::<Vec<_>>().join("; ").into());
+            };
+            let written = record::snapshot(&*self.model).into_bytes()?;
+            self.take_on(&parts).map_err(|error| format!("checkpoint {name}: {error}"))?;
+            let read = record::snapshot(&*self.model).into_bytes()?;
+            match written == read {
+                true => Ok(()),
+                false => {
+                    Err(format!("the model of checkpoint {name} is not the one that was saved")
+                        .into())
+                }
+            }
+        })
+    }
+}

@@ -11,5 +11,6 @@ mod images;
 mod interrupted;
 mod proxy;
 mod readers;
+mod tutorial;
 mod two_nodes;
 mod weights;

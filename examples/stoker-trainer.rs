@@ -3,6 +3,7 @@
 //! ```text
 //! stoker-trainer mnist                        trains alone, reports to the terminal
 //! stoker run examples/mnist/const.yaml        starts it once for each trial
+//! stoker job run examples/iris/job.yaml       starts it once for each slot, to predict
 //! stoker-trainer launch -- PROGRAM ARGS...    in a pod: starts the program once for each rank
 //! ```
 
@@ -21,7 +22,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
-use stoker_trainer::{launch, main_with};
+use stoker_trainer::{infer_with, launch, main_with};
 
 /// Training makes and drops large blocks in every step: several times faster here than with the
 /// system's allocator.
@@ -55,6 +56,8 @@ enum What {
     Cifar10(Rest),
     /// Three kinds of irises by the sizes of their leaves
     Iris(Rest),
+    /// The kinds of irises that a model trained by `iris` takes flowers for: run by `stoker job run`
+    IrisPredict(Rest),
     /// In a pod: starts a program once for each rank, shows and stores what it prints
     Launch {
         /// The program and its arguments
@@ -90,6 +93,7 @@ fn main() -> ExitCode {
         What::FashionMnist(rest) => main_with::<fashion_mnist::FashionMnist>(rest.arguments),
         What::Cifar10(rest) => main_with::<cifar10::Cifar10>(rest.arguments),
         What::Iris(rest) => main_with::<iris::Iris>(rest.arguments),
+        What::IrisPredict(rest) => infer_with::<iris::predict::Predict>(rest.arguments),
         What::Launch { command } => launch::main(&command),
         What::Setup { shared } => launch::setup(shared.as_deref()),
         What::Gc { file } => launch::clean_up(&file),

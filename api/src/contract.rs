@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::experiment::{CheckpointPolicy, GradientCompression, Length, MixedPrecision, Unit};
+use crate::inference::InferenceTask;
 
 /// Version of [`TrialConfig`] and [`Report`] written by this crate.
 pub const CONTRACT_VERSION: u32 = 1;
@@ -89,6 +90,9 @@ pub struct TrialConfig {
     /// The program's files, to be unpacked before it starts.
     #[serde(default)]
     pub context: Option<ContextRef>,
+    /// For a process of an inference job: what it does. It then trains nothing, and its storage is the job's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inference: Option<InferenceTask>,
 }
 
 /// What a runner that does not say meant.

@@ -6,6 +6,7 @@ use kube::CustomResourceExt;
 use serde_json::Value;
 
 use crate::experiment::Experiment;
+use crate::inference::InferenceJob;
 use crate::trial::Trial;
 
 /// All definitions, in the order in which they are applied.
@@ -45,6 +46,16 @@ fn drop_unsigned_formats(value: &mut Value) {
 /// Never: a definition made from a type has one version, and a schema in it.
 pub fn experiment_spec_schema() -> Value {
     let definition = serde_json::to_value(Experiment::crd()).expect("a definition is plain JSON");
+    definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"].clone()
+}
+
+/// The OpenAPI schema of an InferenceJob's `spec`.
+///
+/// # Panics
+///
+/// As [`experiment_spec_schema`].
+pub fn inference_spec_schema() -> Value {
+    let definition = serde_json::to_value(InferenceJob::crd()).expect("a definition is plain JSON");
     definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"].clone()
 }
 

@@ -16,11 +16,12 @@
 //! 1. [`experiment`]: what a user writes.
 //! 2. [`hyperparameters`]: what may vary, and how it is written.
 //! 3. [`trial`]: the record of one trial: its draw, its grants, its facts.
-//! 4. [`contract`]: what a trainer is told, reports and is answered.
-//! 5. [`pod`]: what a user says of a trial's pods.
-//! 6. [`validate`]: which experiments can run, and what is wrong with the others.
-//! 7. [`names`]: environment variables, files and labels.
-//! 8. `crd` (feature `crd`): custom resource definitions, made from these types.
+//! 4. [`inference`]: a data set through a trained model.
+//! 5. [`contract`]: what a trainer is told, reports and is answered.
+//! 6. [`pod`]: what a user says of a trial's pods.
+//! 7. [`validate`]: which experiments can run, and what is wrong with the others.
+//! 8. [`names`]: environment variables, files and labels.
+//! 9. `crd` (feature `crd`): custom resource definitions, made from these types.
 
 pub mod condition;
 pub mod contract;
@@ -28,6 +29,7 @@ pub mod contract;
 pub mod crd;
 pub mod experiment;
 pub mod hyperparameters;
+pub mod inference;
 pub mod names;
 pub mod number;
 pub mod pod;

@@ -2,6 +2,7 @@
 //! fails because of what
 //! the user wrote.
 
+mod inference;
 mod pods;
 mod rules;
 
@@ -12,6 +13,7 @@ use serde_json::Value;
 
 use crate::experiment::{ExperimentSpec, Unit};
 use crate::hyperparameters::Space;
+use crate::inference::InferenceJobSpec;
 
 /// The longest name of an experiment: trials, pods and paths add to it.
 pub const NAME_BYTES_MAX: usize = 40;
@@ -76,6 +78,27 @@ pub enum Method {
 /// Everything that is wrong with it, in the order of its fields.
 pub fn validate(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment, Vec<FieldError>> {
     rules::check(name, spec)
+}
+
+/// An inference job that can run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ValidInferenceJob {
+    /// Its name, a DNS label.
+    pub name: String,
+    /// All of it.
+    pub spec: InferenceJobSpec,
+}
+
+/// Checks an inference job, as [`validate`] does an experiment.
+///
+/// # Errors
+///
+/// Everything that is wrong with it, in the order of its fields.
+pub fn validate_inference(
+    name: &str,
+    spec: &InferenceJobSpec,
+) -> Result<ValidInferenceJob, Vec<FieldError>> {
+    inference::check(name, spec)
 }
 
 /// The seed of an experiment that sets none: from 0 to 2^31 - 1, the same for the same id on every

@@ -7,6 +7,7 @@ mod cluster;
 mod commands;
 mod failure;
 mod file;
+mod job;
 mod place;
 mod preview;
 mod print;
@@ -52,7 +53,7 @@ enum Command {
     /// checkpoint and stops; the same command again goes on from there. The last line of
     /// `--output json` is the outcome.
     Run(run::Args),
-    /// Check an experiment's file and show every error at once
+    /// Check the file of an experiment or an inference job and show every error at once
     Validate(validate::Args),
     /// Show how long trials would train and what the first would be given
     Preview(preview::Args),
@@ -65,6 +66,9 @@ enum Command {
     /// List and download checkpoints
     #[command(subcommand)]
     Checkpoint(commands::CheckpointCommand),
+    /// Put a data set through a trained model, every input exactly once
+    #[command(subcommand)]
+    Job(job::JobCommand),
     /// Show the version of this program and of the cluster's Stoker
     Version(Options),
     /// Print completions for a shell: `source <(stoker completions bash)`
@@ -87,6 +91,7 @@ fn main() -> ExitCode {
         Command::Experiment(command) => commands::experiment(command, output),
         Command::Trial(command) => commands::trial(command, output),
         Command::Checkpoint(command) => commands::checkpoint(command, output),
+        Command::Job(command) => job::job(command, output),
         Command::Version(options) => commands::block_on(async {
             version::version(options, output).await;
             Ok(0)

@@ -34,6 +34,8 @@ pub mod trial;
 pub mod experiment;
 pub mod gang;
 
+pub mod inference;
+
 pub mod preview;
 pub mod retention;
 

@@ -1,5 +1,7 @@
 //! Three kinds of irises by four sizes: 120 flowers to train on, 30 to validate.
 
+pub(crate) mod predict;
+
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig, Tanh};
 use burn::optim::AdamConfig;
@@ -100,14 +102,19 @@ impl Iris {
         (training, validation)
     }
 
+    /// Mean and standard deviation of each feature in training.
+    fn scales(&self) -> Vec<(f32, f32)> {
+        let training = self.split().0;
+        let value = |row: usize, feature: usize| self.table.features[row * FEATURES + feature];
+        let of = |feature| scale(training.iter().map(|row| value(*row, feature)));
+        (0..FEATURES).map(of).collect()
+    }
+
     /// The rows, each feature normalised by the mean and deviation that it has in training.
     fn arrays(&self, rows: &[usize]) -> (Tensor<2>, Tensor<1, Int>) {
         let device = stoker_trainer::host();
         let value = |row: usize, feature: usize| self.table.features[row * FEATURES + feature];
-        let training = self.split().0;
-        let scales: Vec<(f32, f32)> = (0..FEATURES)
-            .map(|feature| scale(training.iter().map(|row| value(*row, feature))))
-            .collect();
+        let scales = self.scales();
         let mut sizes = Vec::with_capacity(rows.len() * FEATURES);
         for row in rows {
             for (feature, (mean, deviation)) in scales.iter().enumerate() {

@@ -179,6 +179,33 @@ impl Storage {
         self.retry(path, || async { self.store.get(&location).await?.bytes().await }).await
     }
 
+    /// Reads the bytes of an object from `range.start` to before `range.end`.
+    ///
+    /// # Errors
+    ///
+    /// [`StorageError::NotFound`] if there is no object; or it ends before the range.
+    pub async fn get_range(
+        &self,
+        path: &str,
+        range: std::ops::Range<u64>,
+    ) -> Result<Bytes, StorageError> {
+        if range.is_empty() {
+            return Ok(Bytes::new());
+        }
+        let location = self.location(path)?;
+        let bytes = self.retry(path, || self.store.get_range(&location, range.clone())).await?;
+        if bytes.len() as u64 == range.end - range.start {
+            return Ok(bytes);
+        }
+        let reason = format!("it has fewer than {} bytes", range.end);
+        Err(StorageError::Unavailable {
+            url: self.url.to_string(),
+            path: path.to_owned(),
+            attempts: 1,
+            reason,
+        })
+    }
+
     /// All objects in the folder `prefix` and the folders below it, as sorted paths relative to
     /// the root; none if there is no such folder. The empty prefix is the root.
     ///
@@ -248,6 +275,38 @@ impl Storage {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Deletes what writers that were killed left half-written directly below `prefix`, of objects whose
+    /// names are `meant`. Only where nobody writes them. Only a folder of the machine has such files,
+    /// which no list shows.
+    ///
+    /// # Errors
+    ///
+    /// Some may then be there still.
+    pub fn delete_staged(
+        &self,
+        prefix: &str,
+        meant: impl Fn(&str) -> bool,
+    ) -> Result<(), StorageError> {
+        let Some(root) = &self.folder else { return Ok(()) };
+        let failed = |error: std::io::Error| {
+            let (url, path) = (self.url.to_string(), prefix.to_owned());
+            StorageError::Unavailable { url, path, attempts: 1, reason: error.to_string() }
+        };
+        let entries = match std::fs::read_dir(root.join(prefix)) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            entries => entries.map_err(failed)?,
+        };
+        for entry in entries {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name();
+            let staged = name.to_str().and_then(|it| it.rsplit_once('#'));
+            if staged.is_some_and(|(name, number)| meant(name) && number.parse::<u64>().is_ok()) {
+                std::fs::remove_file(entry.path()).map_err(failed)?;
+            }
+        }
+        Ok(())
     }
 
     /// Whether there is an object at `path`.

@@ -8,6 +8,7 @@ mod exact;
 mod faults;
 mod first_light;
 mod images;
+mod inference;
 mod interrupted;
 mod proxy;
 mod readers;

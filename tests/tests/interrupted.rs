@@ -70,7 +70,7 @@ pub(crate) fn trials(root: &Path) -> BTreeMap<u64, Value> {
 }
 
 /// Processes whose environment names a file under `root`: the trainers of that run.
-fn trainers(root: &Path) -> Vec<Pid> {
+pub(crate) fn trainers(root: &Path) -> Vec<Pid> {
     let needle = format!("STOKER_TRIAL_CONFIG={}", root.display()).into_bytes();
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
@@ -96,10 +96,10 @@ fn start(file: &Path, root: &Path) -> Child {
 }
 
 /// Numbers without structure, from a seed that a failure names.
-struct Dice(u64);
+pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -109,7 +109,7 @@ impl Dice {
 
 /// Waits until nothing trains under `root`; the runner that started them is dead.
 #[track_caller]
-fn no_orphans(root: &Path, context: &str) {
+pub(crate) fn no_orphans(root: &Path, context: &str) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !trainers(root).is_empty() {
         assert!(Instant::now() < deadline, "{context}: trainers outlive their runner");

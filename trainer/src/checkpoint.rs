@@ -18,6 +18,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
 mod error;
+mod pinned;
 mod source;
 
 pub use error::CheckpointError;

@@ -8,6 +8,7 @@ use burn::tensor::{DType, Device};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use stoker_api::contract::TrialConfig;
+use stoker_api::inference::PinnedCheckpoint;
 use stoker_api::names::{ENV_CACHE, ENV_TEST};
 
 use crate::callback::{Callback, Control};
@@ -29,6 +30,8 @@ pub struct Context {
     ranks: Distributed,
     /// Whether the program is only tried: see `train/trying.rs`.
     pub(crate) is_test: bool,
+    /// Of an inference job: the checkpoint that was chosen.
+    pub(crate) pinned: Option<PinnedCheckpoint>,
 }
 
 impl Context {
@@ -41,7 +44,7 @@ impl Context {
     ) -> Self {
         let session = Mutex::new(session);
         let is_test = std::env::var_os(ENV_TEST).is_some_and(|it| it == "1");
-        let context = Self { config, session, stop, device, ranks, is_test };
+        let context = Self { config, session, stop, device, ranks, is_test, pinned: None };
         context.seed_weights();
         context
     }
@@ -179,6 +182,17 @@ impl Context {
             .or_else(|| of("XDG_CACHE_HOME").map(|path| path.join("stoker")))
             .or_else(|| of("HOME").map(|path| path.join(".cache/stoker")))
             .unwrap_or_else(|| std::env::temp_dir().join("stoker"))
+    }
+
+    /// The checkpoint that an inference job names, as it was chosen when the job began: for
+    /// [`load_checkpoint_model`](Self::load_checkpoint_model).
+    ///
+    /// # Errors
+    ///
+    /// It names none, or this program is of no such job.
+    pub fn checkpoint(&self) -> Result<CheckpointSource> {
+        let none = "the job names no checkpoint: set spec.checkpoint, such as { trial: mnist-3 }";
+        Ok(self.pinned.as_ref().map(CheckpointSource::pinned).ok_or(none)?)
     }
 
     /// A checkpoint's weights in `fresh`, a model of the same structure: burn cannot build one from

@@ -20,6 +20,14 @@ pub struct InvalidHyperparameters(
     pub String,
 );
 
+/// An input that cannot be put through a model, or a job that cannot be run: trying again would not help.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct InvalidInput(
+    /// Which file and row, what is wrong with it, and what to do.
+    pub String,
+);
+
 /// Training ended before its length was reached, by no error: what the process does next is exit.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{why}")]
@@ -47,7 +55,7 @@ pub(crate) struct PeerFailed(pub(crate) String);
 pub(crate) fn exit_code(error: &(dyn StdError + 'static)) -> ExitCode {
     let mut next = Some(error);
     while let Some(error) = next {
-        if error.is::<InvalidHyperparameters>() {
+        if error.is::<InvalidHyperparameters>() || error.is::<InvalidInput>() {
             return ExitCode::InvalidHyperparameters;
         }
         if let Some(interrupted) = error.downcast_ref::<Interrupted>() {
@@ -93,6 +101,7 @@ mod tests {
     fn each_error_has_the_exit_code_of_what_to_do_next() {
         check("a plain text", ExitCode::UserError);
         check(InvalidHyperparameters("x".into()), ExitCode::InvalidHyperparameters);
+        check(InvalidInput("x".into()), ExitCode::InvalidHyperparameters);
         check(Infrastructure("x".into()), ExitCode::Infrastructure);
         check(PeerFailed("x".into()), ExitCode::PeerFailed);
         let make = CheckpointError::Make { name: "a".into(), reason: "b".into() };

@@ -6,6 +6,8 @@
 //!   long, and when to validate and save.
 //! * [`run`] and [`Context::fit`]: a script that drives itself.
 //!
+//! [`Inference`] and [`infer`] put a data set through a trained model.
+//!
 //! The pieces that a training is made of: [`Data`], in an order that is a function of the seed;
 //! [`StepOutput`], loss and metrics as sums and counts; [`Optimizers`], with their schedules;
 //! [`Callback`]s. A training that is stopped after any batch and resumed, in this process or
@@ -22,6 +24,7 @@ mod callback;
 mod context;
 mod data;
 mod error;
+mod inference;
 mod optim;
 mod step;
 mod train;
@@ -54,7 +57,8 @@ pub use collective::{Collective, Distributed, ThreadRank};
 pub use context::Context;
 pub use data::{At, Data, Field, Loader, Pass, Permutation, Plan, Rows, Sequence, Source, Stream};
 pub use device::host;
-pub use error::{Error, Interrupted, InvalidHyperparameters, Result};
+pub use error::{Error, Interrupted, InvalidHyperparameters, InvalidInput, Result};
+pub use inference::{Inference, infer, infer_with};
 pub use optim::{Optimizers, Schedule};
 pub use record::WeightsFile;
 pub use rng::key;

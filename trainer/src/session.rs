@@ -79,8 +79,11 @@ impl Session {
             let metrics = MetricsWriter::new(rt.clone(), storage, config);
             files = Some(Files { checkpoints, metrics });
         }
-        let reporter =
-            (!alone && is_lead).then(|| Reporter::new(rt.clone(), config)).transpose()?;
+        // Processes of a job that runs on this machine report to nobody: what they commit is seen.
+        let has_door = config.inference.is_none() || !config.door.url.is_empty();
+        let reporter = (!alone && is_lead && has_door)
+            .then(|| Reporter::new(rt.clone(), config))
+            .transpose()?;
         if let (Some(reporter), false) = (&reporter, config.storage.url.is_empty()) {
             let storage = Storage::open(&config.storage.url, config.storage.endpoint.as_deref())?;
             let (deleter, names) = mpsc::unbounded_channel();

@@ -15,7 +15,7 @@ mod fit;
 mod held;
 mod hooks;
 mod length;
-mod program;
+pub(crate) mod program;
 mod run;
 mod save;
 mod state;

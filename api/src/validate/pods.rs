@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::{FieldError, item, member};
-use crate::experiment::ExperimentSpec;
+use crate::experiment::{CodeContext, ExperimentSpec, Resources};
 use crate::names::{ENV_RENDEZVOUS_PORT, pod_paths};
 use crate::pod::PodTemplate;
 
@@ -30,24 +30,13 @@ const RESERVED_OF_TRAINER: [&str; 4] =
 
 /// Every rule of this part.
 pub(super) fn check(spec: &ExperimentSpec, errors: &mut Vec<FieldError>) {
-    check_resources(spec, errors);
+    check_resources(&spec.resources, errors);
     check_template(&spec.pod, errors);
     if let Some(overrides) = &spec.pod_overrides {
         check_overrides(overrides, errors);
     }
-    if let Some(context) = &spec.context {
-        let is_hash = context.sha256.len() == 64
-            && context.sha256.bytes().all(|it| matches!(it, b'0'..=b'9' | b'a'..=b'f'));
-        if !is_hash {
-            let rule = "must be a SHA-256 in lower-case hex; `stoker experiment create FILE \
-                        FOLDER` sets it";
-            errors.push(FieldError::new("spec.context.sha256", &json!(context.sha256), rule));
-        }
-    }
-    if let Some(secret) = spec.checkpoint_storage.secret_name.as_ref().filter(|it| !is_name(it)) {
-        let path = "spec.checkpointStorage.secretName";
-        errors.push(FieldError::new(path, &json!(secret), "must be the name of a Secret"));
-    }
+    check_context(spec.context.as_ref(), errors);
+    check_secret("spec.checkpointStorage.secretName", &spec.checkpoint_storage.secret_name, errors);
     for (i, var) in spec.env.iter().enumerate() {
         let is_port = var.value.parse::<u16>().is_ok_and(|it| it > 0);
         if var.name == ENV_RENDEZVOUS_PORT && !is_port {
@@ -57,8 +46,24 @@ pub(super) fn check(spec: &ExperimentSpec, errors: &mut Vec<FieldError>) {
     }
 }
 
-fn check_resources(spec: &ExperimentSpec, errors: &mut Vec<FieldError>) {
-    let resources = &spec.resources;
+pub(super) fn check_context(context: Option<&CodeContext>, errors: &mut Vec<FieldError>) {
+    let Some(context) = context else { return };
+    let is_hash = context.sha256.len() == 64
+        && context.sha256.bytes().all(|it| matches!(it, b'0'..=b'9' | b'a'..=b'f'));
+    if !is_hash {
+        let rule = "must be a SHA-256 in lower-case hex; `stoker experiment create FILE FOLDER` \
+                    sets it";
+        errors.push(FieldError::new("spec.context.sha256", &json!(context.sha256), rule));
+    }
+}
+
+pub(super) fn check_secret(path: &str, name: &Option<String>, errors: &mut Vec<FieldError>) {
+    if let Some(secret) = name.as_ref().filter(|it| !is_name(it)) {
+        errors.push(FieldError::new(path, &json!(secret), "must be the name of a Secret"));
+    }
+}
+
+pub(super) fn check_resources(resources: &Resources, errors: &mut Vec<FieldError>) {
     let slots = resources.slots_per_trial;
     if slots > SLOTS_MAX {
         let rule = format!("must be at most {SLOTS_MAX}");
@@ -105,7 +110,7 @@ fn check_resources(spec: &ExperimentSpec, errors: &mut Vec<FieldError>) {
     }
 }
 
-fn check_template(pod: &PodTemplate, errors: &mut Vec<FieldError>) {
+pub(super) fn check_template(pod: &PodTemplate, errors: &mut Vec<FieldError>) {
     let mut refuse =
         |path: &str, value: Value, rule: &str| errors.push(FieldError::new(path, &value, rule));
     if let Some(image) = pod.image.as_ref().filter(|it| it.trim().is_empty()) {
@@ -166,7 +171,7 @@ fn check_template(pod: &PodTemplate, errors: &mut Vec<FieldError>) {
     }
 }
 
-fn check_overrides(overrides: &Value, errors: &mut Vec<FieldError>) {
+pub(super) fn check_overrides(overrides: &Value, errors: &mut Vec<FieldError>) {
     let root = "spec.podOverrides";
     for reserved in RESERVED {
         let found = reserved.split('.').try_fold(overrides, |value, name| value.get(name));

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{
     FieldError, Method, NAME_BYTES_MAX, SEED_END, TRIALS_MAX, ValidExperiment, item, member,
 };
-use crate::experiment::{ExperimentSpec, Length, Searcher, Unit};
+use crate::experiment::{Entrypoint, EnvVar, ExperimentSpec, Length, Searcher, Unit};
 use crate::hyperparameters::Space;
 use crate::names::ENV_SETTABLE;
 
@@ -17,7 +17,7 @@ const SCHEMES: [&str; 5] = ["file", "s3", "gs", "az", "memory"];
 pub(super) fn check(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment, Vec<FieldError>> {
     let mut errors = Vec::new();
     check_name(name, &mut errors);
-    check_entrypoint(spec, &mut errors);
+    check_entrypoint(&spec.entrypoint, &mut errors);
     let space =
         Space::parse(&spec.hyperparameters).map_err(|mut those| errors.append(&mut those)).ok();
     if !spec.data.is_object() {
@@ -28,7 +28,7 @@ pub(super) fn check(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment
         check_grid(space, &mut errors);
     }
     let length = check_length("spec.searcher.maxLength", &spec.searcher.max_length, &mut errors);
-    check_env(spec, &mut errors);
+    check_env(&spec.env, &mut errors);
     check_storage(spec, &mut errors);
     check_periods(spec, &mut errors);
     check_numbers(spec, &mut errors);
@@ -42,7 +42,7 @@ pub(super) fn check(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment
     }
 }
 
-fn check_name(name: &str, errors: &mut Vec<FieldError>) {
+pub(super) fn check_name(name: &str, errors: &mut Vec<FieldError>) {
     let bytes = name.as_bytes();
     let is_label = bytes.first().is_some_and(u8::is_ascii_lowercase)
         && bytes.last().is_some_and(|byte| *byte != b'-')
@@ -57,8 +57,8 @@ fn check_name(name: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
-fn check_entrypoint(spec: &ExperimentSpec, errors: &mut Vec<FieldError>) {
-    let command = &spec.entrypoint.command;
+pub(super) fn check_entrypoint(entrypoint: &Entrypoint, errors: &mut Vec<FieldError>) {
+    let command = &entrypoint.command;
     let path = "spec.entrypoint.command";
     match command.first() {
         None => errors.push(FieldError::new(path, &json!([]), "must name the program to run")),
@@ -68,7 +68,7 @@ fn check_entrypoint(spec: &ExperimentSpec, errors: &mut Vec<FieldError>) {
         }
         Some(_) => {}
     }
-    for (path, words) in [(path, command), ("spec.entrypoint.args", &spec.entrypoint.args)] {
+    for (path, words) in [(path, command), ("spec.entrypoint.args", &entrypoint.args)] {
         for (i, word) in words.iter().enumerate() {
             check_no_nul(&item(path, i), word, errors);
         }
@@ -115,7 +115,7 @@ fn check_searcher(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Option<M
 }
 
 /// The error of a union that does not have exactly one variant.
-fn one_of(path: &str, set: &[&str], rule: &str) -> FieldError {
+pub(super) fn one_of(path: &str, set: &[&str], rule: &str) -> FieldError {
     let found = match set {
         [] => "none is".to_owned(),
         several => format!("{} are", several.join(" and ")),
@@ -180,9 +180,9 @@ fn check_periods(spec: &ExperimentSpec, errors: &mut Vec<FieldError>) {
     }
 }
 
-fn check_env(spec: &ExperimentSpec, errors: &mut Vec<FieldError>) {
+pub(super) fn check_env(env: &[EnvVar], errors: &mut Vec<FieldError>) {
     let mut seen = BTreeSet::new();
-    for (i, var) in spec.env.iter().enumerate() {
+    for (i, var) in env.iter().enumerate() {
         let path = member(&item("spec.env", i), "name");
         let mut refuse = |rule: &str| errors.push(FieldError::new(&path, &json!(var.name), rule));
         let is_valid = var.name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
@@ -217,7 +217,7 @@ fn check_storage(spec: &ExperimentSpec, errors: &mut Vec<FieldError>) {
     }
 }
 
-fn is_storage_url(url: &str) -> bool {
+pub(super) fn is_storage_url(url: &str) -> bool {
     let Some((scheme, rest)) = url.split_once("://") else { return url.starts_with('/') };
     match scheme {
         "file" => rest.starts_with('/'),

@@ -1,4 +1,4 @@
-//! Experiment files: YAML in, a [`ValidExperiment`] out, or every error of the file at once.
+//! Files of experiments and jobs: YAML in, a [`ValidExperiment`] out, or every error of the file at once.
 //!
 //! ```text
 //!  text -- tree --> value + places -- set --> with --set -- legacy --> an Experiment
@@ -15,11 +15,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use serde::de::DeserializeOwned;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
-use stoker_api::experiment::ExperimentSpec;
 use stoker_api::names::API_VERSION;
-use stoker_api::validate::{FieldError, ValidExperiment, validate};
+use stoker_api::validate::{
+    FieldError, ValidExperiment, ValidInferenceJob, validate, validate_inference,
+};
 
 use schema::Checked;
 use tree::{Place, Tree};
@@ -47,7 +49,18 @@ pub(crate) struct Loaded {
     pub(crate) spec_json: Value,
 }
 
-/// What a file says of an experiment's object beside its name.
+/// A file of an inference job that can run.
+#[derive(Clone, Debug)]
+pub(crate) struct LoadedJob {
+    /// The job's name.
+    pub(crate) name: String,
+    /// Its namespace: [`NAMESPACE`] where the file names none.
+    pub(crate) namespace: String,
+    /// The job.
+    pub(crate) valid: ValidInferenceJob,
+}
+
+/// What a file says of an object beside its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Metadata {
     /// Its namespace.
@@ -89,8 +102,30 @@ pub(crate) struct FileError {
 /// Everything that is wrong with the file.
 pub(crate) fn load(path: &Path, sets: &[String]) -> Result<Loaded, FileError> {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    load_with(path, |text| parse(text, &stem, sets))
+}
+
+/// Whether the file at `path` says that it holds an inference job.
+pub(crate) fn is_job(path: &Path) -> bool {
+    let tree = read(path).ok().and_then(|text| tree::read(&text).0);
+    tree.is_some_and(|it| it.value["kind"] == "InferenceJob")
+}
+
+/// As [`load`], of an inference job.
+///
+/// # Errors
+///
+/// Everything that is wrong with the file.
+pub(crate) fn load_job(path: &Path, sets: &[String]) -> Result<LoadedJob, FileError> {
+    load_with(path, |text| parse_job(text, sets))
+}
+
+fn load_with<T>(
+    path: &Path,
+    parse: impl FnOnce(&str) -> Result<T, Vec<Problem>>,
+) -> Result<T, FileError> {
     let result = match read(path) {
-        Ok(text) => parse(&text, &stem, sets),
+        Ok(text) => parse(&text),
         Err(rule) => Err(vec![Problem::nowhere("", "", &rule)]),
     };
     result.map_err(|mut problems| {
@@ -123,7 +158,8 @@ fn parse(text: &str, stem: &str, sets: &[String]) -> Result<Loaded, Vec<Problem>
         problems.extend(translated.errors.iter().map(|error| Problem::of(error, &tree)));
         (tree, notes) = (translated.tree, translated.notes);
     }
-    match check(&tree) {
+    let schema = file_schema("Experiment", stoker_api::crd::experiment_spec_schema());
+    match check(&tree, &schema, validate) {
         Ok((metadata, valid)) if problems.is_empty() => {
             let spec_json = json!(valid.spec);
             let namespace = metadata.namespace.clone().unwrap_or_else(|| NAMESPACE.to_owned());
@@ -131,22 +167,48 @@ fn parse(text: &str, stem: &str, sets: &[String]) -> Result<Loaded, Vec<Problem>
             Ok(Loaded { name, namespace, metadata, valid, notes, spec_json })
         }
         Ok(_) => Err(problems),
-        Err(errors) => {
-            for problem in errors.iter().map(|error| Problem::of(error, &tree)) {
-                let is_known = |it: &Problem| it.field == problem.field && it.line == problem.line;
-                if !problems.iter().any(is_known) {
-                    problems.push(problem);
-                }
-            }
-            Err(problems)
-        }
+        Err(errors) => Err(placed(problems, &errors, &tree)),
     }
 }
 
-/// What the file says of the object, and the experiment.
-fn check(tree: &Tree) -> Result<(Metadata, ValidExperiment), Vec<FieldError>> {
+fn parse_job(text: &str, sets: &[String]) -> Result<LoadedJob, Vec<Problem>> {
+    let (tree, mut problems) = tree::read(text);
+    let Some(mut tree) = tree else { return Err(problems) };
+    for set in sets {
+        if let Err(problem) = set::apply(&mut tree, set, false) {
+            problems.push(problem);
+        }
+    }
+    let schema = file_schema("InferenceJob", stoker_api::crd::inference_spec_schema());
+    match check(&tree, &schema, validate_inference) {
+        Ok((metadata, valid)) if problems.is_empty() => {
+            let namespace = metadata.namespace.unwrap_or_else(|| NAMESPACE.to_owned());
+            Ok(LoadedJob { name: valid.name.clone(), namespace, valid })
+        }
+        Ok(_) => Err(problems),
+        Err(errors) => Err(placed(problems, &errors, &tree)),
+    }
+}
+
+/// The problems, and those errors that are not among them, with their places.
+fn placed(mut problems: Vec<Problem>, errors: &[FieldError], tree: &Tree) -> Vec<Problem> {
+    for problem in errors.iter().map(|error| Problem::of(error, tree)) {
+        let is_known = |it: &Problem| it.field == problem.field && it.line == problem.line;
+        if !problems.iter().any(is_known) {
+            problems.push(problem);
+        }
+    }
+    problems
+}
+
+/// What the file says of the object, and what its kind's own rules make of its `spec`.
+fn check<S: DeserializeOwned, V>(
+    tree: &Tree,
+    schema: &Value,
+    validate: impl Fn(&str, &S) -> Result<V, Vec<FieldError>>,
+) -> Result<(Metadata, V), Vec<FieldError>> {
     let mut checked = Checked::default();
-    let object = checked.check(&file_schema(), &tree.value, "");
+    let object = checked.check(schema, &tree.value, "");
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let name = text(&object["metadata"]["name"]);
     let metadata = metadata(&object["metadata"]);
@@ -156,7 +218,7 @@ fn check(tree: &Tree) -> Result<(Metadata, ValidExperiment), Vec<FieldError>> {
                     letter or digit";
         checked.errors.push(FieldError::new("metadata.namespace", &json!(namespace), rule));
     }
-    let result = match serde_json::from_value::<ExperimentSpec>(object["spec"].clone()) {
+    let result = match serde_json::from_value::<S>(object["spec"].clone()) {
         Ok(spec) => validate(&name, &spec),
         // The schema and the reader are made from one type, so this says more than the schema
         // could.
@@ -194,7 +256,7 @@ fn is_namespace(text: &str) -> bool {
 }
 
 /// The schema of a whole file, of which the definition in `crds/` has the spec alone.
-fn file_schema() -> Value {
+fn file_schema(kind: &str, spec: Value) -> Value {
     json!({
         "type": "object",
         "required": ["apiVersion", "kind", "metadata", "spec"],
@@ -202,13 +264,13 @@ fn file_schema() -> Value {
             "apiVersion": {
                 "type": "string", "enum": [API_VERSION], "description": API_VERSION,
             },
-            "kind": { "type": "string", "enum": ["Experiment"], "description": "Experiment" },
+            "kind": { "type": "string", "enum": [kind], "description": kind },
             "metadata": {
                 "type": "object",
-                "description": "The experiment's name and labels",
+                "description": format!("The {kind}'s name and labels"),
                 "required": ["name"],
                 "properties": {
-                    "name": { "type": "string", "description": "The experiment's name" },
+                    "name": { "type": "string", "description": format!("The {kind}'s name") },
                     "namespace": { "type": "string" },
                     "labels": { "type": "object", "additionalProperties": { "type": "string" } },
                     "annotations": {
@@ -216,7 +278,7 @@ fn file_schema() -> Value {
                     },
                 },
             },
-            "spec": stoker_api::crd::experiment_spec_schema(),
+            "spec": spec,
         },
     })
 }

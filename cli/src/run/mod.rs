@@ -11,11 +11,11 @@ mod copies;
 mod display;
 mod door;
 mod outcome;
-mod process;
+pub(crate) mod process;
 pub(crate) mod record;
 mod runner;
 pub(crate) mod setup;
-mod signals;
+pub(crate) mod signals;
 mod state;
 
 use std::path::PathBuf;
@@ -189,7 +189,7 @@ pub(crate) fn seed(valid: &ValidExperiment, uid: &str) -> u32 {
     valid.spec.reproducibility.experiment_seed.unwrap_or_else(|| derive_seed(uid))
 }
 
-fn cores() -> u32 {
+pub(crate) fn cores() -> u32 {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     u32::try_from(cores).unwrap_or(u32::MAX)
 }

@@ -51,6 +51,8 @@ pub(crate) struct Start<'a> {
     pub(crate) trial_path: &'a str,
     /// Locked while any of its processes is alive.
     pub(crate) lock: &'a Path,
+    /// Its working folder. Unset: the runner's.
+    pub(crate) folder: Option<&'a Path>,
 }
 
 /// How a trainer ended.
@@ -122,6 +124,9 @@ pub(crate) fn start(
     let mut command = Command::new("/proc/self/exe");
     command.arg("supervise").arg("--lock").arg(start.lock).arg("--").args(&start.command);
     command.env("PATH", search_path(&std::env::current_exe()?));
+    if let Some(folder) = start.folder {
+        command.current_dir(folder);
+    }
     command.envs(start.env);
     command.env(ENV_TRIAL_CONFIG, start.config);
     command.stdin(OwnedFd::from(theirs)).stdout(Stdio::piped()).stderr(Stdio::piped());

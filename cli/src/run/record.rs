@@ -133,7 +133,8 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     all().map_err(|error| Failure::file("write", path, error))
 }
 
-fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, Failure> {
+/// Reads a JSON file.
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, Failure> {
     let bytes = fs::read(path).map_err(|error| Failure::file("read", path, error))?;
     serde_json::from_slice(&bytes).map_err(|error| Failure::file("read", path, error))
 }

@@ -248,6 +248,7 @@ impl<'a> Runner<'a> {
             config: &config_file,
             trial_path: &config.storage.trial_path,
             lock: &self.lock,
+            folder: None,
         };
         match process::start(start, &self.storage, self.tell_ended.clone()) {
             Ok(running) => {
@@ -309,6 +310,7 @@ impl<'a> Runner<'a> {
             },
             gang: None,
             context: None,
+            inference: None,
         }
     }
 

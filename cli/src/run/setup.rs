@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
 use serde_json::Value;
 use stoker_api::experiment::{Experiment, ExperimentSpec, ExperimentStatus};
 use stoker_engine::trial::TrialRecord;
@@ -45,7 +46,7 @@ pub(crate) fn open(place: &Place, loaded: &Loaded, fresh: bool) -> Result<Opened
     if !fresh && let Some(uid) = current(&pointer)? {
         let folder = Folder::new(place.record(&loaded.name, &uid));
         if let Some(experiment) = folder.experiment()? {
-            refuse_changes(&experiment.spec, &loaded.valid.spec, folder.path())?;
+            refuse_changes("experiment", &experiment.spec, &loaded.valid.spec, folder.path())?;
             let trials = folder.trials()?;
             return Ok(Opened {
                 folder,
@@ -87,9 +88,11 @@ fn object(place: &Place, loaded: &Loaded, uid: &str) -> Experiment {
     experiment
 }
 
-fn refuse_changes(
-    recorded: &ExperimentSpec,
-    given: &ExperimentSpec,
+/// Refuses a spec that is not the one that was recorded of `what`.
+pub(crate) fn refuse_changes<S: Serialize>(
+    what: &str,
+    recorded: &S,
+    given: &S,
     folder: &Path,
 ) -> Result<(), Failure> {
     let value = |spec| serde_json::to_value(spec).map_err(|e| Failure::System(e.to_string()));
@@ -99,7 +102,7 @@ fn refuse_changes(
         return Ok(());
     }
     Err(Failure::Input(format!(
-        "the experiment was begun with another file:\n  {}\nundo the changes to go on with it, or \
+        "the {what} was begun with another file:\n  {}\nundo the changes to go on with it, or \
          use --fresh to start over (its record is in {})",
         changes.join("\n  "),
         folder.display()
@@ -159,7 +162,8 @@ pub(crate) fn check_runnable(spec: &ExperimentSpec, slots: u32) -> Result<(), Fa
     Ok(())
 }
 
-fn find_program(program: &str) -> Option<PathBuf> {
+/// The file of a program that is beside `stoker` or on `PATH`, or named by its path.
+pub(crate) fn find_program(program: &str) -> Option<PathBuf> {
     use std::os::unix::fs::PermissionsExt as _;
     let is_program = |path: &PathBuf| {
         path.metadata().is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0)

@@ -161,6 +161,7 @@ pub fn trial_config(
             path: context_path(namespace, &it.sha256),
             sha256: it.sha256.clone(),
         }),
+        inference: None,
     }
 }
 

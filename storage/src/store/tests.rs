@@ -136,6 +136,11 @@ async fn check(storage: Storage) {
     storage.put("a/bc", "x".into()).await.unwrap();
     storage.put("a/bc", "y".into()).await.unwrap();
     assert_eq!(storage.get("a/bc").await.unwrap(), "y");
+    assert_eq!(storage.get_range("a/b/07", 1..3).await.unwrap(), vec![7; 2]);
+    assert_eq!(storage.get_range("a/b/07", 3..3).await.unwrap(), "");
+    assert!(storage.get_range("a/b/07", 1..9).await.is_err(), "it ends before");
+    let missing = storage.get_range("a/none", 0..1).await.unwrap_err();
+    assert!(matches!(missing, StorageError::NotFound { .. }), "{missing}");
     assert_eq!(storage.list("a/b").await.unwrap().len(), 30);
     assert_eq!(storage.list("").await.unwrap().len(), 31);
     assert_eq!(storage.list("nowhere").await.unwrap(), Vec::<String>::new());
@@ -169,6 +174,22 @@ async fn every_kind_of_root_does_the_same() {
     let inner = Arc::new(InMemory::new());
     let below = Storage::from_store(inner, "memory").with_prefix(Path::from("deep/er"));
     check(below).await;
+}
+
+#[tokio::test]
+async fn what_killed_writers_left_is_deleted_by_the_names_that_are_meant() {
+    let folder = tempfile::tempdir().unwrap();
+    let storage = Storage::open(folder.path().to_str().unwrap(), None).unwrap();
+    storage.put("a/part-1", "x".into()).await.unwrap();
+    for name in ["part-1#1", "part-2#17", "part-3#x", "other#1", "part-4"] {
+        std::fs::write(folder.path().join("a").join(name), "half").unwrap();
+    }
+    storage.delete_staged("a", |name| name.starts_with("part-")).unwrap();
+    storage.delete_staged("nowhere", |_| true).unwrap();
+    let names = std::fs::read_dir(folder.path().join("a")).unwrap();
+    let mut left: Vec<_> = names.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
+    left.sort();
+    assert_eq!(left, ["other#1", "part-1", "part-3#x", "part-4"]);
 }
 
 #[tokio::test(start_paused = true)]

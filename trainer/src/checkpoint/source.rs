@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use stoker_api::contract::{Manifest, StorageConfig};
-use stoker_storage::{Storage, layout};
+use stoker_api::names::MANIFEST;
+use stoker_storage::{Storage, hash, layout};
 
 use super::{Parts, Place, load_folder, parse};
 use crate::Result;
@@ -13,10 +14,12 @@ use crate::Result;
 pub struct CheckpointSource {
     place: Where,
     which: Which,
+    /// What its manifest must hash to.
+    sha256: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Where {
+pub(super) enum Where {
     Folder(PathBuf),
     Trial(String),
     Stored { url: String, endpoint: Option<String>, trial_path: String },
@@ -49,22 +52,26 @@ impl From<PathBuf> for CheckpointSource {
 }
 
 impl CheckpointSource {
+    fn new(place: Where) -> Self {
+        Self { place, which: Which::Latest, sha256: None }
+    }
+
     /// A checkpoint's folder on this machine, such as one that was downloaded.
     pub fn folder(path: impl Into<PathBuf>) -> Self {
-        Self { place: Where::Folder(path.into()), which: Which::Latest }
+        Self::new(Where::Folder(path.into()))
     }
 
     /// The latest checkpoint of a trial of this name, such as `mnist-3`, in the storage and the namespace
     /// of the session that asks.
     pub fn trial(name: &str) -> Self {
-        Self { place: Where::Trial(name.into()), which: Which::Latest }
+        Self::new(Where::Trial(name.into()))
     }
 
     /// The latest checkpoint of a trial in any storage: the storage's root as in `checkpointStorage.url`,
     /// and the trial's folder below it, such as `default/mnist-0b3f9c1e/trials/3`.
     pub fn stored(root: &str, trial_path: &str) -> Self {
         let (url, trial_path) = (root.to_owned(), trial_path.trim_matches('/').to_owned());
-        Self { place: Where::Stored { url, endpoint: None, trial_path }, which: Which::Latest }
+        Self::new(Where::Stored { url, endpoint: None, trial_path })
     }
 
     /// The address of an S3 server other than Amazon's, for [`stored`](Self::stored).
@@ -95,6 +102,15 @@ impl CheckpointSource {
         Self { which: Which::Named(checkpoint.into()), ..self }
     }
 
+    /// Only with a manifest of this SHA-256.
+    pub(super) fn with_manifest(self, sha256: &str) -> Self {
+        Self { sha256: Some(sha256.to_owned()), ..self }
+    }
+
+    pub(super) fn location(&self) -> &Where {
+        &self.place
+    }
+
     /// Reads it; `own` is where the session that asks keeps its files.
     ///
     /// # Errors
@@ -102,18 +118,30 @@ impl CheckpointSource {
     /// There is no such trial, or no whole checkpoint of this kind.
     pub(crate) fn load(&self, own: &StorageConfig) -> Result<(Manifest, Parts)> {
         if let Where::Folder(folder) = &self.place {
+            self.check_folder(folder)?;
             return Ok(load_folder(folder)?);
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
             let place = self.place(own).await?;
-            let (name, manifest) = self.choose(&place).await?;
+            let (name, manifest, _) = self.choose(&place).await?;
             let parts = place.parts(&name, &manifest).await?;
             Ok((manifest, parts))
         })
     }
 
-    async fn place(&self, own: &StorageConfig) -> Result<Place> {
+    /// That the manifest is the one that was chosen, where one was.
+    fn check_folder(&self, folder: &Path) -> Result<()> {
+        let Some(expected) = &self.sha256 else { return Ok(()) };
+        let path = folder.join(MANIFEST);
+        let found = std::fs::read(&path).map(|it| hash::sha256_hex(&it));
+        if found.ok().as_ref() == Some(expected) {
+            return Ok(());
+        }
+        Err(format!("{} is not the one that was chosen when the job began", path.display()).into())
+    }
+
+    pub(super) async fn place(&self, own: &StorageConfig) -> Result<Place> {
         let (storage, trial_path) = match &self.place {
             Where::Stored { url, endpoint, trial_path } => {
                 (Storage::open(url, endpoint.as_deref())?, trial_path.clone())
@@ -133,7 +161,7 @@ impl CheckpointSource {
     }
 
     /// The checkpoint that is meant.
-    async fn choose(&self, place: &Place) -> Result<(String, Manifest)> {
+    pub(super) async fn choose(&self, place: &Place) -> Result<(String, Manifest, String)> {
         let trial = &place.trial_path;
         let mut names = place.storage.folders(&layout::checkpoints_path(trial)).await?;
         names.retain(|name| layout::parse_checkpoint_name(name).is_some());
@@ -141,17 +169,24 @@ impl CheckpointSource {
         if let Which::Named(wanted) = &self.which {
             names.retain(|name| name == wanted);
         }
-        let mut best: Option<(f64, String, Manifest)> = None;
+        let mut best: Option<(f64, String, Manifest, String)> = None;
         for name in names {
             let path = layout::manifest_path(trial, &name);
             // Without a manifest, these are files of a save that was cut short.
             if !place.storage.exists(&path).await? {
                 continue;
             }
-            let manifest = parse(&place.storage.get(&path).await?)
-                .map_err(|why| format!("checkpoint {name} of {trial}: {why}"))?;
+            let text = place.storage.get(&path).await?;
+            let sha256 = hash::sha256_hex(&text);
+            let manifest =
+                parse(&text).map_err(|why| format!("checkpoint {name} of {trial}: {why}"))?;
+            if self.sha256.as_ref().is_some_and(|it| *it != sha256) {
+                return Err(
+                    format!("checkpoint {name} of {trial} is not the one that was chosen").into()
+                );
+            }
             let sign = match self.which {
-                Which::Latest | Which::Named(_) => return Ok((name, manifest)),
+                Which::Latest | Which::Named(_) => return Ok((name, manifest, sha256)),
                 Which::Smallest => 1.0,
                 Which::Largest => -1.0,
             };
@@ -161,11 +196,11 @@ impl CheckpointSource {
             if let Some(metric) = metric
                 && best.as_ref().is_none_or(|(best, ..)| metric < *best)
             {
-                best = Some((metric, name, manifest));
+                best = Some((metric, name, manifest, sha256));
             }
         }
         match (best, &self.which) {
-            (Some((_, name, manifest)), _) => Ok((name, manifest)),
+            (Some((_, name, manifest, sha256)), _) => Ok((name, manifest, sha256)),
             (None, Which::Named(name)) => {
                 Err(format!("{trial} has no whole checkpoint {name}").into())
             }
@@ -205,8 +240,6 @@ async fn find_trial(storage: &Storage, own: &str, name: &str) -> Result<String> 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
-
-    use stoker_api::names::MANIFEST;
 
     use super::*;
 

@@ -24,7 +24,7 @@ use crate::stop::StopSignal;
 use crate::terminal::Terminal;
 use crate::{Error, Result, termination};
 
-mod arguments;
+pub(crate) mod arguments;
 
 /// How long a process that ends waits for its last rows of metrics: a storage that works takes less,
 /// and one that does not must not hold the end up.
@@ -113,6 +113,7 @@ impl Standalone {
             door: Door { url: String::new(), token_file: String::new(), ca: None },
             gang: None,
             context: None,
+            inference: None,
         };
         let context = context(config, true)?;
         if self.quiet {
@@ -172,7 +173,7 @@ pub fn run(program: impl FnOnce(&Context) -> Result<()>) -> process::ExitCode {
     finish(init(), program)
 }
 
-fn under_runner(path: &Path) -> Result<Context> {
+pub(crate) fn under_runner(path: &Path) -> Result<Context> {
     let told = std::fs::read(path)
         .map_err(Error::from)
         .and_then(|bytes| serde_json::from_slice::<TrialConfig>(&bytes).map_err(Error::from));
@@ -198,7 +199,7 @@ pub(super) fn context(mut config: TrialConfig, alone: bool) -> Result<Context> {
 }
 
 /// Runs, reports the end, gives the exit code.
-pub(super) fn finish(
+pub(crate) fn finish(
     context: Result<Context>,
     program: impl FnOnce(&Context) -> Result<()>,
 ) -> process::ExitCode {

@@ -23,7 +23,7 @@ Trains alone, as no runner has started this program.
   --row-batches N        batches between two rows of training metrics (default: 100)";
 
 /// What the environment says.
-pub(super) fn from_environment() -> Result<Standalone> {
+pub(crate) fn from_environment() -> Result<Standalone> {
     let mut standalone = Standalone::default();
     if let Ok(text) = std::env::var(ENV_HPARAMS) {
         standalone.hyperparameters = object(ENV_HPARAMS, &text)?;
@@ -91,7 +91,7 @@ fn set(standalone: &mut Standalone, name: &str, value: &str) -> Result<()> {
     Ok(())
 }
 
-fn object(name: &str, text: &str) -> Result<Value> {
+pub(crate) fn object(name: &str, text: &str) -> Result<Value> {
     let value: Value = serde_json::from_str(text)
         .map_err(|error| format!("{name} must be a JSON object, not {text}: {error}"))?;
     if value.is_object() {
@@ -101,7 +101,7 @@ fn object(name: &str, text: &str) -> Result<Value> {
     }
 }
 
-fn number<N: std::str::FromStr>(name: &str, text: &str) -> Result<N> {
+pub(crate) fn number<N: std::str::FromStr>(name: &str, text: &str) -> Result<N> {
     Ok(text.parse().map_err(|_| format!("{name} must be an integer from 0, not {text}"))?)
 }
 

@@ -1,0 +1,254 @@
+//! The rules of inference jobs, one function for each part.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use super::rules::{check_entrypoint, check_env, check_name, is_storage_url, one_of};
+use super::{FieldError, ValidInferenceJob, item, member, pods};
+use crate::experiment::Resources;
+use crate::inference::{CheckpointChoice, InferenceJobSpec};
+
+/// Workers at most.
+const SLOTS_MAX: u32 = 1024;
+/// Rows of a shard or a batch at most: a worker holds them in memory.
+const ROWS_MAX: u32 = 10_000_000;
+
+pub(super) fn check(
+    name: &str,
+    spec: &InferenceJobSpec,
+) -> Result<ValidInferenceJob, Vec<FieldError>> {
+    let mut errors = Vec::new();
+    check_name(name, &mut errors);
+    check_entrypoint(&spec.entrypoint, &mut errors);
+    let hyperparameters = spec.hyperparameters.as_ref();
+    for (path, value) in
+        [("spec.data", Some(&spec.data)), ("spec.hyperparameters", hyperparameters)]
+    {
+        if let Some(value) = value.filter(|it| !it.is_object()) {
+            errors.push(FieldError::new(path, value, "must be an object"));
+        }
+    }
+    if let Some(checkpoint) = &spec.checkpoint {
+        check_checkpoint(checkpoint, &mut errors);
+    }
+    check_input(spec, &mut errors);
+    check_output(spec, &mut errors);
+    check_numbers(spec, &mut errors);
+    check_env(&spec.env, &mut errors);
+    check_storage(spec, &mut errors);
+    check_pods(spec, &mut errors);
+    match errors.is_empty() {
+        true => Ok(ValidInferenceJob { name: name.to_owned(), spec: spec.clone() }),
+        false => Err(errors),
+    }
+}
+
+fn check_checkpoint(checkpoint: &CheckpointChoice, errors: &mut Vec<FieldError>) {
+    let path = "spec.checkpoint";
+    let set = [
+        ("trial", checkpoint.trial.is_some()),
+        ("folder", checkpoint.folder.is_some()),
+        ("stored", checkpoint.stored.is_some()),
+    ];
+    let set: Vec<_> = set.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name).collect();
+    if set.len() != 1 {
+        let rule = "exactly one of trial, folder and stored must be set";
+        errors.push(one_of(path, &set, rule));
+    }
+    if let Some(trial) = &checkpoint.trial {
+        let is_trial =
+            trial.rsplit_once('-').is_some_and(|(_, index)| index.parse::<u32>().is_ok());
+        if !is_trial {
+            let rule = "must be a trial's name, EXPERIMENT-INDEX, such as mnist-3";
+            errors.push(FieldError::new(&member(path, "trial"), &json!(trial), rule));
+        }
+    }
+    if let Some(stored) = &checkpoint.stored {
+        let path = member(path, "stored");
+        check_url(&member(&path, "url"), &stored.url, errors);
+        check_endpoint(&member(&path, "endpoint"), stored.endpoint.as_ref(), errors);
+    }
+    if checkpoint.folder.is_some() && checkpoint.name.is_some() {
+        let rule = "a folder is one checkpoint: leave the name out";
+        errors.push(FieldError::new(&member(path, "name"), &json!(checkpoint.name), rule));
+    }
+}
+
+fn check_input(spec: &InferenceJobSpec, errors: &mut Vec<FieldError>) {
+    let (input, path) = (&spec.input, "spec.input.url");
+    let scheme = input.url.split_once("://").map(|(scheme, _)| scheme);
+    match scheme {
+        _ if input.url.trim().is_empty() => {
+            let rule = "must name a file, a folder or a pattern";
+            errors.push(FieldError::new(path, &json!(input.url), rule));
+        }
+        Some("memory") => {
+            let rule = "memory is not shared with the workers' processes; name files or a bucket";
+            errors.push(FieldError::new(path, &json!(input.url), rule));
+        }
+        Some(_) => check_url(path, &input.url, errors),
+        None => {}
+    }
+    check_endpoint("spec.input.endpoint", input.endpoint.as_ref(), errors);
+}
+
+fn check_output(spec: &InferenceJobSpec, errors: &mut Vec<FieldError>) {
+    let output = &spec.output;
+    if let Some(url) = output.url.as_ref().filter(|it| it.contains("://")) {
+        check_url("spec.output.url", url, errors);
+    }
+    check_endpoint("spec.output.endpoint", output.endpoint.as_ref(), errors);
+    let path = "spec.output.columns";
+    if output.format.is_typed() && output.columns.is_empty() {
+        let rule = "must name the columns and their types, since files of this format have them: \
+                    [{ name: label, type: string }]";
+        errors.push(FieldError::absent(path, rule));
+    }
+    if !output.format.is_typed() && !output.columns.is_empty() {
+        let rule = "are of parquet and arrow alone: leave them out";
+        errors.push(FieldError::new(path, &json!(output.columns), rule));
+    }
+    let mut seen = BTreeSet::new();
+    for (i, column) in output.columns.iter().enumerate() {
+        if !seen.insert(&column.name) {
+            let path = member(&item(path, i), "name");
+            errors.push(FieldError::new(&path, &json!(column.name), "is set twice"));
+        }
+    }
+}
+
+fn check_numbers(spec: &InferenceJobSpec, errors: &mut Vec<FieldError>) {
+    let numbers = [
+        ("spec.shardRows", spec.shard_rows, ROWS_MAX),
+        ("spec.batchRows", spec.batch_rows, ROWS_MAX),
+        ("spec.resources.slots", spec.resources.slots, SLOTS_MAX),
+        ("spec.preemptionTimeoutSeconds", spec.preemption_timeout_seconds, u32::MAX),
+    ];
+    for (path, value, max) in numbers {
+        if value == 0 {
+            errors.push(FieldError::new(path, &json!(0), "must be at least 1"));
+        } else if value > max {
+            errors.push(FieldError::new(path, &json!(value), &format!("must be at most {max}")));
+        }
+    }
+}
+
+fn check_storage(spec: &InferenceJobSpec, errors: &mut Vec<FieldError>) {
+    if let Some(url) = &spec.storage.url {
+        check_url("spec.storage.url", url, errors);
+    }
+    check_endpoint("spec.storage.endpoint", spec.storage.endpoint.as_ref(), errors);
+    pods::check_secret("spec.storage.secretName", &spec.storage.secret_name, errors);
+}
+
+/// What an experiment of one slot would be asked.
+fn check_pods(spec: &InferenceJobSpec, errors: &mut Vec<FieldError>) {
+    let resources = Resources {
+        slots_per_trial: 1,
+        slots_per_pod: None,
+        slot_resource: spec.resources.slot_resource.clone(),
+        requests: spec.resources.requests.clone(),
+        limits: spec.resources.limits.clone(),
+        shm_size: spec.resources.shm_size.clone(),
+    };
+    pods::check_resources(&resources, errors);
+    pods::check_template(&spec.pod, errors);
+    if let Some(overrides) = &spec.pod_overrides {
+        pods::check_overrides(overrides, errors);
+    }
+    pods::check_context(spec.context.as_ref(), errors);
+}
+
+fn check_url(path: &str, url: &str, errors: &mut Vec<FieldError>) {
+    if !is_storage_url(url) || url.starts_with("memory:") {
+        let rule = "must be file:///PATH, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, \
+                    az://CONTAINER/PREFIX or an absolute path";
+        errors.push(FieldError::new(path, &json!(url), rule));
+    }
+}
+
+fn check_endpoint(path: &str, endpoint: Option<&String>, errors: &mut Vec<FieldError>) {
+    let is_http = |url: &&String| url.starts_with("http://") || url.starts_with("https://");
+    if let Some(endpoint) = endpoint.filter(|it| !is_http(it)) {
+        let rule = "must be the address of an S3 server, such as http://127.0.0.1:8333";
+        errors.push(FieldError::new(path, &Value::from(endpoint.as_str()), rule));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lays `change` over a job that is valid; `expected` are the fields with errors.
+    fn check_fields(change: Value, expected: &[&str]) {
+        let mut spec = json!({
+            "entrypoint": {"command": ["./infer"]},
+            "input": {"url": "rows.jsonl"},
+        });
+        for (name, value) in change.as_object().unwrap() {
+            spec[name] = value.clone();
+        }
+        let spec: InferenceJobSpec = serde_json::from_value(spec).unwrap();
+        let found: Vec<String> = match check("job", &spec) {
+            Ok(_) => vec![],
+            Err(errors) => errors.into_iter().map(|it| it.path).collect(),
+        };
+        assert_eq!(found, expected, "{change}");
+    }
+
+    #[test]
+    fn what_a_job_says_is_checked_field_by_field() {
+        check_fields(json!({}), &[]);
+        check_fields(json!({"entrypoint": {"command": []}}), &["spec.entrypoint.command"]);
+        check_fields(json!({"data": 1}), &["spec.data"]);
+        check_fields(json!({"hyperparameters": []}), &["spec.hyperparameters"]);
+        check_fields(
+            json!({"shardRows": 0, "batchRows": 0}),
+            &["spec.shardRows", "spec.batchRows"],
+        );
+        check_fields(json!({"resources": {"slots": 0}}), &["spec.resources.slots"]);
+        check_fields(json!({"resources": {"slots": 1025}}), &["spec.resources.slots"]);
+        check_fields(json!({"resources": {"shmSize": "x"}}), &["spec.resources.shmSize"]);
+        check_fields(json!({"env": [{"name": "STOKER_X"}]}), &["spec.env[0].name"]);
+        check_fields(json!({"storage": {"url": "ftp://x"}}), &["spec.storage.url"]);
+        check_fields(json!({"storage": {"secretName": "A B"}}), &["spec.storage.secretName"]);
+        check_fields(json!({"pod": {"image": " "}}), &["spec.pod.image"]);
+        let overrides = json!({"spec": {"nodeName": "x"}});
+        check_fields(json!({"podOverrides": overrides}), &["spec.podOverrides.spec.nodeName"]);
+    }
+
+    #[test]
+    fn inputs_and_outputs_are_paths_or_addresses() {
+        for url in ["rows.jsonl", "/data/*.csv", "s3://bucket/a/*.jsonl", "file:///a"] {
+            check_fields(json!({"input": {"url": url}}), &[]);
+            check_fields(json!({"output": {"url": url}}), &[]);
+        }
+        for url in ["ftp://x/y", "memory:///"] {
+            check_fields(json!({"input": {"url": url}}), &["spec.input.url"]);
+            check_fields(json!({"output": {"url": url}}), &["spec.output.url"]);
+        }
+        check_fields(json!({"input": {"url": ""}}), &["spec.input.url"]);
+        let input = json!({"url": "s3://x/y", "endpoint": "x"});
+        check_fields(json!({"input": input}), &["spec.input.endpoint"]);
+        check_fields(json!({"output": {"format": "parquet"}}), &["spec.output.columns"]);
+        let column = json!({"name": "a", "type": "double"});
+        check_fields(json!({"output": {"format": "arrow", "columns": [column]}}), &[]);
+        check_fields(json!({"output": {"columns": [column]}}), &["spec.output.columns"]);
+        let twice = json!({"format": "parquet", "columns": [column, column]});
+        check_fields(json!({"output": twice}), &["spec.output.columns[1].name"]);
+    }
+
+    #[test]
+    fn a_checkpoint_is_named_in_one_way() {
+        check_fields(json!({"checkpoint": {"trial": "mnist-3"}}), &[]);
+        check_fields(json!({"checkpoint": {}}), &["spec.checkpoint"]);
+        let both = json!({"trial": "mnist-3", "folder": "best"});
+        check_fields(json!({"checkpoint": both}), &["spec.checkpoint"]);
+        check_fields(json!({"checkpoint": {"trial": "mnist"}}), &["spec.checkpoint.trial"]);
+        let stored = json!({"url": "x", "trialPath": "a/b/trials/1"});
+        check_fields(json!({"checkpoint": {"stored": stored}}), &["spec.checkpoint.stored.url"]);
+        let named = json!({"folder": "best", "name": "000000000400-0"});
+        check_fields(json!({"checkpoint": named}), &["spec.checkpoint.name"]);
+    }
+}

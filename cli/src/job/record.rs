@@ -1,0 +1,173 @@
+//! The record of a job: the object that a cluster would hold, as a file.
+//!
+//! ```text
+//! LOCAL/local/NAMESPACE.NAME.job.{current,lock,trainers}
+//! LOCAL/local/NAME-UID8/record/job.json                     InferenceJob: metadata, spec, status
+//! LOCAL/local/NAME-UID8/record/attempts/SLOT-ATTEMPT/{trial.json, termination.json}
+//! ```
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use stoker_api::experiment::Phase;
+use stoker_api::inference::{InferenceJob, InferenceJobSpec, InferenceStatus};
+use stoker_api::names::experiment_path;
+
+use crate::failure::Failure;
+use crate::file::LoadedJob;
+use crate::place::{self, Place};
+use crate::run::record::{self as files, Folder, Lock};
+use crate::run::setup::{self, ANNOTATION_ROOT};
+
+/// Annotation that holds the program's working folder.
+const ANNOTATION_FOLDER: &str = "stoker.dev/folder";
+/// Annotation of a job that may replace another one's output.
+const ANNOTATION_REPLACE: &str = "stoker.dev/replace";
+
+/// A record that this process alone may write.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) record: Record,
+    /// Whether the job goes on from an earlier run.
+    pub(super) is_continued: bool,
+    /// Held until the end.
+    pub(super) _lock: Lock,
+    /// The file that workers hold a lock on.
+    pub(super) trainers: PathBuf,
+}
+
+/// A job's record.
+#[derive(Debug)]
+pub(super) struct Record {
+    folder: Folder,
+    job: InferenceJob,
+}
+
+/// Opens the record of the job in `loaded`, or makes one. With `fresh` an earlier one stays where it is and a new one
+/// is made.
+pub(super) fn open(
+    place: &Place,
+    loaded: &LoadedJob,
+    folder: &Path,
+    fresh: bool,
+) -> Result<Opened, Failure> {
+    let local = place.local();
+    std::fs::create_dir_all(&local).map_err(|error| Failure::file("create", &local, error))?;
+    let key = format!("{}.{}.job", loaded.namespace, loaded.name);
+    let lock = Lock::take(&local.join(format!("{key}.lock")))?;
+    let trainers = local.join(format!("{key}.trainers"));
+    files::wait_for_trainers(&trainers)?;
+    let pointer = local.join(format!("{key}.current"));
+    if !fresh && let Some(uid) = setup::current(&pointer)? {
+        let path = place.record(&loaded.name, &uid);
+        if path.join("job.json").exists() {
+            let job: InferenceJob = files::read_json(&path.join("job.json"))?;
+            setup::refuse_changes("job", &job.spec, &loaded.valid.spec, &path)?;
+            let record = Record { folder: Folder::new(path), job };
+            record.refuse_folder(folder)?;
+            return Ok(Opened { record, is_continued: true, _lock: lock, trainers });
+        }
+    }
+    let uid = files::random_hex(16)?;
+    let record_folder = Folder::new(place.record(&loaded.name, &uid));
+    let attempts = record_folder.path().join("attempts");
+    std::fs::create_dir_all(&attempts)
+        .map_err(|error| Failure::file("create", &attempts, error))?;
+    let record = Record { folder: record_folder, job: object(place, loaded, folder, &uid, fresh) };
+    record.save()?;
+    files::write(&pointer, format!("{uid}\n").as_bytes())?;
+    Ok(Opened { record, is_continued: false, _lock: lock, trainers })
+}
+
+fn object(
+    place: &Place,
+    loaded: &LoadedJob,
+    folder: &Path,
+    uid: &str,
+    fresh: bool,
+) -> InferenceJob {
+    let mut job = InferenceJob::new(&loaded.name, loaded.valid.spec.clone());
+    job.metadata.namespace = Some(loaded.namespace.clone());
+    job.metadata.uid = Some(uid.to_owned());
+    job.metadata.annotations = Some(BTreeMap::from([
+        (ANNOTATION_ROOT.to_owned(), place.root.clone()),
+        (ANNOTATION_FOLDER.to_owned(), folder.display().to_string()),
+        (ANNOTATION_REPLACE.to_owned(), fresh.to_string()),
+    ]));
+    job.status = Some(InferenceStatus::default());
+    job
+}
+
+impl Record {
+    /// Writes it.
+    pub(super) fn save(&self) -> Result<(), Failure> {
+        files::write_json(&self.folder.path().join("job.json"), &self.job)
+    }
+
+    /// What has been seen of the job.
+    pub(super) fn status(&mut self) -> &mut InferenceStatus {
+        self.job.status.get_or_insert_default()
+    }
+
+    /// The folder of a process, readable by its owner alone.
+    pub(super) fn attempt(&self, slot: u32, attempt: u32) -> Result<PathBuf, Failure> {
+        self.folder.attempt(slot, attempt)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        self.job.status.as_ref().map(|it| it.phase).unwrap_or_default()
+    }
+
+    pub(super) fn uid(&self) -> &str {
+        self.job.metadata.uid.as_deref().unwrap_or_default()
+    }
+
+    pub(super) fn id(&self) -> String {
+        place::id(self.job.metadata.name.as_deref().unwrap_or_default(), self.uid())
+    }
+
+    /// The job's own folder below the root.
+    pub(super) fn own_path(&self) -> String {
+        let metadata = &self.job.metadata;
+        let namespace = metadata.namespace.as_deref().unwrap_or_default();
+        experiment_path(namespace, metadata.name.as_deref().unwrap_or_default(), self.uid())
+    }
+
+    /// Whether another job's output may be replaced.
+    pub(super) fn may_replace(&self) -> bool {
+        self.annotation(ANNOTATION_REPLACE) == Some("true")
+    }
+
+    /// Where the output goes.
+    pub(super) fn output_url(
+        &self,
+        place: &Place,
+        spec: &InferenceJobSpec,
+        folder: &Path,
+    ) -> String {
+        match &spec.output.url {
+            Some(url) if url.contains("://") => url.clone(),
+            Some(path) => folder.join(path).display().to_string(),
+            None => format!("{}/{}/output", place.root.trim_end_matches('/'), self.own_path()),
+        }
+    }
+
+    fn annotation(&self, name: &str) -> Option<&str> {
+        self.job.metadata.annotations.as_ref()?.get(name).map(String::as_str)
+    }
+
+    fn refuse_folder(&self, folder: &Path) -> Result<(), Failure> {
+        match self.annotation(ANNOTATION_FOLDER) {
+            Some(recorded) if Path::new(recorded) != folder => Err(Failure::Input(format!(
+                "the job was begun in the folder {recorded}, not in {}: give that one as DIR to go on, \
+                 or use --fresh to start over",
+                folder.display()
+            ))),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,398 @@
+//! The loop: what may start is started, what ends is recorded, until the job has ended.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::json;
+use stoker_api::contract::{CONTRACT_VERSION, Door, StorageConfig, Termination, TrialConfig};
+use stoker_api::experiment::{CheckpointPolicy, GradientCompression, MixedPrecision, Phase, Unit};
+use stoker_api::inference::{
+    InferenceJobSpec, InferenceTask, OutputManifest, Role, ShardPlan, commits_path, plan_path,
+    shard_of_commit,
+};
+use stoker_api::names::{ENV_TERMINATION_FILE, MANIFEST};
+use stoker_api::validate::derive_seed;
+use stoker_engine::inference::{self, End, Start};
+use stoker_storage::{Storage, StorageError};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use super::record::Record;
+use super::view::View;
+use crate::failure::Failure;
+use crate::file::LoadedJob;
+use crate::place::Place;
+use crate::run::process::{self, Ended, Running};
+use crate::run::record as files;
+use crate::run::signals::Signals;
+
+/// How often time limits are looked at.
+const TICK: Duration = Duration::from_millis(200);
+/// How often commits are counted in a folder.
+const LOOK_NEAR: Duration = Duration::from_millis(500);
+/// How often in a bucket, where a look costs money.
+const LOOK_FAR: Duration = Duration::from_secs(5);
+/// The wait before the first restart in a row without a new commit; it doubles with each.
+const BACKOFF_FIRST: Duration = Duration::from_millis(100);
+/// The longest wait before a restart.
+const BACKOFF_MAX: Duration = Duration::from_secs(10);
+
+/// What a runner needs to know.
+#[derive(Debug)]
+pub(super) struct Job<'a> {
+    pub(super) loaded: &'a LoadedJob,
+    /// The programs' working folder.
+    pub(super) folder: PathBuf,
+    pub(super) place: Place,
+    /// Where logs go.
+    pub(super) storage: Storage,
+    /// The output folder.
+    pub(super) output: Storage,
+    /// Locked while any process of the job is alive.
+    pub(super) lock: PathBuf,
+    pub(super) record: Record,
+}
+
+/// Runs one job.
+#[derive(Debug)]
+pub(super) struct Runner<'a> {
+    job: Job<'a>,
+    running: BTreeMap<u32, Working>,
+    /// Not before then, by slot.
+    backoff: BTreeMap<u32, Instant>,
+    ended: UnboundedReceiver<Ended>,
+    tell_ended: UnboundedSender<Ended>,
+    interrupts: u32,
+    asked: Option<Instant>,
+    plan: Option<ShardPlan>,
+    committed: BTreeSet<u32>,
+    looked: Option<Instant>,
+}
+
+/// A process, and what its slot had committed when it started.
+#[derive(Debug)]
+struct Working {
+    process: Running,
+    committed: usize,
+    termination: PathBuf,
+}
+
+impl<'a> Runner<'a> {
+    pub(super) fn new(job: Job<'a>) -> Self {
+        let (tell_ended, ended) = mpsc::unbounded_channel();
+        Self {
+            job,
+            running: BTreeMap::new(),
+            backoff: BTreeMap::new(),
+            ended,
+            tell_ended,
+            interrupts: 0,
+            asked: None,
+            plan: None,
+            committed: BTreeSet::new(),
+            looked: None,
+        }
+    }
+
+    /// Runs until the job has ended or was stopped, and nothing runs any more; returns the exit code.
+    pub(super) async fn run(
+        mut self,
+        signals: &mut Signals,
+        view: &mut View,
+    ) -> Result<u8, Failure> {
+        let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let is_over = self.interrupts > 0 || self.phase().is_terminal();
+            if is_over && self.running.is_empty() {
+                break;
+            }
+            if is_over {
+                self.end_what_runs();
+            } else {
+                self.start_what_may_run(view)?;
+            }
+            tokio::select! {
+                biased;
+                () = signals.next() => self.interrupt(view),
+                Some(ended) = self.ended.recv() => self.end(ended, view).await?,
+                _ = ticks.tick() => self.look(false, view).await,
+            }
+        }
+        view.finish();
+        self.tell(view).await
+    }
+
+    fn phase(&self) -> Phase {
+        self.job.record.phase()
+    }
+
+    fn spec(&self) -> &'a InferenceJobSpec {
+        &self.job.loaded.valid.spec
+    }
+
+    fn start_what_may_run(&mut self, view: &mut View) -> Result<(), Failure> {
+        let now = Instant::now();
+        let is_ready = |slot: &u32| self.backoff.get(slot).is_none_or(|it| *it <= now);
+        let next = inference::next(self.job.record.status());
+        let ready: Vec<Start> = next.into_iter().filter(|it| is_ready(&it.slot)).collect();
+        for (start, attempt) in ready.into_iter().zip(self.job.record.status().attempts..) {
+            self.start(Start { attempt, ..start }, view)?;
+        }
+        Ok(())
+    }
+
+    /// Records a process, and then starts it.
+    fn start(&mut self, start: Start, view: &mut View) -> Result<(), Failure> {
+        let Start { role, slot, attempt } = start;
+        let folder = self.job.record.attempt(slot, attempt)?;
+        let config = self.config(start);
+        let config_file = folder.join("trial.json");
+        files::write_json(&config_file, &config)?;
+        inference::begin(self.job.record.status(), start);
+        self.job.record.save()?;
+        let spec = self.spec();
+        let termination = folder.join("termination.json");
+        let mut env: Vec<_> =
+            spec.env.iter().map(|it| (it.name.clone(), it.value.clone())).collect();
+        env.push((ENV_TERMINATION_FILE.to_owned(), termination.display().to_string()));
+        let program = spec.entrypoint.command.iter().chain(&spec.entrypoint.args);
+        let started = process::start(
+            process::Start {
+                trial: slot,
+                attempt,
+                command: program.cloned().collect(),
+                env,
+                config: &config_file,
+                trial_path: &config.storage.trial_path,
+                lock: &self.job.lock,
+                folder: Some(&self.job.folder),
+            },
+            &self.job.storage,
+            self.tell_ended.clone(),
+        );
+        let process = started.map_err(|error| {
+            Failure::System(format!(
+                "no process could be started: {error}; the same command again goes on"
+            ))
+        })?;
+        view.started(role, slot, attempt);
+        let committed = self.committed_by(slot);
+        self.running.insert(slot, Working { process, committed, termination });
+        Ok(())
+    }
+
+    fn config(&mut self, start: Start) -> TrialConfig {
+        let spec = self.spec();
+        let Job { loaded, folder, place, record, .. } = &mut self.job;
+        let mut output = spec.output.clone();
+        if output.url.is_none() {
+            output.endpoint.clone_from(&spec.storage.endpoint);
+        }
+        output.url = Some(record.output_url(place, spec, folder));
+        let own_hyperparameters = spec.hyperparameters.clone();
+        let task = InferenceTask {
+            role: start.role,
+            slot: start.slot,
+            slots: record.status().workers.len() as u32,
+            input: spec.input.clone(),
+            output,
+            checkpoint: spec.checkpoint.clone(),
+            has_hyperparameters: own_hyperparameters.is_some(),
+            replace: record.may_replace(),
+            shard_rows: spec.shard_rows,
+            batch_rows: spec.batch_rows,
+            on_error: spec.on_error,
+        };
+        let seed = derive_seed(record.uid());
+        TrialConfig {
+            version: CONTRACT_VERSION,
+            experiment: loaded.name.clone(),
+            experiment_id: record.uid().to_owned(),
+            trial: start.slot,
+            attempt: start.attempt,
+            seed,
+            experiment_seed: seed,
+            hyperparameters: own_hyperparameters.unwrap_or_else(|| json!({})),
+            data: spec.data.clone(),
+            spec: json!(spec),
+            unit: Unit::Records,
+            units: 0,
+            metric: String::new(),
+            smaller_is_better: true,
+            scheduling_unit: 1,
+            records_per_epoch: 0,
+            validation_period: None,
+            checkpoint_period: None,
+            checkpoint_policy: CheckpointPolicy::None,
+            perform_initial_validation: false,
+            aggregation_frequency: 1,
+            average_aggregated_gradients: true,
+            gradient_compression: GradientCompression::None,
+            mixed_precision: MixedPrecision::None,
+            storage: StorageConfig {
+                url: place.root.clone(),
+                endpoint: spec.storage.endpoint.clone(),
+                trial_path: format!("{}/workers/{}", record.own_path(), start.slot),
+            },
+            resume_from: vec![],
+            door: Door { url: String::new(), token_file: String::new(), ca: None },
+            gang: None,
+            context: None,
+            inference: Some(task),
+        }
+    }
+
+    /// Records how a process ended.
+    async fn end(&mut self, ended: Ended, view: &mut View) -> Result<(), Failure> {
+        let Ended { trial: slot, attempt, end, message, log_error } = ended;
+        if self.running.get(&slot).is_none_or(|it| it.process.attempt != attempt) {
+            return Ok(());
+        }
+        let Some(working) = self.running.remove(&slot) else { return Ok(()) };
+        if let Some(error) = log_error {
+            view.say(&format!("the end of a log could not be stored: {error}"));
+        }
+        self.look(true, view).await;
+        let has_committed = self.committed_by(slot) > working.committed;
+        let message = said(&working.termination).or(message);
+        view.ended(slot, attempt, end, message.as_deref());
+        let end = End { slot, attempt, end, message, has_committed };
+        let max_restarts = self.spec().max_restarts;
+        inference::ended(self.job.record.status(), end, max_restarts);
+        self.job.record.save()?;
+        let barren = self.job.record.status().workers.get(slot as usize).map_or(0, |it| it.barren);
+        match barren {
+            0 => self.backoff.remove(&slot),
+            failures => {
+                let wait = BACKOFF_FIRST.saturating_mul(1 << failures.min(16)).min(BACKOFF_MAX);
+                self.backoff.insert(slot, Instant::now() + wait)
+            }
+        };
+        Ok(())
+    }
+
+    /// Shards of a slot that are committed.
+    fn committed_by(&mut self, slot: u32) -> usize {
+        let slots = self.job.record.status().workers.len().max(1) as u32;
+        self.committed.iter().filter(|shard| **shard % slots == slot).count()
+    }
+
+    /// Counts what is committed. A storage that is away is asked again.
+    async fn look(&mut self, at_once: bool, view: &mut View) {
+        let is_far = self.job.output.url().contains("://");
+        let pause = if is_far { LOOK_FAR } else { LOOK_NEAR };
+        let is_due = self.looked.is_none_or(|it| it.elapsed() > pause);
+        if !is_due && !at_once {
+            return;
+        }
+        self.looked = Some(Instant::now());
+        let output = self.job.output.clone().impatient();
+        let uid = self.job.record.uid().to_owned();
+        if self.plan.is_none() {
+            self.plan = read(&output, &plan_path(&uid)).await.ok().flatten();
+        }
+        let Some(plan) = &self.plan else { return };
+        if let Ok(paths) = output.list(&commits_path(&uid)).await {
+            self.committed = paths.iter().filter_map(|path| shard_of_commit(path)).collect();
+        }
+        let shards = (0..).zip(&plan.shards).filter(|(shard, _)| self.committed.contains(shard));
+        let status = self.job.record.status();
+        status.rows = shards.map(|(_, it)| u64::from(it.rows)).sum();
+        status.rows_total = plan.rows();
+        view.progress(status.rows, status.rows_total, self.running.len());
+    }
+
+    fn interrupt(&mut self, view: &mut View) {
+        self.interrupts += 1;
+        let num = self.running.len();
+        if self.interrupts > 1 {
+            view.say(&format!("killing {num} processes"));
+            self.running.values_mut().for_each(|it| it.process.kill());
+        } else {
+            view.say(&format!(
+                "stopping: {num} processes leave after the batch that they are at (at most {} s); \
+                 the same signal once more kills at once",
+                self.spec().preemption_timeout_seconds
+            ));
+        }
+    }
+
+    /// Asks what runs to leave, and kills it after its time.
+    fn end_what_runs(&mut self) {
+        let patience = Duration::from_secs(self.spec().preemption_timeout_seconds.into());
+        match self.asked {
+            None => {
+                self.asked = Some(Instant::now());
+                self.running.values().for_each(|it| it.process.ask_to_exit());
+            }
+            Some(since) if since.elapsed() > patience => {
+                self.running.values_mut().for_each(|it| it.process.kill());
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// Prints the outcome; returns the exit code.
+    async fn tell(mut self, view: &mut View) -> Result<u8, Failure> {
+        let mut manifest: Option<OutputManifest> = None;
+        if self.phase() == Phase::Completed {
+            manifest = read(&self.job.output, MANIFEST).await?;
+        }
+        let uid = self.job.record.uid().to_owned();
+        // Another job may have replaced it since.
+        let manifest = manifest.filter(|it| it.job_id == uid);
+        if let Some(manifest) = &manifest {
+            let status = self.job.record.status();
+            status.rows = manifest.input_rows;
+            status.rows_total = manifest.input_rows;
+            status.rejected = manifest.rejected;
+        }
+        self.job.record.save()?;
+        let (id, phase) = (self.job.record.id(), self.phase());
+        let output = self.job.output.url().trim_end_matches('/').to_owned();
+        view.outcome(&json!({
+            "job": self.job.loaded.name,
+            "id": id,
+            "phase": phase,
+            "rows": manifest.as_ref().map(|it| it.rows),
+            "inputRows": self.job.record.status().rows_total,
+            "done": self.job.record.status().rows,
+            "rejected": self.job.record.status().rejected,
+            "attempts": self.job.record.status().attempts,
+            "manifest": manifest.map(|_| format!("{output}/{MANIFEST}")),
+            "output": output,
+            "message": self.job.record.status().message.clone(),
+        }));
+        Ok(crate::cluster::wait::code(phase))
+    }
+}
+
+/// The last words of a process.
+fn said(termination: &Path) -> Option<String> {
+    let said: Termination = serde_json::from_slice(&std::fs::read(termination).ok()?).ok()?;
+    said.message
+}
+
+async fn read<T: serde::de::DeserializeOwned>(
+    storage: &Storage,
+    path: &str,
+) -> Result<Option<T>, Failure> {
+    match storage.get(path).await {
+        Ok(text) => serde_json::from_slice(&text)
+            .map(Some)
+            .map_err(|error| Failure::System(format!("{}/{path}: {error}", storage.url()))),
+        Err(StorageError::NotFound { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The stage, for people.
+pub(super) fn named(role: Role, slot: u32) -> String {
+    match role {
+        Role::Plan => "planning".to_owned(),
+        Role::Work => format!("worker {slot}"),
+        Role::Finish => "finishing".to_owned(),
+    }
+}

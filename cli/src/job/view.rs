@@ -1,0 +1,121 @@
+//! How a job is going: a bar on a terminal, plain lines elsewhere, JSON lines for programs.
+
+use std::collections::BTreeMap;
+use std::io::IsTerminal as _;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+use stoker_api::inference::Role;
+use stoker_api::trial::AttemptEnd;
+
+use super::runner::named;
+use crate::print::{self, Output};
+
+/// How often rows are told where there is no bar.
+const TELL: Duration = Duration::from_secs(5);
+
+/// Shows a job to whoever watches.
+#[derive(Debug)]
+pub(super) struct View {
+    output: Output,
+    bar: Option<ProgressBar>,
+    /// What runs in each slot.
+    running: BTreeMap<u32, Role>,
+    told: Option<(Instant, u64)>,
+}
+
+impl View {
+    /// The view for this output.
+    pub(super) fn new(output: Output) -> Self {
+        let is_terminal = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
+        let bar = (output == Output::Text && is_terminal).then(|| {
+            let bar = ProgressBar::new(0);
+            let style = "{msg} {wide_bar} {human_pos} of {human_len} rows, {eta} left";
+            ProgressStyle::with_template(style).map(|style| bar.set_style(style)).ok();
+            bar
+        });
+        Self { output, bar, running: BTreeMap::new(), told: None }
+    }
+
+    /// Says something to the user, not to programs.
+    pub(super) fn say(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| print::err(text)),
+            None => print::err(text),
+        }
+    }
+
+    /// A process has started.
+    pub(super) fn started(&mut self, role: Role, slot: u32, attempt: u32) {
+        self.running.insert(slot, role);
+        if self.output == Output::Json {
+            print::out(json!({"event": "started", "role": role, "slot": slot, "attempt": attempt}));
+        }
+    }
+
+    /// A process has ended.
+    pub(super) fn ended(
+        &mut self,
+        slot: u32,
+        attempt: u32,
+        end: AttemptEnd,
+        message: Option<&str>,
+    ) {
+        let role = self.running.remove(&slot).unwrap_or_default();
+        if self.output == Output::Json {
+            print::out(json!({"event": "ended", "role": role, "slot": slot, "attempt": attempt,
+                "end": end, "message": message}));
+        } else if end != AttemptEnd::Completed {
+            let message = message.map_or_else(String::new, |it| format!(": {it}"));
+            self.say(&format!("{} (attempt {attempt}) ended: {end:?}{message}", named(role, slot)));
+        }
+    }
+
+    /// How many rows are done.
+    pub(super) fn progress(&mut self, rows: u64, total: u64, num_running: usize) {
+        if let Some(bar) = &self.bar {
+            bar.set_length(total);
+            bar.set_position(rows);
+            bar.set_message(format!("{num_running} at work"));
+            return;
+        }
+        let is_due = self.told.is_none_or(|(at, told)| at.elapsed() > TELL && told != rows);
+        if is_due {
+            self.told = Some((Instant::now(), rows));
+            match self.output {
+                Output::Json => print::out(json!({"event": "progress", "rows": rows, "of": total})),
+                Output::Text => print::out(format!("{rows} of {total} rows")),
+            }
+        }
+    }
+
+    /// Takes the bar away, so that the outcome follows.
+    pub(super) fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+
+    /// Prints how the job stands at the end.
+    pub(super) fn outcome(&self, outcome: &Value) {
+        if self.output == Output::Json {
+            print::out(outcome);
+            return;
+        }
+        let text = |name: &str| outcome[name].as_str().unwrap_or_default().to_owned();
+        match outcome["manifest"].as_str() {
+            Some(manifest) => print::out(format!(
+                "{} rows of {}, {} rejected: {manifest}",
+                outcome["rows"], outcome["inputRows"], outcome["rejected"]
+            )),
+            None if outcome["phase"] == "Failed" => {
+                print::err(format!("failed: {}", text("message")))
+            }
+            None => print::err(format!(
+                "stopped with {} of {} rows done; run the same command again to go on from here",
+                outcome["done"], outcome["inputRows"]
+            )),
+        }
+    }
+}

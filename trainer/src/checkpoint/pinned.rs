@@ -1,0 +1,86 @@
+//! A checkpoint that is chosen once, so that all processes of a job use the same one.
+
+use stoker_api::contract::StorageConfig;
+use stoker_api::inference::{CheckpointChoice, PinnedCheckpoint, WhichCheckpoint};
+use stoker_api::names::MANIFEST;
+use stoker_storage::{hash, layout};
+
+use super::source::{CheckpointSource, Where};
+use super::{CheckpointError, load_folder};
+use crate::{InvalidInput, Result};
+
+impl CheckpointSource {
+    /// What a job asks for.
+    pub(crate) fn of_choice(choice: &CheckpointChoice) -> Result<Self> {
+        let source = match choice {
+            CheckpointChoice { trial: Some(name), .. } => Self::trial(name),
+            CheckpointChoice { folder: Some(folder), .. } => Self::folder(folder),
+            CheckpointChoice { stored: Some(it), .. } => {
+                let source = Self::stored(&it.url, &it.trial_path);
+                it.endpoint.iter().fold(source, |source, endpoint| source.endpoint(endpoint))
+            }
+            _ => return Err(InvalidInput("the job's checkpoint names none".into()).into()),
+        };
+        Ok(match (&choice.name, choice.which) {
+            (Some(name), _) => source.named(name),
+            (None, WhichCheckpoint::Latest) => source,
+            (None, WhichCheckpoint::SmallestMetric) => source.smallest_metric(),
+            (None, WhichCheckpoint::LargestMetric) => source.largest_metric(),
+        })
+    }
+
+    /// The one that was chosen, and no other of its name.
+    pub(crate) fn pinned(pinned: &PinnedCheckpoint) -> Self {
+        let source = match &pinned.trial_path {
+            None => Self::folder(&pinned.url),
+            Some(trial_path) => {
+                let source = Self::stored(&pinned.url, trial_path).named(&pinned.name);
+                pinned.endpoint.iter().fold(source, |source, endpoint| source.endpoint(endpoint))
+            }
+        };
+        source.with_manifest(&pinned.manifest_sha256)
+    }
+
+    /// Chooses; `own` is where the session that asks keeps its files.
+    ///
+    /// # Errors
+    ///
+    /// There is no whole checkpoint.
+    pub(crate) async fn pin(&self, own: &StorageConfig) -> Result<PinnedCheckpoint> {
+        if let Where::Folder(folder) = self.location() {
+            load_folder(folder)?;
+            let read = |path: &std::path::Path| {
+                std::fs::read(path).map_err(|error| CheckpointError::Broken {
+                    name: folder.display().to_string(),
+                    reason: error.to_string(),
+                })
+            };
+            let absolute = std::path::absolute(folder)?;
+            let name = absolute.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            return Ok(PinnedCheckpoint {
+                url: absolute.display().to_string(),
+                endpoint: None,
+                trial_path: None,
+                name,
+                manifest_sha256: hash::sha256_hex(&read(&folder.join(MANIFEST))?),
+                hyperparameters: serde_json::Value::Null,
+            });
+        }
+        let place = self.place(own).await?;
+        let (name, _, manifest_sha256) = self.choose(&place).await?;
+        let (url, endpoint) = match self.location() {
+            Where::Stored { url, endpoint, .. } => (url.clone(), endpoint.clone()),
+            _ => (own.url.clone(), own.endpoint.clone()),
+        };
+        let record = layout::record_path(&place.trial_path);
+        let mut hyperparameters = serde_json::Value::Null;
+        if place.storage.exists(&record).await? {
+            let record = place.storage.get(&record).await?;
+            let record: serde_json::Value = serde_json::from_slice(&record)
+                .map_err(|error| format!("the record of {}: {error}", place.trial_path))?;
+            hyperparameters = record["spec"]["hyperparameters"].clone();
+        }
+        let trial_path = Some(place.trial_path);
+        Ok(PinnedCheckpoint { url, endpoint, trial_path, name, manifest_sha256, hyperparameters })
+    }
+}

@@ -1,0 +1,137 @@
+//! A program that puts rows through a model and that no runner has started.
+
+use stoker_api::inference::{
+    CheckpointChoice, InferenceInput, InferenceOutput, InferenceTask, OnError, Role, RowFormat,
+};
+
+use crate::context::Context;
+use crate::train::Standalone;
+use crate::train::program::arguments::{from_environment, number, object};
+use crate::{InvalidInput, Result};
+
+/// What `--help` shows.
+pub(super) const HELP: &str = "\
+Puts rows through a model, as no runner has started this program. Killed, it goes on where it was.
+
+  --input PATH           a file, a folder or a pattern; or s3://, gs://, az://
+  --output PATH          the folder for the output; or s3://, gs://, az://
+  --input-format FORMAT  jsonLines, csv, parquet or arrow (default: by the files' names)
+  --output-format FORMAT likewise (default: jsonLines)
+  --checkpoint PATH      the folder of the checkpoint with the weights
+  --hparams JSON         the model's hyperparameters, an object (default: $STOKER_HPARAMS)
+  --data JSON            what a job's `data` would be
+  --shard-rows N         rows that are committed together (default: 1000)
+  --batch-rows N         rows that go through the model at a time, at most (default: 64)
+  --skip-errors          rows that cannot be read have no output";
+
+/// The session of such a program; `None` asks for help.
+///
+/// # Errors
+///
+/// An argument is none.
+pub(super) fn context(arguments: impl IntoIterator<Item = String>) -> Result<Option<Context>> {
+    match parse(arguments)? {
+        Some((standalone, task)) => {
+            let mut context = standalone.context()?;
+            context.config.experiment = "alone".into();
+            context.config.inference = Some(task);
+            // No other process of this name has had it: a part's name must not come twice.
+            let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+            context.config.attempt = u32::try_from(now.as_millis() % u128::from(u32::MAX))?;
+            Ok(Some(context))
+        }
+        None => Ok(None),
+    }
+}
+
+fn parse(
+    arguments: impl IntoIterator<Item = String>,
+) -> Result<Option<(Standalone, InferenceTask)>> {
+    let mut standalone = Standalone { quiet: true, ..from_environment()? };
+    let (mut input, mut checkpoint) = (None, None);
+    let mut task = InferenceTask {
+        role: Role::Work,
+        slot: 0,
+        slots: 1,
+        input: InferenceInput { url: String::new(), endpoint: None, format: None },
+        output: InferenceOutput::default(),
+        checkpoint: None,
+        has_hyperparameters: true,
+        replace: false,
+        shard_rows: 1000,
+        batch_rows: 64,
+        on_error: OnError::Fail,
+    };
+    let mut arguments = arguments.into_iter();
+    while let Some(argument) = arguments.next() {
+        let (name, joined) = match argument.split_once('=') {
+            Some((name, value)) => (name.to_owned(), Some(value.to_owned())),
+            None => (argument, None),
+        };
+        match name.as_str() {
+            "--help" | "-h" => return Ok(None),
+            "--skip-errors" => {
+                task.on_error = OnError::Skip;
+                continue;
+            }
+            _ => {}
+        }
+        let mut value = || -> Result<String> {
+            let value = joined.clone().or_else(|| arguments.next());
+            Ok(value.ok_or_else(|| format!("{name} needs a value"))?)
+        };
+        match name.as_str() {
+            "--input" => input = Some(value()?),
+            "--output" => task.output.url = Some(value()?),
+            "--input-format" => task.input.format = Some(format(&name, &value()?)?),
+            "--output-format" => task.output.format = format(&name, &value()?)?,
+            "--checkpoint" => checkpoint = Some(value()?),
+            "--hparams" => standalone.hyperparameters = object(&name, &value()?)?,
+            "--data" => standalone.data = object(&name, &value()?)?,
+            "--shard-rows" => task.shard_rows = number::<u32>(&name, &value()?)?.max(1),
+            "--batch-rows" => task.batch_rows = number::<u32>(&name, &value()?)?.max(1),
+            _ => {
+                return Err(format!("unknown argument {name}; --help lists those there are").into());
+            }
+        }
+    }
+    let missing =
+        |name: &str| InvalidInput(format!("{name} is missing; --help lists the arguments"));
+    task.input.url = input.ok_or_else(|| missing("--input"))?;
+    task.output.url.as_ref().ok_or_else(|| missing("--output"))?;
+    let choice = |folder| CheckpointChoice { folder: Some(folder), ..CheckpointChoice::default() };
+    task.checkpoint = checkpoint.map(choice);
+    Ok(Some((standalone, task)))
+}
+
+fn format(name: &str, text: &str) -> Result<RowFormat> {
+    let read = serde_json::from_value(serde_json::Value::from(text));
+    Ok(read.map_err(|_| format!("{name} must be jsonLines, csv, parquet or arrow, not {text}"))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(arguments: &str, expected: Result<fn(&InferenceTask) -> bool, &str>) {
+        let parsed = parse(arguments.split_whitespace().map(str::to_owned));
+        match (parsed, expected) {
+            (Ok(Some((_, task))), Ok(is_meant)) => assert!(is_meant(&task), "{task:?}"),
+            (Err(error), Err(expected)) => assert!(error.to_string().contains(expected), "{error}"),
+            (parsed, _) => panic!("{arguments}: {parsed:?}"),
+        }
+    }
+
+    #[test]
+    fn arguments_say_what_is_read_and_where_it_goes() {
+        check("--input a --output b", Ok(|it| it.input.url == "a" && it.shard_rows == 1000));
+        check("--input=a --output=b --skip-errors", Ok(|it| it.on_error == OnError::Skip));
+        let formats = "--input a --output b --output-format csv --shard-rows 7";
+        check(formats, Ok(|it| it.output.format == RowFormat::Csv && it.shard_rows == 7));
+        check("--input a --output b --output-format x", Err("not x"));
+        check("--output b", Err("--input is missing"));
+        check("--input a", Err("--output is missing"));
+        check("--input", Err("--input needs a value"));
+        check("--x 1", Err("unknown argument --x"));
+    }
+}

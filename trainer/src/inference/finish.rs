@@ -1,0 +1,175 @@
+//! The end: one manifest that names one part for each shard.
+
+use stoker_api::inference::{
+    Commit, ErrorsPart, FILES_FORMAT, InputFile, OutputManifest, OutputPart, PlanShard, ShardPlan,
+    commits_path,
+};
+use stoker_api::names::MANIFEST;
+use stoker_storage::hash::sha256_hex;
+
+use super::output::Output;
+use super::work::identity;
+use super::{infrastructure, say, task};
+use crate::Result;
+use crate::context::Context;
+
+/// Writes the manifest, and then deletes the parts that it does not name. One process at a time does this, and none
+/// works meanwhile.
+///
+/// # Errors
+///
+/// A shard is not committed: its commit, if there is one that names a part which is not there, is taken back.
+pub(super) fn finish(context: &Context) -> Result<()> {
+    let (task, output) = (task(context)?, Output::open(context)?);
+    let plan = output.plan()?;
+    let before = output.manifest()?;
+    let manifest = match &before {
+        Some(manifest) if manifest.job_id == plan.job_id => manifest.clone(),
+        _ => {
+            let commits = committed(&output, &plan)?;
+            let errors = write_errors(&output, &plan, &commits)?;
+            let format = task.output.format;
+            let job = context.config.experiment.clone();
+            let manifest = manifest(job, plan, &commits, errors, format);
+            output.write_manifest(&manifest)?;
+            manifest
+        }
+    };
+    clean_up(&output, &manifest, before.as_ref())?;
+    say(&format!(
+        "{} rows of {} in {} parts, {} rejected: {}/manifest.json",
+        manifest.rows,
+        manifest.input_rows,
+        manifest.parts.len(),
+        manifest.rejected,
+        output.storage.url()
+    ));
+    Ok(())
+}
+
+/// The commit of every shard, checked.
+fn committed(output: &Output, plan: &ShardPlan) -> Result<Vec<Commit>> {
+    let num_shards = u32::try_from(plan.shards.len())?;
+    let mut commits = vec![];
+    let mut missing = vec![];
+    for ((shard, planned), found) in (0..).zip(&plan.shards).zip(output.commits(num_shards)?) {
+        match found.filter(|it| is_of(it, shard, planned, plan)) {
+            Some(commit) => commits.push(commit),
+            None => {
+                output.forget(shard)?;
+                missing.push(shard.to_string());
+            }
+        }
+    }
+    if missing.is_empty() {
+        return Ok(commits);
+    }
+    missing.truncate(10);
+    Err(infrastructure(format!(
+        "shards without a whole part, among them {}: they are done again",
+        missing.join(", ")
+    )))
+}
+
+/// Whether a commit is of this shard, and accounts for all of its rows.
+fn is_of(commit: &Commit, shard: u32, planned: &PlanShard, plan: &ShardPlan) -> bool {
+    let accounted = u64::from(commit.rows) + commit.rejected.len() as u64;
+    commit.format == FILES_FORMAT
+        && commit.shard == shard
+        && commit.of == identity(plan, planned)
+        && accounted == u64::from(planned.rows)
+}
+
+fn manifest(
+    job: String,
+    plan: ShardPlan,
+    commits: &[Commit],
+    errors: Option<ErrorsPart>,
+    output_format: stoker_api::inference::RowFormat,
+) -> OutputManifest {
+    let part = |(planned, commit): (&PlanShard, &Commit)| OutputPart {
+        name: commit.part.clone(),
+        bytes: commit.bytes,
+        sha256: commit.sha256.clone(),
+        rows: commit.rows,
+        file: planned.file,
+        first_row: planned.first_row,
+        input_rows: planned.rows,
+    };
+    let parts: Vec<_> = plan.shards.iter().zip(commits).map(part).collect();
+    let input_rows = plan.rows();
+    let rows = parts.iter().map(|it| u64::from(it.rows)).sum();
+    let file = |it: stoker_api::inference::PlanFile| InputFile {
+        name: it.name,
+        bytes: it.bytes,
+        sha256: it.sha256,
+        rows: it.rows,
+    };
+    OutputManifest {
+        format: FILES_FORMAT,
+        job,
+        job_id: plan.job_id,
+        output_format,
+        rows,
+        input_rows,
+        rejected: input_rows - rows,
+        parts,
+        errors,
+        input: plan.files.into_iter().map(file).collect(),
+        checkpoint: plan.checkpoint,
+    }
+}
+
+/// Writes rejected rows; none where there are none.
+fn write_errors(
+    output: &Output,
+    plan: &ShardPlan,
+    commits: &[Commit],
+) -> Result<Option<ErrorsPart>> {
+    let (mut lines, mut rows) = (String::new(), 0);
+    for (planned, commit) in plan.shards.iter().zip(commits) {
+        let file = &plan.files[planned.file as usize].name;
+        for error in &commit.rejected {
+            let line = serde_json::json!({"file": file, "row": error.row, "reason": error.reason});
+            lines.push_str(&format!("{line}\n"));
+            rows += 1;
+        }
+    }
+    if rows == 0 {
+        return Ok(None);
+    }
+    let uid8: String = plan.job_id.chars().filter(char::is_ascii_alphanumeric).take(8).collect();
+    let name = format!("errors-{uid8}.jsonl");
+    let (bytes, sha256) = (lines.len() as u64, sha256_hex(lines.as_bytes()));
+    output.rt.block_on(output.storage.put(&name, lines.into()))?;
+    Ok(Some(ErrorsPart { name, bytes, sha256, rows }))
+}
+
+/// Deletes parts of this job that the manifest does not name, and all that the manifest before it named.
+fn clean_up(
+    output: &Output,
+    manifest: &OutputManifest,
+    before: Option<&OutputManifest>,
+) -> Result<()> {
+    let names = |it: &OutputManifest| -> Vec<String> {
+        let errors = it.errors.iter().map(|it| it.name.clone());
+        it.parts.iter().map(|it| it.name.clone()).chain(errors).collect()
+    };
+    let kept: std::collections::BTreeSet<String> = names(manifest).into_iter().collect();
+    let uid8: String =
+        manifest.job_id.chars().filter(char::is_ascii_alphanumeric).take(8).collect();
+    let is_own = |path: &String| {
+        !path.contains('/') && path.starts_with("part-") && path.contains(&format!("-{uid8}-"))
+    };
+    let is_ours = |name: &str| is_own(&name.to_owned()) || kept.contains(name) || name == MANIFEST;
+    output.storage.delete_staged("", is_ours)?;
+    output.storage.delete_staged(&commits_path(&manifest.job_id), |_| true)?;
+    output.rt.block_on(async {
+        let listed = output.storage.list("").await?;
+        let old = before.into_iter().flat_map(names);
+        for path in listed.into_iter().filter(is_own).chain(old).filter(|it| !kept.contains(it)) {
+            output.storage.delete(&path).await?;
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,182 @@
+//! The output folder: what a job has written there, and what it writes.
+
+use std::collections::BTreeSet;
+
+use bytes::Bytes;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use stoker_api::inference::{
+    Commit, FILES_FORMAT, InferenceOutput, OutputManifest, ShardPlan, commit_path, commits_path,
+    plan_path, shard_of_commit,
+};
+use stoker_api::names::MANIFEST;
+use stoker_storage::{Storage, StorageError};
+use tokio::runtime::Handle;
+use tokio::task::JoinSet;
+
+use super::{infrastructure, task};
+use crate::context::Context;
+use crate::{InvalidInput, Result};
+
+/// Objects that are read or looked at side by side.
+const IN_FLIGHT: usize = 32;
+
+/// A job's output folder.
+#[derive(Clone, Debug)]
+pub(super) struct Output {
+    pub(super) storage: Storage,
+    pub(super) rt: Handle,
+    job_id: String,
+}
+
+impl Output {
+    /// The folder that the job names.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be opened.
+    pub(super) fn open(context: &Context) -> Result<Self> {
+        let output = task(context)?.output;
+        let session = context.session.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let rt = session.runtime().clone();
+        Self::new(&output, &context.config.experiment_id, rt)
+    }
+
+    pub(super) fn new(output: &InferenceOutput, job_id: &str, rt: Handle) -> Result<Self> {
+        let none = || InvalidInput("the job names no output".into());
+        let url = output.url.as_deref().ok_or_else(none)?;
+        let url = match url.contains("://") {
+            true => url.to_owned(),
+            false => std::path::absolute(url)?.display().to_string(),
+        };
+        let storage = Storage::open(&url, output.endpoint.as_deref())?;
+        Ok(Self { storage, rt, job_id: job_id.to_owned() })
+    }
+
+    /// The job's plan.
+    ///
+    /// # Errors
+    ///
+    /// There is none.
+    pub(super) fn plan(&self) -> Result<ShardPlan> {
+        let none =
+            || infrastructure(format!("{} holds no plan of this job yet", self.storage.url()));
+        self.find_plan()?.ok_or_else(none)
+    }
+
+    /// The job's plan, if it was written.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read.
+    pub(super) fn find_plan(&self) -> Result<Option<ShardPlan>> {
+        let plan: Option<ShardPlan> = self.read(&plan_path(&self.job_id))?;
+        match plan {
+            Some(plan) if plan.format != FILES_FORMAT || plan.job_id != self.job_id => {
+                let why = format!(
+                    "{} is of format {} and job {}, not {FILES_FORMAT} and {}: use another output folder, or start over",
+                    plan_path(&self.job_id),
+                    plan.format,
+                    plan.job_id,
+                    self.job_id
+                );
+                Err(InvalidInput(why).into())
+            }
+            plan => Ok(plan),
+        }
+    }
+
+    pub(super) fn write_plan(&self, plan: &ShardPlan) -> Result<()> {
+        self.write(&plan_path(&self.job_id), plan)
+    }
+
+    /// The manifest in the folder, whosever it is.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read, or is none of ours.
+    pub(super) fn manifest(&self) -> Result<Option<OutputManifest>> {
+        self.read(MANIFEST)
+    }
+
+    /// Whether the job has been finished.
+    pub(super) fn is_finished(&self) -> Result<bool> {
+        Ok(self.manifest()?.is_some_and(|it| it.job_id == self.job_id))
+    }
+
+    pub(super) fn write_manifest(&self, manifest: &OutputManifest) -> Result<()> {
+        self.write(MANIFEST, manifest)
+    }
+
+    /// The shards that are committed.
+    pub(super) fn committed(&self) -> Result<BTreeSet<u32>> {
+        let paths = self.rt.block_on(self.storage.list(&commits_path(&self.job_id)))?;
+        Ok(paths.iter().filter_map(|path| shard_of_commit(path)).collect())
+    }
+
+    /// Writes a part and then the commit that names it.
+    pub(super) fn commit(&self, commit: &Commit, bytes: Bytes) -> Result<()> {
+        self.rt.block_on(self.storage.put(&commit.part, bytes))?;
+        self.write(&commit_path(&self.job_id, commit.shard), commit)
+    }
+
+    /// The commits of shards, in order; of each, `None` where there is none, or none of a part that is there as it says.
+    pub(super) fn commits(&self, num_shards: u32) -> Result<Vec<Option<Commit>>> {
+        let mut found = vec![None; num_shards as usize];
+        self.rt
+            .block_on(async {
+                let mut tasks = JoinSet::new();
+                let mut next = 0..num_shards;
+                loop {
+                    while tasks.len() < IN_FLIGHT
+                        && let Some(shard) = next.next()
+                    {
+                        let (storage, path) =
+                            (self.storage.clone(), commit_path(&self.job_id, shard));
+                        tasks.spawn(async move { (shard, whole_commit(&storage, &path).await) });
+                    }
+                    let Some(done) = tasks.join_next().await else { return Ok(()) };
+                    let (shard, commit) =
+                        done.map_err(|error| infrastructure(error.to_string()))?;
+                    found[shard as usize] = commit?;
+                }
+            })
+            .map(|()| found)
+    }
+
+    /// Takes a commit back, so that its shard is done again.
+    pub(super) fn forget(&self, shard: u32) -> Result<()> {
+        Ok(self.rt.block_on(self.storage.delete(&commit_path(&self.job_id, shard)))?)
+    }
+
+    fn write(&self, path: &str, value: &impl Serialize) -> Result<()> {
+        let text = serde_json::to_vec_pretty(value)?;
+        Ok(self.rt.block_on(self.storage.put(path, text.into()))?)
+    }
+
+    fn read<V: DeserializeOwned>(&self, path: &str) -> Result<Option<V>> {
+        let text = match self.rt.block_on(self.storage.get(path)) {
+            Ok(text) => text,
+            Err(StorageError::NotFound { .. }) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let read = serde_json::from_slice(&text).map_err(|error| {
+            InvalidInput(format!(
+                "{}/{path} is not what a job of Stoker writes there: {error}; choose another output folder",
+                self.storage.url()
+            ))
+        });
+        Ok(Some(read?))
+    }
+}
+
+async fn whole_commit(storage: &Storage, path: &str) -> Result<Option<Commit>> {
+    let text = match storage.get(path).await {
+        Ok(text) => text,
+        Err(StorageError::NotFound { .. }) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let Ok(commit) = serde_json::from_slice::<Commit>(&text) else { return Ok(None) };
+    let is_whole = storage.size(&commit.part).await? == Some(commit.bytes);
+    Ok(Some(commit).filter(|_| is_whole))
+}

@@ -1,0 +1,113 @@
+//! From outputs to the bytes of a part.
+
+use serde::Serialize;
+use stoker_api::inference::{InferenceOutput, RowFormat};
+
+use crate::{InvalidInput, Result};
+
+/// The outputs of one shard, as they come.
+pub(super) enum Part {
+    Lines(Vec<u8>),
+    Csv(Box<csv::Writer<Vec<u8>>>),
+    #[cfg(feature = "parquet")]
+    Table(super::table::Table),
+}
+
+impl Part {
+    /// An empty one.
+    ///
+    /// # Errors
+    ///
+    /// This program cannot write the format.
+    pub(super) fn new(output: &InferenceOutput) -> Result<Self> {
+        match output.format {
+            RowFormat::JsonLines => Ok(Self::Lines(vec![])),
+            RowFormat::Csv => Ok(Self::Csv(Box::new(csv::Writer::from_writer(vec![])))),
+            #[cfg(feature = "parquet")]
+            typed => Ok(Self::Table(super::table::Table::new(typed, &output.columns))),
+            #[cfg(not(feature = "parquet"))]
+            typed => Err(super::not_built(typed)),
+        }
+    }
+
+    /// Adds a row.
+    ///
+    /// # Errors
+    ///
+    /// The format has no form for it.
+    pub(super) fn push(&mut self, row: &impl Serialize) -> Result<()> {
+        match self {
+            Self::Lines(bytes) => {
+                serde_json::to_writer(&mut *bytes, row).map_err(|error| refused("JSON", &error))?;
+                bytes.push(b'\n');
+            }
+            Self::Csv(writer) => writer.serialize(row).map_err(|error| refused("CSV", &error))?,
+            #[cfg(feature = "parquet")]
+            Self::Table(table) => table.push(row)?,
+        }
+        Ok(())
+    }
+
+    /// All of it.
+    ///
+    /// # Errors
+    ///
+    /// As [`push`](Self::push).
+    pub(super) fn finish(self) -> Result<Vec<u8>> {
+        match self {
+            Self::Lines(bytes) => Ok(bytes),
+            Self::Csv(writer) => Ok((*writer).into_inner().map_err(|error| error.into_error())?),
+            #[cfg(feature = "parquet")]
+            Self::Table(table) => table.finish(),
+        }
+    }
+}
+
+fn refused(format: &str, error: &dyn std::fmt::Display) -> InvalidInput {
+    InvalidInput(format!(
+        "the program's output has no form in {format}: {error}; choose another output.format"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[derive(Serialize)]
+    struct Item<'a> {
+        name: &'a str,
+        size: Option<f64>,
+    }
+
+    const ITEMS: [Item<'_>; 3] = [
+        Item { name: "a", size: Some(0.1) },
+        Item { name: "b, \"c\"\nd", size: None },
+        Item { name: "日本", size: Some(f64::NAN) },
+    ];
+
+    fn check(format: RowFormat, num: usize, expected: &str) {
+        let output = InferenceOutput { format, ..InferenceOutput::default() };
+        let mut part = Part::new(&output).unwrap();
+        ITEMS.iter().take(num).for_each(|it| part.push(it).unwrap());
+        assert_eq!(String::from_utf8(part.finish().unwrap()).unwrap(), expected);
+    }
+
+    #[test]
+    fn rows_are_written_in_the_format_asked_for() {
+        check(RowFormat::JsonLines, 0, "");
+        let lines = "{\"name\":\"a\",\"size\":0.1}\n{\"name\":\"b, \\\"c\\\"\\nd\",\"size\":null}\n\
+                     {\"name\":\"日本\",\"size\":null}\n";
+        check(RowFormat::JsonLines, 3, lines);
+        check(RowFormat::Csv, 0, "");
+        check(RowFormat::Csv, 3, "name,size\na,0.1\n\"b, \"\"c\"\"\nd\",\n日本,NaN\n");
+    }
+
+    #[test]
+    fn what_has_no_form_is_refused_with_a_remedy() {
+        let output = InferenceOutput { format: RowFormat::Csv, ..InferenceOutput::default() };
+        let error = Part::new(&output).unwrap().push(&json!({"a": {"b": 1}})).unwrap_err();
+        assert!(error.to_string().contains("choose another output.format"), "{error}");
+    }
+}

@@ -1,0 +1,178 @@
+//! The plan: which rows belong together, and which checkpoint they are put through.
+
+use std::io::{self, Read};
+
+use stoker_api::inference::{
+    FILES_FORMAT, InferenceTask, PinnedCheckpoint, PlanFile, PlanShard, RowFormat, ShardPlan,
+};
+use stoker_api::names::MANIFEST;
+
+use super::output::Output;
+use super::parts::Part;
+use super::source::{Found, Source};
+use super::{infrastructure, interrupted, say, scan, task};
+use crate::context::Context;
+use crate::stop::StopSignal;
+use crate::{CheckpointSource, InvalidInput, Result};
+
+/// Shards at most: the plan and the manifest are read whole.
+const SHARDS_MAX: usize = 100_000;
+
+/// Writes the plan; where there is one, checks that the input is still the planned one.
+///
+/// # Errors
+///
+/// The input cannot be read or has changed; there is no checkpoint; the output folder is another job's.
+pub(super) fn plan(context: &Context) -> Result<()> {
+    let (task, output) = (task(context)?, Output::open(context)?);
+    if output.is_finished()? {
+        return Ok(());
+    }
+    // Before hours of work, not after.
+    Part::new(&task.output)?;
+    let source = Source::open(&task.input, &output.rt)?;
+    let (found, format) = source.list()?;
+    if let Some(plan) = output.find_plan()? {
+        return refuse_changes(&plan, &task, &found, format);
+    }
+    refuse_other_jobs(&task, &output)?;
+    let checkpoint = pin(context, &task, &output)?;
+    let job_id = context.config.experiment_id.clone();
+    let cut = cut(context, &source, &found, format, task.shard_rows);
+    let (files, shards) = match cut {
+        Err(_) if context.stop.is_set() => return Err(interrupted()),
+        cut => cut?,
+    };
+    let (input, shard_rows) = (task.input.url, task.shard_rows);
+    let plan = ShardPlan {
+        format: FILES_FORMAT,
+        job_id,
+        input,
+        input_format: format,
+        shard_rows,
+        files,
+        shards,
+        checkpoint,
+    };
+    output.write_plan(&plan)?;
+    say(&format!(
+        "{} rows of {} files in {} shards",
+        plan.rows(),
+        plan.files.len(),
+        plan.shards.len()
+    ));
+    Ok(())
+}
+
+fn pin(
+    context: &Context,
+    task: &InferenceTask,
+    output: &Output,
+) -> Result<Option<PinnedCheckpoint>> {
+    let Some(choice) = &task.checkpoint else { return Ok(None) };
+    let source = CheckpointSource::of_choice(choice)?;
+    let pinned = output.rt.block_on(source.pin(&context.config.storage));
+    Ok(Some(pinned.map_err(|error| match error.is::<stoker_storage::StorageError>() {
+        true => error,
+        false => InvalidInput(format!("checkpoint: {error}")).into(),
+    })?))
+}
+
+/// A reader that ends when the process is asked to leave: an input may be read for hours.
+struct Stoppable<'a, R> {
+    inner: R,
+    stop: &'a StopSignal,
+}
+
+impl<R: Read> Read for Stoppable<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self.stop.is_set() {
+            true => Err(io::Error::other("asked to leave")),
+            false => self.inner.read(buffer),
+        }
+    }
+}
+
+fn cut(
+    context: &Context,
+    source: &Source,
+    found: &[Found],
+    format: RowFormat,
+    shard_rows: u32,
+) -> Result<(Vec<PlanFile>, Vec<PlanShard>)> {
+    let (mut files, mut shards) = (Vec::<PlanFile>::new(), vec![]);
+    for (index, file) in (0..).zip(found) {
+        let from = Stoppable { inner: source.stream(file)?, stop: &context.stop };
+        let scanned = scan::scan(format, &file.name, from, shard_rows)?;
+        if scanned.bytes != file.bytes {
+            let why = format!(
+                "input {} had {} bytes and then {}: it is being written to; wait for the end",
+                file.name, file.bytes, scanned.bytes
+            );
+            return Err(infrastructure(why));
+        }
+        let mut first_row = 0;
+        for cut in scanned.cuts {
+            let scan::Cut { rows, start, end, sha256 } = cut;
+            shards.push(PlanShard { file: index, first_row, rows, start, end, sha256 });
+            first_row += u64::from(rows);
+        }
+        if shards.len() > SHARDS_MAX {
+            let why =
+                format!("more than {SHARDS_MAX} shards of {shard_rows} rows: raise shardRows");
+            return Err(InvalidInput(why).into());
+        }
+        let (name, bytes) = (file.name.clone(), file.bytes);
+        let (sha256, rows, columns) = (scanned.sha256, scanned.rows, scanned.columns);
+        files.push(PlanFile { name, bytes, sha256, rows, columns });
+    }
+    Ok((files, shards))
+}
+
+/// Names and sizes now; what a shard's bytes hash to is checked when they are read.
+fn refuse_changes(
+    plan: &ShardPlan,
+    task: &InferenceTask,
+    found: &[Found],
+    format: RowFormat,
+) -> Result<()> {
+    let planned = plan.files.iter().map(|it| (it.name.as_str(), it.bytes));
+    let now = found.iter().map(|it| (it.name.as_str(), it.bytes));
+    let first = planned
+        .clone()
+        .map(Some)
+        .chain(std::iter::repeat(None))
+        .zip(now.clone().map(Some).chain(std::iter::repeat(None)));
+    let differs = first.take(plan.files.len().max(found.len())).find(|(a, b)| a != b);
+    let told = |it: Option<(&str, u64)>| {
+        it.map_or("nothing".to_owned(), |(name, bytes)| format!("{name} with {bytes} bytes"))
+    };
+    let what = match differs {
+        Some((planned, now)) => format!("there was {}, and is {}", told(planned), told(now)),
+        None if plan.input != task.input.url => {
+            format!("it was {}, and is {}", plan.input, task.input.url)
+        }
+        None if plan.input_format != format => {
+            format!("its format was {:?}, and is {format:?}", plan.input_format)
+        }
+        None if plan.shard_rows != task.shard_rows => {
+            format!("shardRows was {}, and is {}", plan.shard_rows, task.shard_rows)
+        }
+        None => return Ok(()),
+    };
+    let why = format!(
+        "the input is not what it was when the job began: {what}; bring it back to go on, or start over with --fresh"
+    );
+    Err(InvalidInput(why).into())
+}
+
+fn refuse_other_jobs(task: &InferenceTask, output: &Output) -> Result<()> {
+    let Some(other) = output.manifest()?.filter(|_| !task.replace) else { return Ok(()) };
+    let why = format!(
+        "{} holds the output of job {} ({MANIFEST}, id {}): choose another folder, or replace it with --fresh",
+        output.storage.url(),
+        other.job,
+        other.job_id
+    );
+    Err(InvalidInput(why).into())
+}

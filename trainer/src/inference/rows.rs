@@ -1,0 +1,188 @@
+//! From the bytes of a shard to rows.
+
+use bytes::Bytes;
+use serde::de::DeserializeOwned;
+use stoker_api::inference::RowFormat;
+
+use crate::Result;
+
+/// A row, or what is wrong with it.
+pub(super) type Row<T> = Result<T, String>;
+
+/// What the bytes of a shard are.
+#[derive(Debug)]
+pub(super) struct Shard<'a> {
+    pub(super) format: RowFormat,
+    /// Of JSON lines and CSV the shard's own bytes, of other formats the whole file's.
+    pub(super) bytes: Bytes,
+    /// Of CSV, the names of the columns.
+    pub(super) columns: &'a [String],
+    /// The first row, from 0 in the file.
+    #[cfg_attr(not(feature = "parquet"), expect(dead_code, reason = "of tables alone"))]
+    pub(super) first_row: u64,
+    pub(super) num_rows: u32,
+    /// Whether the bytes are the first of the file.
+    pub(super) is_first: bool,
+}
+
+impl Shard<'_> {
+    /// The rows, in order.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read at all.
+    pub(super) fn rows<T: DeserializeOwned>(&self) -> Result<Vec<Row<T>>> {
+        match self.format {
+            RowFormat::JsonLines => Ok(self.lines()),
+            RowFormat::Csv => Ok(self.records()),
+            #[cfg(feature = "parquet")]
+            RowFormat::Parquet | RowFormat::Arrow => super::table::rows(self),
+            #[cfg(not(feature = "parquet"))]
+            other => Err(super::not_built(other)),
+        }
+    }
+
+    fn lines<T: DeserializeOwned>(&self) -> Vec<Row<T>> {
+        let mut is_first = self.is_first;
+        let mut rows = Vec::with_capacity(self.num_rows as usize);
+        for line in self.bytes.split(|byte| *byte == b'\n') {
+            let is_start = std::mem::take(&mut is_first);
+            if !is_blank(line, is_start) {
+                rows.push(json(without_mark(line, is_start)));
+            }
+        }
+        rows
+    }
+
+    fn records<T: DeserializeOwned>(&self) -> Vec<Row<T>> {
+        let mut reader = csv::ReaderBuilder::new()
+            .has_headers(false)
+            .flexible(true)
+            .from_reader(self.bytes.as_ref());
+        let header = csv::StringRecord::from(self.columns.to_vec());
+        let mut rows = Vec::with_capacity(self.num_rows as usize);
+        let mut record = csv::ByteRecord::new();
+        // Reading from memory, into bytes, with rows of any length: nothing of it can fail.
+        while reader.read_byte_record(&mut record).unwrap_or(false) {
+            rows.push(fields(&record, &header));
+        }
+        rows
+    }
+}
+
+/// Whether a line holds no row. Before the first may be a byte order mark.
+pub(super) fn is_blank(line: &[u8], is_first: bool) -> bool {
+    without_mark(line, is_first).trim_ascii().is_empty()
+}
+
+fn without_mark(line: &[u8], is_first: bool) -> &[u8] {
+    line.strip_prefix(b"\xef\xbb\xbf").filter(|_| is_first).unwrap_or(line)
+}
+
+fn json<T: DeserializeOwned>(line: &[u8]) -> Row<T> {
+    let mut reader = serde_json::Deserializer::from_slice(line);
+    let row = serde_path_to_error::deserialize(&mut reader);
+    let row = row.map_err(|error| named(&error.path().to_string(), error.inner()))?;
+    reader.end().map_err(|error| error.to_string())?;
+    Ok(row)
+}
+
+fn fields<T: DeserializeOwned>(record: &csv::ByteRecord, header: &csv::StringRecord) -> Row<T> {
+    if record.len() != header.len() {
+        return Err(format!("it has {} columns, the first line {}", record.len(), header.len()));
+    }
+    let record = csv::StringRecord::from_byte_record(record.clone()).map_err(|error| {
+        format!("it is not UTF-8 in {}", column(header, error.utf8_error().field() as u64))
+    })?;
+    record.deserialize(Some(header)).map_err(|error| match error.kind() {
+        csv::ErrorKind::Deserialize { err, .. } => match err.field() {
+            Some(field) => format!("{}: {}", column(header, field), err.kind()),
+            None => err.kind().to_string(),
+        },
+        _ => error.to_string(),
+    })
+}
+
+fn column(header: &csv::StringRecord, field: u64) -> String {
+    let name = usize::try_from(field).ok().and_then(|it| header.get(it));
+    format!("column {:?}", name.unwrap_or_default())
+}
+
+/// `field: reason`.
+pub(super) fn named(path: &str, error: &dyn std::fmt::Display) -> String {
+    if path == "." { error.to_string() } else { format!("{path}: {error}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Debug, Deserialize, PartialEq)]
+    struct Item {
+        name: String,
+        size: Option<f64>,
+    }
+
+    fn item(name: &str, size: Option<f64>) -> Result<Item, &'static str> {
+        Ok(Item { name: name.into(), size })
+    }
+
+    fn check(format: RowFormat, text: &[u8], expected: &[Result<Item, &str>]) {
+        let columns = ["name".to_owned(), "size".to_owned()];
+        let bytes = Bytes::copy_from_slice(text);
+        let num_rows = expected.len() as u32;
+        let shard =
+            Shard { format, bytes, columns: &columns, first_row: 0, num_rows, is_first: true };
+        let rows = shard.rows::<Item>().unwrap();
+        assert_eq!(rows.len(), expected.len(), "{rows:?}");
+        for (row, expected) in rows.into_iter().zip(expected) {
+            match (&row, expected) {
+                (Ok(row), Ok(expected)) => assert_eq!(row, expected),
+                (Err(why), Err(expected)) => assert!(why.contains(expected), "{why}"),
+                _ => panic!("{row:?} is not {expected:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn json_lines_are_read_one_by_one() {
+        let text = "\u{feff}{\"name\": \"ä\", \"size\": 1.5}\r\n\n{\"name\": \"日\\n本\", \"size\": null}\n\
+                    {\"name\": \"x\"}\n{\"name\": 1}\n{\"size\": 1}\n{\"name\": \"x\"} y\n[";
+        let expected = [
+            item("ä", Some(1.5)),
+            item("日\n本", None),
+            item("x", None),
+            Err("name: invalid type: integer `1`"),
+            Err("missing field `name`"),
+            Err("trailing characters"),
+            Err("EOF"),
+        ];
+        check(RowFormat::JsonLines, text.as_bytes(), &expected);
+        check(RowFormat::JsonLines, b"", &[]);
+        check(RowFormat::JsonLines, b"\"\xff\"\n", &[Err("invalid")]);
+        check(RowFormat::JsonLines, b"{\"name\": \"\xff\"}\n", &[Err("invalid unicode")]);
+    }
+
+    #[test]
+    fn csv_is_read_by_column_with_quotes_and_nulls() {
+        let text = "a,1.5\r\n\"b, \"\"c\"\"\nd\",\nä,-2\n,3\nx,y\nx\nx,1,2\n";
+        let expected = [
+            item("a", Some(1.5)),
+            item("b, \"c\"\nd", None),
+            item("ä", Some(-2.0)),
+            item("", Some(3.0)),
+            Err("column \"size\": invalid float"),
+            Err("it has 1 columns, the first line 2"),
+            Err("it has 3 columns"),
+        ];
+        check(RowFormat::Csv, text.as_bytes(), &expected);
+        check(RowFormat::Csv, b"", &[]);
+        check(
+            RowFormat::Csv,
+            b"a,1\n\xff,2\n",
+            &[item("a", Some(1.0)), Err("not UTF-8 in column \"name\"")],
+        );
+    }
+}

@@ -1,0 +1,289 @@
+//! Where rows begin and end: one pass over a file cuts it into shards, and makes its sums.
+
+use std::io::{self, BufRead, BufReader, Read};
+
+use sha2::{Digest, Sha256};
+use stoker_api::inference::RowFormat;
+use stoker_storage::hash::sha256_hex;
+
+use super::rows::is_blank;
+use crate::{InvalidInput, Result};
+
+/// Bytes read at a time.
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// A file, cut.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Scanned {
+    pub(super) bytes: u64,
+    pub(super) sha256: String,
+    pub(super) rows: u64,
+    /// Of CSV, the names of the columns.
+    pub(super) columns: Vec<String>,
+    pub(super) cuts: Vec<Cut>,
+}
+
+/// Rows of one shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Cut {
+    pub(super) rows: u32,
+    pub(super) start: u64,
+    pub(super) end: u64,
+    pub(super) sha256: String,
+}
+
+/// Cuts a file into shards of `shard_rows` rows; the last has what is left.
+///
+/// # Errors
+///
+/// It cannot be read, or is no table.
+pub(super) fn scan(
+    format: RowFormat,
+    file: &str,
+    from: impl Read,
+    shard_rows: u32,
+) -> Result<Scanned> {
+    match format {
+        RowFormat::JsonLines => lines(file, from, shard_rows),
+        RowFormat::Csv => csv(file, from, shard_rows),
+        #[cfg(feature = "parquet")]
+        typed => super::table::scan(typed, file, from, shard_rows),
+        #[cfg(not(feature = "parquet"))]
+        typed => Err(super::not_built(typed)),
+    }
+}
+
+/// Passes bytes on and keeps those since the last cut.
+struct Tee<R> {
+    inner: R,
+    kept: Vec<u8>,
+    /// Where `kept` begins.
+    base: u64,
+    whole: Sha256,
+    bytes: u64,
+}
+
+impl<R: Read> Tee<R> {
+    fn new(inner: R) -> Self {
+        Self { inner, kept: vec![], base: 0, whole: Sha256::new(), bytes: 0 }
+    }
+
+    /// Forgets what is before `end`, a shard of so many rows.
+    fn cut(&mut self, rows: u32, end: u64) -> Cut {
+        let num = usize::try_from(end - self.base).unwrap_or(usize::MAX).min(self.kept.len());
+        let sha256 = sha256_hex(&self.kept[..num]);
+        self.kept.drain(..num);
+        let start = std::mem::replace(&mut self.base, end);
+        Cut { rows, start, end, sha256 }
+    }
+
+    fn finish(self, rows: u64, columns: Vec<String>, cuts: Vec<Cut>) -> Scanned {
+        let digest = self.whole.finalize();
+        let sha256 = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        Scanned { bytes: self.bytes, sha256, rows, columns, cuts }
+    }
+}
+
+impl<R: Read> Read for Tee<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let num = self.inner.read(buffer)?;
+        self.whole.update(&buffer[..num]);
+        self.kept.extend_from_slice(&buffer[..num]);
+        self.bytes += num as u64;
+        Ok(num)
+    }
+}
+
+/// Counts rows, and says when a shard is full.
+#[derive(Debug, Default)]
+struct Counter {
+    rows: u64,
+    in_shard: u32,
+}
+
+impl Counter {
+    fn count(&mut self, shard_rows: u32) -> bool {
+        self.rows += 1;
+        self.in_shard += 1;
+        self.in_shard == shard_rows
+    }
+
+    fn take(&mut self) -> u32 {
+        std::mem::take(&mut self.in_shard)
+    }
+}
+
+fn lines(file: &str, from: impl Read, shard_rows: u32) -> Result<Scanned> {
+    let mut reader = BufReader::with_capacity(BUFFER_BYTES, Tee::new(from));
+    let (mut counter, mut cuts, mut end, mut line) = (Counter::default(), vec![], 0, vec![]);
+    loop {
+        line.clear();
+        let num = reader.read_until(b'\n', &mut line).map_err(|error| unreadable(file, &error))?;
+        if num == 0 {
+            break;
+        }
+        if end == 0 {
+            refuse_packed(file, &line)?;
+        }
+        let is_row = !is_blank(&line, end == 0);
+        end += num as u64;
+        if is_row && counter.count(shard_rows) {
+            cuts.push(reader.get_mut().cut(counter.take(), end));
+        }
+    }
+    if counter.in_shard > 0 {
+        cuts.push(reader.get_mut().cut(counter.take(), end));
+    }
+    Ok(reader.into_inner().finish(counter.rows, vec![], cuts))
+}
+
+fn csv(file: &str, from: impl Read, shard_rows: u32) -> Result<Scanned> {
+    let mut reader = csv::ReaderBuilder::new()
+        .flexible(true)
+        .buffer_capacity(BUFFER_BYTES)
+        .from_reader(Tee::new(from));
+    let failed = |error: csv::Error| match error.into_kind() {
+        csv::ErrorKind::Io(error) => unreadable(file, &error),
+        other => InvalidInput(format!("{file}: its first line is no header: {other:?}")).into(),
+    };
+    reader.byte_headers().map_err(failed)?;
+    refuse_packed(file, &reader.get_ref().kept)?;
+    let header = reader.headers().map_err(failed)?;
+    let columns: Vec<String> = header.iter().map(|it| it.trim().to_owned()).collect();
+    check_columns(file, &columns)?;
+    let (mut counter, mut cuts, mut record) = (Counter::default(), vec![], csv::ByteRecord::new());
+    let mut end = reader.position().byte();
+    reader.get_mut().cut(0, end);
+    while reader.read_byte_record(&mut record).map_err(failed)? {
+        end = reader.position().byte();
+        if counter.count(shard_rows) {
+            cuts.push(reader.get_mut().cut(counter.take(), end));
+        }
+    }
+    if counter.in_shard > 0 {
+        cuts.push(reader.get_mut().cut(counter.take(), end));
+    }
+    Ok(reader.into_inner().finish(counter.rows, columns, cuts))
+}
+
+fn check_columns(file: &str, columns: &[String]) -> Result<()> {
+    let twice = columns.iter().enumerate().find(|(i, it)| columns[..*i].contains(it));
+    match twice {
+        Some((_, name)) => {
+            let why =
+                format!("{file}: column {name:?} is there twice; rename one in the first line");
+            Err(InvalidInput(why).into())
+        }
+        None => Ok(()),
+    }
+}
+
+fn refuse_packed(file: &str, bytes: &[u8]) -> Result<()> {
+    match bytes.starts_with(&[0x1f, 0x8b]) {
+        true => Err(InvalidInput(format!("{file} is packed by gzip: unpack it first")).into()),
+        false => Ok(()),
+    }
+}
+
+fn unreadable(file: &str, error: &io::Error) -> crate::Error {
+    super::infrastructure(format!("input {file} cannot be read: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Texts of the shards, or the error.
+    fn check(
+        format: RowFormat,
+        text: &str,
+        shard_rows: u32,
+        expected: Result<&[(u32, &str)], &str>,
+    ) {
+        // Byte by byte, and at once: what is read at a time must not matter.
+        let scanned = [1, 1 << 20].map(|at_a_time| {
+            let from = Slow { bytes: text.as_bytes(), at_a_time };
+            scan(format, "file", from, shard_rows)
+        });
+        for scanned in scanned {
+            match (scanned, expected) {
+                (Ok(scanned), Ok(expected)) => {
+                    let bytes = |it: &Cut| &text[it.start as usize..it.end as usize];
+                    let cuts: Vec<_> = scanned.cuts.iter().map(|it| (it.rows, bytes(it))).collect();
+                    assert_eq!(cuts, expected);
+                    let rows: u32 = expected.iter().map(|it| it.0).sum();
+                    assert_eq!((scanned.rows, scanned.bytes), (rows.into(), text.len() as u64));
+                    assert_eq!(scanned.sha256, sha256_hex(text.as_bytes()));
+                    for cut in &scanned.cuts {
+                        assert_eq!(cut.sha256, sha256_hex(bytes(cut).as_bytes()), "{cut:?}");
+                    }
+                }
+                (Err(error), Err(expected)) => {
+                    assert!(error.to_string().contains(expected), "{error}");
+                }
+                (scanned, expected) => panic!("{scanned:?} is not {expected:?}"),
+            }
+        }
+    }
+
+    struct Slow<'a> {
+        bytes: &'a [u8],
+        at_a_time: usize,
+    }
+
+    impl Read for Slow<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let num = buffer.len().min(self.at_a_time);
+            self.bytes.read(&mut buffer[..num])
+        }
+    }
+
+    #[test]
+    fn lines_are_rows_and_blank_ones_are_not() {
+        let json = RowFormat::JsonLines;
+        check(json, "", 2, Ok(&[]));
+        check(json, "\n  \n", 2, Ok(&[]));
+        check(json, "1\n2\n3\n", 2, Ok(&[(2, "1\n2\n"), (1, "3\n")]));
+        check(json, "1\n2\n3", 2, Ok(&[(2, "1\n2\n"), (1, "3")]));
+        check(json, "1\r\n\r\n\r\n2\r\n", 1, Ok(&[(1, "1\r\n"), (1, "\r\n\r\n2\r\n")]));
+        check(json, "1\n2\n\n\n", 2, Ok(&[(2, "1\n2\n")]));
+        check(
+            json,
+            "\u{feff}\"ä\"\n\"日本\"\n",
+            1,
+            Ok(&[(1, "\u{feff}\"ä\"\n"), (1, "\"日本\"\n")]),
+        );
+        check(json, "\u{feff}\n", 1, Ok(&[]));
+    }
+
+    #[test]
+    fn a_quoted_field_may_hold_what_ends_a_row_elsewhere() {
+        let csv = RowFormat::Csv;
+        check(csv, "", 2, Ok(&[]));
+        check(csv, "a,b\n", 2, Ok(&[]));
+        check(csv, "a,b\n1,2\n3,4\n5,6", 2, Ok(&[(2, "1,2\n3,4\n"), (1, "5,6")]));
+        let quoted = "a,b\n\"1\n1\",\"x\"\"\n\"\n\"2\",ü\n";
+        check(csv, quoted, 1, Ok(&[(1, "\"1\n1\",\"x\"\"\n\"\n"), (1, "\"2\",ü\n")]));
+        check(csv, "a\n\n1\n\n2\n\n", 1, Ok(&[(1, "\n1\n"), (1, "\n2\n")]));
+        check(csv, "\"a\nx\",b\n1,2\n", 9, Ok(&[(1, "1,2\n")]));
+        check(csv, "a,a\n1,2\n", 9, Err("column \"a\" is there twice"));
+    }
+
+    #[test]
+    fn carriage_returns_end_rows_too_wherever_a_buffer_ends() {
+        for at_a_time in [1, 2, 3, 100] {
+            let from = Slow { bytes: b"a\r\n1\r\n2\r\n3\r\n", at_a_time };
+            let scanned = scan(RowFormat::Csv, "file", from, 1).unwrap();
+            assert_eq!((scanned.rows, scanned.cuts.len()), (3, 3));
+        }
+    }
+
+    #[test]
+    fn packed_files_are_refused() {
+        for format in [RowFormat::JsonLines, RowFormat::Csv] {
+            let from: &[u8] = &[0x1f, 0x8b, 8, 0, b'\n'];
+            let error = scan(format, "a.gz", from, 1).unwrap_err().to_string();
+            assert!(error.contains("gzip"), "{error}");
+        }
+    }
+}

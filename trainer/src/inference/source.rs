@@ -1,0 +1,378 @@
+//! The input: files of this machine or objects of a bucket, by a path, a folder or a pattern.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use stoker_api::inference::{InferenceInput, RowFormat};
+use stoker_storage::{Storage, StorageError};
+use tokio::runtime::Handle;
+use url::Url;
+
+use super::infrastructure;
+use crate::{InvalidInput, Result};
+
+/// Bytes of a bucket's object that are fetched at a time to look for rows.
+const CHUNK_BYTES: u64 = 8 << 20;
+/// Levels of folders below the input's: bounds what links in a circle make of it.
+const DEPTH_MAX: usize = 32;
+
+/// Where an input's files are.
+#[derive(Debug)]
+pub(super) struct Source {
+    place: Place,
+    /// Names of `pattern` below the folder; empty: all that is below it.
+    pattern: Vec<String>,
+    input: InferenceInput,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// A folder, or a folder and the file in it that is the input.
+    Here(PathBuf),
+    /// The folder below the storage's root.
+    There { storage: Storage, folder: String, rt: Handle },
+}
+
+/// A file of the input.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    /// Its path, below the input's folder.
+    pub(super) name: String,
+    /// Its size.
+    pub(super) bytes: u64,
+}
+
+impl Source {
+    /// The input that a job names.
+    ///
+    /// # Errors
+    ///
+    /// The address is none, or the storage cannot be opened.
+    pub(super) fn open(input: &InferenceInput, rt: &Handle) -> Result<Self> {
+        let url = input.url.as_str();
+        let refuse = |why: String| InvalidInput(format!("input {url}: {why}"));
+        let (root, path) = match Url::parse(url) {
+            Ok(parsed) if parsed.scheme() == "file" => {
+                // Not the URL's own path: `?` in it is part of a pattern.
+                let path = url.trim_start_matches("file://");
+                (None, path.to_owned())
+            }
+            Ok(parsed) if url.contains("://") => {
+                let bucket = parsed.host_str().unwrap_or_default();
+                let root = format!("{}://{bucket}", parsed.scheme());
+                let path = url.get(root.len()..).unwrap_or_default();
+                (Some(root), path.trim_matches('/').to_owned())
+            }
+            _ => (None, url.to_owned()),
+        };
+        let segments: Vec<&str> = path.split('/').collect();
+        let cut = segments.iter().position(|it| is_pattern(it)).unwrap_or(segments.len());
+        let folder = segments[..cut].join("/");
+        let mut pattern: Vec<String> = segments[cut..].iter().map(|it| (*it).to_owned()).collect();
+        let place = match root {
+            Some(root) => {
+                let storage = Storage::open(&root, input.endpoint.as_deref())?;
+                let mut folder = folder;
+                if pattern.is_empty()
+                    && !folder.is_empty()
+                    && rt.block_on(storage.exists(&folder))?
+                {
+                    let (parent, name) = folder.rsplit_once('/').unwrap_or(("", &folder));
+                    pattern = vec![name.to_owned()];
+                    folder = parent.to_owned();
+                }
+                Place::There { storage, folder, rt: rt.clone() }
+            }
+            None => {
+                let is_absolute = path.starts_with('/');
+                let folder = if is_absolute && folder.is_empty() { "/".into() } else { folder };
+                let folder = std::path::absolute(if folder.is_empty() { "." } else { &folder })?;
+                match fs::metadata(&folder) {
+                    Ok(it) if it.is_dir() => Place::Here(folder),
+                    Ok(_) => {
+                        let name = folder.file_name().unwrap_or_default();
+                        let name = name.to_str().ok_or_else(|| refuse(NO_TEXT.into()))?;
+                        pattern.insert(0, name.to_owned());
+                        Place::Here(folder.parent().unwrap_or(Path::new("/")).to_owned())
+                    }
+                    Err(error) => {
+                        let why = format!(
+                            "{}: {error}; check the path, which is taken from {}",
+                            folder.display(),
+                            std::env::current_dir().unwrap_or_default().display()
+                        );
+                        return Err(refuse(why).into());
+                    }
+                }
+            }
+        };
+        Ok(Self { place, pattern, input: input.clone() })
+    }
+
+    /// The files, by name, and the format of all.
+    ///
+    /// # Errors
+    ///
+    /// There are none, or nothing says what they are.
+    pub(super) fn list(&self) -> Result<(Vec<Found>, RowFormat)> {
+        let refuse = |why: String| InvalidInput(format!("input {}: {why}", self.input.url));
+        let mut all = vec![];
+        match &self.place {
+            Place::Here(folder) => {
+                walk(folder, "", 0, self.pattern.len(), &mut all).map_err(refuse)?
+            }
+            Place::There { storage, folder, rt } => {
+                let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
+                for path in rt.block_on(storage.list(folder))? {
+                    let Some(name) = path.strip_prefix(&prefix) else { continue };
+                    if self.is_meant(name) {
+                        let bytes = rt.block_on(storage.size(&path))?.unwrap_or(0);
+                        all.push(Found { name: name.to_owned(), bytes });
+                    }
+                }
+            }
+        }
+        all.retain(|it| self.is_meant(&it.name));
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        if all.is_empty() {
+            return Err(
+                refuse("there is no such file; check the path or the pattern".into()).into()
+            );
+        }
+        if let Some(format) = self.input.format {
+            return Ok((all, format));
+        }
+        let mut formats = all.iter().map(|it| (it, RowFormat::of_name(&it.name)));
+        let first = formats.next().and_then(|it| it.1);
+        if let (Some(format), None) = (first, formats.find(|it| it.1 != first)) {
+            return Ok((all, format));
+        }
+        let odd = all.iter().find(|it| {
+            RowFormat::of_name(&it.name).is_none() || RowFormat::of_name(&it.name) != first
+        });
+        let odd = odd.map_or("", |it| &it.name);
+        Err(refuse(format!(
+            "{odd} is not of one known format with the others; set input.format to jsonLines, csv, parquet or arrow, or \
+             narrow the pattern"
+        )).into())
+    }
+
+    /// Whether a file of this name is meant: hidden ones, and those of other jobs' state, never are unless named.
+    fn is_meant(&self, name: &str) -> bool {
+        let names: Vec<&str> = name.split('/').collect();
+        if self.pattern.is_empty() {
+            return !names.iter().any(|it| it.starts_with(['.', '_']));
+        }
+        names.len() == self.pattern.len()
+            && names.iter().zip(&self.pattern).all(|(name, pattern)| {
+                let is_hidden = name.starts_with(['.', '_']) && !pattern.starts_with(['.', '_']);
+                !is_hidden && matches(pattern.as_bytes(), name.as_bytes())
+            })
+    }
+
+    /// Bytes of a file.
+    ///
+    /// # Errors
+    ///
+    /// It is gone or shorter, or cannot be read.
+    pub(super) fn read(&self, name: &str, start: u64, end: u64) -> Result<Bytes> {
+        let shorter = |why: String| {
+            InvalidInput(format!("input {name} is not what it was when the job began: {why}"))
+        };
+        match &self.place {
+            Place::Here(folder) => {
+                let read = || -> io::Result<Vec<u8>> {
+                    let mut file = File::open(folder.join(name))?;
+                    file.seek(SeekFrom::Start(start))?;
+                    let mut bytes =
+                        vec![0; usize::try_from(end - start).map_err(io::Error::other)?];
+                    file.read_exact(&mut bytes)?;
+                    Ok(bytes)
+                };
+                Ok(read()
+                    .map_err(|error| match error.kind() {
+                        io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof => {
+                            shorter(error.to_string()).into()
+                        }
+                        _ => infrastructure(format!("input {name} cannot be read: {error}")),
+                    })?
+                    .into())
+            }
+            Place::There { storage, folder, rt } => {
+                let path = join(folder, name);
+                rt.block_on(storage.get_range(&path, start..end)).map_err(|error| match error {
+                    StorageError::NotFound { .. } => shorter(error.to_string()).into(),
+                    error => error.into(),
+                })
+            }
+        }
+    }
+
+    /// A file from its beginning.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be opened.
+    pub(super) fn stream(&self, file: &Found) -> Result<Box<dyn Read + '_>> {
+        match &self.place {
+            Place::Here(folder) => {
+                let opened = File::open(folder.join(&file.name));
+                Ok(Box::new(opened.map_err(|error| {
+                    infrastructure(format!("input {} cannot be read: {error}", file.name))
+                })?))
+            }
+            Place::There { storage, folder, rt } => {
+                let path = join(folder, &file.name);
+                Ok(Box::new(Chunks {
+                    storage,
+                    path,
+                    rt,
+                    at: 0,
+                    end: file.bytes,
+                    chunk: Bytes::new(),
+                }))
+            }
+        }
+    }
+}
+
+const NO_TEXT: &str = "a name is not UTF-8; rename the file";
+
+fn join(folder: &str, name: &str) -> String {
+    if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") }
+}
+
+fn is_pattern(segment: &str) -> bool {
+    segment.contains(['*', '?'])
+}
+
+/// Whether `name` is as `pattern` says: `*` is any text, `?` any byte.
+fn matches(pattern: &[u8], name: &[u8]) -> bool {
+    match (pattern.first(), name.first()) {
+        (None, None) => true,
+        (Some(b'*'), _) => (0..=name.len()).any(|skip| matches(&pattern[1..], &name[skip..])),
+        (Some(b'?'), Some(_)) => matches(&pattern[1..], &name[1..]),
+        (Some(one), Some(other)) => one == other && matches(&pattern[1..], &name[1..]),
+        _ => false,
+    }
+}
+
+/// All files at and below a folder; of `levels` levels, if not 0.
+fn walk(
+    folder: &Path,
+    below: &str,
+    depth: usize,
+    levels: usize,
+    all: &mut Vec<Found>,
+) -> Result<(), String> {
+    let failed = |error: io::Error| format!("{}: {error}", folder.display());
+    if depth > DEPTH_MAX {
+        return Err(format!("{} is more than {DEPTH_MAX} levels deep", folder.display()));
+    }
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name();
+        let name = name.to_str().ok_or_else(|| format!("{}: {NO_TEXT}", entry.path().display()))?;
+        let path = join(below, name);
+        let Ok(metadata) = fs::metadata(entry.path()) else { continue };
+        if metadata.is_file() {
+            all.push(Found { name: path, bytes: metadata.len() });
+        } else if metadata.is_dir() && (levels == 0 || depth + 1 < levels) {
+            walk(&entry.path(), &path, depth + 1, levels, all)?;
+        }
+    }
+    Ok(())
+}
+
+/// An object of a bucket, chunk by chunk.
+struct Chunks<'a> {
+    storage: &'a Storage,
+    path: String,
+    rt: &'a Handle,
+    at: u64,
+    end: u64,
+    chunk: Bytes,
+}
+
+impl Read for Chunks<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.chunk.is_empty() && self.at < self.end {
+            let end = self.end.min(self.at + CHUNK_BYTES);
+            let range = self.storage.get_range(&self.path, self.at..end);
+            self.chunk = self.rt.block_on(range).map_err(io::Error::other)?;
+            self.at = end;
+        }
+        let num = buffer.len().min(self.chunk.len());
+        buffer[..num].copy_from_slice(&self.chunk.split_to(num));
+        Ok(num)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(pattern: &str, name: &str, expected: bool) {
+        assert_eq!(matches(pattern.as_bytes(), name.as_bytes()), expected, "{pattern} {name}");
+    }
+
+    #[test]
+    fn names_are_matched_whole() {
+        check("*.csv", "a.csv", true);
+        check("*.csv", "a.csv.gz", false);
+        check("a?c*", "abc", true);
+        check("a?c*", "ac", false);
+        check("*a*b*", "xxaxxbxx", true);
+        check("", "", true);
+        check("*", "", true);
+        check("ä?", "äb", true);
+    }
+
+    fn check_found(url: &str, format: Option<RowFormat>, expected: Result<&[&str], &str>) {
+        let folder = tempfile::tempdir().unwrap();
+        for name in [
+            "b.csv",
+            "a.csv",
+            "deep/c.csv",
+            "deep/d.jsonl",
+            ".hidden.csv",
+            "_stoker/x.csv",
+            "notes",
+        ] {
+            let path = folder.path().join("in").join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "x").unwrap();
+        }
+        let rt = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let url = format!("{}/in{url}", folder.path().display());
+        let input = InferenceInput { url, endpoint: None, format };
+        let found = Source::open(&input, rt.handle()).and_then(|it| it.list());
+        match (found, expected) {
+            (Ok((found, _)), Ok(expected)) => {
+                let names: Vec<_> = found.iter().map(|it| it.name.as_str()).collect();
+                assert_eq!(names, expected);
+            }
+            (Err(error), Err(expected)) => assert!(error.to_string().contains(expected), "{error}"),
+            (found, expected) => panic!("{found:?} is not {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn an_input_is_a_file_a_folder_or_a_pattern() {
+        let csv = Some(RowFormat::Csv);
+        check_found("/a.csv", None, Ok(&["a.csv"]));
+        check_found("/notes", None, Err("set input.format"));
+        check_found("/notes", csv, Ok(&["notes"]));
+        check_found("/*.csv", None, Ok(&["a.csv", "b.csv"]));
+        check_found("/deep/*.csv", None, Ok(&["c.csv"]));
+        check_found("/d*p/?.csv", None, Ok(&["deep/c.csv"]));
+        check_found("", csv, Ok(&["a.csv", "b.csv", "deep/c.csv", "deep/d.jsonl", "notes"]));
+        check_found("", None, Err("is not of one known format"));
+        check_found("/deep", None, Err("d.jsonl is not of one known format"));
+        check_found("/*.tsv", None, Err("there is no such file"));
+        check_found("/nothing.csv", None, Err("nothing.csv"));
+        check_found("/.hidden.csv", None, Ok(&[".hidden.csv"]));
+    }
+}

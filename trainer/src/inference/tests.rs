@@ -1,0 +1,321 @@
+//! Jobs from their plan to their manifest, in one process.
+
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use stoker_api::contract::ExitCode;
+use stoker_api::inference::{
+    Commit, InferenceInput, InferenceOutput, InferenceTask, OnError, OutputManifest, Role,
+    RowFormat, commit_path, plan_path,
+};
+
+use super::{Inference, finish, plan, work};
+use crate::context::Context;
+use crate::error::exit_code;
+use crate::train::Standalone;
+use crate::{Error, Result};
+
+/// Says of each row which it was.
+struct Echo;
+
+#[derive(Debug, Deserialize)]
+struct Row {
+    name: String,
+    size: Option<i64>,
+}
+
+impl Inference for Echo {
+    type Input = Row;
+    type Output = Value;
+
+    fn new(_: &Context) -> Result<Self> {
+        Ok(Self)
+    }
+
+    fn batch(&mut self, rows: Vec<Row>) -> Result<Vec<Value>> {
+        assert!(rows.len() <= 2, "a batch is larger than was asked for");
+        Ok(rows.into_iter().map(|it| json!({"name": it.name, "size": it.size})).collect())
+    }
+}
+
+/// A job over files in a folder of its own.
+struct Bench {
+    folder: tempfile::TempDir,
+    task: InferenceTask,
+}
+
+impl Bench {
+    /// Files by name; a job with shards of three rows.
+    fn new(files: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let input = folder.path().join("in");
+        std::fs::create_dir(&input).unwrap();
+        for (name, text) in files {
+            std::fs::write(input.join(name), text).unwrap();
+        }
+        let url = |name: &str| folder.path().join(name).display().to_string();
+        let task = InferenceTask {
+            role: Role::Work,
+            slot: 0,
+            slots: 1,
+            input: InferenceInput { url: url("in"), endpoint: None, format: None },
+            output: InferenceOutput { url: Some(url("out")), ..InferenceOutput::default() },
+            checkpoint: None,
+            has_hyperparameters: true,
+            replace: false,
+            shard_rows: 3,
+            batch_rows: 2,
+            on_error: OnError::Fail,
+        };
+        Self { folder, task }
+    }
+
+    fn context(&self, slot: u32, slots: u32, attempt: u32) -> Context {
+        let mut context = Standalone { quiet: true, ..Standalone::default() }.context().unwrap();
+        context.config.experiment_id = "0b3f9c1e-77aa".into();
+        context.config.attempt = attempt;
+        context.config.inference = Some(InferenceTask { slot, slots, ..self.task.clone() });
+        context
+    }
+
+    fn run(&self) -> Result<()> {
+        let context = self.context(0, 1, 0);
+        plan::plan(&context)?;
+        work::work::<Echo>(&context)?;
+        finish::finish(&context)
+    }
+
+    fn out(&self, path: &str) -> std::path::PathBuf {
+        self.folder.path().join("out").join(path)
+    }
+
+    fn manifest(&self) -> OutputManifest {
+        read(&self.out("manifest.json"))
+    }
+
+    /// The texts of the parts.
+    fn parts(&self) -> Vec<String> {
+        let parts = self.manifest().parts;
+        parts.iter().map(|it| std::fs::read_to_string(self.out(&it.name)).unwrap()).collect()
+    }
+
+    fn commit(&self, shard: u32) -> std::path::PathBuf {
+        self.out(&commit_path("0b3f9c1e-77aa", shard))
+    }
+}
+
+fn read<T: serde::de::DeserializeOwned>(path: &Path) -> T {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+fn row(name: &str, size: impl Into<Value>) -> String {
+    format!("{}\n", json!({"name": name, "size": size.into()}))
+}
+
+#[track_caller]
+fn check_error(result: Result<()>, code: ExitCode, expected: &str) {
+    let error: Error = result.unwrap_err();
+    assert!(error.to_string().contains(expected), "{error}");
+    assert_eq!(exit_code(&*error), code, "{error}");
+}
+
+#[test]
+fn files_are_cut_into_shards_and_none_reaches_over_two() {
+    let lines = |range: std::ops::Range<i64>| range.map(|i| row("x", i)).collect::<String>();
+    let bench =
+        Bench::new(&[("b.jsonl", &lines(10..12)), ("a.jsonl", &lines(0..4)), ("c.jsonl", "")]);
+    bench.run().unwrap();
+    assert_eq!(bench.parts(), [lines(0..3), lines(3..4), lines(10..12)]);
+    let manifest = bench.manifest();
+    let places: Vec<_> =
+        manifest.parts.iter().map(|it| (it.file, it.first_row, it.input_rows)).collect();
+    assert_eq!(places, [(0, 0, 3), (0, 3, 1), (1, 0, 2)]);
+    let files: Vec<_> = manifest.input.iter().map(|it| (it.name.as_str(), it.rows)).collect();
+    assert_eq!(files, [("a.jsonl", 4), ("b.jsonl", 2), ("c.jsonl", 0)]);
+    assert_eq!(manifest.parts[1].name, "part-00001-of-00003-0b3f9c1e-0.jsonl");
+}
+
+#[test]
+fn csv_goes_in_and_out() {
+    let text = "\u{feff}size,name\r\n1,\"a, \"\"b\"\"\nc\"\r\n,日本\r\n3,\r\n4,d\r\n";
+    let mut bench = Bench::new(&[("a.csv", text)]);
+    bench.task.output.format = RowFormat::JsonLines;
+    bench.run().unwrap();
+    let first = row("a, \"b\"\nc", 1) + &row("日本", Value::Null) + &row("", 3);
+    assert_eq!(bench.parts(), [first, row("d", 4)]);
+}
+
+#[test]
+fn slots_share_the_shards_and_the_output_is_the_same() {
+    let text: String = (0..20).map(|i| row("x", i)).collect();
+    let alone = Bench::new(&[("a.jsonl", &text)]);
+    alone.run().unwrap();
+    let shared = Bench::new(&[("a.jsonl", &text)]);
+    plan::plan(&shared.context(0, 1, 0)).unwrap();
+    work::work::<Echo>(&shared.context(1, 2, 1)).unwrap();
+    check_error(
+        finish::finish(&shared.context(0, 2, 2)),
+        ExitCode::Infrastructure,
+        "among them 0, 2, 4, 6",
+    );
+    // What is left is shared by another number of slots.
+    for slot in 0..3 {
+        work::work::<Echo>(&shared.context(slot, 3, 3 + slot)).unwrap();
+    }
+    finish::finish(&shared.context(0, 3, 9)).unwrap();
+    assert_eq!(shared.parts(), alone.parts());
+    let attempts: Vec<_> =
+        (0..7).map(|shard| read::<Commit>(&shared.commit(shard)).attempt).collect();
+    assert_eq!(attempts, [3, 1, 5, 1, 4, 1, 3]);
+}
+
+#[test]
+fn two_that_do_the_same_shard_leave_one_part_of_it() {
+    let text: String = (0..5).map(|i| row("x", i)).collect();
+    let bench = Bench::new(&[("a.jsonl", &text)]);
+    plan::plan(&bench.context(0, 1, 0)).unwrap();
+    work::work::<Echo>(&bench.context(0, 1, 1)).unwrap();
+    let late = std::fs::read(bench.commit(0)).unwrap();
+    std::fs::remove_file(bench.commit(0)).unwrap();
+    work::work::<Echo>(&bench.context(0, 1, 2)).unwrap();
+    std::fs::write(bench.out("part-00001-of-00002-0b3f9c1e-1.jsonl#1"), "half").unwrap();
+    finish::finish(&bench.context(0, 1, 3)).unwrap();
+    assert!(!bench.out("part-00001-of-00002-0b3f9c1e-1.jsonl#1").exists(), "a half stays");
+    let manifest = bench.manifest();
+    assert_eq!(manifest.parts[0].name, "part-00000-of-00002-0b3f9c1e-2.jsonl");
+    assert!(!bench.out("part-00000-of-00002-0b3f9c1e-1.jsonl").exists(), "the other one stays");
+    // A late writer puts another part and its commit there: readers follow the manifest.
+    std::fs::write(bench.commit(0), late).unwrap();
+    finish::finish(&bench.context(0, 1, 4)).unwrap();
+    work::work::<Echo>(&bench.context(0, 1, 5)).unwrap();
+    assert_eq!(bench.manifest(), manifest);
+    assert_eq!(bench.parts().concat(), text);
+}
+
+#[test]
+fn a_commit_counts_only_with_its_part_and_all_of_its_rows() {
+    let text: String = (0..7).map(|i| row("x", i)).collect();
+    let check = |what: &dyn Fn(&Bench, Commit)| {
+        let bench = Bench::new(&[("a.jsonl", &text)]);
+        plan::plan(&bench.context(0, 1, 0)).unwrap();
+        work::work::<Echo>(&bench.context(0, 1, 1)).unwrap();
+        what(&bench, read(&bench.commit(1)));
+        check_error(
+            finish::finish(&bench.context(0, 1, 2)),
+            ExitCode::Infrastructure,
+            "among them 1:",
+        );
+        assert!(!bench.out("manifest.json").exists());
+        work::work::<Echo>(&bench.context(0, 1, 3)).unwrap();
+        finish::finish(&bench.context(0, 1, 4)).unwrap();
+        assert_eq!(bench.parts().concat(), text);
+    };
+    let write = |bench: &Bench, commit: &Commit| {
+        std::fs::write(bench.commit(1), serde_json::to_vec(commit).unwrap()).unwrap();
+    };
+    check(&|bench, commit| std::fs::remove_file(bench.out(&commit.part)).unwrap());
+    check(&|bench, commit| std::fs::write(bench.out(&commit.part), "half").unwrap());
+    check(&|bench, _| std::fs::write(bench.commit(1), "{").unwrap());
+    check(&|bench, _| std::fs::remove_file(bench.commit(1)).unwrap());
+    check(&|bench, commit| write(bench, &Commit { rows: 2, ..commit }));
+    check(&|bench, commit| write(bench, &Commit { of: "another".into(), ..commit }));
+    check(&|bench, commit| write(bench, &Commit { shard: 2, ..commit }));
+}
+
+#[test]
+fn rows_that_cannot_be_read_end_the_job_or_are_listed() {
+    let text = row("a", 1) + "\n{\"name\": 2}\n" + &row("c", 3) + "no json\n" + &row("e", 5);
+    let mut bench = Bench::new(&[("a.jsonl", &text)]);
+    let expected = "a.jsonl: row 2: name: invalid type: integer `2`, expected a string at line 1 \
+                    column 10; correct it, or set onError: skip";
+    check_error(bench.run(), ExitCode::InvalidHyperparameters, expected);
+    bench.task.on_error = OnError::Skip;
+    bench.run().unwrap();
+    assert_eq!(bench.parts(), [row("a", 1) + &row("c", 3), row("e", 5)]);
+    let manifest = bench.manifest();
+    assert_eq!((manifest.rows, manifest.input_rows, manifest.rejected), (3, 5, 2));
+    let errors = manifest.errors.unwrap();
+    let listed = std::fs::read_to_string(bench.out(&errors.name)).unwrap();
+    let listed: Vec<Value> = listed.lines().map(|it| serde_json::from_str(it).unwrap()).collect();
+    assert_eq!(listed[0]["row"], 1);
+    assert_eq!(
+        listed[1],
+        json!({"file": "a.jsonl", "row": 3, "reason": "expected ident at line 1 column 2"})
+    );
+}
+
+#[test]
+fn a_plan_is_made_once_and_holds() {
+    let text: String = (0..7).map(|i| row("x", i)).collect();
+    let mut bench = Bench::new(&[("a.jsonl", &text)]);
+    plan::plan(&bench.context(0, 1, 0)).unwrap();
+    let path = bench.out(&plan_path("0b3f9c1e-77aa"));
+    let planned = std::fs::read(&path).unwrap();
+    plan::plan(&bench.context(0, 1, 1)).unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), planned);
+    bench.task.shard_rows = 4;
+    check_error(
+        plan::plan(&bench.context(0, 1, 2)),
+        ExitCode::InvalidHyperparameters,
+        "shardRows was 3, and is 4",
+    );
+    bench.task.shard_rows = 3;
+    std::fs::write(bench.folder.path().join("in/a.jsonl"), text.replace("6}", "9}")).unwrap();
+    plan::plan(&bench.context(0, 1, 3)).unwrap();
+    check_error(
+        work::work::<Echo>(&bench.context(0, 1, 4)),
+        ExitCode::InvalidHyperparameters,
+        "are not what they were",
+    );
+    std::fs::write(bench.folder.path().join("in/a.jsonl"), text.clone()).unwrap();
+    work::work::<Echo>(&bench.context(0, 1, 5)).unwrap();
+    finish::finish(&bench.context(0, 1, 6)).unwrap();
+    assert_eq!(bench.parts().concat(), text);
+}
+
+#[test]
+fn a_process_that_is_asked_to_leave_does_so_between_batches() {
+    let bench = Bench::new(&[("a.jsonl", &row("x", 1))]);
+    let context = bench.context(0, 1, 0);
+    let asked = bench.context(0, 1, 1);
+    asked.stop.set();
+    check_error(plan::plan(&asked), ExitCode::Preempted, "what is committed stays");
+    plan::plan(&context).unwrap();
+    context.stop.set();
+    check_error(work::work::<Echo>(&context), ExitCode::Preempted, "what is committed stays");
+    assert!(!bench.commit(0).exists());
+}
+
+#[cfg(feature = "parquet")]
+#[test]
+fn tables_with_types_go_in_and_out() {
+    use stoker_api::inference::{Column, ColumnType};
+    let text: String =
+        (0..7).map(|i| row("日\n本", if i == 3 { Value::Null } else { i.into() })).collect();
+    for format in [RowFormat::Parquet, RowFormat::Arrow] {
+        let mut bench = Bench::new(&[("a.jsonl", &text)]);
+        bench.task.output.format = format;
+        let of = |name: &str, kind| Column { name: name.into(), kind };
+        bench.task.output.columns =
+            vec![of("name", ColumnType::String), of("size", ColumnType::Integer)];
+        bench.run().unwrap();
+        let back = Bench::new(&[]);
+        for part in bench.manifest().parts {
+            std::fs::copy(bench.out(&part.name), back.folder.path().join("in").join(&part.name))
+                .unwrap();
+        }
+        back.run().unwrap();
+        assert_eq!(back.parts().concat(), text, "{format:?}");
+    }
+}
+
+#[cfg(not(feature = "parquet"))]
+#[test]
+fn a_program_without_tables_says_what_to_build() {
+    let mut bench = Bench::new(&[("a.jsonl", "")]);
+    bench.task.output.format = RowFormat::Parquet;
+    check_error(bench.run(), ExitCode::InvalidHyperparameters, "the feature `parquet`");
+    let bench = Bench::new(&[("a.parquet", "")]);
+    check_error(bench.run(), ExitCode::InvalidHyperparameters, "the feature `parquet`");
+}

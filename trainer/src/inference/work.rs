@@ -1,0 +1,213 @@
+//! Work: shards through the model, one after the other.
+
+use std::sync::PoisonError;
+
+use bytes::Bytes;
+use stoker_api::contract::{Directive, ExitCode};
+use stoker_api::inference::{
+    Commit, FILES_FORMAT, InferenceTask, OnError, PlanShard, RowError, ShardPlan, part_name,
+};
+use stoker_storage::hash::sha256_hex;
+
+use super::output::Output;
+use super::parts::Part;
+use super::rows::Shard;
+use super::source::Source;
+use super::{Inference, infrastructure, interrupted, task};
+use crate::context::Context;
+use crate::error::Interrupted;
+use crate::{InvalidInput, Result};
+
+/// Does the shards of this process's slot that are not committed.
+///
+/// # Errors
+///
+/// What the input, the program or the storage failed with; [`Interrupted`](crate::Interrupted) where it was asked to
+/// leave.
+pub(super) fn work<T: Inference>(context: &Context) -> Result<()> {
+    let (task, output) = (task(context)?, Output::open(context)?);
+    if output.is_finished()? {
+        return Ok(());
+    }
+    let plan = output.plan()?;
+    let committed = output.committed()?;
+    let own = (0..).zip(&plan.shards).filter(|(shard, _)| shard % task.slots.max(1) == task.slot);
+    let own: Vec<(u32, &PlanShard)> = own.collect();
+    let total = own.iter().map(|(_, it)| u64::from(it.rows)).sum();
+    let mut done = 0;
+    let mut worker: Option<Worker<'_, T>> = None;
+    for (shard, planned) in own {
+        if !committed.contains(&shard) {
+            let worker = match &mut worker {
+                Some(worker) => worker,
+                // A model is not loaded for nothing.
+                None => worker.insert(Worker::new(context, &task, &output, &plan)?),
+            };
+            worker.shard(shard, planned)?;
+        }
+        done += u64::from(planned.rows);
+        progress(context, done, total);
+    }
+    Ok(())
+}
+
+fn progress(context: &Context, done: u64, total: u64) {
+    let mut session = context.session.lock().unwrap_or_else(PoisonError::into_inner);
+    session.progress(done, total);
+}
+
+/// One process at work.
+struct Worker<'a, T> {
+    context: &'a Context,
+    task: &'a InferenceTask,
+    output: &'a Output,
+    plan: &'a ShardPlan,
+    source: Source,
+    program: T,
+    /// The last file whose rows have no bytes of their own.
+    file: Option<(u32, Bytes)>,
+}
+
+impl<'a, T: Inference> Worker<'a, T> {
+    fn new(
+        context: &'a Context,
+        task: &'a InferenceTask,
+        output: &'a Output,
+        plan: &'a ShardPlan,
+    ) -> Result<Self> {
+        let source = Source::open(&task.input, &output.rt)?;
+        let program = T::new(context)?;
+        Ok(Self { context, task, output, plan, source, program, file: None })
+    }
+
+    /// Puts one shard through the model, and commits it.
+    fn shard(&mut self, index: u32, planned: &PlanShard) -> Result<()> {
+        let plan = self.plan;
+        let file = &plan.files[planned.file as usize];
+        let bytes = self.bytes(planned)?;
+        let shard = Shard {
+            format: plan.input_format,
+            bytes,
+            columns: &file.columns,
+            first_row: planned.first_row,
+            num_rows: planned.rows,
+            is_first: planned.start == 0,
+        };
+        let rows = shard.rows::<T::Input>()?;
+        if rows.len() != planned.rows as usize {
+            let (found, expected) = (rows.len(), planned.rows);
+            let why = format!("shard {index} of {}: {found} rows, planned {expected}", file.name);
+            return Err(infrastructure(why));
+        }
+        let (mut part, mut num_rows, mut rejected) = (Part::new(&self.task.output)?, 0, vec![]);
+        let mut batch = vec![];
+        for (row, input) in (planned.first_row..).zip(rows) {
+            let checked = input.and_then(|it| match self.program.check(&it) {
+                Ok(()) => Ok(it),
+                Err(error) => Err(error.to_string()),
+            });
+            match checked {
+                Ok(input) => batch.push(input),
+                Err(reason) if self.task.on_error == OnError::Skip => {
+                    rejected.push(RowError { row, reason });
+                }
+                Err(reason) => {
+                    let why = format!(
+                        "{}: row {}: {reason}; correct it, or set onError: skip",
+                        file.name,
+                        row + 1
+                    );
+                    return Err(InvalidInput(why).into());
+                }
+            }
+            if batch.len() == self.task.batch_rows.max(1) as usize {
+                num_rows += self.batch(std::mem::take(&mut batch), &mut part)?;
+            }
+        }
+        if !batch.is_empty() {
+            num_rows += self.batch(batch, &mut part)?;
+        }
+        let bytes = Bytes::from(part.finish()?);
+        let (job_id, attempt) = (&plan.job_id, self.context.config.attempt);
+        let num_shards = u32::try_from(plan.shards.len())?;
+        let commit = Commit {
+            format: FILES_FORMAT,
+            shard: index,
+            of: identity(plan, planned).to_owned(),
+            part: part_name(index, num_shards, job_id, attempt, self.task.output.format),
+            bytes: bytes.len() as u64,
+            sha256: sha256_hex(&bytes),
+            rows: num_rows,
+            rejected,
+            attempt,
+        };
+        self.output.commit(&commit, bytes)
+    }
+
+    /// Rows that the program has put out.
+    fn batch(&mut self, inputs: Vec<T::Input>, part: &mut Part) -> Result<u32> {
+        self.leave_if_asked()?;
+        let num = inputs.len();
+        let outputs = self.program.batch(inputs)?;
+        if outputs.len() != num {
+            let why = format!(
+                "the program gave {} outputs for {num} inputs: `batch` must give one for each, in their order",
+                outputs.len()
+            );
+            return Err(InvalidInput(why).into());
+        }
+        outputs.iter().try_for_each(|it| part.push(it))?;
+        Ok(u32::try_from(num)?)
+    }
+
+    fn leave_if_asked(&self) -> Result<()> {
+        if self.context.stop.is_set() {
+            return Err(interrupted());
+        }
+        let session = self.context.session.lock().unwrap_or_else(PoisonError::into_inner);
+        match session.directive() {
+            Some(Directive::Preempt | Directive::Stop) => Err(interrupted()),
+            Some(Directive::Fenced) => {
+                let why = "another attempt has this one's place".to_owned();
+                Err(Interrupted { code: ExitCode::Infrastructure, fenced: true, why }.into())
+            }
+            Some(Directive::Continue { .. } | Directive::Wait) | None => Ok(()),
+        }
+    }
+
+    /// The bytes of a shard, or of its file, as they were planned.
+    fn bytes(&mut self, planned: &PlanShard) -> Result<Bytes> {
+        let file = &self.plan.files[planned.file as usize];
+        let (start, end) = match planned.sha256.is_empty() {
+            true => (0, file.bytes),
+            false => (planned.start, planned.end),
+        };
+        if planned.sha256.is_empty()
+            && let Some((_, bytes)) = self.file.as_ref().filter(|it| it.0 == planned.file)
+        {
+            return Ok(bytes.clone());
+        }
+        let bytes = self.source.read(&file.name, start, end)?;
+        let found = sha256_hex(&bytes);
+        if found != identity(self.plan, planned) {
+            let why = format!(
+                "input {}: bytes {start} to {end} are not what they were when the job began; bring \
+                 the file back to go on, or start over with --fresh",
+                file.name
+            );
+            return Err(InvalidInput(why).into());
+        }
+        if planned.sha256.is_empty() {
+            self.file = Some((planned.file, bytes.clone()));
+        }
+        Ok(bytes)
+    }
+}
+
+/// What tells a shard's content.
+pub(super) fn identity<'a>(plan: &'a ShardPlan, planned: &'a PlanShard) -> &'a str {
+    match planned.sha256.as_str() {
+        "" => &plan.files[planned.file as usize].sha256,
+        sha256 => sha256,
+    }
+}

@@ -1,7 +1,7 @@
 //! A session: what this process was told, and what it may ask for.
 
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use burn::module::Module;
 use burn::tensor::{DType, Device};
@@ -20,18 +20,20 @@ use crate::step::{Metrics, StepOutput};
 use crate::stop::StopSignal;
 use crate::{InvalidHyperparameters, Result, precision, record, rng, train};
 
-/// A session: seeds, hyperparameters, the device, and training itself.
-#[derive(Debug)]
+/// A session: seeds, hyperparameters, the device, and training itself. A clone is the same session.
+#[derive(Clone, Debug)]
 pub struct Context {
     pub(crate) config: TrialConfig,
-    pub(crate) session: Mutex<Session>,
+    pub(crate) session: Arc<Mutex<Session>>,
     pub(crate) stop: StopSignal,
     device: Device,
-    ranks: Distributed,
+    ranks: Arc<Distributed>,
     /// Whether the program is only tried: see `train/trying.rs`.
     pub(crate) is_test: bool,
     /// Of an inference job: the checkpoint that was chosen.
     pub(crate) pinned: Option<PinnedCheckpoint>,
+    #[cfg(feature = "learner")]
+    pub(crate) learning: crate::learner::Learning,
 }
 
 impl Context {
@@ -42,9 +44,17 @@ impl Context {
         device: Device,
         ranks: Distributed,
     ) -> Self {
-        let session = Mutex::new(session);
-        let is_test = std::env::var_os(ENV_TEST).is_some_and(|it| it == "1");
-        let context = Self { config, session, stop, device, ranks, is_test, pinned: None };
+        let context = Self {
+            config,
+            session: Arc::new(Mutex::new(session)),
+            stop,
+            device,
+            ranks: Arc::new(ranks),
+            is_test: std::env::var_os(ENV_TEST).is_some_and(|it| it == "1"),
+            pinned: None,
+            #[cfg(feature = "learner")]
+            learning: Default::default(),
+        };
         context.seed_weights();
         context
     }

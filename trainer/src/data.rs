@@ -12,6 +12,8 @@ use burn::tensor::{DType, Device};
 use crate::rng::key;
 use crate::{InvalidHyperparameters, Result};
 
+#[cfg(feature = "learner")]
+mod adapt;
 mod indexed;
 mod loader;
 mod order;
@@ -19,6 +21,8 @@ mod permutation;
 mod rows;
 mod sequence;
 mod stream;
+#[cfg(feature = "learner")]
+mod tape;
 mod weights;
 
 pub use loader::Loader;
@@ -29,6 +33,8 @@ pub use permutation::Permutation;
 pub use rows::{Field, Rows};
 pub use sequence::Sequence;
 pub use stream::{Pass, Stream};
+#[cfg(feature = "learner")]
+pub(crate) use tape::{Batches, Tape};
 
 /// Batches that wait in the queue, unless [`Data::queue`] says otherwise.
 const QUEUE_BATCHES: usize = 10;
@@ -106,6 +112,8 @@ pub struct Plan {
 pub struct Data<B> {
     origin: Origin<B>,
     shuffle: bool,
+    /// Whether each epoch has an order of its own.
+    reshuffle: bool,
     drop_last: bool,
     workers: usize,
     queue: usize,
@@ -115,6 +123,19 @@ pub struct Data<B> {
 enum Origin<B> {
     Indexed(Arc<dyn Source<B>>),
     Streamed(Arc<dyn stream::Batched<B>>),
+    #[cfg(feature = "learner")]
+    Taped(Arc<dyn Tape<B>>),
+}
+
+impl<B> Clone for Origin<B> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Indexed(source) => Self::Indexed(source.clone()),
+            Self::Streamed(stream) => Self::Streamed(stream.clone()),
+            #[cfg(feature = "learner")]
+            Self::Taped(tape) => Self::Taped(tape.clone()),
+        }
+    }
 }
 
 impl<B> fmt::Debug for Data<B> {
@@ -122,6 +143,7 @@ impl<B> fmt::Debug for Data<B> {
         f.debug_struct("Data")
             .field("samples", &self.origin.samples())
             .field("shuffle", &self.shuffle)
+            .field("reshuffle", &self.reshuffle)
             .field("drop_last", &self.drop_last)
             .field("workers", &self.workers)
             .field("queue", &self.queue)
@@ -134,6 +156,8 @@ impl<B> Origin<B> {
         match self {
             Self::Indexed(source) => source.samples(),
             Self::Streamed(stream) => stream.samples(),
+            #[cfg(feature = "learner")]
+            Self::Taped(tape) => tape.samples(),
         }
     }
 
@@ -144,14 +168,15 @@ impl<B> Origin<B> {
     fn fields(&self) -> Vec<String> {
         match self {
             Self::Indexed(source) => source.fields(),
-            Self::Streamed(_) => vec![],
+            _ => vec![],
         }
     }
 }
 
 impl<B: Send + 'static> Data<B> {
     fn of(origin: Origin<B>) -> Self {
-        Self { origin, shuffle: true, drop_last: false, workers: 0, queue: QUEUE_BATCHES }
+        let (shuffle, reshuffle, drop_last) = (true, true, false);
+        Self { origin, shuffle, reshuffle, drop_last, workers: 0, queue: QUEUE_BATCHES }
     }
 
     /// Any [`Source`].
@@ -185,13 +210,19 @@ impl<B: Send + 'static> Data<B> {
         item: impl Fn(usize) -> Option<I> + Send + Sync + 'static,
         batcher: impl Fn(Vec<I>, &Device) -> B + Send + Sync + 'static,
     ) -> Self {
-        Self::new(indexed::Items { samples, item, batcher })
+        Self::new(indexed::Items { samples, item: move |sample| Ok(item(sample)), batcher })
     }
 
     /// Whether training visits the samples in a new order each epoch (default: yes).
     #[must_use]
     pub fn shuffle(self, shuffle: bool) -> Self {
         Self { shuffle, ..self }
+    }
+
+    /// Keeps the first epoch's shuffled order in all of them.
+    #[must_use]
+    pub fn skip_shuffle_at_epoch_end(self) -> Self {
+        Self { reshuffle: false, ..self }
     }
 
     /// Leaves out the last batch of an epoch where it is not full.
@@ -225,9 +256,11 @@ impl<B: Send + 'static> Data<B> {
             Origin::Streamed(stream) => {
                 Origin::Streamed(Arc::new(stream::MappedStream { stream, map }))
             }
+            #[cfg(feature = "learner")]
+            Origin::Taped(tape) => Origin::Taped(tape::mapped(tape, map)),
         };
-        let Self { shuffle, drop_last, workers, queue, .. } = self;
-        Data { origin, shuffle, drop_last, workers, queue }
+        let Self { shuffle, reshuffle, drop_last, workers, queue, .. } = self;
+        Data { origin, shuffle, reshuffle, drop_last, workers, queue }
     }
 
     /// Training and validation data: the last `fraction` of the samples, rounded down, as they are
@@ -273,6 +306,10 @@ impl<B: Send + 'static> Data<B> {
 
     /// The batches of an epoch, equal on every rank.
     pub fn steps(&self, plan: &Plan) -> u64 {
+        #[cfg(feature = "learner")]
+        if let Origin::Taped(tape) = &self.origin {
+            return tape.steps();
+        }
         let (samples, global_batch) = (self.samples(), self.global_batch(plan));
         let steps =
             if self.drop_last { samples / global_batch } else { samples.div_ceil(global_batch) };
@@ -324,11 +361,16 @@ impl<B: Send + 'static> Data<B> {
             global_batch: self.global_batch(&plan),
             steps: self.steps(&plan),
             shuffle: self.shuffle && plan.shuffle,
+            reshuffle: self.reshuffle,
             plan,
         };
         let jobs = match &self.origin {
             Origin::Indexed(source) => indexed::jobs(source.clone(), order, batches.clone()),
             Origin::Streamed(stream) => stream.jobs(order, batches.clone()),
+            #[cfg(feature = "learner")]
+            Origin::Taped(tape) => {
+                return Loader::read(tape.clone(), order.plan, batches, self.queue);
+            }
         };
         Loader::start(jobs, batches, self.workers, self.queue)
     }

@@ -13,6 +13,9 @@
 //! [`Callback`]s. A training that is stopped after any batch and resumed, in this process or
 //! another, gives the bits of one that was not.
 //!
+//! With the feature
+//! `learner`, a program of burn's own `SupervisedTraining` trains as `fit` does, by two lines.
+//!
 //! # Metric names
 //!
 //! A step names its metrics, such as `loss` and `accuracy`. Training reports them under these names,
@@ -28,6 +31,9 @@ mod inference;
 mod optim;
 mod step;
 mod train;
+
+#[cfg(feature = "learner")]
+mod learner;
 
 mod collective;
 mod precision;
@@ -63,4 +69,6 @@ pub use optim::{Optimizers, Schedule};
 pub use record::WeightsFile;
 pub use rng::key;
 pub use step::{Metrics, Number, StepOutput};
-pub use train::{Fit, Fitted, Standalone, Step, Trial, init, main, main_with, run, run_trial};
+pub use train::{
+    Fit, Fitted, Standalone, Step, Trial, init, main, main_with, run, run_in, run_trial,
+};

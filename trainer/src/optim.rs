@@ -10,10 +10,14 @@ use burn::optim::{ModuleOptimizer, Optimizer, SgdConfig};
 use crate::Result;
 use crate::collective::Collective;
 
+#[cfg(feature = "learner")]
+mod foreign;
 mod gradients;
 mod schedule;
 mod state;
 
+#[cfg(feature = "learner")]
+pub(crate) use foreign::{Foreign, ForeignSnapshot};
 pub(crate) use gradients::{GradientSum, PendingGradients, Tally};
 pub use schedule::Schedule;
 pub(crate) use state::OptimizersState;
@@ -28,6 +32,9 @@ pub struct Optimizers {
     steps: u64,
     /// What callbacks multiply the learning rates by.
     scale: f64,
+    /// Takes the steps in place of all the above.
+    #[cfg(feature = "learner")]
+    foreign: Option<Box<dyn Foreign>>,
 }
 
 /// The learning rate of a group of parameters.
@@ -63,6 +70,8 @@ impl Optimizers {
             aggregate: 1,
             steps: 0,
             scale: 1.0,
+            #[cfg(feature = "learner")]
+            foreign: None,
         }
     }
 
@@ -136,13 +145,19 @@ impl Optimizers {
     }
 
     /// One step with the sums over all ranks.
-    pub(crate) fn step<M: Module>(
+    pub(crate) fn step<M: Module + 'static>(
         &mut self,
         model: M,
         sum: GradientSum,
         ranks: &dyn Collective,
     ) -> Result<M> {
         let gradients = sum.normalise(&model, self.clip_norm, ranks)?;
+        #[cfg(feature = "learner")]
+        if let Some(foreign) = &mut self.foreign {
+            drop(model);
+            self.steps += 1;
+            return foreign::stepped(&mut **foreign, gradients);
+        }
         // burn builds a learning rate with groups only by stepping a scheduler with groups.
         let (steps, scale) = (self.steps, self.scale);
         let mut rates = self

@@ -57,13 +57,42 @@ impl Number {
 #[derive(Debug)]
 #[must_use]
 pub struct StepOutput {
-    loss: Tensor<1>,
+    learned: Learned,
     is_mean: bool,
     count: Number,
     metrics: Vec<(String, Number, Number)>,
 }
 
+/// What a step learns from.
+#[derive(Debug)]
+#[cfg_attr(feature = "learner", expect(clippy::large_enum_variant, reason = "lives for one step"))]
+enum Learned {
+    Loss(Tensor<1>),
+    /// The backward pass was run already; `None`: there is nothing to learn.
+    #[cfg(feature = "learner")]
+    Gradients(Option<GradientsParams>),
+}
+
 impl StepOutput {
+    /// Gradients of a mean loss over `samples` samples, where the backward pass was run already, and
+    /// metrics.
+    #[cfg(feature = "learner")]
+    pub(crate) fn given(
+        gradients: Option<GradientsParams>,
+        samples: usize,
+        metrics: &Metrics,
+    ) -> Self {
+        let number = |(name, (sum, count)): (&String, &(f64, f64))| {
+            (name.clone(), Number::Host(*sum), Number::Host(*count))
+        };
+        Self {
+            learned: Learned::Gradients(gradients),
+            is_mean: true,
+            count: samples.into(),
+            metrics: metrics.0.iter().map(number).collect(),
+        }
+    }
+
     /// The loss summed over `count` samples, or over their weights, whose sum is `count`.
     ///
     /// # Shapes
@@ -72,7 +101,7 @@ impl StepOutput {
     pub fn sum(loss: Tensor<1>, count: impl Into<Number>) -> Self {
         let (loss, count) = (single(loss), count.into());
         let metrics = vec![("loss".into(), loss.clone().into(), count.clone())];
-        Self { loss, is_mean: false, count, metrics }
+        Self { learned: Learned::Loss(loss), is_mean: false, count, metrics }
     }
 
     /// The mean loss over `samples` samples, as most losses of burn give it.
@@ -84,7 +113,7 @@ impl StepOutput {
         let loss = single(loss);
         let sum = loss.clone() * samples as f64;
         let metrics = vec![("loss".into(), sum.into(), samples.into())];
-        Self { loss, is_mean: true, count: samples.into(), metrics }
+        Self { learned: Learned::Loss(loss), is_mean: true, count: samples.into(), metrics }
     }
 
     /// Adds a metric whose value is `sum / count` over everything seen.
@@ -164,14 +193,19 @@ impl StepOutput {
     pub(crate) fn backward<M: Module>(self, model: &M, whole: bool) -> Backward {
         let mut count = self.count.read();
         let mut scale = if self.is_mean { count } else { 1.0 };
-        let mut loss = self.loss;
-        if whole && count > 0.0 {
-            if !self.is_mean {
-                loss = loss * (1.0 / count);
-            }
+        let is_whole = whole && count > 0.0;
+        let factor = if is_whole && !self.is_mean { 1.0 / count } else { 1.0 };
+        if is_whole {
             (scale, count) = (1.0, 1.0);
         }
-        let gradients = GradientsParams::from_grads(loss.backward(), model);
+        let gradients = match self.learned {
+            Learned::Loss(loss) if factor == 1.0 => {
+                GradientsParams::from_grads(loss.backward(), model)
+            }
+            Learned::Loss(loss) => GradientsParams::from_grads((loss * factor).backward(), model),
+            #[cfg(feature = "learner")]
+            Learned::Gradients(gradients) => gradients.unwrap_or_default(),
+        };
         Backward { gradients, scale, count, metrics: Metrics::read(self.metrics) }
     }
 
@@ -237,6 +271,24 @@ impl Metrics {
         let mut total = of_ranks.next().unwrap_or_default();
         of_ranks.for_each(|it| total.add(&it));
         total
+    }
+
+    /// Adds `sum` over `count` to a metric.
+    pub fn add_one(&mut self, name: &str, sum: f64, count: f64) {
+        let entry = self.0.entry(name.to_owned()).or_default();
+        *entry = (entry.0 + sum, entry.1 + count);
+    }
+
+    /// Makes the mean of a metric `mean` over `count`.
+    #[cfg(feature = "learner")]
+    pub(crate) fn set(&mut self, name: &str, mean: f64, count: f64) {
+        self.0.insert(name.to_owned(), (mean * count, count));
+    }
+
+    /// The sum and the count of a metric.
+    #[cfg(feature = "learner")]
+    pub(crate) fn sum_and_count(&self, name: &str) -> Option<(f64, f64)> {
+        self.0.get(name).copied()
     }
 
     /// Whether nothing was seen.

@@ -25,7 +25,7 @@ mod trying;
 
 use fit::Both;
 pub use fit::{Fit, Fitted, Step};
-pub use program::{Standalone, init, main, main_with, run};
+pub use program::{Standalone, init, main, main_with, run, run_in};
 use run::Run;
 pub use trial::{Trial, run_trial};
 pub(crate) use trying::Part;
@@ -108,4 +108,4 @@ pub(crate) fn hook(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -37,7 +37,7 @@ pub(super) struct Items<G, T> {
 
 impl<I, B, G, T> Source<B> for Items<G, T>
 where
-    G: Fn(usize) -> Option<I> + Send + Sync,
+    G: Fn(usize) -> Result<Option<I>> + Send + Sync,
     T: Fn(Vec<I>, &Device) -> B + Send + Sync,
 {
     fn samples(&self) -> usize {
@@ -46,7 +46,7 @@ where
 
     fn batch(&self, samples: &[usize], at: &At) -> Result<B> {
         let item = |sample: &usize| {
-            (self.item)(*sample).ok_or_else(|| {
+            (self.item)(*sample)?.ok_or_else(|| {
                 format!("the data set has no item {sample}, but {} samples", self.samples).into()
             })
         };

@@ -62,6 +62,32 @@ impl<B: Send + 'static> Loader<B> {
     }
 }
 
+#[cfg(feature = "learner")]
+impl<B: Send + 'static> Loader<B> {
+    /// One thread reads ahead, as far as there is room.
+    pub(super) fn read(
+        tape: std::sync::Arc<dyn super::Tape<B>>,
+        plan: super::Plan,
+        batches: Range<u64>,
+        queue: usize,
+    ) -> Self {
+        let (send, receive) = mpsc::sync_channel(queue.max(1));
+        let wanted = batches.clone();
+        let thread = std::thread::spawn(move || {
+            let num = usize::try_from(wanted.end - wanted.start).unwrap_or(usize::MAX);
+            let read = || {
+                tape.open(&plan, wanted).take(num).all(|batch| send.send(batch).is_ok());
+            };
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(read)) {
+                let text = format!("a batch could not be read: {}", panic_message(&*panic));
+                let _ = send.send(Err(text.into()));
+            }
+        });
+        let first = batches.start;
+        Self { jobs: None, lanes: vec![receive], threads: vec![thread], first, batches }
+    }
+}
+
 /// Gives workers their jobs in turn, until there are no more or nobody wants them.
 fn hand_out<B: Send + 'static>(mut jobs: Jobs<B>, works: &[mpsc::SyncSender<Job<B>>]) {
     for work in works.iter().cycle() {

@@ -13,6 +13,8 @@ pub(super) struct Order {
     /// Batches of an epoch.
     pub(super) steps: u64,
     pub(super) shuffle: bool,
+    /// Whether each epoch has an order of its own.
+    pub(super) reshuffle: bool,
 }
 
 /// The places in an epoch that a batch takes.
@@ -44,6 +46,7 @@ impl Order {
         if !self.shuffle {
             return mine.collect();
         }
+        let epoch = if self.reshuffle { epoch } else { 0 };
         let order = Permutation::new(self.samples as u64, key(&[self.plan.seed, ORDER, epoch]));
         mine.map(|place| order.at(place as u64) as usize).collect()
     }

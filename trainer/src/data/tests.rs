@@ -75,6 +75,56 @@ fn the_last_batch_is_short_or_left_out_and_order_can_be_kept() {
 }
 
 #[test]
+fn the_first_epochs_order_can_be_kept() {
+    let of = |data: Data<Vec<usize>>| batches(&data, plan(6, 0, 1), 0..12);
+    let (kept, new) =
+        (of(Data::new(Numbers(23)).skip_shuffle_at_epoch_end()), of(Data::new(Numbers(23))));
+    assert_eq!(kept[..4], new[..4]);
+    assert_eq!(kept[..4], kept[4..8]);
+    assert_eq!(kept[..4], kept[8..]);
+    assert_ne!(kept[..4], new[4..8]);
+    assert_ne!(kept[0], (0..6).collect::<Vec<_>>());
+}
+
+/// Batches of 4, which can only be read from the start.
+#[cfg(feature = "learner")]
+struct Reel(usize);
+
+#[cfg(feature = "learner")]
+impl Tape<Vec<usize>> for Reel {
+    fn samples(&self) -> usize {
+        self.0
+    }
+
+    fn steps(&self) -> u64 {
+        self.0.div_ceil(4) as u64
+    }
+
+    fn open<'a>(&'a self, plan: &Plan, batches: Range<u64>) -> Batches<'a, Vec<usize>> {
+        assert_eq!((plan.rank, plan.world), (0, 1));
+        let all: Vec<usize> = (0..self.0).collect();
+        let epoch: Vec<_> = all.chunks(4).map(<[usize]>::to_vec).collect();
+        let tape = epoch.into_iter().cycle().skip(batches.start as usize);
+        Box::new(tape.map(|batch| if batch[0] == 8 { Err("torn".into()) } else { Ok(Some(batch)) }))
+    }
+}
+
+#[test]
+#[cfg(feature = "learner")]
+fn a_tape_is_read_from_a_place_on() {
+    let data = Data::tape(Reel(6)).queue(1);
+    assert_eq!((data.samples(), data.steps(&plan(4, 0, 1))), (6, 2));
+    let all = batches(&data, plan(4, 0, 1), 0..5);
+    assert_eq!(all[..3], [vec![0, 1, 2, 3], vec![4, 5], vec![0, 1, 2, 3]]);
+    assert_eq!(batches(&data, plan(4, 0, 1), 3..5), all[3..]);
+    // One that is left in the middle ends its thread.
+    drop(data.loader(plan(4, 0, 1), 0..u64::MAX));
+    let mut torn = Data::tape(Reel(9)).loader(plan(4, 0, 1), 2..3);
+    assert_eq!(torn.next().unwrap().unwrap_err().to_string(), "torn");
+    assert!(torn.next().is_none());
+}
+
+#[test]
 fn what_a_worker_panics_with_is_the_batchs_error() {
     let item = |index: usize| if index == 3 { panic!("item 3 is broken") } else { Some(index) };
     for workers in [0, 2] {

@@ -24,9 +24,12 @@ pub(crate) struct OptimizersState {
 }
 
 /// The state at one moment. Its tensors are shared until a step makes new ones.
-pub(crate) struct OptimizersSnapshot {
-    optimizer: ModuleOptimizer,
-    schedules: BTreeMap<usize, LrSchedulerRecord>,
+pub(crate) enum OptimizersSnapshot {
+    /// Our own.
+    Own { optimizer: Box<ModuleOptimizer>, schedules: BTreeMap<usize, LrSchedulerRecord> },
+    /// Of another loop, or why there is none.
+    #[cfg(feature = "learner")]
+    Foreign(Result<super::foreign::ForeignSnapshot>),
 }
 
 impl Optimizers {
@@ -39,12 +42,22 @@ impl Optimizers {
         let schedules = self.rates.iter().map(|rate| &rate.schedule).enumerate();
         let schedules = schedules.filter_map(record).collect();
         let state = OptimizersState { steps: self.steps, scale: self.scale.to_bits() };
-        (state, OptimizersSnapshot { optimizer: self.optimizer.clone(), schedules })
+        #[cfg(feature = "learner")]
+        if let Some(foreign) = &self.foreign {
+            return (state, OptimizersSnapshot::Foreign(foreign.snapshot()));
+        }
+        let optimizer = Box::new(self.optimizer.clone());
+        (state, OptimizersSnapshot::Own { optimizer, schedules })
     }
 
     /// Takes on a saved state. The model's record comes first: it brings the parameter ids back.
     pub(crate) fn restore(mut self, state: &OptimizersState, parts: &Parts) -> Result<Self> {
         (self.steps, self.scale) = (state.steps, f64::from_bits(state.scale));
+        #[cfg(feature = "learner")]
+        if let Some(foreign) = &mut self.foreign {
+            foreign.restore(part(parts, OPTIMIZERS)?, part(parts, &schedule_file(0))?)?;
+            return Ok(self);
+        }
         self.optimizer = self.optimizer.from_bytes(part(parts, OPTIMIZERS)?)?;
         for (index, rate) in self.rates.iter_mut().enumerate() {
             if let Schedule::Burn(scheduler) = &mut rate.schedule {
@@ -59,11 +72,16 @@ impl Optimizers {
 impl OptimizersSnapshot {
     /// Adds the files.
     pub(crate) fn write(self, parts: &mut Parts) -> Result<()> {
-        parts.insert(
-            OPTIMIZERS.into(),
-            record::canonical(self.optimizer.to_record().into_bytes()?)?,
-        );
-        for (index, schedule) in self.schedules {
+        let (optimizer, schedules) = match self {
+            Self::Own { optimizer, schedules } => (optimizer.to_record(), schedules),
+            #[cfg(feature = "learner")]
+            Self::Foreign(snapshot) => {
+                let (optimizer, schedule) = snapshot?;
+                (optimizer, BTreeMap::from([(0, schedule)]))
+            }
+        };
+        parts.insert(OPTIMIZERS.into(), record::canonical(optimizer.into_bytes()?)?);
+        for (index, schedule) in schedules {
             parts.insert(schedule_file(index), record::to_bytes(&schedule.into_bytes()?));
         }
         Ok(())

@@ -2,9 +2,10 @@
 
 use std::fmt;
 
+use crate::Result;
 use crate::callback::{Callback, Logs};
 use crate::data::Data;
-use crate::step::StepOutput;
+use crate::step::{Metrics, StepOutput};
 
 /// What [`Context::fit`](crate::Context::fit) trains on and for how long.
 pub struct Fit<B> {
@@ -79,6 +80,16 @@ pub trait Step<M, B> {
     /// Metrics of a validation batch; the model is on the device without autodiff.
     fn validate(&self, model: &M, batch: B) -> StepOutput {
         self.train(model, batch)
+    }
+
+    /// What a validation says, given the sums over this rank's batches: the place for metrics that are
+    /// no means over batches. Called on every rank; sums and counts of all ranks are added up.
+    ///
+    /// # Errors
+    ///
+    /// Whatever should end the trial.
+    fn validated(&self, sums: Metrics) -> Result<Metrics> {
+        Ok(sums)
     }
 }
 

@@ -173,6 +173,21 @@ pub fn run(program: impl FnOnce(&Context) -> Result<()>) -> process::ExitCode {
     finish(init(), program)
 }
 
+/// As [`run`]; alone, the program keeps checkpoints and metrics in this folder, and goes on from the
+/// latest.
+pub fn run_in(
+    folder: impl Into<PathBuf>,
+    program: impl FnOnce(&Context) -> Result<()>,
+) -> process::ExitCode {
+    let told = match std::env::var_os(ENV_TRIAL_CONFIG) {
+        Some(path) => under_runner(Path::new(&path)),
+        None => arguments::from_environment().and_then(|standalone| {
+            Standalone { folder: Some(folder.into()), ..standalone }.context()
+        }),
+    };
+    finish(told, program)
+}
+
 pub(crate) fn under_runner(path: &Path) -> Result<Context> {
     let told = std::fs::read(path)
         .map_err(Error::from)
@@ -214,6 +229,8 @@ pub(crate) fn finish(
     };
     let result = catch_unwind(AssertUnwindSafe(|| program(&context)))
         .unwrap_or_else(|panic| Err(panicked(&context, &panic_message(&*panic)).into()));
+    #[cfg(feature = "learner")]
+    let result = context.learning.outcome(result);
     let (code, message) = match &result {
         Ok(()) => (ExitCode::Completed, None),
         Err(error) => (exit_code(&**error), Some(error.to_string())),

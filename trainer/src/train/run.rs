@@ -110,6 +110,8 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             callback.on_train_begin(control)
         })?;
         run.restore()?;
+        #[cfg(feature = "learner")]
+        run.optimizers.adopt(&*run.model);
         Ok(run)
     }
 
@@ -182,7 +184,10 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             let compression = context.config.gradient_compression;
             let (all, flat) = (ranks.collective(), &mut self.flat);
             let mut sum = sum.all_reduce(&*self.model, all, &tallies, compression, flat)?;
-            if !context.config.average_aggregated_gradients {
+            let averages = context.config.average_aggregated_gradients;
+            #[cfg(feature = "learner")]
+            let averages = averages && !self.optimizers.sums_batches();
+            if !averages {
                 sum.sum_of(self.aggregation);
             }
             self.model.replace(|model| self.optimizers.step(model, sum, all))?;
@@ -275,6 +280,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
                 callback.on_validation_batch_end(index, control)
             })
         })?;
+        let all = step.validated(all)?;
         let metrics = all.all_reduce(self.context.distributed().collective())?.means("validation_");
         self.session.row("validation", batches, self.epoch(), &metrics)?;
         self.state.validated = Some(Validated::new(batches, &metrics));

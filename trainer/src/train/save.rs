@@ -78,7 +78,10 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         if ranks.size() == 1 {
             return Ok(());
         }
-        self.model.replace(|model| record::share_buffers(model, ranks.collective()))
+        self.model.replace(|model| record::share_buffers(model, ranks.collective()))?;
+        #[cfg(feature = "learner")]
+        self.optimizers.adopt(&*self.model);
+        Ok(())
     }
 
     /// The checkpoint that rank 0 has found whole, on all ranks; or else rank 0's model.

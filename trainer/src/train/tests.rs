@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::module::Module;
@@ -30,7 +30,7 @@ type Pair = (Tensor<2>, Tensor<1, Int>);
 /// burn's CPU backend has one random stream for the process: trainings in threads would mix theirs.
 static STREAM: Mutex<()> = Mutex::new(());
 
-fn alone_on_the_stream() -> MutexGuard<'static, ()> {
+pub(crate) fn alone_on_the_stream() -> MutexGuard<'static, ()> {
     STREAM.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -367,6 +367,33 @@ impl Trial for Tiny {
     }
 }
 
+/// A step with a metric of the whole validation, which is no mean over batches.
+struct Whole;
+
+impl Step<Net, Pair> for Whole {
+    fn train(&self, model: &Net, (x, y): Pair) -> StepOutput {
+        StepOutput::classification(model.forward(x), y)
+    }
+
+    fn validated(&self, mut sums: crate::Metrics) -> Result<crate::Metrics> {
+        let accuracy = sums.mean("accuracy").unwrap();
+        sums.add_one("inaccuracy", 1.0 - accuracy, 1.0);
+        Ok(sums)
+    }
+}
+
+#[test]
+fn a_step_may_say_more_of_a_whole_validation() {
+    let _stream = alone_on_the_stream();
+    let context = alone(None, 7).context().unwrap();
+    let data = || Data::arrays(samples()).unwrap();
+    let fit = Fit::new(data()).validation(data()).batch_size(16);
+    let model = Net::new(context.device());
+    let fitted = context.fit_with(model, optimizers(), Whole, fit).unwrap();
+    let logs = &fitted.history[0];
+    assert_eq!(logs["val_inaccuracy"], 1.0 - logs["val_accuracy"]);
+}
+
 #[test]
 fn a_trial_needs_its_global_batch_size() {
     let _stream = alone_on_the_stream();
@@ -418,7 +445,7 @@ fn ranks_share_a_batch_and_round_down() {
             let hyperparameters = json!({"global_batch_size": 50});
             let alone = Standalone { hyperparameters, ..alone(None, 1) }.context().unwrap();
             let Context { config, session, stop, .. } = alone;
-            let session = session.into_inner().unwrap();
+            let session = Arc::into_inner(session).unwrap().into_inner().unwrap();
             let ranks = crate::Distributed::of(Box::new(rank));
             let context = Context::new(config, session, stop, Device::flex().autodiff(), ranks);
             (context.batch_size().unwrap(), context.global_batch_size().unwrap())

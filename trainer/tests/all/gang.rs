@@ -15,7 +15,7 @@ use crate::training::{ENV_FULL, ENV_OUT, ENV_SIGNAL};
 /// Pods of one rank each, that share a storage as a cluster's do.
 pub(crate) struct Gang {
     pub(crate) pods: Vec<Pod>,
-    door: Door,
+    pub(crate) door: Door,
 }
 
 /// Continues to the granted length and ends there.
@@ -55,7 +55,7 @@ impl Gang {
     }
 
     /// Tells all ranks these fields of the configuration.
-    fn told(mut self, fields: &Value) -> Self {
+    pub(crate) fn told(mut self, fields: &Value) -> Self {
         for pod in &mut self.pods {
             for (name, value) in fields.as_object().unwrap() {
                 pod.config[name] = value.clone();
@@ -65,12 +65,16 @@ impl Gang {
     }
 
     fn run(&self) -> Vec<Left> {
-        let children: Vec<Child> = self.pods.iter().map(start).collect();
+        self.run_as("train")
+    }
+
+    pub(crate) fn run_as(&self, role: &str) -> Vec<Left> {
+        let children: Vec<Child> = self.pods.iter().map(|pod| start_as(pod, role)).collect();
         self.pods.iter().zip(children).map(|(pod, child)| pod.wait(child)).collect()
     }
 
     /// The next attempt, from the latest checkpoint.
-    fn again(mut self) -> Self {
+    pub(crate) fn again(mut self) -> Self {
         let (name, sha256) = self.checkpoint();
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         for pod in &mut self.pods {
@@ -84,7 +88,7 @@ impl Gang {
     }
 
     /// Name and hash of the latest checkpoint.
-    fn checkpoint(&self) -> (String, String) {
+    pub(crate) fn checkpoint(&self) -> (String, String) {
         let folder = self.pods[0].file("storage/trial/checkpoints");
         let names = std::fs::read_dir(&folder).unwrap();
         let name = names.map(|it| it.unwrap().file_name().into_string().unwrap()).max().unwrap();
@@ -93,7 +97,7 @@ impl Gang {
     }
 
     /// What each rank has trained.
-    fn trained(&self) -> Vec<Value> {
+    pub(crate) fn trained(&self) -> Vec<Value> {
         let of = |rank: usize| {
             let path = self.pods[0].file(&format!("{rank}.json"));
             serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
@@ -103,8 +107,12 @@ impl Gang {
 }
 
 pub(crate) fn start(pod: &Pod) -> Child {
+    start_as(pod, "train")
+}
+
+pub(crate) fn start_as(pod: &Pod, role: &str) -> Child {
     let itself = std::env::current_exe().unwrap();
-    let role = format!("{ENV_ROLE}=train");
+    let role = format!("{ENV_ROLE}={role}");
     let itself = itself.to_str().unwrap();
     let harness = ["--exact", "program", "--nocapture", "--test-threads=1"];
     let mut command = vec!["env", role.as_str(), itself];

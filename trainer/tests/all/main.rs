@@ -10,6 +10,8 @@ mod door;
 mod gang;
 mod hosts;
 mod launching;
+#[cfg(feature = "learner")]
+mod learner;
 mod preparing;
 mod process;
 mod training;
@@ -28,6 +30,8 @@ fn program() {
         }
         ("setup", shared) => stoker_trainer::launch::setup(Some(shared.as_ref())),
         ("gc", file) => stoker_trainer::launch::clean_up(file.as_ref()),
+        #[cfg(feature = "learner")]
+        ("learn", _) => learner::train(),
         ("train", _) => training::train(),
         (other, _) => panic!("no role {other}"),
     };

@@ -134,6 +134,7 @@ fn gang(
         .map(|(number, rank)| {
             let lead = alone(Some(folder), BATCHES).context().unwrap();
             let Context { mut config, session, stop, .. } = lead;
+            let session = Arc::into_inner(session).unwrap();
             let session = match number {
                 0 => session.into_inner().unwrap(),
                 _ => Session::open(&mut config, true, false).unwrap(),

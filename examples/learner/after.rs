@@ -1,0 +1,33 @@
+//! `before.rs` under Stoker: alone, under `stoker run`, on a cluster, with any number of ranks.
+
+mod mnist;
+
+use burn::data::dataloader::DataLoaderBuilder;
+use burn::lr_scheduler::constant::ConstantLr;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+use burn::optim::AdamConfig;
+use burn::tensor::Device;
+use burn::train::metric::{AccuracyMetric, LossMetric};
+use burn::train::{Learner, SupervisedTraining};
+use stoker_trainer::Result;
+
+fn main() -> std::process::ExitCode {
+    stoker_trainer::run_in("target/learner-mnist", train)
+}
+
+fn train(context: &stoker_trainer::Context) -> Result<()> {
+    let device = Device::flex().autodiff();
+    device.seed(42);
+    let loader = || DataLoaderBuilder::new(mnist::DigitBatcher).batch_size(64);
+    let train = loader().shuffle(42).build(mnist::digits("train")?);
+    let valid = loader().build(mnist::digits("t10k")?);
+    let training = SupervisedTraining::new("target/learner-mnist", train, valid)
+        .metrics((AccuracyMetric::new(), LossMetric::new()))
+        .num_epochs(2);
+    let training = context.supervise(training);
+    let schedule = ModuleLrScheduler::new(ConstantLr::new(1e-3));
+    let result =
+        training.launch(Learner::new(mnist::Mlp::new(&device), AdamConfig::new().init(), schedule));
+    drop(result.model);
+    Ok(())
+}

@@ -1,0 +1,28 @@
+//! A plain program of burn's: trains MNIST by `SupervisedTraining`. `after.rs` is it under Stoker.
+
+mod mnist;
+
+use burn::data::dataloader::DataLoaderBuilder;
+use burn::lr_scheduler::constant::ConstantLr;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+use burn::optim::AdamConfig;
+use burn::tensor::Device;
+use burn::train::metric::{AccuracyMetric, LossMetric};
+use burn::train::{Learner, SupervisedTraining};
+use stoker_trainer::Result;
+
+fn main() -> Result<()> {
+    let device = Device::flex().autodiff();
+    device.seed(42);
+    let loader = || DataLoaderBuilder::new(mnist::DigitBatcher).batch_size(64);
+    let train = loader().shuffle(42).build(mnist::digits("train")?);
+    let valid = loader().build(mnist::digits("t10k")?);
+    let training = SupervisedTraining::new("target/learner-mnist", train, valid)
+        .metrics((AccuracyMetric::new(), LossMetric::new()))
+        .num_epochs(2);
+    let schedule = ModuleLrScheduler::new(ConstantLr::new(1e-3));
+    let result =
+        training.launch(Learner::new(mnist::Mlp::new(&device), AdamConfig::new().init(), schedule));
+    drop(result.model);
+    Ok(())
+}

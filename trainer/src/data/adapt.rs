@@ -1,0 +1,109 @@
+//! Data made of other data.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataset::Dataset;
+use burn::tensor::Device;
+
+use super::indexed::Items;
+use super::{At, Batches, Data, Origin, Plan, Source, Tape};
+use crate::Result;
+
+impl<B> Clone for Data<B> {
+    fn clone(&self) -> Self {
+        Self { origin: self.origin.clone(), ..*self }
+    }
+}
+
+impl<B: Send + 'static> Data<B> {
+    /// One of burn's data sets, and what makes batches of its items.
+    pub fn dataset<I: Send + 'static>(
+        dataset: impl Dataset<I> + 'static,
+        batcher: impl Batcher<I, B> + 'static,
+    ) -> Self {
+        let samples = dataset.len();
+        let item = move |index: usize| Ok(Some(dataset.get(index)?));
+        let batcher = move |items, device: &Device| batcher.batch(items, device);
+        Self::new(Items { samples, item, batcher })
+    }
+
+    /// Batches that can only be read in their own order.
+    pub(crate) fn tape(tape: impl Tape<B> + 'static) -> Self {
+        Self::of(Origin::Taped(Arc::new(tape)))
+    }
+
+    /// The same with each batch as `map` makes it of the batch and its number of samples; of a tape,
+    /// each batch counts as one. A stream does not say how many samples a batch has.
+    pub(crate) fn map_counted<C: Send + 'static>(self, map: fn(B, usize) -> C) -> Result<Data<C>> {
+        let origin = match self.origin {
+            Origin::Indexed(source) => {
+                Origin::Indexed(Arc::new(Mapped { of: source, map }) as Arc<dyn Source<C>>)
+            }
+            Origin::Taped(tape) => Origin::Taped(Arc::new(Mapped { of: tape, map })),
+            Origin::Streamed(_) => {
+                return Err(
+                    "burn's loop takes no `Stream`: use `Data::dataset`, `items` or `arrays`"
+                        .into(),
+                );
+            }
+        };
+        let Self { shuffle, reshuffle, drop_last, workers, queue, .. } = self;
+        Ok(Data { origin, shuffle, reshuffle, drop_last, workers, queue })
+    }
+
+    /// The samples in this range.
+    pub(crate) fn part(self, range: Range<usize>) -> Self {
+        Self { origin: Origin::Indexed(Arc::new(Part { of: self.origin.clone(), range })), ..self }
+    }
+}
+
+struct Mapped<S: ?Sized, F> {
+    of: Arc<S>,
+    map: F,
+}
+
+impl<B, C> Source<C> for Mapped<dyn Source<B>, fn(B, usize) -> C> {
+    fn samples(&self) -> usize {
+        self.of.samples()
+    }
+
+    fn batch(&self, samples: &[usize], at: &At) -> Result<C> {
+        Ok((self.map)(self.of.batch(samples, at)?, samples.len()))
+    }
+}
+
+impl<B, C> Tape<C> for Mapped<dyn Tape<B>, fn(B, usize) -> C> {
+    fn samples(&self) -> usize {
+        self.of.samples()
+    }
+
+    fn steps(&self) -> u64 {
+        self.of.steps()
+    }
+
+    fn open<'a>(&'a self, plan: &Plan, batches: Range<u64>) -> Batches<'a, C> {
+        let map = |batch: Option<B>| batch.map(|batch| (self.map)(batch, 1));
+        Box::new(self.of.open(plan, batches).map(move |batch| batch.map(map)))
+    }
+}
+
+struct Part<B> {
+    of: Origin<B>,
+    range: Range<usize>,
+}
+
+impl<B> Source<B> for Part<B> {
+    fn samples(&self) -> usize {
+        self.range.len()
+    }
+
+    fn batch(&self, samples: &[usize], at: &At) -> Result<B> {
+        let Origin::Indexed(source) = &self.of else {
+            return Err("a stream has no part: only all of it can be read".into());
+        };
+        let samples: Vec<usize> = samples.iter().map(|sample| self.range.start + sample).collect();
+        source.batch(&samples, at)
+    }
+}

@@ -1,0 +1,217 @@
+//! burn's data loaders as data, and data as one of burn's loaders.
+
+use std::iter::repeat_with;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
+use burn::data::dataset::DatasetError;
+use burn::tensor::Device;
+
+use super::Learning;
+use crate::data::{Batches, Data, Loader, Plan, Tape};
+use crate::{Error, Result};
+
+/// A batch for training or for validation, which may be of two types.
+pub(super) enum Input<T, V> {
+    /// With its number of samples.
+    Train(T, usize),
+    Valid(V, usize),
+}
+
+/// Data as one of burn's loaders: an epoch of this rank's batches each time it is read.
+pub(super) struct Sharded<B> {
+    data: Data<B>,
+    plan: Plan,
+    batch_size: usize,
+    epoch: AtomicU64,
+}
+
+impl<B: Send + 'static> Sharded<B> {
+    pub(super) fn new(data: Data<B>, plan: Plan, batch_size: usize) -> Self {
+        Self { data, plan, batch_size, epoch: AtomicU64::new(0) }
+    }
+}
+
+impl<B: Send + 'static> DataLoader<B> for Sharded<B> {
+    fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<B> + 'a> {
+        let steps = self.data.steps(&self.plan);
+        let first = self.epoch.fetch_add(1, Ordering::Relaxed) * steps;
+        let batches = self.data.loader(self.plan.clone(), first..first + steps);
+        Box::new(Epoch { batches, steps, read: 0 })
+    }
+
+    fn num_items(&self) -> usize {
+        self.data.samples()
+    }
+
+    fn to_device(&self, device: &Device) -> Arc<dyn DataLoader<B>> {
+        let plan = Plan { device: device.clone(), ..self.plan.clone() };
+        Arc::new(Self::new(self.data.clone(), plan, self.batch_size))
+    }
+
+    fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<B>> {
+        let data = self.data.clone().part(start..end);
+        Arc::new(Self::new(data, self.plan.clone(), self.batch_size))
+    }
+}
+
+/// One pass over the data.
+struct Epoch<B> {
+    batches: Loader<B>,
+    steps: u64,
+    read: u64,
+}
+
+impl<B: Send + 'static> Iterator for Epoch<B> {
+    type Item = Result<B, DatasetError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let batch = self.batches.next()?;
+            self.read += 1;
+            // A batch may have no sample for this rank.
+            if let Some(batch) = batch.transpose() {
+                let failed = |error: Error| DatasetError::new(std::io::Error::other(error));
+                return Some(batch.map_err(failed));
+            }
+        }
+    }
+}
+
+impl<B: Send + 'static> DataLoaderIterator<B> for Epoch<B> {
+    fn progress(&self) -> Progress {
+        Progress::new(self.read as usize, self.steps as usize, Some("batches".into()))
+    }
+}
+
+/// What to read in training or in validation, and how many samples a batch of one rank has.
+pub(super) fn of_loader<B: Send + 'static, I: Send + 'static>(
+    loader: &Arc<dyn DataLoader<B>>,
+    learning: &Learning,
+    plan: &Plan,
+    wrap: fn(B, usize) -> I,
+) -> Result<(Data<I>, usize)> {
+    if let Some(own) = learning.own(loader) {
+        return Ok((own.data.clone().map_counted(wrap)?, own.batch_size));
+    }
+    let replayed = Replayed::new(loader, plan, wrap)?;
+    let batch_size = replayed.batch_size;
+    Ok((Data::tape(replayed), batch_size))
+}
+
+/// One of burn's own loaders, from the start of the training on.
+struct Replayed<B, I> {
+    /// Of this rank's items.
+    loader: Arc<dyn DataLoader<B>>,
+    samples: usize,
+    /// The most items that a rank has.
+    share_max: usize,
+    batch_size: usize,
+    wrap: fn(B, usize) -> I,
+}
+
+impl<B: Send + 'static, I> Replayed<B, I> {
+    fn new(loader: &Arc<dyn DataLoader<B>>, plan: &Plan, wrap: fn(B, usize) -> I) -> Result<Self> {
+        let (samples, world) = (loader.num_items(), plan.world);
+        if samples < world {
+            let text = format!("a data loader has {samples} items, but there are {world} ranks");
+            return Err(text.into());
+        }
+        let start = |rank: usize| samples * rank / world;
+        // As burn does where there is one device, so that the order is the same: `to_device` draws from
+        // the loader's random numbers.
+        let own = match world {
+            1 => loader.to_device(&plan.device),
+            _ => loader.slice(start(plan.rank), start(plan.rank + 1)).to_device(&plan.device),
+        };
+        let batch_size = batch_size(&*loader.slice(0, samples))?;
+        let share_max = samples.div_ceil(world);
+        Ok(Self { loader: own, samples, share_max, batch_size, wrap })
+    }
+}
+
+/// Items of one batch, which a loader does not tell: a first one is read.
+fn batch_size<B>(loader: &dyn DataLoader<B>) -> Result<usize> {
+    let mut items = loader.iter();
+    match items.next().transpose()? {
+        Some(_) if items.progress().items_processed > 0 => Ok(items.progress().items_processed),
+        _ => {
+            let text = "a data loader does not say how many items a batch has: make it by \
+                        `context.dataloader(data, batch_size)`";
+            Err(text.into())
+        }
+    }
+}
+
+impl<B: Send + 'static, I: Send> Tape<I> for Replayed<B, I> {
+    fn samples(&self) -> usize {
+        self.samples
+    }
+
+    fn steps(&self) -> u64 {
+        self.share_max.div_ceil(self.batch_size) as u64
+    }
+
+    fn open<'a>(&'a self, _plan: &Plan, batches: Range<u64>) -> Batches<'a, I> {
+        let steps = self.steps();
+        // Each pass draws a new order.
+        (0..batches.start / steps).for_each(|_| drop(self.loader.iter()));
+        let skipped = usize::try_from(batches.start % steps).unwrap_or(usize::MAX);
+        let epochs = repeat_with(move || Pass::new(self, steps));
+        Box::new(epochs.flatten().skip(skipped))
+    }
+}
+
+/// One pass over a loader, as many batches as every rank has.
+struct Pass<'a, B, I> {
+    items: Box<dyn DataLoaderIterator<B> + 'a>,
+    steps: u64,
+    read: u64,
+    num_items: usize,
+    wrap: fn(B, usize) -> I,
+}
+
+impl<'a, B: Send + 'static, I> Pass<'a, B, I> {
+    fn new(of: &'a Replayed<B, I>, steps: u64) -> Self {
+        Self { items: of.loader.iter(), steps, read: 0, num_items: 0, wrap: of.wrap }
+    }
+
+    fn batch(&mut self) -> Result<Option<I>> {
+        let Some(batch) = self.items.next().transpose()? else { return Ok(None) };
+        let before = self.num_items;
+        self.num_items = self.items.progress().items_processed;
+        Ok(Some((self.wrap)(batch, self.num_items.saturating_sub(before).max(1))))
+    }
+}
+
+impl<B: Send + 'static, I> Iterator for Pass<'_, B, I> {
+    type Item = Result<Option<I>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.read < self.steps {
+            self.read += 1;
+            return Some(self.batch());
+        }
+        if self.read == self.steps {
+            self.read += 1;
+            // What is left would be lost, and the next pass would begin at another place.
+            let left = self.batch();
+            return match left {
+                Ok(None) => None,
+                Ok(Some(_)) => {
+                    let text = format!(
+                        "a data loader has more than {} batches in an epoch, which its items and its \
+                         first batch make: build it without `num_workers`, or make it by \
+                         `context.dataloader(data, batch_size)`",
+                        self.steps
+                    );
+                    Some(Err(text.into()))
+                }
+                Err(error) => Some(Err(error)),
+            };
+        }
+        None
+    }
+}

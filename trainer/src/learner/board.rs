@@ -1,0 +1,129 @@
+//! Where burn's metrics are written down.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use burn::train::logger::MetricLogger;
+use burn::train::metric::store::{EpochSummary, MetricsUpdate, Split};
+use burn::train::metric::{MetricAttributes, MetricDefinition, MetricId, NumericEntry};
+use serde::{Deserialize, Serialize};
+
+use super::locked;
+use crate::callback::Logs;
+use crate::step::Metrics;
+
+/// Takes burn's metrics as they come, by names in `snake_case`.
+#[derive(Clone, Default)]
+pub(super) struct Board(Arc<Mutex<State>>);
+
+#[derive(Default)]
+pub(super) struct State {
+    names: HashMap<MetricId, String>,
+    /// Two metrics of burn that have the same name here.
+    pub(super) doubled: Option<String>,
+    /// Whether a pass has ended, and what comes is of all of it.
+    pub(super) is_end: bool,
+    /// Since they were taken last.
+    pub(super) sums: Metrics,
+    /// Of the pass that has ended.
+    pub(super) finals: Logs,
+    pub(super) history: History,
+}
+
+/// Metrics of each epoch over all ranks, as bits: first those of training, then of validation.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub(super) struct History(BTreeMap<usize, [BTreeMap<String, u64>; 2]>);
+
+impl History {
+    pub(super) fn keep(&mut self, epoch: usize, train: &Logs, valid: &Logs) {
+        let bits = |logs: &Logs| -> BTreeMap<String, u64> {
+            logs.iter().map(|(name, it)| (name.clone(), it.to_bits())).collect()
+        };
+        self.0.insert(epoch, [bits(train), bits(valid)]);
+    }
+
+    fn find(&self, name: &str, epoch: usize, split: &Split) -> Option<f64> {
+        let [train, valid] = self.0.get(&epoch)?;
+        let of = match split {
+            Split::Train => train,
+            Split::Valid => valid,
+            Split::Test(_) => return None,
+        };
+        of.get(&snake_case(name)).map(|bits| f64::from_bits(*bits))
+    }
+}
+
+impl Board {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        locked(&self.0)
+    }
+}
+
+impl State {
+    /// The names of all numeric metrics, of training or of validation.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.names.values().map(String::as_str)
+    }
+}
+
+impl MetricLogger for Board {
+    fn log(&mut self, update: MetricsUpdate, _epoch: usize, _split: &Split) {
+        let mut state = self.lock();
+        let State { names, is_end, sums, finals, .. } = &mut *state;
+        for update in update.entries_numeric {
+            let Some(name) = names.get(&update.entry.metric_id) else { continue };
+            let Some(entry) = update.numeric_entry else { continue };
+            match entry {
+                _ if *is_end => drop(finals.insert(name.clone(), entry.current())),
+                NumericEntry::Value(value) => sums.add_one(name, value, 1.0),
+                NumericEntry::Aggregated { count: 0, .. } => {}
+                NumericEntry::Aggregated { aggregated_value, count } => {
+                    sums.add_one(name, aggregated_value * count as f64, count as f64);
+                }
+                NumericEntry::Final(_) => {}
+            }
+        }
+    }
+
+    fn read_numeric(
+        &mut self,
+        name: &str,
+        epoch: usize,
+        split: &Split,
+    ) -> Result<Vec<NumericEntry>, String> {
+        let found = self.lock().history.find(name, epoch, split);
+        Ok(found.map(NumericEntry::Final).into_iter().collect())
+    }
+
+    fn log_metric_definition(&mut self, definition: MetricDefinition) {
+        if !matches!(definition.attributes, MetricAttributes::Numeric(_)) {
+            return;
+        }
+        let mut state = self.lock();
+        let name = snake_case(&definition.name);
+        let is_other = |(id, of): (&MetricId, &String)| *of == name && *id != definition.metric_id;
+        if state.names.iter().any(is_other) {
+            state.doubled = Some(name.clone());
+        }
+        state.names.insert(definition.metric_id, name);
+    }
+
+    fn log_epoch_summary(&mut self, _summary: EpochSummary) {}
+}
+
+/// `Top-K Accuracy @ K = 5` as `top_k_accuracy_k_5`: letters and digits in lower case, a `_` for all
+/// between them, and one before a capital after a small letter.
+pub(super) fn snake_case(name: &str) -> String {
+    let (mut snake, mut is_small) = (String::new(), false);
+    for letter in name.chars() {
+        let is_gap = is_small && letter.is_uppercase() || !letter.is_alphanumeric();
+        if is_gap && !snake.ends_with('_') && !snake.is_empty() {
+            snake.push('_');
+        }
+        if letter.is_alphanumeric() {
+            snake.extend(letter.to_lowercase());
+        }
+        is_small = letter.is_lowercase();
+    }
+    snake.trim_end_matches('_').to_owned()
+}

@@ -1,0 +1,200 @@
+//! What burn has set up, as the loop's hooks, steps and optimizer share it.
+
+use std::any::Any;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+
+use burn::data::dataloader::Progress;
+use burn::lr_scheduler::LrSchedulerRecord;
+use burn::optim::{GradientsParams, OptimizerRecord};
+use burn::store::ModuleRecord;
+use burn::tensor::Bytes;
+use burn::train::checkpoint::{
+    AsyncCheckpointer, Checkpoint, Checkpointer, CheckpointerError, CheckpointingAction,
+    CheckpointingStrategy,
+};
+use burn::train::metric::store::{Aggregate, EventStoreClient, Split};
+use burn::train::{
+    CloneEarlyStoppingStrategy, EventProcessorTraining as _, InferenceStep, Interrupter, Learner,
+    LearnerEvent, LearnerModel, LearningCheckpointer, SupervisedTrainingEventProcessor, TrainStep,
+    TrainingItem,
+};
+
+use super::board::Board;
+use super::locked;
+use crate::Result;
+use crate::optim::{Foreign, ForeignSnapshot};
+use crate::step::Metrics;
+
+/// Everything of burn's in one place.
+pub(super) struct Parts<M: LearnerModel> {
+    pub(super) learner: Learner<M>,
+    pub(super) processor: SupervisedTrainingEventProcessor<M>,
+    pub(super) store: Arc<EventStoreClient>,
+    pub(super) board: Board,
+    pub(super) interrupter: Interrupter,
+    pub(super) early_stopping: Option<Box<dyn CloneEarlyStoppingStrategy>>,
+    /// The program's own checkpoints, which burn reads and Stoker does not.
+    pub(super) checkpointer: Option<LearningCheckpointer<M>>,
+    pub(super) records: Mutex<Records<M>>,
+    /// Batches whose gradients burn adds up before a step, where the program says so.
+    pub(super) sums: Option<u32>,
+    pub(super) train: Progress,
+    pub(super) valid: Progress,
+    /// Batches since the pass began.
+    pub(super) iteration: usize,
+    pub(super) valid_iteration: usize,
+    /// The epoch that is being validated.
+    pub(super) is_validating: Option<usize>,
+}
+
+/// Shared by the parts of one loop, which take turns.
+pub(super) type Shared<M> = Arc<Mutex<Parts<M>>>;
+
+impl<M: LearnerModel> Parts<M> {
+    /// Tells burn's metrics of a training batch; gives what they say of it.
+    pub(super) fn trained(&mut self, item: <M as TrainStep>::Output, samples: usize) -> Metrics {
+        self.iteration += 1;
+        self.train.items_processed += samples;
+        let (iteration, rate) = (Some(self.iteration), Some(self.learner.lr_current()));
+        let item = TrainingItem::new(item, self.train.clone(), iteration, rate);
+        self.tell_train(LearnerEvent::ProcessedItem(item));
+        self.settle();
+        std::mem::take(&mut self.board.lock().sums)
+    }
+
+    /// As [`trained`](Self::trained), of a validation batch.
+    pub(super) fn validated(
+        &mut self,
+        item: <M as InferenceStep>::Output,
+        samples: usize,
+    ) -> Metrics {
+        self.valid_iteration += 1;
+        self.valid.items_processed += samples;
+        let item = TrainingItem::new(item, self.valid.clone(), Some(self.valid_iteration), None);
+        self.tell_valid(LearnerEvent::ProcessedItem(item));
+        self.settle();
+        std::mem::take(&mut self.board.lock().sums)
+    }
+
+    pub(super) fn tell_train(&mut self, event: LearnerEvent<<M as TrainStep>::Output>) {
+        let told = self.processor.process_train(event);
+        self.interrupter.fail_on_error(told);
+    }
+
+    pub(super) fn tell_valid(&mut self, event: LearnerEvent<<M as InferenceStep>::Output>) {
+        let told = self.processor.process_valid(event);
+        self.interrupter.fail_on_error(told);
+    }
+
+    /// Waits until all that was told is on the board: two threads of burn's are on the way.
+    pub(super) fn settle(&mut self) {
+        let flushed = self.processor.flush();
+        self.interrupter.fail_on_error(flushed);
+        // A question comes back after all that was said before it.
+        let _ = self.store.find_metric("", 0, Aggregate::Mean, &Split::Train);
+    }
+}
+
+/// The loop's optimizer: burn's learner.
+pub(super) struct Stepper<M: LearnerModel>(pub(super) Shared<M>);
+
+impl<M: LearnerModel> Foreign for Stepper<M> {
+    fn step(&mut self, gradients: GradientsParams) -> Box<dyn Any> {
+        let mut parts = locked(&self.0);
+        parts.learner.optimizer_step(gradients);
+        Box::new(parts.learner.model())
+    }
+
+    fn adopt(&mut self, model: &dyn Any) {
+        let Some(model) = model.downcast_ref::<M>() else { return };
+        // Brings BatchNorm's running statistics up to date, in place.
+        let _ = model.valid();
+        locked(&self.0).learner.load_model(model.clone().into_record());
+    }
+
+    fn sums(&self) -> Option<u32> {
+        locked(&self.0).sums
+    }
+
+    fn snapshot(&self) -> Result<ForeignSnapshot> {
+        let parts = locked(&self.0);
+        locked(&parts.records).of(&parts.learner, &parts.store)
+    }
+
+    fn restore(&mut self, optimizer: Bytes, schedule: Bytes) -> Result<()> {
+        let mut parts = locked(&self.0);
+        parts.learner.load_optim(OptimizerRecord::from_bytes(optimizer)?);
+        parts.learner.load_scheduler(LrSchedulerRecord::from_bytes(schedule)?);
+        Ok(())
+    }
+}
+
+/// The way to a learner's records: it shows them to a checkpointer alone.
+pub(super) struct Records<M: LearnerModel> {
+    checkpointer: LearningCheckpointer<M>,
+    optimizers: Receiver<OptimizerRecord>,
+    schedules: Receiver<LrSchedulerRecord>,
+}
+
+impl<M: LearnerModel> Records<M> {
+    pub(super) fn new() -> Self {
+        let ((optimizer, optimizers), (schedule, schedules)) = (channel(), channel());
+        let checkpointer = LearningCheckpointer::new(
+            AsyncCheckpointer::new(Forget),
+            AsyncCheckpointer::new(Catch(optimizer)),
+            AsyncCheckpointer::new(Catch(schedule)),
+            Box::new(Always),
+        );
+        Self { checkpointer, optimizers, schedules }
+    }
+
+    fn of(&mut self, learner: &Learner<M>, store: &EventStoreClient) -> Result<ForeignSnapshot> {
+        self.checkpointer.checkpoint(learner, 0, store);
+        Ok((self.optimizers.recv()?, self.schedules.recv()?))
+    }
+}
+
+/// Hands records on as they are.
+struct Catch<R>(Sender<R>);
+
+impl<R: Checkpoint> Checkpointer<R> for Catch<R> {
+    fn save(&self, _epoch: usize, record: R) -> Result<(), CheckpointerError> {
+        // Whoever is gone needs none.
+        let _ = self.0.send(record);
+        Ok(())
+    }
+
+    fn delete(&self, _epoch: usize) -> Result<(), CheckpointerError> {
+        Ok(())
+    }
+
+    fn restore(&self, _epoch: usize) -> Result<R, CheckpointerError> {
+        Err(CheckpointerError::Unknown("nothing is kept here".into()))
+    }
+}
+
+/// Takes models, which the loop has already.
+struct Forget;
+
+impl Checkpointer<ModuleRecord> for Forget {
+    fn save(&self, _epoch: usize, _record: ModuleRecord) -> Result<(), CheckpointerError> {
+        Ok(())
+    }
+
+    fn delete(&self, _epoch: usize) -> Result<(), CheckpointerError> {
+        Ok(())
+    }
+
+    fn restore(&self, _epoch: usize) -> Result<ModuleRecord, CheckpointerError> {
+        Err(CheckpointerError::Unknown("nothing is kept here".into()))
+    }
+}
+
+struct Always;
+
+impl CheckpointingStrategy for Always {
+    fn checkpointing(&mut self, _: usize, _: &EventStoreClient) -> Vec<CheckpointingAction> {
+        vec![CheckpointingAction::Save]
+    }
+}

@@ -1,0 +1,172 @@
+//! The training strategy that burn calls.
+
+use std::sync::{Arc, Mutex};
+
+use burn::data::dataloader::Progress;
+use burn::train::{
+    InferenceStep, Learner, LearnerEvent, LearnerModel, SupervisedLearningStrategy,
+    SupervisedTrainingEventProcessor, TrainLoader, TrainStep, TrainingComponents, ValidLoader,
+};
+use stoker_api::experiment::MixedPrecision;
+
+use super::batches::{self, Input};
+use super::board::Board;
+use super::hooks::Hooks;
+use super::parts::{Parts, Records, Shared, Stepper};
+use super::{is_wish, locked};
+use crate::Result;
+use crate::callback::Callback as _;
+use crate::context::Context;
+use crate::optim::Optimizers;
+use crate::step::{Metrics, StepOutput};
+use crate::train::{Fit, Step};
+
+/// Trains as `fit` does.
+pub(super) struct Strategy {
+    context: Context,
+    board: Board,
+}
+
+impl Strategy {
+    pub(super) fn new(context: Context, board: Board) -> Self {
+        Self { context, board }
+    }
+
+    /// Trains to the end, or until something else ends it.
+    fn train<M: LearnerModel>(
+        &self,
+        shared: &Shared<M>,
+        loaders: (TrainLoader<M>, ValidLoader<M>),
+        num_epochs: usize,
+    ) -> Result<()> {
+        let context = &self.context;
+        if context.config.mixed_precision != MixedPrecision::None {
+            let text = "optimizations.mixedPrecision is for models that `fit` trains: burn's training \
+                        loop runs the backward pass itself; leave it out";
+            return Err(text.into());
+        }
+        let (train_plan, valid_plan) = (context.plan(1, true), context.plan(1, false));
+        let learning = &context.learning;
+        let (train, batch_size) =
+            batches::of_loader(&loaders.0, learning, &train_plan, Input::Train)?;
+        let (valid, _) = batches::of_loader(&loaders.1, learning, &valid_plan, Input::Valid)?;
+        let model = {
+            let mut parts = locked(shared);
+            parts.train.items_total = train.samples() / context.distributed().size();
+            parts.valid.items_total = valid.samples() / context.distributed().size();
+            parts.learner.fork(context.device());
+            parts.learner.model()
+        };
+        let optimizers = Optimizers::foreign(Stepper(shared.clone()));
+        let aggregation = match context.config.aggregation_frequency {
+            0 | 1 => optimizers.aggregation(),
+            of_experiment => of_experiment,
+        };
+        let steps = train.steps(&context.plan(batch_size, true));
+        let hooks =
+            Hooks::new(shared.clone(), context.clone(), steps.max(1), u64::from(aggregation));
+        let fit = Fit::new(train)
+            .validation(valid)
+            .batch_size(batch_size)
+            .epochs(num_epochs as u64)
+            .callbacks(vec![hooks.boxed()]);
+        context
+            .fit_with(model, optimizers, Burns(shared.clone(), context.distributed().size()), fit)
+            .map(drop)
+    }
+}
+
+impl<M: LearnerModel> SupervisedLearningStrategy<M> for Strategy {
+    fn fit(
+        &self,
+        components: TrainingComponents<M>,
+        learner: Learner<M>,
+        train: TrainLoader<M>,
+        valid: ValidLoader<M>,
+        _starting_epoch: usize,
+    ) -> (M, SupervisedTrainingEventProcessor<M>) {
+        let items = || Progress::new(0, 0, Some("items".into()));
+        let interrupter = components.interrupter.clone();
+        let sums = components.grad_accumulation;
+        let shared = Arc::new(Mutex::new(Parts {
+            learner,
+            processor: components.event_processor,
+            store: components.event_store,
+            board: self.board.clone(),
+            interrupter: components.interrupter,
+            early_stopping: components.early_stopping,
+            checkpointer: components.checkpointer,
+            records: Mutex::new(Records::new()),
+            sums: sums.map(|batches| u32::try_from(batches).unwrap_or(u32::MAX)),
+            train: items(),
+            valid: items(),
+            iteration: 0,
+            valid_iteration: 0,
+            is_validating: None,
+        }));
+        if let Err(why) = self.train(&shared, (train, valid), components.num_epochs) {
+            // What burn returns to the program; the process ends as the session says.
+            interrupter.stop(Some(&why.to_string()));
+            if !is_wish(&why) {
+                eprintln!("stoker: training has failed: {why}");
+            }
+            self.context.learning.leave(why);
+        }
+        let parts = Arc::into_inner(shared).expect("the loop is over, and its parts with it");
+        let parts = parts.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        (parts.learner.model(), parts.processor)
+    }
+}
+
+/// A step of burn's, and the number of ranks.
+struct Burns<M: LearnerModel>(Shared<M>, usize);
+
+type InputOf<M> = Input<<M as TrainStep>::Input, <M as InferenceStep>::Input>;
+
+impl<M: LearnerModel> Step<M, InputOf<M>> for Burns<M> {
+    fn train(&self, model: &M, batch: InputOf<M>) -> StepOutput {
+        let Input::Train(batch, samples) = batch else {
+            unreachable!("training reads training data");
+        };
+        let output = TrainStep::step(model, batch);
+        let metrics = locked(&self.0).trained(output.item, samples);
+        StepOutput::given(Some(output.grads), samples, &metrics)
+    }
+
+    fn validate(&self, model: &M, batch: InputOf<M>) -> StepOutput {
+        let Input::Valid(batch, samples) = batch else {
+            unreachable!("validation reads validation data");
+        };
+        let mut parts = locked(&self.0);
+        if parts.is_validating.is_none() {
+            // The names alone are asked for.
+            let mut names = Metrics::default();
+            parts.board.lock().names().for_each(|name| names.add_one(name, 0.0, 1.0));
+            return StepOutput::given(None, samples, &names);
+        }
+        drop(parts);
+        let item = InferenceStep::step(model, batch);
+        parts = locked(&self.0);
+        let metrics = parts.validated(item, samples);
+        StepOutput::given(None, samples, &metrics)
+    }
+
+    /// burn's own numbers of the whole pass: some are no means over batches. Those of several ranks
+    /// count by what each has seen.
+    fn validated(&self, mut sums: Metrics) -> Result<Metrics> {
+        let mut parts = locked(&self.0);
+        let Some(epoch) = parts.is_validating else { return Ok(sums) };
+        let num_batches = parts.valid_iteration as f64;
+        let finals = parts.end(|parts| parts.tell_valid(LearnerEvent::EndSplit(epoch)));
+        if num_batches == 0.0 {
+            return Ok(sums);
+        }
+        for (name, value) in finals {
+            let seen = sums.sum_and_count(&name).map_or(num_batches, |(_, count)| count);
+            // Alone, burn's very number.
+            let count = if self.1 == 1 { 1.0 } else { seen };
+            sums.set(&name, value, count);
+        }
+        Ok(sums)
+    }
+}

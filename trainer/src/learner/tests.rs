@@ -1,0 +1,466 @@
+//! A plain burn program, alone and under Stoker: the same bits, over stops and on every rank.
+
+use std::path::Path;
+
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
+use burn::data::dataset::{Dataset, DatasetError, InMemDataset};
+use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig, Relu};
+use burn::optim::AdamConfig;
+use burn::tensor::{Device, Int, Tensor, TensorData, TensorReadError};
+use burn::train::metric::store::{Aggregate, Direction, Split};
+use burn::train::metric::{AccuracyMetric, LossMetric, Metric, MetricMetadata, SerializedEntry};
+use burn::train::{
+    ClassificationOutput, InferenceStep, Learner, MetricEarlyStoppingStrategy, StoppingCondition,
+    TrainOutput, TrainStep,
+};
+use stoker_api::contract::ExitCode;
+use stoker_api::experiment::{Length, Unit};
+
+use super::board::snake_case;
+use super::*;
+use crate::error::exit_code;
+use crate::session::Session;
+use crate::stop::StopSignal;
+use crate::train::tests::alone_on_the_stream;
+use crate::{Data, Distributed, Standalone, key};
+
+/// Seven batches of 16, the last of 4.
+const SAMPLES: u64 = 100;
+
+#[derive(Module, Debug)]
+struct Net {
+    hidden: Linear,
+    norm: Option<BatchNorm>,
+    dropout: Dropout,
+    output: Linear,
+}
+
+impl Net {
+    fn new(dropout: f64, is_normed: bool, device: &Device) -> Self {
+        Self {
+            hidden: LinearConfig::new(20, 16).init(device),
+            norm: is_normed.then(|| BatchNormConfig::new(16).init(device)),
+            dropout: DropoutConfig::new(dropout).init(),
+            output: LinearConfig::new(16, 5).init(device),
+        }
+    }
+
+    fn classify(&self, (x, y): Pair) -> ClassificationOutput {
+        let [samples, _] = x.dims();
+        let mut x = self.hidden.forward(x);
+        if let Some(norm) = &self.norm {
+            x = norm.forward(x.reshape([samples, 16, 1])).reshape([samples, 16]);
+        }
+        let output = self.output.forward(self.dropout.forward(Relu.forward(x)));
+        let loss = CrossEntropyLossConfig::new().init(&output.device());
+        ClassificationOutput::new(loss.forward(output.clone(), y.clone()), output, y)
+    }
+}
+
+type Pair = (Tensor<2>, Tensor<1, Int>);
+
+impl TrainStep for Net {
+    type Input = Pair;
+    type Output = ClassificationOutput;
+
+    fn step(&self, batch: Pair) -> TrainOutput<ClassificationOutput> {
+        let output = self.classify(batch);
+        TrainOutput::new(self, output.loss.backward(), output)
+    }
+}
+
+impl InferenceStep for Net {
+    type Input = Pair;
+    type Output = ClassificationOutput;
+
+    fn step(&self, batch: Pair) -> ClassificationOutput {
+        self.classify(batch)
+    }
+}
+
+/// Noise, with the pixels of the class brighter.
+fn items() -> Vec<(Vec<f32>, i64)> {
+    let noise = |i: u64, k: u64| (key(&[i, k]) >> 40) as f32 / (1 << 24) as f32;
+    let pixel = |i: u64, k: u64| noise(i, k) + if k % 5 == i % 5 { 0.5 } else { 0.0 };
+    let item = |i: u64| ((0..20).map(|k| pixel(i, k)).collect(), (i % 5) as i64);
+    (0..SAMPLES).map(item).collect()
+}
+
+#[derive(Clone)]
+struct Pairs;
+
+impl Batcher<(Vec<f32>, i64), Pair> for Pairs {
+    fn batch(&self, items: Vec<(Vec<f32>, i64)>, device: &Device) -> Pair {
+        let n = items.len();
+        let (x, y): (Vec<_>, Vec<_>) = items.into_iter().unzip();
+        let x = Tensor::from_data(TensorData::new(x.concat(), [n, 20]), device);
+        (x, Tensor::from_data(TensorData::new(y, [n]), device))
+    }
+}
+
+fn burns(shuffle: bool) -> Arc<dyn DataLoader<Pair>> {
+    let builder = DataLoaderBuilder::new(Pairs).batch_size(16);
+    let builder = if shuffle { builder.shuffle(5) } else { builder };
+    builder.build(InMemDataset::new(items()))
+}
+
+fn learner(dropout: f64) -> Learner<Net> {
+    learner_of(dropout, true)
+}
+
+fn learner_of(dropout: f64, is_normed: bool) -> Learner<Net> {
+    let device = Device::flex().autodiff();
+    device.seed(3);
+    let schedule = CosineAnnealingLrSchedulerConfig::new(1e-2, 50).init().unwrap();
+    Learner::new(Net::new(dropout, is_normed, &device), AdamConfig::new().init(), schedule)
+}
+
+fn training(
+    folder: &Path,
+    (train, valid): (Arc<dyn DataLoader<Pair>>, Arc<dyn DataLoader<Pair>>),
+) -> SupervisedTraining<Net> {
+    SupervisedTraining::new(folder, train, valid)
+        .metrics((AccuracyMetric::new(), LossMetric::new()))
+        .with_application_logger(None)
+        .num_epochs(3)
+}
+
+/// All numbers of a model, as bits.
+fn bits(model: &Net) -> Vec<u32> {
+    #[derive(Default)]
+    struct Read(Vec<u32>);
+    impl ModuleVisitor for Read {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let values: Vec<f32> = param.val().into_data().try_to_vec().unwrap();
+            self.0.extend(values.iter().map(|it| it.to_bits()));
+        }
+    }
+    let mut read = Read::default();
+    model.visit(&mut read);
+    read.0
+}
+
+fn standalone(folder: Option<&Path>) -> Standalone {
+    Standalone {
+        seed: 7,
+        folder: folder.map(Path::to_path_buf),
+        checkpoint_period: Some(Length::new(Unit::Batches, 1_000)),
+        quiet: true,
+        ..Standalone::default()
+    }
+}
+
+/// Which loader a training reads.
+#[derive(Clone, Copy, Debug)]
+enum Loaders {
+    Burns,
+    Ours { workers: usize },
+}
+
+impl Loaders {
+    fn make(self, context: &Context) -> (Arc<dyn DataLoader<Pair>>, Arc<dyn DataLoader<Pair>>) {
+        let data = || Data::dataset(InMemDataset::new(items()), Pairs);
+        match self {
+            Self::Burns => (burns(true), burns(false)),
+            Self::Ours { workers } => {
+                let share = 16 / context.distributed().size();
+                let train = context.dataloader(data().workers(workers), share);
+                (train, context.dataloader(data(), share))
+            }
+        }
+    }
+}
+
+/// Trains three epochs; leaves after batch `stop_at`, as after a signal.
+fn supervised(
+    loaders: Loaders,
+    folder: Option<&Path>,
+    stop_at: Option<u64>,
+) -> (Vec<u32>, Result<()>) {
+    let scratch = tempfile::tempdir().unwrap();
+    let context = standalone(folder).context().unwrap();
+    let stop = StopSigned { at: stop_at, stop: context.stop.clone() };
+    let training = training(scratch.path(), loaders.make(&context));
+    let result = context.supervise(training).metric_train(stop).launch(learner(0.3));
+    let outcome = context.learning.outcome(Ok(()));
+    assert_eq!(result.interrupted.is_some(), outcome.is_err());
+    (bits(&result.model), outcome)
+}
+
+/// A metric that asks to stop, since a program of burn's has no hooks.
+#[derive(Clone)]
+struct StopSigned {
+    at: Option<u64>,
+    stop: StopSignal,
+}
+
+impl Metric for StopSigned {
+    type Input = ();
+
+    fn name(&self) -> Arc<String> {
+        Arc::new("stop".into())
+    }
+
+    fn update(&mut self, _: &(), _: &MetricMetadata) -> Result<SerializedEntry, TensorReadError> {
+        if let Some(left) = &mut self.at {
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                self.stop.set();
+            }
+        }
+        Ok(SerializedEntry::new(String::new(), String::new()))
+    }
+
+    fn compute(&mut self) -> Result<SerializedEntry, TensorReadError> {
+        Ok(SerializedEntry::new(String::new(), String::new()))
+    }
+
+    fn clear(&mut self) {}
+}
+
+#[test]
+fn a_plain_program_gets_the_same_bits_from_both_loops() {
+    let _guard = alone_on_the_stream();
+    let folder = tempfile::tempdir().unwrap();
+    let plain = training(folder.path(), (burns(true), burns(false)))
+        .renderer(Box::new(Quiet))
+        .launch(learner(0.0));
+    let context = standalone(None).context().unwrap();
+    let under = context.supervise(training(folder.path(), (burns(true), burns(false))));
+    let under = under.launch(learner(0.0));
+    assert!(context.learning.outcome(Ok(())).is_ok());
+    assert!(bits(&plain.model) == bits(&under.model));
+}
+
+#[test]
+fn a_training_that_was_stopped_goes_on_to_the_bits_of_one_that_was_not() {
+    let _guard = alone_on_the_stream();
+    for loaders in [Loaders::Burns, Loaders::Ours { workers: 0 }, Loaders::Ours { workers: 3 }] {
+        let (straight, outcome) = supervised(loaders, None, None);
+        outcome.unwrap();
+        for stop_at in [1, 6, 7, 8, 13, 20] {
+            let folder = tempfile::tempdir().unwrap();
+            let (stopped, outcome) = supervised(loaders, Some(folder.path()), Some(stop_at));
+            assert_eq!(exit_code(&*outcome.unwrap_err()), ExitCode::Preempted);
+            assert!(stopped != straight, "it was not stopped after {stop_at}");
+            let (resumed, outcome) = supervised(loaders, Some(folder.path()), None);
+            outcome.unwrap();
+            assert!(resumed == straight, "{loaders:?}, stopped after {stop_at}: other bits");
+        }
+    }
+}
+
+#[test]
+fn workers_change_no_result() {
+    let _guard = alone_on_the_stream();
+    let (none, _) = supervised(Loaders::Ours { workers: 0 }, None, None);
+    let (three, _) = supervised(Loaders::Ours { workers: 3 }, None, None);
+    assert!(none == three);
+}
+
+/// What ranks that are threads have after two epochs; `global` samples in a batch of all.
+fn ranks(size: usize, is_ours: bool, global: usize, is_normed: bool) -> Vec<Vec<u32>> {
+    let train = |rank: crate::ThreadRank| {
+        let scratch = tempfile::tempdir().unwrap();
+        let Context { mut config, stop, .. } = standalone(None).context().unwrap();
+        let is_lead = crate::Collective::rank(&rank) == 0;
+        let session = Session::open(&mut config, true, is_lead).unwrap();
+        let ranks = Distributed::of(Box::new(rank));
+        let context = Context::new(config, session, stop, Device::flex().autodiff(), ranks);
+        let data = || Data::dataset(InMemDataset::new(items()), Pairs);
+        let loaders = match is_ours {
+            true => {
+                let train = context.dataloader(data(), global / size);
+                (train, context.dataloader(data(), global / size))
+            }
+            false => (burns(true), burns(false)),
+        };
+        let training = training(scratch.path(), loaders).num_epochs(2);
+        let result = context.supervise(training).launch(learner_of(0.0, is_normed));
+        context.learning.outcome(Ok(())).unwrap();
+        bits(&result.model)
+    };
+    std::thread::scope(|scope| {
+        let ranks = crate::ThreadRank::group(size);
+        let threads: Vec<_> =
+            ranks.into_iter().map(|rank| scope.spawn(move || train(rank))).collect();
+        threads.into_iter().map(|it| it.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn ranks_have_equal_bits() {
+    let _guard = alone_on_the_stream();
+    for is_ours in [false, true] {
+        let all = ranks(2, is_ours, 16, true);
+        assert!(all[0] == all[1], "{is_ours}");
+    }
+}
+
+/// Of the last batch, of four samples, one rank has two and the others one.
+#[test]
+fn several_ranks_train_what_one_does() {
+    let _guard = alone_on_the_stream();
+    let one = ranks(1, true, 12, false).swap_remove(0);
+    let three = ranks(3, true, 12, false);
+    assert!(three[0] == three[1] && three[0] == three[2]);
+    let float = |bits: &[u32]| bits.iter().map(|it| f64::from(f32::from_bits(*it))).collect();
+    let (one, three): (Vec<f64>, Vec<f64>) = (float(&one), float(&three[0]));
+    let squares = |of: &mut dyn Iterator<Item = f64>| -> f64 { of.map(|it| it * it).sum() };
+    let far = squares(&mut one.iter().zip(&three).map(|(a, b)| a - b));
+    let far = (far / squares(&mut one.iter().copied())).sqrt();
+    assert!(far < 1e-5, "{far}");
+}
+
+#[test]
+fn metrics_are_reported_under_names_that_a_search_can_use() {
+    let _guard = alone_on_the_stream();
+    let (folder, scratch) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let context = standalone(Some(folder.path())).context().unwrap();
+    let training = training(scratch.path(), Loaders::Burns.make(&context)).num_epochs(2);
+    context.supervise(training).launch(learner(0.0));
+    context.session.lock().unwrap().flush().unwrap();
+    let rows = std::fs::read_dir(folder.path().join("trial/metrics")).unwrap();
+    let text: String =
+        rows.map(|it| std::fs::read_to_string(it.unwrap().path()).unwrap()).collect();
+    let rows: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for (group, prefix, num) in
+        [("training", "", 1), ("epoch", "", 2), ("validation", "validation_", 2)]
+    {
+        let of: Vec<_> = rows.iter().filter(|row| row["group"] == group).collect();
+        assert_eq!(of.len(), num, "{group}: {rows:?}");
+        for row in of {
+            let metric = |name: &str| row["metrics"][format!("{prefix}{name}")].as_f64();
+            assert!(metric("loss").unwrap() > 0.0, "{row}");
+            assert!(metric("accuracy").unwrap() > 10.0, "{row}");
+        }
+    }
+}
+
+/// It stops after the third epoch, also where two of them were trained by another process.
+#[test]
+fn early_stopping_has_seen_what_came_before_a_stop() {
+    let _guard = alone_on_the_stream();
+    let train = |folder: Option<&Path>, stop_at: Option<u64>| {
+        let scratch = tempfile::tempdir().unwrap();
+        let context = standalone(folder).context().unwrap();
+        let stop = StopSigned { at: stop_at, stop: context.stop.clone() };
+        let never_better = MetricEarlyStoppingStrategy::new(
+            &LossMetric::new(),
+            Aggregate::Mean,
+            // A loss falls: the first epoch stays the best.
+            Direction::Highest,
+            Split::Valid,
+            StoppingCondition::NoImprovementSince { n_epochs: 2 },
+        );
+        let training = training(scratch.path(), Loaders::Burns.make(&context))
+            .num_epochs(9)
+            .early_stopping(never_better);
+        let result = context.supervise(training).metric_train(stop).launch(learner(0.0));
+        let batches = context.session.lock().unwrap().batches();
+        (bits(&result.model), batches)
+    };
+    let (straight, _) = train(None, None);
+    for stop_at in [9, 16] {
+        let folder = tempfile::tempdir().unwrap();
+        train(Some(folder.path()), Some(stop_at));
+        let (resumed, batches) = train(Some(folder.path()), None);
+        assert_eq!(batches, 21, "stopped after {stop_at}");
+        assert!(resumed == straight, "stopped after {stop_at}");
+    }
+}
+
+#[test]
+fn gradients_that_burn_adds_up_survive_a_stop() {
+    let _guard = alone_on_the_stream();
+    let train = |folder: Option<&Path>, stop_at: Option<u64>, sum: usize| {
+        let scratch = tempfile::tempdir().unwrap();
+        let context = standalone(folder).context().unwrap();
+        let stop = StopSigned { at: stop_at, stop: context.stop.clone() };
+        let training = training(scratch.path(), Loaders::Burns.make(&context));
+        let training = training.grads_accumulation(sum);
+        bits(&context.supervise(training).metric_train(stop).launch(learner(0.3)).model)
+    };
+    let straight = train(None, None, 3);
+    assert!(straight != train(None, None, 1));
+    for stop_at in [4, 8] {
+        let folder = tempfile::tempdir().unwrap();
+        train(Some(folder.path()), Some(stop_at), 3);
+        assert!(train(Some(folder.path()), None, 3) == straight, "stopped after {stop_at}");
+    }
+}
+
+#[test]
+fn data_that_fails_ends_the_program_and_says_why() {
+    struct Broken;
+    impl Dataset<(Vec<f32>, i64)> for Broken {
+        fn get(&self, index: usize) -> Result<(Vec<f32>, i64), DatasetError> {
+            match index {
+                40 => Err(DatasetError::new(std::io::Error::other("sample 40 is torn"))),
+                _ => Ok(items()[index].clone()),
+            }
+        }
+
+        fn len(&self) -> usize {
+            100
+        }
+    }
+    let _guard = alone_on_the_stream();
+    let scratch = tempfile::tempdir().unwrap();
+    let context = standalone(None).context().unwrap();
+    let broken = DataLoaderBuilder::new(Pairs).batch_size(16).build(Broken);
+    let ours = context.dataloader(Data::dataset(Broken, Pairs), 16);
+    for train in [broken, ours] {
+        let training = training(scratch.path(), (train, burns(false)));
+        let result = context.supervise(training).launch(learner(0.0));
+        assert!(result.interrupted.is_some());
+        let error = context.learning.outcome(Ok(())).unwrap_err().to_string();
+        assert!(error.contains("sample 40 is torn"), "{error}");
+    }
+}
+
+#[test]
+fn a_loader_of_ours_is_one_of_burns_to_others() {
+    let context = standalone(None).context().unwrap();
+    let data = Data::dataset(InMemDataset::new(items()), Pairs).shuffle(false);
+    let loader = context.dataloader(data, 16);
+    let labels = |loader: &Arc<dyn DataLoader<Pair>>| -> Vec<i64> {
+        let of = |pair: Pair| pair.1.into_data().convert::<i64>().try_to_vec::<i64>().unwrap();
+        loader.iter().flat_map(|pair| of(pair.unwrap())).collect()
+    };
+    let expected: Vec<i64> = (0..100).map(|i| i % 5).collect();
+    assert_eq!(labels(&loader), expected);
+    let part = loader.slice(30, 70).to_device(&Device::flex());
+    assert_eq!((part.num_items(), labels(&part)), (40, expected[30..70].to_vec()));
+}
+
+#[test]
+fn names_are_in_snake_case() {
+    let check = |name, expected| assert_eq!(snake_case(name), expected);
+    check("Loss", "loss");
+    check("Learning Rate", "learning_rate");
+    check("AUROC", "auroc");
+    check("Top-K Accuracy @ K = 5", "top_k_accuracy_k_5");
+    check("FBetaScore (2) @ Threshold(0.5) [Macro]", "fbeta_score_2_threshold_0_5_macro");
+    check("wordErrorRate", "word_error_rate");
+}
+
+/// What a program of burn's gains by Stoker costs it two lines.
+#[test]
+fn the_example_differs_from_a_plain_program_in_two_lines() {
+    let before = include_str!("../../../examples/learner/before.rs");
+    let after = include_str!("../../../examples/learner/after.rs");
+    let code = |text: &str| -> Vec<String> {
+        let is_code = |line: &&str| !line.trim_start().starts_with("//") && !line.is_empty();
+        text.lines().filter(is_code).map(str::to_owned).collect()
+    };
+    let (before, after) = (code(before), code(after));
+    let new: Vec<_> = after.iter().filter(|line| !before.contains(line)).collect();
+    let gone: Vec<_> = before.iter().filter(|line| !after.contains(line)).collect();
+    assert!(new.len() <= 4 && gone.len() <= 2, "new {new:#?}, gone {gone:#?}");
+}

@@ -18,8 +18,19 @@ pub const ENV_SILENCE_SECONDS: &str = "STOKER_SILENCE_SECONDS";
 /// After how many median steps in which nothing moves, if that is longer (10).
 pub const ENV_SILENCE_STEPS: &str = "STOKER_SILENCE_STEPS";
 /// What a user may set of the variables that begin with `STOKER_`.
-pub const ENV_SETTABLE: [&str; 5] =
-    [ENV_DEVICE, ENV_RENDEZVOUS_SECONDS, ENV_SILENCE_SECONDS, ENV_SILENCE_STEPS, ENV_TEST];
+pub const ENV_SETTABLE: [&str; 7] = [
+    ENV_DEVICE,
+    ENV_RENDEZVOUS_SECONDS,
+    ENV_SILENCE_SECONDS,
+    ENV_SILENCE_STEPS,
+    ENV_TEST,
+    ENV_DATA_CACHE,
+    ENV_DATA_CACHE_BYTES,
+];
+/// Folder of the data sets that are built once for each machine. Unset: in the user's cache folder.
+pub const ENV_DATA_CACHE: &str = "STOKER_DATA_CACHE";
+/// The most bytes that these data sets may take together. Unset: as many as the disk has left.
+pub const ENV_DATA_CACHE_BYTES: &str = "STOKER_DATA_CACHE_BYTES";
 /// `1`: a trainer says which part of the program works, reads its last checkpoint back and compares it.
 pub const ENV_TEST: &str = "STOKER_TEST";
 /// Where a trainer trains: `cpu` or `cuda`. Unset: on the GPU of its rank if there is any, or else on the CPU.

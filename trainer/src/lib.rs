@@ -13,7 +13,7 @@
 //! [`Callback`]s. A training that is stopped after any batch and resumed, in this process or
 //! another, gives the bits of one that was not.
 //!
-//! With the feature
+//! Data that takes long to read is built once for each machine: [`Context::cached`]. With the feature
 //! `learner`, a program of burn's own `SupervisedTraining` trains as `fit` does, by two lines.
 //!
 //! # Metric names
@@ -23,6 +23,7 @@
 //! and `val_accuracy`, and an experiment's searched metric may be written either way.
 
 // Trained models come out of modules in reading order: what a user writes first.
+mod cache;
 mod callback;
 mod context;
 mod data;
@@ -54,6 +55,7 @@ mod tensorboard;
 
 pub use burn;
 
+pub use cache::{Cached, DataCache, Split};
 pub use callback::{
     Callback, CheckpointFiles, Control, CsvLog, EarlyStopping, Lambda, LearningRateSchedule, Logs,
     ReduceOnPlateau, TensorBoard, Weights,

@@ -6,6 +6,7 @@
 
 use std::process::ExitCode;
 
+mod cached;
 mod door;
 mod gang;
 mod hosts;
@@ -30,6 +31,7 @@ fn program() {
         }
         ("setup", shared) => stoker_trainer::launch::setup(Some(shared.as_ref())),
         ("gc", file) => stoker_trainer::launch::clean_up(file.as_ref()),
+        ("cached", folder) => cached::read(folder.as_ref()),
         #[cfg(feature = "learner")]
         ("learn", _) => learner::train(),
         ("train", _) => training::train(),

@@ -1,0 +1,147 @@
+//! Segments: records one after another, and where each begins.
+//!
+//! ```text
+//! "STKRSEG1"                       8 bytes
+//! record 0, record 1, ...          as long as they are
+//! begin of each record, end        u64 each, from the file's start
+//! CRC-32 of each record            u32 each
+//! number of records                u64
+//! "STKREND1"                       8 bytes
+//! ```
+//!
+//! Numbers are little-endian. Equal records make equal files.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use sha2::{Digest as _, Sha256};
+
+use super::manifest::{Entry, hex};
+use super::map::Map;
+use super::place::failed;
+use crate::Result;
+
+const HEAD: &[u8; 8] = b"STKRSEG1";
+const TAIL: &[u8; 8] = b"STKREND1";
+/// Bytes of what follows the tables.
+const FOOT_BYTES: usize = 16;
+
+/// A segment that is being written.
+pub(super) struct Writer {
+    file: BufWriter<File>,
+    name: String,
+    sha256: Sha256,
+    begins: Vec<u64>,
+    checksums: Vec<u32>,
+    /// Bytes so far.
+    bytes: u64,
+}
+
+impl Writer {
+    pub(super) fn new(folder: &Path, number: usize) -> Result<Self> {
+        let name = format!("{number:05}.seg");
+        let path = folder.join(&name);
+        let file = File::create_new(&path).map_err(|error| failed("make", &path, &error))?;
+        let file = BufWriter::with_capacity(1 << 20, file);
+        let (begins, checksums) = (vec![], vec![]);
+        let mut writer = Self { file, name, sha256: Sha256::new(), begins, checksums, bytes: 0 };
+        writer.put(HEAD)?;
+        Ok(writer)
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(super) fn record(&mut self, record: &[u8]) -> Result<()> {
+        self.begins.push(self.bytes);
+        self.checksums.push(crc32fast::hash(record));
+        self.put(record)
+    }
+
+    /// Ends the file, and brings it to the disk.
+    pub(super) fn finish(mut self) -> Result<Entry> {
+        let records = self.begins.len();
+        self.begins.push(self.bytes);
+        let begins = std::mem::take(&mut self.begins);
+        begins.into_iter().try_for_each(|it| self.put(&it.to_le_bytes()))?;
+        let checksums = std::mem::take(&mut self.checksums);
+        checksums.into_iter().try_for_each(|it| self.put(&it.to_le_bytes()))?;
+        self.put(&(records as u64).to_le_bytes())?;
+        self.put(TAIL)?;
+        let Self { file, name, sha256, bytes, .. } = self;
+        let stored = file.into_inner().map_err(|error| error.into_error());
+        let stored = stored.and_then(|file| file.sync_all());
+        stored.map_err(|error| failed("write", Path::new(&name), &error))?;
+        Ok(Entry { file: name, records, bytes, sha256: hex(&sha256.finalize()) })
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        self.sha256.update(bytes);
+        self.bytes += bytes.len() as u64;
+        let name = Path::new(&self.name);
+        self.file.write_all(bytes).map_err(|error| failed("write", name, &error))
+    }
+}
+
+/// A segment that is read.
+#[derive(Debug)]
+pub(super) struct Segment {
+    map: Map,
+    name: String,
+    records: usize,
+    /// Where the table of begins is.
+    table: usize,
+}
+
+impl Segment {
+    /// The segment of this entry; says what is wrong with it.
+    pub(super) fn open(folder: &Path, entry: &Entry) -> Result<Self, String> {
+        let Entry { file: name, records, bytes, .. } = entry;
+        let mapped = File::open(folder.join(name)).and_then(|file| Map::new(&file));
+        let map = mapped.map_err(|error| format!("{name}: {error}"))?;
+        let broken = |why: &str| format!("{name} {why}");
+        let actual = map.len();
+        if actual as u64 != *bytes {
+            return Err(broken(&format!("has {actual} bytes, not {bytes}")));
+        }
+        let tables = (records + 1) * 8 + records * 4 + FOOT_BYTES;
+        let is_segment = map.starts_with(HEAD) && map.ends_with(TAIL);
+        let Some(table) = actual.checked_sub(tables).filter(|it| is_segment && *it >= HEAD.len())
+        else {
+            return Err(broken("is no segment of this version"));
+        };
+        let segment = Self { map, name: name.clone(), records: *records, table };
+        let mut last = HEAD.len();
+        for record in 0..=segment.records {
+            let begin = segment.begin(record);
+            if begin < last || begin > table {
+                return Err(broken(&format!("says that record {record} begins at {begin}")));
+            }
+            last = begin;
+        }
+        Ok(segment)
+    }
+
+    /// The bytes of a record, if they are those that were written.
+    pub(super) fn record(&self, record: usize) -> Result<&[u8], String> {
+        let (begin, end) = (self.begin(record), self.begin(record + 1));
+        // The table may have been changed since it was looked at.
+        let bytes = self.map.get(begin..end).unwrap_or_default();
+        let at = self.table + (self.records + 1) * 8 + record * 4;
+        let expected = u32::from_le_bytes(self.map[at..at + 4].try_into().unwrap_or_default());
+        match crc32fast::hash(bytes) == expected {
+            true => Ok(bytes),
+            false => {
+                Err(format!("record {record} of {}, bytes {begin} to {end}, is damaged", self.name))
+            }
+        }
+    }
+
+    fn begin(&self, record: usize) -> usize {
+        let at = self.table + record * 8;
+        let bytes = self.map[at..at + 8].try_into().unwrap_or_default();
+        usize::try_from(u64::from_le_bytes(bytes)).unwrap_or(usize::MAX)
+    }
+}

@@ -1,0 +1,315 @@
+//! One process: what is checked, what goes, and what a training reads.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::SgdConfig;
+use burn::tensor::{Int, Tensor, TensorData};
+use stoker_storage::Storage;
+
+use super::*;
+use crate::callback::{Callback, Control, Logs};
+use crate::{Fit, Fitted, Optimizers, Plan, Standalone, StepOutput, key};
+
+type Sample = (u64, Vec<u8>);
+
+fn alone(folder: Option<&Path>) -> Context {
+    let folder = folder.map(Path::to_path_buf);
+    Standalone { folder, quiet: true, ..Standalone::default() }.context().unwrap()
+}
+
+/// As many bytes as this, of each sample.
+const SAMPLE_BYTES: usize = 1_000;
+
+fn sample(index: u64) -> Sample {
+    let byte = |at: usize| key(&[index, at as u64]) as u8;
+    (index, (0..SAMPLE_BYTES).map(byte).collect())
+}
+
+/// Opens a set of so many samples; counts the builds.
+fn open(cache: &DataCache, id: &str, samples: u64, builds: &AtomicUsize) -> Result<Cached<Sample>> {
+    cache.open(id, "v1", Split::Training, || {
+        builds.fetch_add(1, Ordering::Relaxed);
+        Ok((0..samples).map(|index| Ok(sample(index))))
+    })
+}
+
+fn check_all(set: &Cached<Sample>, samples: u64) {
+    assert_eq!(set.len() as u64, samples);
+    (0..samples).for_each(|index| assert_eq!(set.get(index as usize).unwrap(), sample(index)));
+}
+
+/// The only file of a segment.
+fn segment(root: &Path, id: &str) -> PathBuf {
+    root.join(id).join("v1/training/00000.seg")
+}
+
+#[test]
+fn a_second_trial_builds_nothing() {
+    let (root, builds) = (tempfile::tempdir().unwrap(), AtomicUsize::new(0));
+    let cache = DataCache::new(root.path());
+    for _ in 0..3 {
+        check_all(&open(&cache, "a", 50, &builds).unwrap(), 50);
+    }
+    assert_eq!(builds.load(Ordering::Relaxed), 1);
+    let other = cache.open("a", "v2", Split::Training, || Ok([Ok(7_u32)]));
+    assert_eq!(other.unwrap().get(0).unwrap(), 7);
+    let validation = cache.open("a", "v1", Split::Validation, || Ok([Ok(8_u32), Ok(9)]));
+    assert_eq!(validation.unwrap().get(1).unwrap(), 9);
+    check_all(&open(&cache, "a", 50, &builds).unwrap(), 50);
+}
+
+#[test]
+fn equal_samples_make_equal_files() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for root in [&one, &two] {
+        open(&DataCache::new(root.path()), "a", 20, &AtomicUsize::new(0)).unwrap();
+    }
+    let read = |root: &Path| std::fs::read(segment(root, "a")).unwrap();
+    assert!(read(one.path()) == read(two.path()));
+}
+
+#[test]
+fn a_damaged_byte_is_found_at_the_next_opening_and_the_set_is_built_anew() {
+    let root = tempfile::tempdir().unwrap();
+    let cache = DataCache::new(root.path());
+    let length = {
+        open(&cache, "a", 20, &AtomicUsize::new(0)).unwrap();
+        std::fs::metadata(segment(root.path(), "a")).unwrap().len() as usize
+    };
+    // Everywhere: head, records, tables, foot.
+    for at in [3, 5_000, length - 300, length - 100, length - 12, length - 1] {
+        let builds = AtomicUsize::new(0);
+        damage(root.path(), at);
+        let place = Place::new(root.path(), "a", "v1", Split::Training).unwrap();
+        let Found::Damaged(why) = Set::find(&place).unwrap() else { panic!("byte {at}") };
+        assert!(why.starts_with("00000.seg has SHA-256 "), "{why}");
+        check_all(&open(&cache, "a", 20, &builds).unwrap(), 20);
+        assert_eq!(builds.load(Ordering::Relaxed), 1, "byte {at}");
+    }
+    // And a file that is too short, or gone.
+    let file = std::fs::OpenOptions::new().write(true).open(segment(root.path(), "a")).unwrap();
+    file.set_len(100).unwrap();
+    let builds = AtomicUsize::new(0);
+    check_all(&open(&cache, "a", 20, &builds).unwrap(), 20);
+    std::fs::remove_file(root.path().join("a/v1/training/manifest.json")).unwrap();
+    check_all(&open(&cache, "a", 20, &builds).unwrap(), 20);
+    assert_eq!(builds.load(Ordering::Relaxed), 2);
+}
+
+/// Flips a bit, in a file of its own: the disk does not write through others' maps.
+fn damage(root: &Path, at: usize) {
+    let path = segment(root, "a");
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[at] ^= 1;
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, bytes).unwrap();
+}
+
+#[test]
+fn a_byte_that_is_damaged_later_is_found_when_it_is_read() {
+    use std::os::unix::fs::FileExt as _;
+
+    let (root, builds) = (tempfile::tempdir().unwrap(), AtomicUsize::new(0));
+    let cache = DataCache::new(root.path());
+    let set = open(&cache, "a", 20, &builds).unwrap();
+    let path = segment(root.path(), "a");
+    let changed = std::fs::metadata(&path).unwrap().modified().unwrap();
+    let file = std::fs::OpenOptions::new().write(true).read(true).open(&path).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 5_000).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], 5_000).unwrap();
+    file.set_modified(changed).unwrap();
+    // As rot does, it has left no trace: the set is opened, and one sample cannot be read.
+    let again = open(&cache, "a", 20, &builds).unwrap();
+    let wrong: Vec<_> = (0..20).filter_map(|index| again.get(index).err()).collect();
+    assert_eq!(wrong.len(), 1);
+    let text = wrong[0].to_string();
+    assert!(text.contains("data set a v1 (training): record 4 of 00000.seg, bytes "), "{text}");
+    drop((set, again));
+    check_all(&open(&cache, "a", 20, &builds).unwrap(), 20);
+    assert_eq!(builds.load(Ordering::Relaxed), 2);
+}
+
+#[test]
+fn the_set_used_least_recently_goes_but_none_in_use() {
+    let (root, builds) = (tempfile::tempdir().unwrap(), AtomicUsize::new(0));
+    // Room for three sets of 100 kB, as the bound is kept for whole segments.
+    let cache = DataCache::new(root.path()).bytes_max(build::SEGMENT_BYTES + 250_000);
+    let has = |id: &str| segment(root.path(), id).exists();
+    let used = open(&cache, "a", 100, &builds).unwrap();
+    for id in ["b", "c"] {
+        open(&cache, id, 100, &builds).unwrap();
+    }
+    // Times of files may be coarse.
+    for (id, seconds) in [("a", 10), ("b", 30), ("c", 20)] {
+        let lock = root.path().join(id).join("v1/training.use");
+        let time = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
+        std::fs::File::options().write(true).open(lock).unwrap().set_modified(time).unwrap();
+    }
+    open(&cache, "d", 100, &builds).unwrap();
+    assert_eq!(["a", "b", "c", "d"].map(has), [true, true, false, true]);
+    check_all(&used, 100);
+    drop(used);
+    open(&cache, "e", 100, &builds).unwrap();
+    assert_eq!(["a", "b", "d", "e"].map(has), [false, true, true, true]);
+    assert_eq!(builds.load(Ordering::Relaxed), 5);
+}
+
+#[test]
+fn what_killed_processes_have_left_goes_but_not_what_is_being_built() {
+    let (root, builds) = (tempfile::tempdir().unwrap(), AtomicUsize::new(0));
+    let version = root.path().join("a/v1");
+    let [gone, half, building] =
+        [".gone-1-training", ".training.half", ".validation.half"].map(|it| version.join(it));
+    for folder in [&gone, &half, &building] {
+        std::fs::create_dir_all(folder).unwrap();
+        std::fs::write(folder.join("00000.seg"), "half").unwrap();
+    }
+    let place = Place::new(root.path(), "a", "v1", Split::Validation).unwrap();
+    let _builder = place.lock_to_build().unwrap();
+    open(&DataCache::new(root.path()), "b", 10, &builds).unwrap();
+    assert_eq!([gone.exists(), half.exists(), building.exists()], [false, false, true]);
+}
+
+#[test]
+fn a_set_without_an_end_is_refused_before_it_fills_the_disk() {
+    let root = tempfile::tempdir().unwrap();
+    let cache = DataCache::new(root.path()).bytes_max(70_000_000);
+    let large = || Ok(std::iter::repeat_with(|| Ok(vec![1_u8; 1 << 20])));
+    let error = cache.open::<Vec<u8>, _>("a", "v1", Split::Training, large).unwrap_err();
+    assert!(error.to_string().contains("STOKER_DATA_CACHE_BYTES to more"), "{error}");
+    assert!(!root.path().join("a/v1/.training.half/00000.seg").exists());
+}
+
+#[test]
+fn what_cannot_be_is_said() {
+    let root = tempfile::tempdir().unwrap();
+    let cache = DataCache::new(root.path());
+    let check = |error: Result<Cached<u32>>, expected: &str| {
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    };
+    let one = || Ok([Ok(1_u32)]);
+    check(cache.open("../a", "v1", Split::Training, one), "the id of a data set is \"../a\"");
+    check(cache.open("a", "", Split::Training, one), "the version of a data set is \"\"");
+    let none = || Ok(std::iter::empty());
+    check(cache.open("a", "v1", Split::Training, none), "(training) was built without a sample");
+    let torn = || Ok([Ok(1_u32), Err("sample 1 is torn".into())]);
+    check(cache.open("a", "v1", Split::Training, torn), "sample 1 is torn");
+    // Nothing is left of those.
+    assert_eq!(cache.open("a", "v1", Split::Training, one).unwrap().len(), 1);
+    let other = cache.open("a", "v1", Split::Training, || Ok([Ok("text".to_owned())])).unwrap();
+    let error = other.get(0).unwrap_err().to_string();
+    assert!(error.contains("sample 0 is of another type than the program's"), "{error}");
+    let error = other.get(1).unwrap_err().to_string();
+    assert!(error.contains("there is no sample 1, but 1"), "{error}");
+}
+
+#[test]
+fn another_machine_downloads_and_does_not_build() {
+    let context = alone(None);
+    let rt = context.session.lock().unwrap().runtime().clone();
+    let [bucket, one, two, three] = [(); 4].map(|()| tempfile::tempdir().unwrap());
+    let storage = Storage::open(bucket.path().to_str().unwrap(), None).unwrap();
+    let shared = || Some(Shared::new(rt.clone(), storage.clone(), "ml/datasets"));
+    let (builds, of) = (AtomicUsize::new(0), |root: &Path| DataCache::new(root).shared(shared()));
+    check_all(&open(&of(one.path()), "a", 50, &builds).unwrap(), 50);
+    assert!(bucket.path().join("ml/datasets/a/v1/training/manifest.json").exists());
+    check_all(&open(&of(two.path()), "a", 50, &builds).unwrap(), 50);
+    assert_eq!(builds.load(Ordering::Relaxed), 1);
+    let read = |root: &Path| std::fs::read(segment(root, "a")).unwrap();
+    assert!(read(one.path()) == read(two.path()));
+    // What is damaged there is not used.
+    let stored = bucket.path().join("ml/datasets/a/v1/training");
+    for file in std::fs::read_dir(stored).unwrap().map(|it| it.unwrap().path()) {
+        if file.extension().is_some_and(|it| it == "seg") {
+            let mut bytes = std::fs::read(&file).unwrap();
+            bytes[77] ^= 1;
+            std::fs::write(&file, bytes).unwrap();
+        }
+    }
+    check_all(&open(&of(three.path()), "a", 50, &builds).unwrap(), 50);
+    assert_eq!(builds.load(Ordering::Relaxed), 2);
+}
+
+/// Order and values, from each batch of two epochs on, with workers and without.
+#[test]
+fn data_of_a_set_is_the_same_from_any_place_on() {
+    let root = tempfile::tempdir().unwrap();
+    let set = open(&DataCache::new(root.path()), "a", 50, &AtomicUsize::new(0)).unwrap();
+    let data = |workers| {
+        let batcher = |samples: Vec<Sample>, device: &Device| {
+            let labels: Vec<i64> = samples.iter().map(|it| it.0 as i64).collect();
+            let num = labels.len();
+            Tensor::<1, Int>::from_data(TensorData::new(labels, [num]), device)
+        };
+        set.data(batcher).workers(workers)
+    };
+    let plan = || Plan {
+        global_batch: 8,
+        rank: 0,
+        world: 1,
+        seed: 1,
+        shuffle: true,
+        device: Device::flex(),
+        dtype: burn::tensor::DType::F32,
+    };
+    let read = |workers: usize, first: u64| -> Vec<Vec<i64>> {
+        let batches = data(workers).loader(plan(), first..14);
+        let of = |it: Tensor<1, Int>| it.into_data().convert::<i64>().try_to_vec().unwrap();
+        batches.map(|batch| of(batch.unwrap().unwrap())).collect()
+    };
+    let all = read(0, 0);
+    let mut epoch = all[..7].concat();
+    epoch.sort_unstable();
+    assert_eq!(epoch, (0..50).collect::<Vec<_>>());
+    for (workers, first) in [(0, 3), (2, 0), (2, 9)] {
+        assert_eq!(read(workers, first), all[first as usize..]);
+    }
+}
+
+/// Asks to stop as a signal would.
+struct StopAt(u64, crate::stop::StopSignal);
+
+impl Callback for StopAt {
+    fn on_batch_end(&mut self, _: &Logs, control: &mut Control) -> Result<()> {
+        if control.batches() == self.0 {
+            self.1.set();
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_training_on_a_set_that_was_stopped_goes_on_to_the_same_bits() {
+    let _guard = crate::train::tests::alone_on_the_stream();
+    let root = tempfile::tempdir().unwrap();
+    let set = open(&DataCache::new(root.path()), "a", 50, &AtomicUsize::new(0)).unwrap();
+    let train = |folder: Option<&Path>, stop_at: u64| -> Result<Fitted<Linear>> {
+        let context = alone(folder);
+        let data = set.data(|samples: Vec<Sample>, device: &Device| {
+            let pixels: Vec<f32> =
+                samples.iter().flat_map(|it| &it.1[..8]).map(|it| f32::from(*it) / 255.0).collect();
+            Tensor::<2>::from_data(TensorData::new(pixels, [samples.len(), 8]), device)
+        });
+        let model = LinearConfig::new(8, 8).init(context.device());
+        let stop = StopAt(stop_at, context.stop.clone()).boxed();
+        let fit = Fit::new(data.skip_shuffle_at_epoch_end().workers(2));
+        let fit = fit.batch_size(8).epochs(3).callbacks(vec![stop]);
+        let step =
+            |model: &Linear, x: Tensor<2>| StepOutput::regression(model.forward(x.clone()), x);
+        context.fit(model, Optimizers::one(SgdConfig::new().build(), 0.1), step, fit)
+    };
+    let weights = |fitted: Fitted<Linear>| -> Vec<u32> {
+        let values: Vec<f32> = fitted.model.weight.val().into_data().try_to_vec().unwrap();
+        values.iter().map(|it| it.to_bits()).collect()
+    };
+    let straight = weights(train(None, u64::MAX).unwrap());
+    for stop_at in [3, 10] {
+        let folder = tempfile::tempdir().unwrap();
+        train(Some(folder.path()), stop_at).unwrap_err();
+        assert!(weights(train(Some(folder.path()), u64::MAX).unwrap()) == straight, "{stop_at}");
+    }
+}

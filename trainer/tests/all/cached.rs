@@ -1,0 +1,96 @@
+//! Processes of one machine that want the same data set.
+
+use std::io::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use stoker_api::names::{ENV_DATA_CACHE, ENV_DATA_CACHE_BYTES};
+use stoker_trainer::{DataCache, Result, Split};
+
+use crate::process::Pod;
+
+/// Samples of the set.
+const SAMPLES: u64 = 100;
+
+/// Milliseconds that a sample takes to build.
+const ENV_PACE: &str = "TEST_PACE_MS";
+
+/// The whole program: reads the set in this folder, and leaves a line where it has built it.
+pub(crate) fn read(folder: &Path) -> ExitCode {
+    let pace = std::env::var(ENV_PACE).map_or(0, |text| text.parse().unwrap());
+    let build = || -> Result<_> {
+        let mut log =
+            std::fs::OpenOptions::new().create(true).append(true).open(folder.join("log"))?;
+        writeln!(log, "{}", std::process::id())?;
+        Ok((0..SAMPLES).map(move |sample| {
+            std::thread::sleep(Duration::from_millis(pace));
+            Ok((sample, vec![sample as f32; 7]))
+        }))
+    };
+    let opened = DataCache::standard();
+    let opened = opened.and_then(|cache| cache.open("digits", "v1", Split::Training, build));
+    let set = match opened {
+        Ok(set) => set,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let sum: u64 = (0..set.len()).map(|sample| set.get(sample).unwrap().0).sum();
+    println!("sum {sum}");
+    ExitCode::SUCCESS
+}
+
+/// A process's pod, with the cache in this folder.
+fn pod(folder: &Path) -> Pod {
+    Pod::new().env(ENV_DATA_CACHE, folder.join("sets").to_str().unwrap())
+}
+
+fn builders(folder: &Path) -> usize {
+    std::fs::read_to_string(folder.join("log")).unwrap_or_default().lines().count()
+}
+
+#[test]
+fn several_processes_at_once_build_a_data_set_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let role = format!("cached {}", folder.path().display());
+    let pods: Vec<_> = (0..6).map(|_| pod(folder.path()).env(ENV_PACE, "5")).collect();
+    let children: Vec<_> = pods.iter().map(|pod| pod.start(&role)).collect();
+    let left: Vec<_> = pods.iter().zip(children).map(|(pod, child)| pod.wait(child)).collect();
+    assert!(left.iter().all(|it| it.code == 0 && it.out.contains("sum 4950")), "{left:?}");
+    assert_eq!(builders(folder.path()), 1);
+    let builder = std::fs::read_to_string(folder.path().join("log")).unwrap();
+    let waits = format!("waits for process {} on ", builder.trim());
+    assert!(left.iter().any(|it| it.errors.contains(&waits)), "{waits}: {left:?}");
+    // A later one builds nothing.
+    assert_eq!(pod(folder.path()).run(&role).code, 0);
+    assert_eq!(builders(folder.path()), 1);
+    let left = pod(folder.path()).env(ENV_DATA_CACHE_BYTES, "50 GB").run(&role);
+    let expected = "STOKER_DATA_CACHE_BYTES is \"50 GB\", but must be a number of bytes";
+    assert!(left.code == 1 && left.errors.contains(expected), "{left:?}");
+}
+
+#[test]
+fn what_a_killed_builder_leaves_is_never_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let role = format!("cached {}", folder.path().display());
+    let (first, second) = (pod(folder.path()).env(ENV_PACE, "1000"), pod(folder.path()));
+    let child = first.start(&role);
+    let half = folder.path().join("sets/digits/v1/.training.half/00000.seg");
+    let start = Instant::now();
+    while !half.exists() {
+        assert!(start.elapsed() < Duration::from_secs(20), "nothing is built");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let waiting = second.start(&role);
+    std::thread::sleep(Duration::from_millis(200));
+    kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
+    let left = second.wait(waiting);
+    assert_eq!(first.wait(child).code, -1);
+    assert!(left.code == 0 && left.out.contains("sum 4950"), "{left:?}");
+    assert!(left.errors.contains("waits for process"), "{left:?}");
+    assert_eq!(builders(folder.path()), 2);
+    assert!(!half.exists());
+}

@@ -136,6 +136,8 @@ impl DataCache {
     {
         let place = Place::new(&self.root, id, version, split)?;
         let mut build = Some(build);
+        // What was just made is held until it is opened: it is not to go before.
+        let mut held = None;
         for _ in 0..ATTEMPTS_MAX {
             let reader = place.lock_for_use()?;
             match Set::find(&place)? {
@@ -149,7 +151,8 @@ impl DataCache {
                 Found::Nothing => {}
             }
             drop(reader);
-            self.make(&place, &mut build)?;
+            drop(held.take());
+            held = self.make(&place, &mut build)?;
         }
         Err(Infrastructure(format!(
             "{place} was made and then found damaged or gone {ATTEMPTS_MAX} times: look at the disk \
@@ -159,8 +162,9 @@ impl DataCache {
         .into())
     }
 
-    /// Downloads or builds what is not there, unless another process has while this one waited.
-    fn make<T, I, F>(&self, place: &Place, build: &mut Option<F>) -> Result<()>
+    /// Downloads or builds what is not there, unless another process has while this one waited. Gives
+    /// the lock of one who uses what was made.
+    fn make<T, I, F>(&self, place: &Place, build: &mut Option<F>) -> Result<Option<File>>
     where
         T: Serialize,
         I: IntoIterator<Item = Result<T>>,
@@ -168,34 +172,45 @@ impl DataCache {
     {
         let builder = place.lock_to_build()?;
         if let Found::Whole(_) = Set::find(place)? {
-            return Ok(());
+            return Ok(None);
         }
         place.clear()?;
         let room = room::Room::new(&self.root, self.bytes_max, place)?;
         if let Some(shared) = &self.shared {
             match shared.download(place, &room) {
-                Ok(true) => return place.publish(),
+                Ok(true) => return publish(place).map(Some),
                 Ok(false) => {}
                 Err(error) => eprintln!("stoker: {place} is not taken from the bucket: {error}"),
             }
         }
         let Some(build) = build.take() else {
-            return Err(format!("{place} was built a moment ago and is gone").into());
+            let text = format!(
+                "{place} was built a moment ago, and is gone or damaged: look at the disk under {}",
+                self.root.display()
+            );
+            return Err(Infrastructure(text).into());
         };
         let built = build().and_then(|items| build::write(place, items, &room));
         if let Err(error) = built {
             place.clear()?;
             return Err(error);
         }
-        place.publish()?;
+        let reader = publish(place)?;
         drop(builder);
         if let Some(shared) = &self.shared
             && let Err(error) = shared.upload(place)
         {
             eprintln!("stoker: {place} is not in the bucket, other machines build it: {error}");
         }
-        Ok(())
+        Ok(Some(reader))
     }
+}
+
+/// Gives a set its name, as the one that was used last.
+fn publish(place: &Place) -> Result<File> {
+    let reader = place.lock_for_use()?;
+    place.touch(&reader)?;
+    place.publish().map(|()| reader)
 }
 
 impl Context {

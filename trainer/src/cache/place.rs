@@ -100,7 +100,11 @@ pub(super) fn remove(folder: &Path) -> Result<()> {
     let gone = folder.with_file_name(format!("{GONE}{}-{name}", std::process::id()));
     // Of an earlier process with this number.
     let _ = fs::remove_dir_all(&gone);
-    fs::rename(folder, &gone).map_err(|error| failed("rename", folder, &error))?;
+    match fs::rename(folder, &gone) {
+        // Another process was faster.
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        done => done.map_err(|error| failed("rename", folder, &error))?,
+    }
     match fs::remove_dir_all(&gone) {
         // Another process has swept it away.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),

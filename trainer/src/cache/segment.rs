@@ -50,8 +50,9 @@ impl Writer {
         Ok(writer)
     }
 
+    /// Bytes so far, with what the tables will take: records without bytes fill a segment too.
     pub(super) fn bytes(&self) -> u64 {
-        self.bytes
+        self.bytes + 12 * self.begins.len() as u64
     }
 
     pub(super) fn record(&mut self, record: &[u8]) -> Result<()> {

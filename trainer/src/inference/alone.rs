@@ -3,6 +3,7 @@
 use stoker_api::inference::{
     CheckpointChoice, InferenceInput, InferenceOutput, InferenceTask, OnError, Role, RowFormat,
 };
+use stoker_storage::hash::sha256_hex;
 
 use crate::context::Context;
 use crate::train::Standalone;
@@ -22,7 +23,8 @@ Puts rows through a model, as no runner has started this program. Killed, it goe
   --data JSON            what a job's `data` would be
   --shard-rows N         rows that are committed together (default: 1000)
   --batch-rows N         rows that go through the model at a time, at most (default: 64)
-  --skip-errors          rows that cannot be read have no output";
+  --skip-errors          rows that cannot be read have no output
+  --fresh                starts over, and replaces what is in the output folder";
 
 /// The session of such a program; `None` asks for help.
 ///
@@ -32,11 +34,16 @@ Puts rows through a model, as no runner has started this program. Killed, it goe
 pub(super) fn context(arguments: impl IntoIterator<Item = String>) -> Result<Option<Context>> {
     match parse(arguments)? {
         Some((standalone, task)) => {
+            let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+            // Other arguments are another job: the same ones go on.
+            let own = (&task, &standalone.hyperparameters, &standalone.data);
+            let fresh = task.replace.then_some(now.as_nanos());
+            let id = sha256_hex(&serde_json::to_vec(&(own, fresh.map(|it| it.to_string())))?);
             let mut context = standalone.context()?;
             context.config.experiment = "alone".into();
+            context.config.experiment_id = id[..32].to_owned();
             context.config.inference = Some(task);
             // No other process of this name has had it: a part's name must not come twice.
-            let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
             context.config.attempt = u32::try_from(now.as_millis() % u128::from(u32::MAX))?;
             Ok(Some(context))
         }
@@ -72,6 +79,10 @@ fn parse(
             "--help" | "-h" => return Ok(None),
             "--skip-errors" => {
                 task.on_error = OnError::Skip;
+                continue;
+            }
+            "--fresh" => {
+                task.replace = true;
                 continue;
             }
             _ => {}
@@ -128,10 +139,26 @@ mod tests {
         check("--input=a --output=b --skip-errors", Ok(|it| it.on_error == OnError::Skip));
         let formats = "--input a --output b --output-format csv --shard-rows 7";
         check(formats, Ok(|it| it.output.format == RowFormat::Csv && it.shard_rows == 7));
+        check("--input a --output b --fresh", Ok(|it| it.replace));
         check("--input a --output b --output-format x", Err("not x"));
         check("--output b", Err("--input is missing"));
         check("--input a", Err("--output is missing"));
         check("--input", Err("--input needs a value"));
         check("--x 1", Err("unknown argument --x"));
+    }
+
+    #[test]
+    fn other_arguments_are_another_job() {
+        let _stream = crate::train::tests::alone_on_the_stream();
+        let id = |arguments: &str| {
+            let arguments = arguments.split_whitespace().map(str::to_owned);
+            context(arguments).unwrap().unwrap().config.experiment_id
+        };
+        let first = id("--input a --output b");
+        assert_eq!(id("--output b --input a"), first);
+        for other in ["--input c --output b", "--input a --output b --checkpoint d"] {
+            assert_ne!(id(other), first, "{other}");
+        }
+        assert_ne!(id("--input a --output b --fresh"), id("--input a --output b --fresh"));
     }
 }

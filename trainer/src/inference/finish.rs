@@ -8,6 +8,7 @@ use stoker_api::names::MANIFEST;
 use stoker_storage::hash::sha256_hex;
 
 use super::output::Output;
+use super::plan::refuse_other_jobs;
 use super::work::identity;
 use super::{infrastructure, say, task};
 use crate::Result;
@@ -26,6 +27,8 @@ pub(super) fn finish(context: &Context) -> Result<()> {
     let manifest = match &before {
         Some(manifest) if manifest.job_id == plan.job_id => manifest.clone(),
         _ => {
+            // It may have come since this job began.
+            refuse_other_jobs(&task, &output)?;
             let commits = committed(&output, &plan)?;
             let errors = write_errors(&output, &plan, &commits)?;
             let format = task.output.format;

@@ -32,10 +32,10 @@ pub(super) fn plan(context: &Context) -> Result<()> {
     Part::new(&task.output)?;
     let source = Source::open(&task.input, &output.rt)?;
     let (found, format) = source.list()?;
+    refuse_other_jobs(&task, &output)?;
     if let Some(plan) = output.find_plan()? {
         return refuse_changes(&plan, &task, &found, format);
     }
-    refuse_other_jobs(&task, &output)?;
     let checkpoint = pin(context, &task, &output)?;
     let job_id = context.config.experiment_id.clone();
     let cut = cut(context, &source, &found, format, task.shard_rows);
@@ -166,7 +166,8 @@ fn refuse_changes(
     Err(InvalidInput(why).into())
 }
 
-fn refuse_other_jobs(task: &InferenceTask, output: &Output) -> Result<()> {
+/// Refuses a folder that has another job's manifest, unless it is to be replaced.
+pub(super) fn refuse_other_jobs(task: &InferenceTask, output: &Output) -> Result<()> {
     let Some(other) = output.manifest()?.filter(|_| !task.replace) else { return Ok(()) };
     let why = format!(
         "{} holds the output of job {} ({MANIFEST}, id {}): choose another folder, or replace it with --fresh",

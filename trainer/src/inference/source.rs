@@ -276,7 +276,9 @@ fn walk(
         let name = entry.file_name();
         let name = name.to_str().ok_or_else(|| format!("{}: {NO_TEXT}", entry.path().display()))?;
         let path = join(below, name);
-        let Ok(metadata) = fs::metadata(entry.path()) else { continue };
+        // What cannot be looked at must not be left out without a word.
+        let metadata = fs::metadata(entry.path())
+            .map_err(|error| format!("{}: {error}", entry.path().display()))?;
         if metadata.is_file() {
             all.push(Found { name: path, bytes: metadata.len() });
         } else if metadata.is_dir() && (levels == 0 || depth + 1 < levels) {

@@ -111,6 +111,9 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Strategy {
                 eprintln!("stoker: training has failed: {why}");
             }
             self.context.learning.leave(why);
+        } else if let Some(why) = interrupter.error() {
+            // After the last batch nobody looks.
+            self.context.learning.leave(why.to_string().into());
         }
         let parts = Arc::into_inner(shared).expect("the loop is over, and its parts with it");
         let parts = parts.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);

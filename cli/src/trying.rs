@@ -1,9 +1,9 @@
 //! `--test`: an experiment cut down to one batch, a validation, a checkpoint and its restore.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use stoker_api::experiment::{EnvVar, Length, SingleSearch, Unit};
+use stoker_api::experiment::{DesiredState, EnvVar, Length, SingleSearch, Unit};
 use stoker_api::names::{ENV_TEST, experiment_path};
 use stoker_api::validate::validate;
 use stoker_storage::Storage;
@@ -18,7 +18,8 @@ const SUFFIX: &str = "-test";
 /// The longest name of an experiment.
 const NAME_MAX: usize = 40;
 
-/// What `loaded` is tried as: one trial with the first draw, of one batch, which is not started again.
+/// What `loaded` is tried as: one trial of one batch, whose hyperparameters are drawn once and which is
+/// not started again.
 ///
 /// # Errors
 ///
@@ -32,6 +33,7 @@ pub(crate) fn cut_down(mut loaded: Loaded) -> Result<Loaded, Failure> {
     (spec.min_validation_period, spec.min_checkpoint_period) = (None, None);
     spec.perform_initial_validation = false;
     spec.max_restarts = 0;
+    spec.state = DesiredState::Active;
     spec.env.retain(|it| it.name != ENV_TEST);
     spec.env.push(EnvVar { name: ENV_TEST.to_owned(), value: "1".to_owned() });
     let stem = &loaded.name[..loaded.name.len().min(NAME_MAX - SUFFIX.len())];
@@ -45,29 +47,22 @@ pub(crate) fn cut_down(mut loaded: Loaded) -> Result<Loaded, Failure> {
     Ok(loaded)
 }
 
-/// Where an experiment is tried that names no place: a folder of its own.
+/// A folder of a test's own, for its record, and for its files where nobody says where they go.
 pub(crate) fn folder() -> Result<PathBuf, Failure> {
     Ok(std::env::temp_dir().join(format!("stoker-test-{}", record::random_hex(8)?)))
 }
 
-/// Deletes all that a trial run has left.
-pub(crate) async fn clean(place: &Place, storage: &Storage, paths: &Paths) -> Result<(), Failure> {
+/// Where a test's files and its record lie: the record is never beside those of experiments.
+pub(crate) fn place(own: &Path, flag: Option<&str>, file: Option<&str>) -> Result<Place, Failure> {
+    match (flag, file) {
+        (None, None) => Place::resolve(own.to_str(), None),
+        _ => Ok(Place { local: own.to_owned(), ..Place::resolve(flag, file)? }),
+    }
+}
+
+/// Deletes all that a test has left.
+pub(crate) async fn clean(own: &Path, storage: &Storage, paths: &Paths) -> Result<(), Failure> {
     let folder = experiment_path(&paths.namespace, &paths.name, &paths.uid);
     storage.delete_folder(&format!("{folder}/")).await?;
-    let remove = |path: PathBuf, done: std::io::Result<()>| match done {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(Failure::file("delete", &path, error))
-        }
-        _ => Ok(()),
-    };
-    let key = format!("{}.{}", paths.namespace, paths.name);
-    for ending in ["current", "lock", "trainers"] {
-        let path = place.local().join(format!("{key}.{ending}"));
-        let done = std::fs::remove_file(&path);
-        remove(path, done)?;
-    }
-    let record = place.record(&paths.name, &paths.uid);
-    let record = record.parent().map_or(record.clone(), PathBuf::from);
-    let done = std::fs::remove_dir_all(&record);
-    remove(record, done)
+    std::fs::remove_dir_all(own).map_err(|error| Failure::file("delete", own, error))
 }

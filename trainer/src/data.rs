@@ -263,8 +263,9 @@ impl<B: Send + 'static> Data<B> {
         Data { origin, shuffle, reshuffle, drop_last, workers, queue }
     }
 
-    /// Training and validation data: the last `fraction` of the samples, rounded down, as they are
-    /// before any shuffling, is for validation. Both keep these options.
+    /// Training and validation data: the last `fraction` of the samples, rounded up, as they are before
+    /// any shuffling, is for validation. Both keep these options, but for
+    /// [`drop_last`](Self::drop_last), which is for training.
     ///
     /// # Errors
     ///
@@ -279,7 +280,9 @@ impl<B: Send + 'static> Data<B> {
             );
         };
         let samples = source.samples();
-        let validation = (samples as f64 * fraction) as usize;
+        // As Keras rounds.
+        let training = (samples as f64 * (1.0 - fraction)) as usize;
+        let validation = samples.saturating_sub(training);
         if !(0.0..1.0).contains(&fraction) || validation == 0 || validation == samples {
             return Err(format!(
                 "validation_split is {fraction}: of {samples} samples it leaves {validation} for \
@@ -291,7 +294,8 @@ impl<B: Send + 'static> Data<B> {
             origin: Origin::Indexed(Arc::new(indexed::Part { source: source.clone(), range })),
             ..self
         };
-        Ok((part(0..samples - validation), part(samples - validation..samples)))
+        let validated = Self { drop_last: false, ..part(training..samples) };
+        Ok((part(0..training), validated))
     }
 
     /// The number of samples in an epoch; of a [`Sequence`], of its batches.
@@ -342,9 +346,15 @@ impl<B: Send + 'static> Data<B> {
     }
 
     /// Refuses what cannot be validated on.
-    pub(crate) fn check_validation(&self) -> Result<()> {
-        match self.samples() {
-            0 => Err("the validation data has no samples".into()),
+    pub(crate) fn check_validation(&self, plan: &Plan) -> Result<()> {
+        match (self.samples(), self.steps(plan)) {
+            (0, _) => Err("the validation data has no samples".into()),
+            (samples, 0) => Err(format!(
+                "the validation data has {samples} samples, which fill no batch of {}: leave out its \
+                 `drop_last`",
+                self.global_batch(plan)
+            )
+            .into()),
             _ => Ok(()),
         }
     }

@@ -20,6 +20,7 @@ mod state;
 
 use std::path::PathBuf;
 
+use serde_json::json;
 use stoker_api::experiment::Phase;
 use stoker_api::validate::{ValidExperiment, derive_seed};
 use stoker_storage::Storage;
@@ -59,8 +60,8 @@ pub(crate) struct Args {
     /// Start over instead of going on with an earlier run; the earlier run's files stay
     #[arg(long)]
     pub(crate) fresh: bool,
-    /// Try the program: one batch, a validation, a checkpoint and its restore, with the first
-    /// hyperparameters of the search; says which part fails. Leaves nothing where all is well
+    /// Try the program: one batch, a validation, a checkpoint and its restore, with hyperparameters
+    /// that are drawn once; says which part fails. Leaves nothing where all is well
     #[arg(long, conflicts_with = "fresh")]
     pub(crate) test: bool,
     /// Change a field of the file before it is read, such as searcher.random.maxTrials=4; may be
@@ -91,16 +92,16 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
     let slots = args.slots.unwrap_or_else(|| cores().max(spec.resources.slots_per_trial));
     setup::check_runnable(spec, slots)?;
     let named = (args.root.as_deref(), spec.checkpoint_storage.url.as_deref());
-    let own = (args.test && named == (None, None)).then(crate::trying::folder).transpose()?;
+    let own = args.test.then(crate::trying::folder).transpose()?;
     let place = match &own {
-        Some(folder) => Place::resolve(folder.to_str(), None)?,
+        Some(own) => crate::trying::place(own, named.0, named.1)?,
         None => Place::resolve(named.0, named.1)?,
     };
     let endpoint = spec.checkpoint_storage.endpoint.as_deref();
     let storage =
         Storage::open(&place.root, endpoint).map_err(|error| Failure::Input(error.to_string()))?;
     storage.probe().await?;
-    let opened = setup::open(&place, &loaded, args.fresh || args.test)?;
+    let opened = setup::open(&place, &loaded, args.fresh)?;
     let seed = seed(&loaded.valid, &opened.uid);
     let paths = Paths {
         root: place.root.clone(),
@@ -142,15 +143,18 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
             }
         }
     }
-    if args.test && desk.state().status().phase == Phase::Completed {
-        crate::trying::clean(&place, &storage, &paths).await?;
-        own.map_or(Ok(()), |it| {
-            std::fs::remove_dir_all(&it).map_err(|error| Failure::file("delete", &it, error))
-        })?;
-        if output == Output::Text {
-            print::out(format!("{} works: {PARTS}", args.file.display()));
-            return Ok(0);
+    let phase = desk.state().status().phase;
+    if let Some(own) = own.filter(|_| phase == Phase::Completed || !phase.is_terminal()) {
+        crate::trying::clean(&own, &storage, &paths).await?;
+        let is_tried = phase == Phase::Completed;
+        match output {
+            Output::Json => print::out(json!({"experiment": paths.name, "phase": phase})),
+            Output::Text if is_tried => {
+                print::out(format!("{} works: {PARTS}", args.file.display()));
+            }
+            Output::Text => print::err("the test was stopped; nothing of it stays"),
         }
+        return Ok(crate::cluster::wait::code(phase));
     }
     Ok(tell(&desk.state(), &paths, &loaded.valid, output))
 }

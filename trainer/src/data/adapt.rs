@@ -72,6 +72,14 @@ impl<B, C> Source<C> for Mapped<dyn Source<B>, fn(B, usize) -> C> {
     fn batch(&self, samples: &[usize], at: &At) -> Result<C> {
         Ok((self.map)(self.of.batch(samples, at)?, samples.len()))
     }
+
+    fn is_batched(&self) -> bool {
+        self.of.is_batched()
+    }
+
+    fn fields(&self) -> Vec<String> {
+        self.of.fields()
+    }
 }
 
 impl<B, C> Tape<C> for Mapped<dyn Tape<B>, fn(B, usize) -> C> {

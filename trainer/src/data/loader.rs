@@ -4,7 +4,8 @@ use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use crate::Result;
@@ -21,6 +22,8 @@ pub struct Loader<B> {
     jobs: Option<Jobs<B>>,
     lanes: Vec<mpsc::Receiver<Result<Option<B>>>>,
     threads: Vec<JoinHandle<()>>,
+    /// Set when nobody wants any more batches.
+    is_over: Arc<AtomicBool>,
     first: u64,
     batches: Range<u64>,
 }
@@ -38,18 +41,26 @@ impl<B: Send + 'static> Loader<B> {
     /// A thread takes the jobs in order and gives worker `w` of `n` every `n`-th, which puts its batch
     /// into its own bounded lane: reading the lanes in turn keeps the order.
     pub(super) fn start(jobs: Jobs<B>, batches: Range<u64>, workers: usize, queue: usize) -> Self {
-        let first = batches.start;
+        let (first, is_over) = (batches.start, Arc::new(AtomicBool::new(false)));
         if workers == 0 {
-            return Self { jobs: Some(jobs), lanes: vec![], threads: vec![], first, batches };
+            return Self {
+                jobs: Some(jobs),
+                lanes: vec![],
+                threads: vec![],
+                is_over,
+                first,
+                batches,
+            };
         }
         let (mut lanes, mut threads, mut works) = (vec![], vec![], vec![]);
         for worker in 0..workers as u64 {
             let (send_work, work) = mpsc::sync_channel::<Job<B>>(1);
             let (send, receive) = mpsc::sync_channel(queue.div_ceil(workers).max(1));
+            let over = is_over.clone();
             threads.push(std::thread::spawn(move || {
                 let mut numbers = (first + worker..).step_by(workers);
                 while let (Ok(job), Some(batch)) = (work.recv(), numbers.next()) {
-                    if send.send(made(batch, job)).is_err() {
+                    if over.load(Ordering::Relaxed) || send.send(made(batch, job)).is_err() {
                         return;
                     }
                 }
@@ -57,8 +68,9 @@ impl<B: Send + 'static> Loader<B> {
             works.push(send_work);
             lanes.push(receive);
         }
-        threads.push(std::thread::spawn(move || hand_out(jobs, &works)));
-        Self { jobs: None, lanes, threads, first, batches }
+        let over = is_over.clone();
+        threads.push(std::thread::spawn(move || hand_out(jobs, &works, &over)));
+        Self { jobs: None, lanes, threads, is_over, first, batches }
     }
 }
 
@@ -66,7 +78,7 @@ impl<B: Send + 'static> Loader<B> {
 impl<B: Send + 'static> Loader<B> {
     /// One thread reads ahead, as far as there is room.
     pub(super) fn read(
-        tape: std::sync::Arc<dyn super::Tape<B>>,
+        tape: Arc<dyn super::Tape<B>>,
         plan: super::Plan,
         batches: Range<u64>,
         queue: usize,
@@ -83,14 +95,18 @@ impl<B: Send + 'static> Loader<B> {
                 let _ = send.send(Err(text.into()));
             }
         });
-        let first = batches.start;
-        Self { jobs: None, lanes: vec![receive], threads: vec![thread], first, batches }
+        let (first, is_over) = (batches.start, Arc::default());
+        Self { jobs: None, lanes: vec![receive], threads: vec![thread], is_over, first, batches }
     }
 }
 
 /// Gives workers their jobs in turn, until there are no more or nobody wants them.
-fn hand_out<B: Send + 'static>(mut jobs: Jobs<B>, works: &[mpsc::SyncSender<Job<B>>]) {
-    for work in works.iter().cycle() {
+fn hand_out<B: Send + 'static>(
+    mut jobs: Jobs<B>,
+    works: &[mpsc::SyncSender<Job<B>>],
+    is_over: &AtomicBool,
+) {
+    for work in works.iter().cycle().take_while(|_| !is_over.load(Ordering::Relaxed)) {
         let Some(job) = next_job(&mut jobs) else { return };
         if work.send(job).is_err() {
             return;
@@ -102,7 +118,7 @@ fn hand_out<B: Send + 'static>(mut jobs: Jobs<B>, works: &[mpsc::SyncSender<Job<
 fn next_job<B: Send + 'static>(jobs: &mut Jobs<B>) -> Option<Job<B>> {
     let next = catch_unwind(AssertUnwindSafe(|| jobs.next()));
     next.unwrap_or_else(|panic| {
-        let text = panic_message(&*panic);
+        let text = format!("the data could not be read: {}", panic_message(&*panic));
         Some(Box::new(move || Err(text.into())))
     })
 }
@@ -140,6 +156,7 @@ impl<B: Send + 'static> Iterator for Loader<B> {
 
 impl<B> Drop for Loader<B> {
     fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
         self.lanes.clear(); // Senders fail, workers end, and whoever hands out.
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
     }

@@ -15,6 +15,7 @@ use super::program::panicked;
 use super::state::{RunState, Validated, from_bits};
 use super::timetable::{Due, Timetable};
 use crate::callback::{Callback, Control, Logs};
+use crate::collective::{Distributed, exchange};
 use crate::context::Context;
 use crate::data::{Data, Loader, panic_message};
 use crate::optim::{GradientSum, Optimizers, Tally};
@@ -68,7 +69,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let global_batch = batch_size * context.distributed().size();
         let plan = context.plan(batch_size, true);
         train.check(&plan)?;
-        validation.as_ref().map_or(Ok(()), Data::check_validation)?;
+        validation.as_ref().map_or(Ok(()), |it| it.check_validation(&plan))?;
         let model = record::initialise(model);
         optimizers.check(&record::paths(&model))?;
         let timetable = Timetable::new(config, train.steps(&plan), global_batch as u64);
@@ -80,6 +81,8 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             of_experiment => of_experiment,
         };
         let (samples, global) = (train.samples(), train.global_batch(&plan));
+        let validated = validation.as_ref().map(Data::samples);
+        same_data(context.distributed(), (samples, global, validated))?;
         let state = RunState { global_batch: global, samples, ..RunState::default() };
         let mut run = Self {
             context,
@@ -121,7 +124,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             self.validate()?;
             self.report_validation(None);
         } else if self.session.has_runner() && self.state.batches == 0 {
-            self.check_searched_metric()?;
+            self.context.tried(Part::Validation, || self.check_searched_metric())?;
         }
         let context = self.context;
         let mut batches = self.loader();
@@ -165,7 +168,11 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             // It is gone before the step, which changes weights in place if nobody shares them.
             let model = precision::lowered(&*self.model, context.config.mixed_precision);
             match batch {
-                Some(batch) if self.is_first => Some(self.first_step(&model, batch)?),
+                Some(batch) if self.is_first => {
+                    let fields = self.train.fields();
+                    let step = || self.step.train(&model, batch);
+                    Some(self.first_step("the first batch", &fields, step)?)
+                }
                 batch => batch.map(|batch| self.step.train(&model, batch)),
             }
         };
@@ -203,13 +210,19 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     }
 
     /// What does not fit shows at the first batch, by a panic of burn's that knows no names.
-    fn first_step(&self, model: &M, batch: B) -> Result<StepOutput> {
-        let step = AssertUnwindSafe(|| self.step.train(model, batch));
-        catch_unwind(step).map_err(|panic| {
+    fn first_step(
+        &self,
+        which: &str,
+        fields: &[String],
+        step: impl FnOnce() -> StepOutput,
+    ) -> Result<StepOutput> {
+        catch_unwind(AssertUnwindSafe(step)).map_err(|panic| {
             let why = panicked(self.context, &panic_message(&*panic));
-            let fields = self.train.fields().join(", ");
-            let data = if fields.is_empty() { fields } else { format!("; the data is {fields}") };
-            format!("the step fails on the first batch: {why}{data}").into()
+            let data = match fields {
+                [] => String::new(),
+                fields => format!("; the data is {}", fields.join(", ")),
+            };
+            format!("the step fails on {which}: {why}{data}").into()
         })
     }
 
@@ -308,7 +321,8 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             let Some(batch) = first.flatten() else { return Ok(()) };
             let model = self.model.valid();
             let model = precision::lowered(&model, self.context.config.mixed_precision);
-            let output = self.step.validate(&model, batch);
+            let step = || self.step.validate(&model, batch);
+            let output = self.first_step("the first validation batch", &data.fields(), step)?;
             metrics = output.into_metrics().means("validation_");
         }
         self.searched_among(&metrics).map(drop)
@@ -361,4 +375,25 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         self.context.distributed().pulse.rest();
         Ok(())
     }
+}
+
+/// Refuses ranks that read other data than rank 0, as far as numbers tell.
+fn same_data(ranks: &Distributed, mine: (usize, usize, Option<usize>)) -> Result<()> {
+    if ranks.size() == 1 {
+        return Ok(());
+    }
+    let all = exchange(ranks.collective(), "data", mine)?;
+    let Some(rank) = all.iter().position(|it| *it != all[0]) else { return Ok(()) };
+    let told = |(samples, global, validated): (usize, usize, Option<usize>)| {
+        let validated = validated.map_or("no".to_owned(), |it| it.to_string());
+        format!(
+            "{samples} training samples in global batches of {global} and {validated} validation samples"
+        )
+    };
+    let (other, lead) = (told(all[rank]), told(all[0]));
+    Err(format!(
+        "rank {rank} has {other}, but rank 0 has {lead}: every rank must read the same data in the same \
+         order, such as a folder's files sorted by name"
+    )
+    .into())
 }

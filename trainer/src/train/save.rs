@@ -4,14 +4,22 @@ use burn::module::Module;
 use bytes::Bytes;
 use stoker_api::contract::ReportEvent;
 
-use super::hook;
 use super::run::Run;
 use super::state::{PendingTensors, RunState};
+use super::{CallbackFailed, hook};
 use crate::callback::CheckpointFiles;
 use crate::checkpoint::{Parts, Restored};
 use crate::collective::exchange;
 use crate::error::Infrastructure;
-use crate::{Result, precision, record};
+use crate::{Error, Result, precision, record};
+
+/// Why a checkpoint that is whole is not gone on from.
+#[derive(Debug, thiserror::Error)]
+#[error("checkpoint {name}: {source}")]
+pub(super) struct NotTaken {
+    pub(super) name: String,
+    pub(super) source: Error,
+}
 
 impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// Starts a save of the state now, which shares its tensors with the loop until a step makes new
@@ -29,8 +37,10 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         self.state.callbacks.clear();
         for callback in &self.callbacks {
             let name = callback.name();
-            let state = callback.state().map_err(|error| format!("callback {name}: {error}"))?;
-            self.state.callbacks.insert(name, state);
+            match callback.state() {
+                Ok(state) => self.state.callbacks.insert(name, state),
+                Err(source) => return Err(CallbackFailed { name, source }.into()),
+            };
         }
         let precision = self.context.config.mixed_precision;
         self.model.replace(|model| Ok(precision::raised(model, precision)))?;
@@ -125,7 +135,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let restored = self.restore_together()?;
         let mut resumed_from = None;
         if let Some((name, manifest, parts)) = restored.checkpoint {
-            self.take_on(&parts).map_err(|error| format!("checkpoint {name}: {error}"))?;
+            let taken = self.take_on(&parts);
+            taken.map_err(|source| NotTaken { name: name.clone(), source })?;
             self.session.terminal.say(&format!("goes on from checkpoint {name}"));
             self.session.restore_unsent(manifest.unsent);
             self.saved = Some(self.state.batches);

@@ -36,13 +36,19 @@ where
     fn jobs(&self, order: Order, batches: Range<u64>) -> Jobs<B> {
         let mut reader = Reader { open: self.stream.open.clone(), order, pass: None };
         let batcher = self.batcher.clone();
-        Box::new(batches.map(move |batch| -> Job<B> {
+        // What has failed once is not read on: the pass would begin anew.
+        let mut has_failed = false;
+        Box::new(batches.map_while(move |batch| -> Option<Job<B>> {
+            if has_failed {
+                return None;
+            }
             let (items, batcher) = (reader.read(batch), batcher.clone());
+            has_failed = items.is_err();
             let device = reader.order.plan.device.clone();
-            Box::new(move || {
+            Some(Box::new(move || {
                 let items: Vec<T> = items?.into_iter().map(|it| it()).collect::<Result<_>>()?;
                 Ok((!items.is_empty()).then(|| batcher(items, &device)))
-            })
+            }))
         }))
     }
 }

@@ -378,7 +378,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
 }
 
 /// Refuses ranks that read other data than rank 0, as far as numbers tell.
-fn same_data(ranks: &Distributed, mine: (usize, usize, Option<usize>)) -> Result<()> {
+pub(super) fn same_data(ranks: &Distributed, mine: (usize, usize, Option<usize>)) -> Result<()> {
     if ranks.size() == 1 {
         return Ok(());
     }

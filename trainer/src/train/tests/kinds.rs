@@ -205,3 +205,36 @@ fn an_empty_validation_set_is_refused() {
     let error = context.fit(model, adam, step, fit).unwrap_err().to_string();
     assert_eq!(error, "the validation data has no samples");
 }
+
+#[test]
+fn validation_data_that_fills_no_batch_is_refused() {
+    let _stream = alone_on_the_stream();
+    let context = alone(None, 2).context().unwrap();
+    let few = Data::items(9, |it| Some(item(it)), batch).drop_last();
+    let error = few.check_validation(&context.plan(10, false)).unwrap_err().to_string();
+    assert!(error.contains("9 samples, which fill no batch of 10"), "{error}");
+    assert!(few.check_validation(&context.plan(9, false)).is_ok());
+}
+
+#[test]
+fn ranks_that_count_other_data_are_refused_by_name() {
+    let told = |of_ranks: [(usize, usize, Option<usize>); 3]| {
+        std::thread::scope(|scope| {
+            let ranks = ThreadRank::group(3).into_iter().zip(of_ranks);
+            let check = |(rank, data)| {
+                scope.spawn(move || {
+                    let ranks = Distributed::of(Box::new(rank));
+                    run::same_data(&ranks, data).map_err(|it| it.to_string())
+                })
+            };
+            let ranks: Vec<_> = ranks.map(check).collect();
+            ranks.into_iter().map(|it| it.join().unwrap()).collect::<Vec<_>>()
+        })
+    };
+    let data = (100, 18, Some(10));
+    assert!(told([data; 3]).iter().all(Result::is_ok));
+    for answer in told([data, data, (99, 18, Some(10))]) {
+        let error = answer.unwrap_err();
+        assert!(error.starts_with("rank 2 has 99 training samples"), "{error}");
+    }
+}

@@ -250,8 +250,8 @@ impl Context {
             return Ok(None);
         };
         let storage = Storage::open(&config.url, config.endpoint.as_deref())?;
-        let session = self.session.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        Ok(Some(Shared::new(session.runtime().clone(), storage, &format!("{namespace}/datasets"))))
+        let outlet = self.outlet();
+        Ok(Some(Shared::new(outlet.runtime().clone(), storage, &format!("{namespace}/datasets"))))
     }
 }
 

@@ -1,7 +1,7 @@
 //! A session: what this process was told, and what it may ask for.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::module::Module;
 use burn::tensor::{DType, Device};
@@ -15,7 +15,7 @@ use crate::callback::{Callback, Control};
 use crate::checkpoint::CheckpointSource;
 use crate::collective::{Distributed, Doing};
 use crate::data::{Data, Plan};
-use crate::session::Session;
+use crate::outlet::Outlet;
 use crate::step::{Metrics, StepOutput};
 use crate::stop::StopSignal;
 use crate::{InvalidHyperparameters, Result, precision, record, rng, train};
@@ -24,7 +24,7 @@ use crate::{InvalidHyperparameters, Result, precision, record, rng, train};
 #[derive(Clone, Debug)]
 pub struct Context {
     pub(crate) config: TrialConfig,
-    pub(crate) session: Arc<Mutex<Session>>,
+    pub(crate) outlet: Arc<Mutex<Outlet>>,
     pub(crate) stop: StopSignal,
     device: Device,
     ranks: Arc<Distributed>,
@@ -39,14 +39,14 @@ pub struct Context {
 impl Context {
     pub(crate) fn new(
         config: TrialConfig,
-        session: Session,
+        outlet: Outlet,
         stop: StopSignal,
         device: Device,
         ranks: Distributed,
     ) -> Self {
         let context = Self {
             config,
-            session: Arc::new(Mutex::new(session)),
+            outlet: Arc::new(Mutex::new(outlet)),
             stop,
             device,
             ranks: Arc::new(ranks),
@@ -57,6 +57,12 @@ impl Context {
         };
         context.seed_weights();
         context
+    }
+
+    /// The way out to runner and storage, for a moment. After a panic elsewhere rows and reports can still
+    /// be sent.
+    pub(crate) fn outlet(&self) -> MutexGuard<'_, Outlet> {
+        self.outlet.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The hyperparameters, as the user's own type.

@@ -37,10 +37,10 @@ mod train;
 mod learner;
 
 mod collective;
+mod outlet;
 mod precision;
 mod record;
 mod rng;
-mod session;
 mod stop;
 mod terminal;
 mod termination;
@@ -72,5 +72,6 @@ pub use record::WeightsFile;
 pub use rng::key;
 pub use step::{Metrics, Number, StepOutput};
 pub use train::{
-    Fit, Fitted, Standalone, Step, Trial, init, main, main_with, run, run_in, run_trial,
+    Fit, Fitted, Standalone, Step, Training, Trial, Turn, init, main, main_with, run, run_in,
+    run_trial,
 };

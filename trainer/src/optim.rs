@@ -18,7 +18,7 @@ mod state;
 
 #[cfg(feature = "learner")]
 pub(crate) use foreign::{Foreign, ForeignSnapshot};
-pub(crate) use gradients::{GradientSum, PendingGradients, Tally};
+pub(crate) use gradients::{GradientSum, PendingGradients, Selection, Tally};
 pub use schedule::Schedule;
 pub(crate) use state::OptimizersState;
 
@@ -151,23 +151,39 @@ impl Optimizers {
         sum: GradientSum,
         ranks: &dyn Collective,
     ) -> Result<M> {
-        let gradients = sum.normalise(&model, self.clip_norm, ranks)?;
         #[cfg(feature = "learner")]
         if let Some(foreign) = &mut self.foreign {
+            let gradients = sum.normalise(&model, self.clip_norm, ranks)?;
             drop(model);
             self.steps += 1;
             return foreign::stepped(&mut **foreign, gradients);
         }
-        // burn builds a learning rate with groups only by stepping a scheduler with groups.
+        let rates = self.next_rates();
+        self.step_at(&rates, model, sum, ranks)
+    }
+
+    /// The learning rates of a step, by group; the schedules go on.
+    pub(crate) fn next_rates(&mut self) -> Vec<f64> {
         let (steps, scale) = (self.steps, self.scale);
-        let mut rates = self
-            .rates
-            .iter_mut()
-            .map(|rate| (rate.group.clone(), ConstantLr::new(rate.schedule.next(steps) * scale)));
+        self.steps += 1;
+        self.rates.iter_mut().map(|rate| rate.schedule.next(steps) * scale).collect()
+    }
+
+    /// One step with the sums over all ranks, by these learning rates.
+    pub(crate) fn step_at<M: Module + 'static>(
+        &mut self,
+        rates: &[f64],
+        model: M,
+        sum: GradientSum,
+        ranks: &dyn Collective,
+    ) -> Result<M> {
+        let gradients = sum.normalise(&model, self.clip_norm, ranks)?;
+        // burn builds a learning rate with groups only by stepping a scheduler with groups.
+        let groups = self.rates.iter().map(|rate| rate.group.clone());
+        let mut rates = groups.zip(rates.iter().map(|rate| ConstantLr::new(*rate)));
         let (_, base) = rates.next().ok_or("there is no optimizer")?;
         let scheduler = ModuleLrScheduler::new(base);
         let rate = rates.fold(scheduler, |all, (group, rate)| all.with_group(group, rate)).step();
-        self.steps += 1;
         Ok(self.optimizer.step(rate, model, gradients))
     }
 }

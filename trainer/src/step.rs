@@ -116,6 +116,13 @@ impl StepOutput {
         Self { learned: Learned::Loss(loss), is_mean: true, count: samples.into(), metrics }
     }
 
+    /// Calls the loss another name among the metrics than `loss`: for a batch that is learned from more
+    /// than once.
+    pub fn loss_as(mut self, name: &str) -> Self {
+        self.metrics.iter_mut().filter(|it| it.0 == "loss").for_each(|it| it.0 = name.into());
+        self
+    }
+
     /// Adds a metric whose value is `sum / count` over everything seen.
     pub fn metric(mut self, name: &str, sum: impl Into<Number>, count: impl Into<Number>) -> Self {
         self.metrics.push((name.into(), sum.into(), count.into()));

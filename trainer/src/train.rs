@@ -11,6 +11,7 @@ use crate::optim::Optimizers;
 use crate::step::StepOutput;
 use crate::{Control, Error, Result};
 
+mod by_hand;
 mod fit;
 mod held;
 mod hooks;
@@ -22,7 +23,9 @@ mod state;
 mod timetable;
 mod trial;
 mod trying;
+mod validate;
 
+pub use by_hand::{Training, Turn};
 use fit::Both;
 pub use fit::{Fit, Fitted, Step};
 pub use program::{Standalone, init, main, main_with, run, run_in};
@@ -56,10 +59,6 @@ impl Context {
     /// # Errors
     ///
     /// As [`Context::fit`].
-    ///
-    /// # Panics
-    ///
-    /// If an earlier `fit` of this context panicked.
     pub fn fit_with<M: Module + 'static, B: Send + 'static>(
         &self,
         model: M,
@@ -67,8 +66,7 @@ impl Context {
         step: impl Step<M, B>,
         fit: Fit<B>,
     ) -> Result<Fitted<M>> {
-        let mut session = self.session.lock().expect("an earlier fit panicked");
-        Run::start(self, &mut session, model, optimizers, &step, fit)?.train()
+        Run::start(self, model, optimizers, &step, fit)?.train()
     }
 }
 

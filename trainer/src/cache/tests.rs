@@ -210,7 +210,7 @@ fn what_cannot_be_is_said() {
 #[test]
 fn another_machine_downloads_and_does_not_build() {
     let context = alone(None);
-    let rt = context.session.lock().unwrap().runtime().clone();
+    let rt = context.outlet().runtime().clone();
     let [bucket, one, two, three] = [(); 4].map(|()| tempfile::tempdir().unwrap());
     let storage = Storage::open(bucket.path().to_str().unwrap(), None).unwrap();
     let shared = || Some(Shared::new(rt.clone(), storage.clone(), "ml/datasets"));

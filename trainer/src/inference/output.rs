@@ -37,8 +37,8 @@ impl Output {
     /// It cannot be opened.
     pub(super) fn open(context: &Context) -> Result<Self> {
         let output = task(context)?.output;
-        let session = context.session.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let rt = session.runtime().clone();
+        let outlet = context.outlet();
+        let rt = outlet.runtime().clone();
         Self::new(&output, &context.config.experiment_id, rt)
     }
 

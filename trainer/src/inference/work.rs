@@ -1,7 +1,5 @@
 //! Work: shards through the model, one after the other.
 
-use std::sync::PoisonError;
-
 use bytes::Bytes;
 use stoker_api::contract::{Directive, ExitCode};
 use stoker_api::inference::{
@@ -52,8 +50,8 @@ pub(super) fn work<T: Inference>(context: &Context) -> Result<()> {
 }
 
 fn progress(context: &Context, done: u64, total: u64) {
-    let mut session = context.session.lock().unwrap_or_else(PoisonError::into_inner);
-    session.progress(done, total);
+    let mut outlet = context.outlet();
+    outlet.progress(done, total);
 }
 
 /// One process at work.
@@ -164,8 +162,8 @@ impl<'a, T: Inference> Worker<'a, T> {
         if self.context.stop.is_set() {
             return Err(interrupted());
         }
-        let session = self.context.session.lock().unwrap_or_else(PoisonError::into_inner);
-        match session.directive() {
+        let outlet = self.context.outlet();
+        match outlet.directive() {
             Some(Directive::Preempt | Directive::Stop) => Err(interrupted()),
             Some(Directive::Fenced) => {
                 let why = "another attempt has this one's place".to_owned();

@@ -23,7 +23,7 @@ use stoker_api::experiment::{Length, Unit};
 use super::board::snake_case;
 use super::*;
 use crate::error::exit_code;
-use crate::session::Session;
+use crate::outlet::Outlet;
 use crate::stop::StopSignal;
 use crate::train::tests::alone_on_the_stream;
 use crate::{Data, Distributed, Standalone, key};
@@ -268,9 +268,9 @@ fn ranks(size: usize, is_ours: bool, global: usize, is_normed: bool) -> Vec<Vec<
         let scratch = tempfile::tempdir().unwrap();
         let Context { mut config, stop, .. } = standalone(None).context().unwrap();
         let is_lead = crate::Collective::rank(&rank) == 0;
-        let session = Session::open(&mut config, true, is_lead).unwrap();
+        let outlet = Outlet::open(&mut config, true, is_lead).unwrap();
         let ranks = Distributed::of(Box::new(rank));
-        let context = Context::new(config, session, stop, Device::flex().autodiff(), ranks);
+        let context = Context::new(config, outlet, stop, Device::flex().autodiff(), ranks);
         let data = || Data::dataset(InMemDataset::new(items()), Pairs);
         let loaders = match is_ours {
             true => {
@@ -323,7 +323,7 @@ fn metrics_are_reported_under_names_that_a_search_can_use() {
     let context = standalone(Some(folder.path())).context().unwrap();
     let training = training(scratch.path(), Loaders::Burns.make(&context)).num_epochs(2);
     context.supervise(training).launch(learner(0.0));
-    context.session.lock().unwrap().flush().unwrap();
+    context.outlet().flush().unwrap();
     let rows = std::fs::read_dir(folder.path().join("trial/metrics")).unwrap();
     let text: String =
         rows.map(|it| std::fs::read_to_string(it.unwrap().path()).unwrap()).collect();
@@ -362,7 +362,7 @@ fn early_stopping_has_seen_what_came_before_a_stop() {
             .num_epochs(9)
             .early_stopping(never_better);
         let result = context.supervise(training).metric_train(stop).launch(learner(0.0));
-        let batches = context.session.lock().unwrap().batches();
+        let batches = context.outlet().batches();
         (bits(&result.model), batches)
     };
     let (straight, _) = train(None, None);

@@ -1,15 +1,15 @@
 //! Sums of gradients over batches and ranks.
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor, TensorData, bf16, f16};
 use half::slice::HalfFloatSliceExt as _;
 use serde::{Deserialize, Serialize};
 use stoker_api::experiment::GradientCompression;
 
-use crate::Result;
 use crate::collective::Collective;
 use crate::step::{Backward, Metrics, StepOutput};
+use crate::{Result, record};
 
 /// Elements that are added up at once.
 const SUM_ELEMENTS: usize = 1 << 20;
@@ -34,12 +34,23 @@ impl GradientSum {
         output: Option<StepOutput>,
         whole: bool,
     ) -> Metrics {
+        self.add_of(model, &Selection::default(), output, whole)
+    }
+
+    /// As [`add`](Self::add), of these parameters alone.
+    pub(crate) fn add_of<M: Module>(
+        &mut self,
+        model: &M,
+        selection: &Selection,
+        output: Option<StepOutput>,
+        whole: bool,
+    ) -> Metrics {
         let Some(output) = output else { return Metrics::default() };
         let Backward { mut gradients, scale, count, metrics } = output.backward(model, whole);
         let Self { gradients: sum, seen, .. } = self;
         each_trained(model, &mut |index, param| {
             seen.resize(seen.len().max(index + 1), 0);
-            if param.add(&mut gradients, sum, scale) {
+            if selection.has(index) && param.add(&mut gradients, sum, scale) {
                 seen[index] += 1;
             }
         });
@@ -218,6 +229,37 @@ impl GradientSum {
             }
         });
         sum
+    }
+}
+
+/// Which parameters a step is of.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Selection(Option<Vec<bool>>);
+
+impl Selection {
+    /// Those in whose path this regular expression is found.
+    ///
+    /// # Errors
+    ///
+    /// It is none, or finds no parameter.
+    pub(crate) fn new<M: Module>(of: &str, model: &M) -> Result<Self> {
+        let group = ParamGroup::from_regex(of)
+            .map_err(|error| format!("a step of {of:?}: it is no expression: {error:?}"))?;
+        let (any, paths) = (ParamId::from(0), record::paths(model));
+        let chosen: Vec<bool> = paths.iter().map(|it| group.matches(&any, Some(it))).collect();
+        match chosen.contains(&true) {
+            true => Ok(Self(Some(chosen))),
+            false => Err(format!(
+                "a step of {of:?}: it finds none of the parameters {}",
+                paths.join(", ")
+            )
+            .into()),
+        }
+    }
+
+    /// Whether it has the parameter of this place in the order of visit.
+    fn has(&self, index: usize) -> bool {
+        self.0.as_ref().is_none_or(|it| it.get(index).copied().unwrap_or_default())
     }
 }
 

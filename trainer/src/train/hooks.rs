@@ -69,10 +69,10 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             if ["training", "validation"].contains(&group.as_str()) {
                 return Err(format!("a callback reports to {group}, which the loop does").into());
             }
-            self.session.row(&group, batches, epoch, &metrics)?;
+            self.outlet().row(&group, batches, epoch, &metrics)?;
         }
         for (name, values) in std::mem::take(&mut self.control.histograms) {
-            self.session.histogram(&name, batches, &values);
+            self.outlet().histogram(&name, batches, &values);
         }
         if let Some(scale) = self.control.scale.take() {
             self.optimizers.set_scale(scale);

@@ -60,7 +60,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     }
 
     fn asked_here(&self) -> Wish {
-        Wish { signal: self.context.stop.is_set(), directive: self.session.directive() }
+        Wish { signal: self.context.stop.is_set(), directive: self.outlet().directive() }
     }
 
     /// What all ranks know was asked of them.
@@ -91,29 +91,26 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         Ok(())
     }
 
-    /// At the end of the granted length, or where a callback has stopped: validates, saves, reports
-    /// the result and asks. Says whether training is over.
+    /// At the end of the granted length, or where a callback has stopped, after a validation: saves,
+    /// reports the result and asks. Says whether training is over.
     ///
     /// The checkpoint is whole before the result is reported, so that a trial whose result is known
     /// can be gone on with.
     pub(super) fn reach_length(&mut self) -> Result<bool> {
         let (batches, context) = (self.state.batches, self.context);
-        if self.state.validated.as_ref().is_none_or(|it| it.batches != batches) {
-            context.tried(Part::Validation, || self.validate())?;
-        }
         context.tried(Part::Checkpoint, || {
             self.save()?;
-            self.wait_for(|run| run.session.report_saved(true).and_then(|()| run.session.flush()))
+            self.wait_for(Self::store)
         })?;
         self.try_restore()?;
-        if !self.session.has_runner() {
+        if !self.outlet().has_runner() {
             return Ok(true);
         }
         let mut told = self.reached_units();
         let mut event = self.validation_event(told);
         let mut num_unanswered = 0;
         loop {
-            let answer = self.wait_for(|run| run.session.ask(batches, event));
+            let answer = self.wait_for(|run| run.outlet().ask(batches, event));
             let answer = self.agree("end", answer)?[0];
             match answer {
                 Some(Directive::Stop) => return Ok(true),
@@ -167,12 +164,17 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         }
     }
 
+    /// Waits until all that was saved and reported is stored.
+    pub(super) fn store(&mut self) -> Result<()> {
+        let mut outlet = self.outlet();
+        outlet.report_saved(true)?;
+        outlet.flush()
+    }
+
     /// Saves what is not saved, waits until it is stored and told; gives the error to leave with.
     fn leave(&mut self, code: ExitCode, why: &str) -> Error {
         let saved = self.save();
-        let stored = self.wait_for(|run| {
-            saved.and_then(|()| run.session.report_saved(true)).and_then(|()| run.session.flush())
-        });
+        let stored = self.wait_for(|run| saved.and_then(|()| run.store()));
         match stored.and_then(|()| self.end_hooks()) {
             Ok(()) => Interrupted { code, fenced: false, why: why.into() }.into(),
             Err(error) => error,

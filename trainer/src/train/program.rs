@@ -3,7 +3,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process;
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -19,7 +18,7 @@ use crate::context::Context;
 use crate::data::panic_message;
 use crate::device::{self, Place};
 use crate::error::{Infrastructure, Interrupted, exit_code};
-use crate::session::Session;
+use crate::outlet::Outlet;
 use crate::stop::StopSignal;
 use crate::terminal::Terminal;
 use crate::{Error, Result, termination};
@@ -117,8 +116,8 @@ impl Standalone {
         };
         let context = context(config, true)?;
         if self.quiet {
-            let mut session = context.session.lock().unwrap_or_else(PoisonError::into_inner);
-            session.terminal = Terminal::silent();
+            let mut outlet = context.outlet();
+            outlet.terminal = Terminal::silent();
         }
         Ok(context)
     }
@@ -205,12 +204,12 @@ pub(super) fn context(mut config: TrialConfig, alone: bool) -> Result<Context> {
     let place = Place::of(launched.numbers.local_rank)?;
     // As all were told, before the session fills in what is its own.
     let told = config.clone();
-    let session = Session::open(&mut config, alone, launched.numbers.rank == 0)?;
+    let outlet = Outlet::open(&mut config, alone, launched.numbers.rank == 0)?;
     let stop = StopSignal::default();
-    let listening = stop.listen(session.runtime(), alone);
+    let listening = stop.listen(outlet.runtime(), alone);
     listening.map_err(|error| Infrastructure(format!("no signal handlers: {error}")))?;
     let ranks = Distributed::join(&told, &launched, place.gpu, &stop)?;
-    Ok(Context::new(config, session, stop, place.device, ranks))
+    Ok(Context::new(config, outlet, stop, place.device, ranks))
 }
 
 /// Runs, reports the end, gives the exit code.
@@ -245,20 +244,20 @@ pub(crate) fn finish(
     }
     let interrupted = result.as_ref().err().and_then(|error| error.downcast_ref::<Interrupted>());
     // A panic in the loop poisons the lock, but rows and reports can still be sent.
-    let mut session = context.session.lock().unwrap_or_else(PoisonError::into_inner);
-    if interrupted.is_some_and(|it| it.fenced) || session.directive() == Some(Directive::Fenced) {
+    let mut outlet = context.outlet();
+    if interrupted.is_some_and(|it| it.fenced) || outlet.directive() == Some(Directive::Fenced) {
         // Another attempt has this one's place: whatever is still queued must not be written.
         termination::leave(code, message.as_deref(), vec![]);
         process::exit(code as i32);
     }
     // Before the waits below: the process may be given less time than they take.
-    termination::leave(code, message.as_deref(), session.unsent());
+    termination::leave(code, message.as_deref(), outlet.unsent());
     // The rows before a failure are those that explain it.
-    if let Err(error) = session.flush_within(FLUSH_MAX) {
+    if let Err(error) = outlet.flush_within(FLUSH_MAX) {
         eprintln!("stoker: the last rows of metrics are not stored: {error}");
     }
-    session.close(session.batches(), code, message.clone());
-    termination::leave(code, message.as_deref(), session.unsent());
+    outlet.close(outlet.batches(), code, message.clone());
+    termination::leave(code, message.as_deref(), outlet.unsent());
     process::ExitCode::from(code as u8)
 }
 

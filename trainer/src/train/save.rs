@@ -25,7 +25,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// Starts a save of the state now, which shares its tensors with the loop until a step makes new
     /// ones. Copying them to the host, writing, hashing and storing happen on other threads.
     pub(super) fn save(&mut self) -> Result<()> {
-        if !self.session.has_storage() || self.saved == Some(self.state.batches) {
+        if !self.outlet().has_storage() || self.saved == Some(self.state.batches) {
             return Ok(());
         }
         let mut files = CheckpointFiles::default();
@@ -58,7 +58,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             Ok(parts)
         };
         let make = Box::new(move || make().map_err(|error| error.to_string()));
-        self.wait_for(|run| run.session.save(run.state.batches, metric, make))?;
+        self.wait_for(|run| run.outlet().save(run.state.batches, metric, make))?;
         self.saved = Some(self.state.batches);
         Ok(())
     }
@@ -78,7 +78,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         }
         let mine = if ranks.rank() == 0 { Bytes::new() } else { RunState::pack(mine.clone())? };
         let mut all = ranks.collective().collect(mine)?;
-        Ok(if self.session.is_lead() { all.split_off(1) } else { vec![] })
+        Ok(if self.outlet().is_lead() { all.split_off(1) } else { vec![] })
     }
 
     /// The statistics that BatchNorm keeps are rank 0's on all ranks, as in the checkpoint: a rank
@@ -98,17 +98,17 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     fn restore_together(&mut self) -> Result<Restored> {
         let ranks = self.context.distributed();
         if ranks.size() == 1 {
-            return self.session.restore();
+            return self.outlet().restore();
         }
         let mut restored = Restored::default();
-        if self.session.is_lead() {
-            restored = self.session.restore()?;
+        if self.outlet().is_lead() {
+            restored = self.outlet().restore()?;
         }
         let chosen = restored.checkpoint.as_ref().map(|(name, ..)| name);
-        let chosen = chosen.and_then(|name| self.session.checkpoint_ref(name));
+        let chosen = chosen.and_then(|name| self.outlet().checkpoint_ref(name));
         match exchange(ranks.collective(), "start", chosen)?.swap_remove(0) {
-            Some(chosen) if !self.session.is_lead() => {
-                restored = self.session.restore_from(std::slice::from_ref(&chosen))?;
+            Some(chosen) if !self.outlet().is_lead() => {
+                restored = self.outlet().restore_from(std::slice::from_ref(&chosen))?;
                 if let Some((name, why)) = restored.refused.first_key_value() {
                     let text = format!("checkpoint {name}, which rank 0 has read: {why}");
                     return Err(Infrastructure(text).into());
@@ -116,12 +116,12 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             }
             Some(_) => {}
             None => {
-                let model = match self.session.is_lead() {
+                let model = match self.outlet().is_lead() {
                     true => record::snapshot(&*self.model).into_bytes()?,
                     false => Bytes::new(),
                 };
                 let model = ranks.collective().broadcast(model)?;
-                if !self.session.is_lead() {
+                if !self.outlet().is_lead() {
                     let parts = Parts::from([(record::MODEL.into(), model)]);
                     self.model.replace(|model| record::load_model(model, &parts))?;
                 }
@@ -137,17 +137,17 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         if let Some((name, manifest, parts)) = restored.checkpoint {
             let taken = self.take_on(&parts);
             taken.map_err(|source| NotTaken { name: name.clone(), source })?;
-            self.session.terminal.say(&format!("goes on from checkpoint {name}"));
-            self.session.restore_unsent(manifest.unsent);
+            self.outlet().terminal.say(&format!("goes on from checkpoint {name}"));
+            self.outlet().restore_unsent(manifest.unsent);
             self.saved = Some(self.state.batches);
             resumed_from = Some(name);
         }
         for (name, why) in &restored.refused {
-            self.session.terminal.say(&format!("checkpoint {name} is not used: {why}"));
+            self.outlet().terminal.say(&format!("checkpoint {name} is not used: {why}"));
         }
         let (batches_total, refused) = (self.granted, restored.refused);
         let started = ReportEvent::Started { resumed_from, batches_total, refused };
-        self.session.post(self.state.batches, started);
+        self.outlet().post(self.state.batches, started);
         Ok(())
     }
 

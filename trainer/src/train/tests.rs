@@ -20,6 +20,7 @@ use crate::error::exit_code;
 use crate::stop::StopSignal;
 use crate::{EarlyStopping, key};
 
+mod by_hand;
 mod ends;
 mod hooks;
 mod kinds;
@@ -444,10 +445,10 @@ fn ranks_share_a_batch_and_round_down() {
         .map(|rank| {
             let hyperparameters = json!({"global_batch_size": 50});
             let alone = Standalone { hyperparameters, ..alone(None, 1) }.context().unwrap();
-            let Context { config, session, stop, .. } = alone;
-            let session = Arc::into_inner(session).unwrap().into_inner().unwrap();
+            let Context { config, outlet, stop, .. } = alone;
+            let outlet = Arc::into_inner(outlet).unwrap().into_inner().unwrap();
             let ranks = crate::Distributed::of(Box::new(rank));
-            let context = Context::new(config, session, stop, Device::flex().autodiff(), ranks);
+            let context = Context::new(config, outlet, stop, Device::flex().autodiff(), ranks);
             (context.batch_size().unwrap(), context.global_batch_size().unwrap())
         })
         .collect();

@@ -7,7 +7,7 @@ use burn::module::Param;
 use burn::tensor::DType;
 
 use super::*;
-use crate::session::Session;
+use crate::outlet::Outlet;
 use crate::{At, Distributed, Sequence, Stream, ThreadRank};
 
 /// Inputs, labels, and how much each sample counts, if they differ in that.
@@ -133,14 +133,14 @@ fn gang(
         .enumerate()
         .map(|(number, rank)| {
             let lead = alone(Some(folder), BATCHES).context().unwrap();
-            let Context { mut config, session, stop, .. } = lead;
-            let session = Arc::into_inner(session).unwrap();
-            let session = match number {
-                0 => session.into_inner().unwrap(),
-                _ => Session::open(&mut config, true, false).unwrap(),
+            let Context { mut config, outlet, stop, .. } = lead;
+            let outlet = Arc::into_inner(outlet).unwrap();
+            let outlet = match number {
+                0 => outlet.into_inner().unwrap(),
+                _ => Outlet::open(&mut config, true, false).unwrap(),
             };
             let ranks = Distributed::of(Box::new(rank));
-            Context::new(config, session, stop, Device::flex().autodiff(), ranks)
+            Context::new(config, outlet, stop, Device::flex().autodiff(), ranks)
         })
         .collect();
     std::thread::scope(|scope| {

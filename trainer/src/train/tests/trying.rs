@@ -119,14 +119,13 @@ fn a_model_that_comes_back_as_another_is_found() {
     let folder = tempfile::tempdir().unwrap();
     let mut context = alone(Some(folder.path()), 1).context().unwrap();
     context.is_test = true;
-    let mut session = context.session.lock().unwrap();
     let data = Data::arrays(samples()).unwrap();
     let step = Both(|model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y));
     let fit = Fit::new(data).batch_size(50);
     let model = Net::new(context.device());
-    let mut run = Run::start(&context, &mut session, model, optimizers(), &step, fit).unwrap();
+    let mut run = Run::start(&context, model, optimizers(), &step, fit).unwrap();
     run.save().unwrap();
-    run.session.report_saved(true).unwrap();
+    run.outlet().report_saved(true).unwrap();
     run.try_restore().unwrap();
     run.model.replace(|model| Ok(model.map(&mut AddsOne))).unwrap();
     let error = run.try_restore().unwrap_err().to_string();

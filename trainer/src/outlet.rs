@@ -24,7 +24,7 @@ pub(crate) type Make = Box<dyn FnOnce() -> Result<Parts, String> + Send>;
 
 /// The ways out of this process.
 #[derive(Debug)]
-pub(crate) struct Session {
+pub(crate) struct Outlet {
     reporter: Option<Reporter>,
     files: Option<Files>,
     resume_from: Vec<CheckpointRef>,
@@ -59,7 +59,7 @@ async fn delete(storage: Storage, trial_path: String, mut names: UnboundedReceiv
     }
 }
 
-impl Session {
+impl Outlet {
     /// Opens what `config` names. Alone, there is no door, and storage only where a URL is given.
     /// Ranks other than the lead read, and write and report nothing.
     ///
@@ -127,7 +127,7 @@ impl Session {
         self.restore_from(&self.resume_from)
     }
 
-    /// As [`Session::restore`], of those named.
+    /// As [`Outlet::restore`], of those named.
     pub(crate) fn restore_from(&self, resume_from: &[CheckpointRef]) -> Result<Restored> {
         match &self.files {
             Some(files) => Ok(files.checkpoints.restore(resume_from)?),

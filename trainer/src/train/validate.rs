@@ -1,0 +1,140 @@
+//! Validations: what they say, and what is searched by.
+
+use burn::module::Module;
+use stoker_api::contract::ReportEvent;
+
+use super::hook;
+use super::run::Run;
+use super::state::Validated;
+use crate::callback::Logs;
+use crate::step::Metrics;
+use crate::{Result, precision};
+
+impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
+    /// The means of a validation at this batch, as callbacks see them.
+    pub(super) fn validation_logs(&self) -> Logs {
+        let here = self.state.validated.as_ref().filter(|it| it.batches == self.state.batches);
+        let metrics = here.map(Validated::metrics).unwrap_or_default();
+        metrics
+            .into_iter()
+            .map(|(name, value)| (name.replacen("validation_", "val_", 1), value))
+            .collect()
+    }
+
+    /// Validates; says whether the searched metric is the best yet.
+    pub(super) fn validate(&mut self) -> Result<bool> {
+        self.begin_validation()?;
+        let Some(data) = &self.validation else { return self.no_validation() };
+        let mut all = Metrics::default();
+        let (step, ranks) = (self.step, self.context.distributed());
+        let (callbacks, control) = (&mut self.callbacks, &mut self.control);
+        self.context.each_batch(&*self.model, data, self.batch_size, |index, model, batch| {
+            hook(callbacks, control, ranks, |callback, control| {
+                callback.on_validation_batch_begin(index, control)
+            })?;
+            if let Some(batch) = batch {
+                all.add(&step.validate(model, batch).into_metrics());
+            }
+            hook(callbacks, control, ranks, |callback, control| {
+                callback.on_validation_batch_end(index, control)
+            })
+        })?;
+        let all = step.validated(all)?;
+        let all = all.all_reduce(self.context.distributed().collective())?;
+        self.take_validation(&all)
+    }
+
+    /// Brings all ranks' models together before a validation.
+    pub(super) fn begin_validation(&mut self) -> Result<()> {
+        self.share_buffers()?;
+        if self.validation.is_none() && !self.by_hand {
+            return Ok(());
+        }
+        let (callbacks, control) = (&mut self.callbacks, &mut self.control);
+        let ranks = self.context.distributed();
+        hook(callbacks, control, ranks, |callback, control| callback.on_validation_begin(control))
+    }
+
+    /// There is nothing to validate on.
+    pub(super) fn no_validation(&mut self) -> Result<bool> {
+        self.state.validated = Some(Validated::new(self.state.batches, &Logs::new()));
+        self.searched_metric().map(|_| false)
+    }
+
+    /// Takes on what a validation says of all ranks; says whether the searched metric is the best yet.
+    pub(super) fn take_validation(&mut self, all: &Metrics) -> Result<bool> {
+        let batches = self.state.batches;
+        let metrics = all.means("validation_");
+        self.outlet().row("validation", batches, self.epoch(), &metrics)?;
+        self.state.validated = Some(Validated::new(batches, &metrics));
+        let mut is_best = false;
+        if let Some(metric) = self.searched_metric()? {
+            let best = self.state.best.map(f64::from_bits);
+            is_best = self.timetable.is_best(metric, best);
+            if is_best {
+                self.state.best = Some(metric.to_bits());
+            }
+        }
+        let logs = self.validation_logs();
+        self.hook(|callback, control| callback.on_validation_end(&logs, control))?;
+        Ok(is_best)
+    }
+
+    /// Refuses a search by a metric that no validation will give before anything is trained for it:
+    /// looks at the names of one batch's metrics. Changes no random stream that is read again.
+    pub(super) fn check_searched_metric(&self) -> Result<()> {
+        let mut metrics = Logs::new();
+        if let Some(data) = &self.validation {
+            let plan = self.context.plan(self.batch_size, false);
+            let steps = data.steps(&plan).min(1);
+            let first = data.loader(plan, 0..steps).next().transpose()?;
+            let Some(batch) = first.flatten() else { return Ok(()) };
+            let model = self.model.valid();
+            let model = precision::lowered(&model, self.context.config.mixed_precision);
+            let step = || self.step.validate(&model, batch);
+            let output = self.first_step("the first validation batch", &data.fields(), step)?;
+            metrics = output.into_metrics().means("validation_");
+        }
+        self.searched_among(&metrics).map(drop)
+    }
+
+    /// The searched metric of the validation at this batch.
+    pub(super) fn searched_metric(&self) -> Result<Option<f64>> {
+        let here = self.state.validated.as_ref().filter(|it| it.batches == self.state.batches);
+        here.map_or(Ok(None), |validated| self.searched_among(&validated.metrics()))
+    }
+
+    /// The searched metric among these. A search by a metric that there is not is an error; a program
+    /// alone need not have it.
+    fn searched_among(&self, metrics: &Logs) -> Result<Option<f64>> {
+        let searched = &self.context.config.metric;
+        let name = match searched.strip_prefix("val_") {
+            Some(name) => format!("validation_{name}"),
+            None => searched.clone(),
+        };
+        match metrics.get(&name) {
+            Some(value) => Ok(Some(*value)),
+            None if !self.outlet().has_runner() => Ok(None),
+            None => {
+                let names = metrics.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+                let names = if names.is_empty() { "none" } else { &names };
+                Err(format!(
+                    "there is no searched metric {searched}; of validation there are {names}"
+                )
+                .into())
+            }
+        }
+    }
+
+    /// Reports the last validation; `granted_units` makes it the result at that length.
+    pub(super) fn report_validation(&mut self, granted_units: Option<u64>) {
+        let event = self.validation_event(granted_units);
+        self.outlet().post(self.state.batches, event);
+    }
+
+    pub(super) fn validation_event(&self, granted_units: Option<u64>) -> ReportEvent {
+        let metrics = self.state.validated.as_ref().map(Validated::metrics).unwrap_or_default();
+        let format = |(name, value)| (name, stoker_api::number::format(value));
+        ReportEvent::Validated { metrics: metrics.into_iter().map(format).collect(), granted_units }
+    }
+}

@@ -11,6 +11,8 @@
 mod cifar10;
 #[path = "fashion-mnist/mod.rs"]
 mod fashion_mnist;
+#[path = "gan/mod.rs"]
+mod gan;
 #[path = "iris/mod.rs"]
 mod iris;
 #[path = "mnist/mod.rs"]
@@ -22,7 +24,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
-use stoker_trainer::{infer_with, launch, main_with};
+use stoker_trainer::{infer_with, launch, main_with, run_with};
 
 /// Training makes and drops large blocks in every step: several times faster here than with the
 /// system's allocator.
@@ -56,6 +58,8 @@ enum What {
     Cifar10(Rest),
     /// Three kinds of irises by the sizes of their leaves
     Iris(Rest),
+    /// Handwritten digits, drawn: two networks whose losses pull apart, by a loop of the program's own
+    Gan(Rest),
     /// The kinds of irises that a model trained by `iris` takes flowers for: run by `stoker job run`
     IrisPredict(Rest),
     /// In a pod: starts a program once for each rank, shows and stores what it prints
@@ -93,6 +97,7 @@ fn main() -> ExitCode {
         What::FashionMnist(rest) => main_with::<fashion_mnist::FashionMnist>(rest.arguments),
         What::Cifar10(rest) => main_with::<cifar10::Cifar10>(rest.arguments),
         What::Iris(rest) => main_with::<iris::Iris>(rest.arguments),
+        What::Gan(rest) => run_with(rest.arguments, gan::train),
         What::IrisPredict(rest) => infer_with::<iris::predict::Predict>(rest.arguments),
         What::Launch { command } => launch::main(&command),
         What::Setup { shared } => launch::setup(shared.as_deref()),

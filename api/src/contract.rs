@@ -175,6 +175,9 @@ pub struct Termination {
     pub unsent: Vec<Report>,
 }
 
+/// The longest [`ReportEvent::Progress::activity`] in characters: what is longer is cut.
+pub const ACTIVITY_CHARS_MAX: usize = 200;
+
 /// The longest termination message in bytes: Kubernetes cuts a longer one.
 pub const TERMINATION_BYTES_MAX: usize = 4096;
 
@@ -250,6 +253,9 @@ pub enum ReportEvent {
     Progress {
         /// Batches at which the granted length ends.
         batches_total: u64,
+        /// What the program says it is doing, for people; unset: nothing new.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        activity: Option<String>,
     },
     /// A validation has finished.
     Validated {

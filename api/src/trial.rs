@@ -158,6 +158,9 @@ pub struct TrialStatus {
     /// Why it stands there, for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+    /// What its program last said it is doing, in this attempt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub activity: Option<String>,
     /// When it was closed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended_at: Option<Timestamp>,

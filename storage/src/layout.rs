@@ -45,6 +45,11 @@ pub fn tensorboard_path(trial_path: &str) -> String {
     format!("{trial_path}/tensorboard")
 }
 
+/// The folder of what profilers sampled of a trial's ranks.
+pub fn profiler_path(trial_path: &str) -> String {
+    format!("{trial_path}/profiler")
+}
+
 /// The folder of the logs of one attempt.
 pub fn logs_path(trial_path: &str, attempt: u32) -> String {
     format!("{trial_path}/logs/{attempt}")
@@ -68,7 +73,7 @@ pub fn attempt_of(path: &str) -> Option<u32> {
     let (name, _) = rest.split_once('/').unwrap_or((rest, ""));
     match folder {
         "checkpoints" => parse_checkpoint_name(name).map(|it| it.1),
-        "metrics" => name.split_once('-')?.0.parse().ok(),
+        "metrics" | "profiler" => name.split_once('-')?.0.parse().ok(),
         "tensorboard" => name.strip_prefix("events.out.tfevents.")?.split_once('-')?.0.parse().ok(),
         "logs" => name.parse().ok(),
         _ => None,
@@ -91,6 +96,7 @@ mod tests {
         check(&crate::metrics::segments(&trial, 12).path(3), Some(12));
         let events = format!("{}/events.out.tfevents.000012-", tensorboard_path(&trial));
         check(&format!("{events}00000000.stoker"), Some(12));
+        check(&format!("{}/12-3-00000000.jsonl", profiler_path(&trial)), Some(12));
         check(&format!("{}/0-00000000.log", logs_path(&trial, 12)), Some(12));
         check(&record_path(&trial), None);
         check(&format!("{}/notes.txt", metrics_path(&trial)), None);

@@ -3,7 +3,9 @@
 //! Each attempt of a trial writes objects of its own. An attempt that starts from a checkpoint
 //! repeats what came after it: what an older attempt wrote of that is superseded.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -25,7 +27,7 @@ use crate::{Storage, StorageError, layout};
 /// ```
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Row {
-    /// `training` or `validation`.
+    /// `training`, `validation`, or what a program calls it.
     pub group: String,
     /// Global batches trained.
     pub batches: u64,
@@ -76,7 +78,8 @@ pub fn segments(trial_path: &str, attempt: u32) -> Segments {
 ///
 /// `attempts` are the attempts whose rows are wanted, in their order, each with the batches it
 /// started from (0 anew). A row counts unless a later attempt of these started before it, or has a
-/// row of the same group at the same batches. A last line that is cut off is left out.
+/// row of the same group at the same batches. What an attempt wrote of a group at the same batches in
+/// several rows is one row. A last line that is cut off is left out.
 ///
 /// # Errors
 ///
@@ -113,9 +116,13 @@ fn effective(rows: Vec<Row>, attempts: &[(u32, u64)]) -> Vec<Row> {
     };
     let mut kept = BTreeMap::<(u64, String), Row>::new();
     for row in rows.into_iter().filter(counts) {
-        let key = (row.batches, row.group.clone());
-        if kept.get(&key).is_none_or(|before| place(before) <= place(&row)) {
-            kept.insert(key, row);
+        match kept.entry((row.batches, row.group.clone())) {
+            Entry::Vacant(free) => drop(free.insert(row)),
+            Entry::Occupied(mut before) => match place(before.get()).cmp(&place(&row)) {
+                Ordering::Less => drop(before.insert(row)),
+                Ordering::Equal => before.get_mut().metrics.extend(row.metrics),
+                Ordering::Greater => {}
+            },
         }
     }
     kept.into_values().collect()
@@ -154,6 +161,20 @@ mod tests {
         check(&rows, &[(0, 0), (1, 10)], &[(0, t, 10), (1, v, 10)]);
         // An attempt that nobody asked for.
         check(&[(7, t, 10)], &[(0, 0)], &[]);
+    }
+
+    #[test]
+    fn rows_of_an_attempt_at_the_same_batches_are_one_and_a_later_attempts_takes_its_place() {
+        let named = |attempt, name: &str, value| {
+            let metrics = BTreeMap::from([(name.to_owned(), value)]);
+            Row { metrics, ..row(attempt, "validation", 10) }
+        };
+        let both = [named(0, "loss", 0.5), named(0, "accuracy", 0.9)];
+        let merged = effective(both.to_vec(), &[(0, 0)]).remove(0).metrics;
+        assert_eq!(merged, BTreeMap::from([("accuracy".into(), 0.9), ("loss".into(), 0.5)]));
+        let again = [both[0].clone(), both[1].clone(), named(1, "loss", 0.4)];
+        let kept = effective(again.to_vec(), &[(0, 0), (1, 10)]).remove(0);
+        assert_eq!((kept.attempt, kept.metrics), (1, BTreeMap::from([("loss".into(), 0.4)])));
     }
 
     #[tokio::test]

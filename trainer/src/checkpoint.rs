@@ -5,7 +5,6 @@
 //! leaves files that nobody looks at.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::path::{Component, Path};
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
 use bytes::Bytes;
@@ -18,10 +17,12 @@ use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
 mod error;
+mod folder;
 mod pinned;
 mod source;
 
 pub use error::CheckpointError;
+pub use folder::load_folder;
 pub use source::CheckpointSource;
 
 /// Version of the format: of what a manifest says, and of nothing inside the files.
@@ -88,12 +89,12 @@ pub struct Checkpoints {
 
 /// Whose checkpoints, and where.
 #[derive(Clone, Debug)]
-struct Place {
-    storage: Storage,
-    trial_path: String,
+pub(crate) struct Place {
+    pub(crate) storage: Storage,
+    pub(crate) trial_path: String,
     experiment_id: String,
     trial: u32,
-    attempt: u32,
+    pub(crate) attempt: u32,
 }
 
 impl Checkpoints {
@@ -108,6 +109,11 @@ impl Checkpoints {
             attempt: config.attempt,
         };
         Self { rt, place, in_flight: None, done: VecDeque::new() }
+    }
+
+    /// Whose checkpoints, and where.
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
     }
 
     /// Starts a save and returns; waits first for the one in flight, whose outcome
@@ -237,8 +243,18 @@ impl Place {
     }
 
     async fn save(&self, name: &str, save: Save, parts: Parts) -> Outcome {
-        let failed = |source| CheckpointError::Storage { name: name.to_owned(), source };
         let files = self.upload(name, parts).await?;
+        self.commit(name, save, files).await
+    }
+
+    /// Makes files that are stored a checkpoint.
+    pub(crate) async fn commit(
+        &self,
+        name: &str,
+        save: Save,
+        files: BTreeMap<String, FileEntry>,
+    ) -> Outcome {
+        let failed = |source| CheckpointError::Storage { name: name.to_owned(), source };
         for stored in save.after {
             stored.wait().await.map_err(failed)?;
         }
@@ -266,7 +282,7 @@ impl Place {
     }
 
     /// Hashes and stores all files, each on threads of its own.
-    async fn upload(
+    pub(crate) async fn upload(
         &self,
         name: &str,
         parts: Parts,
@@ -295,6 +311,16 @@ impl Place {
     }
 
     async fn load(&self, wanted: &CheckpointRef) -> Result<(Manifest, Parts), CheckpointError> {
+        let manifest = self.manifest(wanted).await?;
+        let parts = self.parts(&wanted.name, &manifest).await?;
+        Ok((manifest, parts))
+    }
+
+    /// The manifest of a checkpoint of this trial, checked.
+    pub(crate) async fn manifest(
+        &self,
+        wanted: &CheckpointRef,
+    ) -> Result<Manifest, CheckpointError> {
         let name = &wanted.name;
         let broken = |reason| CheckpointError::Broken { name: name.clone(), reason };
         let text = self.fetch(name, MANIFEST).await?;
@@ -312,8 +338,7 @@ impl Place {
                 manifest.experiment_id, manifest.trial, self.experiment_id, self.trial
             )));
         }
-        let parts = self.parts(name, &manifest).await?;
-        Ok((manifest, parts))
+        Ok(manifest)
     }
 
     /// The files that a manifest names, each checked.
@@ -341,7 +366,7 @@ impl Place {
         Ok(parts)
     }
 
-    async fn fetch(&self, name: &str, file: &str) -> Result<Bytes, CheckpointError> {
+    pub(crate) async fn fetch(&self, name: &str, file: &str) -> Result<Bytes, CheckpointError> {
         let path = layout::checkpoint_file(&self.trial_path, name, file);
         let name = name.to_owned();
         self.storage.get(&path).await.map_err(|source| match source {
@@ -351,31 +376,6 @@ impl Place {
             source => CheckpointError::Storage { name, source },
         })
     }
-}
-
-/// Reads a checkpoint from a folder on this machine, such as one that was downloaded.
-///
-/// # Errors
-///
-/// The folder holds no whole checkpoint.
-pub fn load_folder(path: &Path) -> Result<(Manifest, Parts), CheckpointError> {
-    let broken = |reason| CheckpointError::Broken { name: path.display().to_string(), reason };
-    let read = |file: &str| {
-        let is_below = Path::new(file).components().all(|it| matches!(it, Component::Normal(_)));
-        match is_below {
-            true => std::fs::read(path.join(file))
-                .map_err(|error| broken(format!("{file} cannot be read: {error}"))),
-            false => Err(broken(format!("{file} is no name of a file in the folder"))),
-        }
-    };
-    let manifest = parse(&read(MANIFEST)?).map_err(broken)?;
-    let mut parts = Parts::new();
-    for (file, entry) in &manifest.files {
-        let bytes = read(file)?;
-        verify(file, entry, &bytes).map_err(broken)?;
-        parts.insert(file.clone(), bytes.into());
-    }
-    Ok((manifest, parts))
 }
 
 fn parse(text: &[u8]) -> Result<Manifest, String> {

@@ -25,7 +25,7 @@ mod wire;
 
 pub use distributed::Distributed;
 pub(crate) use launched::Launched;
-pub(crate) use pulse::Doing;
+pub(crate) use pulse::{Doing, Pulse};
 pub use threads::ThreadRank;
 
 /// Sums and exchanges over ranks.

@@ -93,7 +93,7 @@ fn launch(command: &[String]) -> Result<Outcome> {
         if let (Some(storage), 0) = (&storage, shape.pod_index) {
             tokio::select! {
                 biased;
-                _ = signals.next() => return Err(asked_before_start()),
+                () = signals.end() => return Err(asked_before_start()),
                 tried = storage.probe() => tried?,
             }
         }

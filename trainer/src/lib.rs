@@ -1,10 +1,12 @@
 //! Trains models made with [burn], the same program on a laptop and in a gang of ranks.
 //!
-//! There are two ways in, each a few lines on the one below it:
+//! There are three ways in, each a few lines on the one below it:
 //!
 //! * [`Trial`] and [`main`]: says what to train; an experiment says with which hyperparameters, how
 //!   long, and when to validate and save.
 //! * [`run`] and [`Context::fit`]: a script that drives itself.
+//! * [`Context::training`]: a loop of the program's own, with all that `fit` does; [`Session`]: for models
+//!   that are not burn's, or to report and save more beside.
 //!
 //! [`Inference`] and [`infer`] put a data set through a trained model.
 //!
@@ -30,6 +32,7 @@ mod data;
 mod error;
 mod inference;
 mod optim;
+mod session;
 mod step;
 mod train;
 
@@ -70,8 +73,18 @@ pub use inference::{Inference, infer, infer_with};
 pub use optim::{Optimizers, Schedule};
 pub use record::WeightsFile;
 pub use rng::key;
+pub use session::{ClusterInfo, Download, PreemptMode, Profiler, Saved, Session, Upload};
 pub use step::{Metrics, Number, StepOutput};
 pub use train::{
     Fit, Fitted, Standalone, Step, Training, Trial, Turn, init, main, main_with, run, run_in,
-    run_trial,
+    run_trial, run_with,
 };
+
+/// The programs of the guides, which the tests compile.
+#[cfg(doctest)]
+mod guides {
+    #[doc = include_str!("../../docs/session.md")]
+    struct Session;
+    #[doc = include_str!("../../docs/porting.md")]
+    struct Porting;
+}

@@ -31,14 +31,31 @@ impl MetricsWriter {
     /// The metrics of `config`'s attempt. `rt` must be driven by a thread of its own,
     /// with I/O and time enabled.
     pub fn new(rt: Handle, storage: Storage, config: &TrialConfig) -> Self {
+        let trial_path = &config.storage.trial_path;
+        let rows = metrics::segments(trial_path, config.attempt);
+        Self::of(rt, storage, config.attempt, rows, &layout::tensorboard_path(trial_path))
+    }
+
+    /// What a profiler samples of a rank: rows and event files apart from the trial's.
+    pub(crate) fn of_profiler(
+        rt: Handle,
+        storage: Storage,
+        config: &TrialConfig,
+        rank: usize,
+    ) -> Self {
         let (trial_path, attempt) = (&config.storage.trial_path, config.attempt);
-        let rows = metrics::segments(trial_path, attempt);
+        let folder = layout::profiler_path(trial_path);
+        let rows = Segments::new(format!("{folder}/{attempt}-{rank}-"), ".jsonl");
+        let folder = format!("{}/profiler-rank-{rank}", layout::tensorboard_path(trial_path));
+        Self::of(rt, storage, attempt, rows, &folder)
+    }
+
+    fn of(rt: Handle, storage: Storage, attempt: u32, rows: Segments, events: &str) -> Self {
         // Readers take the files of a folder by name.
-        let folder = layout::tensorboard_path(trial_path);
         let events = Segments {
             header: tensorboard::header(now()).into(),
             age_max: EVENT_FILE_AGE_MAX,
-            ..Segments::new(format!("{folder}/events.out.tfevents.{attempt:06}-"), ".stoker")
+            ..Segments::new(format!("{events}/events.out.tfevents.{attempt:06}-"), ".stoker")
         };
         Self {
             attempt,

@@ -6,16 +6,18 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use stoker_api::contract::{CheckpointRef, Directive, ExitCode, Report, ReportEvent, TrialConfig};
+use stoker_storage::segments::Stored;
 use stoker_storage::{Storage, hash, layout};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::sync::oneshot;
 
 use crate::callback::Logs;
-use crate::checkpoint::{Checkpoints, Parts, Restored, Save, Saved};
+use crate::checkpoint::{Checkpoints, Parts, Place, Restored, Save, Saved};
 use crate::error::Infrastructure;
 use crate::metrics::MetricsWriter;
 use crate::reporter::Reporter;
+use crate::session::{GrantedLength, Reported};
 use crate::terminal::Terminal;
 use crate::{Error, Result};
 
@@ -32,10 +34,17 @@ pub(crate) struct Outlet {
     has_runner: bool,
     /// Whether this is rank 0, which alone writes and reports.
     is_lead: bool,
-    /// Global batches trained, by the last report.
-    batches: u64,
+    /// Global batches trained, by the last report, over all that the trial has trained.
+    pub(crate) batches: u64,
+    /// The batches that the trial had trained before this training began: a warm start counts from 0, and
+    /// the trial's record does not.
+    pub(crate) base: u64,
     /// The checkpoint that was last saved by this process.
     last_saved: Option<CheckpointRef>,
+    /// Whether the runner knows that this attempt trains.
+    pub(crate) is_started: bool,
+    pub(crate) reported: Reported,
+    pub(crate) length: GrantedLength,
     pub(crate) terminal: Terminal,
     /// Dropped last: the others' tasks run on it.
     _background: Background,
@@ -97,7 +106,11 @@ impl Outlet {
             has_runner: !alone,
             is_lead,
             batches: 0,
+            base: 0,
             last_saved: None,
+            is_started: false,
+            reported: Reported::default(),
+            length: GrantedLength::new(config.units),
             terminal: if is_lead { Terminal::new(alone) } else { Terminal::silent() },
             _background: background,
         })
@@ -169,12 +182,19 @@ impl Outlet {
 
     /// A sign of life and a question for the directive.
     pub(crate) fn progress(&mut self, batches: u64, batches_total: u64) {
-        self.post(batches, ReportEvent::Progress { batches_total });
+        let batches_total = self.base + batches_total;
+        self.post(batches, ReportEvent::Progress { batches_total, activity: None });
     }
 
     /// Reports; never waits.
     pub(crate) fn post(&mut self, batches: u64, event: ReportEvent) {
-        self.batches = batches;
+        self.post_at(self.base + batches, event);
+    }
+
+    /// As [`post`](Self::post), at a batch as the trial's record counts.
+    pub(crate) fn post_at(&mut self, batches: u64, event: ReportEvent) {
+        self.batches = self.batches.max(batches);
+        self.is_started |= matches!(event, ReportEvent::Started { .. });
         if let Some(reporter) = &self.reporter {
             reporter.post(batches, event);
         }
@@ -182,7 +202,7 @@ impl Outlet {
 
     /// Reports and waits for the answer; `None` where none came in a while.
     pub(crate) fn ask(&self, batches: u64, event: ReportEvent) -> Option<Directive> {
-        self.reporter.as_ref()?.ask_within(batches, event, crate::train::ANSWER_WAIT)
+        self.reporter.as_ref()?.ask_within(self.base + batches, event, crate::train::ANSWER_WAIT)
     }
 
     /// The latest answer.
@@ -197,7 +217,7 @@ impl Outlet {
         }
     }
 
-    /// Writes one row of metrics; `prefix` is not in the stored names.
+    /// Writes a row of metrics of a loop of ours.
     pub(crate) fn row(
         &mut self,
         group: &str,
@@ -205,6 +225,19 @@ impl Outlet {
         epoch: u64,
         metrics: &Logs,
     ) -> Result<()> {
+        self.reported.note(group, batches, metrics);
+        self.write_row(group, batches, epoch, metrics)
+    }
+
+    /// Writes a row of metrics.
+    pub(crate) fn write_row(
+        &mut self,
+        group: &str,
+        batches: u64,
+        epoch: u64,
+        metrics: &Logs,
+    ) -> Result<()> {
+        let batches = self.base + batches;
         if let Some(files) = self.own_files() {
             files.metrics.row(group, batches, epoch, metrics)?;
         }
@@ -214,6 +247,7 @@ impl Outlet {
 
     /// Writes a histogram for TensorBoard.
     pub(crate) fn histogram(&mut self, name: &str, batches: u64, values: &[f32]) {
+        let batches = self.base + batches;
         if let Some(files) = self.own_files() {
             files.metrics.histogram(name, batches, values);
         }
@@ -221,12 +255,41 @@ impl Outlet {
 
     /// Starts a save; waits only for one in flight.
     pub(crate) fn save(&mut self, batches: u64, metric: Option<f64>, make: Make) -> Result<()> {
-        let unsent = self.unsent();
+        let (unsent, batches) = (self.unsent(), self.base + batches);
         let Some(files) = self.own_files() else { return Ok(()) };
         let after = files.metrics.stored();
         let metadata = BTreeMap::new();
         let save = Save { batches, metric, unsent, metadata, after };
         Ok(files.checkpoints.begin(save, make)?)
+    }
+
+    /// Where checkpoints are, and what drives their transfer.
+    pub(crate) fn place(&self) -> Option<(Handle, Place)> {
+        let files = self.files.as_ref()?;
+        Some((self.runtime().clone(), files.checkpoints.place().clone()))
+    }
+
+    /// Checkpoints to go on from, the best first.
+    pub(crate) fn resume_from(&self) -> &[CheckpointRef] {
+        &self.resume_from
+    }
+
+    /// The name of the checkpoint that a restart would go on from.
+    pub(crate) fn latest(&self) -> Option<String> {
+        let saved = self.last_saved.as_ref().or_else(|| self.resume_from.first());
+        saved.map(|it| it.name.clone())
+    }
+
+    /// What a checkpoint that is written now waits for: the rows of metrics until now.
+    pub(crate) fn rows_stored(&mut self) -> Vec<Stored> {
+        self.own_files().map(|it| it.metrics.stored()).unwrap_or_default()
+    }
+
+    /// Reports a checkpoint that has come to exist.
+    pub(crate) fn saved(&mut self, saved: Saved) {
+        let (name, manifest_sha256) = (saved.name.clone(), saved.manifest_sha256.clone());
+        self.last_saved = Some(CheckpointRef { name, manifest_sha256 });
+        self.post_at(saved.batches, checkpointed(saved));
     }
 
     /// Reports checkpoints that have come to exist; waits for the one in flight if `wait`.
@@ -235,12 +298,7 @@ impl Outlet {
             let checkpoints = &mut files.checkpoints;
             let saved = if wait { checkpoints.finish()? } else { checkpoints.poll()? };
             let Some(saved) = saved else { break };
-            self.batches = self.batches.max(saved.batches);
-            let (name, manifest_sha256) = (saved.name.clone(), saved.manifest_sha256.clone());
-            self.last_saved = Some(CheckpointRef { name, manifest_sha256 });
-            if let Some(reporter) = &self.reporter {
-                reporter.post(saved.batches, checkpointed(saved));
-            }
+            self.saved(saved);
         }
         Ok(())
     }

@@ -72,6 +72,19 @@ impl Item {
         matches!(self.report.event, ReportEvent::Progress { .. })
     }
 
+    fn take_activity(&mut self) -> Option<String> {
+        match &mut self.report.event {
+            ReportEvent::Progress { activity, .. } => activity.take(),
+            _ => None,
+        }
+    }
+
+    fn inherit_activity(&mut self, said: Option<String>) {
+        if let ReportEvent::Progress { activity, .. } = &mut self.report.event {
+            *activity = activity.take().or(said);
+        }
+    }
+
     /// Whether nothing is lost with it.
     fn is_idle(&self) -> bool {
         let decides_nothing =
@@ -181,8 +194,13 @@ impl Reporter {
         }
         let id = state.next_id;
         state.next_id += 1;
-        let item = Item { id, report, asker };
+        let mut item = Item { id, report, asker };
         if item.is_progress() {
+            // What it said it does is told by the one that takes its place.
+            let waiting =
+                state.queue.iter_mut().filter(|it| it.is_progress() && it.asker.is_none());
+            let said = waiting.filter_map(Item::take_activity).last();
+            item.inherit_activity(said);
             state.queue.retain(|it| !it.is_progress() || it.asker.is_some());
         }
         if state.queue.len() >= QUEUE_MAX {

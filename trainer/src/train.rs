@@ -28,8 +28,10 @@ mod validate;
 pub use by_hand::{Training, Turn};
 use fit::Both;
 pub use fit::{Fit, Fitted, Step};
-pub use program::{Standalone, init, main, main_with, run, run_in};
+pub(crate) use length::{UNANSWERED_MAX, UNDECIDED_PAUSE};
+pub use program::{Standalone, init, main, main_with, run, run_in, run_with};
 use run::Run;
+pub(crate) use timetable::Timetable;
 pub use trial::{Trial, run_trial};
 pub(crate) use trying::Part;
 

@@ -106,6 +106,7 @@ fn render(trial: &Trial, experiment: Option<&Experiment>, now: Timestamp) -> Str
     fields.add("Phase", format!("{:?}{message}", status.phase));
     let of = Some(status.batches_total).filter(|it| *it > 0).map(|it| format!(" of {it}"));
     fields.add("Batches", format!("{}{}", status.batches, of.unwrap_or_default()));
+    fields.add("Activity", status.activity.clone().unwrap_or_default());
     let max = experiment.map(|it| format!(" of at most {}", it.spec.max_restarts));
     fields.add("Restarts", format!("{}{}", status.restarts, max.unwrap_or_default()));
     fields.add("Hyperparameters", run::hyperparameters(&spec.hyperparameters).replace(' ', "\n"));
@@ -257,6 +258,7 @@ mod tests {
                 "grants": [{"order": 5, "fact": 0, "units": 400}]},
             "status": {
                 "phase": "Running", "restarts": 1, "batches": 120, "batchesTotal": 400,
+                "activity": "warming up",
                 "facts": [{"result": {"units": 100, "metric": "0.5"}}],
                 "metrics": {"val_loss": "0.4", "accuracy": "0.9"}, "bestMetric": "0.4",
                 "attempts": [
@@ -286,6 +288,7 @@ Created:          2026-11-21T19:00:00Z (5m10s ago)
 Wanted:           run
 Phase:            Running
 Batches:          120 of 400
+Activity:         warming up
 Restarts:         1
 Hyperparameters:  lr=0.5
                   net.width=8

@@ -89,7 +89,7 @@ impl Trainer {
             if script == "crash-once" && self.config.attempt == 0 && batches == 7 {
                 return self.fail();
             }
-            let event = ReportEvent::Progress { batches_total: self.config.units };
+            let event = ReportEvent::Progress { batches_total: self.config.units, activity: None };
             match self.post(batches, event) {
                 Directive::Fenced => return ExitCode::Infrastructure,
                 Directive::Preempt => {
@@ -114,7 +114,7 @@ impl Trainer {
         let mut directive = self.post(batches, event);
         while directive == Directive::Wait {
             std::thread::sleep(Duration::from_millis(10));
-            let event = ReportEvent::Progress { batches_total: self.config.units };
+            let event = ReportEvent::Progress { batches_total: self.config.units, activity: None };
             directive = self.post(batches, event);
         }
         assert_eq!(directive, Directive::Stop);
@@ -142,14 +142,14 @@ impl Trainer {
 
     /// Tries what the door must refuse.
     fn knock(&self) {
-        let progress = ReportEvent::Progress { batches_total: 1 };
+        let progress = ReportEvent::Progress { batches_total: 1, activity: None };
         let body = serde_json::to_string(&self.report(0, progress)).unwrap();
         assert_eq!(self.send("wrong", &body).0, 401);
         assert_eq!(self.send("", &body).0, 401);
         let token = self.token();
         assert_eq!(self.send(&token, "{").0, 400);
         assert_eq!(self.send(&token, &format!("\"{}\"", "x".repeat(2 << 20))).0, 413);
-        let progress = ReportEvent::Progress { batches_total: 1 };
+        let progress = ReportEvent::Progress { batches_total: 1, activity: None };
         let other = Report { attempt: 9, ..self.report(0, progress) };
         assert_eq!(self.send(&token, &serde_json::to_string(&other).unwrap()).0, 403);
         let elsewhere = ReportEvent::Checkpointed {

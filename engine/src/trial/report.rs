@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-use stoker_api::contract::{Report, ReportEvent};
+use stoker_api::contract::{ACTIVITY_CHARS_MAX, Report, ReportEvent};
 use stoker_api::names::{checkpoint_name, parse_checkpoint_name};
 use stoker_api::number;
 use stoker_api::trial::{CheckpointRecord, Fact, ResultFact};
@@ -68,6 +68,7 @@ pub fn record_report(
         ReportEvent::Started { resumed_from, batches_total, refused } => {
             record.status.batches = report.batches;
             record.status.batches_total = *batches_total;
+            record.status.activity = None;
             if let Some(attempt) = record.status.attempts.last_mut() {
                 attempt.resumed_from.clone_from(resumed_from);
                 let refused = refused.iter().map(|(name, why)| format!("{name}: {why}"));
@@ -77,8 +78,12 @@ pub fn record_report(
                 }
             }
         }
-        ReportEvent::Progress { batches_total } => {
+        ReportEvent::Progress { batches_total, activity } => {
             record.status.batches_total = *batches_total;
+            if let Some(text) = activity {
+                let text = text.chars().take(ACTIVITY_CHARS_MAX).collect();
+                record.status.activity = Some(text);
+            }
         }
         ReportEvent::Validated { metrics, granted_units } => {
             if is_latest {

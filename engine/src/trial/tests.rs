@@ -336,8 +336,18 @@ fn checkpoints_are_listed_once_and_offered_newest_first() {
 fn a_start_sets_the_batches_back_and_names_what_was_passed_over() {
     let mut record = plain_record(0);
     begin_attempt(&mut record, 0);
-    let progress = ReportEvent::Progress { batches_total: 100 };
+    let says =
+        |text: &str| ReportEvent::Progress { batches_total: 100, activity: Some(text.into()) };
+    assert_eq!(
+        record_report(&mut record, &report(0, 40, says("warming up")), &LOSS),
+        Recorded::New
+    );
+    let progress = ReportEvent::Progress { batches_total: 100, activity: None };
     assert_eq!(record_report(&mut record, &report(0, 50, progress), &LOSS), Recorded::New);
+    assert_eq!(record.status.activity.as_deref(), Some("warming up"));
+    let long = says(&"ä".repeat(300));
+    assert_eq!(record_report(&mut record, &report(0, 50, long), &LOSS), Recorded::New);
+    assert_eq!(record.status.activity.as_ref().map(|it| it.chars().count()), Some(200));
     end_attempt(&mut record, UserError, Some("division by zero".to_owned()), &LIMITS);
     begin_attempt(&mut record, 1);
     let started = ReportEvent::Started {
@@ -347,6 +357,7 @@ fn a_start_sets_the_batches_back_and_names_what_was_passed_over() {
     };
     assert_eq!(record_report(&mut record, &report(1, 40, started), &LOSS), Recorded::New);
     assert_eq!((record.status.batches, record.status.batches_total), (40, 100));
+    assert_eq!(record.status.activity, None);
     let [first, second] = record.status.attempts.as_slice() else { panic!("two attempts") };
     assert_eq!(first.message.as_deref(), Some("division by zero"));
     assert_eq!(second.resumed_from.as_deref(), Some("000000000040-0"));

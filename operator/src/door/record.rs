@@ -143,7 +143,7 @@ mod tests {
         let check = |before: u64, after: u64, total: u64, expected: bool| {
             let status =
                 |batches| TrialStatus { batches, batches_total: 100, ..Default::default() };
-            let event = ReportEvent::Progress { batches_total: total };
+            let event = ReportEvent::Progress { batches_total: total, activity: None };
             let report = Report { version: 1, attempt: 0, batches: after, event };
             let after = TrialStatus { batches_total: total, ..status(after) };
             assert_eq!(is_fine(&status(before), &after, &report), expected, "{before} {after:?}");

@@ -369,7 +369,7 @@ async fn train(client: &Client, namespace: &str, pod: &Pod, unit_ms: u64, notes:
         }
         if done >= units {
             tokio::time::sleep(Duration::from_millis(20)).await;
-            let event = ReportEvent::Progress { batches_total: units };
+            let event = ReportEvent::Progress { batches_total: units, activity: None };
             directive = line.ask(attempt, done, event).await;
             continue;
         }

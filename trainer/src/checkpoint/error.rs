@@ -30,6 +30,14 @@ pub enum CheckpointError {
         /// What failed.
         source: StorageError,
     },
+    /// This machine's disk failed.
+    #[error("checkpoint {name}: {reason}")]
+    Local {
+        /// The checkpoint.
+        name: String,
+        /// Which file, and what failed.
+        reason: String,
+    },
     /// The runtime that saves and restores was shut down.
     #[error("checkpoint {name}: the runtime was shut down before it was done")]
     ShutDown {

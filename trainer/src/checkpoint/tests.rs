@@ -131,7 +131,7 @@ fn a_folder_is_read_only_if_it_is_whole() {
     std::fs::write(folder.join("model"), "WEIGHTS").unwrap();
     let error = load_folder(&folder).unwrap_err().to_string();
     assert!(error.contains("model has SHA-256"), "{error}");
-    let error = load_folder(Path::new("/nowhere")).unwrap_err().to_string();
+    let error = load_folder(std::path::Path::new("/nowhere")).unwrap_err().to_string();
     assert!(error.contains("manifest.json cannot be read"), "{error}");
 }
 

@@ -66,10 +66,16 @@ pub(crate) struct Pulse {
     doing: AtomicU64,
     /// How often rank 0 saw somebody move, or wait with reason; the others see it alone.
     gang: AtomicU64,
+    /// Whether a rank was asked to leave, as far as is known here.
+    is_asked: AtomicBool,
     /// Whether training is over.
     is_resting: AtomicBool,
     /// Whether this process ends with an error.
     has_failed: AtomicBool,
+    /// The last batch that a loop of the program's own has reported.
+    reported: AtomicU64,
+    /// Nanoseconds in which the loop waited for data.
+    data_wait: AtomicU64,
     steps: Mutex<Steps>,
 }
 
@@ -157,6 +163,41 @@ impl Pulse {
         self.tick(Doing::Train);
     }
 
+    /// A rank was asked to leave: all ranks hear of it with the next beats.
+    pub(crate) fn ask(&self) {
+        self.is_asked.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a rank was asked to leave, as far as is known here.
+    pub(crate) fn is_asked(&self) -> bool {
+        self.is_asked.load(Ordering::Relaxed)
+    }
+
+    /// The loop has waited for data.
+    pub(crate) fn waited_for_data(&self, time: Duration) {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.data_wait.fetch_add(nanos, Ordering::Relaxed);
+    }
+
+    /// How long the loop has waited for data, in all.
+    pub(crate) fn data_wait(&self) -> Duration {
+        Duration::from_nanos(self.data_wait.load(Ordering::Relaxed))
+    }
+
+    /// A loop of the program's own has reported this batch: it may have no steps that are seen here.
+    pub(crate) fn reported(&self, batches: u64) {
+        self.reported.fetch_max(batches, Ordering::Relaxed);
+    }
+
+    /// What the loop does, for people.
+    pub(crate) fn place(&self) -> String {
+        let place = self.beat().place();
+        match self.reported.load(Ordering::Relaxed) {
+            0 => place,
+            batches => format!("{place}, has reported batch {batches}"),
+        }
+    }
+
     /// This process ends with an error: it says no farewell.
     pub(crate) fn fail(&self) {
         self.has_failed.store(true, Ordering::Relaxed);
@@ -181,7 +222,7 @@ impl Pulse {
         self.gang.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn median_step(&self) -> Duration {
+    pub(crate) fn median_step(&self) -> Duration {
         let steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
         let mut seconds: Vec<f64> = steps.seconds.iter().copied().collect();
         seconds.sort_by(f64::total_cmp);
@@ -192,9 +233,13 @@ impl Pulse {
     pub(super) fn beat(&self) -> Beat {
         let load = |it: &AtomicU64| it.load(Ordering::Relaxed);
         let (step, calls) = (load(&self.step), load(&self.calls));
-        Beat { step, calls, doing: load(&self.doing), gang: load(&self.gang) }
+        let asked = if self.is_asked() { ASKED } else { 0 };
+        Beat { step, calls, doing: load(&self.doing), gang: load(&self.gang) & !ASKED | asked }
     }
 }
+
+/// In what a beat says of the gang: that a rank was asked to leave.
+const ASKED: u64 = 1 << 63;
 
 /// Where a rank is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -225,6 +270,11 @@ impl Beat {
 
     fn kind(&self) -> Option<Kind> {
         Kind::ALL.into_iter().find(|it| *it as u64 == self.doing & 0xff)
+    }
+
+    /// Whether a rank was asked to leave.
+    pub(super) fn asks(&self) -> bool {
+        self.gang & ASKED != 0
     }
 
     pub(super) fn is_over(&self) -> bool {

@@ -178,6 +178,9 @@ impl Watch {
                     Err(_) => {}
                 }
             }
+            if self.seen.values().any(|it| it.beat.asks()) {
+                self.pulse.ask();
+            }
             if let Some(text) = self.silent(own, own_since) {
                 self.alarm.ring(text);
             }

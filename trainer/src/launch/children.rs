@@ -179,6 +179,13 @@ impl Children {
     }
 
     fn pass_on(&mut self, signal: Signal) {
+        if signal == Signal::USR1 {
+            // To the ranks alone: what they have started may not know it, and would end.
+            for rank in self.ranks.iter().filter(|it| it.end.is_none()) {
+                let _ = rustix::process::kill_process(rank.group, signal);
+            }
+            return;
+        }
         self.is_asked = true;
         // A group outlives its first process.
         for rank in &self.ranks {

@@ -1,17 +1,18 @@
-//! The signals that are passed on to a program.
+//! The signals that are passed on to a program: requests to end, and to tell what its threads do.
 
 use tokio::signal::unix::{self, SignalKind, signal};
 
 use crate::Result;
 use crate::error::Infrastructure;
 
-/// Listens for the requests to end. The first process of a container gets none that it does not
+/// Listens for them. The first process of a container gets none that it does not
 /// listen for.
 #[derive(Debug)]
 pub(super) struct Signals {
     terminate: unix::Signal,
     interrupt: unix::Signal,
     hang_up: unix::Signal,
+    tell: unix::Signal,
 }
 
 impl Signals {
@@ -24,6 +25,7 @@ impl Signals {
             terminate: listen(SignalKind::terminate())?,
             interrupt: listen(SignalKind::interrupt())?,
             hang_up: listen(SignalKind::hangup())?,
+            tell: listen(SignalKind::user_defined1())?,
         })
     }
 
@@ -34,6 +36,12 @@ impl Signals {
             _ = self.terminate.recv() => Signal::TERM,
             _ = self.interrupt.recv() => Signal::INT,
             _ = self.hang_up.recv() => Signal::HUP,
+            _ = self.tell.recv() => Signal::USR1,
         }
+    }
+
+    /// Waits for a request to end.
+    pub(super) async fn end(&mut self) {
+        while self.next().await == rustix::process::Signal::USR1 {}
     }
 }

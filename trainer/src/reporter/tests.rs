@@ -85,7 +85,7 @@ impl Fixture {
 }
 
 fn progress() -> ReportEvent {
-    ReportEvent::Progress { batches_total: 100 }
+    ReportEvent::Progress { batches_total: 100, activity: None }
 }
 
 fn validated() -> ReportEvent {

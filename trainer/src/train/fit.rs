@@ -14,6 +14,7 @@ pub struct Fit<B> {
     pub(crate) batch_size: usize,
     pub(crate) epochs: Option<u64>,
     pub(crate) callbacks: Vec<Box<dyn Callback>>,
+    pub(crate) continue_id: String,
 }
 
 impl<B> fmt::Debug for Fit<B> {
@@ -28,7 +29,14 @@ impl<B> fmt::Debug for Fit<B> {
 impl<B> Fit<B> {
     /// Batches of 32 on each rank, for as long as the experiment says, or else for one epoch.
     pub fn new(train: Data<B>) -> Self {
-        Self { train, validation: None, batch_size: 32, epochs: None, callbacks: vec![] }
+        Self {
+            train,
+            validation: None,
+            batch_size: 32,
+            epochs: None,
+            callbacks: vec![],
+            continue_id: String::new(),
+        }
     }
 
     /// What to validate on.
@@ -47,6 +55,14 @@ impl<B> Fit<B> {
     #[must_use]
     pub fn epochs(self, epochs: u64) -> Self {
         Self { epochs: Some(epochs), ..self }
+    }
+
+    /// Names this training. It goes on exactly where it was from a checkpoint of the same name; from one of
+    /// another, or of none, it takes the weights alone and trains its whole length: other data, batch size
+    /// and optimizers are welcome. Change it where a trial is to be gone on with that way.
+    #[must_use]
+    pub fn continue_id(self, id: impl Into<String>) -> Self {
+        Self { continue_id: id.into(), ..self }
     }
 
     /// Adds callbacks, which run in this order.

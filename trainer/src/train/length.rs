@@ -14,12 +14,12 @@ use crate::error::{Infrastructure, Interrupted};
 use crate::{Error, Result};
 
 /// Pause before an undecided runner is asked again.
-const UNDECIDED_PAUSE: Duration = Duration::from_millis(200);
+pub(crate) const UNDECIDED_PAUSE: Duration = Duration::from_millis(200);
 /// Questions without an answer at the end of the granted length, each [`ANSWER_WAIT`] and a pause
 /// long, before the process gives its place up: about ten minutes.
 ///
 /// [`ANSWER_WAIT`]: super::ANSWER_WAIT
-const UNANSWERED_MAX: u32 = 500;
+pub(crate) const UNANSWERED_MAX: u32 = 500;
 
 /// What was asked of the ranks.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
@@ -134,7 +134,9 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             std::thread::sleep(UNDECIDED_PAUSE);
             // A longer length may end at the same batch.
             event = match self.reached_units() {
-                reached if reached == told => ReportEvent::Progress { batches_total: self.granted },
+                reached if reached == told => {
+                    ReportEvent::Progress { batches_total: self.granted, activity: None }
+                }
                 reached => {
                     told = reached;
                     self.validation_event(reached)

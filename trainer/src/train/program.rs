@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -19,6 +20,7 @@ use crate::data::panic_message;
 use crate::device::{self, Place};
 use crate::error::{Infrastructure, Interrupted, exit_code};
 use crate::outlet::Outlet;
+use crate::session::threads;
 use crate::stop::StopSignal;
 use crate::terminal::Terminal;
 use crate::{Error, Result, termination};
@@ -152,6 +154,20 @@ pub fn main<T: Trial>() -> process::ExitCode {
 
 /// As [`main`], with these arguments in place of the program's: for a program of several trials.
 pub fn main_with<T: Trial>(arguments: impl IntoIterator<Item = String>) -> process::ExitCode {
+    run_with(arguments, |context| run_trial::<T>(context).map(drop))
+}
+
+/// A whole `fn main` for a script: makes the session, runs `program`, and turns what it returns,
+/// and a panic, into the exit code that a runner understands.
+pub fn run(program: impl FnOnce(&Context) -> Result<()>) -> process::ExitCode {
+    finish(init(), program)
+}
+
+/// As [`run`]; alone, these arguments say how to train, as those of [`main`] do.
+pub fn run_with(
+    arguments: impl IntoIterator<Item = String>,
+    program: impl FnOnce(&Context) -> Result<()>,
+) -> process::ExitCode {
     let told = match std::env::var_os(ENV_TRIAL_CONFIG) {
         Some(path) => under_runner(Path::new(&path)),
         None => match arguments::parse(arguments) {
@@ -163,13 +179,7 @@ pub fn main_with<T: Trial>(arguments: impl IntoIterator<Item = String>) -> proce
             Err(error) => Err(error),
         },
     };
-    finish(told, |context| run_trial::<T>(context).map(drop))
-}
-
-/// A whole `fn main` for a script: makes the session, runs `program`, and turns what it returns,
-/// and a panic, into the exit code that a runner understands.
-pub fn run(program: impl FnOnce(&Context) -> Result<()>) -> process::ExitCode {
-    finish(init(), program)
+    finish(told, program)
 }
 
 /// As [`run`]; alone, the program keeps checkpoints and metrics in this folder, and goes on from the
@@ -208,7 +218,11 @@ pub(super) fn context(mut config: TrialConfig, alone: bool) -> Result<Context> {
     let stop = StopSignal::default();
     let listening = stop.listen(outlet.runtime(), alone);
     listening.map_err(|error| Infrastructure(format!("no signal handlers: {error}")))?;
+    let pulse = Arc::<OnceLock<_>>::default();
+    let telling = threads::listen(outlet.runtime(), launched.numbers.rank, pulse.clone());
+    telling.map_err(|error| Infrastructure(format!("no signal handlers: {error}")))?;
     let ranks = Distributed::join(&told, &launched, place.gpu, &stop)?;
+    let _ = pulse.set(ranks.pulse.clone());
     Ok(Context::new(config, outlet, stop, place.device, ranks))
 }
 

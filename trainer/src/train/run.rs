@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::MutexGuard;
+use std::time::Instant;
 
 use burn::module::Module;
 
@@ -67,7 +68,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         fit: Fit<B>,
     ) -> Result<Self> {
         let config = &context.config;
-        let Fit { train, validation, batch_size, epochs, callbacks } = fit;
+        let Fit { train, validation, batch_size, epochs, callbacks, continue_id } = fit;
         let global_batch = batch_size * context.distributed().size();
         let plan = context.plan(batch_size, true);
         train.check(&plan)?;
@@ -85,7 +86,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let (samples, global) = (train.samples(), train.global_batch(&plan));
         let validated = validation.as_ref().map(Data::samples);
         same_data(context.distributed(), (samples, global, validated))?;
-        let state = RunState { global_batch: global, samples, ..RunState::default() };
+        let state = RunState { global_batch: global, samples, continue_id, ..RunState::default() };
         let mut run = Self {
             context,
             model: Held::new(model),
@@ -215,7 +216,9 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     pub(super) fn next_batch(&mut self, batches: &mut Loader<B>) -> Result<Option<B>> {
         let (context, ranks) = (self.context, self.context.distributed());
         ranks.pulse.step(self.state.batches);
+        let start = Instant::now();
         let batch = batches.next().ok_or("the data has ended")??;
+        ranks.pulse.waited_for_data(start.elapsed());
         rng::seed_step(context.device(), context.trial_seed(), self.state.batches, ranks.rank());
         Ok(batch)
     }

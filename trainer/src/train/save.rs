@@ -135,20 +135,39 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let restored = self.restore_together()?;
         let mut resumed_from = None;
         if let Some((name, manifest, parts)) = restored.checkpoint {
-            let taken = self.take_on(&parts);
-            taken.map_err(|source| NotTaken { name: name.clone(), source })?;
-            self.outlet().terminal.say(&format!("goes on from checkpoint {name}"));
+            let not_taken = |source| NotTaken { name: name.clone(), source };
+            let said = match self.is_same_training(&parts).map_err(not_taken)? {
+                true => {
+                    self.take_on(&parts).map_err(not_taken)?;
+                    self.saved = Some(self.state.batches);
+                    format!("goes on from checkpoint {name}")
+                }
+                false => {
+                    self.model
+                        .replace(|model| record::load_model(model, &parts))
+                        .map_err(not_taken)?;
+                    self.state.base = manifest.batches;
+                    let id = &self.state.continue_id;
+                    format!("training {id:?} begins with the weights of checkpoint {name}")
+                }
+            };
+            self.outlet().base = self.state.base;
+            self.outlet().terminal.say(&said);
             self.outlet().restore_unsent(manifest.unsent);
-            self.saved = Some(self.state.batches);
             resumed_from = Some(name);
         }
         for (name, why) in &restored.refused {
             self.outlet().terminal.say(&format!("checkpoint {name} is not used: {why}"));
         }
-        let (batches_total, refused) = (self.granted, restored.refused);
+        let (batches_total, refused) = (self.state.base + self.granted, restored.refused);
         let started = ReportEvent::Started { resumed_from, batches_total, refused };
         self.outlet().post(self.state.batches, started);
         Ok(())
+    }
+
+    /// Whether a checkpoint is of this training, and not of another of the trial.
+    fn is_same_training(&self, parts: &Parts) -> Result<bool> {
+        Ok(RunState::read(parts)?.continue_id == self.state.continue_id)
     }
 
     pub(super) fn take_on(&mut self, parts: &Parts) -> Result<()> {

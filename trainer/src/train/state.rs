@@ -24,8 +24,14 @@ const GRADIENTS: &str = "gradients.bpk";
 /// of the seed and of `batches`.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub(crate) struct RunState {
-    /// Global batches trained.
+    /// Global batches trained, since the last warm start.
     pub(crate) batches: u64,
+    /// Which training this is of: another begins with its weights alone.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) continue_id: String,
+    /// Global batches that the trial had trained before this training.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) base: u64,
     /// Samples of a global batch, without which `batches` is no position.
     pub(crate) global_batch: usize,
     /// Samples of an epoch, likewise.
@@ -68,6 +74,11 @@ impl Validated {
     pub(crate) fn metrics(&self) -> Logs {
         from_bits(&self.metrics)
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// JSON knows no NaN, and bits are exact.

@@ -21,6 +21,7 @@ use crate::stop::StopSignal;
 use crate::{EarlyStopping, key};
 
 mod by_hand;
+mod continued;
 mod ends;
 mod hooks;
 mod kinds;

@@ -7,6 +7,7 @@ use super::hook;
 use super::run::Run;
 use super::state::Validated;
 use crate::callback::Logs;
+use crate::session::searched_among;
 use crate::step::Metrics;
 use crate::{Result, precision};
 
@@ -107,22 +108,10 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// The searched metric among these. A search by a metric that there is not is an error; a program
     /// alone need not have it.
     fn searched_among(&self, metrics: &Logs) -> Result<Option<f64>> {
-        let searched = &self.context.config.metric;
-        let name = match searched.strip_prefix("val_") {
-            Some(name) => format!("validation_{name}"),
-            None => searched.clone(),
-        };
-        match metrics.get(&name) {
-            Some(value) => Ok(Some(*value)),
-            None if !self.outlet().has_runner() => Ok(None),
-            None => {
-                let names = metrics.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-                let names = if names.is_empty() { "none" } else { &names };
-                Err(format!(
-                    "there is no searched metric {searched}; of validation there are {names}"
-                )
-                .into())
-            }
+        match searched_among(&self.context.config, metrics) {
+            Ok(value) => Ok(Some(value)),
+            Err(_) if !self.outlet().has_runner() => Ok(None),
+            Err(error) => Err(error),
         }
     }
 

@@ -13,6 +13,7 @@ mod hosts;
 mod launching;
 #[cfg(feature = "learner")]
 mod learner;
+mod own_loop;
 mod preparing;
 mod process;
 mod training;
@@ -34,6 +35,7 @@ fn program() {
         ("cached", folder) => cached::read(folder.as_ref()),
         #[cfg(feature = "learner")]
         ("learn", _) => learner::train(),
+        ("own", _) => own_loop::train(),
         ("train", _) => training::train(),
         (other, _) => panic!("no role {other}"),
     };

@@ -1,0 +1,162 @@
+//! Handwritten digits drawn by a network: a loop of the program's own, with two losses.
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig, Relu, Sigmoid};
+use burn::optim::AdamConfig;
+use burn::tensor::activation::{leaky_relu, log_sigmoid};
+use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
+use serde::Deserialize;
+use stoker_trainer::{
+    Context, Data, Fit, InvalidHyperparameters, Metrics, Optimizers, Result, StepOutput, Turn, key,
+};
+
+use crate::mnist::images;
+use crate::place::Place;
+
+const PIXELS: usize = 28 * 28;
+/// Numbers that a picture is made of.
+const LATENT: usize = 64;
+/// Pictures that a validation looks at.
+const LOOKED_AT: usize = 256;
+
+/// The hyperparameters; `global_batch_size` is read by the library.
+#[derive(Clone, Debug, Deserialize)]
+struct Hparams {
+    generator_rate: f64,
+    discriminator_rate: f64,
+    hidden: usize,
+}
+
+/// Both networks: one model, so that one checkpoint holds them.
+#[derive(Debug, Module)]
+struct Gan {
+    generator: Pair,
+    discriminator: Pair,
+}
+
+/// Two layers.
+#[derive(Debug, Module)]
+struct Pair {
+    hidden: Linear,
+    output: Linear,
+}
+
+impl Pair {
+    fn new(sizes: [usize; 3], device: &Device) -> Self {
+        let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(device);
+        Self { hidden: linear(sizes[0], sizes[1]), output: linear(sizes[1], sizes[2]) }
+    }
+}
+
+impl Gan {
+    fn new(hidden: usize, device: &Device) -> Self {
+        Self {
+            generator: Pair::new([LATENT, hidden, PIXELS], device),
+            discriminator: Pair::new([PIXELS, hidden, 1], device),
+        }
+    }
+
+    /// # Shapes
+    ///
+    /// - noise: `[samples, LATENT]`
+    /// - result: `[samples, PIXELS]`, in 0 to 1
+    fn draw(&self, noise: Tensor<2>) -> Tensor<2> {
+        let hidden = Relu.forward(self.generator.hidden.forward(noise));
+        Sigmoid.forward(self.generator.output.forward(hidden))
+    }
+
+    /// How real pictures look: logits `[samples, 1]`.
+    fn judge(&self, pictures: Tensor<2>) -> Tensor<2> {
+        let hidden = leaky_relu(self.discriminator.hidden.forward(pictures), 0.2);
+        self.discriminator.output.forward(hidden)
+    }
+
+    /// The discriminator's: real pictures are real, drawn ones are not.
+    fn discriminator_loss(&self, real: Tensor<2>) -> StepOutput {
+        let [samples, _] = real.dims();
+        let drawn = self.draw(noise(samples, &real.device())).detach();
+        let right = log_sigmoid(self.judge(real)) + log_sigmoid(self.judge(drawn).neg());
+        StepOutput::sum(right.sum().neg(), samples).loss_as("discriminator_loss")
+    }
+
+    /// The generator's: drawn pictures pass for real.
+    fn generator_loss(&self, samples: usize, device: &Device) -> StepOutput {
+        let passed = log_sigmoid(self.judge(self.draw(noise(samples, device))));
+        StepOutput::sum(passed.sum().neg(), samples).loss_as("generator_loss")
+    }
+}
+
+/// Drawn for this batch alone: a training that was stopped goes on with the same.
+fn noise(samples: usize, device: &Device) -> Tensor<2> {
+    Tensor::random([samples, LATENT], Distribution::Normal(0.0, 1.0), device)
+}
+
+/// The same in every validation and on every rank: sums of uniform numbers, nearly normal.
+fn fixed_noise(device: &Device) -> Tensor<2> {
+    let uniform = |i: u64| (key(&[i]) >> 40) as f32 / (1 << 24) as f32;
+    let normal = |i: u64| (0..12).map(|k| uniform(i * 12 + k)).sum::<f32>() - 6.0;
+    let values: Vec<f32> = (0..(LOOKED_AT * LATENT) as u64).map(normal).collect();
+    Tensor::from_data(TensorData::new(values, [LOOKED_AT, LATENT]), device)
+}
+
+/// The mean picture, `[1, PIXELS]`.
+fn mean_picture(pictures: Tensor<2>) -> Tensor<2> {
+    pictures.mean_dim(0)
+}
+
+/// The whole program.
+pub(crate) fn train(context: &Context) -> Result<()> {
+    let hparams: Hparams = context.hparams()?;
+    if hparams.hidden == 0 {
+        return Err(InvalidHyperparameters("hidden is 0, but must be at least 1".into()).into());
+    }
+    let place = Place::new(context, "mnist")?;
+    let data: Data<(Tensor<4>, Tensor<1, Int>)> = Data::new(images(&place, "train")?);
+    let test = Data::new(images(&place, "t10k")?);
+
+    // What real pictures are like on average.
+    let device = context.device().clone().without_autodiff();
+    let of_test = context.plan(LOOKED_AT, false);
+    let first = test.loader(of_test, 0..1).next().transpose()?.flatten();
+    let (first, _): (Tensor<4>, Tensor<1, Int>) = first.ok_or("the test set is empty")?;
+    let real_mean = context.distributed().broadcast(values(mean_picture(first.flatten(1, 3))))?;
+
+    let adam = AdamConfig::new().with_beta_1(0.5);
+    let optimizers = Optimizers::one(adam.init(), hparams.generator_rate).group(
+        "^discriminator",
+        adam.build(),
+        hparams.discriminator_rate,
+    )?;
+    let fit = Fit::new(data.workers(1)).batch_size(context.batch_size()?);
+    let model = Gan::new(hparams.hidden, context.device());
+    let mut training = context.training(model, optimizers, fit)?;
+    while let Some(turn) = training.next()? {
+        match turn {
+            Turn::Train(batch) => {
+                let real = batch.map(|(pictures, _)| pictures.flatten(1, 3));
+                let samples = real.as_ref().map(|it: &Tensor<2>| it.dims()[0]);
+                let loss = real.map(|real| training.model().discriminator_loss(real));
+                training.step("^discriminator", loss)?;
+                let loss = samples
+                    .map(|samples| training.model().generator_loss(samples, context.device()));
+                training.step("^generator", loss)?;
+                training.end_batch()?;
+            }
+            Turn::Validate => {
+                let drawn = training.model().valid().draw(fixed_noise(&device));
+                let mean = values(mean_picture(drawn));
+                let square = |(a, b): (&f32, &f32)| f64::from(a - b).powi(2);
+                let distance: f64 = mean.iter().zip(&real_mean).map(square).sum();
+                let mut metrics = Metrics::default();
+                metrics.add_one("mean_distance", distance.sqrt(), 1.0);
+                training.validated(&metrics)?;
+            }
+        }
+    }
+    training.finish()?;
+    Ok(())
+}
+
+fn values(picture: Tensor<2>) -> Vec<f32> {
+    picture.into_data().iter::<f32>().collect()
+}

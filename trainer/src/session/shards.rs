@@ -1,0 +1,119 @@
+//! One checkpoint of what several ranks give: pure.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use stoker_api::contract::FileEntry;
+
+/// What a rank gives to a checkpoint.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub(super) struct Share {
+    pub(super) files: BTreeMap<String, FileEntry>,
+    pub(super) metadata: BTreeMap<String, Value>,
+}
+
+/// What all ranks give.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Merged {
+    /// The rank that stores each file: the first that has it.
+    pub(super) owners: BTreeMap<String, usize>,
+    pub(super) metadata: BTreeMap<String, Value>,
+}
+
+/// Puts all ranks' shares together. A file that several ranks have must be the same on all of them, and so
+/// must the value of a key.
+///
+/// # Errors
+///
+/// Every conflict there is.
+pub(super) fn merge(shares: &[Share]) -> Result<Merged, String> {
+    let (mut merged, mut conflicts) = (Merged::default(), vec![]);
+    for (rank, share) in shares.iter().enumerate() {
+        for (file, entry) in &share.files {
+            let owner = *merged.owners.entry(file.clone()).or_insert(rank);
+            let first = &shares[owner].files[file];
+            if first != entry {
+                conflicts.push(format!(
+                    "file {file} is {} on rank {owner} and {} on rank {rank}",
+                    told(first),
+                    told(entry)
+                ));
+            }
+        }
+        for (key, value) in &share.metadata {
+            let first = merged.metadata.entry(key.clone()).or_insert_with(|| value.clone());
+            if first != value {
+                conflicts.push(format!(
+                    "metadata {key} is {first} before rank {rank}, which has {value}"
+                ));
+            }
+        }
+    }
+    for file in merged.owners.keys() {
+        let mut above = file.as_str();
+        while let Some((folder, _)) = above.rsplit_once('/') {
+            above = folder;
+            if let Some(owner) = merged.owners.get(above) {
+                conflicts
+                    .push(format!("{above} is a file on rank {owner}, and the folder of {file}"));
+            }
+        }
+    }
+    match conflicts.is_empty() {
+        true => Ok(merged),
+        false => Err(conflicts.join("; ")),
+    }
+}
+
+fn told(entry: &FileEntry) -> String {
+    format!("{} bytes ({:.8})", entry.bytes, entry.sha256)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn share(files: &[(&str, &str)], metadata: &Value) -> Share {
+        let entry = |sha256: &str| FileEntry { bytes: 3, sha256: sha256.into() };
+        Share {
+            files: files.iter().map(|(file, sum)| ((*file).to_owned(), entry(sum))).collect(),
+            metadata: serde_json::from_value(metadata.clone()).unwrap(),
+        }
+    }
+
+    #[test]
+    fn shares_are_put_together_and_every_conflict_is_told() {
+        let check = |shares: &[Share], expected: Result<(&[(&str, usize)], Value), &str>| {
+            let merged = merge(shares);
+            let expected = expected.map_err(str::to_owned).map(|(owners, metadata)| Merged {
+                owners: owners.iter().map(|(file, rank)| ((*file).to_owned(), *rank)).collect(),
+                metadata: serde_json::from_value(metadata).unwrap(),
+            });
+            assert_eq!(merged, expected);
+        };
+        let none = json!({});
+        check(&[share(&[], &none), share(&[], &none)], Ok((&[], none.clone())));
+        let shares = [
+            share(&[("all", "a"), ("rank0/x", "b")], &json!({"epoch": 1, "lead": true})),
+            share(&[("all", "a"), ("rank1/x", "c")], &json!({"epoch": 1})),
+        ];
+        let owners = [("all", 0), ("rank0/x", 0), ("rank1/x", 1)];
+        check(&shares, Ok((&owners, json!({"epoch": 1, "lead": true}))));
+        let shares = [
+            share(&[("x", "aaaaaaaaaaaa"), ("y", "b")], &json!({"epoch": 1, "k": [1]})),
+            share(&[("x", "cccccccccccc"), ("y", "b")], &json!({"epoch": 2})),
+            share(&[("x", "aaaaaaaaaaaa"), ("y", "d"), ("y/z", "e")], &json!({"k": [1]})),
+        ];
+        check(
+            &shares,
+            Err(
+                "file x is 3 bytes (aaaaaaaa) on rank 0 and 3 bytes (cccccccc) on rank 1; metadata epoch \
+                 is 1 before rank 1, which has 2; file y is 3 bytes (b) on rank 0 and 3 bytes (d) on rank \
+                 2; y is a file on rank 0, and the folder of y/z",
+            ),
+        );
+    }
+}

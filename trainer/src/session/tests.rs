@@ -1,0 +1,382 @@
+//! What a session reports, saves and asks, alone and over ranks.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use burn::tensor::Device;
+use serde_json::{Value, json};
+use stoker_api::experiment::{Length, Unit};
+use stoker_storage::Storage;
+use stoker_storage::metrics::{self, Row};
+
+use super::*;
+use crate::error::exit_code;
+use crate::stop::StopSignal;
+use crate::{CheckpointSource, Distributed, Standalone, ThreadRank};
+
+/// The sessions of `size` threads, of a program that keeps its files in `folder`.
+fn gang(folder: &Path, size: usize) -> Vec<Context> {
+    let context = |(number, rank): (usize, ThreadRank)| {
+        let standalone = Standalone {
+            folder: Some(folder.to_owned()),
+            length: Some(Length::new(Unit::Epochs, 2)),
+            quiet: true,
+            ..Standalone::default()
+        };
+        let Context { mut config, outlet, .. } = standalone.context().unwrap();
+        let outlet = match number {
+            0 => Arc::into_inner(outlet).unwrap().into_inner().unwrap(),
+            _ => Outlet::open(&mut config, true, false).unwrap(),
+        };
+        let ranks = Distributed::of(Box::new(rank));
+        Context::new(config, outlet, StopSignal::default(), Device::flex().autodiff(), ranks)
+    };
+    ThreadRank::group(size).into_iter().enumerate().map(context).collect()
+}
+
+fn alone(folder: &Path) -> Context {
+    gang(folder, 1).remove(0)
+}
+
+/// What each rank's thread gives.
+fn each<T: Send>(contexts: &[Context], act: impl Fn(&Context) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let act = &act;
+        let threads: Vec<_> =
+            contexts.iter().map(|context| scope.spawn(move || act(context))).collect();
+        threads.into_iter().map(|it| it.join().unwrap()).collect()
+    })
+}
+
+/// The rows of attempts that started at these batches.
+fn rows(folder: &Path, attempts: &[(u32, u64)]) -> Vec<Row> {
+    let storage = Storage::open(folder.to_str().unwrap(), None).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(metrics::read(&storage, "trial", attempts)).unwrap()
+}
+
+fn write(folder: &Path, files: &[(&str, &str)]) -> Result<()> {
+    for (name, text) in files {
+        let path = folder.join(name);
+        std::fs::create_dir_all(path.parent().unwrap())?;
+        std::fs::write(path, text)?;
+    }
+    Ok(())
+}
+
+/// A model that counts: its sum goes from batch to batch.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Sum {
+    batches: u64,
+    sum: u64,
+}
+
+/// Trains to batch `stop_at` at most, where it is asked to leave.
+fn train(folder: &Path, stop_at: u64) -> Result<Sum> {
+    let context = alone(folder);
+    let session = context.session();
+    let restored = session.restore_path(|folder, saved| {
+        let sum = std::fs::read_to_string(folder.join("model/sum"))?.parse()?;
+        assert_eq!(saved.metadata["kind"], json!("sum"));
+        Ok(Sum { batches: saved.batches, sum })
+    })?;
+    let mut model = restored.unwrap_or_default();
+    let store = |model: &Sum| {
+        let upload = Upload::at(model.batches).metadata("kind", "sum");
+        session.store_path(upload, |folder| write(folder, &[("model/sum", &model.sum.to_string())]))
+    };
+    while model.batches < session.length(5, 8) {
+        model.batches += 1;
+        model.sum += crate::key(&[model.batches]) >> 32;
+        let loss = model.sum as f64;
+        session.report_metrics("training", model.batches, [("loss", loss)])?;
+        if model.batches.is_multiple_of(4) {
+            session.report_metrics("gradients", model.batches, [("norm", loss / 2.0)])?;
+            store(&model)?;
+        }
+        if model.batches == stop_at {
+            context.stop.set();
+        }
+        if let Some(why) = session.asked_to_leave()? {
+            if !model.batches.is_multiple_of(4) {
+                store(&model)?;
+            }
+            return Err(why.into());
+        }
+    }
+    session.report_metrics("validation", model.batches, [("loss", 1.0)])?;
+    session.report_metrics("validation", model.batches, [("val_accuracy", 0.5)])?;
+    store(&model)?;
+    assert_eq!(session.reach(model.batches)?, None);
+    Ok(model)
+}
+
+#[test]
+fn a_loop_of_any_model_goes_on_from_where_it_was_asked_to_leave() {
+    let straight = tempfile::tempdir().unwrap();
+    let expected = train(straight.path(), u64::MAX).unwrap();
+    assert_eq!(expected.batches, 10);
+    let strip = |rows: Vec<Row>| -> Vec<_> {
+        rows.into_iter().map(|it| (it.batches, it.group, it.epoch, it.metrics)).collect()
+    };
+    let rows_straight = strip(rows(straight.path(), &[(0, 0)]));
+    assert_eq!(rows_straight.len(), 13, "{rows_straight:?}");
+    let (.., validation) = rows_straight.last().unwrap();
+    let names: Vec<_> = validation.keys().map(String::as_str).collect();
+    assert_eq!(names, ["validation_accuracy", "validation_loss"]);
+    assert_eq!(rows_straight.iter().find(|it| it.0 == 6).unwrap().2, 1);
+    for stop_at in 1..10 {
+        let folder = tempfile::tempdir().unwrap();
+        let error = train(folder.path(), stop_at).unwrap_err();
+        assert_eq!(exit_code(&*error), ExitCode::Preempted, "{error}");
+        assert_eq!(train(folder.path(), u64::MAX).unwrap(), expected, "stopped at {stop_at}");
+        let attempts = [(0, 0), (1, stop_at)];
+        assert_eq!(strip(rows(folder.path(), &attempts)), rows_straight, "stopped at {stop_at}");
+    }
+}
+
+/// Rows of a killed attempt that come after the checkpoint are those of the attempt that goes on.
+#[test]
+fn what_a_restarted_attempt_reports_again_takes_the_place_of_what_was_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = |context: &Context, batches, value| {
+        context.session().report_metrics("training", batches, [("loss", value)]).unwrap();
+    };
+    // It is killed: nothing more is stored than what a checkpoint waits for.
+    let first = alone(folder.path());
+    (1..=3).for_each(|batch| report(&first, batch, 1.0));
+    first.session().store_path(Upload::at(3), |_| Ok(())).unwrap();
+    report(&first, 4, 1.0);
+    first.outlet().flush().unwrap();
+    let second = alone(folder.path());
+    let restored = second.session().restore_path(|_, saved| Ok(saved.batches)).unwrap();
+    assert_eq!(restored, Some(3));
+    report(&second, 5, 2.0);
+    second.outlet().flush().unwrap();
+    let found: Vec<_> = rows(folder.path(), &[(0, 0), (1, 3)])
+        .into_iter()
+        .map(|it| (it.batches, it.metrics["loss"]))
+        .collect();
+    assert_eq!(found, [(1, 1.0), (2, 1.0), (3, 1.0), (5, 2.0)]);
+}
+
+#[test]
+fn training_validation_and_checkpoints_come_in_any_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let context = alone(folder.path());
+    let session = context.session();
+    let train = |batch| session.report_metrics("training", batch, [("loss", 1.0)]).unwrap();
+    let validate = |batch| session.report_metrics("validation", batch, [("loss", 1.0)]).unwrap();
+    let store = |batch| drop(session.store_path(Upload::at(batch), |_| Ok(())).unwrap());
+    for batch in 1..=11 {
+        let orders: [[&dyn Fn(u64); 3]; 3] =
+            [[&train, &validate, &store], [&store, &train, &validate], [&validate, &store, &train]];
+        orders[batch as usize % 3].iter().for_each(|act| act(batch));
+    }
+    context.outlet().flush().unwrap();
+    let rows = rows(folder.path(), &[(0, 0)]);
+    let count = |group: &str| rows.iter().filter(|it| it.group == group).count();
+    assert_eq!((count("training"), count("validation")), (11, 11));
+    let checkpoints = std::fs::read_dir(folder.path().join("trial/checkpoints")).unwrap();
+    let whole = checkpoints.filter(|it| it.as_ref().unwrap().path().join("manifest.json").exists());
+    assert_eq!(whole.count(), 11);
+}
+
+#[test]
+fn checkpoints_are_found_fetched_in_part_and_deleted_but_for_the_latest() {
+    let (folder, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let context = alone(folder.path());
+    let session = context.session();
+    let files = [("a.txt", "one"), ("deep/er/b.txt", "two"), ("notes.tmp", "three")];
+    let first = Upload::at(1).metadata("epoch", 7).select(|name| !name.ends_with(".tmp"));
+    let first = session.store_path(first, |folder| write(folder, &files)).unwrap();
+    let second = session.store_path(Upload::at(2), |folder| write(folder, &files[..1])).unwrap();
+    assert_eq!((first.as_str(), second.as_str()), ("000000000001-0", "000000000002-0"));
+    let error = session.store_path(Upload::at(2), |_| Ok(())).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "checkpoint 000000000002-0 is there already: an attempt makes one at a batch"
+    );
+    let told = session.metadata(session.checkpoint(&first)).unwrap();
+    assert_eq!(told.metadata, [("epoch".to_owned(), json!(7))].into());
+    assert_eq!(told.files, [("a.txt".to_owned(), 3), ("deep/er/b.txt".to_owned(), 3)].into());
+    let some = Download::new(session.checkpoint(&first)).select(|name| name.contains("/er/"));
+    assert_eq!(session.download(some, to.path().join("x")).unwrap(), told);
+    let text = std::fs::read_to_string(to.path().join("x/deep/er/b.txt")).unwrap();
+    assert_eq!((text.as_str(), to.path().join("x/a.txt").exists()), ("two", false));
+    session.download(session.checkpoint(&first), to.path().join("y")).unwrap();
+    // What was fetched is a checkpoint's folder, and can be fetched from.
+    let again = CheckpointSource::folder(to.path().join("y"));
+    session.download(again, to.path().join("z")).unwrap();
+    assert_eq!(std::fs::read_to_string(to.path().join("z/a.txt")).unwrap(), "one");
+    let error = session.delete(&second).unwrap_err().to_string();
+    assert!(error.contains("is the latest"), "{error}");
+    session.delete(&first).unwrap();
+    assert!(!folder.path().join("trial/checkpoints").join(&first).exists());
+    let error = session.delete(&first).unwrap_err().to_string();
+    assert_eq!(error, "there is no checkpoint 000000000001-0 in trial");
+    let manifest = |folder: &Path| write(folder, &[("manifest.json", "{}")]);
+    let error = session.store_path(Upload::at(3), manifest).unwrap_err().to_string();
+    assert!(error.ends_with("no file of a checkpoint may be named manifest.json"), "{error}");
+    let error = session.upload(to.path().join("none"), Upload::at(3)).unwrap_err().to_string();
+    assert!(error.contains("none cannot be read: No such file"), "{error}");
+    assert_eq!(session.info().latest_checkpoint.as_deref(), Some("000000000002-0"));
+}
+
+#[test]
+fn a_program_without_a_folder_goes_on_without_checkpoints() {
+    let context = Standalone { quiet: true, ..Standalone::default() }.context().unwrap();
+    let session = context.session();
+    assert_eq!(session.restore_path(|_, _| Ok(())).unwrap(), None);
+    let name = session.store_path(Upload::at(5), |_| Ok(())).unwrap();
+    assert_eq!(name, "000000000005-0");
+    session.report_metrics("training", 5, [("loss", 1.0)]).unwrap();
+    session.report_progress(5);
+    session.set_status("warming up");
+    assert_eq!(
+        (session.reach(5).unwrap(), session.asked_to_leave().unwrap().is_none()),
+        (None, true)
+    );
+    let info = session.info();
+    assert_eq!((info.storage_url, info.size, info.has_runner), (None, 1, false));
+    drop(session.profile(Duration::from_secs(1)).unwrap());
+}
+
+#[test]
+fn ranks_give_shares_of_one_checkpoint() {
+    let (folder, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let contexts = gang(folder.path(), 3);
+    let share = |context: &Context| {
+        let rank = context.distributed().rank();
+        let own = format!("ranks/{rank}.bin");
+        let upload =
+            Upload::at(4).sharded().metadata("world", 3).metadata(&format!("of{rank}"), rank);
+        let text = format!("share {rank}");
+        let files = [("same.txt", "all"), (own.as_str(), text.as_str())];
+        context.session().store_path(upload, |folder| write(folder, &files))
+    };
+    for name in each(&contexts, share) {
+        assert_eq!(name.unwrap(), "000000000004-0");
+    }
+    let fetched = each(&contexts, |context| {
+        let session = context.session();
+        let from = session.checkpoint("000000000004-0");
+        session.download(from, to.path()).unwrap()
+    });
+    let names: Vec<_> = fetched[2].files.keys().map(String::as_str).collect();
+    assert_eq!(names, ["ranks/0.bin", "ranks/1.bin", "ranks/2.bin", "same.txt"]);
+    assert_eq!(json!(fetched[2].metadata), json!({"of0": 0, "of1": 1, "of2": 2, "world": 3}));
+    // In a new life, all read one folder.
+    let contexts = gang(folder.path(), 3);
+    let restored = each(&contexts, |context| {
+        let rank = context.distributed().rank();
+        let read = |folder: &Path, saved: &Saved| {
+            assert_eq!(saved.batches, 4);
+            Ok((
+                folder.to_owned(),
+                std::fs::read_to_string(folder.join(format!("ranks/{rank}.bin")))?,
+            ))
+        };
+        context.session().restore_path(read).unwrap().unwrap()
+    });
+    assert!(restored.iter().all(|it| it.0 == restored[0].0 && !it.0.exists()), "{restored:?}");
+    let texts: Vec<_> = restored.iter().map(|it| it.1.as_str()).collect();
+    assert_eq!(texts, ["share 0", "share 1", "share 2"]);
+}
+
+#[test]
+fn ranks_that_disagree_make_no_checkpoint_and_all_know_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let contexts = gang(folder.path(), 3);
+    let upload = |batch, text: &'static (dyn Fn(usize) -> String + Sync), fails: usize| {
+        each(&contexts, |context| {
+            let rank = context.distributed().rank();
+            let upload = Upload::at(batch).sharded().metadata("rank", rank.min(1));
+            let files = [("x", text(rank))];
+            let files: Vec<_> = files.iter().map(|(name, text)| (*name, text.as_str())).collect();
+            let session = context.session();
+            let stored = match rank == fails {
+                true => session.upload(folder.path().join("none"), upload),
+                false => session.store_path(upload, |folder| write(folder, &files)),
+            };
+            stored.unwrap_err()
+        })
+    };
+    for error in upload(1, &|rank| format!("{}", rank / 2), usize::MAX) {
+        let error = error.to_string();
+        assert!(
+            error.starts_with("checkpoint 000000000001-0: ranks disagree: metadata rank is 0 "),
+            "{error}"
+        );
+        assert!(error.contains("file x is 1 bytes (5feceb66) on rank 0 and 1 bytes"), "{error}");
+        assert_eq!(error.matches("metadata rank is 0 before rank").count(), 2, "{error}");
+    }
+    let errors = upload(2, &|_| "same".into(), 1);
+    let codes: Vec<_> = errors.iter().map(|it| exit_code(&**it)).collect();
+    assert_eq!(codes, [ExitCode::PeerFailed, ExitCode::UserError, ExitCode::PeerFailed]);
+    assert!(errors[2].to_string().starts_with("rank 1: folder "), "{}", errors[2]);
+    let left = std::fs::read_dir(folder.path().join("trial/checkpoints"));
+    assert_eq!(
+        left.map_or(0, |it| it.flatten().filter(|it| it.path().join("x").exists()).count()),
+        0
+    );
+}
+
+#[test]
+fn who_is_asked_to_leave_goes_by_the_mode() {
+    use PreemptMode::{ChiefOnly, WorkersAskChief, WorkersAskThemselves};
+    let folder = tempfile::tempdir().unwrap();
+    let check = |mode, signalled: usize, expected: [&str; 3]| {
+        let contexts = gang(folder.path(), 3);
+        let ask = |context: &Context| match context.session().preempt_mode(mode).asked_to_leave() {
+            Ok(None) => "no".to_owned(),
+            Ok(Some(why)) => format!("{:?}: {why}", why.code),
+            Err(error) => error.to_string(),
+        };
+        let first = each(&contexts, ask);
+        contexts[signalled].stop.set();
+        let second = each(&contexts, ask);
+        for rank in 0..3 {
+            let (before, after) = expected[rank].split_once(" | ").unwrap();
+            let (first, second) = (first[rank].as_str(), second[rank].as_str());
+            assert_eq!((first, second), (before, after), "{mode:?} rank {rank}");
+        }
+    };
+    let leaves = "no | Preempted: asked to stop by a signal";
+    let refused = |rank| {
+        let text = format!(
+            "rank {rank} asks whether to leave, but by PreemptMode::ChiefOnly rank 0 alone may"
+        );
+        format!("{text} | {text}")
+    };
+    check(WorkersAskChief, 2, [leaves; 3]);
+    check(ChiefOnly, 0, [leaves, &refused(1), &refused(2)]);
+    check(WorkersAskThemselves, 1, ["no | no", leaves, "no | no"]);
+}
+
+#[test]
+fn a_profiler_leaves_rows_and_event_files_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let context = alone(folder.path());
+    let profiler = context.session().profile(Duration::ZERO).unwrap();
+    context.session().report_metrics("training", 3, [("loss", 1.0)]).unwrap();
+    let mut sum = 0.0f64;
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(350) {
+        sum += sum.sin() + 1.0;
+    }
+    drop(profiler);
+    assert!(sum > 0.0);
+    let text =
+        std::fs::read_to_string(folder.path().join("trial/profiler/0-0-00000000.jsonl")).unwrap();
+    let lines: Vec<Value> = text.lines().map(|it| serde_json::from_str(it).unwrap()).collect();
+    assert!(lines.len() >= 3, "{text}");
+    let last = lines.last().unwrap();
+    assert_eq!((&last["group"], &last["batches"]), (&json!("profiler"), &json!(3)));
+    let of = |name: &str| last["metrics"][name].as_f64().unwrap_or(-1.0);
+    assert!(of("memory_mib") > 1.0 && of("machine_memory_percent") > 0.0, "{last}");
+    assert!(lines.iter().any(|it| it["metrics"]["cpu_percent"].as_f64().unwrap() > 10.0), "{text}");
+    assert!(folder.path().join("trial/tensorboard/profiler-rank-0").is_dir());
+    // Another life's number is not the profiled one's, even where it left nothing else.
+    assert_eq!(alone(folder.path()).config.attempt, 1);
+}

@@ -1,0 +1,122 @@
+//! What every thread of this process is doing, for whoever asks by a signal.
+
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::collective::Pulse;
+
+/// Tells, at each SIGUSR1, on standard error where the loop is and what every thread does.
+///
+/// # Errors
+///
+/// The handler could not be installed.
+pub(crate) fn listen(
+    rt: &tokio::runtime::Handle,
+    rank: usize,
+    pulse: Arc<OnceLock<Arc<Pulse>>>,
+) -> std::io::Result<()> {
+    let _guard = rt.enter();
+    let mut asked = signal(SignalKind::user_defined1())?;
+    rt.spawn(async move {
+        while asked.recv().await.is_some() {
+            eprint!("{}", told(rank, pulse.get().map(|it| &**it)));
+        }
+    });
+    Ok(())
+}
+
+/// A line for the loop, which has no pulse before it has met the other ranks, and one for each thread.
+fn told(rank: usize, pulse: Option<&Pulse>) -> String {
+    let median = pulse.map(Pulse::median_step).unwrap_or_default();
+    let steps = match median.is_zero() {
+        true => String::new(),
+        false => format!("; steps take {:.3} s", median.as_secs_f64()),
+    };
+    let waits = || "waiting for the other ranks".into();
+    let (process, place) = (std::process::id(), pulse.map_or_else(waits, Pulse::place));
+    let mut text = format!("stoker: rank {rank}, process {process}, is {place}{steps}\n");
+    let tasks = Path::new("/proc/self/task");
+    let threads = std::fs::read_dir(tasks).into_iter().flatten().flatten();
+    let mut ids: Vec<u64> =
+        threads.filter_map(|it| it.file_name().to_str()?.parse().ok()).collect();
+    ids.sort_unstable();
+    for id in ids {
+        let read = |file: &str| {
+            std::fs::read_to_string(tasks.join(id.to_string()).join(file)).unwrap_or_default()
+        };
+        // A thread may have ended since.
+        if let Some(line) = thread(id, &read("stat"), &read("wchan"), &read("syscall")) {
+            text += &format!("stoker:   {line}\n");
+        }
+    }
+    text
+}
+
+/// What a thread is doing, of the system's files on it.
+fn thread(id: u64, stat: &str, waits_in: &str, syscall: &str) -> Option<String> {
+    let (front, rest) = stat.rsplit_once(") ")?;
+    let name = front.split_once('(')?.1;
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let ticks = |at: usize| fields.get(at)?.parse::<u64>().ok();
+    let seconds = (ticks(11)? + ticks(12)?) as f64 / 100.0;
+    let state = match *fields.first()? {
+        "R" => "runs",
+        "S" => "waits",
+        "D" => "waits for a disk or a device",
+        "T" | "t" => "is stopped",
+        "Z" | "X" => "has ended",
+        _ => "is idle",
+    };
+    let place = match (waits_in.trim(), syscall.split_whitespace().next()) {
+        ("" | "0", Some(number)) if number.parse::<u64>().is_ok() => {
+            format!(" in system call {number}")
+        }
+        ("" | "0", _) => String::new(),
+        (place, _) => format!(" in {place}"),
+    };
+    Some(format!("thread {id} {name} {state}{place}, {seconds:.2} s of CPU"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_is_told_by_what_the_system_says_of_it() {
+        let stat = |state| format!("7 (a (b) c) {state} 1 2 3 4 5 6 7 8 9 10 250 50 0 0 20 0");
+        let check = |stat: &str, waits_in, syscall, expected| {
+            assert_eq!(thread(7, stat, waits_in, syscall).as_deref(), expected);
+        };
+        check(&stat("R"), "0", "running", Some("thread 7 a (b) c runs, 3.00 s of CPU"));
+        let waits = Some("thread 7 a (b) c waits in futex_wait_queue, 3.00 s of CPU");
+        check(&stat("S"), "futex_wait_queue", "202 0x1", waits);
+        let waits = Some("thread 7 a (b) c waits in system call 202, 3.00 s of CPU");
+        check(&stat("S"), "0", "202 0x1", waits);
+        check("", "0", "", None);
+    }
+
+    #[test]
+    fn every_thread_of_this_process_is_told() {
+        let (sender, receiver) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::Builder::new().name("waits-here".into());
+        let thread = thread.spawn(move || receiver.recv().is_err()).unwrap();
+        let pulse = Pulse::default();
+        pulse.step(41);
+        let mut text = String::new();
+        // A thread that has just begun runs yet, under its maker's name.
+        for _ in 0..500 {
+            text = told(3, Some(&pulse));
+            if text.contains(" waits-here waits") {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        assert!(text.starts_with("stoker: rank 3, process "), "{text}");
+        assert!(text.contains(" is at step 41 "), "{text}");
+        assert!(text.lines().any(|it| it.contains(" waits-here waits")), "{text}");
+        drop(sender);
+        assert!(thread.join().unwrap());
+    }
+}

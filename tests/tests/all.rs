@@ -12,6 +12,7 @@ mod inference;
 mod interrupted;
 mod proxy;
 mod readers;
+mod scenarios;
 mod tutorial;
 mod two_nodes;
 mod weights;

@@ -383,7 +383,7 @@ impl Outlet {
     }
 
     /// Tells the runner of the last validation: nothing more comes to it.
-    fn tell_validation(&mut self) {
+    pub(crate) fn tell_validation(&mut self) {
         if let Some((batches, metrics)) = self.reported.whole() {
             self.tell(batches, &metrics);
         }

@@ -212,7 +212,10 @@ impl Session<'_> {
             chosen = self.choose(&rt, &place, &mut folder);
         }
         let chosen = settle(ranks.collective(), "restore_path", chosen)?.swap_remove(0);
-        let Some((name, sha256)) = chosen else { return Ok(None) };
+        let Some((name, sha256)) = chosen else {
+            ranks.tick(Doing::Train);
+            return Ok(None);
+        };
         let wanted = CheckpointRef { name, manifest_sha256: sha256 };
         let mut told = Ok(None);
         if ranks.local_rank() == 0 {
@@ -287,7 +290,10 @@ impl Session<'_> {
         into: &mut Option<Temporary>,
     ) -> Result<(String, Manifest)> {
         let has_folder = into.is_some();
-        let folder = into.get_or_insert(Temporary::new()?).0.clone();
+        if !has_folder {
+            *into = Some(Temporary::new()?);
+        }
+        let folder = into.as_ref().map(|it| it.0.clone()).unwrap_or_default();
         let manifest = match has_folder {
             true => self.manifest(rt, place, wanted)?,
             false => fetch(rt, place, wanted, &folder)?,

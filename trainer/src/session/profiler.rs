@@ -15,6 +15,8 @@ use crate::{Error, Result};
 
 /// The shortest time between two samples.
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
+/// How long the end of a profiler waits for its last samples, in each of two forms.
+const FLUSH_MAX: Duration = Duration::from_secs(2);
 /// Bytes of a page, as the system counts memory.
 const PAGE_BYTES: u64 = 4096;
 /// Ticks of the system's clock in a second, by which it counts time on a CPU.
@@ -56,7 +58,7 @@ impl Session<'_> {
         let Some((rt, place)) = self.context.outlet().place() else {
             return Ok(Profiler { end: None, thread: None });
         };
-        let writer = MetricsWriter::of_profiler(rt, place.storage, config, ranks.rank());
+        let writer = MetricsWriter::of_profiler(rt.clone(), place.storage, config, ranks.rank());
         let (context, is_first) = (self.context.clone(), ranks.local_rank() == 0);
         let (end, ended) = channel();
         let thread = std::thread::Builder::new().name("stoker-profiler".into());
@@ -67,7 +69,10 @@ impl Session<'_> {
                 sample(&context, &mut sampler, &mut writer);
             }
             sample(&context, &mut sampler, &mut writer);
-            let _ = writer.flush();
+            for stored in writer.flushing() {
+                // A storage that is away must not hold the program's end up.
+                let _ = rt.block_on(async { tokio::time::timeout(FLUSH_MAX, stored.wait()).await });
+            }
         });
         let thread =
             thread.map_err(|error| Error::from(format!("no thread to profile: {error}")))?;

@@ -264,6 +264,7 @@ pub(crate) fn finish(
         termination::leave(code, message.as_deref(), vec![]);
         process::exit(code as i32);
     }
+    outlet.tell_validation();
     // Before the waits below: the process may be given less time than they take.
     termination::leave(code, message.as_deref(), outlet.unsent());
     // The rows before a failure are those that explain it.

@@ -56,3 +56,10 @@ impl Place {
         Err(format!("{error} ({REMEDY})").into())
     }
 }
+
+/// A test of an experiment's file.
+#[cfg(test)]
+pub(crate) fn test_of(experiment: &str) -> stoker_trainer::testing::TrialTest {
+    let experiment: serde_json::Value = serde_saphyr::from_str(experiment).unwrap();
+    stoker_trainer::testing::TrialTest::of_experiment(&experiment).unwrap()
+}

@@ -2,8 +2,11 @@
 
 mod checkpoint;
 mod collective;
+mod data;
+mod loading;
 mod models;
 mod orders;
+mod pictures;
 mod rounds;
 mod saving;
 mod trainer;
@@ -34,6 +37,8 @@ enum Bench {
     Checkpoint(checkpoint::Arguments),
     /// Sums over ranks against PyTorch's gloo, and training on two ranks against its DDP
     Collective(collective::Arguments),
+    /// Pictures from files against PyTorch's DataLoader, and a training that they feed
+    Data(data::Arguments),
     /// One side of a comparison, which takes its orders from stdin
     #[command(hide = true)]
     Side {
@@ -51,6 +56,24 @@ enum Bench {
         #[arg(long)]
         folder: PathBuf,
     },
+    /// Our side of `data`
+    #[command(hide = true)]
+    LoadSide {
+        format: pictures::Format,
+        way: pictures::Way,
+        workers: usize,
+        #[arg(long)]
+        folder: PathBuf,
+    },
+    /// A training of `data`
+    #[command(hide = true)]
+    FeedSide {
+        format: pictures::Format,
+        feed: loading::Feed,
+        workers: usize,
+        #[arg(long)]
+        folder: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
@@ -58,6 +81,13 @@ fn main() -> ExitCode {
         Bench::Trainer(arguments) => trainer::run(&arguments),
         Bench::Checkpoint(arguments) => checkpoint::run(&arguments),
         Bench::Collective(arguments) => collective::run(&arguments),
+        Bench::Data(arguments) => data::run(&arguments),
+        Bench::LoadSide { format, way, workers, folder } => {
+            loading::serve(&folder, format, way, workers)
+        }
+        Bench::FeedSide { format, feed, workers, folder } => {
+            loading::train(&folder, format, feed, workers)
+        }
         Bench::SumSide => collective::side(),
         Bench::SaveSide { folder } => saving::run(&folder),
         Bench::Side { way, model, folder } => training::run(way, model, &folder),

@@ -90,7 +90,7 @@ fn run_model<S: Subject>(way: Way, model: Model, folder: &Path) -> Result<()> {
 }
 
 /// The orders end it.
-fn endless() -> Option<Length> {
+pub(crate) fn endless() -> Option<Length> {
     Some(Length::new(Unit::Batches, 1 << 40))
 }
 
@@ -135,7 +135,7 @@ impl<I: Clone + Send + Sync> Source<(I, Tensor<2, Int>)> for OneBatch<I> {
 
 /// Takes orders where training is between two batches, and times the batches.
 #[derive(Debug, Default)]
-struct Pace {
+pub(crate) struct Pace {
     parameters: usize,
     /// Whether this rank does as rank 0 does, which is ordered.
     follows: bool,
@@ -144,6 +144,11 @@ struct Pace {
 }
 
 impl Pace {
+    /// Of a training alone.
+    pub(crate) fn of(parameters: usize) -> Self {
+        Self { parameters, ..Self::default() }
+    }
+
     fn take_order(&mut self, control: &mut Control) -> Result<()> {
         if self.follows {
             self.ordered = usize::MAX;

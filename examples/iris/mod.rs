@@ -153,3 +153,24 @@ impl Mlp {
         self.output.forward(Tanh.forward(self.hidden.forward(sizes)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Iris;
+    use crate::place::test_of;
+
+    #[test]
+    fn it_learns_and_goes_on_after_a_stop() {
+        let test = test_of(include_str!("const.yaml")).batches(30);
+        let tested = test.run::<Iris>().unwrap();
+        assert!(tested.validation["val_accuracy"] > 0.7, "{:?}", tested.validation);
+        test.batches(3).resumes::<Iris>().unwrap();
+    }
+
+    #[test]
+    fn a_layer_without_units_is_refused() {
+        let test = test_of(include_str!("const.yaml")).hyperparameter("hidden", 0);
+        let error = test.run::<Iris>().unwrap_err().to_string();
+        assert!(error.ends_with("hidden is 0, but must be at least 1"), "{error}");
+    }
+}

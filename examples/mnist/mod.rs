@@ -171,3 +171,19 @@ impl Cnn {
         self.output.forward(self.dropout.forward(second.flatten(1, 3)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Mnist;
+    use crate::place::test_of;
+
+    #[test]
+    fn each_experiment_trains_validates_and_comes_back_from_its_checkpoint() {
+        for experiment in
+            [include_str!("const.yaml"), include_str!("grid.yaml"), include_str!("random.yaml")]
+        {
+            let tested = test_of(experiment).batches(20).run::<Mnist>().unwrap();
+            assert!(tested.validation["val_accuracy"] > 0.3, "{:?}", tested.validation);
+        }
+    }
+}

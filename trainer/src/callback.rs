@@ -32,6 +32,7 @@ pub struct Control {
     pub(crate) scale: Option<f64>,
     pub(crate) rows: Vec<(String, Logs)>,
     pub(crate) histograms: Vec<(String, Vec<f32>)>,
+    pub(crate) keeps_weights: bool,
     pub(crate) batches: u64,
     pub(crate) learning_rate_scale: f64,
 }
@@ -73,9 +74,19 @@ impl Control {
         self.histograms.push((name.into(), values));
     }
 
+    /// Keeps the model's weights and buffers as they are now, in place of any kept before: they are
+    /// those that training ends with. Where a callback stops it they are in its last checkpoint, with
+    /// the metrics of the validation at this batch; where it reaches its length, from which a longer
+    /// one would go on, they are in [`Fitted::model`](crate::Fitted::model) alone. Until then
+    /// checkpoints hold them beside the model's, which makes them larger by as much. A trial keeps one
+    /// such state.
+    pub fn keep_weights(&mut self) {
+        self.keeps_weights = true;
+    }
+
     /// Whether training itself is to change.
     pub(crate) fn asks(&self) -> bool {
-        self.stop.is_some() || self.scale.is_some()
+        self.stop.is_some() || self.scale.is_some() || self.keeps_weights
     }
 }
 
@@ -158,6 +169,9 @@ impl Weights {
 ///   on_checkpoint
 /// on_train_end
 /// ```
+///
+/// [`Context::evaluate_with`](crate::Context::evaluate_with) calls the hooks of a validation alone, and
+/// [`Context::predict_with`](crate::Context::predict_with) those of a prediction.
 ///
 /// A process that goes on in the midst of an epoch does not begin it again: epochs, batches and
 /// validations are those of a run never stopped. `on_train_begin`, `on_train_end` and workloads are

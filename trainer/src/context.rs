@@ -238,14 +238,39 @@ impl Context {
         data: &Data<B>,
         batch_size: usize,
     ) -> Result<Metrics> {
-        let mut all = Metrics::default();
-        self.each_batch(model, data, batch_size, |_, model, batch| {
+        self.evaluate_with(model, step, data, batch_size, &mut [])
+    }
+
+    /// As [`evaluate`](Self::evaluate), with callbacks, of which the `on_validation_` hooks are called;
+    /// their metrics are `val_loss` and the like. There is no training that they could ask something of.
+    ///
+    /// # Errors
+    ///
+    /// What the data, a callback or another rank failed with.
+    pub fn evaluate_with<M: Module, B: Send + 'static>(
+        &self,
+        model: &M,
+        step: impl Fn(&M, B) -> StepOutput,
+        data: &Data<B>,
+        batch_size: usize,
+        callbacks: &mut [Box<dyn Callback>],
+    ) -> Result<Metrics> {
+        let (mut all, mut control) = (Metrics::default(), Control::default());
+        let mut hook = |call: &mut dyn FnMut(&mut dyn Callback, &mut Control) -> Result<()>| {
+            train::hook(callbacks, &mut control, &self.ranks, call)
+        };
+        hook(&mut |it, control| it.on_validation_begin(control))?;
+        self.each_batch(model, data, batch_size, |index, model, batch| {
+            hook(&mut |it, control| it.on_validation_batch_begin(index, control))?;
             if let Some(batch) = batch {
                 all.add(&step(model, batch).into_metrics());
             }
-            Ok(())
+            hook(&mut |it, control| it.on_validation_batch_end(index, control))
         })?;
-        all.all_reduce(self.distributed().collective())
+        let all = all.all_reduce(self.distributed().collective())?;
+        let logs = all.means("val_");
+        hook(&mut |it, control| it.on_validation_end(&logs, control))?;
+        Ok(all)
     }
 
     /// What `forward` gives for each batch of this rank, in order.

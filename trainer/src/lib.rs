@@ -18,6 +18,9 @@
 //! Data that takes long to read is built once for each machine: [`Context::cached`]. With the feature
 //! `learner`, a program of burn's own `SupervisedTraining` trains as `fit` does, by two lines.
 //!
+//! [`testing`] tries a trial from a program's own tests: builds it, takes a few steps, validates, saves
+//! and restores.
+//!
 //! # Metric names
 //!
 //! A step names its metrics, such as `loss` and `accuracy`. Training reports them under these names,
@@ -55,6 +58,7 @@ pub mod launch;
 pub mod metrics;
 pub mod reporter;
 mod tensorboard;
+pub mod testing;
 
 pub use burn;
 

@@ -16,6 +16,7 @@ use crate::collective::Collective;
 use crate::rng::key;
 
 mod exchange;
+mod stored;
 
 pub use exchange::WeightsFile;
 

@@ -1,32 +1,30 @@
 //! What a program tells and asks whose loop is its own, and whose model may be anybody's.
 
-use std::time::{Duration, Instant};
-
 use serde::{Deserialize, Serialize};
-use stoker_api::contract::{ACTIVITY_CHARS_MAX, Directive, ExitCode, ReportEvent, TrialConfig};
+use stoker_api::contract::{Directive, ExitCode, ReportEvent, TrialConfig};
 
 use crate::callback::Logs;
 use crate::collective::{Doing, exchange};
 use crate::context::Context;
 use crate::error::{Infrastructure, Interrupted};
-use crate::outlet::Outlet;
 use crate::train::{Timetable, UNANSWERED_MAX, UNDECIDED_PAUSE};
 use crate::{Error, Result};
 
 mod files;
 mod info;
+mod options;
 mod profiler;
 mod reported;
 mod shards;
 pub(crate) mod threads;
+mod told;
+mod transfer;
 
-pub use files::{Download, Saved, Upload};
 pub use info::ClusterInfo;
+pub use options::{Download, Saved, Upload};
 pub use profiler::Profiler;
 pub(crate) use reported::{Reported, VALIDATION, full_name};
-
-/// Time between two signs of life of a program that asks all the time.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
+pub(crate) use told::GrantedLength;
 
 /// What a program tells and asks whose loop is its own: metrics, how far it is, checkpoints of any files,
 /// whether to leave, where it runs. A program that trains a model of burn has the same from
@@ -296,136 +294,6 @@ pub(crate) fn searched_among(config: &TrialConfig, metrics: &Logs) -> Result<f64
         let searched = &config.metric;
         format!("there is no searched metric {searched}; of validation there are {names}").into()
     })
-}
-
-impl Outlet {
-    /// See [`Session::report_metrics`].
-    fn report(
-        &mut self,
-        group: &str,
-        batches: u64,
-        metrics: impl IntoIterator<Item = (String, f64)>,
-    ) -> Result<()> {
-        let (named, whole) = self.reported.add(group, batches, metrics)?;
-        self.start();
-        if let Some((batches, metrics)) = whole {
-            self.tell(batches, &metrics);
-        }
-        self.batches = self.batches.max(self.base + batches);
-        let epoch = self.length.epoch(batches);
-        self.write_row(group, batches, epoch, &named)
-    }
-
-    fn report_progress(&mut self, batches: u64) {
-        self.batches = self.batches.max(self.base + batches);
-        self.terminal.advance(batches, self.length.batches);
-        self.say_progress(None);
-    }
-
-    fn say_progress(&mut self, activity: Option<String>) {
-        self.start();
-        self.tell_validation();
-        let batches_total = self.base + self.length.batches;
-        self.post_at(self.batches, ReportEvent::Progress { batches_total, activity });
-        self.length.said_at = Some(Instant::now());
-    }
-
-    fn set_status(&mut self, text: &str) {
-        let text: String = text.chars().take(ACTIVITY_CHARS_MAX).collect();
-        self.terminal.say(&format!("status: {text}"));
-        self.say_progress(Some(text));
-    }
-
-    /// Tells the runner that this attempt trains, if it does not know.
-    fn start(&mut self) {
-        if !self.is_started {
-            let batches_total = self.length.batches;
-            let (resumed_from, refused) = Default::default();
-            self.post(0, ReportEvent::Started { resumed_from, batches_total, refused });
-        }
-    }
-
-    fn sign_of_life(&mut self) {
-        if self.length.said_at.is_none_or(|it| it.elapsed() >= SIGN_OF_LIFE) {
-            self.say_progress(None);
-        }
-    }
-
-    fn set_length(&mut self, epoch_batches: u64, batches: impl FnOnce(u64) -> u64) -> u64 {
-        self.length.epoch_batches = epoch_batches;
-        self.length.batches = batches(self.length.units.max(1));
-        self.length.batches
-    }
-
-    /// The length that the runner last told of, in the experiment's unit; 0: none.
-    fn told_units(&self) -> u64 {
-        match self.directive() {
-            Some(Directive::Continue { units }) => units,
-            _ => 0,
-        }
-    }
-
-    fn grant(&mut self, units: u64) {
-        self.length.units = self.length.units.max(units);
-    }
-
-    fn granted_units(&self) -> u64 {
-        self.length.units
-    }
-
-    fn validation_at(&self, batches: u64) -> Option<Logs> {
-        self.reported.validation_at(batches).cloned()
-    }
-
-    /// The searched metric that was reported at this batch.
-    fn metric_at(&self, config: &TrialConfig, batches: u64) -> Option<f64> {
-        searched_among(config, self.reported.validation_at(batches)?).ok()
-    }
-
-    /// Tells the runner of the last validation: nothing more comes to it.
-    pub(crate) fn tell_validation(&mut self) {
-        if let Some((batches, metrics)) = self.reported.whole() {
-            self.tell(batches, &metrics);
-        }
-    }
-
-    fn tell(&mut self, batches: u64, metrics: &Logs) {
-        let event = ReportEvent::Validated { metrics: formatted(metrics), granted_units: None };
-        self.post(batches, event);
-    }
-
-    /// What the runner is told of the validation where a length ends.
-    fn result(&mut self, metrics: &Logs, units: u64) -> ReportEvent {
-        let _ = self.reported.whole();
-        ReportEvent::Validated { metrics: formatted(metrics), granted_units: Some(units) }
-    }
-}
-
-fn formatted(metrics: &Logs) -> std::collections::BTreeMap<String, String> {
-    let format =
-        |(name, value): (&String, &f64)| (name.clone(), stoker_api::number::format(*value));
-    metrics.iter().map(format).collect()
-}
-
-/// How long to train, as far as the program has asked.
-#[derive(Debug, Default)]
-pub(crate) struct GrantedLength {
-    units: u64,
-    batches: u64,
-    epoch_batches: u64,
-    /// When the runner was last told how far the program is.
-    said_at: Option<Instant>,
-}
-
-impl GrantedLength {
-    pub(crate) fn new(units: u64) -> Self {
-        Self { units, ..Self::default() }
-    }
-
-    /// Epochs finished before the batch of this number, which counts from 1.
-    fn epoch(&self, batches: u64) -> u64 {
-        batches.saturating_sub(1).checked_div(self.epoch_batches).unwrap_or_default()
-    }
 }
 
 #[cfg(test)]

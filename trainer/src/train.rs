@@ -15,6 +15,7 @@ mod by_hand;
 mod fit;
 mod held;
 mod hooks;
+mod kept;
 mod length;
 pub(crate) mod program;
 mod run;
@@ -32,6 +33,7 @@ pub(crate) use length::{UNANSWERED_MAX, UNDECIDED_PAUSE};
 pub use program::{Standalone, init, main, main_with, run, run_in, run_with};
 use run::Run;
 pub(crate) use timetable::Timetable;
+pub(crate) use trial::run_watched;
 pub use trial::{Trial, run_trial};
 pub(crate) use trying::Part;
 

@@ -40,7 +40,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), BenchError> {
     bench.args(arguments);
     let needs_no_rivals = |it: &String| ["help", "--help", "-h", "--python"].contains(&it.as_str());
     if !arguments.is_empty() && !arguments.iter().any(needs_no_rivals) {
-        bench.arg("--python").arg(python()?);
+        let reads_images = arguments.first().is_some_and(|it| it == "data");
+        bench.arg("--python").arg(python(reads_images)?);
     }
     let status = bench.status().map_err(|source| start("cargo", source))?;
     succeeded("the benchmark", status.success())
@@ -57,10 +58,11 @@ fn operator() -> Result<(), BenchError> {
 }
 
 /// The Python that has the rivals, from a script that installs them if they are missing.
-fn python() -> Result<PathBuf, BenchError> {
+fn python(reads_images: bool) -> Result<PathBuf, BenchError> {
     let script = repository().join("scripts/fetch-bench-tools");
     let program = script.display().to_string();
     let mut fetch = Command::new(&script);
+    fetch.args(reads_images.then_some("images"));
     let output = fetch.stderr(Stdio::inherit()).output().map_err(|it| start(&program, it))?;
     succeeded(&program, output.status.success())?;
     Ok(PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()))

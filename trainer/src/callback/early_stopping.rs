@@ -13,6 +13,7 @@ pub struct EarlyStopping {
     patience: u32,
     min_delta: f64,
     larger_is_better: bool,
+    restores_best: bool,
     best: Option<f64>,
     num_waited: u32,
 }
@@ -25,6 +26,7 @@ impl EarlyStopping {
             patience: 0,
             min_delta: 0.0,
             larger_is_better: false,
+            restores_best: false,
             best: None,
             num_waited: 0,
         }
@@ -47,6 +49,13 @@ impl EarlyStopping {
     #[must_use]
     pub fn larger_is_better(self) -> Self {
         Self { larger_is_better: true, ..self }
+    }
+
+    /// Ends training with the weights of the best validation, as [`Control::keep_weights`] says: whether
+    /// this callback stops it, another one does, or it reaches its length.
+    #[must_use]
+    pub fn restore_best_weights(self) -> Self {
+        Self { restores_best: true, ..self }
     }
 
     /// Takes in a validation; says whether it is the best yet.
@@ -73,6 +82,9 @@ impl Callback for EarlyStopping {
     fn on_validation_end(&mut self, logs: &Logs, control: &mut Control) -> Result<()> {
         if self.notes(logs)? {
             self.num_waited = 0;
+            if self.restores_best {
+                control.keep_weights();
+            }
             return Ok(());
         }
         self.num_waited += 1;
@@ -131,6 +143,24 @@ mod tests {
         check(watch.clone().min_delta(0.5), &[3.0, 2.6], Some(1));
         check(watch.clone().larger_is_better(), &[3.0, 4.0, 3.5], Some(2));
         check(watch.clone().patience(2), &[f64::NAN, 1.0, f64::NAN, f64::NAN], Some(3));
+    }
+
+    #[test]
+    fn weights_are_kept_at_each_best_validation_if_asked_for() {
+        let check = |mut stopping: EarlyStopping, expected: [bool; 3]| {
+            let kept = [2.0, 1.0, 3.0].map(|value| {
+                let (logs, mut control) =
+                    (Logs::from([("val_loss".into(), value)]), Control::default());
+                stopping.on_validation_end(&logs, &mut control).unwrap();
+                control.keeps_weights
+            });
+            assert_eq!(kept, expected);
+        };
+        check(EarlyStopping::new("val_loss").patience(9), [false; 3]);
+        check(
+            EarlyStopping::new("val_loss").patience(9).restore_best_weights(),
+            [true, true, false],
+        );
     }
 
     #[test]

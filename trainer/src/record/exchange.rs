@@ -1,18 +1,21 @@
-//! Weights as others read and write them: safetensors, with the names and the layout of burn or of PyTorch.
+//! Weights as others read and write them, with the names and the layout of burn or of PyTorch.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::store::ModuleRecord;
 use burn::tensor::{Bool, DType, Int, Shape, Tensor, TensorData};
-use safetensors::{Dtype, SafeTensors, View};
+use safetensors::{Dtype, View};
 
+use super::stored::{self, Stored};
 use super::{pack, to_burn};
 use crate::Result;
 
-/// A file of weights in the format safetensors.
+/// A file of weights in the format safetensors. With the feature `pytorch`, files of `torch.save` can be
+/// imported too, of a `state_dict` or a whole model; they are known by how they begin, and
+/// always have PyTorch's names and shapes. No code in them is run.
 ///
 /// ```no_run
 /// # fn main() -> stoker_trainer::Result<()> {
@@ -30,13 +33,14 @@ use crate::Result;
 pub struct WeightsFile {
     path: PathBuf,
     is_pytorch: bool,
+    key: Option<String>,
 }
 
 impl WeightsFile {
     /// The names are the paths of the model's fields, such as `hidden.weight`; shapes are burn's: a
     /// `Linear` has `[inputs, outputs]`.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), is_pytorch: false }
+        Self { path: path.into(), is_pytorch: false, key: None }
     }
 
     /// The names and shapes are those of a `state_dict` of PyTorch whose modules have the same names: a
@@ -45,6 +49,13 @@ impl WeightsFile {
     #[must_use]
     pub fn pytorch(self) -> Self {
         Self { is_pytorch: true, ..self }
+    }
+
+    /// Where in a file of `torch.save` the weights are, if they are not all of it: `model` in
+    /// `torch.save({"epoch": 3, "model": model.state_dict()}, PATH)`.
+    #[must_use]
+    pub fn key(self, key: &str) -> Self {
+        Self { key: Some(key.into()), ..self }
     }
 
     /// Writes all parameters and buffers of a model.
@@ -78,49 +89,55 @@ impl WeightsFile {
     /// The file cannot be read, or has not all tensors of the model, in their shapes, and no others.
     pub fn import<M: Module>(&self, fresh: M) -> Result<M> {
         let bytes = std::fs::read(&self.path).map_err(|error| self.failed(&error))?;
-        let file = SafeTensors::deserialize(&bytes).map_err(|error| self.failed(&error))?;
-        let mut unused: BTreeSet<String> =
-            file.names().into_iter().map(|it| it.to_string()).collect();
+        let is_of_torch = stored::is_of_torch(&bytes);
+        let read = match is_of_torch {
+            true => stored::torch(&self.path, self.key.as_deref()),
+            false if self.key.is_some() => {
+                Err("it is no file of torch.save, which has keys".into())
+            }
+            false => stored::safetensors(&bytes),
+        };
+        let mut file = read.map_err(|error| self.failed(&error))?;
+        let named = Self { is_pytorch: self.is_pytorch || is_of_torch, ..self.clone() };
         // PyTorch counts the batches of a norm that keeps statistics; nothing of burn's does.
-        unused.retain(|name| !(self.is_pytorch && name.ends_with("num_batches_tracked")));
+        file.retain(|name, _| !(named.is_pytorch && name.ends_with("num_batches_tracked")));
         let (mut entries, mut missing) = (vec![], vec![]);
         for leaf in leaves(&fresh) {
-            let (name, is_turned) = self.name(&leaf.path, &leaf.container, leaf.shape.len());
-            if !unused.remove(&name) {
+            let (name, is_turned) = named.name(&leaf.path, &leaf.container, leaf.shape.len());
+            let Some(Stored { shape, dtype, bytes }) = file.remove(&name) else {
                 missing.push(name);
                 continue;
-            }
-            let tensor = file.tensor(&name).map_err(|error| self.failed(&error))?;
+            };
             let mut expected = leaf.shape.clone();
             if is_turned {
                 expected.swap(0, 1);
             }
-            if tensor.shape() != expected {
-                let (is, wanted) = (tensor.shape(), expected);
+            if shape != expected {
                 let path = self.path.display();
-                return Err(
-                    format!("{path}: {name} has shape {is:?}, but must be {wanted:?}").into()
-                );
+                return Err(format!(
+                    "{path}: {name} has shape {shape:?}, but must be {expected:?}"
+                )
+                .into());
             }
             let bytes = match is_turned {
-                true => transposed(tensor.data(), expected[0], expected[1]),
-                false => tensor.data().to_vec(),
+                true => transposed(&bytes, expected[0], expected[1]),
+                false => bytes,
             };
-            let dtype = ours(tensor.dtype()).ok_or_else(|| {
-                let path = self.path.display();
-                format!("{path}: {name} is of {:?}, which no model has", tensor.dtype())
+            let dtype = dtype.map_err(|dtype| {
+                format!("{}: {name} is of {dtype}, which no model has", self.path.display())
             })?;
             let data =
                 TensorData::from_bytes_vec(bytes, leaf.shape, dtype).convert_dtype(leaf.dtype);
             let (bytes, shape, dtype) = data.into_parts();
             entries.push((leaf.path.join("."), dtype, shape, Some(leaf.id.val()), bytes));
         }
+        let unused: Vec<String> = file.into_keys().collect();
         if !missing.is_empty() || !unused.is_empty() {
             let list = |names: Vec<String>| match names.len() {
                 0 => "nothing".to_owned(),
                 _ => names.join(", "),
             };
-            let (missing, unused) = (list(missing), list(unused.into_iter().collect()));
+            let (missing, unused) = (list(missing), list(unused));
             let path = self.path.display();
             return Err(format!(
                 "{path} has not what the model has: missing {missing}; not of the model {unused}"
@@ -285,7 +302,7 @@ fn theirs(dtype: DType) -> Option<Dtype> {
     TYPES.iter().find(|it| it.0 == dtype).map(|it| it.1)
 }
 
-fn ours(dtype: Dtype) -> Option<DType> {
+pub(super) fn ours(dtype: Dtype) -> Option<DType> {
     TYPES.iter().find(|it| it.1 == dtype).map(|it| it.0)
 }
 
@@ -294,6 +311,7 @@ mod tests {
     use burn::nn::conv::{Conv2d, Conv2dConfig};
     use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
     use burn::tensor::Device;
+    use safetensors::SafeTensors;
 
     use super::*;
 
@@ -324,7 +342,8 @@ mod tests {
         for is_pytorch in [false, true] {
             let (first, second) = (net(), net());
             assert_ne!(numbers(&first), numbers(&second));
-            let file = WeightsFile { path: folder.path().join("x.safetensors"), is_pytorch };
+            let path = folder.path().join("x.safetensors");
+            let file = WeightsFile { is_pytorch, ..WeightsFile::new(path) };
             file.export(&first).unwrap();
             let bytes = std::fs::read(&file.path).unwrap();
             let read = SafeTensors::deserialize(&bytes).unwrap();
@@ -358,5 +377,60 @@ mod tests {
         assert!(error.ends_with("not of the model bias, weight"), "{error}");
         let error = refused(WeightsFile::new(path.with_extension("y")).import(net()).unwrap_err());
         assert!(error.contains("No such file"), "{error}");
+    }
+
+    /// A file that PyTorch 2.15 wrote: number `i` of the n-th tensor is `n + i / 4`.
+    fn of_torch(name: &str) -> WeightsFile {
+        WeightsFile::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/").to_owned() + name)
+    }
+
+    #[cfg(feature = "pytorch")]
+    #[test]
+    fn files_of_torch_save_are_read_in_both_of_their_forms() {
+        for file in [of_torch("net.pt"), of_torch("net-in-legacy.pt").key("model")] {
+            let read = numbers(&file.import(net()).unwrap());
+            let quarters =
+                |first: f32, of: &[usize]| of.iter().map(|it| first + *it as f32 / 4.0).collect();
+            let all = |num: usize| (0..num).collect::<Vec<_>>();
+            let expected: Vec<(&str, Vec<f32>)> = vec![
+                ("conv.weight", quarters(0.0, &all(18))),
+                ("conv.bias", quarters(1.0, &all(2))),
+                ("norm.gamma", quarters(2.0, &all(2))),
+                ("norm.beta", quarters(3.0, &all(2))),
+                ("norm.running_mean", quarters(4.0, &all(2))),
+                ("norm.running_var", quarters(5.0, &all(2))),
+                // Its rows are columns there.
+                ("output.weight", quarters(7.0, &[0, 2, 4, 1, 3, 5])),
+                ("output.bias", quarters(8.0, &all(3))),
+            ];
+            let read: Vec<_> =
+                read.iter().map(|(path, values)| (path.join("."), values.clone())).collect();
+            let expected: Vec<_> =
+                expected.into_iter().map(|(path, values)| (path.to_owned(), values)).collect();
+            assert_eq!(read, expected);
+        }
+        let error = of_torch("net.pt").key("modle").import(net()).unwrap_err().to_string();
+        assert!(error.contains("net.pt: ") && error.contains("modle"), "{error}");
+    }
+
+    #[cfg(not(feature = "pytorch"))]
+    #[test]
+    fn a_file_of_torch_save_is_refused_with_what_reads_it() {
+        for name in ["net.pt", "net-in-legacy.pt"] {
+            let error = of_torch(name).import(net()).unwrap_err().to_string();
+            assert!(
+                error.contains("the feature `pytorch`") && error.contains("save_file"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_key_is_for_files_of_torch_save() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = WeightsFile::new(folder.path().join("x.safetensors"));
+        file.export(&net()).unwrap();
+        let error = file.key("model").import(net()).unwrap_err().to_string();
+        assert!(error.ends_with("it is no file of torch.save, which has keys"), "{error}");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
 use serde_json::{Value, json};
@@ -11,6 +12,7 @@ use stoker_storage::metrics::{self, Row};
 
 use super::*;
 use crate::error::exit_code;
+use crate::outlet::Outlet;
 use crate::stop::StopSignal;
 use crate::{CheckpointSource, Distributed, Standalone, ThreadRank};
 

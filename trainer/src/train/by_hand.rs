@@ -155,7 +155,7 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
                 self.stage = Stage::Train;
                 return Ok(Some(Turn::Train(self.run.next_batch(&mut self.batches)?)));
             }
-            if !self.run.is_validated() {
+            if !self.run.arrive()? {
                 return self.validate(Stage::ValidateLast);
             }
             if self.run.reach_length()? {

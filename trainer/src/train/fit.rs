@@ -13,6 +13,7 @@ pub struct Fit<B> {
     pub(crate) validation: Option<Data<B>>,
     pub(crate) batch_size: usize,
     pub(crate) epochs: Option<u64>,
+    pub(crate) initial_epoch: u64,
     pub(crate) callbacks: Vec<Box<dyn Callback>>,
     pub(crate) continue_id: String,
 }
@@ -34,6 +35,7 @@ impl<B> Fit<B> {
             validation: None,
             batch_size: 32,
             epochs: None,
+            initial_epoch: 0,
             callbacks: vec![],
             continue_id: String::new(),
         }
@@ -63,6 +65,14 @@ impl<B> Fit<B> {
     #[must_use]
     pub fn continue_id(self, id: impl Into<String>) -> Self {
         Self { continue_id: id.into(), ..self }
+    }
+
+    /// Begins with this epoch, counted from 0, as if those before it were trained: data, callbacks and
+    /// [`epochs`](Self::epochs) count from 0 all the same. Only where the program trains alone and has no
+    /// checkpoint to go on from, which says better where it was.
+    #[must_use]
+    pub fn initial_epoch(self, initial_epoch: u64) -> Self {
+        Self { initial_epoch, ..self }
     }
 
     /// Adds callbacks, which run in this order.

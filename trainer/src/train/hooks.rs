@@ -80,7 +80,10 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         if let Some(why) = self.control.stop.take() {
             self.state.stopped.get_or_insert(why);
         }
-        Ok(())
+        match std::mem::take(&mut self.control.keeps_weights) {
+            true => self.keep_weights(),
+            false => Ok(()),
+        }
     }
 
     pub(super) fn tell_control(&mut self) {

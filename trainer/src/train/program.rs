@@ -76,11 +76,21 @@ impl Standalone {
     ///
     /// The folder cannot be used.
     pub fn context(self) -> Result<Context> {
+        let quiet = self.quiet;
+        let context = context(self.config()?, true)?;
+        if quiet {
+            context.silence();
+        }
+        Ok(context)
+    }
+
+    /// What a runner would tell.
+    pub(crate) fn config(self) -> Result<TrialConfig> {
         let (unit, units) =
             self.length.and_then(|length| length.get()).unwrap_or((Unit::Epochs, 0));
         let url = self.folder.as_deref().map(folder_url).transpose()?;
         let epoch = Some(Length::new(Unit::Epochs, 1));
-        let config = TrialConfig {
+        Ok(TrialConfig {
             version: CONTRACT_VERSION,
             experiment: "alone".into(),
             experiment_id: "alone".into(),
@@ -115,13 +125,14 @@ impl Standalone {
             gang: None,
             context: None,
             inference: None,
-        };
-        let context = context(config, true)?;
-        if self.quiet {
-            let mut outlet = context.outlet();
-            outlet.terminal = Terminal::silent();
-        }
-        Ok(context)
+        })
+    }
+}
+
+impl Context {
+    /// Prints nothing of training from here on.
+    pub(crate) fn silence(&self) {
+        self.outlet().terminal = Terminal::silent();
     }
 }
 
@@ -208,7 +219,7 @@ pub(crate) fn under_runner(path: &Path) -> Result<Context> {
 }
 
 /// The session of one rank; waits for the others.
-pub(super) fn context(mut config: TrialConfig, alone: bool) -> Result<Context> {
+pub(crate) fn context(mut config: TrialConfig, alone: bool) -> Result<Context> {
     device::prefer_host()?;
     let launched = if alone { Launched::for_program() } else { Launched::for_trial(&config) }?;
     let place = Place::of(launched.numbers.local_rank)?;

@@ -5,6 +5,7 @@ use std::sync::MutexGuard;
 use std::time::Instant;
 
 use burn::module::Module;
+use bytes::Bytes;
 
 use super::Part;
 use super::fit::{Fit, Fitted, Step};
@@ -45,6 +46,8 @@ pub(super) struct Run<'a, M, B> {
     pub(super) granted: u64,
     /// The batch of the last checkpoint.
     pub(super) saved: Option<u64>,
+    /// A model that a callback has kept: see `train/kept.rs`.
+    pub(super) kept: Option<Bytes>,
     /// What ranks last agreed on, where there are several.
     pub(super) wish: Wish,
     aggregation: u64,
@@ -68,7 +71,8 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         fit: Fit<B>,
     ) -> Result<Self> {
         let config = &context.config;
-        let Fit { train, validation, batch_size, epochs, callbacks, continue_id } = fit;
+        let Fit { train, validation, batch_size, epochs, initial_epoch, callbacks, continue_id } =
+            fit;
         let global_batch = batch_size * context.distributed().size();
         let plan = context.plan(batch_size, true);
         train.check(&plan)?;
@@ -86,7 +90,10 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let (samples, global) = (train.samples(), train.global_batch(&plan));
         let validated = validation.as_ref().map(Data::samples);
         same_data(context.distributed(), (samples, global, validated))?;
-        let state = RunState { global_batch: global, samples, continue_id, ..RunState::default() };
+        let has_runner = context.outlet().has_runner();
+        let batches = if has_runner { 0 } else { timetable.epoch_start(initial_epoch) };
+        let state =
+            RunState { batches, global_batch: global, samples, continue_id, ..RunState::default() };
         let mut run = Self {
             context,
             model: Held::new(model),
@@ -104,6 +111,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             granted_units,
             granted,
             saved: None,
+            kept: None,
             wish: Wish::default(),
             aggregation: u64::from(aggregation),
             is_first: true,
@@ -134,7 +142,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let mut batches = self.loader();
         loop {
             if self.is_at_length() {
-                if !self.is_validated() {
+                if !self.arrive()? {
                     context.tried(Part::Validation, || self.validate())?;
                 }
                 if self.reach_length()? {
@@ -173,8 +181,16 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         self.state.stopped.is_some() || self.state.batches >= self.granted
     }
 
-    /// Whether there was a validation at this batch.
-    pub(super) fn is_validated(&self) -> bool {
+    /// At the end: takes the weights that a callback which stopped has kept. Says whether there was a
+    /// validation at this batch.
+    pub(super) fn arrive(&mut self) -> Result<bool> {
+        if self.state.stopped.is_some() {
+            self.take_kept()?;
+        }
+        Ok(self.is_validated())
+    }
+
+    fn is_validated(&self) -> bool {
         self.state.validated.as_ref().is_some_and(|it| it.batches == self.state.batches)
     }
 
@@ -354,6 +370,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     fn leave_training(&mut self) -> Result<()> {
         self.wait_for(Self::store)?;
         self.outlet().terminal.end();
+        self.take_kept()?;
         self.end_hooks()?;
         self.context.distributed().pulse.rest();
         Ok(())

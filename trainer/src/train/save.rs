@@ -4,6 +4,7 @@ use burn::module::Module;
 use bytes::Bytes;
 use stoker_api::contract::ReportEvent;
 
+use super::kept::KEPT;
 use super::run::Run;
 use super::state::{PendingTensors, RunState};
 use super::{CallbackFailed, hook};
@@ -50,8 +51,10 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let gradients = self.state.keep(&*self.model, &self.gradients);
         let others = self.gather_pending(&gradients)?;
         let (state, metric) = (self.state.clone(), self.searched_metric()?);
+        let kept = self.kept.clone();
         let make = move || -> Result<Parts> {
             let mut parts: Parts = files;
+            parts.extend(kept.map(|model| (KEPT.into(), model)));
             parts.insert(record::MODEL.into(), model.into_bytes()?);
             tensors.write(&mut parts)?;
             state.write(gradients, others, &mut parts)?;
@@ -146,7 +149,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
                     self.model
                         .replace(|model| record::load_model(model, &parts))
                         .map_err(not_taken)?;
-                    self.state.base = manifest.batches;
+                    (self.state.base, self.state.batches) = (manifest.batches, 0);
                     let id = &self.state.continue_id;
                     format!("training {id:?} begins with the weights of checkpoint {name}")
                 }
@@ -196,6 +199,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             callback.on_restore(&files)
         })?;
         self.state = state;
+        self.kept = parts.get(KEPT).cloned();
         Ok(())
     }
 }

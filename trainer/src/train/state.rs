@@ -57,6 +57,10 @@ pub(crate) struct RunState {
     /// The same of ranks 1, 2, ...
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) others: Vec<(Vec<u32>, u64)>,
+    /// The validation of the weights that a callback has kept, if it has; without metrics where there was
+    /// none at that batch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) kept: Option<Validated>,
 }
 
 /// A validation's means, as bits, by the names that reports use.

@@ -24,6 +24,7 @@ mod by_hand;
 mod continued;
 mod ends;
 mod hooks;
+mod kept;
 mod kinds;
 mod trying;
 

@@ -77,6 +77,11 @@ impl Timetable {
         batches.max(1)
     }
 
+    /// The batches before epoch `epoch`, counted from 0.
+    pub(crate) fn epoch_start(&self, epoch: u64) -> u64 {
+        if epoch == 0 { 0 } else { self.batches(Unit::Epochs, epoch) }
+    }
+
     /// Epochs finished before the batch of this number, which counts from 1.
     pub(crate) fn epoch(&self, batches: u64) -> u64 {
         batches.saturating_sub(1) / self.epoch_batches

@@ -90,6 +90,14 @@ impl<T: Trial> Step<T::Model, T::Batch> for Steps<T> {
 /// [`InvalidHyperparameters`](crate::InvalidHyperparameters) where `global_batch_size` is missing
 /// or cannot be; [`Interrupted`](crate::Interrupted) where training was asked to leave.
 pub fn run_trial<T: Trial>(context: &Context) -> Result<Fitted<T::Model>> {
+    run_watched::<T>(context, vec![])
+}
+
+/// As [`run_trial`], with callbacks after the trial's own.
+pub(crate) fn run_watched<T: Trial>(
+    context: &Context,
+    watching: Vec<Box<dyn Callback>>,
+) -> Result<Fitted<T::Model>> {
     let trial = context.tried(Part::New, || T::new(context))?;
     let batch_size = context.batch_size()?;
     context.warn_of_batch_size()?;
@@ -98,7 +106,7 @@ pub fn run_trial<T: Trial>(context: &Context) -> Result<Fitted<T::Model>> {
     let optimizers = context.tried(Part::BuildOptimizers, || trial.build_optimizers())?;
     let train = context.tried(Part::BuildTrainingData, || trial.build_training_data())?;
     let validation = context.tried(Part::BuildValidationData, || trial.build_validation_data())?;
-    let fit =
-        Fit::new(train).validation(validation).batch_size(batch_size).callbacks(trial.callbacks());
+    let callbacks = trial.callbacks().into_iter().chain(watching).collect();
+    let fit = Fit::new(train).validation(validation).batch_size(batch_size).callbacks(callbacks);
     context.fit_with(model, optimizers, Steps(trial), fit)
 }

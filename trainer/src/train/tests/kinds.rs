@@ -128,11 +128,21 @@ fn gang(
     workers: usize,
     stop_at: u64,
 ) -> Vec<Result<Vec<u32>>> {
+    of_ranks(folder, size, BATCHES, |context| rank(context, kind, workers, stop_at))
+}
+
+/// What each of `size` ranks in threads gives, which train in `folder`.
+pub(super) fn of_ranks<T: Send>(
+    folder: &Path,
+    size: usize,
+    batches: u64,
+    run: impl Fn(&Context) -> T + Sync,
+) -> Vec<T> {
     let contexts: Vec<Context> = ThreadRank::group(size)
         .into_iter()
         .enumerate()
         .map(|(number, rank)| {
-            let lead = alone(Some(folder), BATCHES).context().unwrap();
+            let lead = alone(Some(folder), batches).context().unwrap();
             let Context { mut config, outlet, stop, .. } = lead;
             let outlet = Arc::into_inner(outlet).unwrap();
             let outlet = match number {
@@ -143,8 +153,9 @@ fn gang(
             Context::new(config, outlet, stop, Device::flex().autodiff(), ranks)
         })
         .collect();
+    let run = &run;
     std::thread::scope(|scope| {
-        let run = |context| scope.spawn(move || rank(&context, kind, workers, stop_at));
+        let run = |context| scope.spawn(move || run(&context));
         let ranks: Vec<_> = contexts.into_iter().map(run).collect();
         ranks.into_iter().map(|it| it.join().unwrap()).collect()
     })

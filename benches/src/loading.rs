@@ -1,0 +1,147 @@
+//! The sides that read pictures: batches alone, and a training that is fed.
+
+use std::path::Path;
+use std::time::Instant;
+
+use burn::module::Module;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::pool::{AvgPool2d, AvgPool2dConfig};
+use burn::nn::{Linear, LinearConfig, Relu};
+use burn::tensor::{DType, Device};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use stoker_trainer::{Data, Fit, Optimizers, Plan, Result, Standalone, StepOutput};
+
+use crate::models::{LEARNING_RATE, optimizer};
+use crate::orders;
+use crate::pictures::{self, Format, Pictures, Way};
+use crate::training::{Pace, endless};
+
+/// Pictures of a batch.
+pub(crate) const BATCH: usize = 32;
+
+/// What the side says first.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Found {
+    /// Files of this format.
+    pub(crate) pictures: usize,
+}
+
+/// How long a number of batches took, from the start of the workers' work.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Loaded {
+    pub(crate) nanoseconds: u64,
+}
+
+/// What tells whether two sides decode alike.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Moments {
+    pub(crate) mean: f64,
+    pub(crate) mean_square: f64,
+}
+
+/// Where the pictures of a training come from.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub(crate) enum Feed {
+    /// Decoded and augmented anew each time
+    Files,
+    /// Decoded once, before training
+    Memory,
+}
+
+/// Alone, on the host.
+pub(crate) fn plan(global_batch: usize) -> Plan {
+    let device = Device::default();
+    Plan { global_batch, rank: 0, world: 1, seed: 7, shuffle: true, device, dtype: DType::F32 }
+}
+
+/// Obeys as `torch_data.py serve` does.
+///
+/// # Errors
+///
+/// A file cannot be read.
+pub(crate) fn serve(folder: &Path, format: Format, way: Way, workers: usize) -> Result<()> {
+    let files = pictures::list(folder, format)?;
+    let data = pictures::data(files.clone(), format, way)?.workers(workers);
+    orders::answer(&Found { pictures: files.len() })?;
+    let steps = data.steps(&plan(BATCH));
+    let mut epoch = 0;
+    while let Some(order) = orders::next()? {
+        if let Some(num) = order.strip_prefix("check ") {
+            let (mean, mean_square) = pictures::moments(&files, format, num.parse()?)?;
+            orders::answer(&Moments { mean, mean_square })?;
+            continue;
+        }
+        let batches: u64 = order.parse()?;
+        let start = Instant::now();
+        let first = epoch * steps;
+        for batch in data.loader(plan(BATCH), first..first + batches) {
+            let (_, labels) = batch?.ok_or("a batch without pictures")?;
+            if labels.dims() != [BATCH] {
+                return Err(format!("a batch of {} pictures", labels.dims()[0]).into());
+            }
+        }
+        orders::answer(&Loaded { nanoseconds: start.elapsed().as_nanos() as u64 })?;
+        epoch += 1;
+    }
+    Ok(())
+}
+
+/// Trains on pictures as `fit` does; the orders come in between two batches.
+///
+/// # Errors
+///
+/// What training failed with.
+pub(crate) fn train(folder: &Path, format: Format, feed: Feed, workers: usize) -> Result<()> {
+    let mut files = pictures::list(folder, format)?;
+    files.truncate(MEMORY_PICTURES);
+    let data: Data<Pictures> = match feed {
+        Feed::Files => pictures::data(files, format, Way::Stream)?.workers(workers),
+        Feed::Memory => pictures::in_memory(files, format)?.workers(workers.min(1)),
+    };
+    let context =
+        Standalone { quiet: true, length: endless(), ..Standalone::default() }.context()?;
+    let model = Convolutions::new(context.device());
+    let pace = Pace::of(model.num_params());
+    let fit = Fit::new(data).batch_size(BATCH).callbacks(vec![Box::new(pace)]);
+    let optimizers = Optimizers::one(optimizer(), LEARNING_RATE);
+    context.fit(model, optimizers, Convolutions::step, fit).map(drop)
+}
+
+/// Of an epoch, where a training is fed: 308 MB as numbers.
+const MEMORY_PICTURES: usize = 512;
+
+/// A network so small that its pictures are wanted fast.
+#[derive(Debug, Module)]
+struct Convolutions {
+    pool: AvgPool2d,
+    first: Conv2d,
+    second: Conv2d,
+    output: Linear,
+    relu: Relu,
+}
+
+/// Pictures have no meaning, and so have labels.
+const CLASSES: usize = 10;
+
+impl Convolutions {
+    fn new(device: &Device) -> Self {
+        let layer = |channels: [usize; 2]| {
+            Conv2dConfig::new(channels, [3, 3]).with_stride([2, 2]).init(device)
+        };
+        Self {
+            pool: AvgPool2dConfig::new([4, 4]).with_strides([4, 4]).init(),
+            first: layer([3, 16]),
+            second: layer([16, 32]),
+            output: LinearConfig::new(32, CLASSES).init(device),
+            relu: Relu::new(),
+        }
+    }
+
+    fn step(&self, (pictures, places): Pictures) -> StepOutput {
+        let x = self.relu.forward(self.first.forward(self.pool.forward(pictures)));
+        let x = self.relu.forward(self.second.forward(x));
+        let x = x.flatten::<3>(2, 3).mean_dim(2).squeeze_dim::<2>(2);
+        StepOutput::classification(self.output.forward(x), places.remainder_scalar(CLASSES as i64))
+    }
+}

@@ -1,0 +1,324 @@
+//! Pictures in files as batches: read, decoded, cropped, flipped and normalised, by [`Stream`] or [`Source`].
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use clap::ValueEnum;
+use stoker_trainer::{At, Data, Result, Source, Stream, key};
+use zune_jpeg::JpegDecoder;
+use zune_jpeg::zune_core::bytestream::ZCursor;
+use zune_jpeg::zune_core::colorspace::ColorSpace;
+use zune_jpeg::zune_core::options::DecoderOptions;
+use zune_png::PngDecoder;
+
+/// Of a picture, before and after it is cropped, on each side.
+const SIZE: usize = 256;
+pub(crate) const CROP: usize = 224;
+/// Of a picture that is cropped: `[CROP, CROP, 3]`.
+const CROP_BYTES: usize = CROP * CROP * 3;
+/// Of red, green and blue, where all is between 0 and 1.
+const MEAN: [f32; 3] = [0.485, 0.456, 0.406];
+const DEVIATION: [f32; 3] = [0.229, 0.224, 0.225];
+
+/// Pictures `[samples, 3, CROP, CROP]`, and their places in the list of files.
+pub(crate) type Pictures = (Tensor<4>, Tensor<1, Int>);
+
+/// How the files are compressed.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub(crate) enum Format {
+    /// JPEG, with colours at half the resolution
+    Jpg,
+    /// PNG
+    Png,
+}
+
+/// What makes batches of them.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub(crate) enum Way {
+    /// A stream of files, each made a picture by `map_seeded`
+    Stream,
+    /// A source that writes pictures into the batch
+    Source,
+}
+
+/// Files of this format in a folder, sorted.
+///
+/// # Errors
+///
+/// The folder cannot be read.
+pub(crate) fn list(folder: &Path, format: Format) -> Result<Vec<PathBuf>> {
+    let extension = match format {
+        Format::Jpg => "jpg",
+        Format::Png => "png",
+    };
+    let mut files = vec![];
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        files.extend(Some(path).filter(|it| it.extension().is_some_and(|it| it == extension)));
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Shuffled batches of pictures, each cropped and flipped as its seed says.
+///
+/// # Errors
+///
+/// The stream cannot be counted.
+pub(crate) fn data(files: Vec<PathBuf>, format: Format, way: Way) -> Result<Data<Pictures>> {
+    if way == Way::Source {
+        return Ok(Data::new(Files { files, format, augments: true }));
+    }
+    let num_files = files.len();
+    let labelled = files.into_iter().zip(0..).collect();
+    let cropped = Stream::list(labelled).shuffle(num_files).map_seeded(
+        move |(path, label): (PathBuf, usize), seed| {
+            let mut cropped = vec![0; CROP_BYTES];
+            decoded(&path, format, |picture| Crop::drawn(seed).cut(picture, &mut cropped))?;
+            Ok((cropped, label))
+        },
+    );
+    Data::stream(cropped, |samples: Vec<(Vec<u8>, usize)>, device| {
+        let (pictures, labels): (Vec<_>, Vec<_>) = samples.into_iter().unzip();
+        let mut batch = Vec::with_capacity(pictures.len() * CROP_BYTES);
+        for picture in &pictures {
+            normalise(picture, &mut batch);
+        }
+        tensors(batch, &labels, device)
+    })
+}
+
+/// Means of the values and of their squares, of the first pictures cropped at the top left: what tells
+/// whether two programs decode and normalise alike.
+///
+/// # Errors
+///
+/// A file is no picture of this format.
+pub(crate) fn moments(files: &[PathBuf], format: Format, num: usize) -> Result<(f64, f64)> {
+    let mut values = vec![];
+    let mut cropped = vec![0; CROP_BYTES];
+    for path in &files[..num] {
+        decoded(path, format, |picture| Crop::default().cut(picture, &mut cropped))?;
+        normalise(&cropped, &mut values);
+    }
+    let mean = |of: fn(f64) -> f64| {
+        values.iter().map(|it| of(f64::from(*it))).sum::<f64>() / values.len() as f64
+    };
+    Ok((mean(|it| it), mean(|it| it * it)))
+}
+
+/// Pictures by index.
+struct Files {
+    files: Vec<PathBuf>,
+    format: Format,
+    augments: bool,
+}
+
+impl Source<Pictures> for Files {
+    fn samples(&self) -> usize {
+        self.files.len()
+    }
+
+    fn batch(&self, samples: &[usize], at: &At) -> Result<Pictures> {
+        let mut batch = Vec::with_capacity(samples.len() * CROP_BYTES);
+        let mut cropped = vec![0; CROP_BYTES];
+        for sample in samples {
+            let crop = match self.augments {
+                true => Crop::drawn(at.sample_seed(*sample)),
+                false => Crop::default(),
+            };
+            decoded(&self.files[*sample], self.format, |it| crop.cut(it, &mut cropped))?;
+            normalise(&cropped, &mut batch);
+        }
+        Ok(tensors(batch, samples, at.device))
+    }
+}
+
+/// All pictures of these files in memory, cropped at the top left.
+///
+/// # Errors
+///
+/// A file is no picture of this format.
+pub(crate) fn in_memory(files: Vec<PathBuf>, format: Format) -> Result<Data<Pictures>> {
+    let device = &Device::default();
+    let (samples, files) =
+        ((0..files.len()).collect::<Vec<_>>(), Files { files, format, augments: false });
+    let dtype = burn::tensor::DType::F32;
+    Data::arrays(files.batch(&samples, &At { device, dtype, epoch: 0, seed: 0 })?)
+}
+
+fn tensors(batch: Vec<f32>, labels: &[usize], device: &Device) -> Pictures {
+    let labels: Vec<i64> = labels.iter().map(|label| *label as i64).collect();
+    let pictures = TensorData::new(batch, [labels.len(), 3, CROP, CROP]);
+    (Tensor::from_data(pictures, device), Tensor::from_data(labels.as_slice(), device))
+}
+
+/// The part of a picture that is used, and whether it is mirrored.
+#[derive(Debug, Default)]
+struct Crop {
+    top: usize,
+    left: usize,
+    is_flipped: bool,
+}
+
+impl Crop {
+    fn drawn(seed: u64) -> Self {
+        let places = (SIZE - CROP + 1) as u64;
+        let draw = |what: u64, below: u64| (key(&[seed, what]) % below) as usize;
+        Self { top: draw(0, places), left: draw(1, places), is_flipped: draw(2, 2) == 1 }
+    }
+
+    /// From `[SIZE, SIZE, 3]` into `[CROP, CROP, 3]`.
+    fn cut(&self, picture: &[u8], cropped: &mut [u8]) {
+        let rows = picture.chunks_exact(SIZE * 3).skip(self.top);
+        for (to, from) in cropped.chunks_exact_mut(CROP * 3).zip(rows) {
+            let from = &from[self.left * 3..][..CROP * 3];
+            match self.is_flipped {
+                false => to.copy_from_slice(from),
+                true => {
+                    let (to, _) = to.as_chunks_mut::<3>();
+                    let (from, _) = from.as_chunks::<3>();
+                    to.iter_mut().zip(from.iter().rev()).for_each(|(to, from)| *to = *from);
+                }
+            }
+        }
+    }
+}
+
+/// Adds a picture `[CROP, CROP, 3]` as `[3, CROP, CROP]`.
+fn normalise(cropped: &[u8], batch: &mut Vec<f32>) {
+    let (pixels, _) = cropped.as_chunks::<3>();
+    for channel in 0..3 {
+        let scale = 1.0 / (255.0 * DEVIATION[channel]);
+        let shift = MEAN[channel] / DEVIATION[channel];
+        batch.extend(pixels.iter().map(|pixel| f32::from(pixel[channel]) * scale - shift));
+    }
+}
+
+thread_local! {
+    /// Pictures as they are in files, decoded one after the other.
+    static PICTURE: RefCell<Vec<u8>> = const { RefCell::new(vec![]) };
+}
+
+/// Gives `with` the picture, `[SIZE, SIZE, 3]`.
+fn decoded<T>(path: &Path, format: Format, with: impl FnOnce(&[u8]) -> T) -> Result<T> {
+    PICTURE.with_borrow_mut(|picture| {
+        picture.resize(SIZE * SIZE * 3, 0);
+        let read = match format {
+            Format::Jpg => jpg(path, picture),
+            Format::Png => png(path, picture),
+        };
+        read.map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(with(picture))
+    })
+}
+
+fn jpg(path: &Path, picture: &mut [u8]) -> Result<()> {
+    let bytes = std::fs::read(path)?;
+    let options = DecoderOptions::new_fast().jpeg_set_out_colorspace(ColorSpace::RGB);
+    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(&bytes), options);
+    decoder.decode_headers().map_err(|error| format!("{error:?}"))?;
+    expect_bytes(decoder.output_buffer_size(), picture)?;
+    Ok(decoder.decode_into(picture).map_err(|error| format!("{error:?}"))?)
+}
+
+/// With the checksums that libpng looks at too.
+fn png(path: &Path, picture: &mut [u8]) -> Result<()> {
+    let bytes = std::fs::read(path)?;
+    let options =
+        DecoderOptions::new_fast().png_set_confirm_crc(true).inflate_set_confirm_adler(true);
+    let mut decoder = PngDecoder::new_with_options(ZCursor::new(&bytes), options);
+    decoder.decode_headers().map_err(|error| format!("{error:?}"))?;
+    expect_bytes(decoder.output_buffer_size(), picture)?;
+    Ok(decoder.decode_into(picture).map_err(|error| format!("{error:?}"))?)
+}
+
+fn expect_bytes(is: Option<usize>, picture: &[u8]) -> Result<()> {
+    match is == Some(picture.len()) {
+        true => Ok(()),
+        false => Err(format!("the picture is not {SIZE} x {SIZE} in three colours").into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    /// Pixel (row, column) has red `row`, green `column` and blue 0.
+    fn gradients() -> Vec<u8> {
+        let pixel = |place: usize| [(place / SIZE) as u8, (place % SIZE) as u8, 0];
+        (0..SIZE * SIZE).flat_map(pixel).collect()
+    }
+
+    /// Eight bits of three colours, rows as they are.
+    fn png_of(picture: &[u8]) -> Vec<u8> {
+        let rows: Vec<u8> = picture
+            .chunks(SIZE * 3)
+            .flat_map(|row| std::iter::once(0).chain(row.iter().copied()))
+            .collect();
+        let mut packed = flate2::write::ZlibEncoder::new(vec![], flate2::Compression::fast());
+        packed.write_all(&rows).unwrap();
+        let size = (SIZE as u32).to_be_bytes();
+        let header = [size.as_slice(), &size, &[8, 2, 0, 0, 0]].concat();
+        let mut file = b"\x89PNG\r\n\x1a\n".to_vec();
+        for (name, bytes) in
+            [(b"IHDR", header), (b"IDAT", packed.finish().unwrap()), (b"IEND", vec![])]
+        {
+            let checked = [name.as_slice(), &bytes].concat();
+            file.extend((bytes.len() as u32).to_be_bytes());
+            file.extend(&checked);
+            file.extend(crc32fast::hash(&checked).to_be_bytes());
+        }
+        file
+    }
+
+    #[test]
+    fn a_crop_is_a_window_that_may_be_mirrored() {
+        let (picture, mut cropped) = (gradients(), vec![0; CROP_BYTES]);
+        let mut check = |is_flipped, first: [u8; 3], last: [u8; 3]| {
+            Crop { top: 3, left: 5, is_flipped }.cut(&picture, &mut cropped);
+            assert_eq!(cropped[..3], first);
+            assert_eq!(cropped[CROP_BYTES - 3..], last);
+        };
+        check(false, [3, 5, 0], [226, 228, 0]);
+        check(true, [3, 228, 0], [226, 5, 0]);
+    }
+
+    #[test]
+    fn a_png_becomes_normalised_planes_in_both_ways_for_any_number_of_workers() {
+        let folder = tempfile::tempdir().unwrap();
+        for index in 0..5 {
+            let path = folder.path().join(format!("{index}.png"));
+            std::fs::write(path, png_of(&gradients())).unwrap();
+        }
+        let files = list(folder.path(), Format::Png).unwrap();
+        let (mean, mean_square) = moments(&files, Format::Png, 2).unwrap();
+        // Of red and green the mean is 111.5 / 255, blue is 0.
+        let expected = [0, 1, 2].map(|it| {
+            let level = if it == 2 { 0.0 } else { 111.5 / 255.0 };
+            (level - f64::from(MEAN[it])) / f64::from(DEVIATION[it])
+        });
+        assert!((mean - expected.iter().sum::<f64>() / 3.0).abs() < 1e-5, "{mean}");
+        assert!(mean_square > mean * mean);
+
+        for way in [Way::Stream, Way::Source] {
+            let batches = |workers| -> Vec<_> {
+                let data = data(files.clone(), Format::Png, way).unwrap().workers(workers);
+                let loader = data.loader(crate::loading::plan(2), 0..3);
+                let batch = |(pictures, labels): Pictures| {
+                    (pictures.into_data(), labels.into_data().iter::<i64>().collect::<Vec<_>>())
+                };
+                loader.map(|it| batch(it.unwrap().unwrap())).collect()
+            };
+            let alone = batches(0);
+            assert_eq!(alone, batches(2), "{way:?}");
+            let mut labels: Vec<i64> =
+                alone.iter().flat_map(|(_, labels)| labels.clone()).collect();
+            labels.sort_unstable();
+            assert_eq!(labels, [0, 1, 2, 3, 4], "{way:?}");
+        }
+    }
+}

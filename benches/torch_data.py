@@ -1,0 +1,98 @@
+"""A side of `stoker-bench data`: pictures from files by PyTorch's DataLoader.
+
+    torch_data.py make FOLDER NUM       writes NUM pictures of 256 x 256, each as JPEG and as PNG
+    torch_data.py serve FOLDER FORMAT DECODER WORKERS
+
+The second form obeys from stdin: a number loads as many batches of 32 in a new random order, each picture cropped to 224 x 224
+at a random place, flipped or not, and normalised, and answers with nanoseconds; `check N` answers with the mean and the mean
+square of the first N pictures, cropped at the top left.
+DECODER is `pil`, as PyTorch's tutorials read pictures, or `torchvision`, its own decoder on tensors.
+"""
+
+import json
+import os
+import sys
+import time
+
+import torch
+from torch.utils.data import DataLoader, Dataset, RandomSampler
+from torchvision.transforms import v2
+
+SIZE, CROP, BATCH = 256, 224, 32
+MEAN, DEVIATION = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+
+def make(folder, num):
+    """Pictures with the spectrum of photographs: noise of each scale, the finer the fainter."""
+    import numpy as np
+    from PIL import Image
+
+    random = np.random.default_rng(7)
+    for index in range(num):
+        picture = np.full((SIZE, SIZE, 3), 128.0)
+        for scale in (4, 8, 16, 32, 64, 128, 256):
+            octave = random.normal(0, 100 / scale**0.6, (scale, scale, 3))
+            for channel in range(3):
+                layer = Image.fromarray(octave[:, :, channel].astype(np.float32))
+                picture[:, :, channel] += np.asarray(layer.resize((SIZE, SIZE), Image.Resampling.BICUBIC))
+        picture = Image.fromarray(picture.clip(0, 255).astype(np.uint8))
+        picture.save(os.path.join(folder, f"{index:05}.jpg"), quality=90)
+        picture.save(os.path.join(folder, f"{index:05}.png"))
+
+
+class Pictures(Dataset):
+    """Labels are places in the list of files."""
+
+    def __init__(self, folder, file_format, decoder, crop):
+        names = sorted(it for it in os.listdir(folder) if it.endswith(file_format))
+        self.paths = [os.path.join(folder, it) for it in names]
+        self.decoder = decoder
+        normalise = v2.Normalize(MEAN, DEVIATION)
+        to_floats = [v2.ToDtype(torch.float32, scale=True), normalise]
+        if decoder == "pil":
+            to_floats = [v2.PILToTensor(), *to_floats]
+        self.transform = v2.Compose([*crop, *to_floats])
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, index):
+        path = self.paths[index]
+        if self.decoder == "pil":
+            from PIL import Image
+
+            with Image.open(path) as file:
+                picture = file.convert("RGB")
+        else:
+            from torchvision.io import decode_image, read_file
+
+            picture = decode_image(read_file(path))
+        return self.transform(picture), index
+
+
+def serve(folder, file_format, decoder, workers):
+    torch.set_num_threads(1)
+    crop = [v2.RandomCrop(CROP), v2.RandomHorizontalFlip()]
+    data = Pictures(folder, file_format, decoder, crop)
+    sampler = RandomSampler(data, num_samples=len(data))
+    loader = DataLoader(data, BATCH, sampler=sampler, num_workers=workers, persistent_workers=workers > 0)
+    print(json.dumps({"pictures": len(data)}), flush=True)
+    for line in sys.stdin:
+        if line.startswith("check"):
+            fixed = Pictures(folder, file_format, decoder, [v2.Lambda(lambda it: v2.functional.crop(it, 0, 0, CROP, CROP))])
+            pictures = torch.stack([fixed[index][0] for index in range(int(line.split()[1]))])
+            print(json.dumps({"mean": pictures.mean().item(), "mean_square": pictures.square().mean().item()}), flush=True)
+            continue
+        batches = int(line)
+        sampler._num_samples = batches * BATCH  # Of one epoch.
+        start = time.perf_counter_ns()
+        count = sum(len(labels) for _, labels in loader)
+        nanoseconds = time.perf_counter_ns() - start
+        assert count == batches * BATCH, count
+        print(json.dumps({"nanoseconds": nanoseconds}), flush=True)
+
+
+if sys.argv[1] == "make":
+    make(sys.argv[2], int(sys.argv[3]))
+else:
+    serve(*sys.argv[2:5], int(sys.argv[5]))

@@ -1,0 +1,201 @@
+//! Files of checkpoints on their way between this machine and the storage.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::sync_channel;
+
+use bytes::Bytes;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use stoker_api::contract::{CheckpointRef, FileEntry, Manifest};
+use stoker_api::names::MANIFEST;
+use stoker_storage::{hash, layout};
+use tokio::runtime::Handle;
+
+use super::options::Select;
+use crate::Result;
+use crate::checkpoint::{CheckpointError, Parts, Place};
+use crate::collective::{Collective, exchange};
+use crate::error::PeerFailed;
+
+/// Bytes of files that are held in memory at once, beside the first of them.
+const TOGETHER_BYTES_MAX: u64 = 64 << 20;
+/// Files that are stored at once.
+const TOGETHER_MAX: usize = 16;
+
+/// What each rank did. Where one could not, its own error there, and on the others that it could not.
+pub(super) fn settle<T: Clone + Serialize + DeserializeOwned>(
+    ranks: &dyn Collective,
+    place: &str,
+    mine: Result<T>,
+) -> Result<Vec<T>> {
+    let told = mine.as_ref().map_err(ToString::to_string).cloned();
+    let all = exchange(ranks, place, told)?;
+    mine?;
+    let mut done = vec![];
+    for (rank, outcome) in all.into_iter().enumerate() {
+        done.push(outcome.map_err(|why| PeerFailed(format!("rank {rank}: {why}")))?);
+    }
+    Ok(done)
+}
+
+/// A checkpoint that is being stored.
+pub(super) struct Transfer<'a> {
+    pub(super) name: &'a str,
+    pub(super) rt: &'a Handle,
+    pub(super) place: &'a Place,
+}
+
+impl Transfer<'_> {
+    pub(super) fn check_new(&self) -> Result<()> {
+        let (place, name) = (self.place.clone(), self.name.to_owned());
+        let is_there = wait(self.rt, self.name, async move {
+            let manifest = layout::manifest_path(&place.trial_path, &name);
+            let failed = |source| CheckpointError::Storage { name, source };
+            place.storage.exists(&manifest).await.map_err(failed)
+        })?;
+        match is_there {
+            false => Ok(()),
+            true => Err(format!(
+                "checkpoint {} is there already: an attempt makes one at a batch",
+                self.name
+            )
+            .into()),
+        }
+    }
+
+    /// Stores files, a few at a time.
+    pub(super) fn store<'f>(
+        &self,
+        files: impl IntoIterator<Item = (&'f String, &'f PathBuf)>,
+    ) -> Result<BTreeMap<String, FileEntry>> {
+        let mut stored = BTreeMap::new();
+        let (mut together, mut bytes) = (Parts::new(), 0);
+        for (name, path) in files {
+            let content = read(path)?;
+            bytes += content.len() as u64;
+            together.insert(name.clone(), content);
+            if bytes >= TOGETHER_BYTES_MAX || together.len() >= TOGETHER_MAX {
+                stored.extend(self.store_together(std::mem::take(&mut together))?);
+                bytes = 0;
+            }
+        }
+        stored.extend(self.store_together(together)?);
+        Ok(stored)
+    }
+
+    fn store_together(&self, parts: Parts) -> Result<BTreeMap<String, FileEntry>> {
+        let (place, name) = (self.place.clone(), self.name.to_owned());
+        Ok(wait(self.rt, self.name, async move { place.upload(&name, parts).await })?)
+    }
+
+    /// Deletes what a checkpoint that came to nothing has left, as far as the storage lets.
+    pub(super) fn forget(&self, files: impl Iterator<Item = String>) {
+        let (place, name) = (self.place.clone(), self.name.to_owned());
+        let files: Vec<String> = files.collect();
+        let storage = place.storage.clone().impatient();
+        let forgotten = wait(self.rt, self.name, async move {
+            let manifest = layout::manifest_path(&place.trial_path, &name);
+            // The manifest's answer may have been lost: nothing of a whole checkpoint may go before it.
+            if storage.delete(&manifest).await.is_ok() {
+                for file in files {
+                    let _ = storage
+                        .delete(&layout::checkpoint_file(&place.trial_path, &name, &file))
+                        .await;
+                }
+            }
+            Ok(())
+        });
+        // What it came to nothing for is the error to tell.
+        let _ = forgotten;
+    }
+}
+
+/// Waits for what the background does.
+pub(super) fn wait<T: Send + 'static>(
+    rt: &Handle,
+    name: &str,
+    act: impl Future<Output = Result<T, CheckpointError>> + Send + 'static,
+) -> Result<T, CheckpointError> {
+    let (sender, receiver) = sync_channel(1);
+    rt.spawn(async move {
+        let _ = sender.send(act.await);
+    });
+    receiver.recv().unwrap_or(Err(CheckpointError::ShutDown { name: name.to_owned() }))
+}
+
+pub(super) fn fetch(
+    rt: &Handle,
+    place: &Place,
+    wanted: &CheckpointRef,
+    folder: &Path,
+) -> Result<Manifest, CheckpointError> {
+    let (place, folder, wanted) = (place.clone(), folder.to_owned(), wanted.clone());
+    wait(rt, &wanted.name.clone(), async move {
+        let manifest = place.manifest(&wanted).await?;
+        place.write_folder(&wanted.name, &manifest, &folder, |_| true).await?;
+        Ok(manifest)
+    })
+}
+
+/// The files in and below a folder: by name, with their paths.
+pub(super) fn listed(folder: &Path, select: &Select) -> Result<BTreeMap<String, PathBuf>> {
+    let (mut found, mut folders) = (BTreeMap::new(), vec![(String::new(), folder.to_owned())]);
+    while let Some((above, folder)) = folders.pop() {
+        let unreadable = |error| format!("folder {} cannot be read: {error}", folder.display());
+        for entry in std::fs::read_dir(&folder).map_err(unreadable)? {
+            let entry = entry.map_err(unreadable)?;
+            let Some(name) = entry.file_name().to_str().map(|it| format!("{above}{it}")) else {
+                let path = entry.path();
+                return Err(format!("{} has no name in UTF-8", path.display()).into());
+            };
+            if entry.file_type().map_err(unreadable)?.is_dir() {
+                folders.push((format!("{name}/"), entry.path()));
+            } else if name == MANIFEST {
+                let path = entry.path();
+                let text =
+                    format!("{}: no file of a checkpoint may be named {MANIFEST}", path.display());
+                return Err(text.into());
+            } else if select(&name) {
+                found.insert(name, entry.path());
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn read(path: &Path) -> Result<Bytes> {
+    let read = std::fs::read(path);
+    Ok(read.map_err(|error| format!("{} cannot be read: {error}", path.display()))?.into())
+}
+
+pub(super) fn entry_of(path: &Path) -> Result<FileEntry> {
+    let content = read(path)?;
+    Ok(FileEntry { bytes: content.len() as u64, sha256: hash::sha256_hex(&content) })
+}
+
+/// A folder that is gone when this is.
+pub(super) struct Temporary(pub(super) PathBuf);
+
+impl Temporary {
+    pub(super) fn new() -> Result<Self> {
+        use std::sync::atomic::{AtomicU64, Ordering};
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("stoker-checkpoint-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let failed = |error| format!("folder {} cannot be made: {error}", path.display());
+        if path.exists() {
+            // Of a process that is gone and had this one's number.
+            std::fs::remove_dir_all(&path).map_err(failed)?;
+        }
+        std::fs::create_dir_all(&path).map_err(failed)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,467 @@
+//! Trials in a program's own tests.
+//!
+//! A [`TrialTest`] makes a trial of hyperparameters, or of an experiment's file, and trains a few batches of it in
+//! the test's process: with no runner, no cluster, and a folder that goes when it has ended.
+//!
+//! ```
+//! use serde_json::json;
+//! use stoker_trainer::testing::TrialTest;
+//! # use burn::module::Module;
+//! # use burn::nn::{Linear, LinearConfig};
+//! # use burn::optim::SgdConfig;
+//! # use burn::tensor::{Device, Tensor};
+//! # use stoker_trainer::{Context, Data, Optimizers, Result, StepOutput, Trial};
+//! # struct Halves { learning_rate: f64 }
+//! # impl Trial for Halves {
+//! #     type Model = Linear;
+//! #     type Batch = Tensor<2>;
+//! #     fn new(context: &Context) -> Result<Self> {
+//! #         Ok(Self { learning_rate: context.hparam_as("learning_rate")? })
+//! #     }
+//! #     fn build_model(&self, device: &Device) -> Result<Linear> {
+//! #         Ok(LinearConfig::new(4, 4).init(device))
+//! #     }
+//! #     fn build_optimizers(&self) -> Result<Optimizers> {
+//! #         Ok(Optimizers::one(SgdConfig::new().init(), self.learning_rate))
+//! #     }
+//! #     fn build_training_data(&self) -> Result<Data<Tensor<2>>> {
+//! #         Data::arrays(Tensor::ones([64, 4], &stoker_trainer::host()))
+//! #     }
+//! #     fn build_validation_data(&self) -> Result<Data<Tensor<2>>> { self.build_training_data() }
+//! #     fn step(&self, model: &Linear, x: Tensor<2>) -> StepOutput {
+//! #         let [samples, _] = x.dims();
+//! #         let error = model.forward(x.clone()) - x / 2.0;
+//! #         StepOutput::sum((error.clone() * error).sum(), samples)
+//! #     }
+//! # }
+//!
+//! # fn main() -> stoker_trainer::Result<()> {
+//! let test = TrialTest::new(json!({"global_batch_size": 16, "learning_rate": 0.05})).batches(4);
+//! let tested = test.run::<Halves>()?;
+//! assert!(tested.batches[3]["loss"] < tested.batches[0]["loss"]);
+//! assert!(tested.validation["val_loss"] < tested.batches[0]["loss"]);
+//! test.resumes::<Halves>()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! An experiment's file is YAML, which this crate does not read; any crate that makes a [`Value`] of it will do:
+//!
+//! ```ignore
+//! let file = include_str!("../experiment.yaml");
+//! let tested = TrialTest::of_experiment(&serde_saphyr::from_str(file)?)?.run::<MyTrial>()?;
+//! ```
+//!
+//! `stoker run FILE --test` does the same with the program as it will be run.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde_json::{Map, Value, json};
+use stoker_api::experiment::{ExperimentSpec, Length, Unit};
+use stoker_api::hyperparameters::{Parameter, Space};
+use stoker_api::validate::validate;
+use tempfile::TempDir;
+
+use crate::callback::{Callback, Control, Logs};
+use crate::stop::StopSignal;
+use crate::train::program::context;
+use crate::train::{Trial, run_watched};
+use crate::{Context, Interrupted, Result, Standalone, record};
+
+/// burn's CPU backend has one stream of random numbers for the process: trials that are tested at once would
+/// take each other's.
+static STREAM: Mutex<()> = Mutex::new(());
+
+fn alone_on_the_stream() -> MutexGuard<'static, ()> {
+    STREAM.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a trial is tested with.
+#[derive(Clone, Debug)]
+pub struct TrialTest {
+    hyperparameters: Value,
+    data: Value,
+    seed: u32,
+    batches: u64,
+    spec: Option<Box<ExperimentSpec>>,
+}
+
+/// What a test of a trial gives back.
+#[derive(Debug)]
+pub struct Tested<M> {
+    /// The model, as it was saved, restored and compared.
+    pub model: M,
+    /// Metrics of each batch, such as `loss`.
+    pub batches: Vec<Logs>,
+    /// Metrics of the validation after the last batch, such as `val_loss`.
+    pub validation: Logs,
+}
+
+impl TrialTest {
+    /// With these hyperparameters, an object; a trial needs `global_batch_size` among them.
+    pub fn new(hyperparameters: Value) -> Self {
+        Self { hyperparameters, data: json!({}), seed: 0, batches: 1, spec: None }
+    }
+
+    /// With what an experiment's file says: its data, its hyperparameters and how gradients are computed. A
+    /// hyperparameter that is searched has the middle of its range, and of a list the first: see
+    /// [`hyperparameter`](Self::hyperparameter). Lengths and periods are the test's.
+    ///
+    /// # Errors
+    ///
+    /// It is no valid experiment; all that is wrong, each with its field.
+    pub fn of_experiment(experiment: &Value) -> Result<Self> {
+        let spec = experiment.get("spec").ok_or("the experiment has no `spec`")?;
+        let spec: ExperimentSpec = serde_path_to_error::deserialize(spec)
+            .map_err(|error| format!("spec.{}: {}", error.path(), error.inner()))?;
+        let name = experiment.pointer("/metadata/name").and_then(Value::as_str);
+        let valid = validate(name.unwrap_or("test"), &spec).map_err(|errors| {
+            errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+        })?;
+        let (hyperparameters, data) = (middle_of(&valid.space), spec.data.clone());
+        let seed = spec.reproducibility.experiment_seed.unwrap_or_default();
+        let spec = Some(Box::new(spec));
+        Ok(Self { hyperparameters, data, seed, spec, ..Self::new(Value::Null) })
+    }
+
+    /// Sets one hyperparameter; of nested ones, the names joined by dots.
+    #[must_use]
+    pub fn hyperparameter(mut self, name: &str, value: impl Into<Value>) -> Self {
+        let mut place = &mut self.hyperparameters;
+        for name in name.split('.') {
+            if !place.is_object() {
+                *place = Value::Object(Map::new());
+            }
+            place = &mut place[name];
+        }
+        *place = value.into();
+        self
+    }
+
+    /// What an experiment's `data` would be.
+    #[must_use]
+    pub fn data(self, data: Value) -> Self {
+        Self { data, ..self }
+    }
+
+    /// The trial's seed (default: 0, or the experiment's).
+    #[must_use]
+    pub fn seed(self, seed: u32) -> Self {
+        Self { seed, ..self }
+    }
+
+    /// Global batches to train (default: 1).
+    #[must_use]
+    pub fn batches(self, batches: u64) -> Self {
+        Self { batches: batches.max(1), ..self }
+    }
+
+    /// The trial alone, for tests of its methods, and the session that it was made in.
+    ///
+    /// # Errors
+    ///
+    /// What [`Trial::new`] fails with.
+    pub fn build<T: Trial>(&self) -> Result<(T, Context)> {
+        let _stream = alone_on_the_stream();
+        let context = self.context(None, false)?;
+        Ok((T::new(&context)?, context))
+    }
+
+    /// Builds all parts of the trial, trains, validates, saves a checkpoint and restores it. Tests that run
+    /// trials at once wait for each other, so that random numbers are those of the seed.
+    ///
+    /// # Errors
+    ///
+    /// `test: PART failed: ...`, where a part fails or panics, such as `build_model`, `the first batch` or `the
+    /// restore`; the searched metric of the experiment is not among those of validation.
+    pub fn run<T: Trial>(&self) -> Result<Tested<T::Model>> {
+        let _stream = alone_on_the_stream();
+        let folder = tempfile::tempdir()?;
+        self.train::<T>(&folder, true, None)
+    }
+
+    /// Trains once as it is and once with a stop after each batch, as a pod that is moved would: the model and the
+    /// metrics must be the same to the bit.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run); a training that was stopped and gone on with gave others. What a trial or a callback
+    /// keeps between batches belongs into [`Callback::state`].
+    pub fn resumes<T: Trial>(&self) -> Result<()> {
+        let _stream = alone_on_the_stream();
+        let straight = self.train::<T>(&tempfile::tempdir()?, false, None)?;
+        let weights = |tested: &Tested<T::Model>| record::snapshot(&tested.model).into_bytes();
+        for stop_at in 1..self.batches {
+            let folder = tempfile::tempdir()?;
+            match self.train::<T>(&folder, false, Some(stop_at)) {
+                Err(error) if error.is::<Interrupted>() => {}
+                Err(error) => return Err(error),
+                Ok(_) => return Err(format!("it ended before batch {stop_at}").into()),
+            }
+            let resumed = self.train::<T>(&folder, false, None)?;
+            let differ = match () {
+                () if weights(&resumed)? != weights(&straight)? => "the weights",
+                () if bits(&resumed.validation) != bits(&straight.validation) => {
+                    "the validation's metrics"
+                }
+                () => continue,
+            };
+            return Err(format!(
+                "stopped after batch {stop_at} and gone on with to batch {}, {differ} are not those of a \
+                 training that was not stopped: what a trial or a callback keeps between batches belongs \
+                 into `Callback::state`",
+                self.batches
+            )
+            .into());
+        }
+        Ok(())
+    }
+
+    /// One life of the trial in a folder.
+    fn train<T: Trial>(
+        &self,
+        folder: &TempDir,
+        is_test: bool,
+        stop_at: Option<u64>,
+    ) -> Result<Tested<T::Model>> {
+        let context = self.context(Some(folder), is_test)?;
+        let seen = Arc::<Mutex<Seen>>::default();
+        let stop = stop_at.map(|batch| (batch, context.stop.clone()));
+        let watch = Watch { seen: seen.clone(), stop };
+        let model = run_watched::<T>(&context, vec![Box::new(watch)])?.model;
+        let Seen { batches, validation } =
+            std::mem::take(&mut *seen.lock().unwrap_or_else(PoisonError::into_inner));
+        self.check_searched(&validation)?;
+        Ok(Tested { model, batches, validation })
+    }
+
+    fn context(&self, folder: Option<&TempDir>, is_test: bool) -> Result<Context> {
+        let mut config = Standalone {
+            hyperparameters: self.hyperparameters.clone(),
+            data: self.data.clone(),
+            seed: self.seed,
+            length: Some(Length::new(Unit::Batches, self.batches)),
+            folder: folder.map(|it| it.path().to_owned()),
+            quiet: true,
+            ..Standalone::default()
+        }
+        .config()?;
+        (config.validation_period, config.checkpoint_period) = (None, None);
+        if let Some(spec) = &self.spec {
+            let optimizations = &spec.optimizations;
+            config.spec = spec.for_programs();
+            config.records_per_epoch = spec.records_per_epoch;
+            config.scheduling_unit = spec.scheduling_unit;
+            config.aggregation_frequency = optimizations.aggregation_frequency;
+            config.average_aggregated_gradients = optimizations.average_aggregated_gradients;
+            config.gradient_compression = optimizations.gradient_compression;
+            config.mixed_precision = optimizations.mixed_precision;
+        }
+        let mut context = context(config, true)?;
+        context.silence();
+        context.is_test = is_test;
+        Ok(context)
+    }
+
+    /// Refuses an experiment that searches by a metric that there is not.
+    fn check_searched(&self, validation: &Logs) -> Result<()> {
+        let Some(spec) = &self.spec else { return Ok(()) };
+        let searched = &spec.searcher.metric;
+        let name = searched.strip_prefix("validation_").map(|it| format!("val_{it}"));
+        if validation.contains_key(name.as_ref().unwrap_or(searched)) {
+            return Ok(());
+        }
+        let names = validation.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+        Err(format!("there is no searched metric {searched}; of validation there are {names}")
+            .into())
+    }
+}
+
+fn bits(logs: &Logs) -> Vec<(&str, u64)> {
+    logs.iter().map(|(name, value)| (name.as_str(), value.to_bits())).collect()
+}
+
+/// The hyperparameters in the middle of a space.
+fn middle_of(space: &Space) -> Value {
+    let parameter = match space {
+        Space::Group(members) => {
+            return members.iter().map(|(name, it)| (name.clone(), middle_of(it))).collect();
+        }
+        Space::Parameter(parameter) => parameter,
+    };
+    match parameter {
+        Parameter::Const(value) => value.clone(),
+        Parameter::Int(range) => json!(range.min.midpoint(range.max)),
+        Parameter::Double(range) => json!(range.min.midpoint(range.max)),
+        Parameter::Log(range) => json!(range.base.powf(range.min.midpoint(range.max))),
+        Parameter::Categorical(values) => values.first().cloned().unwrap_or_default(),
+    }
+}
+
+/// What a training said of itself.
+#[derive(Debug, Default)]
+struct Seen {
+    batches: Vec<Logs>,
+    validation: Logs,
+}
+
+/// Notes metrics, and stops after a batch as a signal would.
+struct Watch {
+    seen: Arc<Mutex<Seen>>,
+    stop: Option<(u64, StopSignal)>,
+}
+
+impl Callback for Watch {
+    fn on_batch_end(&mut self, logs: &Logs, control: &mut Control) -> Result<()> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).batches.push(logs.clone());
+        if let Some((_, stop)) = self.stop.as_ref().filter(|it| it.0 == control.batches()) {
+            stop.set();
+        }
+        Ok(())
+    }
+
+    fn on_validation_end(&mut self, logs: &Logs, _: &mut Control) -> Result<()> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).validation = logs.clone();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::nn::{Linear, LinearConfig};
+    use burn::optim::SgdConfig;
+    use burn::tensor::{Device, Tensor};
+
+    use super::*;
+    use crate::{Data, Optimizers, StepOutput, train};
+
+    /// Learns to halve four numbers.
+    struct Halves {
+        rate: f64,
+        forgets: bool,
+    }
+
+    impl Trial for Halves {
+        type Model = Linear;
+        type Batch = Tensor<2>;
+
+        fn new(context: &Context) -> Result<Self> {
+            let forgets = context.hparam("forgets").is_some();
+            Ok(Self { rate: context.hparam_as("rate")?, forgets })
+        }
+
+        fn build_model(&self, device: &Device) -> Result<Linear> {
+            Ok(LinearConfig::new(4, 4).init(device))
+        }
+
+        fn build_optimizers(&self) -> Result<Optimizers> {
+            Ok(Optimizers::one(SgdConfig::new().init(), self.rate))
+        }
+
+        fn build_training_data(&self) -> Result<Data<Tensor<2>>> {
+            Data::arrays(Tensor::ones([64, 4], &crate::host()))
+        }
+
+        fn build_validation_data(&self) -> Result<Data<Tensor<2>>> {
+            self.build_training_data()
+        }
+
+        fn step(&self, model: &Linear, x: Tensor<2>) -> StepOutput {
+            let [samples, _] = x.dims();
+            let error = model.forward(x.clone()) - x / 2.0;
+            StepOutput::sum((error.clone() * error).sum(), samples)
+        }
+
+        fn callbacks(&self) -> Vec<Box<dyn Callback>> {
+            self.forgets.then(|| Forgets(0).boxed()).into_iter().collect()
+        }
+    }
+
+    /// Counts batches, and does not say so in its state.
+    struct Forgets(u64);
+
+    impl Callback for Forgets {
+        fn on_batch_end(&mut self, _: &Logs, control: &mut Control) -> Result<()> {
+            self.0 += 1;
+            if self.0 == 3 {
+                control.scale_learning_rate(0.5);
+            }
+            Ok(())
+        }
+    }
+
+    fn experiment(metric: &str) -> Value {
+        json!({"metadata": {"name": "halves"}, "spec": {
+            "entrypoint": {"command": ["halves"]},
+            "data": {"root": "here"},
+            "hyperparameters": {
+                "global_batch_size": {"int": {"min": 8, "max": 25}},
+                "rate": {"log": {"min": -3, "max": -1}},
+                "nested": {"of": {"double": {"min": 0.0, "max": 1.0}}, "kind": {"categorical": ["a", "b"]}},
+            },
+            "searcher": {"metric": metric, "maxLength": {"batches": 9}, "random": {"maxTrials": 2}},
+            "reproducibility": {"experimentSeed": 5},
+        }})
+    }
+
+    fn said<T>(result: Result<T>) -> String {
+        result.map(|_| ()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_trial_trains_validates_and_comes_back_from_its_checkpoint() {
+        let _stream = train::tests::alone_on_the_stream();
+        let test = TrialTest::new(json!({"global_batch_size": 16, "rate": 0.05})).batches(5);
+        let tested = test.run::<Halves>().unwrap();
+        assert_eq!(tested.batches.len(), 5);
+        assert!(tested.batches[4]["loss"] < tested.batches[0]["loss"], "{:?}", tested.batches);
+        assert!(tested.validation["val_loss"] < tested.batches[4]["loss"]);
+        test.resumes::<Halves>().unwrap();
+        assert_eq!(test.clone().seed(1).build::<Halves>().unwrap().1.trial_seed(), 1);
+        let error = said(test.hyperparameter("global_batch_size", 65).run::<Halves>());
+        assert!(error.contains("global_batch_size is 65"), "{error}");
+    }
+
+    #[test]
+    fn what_is_kept_outside_the_checkpoint_is_found() {
+        let _stream = train::tests::alone_on_the_stream();
+        let test = TrialTest::new(json!({"global_batch_size": 16, "rate": 0.05, "forgets": true}));
+        let error = said(test.batches(5).resumes::<Halves>());
+        assert!(error.starts_with("stopped after batch 1 "), "{error}");
+        assert!(error.contains("the weights are not those"), "{error}");
+    }
+
+    #[test]
+    fn an_experiment_gives_the_middle_of_what_it_searches() {
+        let _stream = train::tests::alone_on_the_stream();
+        let test = TrialTest::of_experiment(&experiment("validation_loss")).unwrap();
+        let test = test.hyperparameter("nested.more", "x");
+        let context = test.build::<Halves>().unwrap().1;
+        let expected = json!({
+            "global_batch_size": 16, "rate": 0.01, "nested": {"of": 0.5, "kind": "a", "more": "x"}
+        });
+        assert_eq!(context.config.hyperparameters, expected);
+        assert_eq!((context.trial_seed(), &context.config.data), (5, &json!({"root": "here"})));
+        assert_eq!(test.run::<Halves>().unwrap().batches.len(), 1);
+    }
+
+    #[test]
+    fn what_is_wrong_with_an_experiment_is_named() {
+        let _stream = train::tests::alone_on_the_stream();
+        let test = TrialTest::of_experiment(&experiment("validation_accuracy")).unwrap();
+        assert_eq!(
+            said(test.run::<Halves>()),
+            "there is no searched metric validation_accuracy; of validation there are val_loss"
+        );
+        let of = |change: fn(&mut Value)| {
+            let mut experiment = experiment("validation_loss");
+            change(&mut experiment["spec"]);
+            said(TrialTest::of_experiment(&experiment))
+        };
+        let error = of(|spec| spec["searcher"]["maxLength"] = json!({"batches": "x"}));
+        assert!(error.starts_with("spec.searcher.maxLength"), "{error}");
+        let error = of(|spec| spec["hyperparameters"]["rate"]["log"]["max"] = json!(-9));
+        assert!(error.contains("spec.hyperparameters.rate"), "{error}");
+        assert_eq!(said(TrialTest::of_experiment(&json!({}))), "the experiment has no `spec`");
+    }
+}

@@ -20,7 +20,7 @@ pub fn all() -> Vec<CustomResourceDefinition> {
         drop_unsigned_formats(&mut value);
         serde_json::from_value(value).expect("a definition without formats is one")
     };
-    [Experiment::crd(), Trial::crd()].map(plain).into()
+    [Experiment::crd(), Trial::crd(), InferenceJob::crd()].map(plain).into()
 }
 
 /// Takes away the formats that Rust's unsigned numbers have: Kubernetes does not know them and warns of each on every

@@ -1,6 +1,8 @@
 //! What a user writes to put a data set through a trained model: a batch inference, every input exactly once.
 
 mod files;
+#[cfg(feature = "crd")]
+mod schema;
 mod status;
 
 use std::collections::BTreeMap;
@@ -16,7 +18,7 @@ pub use files::{
     OutputPart, PLAN, PinnedCheckpoint, PlanFile, PlanShard, Role, RowError, STATE_FOLDER,
     ShardPlan, commit_path, commits_path, part_name, plan_path, shard_of_commit,
 };
-pub use status::{InferenceStatus, WorkerStatus};
+pub use status::{InferenceStatus, WorkerEnd, WorkerStatus};
 
 /// A data set through a trained model: what is read and written, by which program, and by how many at a time.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -35,11 +37,15 @@ pub use status::{InferenceStatus, WorkerStatus};
         validation = kube::core::Rule::new(crate::experiment::schema::NAME_RULE)
             .message(crate::experiment::schema::NAME_MESSAGE),
         printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+        printcolumn(name = "Stage", type_ = "string", json_path = ".status.stage"),
+        printcolumn(name = "Slots", type_ = "integer", json_path = ".spec.resources.slots"),
         printcolumn(name = "Rows", type_ = "integer", json_path = ".status.rows"),
         printcolumn(name = "Of", type_ = "integer", json_path = ".status.rowsTotal"),
         printcolumn(name = "Rejected", type_ = "integer", json_path = ".status.rejected"),
+        printcolumn(name = "Restarts", type_ = "integer", json_path = ".status.restarts"),
         printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
-    )
+    ),
+    schemars(extend("x-kubernetes-validations" = schema::rules()))
 )]
 #[serde(rename_all = "camelCase")]
 pub struct InferenceJobSpec {
@@ -122,6 +128,18 @@ pub struct InferenceJobSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(schema_with = "crate::experiment::schema::free_object"))]
     pub pod_overrides: Option<Value>,
+}
+
+impl InferenceJobSpec {
+    /// What programs are told of it: all but `state`, which alone may change, and `data` and `hyperparameters`, which
+    /// they are told of by themselves.
+    pub fn for_programs(&self) -> Value {
+        let mut told = serde_json::to_value(self).unwrap_or_default();
+        if let Some(fields) = told.as_object_mut() {
+            fields.retain(|name, _| !["state", "data", "hyperparameters"].contains(&name.as_str()));
+        }
+        told
+    }
 }
 
 /// Which checkpoint holds the weights: exactly one of `trial`, `folder` and `stored`. It is chosen once, when the job

@@ -55,12 +55,16 @@ pub const LABEL_TRIAL: &str = "stoker.dev/trial";
 pub const LABEL_ATTEMPT: &str = "stoker.dev/attempt";
 /// Label of a pod: its index in the gang.
 pub const LABEL_POD_INDEX: &str = "stoker.dev/pod-index";
-/// Label of a pod: what it is for. [`COMPONENT_TRIAL`] or [`COMPONENT_CLEANUP`].
+/// Label of an inference job's pods: the job's name.
+pub const LABEL_JOB: &str = "stoker.dev/job";
+/// Label of a pod: what it is for. [`COMPONENT_TRIAL`], [`COMPONENT_CLEANUP`] or [`COMPONENT_JOB`].
 pub const LABEL_COMPONENT: &str = "stoker.dev/component";
 /// A pod that trains.
 pub const COMPONENT_TRIAL: &str = "trial";
 /// A pod that deletes an ended experiment's checkpoints.
 pub const COMPONENT_CLEANUP: &str = "cleanup";
+/// A pod of an inference job.
+pub const COMPONENT_JOB: &str = "job";
 /// Annotation of a pod: its [`TrialConfig`](crate::contract::TrialConfig) as JSON.
 pub const ANNOTATION_TRIAL_CONFIG: &str = "stoker.dev/trial-config";
 /// Header of an answer to a report: names of checkpoints that nobody needs any more, by commas. The

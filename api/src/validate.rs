@@ -101,6 +101,26 @@ pub fn validate_inference(
     inference::check(name, spec)
 }
 
+/// As [`validate_inference`], and by what a cluster asks besides: its processes are on several machines.
+///
+/// # Errors
+///
+/// As [`validate_inference`].
+pub fn validate_inference_on_cluster(
+    name: &str,
+    spec: &InferenceJobSpec,
+) -> Result<ValidInferenceJob, Vec<FieldError>> {
+    let mut errors = inference::check_places(spec);
+    match inference::check(name, spec) {
+        Ok(valid) if errors.is_empty() => Ok(valid),
+        Ok(_) => Err(errors),
+        Err(mut others) => {
+            others.append(&mut errors);
+            Err(others)
+        }
+    }
+}
+
 /// The seed of an experiment that sets none: from 0 to 2^31 - 1, the same for the same id on every
 /// machine.
 ///

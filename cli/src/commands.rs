@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use stoker_api::experiment::DesiredState;
+use stoker_api::experiment::{DesiredState, Experiment};
 
 use crate::cluster::connect::{Cluster, Options};
 use crate::cluster::logs::Wanted;
@@ -267,7 +267,7 @@ async fn experiment_on_cluster(command: &ExperimentCommand, output: Output) -> R
         }
         C::Wait { on, timeout } => {
             let cluster = Cluster::connect(&on.cluster).await?;
-            return wait::wait(&cluster, &on.experiment, *timeout, output).await;
+            return wait::wait::<Experiment>(&cluster, &on.experiment, *timeout, output).await;
         }
         C::Delete(on) => {
             let cluster = Cluster::connect(&on.cluster).await?;
@@ -279,7 +279,7 @@ async fn experiment_on_cluster(command: &ExperimentCommand, output: Output) -> R
         C::Kill(on) => (on, DesiredState::Killed),
     };
     let cluster = Cluster::connect(&on.cluster).await?;
-    done(experiment::set_state(&cluster, &on.experiment, state, output).await)
+    done(experiment::set_state::<Experiment>(&cluster, &on.experiment, state, output).await)
 }
 
 /// Carries out `stoker trial ...`; returns the exit code.
@@ -363,7 +363,8 @@ pub(crate) fn checkpoint(command: &CheckpointCommand, output: Output) -> Result<
     }
 }
 
-fn done(result: Result<(), Failure>) -> Result<u8, Failure> {
+/// The exit code of what has gone well.
+pub(crate) fn done(result: Result<(), Failure>) -> Result<u8, Failure> {
     result.map(|()| 0)
 }
 

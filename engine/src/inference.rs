@@ -6,6 +6,13 @@
 //!
 //! What is done is in the output folder, not here: a process that is started again finds the shards that are committed
 //! and does the others. So a status may be lost without harm, but for its count of attempts.
+//!
+//! * [`config`]: what a process is told.
+//! * [`pods`]: on a cluster, which pods are made and deleted for it.
+
+mod conditions;
+pub mod config;
+pub mod pods;
 
 use stoker_api::experiment::Phase;
 use stoker_api::inference::{InferenceStatus, Role, WorkerStatus};
@@ -132,6 +139,40 @@ pub fn ended(status: &mut InferenceStatus, end: End, max_restarts: u32) {
     }
 }
 
+/// Records what a process has reported; says whether it is one that is known to run.
+///
+/// A planner reports the rows of the input as `total`, a worker those of its slot, of which `done` are committed, and
+/// who finishes those of the input and how many of them have an output.
+pub fn progressed(status: &mut InferenceStatus, attempt: u32, done: u64, total: u64) -> bool {
+    let live = status.workers.iter_mut().find(|it| it.attempt == Some(attempt));
+    let Some(worker) = live.filter(|_| status.phase == Phase::Running) else { return false };
+    match status.stage {
+        Role::Plan => status.rows_total = total,
+        Role::Work => {
+            if done > worker.rows {
+                worker.barren = 0;
+            }
+            worker.rows = done;
+            status.rows = status.workers.iter().map(|it| it.rows).sum();
+        }
+        Role::Finish => {
+            (status.rows, status.rows_total) = (total, total);
+            status.rejected = total.saturating_sub(done);
+        }
+    }
+    status.progress_percent = percent(status);
+    true
+}
+
+/// The part of a job that is done.
+fn percent(status: &InferenceStatus) -> u32 {
+    match status.rows_total {
+        _ if status.phase == Phase::Completed => 100,
+        0 => 0,
+        total => u32::try_from(status.rows.saturating_mul(100) / total).unwrap_or(100).min(100),
+    }
+}
+
 /// Goes to the next stage once all slots have ended this one.
 fn advance(status: &mut InferenceStatus) {
     if status.phase != Phase::Running {
@@ -213,6 +254,44 @@ mod tests {
         let (started, status) = check(&ends, 0);
         assert_eq!(started[3..5], [(Role::Finish, 0), (Role::Work, 0)]);
         assert_eq!((started.len(), status.phase), (7, Phase::Completed));
+    }
+
+    #[test]
+    fn reports_of_processes_that_run_add_up() {
+        let mut status = InferenceStatus::default();
+        resume(&mut status, 2);
+        let mut run = |role: Role, reports: &[(u32, u64, u64)], expected: (u64, u64, u64)| {
+            let starts = next(&status);
+            starts.iter().for_each(|it| begin(&mut status, *it));
+            assert_eq!(starts[0].role, role);
+            for (slot, done, total) in reports {
+                assert!(progressed(&mut status, starts[*slot as usize].attempt, *done, *total));
+            }
+            assert!(!progressed(&mut status, 99, 1, 1), "nobody has this number");
+            assert_eq!((status.rows, status.rows_total, status.rejected), expected, "{role:?}");
+            for Start { slot, attempt, .. } in starts {
+                let (end, message) = (AttemptEnd::Completed, None);
+                ended(&mut status, End { slot, attempt, end, message, has_committed: false }, 0);
+            }
+        };
+        run(Role::Plan, &[(0, 0, 10)], (0, 10, 0));
+        run(Role::Work, &[(0, 2, 6), (1, 4, 4), (0, 6, 6)], (10, 10, 0));
+        run(Role::Finish, &[(0, 7, 10)], (10, 10, 3));
+        assert_eq!(status.phase, Phase::Completed);
+    }
+
+    #[test]
+    fn a_new_shard_begins_the_count_of_failures_anew() {
+        let mut status = InferenceStatus::default();
+        resume(&mut status, 1);
+        status.stage = Role::Work;
+        let start = next(&status)[0];
+        begin(&mut status, start);
+        status.workers[0].barren = 9;
+        progressed(&mut status, 0, 0, 10);
+        assert_eq!(status.workers[0].barren, 9);
+        progressed(&mut status, 0, 1, 10);
+        assert_eq!((status.workers[0].barren, status.workers[0].rows), (0, 1));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use kube::core::Status;
+use stoker_api::trial::AttemptEnd;
 
 /// Requests take no longer: a leader whose lease ended must not be waiting for one.
 const REQUEST_MAX: Duration = Duration::from_secs(8);
@@ -68,6 +69,36 @@ impl Error {
             _ => Self::Away { doing, reason: format!("{code}: {message}") },
         }
     }
+}
+
+/// The end of an attempt whose pod, or what it needs, was refused: with why in one word and for people.
+///
+/// # Errors
+///
+/// The error again, if it refuses nothing: it may work later.
+pub fn refusal(error: Error) -> Result<(AttemptEnd, &'static str, String), Error> {
+    Ok(match error {
+        Error::Exists { doing } => {
+            let text =
+                format!("cannot {doing}: an object of this name has another owner; delete it");
+            (AttemptEnd::NotStarted, "NameTaken", text)
+        }
+        Error::Refused { doing, code: 403, message } => {
+            let is_quota = message.contains("exceeded quota");
+            let reason = if is_quota { "QuotaExceeded" } else { "AdmissionRefused" };
+            (AttemptEnd::NotStarted, reason, format!("cannot {doing}: {message}"))
+        }
+        // Webhooks and policies refuse with any code, but always say so.
+        Error::Refused { doing, message, .. }
+            if message.contains("denied the request") || message.contains("denied request") =>
+        {
+            (AttemptEnd::NotStarted, "AdmissionRefused", format!("cannot {doing}: {message}"))
+        }
+        Error::Refused { doing, message, .. } => {
+            (AttemptEnd::UserError, "PodInvalid", format!("cannot {doing}: {message}"))
+        }
+        other => return Err(other),
+    })
 }
 
 /// Awaits a request of the API server's, with a deadline.

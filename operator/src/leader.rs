@@ -28,9 +28,10 @@ use crate::world::World;
 const ANNOTATION_LEADER: &str = "stoker.dev/leader";
 /// Trials touched at a time when the leader changes.
 const SWEEP_WIDTH: usize = 16;
-/// Experiments and trials looked at together.
+/// Experiments, trials and jobs looked at together.
 const EXPERIMENT_WORKERS: usize = 4;
 const TRIAL_WORKERS: usize = 16;
+const JOB_WORKERS: usize = 4;
 /// How soon a key is looked at again that came up while the lease was over: it may be renewed late, and
 /// then all goes on as if nothing had been.
 const LAPSE: Duration = Duration::from_millis(200);
@@ -107,7 +108,7 @@ pub async fn run(world: Arc<World>, mut stop: watch::Receiver<bool>) {
     world.set_leader(None);
 }
 
-/// Those that look at experiments and trials while this replica leads.
+/// Those that look at experiments, trials and jobs while this replica leads.
 struct Workers {
     tasks: JoinSet<()>,
     /// Changes of leader when they began.
@@ -133,6 +134,14 @@ fn begin(world: &Arc<World>, transitions: i32) -> Workers {
             }
         });
     }
+    for _ in 0..JOB_WORKERS {
+        let (world, mut ready) = (world.clone(), ready.subscribe());
+        tasks.spawn(async move {
+            if ready.wait_for(|it| *it).await.is_ok() {
+                jobs(world).await;
+            }
+        });
+    }
     let world = world.clone();
     tasks.spawn(async move {
         // What was cached may be older than what the last leader wrote last.
@@ -142,6 +151,7 @@ fn begin(world: &Arc<World>, transitions: i32) -> Workers {
         }
         world.experiment_queue.set_closed(false);
         world.trial_queue.set_closed(false);
+        world.job_queue.set_closed(false);
         world.add_all();
         ready.send_replace(true);
         // The sender must live as long as those who wait for it.
@@ -154,9 +164,11 @@ fn begin(world: &Arc<World>, transitions: i32) -> Workers {
 async fn end(world: &World, mut workers: Workers) {
     world.experiment_queue.set_closed(true);
     world.trial_queue.set_closed(true);
+    world.job_queue.set_closed(true);
     workers.tasks.shutdown().await;
     world.experiment_queue.clear();
     world.trial_queue.clear();
+    world.job_queue.clear();
 }
 
 /// Gives every trial that may still be written a new version, so that a write which the last leader
@@ -223,6 +235,19 @@ async fn trials(world: Arc<World>) {
         };
         let wait = failures.wait(&world, "trial", &key, start, result);
         world.trial_queue.done(key, wait);
+    }
+}
+
+async fn jobs(world: Arc<World>) {
+    let mut failures = Failures::default();
+    while let Some(key) = world.job_queue.next().await {
+        let start = Instant::now();
+        let result = match world.is_leader() {
+            true => contained(&world, "job", crate::job::reconcile(&world, &key)).await,
+            false => Ok(Some(LAPSE)),
+        };
+        let wait = failures.wait(&world, "job", &key, start, result);
+        world.job_queue.done(key, wait);
     }
 }
 

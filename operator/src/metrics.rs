@@ -33,6 +33,8 @@ impl Kind {
     pub const POD_CREATE: Self = Self { kind: "pod_create" };
     /// A pod's deletion.
     pub const POD_DELETE: Self = Self { kind: "pod_delete" };
+    /// A job's status.
+    pub const JOB_STATUS: Self = Self { kind: "job_status" };
     /// A new service.
     pub const SERVICE_CREATE: Self = Self { kind: "service_create" };
 }
@@ -79,6 +81,7 @@ pub struct Metrics {
     pub attempts_started: Counter,
     ends: Family<Kind, Counter>,
     trial_ends: Family<Kind, Counter>,
+    job_ends: Family<Kind, Counter>,
     /// Reports by how they were answered.
     pub reports: Family<Answered, Counter>,
     /// Seconds from a report to its answer, but for those that wait for a decision.
@@ -107,6 +110,7 @@ impl Default for Metrics {
             attempts_started: Counter::default(),
             ends: Family::default(),
             trial_ends: Family::default(),
+            job_ends: Family::default(),
             reports: Family::default(),
             report_seconds: seconds(),
             leader: Gauge::default(),
@@ -128,6 +132,7 @@ impl Default for Metrics {
         registry.register("attempts_started", "Attempts begun", it.attempts_started.clone());
         registry.register("attempts_ended", "Attempts ended, by how", it.ends.clone());
         registry.register("trials_ended", "Trials ended, by phase", it.trial_ends.clone());
+        registry.register("jobs_ended", "Jobs ended, by phase", it.job_ends.clone());
         registry.register(
             "reports",
             "Reports of trainers, by how they were answered",
@@ -140,6 +145,15 @@ impl Default for Metrics {
         registry.register("queued", "Keys that wait to be looked at, by kind", it.queued.clone());
         Self { registry, ..it }
     }
+}
+
+fn of_phase(phase: Phase) -> Kind {
+    let kind = match phase {
+        Phase::Completed => "completed",
+        Phase::Failed => "failed",
+        _ => "cancelled",
+    };
+    Kind { kind }
 }
 
 /// CPU seconds of this thread so far.
@@ -180,12 +194,12 @@ impl Metrics {
 
     /// Counts a trial's end.
     pub fn trial_ended(&self, phase: Phase) {
-        let kind = match phase {
-            Phase::Completed => "completed",
-            Phase::Failed => "failed",
-            _ => "cancelled",
-        };
-        self.trial_ends.get_or_create(&Kind { kind }).inc();
+        self.trial_ends.get_or_create(&of_phase(phase)).inc();
+    }
+
+    /// Counts a job's end.
+    pub fn job_ended(&self, phase: Phase) {
+        self.job_ends.get_or_create(&of_phase(phase)).inc();
     }
 
     /// Everything as text in the OpenMetrics format.

@@ -8,8 +8,8 @@ use kube::core::{DeserializeGuard, error_boundary::InvalidObject};
 use kube::{Resource, ResourceExt as _};
 use stoker_api::experiment::{Experiment, Unit};
 use stoker_api::names::{
-    COMPONENT_CLEANUP, LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_EXPERIMENT, LABEL_POD_INDEX,
-    LABEL_TRIAL,
+    COMPONENT_CLEANUP, LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_EXPERIMENT, LABEL_JOB,
+    LABEL_POD_INDEX, LABEL_TRIAL,
 };
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{Trial, TrialSpec, WantedState};
@@ -163,7 +163,7 @@ impl Cached for CachedTrial {
     }
 }
 
-/// A pod of a trial, or of a clean-up.
+/// A pod of a trial, of a job, or of a clean-up.
 #[derive(Debug)]
 pub struct CachedPod {
     /// What decisions follow from. Its node is looked up later.
@@ -174,6 +174,8 @@ pub struct CachedPod {
     pub owner: String,
     /// The experiment that it cleans up, if that is what it does.
     pub cleans: Option<Key>,
+    /// The job that it is of, if it is of one.
+    pub job: Option<Key>,
     key: Key,
     trial: Option<Key>,
     version: String,
@@ -186,6 +188,7 @@ impl CachedPod {
         let label = |name: &str| pod.labels().get(name);
         let number = |name: &str| label(name).and_then(|it| it.parse().ok()).unwrap_or(u32::MAX);
         let trial = label(LABEL_TRIAL).map(|it| Key::new(&key.namespace, it));
+        let job = label(LABEL_JOB).map(|it| Key::new(&key.namespace, it));
         let is_cleanup = label(LABEL_COMPONENT).is_some_and(|it| it == COMPONENT_CLEANUP);
         let experiment = label(LABEL_EXPERIMENT).filter(|_| is_cleanup);
         let cleans = experiment.map(|it| Key::new(&key.namespace, it));
@@ -194,7 +197,7 @@ impl CachedPod {
         let node = pod.spec.as_ref().and_then(|it| it.node_name.as_deref()).map(Arc::from);
         let seen = seen(&pod, number(LABEL_ATTEMPT), number(LABEL_POD_INDEX));
         let version = pod.resource_version().unwrap_or_default();
-        Self { seen, node, owner, cleans, key, trial, version }
+        Self { seen, node, owner, cleans, job, key, trial, version }
     }
 }
 
@@ -204,7 +207,7 @@ impl Cached for CachedPod {
     }
 
     fn group(&self) -> Option<Key> {
-        self.trial.clone()
+        self.trial.clone().or_else(|| self.job.as_ref().map(group_of_job))
     }
 
     fn version(&self) -> &str {
@@ -214,6 +217,11 @@ impl Cached for CachedPod {
     fn is_same(&self, other: &Self) -> bool {
         self.seen == other.seen && self.node == other.node && self.owner == other.owner
     }
+}
+
+/// What a job's pods belong to: not a trial's name, which a job may have too.
+pub(crate) fn group_of_job(job: &Key) -> Key {
+    Key::new(&job.namespace, &format!("job/{}", job.name))
 }
 
 /// A node.
@@ -258,7 +266,7 @@ impl Cached for CachedNode {
 }
 
 /// What Kubernetes keeps about who wrote what is most of a small object.
-fn without_noise<K: Resource>(mut object: K) -> K {
+pub(crate) fn without_noise<K: Resource>(mut object: K) -> K {
     object.meta_mut().managed_fields = None;
     object
 }
@@ -374,6 +382,14 @@ mod tests {
         assert_eq!((pod.seen.attempt, pod.seen.index), (2, 1));
         assert_eq!(pod.group(), Some(Key::new("ns", "t-0")));
         assert_eq!((pod.seen.phase, pod.version()), (PodPhase::Running, "7"));
+    }
+
+    #[test]
+    fn a_pod_of_a_job_is_not_taken_for_one_of_a_trial_of_its_name() {
+        let labels = json!({ "labels": { "stoker.dev/job": "t-0", "stoker.dev/pod-index": "1" } });
+        let pod = pod(json!({}), labels);
+        assert_eq!(pod.job, Some(Key::new("ns", "t-0")));
+        assert_eq!((pod.group(), pod.seen.index), (Some(Key::new("ns", "job/t-0")), 1));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use kube::core::DeserializeGuard;
 use kube::runtime::watcher;
 use kube::{Api, Client};
 use stoker_api::experiment::Experiment;
+use stoker_api::inference::InferenceJob;
 use stoker_api::names::LABEL_COMPONENT;
 use stoker_api::trial::Trial;
 use tokio::net::TcpListener;
@@ -19,6 +20,7 @@ use tokio::task::JoinSet;
 
 use crate::cache::feed;
 use crate::door::{Door, tls};
+use crate::job::CachedJob;
 use crate::leader;
 use crate::metrics::Kind;
 use crate::objects::{CachedExperiment, CachedNode, CachedPod, CachedTrial};
@@ -48,6 +50,7 @@ pub async fn serve(options: Options, mut stop: watch::Receiver<bool>) -> Result<
     let (world, changes) = World::new(client, options, setup);
     world.experiment_queue.set_closed(true);
     world.trial_queue.set_closed(true);
+    world.job_queue.set_closed(true);
     let mut tasks = JoinSet::new();
     watch_all(&world, &mut tasks);
     tasks.spawn(dispatch(world.clone(), changes));
@@ -108,6 +111,13 @@ fn watch_all(world: &Arc<World>, tasks: &mut JoinSet<()>) {
         refresh(),
     ));
     tasks.spawn(feed(
+        apis::<DeserializeGuard<InferenceJob>>(&spaces, &client()),
+        all(),
+        world.jobs.clone(),
+        |it| Some(CachedJob::new(it)),
+        refresh(),
+    ));
+    tasks.spawn(feed(
         apis::<Pod>(&spaces, &client()),
         all().labels(LABEL_COMPONENT),
         world.pods.clone(),
@@ -128,6 +138,7 @@ fn observe(world: Arc<World>) -> Router {
             for (kind, len) in [
                 ("experiments", world.experiments.len()),
                 ("trials", world.trials.len()),
+                ("jobs", world.jobs.len()),
                 ("pods", world.pods.len()),
                 ("nodes", world.nodes.len()),
             ] {
@@ -139,6 +150,7 @@ fn observe(world: Arc<World>) -> Router {
             let (experiments, trials) = (world.experiment_queue.len(), world.trial_queue.len());
             queued.get_or_create(&Kind { kind: "experiments" }).set(experiments as i64);
             queued.get_or_create(&Kind { kind: "trials" }).set(trials as i64);
+            queued.get_or_create(&Kind { kind: "jobs" }).set(world.job_queue.len() as i64);
             let content = "application/openmetrics-text; version=1.0.0; charset=utf-8";
             ([("content-type", content)], world.metrics.render())
         }

@@ -8,11 +8,13 @@ use std::time::{Duration, Instant, SystemTime};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client, Resource};
 use stoker_api::experiment::Experiment;
+use stoker_api::inference::InferenceJob;
 use stoker_api::time::Timestamp;
 use stoker_api::trial::Trial;
 use tokio::sync::{mpsc::UnboundedReceiver, watch};
 
 use crate::cache::{Cache, Cached as _, Change, Key};
+use crate::job::CachedJob;
 use crate::metrics::Metrics;
 use crate::objects::{CachedExperiment, CachedNode, CachedPod, CachedTrial};
 use crate::options::Options;
@@ -39,7 +41,9 @@ pub struct World {
     pub experiments: Arc<Cache<CachedExperiment>>,
     /// All trials.
     pub trials: Arc<Cache<CachedTrial>>,
-    /// All pods of trials.
+    /// All inference jobs.
+    pub jobs: Arc<Cache<CachedJob>>,
+    /// All pods of trials and jobs.
     pub pods: Arc<Cache<CachedPod>>,
     /// All nodes.
     pub nodes: Arc<Cache<CachedNode>>,
@@ -47,6 +51,10 @@ pub struct World {
     pub experiment_queue: Queue,
     /// Trials to look at.
     pub trial_queue: Queue,
+    /// Jobs to look at.
+    pub job_queue: Queue,
+    /// Held while a job's report is written: all processes of a job report to the same object.
+    pub job_reports: tokio::sync::Mutex<()>,
     /// What is counted.
     pub metrics: Metrics,
     /// Begins all watches anew.
@@ -71,6 +79,7 @@ pub struct World {
 pub struct Changes {
     experiments: UnboundedReceiver<Change<CachedExperiment>>,
     trials: UnboundedReceiver<Change<CachedTrial>>,
+    jobs: UnboundedReceiver<Change<CachedJob>>,
     pods: UnboundedReceiver<Change<CachedPod>>,
     nodes: UnboundedReceiver<Change<CachedNode>>,
 }
@@ -92,6 +101,7 @@ impl World {
     pub fn new(client: Client, options: Options, setup: Setup) -> (Arc<Self>, Changes) {
         let (experiments, experiment_changes) = Cache::new();
         let (trials, trial_changes) = Cache::new();
+        let (jobs, job_changes) = Cache::new();
         let (pods, pod_changes) = Cache::new();
         let (nodes, node_changes) = Cache::new();
         let reporter = Reporter {
@@ -105,10 +115,13 @@ impl World {
             setup,
             experiments,
             trials,
+            jobs,
             pods,
             nodes,
             experiment_queue: Queue::default(),
             trial_queue: Queue::default(),
+            job_queue: Queue::default(),
+            job_reports: tokio::sync::Mutex::default(),
             metrics: Metrics::default(),
             refresh: watch::Sender::new(0),
             trial_changes: tokio::sync::broadcast::Sender::new(4096),
@@ -122,6 +135,7 @@ impl World {
         let changes = Changes {
             experiments: experiment_changes,
             trials: trial_changes,
+            jobs: job_changes,
             pods: pod_changes,
             nodes: node_changes,
         };
@@ -165,6 +179,11 @@ impl World {
         Api::namespaced(self.client.clone(), namespace)
     }
 
+    /// Inference jobs of a namespace.
+    pub fn job_api(&self, namespace: &str) -> Api<InferenceJob> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
     /// Notes that the API server answered.
     pub fn set_heard(&self) {
         *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
@@ -181,6 +200,7 @@ impl World {
     pub fn is_ready(&self) -> bool {
         self.experiments.is_ready()
             && self.trials.is_ready()
+            && self.jobs.is_ready()
             && self.pods.is_ready()
             && self.nodes.is_ready()
     }
@@ -191,6 +211,7 @@ impl World {
         let generation = *self.refresh.borrow() + 1;
         self.experiments.ready(generation).await;
         self.trials.ready(generation).await;
+        self.jobs.ready(generation).await;
         self.pods.ready(generation).await;
         self.nodes.ready(generation).await;
     }
@@ -199,6 +220,7 @@ impl World {
     pub fn add_all(&self) {
         self.experiments.all().iter().for_each(|it| self.experiment_queue.add(it.key()));
         self.trials.all().iter().for_each(|it| self.trial_queue.add(it.key()));
+        self.jobs.all().iter().for_each(|it| self.job_queue.add(it.key()));
     }
 
     /// The wait before an object is looked at again although nothing happened: spread by its name, so
@@ -274,10 +296,14 @@ pub async fn dispatch(world: Arc<World>, mut changes: Changes) {
         tokio::select! {
             Some(change) = changes.experiments.recv() => on_experiment(&world, &change),
             Some(change) = changes.trials.recv() => on_trial(&world, &change),
+            Some(change) = changes.jobs.recv() => {
+                let job = change.new.as_ref().or(change.old.as_ref());
+                job.into_iter().for_each(|it| world.job_queue.add(it.key()));
+            }
             Some(change) = changes.pods.recv() => {
                 let pods = [&change.old, &change.new].into_iter().flatten();
                 for pod in pods {
-                    pod.group().into_iter().for_each(|it| world.trial_queue.add(it));
+                    on_pod(&world, pod);
                     pod.cleans.clone().into_iter().for_each(|it| world.experiment_queue.add(it));
                 }
             }
@@ -328,10 +354,18 @@ fn matters_within(old: &CachedTrial, new: &CachedTrial) -> Option<Duration> {
     }
 }
 
+/// Makes due what a pod is of.
+fn on_pod(world: &World, pod: &CachedPod) {
+    match &pod.job {
+        Some(job) => world.job_queue.add(job.clone()),
+        None => pod.group().into_iter().for_each(|it| world.trial_queue.add(it)),
+    }
+}
+
 fn on_node(world: &World, change: &Change<CachedNode>) {
     let Some(any) = change.new.as_ref().or(change.old.as_ref()) else { return };
     let name = any.key().name;
     let pods = world.pods.all();
     let touched = pods.iter().filter(|it| it.node.as_ref() == Some(&name));
-    touched.filter_map(|it| it.group()).for_each(|it| world.trial_queue.add(it));
+    touched.for_each(|it| on_pod(world, it));
 }

@@ -142,6 +142,7 @@ fn the_defaults_install_one_operator_for_all_namespaces() {
             "ClusterRole 123:stoker-operator-view",
             "ClusterRoleBinding 123:stoker-operator",
             "CustomResourceDefinition experiments.stoker.dev",
+            "CustomResourceDefinition inferencejobs.stoker.dev",
             "CustomResourceDefinition trials.stoker.dev",
             "Deployment 123/stoker-operator",
             "NetworkPolicy 123/stoker-operator",
@@ -310,7 +311,9 @@ fn the_door_opens_to_trial_pods_alone() {
     };
     let Some(all) = from("") else { return };
     assert_eq!(all["ports"], json!([{ "port": 8443, "protocol": "TCP" }]));
-    let pods = json!({ "matchLabels": { "stoker.dev/component": "trial" } });
+    let pods = json!({ "matchExpressions": [{
+        "key": "stoker.dev/component", "operator": "In", "values": ["trial", "job"],
+    }] });
     assert_eq!(all["from"], json!([{ "namespaceSelector": {}, "podSelector": pods }]));
     let some = from(EVERYTHING).unwrap();
     let namespaces = &some["from"][0]["namespaceSelector"]["matchExpressions"][0];

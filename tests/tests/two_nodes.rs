@@ -3,6 +3,7 @@
 
 mod experiments;
 mod faults;
+mod jobs;
 mod resources;
 
 use std::path::Path;
@@ -30,7 +31,8 @@ fn install() -> Result<Cluster, stoker_test_cluster::Error> {
     let mut build = Command::new(repository().join("scripts/build-images"));
     build.arg("--operator").arg(program("stoker-operator"));
     build.arg("--trainer").arg(program("stoker-trainer"));
-    let built = build.args(["--data", "mnist"]).arg(images.path()).output().unwrap();
+    build.args(["--data", "mnist", "--data", "iris"]);
+    let built = build.arg(images.path()).output().unwrap();
     assert!(built.status.success(), "{}", said(&built));
     let cluster = Cluster::two_nodes()?;
     for name in ["stoker-operator.tar", "stoker-trainer.tar"] {

@@ -158,6 +158,11 @@ fn task(context: &Context) -> Result<InferenceTask> {
     Ok(context.config.inference.clone().ok_or_else(|| InvalidInput(none.into()))?)
 }
 
+/// Reports how many rows are done of how many; never waits.
+fn progress(context: &Context, done: u64, total: u64) {
+    context.outlet().progress(done, total);
+}
+
 /// Leaves, as it was asked to.
 fn interrupted() -> Error {
     let why = "asked to leave: what is committed stays".to_owned();

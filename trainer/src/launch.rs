@@ -22,6 +22,7 @@ use crate::{Result, termination};
 
 mod children;
 mod cleanup;
+mod draw;
 mod output;
 mod setup;
 mod shape;
@@ -98,6 +99,13 @@ fn launch(command: &[String]) -> Result<Outcome> {
             }
         }
         let is_stored = std::env::var(ENV_LAUNCHER_LOGS).map_or(true, |it| it != "off");
+        // Elsewhere whoever started this keeps the trial's record. A job's processes are of no trial.
+        if let (Some(storage), Some(config), true, 0) =
+            (&storage, config.as_ref(), is_stored, shape.pod_index)
+            && config.inference.is_none()
+        {
+            draw::write(storage, config).await?;
+        }
         let store = storage.filter(|_| is_stored).zip(config.as_ref());
         run(command, &shape, store, signals).await
     })

@@ -44,6 +44,16 @@ pub(super) fn check(
     }
 }
 
+/// That the output is where all machines write to the same folder.
+pub(super) fn check_places(spec: &InferenceJobSpec) -> Vec<FieldError> {
+    let relative = |it: &&String| !it.contains("://") && !it.starts_with('/');
+    let rule = "is a path in one pod, which goes with it: on a cluster, name a bucket's folder \
+                (s3://, gs://, az://) or an absolute path in a volume that all pods mount, or leave it \
+                out for a folder below the job's storage";
+    let url = spec.output.url.as_ref().filter(relative);
+    url.map(|it| FieldError::new("spec.output.url", &json!(it), rule)).into_iter().collect()
+}
+
 fn check_checkpoint(checkpoint: &CheckpointChoice, errors: &mut Vec<FieldError>) {
     let path = "spec.checkpoint";
     let set = [
@@ -237,6 +247,25 @@ mod tests {
         check_fields(json!({"output": {"columns": [column]}}), &["spec.output.columns"]);
         let twice = json!({"format": "parquet", "columns": [column, column]});
         check_fields(json!({"output": twice}), &["spec.output.columns[1].name"]);
+    }
+
+    #[test]
+    fn on_a_cluster_an_output_is_where_all_pods_find_it() {
+        let check = |url: Option<&str>, expected: usize| {
+            let spec = json!({
+                "entrypoint": {"command": ["./infer"]},
+                "input": {"url": "rows.jsonl"},
+                "output": {"url": url},
+            });
+            let spec: InferenceJobSpec = serde_json::from_value(spec).unwrap();
+            assert_eq!(check_places(&spec).len(), expected, "{url:?}");
+        };
+        check(None, 0);
+        check(Some("s3://bucket/out"), 0);
+        check(Some("/mnt/out"), 0);
+        check(Some("file:///mnt/out"), 0);
+        check(Some("predictions"), 1);
+        check(Some("./predictions"), 1);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use stoker_api::experiment::Experiment;
 use stoker_api::names::API_VERSION;
 use stoker_api::trial::Trial;
 
+use super::kind::Kind;
 use super::proxy;
 use crate::failure::Failure;
 use crate::print;
@@ -98,9 +99,14 @@ impl Cluster {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
+    /// The experiment or job of this name.
+    pub(crate) async fn read<K: Kind>(&self, name: &str) -> Result<K, Failure> {
+        self.ask(&format!("{} `{name}`", K::WORD), self.api::<K>().get(name)).await
+    }
+
     /// The experiment of this name.
     pub(crate) async fn experiment(&self, name: &str) -> Result<Experiment, Failure> {
-        self.ask(&format!("experiment `{name}`"), self.api::<Experiment>().get(name)).await
+        self.read(name).await
     }
 
     /// The trial of this name.

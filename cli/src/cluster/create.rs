@@ -1,20 +1,24 @@
-//! `stoker experiment create`: a file, and perhaps a program's files, become an experiment.
+//! `stoker experiment create` and `stoker job create`: a file, and perhaps a program's files, become an
+//! experiment or a job.
 //!
-//! The cluster is asked first whether it would take the experiment; then the files are sent, and
-//! only then is it made: no experiment waits for files that never come.
+//! The cluster is asked first whether it would take the object; then the files are sent, and only then
+//! is it made: nothing waits for files that never come.
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use kube::api::PostParams;
 use serde_json::json;
 use stoker_api::experiment::{CodeContext, DesiredState, Experiment};
+use stoker_api::inference::InferenceJob;
 use stoker_storage::layout;
 
 use super::archive::{self, Archive};
 use super::connect::{Cluster, Options};
+use super::kind::Kind;
 use super::{logs, storage, text, wait};
 use crate::failure::Failure;
-use crate::file::{self, Loaded};
+use crate::file::{self, Loaded, Metadata};
 use crate::print::{self, Output};
 
 /// What `stoker experiment create` is asked to do.
@@ -58,100 +62,200 @@ pub(crate) async fn create(args: &Args, output: Output) -> Result<u8, Failure> {
         Err(error) => return Ok(crate::validate::print_error(&error, output)),
     };
     loaded.notes.iter().for_each(print::err);
-    let given = (args.options.namespace.as_deref(), loaded.metadata.namespace.as_deref());
-    if let (Some(flag), Some(file)) = given
-        && flag != file
-    {
-        return Err(Failure::Input(format!(
-            "--namespace is {flag}, and metadata.namespace of {} is {file}; leave one of them out",
-            args.file.display()
-        )));
-    }
-    let mut experiment = object(&loaded, args.paused);
-    let archive = args.files.as_deref().map(|it| archive::pack(it, archive::BYTES_MAX));
-    let archive = archive.transpose()?;
-    if let Some(archive) = &archive {
-        set_context(&mut experiment, archive)?;
-        // Said before anything is asked of the cluster.
-        args.storage.address(&experiment.spec.checkpoint_storage)?;
-    }
-    let cluster = Cluster::connect(&args.options).await?;
-    let cluster = cluster.within(given.1.unwrap_or(&cluster.namespace.clone()));
-    post(&cluster, &experiment, true).await?;
-    if args.dry_run {
-        tell(&cluster, &experiment, archive.as_ref(), "would be created", output);
-        return Ok(0);
-    }
-    if let Some(archive) = &archive {
-        send(&cluster, &experiment, archive, &args.storage, output).await?;
-    }
-    let experiment = post(&cluster, &experiment, false).await?;
-    if args.follow || args.test {
-        print::err(format!("experiment {} is created in {}", loaded.name, cluster.namespace));
+    let object = object(&loaded, args.paused);
+    let order = Order {
+        file: &args.file,
+        files: args.files.as_deref(),
+        namespace: loaded.metadata.namespace.as_deref(),
+        dry_run: args.dry_run,
+        options: &args.options,
+        storage: &args.storage,
+        is_quiet: args.follow || args.test,
+    };
+    let cluster = make(object, &order, output).await?;
+    if !args.dry_run && (args.follow || args.test) {
         let logs = logs::experiment(&cluster, &loaded.name, &args.storage, true, output);
         // Its end is worth waiting for even where its logs cannot be read.
         if let Err(error) = logs.await {
             print::err(format!("stoker: {error}"));
         }
-        return wait::wait(&cluster, &loaded.name, None, output).await;
+        return wait::wait::<Experiment>(&cluster, &loaded.name, None, output).await;
     }
-    tell(&cluster, &experiment, archive.as_ref(), "is created", output);
     Ok(0)
+}
+
+/// What `stoker job create` is asked to do.
+#[derive(Debug, clap::Args)]
+pub(crate) struct JobArgs {
+    /// The job's file (YAML)
+    file: PathBuf,
+    /// A folder, or a single program, that is sent with the job and becomes its working folder in
+    /// each pod: at most 95 MB when packed. Its .stokerignore says, as a .gitignore does, what is
+    /// left out
+    #[arg(value_name = "DIR")]
+    files: Option<PathBuf>,
+    /// Change a field of the file before it is read, such as resources.slots=4 or
+    /// metadata.name=other; may be given more than once
+    #[arg(long, value_name = "PATH=VALUE")]
+    set: Vec<String>,
+    /// Create it paused: nothing runs until `stoker job activate`
+    #[arg(long)]
+    paused: bool,
+    /// Print its logs until it has ended; the exit code is then that of the job
+    #[arg(long, short, conflicts_with_all = ["paused", "dry_run"])]
+    follow: bool,
+    /// Check everything, with the cluster too, but send and create nothing
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    options: Options,
+    #[command(flatten)]
+    storage: storage::Options,
+}
+
+/// Creates the job; returns the exit code.
+pub(crate) async fn create_job(args: &JobArgs, output: Output) -> Result<u8, Failure> {
+    let loaded = match file::load_cluster_job(&args.file, &args.set) {
+        Ok(loaded) => loaded,
+        Err(error) => return Ok(crate::validate::print_error(&error, output)),
+    };
+    let mut job = InferenceJob::new(&loaded.name, loaded.valid.spec.clone());
+    (job.metadata.labels, job.metadata.annotations) = own(&loaded.metadata);
+    if args.paused {
+        job.spec.state = DesiredState::Paused;
+    }
+    let order = Order {
+        file: &args.file,
+        files: args.files.as_deref(),
+        namespace: loaded.metadata.namespace.as_deref(),
+        dry_run: args.dry_run,
+        options: &args.options,
+        storage: &args.storage,
+        is_quiet: args.follow,
+    };
+    let cluster = make(job, &order, output).await?;
+    if args.follow {
+        let logs = logs::job(&cluster, &loaded.name, None, true, &args.storage, output);
+        if let Err(error) = logs.await {
+            print::err(format!("stoker: {error}"));
+        }
+        return wait::wait::<InferenceJob>(&cluster, &loaded.name, None, output).await;
+    }
+    Ok(0)
+}
+
+/// How an object is made.
+struct Order<'a> {
+    /// The file that it is from.
+    file: &'a Path,
+    /// What is sent with it.
+    files: Option<&'a Path>,
+    /// The namespace that the file names.
+    namespace: Option<&'a str>,
+    dry_run: bool,
+    options: &'a Options,
+    storage: &'a storage::Options,
+    /// Whether results follow, so that what is said goes to people alone.
+    is_quiet: bool,
+}
+
+/// Makes an experiment or a job, after all checks, with its files; returns the cluster, in its
+/// namespace.
+async fn make<K: Kind>(
+    mut object: K,
+    order: &Order<'_>,
+    output: Output,
+) -> Result<Cluster, Failure> {
+    if let (Some(flag), Some(file)) = (order.options.namespace.as_deref(), order.namespace)
+        && flag != file
+    {
+        return Err(Failure::Input(format!(
+            "--namespace is {flag}, and metadata.namespace of {} is {file}; leave one of them out",
+            order.file.display()
+        )));
+    }
+    let archive = order.files.map(|it| archive::pack(it, archive::BYTES_MAX));
+    let archive = archive.transpose()?;
+    if let Some(archive) = &archive {
+        set_context(&mut object, archive)?;
+        // Said before anything is asked of the cluster.
+        order.storage.address(&object.storage())?;
+    }
+    let cluster = Cluster::connect(order.options).await?;
+    let cluster = cluster.within(order.namespace.unwrap_or(&cluster.namespace.clone()));
+    post(&cluster, &object, true).await?;
+    if order.dry_run {
+        tell(&cluster, &object, archive.as_ref(), "would be created", output);
+        return Ok(cluster);
+    }
+    if let Some(archive) = &archive {
+        send(&cluster, &object, archive, order.storage, output).await?;
+    }
+    let object = post(&cluster, &object, false).await?;
+    if order.is_quiet {
+        let (word, name) = (K::WORD, object.name());
+        print::err(format!("{word} {name} is created in {}", cluster.namespace));
+    } else {
+        tell(&cluster, &object, archive.as_ref(), "is created", output);
+    }
+    Ok(cluster)
+}
+
+type Map = BTreeMap<String, String>;
+
+/// The labels and annotations that a file gives an object.
+fn own(metadata: &Metadata) -> (Option<Map>, Option<Map>) {
+    let some = |it: &Map| Some(it.clone()).filter(|it| !it.is_empty());
+    (some(&metadata.labels), some(&metadata.annotations))
 }
 
 fn object(loaded: &Loaded, paused: bool) -> Experiment {
     let mut experiment = Experiment::new(&loaded.name, loaded.valid.spec.clone());
-    let metadata = &loaded.metadata;
-    experiment.metadata.labels = Some(metadata.labels.clone()).filter(|it| !it.is_empty());
-    experiment.metadata.annotations =
-        Some(metadata.annotations.clone()).filter(|it| !it.is_empty());
+    (experiment.metadata.labels, experiment.metadata.annotations) = own(&loaded.metadata);
     if paused {
         experiment.spec.state = DesiredState::Paused;
     }
     experiment
 }
 
-fn set_context(experiment: &mut Experiment, archive: &Archive) -> Result<(), Failure> {
-    if let Some(context) = &experiment.spec.context {
+fn set_context<K: Kind>(object: &mut K, archive: &Archive) -> Result<(), Failure> {
+    if let Some(context) = object.context() {
         return Err(Failure::Input(format!(
             "spec.context.sha256 is {} in the file: leave it out where files are sent",
             context.sha256
         )));
     }
-    experiment.spec.context = Some(CodeContext { sha256: archive.sha256.clone() });
+    *object.context() = Some(CodeContext { sha256: archive.sha256.clone() });
     Ok(())
 }
 
-async fn post(
-    cluster: &Cluster,
-    experiment: &Experiment,
-    dry_run: bool,
-) -> Result<Experiment, Failure> {
-    let name = experiment.metadata.name.as_deref().unwrap_or_default();
+async fn post<K: Kind>(cluster: &Cluster, object: &K, dry_run: bool) -> Result<K, Failure> {
+    let (word, name) = (K::WORD, object.name());
     let params = PostParams { dry_run, ..PostParams::default() };
-    match cluster.api::<Experiment>().create(&params, experiment).await {
+    match cluster.api::<K>().create(&params, object).await {
         Ok(created) => Ok(created),
         Err(kube::Error::Api(status)) if status.is_already_exists() => {
+            let article = if word == "experiment" { "an" } else { "a" };
             Err(Failure::Input(format!(
-                "there is an experiment `{name}` in namespace `{}` already: give this one another \
-                 name by --set metadata.name=NAME, or delete that one by `stoker experiment delete \
-                 {name}`",
+                "there is {article} {word} `{name}` in namespace `{}` already: give this one \
+                 another name by --set metadata.name=NAME, or delete that one by `stoker {word} \
+                 delete {name}`",
                 cluster.namespace
             )))
         }
-        Err(error) => Err(cluster.failure(&format!("experiment `{name}`"), error)),
+        Err(error) => Err(cluster.failure(&format!("{word} `{name}`"), error)),
     }
 }
 
 /// Sends the files, unless they are there.
-async fn send(
+async fn send<K: Kind>(
     cluster: &Cluster,
-    experiment: &Experiment,
+    object: &K,
     archive: &Archive,
     options: &storage::Options,
     output: Output,
 ) -> Result<(), Failure> {
-    let spec = &experiment.spec.checkpoint_storage;
+    let spec = &object.storage();
     let opened = options.open(spec)?;
     let path = layout::context_path(&cluster.namespace, &archive.sha256);
     let fail = |error| storage::failure(error, spec);
@@ -164,18 +268,17 @@ async fn send(
     opened.put(&path, archive.bytes.clone().into()).await.map_err(fail)
 }
 
-fn tell(
+fn tell<K: Kind>(
     cluster: &Cluster,
-    experiment: &Experiment,
+    object: &K,
     archive: Option<&Archive>,
     what: &str,
     output: Output,
 ) {
     if output == Output::Json {
-        print::out(json!(experiment));
+        print::out(json!(object));
         return;
     }
-    let name = experiment.metadata.name.as_deref().unwrap_or_default();
     if let Some(it) = archive {
         print::out(format!(
             "files: {}, {} ({} packed), SHA-256 {}",
@@ -185,7 +288,8 @@ fn tell(
             it.sha256
         ));
     }
-    print::out(format!("experiment {name} {what} in namespace {}", cluster.namespace));
+    let (word, name) = (K::WORD, object.name());
+    print::out(format!("{word} {name} {what} in namespace {}", cluster.namespace));
 }
 
 #[cfg(test)]

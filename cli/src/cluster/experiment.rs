@@ -11,6 +11,7 @@ use stoker_api::time::Timestamp;
 use stoker_api::trial::Trial;
 
 use super::connect::Cluster;
+use super::kind::Kind;
 use super::text::{self, Fields};
 use super::{events, storage};
 use crate::failure::Failure;
@@ -246,50 +247,52 @@ pub(crate) fn conditions(conditions: &[Condition], now: Timestamp) -> String {
     text::section("Conditions", &["TYPE", "STATUS", "REASON", "SINCE", "MESSAGE"], &rows)
 }
 
-/// Asks for another state of an experiment.
-pub(crate) async fn set_state(
+/// Asks for another state of an experiment or a job.
+pub(crate) async fn set_state<K: Kind>(
     cluster: &Cluster,
     name: &str,
     state: DesiredState,
     output: Output,
 ) -> Result<(), Failure> {
-    let experiment = cluster.experiment(name).await?;
-    let phase = experiment.status.as_ref().map(|it| it.phase).unwrap_or_default();
+    let word = K::WORD;
+    let mut object: K = cluster.read(name).await?;
+    let phase = object.phase();
     if phase.is_terminal() {
         return Err(Failure::Input(format!(
-            "experiment `{name}` has ended ({phase:?}); there is no way back: create another"
+            "{word} `{name}` has ended ({phase:?}); there is no way back: create another"
         )));
     }
     let patch = json!({ "spec": { "state": state } });
-    let api = cluster.api::<Experiment>();
+    let api = cluster.api::<K>();
     let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
-    cluster.ask(&format!("experiment `{name}`"), api.patch(name, &params, &patch)).await?;
-    let was = experiment.spec.state == state;
+    cluster.ask(&format!("{word} `{name}`"), api.patch(name, &params, &patch)).await?;
+    let was = *object.state() == state;
     match output {
-        Output::Json => print::out(json!({"experiment": name, "state": state, "changed": !was})),
+        Output::Json => print::out(json!({word: name, "state": state, "changed": !was})),
         Output::Text => print::out(match (was, state) {
-            (true, _) => format!("experiment {name} is to be {} already", wanted(state)),
-            (_, DesiredState::Active) => format!("experiment {name} goes on"),
-            (_, DesiredState::Paused) => {
-                format!("experiment {name} pauses: its trials take a checkpoint and exit")
-            }
-            (_, DesiredState::Cancelled) => {
-                format!("experiment {name} ends: its trials take a checkpoint and exit")
-            }
-            (_, DesiredState::Killed) => format!("experiment {name} ends now"),
+            (true, _) => format!("{word} {name} is to be {} already", wanted(state)),
+            (_, DesiredState::Active) => format!("{word} {name} goes on"),
+            (_, DesiredState::Paused) => format!("{word} {name} pauses: {}", K::LEAVES),
+            (_, DesiredState::Cancelled) => format!("{word} {name} ends: {}", K::LEAVES),
+            (_, DesiredState::Killed) => format!("{word} {name} ends now"),
         }),
     }
     Ok(())
 }
 
+/// Deletes the object of an experiment or a job; gives it as it was.
+pub(crate) async fn remove<K: Kind>(cluster: &Cluster, name: &str) -> Result<K, Failure> {
+    let object: K = cluster.read(name).await?;
+    let preconditions = Preconditions { uid: object.meta().uid.clone(), resource_version: None };
+    let params = DeleteParams::background().preconditions(preconditions);
+    let api = cluster.api::<K>();
+    cluster.ask(&format!("{} `{name}`", K::WORD), api.delete(name, &params)).await?;
+    Ok(object)
+}
+
 /// Deletes an experiment's object, and with it those of its trials.
 pub(crate) async fn delete(cluster: &Cluster, name: &str, output: Output) -> Result<(), Failure> {
-    let experiment = cluster.experiment(name).await?;
-    let preconditions =
-        Preconditions { uid: experiment.metadata.uid.clone(), resource_version: None };
-    let params = DeleteParams::background().preconditions(preconditions);
-    let api = cluster.api::<Experiment>();
-    cluster.ask(&format!("experiment `{name}`"), api.delete(name, &params)).await?;
+    let experiment: Experiment = remove(cluster, name).await?;
     let left = place(&experiment);
     match output {
         Output::Json => print::out(json!({"experiment": name, "deleted": true, "left": left})),

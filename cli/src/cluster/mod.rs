@@ -1,8 +1,8 @@
-//! Experiments on a cluster: what `stoker` asks of the Kubernetes API and of an experiment's
+//! Experiments and inference jobs on a cluster: what `stoker` asks of the Kubernetes API and of their
 //! storage.
 //!
 //! ```text
-//!  kubeconfig -- [connect] --> API server -- Experiment, Trial, pods, events --> text or JSON
+//!  kubeconfig -- [connect] --> API server -- Experiment, Trial, InferenceJob, pods, events --> text or JSON
 //!  program's files -- [archive] --> storage <-- logs, checkpoints
 //! ```
 //!
@@ -12,8 +12,9 @@
 //! # Reading order
 //!
 //! 1. [`connect`]: which cluster, and what its answers mean.
-//! 2. [`create`] and [`archive`]: a file and a folder become an experiment.
-//! 3. [`experiment`], [`trial`], [`wait`]: how it is going, and what is wanted of it.
+//! 2. [`create`] and [`archive`]: a file and a folder become an experiment or a job, which [`kind`] has
+//!    in common.
+//! 3. [`experiment`], [`trial`], [`job`], [`wait`]: how it is going, and what is wanted of it.
 //! 4. [`logs`], [`checkpoint`], [`storage`]: what it printed and kept.
 //! 5. [`events`], [`text`], [`version`].
 
@@ -23,6 +24,8 @@ pub(crate) mod connect;
 pub(crate) mod create;
 mod events;
 pub(crate) mod experiment;
+pub(crate) mod job;
+pub(crate) mod kind;
 pub(crate) mod logs;
 mod proxy;
 pub(crate) mod storage;

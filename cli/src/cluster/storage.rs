@@ -1,6 +1,6 @@
 //! An experiment's storage, opened from here.
 
-use stoker_api::experiment::{CheckpointStorage, Experiment};
+use stoker_api::experiment::{CheckpointStorage, Experiment, UsedStorage};
 use stoker_storage::{Storage, StorageError, layout};
 
 use crate::failure::Failure;
@@ -77,8 +77,15 @@ impl Options {
 /// What an experiment says of its storage, with what the operator has said of it where it says
 /// nothing.
 pub(crate) fn of(experiment: &Experiment) -> CheckpointStorage {
-    let mut storage = experiment.spec.checkpoint_storage.clone();
     let used = experiment.status.as_ref().and_then(|it| it.storage.clone());
+    with_used(experiment.spec.checkpoint_storage.clone(), used)
+}
+
+/// What is said of a storage, with what the operator has said where nothing is.
+pub(crate) fn with_used(
+    mut storage: CheckpointStorage,
+    used: Option<UsedStorage>,
+) -> CheckpointStorage {
     let from_here = |name: &str| std::env::var(name).ok().filter(|it| !it.is_empty());
     if let (None, Some(used), None) = (&storage.url, used, from_here(ENV_URL)) {
         storage.url = Some(used.url).filter(|it| !it.is_empty());

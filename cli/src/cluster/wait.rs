@@ -1,4 +1,4 @@
-//! `stoker experiment wait`: until the end.
+//! `stoker experiment wait` and `stoker job wait`: until the end.
 
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use stoker_api::experiment::{Experiment, ExperimentStatus, Phase};
 use stoker_api::trial::Trial;
 
 use super::connect::Cluster;
+use super::kind::Kind;
 use super::storage;
 use crate::failure::Failure;
 use crate::print::{self, Output};
@@ -24,22 +25,23 @@ const FAILURES_MAX: u32 = 30;
 /// The exit code where the end was not seen.
 const STOPPED: u8 = 3;
 
-/// Waits until the experiment has ended; prints its end and returns the exit code.
-pub(crate) async fn wait(
+/// Waits until the experiment or job has ended; prints its end and returns the exit code.
+pub(crate) async fn wait<K: Kind>(
     cluster: &Cluster,
     name: &str,
     timeout: Option<Duration>,
     output: Output,
 ) -> Result<u8, Failure> {
     let Some(timeout) = timeout else {
-        return end(cluster, name, output).await;
+        return end::<K>(cluster, name, output).await;
     };
-    match tokio::time::timeout(timeout, end(cluster, name, output)).await {
+    match tokio::time::timeout(timeout, end::<K>(cluster, name, output)).await {
         Ok(ended) => ended,
         Err(_) => {
-            let phase = cluster.experiment(name).await?.status.unwrap_or_default().phase;
+            let phase = cluster.read::<K>(name).await?.phase();
             print::err(format!(
-                "experiment {name} has not ended within {}: it is {phase:?}",
+                "{} {name} has not ended within {}: it is {phase:?}",
+                K::WORD,
                 super::text::length(timeout.as_secs())
             ));
             Ok(STOPPED)
@@ -47,23 +49,23 @@ pub(crate) async fn wait(
     }
 }
 
-async fn end(cluster: &Cluster, name: &str, output: Output) -> Result<u8, Failure> {
+async fn end<K: Kind>(cluster: &Cluster, name: &str, output: Output) -> Result<u8, Failure> {
     let mut shown = String::new();
     let mut num_failures = 0;
     let mut uid = None;
     // The first question may be about a name that is wrong, or a cluster that is not there.
-    let mut experiment = cluster.experiment(name).await?;
+    let mut object: K = cluster.read(name).await?;
     loop {
-        if uid.get_or_insert_with(|| experiment.metadata.uid.clone()) != &experiment.metadata.uid {
-            return Ok(deleted(name));
+        if uid.get_or_insert_with(|| object.meta().uid.clone()) != &object.meta().uid {
+            return Ok(deleted::<K>(name));
         }
-        if experiment.status.as_ref().is_some_and(|it| it.phase.is_terminal()) {
-            return tell(cluster, &experiment, output).await;
+        if object.phase().is_terminal() {
+            return object.tell(cluster, output).await;
         }
-        show(name, &experiment, &mut shown, output);
-        match next(cluster, &experiment, &mut shown, output).await {
+        show(&object, &mut shown, output);
+        match next(cluster, &object, &mut shown, output).await {
             Ok(Some(ended)) => {
-                experiment = ended;
+                object = ended;
                 continue;
             }
             Ok(None) => num_failures = 0,
@@ -76,38 +78,38 @@ async fn end(cluster: &Cluster, name: &str, output: Output) -> Result<u8, Failur
             }
             Err(error) => return Err(error),
         }
-        match cluster.api::<Experiment>().get_opt(name).await {
-            Ok(Some(found)) => experiment = found,
-            Ok(None) => return Ok(deleted(name)),
+        match cluster.api::<K>().get_opt(name).await {
+            Ok(Some(found)) => object = found,
+            Ok(None) => return Ok(deleted::<K>(name)),
             // Counted by the watch, which fails too.
             Err(_) => {}
         }
     }
 }
 
-/// Watches the experiment; returns it when it has ended, and nothing when the watch has.
-async fn next(
+/// Watches the object; returns it when it has ended, and nothing when the watch has.
+async fn next<K: Kind>(
     cluster: &Cluster,
-    experiment: &Experiment,
+    object: &K,
     shown: &mut String,
     output: Output,
-) -> Result<Option<Experiment>, Failure> {
-    let name = experiment.metadata.name.clone().unwrap_or_default();
-    let asked = format!("experiment `{name}`");
+) -> Result<Option<K>, Failure> {
+    let name = object.name();
+    let asked = format!("{} `{name}`", K::WORD);
     let params =
         WatchParams::default().fields(&format!("metadata.name={name}")).timeout(WATCH_SECONDS);
-    let since = experiment.metadata.resource_version.clone().unwrap_or_default();
-    let api = cluster.api::<Experiment>();
+    let since = object.meta().resource_version.clone().unwrap_or_default();
+    let api = cluster.api::<K>();
     let mut events = cluster.ask(&asked, api.watch(&params, &since)).await?.boxed();
     // A connection that died silently brings no event, and no end either.
     let patience = Duration::from_secs(u64::from(WATCH_SECONDS) + 10);
     while let Ok(event) = tokio::time::timeout(patience, events.try_next()).await {
         match event.map_err(|error| cluster.failure(&asked, error))? {
             Some(WatchEvent::Added(it) | WatchEvent::Modified(it)) => {
-                if it.status.as_ref().is_some_and(|it| it.phase.is_terminal()) {
+                if it.phase().is_terminal() {
                     return Ok(Some(it));
                 }
-                show(&name, &it, shown, output);
+                show(&it, shown, output);
             }
             Some(WatchEvent::Bookmark(_)) => {}
             Some(WatchEvent::Deleted(_) | WatchEvent::Error(_)) | None => break,
@@ -116,21 +118,22 @@ async fn next(
     Ok(None)
 }
 
-fn deleted(name: &str) -> u8 {
-    print::err(format!("experiment {name} was deleted before its end"));
+fn deleted<K: Kind>(name: &str) -> u8 {
+    print::err(format!("{} {name} was deleted before its end", K::WORD));
     STOPPED
 }
 
 /// Tells people where it stands, if that has changed.
-fn show(name: &str, experiment: &Experiment, shown: &mut String, output: Output) {
-    let line = progress(name, &experiment.status.clone().unwrap_or_default());
+fn show<K: Kind>(object: &K, shown: &mut String, output: Output) {
+    let line = object.progress();
     if output == Output::Text && *shown != line {
         print::err(&line);
         *shown = line;
     }
 }
 
-fn progress(name: &str, status: &ExperimentStatus) -> String {
+/// How an experiment is going, in one line.
+pub(crate) fn progress(name: &str, status: &ExperimentStatus) -> String {
     let best = status.best.as_ref();
     let best = best.map(|it| format!(", best {} (trial {})", it.metric, it.index));
     // An operator of another version may not even be able to read it.
@@ -148,8 +151,12 @@ fn progress(name: &str, status: &ExperimentStatus) -> String {
     )
 }
 
-/// Prints the end; returns the exit code.
-async fn tell(cluster: &Cluster, experiment: &Experiment, output: Output) -> Result<u8, Failure> {
+/// Prints an experiment's end; returns the exit code.
+pub(crate) async fn tell(
+    cluster: &Cluster,
+    experiment: &Experiment,
+    output: Output,
+) -> Result<u8, Failure> {
     let status = experiment.status.clone().unwrap_or_default();
     let name = experiment.metadata.name.clone().unwrap_or_default();
     let trial = match &status.best {

@@ -18,9 +18,11 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
+use stoker_api::inference::InferenceJobSpec;
 use stoker_api::names::API_VERSION;
 use stoker_api::validate::{
     FieldError, ValidExperiment, ValidInferenceJob, validate, validate_inference,
+    validate_inference_on_cluster,
 };
 
 use schema::Checked;
@@ -56,6 +58,8 @@ pub(crate) struct LoadedJob {
     pub(crate) name: String,
     /// Its namespace: [`NAMESPACE`] where the file names none.
     pub(crate) namespace: String,
+    /// What the file says of the object itself.
+    pub(crate) metadata: Metadata,
     /// The job.
     pub(crate) valid: ValidInferenceJob,
 }
@@ -117,7 +121,16 @@ pub(crate) fn is_job(path: &Path) -> bool {
 ///
 /// Everything that is wrong with the file.
 pub(crate) fn load_job(path: &Path, sets: &[String]) -> Result<LoadedJob, FileError> {
-    load_with(path, |text| parse_job(text, sets))
+    load_with(path, |text| parse_job(text, sets, validate_inference))
+}
+
+/// As [`load_job`], of one that is to run on a cluster.
+///
+/// # Errors
+///
+/// As [`load_job`].
+pub(crate) fn load_cluster_job(path: &Path, sets: &[String]) -> Result<LoadedJob, FileError> {
+    load_with(path, |text| parse_job(text, sets, validate_inference_on_cluster))
 }
 
 fn load_with<T>(
@@ -171,7 +184,10 @@ fn parse(text: &str, stem: &str, sets: &[String]) -> Result<Loaded, Vec<Problem>
     }
 }
 
-fn parse_job(text: &str, sets: &[String]) -> Result<LoadedJob, Vec<Problem>> {
+/// Rules of a job.
+type JobRules = fn(&str, &InferenceJobSpec) -> Result<ValidInferenceJob, Vec<FieldError>>;
+
+fn parse_job(text: &str, sets: &[String], rules: JobRules) -> Result<LoadedJob, Vec<Problem>> {
     let (tree, mut problems) = tree::read(text);
     let Some(mut tree) = tree else { return Err(problems) };
     for set in sets {
@@ -180,10 +196,10 @@ fn parse_job(text: &str, sets: &[String]) -> Result<LoadedJob, Vec<Problem>> {
         }
     }
     let schema = file_schema("InferenceJob", stoker_api::crd::inference_spec_schema());
-    match check(&tree, &schema, validate_inference) {
+    match check(&tree, &schema, rules) {
         Ok((metadata, valid)) if problems.is_empty() => {
-            let namespace = metadata.namespace.unwrap_or_else(|| NAMESPACE.to_owned());
-            Ok(LoadedJob { name: valid.name.clone(), namespace, valid })
+            let namespace = metadata.namespace.clone().unwrap_or_else(|| NAMESPACE.to_owned());
+            Ok(LoadedJob { name: valid.name.clone(), namespace, metadata, valid })
         }
         Ok(_) => Err(problems),
         Err(errors) => Err(placed(problems, &errors, &tree)),

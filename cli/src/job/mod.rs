@@ -1,4 +1,6 @@
-//! `stoker job run`: a whole inference job on this machine.
+//! `stoker job`: inference jobs, on this machine and on a cluster.
+//!
+//! `stoker job run` is a whole job on this machine:
 //!
 //! ```text
 //!  file -> record -> next (engine) -> start a process -> its end -> record -> next ...
@@ -12,16 +14,20 @@ mod runner;
 mod view;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Subcommand;
-use stoker_api::experiment::Phase;
+use stoker_api::experiment::{DesiredState, Phase};
+use stoker_api::inference::InferenceJob;
 use stoker_engine::inference;
 use stoker_storage::Storage;
 
 use self::record::Opened;
 use self::runner::{Job, Runner};
 use self::view::View;
-use crate::commands::block_on;
+use crate::cluster::connect::{Cluster, Options};
+use crate::cluster::{create, experiment, job as jobs, logs, storage, text, wait};
+use crate::commands::{block_on, done};
 use crate::failure::Failure;
 use crate::file::{self, LoadedJob};
 use crate::place::Place;
@@ -38,6 +44,68 @@ pub(crate) enum JobCommand {
     /// goes on with the shards that are not committed. The output's manifest.json names one part
     /// for each shard; the last line of `--output json` says where it is.
     Run(Args),
+    /// Create a job on a cluster, with the program's files if need be
+    ///
+    /// The file is checked as `stoker validate` does, then by the cluster. Files go to the job's
+    /// storage as NAMESPACE/contexts/SHA256.tar.gz, once for the same content, with the credentials
+    /// of this environment.
+    Create(Box<create::JobArgs>),
+    /// List all jobs of a cluster
+    List {
+        #[command(flatten)]
+        cluster: Options,
+        /// Those of all namespaces
+        #[arg(long, short = 'A', help_heading = "Cluster", conflicts_with = "namespace")]
+        all_namespaces: bool,
+    },
+    /// Show one job: what it reads and writes, how it is going, what went wrong
+    Describe(OnCluster),
+    /// Print what the processes of a job printed, each line with its slot
+    ///
+    /// The lines come from the pods while those are there, later from the job's storage.
+    Logs {
+        #[command(flatten)]
+        on: OnCluster,
+        /// Only the lines of this slot
+        #[arg(long, value_name = "N")]
+        slot: Option<u32>,
+        /// Go on until the job has ended
+        #[arg(long, short)]
+        follow: bool,
+        #[command(flatten)]
+        storage: storage::Options,
+    },
+    /// Pause: workers exit after the batch that they are at; what is committed stays
+    Pause(OnCluster),
+    /// Go on with a paused job
+    Activate(OnCluster),
+    /// End a job: workers exit after the batch that they are at. There is no way back
+    Cancel(OnCluster),
+    /// End a job at once. There is no way back
+    Kill(OnCluster),
+    /// Wait until a job has ended; the exit code is that of its end
+    #[command(
+        after_help = "Exit codes: 0 completed, 1 failed, 2 the input is wrong, 3 cancelled, \
+                            deleted or not ended in time."
+    )]
+    Wait {
+        #[command(flatten)]
+        on: OnCluster,
+        /// How long at most, such as 90s, 5m or 1h30m [default: for ever]
+        #[arg(long, value_name = "LENGTH", value_parser = text::parse_length)]
+        timeout: Option<Duration>,
+    },
+    /// Delete a job and its pods; what they stored stays
+    Delete(OnCluster),
+}
+
+/// A job on a cluster.
+#[derive(Debug, clap::Args)]
+pub(crate) struct OnCluster {
+    /// The job's name
+    job: String,
+    #[command(flatten)]
+    cluster: Options,
 }
 
 /// What `stoker job run` is asked to do.
@@ -67,12 +135,46 @@ pub(crate) struct Args {
 
 /// Carries out `stoker job ...`; returns the exit code.
 pub(crate) fn job(command: &JobCommand, output: Output) -> Result<u8, Failure> {
-    let JobCommand::Run(args) = command;
+    let JobCommand::Run(args) = command else { return block_on(on_cluster(command, output)) };
     let loaded = match file::load_job(&args.file, &args.set) {
         Ok(loaded) => loaded,
         Err(error) => return Ok(crate::validate::print_error(&error, output)),
     };
     block_on(run(args, output, loaded))
+}
+
+async fn on_cluster(command: &JobCommand, output: Output) -> Result<u8, Failure> {
+    use JobCommand as C;
+    let (on, state) = match command {
+        C::Run(_) => return Ok(0),
+        C::Create(args) => return create::create_job(args, output).await,
+        C::List { cluster, all_namespaces } => {
+            let cluster = Cluster::connect(cluster).await?;
+            return done(jobs::list(&cluster, *all_namespaces, output).await);
+        }
+        C::Describe(on) => {
+            let cluster = Cluster::connect(&on.cluster).await?;
+            return done(jobs::describe(&cluster, &on.job, output).await);
+        }
+        C::Logs { on, slot, follow, storage } => {
+            let cluster = Cluster::connect(&on.cluster).await?;
+            return done(logs::job(&cluster, &on.job, *slot, *follow, storage, output).await);
+        }
+        C::Wait { on, timeout } => {
+            let cluster = Cluster::connect(&on.cluster).await?;
+            return wait::wait::<InferenceJob>(&cluster, &on.job, *timeout, output).await;
+        }
+        C::Delete(on) => {
+            let cluster = Cluster::connect(&on.cluster).await?;
+            return done(jobs::delete(&cluster, &on.job, output).await);
+        }
+        C::Pause(on) => (on, DesiredState::Paused),
+        C::Activate(on) => (on, DesiredState::Active),
+        C::Cancel(on) => (on, DesiredState::Cancelled),
+        C::Kill(on) => (on, DesiredState::Killed),
+    };
+    let cluster = Cluster::connect(&on.cluster).await?;
+    done(experiment::set_state::<InferenceJob>(&cluster, &on.job, state, output).await)
 }
 
 async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failure> {

@@ -5,14 +5,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::json;
-use stoker_api::contract::{CONTRACT_VERSION, Door, StorageConfig, Termination, TrialConfig};
-use stoker_api::experiment::{CheckpointPolicy, GradientCompression, MixedPrecision, Phase, Unit};
+use stoker_api::contract::{Door, Termination, TrialConfig};
+use stoker_api::experiment::Phase;
 use stoker_api::inference::{
-    InferenceJobSpec, InferenceTask, OutputManifest, Role, ShardPlan, commits_path, plan_path,
-    shard_of_commit,
+    InferenceJobSpec, OutputManifest, Role, ShardPlan, commits_path, plan_path, shard_of_commit,
 };
 use stoker_api::names::{ENV_TERMINATION_FILE, MANIFEST};
-use stoker_api::validate::derive_seed;
+use stoker_engine::inference::config::{JobPlace, trial_config};
 use stoker_engine::inference::{self, End, Start};
 use stoker_storage::{Storage, StorageError};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
@@ -186,62 +185,21 @@ impl<'a> Runner<'a> {
     fn config(&mut self, start: Start) -> TrialConfig {
         let spec = self.spec();
         let Job { loaded, folder, place, record, .. } = &mut self.job;
-        let mut output = spec.output.clone();
-        if output.url.is_none() {
-            output.endpoint.clone_from(&spec.storage.endpoint);
-        }
-        output.url = Some(record.output_url(place, spec, folder));
-        let own_hyperparameters = spec.hyperparameters.clone();
-        let task = InferenceTask {
-            role: start.role,
-            slot: start.slot,
-            slots: record.status().workers.len() as u32,
-            input: spec.input.clone(),
-            output,
-            checkpoint: spec.checkpoint.clone(),
-            has_hyperparameters: own_hyperparameters.is_some(),
+        let slots = record.status().workers.len() as u32;
+        let job = JobPlace {
+            name: &loaded.name,
+            uid: record.uid(),
+            spec,
+            slots,
+            root: place.root.clone(),
+            endpoint: spec.storage.endpoint.clone(),
+            path: record.own_path(),
+            output_url: record.output_url(place, spec, folder),
             replace: record.may_replace(),
-            shard_rows: spec.shard_rows,
-            batch_rows: spec.batch_rows,
-            on_error: spec.on_error,
-        };
-        let seed = derive_seed(record.uid());
-        TrialConfig {
-            version: CONTRACT_VERSION,
-            experiment: loaded.name.clone(),
-            experiment_id: record.uid().to_owned(),
-            trial: start.slot,
-            attempt: start.attempt,
-            seed,
-            experiment_seed: seed,
-            hyperparameters: own_hyperparameters.unwrap_or_else(|| json!({})),
-            data: spec.data.clone(),
-            spec: json!(spec),
-            unit: Unit::Records,
-            units: 0,
-            metric: String::new(),
-            smaller_is_better: true,
-            scheduling_unit: 1,
-            records_per_epoch: 0,
-            validation_period: None,
-            checkpoint_period: None,
-            checkpoint_policy: CheckpointPolicy::None,
-            perform_initial_validation: false,
-            aggregation_frequency: 1,
-            average_aggregated_gradients: true,
-            gradient_compression: GradientCompression::None,
-            mixed_precision: MixedPrecision::None,
-            storage: StorageConfig {
-                url: place.root.clone(),
-                endpoint: spec.storage.endpoint.clone(),
-                trial_path: format!("{}/workers/{}", record.own_path(), start.slot),
-            },
-            resume_from: vec![],
             door: Door { url: String::new(), token_file: String::new(), ca: None },
-            gang: None,
             context: None,
-            inference: Some(task),
-        }
+        };
+        trial_config(&job, start)
     }
 
     /// Records how a process ended.

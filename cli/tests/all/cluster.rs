@@ -138,6 +138,7 @@ fn the_commands_do_on_a_cluster_what_they_say() {
     shows(&lab);
     changes(&lab);
     waits(&lab);
+    jobs(&lab);
     tells_what_is_forbidden(&lab);
     lab.check("experiment delete mnist", 0, "stay: s3://bucket/ml/mnist-");
     lab.check("experiment describe mnist", 2, "no experiment `mnist`");
@@ -253,6 +254,68 @@ fn waits(lab: &Lab) {
     let ended = lab.json("experiment describe mnist");
     assert_eq!(ended["status"]["phase"], "Cancelled");
     lab.check("experiment pause mnist", 2, "has ended (Cancelled)");
+}
+
+fn jobs(lab: &Lab) {
+    lab.check("job list", 0, "no job in namespace `ml`");
+    let job = json!({
+        "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceJob",
+        "metadata": {"name": "species", "labels": {"team": "a"}},
+        "spec": {
+            "entrypoint": {"command": ["./infer"]},
+            "input": {"url": "s3://data/*.csv"},
+            "output": {"url": "predictions"},
+            "storage": {"url": "s3://bucket"},
+            "resources": {"slots": 2},
+        },
+    });
+    lab.write("job.yaml", &job.to_string());
+    lab.check("job create job.yaml", 2, "spec.output.url");
+    let create = "job create job.yaml program --set output.url=s3://bucket/out";
+    lab.check(&format!("{create} --dry-run"), 0, "job species would be created");
+    lab.check(&format!("{create} --paused"), 0, "job species is created in namespace ml");
+    lab.check(create, 2, "there is a job `species` in namespace `ml` already");
+    let made = lab.object("inferencejob", "species");
+    assert_eq!(
+        (&made["spec"]["state"], &made["metadata"]["labels"]["team"]),
+        (&json!("paused"), &json!("a"))
+    );
+    let sha256 = made["spec"]["context"]["sha256"].as_str().unwrap();
+    assert!(lab.path(&format!("store/{NAMESPACE}/contexts/{sha256}.tar.gz")).exists());
+    lab.check("job logs species", 0, "no process of job species has started yet");
+    let status = json!({
+        "phase": "Running", "stage": "work", "attempts": 3, "running": 2, "rows": 20,
+        "rowsTotal": 80, "rejected": 0, "restarts": 1, "progressPercent": 25,
+        "observedGeneration": 1, "output": "s3://bucket/out", "workers": [],
+    });
+    lab.set_status("inferencejob", "species", &status);
+    let list = lab.check("job list", 0, "NAME");
+    let row: Vec<&str> = list.lines().nth(1).unwrap().split_whitespace().collect();
+    assert_eq!(row[..8], ["species", "Running", "work", "2", "20", "80", "0", "1"]);
+    lab.check("job describe species", 0, "25%, 20 of 80 rows");
+    lab.check("job describe other", 2, "no job `other`");
+    assert_eq!(lab.json("job describe species")["kind"], "InferenceJob");
+    let uid = made["metadata"]["uid"].as_str().unwrap();
+    let folder = format!("store/{NAMESPACE}/species-{}/workers", &uid[..8]);
+    lab.write(&format!("{folder}/0/logs/0/0-00000000.log"), "planned\n");
+    lab.write(&format!("{folder}/1/logs/2/0-00000000.log"), "worked\n");
+    let logs = lab.check("job logs species", 0, "");
+    assert_eq!(logs, "[slot=0] planned\n[slot=1] worked\n");
+    assert_eq!(lab.check("job logs species --slot 1", 0, ""), "[slot=1] worked\n");
+    lab.check("job logs species --slot 2", 2, "has 2 slots, from 0");
+    lab.check("job activate species", 0, "goes on");
+    lab.check("job pause species", 0, "after the batch that they are at");
+    lab.check("job cancel species", 0, "job species ends");
+    lab.check("job activate species", 2, "a cancelled job stays cancelled");
+    lab.check("job kill species", 0, "ends now");
+    lab.check("job wait species --timeout 1s", 3, "has not ended within 1s: it is Running");
+    let done = json!({"phase": "Completed", "rows": 80, "rejected": 3});
+    lab.set_status("inferencejob", "species", &done);
+    let said = "77 rows of 80, 3 rejected: s3://bucket/out/manifest.json";
+    lab.check("job wait species", 0, said);
+    assert_eq!(lab.json("job wait species")["rows"], 77);
+    lab.check("job pause species", 2, "has ended (Completed)");
+    lab.check("job delete species", 0, "stay: s3://bucket/ml/species-");
 }
 
 fn tells_what_is_forbidden(lab: &Lab) {

@@ -4,6 +4,7 @@
 //! status before it is answered.
 
 mod auth;
+mod job;
 mod record;
 pub mod tls;
 
@@ -52,7 +53,10 @@ impl Door {
 
     /// The door's paths.
     pub fn router(self: Arc<Self>) -> Router {
-        Router::new().route("/v1/trials/{namespace}/{name}/reports", post(report)).with_state(self)
+        Router::new()
+            .route("/v1/trials/{namespace}/{name}/reports", post(report))
+            .route("/v1/jobs/{namespace}/{name}/reports", post(job::report))
+            .with_state(self)
     }
 
     fn count(&self, answer: Answer) {
@@ -107,19 +111,7 @@ async fn report(
 ) -> Result<(HeaderMap, Json<Directive>), Refusal> {
     let start = Instant::now();
     let key = Key::new(&namespace, &name);
-    let token = headers
-        .get(header::AUTHORIZATION)
-        .and_then(|it| it.to_str().ok())
-        .and_then(|it| it.strip_prefix("Bearer "))
-        .unwrap_or_default();
-    // Nothing is read of, or looked up for, somebody unknown or somebody who asks too much.
-    let caller = door.callers.identify(token).await.map_err(|denied| door.denied(denied))?;
-    if !door.is_within_budget(&caller) {
-        door.count(Answer::Limited);
-        let text = format!("pod {} sends more than {PER_SECOND} reports a second", caller.pod);
-        return Err((StatusCode::TOO_MANY_REQUESTS, text));
-    }
-    let report = door.read(body).await?;
+    let (caller, report) = door.hear(&headers, body).await?;
     door.check(&caller, &key, &report).await?;
     let answered = door.take(&key, &report, start).await;
     if !matches!(answered, Ok((Directive::Wait, _))) {
@@ -134,6 +126,24 @@ async fn report(
 }
 
 impl Door {
+    /// The report in a request, and who sends it.
+    async fn hear(&self, headers: &HeaderMap, body: Body) -> Result<(Caller, Report), Refusal> {
+        let token = headers
+            .get(header::AUTHORIZATION)
+            .and_then(|it| it.to_str().ok())
+            .and_then(|it| it.strip_prefix("Bearer "))
+            .unwrap_or_default();
+        // Nothing is read of, or looked up for, somebody unknown or somebody who asks too much.
+        let caller = self.callers.identify(token).await.map_err(|denied| self.denied(denied))?;
+        if !self.is_within_budget(&caller) {
+            self.count(Answer::Limited);
+            let text = format!("pod {} sends more than {PER_SECOND} reports a second", caller.pod);
+            return Err((StatusCode::TOO_MANY_REQUESTS, text));
+        }
+        let report = self.read(body).await?;
+        Ok((caller, report))
+    }
+
     fn denied(&self, denied: Denied) -> Refusal {
         match denied {
             Denied::Unknown(why) => {

@@ -156,17 +156,18 @@ pub(super) async fn write_status(
 }
 
 /// Sets one condition of an object whose other fields cannot be read.
-pub(super) async fn mark_unreadable(
+pub(crate) async fn mark_unreadable<K: kube::Resource<DynamicType = ()>>(
     world: &World,
     key: &Key,
     version: Option<String>,
     valid: &Condition,
 ) -> Result<(), Error> {
-    let resource = ApiResource::erase::<Experiment>(&());
+    let resource = ApiResource::erase::<K>(&());
+    let kind = K::kind(&()).to_lowercase();
     let raw: Api<DynamicObject> =
         Api::namespaced_with(world.client.clone(), &key.namespace, &resource);
     // A merge replaces the list: what is there of it is read as it is, and stays.
-    let doing = format!("read experiment {key}");
+    let doing = format!("read {kind} {key}");
     let found: DynamicObject = request(doing, raw.get(&key.name)).await?;
     let mut conditions = found.data["status"]["conditions"].as_array().cloned().unwrap_or_default();
     conditions.retain(|it| it["type"] != valid.type_.as_str());
@@ -175,7 +176,7 @@ pub(super) async fn mark_unreadable(
         "metadata": { "resourceVersion": version },
         "status": { "conditions": conditions },
     });
-    let doing = format!("write the status of experiment {key}");
+    let doing = format!("write the status of {kind} {key}");
     let (parameters, patch) = (PatchParams::default(), Patch::Merge(&patch));
     request(doing, raw.patch_status(&key.name, &parameters, &patch)).await.map(drop)
 }

@@ -173,7 +173,7 @@ async fn make(
     let doing = format!("create pod {namespace}/{name}");
     let refused = |message| Error::Refused { doing: doing.clone(), code: 422, message };
     let pod = pods::cleanup_pod(&world.setup, valid, namespace, uid, name, cleanup);
-    let pod = pods::typed(pod).map_err(refused)?;
+    let pod = crate::pod::typed(pod).map_err(refused)?;
     let api: Api<Pod> = Api::namespaced(world.client.clone(), namespace);
     world.metrics.writes.get_or_create(&Kind::POD_CREATE).inc();
     match request(doing.clone(), api.create(&PostParams::default(), &pod)).await {

@@ -4,7 +4,7 @@
 //!   caches -> validate -> engine: steer -> apply: grants and wishes, creates, status
 //! ```
 
-mod apply;
+pub(crate) mod apply;
 mod clean_up;
 
 use std::time::Duration;
@@ -166,7 +166,8 @@ async fn no_longer_valid(
     Ok(Some(world.safety(key)))
 }
 
-fn said(
+/// A condition, said now.
+pub(crate) fn said(
     type_: &str,
     status: ConditionStatus,
     generation: i64,
@@ -198,7 +199,7 @@ async fn unreadable(
     tracing::warn!(experiment = %key, error = error.error, "an experiment cannot be read");
     let version = error.metadata.resource_version.clone();
     let valid = said("Valid", ConditionStatus::False, generation, "Unreadable", &error.error);
-    apply::mark_unreadable(world, key, version, &valid).await?;
+    apply::mark_unreadable::<Experiment>(world, key, version, &valid).await?;
     world.tell_once(key, generation);
     Ok(Some(world.safety(key)))
 }

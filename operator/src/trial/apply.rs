@@ -13,7 +13,7 @@ use super::config::{Names, trial_config};
 use super::observe::Observed;
 use super::pods;
 use crate::cache::{Cached as _, Key};
-use crate::error::{Error, request};
+use crate::error::{Error, refusal, request};
 use crate::objects::{CachedNode, CachedPod, CachedTrial};
 use crate::world::{World, now};
 
@@ -49,7 +49,7 @@ fn forget_if_gone(world: &World, key: &Key, error: Error) -> Error {
 }
 
 /// Whether a node that was not heard of is there after all; it is then.
-pub(super) async fn find_node(world: &World, name: &str) -> Result<bool, Error> {
+pub(crate) async fn find_node(world: &World, name: &str) -> Result<bool, Error> {
     let api: Api<Node> = Api::all(world.client.clone());
     let found = request(format!("read node {name}"), api.get_opt(name)).await?;
     let is_there = found.is_some();
@@ -103,30 +103,8 @@ pub(super) async fn create_pods(
         let (end, reason) = (AttemptEnd::NotStarted, "NoStorage");
         return refused(world, observed, trial, end, reason, text.to_owned()).await;
     }
-    let made = make(world, observed, names, &config, indexes).await;
-    let (end, reason, text) = match made {
-        Ok(()) => return Ok(()),
-        Err(Error::Exists { doing }) => {
-            let text =
-                format!("cannot {doing}: an object of this name has another owner; delete it");
-            (AttemptEnd::NotStarted, "NameTaken", text)
-        }
-        Err(Error::Refused { doing, code: 403, message }) => {
-            let is_quota = message.contains("exceeded quota");
-            let reason = if is_quota { "QuotaExceeded" } else { "AdmissionRefused" };
-            (AttemptEnd::NotStarted, reason, format!("cannot {doing}: {message}"))
-        }
-        // Webhooks and policies refuse with any code, but always say so.
-        Err(Error::Refused { doing, message, .. })
-            if message.contains("denied the request") || message.contains("denied request") =>
-        {
-            (AttemptEnd::NotStarted, "AdmissionRefused", format!("cannot {doing}: {message}"))
-        }
-        Err(Error::Refused { doing, message, .. }) => {
-            (AttemptEnd::UserError, "PodInvalid", format!("cannot {doing}: {message}"))
-        }
-        Err(other) => return Err(other),
-    };
+    let Err(error) = make(world, observed, names, &config, indexes).await else { return Ok(()) };
+    let (end, reason, text) = refusal(error)?;
     refused(world, observed, trial, end, reason, text).await
 }
 
@@ -141,29 +119,40 @@ async fn make(
     if observed.valid.spec.resources.num_pods() > 1 {
         make_service(world, observed, names).await?;
     }
-    let api: Api<Pod> = Api::namespaced(world.client.clone(), namespace);
     for &index in indexes {
         let pod = pods::pod(&world.setup, &observed.valid, names, config, index);
-        let name = pods::pod_name(names.trial, config.attempt, index);
-        let doing = format!("create pod {namespace}/{name}");
-        let pod = pods::typed(pod).map_err(|message| Error::Refused {
-            doing: doing.clone(),
-            code: 422,
-            message,
-        })?;
-        world.metrics.writes.get_or_create(&crate::metrics::Kind::POD_CREATE).inc();
-        match request(doing.clone(), api.create(&PostParams::default(), &pod)).await {
-            Ok(made) => world.pods.put(CachedPod::new(made)),
-            Err(Error::Exists { doing }) => {
-                let found = request(format!("read pod {namespace}/{name}"), api.get(&name)).await?;
-                let found = CachedPod::new(found);
-                if found.owner != names.uid {
-                    return Err(Error::Exists { doing });
-                }
-                world.pods.put(found);
+        let key = Key::new(namespace, &pods::pod_name(names.trial, config.attempt, index));
+        create_pod(world, &key, names.uid, pod).await?;
+    }
+    Ok(())
+}
+
+/// Makes a pod. One that is there already is taken in, if it has the same owner.
+pub(crate) async fn create_pod(
+    world: &World,
+    key: &Key,
+    owner: &str,
+    pod: serde_json::Value,
+) -> Result<(), Error> {
+    let api: Api<Pod> = Api::namespaced(world.client.clone(), &key.namespace);
+    let doing = format!("create pod {key}");
+    let pod = crate::pod::typed(pod).map_err(|message| Error::Refused {
+        doing: doing.clone(),
+        code: 422,
+        message,
+    })?;
+    world.metrics.writes.get_or_create(&crate::metrics::Kind::POD_CREATE).inc();
+    match request(doing.clone(), api.create(&PostParams::default(), &pod)).await {
+        Ok(made) => world.pods.put(CachedPod::new(made)),
+        Err(Error::Exists { doing }) => {
+            let found = request(format!("read pod {key}"), api.get(&key.name)).await?;
+            let found = CachedPod::new(found);
+            if found.owner != owner {
+                return Err(Error::Exists { doing });
             }
-            Err(other) => return Err(other),
+            world.pods.put(found);
         }
+        Err(other) => return Err(other),
     }
     Ok(())
 }

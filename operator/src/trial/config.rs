@@ -65,21 +65,27 @@ impl Setup {
     /// Where an experiment's files go; the URL is empty if nobody says.
     pub fn storage(&self, valid: &ValidExperiment, trial_path: String) -> StorageConfig {
         let storage = &valid.spec.checkpoint_storage;
-        match &storage.url {
-            Some(url) => {
-                StorageConfig { url: url.clone(), endpoint: storage.endpoint.clone(), trial_path }
-            }
-            None => StorageConfig {
-                url: self.storage_url.clone(),
-                endpoint: storage.endpoint.clone().or_else(|| self.storage_endpoint.clone()),
-                trial_path,
-            },
+        let (url, endpoint) = self.place(storage.url.as_ref(), storage.endpoint.as_ref());
+        StorageConfig { url, endpoint, trial_path }
+    }
+
+    /// The root and the endpoint of a storage, of which so much is said; the root is empty if nobody
+    /// says.
+    pub fn place(
+        &self,
+        url: Option<&String>,
+        endpoint: Option<&String>,
+    ) -> (String, Option<String>) {
+        let of_default = || endpoint.or(self.storage_endpoint.as_ref()).cloned();
+        match url {
+            Some(url) => (url.clone(), endpoint.cloned()),
+            None => (self.storage_url.clone(), of_default()),
         }
     }
 
-    /// The Secret with the credentials of an experiment's storage.
-    pub fn storage_secret(&self, valid: &ValidExperiment) -> Option<String> {
-        valid.spec.checkpoint_storage.secret_name.clone().or_else(|| self.storage_secret.clone())
+    /// The Secret with the credentials of a storage that names this one, or none.
+    pub fn secret_of(&self, name: Option<&String>) -> Option<String> {
+        name.or(self.storage_secret.as_ref()).cloned()
     }
 
     fn secret(&self, trial_uid: &str, attempt: u32) -> String {

@@ -35,7 +35,7 @@ const CONDITIONS_LINGER: Duration = Duration::from_secs(3);
 /// See [`Error`]. What was done so far stands.
 pub async fn reconcile(world: &World, key: &Key) -> Result<Option<Duration>, Error> {
     let Some(mut observed) = observe::observe(world, key) else { return Ok(None) };
-    if let Some(node) = observe::unknown_node(world, &observed)
+    if let Some(node) = observe::unknown_node(world, &key.namespace, &observed.pods)
         && apply::find_node(world, &node).await?
     {
         let Some(again) = observe::observe(world, key) else { return Ok(None) };

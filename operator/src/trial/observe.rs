@@ -45,7 +45,8 @@ pub(super) fn observe(world: &World, key: &Key) -> Option<Observed> {
     Some(Observed { key: key.clone(), trial, valid, experiment_uid, pods, patience })
 }
 
-fn seen(world: &World, pod: &CachedPod) -> PodSeen {
+/// A pod, with its node as it is known.
+pub(crate) fn seen(world: &World, pod: &CachedPod) -> PodSeen {
     let node = match &pod.node {
         None => NodeState::Fine,
         Some(name) => match world.nodes.get(&Key::new("", name)) {
@@ -136,10 +137,11 @@ fn candidate(world: &World, trial: &CachedTrial, now: Timestamp) -> Option<Candi
     plan(&observed.view(now, false)).wants_start.then(|| candidate(num_pods().unwrap_or(1), false))
 }
 
-/// A node that a pod is on and that no cache has heard of: it may be new. `None` if there is none.
-pub(super) fn unknown_node(world: &World, observed: &Observed) -> Option<String> {
+/// A node that one of these pods is on and that no cache has heard of: it may be new. `None` if there
+/// is none.
+pub(crate) fn unknown_node(world: &World, namespace: &str, pods: &[PodSeen]) -> Option<String> {
     let is_gone = |it: &&PodSeen| it.node == NodeState::Gone && !it.is_terminal();
-    let pod = observed.pods.iter().find(is_gone)?;
-    let pod = world.pods.get(&Key::new(&observed.key.namespace, &pod.name))?;
+    let pod = pods.iter().find(is_gone)?;
+    let pod = world.pods.get(&Key::new(namespace, &pod.name))?;
     pod.node.as_ref().map(ToString::to_string)
 }

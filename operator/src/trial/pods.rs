@@ -3,30 +3,23 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Pod, Service};
-use serde_json::{Map, Value, json};
+use k8s_openapi::api::core::v1::Service;
+use serde_json::{Value, json};
 use stoker_api::contract::{Cleanup, TrialConfig};
 use stoker_api::experiment::ExperimentSpec;
 use stoker_api::names::{
-    ANNOTATION_TRIAL_CONFIG, API_VERSION, COMPONENT_CLEANUP, COMPONENT_TRIAL, ENV_CACHE,
-    ENV_DEVICE, ENV_POD_INDEX, ENV_RENDEZVOUS_PORT, ENV_TERMINATION_FILE, ENV_TRIAL_CONFIG,
+    ANNOTATION_TRIAL_CONFIG, API_VERSION, COMPONENT_CLEANUP, COMPONENT_TRIAL, ENV_RENDEZVOUS_PORT,
     LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_EXPERIMENT, LABEL_POD_INDEX, LABEL_TRIAL,
-    RENDEZVOUS_PORT, TOKEN_AUDIENCE, pod_paths,
+    RENDEZVOUS_PORT, pod_paths,
 };
 use stoker_api::validate::ValidExperiment;
 
 use super::config::{Names, Setup};
-use crate::objects::{SETUP_CONTAINER, TRAINER_CONTAINER};
-
-/// What the names of slots of NVIDIA's begin with: whole GPUs, and parts of them.
-const NVIDIA: &str = "nvidia.com/";
-/// User and group of the stock image.
-const USER: i64 = 65_532;
-/// The longest grace of a pod that is deleted by others, such as by a drained node: time for a
-/// checkpoint.
-const GRACE_SECONDS_MAX: u32 = 600;
-/// The launcher in the stock image.
-const LAUNCHER: &str = "stoker-trainer";
+use crate::objects::TRAINER_CONTAINER;
+use crate::pod::{
+    GRACE_SECONDS_MAX, LAUNCHER, Wishes, common_spec, environment, mounts, program_spec, security,
+    small,
+};
 
 /// The name of a pod, and its host name.
 pub fn pod_name(trial: &str, attempt: u32, index: u32) -> String {
@@ -86,28 +79,16 @@ pub fn pod(
     labels.insert(LABEL_POD_INDEX.to_owned(), index.to_string());
     labels.insert(LABEL_COMPONENT.to_owned(), COMPONENT_TRIAL.to_owned());
     let text = serde_json::to_string(config).expect("a configuration is plain JSON");
-    let mut pod = json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": name,
-            "namespace": names.namespace,
-            "labels": labels,
-            "annotations": { ANNOTATION_TRIAL_CONFIG: text },
-            "ownerReferences": [owner(names)],
-        },
-        "spec": spec(setup, valid, names, config, index),
+    let metadata = json!({
+        "name": name,
+        "namespace": names.namespace,
+        "labels": labels,
+        "annotations": { ANNOTATION_TRIAL_CONFIG: text },
+        "ownerReferences": [owner(names)],
     });
-    let ours = pod["metadata"].clone();
-    if let Some(overrides) = &valid.spec.pod_overrides {
-        merge(&mut pod, overrides);
-    }
-    // A pod without these would be nobody's.
-    if !pod["metadata"].is_object() {
-        pod["metadata"] = json!({});
-    }
-    merge(&mut pod["metadata"], &ours);
-    pod
+    let wishes = Wishes::of_experiment(setup, valid);
+    let spec = spec(setup, valid, &wishes, names, attempt, index);
+    crate::pod::pod(metadata, spec, &wishes)
 }
 
 fn labels(valid: &ValidExperiment, names: Names<'_>) -> BTreeMap<String, String> {
@@ -141,7 +122,8 @@ pub fn cleanup_pod(
     cleanup: &Cleanup,
 ) -> Value {
     let text = serde_json::to_string(cleanup).expect("a list of names is plain JSON");
-    let (env, env_from) = environment(setup, valid, 0);
+    let wishes = Wishes::of_experiment(setup, valid);
+    let (env, env_from) = environment(&wishes, 0);
     let mut all_mounts = mounts();
     all_mounts.extend(valid.spec.pod.volume_mounts.iter().map(|it| json!(it)));
     let mut pod = json!({
@@ -161,7 +143,7 @@ pub fn cleanup_pod(
                 "uid": experiment_uid, "controller": true, "blockOwnerDeletion": false,
             }],
         },
-        "spec": common_spec(valid),
+        "spec": common_spec(&wishes),
     });
     let file = pod_paths::CLEANUP.rsplit('/').next().unwrap_or_default();
     pod["spec"]["volumes"][0]["downwardAPI"]["items"][0]["path"] = json!(file);
@@ -181,195 +163,20 @@ pub fn cleanup_pod(
     pod
 }
 
-fn small() -> Value {
-    json!({
-        "requests": { "cpu": "100m", "memory": "64Mi" },
-        "limits": { "memory": "512Mi" },
-    })
-}
-
 fn spec(
     setup: &Setup,
     valid: &ValidExperiment,
+    wishes: &Wishes<'_>,
     names: Names<'_>,
-    config: &TrialConfig,
+    attempt: u32,
     index: u32,
 ) -> Value {
-    let template = &valid.spec.pod;
-    let stock = template.image.as_ref().is_none_or(|it| *it == setup.trainer_image);
-    let needs_setup = !stock || config.context.is_some();
-    let mut spec = common_spec(valid);
-    spec["hostname"] = json!(pod_name(names.trial, config.attempt, index));
+    let tf_config = tf_config(valid, names, attempt, index);
+    let tf_config = tf_config.map(|it| json!({ "name": "TF_CONFIG", "value": it }));
+    let mut spec = program_spec(setup, wishes, index, tf_config.into_iter().collect());
+    spec["hostname"] = json!(pod_name(names.trial, attempt, index));
     spec["subdomain"] = json!(names.trial);
-    spec["containers"] = json!([trainer(setup, valid, names, config, index, needs_setup)]);
-    if needs_setup {
-        spec["initContainers"] = json!([setup_container(setup, valid, index)]);
-    }
     spec
-}
-
-/// What all pods of an experiment have: where they run, as whom, and with which volumes.
-fn common_spec(valid: &ValidExperiment) -> Value {
-    let template = &valid.spec.pod;
-    let mut spec = json!({
-        "restartPolicy": "Never",
-        "automountServiceAccountToken": false,
-        "enableServiceLinks": false,
-        "terminationGracePeriodSeconds":
-            valid.spec.preemption_timeout_seconds.min(GRACE_SECONDS_MAX),
-        "securityContext": {
-            "runAsNonRoot": true, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": { "type": "RuntimeDefault" },
-        },
-        "volumes": volumes(valid),
-    });
-    let mut put = |name: &str, value: Value| {
-        if value != Value::Null && value != json!([]) && value != json!({}) {
-            spec[name] = value;
-        }
-    };
-    put("serviceAccountName", json!(template.service_account_name));
-    put("priorityClassName", json!(template.priority_class_name));
-    put("runtimeClassName", json!(template.runtime_class_name));
-    put("schedulerName", json!(template.scheduler_name));
-    put("nodeSelector", json!(template.node_selector));
-    put("tolerations", json!(template.tolerations));
-    put("affinity", json!(template.affinity));
-    let secrets = template.image_pull_secrets.iter().map(|it| json!({ "name": it }));
-    put("imagePullSecrets", secrets.collect());
-    spec
-}
-
-fn volumes(valid: &ValidExperiment) -> Value {
-    let mut volumes = vec![
-        json!({ "name": "stoker-config", "downwardAPI": { "items": [{
-            "path": "trial.json",
-            "fieldRef": { "fieldPath": format!("metadata.annotations['{ANNOTATION_TRIAL_CONFIG}']") },
-        }] } }),
-        json!({ "name": "stoker-token", "projected": { "sources": [{ "serviceAccountToken": {
-            "path": "token", "audience": TOKEN_AUDIENCE, "expirationSeconds": 3600,
-        } }] } }),
-        json!({ "name": "stoker-shared", "emptyDir": {} }),
-        json!({ "name": "stoker-tmp", "emptyDir": {} }),
-        json!({ "name": "stoker-shm", "emptyDir": {
-            "medium": "Memory", "sizeLimit": valid.spec.resources.shm_size,
-        } }),
-    ];
-    volumes.extend(valid.spec.pod.volumes.iter().cloned());
-    volumes.into()
-}
-
-fn mounts() -> Vec<Value> {
-    let mount = |name: &str, path: &str, read_only: bool| json!({ "name": name, "mountPath": path, "readOnly": read_only });
-    vec![
-        mount("stoker-config", pod_paths::TRIAL_CONFIG_FOLDER, true),
-        mount("stoker-token", pod_paths::TOKEN_FOLDER, true),
-        mount("stoker-shared", pod_paths::SHARED, false),
-        mount("stoker-tmp", "/tmp", false),
-        mount("stoker-shm", "/dev/shm", false),
-    ]
-}
-
-fn security() -> Value {
-    json!({
-        "allowPrivilegeEscalation": false,
-        "readOnlyRootFilesystem": true,
-        "capabilities": { "drop": ["ALL"] },
-    })
-}
-
-/// The variables of every container, and the Secrets whose keys are more of them.
-fn environment(setup: &Setup, valid: &ValidExperiment, index: u32) -> (Vec<Value>, Vec<Value>) {
-    let spec = &valid.spec;
-    let var = |name: &str, value: &str| json!({ "name": name, "value": value });
-    let mut env = vec![
-        var(ENV_TRIAL_CONFIG, pod_paths::TRIAL_CONFIG),
-        var(ENV_TERMINATION_FILE, pod_paths::TERMINATION),
-        var(ENV_POD_INDEX, &index.to_string()),
-    ];
-    env.push(var(ENV_CACHE, &format!("{}/cache", pod_paths::SHARED)));
-    let is_nvidia = spec.resources.slot_resource.as_ref().is_some_and(|it| it.starts_with(NVIDIA));
-    if is_nvidia && !spec.env.iter().any(|it| it.name == ENV_DEVICE) {
-        // Whoever asks for GPUs does not want to train beside them.
-        env.push(var(ENV_DEVICE, "cuda"));
-    }
-    env.extend(spec.env.iter().map(|it| var(&it.name, &it.value)));
-    let secrets = spec.pod.env_from_secrets.iter().cloned().chain(setup.storage_secret(valid));
-    let from = secrets.map(|it| json!({ "secretRef": { "name": it } }));
-    (env, from.collect())
-}
-
-fn trainer(
-    setup: &Setup,
-    valid: &ValidExperiment,
-    names: Names<'_>,
-    config: &TrialConfig,
-    index: u32,
-    needs_setup: bool,
-) -> Value {
-    let spec = &valid.spec;
-    let template = &spec.pod;
-    let launcher = if needs_setup { pod_paths::LAUNCHER } else { LAUNCHER };
-    let command = [launcher, "launch", "--"].map(str::to_owned).into_iter();
-    let command: Vec<String> = command.chain(spec.entrypoint.command.iter().cloned()).collect();
-    let (mut env, env_from) = environment(setup, valid, index);
-    if let Some(tf_config) = tf_config(valid, names, config.attempt, index) {
-        env.push(json!({ "name": "TF_CONFIG", "value": tf_config }));
-    }
-    let mut all_mounts = mounts();
-    all_mounts.extend(template.volume_mounts.iter().map(|it| json!(it)));
-    let mut container = json!({
-        "name": TRAINER_CONTAINER,
-        "image": template.image.as_ref().unwrap_or(&setup.trainer_image),
-        "imagePullPolicy": template.image_pull_policy.as_ref().unwrap_or(&setup.image_pull_policy),
-        "command": command,
-        "args": spec.entrypoint.args,
-        "env": env,
-        "envFrom": env_from,
-        "resources": resources(spec),
-        "securityContext": security(),
-        "terminationMessagePath": pod_paths::TERMINATION,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": all_mounts,
-    });
-    if spec.entrypoint.args.is_empty()
-        && let Some(fields) = container.as_object_mut()
-    {
-        fields.remove("args");
-    }
-    if config.context.is_some() {
-        container["workingDir"] = json!(pod_paths::CONTEXT);
-    }
-    container
-}
-
-fn setup_container(setup: &Setup, valid: &ValidExperiment, index: u32) -> Value {
-    let (env, env_from) = environment(setup, valid, index);
-    json!({
-        "name": SETUP_CONTAINER,
-        "image": setup.trainer_image,
-        "imagePullPolicy": setup.image_pull_policy,
-        "command": [LAUNCHER, "setup"],
-        "env": env,
-        "envFrom": env_from,
-        "resources": small(),
-        "securityContext": security(),
-        "terminationMessagePath": pod_paths::TERMINATION,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": mounts(),
-    })
-}
-
-fn resources(spec: &ExperimentSpec) -> Value {
-    let resources = &spec.resources;
-    let (mut requests, mut limits) = (resources.requests.clone(), resources.limits.clone());
-    if let Some(slot) = &resources.slot_resource {
-        let slots = resources.slots_per_pod().to_string();
-        requests.insert(slot.clone(), slots.clone());
-        limits.insert(slot.clone(), slots);
-    }
-    json!({ "requests": requests, "limits": limits })
 }
 
 /// What TensorFlow's programs find their peers by; `None` for a gang of one pod.
@@ -388,48 +195,6 @@ fn tf_config(
         "task": { "type": "worker", "index": index },
     });
     (num_pods > 1).then(|| config.to_string())
-}
-
-/// Merges `over` into `base` as a JSON merge patch, but that lists whose items have names are merged
-/// by name.
-pub(crate) fn merge(base: &mut Value, over: &Value) {
-    match (base, over) {
-        (Value::Object(base), Value::Object(over)) => merge_objects(base, over),
-        (Value::Array(base), Value::Array(over)) if has_names(base) && has_names(over) => {
-            for item in over {
-                match base.iter_mut().find(|it| it["name"] == item["name"]) {
-                    Some(old) => merge(old, item),
-                    None => base.push(item.clone()),
-                }
-            }
-        }
-        (base, over) => base.clone_from(over),
-    }
-}
-
-fn merge_objects(base: &mut Map<String, Value>, over: &Map<String, Value>) {
-    for (name, value) in over {
-        if value.is_null() {
-            base.remove(name);
-        } else if let Some(old) = base.get_mut(name) {
-            merge(old, value);
-        } else {
-            base.insert(name.clone(), value.clone());
-        }
-    }
-}
-
-fn has_names(items: &[Value]) -> bool {
-    items.iter().all(|it| it["name"].is_string())
-}
-
-/// A pod as the API server takes it.
-///
-/// # Errors
-///
-/// `podOverrides` have made it something else: the field and what was expected.
-pub fn typed(pod: Value) -> Result<Pod, String> {
-    serde_json::from_value(pod).map_err(|error| format!("spec.podOverrides: {error}"))
 }
 
 #[cfg(test)]

@@ -6,8 +6,10 @@ use stoker_api::experiment::Phase;
 use stoker_test_cluster::Request;
 
 use crate::flow::grid;
+use crate::jobs::{apply_job, is_of_job, job, wait_for_job};
 use crate::kubelet::{Kubelet, Script};
 use crate::setup::{ACCOUNT, Place, free_ports, runtime};
+use crate::worker::Work;
 
 /// Rules that no request of this operator needs here, with what they are for.
 const UNSEEN: [(&str, &str); 1] = [(
@@ -41,9 +43,14 @@ fn each_of_the_charts_rules_is_used_or_says_what_for() {
         let place = Place::new("audit").await;
         let mut operator = place.operator("a", free_ports());
         operator.wait_ready(&place);
-        let _kubelet = Kubelet::start(&place.client, "audit", |_| Script::Train { unit_ms: 10 });
+        let _kubelet = Kubelet::start(&place.client, "audit", |pod| match is_of_job(pod) {
+            true => Script::Work(Work { shards: 2, shard_ms: 10 }),
+            false => Script::Train { unit_ms: 10 },
+        });
         place.apply("grid", grid(2, 2, 2));
+        apply_job(&place, "job", job(2));
         place.wait_for("grid", &[Phase::Completed], 60).await;
+        wait_for_job(&place, "job", &[Phase::Completed], 60).await;
         let own = "audit:stoker-operator";
         let cluster = rules(&place, &["clusterrole", own]);
         let lease = rules(&place, &["role", "stoker-operator-lease", "-n", "audit"]);

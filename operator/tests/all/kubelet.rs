@@ -13,8 +13,10 @@ use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use stoker_api::contract::{CONTRACT_VERSION, Directive, Report, ReportEvent, TrialConfig};
 use stoker_api::names::{
-    ANNOTATION_TRIAL_CONFIG, COMPONENT_TRIAL, LABEL_COMPONENT, checkpoint_name,
+    ANNOTATION_TRIAL_CONFIG, COMPONENT_CLEANUP, LABEL_COMPONENT, checkpoint_name,
 };
+
+use crate::worker::{Outputs, Work, work};
 
 /// What becomes of a pod.
 #[derive(Clone, Debug)]
@@ -27,6 +29,8 @@ pub(crate) enum Script {
     Hang,
     /// It runs for so many milliseconds and ends with this code.
     Exit { after_ms: u64, code: i32 },
+    /// It is a process of a job.
+    Work(Work),
     /// It runs on this node, which says nothing more of it.
     OnNode(String),
 }
@@ -46,6 +50,7 @@ struct Seen {
     started: Mutex<Vec<String>>,
     /// Units that were trained in all pods together.
     units: AtomicU64,
+    outputs: Outputs,
 }
 
 impl Drop for Kubelet {
@@ -78,6 +83,11 @@ impl Kubelet {
 
     pub(crate) fn started(&self) -> Vec<String> {
         self.seen.started.lock().unwrap().clone()
+    }
+
+    /// What jobs have put out.
+    pub(crate) fn outputs(&self) -> &Outputs {
+        &self.seen.outputs
     }
 
     /// Units that were trained so far.
@@ -116,7 +126,7 @@ async fn run(
             }
             free -= 1;
             seen.insert(uid(&pod));
-            let script = if is_of_trial(&pod) {
+            let script = if !is_cleanup(&pod) {
                 notes.started.lock().unwrap().push(pod.name_any());
                 script(&pod)
             } else {
@@ -127,9 +137,9 @@ async fn run(
     }
 }
 
-/// Whether it trains, rather than cleans up.
-fn is_of_trial(pod: &Pod) -> bool {
-    pod.labels().get(LABEL_COMPONENT).is_some_and(|it| it == COMPONENT_TRIAL)
+/// Whether it deletes checkpoints, rather than run a program.
+fn is_cleanup(pod: &Pod) -> bool {
+    pod.labels().get(LABEL_COMPONENT).is_some_and(|it| it == COMPONENT_CLEANUP)
 }
 
 fn is_over(pod: &Pod) -> bool {
@@ -194,6 +204,13 @@ async fn live(client: Client, namespace: String, pod: Pod, script: Script, notes
             tokio::select! {
                 code = train(&client, &namespace, &pod, unit_ms, &notes) => code,
                 () = gone(&pods, &pod) => 143,
+            }
+        }
+        Script::Work(it) => {
+            say(running).await;
+            tokio::select! {
+                code = work(&client, &pod, it, &notes.outputs) => code,
+                () = gone(&pods, &pod) => 79,
             }
         }
     };

@@ -36,13 +36,16 @@ fn rights(lines: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
 const CLUSTER: [&str; 2] = ["authentication.k8s.io/tokenreviews: create", "/nodes: get list watch"];
 
 /// Rights wherever experiments are run.
-const NAMESPACED: [&str; 9] = [
+const NAMESPACED: [&str; 12] = [
     "stoker.dev/experiments: get list watch update patch",
     "stoker.dev/experiments/status: update patch",
     "stoker.dev/experiments/finalizers: update patch",
     "stoker.dev/trials: get list watch create update patch delete",
     "stoker.dev/trials/status: update patch",
     "stoker.dev/trials/finalizers: update patch",
+    "stoker.dev/inferencejobs: get list watch",
+    "stoker.dev/inferencejobs/status: update patch",
+    "stoker.dev/inferencejobs/finalizers: update patch",
     "/pods: get list watch create delete",
     "/services: get list watch create delete",
     "events.k8s.io/events: create patch",

@@ -113,7 +113,8 @@ fn an_uninstall_keeps_definitions_and_experiments() {
     let (cluster, _turn) = cluster();
     cluster.apply(&mnist("kept", &json!({ "state": "paused" })).to_string()).unwrap();
     cluster.helm(&["uninstall", "stoker", "--namespace", "stoker-system", "--wait"]).unwrap();
-    cluster.kubectl(&["get", "crd", "experiments.stoker.dev", "trials.stoker.dev"]).unwrap();
+    let kinds = ["experiments.stoker.dev", "trials.stoker.dev", "inferencejobs.stoker.dev"];
+    cluster.kubectl(&[&["get", "crd"][..], &kinds].concat()).unwrap();
     get(cluster, "experiment", "kept");
     helm_install(cluster, "install", &["--take-ownership"]).unwrap();
     let patch = r#"{"spec":{"state":"cancelled"}}"#;

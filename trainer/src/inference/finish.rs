@@ -10,7 +10,7 @@ use stoker_storage::hash::sha256_hex;
 use super::output::Output;
 use super::plan::refuse_other_jobs;
 use super::work::identity;
-use super::{infrastructure, say, task};
+use super::{infrastructure, progress, say, task};
 use crate::Result;
 use crate::context::Context;
 
@@ -39,6 +39,7 @@ pub(super) fn finish(context: &Context) -> Result<()> {
         }
     };
     clean_up(&output, &manifest, before.as_ref())?;
+    progress(context, manifest.rows, manifest.input_rows);
     say(&format!(
         "{} rows of {} in {} parts, {} rejected: {}/manifest.json",
         manifest.rows,

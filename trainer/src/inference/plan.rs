@@ -10,7 +10,7 @@ use stoker_api::names::MANIFEST;
 use super::output::Output;
 use super::parts::Part;
 use super::source::{Found, Source};
-use super::{infrastructure, interrupted, say, scan, task};
+use super::{infrastructure, interrupted, progress, say, scan, task};
 use crate::context::Context;
 use crate::stop::StopSignal;
 use crate::{CheckpointSource, InvalidInput, Result};
@@ -34,6 +34,7 @@ pub(super) fn plan(context: &Context) -> Result<()> {
     let (found, format) = source.list()?;
     refuse_other_jobs(&task, &output)?;
     if let Some(plan) = output.find_plan()? {
+        progress(context, 0, plan.rows());
         return refuse_changes(&plan, &task, &found, format);
     }
     let checkpoint = pin(context, &task, &output)?;
@@ -55,6 +56,7 @@ pub(super) fn plan(context: &Context) -> Result<()> {
         checkpoint,
     };
     output.write_plan(&plan)?;
+    progress(context, 0, plan.rows());
     say(&format!(
         "{} rows of {} files in {} shards",
         plan.rows(),

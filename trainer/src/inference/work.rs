@@ -11,7 +11,7 @@ use super::output::Output;
 use super::parts::Part;
 use super::rows::Shard;
 use super::source::Source;
-use super::{Inference, infrastructure, interrupted, task};
+use super::{Inference, infrastructure, interrupted, progress, task};
 use crate::context::Context;
 use crate::error::Interrupted;
 use crate::{InvalidInput, Result};
@@ -47,11 +47,6 @@ pub(super) fn work<T: Inference>(context: &Context) -> Result<()> {
         progress(context, done, total);
     }
     Ok(())
-}
-
-fn progress(context: &Context, done: u64, total: u64) {
-    let mut outlet = context.outlet();
-    outlet.progress(done, total);
 }
 
 /// One process at work.

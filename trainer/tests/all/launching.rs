@@ -22,6 +22,8 @@ fn one_rank_is_shown_as_it_is_and_stored() {
     assert_eq!(lines, ["0 1 0 1 0 1", "end", "wrong"]);
     let termination = left.termination.unwrap();
     assert_eq!((termination.code, termination.message, termination.unsent), (0, None, vec![]));
+    let record: serde_json::Value = serde_json::from_str(&pod.stored("record.json")).unwrap();
+    assert_eq!(record["spec"]["hyperparameters"], pod.config["hyperparameters"]);
 }
 
 #[test]
@@ -33,6 +35,7 @@ fn ranks_of_a_pod_are_told_apart_and_their_lines_are_too() {
     assert_eq!(lines, ["[rank=2] 2 4 0 2 1 2", "[rank=3] 3 4 1 2 1 2"], "{left:?}");
     assert_eq!(pod.stored("logs/3/2-00000000.log"), "2 4 0 2 1 2\n");
     assert_eq!(pod.stored("logs/3/3-00000000.log"), "3 4 1 2 1 2\n");
+    assert!(!pod.file("storage/trial/record.json").exists(), "rank 0's pod writes it");
 }
 
 #[test]

@@ -1,27 +1,29 @@
 //! The lines that the storage has.
 
-use stoker_api::experiment::Experiment;
+use std::collections::BTreeSet;
+
+use stoker_api::experiment::CheckpointStorage;
+use stoker_api::inference::InferenceJob;
 use stoker_storage::layout;
 
-use super::tag::Tag;
-use crate::cluster::storage;
+use super::tag::{Gang, Tag};
+use crate::cluster::{job as cluster_job, storage};
 use crate::failure::Failure;
 use crate::print::Output;
 
-/// Prints what an attempt's ranks have stored, rank by rank; returns how many objects there were.
+/// Prints what an attempt's ranks have stored in `folder`, rank by rank; returns how many objects there were.
 pub(super) async fn print(
-    experiment: &Experiment,
+    spec: &CheckpointStorage,
+    folder: &str,
     options: &storage::Options,
     tag: &Tag,
     rank: Option<u32>,
     output: Output,
 ) -> Result<usize, Failure> {
-    let spec = &storage::of(experiment);
     let opened = options.open(spec)?;
     let fail = |error| storage::failure(error, spec);
-    let folder = layout::logs_path(&storage::trial_path(experiment, tag.trial), tag.attempt);
     let mut found: Vec<(u32, u64, String)> = opened
-        .list(&folder)
+        .list(folder)
         .await
         .map_err(fail)?
         .into_iter()
@@ -31,10 +33,11 @@ pub(super) async fn print(
     found.sort();
     for (rank, _, path) in &found {
         let bytes = opened.get(path).await.map_err(fail)?;
-        let tag = Tag { pod: rank / tag.gang.ranks_per_pod, ..*tag };
+        let pod = if tag.is_job { tag.pod } else { rank / tag.gang.ranks_per_pod };
+        let tag = Tag { pod, ..*tag };
         for line in String::from_utf8_lossy(&bytes).lines() {
             // What is stored says its rank by its name alone.
-            let line = match tag.gang.world_size > 1 && !line.starts_with("[rank=") {
+            let line = match !tag.is_job && tag.gang.world_size > 1 && !line.starts_with("[rank=") {
                 true => format!("[rank={rank}] {line}"),
                 false => line.to_owned(),
             };
@@ -42,6 +45,38 @@ pub(super) async fn print(
         }
     }
     Ok(found.len())
+}
+
+/// Prints what the processes of a job have stored, one after the other; returns how many of them did.
+pub(super) async fn print_job(
+    job: &InferenceJob,
+    options: &storage::Options,
+    gang: Gang,
+    slot: Option<u32>,
+    output: Output,
+) -> Result<usize, Failure> {
+    let spec = &cluster_job::storage_of(job);
+    let opened = options.open(spec)?;
+    let folder = format!("{}/workers", cluster_job::path(job));
+    let paths = opened.list(&folder).await.map_err(|error| storage::failure(error, spec))?;
+    let parsed = paths.iter().filter_map(|it| process_of(it.strip_prefix(&folder)?));
+    let processes: BTreeSet<(u32, u32)> =
+        parsed.filter(|it| slot.is_none_or(|slot| it.1 == slot)).collect();
+    for (attempt, slot) in &processes {
+        let (attempt, pod) = (*attempt, *slot);
+        let tag = Tag { trial: pod, attempt, pod, gang, with_trial: false, is_job: true };
+        let folder = layout::logs_path(&format!("{folder}/{pod}"), attempt);
+        print(spec, &folder, options, &tag, None, output).await?;
+    }
+    Ok(processes.len())
+}
+
+/// Attempt and slot of `/SLOT/logs/ATTEMPT/...`.
+fn process_of(path: &str) -> Option<(u32, u32)> {
+    let mut parts = path.strip_prefix('/')?.split('/');
+    let slot = parts.next()?.parse().ok()?;
+    let attempt = parts.nth(1)?.parse().ok()?;
+    Some((attempt, slot))
 }
 
 /// Rank and number of `.../RANK-SEQ.log`.
@@ -54,6 +89,16 @@ fn parse(path: &str) -> Option<(u32, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processes_of_a_job_are_known_by_slot_and_attempt() {
+        let check = |path: &str, expected: Option<(u32, u32)>| {
+            assert_eq!(process_of(path), expected, "{path}");
+        };
+        check("/3/logs/7/0-00000000.log", Some((7, 3)));
+        check("/3/notes", None);
+        check("x", None);
+    }
 
     #[test]
     fn objects_are_known_by_rank_and_number() {

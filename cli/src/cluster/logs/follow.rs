@@ -7,7 +7,8 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use stoker_api::experiment::Experiment;
-use stoker_api::names::LABEL_TRIAL;
+use stoker_api::inference::InferenceJob;
+use stoker_api::names::{LABEL_JOB, LABEL_TRIAL};
 use stoker_api::trial::Trial;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::task::JoinSet;
@@ -15,6 +16,7 @@ use tokio::task::JoinSet;
 use super::tag::{Gang, Tag};
 use super::{of_experiment, pods};
 use crate::cluster::connect::Cluster;
+use crate::cluster::kind::Kind;
 use crate::failure::Failure;
 use crate::print;
 
@@ -34,6 +36,8 @@ pub(super) enum Of {
     Trial { name: String, attempt: Option<u32> },
     /// Those of all trials of an experiment.
     Experiment { name: String },
+    /// Those of all processes of a job.
+    Job { name: String },
 }
 
 /// Follows pods until the end.
@@ -106,6 +110,7 @@ impl Follow {
         let params = ListParams::default().labels(&match &self.of {
             Of::Trial { name, .. } => format!("{LABEL_TRIAL}={name}"),
             Of::Experiment { name } => of_experiment(name),
+            Of::Job { name } => format!("{LABEL_JOB}={name}"),
         });
         while self.streams.try_join_next().is_some() {}
         let mut found = self.cluster.list::<Pod>("pods", &params, false).await?;
@@ -147,19 +152,15 @@ impl Follow {
                 self.first = self.first.or(tags.iter().map(|it| it.1.attempt).max());
                 self.first.unwrap_or_default()..=u32::MAX
             }
-            Of::Experiment { .. } => 0..=u32::MAX,
+            Of::Experiment { .. } | Of::Job { .. } => 0..=u32::MAX,
         }
     }
 
     /// Whether what is followed has ended, or is gone.
     async fn is_over(&self) -> Result<bool, Failure> {
         match &self.of {
-            Of::Experiment { name } => {
-                let asked = format!("experiment `{name}`");
-                let api = self.cluster.api::<Experiment>();
-                let found = self.cluster.ask(&asked, api.get_opt(name)).await?;
-                Ok(found.is_none_or(|it| it.status.is_some_and(|it| it.phase.is_terminal())))
-            }
+            Of::Experiment { name } => self.has_ended::<Experiment>(name).await,
+            Of::Job { name } => self.has_ended::<InferenceJob>(name).await,
             Of::Trial { name, attempt } => {
                 let asked = format!("trial `{name}`");
                 let api = self.cluster.api::<Trial>();
@@ -172,6 +173,14 @@ impl Follow {
                 Ok(status.phase.is_terminal() || attempt.as_ref().is_some_and(has_ended))
             }
         }
+    }
+}
+
+impl Follow {
+    async fn has_ended<K: Kind>(&self, name: &str) -> Result<bool, Failure> {
+        let asked = format!("{} `{name}`", K::WORD);
+        let found = self.cluster.ask(&asked, self.cluster.api::<K>().get_opt(name)).await?;
+        Ok(found.is_none_or(|it| it.phase().is_terminal()))
     }
 }
 

@@ -20,12 +20,15 @@ mod tests;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use stoker_api::experiment::Experiment;
-use stoker_api::names::{LABEL_ATTEMPT, LABEL_EXPERIMENT, LABEL_TRIAL};
+use stoker_api::inference::InferenceJob;
+use stoker_api::names::{LABEL_ATTEMPT, LABEL_EXPERIMENT, LABEL_JOB, LABEL_TRIAL};
 use stoker_api::trial::{Attempt, Trial};
+use stoker_storage::layout;
 
 use self::follow::{Follow, Of};
 use self::tag::{Gang, Tag};
 use super::connect::Cluster;
+use super::kind::Kind as _;
 use super::{experiment, storage};
 use crate::failure::Failure;
 use crate::print::{self, Output};
@@ -124,6 +127,53 @@ pub(crate) async fn experiment(
     Ok(())
 }
 
+/// Prints the logs of a job: from its pods while those are all there, else from the storage.
+pub(crate) async fn job(
+    cluster: &Cluster,
+    name: &str,
+    slot: Option<u32>,
+    follow: bool,
+    options: &storage::Options,
+    output: Output,
+) -> Result<(), Failure> {
+    let job: InferenceJob = cluster.read(name).await?;
+    let gang = Gang::of_job(&job);
+    if let Some(slot) = slot.filter(|it| *it >= gang.world_size) {
+        let text = format!("--slot {slot}: job `{name}` has {} slots, from 0", gang.world_size);
+        return Err(Failure::Input(text));
+    }
+    let show = |tag: &Tag, line: &str| tag.print(line, None, output);
+    if follow && !job.phase().is_terminal() {
+        let of = Of::Job { name: name.to_owned() };
+        return Follow::new(cluster, of, gang, slot).run(show).await;
+    }
+    let params = ListParams::default().labels(&format!("{LABEL_JOB}={name}"));
+    let found = cluster.list::<Pod>("pods", &params, false).await?;
+    let of = |(pod, _)| Tag::of_pod(&pod, gang, false).map(|tag| (pod, tag));
+    let mut pods: Vec<(Pod, Tag)> = found.into_iter().filter_map(of).collect();
+    let num_attempts = job.status.as_ref().map_or(0, |it| it.attempts as usize);
+    let is_whole = pods.len() >= num_attempts;
+    pods.retain(|it| it.1.has(slot));
+    if num_attempts == 0 {
+        print::err(format!("no process of job {name} has started yet"));
+        return Ok(());
+    }
+    if is_whole {
+        return pods::print(cluster, &pods, show).await;
+    }
+    match bucket::print_job(&job, options, gang, slot, output).await {
+        Ok(0) if pods.is_empty() => print::err(format!("job {name} left no logs")),
+        Ok(0) => pods::print(cluster, &pods, show).await?,
+        Ok(_) => {}
+        Err(error) if pods.is_empty() => return Err(error),
+        Err(error) => {
+            print::err(format!("stoker: {error}; here is what the pods that are left printed"));
+            pods::print(cluster, &pods, show).await?;
+        }
+    }
+    Ok(())
+}
+
 /// Where the lines of an attempt are had from.
 struct Source<'a> {
     cluster: &'a Cluster,
@@ -157,9 +207,11 @@ impl Source<'_> {
         if is_whole || (attempt.end.is_none() && !pods.is_empty()) {
             return of_pods().await;
         }
-        let tag =
-            Tag { trial: trial.spec.index, attempt: number, pod: 0, gang: self.gang, with_trial };
-        let from_storage = bucket::print(self.experiment, self.options, &tag, rank, self.output);
+        let (index, gang) = (trial.spec.index, self.gang);
+        let tag = Tag { trial: index, attempt: number, pod: 0, gang, with_trial, is_job: false };
+        let spec = &storage::of(self.experiment);
+        let folder = layout::logs_path(&storage::trial_path(self.experiment, index), number);
+        let from_storage = bucket::print(spec, &folder, self.options, &tag, rank, self.output);
         match from_storage.await {
             Ok(0) if attempt.end.is_none() => {
                 print::err(format!("attempt {number} of trial {name} has no pods yet"));

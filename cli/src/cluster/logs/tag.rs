@@ -3,7 +3,8 @@
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 use stoker_api::experiment::Experiment;
-use stoker_api::names::{LABEL_ATTEMPT, LABEL_POD_INDEX, LABEL_TRIAL};
+use stoker_api::inference::InferenceJob;
+use stoker_api::names::{LABEL_ATTEMPT, LABEL_JOB, LABEL_POD_INDEX, LABEL_TRIAL};
 
 use crate::print::{self, Output};
 
@@ -19,6 +20,11 @@ impl Gang {
         let resources = &experiment.spec.resources;
         let ranks_per_pod = resources.slots_per_pod();
         Self { world_size: resources.num_pods() * ranks_per_pod, ranks_per_pod }
+    }
+
+    /// A job's slots.
+    pub(super) fn of_job(job: &InferenceJob) -> Self {
+        Self { world_size: job.spec.resources.slots, ranks_per_pod: 1 }
     }
 
     pub(super) fn num_pods(self) -> u32 {
@@ -37,16 +43,22 @@ pub(super) struct Tag {
     pub(super) gang: Gang,
     /// Whether there are lines of other trials.
     pub(super) with_trial: bool,
+    /// Whether it is a job's: its pods are slots, and each is on its own.
+    pub(super) is_job: bool,
 }
 
 impl Tag {
-    /// That of a pod, by its labels; `None` for a pod that is no trial's.
+    /// That of a pod, by its labels; `None` for a pod that is no trial's and no job's.
     pub(super) fn of_pod(pod: &Pod, gang: Gang, with_trial: bool) -> Option<Self> {
         let labels = pod.metadata.labels.as_ref()?;
         let number = |name: &str| labels.get(name)?.parse().ok();
-        let trial = labels.get(LABEL_TRIAL)?.rsplit_once('-')?.1.parse().ok()?;
         let (attempt, pod) = (number(LABEL_ATTEMPT)?, number(LABEL_POD_INDEX)?);
-        Some(Self { trial, attempt, pod, gang, with_trial })
+        let is_job = labels.contains_key(LABEL_JOB);
+        let trial = match is_job {
+            true => pod,
+            false => labels.get(LABEL_TRIAL)?.rsplit_once('-')?.1.parse().ok()?,
+        };
+        Some(Self { trial, attempt, pod, gang, with_trial, is_job })
     }
 
     /// Whether the pod has the rank, or all are wanted.
@@ -63,6 +75,15 @@ impl Tag {
     }
 
     fn format(&self, line: &str, wanted: Option<u32>, output: Output) -> Option<String> {
+        if self.is_job {
+            return Some(match (output, self.gang.world_size) {
+                (Output::Json, _) => {
+                    json!({"slot": self.pod, "attempt": self.attempt, "line": line}).to_string()
+                }
+                (Output::Text, 1) => line.to_owned(),
+                (Output::Text, _) => format!("[slot={}] {line}", self.pod),
+            });
+        }
         let own = rank_of(line);
         // Alone in its pod and in the gang, a rank has no prefix.
         let rank = own.map(|it| it.0).or((self.gang.world_size == 1).then_some(0));
@@ -106,7 +127,7 @@ mod tests {
     const FULL: Gang = Gang { world_size: 4, ranks_per_pod: 2 };
 
     fn tag(gang: Gang, pod: u32, with_trial: bool) -> Tag {
-        Tag { trial: 7, attempt: 1, pod, gang, with_trial }
+        Tag { trial: 7, attempt: 1, pod, gang, with_trial, is_job: false }
     }
 
     fn check(tag: Tag, line: &str, rank: Option<u32>, expected: Option<&str>) {
@@ -133,6 +154,16 @@ mod tests {
         let has = |pod: u32, rank: u32| tag(FULL, pod, false).has(Some(rank));
         assert_eq!([has(0, 1), has(1, 1), has(1, 2)], [true, false, true]);
         assert!(tag(FULL, 1, false).has(None));
+    }
+
+    #[test]
+    fn lines_of_a_job_say_their_slot() {
+        let of_job = |gang: Gang| Tag { is_job: true, ..tag(gang, 2, false) };
+        check(of_job(WIDE), "[rank=0] a", None, Some("[slot=2] [rank=0] a"));
+        check(of_job(ALONE), "a", None, Some("a"));
+        let found = of_job(WIDE).format("a", None, Output::Json).unwrap();
+        assert_eq!(found, r#"{"attempt":1,"line":"a","slot":2}"#);
+        assert!(of_job(WIDE).has(Some(2)) && !of_job(WIDE).has(Some(1)));
     }
 
     #[test]

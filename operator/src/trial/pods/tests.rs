@@ -7,6 +7,7 @@ use stoker_api::validate::validate;
 use stoker_engine::trial::TrialRecord;
 
 use super::*;
+use crate::pod::{merge, typed};
 use crate::trial::config::trial_config;
 
 fn setup() -> Setup {

@@ -1,0 +1,98 @@
+//! Writes what was planned for a job. Every write collides with whoever was faster.
+
+use std::sync::Arc;
+
+use kube::api::PostParams;
+use kube::core::DeserializeGuard;
+use stoker_api::contract::TrialConfig;
+use stoker_api::inference::{InferenceJob, InferenceStatus};
+use stoker_api::trial::AttemptEnd;
+use stoker_api::validate::ValidInferenceJob;
+use stoker_engine::inference::Start;
+use stoker_engine::inference::pods::refuse;
+
+use super::{CachedJob, pods, tell};
+use crate::cache::Key;
+use crate::error::{Error, refusal, request};
+use crate::metrics::Kind;
+use crate::trial::apply::create_pod;
+use crate::world::{World, now};
+
+/// Replaces a job's status, if nobody else has written the job since.
+pub(crate) async fn write_status(
+    world: &World,
+    key: &Key,
+    job: &InferenceJob,
+    status: InferenceStatus,
+) -> Result<Arc<CachedJob>, Error> {
+    let mut object = job.clone();
+    object.status = Some(status);
+    let api = world.job_api(&key.namespace);
+    world.metrics.writes.get_or_create(&Kind::JOB_STATUS).inc();
+    let doing = format!("write the status of job {key}");
+    match request(doing, api.replace_status(&key.name, &PostParams::default(), &object)).await {
+        Ok(written) => Ok(keep(world, written)),
+        Err(error) => {
+            if matches!(error, Error::Gone { .. }) {
+                world.jobs.forget(key);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Takes in what the API server answered.
+pub(crate) fn keep(world: &World, written: InferenceJob) -> Arc<CachedJob> {
+    world.jobs.put(CachedJob::new(DeserializeGuard(Ok(written.clone()))));
+    Arc::new(CachedJob::new(DeserializeGuard(Ok(written))))
+}
+
+/// Makes the pod of a process that is recorded. What the API server refuses ends the attempt; the job
+/// is then given back as it is written.
+pub(super) async fn create(
+    world: &World,
+    key: &Key,
+    job: &CachedJob,
+    valid: &ValidInferenceJob,
+    config: &TrialConfig,
+    start: Start,
+) -> Result<Option<Arc<CachedJob>>, Error> {
+    let pod = pods::pod(&world.setup, valid, &key.namespace, config, start);
+    let pod_key = Key::new(&key.namespace, &pods::pod_name(&valid.name, start));
+    let Err(error) = create_pod(world, &pod_key, job.uid(), pod).await else { return Ok(None) };
+    let (end, reason, text) = refusal(error)?;
+    refused(world, key, job, valid, start, (end, reason, &text)).await.map(Some)
+}
+
+/// Ends an attempt of a job that has no storage.
+pub(super) async fn no_storage(
+    world: &World,
+    key: &Key,
+    job: &CachedJob,
+    valid: &ValidInferenceJob,
+    start: Start,
+) -> Result<(), Error> {
+    let text = "spec.storage.url is not set, and the operator has no default: set it, or install the \
+                chart with storage.url";
+    let end = (AttemptEnd::NotStarted, "NoStorage", text);
+    refused(world, key, job, valid, start, end).await.map(drop)
+}
+
+async fn refused(
+    world: &World,
+    key: &Key,
+    job: &CachedJob,
+    valid: &ValidInferenceJob,
+    start: Start,
+    (end, reason, message): (AttemptEnd, &str, &str),
+) -> Result<Arc<CachedJob>, Error> {
+    let before = job.status();
+    let mut status = before.clone();
+    refuse(&mut status, start, end, reason, message, valid.spec.max_restarts, now());
+    let Ok(object) = &job.object else {
+        return Err(Error::Gone { doing: format!("read job {key}") });
+    };
+    let written = write_status(world, key, object, status).await?;
+    tell::tell(world, key, object, &before, &written.status()).await;
+    Ok(written)
+}

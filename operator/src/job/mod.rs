@@ -1,0 +1,181 @@
+//! One inference job: its processes, each a pod, and its end.
+//!
+//! ```text
+//!   cache -> validate -> engine: inference::pods::plan -> apply: status, deletes, creates
+//! ```
+
+pub(crate) mod apply;
+mod cached;
+mod observe;
+pub mod pods;
+mod tell;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::runtime::events::EventType;
+use stoker_api::condition;
+use stoker_api::condition::ConditionStatus;
+use stoker_api::experiment::Phase;
+use stoker_api::inference::{InferenceJob, InferenceStatus};
+use stoker_api::validate::{FieldError, ValidInferenceJob};
+use stoker_engine::inference::pods::{JobPlan, plan};
+
+use crate::cache::Key;
+use crate::error::Error;
+use crate::experiment::said;
+use crate::trial::apply::{delete_pod, find_node};
+use crate::trial::observe::unknown_node;
+use crate::world::{World, now};
+
+pub use cached::CachedJob;
+
+/// How long a difference of conditions alone waits for company: pods come up in several steps.
+const CONDITIONS_LINGER: Duration = Duration::from_secs(3);
+
+/// Moves one job a step closer to its end, and says when to look again.
+///
+/// Safe to run at any time and any number of times: the plan follows from what is recorded and seen.
+///
+/// # Errors
+///
+/// See [`Error`]. What was done so far stands.
+pub async fn reconcile(world: &World, key: &Key) -> Result<Option<Duration>, Error> {
+    let Some(cached) = world.jobs.get(key) else { return Ok(None) };
+    let Ok(job) = &cached.object else {
+        return unreadable(world, key, &cached).await;
+    };
+    if job.metadata.deletion_timestamp.is_some() {
+        return Ok(None);
+    }
+    match &cached.checked {
+        Some(Ok(valid)) => run(world, key, &cached, job, valid).await,
+        Some(Err(errors)) if !cached.status().phase.is_terminal() => {
+            refuse(world, key, job, errors).await
+        }
+        Some(Err(_)) | None => Ok(None),
+    }
+}
+
+async fn run(
+    world: &World,
+    key: &Key,
+    cached: &Arc<CachedJob>,
+    job: &InferenceJob,
+    valid: &ValidInferenceJob,
+) -> Result<Option<Duration>, Error> {
+    let mut pods = observe::pods(world, key, cached.uid());
+    if let Some(node) = unknown_node(world, &key.namespace, &pods)
+        && find_node(world, &node).await?
+    {
+        pods = observe::pods(world, key, cached.uid());
+    }
+    let mut status = cached.status();
+    let place = pods::place(&world.setup, valid, &key.namespace, cached.uid());
+    if !status.phase.is_terminal() {
+        status.storage = Some(pods::used_storage(&place));
+        status.output = Some(place.output_url.clone());
+    }
+    let planned = plan(&observe::view(world, job, valid, &status, &pods));
+    let JobPlan { status, delete, create, wake_seconds } = planned;
+    let mut again = None;
+    let mut current = cached.clone();
+    if status != cached.status() {
+        let is_slight = is_only_conditions(&status, &cached.status());
+        match if is_slight { world.lingers(key, CONDITIONS_LINGER) } else { Ok(()) } {
+            Err(rest) => again = Some(rest),
+            Ok(()) => {
+                current = apply::write_status(world, key, job, status).await?;
+                world.settled(key);
+                tell::tell(world, key, job, &cached.status(), &current.status()).await;
+            }
+        }
+    } else {
+        world.settled(key);
+    }
+    for pod in &delete {
+        delete_pod(world, &key.namespace, pod).await?;
+    }
+    for start in create {
+        if place.root.is_empty() {
+            apply::no_storage(world, key, &current, valid, start).await?;
+            break;
+        }
+        let config = stoker_engine::inference::config::trial_config(&place, start);
+        let made = apply::create(world, key, &current, valid, &config, start).await?;
+        current = made.unwrap_or(current);
+    }
+    let wake = wake_seconds.map(Duration::from_secs);
+    Ok([again, wake, Some(world.safety(key))].into_iter().flatten().min())
+}
+
+/// Whether nothing but conditions differs: what people see a few seconds later is as good.
+fn is_only_conditions(a: &InferenceStatus, b: &InferenceStatus) -> bool {
+    let bare = |it: &InferenceStatus| InferenceStatus {
+        conditions: vec![],
+        observed_generation: 0,
+        ..it.clone()
+    };
+    !a.conditions.is_empty() && !b.conditions.is_empty() && bare(a) == bare(b)
+}
+
+/// Ends a job that can never run: its spec does not change. One that has begun is left as it is, and
+/// goes on under an operator that takes it.
+async fn refuse(
+    world: &World,
+    key: &Key,
+    job: &InferenceJob,
+    errors: &[FieldError],
+) -> Result<Option<Duration>, Error> {
+    let message = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    let mut after = job.status.clone().unwrap_or_default();
+    let generation = job.metadata.generation.unwrap_or_default();
+    if after.attempts > 0 {
+        if !world.was_told(key, generation) {
+            let valid =
+                said("Valid", ConditionStatus::False, generation, "NoLongerValid", &message);
+            condition::set(&mut after.conditions, valid);
+            tracing::error!(job = %key, message, "a running job is invalid by newer rules");
+            apply::write_status(world, key, job, after).await?;
+            world.tell_once(key, generation);
+        }
+        return Ok(Some(world.safety(key)));
+    }
+    after.phase = Phase::Failed;
+    after.message = Some(format!("invalid: {message}"));
+    after.observed_generation = generation;
+    after.ended_at = Some(now());
+    for (type_, status) in [
+        ("Valid", ConditionStatus::False),
+        ("Running", ConditionStatus::False),
+        ("Completed", ConditionStatus::False),
+        ("Failed", ConditionStatus::True),
+    ] {
+        condition::set(&mut after.conditions, said(type_, status, generation, "Invalid", &message));
+    }
+    tracing::info!(job = %key, message, "job is invalid");
+    apply::write_status(world, key, job, after).await?;
+    world.metrics.job_ended(Phase::Failed);
+    world.event(job, EventType::Warning, "Invalid", message).await;
+    Ok(None)
+}
+
+/// Says on an object that this version cannot read what is wrong with it. Nobody else is stopped by
+/// it.
+async fn unreadable(
+    world: &World,
+    key: &Key,
+    cached: &CachedJob,
+) -> Result<Option<Duration>, Error> {
+    let Err(error) = &cached.object else { return Ok(None) };
+    let generation = error.metadata.generation.unwrap_or_default();
+    if !world.was_told(key, generation) {
+        tracing::warn!(job = %key, error = error.error, "a job cannot be read");
+        let version = error.metadata.resource_version.clone();
+        let valid = said("Valid", ConditionStatus::False, generation, "Unreadable", &error.error);
+        crate::experiment::apply::mark_unreadable::<InferenceJob>(world, key, version, &valid)
+            .await?;
+        world.tell_once(key, generation);
+    }
+    Ok(Some(world.safety(key)))
+}

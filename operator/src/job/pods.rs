@@ -1,0 +1,104 @@
+//! Builds the pods of a job: one for each process. Pure, as those of trials.
+
+use serde_json::{Value, json};
+use stoker_api::contract::{ContextRef, Door, TrialConfig};
+use stoker_api::experiment::UsedStorage;
+use stoker_api::inference::Role;
+use stoker_api::names::{
+    ANNOTATION_TRIAL_CONFIG, API_VERSION, COMPONENT_JOB, LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_JOB,
+    LABEL_POD_INDEX, context_path, experiment_path, pod_paths,
+};
+use stoker_api::validate::ValidInferenceJob;
+use stoker_engine::inference::Start;
+use stoker_engine::inference::config::JobPlace;
+
+use crate::pod::{Wishes, program_spec};
+use crate::trial::config::Setup;
+
+/// The name of a process's pod.
+pub fn pod_name(job: &str, start: Start) -> String {
+    let Start { role, slot, attempt } = start;
+    match role {
+        Role::Plan => format!("{job}-a{attempt}-plan"),
+        Role::Work => format!("{job}-a{attempt}-w{slot}"),
+        Role::Finish => format!("{job}-a{attempt}-finish"),
+    }
+}
+
+/// Where a job's files go; the root is empty if nobody says.
+pub fn place<'a>(
+    setup: &Setup,
+    valid: &'a ValidInferenceJob,
+    namespace: &str,
+    uid: &'a str,
+) -> JobPlace<'a> {
+    let (name, spec) = (valid.name.as_str(), &valid.spec);
+    let storage = &spec.storage;
+    let (root, endpoint) = setup.place(storage.url.as_ref(), storage.endpoint.as_ref());
+    let path = experiment_path(namespace, name, uid);
+    let own = || format!("{}/{path}/output", root.strip_suffix('/').unwrap_or(&root));
+    JobPlace {
+        name,
+        uid,
+        spec,
+        slots: spec.resources.slots,
+        output_url: spec.output.url.clone().unwrap_or_else(own),
+        root,
+        endpoint,
+        path,
+        replace: false,
+        door: Door {
+            url: format!("{}/v1/jobs/{namespace}/{name}/reports", setup.door_url),
+            token_file: pod_paths::TOKEN.to_owned(),
+            ca: std::fs::read_to_string(&setup.door_ca).ok(),
+        },
+        context: spec.context.as_ref().map(|it| ContextRef {
+            path: context_path(namespace, &it.sha256),
+            sha256: it.sha256.clone(),
+        }),
+    }
+}
+
+/// What a status says of a place.
+pub fn used_storage(place: &JobPlace<'_>) -> UsedStorage {
+    let (url, endpoint) = (place.root.clone(), place.endpoint.clone());
+    UsedStorage { url, endpoint, path: place.path.clone() }
+}
+
+/// The pod of a process, as JSON: `podOverrides` are merged in last.
+///
+/// # Panics
+///
+/// Never: a configuration is plain JSON.
+pub fn pod(
+    setup: &Setup,
+    valid: &ValidInferenceJob,
+    namespace: &str,
+    config: &TrialConfig,
+    start: Start,
+) -> Value {
+    let text = serde_json::to_string(config).expect("a configuration is plain JSON");
+    let metadata = json!({
+        "name": pod_name(&valid.name, start),
+        "namespace": namespace,
+        "labels": {
+            "app.kubernetes.io/managed-by": "stoker",
+            LABEL_JOB: valid.name,
+            LABEL_ATTEMPT: start.attempt.to_string(),
+            LABEL_POD_INDEX: start.slot.to_string(),
+            LABEL_COMPONENT: COMPONENT_JOB,
+        },
+        "annotations": { ANNOTATION_TRIAL_CONFIG: text },
+        "ownerReferences": [{
+            "apiVersion": API_VERSION, "kind": "InferenceJob", "name": valid.name,
+            "uid": config.experiment_id, "controller": true, "blockOwnerDeletion": false,
+        }],
+    });
+    let wishes = Wishes::of_job(setup, valid);
+    // Each is a gang of its own.
+    let spec = program_spec(setup, &wishes, 0, vec![]);
+    crate::pod::pod(metadata, spec, &wishes)
+}
+
+#[cfg(test)]
+mod tests;

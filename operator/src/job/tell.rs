@@ -1,0 +1,61 @@
+//! Events and metrics of what was recorded.
+
+use kube::runtime::events::EventType;
+use stoker_api::experiment::Phase;
+use stoker_api::inference::{InferenceJob, InferenceStatus};
+use stoker_api::trial::AttemptEnd;
+
+use crate::cache::Key;
+use crate::world::World;
+
+/// Tells people what has changed from `before` to `after`.
+pub(super) async fn tell(
+    world: &World,
+    key: &Key,
+    job: &InferenceJob,
+    before: &InferenceStatus,
+    after: &InferenceStatus,
+) {
+    for attempt in before.attempts..after.attempts {
+        world.metrics.attempts_started.inc();
+        tracing::info!(job = %key, attempt, stage = ?after.stage, "attempt begun");
+    }
+    let is_new = |attempt: u32| !before.ends.iter().any(|it| it.attempt == attempt);
+    let new: Vec<_> = after.ends.iter().filter(|it| is_new(it.attempt)).collect();
+    // Those that were alive and did not go wrong.
+    let lived = before.workers.iter().filter_map(|it| it.attempt);
+    let is_alive = |attempt: u32| after.workers.iter().any(|it| it.attempt == Some(attempt));
+    for attempt in lived.filter(|it| !is_alive(*it) && !new.iter().any(|end| end.attempt == *it)) {
+        world.metrics.attempt_ended(AttemptEnd::Completed);
+        tracing::info!(job = %key, attempt, "attempt completed");
+    }
+    for end in new {
+        world.metrics.attempt_ended(end.end);
+        let (attempt, reason, message) = (end.attempt, &end.reason, &end.message);
+        tracing::info!(job = %key, attempt, end = ?end.end, reason, message, "attempt over");
+        if end.end != AttemptEnd::Preempted {
+            let note = format!("attempt {attempt}: {:?}: {reason}: {message}", end.end);
+            let action = format!("EndAttempt{attempt}");
+            world.event_of(job, EventType::Warning, "AttemptEnded", &action, note).await;
+        }
+    }
+    if after.phase == before.phase && !before.conditions.is_empty() {
+        return;
+    }
+    tracing::info!(job = %key, phase = ?after.phase, "job's phase");
+    if after.phase.is_terminal() && !before.phase.is_terminal() {
+        world.metrics.job_ended(after.phase);
+    }
+    let type_ = match after.phase {
+        Phase::Failed => EventType::Warning,
+        _ => EventType::Normal,
+    };
+    let message = after.message.as_ref().map(|it| format!("; {it}"));
+    let note = format!(
+        "{} of {} rows are done{}",
+        after.rows,
+        after.rows_total,
+        message.unwrap_or_default()
+    );
+    world.event(job, type_, &format!("{:?}", after.phase), note).await;
+}

@@ -1,0 +1,330 @@
+//! What all pods have that run a user's program, whatever they are of: a trial's or a job's. Pure:
+//! whatever could be wrong was caught when the object was validated.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Map, Value, json};
+use stoker_api::experiment::{Entrypoint, EnvVar};
+use stoker_api::names::{
+    ANNOTATION_TRIAL_CONFIG, ENV_CACHE, ENV_DEVICE, ENV_POD_INDEX, ENV_TERMINATION_FILE,
+    ENV_TRIAL_CONFIG, TOKEN_AUDIENCE, pod_paths,
+};
+use stoker_api::pod::PodTemplate;
+use stoker_api::validate::{ValidExperiment, ValidInferenceJob};
+
+use crate::objects::{SETUP_CONTAINER, TRAINER_CONTAINER};
+use crate::trial::config::Setup;
+
+/// What the names of slots of NVIDIA's begin with: whole GPUs, and parts of them.
+const NVIDIA: &str = "nvidia.com/";
+/// User and group of the stock image.
+const USER: i64 = 65_532;
+/// The longest grace of a pod that is deleted by others, such as by a drained node: time for a
+/// checkpoint.
+pub(crate) const GRACE_SECONDS_MAX: u32 = 600;
+/// The launcher in the stock image.
+pub(crate) const LAUNCHER: &str = "stoker-trainer";
+
+/// What a user says of pods.
+#[derive(Clone, Debug)]
+pub(crate) struct Wishes<'a> {
+    pub(crate) template: &'a PodTemplate,
+    pub(crate) overrides: Option<&'a Value>,
+    pub(crate) entrypoint: &'a Entrypoint,
+    pub(crate) env: &'a [EnvVar],
+    pub(crate) slot_resource: Option<&'a String>,
+    /// Slots of each pod.
+    pub(crate) slots: u32,
+    pub(crate) requests: &'a BTreeMap<String, String>,
+    pub(crate) limits: &'a BTreeMap<String, String>,
+    pub(crate) shm_size: &'a str,
+    pub(crate) preemption_timeout_seconds: u32,
+    /// The Secret with the storage's credentials.
+    pub(crate) storage_secret: Option<String>,
+    /// Whether files were sent.
+    pub(crate) has_context: bool,
+}
+
+impl<'a> Wishes<'a> {
+    /// Those of an experiment for its trials.
+    pub(crate) fn of_experiment(setup: &Setup, valid: &'a ValidExperiment) -> Self {
+        let spec = &valid.spec;
+        let resources = &spec.resources;
+        Self {
+            template: &spec.pod,
+            overrides: spec.pod_overrides.as_ref(),
+            entrypoint: &spec.entrypoint,
+            env: &spec.env,
+            slot_resource: resources.slot_resource.as_ref(),
+            slots: resources.slots_per_pod(),
+            requests: &resources.requests,
+            limits: &resources.limits,
+            shm_size: &resources.shm_size,
+            preemption_timeout_seconds: spec.preemption_timeout_seconds,
+            storage_secret: setup.secret_of(spec.checkpoint_storage.secret_name.as_ref()),
+            has_context: spec.context.is_some(),
+        }
+    }
+
+    /// Those of a job for its processes.
+    pub(crate) fn of_job(setup: &Setup, valid: &'a ValidInferenceJob) -> Self {
+        let spec = &valid.spec;
+        let resources = &spec.resources;
+        Self {
+            template: &spec.pod,
+            overrides: spec.pod_overrides.as_ref(),
+            entrypoint: &spec.entrypoint,
+            env: &spec.env,
+            slot_resource: resources.slot_resource.as_ref(),
+            slots: 1,
+            requests: &resources.requests,
+            limits: &resources.limits,
+            shm_size: &resources.shm_size,
+            preemption_timeout_seconds: spec.preemption_timeout_seconds,
+            storage_secret: setup.secret_of(spec.storage.secret_name.as_ref()),
+            has_context: spec.context.is_some(),
+        }
+    }
+}
+
+/// A pod as JSON, with `podOverrides` merged in last. `metadata` is its own, whatever they say.
+pub(crate) fn pod(metadata: Value, spec: Value, wishes: &Wishes<'_>) -> Value {
+    let mut pod =
+        json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata.clone(), "spec": spec });
+    if let Some(overrides) = wishes.overrides {
+        merge(&mut pod, overrides);
+    }
+    // A pod without these would be nobody's.
+    if !pod["metadata"].is_object() {
+        pod["metadata"] = json!({});
+    }
+    merge(&mut pod["metadata"], &metadata);
+    pod
+}
+
+/// The spec of a pod that runs the user's program, with `more` variables. `index` is the pod's in its
+/// gang.
+pub(crate) fn program_spec(
+    setup: &Setup,
+    wishes: &Wishes<'_>,
+    index: u32,
+    more: Vec<Value>,
+) -> Value {
+    let stock = wishes.template.image.as_ref().is_none_or(|it| *it == setup.trainer_image);
+    let needs_setup = !stock || wishes.has_context;
+    let mut spec = common_spec(wishes);
+    spec["containers"] = json!([trainer(setup, wishes, index, more, needs_setup)]);
+    if needs_setup {
+        spec["initContainers"] = json!([setup_container(setup, wishes, index)]);
+    }
+    spec
+}
+
+/// What all pods have: where they run, as whom, and with which volumes.
+pub(crate) fn common_spec(wishes: &Wishes<'_>) -> Value {
+    let template = wishes.template;
+    let mut spec = json!({
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": false,
+        "enableServiceLinks": false,
+        "terminationGracePeriodSeconds":
+            wishes.preemption_timeout_seconds.min(GRACE_SECONDS_MAX),
+        "securityContext": {
+            "runAsNonRoot": true, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": { "type": "RuntimeDefault" },
+        },
+        "volumes": volumes(wishes),
+    });
+    let mut put = |name: &str, value: Value| {
+        if value != Value::Null && value != json!([]) && value != json!({}) {
+            spec[name] = value;
+        }
+    };
+    put("serviceAccountName", json!(template.service_account_name));
+    put("priorityClassName", json!(template.priority_class_name));
+    put("runtimeClassName", json!(template.runtime_class_name));
+    put("schedulerName", json!(template.scheduler_name));
+    put("nodeSelector", json!(template.node_selector));
+    put("tolerations", json!(template.tolerations));
+    put("affinity", json!(template.affinity));
+    let secrets = template.image_pull_secrets.iter().map(|it| json!({ "name": it }));
+    put("imagePullSecrets", secrets.collect());
+    spec
+}
+
+fn volumes(wishes: &Wishes<'_>) -> Value {
+    let mut volumes = vec![
+        json!({ "name": "stoker-config", "downwardAPI": { "items": [{
+            "path": "trial.json",
+            "fieldRef": { "fieldPath": format!("metadata.annotations['{ANNOTATION_TRIAL_CONFIG}']") },
+        }] } }),
+        json!({ "name": "stoker-token", "projected": { "sources": [{ "serviceAccountToken": {
+            "path": "token", "audience": TOKEN_AUDIENCE, "expirationSeconds": 3600,
+        } }] } }),
+        json!({ "name": "stoker-shared", "emptyDir": {} }),
+        json!({ "name": "stoker-tmp", "emptyDir": {} }),
+        json!({ "name": "stoker-shm", "emptyDir": {
+            "medium": "Memory", "sizeLimit": wishes.shm_size,
+        } }),
+    ];
+    volumes.extend(wishes.template.volumes.iter().cloned());
+    volumes.into()
+}
+
+pub(crate) fn mounts() -> Vec<Value> {
+    let mount = |name: &str, path: &str, read_only: bool| json!({ "name": name, "mountPath": path, "readOnly": read_only });
+    vec![
+        mount("stoker-config", pod_paths::TRIAL_CONFIG_FOLDER, true),
+        mount("stoker-token", pod_paths::TOKEN_FOLDER, true),
+        mount("stoker-shared", pod_paths::SHARED, false),
+        mount("stoker-tmp", "/tmp", false),
+        mount("stoker-shm", "/dev/shm", false),
+    ]
+}
+
+pub(crate) fn security() -> Value {
+    json!({
+        "allowPrivilegeEscalation": false,
+        "readOnlyRootFilesystem": true,
+        "capabilities": { "drop": ["ALL"] },
+    })
+}
+
+/// What a container needs that does little.
+pub(crate) fn small() -> Value {
+    json!({
+        "requests": { "cpu": "100m", "memory": "64Mi" },
+        "limits": { "memory": "512Mi" },
+    })
+}
+
+/// The variables of every container, and the Secrets whose keys are more of them.
+pub(crate) fn environment(wishes: &Wishes<'_>, index: u32) -> (Vec<Value>, Vec<Value>) {
+    let var = |name: &str, value: &str| json!({ "name": name, "value": value });
+    let mut env = vec![
+        var(ENV_TRIAL_CONFIG, pod_paths::TRIAL_CONFIG),
+        var(ENV_TERMINATION_FILE, pod_paths::TERMINATION),
+        var(ENV_POD_INDEX, &index.to_string()),
+    ];
+    env.push(var(ENV_CACHE, &format!("{}/cache", pod_paths::SHARED)));
+    let is_nvidia = wishes.slot_resource.is_some_and(|it| it.starts_with(NVIDIA));
+    if is_nvidia && !wishes.env.iter().any(|it| it.name == ENV_DEVICE) {
+        // Whoever asks for GPUs does not want to train beside them.
+        env.push(var(ENV_DEVICE, "cuda"));
+    }
+    env.extend(wishes.env.iter().map(|it| var(&it.name, &it.value)));
+    let secrets = wishes.template.env_from_secrets.iter().chain(&wishes.storage_secret);
+    let from = secrets.map(|it| json!({ "secretRef": { "name": it } }));
+    (env, from.collect())
+}
+
+fn trainer(
+    setup: &Setup,
+    wishes: &Wishes<'_>,
+    index: u32,
+    more: Vec<Value>,
+    needs_setup: bool,
+) -> Value {
+    let template = wishes.template;
+    let launcher = if needs_setup { pod_paths::LAUNCHER } else { LAUNCHER };
+    let command = [launcher, "launch", "--"].map(str::to_owned).into_iter();
+    let command: Vec<String> = command.chain(wishes.entrypoint.command.iter().cloned()).collect();
+    let (mut env, env_from) = environment(wishes, index);
+    env.extend(more);
+    let mut all_mounts = mounts();
+    all_mounts.extend(template.volume_mounts.iter().map(|it| json!(it)));
+    let mut container = json!({
+        "name": TRAINER_CONTAINER,
+        "image": template.image.as_ref().unwrap_or(&setup.trainer_image),
+        "imagePullPolicy": template.image_pull_policy.as_ref().unwrap_or(&setup.image_pull_policy),
+        "command": command,
+        "args": wishes.entrypoint.args,
+        "env": env,
+        "envFrom": env_from,
+        "resources": resources(wishes),
+        "securityContext": security(),
+        "terminationMessagePath": pod_paths::TERMINATION,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": all_mounts,
+    });
+    if wishes.entrypoint.args.is_empty()
+        && let Some(fields) = container.as_object_mut()
+    {
+        fields.remove("args");
+    }
+    if wishes.has_context {
+        container["workingDir"] = json!(pod_paths::CONTEXT);
+    }
+    container
+}
+
+fn setup_container(setup: &Setup, wishes: &Wishes<'_>, index: u32) -> Value {
+    let (env, env_from) = environment(wishes, index);
+    json!({
+        "name": SETUP_CONTAINER,
+        "image": setup.trainer_image,
+        "imagePullPolicy": setup.image_pull_policy,
+        "command": [LAUNCHER, "setup"],
+        "env": env,
+        "envFrom": env_from,
+        "resources": small(),
+        "securityContext": security(),
+        "terminationMessagePath": pod_paths::TERMINATION,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": mounts(),
+    })
+}
+
+fn resources(wishes: &Wishes<'_>) -> Value {
+    let (mut requests, mut limits) = (wishes.requests.clone(), wishes.limits.clone());
+    if let Some(slot) = wishes.slot_resource {
+        let slots = wishes.slots.to_string();
+        requests.insert(slot.clone(), slots.clone());
+        limits.insert(slot.clone(), slots);
+    }
+    json!({ "requests": requests, "limits": limits })
+}
+
+/// Merges `over` into `base` as a JSON merge patch, but that lists whose items have names are merged
+/// by name.
+pub(crate) fn merge(base: &mut Value, over: &Value) {
+    match (base, over) {
+        (Value::Object(base), Value::Object(over)) => merge_objects(base, over),
+        (Value::Array(base), Value::Array(over)) if has_names(base) && has_names(over) => {
+            for item in over {
+                match base.iter_mut().find(|it| it["name"] == item["name"]) {
+                    Some(old) => merge(old, item),
+                    None => base.push(item.clone()),
+                }
+            }
+        }
+        (base, over) => base.clone_from(over),
+    }
+}
+
+fn merge_objects(base: &mut Map<String, Value>, over: &Map<String, Value>) {
+    for (name, value) in over {
+        if value.is_null() {
+            base.remove(name);
+        } else if let Some(old) = base.get_mut(name) {
+            merge(old, value);
+        } else {
+            base.insert(name.clone(), value.clone());
+        }
+    }
+}
+
+fn has_names(items: &[Value]) -> bool {
+    items.iter().all(|it| it["name"].is_string())
+}
+
+/// A pod as the API server takes it.
+///
+/// # Errors
+///
+/// `podOverrides` have made it something else: the field and what was expected.
+pub(crate) fn typed(pod: Value) -> Result<Pod, String> {
+    serde_json::from_value(pod).map_err(|error| format!("spec.podOverrides: {error}"))
+}

@@ -35,7 +35,7 @@ impl Upload {
         Self { batches, metadata: BTreeMap::new(), is_sharded: false, select: Box::new(|_| true) }
     }
 
-    /// Adds a value to what [`Session::metadata`] gives.
+    /// Adds a value to what [`Session::metadata`](super::Session::metadata) gives.
     #[must_use]
     pub fn metadata(mut self, key: &str, value: impl Into<Value>) -> Self {
         self.metadata.insert(key.into(), value.into());

@@ -84,9 +84,12 @@ mod tests {
         }
     }
 
+    /// Which rank stores which file, and the metadata.
+    type Whole<'a> = (&'a [(&'a str, usize)], Value);
+
     #[test]
     fn shares_are_put_together_and_every_conflict_is_told() {
-        let check = |shares: &[Share], expected: Result<(&[(&str, usize)], Value), &str>| {
+        let check = |shares: &[Share], expected: Result<Whole<'_>, &str>| {
             let merged = merge(shares);
             let expected = expected.map_err(str::to_owned).map(|(owners, metadata)| Merged {
                 owners: owners.iter().map(|(file, rank)| ((*file).to_owned(), *rank)).collect(),

@@ -34,7 +34,7 @@ impl Line {
         let ranks = context.distributed();
         let mut sums = [0.0; 3];
         for point in (ranks.rank()..SHAPE.1).step_by(ranks.size()) {
-            let x = (key(&[self.batches, point as u64]) >> 40) as f64 / (1 << 24) as f64;
+            let x = (key(&[self.batches, point as u64]) >> 40) as f64 / f64::from(1 << 24);
             let error = self.slope * x + self.offset - (3.0 * x - 1.0);
             sums[0] += error * x;
             sums[1] += error;

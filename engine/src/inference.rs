@@ -147,16 +147,16 @@ pub fn progressed(status: &mut InferenceStatus, attempt: u32, done: u64, total: 
     let live = status.workers.iter_mut().find(|it| it.attempt == Some(attempt));
     let Some(worker) = live.filter(|_| status.phase == Phase::Running) else { return false };
     match status.stage {
-        Role::Plan => status.rows_total = total,
+        Role::Plan => (status.rows_total, status.reported) = (total, true),
         Role::Work => {
             if done > worker.rows {
-                worker.barren = 0;
+                (worker.barren, worker.turned_away) = (0, 0);
             }
             worker.rows = done;
             status.rows = status.workers.iter().map(|it| it.rows).sum();
         }
         Role::Finish => {
-            (status.rows, status.rows_total) = (total, total);
+            (status.rows, status.rows_total, status.reported) = (total, total, true);
             status.rejected = total.saturating_sub(done);
         }
     }
@@ -187,7 +187,7 @@ fn advance(status: &mut InferenceStatus) {
 }
 
 fn enter(status: &mut InferenceStatus, stage: Role) {
-    status.stage = stage;
+    (status.stage, status.reported) = (stage, false);
     for worker in &mut status.workers {
         worker.is_done = false;
         worker.attempt = None;

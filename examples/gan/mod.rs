@@ -130,6 +130,7 @@ pub(crate) fn train(context: &Context) -> Result<()> {
     let fit = Fit::new(data.workers(1)).batch_size(context.batch_size()?);
     let model = Gan::new(hparams.hidden, context.device());
     let mut training = context.training(model, optimizers, fit)?;
+    context.session().set_status("learns to draw");
     while let Some(turn) = training.next()? {
         match turn {
             Turn::Train(batch) => {

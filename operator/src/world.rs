@@ -29,6 +29,9 @@ const GATHER_TO_SHOW: Duration = Duration::from_secs(2);
 /// What no watch told of is not known.
 const SAFETY: Duration = Duration::from_secs(600);
 
+/// How long a replica that begins to lead waits for the list of jobs.
+const JOBS_MAX: Duration = Duration::from_secs(20);
+
 /// Everything that a replica's parts share.
 pub struct World {
     /// The API server.
@@ -211,7 +214,8 @@ impl World {
         let generation = *self.refresh.borrow() + 1;
         self.experiments.ready(generation).await;
         self.trials.ready(generation).await;
-        self.jobs.ready(generation).await;
+        // Without their definition there is no list of jobs, which must hold up no trial.
+        let _ = tokio::time::timeout(JOBS_MAX, self.jobs.ready(generation)).await;
         self.pods.ready(generation).await;
         self.nodes.ready(generation).await;
     }

@@ -104,7 +104,15 @@ fn launch(command: &[String]) -> Result<Outcome> {
             (&storage, config.as_ref(), is_stored, shape.pod_index)
             && config.inference.is_none()
         {
-            draw::write(storage, config).await?;
+            let storage = storage.clone().impatient();
+            tokio::select! {
+                biased;
+                () = signals.end() => return Err(asked_before_start()),
+                // It is for jobs of later, and no reason to train nothing.
+                written = draw::write(&storage, config) => if let Err(error) = written {
+                    eprintln!("stoker: what the trial was drawn is not written beside it: {error}");
+                },
+            }
         }
         let store = storage.filter(|_| is_stored).zip(config.as_ref());
         run(command, &shape, store, signals).await

@@ -17,7 +17,7 @@ use crate::checkpoint::{Checkpoints, Parts, Place, Restored, Save, Saved};
 use crate::error::Infrastructure;
 use crate::metrics::MetricsWriter;
 use crate::reporter::Reporter;
-use crate::session::{GrantedLength, Reported};
+use crate::session::{Activity, GrantedLength, Reported};
 use crate::terminal::Terminal;
 use crate::{Error, Result};
 
@@ -36,15 +36,24 @@ pub(crate) struct Outlet {
     is_lead: bool,
     /// Global batches trained, by the last report, over all that the trial has trained.
     pub(crate) batches: u64,
+    /// Batches at which the granted length ends, as last reported.
+    pub(crate) batches_total: u64,
     /// The batches that the trial had trained before this training began: a warm start counts from 0, and
     /// the trial's record does not.
     pub(crate) base: u64,
     /// The checkpoint that was last saved by this process.
     last_saved: Option<CheckpointRef>,
+    /// The checkpoint that this process has gone on from.
+    pub(crate) restored: Option<String>,
+    /// What the manifest of that checkpoint says of the validation at its batch.
+    pub(crate) restored_validation: Option<(u64, Logs)>,
+    /// Whether a loop of ours trains in this process: checkpoints are then its own.
+    pub(crate) has_loop: bool,
     /// Whether the runner knows that this attempt trains.
     pub(crate) is_started: bool,
     pub(crate) reported: Reported,
     pub(crate) length: GrantedLength,
+    pub(crate) activity: Activity,
     pub(crate) terminal: Terminal,
     /// Dropped last: the others' tasks run on it.
     _background: Background,
@@ -106,11 +115,16 @@ impl Outlet {
             has_runner: !alone,
             is_lead,
             batches: 0,
+            batches_total: 0,
             base: 0,
             last_saved: None,
+            restored: None,
+            restored_validation: None,
+            has_loop: false,
             is_started: false,
             reported: Reported::default(),
             length: GrantedLength::new(config.units),
+            activity: Activity::default(),
             terminal: if is_lead { Terminal::new(alone) } else { Terminal::silent() },
             _background: background,
         })
@@ -182,8 +196,8 @@ impl Outlet {
 
     /// A sign of life and a question for the directive.
     pub(crate) fn progress(&mut self, batches: u64, batches_total: u64) {
-        let batches_total = self.base + batches_total;
-        self.post(batches, ReportEvent::Progress { batches_total, activity: None });
+        let (batches_total, activity) = (self.base + batches_total, self.activity.due());
+        self.post(batches, ReportEvent::Progress { batches_total, activity });
     }
 
     /// Reports; never waits.
@@ -195,6 +209,11 @@ impl Outlet {
     pub(crate) fn post_at(&mut self, batches: u64, event: ReportEvent) {
         self.batches = self.batches.max(batches);
         self.is_started |= matches!(event, ReportEvent::Started { .. });
+        if let ReportEvent::Started { batches_total, .. }
+        | ReportEvent::Progress { batches_total, .. } = event
+        {
+            self.batches_total = batches_total;
+        }
         if let Some(reporter) = &self.reporter {
             reporter.post(batches, event);
         }
@@ -276,8 +295,9 @@ impl Outlet {
 
     /// The name of the checkpoint that a restart would go on from.
     pub(crate) fn latest(&self) -> Option<String> {
-        let saved = self.last_saved.as_ref().or_else(|| self.resume_from.first());
-        saved.map(|it| it.name.clone())
+        let saved = self.last_saved.as_ref().map(|it| it.name.clone());
+        let first = || self.resume_from.first().map(|it| it.name.clone());
+        saved.or_else(|| self.restored.clone()).or_else(first)
     }
 
     /// What a checkpoint that is written now waits for: the rows of metrics until now.

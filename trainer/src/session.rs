@@ -23,12 +23,13 @@ mod transfer;
 pub use info::ClusterInfo;
 pub use options::{Download, Saved, Upload};
 pub use profiler::Profiler;
-pub(crate) use reported::{Reported, VALIDATION, full_name};
-pub(crate) use told::GrantedLength;
+pub(crate) use reported::Reported;
+pub(crate) use told::{Activity, GrantedLength};
 
 /// What a program tells and asks whose loop is its own: metrics, how far it is, checkpoints of any files,
 /// whether to leave, where it runs. A program that trains a model of burn has the same from
-/// [`fit`](Context::fit) and [`training`](Context::training), and may use this beside them.
+/// [`fit`](Context::fit) and [`training`](Context::training), and may use this beside them, but for
+/// checkpoints: to theirs, callbacks add files.
 ///
 /// Alone it does what makes sense on one machine: metrics and checkpoints go to the program's folder, if
 /// it has one, and nobody but a signal asks it to leave.
@@ -82,7 +83,8 @@ pub enum PreemptMode {
     WorkersAskChief,
     /// Rank 0 alone, which tells the others itself; of others it is an error to ask.
     ChiefOnly,
-    /// Each rank for itself, some a second or two later than others.
+    /// Each rank for itself, some a second or two later than others. Those hear that they are to leave, and not
+    /// why: they end as preempted even where nothing more is wanted.
     WorkersAskThemselves,
 }
 
@@ -151,7 +153,7 @@ impl Session<'_> {
     }
 
     /// Says in a few words what the program is doing, for people: a line alone, `status.activity` of the
-    /// trial in a cluster. Cut after 200 characters.
+    /// trial in a cluster, at most every ten seconds. Cut after 200 characters.
     pub fn set_status(&self, text: &str) {
         self.context.outlet().set_status(text);
     }
@@ -162,7 +164,7 @@ impl Session<'_> {
         let config = &self.context.config;
         let timetable = Timetable::new(config, epoch_batches.max(1), global_batch.max(1) as u64);
         let mut outlet = self.context.outlet();
-        outlet.set_length(epoch_batches, |units| timetable.batches(config.unit, units))
+        outlet.set_length(epoch_batches, timetable, config.unit)
     }
 
     /// Whether the program is asked to leave: it then saves a checkpoint and returns this error, which says
@@ -171,9 +173,12 @@ impl Session<'_> {
     /// # Errors
     ///
     /// Another rank is gone or is somewhere else; a rank other than 0 asks in
-    /// [`PreemptMode::ChiefOnly`].
+    /// [`PreemptMode::ChiefOnly`]; [`Interrupted`] where the runner has given this attempt up, and nothing
+    /// may be saved any more.
     pub fn asked_to_leave(&self) -> Result<Option<Interrupted>> {
         let ranks = self.context.distributed();
+        // A sign of life to the other ranks, too.
+        ranks.tick(Doing::Train);
         let wish = match self.preempt_mode {
             PreemptMode::WorkersAskChief => {
                 let mine = (self.wish(), self.context.outlet().told_units());
@@ -198,7 +203,11 @@ impl Session<'_> {
                 mine.or_else(|| ranks.pulse.is_asked().then_some(Wish::Preempt))
             }
         };
-        Ok(wish.map(Interrupted::from))
+        match wish {
+            // Nothing is to be saved any more.
+            Some(Wish::Fenced) => Err(Interrupted::from(Wish::Fenced).into()),
+            wish => Ok(wish.map(Interrupted::from)),
+        }
     }
 
     fn wish(&self) -> Option<Wish> {
@@ -238,6 +247,14 @@ impl Session<'_> {
         let (mut event, units) = {
             let mut outlet = context.outlet();
             let metrics = outlet.validation_at(batches).unwrap_or_default();
+            if outlet.length.batches > batches {
+                let text = format!(
+                    "batch {batches} is not the granted length, which ends at batch {}: ask `length` anew \
+                     after `asked_to_leave`, and train to it before `reach`",
+                    outlet.length.batches
+                );
+                return Err(text.into());
+            }
             if outlet.has_runner() {
                 searched_among(&context.config, &metrics)
                     .map_err(|why| format!("the length is reached at batch {batches}: {why}"))?;
@@ -251,6 +268,7 @@ impl Session<'_> {
             let units = outlet.granted_units();
             (outlet.result(&metrics, units), units)
         };
+        let mut units = units;
         let mut num_unanswered = 0;
         loop {
             let (stop, mine) = (context.stop.is_set(), context.outlet().ask(batches, event));
@@ -258,8 +276,16 @@ impl Session<'_> {
             match said[0].1 {
                 Some(Directive::Stop) => return Ok(None),
                 Some(Directive::Continue { units: more }) if more > units => {
-                    context.outlet().grant(more);
-                    return Ok(Some(more));
+                    let mut outlet = context.outlet();
+                    outlet.grant(more);
+                    if !outlet.is_same_length(batches) {
+                        return Ok(Some(more));
+                    }
+                    // It ends at the same batch, whose validation is known.
+                    units = more;
+                    let metrics = outlet.validation_at(batches).unwrap_or_default();
+                    event = outlet.result(&metrics, more);
+                    continue;
                 }
                 Some(Directive::Preempt) => return Err(Interrupted::from(Wish::Preempt).into()),
                 Some(Directive::Fenced) => return Err(Interrupted::from(Wish::Fenced).into()),
@@ -285,10 +311,10 @@ impl Session<'_> {
 ///
 /// It is not there.
 pub(crate) fn searched_among(config: &TrialConfig, metrics: &Logs) -> Result<f64, Error> {
-    let name = full_name(VALIDATION, &config.metric);
-    // A search may go by a metric whose name is no validation's.
-    let found = metrics.get(&config.metric).or_else(|| metrics.get(&name));
-    found.copied().ok_or_else(|| {
+    // As the runner finds it.
+    let short = config.metric.strip_prefix("val_");
+    let long = || metrics.get(&format!("validation_{}", short?));
+    metrics.get(&config.metric).or_else(long).copied().ok_or_else(|| {
         let names = metrics.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
         let names = if names.is_empty() { "none" } else { &names };
         let searched = &config.metric;

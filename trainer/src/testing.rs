@@ -181,7 +181,7 @@ impl TrialTest {
     }
 
     /// Trains once as it is and once with a stop after each batch, as a pod that is moved would: the model and the
-    /// metrics must be the same to the bit.
+    /// last validation's metrics must be the same to the bit.
     ///
     /// # Errors
     ///

@@ -27,6 +27,9 @@ pub struct InferenceStatus {
     pub rows_total: u64,
     /// Rows of those done that have no output. On a cluster known at the end.
     pub rejected: u64,
+    /// Whether the process that plans or finishes has said what it did. On a cluster.
+    #[serde(skip_serializing_if = "is_false")]
+    pub reported: bool,
     /// Why it stands there, for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
@@ -85,6 +88,9 @@ pub struct WorkerStatus {
     /// Whether the attempt's pod was made: one that is missing later is lost.
     #[serde(skip_serializing_if = "is_false")]
     pub has_pod: bool,
+    /// Attempts in a row that had no pod, or left unasked: the next waits longer each time.
+    #[serde(skip_serializing_if = "is_none_yet")]
+    pub turned_away: u32,
     /// No attempt begins before then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_before: Option<Timestamp>,
@@ -112,6 +118,10 @@ pub struct WorkerEnd {
 }
 
 fn is_zero(value: &u64) -> bool {
+    *value == 0
+}
+
+fn is_none_yet(value: &u32) -> bool {
     *value == 0
 }
 

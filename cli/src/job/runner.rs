@@ -297,6 +297,13 @@ impl<'a> Runner<'a> {
         let mut manifest: Option<OutputManifest> = None;
         if self.phase() == Phase::Completed {
             manifest = read(&self.job.output, MANIFEST).await?;
+            if manifest.is_none() {
+                let status = self.job.record.status();
+                status.phase = Phase::Failed;
+                let text = "its processes ended with exit code 0 and there is no output: the job's program \
+                            must implement `Inference`";
+                status.message = Some(text.to_owned());
+            }
         }
         let uid = self.job.record.uid().to_owned();
         // Another job may have replaced it since.

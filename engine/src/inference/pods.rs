@@ -26,6 +26,9 @@ const DELETE_GRACE_SECONDS: u32 = 30;
 const KILL_GRACE_SECONDS: u32 = 1;
 /// How much the API server's clock may be ahead of ours.
 const CLOCKS_DIFFER_SECONDS: u32 = 10;
+/// What is said of a process that ended well and reported nothing.
+const SAID_NOTHING: &str = "it ended with exit code 0 and did not say what it did: the job's program must \
+                            implement `Inference`, and a script around it must pass its exit code on";
 /// Ends that are kept.
 const ENDS_MAX: usize = 16;
 /// Characters of an end's message that are kept: a status must stay small.
@@ -141,6 +144,7 @@ impl Planner<'_> {
     /// What follows for each attempt that is alive.
     fn live(&mut self) {
         let view = self.view;
+        let is_refused = self.is_refused();
         for slot in 0..self.plan.status.workers.len() {
             // An end may take the whole job to its next stage, or to its end.
             if self.plan.status.phase.is_terminal() {
@@ -159,7 +163,8 @@ impl Planner<'_> {
                     let text = format!("the pod of attempt {attempt} was deleted");
                     self.end(slot, attempt, AttemptEnd::Infrastructure, "PodDeleted", &text);
                 }
-                None if is_unwanted => worker.attempt = None,
+                // Recorded, and not made before another was refused: it waits with that one.
+                None if is_unwanted || is_refused => worker.attempt = None,
                 None => self.plan.create.push(Start { role, slot, attempt }),
             }
         }
@@ -207,6 +212,16 @@ impl Planner<'_> {
         note(&mut self.plan.status, slot, attempt, end, reason, message, max_restarts, now);
     }
 
+    /// Whether a slot waits because its pod was refused, as by a quota: others would be too.
+    fn is_refused(&self) -> bool {
+        let status = &self.plan.status;
+        (0..).zip(&status.workers).any(|(slot, worker)| {
+            let last = status.ends.iter().rfind(|it| it.slot == slot);
+            worker.not_before.is_some_and(|it| it > self.view.now)
+                && last.is_some_and(|it| it.end == AttemptEnd::NotStarted)
+        })
+    }
+
     /// What the user wants, as far as nothing runs that has to leave first.
     fn wish(&mut self) {
         let view = self.view;
@@ -242,6 +257,7 @@ impl Planner<'_> {
         let waiting = view.pods.iter().filter(live).filter(|it| it.scheduled_at.is_none()).count();
         let waiting = waiting + self.plan.create.len();
         let mut room = (view.starting_max.max(1) as usize).saturating_sub(waiting);
+        let is_refused = self.is_refused();
         for Start { role, slot, .. } in next(&self.plan.status) {
             let worker = &self.plan.status.workers[slot as usize];
             if let Some(until) = worker.not_before.filter(|it| *it > view.now) {
@@ -257,6 +273,10 @@ impl Planner<'_> {
             if let Some(pod) = view.pods.iter().find(earlier) {
                 let text = format!("pod {} of an earlier attempt has not ended", pod.name);
                 self.waits.say("EarlierAttempt", text);
+                continue;
+            }
+            if is_refused {
+                // It says above why, and when it is tried again.
                 continue;
             }
             if room == 0 {
@@ -346,6 +366,12 @@ fn note(
     }
     let message: String = message.chars().take(MESSAGE_CHARS_MAX).collect();
     let role = status.stage;
+    // A program that is none of ours ends well too, and has done nothing.
+    let is_silent = end == AttemptEnd::Completed && role != Role::Work && !status.reported;
+    let (end, reason, message) = match is_silent {
+        true => (AttemptEnd::Infrastructure, "SaidNothing", SAID_NOTHING.to_owned()),
+        false => (end, reason, message),
+    };
     if end != AttemptEnd::Completed {
         let reason = reason.to_owned();
         let at = now;
@@ -358,7 +384,12 @@ fn note(
     let of = End { slot, attempt, end, message: Some(message), has_committed: false };
     super::ended(status, of, max_restarts);
     let Some(worker) = status.workers.get_mut(slot as usize) else { return };
-    let seconds = back_off_seconds(end, worker.barren);
+    worker.turned_away = match end {
+        AttemptEnd::Preempted | AttemptEnd::NotStarted => worker.turned_away + 1,
+        AttemptEnd::Completed => 0,
+        _ => worker.turned_away,
+    };
+    let seconds = back_off_seconds(end, worker);
     worker.not_before = (seconds > 0).then(|| now.plus(seconds));
     worker.has_pod = false;
     if status.stage != role && role == Role::Finish {
@@ -367,17 +398,21 @@ fn note(
     }
 }
 
-fn back_off_seconds(end: AttemptEnd, barren: u32) -> u64 {
+fn back_off_seconds(end: AttemptEnd, worker: &WorkerStatus) -> u64 {
+    let doubled = |times: u32| {
+        let seconds = BACKOFF_FIRST_SECONDS.saturating_mul(1 << times.min(16));
+        seconds.min(BACKOFF_MAX_SECONDS)
+    };
     match end {
         AttemptEnd::Completed | AttemptEnd::RunnerLost | AttemptEnd::InvalidHyperparameters => 0,
-        // A program that always leaves, or a pod that is always refused, is not tried without end.
-        AttemptEnd::Preempted | AttemptEnd::NotStarted => BACKOFF_FIRST_SECONDS,
-        AttemptEnd::UserError | AttemptEnd::Infrastructure => match barren {
+        // Counted for nothing else: a program that always leaves, or a pod that is always refused, is
+        // tried less and less often.
+        AttemptEnd::Preempted | AttemptEnd::NotStarted => {
+            doubled(worker.turned_away.saturating_sub(1))
+        }
+        AttemptEnd::UserError | AttemptEnd::Infrastructure => match worker.barren {
             0 | 1 => 0,
-            more => {
-                let seconds = BACKOFF_FIRST_SECONDS.saturating_mul(1 << (more - 2).min(16));
-                seconds.min(BACKOFF_MAX_SECONDS)
-            }
+            more => doubled(more - 2),
         },
     }
 }

@@ -108,17 +108,24 @@ impl Door {
                 Some(job) => job,
                 None => {
                     is_live = true;
-                    let Some(job) = self.read_job(key).await? else { break };
+                    let Some(job) = self.read_job(key).await? else {
+                        self.count(Answer::Fenced);
+                        return Ok(Directive::Fenced);
+                    };
                     job
                 }
             };
-            let Ok(object) = &job.object else { break };
+            let Ok(object) = &job.object else {
+                let why = format!("job {key} cannot be read by this operator");
+                return Err(self.denied(Denied::Away(why)));
+            };
             let before = job.status();
             let mut after = before.clone();
             if !progressed(&mut after, report.attempt, report.batches, batches_total) {
                 // What is cached may be older than the attempt.
                 if is_live {
-                    break;
+                    self.count(Answer::Fenced);
+                    return Ok(Directive::Fenced);
                 }
                 continue;
             }
@@ -135,8 +142,7 @@ impl Door {
                 Err(error) => return Err(self.denied(Denied::Away(error.to_string()))),
             }
         }
-        self.count(Answer::Fenced);
-        Ok(Directive::Fenced)
+        Err(self.denied(Denied::Away(format!("job {key} is written by too many at once"))))
     }
 }
 
@@ -150,7 +156,8 @@ fn is_fine(before: &InferenceStatus, after: &InferenceStatus, slot: u32, total: 
         0 => 0,
         total => rows.saturating_mul(parts) / total,
     };
-    let same = (before.rows_total, before.rejected) == (after.rows_total, after.rejected);
+    let said = |it: &InferenceStatus| (it.rows_total, it.rejected, it.reported);
+    let same = said(before) == said(after);
     same && old.barren == new.barren && !is_end && part(old.rows) == part(new.rows)
 }
 

@@ -71,7 +71,14 @@ async fn run(
         pods = observe::pods(world, key, cached.uid());
     }
     let mut status = cached.status();
-    let place = pods::place(&world.setup, valid, &key.namespace, cached.uid());
+    let mut place = pods::place(&world.setup, valid, &key.namespace, cached.uid());
+    // What has begun somewhere goes on there, whatever the operator's default is now.
+    if let (Some(used), Some(output)) = (&status.storage, &status.output)
+        && !used.url.is_empty()
+    {
+        (place.root, place.endpoint) = (used.url.clone(), used.endpoint.clone());
+        place.output_url = output.clone();
+    }
     if !status.phase.is_terminal() {
         status.storage = Some(pods::used_storage(&place));
         status.output = Some(place.output_url.clone());
@@ -80,18 +87,19 @@ async fn run(
     let JobPlan { status, delete, create, wake_seconds } = planned;
     let mut again = None;
     let mut current = cached.clone();
+    let own = own_key(key);
     if status != cached.status() {
         let is_slight = is_only_conditions(&status, &cached.status());
-        match if is_slight { world.lingers(key, CONDITIONS_LINGER) } else { Ok(()) } {
+        match if is_slight { world.lingers(&own, CONDITIONS_LINGER) } else { Ok(()) } {
             Err(rest) => again = Some(rest),
             Ok(()) => {
                 current = apply::write_status(world, key, job, status).await?;
-                world.settled(key);
+                world.settled(&own);
                 tell::tell(world, key, job, &cached.status(), &current.status()).await;
             }
         }
     } else {
-        world.settled(key);
+        world.settled(&own);
     }
     for pod in &delete {
         delete_pod(world, &key.namespace, pod).await?;
@@ -102,11 +110,18 @@ async fn run(
             break;
         }
         let config = stoker_engine::inference::config::trial_config(&place, start);
-        let made = apply::create(world, key, &current, valid, &config, start).await?;
-        current = made.unwrap_or(current);
+        if apply::create(world, key, &current, valid, &config, start).await?.is_some() {
+            // It was refused. The others are looked at again: they would be too.
+            break;
+        }
     }
     let wake = wake_seconds.map(Duration::from_secs);
     Ok([again, wake, Some(world.safety(key))].into_iter().flatten().min())
+}
+
+/// A key that no experiment and no trial has, for what all of them note by name.
+fn own_key(key: &Key) -> Key {
+    Key::new(&key.namespace, &format!("inferencejob/{}", key.name))
 }
 
 /// Whether nothing but conditions differs: what people see a few seconds later is as good.
@@ -131,13 +146,13 @@ async fn refuse(
     let mut after = job.status.clone().unwrap_or_default();
     let generation = job.metadata.generation.unwrap_or_default();
     if after.attempts > 0 {
-        if !world.was_told(key, generation) {
+        if !world.was_told(&own_key(key), generation) {
             let valid =
                 said("Valid", ConditionStatus::False, generation, "NoLongerValid", &message);
             condition::set(&mut after.conditions, valid);
             tracing::error!(job = %key, message, "a running job is invalid by newer rules");
             apply::write_status(world, key, job, after).await?;
-            world.tell_once(key, generation);
+            world.tell_once(&own_key(key), generation);
         }
         return Ok(Some(world.safety(key)));
     }
@@ -169,13 +184,13 @@ async fn unreadable(
 ) -> Result<Option<Duration>, Error> {
     let Err(error) = &cached.object else { return Ok(None) };
     let generation = error.metadata.generation.unwrap_or_default();
-    if !world.was_told(key, generation) {
+    if !world.was_told(&own_key(key), generation) {
         tracing::warn!(job = %key, error = error.error, "a job cannot be read");
         let version = error.metadata.resource_version.clone();
         let valid = said("Valid", ConditionStatus::False, generation, "Unreadable", &error.error);
         crate::experiment::apply::mark_unreadable::<InferenceJob>(world, key, version, &valid)
             .await?;
-        world.tell_once(key, generation);
+        world.tell_once(&own_key(key), generation);
     }
     Ok(Some(world.safety(key)))
 }

@@ -105,6 +105,43 @@ fn a_program_sent_with_the_experiment_runs_in_the_stock_image() {
     assert_eq!(found["status"]["phase"], "Completed", "{}", state(cluster));
 }
 
+/// Also a loop of the program's own, on two ranks of a cluster.
+#[test]
+fn a_program_is_tried_on_the_cluster_in_all_its_parts() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    let (cluster, _turn) = cluster();
+    let folder = tempfile::tempdir().unwrap();
+    let mut file = mnist(
+        "gan",
+        &json!({
+            "entrypoint": { "command": ["stoker-trainer", "gan"] },
+            "hyperparameters": {
+                "hidden": 16, "global_batch_size": 64, "generator_rate": 0.0005,
+                "discriminator_rate": { "log": { "min": -5, "max": -3 } },
+            },
+            "searcher": {
+                "metric": "validation_mean_distance", "smallerIsBetter": true,
+                "maxLength": { "batches": 2000 }, "random": { "maxTrials": 8 },
+            },
+            "resources": { "slotsPerTrial": 2 },
+        }),
+    );
+    file["metadata"].as_object_mut().unwrap().remove("namespace");
+    let path = folder.path().join("experiment.json");
+    std::fs::write(&path, file.to_string()).unwrap();
+    let endpoint = cluster.s3().local_endpoint.clone();
+    let create = ["experiment", "create", path.to_str().unwrap(), "--test"];
+    let said = stoker_on(cluster, &[&create[..], &["--storage-endpoint", &endpoint]].concat());
+    for part in ["validation", "the checkpoint", "the restore"] {
+        assert!(said.contains(&format!("test: {part}: ")), "{part}: {said}");
+    }
+    assert_eq!(get(cluster, "experiment", "gan-test")["status"]["phase"], "Completed");
+    let status = get(cluster, "trial", "gan-test-0")["status"].clone();
+    assert_eq!(status["activity"], "learns to draw", "{status}");
+}
+
 #[test]
 fn an_uninstall_keeps_definitions_and_experiments() {
     if !stoker_test_cluster::wanted() {

@@ -72,8 +72,9 @@ pub(crate) struct Pulse {
     is_resting: AtomicBool,
     /// Whether this process ends with an error.
     has_failed: AtomicBool,
-    /// The last batch that a loop of the program's own has reported.
+    /// The last batch that a loop of the program's own has reported, and of how many it did.
     reported: AtomicU64,
+    reports: AtomicU64,
     /// Nanoseconds in which the loop waited for data.
     data_wait: AtomicU64,
     steps: Mutex<Steps>,
@@ -133,7 +134,7 @@ impl Pulse {
     /// Whether a step was whole: before that, data is read and programs are compiled.
     pub(super) fn has_begun(&self) -> bool {
         let steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
-        !steps.seconds.is_empty()
+        !steps.seconds.is_empty() || self.reports.load(Ordering::Relaxed) > 1
     }
 
     /// Something was done, and this comes now.
@@ -186,7 +187,10 @@ impl Pulse {
 
     /// A loop of the program's own has reported this batch: it may have no steps that are seen here.
     pub(crate) fn reported(&self, batches: u64) {
-        self.reported.fetch_max(batches, Ordering::Relaxed);
+        if self.reported.fetch_max(batches, Ordering::Relaxed) < batches {
+            self.reports.fetch_add(1, Ordering::Relaxed);
+        }
+        self.tick(Doing::Train);
     }
 
     /// What the loop does, for people.

@@ -26,6 +26,8 @@ const SHARDS_MAX: usize = 100_000;
 pub(super) fn plan(context: &Context) -> Result<()> {
     let (task, output) = (task(context)?, Output::open(context)?);
     if output.is_finished()? {
+        let rows = output.manifest()?.map_or(0, |it| it.input_rows);
+        progress(context, 0, rows);
         return Ok(());
     }
     // Before hours of work, not after.
@@ -44,7 +46,7 @@ pub(super) fn plan(context: &Context) -> Result<()> {
         Err(_) if context.stop.is_set() => return Err(interrupted()),
         cut => cut?,
     };
-    let (input, shard_rows) = (task.input.url, task.shard_rows);
+    let (input, shard_rows) = (task.input.url.clone(), task.shard_rows);
     let plan = ShardPlan {
         format: FILES_FORMAT,
         job_id,
@@ -55,6 +57,11 @@ pub(super) fn plan(context: &Context) -> Result<()> {
         shards,
         checkpoint,
     };
+    // Another planner may have been here while this one read for hours, and workers go by its plan.
+    if let Some(plan) = output.find_plan()? {
+        progress(context, 0, plan.rows());
+        return refuse_changes(&plan, &task, &found, format);
+    }
     output.write_plan(&plan)?;
     progress(context, 0, plan.rows());
     say(&format!(
@@ -74,10 +81,20 @@ fn pin(
     let Some(choice) = &task.checkpoint else { return Ok(None) };
     let source = CheckpointSource::of_choice(choice)?;
     let pinned = output.rt.block_on(source.pin(&context.config.storage));
-    Ok(Some(pinned.map_err(|error| match error.is::<stoker_storage::StorageError>() {
+    let pinned = pinned.map_err(|error| match error.is::<stoker_storage::StorageError>() {
         true => error,
         false => InvalidInput(format!("checkpoint: {error}")).into(),
-    })?))
+    })?;
+    if pinned.trial_path.is_some() && pinned.hyperparameters.is_null() && !task.has_hyperparameters
+    {
+        let text = format!(
+            "checkpoint: nothing beside {} says with which hyperparameters its model was made, as an \
+             older version has trained it: set spec.hyperparameters",
+            pinned.trial_path.as_deref().unwrap_or_default()
+        );
+        return Err(InvalidInput(text).into());
+    }
+    Ok(Some(pinned))
 }
 
 /// A reader that ends when the process is asked to leave: an input may be read for hours.

@@ -32,7 +32,10 @@ pub(super) fn work<T: Inference>(context: &Context) -> Result<()> {
     let own = (0..).zip(&plan.shards).filter(|(shard, _)| shard % task.slots.max(1) == task.slot);
     let own: Vec<(u32, &PlanShard)> = own.collect();
     let total = own.iter().map(|(_, it)| u64::from(it.rows)).sum();
-    let mut done = 0;
+    // What was committed before is no progress of this process.
+    let of_committed = own.iter().filter(|(shard, _)| committed.contains(shard));
+    let mut done: u64 = of_committed.map(|(_, it)| u64::from(it.rows)).sum();
+    progress(context, done, total);
     let mut worker: Option<Worker<'_, T>> = None;
     for (shard, planned) in own {
         if !committed.contains(&shard) {
@@ -42,9 +45,9 @@ pub(super) fn work<T: Inference>(context: &Context) -> Result<()> {
                 None => worker.insert(Worker::new(context, &task, &output, &plan)?),
             };
             worker.shard(shard, planned)?;
+            done += u64::from(planned.rows);
+            progress(context, done, total);
         }
-        done += u64::from(planned.rows);
-        progress(context, done, total);
     }
     Ok(())
 }

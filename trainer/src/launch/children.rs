@@ -181,7 +181,7 @@ impl Children {
     fn pass_on(&mut self, signal: Signal) {
         if signal == Signal::USR1 {
             // To the ranks alone: what they have started may not know it, and would end.
-            for rank in self.ranks.iter().filter(|it| it.end.is_none()) {
+            for rank in self.ranks.iter().filter(|it| it.end.is_none() && hears_usr1(it.group)) {
                 let _ = rustix::process::kill_process(rank.group, signal);
             }
             return;
@@ -199,6 +199,15 @@ impl Children {
             let _ = rustix::process::kill_process_group(rank.group, signal);
         }
     }
+}
+
+/// Whether a process has a handler for SIGUSR1: it would end one that has none, or none yet.
+fn hears_usr1(pid: rustix::process::Pid) -> bool {
+    let path = format!("/proc/{}/status", pid.as_raw_nonzero());
+    let status = std::fs::read_to_string(path).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let caught = caught.and_then(|it| u64::from_str_radix(it.trim(), 16).ok());
+    caught.is_some_and(|it| it & (1 << (Signal::USR1.as_raw() - 1)) != 0)
 }
 
 fn cannot_start(program: &str, error: &std::io::Error) -> crate::Error {

@@ -236,6 +236,14 @@ impl GradientSum {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Selection(Option<Vec<bool>>);
 
+impl std::fmt::Display for Selection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Some(chosen) = &self.0 else { return f.write_str("all parameters") };
+        let places = (0..).zip(chosen).filter(|(_, it)| **it).map(|(place, _): (usize, _)| place);
+        write!(f, "parameters {:?}", places.collect::<Vec<_>>())
+    }
+}
+
 impl Selection {
     /// Those in whose path this regular expression is found.
     ///

@@ -17,24 +17,29 @@ use super::shards::{Share, merge};
 use super::transfer::{Temporary, Transfer, entry_of, fetch, listed, settle, wait};
 use crate::Result;
 use crate::checkpoint::{CheckpointError, CheckpointSource, Place, Save};
-use crate::collective::Doing;
+use crate::collective::{Doing, exchange};
 use crate::error::PeerFailed;
 
 impl Session<'_> {
     /// Makes a checkpoint of the files in `folder` and below it, and gives its name, which is the same on
     /// all ranks. It is whole once this returns: its manifest is written last, after the metrics that were
     /// reported until now. The runner keeps the latest and the best, as those of `fit`. Where the program
-    /// keeps no checkpoints, it says so and stores nothing.
+    /// keeps no checkpoints, it says so and stores nothing; where the last checkpoint is of these batches, it
+    /// is given again.
     ///
     /// Collective where it is [`sharded`](Upload::sharded); else ranks other than 0 store nothing and do
     /// not wait.
     ///
     /// # Errors
     ///
-    /// A file cannot be read, or is named `manifest.json`; this attempt has a checkpoint at these batches;
-    /// ranks' shares do not fit together, with every conflict; the storage failed.
+    /// The program trains by `fit` or `training`, whose checkpoints are their own; a file cannot be read, or is named `manifest.json`; ranks' shares do not fit together, with every conflict; the storage failed.
     pub fn upload(&self, folder: impl AsRef<Path>, upload: Upload) -> Result<String> {
         let (context, folder) = (self.context, folder.as_ref());
+        if context.outlet().has_loop {
+            let text = "checkpoints of a program that trains by `fit` or `training` are those of its loop, \
+                        which a restart goes on from: add files to them by `Callback::on_checkpoint`";
+            return Err(text.into());
+        }
         let name = checkpoint_name(upload.batches, context.config.attempt);
         let Some((rt, place)) = context.outlet().place() else {
             let text = format!("checkpoint {name} is not kept: this program was given no folder");
@@ -43,6 +48,15 @@ impl Session<'_> {
         };
         let ranks = context.distributed();
         if ranks.rank() > 0 && !upload.is_sharded {
+            return Ok(name);
+        }
+        // Asked to leave where a checkpoint has just been made: there is nothing to add.
+        let stored = context.outlet().last_saved().filter(|it| it.name == name);
+        let stored = match upload.is_sharded {
+            true => exchange(ranks.collective(), "upload", stored)?.swap_remove(0),
+            false => stored,
+        };
+        if stored.is_some() {
             return Ok(name);
         }
         ranks.tick(Doing::Wait);
@@ -93,7 +107,7 @@ impl Session<'_> {
         if ranks.rank() == 0 {
             chosen = self.choose(&rt, &place, &mut folder);
         }
-        let chosen = settle(ranks.collective(), "restore_path", chosen)?.swap_remove(0);
+        let chosen = settle(ranks, "restore_path", chosen)?.swap_remove(0);
         let Some((name, sha256)) = chosen else {
             ranks.tick(Doing::Train);
             return Ok(None);
@@ -108,7 +122,13 @@ impl Session<'_> {
         let state = read(Path::new(&path), &Saved::from(&manifest))?;
         // The folder goes when all have read it.
         ranks.gather_local(())?;
-        context.outlet().batches = manifest.batches;
+        let mut outlet = context.outlet();
+        outlet.batches = manifest.batches;
+        let metric = manifest.metric.as_ref().and_then(|it| stoker_api::number::parse(it));
+        let searched = context.config.metric.clone();
+        outlet.restored_validation =
+            metric.map(|metric| (manifest.batches, [(searched, metric)].into()));
+        drop(outlet);
         Ok(Some(state))
     }
 
@@ -159,6 +179,7 @@ impl Session<'_> {
             outlet.terminal.say(&format!("goes on from checkpoint {}", wanted.name));
             outlet.restore_unsent(manifest.unsent.clone());
         }
+        outlet.restored = resumed_from.clone();
         outlet.post_at(batches, ReportEvent::Started { resumed_from, batches_total, refused });
         Ok(chosen.map(|(wanted, _)| (wanted.name, wanted.manifest_sha256)))
     }
@@ -240,7 +261,7 @@ impl Session<'_> {
     }
 
     /// Deletes a checkpoint of this program, which must not be its latest: that is what it goes on from.
-    /// A runner that keeps a record of it learns of it when it next looks. Ranks other than 0 do nothing.
+    /// A runner's record names it until the experiment's own clean-up. Ranks other than 0 do nothing.
     ///
     /// # Errors
     ///
@@ -289,7 +310,7 @@ impl Session<'_> {
 
     /// Stores this rank's share; rank 0 makes all of them a checkpoint once all are stored.
     fn store_shares(&self, transfer: &Transfer<'_>, folder: &Path, upload: Upload) -> Result<()> {
-        let (ranks, all) = (self.context.distributed(), self.context.distributed().collective());
+        let ranks = self.context.distributed();
         let own = (|| -> Result<_> {
             if ranks.rank() == 0 {
                 transfer.check_new()?;
@@ -305,7 +326,7 @@ impl Session<'_> {
             Ok((files, share)) => (files, Ok(share)),
             Err(error) => (BTreeMap::new(), Err(error)),
         };
-        let shares = settle(all, "upload", share)?;
+        let shares = settle(ranks, "upload", share)?;
         let merged = merge(&shares)
             .map_err(|why| format!("checkpoint {}: ranks disagree: {why}", transfer.name))?;
         let mine = |name: &String| merged.owners.get(name) == Some(&ranks.rank());
@@ -318,7 +339,7 @@ impl Session<'_> {
                 false => Err("its files change while they are stored".into()),
             }
         });
-        let stored = settle(all, "stored", stored);
+        let stored = settle(ranks, "stored", stored);
         let is_lead = ranks.rank() == 0;
         if let Err(error) = stored {
             // All ranks know of it.
@@ -338,7 +359,7 @@ impl Session<'_> {
         if committed.is_err() {
             transfer.forget(merged.owners.into_keys());
         }
-        settle(all, "committed", committed).map(drop)
+        settle(ranks, "committed", committed).map(drop)
     }
 
     fn commit(

@@ -17,6 +17,8 @@ use crate::{Error, Result};
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
 /// How long the end of a profiler waits for its last samples, in each of two forms.
 const FLUSH_MAX: Duration = Duration::from_secs(2);
+/// How long the end of a profiler waits for its thread.
+const END_MAX: Duration = Duration::from_secs(6);
 /// Bytes of a page, as the system counts memory.
 const PAGE_BYTES: u64 = 4096;
 /// Ticks of the system's clock in a second, by which it counts time on a CPU.
@@ -83,7 +85,15 @@ impl Session<'_> {
 impl Drop for Profiler {
     fn drop(&mut self) {
         drop(self.end.take());
-        let _ = self.thread.take().map(JoinHandle::join);
+        let end = Instant::now() + END_MAX;
+        let Some(thread) = self.thread.take() else { return };
+        // A GPU's driver that hangs has `nvidia-smi` hang: it is left to itself.
+        while !thread.is_finished() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if thread.is_finished() {
+            let _ = thread.join();
+        }
     }
 }
 

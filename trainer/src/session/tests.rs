@@ -194,11 +194,10 @@ fn checkpoints_are_found_fetched_in_part_and_deleted_but_for_the_latest() {
     let first = session.store_path(first, |folder| write(folder, &files)).unwrap();
     let second = session.store_path(Upload::at(2), |folder| write(folder, &files[..1])).unwrap();
     assert_eq!((first.as_str(), second.as_str()), ("000000000001-0", "000000000002-0"));
-    let error = session.store_path(Upload::at(2), |_| Ok(())).unwrap_err().to_string();
-    assert_eq!(
-        error,
-        "checkpoint 000000000002-0 is there already: an attempt makes one at a batch"
-    );
+    // The last one is given again: a program that is asked to leave stores what it has just stored.
+    assert_eq!(session.store_path(Upload::at(2), |_| Ok(())).unwrap(), second);
+    let error = session.store_path(Upload::at(1), |_| Ok(())).unwrap_err().to_string();
+    assert!(error.ends_with("001-0 is there already: an attempt makes one at a batch"), "{error}");
     let told = session.metadata(session.checkpoint(&first)).unwrap();
     assert_eq!(told.metadata, [("epoch".to_owned(), json!(7))].into());
     assert_eq!(told.files, [("a.txt".to_owned(), 3), ("deep/er/b.txt".to_owned(), 3)].into());
@@ -381,4 +380,54 @@ fn a_profiler_leaves_rows_and_event_files_of_its_own() {
     assert!(folder.path().join("trial/tensorboard/profiler-rank-0").is_dir());
     // Another life's number is not the profiled one's, even where it left nothing else.
     assert_eq!(alone(folder.path()).config.attempt, 1);
+}
+
+/// The search's answer may have been lost: a restart at the length knows the result without validating again.
+#[test]
+fn a_restart_at_the_length_knows_what_was_validated_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = alone(folder.path());
+    first.session().report_metrics("validation", 10, [("loss", 0.25)]).unwrap();
+    first.session().store_path(Upload::at(10), |_| Ok(())).unwrap();
+    let second = alone(folder.path());
+    second.session().restore_path(|_, _| Ok(())).unwrap();
+    let metrics = second.outlet().validation_at(10).unwrap();
+    assert_eq!(searched_among(&second.config, &metrics).unwrap(), 0.25);
+    assert_eq!(second.outlet().validation_at(9), None);
+    // What it reports itself counts.
+    second.session().report_metrics("validation", 10, [("loss", 0.5)]).unwrap();
+    let metrics = second.outlet().validation_at(10).unwrap();
+    assert_eq!(metrics["validation_loss"], 0.5);
+}
+
+#[test]
+fn a_length_is_reached_at_its_end_and_not_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let context = alone(folder.path());
+    let session = context.session();
+    assert_eq!(session.length(5, 8), 10);
+    session.report_metrics("validation", 9, [("loss", 0.5)]).unwrap();
+    let error = session.reach(9).unwrap_err().to_string();
+    assert!(
+        error.starts_with("batch 9 is not the granted length, which ends at batch 10"),
+        "{error}"
+    );
+    session.report_metrics("validation", 10, [("loss", 0.5)]).unwrap();
+    assert_eq!(session.reach(10).unwrap(), None);
+}
+
+/// As the runner finds the searched metric.
+#[test]
+fn a_searched_metric_is_named_in_full_or_with_val() {
+    let mut config = Standalone::default().context().unwrap().config;
+    let metrics: Logs = [("validation_loss".to_owned(), 0.5)].into();
+    let mut check = |name: &str, expected: Result<f64, &str>| {
+        config.metric = name.into();
+        let found = searched_among(&config, &metrics).map_err(|it| it.to_string());
+        assert_eq!(found, expected.map_err(str::to_owned));
+    };
+    check("validation_loss", Ok(0.5));
+    check("val_loss", Ok(0.5));
+    let none = "there is no searched metric loss; of validation there are validation_loss";
+    check("loss", Err(none));
 }

@@ -4,14 +4,18 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use stoker_api::contract::{ACTIVITY_CHARS_MAX, Directive, ReportEvent, TrialConfig};
+use stoker_api::experiment::Unit;
 
 use super::searched_among;
 use crate::Result;
 use crate::callback::Logs;
 use crate::outlet::Outlet;
+use crate::train::Timetable;
 
 /// Time between two signs of life of a program that asks all the time.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
+const SIGN_OF_LIFE: Duration = Duration::from_secs(3);
+/// Time between two things that a program is said to do: each is a write in a cluster's record.
+const ACTIVITY_EVERY: Duration = Duration::from_secs(10);
 
 impl Outlet {
     /// See [`Session::report_metrics`](super::Session::report_metrics).
@@ -34,21 +38,33 @@ impl Outlet {
     pub(super) fn report_progress(&mut self, batches: u64) {
         self.batches = self.batches.max(self.base + batches);
         self.terminal.advance(batches, self.length.batches);
-        self.say_progress(None);
+        self.say_progress();
     }
 
-    fn say_progress(&mut self, activity: Option<String>) {
+    fn say_progress(&mut self) {
         self.start();
         self.tell_validation();
-        let batches_total = self.base + self.length.batches;
+        let batches_total = match self.length.batches {
+            // The loop is ours, which has said it.
+            0 => self.batches_total,
+            batches => self.base + batches,
+        };
+        let activity = self.activity.due();
         self.post_at(self.batches, ReportEvent::Progress { batches_total, activity });
         self.length.said_at = Some(Instant::now());
     }
 
     pub(super) fn set_status(&mut self, text: &str) {
         let text: String = text.chars().take(ACTIVITY_CHARS_MAX).collect();
+        if self.activity.said.as_ref() == Some(&text) {
+            return;
+        }
         self.terminal.say(&format!("status: {text}"));
-        self.say_progress(Some(text));
+        self.activity.said = Some(text);
+        self.activity.is_new = true;
+        if self.activity.is_due() {
+            self.say_progress();
+        }
     }
 
     /// Tells the runner that this attempt trains, if it does not know.
@@ -62,18 +78,26 @@ impl Outlet {
 
     pub(super) fn sign_of_life(&mut self) {
         if self.length.said_at.is_none_or(|it| it.elapsed() >= SIGN_OF_LIFE) {
-            self.say_progress(None);
+            self.say_progress();
         }
     }
 
     pub(super) fn set_length(
         &mut self,
         epoch_batches: u64,
-        batches: impl FnOnce(u64) -> u64,
+        timetable: Timetable,
+        unit: Unit,
     ) -> u64 {
         self.length.epoch_batches = epoch_batches;
-        self.length.batches = batches(self.length.units.max(1));
+        self.length.batches = timetable.batches(unit, self.length.units.max(1));
+        self.length.counted_by = Some((timetable, unit));
         self.length.batches
+    }
+
+    /// Whether the granted length ends at this batch, or before, as the program counts.
+    pub(super) fn is_same_length(&self, batches: u64) -> bool {
+        let Some((timetable, unit)) = &self.length.counted_by else { return false };
+        timetable.batches(*unit, self.length.units.max(1)) <= batches
     }
 
     /// The length that the runner last told of, in the experiment's unit; 0: none.
@@ -93,12 +117,13 @@ impl Outlet {
     }
 
     pub(super) fn validation_at(&self, batches: u64) -> Option<Logs> {
-        self.reported.validation_at(batches).cloned()
+        let restored = self.restored_validation.as_ref().filter(|it| it.0 == batches);
+        self.reported.validation_at(batches).cloned().or_else(|| restored.map(|it| it.1.clone()))
     }
 
     /// The searched metric that was reported at this batch.
     pub(super) fn metric_at(&self, config: &TrialConfig, batches: u64) -> Option<f64> {
-        searched_among(config, self.reported.validation_at(batches)?).ok()
+        searched_among(config, &self.validation_at(batches)?).ok()
     }
 
     /// Tells the runner of the last validation: nothing more comes to it.
@@ -132,6 +157,7 @@ pub(crate) struct GrantedLength {
     units: u64,
     pub(super) batches: u64,
     epoch_batches: u64,
+    counted_by: Option<(Timetable, Unit)>,
     /// When the runner was last told how far the program is.
     said_at: Option<Instant>,
 }
@@ -144,5 +170,45 @@ impl GrantedLength {
     /// Epochs finished before the batch of this number, which counts from 1.
     fn epoch(&self, batches: u64) -> u64 {
         batches.saturating_sub(1).checked_div(self.epoch_batches).unwrap_or_default()
+    }
+}
+
+/// What the program says it is doing.
+#[derive(Debug, Default)]
+pub(crate) struct Activity {
+    said: Option<String>,
+    /// Whether the runner was not told of it yet.
+    is_new: bool,
+    told_at: Option<Instant>,
+}
+
+impl Activity {
+    fn is_due(&self) -> bool {
+        self.is_new && self.told_at.is_none_or(|it| it.elapsed() >= ACTIVITY_EVERY)
+    }
+
+    /// What the runner is to be told with the next report of progress.
+    pub(crate) fn due(&mut self) -> Option<String> {
+        if !self.is_due() {
+            return None;
+        }
+        (self.is_new, self.told_at) = (false, Some(Instant::now()));
+        self.said.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_changes_often_is_told_now_and_then() {
+        let mut activity = Activity { said: Some("a".into()), is_new: true, told_at: None };
+        assert_eq!(activity.due().as_deref(), Some("a"));
+        assert_eq!(activity.due(), None);
+        (activity.said, activity.is_new) = (Some("b".into()), true);
+        assert_eq!(activity.due(), None);
+        activity.told_at = activity.told_at.and_then(|it| it.checked_sub(ACTIVITY_EVERY));
+        assert_eq!(activity.due().as_deref(), Some("b"));
     }
 }

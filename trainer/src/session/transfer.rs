@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 use super::options::Select;
 use crate::Result;
 use crate::checkpoint::{CheckpointError, Parts, Place};
-use crate::collective::{Collective, exchange};
+use crate::collective::{Distributed, Doing, exchange};
 use crate::error::PeerFailed;
 
 /// Bytes of files that are held in memory at once, beside the first of them.
@@ -25,12 +25,14 @@ const TOGETHER_MAX: usize = 16;
 
 /// What each rank did. Where one could not, its own error there, and on the others that it could not.
 pub(super) fn settle<T: Clone + Serialize + DeserializeOwned>(
-    ranks: &dyn Collective,
+    ranks: &Distributed,
     place: &str,
     mine: Result<T>,
 ) -> Result<Vec<T>> {
     let told = mine.as_ref().map_err(ToString::to_string).cloned();
-    let all = exchange(ranks, place, told)?;
+    let all = exchange(ranks.collective(), place, told)?;
+    // What follows waits for the storage as well.
+    ranks.tick(Doing::Wait);
     mine?;
     let mut done = vec![];
     for (rank, outcome) in all.into_iter().enumerate() {
@@ -184,7 +186,10 @@ impl Temporary {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("stoker-checkpoint-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
-        let failed = |error| format!("folder {} cannot be made: {error}", path.display());
+        let failed = |error| CheckpointError::Local {
+            name: "that is stored or read".to_owned(),
+            reason: format!("folder {} cannot be made: {error}", path.display()),
+        };
         if path.exists() {
             // Of a process that is gone and had this one's number.
             std::fs::remove_dir_all(&path).map_err(failed)?;

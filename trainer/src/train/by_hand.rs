@@ -43,13 +43,17 @@ use crate::{Result, precision};
 /// }
 /// ```
 ///
-/// All ranks take the same turns and make the same calls.
+/// All ranks take the same turns and make the same calls; whoever has no sample of a batch calls `learn` or
+/// `step` with `None`. Of callbacks, `on_validation_batch_begin` and `on_validation_batch_end` are not called:
+/// the batches of a validation are the program's.
 pub struct Training<'a, M, B> {
     run: Run<'a, M, B>,
     batches: Loader<B>,
     stage: Stage,
     /// Of the steps of the batch under way.
     metrics: Metrics,
+    /// Whether the validation where the length ends was just said.
+    is_at_end: bool,
 }
 
 impl<M, B> fmt::Debug for Training<'_, M, B> {
@@ -120,7 +124,8 @@ impl Context {
         let mut run = Run::start(self, model, optimizers, &ByHand, fit)?;
         run.by_hand = true;
         let batches = run.loader();
-        Ok(Training { run, batches, stage: Stage::Start, metrics: Metrics::default() })
+        let metrics = Metrics::default();
+        Ok(Training { run, batches, stage: Stage::Start, metrics, is_at_end: false })
     }
 }
 
@@ -155,7 +160,8 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
                 self.stage = Stage::Train;
                 return Ok(Some(Turn::Train(self.run.next_batch(&mut self.batches)?)));
             }
-            if !self.run.arrive()? {
+            let is_validated = std::mem::take(&mut self.is_at_end) || self.run.arrive()?;
+            if !is_validated {
                 return self.validate(Stage::ValidateLast);
             }
             if self.run.reach_length()? {
@@ -269,6 +275,7 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
         match stage {
             Stage::Validate(due) => run.after_validation(due, is_best)?,
             Stage::ValidateFirst => run.report_validation(None),
+            Stage::ValidateLast => self.is_at_end = true,
             _ => {}
         }
         Ok(())

@@ -23,7 +23,7 @@ use crate::data::{Data, Loader, panic_message};
 use crate::optim::{GradientSum, Optimizers, Selection, Tally};
 use crate::outlet::Outlet;
 use crate::step::{Metrics, StepOutput};
-use crate::{Result, precision, record, rng};
+use crate::{InvalidInput, Result, precision, record, rng};
 
 /// One process's part of a training.
 pub(super) struct Run<'a, M, B> {
@@ -71,6 +71,20 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         fit: Fit<B>,
     ) -> Result<Self> {
         let config = &context.config;
+        if config.inference.is_some() {
+            let text = "this process is of an inference job, but its program trains: the job's program \
+                        must implement `Inference` and call `infer`";
+            return Err(InvalidInput(text.into()).into());
+        }
+        {
+            let mut outlet = context.outlet();
+            if outlet.has_loop && outlet.last_saved().is_some() {
+                let text = "this process has trained and saved already: a second training in it could not be \
+                            gone on with; let it be a trial or a program of its own, or keep no checkpoints";
+                return Err(text.into());
+            }
+            outlet.has_loop = true;
+        }
         let Fit { train, validation, batch_size, epochs, initial_epoch, callbacks, continue_id } =
             fit;
         let global_batch = batch_size * context.distributed().size();
@@ -283,7 +297,9 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let (context, ranks) = (self.context, self.context.distributed());
         let mut sum = GradientSum::default();
         let metrics = sum.add_of(&*self.model, selection, output, ranks.size() == 1);
-        let of_ranks = self.agree("step", (metrics, sum.tally()))?;
+        // Ranks that count otherwise would add up other things.
+        let place = format!("step of {selection} of batch {}", self.state.batches);
+        let of_ranks = self.agree(&place, (metrics, sum.tally()))?;
         let (metrics, tallies): (Vec<_>, Vec<_>) = of_ranks.into_iter().unzip();
         let compression = context.config.gradient_compression;
         let (all, flat) = (ranks.collective(), &mut self.flat);

@@ -157,6 +157,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             self.outlet().base = self.state.base;
             self.outlet().terminal.say(&said);
             self.outlet().restore_unsent(manifest.unsent);
+            self.outlet().restored = Some(name.clone());
             resumed_from = Some(name);
         }
         for (name, why) in &restored.refused {

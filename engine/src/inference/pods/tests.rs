@@ -109,6 +109,16 @@ impl Job {
             self.pods.retain(|it| it.attempt != attempt);
             return;
         }
+        let is_told = self.status.workers.iter().any(|it| it.attempt == Some(attempt));
+        if rest == "C" && is_told && self.status.stage != Role::Work {
+            let (done, total) = match self.status.stage {
+                Role::Plan => (0, self.status.rows_total),
+                _ => (self.status.rows_total - self.status.rejected, self.status.rows_total),
+            };
+            assert!(progressed(&mut self.status, attempt, done, total), "{what}");
+        }
+        // `Q` is `C` of a program that reports nothing.
+        let rest = if rest == "Q" { "C" } else { rest };
         let pod = self.pods.iter_mut().find(|it| it.attempt == attempt).unwrap();
         pod.scheduled_at.get_or_insert(now);
         let mut exit = |phase: PodPhase, code: i32| {
@@ -276,7 +286,7 @@ fn a_pod_that_is_refused_waits_or_counts() {
             let start = Start { role: Role::Work, slot: 0, attempt };
             refuse(&mut job.status, start, end, "Reason", "why", 1, Timestamp(job.now));
             job.pods.retain(|it| it.attempt != attempt);
-            job.now += 10;
+            job.now += 300;
             job.settle();
         }
         job.status
@@ -287,6 +297,52 @@ fn a_pod_that_is_refused_waits_or_counts() {
     assert_eq!((status.phase, status.restarts), (Phase::Failed, 2));
     let failed = condition::find(&status.conditions, "Failed").unwrap();
     assert!(failed.message.contains("why") && status.ended_at.is_some(), "{status:?}");
+}
+
+/// A quota that refuses one would refuse the next: they wait with it, longer each time.
+#[test]
+fn a_pod_that_is_refused_holds_the_others_up() {
+    let mut job = Job::run("0C 1S 2S", 5);
+    let mut refuse_last = |job: &mut Job| {
+        let (slot, attempt) = (0..)
+            .zip(&job.status.workers)
+            .filter_map(|(slot, it)| Some((slot, it.attempt?)))
+            .max_by_key(|it| it.1)
+            .unwrap();
+        let start = Start { role: Role::Work, slot, attempt };
+        let end = AttemptEnd::NotStarted;
+        refuse(&mut job.status, start, end, "Forbidden", "quota", 1, Timestamp(job.now));
+        job.pods.retain(|it| it.attempt != attempt);
+        job.did.clear();
+        job.settle();
+    };
+    refuse_last(&mut job);
+    assert_eq!((job.did.as_str(), job.status.phase), ("", Phase::Running));
+    job.happen("t9");
+    job.settle();
+    assert_eq!(job.did, "", "it is not tried before its time");
+    job.happen("t1");
+    job.settle();
+    assert!(!job.did.is_empty(), "it is tried again");
+    refuse_last(&mut job);
+    job.happen("t10");
+    job.settle();
+    assert_eq!(job.did, "", "the second wait is longer");
+}
+
+/// A script that swallows an exit code, or a program of another kind.
+#[test]
+fn exit_code_0_alone_ends_no_job() {
+    let job = Job::run("0R 0Q", 2);
+    assert_eq!((job.did.as_str(), job.status.stage), (" +Plan0#0 +Plan0#1", Role::Plan));
+    assert_eq!(job.status.workers[0].barren, 1);
+    assert!(
+        job.status.ends[0].message.contains("did not say what it did"),
+        "{:?}",
+        job.status.ends
+    );
+    let job = Job::run("0R 0C 1C 2C 3Q", 2);
+    assert_eq!(job.status.stage, Role::Work, "{}", job.did);
 }
 
 #[test]

@@ -137,8 +137,8 @@ impl Drop for Servers {
         drop(self.hold.take());
         let _ = self.reaper.wait();
         for child in self.running.values_mut() {
-            // Kept ones run on; the others were killed and are only waited for.
-            let _ = child.try_wait();
+            // Kept ones run on; the others were killed, and have yet to be gone: their memory goes first.
+            let _ = if self.folder.exists() { child.try_wait() } else { child.wait().map(Some) };
         }
     }
 }

@@ -303,7 +303,7 @@ fn a_pod_that_is_refused_waits_or_counts() {
 #[test]
 fn a_pod_that_is_refused_holds_the_others_up() {
     let mut job = Job::run("0C 1S 2S", 5);
-    let mut refuse_last = |job: &mut Job| {
+    let refuse_last = |job: &mut Job| {
         let (slot, attempt) = (0..)
             .zip(&job.status.workers)
             .filter_map(|(slot, it)| Some((slot, it.attempt?)))

@@ -422,6 +422,7 @@ fn a_trial_needs_its_global_batch_size() {
 
 #[test]
 fn a_trial_reads_what_it_was_told() {
+    let _stream = alone_on_the_stream();
     let hyperparameters = json!({"global_batch_size": 50, "net": {"width": 8, "name": "a"}});
     let mut context = Standalone { hyperparameters, ..alone(None, 1) }.context().unwrap();
     context.config.spec = json!({"searcher": {"metric": "validation_loss"}});
@@ -441,6 +442,7 @@ fn a_trial_reads_what_it_was_told() {
 
 #[test]
 fn ranks_share_a_batch_and_round_down() {
+    let _stream = alone_on_the_stream();
     let ranks = crate::ThreadRank::group(3);
     let sizes: Vec<_> = ranks
         .into_iter()

@@ -34,7 +34,7 @@ use crate::{Result, precision};
 ///                 training.learn(output)?;
 ///             }
 ///             Turn::Validate => {
-///                 let metrics = context.evaluate(&training.model(), step, &test, 32)?;
+///                 let metrics = context.evaluate(&*training.model(), step, &test, 32)?;
 ///                 training.validated(&metrics)?;
 ///             }
 ///         }

@@ -14,12 +14,14 @@ use crate::collective::Collective;
 mod foreign;
 mod gradients;
 mod schedule;
+mod selection;
 mod state;
 
 #[cfg(feature = "learner")]
 pub(crate) use foreign::{Foreign, ForeignSnapshot};
-pub(crate) use gradients::{GradientSum, PendingGradients, Selection, Tally};
+pub(crate) use gradients::{GradientSum, PendingGradients, Tally};
 pub use schedule::Schedule;
+pub(crate) use selection::Selection;
 pub(crate) use state::OptimizersState;
 
 /// What turns gradient sums into new weights: one optimizer, or several over groups of parameters.

@@ -2,24 +2,25 @@
 //! machine.
 
 use std::collections::BTreeMap;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use stoker_api::contract::{CheckpointRef, Directive, ExitCode, Report, ReportEvent, TrialConfig};
 use stoker_storage::segments::Stored;
 use stoker_storage::{Storage, hash, layout};
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::Handle;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
-use tokio::sync::oneshot;
 
 use crate::callback::Logs;
 use crate::checkpoint::{Checkpoints, Parts, Place, Restored, Save, Saved};
-use crate::error::Infrastructure;
 use crate::metrics::MetricsWriter;
 use crate::reporter::Reporter;
 use crate::session::{Activity, GrantedLength, Reported};
 use crate::terminal::Terminal;
 use crate::{Error, Result};
+
+mod background;
+
+use background::Background;
 
 /// What writes a checkpoint's files.
 pub(crate) type Make = Box<dyn FnOnce() -> Result<Parts, String> + Send>;
@@ -382,33 +383,4 @@ fn resume_latest(rt: &Handle, storage: &Storage, config: &mut TrialConfig) -> Re
     config.attempt = attempts;
     config.resume_from = found.into_iter().map(|(_, checkpoint)| checkpoint).collect();
     Ok(())
-}
-
-/// A thread that drives what runs beside the loop.
-#[derive(Debug)]
-struct Background {
-    handle: Handle,
-    end: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Background {
-    fn start() -> Result<Self> {
-        let runtime = Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|error| Infrastructure(format!("no runtime: {error}")))?;
-        let (handle, (end, ended)) = (runtime.handle().clone(), oneshot::channel());
-        let thread = std::thread::Builder::new().name("stoker-background".into());
-        let thread = thread.spawn(move || {
-            let _ = runtime.block_on(ended);
-        });
-        let thread = thread.map_err(|error| Infrastructure(format!("no thread: {error}")))?;
-        Ok(Self { handle, end: Some(end), thread: Some(thread) })
-    }
-}
-
-impl Drop for Background {
-    fn drop(&mut self) {
-        drop(self.end.take());
-        let _ = self.thread.take().map(JoinHandle::join);
-    }
 }

@@ -1,15 +1,16 @@
 //! Sums of gradients over batches and ranks.
 
-use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor, TensorData, bf16, f16};
 use half::slice::HalfFloatSliceExt as _;
 use serde::{Deserialize, Serialize};
 use stoker_api::experiment::GradientCompression;
 
+use super::Selection;
+use crate::Result;
 use crate::collective::Collective;
 use crate::step::{Backward, Metrics, StepOutput};
-use crate::{Result, record};
 
 /// Elements that are added up at once.
 const SUM_ELEMENTS: usize = 1 << 20;
@@ -229,45 +230,6 @@ impl GradientSum {
             }
         });
         sum
-    }
-}
-
-/// Which parameters a step is of.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Selection(Option<Vec<bool>>);
-
-impl std::fmt::Display for Selection {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Some(chosen) = &self.0 else { return f.write_str("all parameters") };
-        let places = (0..).zip(chosen).filter(|(_, it)| **it).map(|(place, _): (usize, _)| place);
-        write!(f, "parameters {:?}", places.collect::<Vec<_>>())
-    }
-}
-
-impl Selection {
-    /// Those in whose path this regular expression is found.
-    ///
-    /// # Errors
-    ///
-    /// It is none, or finds no parameter.
-    pub(crate) fn new<M: Module>(of: &str, model: &M) -> Result<Self> {
-        let group = ParamGroup::from_regex(of)
-            .map_err(|error| format!("a step of {of:?}: it is no expression: {error:?}"))?;
-        let (any, paths) = (ParamId::from(0), record::paths(model));
-        let chosen: Vec<bool> = paths.iter().map(|it| group.matches(&any, Some(it))).collect();
-        match chosen.contains(&true) {
-            true => Ok(Self(Some(chosen))),
-            false => Err(format!(
-                "a step of {of:?}: it finds none of the parameters {}",
-                paths.join(", ")
-            )
-            .into()),
-        }
-    }
-
-    /// Whether it has the parameter of this place in the order of visit.
-    fn has(&self, index: usize) -> bool {
-        self.0.as_ref().is_none_or(|it| it.get(index).copied().unwrap_or_default())
     }
 }
 

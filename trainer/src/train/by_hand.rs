@@ -11,7 +11,7 @@ use super::run::Run;
 use super::timetable::Due;
 use crate::context::Context;
 use crate::data::Loader;
-use crate::optim::{Optimizers, Selection};
+use crate::optim::{GradientSum, Optimizers, Selection};
 use crate::step::{Metrics, StepOutput};
 use crate::{Result, precision};
 
@@ -291,6 +291,39 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
             Stage::Over => self.run.finish(),
             _ => Err("training is not over: go on until `next` gives `None`".into()),
         }
+    }
+}
+
+impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
+    /// A step of a batch that may have several, with these parameters alone.
+    fn step_of(&mut self, selection: &Selection, output: Option<StepOutput>) -> Result<Metrics> {
+        if self.aggregation > 1 {
+            let text = format!(
+                "gradients are aggregated over {} batches, but a step of some parameters is of one: \
+                 set optimizations.aggregationFrequency to 1, or `learn`",
+                self.aggregation
+            );
+            return Err(text.into());
+        }
+        let (context, ranks) = (self.context, self.context.distributed());
+        let mut sum = GradientSum::default();
+        let metrics = sum.add_of(&*self.model, selection, output, ranks.size() == 1);
+        // Ranks that count otherwise would add up other things.
+        let place = format!("step of {selection} of batch {}", self.state.batches);
+        let of_ranks = self.agree(&place, (metrics, sum.tally()))?;
+        let (metrics, tallies): (Vec<_>, Vec<_>) = of_ranks.into_iter().unzip();
+        let compression = context.config.gradient_compression;
+        let (all, flat) = (ranks.collective(), &mut self.flat);
+        let sum = sum.all_reduce(&*self.model, all, &tallies, compression, flat)?;
+        let (optimizers, rates) = (&mut self.optimizers, &mut self.rates);
+        let rates = rates.get_or_insert_with(|| optimizers.next_rates());
+        self.model.replace(|model| optimizers.step_at(rates, model, sum, all))?;
+        Ok(Metrics::total(metrics))
+    }
+
+    /// No more steps of this batch.
+    fn end_steps(&mut self) {
+        self.rates = None;
     }
 }
 

@@ -20,7 +20,7 @@ use crate::callback::{Callback, Control};
 use crate::collective::{Distributed, exchange};
 use crate::context::Context;
 use crate::data::{Data, Loader, panic_message};
-use crate::optim::{GradientSum, Optimizers, Selection, Tally};
+use crate::optim::{GradientSum, Optimizers, Tally};
 use crate::outlet::Outlet;
 use crate::step::{Metrics, StepOutput};
 use crate::{InvalidInput, Result, precision, record, rng};
@@ -40,7 +40,7 @@ pub(super) struct Run<'a, M, B> {
     pub(super) state: RunState,
     pub(super) gradients: GradientSum,
     /// Where gradients are summed over ranks.
-    flat: Vec<f32>,
+    pub(super) flat: Vec<f32>,
     /// The length granted, in units and in batches.
     pub(super) granted_units: u64,
     pub(super) granted: u64,
@@ -50,11 +50,11 @@ pub(super) struct Run<'a, M, B> {
     pub(super) kept: Option<Bytes>,
     /// What ranks last agreed on, where there are several.
     pub(super) wish: Wish,
-    aggregation: u64,
+    pub(super) aggregation: u64,
     /// Whether this process has trained no batch yet.
     is_first: bool,
     /// The learning rates of the batch under way, where it has several steps.
-    rates: Option<Vec<f64>>,
+    pub(super) rates: Option<Vec<f64>>,
     /// Whether the program loops by itself: `train/by_hand.rs`.
     pub(super) by_hand: bool,
     /// The batches between two looks around that are under way.
@@ -278,41 +278,6 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             self.model.replace(|model| self.optimizers.step(model, sum, all))?;
         }
         self.end_batch(&Metrics::total(metrics))
-    }
-
-    /// A step of a batch that may have several, with these parameters alone.
-    pub(super) fn step_of(
-        &mut self,
-        selection: &Selection,
-        output: Option<StepOutput>,
-    ) -> Result<Metrics> {
-        if self.aggregation > 1 {
-            let text = format!(
-                "gradients are aggregated over {} batches, but a step of some parameters is of one: \
-                 set optimizations.aggregationFrequency to 1, or `learn`",
-                self.aggregation
-            );
-            return Err(text.into());
-        }
-        let (context, ranks) = (self.context, self.context.distributed());
-        let mut sum = GradientSum::default();
-        let metrics = sum.add_of(&*self.model, selection, output, ranks.size() == 1);
-        // Ranks that count otherwise would add up other things.
-        let place = format!("step of {selection} of batch {}", self.state.batches);
-        let of_ranks = self.agree(&place, (metrics, sum.tally()))?;
-        let (metrics, tallies): (Vec<_>, Vec<_>) = of_ranks.into_iter().unzip();
-        let compression = context.config.gradient_compression;
-        let (all, flat) = (ranks.collective(), &mut self.flat);
-        let sum = sum.all_reduce(&*self.model, all, &tallies, compression, flat)?;
-        let (optimizers, rates) = (&mut self.optimizers, &mut self.rates);
-        let rates = rates.get_or_insert_with(|| optimizers.next_rates());
-        self.model.replace(|model| optimizers.step_at(rates, model, sum, all))?;
-        Ok(Metrics::total(metrics))
-    }
-
-    /// No more steps of this batch.
-    pub(super) fn end_steps(&mut self) {
-        self.rates = None;
     }
 
     /// Counts a batch that was learned from. Metrics are those of all ranks from here on.

@@ -1,0 +1,38 @@
+//! What drives saves and reports beside the loop.
+
+use std::thread::JoinHandle;
+
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+
+use crate::Result;
+use crate::error::Infrastructure;
+
+/// A thread that drives what runs beside the loop.
+#[derive(Debug)]
+pub(super) struct Background {
+    pub(super) handle: Handle,
+    end: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Background {
+    pub(super) fn start() -> Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| Infrastructure(format!("no runtime: {error}")))?;
+        let (handle, (end, ended)) = (runtime.handle().clone(), oneshot::channel());
+        let thread = std::thread::Builder::new().name("stoker-background".into());
+        let thread = thread.spawn(move || {
+            let _ = runtime.block_on(ended);
+        });
+        let thread = thread.map_err(|error| Infrastructure(format!("no thread: {error}")))?;
+        Ok(Self { handle, end: Some(end), thread: Some(thread) })
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}

@@ -1,6 +1,5 @@
 //! What a run leaves is read by others: TensorBoard, pandas, an S3 client's server.
 
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -88,17 +87,10 @@ impl Drop for S3Server {
     }
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 /// Starts an S3 server that keeps its files in `folder`.
 pub(crate) fn s3_server(folder: &Path) -> S3Server {
-    let ports: Vec<u16> = (0..8).map(|_| free_port()).collect();
-    let [s3, filer, master, volume, s3_grpc, filer_grpc, master_grpc, volume_grpc] = ports[..]
-    else {
-        unreachable!("eight ports were taken")
-    };
+    let [s3, filer, master, volume, s3_grpc, filer_grpc, master_grpc, volume_grpc] =
+        stoker_test_cluster::free_ports().unwrap_or_else(|it| panic!("{it}"));
     let config = folder.join("s3.json");
     let identity = r#"{"identities":[{"name":"test","credentials":[{"accessKey":"test","secretKey":"secret"}],"actions":["Admin","Read","Write","List"]}]}"#;
     std::fs::write(&config, identity).unwrap();

@@ -211,15 +211,6 @@ impl Place {
 
     pub(crate) fn logs(&self) -> String {
         let mut text = String::new();
-        for entry in std::fs::read_dir(self.folder.path()).unwrap() {
-            let path = entry.unwrap().path();
-            if path.extension().is_some_and(|it| it == "log") {
-                let log = std::fs::read_to_string(&path).unwrap();
-                let last = log.lines().rev().take(60).collect::<Vec<_>>();
-                let last = last.into_iter().rev().collect::<Vec<_>>().join("\n");
-                text += &format!("--- {}\n{last}\n", path.display());
-            }
-        }
         // A silent operator tells by its gauges whether it leads, and what it knows and has to do.
         for port in self.observed.lock().unwrap().iter() {
             let gauges = ["stoker_leader ", "stoker_cached_objects{", "stoker_queued{"];
@@ -229,6 +220,15 @@ impl Place {
                 Err(error) => format!("no answer: {error}"),
             };
             text += &format!("--- metrics of port {port}\n{told}\n");
+        }
+        for entry in std::fs::read_dir(self.folder.path()).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|it| it == "log") {
+                let log = std::fs::read_to_string(&path).unwrap();
+                let last = log.lines().rev().take(30).collect::<Vec<_>>();
+                let last = last.into_iter().rev().collect::<Vec<_>>().join("\n");
+                text += &format!("--- {}\n{last}\n", path.display());
+            }
         }
         text
     }
@@ -340,14 +340,8 @@ pub(crate) fn get(address: &str, path: &str) -> std::io::Result<String> {
 
 /// Two ports of this machine that nobody listens on now.
 pub(crate) fn free_ports() -> u16 {
-    use std::net::TcpListener;
-    loop {
-        let first = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = first.local_addr().unwrap().port();
-        if port < u16::MAX && TcpListener::bind(("127.0.0.1", port + 1)).is_ok() {
-            return port;
-        }
-    }
+    let [door, _observe] = stoker_test_cluster::free_ports().unwrap_or_else(|it| panic!("{it}"));
+    door
 }
 
 /// An authority, and the door's certificate by it.

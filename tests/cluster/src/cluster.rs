@@ -4,10 +4,11 @@ use std::ops::Deref;
 use std::path::Path;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use crate::control_plane::{Place, free_ports};
+use crate::control_plane::Place;
 use crate::error::{At, Error, run};
 use crate::network::{self, PLANE, PLANE_ADDRESS};
 use crate::node::Node;
+use crate::ports::free_ports;
 use crate::servers::Servers;
 use crate::{ControlPlane, Options, S3, programs, s3, wait_until};
 

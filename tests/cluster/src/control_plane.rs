@@ -1,6 +1,5 @@
 //! etcd and the API server, and if asked for the controllers and the scheduler.
 
-use std::net::TcpListener;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,6 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::audit;
 use crate::certificates::{Authority, Use};
 use crate::error::{At, Error};
+use crate::ports::free_ports;
 use crate::servers::Servers;
 use crate::{Client, Request, programs, wait_until};
 
@@ -352,17 +352,4 @@ fn issue_all(authority: &Authority, place: &Place) -> Result<(), Error> {
         authority.issue(name, subject, Use::Client, &[])?;
     }
     Ok(())
-}
-
-/// Ports of 127.0.0.1 that nobody had a moment ago.
-pub(crate) fn free_ports<const N: usize>() -> Result<[u16; N], Error> {
-    let mut ports = [0; N];
-    // All are held until the last is taken, so they differ.
-    let mut listeners = Vec::new();
-    for port in &mut ports {
-        let listener = TcpListener::bind("127.0.0.1:0").at("127.0.0.1:0")?;
-        *port = listener.local_addr().at("127.0.0.1:0")?.port();
-        listeners.push(listener);
-    }
-    Ok(ports)
 }

@@ -21,6 +21,7 @@ mod control_plane;
 mod error;
 mod network;
 mod node;
+mod ports;
 mod programs;
 mod s3;
 mod servers;
@@ -30,6 +31,7 @@ pub use client::{Client, wait_until};
 pub use cluster::Cluster;
 pub use control_plane::{ControlPlane, Options};
 pub use error::Error;
+pub use ports::free_ports;
 pub use s3::S3;
 
 /// Whether tests that need a cluster are to run: `STOKER_TEST_CLUSTER=off` leaves them out. Nothing

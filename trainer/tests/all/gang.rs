@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use stoker_api::contract::{Directive, Report, ReportEvent};
 use stoker_storage::hash::sha256_hex;
+use stoker_test_cluster::free_ports;
 
 use crate::ENV_ROLE;
 use crate::door::Door;
@@ -29,7 +30,7 @@ pub(crate) fn to_the_end(report: &Report) -> Directive {
 impl Gang {
     pub(crate) fn new(size: u32, answer: impl Fn(&Report) -> Directive + Send + 'static) -> Self {
         let door = Door::open(answer);
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let [port] = free_ports().unwrap();
         let mut pods: Vec<Pod> = vec![];
         for index in 0..size {
             let mut pod = Pod::new().index(index);
@@ -76,7 +77,7 @@ impl Gang {
     /// The next attempt, from the latest checkpoint.
     pub(crate) fn again(mut self) -> Self {
         let (name, sha256) = self.checkpoint();
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let [port] = free_ports().unwrap();
         for pod in &mut self.pods {
             pod.config["attempt"] = json!(4);
             pod.config["resumeFrom"] = json!([{"name": name, "manifestSha256": sha256}]);

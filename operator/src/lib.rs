@@ -9,6 +9,7 @@
 //! Every replica watches and serves the door; the controllers run where the lease is held.
 
 pub mod cache;
+pub mod declared;
 pub mod door;
 pub mod error;
 pub mod experiment;

@@ -6,14 +6,13 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::{DeserializeGuard, error_boundary::InvalidObject};
 use kube::{Resource, ResourceExt as _};
-use stoker_api::experiment::{Experiment, Unit};
+use stoker_api::experiment::Unit;
 use stoker_api::names::{
     COMPONENT_CLEANUP, LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_EXPERIMENT, LABEL_JOB,
     LABEL_POD_INDEX, LABEL_TRIAL,
 };
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{Trial, TrialSpec, WantedState};
-use stoker_api::validate::{FieldError, ValidExperiment, validate};
 use stoker_engine::gang::{Exit, PodPhase, PodSeen, Waiting};
 use stoker_engine::trial::TrialRecord;
 
@@ -23,56 +22,6 @@ use crate::cache::{Cached, Key};
 pub const TRAINER_CONTAINER: &str = "trainer";
 /// Container that sets up before it.
 pub const SETUP_CONTAINER: &str = "setup";
-
-/// An experiment, or why it cannot be read.
-#[derive(Debug)]
-pub struct CachedExperiment {
-    /// The object.
-    pub object: Result<Experiment, InvalidObject>,
-    /// What is wrong with it, if it can be read; checked once.
-    pub checked: Option<Result<Arc<ValidExperiment>, Vec<FieldError>>>,
-    key: Key,
-    version: String,
-}
-
-impl CachedExperiment {
-    /// Keeps an object that a watch or a write gave.
-    pub fn new(object: DeserializeGuard<Experiment>) -> Self {
-        let key = Key::of(&object);
-        let version = object.resource_version().unwrap_or_default();
-        let object = object.0.map(without_noise);
-        let checked = object.as_ref().ok().map(|it| validate(&key.name, &it.spec).map(Arc::new));
-        Self { object, checked, key, version }
-    }
-
-    /// The experiment, if it can run.
-    pub fn valid(&self) -> Option<Arc<ValidExperiment>> {
-        self.checked.as_ref()?.as_ref().ok().cloned()
-    }
-
-    /// The object, if it can be read.
-    pub fn experiment(&self) -> Option<&Experiment> {
-        self.object.as_ref().ok()
-    }
-}
-
-impl Cached for CachedExperiment {
-    fn key(&self) -> Key {
-        self.key.clone()
-    }
-
-    fn group(&self) -> Option<Key> {
-        None
-    }
-
-    fn version(&self) -> &str {
-        &self.version
-    }
-
-    fn is_same(&self, other: &Self) -> bool {
-        self.version == other.version
-    }
-}
 
 /// A trial.
 #[derive(Debug)]

@@ -19,11 +19,11 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::cache::feed;
+use crate::declared::{CachedExperiment, CachedJob};
 use crate::door::{Door, tls};
-use crate::job::CachedJob;
 use crate::leader;
 use crate::metrics::Kind;
-use crate::objects::{CachedExperiment, CachedNode, CachedPod, CachedTrial};
+use crate::objects::{CachedNode, CachedPod, CachedTrial};
 use crate::options::Options;
 use crate::trial::config::Setup;
 use crate::world::{World, dispatch};

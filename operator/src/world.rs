@@ -14,9 +14,9 @@ use stoker_api::trial::Trial;
 use tokio::sync::{mpsc::UnboundedReceiver, watch};
 
 use crate::cache::{Cache, Cached as _, Change, Key};
-use crate::job::CachedJob;
+use crate::declared::{CachedExperiment, CachedJob};
 use crate::metrics::Metrics;
-use crate::objects::{CachedExperiment, CachedNode, CachedPod, CachedTrial};
+use crate::objects::{CachedNode, CachedPod, CachedTrial};
 use crate::options::Options;
 use crate::queue::Queue;
 use crate::trial::config::Setup;

@@ -13,8 +13,8 @@ use stoker_engine::inference::progressed;
 use super::auth::{Caller, Denied};
 use super::{Door, Refusal};
 use crate::cache::Key;
+use crate::declared::CachedJob;
 use crate::error::{Error, request};
-use crate::job::CachedJob;
 use crate::job::apply::{keep, write_status};
 use crate::metrics::Answer;
 

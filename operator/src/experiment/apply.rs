@@ -15,9 +15,10 @@ use stoker_api::trial::{Grant, Trial, TrialSpec, WantedState};
 
 use super::is_owned;
 use crate::cache::{Cached as _, Key};
+use crate::declared::CachedExperiment;
 use crate::error::{Error, request};
 use crate::metrics::Kind;
-use crate::objects::{CachedExperiment, CachedTrial};
+use crate::objects::CachedTrial;
 use crate::trial::apply::keep;
 use crate::world::{World, now};
 

@@ -19,8 +19,9 @@ use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::TrialRecord;
 
 use crate::cache::Key;
+use crate::declared::CachedExperiment;
 use crate::error::Error;
-use crate::objects::{CachedExperiment, CachedTrial};
+use crate::objects::CachedTrial;
 use crate::trial::config::seed;
 use crate::world::{World, now};
 

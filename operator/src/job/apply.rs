@@ -11,8 +11,9 @@ use stoker_api::validate::ValidInferenceJob;
 use stoker_engine::inference::Start;
 use stoker_engine::inference::pods::refuse;
 
-use super::{CachedJob, pods, tell};
+use super::{pods, tell};
 use crate::cache::Key;
+use crate::declared::CachedJob;
 use crate::error::{Error, refusal, request};
 use crate::metrics::Kind;
 use crate::trial::apply::create_pod;

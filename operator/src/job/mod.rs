@@ -5,7 +5,6 @@
 //! ```
 
 pub(crate) mod apply;
-mod cached;
 mod observe;
 pub mod pods;
 mod tell;
@@ -22,13 +21,12 @@ use stoker_api::validate::{FieldError, ValidInferenceJob};
 use stoker_engine::inference::pods::{JobPlan, plan};
 
 use crate::cache::Key;
+use crate::declared::CachedJob;
 use crate::error::Error;
 use crate::experiment::said;
 use crate::trial::apply::{delete_pod, find_node};
 use crate::trial::observe::unknown_node;
 use crate::world::{World, now};
-
-pub use cached::CachedJob;
 
 /// How long a difference of conditions alone waits for company: pods come up in several steps.
 const CONDITIONS_LINGER: Duration = Duration::from_secs(3);

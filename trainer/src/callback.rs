@@ -88,7 +88,20 @@ impl Control {
     pub(crate) fn asks(&self) -> bool {
         self.stop.is_some() || self.scale.is_some() || self.keeps_weights
     }
+
+    /// Takes out how training is to change.
+    pub(crate) fn take_asked(&mut self) -> Asked {
+        (self.stop.take(), self.scale.take(), std::mem::take(&mut self.keeps_weights))
+    }
+
+    /// Puts back what [`take_asked`](Self::take_asked) gave.
+    pub(crate) fn ask(&mut self, asked: Asked) {
+        (self.stop, self.scale, self.keeps_weights) = asked;
+    }
 }
+
+/// How training is to change: why it stops, the learning rate's scale, and whether weights are kept.
+pub(crate) type Asked = (Option<String>, Option<f64>, bool);
 
 /// Files that a checkpoint will have beside its own.
 #[derive(Debug, Default)]
@@ -150,7 +163,7 @@ impl Weights {
     }
 }
 
-/// Hooks around training. Every hook does nothing unless written; an error ends the trial under the
+/// Hooks around training. Every hook does nothing unless written; an error or a panic ends the trial under the
 /// callback's name, and with [`InvalidHyperparameters`](crate::InvalidHyperparameters) the search
 /// draws others.
 ///
@@ -183,7 +196,8 @@ impl Weights {
 /// what a clock says, for example. See [`Callback::chief_only`].
 #[expect(unused_variables, reason = "the names tell an implementor what the arguments are")]
 pub trait Callback: Send {
-    /// The name in errors and in checkpoints; give one if a trial has two of a type.
+    /// The name in errors and in checkpoints. A trial's second of a name has `2` after it there, and so on: keep their
+    /// order, or give them names of their own.
     fn name(&self) -> String {
         std::any::type_name::<Self>().rsplit("::").next().unwrap_or_default().into()
     }

@@ -15,6 +15,7 @@ use crate::callback::{Callback, Control};
 use crate::checkpoint::CheckpointSource;
 use crate::collective::{Distributed, Doing};
 use crate::data::{Data, Plan};
+use crate::error::unraised;
 use crate::outlet::Outlet;
 use crate::step::{Metrics, StepOutput};
 use crate::stop::StopSignal;
@@ -26,6 +27,8 @@ pub struct Context {
     pub(crate) config: TrialConfig,
     pub(crate) outlet: Arc<Mutex<Outlet>>,
     pub(crate) stop: StopSignal,
+    /// Set where the program itself wants no more training.
+    pub(crate) ended: StopSignal,
     device: Device,
     ranks: Arc<Distributed>,
     /// Whether the program is only tried: see `train/trying.rs`.
@@ -48,6 +51,7 @@ impl Context {
             config,
             outlet: Arc::new(Mutex::new(outlet)),
             stop,
+            ended: StopSignal::default(),
             device,
             ranks: Arc::new(ranks),
             is_test: std::env::var_os(ENV_TEST).is_some_and(|it| it == "1"),
@@ -324,16 +328,21 @@ impl Context {
         batch_size: usize,
         mut each: impl FnMut(u64, &M, Option<B>) -> Result<()>,
     ) -> Result<()> {
+        if batch_size == 0 {
+            return Err("the batch size is 0, but must be at least 1".into());
+        }
         let model = model.valid();
         let model = precision::lowered(&model, self.config.mixed_precision);
         let plan = self.plan(batch_size, false);
         let steps = data.steps(&plan);
-        for (index, batch) in (0..).zip(data.loader(plan, 0..steps)) {
-            self.ranks.tick(Doing::Evaluate);
-            each(index, &model, batch?)?;
-        }
-        self.ranks.tick(Doing::Train);
-        Ok(())
+        unraised(|| {
+            for (index, batch) in (0..).zip(data.loader(plan, 0..steps)) {
+                self.ranks.tick(Doing::Evaluate);
+                each(index, &model, batch?)?;
+            }
+            self.ranks.tick(Doing::Train);
+            Ok(())
+        })
     }
 
     /// How this rank reads data in batches of `batch_size`, for [`Data::loader`].

@@ -10,10 +10,12 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device};
 
 use crate::rng::key;
+use crate::train::ReadOrder;
 use crate::{InvalidHyperparameters, Result};
 
 #[cfg(feature = "learner")]
 mod adapt;
+mod found;
 mod indexed;
 mod loader;
 mod order;
@@ -25,8 +27,8 @@ mod stream;
 mod tape;
 mod weights;
 
+pub use found::Found;
 pub use loader::Loader;
-pub(crate) use loader::panic_message;
 use loader::{Job, Jobs};
 use order::Order;
 pub use permutation::Permutation;
@@ -204,13 +206,14 @@ impl<B: Send + 'static> Data<B> {
     /// Items by index, and what makes a batch of them: burn's `Dataset::get` and `Batcher::batch`
     /// fit as they are.
     ///
-    /// `item` must give one for every index below `samples`.
-    pub fn items<I: 'static>(
+    /// `item` must give one for every index below `samples`, as an `Option` or a `Result`, whose error ends the
+    /// training.
+    pub fn items<I: 'static, F: Found<I>>(
         samples: usize,
-        item: impl Fn(usize) -> Option<I> + Send + Sync + 'static,
+        item: impl Fn(usize) -> F + Send + Sync + 'static,
         batcher: impl Fn(Vec<I>, &Device) -> B + Send + Sync + 'static,
     ) -> Self {
-        Self::new(indexed::Items { samples, item: move |sample| Ok(item(sample)), batcher })
+        Self::new(indexed::Items { samples, item: move |sample| item(sample).found(), batcher })
     }
 
     /// Whether training visits the samples in a new order each epoch (default: yes).
@@ -237,7 +240,8 @@ impl<B: Send + 'static> Data<B> {
         Self { workers, ..self }
     }
 
-    /// Batches that may wait (default: 10), where there are workers.
+    /// Batches that may be made or wait at a time (default: 10), where there are workers: of more workers than that,
+    /// some have nothing to do.
     #[must_use]
     pub fn queue(self, batches: usize) -> Self {
         Self { queue: batches, ..self }
@@ -301,6 +305,12 @@ impl<B: Send + 'static> Data<B> {
     /// The number of samples in an epoch; of a [`Sequence`], of its batches.
     pub fn samples(&self) -> usize {
         self.origin.samples()
+    }
+
+    /// What the order of the samples follows from, with this seed.
+    pub(crate) fn read_order(&self, seed: u32) -> ReadOrder {
+        let Self { shuffle, reshuffle, drop_last, .. } = *self;
+        ReadOrder { seed, shuffle, reshuffle, drop_last }
     }
 
     /// What one step takes over all ranks, in [`samples`](Self::samples).

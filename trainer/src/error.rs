@@ -1,6 +1,8 @@
 //! Errors, split by how the process ends.
 
+use std::any::Any;
 use std::error::Error as StdError;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use stoker_api::contract::ExitCode;
 use stoker_storage::StorageError;
@@ -19,6 +21,41 @@ pub struct InvalidHyperparameters(
     /// Which one, its value and the rule.
     pub String,
 );
+
+/// Leaves user code with an error where none can be returned: a step, a batcher, a module's `forward`.
+/// [`fit`](crate::Context::fit), `evaluate` and `predict` return it, and so a search draws others where it is
+/// [`InvalidHyperparameters`]; raised in a loop of one's own it ends what [`run`](crate::run) or [`main`](crate::main)
+/// was given. A thread that the program has started by itself ends as by a panic, without a word.
+pub fn raise(error: impl Into<Error>) -> ! {
+    // Unlike a panic it prints nothing: the error is told once, by who catches it.
+    resume_unwind(Box::new(Raised(error.into())))
+}
+
+/// What [`raise`] unwinds with.
+struct Raised(Error);
+
+/// The error that user code has unwound with: the one raised, or else the panic's message in the words of `told`.
+pub(crate) fn caught(panic: Box<dyn Any + Send>, told: impl FnOnce(&str) -> String) -> Error {
+    match panic.downcast::<Raised>() {
+        Ok(raised) => raised.0,
+        Err(panic) => told(&panic_message(&*panic)).into(),
+    }
+}
+
+/// Gives back what was raised in `act`; a panic goes on.
+pub(crate) fn unraised<T>(act: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|panic| match panic.downcast::<Raised>() {
+        Ok(raised) => Err(raised.0),
+        Err(panic) => resume_unwind(panic),
+    })
+}
+
+/// What a panic said.
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic without a text".into())
+}
 
 /// An input that cannot be put through a model, or a job that cannot be run: trying again would not help.
 #[derive(Clone, Debug, thiserror::Error)]

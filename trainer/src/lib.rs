@@ -70,9 +70,11 @@ pub use callback::{
 pub use checkpoint::CheckpointSource;
 pub use collective::{Collective, Distributed, ThreadRank};
 pub use context::Context;
-pub use data::{At, Data, Field, Loader, Pass, Permutation, Plan, Rows, Sequence, Source, Stream};
+pub use data::{
+    At, Data, Field, Found, Loader, Pass, Permutation, Plan, Rows, Sequence, Source, Stream,
+};
 pub use device::host;
-pub use error::{Error, Interrupted, InvalidHyperparameters, InvalidInput, Result};
+pub use error::{Error, Interrupted, InvalidHyperparameters, InvalidInput, Result, raise};
 pub use inference::{Inference, infer, infer_with};
 pub use optim::{Optimizers, Schedule};
 pub use record::WeightsFile;

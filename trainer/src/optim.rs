@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use burn::grad_clipping::{GradientClipping, GradientClippingConfig};
 use burn::lr_scheduler::constant::ConstantLr;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::module::{Module, ParamGroup, ParamId};
@@ -81,25 +82,51 @@ impl Optimizers {
     /// regular expression is found; of two groups with the same parameter the later wins.
     ///
     /// Groups go by path, not by burn's parameter ids, which are drawn anew in each process.
+    /// `build()` leaves out the configuration's `grad_clipping`: see [`group_clipped`](Self::group_clipped).
     ///
     /// # Errors
     ///
     /// `path` is no regular expression. That it finds a parameter is checked when training starts.
     pub fn group(
-        mut self,
+        self,
         path: &str,
         optimizer: impl Optimizer + 'static,
         rate: impl Into<Schedule>,
     ) -> Result<Self> {
+        self.with_group(path, optimizer, None, rate.into())
+    }
+
+    /// As [`group`](Self::group), with the gradients of each parameter of the group clipped.
+    ///
+    /// # Errors
+    ///
+    /// As [`group`](Self::group).
+    pub fn group_clipped(
+        self,
+        path: &str,
+        optimizer: impl Optimizer + 'static,
+        clipping: GradientClippingConfig,
+        rate: impl Into<Schedule>,
+    ) -> Result<Self> {
+        self.with_group(path, optimizer, Some(clipping.init()), rate.into())
+    }
+
+    fn with_group(
+        mut self,
+        path: &str,
+        optimizer: impl Optimizer + 'static,
+        clipping: Option<GradientClipping>,
+        schedule: Schedule,
+    ) -> Result<Self> {
         let group = ParamGroup::from_regex(path)
             .map_err(|error| format!("optimizer group {path:?} is no expression: {error:?}"))?;
-        self.optimizer = self.optimizer.with_group(group.clone(), optimizer, None);
-        self.rates.push(Rate { path: Some(path.into()), group, schedule: rate.into() });
+        self.optimizer = self.optimizer.with_group(group.clone(), optimizer, clipping);
+        self.rates.push(Rate { path: Some(path.into()), group, schedule });
         Ok(self)
     }
 
-    /// Scales the gradients of all parameters together to at most this norm; burn's own clipping is
-    /// for each parameter.
+    /// Scales the gradients of all parameters together to at most this norm, a positive number; burn's own clipping
+    /// is for each parameter.
     #[must_use]
     pub fn clip_norm(self, norm: f64) -> Self {
         Self { clip_norm: Some(norm), ..self }
@@ -131,8 +158,11 @@ impl Optimizers {
         self.scale = scale;
     }
 
-    /// Refuses a group that finds no parameter, given all paths.
+    /// Refuses a group that finds no parameter, given all paths, and numbers that cannot be.
     pub(crate) fn check(&self, paths: &[String]) -> Result<()> {
+        if let Some(norm) = self.clip_norm.filter(|it| it.is_nan() || *it <= 0.0) {
+            return Err(format!("clip_norm is {norm}, but must be more than 0").into());
+        }
         let any = ParamId::from(0);
         for rate in &self.rates {
             let Some(expression) = &rate.path else { continue };

@@ -189,9 +189,15 @@ impl TrialTest {
     /// keeps between batches belongs into [`Callback::state`].
     pub fn resumes<T: Trial>(&self) -> Result<()> {
         let _stream = alone_on_the_stream();
+        if self.batches < 2 {
+            return Err(
+                "a training of one batch stops nowhere: give the test more `batches`".into()
+            );
+        }
         let straight = self.train::<T>(&tempfile::tempdir()?, false, None)?;
         let weights = |tested: &Tested<T::Model>| record::snapshot(&tested.model).into_bytes();
-        for stop_at in 1..self.batches {
+        // A callback may have stopped it before its length.
+        for stop_at in 1..straight.batches.len() as u64 {
             let folder = tempfile::tempdir()?;
             match self.train::<T>(&folder, false, Some(stop_at)) {
                 Err(error) if error.is::<Interrupted>() => {}

@@ -1,5 +1,6 @@
 //! Training: the loop, what drives it, and trials on top of it.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use burn::module::Module;
@@ -7,6 +8,7 @@ use burn::module::Module;
 use crate::callback::Callback;
 use crate::collective::Distributed;
 use crate::context::Context;
+use crate::error::{caught, unraised};
 use crate::optim::Optimizers;
 use crate::step::StepOutput;
 use crate::{Control, Error, Result};
@@ -32,6 +34,7 @@ pub use fit::{Fit, Fitted, Step};
 pub(crate) use length::{UNANSWERED_MAX, UNDECIDED_PAUSE};
 pub use program::{Standalone, init, main, main_with, run, run_in, run_with};
 use run::Run;
+pub(crate) use state::ReadOrder;
 pub(crate) use timetable::Timetable;
 pub(crate) use trial::run_watched;
 pub use trial::{Trial, run_trial};
@@ -70,7 +73,7 @@ impl Context {
         step: impl Step<M, B>,
         fit: Fit<B>,
     ) -> Result<Fitted<M>> {
-        Run::start(self, model, optimizers, &step, fit)?.train()
+        unraised(|| Run::start(self, model, optimizers, &step, fit)?.train())
     }
 }
 
@@ -89,24 +92,58 @@ pub(crate) fn hook(
     ranks: &Distributed,
     mut hook: impl FnMut(&mut dyn Callback, &mut Control) -> Result<()>,
 ) -> Result<()> {
-    for callback in callbacks {
+    hook_each(callbacks, control, ranks, |_, callback, control| hook(callback, control))
+}
+
+/// As [`hook`], with each callback's place in the list.
+fn hook_each(
+    callbacks: &mut [Box<dyn Callback>],
+    control: &mut Control,
+    ranks: &Distributed,
+    mut hook: impl FnMut(usize, &mut dyn Callback, &mut Control) -> Result<()>,
+) -> Result<()> {
+    for index in 0..callbacks.len() {
+        let callback = &mut callbacks[index];
         let is_alone = callback.chief_only() && ranks.size() > 1;
         if is_alone && ranks.rank() > 0 {
             continue;
         }
-        let has_asked = control.asks();
-        let done = hook(&mut **callback, control);
-        let done = match done {
-            Ok(()) if is_alone && !has_asked && control.asks() => {
+        // What others have asked for in this hook is not its own.
+        let asked = is_alone.then(|| control.take_asked());
+        let done = match guarded(|| hook(index, &mut **callback, control)) {
+            Ok(()) if is_alone && control.asks() => {
                 let text = "it runs on rank 0 alone (`chief_only`) and so cannot stop training or \
                             change the learning rate";
                 Err(text.into())
             }
             done => done,
         };
-        done.map_err(|source| CallbackFailed { name: callback.name(), source })?;
+        asked.into_iter().for_each(|it| control.ask(it));
+        done.map_err(|source| CallbackFailed {
+            name: names(callbacks).swap_remove(index),
+            source,
+        })?;
     }
     Ok(())
+}
+
+/// A panic of a callback's is an error with its name.
+fn guarded<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(call))
+        .unwrap_or_else(|panic| Err(caught(panic, |why| format!("panicked: {why}"))))
+}
+
+/// What each callback is called in errors and in checkpoints: its name, and from the second of a name on
+/// its number with it.
+fn names(callbacks: &[Box<dyn Callback>]) -> Vec<String> {
+    let mut names: Vec<String> = vec![];
+    for callback in callbacks {
+        let name = callback.name();
+        let numbered = (2..).map(|number| format!("{name} {number}"));
+        let mut all = std::iter::once(name.clone()).chain(numbered);
+        names.extend(all.find(|it| !names.contains(it)));
+    }
+    names
 }
 
 #[cfg(test)]

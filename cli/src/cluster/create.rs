@@ -6,11 +6,13 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use kube::api::PostParams;
+use kube::api::{DeleteParams, PostParams, Preconditions};
 use serde_json::json;
 use stoker_api::experiment::{CodeContext, DesiredState, Experiment};
 use stoker_api::inference::InferenceJob;
+use stoker_api::names::ENV_TEST;
 use stoker_storage::layout;
 
 use super::archive::{self, Archive};
@@ -20,6 +22,10 @@ use super::{logs, storage, text, wait};
 use crate::failure::Failure;
 use crate::file::{self, Loaded, Metadata};
 use crate::print::{self, Output};
+
+/// How long one that is deleted may take to go, and how often to look.
+const GONE_MAX: Duration = Duration::from_secs(120);
+const GONE_POLL: Duration = Duration::from_millis(300);
 
 /// What `stoker experiment create` is asked to do.
 #[derive(Debug, clap::Args)]
@@ -42,7 +48,8 @@ pub(crate) struct Args {
     #[arg(long, short, conflicts_with_all = ["paused", "dry_run"])]
     follow: bool,
     /// Try the program in the cluster: an experiment NAME-test of one batch, a validation, a checkpoint
-    /// and its restore, whose logs are printed and whose exit code is given; it stays until deleted
+    /// and its restore, whose logs are printed and whose exit code is given; it stays until it is deleted, or the next test
+    /// takes its place
     #[arg(long, conflicts_with = "paused")]
     test: bool,
     /// Check everything, with the cluster too, but send and create nothing
@@ -71,6 +78,7 @@ pub(crate) async fn create(args: &Args, output: Output) -> Result<u8, Failure> {
         options: &args.options,
         storage: &args.storage,
         is_quiet: args.follow || args.test,
+        replaces: args.test.then_some(is_ended_test),
     };
     let cluster = make(object, &order, output).await?;
     if !args.dry_run && (args.follow || args.test) {
@@ -132,6 +140,7 @@ pub(crate) async fn create_job(args: &JobArgs, output: Output) -> Result<u8, Fai
         options: &args.options,
         storage: &args.storage,
         is_quiet: args.follow,
+        replaces: None,
     };
     let cluster = make(job, &order, output).await?;
     if args.follow {
@@ -145,7 +154,7 @@ pub(crate) async fn create_job(args: &JobArgs, output: Output) -> Result<u8, Fai
 }
 
 /// How an object is made.
-struct Order<'a> {
+struct Order<'a, K> {
     /// The file that it is from.
     file: &'a Path,
     /// What is sent with it.
@@ -157,13 +166,54 @@ struct Order<'a> {
     storage: &'a storage::Options,
     /// Whether results follow, so that what is said goes to people alone.
     is_quiet: bool,
+    /// Whether one of its name may make room for it.
+    replaces: Option<fn(&K) -> bool>,
+}
+
+/// Whether this is a test of an experiment, which has ended.
+fn is_ended_test(experiment: &Experiment) -> bool {
+    let is_test = experiment.spec.env.iter().any(|it| it.name == ENV_TEST && it.value == "1");
+    is_test && experiment.phase().is_terminal()
+}
+
+/// Deletes one of this name that may make room, and waits until it is gone.
+async fn make_room<K: Kind>(
+    cluster: &Cluster,
+    name: &str,
+    may_go: fn(&K) -> bool,
+) -> Result<(), Failure> {
+    let find = || async {
+        let found = cluster.api::<K>().get_opt(name).await;
+        found.map_err(|error| cluster.failure(&format!("{} `{name}`", K::WORD), error))
+    };
+    let Some(old) = find().await?.filter(may_go) else { return Ok(()) };
+    let uid = old.meta().uid.clone();
+    // Its trials and pods go first: those of the next have their names.
+    let params = DeleteParams::foreground()
+        .preconditions(Preconditions { uid: uid.clone(), resource_version: None });
+    let what = format!("{} `{name}`", K::WORD);
+    cluster.ask(&what, cluster.api::<K>().delete(name, &params)).await?;
+    let end = Instant::now() + GONE_MAX;
+    while find().await?.is_some_and(|it| it.meta().uid == uid) {
+        if Instant::now() > end {
+            return Err(Failure::System(format!(
+                "{} `{name}`, the last test, is deleted but not gone after {} s: see who holds it by \
+                 `kubectl get {0} {name} -n {2} -o jsonpath={{.metadata.finalizers}}`",
+                K::WORD,
+                GONE_MAX.as_secs(),
+                cluster.namespace,
+            )));
+        }
+        tokio::time::sleep(GONE_POLL).await;
+    }
+    Ok(())
 }
 
 /// Makes an experiment or a job, after all checks, with its files; returns the cluster, in its
 /// namespace.
 async fn make<K: Kind>(
     mut object: K,
-    order: &Order<'_>,
+    order: &Order<'_, K>,
     output: Output,
 ) -> Result<Cluster, Failure> {
     if let (Some(flag), Some(file)) = (order.options.namespace.as_deref(), order.namespace)
@@ -183,6 +233,9 @@ async fn make<K: Kind>(
     }
     let cluster = Cluster::connect(order.options).await?;
     let cluster = cluster.within(order.namespace.unwrap_or(&cluster.namespace.clone()));
+    if let Some(may_go) = order.replaces.filter(|_| !order.dry_run) {
+        make_room(&cluster, &object.name(), may_go).await?;
+    }
     post(&cluster, &object, true).await?;
     if order.dry_run {
         tell(&cluster, &object, archive.as_ref(), "would be created", output);

@@ -1,5 +1,6 @@
 //! A table of epochs as a file.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -21,6 +22,10 @@ impl CsvLog {
     /// Writes to this file, in place of what it holds.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), rows: vec![] }
+    }
+
+    fn file_name(&self) -> Cow<'_, str> {
+        self.path.file_name().unwrap_or_default().to_string_lossy()
     }
 
     fn table(&self) -> Result<Vec<u8>> {
@@ -51,14 +56,18 @@ impl Callback for CsvLog {
         true
     }
 
+    fn on_train_begin(&mut self, _: &mut Control) -> Result<()> {
+        // Not after hours, at the first checkpoint.
+        CheckpointFiles::default().add(&self.file_name(), vec![])
+    }
+
     fn on_epoch_end(&mut self, epoch: u64, logs: &Logs, _: &mut Control) -> Result<()> {
         self.rows.push((epoch, logs.clone()));
         self.write()
     }
 
     fn on_checkpoint(&mut self, files: &mut CheckpointFiles, _: &mut Control) -> Result<()> {
-        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
-        files.add(&name, self.table()?)
+        files.add(&self.file_name(), self.table()?)
     }
 
     fn state(&self) -> Result<Value> {

@@ -7,28 +7,39 @@ use crate::Result;
 
 /// Stops when a metric has not become better for some validations. Stateful: a resumed trial waits
 /// no longer than one never stopped.
+///
+/// As in Keras, a larger value is the better one where the metric's name ends in `acc`, `accuracy` or `auc`, and a
+/// smaller one with any other name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EarlyStopping {
     metric: String,
     patience: u32,
     min_delta: f64,
     larger_is_better: bool,
+    baseline: Option<f64>,
+    /// Validations that are not watched.
+    start_after: u32,
     restores_best: bool,
     best: Option<f64>,
     num_waited: u32,
+    num_seen: u32,
 }
 
 impl EarlyStopping {
-    /// Watches a metric of validation, such as `val_loss`; smaller is better.
+    /// Watches a metric of validation, such as `val_loss`.
     pub fn new(metric: &str) -> Self {
+        let larger_is_better = ["acc", "accuracy", "auc"].iter().any(|it| metric.ends_with(it));
         Self {
             metric: metric.into(),
             patience: 0,
             min_delta: 0.0,
-            larger_is_better: false,
+            larger_is_better,
+            baseline: None,
+            start_after: 0,
             restores_best: false,
             best: None,
             num_waited: 0,
+            num_seen: 0,
         }
     }
 
@@ -39,16 +50,34 @@ impl EarlyStopping {
         Self { patience, ..self }
     }
 
-    /// What counts as an improvement: more than this (default: 0).
+    /// What counts as an improvement: more than this, whatever its sign (default: 0).
     #[must_use]
     pub fn min_delta(self, min_delta: f64) -> Self {
-        Self { min_delta, ..self }
+        Self { min_delta: min_delta.abs(), ..self }
     }
 
-    /// A larger metric is a better one, as with an accuracy.
+    /// A larger metric is a better one, whatever it is called.
     #[must_use]
     pub fn larger_is_better(self) -> Self {
         Self { larger_is_better: true, ..self }
+    }
+
+    /// A smaller metric is a better one, whatever it is called.
+    #[must_use]
+    pub fn smaller_is_better(self) -> Self {
+        Self { larger_is_better: false, ..self }
+    }
+
+    /// An improvement that is no better than this is waited through as none.
+    #[must_use]
+    pub fn baseline(self, baseline: f64) -> Self {
+        Self { baseline: Some(baseline), ..self }
+    }
+
+    /// Does not look at this many validations at first (default: 0).
+    #[must_use]
+    pub fn start_after(self, validations: u32) -> Self {
+        Self { start_after: validations, ..self }
     }
 
     /// Ends training with the weights of the best validation, as [`Control::keep_weights`] says: whether
@@ -72,22 +101,32 @@ impl EarlyStopping {
     }
 
     fn is_better(&self, value: f64) -> bool {
-        let Some(best) = self.best else { return !value.is_nan() };
-        let gain = if self.larger_is_better { value - best } else { best - value };
+        self.best.map_or(!value.is_nan(), |best| self.is_better_than(value, best))
+    }
+
+    fn is_better_than(&self, value: f64, other: f64) -> bool {
+        let gain = if self.larger_is_better { value - other } else { other - value };
         gain > self.min_delta
     }
 }
 
 impl Callback for EarlyStopping {
     fn on_validation_end(&mut self, logs: &Logs, control: &mut Control) -> Result<()> {
+        self.num_seen += 1;
+        if self.num_seen <= self.start_after {
+            return Ok(());
+        }
+        self.num_waited += 1;
         if self.notes(logs)? {
-            self.num_waited = 0;
+            let best = self.best.unwrap_or(f64::NAN);
+            if self.baseline.is_none_or(|baseline| self.is_better_than(best, baseline)) {
+                self.num_waited = 0;
+            }
             if self.restores_best {
                 control.keep_weights();
             }
             return Ok(());
         }
-        self.num_waited += 1;
         if self.num_waited >= self.patience {
             let best = self.best.unwrap_or(f64::NAN);
             let (metric, waited) = (&self.metric, self.num_waited);
@@ -99,12 +138,14 @@ impl Callback for EarlyStopping {
     }
 
     fn state(&self) -> Result<Value> {
-        Ok(serde_json::to_value((self.best.map(f64::to_bits), self.num_waited))?)
+        let best = self.best.map(f64::to_bits);
+        Ok(serde_json::to_value((best, self.num_waited, self.num_seen))?)
     }
 
     fn load_state(&mut self, state: Value) -> Result<()> {
-        let (best, num_waited): (Option<u64>, u32) = serde_json::from_value(state)?;
-        (self.best, self.num_waited) = (best.map(f64::from_bits), num_waited);
+        let best: Option<u64>;
+        (best, self.num_waited, self.num_seen) = serde_json::from_value(state)?;
+        self.best = best.map(f64::from_bits);
         Ok(())
     }
 }
@@ -116,11 +157,11 @@ mod tests {
     /// The validation after which `stopping` stops, where each has one of `values`; its state is
     /// carried to a new callback after each.
     fn stops_after(stopping: &EarlyStopping, values: &[f64]) -> Option<usize> {
-        let mut current = stopping.clone();
+        let (mut current, metric) = (stopping.clone(), stopping.metric.clone());
         values.iter().position(|value| {
             let mut control = Control::default();
             current
-                .on_validation_end(&Logs::from([("val_loss".into(), *value)]), &mut control)
+                .on_validation_end(&Logs::from([(metric.clone(), *value)]), &mut control)
                 .unwrap();
             let state = current.state().unwrap();
             current = stopping.clone();
@@ -141,7 +182,16 @@ mod tests {
         check(watch.clone().patience(3), &[3.0, 4.0, 4.0, 4.0], Some(3));
         check(watch.clone().patience(3), &[3.0, 4.0, 4.0, 2.0, 4.0, 4.0], None);
         check(watch.clone().min_delta(0.5), &[3.0, 2.6], Some(1));
+        check(watch.clone().min_delta(-0.5), &[3.0, 2.6], Some(1));
         check(watch.clone().larger_is_better(), &[3.0, 4.0, 3.5], Some(2));
+        let named = EarlyStopping::new("val_accuracy");
+        check(named.clone(), &[0.3, 0.4, 0.35], Some(2));
+        check(named.smaller_is_better(), &[0.3, 0.4], Some(1));
+        check(watch.clone().start_after(2), &[3.0, 9.0, 5.0, 4.0, 4.0], Some(4));
+        // Better than before and no better than the baseline: waited through, and told at the next.
+        check(watch.clone().patience(2).baseline(1.0), &[3.0, 2.0, 2.0], Some(2));
+        check(watch.clone().patience(2).baseline(2.5), &[3.0, 2.0, 2.0], None);
+        check(watch.clone().patience(2).baseline(2.5), &[3.0, 2.0, 2.0, 2.0], Some(3));
         check(watch.clone().patience(2), &[f64::NAN, 1.0, f64::NAN, f64::NAN], Some(3));
     }
 

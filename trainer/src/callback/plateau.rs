@@ -19,7 +19,8 @@ pub struct ReduceOnPlateau {
 }
 
 impl ReduceOnPlateau {
-    /// Watches a metric such as `val_loss`; smaller is better. Divides by ten after ten validations.
+    /// Watches a metric such as `val_loss`; which direction is better goes by its name, as with
+    /// [`EarlyStopping`]. Divides by ten after ten validations.
     pub fn new(metric: &str) -> Self {
         Self {
             watch: EarlyStopping::new(metric).min_delta(1e-4),
@@ -32,7 +33,7 @@ impl ReduceOnPlateau {
         }
     }
 
-    /// What the learning rate is multiplied by (default: 0.1).
+    /// What the learning rate is multiplied by: more than 0 and less than 1 (default: 0.1).
     #[must_use]
     pub fn factor(self, factor: f64) -> Self {
         Self { factor, ..self }
@@ -62,14 +63,29 @@ impl ReduceOnPlateau {
         Self { min_scale, ..self }
     }
 
-    /// A larger metric is a better one, as with an accuracy.
+    /// A larger metric is a better one, whatever it is called.
     #[must_use]
     pub fn larger_is_better(self) -> Self {
         Self { watch: self.watch.larger_is_better(), ..self }
     }
+
+    /// A smaller metric is a better one, whatever it is called.
+    #[must_use]
+    pub fn smaller_is_better(self) -> Self {
+        Self { watch: self.watch.smaller_is_better(), ..self }
+    }
 }
 
 impl Callback for ReduceOnPlateau {
+    fn on_train_begin(&mut self, _: &mut Control) -> Result<()> {
+        match self.factor {
+            factor if factor > 0.0 && factor < 1.0 => Ok(()),
+            factor => {
+                Err(format!("factor is {factor}, but must be more than 0 and less than 1").into())
+            }
+        }
+    }
+
     fn on_validation_end(&mut self, logs: &Logs, control: &mut Control) -> Result<()> {
         let is_better = self.watch.notes(logs)?;
         if self.num_cooling > 0 {

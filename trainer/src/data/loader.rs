@@ -1,6 +1,5 @@
 //! Makes batches, ahead of time where there are workers, and hands them out in order.
 
-use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,6 +8,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use crate::Result;
+use crate::error::caught;
 
 /// Makes one batch; `None` where this rank has no sample in it.
 pub(super) type Job<B> = Box<dyn FnOnce() -> Result<Option<B>> + Send>;
@@ -21,6 +21,8 @@ pub struct Loader<B> {
     /// Where there are no workers.
     jobs: Option<Jobs<B>>,
     lanes: Vec<mpsc::Receiver<Result<Option<B>>>>,
+    /// One for each batch that is made or waits; where it is full, no further one is begun.
+    places: Option<mpsc::Receiver<()>>,
     threads: Vec<JoinHandle<()>>,
     /// Set when nobody wants any more batches.
     is_over: Arc<AtomicBool>,
@@ -46,6 +48,7 @@ impl<B: Send + 'static> Loader<B> {
             return Self {
                 jobs: Some(jobs),
                 lanes: vec![],
+                places: None,
                 threads: vec![],
                 is_over,
                 first,
@@ -55,7 +58,7 @@ impl<B: Send + 'static> Loader<B> {
         let (mut lanes, mut threads, mut works) = (vec![], vec![], vec![]);
         for worker in 0..workers as u64 {
             let (send_work, work) = mpsc::sync_channel::<Job<B>>(1);
-            let (send, receive) = mpsc::sync_channel(queue.div_ceil(workers).max(1));
+            let (send, receive) = mpsc::channel();
             let over = is_over.clone();
             threads.push(std::thread::spawn(move || {
                 let mut numbers = (first + worker..).step_by(workers);
@@ -68,9 +71,10 @@ impl<B: Send + 'static> Loader<B> {
             works.push(send_work);
             lanes.push(receive);
         }
+        let (take, places) = mpsc::sync_channel(queue.max(1));
         let over = is_over.clone();
-        threads.push(std::thread::spawn(move || hand_out(jobs, &works, &over)));
-        Self { jobs: None, lanes, threads, is_over, first, batches }
+        threads.push(std::thread::spawn(move || hand_out(jobs, &works, &take, &over)));
+        Self { jobs: None, lanes, places: Some(places), threads, is_over, first, batches }
     }
 }
 
@@ -91,22 +95,27 @@ impl<B: Send + 'static> Loader<B> {
                 tape.open(&plan, wanted).take(num).all(|batch| send.send(batch).is_ok());
             };
             if let Err(panic) = catch_unwind(AssertUnwindSafe(read)) {
-                let text = format!("a batch could not be read: {}", panic_message(&*panic));
-                let _ = send.send(Err(text.into()));
+                let error = caught(panic, |why| format!("a batch could not be read: {why}"));
+                let _ = send.send(Err(error));
             }
         });
         let (first, is_over) = (batches.start, Arc::default());
-        Self { jobs: None, lanes: vec![receive], threads: vec![thread], is_over, first, batches }
+        let (lanes, threads) = (vec![receive], vec![thread]);
+        Self { jobs: None, lanes, places: None, threads, is_over, first, batches }
     }
 }
 
-/// Gives workers their jobs in turn, until there are no more or nobody wants them.
+/// Gives workers their jobs in turn, as places get free, until there are no more or nobody wants them.
 fn hand_out<B: Send + 'static>(
     mut jobs: Jobs<B>,
     works: &[mpsc::SyncSender<Job<B>>],
+    places: &mpsc::SyncSender<()>,
     is_over: &AtomicBool,
 ) {
     for work in works.iter().cycle().take_while(|_| !is_over.load(Ordering::Relaxed)) {
+        if places.send(()).is_err() {
+            return;
+        }
         let Some(job) = next_job(&mut jobs) else { return };
         if work.send(job).is_err() {
             return;
@@ -118,23 +127,16 @@ fn hand_out<B: Send + 'static>(
 fn next_job<B: Send + 'static>(jobs: &mut Jobs<B>) -> Option<Job<B>> {
     let next = catch_unwind(AssertUnwindSafe(|| jobs.next()));
     next.unwrap_or_else(|panic| {
-        let text = format!("the data could not be read: {}", panic_message(&*panic));
-        Some(Box::new(move || Err(text.into())))
+        let error = caught(panic, |why| format!("the data could not be read: {why}"));
+        Some(Box::new(move || Err(error)))
     })
 }
 
 /// A panic of the user's in a worker is an error of the batch.
 fn made<B>(batch: u64, job: Job<B>) -> Result<Option<B>> {
     catch_unwind(AssertUnwindSafe(job)).unwrap_or_else(|panic| {
-        Err(format!("batch {batch} could not be made: {}", panic_message(&*panic)).into())
+        Err(caught(panic, |why| format!("batch {batch} could not be made: {why}")))
     })
-}
-
-/// What a panic said.
-pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-    text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "a panic without a text".into())
 }
 
 impl<B: Send + 'static> Iterator for Loader<B> {
@@ -146,18 +148,18 @@ impl<B: Send + 'static> Iterator for Loader<B> {
             return next_job(jobs).map(|job| made(batch, job));
         }
         let lane = ((batch - self.first) % self.lanes.len() as u64) as usize;
-        Some(
-            self.lanes[lane]
-                .recv()
-                .unwrap_or_else(|_| Err(format!("the worker of batch {batch} has ended").into())),
-        )
+        let made = self.lanes[lane].recv();
+        self.places.as_ref().map(mpsc::Receiver::try_recv);
+        Some(made.unwrap_or_else(|_| Err(format!("the worker of batch {batch} has ended").into())))
     }
 }
 
 impl<B> Drop for Loader<B> {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
-        self.lanes.clear(); // Senders fail, workers end, and whoever hands out.
+        // Senders fail, workers end, and whoever hands out.
+        self.lanes.clear();
+        self.places = None;
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
     }
 }

@@ -1,6 +1,8 @@
 //! Which samples batches hold, and in which order they come.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, Int, Tensor};
 
@@ -133,6 +135,43 @@ fn what_a_worker_panics_with_is_the_batchs_error() {
         assert_eq!(loader.next().unwrap().unwrap(), Some(vec![0, 1]));
         let error = loader.next().unwrap().unwrap_err().to_string();
         assert_eq!(error, "batch 1 could not be made: item 3 is broken");
+    }
+}
+
+#[test]
+fn an_item_that_cannot_be_read_is_its_batchs_error() {
+    let item = |sample: usize| match sample {
+        3 => Err("torn"),
+        sample => Ok(sample),
+    };
+    let data = Data::items(5, item, |items, _| items).shuffle(false);
+    let found: Vec<_> =
+        data.loader(plan(2, 0, 1), 0..3).map(|it| it.map_err(|it| it.to_string())).collect();
+    assert_eq!(found, [Ok(Some(vec![0, 1])), Err("torn".into()), Ok(Some(vec![4]))]);
+}
+
+#[test]
+fn no_more_batches_than_the_queue_holds_are_made_before_one_is_taken() {
+    let num_made = Arc::new(AtomicUsize::new(0));
+    for (queue, workers) in [(1, 4), (3, 2), (10, 3)] {
+        num_made.store(0, Ordering::Relaxed);
+        let made = num_made.clone();
+        let count = move |batch| {
+            made.fetch_add(1, Ordering::Relaxed);
+            Ok(batch)
+        };
+        let data = Data::new(Numbers(100)).map(count).workers(workers).queue(queue);
+        let mut loader = data.loader(plan(4, 0, 1), 0..25);
+        for num_taken in 0..5 {
+            let end = Instant::now() + Duration::from_secs(20);
+            while num_made.load(Ordering::Relaxed) < num_taken + queue {
+                assert!(Instant::now() < end, "{queue} {workers}: too few");
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_millis(5));
+            assert_eq!(num_made.load(Ordering::Relaxed), num_taken + queue, "{queue} {workers}");
+            loader.next().unwrap().unwrap();
+        }
     }
 }
 

@@ -109,8 +109,8 @@ impl<M: LearnerModel> Callback for Hooks<M> {
         match interrupter.error() {
             Some(error) => Err(error.to_string().into()),
             None if interrupter.should_stop() => {
-                // As a signal: all ranks leave after the same batch.
-                self.context.stop.set();
+                // All ranks hear of it before the same batch.
+                self.context.ended.set();
                 Ok(())
             }
             None => Ok(()),

@@ -24,7 +24,6 @@ use super::board::snake_case;
 use super::*;
 use crate::error::exit_code;
 use crate::outlet::Outlet;
-use crate::stop::StopSignal;
 use crate::train::tests::alone_on_the_stream;
 use crate::{Data, Distributed, Standalone, key};
 
@@ -183,7 +182,7 @@ fn supervised(
 ) -> (Vec<u32>, Result<()>) {
     let scratch = tempfile::tempdir().unwrap();
     let context = standalone(folder).context().unwrap();
-    let stop = StopSigned { at: stop_at, stop: context.stop.clone() };
+    let stop = StopSigned::by_signal(stop_at, &context);
     let training = training(scratch.path(), loaders.make(&context));
     let result = context.supervise(training).metric_train(stop).launch(learner(0.3));
     let outcome = context.learning.outcome(Ok(()));
@@ -195,7 +194,14 @@ fn supervised(
 #[derive(Clone)]
 struct StopSigned {
     at: Option<u64>,
-    stop: StopSignal,
+    stop: Arc<dyn Fn() + Send + Sync>,
+}
+
+impl StopSigned {
+    fn by_signal(at: Option<u64>, context: &Context) -> Self {
+        let stop = context.stop.clone();
+        Self { at, stop: Arc::new(move || stop.set()) }
+    }
 }
 
 impl Metric for StopSigned {
@@ -209,7 +215,7 @@ impl Metric for StopSigned {
         if let Some(left) = &mut self.at {
             *left = left.saturating_sub(1);
             if *left == 0 {
-                self.stop.set();
+                (self.stop)();
             }
         }
         Ok(SerializedEntry::new(String::new(), String::new()))
@@ -349,7 +355,7 @@ fn early_stopping_has_seen_what_came_before_a_stop() {
     let train = |folder: Option<&Path>, stop_at: Option<u64>| {
         let scratch = tempfile::tempdir().unwrap();
         let context = standalone(folder).context().unwrap();
-        let stop = StopSigned { at: stop_at, stop: context.stop.clone() };
+        let stop = StopSigned::by_signal(stop_at, &context);
         let never_better = MetricEarlyStoppingStrategy::new(
             &LossMetric::new(),
             Aggregate::Mean,
@@ -381,7 +387,7 @@ fn gradients_that_burn_adds_up_survive_a_stop() {
     let train = |folder: Option<&Path>, stop_at: Option<u64>, sum: usize| {
         let scratch = tempfile::tempdir().unwrap();
         let context = standalone(folder).context().unwrap();
-        let stop = StopSigned { at: stop_at, stop: context.stop.clone() };
+        let stop = StopSigned::by_signal(stop_at, &context);
         let training = training(scratch.path(), Loaders::Burns.make(&context));
         let training = training.grads_accumulation(sum);
         bits(&context.supervise(training).metric_train(stop).launch(learner(0.3)).model)
@@ -422,6 +428,26 @@ fn data_that_fails_ends_the_program_and_says_why() {
         let error = context.learning.outcome(Ok(())).unwrap_err().to_string();
         assert!(error.contains("sample 40 is torn"), "{error}");
     }
+}
+
+#[test]
+fn what_the_program_itself_interrupts_is_over_and_not_begun_again() {
+    let _guard = alone_on_the_stream();
+    let (scratch, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let train = || {
+        let context = standalone(Some(folder.path())).context().unwrap();
+        let training = training(scratch.path(), Loaders::Burns.make(&context));
+        let interrupter = training.interrupter();
+        let stop = Arc::new(move || interrupter.stop(Some("the loss is no number")));
+        let stop = StopSigned { at: Some(5), stop };
+        let model = context.supervise(training).metric_train(stop).launch(learner(0.0)).model;
+        context.learning.outcome(Ok(())).unwrap();
+        let batches = context.outlet().batches();
+        (bits(&model), batches)
+    };
+    let first = train();
+    assert_eq!(first.1, 5);
+    assert!(train() == first, "a second life trains nothing");
 }
 
 #[test]

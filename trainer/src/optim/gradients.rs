@@ -154,12 +154,20 @@ impl GradientSum {
         (sum, factor)
     }
 
+    /// Whether there are gradients, and all are 0.
+    fn is_zero<M: Module>(&self, model: &M) -> bool {
+        let mut squares = 0.0;
+        each_trained(model, &mut |_, param| squares += param.squares(&self.gradients));
+        !self.is_empty() && squares == 0.0
+    }
+
     /// Whether any rank had a gradient of the parameter at this place.
     fn is_seen(&self, index: usize) -> bool {
         self.seen.get(index).is_some_and(|it| *it > 0)
     }
 
-    /// Makes this the sum of as many means as there were batches, in place of the mean of all.
+    /// Makes this the mean of all samples times the number of batches: the sum of the batches' means, where these are of
+    /// equal size.
     pub(crate) fn sum_of(&mut self, batches: u64) {
         self.count /= batches as f64;
     }
@@ -172,12 +180,18 @@ impl GradientSum {
         norm_max: Option<f64>,
         ranks: &dyn Collective,
     ) -> Result<GradientsParams> {
-        if self.count.is_nan() || self.count <= 0.0 {
-            return Err(
-                format!("a step over a count of {}: it must be positive", self.count).into()
-            );
-        }
         let mut factor = 1.0 / self.count;
+        if self.count == 0.0 && self.is_zero(model) {
+            // Samples of no weight, as Keras has it: a step without gradients.
+            factor = 0.0;
+        } else if self.count.is_nan() || self.count <= 0.0 {
+            return Err(format!(
+                "a step over a count of {}: what `StepOutput::sum` is given as the number of samples, or the sum \
+                 of their weights, must be positive over a batch and all its ranks",
+                self.count
+            )
+            .into());
+        }
         if let Some(norm_max) = norm_max {
             let mut squares = 0.0;
             each_trained(model, &mut |_, param| squares += param.squares(&self.gradients));

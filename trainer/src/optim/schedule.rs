@@ -10,7 +10,8 @@ pub enum Schedule {
     Constant(f64),
     /// By the optimizer's step, from 0: nothing to save.
     ByStep(Box<dyn Fn(u64) -> f64 + Send>),
-    /// burn's, whose state is saved.
+    /// burn's, whose state is saved. Its first scheduler alone counts: groups of parameters and their rates are said
+    /// by [`Optimizers::group`](crate::Optimizers::group).
     Burn(ModuleLrScheduler),
 }
 

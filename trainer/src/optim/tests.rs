@@ -67,7 +67,7 @@ fn the_norm_over_all_parameters_is_clipped() {
 #[test]
 fn a_step_without_samples_is_an_error() {
     let error = sgd(0.1).step(model(), GradientSum::default(), &Alone).unwrap_err();
-    assert_eq!(error.to_string(), "a step over a count of 0: it must be positive");
+    assert!(error.to_string().starts_with("a step over a count of 0: "), "{error}");
 }
 
 /// Two ranks that have the same.

@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
@@ -88,14 +90,15 @@ impl WeightsFile {
     ///
     /// The file cannot be read, or has not all tensors of the model, in their shapes, and no others.
     pub fn import<M: Module>(&self, fresh: M) -> Result<M> {
-        let bytes = std::fs::read(&self.path).map_err(|error| self.failed(&error))?;
-        let is_of_torch = stored::is_of_torch(&bytes);
+        let is_of_torch = self.is_of_torch().map_err(|error| self.failed(&error))?;
         let read = match is_of_torch {
             true => stored::torch(&self.path, self.key.as_deref()),
             false if self.key.is_some() => {
                 Err("it is no file of torch.save, which has keys".into())
             }
-            false => stored::safetensors(&bytes),
+            false => std::fs::read(&self.path)
+                .map_err(crate::Error::from)
+                .and_then(|bytes| stored::safetensors(&bytes)),
         };
         let mut file = read.map_err(|error| self.failed(&error))?;
         let named = Self { is_pytorch: self.is_pytorch || is_of_torch, ..self.clone() };
@@ -104,7 +107,7 @@ impl WeightsFile {
         let (mut entries, mut missing) = (vec![], vec![]);
         for leaf in leaves(&fresh) {
             let (name, is_turned) = named.name(&leaf.path, &leaf.container, leaf.shape.len());
-            let Some(Stored { shape, dtype, bytes }) = file.remove(&name) else {
+            let Some(Stored { shape, dtype, read }) = file.remove(&name) else {
                 missing.push(name);
                 continue;
             };
@@ -119,13 +122,14 @@ impl WeightsFile {
                 )
                 .into());
             }
+            let dtype = dtype.map_err(|dtype| {
+                format!("{}: {name} is of {dtype}, which no model has", self.path.display())
+            })?;
+            let bytes = read().map_err(|error| self.failed(&error))?;
             let bytes = match is_turned {
                 true => transposed(&bytes, expected[0], expected[1]),
                 false => bytes,
             };
-            let dtype = dtype.map_err(|dtype| {
-                format!("{}: {name} is of {dtype}, which no model has", self.path.display())
-            })?;
             let data =
                 TensorData::from_bytes_vec(bytes, leaf.shape, dtype).convert_dtype(leaf.dtype);
             let (bytes, shape, dtype) = data.into_parts();
@@ -168,6 +172,15 @@ impl WeightsFile {
         };
         let is_turned = container == "Struct:Linear" && leaf == "weight" && rank == 2;
         ([parents, &[leaf.to_owned()]].concat().join("."), is_turned)
+    }
+
+    /// Whether it is one of torch.save: looks at no more of it than tells.
+    fn is_of_torch(&self) -> std::io::Result<bool> {
+        let file = File::open(&self.path)?;
+        let size = file.metadata()?.len();
+        let mut head = vec![];
+        file.take(stored::HEAD as u64).read_to_end(&mut head)?;
+        Ok(stored::is_of_torch(&head, size))
     }
 
     fn failed(&self, error: &dyn std::fmt::Display) -> crate::Error {
@@ -334,6 +347,18 @@ mod tests {
     fn numbers(net: &Net) -> Vec<(Vec<String>, Vec<f32>)> {
         let values = |leaf: Leaf| (leaf.path, (leaf.read)().try_to_vec::<f32>().unwrap());
         leaves(net).into_iter().map(values).collect()
+    }
+
+    #[test]
+    fn a_header_as_long_as_a_pickle_begins_is_one_of_safetensors() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = WeightsFile::new(folder.path().join("x.safetensors"));
+        let linear = || LinearConfig::new(784, 10).init(&Device::flex());
+        let (first, second): (Linear, Linear) = (linear(), linear());
+        file.export(&first).unwrap();
+        assert_eq!(std::fs::read(&file.path).unwrap()[..9], *b"\x80\0\0\0\0\0\0\0{");
+        let read = file.import(second).unwrap();
+        assert_eq!(read.weight.val().into_data(), first.weight.val().into_data());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What a file of weights holds: safetensors, and by a feature what torch.save writes.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
 
 use burn::tensor::DType;
@@ -9,18 +10,33 @@ use safetensors::SafeTensors;
 use crate::Result;
 
 /// A tensor of a file.
-#[derive(Debug)]
 pub(super) struct Stored {
     pub(super) shape: Vec<usize>,
     /// `Err` is the name of a type that no model has.
     pub(super) dtype: Result<DType, String>,
-    /// Row after row.
-    pub(super) bytes: Vec<u8>,
+    /// Reads it, row after row: not before its shape is known to be wanted.
+    pub(super) read: Box<dyn FnOnce() -> Result<Vec<u8>>>,
 }
 
-/// Whether a file is one of torch.save, by how it begins: as a ZIP archive, or as a pickle.
-pub(super) fn is_of_torch(bytes: &[u8]) -> bool {
-    bytes.starts_with(b"PK\x03\x04") || bytes.first() == Some(&0x80)
+impl fmt::Debug for Stored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stored")
+            .field("shape", &self.shape)
+            .field("dtype", &self.dtype)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How much of a file tells what it is.
+pub(super) const HEAD: usize = 9;
+
+/// Whether a file of `size` bytes is one of torch.save, by its first [`HEAD`] bytes: it begins as a ZIP archive or
+/// as a pickle. So may the length of a header of safetensors, after which that header's `{` comes.
+pub(super) fn is_of_torch(head: &[u8], size: u64) -> bool {
+    let length = head.first_chunk().map(|it| u64::from_le_bytes(*it));
+    let is_other =
+        length.is_some_and(|it| it <= size.saturating_sub(8)) && head.get(8) == Some(&b'{');
+    !is_other && (head.starts_with(b"PK\x03\x04") || head.first() == Some(&0x80))
 }
 
 /// The tensors of a file of safetensors, by name.
@@ -30,7 +46,7 @@ pub(super) fn safetensors(bytes: &[u8]) -> Result<BTreeMap<String, Stored>> {
         let dtype = super::exchange::ours(tensor.dtype());
         let dtype = dtype.ok_or_else(|| format!("{:?}", tensor.dtype()));
         let (shape, bytes) = (tensor.shape().to_vec(), tensor.data().to_vec());
-        (name, Stored { shape, dtype, bytes })
+        (name, Stored { shape, dtype, read: Box::new(|| Ok(bytes)) })
     };
     Ok(tensors.into_iter().map(stored).collect())
 }
@@ -47,8 +63,8 @@ pub(super) fn torch(path: &Path, key: Option<&str>) -> Result<BTreeMap<String, S
     let mut tensors = BTreeMap::new();
     for (name, tensor) in reader.into_tensors() {
         let (shape, dtype) = (tensor.shape().to_vec(), of_torch(tensor.dtype()));
-        let bytes = tensor.read()?;
-        tensors.insert(name, Stored { shape, dtype, bytes });
+        let read = Box::new(move || Ok(tensor.read()?));
+        tensors.insert(name, Stored { shape, dtype, read });
     }
     Ok(tensors)
 }
@@ -77,4 +93,24 @@ pub(super) fn torch(_: &Path, _: Option<&str>) -> Result<BTreeMap<String, Stored
          anew in Python, by `from safetensors.torch import save_file` and \
          `save_file(model.state_dict(), \"model.safetensors\")`"
         .into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_known_by_how_it_begins() {
+        let check = |head: &[u8], size: u64, expected: bool| {
+            assert_eq!(is_of_torch(head, size), expected, "{head:?} of {size}");
+        };
+        check(b"PK\x03\x04\x00\x00\x08\x08\x00", 1 << 20, true);
+        check(b"\x80\x02\x8a\x0al\xfc\x9cF\xf9", 1 << 20, true);
+        // Headers of 128 and of 0x04034b50 bytes.
+        check(b"\x80\0\0\0\0\0\0\0{", 1 << 20, false);
+        check(b"PK\x03\x04\0\0\0\0{", 1 << 30, false);
+        check(b"PK\x03\x04\0\0\0\0{", 1 << 20, true);
+        check(b"\x80\x02}q\0.", 6, true);
+        check(b"", 0, false);
+    }
 }

@@ -156,6 +156,9 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
         loop {
             if !self.run.is_at_length() {
                 self.run.obey()?;
+                if self.run.is_at_length() {
+                    continue;
+                }
                 self.run.begin_batch()?;
                 self.stage = Stage::Train;
                 return Ok(Some(Turn::Train(self.run.next_batch(&mut self.batches)?)));
@@ -190,7 +193,7 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
 
     /// Epochs finished.
     pub fn epoch(&self) -> u64 {
-        self.run.epoch()
+        self.run.timetable.epochs_finished(self.run.state.batches)
     }
 
     /// Learns from a batch with all parameters, as [`fit`](Context::fit) does; `None` where this rank had

@@ -64,6 +64,11 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     ) -> Result<()> {
         self.tell_control();
         hook(&mut self.callbacks, &mut self.control, self.context.distributed(), call)?;
+        self.heed()
+    }
+
+    /// Does what callbacks have asked for.
+    pub(super) fn heed(&mut self) -> Result<()> {
         let (batches, epoch) = (self.state.batches, self.epoch());
         for (group, metrics) in std::mem::take(&mut self.control.rows) {
             if ["training", "validation"].contains(&group.as_str()) {
@@ -75,6 +80,12 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             self.outlet().histogram(&name, batches, &values);
         }
         if let Some(scale) = self.control.scale.take() {
+            if !scale.is_finite() || scale < 0.0 {
+                let text = format!(
+                    "a callback makes the learning rate's scale {scale}, but it must be a number of at least 0"
+                );
+                return Err(text.into());
+            }
             self.optimizers.set_scale(scale);
         }
         if let Some(why) = self.control.stop.take() {

@@ -26,6 +26,8 @@ pub(crate) const UNANSWERED_MAX: u32 = 500;
 pub(super) struct Wish {
     /// Whether a signal asks to leave.
     signal: bool,
+    /// Whether the program wants no more training.
+    ended: bool,
     /// The runner's latest answer, which rank 0 has.
     directive: Option<Directive>,
 }
@@ -46,6 +48,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             exchange(ranks.collective(), place, (self.asked_here(), mine))?.into_iter().unzip();
         self.wish = Wish {
             signal: wishes.iter().any(|it| it.signal),
+            ended: wishes.iter().any(|it| it.ended),
             directive: wishes.first().and_then(|it| it.directive),
         };
         Ok(said)
@@ -60,7 +63,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     }
 
     fn asked_here(&self) -> Wish {
-        Wish { signal: self.context.stop.is_set(), directive: self.outlet().directive() }
+        let (signal, ended) = (self.context.stop.is_set(), self.context.ended.is_set());
+        Wish { signal, ended, directive: self.outlet().directive() }
     }
 
     /// What all ranks know was asked of them.
@@ -71,9 +75,12 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         }
     }
 
-    /// Does what was asked for between two batches. A wish to leave is an error.
+    /// Does what was asked for between two batches, which may be to end. A wish to leave is an error.
     pub(super) fn obey(&mut self) -> Result<()> {
         let asked = self.asked();
+        if asked.ended {
+            self.state.stopped.get_or_insert_with(|| "the program wants no more".into());
+        }
         if asked.signal {
             return Err(self.leave(ExitCode::Preempted, "asked to stop by a signal"));
         }
@@ -135,7 +142,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             // A longer length may end at the same batch.
             event = match self.reached_units() {
                 reached if reached == told => {
-                    ReportEvent::Progress { batches_total: self.granted, activity: None }
+                    let batches_total = self.state.base + self.granted;
+                    ReportEvent::Progress { batches_total, activity: None }
                 }
                 reached => {
                     told = reached;

@@ -16,9 +16,8 @@ use stoker_api::names::ENV_TRIAL_CONFIG;
 use super::{Trial, run_trial};
 use crate::collective::{Distributed, Launched};
 use crate::context::Context;
-use crate::data::panic_message;
 use crate::device::{self, Place};
-use crate::error::{Infrastructure, Interrupted, exit_code};
+use crate::error::{Infrastructure, Interrupted, caught, exit_code};
 use crate::outlet::Outlet;
 use crate::session::threads;
 use crate::stop::StopSignal;
@@ -252,7 +251,7 @@ pub(crate) fn finish(
         }
     };
     let result = catch_unwind(AssertUnwindSafe(|| program(&context)))
-        .unwrap_or_else(|panic| Err(panicked(&context, &panic_message(&*panic)).into()));
+        .unwrap_or_else(|panic| Err(caught(panic, |why| panicked(&context, why))));
     #[cfg(feature = "learner")]
     let result = context.learning.outcome(result);
     let (code, message) = match &result {

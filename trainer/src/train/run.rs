@@ -19,7 +19,8 @@ use super::timetable::{Due, Timetable};
 use crate::callback::{Callback, Control};
 use crate::collective::{Distributed, exchange};
 use crate::context::Context;
-use crate::data::{Data, Loader, panic_message};
+use crate::data::{Data, Loader};
+use crate::error::caught;
 use crate::optim::{GradientSum, Optimizers, Tally};
 use crate::outlet::Outlet;
 use crate::step::{Metrics, StepOutput};
@@ -78,7 +79,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         }
         {
             let mut outlet = context.outlet();
-            if outlet.has_loop && outlet.last_saved().is_some() {
+            if outlet.has_loop && (outlet.last_saved().is_some() || outlet.restored.is_some()) {
                 let text = "this process has trained and saved already: a second training in it could not be \
                             gone on with; let it be a trial or a program of its own, or keep no checkpoints";
                 return Err(text.into());
@@ -106,8 +107,15 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         same_data(context.distributed(), (samples, global, validated))?;
         let has_runner = context.outlet().has_runner();
         let batches = if has_runner { 0 } else { timetable.epoch_start(initial_epoch) };
-        let state =
-            RunState { batches, global_batch: global, samples, continue_id, ..RunState::default() };
+        let order = Some(train.read_order(config.seed));
+        let state = RunState {
+            batches,
+            global_batch: global,
+            samples,
+            order,
+            continue_id,
+            ..RunState::default()
+        };
         let mut run = Self {
             context,
             model: Held::new(model),
@@ -141,6 +149,11 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         run.restore()?;
         #[cfg(feature = "learner")]
         run.optimizers.adopt(&*run.model);
+        if run.saved.is_some() {
+            // Rates and kept weights are the checkpoint's: those of a run never stopped.
+            (run.control.scale, run.control.keeps_weights) = (None, false);
+        }
+        run.heed()?;
         Ok(run)
     }
 
@@ -149,7 +162,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         if self.validates_first() {
             self.validate()?;
             self.report_validation(None);
-        } else if self.outlet().has_runner() && self.state.batches == 0 {
+        } else if self.state.batches == 0 {
             self.context.tried(Part::Validation, || self.check_searched_metric())?;
         }
         let context = self.context;
@@ -165,6 +178,9 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
                 continue;
             }
             self.obey()?;
+            if self.is_at_length() {
+                continue;
+            }
             self.begin_batch()?;
             match self.is_first {
                 true => context.tried(Part::FirstBatch, || self.train_batch(&mut batches))?,
@@ -200,6 +216,9 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     pub(super) fn arrive(&mut self) -> Result<bool> {
         if self.state.stopped.is_some() {
             self.take_kept()?;
+            if !self.state.since_row.is_empty() {
+                self.report_row()?;
+            }
         }
         Ok(self.is_validated())
     }
@@ -300,14 +319,15 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         fields: &[String],
         step: impl FnOnce() -> StepOutput,
     ) -> Result<StepOutput> {
-        catch_unwind(AssertUnwindSafe(step)).map_err(|panic| {
-            let why = panicked(self.context, &panic_message(&*panic));
+        let told = |why: &str| {
+            let why = panicked(self.context, why);
             let data = match fields {
                 [] => String::new(),
                 fields => format!("; the data is {}", fields.join(", ")),
             };
-            format!("the step fails on {which}: {why}{data}").into()
-        })
+            format!("the step fails on {which}: {why}{data}")
+        };
+        catch_unwind(AssertUnwindSafe(step)).map_err(|panic| caught(panic, told))
     }
 
     /// Says what is due after a batch, and writes the row of metrics that is.
@@ -315,13 +335,19 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let batches = self.state.batches;
         let due = self.timetable.due(batches, self.granted);
         if due.row {
-            let metrics = std::mem::take(&mut self.state.since_row);
-            let metrics = metrics.means("");
-            let mut outlet = self.outlet();
-            outlet.row("training", batches, self.epoch(), &metrics)?;
-            outlet.progress(batches, self.granted);
+            self.report_row()?;
         }
         Ok(due)
+    }
+
+    /// Writes the row of metrics since the last.
+    fn report_row(&mut self) -> Result<()> {
+        let (batches, epoch) = (self.state.batches, self.epoch());
+        let metrics = std::mem::take(&mut self.state.since_row).means("");
+        let mut outlet = self.outlet();
+        outlet.row("training", batches, epoch, &metrics)?;
+        outlet.progress(batches, self.granted);
+        Ok(())
     }
 
     /// Does the rest of what is due after a batch.

@@ -7,7 +7,7 @@ use stoker_api::contract::ReportEvent;
 use super::kept::KEPT;
 use super::run::Run;
 use super::state::{PendingTensors, RunState};
-use super::{CallbackFailed, hook};
+use super::{CallbackFailed, guarded, hook, hook_each, names};
 use crate::callback::CheckpointFiles;
 use crate::checkpoint::{Parts, Restored};
 use crate::collective::exchange;
@@ -31,14 +31,21 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         }
         let mut files = CheckpointFiles::default();
         let ranks = self.context.distributed();
+        self.tell_control();
         hook(&mut self.callbacks, &mut self.control, ranks, |callback, control| {
             callback.on_checkpoint(&mut files, control)
         })?;
+        // This checkpoint is of a training that goes on: the next batch's hooks bring the stop.
+        let stop = self.control.stop.take();
+        self.heed()?;
+        self.control.stop = stop;
         let files = files.into_files();
         self.state.callbacks.clear();
-        for callback in &self.callbacks {
-            let name = callback.name();
-            match callback.state() {
+        for (callback, name) in self.callbacks.iter().zip(names(&self.callbacks)) {
+            if callback.chief_only() && ranks.rank() > 0 {
+                continue;
+            }
+            match guarded(|| callback.state()) {
                 Ok(state) => self.state.callbacks.insert(name, state),
                 Err(source) => return Err(CallbackFailed { name, source }.into()),
             };
@@ -186,16 +193,27 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             );
             return Err(text.into());
         }
+        match (&state.order, &self.state.order) {
+            (Some(was), Some(is)) if was != is => {
+                let text = format!(
+                    "it was trained with {was}, not with {is}: its position in the data means nothing \
+                     here; train as before, or begin anew from its weights by another `Fit::continue_id`"
+                );
+                return Err(text.into());
+            }
+            _ => {}
+        }
         // The model comes first: the optimizers' state goes by the parameter ids that it brings.
         self.model.replace(|model| record::load_model(model, parts))?;
         let optimizers = std::mem::replace(&mut self.optimizers, crate::optim::Optimizers::none());
         self.optimizers = optimizers.restore(&state.optimizers, parts)?;
         let ranks = self.context.distributed();
         self.gradients = state.pending(&*self.model, parts, ranks.rank(), ranks.size())?;
-        let states = &state.callbacks;
         let files = CheckpointFiles::of(parts);
-        hook(&mut self.callbacks, &mut self.control, ranks, |callback, _| {
-            let state = states.get(&callback.name()).filter(|state| !state.is_null());
+        let states = &state.callbacks;
+        let names = names(&self.callbacks);
+        hook_each(&mut self.callbacks, &mut self.control, ranks, |index, callback, _| {
+            let state = states.get(&names[index]).filter(|state| !state.is_null());
             state.map_or(Ok(()), |state| callback.load_state(state.clone()))?;
             callback.on_restore(&files)
         })?;

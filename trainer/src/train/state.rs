@@ -1,6 +1,7 @@
 //! All of a run that is not weights or optimizers: with them, the checkpoint.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use burn::module::Module;
 use burn::tensor::TensorData;
@@ -36,6 +37,9 @@ pub(crate) struct RunState {
     pub(crate) global_batch: usize,
     /// Samples of an epoch, likewise.
     pub(crate) samples: usize,
+    /// What the order of the samples and random numbers follow from, likewise; an older checkpoint has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) order: Option<ReadOrder>,
     /// Metrics since the last row.
     pub(crate) since_row: Metrics,
     /// Metrics since the epoch's start.
@@ -61,6 +65,25 @@ pub(crate) struct RunState {
     /// none at that batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) kept: Option<Validated>,
+}
+
+/// What the order of the samples and random numbers follow from, beside the position.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub(crate) struct ReadOrder {
+    pub(crate) seed: u32,
+    pub(crate) shuffle: bool,
+    pub(crate) reshuffle: bool,
+    pub(crate) drop_last: bool,
+}
+
+impl fmt::Display for ReadOrder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { seed, shuffle, reshuffle, drop_last } = self;
+        write!(
+            f,
+            "the seed {seed} (shuffle {shuffle}, anew each epoch {reshuffle}, drop_last {drop_last})"
+        )
+    }
 }
 
 /// A validation's means, as bits, by the names that reports use.

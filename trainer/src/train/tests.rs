@@ -18,8 +18,9 @@ use crate::callback::Logs;
 use crate::data::Data;
 use crate::error::exit_code;
 use crate::stop::StopSignal;
-use crate::{EarlyStopping, key};
+use crate::{CsvLog, EarlyStopping, ReduceOnPlateau, key};
 
+mod asked;
 mod by_hand;
 mod continued;
 mod ends;
@@ -309,6 +310,17 @@ fn what_cannot_be_trained_is_refused_before_the_first_batch() {
         "optimizer group \"^outptu\" finds none of the parameters hidden.weight, hidden.bias, \
          norm.gamma, norm.beta, output.weight, output.bias",
     );
+    check(10, adam().clip_norm(-1.0), "clip_norm is -1, but must be more than 0");
+    check(10, adam().clip_norm(f64::NAN), "clip_norm is NaN, but must be more than 0");
+    let plateau = ReduceOnPlateau::new("val_loss").factor(10.0).boxed();
+    assert_eq!(
+        refused(10, adam(), vec![plateau]),
+        "callback ReduceOnPlateau: factor is 10, but must be more than 0 and less than 1"
+    );
+    assert_eq!(
+        refused(10, adam(), vec![CsvLog::new("a/run 1.csv").boxed()]),
+        "callback CsvLog: checkpoint file \"run 1.csv\": a name has letters, digits, `.`, `_` and `-` alone"
+    );
 }
 
 #[test]
@@ -339,14 +351,21 @@ fn hyperparameters_are_named_when_they_do_not_fit() {
 }
 
 /// What a trial needs, and no more.
-struct Tiny;
+struct Tiny {
+    id: String,
+}
 
 impl Trial for Tiny {
     type Model = Net;
     type Batch = Pair;
 
-    fn new(_: &Context) -> Result<Self> {
-        Ok(Self)
+    fn new(context: &Context) -> Result<Self> {
+        let id = context.hparam("id").and_then(Value::as_str).unwrap_or_default();
+        Ok(Self { id: id.into() })
+    }
+
+    fn continue_id(&self) -> String {
+        self.id.clone()
     }
 
     fn build_model(&self, device: &Device) -> Result<Net> {

@@ -87,6 +87,11 @@ impl Timetable {
         batches.saturating_sub(1) / self.epoch_batches
     }
 
+    /// Epochs finished after this many batches.
+    pub(crate) fn epochs_finished(&self, batches: u64) -> u64 {
+        batches / self.epoch_batches
+    }
+
     /// The epoch whose first batch comes after `batches` batches, if one begins there.
     pub(crate) fn epoch_that_begins(&self, batches: u64) -> Option<u64> {
         batches.is_multiple_of(self.epoch_batches).then(|| batches / self.epoch_batches)

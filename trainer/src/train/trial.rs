@@ -67,6 +67,11 @@ pub trait Trial: Sized {
     fn callbacks(&self) -> Vec<Box<dyn Callback>> {
         vec![]
     }
+
+    /// Which training of the trial this is: see [`Fit::continue_id`].
+    fn continue_id(&self) -> String {
+        String::new()
+    }
 }
 
 /// A trial's steps as `fit` takes them.
@@ -107,6 +112,10 @@ pub(crate) fn run_watched<T: Trial>(
     let train = context.tried(Part::BuildTrainingData, || trial.build_training_data())?;
     let validation = context.tried(Part::BuildValidationData, || trial.build_validation_data())?;
     let callbacks = trial.callbacks().into_iter().chain(watching).collect();
-    let fit = Fit::new(train).validation(validation).batch_size(batch_size).callbacks(callbacks);
+    let fit = Fit::new(train)
+        .validation(validation)
+        .batch_size(batch_size)
+        .callbacks(callbacks)
+        .continue_id(trial.continue_id());
     context.fit_with(model, optimizers, Steps(trial), fit)
 }

@@ -11,7 +11,7 @@ use super::run::Run;
 use super::save::NotTaken;
 use crate::collective::exchange;
 use crate::context::Context;
-use crate::data::panic_message;
+use crate::error::caught;
 use crate::{Error, Result, record};
 
 /// A part of a program.
@@ -59,10 +59,8 @@ impl Context {
             return act();
         }
         let start = Instant::now();
-        let done = catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|panic| {
-            let message = panic_message(&*panic);
-            Err(panicked(self, &message).into())
-        });
+        let done = catch_unwind(AssertUnwindSafe(act))
+            .unwrap_or_else(|panic| Err(caught(panic, |why| panicked(self, why))));
         if self.distributed().rank() == 0 && done.is_ok() {
             println!("test: {part}: {:.1} s", start.elapsed().as_secs_f64());
         }

@@ -69,7 +69,12 @@ fn the_worst_rank_decides_and_its_last_words_are_the_pods() {
     check(&on(fails, long), 3, Some(lines));
     check(&on("exit 78", long), 78, Some("rank 1: exit code 78"));
     check(&on(long, "exit 80"), 80, Some("rank 0: exit code 80"));
-    check(&on("exit 81", "exit 1"), 1, Some("rank 0: exit code 1"));
+    // Rank 0 fails by itself, though rank 1 is gone before.
+    let folder = tempfile::tempdir().unwrap();
+    let up = folder.path().join("up").display().to_string();
+    let last = format!("until [ -e {up} ]; do sleep 0.02; done; exit 81");
+    let first = format!("trap 'exit 1' TERM; touch {up}; while true; do sleep 0.02; done");
+    check(&on(&last, &first), 1, Some("rank 0: exit code 1"));
     check(&on("exit 81", long), 81, Some("rank 1: exit code 81"));
     check(&on("kill -SEGV $$", long), 139, Some("rank 1: ended by signal 11"));
     let words = r#"echo '{"code":1,"message":"it said so"}' >$STOKER_TERMINATION_FILE; exit 1"#;

@@ -80,3 +80,19 @@ fn the_same_name_goes_on_where_it_was_and_another_begins_with_the_weights() {
         assert_eq!((batches, resumed), (8, warm.clone()), "stopped at {stop_at}");
     }
 }
+
+#[test]
+fn a_trial_says_which_training_it_is() {
+    let _stream = alone_on_the_stream();
+    let folder = tempfile::tempdir().unwrap();
+    let train = |id: &str| {
+        let hyperparameters = json!({"global_batch_size": 50, "id": id});
+        let standalone = Standalone { hyperparameters, ..alone(Some(folder.path()), 2) };
+        run_trial::<Tiny>(&standalone.context().unwrap()).unwrap();
+        checkpoints(folder.path())
+    };
+    assert_eq!(train("a"), ["000000000002-0"]);
+    assert_eq!(train("a"), ["000000000002-0"]);
+    // Its two batches come after the two before.
+    assert_eq!(train("b"), ["000000000002-0", "000000000004-2"]);
+}

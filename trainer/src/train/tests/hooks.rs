@@ -216,8 +216,16 @@ impl Callback for Chief {
 
 #[test]
 fn a_chief_alone_may_watch_a_gang_and_not_change_it() {
+    struct Slows;
+    impl Callback for Slows {
+        fn on_epoch_end(&mut self, _: u64, _: &Logs, control: &mut Control) -> Result<()> {
+            control.scale_learning_rate(0.5);
+            Ok(())
+        }
+    }
     let call = |ranks: &Distributed, epoch| {
-        let mut callbacks = vec![Chief.boxed()];
+        // What another asks for before it in the same hook hides nothing.
+        let mut callbacks = vec![Slows.boxed(), Chief.boxed()];
         let mut control = Control::default();
         let done = hook(&mut callbacks, &mut control, ranks, |callback, control| {
             callback.on_epoch_end(epoch, &Logs::new(), control)

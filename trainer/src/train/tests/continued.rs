@@ -94,5 +94,5 @@ fn a_trial_says_which_training_it_is() {
     assert_eq!(train("a"), ["000000000002-0"]);
     assert_eq!(train("a"), ["000000000002-0"]);
     // Its two batches come after the two before.
-    assert_eq!(train("b"), ["000000000002-0", "000000000004-2"]);
+    assert_eq!(train("b"), ["000000000002-0", "000000000004-1"]);
 }

@@ -140,6 +140,11 @@ impl Storage {
         self.with_patience(patience)
     }
 
+    /// The folder of this machine that the root is, if it is one.
+    pub fn folder(&self) -> Option<&std::path::Path> {
+        self.folder.as_deref()
+    }
+
     /// The address that it was opened with.
     pub fn url(&self) -> &str {
         &self.url
@@ -173,7 +178,7 @@ impl Storage {
         if self.parts.is_some() {
             let size = self.retry(path, || self.store.head(&location)).await?.size;
             if size >= LARGE_BYTES as u64 {
-                return self.get_parts(path, &location, size).await;
+                return self.get_parts(path, &location, 0..size).await;
             }
         }
         self.retry(path, || async { self.store.get(&location).await?.bytes().await }).await
@@ -193,7 +198,12 @@ impl Storage {
             return Ok(Bytes::new());
         }
         let location = self.location(path)?;
-        let bytes = self.retry(path, || self.store.get_range(&location, range.clone())).await?;
+        // In one request it would have to come within the time that one may take, each time from its start on.
+        let is_large = self.parts.is_some() && range.end - range.start >= LARGE_BYTES as u64;
+        let bytes = match is_large {
+            true => self.get_parts(path, &location, range.clone()).await?,
+            false => self.retry(path, || self.store.get_range(&location, range.clone())).await?,
+        };
         if bytes.len() as u64 == range.end - range.start {
             return Ok(bytes);
         }
@@ -213,18 +223,29 @@ impl Storage {
     ///
     /// The storage failed.
     pub async fn list(&self, prefix: &str) -> Result<Vec<String>, StorageError> {
+        Ok(self.list_sized(prefix).await?.into_iter().map(|(path, _)| path).collect())
+    }
+
+    /// As [`list`](Self::list), with each object's bytes. Some stores list folders too, as if they were
+    /// objects of 0 bytes.
+    ///
+    /// # Errors
+    ///
+    /// The storage failed.
+    pub async fn list_sized(&self, prefix: &str) -> Result<Vec<(String, u64)>, StorageError> {
         let location = self.location(prefix)?;
         let found = self.retry(prefix, || async {
-            self.store.list(Some(&location)).map_ok(|it| it.location).try_collect::<Vec<_>>().await
+            let listed = self.store.list(Some(&location)).map_ok(|it| (it.location, it.size));
+            listed.try_collect::<Vec<_>>().await
         });
-        let relative = |path: &Path| -> Option<String> {
+        let relative = |(path, size): &(Path, u64)| -> Option<(String, u64)> {
             let names: Vec<String> =
                 path.prefix_match(&self.prefix)?.map(|it| it.as_ref().to_owned()).collect();
-            Some(names.join("/"))
+            Some((names.join("/"), *size))
         };
-        let mut paths: Vec<String> = found.await?.iter().filter_map(relative).collect();
-        paths.sort();
-        Ok(paths)
+        let mut found: Vec<_> = found.await?.iter().filter_map(relative).collect();
+        found.sort();
+        Ok(found)
     }
 
     /// Deletes an object. One that is not there is none the worse.
@@ -397,15 +418,16 @@ impl Storage {
         &self,
         path: &str,
         location: &Path,
-        size: u64,
+        range: std::ops::Range<u64>,
     ) -> Result<Bytes, StorageError> {
+        let end = range.end;
         let get = |start: u64| async move {
-            let range = start..size.min(start + PART_BYTES as u64);
+            let range = start..end.min(start + PART_BYTES as u64);
             self.retry(path, || self.store.get_range(location, range.clone())).await
         };
-        let starts = (0..size).step_by(PART_BYTES);
-        let mut parts = stream::iter(starts.map(get)).buffered(PARTS_IN_FLIGHT);
-        let mut whole = BytesMut::with_capacity(usize::try_from(size).unwrap_or(0));
+        let num_bytes = usize::try_from(end - range.start).unwrap_or(0);
+        let mut parts = stream::iter(range.step_by(PART_BYTES).map(get)).buffered(PARTS_IN_FLIGHT);
+        let mut whole = BytesMut::with_capacity(num_bytes);
         while let Some(part) = parts.try_next().await? {
             whole.extend_from_slice(&part);
         }

@@ -19,13 +19,15 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use stoker_api::contract::ExitCode;
 use stoker_api::names::{ENV_DATA_CACHE, ENV_DATA_CACHE_BYTES};
 use stoker_storage::Storage;
 
 use crate::collective::Doing;
 use crate::context::Context;
 use crate::data::{At, Data, Source};
-use crate::error::Infrastructure;
+use crate::error::{Infrastructure, Interrupted};
+use crate::stop::StopSignal;
 use crate::{Error, Result};
 
 mod build;
@@ -72,12 +74,15 @@ pub struct DataCache {
     root: PathBuf,
     bytes_max: Option<u64>,
     shared: Option<Shared>,
+    /// Asks to leave, where a set is made or waited for.
+    stop: StopSignal,
 }
 
 impl DataCache {
     /// The cache in this folder.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into(), bytes_max: None, shared: None }
+        let stop = StopSignal::default();
+        Self { root: root.into(), bytes_max: None, shared: None, stop }
     }
 
     /// That of this machine: `STOKER_DATA_CACHE`, or else `stoker-data` in the user's cache folder, of
@@ -162,25 +167,39 @@ impl DataCache {
         .into())
     }
 
+    fn leave_if_asked(&self, place: &Place) -> Result<()> {
+        match self.stop.is_set() {
+            true => {
+                let why = format!("asked to leave before {place} was there");
+                Err(Interrupted { code: ExitCode::Preempted, fenced: false, why }.into())
+            }
+            false => Ok(()),
+        }
+    }
+
     /// Downloads or builds what is not there, unless another process has while this one waited. Gives
     /// the lock of one who uses what was made.
     fn make<T, I, F>(&self, place: &Place, build: &mut Option<F>) -> Result<Option<File>>
     where
-        T: Serialize,
+        T: Serialize + DeserializeOwned,
         I: IntoIterator<Item = Result<T>>,
         F: FnOnce() -> Result<I>,
     {
-        let builder = place.lock_to_build()?;
+        let builder = place.lock_to_build(|| self.leave_if_asked(place))?;
         if let Found::Whole(_) = Set::find(place)? {
             return Ok(None);
         }
         place.clear()?;
         let room = room::Room::new(&self.root, self.bytes_max, place)?;
+        let mut is_damaged = false;
         if let Some(shared) = &self.shared {
             match shared.download(place, &room) {
                 Ok(true) => return publish(place).map(Some),
                 Ok(false) => {}
-                Err(error) => eprintln!("stoker: {place} is not taken from the bucket: {error}"),
+                Err(error) => {
+                    is_damaged = shared::is_damage(&error);
+                    eprintln!("stoker: {place} is not taken from the bucket: {error}");
+                }
             }
         }
         let Some(build) = build.take() else {
@@ -190,7 +209,10 @@ impl DataCache {
             );
             return Err(Infrastructure(text).into());
         };
-        let built = build().and_then(|items| build::write(place, items, &room));
+        let built = build().and_then(|items| {
+            let asked = |item| self.leave_if_asked(place).and(item);
+            build::write(place, items.into_iter().map(asked), &room)
+        });
         if let Err(error) = built {
             place.clear()?;
             return Err(error);
@@ -198,7 +220,7 @@ impl DataCache {
         let reader = publish(place)?;
         drop(builder);
         if let Some(shared) = &self.shared
-            && let Err(error) = shared.upload(place)
+            && let Err(error) = shared.upload(place, is_damaged)
         {
             eprintln!("stoker: {place} is not in the bucket, other machines build it: {error}");
         }
@@ -222,7 +244,8 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// What `build` failed with; a name that is no file's; a disk that fails or is full.
+    /// What `build` failed with; a name that is no file's; a disk that fails or is full;
+    /// [`Interrupted`] where it was asked to leave meanwhile.
     pub fn cached<T, I>(
         &self,
         id: &str,
@@ -235,6 +258,7 @@ impl Context {
         I: IntoIterator<Item = Result<T>>,
     {
         let cache = DataCache::standard()?.shared(self.shared_sets()?);
+        let cache = DataCache { stop: self.stop.clone(), ..cache };
         // Building takes as long as it takes: nobody is to take this rank for stuck.
         self.distributed().tick(Doing::Wait);
         let cached = cache.open(id, version, split, build);
@@ -298,14 +322,17 @@ impl<T: DeserializeOwned> Cached<T> {
     /// of another type.
     pub fn get(&self, sample: usize) -> Result<T> {
         let Inner { set, place, .. } = &*self.inner;
+        if sample >= self.samples {
+            return Err(format!("{place} has no sample {sample}, but {}", self.samples).into());
+        }
         let bytes = set.record(sample).map_err(|why| -> Error {
             place.distrust();
             let text = format!("{place}: {why}; it is made anew when it is opened next");
             Infrastructure(text).into()
         })?;
-        Ok(postcard::from_bytes(bytes).map_err(|error| {
+        Ok(build::decode(bytes).map_err(|why| {
             format!(
-                "{place}: sample {sample} is of another type than the program's: {error}; give what \
+                "{place}: sample {sample} is of another type than the program's: {why}; give what \
                  is stored now another version"
             )
         })?)

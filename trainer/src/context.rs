@@ -63,6 +63,13 @@ impl Context {
         context
     }
 
+    /// The same session on another device.
+    pub(crate) fn on(self, device: Device) -> Self {
+        let context = Self { device, ..self };
+        context.seed_weights();
+        context
+    }
+
     /// The way out to runner and storage, for a moment. After a panic elsewhere rows and reports can still
     /// be sent.
     pub(crate) fn outlet(&self) -> MutexGuard<'_, Outlet> {

@@ -29,6 +29,21 @@ impl Place {
     }
 }
 
+/// The device of a worker of an inference job, as [`Place::of`] that of a rank. Workers of one machine each see all of its
+/// GPUs, and share these evenly.
+///
+/// # Errors
+///
+/// As [`Place::of`].
+pub(crate) fn of_worker(slot: u32) -> Result<Device> {
+    Ok(Place::of(shared(slot, num_gpus()))?.device)
+}
+
+/// The GPU of a worker where there are so many.
+fn shared(slot: u32, gpus: Option<usize>) -> usize {
+    usize::try_from(slot).unwrap_or_default() % gpus.unwrap_or(1).max(1)
+}
+
 /// The GPU of a rank, given how many are visible; `None`: programs of this build use none.
 fn chosen(wish: Option<&str>, local_rank: usize, gpus: Option<usize>) -> Result<Option<usize>> {
     let has_own = gpus.is_some_and(|num| local_rank < num);
@@ -104,6 +119,19 @@ fn num_gpus() -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn workers_share_the_gpus_of_a_machine() {
+        let check = |gpus, expected: [usize; 5]| {
+            let found: Vec<usize> = (0..5).map(|slot| shared(slot, gpus)).collect();
+            assert_eq!(found, expected, "{gpus:?}");
+        };
+        check(None, [0; 5]);
+        check(Some(0), [0; 5]);
+        check(Some(1), [0; 5]);
+        check(Some(2), [0, 1, 0, 1, 0]);
+        check(Some(8), [0, 1, 2, 3, 4]);
+    }
 
     #[test]
     fn each_rank_of_a_pod_has_its_own_gpu_and_none_trains_elsewhere_unasked() {

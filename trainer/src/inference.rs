@@ -11,7 +11,10 @@
 //! shard. Nothing depends on who is first: two that do the same shard write two parts, and one commit stays.
 
 mod alone;
+#[cfg(feature = "parquet")]
+mod cell;
 mod finish;
+mod names;
 mod output;
 mod parts;
 mod plan;
@@ -30,10 +33,11 @@ use std::process;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use stoker_api::contract::ExitCode;
-use stoker_api::inference::{InferenceTask, Role, RowFormat};
+use stoker_api::inference::{InferenceTask, Role};
 use stoker_api::names::ENV_TRIAL_CONFIG;
 
 use crate::context::Context;
+use crate::device;
 use crate::error::{Infrastructure, Interrupted};
 use crate::train::program;
 use crate::{Error, InvalidInput, Result};
@@ -124,18 +128,21 @@ pub fn infer_with<T: Inference>(arguments: impl IntoIterator<Item = String>) -> 
 /// Sees to it that there is a plan where one is needed, and takes the checkpoint from it.
 fn prepare(mut context: Context, is_alone: bool) -> Result<Context> {
     let task = task(&context)?;
-    let has_hyperparameters = task.has_hyperparameters;
     if is_alone || task.role == Role::Plan {
         plan::plan(&context)?;
+    }
+    if is_alone {
+        plan::refuse_stale(&context)?;
     }
     if is_alone || task.role == Role::Work {
         let pinned = output::Output::open(&context)?.plan()?.checkpoint;
         if let Some(pinned) =
-            pinned.as_ref().filter(|it| !has_hyperparameters && it.hyperparameters.is_object())
+            pinned.as_ref().filter(|it| !task.has_hyperparameters && it.hyperparameters.is_object())
         {
             context.config.hyperparameters = pinned.hyperparameters.clone();
         }
         context.pinned = pinned;
+        context = context.on(device::of_worker(task.slot)?);
     }
     Ok(context)
 }
@@ -176,7 +183,7 @@ fn say(line: &str) {
 
 /// A format that this program was built without.
 #[cfg(not(feature = "parquet"))]
-fn not_built(format: RowFormat) -> Error {
+fn not_built(format: stoker_api::inference::RowFormat) -> Error {
     let text = format!(
         "this program reads and writes no {format:?}: build it with the feature `parquet` of stoker-trainer"
     );

@@ -144,6 +144,7 @@ async fn check(storage: Storage) {
     assert_eq!(storage.list("a/b").await.unwrap().len(), 30);
     assert_eq!(storage.list("").await.unwrap().len(), 31);
     assert_eq!(storage.list("nowhere").await.unwrap(), Vec::<String>::new());
+    assert_eq!(storage.list_sized("a/b").await.unwrap()[4], ("a/b/04".to_owned(), 3));
     storage.put("a/c/d/e", "zz".into()).await.unwrap();
     assert_eq!(storage.size("a/c/d/e").await.unwrap(), Some(2));
     assert_eq!(storage.size("a/c/d").await.unwrap(), None);
@@ -209,7 +210,23 @@ async fn a_large_object_survives_failures_of_its_parts() {
         let bytes = Bytes::from(bytes);
         storage.put("large", bytes.clone()).await.unwrap();
         assert!(storage.get("large").await.unwrap() == bytes, "other bytes came back");
+        let range = storage.get_range("large", 1_000_001..19_999_999).await.unwrap();
+        assert!(range == bytes.slice(1_000_001..19_999_999), "other bytes of it came back");
     }
+}
+
+/// No request of many bytes is through in the time that one may take.
+#[tokio::test(start_paused = true)]
+async fn a_large_range_comes_in_parts() {
+    let store = Flaky::new(u64::MAX, std::io::ErrorKind::ConnectionReset);
+    let storage = Storage::from_store(store.clone(), "slow://root").with_parts(store.clone());
+    storage.put("large", vec![7; 40 << 20].into()).await.unwrap();
+    let before = store.count.load(Ordering::Relaxed);
+    let range = storage.get_range("large", 3..36 << 20).await.unwrap();
+    assert_eq!(range.len(), (36 << 20) - 3);
+    assert_eq!(store.count.load(Ordering::Relaxed) - before, 5, "requests");
+    let error = storage.get_range("large", 0..41 << 20).await.unwrap_err().to_string();
+    assert!(error.contains("\"large\""), "{error}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -30,8 +30,8 @@ impl Place {
         }
     }
 
-    /// As the one that makes the set. Waits for another that does, and says for whom.
-    pub(super) fn lock_to_build(&self) -> Result<File> {
+    /// As the one that makes the set. Waits for another that does, and says for whom; ends with what `leave` ends with.
+    pub(super) fn lock_to_build(&self, leave: impl Fn() -> Result<()>) -> Result<File> {
         let path = self.lock_file("build");
         let mut file = open(&path)?;
         let mut has_said = false;
@@ -45,6 +45,7 @@ impl Place {
                 let who = whose(&mut file).unwrap_or_else(|| "another process".into());
                 eprintln!("stoker: waits for {who}, which builds {self}");
             }
+            leave()?;
             std::thread::sleep(WAIT_PAUSE);
         }
         // For those who wait; a name that cannot be written is a wait without one.

@@ -54,7 +54,7 @@ impl Place {
 
     /// What is being made.
     pub(super) fn half(&self) -> PathBuf {
-        self.parent.join(format!(".{}.half", self.split.name()))
+        half_of(&self.parent, self.split)
     }
 
     pub(super) fn lock_file(&self, of: &str) -> PathBuf {
@@ -92,6 +92,11 @@ impl Place {
         fs::rename(&half, &folder).map_err(|error| failed("rename", &half, &error))?;
         sync(&self.parent)
     }
+}
+
+/// Where a set of this version is made.
+pub(super) fn half_of(version: &Path, split: Split) -> PathBuf {
+    version.join(format!(".{}.half", split.name()))
 }
 
 /// Removes a folder in one step for those who look, then what is in it.

@@ -8,7 +8,7 @@ use stoker_api::names::ENV_DATA_CACHE_BYTES;
 
 use super::Split;
 use super::manifest::{MANIFEST, Manifest};
-use super::place::{GONE, Place, failed, remove};
+use super::place::{GONE, Place, failed, half_of, remove};
 use crate::Result;
 
 /// The bound of a cache, seen from a set that is being made.
@@ -37,18 +37,18 @@ impl Room {
                     .map_err(|error| failed("measure", root, &error.into()))?;
                 let free = disk.f_bavail.saturating_mul(disk.f_frsize);
                 let taken: u64 = room.others().iter().map(|it| it.bytes).sum();
-                (free + taken) / 2
+                (free + taken + room.building()) / 2
             }
         };
         Ok(room)
     }
 
-    /// Makes room for so many bytes of the new set.
+    /// Whether the new set may be so large.
     ///
     /// # Errors
     ///
-    /// It alone would take more than all may.
-    pub(super) fn make(&self, bytes: u64) -> Result<()> {
+    /// It alone takes more than all may.
+    pub(super) fn admit(&self, bytes: u64) -> Result<()> {
         if bytes > self.bytes_max && bytes > super::build::SEGMENT_BYTES {
             let text = format!(
                 "{} is larger than the cache may be, {} bytes: set {ENV_DATA_CACHE_BYTES} to more, or is it \
@@ -57,9 +57,19 @@ impl Room {
             );
             return Err(text.into());
         }
+        Ok(())
+    }
+
+    /// Makes room for so many bytes of the new set, which may have no more than all may.
+    ///
+    /// # Errors
+    ///
+    /// What is to go cannot be removed.
+    pub(super) fn make(&self, bytes: u64) -> Result<()> {
+        let bytes = bytes.min(self.bytes_max);
         self.sweep();
         let mut others = self.others();
-        let mut taken: u64 = others.iter().map(|it| it.bytes).sum();
+        let mut taken = self.building() + others.iter().map(|it| it.bytes).sum::<u64>();
         others.sort_by(|a, b| (a.used, &a.folder).cmp(&(b.used, &b.folder)));
         for other in others {
             if taken.saturating_add(bytes) <= self.bytes_max {
@@ -80,6 +90,7 @@ impl Room {
                 let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
                 if name.starts_with(GONE) {
                     let _ = fs::remove_dir_all(&folder);
+                    continue;
                 }
                 let split = name.strip_prefix('.').and_then(|it| it.strip_suffix(".half"));
                 let Some(split) = split.filter(|_| folder != self.own.half()) else { continue };
@@ -89,6 +100,16 @@ impl Room {
                 }
             }
         }
+    }
+
+    /// Bytes so far of all sets that other processes are making.
+    fn building(&self) -> u64 {
+        let versions = folders(&self.root).into_iter().flat_map(|id| folders(&id));
+        let halves = versions
+            .flat_map(|it| [Split::Training, Split::Validation].map(|split| half_of(&it, split)));
+        let others = halves.filter(|it| *it != self.own.half());
+        let files = others.flat_map(|it| fs::read_dir(it).into_iter().flatten().flatten());
+        files.filter_map(|it| it.metadata().ok()).map(|it| it.len()).sum()
     }
 
     /// All whole sets but the own.

@@ -56,11 +56,8 @@ impl Set {
         self.firsts.last().copied().unwrap_or_default()
     }
 
-    /// The bytes of a sample.
+    /// The bytes of a sample, of which there are [`len`](Self::len).
     pub(super) fn record(&self, sample: usize) -> Result<&[u8], String> {
-        if sample >= self.len() {
-            return Err(format!("there is no sample {sample}, but {}", self.len()));
-        }
         let segment = self.firsts.partition_point(|first| *first <= sample) - 1;
         self.segments[segment].record(sample - self.firsts[segment])
     }

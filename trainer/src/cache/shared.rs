@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use super::manifest::{Entry, MANIFEST, Manifest};
 use super::place::{Place, failed};
 use super::room::Room;
-use crate::Result;
+use crate::{Error, Result};
 
 /// Segments on the way at once.
 const TRANSFERS_MAX: usize = 4;
@@ -47,6 +47,7 @@ impl Shared {
             Err(error) => return Err(error.into()),
         };
         let manifest = Manifest::parse(place, &text)?;
+        room.admit(manifest.bytes())?;
         room.make(manifest.bytes())?;
         let downloaded = self.rt.block_on(self.fetch(place, &manifest));
         if let Err(error) = downloaded {
@@ -60,8 +61,10 @@ impl Shared {
     async fn fetch(&self, place: &Place, manifest: &Manifest) -> Result<()> {
         let folder = place.half();
         let (mut waiting, mut fetches) = (manifest.segments.iter().cloned(), JoinSet::new());
+        let mut failed = None;
         loop {
-            while fetches.len() < TRANSFERS_MAX
+            while failed.is_none()
+                && fetches.len() < TRANSFERS_MAX
                 && let Some(entry) = waiting.next()
             {
                 let (storage, folder) = (self.storage.clone(), folder.clone());
@@ -75,15 +78,21 @@ impl Shared {
                     &self.rt,
                 );
             }
+            // After a failure too: a thread that stores a segment cannot be stopped, and would write into the folder
+            // that the set is built in next.
             match fetches.join_next().await {
-                Some(fetched) => fetched??,
-                None => return Ok(()),
+                Some(fetched) => {
+                    if let Err(error) = fetched.map_err(Error::from).flatten() {
+                        failed.get_or_insert(error);
+                    }
+                }
+                None => return failed.map_or(Ok(()), Err),
             }
         }
     }
 
-    /// Stores a set that is whole on this machine, unless it is there.
-    pub(super) fn upload(&self, place: &Place) -> Result<()> {
+    /// Stores a set that is whole on this machine, unless it is there; `anew`, in place of a damaged one.
+    pub(super) fn upload(&self, place: &Place, anew: bool) -> Result<()> {
         let _reader = place.lock_for_use()?;
         let folder = place.folder();
         let path = folder.join(MANIFEST);
@@ -91,7 +100,7 @@ impl Shared {
         let manifest = Manifest::parse(place, &text)?;
         let target = self.path(place, MANIFEST);
         self.rt.block_on(async {
-            if self.storage.exists(&target).await? {
+            if !anew && self.storage.exists(&target).await? {
                 return Ok(());
             }
             for entry in &manifest.segments {
@@ -104,6 +113,17 @@ impl Shared {
     }
 }
 
+/// A segment, and the SHA-256 that it has in place of its own.
+#[derive(Debug, thiserror::Error)]
+#[error("{0} has SHA-256 {1} in the bucket; what is built here is stored in its place")]
+struct Damaged(String, String);
+
+/// Whether a set could not be downloaded because segments in the bucket are damaged or gone.
+pub(super) fn is_damage(error: &Error) -> bool {
+    let is_gone = |it: &StorageError| matches!(it, StorageError::NotFound { .. });
+    error.is::<Damaged>() || error.downcast_ref::<StorageError>().is_some_and(is_gone)
+}
+
 /// The name of a segment in the bucket.
 fn object(entry: &Entry) -> String {
     format!("{}.seg", entry.sha256)
@@ -113,7 +133,7 @@ fn object(entry: &Entry) -> String {
 fn store(folder: &Path, entry: &Entry, bytes: &Bytes) -> Result<()> {
     let actual = hash::sha256_hex(bytes);
     if actual != entry.sha256 {
-        return Err(format!("{} has SHA-256 {actual} in the bucket", object(entry)).into());
+        return Err(Damaged(object(entry), actual).into());
     }
     let path = folder.join(&entry.file);
     let written = File::create_new(&path)

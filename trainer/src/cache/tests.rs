@@ -162,15 +162,16 @@ fn what_killed_processes_have_left_goes_but_not_what_is_being_built() {
     let (root, builds) = (tempfile::tempdir().unwrap(), AtomicUsize::new(0));
     let version = root.path().join("a/v1");
     let [gone, half, building] =
-        [".gone-1-training", ".training.half", ".validation.half"].map(|it| version.join(it));
+        [".gone-1-.training.half", ".training.half", ".validation.half"].map(|it| version.join(it));
     for folder in [&gone, &half, &building] {
         std::fs::create_dir_all(folder).unwrap();
         std::fs::write(folder.join("00000.seg"), "half").unwrap();
     }
     let place = Place::new(root.path(), "a", "v1", Split::Validation).unwrap();
-    let _builder = place.lock_to_build().unwrap();
+    let _builder = place.lock_to_build(|| Ok(())).unwrap();
     open(&DataCache::new(root.path()), "b", 10, &builds).unwrap();
     assert_eq!([gone.exists(), half.exists(), building.exists()], [false, false, true]);
+    assert!(!version.join("gone-1-.training.build").exists(), "a lock of nothing");
 }
 
 #[test]
@@ -181,6 +182,55 @@ fn a_set_without_an_end_is_refused_before_it_fills_the_disk() {
     let error = cache.open::<Vec<u8>, _>("a", "v1", Split::Training, large).unwrap_err();
     assert!(error.to_string().contains("STOKER_DATA_CACHE_BYTES to more"), "{error}");
     assert!(!root.path().join("a/v1/.training.half/00000.seg").exists());
+}
+
+#[test]
+fn a_set_is_refused_for_what_it_takes_and_not_for_what_it_might() {
+    let root = tempfile::tempdir().unwrap();
+    let cache = DataCache::new(root.path()).bytes_max(90_000_000);
+    let items =
+        |mega: usize| move || Ok(std::iter::repeat_with(|| Ok(vec![1_u8; 1 << 20])).take(mega));
+    cache.open::<Vec<u8>, _>("a", "v1", Split::Training, items(80)).unwrap();
+    let error = cache.open::<Vec<u8>, _>("b", "v1", Split::Training, items(90)).unwrap_err();
+    assert!(error.to_string().contains("is larger than the cache may be, 90000000"), "{error}");
+}
+
+#[test]
+fn what_others_are_building_counts() {
+    let (root, builds) = (tempfile::tempdir().unwrap(), AtomicUsize::new(0));
+    let cache = DataCache::new(root.path()).bytes_max(build::SEGMENT_BYTES + 250_000);
+    let first = open(&cache, "a", 100, &builds).unwrap();
+    drop(first);
+    let place = Place::new(root.path(), "b", "v1", Split::Validation).unwrap();
+    let _builder = place.lock_to_build(|| Ok(())).unwrap();
+    place.clear().unwrap();
+    std::fs::write(place.half().join("00000.seg"), vec![0; 200_000]).unwrap();
+    open(&cache, "c", 100, &builds).unwrap();
+    assert!(!segment(root.path(), "a").exists(), "there is no room for it");
+    assert!(place.half().join("00000.seg").exists());
+}
+
+#[test]
+fn who_is_asked_to_leave_neither_builds_nor_waits_on() {
+    let (root, stop) = (tempfile::tempdir().unwrap(), crate::stop::StopSignal::default());
+    let cache = DataCache { stop: stop.clone(), ..DataCache::new(root.path()) };
+    let check = |error: Error| {
+        assert!(error.to_string().contains("asked to leave before data set a v1"), "{error}");
+        assert_eq!(crate::error::exit_code(&*error), ExitCode::Preempted);
+    };
+    let long = || {
+        Ok((0_u32..100_000).map(|index| {
+            if index == 1000 {
+                stop.set();
+            }
+            Ok(index)
+        }))
+    };
+    check(cache.open::<u32, _>("a", "v1", Split::Training, long).unwrap_err());
+    let place = Place::new(root.path(), "a", "v1", Split::Training).unwrap();
+    assert_eq!(std::fs::read_dir(place.half()).unwrap().count(), 0);
+    let _builder = place.lock_to_build(|| Ok(())).unwrap();
+    check(cache.open::<u32, _>("a", "v1", Split::Training, || Ok([Ok(1)])).unwrap_err());
 }
 
 #[test]
@@ -203,15 +253,78 @@ fn what_cannot_be_is_said() {
     let other = cache.open("a", "v1", Split::Training, || Ok([Ok("text".to_owned())])).unwrap();
     let error = other.get(0).unwrap_err().to_string();
     assert!(error.contains("sample 0 is of another type than the program's"), "{error}");
+    let checked = root.path().join("a/v1/training/checked.json");
+    assert!(checked.exists());
     let error = other.get(1).unwrap_err().to_string();
-    assert!(error.contains("there is no sample 1, but 1"), "{error}");
+    assert!(error.contains("data set a v1 (training) has no sample 1, but 1"), "{error}");
+    assert!(checked.exists(), "a wrong number is taken for damage");
+}
+
+#[test]
+fn a_sample_of_another_type_is_refused_though_it_could_be_read() {
+    let root = tempfile::tempdir().unwrap();
+    let cache = DataCache::new(root.path());
+    let first = || Ok([Ok((7_u32, vec![0.5_f32, 1.5]))]);
+    cache.open("a", "v1", Split::Training, first).unwrap();
+    // The length of the list is taken for the number.
+    let other = || Ok([Ok((7_u32, 2_u32))]);
+    let error = cache.open("a", "v1", Split::Training, other).unwrap().get(0).unwrap_err();
+    let error = error.to_string();
+    assert!(error.contains("another type than the program's: 8 of its 10 bytes"), "{error}");
+}
+
+#[test]
+fn a_sample_that_cannot_be_read_back_is_refused_as_it_is_built() {
+    #[derive(serde::Deserialize, Serialize)]
+    struct Labelled {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        label: Option<u32>,
+        pixels: Vec<u8>,
+    }
+    let root = tempfile::tempdir().unwrap();
+    let of = |label| Ok(Labelled { label, pixels: vec![9, 9] });
+    let build = || Ok([of(Some(1)), of(None), Err("later samples are built".into())]);
+    let opened = DataCache::new(root.path()).open("a", "v1", Split::Training, build);
+    let error = opened.unwrap_err().to_string();
+    assert!(error.contains("cannot be read back") && error.contains("leave out"), "{error}");
+}
+
+/// The others are on the way when the first is found damaged.
+#[test]
+fn nothing_of_a_failed_download_comes_into_the_folder_that_is_built_in_next() {
+    let context = alone(None);
+    let rt = context.outlet().runtime().clone();
+    let [bucket, here] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let storage = Storage::open(bucket.path().to_str().unwrap(), None).unwrap();
+    let shared = Shared::new(rt, storage, "ml/datasets");
+    let place = Place::new(here.path(), "a", "v1", Split::Training).unwrap();
+    place.clear().unwrap();
+    // Sizes such that the damaged one is through while the others are made sums of.
+    let segments = [12_usize, 20, 20, 20].iter().enumerate().map(|(number, mega)| {
+        let mut writer = segment::Writer::new(&place.half(), number).unwrap();
+        writer.record(&vec![number as u8; mega << 20]).unwrap();
+        writer.finish().unwrap()
+    });
+    let manifest = manifest::Manifest::new(&place, segments.collect());
+    manifest.write(&place.half()).unwrap();
+    place.publish().unwrap();
+    shared.upload(&place, false).unwrap();
+    let stored = bucket.path().join("ml/datasets/a/v1/training");
+    let first = stored.join(format!("{}.seg", manifest.segments[0].sha256));
+    std::fs::write(first, vec![0; 12 << 20]).unwrap();
+    place.clear().unwrap();
+    let room = room::Room::new(here.path(), None, &place).unwrap();
+    let error = shared.download(&place, &room).unwrap_err().to_string();
+    assert!(error.contains("in the bucket"), "{error}");
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    assert_eq!(std::fs::read_dir(place.half()).unwrap().count(), 0);
 }
 
 #[test]
 fn another_machine_downloads_and_does_not_build() {
     let context = alone(None);
     let rt = context.outlet().runtime().clone();
-    let [bucket, one, two, three] = [(); 4].map(|()| tempfile::tempdir().unwrap());
+    let [bucket, one, two, three, four] = [(); 5].map(|()| tempfile::tempdir().unwrap());
     let storage = Storage::open(bucket.path().to_str().unwrap(), None).unwrap();
     let shared = || Some(Shared::new(rt.clone(), storage.clone(), "ml/datasets"));
     let (builds, of) = (AtomicUsize::new(0), |root: &Path| DataCache::new(root).shared(shared()));
@@ -231,6 +344,9 @@ fn another_machine_downloads_and_does_not_build() {
         }
     }
     check_all(&open(&of(three.path()), "a", 50, &builds).unwrap(), 50);
+    assert_eq!(builds.load(Ordering::Relaxed), 2);
+    // It was mended by who has found it.
+    check_all(&open(&of(four.path()), "a", 50, &builds).unwrap(), 50);
     assert_eq!(builds.load(Ordering::Relaxed), 2);
 }
 

@@ -12,7 +12,7 @@
 //! # Ok::<(), stoker_trainer::datasets::DataError>(())
 //! ```
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::Path;
 
@@ -167,8 +167,9 @@ impl Options {
             return Err(malformed(file, String::new(), "at least one row".into(), "none".into()));
         }
         let classes = classes(&texts);
-        let labels = texts.iter().filter_map(|it| classes.iter().position(|class| class == it));
-        let labels = labels.collect();
+        let numbers: BTreeMap<&String, usize> =
+            classes.iter().enumerate().map(|(number, class)| (class, number)).collect();
+        let labels = texts.iter().filter_map(|it| numbers.get(it).copied()).collect();
         let names = features.iter().map(|index| names[*index].clone()).collect();
         Ok(Table { features: values, labels, classes, names, rows })
     }

@@ -90,12 +90,12 @@ impl Cache {
         let url = match parse(address)? {
             Place::Here(path) => {
                 let shown = path.display().to_string();
-                let hash = Hash::of(&path).map_err(|source| DataError::read(&shown, source));
-                return match &sha256 {
-                    Some(expected) => hash?.check(&shown, expected).map(|()| path),
-                    None if path.exists() => Ok(path),
-                    None => hash.map(|_| path),
+                let checked = match &sha256 {
+                    Some(expected) => Hash::of(&path).map(|it| it.check(&shown, expected)),
+                    // A file of any size costs nothing.
+                    None => fs::metadata(&path).map(|_| Ok(())),
                 };
+                return checked.map_err(|source| DataError::read(&shown, source))?.map(|()| path);
             }
             Place::There(url) => url,
         };
@@ -106,7 +106,10 @@ impl Cache {
         let path = folder.join(file_name(&url));
         // Where the file system has no locks, two may download at once: the renames keep it right.
         let lock = File::create(folder.join(".lock")).ok();
-        let _held = lock.as_ref().map(File::lock);
+        let held = lock.as_ref().map(File::lock);
+        if matches!(held, Some(Ok(()))) {
+            Part::sweep(&folder);
+        }
         if path.exists() && is_as_kept(&path, sha256.as_deref()) {
             return Ok(path);
         }
@@ -239,6 +242,21 @@ impl Part {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         Self(folder.join(format!(".{now}-{}-{count}.part", std::process::id())))
     }
+}
+
+impl Part {
+    /// Removes what killed processes have left, where nobody else downloads.
+    fn sweep(folder: &Path) {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            if entry.path().extension().is_some_and(|it| it == "part") && is_hidden(&entry) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+}
+
+fn is_hidden(entry: &fs::DirEntry) -> bool {
+    entry.file_name().as_encoded_bytes().starts_with(b".")
 }
 
 impl Drop for Part {

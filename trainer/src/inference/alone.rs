@@ -1,7 +1,8 @@
 //! A program that puts rows through a model and that no runner has started.
 
 use stoker_api::inference::{
-    CheckpointChoice, InferenceInput, InferenceOutput, InferenceTask, OnError, Role, RowFormat,
+    CheckpointChoice, Column, InferenceInput, InferenceOutput, InferenceTask, OnError, Role,
+    RowFormat,
 };
 use stoker_storage::hash::sha256_hex;
 
@@ -18,6 +19,7 @@ Puts rows through a model, as no runner has started this program. Killed, it goe
   --output PATH          the folder for the output; or s3://, gs://, az://
   --input-format FORMAT  jsonLines, csv, parquet or arrow (default: by the files' names)
   --output-format FORMAT likewise (default: jsonLines)
+  --output-columns LIST  for parquet and arrow: NAME:TYPE,... with types boolean, integer, double and string
   --checkpoint PATH      the folder of the checkpoint with the weights
   --hparams JSON         the model's hyperparameters, an object (default: $STOKER_HPARAMS)
   --data JSON            what a job's `data` would be
@@ -96,6 +98,7 @@ fn parse(
             "--output" => task.output.url = Some(value()?),
             "--input-format" => task.input.format = Some(format(&name, &value()?)?),
             "--output-format" => task.output.format = format(&name, &value()?)?,
+            "--output-columns" => task.output.columns = columns(&name, &value()?)?,
             "--checkpoint" => checkpoint = Some(value()?),
             "--hparams" => standalone.hyperparameters = object(&name, &value()?)?,
             "--data" => standalone.data = object(&name, &value()?)?,
@@ -108,11 +111,62 @@ fn parse(
     }
     let missing =
         |name: &str| InvalidInput(format!("{name} is missing; --help lists the arguments"));
-    task.input.url = input.ok_or_else(|| missing("--input"))?;
-    task.output.url.as_ref().ok_or_else(|| missing("--output"))?;
+    // Whole, since the same names elsewhere are another job.
+    task.input.url = absolute(input.ok_or_else(|| missing("--input"))?)?;
+    task.output.url = Some(absolute(task.output.url.ok_or_else(|| missing("--output"))?)?);
     let choice = |folder| CheckpointChoice { folder: Some(folder), ..CheckpointChoice::default() };
-    task.checkpoint = checkpoint.map(choice);
+    task.checkpoint = checkpoint.map(absolute).transpose()?.map(choice);
+    check_columns(&task.output)?;
     Ok(Some((standalone, task)))
+}
+
+/// A path from the root on; an address as it is.
+fn absolute(url: String) -> Result<String> {
+    if url.contains("://") {
+        return Ok(url);
+    }
+    let path: std::path::PathBuf = std::path::absolute(&url)?.components().collect();
+    let text = path.into_os_string().into_string();
+    Ok(text.map_err(|path| format!("{}: a path must be UTF-8", path.display()))?)
+}
+
+/// `NAME:TYPE,...`.
+fn columns(name: &str, text: &str) -> Result<Vec<Column>> {
+    let column = |text: &str| {
+        let (name, kind) = text.rsplit_once(':')?;
+        let kind = serde_json::from_value(kind.trim().into()).ok()?;
+        Some(Column { name: name.trim().to_owned(), kind }).filter(|it| !it.name.is_empty())
+    };
+    let columns: Vec<Column> = text
+        .split(',')
+        .map(|text| {
+            column(text).ok_or_else(|| {
+                format!(
+                    "{name} must be NAME:TYPE,... with types boolean, integer, double or string, not {text:?}"
+                )
+            })
+        })
+        .collect::<Result<_, _>>()?;
+    match (1..columns.len()).find(|i| columns[..*i].iter().any(|it| it.name == columns[*i].name)) {
+        Some(i) => Err(format!("{name} names column {:?} twice", columns[i].name).into()),
+        None => Ok(columns),
+    }
+}
+
+fn check_columns(output: &InferenceOutput) -> Result<()> {
+    match (output.format.is_typed(), output.columns.is_empty()) {
+        (true, true) => {
+            let why = "--output-format parquet and arrow need --output-columns NAME:TYPE,...: the output's fields and \
+                       their types, boolean, integer, double or string";
+            Err(InvalidInput(why.into()).into())
+        }
+        (false, false) => {
+            let why =
+                "--output-columns is for --output-format parquet and arrow alone: leave it out";
+            Err(InvalidInput(why.into()).into())
+        }
+        _ => Ok(()),
+    }
 }
 
 fn format(name: &str, text: &str) -> Result<RowFormat> {
@@ -135,12 +189,28 @@ mod tests {
 
     #[test]
     fn arguments_say_what_is_read_and_where_it_goes() {
-        check("--input a --output b", Ok(|it| it.input.url == "a" && it.shard_rows == 1000));
+        check("--input a --output b", Ok(|it| it.shard_rows == 1000));
+        let here = "--input a/./*.csv --output b/ --checkpoint c";
+        check(here, Ok(|it| it.input.url.starts_with('/') && it.input.url.ends_with("/a/*.csv")));
+        check(here, Ok(|it| it.output.url == Some(absolute("b".into()).unwrap())));
+        check(
+            here,
+            Ok(|it| it.checkpoint.as_ref().unwrap().folder.as_ref().unwrap().starts_with('/')),
+        );
+        check("--input s3://a/b --output /c", Ok(|it| it.input.url == "s3://a/b"));
         check("--input=a --output=b --skip-errors", Ok(|it| it.on_error == OnError::Skip));
         let formats = "--input a --output b --output-format csv --shard-rows 7";
         check(formats, Ok(|it| it.output.format == RowFormat::Csv && it.shard_rows == 7));
         check("--input a --output b --fresh", Ok(|it| it.replace));
         check("--input a --output b --output-format x", Err("not x"));
+        let typed = "--input a --output b --output-format parquet";
+        check(typed, Err("need --output-columns"));
+        let named = format!("{typed} --output-columns name:string,size:double");
+        check(&named, Ok(|it| it.output.columns[1].name == "size" && it.output.columns.len() == 2));
+        check(&format!("{typed} --output-columns name"), Err("must be NAME:TYPE,..."));
+        check(&format!("{typed} --output-columns name:text"), Err("not \"name:text\""));
+        check(&format!("{typed} --output-columns a:string,a:double"), Err("\"a\" twice"));
+        check("--input a --output b --output-columns a:string", Err("leave it out"));
         check("--output b", Err("--input is missing"));
         check("--input a", Err("--output is missing"));
         check("--input", Err("--input needs a value"));

@@ -7,7 +7,7 @@ use stoker_api::inference::{
 use stoker_api::names::MANIFEST;
 use stoker_storage::hash::sha256_hex;
 
-use super::output::Output;
+use super::output::{Output, errors_name};
 use super::plan::refuse_other_jobs;
 use super::work::identity;
 use super::{infrastructure, progress, say, task};
@@ -145,8 +145,7 @@ fn write_errors(
     if rows == 0 {
         return Ok(None);
     }
-    let uid8: String = plan.job_id.chars().filter(char::is_ascii_alphanumeric).take(8).collect();
-    let name = format!("errors-{uid8}.jsonl");
+    let name = errors_name(&plan.job_id);
     let (bytes, sha256) = (lines.len() as u64, sha256_hex(lines.as_bytes()));
     output.rt.block_on(output.storage.put(&name, lines.into()))?;
     Ok(Some(ErrorsPart { name, bytes, sha256, rows }))

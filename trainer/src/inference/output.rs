@@ -6,8 +6,8 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use stoker_api::inference::{
-    Commit, FILES_FORMAT, InferenceOutput, OutputManifest, ShardPlan, commit_path, commits_path,
-    plan_path, shard_of_commit,
+    Commit, FILES_FORMAT, InferenceOutput, OutputManifest, RowFormat, ShardPlan, commit_path,
+    commits_path, part_name, plan_path, shard_of_commit,
 };
 use stoker_api::names::MANIFEST;
 use stoker_storage::{Storage, StorageError};
@@ -108,6 +108,12 @@ impl Output {
         self.write(MANIFEST, manifest)
     }
 
+    /// Names directly in the folder, of those that the job writes, in this format.
+    pub(super) fn own_names(&self, format: RowFormat) -> [String; 3] {
+        let errors = errors_name(&self.job_id);
+        [MANIFEST.to_owned(), part_name(0, 1, &self.job_id, 0, format), errors]
+    }
+
     /// The shards that are committed.
     pub(super) fn committed(&self) -> Result<BTreeSet<u32>> {
         let paths = self.rt.block_on(self.storage.list(&commits_path(&self.job_id)))?;
@@ -168,6 +174,12 @@ impl Output {
         });
         Ok(Some(read?))
     }
+}
+
+/// The name of the file of rejected rows.
+pub(super) fn errors_name(job_id: &str) -> String {
+    let uid8: String = job_id.chars().filter(char::is_ascii_alphanumeric).take(8).collect();
+    format!("errors-{uid8}.jsonl")
 }
 
 async fn whole_commit(storage: &Storage, path: &str) -> Result<Option<Commit>> {

@@ -8,7 +8,8 @@ use crate::{InvalidInput, Result};
 /// The outputs of one shard, as they come.
 pub(super) enum Part {
     Lines(Vec<u8>),
-    Csv(Box<csv::Writer<Vec<u8>>>),
+    /// With whether the header is there, which comes with the first row.
+    Csv(Box<csv::Writer<Vec<u8>>>, bool),
     #[cfg(feature = "parquet")]
     Table(super::table::Table),
 }
@@ -20,9 +21,14 @@ impl Part {
     ///
     /// This program cannot write the format.
     pub(super) fn new(output: &InferenceOutput) -> Result<Self> {
+        if cfg!(feature = "parquet") && output.format.is_typed() && output.columns.is_empty() {
+            let why =
+                "output.columns is empty: name the columns and their types, as the format has them";
+            return Err(InvalidInput(why.into()).into());
+        }
         match output.format {
             RowFormat::JsonLines => Ok(Self::Lines(vec![])),
-            RowFormat::Csv => Ok(Self::Csv(Box::new(csv::Writer::from_writer(vec![])))),
+            RowFormat::Csv => Ok(Self::Csv(Box::new(csv::Writer::from_writer(vec![])), false)),
             #[cfg(feature = "parquet")]
             typed => Ok(Self::Table(super::table::Table::new(typed, &output.columns))),
             #[cfg(not(feature = "parquet"))]
@@ -41,7 +47,12 @@ impl Part {
                 serde_json::to_writer(&mut *bytes, row).map_err(|error| refused("JSON", &error))?;
                 bytes.push(b'\n');
             }
-            Self::Csv(writer) => writer.serialize(row).map_err(|error| refused("CSV", &error))?,
+            Self::Csv(writer, has_header) => {
+                if !std::mem::replace(has_header, true) {
+                    refuse_nameless(row)?;
+                }
+                writer.serialize(row).map_err(|error| refused("CSV", &error))?;
+            }
             #[cfg(feature = "parquet")]
             Self::Table(table) => table.push(row)?,
         }
@@ -56,9 +67,25 @@ impl Part {
     pub(super) fn finish(self) -> Result<Vec<u8>> {
         match self {
             Self::Lines(bytes) => Ok(bytes),
-            Self::Csv(writer) => Ok((*writer).into_inner().map_err(|error| error.into_error())?),
+            Self::Csv(writer, _) => {
+                Ok((*writer).into_inner().map_err(|error| error.into_error())?)
+            }
             #[cfg(feature = "parquet")]
             Self::Table(table) => table.finish(),
+        }
+    }
+}
+
+/// Refuses an output without fields, whose names are the header.
+fn refuse_nameless(row: &impl Serialize) -> Result<()> {
+    match serde_json::to_value(row)? {
+        serde_json::Value::Object(_) => Ok(()),
+        row => {
+            let why = format!(
+                "the program's output is {row}, but a row of CSV must be a struct, whose fields name the columns: make it \
+                 one, or choose another output.format"
+            );
+            Err(InvalidInput(why).into())
         }
     }
 }
@@ -109,5 +136,9 @@ mod tests {
         let output = InferenceOutput { format: RowFormat::Csv, ..InferenceOutput::default() };
         let error = Part::new(&output).unwrap().push(&json!({"a": {"b": 1}})).unwrap_err();
         assert!(error.to_string().contains("choose another output.format"), "{error}");
+        for (row, shown) in [(json!([1, "a"]), "[1,\"a\"]"), (json!(0.5), "0.5")] {
+            let error = Part::new(&output).unwrap().push(&row).unwrap_err().to_string();
+            assert!(error.contains(&format!("output is {shown}, but a row of CSV")), "{error}");
+        }
     }
 }

@@ -32,7 +32,7 @@ pub(super) fn plan(context: &Context) -> Result<()> {
     }
     // Before hours of work, not after.
     Part::new(&task.output)?;
-    let source = Source::open(&task.input, &output.rt)?;
+    let source = Source::open(&task.input, &output.rt)?.apart_from(&output, &task)?;
     let (found, format) = source.list()?;
     refuse_other_jobs(&task, &output)?;
     if let Some(plan) = output.find_plan()? {
@@ -71,6 +71,49 @@ pub(super) fn plan(context: &Context) -> Result<()> {
         plan.shards.len()
     ));
     Ok(())
+}
+
+/// Refuses a job that is finished where what it would read now is not what it has read: its output is not that of these
+/// files.
+///
+/// # Errors
+///
+/// The input or the checkpoint is another, or cannot be read.
+pub(super) fn refuse_stale(context: &Context) -> Result<()> {
+    let (task, output) = (task(context)?, Output::open(context)?);
+    let manifest = output.manifest()?.filter(|it| it.job_id == context.config.experiment_id);
+    let Some(manifest) = manifest else { return Ok(()) };
+    let stale = |what: String| -> crate::Error {
+        let url = output.storage.url();
+        let why = format!(
+            "{url} holds what this job has finished, and {what}: start over with --fresh, or choose another folder"
+        );
+        InvalidInput(why).into()
+    };
+    let source = Source::open(&task.input, &output.rt)?.apart_from(&output, &task)?;
+    let (found, _) = source.list()?;
+    let before: Vec<_> = manifest.input.iter().map(|it| (it.name.as_str(), it.bytes)).collect();
+    if let Some(what) = change(&before, &found) {
+        return Err(stale(format!("its input is another now: {what}")));
+    }
+    for (file, before) in found.iter().zip(&manifest.input) {
+        let mut from = Stoppable { inner: source.stream(file)?, stop: &context.stop };
+        match scan::sum(&mut from) {
+            Err(_) if context.stop.is_set() => return Err(interrupted()),
+            Err(error) => {
+                return Err(infrastructure(format!("input {} cannot be read: {error}", file.name)));
+            }
+            Ok(sum) if sum != before.sha256 => {
+                return Err(stale(format!("its input {} has other bytes now", file.name)));
+            }
+            Ok(_) => {}
+        }
+    }
+    let sum = |it: &Option<PinnedCheckpoint>| it.as_ref().map(|it| it.manifest_sha256.clone());
+    match sum(&pin(context, &task, &output)?) == sum(&manifest.checkpoint) {
+        true => Ok(()),
+        false => Err(stale("its checkpoint is another now".into())),
+    }
 }
 
 fn pin(
@@ -155,19 +198,9 @@ fn refuse_changes(
     found: &[Found],
     format: RowFormat,
 ) -> Result<()> {
-    let planned = plan.files.iter().map(|it| (it.name.as_str(), it.bytes));
-    let now = found.iter().map(|it| (it.name.as_str(), it.bytes));
-    let first = planned
-        .clone()
-        .map(Some)
-        .chain(std::iter::repeat(None))
-        .zip(now.clone().map(Some).chain(std::iter::repeat(None)));
-    let differs = first.take(plan.files.len().max(found.len())).find(|(a, b)| a != b);
-    let told = |it: Option<(&str, u64)>| {
-        it.map_or("nothing".to_owned(), |(name, bytes)| format!("{name} with {bytes} bytes"))
-    };
-    let what = match differs {
-        Some((planned, now)) => format!("there was {}, and is {}", told(planned), told(now)),
+    let planned: Vec<_> = plan.files.iter().map(|it| (it.name.as_str(), it.bytes)).collect();
+    let what = match change(&planned, found) {
+        Some(what) => what,
         None if plan.input != task.input.url => {
             format!("it was {}, and is {}", plan.input, task.input.url)
         }
@@ -183,6 +216,18 @@ fn refuse_changes(
         "the input is not what it was when the job began: {what}; bring it back to go on, or start over with --fresh"
     );
     Err(InvalidInput(why).into())
+}
+
+/// The first difference in names and sizes.
+fn change(before: &[(&str, u64)], found: &[Found]) -> Option<String> {
+    let now: Vec<_> = found.iter().map(|it| (it.name.as_str(), it.bytes)).collect();
+    let told = |it: Option<&(&str, u64)>| {
+        it.map_or("nothing".to_owned(), |(name, bytes)| format!("{name} with {bytes} bytes"))
+    };
+    let places = 0..before.len().max(now.len());
+    let (before, now) =
+        places.map(|i| (before.get(i), now.get(i))).find(|(before, now)| before != now)?;
+    Some(format!("there was {}, and is {}", told(before), told(now)))
 }
 
 /// Refuses a folder that has another job's manifest, unless it is to be replaced.

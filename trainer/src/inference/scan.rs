@@ -78,8 +78,7 @@ impl<R: Read> Tee<R> {
     }
 
     fn finish(self, rows: u64, columns: Vec<String>, cuts: Vec<Cut>) -> Scanned {
-        let digest = self.whole.finalize();
-        let sha256 = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        let sha256 = hex(&self.whole.finalize());
         Scanned { bytes: self.bytes, sha256, rows, columns, cuts }
     }
 }
@@ -111,6 +110,26 @@ impl Counter {
     fn take(&mut self) -> u32 {
         std::mem::take(&mut self.in_shard)
     }
+}
+
+/// SHA-256 of all bytes, in hex.
+///
+/// # Errors
+///
+/// They cannot be read.
+pub(super) fn sum(from: &mut impl Read) -> io::Result<String> {
+    let (mut whole, mut buffer) = (Sha256::new(), vec![0; BUFFER_BYTES]);
+    loop {
+        match from.read(&mut buffer)? {
+            0 => break,
+            num => whole.update(&buffer[..num]),
+        }
+    }
+    Ok(hex(&whole.finalize()))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn lines(file: &str, from: impl Read, shard_rows: u32) -> Result<Scanned> {

@@ -5,25 +5,26 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use stoker_api::inference::{InferenceInput, RowFormat};
+use stoker_api::inference::{InferenceInput, InferenceTask, RowFormat};
 use stoker_storage::{Storage, StorageError};
 use tokio::runtime::Handle;
 use url::Url;
 
 use super::infrastructure;
+use super::names::{NO_TEXT, Pattern, is_pattern};
+use super::output::Output;
 use crate::{InvalidInput, Result};
 
 /// Bytes of a bucket's object that are fetched at a time to look for rows.
 const CHUNK_BYTES: u64 = 8 << 20;
-/// Levels of folders below the input's: bounds what links in a circle make of it.
-const DEPTH_MAX: usize = 32;
 
 /// Where an input's files are.
 #[derive(Debug)]
 pub(super) struct Source {
     place: Place,
-    /// Names of `pattern` below the folder; empty: all that is below it.
-    pattern: Vec<String>,
+    pattern: Pattern,
+    /// The folder below the input's that is the job's own output, which is no input; empty: the input's folder itself.
+    own: Option<String>,
     input: InferenceInput,
 }
 
@@ -108,7 +109,52 @@ impl Source {
                 }
             }
         };
-        Ok(Self { place, pattern, input: input.clone() })
+        Ok(Self { place, pattern: Pattern(pattern), own: None, input: input.clone() })
+    }
+
+    /// Leaves the job's own output out of the input, where it lies below the input's folder.
+    ///
+    /// # Errors
+    ///
+    /// What the job writes cannot be told from its input.
+    pub(super) fn apart_from(self, output: &Output, task: &InferenceTask) -> Result<Self> {
+        let own = match &self.place {
+            Place::Here(folder) => {
+                let folder = folder.canonicalize()?;
+                let own = output.storage.folder().map(Path::canonicalize).transpose()?;
+                own.as_ref()
+                    .and_then(|it| it.strip_prefix(&folder).ok()?.to_str())
+                    .map(str::to_owned)
+            }
+            Place::There { storage, folder, .. } => {
+                let (folder, own) = (join(storage.url(), folder), output.storage.url());
+                let below = own.trim_end_matches('/').strip_prefix(folder.trim_end_matches('/'));
+                let below = below.filter(|it| it.is_empty() || it.starts_with('/'));
+                below
+                    .filter(|_| task.input.endpoint == task.output.endpoint)
+                    .map(|it| it.trim_start_matches('/').to_owned())
+            }
+        };
+        let source = Self { own, ..self };
+        let names = output.own_names(task.output.format);
+        match names.iter().find(|it| source.is_in_output(it) && source.pattern.is_meant(it)) {
+            Some(name) => Err(source.refuse_own(name)),
+            None => Ok(source),
+        }
+    }
+
+    /// Whether what has this path is in the output's folder, which is the input's.
+    fn is_in_output(&self, path: &str) -> bool {
+        self.own.as_deref() == Some("") && !path.contains('/')
+    }
+
+    fn refuse_own(&self, name: &str) -> crate::Error {
+        let why = format!(
+            "input.url {} is in the folder that output.url names, and {name} there would be input and output: choose \
+             another folder for the output; one below the input's folder is left out of the input",
+            self.input.url
+        );
+        InvalidInput(why).into()
     }
 
     /// The files, by name, and the format of all.
@@ -121,21 +167,29 @@ impl Source {
         let mut all = vec![];
         match &self.place {
             Place::Here(folder) => {
-                walk(folder, "", 0, self.pattern.len(), &mut all).map_err(refuse)?
+                all = self.pattern.files(folder, self.own.as_deref()).map_err(refuse)?;
             }
             Place::There { storage, folder, rt } => {
                 let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
-                for path in rt.block_on(storage.list(folder))? {
+                let own = self.own.as_ref().filter(|it| !it.is_empty()).map(|it| format!("{it}/"));
+                for (path, bytes) in rt.block_on(storage.list_sized(folder))? {
                     let Some(name) = path.strip_prefix(&prefix) else { continue };
-                    if self.is_meant(name) {
-                        let bytes = rt.block_on(storage.size(&path))?.unwrap_or(0);
+                    let is_own = own.as_ref().is_some_and(|own| name.starts_with(own));
+                    // Of 0 bytes are what stands for a folder in some stores' lists, and empty files.
+                    if !is_own
+                        && self.pattern.is_meant(name)
+                        && (bytes > 0 || rt.block_on(storage.exists(&path))?)
+                    {
                         all.push(Found { name: name.to_owned(), bytes });
                     }
                 }
             }
         }
-        all.retain(|it| self.is_meant(&it.name));
         all.sort_by(|a, b| a.name.cmp(&b.name));
+        let is_part = |name: &str| name.starts_with("part-") && self.is_in_output(name);
+        if let Some(file) = all.iter().find(|it| is_part(&it.name)) {
+            return Err(self.refuse_own(&file.name));
+        }
         if all.is_empty() {
             return Err(
                 refuse("there is no such file; check the path or the pattern".into()).into()
@@ -157,19 +211,6 @@ impl Source {
             "{odd} is not of one known format with the others; set input.format to jsonLines, csv, parquet or arrow, or \
              narrow the pattern"
         )).into())
-    }
-
-    /// Whether a file of this name is meant: hidden ones, and those of other jobs' state, never are unless named.
-    fn is_meant(&self, name: &str) -> bool {
-        let names: Vec<&str> = name.split('/').collect();
-        if self.pattern.is_empty() {
-            return !names.iter().any(|it| it.starts_with(['.', '_']));
-        }
-        names.len() == self.pattern.len()
-            && names.iter().zip(&self.pattern).all(|(name, pattern)| {
-                let is_hidden = name.starts_with(['.', '_']) && !pattern.starts_with(['.', '_']);
-                !is_hidden && matches(pattern.as_bytes(), name.as_bytes())
-            })
     }
 
     /// Bytes of a file.
@@ -238,54 +279,8 @@ impl Source {
     }
 }
 
-const NO_TEXT: &str = "a name is not UTF-8; rename the file";
-
-fn join(folder: &str, name: &str) -> String {
+pub(super) fn join(folder: &str, name: &str) -> String {
     if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") }
-}
-
-fn is_pattern(segment: &str) -> bool {
-    segment.contains(['*', '?'])
-}
-
-/// Whether `name` is as `pattern` says: `*` is any text, `?` any byte.
-fn matches(pattern: &[u8], name: &[u8]) -> bool {
-    match (pattern.first(), name.first()) {
-        (None, None) => true,
-        (Some(b'*'), _) => (0..=name.len()).any(|skip| matches(&pattern[1..], &name[skip..])),
-        (Some(b'?'), Some(_)) => matches(&pattern[1..], &name[1..]),
-        (Some(one), Some(other)) => one == other && matches(&pattern[1..], &name[1..]),
-        _ => false,
-    }
-}
-
-/// All files at and below a folder; of `levels` levels, if not 0.
-fn walk(
-    folder: &Path,
-    below: &str,
-    depth: usize,
-    levels: usize,
-    all: &mut Vec<Found>,
-) -> Result<(), String> {
-    let failed = |error: io::Error| format!("{}: {error}", folder.display());
-    if depth > DEPTH_MAX {
-        return Err(format!("{} is more than {DEPTH_MAX} levels deep", folder.display()));
-    }
-    for entry in fs::read_dir(folder).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        let name = entry.file_name();
-        let name = name.to_str().ok_or_else(|| format!("{}: {NO_TEXT}", entry.path().display()))?;
-        let path = join(below, name);
-        // What cannot be looked at must not be left out without a word.
-        let metadata = fs::metadata(entry.path())
-            .map_err(|error| format!("{}: {error}", entry.path().display()))?;
-        if metadata.is_file() {
-            all.push(Found { name: path, bytes: metadata.len() });
-        } else if metadata.is_dir() && (levels == 0 || depth + 1 < levels) {
-            walk(&entry.path(), &path, depth + 1, levels, all)?;
-        }
-    }
-    Ok(())
 }
 
 /// An object of a bucket, chunk by chunk.
@@ -315,22 +310,6 @@ impl Read for Chunks<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn check(pattern: &str, name: &str, expected: bool) {
-        assert_eq!(matches(pattern.as_bytes(), name.as_bytes()), expected, "{pattern} {name}");
-    }
-
-    #[test]
-    fn names_are_matched_whole() {
-        check("*.csv", "a.csv", true);
-        check("*.csv", "a.csv.gz", false);
-        check("a?c*", "abc", true);
-        check("a?c*", "ac", false);
-        check("*a*b*", "xxaxxbxx", true);
-        check("", "", true);
-        check("*", "", true);
-        check("ä?", "äb", true);
-    }
 
     fn check_found(url: &str, format: Option<RowFormat>, expected: Result<&[&str], &str>) {
         let folder = tempfile::tempdir().unwrap();

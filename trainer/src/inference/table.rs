@@ -18,10 +18,10 @@ use parquet::basic::Compression;
 use parquet::file::properties::WriterProperties;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
 use stoker_api::inference::{Column, ColumnType, RowFormat};
 use stoker_storage::hash::sha256_hex;
 
+use super::cell::Cell;
 use super::rows::{Row, Shard, named};
 use super::scan::{Cut, Scanned};
 use crate::{InvalidInput, Result};
@@ -41,9 +41,14 @@ pub(super) fn scan(
     let broken = |why: String| InvalidInput(format!("{file}: {why}"));
     match format {
         RowFormat::Parquet => {
-            let reader = ParquetRecordBatchReaderBuilder::try_new(Bytes::from(bytes));
+            let bytes = Bytes::from(bytes);
+            let reader = ParquetRecordBatchReaderBuilder::try_new(bytes.clone());
             let reader = reader.map_err(|error| broken(error.to_string()))?;
             rows = u64::try_from(reader.metadata().file_metadata().num_rows()).unwrap_or(0);
+            // Packed as this program cannot unpack it: now, not when a model is loaded.
+            for batch in batches(format, bytes, 0, 1).map_err(broken)? {
+                batch.map_err(broken)?;
+            }
         }
         _ => {
             for batch in batches(format, Bytes::from(bytes), 0, usize::MAX).map_err(broken)? {
@@ -71,15 +76,28 @@ fn batches(format: RowFormat, bytes: Bytes, first: usize, num: usize) -> Result<
         return Ok(Box::new(reader.map(|it| it.map_err(text))));
     }
     let reader = arrow_ipc::reader::FileReader::try_new(Cursor::new(bytes), None).map_err(text)?;
+    Ok(Box::new(sliced(reader.map(|it| it.map_err(text)), first, num)))
+}
+
+/// The rows from `first` on, `num` of them; nothing is taken from `batches` after these.
+fn sliced(
+    mut batches: impl Iterator<Item = Result<RecordBatch, String>>,
+    first: usize,
+    num: usize,
+) -> impl Iterator<Item = Result<RecordBatch, String>> {
     let (mut skip, mut left) = (first, num);
-    Ok(Box::new(reader.map(move |batch| {
-        let batch = batch.map_err(text)?;
-        let start = skip.min(batch.num_rows());
-        let taken = left.min(batch.num_rows() - start);
-        skip -= start;
-        left -= taken;
-        Ok(batch.slice(start, taken))
-    })))
+    std::iter::from_fn(move || {
+        if left == 0 {
+            return None;
+        }
+        Some(batches.next()?.map(|batch| {
+            let start = skip.min(batch.num_rows());
+            let taken = left.min(batch.num_rows() - start);
+            skip -= start;
+            left -= taken;
+            batch.slice(start, taken)
+        }))
+    })
 }
 
 fn text(error: impl std::fmt::Display) -> String {
@@ -90,7 +108,7 @@ fn text(error: impl std::fmt::Display) -> String {
 ///
 /// # Errors
 ///
-/// The file cannot be read, or a column is of a type that rows cannot have.
+/// The file cannot be read. A column of a type that rows cannot have is an error of the rows that read it.
 pub(super) fn rows<T: DeserializeOwned>(shard: &Shard<'_>) -> Result<Vec<Row<T>>> {
     let broken = |why: String| crate::Error::from(InvalidInput(why));
     let (first, num) = (usize::try_from(shard.first_row)?, shard.num_rows as usize);
@@ -99,59 +117,48 @@ pub(super) fn rows<T: DeserializeOwned>(shard: &Shard<'_>) -> Result<Vec<Row<T>>
         let batch = batch.map_err(broken)?;
         let schema = batch.schema();
         for i in 0..batch.num_rows() {
-            let mut row = Map::new();
-            for (field, column) in schema.fields().iter().zip(batch.columns()) {
-                let value = value(column, i)
-                    .map_err(|why| broken(format!("column {:?}: {why}", field.name())))?;
-                row.insert(field.name().clone(), value);
-            }
-            let read = serde_path_to_error::deserialize(Value::Object(row));
+            let columns = schema.fields().iter().zip(batch.columns());
+            let row = columns.map(|(field, column)| (field.name().clone(), cell(column, i)));
+            let read = serde_path_to_error::deserialize(Cell::Struct(row.collect()));
             rows.push(read.map_err(|error| named(&error.path().to_string(), error.inner())));
         }
     }
     Ok(rows)
 }
 
-/// One value of a column as JSON.
-fn value(column: &ArrayRef, i: usize) -> Result<Value, String> {
+/// One value of a column.
+fn cell(column: &ArrayRef, i: usize) -> Cell {
     if column.is_null(i) {
-        return Ok(Value::Null);
+        return Cell::Null;
     }
-    let list = |items: ArrayRef| {
-        let values = (0..items.len()).map(|i| value(&items, i));
-        values.collect::<Result<Vec<_>, String>>().map(Value::Array)
-    };
-    Ok(match column.data_type() {
-        DataType::Null => Value::Null,
-        DataType::Boolean => column.as_boolean().value(i).into(),
-        DataType::Int8 => column.as_primitive::<Int8Type>().value(i).into(),
-        DataType::Int16 => column.as_primitive::<Int16Type>().value(i).into(),
-        DataType::Int32 => column.as_primitive::<Int32Type>().value(i).into(),
-        DataType::Int64 => column.as_primitive::<Int64Type>().value(i).into(),
-        DataType::UInt8 => column.as_primitive::<UInt8Type>().value(i).into(),
-        DataType::UInt16 => column.as_primitive::<UInt16Type>().value(i).into(),
-        DataType::UInt32 => column.as_primitive::<UInt32Type>().value(i).into(),
-        DataType::UInt64 => column.as_primitive::<UInt64Type>().value(i).into(),
-        DataType::Float32 => f64::from(column.as_primitive::<Float32Type>().value(i)).into(),
-        DataType::Float64 => column.as_primitive::<Float64Type>().value(i).into(),
-        DataType::Utf8 => column.as_string::<i32>().value(i).into(),
-        DataType::LargeUtf8 => column.as_string::<i64>().value(i).into(),
-        DataType::Utf8View => column.as_string_view().value(i).into(),
-        DataType::List(_) => list(column.as_list::<i32>().value(i))?,
-        DataType::LargeList(_) => list(column.as_list::<i64>().value(i))?,
-        DataType::FixedSizeList(..) => list(column.as_fixed_size_list().value(i))?,
+    let list = |items: ArrayRef| Cell::List((0..items.len()).map(|i| cell(&items, i)).collect());
+    match column.data_type() {
+        DataType::Null => Cell::Null,
+        DataType::Boolean => Cell::Boolean(column.as_boolean().value(i)),
+        DataType::Int8 => Cell::Integer(column.as_primitive::<Int8Type>().value(i).into()),
+        DataType::Int16 => Cell::Integer(column.as_primitive::<Int16Type>().value(i).into()),
+        DataType::Int32 => Cell::Integer(column.as_primitive::<Int32Type>().value(i).into()),
+        DataType::Int64 => Cell::Integer(column.as_primitive::<Int64Type>().value(i)),
+        DataType::UInt8 => Cell::Unsigned(column.as_primitive::<UInt8Type>().value(i).into()),
+        DataType::UInt16 => Cell::Unsigned(column.as_primitive::<UInt16Type>().value(i).into()),
+        DataType::UInt32 => Cell::Unsigned(column.as_primitive::<UInt32Type>().value(i).into()),
+        DataType::UInt64 => Cell::Unsigned(column.as_primitive::<UInt64Type>().value(i)),
+        DataType::Float32 => Cell::Double(column.as_primitive::<Float32Type>().value(i).into()),
+        DataType::Float64 => Cell::Double(column.as_primitive::<Float64Type>().value(i)),
+        DataType::Utf8 => Cell::Text(column.as_string::<i32>().value(i).into()),
+        DataType::LargeUtf8 => Cell::Text(column.as_string::<i64>().value(i).into()),
+        DataType::Utf8View => Cell::Text(column.as_string_view().value(i).into()),
+        DataType::List(_) => list(column.as_list::<i32>().value(i)),
+        DataType::LargeList(_) => list(column.as_list::<i64>().value(i)),
+        DataType::FixedSizeList(..) => list(column.as_fixed_size_list().value(i)),
         DataType::Struct(fields) => {
-            let columns = column.as_struct().columns();
-            let members = fields.iter().zip(columns);
-            let members = members.map(|(it, column)| Ok((it.name().clone(), value(column, i)?)));
-            Value::Object(members.collect::<Result<_, String>>()?)
+            let members = fields.iter().zip(column.as_struct().columns());
+            Cell::Struct(members.map(|(it, column)| (it.name().clone(), cell(column, i))).collect())
         }
-        other => {
-            return Err(format!(
-                "{other} cannot be read: write booleans, integers, floating-point numbers, texts, lists or structs"
-            ));
-        }
-    })
+        other => Cell::Unreadable(format!(
+            "{other} cannot be read: write booleans, integers, floating-point numbers, texts, lists or structs"
+        )),
+    }
 }
 
 /// A part with typed columns.
@@ -179,13 +186,15 @@ impl Table {
     }
 
     pub(super) fn push(&mut self, row: &impl Serialize) -> Result<()> {
-        let row = serde_json::to_value(row)?;
-        let Value::Object(mut fields) = row else {
+        let row = Cell::of(row)
+            .map_err(|error| InvalidInput(format!("the program's output: {error}")))?;
+        let Cell::Struct(mut fields) = row else {
             let why = format!("the program's output is {row}, but a table's row must be a struct");
             return Err(InvalidInput(why).into());
         };
         for (column, builder) in &mut self.columns {
-            let value = fields.remove(&column.name).unwrap_or(Value::Null);
+            let found = fields.iter().position(|(name, _)| *name == column.name);
+            let value = found.map_or(Cell::Null, |i| fields.swap_remove(i).1);
             if !builder.push(&value) {
                 let why = format!(
                     "the program's output has {value} in {:?}, which output.columns says is of type {:?}",
@@ -194,9 +203,9 @@ impl Table {
                 return Err(InvalidInput(why).into());
             }
         }
-        match fields.keys().next() {
+        match fields.first() {
             None => Ok(()),
-            Some(name) => {
+            Some((name, _)) => {
                 let why = format!(
                     "the program's output has a field {name:?} that is not among output.columns: add it"
                 );
@@ -227,13 +236,19 @@ impl Table {
 
 impl Builder {
     /// Whether the value is of the column's type.
-    fn push(&mut self, value: &Value) -> bool {
-        let is_null = value.is_null();
-        match self {
-            Self::Boolean(it) if is_null || value.is_boolean() => it.append_option(value.as_bool()),
-            Self::Integer(it) if is_null || value.is_i64() => it.append_option(value.as_i64()),
-            Self::Double(it) if is_null || value.is_number() => it.append_option(value.as_f64()),
-            Self::Text(it) if is_null || value.is_string() => it.append_option(value.as_str()),
+    fn push(&mut self, value: &Cell) -> bool {
+        match (self, value) {
+            (Self::Boolean(it), Cell::Null) => it.append_null(),
+            (Self::Integer(it), Cell::Null) => it.append_null(),
+            (Self::Double(it), Cell::Null) => it.append_null(),
+            (Self::Text(it), Cell::Null) => it.append_null(),
+            (Self::Boolean(it), Cell::Boolean(value)) => it.append_value(*value),
+            (Self::Integer(it), Cell::Integer(value)) => it.append_value(*value),
+            (Self::Double(it), Cell::Double(value)) => it.append_value(*value),
+            // As a number of JSON is: whole ones may be written without a point.
+            (Self::Double(it), Cell::Integer(value)) => it.append_value(*value as f64),
+            (Self::Double(it), Cell::Unsigned(value)) => it.append_value(*value as f64),
+            (Self::Text(it), Cell::Text(value)) => it.append_value(value),
             _ => return false,
         }
         true
@@ -252,7 +267,7 @@ impl Builder {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -317,6 +332,64 @@ mod tests {
             let expected: Vec<u64> = (first_row..first_row + u64::from(num_rows)).collect();
             assert_eq!(found, expected);
         }
+    }
+
+    #[derive(Debug, serde::Deserialize, PartialEq, Serialize)]
+    struct Sized {
+        size: Option<f64>,
+    }
+
+    /// JSON knows none of these.
+    #[test]
+    fn nan_and_infinities_stay_what_they_are() {
+        let sizes =
+            [Some(f64::NAN), Some(f64::INFINITY), None, Some(f64::NEG_INFINITY), Some(-0.0)];
+        for format in [RowFormat::Parquet, RowFormat::Arrow] {
+            let column = Column { name: "size".into(), kind: ColumnType::Double };
+            let mut table = Table::new(format, &[column]);
+            sizes.iter().for_each(|size| table.push(&Sized { size: *size }).unwrap());
+            let bytes = table.finish().unwrap().into();
+            let (columns, num_rows) = (&[][..], sizes.len() as u32);
+            let shard = Shard { format, bytes, columns, first_row: 0, num_rows, is_first: false };
+            let bits = |it: Option<f64>| it.map(f64::to_bits);
+            let rows = shard.rows::<Sized>().unwrap().into_iter();
+            let found: Vec<_> = rows.map(|it| bits(it.unwrap().size)).collect();
+            assert_eq!(found, sizes.map(bits), "{format:?}");
+        }
+    }
+
+    #[test]
+    fn a_column_that_cannot_be_read_is_in_the_way_of_who_reads_it_alone() {
+        #[derive(Debug, serde::Deserialize)]
+        struct Timed {
+            #[serde(rename = "time")]
+            _time: i64,
+        }
+        let size: ArrayRef = Arc::new(arrow_array::Float64Array::from(vec![0.5, 1.5]));
+        let time: ArrayRef = Arc::new(arrow_array::TimestampSecondArray::from(vec![1, 2]));
+        let batch = RecordBatch::try_from_iter([("time", time), ("size", size)]).unwrap();
+        let mut bytes = vec![];
+        let mut writer = ArrowWriter::try_new(&mut bytes, batch.schema(), None).unwrap();
+        writer.write(&batch).unwrap();
+        writer.close().unwrap();
+        let (bytes, columns, format) = (Bytes::from(bytes), &[][..], RowFormat::Parquet);
+        let shard = Shard { format, bytes, columns, first_row: 0, num_rows: 2, is_first: false };
+        let sizes = shard.rows::<Sized>().unwrap().into_iter().map(|it| it.unwrap().size);
+        assert_eq!(sizes.collect::<Vec<_>>(), [Some(0.5), Some(1.5)]);
+        for row in shard.rows::<Timed>().unwrap() {
+            let why = row.unwrap_err();
+            assert!(why.starts_with("time: Timestamp") && why.contains("write booleans"), "{why}");
+        }
+    }
+
+    #[test]
+    fn batches_behind_a_shard_are_not_read() {
+        let column: ArrayRef = Arc::new(arrow_array::Int64Array::from(vec![1, 2, 3]));
+        let batch = RecordBatch::try_from_iter([("count", column)]).unwrap();
+        let mut num_read = 0;
+        let all = std::iter::repeat_n(batch, 5).inspect(|_| num_read += 1).map(Ok);
+        let rows: usize = sliced(all, 2, 3).map(|it| it.unwrap().num_rows()).sum();
+        assert_eq!((rows, num_read), (3, 2));
     }
 
     #[test]

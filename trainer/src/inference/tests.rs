@@ -6,8 +6,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use stoker_api::contract::ExitCode;
 use stoker_api::inference::{
-    Commit, InferenceInput, InferenceOutput, InferenceTask, OnError, OutputManifest, Role,
-    RowFormat, commit_path, plan_path,
+    CheckpointChoice, Commit, InferenceInput, InferenceOutput, InferenceTask, OnError,
+    OutputManifest, Role, RowFormat, commit_path, plan_path,
 };
 
 use super::{Inference, finish, plan, work};
@@ -285,6 +285,92 @@ fn a_process_that_is_asked_to_leave_does_so_between_batches() {
     context.stop.set();
     check_error(work::work::<Echo>(&context), ExitCode::Preempted, "what is committed stays");
     assert!(!bench.commit(0).exists());
+}
+
+/// Names of the files that were read.
+fn inputs(bench: &Bench, at: &str) -> Vec<String> {
+    let manifest: OutputManifest = read(&bench.folder.path().join(at).join("manifest.json"));
+    manifest.input.into_iter().map(|it| it.name).collect()
+}
+
+#[test]
+fn an_output_below_the_input_is_no_input() {
+    let text: String = (0..7).map(|i| row("x", i)).collect();
+    let mut bench = Bench::new(&[("a.jsonl", &text)]);
+    let own = bench.folder.path().join("in/predictions/x");
+    bench.task.output.url = Some(own.display().to_string());
+    // Killed with parts in the folder, and repeated.
+    plan::plan(&bench.context(0, 1, 0)).unwrap();
+    work::work::<Echo>(&bench.context(0, 1, 0)).unwrap();
+    bench.run().unwrap();
+    assert_eq!(inputs(&bench, "in/predictions/x"), ["a.jsonl"]);
+    bench.task.replace = true;
+    let mut fresh = bench.context(0, 1, 1);
+    fresh.config.experiment_id = "another".into();
+    plan::plan(&fresh).unwrap();
+    work::work::<Echo>(&fresh).unwrap();
+    finish::finish(&fresh).unwrap();
+    assert_eq!(inputs(&bench, "in/predictions/x"), ["a.jsonl"]);
+}
+
+#[test]
+fn an_output_among_the_input_is_refused_unless_it_can_be_told_from_it() {
+    let check = |pattern: &str, format: RowFormat, expected: Result<(), &str>| {
+        let mut bench = Bench::new(&[("a.csv", "name,size\nx,1\n")]);
+        bench.task.input.url.push_str(pattern);
+        bench.task.output.url = Some(bench.folder.path().join("in").display().to_string());
+        bench.task.output.format = format;
+        match expected {
+            Ok(()) => (0..2).for_each(|_| bench.run().unwrap()),
+            Err(expected) => check_error(bench.run(), ExitCode::InvalidHyperparameters, expected),
+        }
+    };
+    let (csv, json) = (RowFormat::Csv, RowFormat::JsonLines);
+    check("", json, Err("manifest.json there would be input and output"));
+    check("/*.csv", csv, Err("part-00000-of-00001-0b3f9c1e-0.csv there would be"));
+    check("/*.csv", json, Ok(()));
+    check("/a.csv", json, Ok(()));
+}
+
+#[test]
+fn what_a_job_has_finished_is_not_taken_for_that_of_another_input() {
+    let text: String = (0..7).map(|i| row("x", i)).collect();
+    let bench = Bench::new(&[("a.jsonl", &text)]);
+    let again = || super::prepare(bench.context(0, 1, 1), true).map(drop);
+    bench.run().unwrap();
+    again().unwrap();
+    let refused = ExitCode::InvalidHyperparameters;
+    let input = bench.folder.path().join("in");
+    std::fs::write(input.join("a.jsonl"), text.replace("6}", "9}")).unwrap();
+    check_error(again(), refused, "its input a.jsonl has other bytes now: start over with --fresh");
+    std::fs::write(input.join("a.jsonl"), text.clone() + "\n").unwrap();
+    check_error(again(), refused, "there was a.jsonl with");
+    std::fs::write(input.join("a.jsonl"), &text).unwrap();
+    std::fs::write(input.join("b.jsonl"), "").unwrap();
+    check_error(again(), refused, "there was nothing, and is b.jsonl with 0 bytes");
+    std::fs::remove_file(input.join("b.jsonl")).unwrap();
+    again().unwrap();
+}
+
+#[test]
+fn what_a_job_has_finished_is_not_taken_for_that_of_another_checkpoint() {
+    let mut bench = Bench::new(&[("a.jsonl", &row("x", 1))]);
+    let folder = bench.folder.path().join("weights");
+    std::fs::create_dir(&folder).unwrap();
+    let save = |batches: u64| {
+        let manifest = json!({
+            "format": 1, "experimentId": "id", "trial": 0, "attempt": 0, "batches": batches, "files": {},
+        });
+        std::fs::write(folder.join("manifest.json"), manifest.to_string()).unwrap();
+    };
+    save(4);
+    let choice = Some(folder.display().to_string());
+    bench.task.checkpoint = Some(CheckpointChoice { folder: choice, ..Default::default() });
+    bench.run().unwrap();
+    let again = || super::prepare(bench.context(0, 1, 1), true).map(drop);
+    again().unwrap();
+    save(5);
+    check_error(again(), ExitCode::InvalidHyperparameters, "its checkpoint is another now");
 }
 
 #[cfg(feature = "parquet")]

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use reqwest::StatusCode;
-use stoker_storage::Storage;
+use stoker_storage::{Storage, StorageError};
 use url::Url;
 
 use super::super::DataError;
@@ -21,6 +21,9 @@ const WAIT_FIRST: Duration = Duration::from_millis(250);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Without a byte from the server.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Bytes of an object that are in memory at a time.
+const PIECE_BYTES: u64 = 64 << 20;
 
 /// Writes what `url` names to `path`. Blocks; may be called from any thread.
 pub(super) fn download(url: &Url, path: &Path) -> Result<(), DataError> {
@@ -41,13 +44,47 @@ fn failed(url: &Url, reason: &dyn std::fmt::Display) -> DataError {
     DataError::Download { url: shown(url), reason: reason.to_string() }
 }
 
-/// Reads an object whole: the store checks its size and tries again by itself.
+/// Reads an object piece by piece: the store tries again by itself.
 async fn from_storage(url: &Url, path: &Path) -> Result<(), DataError> {
     let store = |source| DataError::Storage { url: shown(url), source };
-    let (root, name) = url.as_str().rsplit_once('/').unwrap_or((url.as_str(), ""));
-    let storage = Storage::open(root, None).map_err(store)?;
-    let bytes = storage.get(name).await.map_err(store)?;
-    std::fs::write(path, bytes).map_err(|source| written(path, source))
+    let (root, name) = in_bucket(url).ok_or_else(|| failed(url, &"its path is not UTF-8"))?;
+    let storage = Storage::open(&root, None).map_err(store)?;
+    copy(&storage, &name, path).await.map_err(|error| match error {
+        Copying::Storage(source) => store(source),
+        Copying::File(source) => written(path, source),
+    })
+}
+
+/// The bucket, and the object's name in it, in which a URL writes some characters as `%20`.
+fn in_bucket(url: &Url) -> Option<(String, String)> {
+    let mut file = Url::parse("file:///").ok()?;
+    file.set_path(url.path());
+    let name = file.to_file_path().ok()?.to_str()?.trim_start_matches('/').to_owned();
+    Some((format!("{}://{}", url.scheme(), url.host_str()?), name))
+}
+
+/// Why an object was not copied.
+enum Copying {
+    Storage(StorageError),
+    File(std::io::Error),
+}
+
+/// Writes an object to a file and brings it to the disk.
+async fn copy(storage: &Storage, name: &str, path: &Path) -> Result<(), Copying> {
+    let size = storage.size(name).await.map_err(Copying::Storage)?;
+    let Some(size) = size else {
+        // Says what a missing object is.
+        return storage.get(name).await.map(drop).map_err(Copying::Storage);
+    };
+    let mut file = File::create(path).map_err(Copying::File)?;
+    let mut start = 0;
+    while start < size {
+        let end = size.min(start + PIECE_BYTES);
+        let piece = storage.get_range(name, start..end).await.map_err(Copying::Storage)?;
+        file.write_all(&piece).map_err(Copying::File)?;
+        start = end;
+    }
+    file.sync_all().map_err(Copying::File)
 }
 
 async fn over_http(url: &Url, path: &Path) -> Result<(), DataError> {
@@ -125,4 +162,35 @@ fn cut_short(url: &Url, bytes: u64, expected: Option<u64>, reason: &str) -> Fail
 
 fn written(path: &Path, source: std::io::Error) -> DataError {
     DataError::write(path.display().to_string(), source)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_is_named_as_it_is_in_its_bucket() {
+        let check = |url: &str, root: &str, name: &str| {
+            let found = in_bucket(&Url::parse(url).unwrap());
+            assert_eq!(found, Some((root.to_owned(), name.to_owned())));
+        };
+        check("s3://b/a/my file.csv", "s3://b", "a/my file.csv");
+        check("s3://b/a%20b/my%2Dfile+1.csv", "s3://b", "a b/my-file+1.csv");
+        check("gs://b/\u{e4}.csv", "gs://b", "\u{e4}.csv");
+    }
+
+    #[tokio::test]
+    async fn an_object_is_copied_piece_by_piece() {
+        let folder = tempfile::tempdir().unwrap();
+        let storage = Storage::open(folder.path().join("bucket").to_str().unwrap(), None).unwrap();
+        let path = folder.path().join("copy");
+        let bytes: Vec<u8> = (0..PIECE_BYTES + 3).map(|it| (it % 251) as u8).collect();
+        for bytes in [bytes, vec![]] {
+            storage.put("my file", bytes.clone().into()).await.unwrap();
+            assert!(copy(&storage, "my file", &path).await.is_ok());
+            assert!(std::fs::read(&path).unwrap() == bytes, "other bytes");
+        }
+        let missing = copy(&storage, "none", &path).await;
+        assert!(matches!(missing, Err(Copying::Storage(StorageError::NotFound { .. }))));
+    }
 }

@@ -153,6 +153,16 @@ fn several_at_once_download_once() {
 }
 
 #[test]
+fn what_a_killed_download_left_goes() {
+    let (server, (_folder, cache)) = (Server::whole(), cache());
+    let path = cache.fetch(&server.address, None).unwrap();
+    let left = path.with_file_name(".1700000000-1-0.part");
+    fs::write(left, "half").unwrap();
+    cache.fetch(&server.address, None).unwrap();
+    assert_eq!(files(cache.folder()), [path]);
+}
+
+#[test]
 fn a_server_that_is_not_there_is_named() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

@@ -1,0 +1,185 @@
+//! Names below an input's folder: which are meant, and the files of this machine that have them.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use super::source::{Found, join};
+
+/// Levels of folders below the input's: bounds what links in a circle make of it.
+const DEPTH_MAX: usize = 32;
+/// Why a name is refused.
+pub(super) const NO_TEXT: &str = "a name is not UTF-8; rename the file";
+
+/// What names may be, level by level; without levels, all that is below the folder.
+#[derive(Debug)]
+pub(super) struct Pattern(pub(super) Vec<String>);
+
+impl Pattern {
+    /// Whether a file of this path is meant: hidden ones, and those of other jobs' state, never are unless named.
+    pub(super) fn is_meant(&self, path: &str) -> bool {
+        let mut names = path.split('/').enumerate();
+        (self.0.is_empty() || names.clone().count() == self.0.len())
+            && names.all(|(level, name)| self.admits(level, name))
+    }
+
+    /// Whether what is meant may have this name on this level.
+    fn admits(&self, level: usize, name: &str) -> bool {
+        let is_hidden = |it: &str| it.starts_with(['.', '_']);
+        if self.0.is_empty() {
+            return !is_hidden(name);
+        }
+        self.0.get(level).is_some_and(|pattern| {
+            (!is_hidden(name) || is_hidden(pattern)) && matches(pattern.as_bytes(), name.as_bytes())
+        })
+    }
+
+    /// The files below a folder that are meant, but for those in the folder `without`.
+    ///
+    /// # Errors
+    ///
+    /// What may be meant cannot be looked at, with its path.
+    pub(super) fn files(&self, folder: &Path, without: Option<&str>) -> Result<Vec<Found>, String> {
+        let mut walk = Walk { pattern: self, without, found: vec![] };
+        walk.level(folder, "", 0)?;
+        Ok(walk.found)
+    }
+}
+
+/// One look at all levels.
+struct Walk<'a> {
+    pattern: &'a Pattern,
+    without: Option<&'a str>,
+    found: Vec<Found>,
+}
+
+impl Walk<'_> {
+    fn level(&mut self, folder: &Path, below: &str, depth: usize) -> Result<(), String> {
+        let failed = |error: io::Error| format!("{}: {error}", folder.display());
+        if depth > DEPTH_MAX {
+            return Err(format!("{} is more than {DEPTH_MAX} levels deep", folder.display()));
+        }
+        // What is named is found without a look at its neighbours.
+        if let Some(name) = self.pattern.0.get(depth).filter(|it| !is_pattern(it)) {
+            return self.entry(folder, below, name, depth);
+        }
+        for entry in fs::read_dir(folder).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            if self.pattern.admits(depth, &name.to_string_lossy()) {
+                let path = folder.join(&name);
+                let name = name.to_str().ok_or_else(|| format!("{}: {NO_TEXT}", path.display()))?;
+                self.entry(folder, below, name, depth)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn entry(
+        &mut self,
+        folder: &Path,
+        below: &str,
+        name: &str,
+        depth: usize,
+    ) -> Result<(), String> {
+        let (here, path) = (folder.join(name), join(below, name));
+        let metadata = match fs::metadata(&here) {
+            Ok(metadata) => metadata,
+            // Gone since the folder was read, or never there.
+            Err(_) if is_gone(&here) => return Ok(()),
+            // What cannot be looked at must not be left out without a word.
+            Err(error) => return Err(format!("{}: {error}", here.display())),
+        };
+        let levels = self.pattern.0.len();
+        if metadata.is_file() && (levels == 0 || depth + 1 == levels) {
+            self.found.push(Found { name: path, bytes: metadata.len() });
+        } else if metadata.is_dir()
+            && (levels == 0 || depth + 1 < levels)
+            && self.without != Some(path.as_str())
+        {
+            self.level(&here, &path, depth + 1)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether there is nothing of this name, not even a link that leads nowhere.
+fn is_gone(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
+/// Whether a name stands for several.
+pub(super) fn is_pattern(name: &str) -> bool {
+    name.contains(['*', '?'])
+}
+
+/// Whether `name` is as `pattern` says: `*` is any text, `?` any byte.
+fn matches(pattern: &[u8], name: &[u8]) -> bool {
+    match (pattern.first(), name.first()) {
+        (None, None) => true,
+        (Some(b'*'), _) => (0..=name.len()).any(|skip| matches(&pattern[1..], &name[skip..])),
+        (Some(b'?'), Some(_)) => matches(&pattern[1..], &name[1..]),
+        (Some(one), Some(other)) => one == other && matches(&pattern[1..], &name[1..]),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(pattern: &str, name: &str, expected: bool) {
+        assert_eq!(matches(pattern.as_bytes(), name.as_bytes()), expected, "{pattern} {name}");
+    }
+
+    #[test]
+    fn names_are_matched_whole() {
+        check("*.csv", "a.csv", true);
+        check("*.csv", "a.csv.gz", false);
+        check("a?c*", "abc", true);
+        check("a?c*", "ac", false);
+        check("*a*b*", "xxaxxbxx", true);
+        check("", "", true);
+        check("*", "", true);
+        check("ä?", "äb", true);
+    }
+
+    #[test]
+    fn what_is_not_meant_is_not_looked_at() {
+        use std::os::unix::ffi::OsStrExt as _;
+
+        let folder = tempfile::tempdir().unwrap();
+        let odd = std::ffi::OsStr::from_bytes(b"\xff.txt");
+        for name in ["a.csv", "deep/b.csv", "deep/own/c.csv", "_state/d.csv"].map(Path::new) {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "x").unwrap();
+        }
+        fs::write(folder.path().join(odd), "x").unwrap();
+        for place in ["broken", "_state/broken"] {
+            std::os::unix::fs::symlink("nowhere", folder.path().join(place)).unwrap();
+        }
+        let check = |pattern: &[&str], expected: Result<&[&str], &str>| {
+            let pattern = Pattern(pattern.iter().map(|it| (*it).to_owned()).collect());
+            match (pattern.files(folder.path(), Some("deep/own")), expected) {
+                (Ok(found), Ok(expected)) => {
+                    let names: Vec<_> = found.iter().map(|it| it.name.as_str()).collect();
+                    assert_eq!(names, expected);
+                }
+                (Err(error), Err(expected)) => assert!(error.contains(expected), "{error}"),
+                (found, expected) => panic!("{found:?} is not {expected:?}"),
+            }
+        };
+        check(&["a.csv"], Ok(&["a.csv"]));
+        check(&["*.csv"], Ok(&["a.csv"]));
+        check(&["d*", "*.csv"], Ok(&["deep/b.csv"]));
+        check(&["deep", "*", "*.csv"], Ok(&[]));
+        check(&["deep", "nothing"], Ok(&[]));
+        check(&["b*"], Err("broken: "));
+        check(&["*.txt"], Err("not UTF-8"));
+        fs::remove_file(folder.path().join(odd)).unwrap();
+        check(&[], Err("broken: "));
+        fs::remove_file(folder.path().join("broken")).unwrap();
+        let pattern = Pattern(vec![]);
+        assert_eq!(pattern.files(folder.path(), Some("deep/own")).unwrap().len(), 2);
+    }
+}

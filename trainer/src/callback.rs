@@ -186,6 +186,8 @@ impl Weights {
 /// [`Context::evaluate_with`](crate::Context::evaluate_with) calls the hooks of a validation alone, and
 /// [`Context::predict_with`](crate::Context::predict_with) those of a prediction.
 ///
+/// Where validations or checkpoints do not go by epochs, an epoch may end, and the next begin, within a workload.
+///
 /// A process that goes on in the midst of an epoch does not begin it again: epochs, batches and
 /// validations are those of a run never stopped. `on_train_begin`, `on_train_end` and workloads are
 /// of a process.

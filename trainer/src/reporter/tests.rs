@@ -22,7 +22,22 @@ impl TestDoor {
         Self::serve(TcpListener::bind("127.0.0.1:0").unwrap(), script)
     }
 
+    /// Answers each report by what it says.
+    pub(crate) fn answering(directive: impl Fn(&Report) -> Directive + Send + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self::serve_with(listener, move |_, report| {
+            (200, serde_json::to_string(&directive(report)).unwrap())
+        })
+    }
+
     fn serve(listener: TcpListener, script: Vec<(u16, String)>) -> Self {
+        Self::serve_with(listener, move |idx, _| script[idx.min(script.len() - 1)].clone())
+    }
+
+    fn serve_with(
+        listener: TcpListener,
+        answer: impl Fn(usize, &Report) -> (u16, String) + Send + 'static,
+    ) -> Self {
         let address = listener.local_addr().unwrap();
         let seen = Arc::new(Mutex::new(vec![]));
         let log = seen.clone();
@@ -43,8 +58,9 @@ impl TestDoor {
                 }
                 let mut body = vec![0; length];
                 reader.read_exact(&mut body).unwrap();
-                let (status, text) = &script[idx.min(script.len() - 1)];
-                log.lock().unwrap().push((token, serde_json::from_slice(&body).unwrap()));
+                let report: Report = serde_json::from_slice(&body).unwrap();
+                let (status, text) = answer(idx, &report);
+                log.lock().unwrap().push((token, report));
                 let length = text.len();
                 let head = format!("HTTP/1.1 {status} X\r\ncontent-length: {length}");
                 let _ = write!(stream, "{head}\r\nconnection: close\r\n\r\n{text}");

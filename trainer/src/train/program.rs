@@ -45,7 +45,7 @@ pub struct Standalone {
     /// A folder for checkpoints and metrics, from whose latest checkpoint training goes on; `None`
     /// keeps none.
     pub folder: Option<PathBuf>,
-    /// How often to save, beside the end of each epoch.
+    /// How often to save (default: after each epoch); at the end in any case.
     pub checkpoint_period: Option<Length>,
     /// Batches between two rows of training metrics.
     pub scheduling_unit: u64,

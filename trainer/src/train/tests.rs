@@ -22,11 +22,17 @@ use crate::{CsvLog, EarlyStopping, ReduceOnPlateau, key};
 
 mod asked;
 mod by_hand;
+mod callbacks;
 mod continued;
 mod ends;
+mod gan;
 mod hooks;
 mod kept;
+mod keras;
+mod killed;
 mod kinds;
+mod legality;
+mod others;
 mod trying;
 
 type Pair = (Tensor<2>, Tensor<1, Int>);
@@ -36,6 +42,12 @@ static STREAM: Mutex<()> = Mutex::new(());
 
 pub(crate) fn alone_on_the_stream() -> MutexGuard<'static, ()> {
     STREAM.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A folder in memory, where there is such: for the many that stay no longer than a training, on whose
+/// way to a disk a test would wait most of its time.
+fn brief_folder() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
 /// Samples of an epoch: seven batches of 16, the last of 4.

@@ -84,19 +84,26 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// Refuses a search by a metric that no validation will give before anything is trained for it:
     /// looks at the names of one batch's metrics. Changes no random stream that is read again.
     pub(super) fn check_searched_metric(&self) -> Result<()> {
-        let mut metrics = Logs::new();
-        if let Some(data) = &self.validation {
-            let plan = self.context.plan(self.batch_size, false);
-            let steps = data.steps(&plan).min(1);
-            let first = data.loader(plan, 0..steps).next().transpose()?;
-            let Some(batch) = first.flatten() else { return Ok(()) };
-            let model = self.model.valid();
-            let model = precision::lowered(&model, self.context.config.mixed_precision);
-            let step = || self.step.validate(&model, batch);
-            let output = self.first_step("the first validation batch", &data.fields(), step)?;
-            metrics = output.into_metrics().means("validation_");
-        }
-        self.searched_among(&metrics).map(drop)
+        let Some(data) = &self.validation else {
+            if !self.outlet().has_runner() {
+                return Ok(());
+            }
+            let metric = &self.context.config.metric;
+            let text = format!(
+                "searcher.metric is {metric}, which validation is to give, but there is no validation \
+                 data: give some by `Fit::validation`"
+            );
+            return Err(text.into());
+        };
+        let plan = self.context.plan(self.batch_size, false);
+        let steps = data.steps(&plan).min(1);
+        let first = data.loader(plan, 0..steps).next().transpose()?;
+        let Some(batch) = first.flatten() else { return Ok(()) };
+        let model = self.model.valid();
+        let model = precision::lowered(&model, self.context.config.mixed_precision);
+        let step = || self.step.validate(&model, batch);
+        let output = self.first_step("the first validation batch", &data.fields(), step)?;
+        self.searched_among(&output.into_metrics().means("validation_")).map(drop)
     }
 
     /// The searched metric of the validation at this batch.

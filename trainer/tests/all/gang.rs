@@ -74,13 +74,15 @@ impl Gang {
         self.pods.iter().zip(children).map(|(pod, child)| pod.wait(child)).collect()
     }
 
-    /// The next attempt, from the latest checkpoint.
+    /// The next attempt, from the latest checkpoint, if there is one.
     pub(crate) fn again(mut self) -> Self {
-        let (name, sha256) = self.checkpoint();
+        let latest = self.latest().into_iter();
+        let latest = latest.map(|(name, sha256)| json!({"name": name, "manifestSha256": sha256}));
+        let latest: Vec<Value> = latest.collect();
         let [port] = free_ports().unwrap();
         for pod in &mut self.pods {
             pod.config["attempt"] = json!(4);
-            pod.config["resumeFrom"] = json!([{"name": name, "manifestSha256": sha256}]);
+            pod.config["resumeFrom"] = json!(latest);
             if !pod.config["gang"].is_null() {
                 pod.config["gang"]["rendezvous"] = json!(format!("127.0.0.1:{port}"));
             }
@@ -90,11 +92,19 @@ impl Gang {
 
     /// Name and hash of the latest checkpoint.
     pub(crate) fn checkpoint(&self) -> (String, String) {
+        self.latest().unwrap()
+    }
+
+    /// As [`checkpoint`](Self::checkpoint), where there may be none. What has no manifest is none.
+    pub(crate) fn latest(&self) -> Option<(String, String)> {
         let folder = self.pods[0].file("storage/trial/checkpoints");
-        let names = std::fs::read_dir(&folder).unwrap();
-        let name = names.map(|it| it.unwrap().file_name().into_string().unwrap()).max().unwrap();
-        let manifest = std::fs::read(folder.join(&name).join("manifest.json")).unwrap();
-        (name, sha256_hex(&manifest))
+        let names = std::fs::read_dir(&folder).into_iter().flatten();
+        let whole = names.filter_map(|it| {
+            let name = it.unwrap().file_name().into_string().unwrap();
+            let manifest = std::fs::read(folder.join(&name).join("manifest.json")).ok()?;
+            Some((name, sha256_hex(&manifest)))
+        });
+        whole.max()
     }
 
     /// What each rank has trained.

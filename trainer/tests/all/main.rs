@@ -10,6 +10,7 @@ mod cached;
 mod door;
 mod gang;
 mod hosts;
+mod kinds;
 mod launching;
 #[cfg(feature = "learner")]
 mod learner;
@@ -32,6 +33,8 @@ fn program() {
         }
         ("setup", shared) => stoker_trainer::launch::setup(Some(shared.as_ref())),
         ("gc", file) => stoker_trainer::launch::clean_up(file.as_ref()),
+        ("kind", kind) => kinds::train(kind),
+        ("trial", _) => kinds::try_trial(),
         ("cached", folder) => cached::read(folder.as_ref()),
         #[cfg(feature = "learner")]
         ("learn", _) => learner::train(),

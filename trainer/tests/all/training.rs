@@ -136,7 +136,7 @@ impl Callback for Marks {
 }
 
 /// What the environment wants of this rank.
-fn callbacks(rank: usize) -> Vec<Box<dyn Callback>> {
+pub(crate) fn callbacks(rank: usize) -> Vec<Box<dyn Callback>> {
     let wanted = |name: &str| -> Option<Vec<String>> {
         let text = std::env::var(name).ok()?;
         let words: Vec<String> = text.split(' ').map(str::to_owned).collect();

@@ -19,7 +19,7 @@ Trains alone, as no runner has started this program.
   --seed N               the seed of everything (default: 0)
   --epochs N             how long to train; or --batches N, or --records N (default: 1 epoch)
   --folder PATH          keeps checkpoints and metrics there, and goes on from the latest
-  --save-batches N       saves after every N batches too
+  --save-batches N       saves after every N batches, not after each epoch
   --row-batches N        batches between two rows of training metrics (default: 100)";
 
 /// What the environment says.

@@ -81,6 +81,15 @@ fn train_under_runner(
     metric: &str,
     callback: impl Callback + 'static,
 ) -> (Result<Fitted<Net>>, Vec<Report>) {
+    train_under_runner_with(metric, callback, Some(Data::arrays(samples()).unwrap()))
+}
+
+/// As [`train_under_runner`], with this validation data.
+fn train_under_runner_with(
+    metric: &str,
+    callback: impl Callback + 'static,
+    validation: Option<Data<Pair>>,
+) -> (Result<Fitted<Net>>, Vec<Report>) {
     let door = TestDoor::open(vec![(200, r#"{"continue":{"units":20}}"#.into())]);
     let folder = tempfile::tempdir().unwrap();
     let token = folder.path().join("token");
@@ -93,9 +102,8 @@ fn train_under_runner(
         "door": {"url": format!("http://{}/", door.address), "tokenFile": token},
     });
     let context = program::context(serde_json::from_value(config).unwrap(), false).unwrap();
-    let data = || Data::arrays(samples()).unwrap();
-    let fit = Fit::new(data()).validation(data()).batch_size(10);
-    let fit = fit.callbacks(vec![callback.boxed()]);
+    let fit = Fit::new(Data::arrays(samples()).unwrap()).batch_size(10);
+    let fit = Fit { validation, ..fit }.callbacks(vec![callback.boxed()]);
     let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
     let fitted = context.fit(Net::new(context.device()), optimizers(), step, fit);
     let reports = door.seen.lock().unwrap().iter().map(|it| it.1.clone()).collect();
@@ -135,4 +143,21 @@ fn a_search_by_a_metric_that_there_is_not_ends_before_the_first_batch() {
          validation_loss",
     );
     check("validation_loss", "callback Fails: no");
+}
+
+#[test]
+fn a_search_without_validation_data_ends_before_the_first_batch() {
+    let _stream = alone_on_the_stream();
+    for metric in ["val_loss", "validation_loss"] {
+        // The callback would fail at a batch.
+        let (fitted, reports) = train_under_runner_with(metric, Fails, None);
+        let error = fitted.unwrap_err();
+        assert_eq!(exit_code(&*error), ExitCode::UserError);
+        let expected = format!(
+            "searcher.metric is {metric}, which validation is to give, but there is no validation \
+             data: give some by `Fit::validation`"
+        );
+        assert_eq!(error.to_string(), expected);
+        assert!(reports.iter().all(|it| it.batches == 0), "{reports:?}");
+    }
 }

@@ -5,30 +5,48 @@ use std::sync::LazyLock;
 
 use burn::module::Param;
 use burn::tensor::DType;
+use stoker_api::contract::TrialConfig;
 
 use super::*;
 use crate::outlet::Outlet;
 use crate::{At, Distributed, Sequence, Stream, ThreadRank};
 
 /// Inputs, labels, and how much each sample counts, if they differ in that.
-type Batch = (Tensor<2>, Tensor<1, Int>, Option<Tensor<1>>);
+pub(super) type Batch = (Tensor<2>, Tensor<1, Int>, Option<Tensor<1>>);
 
 /// The batches that are trained: an epoch of seven, or of a sequence on two ranks four, and some.
-const BATCHES: u64 = 9;
+pub(super) const BATCHES: u64 = 9;
 
 #[derive(Module, Debug)]
-struct Tiny {
-    output: Linear,
+pub(super) struct Tiny {
+    pub(super) output: Linear,
+}
+
+impl Tiny {
+    /// Without random weights: threads share the random stream, and what they draw is by chance.
+    pub(super) fn new(device: &Device) -> Self {
+        let mut output = LinearConfig::new(20, 5).init(device);
+        output.weight = Param::from_tensor(Tensor::zeros([20, 5], device));
+        output.bias = Some(Param::from_tensor(Tensor::zeros([5], device)));
+        Self { output }
+    }
+
+    /// Its weights' bits.
+    pub(super) fn bits(self) -> Vec<u32> {
+        let Self { output } = self;
+        let data = [output.weight.val().into_data(), output.bias.unwrap().val().into_data()];
+        data.iter().flat_map(|it| it.iter::<f32>()).map(f32::to_bits).collect()
+    }
 }
 
 /// One sample as a program might read it from a file.
-fn item(index: usize) -> (Vec<f32>, i64) {
+pub(super) fn item(index: usize) -> (Vec<f32>, i64) {
     static ROWS: LazyLock<Vec<f32>> =
         LazyLock::new(|| samples().0.into_data().try_to_vec().unwrap());
     (ROWS[index * 20..(index + 1) * 20].to_vec(), (index % 5) as i64)
 }
 
-fn batch(items: Vec<(Vec<f32>, i64)>, device: &Device) -> Batch {
+pub(super) fn batch(items: Vec<(Vec<f32>, i64)>, device: &Device) -> Batch {
     let (rows, labels): (Vec<_>, Vec<_>) = items.into_iter().unzip();
     let x = TensorData::new(rows.concat(), [labels.len(), 20]);
     let x = Tensor::from_data(x, (device, DType::F32));
@@ -60,10 +78,11 @@ fn stream() -> Stream<(Vec<f32>, i64)> {
     })
 }
 
-const KINDS: [&str; 7] = ["arrays", "weights", "list", "named", "items", "stream", "sequence"];
+pub(super) const KINDS: [&str; 7] =
+    ["arrays", "weights", "list", "named", "items", "stream", "sequence"];
 
 /// Data of a kind, of all samples.
-fn data(kind: &str) -> Result<Data<Batch>> {
+pub(super) fn data(kind: &str) -> Result<Data<Batch>> {
     let bare = |(x, y): Pair| Ok((x, y, None));
     let (x, y) = samples();
     let half = |from: usize| x.clone().slice([0..SAMPLES as usize, from..from + 10]);
@@ -110,14 +129,8 @@ fn rank(context: &Context, kind: &str, workers: usize, stop_at: u64) -> Result<V
             None => StepOutput::classification(logits, y),
         }
     };
-    // Threads share the random stream: what they draw is by chance.
-    let mut model = Tiny { output: LinearConfig::new(20, 5).init(context.device()) };
-    model.output.weight = Param::from_tensor(Tensor::zeros([20, 5], context.device()));
-    model.output.bias = Some(Param::from_tensor(Tensor::zeros([5], context.device())));
     let adam = Optimizers::one(AdamConfig::new().init(), 0.01).aggregate(2);
-    let Tiny { output } = context.fit(model, adam, step, fit)?.model;
-    let data = [output.weight.val().into_data(), output.bias.unwrap().val().into_data()];
-    Ok(data.iter().flat_map(|it| it.iter::<f32>()).map(f32::to_bits).collect())
+    Ok(context.fit(Tiny::new(context.device()), adam, step, fit)?.model.bits())
 }
 
 /// A gang of threads that trains in `folder`.
@@ -138,6 +151,17 @@ pub(super) fn of_ranks<T: Send>(
     batches: u64,
     run: impl Fn(&Context) -> T + Sync,
 ) -> Vec<T> {
+    of_ranks_told(folder, size, batches, |_| (), run)
+}
+
+/// As [`of_ranks`], where the configuration is changed for all.
+pub(super) fn of_ranks_told<T: Send>(
+    folder: &Path,
+    size: usize,
+    batches: u64,
+    tell: impl Fn(&mut TrialConfig),
+    run: impl Fn(&Context) -> T + Sync,
+) -> Vec<T> {
     let contexts: Vec<Context> = ThreadRank::group(size)
         .into_iter()
         .enumerate()
@@ -150,6 +174,7 @@ pub(super) fn of_ranks<T: Send>(
                 _ => Outlet::open(&mut config, true, false).unwrap(),
             };
             let ranks = Distributed::of(Box::new(rank));
+            tell(&mut config);
             Context::new(config, outlet, stop, Device::flex().autodiff(), ranks)
         })
         .collect();
@@ -166,7 +191,7 @@ fn every_kind_of_data_goes_on_to_the_same_bits_from_every_batch_on_one_two_and_t
     let _stream = alone_on_the_stream();
     for kind in KINDS {
         for size in [1, 2, 3] {
-            let folder = tempfile::tempdir().unwrap();
+            let folder = brief_folder();
             let straight = gang(folder.path(), size, kind, 0, u64::MAX);
             let straight: Vec<_> = straight.into_iter().map(Result::unwrap).collect();
             assert!(straight.iter().all(|it| *it == straight[0]), "{kind} on {size}");
@@ -174,7 +199,7 @@ fn every_kind_of_data_goes_on_to_the_same_bits_from_every_batch_on_one_two_and_t
             assert!(rows_straight.iter().any(|it| it.1 == "validation"), "{rows_straight:?}");
             for stop_at in 1..8 {
                 let what = format!("{kind} on {size} ranks, stopped at {stop_at}");
-                let folder = tempfile::tempdir().unwrap();
+                let folder = brief_folder();
                 for left in gang(folder.path(), size, kind, 2, stop_at) {
                     let error = left.unwrap_err();
                     assert_eq!(exit_code(&*error), ExitCode::Preempted, "{what}: {error}");

@@ -1,0 +1,113 @@
+//! A loop of the program's own with several steps of parts in each batch, as of a GAN, on one, two and
+//! three ranks, of which one dies and then leaves: the same bits and rows.
+
+use burn::module::Param;
+use burn::nn::Sigmoid;
+use burn::tensor::activation::log_sigmoid;
+
+use super::killed::{Ends, Fate, check_ends};
+use super::*;
+use crate::train::by_hand::Turn;
+
+/// Two networks with losses that pull apart.
+#[derive(Module, Debug)]
+struct Gan {
+    generator: Linear,
+    discriminator: Linear,
+}
+
+impl Gan {
+    /// Without random weights: ranks that are threads share the random stream.
+    fn new(device: &Device) -> Self {
+        let linear = |inputs: usize, outputs: usize| {
+            let weight = Tensor::<1, Int>::arange(0..(inputs * outputs) as i64, device);
+            let weight = weight.float().sin().reshape([inputs, outputs]);
+            Linear { weight: Param::from_tensor(weight), bias: None }
+        };
+        Self { generator: linear(3, 20), discriminator: linear(20, 1) }
+    }
+
+    fn fake(&self, noise: Tensor<2>) -> Tensor<2> {
+        Sigmoid.forward(self.generator.forward(noise))
+    }
+
+    fn told_apart(&self, real: Tensor<2>, noise: Tensor<2>) -> StepOutput {
+        let samples = real.dims()[0];
+        let fake = self.fake(noise).detach();
+        let right = log_sigmoid(self.discriminator.forward(real))
+            + log_sigmoid(self.discriminator.forward(fake).neg());
+        StepOutput::sum(right.sum().neg(), samples).loss_as("discriminator_loss")
+    }
+
+    fn fooled(&self, noise: Tensor<2>) -> StepOutput {
+        let samples = noise.dims()[0];
+        let taken = log_sigmoid(self.discriminator.forward(self.fake(noise)));
+        StepOutput::sum(taken.sum().neg(), samples).loss_as("generator_loss")
+    }
+}
+
+/// Noise for a step of a batch, which each rank draws for itself.
+fn noise(context: &Context, real: &Tensor<2>, batches: u64, step: u64) -> Tensor<2> {
+    let (samples, rank) = (real.dims()[0], context.distributed().rank() as u64);
+    let of = |index| (key(&[batches, step, rank, index]) >> 40) as f32 / (1 << 23) as f32 - 1.0;
+    let noise: Vec<f32> = (0..3 * samples as u64).map(of).collect();
+    Tensor::from_data(TensorData::new(noise, [samples, 3]), &real.device())
+}
+
+/// Each batch has two steps of the discriminator, and then one of the generator, by its weights of then.
+fn train(context: &Context, callback: Box<dyn Callback>) -> Result<Vec<u32>> {
+    let discriminator = |step: u64| 0.1 / (step + 1) as f64;
+    let optimizers = Optimizers::one(AdamConfig::new().init(), 0.01).group(
+        "^discriminator",
+        SgdConfig::new().build(),
+        discriminator,
+    )?;
+    let batch_size = context.distributed().shard_batch_size(18)?;
+    let (x, _) = samples();
+    let validation = Data::arrays(x.clone())?;
+    let fit = Fit::new(Data::arrays(x)?).batch_size(batch_size).callbacks(vec![callback]);
+    let mut training = context.training(Gan::new(context.device()), optimizers, fit)?;
+    while let Some(turn) = training.next()? {
+        match turn {
+            Turn::Train(batch) => {
+                let batches = training.batches();
+                let drawn = |real: &Tensor<2>, step| noise(context, real, batches, step);
+                for step in 0..2 {
+                    let output = batch.clone().map(|real: Tensor<2>| {
+                        let noise = drawn(&real, step);
+                        training.model().told_apart(real, noise)
+                    });
+                    training.step("^discriminator", output)?;
+                }
+                let output = batch.map(|real| training.model().fooled(drawn(&real, 2)));
+                training.step("^generator", output)?;
+                training.end_batch()?;
+            }
+            Turn::Validate => {
+                let score = |model: &Gan, real: Tensor<2>| {
+                    let noise = noise(context, &real, u64::MAX, 0);
+                    model.told_apart(real, noise)
+                };
+                let model = training.model();
+                let metrics = context.evaluate(&*model, score, &validation, batch_size)?;
+                drop(model);
+                training.validated(&metrics)?;
+            }
+        }
+    }
+    let model = training.finish()?.model;
+    let data = [model.generator.weight.val(), model.discriminator.weight.val()];
+    let bits = |it: Tensor<2>| it.into_data().iter::<f32>().map(f32::to_bits).collect::<Vec<_>>();
+    Ok(data.into_iter().flat_map(bits).collect())
+}
+
+#[test]
+fn a_gan_whose_rank_dies_or_leaves_goes_on_to_the_same_bits_and_rows() {
+    let _stream = alone_on_the_stream();
+    for size in [1, 2, 3] {
+        let (_, num_twice) = check_ends("a GAN", size, 1..=7, |context, ends: Ends, of| {
+            train(context, Fate::of(context, ends, of))
+        });
+        assert!(num_twice >= 2, "{num_twice} rows were written twice");
+    }
+}

@@ -1,0 +1,314 @@
+//! Which hook comes after which, in all that changes it: when there are validations, what is saved,
+//! whose loop it is, how many ranks there are, a runner that prolongs; straight and left after each
+//! batch.
+
+use stoker_api::contract::{CheckpointRef, Directive, Door, Report, ReportEvent, TrialConfig};
+use stoker_api::experiment::CheckpointPolicy;
+
+use super::callbacks::{Falling, Falls, counted, falling_optimizers};
+use super::hooks::{Calls, Notes, check_legal_with, name, of_training};
+use super::kinds::of_ranks_told;
+use super::*;
+use crate::reporter::tests::TestDoor;
+use crate::train::by_hand::Turn;
+
+/// Two epochs of three batches, and one more.
+const BATCHES: u64 = 7;
+
+/// Where a runner's first length ends, in the midst of an epoch.
+const FIRST_LENGTH: u64 = 4;
+
+/// What a training may be told that changes the order of hooks.
+struct Setting {
+    name: &'static str,
+    size: usize,
+    tell: fn(&mut TrialConfig),
+    validates: bool,
+    by_hand: bool,
+    is_prolonged: bool,
+    stops_after: u64,
+    /// Neighbours that there are here alone.
+    more: &'static [(&'static str, &'static str)],
+    /// All of a straight run, as [`told`] has it.
+    expected: &'static str,
+}
+
+/// Rows every two batches; validations and checkpoints after each epoch.
+const PLAIN: Setting = Setting {
+    name: "plain",
+    size: 1,
+    tell: |_| (),
+    validates: true,
+    by_hand: false,
+    is_prolonged: false,
+    stops_after: u64::MAX,
+    more: &[],
+    expected: "train_begin epoch_begin 0 (2: 1 2) (1: 3) validated 3 epoch_end 0 saved 3 \
+               epoch_begin 1 (1: 4) (2: 5 6) validated 3 epoch_end 1 saved 6 \
+               epoch_begin 2 (1: 7) validated 3 saved 7 train_end",
+};
+
+/// Where validations set the pace, an epoch may end and begin within a workload.
+const WITHIN: &[(&str, &str)] = &[("batch_end", "epoch_end"), ("epoch_begin", "batch_begin")];
+
+const SETTINGS: [Setting; 11] = [
+    PLAIN,
+    Setting {
+        name: "a validation before the first batch",
+        tell: |config| config.perform_initial_validation = true,
+        more: &[("train_begin", "validation_begin")],
+        expected: "train_begin validated 3 epoch_begin 0 (2: 1 2) (1: 3) validated 3 epoch_end 0 \
+                   saved 3 epoch_begin 1 (1: 4) (2: 5 6) validated 3 epoch_end 1 saved 6 \
+                   epoch_begin 2 (1: 7) validated 3 saved 7 train_end",
+        ..PLAIN
+    },
+    Setting {
+        name: "no validation data",
+        validates: false,
+        expected: "train_begin epoch_begin 0 (2: 1 2) (1: 3) epoch_end 0 saved 3 \
+                   epoch_begin 1 (1: 4) (2: 5 6) epoch_end 1 saved 6 \
+                   epoch_begin 2 (1: 7) saved 7 train_end",
+        ..PLAIN
+    },
+    Setting {
+        name: "no validation data, to be validated before the first batch",
+        validates: false,
+        tell: |config| config.perform_initial_validation = true,
+        expected: "train_begin epoch_begin 0 (2: 1 2) (1: 3) epoch_end 0 saved 3 \
+                   epoch_begin 1 (1: 4) (2: 5 6) epoch_end 1 saved 6 \
+                   epoch_begin 2 (1: 7) saved 7 train_end",
+        ..PLAIN
+    },
+    Setting {
+        name: "validations in the midst of epochs",
+        tell: |config| config.validation_period = Some(Length::new(Unit::Batches, 2)),
+        expected: "train_begin epoch_begin 0 (2: 1 2) validated 3 (1: 3) epoch_end 0 saved 3 \
+                   epoch_begin 1 (1: 4) validated 3 (2: 5 6) validated 3 epoch_end 1 saved 6 \
+                   epoch_begin 2 (1: 7) validated 3 saved 7 train_end",
+        ..PLAIN
+    },
+    Setting {
+        name: "each validation is saved",
+        tell: |config| saves_by(config, CheckpointPolicy::All),
+        more: WITHIN,
+        expected: "train_begin epoch_begin 0 (2: 1 2) validated 3 saved 2 \
+                   (2: 3 epoch_end 0 epoch_begin 1 4) validated 3 saved 4 \
+                   (2: 5 6) validated 3 epoch_end 1 saved 6 \
+                   epoch_begin 2 (1: 7) validated 3 saved 7 train_end",
+        ..PLAIN
+    },
+    Setting {
+        name: "the best validation is saved, which is the second",
+        tell: |config| saves_by(config, CheckpointPolicy::Best),
+        more: WITHIN,
+        expected: "train_begin epoch_begin 0 (2: 1 2) validated 3 saved 2 \
+                   (2: 3 epoch_end 0 epoch_begin 1 4) validated 3 saved 4 \
+                   (2: 5 6) validated 3 epoch_end 1 \
+                   epoch_begin 2 (1: 7) validated 3 saved 7 train_end",
+        ..PLAIN
+    },
+    Setting {
+        name: "a loop of the program's own",
+        by_hand: true,
+        more: &[("validation_begin", "validation_end")],
+        expected: "train_begin epoch_begin 0 (2: 1 2) (1: 3) validated 0 epoch_end 0 saved 3 \
+                   epoch_begin 1 (1: 4) (2: 5 6) validated 0 epoch_end 1 saved 6 \
+                   epoch_begin 2 (1: 7) validated 0 saved 7 train_end",
+        ..PLAIN
+    },
+    Setting { name: "two ranks", size: 2, ..PLAIN },
+    Setting {
+        name: "a runner that prolongs",
+        is_prolonged: true,
+        expected: "train_begin epoch_begin 0 (2: 1 2) (1: 3) validated 3 epoch_end 0 saved 3 \
+                   epoch_begin 1 (1: 4) validated 3 saved 4 (2: 5 6) validated 3 epoch_end 1 \
+                   saved 6 epoch_begin 2 (1: 7) validated 3 saved 7 train_end",
+        ..PLAIN
+    },
+    Setting {
+        name: "a callback that stops in the midst of a workload",
+        stops_after: 5,
+        expected: "train_begin epoch_begin 0 (2: 1 2) (1: 3) validated 3 epoch_end 0 saved 3 \
+                   epoch_begin 1 (1: 4) (2: 5) validated 3 saved 5 train_end",
+        ..PLAIN
+    },
+];
+
+/// Validates every two batches, and saves by policy alone.
+fn saves_by(config: &mut TrialConfig, policy: CheckpointPolicy) {
+    config.validation_period = Some(Length::new(Unit::Batches, 2));
+    config.checkpoint_period = None;
+    config.checkpoint_policy = policy;
+}
+
+/// Calls in short: a workload in brackets with what was asked for, batches by their numbers, of a
+/// validation how many batches it had.
+fn told(calls: &[String]) -> String {
+    let mut words: Vec<String> = vec![];
+    let mut num_validated = 0;
+    for call in calls {
+        let number = |place| call.split(' ').nth(place).unwrap_or_default();
+        match name(call) {
+            "workload_begin" => words.push(format!("({}:", number(1))),
+            "workload_end" => *words.last_mut().unwrap() += ")",
+            "batch_end" => words.push(number(1).into()),
+            "checkpoint" => words.push(format!("saved {}", number(1))),
+            "validation_begin" => num_validated = 0,
+            "validation_batch_end" => num_validated += 1,
+            "validation_end" => words.push(format!("validated {num_validated}")),
+            "batch_begin" | "validation_batch_begin" => {}
+            _ => words.push(call.clone()),
+        }
+    }
+    words.join(" ")
+}
+
+/// Ends training after a batch.
+struct Stops(u64);
+
+impl Callback for Stops {
+    fn on_batch_end(&mut self, _: &Logs, control: &mut Control) -> Result<()> {
+        if control.batches() == self.0 {
+            control.stop_training("enough");
+        }
+        Ok(())
+    }
+}
+
+/// A rank's calls, to the end or until it leaves after a batch.
+fn calls_of(context: &Context, setting: &Setting, leaves: Option<u64>) -> Vec<String> {
+    let (calls, ranks) = (Calls::default(), context.distributed());
+    let leaves = leaves.filter(|_| ranks.rank() + 1 == ranks.size());
+    let leaves = leaves.map(|batch| (batch, context.stop.clone()));
+    let notes = Notes { calls: calls.clone(), leaves };
+    let fit = Fit::new(counted())
+        .batch_size(4 / ranks.size())
+        .callbacks(vec![Stops(setting.stops_after).boxed(), notes.boxed()]);
+    let falls = Falls { ground: 2.5, heights: Mutex::default() };
+    let model = Falling::new(context.device());
+    let ended = if setting.by_hand {
+        by_hand(context, model, &falls, fit)
+    } else {
+        let validation = setting.validates.then(counted);
+        let fit = Fit { validation, ..fit };
+        context.fit_with(model, falling_optimizers(), falls, fit).map(drop)
+    };
+    if let Err(error) = ended {
+        assert_eq!(exit_code(&*error), ExitCode::Preempted, "{}: {error}", setting.name);
+    }
+    calls.lock().unwrap().clone()
+}
+
+fn by_hand(context: &Context, model: Falling, falls: &Falls, fit: Fit<usize>) -> Result<()> {
+    let mut training = context.training(model, falling_optimizers(), fit)?;
+    while let Some(turn) = training.next()? {
+        match turn {
+            Turn::Train(samples) => {
+                let output = samples.map(|samples| Falls::learned(&training.model(), samples));
+                training.learn(output)?;
+            }
+            Turn::Validate => {
+                let step = |model: &Falling, samples| falls.validated(model, samples);
+                let metrics = context.evaluate(&*training.model(), step, &counted(), 4)?;
+                training.validated(&metrics)?;
+            }
+        }
+    }
+    training.finish().map(drop)
+}
+
+/// Grants four batches and then seven, and is content.
+fn prolongs(report: &Report) -> Directive {
+    match report.event {
+        ReportEvent::Validated { granted_units: Some(BATCHES), .. } => Directive::Stop,
+        ReportEvent::Validated { granted_units: Some(FIRST_LENGTH), .. } => {
+            Directive::Continue { units: BATCHES }
+        }
+        _ if report.batches > FIRST_LENGTH => Directive::Continue { units: BATCHES },
+        _ => Directive::Continue { units: FIRST_LENGTH },
+    }
+}
+
+/// The next attempt in `folder` under a runner, which has recorded what it granted.
+fn under_runner(folder: &Path, door: &TestDoor) -> Context {
+    let token = folder.join("token");
+    std::fs::write(&token, "one").unwrap();
+    let TrialConfig { attempt, resume_from, .. } = alone(Some(folder), 1).context().unwrap().config;
+    let batch = |it: &CheckpointRef| it.name[..12].parse::<u64>().unwrap();
+    let is_prolonged = resume_from.first().is_some_and(|it| batch(it) > FIRST_LENGTH);
+    let config = alone(Some(folder), if is_prolonged { BATCHES } else { FIRST_LENGTH }).config();
+    let config = TrialConfig {
+        attempt,
+        resume_from,
+        scheduling_unit: 2,
+        door: Door {
+            url: format!("http://{}/", door.address),
+            token_file: token.to_string_lossy().into_owned(),
+            ca: None,
+        },
+        ..config.unwrap()
+    };
+    let context = program::context(config, false).unwrap();
+    context.silence();
+    context
+}
+
+/// The calls of each rank.
+fn run(folder: &Path, setting: &Setting, leaves: Option<u64>) -> Vec<Vec<String>> {
+    if setting.is_prolonged {
+        let door = TestDoor::answering(prolongs);
+        return vec![calls_of(&under_runner(folder, &door), setting, leaves)];
+    }
+    let tell = |config: &mut TrialConfig| {
+        config.scheduling_unit = 2;
+        (setting.tell)(config);
+    };
+    of_ranks_told(folder, setting.size, BATCHES, tell, |it| calls_of(it, setting, leaves))
+}
+
+#[test]
+fn hooks_come_in_their_order_whatever_training_is_told_and_wherever_it_was_resumed() {
+    let _stream = alone_on_the_stream();
+    for setting in SETTINGS {
+        let folder = brief_folder();
+        let straight = run(folder.path(), &setting, None);
+        for calls in &straight {
+            assert_eq!(told(calls), setting.expected, "{}", setting.name);
+            check_legal_with(calls, setting.more);
+        }
+        let training =
+            |calls: &[String]| -> Vec<_> { calls.iter().filter(of_training).cloned().collect() };
+        for batch in 1..BATCHES.min(setting.stops_after) {
+            let what = format!("{}, left after {batch}", setting.name);
+            let folder = brief_folder();
+            let left = run(folder.path(), &setting, Some(batch));
+            let rest = run(folder.path(), &setting, None);
+            for (mut calls, rest) in left.into_iter().zip(rest) {
+                check_legal_with(&calls, setting.more);
+                check_legal_with(&rest, setting.more);
+                let last = training(&calls).iter().filter(|it| name(it) == "batch_end").count();
+                // A gang hears of a signal as it saves, or with the next batch's sums.
+                let is_late = (last as u64).checked_sub(batch).unwrap();
+                assert!(is_late <= u64::from(setting.size > 1), "{what}: {calls:#?}");
+                assert_eq!(rest[1..3], ["load_state".into(), format!("restore {last}")], "{what}");
+                calls.extend(rest);
+                assert_eq!(training(&calls), training(&straight[0]), "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_process_that_goes_on_in_the_midst_of_a_workload_trains_the_rest_of_it() {
+    let _stream = alone_on_the_stream();
+    let check = |batch, left: &str, rest: &str| {
+        let folder = brief_folder();
+        let run = |leaves| told(&run(folder.path(), &PLAIN, leaves)[0]);
+        let (found, then) = (run(Some(batch)), run(None));
+        assert!(found.ends_with(left), "left after {batch}: {found}");
+        assert!(then.starts_with(rest), "went on after {batch}: {then}");
+    };
+    check(2, "epoch_begin 0 (2: 1 2) saved 2 train_end", "train_begin load_state restore 2 (1: 3)");
+    check(3, "epoch_end 0 saved 3 train_end", "train_begin load_state restore 3 epoch_begin 1 (1:");
+    check(5, "(1: 4) (2: 5 saved 5) train_end", "train_begin load_state restore 5 (1: 6) valid");
+}

@@ -1,0 +1,235 @@
+//! Kinds of data beside the plain ones: weights of their own, several outputs, sources of a program's
+//! own, sets that are kept on disk, and the options of all.
+
+use std::fs::OpenOptions;
+use std::io::Write as _;
+
+use burn::tensor::activation::log_softmax;
+
+use super::kinds::{self, Tiny, batch, item};
+use super::*;
+use crate::{At, DataCache, Sequence, Source, Split, Stream};
+
+/// What a step of any kind takes.
+pub(super) struct Given {
+    x: Tensor<2>,
+    y: Tensor<1, Int>,
+    weights: Option<Tensor<1>>,
+    /// Another label, of two classes, which the last two logits tell.
+    parity: Option<Tensor<1, Int>>,
+}
+
+/// A sample and how much it counts.
+type Weighted = ((Vec<f32>, i64), f32);
+
+/// All kinds, those of `kinds.rs` among them.
+pub(super) fn all() -> Vec<&'static str> {
+    let mut all = kinds::KINDS.to_vec();
+    all.extend(OTHERS);
+    #[cfg(feature = "learner")]
+    all.extend(["dataset", "dataset by index"]);
+    all
+}
+
+const OTHERS: [&str; 12] = [
+    "own weights",
+    "outputs in a list",
+    "outputs by name",
+    "source",
+    "cached",
+    "weighted items",
+    "weighted stream",
+    "weighted sequence",
+    "split",
+    "drop last",
+    "one order",
+    "no shuffling",
+];
+
+/// How much a sample counts: no two neighbours as much.
+fn weight(sample: usize) -> f32 {
+    0.25 * (1 + sample % 7) as f32
+}
+
+fn weighted(sample: usize) -> Weighted {
+    (item(sample), weight(sample))
+}
+
+fn weighted_batch(items: Vec<Weighted>, device: &Device) -> Given {
+    let (items, weights): (Vec<_>, Vec<_>) = items.into_iter().unzip();
+    let (x, y, _) = batch(items, device);
+    Given { x, y, weights: Some(Tensor::from_floats(weights.as_slice(), device)), parity: None }
+}
+
+fn plain((x, y, weights): kinds::Batch) -> Given {
+    Given { x, y, weights, parity: None }
+}
+
+/// A source that a program writes itself: noise is another in each epoch, and the same on any rank.
+struct Noisy;
+
+impl Source<Given> for Noisy {
+    fn samples(&self) -> usize {
+        SAMPLES as usize
+    }
+
+    fn batch(&self, samples: &[usize], at: &At) -> Result<Given> {
+        let noisy = |sample: &usize| {
+            let (mut row, label) = item(*sample);
+            row[1] += (at.sample_seed(*sample) % 100) as f32 / 1000.0;
+            (row, label)
+        };
+        Ok(plain(batch(samples.iter().map(noisy).collect(), at.device)))
+    }
+}
+
+/// Batches of 16 of which each sample counts as much as it does elsewhere.
+struct Sixteens;
+
+impl Sequence<Given> for Sixteens {
+    fn batches(&self) -> usize {
+        7
+    }
+
+    fn batch(&self, index: usize, at: &At) -> Result<Given> {
+        let of = |it: usize| weighted((index * 16 + it + at.epoch as usize) % SAMPLES as usize);
+        Ok(weighted_batch((0..16).map(of).collect(), at.device))
+    }
+}
+
+/// The labels of two outputs: one of three classes, one of two.
+fn labels() -> [Tensor<1, Int>; 2] {
+    let of = |classes: i64| {
+        let labels: Vec<i64> = (0..SAMPLES as i64).map(|it| it % 5 % classes).collect();
+        Tensor::from_data(labels.as_slice(), &Device::flex())
+    };
+    [of(3), of(2)]
+}
+
+/// Builds the set once for all that train in this folder, and leaves a line where it does.
+fn cached(folder: &Path) -> Result<Data<Given>> {
+    let cache = DataCache::new(folder.join("sets"));
+    let set = cache.open("samples", "v1", Split::Training, || {
+        writeln!(OpenOptions::new().create(true).append(true).open(folder.join("built"))?, "once")?;
+        Ok((0..SAMPLES as usize).map(|sample| Ok(item(sample))))
+    })?;
+    Ok(set.data(|items, device| plain(batch(items, device))))
+}
+
+/// Training and validation data of a kind; `folder` is for what it keeps.
+pub(super) fn data(kind: &str, folder: &Path) -> Result<(Data<Given>, Data<Given>)> {
+    let samples_max = SAMPLES as usize;
+    let (x, y) = samples();
+    let plain_of = |kind| -> Result<_> { Ok(kinds::data(kind)?.map(|it| Ok(plain(it)))) };
+    let plain_arrays = || plain_of("arrays");
+    let two = || match kind {
+        "own weights" => {
+            let weights: Vec<f32> = (0..samples_max).map(weight).collect();
+            let weights = Tensor::<1>::from_floats(weights.as_slice(), &Device::flex());
+            let data = Data::arrays((x.clone(), y.clone(), weights))?;
+            Ok(data.map(|(x, y, weights)| Ok(plain((x, y, Some(weights))))))
+        }
+        "outputs in a list" => {
+            let data = Data::arrays((x.clone(), labels().to_vec()))?;
+            Ok(data.map(|(x, mut y)| {
+                let parity = y.pop();
+                Ok(Given { x, y: y.remove(0), weights: None, parity })
+            }))
+        }
+        "outputs by name" => {
+            let [class, parity] = labels();
+            let y = BTreeMap::from([("class".to_owned(), class), ("parity".into(), parity)]);
+            Ok(Data::arrays((x.clone(), y))?.map(|(x, mut y)| {
+                let parity = y.remove("parity");
+                Ok(Given { x, y: y.remove("class").unwrap(), weights: None, parity })
+            }))
+        }
+        "source" => Ok(Data::new(Noisy)),
+        "cached" => cached(folder),
+        "weighted items" => Ok(Data::items(samples_max, |it| Some(weighted(it)), weighted_batch)),
+        "weighted stream" => {
+            let stream = Stream::list((0..samples_max).collect()).shuffle(16);
+            Data::stream(stream.map(|it| Ok(weighted(it))), weighted_batch)
+        }
+        "weighted sequence" => Ok(Data::sequence(Sixteens)),
+        "drop last" => Ok(plain_arrays()?.drop_last()),
+        "one order" => Ok(plain_arrays()?.skip_shuffle_at_epoch_end()),
+        "no shuffling" => Ok(plain_arrays()?.shuffle(false)),
+        #[cfg(feature = "learner")]
+        "dataset" => Ok(Data::dataset(burns::set(), burns::Batches)),
+        #[cfg(feature = "learner")]
+        "dataset by index" => {
+            use burn::data::dataloader::batcher::Batcher as _;
+            use burn::data::dataset::Dataset as _;
+            let set = burns::set();
+            let batches = |items, device: &Device| burns::Batches.batch(items, device);
+            Ok(Data::items(set.len(), move |it| set.get(it), batches))
+        }
+        other => plain_of(other),
+    };
+    if kind == "split" {
+        return plain_arrays()?.validation_split(0.2);
+    }
+    Ok((two()?, two()?))
+}
+
+/// What burn's own data sets and batchers are.
+#[cfg(feature = "learner")]
+mod burns {
+    use burn::data::dataloader::batcher::Batcher;
+    use burn::data::dataset::InMemDataset;
+
+    use super::*;
+
+    pub(super) fn set() -> InMemDataset<(Vec<f32>, i64)> {
+        InMemDataset::new((0..SAMPLES as usize).map(item).collect())
+    }
+
+    #[derive(Clone)]
+    pub(super) struct Batches;
+
+    impl Batcher<(Vec<f32>, i64), Given> for Batches {
+        fn batch(&self, items: Vec<(Vec<f32>, i64)>, device: &Device) -> Given {
+            plain(batch(items, device))
+        }
+    }
+}
+
+/// The step of all kinds.
+pub(super) fn step(model: &Tiny, given: Given) -> StepOutput {
+    let Given { x, y, weights, parity } = given;
+    let logits = model.output.forward(x);
+    match (weights, parity) {
+        (Some(weights), _) => StepOutput::weighted_classification(logits, y, weights),
+        (None, None) => StepOutput::classification(logits, y),
+        (None, Some(parity)) => {
+            let samples = y.dims()[0];
+            let chosen = |from: usize, to: usize, labels: Tensor<1, Int>| {
+                let of = log_softmax(logits.clone().slice([0..samples, from..to]), 1);
+                of.gather(1, labels.unsqueeze_dim(1)).sum().neg()
+            };
+            let (of_class, of_parity) = (chosen(0, 3, y), chosen(3, 5, parity));
+            StepOutput::sum(of_class + of_parity.clone(), samples).metric(
+                "parity_loss",
+                of_parity,
+                samples,
+            )
+        }
+    }
+}
+
+/// A rank's training of a kind; gives its weights' bits.
+pub(super) fn rank(
+    context: &Context,
+    kind: &str,
+    workers: usize,
+    callbacks: Vec<Box<dyn Callback>>,
+) -> Result<Vec<u32>> {
+    let (train, validation) = data(kind, Path::new(&context.config.storage.url))?;
+    let fit = Fit::new(train.workers(workers).queue(3))
+        .validation(validation)
+        .batch_size(context.distributed().shard_batch_size(18)?)
+        .callbacks(callbacks);
+    let adam = Optimizers::one(AdamConfig::new().init(), 0.01).aggregate(2);
+    Ok(context.fit(Tiny::new(context.device()), adam, step, fit)?.model.bits())
+}

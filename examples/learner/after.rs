@@ -9,13 +9,12 @@ use burn::optim::AdamConfig;
 use burn::tensor::Device;
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::{Learner, SupervisedTraining};
-use stoker_trainer::Result;
 
 fn main() -> std::process::ExitCode {
     stoker_trainer::run_in("target/learner-mnist", train)
 }
 
-fn train(context: &stoker_trainer::Context) -> Result<()> {
+fn train(context: &stoker_trainer::Context) -> mnist::Result<()> {
     let device = Device::flex().autodiff();
     device.seed(42);
     let loader = || DataLoaderBuilder::new(mnist::DigitBatcher).batch_size(64);
@@ -23,11 +22,11 @@ fn train(context: &stoker_trainer::Context) -> Result<()> {
     let valid = loader().build(mnist::digits("t10k")?);
     let training = SupervisedTraining::new("target/learner-mnist", train, valid)
         .metrics((AccuracyMetric::new(), LossMetric::new()))
+        .with_default_checkpointers()
         .num_epochs(2);
     let training = context.supervise(training);
     let schedule = ModuleLrScheduler::new(ConstantLr::new(1e-3));
-    let result =
-        training.launch(Learner::new(mnist::Mlp::new(&device), AdamConfig::new().init(), schedule));
-    drop(result.model);
+    let model = mnist::Mlp::new(&device);
+    training.launch(Learner::new(model, AdamConfig::new().init(), schedule));
     Ok(())
 }

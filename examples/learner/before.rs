@@ -9,9 +9,8 @@ use burn::optim::AdamConfig;
 use burn::tensor::Device;
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::{Learner, SupervisedTraining};
-use stoker_trainer::Result;
 
-fn main() -> Result<()> {
+fn main() -> mnist::Result<()> {
     let device = Device::flex().autodiff();
     device.seed(42);
     let loader = || DataLoaderBuilder::new(mnist::DigitBatcher).batch_size(64);
@@ -19,10 +18,10 @@ fn main() -> Result<()> {
     let valid = loader().build(mnist::digits("t10k")?);
     let training = SupervisedTraining::new("target/learner-mnist", train, valid)
         .metrics((AccuracyMetric::new(), LossMetric::new()))
+        .with_default_checkpointers()
         .num_epochs(2);
     let schedule = ModuleLrScheduler::new(ConstantLr::new(1e-3));
-    let result =
-        training.launch(Learner::new(mnist::Mlp::new(&device), AdamConfig::new().init(), schedule));
-    drop(result.model);
+    let model = mnist::Mlp::new(&device);
+    training.launch(Learner::new(model, AdamConfig::new().init(), schedule));
     Ok(())
 }

@@ -1,15 +1,18 @@
-//! A model of handwritten digits and its data, as a program of burn's has them.
+//! A model of handwritten digits and its data, as a program of burn's has them: there is nothing of
+//! Stoker's here.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig, Relu};
+use burn::nn::{Linear, LinearConfig, Relu};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
-use stoker_trainer::datasets::{Cache, idx};
+
+/// What goes wrong ends the program.
+pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Pixels of an image.
 const NUM_PIXELS: usize = 28 * 28;
@@ -18,7 +21,6 @@ const NUM_PIXELS: usize = 28 * 28;
 #[derive(Module, Debug)]
 pub(crate) struct Mlp {
     hidden: Linear,
-    dropout: Dropout,
     output: Linear,
 }
 
@@ -26,14 +28,13 @@ impl Mlp {
     pub(crate) fn new(device: &Device) -> Self {
         Self {
             hidden: LinearConfig::new(NUM_PIXELS, 128).init(device),
-            dropout: DropoutConfig::new(0.2).init(),
             output: LinearConfig::new(128, 10).init(device),
         }
     }
 
     fn classify(&self, Digits { images, labels }: Digits) -> ClassificationOutput {
         let hidden = Relu.forward(self.hidden.forward(images));
-        let output = self.output.forward(self.dropout.forward(hidden));
+        let output = self.output.forward(hidden);
         let loss = CrossEntropyLossConfig::new().init(&output.device());
         ClassificationOutput::new(loss.forward(output.clone(), labels.clone()), output, labels)
     }
@@ -85,13 +86,20 @@ impl Batcher<Digit, Digits> for DigitBatcher {
     }
 }
 
-/// The digits of `train` or `t10k`, as `scripts/fetch-data mnist` leaves them.
-pub(crate) fn digits(part: &str) -> stoker_trainer::Result<InMemDataset<Digit>> {
-    let folder = Cache::standard()?.folder().join("mnist");
-    let read = |kind: &str, dimensions: usize| {
-        idx::read(Path::new(&folder).join(format!("{part}-{kind}-ubyte")), dimensions)
+/// The digits of `train` or `t10k`, unpacked as `scripts/fetch-data mnist` leaves them, in the folder
+/// that `MNIST` names or else in that of the script.
+pub(crate) fn digits(part: &str) -> Result<InMemDataset<Digit>> {
+    let folder = std::env::var_os("MNIST").map(PathBuf::from).unwrap_or_else(|| {
+        Path::new(&std::env::var_os("HOME").unwrap_or_default()).join(".cache/stoker/data/mnist")
+    });
+    // What comes before the values says what they are: 16 bytes of images, 8 of labels.
+    let read = |kind: &str, head: usize| -> Result<Vec<u8>> {
+        let path = folder.join(format!("{part}-{kind}-ubyte"));
+        let bytes = std::fs::read(&path);
+        let bytes = bytes.map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(bytes.get(head..).unwrap_or_default().to_vec())
     };
-    let (images, labels) = (read("images-idx3", 3)?, read("labels-idx1", 1)?);
-    let images = images.values.chunks_exact(NUM_PIXELS).map(<[u8]>::to_vec);
-    Ok(InMemDataset::new(images.zip(labels.values).collect()))
+    let (images, labels) = (read("images-idx3", 16)?, read("labels-idx1", 8)?);
+    let images = images.chunks_exact(NUM_PIXELS).map(<[u8]>::to_vec);
+    Ok(InMemDataset::new(images.zip(labels).collect()))
 }

@@ -1,5 +1,5 @@
 //! burn's own training loop under Stoker: a program that trains by [`SupervisedTraining`] gets all that
-//! [`Context::fit`] has by two lines, of which one is its `main`.
+//! [`Context::fit`] has by another `main` and one line of its own, as docs/learner.md shows.
 //!
 //! The loop is `fit`'s. burn's part in it is what the program has set up: the step, the optimizer with
 //! its schedule, the metrics, early stopping. `docs/learner.md` says what is exact and what is not.

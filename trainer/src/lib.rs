@@ -16,7 +16,8 @@
 //! another, gives the bits of one that was not.
 //!
 //! Data that takes long to read is built once for each machine: [`Context::cached`]. With the feature
-//! `learner`, a program of burn's own `SupervisedTraining` trains as `fit` does, by two lines.
+//! `learner`, a program of burn's own `SupervisedTraining` trains as `fit` does, with one line changed
+//! for five.
 //!
 //! [`testing`] tries a trial from a program's own tests: builds it, takes a few steps, validates, saves
 //! and restores.
@@ -86,9 +87,20 @@ pub use train::{
     run_trial, run_with,
 };
 
-/// The programs of the guides, which the tests compile.
+/// The programs of the guides, which the tests compile and, but for those marked `no_run`, run.
 #[cfg(doctest)]
 mod guides {
+    #[doc = include_str!("../../docs/checkpoints.md")]
+    struct Checkpoints;
+    #[doc = include_str!("../../docs/data.md")]
+    struct Data;
+    #[doc = include_str!("../../docs/data-cache.md")]
+    struct DataCache;
+    #[doc = include_str!("../../docs/inference.md")]
+    struct Inference;
+    #[cfg(feature = "learner")]
+    #[doc = include_str!("../../docs/learner.md")]
+    struct Learner;
     #[doc = include_str!("../../docs/session.md")]
     struct Session;
     #[doc = include_str!("../../docs/porting.md")]

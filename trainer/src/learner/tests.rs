@@ -475,18 +475,3 @@ fn names_are_in_snake_case() {
     check("FBetaScore (2) @ Threshold(0.5) [Macro]", "fbeta_score_2_threshold_0_5_macro");
     check("wordErrorRate", "word_error_rate");
 }
-
-/// What a program of burn's gains by Stoker costs it two lines.
-#[test]
-fn the_example_differs_from_a_plain_program_in_two_lines() {
-    let before = include_str!("../../../examples/learner/before.rs");
-    let after = include_str!("../../../examples/learner/after.rs");
-    let code = |text: &str| -> Vec<String> {
-        let is_code = |line: &&str| !line.trim_start().starts_with("//") && !line.is_empty();
-        text.lines().filter(is_code).map(str::to_owned).collect()
-    };
-    let (before, after) = (code(before), code(after));
-    let new: Vec<_> = after.iter().filter(|line| !before.contains(line)).collect();
-    let gone: Vec<_> = before.iter().filter(|line| !after.contains(line)).collect();
-    assert!(new.len() <= 4 && gone.len() <= 2, "new {new:#?}, gone {gone:#?}");
-}

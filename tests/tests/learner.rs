@@ -1,0 +1,232 @@
+//! A plain program of burn's own training loop, and the same one under Stoker, on handwritten digits:
+//! `examples/learner`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Signal, kill_process};
+use stoker_tests::{cache, program, repository, said, stoker};
+
+use crate::first_light::last_line;
+use crate::interrupted::{no_orphans, trainers};
+
+/// Where both programs keep what burn writes.
+const FOLDER: &str = "target/learner-mnist";
+
+/// A usual build has not the feature that they need.
+const BUILD: &str = "cargo build --release --package stoker-examples --features learner --bin learner-before \
+                     --bin learner-after";
+
+fn example(name: &str) -> String {
+    std::fs::read_to_string(repository().join("examples/learner").join(name)).unwrap()
+}
+
+/// The lines of a program, without those that say what it is.
+fn code(name: &str) -> String {
+    example(name).lines().filter(|it| !it.starts_with("//!")).map(|it| format!("{it}\n")).collect()
+}
+
+#[test]
+fn the_page_shows_all_that_differs_from_a_plain_program() {
+    let page = std::fs::read_to_string(repository().join("docs/learner.md")).unwrap();
+    let (_, block) = page.split_once("```diff\n").expect("the page has a block of differences");
+    let (block, _) = block.split_once("```").unwrap();
+    let (mut program, mut counts) = (code("before.rs"), (0, 0));
+    for hunk in block.split("@@\n") {
+        let side = |other: char| -> String {
+            let lines = hunk.lines().filter(|it| !it.starts_with(other));
+            lines.map(|it| format!("{}\n", it.get(1..).unwrap_or_default())).collect()
+        };
+        let (old, new) = (side('+'), side('-'));
+        assert_eq!(program.matches(&old).count(), 1, "before.rs has this once:\n{old}");
+        program = program.replace(&old, &new);
+        let count = |sign| hunk.lines().filter(|it| it.starts_with(sign) && it.len() > 1).count();
+        counts = (counts.0 + count('-'), counts.1 + count('+'));
+    }
+    assert_eq!(program, code("after.rs"));
+    assert_eq!(counts, (1, 5), "the page, the README and examples/learner say: one line for five");
+    for name in ["before.rs", "mnist.rs"] {
+        assert!(!example(name).contains("stoker_trainer"), "{name} is not plain");
+    }
+}
+
+/// One of the two programs; they are not of a usual build.
+fn learner(name: &str) -> PathBuf {
+    let path = program("stoker").with_file_name(name);
+    assert!(path.exists(), "{} is missing; run `{BUILD}`", path.display());
+    path
+}
+
+fn digits() -> (&'static str, PathBuf) {
+    ("MNIST", cache().join("data/mnist"))
+}
+
+/// Runs a program alone, in a folder of its own.
+fn alone(name: &str, folder: &Path) {
+    std::fs::create_dir(folder).unwrap();
+    let (variable, value) = digits();
+    let mut command = Command::new(learner(name));
+    let output = command.current_dir(folder).env(variable, value).output().unwrap();
+    assert!(output.status.success(), "{name}: {}", said(&output));
+}
+
+/// Runs the example's experiment file in a folder of its own, or goes on with it there.
+fn experiment(folder: &Path, slots: u32) -> Command {
+    learner("learner-after");
+    std::fs::create_dir_all(folder).unwrap();
+    let (variable, value) = digits();
+    let mut command = stoker(["run", "--output", "json", "--root"]);
+    command.arg(folder.join("root")).arg(repository().join("examples/learner/experiment.yaml"));
+    command.arg("--set").arg(format!("resources.slotsPerTrial={slots}"));
+    command.args(["--set", "minCheckpointPeriod.batches=50"]);
+    command.current_dir(folder).env(variable, value);
+    command
+}
+
+/// Files whose name ends so, anywhere below a folder.
+fn find(folder: &Path, end: &str, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            find(&path, end, found);
+        } else if path.ends_with(end) || path.extension().is_some_and(|it| it == end) {
+            found.push(path);
+        }
+    }
+}
+
+/// The batches of the checkpoints that are whole, in order.
+fn checkpoints(folder: &Path) -> Vec<(u64, PathBuf)> {
+    let mut manifests = vec![];
+    find(folder, "manifest.json", &mut manifests);
+    let mut all: Vec<_> = manifests
+        .into_iter()
+        .filter_map(|path| {
+            let folder = path.parent()?;
+            let batches = folder.file_name()?.to_str()?.get(..12)?.parse().ok()?;
+            Some((batches, folder.to_owned()))
+        })
+        .collect();
+    all.sort();
+    all
+}
+
+/// What a file of weights holds, by name.
+fn weights(file: &Path) -> BTreeMap<String, Vec<u8>> {
+    let tensors = burn_pack::Reader::from_file(file).unwrap().into_tensors().unwrap();
+    let tensors = tensors.into_iter().map(|it| it.into_parts().unwrap());
+    let weights: BTreeMap<_, _> =
+        tensors.map(|(name, _, _, _, bytes)| (name, bytes.to_vec())).collect();
+    assert!(weights.values().map(Vec::len).sum::<usize>() > 784 * 128 * 4, "{weights:?}");
+    weights
+}
+
+/// Those that a training under Stoker has ended with, after so many batches.
+fn trained(folder: &Path, batches: u64) -> BTreeMap<String, Vec<u8>> {
+    let (last, folder) = checkpoints(folder).pop().expect("a checkpoint");
+    assert_eq!(last, batches);
+    weights(&folder.join("model.bpk"))
+}
+
+/// A metric of an epoch, as burn's own files have it: after a line for each batch.
+fn burns(folder: &Path, split: &str, epoch: u32, metric: &str) -> f64 {
+    let file = folder.join(FOLDER).join(format!("{split}/epoch-{epoch}/{metric}.log"));
+    let text = std::fs::read_to_string(file).unwrap();
+    text.lines().last().unwrap().strip_suffix(",final").unwrap().parse().unwrap()
+}
+
+/// A metric of each epoch in the rows of a training under Stoker.
+fn ours(folder: &Path, group: &str, metric: &str) -> Vec<f64> {
+    let mut files = vec![];
+    find(folder, "jsonl", &mut files);
+    let mut rows = BTreeMap::new();
+    for file in files {
+        for line in std::fs::read_to_string(file).unwrap().lines() {
+            let row: serde_json::Value = serde_json::from_str(line).unwrap();
+            if row["group"] == group {
+                rows.insert(row["batches"].as_u64(), row["metrics"][metric].as_f64().unwrap());
+            }
+        }
+    }
+    rows.into_values().collect()
+}
+
+#[test]
+fn a_plain_program_trains_the_same_bits_before_and_after() {
+    let folder = tempfile::tempdir().unwrap();
+    let [plain, after, run] = ["plain", "after", "run"].map(|name| folder.path().join(name));
+    alone("learner-before", &plain);
+    alone("learner-after", &after);
+    let output = experiment(&run, 1).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+
+    // Two epochs of 60,000 digits by 64.
+    let expected = weights(&plain.join(FOLDER).join("checkpoint/model-2.bpk"));
+    for folder in [&after, &run] {
+        assert!(trained(folder, 1876) == expected, "{}: other bits", folder.display());
+        let theirs = weights(&folder.join(FOLDER).join("checkpoint/model-2.bpk"));
+        assert!(theirs == expected, "{}: burn's own checkpoint", folder.display());
+        for (group, split) in [("epoch", "train"), ("validation", "valid")] {
+            for (name, metric) in [("loss", "Loss"), ("accuracy", "Accuracy")] {
+                let prefix = if group == "epoch" { "" } else { "validation_" };
+                let ours = ours(folder, group, &format!("{prefix}{name}"));
+                let burns = [1, 2].map(|epoch| burns(&plain, split, epoch, metric));
+                assert_eq!(ours, burns, "{split} {metric}");
+            }
+        }
+    }
+    let accuracy = burns(&plain, "valid", 2, "Accuracy");
+    assert!(accuracy > 95.0, "{accuracy}");
+    assert_eq!(last_line(&output)["phase"], "Completed");
+}
+
+/// Starts it, and kills each time that a checkpoint is there of so many batches: once the rank's process, and
+/// once the runner.
+fn killed(folder: &Path, slots: u32, after: [u64; 2]) -> Output {
+    let start = || {
+        let mut command = experiment(folder, slots);
+        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    let (root, mut runner) = (folder.join("root"), start());
+    for (kill, batches) in after.into_iter().enumerate() {
+        let deadline = Instant::now() + Duration::from_secs(120);
+        while checkpoints(&root).last().is_none_or(|it| it.0 < batches) {
+            assert!(runner.try_wait().unwrap().is_none(), "it ended before batch {batches}");
+            assert!(Instant::now() < deadline, "no checkpoint of batch {batches}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if kill == 0 {
+            let victim = *trainers(&root).last().expect("a trainer");
+            kill_process(victim, Signal::KILL).unwrap();
+        } else {
+            runner.kill().unwrap();
+            runner.wait().unwrap();
+            no_orphans(&root, "after the runner was killed");
+        }
+    }
+    experiment(folder, slots).output().unwrap()
+}
+
+#[test]
+fn one_and_two_ranks_of_a_program_of_burns_outlive_kills_with_the_same_bits() {
+    let folder = tempfile::tempdir().unwrap();
+    // A rank's batch is of 64.
+    for (slots, batches) in [(1, 1876), (2, 938)] {
+        let [calm, rough] = ["calm", "rough"].map(|it| folder.path().join(format!("{it}-{slots}")));
+        let output = experiment(&calm, slots).output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        let output = killed(&rough, slots, [batches / 5, batches / 2]);
+        assert!(output.status.success(), "{}", said(&output));
+        let attempts = checkpoints(&rough).pop().unwrap().1;
+        assert!(!attempts.to_str().unwrap().ends_with("-0"), "it was not killed: {attempts:?}");
+        assert!(trained(&rough, batches) == trained(&calm, batches), "{slots} slots: other bits");
+        for (group, metric) in [("epoch", "loss"), ("validation", "validation_accuracy")] {
+            let [calm, rough] = [&calm, &rough].map(|it| ours(it, group, metric));
+            assert!(calm.len() == 2 && calm == rough, "{slots}, {metric}: {calm:?} {rough:?}");
+        }
+        let accuracy = ours(&calm, "validation", "validation_accuracy")[1];
+        assert!(accuracy > 94.0, "{slots} slots: {accuracy}");
+    }
+}

@@ -14,6 +14,7 @@ use super::{Inference, finish, plan, work};
 use crate::context::Context;
 use crate::error::exit_code;
 use crate::train::Standalone;
+use crate::train::tests::alone_on_the_stream;
 use crate::{Error, Result};
 
 /// Says of each row which it was.
@@ -72,11 +73,20 @@ impl Bench {
     }
 
     fn context(&self, slot: u32, slots: u32, attempt: u32) -> Context {
+        // Making a session sets the random stream, which others may be drawing from.
+        let _stream = alone_on_the_stream();
         let mut context = Standalone { quiet: true, ..Standalone::default() }.context().unwrap();
         context.config.experiment_id = "0b3f9c1e-77aa".into();
         context.config.attempt = attempt;
         context.config.inference = Some(InferenceTask { slot, slots, ..self.task.clone() });
         context
+    }
+
+    /// The same program once more.
+    fn again(&self) -> Result<()> {
+        let context = self.context(0, 1, 1);
+        let _stream = alone_on_the_stream();
+        super::prepare(context, true).map(drop)
     }
 
     fn run(&self) -> Result<()> {
@@ -336,7 +346,7 @@ fn an_output_among_the_input_is_refused_unless_it_can_be_told_from_it() {
 fn what_a_job_has_finished_is_not_taken_for_that_of_another_input() {
     let text: String = (0..7).map(|i| row("x", i)).collect();
     let bench = Bench::new(&[("a.jsonl", &text)]);
-    let again = || super::prepare(bench.context(0, 1, 1), true).map(drop);
+    let again = || bench.again();
     bench.run().unwrap();
     again().unwrap();
     let refused = ExitCode::InvalidHyperparameters;
@@ -367,7 +377,7 @@ fn what_a_job_has_finished_is_not_taken_for_that_of_another_checkpoint() {
     let choice = Some(folder.display().to_string());
     bench.task.checkpoint = Some(CheckpointChoice { folder: choice, ..Default::default() });
     bench.run().unwrap();
-    let again = || super::prepare(bench.context(0, 1, 1), true).map(drop);
+    let again = || bench.again();
     again().unwrap();
     save(5);
     check_error(again(), ExitCode::InvalidHyperparameters, "its checkpoint is another now");

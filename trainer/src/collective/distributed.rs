@@ -63,7 +63,7 @@ impl Distributed {
         gpu: Option<usize>,
         stop: &StopSignal,
     ) -> Result<Self> {
-        Self::meet(launched, config.attempt, || sameness(config), gpu, stop)
+        Self::meet(launched, config.attempt, sameness(config)?, gpu, stop)
     }
 
     /// Meets the other ranks that `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `GROUP_RANK`,
@@ -89,7 +89,7 @@ impl Distributed {
 
     /// Ranks that no runner has started.
     fn outside(launched: &Launched) -> Result<Self> {
-        let same = || Ok(Sameness { program: own_program()?, config: [0; 32] });
+        let same = Sameness { program: own_program()?, config: [0; 32] };
         let gpu = Place::of(launched.numbers.local_rank)?.gpu;
         Self::meet(launched, 0, same, gpu, &StopSignal::default())
     }
@@ -97,13 +97,13 @@ impl Distributed {
     fn meet(
         launched: &Launched,
         attempt: u32,
-        same: impl FnOnce() -> Result<Sameness>,
+        same: Sameness,
         gpu: Option<usize>,
         stop: &StopSignal,
     ) -> Result<Self> {
         let Launched { numbers, gang: Some(gang) } = launched else { return Ok(Self::alone()) };
         let (numbers, limits) = (*numbers, Limits::from_environment()?);
-        let connections = rendezvous::meet(gang, attempt, numbers, same()?, stop)?;
+        let connections = rendezvous::meet(gang, attempt, numbers, same, stop)?;
         let pulse = Arc::<Pulse>::default();
         let (mut ranks, local) = group::groups(numbers, connections, limits, pulse.clone())?;
         on_gpus(&mut ranks, gpu, stop)?;

@@ -112,10 +112,14 @@ fn learner(dropout: f64) -> Learner<Net> {
 }
 
 fn learner_of(dropout: f64, is_normed: bool) -> Learner<Net> {
+    // Ranks that are threads draw from one stream, and burn draws weights when they are first looked at.
+    static DRAWING: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _drawing = DRAWING.lock().unwrap();
     let device = Device::flex().autodiff();
     device.seed(3);
+    let net = crate::record::initialise(Net::new(dropout, is_normed, &device));
     let schedule = CosineAnnealingLrSchedulerConfig::new(1e-2, 50).init().unwrap();
-    Learner::new(Net::new(dropout, is_normed, &device), AdamConfig::new().init(), schedule)
+    Learner::new(net, AdamConfig::new().init(), schedule)
 }
 
 fn training(

@@ -337,11 +337,13 @@ mod tests {
 
     fn net() -> Net {
         let device = Device::flex().autodiff();
-        Net {
+        // Others may be drawing from the stream.
+        let _stream = crate::train::tests::alone_on_the_stream();
+        crate::record::initialise(Net {
             conv: Conv2dConfig::new([1, 2], [3, 3]).init(&device),
             norm: BatchNormConfig::new(2).init(&device),
             output: LinearConfig::new(2, 3).init(&device),
-        }
+        })
     }
 
     fn numbers(net: &Net) -> Vec<(Vec<String>, Vec<f32>)> {
@@ -353,7 +355,8 @@ mod tests {
     fn a_header_as_long_as_a_pickle_begins_is_one_of_safetensors() {
         let folder = tempfile::tempdir().unwrap();
         let file = WeightsFile::new(folder.path().join("x.safetensors"));
-        let linear = || LinearConfig::new(784, 10).init(&Device::flex());
+        let _stream = crate::train::tests::alone_on_the_stream();
+        let linear = || crate::record::initialise(LinearConfig::new(784, 10).init(&Device::flex()));
         let (first, second): (Linear, Linear) = (linear(), linear());
         file.export(&first).unwrap();
         assert_eq!(std::fs::read(&file.path).unwrap()[..9], *b"\x80\0\0\0\0\0\0\0{");

@@ -456,6 +456,7 @@ fn what_the_program_itself_interrupts_is_over_and_not_begun_again() {
 
 #[test]
 fn a_loader_of_ours_is_one_of_burns_to_others() {
+    let _guard = alone_on_the_stream();
     let context = standalone(None).context().unwrap();
     let data = Data::dataset(InMemDataset::new(items()), Pairs).shuffle(false);
     let loader = context.dataloader(data, 16);

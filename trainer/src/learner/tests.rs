@@ -1,6 +1,7 @@
 //! A plain burn program, alone and under Stoker: the same bits, over stops and on every rank.
 
 use std::path::Path;
+use std::sync::Mutex;
 
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
@@ -111,9 +112,11 @@ fn learner(dropout: f64) -> Learner<Net> {
     learner_of(dropout, true)
 }
 
+/// Ranks that are threads share one stream: none makes a session, which sets it, while another draws.
+static DRAWING: Mutex<()> = Mutex::new(());
+
 fn learner_of(dropout: f64, is_normed: bool) -> Learner<Net> {
-    // Ranks that are threads draw from one stream, and burn draws weights when they are first looked at.
-    static DRAWING: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    // burn draws weights when they are first looked at.
     let _drawing = DRAWING.lock().unwrap();
     let device = Device::flex().autodiff();
     device.seed(3);
@@ -276,11 +279,13 @@ fn workers_change_no_result() {
 fn ranks(size: usize, is_ours: bool, global: usize, is_normed: bool) -> Vec<Vec<u32>> {
     let train = |rank: crate::ThreadRank| {
         let scratch = tempfile::tempdir().unwrap();
+        let drawing = DRAWING.lock().unwrap();
         let Context { mut config, stop, .. } = standalone(None).context().unwrap();
         let is_lead = crate::Collective::rank(&rank) == 0;
         let outlet = Outlet::open(&mut config, true, is_lead).unwrap();
         let ranks = Distributed::of(Box::new(rank));
         let context = Context::new(config, outlet, stop, Device::flex().autodiff(), ranks);
+        drop(drawing);
         let data = || Data::dataset(InMemDataset::new(items()), Pairs);
         let loaders = match is_ours {
             true => {

@@ -335,11 +335,15 @@ mod tests {
         output: Linear,
     }
 
+    /// Draws a model's weights now: others may be drawing from the stream later.
+    fn drawn<M: Module>(model: M) -> M {
+        let _stream = crate::train::tests::alone_on_the_stream();
+        crate::record::initialise(model)
+    }
+
     fn net() -> Net {
         let device = Device::flex().autodiff();
-        // Others may be drawing from the stream.
-        let _stream = crate::train::tests::alone_on_the_stream();
-        crate::record::initialise(Net {
+        drawn(Net {
             conv: Conv2dConfig::new([1, 2], [3, 3]).init(&device),
             norm: BatchNormConfig::new(2).init(&device),
             output: LinearConfig::new(2, 3).init(&device),
@@ -355,8 +359,7 @@ mod tests {
     fn a_header_as_long_as_a_pickle_begins_is_one_of_safetensors() {
         let folder = tempfile::tempdir().unwrap();
         let file = WeightsFile::new(folder.path().join("x.safetensors"));
-        let _stream = crate::train::tests::alone_on_the_stream();
-        let linear = || crate::record::initialise(LinearConfig::new(784, 10).init(&Device::flex()));
+        let linear = || drawn(LinearConfig::new(784, 10).init(&Device::flex()));
         let (first, second): (Linear, Linear) = (linear(), linear());
         file.export(&first).unwrap();
         assert_eq!(std::fs::read(&file.path).unwrap()[..9], *b"\x80\0\0\0\0\0\0\0{");
@@ -395,7 +398,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.safetensors");
         let device = Device::flex();
-        let linear = |inputs| LinearConfig::new(inputs, 3).init(&device);
+        let linear = |inputs| drawn(LinearConfig::new(inputs, 3).init(&device));
         WeightsFile::new(&path).export(&linear(2)).unwrap();
         let refused = |it: crate::Error| it.to_string().replace(path.to_str().unwrap(), "F");
         let error = refused(WeightsFile::new(&path).import(linear(4)).unwrap_err());

@@ -12,12 +12,8 @@ use stoker_tests::{cache, program, repository, said, stoker};
 use crate::first_light::last_line;
 use crate::interrupted::{no_orphans, trainers};
 
-/// Where both programs keep what burn writes.
+/// The directory where both programs keep what burn writes.
 const FOLDER: &str = "target/learner-mnist";
-
-/// A usual build has not the feature that they need.
-const BUILD: &str = "cargo build --release --package stoker-examples --features learner --bin learner-before \
-                     --bin learner-after";
 
 fn example(name: &str) -> String {
     std::fs::read_to_string(repository().join("examples/learner").join(name)).unwrap()
@@ -52,13 +48,6 @@ fn the_page_shows_all_that_differs_from_a_plain_program() {
     }
 }
 
-/// One of the two programs; they are not of a usual build.
-fn learner(name: &str) -> PathBuf {
-    let path = program("stoker").with_file_name(name);
-    assert!(path.exists(), "{} is missing; run `{BUILD}`", path.display());
-    path
-}
-
 fn digits() -> (&'static str, PathBuf) {
     ("MNIST", cache().join("data/mnist"))
 }
@@ -67,14 +56,13 @@ fn digits() -> (&'static str, PathBuf) {
 fn alone(name: &str, folder: &Path) {
     std::fs::create_dir(folder).unwrap();
     let (variable, value) = digits();
-    let mut command = Command::new(learner(name));
+    let mut command = Command::new(program(name));
     let output = command.current_dir(folder).env(variable, value).output().unwrap();
     assert!(output.status.success(), "{name}: {}", said(&output));
 }
 
 /// Runs the example's experiment file in a folder of its own, or goes on with it there.
 fn experiment(folder: &Path, slots: u32) -> Command {
-    learner("learner-after");
     std::fs::create_dir_all(folder).unwrap();
     let (variable, value) = digits();
     let mut command = stoker(["run", "--output", "json", "--root"]);

@@ -21,5 +21,6 @@ pub mod options;
 mod pod;
 pub mod queue;
 pub mod serve;
+pub(crate) mod storage;
 pub mod trial;
 pub mod world;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Map, Value, json};
-use stoker_api::experiment::{Entrypoint, EnvVar};
+use stoker_api::experiment::{Entrypoint, EnvVar, UsedStorage};
 use stoker_api::names::{
     ANNOTATION_TRIAL_CONFIG, ENV_CACHE, ENV_DEVICE, ENV_POD_INDEX, ENV_TERMINATION_FILE,
     ENV_TRIAL_CONFIG, TOKEN_AUDIENCE, pod_paths,
@@ -48,7 +48,7 @@ pub(crate) struct Wishes<'a> {
 
 impl<'a> Wishes<'a> {
     /// Those of an experiment for its trials.
-    pub(crate) fn of_experiment(setup: &Setup, valid: &'a ValidExperiment) -> Self {
+    pub(crate) fn of_experiment(valid: &'a ValidExperiment, storage: &UsedStorage) -> Self {
         let spec = &valid.spec;
         let resources = &spec.resources;
         Self {
@@ -62,13 +62,13 @@ impl<'a> Wishes<'a> {
             limits: &resources.limits,
             shm_size: &resources.shm_size,
             preemption_timeout_seconds: spec.preemption_timeout_seconds,
-            storage_secret: setup.secret_of(spec.checkpoint_storage.secret_name.as_ref()),
+            storage_secret: storage.secret_name.clone(),
             has_context: spec.context.is_some(),
         }
     }
 
     /// Those of a job for its processes.
-    pub(crate) fn of_job(setup: &Setup, valid: &'a ValidInferenceJob) -> Self {
+    pub(crate) fn of_job(valid: &'a ValidInferenceJob, storage: &UsedStorage) -> Self {
         let spec = &valid.spec;
         let resources = &spec.resources;
         Self {
@@ -82,7 +82,7 @@ impl<'a> Wishes<'a> {
             limits: &resources.limits,
             shm_size: &resources.shm_size,
             preemption_timeout_seconds: spec.preemption_timeout_seconds,
-            storage_secret: setup.secret_of(spec.storage.secret_name.as_ref()),
+            storage_secret: storage.secret_name.clone(),
             has_context: spec.context.is_some(),
         }
     }

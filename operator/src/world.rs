@@ -321,10 +321,13 @@ fn on_experiment(world: &World, change: &Change<CachedExperiment>) {
     let Some(any) = change.new.as_ref().or(change.old.as_ref()) else { return };
     world.experiment_queue.add(any.key());
     // Its trials wait for it where it came after them, as after a restart.
-    let spec = |it: &Option<Arc<CachedExperiment>>| {
-        it.as_ref().and_then(|it| it.experiment()).and_then(|it| it.metadata.generation)
+    // They also wait for its storage to be recorded.
+    let awaited = |object: &Option<Arc<CachedExperiment>>| {
+        let experiment = object.as_ref()?.experiment()?;
+        let storage = experiment.status.as_ref().and_then(|status| status.storage.clone());
+        Some((experiment.metadata.generation, storage))
     };
-    if spec(&change.old) != spec(&change.new) {
+    if awaited(&change.old) != awaited(&change.new) {
         world.trials.group(&any.key()).iter().for_each(|it| world.trial_queue.add(it.key()));
     }
 }

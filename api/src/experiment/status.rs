@@ -33,7 +33,7 @@ pub struct ExperimentStatus {
     pub trials_cleaned: u32,
     /// All of them are: nothing is left to do.
     pub cleaned_up: bool,
-    /// Where its files go.
+    /// Storage of its files, fixed before the first pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage: Option<UsedStorage>,
     /// The generation of the spec that this was said of.
@@ -76,7 +76,8 @@ impl Phase {
     }
 }
 
-/// Where an experiment's files go: as it says, or else as the operator is set up.
+/// Storage of an experiment's or a job's files. The operator records it before the first pod that uses it, and never
+/// changes it afterwards.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -88,6 +89,19 @@ pub struct UsedStorage {
     pub endpoint: Option<String>,
     /// The experiment's folder below the root.
     pub path: String,
+    /// Name of the Secret with the storage's credentials. Unset: pods have no such Secret.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret_name: Option<String>,
+    /// Time from which this record never changes. Unset in records of versions that followed the operator's settings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fixed_at: Option<Timestamp>,
+}
+
+impl UsedStorage {
+    /// Whether this record never changes.
+    pub fn is_fixed(&self) -> bool {
+        self.fixed_at.is_some() && !self.url.is_empty()
+    }
 }
 
 /// A trial with the best result.

@@ -13,13 +13,13 @@ const ENV_ENDPOINT: &str = "STOKER_STORAGE_ENDPOINT";
 /// Where an experiment's storage lies, seen from here.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Options {
-    /// The storage as it is reached from here [default: the experiment's checkpointStorage.url, or
-    /// else STOKER_STORAGE_URL]. Credentials come from the environment, such as AWS_ACCESS_KEY_ID
+    /// The storage as it is reached from here [default: the one that the operator recorded, or else
+    /// checkpointStorage.url, or else STOKER_STORAGE_URL]. Credentials come from the environment,
+    /// such as AWS_ACCESS_KEY_ID
     #[arg(long, value_name = "URL", help_heading = "Storage")]
     storage_url: Option<String>,
-    /// The S3 server as it is reached from here [default: the experiment's
-    /// checkpointStorage.endpoint, or else, where the experiment names no url,
-    /// STOKER_STORAGE_ENDPOINT]
+    /// The S3 server as it is reached from here [default: the recorded one, or else
+    /// checkpointStorage.endpoint, or else, if STOKER_STORAGE_URL is used, STOKER_STORAGE_ENDPOINT]
     #[arg(long, value_name = "URL", help_heading = "Storage")]
     storage_endpoint: Option<String>,
 }
@@ -46,8 +46,8 @@ impl Options {
             }
             (None, Some(url)) if url.starts_with("file:") || url.starts_with('/') => {
                 return Err(Failure::Input(format!(
-                    "checkpointStorage.url is {url}, a folder of the pods; where the same folder \
-                     is mounted here, name it by --storage-url"
+                    "the storage is {url}, a folder of the pods; if the same folder is mounted \
+                     here, name it by --storage-url"
                 )));
             }
             (None, Some(url)) => (url.clone(), spec.endpoint.clone()),
@@ -74,23 +74,21 @@ impl Options {
     }
 }
 
-/// What an experiment says of its storage, with what the operator has said of it where it says
-/// nothing.
+/// The storage that the operator recorded for an experiment, or else the one in its spec.
 pub(crate) fn of(experiment: &Experiment) -> CheckpointStorage {
     let used = experiment.status.as_ref().and_then(|it| it.storage.clone());
     with_used(experiment.spec.checkpoint_storage.clone(), used)
 }
 
-/// What is said of a storage, with what the operator has said where nothing is.
+/// Returns the recorded storage, or else the one in the spec.
 pub(crate) fn with_used(
     mut storage: CheckpointStorage,
     used: Option<UsedStorage>,
 ) -> CheckpointStorage {
-    let from_here = |name: &str| std::env::var(name).ok().filter(|it| !it.is_empty());
-    if let (None, Some(used), None) = (&storage.url, used, from_here(ENV_URL)) {
-        storage.url = Some(used.url).filter(|it| !it.is_empty());
-        let endpoint = from_here(ENV_ENDPOINT);
-        storage.endpoint = endpoint.or(storage.endpoint).or(used.endpoint);
+    if let Some(used) = used.filter(|used| !used.url.is_empty()) {
+        storage.url = Some(used.url);
+        storage.endpoint = used.endpoint;
+        storage.secret_name = used.secret_name.or(storage.secret_name);
     }
     storage
 }
@@ -169,6 +167,45 @@ mod tests {
         );
         check((None, None), (Some("file:///data"), None), Err("a folder of the pods"));
         check((Some("file:///mnt"), None), (Some("file:///data"), None), Ok(("file:///mnt", None)));
+    }
+
+    #[test]
+    fn storage_is_flag_then_record_then_environment() {
+        let own = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        // URL and endpoint of flag, record, spec and environment, and the expected pair.
+        type Pair<'a> = (&'a str, &'a str);
+        let check = |flag: Pair, record: Pair, spec: Pair, environment: Pair, expected: Pair| {
+            let options = Options { storage_url: own(flag.0), storage_endpoint: own(flag.1) };
+            let used = own(record.0).map(|url| UsedStorage {
+                url,
+                endpoint: own(record.1),
+                path: String::new(),
+                secret_name: own("secret"),
+                fixed_at: None,
+            });
+            let (url, endpoint) = (own(spec.0), own(spec.1));
+            let spec = CheckpointStorage { url, endpoint, ..Default::default() };
+            let place = with_used(spec, used);
+            let environment = |name: &str| match name {
+                ENV_URL => own(environment.0),
+                _ => own(environment.1),
+            };
+            let found = options.resolve(&place, &environment).unwrap();
+            assert_eq!((found.0.as_str(), found.1.as_deref().unwrap_or("")), expected);
+        };
+        let none = ("", "");
+        let [flag, record] = [("s3://flag", "http://flag"), ("s3://record", "http://record")];
+        let [spec, env] = [("s3://spec", "http://spec"), ("s3://env", "http://env")];
+        check(flag, record, spec, env, flag);
+        check(none, record, spec, env, record);
+        check(none, record, none, env, record);
+        check(none, record, none, none, record);
+        check(none, ("s3://record", ""), none, env, ("s3://record", ""));
+        check(none, none, spec, env, spec);
+        check(none, none, none, env, env);
+        check(("s3://flag", ""), record, spec, env, ("s3://flag", "http://record"));
+        check(("", "http://flag"), record, spec, env, ("s3://record", "http://flag"));
+        check(("", "http://flag"), none, none, env, ("s3://env", "http://flag"));
     }
 
     #[test]

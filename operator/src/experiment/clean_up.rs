@@ -10,7 +10,7 @@ use kube::Api;
 use kube::api::PostParams;
 use kube::runtime::events::EventType;
 use stoker_api::contract::{Cleanup, CleanupStorage, CleanupTrial};
-use stoker_api::experiment::{Experiment, ExperimentStatus};
+use stoker_api::experiment::{Experiment, ExperimentStatus, UsedStorage};
 use stoker_api::names::trial_path;
 use stoker_api::trial::WantedState;
 use stoker_api::validate::ValidExperiment;
@@ -24,6 +24,7 @@ use crate::error::{Error, request};
 use crate::metrics::Kind;
 use crate::objects::{CachedPod, CachedTrial};
 use crate::trial::apply::{delete_pod, write_status};
+use crate::storage;
 use crate::trial::pods;
 use crate::world::{World, now};
 
@@ -68,7 +69,16 @@ pub(super) async fn clean_up(
     if trials.iter().any(|it| is_open(it) || has_pods(it)) {
         return Ok(Some(SOON));
     }
-    let Some(part) = next_part(world, key, valid, uid, &trials, status.trials_cleaned) else {
+    let storage = storage::of_experiment(world, key, experiment, valid, &trials).await?;
+    if storage.is_some() && storage != status.storage {
+        let after = ExperimentStatus { storage, ..status.clone() };
+        apply::write_status(world, experiment, after).await?;
+        return Ok(Some(Duration::ZERO));
+    }
+    let part = storage.as_ref().and_then(|storage| {
+        next_part(key, valid, uid, storage, &trials, status.trials_cleaned)
+    });
+    let (Some(part), Some(storage)) = (part, storage) else {
         let after = ExperimentStatus {
             trials_cleaned: status.trials_created,
             cleaned_up: true,
@@ -80,7 +90,7 @@ pub(super) async fn clean_up(
     let name = format!("{}-cleanup-{}", key.name, status.trials_cleaned);
     let pod_key = Key::new(&key.namespace, &name);
     let Some(pod) = world.pods.get(&pod_key).filter(|it| it.owner == uid) else {
-        make(world, key, valid, uid, &name, &part.cleanup).await?;
+        make(world, key, valid, &storage, uid, &name, &part.cleanup).await?;
         return Ok(Some(world.safety(key)));
     };
     let delete = Delete { name: name.clone(), uid: pod.seen.uid.clone(), grace_seconds: 30 };
@@ -120,10 +130,10 @@ fn key_of(key: &Key, trial: &CachedTrial) -> Key {
 
 /// As many trials from index `from` on as one pod can be told of; `None` if there are no more.
 fn next_part(
-    world: &World,
     key: &Key,
     valid: &ValidExperiment,
     uid: &str,
+    storage: &UsedStorage,
     trials: &[Arc<CachedTrial>],
     from: u32,
 ) -> Option<Part> {
@@ -136,8 +146,8 @@ fn next_part(
     for (trial, name) in deletable(&valid.spec.checkpoint_storage, smaller_is_better, &lists) {
         gone.entry(trial).or_default().push(name);
     }
-    let storage = world.setup.storage(valid, String::new());
-    let storage = CleanupStorage { url: storage.url, endpoint: storage.endpoint };
+    let (url, endpoint) = (storage.url.clone(), storage.endpoint.clone());
+    let storage = CleanupStorage { url, endpoint };
     let mut part = Part { cleanup: Cleanup { storage, delete: vec![] }, gone, end: from };
     let mut num_bytes = 0;
     // Only an attempt leaves anything behind.
@@ -165,6 +175,7 @@ async fn make(
     world: &World,
     key: &Key,
     valid: &ValidExperiment,
+    storage: &UsedStorage,
     uid: &str,
     name: &str,
     cleanup: &Cleanup,
@@ -172,7 +183,7 @@ async fn make(
     let namespace = &key.namespace;
     let doing = format!("create pod {namespace}/{name}");
     let refused = |message| Error::Refused { doing: doing.clone(), code: 422, message };
-    let pod = pods::cleanup_pod(&world.setup, valid, namespace, uid, name, cleanup);
+    let pod = pods::cleanup_pod(&world.setup, valid, storage, namespace, uid, name, cleanup);
     let pod = crate::pod::typed(pod).map_err(refused)?;
     let api: Api<Pod> = Api::namespaced(world.client.clone(), namespace);
     world.metrics.writes.get_or_create(&Kind::POD_CREATE).inc();

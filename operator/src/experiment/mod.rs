@@ -12,7 +12,6 @@ use std::time::Duration;
 use kube::runtime::events::EventType;
 use stoker_api::condition::{self, Condition, ConditionStatus};
 use stoker_api::experiment::{Experiment, ExperimentStatus, Phase, UsedStorage};
-use stoker_api::names::experiment_path;
 use stoker_api::validate::{FieldError, ValidExperiment};
 use stoker_engine::experiment::{Steering, conditions, steer};
 use stoker_engine::search::SearchConfig;
@@ -22,6 +21,7 @@ use crate::cache::Key;
 use crate::declared::CachedExperiment;
 use crate::error::Error;
 use crate::objects::CachedTrial;
+use crate::storage;
 use crate::trial::config::seed;
 use crate::world::{World, now};
 
@@ -63,7 +63,13 @@ async fn run(
 ) -> Result<Option<Duration>, Error> {
     let uid = experiment.metadata.uid.as_deref().unwrap_or_default();
     let trials = apply::trials_of(world, key, uid);
+    let storage = storage::of_experiment(world, key, experiment, valid, &trials).await?;
+    let storage = storage.or_else(|| status.storage.clone());
     if let Some(trial) = trials.iter().find(|it| it.unreadable.is_some()) {
+        if storage != status.storage {
+            let after = ExperimentStatus { storage, ..status.clone() };
+            apply::write_status(world, experiment, after).await?;
+        }
         // Deciding without it would decide otherwise than with it.
         tracing::warn!(experiment = %key, trial = trial.record.spec.index, "waits for a trial's record");
         return Ok(Some(world.safety(key)));
@@ -77,15 +83,13 @@ async fn run(
     for draw in plan.create {
         let made = apply::create_trial(world, experiment, draw.into_spec(&valid.name, unit)).await;
         if let Err(Error::Exists { doing }) = &made {
-            return blocked(world, experiment, status, doing).await;
+            return blocked(world, experiment, status, storage, doing).await;
         }
         made?;
     }
     let generation = experiment.metadata.generation.unwrap_or_default();
     let mut after = conditions(status, plan.status, generation, now());
-    let path = experiment_path(&key.namespace, &valid.name, uid);
-    let storage = world.setup.storage(valid, String::new());
-    after.storage = Some(UsedStorage { url: storage.url, endpoint: storage.endpoint, path });
+    after.storage = storage;
     if after != *status {
         let written = apply::write_status(world, experiment, after.clone()).await?;
         tell(world, &written, status, &after).await;
@@ -99,11 +103,12 @@ async fn blocked(
     world: &World,
     experiment: &Experiment,
     status: &ExperimentStatus,
+    storage: Option<UsedStorage>,
     doing: &str,
 ) -> Result<Option<Duration>, Error> {
     let text = format!("cannot {doing}: a trial of this name has another owner; delete it");
     let generation = experiment.metadata.generation.unwrap_or_default();
-    let mut after = ExperimentStatus { message: Some(text.clone()), ..status.clone() };
+    let mut after = ExperimentStatus { message: Some(text.clone()), storage, ..status.clone() };
     after.observed_generation = generation;
     let running = said("Running", ConditionStatus::False, generation, "NameTaken", &text);
     condition::set(&mut after.conditions, running);

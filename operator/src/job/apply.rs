@@ -5,6 +5,7 @@ use std::sync::Arc;
 use kube::api::PostParams;
 use kube::core::DeserializeGuard;
 use stoker_api::contract::TrialConfig;
+use stoker_api::experiment::UsedStorage;
 use stoker_api::inference::{InferenceJob, InferenceStatus};
 use stoker_api::trial::AttemptEnd;
 use stoker_api::validate::ValidInferenceJob;
@@ -55,10 +56,11 @@ pub(super) async fn create(
     key: &Key,
     job: &CachedJob,
     valid: &ValidInferenceJob,
+    storage: &UsedStorage,
     config: &TrialConfig,
     start: Start,
 ) -> Result<Option<Arc<CachedJob>>, Error> {
-    let pod = pods::pod(&world.setup, valid, &key.namespace, config, start);
+    let pod = pods::pod(&world.setup, valid, storage, &key.namespace, config, start);
     let pod_key = Key::new(&key.namespace, &pods::pod_name(&valid.name, start));
     let Err(error) = create_pod(world, &pod_key, job.uid(), pod).await else { return Ok(None) };
     let (end, reason, text) = refusal(error)?;

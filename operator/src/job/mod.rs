@@ -15,15 +15,18 @@ use std::time::Duration;
 use kube::runtime::events::EventType;
 use stoker_api::condition;
 use stoker_api::condition::ConditionStatus;
-use stoker_api::experiment::Phase;
+use stoker_api::experiment::{Phase, UsedStorage};
 use stoker_api::inference::{InferenceJob, InferenceStatus};
+use stoker_api::names::LABEL_JOB;
 use stoker_api::validate::{FieldError, ValidInferenceJob};
+use stoker_engine::inference::config::JobPlace;
 use stoker_engine::inference::pods::{JobPlan, plan};
 
 use crate::cache::Key;
 use crate::declared::CachedJob;
 use crate::error::Error;
 use crate::experiment::said;
+use crate::storage;
 use crate::trial::apply::{delete_pod, find_node};
 use crate::trial::observe::unknown_node;
 use crate::world::{World, now};
@@ -70,16 +73,17 @@ async fn run(
     }
     let mut status = cached.status();
     let mut place = pods::place(&world.setup, valid, &key.namespace, cached.uid());
-    // What has begun somewhere goes on there, whatever the operator's default is now.
-    if let (Some(used), Some(output)) = (&status.storage, &status.output)
-        && !used.url.is_empty()
-    {
-        (place.root, place.endpoint) = (used.url.clone(), used.endpoint.clone());
-        place.output_url = output.clone();
-    }
-    if !status.phase.is_terminal() {
-        status.storage = Some(pods::used_storage(&place));
-        status.output = Some(place.output_url.clone());
+    let storage = storage_of(world, key, cached, valid, &place).await?;
+    if let Some(storage) = &storage {
+        (place.root, place.endpoint) = (storage.url.clone(), storage.endpoint.clone());
+        let recorded = status.storage.as_ref().is_some_and(|recorded| !recorded.url.is_empty());
+        if let Some(output) = status.output.as_ref().filter(|_| recorded) {
+            place.output_url.clone_from(output);
+        }
+        if !status.phase.is_terminal() {
+            status.storage = Some(storage.clone());
+            status.output = Some(place.output_url.clone());
+        }
     }
     let planned = plan(&observe::view(world, job, valid, &status, &pods));
     let JobPlan { status, delete, create, wake_seconds } = planned;
@@ -103,18 +107,45 @@ async fn run(
         delete_pod(world, &key.namespace, pod).await?;
     }
     for start in create {
-        if place.root.is_empty() {
+        let Some(storage) = &storage else {
             apply::no_storage(world, key, &current, valid, start).await?;
             break;
-        }
+        };
         let config = stoker_engine::inference::config::trial_config(&place, start);
-        if apply::create(world, key, &current, valid, &config, start).await?.is_some() {
+        let made = apply::create(world, key, &current, valid, storage, &config, start).await?;
+        if made.is_some() {
             // It was refused. The others are looked at again: they would be too.
             break;
         }
     }
     let wake = wake_seconds.map(Duration::from_secs);
     Ok([again, wake, Some(world.safety(key))].into_iter().flatten().min())
+}
+
+/// Returns the storage of a job: its fixed record, or the record to write. `None` if neither the job nor the operator
+/// names a storage.
+async fn storage_of(
+    world: &World,
+    key: &Key,
+    cached: &CachedJob,
+    valid: &ValidInferenceJob,
+    place: &JobPlace<'_>,
+) -> Result<Option<UsedStorage>, Error> {
+    let status = cached.status();
+    if let Some(fixed) = status.storage.as_ref().filter(|storage| storage.is_fixed()) {
+        return Ok(Some(fixed.clone()));
+    }
+    let settings = pods::used_storage(&world.setup, valid, place);
+    let found = match status.attempts {
+        0 => None,
+        _ => {
+            let labels = format!("{LABEL_JOB}={}", valid.name);
+            let secrets = &valid.spec.pod.env_from_secrets;
+            let owners = [cached.uid()].into();
+            storage::of_newest_pod(world, key, &labels, &owners, secrets).await?
+        }
+    };
+    Ok(storage::to_record(settings, found, status.storage.as_ref()))
 }
 
 /// A key that no experiment and no trial has, for what all of them note by name.

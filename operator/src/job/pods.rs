@@ -59,10 +59,11 @@ pub fn place<'a>(
     }
 }
 
-/// What a status says of a place.
-pub fn used_storage(place: &JobPlace<'_>) -> UsedStorage {
+/// Returns the storage of a place, with the Secret of today's settings.
+pub fn used_storage(setup: &Setup, valid: &ValidInferenceJob, place: &JobPlace<'_>) -> UsedStorage {
     let (url, endpoint) = (place.root.clone(), place.endpoint.clone());
-    UsedStorage { url, endpoint, path: place.path.clone() }
+    let secret_name = setup.secret_of(valid.spec.storage.secret_name.as_ref());
+    UsedStorage { url, endpoint, path: place.path.clone(), secret_name, fixed_at: None }
 }
 
 /// The pod of a process, as JSON: `podOverrides` are merged in last.
@@ -73,6 +74,7 @@ pub fn used_storage(place: &JobPlace<'_>) -> UsedStorage {
 pub fn pod(
     setup: &Setup,
     valid: &ValidInferenceJob,
+    storage: &UsedStorage,
     namespace: &str,
     config: &TrialConfig,
     start: Start,
@@ -94,7 +96,7 @@ pub fn pod(
             "uid": config.experiment_id, "controller": true, "blockOwnerDeletion": false,
         }],
     });
-    let wishes = Wishes::of_job(setup, valid);
+    let wishes = Wishes::of_job(valid, storage);
     // Each is a gang of its own.
     let spec = program_spec(setup, &wishes, 0, vec![]);
     crate::pod::pod(metadata, spec, &wishes)

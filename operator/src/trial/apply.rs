@@ -5,6 +5,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::{Api, ResourceExt as _};
+use stoker_api::experiment::UsedStorage;
 use stoker_api::trial::{AttemptEnd, TrialStatus};
 use stoker_engine::gang::{Delete, refuse};
 use stoker_engine::trial::live_attempt;
@@ -96,14 +97,21 @@ pub(super) async fn create_pods(
         uid: trial.uid(),
         experiment_uid: &observed.experiment_uid,
     };
-    let config = trial_config(&world.setup, &observed.valid, &trial.record, names, attempt);
-    if config.storage.url.is_empty() {
+    let Some(storage) = &observed.storage else {
+        let spec = &observed.valid.spec.checkpoint_storage;
+        if !world.setup.storage(spec, String::new()).url.is_empty() {
+            // The experiment's next pass records the storage, and that change makes this trial due.
+            return Ok(());
+        }
         let text = "spec.checkpointStorage.url is not set, and the operator has no default: set it, \
                     or install the chart with storage.url";
         let (end, reason) = (AttemptEnd::NotStarted, "NoStorage");
         return refused(world, observed, trial, end, reason, text.to_owned()).await;
-    }
-    let Err(error) = make(world, observed, names, &config, indexes).await else { return Ok(()) };
+    };
+    let valid = &observed.valid;
+    let config = trial_config(&world.setup, valid, storage, &trial.record, names, attempt);
+    let made = make(world, observed, storage, names, &config, indexes).await;
+    let Err(error) = made else { return Ok(()) };
     let (end, reason, text) = refusal(error)?;
     refused(world, observed, trial, end, reason, text).await
 }
@@ -111,6 +119,7 @@ pub(super) async fn create_pods(
 async fn make(
     world: &World,
     observed: &Observed,
+    storage: &UsedStorage,
     names: Names<'_>,
     config: &stoker_api::contract::TrialConfig,
     indexes: &[u32],
@@ -120,7 +129,7 @@ async fn make(
         make_service(world, observed, names).await?;
     }
     for &index in indexes {
-        let pod = pods::pod(&world.setup, &observed.valid, names, config, index);
+        let pod = pods::pod(&world.setup, &observed.valid, storage, names, config, index);
         let key = Key::new(namespace, &pods::pod_name(names.trial, config.attempt, index));
         create_pod(world, &key, names.uid, pod).await?;
     }

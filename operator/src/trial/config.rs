@@ -3,7 +3,7 @@
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 use stoker_api::contract::{CONTRACT_VERSION, ContextRef, Door, Gang, StorageConfig, TrialConfig};
-use stoker_api::experiment::ExperimentSpec;
+use stoker_api::experiment::{CheckpointStorage, ExperimentSpec, UsedStorage};
 use stoker_api::names::{context_path, pod_paths, trial_path};
 use stoker_api::validate::{ValidExperiment, derive_seed};
 use stoker_engine::trial::{TrialRecord, granted_units, resume_from};
@@ -62,11 +62,11 @@ impl Setup {
         })
     }
 
-    /// Where an experiment's files go; the URL is empty if nobody says.
-    pub fn storage(&self, valid: &ValidExperiment, trial_path: String) -> StorageConfig {
-        let storage = &valid.spec.checkpoint_storage;
-        let (url, endpoint) = self.place(storage.url.as_ref(), storage.endpoint.as_ref());
-        StorageConfig { url, endpoint, trial_path }
+    /// Returns the storage by today's settings. Its URL is empty if neither `spec` nor the operator names one.
+    pub fn storage(&self, spec: &CheckpointStorage, path: String) -> UsedStorage {
+        let (url, endpoint) = self.place(spec.url.as_ref(), spec.endpoint.as_ref());
+        let secret_name = self.secret_of(spec.secret_name.as_ref());
+        UsedStorage { url, endpoint, path, secret_name, fixed_at: None }
     }
 
     /// The root and the endpoint of a storage, of which so much is said; the root is empty if nobody
@@ -118,6 +118,7 @@ pub fn seed(valid: &ValidExperiment, uid: &str) -> u32 {
 pub fn trial_config(
     setup: &Setup,
     valid: &ValidExperiment,
+    storage: &UsedStorage,
     record: &TrialRecord,
     names: Names<'_>,
     attempt: u32,
@@ -150,7 +151,11 @@ pub fn trial_config(
         average_aggregated_gradients: spec.optimizations.average_aggregated_gradients,
         gradient_compression: spec.optimizations.gradient_compression,
         mixed_precision: spec.optimizations.mixed_precision,
-        storage: setup.storage(valid, path),
+        storage: StorageConfig {
+            url: storage.url.clone(),
+            endpoint: storage.endpoint.clone(),
+            trial_path: path,
+        },
         resume_from: resume_from(record),
         door: Door {
             url: format!("{}/v1/trials/{namespace}/{}/reports", setup.door_url, names.trial),

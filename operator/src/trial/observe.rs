@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use stoker_api::experiment::UsedStorage;
 use stoker_api::time::Timestamp;
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::gang::admission::{self, Candidate};
@@ -21,6 +22,8 @@ pub(super) struct Observed {
     pub(super) trial: Arc<CachedTrial>,
     pub(super) valid: Arc<ValidExperiment>,
     pub(super) experiment_uid: String,
+    /// The experiment's fixed storage: no pod is made before it is recorded.
+    pub(super) storage: Option<UsedStorage>,
     pub(super) pods: Vec<PodSeen>,
     pub(super) patience: Patience,
 }
@@ -39,10 +42,13 @@ pub(super) fn observe(world: &World, key: &Key) -> Option<Observed> {
         return None;
     }
     let valid = experiment.valid()?;
+    let storage = object.status.as_ref().and_then(|status| status.storage.clone());
+    let storage = storage.filter(UsedStorage::is_fixed);
     let pods = world.pods.group(key);
     let pods = pods.iter().filter(|it| it.owner == trial.uid()).map(|it| seen(world, it)).collect();
     let patience = world.options.patience(valid.spec.preemption_timeout_seconds);
-    Some(Observed { key: key.clone(), trial, valid, experiment_uid, pods, patience })
+    let key = key.clone();
+    Some(Observed { key, trial, valid, experiment_uid, storage, pods, patience })
 }
 
 /// A pod, with its node as it is known.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Service;
 use serde_json::{Value, json};
 use stoker_api::contract::{Cleanup, TrialConfig};
-use stoker_api::experiment::ExperimentSpec;
+use stoker_api::experiment::{ExperimentSpec, UsedStorage};
 use stoker_api::names::{
     ANNOTATION_TRIAL_CONFIG, API_VERSION, COMPONENT_CLEANUP, COMPONENT_TRIAL, ENV_RENDEZVOUS_PORT,
     LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_EXPERIMENT, LABEL_POD_INDEX, LABEL_TRIAL,
@@ -68,6 +68,7 @@ pub fn service(valid: &ValidExperiment, names: Names<'_>) -> Service {
 pub fn pod(
     setup: &Setup,
     valid: &ValidExperiment,
+    storage: &UsedStorage,
     names: Names<'_>,
     config: &TrialConfig,
     index: u32,
@@ -86,7 +87,7 @@ pub fn pod(
         "annotations": { ANNOTATION_TRIAL_CONFIG: text },
         "ownerReferences": [owner(names)],
     });
-    let wishes = Wishes::of_experiment(setup, valid);
+    let wishes = Wishes::of_experiment(valid, storage);
     let spec = spec(setup, valid, &wishes, names, attempt, index);
     crate::pod::pod(metadata, spec, &wishes)
 }
@@ -116,13 +117,14 @@ fn owner(names: Names<'_>) -> Value {
 pub fn cleanup_pod(
     setup: &Setup,
     valid: &ValidExperiment,
+    storage: &UsedStorage,
     namespace: &str,
     experiment_uid: &str,
     name: &str,
     cleanup: &Cleanup,
 ) -> Value {
     let text = serde_json::to_string(cleanup).expect("a list of names is plain JSON");
-    let wishes = Wishes::of_experiment(setup, valid);
+    let wishes = Wishes::of_experiment(valid, storage);
     let (env, env_from) = environment(&wishes, 0);
     let mut all_mounts = mounts();
     all_mounts.extend(valid.spec.pod.volume_mounts.iter().map(|it| json!(it)));

@@ -1,7 +1,7 @@
 //! A kubelet that runs no containers: it says of each pod what its script says, and the scripts of
 //! programs speak to the door as a trainer does.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -48,6 +48,8 @@ pub(crate) struct Kubelet {
 struct Seen {
     /// Names of pods that were run, in order.
     started: Mutex<Vec<String>>,
+    /// Pods as they were first seen, by name.
+    pods: Mutex<HashMap<String, Pod>>,
     /// Units that were trained in all pods together.
     units: AtomicU64,
     outputs: Outputs,
@@ -83,6 +85,11 @@ impl Kubelet {
 
     pub(crate) fn started(&self) -> Vec<String> {
         self.seen.started.lock().unwrap().clone()
+    }
+
+    /// The first version of a pod that this kubelet saw.
+    pub(crate) fn pod(&self, name: &str) -> Option<Pod> {
+        self.seen.pods.lock().unwrap().get(name).cloned()
     }
 
     /// What jobs have put out.
@@ -126,6 +133,7 @@ async fn run(
             }
             free -= 1;
             seen.insert(uid(&pod));
+            notes.pods.lock().unwrap().entry(pod.name_any()).or_insert_with(|| pod.clone());
             let script = if !is_cleanup(&pod) {
                 notes.started.lock().unwrap().push(pod.name_any());
                 script(&pod)

@@ -13,5 +13,6 @@ mod kubelet;
 mod leaders;
 mod proxy;
 mod setup;
+mod storage;
 mod worker;
 mod writes;

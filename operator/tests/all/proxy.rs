@@ -52,7 +52,24 @@ struct Shared {
     num_writes: AtomicUsize,
     /// Milliseconds that each request of the lease is held up.
     lease_delay: AtomicU64,
+    /// Answers to some writes, by `METHOD PATH`.
+    rule: Mutex<Option<Arc<Rule>>>,
+    /// Writes that a rule answered or held.
+    num_ruled: AtomicUsize,
+    /// Held writes that have reached the API server.
+    num_released: AtomicUsize,
 }
+
+/// What becomes of a write that does not reach the API server now.
+#[derive(Clone, Debug)]
+pub(crate) enum Fault {
+    /// The answer has this status code, reason and message.
+    Refused(u16, &'static str, &'static str),
+    /// The write waits until the rule is taken away, and then reaches the API server.
+    Held,
+}
+
+type Rule = dyn Fn(&str) -> Option<Fault> + Send + Sync;
 
 impl Drop for Proxy {
     fn drop(&mut self) {
@@ -75,7 +92,15 @@ impl Proxy {
         std::fs::write(&kubeconfig, text).unwrap();
         let (trap, num_writes) = (Mutex::default(), AtomicUsize::new(0));
         let lease_delay = AtomicU64::new(0);
-        let shared = Arc::new(Shared { client, trap, num_writes, lease_delay });
+        let shared = Arc::new(Shared {
+            client,
+            trap,
+            num_writes,
+            lease_delay,
+            rule: Mutex::default(),
+            num_ruled: AtomicUsize::new(0),
+            num_released: AtomicUsize::new(0),
+        });
         let router = Router::new().fallback(pass).with_state(shared.clone());
         let task = tokio::spawn(async move {
             axum::serve(listener, router).await.unwrap();
@@ -101,6 +126,34 @@ impl Proxy {
         self.shared.lease_delay.store(milliseconds, Ordering::Relaxed);
     }
 
+    /// Answers writes by a rule on `METHOD PATH`.
+    pub(crate) fn set_rule(&self, rule: impl Fn(&str) -> Option<Fault> + Send + Sync + 'static) {
+        *self.shared.rule.lock().unwrap() = Some(Arc::new(rule));
+    }
+
+    /// Takes the rule away.
+    pub(crate) fn clear_rule(&self) {
+        *self.shared.rule.lock().unwrap() = None;
+    }
+
+    /// Waits until the rules have answered or held `num` writes in all.
+    pub(crate) async fn wait_ruled(&self, num: usize) {
+        self.wait(&self.shared.num_ruled, num, "answered or held").await;
+    }
+
+    /// Waits until `num` held writes have reached the API server in all.
+    pub(crate) async fn wait_released(&self, num: usize) {
+        self.wait(&self.shared.num_released, num, "released").await;
+    }
+
+    async fn wait(&self, count: &AtomicUsize, num: usize, what: &str) {
+        let end = std::time::Instant::now() + Duration::from_secs(60);
+        while count.load(Ordering::Relaxed) < num {
+            assert!(std::time::Instant::now() < end, "{num} writes were not {what}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
     /// Takes the trap away: whether it was still there.
     pub(crate) fn disarm(&self) -> bool {
         self.shared.trap.lock().unwrap().take().is_some()
@@ -118,6 +171,9 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     }
     let body = to_bytes(body, 64 << 20).await.unwrap_or_default();
     let request = axum::http::Request::from_parts(parts, kube::client::Body::from(body));
+    if is_write && let Some(fault) = ruled(&shared, &name) {
+        return fail(shared, fault, request).await;
+    }
     let trap = match is_write {
         true => sprung(&shared),
         false => None,
@@ -141,6 +197,45 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     let _ = trap.sprung.send(name);
     // Whoever asked is dead.
     no_answer()
+}
+
+/// The fault that the rule has for a write.
+fn ruled(shared: &Shared, name: &str) -> Option<Fault> {
+    let rule = shared.rule.lock().unwrap().clone()?;
+    let fault = rule(name)?;
+    shared.num_ruled.fetch_add(1, Ordering::Relaxed);
+    Some(fault)
+}
+
+async fn fail(
+    shared: Arc<Shared>,
+    fault: Fault,
+    request: axum::http::Request<kube::client::Body>,
+) -> Response {
+    match fault {
+        Fault::Refused(code, reason, message) => {
+            let status = serde_json::json!({
+                "kind": "Status", "apiVersion": "v1", "status": "Failure",
+                "reason": reason, "message": message, "code": code,
+            });
+            let mut response = Response::new(Body::from(status.to_string()));
+            *response.status_mut() = StatusCode::from_u16(code).unwrap();
+            response.headers_mut().insert("content-type", "application/json".parse().unwrap());
+            response
+        }
+        Fault::Held => {
+            // The write outlives the connection of its writer.
+            let held = tokio::spawn(async move {
+                while shared.rule.lock().unwrap().is_some() {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                let response = forward(&shared, request).await;
+                shared.num_released.fetch_add(1, Ordering::Relaxed);
+                response
+            });
+            held.await.unwrap()
+        }
+    }
 }
 
 /// The trap, if this write springs it.

@@ -31,8 +31,9 @@ fn pod_of(change: &Value, start: Start) -> Value {
     let spec: InferenceJobSpec = serde_json::from_value(spec).unwrap();
     let valid = validate_inference_on_cluster("species", &spec).unwrap();
     let place = place(&setup(), &valid, "ml", "0b3f9c1e-77aa");
+    let storage = used_storage(&setup(), &valid, &place);
     let config = trial_config(&place, start);
-    pod(&setup(), &valid, "ml", &config, start)
+    pod(&setup(), &valid, &storage, "ml", &config, start)
 }
 
 const START: Start = Start { role: Role::Work, slot: 3, attempt: 5 };

@@ -41,8 +41,9 @@ fn pod_of(change: &Value, index: u32) -> Value {
     }))
     .unwrap();
     let record = TrialRecord { spec: draw, status: TrialStatus::default() };
-    let config = trial_config(&setup(), &valid, &record, NAMES, 2);
-    pod(&setup(), &valid, NAMES, &config, index)
+    let storage = setup().storage(&valid.spec.checkpoint_storage, String::new());
+    let config = trial_config(&setup(), &valid, &storage, &record, NAMES, 2);
+    pod(&setup(), &valid, &storage, NAMES, &config, index)
 }
 
 /// The one test that pins every field. `UPDATE_GOLDEN=1` writes the file anew.

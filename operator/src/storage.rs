@@ -1,0 +1,190 @@
+//! The storage of an experiment or a job, recorded before the first pod that uses it.
+//!
+//! The operator's settings may change while a trial runs. A trial that followed them would look for its checkpoints in
+//! the new place, and train from the beginning.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use kube::api::ListParams;
+use kube::{Api, ResourceExt as _};
+use serde_json::Value;
+use stoker_api::experiment::{Experiment, UsedStorage};
+use stoker_api::names::{
+    ANNOTATION_TRIAL_CONFIG, COMPONENT_TRIAL, LABEL_COMPONENT, LABEL_EXPERIMENT, experiment_path,
+};
+use stoker_api::validate::ValidExperiment;
+
+use crate::cache::Key;
+use crate::error::{Error, request};
+use crate::objects::{CachedTrial, TRAINER_CONTAINER};
+use crate::world::{World, now};
+
+/// Storage that a pod uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PodStorage {
+    pub(crate) url: String,
+    pub(crate) endpoint: Option<String>,
+    /// Name of its Secret: `None` where overrides hide it, `Some(None)` where it has none.
+    pub(crate) secret_name: Option<Option<String>>,
+}
+
+/// Returns the storage of an experiment: its fixed record, or the record to write. `None` if neither the experiment nor
+/// the operator names a storage.
+pub(crate) async fn of_experiment(
+    world: &World,
+    key: &Key,
+    experiment: &Experiment,
+    valid: &ValidExperiment,
+    trials: &[impl AsRef<CachedTrial>],
+) -> Result<Option<UsedStorage>, Error> {
+    let recorded = experiment.status.as_ref().and_then(|status| status.storage.as_ref());
+    if let Some(fixed) = recorded.filter(|storage| storage.is_fixed()) {
+        return Ok(Some(fixed.clone()));
+    }
+    let uid = experiment.metadata.uid.as_deref().unwrap_or_default();
+    let path = experiment_path(&key.namespace, &valid.name, uid);
+    let settings = world.setup.storage(&valid.spec.checkpoint_storage, path);
+    let has_begun = |trial: &&CachedTrial| !trial.record.status.attempts.is_empty();
+    let begun: BTreeSet<&str> =
+        trials.iter().map(AsRef::as_ref).filter(has_begun).map(CachedTrial::uid).collect();
+    let found = match begun.is_empty() {
+        true => None,
+        false => {
+            let labels =
+                format!("{LABEL_EXPERIMENT}={},{LABEL_COMPONENT}={COMPONENT_TRIAL}", valid.name);
+            of_newest_pod(world, key, &labels, &begun, &valid.spec.pod.env_from_secrets).await?
+        }
+    };
+    let recorded = recorded.filter(|_| !begun.is_empty());
+    Ok(to_record(settings, found, recorded))
+}
+
+/// Returns the record of a storage that has no fixed one. `found` is the storage of its newest pod, and `recorded` what
+/// a version wrote that followed the operator's settings.
+pub(crate) fn to_record(
+    settings: UsedStorage,
+    found: Option<PodStorage>,
+    recorded: Option<&UsedStorage>,
+) -> Option<UsedStorage> {
+    let mut storage = settings;
+    if let Some(found) = found {
+        (storage.url, storage.endpoint) = (found.url, found.endpoint);
+        if let Some(secret_name) = found.secret_name {
+            storage.secret_name = secret_name;
+        }
+    } else if let Some(recorded) = recorded.filter(|recorded| !recorded.url.is_empty()) {
+        storage.url.clone_from(&recorded.url);
+        storage.endpoint.clone_from(&recorded.endpoint);
+    }
+    storage.fixed_at = Some(now());
+    Some(storage).filter(UsedStorage::is_fixed)
+}
+
+/// Reads the storage of the newest pod with these labels and one of these owners.
+pub(crate) async fn of_newest_pod(
+    world: &World,
+    key: &Key,
+    labels: &str,
+    owners: &BTreeSet<&str>,
+    env_from_secrets: &[String],
+) -> Result<Option<PodStorage>, Error> {
+    let api: Api<Pod> = Api::namespaced(world.client.clone(), &key.namespace);
+    let parameters = ListParams::default().labels(labels);
+    let pods = request(format!("list the pods of {key}"), api.list(&parameters)).await?.items;
+    let is_owned =
+        |pod: &&Pod| pod.owner_references().iter().any(|owner| owners.contains(owner.uid.as_str()));
+    let mut pods: Vec<&Pod> = pods.iter().filter(is_owned).collect();
+    pods.sort_by_key(|pod| pod.creation_timestamp());
+    Ok(pods.into_iter().rev().find_map(|pod| of_pod(pod, env_from_secrets)))
+}
+
+/// Reads the storage of a pod. `env_from_secrets` are the Secrets that its user names before the storage's.
+fn of_pod(pod: &Pod, env_from_secrets: &[String]) -> Option<PodStorage> {
+    let config: Value =
+        serde_json::from_str(pod.annotations().get(ANNOTATION_TRIAL_CONFIG)?).ok()?;
+    let text = |field: &str| config["storage"][field].as_str().map(str::to_owned);
+    let url = text("url").filter(|url| !url.is_empty())?;
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let secrets = containers.into_iter().find(|container| container.name == TRAINER_CONTAINER);
+    let secrets = secrets.map(secrets_of).unwrap_or_default();
+    let secret_name = match secrets.strip_prefix(env_from_secrets) {
+        Some([]) => Some(None),
+        Some([secret]) => Some(Some(secret.clone())),
+        _ => None,
+    };
+    Some(PodStorage { url, endpoint: text("endpoint"), secret_name })
+}
+
+fn secrets_of(container: &Container) -> Vec<String> {
+    let sources = container.env_from.iter().flatten();
+    sources.filter_map(|source| Some(source.secret_ref.as_ref()?.name.clone())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn storage(url: &str, endpoint: Option<&str>, secret_name: Option<&str>) -> UsedStorage {
+        let own = |text: Option<&str>| text.map(str::to_owned);
+        let (endpoint, secret_name) = (own(endpoint), own(secret_name));
+        UsedStorage { url: url.to_owned(), endpoint, path: "p".into(), secret_name, fixed_at: None }
+    }
+
+    #[test]
+    fn a_pods_storage_is_read_from_it() {
+        let check = |from: &[&str], own: &[&str], expected: Option<Option<&str>>| {
+            let config = json!({ "storage": { "url": "s3://a", "endpoint": "http://e" } });
+            let from: Vec<_> =
+                from.iter().map(|name| json!({ "secretRef": { "name": name } })).collect();
+            let pod = json!({
+                "metadata": { "annotations": { ANNOTATION_TRIAL_CONFIG: config.to_string() } },
+                "spec": { "containers": [
+                    { "name": "side", "envFrom": [{ "secretRef": { "name": "other" } }] },
+                    { "name": "trainer", "envFrom": from },
+                ] },
+            });
+            let own: Vec<String> = own.iter().map(|&name| name.to_owned()).collect();
+            let found = of_pod(&serde_json::from_value(pod).unwrap(), &own).unwrap();
+            assert_eq!(
+                (found.url.as_str(), found.endpoint.as_deref()),
+                ("s3://a", Some("http://e"))
+            );
+            let expected = expected.map(|name| name.map(str::to_owned));
+            assert_eq!(found.secret_name, expected, "{from:?} {own:?}");
+        };
+        check(&["s"], &[], Some(Some("s")));
+        check(&[], &[], Some(None));
+        check(&["u", "s"], &["u"], Some(Some("s")));
+        check(&["u"], &["u"], Some(None));
+        // Overrides replace the whole list.
+        check(&["x", "y"], &["u"], None);
+        assert_eq!(of_pod(&Pod::default(), &[]), None);
+    }
+
+    #[test]
+    fn pods_go_before_records_and_settings() {
+        let settings = || storage("s3://new", Some("http://new"), Some("new"));
+        let old = storage("s3://old", None, None);
+        let pod = |secret_name: Option<Option<&str>>| PodStorage {
+            url: "s3://pod".to_owned(),
+            endpoint: None,
+            secret_name: secret_name.map(|name| name.map(str::to_owned)),
+        };
+        let check =
+            |found: Option<PodStorage>, old: Option<&UsedStorage>, expected: UsedStorage| {
+                let record = to_record(settings(), found, old).unwrap();
+                assert!(record.is_fixed());
+                assert_eq!(UsedStorage { fixed_at: None, ..record }, expected);
+            };
+        check(Some(pod(Some(Some("own")))), Some(&old), storage("s3://pod", None, Some("own")));
+        check(Some(pod(Some(None))), Some(&old), storage("s3://pod", None, None));
+        check(Some(pod(None)), None, storage("s3://pod", None, Some("new")));
+        check(None, Some(&old), storage("s3://old", None, Some("new")));
+        check(None, Some(&storage("", None, None)), settings());
+        check(None, None, settings());
+        assert_eq!(to_record(storage("", None, None), None, None), None);
+    }
+}

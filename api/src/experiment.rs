@@ -146,7 +146,7 @@ pub struct ExperimentSpec {
     pub pod: PodTemplate,
 
     /// Merged into each trial's pod last, as a JSON merge patch, but that containers, volumes, mounts and variables of
-    /// the same name are merged and others added.
+    /// the same name are merged and others added. A key that Kubernetes does not know is refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(schema_with = "schema::free_object"))]
     pub pod_overrides: Option<Value>,

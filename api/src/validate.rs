@@ -3,6 +3,8 @@
 //! the user wrote.
 
 mod inference;
+#[cfg(feature = "crd")]
+mod overrides;
 mod pods;
 mod rules;
 
@@ -80,6 +82,22 @@ pub fn validate(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment, Ve
     rules::check(name, spec)
 }
 
+/// As [`validate`], for an experiment that runs already. Its `podOverrides` may have keys that an earlier version
+/// accepted and dropped.
+///
+/// # Errors
+///
+/// As [`validate`].
+pub fn validate_begun(
+    name: &str,
+    spec: &ExperimentSpec,
+) -> Result<ValidExperiment, Vec<FieldError>> {
+    let bare = ExperimentSpec { pod_overrides: None, ..spec.clone() };
+    let mut valid = validate(name, &bare)?;
+    valid.spec.pod_overrides.clone_from(&spec.pod_overrides);
+    Ok(valid)
+}
+
 /// An inference job that can run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ValidInferenceJob {
@@ -119,6 +137,21 @@ pub fn validate_inference_on_cluster(
             Err(others)
         }
     }
+}
+
+/// As [`validate_inference_on_cluster`], for a job that runs already: see [`validate_begun`].
+///
+/// # Errors
+///
+/// As [`validate_inference`].
+pub fn validate_inference_begun(
+    name: &str,
+    spec: &InferenceJobSpec,
+) -> Result<ValidInferenceJob, Vec<FieldError>> {
+    let bare = InferenceJobSpec { pod_overrides: None, ..spec.clone() };
+    let mut valid = validate_inference_on_cluster(name, &bare)?;
+    valid.spec.pod_overrides.clone_from(&spec.pod_overrides);
+    Ok(valid)
 }
 
 /// The seed of an experiment that sets none: from 0 to 2^31 - 1, the same for the same id on every

@@ -9,7 +9,8 @@ use serde::de::DeserializeOwned;
 use stoker_api::experiment::Experiment;
 use stoker_api::inference::{InferenceJob, InferenceStatus};
 use stoker_api::validate::{
-    FieldError, ValidExperiment, ValidInferenceJob, validate, validate_inference_on_cluster,
+    FieldError, ValidExperiment, ValidInferenceJob, validate, validate_begun,
+    validate_inference_begun, validate_inference_on_cluster,
 };
 
 use crate::cache::{Cached, Key};
@@ -37,7 +38,11 @@ impl Declared for Experiment {
     type Valid = ValidExperiment;
 
     fn check(&self, name: &str) -> Result<ValidExperiment, Vec<FieldError>> {
-        validate(name, &self.spec)
+        let has_begun = self.status.as_ref().is_some_and(|status| status.trials_created > 0);
+        match has_begun {
+            true => validate(name, &self.spec).or_else(|_| validate_begun(name, &self.spec)),
+            false => validate(name, &self.spec),
+        }
     }
 }
 
@@ -45,7 +50,12 @@ impl Declared for InferenceJob {
     type Valid = ValidInferenceJob;
 
     fn check(&self, name: &str) -> Result<ValidInferenceJob, Vec<FieldError>> {
-        validate_inference_on_cluster(name, &self.spec)
+        let has_begun = self.status.as_ref().is_some_and(|status| status.attempts > 0);
+        let strict = validate_inference_on_cluster(name, &self.spec);
+        match has_begun {
+            true => strict.or_else(|_| validate_inference_begun(name, &self.spec)),
+            false => strict,
+        }
     }
 }
 

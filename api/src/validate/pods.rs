@@ -198,6 +198,8 @@ pub(super) fn check_overrides(overrides: &Value, errors: &mut Vec<FieldError>) {
             }
         }
     }
+    #[cfg(feature = "crd")]
+    super::overrides::check(root, overrides, errors);
 }
 
 /// A DNS subdomain, as the names of most objects are.

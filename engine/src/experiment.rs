@@ -280,9 +280,11 @@ fn checkpoint_with(record: &TrialRecord, metric: &str) -> Option<String> {
     record.status.checkpoints.iter().rev().find(has_metric).map(|it| it.name.clone())
 }
 
+mod refusal;
 mod steer;
 
-pub use steer::{Steering, conditions, steer};
+pub use refusal::{POD_INVALID, Refusal, TRIAL_INVALID, failed, refusal, set_refusal};
+pub use steer::{Steering, conditions, kills, steer};
 
 #[cfg(test)]
 mod tests;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use kube::core::Status;
 use stoker_api::trial::AttemptEnd;
+use stoker_engine::experiment::POD_INVALID;
 
 /// Requests take no longer: a leader whose lease ended must not be waiting for one.
 const REQUEST_MAX: Duration = Duration::from_secs(8);
@@ -95,7 +96,7 @@ pub fn refusal(error: Error) -> Result<(AttemptEnd, &'static str, String), Error
             (AttemptEnd::NotStarted, "AdmissionRefused", format!("cannot {doing}: {message}"))
         }
         Error::Refused { doing, message, .. } => {
-            (AttemptEnd::UserError, "PodInvalid", format!("cannot {doing}: {message}"))
+            (AttemptEnd::UserError, POD_INVALID, format!("cannot {doing}: {message}"))
         }
         other => return Err(other),
     })

@@ -60,6 +60,16 @@ pub fn steer<R: Borrow<TrialRecord>>(
     Steering { plan, wanted }
 }
 
+/// Returns the open trials to kill, if the user wants the experiment killed. A kill depends on no decision of the
+/// search.
+pub fn kills<R: Borrow<TrialRecord>>(trials: &[R], state: DesiredState) -> Vec<(u32, WantedState)> {
+    let records = trials.iter().map(Borrow::borrow).filter(|_| state == DesiredState::Killed);
+    let open = records.filter(|record: &&TrialRecord| {
+        closed(record).is_none() && record.spec.wanted != WantedState::Kill
+    });
+    open.map(|record| (record.spec.index, WantedState::Kill)).collect()
+}
+
 /// Sets the conditions of an experiment that can run, and when it ended.
 pub fn conditions(
     before: &ExperimentStatus,

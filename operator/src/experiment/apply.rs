@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use futures::StreamExt as _;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DeserializeGuard, DynamicObject};
@@ -22,6 +23,9 @@ use crate::objects::CachedTrial;
 use crate::trial::apply::keep;
 use crate::world::{World, now};
 
+/// Trials whose specs are written at the same time.
+const WRITES_WIDTH: usize = 16;
+
 /// The trials of an experiment, by index.
 pub(super) fn trials_of(world: &World, key: &Key, uid: &str) -> Vec<Arc<CachedTrial>> {
     let mut trials = world.trials.group(key);
@@ -32,38 +36,82 @@ pub(super) fn trials_of(world: &World, key: &Key, uid: &str) -> Vec<Arc<CachedTr
     trials
 }
 
-/// Adds grants, in order, and says what is wanted: one write for each trial that either concerns.
-pub(super) async fn write_specs(
-    world: &World,
-    trials: &[Arc<CachedTrial>],
-    grants: &[(u32, Grant)],
-    wanted: &[(u32, WantedState)],
-) -> Result<(), Error> {
-    let mut changes: BTreeMap<u32, TrialSpec> = BTreeMap::new();
-    let mut order = Vec::new();
-    let spec = |index: u32| trials.iter().find(|it| it.record.spec.index == index);
-    let mut change = |index: u32, with: &dyn Fn(&mut TrialSpec)| {
-        if let Some(trial) = spec(index) {
-            let new = !changes.contains_key(&index);
-            with(changes.entry(index).or_insert_with(|| trial.record.spec.clone()));
-            order.extend(new.then_some(index));
-        }
-    };
-    for (index, grant) in grants {
-        change(*index, &|it| it.grants.push(*grant));
-    }
-    for (index, state) in wanted {
-        change(*index, &|it| (it.wanted, it.wanted_since) = (*state, Some(now())));
-    }
-    for index in order {
-        if let (Some(trial), Some(spec)) = (spec(index), changes.remove(&index)) {
-            write_spec(world, trial, spec).await?;
-        }
-    }
-    Ok(())
+/// Writes the trials of an experiment in one pass. An error stops what depends on the write and nothing else.
+pub(super) struct Writer<'a> {
+    world: &'a World,
+    /// Trials as this pass read or wrote them, by index. A newer version may have another spec, which a write would
+    /// undo.
+    trials: BTreeMap<u32, Arc<CachedTrial>>,
+    pub(super) errors: Vec<Error>,
 }
 
-async fn write_spec(world: &World, trial: &CachedTrial, spec: TrialSpec) -> Result<(), Error> {
+impl<'a> Writer<'a> {
+    pub(super) fn new(world: &'a World, trials: &[Arc<CachedTrial>]) -> Self {
+        let trials = trials.iter().map(|trial| (trial.record.spec.index, trial.clone())).collect();
+        Self { world, trials, errors: vec![] }
+    }
+
+    /// Writes what is wanted of trials, several at a time.
+    pub(super) async fn want(&mut self, wanted: &[(u32, WantedState)]) {
+        let world = self.world;
+        let writes = wanted.iter().filter_map(|(index, state)| {
+            let trial = self.trials.get(index)?.clone();
+            let wanted_since = Some(now());
+            let spec = TrialSpec { wanted: *state, wanted_since, ..trial.record.spec.clone() };
+            Some(async move { (trial.record.spec.index, write_spec(world, &trial, spec).await) })
+        });
+        let writes: Vec<_> = writes.collect();
+        let mut written = futures::stream::iter(writes).buffer_unordered(WRITES_WIDTH);
+        while let Some((index, result)) = written.next().await {
+            match result {
+                Ok(trial) => drop(self.trials.insert(index, trial)),
+                Err(error) => self.errors.push(error),
+            }
+        }
+    }
+
+    /// Adds grants in their order. Each depends on the ones before it, so the first error ends the list. Returns
+    /// whether all of them are recorded.
+    pub(super) async fn grant(&mut self, grants: &[(u32, Grant)]) -> bool {
+        for of_trial in grants.chunk_by(|a, b| a.0 == b.0) {
+            let index = of_trial[0].0;
+            let Some(trial) = self.trials.get(&index) else { continue };
+            let mut spec = trial.record.spec.clone();
+            spec.grants.extend(of_trial.iter().map(|(_, grant)| *grant));
+            match write_spec(self.world, trial, spec).await {
+                Ok(trial) => drop(self.trials.insert(index, trial)),
+                Err(error) => {
+                    self.errors.push(error);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Creates trials in their order. A missing index below a created one counts as deleted, so the first error ends
+    /// the list. Returns how many trials were created, and that error.
+    pub(super) async fn create(
+        &self,
+        experiment: &Experiment,
+        specs: impl Iterator<Item = TrialSpec>,
+    ) -> (u32, Option<Error>) {
+        let mut created = 0;
+        for spec in specs {
+            if let Err(error) = create_trial(self.world, experiment, spec).await {
+                return (created, Some(error));
+            }
+            created += 1;
+        }
+        (created, None)
+    }
+}
+
+async fn write_spec(
+    world: &World,
+    trial: &CachedTrial,
+    spec: TrialSpec,
+) -> Result<Arc<CachedTrial>, Error> {
     let key = trial.key();
     let mut object = trial.trial.clone();
     object.spec = spec;
@@ -71,10 +119,7 @@ async fn write_spec(world: &World, trial: &CachedTrial, spec: TrialSpec) -> Resu
     world.metrics.writes.get_or_create(&Kind::TRIAL_SPEC).inc();
     let doing = format!("write the grants of trial {key}");
     match request(doing, api.replace(&key.name, &PostParams::default(), &object)).await {
-        Ok(written) => {
-            keep(world, written);
-            Ok(())
-        }
+        Ok(written) => Ok(keep(world, written)),
         Err(error) => {
             if matches!(error, Error::Gone { .. }) {
                 world.trials.forget(&key);
@@ -85,7 +130,7 @@ async fn write_spec(world: &World, trial: &CachedTrial, spec: TrialSpec) -> Resu
 }
 
 /// Creates a trial. One that exists already is taken in, unless it is another's.
-pub(super) async fn create_trial(
+async fn create_trial(
     world: &World,
     experiment: &Experiment,
     spec: TrialSpec,

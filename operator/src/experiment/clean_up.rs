@@ -14,17 +14,18 @@ use stoker_api::experiment::{Experiment, ExperimentStatus, UsedStorage};
 use stoker_api::names::trial_path;
 use stoker_api::trial::WantedState;
 use stoker_api::validate::ValidExperiment;
+use stoker_engine::experiment::{POD_INVALID, Refusal, set_refusal};
 use stoker_engine::gang::{Delete, PodPhase};
 use stoker_engine::retention::deletable;
-use stoker_engine::trial::closed;
+use stoker_engine::trial::{TrialRecord, closed};
 
 use super::apply;
 use crate::cache::Key;
 use crate::error::{Error, request};
 use crate::metrics::Kind;
 use crate::objects::{CachedPod, CachedTrial};
-use crate::trial::apply::{delete_pod, write_status};
 use crate::storage;
+use crate::trial::apply::{delete_pod, write_status};
 use crate::trial::pods;
 use crate::world::{World, now};
 
@@ -65,7 +66,11 @@ pub(super) async fn clean_up(
     let stray = |it: &&Arc<CachedTrial>| is_open(it) && it.record.spec.wanted.is_run();
     let stray: Vec<_> = trials.iter().filter(stray).map(|it| it.record.spec.index).collect();
     let stray: Vec<_> = stray.into_iter().map(|it| (it, WantedState::Kill)).collect();
-    apply::write_specs(world, &trials, &[], &stray).await?;
+    let mut writer = apply::Writer::new(world, &trials);
+    writer.want(&stray).await;
+    if let Some(error) = super::worst(writer.errors) {
+        return Err(error);
+    }
     if trials.iter().any(|it| is_open(it) || has_pods(it)) {
         return Ok(Some(SOON));
     }
@@ -75,9 +80,9 @@ pub(super) async fn clean_up(
         apply::write_status(world, experiment, after).await?;
         return Ok(Some(Duration::ZERO));
     }
-    let part = storage.as_ref().and_then(|storage| {
-        next_part(key, valid, uid, storage, &trials, status.trials_cleaned)
-    });
+    let part = storage
+        .as_ref()
+        .and_then(|storage| next_part(key, valid, uid, storage, &trials, status.trials_cleaned));
     let (Some(part), Some(storage)) = (part, storage) else {
         let after = ExperimentStatus {
             trials_cleaned: status.trials_created,
@@ -90,8 +95,12 @@ pub(super) async fn clean_up(
     let name = format!("{}-cleanup-{}", key.name, status.trials_cleaned);
     let pod_key = Key::new(&key.namespace, &name);
     let Some(pod) = world.pods.get(&pod_key).filter(|it| it.owner == uid) else {
-        make(world, key, valid, &storage, uid, &name, &part.cleanup).await?;
-        return Ok(Some(world.safety(key)));
+        let made = make(world, key, valid, &storage, uid, &name, &part.cleanup).await;
+        let Err(error) = made else { return Ok(Some(world.safety(key))) };
+        let (_, reason, message) = crate::error::refusal(error)?;
+        let refusal = Refusal { reason: reason.to_owned(), message };
+        note(world, experiment, status, Some(&refusal)).await?;
+        return Ok(Some(AGAIN));
     };
     let delete = Delete { name: name.clone(), uid: pod.seen.uid.clone(), grace_seconds: 30 };
     match pod.seen.phase {
@@ -103,7 +112,8 @@ pub(super) async fn clean_up(
             }
             // Deleting it first repeats the part where the record is not written: nothing is lost.
             delete_pod(world, &key.namespace, &delete).await?;
-            let after = ExperimentStatus { trials_cleaned: part.end, ..status.clone() };
+            let mut after = ExperimentStatus { trials_cleaned: part.end, ..status.clone() };
+            set_refusal(&mut after, None, generation(experiment), now());
             apply::write_status(world, experiment, after).await?;
             Ok(Some(Duration::from_millis(100)))
         }
@@ -121,6 +131,26 @@ pub(super) async fn clean_up(
         }
         _ => Ok(Some(world.safety(key))),
     }
+}
+
+/// Records a refusal of the clean-up pod, with an event if it has another reason than before.
+async fn note(
+    world: &World,
+    experiment: &Experiment,
+    status: &ExperimentStatus,
+    refusal: Option<&Refusal>,
+) -> Result<(), Error> {
+    let mut after = status.clone();
+    set_refusal(&mut after, refusal, generation(experiment), now());
+    if after != *status {
+        let written = apply::write_status(world, experiment, after.clone()).await?;
+        super::tell_refusal(world, &written, status, &after).await;
+    }
+    Ok(())
+}
+
+fn generation(experiment: &Experiment) -> i64 {
+    experiment.metadata.generation.unwrap_or_default()
 }
 
 fn key_of(key: &Key, trial: &CachedTrial) -> Key {
@@ -150,9 +180,13 @@ fn next_part(
     let storage = CleanupStorage { url, endpoint };
     let mut part = Part { cleanup: Cleanup { storage, delete: vec![] }, gone, end: from };
     let mut num_bytes = 0;
-    // Only an attempt leaves anything behind.
+    // Only an attempt leaves anything behind, unless the API server refused its pods as malformed.
+    let has_run = |record: &&TrialRecord| {
+        let reasons = record.status.attempts.iter().map(|attempt| attempt.reason.as_deref());
+        reasons.into_iter().any(|reason| reason != Some(POD_INVALID))
+    };
     let rest = trials.iter().map(|it| &it.record);
-    let rest = rest.filter(|it| it.spec.index >= from && !it.status.attempts.is_empty());
+    let rest = rest.filter(|it| it.spec.index >= from).filter(has_run);
     for record in rest {
         let index = record.spec.index;
         let checkpoints = part.gone.get(&index).cloned().unwrap_or_default();

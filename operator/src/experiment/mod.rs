@@ -1,8 +1,10 @@
 //! One experiment: its trials, what is wanted of them, how it is going.
 //!
 //! ```text
-//!   caches -> validate -> engine: steer -> apply: grants and wishes, creates, status
+//!   caches -> validate -> engine: steer -> apply: kills, grants, wishes, creates, status
 //! ```
+//!
+//! An error ends only the writes that depend on the failed one. The status is always written.
 
 pub(crate) mod apply;
 mod clean_up;
@@ -11,12 +13,17 @@ use std::time::Duration;
 
 use kube::runtime::events::EventType;
 use stoker_api::condition::{self, Condition, ConditionStatus};
-use stoker_api::experiment::{Experiment, ExperimentStatus, Phase, UsedStorage};
+use stoker_api::experiment::{DesiredState, Experiment, ExperimentStatus, Phase};
+use stoker_api::trial::{AttemptEnd, WantedState};
 use stoker_api::validate::{FieldError, ValidExperiment};
-use stoker_engine::experiment::{Steering, conditions, steer};
+use stoker_engine::experiment::{
+    ExperimentPlan, Refusal, Steering, TRIAL_INVALID, conditions, failed, kills, refusal,
+    set_refusal, steer,
+};
 use stoker_engine::search::SearchConfig;
 use stoker_engine::trial::TrialRecord;
 
+use self::apply::Writer;
 use crate::cache::Key;
 use crate::declared::CachedExperiment;
 use crate::error::Error;
@@ -25,7 +32,7 @@ use crate::storage;
 use crate::trial::config::seed;
 use crate::world::{World, now};
 
-/// How long until a name that was taken is tried again: nobody tells when it is free.
+/// How long until a refused write is tried again: no event reports that it would succeed.
 const BLOCKED: Duration = Duration::from_secs(10);
 
 /// Moves one experiment a step closer to its end, and says when to look again.
@@ -62,61 +69,128 @@ async fn run(
     status: &ExperimentStatus,
 ) -> Result<Option<Duration>, Error> {
     let uid = experiment.metadata.uid.as_deref().unwrap_or_default();
+    let state = experiment.spec.state;
     let trials = apply::trials_of(world, key, uid);
-    let storage = storage::of_experiment(world, key, experiment, valid, &trials).await?;
-    let storage = storage.or_else(|| status.storage.clone());
-    if let Some(trial) = trials.iter().find(|it| it.unreadable.is_some()) {
+    let (unreadable, readable): (Vec<_>, Vec<_>) =
+        trials.iter().cloned().partition(|trial| trial.unreadable.is_some());
+    let records: Vec<&TrialRecord> = readable.iter().map(|trial| &trial.record).collect();
+    let mut writer = Writer::new(world, &readable);
+    writer.want(&kills(&records, state)).await;
+    let found = storage::of_experiment(world, key, experiment, valid, &trials).await;
+    let found = found.unwrap_or_else(|error| {
+        writer.errors.push(error);
+        None
+    });
+    let storage = found.or_else(|| status.storage.clone());
+    if let Some(trial) = unreadable.first() {
         if storage != status.storage {
             let after = ExperimentStatus { storage, ..status.clone() };
             apply::write_status(world, experiment, after).await?;
         }
-        // Deciding without it would decide otherwise than with it.
+        // A decision without this trial would differ from one with it.
         tracing::warn!(experiment = %key, trial = trial.record.spec.index, "waits for a trial's record");
-        return Ok(Some(world.safety(key)));
+        return worst(writer.errors).map_or_else(|| Ok(Some(world.safety(key))), Err);
     }
-    let records: Vec<&TrialRecord> = trials.iter().map(|it| &it.record).collect();
     let config = SearchConfig::new(valid, seed(valid, uid));
-    let Steering { plan, wanted } =
-        steer(&config, &records, status.trials_created, experiment.spec.state);
-    apply::write_specs(world, &trials, &plan.grants, &wanted).await?;
-    let unit = valid.unit;
-    for draw in plan.create {
-        let made = apply::create_trial(world, experiment, draw.into_spec(&valid.name, unit)).await;
-        if let Err(Error::Exists { doing }) = &made {
-            return blocked(world, experiment, status, storage, doing).await;
-        }
-        made?;
+    let Steering { plan, wanted } = steer(&config, &records, status.trials_created, state);
+    let by_trials = refusal(&records);
+    let is_doomed = by_trials.as_ref().is_some_and(Refusal::is_final);
+    let mut planned = plan.status.clone();
+    let done = match is_doomed {
+        true => Done { missing: plan.create.len() as u32, ..Done::default() },
+        false => carry_out(&mut writer, experiment, valid, plan, wanted).await,
+    };
+    planned.trials_created -= done.missing;
+    if !done.is_placed && planned.phase.is_terminal() {
+        // The end follows from the facts that the grants place.
+        (planned.phase, planned.message) = (status.phase, status.message.clone());
+    }
+    let (mut refusals, mut errors) = sorted(writer.errors, done.creation);
+    let wait = if refusals.is_empty() { world.safety(key) } else { BLOCKED };
+    refusals.extend(by_trials);
+    refusals.sort_by_key(|refusal| !refusal.is_final());
+    let refused = refusals.first();
+    if let Some(refusal) = refused.filter(|refusal| refusal.is_final()) {
+        planned = failed(planned, refusal);
     }
     let generation = experiment.metadata.generation.unwrap_or_default();
-    let mut after = conditions(status, plan.status, generation, now());
+    let mut after = conditions(status, planned, generation, now());
+    set_refusal(&mut after, refused, generation, now());
     after.storage = storage;
     if after != *status {
-        let written = apply::write_status(world, experiment, after.clone()).await?;
-        tell(world, &written, status, &after).await;
+        match apply::write_status(world, experiment, after.clone()).await {
+            Ok(written) => tell(world, &written, status, &after).await,
+            Err(error) => errors.push(error),
+        }
     }
-    Ok(Some(world.safety(key)))
+    worst(errors).map_or(Ok(Some(wait)), Err)
 }
 
-/// Says that an object of another owner has the name of a trial. It is left alone, and nothing of the
-/// search goes on without that trial.
-async fn blocked(
-    world: &World,
+/// What a pass wrote of a plan.
+#[derive(Debug, Default)]
+struct Done {
+    /// Planned trials that do not exist yet.
+    missing: u32,
+    /// Whether all grants are recorded.
+    is_placed: bool,
+    /// Why a trial was not created.
+    creation: Option<Error>,
+}
+
+/// Writes grants, what is wanted of trials, and new trials. Without the grants, nothing is written that the search
+/// decided.
+async fn carry_out(
+    writer: &mut Writer<'_>,
     experiment: &Experiment,
-    status: &ExperimentStatus,
-    storage: Option<UsedStorage>,
-    doing: &str,
-) -> Result<Option<Duration>, Error> {
-    let text = format!("cannot {doing}: a trial of this name has another owner; delete it");
-    let generation = experiment.metadata.generation.unwrap_or_default();
-    let mut after = ExperimentStatus { message: Some(text.clone()), storage, ..status.clone() };
-    after.observed_generation = generation;
-    let running = said("Running", ConditionStatus::False, generation, "NameTaken", &text);
-    condition::set(&mut after.conditions, running);
-    if after != *status {
-        let written = apply::write_status(world, experiment, after).await?;
-        world.event(&written, EventType::Warning, "NameTaken", text).await;
+    valid: &ValidExperiment,
+    plan: ExperimentPlan,
+    wanted: Vec<(u32, WantedState)>,
+) -> Done {
+    let state = experiment.spec.state;
+    let is_users = matches!(state, DesiredState::Cancelled | DesiredState::Killed);
+    let is_placed = writer.grant(&plan.grants).await;
+    let may_be_written = |wanted: WantedState| match wanted {
+        WantedState::Kill => false,
+        WantedState::Stop => is_placed || is_users,
+        WantedState::Run | WantedState::Pause => true,
+    };
+    let wanted: Vec<_> = wanted.into_iter().filter(|(_, wanted)| may_be_written(*wanted)).collect();
+    writer.want(&wanted).await;
+    let missing = plan.create.len() as u32;
+    if !is_placed {
+        return Done { missing, is_placed, creation: None };
     }
-    Ok(Some(BLOCKED))
+    let specs = plan.create.into_iter().map(|draw| draw.into_spec(&valid.name, valid.unit));
+    let (created, creation) = writer.create(experiment, specs).await;
+    Done { missing: missing - created, is_placed, creation }
+}
+
+/// Sorts errors into refusals and others.
+fn sorted(errors: Vec<Error>, creation: Option<Error>) -> (Vec<Refusal>, Vec<Error>) {
+    let (mut refusals, mut others) = (vec![], vec![]);
+    let created = creation.map(|error| (error, TRIAL_INVALID));
+    for (error, invalid) in
+        created.into_iter().chain(errors.into_iter().map(|error| (error, "WriteRefused")))
+    {
+        match crate::error::refusal(error) {
+            Ok((end, reason, message)) => {
+                let is_invalid = end == AttemptEnd::UserError;
+                let reason = if is_invalid { invalid } else { reason }.to_owned();
+                refusals.push(Refusal { reason, message });
+            }
+            Err(error) => others.push(error),
+        }
+    }
+    (refusals, others)
+}
+
+/// Returns the error that decides when the pass is tried again, and logs the others. A conflict passes soon.
+fn worst(mut errors: Vec<Error>) -> Option<Error> {
+    errors.sort_by_key(|error| matches!(error, Error::Conflict { .. } | Error::Gone { .. }));
+    let mut errors = errors.into_iter();
+    let first = errors.next();
+    errors.for_each(|error| tracing::debug!(%error, "one of several errors"));
+    first
 }
 
 /// Ends an experiment that can never run: its spec does not change.
@@ -217,6 +291,7 @@ async fn tell(
     before: &ExperimentStatus,
     after: &ExperimentStatus,
 ) {
+    tell_refusal(world, experiment, before, after).await;
     if after.phase == before.phase && !before.conditions.is_empty() {
         return;
     }
@@ -232,13 +307,34 @@ async fn tell(
     };
     let best = after.best.as_ref();
     let best = best.map(|it| format!("; best is trial {} with {}", it.index, it.metric));
+    let why = after.message.as_ref().filter(|_| after.phase == Phase::Failed);
     let note = format!(
-        "{} of {} trials have ended{}",
+        "{} of {} trials have ended{}{}",
         after.trials_closed,
         after.trials_created,
-        best.unwrap_or_default()
+        best.unwrap_or_default(),
+        why.map(|message| format!("; {message}")).unwrap_or_default()
     );
     world.event(experiment, type_, reason, note).await;
+}
+
+/// Writes an event with the words of the API server, if they have another reason than before.
+pub(crate) async fn tell_refusal(
+    world: &World,
+    experiment: &Experiment,
+    before: &ExperimentStatus,
+    after: &ExperimentStatus,
+) {
+    let refused = |status: &ExperimentStatus| {
+        let found = condition::find(&status.conditions, "Refused");
+        found.filter(|condition| condition.status == ConditionStatus::True).cloned()
+    };
+    let Some(now) = refused(after) else { return };
+    if refused(before).is_none_or(|before| before.reason != now.reason) {
+        tracing::warn!(experiment = %Key::of(experiment), now.reason, now.message, "refused");
+        let action = now.reason.clone();
+        world.event_of(experiment, EventType::Warning, &now.reason, &action, now.message).await;
+    }
 }
 
 /// Trials are told apart from those of an earlier experiment of the name by their owner.

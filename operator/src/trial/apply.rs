@@ -7,8 +7,9 @@ use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::{Api, ResourceExt as _};
 use stoker_api::experiment::UsedStorage;
 use stoker_api::trial::{AttemptEnd, TrialStatus};
+use stoker_engine::experiment::POD_INVALID;
 use stoker_engine::gang::{Delete, refuse};
-use stoker_engine::trial::live_attempt;
+use stoker_engine::trial::{Limits, live_attempt};
 
 use super::config::{Names, trial_config};
 use super::observe::Observed;
@@ -191,7 +192,9 @@ async fn refused(
     message: String,
 ) -> Result<(), Error> {
     let mut record = trial.record.clone();
-    refuse(&mut record, end, reason, message, &observed.limits(), now());
+    // The spec of a malformed pod cannot change, so another try fails too.
+    let limits = if reason == POD_INVALID { Limits::new(0) } else { observed.limits() };
+    refuse(&mut record, end, reason, message, &limits, now());
     let written = write_status(world, trial, record.status).await?;
     super::tell(world, observed, &written).await;
     Ok(())

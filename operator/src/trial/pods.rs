@@ -15,7 +15,7 @@ use stoker_api::names::{
 use stoker_api::validate::ValidExperiment;
 
 use super::config::{Names, Setup};
-use crate::objects::TRAINER_CONTAINER;
+use crate::objects::{SETUP_CONTAINER, TRAINER_CONTAINER};
 use crate::pod::{
     GRACE_SECONDS_MAX, LAUNCHER, Wishes, common_spec, environment, mounts, program_spec, security,
     small,
@@ -128,41 +128,91 @@ pub fn cleanup_pod(
     let (env, env_from) = environment(&wishes, 0);
     let mut all_mounts = mounts();
     all_mounts.extend(valid.spec.pod.volume_mounts.iter().map(|it| json!(it)));
-    let mut pod = json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            "labels": {
-                "app.kubernetes.io/managed-by": "stoker",
-                LABEL_EXPERIMENT: valid.name,
-                LABEL_COMPONENT: COMPONENT_CLEANUP,
-            },
-            "annotations": { ANNOTATION_TRIAL_CONFIG: text },
-            "ownerReferences": [{
-                "apiVersion": API_VERSION, "kind": "Experiment", "name": valid.name,
-                "uid": experiment_uid, "controller": true, "blockOwnerDeletion": false,
-            }],
+    let metadata = json!({
+        "name": name,
+        "namespace": namespace,
+        "labels": {
+            "app.kubernetes.io/managed-by": "stoker",
+            LABEL_EXPERIMENT: valid.name,
+            LABEL_COMPONENT: COMPONENT_CLEANUP,
         },
-        "spec": common_spec(&wishes),
+        "annotations": { ANNOTATION_TRIAL_CONFIG: text },
+        "ownerReferences": [{
+            "apiVersion": API_VERSION, "kind": "Experiment", "name": valid.name,
+            "uid": experiment_uid, "controller": true, "blockOwnerDeletion": false,
+        }],
     });
+    let mut spec = common_spec(&wishes);
     let file = pod_paths::CLEANUP.rsplit('/').next().unwrap_or_default();
-    pod["spec"]["volumes"][0]["downwardAPI"]["items"][0]["path"] = json!(file);
-    pod["spec"]["terminationGracePeriodSeconds"] = json!(GRACE_SECONDS_MAX);
-    pod["spec"]["containers"] = json!([{
+    spec["volumes"][0]["downwardAPI"]["items"][0]["path"] = json!(file);
+    spec["terminationGracePeriodSeconds"] = json!(GRACE_SECONDS_MAX);
+    spec["containers"] = json!([{
         "name": TRAINER_CONTAINER,
         "image": setup.trainer_image,
         "imagePullPolicy": setup.image_pull_policy,
         "command": [LAUNCHER, "gc"],
         "env": env,
         "envFrom": env_from,
-        "resources": small(),
+        "resources": cleanup_resources(&wishes),
         "securityContext": security(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": all_mounts,
     }]);
-    pod
+    // Overrides for trial pods may name another image, which lacks the launcher, and the container that copies it.
+    let mut overrides = wishes.overrides.cloned();
+    for list in ["containers", "initContainers"] {
+        let spec = overrides.as_mut().and_then(|overrides| overrides.get_mut("spec"));
+        let items = spec.and_then(|spec| spec.get_mut(list)).and_then(Value::as_array_mut);
+        let Some(items) = items else { continue };
+        items.retain(|item| item["name"] != SETUP_CONTAINER);
+        let trainers = items.iter_mut().filter(|item| item["name"] == TRAINER_CONTAINER);
+        for fields in trainers.filter_map(Value::as_object_mut) {
+            fields.retain(|field, _| !["image", "imagePullPolicy"].contains(&field.as_str()));
+        }
+    }
+    crate::pod::pod(metadata, spec, &Wishes { overrides: overrides.as_ref(), ..wishes })
+}
+
+/// Resources of a clean-up pod: the requests of a small container, and the limits of the experiment. A quota may
+/// require a limit, and then refuses a pod without one.
+fn cleanup_resources(wishes: &Wishes<'_>) -> Value {
+    let mut resources = small();
+    // A device, such as a network card, is for programs.
+    for (name, limit) in wishes.limits.iter().filter(|(name, _)| !name.contains('/')) {
+        let request = resources["requests"][name].as_str().and_then(quantity);
+        // A request above its limit is invalid, and a missing one becomes the limit.
+        if request.is_none_or(|request| quantity(limit).is_none_or(|limit| limit < request)) {
+            resources["requests"][name] = json!(limit);
+        }
+        resources["limits"][name] = json!(limit);
+    }
+    resources
+}
+
+/// The value of a quantity, such as `500m` or `16Gi`.
+fn quantity(text: &str) -> Option<f64> {
+    let suffix = text.trim_start_matches(|char: char| char.is_ascii_digit() || char == '.');
+    let number: f64 = text[..text.len() - suffix.len()].parse().ok()?;
+    let factor = match suffix {
+        "n" => 1e-9,
+        "u" => 1e-6,
+        "m" => 1e-3,
+        "" => 1.0,
+        "k" => 1e3,
+        "M" => 1e6,
+        "G" => 1e9,
+        "T" => 1e12,
+        "P" => 1e15,
+        "E" => 1e18,
+        "Ki" => 1024.0,
+        "Mi" => 1024_f64.powi(2),
+        "Gi" => 1024_f64.powi(3),
+        "Ti" => 1024_f64.powi(4),
+        "Pi" => 1024_f64.powi(5),
+        "Ei" => 1024_f64.powi(6),
+        _ => return None,
+    };
+    Some(number * factor)
 }
 
 fn spec(

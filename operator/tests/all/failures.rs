@@ -217,14 +217,10 @@ fn refusals() -> Vec<Case> {
             .spec(overrides(json!({ "spec": { "hostNetwork": true } })))
             .hand(policy)
             .says("violates PodSecurity"),
-        Case::new("no-pod", exit(1), UserError, "PodInvalid")
-            .spec(overrides(json!({ "spec": { "containers": 5 } })))
-            .says("spec.podOverrides")
-            .fatal_without_restarts(),
         Case::new("odd-pod", exit(1), UserError, "PodInvalid")
             .spec(overrides(json!({ "spec": { "dnsPolicy": "Sometimes" } })))
             .says("spec.dnsPolicy")
-            .fatal_without_restarts(),
+            .fatal(),
         Case::new("pod", exit(1), NotStarted, "NameTaken").says("has another owner"),
         Case::new("service", exit(1), NotStarted, "NameTaken")
             .spec(two_pods)

@@ -12,6 +12,7 @@ mod jobs;
 mod kubelet;
 mod leaders;
 mod proxy;
+mod refusals;
 mod setup;
 mod storage;
 mod worker;

@@ -128,7 +128,7 @@ fn overrides_are_merged_last_and_by_name() {
     check(bare.clone(), "/metadata/labels/stoker.dev~1trial", json!("mnist-3"));
     check(bare, "/metadata/annotations/a", json!("b"));
     check(over(json!({ "metadata": null })), "/metadata/name", json!("mnist-3-a2-r0"));
-    let no_pod = pod_of(&over(json!({ "spec": { "containers": "x" } })), 0);
+    let no_pod = json!({ "spec": { "containers": "x" } });
     assert!(typed(no_pod).unwrap_err().starts_with("spec.podOverrides: "));
 }
 
@@ -145,4 +145,76 @@ fn a_gang_secret_is_of_one_attempt_of_one_trial() {
     assert_eq!((first.world_size, first.ranks_per_pod, first.secret.len()), (4, 2, 64));
     let alone = gang(pod_of(&json!({ "resources": { "slotsPerPod": 4 } }), 0));
     assert_eq!(alone.rendezvous, "127.0.0.1:29400", "a pod alone has no Service");
+}
+
+fn cleanup_of(change: &Value) -> Value {
+    let mut spec = json!({
+        "entrypoint": { "command": ["train"] },
+        "searcher": { "metric": "loss", "maxLength": { "epochs": 3 }, "single": {} },
+    });
+    merge(&mut spec, change);
+    let spec: ExperimentSpec = serde_json::from_value(spec).unwrap();
+    let valid = validate("mnist", &spec).unwrap();
+    let storage = setup().storage(&valid.spec.checkpoint_storage, String::new());
+    let cleanup: Cleanup = serde_json::from_value(json!({
+        "storage": { "url": storage.url }, "delete": [],
+    }))
+    .unwrap();
+    let pod = cleanup_pod(&setup(), &valid, &storage, "ml", "uid", "mnist-cleanup-0", &cleanup);
+    typed(pod.clone()).unwrap();
+    pod
+}
+
+#[test]
+fn clean_up_pods_take_overrides_and_limits() {
+    let check = |change: Value, pointer: &str, expected: Value| {
+        let pod = cleanup_of(&change);
+        let found = pod.pointer(pointer).cloned().unwrap_or_default();
+        assert_eq!(found, expected, "{pointer} by {change}");
+    };
+    let main = "/spec/containers/0";
+    let resources = format!("{main}/resources");
+    check(
+        json!({}),
+        &resources,
+        json!({ "requests": { "cpu": "100m", "memory": "64Mi" }, "limits": { "memory": "512Mi" } }),
+    );
+    let large = json!({ "cpu": "8", "memory": "64Gi", "rdma/hca": "1" });
+    check(
+        json!({ "resources": { "limits": large } }),
+        &resources,
+        json!({
+            "requests": { "cpu": "100m", "memory": "64Mi" },
+            "limits": { "cpu": "8", "memory": "64Gi" },
+        }),
+    );
+    check(
+        json!({ "resources": { "limits": { "cpu": "50m" } } }),
+        &resources,
+        json!({
+            "requests": { "cpu": "50m", "memory": "64Mi" },
+            "limits": { "cpu": "50m", "memory": "512Mi" },
+        }),
+    );
+    let overrides = json!({ "podOverrides": {
+        "metadata": { "labels": { "team": "a", "stoker.dev/component": "other" } },
+        "spec": {
+            "priorityClassName": "low",
+            "initContainers": [{ "name": "setup", "resources": { "limits": { "cpu": "1" } } }],
+            "containers": [{
+                "name": "trainer", "image": "mine:1", "env": [{ "name": "A", "value": "1" }],
+                "resources": { "limits": { "ephemeral-storage": "1Gi" } },
+            }],
+        },
+    } });
+    check(overrides.clone(), "/metadata/labels/team", json!("a"));
+    check(overrides.clone(), "/metadata/labels/stoker.dev~1component", json!("cleanup"));
+    check(overrides.clone(), "/spec/priorityClassName", json!("low"));
+    check(overrides.clone(), "/spec/initContainers", json!([]));
+    check(overrides.clone(), &format!("{main}/image"), json!("stoker-trainer:1"));
+    check(overrides.clone(), &format!("{main}/command"), json!(["stoker-trainer", "gc"]));
+    check(overrides.clone(), &format!("{resources}/limits/ephemeral-storage"), json!("1Gi"));
+    let env = cleanup_of(&overrides);
+    let env = env.pointer("/spec/containers/0/env").unwrap().as_array().unwrap().clone();
+    assert!(env.contains(&json!({ "name": "A", "value": "1" })));
 }

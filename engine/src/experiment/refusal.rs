@@ -1,0 +1,170 @@
+//! Refusals by the API server, as an experiment reports them.
+
+use std::borrow::Borrow;
+
+use stoker_api::condition::{self, Condition, ConditionStatus};
+use stoker_api::experiment::{ExperimentStatus, Phase};
+use stoker_api::time::Timestamp;
+use stoker_api::trial::Attempt;
+
+use super::TrialRecord;
+use crate::trial::closed;
+
+/// Reason of an attempt whose pods the API server refuses as malformed. They follow from the experiment's spec, which
+/// cannot change.
+pub const POD_INVALID: &str = "PodInvalid";
+/// Reason for a trial that the API server refuses as malformed.
+pub const TRIAL_INVALID: &str = "TrialInvalid";
+/// Reasons of attempts that the API server refused, or that lack a storage.
+const REFUSALS: [&str; 5] =
+    [POD_INVALID, "QuotaExceeded", "AdmissionRefused", "NameTaken", "NoStorage"];
+
+/// A write that the API server refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The reason in one word.
+    pub reason: String,
+    /// The server's words.
+    pub message: String,
+}
+
+impl Refusal {
+    /// Whether the server will refuse every other try too.
+    pub fn is_final(&self) -> bool {
+        [POD_INVALID, TRIAL_INVALID].contains(&self.reason.as_str())
+    }
+}
+
+/// Returns the refusal that stops one of these trials: a final one first, then that of the lowest index.
+pub fn refusal<R: Borrow<TrialRecord>>(trials: &[R]) -> Option<Refusal> {
+    let refusals = trials.iter().map(Borrow::borrow).filter_map(|record: &TrialRecord| {
+        let attempt = refused(record)?;
+        let reason = attempt.reason.clone()?;
+        let message = attempt.message.clone().unwrap_or_default();
+        let refusal = Refusal { reason, message };
+        (refusal.is_final() || closed(record).is_none()).then_some((
+            !refusal.is_final(),
+            record.spec.index,
+            refusal,
+        ))
+    });
+    refusals.min_by_key(|(can_pass, index, _)| (*can_pass, *index)).map(|(_, _, refusal)| refusal)
+}
+
+/// The refused attempt by which a trial waits or failed.
+fn refused(record: &TrialRecord) -> Option<&Attempt> {
+    let mut attempts = record.status.attempts.iter().rev();
+    let mut last = attempts.next()?;
+    // The server has not answered yet about the pods of this attempt.
+    if last.end.is_none() && !last.has_pods {
+        last = attempts.next()?;
+    }
+    let reason = last.reason.as_deref()?;
+    (last.end.is_some() && REFUSALS.contains(&reason)).then_some(last)
+}
+
+/// Sets the condition `Refused` and the message of an experiment. A final refusal fails the experiment.
+pub fn set_refusal(
+    status: &mut ExperimentStatus,
+    refusal: Option<&Refusal>,
+    generation: i64,
+    now: Timestamp,
+) {
+    let condition = |type_: &str, holds: bool, reason: &str, message: &str| Condition {
+        type_: type_.to_owned(),
+        status: ConditionStatus::from(holds),
+        observed_generation: generation,
+        last_transition_time: now,
+        reason: reason.to_owned(),
+        message: message.to_owned(),
+    };
+    let conditions = &mut status.conditions;
+    let Some(Refusal { reason, message }) = refusal else {
+        if condition::find(conditions, "Refused").is_some() {
+            condition::set(conditions, condition("Refused", false, "Accepted", ""));
+        }
+        return;
+    };
+    condition::set(conditions, condition("Refused", true, reason, message));
+    if status.phase.is_terminal() {
+        return;
+    }
+    if status.trials_running == 0 {
+        condition::set(conditions, condition("Running", false, reason, message));
+    }
+    status.message = Some(message.clone());
+}
+
+/// Returns the status of an experiment that a final refusal fails.
+pub fn failed(status: ExperimentStatus, refusal: &Refusal) -> ExperimentStatus {
+    let message = Some(refusal.message.clone());
+    ExperimentStatus { phase: Phase::Failed, message, trials_running: 0, ..status }
+}
+
+#[cfg(test)]
+mod tests {
+    use stoker_api::trial::{AttemptEnd, CloseCause};
+
+    use super::*;
+    use crate::fixture::plain_record;
+    use crate::trial::close;
+
+    /// Attempts are reasons of ended ones, `*` for one with pods, `?` for one without, and `.` for a closed trial.
+    fn record(index: u32, text: &str) -> TrialRecord {
+        let mut record = plain_record(index);
+        for (number, word) in (0..).zip(text.split_whitespace().filter(|word| *word != ".")) {
+            let is_live = ["*", "?"].contains(&word);
+            record.status.attempts.push(Attempt {
+                number,
+                end: (!is_live).then_some(AttemptEnd::NotStarted),
+                has_pods: word == "*",
+                reason: (!is_live).then(|| word.to_owned()),
+                message: Some(format!("{index}/{number}")),
+                ..Attempt::default()
+            });
+        }
+        if text.ends_with('.') {
+            close(&mut record, CloseCause::Failed, None);
+        }
+        record
+    }
+
+    #[test]
+    fn an_experiment_reports_the_first_refusal() {
+        let check = |trials: &[&str], expected: Option<(&str, &str)>| {
+            let records: Vec<_> =
+                (0..).zip(trials).map(|(index, text)| record(index, text)).collect();
+            let found = refusal(&records);
+            let found = found.as_ref().map(|it| (it.reason.as_str(), it.message.as_str()));
+            assert_eq!(found, expected, "{trials:?}");
+        };
+        check(&["", "*", "Unschedulable"], None);
+        check(&["*", "QuotaExceeded", "NameTaken"], Some(("QuotaExceeded", "1/0")));
+        check(&["QuotaExceeded ?"], Some(("QuotaExceeded", "0/0")));
+        check(&["QuotaExceeded *"], None);
+        check(&["QuotaExceeded NodeLost"], None);
+        check(&["AdmissionRefused ."], None);
+        check(&["QuotaExceeded", "PodInvalid ."], Some(("PodInvalid", "1/0")));
+    }
+
+    #[test]
+    fn a_refusal_is_reported_until_it_passes() {
+        let mut status = ExperimentStatus { phase: Phase::Running, ..ExperimentStatus::default() };
+        set_refusal(&mut status, None, 1, Timestamp(1));
+        assert_eq!(status.conditions, []);
+        let refusal = Refusal { reason: "QuotaExceeded".into(), message: "exceeded quota".into() };
+        set_refusal(&mut status, Some(&refusal), 1, Timestamp(2));
+        let of = |status: &ExperimentStatus, type_: &str| {
+            let found = condition::find(&status.conditions, type_).unwrap();
+            (found.status == ConditionStatus::True, found.reason.clone(), found.message.clone())
+        };
+        let words = || ("QuotaExceeded".to_owned(), "exceeded quota".to_owned());
+        let (reason, message) = words();
+        assert_eq!(of(&status, "Refused"), (true, reason, message));
+        let (reason, message) = words();
+        assert_eq!(of(&status, "Running"), (false, reason, message));
+        assert_eq!(status.message.as_deref(), Some("exceeded quota"));
+        set_refusal(&mut status, None, 1, Timestamp(3));
+        assert_eq!(of(&status, "Refused"), (false, "Accepted".into(), String::new()));
+    }
+}

@@ -1,0 +1,286 @@
+//! Writes that the API server refuses: the experiment reports its words, and what does not depend on them goes on.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::events::v1::Event;
+use kube::{Api, ResourceExt as _};
+use serde_json::json;
+use stoker_api::condition::{ConditionStatus, find};
+use stoker_api::experiment::{Experiment, ExperimentStatus, Phase};
+
+use crate::flow::grid;
+use crate::kubelet::{Kubelet, Script};
+use crate::proxy::{Fault, Proxy};
+use crate::setup::{Place, client_of, free_ports, merge, runtime};
+
+/// Waits until the status of an experiment is as wanted, and returns it.
+async fn wait_status(
+    place: &Place,
+    name: &str,
+    is_wanted: impl Fn(&ExperimentStatus) -> bool,
+) -> ExperimentStatus {
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        let status = place.experiment(name).await.status.unwrap_or_default();
+        if is_wanted(&status) {
+            return status;
+        }
+        assert!(Instant::now() < end, "{status:#?}\n{}", place.logs());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Reason and message of the condition `Refused`, if it is true.
+fn refused(status: &ExperimentStatus) -> Option<(&str, &str)> {
+    let found = find(&status.conditions, "Refused")?;
+    let is_true = found.status == ConditionStatus::True;
+    is_true.then_some((found.reason.as_str(), found.message.as_str()))
+}
+
+/// Waits for an event on an experiment with this reason and these words.
+async fn wait_event(place: &Place, name: &str, reason: &str, words: &str) {
+    let events: Api<Event> = Api::namespaced(place.client.clone(), &place.namespace);
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        let all = events.list(&Default::default()).await.unwrap().items;
+        let of_experiment = all.iter().filter(|event| {
+            let object = event.regarding.clone().unwrap_or_default();
+            (object.kind.as_deref(), object.name.as_deref()) == (Some("Experiment"), Some(name))
+        });
+        let is_found = of_experiment.clone().any(|event| {
+            event.reason.as_deref() == Some(reason)
+                && event.note.as_ref().is_some_and(|note| note.contains(words))
+        });
+        if is_found {
+            return;
+        }
+        assert!(Instant::now() < end, "{:#?}", of_experiment.collect::<Vec<_>>());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// Waits until so many pods have run.
+async fn wait_started(place: &Place, kubelet: &Kubelet, num: usize) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while kubelet.started().len() < num {
+        assert!(Instant::now() < end, "{}", place.logs());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn quota(place: &Place, name: &str, resource: &str, hard: &str) {
+    let quota = json!({
+        "apiVersion": "v1", "kind": "ResourceQuota",
+        "metadata": { "name": name, "namespace": place.namespace },
+        "spec": { "hard": { resource: hard } },
+    });
+    place.plane.apply(&quota.to_string()).unwrap();
+    let get = ["get", "resourcequota", name, "-n", &place.namespace, "-o", "json"];
+    stoker_test_cluster::wait_until("the quota is counted", 60, || {
+        let text = place.plane.kubectl(&get).map_err(|error| error.to_string())?;
+        let found: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let is_counted = found["status"]["hard"][resource] == hard;
+        if is_counted { Ok(()) } else { Err(text) }
+    })
+    .unwrap();
+}
+
+fn delete_quota(place: &Place, name: &str) {
+    place.plane.kubectl(&["delete", "resourcequota", name, "-n", &place.namespace]).unwrap();
+}
+
+#[test]
+fn a_refused_pod_is_reported_on_its_experiment() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        let place = Place::new("refused-pod").await;
+        quota(&place, "slots", "requests.test.stoker/slot", "0");
+        let mut operator = place.operator("a", free_ports());
+        operator.wait_ready(&place);
+        let _kubelet =
+            Kubelet::start(&place.client, &place.namespace, |_| Script::Train { unit_ms: 10 });
+        let mut spec = grid(1, 2, 1);
+        merge(&mut spec, &json!({ "resources": { "slotResource": "test.stoker/slot" } }));
+        place.apply("grid", spec);
+        let status = wait_status(&place, "grid", |status| refused(status).is_some()).await;
+        let (reason, message) = refused(&status).unwrap();
+        assert_eq!(reason, "QuotaExceeded");
+        assert!(message.contains("exceeded quota: slots"), "{message}");
+        assert_eq!(status.message.as_deref(), Some(message));
+        wait_event(&place, "grid", "QuotaExceeded", "exceeded quota: slots").await;
+        delete_quota(&place, "slots");
+        let status = place.wait_for("grid", &[Phase::Completed], 60).await.status.unwrap();
+        assert_eq!(refused(&status), None, "{status:#?}");
+    });
+}
+
+#[test]
+fn a_refused_trial_is_reported_on_its_experiment() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        let place = Place::new("refused-trial").await;
+        let proxy = Proxy::start(client_of(&place.kubeconfig).await, place.folder.path()).await;
+        const WORDS: &str = "trials.stoker.dev \"grid-0\" is forbidden: exceeded quota: few";
+        proxy.set_rule(|name| {
+            let is_create =
+                name == "POST /apis/stoker.dev/v1alpha1/namespaces/refused-trial/trials";
+            is_create.then_some(Fault::Refused(403, "Forbidden", WORDS))
+        });
+        let mut operator = place.operator_by("a", free_ports(), &proxy.kubeconfig, &[]);
+        operator.wait_ready(&place);
+        let _kubelet =
+            Kubelet::start(&place.client, &place.namespace, |_| Script::Train { unit_ms: 10 });
+        place.apply("grid", grid(2, 2, 1));
+        let status = wait_status(&place, "grid", |status| refused(status).is_some()).await;
+        let (reason, message) = refused(&status).unwrap();
+        assert_eq!(reason, "QuotaExceeded");
+        assert!(message.contains(WORDS), "{message}");
+        // A trial that does not exist is not counted.
+        assert_eq!((status.trials_created, status.phase), (0, Phase::Pending));
+        wait_event(&place, "grid", "QuotaExceeded", WORDS).await;
+        proxy.clear_rule();
+        let status = place.wait_for("grid", &[Phase::Completed], 60).await.status.unwrap();
+        assert_eq!((status.trials_created, refused(&status)), (2, None));
+    });
+}
+
+#[test]
+fn a_malformed_pod_fails_its_experiment_at_once() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        let place = Place::new("malformed").await;
+        let mut operator = place.operator("a", free_ports());
+        operator.wait_ready(&place);
+        let kubelet =
+            Kubelet::start(&place.client, &place.namespace, |_| Script::Train { unit_ms: 10 });
+        let overrides = |value| {
+            let mut spec = grid(2, 2, 1);
+            merge(&mut spec, &json!({ "podOverrides": value }));
+            spec
+        };
+        place.apply("odd", overrides(json!({ "spec": { "dnsPolicy": "Sometimes" } })));
+        place.apply("typo", overrides(json!({ "spec": { "hostNetwrok": true } })));
+        let odd: Experiment = place.wait_for("odd", &[Phase::Failed], 60).await;
+        let status = odd.status.unwrap();
+        let message = status.message.clone().unwrap();
+        assert!(message.contains("spec.dnsPolicy"), "{message}");
+        assert_eq!(refused(&status).map(|found| found.0), Some("PodInvalid"), "{status:#?}");
+        wait_event(&place, "odd", "PodInvalid", "spec.dnsPolicy").await;
+        wait_event(&place, "odd", "Failed", "spec.dnsPolicy").await;
+        wait_status(&place, "odd", |status| status.cleaned_up).await;
+        for trial in place.trials_of("odd").await {
+            let status = trial.status.unwrap();
+            assert!(status.phase.is_terminal() && status.attempts.len() <= 1, "{status:#?}");
+        }
+        let typo = place.wait_for("typo", &[Phase::Failed], 60).await.status.unwrap();
+        let message = typo.message.unwrap();
+        assert!(message.contains("spec.podOverrides.spec.hostNetwrok"), "{message}");
+        assert!(place.trials_of("typo").await.is_empty());
+        assert_eq!(kubelet.started(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn a_refused_clean_up_is_reported() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        let place = Place::new("refused-clean-up").await;
+        let mut operator = place.operator("a", free_ports());
+        operator.wait_ready(&place);
+        let kubelet = Kubelet::start(&place.client, &place.namespace, |_| Script::Hang);
+        // The clean-up pod has the experiment's limit, so a policy on limits holds for it too.
+        let mut spec = grid(1, 2, 1);
+        merge(&mut spec, &json!({ "resources": { "limits": { "cpu": "2" } } }));
+        place.apply("grid", spec);
+        wait_started(&place, &kubelet, 1).await;
+        quota(&place, "limits", "limits.cpu", "1");
+        place.patch("grid", &json!({ "spec": { "state": "killed" } })).unwrap();
+        let status = wait_status(&place, "grid", |status| {
+            status.phase == Phase::Cancelled && refused(status).is_some()
+        });
+        let status = status.await;
+        let (reason, message) = refused(&status).unwrap();
+        assert_eq!(reason, "QuotaExceeded");
+        assert!(
+            message.contains("grid-cleanup-0") && message.contains("limits.cpu=2"),
+            "{message}"
+        );
+        wait_event(&place, "grid", "QuotaExceeded", "grid-cleanup-0").await;
+    });
+}
+
+/// The write of one trial fails all the time.
+#[test]
+fn a_kill_reaches_trials_beside_a_failing_one() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        let place = Place::new("kill-first").await;
+        let proxy = Proxy::start(client_of(&place.kubeconfig).await, place.folder.path()).await;
+        let mut operator = place.operator_by("a", free_ports(), &proxy.kubeconfig, &[]);
+        operator.wait_ready(&place);
+        let kubelet = Kubelet::start(&place.client, &place.namespace, |_| Script::Hang);
+        place.apply("grid", grid(3, 5, 1));
+        wait_started(&place, &kubelet, 3).await;
+        proxy.set_rule(|name| {
+            let is_spec = name.ends_with("/trials/grid-0") && !name.starts_with("POST");
+            is_spec.then_some(Fault::Refused(409, "Conflict", "the object has been modified"))
+        });
+        place.patch("grid", &json!({ "spec": { "state": "killed" } })).unwrap();
+        let status = wait_status(&place, "grid", |status| status.trials_closed == 2).await;
+        assert_eq!((status.phase, status.observed_generation), (Phase::Running, 2));
+        let first = &place.trials_of("grid").await[0];
+        assert!(first.status.as_ref().is_some_and(|status| !status.phase.is_terminal()));
+        proxy.clear_rule();
+        place.wait_for("grid", &[Phase::Cancelled], 60).await;
+    });
+}
+
+/// The fact that a trial ended has no place in the order, so nothing that follows from it is written.
+#[test]
+fn no_trial_follows_from_an_unrecorded_fact() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        let place = Place::new("grant-first").await;
+        let proxy = Proxy::start(client_of(&place.kubeconfig).await, place.folder.path()).await;
+        proxy.set_rule(|name| {
+            let is_spec = name.ends_with("/trials/grid-0") && !name.starts_with("POST");
+            is_spec.then_some(Fault::Refused(500, "InternalError", "no space left"))
+        });
+        let mut operator = place.operator_by("a", free_ports(), &proxy.kubeconfig, &[]);
+        operator.wait_ready(&place);
+        // The first trial ends without a report, which only the operator records.
+        let _kubelet = Kubelet::start(&place.client, &place.namespace, |pod| {
+            match pod.name_any().starts_with("grid-0-") {
+                true => Script::Exit { after_ms: 10, code: 0 },
+                false => Script::Train { unit_ms: 10 },
+            }
+        });
+        let mut spec = grid(2, 2, 1);
+        merge(&mut spec, &json!({ "searcher": { "grid": { "maxConcurrentTrials": 1 } } }));
+        place.apply("grid", spec);
+        // Its status is written all the same.
+        wait_status(&place, "grid", |status| status.trials_closed == 1).await;
+        proxy.wait_ruled(3).await;
+        let status = place.experiment("grid").await.status.unwrap();
+        assert_eq!((status.trials_created, status.phase), (1, Phase::Running));
+        assert_eq!(place.trials_of("grid").await.len(), 1);
+        proxy.clear_rule();
+        let status = place.wait_for("grid", &[Phase::Completed], 60).await.status.unwrap();
+        assert_eq!(status.trials_created, 2);
+        for trial in place.trials_of("grid").await {
+            assert_eq!(trial.spec.grants.len(), trial.status.unwrap().facts.len());
+        }
+    });
+}

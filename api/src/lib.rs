@@ -18,15 +18,17 @@
 //! 3. [`trial`]: the record of one trial: its draw, its grants, its facts.
 //! 4. [`inference`]: a data set through a trained model.
 //! 5. [`contract`]: what a trainer is told, reports and is answered.
-//! 6. [`pod`]: what a user says of a trial's pods.
-//! 7. [`validate`]: which experiments can run, and what is wrong with the others.
-//! 8. [`names`]: environment variables, files and labels.
-//! 9. `crd` (feature `crd`): custom resource definitions, made from these types.
+//! 6. [`exit`]: what a trainer's exit code means for its attempt.
+//! 7. [`pod`]: what a user says of a trial's pods.
+//! 8. [`validate`]: which experiments can run, and what is wrong with the others.
+//! 9. [`names`]: environment variables, files and labels.
+//! 10. `crd` (feature `crd`): custom resource definitions, made from these types.
 
 pub mod condition;
 pub mod contract;
 #[cfg(feature = "crd")]
 pub mod crd;
+pub mod exit;
 pub mod experiment;
 pub mod hyperparameters;
 pub mod inference;

@@ -14,9 +14,13 @@ mod conditions;
 pub mod config;
 pub mod pods;
 
+use std::time::Duration;
+
 use stoker_api::experiment::Phase;
 use stoker_api::inference::{InferenceStatus, Role, WorkerStatus};
 use stoker_api::trial::AttemptEnd;
+
+use crate::trial::BackOffLimits;
 
 /// Failures in a row of a process that commits nothing between them, after which the job fails, whosever they are.
 pub const BARREN_MAX: u32 = 10;
@@ -96,7 +100,12 @@ pub fn ended(status: &mut InferenceStatus, end: End, max_restarts: u32) {
         return;
     }
     if end.has_committed {
-        worker.barren = 0;
+        (worker.barren, worker.turned_away) = (0, 0);
+    }
+    match end.end {
+        AttemptEnd::Preempted | AttemptEnd::NotStarted => worker.turned_away += 1,
+        AttemptEnd::Completed => worker.turned_away = 0,
+        _ => {}
     }
     let what = match status.stage {
         Role::Plan => "planning".to_owned(),
@@ -136,6 +145,18 @@ pub fn ended(status: &mut InferenceStatus, end: End, max_restarts: u32) {
     } else if status.stage == Role::Finish {
         // It may have found a part missing that a commit names, and taken the commit back.
         enter(status, Role::Work);
+    }
+}
+
+/// Returns the wait of a slot before its next attempt, after one that ended in this way.
+pub fn back_off(end: AttemptEnd, worker: &WorkerStatus, limits: &BackOffLimits) -> Duration {
+    match end {
+        AttemptEnd::Completed | AttemptEnd::RunnerLost | AttemptEnd::InvalidHyperparameters => {
+            Duration::ZERO
+        }
+        // No other limit applies to these ends, so also the first retry waits.
+        AttemptEnd::Preempted | AttemptEnd::NotStarted => limits.after_refusals(worker.turned_away),
+        AttemptEnd::UserError | AttemptEnd::Infrastructure => limits.after_failures(worker.barren),
     }
 }
 

@@ -16,12 +16,13 @@ use crate::experiment::{ExperimentPlan, plan};
 use crate::fixture::{LOSS, checkpointed, config, record, report, validated};
 use crate::search::SearchConfig;
 use crate::trial::{
-    Limits, Next, Recorded, TrialRecord, Wanted, begin_attempt, close, closed, directive,
-    end_attempt, live_attempt, next, record_report,
+    BackOffLimits, Limits, Next, Recorded, TrialRecord, Wanted, begin_attempt, close, closed,
+    directive, end_attempt, live_attempt, next, record_report,
 };
 
 // Lost attempts are the runner's doing, so their bound must not decide how a trial ends.
-const LIMITS: Limits = Limits { max_restarts: 1, infrastructure_attempts_max: 1000 };
+const LIMITS: Limits =
+    Limits { max_restarts: 1, infrastructure_attempts_max: 1000, back_off: BackOffLimits::CLUSTER };
 
 /// How a trial's program behaves; fixed by the trial's seed, so that it is the same in every
 /// interleaving.

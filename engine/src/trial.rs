@@ -8,6 +8,7 @@
 //!
 //! A closed trial stays closed: nothing here changes its facts, whatever comes late.
 
+mod back_off;
 mod report;
 
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,7 @@ use stoker_api::trial::{
     Attempt, AttemptEnd, CloseCause, ClosedFact, Fact, ResultFact, TrialSpec, TrialStatus,
 };
 
+pub use back_off::{BackOff, BackOffLimits, back_off};
 pub use report::{Recorded, SearchedMetric, record_report};
 pub(crate) use report::{compare, compare_losses};
 
@@ -57,12 +59,15 @@ pub struct Limits {
     pub max_restarts: u32,
     /// Failures of what is under it, without a new checkpoint, that fail the trial.
     pub infrastructure_attempts_max: u32,
+    /// How long a restart waits.
+    pub back_off: BackOffLimits,
 }
 
 impl Limits {
-    /// An experiment's `maxRestarts`, and [`INFRASTRUCTURE_ATTEMPTS_MAX`].
-    pub fn new(max_restarts: u32) -> Self {
-        Self { max_restarts, infrastructure_attempts_max: INFRASTRUCTURE_ATTEMPTS_MAX }
+    /// An experiment's `maxRestarts`, [`INFRASTRUCTURE_ATTEMPTS_MAX`] and the runner's back-off.
+    pub fn new(max_restarts: u32, back_off: BackOffLimits) -> Self {
+        let infrastructure_attempts_max = INFRASTRUCTURE_ATTEMPTS_MAX;
+        Self { max_restarts, infrastructure_attempts_max, back_off }
     }
 }
 

@@ -11,8 +11,10 @@ use stoker_api::inference::{
     InferenceJobSpec, OutputManifest, Role, ShardPlan, commits_path, plan_path, shard_of_commit,
 };
 use stoker_api::names::{ENV_TERMINATION_FILE, MANIFEST};
+use stoker_api::trial::AttemptEnd;
 use stoker_engine::inference::config::{JobPlace, trial_config};
 use stoker_engine::inference::{self, End, Start};
+use stoker_engine::trial::BackOffLimits;
 use stoker_storage::{Storage, StorageError};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -32,10 +34,6 @@ const TICK: Duration = Duration::from_millis(200);
 const LOOK_NEAR: Duration = Duration::from_millis(500);
 /// How often in a bucket, where a look costs money.
 const LOOK_FAR: Duration = Duration::from_secs(5);
-/// The wait before the first restart in a row without a new commit; it doubles with each.
-const BACKOFF_FIRST: Duration = Duration::from_millis(100);
-/// The longest wait before a restart.
-const BACKOFF_MAX: Duration = Duration::from_secs(10);
 
 /// What a runner needs to know.
 #[derive(Debug)]
@@ -216,19 +214,24 @@ impl<'a> Runner<'a> {
         let has_committed = self.committed_by(slot) > working.committed;
         let message = said(&working.termination).or(message);
         view.ended(slot, attempt, end, message.as_deref());
-        let end = End { slot, attempt, end, message, has_committed };
         let max_restarts = self.spec().max_restarts;
-        inference::ended(self.job.record.status(), end, max_restarts);
+        let record = End { slot, attempt, end, message, has_committed };
+        inference::ended(self.job.record.status(), record, max_restarts);
         self.job.record.save()?;
-        let barren = self.job.record.status().workers.get(slot as usize).map_or(0, |it| it.barren);
-        match barren {
-            0 => self.backoff.remove(&slot),
-            failures => {
-                let wait = BACKOFF_FIRST.saturating_mul(1 << failures.min(16)).min(BACKOFF_MAX);
-                self.backoff.insert(slot, Instant::now() + wait)
-            }
-        };
+        self.wait_before_restart(slot, end, view);
         Ok(())
+    }
+
+    fn wait_before_restart(&mut self, slot: u32, end: AttemptEnd, view: &View) {
+        self.backoff.remove(&slot);
+        let status = self.job.record.status();
+        let Some(worker) = status.workers.get(slot as usize) else { return };
+        let wait = inference::back_off(end, worker, &BackOffLimits::LOCAL);
+        if status.phase.is_terminal() || wait.is_zero() || self.interrupts > 0 {
+            return;
+        }
+        view.say(&format!("slot {slot}: the next attempt starts in {wait:?}"));
+        self.backoff.insert(slot, Instant::now() + wait);
     }
 
     /// Shards of a slot that are committed.

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
-use stoker_api::contract::ExitCode;
+use stoker_api::exit::ExitClass;
 use stoker_api::names::ENV_TRIAL_CONFIG;
 use stoker_api::trial::AttemptEnd;
 use stoker_storage::Storage;
@@ -232,24 +232,17 @@ fn classify(program: ProgramEnd, asked: Asked, last_lines: &str) -> (AttemptEnd,
             return (AttemptEnd::Infrastructure, with_log(what.to_owned()));
         }
     };
-    match (ExitCode::from_code(code), asked) {
-        (Some(ExitCode::Completed), _) => (AttemptEnd::Completed, None),
-        (Some(ExitCode::Preempted), Asked::Nothing) => (
-            AttemptEnd::Infrastructure,
-            with_log(format!("exit code {code}: it left although nobody asked it to")),
-        ),
-        (Some(ExitCode::Preempted), _) => (AttemptEnd::Preempted, None),
-        (Some(ExitCode::InvalidHyperparameters), _) => (
-            AttemptEnd::InvalidHyperparameters,
-            with_log("its hyperparameters cannot be trained".to_owned()),
-        ),
-        (Some(ExitCode::Infrastructure | ExitCode::PeerFailed), _) => {
-            (AttemptEnd::Infrastructure, with_log(format!("exit code {code}")))
+    let class = ExitClass::of_code(code);
+    let message = match class {
+        ExitClass::Completed | ExitClass::Preempted => None,
+        ExitClass::InvalidHyperparameters => {
+            with_log("its hyperparameters cannot be trained".to_owned())
         }
-        (Some(ExitCode::UserError) | None, _) => {
-            (AttemptEnd::UserError, with_log(format!("exit code {code}")))
+        ExitClass::PeerFailed | ExitClass::Infrastructure | ExitClass::UserError => {
+            with_log(format!("exit code {code}"))
         }
-    }
+    };
+    (class.attempt_end(), message)
 }
 
 /// What a trainer prints: stored in segments, the last lines kept.
@@ -341,8 +334,9 @@ mod tests {
         check("group 7\nexit 1\n", Asked::Nothing, AttemptEnd::UserError);
         check("exit 78", Asked::Nothing, AttemptEnd::InvalidHyperparameters);
         check("exit 79", Asked::Exit, AttemptEnd::Preempted);
-        check("exit 79", Asked::Nothing, AttemptEnd::Infrastructure);
+        check("exit 79", Asked::Nothing, AttemptEnd::Preempted);
         check("exit 80", Asked::Nothing, AttemptEnd::Infrastructure);
+        check("exit 81", Asked::Exit, AttemptEnd::Infrastructure);
         check("exit 101", Asked::Nothing, AttemptEnd::UserError);
         check("signal 9", Asked::Nothing, AttemptEnd::UserError);
         check("signal 15", Asked::Exit, AttemptEnd::Preempted);

@@ -10,7 +10,7 @@ use stoker_api::contract::{
 use stoker_api::names::ENV_LAUNCHER_LOGS;
 use stoker_api::trial::AttemptEnd;
 use stoker_api::validate::ValidExperiment;
-use stoker_engine::trial::{Next, TrialRecord};
+use stoker_engine::trial::{BackOff, Next, TrialRecord};
 use stoker_storage::Storage;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::JoinHandle;
@@ -30,18 +30,6 @@ use crate::failure::Failure;
 const TICK: Duration = Duration::from_millis(200);
 /// The wait before old checkpoints are deleted again, after the storage failed.
 const PRUNE_AGAIN: Duration = Duration::from_secs(60);
-/// The wait before the first restart in a row without a new checkpoint; it doubles with each.
-const BACKOFF_FIRST: Duration = Duration::from_millis(200);
-/// The longest wait before a restart.
-const BACKOFF_MAX: Duration = Duration::from_secs(10);
-
-/// The wait before a trial may start again.
-#[derive(Clone, Copy, Debug)]
-struct Backoff {
-    until: Instant,
-    num_failures: u32,
-    num_checkpoints: usize,
-}
 
 /// Runs one experiment.
 #[derive(Debug)]
@@ -56,7 +44,8 @@ pub(crate) struct Runner<'a> {
     folder: Folder,
     lock: PathBuf,
     running: BTreeMap<u32, Running>,
-    backoff: BTreeMap<u32, Backoff>,
+    /// Earliest start of the next attempt, by trial. A new runner starts every trial at once.
+    back_off: BTreeMap<u32, Instant>,
     /// Since when a running trial has been asked to end.
     asked: BTreeMap<u32, Instant>,
     ended: UnboundedReceiver<Ended>,
@@ -107,7 +96,7 @@ impl<'a> Runner<'a> {
             folder,
             lock,
             running: BTreeMap::new(),
-            backoff: BTreeMap::new(),
+            back_off: BTreeMap::new(),
             asked: BTreeMap::new(),
             ended,
             tell_ended,
@@ -143,7 +132,7 @@ impl<'a> Runner<'a> {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         self.desk.state().settle()?;
         loop {
-            self.start_what_may_run()?;
+            self.start_what_may_run(view)?;
             self.kill_what_is_late();
             self.prune(view).await;
             self.show(view);
@@ -173,7 +162,7 @@ impl<'a> Runner<'a> {
         view.update(&mut self.desk.state(), &searched);
     }
 
-    fn start_what_may_run(&mut self) -> Result<(), Failure> {
+    fn start_what_may_run(&mut self, view: &View) -> Result<(), Failure> {
         let next = self.desk.state().next();
         let now = Instant::now();
         for (index, next) in next {
@@ -181,12 +170,12 @@ impl<'a> Runner<'a> {
             if taken > self.slots {
                 break;
             }
-            let is_ready = self.backoff.get(&index).is_none_or(|it| it.until <= now);
+            let is_ready = self.back_off.get(&index).is_none_or(|until| *until <= now);
             if let Next::Start { attempt, resume_from, units } = next
                 && is_ready
                 && !self.running.contains_key(&index)
             {
-                self.start(index, attempt, resume_from, units)?;
+                self.start(index, attempt, resume_from, units, view)?;
             }
         }
         Ok(())
@@ -218,6 +207,7 @@ impl<'a> Runner<'a> {
         attempt: u32,
         resume_from: Vec<CheckpointRef>,
         units: u64,
+        view: &View,
     ) -> Result<(), Failure> {
         let token = record::random_hex(32)?;
         let folder = self.folder.attempt(index, attempt)?;
@@ -257,7 +247,7 @@ impl<'a> Runner<'a> {
             Err(error) => {
                 let (end, message) = (AttemptEnd::Infrastructure, "no process could be started");
                 self.desk.state().end(index, end, Some(format!("{message}: {error}")))?;
-                self.back_off(index, end, 0);
+                self.wait_before_restart(index, view);
             }
         }
         Ok(())
@@ -325,26 +315,19 @@ impl<'a> Runner<'a> {
         if let Some(error) = log_error {
             view.say(&format!("trial {index}: the end of its log could not be stored: {error}"));
         }
-        let num_checkpoints = {
-            let mut state = self.desk.state();
-            state.end(index, end, message)?;
-            state.trials.get(&index).map_or(0, |it| it.status.checkpoints.len())
-        };
-        self.back_off(index, end, num_checkpoints);
+        self.desk.state().end(index, end, message)?;
+        self.wait_before_restart(index, view);
         self.copies.want(index);
         Ok(())
     }
 
-    fn back_off(&mut self, index: u32, end: AttemptEnd, num_checkpoints: usize) {
-        if !matches!(end, AttemptEnd::UserError | AttemptEnd::Infrastructure) {
-            self.backoff.remove(&index);
-            return;
+    fn wait_before_restart(&mut self, index: u32, view: &View) {
+        self.back_off.remove(&index);
+        let back_off = self.desk.state().back_off(index);
+        if let Some(BackOff { wait, .. }) = back_off.filter(|_| self.interrupts == 0) {
+            view.say(&format!("trial {index}: the next attempt starts in {wait:?}"));
+            self.back_off.insert(index, Instant::now() + wait);
         }
-        let before = self.backoff.get(&index).filter(|it| it.num_checkpoints == num_checkpoints);
-        let num_failures = before.map_or(0, |it| it.num_failures.saturating_add(1));
-        let wait = BACKOFF_FIRST.saturating_mul(1 << num_failures.min(16)).min(BACKOFF_MAX);
-        let until = Instant::now() + wait;
-        self.backoff.insert(index, Backoff { until, num_failures, num_checkpoints });
     }
 
     /// Deletes checkpoints that nobody will need, so that a long trial does not fill its storage.

@@ -12,10 +12,13 @@ use stoker_api::validate::ValidExperiment;
 use stoker_engine::experiment::plan;
 use stoker_engine::retention;
 use stoker_engine::search::{Draw, SearchConfig};
-use stoker_engine::trial::{self, Limits, Next, Recorded, SearchedMetric, TrialRecord, Wanted};
+use stoker_engine::trial::{
+    self, BackOff, BackOffLimits, Limits, Next, Recorded, SearchedMetric, TrialRecord, Wanted,
+};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::record::Folder;
+use crate::cluster::text::now;
 use crate::failure::Failure;
 
 /// Rounds of planning after which something is wrong: a plan that was carried out leaves nothing to
@@ -80,7 +83,7 @@ impl State {
             noted: None,
             folder,
             search: SearchConfig::new(valid, seed),
-            limits: Limits::new(valid.spec.max_restarts),
+            limits: Limits::new(valid.spec.max_restarts, BackOffLimits::LOCAL),
             metric: valid.spec.searcher.metric.clone(),
             unwanted: BTreeSet::new(),
             tokens: BTreeMap::new(),
@@ -188,6 +191,9 @@ impl State {
     pub(crate) fn begin(&mut self, index: u32, attempt: u32, token: &str) -> Result<(), Failure> {
         if let Some(record) = self.trials.get_mut(&index) {
             trial::begin_attempt(record, attempt);
+            if let Some(attempt) = record.status.attempts.last_mut() {
+                attempt.started_at = Some(now());
+            }
         }
         self.tokens.entry(index).or_default().insert(token.to_owned(), attempt);
         self.save(index)
@@ -206,9 +212,18 @@ impl State {
         let said = record.status.attempts.last().and_then(|it| it.message.clone());
         let message = if end == AttemptEnd::Completed { said } else { said.or(message) };
         trial::end_attempt(record, end, message.clone(), &self.limits);
+        if let Some(attempt) = record.status.attempts.last_mut() {
+            attempt.ended_at = Some(now());
+        }
         self.save(index)?;
         self.happenings.push((index, Happening::Ended { attempt, end, message }));
         self.settle()
+    }
+
+    /// Returns the wait before the trial's next attempt, if there is one.
+    pub(crate) fn back_off(&self, index: u32) -> Option<BackOff> {
+        let record = self.trials.get(&index).filter(|record| trial::closed(record).is_none())?;
+        trial::back_off(record, now(), &self.limits.back_off)
     }
 
     /// Whether `token` belongs to an attempt of this trial, and to which.

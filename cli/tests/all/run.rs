@@ -5,6 +5,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use stoker_api::time::Timestamp;
 
 /// A folder with an experiment's file and a storage root.
 struct Bench {
@@ -186,6 +187,34 @@ fn a_failing_program_is_restarted_as_often_as_allowed_and_its_last_words_are_tol
     let trial = &bench.trials()[0];
     assert_eq!(trial["status"]["attempts"].as_array().unwrap().len(), 2);
     assert_eq!(trial["status"]["phase"], "Failed");
+}
+
+/// The fault outlasts three attempts, which took less than a second before.
+#[test]
+fn infrastructure_failures_are_retried_with_growing_waits() {
+    let bench = Bench::new(json!({"single": {}}), "fault");
+    let fault = bench.folder.path().join("fault");
+    std::fs::write(&fault, "").unwrap();
+    let child = bench.start();
+    let end = Instant::now() + Duration::from_secs(60);
+    let ended = |trial: &Value, attempt: usize| trial["status"]["attempts"][attempt]["end"].clone();
+    while !bench.trials().iter().any(|trial| ended(trial, 2) == "Infrastructure") {
+        assert!(Instant::now() < end, "no third attempt within a minute");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::fs::remove_file(fault).unwrap();
+    check(&child.wait_with_output().unwrap(), 0, "trial 0: the next attempt starts in 5s");
+    let trial = &bench.trials()[0];
+    let attempts = trial["status"]["attempts"].as_array().unwrap();
+    assert_eq!((attempts.len(), &trial["status"]["restarts"]), (4, &json!(0)), "{trial}");
+    let time = |attempt: usize, name: &str| -> Timestamp {
+        attempts[attempt][name].as_str().unwrap().parse().unwrap()
+    };
+    // Times are whole seconds.
+    for (attempt, seconds) in [(2, 2), (3, 4)] {
+        let wait = time(attempt, "startedAt").seconds_since(time(attempt - 1, "endedAt"));
+        assert!(wait >= seconds, "attempt {attempt} waited {wait} s: {trial}");
+    }
 }
 
 #[test]

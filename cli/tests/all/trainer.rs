@@ -60,6 +60,7 @@ impl Trainer {
             "fail" => return self.fail(),
             "invalid-first" if self.config.trial == 0 => return ExitCode::InvalidHyperparameters,
             "knock" => self.knock(),
+            "fault" if self.path("fault").exists() => return ExitCode::Infrastructure,
             _ => {}
         }
         self.post(
@@ -100,6 +101,11 @@ impl Trainer {
             }
         }
         self.validate(batches)
+    }
+
+    /// A path in the test's folder.
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        Path::new(self.config.data["pids"].as_str().unwrap()).parent().unwrap().join(name)
     }
 
     fn fail(&self) -> ExitCode {

@@ -1,47 +1,16 @@
 //! How a pod ended, and whose fault it was.
 
-use stoker_api::contract::{ExitCode, Termination};
+use stoker_api::contract::Termination;
+use stoker_api::exit::ExitClass;
 use stoker_api::time::Timestamp;
-use stoker_api::trial::AttemptEnd;
 
 use super::{Exit, NodeState, Patience, PodPhase, PodSeen, Waiting};
-
-/// How the ranks of a pod ended, from what weighs least to what weighs most over a gang.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum RankEnd {
-    /// The program finished.
-    Completed,
-    /// It left because it was asked to.
-    Preempted,
-    /// Another pod's failure ended it.
-    PeerFailed,
-    /// What is under the program failed.
-    Infrastructure,
-    /// The program failed.
-    UserError,
-    /// The hyperparameters cannot be trained.
-    InvalidHyperparameters,
-}
-
-impl RankEnd {
-    /// The end of an attempt of which this is the worst. A gang in which all blame each other was
-    /// cut apart.
-    pub fn attempt_end(self) -> AttemptEnd {
-        match self {
-            Self::Completed => AttemptEnd::Completed,
-            Self::Preempted => AttemptEnd::Preempted,
-            Self::PeerFailed | Self::Infrastructure => AttemptEnd::Infrastructure,
-            Self::UserError => AttemptEnd::UserError,
-            Self::InvalidHyperparameters => AttemptEnd::InvalidHyperparameters,
-        }
-    }
-}
 
 /// A pod's end.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ended {
     /// Whose fault it was.
-    pub end: RankEnd,
+    pub end: ExitClass,
     /// Why, in one word.
     pub reason: String,
     /// Why, for people.
@@ -64,7 +33,7 @@ pub fn ended(pod: &PodSeen, patience: &Patience, now: Timestamp) -> Option<Ended
         let what = if pod.node == NodeState::Gone { "was deleted" } else { "does not answer" };
         return Some(without_exit(
             pod,
-            RankEnd::Infrastructure,
+            ExitClass::Infrastructure,
             "NodeLost",
             &format!("its node {what}"),
         ));
@@ -72,12 +41,12 @@ pub fn ended(pod: &PodSeen, patience: &Patience, now: Timestamp) -> Option<Ended
     match (pod.phase, &pod.exit) {
         (PodPhase::Succeeded | PodPhase::Failed, Some(exit)) => Some(of_exit(pod, exit)),
         (PodPhase::Succeeded, None) => {
-            Some(without_exit(pod, RankEnd::Completed, "Completed", "exit code unknown"))
+            Some(without_exit(pod, ExitClass::Completed, "Completed", "exit code unknown"))
         }
         (PodPhase::Failed, None) => {
             let reason = pod.reason.as_deref().or(pod.disruption.as_deref()).unwrap_or("PodFailed");
             let message = pod.message.as_deref().unwrap_or("it failed before its program ran");
-            Some(without_exit(pod, RankEnd::Infrastructure, reason, message))
+            Some(without_exit(pod, ExitClass::Infrastructure, reason, message))
         }
         // Other containers of the pod may go on for ever.
         (PodPhase::Running, Some(exit)) if !exit.is_setup => Some(of_exit(pod, exit)),
@@ -94,22 +63,19 @@ fn of_exit(pod: &PodSeen, exit: &Exit) -> Ended {
     // A launcher that was killed while it waited for stragglers has said before how its ranks ended.
     let said = termination.as_ref().filter(|_| exit.code > 128).map(|it| i32::from(it.code));
     let code = said.unwrap_or(exit.code);
-    let code = ExitCode::from_code(code).filter(|it| *it != ExitCode::UserError);
     let disturbed = pod.disruption.as_deref().or(pod.reason.as_deref());
     let disturbed = disturbed.or(pod.deletion.map(|_| "PodDeleted"));
-    let (end, reason) = match code {
-        Some(ExitCode::Completed) => (RankEnd::Completed, "Completed"),
-        Some(ExitCode::Preempted) => (RankEnd::Preempted, "Preempted"),
-        Some(ExitCode::InvalidHyperparameters) => {
-            (RankEnd::InvalidHyperparameters, "InvalidHyperparameters")
-        }
-        Some(ExitCode::PeerFailed) => (RankEnd::PeerFailed, "PeerFailed"),
-        Some(ExitCode::Infrastructure) => (RankEnd::Infrastructure, "InfrastructureError"),
-        Some(ExitCode::UserError) | None => match disturbed {
-            Some(reason) => (RankEnd::Infrastructure, reason),
-            None if exit.reason == "OOMKilled" => (RankEnd::UserError, "OOMKilled"),
-            None if exit.reason == "StartError" => (RankEnd::UserError, "StartError"),
-            None => (RankEnd::UserError, "ProgramFailed"),
+    let end = ExitClass::of_code(code);
+    let (end, reason) = match (end, disturbed) {
+        (ExitClass::Completed, _) => (end, "Completed"),
+        (ExitClass::Preempted, _) => (end, "Preempted"),
+        (ExitClass::InvalidHyperparameters, _) => (end, "InvalidHyperparameters"),
+        (ExitClass::PeerFailed, _) => (end, "PeerFailed"),
+        (ExitClass::Infrastructure, _) => (end, "InfrastructureError"),
+        (ExitClass::UserError, Some(reason)) => (ExitClass::Infrastructure, reason),
+        (ExitClass::UserError, None) => match exit.reason.as_str() {
+            reason @ ("OOMKilled" | "StartError") => (end, reason),
+            _ => (end, "ProgramFailed"),
         },
     };
     let said = match &termination {
@@ -146,18 +112,18 @@ fn of_waiting(
     let reason = waiting.reason.as_str();
     let message = &waiting.message;
     if HOPELESS.contains(&reason) {
-        return Some(without_exit(pod, RankEnd::UserError, reason, message));
+        return Some(without_exit(pod, ExitClass::UserError, reason, message));
     }
     let since = pod.scheduled_at?;
     let is_late = now.seconds_since(since) >= patience.start_deadline_seconds;
     let end = match OF_THE_USER.contains(&reason) {
-        true => RankEnd::UserError,
-        false => RankEnd::Infrastructure,
+        true => ExitClass::UserError,
+        false => ExitClass::Infrastructure,
     };
     is_late.then(|| without_exit(pod, end, reason, message))
 }
 
-fn without_exit(pod: &PodSeen, end: RankEnd, reason: &str, message: &str) -> Ended {
+fn without_exit(pod: &PodSeen, end: ExitClass, reason: &str, message: &str) -> Ended {
     let message = format!("pod {}: {reason}: {message}", pod.name);
     Ended { end, reason: reason.to_owned(), message, at: None, termination: None }
 }
@@ -185,7 +151,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(pod: PodSeen, now: i64, expected: Option<(RankEnd, &str)>) {
+    fn check(pod: PodSeen, now: i64, expected: Option<(ExitClass, &str)>) {
         let found = ended(&pod, &PATIENCE, Timestamp(now));
         let found = found.as_ref().map(|it| (it.end, it.reason.as_str()));
         assert_eq!(found, expected, "{pod:?}");
@@ -195,7 +161,7 @@ mod tests {
     /// is in the table of `trial::end_attempt`.
     #[test]
     fn each_end_has_its_class() {
-        use RankEnd::{
+        use ExitClass::{
             Completed, Infrastructure, InvalidHyperparameters, PeerFailed, Preempted, UserError,
         };
         let succeeded = PodSeen { phase: PodPhase::Succeeded, ..failed(0, "Completed") };
@@ -228,7 +194,7 @@ mod tests {
 
     #[test]
     fn what_disturbs_a_pod_is_not_its_programs_fault() {
-        use RankEnd::{Infrastructure, Preempted, UserError};
+        use ExitClass::{Infrastructure, Preempted, UserError};
         let disrupted =
             |reason: &str, pod: PodSeen| PodSeen { disruption: Some(reason.to_owned()), ..pod };
         let evicted = |pod| PodSeen { reason: Some("Evicted".to_owned()), ..pod };
@@ -249,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_pod_is_lost_with_its_node_and_not_before() {
-        use RankEnd::Infrastructure;
+        use ExitClass::Infrastructure;
         let running = PodSeen { phase: PodPhase::Running, ..PodSeen::default() };
         let lost = Some((Infrastructure, "NodeLost"));
         let on = |node| PodSeen { node, ..running.clone() };

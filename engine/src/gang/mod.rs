@@ -19,7 +19,7 @@ mod plan;
 
 use stoker_api::time::Timestamp;
 
-pub use end::{Ended, RankEnd, ended};
+pub use end::{Ended, ended};
 pub use plan::{Delete, GangPlan, GangView, plan, refuse};
 
 /// How patient a gang's runner is.

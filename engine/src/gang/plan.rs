@@ -9,14 +9,10 @@ use stoker_api::trial::{AttemptEnd, WantedState};
 
 use super::{Ended, Patience, PodPhase, PodSeen, conditions, ended};
 use crate::trial::{
-    Limits, Next, SearchedMetric, TrialRecord, Wanted, begin_attempt, close, closed, end_attempt,
-    granted_units, live_attempt, next, record_report, result_at,
+    BackOff, Limits, Next, SearchedMetric, TrialRecord, Wanted, back_off, begin_attempt, close,
+    closed, end_attempt, granted_units, live_attempt, next, record_report, result_at,
 };
 
-/// The wait before the second restart in a row; it doubles. The first is at once.
-const BACKOFF_FIRST_SECONDS: u64 = 10;
-/// The longest wait before a restart.
-const BACKOFF_MAX_SECONDS: u64 = 300;
 /// Seconds that a pod which is not wanted any more has to end by itself.
 const DELETE_GRACE_SECONDS: u32 = 30;
 /// As little as leaves the node to say when the pod is gone; 0 would forget the pod at once.
@@ -345,8 +341,9 @@ impl Planner<'_> {
                     self.waits = Some(("EarlierAttempt", text));
                     return;
                 }
-                let (until, why) = back_off(&self.plan.record);
-                if view.now < until {
+                let limits = &view.limits.back_off;
+                if let Some(BackOff { wait, why }) = back_off(&self.plan.record, view.now, limits) {
+                    let until = view.now.plus(wait.as_secs().max(1));
                     self.wake(until);
                     self.waits = Some(("BackOff", format!("tried again at {until}: {why}")));
                     return;
@@ -398,39 +395,4 @@ fn wanted(state: WantedState) -> Wanted {
 fn worst(ends: &[Ended]) -> Option<&Ended> {
     let time = |it: &Ended| std::cmp::Reverse(it.at.unwrap_or_default());
     ends.iter().max_by_key(|it| (it.end, time(it)))
-}
-
-/// Until when no attempt begins, after so many failures in a row, and why.
-fn back_off(record: &TrialRecord) -> (Timestamp, String) {
-    let has_failed = |it: &AttemptEnd| {
-        matches!(
-            it,
-            AttemptEnd::UserError
-                | AttemptEnd::Infrastructure
-                | AttemptEnd::NotStarted
-                // One that saved nothing is not in this row twice, but by a program that never does.
-                | AttemptEnd::Preempted
-        )
-    };
-    let attempts = &record.status.attempts;
-    let saved = record.status.checkpoints.last();
-    let saved = saved.and_then(|it| stoker_api::names::parse_checkpoint_name(&it.name));
-    let in_a_row = attempts
-        .iter()
-        .rev()
-        .take_while(|it| it.end.as_ref().is_some_and(has_failed))
-        .take_while(|it| saved.is_none_or(|(_, by)| it.number >= by))
-        .count() as u32;
-    let Some(last) = attempts.last().filter(|_| in_a_row > 0) else {
-        return (Timestamp(0), String::new());
-    };
-    let first_is_free = last.end != Some(AttemptEnd::NotStarted);
-    let doublings = in_a_row.saturating_sub(if first_is_free { 2 } else { 1 });
-    let seconds = BACKOFF_FIRST_SECONDS.saturating_mul(1 << doublings.min(16));
-    let seconds = match in_a_row {
-        1 if first_is_free => 0,
-        _ => seconds.min(BACKOFF_MAX_SECONDS),
-    };
-    let why = last.message.clone().or_else(|| last.reason.clone()).unwrap_or_default();
-    (last.ended_at.unwrap_or_default().plus(seconds), why)
 }

@@ -8,7 +8,7 @@ use stoker_api::trial::{Attempt, AttemptEnd, CheckpointRecord, Fact, ResultFact,
 
 use super::{Exit, GangView, NodeState, Patience, PodPhase, PodSeen, Waiting, plan};
 use crate::fixture::{LOSS, plain_record};
-use crate::trial::{Limits, TrialRecord};
+use crate::trial::{BackOffLimits, Limits, TrialRecord};
 
 const PATIENCE: Patience = Patience {
     start_deadline_seconds: 300,
@@ -102,7 +102,7 @@ impl Case<'_> {
             is_admitted: self.is_admitted,
             searched: LOSS,
             patience: PATIENCE,
-            limits: Limits::new(2),
+            limits: Limits::new(2, BackOffLimits::CLUSTER),
             now: Timestamp(self.now),
         };
         let plan = plan(&view);
@@ -332,7 +332,7 @@ fn what_pods_could_not_report_is_taken_from_their_last_words() {
         is_admitted: true,
         searched: LOSS,
         patience: PATIENCE,
-        limits: Limits::new(2),
+        limits: Limits::new(2, BackOffLimits::CLUSTER),
         now: Timestamp(1),
     };
     let status = plan(&view).record.status;
@@ -360,7 +360,7 @@ fn conditions_say_why_nothing_runs() {
             is_admitted,
             searched: LOSS,
             patience: PATIENCE,
-            limits: Limits::new(2),
+            limits: Limits::new(2, BackOffLimits::CLUSTER),
             now: Timestamp(1),
         };
         let conditions = plan(&view).record.status.conditions;

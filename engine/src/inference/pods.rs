@@ -13,13 +13,10 @@ use stoker_api::time::Timestamp;
 use stoker_api::trial::AttemptEnd;
 
 use super::conditions::{self, Waits};
-use super::{End, Start, begin, next, resume};
+use super::{End, Start, back_off, begin, next, resume};
 use crate::gang::{Delete, NodeState, Patience, PodSeen, ended};
+use crate::trial::BackOffLimits;
 
-/// The wait before the second restart in a row; it doubles. The first is at once.
-const BACKOFF_FIRST_SECONDS: u64 = 10;
-/// The longest wait before a restart.
-const BACKOFF_MAX_SECONDS: u64 = 300;
 /// Seconds that a pod which is not wanted any more has to end by itself.
 const DELETE_GRACE_SECONDS: u32 = 30;
 /// As little as leaves the node to say when the pod is gone; 0 would forget the pod at once.
@@ -384,36 +381,12 @@ fn note(
     let of = End { slot, attempt, end, message: Some(message), has_committed: false };
     super::ended(status, of, max_restarts);
     let Some(worker) = status.workers.get_mut(slot as usize) else { return };
-    worker.turned_away = match end {
-        AttemptEnd::Preempted | AttemptEnd::NotStarted => worker.turned_away + 1,
-        AttemptEnd::Completed => 0,
-        _ => worker.turned_away,
-    };
-    let seconds = back_off_seconds(end, worker);
-    worker.not_before = (seconds > 0).then(|| now.plus(seconds));
+    let wait = back_off(end, worker, &BackOffLimits::CLUSTER);
+    worker.not_before = (!wait.is_zero()).then(|| now.plus(wait.as_secs()));
     worker.has_pod = false;
     if status.stage != role && role == Role::Finish {
         // All look for what is missing; nobody else has failed.
         status.workers.iter_mut().skip(1).for_each(|it| it.not_before = None);
-    }
-}
-
-fn back_off_seconds(end: AttemptEnd, worker: &WorkerStatus) -> u64 {
-    let doubled = |times: u32| {
-        let seconds = BACKOFF_FIRST_SECONDS.saturating_mul(1 << times.min(16));
-        seconds.min(BACKOFF_MAX_SECONDS)
-    };
-    match end {
-        AttemptEnd::Completed | AttemptEnd::RunnerLost | AttemptEnd::InvalidHyperparameters => 0,
-        // Counted for nothing else: a program that always leaves, or a pod that is always refused, is
-        // tried less and less often.
-        AttemptEnd::Preempted | AttemptEnd::NotStarted => {
-            doubled(worker.turned_away.saturating_sub(1))
-        }
-        AttemptEnd::UserError | AttemptEnd::Infrastructure => match worker.barren {
-            0 | 1 => 0,
-            more => doubled(more - 2),
-        },
     }
 }
 

@@ -8,7 +8,8 @@ use stoker_api::trial::Grant;
 use super::*;
 use crate::fixture::{LOSS, checkpointed, plain_record, report, validated};
 
-const LIMITS: Limits = Limits { max_restarts: 2, infrastructure_attempts_max: 3 };
+const LIMITS: Limits =
+    Limits { max_restarts: 2, infrastructure_attempts_max: 3, back_off: BackOffLimits::CLUSTER };
 
 /// What happens in an attempt: a result at the granted length, a validation before it, a
 /// checkpoint, an end.
@@ -125,7 +126,7 @@ fn limits_allow_ten_lost_attempts() {
         assert_eq!(closed(&record), None, "before attempt {number}");
         begin_attempt(&mut record, number);
         let message = Some("no route to the store".to_owned());
-        end_attempt(&mut record, Infrastructure, message, &Limits::new(5));
+        end_attempt(&mut record, Infrastructure, message, &Limits::new(5, BackOffLimits::CLUSTER));
     }
     assert_eq!(closed(&record), Some(CloseCause::Failed));
     let message = "lost 10 attempts without a new checkpoint; the last: no route to the store";

@@ -9,7 +9,7 @@ use stoker_api::time::Timestamp;
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::gang::admission::{self, Candidate};
 use stoker_engine::gang::{GangView, NodeState, Patience, PodSeen, plan};
-use stoker_engine::trial::{Limits, SearchedMetric, live_attempt};
+use stoker_engine::trial::{BackOffLimits, Limits, SearchedMetric, live_attempt};
 
 use crate::cache::{Cached as _, Key};
 use crate::objects::{CachedPod, CachedTrial};
@@ -84,7 +84,7 @@ impl Observed {
     }
 
     pub(super) fn limits(&self) -> Limits {
-        Limits::new(self.valid.spec.max_restarts)
+        Limits::new(self.valid.spec.max_restarts, BackOffLimits::CLUSTER)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use rustix::process::Signal;
 use stoker_api::contract::ExitCode;
+use stoker_api::exit::ExitClass;
 
 /// How one rank ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,8 +31,7 @@ impl End {
 
     /// Whether the other ranks must end too.
     pub(super) fn is_failure(self) -> bool {
-        let code = i32::from(self.code());
-        !matches!(ExitCode::from_code(code), Some(ExitCode::Completed | ExitCode::Preempted))
+        ExitClass::of_code(self.code().into()) > ExitClass::Preempted
     }
 }
 
@@ -69,23 +69,13 @@ impl Ended {
     }
 }
 
-/// The place and the code of the rank whose end decides: the first of the worst. That a peer failed
-/// decides nothing where another rank says more.
+/// Returns the index and the exit code of the first rank with the most severe class. A rank that
+/// the launcher ended comes last among equals.
 pub(super) fn worst(ended: &[Ended]) -> (usize, u8) {
-    let order = |it: &Ended| (std::cmp::Reverse(severity(it.code())), it.is_ended_by_us);
-    let worst = ended.iter().enumerate().min_by_key(|(_, it)| order(it));
-    worst.map_or((0, ExitCode::Completed as u8), |(idx, it)| (idx, it.code()))
-}
-
-fn severity(code: u8) -> u8 {
-    match ExitCode::from_code(code.into()) {
-        Some(ExitCode::PeerFailed) => 0,
-        Some(ExitCode::Completed) => 1,
-        Some(ExitCode::Preempted) => 2,
-        Some(ExitCode::Infrastructure) => 3,
-        Some(ExitCode::UserError) | None => 4,
-        Some(ExitCode::InvalidHyperparameters) => 5,
-    }
+    let class = |rank: &Ended| ExitClass::of_code(rank.code().into());
+    let order = |rank: &Ended| (std::cmp::Reverse(class(rank)), rank.is_ended_by_us);
+    let worst = ended.iter().enumerate().min_by_key(|(_, rank)| order(rank));
+    worst.map_or((0, ExitCode::Completed as u8), |(index, rank)| (index, rank.code()))
 }
 
 #[cfg(test)]
@@ -120,10 +110,11 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_peer_decides_nothing() {
+    fn a_failed_peer_outweighs_a_clean_exit_alone() {
         check("81 81", (0, 81));
         check("81 1", (1, 1));
-        check("81 79", (1, 79));
+        check("79 81", (1, 81));
+        check("0 81", (1, 81));
         check("81 80", (1, 80));
     }
 

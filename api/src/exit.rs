@@ -1,0 +1,91 @@
+//! The exit table: what the end of a trainer's process means for its attempt, on every runner.
+//!
+//! | exit code | class | attempt end |
+//! |---|---|---|
+//! | 0 | `Completed` | `Completed` |
+//! | 79 | `Preempted` | `Preempted`, with or without a stop request |
+//! | 81 | `PeerFailed` | `Infrastructure` |
+//! | 80 | `Infrastructure` | `Infrastructure` |
+//! | any other, or a signal | `UserError` | `UserError` |
+//! | 78 | `InvalidHyperparameters` | `InvalidHyperparameters` |
+//!
+//! The rows are sorted by severity. The most severe class of a gang's ranks determines the end of
+//! the attempt.
+
+use crate::contract::ExitCode;
+use crate::trial::AttemptEnd;
+
+/// Class of a process end, ordered by severity over the ranks of a gang.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ExitClass {
+    /// The program finished.
+    Completed,
+    /// The program checkpointed and exited before its length was reached.
+    Preempted,
+    /// Another rank failed. Unless a rank reports a more severe class, the gang was disconnected.
+    PeerFailed,
+    /// The infrastructure failed: storage, network, node or runner.
+    Infrastructure,
+    /// The program failed.
+    UserError,
+    /// The hyperparameters cannot be trained.
+    InvalidHyperparameters,
+}
+
+impl ExitClass {
+    /// Returns the class of an exit code. A signal is [`UserError`](Self::UserError), also as the
+    /// code `128 + signal` of a shell.
+    pub fn of_code(code: i32) -> Self {
+        match ExitCode::from_code(code) {
+            Some(ExitCode::Completed) => Self::Completed,
+            Some(ExitCode::Preempted) => Self::Preempted,
+            Some(ExitCode::PeerFailed) => Self::PeerFailed,
+            Some(ExitCode::Infrastructure) => Self::Infrastructure,
+            Some(ExitCode::UserError) | None => Self::UserError,
+            Some(ExitCode::InvalidHyperparameters) => Self::InvalidHyperparameters,
+        }
+    }
+
+    /// Returns the end of an attempt whose most severe class is this one.
+    pub fn attempt_end(self) -> AttemptEnd {
+        match self {
+            Self::Completed => AttemptEnd::Completed,
+            Self::Preempted => AttemptEnd::Preempted,
+            Self::PeerFailed | Self::Infrastructure => AttemptEnd::Infrastructure,
+            Self::UserError => AttemptEnd::UserError,
+            Self::InvalidHyperparameters => AttemptEnd::InvalidHyperparameters,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_exit_code_has_its_class() {
+        let check = |code, class, end| {
+            assert_eq!(ExitClass::of_code(code), class, "{code}");
+            assert_eq!(class.attempt_end(), end, "{code}");
+        };
+        check(0, ExitClass::Completed, AttemptEnd::Completed);
+        check(79, ExitClass::Preempted, AttemptEnd::Preempted);
+        check(81, ExitClass::PeerFailed, AttemptEnd::Infrastructure);
+        check(80, ExitClass::Infrastructure, AttemptEnd::Infrastructure);
+        check(78, ExitClass::InvalidHyperparameters, AttemptEnd::InvalidHyperparameters);
+        for code in [1, 2, 77, 82, 101, 127, 137, 143, 255, -1] {
+            check(code, ExitClass::UserError, AttemptEnd::UserError);
+        }
+    }
+
+    #[test]
+    fn classes_are_ordered_by_severity() {
+        let worst = |codes: &[i32]| codes.iter().map(|code| ExitClass::of_code(*code)).max();
+        assert_eq!(worst(&[79, 81]), Some(ExitClass::PeerFailed));
+        assert_eq!(worst(&[0, 81]), Some(ExitClass::PeerFailed));
+        assert_eq!(worst(&[0, 79]), Some(ExitClass::Preempted));
+        assert_eq!(worst(&[81, 80]), Some(ExitClass::Infrastructure));
+        assert_eq!(worst(&[80, 1]), Some(ExitClass::UserError));
+        assert_eq!(worst(&[1, 78]), Some(ExitClass::InvalidHyperparameters));
+    }
+}

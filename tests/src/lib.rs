@@ -43,10 +43,11 @@ pub fn cache() -> PathBuf {
         .expect("HOME is not set")
 }
 
-/// `stoker` with arguments, not started yet.
+/// `stoker` with arguments, not started yet. It starts with default signal dispositions: the tests
+/// themselves may run under `nohup`.
 pub fn stoker<I: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = I>) -> Command {
-    let mut command = Command::new(program("stoker"));
-    command.args(arguments);
+    let mut command = Command::new("env");
+    command.arg("--default-signal=HUP,INT").arg(program("stoker")).args(arguments);
     command
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Set once, by a signal or by whoever holds a clone.
@@ -20,21 +21,26 @@ impl StopSignal {
     }
 
     /// Sets this at SIGTERM. SIGINT goes to a whole terminal's processes: under a runner it is the
-    /// runner's to act on, and ignored here.
+    /// runner's to act on, and ignored here. SIGINT also stays ignored if this process was started
+    /// that way, as in the background of a script.
     ///
     /// # Errors
     ///
     /// The handlers could not be installed.
     pub(crate) fn listen(&self, rt: &tokio::runtime::Handle, alone: bool) -> std::io::Result<()> {
         let _guard = rt.enter();
+        let may_interrupt = !is_ignored(Signal::INT);
         let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
         let (term, int) = (self.clone(), self.clone());
         rt.spawn(async move {
             while terminate.recv().await.is_some() {
                 term.set();
             }
         });
+        if !may_interrupt {
+            return Ok(());
+        }
+        let mut interrupt = signal(SignalKind::interrupt())?;
         rt.spawn(async move {
             while interrupt.recv().await.is_some() {
                 if alone && int.is_set() {
@@ -48,4 +54,13 @@ impl StopSignal {
         });
         Ok(())
     }
+}
+
+/// Returns whether this process ignores a signal, which it may have inherited from `nohup` or a
+/// shell. Must be called before a handler is installed.
+pub(crate) fn is_ignored(signal: Signal) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & (1 << (signal.as_raw() - 1)) != 0)
 }

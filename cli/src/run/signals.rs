@@ -1,15 +1,19 @@
 //! The signals that ask a run to stop.
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use rustix::process::Signal;
+use tokio::signal::unix::{self, SignalKind, signal};
 
 use crate::failure::Failure;
 
 /// Ctrl-C, a request to end, and a terminal that went away: all ask for the same.
+///
+/// SIGINT and SIGHUP stay ignored if this process was started that way, as by `nohup` or in the
+/// background of a script.
 #[derive(Debug)]
 pub(crate) struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-    hang_up: Signal,
+    terminate: unix::Signal,
+    interrupt: Option<unix::Signal>,
+    hang_up: Option<unix::Signal>,
 }
 
 impl Signals {
@@ -19,19 +23,57 @@ impl Signals {
             signal(kind)
                 .map_err(|error| Failure::System(format!("cannot listen for signals: {error}")))
         };
+        // A handler would replace the inherited disposition, so read it first.
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let unless_ignored = |signal: Signal, kind| match is_ignored(&status, signal) {
+            true => Ok(None),
+            false => listen(kind).map(Some),
+        };
         Ok(Self {
-            interrupt: listen(SignalKind::interrupt())?,
+            interrupt: unless_ignored(Signal::INT, SignalKind::interrupt())?,
+            hang_up: unless_ignored(Signal::HUP, SignalKind::hangup())?,
             terminate: listen(SignalKind::terminate())?,
-            hang_up: listen(SignalKind::hangup())?,
         })
     }
 
     /// Waits for the next one.
     pub(crate) async fn next(&mut self) {
         tokio::select! {
-            _ = self.interrupt.recv() => {}
+            () = received(&mut self.interrupt) => {}
+            () = received(&mut self.hang_up) => {}
             _ = self.terminate.recv() => {}
-            _ = self.hang_up.recv() => {}
         }
+    }
+}
+
+async fn received(signal: &mut Option<unix::Signal>) {
+    match signal {
+        Some(signal) => _ = signal.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Returns whether a process with this `/proc/PID/status` ignores a signal.
+fn is_ignored(status: &str, signal: Signal) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & (1 << (signal.as_raw() - 1)) != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ignored_signals_are_read_from_the_status() {
+        let check = |status: &str, expected: [bool; 3]| {
+            let signals = [Signal::HUP, Signal::INT, Signal::TERM];
+            assert_eq!(signals.map(|signal| is_ignored(status, signal)), expected, "{status}");
+        };
+        check("Name:\tsh\nSigIgn:\t0000000000000000\nSigCgt:\tffff\n", [false; 3]);
+        check("SigIgn:\t0000000000000001\n", [true, false, false]);
+        check("SigIgn:\t0000000000001003\n", [true, true, false]);
+        check("SigIgn:\tffffffffffffffff\n", [true; 3]);
+        check("", [false; 3]);
     }
 }

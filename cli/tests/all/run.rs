@@ -98,8 +98,11 @@ impl Bench {
     }
 }
 
+/// Starts `stoker` with default signal dispositions: the tests themselves may run under `nohup`.
 fn stoker() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_stoker"))
+    let mut command = Command::new("env");
+    command.args(["--default-signal=HUP,INT", env!("CARGO_BIN_EXE_stoker")]);
+    command
 }
 
 fn files(folder: &Path) -> Vec<PathBuf> {
@@ -285,6 +288,31 @@ fn a_trainer_in_a_shell_takes_its_checkpoint_when_asked_to_stop() {
     // Unasked, it takes one at batch 5 alone.
     let from = attempts[1]["resumedFrom"].as_str().unwrap();
     assert!(from > "000000000005-0", "{attempts}");
+}
+
+/// `nohup` and a shell without job control start a program with these signals ignored.
+#[test]
+fn inherited_ignored_signals_stay_ignored() {
+    let mut bench = Bench::new(json!({"single": {}}), "");
+    bench.spec["data"]["sleepMs"] = json!(50);
+    let plain = bench.command(&[]);
+    let mut command = Command::new("env");
+    command.arg("--ignore-signal=HUP,INT").args(plain.get_args().skip(1)).stdin(Stdio::null());
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    bench.wait_for_checkpoint();
+    let trainer = files(&bench.folder.path().join("pids")).pop().unwrap();
+    let trainer = trainer.file_name().unwrap().to_str().unwrap().to_owned();
+    for pid in [child.id().to_string(), trainer] {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+        let mask = u64::from_str_radix(mask.trim(), 16).unwrap();
+        assert_eq!(mask & 3, 3, "process {pid} ignores neither SIGHUP nor SIGINT: {status}");
+    }
+    signal(&child, rustix::process::Signal::HUP);
+    signal(&child, rustix::process::Signal::INT);
+    check(&child.wait_with_output().unwrap(), 0, "");
+    let trial = &bench.trials()[0];
+    assert_eq!(trial["status"]["attempts"].as_array().unwrap().len(), 1, "{trial}");
 }
 
 #[test]

@@ -4,27 +4,35 @@ use tokio::signal::unix::{self, SignalKind, signal};
 
 use crate::Result;
 use crate::error::Infrastructure;
+use crate::stop::is_ignored;
 
 /// Listens for them. The first process of a container gets none that it does not
 /// listen for.
 #[derive(Debug)]
 pub(super) struct Signals {
     terminate: unix::Signal,
-    interrupt: unix::Signal,
-    hang_up: unix::Signal,
+    /// `None` if this process was started with SIGINT ignored.
+    interrupt: Option<unix::Signal>,
+    /// `None` if this process was started with SIGHUP ignored, as by `nohup`.
+    hang_up: Option<unix::Signal>,
     tell: unix::Signal,
 }
 
 impl Signals {
     /// Listens from now on. Must be called within a runtime.
     pub(super) fn listen() -> Result<Self> {
+        use rustix::process::Signal;
         let listen = |kind| {
             signal(kind).map_err(|error| Infrastructure(format!("no signal handlers: {error}")))
         };
+        let unless_ignored = |signal: Signal, kind| match is_ignored(signal) {
+            true => Ok(None),
+            false => listen(kind).map(Some),
+        };
         Ok(Self {
+            interrupt: unless_ignored(Signal::INT, SignalKind::interrupt())?,
+            hang_up: unless_ignored(Signal::HUP, SignalKind::hangup())?,
             terminate: listen(SignalKind::terminate())?,
-            interrupt: listen(SignalKind::interrupt())?,
-            hang_up: listen(SignalKind::hangup())?,
             tell: listen(SignalKind::user_defined1())?,
         })
     }
@@ -34,8 +42,8 @@ impl Signals {
         use rustix::process::Signal;
         tokio::select! {
             _ = self.terminate.recv() => Signal::TERM,
-            _ = self.interrupt.recv() => Signal::INT,
-            _ = self.hang_up.recv() => Signal::HUP,
+            () = received(&mut self.interrupt) => Signal::INT,
+            () = received(&mut self.hang_up) => Signal::HUP,
             _ = self.tell.recv() => Signal::USR1,
         }
     }
@@ -43,5 +51,12 @@ impl Signals {
     /// Waits for a request to end.
     pub(super) async fn end(&mut self) {
         while self.next().await == rustix::process::Signal::USR1 {}
+    }
+}
+
+async fn received(signal: &mut Option<unix::Signal>) {
+    match signal {
+        Some(signal) => _ = signal.recv().await,
+        None => std::future::pending().await,
     }
 }

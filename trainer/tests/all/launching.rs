@@ -132,6 +132,25 @@ fn signals_are_passed_on_and_awaited() {
     check(Signal::HUP, "HUP");
 }
 
+/// `nohup` and a shell without job control start a program with these signals ignored.
+#[test]
+fn inherited_ignored_signals_stay_ignored() {
+    let mut pod = Pod::new();
+    pod.env_options = vec!["--ignore-signal=HUP,INT"];
+    let done = pod.file("done");
+    let script = format!("echo ready; until [ -e {} ]; do sleep 0.02; done", done.display());
+    let child = pod.start_launch(&["sh", "-c", &script]);
+    until("the rank", || std::fs::read_to_string(pod.file("out")).unwrap().contains("ready"));
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    assert_eq!(u64::from_str_radix(mask.trim(), 16).unwrap() & 3, 3, "{status}");
+    for signal in [Signal::HUP, Signal::INT] {
+        rustix::process::kill_process(Pid::from_child(&child), signal).unwrap();
+    }
+    std::fs::write(done, "").unwrap();
+    assert_eq!(pod.wait(child).code, 0);
+}
+
 #[test]
 fn nothing_that_a_program_started_outlives_the_launcher() {
     for how in ["sleep 1000 &", "setsid sleep 1000 &", "(trap '' TERM; exec sleep 1000) &"] {

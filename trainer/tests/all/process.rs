@@ -20,6 +20,8 @@ pub(crate) struct Pod {
     pub(crate) config: Value,
     environment: Vec<(String, String)>,
     is_told: bool,
+    /// Options for `env`, which starts its processes.
+    pub(crate) env_options: Vec<&'static str>,
     /// The network namespace of its processes, if they have one of their own.
     pub(crate) host: Option<String>,
 }
@@ -44,7 +46,8 @@ impl Pod {
             "storage": {"url": folder.path().join("storage"), "trialPath": "trial"},
             "door": {"url": "http://127.0.0.1:1/", "tokenFile": folder.path().join("token")},
         });
-        Self { folder, config, environment: vec![], is_told: true, host: None }
+        let env_options = vec![];
+        Self { folder, config, environment: vec![], is_told: true, env_options, host: None }
     }
 
     /// A gang, of which this is the pod of index 0.
@@ -94,14 +97,13 @@ impl Pod {
         std::fs::write(&config, self.config.to_string()).unwrap();
         let out = |name| std::fs::File::create(self.file(name)).unwrap();
         let itself = std::env::current_exe().unwrap();
-        let mut command = match &self.host {
-            Some(host) => {
-                let mut command = Command::new("ip");
-                command.args(["netns", "exec", host]).arg(itself);
-                command
-            }
-            None => Command::new(itself),
-        };
+        // The tests themselves may run under `nohup`.
+        let mut command = Command::new("env");
+        command.arg("--default-signal=HUP,INT").args(&self.env_options);
+        if let Some(host) = &self.host {
+            command.args(["ip", "netns", "exec", host]);
+        }
+        command.arg(itself);
         if self.is_told {
             command.env(ENV_TRIAL_CONFIG, config);
         }

@@ -19,6 +19,7 @@
 //! 4. [`experiment`]: the fold of recorded facts into a search, and what follows from it.
 //! 5. [`retention`]: which checkpoints are kept.
 //! 6. [`preview`]: what a search would do.
+//! 7. [`devices`]: which local process may use which GPU.
 //!
 //! # Invariants
 //!
@@ -36,6 +37,7 @@ pub mod gang;
 
 pub mod inference;
 
+pub mod devices;
 pub mod preview;
 pub mod retention;
 

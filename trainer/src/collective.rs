@@ -10,6 +10,8 @@ use serde::de::DeserializeOwned;
 use crate::Result;
 
 mod distributed;
+#[cfg(any(test, feature = "cuda"))]
+mod gpu_gang;
 mod group;
 mod handshake;
 mod hub;

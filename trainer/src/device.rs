@@ -16,8 +16,8 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// That of a rank of a pod. Rank `n` has the GPU `n` of those that are visible; without any it trains on the CPU,
-    /// unless `STOKER_DEVICE` is `cuda`.
+    /// That of a rank of a pod. Rank `n` has the GPU `n` of those that are visible, or the only one; without any it
+    /// trains on the CPU, unless `STOKER_DEVICE` is `cuda`.
     ///
     /// # Errors
     ///
@@ -48,6 +48,8 @@ fn shared(slot: u32, gpus: Option<usize>) -> usize {
 fn chosen(wish: Option<&str>, local_rank: usize, gpus: Option<usize>) -> Result<Option<usize>> {
     let has_own = gpus.is_some_and(|num| local_rank < num);
     match (wish, gpus) {
+        // Whoever started this process has chosen its GPU.
+        (None | Some("cuda"), Some(1)) => Ok(Some(0)),
         (Some("cpu"), _) | (None, None | Some(0)) => Ok(None),
         (None | Some("cuda"), Some(_)) if has_own => Ok(Some(local_rank)),
         (None | Some("cuda"), Some(num)) => Err(Infrastructure(format!(
@@ -148,6 +150,9 @@ mod tests {
         check(None, 1, Some(2), Ok(Some(1)));
         check(None, 2, Some(2), Err("rank 2 of this pod has no GPU: 2 are visible"));
         check(Some("cuda"), 0, Some(1), Ok(Some(0)));
+        check(None, 3, Some(1), Ok(Some(0)));
+        check(Some("cuda"), 3, Some(1), Ok(Some(0)));
+        check(Some("cpu"), 3, Some(1), Ok(None));
         check(Some("cuda"), 0, Some(0), Err("rank 0 of this pod has no GPU: 0 are visible"));
         check(Some("cuda"), 0, None, Err("was built without stoker-trainer's feature `cuda`"));
         check(Some("cpu"), 0, Some(8), Ok(None));

@@ -32,6 +32,7 @@ use crate::failure::Failure;
 use crate::file::{self, LoadedJob};
 use crate::place::Place;
 use crate::print::Output;
+use crate::run::gpus;
 use crate::run::setup::find_program;
 use crate::run::signals::Signals;
 
@@ -197,7 +198,9 @@ async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failu
     inference::resume(record.status(), slots);
     record.save()?;
     let mut signals = Signals::listen()?;
-    let job = Job { loaded: &loaded, folder, place, storage, output: out, lock: trainers, record };
+    let devices = gpus::detect(&spec.env).await;
+    let lock = trainers;
+    let job = Job { loaded: &loaded, folder, place, storage, output: out, lock, record, devices };
     Runner::new(job).run(&mut signals, &mut view).await
 }
 

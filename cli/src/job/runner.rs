@@ -12,6 +12,7 @@ use stoker_api::inference::{
 };
 use stoker_api::names::{ENV_TERMINATION_FILE, MANIFEST};
 use stoker_api::trial::AttemptEnd;
+use stoker_engine::devices::Devices;
 use stoker_engine::inference::config::{JobPlace, trial_config};
 use stoker_engine::inference::{self, End, Start};
 use stoker_engine::trial::BackOffLimits;
@@ -24,6 +25,7 @@ use super::view::View;
 use crate::failure::Failure;
 use crate::file::LoadedJob;
 use crate::place::Place;
+use crate::run::gpus;
 use crate::run::process::{self, Ended, Running};
 use crate::run::record as files;
 use crate::run::signals::Signals;
@@ -49,6 +51,8 @@ pub(super) struct Job<'a> {
     /// Locked while any process of the job is alive.
     pub(super) lock: PathBuf,
     pub(super) record: Record,
+    /// GPUs that the processes share.
+    pub(super) devices: Devices,
 }
 
 /// Runs one job.
@@ -154,6 +158,8 @@ impl<'a> Runner<'a> {
         let mut env: Vec<_> =
             spec.env.iter().map(|it| (it.name.clone(), it.value.clone())).collect();
         env.push((ENV_TERMINATION_FILE.to_owned(), termination.display().to_string()));
+        let visible = self.job.devices.of_worker(slot);
+        env.extend(visible.map(|gpu| (gpus::ENV_VISIBLE.to_owned(), gpu.to_owned())));
         let program = spec.entrypoint.command.iter().chain(&spec.entrypoint.args);
         let started = process::start(
             process::Start {

@@ -10,6 +10,7 @@
 mod copies;
 mod display;
 mod door;
+pub(crate) mod gpus;
 mod outcome;
 pub(crate) mod process;
 pub(crate) mod record;
@@ -54,7 +55,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "URL")]
     pub(crate) root: Option<String>,
     /// Slots, of which each trial takes as many as it has ranks (resources.slotsPerTrial) [default: the
-    /// machine's cores]
+    /// machine's GPUs, or else its cores]. STOKER_DEVICE=cpu leaves GPUs unused
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) slots: Option<u32>,
     /// Start over instead of going on with an earlier run; the earlier run's files stay
@@ -88,9 +89,9 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
     let mut view = View::new(output);
     loaded.notes.iter().for_each(|note| view.say(note));
     let spec = &loaded.valid.spec;
-    // A gang that shares few cores is slow; a gang that never starts is worse.
-    let slots = args.slots.unwrap_or_else(|| cores().max(spec.resources.slots_per_trial));
-    setup::check_runnable(spec, slots)?;
+    let devices = gpus::detect(&spec.env).await;
+    let slots = setup::slots(args.slots, spec.resources.slots_per_trial, &devices, &view);
+    setup::check_runnable(spec, slots, &devices)?;
     let named = (args.root.as_deref(), spec.checkpoint_storage.url.as_deref());
     let own = args.test.then(crate::trying::folder).transpose()?;
     let place = match &own {
@@ -122,6 +123,7 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
         paths: paths.clone(),
         seed,
         slots,
+        devices,
         door,
         folder,
         lock: trainers,

@@ -10,6 +10,7 @@ use stoker_api::contract::{
 use stoker_api::names::ENV_LAUNCHER_LOGS;
 use stoker_api::trial::AttemptEnd;
 use stoker_api::validate::ValidExperiment;
+use stoker_engine::devices::Devices;
 use stoker_engine::trial::{BackOff, Next, TrialRecord};
 use stoker_storage::Storage;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
@@ -19,6 +20,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use super::copies::Copies;
 use super::display::{Searched, View};
 use super::door::{self, Desk};
+use super::gpus;
 use super::outcome::{self, Paths};
 use super::process::{self, Ended, Running, Start};
 use super::record::{self, Folder};
@@ -40,6 +42,7 @@ pub(crate) struct Runner<'a> {
     paths: Paths,
     seed: u32,
     slots: u32,
+    devices: Devices,
     door: String,
     folder: Folder,
     lock: PathBuf,
@@ -70,6 +73,8 @@ pub(crate) struct Job<'a> {
     pub(crate) seed: u32,
     /// Ranks at a time, at most.
     pub(crate) slots: u32,
+    /// GPUs of which each running trial has its own.
+    pub(crate) devices: Devices,
     /// The door's address.
     pub(crate) door: String,
     pub(crate) folder: Folder,
@@ -80,7 +85,7 @@ pub(crate) struct Job<'a> {
 impl<'a> Runner<'a> {
     /// A runner that has started nothing yet.
     pub(crate) fn new(job: Job<'a>) -> Self {
-        let Job { desk, valid, storage, paths, seed, slots, door, folder, lock } = job;
+        let Job { desk, valid, storage, paths, seed, slots, devices, door, folder, lock } = job;
         let (tell_ended, ended) = mpsc::unbounded_channel();
         let (note, notes) = mpsc::unbounded_channel();
         desk.state().notes = Some(note.clone());
@@ -92,6 +97,7 @@ impl<'a> Runner<'a> {
             paths,
             seed,
             slots,
+            devices,
             door,
             folder,
             lock,
@@ -214,6 +220,10 @@ impl<'a> Runner<'a> {
         let token_file = folder.join("token");
         record::write(&token_file, token.as_bytes())?;
         let Some(trial) = self.desk.state().trials.get(&index).cloned() else { return Ok(()) };
+        let visible = self.devices.take(index, self.slots_per_trial());
+        if visible.is_none() && !self.devices.is_empty() {
+            return Ok(());
+        }
         let gang = self.gang()?;
         let mut config = self.config(&trial, attempt, resume_from, units, &token_file);
         config.gang.clone_from(&gang);
@@ -230,6 +240,7 @@ impl<'a> Runner<'a> {
             env.push((ENV_LAUNCHER_LOGS.to_owned(), "off".to_owned()));
         }
         command.extend(program);
+        env.extend(visible.map(|gpus| (gpus::ENV_VISIBLE.to_owned(), gpus)));
         let start = Start {
             trial: index,
             attempt,
@@ -245,6 +256,7 @@ impl<'a> Runner<'a> {
                 self.running.insert(index, running);
             }
             Err(error) => {
+                self.devices.release(index);
                 let (end, message) = (AttemptEnd::Infrastructure, "no process could be started");
                 self.desk.state().end(index, end, Some(format!("{message}: {error}")))?;
                 self.wait_before_restart(index, view);
@@ -311,6 +323,7 @@ impl<'a> Runner<'a> {
             return Ok(());
         }
         self.running.remove(&index);
+        self.devices.release(index);
         self.asked.remove(&index);
         if let Some(error) = log_error {
             view.say(&format!("trial {index}: the end of its log could not be stored: {error}"));

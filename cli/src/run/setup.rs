@@ -6,10 +6,13 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde_json::Value;
 use stoker_api::experiment::{Experiment, ExperimentSpec, ExperimentStatus};
+use stoker_api::names::ENV_DEVICE;
+use stoker_engine::devices::Devices;
 use stoker_engine::trial::TrialRecord;
 
-use super::process;
+use super::display::View;
 use super::record::{self, Folder, Lock};
+use super::{cores, process};
 use crate::failure::Failure;
 use crate::file::Loaded;
 use crate::place::Place;
@@ -136,10 +139,41 @@ fn differences(path: &str, old: &Value, new: &Value, changes: &mut Vec<String>) 
 /// The program that starts several ranks.
 pub(crate) const LAUNCHER: &str = "stoker-trainer";
 
+/// Returns the slots of a run: one for each GPU, or as many as wanted if there are none.
+pub(crate) fn slots(
+    wanted: Option<u32>,
+    slots_per_trial: u32,
+    devices: &Devices,
+    view: &View,
+) -> u32 {
+    if devices.is_empty() {
+        // A gang that shares few cores is slow; a gang that never starts is worse.
+        return wanted.unwrap_or_else(|| cores().max(slots_per_trial));
+    }
+    let gpus = u32::try_from(devices.len()).unwrap_or(u32::MAX);
+    let slots = wanted.unwrap_or(gpus).min(gpus);
+    view.say(&format!(
+        "using {slots} of {gpus} GPUs, {slots_per_trial} for each trial; set {ENV_DEVICE}=cpu to \
+         train on CPUs"
+    ));
+    slots
+}
+
 /// Refuses what this version cannot run here, and a program that is not there, before anything is
 /// started.
-pub(crate) fn check_runnable(spec: &ExperimentSpec, slots: u32) -> Result<(), Failure> {
+pub(crate) fn check_runnable(
+    spec: &ExperimentSpec,
+    slots: u32,
+    devices: &Devices,
+) -> Result<(), Failure> {
     let needed = spec.resources.slots_per_trial;
+    let gpus = devices.len();
+    if gpus > 0 && needed as usize > gpus {
+        return Err(Failure::Input(format!(
+            "spec.resources.slotsPerTrial is {needed}, but {gpus} GPUs are visible: no trial could \
+             ever start; give the trials fewer ranks, or set {ENV_DEVICE}=cpu to train on CPUs"
+        )));
+    }
     if needed > slots {
         return Err(Failure::Input(format!(
             "spec.resources.slotsPerTrial is {needed}, but --slots is {slots}: no trial could ever \

@@ -435,6 +435,62 @@ fn what_cannot_run_here_is_refused_before_anything_is_written() {
 }
 
 #[test]
+fn concurrent_trials_see_different_gpus() {
+    let run = |gpus: &str, trials: u32, trainers: u32, more: &[&str]| {
+        let mut bench = Bench::new(random(trials), "hold-gpu");
+        bench.spec["data"]["trainers"] = json!(trainers);
+        bench.spec["maxRestarts"] = json!(0);
+        let output = bench.command(more).env("CUDA_VISIBLE_DEVICES", gpus).output().unwrap();
+        let mut held: Vec<_> = files(&bench.folder.path().join("gpus"))
+            .iter()
+            .map(|file| file.file_name().unwrap().to_str().unwrap().to_owned())
+            .collect();
+        held.sort();
+        (output, held)
+    };
+    let (output, held) = run("GPU-b,GPU-a", 2, 2, &[]);
+    check(&output, 0, "using 2 of 2 GPUs");
+    assert_eq!(held, ["GPU-a", "GPU-b"]);
+    // One after another on one GPU, whatever the number of slots.
+    check(&run("GPU-a", 3, 1, &["--slots", "3"]).0, 0, "using 1 of 1 GPUs");
+}
+
+#[test]
+fn a_gang_larger_than_the_gpus_is_refused() {
+    let mut bench = Bench::new(json!({"single": {}}), "");
+    bench.spec["resources"] = json!({"slotsPerTrial": 3});
+    let run =
+        |bench: &Bench| bench.command(&[]).env("CUDA_VISIBLE_DEVICES", "0,1").output().unwrap();
+    check(&run(&bench), 2, "slotsPerTrial is 3, but 2 GPUs are visible");
+    bench.spec["resources"] = json!({"slotsPerTrial": 1});
+    bench.spec["env"] = json!([{"name": "STOKER_DEVICE", "value": "cpu"}]);
+    let output = run(&bench);
+    check(&output, 0, "");
+    assert!(!said(&output).contains("GPUs"), "{}", said(&output));
+}
+
+#[test]
+fn processes_of_a_job_see_one_gpu_each() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = "printf %s \"$CUDA_VISIBLE_DEVICES\" >seen; exit 78";
+    let job = json!({
+        "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceJob", "metadata": {"name": "job"},
+        "spec": {
+            "entrypoint": {"command": ["sh", "-c", script]}, "checkpoint": {"trial": "iris-0"},
+            "input": {"url": "rows.csv"},
+        },
+    });
+    let file = folder.path().join("job.yaml");
+    std::fs::write(&file, job.to_string()).unwrap();
+    let mut command = stoker();
+    command.args(["job", "run"]).arg(file).arg(folder.path());
+    command.arg("--root").arg(folder.path().join("root"));
+    let output = command.env("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b").output().unwrap();
+    check(&output, 1, "");
+    assert_eq!(std::fs::read_to_string(folder.path().join("seen")).unwrap(), "GPU-a");
+}
+
+#[test]
 fn what_a_run_left_is_listed_and_described() {
     let bench = Bench::new(random(2), "");
     check(&bench.run(&[]), 0, "");

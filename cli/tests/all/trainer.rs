@@ -61,6 +61,7 @@ impl Trainer {
             "invalid-first" if self.config.trial == 0 => return ExitCode::InvalidHyperparameters,
             "knock" => self.knock(),
             "fault" if self.path("fault").exists() => return ExitCode::Infrastructure,
+            "hold-gpu" => self.hold_gpu(),
             _ => {}
         }
         self.post(
@@ -106,6 +107,23 @@ impl Trainer {
     /// A path in the test's folder.
     fn path(&self, name: &str) -> std::path::PathBuf {
         Path::new(self.config.data["pids"].as_str().unwrap()).parent().unwrap().join(name)
+    }
+
+    /// Claims the visible GPUs, which no other trainer may use, until `data.trainers` trainers have
+    /// claimed theirs.
+    fn hold_gpu(&self) {
+        let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap();
+        let folder = self.path("gpus");
+        std::fs::create_dir_all(&folder).unwrap();
+        let file = std::fs::File::create_new(folder.join(&visible));
+        file.unwrap_or_else(|error| panic!("{visible:?} is in use: {error}"));
+        let wanted = self.config.data["trainers"].as_u64().unwrap();
+        while (std::fs::read_dir(&folder).unwrap().count() as u64) < wanted {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        if wanted == 1 {
+            std::fs::remove_file(folder.join(visible)).unwrap();
+        }
     }
 
     fn fail(&self) -> ExitCode {

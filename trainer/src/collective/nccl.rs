@@ -1,7 +1,6 @@
 //! Sums of tensors by NCCL, where they lie on GPUs.
 //!
-//! NCCL is looked for when ranks have met: a program that has none starts all the same. All else that ranks say goes
-//! over their connections, and so does the id by which NCCL's ranks find each other.
+//! NCCL is loaded when ranks have met, so a single rank needs none. All else that ranks say goes over their connections, and so does the id by which NCCL's ranks find each other.
 //!
 //! # Order on the device
 //!
@@ -21,7 +20,9 @@ use cubecl_runtime::runtime::Runtime;
 use cubecl_runtime::server::ServerStorage;
 use cubecl_runtime::storage::{ComputeStorage, ManagedResource};
 
+use super::gpu_gang::{refused, same_version};
 use super::group::{Group, OnDevice};
+use super::handshake::look;
 use super::{Collective as _, exchange};
 use crate::Result;
 use crate::error::{Infrastructure, PeerFailed};
@@ -36,11 +37,11 @@ const JOIN_MAX: Duration = Duration::from_secs(120);
 
 type CudaServer = <CudaRuntime as Runtime>::Server;
 
-/// Brings the ranks together in NCCL, if all of them have a GPU and the same NCCL; says on rank 0 why they do not.
+/// Joins the ranks in NCCL if they train on GPUs.
 ///
 /// # Errors
 ///
-/// Another rank is gone, `stop` is set, or only some train on GPUs.
+/// Another rank is gone, `stop` is set, only some ranks train on GPUs, or NCCL cannot join them.
 pub(super) fn attach(ranks: &mut Group, gpu: Option<usize>, stop: &StopSignal) -> Result<()> {
     let gpus = exchange(ranks, "GPUs", gpu.is_some())?;
     if let Some(other) = gpus.iter().position(|it| *it != gpus[0]) {
@@ -54,14 +55,8 @@ pub(super) fn attach(ranks: &mut Group, gpu: Option<usize>, stop: &StopSignal) -
         .and_then(|library| Ok((library, Queue::new(gpu).map_err(|failure| failure.why)?)));
     let versions = ready.as_ref().map(|(library, _)| library.version()).map_err(Clone::clone);
     let versions = exchange(ranks, "NCCL", versions)?;
-    let ready = match (same_version(&versions), ready) {
-        (Ok(()), Ok(ready)) => ready,
-        (Err(why), _) | (_, Err(why)) => {
-            tell(ranks, &why);
-            return Ok(());
-        }
-    };
-    let (library, queue) = ready;
+    same_version(&versions)?;
+    let (library, queue) = ready.map_err(|why| refused(&why))?;
     let id = match ranks.rank() {
         0 => library.new_id().map(|it| it.to_vec()).map_err(|failure| failure.why),
         _ => Ok(vec![]),
@@ -83,39 +78,20 @@ pub(super) fn attach(ranks: &mut Group, gpu: Option<usize>, stop: &StopSignal) -
         };
         Communicator::join(library, id, rank, size, queue, &goes_on).map_err(|it| it.why)
     });
-    let all = exchange(ranks, "NCCL joined", joined.as_ref().map(drop).map_err(Clone::clone))?;
+    let outcome = joined.as_ref().map(drop).map_err(Clone::clone);
+    let all = exchange(ranks, "NCCL joined", outcome)?;
     let failed = all.iter().enumerate().find_map(|(rank, it)| Some((rank, it.as_ref().err()?)));
     match (failed, joined) {
         (None, Ok(communicator)) => ranks.attach(Box::new(Nccl { communicator })),
         (Some((rank, why)), joined) => {
             // Those that have not joined wait for nobody.
             joined.ok().iter_mut().for_each(Communicator::abandon);
-            tell(ranks, &format!("rank {rank}: {why}"));
+            look(stop)?;
+            return Err(refused(&format!("rank {rank}: {why}")));
         }
-        (None, Err(_)) => {}
+        (None, Err(why)) => return Err(refused(&why)),
     }
     Ok(())
-}
-
-/// All ranks' version of NCCL.
-fn same_version(versions: &[Result<i32, String>]) -> Result<(), String> {
-    let first = versions.first();
-    for (rank, version) in versions.iter().enumerate() {
-        match (version, first) {
-            (Err(why), _) => return Err(format!("rank {rank}: {why}")),
-            (Ok(own), Some(Ok(first))) if own != first => {
-                return Err(format!("rank 0 has version {first}, rank {rank} version {own}"));
-            }
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
-fn tell(ranks: &Group, why: &str) {
-    if ranks.rank() == 0 {
-        eprintln!("stoker: gradients go over the host and TCP, not by NCCL: {why}");
-    }
 }
 
 /// NCCL, of which this process is one rank.

@@ -1,0 +1,64 @@
+//! Whether the ranks of a gang can train on GPUs.
+
+use stoker_api::names::ENV_DEVICE;
+
+use crate::error::Infrastructure;
+
+/// Checks that all ranks found the same version of NCCL.
+///
+/// # Errors
+///
+/// A rank has none or another one.
+pub(super) fn same_version(versions: &[Result<i32, String>]) -> Result<(), crate::Error> {
+    let first = versions.first();
+    for (rank, version) in versions.iter().enumerate() {
+        match (version, first) {
+            (Err(why), _) => return Err(refused(&format!("rank {rank}: {why}"))),
+            (Ok(own), Some(Ok(first))) if own != first => {
+                let why = format!("rank 0 has version {first}, rank {rank} version {own}");
+                return Err(refused(&why));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// The error of a gang on GPUs that cannot use NCCL. All-reduce over TCP would leave the GPUs idle
+/// most of the time.
+pub(super) fn refused(why: &str) -> crate::Error {
+    Infrastructure(format!(
+        "cannot train on several GPUs without NCCL: {why}; install NCCL 2.14 or later \
+         (libnccl.so.2) for every rank, or set {ENV_DEVICE}=cpu to train on CPUs"
+    ))
+    .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use stoker_api::contract::ExitCode;
+
+    use super::*;
+
+    #[test]
+    fn gangs_on_gpus_need_the_same_nccl() {
+        let check = |versions: &[Result<i32, &str>], expected: Option<&str>| {
+            let versions: Vec<_> =
+                versions.iter().map(|version| version.map_err(str::to_owned)).collect();
+            match (same_version(&versions), expected) {
+                (Ok(()), None) => {}
+                (Err(error), Some(expected)) => {
+                    let text = error.to_string();
+                    assert!(text.contains(expected), "{text}");
+                    assert!(text.contains("install NCCL") && text.contains("STOKER_DEVICE=cpu"));
+                    assert_eq!(crate::error::exit_code(&*error), ExitCode::Infrastructure);
+                }
+                (found, expected) => panic!("{found:?}, not {expected:?}"),
+            }
+        };
+        check(&[Ok(22_100), Ok(22_100)], None);
+        check(&[Ok(22_100), Ok(21_800)], Some("rank 0 has version 22100, rank 1 version 21800"));
+        check(&[Ok(22_100), Err("not found")], Some("rank 1: not found"));
+        check(&[Err("not found"), Err("not found")], Some("rank 0: not found"));
+    }
+}

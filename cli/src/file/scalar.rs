@@ -1,4 +1,6 @@
-//! What a plain scalar means: YAML 1.2, less what YAML 1.1 reads differently.
+//! What a plain scalar means: what `kubectl` makes of it, or refused where readers of YAML disagree.
+//!
+//! `kubectl` reads YAML 1.1 with go-yaml v2 and sends JSON, in which `3.0` is the integer 3.
 
 use serde_json::{Number, Value};
 
@@ -20,37 +22,61 @@ pub(super) fn resolve(text: &str) -> Scalar {
         _ => {}
     }
     let lower = text.to_ascii_lowercase();
-    if matches!(lower.as_str(), "yes" | "no" | "on" | "off") {
+    if matches!(lower.as_str(), "y" | "n" | "yes" | "no" | "on" | "off") {
         return Scalar::Refused(
             "is a boolean to some readers of YAML and a string to others: write true or false, or \
              put it in quotes",
         );
     }
-    let unsigned = lower.strip_prefix(['+', '-']).unwrap_or(&lower);
-    if matches!(unsigned, ".inf" | ".nan") {
+    if !text.starts_with(['+', '-', '.']) && !text.starts_with(|char: char| char.is_ascii_digit()) {
+        return Scalar::Value(Value::from(text));
+    }
+    if matches!(lower.strip_prefix(['+', '-']).unwrap_or(&lower), ".inf" | ".nan") {
         return Scalar::Refused("must be a finite number");
     }
-    if let Some(radix) = radix(unsigned) {
-        return integer(i64::from_str_radix(&unsigned[2..], radix).ok());
+    // Digits may be grouped, as in 1_000.
+    let plain = lower.replace('_', "");
+    match number(&plain) {
+        // kubectl reads `.5_0` and `._5` differently.
+        Some(_) if text.starts_with('.') && plain.len() < text.len() => {
+            Scalar::Refused("has underscores after a point: drop them, or put it in quotes")
+        }
+        Some(scalar) => scalar,
+        None => Scalar::Value(Value::from(text)),
+    }
+}
+
+/// Reads a number in lower case; `None` if the text is a string.
+fn number(text: &str) -> Option<Scalar> {
+    let (sign, unsigned) = match text.strip_prefix(['+', '-']) {
+        Some(unsigned) => (&text[..1], unsigned),
+        None => ("", text),
+    };
+    if let Some((radix, digits)) = radix(unsigned) {
+        return Some(integer(i64::from_str_radix(&format!("{sign}{digits}"), radix).ok()));
     }
     if !unsigned.is_empty() && unsigned.bytes().all(|byte| byte.is_ascii_digit()) {
         if unsigned.len() > 1 && unsigned.starts_with('0') {
-            return Scalar::Refused(
+            return Some(Scalar::Refused(
                 "is octal to some readers of YAML and decimal to others: drop the leading zeros, \
                  or put it in quotes",
-            );
+            ));
         }
-        return integer(text.parse().ok());
+        return Some(integer(text.parse().ok()));
     }
-    if is_float(unsigned) {
-        // Rust reads `1.`, `.5` and `+1`, as YAML does.
-        let number = text.parse().ok().and_then(Number::from_f64);
-        return match number {
-            Some(number) => Scalar::Value(Value::Number(number)),
-            None => Scalar::Refused("must be a finite number"),
-        };
+    if !is_float(unsigned) {
+        return None;
     }
-    Scalar::Value(Value::from(text))
+    // Rust reads `1.`, `.5` and `+1`, as YAML does.
+    let number = text.parse::<f64>().ok().filter(|number| number.is_finite());
+    Some(match number {
+        // JSON of Go writes an integer where there is no fraction, with the fewest digits.
+        Some(number) => match number.to_string().parse::<i64>() {
+            Ok(integer) => Scalar::Value(Value::from(integer)),
+            Err(_) => Scalar::Value(Number::from_f64(number).map_or(Value::Null, Value::Number)),
+        },
+        None => Scalar::Refused("must be a finite number"),
+    })
 }
 
 fn integer(value: Option<i64>) -> Scalar {
@@ -60,14 +86,17 @@ fn integer(value: Option<i64>) -> Scalar {
     )
 }
 
-fn radix(text: &str) -> Option<u32> {
-    let (radix, digits) = match text.get(..2)? {
-        "0x" => (16, &text[2..]),
-        "0o" => (8, &text[2..]),
+/// Returns the radix and the digits after a prefix such as `0x`.
+fn radix(text: &str) -> Option<(u32, &str)> {
+    let radix = match text.get(..2)? {
+        "0x" => 16,
+        "0o" => 8,
+        "0b" => 2,
         _ => return None,
     };
+    let digits = &text[2..];
     let is_number = !digits.is_empty() && digits.chars().all(|digit| digit.is_digit(radix));
-    is_number.then_some(radix)
+    is_number.then_some((radix, digits))
 }
 
 /// Whether it is `[0-9]* (\.[0-9]*)? (e[-+]?[0-9]+)?` with a digit before the exponent.
@@ -94,28 +123,69 @@ mod tests {
 
     use super::*;
 
+    /// What sigs.k8s.io/yaml 1.6.0, the reader of `kubectl`, makes of each.
     #[test]
-    fn plain_scalars_mean_what_yaml_says() {
+    fn plain_scalars_mean_what_kubectl_reads() {
         let cases = [
             ("", json!(null)),
             ("~", json!(null)),
             ("True", json!(true)),
+            ("tRUE", json!("tRUE")),
+            ("nULL", json!("nULL")),
             ("-7", json!(-7)),
             ("+7", json!(7)),
+            ("-0", json!(0)),
             ("0x1F", json!(31)),
+            ("-0x1F", json!(-31)),
+            ("+0x1f", json!(31)),
+            ("0X1F", json!(31)),
+            ("0x_1F_", json!(31)),
             ("0o17", json!(15)),
+            ("-0o17", json!(-15)),
+            ("0O17", json!(15)),
+            ("0b11", json!(3)),
+            ("-0B11", json!(-3)),
+            ("1_000", json!(1000)),
+            ("1__0_", json!(10)),
+            ("-_1", json!(-1)),
+            ("_1", json!("_1")),
+            ("1_a", json!("1_a")),
+            ("1e3", json!(1000)),
+            ("1_e3", json!(1000)),
             ("1e-3", json!(0.001)),
+            ("3.0", json!(3)),
             (".5", json!(0.5)),
-            ("5.", json!(5.0)),
-            ("-1.5E+2", json!(-150.0)),
+            ("+.5", json!(0.5)),
+            ("5.", json!(5)),
+            ("1.e5", json!(100_000)),
+            ("01.5", json!(1.5)),
+            ("1.5_5", json!(1.55)),
+            ("-1.5E+2", json!(-150)),
+            ("-0.0", json!(0)),
+            ("1152921504606846976.0", json!(1_152_921_504_606_847_000_i64)),
+            ("9223372036854775807", json!(i64::MAX)),
+            ("-9223372036854775808", json!(i64::MIN)),
+            ("-0x8000000000000000", json!(i64::MIN)),
+            ("1e20", json!(1e20)),
             ("1.2.3", json!("1.2.3")),
+            ("1:30", json!("1:30")),
+            ("2026-11-22", json!("2026-11-22")),
+            ("2026-11-22 10:00:00", json!("2026-11-22 10:00:00")),
+            ("2026-11-22T10:00:00Z", json!("2026-11-22T10:00:00Z")),
             ("e5", json!("e5")),
             (".", json!(".")),
+            ("..", json!("..")),
             ("1e", json!("1e")),
             ("0x", json!("0x")),
+            ("0x-1", json!("0x-1")),
+            ("0b12", json!("0b12")),
+            ("0o18", json!("0o18")),
+            ("0x1.8p3", json!("0x1.8p3")),
             ("-", json!("-")),
+            ("+-1", json!("+-1")),
             ("é", json!("é")),
             ("nan", json!("nan")),
+            ("+inf", json!("+inf")),
         ];
         for (text, expected) in cases {
             assert_eq!(resolve(text), Scalar::Value(expected), "{text}");
@@ -124,7 +194,24 @@ mod tests {
 
     #[test]
     fn what_readers_disagree_on_is_refused() {
-        let cases = ["yes", "Off", "010", ".inf", "-.INF", ".nan", "9223372036854775808", "1e999"];
+        let cases = [
+            "y",
+            "N",
+            "yes",
+            "Off",
+            "010",
+            "-010",
+            "0_8",
+            ".inf",
+            "-.INF",
+            ".nan",
+            "9223372036854775808",
+            "-9223372036854775809",
+            "0x8000000000000000",
+            "1e999",
+            "._5",
+            ".5_0",
+        ];
         for text in cases {
             assert!(matches!(resolve(text), Scalar::Refused(_)), "{text}");
         }

@@ -95,7 +95,7 @@ fn each_error_has_its_place_field_value_and_rule() {
             &[("12:17: spec.searcher.maxLength.epochs:", "at least 1 (found 0)")],
         ),
         ("epochs: 3", "epochs: three", &[("12:17: spec.searcher.maxLength.epochs:", "an integer")]),
-        ("epochs: 3", "epochs: 3.0", &[("12:17: spec.searcher.maxLength.epochs:", "an integer")]),
+        ("epochs: 3", "epochs: 3.5", &[("12:17: spec.searcher.maxLength.epochs:", "an integer")]),
         (
             "epochs: 3",
             "epochs: 3, batches: 1",
@@ -154,6 +154,9 @@ fn each_error_has_its_place_field_value_and_rule() {
         ("batch: 64", "3: 64", &[("9:5: spec.hyperparameters:", "a key must be a string")]),
         ("batch: 64", "<<: {a: 1}", &[("9:5: spec.hyperparameters:", "merge keys")]),
         ("batch: 64", "batch: !odd 64", &[("9:17: spec.hyperparameters.batch:", "tags")]),
+        ("batch: 64", "batch: !!int \"6\"", &[("9:", "drop the tag")]),
+        ("batch: 64", "batch: 0_64", &[("9:12: spec.hyperparameters.batch:", "leading zeros")]),
+        ("batch: 64", "y: 64", &[("9:5: spec.hyperparameters", "put it in quotes")]),
         ("[train, mnist]", "[]", &[("6:16: spec.entrypoint.command:", "at least 1 item")]),
         (
             "[train, mnist]",

@@ -143,15 +143,18 @@ impl<'a> Reader<'a> {
         }
         let (value, anchor) = match event {
             Event::Scalar(text, style, anchor, tag) => {
-                let is_string = style != ScalarStyle::Plain
-                    || tag.as_ref().and_then(|tag| tag.core_suffix()) == Some("str");
-                if tag.as_ref().is_some_and(|tag| tag.core_suffix().is_none()) {
-                    self.refuse(
-                        span,
-                        path,
-                        &text,
-                        "tags other than YAML's own have no meaning here",
-                    );
+                let kind = tag.as_ref().map(|tag| tag.core_suffix());
+                let is_string = style != ScalarStyle::Plain || kind == Some(Some("str"));
+                match kind {
+                    None | Some(Some("str")) => {}
+                    // kubectl reads `!!int "3"` as a number.
+                    Some(Some(_)) => {
+                        self.refuse(span, path, &text, "only the tag !!str is read: drop the tag");
+                    }
+                    Some(None) => {
+                        let rule = "tags other than YAML's own have no meaning here";
+                        self.refuse(span, path, &text, rule);
+                    }
                 }
                 (self.scalar(&text, is_string, span, path), anchor)
             }

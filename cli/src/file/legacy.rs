@@ -2,6 +2,7 @@
 //! translated with a note, or
 //! refused.
 
+mod credentials;
 mod hyperparameters;
 mod parts;
 
@@ -13,6 +14,8 @@ use stoker_api::validate::{FieldError, NAME_BYTES_MAX, item, member};
 
 use super::schema::unknown_field;
 use super::tree::Tree;
+
+pub(super) use credentials::mask;
 
 /// Batches of a step of 0.12, unless the file says otherwise.
 const BATCHES_PER_STEP: u64 = 100;

@@ -157,7 +157,23 @@ fn read(path: &Path) -> Result<String, String> {
 
 /// `stem` names an experiment whose file, in another format, does not.
 fn parse(text: &str, stem: &str, sets: &[String]) -> Result<Loaded, Vec<Problem>> {
-    let (tree, mut problems) = tree::read(text);
+    let (tree, problems) = tree::read(text);
+    // A file that cannot be read may have either format.
+    let may_be_legacy = tree.as_ref().is_none_or(|tree| legacy::is_legacy(&tree.value));
+    parse_tree(tree, problems, stem, sets).map_err(|mut problems| {
+        if may_be_legacy {
+            problems.iter_mut().for_each(legacy::mask);
+        }
+        problems
+    })
+}
+
+fn parse_tree(
+    tree: Option<Tree>,
+    mut problems: Vec<Problem>,
+    stem: &str,
+    sets: &[String],
+) -> Result<Loaded, Vec<Problem>> {
     let Some(mut tree) = tree else { return Err(problems) };
     let is_legacy = legacy::is_legacy(&tree.value);
     for set in sets {

@@ -40,7 +40,7 @@ pub(super) fn apply(tree: &mut Tree, set: &str, is_legacy: bool) -> Result<(), P
     let mut target = &mut whole;
     for step in &steps {
         (target, path) = enter(target, step, &path)
-            .map_err(|rule| Problem::nowhere(&path, "", &format!("--set {set}: {rule}")))?;
+            .map_err(|rule| Problem::nowhere(&path, "", &format!("--set: {rule}")))?;
     }
     *target = value;
     tree.value = whole;

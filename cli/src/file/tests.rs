@@ -423,6 +423,61 @@ fn what_has_no_counterpart_is_refused() {
     assert!(!load_text(&secret, &[]).unwrap_err().to_string().contains("xyz"));
 }
 
+#[test]
+fn errors_of_old_files_show_no_credential() {
+    let lines = [
+        "environment: {registry_auth: {username: me, password: hunter2}}",
+        "environment: {registry_auth: {password: hunter2, password: hunter2}}",
+        "environment: {registry_auth: {password: !odd hunter2}}",
+        "environment: {registry_auth: hunter2}",
+        "environment: {registry_authh: {auth: hunter2}}",
+        "environment: {image: {cpu: a, password: hunter2}}",
+        "environment: {environment_variables: [PASSWORD hunter2]}",
+        "environment: {environment_variables: {cpu: [PASSWORD=hunter2]}}",
+        "environment: {environment_variables: [{PASSWORD: hunter2}]}",
+        "environment: {pod_spec: {spec: {containers: [{env: [{value: hunter2}]}]}}}",
+        "checkpoint_storage: {type: s3, bucket: b, access_key: a, secret_key: hunter2}",
+        "checkpoint_storage: {type: s3, bucket: b, acess_kye: hunter2}",
+        "checkpoint_storage: {type: azure, container: c, connection_string: hunter2}",
+        "checkpoint_storage: {type: {secret_key: hunter2}}",
+        "checkpoint_storage: [hunter2]",
+        "tensorboard_storage: {type: s3, secret_key: hunter2}",
+        "integrations: {pachyderm: {token: hunter2}}",
+        "security: {ssh: {rsa: hunter2}}",
+        "bind_mounts: [{host_path: hunter2}]",
+        "api_token: hunter2",
+        "data: {secrets: {key: hunter2}}",
+        "data: {secrets: hunter2}",
+        "data: {secrets: {key: hunter2, key: hunter2}}",
+        // The file cannot be read to its end, so its format is unknown.
+        "environment: {registry_auth: {password: !odd hunter2}, [",
+    ];
+    for line in lines {
+        let text = format!("searcher: {{name: single, metric: m, max_steps: 1}}\n{line}\n");
+        let error = load_text(&text, &[]).unwrap_err();
+        let (text, json) = (error.to_string(), json!(error).to_string());
+        assert!(!text.contains("hunter2") && !json.contains("hunter2"), "{line}\n{text}");
+    }
+    let sets = ["environment.registry_auth.password=[hunter2", "environment.a.token.b=hunter2"];
+    for set in sets {
+        let error = load_text(LEGACY, &[set]).unwrap_err().to_string();
+        assert!(!error.contains("hunter2"), "{set}\n{error}");
+    }
+    // A credential that YAML readers disagree on.
+    let text = LEGACY.replace("bucket: b", "bucket: b, secret_key: 0123456");
+    let error = load_text(&text, &[]).unwrap_err().to_string();
+    assert!(error.contains("secret_key") && !error.contains("0123456"), "{error}");
+}
+
+#[test]
+fn secrets_in_data_are_refused_with_the_remedy() {
+    let remedy = &[("19:8: data.secrets:", "name a Secret in spec.pod.envFromSecrets")];
+    check_errors(&LEGACY.replace("project: x", "data: {secrets: {key: x}}"), &[], remedy);
+    let text = LEGACY.replace("project: x", "data: {secrets: {}, url: here}");
+    let data = &load_text(&text, &[]).unwrap().spec_json["data"];
+    assert_eq!(data, &json!({ "url": "here" }));
+}
+
 /// An inference job that can run.
 const JOB: &str = "\
 apiVersion: stoker.dev/v1alpha1

@@ -6,8 +6,9 @@ use serde_json::{Value, json};
 use super::{Work, hyperparameters, item};
 
 /// All parts, in the order in which notes are given.
-pub(super) const ALL: [fn(&mut Work<'_>); 10] = [
+pub(super) const ALL: [fn(&mut Work<'_>); 11] = [
     plain,
+    data,
     entrypoint,
     hyperparameters::translate,
     searcher,
@@ -164,7 +165,6 @@ pub(super) fn is_off(value: &Value) -> bool {
 fn plain(work: &mut Work<'_>) {
     let fields = [
         ("labels", "spec.labels"),
-        ("data", "spec.data"),
         ("checkpoint_policy", "spec.checkpointPolicy"),
         ("perform_initial_validation", "spec.performInitialValidation"),
         ("records_per_epoch", "spec.recordsPerEpoch"),
@@ -181,6 +181,19 @@ fn plain(work: &mut Work<'_>) {
     for (from, to) in fields {
         work.carry(from, to);
     }
+}
+
+fn data(work: &mut Work<'_>) {
+    let Some(value) = work.take("data") else { return };
+    let mut data = value.clone();
+    let secrets = data.as_object_mut().and_then(|members| members.remove("secrets"));
+    if secrets.is_some_and(|secrets| !is_off(&secrets)) {
+        let rule = "is readable by everyone who may view the experiment: remove it from the file, \
+                    and pass environment variables to the program; on a cluster, name a Secret in \
+                    spec.pod.envFromSecrets";
+        work.refuse("data.secrets", &json!("..."), rule);
+    }
+    work.set("spec.data", data, "data");
 }
 
 fn entrypoint(work: &mut Work<'_>) {

@@ -1,0 +1,84 @@
+//! Keeps credentials of old files out of errors.
+
+use super::super::Problem;
+
+/// Fields of the storages that hold no credential. Any other name there may be a misspelled one.
+const SHOWN: [&str; 16] = [
+    "bucket",
+    "container",
+    "containerpath",
+    "endpoint",
+    "endpointurl",
+    "hostpath",
+    "prefix",
+    "propagation",
+    "saveexperimentbest",
+    "savetrialbest",
+    "savetriallatest",
+    "storagepath",
+    "tensorboardpath",
+    "checkpointpath",
+    "type",
+    "url",
+];
+
+/// Parts of the names of fields that hold credentials.
+const CREDENTIALS: [&str; 8] = [
+    "accesskey",
+    "apikey",
+    "connectionstring",
+    "credential",
+    "passw",
+    "privatekey",
+    "registryauth",
+    "secret",
+];
+
+/// Replaces the value of a problem if it is, or may contain, a credential.
+pub(in super::super) fn mask(problem: &mut Problem) {
+    let Problem { field, value, .. } = problem;
+    let is_masked = match field.as_str() {
+        // The value is the whole PATH=VALUE, in quotes.
+        "--set" => is_credential(value.trim_start_matches('"').split('=').next().unwrap_or("")),
+        field => is_credential(field),
+    };
+    let first = value.chars().next();
+    match first {
+        Some(_) if is_masked => *value = "...".to_owned(),
+        Some('{') if !is_space(field) => *value = "{...}".to_owned(),
+        Some('[') if !is_space(field) => *value = "[...]".to_owned(),
+        _ => {}
+    }
+}
+
+/// Returns whether the field at `path` may hold a credential.
+fn is_credential(path: &str) -> bool {
+    if is_space(path) {
+        return false;
+    }
+    let path = path.strip_prefix("spec.").unwrap_or(path);
+    let parts: Vec<String> = path
+        .split(['.', '[', ']'])
+        .filter(|part| !part.is_empty())
+        .map(|part| part.replace(['_', '-'], "").to_lowercase())
+        .collect();
+    let part = |index: usize| parts.get(index).map_or("", String::as_str);
+    let last = parts.last().map_or("", String::as_str);
+    match part(0) {
+        "checkpointstorage" | "tensorboardstorage" | "datalayer" | "security" | "integrations" => {
+            !SHOWN.contains(&last)
+        }
+        "environment" if ["environmentvariables", "podspec"].contains(&part(1)) => true,
+        "env" => last == "value",
+        _ => parts.iter().any(|part| {
+            let is_named = CREDENTIALS.iter().any(|name| part.contains(name));
+            is_named || part.ends_with("token") || part == "auth"
+        }),
+    }
+}
+
+/// Returns whether a field is part of the search space, where values are no secret.
+fn is_space(path: &str) -> bool {
+    let path = path.strip_prefix("spec.").unwrap_or(path);
+    path.starts_with("hyperparameters") || path.starts_with("searcher")
+}

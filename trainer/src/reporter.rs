@@ -3,18 +3,22 @@
 //! Reports are posted one after the other by a background task, so that training never waits for
 //! the door. While the door is away the task tries on and training goes on; what is still unsent
 //! is kept in each checkpoint.
+//!
+//! Only the directive `fenced` in a 200 answer ends an attempt. A proxy or a failed token review can
+//! answer 401, 403 or 410 to many trials at once, so every other answer means "unavailable".
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use reqwest::header::HeaderMap;
+use reqwest::header::{HeaderMap, RETRY_AFTER};
 use reqwest::{Certificate, Client, StatusCode, redirect};
 use stoker_api::contract::{
     CONTRACT_VERSION, Directive, Door, ExitCode, Report, ReportEvent, TrialConfig,
 };
 use stoker_api::names::{HEADER_SUPERFLUOUS, parse_checkpoint_name};
+use stoker_api::number;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
@@ -22,8 +26,12 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::Result;
 use crate::error::{Infrastructure, chain};
 
-/// Reports that wait; beyond them the oldest that decides nothing goes.
+/// Reports that wait; beyond them the oldest checkpoint goes, unless it is the best one.
 const QUEUE_MAX: usize = 4_096;
+/// Validations that wait and decide nothing: the newest and the best one, and a few for the terminal.
+const IDLE_VALIDATIONS_MAX: usize = 16;
+/// The same during an outage. A record holds no more than the newest metrics and the best one.
+const IDLE_VALIDATIONS_IN_OUTAGE_MAX: usize = 2;
 /// Time for a connection.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// Time for a request: longer than the door holds one that it cannot answer yet.
@@ -32,6 +40,10 @@ const REQUEST_MAX: Duration = Duration::from_secs(60);
 const BACKOFF_FIRST: Duration = Duration::from_millis(100);
 /// The longest wait between two tries, so that a door that is back is soon seen.
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
+/// The longest wait that a server can request with `Retry-After`.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
+/// Characters of an answer that are logged.
+const ANSWER_CHARS_MAX: usize = 1_000;
 /// How long [`Reporter::ask`] waits.
 const ASK_MAX: Duration = Duration::from_secs(60);
 /// How long [`Reporter::close`] waits. The exit code says the same as the last report.
@@ -41,13 +53,17 @@ const CLOSE_MAX: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Reporter {
     attempt: u32,
+    searched: Searched,
     shared: Arc<Shared>,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
+    /// Notified of each queued report.
     queued: Notify,
+    /// Notified of each queued report that must not wait behind one that decides nothing.
+    urgent: Notify,
     deleter: OnceLock<UnboundedSender<String>>,
 }
 
@@ -57,7 +73,74 @@ struct State {
     next_id: u64,
     /// Whether nothing more will be queued.
     is_closed: bool,
+    /// Whether the last try failed.
+    is_outage: bool,
     directive: Option<Directive>,
+}
+
+impl State {
+    /// The report to send next. During an outage, reports that decide something come first.
+    fn next(&self) -> Option<&Item> {
+        let urgent = self.queue.iter().find(|item| self.is_outage && item.is_urgent());
+        urgent.or_else(|| self.queue.front())
+    }
+
+    /// Drops validations that add nothing to the newest and the best one.
+    fn coalesce(&mut self, searched: &Searched) {
+        let max = match self.is_outage {
+            true => IDLE_VALIDATIONS_IN_OUTAGE_MAX,
+            false => IDLE_VALIDATIONS_MAX,
+        };
+        let is_candidate = |item: &Item| item.is_idle_validation() && item.asker.is_none();
+        let mut num = self.queue.iter().filter(|item| is_candidate(item)).count();
+        if num <= max {
+            return;
+        }
+        let best = searched.best(self.queue.iter().filter(|item| is_candidate(item)));
+        self.queue.retain(|item| {
+            let is_dropped = num > max && is_candidate(item) && Some(item.id) != best;
+            num -= usize::from(is_dropped);
+            !is_dropped
+        });
+    }
+
+    /// Makes room in a full queue, if that loses no result.
+    fn drop_oldest_checkpoint(&mut self, searched: &Searched) {
+        if self.queue.len() < QUEUE_MAX {
+            return;
+        }
+        let is_checkpoint =
+            |item: &&Item| matches!(item.report.event, ReportEvent::Checkpointed { .. });
+        let best = searched.best(self.queue.iter().filter(is_checkpoint));
+        let is_dropped = |item: &Item| is_checkpoint(&item) && Some(item.id) != best;
+        if let Some(oldest) = self.queue.iter().position(is_dropped) {
+            self.queue.remove(oldest);
+        }
+    }
+}
+
+/// The metric that a search goes by.
+#[derive(Debug)]
+struct Searched {
+    metric: String,
+    smaller_is_better: bool,
+}
+
+impl Searched {
+    /// The id of the item with the best metric, the first of equals; `None` if none has a number.
+    fn best<'a>(&self, items: impl Iterator<Item = &'a Item>) -> Option<u64> {
+        let loss = |item: &Item| {
+            let metric = match &item.report.event {
+                ReportEvent::Validated { metrics, .. } => metrics.get(&self.metric),
+                ReportEvent::Checkpointed { metric, .. } => metric.as_ref(),
+                _ => None,
+            };
+            let metric = number::parse(metric?).filter(|metric| !metric.is_nan())?;
+            Some((if self.smaller_is_better { metric } else { -metric }, item.id))
+        };
+        let best = items.filter_map(loss).min_by(|a, b| a.0.total_cmp(&b.0));
+        best.map(|(_, id)| id)
+    }
 }
 
 #[derive(Debug)]
@@ -85,11 +168,15 @@ impl Item {
         }
     }
 
-    /// Whether nothing is lost with it.
-    fn is_idle(&self) -> bool {
-        let decides_nothing =
-            matches!(self.report.event, ReportEvent::Validated { granted_units: None, .. });
-        self.asker.is_none() && (decides_nothing || self.is_progress())
+    fn is_idle_validation(&self) -> bool {
+        matches!(self.report.event, ReportEvent::Validated { granted_units: None, .. })
+    }
+
+    /// Whether it decides something, and may overtake reports that do not. The exit stays behind the
+    /// validations: a program that stops early is judged by them.
+    fn is_urgent(&self) -> bool {
+        let is_exit = matches!(self.report.event, ReportEvent::Exiting { .. });
+        !is_exit && !self.is_progress() && !self.is_idle_validation()
     }
 }
 
@@ -110,7 +197,9 @@ impl Reporter {
         let client = client(&config.door)?;
         let shared = Arc::new(Shared::default());
         rt.spawn(run(shared.clone(), client, config.door.clone()));
-        Ok(Self { attempt: config.attempt, shared })
+        let searched =
+            Searched { metric: config.metric.clone(), smaller_is_better: config.smaller_is_better };
+        Ok(Self { attempt: config.attempt, searched, shared })
     }
 
     /// Hands on the names of checkpoints that nobody needs any more, as answers name them.
@@ -120,7 +209,7 @@ impl Reporter {
     }
 
     /// Queues a report; never waits. A newer [`ReportEvent::Progress`] takes the place of one
-    /// that waits.
+    /// that waits. Of many waiting validations without `granted_units`, the newest and the best stay.
     pub fn post(&self, batches: u64, event: ReportEvent) {
         self.queue(batches, event, None);
     }
@@ -130,7 +219,7 @@ impl Reporter {
         self.shared.lock().directive
     }
 
-    /// Queues a report and waits for its answer, after all reports before it; `None` if none came
+    /// Queues a report and waits for its answer, in general after all reports before it; `None` if none came
     /// within a minute, or if the door does not understand it. The report stays queued.
     pub fn ask(&self, batches: u64, event: ReportEvent) -> Option<Directive> {
         self.ask_within(batches, event, ASK_MAX)
@@ -203,13 +292,15 @@ impl Reporter {
             item.inherit_activity(said);
             state.queue.retain(|it| !it.is_progress() || it.asker.is_some());
         }
-        if state.queue.len() >= QUEUE_MAX {
-            let idle = state.queue.iter().position(Item::is_idle).unwrap_or(0);
-            state.queue.remove(idle);
-        }
+        state.drop_oldest_checkpoint(&self.searched);
+        let is_urgent = item.is_urgent();
         state.queue.push_back(item);
+        state.coalesce(&self.searched);
         drop(state);
         self.shared.queued.notify_one();
+        if is_urgent {
+            self.shared.urgent.notify_one();
+        }
         Some(id)
     }
 }
@@ -229,7 +320,44 @@ enum Outcome {
     /// The door will never take this report.
     Rejected(String),
     /// It may work later.
-    Away(String),
+    Away(Refused),
+}
+
+/// A try that failed.
+#[derive(Debug, Default)]
+struct Refused {
+    /// The HTTP status; `None` without an answer.
+    status: Option<StatusCode>,
+    reason: String,
+    /// The wait that the server requests.
+    retry_after: Option<Duration>,
+}
+
+impl Refused {
+    fn unanswered(reason: String) -> Self {
+        Self { reason, ..Self::default() }
+    }
+}
+
+/// Failed tries since the last answer.
+#[derive(Debug, Default)]
+struct Outage {
+    num_failed: u32,
+    logged_status: Option<StatusCode>,
+}
+
+impl Outage {
+    /// Counts a failed try and logs it once for each new status; returns the wait before the next.
+    fn failed(&mut self, refused: &Refused) -> Duration {
+        if self.num_failed == 0 || refused.status != self.logged_status {
+            let reason = &refused.reason;
+            eprintln!("stoker: {reason}; training continues, and reports are tried again");
+            self.logged_status = refused.status;
+        }
+        let wait = BACKOFF_FIRST.saturating_mul(1 << self.num_failed.min(10)).min(BACKOFF_MAX);
+        self.num_failed = self.num_failed.saturating_add(1);
+        wait.max(refused.retry_after.unwrap_or_default().min(RETRY_AFTER_MAX))
+    }
 }
 
 /// The door is near: a proxy of the environment is for others, and the token goes nowhere else.
@@ -256,10 +384,10 @@ fn client(door: &Door) -> Result<Client> {
 }
 
 async fn run(shared: Arc<Shared>, client: Client, door: Door) {
-    let mut num_failed = 0u32;
+    let mut outage = Outage::default();
     loop {
-        let next = shared.lock().queue.front().map(|it| (it.id, it.report.clone()));
-        let Some((id, report)) = next else {
+        let next = shared.lock().next().map(|it| (it.id, it.report.clone(), it.is_urgent()));
+        let Some((id, report, is_urgent)) = next else {
             if shared.lock().is_closed {
                 return;
             }
@@ -272,10 +400,11 @@ async fn run(shared: Arc<Shared>, client: Client, door: Door) {
                     // Whoever deletes ends with the process; the rest is deleted at the end.
                     superfluous.into_iter().for_each(|it| drop(deleter.send(it)));
                 }
-                if num_failed > 0 {
+                if outage.num_failed > 0 {
                     eprintln!("stoker: {} answers again", door.url);
                 }
-                num_failed = 0;
+                outage = Outage::default();
+                shared.lock().is_outage = false;
                 if answered(&shared, id, directive) {
                     return;
                 }
@@ -284,16 +413,23 @@ async fn run(shared: Arc<Shared>, client: Client, door: Door) {
                 eprintln!("stoker: a report of batch {} was refused: {reason}", report.batches);
                 shared.lock().queue.retain(|it| it.id != id);
             }
-            Outcome::Away(reason) => {
-                if num_failed == 0 {
-                    eprintln!("stoker: {reason}; training goes on, reports are tried again");
+            Outcome::Away(refused) => {
+                let wait = outage.failed(&refused);
+                let has_urgent = {
+                    let mut state = shared.lock();
+                    if state.is_closed {
+                        return;
+                    }
+                    state.is_outage = true;
+                    state.queue.iter().any(Item::is_urgent)
+                };
+                // A server that slows down reports without effect may still take the others at once.
+                let is_slowed = refused.status == Some(StatusCode::TOO_MANY_REQUESTS) && !is_urgent;
+                let wait = if is_slowed && has_urgent { BACKOFF_FIRST } else { wait };
+                tokio::select! {
+                    () = tokio::time::sleep(wait) => {}
+                    () = shared.urgent.notified(), if is_slowed && !has_urgent => {}
                 }
-                if shared.lock().is_closed {
-                    return;
-                }
-                let wait = BACKOFF_FIRST.saturating_mul(1 << num_failed.min(10)).min(BACKOFF_MAX);
-                num_failed = num_failed.saturating_add(1);
-                tokio::time::sleep(wait).await;
             }
         }
     }
@@ -321,40 +457,49 @@ fn superfluous(headers: &HeaderMap) -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
+/// Posts one report. The token is read again for each try, because the kubelet renews the file.
 async fn send(client: &Client, door: &Door, report: &Report) -> Outcome {
     let token = match std::fs::read_to_string(&door.token_file) {
         Ok(token) => token,
         Err(error) => {
-            return Outcome::Away(format!("the token {} cannot be read: {error}", door.token_file));
+            let reason = format!("the token {} cannot be read: {error}", door.token_file);
+            return Outcome::Away(Refused::unanswered(reason));
         }
     };
     let request = client.post(&door.url).bearer_auth(token.trim()).json(report);
     let response = match request.send().await {
         Ok(response) => response,
-        Err(error) => return Outcome::Away(chain(&error)),
+        Err(error) => return Outcome::Away(Refused::unanswered(chain(&error))),
     };
     let status = response.status();
-    if status.is_success() {
+    if status == StatusCode::OK {
         let superfluous = superfluous(response.headers());
         return match response.json().await {
             Ok(directive) => Outcome::Answer(directive, superfluous),
-            Err(error) => Outcome::Away(format!("{} gave no directive: {error}", door.url)),
+            Err(error) => {
+                let reason = format!("{} gave no directive: {error}", door.url);
+                Outcome::Away(Refused { status: Some(status), reason, retry_after: None })
+            }
         };
     }
-    let said = |text: Result<String, _>| match text {
-        Ok(text) if !text.is_empty() => format!("{} answered {status}: {text}", door.url),
-        _ => format!("{} answered {status}", door.url),
-    };
+    let retry_after = retry_after(response.headers());
+    let text = response.text().await.unwrap_or_default();
+    let text: String = text.trim().chars().take(ANSWER_CHARS_MAX).collect();
+    let colon = if text.is_empty() { "" } else { ": " };
+    let reason = format!("{} answered {status}{colon}{text}", door.url);
     match status {
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::GONE => {
-            Outcome::Answer(Directive::Fenced, vec![])
+        // The server has read the report and will refuse it each time.
+        StatusCode::PAYLOAD_TOO_LARGE | StatusCode::UNPROCESSABLE_ENTITY => {
+            Outcome::Rejected(reason)
         }
-        StatusCode::BAD_REQUEST
-        | StatusCode::PAYLOAD_TOO_LARGE
-        | StatusCode::UNSUPPORTED_MEDIA_TYPE
-        | StatusCode::UNPROCESSABLE_ENTITY => Outcome::Rejected(said(response.text().await)),
-        _ => Outcome::Away(said(response.text().await)),
+        _ => Outcome::Away(Refused { status: Some(status), reason, retry_after }),
     }
+}
+
+/// `Retry-After` in seconds; its form with a date is ignored.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?;
+    text.trim().parse().ok().map(Duration::from_secs)
 }
 
 #[cfg(test)]

@@ -25,18 +25,18 @@ impl TestDoor {
     /// Answers each report by what it says.
     pub(crate) fn answering(directive: impl Fn(&Report) -> Directive + Send + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        Self::serve_with(listener, move |_, report| {
+        Self::serve_with(listener, move |_, _, report| {
             (200, serde_json::to_string(&directive(report)).unwrap())
         })
     }
 
     fn serve(listener: TcpListener, script: Vec<(u16, String)>) -> Self {
-        Self::serve_with(listener, move |idx, _| script[idx.min(script.len() - 1)].clone())
+        Self::serve_with(listener, move |idx, _, _| script[idx.min(script.len() - 1)].clone())
     }
 
     fn serve_with(
         listener: TcpListener,
-        answer: impl Fn(usize, &Report) -> (u16, String) + Send + 'static,
+        answer: impl Fn(usize, &str, &Report) -> (u16, String) + Send + 'static,
     ) -> Self {
         let address = listener.local_addr().unwrap();
         let seen = Arc::new(Mutex::new(vec![]));
@@ -59,10 +59,13 @@ impl TestDoor {
                 let mut body = vec![0; length];
                 reader.read_exact(&mut body).unwrap();
                 let report: Report = serde_json::from_slice(&body).unwrap();
-                let (status, text) = answer(idx, &report);
+                let (status, text) = answer(idx, &token, &report);
                 log.lock().unwrap().push((token, report));
                 let length = text.len();
-                let head = format!("HTTP/1.1 {status} X\r\ncontent-length: {length}");
+                let mut head = format!("HTTP/1.1 {status} X\r\ncontent-length: {length}");
+                if let Some(seconds) = text.strip_prefix("retry-after ") {
+                    head += &format!("\r\nretry-after: {seconds}");
+                }
                 let _ = write!(stream, "{head}\r\nconnection: close\r\n\r\n{text}");
             }
         });
@@ -132,12 +135,13 @@ fn each_answer_has_its_meaning() {
     check(vec![answer(200, go)], Some(go), 1);
     check(vec![answer(200, Directive::Preempt)], Some(Directive::Preempt), 1);
     check(vec![answer(200, Directive::Fenced)], Some(Directive::Fenced), 1);
-    for status in [401, 403, 410] {
-        check(vec![plain(status)], Some(Directive::Fenced), 1);
-    }
-    // Tried again.
-    for status in [404, 429, 500, 503] {
+    // Tried again, whoever answers so.
+    for status in [204, 302, 400, 401, 403, 404, 408, 410, 415, 429, 500, 502, 503] {
         check(vec![plain(status), plain(status), answer(200, go)], Some(go), 3);
+    }
+    // Only a 200 answer fences.
+    for status in [401, 403, 410, 500] {
+        check(vec![answer(status, Directive::Fenced), answer(200, go)], Some(go), 2);
     }
     check(vec![(200, "<html>".to_owned()), answer(200, go)], Some(go), 2);
     // Not tried again.
@@ -192,9 +196,47 @@ fn a_door_that_is_away_delays_reports_and_nothing_else() {
 }
 
 #[test]
+fn a_renewed_token_is_read_after_a_refusal() {
+    let it = Fixture::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let door = TestDoor::serve_with(listener, |_, token, _| match token {
+        "Bearer two" => answer(200, Directive::Continue { units: 5 }),
+        _ => (401, "the token has expired".to_owned()),
+    });
+    let reporter = it.reporter(door.address);
+    reporter.post(1, validated());
+    // One answer is there before the second try comes in.
+    while door.batches().len() < 2 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(reporter.directive(), None);
+    assert_eq!(reporter.unsent().len(), 1);
+    std::fs::write(it.folder.path().join("token"), "two\n").unwrap();
+    assert_eq!(reporter.ask(2, validated()), Some(Directive::Continue { units: 5 }));
+    assert!(reporter.unsent().is_empty());
+    assert_eq!(door.seen.lock().unwrap().last().unwrap().0, "Bearer two");
+}
+
+#[test]
+fn a_requested_wait_is_respected() {
+    let check = |header: &str, num_failed: u32, expected_ms: u64| {
+        let mut headers = HeaderMap::new();
+        headers.insert(RETRY_AFTER, header.parse().unwrap());
+        let refused = Refused { retry_after: retry_after(&headers), ..Refused::default() };
+        let wait = Outage { num_failed, ..Outage::default() }.failed(&refused);
+        assert_eq!(wait, Duration::from_millis(expected_ms), "{header} after {num_failed}");
+    };
+    check("0", 0, 100);
+    check("3", 0, 3_000);
+    check("3", 10, 5_000);
+    check("86400", 0, 30_000);
+    check("Fri, 31 Dec 1999 23:59:59 GMT", 0, 100);
+}
+
+#[test]
 fn a_fenced_reporter_says_nothing_more() {
     let it = Fixture::new();
-    let door = TestDoor::open(vec![plain(410), answer(200, Directive::Wait)]);
+    let door = TestDoor::open(vec![answer(200, Directive::Fenced), answer(200, Directive::Wait)]);
     let reporter = it.reporter(door.address);
     assert_eq!(reporter.ask(1, validated()), Some(Directive::Fenced));
     reporter.post(2, validated());
@@ -204,17 +246,107 @@ fn a_fenced_reporter_says_nothing_more() {
     assert_eq!(reporter.directive(), Some(Directive::Fenced));
 }
 
-#[test]
-fn the_oldest_report_that_decides_nothing_goes_first() {
-    let it = Fixture::new();
+fn idle(loss: &str) -> ReportEvent {
+    let metrics = [("loss".to_owned(), loss.to_owned())].into();
+    ReportEvent::Validated { metrics, granted_units: None }
+}
+
+fn checkpointed(batches: u64, loss: &str) -> ReportEvent {
+    ReportEvent::Checkpointed {
+        name: stoker_api::names::checkpoint_name(batches, 2),
+        manifest_sha256: String::new(),
+        bytes: 1,
+        metric: Some(loss.to_owned()),
+    }
+}
+
+/// A reporter whose server is away, and which knows it.
+fn reporter_in_outage(it: &Fixture) -> Reporter {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let reporter = it.reporter(address);
-    let idle = || ReportEvent::Validated { metrics: BTreeMap::new(), granted_units: None };
     reporter.post(0, validated());
-    for batches in 1..=QUEUE_MAX as u64 {
-        reporter.post(batches, idle());
+    while !reporter.shared.lock().is_outage {
+        std::thread::sleep(Duration::from_millis(5));
     }
+    reporter
+}
+
+fn unsent_batches(reporter: &Reporter) -> Vec<u64> {
+    reporter.unsent().iter().map(|report| report.batches).collect()
+}
+
+#[test]
+fn an_outage_keeps_the_newest_and_best_validation() {
+    let it = Fixture::new();
+    let reporter = reporter_in_outage(&it);
+    for batches in 1..=40 {
+        let loss = ["0.5", "0.1", "NaN", "0.1"][(batches % 4) as usize];
+        reporter.post(batches, idle(loss));
+        reporter.post(batches, checkpointed(batches, loss));
+    }
+    reporter.post(41, validated());
     let unsent = reporter.unsent();
+    let of = |is_wanted: fn(&ReportEvent) -> bool| -> Vec<u64> {
+        let wanted = unsent.iter().filter(|report| is_wanted(&report.event));
+        wanted.map(|report| report.batches).collect()
+    };
+    let is_idle =
+        |event: &ReportEvent| matches!(event, ReportEvent::Validated { granted_units: None, .. });
+    let is_result = |event: &ReportEvent| {
+        matches!(event, ReportEvent::Validated { granted_units: Some(_), .. })
+    };
+    assert_eq!(of(is_idle), [1, 40]);
+    assert_eq!(of(is_result), [0, 41]);
+    assert_eq!(unsent.len(), 4 + 40, "checkpoints stay");
+}
+
+#[test]
+fn waiting_validations_are_bounded() {
+    let searched = Searched { metric: "loss".to_owned(), smaller_is_better: false };
+    let mut state = State::default();
+    for batches in 0..100 {
+        let event = idle(if batches == 7 { "0.9" } else { "0.5" });
+        let report = Report { version: CONTRACT_VERSION, attempt: 2, batches, event };
+        state.queue.push_back(Item { id: batches, report, asker: None });
+        state.coalesce(&searched);
+    }
+    let ids: Vec<u64> = state.queue.iter().map(|item| item.id).collect();
+    assert_eq!(ids, [&[7][..], &(85..100).collect::<Vec<_>>()].concat());
+}
+
+#[test]
+fn a_full_queue_loses_no_result() {
+    let it = Fixture::new();
+    let reporter = reporter_in_outage(&it);
+    let num = QUEUE_MAX as u64 + 10;
+    for batches in 1..=num {
+        reporter.post(batches, checkpointed(batches, if batches == 3 { "0.1" } else { "0.5" }));
+    }
+    reporter.post(num, validated());
+    let unsent = unsent_batches(&reporter);
     assert_eq!(unsent.len(), QUEUE_MAX);
-    assert_eq!((unsent[0].batches, unsent[1].batches), (0, 2));
+    assert_eq!(unsent[..3], [0, 3, 14]);
+    assert_eq!(unsent[QUEUE_MAX - 2..], [num, num]);
+}
+
+#[test]
+fn results_overtake_validations_that_are_slowed_down() {
+    let it = Fixture::new();
+    let go = Directive::Continue { units: 5 };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let door = TestDoor::serve_with(listener, move |_, _, report| match report.event {
+        ReportEvent::Validated { granted_units: None, .. } => (429, "retry-after 30".to_owned()),
+        _ => answer(200, go),
+    });
+    let reporter = it.reporter(door.address);
+    reporter.post(1, idle("0.5"));
+    while door.batches().is_empty() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // Neither the requested wait nor the refused report holds these up.
+    let within = Duration::from_secs(20);
+    assert_eq!(reporter.ask_within(2, validated(), within), Some(go));
+    reporter.post(3, idle("0.4"));
+    assert_eq!(reporter.ask_within(4, checkpointed(4, "0.4"), within), Some(go));
+    assert_eq!(unsent_batches(&reporter), [1, 3]);
 }

@@ -90,7 +90,21 @@ fn train_under_runner_with(
     callback: impl Callback + 'static,
     validation: Option<Data<Pair>>,
 ) -> (Result<Fitted<Net>>, Vec<Report>) {
-    let door = TestDoor::open(vec![(200, r#"{"continue":{"units":20}}"#.into())]);
+    let door = TestDoor::open(vec![continue_to_20()]);
+    train_with_server(&door, metric, callback, validation)
+}
+
+fn continue_to_20() -> (u16, String) {
+    (200, r#"{"continue":{"units":20}}"#.into())
+}
+
+/// As [`train_under_runner_with`], with this report server.
+fn train_with_server(
+    door: &TestDoor,
+    metric: &str,
+    callback: impl Callback + 'static,
+    validation: Option<Data<Pair>>,
+) -> (Result<Fitted<Net>>, Vec<Report>) {
     let folder = tempfile::tempdir().unwrap();
     let token = folder.path().join("token");
     std::fs::write(&token, "one").unwrap();
@@ -108,6 +122,22 @@ fn train_under_runner_with(
     let fitted = context.fit(Net::new(context.device()), optimizers(), step, fit);
     let reports = door.seen.lock().unwrap().iter().map(|it| it.1.clone()).collect();
     (fitted, reports)
+}
+
+#[test]
+fn training_continues_while_reports_are_refused() {
+    let _stream = alone_on_the_stream();
+    let refusals = [401, 403, 410, 401, 500].map(|status| (status, "not now".to_owned()));
+    let door = TestDoor::open([&refusals[..], &[continue_to_20()]].concat());
+    let validation = Some(Data::arrays(samples()).unwrap());
+    let (fitted, reports) = train_with_server(&door, "val_loss", Stops(20), validation);
+    assert_eq!(fitted.unwrap().stopped.as_deref(), Some("enough"));
+    let num_refused = reports[1..].iter().take_while(|report| **report == reports[0]).count();
+    assert_eq!(num_refused, refusals.len(), "the refused report is sent again");
+    let is_result = |report: &&Report| {
+        matches!(report.event, ReportEvent::Validated { granted_units: Some(20), .. })
+    };
+    assert_eq!(reports.iter().filter(is_result).count(), 1);
 }
 
 #[test]

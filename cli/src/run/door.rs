@@ -1,7 +1,8 @@
 //! The door: where trainers report, and are told what to do.
 //!
 //! It listens on the loopback interface alone. Each attempt has a token of its own, which nobody
-//! else can guess or read. A report is on the disk before it is answered.
+//! else can guess or read. A report is on the disk before it is answered. Only a token that was given
+//! to an attempt gets a directive; the token of an attempt that is over gets `fenced`.
 
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -89,6 +90,10 @@ async fn report(
         let text = format!("the token is not that of an attempt of trial {index}");
         return Err((StatusCode::UNAUTHORIZED, text));
     };
+    // A trainer takes every other answer than this one for an outage.
+    if state.is_over(index, attempt) {
+        return Ok(Json(Directive::Fenced));
+    }
     let Json(report) = body.map_err(|error| (error.status(), error.body_text()))?;
     if report.attempt != attempt {
         let text =

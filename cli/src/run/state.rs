@@ -231,6 +231,12 @@ impl State {
         self.tokens.get(&index)?.get(token).copied()
     }
 
+    /// Whether an attempt was replaced or has ended, or its trial has.
+    pub(crate) fn is_over(&self, index: u32, attempt: u32) -> bool {
+        let is_over = |record| trial::directive(record, attempt, Wanted::Run) == Directive::Fenced;
+        self.trials.get(&index).is_none_or(is_over)
+    }
+
     /// Records a report and says what its trainer is to do. Nothing is changed if it cannot be
     /// written, or cannot be true: that is [`Failure::Input`].
     pub(crate) fn report(&mut self, index: u32, report: &Report) -> Result<Directive, Failure> {

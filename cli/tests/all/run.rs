@@ -245,6 +245,15 @@ fn the_door_refuses_strangers_and_nonsense() {
 }
 
 #[test]
+fn the_token_of_an_old_attempt_fences() {
+    let bench = Bench::new(json!({"single": {}}), "old-token");
+    check(&bench.run(&[]), 0, "");
+    let status = &bench.trials()[0]["status"];
+    assert_eq!(status["attempts"].as_array().unwrap().len(), 2);
+    assert_ne!(status["bestMetric"], "-1.0", "a report of the old attempt was recorded");
+}
+
+#[test]
 fn a_killed_runner_leaves_no_trainer_and_goes_on_to_the_same_results() {
     let undisturbed = Bench::new(random(4), "");
     check(&undisturbed.run(&[]), 0, "");

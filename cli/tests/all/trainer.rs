@@ -2,7 +2,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -62,6 +62,8 @@ impl Trainer {
             "knock" => self.knock(),
             "fault" if self.path("fault").exists() => return ExitCode::Infrastructure,
             "hold-gpu" => self.hold_gpu(),
+            "old-token" if self.config.attempt == 0 => return self.leave_token(),
+            "old-token" => self.use_old_token(),
             _ => {}
         }
         self.post(
@@ -184,6 +186,29 @@ impl Trainer {
         };
         let elsewhere = serde_json::to_string(&self.report(0, elsewhere)).unwrap();
         assert_eq!(self.send(&token, &elsewhere).0, 422);
+    }
+
+    fn old_token_file(&self) -> PathBuf {
+        Path::new(&self.config.storage.url).join("old-token")
+    }
+
+    fn leave_token(&self) -> ExitCode {
+        std::fs::create_dir_all(&self.config.storage.url).unwrap();
+        std::fs::write(self.old_token_file(), self.token()).unwrap();
+        self.fail()
+    }
+
+    /// Sends as the attempt before, whose token only fences.
+    fn use_old_token(&self) {
+        let token = std::fs::read_to_string(self.old_token_file()).unwrap();
+        let metrics = [("loss".to_owned(), "-1.0".to_owned())].into();
+        let event = ReportEvent::Validated { metrics, granted_units: Some(self.config.units) };
+        for attempt in [0, 1, 9] {
+            let report = Report { attempt, ..self.report(self.config.units, event.clone()) };
+            let answer = self.send(&token, &serde_json::to_string(&report).unwrap());
+            assert_eq!(answer, (200, "\"fenced\"".to_owned()), "as attempt {attempt}");
+        }
+        assert_eq!(self.send(&token, "{").0, 200);
     }
 
     fn report(&self, batches: u64, event: ReportEvent) -> Report {

@@ -193,7 +193,10 @@ async fn refused(
 ) -> Result<(), Error> {
     let mut record = trial.record.clone();
     // The spec of a malformed pod cannot change, so another try fails too.
-    let limits = if reason == POD_INVALID { Limits::new(0) } else { observed.limits() };
+    let limits = match observed.limits() {
+        limits if reason == POD_INVALID => Limits { max_restarts: 0, ..limits },
+        limits => limits,
+    };
     refuse(&mut record, end, reason, message, &limits, now());
     let written = write_status(world, trial, record.status).await?;
     super::tell(world, observed, &written).await;

@@ -231,5 +231,47 @@ mod tests {
             prop_assert_eq!(kept_of(&left), kept_of(&all));
             prop_assert!(left.ends_with(&all[all.len().saturating_sub(FALLBACKS)..]));
         }
+
+        /// The best of the experiment stay and all others go, although each trial deletes its own early, without
+        /// knowing the other trials.
+        #[test]
+        fn experiment_best_survive_early_deletion(
+            trials in vec(vec(option::of(0..9u8), 0..12), 0..5),
+            num_best in 0..6u32,
+            smaller_is_better: bool,
+        ) {
+            let policy = policy([num_best, 0, 0]);
+            let mut left = Vec::new();
+            let mut scored = Vec::new();
+            for (trial, metrics) in (0..).zip(&trials) {
+                let names: Vec<_> = (0..metrics.len()).map(|place| place.to_string()).collect();
+                let metrics = metrics.iter().map(|metric| metric.map(f64::from));
+                let of_trial: Vec<_> = names.iter().map(String::as_str).zip(metrics).collect();
+                let mut kept = Vec::new();
+                for checkpoint in records(&of_trial) {
+                    if let Some(metric) = checkpoint.metric.as_deref().and_then(number::parse) {
+                        let loss = if smaller_is_better { metric } else { -metric };
+                        scored.push((loss, checkpoint.batches, trial, checkpoint.name.clone()));
+                    }
+                    kept.push(checkpoint);
+                    let gone = superfluous(&policy, smaller_is_better, &kept);
+                    kept.retain(|checkpoint| !gone.contains(&checkpoint.name));
+                }
+                left.push((trial, kept));
+            }
+            let slices: Vec<_> = left.iter().map(|(trial, kept)| (*trial, kept.as_slice())).collect();
+            let gone = deletable(&policy, smaller_is_better, &slices);
+            let mut kept: Vec<(u32, String)> = left
+                .iter()
+                .flat_map(|(trial, kept)| kept.iter().map(|it| (*trial, it.name.clone())))
+                .filter(|checkpoint| !gone.contains(checkpoint))
+                .collect();
+            scored.sort_by(|a, b| a.partial_cmp(b).unwrap());
+            let best = scored.into_iter().take(num_best as usize);
+            let mut best: Vec<_> = best.map(|(_, _, trial, name)| (trial, name)).collect();
+            best.sort();
+            kept.sort();
+            prop_assert_eq!(kept, best);
+        }
     }
 }

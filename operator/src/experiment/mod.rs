@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use kube::runtime::events::EventType;
 use stoker_api::condition::{self, Condition, ConditionStatus};
-use stoker_api::experiment::{DesiredState, Experiment, ExperimentStatus, Phase};
+use stoker_api::experiment::{DesiredState, Experiment, ExperimentStatus, Phase, UsedStorage};
 use stoker_api::trial::{AttemptEnd, WantedState};
 use stoker_api::validate::{FieldError, ValidExperiment};
 use stoker_engine::experiment::{
@@ -119,7 +119,10 @@ async fn run(
     after.storage = storage;
     if after != *status {
         match apply::write_status(world, experiment, after.clone()).await {
-            Ok(written) => tell(world, &written, status, &after).await,
+            Ok(written) => {
+                tell(world, &written, status, &after).await;
+                tell_unrecorded(world, &written, &after).await;
+            }
             Err(error) => errors.push(error),
         }
     }
@@ -316,6 +319,18 @@ async fn tell(
         why.map(|message| format!("; {message}")).unwrap_or_default()
     );
     world.event(experiment, type_, reason, note).await;
+}
+
+/// Writes an event if the API server dropped the record of the storage. No pod is made without it.
+async fn tell_unrecorded(world: &World, written: &Experiment, after: &ExperimentStatus) {
+    let is_fixed =
+        |status: &ExperimentStatus| status.storage.as_ref().is_some_and(UsedStorage::is_fixed);
+    if is_fixed(after) && !written.status.as_ref().is_some_and(is_fixed) {
+        let note = "cannot record status.storage: the custom resource definitions are older than \
+                    the operator; apply crds/ of its version";
+        tracing::error!(experiment = %Key::of(written), note);
+        world.event(written, EventType::Warning, "OldDefinitions", note.to_owned()).await;
+    }
 }
 
 /// Writes an event with the words of the API server, if they have another reason than before.

@@ -138,6 +138,7 @@ async fn storage_of(
     let settings = pods::used_storage(&world.setup, valid, place);
     let found = match status.attempts {
         0 => None,
+        _ if status.phase.is_terminal() => None,
         _ => {
             let labels = format!("{LABEL_JOB}={}", valid.name);
             let secrets = &valid.spec.pod.env_from_secrets;

@@ -18,6 +18,7 @@ mod hub;
 mod launched;
 #[cfg(feature = "cuda")]
 mod nccl;
+mod program;
 mod pulse;
 mod rendezvous;
 mod ring;

@@ -47,7 +47,7 @@ impl Context {
         device: Device,
         ranks: Distributed,
     ) -> Self {
-        let context = Self {
+        Self {
             config,
             outlet: Arc::new(Mutex::new(outlet)),
             stop,
@@ -58,16 +58,12 @@ impl Context {
             pinned: None,
             #[cfg(feature = "learner")]
             learning: Default::default(),
-        };
-        context.seed_weights();
-        context
+        }
     }
 
     /// The same session on another device.
     pub(crate) fn on(self, device: Device) -> Self {
-        let context = Self { device, ..self };
-        context.seed_weights();
-        context
+        Self { device, ..self }
     }
 
     /// The way out to runner and storage, for a moment. After a panic elsewhere rows and reports can still
@@ -367,9 +363,14 @@ impl Context {
         }
     }
 
-    /// Sets burn's random stream to where weights are drawn from.
-    pub(crate) fn seed_weights(&self) {
-        rng::seed_weights(&self.device, self.config.seed);
+    /// Seeds burn's random stream for a program that is about to start: it may draw numbers itself.
+    pub(crate) fn seed_program(&self) {
+        self.draw_weights(|| ());
+    }
+
+    /// Calls `draw` with burn's random stream seeded for this trial's weights.
+    pub(crate) fn draw_weights<T>(&self, draw: impl FnOnce() -> T) -> T {
+        rng::draw_weights(&self.device, self.config.seed, draw)
     }
 }
 

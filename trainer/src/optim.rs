@@ -8,8 +8,11 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::module::{Module, ParamGroup, ParamId};
 use burn::optim::{ModuleOptimizer, Optimizer, SgdConfig};
 
-use crate::Result;
 use crate::collective::Collective;
+use crate::context::Context;
+#[cfg(feature = "learner")]
+use crate::rng;
+use crate::{Result, record};
 
 #[cfg(feature = "learner")]
 mod foreign;
@@ -142,6 +145,16 @@ impl Optimizers {
     /// Takes the place of optimizers that are being changed.
     pub(crate) fn none() -> Self {
         Self::one(SgdConfig::new().build(), 0.0)
+    }
+
+    /// The model with its weights drawn from the trial's seed. A program with burn's own loop seeds
+    /// the stream itself, and its weights are drawn from there.
+    pub(crate) fn draw_weights<M: Module>(&self, context: &Context, model: M) -> M {
+        #[cfg(feature = "learner")]
+        if self.foreign.is_some() {
+            return rng::exclusive(|| record::initialise(model));
+        }
+        context.draw_weights(|| record::initialise(model))
     }
 
     /// Batches whose gradients are added up before a step.

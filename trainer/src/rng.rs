@@ -1,5 +1,11 @@
 //! Random streams: each is a number made of the seed and of what it is for, so that none depends on
 //! how often another was used. The values are fixed by what is written here.
+//!
+//! burn's CPU backend has one random stream per process. No constructor seeds it: a session created in
+//! one thread must not change the weights that another thread draws.
+
+use std::cell::Cell;
+use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::Device;
 
@@ -32,13 +38,99 @@ pub fn key(parts: &[u64]) -> u64 {
     parts.iter().fold(0, |seed, part| mix(seed ^ mix(*part)))
 }
 
-/// Sets burn's stream to where weights are drawn from.
-pub(crate) fn seed_weights(device: &Device, seed: u32) {
-    device.seed(key(&[u64::from(seed), WEIGHTS]));
+/// Held while the stream is seeded, and from a seed to the last draw that relies on it.
+static SEEDING: Mutex<()> = Mutex::new(());
+
+thread_local! {
+    /// Whether this thread holds [`SEEDING`]: code that builds a model may itself initialize another.
+    static IS_HELD: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Calls `act` while no other thread seeds the stream.
+pub(crate) fn exclusive<T>(act: impl FnOnce() -> T) -> T {
+    struct Release;
+    impl Drop for Release {
+        fn drop(&mut self) {
+            IS_HELD.set(false);
+        }
+    }
+    if IS_HELD.get() {
+        return act();
+    }
+    let _stream = SEEDING.lock().unwrap_or_else(PoisonError::into_inner);
+    IS_HELD.set(true);
+    // Dropped before the lock, also when `act` panics.
+    let _release = Release;
+    act()
+}
+
+/// Calls `draw` with the stream seeded for weights. No other thread seeds the stream in between.
+pub(crate) fn draw_weights<T>(device: &Device, seed: u32, draw: impl FnOnce() -> T) -> T {
+    exclusive(|| {
+        device.seed(key(&[u64::from(seed), WEIGHTS]));
+        draw()
+    })
 }
 
 /// Sets burn's stream to where batch `batch` draws from on this rank: a run that starts here draws
 /// what one that came by would.
 pub(crate) fn seed_step(device: &Device, seed: u32, batch: u64, rank: usize) {
-    device.seed(key(&[u64::from(seed), STEP, batch, rank as u64]));
+    exclusive(|| device.seed(key(&[u64::from(seed), STEP, batch, rank as u64])));
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Distribution, Tensor};
+
+    use super::*;
+    use crate::Standalone;
+    use crate::train::tests::alone_on_the_stream;
+
+    fn drawn(device: &Device) -> Vec<f32> {
+        Tensor::<1>::random([8], Distribution::Default, device).into_data().try_to_vec().unwrap()
+    }
+
+    #[test]
+    fn a_new_session_leaves_the_stream_alone() {
+        let _stream = alone_on_the_stream();
+        let device = Device::flex();
+        let expected = draw_weights(&device, 3, || [drawn(&device), drawn(&device)]);
+        let found = draw_weights(&device, 3, || {
+            let first = drawn(&device);
+            let context = Standalone { quiet: true, ..Standalone::default() }.context().unwrap();
+            drop(context.on(Device::flex()));
+            [first, drawn(&device)]
+        });
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn threads_draw_the_weights_of_their_seeds() {
+        let _stream = alone_on_the_stream();
+        let device = Device::flex();
+        let draw = |seed| draw_weights(&device, seed, || [drawn(&device), drawn(&device)]);
+        let expected = [0, 1, 2, 3].map(draw);
+        std::thread::scope(|scope| {
+            for (seed, expected) in (0..).zip(&expected) {
+                scope.spawn(move || {
+                    for _ in 0..500 {
+                        assert_eq!(draw(seed), *expected);
+                        seed_step(&Device::flex(), seed, 0, 0);
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_draw_may_contain_another_and_panic() {
+        let _stream = alone_on_the_stream();
+        let device = Device::flex();
+        let nested = || draw_weights(&device, 1, || draw_weights(&device, 2, || drawn(&device)));
+        let expected = draw_weights(&device, 2, || drawn(&device));
+        assert_eq!(nested(), expected);
+        let panicking = || draw_weights(&device, 1, || panic!("a model that cannot be built"));
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(panicking)).unwrap_err();
+        assert_eq!(std::thread::scope(|scope| scope.spawn(nested).join()).unwrap(), expected);
+    }
 }

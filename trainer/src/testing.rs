@@ -164,6 +164,7 @@ impl TrialTest {
     pub fn build<T: Trial>(&self) -> Result<(T, Context)> {
         let _stream = alone_on_the_stream();
         let context = self.context(None, false)?;
+        context.seed_program();
         Ok((T::new(&context)?, context))
     }
 
@@ -233,6 +234,7 @@ impl TrialTest {
         let context = self.context(Some(folder), is_test)?;
         let seen = Arc::<Mutex<Seen>>::default();
         let stop = stop_at.map(|batch| (batch, context.stop.clone()));
+        context.seed_program();
         let watch = Watch { seen: seen.clone(), stop };
         let model = run_watched::<T>(&context, vec![Box::new(watch)])?.model;
         let Seen { batches, validation } =

@@ -19,12 +19,6 @@ fn alone(folder: Option<&Path>) -> Context {
     Standalone { folder, quiet: true, ..Standalone::default() }.context().unwrap()
 }
 
-/// A session for a test that draws nothing: making it sets the random stream, which others may be drawing from.
-fn alone_at_first() -> Context {
-    let _stream = crate::train::tests::alone_on_the_stream();
-    alone(None)
-}
-
 /// As many bytes as this, of each sample.
 const SAMPLE_BYTES: usize = 1_000;
 
@@ -298,7 +292,7 @@ fn a_sample_that_cannot_be_read_back_is_refused_as_it_is_built() {
 /// The others are on the way when the first is found damaged.
 #[test]
 fn nothing_of_a_failed_download_comes_into_the_folder_that_is_built_in_next() {
-    let context = alone_at_first();
+    let context = alone(None);
     let rt = context.outlet().runtime().clone();
     let [bucket, here] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let storage = Storage::open(bucket.path().to_str().unwrap(), None).unwrap();
@@ -328,7 +322,7 @@ fn nothing_of_a_failed_download_comes_into_the_folder_that_is_built_in_next() {
 
 #[test]
 fn another_machine_downloads_and_does_not_build() {
-    let context = alone_at_first();
+    let context = alone(None);
     let rt = context.outlet().runtime().clone();
     let [bucket, one, two, three, four] = [(); 5].map(|()| tempfile::tempdir().unwrap());
     let storage = Storage::open(bucket.path().to_str().unwrap(), None).unwrap();

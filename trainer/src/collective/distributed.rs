@@ -1,6 +1,5 @@
 //! The gang as a program sees it.
 
-use std::io::Read as _;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -13,10 +12,10 @@ use super::group::Group;
 use super::handshake::Sameness;
 use super::launched::Launched;
 use super::pulse::{Doing, Limits, Pulse};
-use super::{Alone, Collective, Numbers, exchange, group, rendezvous};
+use super::{Alone, Collective, Numbers, exchange, group, program, rendezvous};
 use crate::Result;
 use crate::device::Place;
-use crate::error::{Infrastructure, InvalidHyperparameters};
+use crate::error::InvalidHyperparameters;
 use crate::stop::StopSignal;
 
 /// The ranks that train together, and what they tell each other.
@@ -63,7 +62,7 @@ impl Distributed {
         gpu: Option<usize>,
         stop: &StopSignal,
     ) -> Result<Self> {
-        Self::meet(launched, config.attempt, sameness(config)?, gpu, stop)
+        Self::meet(launched, config.attempt, || sameness(config), gpu, stop)
     }
 
     /// Meets the other ranks that `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `GROUP_RANK`,
@@ -89,7 +88,7 @@ impl Distributed {
 
     /// Ranks that no runner has started.
     fn outside(launched: &Launched) -> Result<Self> {
-        let same = Sameness { program: own_program()?, config: [0; 32] };
+        let same = || Ok(Sameness { program: program::fingerprint()?, config: [0; 32] });
         let gpu = Place::of(launched.numbers.local_rank)?.gpu;
         Self::meet(launched, 0, same, gpu, &StopSignal::default())
     }
@@ -97,13 +96,13 @@ impl Distributed {
     fn meet(
         launched: &Launched,
         attempt: u32,
-        same: Sameness,
+        same: impl FnOnce() -> Result<Sameness>,
         gpu: Option<usize>,
         stop: &StopSignal,
     ) -> Result<Self> {
         let Launched { numbers, gang: Some(gang) } = launched else { return Ok(Self::alone()) };
         let (numbers, limits) = (*numbers, Limits::from_environment()?);
-        let connections = rendezvous::meet(gang, attempt, numbers, same, stop)?;
+        let connections = rendezvous::meet(gang, attempt, numbers, same()?, stop)?;
         let pulse = Arc::<Pulse>::default();
         let (mut ranks, local) = group::groups(numbers, connections, limits, pulse.clone())?;
         on_gpus(&mut ranks, gpu, stop)?;
@@ -271,19 +270,18 @@ fn sameness(config: &TrialConfig) -> Result<Sameness> {
         told.remove("door");
     }
     let config = Sha256::digest(serde_json::to_vec(&told)?).into();
-    Ok(Sameness { program: own_program()?, config })
+    Ok(Sameness { program: program::fingerprint()?, config })
 }
 
-/// SHA-256 of this program.
-fn own_program() -> Result<[u8; 32]> {
-    let unreadable = |it: std::io::Error| Infrastructure(format!("the program's own file: {it}"));
-    let mut file = std::fs::File::open("/proc/self/exe").map_err(unreadable)?;
-    let (mut program, mut bytes) = (Sha256::new(), vec![0; 1 << 20]);
-    loop {
-        match file.read(&mut bytes).map_err(unreadable)? {
-            0 => break,
-            num => program.update(&bytes[..num]),
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_single_rank_does_not_hash_its_program() {
+        let launched = Launched::ALONE;
+        let same = || panic!("the program is hashed");
+        let stop = StopSignal::default();
+        assert_eq!(Distributed::meet(&launched, 0, same, None, &stop).unwrap().size(), 1);
     }
-    Ok(program.finalize().into())
 }

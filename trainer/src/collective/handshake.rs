@@ -63,7 +63,7 @@ pub(super) enum Purpose {
 /// What must be the same on all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sameness {
-    /// SHA-256 of the program.
+    /// Digest of the program: see [`program::fingerprint`](super::program::fingerprint).
     pub(super) program: [u8; DIGEST_BYTES],
     /// SHA-256 of what it was told.
     pub(super) config: [u8; DIGEST_BYTES],

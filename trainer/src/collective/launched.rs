@@ -26,7 +26,7 @@ pub(crate) struct Launched {
 }
 
 impl Launched {
-    const ALONE: Self = Self { numbers: Numbers::ALONE, gang: None };
+    pub(super) const ALONE: Self = Self { numbers: Numbers::ALONE, gang: None };
 
     /// What Stoker's launcher says, of the gang that the trial has.
     ///

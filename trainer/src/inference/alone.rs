@@ -219,7 +219,6 @@ mod tests {
 
     #[test]
     fn other_arguments_are_another_job() {
-        let _stream = crate::train::tests::alone_on_the_stream();
         let id = |arguments: &str| {
             let arguments = arguments.split_whitespace().map(str::to_owned);
             context(arguments).unwrap().unwrap().config.experiment_id

@@ -14,7 +14,6 @@ use super::{Inference, finish, plan, work};
 use crate::context::Context;
 use crate::error::exit_code;
 use crate::train::Standalone;
-use crate::train::tests::alone_on_the_stream;
 use crate::{Error, Result};
 
 /// Says of each row which it was.
@@ -73,8 +72,6 @@ impl Bench {
     }
 
     fn context(&self, slot: u32, slots: u32, attempt: u32) -> Context {
-        // Making a session sets the random stream, which others may be drawing from.
-        let _stream = alone_on_the_stream();
         let mut context = Standalone { quiet: true, ..Standalone::default() }.context().unwrap();
         context.config.experiment_id = "0b3f9c1e-77aa".into();
         context.config.attempt = attempt;
@@ -85,7 +82,6 @@ impl Bench {
     /// The same program once more.
     fn again(&self) -> Result<()> {
         let context = self.context(0, 1, 1);
-        let _stream = alone_on_the_stream();
         super::prepare(context, true).map(drop)
     }
 

@@ -1,7 +1,6 @@
 //! A plain burn program, alone and under Stoker: the same bits, over stops and on every rank.
 
 use std::path::Path;
-use std::sync::Mutex;
 
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
@@ -26,7 +25,7 @@ use super::*;
 use crate::error::exit_code;
 use crate::outlet::Outlet;
 use crate::train::tests::alone_on_the_stream;
-use crate::{Data, Distributed, Standalone, key};
+use crate::{Data, Distributed, Standalone, key, record, rng};
 
 /// Seven batches of 16, the last of 4.
 const SAMPLES: u64 = 100;
@@ -112,15 +111,11 @@ fn learner(dropout: f64) -> Learner<Net> {
     learner_of(dropout, true)
 }
 
-/// Ranks that are threads share one stream: none makes a session, which sets it, while another draws.
-static DRAWING: Mutex<()> = Mutex::new(());
-
 fn learner_of(dropout: f64, is_normed: bool) -> Learner<Net> {
-    // burn draws weights when they are first looked at.
-    let _drawing = DRAWING.lock().unwrap();
     let device = Device::flex().autodiff();
-    device.seed(3);
-    let net = crate::record::initialise(Net::new(dropout, is_normed, &device));
+    // burn draws weights when they are first used.
+    let net = Net::new(dropout, is_normed, &device);
+    let net = rng::draw_weights(&device, 3, || record::initialise(net));
     let schedule = CosineAnnealingLrSchedulerConfig::new(1e-2, 50).init().unwrap();
     Learner::new(net, AdamConfig::new().init(), schedule)
 }
@@ -279,13 +274,11 @@ fn workers_change_no_result() {
 fn ranks(size: usize, is_ours: bool, global: usize, is_normed: bool) -> Vec<Vec<u32>> {
     let train = |rank: crate::ThreadRank| {
         let scratch = tempfile::tempdir().unwrap();
-        let drawing = DRAWING.lock().unwrap();
         let Context { mut config, stop, .. } = standalone(None).context().unwrap();
         let is_lead = crate::Collective::rank(&rank) == 0;
         let outlet = Outlet::open(&mut config, true, is_lead).unwrap();
         let ranks = Distributed::of(Box::new(rank));
         let context = Context::new(config, outlet, stop, Device::flex().autodiff(), ranks);
-        drop(drawing);
         let data = || Data::dataset(InMemDataset::new(items()), Pairs);
         let loaders = match is_ours {
             true => {

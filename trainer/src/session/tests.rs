@@ -14,7 +14,6 @@ use super::*;
 use crate::error::exit_code;
 use crate::outlet::Outlet;
 use crate::stop::StopSignal;
-use crate::train::tests::alone_on_the_stream;
 use crate::{CheckpointSource, Distributed, Standalone, ThreadRank};
 
 /// The sessions of `size` threads, of a program that keeps its files in `folder`.
@@ -116,7 +115,6 @@ fn train(folder: &Path, stop_at: u64) -> Result<Sum> {
 
 #[test]
 fn a_loop_of_any_model_goes_on_from_where_it_was_asked_to_leave() {
-    let _stream = alone_on_the_stream();
     let straight = tempfile::tempdir().unwrap();
     let expected = train(straight.path(), u64::MAX).unwrap();
     assert_eq!(expected.batches, 10);
@@ -142,7 +140,6 @@ fn a_loop_of_any_model_goes_on_from_where_it_was_asked_to_leave() {
 /// Rows of a killed attempt that come after the checkpoint are those of the attempt that goes on.
 #[test]
 fn what_a_restarted_attempt_reports_again_takes_the_place_of_what_was_reported() {
-    let _stream = alone_on_the_stream();
     let folder = tempfile::tempdir().unwrap();
     let report = |context: &Context, batches, value| {
         context.session().report_metrics("training", batches, [("loss", value)]).unwrap();
@@ -167,7 +164,6 @@ fn what_a_restarted_attempt_reports_again_takes_the_place_of_what_was_reported()
 
 #[test]
 fn training_validation_and_checkpoints_come_in_any_order() {
-    let _stream = alone_on_the_stream();
     let folder = tempfile::tempdir().unwrap();
     let context = alone(folder.path());
     let session = context.session();
@@ -190,7 +186,6 @@ fn training_validation_and_checkpoints_come_in_any_order() {
 
 #[test]
 fn checkpoints_are_found_fetched_in_part_and_deleted_but_for_the_latest() {
-    let _stream = alone_on_the_stream();
     let (folder, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let context = alone(folder.path());
     let session = context.session();
@@ -231,7 +226,6 @@ fn checkpoints_are_found_fetched_in_part_and_deleted_but_for_the_latest() {
 
 #[test]
 fn a_program_without_a_folder_goes_on_without_checkpoints() {
-    let _stream = alone_on_the_stream();
     let context = Standalone { quiet: true, ..Standalone::default() }.context().unwrap();
     let session = context.session();
     assert_eq!(session.restore_path(|_, _| Ok(())).unwrap(), None);
@@ -251,7 +245,6 @@ fn a_program_without_a_folder_goes_on_without_checkpoints() {
 
 #[test]
 fn ranks_give_shares_of_one_checkpoint() {
-    let _stream = alone_on_the_stream();
     let (folder, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let contexts = gang(folder.path(), 3);
     let share = |context: &Context| {
@@ -294,7 +287,6 @@ fn ranks_give_shares_of_one_checkpoint() {
 
 #[test]
 fn ranks_that_disagree_make_no_checkpoint_and_all_know_why() {
-    let _stream = alone_on_the_stream();
     let folder = tempfile::tempdir().unwrap();
     let contexts = gang(folder.path(), 3);
     let upload = |batch, text: &'static (dyn Fn(usize) -> String + Sync), fails: usize| {
@@ -333,7 +325,6 @@ fn ranks_that_disagree_make_no_checkpoint_and_all_know_why() {
 
 #[test]
 fn who_is_asked_to_leave_goes_by_the_mode() {
-    let _stream = alone_on_the_stream();
     use PreemptMode::{ChiefOnly, WorkersAskChief, WorkersAskThemselves};
     let folder = tempfile::tempdir().unwrap();
     let check = |mode, signalled: usize, expected: [&str; 3]| {
@@ -366,7 +357,6 @@ fn who_is_asked_to_leave_goes_by_the_mode() {
 
 #[test]
 fn a_profiler_leaves_rows_and_event_files_of_its_own() {
-    let _stream = alone_on_the_stream();
     let folder = tempfile::tempdir().unwrap();
     let context = alone(folder.path());
     let profiler = context.session().profile(Duration::ZERO).unwrap();
@@ -395,7 +385,6 @@ fn a_profiler_leaves_rows_and_event_files_of_its_own() {
 /// The search's answer may have been lost: a restart at the length knows the result without validating again.
 #[test]
 fn a_restart_at_the_length_knows_what_was_validated_there() {
-    let _stream = alone_on_the_stream();
     let folder = tempfile::tempdir().unwrap();
     let first = alone(folder.path());
     first.session().report_metrics("validation", 10, [("loss", 0.25)]).unwrap();
@@ -413,7 +402,6 @@ fn a_restart_at_the_length_knows_what_was_validated_there() {
 
 #[test]
 fn a_length_is_reached_at_its_end_and_not_before() {
-    let _stream = alone_on_the_stream();
     let folder = tempfile::tempdir().unwrap();
     let context = alone(folder.path());
     let session = context.session();
@@ -431,7 +419,6 @@ fn a_length_is_reached_at_its_end_and_not_before() {
 /// As the runner finds the searched metric.
 #[test]
 fn a_searched_metric_is_named_in_full_or_with_val() {
-    let _stream = alone_on_the_stream();
     let mut config = Standalone::default().context().unwrap().config;
     let metrics: Logs = [("validation_loss".to_owned(), 0.5)].into();
     let mut check = |name: &str, expected: Result<f64, &str>| {

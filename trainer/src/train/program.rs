@@ -71,6 +71,9 @@ impl Default for Standalone {
 impl Standalone {
     /// The session of a program that trains alone.
     ///
+    /// Training draws weights from `seed`. Random numbers that the program draws itself are not seeded:
+    /// call `context.device().seed(..)` for those.
+    ///
     /// # Errors
     ///
     /// The folder cannot be used.
@@ -147,10 +150,19 @@ fn folder_url(folder: &Path) -> Result<String> {
 ///
 /// In a gang or under a runner the exit code says what happened, which [`run`] and [`main`] see to.
 ///
+/// Seeds burn's random stream by the trial's seed: call it before the program draws random numbers.
+///
 /// # Errors
 ///
 /// What the process was told cannot be read.
 pub fn init() -> Result<Context> {
+    let context = session()?;
+    context.seed_program();
+    Ok(context)
+}
+
+/// As [`init`], with burn's random stream left alone.
+fn session() -> Result<Context> {
     match std::env::var_os(ENV_TRIAL_CONFIG) {
         Some(path) => under_runner(Path::new(&path)),
         None => arguments::from_environment()?.context(),
@@ -170,7 +182,7 @@ pub fn main_with<T: Trial>(arguments: impl IntoIterator<Item = String>) -> proce
 /// A whole `fn main` for a script: makes the session, runs `program`, and turns what it returns,
 /// and a panic, into the exit code that a runner understands.
 pub fn run(program: impl FnOnce(&Context) -> Result<()>) -> process::ExitCode {
-    finish(init(), program)
+    finish(session(), program)
 }
 
 /// As [`run`]; alone, these arguments say how to train, as those of [`main`] do.
@@ -250,6 +262,7 @@ pub(crate) fn finish(
             return process::ExitCode::from(code as u8);
         }
     };
+    context.seed_program();
     let result = catch_unwind(AssertUnwindSafe(|| program(&context)))
         .unwrap_or_else(|panic| Err(caught(panic, |why| panicked(&context, why))));
     #[cfg(feature = "learner")]

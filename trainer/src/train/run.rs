@@ -92,7 +92,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let plan = context.plan(batch_size, true);
         train.check(&plan)?;
         validation.as_ref().map_or(Ok(()), |it| it.check_validation(&plan))?;
-        let model = record::initialise(model);
+        let model = optimizers.draw_weights(context, model);
         optimizers.check(&record::paths(&model))?;
         let timetable = Timetable::new(config, train.steps(&plan), global_batch as u64);
         let own_epochs = epochs.filter(|_| !context.outlet().has_runner() && config.units == 0);

@@ -37,7 +37,8 @@ mod trying;
 
 type Pair = (Tensor<2>, Tensor<1, Int>);
 
-/// burn's CPU backend has one random stream for the process: trainings in threads would mix theirs.
+/// Held by tests that compare the bits of trainings with dropout, and by tests that draw: burn's CPU backend
+/// has one random stream per process. Tests that only create sessions do not need it.
 static STREAM: Mutex<()> = Mutex::new(());
 
 pub(crate) fn alone_on_the_stream() -> MutexGuard<'static, ()> {
@@ -153,7 +154,6 @@ fn train_epochs_of(
         .batch_size(16)
         .callbacks(callbacks);
     let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
-    context.seed_weights();
     context.fit(Net::new(context.device()), optimizers(), step, fit)
 }
 

@@ -5,12 +5,12 @@ use burn::tensor::Device;
 
 use super::Part;
 use super::fit::{Fit, Fitted, Step};
-use crate::Result;
 use crate::callback::Callback;
 use crate::context::Context;
 use crate::data::Data;
 use crate::optim::Optimizers;
 use crate::step::StepOutput;
+use crate::{Error, Result, record};
 
 /// A training that is driven from outside: says what to train, and leaves when and how long to
 /// others. Run it by [`main`](crate::main).
@@ -106,8 +106,11 @@ pub(crate) fn run_watched<T: Trial>(
     let trial = context.tried(Part::New, || T::new(context))?;
     let batch_size = context.batch_size()?;
     context.warn_of_batch_size()?;
-    context.seed_weights();
-    let model = context.tried(Part::BuildModel, || trial.build_model(context.device()))?;
+    // burn draws weights when they are first used: draw them here, before another thread seeds the stream.
+    let model = context.draw_weights(|| {
+        let model = context.tried(Part::BuildModel, || trial.build_model(context.device()))?;
+        Ok::<_, Error>(record::initialise(model))
+    })?;
     let optimizers = context.tried(Part::BuildOptimizers, || trial.build_optimizers())?;
     let train = context.tried(Part::BuildTrainingData, || trial.build_training_data())?;
     let validation = context.tried(Part::BuildValidationData, || trial.build_validation_data())?;

@@ -166,9 +166,10 @@ pub(crate) fn callbacks(rank: usize) -> Vec<Box<dyn Callback>> {
 pub(crate) fn train() -> ExitCode {
     stoker_trainer::run(|context: &Context| {
         let ranks = context.distributed();
-        // Weights that differ show whether rank 0's are taken.
+        // Weights that differ show whether rank 0's are taken. `fit` draws those that are not drawn yet.
         context.device().seed(ranks.rank() as u64);
         let model = Net::new(context.device(), std::env::var_os(ENV_FULL).is_some());
+        let _ = weights(&model);
         let data = || Data::arrays(samples());
         let fit = Fit::new(data()?)
             .validation(data()?)

@@ -33,7 +33,6 @@ fn fit(
     callbacks: Vec<Box<dyn Callback>>,
 ) -> Result<Fitted<Net>> {
     let context = Standalone { seed, ..alone(Some(folder), until) }.context()?;
-    context.seed_weights();
     let fit = Fit::new(Data::arrays(samples())?).batch_size(16).callbacks(callbacks);
     context.fit(Net::new(context.device()), optimizers(), step, fit)
 }
@@ -286,8 +285,8 @@ fn a_batch_of_no_weight_moves_nothing_and_a_count_that_is_none_is_told() {
     let _stream = alone_on_the_stream();
     let weights = |counts: f64, factor: f32| {
         let context = alone(None, 1).context().unwrap();
-        context.seed_weights();
-        let model = record::initialise(LinearConfig::new(20, 5).init(context.device()));
+        let linear = LinearConfig::new(20, 5).init(context.device());
+        let model = context.draw_weights(|| record::initialise(linear));
         let before = record::snapshot(&model).into_bytes().unwrap();
         let fit = Fit::new(Data::arrays(samples()).unwrap()).batch_size(16);
         let step = |model: &Linear, (x, _): Pair| {

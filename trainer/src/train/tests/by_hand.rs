@@ -20,7 +20,6 @@ fn train_by_hand(context: &Context, workers: usize, stop_at: u64) -> Result<Fitt
     let fit = Fit::new(Data::arrays(samples())?.workers(workers).queue(3))
         .batch_size(16 / context.distributed().size())
         .callbacks(callbacks);
-    context.seed_weights();
     let mut training = context.training(Net::new(context.device()), optimizers(), fit)?;
     while let Some(turn) = training.next()? {
         match turn {

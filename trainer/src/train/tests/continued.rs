@@ -30,7 +30,6 @@ fn train_as(folder: &Path, id: &str, epochs: u64, stop_at: u64) -> (Vec<u64>, u6
         .continue_id(id)
         .callbacks(vec![seen.clone().boxed(), StopAt(stop_at, context.stop.clone()).boxed()]);
     let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
-    context.seed_weights();
     let one = Optimizers::one(AdamConfig::new().init(), 1e-2);
     let fitted = context.fit(Net::new(context.device()), one, step, fit);
     let weights = fitted.map_or(vec![], |fitted| {

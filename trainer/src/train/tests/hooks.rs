@@ -109,7 +109,6 @@ fn train(folder: &Path, leaves: Option<u64>, mut more: Vec<Box<dyn Callback>>) -
     let data = || Data::arrays(samples());
     let fit = Fit::new(data().unwrap()).validation(data().unwrap()).batch_size(16).callbacks(more);
     let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
-    context.seed_weights();
     let _ = context.fit(Net::new(context.device()), optimizers(), step, fit);
     calls.lock().unwrap().clone()
 }

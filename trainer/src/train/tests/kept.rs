@@ -20,7 +20,6 @@ fn train(folder: &Path, batches: u64, stop_at: u64) -> Result<(Fitted<Net>, Vec<
         .batch_size(16)
         .callbacks(vec![stopping().boxed(), stop]);
     let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
-    context.seed_weights();
     let fitted = context.fit(Net::new(context.device()), optimizers(), step, fit)?;
     let model = crate::record::snapshot(&fitted.model).into_bytes()?.to_vec();
     Ok((fitted, model))

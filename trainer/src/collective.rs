@@ -7,7 +7,7 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::Result;
+use crate::{Result, record};
 
 mod distributed;
 #[cfg(any(test, feature = "cuda"))]
@@ -91,7 +91,7 @@ pub trait Collective: Send + Sync + std::fmt::Debug {
         Ok(())
     }
 
-    /// The sums over all ranks of a flat tensor of `f32`, `f16` or `bf16`, of this type and on its device.
+    /// The sums over all ranks of a flat tensor of `f64`, `f32`, `f16` or `bf16`, of this type and on its device.
     ///
     /// # Errors
     ///
@@ -254,8 +254,9 @@ fn sum_on_host(ranks: &(impl Collective + ?Sized), values: Tensor<1>) -> Result<
         Ok(TensorData::new(values, shape))
     }
     let (device, dtype) = (values.device(), values.dtype());
-    let data = values.into_data();
+    let data = values.try_into_data().map_err(record::unreadable)?;
     let data = match dtype {
+        DType::F64 => sum(data, |it| ranks.sum_f64(it)),
         DType::F32 => sum(data, |it| ranks.sum_f32(it)),
         DType::F16 => sum(data, |it| ranks.sum_f16(it)),
         DType::BF16 => sum(data, |it| ranks.sum_bf16(it)),

@@ -6,7 +6,7 @@ use burn::grad_clipping::{GradientClipping, GradientClippingConfig};
 use burn::lr_scheduler::constant::ConstantLr;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::module::{Module, ParamGroup, ParamId};
-use burn::optim::{ModuleOptimizer, Optimizer, SgdConfig};
+use burn::optim::{GradientsParams, ModuleOptimizer, Optimizer, SgdConfig};
 
 use crate::collective::Collective;
 use crate::context::Context;
@@ -23,7 +23,7 @@ mod state;
 
 #[cfg(feature = "learner")]
 pub(crate) use foreign::{Foreign, ForeignSnapshot};
-pub(crate) use gradients::{GradientSum, PendingGradients, Tally};
+pub(crate) use gradients::{FlatGradients, GradientSum, PendingGradients, Tally};
 pub use schedule::Schedule;
 pub(crate) use selection::Selection;
 pub(crate) use state::OptimizersState;
@@ -189,22 +189,30 @@ impl Optimizers {
         Ok(())
     }
 
-    /// One step with the sums over all ranks.
+    /// The gradients of a step, from the sums over all ranks.
+    pub(crate) fn normalise<M: Module>(
+        &self,
+        model: &M,
+        sum: GradientSum,
+        ranks: &dyn Collective,
+    ) -> Result<GradientsParams> {
+        sum.normalise(model, self.clip_norm, ranks)
+    }
+
+    /// One step with these gradients.
     pub(crate) fn step<M: Module + 'static>(
         &mut self,
         model: M,
-        sum: GradientSum,
-        ranks: &dyn Collective,
+        gradients: GradientsParams,
     ) -> Result<M> {
         #[cfg(feature = "learner")]
         if let Some(foreign) = &mut self.foreign {
-            let gradients = sum.normalise(&model, self.clip_norm, ranks)?;
             drop(model);
             self.steps += 1;
             return foreign::stepped(&mut **foreign, gradients);
         }
         let rates = self.next_rates();
-        self.step_at(&rates, model, sum, ranks)
+        self.step_at(&rates, model, gradients)
     }
 
     /// The learning rates of a step, by group; the schedules go on.
@@ -214,15 +222,13 @@ impl Optimizers {
         self.rates.iter_mut().map(|rate| rate.schedule.next(steps) * scale).collect()
     }
 
-    /// One step with the sums over all ranks, by these learning rates.
+    /// One step with these gradients and learning rates.
     pub(crate) fn step_at<M: Module + 'static>(
         &mut self,
         rates: &[f64],
         model: M,
-        sum: GradientSum,
-        ranks: &dyn Collective,
+        gradients: GradientsParams,
     ) -> Result<M> {
-        let gradients = sum.normalise(&model, self.clip_norm, ranks)?;
         // burn builds a learning rate with groups only by stepping a scheduler with groups.
         let groups = self.rates.iter().map(|rate| rate.group.clone());
         let mut rates = groups.zip(rates.iter().map(|rate| ConstantLr::new(*rate)));

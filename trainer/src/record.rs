@@ -1,19 +1,20 @@
 //! Models to bytes and back: the same state is the same bytes, in every process.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::store::ModuleRecord;
 use burn::tensor::{
-    AllocationProperty, Bool, Bytes as BurnBytes, DType, Int, Shape, Tensor, TensorData,
+    AllocationProperty, Bool, Bytes as BurnBytes, DType, Element, Int, Shape, Tensor, TensorData,
 };
 use bytes::Bytes;
 
-use crate::Result;
 use crate::callback::Weights;
 use crate::checkpoint::Parts;
 use crate::collective::Collective;
 use crate::rng::key;
+use crate::{Error, Result};
 
 mod exchange;
 mod stored;
@@ -60,12 +61,36 @@ pub(crate) fn paths<M: Module>(model: &M) -> Vec<String> {
     walk.found
 }
 
+/// Calls `read` with a tensor's values, converted to `E` where they are of another type.
+///
+/// # Errors
+///
+/// The device or the conversion failed: the values are then unknown, and must not be taken for zeros.
+pub(crate) fn on_host<const D: usize, E: Element, T>(
+    tensor: Tensor<D>,
+    read: impl FnOnce(&[E]) -> T,
+) -> Result<T> {
+    let data = tensor.try_into_data().map_err(unreadable)?;
+    values_of(data, read)
+}
+
+fn values_of<E: Element, T>(data: TensorData, read: impl FnOnce(&[E]) -> T) -> Result<T> {
+    let data = data.try_cast(E::dtype()).map_err(unreadable)?;
+    data.as_slice().map(read).map_err(unreadable)
+}
+
+/// The error of a tensor that cannot be read.
+pub(crate) fn unreadable(why: impl Debug) -> Error {
+    format!("cannot read a tensor: {why:?}").into()
+}
+
 /// All floating-point numbers of the model on the host, by path.
-pub(crate) fn weights<M: Module>(model: &M) -> Weights {
+pub(crate) fn weights<M: Module>(model: &M) -> Result<Weights> {
     #[derive(Default)]
     struct Walk {
         path: Vec<String>,
         weights: Weights,
+        failed: Option<Error>,
     }
     impl ModuleVisitor for Walk {
         fn enter_module(&mut self, name: &str, _container_type: &str) {
@@ -77,19 +102,22 @@ pub(crate) fn weights<M: Module>(model: &M) -> Weights {
         }
 
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let data = param.val().into_data().convert_dtype(DType::F32);
-            let values = data.as_slice::<f32>().unwrap_or_default().to_vec();
-            if param.is_require_grad() {
-                self.weights.num_trained += values.len() as u64;
+            match on_host(param.val(), <[f32]>::to_vec) {
+                Ok(values) => {
+                    if param.is_require_grad() {
+                        self.weights.num_trained += values.len() as u64;
+                    }
+                    self.weights.tensors.push((self.path.join("."), values));
+                }
+                Err(error) => self.failed = Some(error),
             }
-            self.weights.tensors.push((self.path.join("."), values));
         }
     }
     let mut walk = Walk::default();
     // Brings BatchNorm's running statistics up to date, in place.
     let _ = model.valid();
     model.visit(&mut walk);
-    walk.weights
+    walk.failed.map_or(Ok(walk.weights), Err)
 }
 
 /// Gives parameters the ids 1, 2, ...; those that shared one still do.
@@ -143,20 +171,20 @@ pub(crate) struct Snapshot {
 }
 
 /// Takes a tensor to the host.
-type Read = Box<dyn FnOnce() -> TensorData + Send>;
+type Read = Box<dyn FnOnce() -> Result<TensorData> + Send>;
 
 impl Snapshot {
     /// In burn's format, sorted by name.
     pub(crate) fn into_bytes(self) -> Result<Bytes> {
         let entry = |(name, id, read): (String, ParamId, Read)| {
-            let (bytes, shape, dtype) = read().into_parts();
-            (name, dtype, shape, Some(id.val()), bytes)
+            let (bytes, shape, dtype) = read()?.into_parts();
+            Ok((name, dtype, shape, Some(id.val()), bytes))
         };
-        let tensors = self.tensors.into_iter().map(entry).collect();
-        pack(tensors, &BTreeMap::new(), BTreeMap::new())
+        let tensors: Result<_> = self.tensors.into_iter().map(entry).collect();
+        pack(tensors?, &BTreeMap::new(), BTreeMap::new())
     }
 
-    fn add(&mut self, id: ParamId, read: impl FnOnce() -> TensorData + Send + 'static) {
+    fn add(&mut self, id: ParamId, read: impl FnOnce() -> Result<TensorData> + Send + 'static) {
         self.tensors.push((self.path.join("."), id, Box::new(read)));
     }
 }
@@ -175,17 +203,17 @@ impl ModuleVisitor for Snapshot {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let tensor = param.transform_for_save().val();
-        self.add(param.id, || tensor.into_data());
+        self.add(param.id, || tensor.try_into_data().map_err(unreadable));
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
         let tensor = param.transform_for_save().val();
-        self.add(param.id, || tensor.into_data());
+        self.add(param.id, || tensor.try_into_data().map_err(unreadable));
     }
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
         let tensor = param.transform_for_save().val();
-        self.add(param.id, || tensor.into_data());
+        self.add(param.id, || tensor.try_into_data().map_err(unreadable));
     }
 }
 
@@ -206,12 +234,13 @@ pub(crate) fn share_buffers<M: Module>(model: M, ranks: &dyn Collective) -> Resu
     #[derive(Default)]
     struct Read {
         values: Vec<f64>,
+        failed: Option<Error>,
     }
     impl ModuleVisitor for Read {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             if is_buffer(param.id) {
-                let data = param.val().into_data().convert_dtype(DType::F64);
-                self.values.extend_from_slice(data.as_slice::<f64>().unwrap_or_default());
+                let read = on_host(param.val(), |values| self.values.extend_from_slice(values));
+                self.failed = self.failed.take().or(read.err());
             }
         }
     }
@@ -232,6 +261,9 @@ pub(crate) fn share_buffers<M: Module>(model: M, ranks: &dyn Collective) -> Resu
     let _ = model.valid();
     let mut read = Read::default();
     model.visit(&mut read);
+    if let Some(error) = read.failed {
+        return Err(error);
+    }
     if read.values.is_empty() {
         return Ok(model);
     }
@@ -309,4 +341,25 @@ fn name_id(name: &str) -> u64 {
 /// burn's bytes as everyone's.
 pub(crate) fn to_bytes(bytes: &BurnBytes) -> Bytes {
     Bytes::copy_from_slice(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_that_cannot_be_read_are_an_error() {
+        let bytes = Bytes::from(vec![1_u8; 24]);
+        // Numbers cannot be read at an odd address.
+        let start = usize::from(bytes.as_ptr().addr().is_multiple_of(2));
+        let bytes = bytes.slice(start..start + 16);
+        for (dtype, len) in [(DType::F32, 4), (DType::F64, 2)] {
+            let bytes = BurnBytes::from_shared(bytes.clone(), AllocationProperty::Native);
+            let data = TensorData::from_bytes(bytes, [len], dtype);
+            let read = values_of(data, <[f64]>::to_vec).map_err(|error| error.to_string());
+            assert!(read.clone().unwrap_err().starts_with("cannot read a tensor: "), "{read:?}");
+        }
+        let data = TensorData::from([1.5_f32, -2.0]);
+        assert_eq!(values_of(data, <[f64]>::to_vec).unwrap(), [1.5, -2.0]);
+    }
 }

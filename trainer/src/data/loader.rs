@@ -39,6 +39,13 @@ impl<B> fmt::Debug for Loader<B> {
     }
 }
 
+impl<B> Loader<B> {
+    /// Whether the thread that asks for a batch makes it: there are no workers.
+    pub(crate) fn makes_batches_here(&self) -> bool {
+        self.jobs.is_some()
+    }
+}
+
 impl<B: Send + 'static> Loader<B> {
     /// A thread takes the jobs in order and gives worker `w` of `n` every `n`-th, which puts its batch
     /// into its own bounded lane: reading the lanes in turn keeps the order.

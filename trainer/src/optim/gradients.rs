@@ -1,8 +1,10 @@
 //! Sums of gradients over batches and ranks.
 
-use burn::module::{Module, ModuleVisitor, Param};
+use std::collections::BTreeSet;
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Tensor, TensorData, bf16, f16};
+use burn::tensor::{DType, Element, Tensor, TensorData, bf16, f16};
 use half::slice::HalfFloatSliceExt as _;
 use serde::{Deserialize, Serialize};
 use stoker_api::experiment::GradientCompression;
@@ -10,6 +12,7 @@ use stoker_api::experiment::GradientCompression;
 use super::Selection;
 use crate::Result;
 use crate::collective::Collective;
+use crate::record::{on_host, unreadable};
 use crate::step::{Backward, Metrics, StepOutput};
 
 /// Elements that are added up at once.
@@ -24,6 +27,14 @@ pub(crate) struct GradientSum {
     seen: Vec<u32>,
     /// Samples, or their weights.
     count: f64,
+}
+
+/// Where gradients are summed over ranks: kept from step to step, because the system gives new memory slowly.
+#[derive(Default)]
+pub(crate) struct FlatGradients {
+    single: Vec<f32>,
+    /// Gradients of parameters in double precision, unless they are compressed.
+    double: Vec<f64>,
 }
 
 impl GradientSum {
@@ -69,77 +80,107 @@ impl GradientSum {
         Tally { seen: self.seen.clone(), count: self.count.to_bits() }
     }
 
-    /// The mean over all ranks, of which each gave `tallies`. One rank has its sum already. `flat` is
-    /// kept from step to step: the system gives no new memory.
+    /// The mean over all ranks, of which each gave `tallies`. One rank has its sum already. Gradients of
+    /// parameters in double precision are summed in double precision, all others in single.
     pub(crate) fn all_reduce<M: Module>(
         mut self,
         model: &M,
         ranks: &dyn Collective,
         tallies: &[Tally],
         compression: GradientCompression,
-        flat: &mut Vec<f32>,
+        flat: &mut FlatGradients,
     ) -> Result<Self> {
         if ranks.size() == 1 {
             return Ok(self);
         }
         let (mut sum, factor) = Self::of_all(tallies);
+        let is_plain = compression == GradientCompression::None;
         if ranks.sums_on_device() {
-            let mut parts = vec![];
-            each_trained(model, &mut |_, param| parts.push(param.take_tensor(&mut self.gradients)));
-            if parts.is_empty() {
-                return Ok(sum);
-            }
-            let mean = mean_on_device(ranks, Tensor::cat(parts, 0), compression, factor)?;
-            let mut at = 0;
+            let (mut single, mut double) = (vec![], vec![]);
+            each_trained(model, &mut |_, param| match is_plain && param.is_double() {
+                true => double.push(param.take_tensor(&mut self.gradients, DType::F64)),
+                false => single.push(param.take_tensor(&mut self.gradients, DType::F32)),
+            });
+            let mean = |parts: Vec<_>| match parts.is_empty() {
+                true => Ok(None),
+                false => {
+                    mean_on_device(ranks, Tensor::cat(parts, 0), compression, factor).map(Some)
+                }
+            };
+            let (single, double) = (mean(single)?, mean(double)?);
+            let (mut at_single, mut at_double) = (0, 0);
             each_trained(model, &mut |index, param| {
-                let mine = mean.clone().slice(at..at + param.num_elements());
-                at += param.num_elements();
-                if sum.is_seen(index) {
+                let (mean, at) = match is_plain && param.is_double() {
+                    true => (&double, &mut at_double),
+                    false => (&single, &mut at_single),
+                };
+                let start = std::mem::replace(at, *at + param.num_elements());
+                if let (Some(mean), true) = (mean, sum.is_seen(index)) {
+                    let mine = mean.clone().slice(start..*at);
                     param.put_tensor(mine, &mut sum.gradients);
                 }
             });
             return Ok(sum);
         }
-        flat.clear();
-        each_trained(model, &mut |_, param| param.take_flat(&mut self.gradients, flat));
-        let factor = match compression {
+        let FlatGradients { single, double } = flat;
+        (single.clear(), double.clear());
+        try_each_trained(model, &mut |_, param| match is_plain && param.is_double() {
+            true => param.take_double(&mut self.gradients, double),
+            false => param.take_single(&mut self.gradients, single),
+        })?;
+        let single_factor = match compression {
             GradientCompression::None => {
-                ranks.sum_f32(flat)?;
-                factor
+                ranks.sum_f32(single)?;
+                factor as f32
             }
             // Means, which half precision has room for.
             GradientCompression::F16 => {
-                let mut half: Vec<f16> = vec![f16::ZERO; flat.len()];
-                flat.iter_mut().for_each(|it| *it *= factor);
-                half.convert_from_f32_slice(flat);
+                let mut half: Vec<f16> = vec![f16::ZERO; single.len()];
+                single.iter_mut().for_each(|it| *it *= factor as f32);
+                half.convert_from_f32_slice(single);
                 ranks.sum_f16(&mut half)?;
-                half.convert_to_f32_slice(flat);
+                half.convert_to_f32_slice(single);
                 1.0
             }
             GradientCompression::Bf16 => {
-                let mut half: Vec<bf16> = vec![bf16::ZERO; flat.len()];
-                flat.iter_mut().for_each(|it| *it *= factor);
-                half.convert_from_f32_slice(flat);
+                let mut half: Vec<bf16> = vec![bf16::ZERO; single.len()];
+                single.iter_mut().for_each(|it| *it *= factor as f32);
+                half.convert_from_f32_slice(single);
                 ranks.sum_bf16(&mut half)?;
-                half.convert_to_f32_slice(flat);
+                half.convert_to_f32_slice(single);
                 1.0
             }
         };
+        // All ranks have the same parameters, so all make this call or none does.
+        if !double.is_empty() {
+            ranks.sum_f64(double)?;
+        }
         // Divided on the way out, where every number passes anyway.
-        let mut rest = flat.as_slice();
+        let (mut single, mut double) = (single.as_slice(), double.as_slice());
         each_trained(model, &mut |index, param| {
-            let (mine, others) = rest.split_at(param.num_elements());
-            rest = others;
-            if sum.is_seen(index) {
-                let mean: Vec<f32> = mine.iter().map(|it| it * factor).collect();
-                param.put(TensorData::new(mean, param.shape()), &mut sum.gradients);
+            let is_seen = sum.is_seen(index);
+            let mean = match is_plain && param.is_double() {
+                true => {
+                    let mine = double.split_off(..param.num_elements()).unwrap_or_default();
+                    let mean = || mine.iter().map(|number| number * factor).collect::<Vec<_>>();
+                    is_seen.then(|| TensorData::new(mean(), param.shape()))
+                }
+                false => {
+                    let mine = single.split_off(..param.num_elements()).unwrap_or_default();
+                    let mean =
+                        || mine.iter().map(|number| number * single_factor).collect::<Vec<_>>();
+                    is_seen.then(|| TensorData::new(mean(), param.shape()))
+                }
+            };
+            if let Some(mean) = mean {
+                param.put(mean, &mut sum.gradients);
             }
         });
         Ok(sum)
     }
 
     /// What all ranks have seen, without gradients yet, and what their sum is to be multiplied by.
-    fn of_all(tallies: &[Tally]) -> (Self, f32) {
+    fn of_all(tallies: &[Tally]) -> (Self, f64) {
         let mut sum = Self::default();
         for tally in tallies {
             sum.count += f64::from_bits(tally.count);
@@ -148,17 +189,27 @@ impl GradientSum {
         }
         let mut factor = 1.0;
         if sum.count > 0.0 {
-            factor = (1.0 / sum.count) as f32;
+            factor = 1.0 / sum.count;
             sum.count = 1.0;
         }
         (sum, factor)
     }
 
     /// Whether there are gradients, and all are 0.
-    fn is_zero<M: Module>(&self, model: &M) -> bool {
-        let mut squares = 0.0;
-        each_trained(model, &mut |_, param| squares += param.squares(&self.gradients));
-        !self.is_empty() && squares == 0.0
+    fn is_zero<M: Module>(&self, model: &M) -> Result<bool> {
+        Ok(!self.is_empty() && self.squares(model)? == 0.0)
+    }
+
+    /// The sum of all gradients' squares. A parameter that several modules share counts once.
+    fn squares<M: Module>(&self, model: &M) -> Result<f64> {
+        let (mut squares, mut counted) = (0.0, BTreeSet::new());
+        try_each_trained(model, &mut |_, param| {
+            if counted.insert(param.id()) {
+                squares += param.squares(&self.gradients)?;
+            }
+            Ok(())
+        })?;
+        Ok(squares)
     }
 
     /// Whether any rank had a gradient of the parameter at this place.
@@ -181,7 +232,7 @@ impl GradientSum {
         ranks: &dyn Collective,
     ) -> Result<GradientsParams> {
         let mut factor = 1.0 / self.count;
-        if self.count == 0.0 && self.is_zero(model) {
+        if self.count == 0.0 && self.is_zero(model)? {
             // Samples of no weight, as Keras has it: a step without gradients.
             factor = 0.0;
         } else if self.count.is_nan() || self.count <= 0.0 {
@@ -193,8 +244,7 @@ impl GradientSum {
             .into());
         }
         if let Some(norm_max) = norm_max {
-            let mut squares = 0.0;
-            each_trained(model, &mut |_, param| squares += param.squares(&self.gradients));
+            let mut squares = self.squares(model)?;
             if ranks.sums_on_device() {
                 // Each process tunes its kernels for itself, and may round otherwise.
                 let mine = squares.to_le_bytes().to_vec();
@@ -214,12 +264,13 @@ impl GradientSum {
     }
 
     /// What a checkpoint keeps of a sum that no step has used yet.
-    pub(crate) fn pending<M: Module>(&self, model: &M) -> PendingGradients {
+    pub(crate) fn pending<M: Module>(&self, model: &M) -> Result<PendingGradients> {
         let mut gradients = vec![];
-        each_trained(model, &mut |index, param| {
-            gradients.extend(param.data(&self.gradients).map(|data| (index, data)));
-        });
-        PendingGradients { gradients, seen: self.seen.clone(), count: self.count }
+        try_each_trained(model, &mut |index, param| {
+            gradients.extend(param.data(&self.gradients)?.map(|data| (index, data)));
+            Ok(())
+        })?;
+        Ok(PendingGradients { gradients, seen: self.seen.clone(), count: self.count })
     }
 
     /// Adds another sum over the same model.
@@ -265,31 +316,60 @@ pub(crate) struct PendingGradients {
 
 /// One trained parameter, whatever its rank.
 trait Trained {
+    fn id(&self) -> ParamId;
     fn num_elements(&self) -> usize;
     fn shape(&self) -> Vec<usize>;
+    /// Whether the parameter, and so its gradient, is in double precision.
+    fn is_double(&self) -> bool;
     /// Moves the gradient, times `scale`, into `sum`; says whether there was one.
     fn add(&mut self, from: &mut GradientsParams, sum: &mut GradientsParams, scale: f64) -> bool;
-    /// Moves the gradient, or as many zeros, to the end of `flat`.
-    fn take_flat(&mut self, from: &mut GradientsParams, flat: &mut Vec<f32>);
-    /// Takes the gradient, or as many zeros, as a flat tensor in single precision.
-    fn take_tensor(&mut self, from: &mut GradientsParams) -> Tensor<1>;
+    /// Moves the gradient, or as many zeros where there is none, to the end of `flat`.
+    fn take_single(&mut self, from: &mut GradientsParams, flat: &mut Vec<f32>) -> Result<()>;
+    /// Same as [`take_single`](Self::take_single) in double precision.
+    fn take_double(&mut self, from: &mut GradientsParams, flat: &mut Vec<f64>) -> Result<()>;
+    /// Takes the gradient, or as many zeros where there is none, as a flat tensor of `dtype`.
+    fn take_tensor(&mut self, from: &mut GradientsParams, dtype: DType) -> Tensor<1>;
     /// Makes a flat tensor the gradient.
     fn put_tensor(&mut self, flat: Tensor<1>, sum: &mut GradientsParams);
     /// Makes `data` the gradient.
     fn put(&mut self, data: TensorData, sum: &mut GradientsParams);
     /// The gradient's values.
-    fn data(&mut self, from: &GradientsParams) -> Option<TensorData>;
+    fn data(&mut self, from: &GradientsParams) -> Result<Option<TensorData>>;
     /// The sum of the gradient's squares.
-    fn squares(&mut self, from: &GradientsParams) -> f64;
+    fn squares(&mut self, from: &GradientsParams) -> Result<f64>;
+}
+
+/// Moves a gradient, or zeros where there is none, to the end of `flat`.
+fn take_flat<const D: usize, E: Element>(
+    param: &Param<Tensor<D>>,
+    from: &mut GradientsParams,
+    flat: &mut Vec<E>,
+) -> Result<()> {
+    match from.remove::<D>(param.id) {
+        Some(gradient) => on_host(gradient, |values| flat.extend_from_slice(values)),
+        None => {
+            let zero = E::from_elem(0.0_f32);
+            flat.extend(std::iter::repeat_n(zero, param.lazy_shape().num_elements()));
+            Ok(())
+        }
+    }
 }
 
 impl<const D: usize> Trained for &Param<Tensor<D>> {
+    fn id(&self) -> ParamId {
+        self.id
+    }
+
     fn num_elements(&self) -> usize {
         self.lazy_shape().num_elements()
     }
 
     fn shape(&self) -> Vec<usize> {
         self.lazy_shape().to_vec()
+    }
+
+    fn is_double(&self) -> bool {
+        self.val().dtype() == DType::F64
     }
 
     fn add(&mut self, from: &mut GradientsParams, sum: &mut GradientsParams, scale: f64) -> bool {
@@ -303,19 +383,19 @@ impl<const D: usize> Trained for &Param<Tensor<D>> {
         true
     }
 
-    fn take_flat(&mut self, from: &mut GradientsParams, flat: &mut Vec<f32>) {
-        let data = from.remove::<D>(self.id).map(|it| it.into_data().convert_dtype(DType::F32));
-        match data.as_ref().and_then(|data| data.as_slice::<f32>().ok()) {
-            Some(values) => flat.extend_from_slice(values),
-            None => flat.extend(std::iter::repeat_n(0.0, self.num_elements())),
-        }
+    fn take_single(&mut self, from: &mut GradientsParams, flat: &mut Vec<f32>) -> Result<()> {
+        take_flat(self, from, flat)
     }
 
-    fn take_tensor(&mut self, from: &mut GradientsParams) -> Tensor<1> {
+    fn take_double(&mut self, from: &mut GradientsParams, flat: &mut Vec<f64>) -> Result<()> {
+        take_flat(self, from, flat)
+    }
+
+    fn take_tensor(&mut self, from: &mut GradientsParams, dtype: DType) -> Tensor<1> {
         let num = self.num_elements();
         match from.remove::<D>(self.id) {
-            Some(gradient) => gradient.reshape([num]).cast(DType::F32),
-            None => Tensor::zeros([num], (&self.lazy_device().without_autodiff(), DType::F32)),
+            Some(gradient) => gradient.reshape([num]).cast(dtype),
+            None => Tensor::zeros([num], (&self.lazy_device().without_autodiff(), dtype)),
         }
     }
 
@@ -330,13 +410,14 @@ impl<const D: usize> Trained for &Param<Tensor<D>> {
         sum.register::<D>(self.id, Tensor::from_data(data, (&device, dtype)));
     }
 
-    fn data(&mut self, from: &GradientsParams) -> Option<TensorData> {
-        from.get::<D>(self.id).map(Tensor::into_data)
+    fn data(&mut self, from: &GradientsParams) -> Result<Option<TensorData>> {
+        let gradient = from.get::<D>(self.id);
+        gradient.map(|gradient| gradient.try_into_data().map_err(unreadable)).transpose()
     }
 
-    fn squares(&mut self, from: &GradientsParams) -> f64 {
+    fn squares(&mut self, from: &GradientsParams) -> Result<f64> {
         let square = |gradient: Tensor<D>| sum_in_order(gradient.clone() * gradient);
-        from.get::<D>(self.id).map_or(0.0, square)
+        from.get::<D>(self.id).map_or(Ok(0.0), square)
     }
 }
 
@@ -345,19 +426,20 @@ fn mean_on_device(
     ranks: &dyn Collective,
     flat: Tensor<1>,
     compression: GradientCompression,
-    factor: f32,
+    factor: f64,
 ) -> Result<Tensor<1>> {
-    let half = match compression {
-        GradientCompression::None => return Ok(ranks.sum_tensor(flat)? * factor),
-        GradientCompression::F16 => DType::F16,
-        GradientCompression::Bf16 => DType::BF16,
+    let half = match (compression, flat.dtype()) {
+        (GradientCompression::None, DType::F64) => return Ok(ranks.sum_tensor(flat)? * factor),
+        (GradientCompression::None, _) => return Ok(ranks.sum_tensor(flat)? * factor as f32),
+        (GradientCompression::F16, _) => DType::F16,
+        (GradientCompression::Bf16, _) => DType::BF16,
     };
-    Ok(ranks.sum_tensor((flat * factor).cast(half))?.cast(DType::F32))
+    Ok(ranks.sum_tensor((flat * factor as f32).cast(half))?.cast(DType::F32))
 }
 
 /// The sum of all elements, the same in every run: burn's CPU backend adds up whole tensors of 4 Mi
 /// elements or more in an order that threads decide.
-fn sum_in_order<const D: usize>(tensor: Tensor<D>) -> f64 {
+fn sum_in_order<const D: usize>(tensor: Tensor<D>) -> Result<f64> {
     let num_elements = tensor.shape().num_elements();
     let flat: Tensor<1> = tensor.reshape([num_elements]);
     let chunk = |start| {
@@ -366,25 +448,42 @@ fn sum_in_order<const D: usize>(tensor: Tensor<D>) -> f64 {
     };
     let sums = (0..num_elements).step_by(SUM_ELEMENTS).map(chunk).collect();
     // One transfer, however many there are.
-    let sums = Tensor::cat(sums, 0).into_data().convert_dtype(DType::F64);
-    sums.as_slice::<f64>().unwrap_or_default().iter().sum()
+    on_host(Tensor::cat(sums, 0), |sums: &[f64]| sums.iter().sum())
 }
 
 /// What is done with each trained parameter, by its place in the order of visit.
-type EachTrained<'a> = dyn FnMut(usize, &mut dyn Trained) + 'a;
+type TryEachTrained<'a> = dyn FnMut(usize, &mut dyn Trained) -> Result<()> + 'a;
 
 /// Visits the trained parameters, not the buffers, in the order of the model's fields.
-fn each_trained<M: Module>(model: &M, each: &mut EachTrained) {
-    struct Visit<'a, 'b>(&'a mut EachTrained<'b>, usize);
+fn each_trained<M: Module>(model: &M, each: &mut dyn FnMut(usize, &mut dyn Trained)) {
+    let mut visit = |index: usize, param: &mut dyn Trained| {
+        each(index, param);
+        Ok(())
+    };
+    let done = try_each_trained(model, &mut visit);
+    debug_assert!(done.is_ok(), "a visit that cannot fail: {done:?}");
+}
+
+/// Same as [`each_trained`], up to the first parameter that fails.
+fn try_each_trained<M: Module>(model: &M, each: &mut TryEachTrained) -> Result<()> {
+    struct Visit<'a, 'b> {
+        each: &'a mut TryEachTrained<'b>,
+        next: usize,
+        done: Result<()>,
+    }
     impl ModuleVisitor for Visit<'_, '_> {
         fn visit_float<const D: usize>(&mut self, mut param: &Param<Tensor<D>>) {
             if param.is_require_grad() {
-                (self.0)(self.1, &mut param);
-                self.1 += 1;
+                if self.done.is_ok() {
+                    self.done = (self.each)(self.next, &mut param);
+                }
+                self.next += 1;
             }
         }
     }
-    model.visit(&mut Visit(each, 0));
+    let mut visit = Visit { each, next: 0, done: Ok(()) };
+    model.visit(&mut visit);
+    visit.done
 }
 
 #[cfg(test)]
@@ -402,7 +501,7 @@ mod tests {
         (1..8).for_each(|piece| values[piece * SUM_ELEMENTS_IN_TEST] = 1.0);
         let data = TensorData::new(values, [8, SUM_ELEMENTS_IN_TEST]);
         let tensor = Tensor::<2>::from_data(data, &Device::default());
-        assert_eq!(sum_in_order(tensor), 16_777_223.0);
+        assert_eq!(sum_in_order(tensor).unwrap(), 16_777_223.0);
     }
 
     const SUM_ELEMENTS_IN_TEST: usize = 1 << 20;

@@ -2,7 +2,7 @@
 
 use burn::module::{Module, Param};
 use burn::optim::SgdConfig;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{AllocationProperty, DType, Device, Tensor, TensorData};
 use stoker_api::experiment::GradientCompression;
 
 use super::*;
@@ -39,6 +39,12 @@ fn sgd(rate: f64) -> Optimizers {
     Optimizers::one(SgdConfig::new().init(), rate)
 }
 
+/// The model after a step with this sum.
+fn stepped(optimizers: &mut Optimizers, model: Two, sum: GradientSum) -> Result<Two> {
+    let gradients = optimizers.normalise(&model, sum, &Alone)?;
+    optimizers.step(model, gradients)
+}
+
 #[test]
 fn sums_and_means_of_any_size_give_the_mean_gradient() {
     for (first, second) in [(true, true), (false, false), (true, false)] {
@@ -46,7 +52,7 @@ fn sums_and_means_of_any_size_give_the_mean_gradient() {
         sum.add(&model, output(&model, 3, first), false);
         sum.add(&model, None, false);
         sum.add(&model, output(&model, 5, second), false);
-        let model = sgd(0.125).step(model, sum, &Alone).unwrap();
+        let model = stepped(&mut sgd(0.125), model, sum).unwrap();
         assert_eq!(values(&model.used), [0.625, 0.5]);
         assert_eq!(values(&model.unused), [1.0, 1.0]);
     }
@@ -57,7 +63,7 @@ fn the_norm_over_all_parameters_is_clipped() {
     let check = |norm_max, expected: [f32; 2]| {
         let (model, mut sum) = (model(), GradientSum::default());
         sum.add(&model, output(&model, 4, false), false);
-        let model = sgd(0.25).clip_norm(norm_max).step(model, sum, &Alone).unwrap();
+        let model = stepped(&mut sgd(0.25).clip_norm(norm_max), model, sum).unwrap();
         assert_eq!(values(&model.used), expected, "clipped to {norm_max}");
     };
     check(5.0, [0.25, 0.0]);
@@ -66,7 +72,7 @@ fn the_norm_over_all_parameters_is_clipped() {
 
 #[test]
 fn a_step_without_samples_is_an_error() {
-    let error = sgd(0.1).step(model(), GradientSum::default(), &Alone).unwrap_err();
+    let error = stepped(&mut sgd(0.1), model(), GradientSum::default()).unwrap_err();
     assert!(error.to_string().starts_with("a step over a count of 0: "), "{error}");
 }
 
@@ -110,10 +116,12 @@ fn twins_step_as_one_and_leave_alone_what_neither_used() {
         let (model, mut sum) = (model(), GradientSum::default());
         sum.add(&model, output(&model, 4, true), false);
         let tallies = vec![sum.tally(); ranks.size()];
-        let sum = sum.all_reduce(&model, ranks, &tallies, compression, &mut vec![]).unwrap();
-        let pending = sum.pending(&model);
+        let sum = sum
+            .all_reduce(&model, ranks, &tallies, compression, &mut FlatGradients::default())
+            .unwrap();
+        let pending = sum.pending(&model).unwrap();
         assert_eq!(pending.gradients.len(), 1, "no gradient is not a gradient of zeros");
-        let model = sgd(0.25).step(model, sum, &Alone).unwrap();
+        let model = stepped(&mut sgd(0.25), model, sum).unwrap();
         (values(&model.used), values(&model.unused))
     };
     let alone = step(&Alone, GradientCompression::None);
@@ -138,8 +146,10 @@ fn compressed_gradients_are_rounded_to_their_bits() {
         sum.add(&model, Some(StepOutput::sum(loss, 1)), false);
         let tallies = vec![sum.tally(); 2];
         let ranks = Twins { on_device };
-        let sum = sum.all_reduce(&model, &ranks, &tallies, compression, &mut vec![]).unwrap();
-        let data = sum.pending(&model).gradients.swap_remove(0).1;
+        let sum = sum
+            .all_reduce(&model, &ranks, &tallies, compression, &mut FlatGradients::default())
+            .unwrap();
+        let data = sum.pending(&model).unwrap().gradients.swap_remove(0).1;
         data.try_to_vec::<f32>().unwrap()[0]
     };
     let fine = 1.0 + 1.0 / 512.0;
@@ -163,7 +173,7 @@ fn schedules_ask_each_step_once_from_zero() {
     for expected in [[0.625, 0.5], [-0.125, -0.5]] {
         let mut sum = GradientSum::default();
         sum.add(&model, output(&model, 1, false), false);
-        model = optimizers.step(model, sum, &Alone).unwrap();
+        model = stepped(&mut optimizers, model, sum).unwrap();
         assert_eq!(values(&model.used), expected);
     }
 }
@@ -175,10 +185,80 @@ fn a_sum_of_means_moves_as_far_as_its_batches_together() {
         (0..2).for_each(|_| drop(sum.add(&model, output(&model, 4, true), false)));
         sum.sum_of(batches);
         let before = values(&model.used);
-        let after = values(&sgd(0.25).step(model, sum, &Alone).unwrap().used);
+        let after = values(&stepped(&mut sgd(0.25), model, sum).unwrap().used);
         before.iter().zip(after).map(|(before, after)| before - after).collect()
     };
     let (mean, both) = (moved(1), moved(2));
     assert!(mean.iter().any(|it| *it != 0.0));
     assert_eq!(both, mean.iter().map(|it| 2.0 * it).collect::<Vec<_>>());
+}
+
+#[derive(Module, Debug)]
+struct Mixed {
+    single: Param<Tensor<1>>,
+    double: Param<Tensor<1>>,
+    last: Param<Tensor<1>>,
+}
+
+#[test]
+fn double_gradients_are_summed_in_double() {
+    let device = Device::flex().autodiff();
+    let param = |dtype| Param::from_tensor(Tensor::<1>::ones([2], (&device, dtype)));
+    let model =
+        Mixed { single: param(DType::F32), double: param(DType::F64), last: param(DType::F32) };
+    let model = crate::record::initialise(model);
+    // Single precision rounds it to 1.
+    let fine = 1.0 + 2.0_f64.powi(-40);
+    let output = || {
+        let loss = (model.single.val() * 3.0).sum().cast(DType::F64)
+            + (model.double.val() * fine).sum()
+            + (model.last.val() * 5.0).sum().cast(DType::F64);
+        StepOutput::mean(loss, 2)
+    };
+    for on_device in [false, true] {
+        let mut sum = GradientSum::default();
+        sum.add(&model, Some(output()), false);
+        let tallies = vec![sum.tally(); 2];
+        let (ranks, mut flat) = (Twins { on_device }, FlatGradients::default());
+        let none = GradientCompression::None;
+        let sum = sum.all_reduce(&model, &ranks, &tallies, none, &mut flat).unwrap();
+        let pending = sum.pending(&model).unwrap().gradients;
+        let means: Vec<Vec<f64>> =
+            pending.iter().map(|(_, data)| data.try_to_vec_as::<f64>().unwrap()).collect();
+        assert_eq!(means, [[3.0, 3.0], [fine, fine], [5.0, 5.0]], "{on_device}");
+        assert_eq!(pending[1].1.dtype(), DType::F64, "{on_device}");
+    }
+}
+
+#[test]
+fn a_shared_parameter_counts_once_in_the_norm() {
+    let Two { used, .. } = model();
+    let model = Two { unused: used.clone(), used };
+    let mut sum = GradientSum::default();
+    sum.add(&model, output(&model, 4, false), false);
+    // The gradient is [3, 4], of which the norm is 5.
+    let model = stepped(&mut sgd(0.25).clip_norm(2.5), model, sum).unwrap();
+    assert_eq!(values(&model.used), [0.625, 0.5]);
+}
+
+/// Numbers at an address where none can be read.
+fn unreadable() -> TensorData {
+    let bytes = bytes::Bytes::from(vec![1_u8; 24]);
+    let start = (0..8).find(|start| bytes.slice(*start..).as_ptr().addr() % 4 != 0).unwrap();
+    let bytes = bytes.slice(start..start + 8);
+    let bytes = burn::tensor::Bytes::from_shared(bytes, AllocationProperty::Native);
+    TensorData::from_bytes(bytes, [2], DType::F32)
+}
+
+#[test]
+fn an_unreadable_gradient_is_an_error() {
+    let model = model();
+    let pending =
+        || PendingGradients { gradients: vec![(0, unreadable())], seen: vec![1, 0], count: 1.0 };
+    let sum = GradientSum::restore(&model, pending());
+    let (tallies, mut flat) = (vec![sum.tally(); 2], FlatGradients::default());
+    let ranks = Twins { on_device: false };
+    let reduced = sum.all_reduce(&model, &ranks, &tallies, GradientCompression::None, &mut flat);
+    let error = reduced.map(drop).unwrap_err().to_string();
+    assert!(error.starts_with("cannot read a tensor: "), "{error}");
 }

@@ -50,7 +50,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         if !self.callbacks.iter().any(|it| wants(&**it)) {
             return Ok(());
         }
-        let weights = record::weights(&*self.model);
+        let weights = record::weights(&*self.model)?;
         self.hook(|callback, control| match callback.wants_weights(epoch) {
             true => callback.on_weights(epoch, &weights, control),
             false => Ok(()),

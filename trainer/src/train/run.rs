@@ -21,7 +21,7 @@ use crate::collective::{Distributed, exchange};
 use crate::context::Context;
 use crate::data::{Data, Loader};
 use crate::error::caught;
-use crate::optim::{GradientSum, Optimizers, Tally};
+use crate::optim::{FlatGradients, GradientSum, Optimizers, Tally};
 use crate::outlet::Outlet;
 use crate::step::{Metrics, StepOutput};
 use crate::{InvalidInput, Result, precision, record, rng};
@@ -41,7 +41,7 @@ pub(super) struct Run<'a, M, B> {
     pub(super) state: RunState,
     pub(super) gradients: GradientSum,
     /// Where gradients are summed over ranks.
-    pub(super) flat: Vec<f32>,
+    pub(super) flat: FlatGradients,
     /// The length granted, in units and in batches.
     pub(super) granted_units: u64,
     pub(super) granted: u64,
@@ -129,7 +129,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             timetable,
             state,
             gradients: GradientSum::default(),
-            flat: vec![],
+            flat: FlatGradients::default(),
             granted_units,
             granted,
             saved: None,
@@ -261,14 +261,23 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         self.learn(output)
     }
 
-    /// What this rank has of the next batch; random numbers are drawn for that batch from here on.
+    /// What this rank has of the next batch. Random numbers are drawn for that batch from here on, and
+    /// without workers also while the batch is made: a resumed training must draw the same.
     pub(super) fn next_batch(&mut self, batches: &mut Loader<B>) -> Result<Option<B>> {
         let (context, ranks) = (self.context, self.context.distributed());
         ranks.pulse.step(self.state.batches);
+        let (device, seed, number) = (context.device(), context.trial_seed(), self.state.batches);
+        let seed = || rng::seed_step(device, seed, number, ranks.rank());
+        let is_made_here = batches.makes_batches_here();
+        if is_made_here {
+            seed();
+        }
         let start = Instant::now();
         let batch = batches.next().ok_or("the data has ended")??;
         ranks.pulse.waited_for_data(start.elapsed());
-        rng::seed_step(context.device(), context.trial_seed(), self.state.batches, ranks.rank());
+        if !is_made_here {
+            seed();
+        }
         Ok(batch)
     }
 
@@ -294,7 +303,9 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             if !averages {
                 sum.sum_of(self.aggregation);
             }
-            self.model.replace(|model| self.optimizers.step(model, sum, all))?;
+            // Before the model is given away: a sum that is no gradient leaves the model usable.
+            let gradients = self.optimizers.normalise(&*self.model, sum, all)?;
+            self.model.replace(|model| self.optimizers.step(model, gradients))?;
         }
         self.end_batch(&Metrics::total(metrics))
     }

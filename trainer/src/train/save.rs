@@ -55,7 +55,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let model = record::snapshot(&*self.model);
         let (optimizers, tensors) = self.optimizers.snapshot();
         self.state.optimizers = optimizers;
-        let gradients = self.state.keep(&*self.model, &self.gradients);
+        let gradients = self.state.keep(&*self.model, &self.gradients)?;
         let others = self.gather_pending(&gradients)?;
         let (state, metric) = (self.state.clone(), self.searched_metric()?);
         let kept = self.kept.clone();

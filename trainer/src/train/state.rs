@@ -119,14 +119,18 @@ pub(crate) fn from_bits(bits: &BTreeMap<String, u64>) -> Logs {
 
 impl RunState {
     /// Keeps a pending sum's small part here; gives its gradients.
-    pub(crate) fn keep<M: Module>(&mut self, model: &M, sum: &GradientSum) -> PendingTensors {
+    pub(crate) fn keep<M: Module>(
+        &mut self,
+        model: &M,
+        sum: &GradientSum,
+    ) -> Result<PendingTensors> {
         if sum.is_empty() {
             (self.seen, self.count) = (vec![], 0);
-            return vec![];
+            return Ok(vec![]);
         }
-        let pending = sum.pending(model);
+        let pending = sum.pending(model)?;
         (self.seen, self.count) = (pending.seen, pending.count.to_bits());
-        pending.gradients
+        Ok(pending.gradients)
     }
 
     /// Adds this state's files. `others` are the pending gradients of ranks 1, 2, ..., packed.

@@ -5,7 +5,7 @@ use burn::tensor::Distribution;
 use burn::tensor::activation::log_sigmoid;
 
 use super::*;
-use crate::train::by_hand::Turn;
+use crate::train::by_hand::{Training, Turn};
 use crate::{Distributed, Metrics, ThreadRank};
 
 fn step(model: &Net, (x, y): Pair) -> StepOutput {
@@ -263,4 +263,32 @@ fn train_parts(context: &Context) -> Result<Vec<f32>> {
     let model = training.finish()?.model;
     let data = [model.generator.weight.val(), model.discriminator.weight.val()];
     Ok(data.into_iter().flat_map(|it| it.into_data().iter::<f32>().collect::<Vec<_>>()).collect())
+}
+
+#[test]
+fn a_refused_step_leaves_the_model_usable() {
+    let _stream = alone_on_the_stream();
+    let fit = || Fit::new(Data::arrays(samples()).unwrap()).batch_size(16);
+    let sgd = || Optimizers::one(SgdConfig::new().build(), 0.1);
+    let context = alone(None, 3).context().unwrap();
+    let refuse = |training: &mut Training<'_, Net, Pair>, of: Option<&str>| {
+        let Turn::Train(Some((x, _))) = training.next().unwrap().unwrap() else {
+            panic!("a batch is due");
+        };
+        // A count below 0 is refused.
+        let output = StepOutput::sum(training.model().forward(x).sum(), -1.0);
+        let error = match of {
+            Some(of) => training.step(of, Some(output)).map(drop).unwrap_err(),
+            None => training.learn(Some(output)).unwrap_err(),
+        };
+        assert!(error.to_string().starts_with("a step over a count of -1"), "{error}");
+        crate::record::snapshot(&*training.model()).into_bytes().unwrap();
+        training.end_batch().unwrap();
+    };
+    let mut training = context.training(Net::new(context.device()), sgd(), fit()).unwrap();
+    refuse(&mut training, None);
+    refuse(&mut training, Some("hidden"));
+    let Turn::Train(batch) = training.next().unwrap().unwrap() else { panic!("a batch is due") };
+    let output = batch.map(|batch| step(&training.model(), batch));
+    training.learn(output).unwrap();
 }

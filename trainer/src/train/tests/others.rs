@@ -233,3 +233,39 @@ pub(super) fn rank(
     let adam = Optimizers::one(AdamConfig::new().init(), 0.01).aggregate(2);
     Ok(context.fit(Tiny::new(context.device()), adam, step, fit)?.model.bits())
 }
+
+/// A source whose batches draw from burn's random stream.
+struct Drawn;
+
+impl Source<Pair> for Drawn {
+    fn samples(&self) -> usize {
+        SAMPLES as usize
+    }
+
+    fn batch(&self, samples: &[usize], at: &At) -> Result<Pair> {
+        let (x, y, _) = batch(samples.iter().map(|sample| item(*sample)).collect(), at.device);
+        let noise = x.random_like(burn::tensor::Distribution::Normal(0.0, 0.1));
+        Ok((x + noise, y))
+    }
+}
+
+#[test]
+fn batches_made_by_the_loop_draw_from_its_seed() {
+    let _stream = alone_on_the_stream();
+    let train = |folder: &Path, stop_at: u64| {
+        let context = alone(Some(folder), 6).context().unwrap();
+        let stop = StopAt(stop_at, context.stop.clone()).boxed();
+        let fit = Fit::new(Data::new(Drawn).workers(0)).batch_size(16).callbacks(vec![stop]);
+        let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
+        let fitted = context.fit(Net::new(context.device()), optimizers(), step, fit)?;
+        crate::record::snapshot(&fitted.model).into_bytes()
+    };
+    let straight = train(brief_folder().path(), u64::MAX).unwrap();
+    for stop_at in [1, 4] {
+        let folder = brief_folder();
+        let error = train(folder.path(), stop_at).unwrap_err();
+        assert_eq!(exit_code(&*error), ExitCode::Preempted, "{error}");
+        let resumed = train(folder.path(), u64::MAX).unwrap();
+        assert!(resumed == straight, "stopped after batch {stop_at}");
+    }
+}

@@ -16,11 +16,13 @@ use stoker_storage::{Storage, StorageError, hash, layout};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
+mod deletion;
 mod error;
 mod folder;
 mod pinned;
 mod source;
 
+pub(crate) use deletion::{delete, delete_each};
 pub use error::CheckpointError;
 pub use folder::load_folder;
 pub use source::CheckpointSource;

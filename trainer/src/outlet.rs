@@ -8,10 +8,10 @@ use stoker_api::contract::{CheckpointRef, Directive, ExitCode, Report, ReportEve
 use stoker_storage::segments::Stored;
 use stoker_storage::{Storage, hash, layout};
 use tokio::runtime::Handle;
-use tokio::sync::mpsc::{self, UnboundedReceiver};
+use tokio::sync::mpsc;
 
 use crate::callback::Logs;
-use crate::checkpoint::{Checkpoints, Parts, Place, Restored, Save, Saved};
+use crate::checkpoint::{Checkpoints, Parts, Place, Restored, Save, Saved, delete_each};
 use crate::metrics::MetricsWriter;
 use crate::reporter::Reporter;
 use crate::session::{Activity, GrantedLength, Reported};
@@ -67,17 +67,6 @@ struct Files {
     metrics: MetricsWriter,
 }
 
-/// Deletes checkpoints that nobody needs any more, one by one. What cannot be deleted now is when the
-/// experiment has ended.
-async fn delete(storage: Storage, trial_path: String, mut names: UnboundedReceiver<String>) {
-    while let Some(name) = names.recv().await {
-        let folder = layout::checkpoint_path(&trial_path, &name);
-        if let Err(error) = storage.delete_folder(&folder).await {
-            eprintln!("stoker: checkpoint {name} is deleted at the experiment's end: {error}");
-        }
-    }
-}
-
 impl Outlet {
     /// Opens what `config` names. Alone, there is no door, and storage only where a URL is given.
     /// Ranks other than the lead read, and write and report nothing.
@@ -106,7 +95,7 @@ impl Outlet {
         if let (Some(reporter), false) = (&reporter, config.storage.url.is_empty()) {
             let storage = Storage::open(&config.storage.url, config.storage.endpoint.as_deref())?;
             let (deleter, names) = mpsc::unbounded_channel();
-            rt.spawn(delete(storage, config.storage.trial_path.clone(), names));
+            rt.spawn(delete_each(storage, config.storage.trial_path.clone(), names));
             reporter.tell_superfluous(deleter);
         }
         Ok(Self {

@@ -8,8 +8,8 @@ use stoker_api::contract::{Cleanup, CleanupTrial, ExitCode};
 use stoker_storage::{Storage, layout};
 
 use super::{failed, read_json, runtime};
-use crate::Result;
 use crate::error::Infrastructure;
+use crate::{Result, checkpoint};
 
 /// Deletes what the [`Cleanup`] in `file` lists. What is gone already is none the worse, so that it
 /// may be done again after a failure.
@@ -40,9 +40,7 @@ async fn delete(storage: &Storage, trials: &[CleanupTrial]) -> Result<()> {
         };
         gone.extend(found.into_iter().filter(is_left_over));
         for name in &gone {
-            // The manifest first, so that none is half there.
-            storage.delete(&layout::manifest_path(&trial.trial_path, name)).await?;
-            storage.delete_folder(&layout::checkpoint_path(&trial.trial_path, name)).await?;
+            checkpoint::delete(storage, &trial.trial_path, name).await?;
         }
     }
     Ok(())

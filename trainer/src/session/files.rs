@@ -16,7 +16,7 @@ use super::options::{Download, Saved, Upload};
 use super::shards::{Share, merge};
 use super::transfer::{Temporary, Transfer, entry_of, fetch, listed, settle, wait};
 use crate::Result;
-use crate::checkpoint::{CheckpointError, CheckpointSource, Place, Save};
+use crate::checkpoint::{CheckpointError, CheckpointSource, Place, Save, delete};
 use crate::collective::{Doing, exchange};
 use crate::error::PeerFailed;
 
@@ -284,10 +284,7 @@ impl Session<'_> {
             if !owned.storage.exists(&manifest).await.map_err(failed)? {
                 return Ok(false);
             }
-            // Without its manifest it is no checkpoint any more.
-            owned.storage.delete(&manifest).await.map_err(failed)?;
-            let folder = layout::checkpoint_path(&owned.trial_path, &named);
-            owned.storage.delete_folder(&folder).await.map_err(failed)?;
+            delete(&owned.storage, &owned.trial_path, &named).await.map_err(failed)?;
             Ok(true)
         })?;
         match deleted {

@@ -138,7 +138,8 @@ fn checkpoint_folder(folder: &Path) -> PathBuf {
 
 fn context(folder: &Path, checkpoint_period: Option<Length>) -> Result<Context> {
     let (folder, length) = (Some(folder.to_owned()), Some(Length::new(Unit::Batches, 1 << 20)));
-    let standalone = Standalone { quiet: true, ..Standalone::default() };
+    let save_trial_latest = u32::MAX;
+    let standalone = Standalone { quiet: true, save_trial_latest, ..Standalone::default() };
     Standalone { folder, length, checkpoint_period, ..standalone }.context()
 }
 

@@ -87,7 +87,7 @@ fn ten_and_ten_batches_in_two_processes_are_twenty_in_one() {
 fn a_truncated_checkpoint_gives_way_to_the_one_before() {
     let (straight, broken) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     train(straight.path(), 20, &[]);
-    train(broken.path(), 10, &["--save-batches=5"]);
+    train(broken.path(), 10, &["--save-batches=5", "--save-trial-latest=2"]);
     let model = broken.path().join("trial/checkpoints/000000000010-0/model.bpk");
     let file = std::fs::File::options().write(true).open(model).unwrap();
     file.set_len(100).unwrap();

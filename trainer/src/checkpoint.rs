@@ -20,11 +20,13 @@ mod deletion;
 mod error;
 mod folder;
 mod pinned;
+mod retention;
 mod source;
 
 pub(crate) use deletion::{delete, delete_each};
 pub use error::CheckpointError;
 pub use folder::load_folder;
+pub(crate) use retention::{Keep, Retention, RetentionTask};
 pub use source::CheckpointSource;
 
 /// Version of the format: of what a manifest says, and of nothing inside the files.

@@ -2,6 +2,7 @@
 //! machine.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::time::Duration;
 
 use stoker_api::contract::{CheckpointRef, Directive, ExitCode, Report, ReportEvent, TrialConfig};
@@ -10,15 +11,18 @@ use stoker_storage::{Storage, hash, layout};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
+use crate::Result;
 use crate::callback::Logs;
-use crate::checkpoint::{Checkpoints, Parts, Place, Restored, Save, Saved, delete_each};
+use crate::checkpoint::{
+    Checkpoints, Keep, Parts, Place, Restored, Retention, RetentionTask, Save, Saved, delete_each,
+};
 use crate::metrics::MetricsWriter;
 use crate::reporter::Reporter;
 use crate::session::{Activity, GrantedLength, Reported};
 use crate::terminal::Terminal;
-use crate::{Error, Result};
 
 mod background;
+mod lock;
 
 use background::Background;
 
@@ -56,8 +60,12 @@ pub(crate) struct Outlet {
     pub(crate) length: GrantedLength,
     pub(crate) activity: Activity,
     pub(crate) terminal: Terminal,
-    /// Dropped last: the others' tasks run on it.
+    /// Deletes checkpoints where no runner does.
+    retention: Option<Retention>,
+    /// Dropped after the others: their tasks run on it.
     _background: Background,
+    /// Keeps other programs out of the folder until all of the above is done.
+    _lock: Option<File>,
 }
 
 /// A trial's files.
@@ -69,19 +77,34 @@ struct Files {
 
 impl Outlet {
     /// Opens what `config` names. Alone, there is no door, and storage only where a URL is given.
-    /// Ranks other than the lead read, and write and report nothing.
+    /// Ranks other than the lead read, and write and report nothing. `alone` is `None` under a runner.
     ///
     /// # Errors
     ///
-    /// The storage cannot be opened or listed.
-    pub(crate) fn open(config: &mut TrialConfig, alone: bool, is_lead: bool) -> Result<Self> {
+    /// The storage cannot be opened or listed; alone, another program uses the folder.
+    pub(crate) fn open(
+        config: &mut TrialConfig,
+        alone: Option<Keep>,
+        is_lead: bool,
+    ) -> Result<Self> {
         let background = Background::start()?;
         let rt = background.handle.clone();
-        let mut files = None;
+        let (mut files, mut retention, mut lock) = (None, None, None);
         if !config.storage.url.is_empty() {
             let storage = Storage::open(&config.storage.url, config.storage.endpoint.as_deref())?;
-            if alone {
+            if let Some(keep) = alone {
+                if is_lead {
+                    lock = storage.folder().map(lock::lock).transpose()?;
+                }
                 resume_latest(&rt, &storage, config)?;
+                let task = RetentionTask {
+                    storage: storage.clone(),
+                    trial_path: config.storage.trial_path.clone(),
+                    attempt: config.attempt,
+                    keep,
+                    smaller_is_better: config.smaller_is_better,
+                };
+                retention = is_lead.then(|| Retention::start(&rt, task));
             }
             let checkpoints = Checkpoints::new(rt.clone(), storage.clone(), config);
             let metrics = MetricsWriter::new(rt.clone(), storage, config);
@@ -89,7 +112,7 @@ impl Outlet {
         }
         // Processes of a job that runs on this machine report to nobody: what they commit is seen.
         let has_door = config.inference.is_none() || !config.door.url.is_empty();
-        let reporter = (!alone && is_lead && has_door)
+        let reporter = (alone.is_none() && is_lead && has_door)
             .then(|| Reporter::new(rt.clone(), config))
             .transpose()?;
         if let (Some(reporter), false) = (&reporter, config.storage.url.is_empty()) {
@@ -102,7 +125,7 @@ impl Outlet {
             reporter,
             files,
             resume_from: config.resume_from.clone(),
-            has_runner: !alone,
+            has_runner: alone.is_none(),
             is_lead,
             batches: 0,
             batches_total: 0,
@@ -115,8 +138,10 @@ impl Outlet {
             reported: Reported::default(),
             length: GrantedLength::new(config.units),
             activity: Activity::default(),
-            terminal: if is_lead { Terminal::new(alone) } else { Terminal::silent() },
+            terminal: if is_lead { Terminal::new(alone.is_some()) } else { Terminal::silent() },
+            retention,
             _background: background,
+            _lock: lock,
         })
     }
 
@@ -297,6 +322,9 @@ impl Outlet {
 
     /// Reports a checkpoint that has come to exist.
     pub(crate) fn saved(&mut self, saved: Saved) {
+        if let Some(retention) = &self.retention {
+            retention.saved(&saved);
+        }
         let (name, manifest_sha256) = (saved.name.clone(), saved.manifest_sha256.clone());
         self.last_saved = Some(CheckpointRef { name, manifest_sha256 });
         self.post_at(saved.batches, checkpointed(saved));
@@ -330,8 +358,18 @@ impl Outlet {
         }
     }
 
-    /// Waits until all rows of metrics are stored.
+    /// Deletes the checkpoints that were only kept to fall back to: training is over.
+    pub(crate) fn end_training(&self) {
+        if let Some(retention) = &self.retention {
+            retention.finish(true);
+        }
+    }
+
+    /// Waits until all rows of metrics are stored, and superfluous checkpoints deleted.
     pub(crate) fn flush(&mut self) -> Result<()> {
+        if let Some(retention) = &self.retention {
+            retention.finish(false);
+        }
         match self.own_files() {
             Some(files) => Ok(files.metrics.flush()?),
             None => Ok(()),
@@ -348,28 +386,39 @@ fn checkpointed(saved: Saved) -> ReportEvent {
     }
 }
 
+/// Checkpoints that a program alone may resume from: the newest, and others if that is corrupt. As many as a runner
+/// names.
+const RESUME_FROM_MAX: usize = 16;
+
 /// Alone, the program finds its own checkpoints, newest first, and counts its attempts by all that
-/// they have written: one that was killed may have left rows and no checkpoint.
+/// they have written: one that was killed may have left rows and no checkpoint. It reads the manifests of
+/// the newest alone: a folder may have thousands.
 fn resume_latest(rt: &Handle, storage: &Storage, config: &mut TrialConfig) -> Result<()> {
     let folder = format!("{}/", config.storage.trial_path);
     let (mut found, mut attempts) = (vec![], 0);
-    let listed: Result<(), Error> = rt.block_on(async {
+    let listed: Result<Vec<CheckpointRef>> = rt.block_on(async {
         for path in storage.list(&folder).await? {
-            let below = path.strip_prefix(&folder).unwrap_or(&path);
-            attempts = layout::attempt_of(below).map_or(attempts, |it| attempts.max(it + 1));
+            let below = path.strip_prefix(&folder).unwrap_or(&path).to_owned();
+            attempts = layout::attempt_of(&below).map_or(attempts, |it| attempts.max(it + 1));
             let mut names = path.rsplit('/');
             let (file, name) = (names.next(), names.next().unwrap_or_default());
             let place = layout::parse_checkpoint_name(name);
             if let (Some(stoker_api::names::MANIFEST), Some(place)) = (file, place) {
-                let manifest_sha256 = hash::sha256_hex(&storage.get(&path).await?);
-                found.push((place, CheckpointRef { name: name.into(), manifest_sha256 }));
+                found.push((place, name.to_owned(), path));
             }
         }
-        Ok(())
+        found.sort_by_key(|(place, ..)| std::cmp::Reverse(*place));
+        let mut newest = vec![];
+        for (_, name, path) in found.into_iter().take(RESUME_FROM_MAX) {
+            let manifest_sha256 = hash::sha256_hex(&storage.get(&path).await?);
+            newest.push(CheckpointRef { name, manifest_sha256 });
+        }
+        Ok(newest)
     });
-    listed?;
-    found.sort_by_key(|(place, _)| std::cmp::Reverse(*place));
+    config.resume_from = listed?;
     config.attempt = attempts;
-    config.resume_from = found.into_iter().map(|(_, checkpoint)| checkpoint).collect();
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

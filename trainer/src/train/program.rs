@@ -14,6 +14,7 @@ use stoker_api::experiment::{CheckpointPolicy, GradientCompression, Length, Mixe
 use stoker_api::names::ENV_TRIAL_CONFIG;
 
 use super::{Trial, run_trial};
+use crate::checkpoint::Keep;
 use crate::collective::{Distributed, Launched};
 use crate::context::Context;
 use crate::device::{self, Place};
@@ -43,8 +44,13 @@ pub struct Standalone {
     /// epoch.
     pub length: Option<Length>,
     /// A folder for checkpoints and metrics, from whose latest checkpoint training goes on; `None`
-    /// keeps none.
+    /// keeps none. One program at a time uses a folder.
     pub folder: Option<PathBuf>,
+    /// How many of the latest checkpoints to keep in the folder (default: 1, the least), and at least 3 until
+    /// training is over.
+    pub save_trial_latest: u32,
+    /// How many of the best checkpoints by `validation_loss` to keep in the folder (default: 1).
+    pub save_trial_best: u32,
     /// How often to save (default: after each epoch); at the end in any case.
     pub checkpoint_period: Option<Length>,
     /// Batches between two rows of training metrics.
@@ -61,6 +67,8 @@ impl Default for Standalone {
             seed: 0,
             length: None,
             folder: None,
+            save_trial_latest: 1,
+            save_trial_best: 1,
             checkpoint_period: None,
             scheduling_unit: 100,
             quiet: false,
@@ -78,12 +86,17 @@ impl Standalone {
     ///
     /// The folder cannot be used.
     pub fn context(self) -> Result<Context> {
-        let quiet = self.quiet;
-        let context = context(self.config()?, true)?;
+        let (quiet, keep) = (self.quiet, self.keep());
+        let context = context(self.config()?, Some(keep))?;
         if quiet {
             context.silence();
         }
         Ok(context)
+    }
+
+    /// The checkpoints to keep.
+    pub(crate) fn keep(&self) -> Keep {
+        Keep { latest: self.save_trial_latest, best: self.save_trial_best }
     }
 
     /// What a runner would tell.
@@ -226,19 +239,20 @@ pub(crate) fn under_runner(path: &Path) -> Result<Context> {
     let told = told.map_err(|error| {
         Infrastructure(format!("{ENV_TRIAL_CONFIG}: {} cannot be read: {error}", path.display()))
     })?;
-    context(told, false)
+    context(told, None)
 }
 
-/// The session of one rank; waits for the others.
-pub(crate) fn context(mut config: TrialConfig, alone: bool) -> Result<Context> {
+/// The session of one rank; waits for the others. `alone` is `None` under a runner.
+pub(crate) fn context(mut config: TrialConfig, alone: Option<Keep>) -> Result<Context> {
     device::prefer_host()?;
-    let launched = if alone { Launched::for_program() } else { Launched::for_trial(&config) }?;
+    let is_alone = alone.is_some();
+    let launched = if is_alone { Launched::for_program() } else { Launched::for_trial(&config) }?;
     let place = Place::of(launched.numbers.local_rank)?;
     // As all were told, before the session fills in what is its own.
     let told = config.clone();
     let outlet = Outlet::open(&mut config, alone, launched.numbers.rank == 0)?;
     let stop = StopSignal::default();
-    let listening = stop.listen(outlet.runtime(), alone);
+    let listening = stop.listen(outlet.runtime(), is_alone);
     listening.map_err(|error| Infrastructure(format!("no signal handlers: {error}")))?;
     let pulse = Arc::<OnceLock<_>>::default();
     let telling = threads::listen(outlet.runtime(), launched.numbers.rank, pulse.clone());
@@ -290,6 +304,9 @@ pub(crate) fn finish(
     outlet.tell_validation();
     // Before the waits below: the process may be given less time than they take.
     termination::leave(code, message.as_deref(), outlet.unsent());
+    if code == ExitCode::Completed {
+        outlet.end_training();
+    }
     // The rows before a failure are those that explain it.
     if let Err(error) = outlet.flush_within(FLUSH_MAX) {
         eprintln!("stoker: the last rows of metrics are not stored: {error}");

@@ -387,6 +387,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
 
     fn leave_training(&mut self) -> Result<()> {
         self.wait_for(Self::store)?;
+        self.outlet().end_training();
         self.outlet().terminal.end();
         self.take_kept()?;
         self.end_hooks()?;

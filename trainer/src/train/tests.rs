@@ -126,6 +126,7 @@ fn alone(folder: Option<&Path>, batches: u64) -> Standalone {
         seed: 7,
         length: Some(Length::new(Unit::Batches, batches)),
         folder: folder.map(Path::to_path_buf),
+        save_trial_latest: u32::MAX,
         scheduling_unit: 4,
         quiet: true,
         ..Standalone::default()

@@ -18,8 +18,10 @@ Trains alone, as no runner has started this program.
   --data JSON            what an experiment's `data` would be
   --seed N               the seed of everything (default: 0)
   --epochs N             how long to train; or --batches N, or --records N (default: 1 epoch)
-  --folder PATH          keeps checkpoints and metrics there, and goes on from the latest
+  --folder PATH          keeps checkpoints and metrics there, and resumes from the latest
   --save-batches N       saves after every N batches, not after each epoch
+  --save-trial-latest N  keeps the N latest checkpoints (default: 1)
+  --save-trial-best N    keeps the N best checkpoints by validation_loss (default: 1)
   --row-batches N        batches between two rows of training metrics (default: 100)";
 
 /// What the environment says.
@@ -53,7 +55,7 @@ pub(super) fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Optio
     Ok(Some(standalone))
 }
 
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 12] = [
     "--hparams",
     "--hparam",
     "--data",
@@ -63,6 +65,8 @@ const NAMES: [&str; 10] = [
     "--records",
     "--folder",
     "--save-batches",
+    "--save-trial-latest",
+    "--save-trial-best",
     "--row-batches",
 ];
 
@@ -86,6 +90,11 @@ fn set(standalone: &mut Standalone, name: &str, value: &str) -> Result<()> {
         "--save-batches" => {
             standalone.checkpoint_period = Some(length(name, value, Unit::Batches)?);
         }
+        "--save-trial-latest" => match number(name, value)? {
+            0 => return Err(format!("{name} must be at least 1").into()),
+            latest => standalone.save_trial_latest = latest,
+        },
+        "--save-trial-best" => standalone.save_trial_best = number(name, value)?,
         _ => standalone.scheduling_unit = number::<u64>(name, value)?.max(1),
     }
     Ok(())
@@ -134,7 +143,11 @@ mod tests {
         );
         let length = Some(Length::new(Unit::Batches, 9));
         check("--epochs 2 --batches 9", Standalone { length, ..none.clone() });
-        check("--folder a/b", Standalone { folder: Some("a/b".into()), ..none });
+        check("--folder a/b", Standalone { folder: Some("a/b".into()), ..none.clone() });
+        check(
+            "--save-trial-latest 3 --save-trial-best=0",
+            Standalone { save_trial_latest: 3, save_trial_best: 0, ..none },
+        );
         assert_eq!(of("--epochs 1 --help").unwrap(), None);
     }
 
@@ -146,6 +159,7 @@ mod tests {
         check("--epoch 1", "unknown argument --epoch; --help lists those there are");
         check("--epochs", "--epochs needs a value");
         check("--epochs 0", "--epochs must be at least 1");
+        check("--save-trial-latest 0", "--save-trial-latest must be at least 1");
         check("--seed x", "--seed must be an integer from 0, not x");
         check("--hparams 1", "--hparams must be a JSON object, not 1");
         check("--hparam a", "--hparam a must be NAME=VALUE");

@@ -115,7 +115,7 @@ fn train_with_server(
         "aggregationFrequency": 1, "storage": {"url": folder.path(), "trialPath": "trial"},
         "door": {"url": format!("http://{}/", door.address), "tokenFile": token},
     });
-    let context = program::context(serde_json::from_value(config).unwrap(), false).unwrap();
+    let context = program::context(serde_json::from_value(config).unwrap(), None).unwrap();
     let fit = Fit::new(Data::arrays(samples()).unwrap()).batch_size(10);
     let fit = Fit { validation, ..fit }.callbacks(vec![callback.boxed()]);
     let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);

@@ -166,16 +166,15 @@ pub(super) fn of_ranks_told<T: Send>(
         .into_iter()
         .enumerate()
         .map(|(number, rank)| {
-            let lead = alone(Some(folder), batches).context().unwrap();
-            let Context { mut config, outlet, stop, .. } = lead;
-            let outlet = Arc::into_inner(outlet).unwrap();
-            let outlet = match number {
-                0 => outlet.into_inner().unwrap(),
-                _ => Outlet::open(&mut config, true, false).unwrap(),
-            };
+            let standalone = alone(Some(folder), batches);
+            let (keep, mut config) = (Some(standalone.keep()), standalone.config().unwrap());
+            let outlet = Outlet::open(&mut config, keep, number == 0).unwrap();
+            let stop = StopSignal::default();
             let ranks = Distributed::of(Box::new(rank));
             tell(&mut config);
-            Context::new(config, outlet, stop, Device::flex().autodiff(), ranks)
+            let context = Context::new(config, outlet, stop, Device::flex().autodiff(), ranks);
+            context.silence();
+            context
         })
         .collect();
     let run = &run;

@@ -248,7 +248,7 @@ fn under_runner(folder: &Path, door: &TestDoor) -> Context {
         },
         ..config.unwrap()
     };
-    let context = program::context(config, false).unwrap();
+    let context = program::context(config, None).unwrap();
     context.silence();
     context
 }

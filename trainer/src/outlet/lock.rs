@@ -1,0 +1,84 @@
+//! The lock of a folder in which a program trains alone.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{ErrorKind, Read as _, Seek as _, Write as _};
+use std::path::Path;
+
+use crate::Result;
+
+/// The file that is locked, below the folder.
+const LOCK: &str = ".stoker-lock";
+
+/// Locks a folder for this process. The lock ends with the file that is returned.
+///
+/// # Errors
+///
+/// Another program trains in the folder; the folder cannot be used.
+pub(super) fn lock(folder: &Path) -> Result<File> {
+    let path = folder.join(LOCK);
+    let unusable =
+        |error: &std::io::Error| format!("cannot use folder {}: {error}", folder.display());
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    let mut file = options.open(&path).map_err(|error| unusable(&error))?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut owner = String::new();
+            let read = file.read_to_string(&mut owner);
+            let owner = match read {
+                Ok(_) if !owner.is_empty() => owner,
+                _ => "another process".to_owned(),
+            };
+            return Err(format!(
+                "folder {} is in use by {owner}; wait until it ends, or train in another folder",
+                folder.display()
+            )
+            .into());
+        }
+        // Some network file systems have no locks.
+        Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {
+            eprintln!("stoker: cannot lock folder {}: {error}", folder.display());
+            return Ok(file);
+        }
+        Err(TryLockError::Error(error)) => return Err(unusable(&error).into()),
+    }
+    // For the error of another program. The lock holds without it.
+    let _ = file.set_len(0).and_then(|()| file.rewind());
+    let _ = write!(file, "process {}{}", std::process::id(), host());
+    Ok(file)
+}
+
+fn host() -> String {
+    let name = rustix::system::uname();
+    name.nodename().to_str().map(|name| format!(" on {name}")).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_locked_folder_is_refused_by_name() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path();
+        let first = lock(folder).unwrap();
+        let error = lock(folder).unwrap_err().to_string();
+        let expected = format!(
+            "folder {} is in use by process {}{}; wait until it ends, or train in another folder",
+            folder.display(),
+            std::process::id(),
+            host()
+        );
+        assert_eq!(error, expected);
+        drop(first);
+        lock(folder).unwrap();
+    }
+
+    #[test]
+    fn an_unusable_folder_is_refused() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let error = lock(&file.path().join("below")).unwrap_err().to_string();
+        assert!(error.starts_with("cannot use folder "), "{error}");
+    }
+}

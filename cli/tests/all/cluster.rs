@@ -1,34 +1,65 @@
-//! What `stoker` does on a cluster, seen from outside: against a real API server, with the
-//! operator's part played by the test.
+//! `stoker` on a cluster, against a real API server. The tests play the operator's part.
 
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
+use std::sync::OnceLock;
 
 use serde_json::{Value, json};
 use stoker_test_cluster::ControlPlane;
 
-const NAMESPACE: &str = "ml";
+/// The name of the tests' checkpoint.
+const CHECKPOINT: &str = "000000000010-0";
 
-/// A control plane, a folder with a program, and a storage.
-struct Lab {
+/// The API server of all tests, and what `stoker` printed before Stoker was installed there.
+struct Shared {
     plane: ControlPlane,
+    list_before: Output,
+    version_before: Output,
+}
+
+/// Starts the API server once: that takes seconds.
+fn shared() -> &'static Shared {
+    static SHARED: OnceLock<Shared> = OnceLock::new();
+    SHARED.get_or_init(|| {
+        let plane = ControlPlane::start().unwrap();
+        let output = |arguments: &[&str]| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_stoker"));
+            command.args(arguments).env("KUBECONFIG", plane.kubeconfig()).output().unwrap()
+        };
+        let list_before = output(&["experiment", "list"]);
+        let version_before = output(&["version"]);
+        plane.apply_crds(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../crds")).unwrap();
+        Shared { plane, list_before, version_before }
+    })
+}
+
+/// A namespace, a folder with a program, and a storage.
+struct Lab {
+    plane: &'static ControlPlane,
+    namespace: &'static str,
     folder: tempfile::TempDir,
 }
 
 impl Lab {
-    fn new() -> Self {
-        let plane = ControlPlane::start().unwrap();
-        plane.make_namespace(NAMESPACE).unwrap();
+    /// Makes a lab, or records the calling test as left out. Each test has a namespace of its own.
+    #[track_caller]
+    fn new(namespace: &'static str) -> Option<Self> {
+        if !stoker_test_cluster::wanted() {
+            return None;
+        }
+        let plane = &shared().plane;
+        plane.make_namespace(namespace).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("program");
         std::fs::create_dir_all(program.join("data")).unwrap();
         std::fs::write(program.join("train"), "#!/bin/sh\n").unwrap();
         std::fs::write(program.join("data/large"), "0").unwrap();
         std::fs::write(program.join(".stokerignore"), "data/\n").unwrap();
-        let lab = Self { plane, folder };
+        let lab = Self { plane, namespace, folder };
         lab.write("experiment.yaml", &lab.experiment().to_string());
-        lab
+        lab.write("job.yaml", &lab.job().to_string());
+        Some(lab)
     }
 
     fn experiment(&self) -> Value {
@@ -41,6 +72,20 @@ impl Lab {
                 "searcher": {"metric": "loss", "maxLength": {"batches": 10},
                     "random": {"maxTrials": 2}},
                 "checkpointStorage": {"url": "s3://bucket"},
+            },
+        })
+    }
+
+    fn job(&self) -> Value {
+        json!({
+            "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceJob",
+            "metadata": {"name": "species", "labels": {"team": "a"}},
+            "spec": {
+                "entrypoint": {"command": ["./infer"]},
+                "input": {"url": "s3://data/*.csv"},
+                "output": {"url": "predictions"},
+                "storage": {"url": "s3://bucket"},
+                "resources": {"slots": 2},
             },
         })
     }
@@ -60,59 +105,126 @@ impl Lab {
         let store = format!("file://{}", self.path("store").display());
         command.args(arguments).stdin(Stdio::null()).current_dir(self.folder.path());
         command.env("KUBECONFIG", kubeconfig);
-        if ["create", "logs", "download"].iter().any(|it| arguments.contains(it)) {
+        if ["create", "logs", "download"].iter().any(|word| arguments.contains(word)) {
             command.args(["--storage-url", &store]);
         }
         command
     }
 
-    /// Runs `stoker` in the namespace and checks its exit code and a part of what it says.
+    /// Runs `stoker` in the namespace and checks its exit code and a part of its output.
+    #[track_caller]
     fn check(&self, arguments: &str, code: i32, expected: &str) -> String {
         let mut words: Vec<&str> = arguments.split_whitespace().collect();
-        words.extend(["-n", NAMESPACE]);
+        words.extend(["-n", self.namespace]);
         let output = self.stoker(self.plane.kubeconfig(), &words).output().unwrap();
         check(&output, arguments, code, expected)
     }
 
+    #[track_caller]
     fn json(&self, arguments: &str) -> Value {
         let mut words: Vec<&str> = arguments.split_whitespace().collect();
-        words.extend(["-n", NAMESPACE, "--output", "json"]);
+        words.extend(["-n", self.namespace, "--output", "json"]);
         let output = self.stoker(self.plane.kubeconfig(), &words).output().unwrap();
         check(&output, arguments, 0, "");
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
     fn object(&self, kind: &str, name: &str) -> Value {
-        self.plane.get(&[kind, name, "-n", NAMESPACE]).unwrap()
+        self.plane.get(&[kind, name, "-n", self.namespace]).unwrap()
     }
 
-    /// Says what the operator would say of an object.
+    fn apply(&self, mut object: Value) {
+        object["metadata"]["namespace"] = json!(self.namespace);
+        self.plane.apply(&object.to_string()).unwrap();
+    }
+
+    /// Writes the status of an object, as the operator would.
     fn set_status(&self, kind: &str, name: &str, status: &Value) {
         let patch = json!({ "status": status }).to_string();
-        let to_status = ["--subresource=status", "--type=merge", "-n", NAMESPACE, "-p", &patch];
+        let to_status =
+            ["--subresource=status", "--type=merge", "-n", self.namespace, "-p", &patch];
         self.plane.kubectl(&[&["patch", kind, name][..], &to_status].concat()).unwrap();
     }
 
-    /// A trial with one ended attempt, whose files are in the storage; returns their folder.
-    fn make_trial(&self, experiment: &Value) -> String {
+    /// Makes an experiment with the status of one that runs.
+    fn start_experiment(&self) -> Value {
+        self.apply(self.experiment());
+        self.set_status(
+            "experiment",
+            "mnist",
+            &json!({"phase": "Running", "trialsCreated": 1, "trialsRunning": 1, "trialsClosed": 0,
+                "progressPercent": 50, "cleanedUp": false, "observedGeneration": 1,
+                "best": {"index": 0, "metric": "0.5", "checkpoint": CHECKPOINT}}),
+        );
+        self.object("experiment", "mnist")
+    }
+
+    /// Makes a running experiment and its trial with one ended attempt. The trial's logs and its checkpoint are
+    /// in the storage. Returns the text of the checkpoint's manifest.
+    fn start_trial(&self) -> String {
+        let experiment = self.start_experiment();
         let uid = experiment["metadata"]["uid"].as_str().unwrap();
-        let trial = json!({
+        self.apply(json!({
             "apiVersion": "stoker.dev/v1alpha1", "kind": "Trial",
-            "metadata": {"name": "mnist-0", "namespace": NAMESPACE,
+            "metadata": {"name": "mnist-0",
                 "labels": {"stoker.dev/experiment": "mnist"},
                 "ownerReferences": [{"apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
                     "name": "mnist", "uid": uid, "controller": true}]},
             "spec": {"experiment": "mnist", "index": 0, "requestId": "r", "seed": 7,
                 "hyperparameters": {"x": 0.25}, "unit": "batches", "units": 10},
-        });
-        self.plane.apply(&trial.to_string()).unwrap();
-        let folder = format!("store/{NAMESPACE}/mnist-{}/trials/0", &uid[..8]);
+        }));
+        let folder = format!("store/{}/mnist-{}/trials/0", self.namespace, &uid[..8]);
         self.write(&format!("{folder}/logs/0/0-00000000.log"), "first\n");
         self.write(&format!("{folder}/logs/0/0-00000001.log"), "second\n");
-        folder
+        let manifest = json!({
+            "format": 1, "experimentId": uid, "trial": 0, "attempt": 0, "batches": 10, "files": {},
+        })
+        .to_string();
+        self.write(&format!("{folder}/checkpoints/{CHECKPOINT}/manifest.json"), &manifest);
+        let sha256 = stoker_storage::hash::sha256_hex(manifest.as_bytes());
+        self.set_status(
+            "trial",
+            "mnist-0",
+            &json!({"phase": "Running", "batches": 10, "batchesTotal": 10, "bestMetric": "0.5",
+                "metrics": {"loss": "0.5"}, "restarts": 0, "observedGeneration": 1,
+                "attempts": [{"number": 0, "end": "Completed"}],
+                "checkpoints": [{"name": CHECKPOINT, "batches": 10, "metric": "0.5",
+                    "manifestSha256": sha256, "bytes": 0}]}),
+        );
+        manifest
+    }
+
+    /// Makes a job with the status of one that runs, and a log of its first process.
+    fn start_job(&self) {
+        let mut job = self.job();
+        job["spec"]["output"]["url"] = json!("s3://bucket/out");
+        self.apply(job);
+        let status = json!({
+            "phase": "Running", "stage": "work", "attempts": 3, "running": 2, "rows": 20,
+            "rowsTotal": 80, "rejected": 0, "restarts": 1, "progressPercent": 25,
+            "observedGeneration": 1, "output": "s3://bucket/out", "workers": [],
+        });
+        self.set_status("inferencejob", "species", &status);
+    }
+
+    /// Runs `stoker`, and calls `act` once it has printed its first line to standard error.
+    fn run_beside(&self, arguments: &str, act: impl FnOnce()) -> Output {
+        let mut words: Vec<&str> = arguments.split_whitespace().collect();
+        words.extend(["-n", self.namespace]);
+        let mut command = self.stoker(self.plane.kubeconfig(), &words);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut errors = BufReader::new(child.stderr.take().unwrap());
+        let mut stderr = String::new();
+        errors.read_line(&mut stderr).unwrap();
+        act();
+        errors.read_to_string(&mut stderr).unwrap();
+        let mut output = child.wait_with_output().unwrap();
+        output.stderr = stderr.into_bytes();
+        output
     }
 }
 
+#[track_caller]
 fn check(output: &Output, what: &str, code: i32, expected: &str) -> String {
     let out = String::from_utf8_lossy(&output.stdout).into_owned();
     let text = out.clone() + &String::from_utf8_lossy(&output.stderr);
@@ -121,206 +233,258 @@ fn check(output: &Output, what: &str, code: i32, expected: &str) -> String {
     out
 }
 
-/// One control plane for all: it takes seconds to start.
 #[test]
-fn the_commands_do_on_a_cluster_what_they_say() {
+fn missing_installation_is_reported() {
     if !stoker_test_cluster::wanted() {
         return;
     }
-    let lab = Lab::new();
-    lab.check("experiment list", 1, "Stoker is not installed");
-    lab.check("version", 0, "Stoker is not installed");
-    let crds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crds");
-    lab.plane.apply_crds(&crds).unwrap();
-    lab.check("version", 0, "Kubernetes v1.");
-    lab.check("experiment list", 0, "no experiment in namespace `ml`");
-    creates(&lab);
-    shows(&lab);
-    changes(&lab);
-    waits(&lab);
-    jobs(&lab);
-    tells_what_is_forbidden(&lab);
-    lab.check("experiment delete mnist", 0, "stay: s3://bucket/ml/mnist-");
-    lab.check("experiment describe mnist", 2, "no experiment `mnist`");
+    let shared = shared();
+    check(&shared.list_before, "experiment list", 1, "Stoker is not installed");
+    check(&shared.version_before, "version", 0, "Stoker is not installed");
 }
 
-fn creates(lab: &Lab) {
+#[test]
+fn version_and_empty_lists_are_shown() {
+    let Some(lab) = Lab::new("empty") else { return };
+    lab.check("version", 0, "Kubernetes v1.");
+    lab.check("experiment list", 0, "no experiment in namespace `empty`");
+    lab.check("job list", 0, "no job in namespace `empty`");
+    lab.check("experiment describe mnist", 2, "no experiment `mnist`");
+    lab.check("job describe other", 2, "no job `other`");
+    lab.check("trial describe mnist-7", 2, "no trial `mnist-7`");
+}
+
+#[test]
+fn dry_run_creates_nothing() {
+    let Some(lab) = Lab::new("dry-run") else { return };
     lab.check("experiment create experiment.yaml program --dry-run", 0, "would be created");
-    let tried = "experiment create experiment.yaml program --test --dry-run";
-    lab.check(tried, 0, "mnist-test");
+    let test = "experiment create experiment.yaml program --test --dry-run";
+    lab.check(test, 0, "mnist-test");
+    let job = "job create job.yaml program --set output.url=s3://bucket/out --dry-run";
+    lab.check(job, 0, "job species would be created");
     assert!(!lab.path("store").exists());
     lab.check("experiment describe mnist", 2, "no experiment `mnist`");
+    lab.check("job describe species", 2, "no job `species`");
+}
+
+#[test]
+fn create_sends_the_program_once() {
+    let Some(lab) = Lab::new("create") else { return };
+    // The ignored file is not sent.
     lab.check("experiment create experiment.yaml program --paused", 0, "files: 2, ");
     let made = lab.object("experiment", "mnist");
     assert_eq!(made["spec"]["state"], "paused");
     assert_eq!(made["metadata"]["labels"]["team"], "a");
     let sha256 = made["spec"]["context"]["sha256"].as_str().unwrap();
-    let sent = lab.path(&format!("store/{NAMESPACE}/contexts/{sha256}.tar.gz"));
+    let sent = lab.path(&format!("store/create/contexts/{sha256}.tar.gz"));
     let written = sent.metadata().unwrap().modified().unwrap();
-    lab.check("experiment create experiment.yaml program", 2, "give this one another name");
     let other = "experiment create experiment.yaml program --set metadata.name=other";
     lab.check(other, 0, "nothing is sent");
     assert_eq!(sent.metadata().unwrap().modified().unwrap(), written);
-    // What the file does not say and the server would refuse.
+}
+
+#[test]
+fn create_refuses_a_used_name() {
+    let Some(lab) = Lab::new("used-name") else { return };
+    lab.start_experiment();
+    lab.check("experiment create experiment.yaml program", 2, "give this one another name");
+    lab.start_job();
+    let job = "job create job.yaml program --set output.url=s3://bucket/out";
+    lab.check(job, 2, "there is a job `species` in namespace `used-name` already");
+}
+
+#[test]
+fn create_shows_what_the_server_refuses() {
+    let Some(lab) = Lab::new("refused") else { return };
     let bad = "experiment create experiment.yaml --set metadata.name=bad --set \
                pod.volumeMounts=[{name:d,mountPath:\"\"}]";
     lab.check(bad, 2, "mountPath");
+    lab.check("job create job.yaml", 2, "spec.output.url");
 }
 
-fn shows(lab: &Lab) {
-    let made = lab.object("experiment", "mnist");
-    let folder = lab.make_trial(&made);
-    let manifest = json!({
-        "format": 1, "experimentId": made["metadata"]["uid"], "trial": 0, "attempt": 0,
-        "batches": 10, "files": {},
-    })
-    .to_string();
-    let name = "000000000010-0";
-    lab.write(&format!("{folder}/checkpoints/{name}/manifest.json"), &manifest);
-    let sha256 = stoker_storage::hash::sha256_hex(manifest.as_bytes());
-    lab.set_status(
-        "trial",
-        "mnist-0",
-        &json!({"phase": "Running", "batches": 10, "batchesTotal": 10, "bestMetric": "0.5",
-            "metrics": {"loss": "0.5"}, "restarts": 0, "observedGeneration": 1,
-            "attempts": [{"number": 0, "end": "Completed"}],
-            "checkpoints": [{"name": name, "batches": 10, "metric": "0.5",
-                "manifestSha256": sha256, "bytes": 0}]}),
-    );
-    lab.set_status(
-        "experiment",
-        "mnist",
-        &json!({"phase": "Running", "trialsCreated": 1, "trialsRunning": 1, "trialsClosed": 0,
-            "progressPercent": 50, "cleanedUp": false, "observedGeneration": 1,
-            "best": {"index": 0, "metric": "0.5", "checkpoint": name}}),
-    );
+#[test]
+fn experiment_list_and_describe_show_the_status() {
+    let Some(lab) = Lab::new("show") else { return };
+    lab.start_trial();
     let list = lab.check("experiment list", 0, "NAME");
     let row: Vec<&str> = list.lines().nth(1).unwrap().split_whitespace().collect();
     assert_eq!(row[..9], ["mnist", "Running", "1", "1", "0", "50%", "0.5", "(trial", "0)"]);
     lab.check("experiment describe mnist", 0, "trial 0 with loss 0.5");
     assert_eq!(lab.json("experiment describe mnist")["metadata"]["name"], "mnist");
-    assert_eq!(lab.json("experiment list").as_array().unwrap().len(), 2);
+    assert_eq!(lab.json("experiment list").as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn trial_list_and_describe_show_the_status() {
+    let Some(lab) = Lab::new("show-trial") else { return };
+    lab.start_trial();
     lab.check("trial list mnist", 0, "mnist-0  Running  0.50000  10");
     assert_eq!(lab.json("trial list mnist")[0]["kind"], "Trial");
     lab.check("trial describe mnist 0", 0, "Hyperparameters:  x=0.25");
-    lab.check("trial describe mnist-7", 2, "no trial `mnist-7`");
+}
+
+#[test]
+fn logs_come_from_the_storage() {
+    let Some(lab) = Lab::new("logs") else { return };
+    lab.start_trial();
     assert_eq!(lab.check("trial logs mnist-0", 0, ""), "first\nsecond\n");
     assert_eq!(lab.check("experiment logs mnist", 0, ""), "[trial=0] first\n[trial=0] second\n");
     lab.check("trial logs mnist-0 --attempt 3", 2, "it has 1 from 0");
     lab.check("trial logs mnist-0 --rank 1", 2, "has 1 ranks");
-    lab.check("checkpoint list mnist", 0, name);
-    lab.check("checkpoint list mnist-0", 0, name);
+}
+
+#[test]
+fn checkpoints_are_listed_and_downloaded() {
+    let Some(lab) = Lab::new("checkpoints") else { return };
+    let manifest = lab.start_trial();
+    lab.check("checkpoint list mnist", 0, CHECKPOINT);
+    lab.check("checkpoint list mnist-0", 0, CHECKPOINT);
     lab.check("checkpoint download mnist got", 0, "checkpoint 000000000010-0 of trial mnist-0");
     assert_eq!(std::fs::read_to_string(lab.path("got/manifest.json")).unwrap(), manifest);
     lab.check("checkpoint download mnist-0 got", 2, "holds a checkpoint already");
 }
 
-fn changes(lab: &Lab) {
+#[test]
+fn state_commands_change_the_experiment() {
+    let Some(lab) = Lab::new("states") else { return };
+    lab.start_experiment();
     let state = || lab.object("experiment", "mnist")["spec"]["state"].clone();
+    lab.check("experiment pause mnist", 0, "pauses");
+    assert_eq!(state(), "paused");
     lab.check("experiment activate mnist", 0, "goes on");
     assert_eq!(state(), "active");
     lab.check("experiment activate mnist", 0, "already");
-    lab.check("experiment pause mnist", 0, "pauses");
-    assert_eq!(state(), "paused");
     lab.check("experiment cancel mnist", 0, "take a checkpoint and exit");
     let refused = lab.check("experiment activate mnist", 2, "a cancelled experiment stays");
     assert_eq!(refused, "");
     lab.check("experiment kill mnist", 0, "ends now");
     assert_eq!(state(), "killed");
+    lab.set_status("experiment", "mnist", &json!({ "phase": "Cancelled" }));
+    lab.check("experiment pause mnist", 2, "has ended (Cancelled)");
+}
+
+#[test]
+fn trial_kill_changes_the_trial() {
+    let Some(lab) = Lab::new("trial-kill") else { return };
+    lab.start_trial();
     lab.check("trial kill mnist-0", 0, "ends now");
     assert_eq!(lab.object("trial", "mnist-0")["spec"]["wanted"], "kill");
     lab.set_status("trial", "mnist-0", &json!({ "phase": "Cancelled" }));
     lab.check("trial kill mnist-0", 2, "has ended (Cancelled)");
 }
 
-fn waits(lab: &Lab) {
-    lab.check("experiment wait mnist --timeout 1s", 3, "has not ended within 1s: it is Running");
-    for (phase, code, said) in
+#[test]
+fn wait_returns_the_code_of_the_phase() {
+    let Some(lab) = Lab::new("wait") else { return };
+    lab.start_experiment();
+    for (phase, code, expected) in
         [("Completed", 0, "completed"), ("Failed", 1, "failed"), ("Cancelled", 3, "was cancelled")]
     {
         lab.set_status("experiment", "mnist", &json!({ "phase": "Running" }));
-        let words = ["experiment", "wait", "mnist", "-n", NAMESPACE, "--timeout", "1m"];
-        let waiting = lab
-            .stoker(lab.plane.kubeconfig(), &words)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        std::thread::sleep(Duration::from_millis(500));
-        lab.set_status("experiment", "mnist", &json!({ "phase": phase }));
-        let output = waiting.wait_with_output().unwrap();
-        check(&output, phase, code, &format!("experiment mnist {said}"));
+        // Its first line is the progress; from then on it sees each change.
+        let output = lab.run_beside("experiment wait mnist --timeout 1m", || {
+            lab.set_status("experiment", "mnist", &json!({ "phase": phase }));
+        });
+        check(&output, phase, code, &format!("experiment mnist {expected}"));
     }
-    let ended = lab.json("experiment describe mnist");
-    assert_eq!(ended["status"]["phase"], "Cancelled");
-    lab.check("experiment pause mnist", 2, "has ended (Cancelled)");
+    assert_eq!(lab.json("experiment describe mnist")["status"]["phase"], "Cancelled");
 }
 
-fn jobs(lab: &Lab) {
-    lab.check("job list", 0, "no job in namespace `ml`");
-    let job = json!({
-        "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceJob",
-        "metadata": {"name": "species", "labels": {"team": "a"}},
-        "spec": {
-            "entrypoint": {"command": ["./infer"]},
-            "input": {"url": "s3://data/*.csv"},
-            "output": {"url": "predictions"},
-            "storage": {"url": "s3://bucket"},
-            "resources": {"slots": 2},
-        },
-    });
-    lab.write("job.yaml", &job.to_string());
-    lab.check("job create job.yaml", 2, "spec.output.url");
-    let create = "job create job.yaml program --set output.url=s3://bucket/out";
-    lab.check(&format!("{create} --dry-run"), 0, "job species would be created");
-    lab.check(&format!("{create} --paused"), 0, "job species is created in namespace ml");
-    lab.check(create, 2, "there is a job `species` in namespace `ml` already");
+#[test]
+fn wait_ends_at_its_timeout() {
+    let Some(lab) = Lab::new("timeout") else { return };
+    lab.start_experiment();
+    lab.check("experiment wait mnist --timeout 1s", 3, "has not ended within 1s: it is Running");
+    lab.start_job();
+    lab.check("job wait species --timeout 1s", 3, "has not ended within 1s: it is Running");
+}
+
+#[test]
+fn job_create_sends_the_program() {
+    let Some(lab) = Lab::new("job-create") else { return };
+    let create = "job create job.yaml program --set output.url=s3://bucket/out --paused";
+    lab.check(create, 0, "job species is created in namespace job-create");
     let made = lab.object("inferencejob", "species");
     assert_eq!(
         (&made["spec"]["state"], &made["metadata"]["labels"]["team"]),
         (&json!("paused"), &json!("a"))
     );
     let sha256 = made["spec"]["context"]["sha256"].as_str().unwrap();
-    assert!(lab.path(&format!("store/{NAMESPACE}/contexts/{sha256}.tar.gz")).exists());
+    assert!(lab.path(&format!("store/job-create/contexts/{sha256}.tar.gz")).exists());
     lab.check("job logs species", 0, "no process of job species has started yet");
-    let status = json!({
-        "phase": "Running", "stage": "work", "attempts": 3, "running": 2, "rows": 20,
-        "rowsTotal": 80, "rejected": 0, "restarts": 1, "progressPercent": 25,
-        "observedGeneration": 1, "output": "s3://bucket/out", "workers": [],
-    });
-    lab.set_status("inferencejob", "species", &status);
+}
+
+#[test]
+fn job_list_and_describe_show_the_status() {
+    let Some(lab) = Lab::new("job-show") else { return };
+    lab.start_job();
     let list = lab.check("job list", 0, "NAME");
     let row: Vec<&str> = list.lines().nth(1).unwrap().split_whitespace().collect();
     assert_eq!(row[..8], ["species", "Running", "work", "2", "20", "80", "0", "1"]);
     lab.check("job describe species", 0, "25%, 20 of 80 rows");
-    lab.check("job describe other", 2, "no job `other`");
     assert_eq!(lab.json("job describe species")["kind"], "InferenceJob");
+}
+
+#[test]
+fn job_logs_come_from_each_slot() {
+    let Some(lab) = Lab::new("job-logs") else { return };
+    lab.start_job();
+    let made = lab.object("inferencejob", "species");
     let uid = made["metadata"]["uid"].as_str().unwrap();
-    let folder = format!("store/{NAMESPACE}/species-{}/workers", &uid[..8]);
+    let folder = format!("store/job-logs/species-{}/workers", &uid[..8]);
     lab.write(&format!("{folder}/0/logs/0/0-00000000.log"), "planned\n");
     lab.write(&format!("{folder}/1/logs/2/0-00000000.log"), "worked\n");
     let logs = lab.check("job logs species", 0, "");
     assert_eq!(logs, "[slot=0] planned\n[slot=1] worked\n");
     assert_eq!(lab.check("job logs species --slot 1", 0, ""), "[slot=1] worked\n");
     lab.check("job logs species --slot 2", 2, "has 2 slots, from 0");
-    lab.check("job activate species", 0, "goes on");
+}
+
+#[test]
+fn state_commands_change_the_job() {
+    let Some(lab) = Lab::new("job-states") else { return };
+    lab.start_job();
+    let state = || lab.object("inferencejob", "species")["spec"]["state"].clone();
     lab.check("job pause species", 0, "after the batch that they are at");
+    assert_eq!(state(), "paused");
+    lab.check("job activate species", 0, "goes on");
+    assert_eq!(state(), "active");
     lab.check("job cancel species", 0, "job species ends");
     lab.check("job activate species", 2, "a cancelled job stays cancelled");
     lab.check("job kill species", 0, "ends now");
-    lab.check("job wait species --timeout 1s", 3, "has not ended within 1s: it is Running");
-    let done = json!({"phase": "Completed", "rows": 80, "rejected": 3});
-    lab.set_status("inferencejob", "species", &done);
-    let said = "77 rows of 80, 3 rejected: s3://bucket/out/manifest.json";
-    lab.check("job wait species", 0, said);
-    assert_eq!(lab.json("job wait species")["rows"], 77);
-    lab.check("job pause species", 2, "has ended (Completed)");
-    lab.check("job delete species", 0, "stay: s3://bucket/ml/species-");
+    assert_eq!(state(), "killed");
 }
 
-fn tells_what_is_forbidden(lab: &Lab) {
-    let kubeconfig = lab.plane.kubeconfig_for(NAMESPACE, "default").unwrap();
-    let words = ["experiment", "list", "-n", NAMESPACE];
+#[test]
+fn job_wait_prints_rows_and_output() {
+    let Some(lab) = Lab::new("job-wait") else { return };
+    lab.start_job();
+    let done = json!({"phase": "Completed", "rows": 80, "rejected": 3});
+    let output = lab.run_beside("job wait species --timeout 1m", || {
+        lab.set_status("inferencejob", "species", &done);
+    });
+    let expected = "77 rows of 80, 3 rejected: s3://bucket/out/manifest.json";
+    check(&output, "job wait species", 0, expected);
+    assert_eq!(lab.json("job wait species")["rows"], 77);
+    lab.check("job pause species", 2, "has ended (Completed)");
+}
+
+#[test]
+fn delete_names_the_files_that_stay() {
+    let Some(lab) = Lab::new("delete") else { return };
+    lab.start_experiment();
+    lab.start_job();
+    lab.check("experiment delete mnist", 0, "stay: s3://bucket/delete/mnist-");
+    lab.check("experiment describe mnist", 2, "no experiment `mnist`");
+    lab.check("job delete species", 0, "stay: s3://bucket/delete/species-");
+    lab.check("job describe species", 2, "no job `species`");
+}
+
+#[test]
+fn forbidden_requests_name_the_resource() {
+    let Some(lab) = Lab::new("forbidden") else { return };
+    let kubeconfig = lab.plane.kubeconfig_for(lab.namespace, "default").unwrap();
+    let words = ["experiment", "list", "-n", lab.namespace];
     let output = lab.stoker(&kubeconfig, &words).output().unwrap();
-    check(&output, "as nobody", 1, "cannot list resource \"experiments\"");
+    check(&output, "without rights", 1, "cannot list resource \"experiments\"");
 }

@@ -1,5 +1,6 @@
 //! What `stoker run` does, seen from outside.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -79,13 +80,58 @@ impl Bench {
         trials
     }
 
+    /// The checkpoints in the record, as trial and name.
+    fn checkpoints(&self) -> BTreeSet<(u64, String)> {
+        let mut all = BTreeSet::new();
+        for trial in self.trials() {
+            let index = trial["spec"]["index"].as_u64().unwrap();
+            let checkpoints = trial["status"]["checkpoints"].as_array().cloned();
+            let names = checkpoints.unwrap_or_default();
+            let names = names.iter().map(|checkpoint| checkpoint["name"].as_str().unwrap());
+            all.extend(names.map(|name| (index, name.to_owned())));
+        }
+        all
+    }
+
+    /// The checkpoints in the storage, as trial and name.
+    fn stored_checkpoints(&self) -> BTreeSet<(u64, String)> {
+        let name = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
+        let mut all = BTreeSet::new();
+        for run in files(&self.root().join("default")) {
+            for trial in files(&run.join("trials")) {
+                let index = name(&trial).parse().unwrap();
+                let checkpoints = files(&trial.join("checkpoints"));
+                all.extend(checkpoints.iter().map(|checkpoint| (index, name(checkpoint))));
+            }
+        }
+        all
+    }
+
     /// Waits until some trial has a checkpoint.
     fn wait_for_checkpoint(&self) {
-        let end = Instant::now() + Duration::from_secs(60);
-        while !self.trials().iter().any(|it| it["status"]["checkpoints"][0].is_object()) {
-            assert!(Instant::now() < end, "no checkpoint within a minute");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        self.wait_for_checkpoint_after(&BTreeSet::new());
+    }
+
+    /// Waits until some trial has a checkpoint that is not among `before`.
+    fn wait_for_checkpoint_after(&self, before: &BTreeSet<(u64, String)>) {
+        wait_until("a new checkpoint", || !self.checkpoints().is_subset(before));
+    }
+
+    /// Waits until some trainer has trained so many batches.
+    fn wait_for_batch(&self, batches: u64) {
+        let trained = |pid: &PathBuf| std::fs::read_to_string(pid).ok()?.parse::<u64>().ok();
+        let pids = self.folder.path().join("pids");
+        wait_until("the batch", || files(&pids).iter().filter_map(trained).any(|it| it >= batches));
+    }
+
+    /// Keeps each trial at this batch until [`release`](Self::release).
+    fn hold_at(mut self, batches: u64) -> Self {
+        self.spec["data"]["holdAt"] = json!(batches);
+        self
+    }
+
+    fn release(&self) {
+        std::fs::write(self.folder.path().join("release"), "").unwrap();
     }
 
     /// Whether any trainer that was ever started is still alive.
@@ -95,6 +141,16 @@ impl Bench {
             let exe = Path::new("/proc").join(pid.file_name().unwrap()).join("exe");
             std::fs::read_link(exe).is_ok_and(|it| it == this)
         })
+    }
+}
+
+/// Waits for a condition for at most a minute.
+#[track_caller]
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < end, "not within a minute: {what}");
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -255,46 +311,54 @@ fn the_token_of_an_old_attempt_fences() {
 
 #[test]
 fn a_killed_runner_leaves_no_trainer_and_goes_on_to_the_same_results() {
-    let undisturbed = Bench::new(random(4), "");
+    // Eight checkpoints per trial: the search cannot end before the last kill.
+    let long = || {
+        let mut searcher = random(4);
+        searcher["maxLength"] = json!({"batches": 40});
+        Bench::new(searcher, "")
+    };
+    let undisturbed = long();
     check(&undisturbed.run(&[]), 0, "");
-    for mut bench in [Bench::new(random(4), ""), Bench::new(random(4), "").in_a_shell()] {
+    for mut bench in [long(), long().in_a_shell()] {
         bench.spec["data"]["sleepMs"] = json!(30);
         kill_runners(&bench, 3);
         check(&bench.run(&[]), 0, "");
         assert_eq!(essence(&bench.trials()), essence(&undisturbed.trials()));
+        let attempts = |trial: &Value| trial["status"]["attempts"].as_array().unwrap().clone();
+        let attempts: Vec<Value> = bench.trials().iter().flat_map(attempts).collect();
+        let resumed = attempts.iter().filter(|attempt| attempt["resumedFrom"].is_string()).count();
+        assert!(resumed >= 3, "each kill interrupts a trial that had a checkpoint: {attempts:#?}");
     }
 }
 
-/// Starts a runner and kills it, so often; no trainer may outlive it.
+/// Starts a runner and kills it, so often: each time once a trial has a checkpoint that it had not at the last
+/// kill. No trainer may outlive the runner.
 fn kill_runners(bench: &Bench, times: u32) {
+    let mut before = BTreeSet::new();
     for _ in 0..times {
         let mut child = bench.start();
-        bench.wait_for_checkpoint();
-        std::thread::sleep(Duration::from_millis(100));
+        bench.wait_for_checkpoint_after(&before);
+        assert!(child.try_wait().unwrap().is_none(), "the search ended before the kill");
         signal(&child, rustix::process::Signal::KILL);
         child.wait().unwrap();
-        let end = Instant::now() + Duration::from_secs(10);
-        while bench.is_any_trainer_alive() {
-            assert!(Instant::now() < end, "a trainer outlived its runner");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        wait_until("trainers end with their runner", || !bench.is_any_trainer_alive());
+        before.extend(bench.checkpoints());
     }
 }
 
 #[test]
 fn a_trainer_in_a_shell_takes_its_checkpoint_when_asked_to_stop() {
-    let mut bench = Bench::new(json!({"single": {}}), "").in_a_shell();
-    bench.spec["data"]["sleepMs"] = json!(50);
+    // Past the only checkpoint that the trainer takes without a request.
+    let bench = Bench::new(json!({"single": {}}), "").in_a_shell().hold_at(7);
     let child = bench.start();
-    bench.wait_for_checkpoint();
-    std::thread::sleep(Duration::from_millis(120));
+    bench.wait_for_batch(7);
     signal(&child, rustix::process::Signal::HUP);
     check(&child.wait_with_output().unwrap(), 3, "");
     assert!(!bench.is_any_trainer_alive());
+    bench.release();
     check(&bench.run(&[]), 0, "");
     let attempts = &bench.trials()[0]["status"]["attempts"];
     assert_eq!(attempts[0]["end"], "Preempted", "{attempts}");
-    // Unasked, it takes one at batch 5 alone.
     let from = attempts[1]["resumedFrom"].as_str().unwrap();
     assert!(from > "000000000005-0", "{attempts}");
 }
@@ -326,16 +390,16 @@ fn inherited_ignored_signals_stay_ignored() {
 
 #[test]
 fn a_killed_supervisor_takes_its_trainer_along_and_the_trial_goes_on() {
-    let mut bench = Bench::new(json!({"single": {}}), "");
-    bench.spec["data"]["sleepMs"] = json!(30);
+    let bench = Bench::new(json!({"single": {}}), "").hold_at(7);
     let child = bench.start();
-    bench.wait_for_checkpoint();
+    bench.wait_for_batch(7);
     let pid = files(&bench.folder.path().join("pids")).pop().unwrap();
     let stat = Path::new("/proc").join(pid.file_name().unwrap()).join("stat");
     let stat = std::fs::read_to_string(stat).unwrap();
     let parent = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(1).unwrap().to_owned();
     let parent = rustix::process::Pid::from_raw(parent.parse().unwrap()).unwrap();
     rustix::process::kill_process(parent, rustix::process::Signal::KILL).unwrap();
+    bench.release();
     check(&child.wait_with_output().unwrap(), 0, "");
     let trial = &bench.trials()[0];
     assert_eq!(trial["status"]["attempts"][0]["end"], "Infrastructure", "{trial}");
@@ -351,12 +415,12 @@ fn what_has_ended_is_said_to_have_and_is_not_run_again() {
 
 #[test]
 fn a_stopped_run_says_so_and_goes_on() {
-    let mut bench = Bench::new(random(2), "");
-    bench.spec["data"]["sleepMs"] = json!(50);
+    let bench = Bench::new(random(2), "").hold_at(7);
     let child = bench.start();
-    bench.wait_for_checkpoint();
+    bench.wait_for_batch(7);
     signal(&child, rustix::process::Signal::TERM);
     let output = child.wait_with_output().unwrap();
+    bench.release();
     check(&output, 3, "run the same command again");
     assert_eq!(last_line(&output)["phase"], "Running");
     assert!(!bench.is_any_trainer_alive());
@@ -380,23 +444,17 @@ fn a_trainer_that_does_not_exit_when_asked_is_killed_after_its_time() {
 
 #[test]
 fn a_long_trial_keeps_few_checkpoints_while_it_runs() {
-    let mut bench = Bench::new(json!({"single": {}, "maxLength": {"batches": 400}}), "");
-    bench.spec["data"]["sleepMs"] = json!(5);
+    let searcher = json!({"single": {}, "maxLength": {"batches": 400}});
+    let bench = Bench::new(searcher, "").hold_at(203);
     let child = bench.start();
-    let end = Instant::now() + Duration::from_secs(60);
-    let kept = loop {
-        assert!(Instant::now() < end, "forty checkpoints did not come and go within a minute");
-        std::thread::sleep(Duration::from_millis(20));
-        let trials = bench.trials();
-        let Some(trial) = trials.first() else { continue };
-        let kept = trial["status"]["checkpoints"].as_array().map_or(0, Vec::len);
-        if trial["status"]["checkpoints"][kept.max(1) - 1]["batches"].as_u64() >= Some(200) {
-            break kept;
-        }
-    };
+    bench.wait_for_batch(203);
+    let newest = (0, "000000000200-0".to_owned());
+    wait_until("the newest checkpoint", || bench.checkpoints().contains(&newest));
+    let kept = bench.checkpoints().len();
     signal(&child, rustix::process::Signal::TERM);
     check(&child.wait_with_output().unwrap(), 3, "");
     assert!(kept < 10, "{kept} checkpoints are kept of 40");
+    bench.release();
     check(&bench.run(&[]), 0, "");
     let attempts = &bench.trials()[0]["status"]["attempts"];
     assert_eq!(attempts[0]["end"], "Preempted");
@@ -405,11 +463,31 @@ fn a_long_trial_keeps_few_checkpoints_while_it_runs() {
 }
 
 #[test]
+fn only_the_best_of_the_experiment_stay() {
+    let mut bench = Bench::new(random(5), "");
+    bench.spec["checkpointStorage"] =
+        json!({"saveExperimentBest": 2, "saveTrialBest": 0, "saveTrialLatest": 0});
+    check(&bench.run(&[]), 0, "");
+    let mut trials = bench.trials();
+    let metric = |trial: &Value| -> f64 {
+        let metric = &trial["status"]["facts"][0]["result"]["metric"];
+        metric.as_str().unwrap().parse().unwrap()
+    };
+    trials.sort_by(|a, b| metric(a).total_cmp(&metric(b)));
+    assert!(metric(&trials[1]) < metric(&trials[2]), "the seed draws different results");
+    let best = trials[..2].iter().map(|trial| trial["spec"]["index"].as_u64().unwrap());
+    // Each trial saves at batch 5 without a metric, and at its end with one.
+    let best = best.map(|trial| (trial, "000000000010-0".to_owned()));
+    let best: BTreeSet<_> = best.collect();
+    assert_eq!(bench.checkpoints(), best, "the record");
+    assert_eq!(bench.stored_checkpoints(), best, "the storage");
+}
+
+#[test]
 fn a_second_runner_is_refused_and_told_who_has_the_record() {
-    let mut bench = Bench::new(random(2), "");
-    bench.spec["data"]["sleepMs"] = json!(100);
+    let bench = Bench::new(random(2), "").hold_at(7);
     let mut child = bench.start();
-    bench.wait_for_checkpoint();
+    bench.wait_for_batch(7);
     check(&bench.run(&[]), 1, &format!("process {}", child.id()));
     signal(&child, rustix::process::Signal::TERM);
     child.wait().unwrap();

@@ -82,17 +82,20 @@ impl Trainer {
             std::thread::sleep(Duration::from_millis(
                 self.config.data["sleepMs"].as_u64().unwrap_or(1),
             ));
-            batches += 1;
+            let is_held = self.is_held(batches);
+            batches += u64::from(!is_held);
             if self.asked.load(Ordering::SeqCst) {
                 self.checkpoint(batches);
                 return ExitCode::Preempted;
             }
-            if batches.is_multiple_of(CHECKPOINT_EVERY) && batches < self.config.units {
+            let is_due = batches.is_multiple_of(CHECKPOINT_EVERY) && batches < self.config.units;
+            if is_due && !is_held {
                 self.checkpoint(batches);
             }
             if script == "crash-once" && self.config.attempt == 0 && batches == 7 {
                 return self.fail();
             }
+            self.note(batches);
             let event = ReportEvent::Progress { batches_total: self.config.units, activity: None };
             match self.post(batches, event) {
                 Directive::Fenced => return ExitCode::Infrastructure,
@@ -148,6 +151,23 @@ impl Trainer {
         let event = ReportEvent::Exiting { code: 0, message: None };
         self.post(batches, event);
         ExitCode::Completed
+    }
+
+    /// Whether the test keeps the trial at this batch: `data.holdAt`, until there is a file `release`.
+    fn is_held(&self, batches: u64) -> bool {
+        let data = &self.config.data;
+        let Some(folder) = data["pids"].as_str().filter(|_| data["holdAt"] == batches) else {
+            return false;
+        };
+        !Path::new(folder).with_file_name("release").exists()
+    }
+
+    /// Tells the test how many batches are trained.
+    fn note(&self, batches: u64) {
+        if let Some(folder) = self.config.data["pids"].as_str() {
+            let file = Path::new(folder).join(std::process::id().to_string());
+            std::fs::write(file, batches.to_string()).unwrap();
+        }
     }
 
     fn checkpoint(&self, batches: u64) {

@@ -2,7 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::text::{self, MESSAGE_BYTES_MAX};
 use crate::time::Timestamp;
+
+/// The most bytes that a reason takes, as JSON.
+pub const REASON_BYTES_MAX: usize = 63;
 
 /// One thing that is true, false or unknown of an object now.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
@@ -53,6 +57,12 @@ pub fn set(conditions: &mut Vec<Condition>, new: Condition) {
         Some(old) => *old = new,
         None => conditions.push(new),
     }
+}
+
+/// Cuts the reason and the message of a trial's condition where they are too long.
+pub fn bound(condition: &mut Condition) {
+    text::bound(&mut condition.reason, REASON_BYTES_MAX);
+    text::bound(&mut condition.message, MESSAGE_BYTES_MAX);
 }
 
 /// The condition of a type, if there is one.

@@ -215,6 +215,9 @@ pub struct EnvVar {
     pub value: String,
 }
 
+/// The most checkpoints that each `save*` field of [`CheckpointStorage`] keeps: a trial's status lists them.
+pub const SAVE_MAX: u32 = 100;
+
 /// Where a run's files go, and which checkpoints are kept once the experiment has ended.
 ///
 /// A checkpoint goes when it is neither among the experiment's best, nor its trial's best, nor its trial's latest.
@@ -233,11 +236,14 @@ pub struct CheckpointStorage {
     /// `AWS_ACCESS_KEY_ID`. Unset: as the operator is set up. `stoker run` reads its own environment alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secret_name: Option<String>,
-    /// Best checkpoints kept over all trials.
+    /// Best checkpoints kept over all trials; at most 100.
+    #[cfg_attr(feature = "crd", schemars(range(max = 100)))]
     pub save_experiment_best: u32,
-    /// Best checkpoints kept of each trial.
+    /// Best checkpoints kept of each trial; at most 100.
+    #[cfg_attr(feature = "crd", schemars(range(max = 100)))]
     pub save_trial_best: u32,
-    /// Latest checkpoints kept of each trial.
+    /// Latest checkpoints kept of each trial; at most 100.
+    #[cfg_attr(feature = "crd", schemars(range(max = 100)))]
     pub save_trial_latest: u32,
 }
 

@@ -22,7 +22,8 @@
 //! 7. [`pod`]: what a user says of a trial's pods.
 //! 8. [`validate`]: which experiments can run, and what is wrong with the others.
 //! 9. [`names`]: environment variables, files and labels.
-//! 10. `crd` (feature `crd`): custom resource definitions, made from these types.
+//! 10. [`text`]: texts of bounded size.
+//! 11. `crd` (feature `crd`): custom resource definitions, made from these types.
 
 pub mod condition;
 pub mod contract;
@@ -35,6 +36,7 @@ pub mod inference;
 pub mod names;
 pub mod number;
 pub mod pod;
+pub mod text;
 pub mod time;
 pub mod trial;
 pub mod validate;

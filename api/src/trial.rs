@@ -136,14 +136,17 @@ pub struct TrialStatus {
     pub phase: Phase,
     /// What happened, in no order. Added to, never changed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(extend("maxItems" = 514)))]
     pub facts: Vec<Fact>,
     /// Lives of the trial's gang, in order; the last one may be running.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(extend("maxItems" = 128)))]
     pub attempts: Vec<Attempt>,
     /// Failures of the trial's own that count against `maxRestarts`.
     pub restarts: u32,
     /// Checkpoints that exist, oldest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(extend("maxItems" = 256)))]
     pub checkpoints: Vec<CheckpointRecord>,
     /// Global batches trained, as last reported.
     pub batches: u64,
@@ -151,15 +154,19 @@ pub struct TrialStatus {
     pub batches_total: u64,
     /// The latest validation metrics, as decimal strings by name.
     #[serde(skip_serializing_if = "std::collections::BTreeMap::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(extend("maxProperties" = 64)))]
     pub metrics: std::collections::BTreeMap<String, String>,
     /// The best searched metric of all validations, as a decimal string; unset before the first.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 32)))]
     pub best_metric: Option<String>,
     /// Why it stands there, for people.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 1000)))]
     pub message: Option<String>,
     /// What its program last said it is doing, in this attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 1000)))]
     pub activity: Option<String>,
     /// When it was closed.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -172,7 +179,8 @@ pub struct TrialStatus {
         feature = "crd",
         schemars(extend(
             "x-kubernetes-list-type" = "map",
-            "x-kubernetes-list-map-keys" = ["type"]
+            "x-kubernetes-list-map-keys" = ["type"],
+            "maxItems" = 16
         ))
     )]
     pub conditions: Vec<Condition>,
@@ -197,6 +205,7 @@ pub struct ResultFact {
     /// The granted length, in the trial's unit.
     pub units: u64,
     /// The metric as a decimal string; `NaN` ranks last.
+    #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 32)))]
     pub metric: String,
 }
 
@@ -239,12 +248,15 @@ pub struct Attempt {
     pub end: Option<AttemptEnd>,
     /// The checkpoint it started from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 63)))]
     pub resumed_from: Option<String>,
     /// What its last report or its runner said of the end, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 1000)))]
     pub message: Option<String>,
     /// Why it ended, in one word, such as `OOMKilled`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 63)))]
     pub reason: Option<String>,
     /// When it was begun; unset where no clock was asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -283,13 +295,16 @@ pub enum AttemptEnd {
 #[serde(rename_all = "camelCase")]
 pub struct CheckpointRecord {
     /// Its folder's name under `checkpoints/`: batches (12 digits) and attempt.
+    #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 63)))]
     pub name: String,
     /// Global batches trained.
     pub batches: u64,
     /// The searched metric of a validation at the same batch, as a decimal string.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 32)))]
     pub metric: Option<String>,
     /// SHA-256 of its manifest, in hex.
+    #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 64)))]
     pub manifest_sha256: String,
     /// Sum of its files' sizes.
     pub bytes: u64,

@@ -9,7 +9,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
-use stoker_api::experiment::CheckpointStorage;
+use stoker_api::experiment::{CheckpointStorage, SAVE_MAX};
 use stoker_api::number;
 use stoker_api::trial::CheckpointRecord;
 
@@ -69,9 +69,11 @@ pub fn superfluous(
     smaller_is_better: bool,
     checkpoints: &[CheckpointRecord],
 ) -> Vec<String> {
+    // Experiments that began before this bound was a rule may have more.
     let widest = CheckpointStorage {
         save_experiment_best: 0,
-        save_trial_best: policy.save_trial_best.max(policy.save_experiment_best),
+        save_trial_best: policy.save_trial_best.max(policy.save_experiment_best).min(SAVE_MAX),
+        save_trial_latest: policy.save_trial_latest.min(SAVE_MAX),
         ..policy.clone()
     };
     let old = &checkpoints[..checkpoints.len().saturating_sub(FALLBACKS)];

@@ -9,6 +9,7 @@
 //! A closed trial stays closed: nothing here changes its facts, whatever comes late.
 
 mod back_off;
+pub mod budget;
 mod report;
 
 use serde::{Deserialize, Serialize};
@@ -198,6 +199,7 @@ pub fn end_attempt(
     attempt.end = Some(end);
     if message.is_some() {
         attempt.message = message;
+        budget::bound_message(&mut attempt.message);
     }
     let message = attempt.message.clone();
     if closed(record).is_some() {
@@ -250,6 +252,7 @@ pub fn close(record: &mut TrialRecord, cause: CloseCause, message: Option<String
         CloseCause::Cancelled | CloseCause::Deleted => Phase::Cancelled,
     };
     record.status.message = message;
+    budget::bound_message(&mut record.status.message);
 }
 
 /// What the trainer of an attempt is told now.

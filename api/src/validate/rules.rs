@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{
     FieldError, Method, NAME_BYTES_MAX, SEED_END, TRIALS_MAX, ValidExperiment, item, member,
 };
-use crate::experiment::{Entrypoint, EnvVar, ExperimentSpec, Length, Searcher, Unit};
+use crate::experiment::{Entrypoint, EnvVar, ExperimentSpec, Length, SAVE_MAX, Searcher, Unit};
 use crate::hyperparameters::Space;
 use crate::names::ENV_SETTABLE;
 
@@ -239,6 +239,21 @@ fn check_numbers(spec: &ExperimentSpec, errors: &mut Vec<FieldError>) {
     for (path, value) in at_least_1 {
         if value == 0 {
             errors.push(FieldError::new(path, &json!(0), "must be at least 1"));
+        }
+    }
+    let storage = &spec.checkpoint_storage;
+    for (name, value) in [
+        ("saveExperimentBest", storage.save_experiment_best),
+        ("saveTrialBest", storage.save_trial_best),
+        ("saveTrialLatest", storage.save_trial_latest),
+    ] {
+        if value > SAVE_MAX {
+            let rule = format!("must be at most {SAVE_MAX}");
+            errors.push(FieldError::new(
+                &member("spec.checkpointStorage", name),
+                &json!(value),
+                &rule,
+            ));
         }
     }
     if let Some(seed) = spec.reproducibility.experiment_seed

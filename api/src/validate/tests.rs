@@ -107,6 +107,10 @@ fn each_rule_names_the_field_it_is_about() {
     check("checkpointStorage/url", json!("s3://"), &format!("{storage}.url"), "s3://");
     check("checkpointStorage/url", json!("x/y"), &format!("{storage}.url"), "absolute path");
     check("checkpointStorage/endpoint", json!("x"), &format!("{storage}.endpoint"), "http://");
+    for field in ["saveExperimentBest", "saveTrialBest", "saveTrialLatest"] {
+        let (path, at) = (format!("checkpointStorage/{field}"), format!("{storage}.{field}"));
+        check(&path, json!(101), &at, "at most 100");
+    }
     check("resources/slotsPerTrial", json!(0), "spec.resources.slotsPerTrial", "at least 1");
     check("schedulingUnit", json!(0), "spec.schedulingUnit", "at least 1");
     check("preemptionTimeoutSeconds", json!(0), "spec.preemptionTimeoutSeconds", "at least 1");

@@ -18,7 +18,7 @@ pub(super) fn set(
         false => of_open(view, record, waits),
     };
     for (type_, holds, reason, message) in all {
-        let new = Condition {
+        let mut new = Condition {
             type_: type_.to_owned(),
             status: ConditionStatus::from(holds),
             observed_generation: view.generation,
@@ -26,6 +26,7 @@ pub(super) fn set(
             reason,
             message,
         };
+        condition::bound(&mut new);
         condition::set(&mut record.status.conditions, new);
     }
 }

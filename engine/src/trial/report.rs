@@ -8,7 +8,7 @@ use stoker_api::names::{checkpoint_name, parse_checkpoint_name};
 use stoker_api::number;
 use stoker_api::trial::{CheckpointRecord, Fact, ResultFact};
 
-use super::{TrialRecord, attempt_of, closed, live_attempt, result_at};
+use super::{TrialRecord, attempt_of, budget, closed, live_attempt, result_at};
 
 /// The metric by which trials are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +20,12 @@ pub struct SearchedMetric<'a> {
 }
 
 impl SearchedMetric<'_> {
+    /// Whether a metric of this name is the searched one, if a validation has it.
+    pub(super) fn is_named(&self, name: &str) -> bool {
+        let long = |suffix| name.strip_prefix("validation_") == Some(suffix);
+        name == self.name || self.name.strip_prefix("val_").is_some_and(long)
+    }
+
     /// The searched metric among those of a validation. The prefix `val_` stands for `validation_`.
     pub fn of<'m>(&self, metrics: &'m BTreeMap<String, String>) -> Option<&'m String> {
         let long = || metrics.get(&format!("validation_{}", self.name.strip_prefix("val_")?));
@@ -46,6 +52,8 @@ pub enum Recorded {
 /// Adds what a report says to the record. The first recorded wins: a report that comes twice, or a
 /// result or checkpoint that a resumed attempt makes again, changes nothing.
 ///
+/// Texts and maps of the report are cut to what a record has room for: see [`budget`](super::budget).
+///
 /// A result is taken at lengths that were granted, and only there. A searched metric that the
 /// report lacks, or that is no number, is NaN. A checkpoint's name becomes part of paths: it must be
 /// the one that this attempt, or one before it, gives a checkpoint of the report's batches.
@@ -71,10 +79,12 @@ pub fn record_report(
             record.status.activity = None;
             if let Some(attempt) = record.status.attempts.last_mut() {
                 attempt.resumed_from.clone_from(resumed_from);
+                budget::bound_name(&mut attempt.resumed_from);
                 let refused = refused.iter().map(|(name, why)| format!("{name}: {why}"));
                 let refused: Vec<_> = refused.collect();
                 if !refused.is_empty() {
                     attempt.message = Some(format!("passed over {}", refused.join("; ")));
+                    budget::bound_message(&mut attempt.message);
                 }
             }
         }
@@ -83,11 +93,12 @@ pub fn record_report(
             if let Some(text) = activity {
                 let text = text.chars().take(ACTIVITY_CHARS_MAX).collect();
                 record.status.activity = Some(text);
+                budget::bound_message(&mut record.status.activity);
             }
         }
         ReportEvent::Validated { metrics, granted_units } => {
             if is_latest {
-                record.status.metrics.clone_from(metrics);
+                record.status.metrics = budget::bounded_metrics(metrics, searched);
             }
             record_best(record, searched.of(metrics), searched);
             if let Some(units) = *granted_units {
@@ -95,19 +106,21 @@ pub fn record_report(
             }
         }
         ReportEvent::Checkpointed { name, manifest_sha256, bytes, metric } => {
-            let checkpoint = CheckpointRecord {
+            let mut checkpoint = CheckpointRecord {
                 name: name.clone(),
                 batches: report.batches,
                 metric: metric.clone(),
                 manifest_sha256: manifest_sha256.clone(),
                 bytes: *bytes,
             };
+            budget::bound_checkpoint(&mut checkpoint);
             record_best(record, metric.as_ref(), searched);
             record_checkpoint(record, checkpoint);
         }
         ReportEvent::Exiting { code: _, message } => {
             if let (Some(attempt), Some(_)) = (record.status.attempts.last_mut(), message) {
                 attempt.message.clone_from(message);
+                budget::bound_message(&mut attempt.message);
             }
         }
     }
@@ -122,7 +135,8 @@ fn record_result(record: &mut TrialRecord, units: u64, metric: Option<&String>) 
         return;
     }
     let metric = metric.filter(|it| number::parse(it).is_some()).cloned();
-    let metric = metric.unwrap_or_else(|| number::format(f64::NAN));
+    let mut metric = metric.unwrap_or_else(|| number::format(f64::NAN));
+    number::bound(&mut metric);
     record.status.facts.push(Fact::Result(ResultFact { units, metric }));
 }
 
@@ -132,7 +146,9 @@ fn record_best(record: &mut TrialRecord, metric: Option<&String>, searched: &Sea
     let best = &mut record.status.best_metric;
     let is_better = |best: &String| compare(metric, best, searched.smaller_is_better).is_lt();
     if best.as_ref().is_none_or(is_better) {
-        *best = Some(metric.clone());
+        let mut metric = metric.clone();
+        number::bound(&mut metric);
+        *best = Some(metric);
     }
 }
 

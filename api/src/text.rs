@@ -1,0 +1,65 @@
+//! Texts of bounded size.
+
+/// The most bytes that a message takes in a status, as JSON.
+pub const MESSAGE_BYTES_MAX: usize = 1000;
+
+/// What the end of a cut text is replaced by.
+const MARK: &str = "…";
+
+/// Cuts `text` to at most `bytes_max` bytes of JSON, quotes not included. A control character takes up
+/// to six bytes there. A text that was cut ends with `…`.
+///
+/// # Examples
+///
+/// ```
+/// let mut text = "größer".to_owned();
+/// stoker_api::text::bound(&mut text, 7);
+/// assert_eq!(text, "grö…");
+/// ```
+pub fn bound(text: &mut String, bytes_max: usize) {
+    let (mut num_bytes, mut end) = (0, 0);
+    for (at, character) in text.char_indices() {
+        if num_bytes + MARK.len() <= bytes_max {
+            end = at;
+        }
+        num_bytes += json_bytes(character);
+        if num_bytes > bytes_max {
+            text.truncate(end);
+            text.push_str(MARK);
+            return;
+        }
+    }
+}
+
+/// Bytes of a character in JSON.
+fn json_bytes(character: char) -> usize {
+    match character {
+        '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
+        '\0'..='\u{1f}' => 6,
+        other => other.len_utf8(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_cut_at_characters() {
+        let check = |text: &str, bytes_max: usize, expected: &str| {
+            let mut found = text.to_owned();
+            bound(&mut found, bytes_max);
+            assert_eq!(found, expected, "{text:?} {bytes_max}");
+            let json = serde_json::to_string(&found).unwrap();
+            assert!(json.len() - 2 <= bytes_max, "{json}");
+        };
+        check("", 3, "");
+        check("abcd", 4, "abcd");
+        check("abcde", 4, "a…");
+        check("ééé", 6, "ééé");
+        check("éééé", 6, "é…");
+        check("\u{1}\u{1}", 12, "\u{1}\u{1}");
+        check("\u{1}\u{1}a", 12, "\u{1}…");
+        check("\"\"\"", 5, "\"…");
+    }
+}

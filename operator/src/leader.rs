@@ -17,11 +17,11 @@ use kube::Api;
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use serde_json::json;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 
 use crate::cache::{Cached as _, Key};
 use crate::error::{Error, request};
 use crate::metrics::{Kind, with_cpu_seconds};
+use crate::tasks::{Ended, Tasks};
 use crate::world::World;
 
 /// Annotation of a trial: who has led since it was last touched.
@@ -52,11 +52,15 @@ struct Seen {
 }
 
 /// Takes part in the election until `stop` says so, and runs the controllers while leading.
-pub async fn run(world: Arc<World>, mut stop: watch::Receiver<bool>) {
+///
+/// # Errors
+///
+/// A controller that ended by itself. The lease is released, so that another replica takes over.
+pub async fn run(world: Arc<World>, mut stop: watch::Receiver<bool>) -> Result<(), Ended> {
     let duration = Duration::from_secs(world.options.lease_seconds);
     let mut candidate = Candidate { world: world.clone(), seen: None, duration };
     let mut workers: Option<Workers> = None;
-    loop {
+    let result = loop {
         let before = Instant::now();
         // Whoever does not hear of its lease in time does not lead, and must look away no longer.
         let acquired = tokio::time::timeout(duration / 3, candidate.acquire()).await;
@@ -84,11 +88,6 @@ pub async fn run(world: Arc<World>, mut stop: watch::Receiver<bool>) {
             }
             Err(error) => tracing::warn!(%error, "the lease is not renewed"),
         }
-        if let Some(panic) = workers.as_mut().and_then(|it| it.tasks.try_join_next()) {
-            // A worker only ends when it is told to: what it had in hand is lost with it.
-            tracing::error!(?panic, "a worker ended by itself; this replica ends, another goes on");
-            std::process::exit(70);
-        }
         if !world.is_leader()
             && let Some(gone) = workers.take()
         {
@@ -98,29 +97,42 @@ pub async fn run(world: Arc<World>, mut stop: watch::Receiver<bool>) {
         }
         tokio::select! {
             () = tokio::time::sleep(duration / 5) => {}
-            _ = stop.wait_for(|it| *it) => break,
+            _ = stop.wait_for(|it| *it) => break Ok(()),
+            ended = ended(workers.as_mut()) => break Err(ended),
         }
+    };
+    if let Err(ended) = &result {
+        world.set_failed(ended.to_string());
     }
     if let Some(gone) = workers.take() {
         end(&world, gone).await;
         candidate.release().await;
     }
     world.set_leader(None);
+    result
+}
+
+/// Waits until a worker ends by itself: the keys that it had taken are never given back.
+async fn ended(workers: Option<&mut Workers>) -> Ended {
+    match workers {
+        Some(workers) => workers.tasks.ended().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Those that look at experiments, trials and jobs while this replica leads.
 struct Workers {
-    tasks: JoinSet<()>,
+    tasks: Tasks,
     /// Changes of leader when they began.
     transitions: i32,
 }
 
 fn begin(world: &Arc<World>, transitions: i32) -> Workers {
-    let mut tasks = JoinSet::new();
+    let mut tasks = Tasks::default();
     let ready = watch::Sender::new(false);
     for _ in 0..EXPERIMENT_WORKERS {
         let (world, mut ready) = (world.clone(), ready.subscribe());
-        tasks.spawn(async move {
+        tasks.spawn("experiment worker", async move {
             if ready.wait_for(|it| *it).await.is_ok() {
                 experiments(world).await;
             }
@@ -128,7 +140,7 @@ fn begin(world: &Arc<World>, transitions: i32) -> Workers {
     }
     for _ in 0..TRIAL_WORKERS {
         let (world, mut ready) = (world.clone(), ready.subscribe());
-        tasks.spawn(async move {
+        tasks.spawn("trial worker", async move {
             if ready.wait_for(|it| *it).await.is_ok() {
                 trials(world).await;
             }
@@ -136,14 +148,14 @@ fn begin(world: &Arc<World>, transitions: i32) -> Workers {
     }
     for _ in 0..JOB_WORKERS {
         let (world, mut ready) = (world.clone(), ready.subscribe());
-        tasks.spawn(async move {
+        tasks.spawn("job worker", async move {
             if ready.wait_for(|it| *it).await.is_ok() {
                 jobs(world).await;
             }
         });
     }
     let world = world.clone();
-    tasks.spawn(async move {
+    tasks.spawn("start of the workers", async move {
         // What was cached may be older than what the last leader wrote last.
         world.refresh().await;
         if transitions > 0 {

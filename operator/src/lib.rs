@@ -22,5 +22,6 @@ mod pod;
 pub mod queue;
 pub mod serve;
 pub(crate) mod storage;
+pub mod tasks;
 pub mod trial;
 pub mod world;

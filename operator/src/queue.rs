@@ -49,10 +49,14 @@ impl Queue {
         self.add_after(key, Duration::ZERO);
     }
 
-    /// Makes `key` due after `delay`, or as it is if that is sooner.
+    /// Makes `key` due after `delay`, or as it is if that is sooner. Does nothing while the queue is
+    /// closed: a replica that begins to lead adds all objects.
     pub fn add_after(&self, key: Key, delay: Duration) {
         let at = Instant::now() + delay;
         let mut state = self.lock();
+        if state.is_closed {
+            return;
+        }
         if let Some(again) = state.taken.get_mut(&key) {
             *again = Some(again.map_or(at, |it| it.min(at)));
             return;
@@ -130,7 +134,7 @@ impl Queue {
     pub fn done(&self, key: Key, delay: Option<Duration>) {
         let mut state = self.lock();
         let again = state.taken.remove(&key).flatten();
-        let at = delay.map(|it| Instant::now() + it);
+        let at = delay.map(|it| Instant::now() + it).filter(|_| !state.is_closed);
         if let Some(at) = [again, at].into_iter().flatten().min() {
             state.put(key, at);
             drop(state);
@@ -193,6 +197,20 @@ mod tests {
         queue.add(key("a"));
         assert_eq!(queue.next().await, Some(key("a")));
         queue.clear();
+        queue.add(key("a"));
+        assert_eq!(queue.next().await, Some(key("a")));
+    }
+
+    #[tokio::test]
+    async fn a_closed_queue_takes_no_keys() {
+        let queue = Queue::default();
+        queue.add(key("taken"));
+        assert_eq!(queue.next().await, Some(key("taken")));
+        queue.set_closed(true);
+        queue.add(key("a"));
+        queue.done(key("taken"), Some(NEVER));
+        assert!(queue.is_empty());
+        queue.set_closed(false);
         queue.add(key("a"));
         assert_eq!(queue.next().await, Some(key("a")));
     }

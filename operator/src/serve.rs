@@ -16,7 +16,7 @@ use stoker_api::names::LABEL_COMPONENT;
 use stoker_api::trial::Trial;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::JoinHandle;
 
 use crate::cache::feed;
 use crate::declared::{CachedExperiment, CachedJob};
@@ -25,18 +25,27 @@ use crate::leader;
 use crate::metrics::Kind;
 use crate::objects::{CachedNode, CachedPod, CachedTrial};
 use crate::options::Options;
+use crate::tasks::{Ended, Tasks};
 use crate::trial::config::Setup;
 use crate::world::{World, dispatch};
 
 /// How long the door is served after the operator was told to end.
 const DOOR_LINGERS: Duration = Duration::from_secs(3);
+/// How long a replica that ends waits for the release of its lease.
+const RELEASE_MAX: Duration = Duration::from_secs(20);
+/// How long the API server keeps a watch open. The client gives up 5 s later, so that a connection that
+/// died without notice is replaced within a minute.
+const WATCH_SECONDS: u32 = 55;
+/// How long a connection to the API server may be silent while an answer is due.
+const READ_MAX: Duration = Duration::from_secs(62);
 
 /// Serves until `stop` says so.
 ///
 /// # Errors
 ///
-/// What it was started with does not work: a file, a port, the API server's address.
-pub async fn serve(options: Options, mut stop: watch::Receiver<bool>) -> Result<(), String> {
+/// What it was started with does not work: a file, a port, the API server's address. Or a background
+/// task ended.
+pub async fn serve(options: Options, stop: watch::Receiver<bool>) -> Result<(), String> {
     let setup = Setup::read(&options)?;
     let files = tls::Files { cert: options.tls_cert.clone(), key: options.tls_key.clone() };
     let tls_config = files.load()?;
@@ -51,37 +60,76 @@ pub async fn serve(options: Options, mut stop: watch::Receiver<bool>) -> Result<
     world.experiment_queue.set_closed(true);
     world.trial_queue.set_closed(true);
     world.job_queue.set_closed(true);
-    let mut tasks = JoinSet::new();
+    let mut tasks = Tasks::default();
     watch_all(&world, &mut tasks);
-    tasks.spawn(dispatch(world.clone(), changes));
+    tasks.spawn("dispatch", dispatch(world.clone(), changes));
     let router = Door::new(world.clone()).router();
     let door_stop = watch::Sender::new(false);
     let stopped = door_stop.subscribe();
-    tasks.spawn(tls::serve(door_listener, files, tls_config, router, stopped));
+    tasks.spawn("door", tls::serve(door_listener, files, tls_config, router, stopped));
     let observed = observe(world.clone());
-    tasks.spawn(async move {
+    tasks.spawn("observe", async move {
         // Accepting is tried again inside, so this ends only with the runtime.
         let _ = axum::serve(observe_listener, observed).await;
     });
-    let election = tokio::spawn(leader::run(world, stop.clone()));
-    let _ = stop.wait_for(|it| *it).await;
-    // The lease is given back before anything else ends.
-    let _ = election.await;
-    // Trainers are sent here until everybody has heard that this replica is on its way.
-    tokio::time::sleep(DOOR_LINGERS).await;
+    let is_stopped = watch::Sender::new(false);
+    let election = tokio::spawn(leader::run(world.clone(), is_stopped.subscribe()));
+    let result = supervise(&world, &mut tasks, election, stop, &is_stopped).await;
+    if result.is_ok() {
+        // Trainers are sent here until everybody has heard that this replica is on its way.
+        tokio::time::sleep(DOOR_LINGERS).await;
+    }
     door_stop.send_replace(true);
     tasks.shutdown().await;
-    Ok(())
+    result
+}
+
+/// Waits for `stop`, or for the end of a task, which must not end before. Then ends the election, which
+/// releases the lease, while all other tasks still run.
+///
+/// # Errors
+///
+/// The task that ended. The replica counts as failed from then on.
+async fn supervise(
+    world: &World,
+    tasks: &mut Tasks,
+    mut election: JoinHandle<Result<(), Ended>>,
+    mut stop: watch::Receiver<bool>,
+    is_stopped: &watch::Sender<bool>,
+) -> Result<(), String> {
+    let ended = tokio::select! {
+        _ = stop.wait_for(|is_set| *is_set) => None,
+        ended = tasks.ended() => Some(ended),
+        ended = &mut election => Some(match ended {
+            Ok(Err(worker)) => worker,
+            Ok(Ok(())) => Ended { task: "election", panic: None },
+            Err(error) => Ended::of_error("election", error),
+        }),
+    };
+    let why = ended.map(|ended| ended.to_string());
+    if let Some(why) = &why {
+        tracing::error!(why, "a background task ended; this replica exits");
+        world.set_failed(why.clone());
+    }
+    is_stopped.send_replace(true);
+    if !election.is_finished() && tokio::time::timeout(RELEASE_MAX, &mut election).await.is_err() {
+        tracing::warn!("the lease is not released: no answer in time");
+        election.abort();
+    }
+    why.map_or(Ok(()), Err)
 }
 
 async fn client() -> Result<Client, String> {
     let mut config = kube::Config::infer().await.map_err(|it| format!("no cluster: {it}"))?;
     // Retries are ours: a write that was repeated behind our back may come after a newer one.
     config.default_retry = false;
+    // Lists have no time-out elsewhere. Each request restarts it, and a watch is over sooner.
+    config.read_timeout = Some(READ_MAX);
+    config.reset_reader_on_write = true;
     Client::try_from(config).map_err(|it| format!("no client: {it}"))
 }
 
-fn watch_all(world: &Arc<World>, tasks: &mut JoinSet<()>) {
+fn watch_all(world: &Arc<World>, tasks: &mut Tasks) {
     let client = || world.client.clone();
     let spaces = world.options.namespaces();
     fn apis<K>(spaces: &[Option<String>], client: &Client) -> Vec<(Option<String>, Api<K>)>
@@ -94,42 +142,46 @@ fn watch_all(world: &Arc<World>, tasks: &mut JoinSet<()>) {
         };
         spaces.iter().map(|it| (it.clone(), api(it))).collect()
     }
-    let all = watcher::Config::default;
+    let all = || watcher::Config::default().timeout(WATCH_SECONDS);
     let refresh = || world.refresh.subscribe();
-    tasks.spawn(feed(
+    let experiments = feed(
         apis::<DeserializeGuard<Experiment>>(&spaces, &client()),
         all(),
         world.experiments.clone(),
         |it| Some(CachedExperiment::new(it)),
         refresh(),
-    ));
-    tasks.spawn(feed(
+    );
+    tasks.spawn("watch of experiments", experiments);
+    let trials = feed(
         apis::<DeserializeGuard<Trial>>(&spaces, &client()),
         all(),
         world.trials.clone(),
         |it| Some(CachedTrial::read(it)),
         refresh(),
-    ));
-    tasks.spawn(feed(
+    );
+    tasks.spawn("watch of trials", trials);
+    let jobs = feed(
         apis::<DeserializeGuard<InferenceJob>>(&spaces, &client()),
         all(),
         world.jobs.clone(),
         |it| Some(CachedJob::new(it)),
         refresh(),
-    ));
-    tasks.spawn(feed(
+    );
+    tasks.spawn("watch of jobs", jobs);
+    let pods = feed(
         apis::<Pod>(&spaces, &client()),
         all().labels(LABEL_COMPONENT),
         world.pods.clone(),
         |it| Some(CachedPod::new(it)),
         refresh(),
-    ));
+    );
+    tasks.spawn("watch of pods", pods);
     let nodes: Vec<(Option<String>, Api<Node>)> = vec![(None, Api::all(client()))];
     let read = |it| Some(CachedNode::new(it));
-    tasks.spawn(feed(nodes, all(), world.nodes.clone(), read, refresh()));
+    tasks.spawn("watch of nodes", feed(nodes, all(), world.nodes.clone(), read, refresh()));
 }
 
-/// `/metrics`, `/healthz`: it runs; `/readyz`: it knows what the API server holds and
+/// `/metrics`; `/healthz`: all background tasks run; `/readyz`: it knows what the API server holds and
 /// reaches it.
 fn observe(world: Arc<World>) -> Router {
     let metrics = {
@@ -155,6 +207,13 @@ fn observe(world: Arc<World>) -> Router {
             ([("content-type", content)], world.metrics.render())
         }
     };
+    let healthy = {
+        let world = world.clone();
+        async move || match world.failure() {
+            None => (StatusCode::OK, "ok".to_owned()),
+            Some(why) => (StatusCode::SERVICE_UNAVAILABLE, why.to_owned()),
+        }
+    };
     let ready = async move || match (world.is_ready(), world.is_connected()) {
         (true, true) => (StatusCode::OK, "ready"),
         (true, false) => (StatusCode::SERVICE_UNAVAILABLE, "the API server does not answer"),
@@ -162,6 +221,77 @@ fn observe(world: Arc<World>) -> Router {
     };
     Router::new()
         .route("/metrics", get(metrics))
-        .route("/healthz", get(async || "ok"))
+        .route("/healthz", get(healthy))
         .route("/readyz", get(ready))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+    use futures::future::BoxFuture;
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::options::{Arguments, Command};
+
+    /// A world without an API server.
+    fn world() -> Arc<World> {
+        let folder = tempfile::tempdir().unwrap();
+        let key = folder.path().join("key");
+        std::fs::write(&key, [7; 32]).unwrap();
+        let key = key.to_str().unwrap();
+        let required = ["--identity", "a", "--door-url", "https://door", "--trainer-image", "i"];
+        let files = ["--tls-ca", key, "--gang-key-file", key];
+        let arguments = [&["stoker-operator", "run"][..], &required, &files].concat();
+        let Command::Run(options) = Arguments::parse_from(arguments).command;
+        let setup = Setup::read(&options).unwrap_or_else(|error| panic!("{error}"));
+        let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        World::new(Client::try_from(config).unwrap(), *options, setup).0
+    }
+
+    async fn health(url: &str) -> (u16, String) {
+        let response = reqwest::get(url).await.unwrap();
+        (response.status().as_u16(), response.text().await.unwrap())
+    }
+
+    /// Ends one of the tasks and checks what follows.
+    async fn check(ends: &'static str, task: BoxFuture<'static, ()>, expected: &str) {
+        let world = world();
+        let mut tasks = Tasks::default();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/healthz", listener.local_addr().unwrap());
+        let router = observe(world.clone());
+        tasks.spawn("observe", async { axum::serve(listener, router).await.unwrap() });
+        assert_eq!(health(&url).await, (200, "ok".to_owned()));
+        let (never, is_stopped) = (watch::Sender::new(false), watch::Sender::new(false));
+        // The election does not end before the test has asked for the health.
+        let (asked, was_asked) = oneshot::channel();
+        let mut stop = is_stopped.subscribe();
+        let election = tokio::spawn(async move {
+            let _ = stop.wait_for(|is_set| *is_set).await;
+            let _ = was_asked.await;
+            Ok(())
+        });
+        tasks.spawn(ends, task);
+        let mut stop = is_stopped.subscribe();
+        let asks = async {
+            let _ = stop.wait_for(|is_set| *is_set).await;
+            let found = health(&url).await;
+            let _ = asked.send(());
+            found
+        };
+        let serving = supervise(&world, &mut tasks, election, never.subscribe(), &is_stopped);
+        let (result, found) = tokio::join!(serving, asks);
+        assert_eq!(result, Err(expected.to_owned()));
+        assert_eq!(found, (503, expected.to_owned()));
+    }
+
+    #[tokio::test]
+    async fn an_ended_task_fails_the_replica() {
+        let panics = async { panic!("no events") };
+        check("watch of pods", Box::pin(panics), "task \"watch of pods\" panicked: no events")
+            .await;
+        let expected = "task \"dispatch\" ended before the operator was told to stop";
+        check("dispatch", Box::pin(async {}), expected).await;
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
@@ -68,6 +68,8 @@ pub struct World {
     leads_until: Mutex<Option<Instant>>,
     /// When the API server last answered about the lease.
     heard: Mutex<Option<Instant>>,
+    /// Why this replica must end, once a background task has ended.
+    failure: OnceLock<String>,
     /// Objects that cannot be read and were told so, by generation.
     told: Mutex<HashSet<(Key, i64)>>,
     recorder: Recorder,
@@ -130,6 +132,7 @@ impl World {
             trial_changes: tokio::sync::broadcast::Sender::new(4096),
             leads_until: Mutex::default(),
             heard: Mutex::default(),
+            failure: OnceLock::new(),
             told: Mutex::default(),
             recorder,
             admitted: Default::default(),
@@ -197,6 +200,16 @@ impl World {
         let heard = *self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         let lease = Duration::from_secs(self.options.lease_seconds);
         heard.is_some_and(|it| it.elapsed() < lease)
+    }
+
+    /// Reports this replica as failed from now on. The first failure stays.
+    pub fn set_failed(&self, why: String) {
+        let _ = self.failure.set(why);
+    }
+
+    /// Why this replica has failed, if it has.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.get().map(String::as_str)
     }
 
     /// Whether all caches have a whole list.

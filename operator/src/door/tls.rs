@@ -61,7 +61,7 @@ impl Files {
     }
 }
 
-/// Serves `router` over TLS until `stop` says so.
+/// Serves `router` over TLS until `stop` says so, or until the certificate is no longer reloaded.
 pub async fn serve(
     listener: TcpListener,
     files: Files,
@@ -70,13 +70,14 @@ pub async fn serve(
     mut stop: watch::Receiver<bool>,
 ) {
     let current = Arc::new(RwLock::new(config));
-    let reloads = tokio::spawn(reload(files, current.clone()));
+    let mut reloads = tokio::spawn(reload(files, current.clone()));
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         let Ok(permit) = room.clone().acquire_owned().await else { break };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             _ = stop.wait_for(|it| *it) => break,
+            _ = &mut reloads => break,
         };
         let Ok((stream, _)) = accepted else {
             // Too many files are open, or the like: it passes, and trainers try again.

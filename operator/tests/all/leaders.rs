@@ -29,6 +29,9 @@ const AWAY: Duration = Duration::from_secs(LEASE_SECONDS + 3);
 /// How long the other may take to lead: the lease's time since its renewal, a look, and lists.
 const TAKE_OVER: Duration = Duration::from_secs(LEASE_SECONDS + 4);
 
+/// How long a replica may take to list all objects again, on a machine that has other work.
+const LIST_MAX: Duration = Duration::from_secs(20);
+
 fn leads(operator: &Operator) -> bool {
     operator.metrics().contains("\nstoker_leader 1\n")
 }
@@ -136,6 +139,33 @@ fn whatever_becomes_of_the_leader_the_search_ends_as_if_nothing_had_been() {
         for (other, fate) in others.into_iter().zip(&fates[1..]) {
             assert_eq!(other.await.unwrap(), expected, "{fate:?}");
         }
+    });
+}
+
+#[test]
+fn dead_watches_are_replaced_within_a_minute() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        let place = Place::new("deadwatch").await;
+        let mut leader = place.operator("a", free_ports());
+        leader.wait_ready(&place);
+        until("a leads", TAKE_OVER, || leads(&leader)).await;
+        // A replica that begins to lead lists everything again, so this one does not lead.
+        let (wire, kubeconfig) = wired(&place, "wired").await;
+        let mut standby = place.operator_by("b", free_ports(), &kubeconfig, &[]);
+        standby.wait_ready(&place);
+        let knows = |num: u32| {
+            let gauge = format!("\nstoker_cached_objects{{kind=\"experiments\"}} {num}\n");
+            standby.metrics().contains(&gauge)
+        };
+        assert!(knows(0));
+        wire.forget_connections();
+        place.apply("grid", grid(1, 2, 1));
+        let minute = Duration::from_secs(60);
+        // The rest is time to list the objects again.
+        until("the standby replica knows it", minute + LIST_MAX, || knows(1)).await;
     });
 }
 

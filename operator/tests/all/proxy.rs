@@ -270,6 +270,9 @@ fn kill(pid: u32) {
 pub(crate) struct Wire {
     pub(crate) port: u16,
     is_cut: watch::Sender<bool>,
+    /// Connections up to this one are dead.
+    dead: watch::Sender<usize>,
+    num_connections: Arc<AtomicUsize>,
     task: JoinHandle<()>,
 }
 
@@ -284,13 +287,34 @@ impl Wire {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let (is_cut, cut) = watch::channel(false);
+        let (dead, dead_to) = watch::channel(0);
+        let num_connections = Arc::new(AtomicUsize::new(0));
+        let num = num_connections.clone();
         let task = tokio::spawn(async move {
-            for turn in 0.. {
+            loop {
                 let Ok((from, _)) = listener.accept().await else { continue };
-                tokio::spawn(carry(from, targets.clone(), turn, cut.clone()));
+                let turn = num.fetch_add(1, Ordering::Relaxed);
+                let (targets, cut, mut dead) = (targets.clone(), cut.clone(), dead_to.clone());
+                tokio::spawn(async move {
+                    let mut carrying = std::pin::pin!(carry(from, targets, turn, cut));
+                    let is_dead = async { dead.wait_for(|dead| turn < *dead).await.is_ok() };
+                    let is_dead = tokio::select! {
+                        () = &mut carrying => false,
+                        is_dead = is_dead => is_dead,
+                    };
+                    if is_dead {
+                        // The sockets stay open, and nothing passes any more.
+                        std::future::pending().await
+                    }
+                });
             }
         });
-        Self { port, is_cut, task }
+        Self { port, is_cut, dead, num_connections, task }
+    }
+
+    /// Lets all connections go dead without a word, as a firewall does that forgets them. New ones work.
+    pub(crate) fn forget_connections(&self) {
+        self.dead.send_replace(self.num_connections.load(Ordering::Relaxed));
     }
 
     pub(crate) fn cut(&self, is_cut: bool) {

@@ -1,0 +1,91 @@
+//! Background tasks of a replica: each must run until the replica ends.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+
+use tokio::task::{Id, JoinError, JoinSet};
+
+/// Tasks by name. Dropping them aborts all.
+#[derive(Debug, Default)]
+pub struct Tasks {
+    set: JoinSet<()>,
+    names: HashMap<Id, &'static str>,
+}
+
+/// A task that ended although it should not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// Name of the task, such as `watch of pods`.
+    pub task: &'static str,
+    /// Message of its panic; unset if it returned.
+    pub panic: Option<String>,
+}
+
+impl Ended {
+    /// A task that panicked.
+    pub(crate) fn of_error(task: &'static str, error: JoinError) -> Self {
+        Self { task, panic: Some(message(error)) }
+    }
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.panic {
+            Some(panic) => write!(f, "task {:?} panicked: {panic}", self.task),
+            None => write!(f, "task {:?} ended before the operator was told to stop", self.task),
+        }
+    }
+}
+
+impl Tasks {
+    /// Runs `task` in the background.
+    pub fn spawn(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        let id = self.set.spawn(task).id();
+        self.names.insert(id, name);
+    }
+
+    /// Waits until a task ends. Safe to cancel; waits forever if there are no tasks.
+    pub async fn ended(&mut self) -> Ended {
+        let Some(ended) = self.set.join_next_with_id().await else {
+            return std::future::pending().await;
+        };
+        let id = ended.as_ref().map_or_else(JoinError::id, |(id, ())| *id);
+        let task = self.names.remove(&id).unwrap_or("unnamed");
+        match ended {
+            Ok(_) => Ended { task, panic: None },
+            Err(error) => Ended::of_error(task, error),
+        }
+    }
+
+    /// Aborts all tasks and waits for their end.
+    pub async fn shutdown(&mut self) {
+        self.set.shutdown().await;
+    }
+}
+
+/// What a task panicked with.
+fn message(error: JoinError) -> String {
+    let Ok(panic) = error.try_into_panic() else { return "it was aborted".to_owned() };
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    text.unwrap_or_else(|| "no message".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn ended_tasks_are_named() {
+        let mut tasks = Tasks::default();
+        tasks.spawn("runs", std::future::pending());
+        tasks.spawn("returns", async {});
+        let returned = tasks.ended().await;
+        assert_eq!(returned, Ended { task: "returns", panic: None });
+        tasks.spawn("panics", async { panic!("no {}", "watch") });
+        let panicked = tasks.ended().await;
+        assert_eq!(panicked.to_string(), "task \"panics\" panicked: no watch");
+        tasks.shutdown().await;
+    }
+}

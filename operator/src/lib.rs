@@ -18,6 +18,7 @@ pub mod leader;
 pub mod metrics;
 pub mod objects;
 pub mod options;
+mod patch;
 mod pod;
 pub mod queue;
 pub mod serve;

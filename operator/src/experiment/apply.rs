@@ -20,6 +20,7 @@ use crate::declared::CachedExperiment;
 use crate::error::{Error, request};
 use crate::metrics::Kind;
 use crate::objects::CachedTrial;
+use crate::patch::{self, Part};
 use crate::trial::apply::keep;
 use crate::world::{World, now};
 
@@ -113,12 +114,11 @@ async fn write_spec(
     spec: TrialSpec,
 ) -> Result<Arc<CachedTrial>, Error> {
     let key = trial.key();
-    let mut object = trial.trial.clone();
-    object.spec = spec;
     let api = world.trial_api(&key.namespace);
     world.metrics.writes.get_or_create(&Kind::TRIAL_SPEC).inc();
     let doing = format!("write the grants of trial {key}");
-    match request(doing, api.replace(&key.name, &PostParams::default(), &object)).await {
+    let change = (&trial.trial.spec, &spec);
+    match patch::write(&api, doing, &trial.trial, Part::Spec, change).await {
         Ok(written) => Ok(keep(world, written)),
         Err(error) => {
             if matches!(error, Error::Gone { .. }) {
@@ -175,19 +175,19 @@ fn owner(experiment: &Experiment) -> OwnerReference {
     }
 }
 
-/// Replaces an experiment's status, if nobody else has written the experiment since.
+/// Writes the changed fields of an experiment's status. Fails with a conflict if the experiment
+/// changed since it was read.
 pub(super) async fn write_status(
     world: &World,
     experiment: &Experiment,
     status: ExperimentStatus,
 ) -> Result<Experiment, Error> {
     let key = Key::of(experiment);
-    let mut object = experiment.clone();
-    object.status = Some(status);
     let api = world.experiment_api(&key.namespace);
     world.metrics.writes.get_or_create(&Kind::EXPERIMENT_STATUS).inc();
     let doing = format!("write the status of experiment {key}");
-    match request(doing, api.replace_status(&key.name, &PostParams::default(), &object)).await {
+    let change = (&experiment.status, &Some(status));
+    match patch::write(&api, doing, experiment, Part::Status, change).await {
         Ok(written) => {
             world.experiments.put(CachedExperiment::new(DeserializeGuard(Ok(written.clone()))));
             Ok(written)

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use kube::api::PostParams;
 use kube::core::DeserializeGuard;
 use stoker_api::contract::TrialConfig;
 use stoker_api::experiment::UsedStorage;
@@ -15,24 +14,25 @@ use stoker_engine::inference::pods::refuse;
 use super::{pods, tell};
 use crate::cache::Key;
 use crate::declared::CachedJob;
-use crate::error::{Error, refusal, request};
+use crate::error::{Error, refusal};
 use crate::metrics::Kind;
+use crate::patch::{self, Part};
 use crate::trial::apply::create_pod;
 use crate::world::{World, now};
 
-/// Replaces a job's status, if nobody else has written the job since.
+/// Writes the changed fields of a job's status. Fails with a conflict if the job changed since it was
+/// read.
 pub(crate) async fn write_status(
     world: &World,
     key: &Key,
     job: &InferenceJob,
     status: InferenceStatus,
 ) -> Result<Arc<CachedJob>, Error> {
-    let mut object = job.clone();
-    object.status = Some(status);
     let api = world.job_api(&key.namespace);
     world.metrics.writes.get_or_create(&Kind::JOB_STATUS).inc();
     let doing = format!("write the status of job {key}");
-    match request(doing, api.replace_status(&key.name, &PostParams::default(), &object)).await {
+    let change = (&job.status, &Some(status));
+    match patch::write(&api, doing, job, Part::Status, change).await {
         Ok(written) => Ok(keep(world, written)),
         Err(error) => {
             if matches!(error, Error::Gone { .. }) {

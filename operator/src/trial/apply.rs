@@ -9,7 +9,7 @@ use stoker_api::experiment::UsedStorage;
 use stoker_api::trial::{AttemptEnd, TrialStatus};
 use stoker_engine::experiment::POD_INVALID;
 use stoker_engine::gang::{Delete, refuse};
-use stoker_engine::trial::{Limits, live_attempt};
+use stoker_engine::trial::{Limits, budget, live_attempt};
 
 use super::config::{Names, trial_config};
 use super::observe::Observed;
@@ -17,22 +17,24 @@ use super::pods;
 use crate::cache::{Cached as _, Key};
 use crate::error::{Error, refusal, request};
 use crate::objects::{CachedNode, CachedPod, CachedTrial};
+use crate::patch::{self, Part};
 use crate::world::{World, now};
 
-/// Replaces a trial's status, if nobody else has written the trial since.
+/// Writes the changed fields of a trial's status. Fails with a conflict if the trial changed since it
+/// was read.
 pub(crate) async fn write_status(
     world: &World,
     trial: &CachedTrial,
-    status: TrialStatus,
+    mut status: TrialStatus,
 ) -> Result<Arc<CachedTrial>, Error> {
+    // A record of an older version may exceed what the schema takes.
+    budget::bound(&mut status);
     let key = trial.key();
-    let mut object = trial.trial.clone();
-    object.status = Some(status);
     let api = world.trial_api(&key.namespace);
     let doing = format!("write the status of trial {key}");
     world.metrics.writes.get_or_create(&crate::metrics::Kind::TRIAL_STATUS).inc();
-    let parameters = PostParams::default();
-    match request(doing, api.replace_status(&key.name, &parameters, &object)).await {
+    let change = (&trial.trial.status, &Some(status));
+    match patch::write(&api, doing, &trial.trial, Part::Status, change).await {
         Ok(written) => Ok(keep(world, written)),
         Err(error) => Err(forget_if_gone(world, &key, error)),
     }

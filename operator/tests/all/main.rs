@@ -15,5 +15,6 @@ mod proxy;
 mod refusals;
 mod setup;
 mod storage;
+mod upgrade;
 mod worker;
 mod writes;

@@ -300,7 +300,8 @@ impl ControlPlane {
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
             "--kubelet-preferred-address-types=InternalIP",
             "--authorization-mode=Node,RBAC",
-            "--enable-admission-plugins=NodeRestriction",
+            // The second one checks rights that owner references need; some clusters have it.
+            "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement",
             "--allow-privileged=true",
             // A pod on a dead node is evicted after 10 s, not after 5 minutes.
             "--default-not-ready-toleration-seconds=10",

@@ -36,18 +36,15 @@ fn rights(lines: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
 const CLUSTER: [&str; 2] = ["authentication.k8s.io/tokenreviews: create", "/nodes: get list watch"];
 
 /// Rights wherever experiments are run.
-const NAMESPACED: [&str; 12] = [
-    "stoker.dev/experiments: get list watch update patch",
-    "stoker.dev/experiments/status: update patch",
-    "stoker.dev/experiments/finalizers: update patch",
-    "stoker.dev/trials: get list watch create update patch delete",
-    "stoker.dev/trials/status: update patch",
-    "stoker.dev/trials/finalizers: update patch",
+const NAMESPACED: [&str; 9] = [
+    "stoker.dev/experiments: get list watch patch",
+    "stoker.dev/experiments/status: patch",
+    "stoker.dev/trials: get list watch create patch",
+    "stoker.dev/trials/status: patch",
     "stoker.dev/inferencejobs: get list watch",
-    "stoker.dev/inferencejobs/status: update patch",
-    "stoker.dev/inferencejobs/finalizers: update patch",
+    "stoker.dev/inferencejobs/status: patch",
     "/pods: get list watch create delete",
-    "/services: get list watch create delete",
+    "/services: get create",
     "events.k8s.io/events: create patch",
 ];
 

@@ -160,6 +160,11 @@ pub fn back_off(end: AttemptEnd, worker: &WorkerStatus, limits: &BackOffLimits) 
     }
 }
 
+/// Whether an attempt is the live one of a slot.
+pub fn is_live(status: &InferenceStatus, attempt: u32) -> bool {
+    status.workers.iter().any(|worker| worker.attempt == Some(attempt))
+}
+
 /// Records what a process has reported; says whether it is one that is known to run.
 ///
 /// A planner reports the rows of the input as `total`, a worker those of its slot, of which `done` are committed, and

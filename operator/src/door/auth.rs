@@ -10,8 +10,9 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use sha2::{Digest as _, Sha256};
 use stoker_api::names::TOKEN_AUDIENCE;
-use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
+use super::permits::Permits;
 use crate::cache::Key;
 use crate::error::{Error, request};
 use crate::objects::CachedPod;
@@ -23,10 +24,16 @@ const BELIEVED: Duration = Duration::from_secs(60);
 const REFUSED: Duration = Duration::from_secs(5);
 /// Tokens remembered; beyond, those that are believed no more go.
 const REMEMBERED_MAX: usize = 20_000;
-/// Questions to the API server at a time: strangers must not use up all it answers.
-const REVIEWS_MAX: usize = 32;
+/// The longest wait for a permit to review a token.
+const PERMIT_WAIT_MAX: Duration = Duration::from_secs(5);
+/// The longest review: an API server that hangs must not hold permits.
+const REVIEW_MAX: Duration = Duration::from_secs(5);
 /// The longest token looked at.
 const TOKEN_BYTES_MAX: usize = 16 << 10;
+
+/// The API server's whole error for a token that none of its authenticators accepts. If one of them
+/// fails, its own error follows.
+const INVALID_TOKEN: &str = "invalid bearer token";
 
 const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
 const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
@@ -38,23 +45,23 @@ pub(super) struct Caller {
     pub(super) uid: String,
 }
 
-/// Why a caller is turned away.
-#[derive(Clone, Debug)]
+/// Why a caller is turned away. Neither is a fence: keys rotate, and reviews fail.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Denied {
-    /// Its token is none of ours.
+    /// The API server does not know the token, or the token is not for reports.
     Unknown(String),
-    /// Nobody can say.
+    /// The token or the caller's object cannot be checked now.
     Away(String),
 }
 
-/// What was found of a token, and when.
+/// The pod of a token, or why the token is not accepted, and when that was found.
 type Found = (Result<Caller, String>, Instant);
 
 /// Callers by their tokens' hashes.
 pub(super) struct Callers {
     client: Client,
     known: Mutex<HashMap<[u8; 32], Found>>,
-    reviews: Semaphore,
+    permits: Permits,
 }
 
 impl std::fmt::Debug for Callers {
@@ -65,11 +72,11 @@ impl std::fmt::Debug for Callers {
 
 impl Callers {
     pub(super) fn new(client: Client) -> Self {
-        Self { client, known: Mutex::default(), reviews: Semaphore::new(REVIEWS_MAX) }
+        Self { client, known: Mutex::default(), permits: Permits::default() }
     }
 
-    /// The pod that a token is bound to.
-    pub(super) async fn identify(&self, token: &str) -> Result<Caller, Denied> {
+    /// Returns the pod that a token is bound to. A review counts against the share of `namespace`.
+    pub(super) async fn identify(&self, token: &str, namespace: &str) -> Result<Caller, Denied> {
         if token.is_empty() || token.len() > TOKEN_BYTES_MAX {
             return Err(Denied::Unknown("no bearer token".to_owned()));
         }
@@ -78,7 +85,8 @@ impl Callers {
             return known.map_err(Denied::Unknown);
         }
         let away = |why: String| Denied::Away(format!("the token cannot be checked: {why}"));
-        let _permit = self.reviews.acquire().await.map_err(|it| away(it.to_string()))?;
+        let permit = timeout(PERMIT_WAIT_MAX, self.permits.acquire(namespace)).await;
+        let _permit = permit.map_err(|_| away("too many tokens are being reviewed".to_owned()))?;
         if let Some(known) = self.known(&hash) {
             return known.map_err(Denied::Unknown);
         }
@@ -91,11 +99,18 @@ impl Callers {
         };
         let api: Api<TokenReview> = Api::all(self.client.clone());
         let parameters = PostParams::default();
-        let asked = request("review a token", api.create(&parameters, &review)).await;
-        let status = asked.map_err(|it| away(it.to_string()))?.status.unwrap_or_default();
-        let found = caller(&status);
-        self.remember(hash, found.clone());
-        found.map_err(Denied::Unknown)
+        let review = request("review a token", api.create(&parameters, &review));
+        let no_answer = |_| away(format!("no answer in {} s", REVIEW_MAX.as_secs()));
+        let reviewed = timeout(REVIEW_MAX, review).await.map_err(no_answer)?;
+        let status = reviewed.map_err(|error| away(error.to_string()))?.status.unwrap_or_default();
+        let result = caller(&status);
+        match &result {
+            Ok(caller) => self.remember(hash, Ok(caller.clone())),
+            Err(Denied::Unknown(why)) => self.remember(hash, Err(why.clone())),
+            // The next try may succeed.
+            Err(Denied::Away(_)) => {}
+        }
+        result
     }
 
     fn known(&self, hash: &[u8; 32]) -> Option<Result<Caller, String>> {
@@ -131,15 +146,21 @@ impl Callers {
     }
 }
 
-/// The pod that the API server says a token is bound to.
-fn caller(status: &TokenReviewStatus) -> Result<Caller, String> {
+/// Returns the pod that the API server says a token is bound to.
+///
+/// `status.error` means by contract that the token could not be checked, as while signing keys rotate.
+fn caller(status: &TokenReviewStatus) -> Result<Caller, Denied> {
+    let unknown = |why: &str| Err(Denied::Unknown(why.to_owned()));
     if status.authenticated != Some(true) {
-        let why = status.error.as_deref().unwrap_or("the API server does not know the token");
-        return Err(why.to_owned());
+        return match status.error.as_deref().filter(|error| !error.is_empty()) {
+            Some(INVALID_TOKEN) => unknown(INVALID_TOKEN),
+            Some(error) => Err(Denied::Away(format!("the token cannot be checked: {error}"))),
+            None => unknown("the API server does not know the token"),
+        };
     }
     let audiences = status.audiences.as_deref().unwrap_or_default();
     if !audiences.iter().any(|it| it == TOKEN_AUDIENCE) {
-        return Err(format!("the token is not for the audience {TOKEN_AUDIENCE}"));
+        return unknown(&format!("the token is not for the audience {TOKEN_AUDIENCE}"));
     }
     let user = status.user.clone().unwrap_or_default();
     let name = user.username.unwrap_or_default();
@@ -150,7 +171,7 @@ fn caller(status: &TokenReviewStatus) -> Result<Caller, String> {
         (Some(namespace), Some(pod), Some(uid)) => {
             Ok(Caller { pod: Key::new(namespace, &pod), uid })
         }
-        _ => Err("the token is not bound to a pod".to_owned()),
+        _ => unknown("the token is not bound to a pod"),
     }
 }
 
@@ -161,11 +182,18 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(status: Value, expected: Result<&str, &str>) {
+    fn check(status: Value, expected: Result<&str, Denied>) {
         let status: TokenReviewStatus = serde_json::from_value(status).unwrap();
-        let found = caller(&status).map(|it| format!("{} {}", it.pod, it.uid));
-        let found = found.as_deref().map_err(String::as_str);
-        assert_eq!(found, expected);
+        let result = caller(&status).map(|caller| format!("{} {}", caller.pod, caller.uid));
+        assert_eq!(result, expected.map(str::to_owned));
+    }
+
+    fn unknown(why: &str) -> Result<&str, Denied> {
+        Err(Denied::Unknown(why.to_owned()))
+    }
+
+    fn away(error: &str) -> Result<&'static str, Denied> {
+        Err(Denied::Away(format!("the token cannot be checked: {error}")))
     }
 
     #[test]
@@ -180,18 +208,38 @@ mod tests {
         );
         check(
             json!({"authenticated": true, "audiences": ours, "user": user(json!({}))}),
-            Err("the token is not bound to a pod"),
+            unknown("the token is not bound to a pod"),
+        );
+        check(
+            json!({"authenticated": true, "audiences": ours,
+                "user": user(json!({ POD_NAME: ["t-0-a0-r0"] }))}),
+            unknown("the token is not bound to a pod"),
         );
         check(
             json!({"authenticated": true, "audiences": ["other"], "user": user(bound.clone())}),
-            Err("the token is not for the audience stoker"),
+            unknown("the token is not for the audience stoker"),
+        );
+        check(
+            json!({"authenticated": true, "user": user(bound.clone())}),
+            unknown("the token is not for the audience stoker"),
         );
         check(
             json!({"authenticated": true, "audiences": ours,
                 "user": {"username": "somebody", "extra": bound}}),
-            Err("the token is not bound to a pod"),
+            unknown("the token is not bound to a pod"),
         );
-        check(json!({"authenticated": false, "error": "expired"}), Err("expired"));
-        check(json!({}), Err("the API server does not know the token"));
+    }
+
+    #[test]
+    fn a_failed_review_is_not_a_refusal() {
+        check(json!({"authenticated": false, "error": "no key"}), away("no key"));
+        check(json!({"error": "no key"}), away("no key"));
+        let failed = "[invalid bearer token, the key is not known yet]";
+        check(json!({"authenticated": false, "error": failed}), away(failed));
+        check(json!({"error": "invalid bearer token"}), unknown("invalid bearer token"));
+        let refused = || unknown("the API server does not know the token");
+        check(json!({"authenticated": false}), refused());
+        check(json!({"authenticated": false, "error": ""}), refused());
+        check(json!({}), refused());
     }
 }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::HeaderMap;
 use stoker_api::contract::{Directive, Report, ReportEvent};
 use stoker_api::inference::InferenceStatus;
-use stoker_engine::inference::progressed;
+use stoker_engine::inference::{is_live, progressed};
 
 use super::auth::{Caller, Denied};
-use super::{Door, Refusal};
+use super::{Door, Refusal, Standing, Taken, names};
 use crate::cache::Key;
 use crate::declared::CachedJob;
 use crate::error::{Error, request};
@@ -34,115 +34,127 @@ pub(super) async fn report(
     body: Body,
 ) -> Result<Json<Directive>, Refusal> {
     let key = Key::new(&namespace, &name);
-    let (caller, report) = door.hear(&headers, body).await?;
-    let slot = door.slot_of(&caller, &key, &report).await?;
-    door.record_job(&key, slot, &report).await.map(Json)
+    let taken = door.take_of_job(&key, &headers, body).await;
+    door.count(taken.as_ref().map_or_else(|refusal| refusal.answer, |taken| taken.answer));
+    taken.map(|taken| Json(taken.directive))
 }
 
 impl Door {
-    /// The slot of the caller, if its pod is of the job and of the attempt that the report is of.
-    async fn slot_of(&self, caller: &Caller, key: &Key, report: &Report) -> Result<u32, Refusal> {
-        let forbidden = |why: String| {
-            self.count(Answer::Unauthorized);
-            Err((StatusCode::FORBIDDEN, why))
-        };
-        let not_of = || format!("pod {} is not of job {key}", caller.pod);
-        if caller.pod.namespace != key.namespace {
-            return forbidden(not_of());
+    async fn take_of_job(
+        &self,
+        key: &Key,
+        headers: &HeaderMap,
+        body: Body,
+    ) -> Result<Taken, Refusal> {
+        let is_known = self.world.jobs.get(key).is_some();
+        let (caller, report) = self.hear(key, is_known, headers, body).await?;
+        match self.check_of_job(&caller, key, &report).await? {
+            Standing::Live { owner, index } => self.record_job(key, &owner, index, &report).await,
+            Standing::Over => Ok(Taken::fenced()),
         }
-        let pod = match self.callers.pod(&self.world, caller).await {
-            Ok(Some(pod)) => pod,
-            Ok(None) => return forbidden(format!("pod {} is gone", caller.pod)),
-            Err(error) => return Err(self.denied(Denied::Away(error.to_string()))),
-        };
-        let job = match self.world.jobs.get(key) {
-            Some(job) => Some(job),
-            None => self.read_job(key).await?,
-        };
-        // Whether there is such a job is nobody else's business.
-        if job.is_none_or(|it| it.uid() != pod.owner || pod.owner.is_empty()) {
-            return forbidden(not_of());
-        }
-        if pod.seen.attempt != report.attempt {
-            return forbidden(format!(
-                "pod {} is of attempt {}, the report of attempt {}",
-                caller.pod, pod.seen.attempt, report.attempt
-            ));
-        }
-        Ok(pod.seen.index)
     }
 
-    async fn read_job(&self, key: &Key) -> Result<Option<Arc<CachedJob>>, Refusal> {
+    /// Checks that the caller is a process of the job, and that the report is of the same attempt.
+    async fn check_of_job(
+        &self,
+        caller: &Caller,
+        key: &Key,
+        report: &Report,
+    ) -> Result<Standing, Refusal> {
+        let not_of = || Refusal::forbidden(format!("pod {} is not of job {key}", caller.pod));
+        let names = names::job_pod(&caller.pod.name, &key.name);
+        let names = names.filter(|_| caller.pod.namespace == key.namespace);
+        let (attempt, index) = names.ok_or_else(not_of)?;
+        let Some(owner) = self.owner(caller, (attempt, index)).await? else {
+            return Ok(Standing::Over);
+        };
+        let owner = owner.ok_or_else(not_of)?;
+        let Some(job) = self.owned_job(key, &owner).await? else { return Ok(Standing::Over) };
+        // The cached status may be older than the pod's attempt.
+        if !is_live(&job.status(), attempt) {
+            let job = self.read_owned_job(key, &owner).await?;
+            if job.is_none_or(|job| !is_live(&job.status(), attempt)) {
+                return Ok(Standing::Over);
+            }
+        }
+        if attempt != report.attempt {
+            return Err(Refusal::forbidden(format!(
+                "pod {} is of attempt {attempt}, the report of attempt {}",
+                caller.pod, report.attempt
+            )));
+        }
+        Ok(Standing::Live { owner, index })
+    }
+
+    /// Returns the job of this name and UID, from the cache or else from the API server; `None` if it was
+    /// deleted, even if another job has its name now.
+    async fn owned_job(&self, key: &Key, uid: &str) -> Result<Option<Arc<CachedJob>>, Refusal> {
+        match self.world.jobs.get(key).filter(|job| job.uid() == uid) {
+            Some(job) => Ok(Some(job)),
+            None => self.read_owned_job(key, uid).await,
+        }
+    }
+
+    async fn read_owned_job(
+        &self,
+        key: &Key,
+        uid: &str,
+    ) -> Result<Option<Arc<CachedJob>>, Refusal> {
         let api = self.world.job_api(&key.namespace);
-        let found = request(format!("read job {key}"), api.get_opt(&key.name)).await;
-        let found = found.map_err(|it| self.denied(Denied::Away(it.to_string())))?;
-        Ok(found.map(|it| keep(&self.world, it)))
+        let job = request(format!("read job {key}"), api.get_opt(&key.name)).await;
+        let job = job.map_err(|error| Denied::Away(error.to_string()))?;
+        Ok(job.map(|job| keep(&self.world, job)).filter(|job| job.uid() == uid))
     }
 
     /// Records how far a process is, if that is worth a write, and answers it.
     async fn record_job(
         &self,
         key: &Key,
+        uid: &str,
         slot: u32,
         report: &Report,
-    ) -> Result<Directive, Refusal> {
+    ) -> Result<Taken, Refusal> {
+        let repeat = || Ok(Taken::new(Answer::Repeat, GO_ON));
         let ReportEvent::Progress { batches_total, .. } = report.event else {
             // Its pod says how it ended; it has begun when it is further.
-            self.count(Answer::Repeat);
-            return Ok(GO_ON);
+            return repeat();
         };
         let is_idle = |before: &InferenceStatus| {
             let mut after = before.clone();
             progressed(&mut after, report.attempt, report.batches, batches_total)
                 && is_fine(before, &after, slot, batches_total)
         };
-        if self.world.jobs.get(key).is_some_and(|it| is_idle(&it.status())) {
-            self.count(Answer::Repeat);
-            return Ok(GO_ON);
+        if self.owned_job(key, uid).await?.is_some_and(|job| is_idle(&job.status())) {
+            return repeat();
         }
         let _turn = self.world.job_reports.lock().await;
-        let mut is_live = false;
-        let mut current = self.world.jobs.get(key);
+        let mut current = self.owned_job(key, uid).await?;
+        let mut is_read = false;
         for _ in 0..TRIES_MAX {
-            let job = match current.take() {
-                Some(job) => job,
-                None => {
-                    is_live = true;
-                    let Some(job) = self.read_job(key).await? else {
-                        self.count(Answer::Fenced);
-                        return Ok(Directive::Fenced);
-                    };
-                    job
-                }
-            };
+            let Some(job) = current else { return Ok(Taken::fenced()) };
             let Ok(object) = &job.object else {
                 let why = format!("job {key} cannot be read by this operator");
-                return Err(self.denied(Denied::Away(why)));
+                return Err(Refusal::unavailable(why));
             };
             let before = job.status();
             let mut after = before.clone();
-            if !progressed(&mut after, report.attempt, report.batches, batches_total) {
-                // What is cached may be older than the attempt.
-                if is_live {
-                    self.count(Answer::Fenced);
-                    return Ok(Directive::Fenced);
+            if progressed(&mut after, report.attempt, report.batches, batches_total) {
+                if is_fine(&before, &after, slot, batches_total) {
+                    return repeat();
                 }
-                continue;
-            }
-            if is_fine(&before, &after, slot, batches_total) {
-                self.count(Answer::Repeat);
-                return Ok(GO_ON);
-            }
-            match write_status(&self.world, key, object, after).await {
-                Ok(_) => {
-                    self.count(Answer::Directive);
-                    return Ok(GO_ON);
+                match write_status(&self.world, key, object, after).await {
+                    Ok(_) => return Ok(Taken::new(Answer::Directive, GO_ON)),
+                    Err(Error::Conflict { .. } | Error::Gone { .. }) => {}
+                    Err(error) => return Err(Refusal::unavailable(error.to_string())),
                 }
-                Err(Error::Conflict { .. } | Error::Gone { .. }) => {}
-                Err(error) => return Err(self.denied(Denied::Away(error.to_string()))),
+            } else if is_read {
+                return Ok(Taken::fenced());
             }
+            // What is cached may be older than the attempt.
+            current = self.read_owned_job(key, uid).await?;
+            is_read = true;
         }
-        Err(self.denied(Denied::Away(format!("job {key} is written by too many at once"))))
+        Err(Refusal::unavailable(format!("job {key} is written by too many at once")))
     }
 }
 

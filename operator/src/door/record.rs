@@ -5,13 +5,14 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use stoker_api::contract::{Directive, Report, ReportEvent};
 use stoker_api::trial::{TrialStatus, WantedState};
+use stoker_api::validate::ValidExperiment;
 use stoker_engine::retention::superfluous;
 use stoker_engine::trial::{
     Recorded, SearchedMetric, TrialRecord, Wanted, directive, record_report,
 };
 
 use super::auth::Denied;
-use super::{Door, Refusal};
+use super::{Door, Refusal, Taken};
 use crate::cache::Key;
 use crate::error::{Error, request};
 use crate::metrics::Answer;
@@ -25,44 +26,55 @@ const TRIES_MAX: u32 = 16;
 /// bucket.
 const PROGRESS_PARTS: u64 = 4;
 
-/// A trial by the cache, or else by the API server; `None` if there is none.
-pub(super) async fn trial(world: &World, key: &Key) -> Result<Option<Arc<CachedTrial>>, Denied> {
-    if let Some(trial) = world.trials.get(key) {
-        return Ok(Some(trial));
+/// Returns the trial of this name and UID, from the cache or else from the API server; `None` if it was
+/// deleted, even if another trial has its name now.
+pub(super) async fn owned(
+    world: &World,
+    key: &Key,
+    uid: &str,
+) -> Result<Option<Arc<CachedTrial>>, Denied> {
+    match world.trials.get(key).filter(|trial| trial.uid() == uid) {
+        Some(trial) => Ok(Some(trial)),
+        None => read_owned(world, key, uid).await,
     }
-    read(world, key).await.map_err(|it| Denied::Away(it.to_string()))
 }
 
-async fn read(world: &World, key: &Key) -> Result<Option<Arc<CachedTrial>>, Error> {
+/// As [`owned`], from the API server.
+pub(super) async fn read_owned(
+    world: &World,
+    key: &Key,
+    uid: &str,
+) -> Result<Option<Arc<CachedTrial>>, Denied> {
     let api = world.trial_api(&key.namespace);
-    let found = request(format!("read trial {key}"), api.get_opt(&key.name)).await?;
-    Ok(found.map(|it| keep(world, it)))
+    let trial = request(format!("read trial {key}"), api.get_opt(&key.name)).await;
+    let trial = trial.map_err(|error| Denied::Away(error.to_string()))?;
+    Ok(trial.map(|trial| keep(world, trial)).filter(|trial| trial.uid() == uid))
 }
 
-/// Records a report, if it says something new, and answers it: with a directive, and with the
-/// checkpoints that the record has forgotten.
+/// The experiment that a trial is of. A later experiment of its name may search by another metric.
+fn experiment(world: &World, trial: &CachedTrial) -> Result<Arc<ValidExperiment>, Refusal> {
+    let key = trial.experiment_key();
+    let experiment = world.experiments.get(&key).filter(|experiment| {
+        let mut owners = trial.trial.metadata.owner_references.iter().flatten();
+        owners.any(|owner| owner.uid == experiment.uid())
+    });
+    let valid = experiment.and_then(|experiment| experiment.valid());
+    valid.ok_or_else(|| Refusal::unavailable(format!("experiment {key} is not known yet")))
+}
+
+/// Records a report of the trial of this UID, if it says something new, and answers it.
 pub(super) async fn record(
     door: &Door,
     key: &Key,
+    uid: &str,
     report: &Report,
-) -> Result<(Directive, Vec<String>), Refusal> {
+) -> Result<Taken, Refusal> {
     let world = &door.world;
-    let away = |why: String| {
-        door.count(Answer::Unavailable);
-        (StatusCode::SERVICE_UNAVAILABLE, why)
-    };
-    let fenced = || {
-        door.count(Answer::Fenced);
-        Ok((Directive::Fenced, vec![]))
-    };
-    let mut current = trial(world, key).await.map_err(|it| door.denied(it))?;
+    let mut current = owned(world, key, uid).await?;
     let mut is_live = false;
     for _ in 0..TRIES_MAX {
-        let Some(trial) = current.clone() else { return fenced() };
-        let experiment = world.experiments.get(&trial.experiment_key());
-        let Some(valid) = experiment.and_then(|it| it.valid()) else {
-            return Err(away(format!("experiment {} is not known yet", trial.experiment_key())));
-        };
+        let Some(trial) = current else { return Ok(Taken::fenced()) };
+        let valid = experiment(world, &trial)?;
         let searcher = &valid.spec.searcher;
         let searched = SearchedMetric {
             name: &searcher.metric,
@@ -71,12 +83,10 @@ pub(super) async fn record(
         let mut record = trial.record.clone();
         match record_report(&mut record, report, &searched) {
             Recorded::Repeat => {
-                door.count(Answer::Repeat);
-                return Ok((told(&record, report.attempt), vec![]));
+                return Ok(Taken::new(Answer::Repeat, told(&record, report.attempt)));
             }
             Recorded::New if is_fine(&trial.record.status, &record.status, report) => {
-                door.count(Answer::Repeat);
-                return Ok((told(&record, report.attempt), vec![]));
+                return Ok(Taken::new(Answer::Repeat, told(&record, report.attempt)));
             }
             Recorded::New => {
                 // A record must stay small however often is saved: the trainer deletes the files.
@@ -86,30 +96,35 @@ pub(super) async fn record(
                 checkpoints.retain(|it| !gone.contains(&it.name));
                 match write_status(world, &trial, record.status).await {
                     Ok(written) => {
-                        door.count(Answer::Directive);
-                        return Ok((told(&written.record, report.attempt), gone));
+                        let directive = told(&written.record, report.attempt);
+                        let taken = Taken::new(Answer::Directive, directive);
+                        return Ok(Taken { superfluous: gone, ..taken });
                     }
                     Err(Error::Conflict { .. } | Error::Gone { .. }) => {}
-                    Err(error) => return Err(away(error.to_string())),
+                    Err(error) => return Err(Refusal::unavailable(error.to_string())),
                 }
             }
             // What is cached may be older than the attempt.
-            Recorded::Fenced if is_live => return fenced(),
+            Recorded::Fenced if is_live => return Ok(Taken::fenced()),
             Recorded::Refused { why } if is_live => {
-                door.count(Answer::Refused);
-                return Err((StatusCode::UNPROCESSABLE_ENTITY, why));
+                let status = StatusCode::UNPROCESSABLE_ENTITY;
+                return Err(Refusal::new(Answer::Refused, status, why));
             }
             Recorded::Fenced | Recorded::Refused { .. } => {}
         }
-        current = read(world, key).await.map_err(|it| away(it.to_string()))?;
+        current = read_owned(world, key, uid).await?;
         is_live = true;
     }
-    Err(away(format!("trial {key} is written by too many at once")))
+    Err(Refusal::unavailable(format!("trial {key} is written by too many at once")))
 }
 
-/// What a trainer is told by what is cached now.
-pub(super) fn answer(world: &World, key: &Key, attempt: u32) -> Directive {
-    world.trials.get(key).map_or(Directive::Wait, |it| told(&it.record, attempt))
+/// What the trainer of the trial of this UID is told now. `Wait` if that cannot be found out.
+pub(super) async fn answer(world: &World, key: &Key, uid: &str, attempt: u32) -> Directive {
+    match owned(world, key, uid).await {
+        Ok(Some(trial)) => told(&trial.record, attempt),
+        Ok(None) => Directive::Fenced,
+        Err(_) => Directive::Wait,
+    }
 }
 
 fn told(record: &TrialRecord, attempt: u32) -> Directive {

@@ -7,15 +7,18 @@ use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 use stoker_api::contract::TrialConfig;
 use stoker_api::experiment::Phase;
-use stoker_api::names::LABEL_EXPERIMENT;
+use stoker_api::inference::InferenceJob;
+use stoker_api::names::{COMPONENT_TRIAL, LABEL_COMPONENT, LABEL_EXPERIMENT, LABEL_TRIAL};
+use stoker_api::trial::Trial;
 
 use crate::flow::grid;
 use crate::kubelet::{Kubelet, Line, Script, config_of, token};
+use crate::proxy::Reviews;
 use crate::setup::{Place, free_ports, runtime};
+use crate::standby::{Standby, UNITS, progress, until, validated};
 
 /// A pod of a gang, and a way to the door with its token.
 struct Caller {
-    pod: Pod,
     config: TrialConfig,
     line: Line,
 }
@@ -31,7 +34,7 @@ impl Caller {
         };
         let config = config_of(&pod);
         let token = token(&place.client, &place.namespace, &pod).await.unwrap();
-        Self { pod, line: Line::new(&config, token), config }
+        Self { line: Line::new(&config, token), config }
     }
 
     /// The status of a report that is sent with this token, and of the other's trial if so.
@@ -43,13 +46,6 @@ impl Caller {
             None => self.line.send(body, token, url).await.unwrap(),
         }
     }
-}
-
-fn progress(attempt: u32, batches: u64) -> Value {
-    json!({
-        "version": 1, "attempt": attempt, "batches": batches,
-        "event": { "progress": { "batchesTotal": 100 } },
-    })
 }
 
 #[test]
@@ -90,13 +86,13 @@ fn the_door_takes_what_rank_0_says_of_its_own_attempt_and_nothing_else() {
             ("garbage", Some("abc".to_owned()), progress(0, 1), mine, 401, ""),
             ("long", Some("a".repeat(20_000)), progress(0, 1), mine, 401, ""),
             ("not of a pod", Some(unbound), progress(0, 1), mine, 401, "not bound to a pod"),
-            ("not for us", Some(for_others), progress(0, 1), mine, 401, ""),
+            ("not for us", Some(for_others), progress(0, 1), mine, 503, "audiences"),
             ("rank 1", own(&rank_1), progress(0, 1), mine, 403, "not rank 0's"),
             ("another's pod", own(&new), progress(0, 1), mine, 403, "is not of trial"),
             ("no trial", own(&rank_0), progress(0, 1), &nobody, 403, "is not of trial"),
             ("no path", own(&rank_0), progress(0, 1), &elsewhere, 404, ""),
             ("old attempt", own(&old), progress(0, 1), ends, 200, "fenced"),
-            ("old pod", own(&old), progress(1, 1), ends, 403, "is of attempt 0"),
+            ("old pod", own(&old), progress(1, 1), ends, 200, "fenced"),
             ("too soon", own(&new), progress(2, 1), ends, 403, "is of attempt 1"),
             ("no report", own(&rank_0), json!({ "version": 1 }), mine, 422, "missing field"),
             (
@@ -128,12 +124,197 @@ fn the_door_takes_what_rank_0_says_of_its_own_attempt_and_nothing_else() {
         }
         assert!(codes.contains(&429) && codes.contains(&200), "{codes:?}");
         assert_eq!(new.send(&progress(1, 1), own(&new).as_deref(), ends).await.0, 200);
-        // A pod that is gone says nothing, however young its token is.
-        let now = ["--grace-period=0", "--force", "-n", "door"];
-        let name = rank_0.pod.name_any();
-        place.plane.kubectl(&[&["delete", "pod", &name][..], &now].concat()).unwrap();
-        tokio::time::sleep(Duration::from_millis(500)).await;
-        let (code, text) = rank_0.send(&progress(0, 3), own(&rank_0).as_deref(), mine).await;
-        assert!(code == 403 || code == 429 || code == 401, "{code}: {text}");
+    });
+}
+
+#[test]
+fn a_failed_token_review_is_an_outage() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        let standby = Standby::start("reviews", &[]).await;
+        let owner = standby.add_experiment("one").await;
+        let trial = standby.add_trial("one", &owner, 0).await;
+        let sender = standby.add_pod("one-0", &trial, 0, 0).await;
+        let check = async |reviews: Reviews, code: u16, says: &str| {
+            standby.proxy.set_reviews(reviews.clone());
+            let (found, wait, text) = sender.send_for_wait(&progress(0, 1)).await;
+            assert!(found == code && text.contains(says), "{reviews:?}: {found} {text}");
+            assert_eq!(wait.is_some(), code == 503, "{reviews:?}");
+        };
+        let failed = |error: &str| Reviews::Status(json!({ "error": error }));
+        // None of these is remembered: each is followed by a review of the same token.
+        check(failed("the key is not known yet"), 503, "the key is not known yet").await;
+        check(Reviews::Code(500), 503, "the token cannot be checked").await;
+        check(Reviews::Code(403), 503, "the token cannot be checked").await;
+        check(Reviews::Hang, 503, "no answer in 5 s").await;
+        check(Reviews::Real, 200, "continue").await;
+        // An accepted token is believed while reviews fail.
+        check(failed("away"), 200, "continue").await;
+        let num_reviews = standby.proxy.num_reviews();
+        // A token of another name for the same pod: refused, which is remembered for a while.
+        let sender = standby.sender(sender.pod, "trials", "one-0").await;
+        standby.proxy.set_reviews(Reviews::Status(json!({ "authenticated": false })));
+        for _ in 0..2 {
+            let (code, wait, text) = sender.send_for_wait(&progress(0, 1)).await;
+            assert_eq!((code, wait), (401, None), "{text}");
+        }
+        assert_eq!(standby.proxy.num_reviews(), num_reviews + 1);
+        assert_eq!(standby.trial_status("one-0").await.facts, []);
+    });
+}
+
+#[test]
+fn replaced_and_deleted_pods_are_fenced() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        let standby = Standby::start("fences", &[]).await;
+        let owner = standby.add_experiment("one").await;
+        let trial = standby.add_trial("one", &owner, 1).await;
+        let old = standby.add_pod("one-0", &trial, 0, 0).await;
+        let live = standby.add_pod("one-0", &trial, 1, 0).await;
+        let fenced = (200, "\"fenced\"".to_owned());
+        let go = (200, json!({ "continue": { "units": UNITS } }).to_string());
+        assert_eq!(live.send(&progress(1, 1)).await, go);
+        // The pod's attempt decides, whatever attempt the report names.
+        for attempt in [0, 1, 2] {
+            let report = validated(attempt, UNITS, "0.1", Some(UNITS));
+            assert_eq!(old.send(&report).await, fenced, "attempt {attempt}");
+        }
+        // An attempt that ended is fenced before the next one begins.
+        let attempts = json!([{ "number": 0, "end": "UserError" },
+            { "number": 1, "end": "Infrastructure" }]);
+        standby.set_status::<Trial>("one-0", &json!({ "attempts": attempts })).await;
+        let ended = async || match live.send(&progress(1, 2)).await {
+            answer if answer == fenced => Ok(()),
+            answer => Err(format!("{answer:?}")),
+        };
+        until("the fence of an ended attempt", ended).await;
+        // So is a pod that is gone, in whose attempt nothing else has changed.
+        standby.set_status::<Trial>("one-0", &json!({ "attempts": [{ "number": 2 }] })).await;
+        let gone = standby.add_pod("one-0", &trial, 2, 0).await;
+        assert_eq!(gone.send(&progress(2, 3)).await, go);
+        standby.delete::<Pod>("one-0-a2-r0").await;
+        until("the fence of a deleted pod", async || match gone.send(&progress(2, 4)).await {
+            answer if answer == fenced => Ok(()),
+            answer if answer == go => Err("the pod is still cached".to_owned()),
+            answer => panic!("{answer:?}"),
+        })
+        .await;
+        // A new pod of that name is another pod.
+        let again = standby.add_pod("one-0", &trial, 2, 0).await;
+        assert_eq!(gone.send(&progress(2, 5)).await, fenced);
+        assert_eq!(again.send(&progress(2, 5)).await, go);
+        assert_eq!(standby.trial_status("one-0").await.facts, []);
+    });
+}
+
+#[test]
+fn pods_of_other_names_are_refused() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        let standby = Standby::start("names", &[]).await;
+        let owner = standby.add_experiment("one").await;
+        let trial = standby.add_trial("one", &owner, 0).await;
+        let labels = json!({ LABEL_TRIAL: "one-0", LABEL_COMPONENT: COMPONENT_TRIAL });
+        let of_trial = ("Trial", "one-0", trial.as_str());
+        let cases = [
+            ("other", of_trial, 0, "is not of trial"),
+            ("one-0-a0-r00", of_trial, 0, "is not of trial"),
+            ("one-0-a0-r0-x", of_trial, 0, "is not of trial"),
+            // The name contradicts the labels.
+            ("one-0-a1-r0", of_trial, 0, "is not of trial"),
+            // A pod of the right name that a user made.
+            ("one-0-a2-r0", ("Trial", "one-0", ""), 2, "is not of trial"),
+            ("one-0-a0-r1", of_trial, 0, "is not rank 0's"),
+        ];
+        for (name, owner, attempt, says) in cases {
+            let sender = standby.add_named_pod(name, labels.clone(), owner, (attempt, 0)).await;
+            let report = validated(0, UNITS, "0.1", Some(UNITS));
+            let (code, text) = sender.send(&report).await;
+            assert!(code == 403 && text.contains(says), "{name}: {code} {text}");
+        }
+        assert_eq!(standby.trial_status("one-0").await.facts, []);
+    });
+}
+
+#[test]
+fn a_namesake_takes_no_report_of_a_deleted_trial() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        let standby = Standby::start("namesakes", &[]).await;
+        let owner = standby.add_experiment("one").await;
+        let trial = standby.add_trial("one", &owner, 0).await;
+        let old = standby.add_pod("one-0", &trial, 0, 0).await;
+        let fenced = (200, "\"fenced\"".to_owned());
+        // The trial is replaced between the check of its pod and the write.
+        let (reached, release) = standby.proxy.hold("/trials/one-0/status");
+        let result = validated(0, UNITS, "0.1", Some(UNITS));
+        let swap = async {
+            reached.await.unwrap();
+            standby.delete::<Trial>("one-0").await;
+            let trial = standby.add_trial("one", &owner, 0).await;
+            release.send(()).unwrap();
+            trial
+        };
+        let (answer, trial) = tokio::join!(old.send(&result), swap);
+        assert_eq!(answer, fenced);
+        assert_eq!(standby.trial_status("one-0").await.facts, []);
+        // Later reports of the old pod are fenced too.
+        assert_eq!(old.send(&result).await, fenced);
+        // The new trial's pod has its own result, and waits for a decision when its trial is replaced.
+        let pod = until("the old pod to be collected", async || {
+            match standby.api::<Pod>().get_opt("one-0-a0-r0").await.unwrap() {
+                Some(pod) => Err(pod.name_any()),
+                None => Ok(standby.add_pod("one-0", &trial, 0, 0).await),
+            }
+        })
+        .await;
+        let swap = async {
+            until("the result to be recorded", async || {
+                match standby.trial_status("one-0").await.facts.len() {
+                    1 => Ok(()),
+                    num => Err(num.to_string()),
+                }
+            })
+            .await;
+            standby.delete::<Trial>("one-0").await;
+            standby.add_trial("one", &owner, 0).await
+        };
+        let (answer, _) = tokio::join!(pod.send(&result), swap);
+        assert_eq!(answer, fenced);
+        assert_eq!(standby.trial_status("one-0").await.facts, []);
+    });
+}
+
+#[test]
+fn a_namesake_takes_no_report_of_a_deleted_job() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        let standby = Standby::start("job-namesakes", &[]).await;
+        let job = standby.add_job("one").await;
+        let old = standby.add_planner("one", &job).await;
+        let (reached, release) = standby.proxy.hold("/inferencejobs/one/status");
+        let swap = async {
+            reached.await.unwrap();
+            standby.delete::<InferenceJob>("one").await;
+            standby.add_job("one").await;
+            release.send(()).unwrap();
+        };
+        let planned = progress(0, 0);
+        let (answer, ()) = tokio::join!(old.send(&planned), swap);
+        assert_eq!(answer, (200, "\"fenced\"".to_owned()));
+        let status = standby.job_status("one").await;
+        assert!(!status.reported && status.rows_total == 0, "{status:#?}");
+        assert_eq!(old.send(&planned).await, (200, "\"fenced\"".to_owned()));
     });
 }

@@ -329,12 +329,22 @@ impl Line {
         token: Option<&str>,
         url: &str,
     ) -> Option<(u16, String)> {
+        let response = self.respond(body, token, url).await?;
+        Some((response.status().as_u16(), response.text().await.ok()?))
+    }
+
+    /// As [`send`](Self::send), with the answer's headers.
+    pub(crate) async fn respond(
+        &self,
+        body: Vec<u8>,
+        token: Option<&str>,
+        url: &str,
+    ) -> Option<reqwest::Response> {
         let mut request = self.client.post(url).header("content-type", "application/json");
         if let Some(token) = token {
             request = request.bearer_auth(token);
         }
-        let response = request.body(body).send().await.ok()?;
-        Some((response.status().as_u16(), response.text().await.ok()?))
+        request.body(body).send().await.ok()
     }
 
     /// The status and the answer to one report.
@@ -358,7 +368,6 @@ impl Line {
         let report = Report { version: CONTRACT_VERSION, attempt, batches, event };
         match self.post(&report).await {
             Some((200, text)) => Some(serde_json::from_str(&text).unwrap()),
-            Some((401 | 403, _)) => Some(Directive::Fenced),
             Some((code @ (400 | 422), text)) => panic!("{code}: {text}"),
             _ => None,
         }

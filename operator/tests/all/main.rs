@@ -14,6 +14,7 @@ mod leaders;
 mod proxy;
 mod refusals;
 mod setup;
+mod standby;
 mod storage;
 mod upgrade;
 mod worker;

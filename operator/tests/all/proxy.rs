@@ -39,6 +39,27 @@ struct Trap {
     sprung: oneshot::Sender<String>,
 }
 
+/// How questions about tokens are answered.
+#[derive(Clone, Debug)]
+pub(crate) enum Reviews {
+    /// By the API server.
+    Real,
+    /// By a review with this status.
+    Status(serde_json::Value),
+    /// With this HTTP status.
+    Code(u16),
+    /// Never.
+    Hang,
+}
+
+/// A write that is held up.
+struct Hold {
+    /// A part of the write's path.
+    path: String,
+    reached: oneshot::Sender<()>,
+    released: oneshot::Receiver<()>,
+}
+
 /// An API server for one operator: requests go on to the real one, and writes are counted.
 pub(crate) struct Proxy {
     pub(crate) kubeconfig: PathBuf,
@@ -58,6 +79,9 @@ struct Shared {
     num_ruled: AtomicUsize,
     /// Held writes that have reached the API server.
     num_released: AtomicUsize,
+    reviews: Mutex<Reviews>,
+    num_reviews: AtomicUsize,
+    hold: Mutex<Option<Hold>>,
 }
 
 /// What becomes of a write that does not reach the API server now.
@@ -100,6 +124,9 @@ impl Proxy {
             rule: Mutex::default(),
             num_ruled: AtomicUsize::new(0),
             num_released: AtomicUsize::new(0),
+            reviews: Mutex::new(Reviews::Real),
+            num_reviews: AtomicUsize::new(0),
+            hold: Mutex::default(),
         });
         let router = Router::new().fallback(pass).with_state(shared.clone());
         let task = tokio::spawn(async move {
@@ -154,6 +181,26 @@ impl Proxy {
         }
     }
 
+    /// Answers questions about tokens so from now on.
+    pub(crate) fn set_reviews(&self, reviews: Reviews) {
+        *self.shared.reviews.lock().unwrap() = reviews;
+    }
+
+    /// Questions about tokens so far.
+    pub(crate) fn num_reviews(&self) -> usize {
+        self.shared.num_reviews.load(Ordering::Relaxed)
+    }
+
+    /// Holds up the next write whose path contains `path`. The receiver is notified when the write has
+    /// come in; a message to the sender lets it pass.
+    pub(crate) fn hold(&self, path: &str) -> (oneshot::Receiver<()>, oneshot::Sender<()>) {
+        let (reached, is_reached) = oneshot::channel();
+        let (release, released) = oneshot::channel();
+        let hold = Hold { path: path.to_owned(), reached, released };
+        *self.shared.hold.lock().unwrap() = Some(hold);
+        (is_reached, release)
+    }
+
     /// Takes the trap away: whether it was still there.
     pub(crate) fn disarm(&self) -> bool {
         self.shared.trap.lock().unwrap().take().is_some()
@@ -168,6 +215,23 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     if is_lease {
         let delay = shared.lease_delay.load(Ordering::Relaxed);
         tokio::time::sleep(Duration::from_millis(delay)).await;
+    }
+    if name.contains("/tokenreviews") {
+        shared.num_reviews.fetch_add(1, Ordering::Relaxed);
+        let reviews = shared.reviews.lock().unwrap().clone();
+        match reviews {
+            Reviews::Real => {}
+            Reviews::Status(status) => return reviewed(&status),
+            Reviews::Code(code) => {
+                return axum::http::Response::builder().status(code).body(Body::empty()).unwrap();
+            }
+            Reviews::Hang => std::future::pending().await,
+        }
+    }
+    let held = shared.hold.lock().unwrap().take_if(|hold| is_write && name.contains(&hold.path));
+    if let Some(hold) = held {
+        let _ = hold.reached.send(());
+        let _ = hold.released.await;
     }
     let body = to_bytes(body, 64 << 20).await.unwrap_or_default();
     let request = axum::http::Request::from_parts(parts, kube::client::Body::from(body));
@@ -236,6 +300,17 @@ async fn fail(
             held.await.unwrap()
         }
     }
+}
+
+/// An answer to a question about a token.
+fn reviewed(status: &serde_json::Value) -> Response {
+    let review = serde_json::json!({
+        "apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
+        "metadata": {}, "spec": {}, "status": status,
+    });
+    let mut response = Response::new(Body::from(review.to_string()));
+    *response.status_mut() = StatusCode::CREATED;
+    response
 }
 
 /// The trap, if this write springs it.

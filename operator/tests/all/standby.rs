@@ -1,0 +1,265 @@
+//! A report server that never leads: its lease requests hang. Tests make all objects themselves, so no
+//! controller changes them.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::core::NamespaceResourceScope;
+use kube::{Api, Resource, ResourceExt as _};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use stoker_api::inference::{InferenceJob, InferenceStatus};
+use stoker_api::names::{
+    API_VERSION, COMPONENT_JOB, COMPONENT_TRIAL, LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_EXPERIMENT,
+    LABEL_JOB, LABEL_POD_INDEX, LABEL_TRIAL,
+};
+use stoker_api::trial::{Trial, TrialStatus};
+
+use crate::flow::grid;
+use crate::jobs::{apply_job, job};
+use crate::kubelet::{Line, token};
+use crate::proxy::Proxy;
+use crate::setup::{Operator, Place, free_ports, get};
+
+/// The length of trials, in batches.
+pub(crate) const UNITS: u64 = 100;
+
+pub(crate) struct Standby {
+    pub(crate) place: Place,
+    pub(crate) proxy: Proxy,
+    pub(crate) operator: Operator,
+}
+
+/// A pod's token and its way to the report server.
+pub(crate) struct Sender {
+    pub(crate) line: Line,
+    pub(crate) pod: Pod,
+    url: String,
+}
+
+impl Sender {
+    /// The status and the text of the answer to a report to the pod's own trial or job.
+    pub(crate) async fn send(&self, report: &Value) -> (u16, String) {
+        self.send_to(report, &self.url).await
+    }
+
+    /// `Retry-After` in seconds of the answer to a report, with the answer's status and text.
+    pub(crate) async fn send_for_wait(&self, report: &Value) -> (u16, Option<u64>, String) {
+        let body = report.to_string().into_bytes();
+        let response = self.line.respond(body, Some(&self.line.token), &self.url).await.unwrap();
+        let wait = response.headers().get("retry-after");
+        let wait = wait.map(|value| value.to_str().unwrap().parse().unwrap());
+        (response.status().as_u16(), wait, response.text().await.unwrap())
+    }
+
+    pub(crate) async fn send_to(&self, report: &Value, url: &str) -> (u16, String) {
+        let body = report.to_string().into_bytes();
+        self.line.send(body, Some(&self.line.token), url).await.unwrap()
+    }
+}
+
+pub(crate) fn progress(attempt: u32, batches: u64) -> Value {
+    json!({
+        "version": 1, "attempt": attempt, "batches": batches,
+        "event": { "progress": { "batchesTotal": UNITS } },
+    })
+}
+
+pub(crate) fn validated(attempt: u32, batches: u64, loss: &str, granted: Option<u64>) -> Value {
+    json!({
+        "version": 1, "attempt": attempt, "batches": batches,
+        "event": { "validated": { "metrics": { "loss": loss }, "grantedUnits": granted } },
+    })
+}
+
+/// Checks until `probe` gives a value.
+pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Result<T, String>) -> T {
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        match probe().await {
+            Ok(value) => return value,
+            Err(found) => assert!(Instant::now() < end, "waited a minute for {what}: {found}"),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+impl Standby {
+    pub(crate) async fn start(namespace: &str, more: &[&str]) -> Self {
+        let place = Place::new(namespace).await;
+        let proxy = Proxy::start(place.client.clone(), place.folder.path()).await;
+        proxy.delay_leases(Duration::from_secs(3_600));
+        let operator = place.operator_by("a", free_ports(), &proxy.kubeconfig, more);
+        let standby = Self { place, proxy, operator };
+        let address = standby.address();
+        until("the operator to serve", async || {
+            get(&address, "/healthz").map_err(|error| error.to_string())
+        })
+        .await;
+        standby
+    }
+
+    fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.operator.port + 1)
+    }
+
+    pub(crate) fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+    {
+        Api::namespaced(self.place.client.clone(), &self.place.namespace)
+    }
+
+    pub(crate) fn url(&self, kind: &str, name: &str) -> String {
+        let (port, namespace) = (self.operator.port, &self.place.namespace);
+        format!("https://127.0.0.1:{port}/v1/{kind}/{namespace}/{name}/reports")
+    }
+
+    /// The value of one line of the operator's metrics.
+    pub(crate) fn metric(&self, line: &str) -> u64 {
+        let metrics = get(&self.address(), "/metrics").unwrap();
+        let value = metrics.lines().find_map(|text| text.strip_prefix(line)?.strip_prefix(' '));
+        value.map_or(0, |text| text.parse().unwrap())
+    }
+
+    async fn wait_for_cached(&self, kind: &str, at_least: u64) {
+        let line = format!("stoker_cached_objects{{kind=\"{kind}\"}}");
+        until(&line, async || match self.metric(&line) {
+            num if num >= at_least => Ok(()),
+            num => Err(num.to_string()),
+        })
+        .await;
+    }
+
+    /// Creates an experiment and waits until the server knows it; returns its UID.
+    pub(crate) async fn add_experiment(&self, name: &str) -> String {
+        self.place.apply(name, grid(1, UNITS, 1));
+        self.wait_for_cached("experiments", 1).await;
+        self.place.experiment(name).await.uid().unwrap()
+    }
+
+    /// Creates the first trial of an experiment in its `attempt`-th attempt; returns its UID.
+    pub(crate) async fn add_trial(&self, experiment: &str, owner: &str, attempt: u32) -> String {
+        let name = format!("{experiment}-0");
+        let object = json!({
+            "apiVersion": API_VERSION, "kind": "Trial",
+            "metadata": {
+                "name": name,
+                "labels": { LABEL_EXPERIMENT: experiment, LABEL_TRIAL: name },
+                "ownerReferences": [{
+                    "apiVersion": API_VERSION, "kind": "Experiment", "name": experiment,
+                    "uid": owner, "controller": true,
+                }],
+            },
+            "spec": {
+                "experiment": experiment, "index": 0, "requestId": "0", "seed": 1,
+                "hyperparameters": { "x": 0.5 }, "unit": "batches", "units": UNITS,
+            },
+        });
+        let trial: Trial = serde_json::from_value(object).unwrap();
+        let uid = self.api().create(&PostParams::default(), &trial).await.unwrap().uid().unwrap();
+        let ended = (0..attempt).map(|number| json!({ "number": number, "end": "UserError" }));
+        let attempts: Vec<Value> = ended.chain([json!({ "number": attempt })]).collect();
+        self.set_status::<Trial>(&name, &json!({ "phase": "Running", "attempts": attempts })).await;
+        uid
+    }
+
+    /// Creates a job whose planning is its live attempt 0; returns its UID.
+    pub(crate) async fn add_job(&self, name: &str) -> String {
+        apply_job(&self.place, name, job(1));
+        let status = json!({
+            "phase": "Running", "stage": "plan", "attempts": 1, "workers": [{ "attempt": 0 }],
+        });
+        self.set_status::<InferenceJob>(name, &status).await;
+        self.api::<InferenceJob>().get(name).await.unwrap().uid().unwrap()
+    }
+
+    /// Merges into a status.
+    pub(crate) async fn set_status<K>(&self, name: &str, status: &Value)
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + DeserializeOwned
+            + std::fmt::Debug,
+    {
+        let patch = Patch::Merge(json!({ "status": status }));
+        self.api::<K>().patch_status(name, &PatchParams::default(), &patch).await.unwrap();
+    }
+
+    /// Creates a pod that no node runs, and its token.
+    pub(crate) async fn add_pod(&self, of: &str, owner: &str, attempt: u32, index: u32) -> Sender {
+        let name = format!("{of}-a{attempt}-r{index}");
+        let labels = json!({ LABEL_TRIAL: of, LABEL_COMPONENT: COMPONENT_TRIAL });
+        self.add_named_pod(&name, labels, ("Trial", of, owner), (attempt, index)).await
+    }
+
+    /// As [`add_pod`](Self::add_pod), of the process that plans a job.
+    pub(crate) async fn add_planner(&self, job: &str, owner: &str) -> Sender {
+        let labels = json!({ LABEL_JOB: job, LABEL_COMPONENT: COMPONENT_JOB });
+        let name = format!("{job}-a0-plan");
+        self.add_named_pod(&name, labels, ("InferenceJob", job, owner), (0, 0)).await
+    }
+
+    /// `owner`: kind, name and UID of the object that the pod is of; an empty UID for no owner.
+    pub(crate) async fn add_named_pod(
+        &self,
+        name: &str,
+        mut labels: Value,
+        (kind, of, uid): (&str, &str, &str),
+        (attempt, index): (u32, u32),
+    ) -> Sender {
+        labels[LABEL_ATTEMPT] = attempt.to_string().into();
+        labels[LABEL_POD_INDEX] = index.to_string().into();
+        let mut object = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "name": name, "labels": labels },
+            "spec": { "containers": [{ "name": "trainer", "image": "trainer:1" }] },
+        });
+        if !uid.is_empty() {
+            object["metadata"]["ownerReferences"] = json!([{
+                "apiVersion": API_VERSION, "kind": kind, "name": of, "uid": uid, "controller": true,
+            }]);
+        }
+        let pod: Pod = serde_json::from_value(object).unwrap();
+        let pod = self.api::<Pod>().create(&PostParams::default(), &pod).await.unwrap();
+        self.sender(pod, if kind == "Trial" { "trials" } else { "jobs" }, of).await
+    }
+
+    /// A new token of a pod.
+    pub(crate) async fn sender(&self, pod: Pod, kind: &str, of: &str) -> Sender {
+        let token = token(&self.place.client, &self.place.namespace, &pod).await.unwrap();
+        let ca = std::fs::read_to_string(self.place.path("ca.crt")).unwrap();
+        let url = self.url(kind, of);
+        let mut line = Line::by_authority(&ca, url.clone());
+        line.token = token;
+        Sender { line, pod, url }
+    }
+
+    /// Deletes an object and waits until it is gone.
+    pub(crate) async fn delete<K>(&self, name: &str)
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + DeserializeOwned
+            + std::fmt::Debug,
+    {
+        let api = self.api::<K>();
+        let old = api.get(name).await.unwrap().meta().uid.clone();
+        let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+        api.delete(name, &now).await.unwrap();
+        until(&format!("{name} to be deleted"), async || match api.get_opt(name).await.unwrap() {
+            Some(object) if object.meta().uid == old => Err("it is there".to_owned()),
+            _ => Ok(()),
+        })
+        .await;
+    }
+
+    pub(crate) async fn trial_status(&self, name: &str) -> TrialStatus {
+        self.api::<Trial>().get(name).await.unwrap().status.unwrap_or_default()
+    }
+
+    pub(crate) async fn job_status(&self, name: &str) -> InferenceStatus {
+        self.api::<InferenceJob>().get(name).await.unwrap().status.unwrap_or_default()
+    }
+}

@@ -46,6 +46,8 @@ pub enum Answer {
     Directive,
     /// It changed nothing.
     Repeat,
+    /// It decides nothing and is recorded with the next one.
+    Held,
     /// Its attempt is over.
     Fenced,
     /// It can never be taken.
@@ -84,6 +86,8 @@ pub struct Metrics {
     job_ends: Family<Kind, Counter>,
     /// Reports by how they were answered.
     pub reports: Family<Answered, Counter>,
+    /// Reports that were delayed or refused because their namespace writes too much.
+    pub reports_slowed: Counter,
     /// Seconds from a report to its answer, but for those that wait for a decision.
     pub report_seconds: Histogram,
     /// 1 where this replica leads.
@@ -112,6 +116,7 @@ impl Default for Metrics {
             trial_ends: Family::default(),
             job_ends: Family::default(),
             reports: Family::default(),
+            reports_slowed: Counter::default(),
             report_seconds: seconds(),
             leader: Gauge::default(),
             cached: Family::default(),
@@ -137,6 +142,11 @@ impl Default for Metrics {
             "reports",
             "Reports of trainers, by how they were answered",
             it.reports.clone(),
+        );
+        registry.register(
+            "reports_slowed",
+            "Reports delayed or refused for now because their namespace needs too many status writes",
+            it.reports_slowed.clone(),
         );
         let help = "Time from a report to its answer, but for those that wait for a decision";
         registry.register_with_unit("report", help, Unit::Seconds, it.report_seconds.clone());

@@ -92,6 +92,9 @@ pub struct Options {
     /// Gangs of one pod that start at a time
     #[arg(long, default_value_t = 32)]
     pub starting_pods_max: u32,
+    /// Status writes a second that reports of one namespace may cause; more are slowed down
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
+    pub report_writes_per_second: u32,
     /// How logs are written
     #[arg(long, value_enum, default_value_t = LogFormat::Json)]
     pub log_format: LogFormat,

@@ -26,6 +26,7 @@ limits:
   finishedPodsSeconds: 3
   startingGangsMax: 4
   startingPodsMax: 5
+  reportWritesPerSecond: 6
 log: { format: text, level: "info,kube=debug" }
 tls: { existingSecret: "0" }
 gangKey: { existingSecret: "1e3" }
@@ -223,6 +224,7 @@ fn the_operator_is_told_every_value() {
         "--finished-pods-seconds=3",
         "--starting-gangs-max=4",
         "--starting-pods-max=5",
+        "--report-writes-per-second=6",
         "--log-format=text",
         "--log-level=info,kube=debug",
     ];

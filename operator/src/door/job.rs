@@ -127,6 +127,8 @@ impl Door {
         if self.owned_job(key, uid).await?.is_some_and(|job| is_idle(&job.status())) {
             return repeat();
         }
+        // Before the lock: one namespace must not hold up the jobs of others.
+        self.wait_to_write(key, true).await?;
         let _turn = self.world.job_reports.lock().await;
         let mut current = self.owned_job(key, uid).await?;
         let mut is_read = false;

@@ -1,9 +1,12 @@
 //! The door: where trainers report, and are told what to do.
 //!
-//! It records and reads, and decides nothing; every replica serves it. A report is in the trial's
-//! status before it is answered.
+//! It records and reads, and decides nothing; every replica serves it. A report that a decision can
+//! follow from is in the trial's status before it is answered. Only an answer with the directive
+//! `fenced` ends an attempt, and only a caller whose token was reviewed gets one.
 
 mod auth;
+mod budget;
+mod held;
 mod job;
 mod names;
 mod permits;
@@ -28,6 +31,8 @@ use crate::cache::Key;
 use crate::metrics::{Answer, Answered};
 use crate::world::World;
 use auth::{Caller, Callers, Denied};
+use budget::WriteBudgets;
+use held::Held;
 
 /// The largest report read; one holds some metrics, and is far smaller.
 const REPORT_BYTES_MAX: usize = 256 << 10;
@@ -50,13 +55,18 @@ pub struct Door {
     callers: Callers,
     /// What each pod, by its UID, may still send, and when that was reckoned.
     budgets: Mutex<HashMap<String, (f64, Instant)>>,
+    /// Status writes that the reports of each namespace may cause.
+    writes: WriteBudgets,
+    held: Held,
 }
 
 impl Door {
     /// A door of this replica.
     pub fn new(world: Arc<World>) -> Arc<Self> {
         let callers = Callers::new(world.client.clone());
-        Arc::new(Self { world, callers, budgets: Mutex::default() })
+        let writes = WriteBudgets::new(world.options.report_writes_per_second);
+        let (budgets, held) = (Mutex::default(), Held::default());
+        Arc::new(Self { world, callers, budgets, writes, held })
     }
 
     /// The door's paths.
@@ -297,6 +307,29 @@ impl Door {
             let is_named = (pod.seen.attempt, pod.seen.index) == (attempt, index);
             (is_named && !pod.owner.is_empty()).then(|| pod.owner.clone())
         }))
+    }
+
+    /// Waits until the namespace's budget allows a status write; returns whether it waited.
+    async fn wait_to_write(&self, key: &Key, decides: bool) -> Result<bool, Refusal> {
+        let Err(slowed) = self.writes.take(&key.namespace, decides) else { return Ok(false) };
+        let (namespace, rate) = (&key.namespace, self.writes.per_second());
+        if slowed.warns {
+            tracing::warn!(
+                %namespace,
+                writes_per_second = rate,
+                "reports of this namespace need more status writes than they may cause: they are slowed down"
+            );
+        }
+        self.world.metrics.reports_slowed.inc();
+        if slowed.is_refused {
+            let why = format!(
+                "the report is not recorded yet: reports of namespace {namespace} need more than {rate} \
+                 status writes a second; it is taken later"
+            );
+            return Err(Refusal::limited(why, slowed.wait));
+        }
+        tokio::time::sleep(slowed.wait).await;
+        Ok(true)
     }
 
     /// Records a report and answers it, or waits for an answer that is worth more than `Wait`.

@@ -1,6 +1,7 @@
 //! From a report to a trial's status, and from there to the answer.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::http::StatusCode;
 use stoker_api::contract::{Directive, Report, ReportEvent};
@@ -25,6 +26,8 @@ const TRIES_MAX: u32 = 16;
 /// Parts of the way to the granted length of which each is recorded once: finer progress is in the
 /// bucket.
 const PROGRESS_PARTS: u64 = 4;
+/// The time between two writes of validations that decide nothing; they are in the bucket too.
+const HOLD: Duration = Duration::from_secs(5);
 
 /// Returns the trial of this name and UID, from the cache or else from the API server; `None` if it was
 /// deleted, even if another trial has its name now.
@@ -64,14 +67,49 @@ fn experiment(world: &World, trial: &CachedTrial) -> Result<Arc<ValidExperiment>
 
 /// Records a report of the trial of this UID, if it says something new, and answers it.
 pub(super) async fn record(
-    door: &Door,
+    door: &Arc<Door>,
     key: &Key,
     uid: &str,
     report: &Report,
 ) -> Result<Taken, Refusal> {
+    let begin_hold = || {
+        let (door, key, uid) = (door.clone(), key.clone(), uid.to_owned());
+        tokio::spawn(async move { write_held(&door, &key, &uid).await });
+    };
+    record_with(door, key, uid, report, Some(&begin_hold)).await
+}
+
+/// Writes what is held for a trial, each time after a pause, until nothing was held during one.
+async fn write_held(door: &Door, key: &Key, uid: &str) {
+    loop {
+        tokio::time::sleep(HOLD).await;
+        let Some(report) = door.held.next(uid) else { return };
+        // A failed write is tried again after the pause: nothing waits for it.
+        match record_with(door, key, uid, &report, None).await {
+            Ok(_) => door.held.drop_written(uid, &report),
+            Err(Refusal { answer: Answer::Refused, why, .. }) => {
+                tracing::warn!(trial = %key, why, "a validation is not recorded");
+                door.held.drop_written(uid, &report);
+            }
+            Err(Refusal { why, .. }) => {
+                tracing::debug!(trial = %key, why, "a validation is recorded later");
+            }
+        }
+    }
+}
+
+/// As [`record`]. A validation that decides nothing may be held back; `begin_hold` is called for the
+/// first one, which is not. Without `begin_hold` the report is one that was held.
+async fn record_with(
+    door: &Door,
+    key: &Key,
+    uid: &str,
+    report: &Report,
+    begin_hold: Option<&(dyn Fn() + Sync)>,
+) -> Result<Taken, Refusal> {
     let world = &door.world;
     let mut current = owned(world, key, uid).await?;
-    let mut is_live = false;
+    let (mut is_live, mut may_write) = (false, false);
     for _ in 0..TRIES_MAX {
         let Some(trial) = current else { return Ok(Taken::fenced()) };
         let valid = experiment(world, &trial)?;
@@ -80,24 +118,49 @@ pub(super) async fn record(
             name: &searcher.metric,
             smaller_is_better: searcher.smaller_is_better,
         };
+        let before = &trial.record.status;
         let mut record = trial.record.clone();
+        let directive = |record: &TrialRecord| told(record, report.attempt);
         match record_report(&mut record, report, &searched) {
-            Recorded::Repeat => {
-                return Ok(Taken::new(Answer::Repeat, told(&record, report.attempt)));
-            }
-            Recorded::New if is_fine(&trial.record.status, &record.status, report) => {
-                return Ok(Taken::new(Answer::Repeat, told(&record, report.attempt)));
+            Recorded::Repeat => return Ok(Taken::new(Answer::Repeat, directive(&record))),
+            Recorded::New if is_fine(before, &record.status, report) => {
+                return Ok(Taken::new(Answer::Repeat, directive(&record)));
             }
             Recorded::New => {
+                let is_idle = is_idle_validation(before, &record.status, report);
+                if let (true, Some(begin_hold)) = (is_idle, begin_hold) {
+                    if door.held.hold(uid, report) {
+                        return Ok(Taken::new(Answer::Held, directive(&record)));
+                    }
+                    begin_hold();
+                }
+                if !may_write {
+                    may_write = true;
+                    if door.wait_to_write(key, decides(report)).await? {
+                        current = owned(world, key, uid).await?;
+                        continue;
+                    }
+                }
+                let held = door.held.get(uid).filter(|held| held != report);
+                if let Some(held) = &held {
+                    // An earlier state of the record takes it first, so that the newer report stands.
+                    record = trial.record.clone();
+                    record_report(&mut record, held, &searched);
+                    record_report(&mut record, report, &searched);
+                }
                 // A record must stay small however often is saved: the trainer deletes the files.
                 let storage = &valid.spec.checkpoint_storage;
                 let checkpoints = &mut record.status.checkpoints;
-                let gone = superfluous(storage, searcher.smaller_is_better, checkpoints);
+                let gone = match begin_hold {
+                    Some(_) => superfluous(storage, searcher.smaller_is_better, checkpoints),
+                    // No trainer reads this answer.
+                    None => vec![],
+                };
                 checkpoints.retain(|it| !gone.contains(&it.name));
                 match write_status(world, &trial, record.status).await {
                     Ok(written) => {
-                        let directive = told(&written.record, report.attempt);
-                        let taken = Taken::new(Answer::Directive, directive);
+                        held.iter().for_each(|held| door.held.drop_written(uid, held));
+                        let taken = Taken::new(Answer::Directive, directive(&written.record));
                         return Ok(Taken { superfluous: gone, ..taken });
                     }
                     Err(Error::Conflict { .. } | Error::Gone { .. }) => {}
@@ -136,6 +199,23 @@ fn told(record: &TrialRecord, attempt: u32) -> Directive {
     directive(record, attempt, wanted)
 }
 
+/// Whether a search, a restart or a directive can follow from a report.
+fn decides(report: &Report) -> bool {
+    match report.event {
+        ReportEvent::Progress { .. } => false,
+        ReportEvent::Validated { granted_units, .. } => granted_units.is_some(),
+        _ => true,
+    }
+}
+
+/// Whether a report is a validation that nothing follows from. The first validation and a better metric
+/// count when a program stops early.
+fn is_idle_validation(before: &TrialStatus, after: &TrialStatus, report: &Report) -> bool {
+    matches!(report.event, ReportEvent::Validated { granted_units: None, .. })
+        && !before.metrics.is_empty()
+        && before.best_metric == after.best_metric
+}
+
 /// Whether a report tells nothing but a little more progress, which is not worth a write.
 fn is_fine(before: &TrialStatus, after: &TrialStatus, report: &Report) -> bool {
     if !matches!(report.event, ReportEvent::Progress { .. }) {
@@ -152,6 +232,32 @@ fn is_fine(before: &TrialStatus, after: &TrialStatus, report: &Report) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_validations_without_effect_are_held() {
+        let status = |best: Option<&str>, metrics: &[&str]| TrialStatus {
+            best_metric: best.map(str::to_owned),
+            metrics: metrics.iter().map(|loss| ("loss".to_owned(), loss.to_string())).collect(),
+            ..Default::default()
+        };
+        let check = |before: TrialStatus,
+                     best: &str,
+                     granted_units: Option<u64>,
+                     expected: bool| {
+            let event = ReportEvent::Validated { metrics: Default::default(), granted_units };
+            let report = Report { version: 1, attempt: 0, batches: 1, event };
+            let after = status(Some(best), &["0.5"]);
+            assert_eq!(is_idle_validation(&before, &after, &report), expected, "{before:?} {best}");
+        };
+        check(status(None, &[]), "0.5", None, false);
+        check(status(Some("0.4"), &["0.6"]), "0.4", None, true);
+        check(status(Some("0.6"), &["0.6"]), "0.5", None, false);
+        check(status(Some("0.4"), &["0.6"]), "0.4", Some(10), false);
+        let event = ReportEvent::Progress { batches_total: 1, activity: None };
+        let report = Report { version: 1, attempt: 0, batches: 1, event };
+        let same = status(Some("0.4"), &["0.6"]);
+        assert!(!is_idle_validation(&same, &same, &report));
+    }
 
     #[test]
     fn progress_is_recorded_in_quarters() {

@@ -15,7 +15,7 @@ use crate::flow::grid;
 use crate::kubelet::{Kubelet, Line, Script, config_of, token};
 use crate::proxy::Reviews;
 use crate::setup::{Place, free_ports, runtime};
-use crate::standby::{Standby, UNITS, progress, until, validated};
+use crate::standby::{Sender, Standby, UNITS, progress, until, validated};
 
 /// A pod of a gang, and a way to the door with its token.
 struct Caller {
@@ -316,5 +316,103 @@ fn a_namesake_takes_no_report_of_a_deleted_job() {
         let status = standby.job_status("one").await;
         assert!(!status.reported && status.rows_total == 0, "{status:#?}");
         assert_eq!(old.send(&planned).await, (200, "\"fenced\"".to_owned()));
+    });
+}
+
+/// Sends the result of `one-0` until it is recorded. Its answer would be a long poll.
+async fn record_result(standby: &Standby, sender: &Sender, result: &Value) {
+    let recorded =
+        until("the result", async || match standby.trial_status("one-0").await.facts.len() {
+            1 => Ok(()),
+            num => Err(num.to_string()),
+        });
+    tokio::select! {
+        answer = sender.send(result) => assert_eq!(answer, (200, "\"wait\"".to_owned())),
+        () = recorded => {}
+    }
+}
+
+#[test]
+fn validations_without_effect_share_a_write() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        let standby = Standby::start("validations", &[]).await;
+        let owner = standby.add_experiment("one").await;
+        let trial = standby.add_trial("one", &owner, 0).await;
+        let sender = standby.add_pod("one-0", &trial, 0, 0).await;
+        let send = async |report: Value| {
+            // A pod may send 20 reports a second.
+            loop {
+                match sender.send(&report).await {
+                    (429, _) => tokio::time::sleep(Duration::from_millis(100)).await,
+                    (code, text) => break assert_eq!(code, 200, "{text}"),
+                }
+            }
+        };
+        let status = async || standby.trial_status("one-0").await;
+        let writes = || standby.metric("stoker_api_writes_total{kind=\"trial_status\"}");
+        // The first validation and each better one is recorded before its answer.
+        for (batches, loss) in [(1, "0.9"), (2, "0.8"), (3, "0.7")] {
+            send(validated(0, batches, loss, None)).await;
+            assert_eq!(status().await.best_metric.as_deref(), Some(loss));
+        }
+        assert_eq!(writes(), 3);
+        for batches in 4..=100 {
+            send(validated(0, batches, &format!("1.{batches}"), None)).await;
+        }
+        // Two writes a pause, of which at most some fit in.
+        let num_writes = writes();
+        assert!(num_writes <= 3 + 97 / 4, "{num_writes} writes");
+        assert!(standby.metric("stoker_reports_total{answer=\"Held\"}") >= 70);
+        // The last one is recorded without another report.
+        until("the last validation", async || match status().await {
+            status if status.metrics["loss"] == "1.100" => Ok(()),
+            status => Err(format!("{:?}", status.metrics)),
+        })
+        .await;
+        assert_eq!(status().await.batches, 100);
+        // Whatever is written next takes a held one along, in the order of training.
+        send(validated(0, 101, "1.101", None)).await;
+        send(validated(0, 102, "1.102", None)).await;
+        let result = validated(0, UNITS, "0.75", Some(UNITS));
+        record_result(&standby, &sender, &result).await;
+        let status = status().await;
+        assert_eq!((status.batches, status.metrics["loss"].as_str()), (102, "1.102"));
+        assert_eq!(status.best_metric.as_deref(), Some("0.7"));
+    });
+}
+
+#[test]
+fn a_namespaces_overload_slows_its_reports_down() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        let standby = Standby::start("overload", &["--report-writes-per-second", "1"]).await;
+        let owner = standby.add_experiment("one").await;
+        let trial = standby.add_trial("one", &owner, 0).await;
+        let sender = standby.add_pod("one-0", &trial, 0, 0).await;
+        // Each is better than all before it, and so worth a write.
+        let sent = (1..=30).map(|batches| {
+            let report = validated(0, batches, &format!("0.{}", 90 - batches), None);
+            let sender = &sender;
+            async move { sender.send_for_wait(&report).await }
+        });
+        let answers = futures::future::join_all(sent).await;
+        let of = |code: u16| answers.iter().filter(move |answer| answer.0 == code);
+        assert!(of(200).count() >= 1 && of(429).count() >= 1, "{answers:?}");
+        assert_eq!(of(200).count() + of(429).count(), 30, "{answers:?}");
+        for (_, wait, text) in of(429) {
+            assert!(wait.is_some_and(|seconds| seconds >= 3), "{wait:?}");
+            assert!(text.contains("namespace overload need more than 1 status writes"), "{text}");
+        }
+        let counted = |line: &str| standby.metric(line);
+        assert_eq!(counted("stoker_reports_total{answer=\"Limited\"}") as usize, of(429).count());
+        assert!(counted("stoker_reports_slowed_total") as usize >= of(429).count());
+        assert!(standby.place.logs().contains("they are slowed down"));
+        // A result passes those that are refused.
+        record_result(&standby, &sender, &validated(0, UNITS, "0.5", Some(UNITS))).await;
     });
 }

@@ -1,8 +1,10 @@
-//! Chores of this repository: `cargo xtask codegen [--check]`, `cargo xtask bench ...`, `cargo xtask build-cuda`.
+//! Chores of this repository: `cargo xtask codegen [--check]`, `cargo xtask bench ...`, `cargo xtask build-cuda`,
+//! `cargo xtask soak`.
 
 mod bench;
 mod build_cuda;
 mod codegen;
+mod soak;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -39,12 +41,15 @@ enum Chore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Tests for minutes that random faults on a cluster with two nodes change no result. Needs root.
+    Soak(soak::Options),
 }
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().chore {
         Chore::Codegen { check } => codegen::run(check).map_err(|error| error.to_string()),
         Chore::Bench { arguments } => bench::run(&arguments).map_err(|error| error.to_string()),
+        Chore::Soak(options) => soak::run(&options).map_err(|error| error.to_string()),
         Chore::BuildCuda { arguments } => build_cuda::run(&arguments).map_err(|it| it.to_string()),
     };
     match result {

@@ -4,6 +4,8 @@ use std::ops::Deref;
 use std::path::Path;
 use std::sync::atomic::{AtomicU16, Ordering};
 
+use rustix::process::Pid;
+
 use crate::control_plane::Place;
 use crate::error::{At, Error, run};
 use crate::network::{self, PLANE, PLANE_ADDRESS};
@@ -119,7 +121,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// [`Error::Deadline`] if it does not work within a minute.
+    /// [`Error::Deadline`] if it does not work within three minutes.
     pub fn start_s3(&self) -> Result<(), Error> {
         self.s3.start(&self.plane)
     }
@@ -241,6 +243,39 @@ impl Cluster {
     /// [`Error::Failed`] if its link cannot be brought up.
     pub fn join_node(&self, node: usize) -> Result<(), Error> {
         network::link_up(node, &NODES)
+    }
+
+    /// Rejects every TCP connection to a port that crosses a node, established ones too, as a stopped server does.
+    /// [`Cluster::accept_port`] undoes it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Failed`] if iptables fails.
+    pub fn reject_port(&self, port: u16) -> Result<(), Error> {
+        NODES.iter().try_for_each(|node| network::reject_port(*node, port))
+    }
+
+    /// Accepts connections to a port that [`Cluster::reject_port`] rejects.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Failed`] if the port was not rejected.
+    pub fn accept_port(&self, port: u16) -> Result<(), Error> {
+        NODES.iter().try_for_each(|node| network::accept_port(*node, port))
+    }
+
+    /// Processes in containers of all nodes whose program has this name.
+    pub fn processes(&self, program: &str) -> Vec<Pid> {
+        self.nodes.iter().flat_map(|node| node.processes(program)).collect()
+    }
+
+    /// Fails if a server of the cluster exited by itself, with the end of its log.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Ended`] for the first such server.
+    pub fn check(&self) -> Result<(), Error> {
+        self.plane.servers().check_all()
     }
 
     /// Lets this process reach an address of the cluster, such as a pod's: gives the port of

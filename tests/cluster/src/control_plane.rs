@@ -13,7 +13,7 @@ use crate::servers::Servers;
 use crate::{Client, Request, programs, wait_until};
 
 /// How long a server may take to be ready. The longest seen on two busy cores is a third.
-const READY_SECONDS: u64 = 60;
+const READY_SECONDS: u64 = 180;
 
 /// Addresses of Services, and the API server's among them.
 const SERVICES: &str = "10.96.0.0/16";
@@ -202,7 +202,7 @@ impl ControlPlane {
     ///
     /// # Errors
     ///
-    /// [`Error::Deadline`] if it is not within a minute, with the end of its log.
+    /// [`Error::Deadline`] if it is not within three minutes, with the end of its log.
     pub fn start_api(&self) -> Result<(), Error> {
         let command = self.api_server()?;
         self.servers().start("kube-apiserver", command)?;

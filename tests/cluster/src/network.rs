@@ -82,6 +82,23 @@ pub(crate) fn link_down(node: usize) -> Result<(), Error> {
     ip(&node_namespace(node), "link set eth0 down")
 }
 
+/// Rejects TCP connections to a port, also established ones.
+pub(crate) fn reject_port(node: usize, port: u16) -> Result<(), Error> {
+    rule(node, "-I", port)
+}
+
+/// Undoes [`reject_port`].
+pub(crate) fn accept_port(node: usize, port: u16) -> Result<(), Error> {
+    rule(node, "-D", port)
+}
+
+/// Pods reach a service through the node's routing, also one on the same node: `FORWARD` sees both.
+fn rule(node: usize, verb: &str, port: u16) -> Result<(), Error> {
+    let rule =
+        format!("-w 10 {verb} FORWARD -p tcp --dport {port} -j REJECT --reject-with tcp-reset");
+    run(inside(Some(&node_namespace(node)), "iptables").args(rule.split(' '))).map(drop)
+}
+
 fn ip(namespace: &str, words: &str) -> Result<(), Error> {
     run(inside(Some(namespace), "ip").args(words.split(' '))).map(drop)
 }

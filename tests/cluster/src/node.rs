@@ -12,7 +12,7 @@ use crate::error::{At, Error, run};
 use crate::network::{PLANE_ADDRESS, PODS, node_address, node_namespace, pods_of};
 use crate::{ControlPlane, programs, wait_until};
 
-const READY_SECONDS: u64 = 60;
+const READY_SECONDS: u64 = 180;
 
 /// Folders of the node, and where the node sees them: paths that are fixed (that of device plugins),
 /// and where two kubelets would get in each other's way (each removes logs of pods it does not know).
@@ -319,6 +319,21 @@ state = "{folder}/run"
         let mut found: Vec<_> = self.cgroups().iter().flat_map(|it| processes_under(it)).collect();
         found.retain(|it| !words_of(*it).is_empty());
         found
+    }
+
+    /// Processes of this node's containers whose program has this name.
+    pub(crate) fn processes(&self, program: &str) -> Vec<Pid> {
+        let is_program = |pid: &Pid| {
+            let words = words_of(*pid);
+            let first = words.split(' ').next().unwrap_or_default();
+            Path::new(first).file_name().is_some_and(|name| name == program)
+        };
+        let mut processes = self.in_cgroups();
+        processes.retain(is_program);
+        // Each hierarchy of cgroups names them once.
+        processes.sort_by_key(|pid| pid.as_raw_nonzero());
+        processes.dedup();
+        processes
     }
 
     /// The processes that hold this node's containers, outside of its cgroups.

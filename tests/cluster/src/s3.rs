@@ -12,8 +12,8 @@ use crate::{ControlPlane, programs, wait_until};
 pub(crate) const PORT: u16 = 8333;
 const SERVER: &str = "s3";
 
-/// Takes half of this when the machine is not busy.
-const READY_SECONDS: u64 = 60;
+/// Takes a sixth of this when the machine is idle.
+const READY_SECONDS: u64 = 180;
 
 /// An S3 server: how pods reach it, how the test does, and the keys it knows.
 #[derive(Clone, Debug)]

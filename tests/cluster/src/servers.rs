@@ -117,6 +117,12 @@ impl Servers {
         Err(Error::Ended { name: name.to_string(), status, log, tail })
     }
 
+    /// [`Servers::check`] for all of them.
+    pub(crate) fn check_all(&mut self) -> Result<(), Error> {
+        let names: Vec<String> = self.running.keys().cloned().collect();
+        names.iter().try_for_each(|name| self.check(name))
+    }
+
     /// Kills a server at once, as a power cut does. Nothing happens if it does not run.
     pub(crate) fn kill(&mut self, name: &str) {
         if let Some(mut child) = self.running.remove(name) {

@@ -1,0 +1,292 @@
+//! Faults at random times. Each is undone after a random time.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::{Signal, kill_process};
+use serde_json::Value;
+use stoker_api::time::Timestamp;
+use stoker_test_cluster::Cluster;
+
+use super::{Log, now};
+use crate::interrupted::Dice;
+use crate::two_nodes::{NAMESPACE, helm_install};
+
+/// Kinds of faults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A trial's pod is deleted, gracefully or by force.
+    PodDeleted,
+    /// A node loses power.
+    NodeStopped,
+    /// A node loses its network; its processes continue.
+    NodeCutOff,
+    /// The API server is killed and started again later.
+    ApiAway,
+    /// The S3 server is killed and started again later.
+    StoreAway,
+    /// One replica of the operator or all are killed, or their pods deleted.
+    OperatorKilled,
+    /// Connections to the report server are rejected.
+    ReportsRefused,
+    /// The chart is upgraded with other values, and back.
+    ValuesChanged,
+}
+
+impl Kind {
+    pub(super) const ALL: [Self; 8] = [
+        Self::PodDeleted,
+        Self::NodeStopped,
+        Self::NodeCutOff,
+        Self::ApiAway,
+        Self::StoreAway,
+        Self::OperatorKilled,
+        Self::ReportsRefused,
+        Self::ValuesChanged,
+    ];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::PodDeleted => "pod deleted",
+            Self::NodeStopped => "node stopped",
+            Self::NodeCutOff => "node cut off",
+            Self::ApiAway => "API server away",
+            Self::StoreAway => "store away",
+            Self::OperatorKilled => "operator killed",
+            Self::ReportsRefused => "reports refused",
+            Self::ValuesChanged => "chart values changed",
+        }
+    }
+}
+
+/// A fault that was injected.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fault {
+    pub(super) kind: Kind,
+    pub(super) from: Timestamp,
+    /// When it had been undone.
+    pub(super) to: Timestamp,
+}
+
+/// Values of the chart that may change at any time.
+const VALUES: [&str; 8] = [
+    "log.level=debug",
+    "limits.startDeadlineSeconds=120",
+    "limits.finishedPodsSeconds=120",
+    "limits.startingGangsMax=2",
+    "limits.nodeLostSeconds=25",
+    "replicas=1",
+    "replicas=3",
+    "podAnnotations.soak=changed",
+];
+
+/// Port of the operator's pods that reports are sent to.
+const REPORT_PORT: u16 = 8443;
+const PROGRAM: &str = "stoker-operator";
+
+/// Seconds between faults, and of a fault.
+const PAUSE_SECONDS: [u64; 2] = [5, 25];
+const OUTAGE_SECONDS: [u64; 2] = [3, 45];
+
+struct Injector<'a, F> {
+    cluster: &'a Cluster,
+    dice: Dice,
+    log: &'a Log,
+    keeps_going: F,
+    faults: Vec<Fault>,
+}
+
+/// Injects faults, all kinds equally often, until `keeps_going` is false; the last one is undone then.
+pub(super) fn inject(
+    cluster: &Cluster,
+    seed: u64,
+    keeps_going: impl Fn() -> bool,
+    log: &Log,
+) -> Result<Vec<Fault>, String> {
+    // Xorshift never leaves 0, and gives similar numbers for similar seeds at first.
+    let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    for _ in 0..8 {
+        dice.below(2);
+    }
+    let mut injector = Injector { cluster, dice, log, keeps_going, faults: vec![] };
+    loop {
+        for kind in injector.shuffled() {
+            injector.pause();
+            if !(injector.keeps_going)() {
+                return Ok(injector.faults);
+            }
+            injector.fault(kind).map_err(|error| format!("{}: {error}", kind.name()))?;
+            cluster.check().map_err(|error| error.to_string())?;
+        }
+    }
+}
+
+type Done = Result<(), Box<dyn std::error::Error>>;
+
+impl<F: Fn() -> bool> Injector<'_, F> {
+    fn shuffled(&mut self) -> Vec<Kind> {
+        let mut kinds = Kind::ALL.to_vec();
+        for end in (1..kinds.len()).rev() {
+            kinds.swap(end, self.dice.below(end as u64 + 1) as usize);
+        }
+        kinds
+    }
+
+    fn between(&mut self, [least, most]: [u64; 2]) -> Duration {
+        Duration::from_millis(least * 1000 + self.dice.below((most - least) * 1000))
+    }
+
+    fn pause(&mut self) {
+        let until = Instant::now() + self.between(PAUSE_SECONDS);
+        self.sleep(until);
+    }
+
+    fn sleep(&self, until: Instant) {
+        while Instant::now() < until && (self.keeps_going)() {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    fn fault(&mut self, kind: Kind) -> Done {
+        let cluster = self.cluster;
+        match kind {
+            Kind::PodDeleted => self.delete_pod(),
+            Kind::OperatorKilled => self.kill_operator(),
+            Kind::NodeStopped => {
+                let node = self.node();
+                let stop = || cluster.kill_node(node);
+                self.outage(kind, &format!("node-{node}"), stop, || cluster.revive_node(node))
+            }
+            Kind::NodeCutOff => {
+                let node = self.node();
+                let cut = || cluster.cut_node(node);
+                self.outage(kind, &format!("node-{node}"), cut, || cluster.join_node(node))
+            }
+            Kind::ApiAway => {
+                let stop = || {
+                    cluster.stop_api();
+                    Ok(())
+                };
+                self.outage(kind, "", stop, || cluster.start_api())
+            }
+            Kind::StoreAway => {
+                let stop = || {
+                    cluster.stop_s3();
+                    Ok(())
+                };
+                self.outage(kind, "", stop, || cluster.start_s3())
+            }
+            Kind::ReportsRefused => {
+                let reject = || cluster.reject_port(REPORT_PORT);
+                self.outage(kind, "", reject, || cluster.accept_port(REPORT_PORT))
+            }
+            Kind::ValuesChanged => {
+                let value = VALUES[self.dice.below(VALUES.len() as u64) as usize];
+                let upgrade = |values: &[&str]| {
+                    let wait = ["--timeout", "300s"];
+                    helm_install(cluster, "upgrade", &[&wait, values].concat()).map(drop)
+                };
+                self.outage(kind, value, || upgrade(&["--set", value]), || upgrade(&[]))
+            }
+        }
+    }
+
+    fn node(&mut self) -> usize {
+        1 + self.dice.below(2) as usize
+    }
+
+    /// Begins an outage and ends it. In half of them a pod or an operator dies too, where possible.
+    fn outage(
+        &mut self,
+        kind: Kind,
+        what: &str,
+        begin: impl FnOnce() -> Result<(), stoker_test_cluster::Error>,
+        end: impl FnOnce() -> Result<(), stoker_test_cluster::Error>,
+    ) -> Done {
+        let (from, begun) = (now(), Instant::now());
+        let length = self.between(OUTAGE_SECONDS);
+        let name = kind.name();
+        self.log.print(&format!("{name} {what} for {:.0} s", length.as_secs_f64()));
+        begin()?;
+        let also = self.dice.below(4);
+        if kind != Kind::ApiAway && also < 2 {
+            self.sleep(begun + length / 2);
+            if also == 0 { self.delete_pod() } else { self.kill_operator() }?;
+        }
+        self.sleep(begun + length);
+        end()?;
+        self.log
+            .print(&format!("{name} {what}: undone after {:.0} s", begun.elapsed().as_secs_f64()));
+        self.faults.push(Fault { kind, from, to: now() });
+        Ok(())
+    }
+
+    /// Deletes a pod of a trial. Does nothing if none runs.
+    fn delete_pod(&mut self) -> Done {
+        let pods = self.pods(&["-n", NAMESPACE, "-l", "stoker.dev/component=trial"])?;
+        let Some(pod) = self.pick(&pods) else { return Ok(()) };
+        let force = ["--force", "--grace-period=0"];
+        let is_forced = self.dice.below(2) == 0;
+        let more = if is_forced { &force[..] } else { &[] };
+        self.log.print(&format!("pod {pod} deleted{}", if is_forced { " by force" } else { "" }));
+        self.at_once(Kind::PodDeleted, |this| {
+            let delete = ["delete", "pod", "-n", NAMESPACE, "--wait=false", "--ignore-not-found"];
+            this.cluster.kubectl(&[&delete[..], &[&pod], more].concat())?;
+            Ok(())
+        })
+    }
+
+    fn kill_operator(&mut self) -> Done {
+        let is_one = self.dice.below(2) == 0;
+        let by_signal = self.dice.below(2) == 0;
+        let which = if is_one { "one operator" } else { "all operators" };
+        let how = if by_signal { "killed" } else { "deleted by force" };
+        self.log.print(&format!("{which} {how}"));
+        self.at_once(Kind::OperatorKilled, |this| {
+            if by_signal {
+                let mut processes = this.cluster.processes(PROGRAM);
+                if is_one && !processes.is_empty() {
+                    let one = this.dice.below(processes.len() as u64) as usize;
+                    processes = vec![processes[one]];
+                }
+                // One may have ended since it was listed.
+                for pid in processes {
+                    let _ = kill_process(pid, Signal::KILL);
+                }
+                return Ok(());
+            }
+            let select = ["-n", "stoker-system", "-l", "app.kubernetes.io/name=stoker"];
+            let mut pods = this.pods(&select)?;
+            if is_one && let Some(pod) = this.pick(&pods) {
+                pods = vec![pod];
+            }
+            let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+            let delete = ["delete", "pod", "-n", "stoker-system", "--wait=false"];
+            let now = ["--force", "--grace-period=0", "--ignore-not-found"];
+            if !pods.is_empty() {
+                this.cluster.kubectl(&[&delete[..], &now, &pods].concat())?;
+            }
+            Ok(())
+        })
+    }
+
+    fn at_once(&mut self, kind: Kind, act: impl FnOnce(&mut Self) -> Done) -> Done {
+        let from = now();
+        act(self)?;
+        self.faults.push(Fault { kind, from, to: now() });
+        Ok(())
+    }
+
+    /// Names of pods that run.
+    fn pods(&self, select: &[&str]) -> Result<Vec<String>, stoker_test_cluster::Error> {
+        let pods = self.cluster.get(&[&["pods"], select].concat())?;
+        let pods = pods["items"].as_array().cloned().unwrap_or_default();
+        let running = pods.iter().filter(|pod| pod["status"]["phase"] == "Running");
+        let name = |pod: &Value| pod["metadata"]["name"].as_str().map(str::to_owned);
+        Ok(running.filter_map(name).collect())
+    }
+
+    fn pick(&mut self, names: &[String]) -> Option<String> {
+        let at = self.dice.below(names.len().max(1) as u64) as usize;
+        names.get(at).cloned()
+    }
+}

@@ -16,8 +16,9 @@ need cargo rustup
 need cc gcc
 
 # Clones share the folder of builds, and cargo tells them apart by the time of their files alone: what another clone
-# built of our own crates goes, what it built of others' stays.
-if [ "$(cat "$CARGO_TARGET_DIR/clone" 2>/dev/null)" != "$repo" ]; then
+# built of our own crates goes, what it built of others' stays. Not under cargo: a test or xtask that runs a script uses
+# the programs in the folder.
+if [ -z "${CARGO_MANIFEST_DIR:-}" ] && [ "$(cat "$CARGO_TARGET_DIR/clone" 2>/dev/null)" != "$repo" ]; then
     if [ -d "$CARGO_TARGET_DIR/release" ]; then
         (cd "$repo" && cargo clean --quiet --release --workspace)
     fi

@@ -147,7 +147,7 @@ fn experiments(round: &str) -> [Value; 2] {
                 "random": { "maxTrials": trials, "maxConcurrentTrials": 2 },
             },
             "minValidationPeriod": { "batches": batches / 4 },
-            "minCheckpointPeriod": { "batches": 200 },
+            "minCheckpointPeriod": { "batches": 100 },
             "schedulingUnit": 20,
             "resources": resources,
             "maxRestarts": 0,
@@ -158,8 +158,8 @@ fn experiments(round: &str) -> [Value; 2] {
         })
     };
     let (gangs, singles) = (format!("{round}-gangs"), format!("{round}-singles"));
-    let of_gangs = spec(3000, 3, json!({ "slotsPerTrial": 2, "slotsPerPod": 1 }), &gangs);
-    let of_singles = spec(5000, 4, json!({ "slotsPerTrial": 1 }), &singles);
+    let of_gangs = spec(1500, 3, json!({ "slotsPerTrial": 2, "slotsPerPod": 1 }), &gangs);
+    let of_singles = spec(2500, 4, json!({ "slotsPerTrial": 1 }), &singles);
     [mnist(&gangs, &of_gangs), mnist(&singles, &of_singles)]
 }
 

@@ -68,7 +68,7 @@ pub(super) struct Fault {
 }
 
 /// Values of the chart that may change at any time.
-const VALUES: [&str; 8] = [
+const VALUES: [&str; 9] = [
     "log.level=debug",
     "limits.startDeadlineSeconds=120",
     "limits.finishedPodsSeconds=120",
@@ -77,6 +77,8 @@ const VALUES: [&str; 8] = [
     "replicas=1",
     "replicas=3",
     "podAnnotations.soak=changed",
+    // Experiments keep the storage with which they started.
+    "storage.url=s3://runs/elsewhere",
 ];
 
 /// Port of the operator's pods that reports are sent to.

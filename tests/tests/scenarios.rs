@@ -1,36 +1,152 @@
-//! docs/scenarios.md names tests that are there.
+//! docs/scenarios.md names tests that exist.
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use stoker_tests::repository;
+use stoker_tests::{repository, said};
 
-/// The text of every file of the crates' tests and sources.
-fn sources(folder: &Path, text: &mut String) {
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            sources(&path, text);
-        } else if path.extension().is_some_and(|it| it == "rs") {
-            *text += &std::fs::read_to_string(&path).unwrap();
+/// The source files of a crate: its root and all modules that the root declares, directly or not. A file that no
+/// module declares is not compiled, so its tests do not exist.
+fn modules(file: &Path, is_root: bool, files: &mut BTreeSet<PathBuf>) {
+    if !files.insert(file.to_owned()) {
+        return;
+    }
+    let text = std::fs::read_to_string(file).unwrap_or_else(|error| panic!("{file:?}: {error}"));
+    let folder = file.parent().unwrap();
+    let is_mod_file = is_root || file.ends_with("mod.rs");
+    let folder_of_modules = match is_mod_file {
+        true => folder.to_owned(),
+        false => file.with_extension(""),
+    };
+    let mut path = None;
+    for line in text.lines().map(str::trim) {
+        if let Some(rest) = line.strip_prefix("#[path = \"") {
+            path = rest.split('"').next();
+        }
+        let words = line.split_once("mod ").filter(|(before, _)| {
+            before.is_empty() || *before == "pub " || *before == "pub(crate) "
+        });
+        let Some(name) = words.and_then(|(_, name)| name.strip_suffix(';')) else { continue };
+        let candidates = match path.take() {
+            // Relative to the file's own folder, as the module is not inside another of the same file.
+            Some(path) => vec![folder.join(path)],
+            None => {
+                let below = |name: String| folder_of_modules.join(name);
+                vec![below(format!("{name}.rs")), below(format!("{name}/mod.rs"))]
+            }
+        };
+        // Modules that a tool generates have no file here.
+        if let Some(found) = candidates.into_iter().find(|path| path.exists()) {
+            modules(&found, false, files);
         }
     }
+}
+
+/// The names of the functions with the attribute `#[test]` or `#[tokio::test]`, except ignored ones.
+fn tests_of(text: &str) -> Vec<&str> {
+    let (mut tests, mut is_test, mut is_ignored) = (vec![], false, false);
+    for line in text.lines().map(str::trim) {
+        if line.starts_with("//") {
+            continue;
+        }
+        if line.starts_with("#[") {
+            is_test |= line.starts_with("#[test]") || line.starts_with("#[tokio::test");
+            is_ignored |= line.starts_with("#[ignore");
+            continue;
+        }
+        let function = line.trim_start_matches("async ").strip_prefix("fn ");
+        if let Some(name) = function.and_then(|rest| rest.split('(').next())
+            && is_test
+            && !is_ignored
+        {
+            tests.push(name);
+        }
+        (is_test, is_ignored) = (false, false);
+    }
+    tests
+}
+
+/// The root file of each target of the workspace: libraries, programs and tests.
+fn roots() -> Vec<PathBuf> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--offline", "--no-deps", "--format-version", "1"])
+        .current_dir(repository())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let packages = metadata["packages"].as_array().unwrap();
+    let targets = packages.iter().flat_map(|package| package["targets"].as_array().unwrap());
+    targets.map(|target| PathBuf::from(target["src_path"].as_str().unwrap())).collect()
 }
 
 #[test]
 fn every_test_of_a_scenario_is_there() {
     let page = std::fs::read_to_string(repository().join("docs/scenarios.md")).unwrap();
-    let mut text = String::new();
-    for name in ["api", "engine", "operator", "cli", "storage", "trainer", "tests"] {
-        sources(&repository().join(name), &mut text);
+    let mut files = BTreeSet::new();
+    for root in roots() {
+        modules(&root, true, &mut files);
     }
-    let rows: Vec<&str> = page.lines().filter(|it| it.starts_with("| ")).skip(1).collect();
+    let texts: Vec<String> =
+        files.iter().map(|file| std::fs::read_to_string(file).unwrap()).collect();
+    let tests: BTreeSet<&str> = texts.iter().flat_map(|text| tests_of(text)).collect();
+    let rows: Vec<&str> = page.lines().filter(|line| line.starts_with("| ")).skip(1).collect();
     for number in ["8", "9", "27", "28", "29", "30", "31", "32", "33", "34", "35"] {
-        assert!(rows.iter().any(|it| it.starts_with(&format!("| {number} |"))), "no row {number}");
+        let start = format!("| {number} |");
+        assert!(rows.iter().any(|row| row.starts_with(&start)), "no row {number}");
     }
     for row in rows {
         let named = row.rsplit(" | ").next().unwrap().split('`').skip(1).step_by(2);
         for test in named {
-            assert!(text.contains(&format!("fn {test}()")), "{test} is not there:\n{row}");
+            assert!(tests.contains(test), "{test} is not a test:\n{row}");
         }
     }
+}
+
+#[test]
+fn only_functions_with_a_test_attribute_count() {
+    let text = "
+        /// #[test]
+        fn in_a_comment() {}
+        // #[test]
+        // fn commented_out() {}
+        fn helper() {}
+        #[test]
+        fn plain() {}
+        #[test]
+        #[should_panic(expected = \"x\")]
+        fn with_more_attributes() {}
+        #[tokio::test(start_paused = true)]
+        async fn asynchronous() {}
+        #[test]
+        #[ignore = \"slow\"]
+        fn ignored() {}
+        #[test]
+        fn of_proptest(
+    ";
+    let expected = ["plain", "with_more_attributes", "asynchronous", "of_proptest"];
+    assert_eq!(tests_of(text), expected);
+}
+
+#[test]
+fn undeclared_files_do_not_count() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    write("lib.rs", "mod a;\n#[path = \"other/b.rs\"]\nmod b;\n// mod c;\n");
+    write("a.rs", "#[cfg(test)]\nmod tests;\n");
+    write("a/tests.rs", "");
+    write("other/b.rs", "pub mod d {\n}\n");
+    write("c.rs", "");
+    let mut files = BTreeSet::new();
+    modules(&folder.path().join("lib.rs"), true, &mut files);
+    let names: Vec<_> = files
+        .iter()
+        .map(|file| file.strip_prefix(folder.path()).unwrap().to_str().unwrap())
+        .collect();
+    assert_eq!(names, ["a/tests.rs", "a.rs", "lib.rs", "other/b.rs"]);
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
-use object_store::azure::MicrosoftAzureBuilder;
-use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
@@ -42,17 +42,21 @@ pub(crate) fn open(url: &str, endpoint: Option<&str>) -> Result<Storage, Storage
             far(url, &parsed, builder.build())
         }
         "gs" => {
-            let builder = GoogleCloudStorageBuilder::from_env()
+            let builder = GoogleCloudStorageBuilder::from_env();
+            let base = builder.get_config_value(&GoogleConfigKey::BaseUrl);
+            let builder = builder
                 .with_bucket_name(bucket(url, &parsed)?)
                 .with_retry(retries())
-                .with_client_options(client());
+                .with_client_options(client_of(base.as_deref()));
             far(url, &parsed, builder.build())
         }
         "az" => {
-            let builder = MicrosoftAzureBuilder::from_env()
+            let builder = MicrosoftAzureBuilder::from_env();
+            let endpoint = builder.get_config_value(&AzureConfigKey::Endpoint);
+            let builder = builder
                 .with_container_name(bucket(url, &parsed)?)
                 .with_retry(retries())
-                .with_client_options(client());
+                .with_client_options(client_of(endpoint.as_deref()));
             far(url, &parsed, builder.build())
         }
         "memory" => {
@@ -113,6 +117,12 @@ fn client() -> ClientOptions {
         .with_timeout(Duration::from_secs(60))
 }
 
+/// As [`client`], for a server that the environment names. The builder's own options, which it would take from there,
+/// are replaced.
+fn client_of(endpoint: Option<&str>) -> ClientOptions {
+    client().with_allow_http(endpoint.is_some_and(|address| address.starts_with("http://")))
+}
+
 fn s3(url: &str, parsed: &Url, endpoint: Option<&str>) -> Result<AmazonS3Builder, StorageError> {
     let environment = |name: &str| std::env::var(name).ok().filter(|it| !it.is_empty());
     let read = |path: &std::path::Path| std::fs::read_to_string(path).ok();
@@ -146,8 +156,7 @@ fn s3(url: &str, parsed: &Url, endpoint: Option<&str>) -> Result<AmazonS3Builder
             let reason = format!("endpoint {endpoint:?} is no address; write http://host:port");
             return Err(StorageError::BadUrl { url: url.to_owned(), reason });
         }
-        let allow_http = endpoint.starts_with("http://");
-        builder = builder.with_client_options(client().with_allow_http(allow_http));
+        builder = builder.with_client_options(client_of(Some(&endpoint)));
     } else {
         builder = builder.with_client_options(client());
     }

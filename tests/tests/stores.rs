@@ -1,0 +1,203 @@
+//! Every kind of store does what Stoker relies on: Amazon's protocol by SeaweedFS, Azure's by Azurite, Google's by a
+//! stand-in for its XML API. Each runs once undisturbed and once behind a proxy that fails requests.
+
+mod azure;
+mod google;
+
+use std::process::{Command, Output};
+
+use stoker_storage::{Storage, StorageError};
+use stoker_tests::said;
+
+use crate::proxy::Proxy;
+use crate::readers::s3_server;
+
+/// The root's address, for the process that tries a store.
+const URL: &str = "STOKER_TEST_STORE_URL";
+/// The endpoint, for stores of Amazon's protocol.
+const ENDPOINT: &str = "STOKER_TEST_STORE_ENDPOINT";
+
+/// How a store is reached: its address, and the environment that users would set.
+struct Access {
+    url: String,
+    environment: Vec<(&'static str, String)>,
+}
+
+/// Not a test, but the process that tries a store: credentials come from its environment.
+#[test]
+fn program() {
+    let Ok(url) = std::env::var(URL) else { return };
+    let endpoint = std::env::var(ENDPOINT).ok();
+    let storage = Storage::open(&url, endpoint.as_deref()).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    if let Err(error) = runtime.block_on(storage.probe()) {
+        println!("probe: {error}");
+        std::process::exit(9);
+    }
+    runtime.block_on(async {
+        objects_come_back_as_written(&storage).await;
+        missing_objects_are_reported(&storage).await;
+        ranges_are_exact(&storage).await;
+        lists_are_complete_and_sorted(&storage).await;
+        large_objects_go_in_parts(&storage).await;
+        deleted_objects_are_gone(&storage).await;
+    });
+}
+
+async fn objects_come_back_as_written(storage: &Storage) {
+    for (path, bytes) in [
+        ("plain", &b"text"[..]),
+        ("a/b/c.json", b"{}"),
+        ("empty", b""),
+        ("odd/a b+c=d%e&f?g#h.txt", b"odd"),
+        ("odd/\u{e4}\u{65e5}\u{672c}", &[0, 255, 10, 13]),
+    ] {
+        storage.put(path, bytes.to_vec().into()).await.unwrap();
+        assert_eq!(storage.get(path).await.unwrap(), bytes, "{path}");
+        assert_eq!(storage.size(path).await.unwrap(), Some(bytes.len() as u64), "{path}");
+    }
+    storage.put("plain", "shorter".into()).await.unwrap();
+    storage.put("plain", "new".into()).await.unwrap();
+    assert_eq!(storage.get("plain").await.unwrap(), "new");
+}
+
+async fn missing_objects_are_reported(storage: &Storage) {
+    let error = storage.get("none").await.unwrap_err();
+    assert!(matches!(error, StorageError::NotFound { .. }), "{error:?}");
+    // A prefix of names is not an object.
+    assert!(!storage.exists("a/b").await.unwrap());
+    assert_eq!(storage.size("none").await.unwrap(), None);
+    assert!(storage.list("none").await.unwrap().is_empty());
+    assert!(storage.folders("none").await.unwrap().is_empty());
+}
+
+async fn ranges_are_exact(storage: &Storage) {
+    storage.put("range", "0123456789".into()).await.unwrap();
+    for (range, expected) in [(0..1, "0"), (3..7, "3456"), (9..10, "9"), (4..4, "")] {
+        assert_eq!(storage.get_range("range", range.clone()).await.unwrap(), expected, "{range:?}");
+    }
+    let error = storage.get_range("range", 5..11).await.unwrap_err();
+    assert!(error.to_string().contains("fewer than 11 bytes"), "{error}");
+    let error = storage.get_range("none", 0..1).await.unwrap_err();
+    assert!(matches!(error, StorageError::NotFound { .. }), "{error:?}");
+}
+
+async fn lists_are_complete_and_sorted(storage: &Storage) {
+    let mut expected = vec![];
+    for number in 0..12 {
+        let path = format!("list/{}/{number:02}", number % 3);
+        storage.put(&path, vec![b'x'; number].into()).await.unwrap();
+        expected.push((path, number as u64));
+    }
+    storage.put("list2/other", "x".into()).await.unwrap();
+    expected.sort();
+    assert_eq!(storage.list_sized("list").await.unwrap(), expected);
+    assert_eq!(storage.list("list/1").await.unwrap().len(), 4);
+    assert_eq!(storage.folders("list").await.unwrap(), ["0", "1", "2"]);
+    let folders = storage.folders("").await.unwrap();
+    assert!(["a", "list", "list2", "odd"].iter().all(|name| folders.iter().any(|it| it == name)));
+    let odd = storage.list("odd").await.unwrap();
+    assert_eq!(odd, ["odd/a b+c=d%e&f?g#h.txt", "odd/\u{e4}\u{65e5}\u{672c}"]);
+}
+
+async fn large_objects_go_in_parts(storage: &Storage) {
+    // Two parts and a rest.
+    let bytes: Vec<u8> = (0..(17 << 20) + 5).map(|at: u32| (at % 251) as u8).collect();
+    storage.put("large", bytes.clone().into()).await.unwrap();
+    assert!(storage.get("large").await.unwrap() == bytes, "other bytes");
+    assert_eq!(storage.size("large").await.unwrap(), Some(bytes.len() as u64));
+    let range = (8 << 20) - 2..(8 << 20) + 2;
+    let found = storage.get_range("large", range.clone()).await.unwrap();
+    assert_eq!(found, bytes[range.start as usize..range.end as usize]);
+}
+
+async fn deleted_objects_are_gone(storage: &Storage) {
+    storage.delete("plain").await.unwrap();
+    storage.delete("plain").await.unwrap();
+    assert!(!storage.exists("plain").await.unwrap());
+    storage.delete_folder("list").await.unwrap();
+    assert!(storage.list("list").await.unwrap().is_empty());
+    assert_eq!(storage.list("list2").await.unwrap(), ["list2/other"]);
+    storage.delete_folder("").await.unwrap();
+    assert!(storage.list("").await.unwrap().is_empty());
+}
+
+/// Runs [`program`] with this access.
+fn try_store(access: &Access) -> Output {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "stores::program", "--nocapture"]).env(URL, &access.url);
+    command.envs(access.environment.iter().map(|(name, value)| (*name, value)));
+    command.output().unwrap()
+}
+
+/// Tries a store at a port, undisturbed and with every seventh request failing.
+fn check(port: u16, access: impl Fn(u16, &str) -> Access) {
+    let output = try_store(&access(port, "calm"));
+    assert!(output.status.success(), "{}", said(&output));
+    let proxy = Proxy::start(port, 7);
+    let output = try_store(&access(proxy.port, "rough"));
+    assert!(output.status.success(), "with failing requests: {}", said(&output));
+    let (requests, failed) = proxy.counts();
+    assert!(failed >= 10, "only {failed} of {requests} requests failed");
+}
+
+/// Checks that the first request is refused with this error.
+fn check_refused(access: &Access, part: &str) {
+    let output = try_store(access);
+    assert_eq!(output.status.code(), Some(9), "{}", said(&output));
+    assert!(said(&output).contains(part), "{}", said(&output));
+}
+
+#[test]
+fn amazon_protocol_by_seaweedfs() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = s3_server(folder.path());
+    let access = |port: u16, prefix: &str| Access {
+        url: format!("s3://runs/{prefix}/deep"),
+        environment: vec![
+            (ENDPOINT, format!("http://127.0.0.1:{port}")),
+            ("AWS_ACCESS_KEY_ID", "test".to_owned()),
+            ("AWS_SECRET_ACCESS_KEY", "secret".to_owned()),
+        ],
+    };
+    check(server.port, access);
+    let mut wrong = access(server.port, "wrong");
+    wrong.environment[2].1 = "wrong".to_owned();
+    check_refused(&wrong, "refused access");
+}
+
+#[test]
+fn azure_protocol_by_azurite() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = azure::Azurite::start(folder.path(), "runs");
+    let access = |port: u16, prefix: &str| Access {
+        url: format!("az://runs/{prefix}/deep"),
+        environment: vec![
+            ("AZURE_STORAGE_USE_EMULATOR", "true".to_owned()),
+            ("AZURITE_BLOB_STORAGE_URL", format!("http://127.0.0.1:{port}")),
+        ],
+    };
+    check(server.port, access);
+    let mut wrong = access(server.port, "wrong");
+    wrong.environment.push(("AZURE_STORAGE_ACCOUNT_KEY", "d3Jvbmc=".to_owned()));
+    check_refused(&wrong, "refused access");
+    let missing = Access { url: "az://missing/x".to_owned(), ..access(server.port, "") };
+    check_refused(&missing, "no such bucket");
+}
+
+#[test]
+fn google_protocol_by_a_stand_in() {
+    let server = google::StandIn::start("runs");
+    let access = |port: u16, prefix: &str| Access {
+        url: format!("gs://runs/{prefix}/deep"),
+        environment: vec![
+            ("GOOGLE_BASE_URL", format!("http://127.0.0.1:{port}")),
+            ("GOOGLE_SERVICE_ACCOUNT_KEY", google::KEY.to_owned()),
+        ],
+    };
+    check(server.port, access);
+    let missing = Access { url: "gs://missing/x".to_owned(), ..access(server.port, "") };
+    check_refused(&missing, "no such bucket");
+    let forbidden = Access { url: "gs://forbidden/x".to_owned(), ..access(server.port, "") };
+    check_refused(&forbidden, "refused access");
+}

@@ -43,6 +43,17 @@ pub fn cache() -> PathBuf {
         .expect("HOME is not set")
 }
 
+/// Reports whether scripts/fetch-data has put a data set into the cache, and records the calling test as left
+/// out otherwise.
+#[track_caller]
+pub fn has_data(name: &str) -> bool {
+    let is_here = cache().join("data").join(name).is_dir();
+    if !is_here {
+        stoker_test_cluster::leave_out(format!("needs the data set {name}"));
+    }
+    is_here
+}
+
 /// `stoker` with arguments, not started yet. It starts with default signal dispositions: the tests
 /// themselves may run under `nohup`.
 pub fn stoker<I: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = I>) -> Command {

@@ -46,7 +46,8 @@ pdb: { enabled: false }
 serviceMonitor: { enabled: true, labels: { release: prometheus } }
 "#;
 
-/// helm; `None` if it is missing and the tests of clusters were switched off.
+/// Path of helm; `None`, with the test recorded as left out, if helm is missing and tests of clusters are off.
+#[track_caller]
 fn helm() -> Option<PathBuf> {
     let named = std::env::var_os("STOKER_HELM").map(PathBuf::from);
     let tools = std::fs::read_dir(cache().join("tools")).into_iter().flatten().flatten();
@@ -57,9 +58,8 @@ fn helm() -> Option<PathBuf> {
     let installed = std::env::split_paths(&path).map(|it| it.join("helm"));
     let mut places = named.into_iter().chain(built.map(|it| it.join("helm"))).chain(installed);
     let found = places.find(|it| it.is_file());
-    let off = std::env::var("STOKER_TEST_CLUSTER").is_ok_and(|it| it == "off");
     assert!(
-        found.is_some() || off,
+        found.is_some() || !stoker_test_cluster::wanted(),
         "helm is missing; run scripts/fetch-cluster, name it by STOKER_HELM, or switch these tests \
          off by STOKER_TEST_CLUSTER=off"
     );

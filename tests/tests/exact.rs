@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use stoker_tests::{program, said};
+use stoker_tests::{has_data, program, said};
 
 /// Convolutions with batch norm and dropout, Adam, shuffling and augmentation.
 const CIFAR10: &[&str] = &[
@@ -70,6 +70,9 @@ fn rows(folder: &Path) -> BTreeMap<String, String> {
 
 #[test]
 fn ten_and_ten_batches_in_two_processes_are_twenty_in_one() {
+    if !has_data("cifar10") {
+        return;
+    }
     let (straight, stopped) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     train(straight.path(), 20, &[]);
     train(stopped.path(), 10, &[]);
@@ -85,6 +88,9 @@ fn ten_and_ten_batches_in_two_processes_are_twenty_in_one() {
 
 #[test]
 fn a_truncated_checkpoint_gives_way_to_the_one_before() {
+    if !has_data("cifar10") {
+        return;
+    }
     let (straight, broken) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     train(straight.path(), 20, &[]);
     train(broken.path(), 10, &["--save-batches=5", "--save-trial-latest=2"]);
@@ -114,6 +120,9 @@ fn check_error(arguments: &[&str], cache: Option<&str>, code: i32, part: &str) {
 
 #[test]
 fn each_mistake_is_named_with_its_remedy() {
+    if !has_data("iris") {
+        return;
+    }
     let (rate, hidden) = ("--hparam=learning_rate=0.01", "--hparam=hidden=8");
     let batch = "--hparam=global_batch_size=8";
     check_error(&[rate, hidden], None, 78, "global_batch_size is missing");

@@ -4,7 +4,8 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use stoker_tests::{cache, repository, said};
+use stoker_test_cluster::has_root;
+use stoker_tests::{cache, has_data, repository, said};
 
 use crate::first_light::{last_line, run};
 use crate::interrupted::trials;
@@ -38,6 +39,9 @@ fn example(name: &str) -> PathBuf {
 
 #[test]
 fn a_full_disk_ends_the_run_and_names_the_remedy() {
+    if !has_data("cifar10") || !has_root("mounting a file system") {
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().join("disk");
     let _disk = SmallDisk::mount(&root, 256 * 1024);
@@ -90,6 +94,9 @@ fn irises(change: impl FnOnce(String) -> String) -> tempfile::TempDir {
 
 #[test]
 fn data_that_cannot_be_trained_on_is_named_with_the_remedy() {
+    if !has_data("iris") {
+        return;
+    }
     let once = "maxRestarts=0";
     let check = |folder: &Path, more: &str, parts: &[&str]| {
         let data = format!("data={{root: {}{more}}}", folder.display());
@@ -109,6 +116,9 @@ fn data_that_cannot_be_trained_on_is_named_with_the_remedy() {
 
 #[test]
 fn losses_that_are_nan_rank_last() {
+    if !has_data("iris") {
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let set = [
         "--set",
@@ -128,6 +138,9 @@ fn losses_that_are_nan_rank_last() {
 
 #[test]
 fn a_store_that_fails_one_request_in_twenty_changes_nothing() {
+    if !has_data("iris") {
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let server = s3_server(folder.path());
     let proxy = Proxy::start(server.port, 20);
@@ -150,6 +163,9 @@ fn a_store_that_fails_one_request_in_twenty_changes_nothing() {
 
 #[test]
 fn without_a_free_port_the_run_says_so() {
+    if !has_root("a network namespace") {
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     // In a network of its own, with one port to give and that one taken.
     let script = r#"

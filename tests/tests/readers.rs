@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use stoker_tests::{cache, repository, said, stoker};
+use stoker_tests::{cache, has_data, repository, said, stoker};
 
 use crate::first_light::{last_line, run};
 
@@ -47,6 +47,9 @@ print(len(training), "rows agree")
 
 #[test]
 fn tensorboard_and_pandas_read_the_metrics() {
+    if !has_data("iris") {
+        return;
+    }
     let root = tempfile::tempdir().unwrap();
     let output = run(&repository().join("examples/iris/const.yaml"), root.path(), &[]);
     assert!(output.status.success(), "{}", said(&output));
@@ -149,6 +152,9 @@ pub(crate) fn run_in_bucket(root: &str, port: u16, state: &Path, more: &[&str]) 
 
 #[test]
 fn a_whole_run_lives_in_an_s3_bucket() {
+    if !has_data("iris") {
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let server = s3_server(folder.path());
     let state = folder.path().join("state");

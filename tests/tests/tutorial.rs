@@ -4,7 +4,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use stoker_tests::{program, repository, said};
+use stoker_tests::{has_data, program, repository, said};
 
 /// The blocks of a language, in order, as they stand in a page.
 fn blocks(page: &str, language: &str) -> Vec<String> {
@@ -70,6 +70,9 @@ fn empty_folder() -> PathBuf {
 /// Everything that the page says to do, but for the clone's build, which is this test's, and the cluster.
 #[test]
 fn the_tutorial_leads_from_an_empty_folder_to_a_search() {
+    if !has_data("mnist") {
+        return;
+    }
     let (page, folder) = (page(), empty_folder());
     let commands = blocks(&page, "sh");
     let [clone, new, link, train, search, ranks, cluster] = &commands[..] else {

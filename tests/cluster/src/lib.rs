@@ -19,6 +19,7 @@ mod client;
 mod cluster;
 mod control_plane;
 mod error;
+mod left_out;
 mod network;
 mod node;
 mod ports;
@@ -31,17 +32,25 @@ pub use client::{Client, wait_until};
 pub use cluster::Cluster;
 pub use control_plane::{ControlPlane, Options};
 pub use error::Error;
+pub use left_out::{has_root, leave_out};
 pub use ports::free_ports;
 pub use s3::S3;
 
-/// Whether tests that need a cluster are to run: `STOKER_TEST_CLUSTER=off` leaves them out. Nothing
-/// else does: a cluster that cannot be had fails its tests.
+/// Reports whether tests that need a cluster run. With `STOKER_TEST_CLUSTER=off` this records the calling test
+/// as left out. Nothing else leaves such a test out: it fails if the cluster cannot be started.
+#[track_caller]
 pub fn wanted() -> bool {
-    let is_off = std::env::var("STOKER_TEST_CLUSTER").is_ok_and(|it| it == "off");
+    let is_off = std::env::var("STOKER_TEST_CLUSTER").is_ok_and(|value| value == "off");
     if is_off {
-        eprintln!("left out, by STOKER_TEST_CLUSTER=off");
+        leave_out("STOKER_TEST_CLUSTER=off");
     }
     !is_off
+}
+
+/// As [`wanted`], for tests with two nodes, which also need root.
+#[track_caller]
+pub fn nodes_wanted() -> bool {
+    wanted() && has_root("network namespaces and containers")
 }
 
 /// Whether clusters are to outlive their tests, for a look at them.

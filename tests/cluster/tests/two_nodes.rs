@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use stoker_test_cluster::{Cluster, wait_until, wanted};
+use stoker_test_cluster::{Cluster, nodes_wanted, wait_until};
 
 /// A pod of the test image that runs a shell script, as strictly confined as trials are.
 fn pod(name: &str, node: &str, script: &str) -> Value {
@@ -68,7 +68,7 @@ fn run(cluster: &Cluster, pod: &Value) -> String {
 
 #[test]
 fn two_nodes_do_what_a_cluster_does() {
-    if !wanted() {
+    if !nodes_wanted() {
         return;
     }
     let begun = Instant::now();

@@ -1,0 +1,67 @@
+//! Tests that are left out are recorded and named, not passed silently.
+
+use std::process::Command;
+
+use stoker_tests::{repository, said};
+
+/// Runs tests of this program in a process without a cluster and without data, and returns the recorded lines.
+fn recorded(tests: &[&str]) -> (Vec<String>, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("left-out");
+    let output = Command::new(std::env::current_exe().unwrap())
+        .arg("--exact")
+        .args(tests)
+        .env("STOKER_TEST_CLUSTER", "off")
+        .env("STOKER_CACHE", folder.path())
+        .env("STOKER_TESTS_LEFT_OUT", &file)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    let text = std::fs::read_to_string(&file).unwrap_or_default();
+    let summary = Command::new(repository().join("scripts/left-out")).arg(&file).output().unwrap();
+    assert!(summary.status.success(), "{}", said(&summary));
+    let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    lines.sort();
+    (lines, String::from_utf8(summary.stdout).unwrap())
+}
+
+const CLUSTER_TEST: &str = "chart::install::certificate_key_and_data_outlive_upgrade_and_removal";
+const DATA_TEST: &str = "exact::a_truncated_checkpoint_gives_way_to_the_one_before";
+
+#[test]
+fn left_out_tests_are_recorded_with_their_reason() {
+    let (lines, summary) = recorded(&[CLUSTER_TEST, DATA_TEST]);
+    let expected = [
+        format!("stoker-tests {CLUSTER_TEST}\tSTOKER_TEST_CLUSTER=off"),
+        format!("stoker-tests {DATA_TEST}\tneeds the data set cifar10"),
+    ];
+    assert_eq!(lines, expected);
+    let expected = format!(
+        "2 tests left out:\n  STOKER_TEST_CLUSTER=off (1)\n    stoker-tests {CLUSTER_TEST}\n  \
+         needs the data set cifar10 (1)\n    stoker-tests {DATA_TEST}\n"
+    );
+    assert_eq!(summary, expected);
+}
+
+#[test]
+fn complete_run_reports_no_test_left_out() {
+    let (lines, summary) = recorded(&["architecture::dependencies_point_one_way"]);
+    assert_eq!((lines.len(), summary.as_str()), (0, "no test left out\n"));
+}
+
+/// A test with a switch of its own would pass silently.
+#[test]
+fn one_function_reads_the_cluster_switch() {
+    let output = Command::new("git")
+        .args([
+            "grep",
+            "--untracked",
+            "--files-with-matches",
+            "var.*\"STOKER_TEST_CLUSTER\"",
+            "*.rs",
+        ])
+        .current_dir(repository())
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "tests/cluster/src/lib.rs\n");
+}

@@ -27,6 +27,10 @@ const HOPELESS: [&str; 2] = ["InvalidImageName", "ErrImageNeverPull"];
 const OF_THE_USER: [&str; 4] =
     ["CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"];
 
+/// Reasons of an exit whose code is made up: containerd lost the process, as after a power loss, or the kubelet lost the
+/// container.
+const LOST: [&str; 2] = ["Unknown", "ContainerStatusUnknown"];
+
 /// How a pod has ended; `None` while it may still run or come to run.
 pub fn ended(pod: &PodSeen, patience: &Patience, now: Timestamp) -> Option<Ended> {
     if pod.is_lost(patience, now) {
@@ -73,6 +77,9 @@ fn of_exit(pod: &PodSeen, exit: &Exit) -> Ended {
         (ExitClass::PeerFailed, _) => (end, "PeerFailed"),
         (ExitClass::Infrastructure, _) => (end, "InfrastructureError"),
         (ExitClass::UserError, Some(reason)) => (ExitClass::Infrastructure, reason),
+        (ExitClass::UserError, None) if LOST.contains(&exit.reason.as_str()) => {
+            (ExitClass::Infrastructure, "ContainerLost")
+        }
         (ExitClass::UserError, None) => match exit.reason.as_str() {
             reason @ ("OOMKilled" | "StartError") => (end, reason),
             _ => (end, "ProgramFailed"),
@@ -207,6 +214,10 @@ mod tests {
         check(evicted(failed(137, "OOMKilled")), 0, Some((Infrastructure, "Evicted")));
         check(deleted(failed(143, "Error")), 0, Some((Infrastructure, "PodDeleted")));
         check(failed(143, "Error"), 0, Some((UserError, "ProgramFailed")));
+        let lost = (Infrastructure, "ContainerLost");
+        check(failed(255, "Unknown"), 0, Some(lost));
+        check(failed(137, "ContainerStatusUnknown"), 0, Some(lost));
+        check(failed(255, "Error"), 0, Some((UserError, "ProgramFailed")));
         let before = PodSeen { exit: None, ..evicted(failed(0, "")) };
         check(before, 0, Some((Infrastructure, "Evicted")));
         let nothing = PodSeen { exit: None, ..failed(0, "") };

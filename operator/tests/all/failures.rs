@@ -2,9 +2,12 @@
 //! record: whose fault it was, what it costs, what is said of it, and that it goes on.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use futures::StreamExt as _;
 use kube::ResourceExt as _;
+use kube::runtime::WatchStreamExt as _;
 use serde_json::{Value, json};
 use stoker_api::experiment::Phase;
 use stoker_api::names::{LABEL_ATTEMPT, LABEL_EXPERIMENT};
@@ -277,11 +280,51 @@ fn node_ready(place: &Place, node: &str, ready: &str) {
 /// Conditions of trials as they were seen over time: type, reason, message.
 type Said = BTreeMap<String, BTreeSet<(String, String, String)>>;
 
-fn listen(said: &mut Said, trials: &[Trial]) {
-    for trial in trials {
-        let all = trial.status.iter().flat_map(|it| &it.conditions);
-        let all = all.map(|it| (it.type_.clone(), it.reason.clone(), it.message.clone()));
-        said.entry(trial.name_any()).or_default().extend(all);
+/// Watches a namespace's trials: it sees each status that is ever written, however short-lived.
+struct Listener {
+    seen: Arc<Mutex<SeenTrials>>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct SeenTrials {
+    said: Said,
+    latest: BTreeMap<String, Trial>,
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Listener {
+    fn start(place: &Place) -> Self {
+        let seen = Arc::<Mutex<SeenTrials>>::default();
+        let trials = kube::runtime::watcher(place.trials(), Default::default());
+        let collected = seen.clone();
+        let task = tokio::spawn(async move {
+            let mut trials = std::pin::pin!(trials.default_backoff().applied_objects());
+            while let Some(trial) = trials.next().await {
+                // The watch begins again by itself after an error.
+                let Ok(trial) = trial else { continue };
+                let all = trial.status.iter().flat_map(|status| &status.conditions);
+                let all = all.map(|it| (it.type_.clone(), it.reason.clone(), it.message.clone()));
+                let mut seen = collected.lock().unwrap();
+                seen.said.entry(trial.name_any()).or_default().extend(all);
+                seen.latest.insert(trial.name_any(), trial);
+            }
+        });
+        Self { seen, task }
+    }
+
+    fn said(&self) -> Said {
+        self.seen.lock().unwrap().said.clone()
+    }
+
+    /// The trials as last seen, by name. What [`said`](Self::said) returns after this includes their conditions.
+    fn trials(&self) -> Vec<Trial> {
+        self.seen.lock().unwrap().latest.values().cloned().collect()
     }
 }
 
@@ -372,12 +415,13 @@ fn each_failure_has_its_class_its_cost_and_its_message() {
                 _ => Script::Train { unit_ms: 10 },
             }
         });
+        let listener = Listener::start(&place);
         for case in &cases {
             let mut spec = grid(1, 2, 1);
             merge(&mut spec, &case.spec);
             place.apply(case.name, spec);
         }
-        let said = run(&place, &cases).await;
+        let said = run(&place, &cases, &listener).await;
         for case in &cases {
             let trials = place.trials_of(case.name).await;
             check(case, &trials[0], &said);
@@ -434,21 +478,21 @@ fn two_gangs_that_each_need_all_slots_run_one_after_the_other() {
         operator.wait_ready(&place);
         let kubelet =
             Kubelet::with_room(&place.client, "slots", 4, |_| Script::Train { unit_ms: 200 });
-        let mut said = Said::new();
+        let listener = Listener::start(&place);
         place.apply("one", grid(1, 30, 4));
         place.apply("two", grid(1, 30, 4));
         let end = Instant::now() + Duration::from_secs(60);
         loop {
-            let trials = place.trials().list(&Default::default()).await.unwrap().items;
-            listen(&mut said, &trials);
+            let trials = listener.trials();
             let is_over = |it: &Trial| it.status.as_ref().is_some_and(|it| it.phase.is_terminal());
             if trials.len() == 2 && trials.iter().all(is_over) {
                 break;
             }
-            assert!(Instant::now() < end, "{said:#?}\n{}", place.logs());
+            assert!(Instant::now() < end, "{:#?}\n{}", listener.said(), place.logs());
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         // Whoever came second waited, said why, gave back what it had, and lost nothing by it.
+        let said = listener.said();
         let mut num_waited = 0;
         for name in ["one", "two"] {
             let status = place.trials_of(name).await[0].status.clone().unwrap();
@@ -467,13 +511,12 @@ fn two_gangs_that_each_need_all_slots_run_one_after_the_other() {
 }
 
 /// Listens, and lends hands, until all trials have ended.
-async fn run(place: &Place, cases: &[Case]) -> Said {
-    let mut said = Said::new();
+async fn run(place: &Place, cases: &[Case], listener: &Listener) -> Said {
     let mut to_do: Vec<&Case> = cases.iter().collect();
     let end = Instant::now() + Duration::from_secs(120);
     loop {
-        let trials = place.trials().list(&Default::default()).await.unwrap().items;
-        listen(&mut said, &trials);
+        let trials = listener.trials();
+        let said = listener.said();
         to_do.retain(|it| !lend_a_hand(place, it, &said));
         let is_over = |it: &Trial| it.status.as_ref().is_some_and(|it| it.phase.is_terminal());
         let open = trials.iter().filter(|it| !is_over(it)).map(|it| it.name_any());

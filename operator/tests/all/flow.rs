@@ -1,11 +1,10 @@
 //! Experiments from their creation to their end.
 
-use std::time::Duration;
-
+use kube::ResourceExt as _;
 use serde_json::{Value, json};
 use stoker_api::condition::{ConditionStatus, find};
 use stoker_api::experiment::Phase;
-use stoker_api::trial::{CloseCause, Fact};
+use stoker_api::trial::{AttemptEnd, CloseCause, Fact, TrialStatus};
 use stoker_test_cluster::ControlPlane;
 
 use crate::kubelet::{Kubelet, Script};
@@ -83,19 +82,23 @@ fn an_experiment_is_paused_goes_on_and_is_cancelled() {
         let kubelet =
             Kubelet::start(&place.client, &place.namespace, |_| Script::Train { unit_ms: 100 });
         place.apply("long", grid(2, 1000, 1));
-        place.wait_for("long", &[Phase::Running], 20).await;
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        // Each trial has trained, so each is preempted with a checkpoint.
+        let has_trained = |status: &TrialStatus| !status.checkpoints.is_empty();
+        place.wait_for_trials("long", 2, has_trained).await;
         place.patch("long", &json!({"spec": {"state": "paused"}})).unwrap();
         place.wait_for("long", &[Phase::Paused], 20).await;
-        let trials = place.trials_of("long").await;
-        let status = trials[0].status.clone().unwrap();
-        assert_eq!(status.attempts[0].end, Some(stoker_api::trial::AttemptEnd::Preempted));
+        for trial in place.trials_of("long").await {
+            let attempts = trial.status.unwrap().attempts;
+            assert_eq!(attempts[0].end, Some(AttemptEnd::Preempted), "{attempts:?}");
+        }
         place.patch("long", &json!({"spec": {"state": "active"}})).unwrap();
-        place.wait_for("long", &[Phase::Running], 20).await;
-        tokio::time::sleep(Duration::from_secs(2)).await;
-        assert!(kubelet.started().contains(&"long-0-a1-r0".to_owned()), "{:?}", kubelet.started());
-        let resumed = place.trials_of("long").await[0].status.clone().unwrap().attempts[1].clone();
-        assert!(resumed.resumed_from.is_some(), "{resumed:?}");
+        let has_resumed = |status: &TrialStatus| {
+            status.attempts.get(1).is_some_and(|attempt| attempt.resumed_from.is_some())
+        };
+        place.wait_for_trials("long", 2, has_resumed).await;
+        for pod in ["long-0-a1-r0", "long-1-a1-r0"] {
+            assert!(kubelet.started().contains(&pod.to_owned()), "{:?}", kubelet.started());
+        }
         place.patch("long", &json!({"spec": {"state": "cancelled"}})).unwrap();
         let ended = place.wait_for("long", &[Phase::Cancelled, Phase::Completed], 20).await;
         assert_eq!(ended.status.unwrap().phase, Phase::Cancelled);
@@ -162,10 +165,15 @@ fn a_trial_deleted_by_hand_is_closed_and_its_index_is_not_used_again() {
         let place = Place::new("deleted").await;
         let mut operator = place.operator("a", free_ports());
         operator.wait_ready(&place);
-        let _kubelet =
-            Kubelet::start(&place.client, &place.namespace, |_| Script::Train { unit_ms: 200 });
+        // The trial does not end before it is deleted.
+        let _kubelet = Kubelet::start(&place.client, &place.namespace, |pod| {
+            match pod.name_any().starts_with("grid-1-") {
+                true => Script::Hang,
+                false => Script::Train { unit_ms: 20 },
+            }
+        });
         place.apply("grid", grid(3, 8, 1));
-        place.wait_for("grid", &[Phase::Running], 20).await;
+        place.wait_for_trials("grid", 3, |status| !status.attempts.is_empty()).await;
         place
             .plane
             .kubectl(&["delete", "trial", "grid-1", "-n", "deleted", "--wait=false"])

@@ -6,6 +6,7 @@
 mod audit;
 mod bench;
 mod doors;
+mod events;
 mod failures;
 mod flow;
 mod jobs;

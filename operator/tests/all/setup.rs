@@ -9,7 +9,7 @@ use std::time::Duration;
 use kube::{Api, Client, Config, ResourceExt as _};
 use serde_json::{Value, json};
 use stoker_api::experiment::{Experiment, Phase};
-use stoker_api::trial::Trial;
+use stoker_api::trial::{Trial, TrialStatus};
 use stoker_test_cluster::{ControlPlane, wait_until};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -208,6 +208,27 @@ impl Place {
         all.retain(|it| it.spec.experiment == name);
         all.sort_by_key(|it| it.spec.index);
         all
+    }
+
+    /// Waits for at most half a minute until an experiment has `num` trials and `is_so` of each one's status.
+    pub(crate) async fn wait_for_trials(
+        &self,
+        name: &str,
+        num: usize,
+        is_so: impl Fn(&TrialStatus) -> bool,
+    ) -> Vec<Trial> {
+        let end = std::time::Instant::now() + Duration::from_secs(30);
+        loop {
+            let trials = self.trials_of(name).await;
+            let are_so = trials.iter().all(|trial| trial.status.as_ref().is_some_and(&is_so));
+            if trials.len() == num && are_so {
+                return trials;
+            }
+            let is_late = std::time::Instant::now() > end;
+            let statuses = trials.into_iter().map(|trial| trial.status);
+            assert!(!is_late, "{name}: {:#?}\n{}", statuses.collect::<Vec<_>>(), self.logs());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
 
     pub(crate) fn logs(&self) -> String {

@@ -1,0 +1,286 @@
+//! Events and conditions, as `kubectl describe` shows them: read from the API server.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::events::v1::Event;
+use kube::{Api, ResourceExt as _};
+use serde_json::{Value, json};
+use stoker_api::condition::Condition;
+use stoker_api::experiment::Phase;
+use stoker_api::names::{LABEL_ATTEMPT, LABEL_JOB};
+
+use crate::flow::grid;
+use crate::jobs::{apply_job, job, wait_for_job};
+use crate::kubelet::{Kubelet, Script};
+use crate::setup::{Place, free_ports, runtime};
+use crate::worker::Work;
+
+/// An expected event: its type, its reason, and parts of its note.
+type Expected<'a> = (&'a str, &'a str, &'a [&'a str]);
+
+/// The events of one object, oldest first.
+async fn events_of(place: &Place, kind: &str, name: &str) -> Vec<Event> {
+    let api: Api<Event> = Api::namespaced(place.client.clone(), &place.namespace);
+    let mut events = api.list(&Default::default()).await.unwrap().items;
+    events.retain(|event| {
+        let about = event.regarding.clone().unwrap_or_default();
+        about.kind.as_deref() == Some(kind) && about.name.as_deref() == Some(name)
+    });
+    events.sort_by_key(|event| event.event_time.clone().map(|time| time.0));
+    events
+}
+
+fn is(event: &Event, (type_, reason, parts): &Expected<'_>) -> bool {
+    let note = event.note.as_deref().unwrap_or_default();
+    event.type_.as_deref() == Some(type_)
+        && event.reason.as_deref() == Some(reason)
+        && parts.iter().all(|part| note.contains(part))
+}
+
+/// Waits until the object's events are exactly these, in this order, and checks what they refer to. The operator
+/// writes an event after the status that it describes.
+async fn check_events(place: &Place, kind: &str, name: &str, uid: &str, expected: &[Expected<'_>]) {
+    let end = Instant::now() + Duration::from_secs(20);
+    let events = loop {
+        let events = events_of(place, kind, name).await;
+        let all = events.len() == expected.len();
+        if all && events.iter().zip(expected).all(|(event, expected)| is(event, expected)) {
+            break events;
+        }
+        let read = |event: &Event| json!([event.type_, event.reason, event.note]);
+        let found: Vec<Value> = events.iter().map(read).collect();
+        assert!(Instant::now() < end, "{kind} {name}: {found:#?}, expected: {expected:#?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    for event in events {
+        let about = event.regarding.as_ref().unwrap();
+        assert_eq!(about.uid.as_deref(), Some(uid), "{event:#?}");
+        assert_eq!(about.api_version.as_deref(), Some("stoker.dev/v1alpha1"), "{event:#?}");
+        let controller = event.reporting_controller.as_deref().unwrap_or_default();
+        assert!(controller.starts_with("stoker"), "{event:#?}");
+    }
+}
+
+/// The conditions as type, status and reason, by type.
+fn summary(conditions: &[Condition]) -> Vec<(String, String, String)> {
+    let mut all: Vec<_> = conditions
+        .iter()
+        .map(|condition| {
+            let status = format!("{:?}", condition.status);
+            (condition.type_.clone(), status, condition.reason.clone())
+        })
+        .collect();
+    all.sort();
+    all
+}
+
+/// Checks that each condition has these values, is of the current generation, and changed within the test.
+#[track_caller]
+fn check_conditions(conditions: &[Condition], generation: i64, expected: &[(&str, &str, &str)]) {
+    let found = summary(conditions);
+    let owned = |(type_, status, reason): &(&str, &str, &str)| {
+        (type_.to_string(), status.to_string(), reason.to_string())
+    };
+    assert_eq!(found, expected.iter().map(owned).collect::<Vec<_>>(), "{conditions:#?}");
+    for condition in conditions {
+        assert_eq!(condition.observed_generation, generation, "{condition:?}");
+        let age = stoker_operator::world::now().seconds_since(condition.last_transition_time);
+        assert!(age < 600, "{age} s old: {condition:?}");
+    }
+}
+
+/// The conditions of an experiment that ended in this phase.
+fn conditions_after(phase: &str) -> Vec<(&str, &str, &str)> {
+    let ends = ["Cancelled", "Completed", "Failed"];
+    let mut all: Vec<_> = ends
+        .iter()
+        .map(|end| (*end, if *end == phase { "True" } else { "False" }, phase))
+        .collect();
+    all.extend([("Running", "False", "Ended"), ("Valid", "True", "Accepted")]);
+    all
+}
+
+#[test]
+fn experiment_events_follow_its_phases() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        let place = Place::new("events").await;
+        let mut operator = place.operator("a", free_ports());
+        operator.wait_ready(&place);
+        let _kubelet =
+            Kubelet::start(&place.client, &place.namespace, |_| Script::Train { unit_ms: 10 });
+        place.apply("grid", grid(3, 2, 1));
+        let ended = place.wait_for("grid", &[Phase::Completed, Phase::Failed], 60).await;
+        let uid = ended.uid().unwrap();
+        let expected: [Expected<'_>; 3] = [
+            ("Normal", "Accepted", &["0 of 3 trials have ended"]),
+            ("Normal", "Running", &["0 of 3 trials have ended"]),
+            ("Normal", "Completed", &["3 of 3 trials have ended", "best is trial "]),
+        ];
+        check_events(&place, "Experiment", "grid", &uid, &expected).await;
+        for trial in place.trials_of("grid").await {
+            let expected: [Expected<'_>; 1] = [("Normal", "Completed", &[])];
+            let uid = trial.uid().unwrap();
+            check_events(&place, "Trial", &trial.name_any(), &uid, &expected).await;
+        }
+        let status = ended.status.unwrap();
+        check_conditions(
+            &status.conditions,
+            status.observed_generation,
+            &conditions_after("Completed"),
+        );
+    });
+}
+
+#[test]
+fn pause_and_cancel_write_events() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        let place = Place::new("events-states").await;
+        let mut operator = place.operator("a", free_ports());
+        operator.wait_ready(&place);
+        let _kubelet =
+            Kubelet::start(&place.client, &place.namespace, |_| Script::Train { unit_ms: 50 });
+        place.apply("long", grid(2, 1000, 1));
+        place.wait_for("long", &[Phase::Running], 20).await;
+        place.patch("long", &json!({"spec": {"state": "paused"}})).unwrap();
+        place.wait_for("long", &[Phase::Paused], 20).await;
+        place.patch("long", &json!({"spec": {"state": "cancelled"}})).unwrap();
+        let ended = place.wait_for("long", &[Phase::Cancelled], 20).await;
+        let expected: [Expected<'_>; 4] = [
+            ("Normal", "Accepted", &["0 of 2 trials have ended"]),
+            ("Normal", "Running", &["0 of 2 trials have ended"]),
+            ("Normal", "Paused", &["0 of 2 trials have ended"]),
+            ("Normal", "Cancelled", &["2 of 2 trials have ended"]),
+        ];
+        check_events(&place, "Experiment", "long", &ended.uid().unwrap(), &expected).await;
+        let status = ended.status.unwrap();
+        check_conditions(
+            &status.conditions,
+            status.observed_generation,
+            &conditions_after("Cancelled"),
+        );
+    });
+}
+
+#[test]
+fn each_failed_attempt_writes_a_warning() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        let place = Place::new("events-failed").await;
+        let mut operator = place.operator("a", free_ports());
+        operator.wait_ready(&place);
+        let _kubelet = Kubelet::start(&place.client, &place.namespace, |pod| {
+            let attempt = pod.labels()[LABEL_ATTEMPT].parse::<i32>().unwrap();
+            Script::Exit { after_ms: 10, code: 41 + attempt }
+        });
+        let mut spec = grid(1, 2, 1);
+        spec["maxRestarts"] = json!(1);
+        place.apply("grid", spec);
+        let ended = place.wait_for("grid", &[Phase::Completed, Phase::Failed], 60).await;
+        let trial = place.trials_of("grid").await.pop().unwrap();
+        let expected: [Expected<'_>; 3] = [
+            ("Warning", "AttemptEnded", &["attempt 0: UserError", "exit code 41"]),
+            ("Warning", "AttemptEnded", &["attempt 1: UserError", "exit code 42"]),
+            ("Warning", "Failed", &["exit code 42"]),
+        ];
+        check_events(&place, "Trial", "grid-0", &trial.uid().unwrap(), &expected).await;
+        let expected: [Expected<'_>; 3] = [
+            ("Normal", "Accepted", &["0 of 1 trials have ended"]),
+            ("Normal", "Running", &["0 of 1 trials have ended"]),
+            ("Warning", "Failed", &["1 of 1 trials have ended"]),
+        ];
+        check_events(&place, "Experiment", "grid", &ended.uid().unwrap(), &expected).await;
+        let status = ended.status.unwrap();
+        check_conditions(
+            &status.conditions,
+            status.observed_generation,
+            &conditions_after("Failed"),
+        );
+        let status = trial.status.unwrap();
+        let expected = [
+            ("Completed", "False", "Failed"),
+            ("Failed", "True", "Failed"),
+            ("Running", "False", "Ended"),
+            ("Scheduled", "False", "Ended"),
+        ];
+        check_conditions(&status.conditions, status.observed_generation, &expected);
+    });
+}
+
+#[test]
+fn invalid_experiment_writes_one_warning() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        let place = Place::new("events-invalid").await;
+        let mut operator = place.operator("a", free_ports());
+        operator.wait_ready(&place);
+        let mut spec = grid(2, 2, 1);
+        spec["hyperparameters"] = json!({ "x": { "int": { "min": 5, "max": 1 } } });
+        place.apply("bad", spec);
+        let ended = place.wait_for("bad", &[Phase::Failed], 20).await;
+        let expected: [Expected<'_>; 1] = [("Warning", "Invalid", &["spec.hyperparameters.x"])];
+        check_events(&place, "Experiment", "bad", &ended.uid().unwrap(), &expected).await;
+        let status = ended.status.unwrap();
+        let expected = [
+            ("Completed", "False", "Invalid"),
+            ("Failed", "True", "Invalid"),
+            ("Running", "False", "Invalid"),
+            ("Valid", "False", "Invalid"),
+        ];
+        check_conditions(&status.conditions, status.observed_generation, &expected);
+    });
+}
+
+#[test]
+fn job_events_follow_its_phases() {
+    if !stoker_test_cluster::wanted() {
+        return;
+    }
+    runtime().block_on(async {
+        let place = Place::new("events-job").await;
+        let mut operator = place.operator("a", free_ports());
+        operator.wait_ready(&place);
+        let _kubelet = Kubelet::start(&place.client, &place.namespace, |pod| {
+            let is_good = pod.labels()[LABEL_JOB] == "good";
+            match is_good {
+                true => Script::Work(Work { shards: 2, shard_ms: 10 }),
+                false => Script::Exit { after_ms: 10, code: 42 },
+            }
+        });
+        apply_job(&place, "good", job(1));
+        apply_job(&place, "bad", job(1));
+        let good = wait_for_job(&place, "good", &[Phase::Completed, Phase::Failed], 60).await;
+        let bad = wait_for_job(&place, "bad", &[Phase::Completed, Phase::Failed], 60).await;
+        let uid = |name: &str| {
+            let arguments = ["inferencejob", name, "-n", "events-job"];
+            let object = tokio::task::block_in_place(|| place.plane.get(&arguments)).unwrap();
+            object["metadata"]["uid"].as_str().unwrap().to_owned()
+        };
+        let expected: [Expected<'_>; 2] = [
+            ("Normal", "Running", &["0 of 0 rows are done"]),
+            ("Normal", "Completed", &["20 of 20 rows are done"]),
+        ];
+        check_events(&place, "InferenceJob", "good", &uid("good"), &expected).await;
+        let expected: [Expected<'_>; 4] = [
+            ("Normal", "Running", &[]),
+            ("Warning", "AttemptEnded", &["attempt 0: UserError", "exit code 42"]),
+            ("Warning", "AttemptEnded", &["attempt 1: UserError", "exit code 42"]),
+            ("Warning", "Failed", &["exit code 42"]),
+        ];
+        check_events(&place, "InferenceJob", "bad", &uid("bad"), &expected).await;
+        for (status, phase) in [(good, "Completed"), (bad, "Failed")] {
+            let mut expected = conditions_after(phase);
+            expected.insert(4, ("Scheduled", "False", "Ended"));
+            check_conditions(&status.conditions, status.observed_generation, &expected);
+        }
+    });
+}

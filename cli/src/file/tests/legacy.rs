@@ -1,0 +1,179 @@
+//! Files in the format of Determined: what is translated, and what is refused.
+
+use super::*;
+
+#[test]
+fn a_file_in_determineds_format_is_translated() {
+    let loaded = load_text(LEGACY, &["searcher.max_trials=6"]).unwrap();
+    assert_eq!(loaded.name, "my-mnist");
+    let spec = &loaded.spec_json;
+    assert_eq!(spec["entrypoint"]["command"], json!(["sh", "-c", "python3 train.py"]));
+    let hyperparameters = json!({
+        "rate": { "log": { "base": 10, "min": -4, "max": -1 } },
+        "layers": { "width": { "int": { "min": 8, "max": 64 } }, "act": "relu" },
+        "opt": { "categorical": ["adam", "sgd"] },
+        "batch": { "const": 64 },
+    });
+    assert_eq!(spec["hyperparameters"], hyperparameters);
+    assert_eq!(spec["searcher"]["random"]["maxTrials"], 6);
+    assert_eq!(spec["searcher"]["maxLength"], json!({ "batches": 900 }));
+    assert_eq!(spec["minValidationPeriod"], json!({ "batches": 100 }));
+    assert!(spec.get("minCheckpointPeriod").is_none());
+    assert_eq!(spec["resources"]["slotsPerTrial"], 1);
+    let env = json!([{ "name": "B", "value": "2=3" }, { "name": "A", "value": "4" }]);
+    assert_eq!(spec["env"], env);
+    assert_eq!(spec["checkpointStorage"]["url"], "s3://b/p/q");
+    let notes = loaded.notes.join("\n");
+    for words in ["description -> metadata.name: my-mnist", "project: left out", "s3://b/p/q"] {
+        assert!(notes.contains(words), "{words}\n{notes}");
+    }
+}
+
+#[test]
+fn optimizations_of_determined_are_translated() {
+    let check = |fields: &str, expected: serde_json::Value| {
+        let loaded = load_text(&format!("{LEGACY}optimizations: {fields}\n"), &[]).unwrap();
+        for (name, expected) in expected.as_object().unwrap() {
+            let found = &loaded.spec_json["optimizations"][name];
+            assert_eq!(found, expected, "{fields}: {:?}", loaded.notes);
+        }
+    };
+    check("{gradient_compression: true}", json!({ "gradientCompression": "f16" }));
+    let none = json!({ "gradientCompression": "none", "mixedPrecision": "none" });
+    check("{gradient_compression: false, mixed_precision: O0}", none);
+    check("{mixed_precision: O2}", json!({ "mixedPrecision": "bf16" }));
+    let summed = json!({ "aggregationFrequency": 2, "averageAggregatedGradients": false });
+    check("{aggregation_frequency: 2, average_aggregated_gradients: false}", summed);
+}
+
+#[test]
+fn steps_of_0_12_are_batches() {
+    let text = "\
+searcher: {name: single, metric: loss, max_steps: 20}
+entrypoint: [train, x]
+min_validation_period: 3
+";
+    let spec = load_text(text, &[]).unwrap().spec_json;
+    assert_eq!(spec["searcher"]["maxLength"], json!({ "batches": 2000 }));
+    assert_eq!(spec["minValidationPeriod"], json!({ "batches": 300 }));
+    let loaded = load_text(&format!("{text}batches_per_step: 10\n"), &[]).unwrap();
+    assert_eq!(loaded.name, "my-file");
+    assert_eq!(loaded.spec_json["searcher"]["maxLength"], json!({ "batches": 200 }));
+}
+
+#[test]
+fn what_has_no_counterpart_is_refused() {
+    let cases: &[Case] = &[
+        ("name: random", "name: adaptive_asha", &[("9:3: searcher.name:", "not in this version")]),
+        ("name: random", "name: rondom", &[("9:3: searcher.name:", "must be one of single")]),
+        ("type: int", "type: itn", &[("5:20: hyperparameters.layers.width.type:", "one of const")]),
+        ("minval: 8", "minval: 88", &[("5:31: spec.hyperparameters.layers.width.int.min:", "max")]),
+        (
+            "minval: 8",
+            "minvall: 8",
+            &[
+                ("5:12: spec.hyperparameters.layers.width.int.min:", "required"),
+                ("5:31: hyperparameters.layers.width.minvall:", "did you mean `minval`?"),
+            ],
+        ),
+        ("python3 train.py", "model_def:Trial", &[("2:1: entrypoint:", "Python class")]),
+        (
+            "max_length: {batches: 900}",
+            "max_length: 900",
+            &[("12:3: searcher.max_length:", "{batches: N}")],
+        ),
+        (
+            "project: x",
+            "bind_mounts: [{host_path: /a}]",
+            &[("19:1: bind_mounts:", "no counterpart")],
+        ),
+        ("project: x", "projcet: x", &[("19:1: projcet:", "did you mean `project`?")]),
+        ("project: x", "foo: false", &[("19:1: foo:", "unknown field")]),
+        ("slots_per_trial: 0", "shm_size: 3", &[("15:13: resources.shm_size:", "no counterpart")]),
+        (
+            "bucket: b",
+            "bucket: b, secret_key: xyz",
+            &[("17:43: checkpoint_storage.secret_key:", "environment")],
+        ),
+        ("bucket: b, ", "", &[("17:22: checkpoint_storage.type:", "bucket")]),
+        (
+            "max_trials: 5",
+            "max_trials: 0",
+            &[("11:3: spec.searcher.random.maxTrials:", "at least 1")],
+        ),
+    ];
+    for (from, to, expected) in cases {
+        assert!(LEGACY.contains(from), "{from}");
+        check_errors(&LEGACY.replacen(from, to, 1), &[], expected);
+    }
+    let secret = LEGACY.replace("bucket: b", "bucket: b, secret_key: xyz");
+    assert!(!load_text(&secret, &[]).unwrap_err().to_string().contains("xyz"));
+}
+
+#[test]
+fn errors_of_old_files_show_no_credential() {
+    let lines = [
+        "environment: {registry_auth: {username: me, password: hunter2}}",
+        "environment: {registry_auth: {password: hunter2, password: hunter2}}",
+        "environment: {registry_auth: {password: !odd hunter2}}",
+        "environment: {registry_auth: hunter2}",
+        "environment: {registry_authh: {auth: hunter2}}",
+        "environment: {image: {cpu: a, password: hunter2}}",
+        "environment: {environment_variables: [PASSWORD hunter2]}",
+        "environment: {environment_variables: {cpu: [PASSWORD=hunter2]}}",
+        "environment: {environment_variables: [{PASSWORD: hunter2}]}",
+        "environment: {pod_spec: {spec: {containers: [{env: [{value: hunter2}]}]}}}",
+        "checkpoint_storage: {type: s3, bucket: b, access_key: a, secret_key: hunter2}",
+        "checkpoint_storage: {type: s3, bucket: b, acess_kye: hunter2}",
+        "checkpoint_storage: {type: azure, container: c, connection_string: hunter2}",
+        "checkpoint_storage: {type: {secret_key: hunter2}}",
+        "checkpoint_storage: [hunter2]",
+        "tensorboard_storage: {type: s3, secret_key: hunter2}",
+        "integrations: {pachyderm: {token: hunter2}}",
+        "security: {ssh: {rsa: hunter2}}",
+        "bind_mounts: [{host_path: hunter2}]",
+        "api_token: hunter2",
+        "data: {secrets: {key: hunter2}}",
+        "data: {secrets: hunter2}",
+        "data: {secrets: {key: hunter2, key: hunter2}}",
+        // The file cannot be read to its end, so its format is unknown.
+        "environment: {registry_auth: {password: !odd hunter2}, [",
+    ];
+    for line in lines {
+        let text = format!("searcher: {{name: single, metric: m, max_steps: 1}}\n{line}\n");
+        let error = load_text(&text, &[]).unwrap_err();
+        let (text, json) = (error.to_string(), json!(error).to_string());
+        assert!(!text.contains("hunter2") && !json.contains("hunter2"), "{line}\n{text}");
+    }
+    let sets = ["environment.registry_auth.password=[hunter2", "environment.a.token.b=hunter2"];
+    for set in sets {
+        let error = load_text(LEGACY, &[set]).unwrap_err().to_string();
+        assert!(!error.contains("hunter2"), "{set}\n{error}");
+    }
+    // A credential that YAML readers disagree on.
+    let text = LEGACY.replace("bucket: b", "bucket: b, secret_key: 0123456");
+    let error = load_text(&text, &[]).unwrap_err().to_string();
+    assert!(error.contains("secret_key") && !error.contains("0123456"), "{error}");
+}
+
+#[test]
+fn secrets_in_data_are_refused_with_the_remedy() {
+    let remedy = &[("19:8: data.secrets:", "name a Secret in spec.pod.envFromSecrets")];
+    check_errors(&LEGACY.replace("project: x", "data: {secrets: {key: x}}"), &[], remedy);
+    let text = LEGACY.replace("project: x", "data: {secrets: {}, url: here}");
+    let data = &load_text(&text, &[]).unwrap().spec_json["data"];
+    assert_eq!(data, &json!({ "url": "here" }));
+}
+
+/// An inference job that can run.
+const JOB: &str = "\
+apiVersion: stoker.dev/v1alpha1
+kind: InferenceJob
+metadata:
+  name: species
+spec:
+  entrypoint: {command: [infer]}
+  checkpoint: {trial: iris-0}
+  input: {url: rows.csv}
+  shardRows: 10
+";

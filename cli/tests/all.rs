@@ -6,6 +6,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should end there")]
 
+#[path = "all/bench.rs"]
+mod bench;
 #[path = "all/cluster.rs"]
 mod cluster;
 #[path = "all/run.rs"]

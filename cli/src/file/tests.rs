@@ -317,6 +317,19 @@ profiling: {enabled: false}
 project: x
 ";
 
+/// An inference job that can run.
+const JOB: &str = "\
+apiVersion: stoker.dev/v1alpha1
+kind: InferenceJob
+metadata:
+  name: species
+spec:
+  entrypoint: {command: [infer]}
+  checkpoint: {trial: iris-0}
+  input: {url: rows.csv}
+  shardRows: 10
+";
+
 #[test]
 fn errors_of_a_job_have_their_places_too() {
     let folder = tempfile::tempdir().unwrap();

@@ -123,7 +123,8 @@ impl GradientSum {
             return Ok(sum);
         }
         let FlatGradients { single, double } = flat;
-        (single.clear(), double.clear());
+        single.clear();
+        double.clear();
         try_each_trained(model, &mut |_, param| match is_plain && param.is_double() {
             true => param.take_double(&mut self.gradients, double),
             false => param.take_single(&mut self.gradients, single),

@@ -5,8 +5,10 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::time::Instant;
 
+use reqwest::header::{HeaderMap, RETRY_AFTER};
 use tokio::runtime::Runtime;
 
+use super::post::{Refused, retry_after};
 use super::*;
 
 mod encrypted;

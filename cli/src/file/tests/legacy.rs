@@ -164,16 +164,3 @@ fn secrets_in_data_are_refused_with_the_remedy() {
     let data = &load_text(&text, &[]).unwrap().spec_json["data"];
     assert_eq!(data, &json!({ "url": "here" }));
 }
-
-/// An inference job that can run.
-const JOB: &str = "\
-apiVersion: stoker.dev/v1alpha1
-kind: InferenceJob
-metadata:
-  name: species
-spec:
-  entrypoint: {command: [infer]}
-  checkpoint: {trial: iris-0}
-  input: {url: rows.csv}
-  shardRows: 10
-";

@@ -1,0 +1,199 @@
+//! A folder with an experiment file, `stoker` in it, and what it left there.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// A folder with an experiment's file and a storage root.
+pub(crate) struct Bench {
+    pub(crate) folder: tempfile::TempDir,
+    pub(crate) spec: Value,
+}
+
+impl Bench {
+    /// An experiment with one searcher, whose trainers follow `script`.
+    pub(crate) fn new(searcher: Value, script: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let pids = folder.path().join("pids");
+        std::fs::create_dir(&pids).unwrap();
+        let mut all = json!({"metric": "loss", "maxLength": {"batches": 10}});
+        all.as_object_mut().unwrap().extend(searcher.as_object().unwrap().clone());
+        let this = std::env::current_exe().unwrap();
+        let spec = json!({
+            "entrypoint": {"command": [this, "--exact", "scripted_trainer", "--nocapture"]},
+            "data": {"script": script, "pids": pids, "sleepMs": 1},
+            "hyperparameters": {"x": {"double": {"min": 0.0, "max": 1.0, "count": 3}}},
+            "searcher": all,
+            "maxRestarts": 1,
+            "reproducibility": {"experimentSeed": 7},
+        });
+        Self { folder, spec }
+    }
+
+    /// Lets a shell start the trainer, as scripts do.
+    pub(crate) fn in_a_shell(mut self) -> Self {
+        let command = self.spec["entrypoint"]["command"].as_array_mut().unwrap();
+        let script = r#""$0" "$@"; code=$?; echo after it; exit $code"#;
+        command.splice(0..0, ["sh", "-c", script].map(Value::from));
+        self
+    }
+
+    pub(crate) fn root(&self) -> PathBuf {
+        self.folder.path().join("root")
+    }
+
+    pub(crate) fn command(&self, more: &[&str]) -> Command {
+        let file = self.folder.path().join("experiment.yaml");
+        let object = json!({
+            "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
+            "metadata": {"name": "scripted"}, "spec": self.spec,
+        });
+        std::fs::write(&file, object.to_string()).unwrap();
+        let mut command = stoker();
+        command.args(["run", "--output", "json"]).arg(file).arg("--root").arg(self.root());
+        command.args(more).stdin(Stdio::null());
+        command
+    }
+
+    pub(crate) fn run(&self, more: &[&str]) -> Output {
+        self.command(more).output().unwrap()
+    }
+
+    pub(crate) fn start(&self) -> Child {
+        self.command(&[]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    /// All trials of the only run.
+    pub(crate) fn trials(&self) -> Vec<Value> {
+        let mut trials = Vec::new();
+        for run in files(&self.root().join("local")).iter().filter(|it| it.is_dir()) {
+            let read =
+                |path: &PathBuf| serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+            let is_json = |it: &&PathBuf| it.extension().is_some_and(|it| it == "json");
+            trials.extend(files(&run.join("record/trials")).iter().filter(is_json).map(read));
+        }
+        trials.sort_by_key(|it: &Value| it["spec"]["index"].as_u64());
+        trials
+    }
+
+    /// The checkpoints in the record, as trial and name.
+    pub(crate) fn checkpoints(&self) -> BTreeSet<(u64, String)> {
+        let mut all = BTreeSet::new();
+        for trial in self.trials() {
+            let index = trial["spec"]["index"].as_u64().unwrap();
+            let checkpoints = trial["status"]["checkpoints"].as_array().cloned();
+            let names = checkpoints.unwrap_or_default();
+            let names = names.iter().map(|checkpoint| checkpoint["name"].as_str().unwrap());
+            all.extend(names.map(|name| (index, name.to_owned())));
+        }
+        all
+    }
+
+    /// The checkpoints in the storage, as trial and name.
+    pub(crate) fn stored_checkpoints(&self) -> BTreeSet<(u64, String)> {
+        let name = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
+        let mut all = BTreeSet::new();
+        for run in files(&self.root().join("default")) {
+            for trial in files(&run.join("trials")) {
+                let index = name(&trial).parse().unwrap();
+                let checkpoints = files(&trial.join("checkpoints"));
+                all.extend(checkpoints.iter().map(|checkpoint| (index, name(checkpoint))));
+            }
+        }
+        all
+    }
+
+    /// Waits until some trial has a checkpoint.
+    pub(crate) fn wait_for_checkpoint(&self) {
+        self.wait_for_checkpoint_after(&BTreeSet::new());
+    }
+
+    /// Waits until some trial has a checkpoint that is not among `before`.
+    pub(crate) fn wait_for_checkpoint_after(&self, before: &BTreeSet<(u64, String)>) {
+        wait_until("a new checkpoint", || !self.checkpoints().is_subset(before));
+    }
+
+    /// Waits until some trainer has trained so many batches.
+    pub(crate) fn wait_for_batch(&self, batches: u64) {
+        let trained = |pid: &PathBuf| std::fs::read_to_string(pid).ok()?.parse::<u64>().ok();
+        let pids = self.folder.path().join("pids");
+        wait_until("the batch", || files(&pids).iter().filter_map(trained).any(|it| it >= batches));
+    }
+
+    /// Keeps each trial at this batch until [`release`](Self::release).
+    pub(crate) fn hold_at(mut self, batches: u64) -> Self {
+        self.spec["data"]["holdAt"] = json!(batches);
+        self
+    }
+
+    pub(crate) fn release(&self) {
+        std::fs::write(self.folder.path().join("release"), "").unwrap();
+    }
+
+    /// Whether any trainer that was ever started is still alive.
+    pub(crate) fn is_any_trainer_alive(&self) -> bool {
+        let this = std::env::current_exe().unwrap();
+        files(&self.folder.path().join("pids")).iter().any(|pid| {
+            let exe = Path::new("/proc").join(pid.file_name().unwrap()).join("exe");
+            std::fs::read_link(exe).is_ok_and(|it| it == this)
+        })
+    }
+}
+
+/// Waits for a condition for at most a minute.
+#[track_caller]
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < end, "not within a minute: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Starts `stoker` with default signal dispositions: the tests themselves may run under `nohup`.
+pub(crate) fn stoker() -> Command {
+    let mut command = Command::new("env");
+    command.args(["--default-signal=HUP,INT", env!("CARGO_BIN_EXE_stoker")]);
+    command
+}
+
+pub(crate) fn files(folder: &Path) -> Vec<PathBuf> {
+    std::fs::read_dir(folder)
+        .map_or_else(|_| Vec::new(), |it| it.map(|it| it.unwrap().path()).collect())
+}
+
+pub(crate) fn random(max_trials: u32) -> Value {
+    json!({"random": {"maxTrials": max_trials}})
+}
+
+pub(crate) fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+pub(crate) fn last_line(output: &Output) -> Value {
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    serde_json::from_str(text.lines().last().unwrap_or_else(|| panic!("{}", said(output)))).unwrap()
+}
+
+#[track_caller]
+pub(crate) fn check(output: &Output, code: i32, contains: &str) {
+    assert_eq!(output.status.code(), Some(code), "{}", said(output));
+    assert!(said(output).contains(contains), "{contains:?} is not in: {}", said(output));
+}
+
+/// What must not depend on how often anything was interrupted.
+pub(crate) fn essence(trials: &[Value]) -> Vec<Value> {
+    let of = |it: &Value| {
+        let (spec, status) = (&it["spec"], &it["status"]);
+        json!([spec["seed"], spec["requestId"], spec["hyperparameters"], status["facts"]])
+    };
+    trials.iter().map(of).collect()
+}
+
+pub(crate) fn signal(child: &Child, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_child(child);
+    rustix::process::kill_process(pid, signal).unwrap();
+}

@@ -29,12 +29,19 @@ pub use status::{BestTrial, ExperimentStatus, Phase, UsedStorage};
         doc = "A search over trials: which program to train, what may vary, how trials are compared.",
         validation = kube::core::Rule::new(schema::NAME_RULE).message(schema::NAME_MESSAGE),
         printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+        printcolumn(name = "Reason", type_ = "string", json_path = ".status.reason"),
         printcolumn(name = "Trials", type_ = "integer", json_path = ".status.trialsCreated"),
         printcolumn(name = "Running", type_ = "integer", json_path = ".status.trialsRunning"),
         printcolumn(name = "Ended", type_ = "integer", json_path = ".status.trialsClosed"),
         printcolumn(name = "Progress", type_ = "integer", json_path = ".status.progressPercent"),
         printcolumn(name = "Best", type_ = "string", json_path = ".status.best.metric"),
-        printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+        printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+        printcolumn(
+            name = "Message",
+            type_ = "string",
+            json_path = ".status.message",
+            priority = 1
+        )
     ),
     schemars(extend("x-kubernetes-validations" = [
         {

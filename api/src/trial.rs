@@ -27,11 +27,18 @@ use crate::time::Timestamp;
         printcolumn(name = "Experiment", type_ = "string", json_path = ".spec.experiment"),
         printcolumn(name = "Index", type_ = "integer", json_path = ".spec.index"),
         printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+        printcolumn(name = "Reason", type_ = "string", json_path = ".status.reason"),
         printcolumn(name = "Batches", type_ = "integer", json_path = ".status.batches"),
         printcolumn(name = "Of", type_ = "integer", json_path = ".status.batchesTotal"),
         printcolumn(name = "Metric", type_ = "string", json_path = ".status.bestMetric"),
         printcolumn(name = "Restarts", type_ = "integer", json_path = ".status.restarts"),
-        printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+        printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+        printcolumn(
+            name = "Message",
+            type_ = "string",
+            json_path = ".status.message",
+            priority = 1
+        )
     ),
     schemars(extend("x-kubernetes-validations" = [
         {
@@ -160,6 +167,9 @@ pub struct TrialStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 32)))]
     pub best_metric: Option<String>,
+    /// Why it is pending, in one word, such as `Unschedulable`; unset in other phases.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
     /// Why it stands there, for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 1000)))]
@@ -261,6 +271,9 @@ pub struct Attempt {
     /// When it was begun; unset where no clock was asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_at: Option<Timestamp>,
+    /// When all of its pods were first seen without scheduling gates. The start deadline counts from here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ungated_at: Option<Timestamp>,
     /// When it ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_at: Option<Timestamp>,

@@ -79,11 +79,11 @@ pub(crate) fn plan_with<R: Borrow<TrialRecord>>(
     let causes: Vec<CloseCause> = trials.values().filter_map(|it| closed(it)).collect();
     let num_open = (trials.len() - causes.len() + create.len()) as u32;
     let is_cancelled = is_cut_short || cancelled && causes.contains(&CloseCause::Cancelled);
-    let has_begun = trials.values().any(|it| it.status.phase != Phase::Pending);
+    let any_runs = trials.values().any(|trial| trial.status.phase == Phase::Running);
     let phase = match num_open {
         0 if is_cancelled => Phase::Cancelled,
         0 => final_phase(&causes),
-        _ if has_begun => Phase::Running,
+        _ if any_runs => Phase::Running,
         _ => Phase::Pending,
     };
     let best = best(config.smaller_is_better, &trials);

@@ -180,6 +180,7 @@ async fn end(world: &World, mut workers: Workers) {
     workers.tasks.shutdown().await;
     world.experiment_queue.clear();
     world.trial_queue.clear();
+    world.admission.clear();
     world.job_queue.clear();
 }
 

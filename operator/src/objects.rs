@@ -23,6 +23,9 @@ pub const TRAINER_CONTAINER: &str = "trainer";
 /// Container that sets up before it.
 pub const SETUP_CONTAINER: &str = "setup";
 
+/// Kubernetes' reason of a pod that a scheduling gate holds back.
+const SCHEDULING_GATED: &str = "SchedulingGated";
+
 /// A trial.
 #[derive(Debug)]
 pub struct CachedTrial {
@@ -233,7 +236,10 @@ fn seen(pod: &Pod, attempt: u32, index: u32) -> PodSeen {
         conditions.rfind(|it| it.type_ == type_ && it.status == status_)
     };
     let scheduled = condition("PodScheduled", "True");
-    let unscheduled = condition("PodScheduled", "False");
+    // A gate's removal does not change the condition: its scheduler does, once it has tried.
+    let unscheduled = condition("PodScheduled", "False")
+        .filter(|condition| condition.reason.as_deref() != Some(SCHEDULING_GATED));
+    let gates = pod.spec.iter().flat_map(|spec| spec.scheduling_gates.iter().flatten());
     let disruption = condition("DisruptionTarget", "True");
     let started = status.start_time.as_ref().map(timestamp);
     let bound = pod.spec.as_ref().is_some_and(|it| it.node_name.is_some());
@@ -247,6 +253,7 @@ fn seen(pod: &Pod, attempt: u32, index: u32) -> PodSeen {
         scheduled_at: scheduled_at.or(started).or(bound.then(Timestamp::default)),
         unschedulable: unscheduled
             .map(|it| it.message.clone().or_else(|| it.reason.clone()).unwrap_or_default()),
+        gates: gates.map(|gate| gate.name.clone()).collect(),
         waiting: waiting(status),
         exit: exit(status),
         reason: status.reason.clone().filter(|it| !it.is_empty()),
@@ -351,6 +358,18 @@ mod tests {
         );
         assert_eq!(pod.seen.unschedulable.as_deref(), Some("0/2"));
         assert_eq!(pod.seen.scheduled_at, None);
+    }
+
+    #[test]
+    fn a_gated_pod_is_not_unschedulable() {
+        let status = json!({"phase": "Pending", "conditions": [{
+            "type": "PodScheduled", "status": "False", "reason": "SchedulingGated",
+            "message": "Scheduling is blocked due to non-empty scheduling gates",
+        }]});
+        let spec = json!({ "containers": [], "schedulingGates": [{ "name": "queue.test/a" }] });
+        let pod = json!({ "metadata": { "name": "t-0-a0-r0" }, "spec": spec, "status": status });
+        let seen = CachedPod::new(serde_json::from_value(pod).unwrap()).seen;
+        assert_eq!((seen.gates, seen.unschedulable), (vec!["queue.test/a".to_owned()], None));
     }
 
     #[test]

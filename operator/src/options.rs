@@ -76,9 +76,12 @@ pub struct Options {
     /// The Secret with the storage's credentials, in the experiment's namespace, of experiments that set none
     #[arg(long, env = "STOKER_STORAGE_SECRET", default_value = "")]
     pub storage_secret: String,
-    /// Seconds for a gang's pods to be scheduled, and again for their images to be there
-    #[arg(long, default_value_t = 300)]
+    /// Seconds for all pods of a gang to be scheduled, once none has a scheduling gate
+    #[arg(long, default_value_t = 600)]
     pub start_deadline_seconds: u64,
+    /// Seconds for the containers of a scheduled pod to start when its images cannot be pulled
+    #[arg(long, default_value_t = 300)]
+    pub pull_deadline_seconds: u64,
     /// Seconds after which a node that is not ready is given up
     #[arg(long, default_value_t = 60)]
     pub node_lost_seconds: u64,
@@ -86,15 +89,18 @@ pub struct Options {
     /// way when an operator died collides with the pod that its successor made only while that is there
     #[arg(long, default_value_t = 600)]
     pub finished_pods_seconds: u64,
-    /// Gangs of several pods that start at a time
+    /// Gangs of several pods that wait for the scheduler's first answer at a time
     #[arg(long, default_value_t = 1)]
     pub starting_gangs_max: u32,
-    /// Gangs of one pod that start at a time
+    /// One-pod trials that wait for the scheduler's first answer at a time
     #[arg(long, default_value_t = 32)]
     pub starting_pods_max: u32,
     /// Status writes a second that reports of one namespace may cause; more are slowed down
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
     pub report_writes_per_second: u32,
+    /// One-pod trials of a namespace whose pod has no node, and likewise gangs
+    #[arg(long, default_value_t = 32)]
+    pub pending_trials_max: u32,
     /// How logs are written
     #[arg(long, value_enum, default_value_t = LogFormat::Json)]
     pub log_format: LogFormat,
@@ -117,6 +123,7 @@ impl Options {
     pub fn patience(&self, preemption_timeout_seconds: u32) -> Patience {
         Patience {
             start_deadline_seconds: self.start_deadline_seconds,
+            pull_deadline_seconds: self.pull_deadline_seconds,
             node_lost_seconds: self.node_lost_seconds,
             finished_pods_seconds: self.finished_pods_seconds,
             end_grace_seconds: 30,
@@ -124,11 +131,12 @@ impl Options {
         }
     }
 
-    /// How many gangs start at a time.
+    /// How many trials start at a time.
     pub fn caps(&self) -> Caps {
         Caps {
             starting_gangs_max: self.starting_gangs_max,
             starting_pods_max: self.starting_pods_max,
+            pending_trials_max: self.pending_trials_max,
         }
     }
 

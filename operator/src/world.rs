@@ -73,8 +73,8 @@ pub struct World {
     /// Objects that cannot be read and were told so, by generation.
     told: Mutex<HashSet<(Key, i64)>>,
     recorder: Recorder,
-    /// Trials that may begin an attempt.
-    pub admitted: crate::trial::observe::Admitted,
+    /// Trials that start, and those that wait to.
+    pub admission: crate::trial::observe::SharedAdmission,
     /// When a difference of conditions alone was first seen.
     lingering: Mutex<HashMap<Key, Instant>>,
 }
@@ -135,7 +135,7 @@ impl World {
             failure: OnceLock::new(),
             told: Mutex::default(),
             recorder,
-            admitted: Default::default(),
+            admission: Default::default(),
             lingering: Mutex::default(),
         };
         let changes = Changes {
@@ -367,7 +367,10 @@ fn matters_within(old: &CachedTrial, new: &CachedTrial) -> Option<Duration> {
         || before.phase != after.phase
         || is_alive(old) != is_alive(new)
         || old.record.spec != new.record.spec;
-    match before.best_metric != after.best_metric {
+    let shows = before.best_metric != after.best_metric
+        || before.reason != after.reason
+        || before.message != after.message;
+    match shows {
         _ if plans => Some(GATHER),
         true => Some(GATHER_TO_SHOW),
         false => None,

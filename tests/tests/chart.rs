@@ -27,6 +27,8 @@ limits:
   startingGangsMax: 4
   startingPodsMax: 5
   reportWritesPerSecond: 6
+  pullDeadlineSeconds: 6
+  pendingTrialsMax: 7
 log: { format: text, level: "info,kube=debug" }
 tls: { existingSecret: "0" }
 gangKey: { existingSecret: "1e3" }
@@ -220,11 +222,13 @@ fn the_operator_is_told_every_value() {
         "--storage-endpoint=http://s3:8333",
         "--storage-secret=s3",
         "--start-deadline-seconds=1",
+        "--pull-deadline-seconds=6",
         "--node-lost-seconds=2",
         "--finished-pods-seconds=3",
         "--starting-gangs-max=4",
         "--starting-pods-max=5",
         "--report-writes-per-second=6",
+        "--pending-trials-max=7",
         "--log-format=text",
         "--log-level=info,kube=debug",
     ];

@@ -19,10 +19,13 @@ pub struct ExperimentStatus {
     /// The best trial so far, by the searched metric.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best: Option<BestTrial>,
+    /// Why it is pending, in one word, such as `Unschedulable`; unset in other phases.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
     /// Why it stands there, for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// Trials with an attempt that is alive.
+    /// Trials in phase `Running`.
     pub trials_running: u32,
     /// The part of it that is done, in percent.
     pub progress_percent: u32,
@@ -54,10 +57,10 @@ pub struct ExperimentStatus {
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 pub enum Phase {
-    /// Nothing has run yet.
+    /// Nothing runs now. Something will, once the cause is gone.
     #[default]
     Pending,
-    /// Something runs, or may run.
+    /// Its program runs; of an experiment, that of at least one trial.
     Running,
     /// Nothing runs, because somebody asked; it may go on.
     Paused,

@@ -92,13 +92,16 @@ pub fn set_refusal(
     if status.trials_running == 0 {
         condition::set(conditions, condition("Running", false, reason, message));
     }
+    if status.phase == Phase::Pending {
+        status.reason = Some(reason.clone());
+    }
     status.message = Some(message.clone());
 }
 
 /// Returns the status of an experiment that a final refusal fails.
 pub fn failed(status: ExperimentStatus, refusal: &Refusal) -> ExperimentStatus {
     let message = Some(refusal.message.clone());
-    ExperimentStatus { phase: Phase::Failed, message, trials_running: 0, ..status }
+    ExperimentStatus { phase: Phase::Failed, reason: None, message, trials_running: 0, ..status }
 }
 
 #[cfg(test)]

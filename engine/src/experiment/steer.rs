@@ -1,15 +1,20 @@
 //! What a user's wish means for an experiment's trials, and what people are told.
 
 use std::borrow::Borrow;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use stoker_api::condition::{self, Condition, ConditionStatus};
 use stoker_api::experiment::{DesiredState, ExperimentStatus, Phase};
 use stoker_api::time::Timestamp;
-use stoker_api::trial::WantedState;
+use stoker_api::trial::{TrialStatus, WantedState};
 
 use super::{ExperimentPlan, TrialRecord, plan};
 use crate::search::SearchConfig;
 use crate::trial::{closed, live_attempt};
+
+/// Reason of an experiment of which no trial says why it is pending.
+const PENDING: &str = "Pending";
 
 /// A plan that follows a user's wish.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,15 +37,20 @@ pub fn steer<R: Borrow<TrialRecord>>(
     let is_over = matches!(state, DesiredState::Cancelled | DesiredState::Killed);
     let mut plan = plan(config, trials, trials_created, is_over);
     let records = || trials.iter().map(Borrow::borrow);
-    let num_live = records().filter(|it| live_attempt(it).is_some()).count() as u32;
+    let live = || records().filter(|trial| live_attempt(trial).is_some());
+    let num_running = live().filter(|trial| trial.status.phase == Phase::Running).count() as u32;
     if state == DesiredState::Paused {
         plan.status.trials_created -= plan.create.len() as u32;
         plan.create.clear();
-        if !plan.status.phase.is_terminal() && num_live == 0 {
+        if !plan.status.phase.is_terminal() && live().next().is_none() {
             plan.status.phase = Phase::Paused;
         }
     }
-    plan.status.trials_running = num_live;
+    if plan.status.phase == Phase::Pending {
+        let (reason, message) = cause(records());
+        (plan.status.reason, plan.status.message) = (Some(reason), message);
+    }
+    plan.status.trials_running = num_running;
     plan.status.progress_percent = (plan.progress.clamp(0.0, 1.0) * 100.0) as u32;
     let wanted = |record: &TrialRecord| {
         let stops = plan.stop.contains(&record.spec.index);
@@ -70,6 +80,29 @@ pub fn kills<R: Borrow<TrialRecord>>(trials: &[R], state: DesiredState) -> Vec<(
     open.map(|record| (record.spec.index, WantedState::Kill)).collect()
 }
 
+/// Why no trial runs: the reason of most trials, and the message of the first of these.
+fn cause<'a>(trials: impl Iterator<Item = &'a TrialRecord>) -> (String, Option<String>) {
+    let mut by_reason: BTreeMap<&str, (usize, Reverse<u32>, Option<&String>)> = BTreeMap::new();
+    let mut num_pending = 0;
+    for trial in trials.filter(|trial| trial.status.phase == Phase::Pending) {
+        let (TrialStatus { reason, message, .. }, index) = (&trial.status, trial.spec.index);
+        let reason = reason.as_deref().unwrap_or(PENDING);
+        let entry = by_reason.entry(reason).or_insert((0, Reverse(index), message.as_ref()));
+        entry.0 += 1;
+        if index < entry.1.0 {
+            (entry.1, entry.2) = (Reverse(index), message.as_ref());
+        }
+        num_pending += 1;
+    }
+    // The most frequent reason; of several, the one whose first trial is the oldest.
+    let most = by_reason.into_iter().max_by_key(|(_, (num, index, _))| (*num, *index));
+    let Some((reason, (num, Reverse(index), Some(message)))) = most else {
+        return (most.map_or(PENDING, |(reason, _)| reason).to_owned(), None);
+    };
+    let text = format!("{num} of {num_pending} pending trials: trial {index}: {message}");
+    (reason.to_owned(), Some(text))
+}
+
 /// Sets the conditions of an experiment that can run, and when it ended.
 pub fn conditions(
     before: &ExperimentStatus,
@@ -96,13 +129,14 @@ pub fn conditions(
         condition::set(&mut status.conditions, new);
     };
     put("Valid", true, "Accepted", "");
+    let pending = status.reason.clone().unwrap_or_else(|| PENDING.to_owned());
     let (runs, reason) = match phase {
-        Phase::Pending => (false, "Pending"),
+        Phase::Pending => (false, pending.as_str()),
         Phase::Running => (true, "TrialsRun"),
         Phase::Paused => (false, "Paused"),
         Phase::Completed | Phase::Failed | Phase::Cancelled => (false, "Ended"),
     };
-    put("Running", runs, reason, "");
+    put("Running", runs, reason, if phase == Phase::Pending { &message } else { "" });
     if phase.is_terminal() {
         for (type_, of) in [
             ("Completed", Phase::Completed),
@@ -169,6 +203,49 @@ mod tests {
         check("run* pause run.", DesiredState::Cancelled, "0:Stop 1:Stop", Phase::Running);
         check("stop* run", DesiredState::Killed, "0:Kill 1:Kill", Phase::Running);
         check("stop. run.", DesiredState::Cancelled, "", Phase::Cancelled);
+    }
+
+    /// Trials are `running`, `ended`, or the reason why they are pending.
+    #[track_caller]
+    fn check_phase(trials: &str, expected: &str) {
+        let record = |(index, text): (u32, &str)| {
+            let mut record = plain_record(index);
+            match text {
+                "running" => {
+                    record.status.phase = Phase::Running;
+                    record.status.attempts.push(Attempt::default());
+                }
+                "ended" => close(&mut record, CloseCause::Completed, None),
+                reason => {
+                    // Gated pods are of an attempt that is alive.
+                    record.status.attempts.push(Attempt::default());
+                    record.status.reason = Some(reason.to_owned());
+                    record.status.message = Some(format!("message {index}"));
+                }
+            }
+            record
+        };
+        let records: Vec<_> = (0..).zip(trials.split_whitespace()).map(record).collect();
+        let num = records.len() as u32 + 1;
+        let plan = steer(&random_config(num, num), &records, num, DesiredState::Active).plan;
+        let status = conditions(&ExperimentStatus::default(), plan.status, 1, Timestamp(5));
+        let running = condition::find(&status.conditions, "Running").unwrap();
+        let message = status.message.clone().unwrap_or_default();
+        let found = format!("{:?} {} {message}", status.phase, status.trials_running);
+        assert_eq!(found.trim_end(), expected, "{trials}");
+        let reason = status.reason.as_deref().unwrap_or("TrialsRun");
+        assert_eq!((running.reason.as_str(), running.message.as_str()), (reason, &*message));
+        let is_running = running.status == ConditionStatus::True;
+        assert_eq!(is_running, status.phase == Phase::Running, "{trials}");
+    }
+
+    #[test]
+    fn an_experiment_runs_while_a_trial_runs() {
+        check_phase("running Gated", "Running 1");
+        check_phase("Gated", "Pending 0 1 of 1 pending trials: trial 0: message 0");
+        check_phase("ended Gated", "Pending 0 1 of 1 pending trials: trial 1: message 1");
+        check_phase("Quota Gated Gated", "Pending 0 2 of 3 pending trials: trial 1: message 1");
+        check_phase("Quota Gated", "Pending 0 1 of 2 pending trials: trial 0: message 0");
     }
 
     #[test]

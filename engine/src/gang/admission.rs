@@ -1,90 +1,399 @@
-//! Which waiting gangs may make their pods now.
+//! Decides which waiting trials may begin an attempt now.
 //!
-//! Two gangs that start together may each get a part of the room that one of them needs, and wait for
-//! ever. So gangs of several pods start one after the other, the oldest first, and one that finds no
-//! room in time gives back what it has. A gang of one pod has all or nothing; of those only so many
-//! wait in the scheduler's queue at a time.
+//! Two gangs that are scheduled at the same time may each get some of the nodes that one of them
+//! needs. So only a few gangs are before the scheduler at a time. A gang leaves its place as soon as
+//! all its pods are scheduled, or the scheduler has found no node for one of them.
+//!
+//! Namespaces take turns. Within a namespace, trials that have trained go first, then older ones.
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use stoker_api::time::Timestamp;
 
-/// A trial that starts, or wants to.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// Namespace and name of a trial.
+pub type TrialKey = (Arc<str>, Arc<str>);
+
+/// How far a trial is with the start of its pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It waits for admission to create its pods.
+    Waiting,
+    /// Its pods are being created, or wait for the scheduler's first answer.
+    Scheduling,
+    /// A scheduling gate holds back one of its pods.
+    Gated,
+    /// The scheduler found no node for one of its pods.
+    Unschedulable,
+}
+
+/// A trial that starts, or waits to.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
+    /// Name of its experiment.
+    pub experiment: Arc<str>,
+    /// Index in its experiment.
+    pub index: u32,
+    /// Whether an earlier attempt has trained.
+    pub has_trained: bool,
     /// When the trial was created.
     pub created_at: Timestamp,
-    /// Names the trial over all namespaces.
-    pub key: String,
-    /// Pods of its gang.
-    pub num_pods: u32,
-    /// Whether its pods were made and are not all scheduled yet. Otherwise it waits to make them.
-    pub is_starting: bool,
+    /// Whether an attempt has several pods.
+    pub is_gang: bool,
+    /// How far it is.
+    pub standing: Standing,
 }
 
-/// How many gangs start at a time.
+/// Limits of concurrent starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
-    /// Of several pods; at least 1.
+    /// Gangs of several pods before the scheduler at a time, over all namespaces; at least 1.
     pub starting_gangs_max: u32,
-    /// Of one pod; at least 1.
+    /// One-pod trials before the scheduler at a time, over all namespaces; at least 1.
     pub starting_pods_max: u32,
+    /// Trials of a namespace with a pod that has no node, whatever it waits for. One-pod trials and
+    /// gangs are counted separately; at least 1.
+    pub pending_trials_max: u32,
 }
 
-/// The keys of the trials that may begin an attempt now.
-pub fn admitted(mut candidates: Vec<Candidate>, caps: Caps) -> BTreeSet<String> {
-    candidates.sort();
-    let mut free = [caps.starting_pods_max.max(1), caps.starting_gangs_max.max(1)];
-    let kind = |it: &Candidate| usize::from(it.num_pods > 1);
-    for starting in candidates.iter().filter(|it| it.is_starting) {
-        let free = &mut free[kind(starting)];
-        *free = free.saturating_sub(1);
-    }
-    let mut admitted = BTreeSet::new();
-    for waiting in candidates.into_iter().filter(|it| !it.is_starting) {
-        let free = &mut free[kind(&waiting)];
-        if *free > 0 {
-            *free -= 1;
-            admitted.insert(waiting.key);
+/// Order in a namespace: trials that have trained, then age, then the order of creation.
+type Place = (Reverse<bool>, Timestamp, Arc<str>, u32, Arc<str>);
+
+/// Gangs or one-pod trials of a namespace: their caps and turns are separate.
+type Line = (bool, Arc<str>);
+
+/// All trials that start or wait to, and the turns of their namespaces.
+///
+/// The caller reports every change with [`set`](Self::set), and then wakes the trials that
+/// [`admit`](Self::admit) returns. Nothing needs to be polled.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    caps: Caps,
+    /// Places of waiting trials by line and experiment.
+    waiting: BTreeMap<Line, BTreeMap<Arc<str>, BTreeSet<Place>>>,
+    /// Trials that wait, admitted ones excepted.
+    candidates: BTreeMap<TrialKey, Candidate>,
+    /// Trials that have a place. Admitted trials that have not begun yet still stand as `Waiting`.
+    starting: BTreeMap<TrialKey, Candidate>,
+    /// When each line last had its turn.
+    turns: BTreeMap<Line, u64>,
+    num_turns: u64,
+    /// Whether a trial may have to be admitted.
+    is_changed: bool,
+}
+
+impl Admission {
+    /// An admission without trials.
+    pub fn new(caps: Caps) -> Self {
+        Self {
+            caps,
+            waiting: BTreeMap::new(),
+            candidates: BTreeMap::new(),
+            starting: BTreeMap::new(),
+            turns: BTreeMap::new(),
+            num_turns: 0,
+            is_changed: false,
         }
     }
-    admitted
+
+    /// Records how far a trial is; `None` if it neither starts nor waits to. A waiting trial that was
+    /// admitted stays admitted.
+    pub fn set(&mut self, key: &TrialKey, candidate: Option<Candidate>) {
+        let is_waiting = candidate.as_ref().is_some_and(|new| new.standing == Standing::Waiting);
+        if is_waiting && self.is_admitted(key) {
+            return;
+        }
+        let before = self.candidates.get(key).or_else(|| self.starting.get(key));
+        if before == candidate.as_ref() {
+            return;
+        }
+        self.is_changed = true;
+        self.remove(key);
+        match candidate {
+            Some(candidate) if is_waiting => self.wait(key, candidate),
+            Some(candidate) => {
+                self.starting.insert(key.clone(), candidate);
+            }
+            None => {}
+        }
+    }
+
+    /// Whether the trial was admitted and has not begun since.
+    pub fn is_admitted(&self, key: &TrialKey) -> bool {
+        self.starting.get(key).is_some_and(|trial| trial.standing == Standing::Waiting)
+    }
+
+    /// Gives free places to waiting trials, and returns these.
+    pub fn admit(&mut self) -> Vec<TrialKey> {
+        let mut admitted = vec![];
+        if !std::mem::take(&mut self.is_changed) {
+            return admitted;
+        }
+        for is_gang in [true, false] {
+            let mut usage = Usage::of(&self.starting, is_gang);
+            let max = match is_gang {
+                true => self.caps.starting_gangs_max,
+                false => self.caps.starting_pods_max,
+            };
+            while usage.num_starting < max.max(1) {
+                let Some(key) = self.next(is_gang, &usage) else { break };
+                let Some(candidate) = self.candidates.get(&key).cloned() else { break };
+                self.remove(&key);
+                self.num_turns += 1;
+                self.turns.insert((is_gang, key.0.clone()), self.num_turns);
+                usage.add(&key, &candidate);
+                self.starting.insert(key.clone(), candidate);
+                admitted.push(key);
+            }
+        }
+        admitted
+    }
+
+    /// The first trial of the namespace whose turn it is.
+    fn next(&self, is_gang: bool, usage: &Usage) -> Option<TrialKey> {
+        let max = self.caps.pending_trials_max.max(1);
+        let lines = self.waiting.iter().filter(|(line, _)| line.0 == is_gang);
+        let open = lines.filter(|(line, _)| usage.pending.get(&line.1).is_none_or(|n| *n < max));
+        let heads = open.filter_map(|(line, experiments)| {
+            let free = experiments
+                .iter()
+                .filter(|(name, _)| !usage.stuck.contains(&(line.1.clone(), (*name).clone())));
+            let place = free.filter_map(|(_, places)| places.first()).min()?;
+            Some((self.turns.get(line).copied().unwrap_or(0), line, place))
+        });
+        let (_, line, place) = heads.min()?;
+        Some((line.1.clone(), place.4.clone()))
+    }
+
+    fn wait(&mut self, key: &TrialKey, candidate: Candidate) {
+        let (line, place) = (line(key, &candidate), place(key, &candidate));
+        let experiments = self.waiting.entry(line).or_default();
+        experiments.entry(candidate.experiment.clone()).or_default().insert(place);
+        self.candidates.insert(key.clone(), candidate);
+    }
+
+    fn remove(&mut self, key: &TrialKey) {
+        self.starting.remove(key);
+        let Some(candidate) = self.candidates.remove(key) else { return };
+        let line = line(key, &candidate);
+        let Some(experiments) = self.waiting.get_mut(&line) else { return };
+        if let Some(places) = experiments.get_mut(&candidate.experiment) {
+            places.remove(&place(key, &candidate));
+            if places.is_empty() {
+                experiments.remove(&candidate.experiment);
+            }
+        }
+        if experiments.is_empty() {
+            self.waiting.remove(&line);
+        }
+    }
+}
+
+fn line(key: &TrialKey, candidate: &Candidate) -> Line {
+    (candidate.is_gang, key.0.clone())
+}
+
+fn place(key: &TrialKey, candidate: &Candidate) -> Place {
+    let Candidate { experiment, index, has_trained, created_at, .. } = candidate;
+    (Reverse(*has_trained), *created_at, experiment.clone(), *index, key.1.clone())
+}
+
+/// What the trials that start take of the caps.
+#[derive(Debug, Default)]
+struct Usage {
+    num_starting: u32,
+    /// Trials with a pod that has no node, by namespace.
+    pending: BTreeMap<Arc<str>, u32>,
+    /// Namespaces and names of experiments with an unschedulable gang. Its other gangs need the same
+    /// nodes: if they were pending too, each might get some of them once nodes are free.
+    stuck: BTreeSet<(Arc<str>, Arc<str>)>,
+}
+
+impl Usage {
+    fn of(starting: &BTreeMap<TrialKey, Candidate>, is_gang: bool) -> Self {
+        let mut usage = Self::default();
+        let trials = starting.iter().filter(|(_, trial)| trial.is_gang == is_gang);
+        trials.for_each(|(key, trial)| usage.add(key, trial));
+        usage
+    }
+
+    fn add(&mut self, key: &TrialKey, trial: &Candidate) {
+        *self.pending.entry(key.0.clone()).or_default() += 1;
+        match trial.standing {
+            Standing::Waiting | Standing::Scheduling => self.num_starting += 1,
+            Standing::Gated => {}
+            Standing::Unschedulable if trial.is_gang => {
+                self.stuck.insert((key.0.clone(), trial.experiment.clone()));
+            }
+            Standing::Unschedulable => {}
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Candidates are `name@created:pods`, with `*` where the gang starts already.
-    #[track_caller]
-    fn check(candidates: &str, expected: &str) {
-        let candidate = |text: &str| {
-            let (key, rest) = text.split_once('@').unwrap();
-            let (created, pods) = rest.split_once(':').unwrap();
-            Candidate {
-                created_at: Timestamp(created.parse().unwrap()),
-                key: key.to_owned(),
-                num_pods: pods.trim_end_matches('*').parse().unwrap(),
-                is_starting: pods.ends_with('*'),
-            }
+    const CAPS: Caps = Caps { starting_gangs_max: 1, starting_pods_max: 2, pending_trials_max: 3 };
+
+    /// Trials are `NAMESPACE/EXPERIMENT-INDEX@CREATED`, with `g` for a gang, `t` if it has trained,
+    /// and its standing unless it waits: `s` scheduling, `h` held by a gate, `u` unschedulable.
+    fn parse(text: &str) -> (TrialKey, Candidate) {
+        let (name, rest) = text.split_once('@').unwrap();
+        let (namespace, name) = name.split_once('/').unwrap();
+        let (experiment, index) = name.split_once('-').unwrap();
+        let created = rest.trim_end_matches(|letter: char| letter.is_alphabetic());
+        let is = |letter: char| rest.contains(letter);
+        let standing = match () {
+            () if is('s') => Standing::Scheduling,
+            () if is('h') => Standing::Gated,
+            () if is('u') => Standing::Unschedulable,
+            () => Standing::Waiting,
         };
-        let candidates = candidates.split_whitespace().map(candidate).collect();
-        let caps = Caps { starting_gangs_max: 1, starting_pods_max: 2 };
-        let found: Vec<_> = admitted(candidates, caps).into_iter().collect();
-        assert_eq!(found.join(" "), expected);
+        let candidate = Candidate {
+            experiment: experiment.into(),
+            index: index.parse().unwrap(),
+            has_trained: is('t'),
+            created_at: Timestamp(created.parse().unwrap()),
+            is_gang: is('g'),
+            standing,
+        };
+        ((namespace.into(), name.into()), candidate)
+    }
+
+    fn set(admission: &mut Admission, trials: &str) {
+        for (key, candidate) in trials.split_whitespace().map(parse) {
+            admission.set(&key, Some(candidate));
+        }
+    }
+
+    fn admit(admission: &mut Admission) -> String {
+        let admitted = admission.admit();
+        let names = admitted.iter().map(|(namespace, name)| format!("{namespace}/{name}"));
+        names.collect::<Vec<_>>().join(" ")
+    }
+
+    #[track_caller]
+    fn check(trials: &str, expected: &str) {
+        let mut admission = Admission::new(CAPS);
+        set(&mut admission, trials);
+        assert_eq!(admit(&mut admission), expected, "{trials}");
+    }
+
+    /// Each trial that is admitted is scheduled at once.
+    #[track_caller]
+    fn check_order(trials: &str, expected: &str) {
+        let mut admission = Admission::new(Caps { starting_pods_max: 1, ..CAPS });
+        set(&mut admission, trials);
+        let mut order = vec![];
+        loop {
+            let admitted = admission.admit();
+            let Some(key) = admitted.first() else { break };
+            order.push(format!("{}/{}", key.0, key.1));
+            admission.set(key, None);
+        }
+        assert_eq!(order.join(" "), expected, "{trials}");
     }
 
     #[test]
-    fn gangs_start_one_after_the_other_oldest_first() {
-        check("b@2:4 a@3:4 c@1:4", "c");
-        check("b@2:4 a@3:4 c@1:4*", "");
-        check("b@2:4 a@2:4", "a");
+    fn gangs_start_one_at_a_time() {
+        check("n/b-0@2g n/a-0@3g n/c-0@1g", "n/c-0");
+        check("n/b-0@2g n/a-0@3g n/c-0@1gs", "");
+        check("n/b-0@2g n/a-0@2g", "n/a-0");
     }
 
     #[test]
-    fn single_pods_have_a_queue_of_their_own() {
-        check("a@1:4* b@2:1 c@3:1 d@4:1", "b c");
-        check("a@1:1* b@2:1 c@3:1 d@4:2", "b d");
-        check("a@1:1* b@2:1* c@3:1", "");
+    fn one_pod_trials_have_separate_places() {
+        check("n/a-0@1gs n/b-0@2 n/c-0@3 n/d-0@4", "n/b-0 n/c-0");
+        check("n/a-0@1s n/b-0@2 n/c-0@3 n/d-0@4g", "n/d-0 n/b-0");
+        check("n/a-0@1s n/b-0@2s n/c-0@3", "");
+    }
+
+    #[test]
+    fn namespaces_take_turns() {
+        check_order("a/x-0@1 a/x-1@1 a/x-2@1 b/y-0@9 c/z-0@5", "a/x-0 b/y-0 c/z-0 a/x-1 a/x-2");
+        check_order(
+            "a/x-0@1g a/x-1@1g b/y-0@9g b/y-1@9g c/z-0@5g",
+            "a/x-0 b/y-0 c/z-0 a/x-1 b/y-1",
+        );
+    }
+
+    #[test]
+    fn a_returning_namespace_waits_for_its_turn() {
+        let mut admission = Admission::new(CAPS);
+        set(&mut admission, "a/x-0@1g b/y-0@2g b/y-1@2g");
+        assert_eq!(admit(&mut admission), "a/x-0");
+        // The only trial of `a` starts again and again.
+        set(&mut admission, "a/x-0@1gs");
+        admission.set(&parse("a/x-0@1g").0, None);
+        set(&mut admission, "a/x-0@1gt");
+        assert_eq!(admit(&mut admission), "b/y-0");
+        admission.set(&parse("b/y-0@1g").0, None);
+        assert_eq!(admit(&mut admission), "a/x-0");
+    }
+
+    #[test]
+    fn trained_trials_go_first_then_older_ones() {
+        check_order("n/a-0@1 n/a-1@2t n/b-0@3t n/a-10@1 n/a-2@1", "n/a-1 n/b-0 n/a-0 n/a-2 n/a-10");
+    }
+
+    #[test]
+    fn unschedulable_and_gated_gangs_hold_no_place() {
+        check("n/a-0@1gu n/b-0@2g", "n/b-0");
+        check("n/a-0@1gh n/b-0@2g", "n/b-0");
+        check("n/a-0@1gu m/a-0@2g", "m/a-0");
+        check("n/a-0@1u n/b-0@2h n/c-0@3", "n/c-0");
+        check("n/a-0@1gs n/b-0@2g", "");
+    }
+
+    /// Trials of an experiment need the same nodes.
+    #[test]
+    fn unschedulable_gangs_hold_back_their_experiment() {
+        check("n/a-0@1gu n/a-1@2g", "");
+        check("n/a-0@1gu n/a-1@2g n/b-0@3g", "n/b-0");
+        check("n/a-0@1gh n/a-1@2g", "n/a-1");
+        check("n/a-0@1u n/a-1@2", "n/a-1");
+    }
+
+    #[test]
+    fn pending_trials_of_a_namespace_are_limited() {
+        check("n/a-0@1u n/a-1@2h n/a-2@3u n/a-3@4 m/b-0@9", "m/b-0");
+        check("n/a-0@1u n/a-1@2h n/a-3@4 n/a-4@4", "n/a-3");
+        check("n/a-0@1u n/a-1@2h n/a-2@3u n/b-0@9g", "n/b-0");
+        check("n/a-0@1gh n/b-0@1gh n/c-0@1gu n/d-0@9g n/e-0@9", "n/e-0");
+    }
+
+    #[test]
+    fn every_freed_place_is_given_again() {
+        for how in ["scheduled", "unschedulable", "gated", "ended"] {
+            let mut admission = Admission::new(CAPS);
+            set(&mut admission, "n/a-0@1g n/b-0@2g");
+            assert_eq!(admit(&mut admission), "n/a-0");
+            assert_eq!(admit(&mut admission), "");
+            set(&mut admission, "n/a-0@1gs n/b-0@2g");
+            assert_eq!(admit(&mut admission), "", "{how}");
+            match how {
+                "unschedulable" => set(&mut admission, "n/a-0@1gu"),
+                "gated" => set(&mut admission, "n/a-0@1gh"),
+                _ => admission.set(&parse("n/a-0@1g").0, None),
+            }
+            assert_eq!(admit(&mut admission), "n/b-0", "{how}");
+        }
+    }
+
+    #[test]
+    fn an_admission_is_used_once() {
+        let mut admission = Admission::new(CAPS);
+        set(&mut admission, "n/a-0@1g");
+        let key = parse("n/a-0@1g").0;
+        assert_eq!(admit(&mut admission), "n/a-0");
+        set(&mut admission, "n/a-0@1gt");
+        assert!(admission.is_admitted(&key));
+        set(&mut admission, "n/a-0@1gs");
+        assert!(!admission.is_admitted(&key));
+        set(&mut admission, "n/a-0@1gt n/b-0@1g");
+        assert!(!admission.is_admitted(&key));
+        assert_eq!(admit(&mut admission), "n/a-0");
     }
 }

@@ -3,11 +3,11 @@
 use stoker_api::condition::{self, Condition, ConditionStatus};
 use stoker_api::experiment::Phase;
 
-use super::{GangView, PodPhase};
+use super::GangView;
 use crate::trial::{TrialRecord, closed, live_attempt};
 
-/// Sets the conditions that follow from a record and its pods. `waits` says why nothing runs although
-/// something should.
+/// Sets the conditions that follow from a record, its phase and its pods, and why it is pending.
+/// `waits` says why nothing runs although something should.
 pub(super) fn set(
     view: &GangView<'_>,
     record: &mut TrialRecord,
@@ -17,6 +17,13 @@ pub(super) fn set(
         true => of_ended(record),
         false => of_open(view, record, waits),
     };
+    let is_pending = record.status.phase == Phase::Pending;
+    let cause = all.iter().find(|(_, holds, ..)| is_pending && !holds);
+    record.status.reason = cause.map(|(_, _, reason, _)| reason.clone());
+    if !record.status.phase.is_terminal() {
+        let message = cause.map(|(.., message)| message.clone());
+        record.status.message = message.filter(|text| !text.is_empty());
+    }
     for (type_, holds, reason, message) in all {
         let mut new = Condition {
             type_: type_.to_owned(),
@@ -58,7 +65,6 @@ fn of_open(
     let live = live_attempt(record);
     let pods = || view.pods.iter().filter(|it| Some(it.attempt) == live);
     let num_scheduled = pods().filter(|it| it.scheduled_at.is_some()).count();
-    let num_running = pods().filter(|it| it.phase == PodPhase::Running).count();
     let num_pods = view.num_pods as usize;
     let scheduled = match (waits, live) {
         (Some((reason, message)), _) => said("Scheduled", false, reason, message),
@@ -72,8 +78,10 @@ fn of_open(
     let running = match (live, stuck) {
         (None, _) => said("Running", false, "NoAttempt", ""),
         (Some(_), Some(it)) => said("Running", false, &it.reason, &it.message),
-        (Some(_), None) if num_running < num_pods => said("Running", false, "Starting", ""),
-        (Some(_), None) => said("Running", true, "AllPodsRunning", ""),
+        (Some(_), None) if record.status.phase == Phase::Running => {
+            said("Running", true, "AllPodsRunning", "")
+        }
+        (Some(_), None) => said("Running", false, "Starting", "not all of its pods run yet"),
     };
     vec![scheduled, running]
 }

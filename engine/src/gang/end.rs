@@ -122,7 +122,7 @@ fn of_waiting(
         return Some(without_exit(pod, ExitClass::UserError, reason, message));
     }
     let since = pod.scheduled_at?;
-    let is_late = now.seconds_since(since) >= patience.start_deadline_seconds;
+    let is_late = now.seconds_since(since) >= patience.pull_deadline_seconds;
     let end = match OF_THE_USER.contains(&reason) {
         true => ExitClass::UserError,
         false => ExitClass::Infrastructure,
@@ -140,7 +140,8 @@ mod tests {
     use super::*;
 
     const PATIENCE: Patience = Patience {
-        start_deadline_seconds: 300,
+        start_deadline_seconds: 600,
+        pull_deadline_seconds: 300,
         node_lost_seconds: 60,
         finished_pods_seconds: 600,
         end_grace_seconds: 30,

@@ -25,9 +25,12 @@ pub use plan::{Delete, GangPlan, GangView, plan, refuse};
 /// How patient a gang's runner is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
-    /// Seconds from an attempt's begin until all of its pods are scheduled, and from there until
-    /// their images are there.
+    /// Seconds in which all pods of a gang must be created, and then, from the moment all are without
+    /// scheduling gates, scheduled.
     pub start_deadline_seconds: u64,
+    /// Seconds that a container of a scheduled pod may be unable to start, for example because its
+    /// image cannot be pulled.
+    pub pull_deadline_seconds: u64,
     /// Seconds that a node may be not ready before its pods are taken for lost.
     pub node_lost_seconds: u64,
     /// Seconds that a finished pod stays, for its logs.
@@ -55,6 +58,8 @@ pub struct PodSeen {
     pub scheduled_at: Option<Timestamp>,
     /// What its scheduler said when it found no node.
     pub unschedulable: Option<String>,
+    /// Names of its scheduling gates: no scheduler looks at it before they are removed.
+    pub gates: Vec<String>,
     /// A container that cannot start, and why.
     pub waiting: Option<Waiting>,
     /// How the container ended that decides: the program's, or one before it that failed.
@@ -127,6 +132,22 @@ impl PodSeen {
     /// Whether nothing of it runs any more.
     pub fn is_terminal(&self) -> bool {
         matches!(self.phase, PodPhase::Succeeded | PodPhase::Failed)
+    }
+
+    /// Whether a scheduling gate holds it back.
+    pub fn is_gated(&self) -> bool {
+        self.scheduled_at.is_none() && !self.gates.is_empty()
+    }
+
+    /// Reason and message of a pod that has no node.
+    pub(crate) fn without_node(&self) -> (&'static str, String) {
+        let name = &self.name;
+        if self.is_gated() {
+            let gates = self.gates.join(", ");
+            return ("SchedulingGated", format!("pod {name} is held by scheduling gates: {gates}"));
+        }
+        let why = self.unschedulable.as_deref().unwrap_or("not looked at by a scheduler yet");
+        ("Unschedulable", format!("pod {name} has no node: {why}"))
     }
 
     /// Whether its program has ended, whatever else of it runs.

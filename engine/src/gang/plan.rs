@@ -7,6 +7,7 @@ use stoker_api::experiment::Phase;
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{AttemptEnd, WantedState};
 
+use super::admission::Standing;
 use super::{Ended, Patience, PodPhase, PodSeen, conditions, ended};
 use crate::trial::{
     BackOff, Limits, Next, SearchedMetric, TrialRecord, Wanted, back_off, begin_attempt, close,
@@ -17,6 +18,10 @@ use crate::trial::{
 const DELETE_GRACE_SECONDS: u32 = 30;
 /// As little as leaves the node to say when the pod is gone; 0 would forget the pod at once.
 const KILL_GRACE_SECONDS: u32 = 1;
+
+/// How long a start is in the way of others while the scheduler does not look at its pods. There may be
+/// no such scheduler.
+const SCHEDULER_ANSWER_SECONDS: u64 = 60;
 
 /// How much the API server's clock may be ahead of ours.
 const CLOCKS_DIFFER_SECONDS: u32 = 10;
@@ -66,10 +71,8 @@ pub struct GangPlan {
     pub create: Vec<u32>,
     /// Checkpoints that an attempt begun by this plan starts from.
     pub resume_from: Vec<CheckpointRef>,
-    /// Whether an attempt would begin if it were admitted.
-    pub wants_start: bool,
-    /// Whether the gang's pods are not all scheduled yet.
-    pub is_starting: bool,
+    /// How far the start of an attempt is; `None` if none starts or waits to.
+    pub standing: Option<Standing>,
     /// Seconds after which something may follow from the time alone.
     pub wake_seconds: Option<u64>,
 }
@@ -83,8 +86,7 @@ pub fn plan(view: &GangView<'_>) -> GangPlan {
             delete: vec![],
             create: vec![],
             resume_from: vec![],
-            wants_start: false,
-            is_starting: false,
+            standing: None,
             wake_seconds: None,
         },
         waits: None,
@@ -92,19 +94,32 @@ pub fn plan(view: &GangView<'_>) -> GangPlan {
     planner.live();
     planner.leftovers();
     planner.without_attempt();
+    if !planner.plan.record.status.phase.is_terminal() {
+        planner.plan.record.status.phase = open_phase(view, &planner.plan.record);
+    }
     conditions::set(view, &mut planner.plan.record, planner.waits.as_ref());
-    let is_alive = live_attempt(&planner.plan.record).is_some();
     let status = &mut planner.plan.record.status;
-    status.phase = match (view.record.spec.wanted, status.phase) {
-        (WantedState::Pause, Phase::Pending | Phase::Running) if !is_alive => Phase::Paused,
-        (WantedState::Run, Phase::Paused) => Phase::Running,
-        (_, phase) => phase,
-    };
     if status.ended_at.is_none() && status.phase.is_terminal() {
         status.ended_at = Some(view.now);
     }
     status.observed_generation = view.generation;
     planner.plan
+}
+
+/// The phase of a trial that is not closed. It runs while all pods of an attempt run.
+fn open_phase(view: &GangView<'_>, record: &TrialRecord) -> Phase {
+    let Some(attempt) = live_attempt(record) else {
+        return match record.spec.wanted {
+            WantedState::Pause => Phase::Paused,
+            WantedState::Run | WantedState::Stop | WantedState::Kill => Phase::Pending,
+        };
+    };
+    let has_started = |pod: &&PodSeen| pod.phase != PodPhase::Pending || pod.exit.is_some();
+    let pods = view.pods.iter().filter(|pod| pod.attempt == attempt);
+    match pods.filter(has_started).count() >= view.num_pods as usize {
+        true => Phase::Running,
+        false => Phase::Pending,
+    }
 }
 
 /// Ends the live attempt because the API server refused its pods. What a quota or a policy refuses
@@ -170,7 +185,7 @@ impl Planner<'_> {
                 return;
             }
             self.wake(until);
-            self.plan.is_starting = true;
+            self.plan.standing = Some(Standing::Scheduling);
             self.plan.create = missing;
             return;
         }
@@ -251,25 +266,47 @@ impl Planner<'_> {
 
     fn wait_for_start(&mut self, pods: &BTreeMap<u32, &PodSeen>) {
         let view = self.view;
-        let deadline = view.patience.start_deadline_seconds;
-        let started = self.plan.record.status.attempts.last().and_then(|it| it.started_at);
-        let until = started.unwrap_or(view.now).plus(deadline);
-        let Some(pod) = pods.values().find(|it| it.scheduled_at.is_none()) else {
-            for pod in pods.values().filter(|it| it.waiting.is_some()) {
-                self.wake(pod.scheduled_at.unwrap_or_default().plus(deadline));
+        for pod in pods.values().filter(|pod| pod.waiting.is_some()) {
+            if let Some(since) = pod.scheduled_at {
+                self.wake(since.plus(view.patience.pull_deadline_seconds));
             }
-            return;
-        };
-        self.plan.is_starting = true;
-        let why = pod.unschedulable.as_deref().unwrap_or("not looked at by a scheduler yet");
-        let text = format!("pod {} has no node: {why}", pod.name);
-        if until <= view.now {
-            let text = format!("not all pods were scheduled within {deadline} s: {text}");
-            self.end(AttemptEnd::NotStarted, "Unschedulable", text);
-        } else {
-            self.wake(until);
-            self.waits = Some(("Unschedulable", text));
         }
+        let unscheduled = || pods.values().filter(|pod| pod.scheduled_at.is_none());
+        let is_rejected = |pod: &&&PodSeen| pod.unschedulable.is_some();
+        let Some(first) = unscheduled().next() else { return };
+        if let Some(pod) = unscheduled().find(|pod| pod.is_gated()) {
+            // Whoever set the gate decides how long it stays.
+            self.plan.standing = Some(Standing::Gated);
+            self.waits = Some(pod.without_node());
+            return;
+        }
+        let Some(attempt) = self.plan.record.status.attempts.last_mut() else { return };
+        // Nothing of a pod says since when it has no gate: its condition `PodScheduled` keeps the
+        // transition time of the gate while it stays false. So the operator records when it first
+        // saw all pods without gates. Unlike a clock in memory, the record outlives the operator.
+        let since = *attempt.ungated_at.get_or_insert(view.now);
+        let deadline = view.patience.start_deadline_seconds;
+        let until = since.plus(deadline);
+        let (reason, text) = unscheduled().find(is_rejected).unwrap_or(first).without_node();
+        // A pod that is alone holds nothing that others need: it waits for a node that is added.
+        if until <= view.now && view.num_pods > 1 {
+            let text = format!("not all pods were scheduled within {deadline} s: {text}");
+            self.end(AttemptEnd::NotStarted, reason, text);
+            return;
+        }
+        let answer = since.plus(SCHEDULER_ANSWER_SECONDS);
+        let is_answered = answer <= view.now || unscheduled().any(|pod| is_rejected(&pod));
+        self.plan.standing = match is_answered {
+            true => Some(Standing::Unschedulable),
+            false => Some(Standing::Scheduling),
+        };
+        if !is_answered {
+            self.wake(answer);
+        }
+        if view.num_pods > 1 {
+            self.wake(until);
+        }
+        self.waits = Some((reason, text));
     }
 
     /// Takes in what the gang could not report any more.
@@ -348,9 +385,9 @@ impl Planner<'_> {
                     self.waits = Some(("BackOff", format!("tried again at {until}: {why}")));
                     return;
                 }
-                self.plan.wants_start = true;
+                self.plan.standing = Some(Standing::Waiting);
                 if !view.is_admitted {
-                    let text = "other gangs start first".to_owned();
+                    let text = "other trials start first".to_owned();
                     self.waits = Some(("WaitingForAdmission", text));
                     return;
                 }
@@ -360,8 +397,11 @@ impl Planner<'_> {
                 }
                 self.plan.resume_from = resume_from;
                 self.plan.create = (0..view.num_pods).collect();
-                self.plan.is_starting = true;
-                self.plan.wants_start = false;
+                self.plan.standing = Some(Standing::Scheduling);
+            }
+            Next::Idle if view.record.spec.wanted.is_run() => {
+                let text = "the search has not decided yet how long it trains".to_owned();
+                self.waits = Some(("WaitingForSearch", text));
             }
             Next::Running | Next::Idle | Next::Done => {}
         }

@@ -6,23 +6,26 @@ use stoker_api::condition;
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{Attempt, AttemptEnd, CheckpointRecord, Fact, ResultFact, WantedState};
 
-use super::{Exit, GangView, NodeState, Patience, PodPhase, PodSeen, Waiting, plan};
+use super::{Exit, GangPlan, GangView, NodeState, Patience, PodPhase, PodSeen, Waiting, plan};
 use crate::fixture::{LOSS, plain_record};
-use crate::trial::{BackOffLimits, Limits, TrialRecord};
+use crate::trial::{BackOffLimits, Limits, TrialRecord, live_attempt};
 
 const PATIENCE: Patience = Patience {
     start_deadline_seconds: 300,
+    pull_deadline_seconds: 200,
     node_lost_seconds: 60,
     finished_pods_seconds: 600,
     end_grace_seconds: 30,
     preemption_timeout_seconds: 3600,
 };
 
-/// A trial of two pods. Attempts are `live`, `made` (live, with all its pods) or an end and its time,
-/// such as `User@10`; pods are `INDEX@ATTEMPT` and what is said of them, such as `0@1R`:
+/// A trial of two pods. Attempts are `live`, `made` (live, with all its pods), `made@7` (and all of
+/// them were first seen without gates at time 7) or an end and its time, such as `User@10`. Pods are
+/// `INDEX@ATTEMPT` and what is said of them, such as `0@1R`:
 ///
-/// `P` pending, without a node; `S` scheduled; `R` running; `C` completed; `E7` ended with code 7 at
-/// time 7; `D50` being deleted until 50; `N` on a node not ready since 0; `G` on a node that is gone.
+/// `P` pending, without a node; `H` held by a gate; `U` unschedulable; `S` scheduled; `R` running;
+/// `C` completed; `E7` ended with code 7 at time 7; `D50` being deleted until 50; `N` on a node not
+/// ready since 0; `G` on a node that is gone.
 fn record(attempts: &str) -> TrialRecord {
     let mut record = plain_record(0);
     for (number, text) in (0..).zip(attempts.split_whitespace()) {
@@ -36,10 +39,13 @@ fn record(attempts: &str) -> TrialRecord {
             other => panic!("{other}"),
         };
         let ended_at = end.map(|_| Timestamp(at.parse().unwrap()));
-        let has_pods = text != "live";
+        let has_pods = text.split('@').next() != Some("live");
         let started_at = Some(Timestamp(0));
+        let is_ungated = end.is_none() && text.contains('@');
+        let ungated_at = is_ungated.then(|| Timestamp(at.parse().unwrap()));
         record.status.phase = stoker_api::experiment::Phase::Running;
-        let attempt = Attempt { number, end, ended_at, has_pods, started_at, ..Attempt::default() };
+        let times = Attempt { started_at, ungated_at, ended_at, ..Attempt::default() };
+        let attempt = Attempt { number, end, has_pods, ..times };
         record.status.attempts.push(attempt);
     }
     record
@@ -70,6 +76,10 @@ fn pod(text: &str) -> PodSeen {
         };
         match what {
             'P' => pod.scheduled_at = None,
+            'H' => (pod.scheduled_at, pod.gates) = (None, vec!["queue.test/a".to_owned()]),
+            'U' => {
+                (pod.scheduled_at, pod.unschedulable) = (None, Some("0/2 nodes".to_owned()));
+            }
             'S' => pod.phase = PodPhase::Pending,
             'R' => pod.phase = PodPhase::Running,
             'C' => (pod.phase, pod.exit) = (PodPhase::Succeeded, Some(exit(0))),
@@ -91,21 +101,35 @@ struct Case<'a> {
     is_admitted: bool,
 }
 
+/// A trial with two pods.
+fn view<'a>(record: &'a TrialRecord, pods: &'a [PodSeen], now: i64) -> GangView<'a> {
+    GangView {
+        record,
+        generation: 1,
+        pods,
+        num_pods: 2,
+        is_admitted: true,
+        searched: LOSS,
+        patience: PATIENCE,
+        limits: Limits::new(2, BackOffLimits::CLUSTER),
+        now: Timestamp(now),
+    }
+}
+
+fn pods(text: &str) -> Vec<PodSeen> {
+    text.split_whitespace().map(pod).collect()
+}
+
+/// The plan of a trial that is not admitted.
+fn plan_of(record: &TrialRecord, text: &str, num_pods: u32, now: i64) -> GangPlan {
+    plan(&GangView { num_pods, is_admitted: false, ..view(record, &pods(text), now) })
+}
+
 impl Case<'_> {
     fn render(&self) -> String {
-        let pods: Vec<PodSeen> = self.pods.split_whitespace().map(pod).collect();
-        let view = GangView {
-            record: &self.record,
-            generation: 1,
-            pods: &pods,
-            num_pods: 2,
-            is_admitted: self.is_admitted,
-            searched: LOSS,
-            patience: PATIENCE,
-            limits: Limits::new(2, BackOffLimits::CLUSTER),
-            now: Timestamp(self.now),
-        };
-        let plan = plan(&view);
+        let pods = pods(self.pods);
+        let is_admitted = self.is_admitted;
+        let plan = plan(&GangView { is_admitted, ..view(&self.record, &pods, self.now) });
         let mut text = String::new();
         let (before, after) = (&self.record.status.attempts, &plan.record.status.attempts);
         if let Some(last) = after.last() {
@@ -123,6 +147,10 @@ impl Case<'_> {
             {
                 text += "made ";
             }
+        }
+        let ungated_at = |attempts: &[Attempt]| attempts.last().and_then(|last| last.ungated_at);
+        if let Some(at) = ungated_at(after).filter(|at| ungated_at(before) != Some(*at)) {
+            write!(text, "ungated={} ", at.0).unwrap();
         }
         if !plan.create.is_empty() {
             write!(text, "create={:?} ", plan.create).unwrap();
@@ -153,7 +181,8 @@ fn an_attempt_is_recorded_and_its_pods_are_made_once() {
     check("live", "0@0P", 0, "create=[1] wake=300");
     let late = "end=NotStarted:PodsNotMade delete=t-a0-r0:30";
     check("live", "0@0P", 300, late);
-    check("live", "0@0P 1@0P", 0, "made wake=300");
+    check("live", "0@0P 1@0P", 7, "made ungated=7 wake=60");
+    check("live", "0@0S 1@0S", 7, "made");
     check("made", "0@0R 1@0R", 0, "");
 }
 
@@ -227,17 +256,122 @@ fn a_lost_pod_is_forgotten_once_its_successor_may_begin() {
 
 #[test]
 fn a_gang_without_room_gives_back_what_it_has_and_backs_off() {
-    check("made", "0@0R 1@0P", 299, "wake=1");
-    check(
-        "made",
-        "0@0R 1@0P",
-        300,
-        "end=NotStarted:Unschedulable delete=t-a0-r0:30 delete=t-a0-r1:30",
-    );
+    check("made@7", "0@0R 1@0P", 306, "wake=1");
+    let late = "end=NotStarted:Unschedulable delete=t-a0-r0:30 delete=t-a0-r1:30";
+    check("made@7", "0@0R 1@0P", 307, late);
     check("NotStarted@300", "", 309, "wake=1");
     check("NotStarted@300", "", 310, "begin=1 create=[0, 1]");
     check("NotStarted@1 NotStarted@300", "", 319, "wake=1");
     check("NotStarted@1 NotStarted@300", "", 320, "begin=2 create=[0, 1]");
+}
+
+/// The deadline counts from the moment that all pods are without gates.
+#[test]
+fn gated_gangs_have_no_deadline() {
+    check("live", "0@0H 1@0H", 0, "made");
+    check("made", "0@0H 1@0H", 99_000, "");
+    check("made", "0@0S 1@0H", 99_000, "");
+    check("made", "0@0P 1@0H", 99_000, "");
+    check("made", "0@0P 1@0U", 99_000, "ungated=99000 wake=300");
+    check("made@99000", "0@0P 1@0U", 99_299, "wake=1");
+    let late = "end=NotStarted:Unschedulable delete=t-a0-r0:30 delete=t-a0-r1:30";
+    check("made@99000", "0@0P 1@0U", 99_300, late);
+    check("made@99000", "0@0S 1@0R", 99_300, "");
+}
+
+#[test]
+fn one_pod_trials_have_no_deadline() {
+    for pods in ["0@0P", "0@0U", "0@0H"] {
+        let plan = plan_of(&record("made@0"), pods, 1, 99_000);
+        assert_eq!(live_attempt(&plan.record), Some(0), "{pods}");
+        assert_eq!((plan.delete, plan.create, plan.wake_seconds), (vec![], vec![], None), "{pods}");
+    }
+}
+
+#[test]
+fn standing_follows_from_pods() {
+    use super::admission::Standing::{Gated, Scheduling, Unschedulable, Waiting};
+    let check = |attempts: &str, pods: &str, num_pods, now, expected| {
+        let plan = plan_of(&record(attempts), pods, num_pods, now);
+        assert_eq!(plan.standing, expected, "{attempts}, {pods}, {num_pods} pods, {now}");
+    };
+    check("", "", 2, 0, Some(Waiting));
+    check("NotStarted@0", "", 2, 9, None);
+    check("Infra@0", "0@0R", 2, 9, None);
+    check("live", "", 2, 0, Some(Scheduling));
+    check("live", "0@0U", 2, 0, Some(Scheduling));
+    check("made", "0@0P 1@0P", 2, 0, Some(Scheduling));
+    check("made", "0@0P 1@0R", 2, 0, Some(Scheduling));
+    check("made", "0@0P 1@0H", 2, 0, Some(Gated));
+    check("made", "0@0U 1@0H", 2, 0, Some(Gated));
+    check("made", "0@0P 1@0U", 2, 0, Some(Unschedulable));
+    check("made@0", "0@0P 1@0U", 2, 300, None);
+    check("made", "0@0S 1@0S", 2, 0, None);
+    // Its scheduler does not look at it.
+    check("made@0", "0@0P", 1, 59, Some(Scheduling));
+    check("made@0", "0@0P", 1, 60, Some(Unschedulable));
+    check("made@0", "0@0P 1@0R", 2, 59, Some(Scheduling));
+    check("made@0", "0@0P 1@0R", 2, 60, Some(Unschedulable));
+}
+
+#[test]
+fn pulls_have_a_separate_deadline() {
+    let end_at = |reason: &str, now| {
+        let mut pods = ["0@0R", "1@0S"].map(pod);
+        pods[1].scheduled_at = Some(Timestamp(1000));
+        let waiting = Waiting { reason: reason.to_owned(), message: String::new() };
+        pods[1].waiting = Some(waiting);
+        let plan = plan(&view(&record("made@0"), &pods, now));
+        (plan.record.status.attempts[0].end, plan.wake_seconds)
+    };
+    assert_eq!(end_at("ImagePullBackOff", 1199), (None, Some(1)));
+    assert_eq!(end_at("ImagePullBackOff", 1200).0, Some(AttemptEnd::Infrastructure));
+    assert_eq!(end_at("CreateContainerConfigError", 1200).0, Some(AttemptEnd::UserError));
+}
+
+/// Phase, reason and message of a trial.
+#[test]
+fn phase_is_running_while_all_pods_run() {
+    let check = |attempts: &str, pods: &str, expected: &str| {
+        let status = plan_of(&record(attempts), pods, 2, 9).record.status;
+        let (reason, message) = (status.reason.unwrap_or_default(), status.message);
+        let found = format!("{:?} {reason} {}", status.phase, message.unwrap_or_default());
+        assert_eq!(found.trim_end(), expected, "{attempts}, {pods}");
+    };
+    check("", "", "Pending WaitingForAdmission other trials start first");
+    check("live", "0@0P", "Pending Starting its pods are being made");
+    let gated = "Pending SchedulingGated pod t-a0-r1 is held by scheduling gates: queue.test/a";
+    check("made", "0@0P 1@0H", gated);
+    check("made", "0@0P 1@0U", "Pending Unschedulable pod t-a0-r1 has no node: 0/2 nodes");
+    check("made", "0@0R 1@0S", "Pending Starting not all of its pods run yet");
+    check("made", "0@0R 1@0R", "Running");
+    check("made", "0@0R 1@0C", "Running");
+    check("NotStarted@0", "", "Pending BackOff tried again at 1970-01-01T00:00:10Z:");
+    let earlier = "Pending EarlierAttempt pod t-a0-r0 of an earlier attempt has not ended";
+    check("Infra@0", "0@0R", earlier);
+}
+
+#[test]
+fn a_trial_with_a_result_waits_for_the_search() {
+    let mut record = record("Preempted@1");
+    record.status.facts.push(Fact::Result(ResultFact { units: 9, metric: "0.5".to_owned() }));
+    let status = plan_of(&record, "", 2, 9).record.status;
+    assert_eq!(status.reason.as_deref(), Some("WaitingForSearch"));
+}
+
+#[test]
+fn a_resumed_trial_is_pending_until_it_runs() {
+    let phase_of = |wanted, attempts: &str, pods: &str| {
+        let mut record = record(attempts);
+        record.spec.wanted = wanted;
+        record.status.phase = stoker_api::experiment::Phase::Paused;
+        let status = plan_of(&record, pods, 2, 9).record.status;
+        format!("{:?} {:?}", status.phase, status.reason)
+    };
+    assert_eq!(phase_of(WantedState::Pause, "Preempted@1", ""), "Paused None");
+    assert_eq!(phase_of(WantedState::Pause, "made", "0@0R 1@0R"), "Running None");
+    let waits = "Pending Some(\"WaitingForAdmission\")";
+    assert_eq!(phase_of(WantedState::Run, "Preempted@1", ""), waits);
 }
 
 #[test]
@@ -324,17 +458,7 @@ fn what_pods_could_not_report_is_taken_from_their_last_words() {
     let text = format!(r#"{{"code":0,"unsent":[{report}]}}"#);
     pods[0].exit.as_mut().unwrap().message = text;
     let record = record("made");
-    let view = GangView {
-        record: &record,
-        generation: 1,
-        pods: &pods,
-        num_pods: 2,
-        is_admitted: true,
-        searched: LOSS,
-        patience: PATIENCE,
-        limits: Limits::new(2, BackOffLimits::CLUSTER),
-        now: Timestamp(1),
-    };
+    let view = view(&record, &pods, 1);
     let status = plan(&view).record.status;
     assert_eq!(status.phase, stoker_api::experiment::Phase::Completed);
     assert_eq!(status.best_metric.as_deref(), Some("0.5"));
@@ -352,17 +476,7 @@ fn conditions_say_why_nothing_runs() {
             }
         }
         let record = record(attempts);
-        let view = GangView {
-            record: &record,
-            generation: 7,
-            pods: &pods,
-            num_pods: 2,
-            is_admitted,
-            searched: LOSS,
-            patience: PATIENCE,
-            limits: Limits::new(2, BackOffLimits::CLUSTER),
-            now: Timestamp(1),
-        };
+        let view = GangView { generation: 7, is_admitted, ..view(&record, &pods, 1) };
         let conditions = plan(&view).record.status.conditions;
         for (type_, holds, reason) in expected {
             let found = condition::find(&conditions, type_).unwrap();

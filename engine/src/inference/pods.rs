@@ -181,14 +181,13 @@ impl Planner<'_> {
         }
         match pod.scheduled_at {
             None => {
-                let why =
-                    pod.unschedulable.as_deref().unwrap_or("not looked at by a scheduler yet");
-                self.waits.say("Unschedulable", format!("pod {} has no node: {why}", pod.name));
+                let (reason, text) = pod.without_node();
+                self.waits.say(reason, text);
             }
             Some(since) => {
                 if let Some(waiting) = &pod.waiting {
                     self.waits.stuck(waiting);
-                    self.wake(since.plus(view.patience.start_deadline_seconds));
+                    self.wake(since.plus(view.patience.pull_deadline_seconds));
                 }
             }
         }

@@ -104,6 +104,7 @@ async fn run(
     if !done.is_placed && planned.phase.is_terminal() {
         // The end follows from the facts that the grants place.
         (planned.phase, planned.message) = (status.phase, status.message.clone());
+        planned.reason.clone_from(&status.reason);
     }
     let (mut refusals, mut errors) = sorted(writer.errors, done.creation);
     let wait = if refusals.is_empty() { world.safety(key) } else { BLOCKED };
@@ -208,7 +209,7 @@ async fn refuse(
     if status.trials_created > 0 {
         return no_longer_valid(world, key, experiment, status, &message).await;
     }
-    let mut after = ExperimentStatus { phase: Phase::Failed, ..status.clone() };
+    let mut after = ExperimentStatus { phase: Phase::Failed, reason: None, ..status.clone() };
     after.message = Some(format!("invalid: {message}"));
     let generation = experiment.metadata.generation.unwrap_or_default();
     after.observed_generation = generation;
@@ -301,7 +302,9 @@ async fn tell(
     let key = Key::of(experiment);
     tracing::info!(experiment = %key, phase = ?after.phase, "experiment's phase");
     let (type_, reason) = match after.phase {
-        Phase::Pending => (EventType::Normal, "Accepted"),
+        Phase::Pending if before.conditions.is_empty() => (EventType::Normal, "Accepted"),
+        // Trials that run one after the other make it pending in between. The status says why.
+        Phase::Pending => return,
         Phase::Running => (EventType::Normal, "Running"),
         Phase::Paused => (EventType::Normal, "Paused"),
         Phase::Completed => (EventType::Normal, "Completed"),

@@ -23,7 +23,7 @@ use crate::objects::CachedTrial;
 use crate::world::{World, now};
 use observe::Observed;
 
-/// How long a difference of conditions alone waits for company: pods come up in several steps.
+/// How long a slight difference waits for company: pods come up in several steps.
 const CONDITIONS_LINGER: Duration = Duration::from_secs(3);
 
 /// Moves one trial a step closer to what is wanted of it, and says when to look again.
@@ -34,26 +34,35 @@ const CONDITIONS_LINGER: Duration = Duration::from_secs(3);
 ///
 /// See [`Error`]. What was done so far stands.
 pub async fn reconcile(world: &World, key: &Key) -> Result<Option<Duration>, Error> {
-    let Some(mut observed) = observe::observe(world, key) else { return Ok(None) };
-    if let Some(node) = observe::unknown_node(world, &key.namespace, &observed.pods)
-        && apply::find_node(world, &node).await?
-    {
-        let Some(again) = observe::observe(world, key) else { return Ok(None) };
-        observed = again;
-    }
+    let Some(observed) = with_nodes(world, key).await? else {
+        observe::record_standing(world, key, None);
+        return Ok(None);
+    };
     let mut planned = plan(&observed.view(now(), false));
-    if planned.wants_start {
-        if observe::is_admitted(world, &observed) {
-            planned = plan(&observed.view(now(), true));
-        } else {
-            // Whoever goes before tells nobody when it has started.
-            planned.wake_seconds = Some(planned.wake_seconds.unwrap_or(1).min(1));
-        }
+    let record = |standing| observe::record_standing(world, key, observed.candidate(standing));
+    let begins = record(planned.standing);
+    if begins {
+        planned = plan(&observed.view(now(), true));
+        record(planned.standing);
     }
     let wake = planned.wake_seconds.map(Duration::from_secs);
-    let again = apply(world, key, &observed, planned).await?;
+    let again = apply(world, key, &observed, planned).await;
+    if again.is_err() && begins {
+        // It is not known to start, and must not be in the way of others until it is tried again.
+        record(None);
+    }
+    let again = again?;
     let soonest = [again, wake, Some(world.safety(key))].into_iter().flatten().min();
     Ok(soonest)
+}
+
+/// What is known of a trial, once a node that no cache has heard of was asked for.
+async fn with_nodes(world: &World, key: &Key) -> Result<Option<Observed>, Error> {
+    let Some(observed) = observe::observe(world, key) else { return Ok(None) };
+    match observe::unknown_node(world, &key.namespace, &observed.pods) {
+        Some(node) if apply::find_node(world, &node).await? => Ok(observe::observe(world, key)),
+        _ => Ok(Some(observed)),
+    }
 }
 
 async fn apply(
@@ -66,7 +75,7 @@ async fn apply(
     let mut again = None;
     let mut trial: Arc<CachedTrial> = observed.trial.clone();
     if record.status != trial.record.status {
-        let is_slight = is_only_conditions(&record.status, &trial.record.status);
+        let is_slight = is_slight(&trial.record.status, &record.status);
         match if is_slight { world.lingers(key, CONDITIONS_LINGER) } else { Ok(()) } {
             Err(rest) => again = Some(rest),
             Ok(()) => {
@@ -87,11 +96,19 @@ async fn apply(
     Ok(again)
 }
 
-/// Whether nothing but conditions differs: what people see a few seconds later is as good.
-fn is_only_conditions(a: &TrialStatus, b: &TrialStatus) -> bool {
-    let bare =
-        |it: &TrialStatus| TrialStatus { conditions: vec![], observed_generation: 0, ..it.clone() };
-    bare(a) == bare(b)
+/// Whether nothing but conditions and what they say differs, or that a pending trial runs now: what
+/// people see a few seconds later is as good.
+fn is_slight(before: &TrialStatus, after: &TrialStatus) -> bool {
+    let runs = (before.phase, after.phase) == (Phase::Pending, Phase::Running);
+    let bare = |status: &TrialStatus| TrialStatus {
+        phase: if runs { Phase::Running } else { status.phase },
+        conditions: vec![],
+        reason: None,
+        message: None,
+        observed_generation: 0,
+        ..status.clone()
+    };
+    bare(before) == bare(after)
 }
 
 /// Events and metrics of what was recorded.

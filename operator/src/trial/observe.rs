@@ -1,15 +1,13 @@
 //! What is known of a trial.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use stoker_api::experiment::UsedStorage;
 use stoker_api::time::Timestamp;
 use stoker_api::validate::ValidExperiment;
-use stoker_engine::gang::admission::{self, Candidate};
+use stoker_engine::gang::admission::{Admission, Candidate, Standing, TrialKey};
 use stoker_engine::gang::{GangView, NodeState, Patience, PodSeen, plan};
-use stoker_engine::trial::{BackOffLimits, Limits, SearchedMetric, live_attempt};
+use stoker_engine::trial::{BackOffLimits, Limits, SearchedMetric, TrialRecord};
 
 use crate::cache::{Cached as _, Key};
 use crate::objects::{CachedPod, CachedTrial};
@@ -86,61 +84,69 @@ impl Observed {
     pub(super) fn limits(&self) -> Limits {
         Limits::new(self.valid.spec.max_restarts, BackOffLimits::CLUSTER)
     }
+
+    /// The trial as admission sees it.
+    pub(super) fn candidate(&self, standing: Option<Standing>) -> Option<Candidate> {
+        let TrialRecord { spec, status } = &self.trial.record;
+        Some(Candidate {
+            experiment: spec.experiment.as_str().into(),
+            index: spec.index,
+            has_trained: status.batches > 0 || !status.checkpoints.is_empty(),
+            created_at: self.trial.created_at(),
+            is_gang: self.valid.spec.resources.num_pods() > 1,
+            standing: standing?,
+        })
+    }
 }
 
-/// How long the admitted are remembered: whoever was not among them waits a little longer.
-const ADMITTED_KEPT: Duration = Duration::from_millis(500);
-
-/// The trials that were admitted at one look at all of them.
+/// Which trials start, which wait to, and which of them may begin. Empty until the first reconcile of
+/// a replica that leads.
 #[derive(Debug, Default)]
-pub struct Admitted(Mutex<Option<(Instant, BTreeSet<String>)>>);
+pub struct SharedAdmission(Mutex<Option<Admission>>);
 
-/// Whether the trial may begin an attempt now, among all that want to. All are looked at together,
-/// twice a second at most, however many ask; an admission is used once.
-pub(super) fn is_admitted(world: &World, observed: &Observed) -> bool {
-    let mut admitted = world.admitted.0.lock().unwrap_or_else(PoisonError::into_inner);
-    if admitted.as_ref().is_none_or(|it| it.0.elapsed() >= ADMITTED_KEPT) {
-        let now = crate::world::now();
-        let open = world.trials.all();
-        let open = open.iter().filter(|it| !it.record.status.phase.is_terminal());
-        let candidates = open.filter_map(|it| candidate(world, it, now)).collect();
-        *admitted = Some((Instant::now(), admission::admitted(candidates, world.options.caps())));
+impl SharedAdmission {
+    fn lock(&self) -> MutexGuard<'_, Option<Admission>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    admitted.as_mut().is_some_and(|it| it.1.remove(&observed.key.to_string()))
+
+    /// Forgets all trials. A replica that stops to lead sees no starts and ends.
+    pub fn clear(&self) {
+        *self.lock() = None;
+    }
 }
 
-/// A trial that starts or wants to; `None` for the others.
-///
-/// They go by how long they have waited, which begins anew with each try: gangs that never fit would
-/// otherwise take turns with each other for ever.
-fn candidate(world: &World, trial: &CachedTrial, now: Timestamp) -> Option<Candidate> {
-    let key = trial.key();
-    let last = trial.record.status.attempts.last();
-    let waits_since = last.and_then(|it| it.ended_at).unwrap_or_else(|| trial.created_at());
-    let live = live_attempt(&trial.record);
-    let num_pods = || {
-        let valid = world.experiments.get(&trial.experiment_key())?.valid()?;
-        Some(valid.spec.resources.num_pods())
-    };
-    let candidate = |num_pods, is_starting| Candidate {
-        created_at: waits_since,
-        key: key.to_string(),
-        num_pods,
-        is_starting,
-    };
-    if live.is_some() {
-        let pods = world.pods.group(&key);
-        let pods = || pods.iter().filter(|it| Some(it.seen.attempt) == live);
-        let num_pods = num_pods()?;
-        let is_starting =
-            (pods().count() as u32) < num_pods || pods().any(|it| it.seen.scheduled_at.is_none());
-        return is_starting.then(|| candidate(num_pods, true));
+/// Records how far the start of a trial is; `None` if it neither starts nor waits to. Returns whether
+/// it may begin an attempt now. Other trials that may begin because of this are made due.
+pub(super) fn record_standing(world: &World, key: &Key, candidate: Option<Candidate>) -> bool {
+    let mut shared = world.admission.lock();
+    let admission = shared.get_or_insert_with(|| all(world));
+    let name = name(key);
+    admission.set(&name, candidate);
+    let admitted = admission.admit();
+    let is_admitted = admission.is_admitted(&name);
+    drop(shared);
+    for (namespace, name) in admitted.into_iter().filter(|other| *other != name) {
+        world.trial_queue.add(Key { namespace, name });
     }
-    if !trial.record.spec.wanted.is_run() {
-        return None;
+    is_admitted
+}
+
+/// All trials of the caches, so that none is admitted before those that start are known.
+fn all(world: &World) -> Admission {
+    let mut admission = Admission::new(world.options.caps());
+    let mut open = world.trials.all();
+    open.retain(|trial| !trial.record.status.phase.is_terminal());
+    let observed = open.iter().filter_map(|trial| observe(world, &trial.key()));
+    let now = crate::world::now();
+    for trial in observed {
+        let standing = plan(&trial.view(now, false)).standing;
+        admission.set(&name(&trial.key), trial.candidate(standing));
     }
-    let observed = observe(world, &key)?;
-    plan(&observed.view(now, false)).wants_start.then(|| candidate(num_pods().unwrap_or(1), false))
+    admission
+}
+
+fn name(key: &Key) -> TrialKey {
+    (key.namespace.clone(), key.name.clone())
 }
 
 /// A node that one of these pods is on and that no cache has heard of: it may be new. `None` if there

@@ -9,6 +9,11 @@ use kube::Api;
 use serde_json::json;
 use stoker_api::contract::{CONTRACT_VERSION, Report, ReportEvent};
 use stoker_api::experiment::Phase;
+use stoker_api::names::checkpoint_name;
+use stoker_api::trial::{AttemptEnd, Trial, TrialStatus};
+use stoker_engine::trial::{
+    BackOffLimits, Limits, SearchedMetric, TrialRecord, begin_attempt, end_attempt, record_report,
+};
 
 use crate::flow::grid;
 use crate::kubelet::{Kubelet, Line, Script, config_of, token};
@@ -81,7 +86,7 @@ fn resident_mib(pid: u32) -> f64 {
 }
 
 /// The sum of a metric over its labels.
-fn metric(operator: &Operator, name: &str) -> f64 {
+pub(crate) fn metric(operator: &Operator, name: &str) -> f64 {
     let text = operator.metrics();
     let lines = text.lines().filter(|it| it.starts_with(name) && !it.starts_with('#'));
     lines.filter_map(|it| it.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
@@ -189,4 +194,123 @@ fn times() {
         println!("| CPU per report, all in, ms | {:.2} |", cpu / seconds.len() as f64 * 1e3);
         println!("| resident memory at the end, MiB | {:.1} |", resident_mib(pid));
     });
+}
+
+/// Trials that wait to start, unless the environment says otherwise.
+const WAITING: u32 = 5000;
+
+#[test]
+#[ignore = "measures: run by `cargo xtask bench operator`"]
+fn waiting_trials() {
+    const EXPERIMENTS: u32 = 10;
+    let wanted = std::env::var("STOKER_BENCH_WAITING");
+    let num = wanted.map_or(WAITING, |text| text.parse().unwrap());
+    runtime().block_on(async {
+        let place = Place::new("waiting").await;
+        // One pod, which no scheduler looks at, holds the only place for as long as this takes.
+        let more = ["--starting-pods-max", "1", "--start-deadline-seconds", "86400"];
+        let mut operator = place.operator_with("a", free_ports(), &more);
+        operator.wait_ready(&place);
+        let pid = operator.pid();
+        let per_experiment = num.div_ceil(EXPERIMENTS);
+        for experiment in 0..EXPERIMENTS {
+            let mut spec = grid(per_experiment, 2, 1);
+            spec["searcher"]["grid"]["maxConcurrentTrials"] = json!(per_experiment);
+            place.apply(&format!("waiting-{experiment}"), spec);
+        }
+        let num_waiting = async || {
+            let trials = place.trials().list(&Default::default()).await.unwrap().items;
+            let waits = |trial: &&Trial| {
+                let status = trial.status.as_ref();
+                let conditions = status.map(|status| &status.conditions[..]).unwrap_or_default();
+                let scheduled = stoker_api::condition::find(conditions, "Scheduled");
+                scheduled.is_some_and(|condition| condition.reason == "WaitingForAdmission")
+            };
+            trials.iter().filter(waits).count() as u32
+        };
+        let begin = Instant::now();
+        while num_waiting().await < EXPERIMENTS * per_experiment - 1 {
+            assert!(begin.elapsed() < Duration::from_secs(3600), "{}", place.logs());
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        }
+        println!("| seconds until {num} trials wait | {:.0} |", begin.elapsed().as_secs_f64());
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let reconciles = metric(&operator, "stoker_reconcile_seconds_count");
+        let (cpu, begin) = (cpu_seconds(pid), Instant::now());
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        let (cpu, seconds) = (cpu_seconds(pid) - cpu, begin.elapsed().as_secs_f64());
+        let reconciles = metric(&operator, "stoker_reconcile_seconds_count") - reconciles;
+        println!("| CPU while {num} trials wait, % of a core | {:.2} |", cpu / seconds * 100.0);
+        println!("| reconciles a second while they wait | {:.1} |", reconciles / seconds);
+        println!("| resident memory while they wait, MiB | {:.1} |", resident_mib(pid));
+    });
+}
+
+/// As many bytes as a report has at most.
+const REPORT_BYTES: usize = 250_000;
+
+/// The largest record that a program can make of a trial by its reports and its ends. The program has
+/// many attempts, lengths and metrics, and all its texts are long.
+fn worst_case() -> TrialRecord {
+    let spec = json!({
+        "experiment": "e".repeat(40), "index": 65_535, "requestId": "r".repeat(36), "seed": 1,
+        "hyperparameters": {}, "unit": "batches", "units": 1,
+        "grants": (0..512).map(|order| json!({
+            "order": 1_000_000 + order, "fact": order, "units": u64::MAX / 2 + order,
+        })).collect::<Vec<_>>(),
+    });
+    let spec = serde_json::from_value(spec).unwrap();
+    let mut record = TrialRecord { spec, status: TrialStatus::default() };
+    let searched = SearchedMetric { name: "loss", smaller_is_better: true };
+    let number = stoker_api::number::format(-f64::MAX / 3.0);
+    let metrics: BTreeMap<String, String> = (0..REPORT_BYTES / 100)
+        .map(|index| (format!("{index:063}"), number.clone()))
+        .chain([("loss".to_owned(), number.clone())])
+        .collect();
+    let text = "\u{1}".repeat(REPORT_BYTES / 6);
+    let limits = Limits::new(u32::MAX, BackOffLimits::CLUSTER);
+    let tell = |record: &mut TrialRecord, attempt, batches, event| {
+        let report = Report { version: CONTRACT_VERSION, attempt, batches, event };
+        record_report(record, &report, &searched);
+    };
+    let lengths: Vec<u64> = record.spec.grants.iter().map(|grant| grant.units).collect();
+    for attempt in 0..128 {
+        begin_attempt(&mut record, attempt);
+        let batches = u64::from(attempt) + 1;
+        let resumed_from = Some(checkpoint_name(batches, attempt));
+        let event =
+            ReportEvent::Started { resumed_from, batches_total: 9, refused: Default::default() };
+        tell(&mut record, attempt, batches, event);
+        let event = ReportEvent::Checkpointed {
+            name: checkpoint_name(batches, attempt),
+            manifest_sha256: "0".repeat(64),
+            bytes: u64::MAX / 2,
+            metric: Some(number.clone()),
+        };
+        tell(&mut record, attempt, batches, event);
+        for length in lengths.iter().skip(attempt as usize * 4).take(4) {
+            let metrics = metrics.clone();
+            let event = ReportEvent::Validated { metrics, granted_units: Some(*length) };
+            tell(&mut record, attempt, batches, event);
+        }
+        let activity = Some(text.clone());
+        let event = ReportEvent::Progress { batches_total: u64::MAX / 2, activity };
+        tell(&mut record, attempt, batches, event);
+        let event = ReportEvent::Exiting { code: 1, message: Some(text.clone()) };
+        tell(&mut record, attempt, batches, event);
+        end_attempt(&mut record, AttemptEnd::UserError, Some(text.clone()), &limits);
+    }
+    record
+}
+
+#[test]
+#[ignore = "measures: run by `cargo xtask bench operator`"]
+fn worst_case_trial() {
+    let record = worst_case();
+    let bytes = serde_json::to_vec(&record.status).unwrap().len();
+    println!("| bytes of the status of a worst-case Trial | {bytes} |");
+    println!(
+        "| bytes of its grants | {} |",
+        serde_json::to_vec(&record.spec.grants).unwrap().len()
+    );
 }

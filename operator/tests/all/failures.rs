@@ -11,7 +11,7 @@ use kube::runtime::WatchStreamExt as _;
 use serde_json::{Value, json};
 use stoker_api::experiment::Phase;
 use stoker_api::names::{LABEL_ATTEMPT, LABEL_EXPERIMENT};
-use stoker_api::trial::{AttemptEnd, Trial};
+use stoker_api::trial::{Attempt, AttemptEnd, Trial};
 
 use crate::flow::grid;
 use crate::kubelet::{Kubelet, Script, ended, now, unschedulable};
@@ -209,8 +209,10 @@ fn refusals() -> Vec<Case> {
     let service = Hand::Mend(&["delete", "service", "service-0", "-n", NAMESPACE]);
     vec![
         Case::new("full", Script::Status(full), NotStarted, "Unschedulable")
+            .spec(two_pods.clone())
             .says("2 Insufficient slots"),
         Case::new("unseen", Script::Status(json!({})), NotStarted, "Unschedulable")
+            .spec(two_pods.clone())
             .says("not looked at by a scheduler yet"),
         Case::new("quota", exit(1), NotStarted, "QuotaExceeded")
             .spec(slots)
@@ -376,7 +378,13 @@ fn check(case: &Case, trial: &Trial, said: &Said) {
     assert_eq!(first.reason.as_deref(), Some(case.reason), "{name}: {first:#?}");
     assert!(message.contains(case.says), "{name}: {first:#?}");
     assert_eq!(status.restarts, case.restarts, "{name}: {status:#?}");
-    assert_eq!(status.attempts.len(), case.attempts, "{name}: {status:#?}");
+    // The hand may come too late for the second attempt, which is then refused as the first.
+    let is_again = |attempt: &&Attempt| {
+        let is_late = matches!(case.hand, Hand::Mend(_)) && attempt.number > 0;
+        is_late && attempt.reason == first.reason
+    };
+    let num_again = status.attempts.iter().filter(is_again).count();
+    assert_eq!(status.attempts.len() - num_again, case.attempts, "{name}: {status:#?}");
     assert_eq!(status.phase, case.phase, "{name}: {status:#?}");
     let told = |type_: &str| {
         let said = said.get(&trial.name_any()).into_iter().flatten();
@@ -400,8 +408,9 @@ fn each_failure_has_its_class_its_cost_and_its_message() {
         let label = "pod-security.kubernetes.io/enforce=restricted";
         place.plane.kubectl(&["label", "namespace", NAMESPACE, label]).unwrap();
         obstacles(&place);
-        let patience = ["--start-deadline-seconds", "4", "--node-lost-seconds", "3"];
-        let more = [&patience[..], &["--starting-gangs-max", "8"]].concat();
+        let patience = ["--start-deadline-seconds", "4", "--pull-deadline-seconds", "4"];
+        let more = ["--node-lost-seconds", "3", "--starting-gangs-max", "8"];
+        let more = [&patience[..], &more].concat();
         let mut operator = place.operator_with("a", free_ports(), &more);
         operator.wait_ready(&place);
         let cases: Vec<Case> =
@@ -481,7 +490,7 @@ fn two_gangs_that_each_need_all_slots_run_one_after_the_other() {
         let listener = Listener::start(&place);
         place.apply("one", grid(1, 30, 4));
         place.apply("two", grid(1, 30, 4));
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + Duration::from_secs(180);
         loop {
             let trials = listener.trials();
             let is_over = |it: &Trial| it.status.as_ref().is_some_and(|it| it.phase.is_terminal());

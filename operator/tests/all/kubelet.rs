@@ -120,6 +120,7 @@ async fn run(
         let mut free = room.saturating_sub(num_here);
         let mut new: Vec<Pod> = list.items;
         new.retain(|it| it.metadata.deletion_timestamp.is_none() && !seen.contains(&uid(it)));
+        new.retain(|pod| !is_gated(pod));
         // The worst order for gangs: each gets a pod in turn.
         new.sort_by_key(|it| it.name_any().rsplit_once("-r").map(|it| it.1.to_owned()));
         for pod in new {
@@ -148,6 +149,12 @@ async fn run(
 /// Whether it deletes checkpoints, rather than run a program.
 fn is_cleanup(pod: &Pod) -> bool {
     pod.labels().get(LABEL_COMPONENT).is_some_and(|it| it == COMPONENT_CLEANUP)
+}
+
+/// Whether a scheduler would not look at it yet.
+fn is_gated(pod: &Pod) -> bool {
+    let gates = pod.spec.iter().flat_map(|spec| spec.scheduling_gates.iter().flatten());
+    gates.count() > 0
 }
 
 fn is_over(pod: &Pod) -> bool {

@@ -16,6 +16,7 @@ mod proxy;
 mod refusals;
 mod setup;
 mod standby;
+mod starts;
 mod storage;
 mod upgrade;
 mod worker;

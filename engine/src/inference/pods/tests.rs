@@ -9,7 +9,8 @@ use crate::gang::{Exit, PodPhase};
 use crate::inference::progressed;
 
 const PATIENCE: Patience = Patience {
-    start_deadline_seconds: 300,
+    start_deadline_seconds: 600,
+    pull_deadline_seconds: 300,
     node_lost_seconds: 60,
     finished_pods_seconds: 600,
     end_grace_seconds: 30,

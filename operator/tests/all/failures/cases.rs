@@ -1,0 +1,228 @@
+//! The ways in which an attempt ends, and what must be recorded of each.
+
+use serde_json::{Value, json};
+use stoker_api::experiment::Phase;
+use stoker_api::trial::AttemptEnd;
+
+use super::NAMESPACE;
+use crate::kubelet::{Script, ended, now, unschedulable};
+use AttemptEnd::{
+    Completed, Infrastructure, InvalidHyperparameters, NotStarted, Preempted, UserError,
+};
+
+/// What the test does while a case runs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Hand {
+    None,
+    /// Deletes the first attempt's pod; with grace 0 if so.
+    DeletePod {
+        is_forced: bool,
+    },
+    /// Deletes the node that the first attempt is on.
+    DeleteNode,
+    /// Makes that node not ready.
+    SilenceNode,
+    /// The same, once its pod was deleted with a long grace.
+    DrainThenSilenceNode,
+    /// Waits until the trial waits, and takes away what is in its way.
+    Mend(&'static [&'static str]),
+}
+
+/// A way to fail, and what must be recorded of it. Where there are more attempts than one, the last
+/// goes well.
+pub(super) struct Case {
+    pub(super) name: &'static str,
+    /// Merged into the experiment's spec.
+    pub(super) spec: Value,
+    /// What becomes of the first attempt's pods.
+    pub(super) first: Script,
+    pub(super) hand: Hand,
+    pub(super) end: AttemptEnd,
+    pub(super) reason: &'static str,
+    /// Part of the attempt's message and, where the trial waits or fails by it, of a condition's.
+    pub(super) says: &'static str,
+    pub(super) restarts: u32,
+    pub(super) attempts: usize,
+    pub(super) phase: Phase,
+}
+
+impl Case {
+    pub(super) fn new(
+        name: &'static str,
+        first: Script,
+        end: AttemptEnd,
+        reason: &'static str,
+    ) -> Self {
+        let restarts = u32::from(end == UserError);
+        let (spec, hand, says) = (json!({}), Hand::None, "");
+        let (attempts, phase) = (2, Phase::Completed);
+        Self { name, spec, first, hand, end, reason, says, restarts, attempts, phase }
+    }
+
+    pub(super) fn spec(self, spec: Value) -> Self {
+        Self { spec, ..self }
+    }
+
+    pub(super) fn hand(self, hand: Hand) -> Self {
+        Self { hand, ..self }
+    }
+
+    pub(super) fn says(self, says: &'static str) -> Self {
+        Self { says, ..self }
+    }
+
+    /// The trial fails by it.
+    pub(super) fn fatal(self) -> Self {
+        Self { attempts: 1, phase: Phase::Failed, ..self }
+    }
+
+    /// It would have been tried again, but for `maxRestarts: 0`.
+    pub(super) fn fatal_without_restarts(mut self) -> Self {
+        self.spec["maxRestarts"] = json!(0);
+        self.fatal()
+    }
+}
+
+pub(super) fn exit(code: i32) -> Script {
+    Script::Exit { after_ms: 50, code }
+}
+
+/// A status of a container that ended so.
+pub(super) fn killed(code: i32, reason: &str, more: Value) -> Script {
+    let mut status = ended(code);
+    status["containerStatuses"][0]["state"]["terminated"]["reason"] = json!(reason);
+    status.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    Script::Status(status)
+}
+
+pub(super) fn disrupted(reason: &str) -> Value {
+    json!({ "conditions": [{
+        "type": "DisruptionTarget", "status": "True", "reason": reason, "lastTransitionTime": now(),
+    }] })
+}
+
+pub(super) fn waiting(reason: &str, message: &str) -> Script {
+    Script::Status(json!({
+        "phase": "Pending",
+        "conditions": [{ "type": "PodScheduled", "status": "True", "lastTransitionTime": now() }],
+        "containerStatuses": [{
+            "name": "trainer", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+            "state": { "waiting": { "reason": reason, "message": message } },
+        }],
+    }))
+}
+
+pub(super) fn on_node(case: &str) -> Script {
+    Script::OnNode(format!("node-{case}"))
+}
+
+pub(super) fn programs() -> Vec<Case> {
+    let oom = || killed(137, "OOMKilled", json!({}));
+    vec![
+        Case::new("exit-0", exit(0), Completed, "Completed")
+            .says("without having reported a validation")
+            .fatal(),
+        Case::new("exit-1", exit(1), UserError, "ProgramFailed").says("exit code 1"),
+        Case::new("exit-42", exit(42), UserError, "ProgramFailed")
+            .says("exit code 42")
+            .fatal_without_restarts(),
+        Case::new("signal", exit(139), UserError, "ProgramFailed").says("signal 11"),
+        Case::new("exit-78", exit(78), InvalidHyperparameters, "InvalidHyperparameters")
+            .says("exit code 78")
+            .fatal(),
+        Case::new("exit-79", exit(79), Preempted, "Preempted"),
+        Case::new("exit-80", exit(80), Infrastructure, "InfrastructureError")
+            .spec(json!({ "maxRestarts": 0 })),
+        Case::new("exit-81", exit(81), Infrastructure, "PeerFailed"),
+        Case::new("oom", oom(), UserError, "OOMKilled").says("raise spec.resources.limits.memory"),
+        Case::new("oom-fatal", oom(), UserError, "OOMKilled")
+            .says("raise spec.resources.limits.memory")
+            .fatal_without_restarts(),
+    ]
+}
+
+pub(super) fn surroundings() -> Vec<Case> {
+    let evicted = json!({ "reason": "Evicted", "message": "the node was low on memory" });
+    let never_ran = json!({ "phase": "Failed", "reason": "Evicted", "message": "low on disk" });
+    let pull = "back-off pulling image";
+    vec![
+        Case::new("evicted", killed(137, "Error", evicted), Infrastructure, "Evicted")
+            .says("low on memory"),
+        Case::new("evicted-early", Script::Status(never_ran), Infrastructure, "Evicted")
+            .says("low on disk"),
+        Case::new(
+            "preempted",
+            killed(143, "Error", disrupted("PreemptionByScheduler")),
+            Infrastructure,
+            "PreemptionByScheduler",
+        )
+        .spec(json!({ "maxRestarts": 0 })),
+        Case::new(
+            "tainted",
+            killed(137, "Error", disrupted("DeletionByTaintManager")),
+            Infrastructure,
+            "DeletionByTaintManager",
+        ),
+        Case::new("pull", waiting("ImagePullBackOff", pull), Infrastructure, "ImagePullBackOff")
+            .says(pull),
+        Case::new("image", waiting("InvalidImageName", "no name"), UserError, "InvalidImageName")
+            .says("no name")
+            .fatal_without_restarts(),
+        Case::new(
+            "config",
+            waiting("CreateContainerConfigError", "secret \"s\" not found"),
+            UserError,
+            "CreateContainerConfigError",
+        )
+        .says("secret \"s\" not found"),
+        Case::new("deleted", Script::Hang, Infrastructure, "PodDeleted")
+            .hand(Hand::DeletePod { is_forced: false }),
+        Case::new("deleted-now", Script::Hang, Infrastructure, "PodDeleted")
+            .hand(Hand::DeletePod { is_forced: true }),
+        Case::new("node-deleted", on_node("node-deleted"), Infrastructure, "NodeLost")
+            .hand(Hand::DeleteNode)
+            .says("was deleted"),
+        Case::new("node-silent", on_node("node-silent"), Infrastructure, "NodeLost")
+            .hand(Hand::SilenceNode)
+            .says("does not answer"),
+        Case::new("node-drained", on_node("node-drained"), Infrastructure, "NodeLost")
+            .hand(Hand::DrainThenSilenceNode)
+            .says("does not answer"),
+    ]
+}
+
+pub(super) fn refusals() -> Vec<Case> {
+    let full = json!({ "conditions": [unschedulable()] });
+    let overrides = |it: Value| json!({ "podOverrides": it });
+    let slots = json!({ "resources": { "slotResource": "test.stoker/slot" } });
+    let quota = Hand::Mend(&["delete", "resourcequota", "slots", "-n", NAMESPACE]);
+    let policy =
+        Hand::Mend(&["label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce-"]);
+    let two_pods = json!({ "resources": { "slotsPerTrial": 2 } });
+    let service = Hand::Mend(&["delete", "service", "service-0", "-n", NAMESPACE]);
+    vec![
+        Case::new("full", Script::Status(full), NotStarted, "Unschedulable")
+            .spec(two_pods.clone())
+            .says("2 Insufficient slots"),
+        Case::new("unseen", Script::Status(json!({})), NotStarted, "Unschedulable")
+            .spec(two_pods.clone())
+            .says("not looked at by a scheduler yet"),
+        Case::new("quota", exit(1), NotStarted, "QuotaExceeded")
+            .spec(slots)
+            .hand(quota)
+            .says("exceeded quota"),
+        Case::new("policy", exit(1), NotStarted, "AdmissionRefused")
+            .spec(overrides(json!({ "spec": { "hostNetwork": true } })))
+            .hand(policy)
+            .says("violates PodSecurity"),
+        Case::new("odd-pod", exit(1), UserError, "PodInvalid")
+            .spec(overrides(json!({ "spec": { "dnsPolicy": "Sometimes" } })))
+            .says("spec.dnsPolicy")
+            .fatal(),
+        Case::new("pod", exit(1), NotStarted, "NameTaken").says("has another owner"),
+        Case::new("service", exit(1), NotStarted, "NameTaken")
+            .spec(two_pods)
+            .hand(service)
+            .says("has another owner"),
+    ]
+}

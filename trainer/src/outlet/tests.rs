@@ -115,7 +115,6 @@ fn training_alone_ends_with_latest_and_best() {
         let upload = crate::Upload::at(batches);
         session.store_path(upload, |path| Ok(std::fs::write(path.join("x"), "x")?)).unwrap();
     }
-    drop(session);
     crate::train::program::finish(Ok(context), |_| Ok(()));
     assert_eq!(names(folder.path()), ["000000000005-0"]);
 }

@@ -185,7 +185,7 @@ fn a_lease_that_is_renewed_late_loses_nothing_that_is_due() {
         for number in 0..5 {
             let name = format!("late-{number}");
             place.apply(&name, grid(3, 2, 1));
-            place.wait_for(&name, &[Phase::Completed], 30).await;
+            place.wait_for(&name, &[Phase::Completed], 120).await;
         }
         assert_eq!(kubelet.started().len(), 15);
     });

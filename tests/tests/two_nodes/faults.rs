@@ -92,18 +92,25 @@ fn a_gang_trains_what_one_rank_does_and_outlives_a_deleted_pod() {
     }
     let (cluster, _turn) = cluster();
     let four = json!({ "slotsPerTrial": 4, "slotsPerPod": 1 });
-    cluster.apply(&plain("one", &json!({ "slotsPerTrial": 1 })).to_string()).unwrap();
+    // Summation order differs. Training amplifies such differences: 1e-8 after 200 batches became 1e-3 after 500.
+    let short = |name: &str, resources: &Value| {
+        let mut experiment = plain(name, resources);
+        experiment["spec"]["searcher"]["maxLength"] = json!({ "batches": 200 });
+        experiment.to_string()
+    };
+    cluster.apply(&short("one", &json!({ "slotsPerTrial": 1 }))).unwrap();
+    cluster.apply(&short("quad", &four)).unwrap();
     cluster.apply(&plain("four", &four).to_string()).unwrap();
-    for name in ["one", "four"] {
+    for name in ["one", "quad", "four"] {
         let end = ended(cluster, name, 300);
         assert_eq!(end["status"]["phase"], "Completed", "{}", state(cluster));
     }
-    let (one, four_) = (outcome(cluster, "one-0").0, outcome(cluster, "four-0").0);
-    for metric in ["validation_accuracy", "validation_loss"] {
-        let of = |it: &Value| -> f64 { it[metric].as_str().unwrap().parse().unwrap() };
+    let (one, quad) = (outcome(cluster, "one-0").0, outcome(cluster, "quad-0").0);
+    for (metric, tolerance) in [("validation_accuracy", 3e-4), ("validation_loss", 1e-6)] {
+        let of = |metrics: &Value| -> f64 { metrics[metric].as_str().unwrap().parse().unwrap() };
         // A sample of ten thousand may lie so close to a border that rounding decides on it.
-        let difference = (of(&one) / of(&four_) - 1.0).abs();
-        assert!(difference < 3e-4, "{metric}: {one} {four_}");
+        let difference = (of(&one) / of(&quad) - 1.0).abs();
+        assert!(difference < tolerance, "{metric}: {one} {quad}");
     }
     cluster.apply(&plain("less", &four).to_string()).unwrap();
     wait_until("a checkpoint exists", 120, || {

@@ -158,7 +158,10 @@ impl Bench {
     fn commits(&self) -> usize {
         let state = std::fs::read_dir(self.out().join("_stoker")).into_iter().flatten().flatten();
         let commits = |it: std::fs::DirEntry| std::fs::read_dir(it.path().join("commits"));
-        state.filter_map(|it| commits(it).ok()).map(Iterator::count).sum()
+        // A process that is killed while it writes leaves `NAME#NUMBER`.
+        let is_complete =
+            |file: &std::fs::DirEntry| !file.file_name().to_string_lossy().contains('#');
+        state.filter_map(|it| commits(it).ok()).flatten().flatten().filter(is_complete).count()
     }
 
     fn wait_for_commits(&self, num: usize) {

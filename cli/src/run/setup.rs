@@ -125,14 +125,36 @@ fn differences(path: &str, old: &Value, new: &Value, changes: &mut Vec<String>) 
                 let path = format!("{path}.{name}");
                 match (old, new) {
                     (Some(old), Some(new)) => differences(&path, &old, &new, changes),
-                    (Some(old), None) => changes.push(format!("{path}: was {old}, now unset")),
-                    (None, Some(new)) => changes.push(format!("{path}: was unset, now {new}")),
+                    (Some(old), None) => {
+                        changes.push(format!("{path}: was {}, now unset", masked(&old)));
+                    }
+                    (None, Some(new)) => {
+                        changes.push(format!("{path}: was unset, now {}", masked(&new)));
+                    }
                     (None, None) => {}
                 }
             }
         }
-        (old, new) if old != new => changes.push(format!("{path}: was {old}, now {new}")),
+        (old, new) if old != new => {
+            changes.push(format!("{path}: was {}, now {}", masked(old), masked(new)));
+        }
         _ => {}
+    }
+}
+
+/// Returns `value` with the values of environment variables replaced: they may be credentials.
+fn masked(value: &Value) -> Value {
+    match value {
+        Value::Array(items) => items.iter().map(masked).collect(),
+        Value::Object(fields) => {
+            let is_variable = fields.contains_key("name") && fields.contains_key("value");
+            let field = |(name, value): (&String, &Value)| match is_variable && name == "value" {
+                true => (name.clone(), Value::from("***")),
+                false => (name.clone(), masked(value)),
+            };
+            fields.iter().map(field).collect()
+        }
+        other => other.clone(),
     }
 }
 
@@ -227,6 +249,18 @@ mod tests {
         check(json!({"a": {"b": 1}}), json!({"a": {"b": 2}}), &["spec.a.b: was 1, now 2"]);
         check(json!({"a": 1}), json!({}), &["spec.a: was 1, now unset"]);
         check(json!({}), json!({"a": [1]}), &["spec.a: was unset, now [1]"]);
+    }
+
+    #[test]
+    fn values_of_environment_variables_are_masked() {
+        let spec = |value: &str| json!({ "env": [{ "name": "TOKEN", "value": value }] });
+        let shown = r#"[{"name":"TOKEN","value":"***"}]"#;
+        let expected = format!("spec.env: was {shown}, now {shown}");
+        check(spec("one"), spec("two"), &[&expected]);
+        check(json!({}), spec("two"), &[&format!("spec.env: was unset, now {shown}")]);
+        let pod = |value: &str| json!({ "pod": { "containers": [spec(value)] } });
+        let shown = format!(r#"[{{"env":{shown}}}]"#);
+        check(pod("one"), pod("two"), &[&format!("spec.pod.containers: was {shown}, now {shown}")]);
     }
 
     #[test]

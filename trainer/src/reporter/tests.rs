@@ -179,7 +179,8 @@ fn a_door_that_is_away_delays_reports_and_nothing_else() {
     reporter.post(1, validated());
     reporter.post(1, progress());
     reporter.post(2, progress());
-    assert!(start.elapsed() < Duration::from_millis(50));
+    // A post that waited for the server would take the time-out of a request.
+    assert!(start.elapsed() < Duration::from_secs(5));
     assert_eq!(reporter.ask_within(3, validated(), Duration::from_millis(300)), None);
     assert_eq!(reporter.ask_within(4, progress(), Duration::from_millis(100)), None);
     let unsent = reporter.unsent();

@@ -54,6 +54,34 @@ pub fn has_data(name: &str) -> bool {
     is_here
 }
 
+/// Writes the files of CIFAR-10's binary version with 200 random images each, for tests that need its
+/// format and shapes but not its content: no package contains the data set.
+///
+/// # Panics
+///
+/// If a file cannot be written.
+pub fn write_random_cifar10(folder: &Path) {
+    const NUM_IMAGES: usize = 200;
+    const PIXELS: usize = 3 * 32 * 32;
+    let mut state = 1_u64;
+    // Knuth's MMIX generator; its upper bits are good enough for noise.
+    let mut byte = || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state.to_be_bytes()[0]
+    };
+    std::fs::create_dir_all(folder).expect("the folder can be created");
+    let training = (1..=5).map(|number| format!("data_batch_{number}.bin"));
+    for name in training.chain(["test_batch.bin".to_owned()]) {
+        let mut bytes = Vec::with_capacity(NUM_IMAGES * (1 + PIXELS));
+        for _ in 0..NUM_IMAGES {
+            bytes.push(byte() % 10);
+            bytes.extend((0..PIXELS).map(|_| byte()));
+        }
+        std::fs::write(folder.join(name), bytes).expect("the file can be written");
+    }
+}
+
 /// `stoker` with arguments, not started yet. It starts with default signal dispositions: the tests
 /// themselves may run under `nohup`.
 pub fn stoker<I: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = I>) -> Command {

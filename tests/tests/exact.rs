@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use stoker_tests::{has_data, program, said};
+use stoker_tests::{program, said, write_random_cifar10};
 
 /// Convolutions with batch norm and dropout, Adam, shuffling and augmentation.
 const CIFAR10: &[&str] = &[
@@ -18,9 +18,13 @@ const CIFAR10: &[&str] = &[
     "--row-batches=5",
 ];
 
+/// Trains in `folder` on random images, and returns what the process printed.
 fn train(folder: &Path, batches: u32, more: &[&str]) -> Output {
+    let data = folder.join("data");
+    write_random_cifar10(&data);
     let output = Command::new(program("stoker-trainer"))
         .args(CIFAR10)
+        .args(["--data", &serde_json::json!({ "root": data }).to_string()])
         .arg(format!("--batches={batches}"))
         .arg("--folder")
         .arg(folder)
@@ -70,9 +74,6 @@ fn rows(folder: &Path) -> BTreeMap<String, String> {
 
 #[test]
 fn ten_and_ten_batches_in_two_processes_are_twenty_in_one() {
-    if !has_data("cifar10") {
-        return;
-    }
     let (straight, stopped) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     train(straight.path(), 20, &[]);
     train(stopped.path(), 10, &[]);
@@ -88,9 +89,6 @@ fn ten_and_ten_batches_in_two_processes_are_twenty_in_one() {
 
 #[test]
 fn a_truncated_checkpoint_gives_way_to_the_one_before() {
-    if !has_data("cifar10") {
-        return;
-    }
     let (straight, broken) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     train(straight.path(), 20, &[]);
     train(broken.path(), 10, &["--save-batches=5", "--save-trial-latest=2"]);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use stoker_test_cluster::has_root;
-use stoker_tests::{cache, has_data, repository, said};
+use stoker_tests::{cache, has_data, repository, said, write_random_cifar10};
 
 use crate::first_light::{last_line, run};
 use crate::interrupted::trials;
@@ -39,13 +39,16 @@ fn example(name: &str) -> PathBuf {
 
 #[test]
 fn a_full_disk_ends_the_run_and_names_the_remedy() {
-    if !has_data("cifar10") || !has_root("mounting a file system") {
+    if !has_root("mounting a file system") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().join("disk");
     let _disk = SmallDisk::mount(&root, 256 * 1024);
-    let set = ["--set", "searcher.maxLength={batches: 5}"];
+    let data = folder.path().join("data");
+    write_random_cifar10(&data);
+    let data = format!("data.root={}", data.display());
+    let set = ["--set", "searcher.maxLength={batches: 5}", "--set", &data];
     let output = run(&example("cifar10"), &root, &set);
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     let text = said(&output);

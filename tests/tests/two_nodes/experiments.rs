@@ -27,7 +27,7 @@ fn pods(cluster: &Cluster) -> Vec<(String, String)> {
 
 #[test]
 fn a_grid_completes_over_an_upgrade_and_what_it_stored_is_as_designed() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::nodes_wanted() {
         return;
     }
     let (cluster, _turn) = cluster();
@@ -70,7 +70,7 @@ fn a_grid_completes_over_an_upgrade_and_what_it_stored_is_as_designed() {
 
 #[test]
 fn a_program_sent_with_the_experiment_runs_in_the_stock_image() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::nodes_wanted() {
         return;
     }
     let (cluster, _turn) = cluster();
@@ -108,7 +108,7 @@ fn a_program_sent_with_the_experiment_runs_in_the_stock_image() {
 /// Also a loop of the program's own, on two ranks of a cluster.
 #[test]
 fn a_program_is_tried_on_the_cluster_in_all_its_parts() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::nodes_wanted() {
         return;
     }
     let (cluster, _turn) = cluster();
@@ -147,7 +147,7 @@ fn a_program_is_tried_on_the_cluster_in_all_its_parts() {
 
 #[test]
 fn an_uninstall_keeps_definitions_and_experiments() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::nodes_wanted() {
         return;
     }
     let (cluster, _turn) = cluster();

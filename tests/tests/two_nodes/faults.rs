@@ -42,7 +42,7 @@ fn nodes_of(cluster: &Cluster, experiment: &str) -> Vec<String> {
 
 #[test]
 fn a_gang_outlives_a_node_and_ends_with_the_same_bits() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::nodes_wanted() {
         return;
     }
     let (cluster, _turn) = cluster();
@@ -87,7 +87,7 @@ fn plain(name: &str, resources: &Value) -> Value {
 
 #[test]
 fn a_gang_trains_what_one_rank_does_and_outlives_a_deleted_pod() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::nodes_wanted() {
         return;
     }
     let (cluster, _turn) = cluster();
@@ -152,7 +152,7 @@ const STORAGE_AWAY: Duration = Duration::from_secs(60);
 
 #[test]
 fn a_trial_outlives_a_storage_that_is_away_for_a_minute() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::nodes_wanted() {
         return;
     }
     let (cluster, _turn) = cluster();

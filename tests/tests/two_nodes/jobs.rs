@@ -87,7 +87,7 @@ fn rows(folder: &Path) -> Vec<(String, String)> {
 
 #[test]
 fn each_row_comes_out_once_though_workers_and_the_operator_are_killed() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::nodes_wanted() {
         return;
     }
     let (cluster, _turn) = cluster();

@@ -49,7 +49,7 @@ fn manifests(folder: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn data_and_checkpoints_may_lie_on_a_claimed_volume() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::nodes_wanted() {
         return;
     }
     let (cluster, _turn) = cluster();
@@ -90,7 +90,7 @@ fn data_and_checkpoints_may_lie_on_a_claimed_volume() {
 
 #[test]
 fn a_trial_waits_for_gpus_that_are_well_and_says_so() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::nodes_wanted() {
         return;
     }
     let (cluster, _turn) = cluster();

@@ -10,10 +10,15 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub(crate) use self::read::ROOT;
 use crate::validate::{FieldError, member};
 
 /// The names that make an object a parameter, and that groups may not use.
 pub const KINDS: [&str; 5] = ["const", "int", "double", "log", "categorical"];
+
+/// Limit of a trial's hyperparameters in bytes, as JSON: a Trial must stay far below the 1.5 MiB of
+/// an object in Kubernetes.
+pub const TRIAL_BYTES_MAX: usize = 16 << 10;
 
 /// A tree of hyperparameters. Names are sorted by bytes, the order in which they are drawn.
 #[derive(Clone, Debug, PartialEq)]
@@ -99,6 +104,20 @@ impl Space {
         if errors.is_empty() { Ok(space) } else { Err(errors) }
     }
 
+    /// Returns the size in bytes, as JSON, of the largest hyperparameters that a trial can get.
+    pub fn trial_bytes_max(&self) -> usize {
+        match self {
+            Self::Parameter(parameter) => parameter.bytes_max(),
+            Self::Group(members) => {
+                // Quotes, colon and comma of each member, and the braces.
+                let member = |(name, space): (&String, &Self)| {
+                    json_bytes(name) + 2 + space.trial_bytes_max()
+                };
+                members.iter().map(member).sum::<usize>() + 2
+            }
+        }
+    }
+
     /// Calls `visit` with each parameter and its path below `spec.hyperparameters`, in the order of drawing.
     pub fn each_parameter<'a>(&'a self, visit: &mut dyn FnMut(&str, &'a Parameter)) {
         self.each_below(read::ROOT, visit);
@@ -116,7 +135,22 @@ impl Space {
     }
 }
 
+/// Returns the size of a value as JSON.
+fn json_bytes(value: &impl Serialize) -> usize {
+    serde_json::to_vec(value).map_or(usize::MAX / 2, |bytes| bytes.len())
+}
+
 impl Parameter {
+    /// Returns the size in bytes, as JSON, of the largest value that can be sampled.
+    fn bytes_max(&self) -> usize {
+        match self {
+            Self::Const(value) => json_bytes(value),
+            Self::Categorical(values) => values.iter().map(json_bytes).max().unwrap_or(0),
+            // `-9223372036854775808` or `-1.2345678901234567e-300`.
+            Self::Int(_) | Self::Double(_) | Self::Log(_) => 24,
+        }
+    }
+
     /// The one of [`KINDS`] that it is.
     pub fn kind(&self) -> &'static str {
         match self {

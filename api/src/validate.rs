@@ -79,11 +79,15 @@ pub enum Method {
 ///
 /// Everything that is wrong with it, in the order of its fields.
 pub fn validate(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment, Vec<FieldError>> {
-    rules::check(name, spec)
+    let valid = rules::check(name, spec)?;
+    match rules::check_trial_bytes(spec, &valid.space) {
+        Some(error) => Err(vec![error]),
+        None => Ok(valid),
+    }
 }
 
-/// As [`validate`], for an experiment that runs already. Its `podOverrides` may have keys that an earlier version
-/// accepted and dropped.
+/// Same as [`validate`], for an experiment that has already started. An earlier version may have
+/// accepted it with keys of `podOverrides` that it dropped, or with larger hyperparameters.
 ///
 /// # Errors
 ///
@@ -93,7 +97,7 @@ pub fn validate_begun(
     spec: &ExperimentSpec,
 ) -> Result<ValidExperiment, Vec<FieldError>> {
     let bare = ExperimentSpec { pod_overrides: None, ..spec.clone() };
-    let mut valid = validate(name, &bare)?;
+    let mut valid = rules::check(name, &bare)?;
     valid.spec.pod_overrides.clone_from(&spec.pod_overrides);
     Ok(valid)
 }

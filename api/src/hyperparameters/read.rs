@@ -7,8 +7,8 @@ use serde_json::{Map, Value};
 use super::{DoubleRange, IntRange, KINDS, LogRange, Parameter, Space, default_base};
 use crate::validate::{FieldError, item, member};
 
-/// Where the tree lies in an experiment.
-pub(super) const ROOT: &str = "spec.hyperparameters";
+/// Path of the tree in an experiment.
+pub(crate) const ROOT: &str = "spec.hyperparameters";
 
 /// The first number that is too large for an integer, as a double.
 const INTEGER_END: f64 = 9_223_372_036_854_775_808.0;

@@ -8,7 +8,7 @@ use super::{
     FieldError, Method, NAME_BYTES_MAX, SEED_END, TRIALS_MAX, ValidExperiment, item, member,
 };
 use crate::experiment::{Entrypoint, EnvVar, ExperimentSpec, Length, SAVE_MAX, Searcher, Unit};
-use crate::hyperparameters::Space;
+use crate::hyperparameters::{Space, TRIAL_BYTES_MAX};
 use crate::names::ENV_SETTABLE;
 
 /// Where an experiment's files may go, by the scheme of the URL.
@@ -40,6 +40,17 @@ pub(super) fn check(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment
         }
         _ => Err(errors),
     }
+}
+
+/// Refuses hyperparameters that would not fit into a Trial beside its status.
+pub(super) fn check_trial_bytes(spec: &ExperimentSpec, space: &Space) -> Option<FieldError> {
+    let bytes = space.trial_bytes_max();
+    let rule = format!(
+        "a trial's hyperparameters can take {bytes} bytes as JSON, but must take at most \
+         {TRIAL_BYTES_MAX}: put large values into a file, and name the file here or in spec.data"
+    );
+    let path = crate::hyperparameters::ROOT;
+    (bytes > TRIAL_BYTES_MAX).then(|| FieldError::new(path, &spec.hyperparameters, &rule))
 }
 
 pub(super) fn check_name(name: &str, errors: &mut Vec<FieldError>) {

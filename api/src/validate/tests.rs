@@ -223,3 +223,26 @@ fn a_long_value_is_shortened() {
     assert_eq!(error.value.chars().count(), 83);
     assert_eq!(FieldError::absent("a", "b").to_string(), "a: b");
 }
+
+#[test]
+fn large_hyperparameters_are_refused_before_the_start() {
+    let text = |len: usize| json!("x".repeat(len));
+    let root = "spec.hyperparameters";
+    // `{"rate":` and `}` or `,` of each member, and the quotes.
+    let rest = r#"{"batch":"","rate":,}"#.len() + 24;
+    check("hyperparameters/batch", text((16 << 10) - rest + 1), root, "16385 bytes");
+    let choices = json!({ "categorical": [1, text(20_000)] });
+    check("hyperparameters/batch", choices, root, "put large values into a file");
+
+    let spec = |batch: Value| {
+        let mut spec = good();
+        spec["hyperparameters"]["batch"] = batch;
+        serde_json::from_value(spec).unwrap()
+    };
+    assert!(validate("x", &spec(text((16 << 10) - rest))).is_ok());
+    // A list of many values is short in each trial.
+    let many: Vec<_> = (0..10_000).collect();
+    assert!(validate("x", &spec(json!({ "categorical": many }))).is_ok());
+    // An earlier version may have accepted more.
+    assert!(validate_begun("x", &spec(text(20_000))).is_ok());
+}

@@ -1,4 +1,5 @@
-# Where builds, data and tools lie: outside the clone, found again or made again. Sourced by the other scripts.
+# Directories of builds, data and tools: outside the clone, reused or created again. The other
+# scripts source this file.
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]:-$0}")/.." && pwd)
 STOKER_CACHE="${STOKER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/stoker}"
@@ -6,7 +7,7 @@ export STOKER_CACHE
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$STOKER_CACHE/target}"
 mkdir -p "$STOKER_CACHE"
 
-# Fails with a remedy when a program is missing: need PROGRAM PACKAGE.
+# Fails with a remedy if a program is missing: need PROGRAM PACKAGE.
 need() {
     command -v "$1" >/dev/null && return
     echo "error: $1 is not installed; install it (Debian: apt-get install $2) and run this again" >&2
@@ -15,9 +16,9 @@ need() {
 need cargo rustup
 need cc gcc
 
-# Clones share the folder of builds, and cargo tells them apart by the time of their files alone: what another clone
-# built of our own crates goes, what it built of others' stays. Not under cargo: a test or xtask that runs a script uses
-# the programs in the folder.
+# Clones share the build directory, but cargo distinguishes their files only by modification time.
+# So delete the builds of our own crates by another clone, and keep those of dependencies. Skip this
+# under cargo: a test or xtask that runs a script uses the programs in the directory.
 if [ -z "${CARGO_MANIFEST_DIR:-}" ] && [ "$(cat "$CARGO_TARGET_DIR/clone" 2>/dev/null)" != "$repo" ]; then
     if [ -d "$CARGO_TARGET_DIR/release" ]; then
         (cd "$repo" && cargo clean --quiet --release --workspace)

@@ -1,4 +1,4 @@
-{{/* What the objects' names begin with: the release's name, with "stoker" in it once. */}}
+{{/* Prefix of object names: the release name, with "stoker" appended unless it contains it. */}}
 {{- define "stoker.fullname" -}}
 {{- if contains .Chart.Name .Release.Name -}}
 {{- .Release.Name | trunc 40 | trimSuffix "-" -}}
@@ -11,7 +11,7 @@
 {{ include "stoker.fullname" . }}-operator
 {{- end -}}
 
-{{/* Names of objects that have no namespace: two releases of one name in two namespaces do not meet. */}}
+{{/* Name of cluster-scoped objects; the namespace keeps it unique if releases share a name. */}}
 {{- define "stoker.clusterName" -}}
 {{ .Release.Namespace }}:{{ include "stoker.operator" . }}
 {{- end -}}
@@ -41,7 +41,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- .Values.trainer.image | default (printf "localhost/stoker-trainer:%s" .Chart.AppVersion) -}}
 {{- end -}}
 
-{{/* The door's name in the cluster. Trainers are told it, and its certificate is for it. */}}
+{{/* DNS name of the report server, in its certificate and in the trainers' configuration. */}}
 {{- define "stoker.doorHost" -}}
 stoker-door.{{ .Release.Namespace }}.svc
 {{- end -}}
@@ -55,8 +55,9 @@ stoker-door.{{ .Release.Namespace }}.svc
 {{- end -}}
 
 {{/*
-Sets .stokerSecrets = {tls, gang}: the data of the two Secrets, base64, as they are in the cluster or as made now.
-Made once a rendering, however often it is included: a checksum taken of it is of what is stored.
+Sets .stokerSecrets = {tls, gang}: the base64 data of the two Secrets, from the cluster or newly
+generated. Runs once per rendering, even if included several times, so that checksums match the
+stored data.
 */}}
 {{- define "stoker.secrets" -}}
 {{- if not (hasKey . "stokerSecrets") -}}

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use stoker_tests::{program, said, write_random_cifar10};
+use stoker_tests::{has_data, program, said, write_random_cifar10};
 
 /// Convolutions with batch norm and dropout, Adam, shuffling and augmentation.
 const CIFAR10: &[&str] = &[

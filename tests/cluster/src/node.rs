@@ -240,17 +240,8 @@ state = "{folder}/run"
         for image in images {
             self.import(image)?;
         }
+        self.start_kubelet(plane)?;
         let name = self.name();
-        let kubeconfig = plane.component_kubeconfig(&name)?;
-        let mut kubelet = self.inside(programs::built("kubelet")?);
-        kubelet.args([
-            format!("--kubeconfig={}", kubeconfig.display()),
-            format!("--config={}", self.folder.join("kubelet.json").display()),
-            format!("--cert-dir={}", self.folder.join("pki").display()),
-            format!("--hostname-override={name}"),
-            format!("--node-ip={}", node_address(self.number)),
-        ]);
-        plane.servers().start(&self.server("kubelet"), kubelet)?;
         let mut proxy =
             programs::inside(Some(&node_namespace(self.number)), programs::built("kube-proxy")?);
         let kubeconfig = plane.component_kubeconfig("kube-proxy")?;
@@ -264,12 +255,33 @@ state = "{folder}/run"
         plane.servers().start(&self.server("kube-proxy"), proxy)
     }
 
+    fn start_kubelet(&self, plane: &ControlPlane) -> Result<(), Error> {
+        let name = self.name();
+        let kubeconfig = plane.component_kubeconfig(&name)?;
+        let mut kubelet = self.inside(programs::built("kubelet")?);
+        kubelet.args([
+            format!("--kubeconfig={}", kubeconfig.display()),
+            format!("--config={}", self.folder.join("kubelet.json").display()),
+            format!("--cert-dir={}", self.folder.join("pki").display()),
+            format!("--hostname-override={name}"),
+            format!("--node-ip={}", node_address(self.number)),
+        ]);
+        plane.servers().start(&self.server("kubelet"), kubelet)
+    }
+
     /// Waits until the API server calls the node ready.
     pub(crate) fn wait_ready(&self, plane: &ControlPlane) -> Result<(), Error> {
         wait_until(&format!("{} is ready", self.name()), READY_SECONDS, || {
-            for name in ["containerd", "kubelet", "kube-proxy"] {
+            for name in ["containerd", "kube-proxy"] {
                 let check = plane.servers().check(&self.server(name));
-                check.map_err(|it| it.to_string())?;
+                check.map_err(|error| error.to_string())?;
+            }
+            let check = plane.servers().check(&self.server("kubelet"));
+            if let Err(error) = check {
+                // Containerd may answer before its CRI plugin is initialized, and then the kubelet
+                // exits. A service manager would restart it, too.
+                self.start_kubelet(plane).map_err(|error| error.to_string())?;
+                return Err(error.to_string());
             }
             // The last life's word may still stand; the kubelet itself says whether it works.
             let path = format!("/api/v1/nodes/{}/proxy/healthz", self.name());

@@ -111,7 +111,8 @@ fn disturb(cluster: &Cluster, seed: u64, length: Duration, log: &Log) -> (Vec<St
             let result = apply(cluster, &round).and_then(|()| wait_for_end(cluster, &round));
             log.print(&format!("{round} has ended"));
             rounds.push(round);
-            if result.is_err() || Instant::now() >= deadline {
+            // Without faults there is nothing to wait for: the injector has failed.
+            if result.is_err() || Instant::now() >= deadline || faults.is_finished() {
                 break result;
             }
         };

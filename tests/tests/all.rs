@@ -12,6 +12,7 @@ mod inference;
 mod interrupted;
 mod learner;
 mod left_out;
+mod links;
 mod proxy;
 mod readers;
 mod repeated;

@@ -124,8 +124,8 @@ pub struct PlanShard {
     pub start: u64,
     /// End of the shard's byte range in the file.
     pub end: u64,
-    /// SHA-256 of the byte range, in hex. Empty if the format does not store rows one after another;
-    /// then the hash of the file applies.
+    /// SHA-256 of the byte range, in hex. Empty if the format does not store rows one after
+    /// another; then the hash of the file applies.
     pub sha256: String,
 }
 

@@ -177,7 +177,7 @@ fn grid_search_reports_missing_counts_and_too_many_points() {
     spec["hyperparameters"]["a"]["b"]["int"]["count"] = json!(2);
     spec["hyperparameters"]["rate"]["log"]["count"] = json!(u32::MAX);
     let error = run("x", spec.clone()).unwrap_err().remove(0);
-    let words = "a grid of 8589934590 points is more than 100000 trials: lower the counts";
+    let words = "the grid has 8589934590 points, more than 100000 trials; lower the counts";
     assert_eq!((error.path.as_str(), error.rule.as_str()), ("spec.hyperparameters", words));
     for (count, is_valid) in [(50_000, true), (50_001, false)] {
         spec["hyperparameters"]["rate"]["log"]["count"] = json!(count);

@@ -21,13 +21,13 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Generates `crds/` and `charts/stoker/templates/crd-*` from the Rust types
+    /// Generate `crds/` and `charts/stoker/templates/crd-*` from the Rust types
     Codegen {
         /// Write nothing; fail if a generated file is out of date
         #[arg(long)]
         check: bool,
     },
-    /// Runs a benchmark: `trainer`, `checkpoint`, `collective` or `data` against PyTorch, or
+    /// Run a benchmark: `trainer`, `checkpoint`, `collective` or `data` against PyTorch, or
     /// `operator`. `bench --help` lists the options
     #[command(disable_help_flag = true)]
     Bench {
@@ -35,14 +35,14 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Builds the stock trainer for NVIDIA GPUs and prints its path. Needs no GPU. The first build
+    /// Build the stock trainer for NVIDIA GPUs and print its path. Needs no GPU. The first build
     /// takes 18 minutes on two cores
     BuildCuda {
         /// Options for cargo
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Tests that random faults on a two-node cluster do not change results. Takes minutes and
+    /// Test that random faults on a two-node cluster do not change results. Takes minutes and
     /// needs root
     Soak(soak::Options),
 }

@@ -80,7 +80,7 @@ pub(crate) fn data(files: Vec<PathBuf>, format: Format, way: Way) -> Result<Data
     let cropped = Stream::list(labelled).shuffle(num_files).map_seeded(
         move |(path, label): (PathBuf, usize), seed| {
             let mut cropped = vec![0; CROP_BYTES];
-            decoded(&path, format, |picture| Crop::drawn(seed).cut(picture, &mut cropped))?;
+            decoded(&path, format, |picture| Crop::sampled(seed).cut(picture, &mut cropped))?;
             Ok((cropped, label))
         },
     );
@@ -130,7 +130,7 @@ impl Source<Pictures> for Files {
         let mut cropped = vec![0; CROP_BYTES];
         for sample in samples {
             let crop = match self.augments {
-                true => Crop::drawn(at.sample_seed(*sample)),
+                true => Crop::sampled(at.sample_seed(*sample)),
                 false => Crop::default(),
             };
             let cut = |picture: &[u8]| crop.cut(picture, &mut cropped);
@@ -169,10 +169,10 @@ struct Crop {
 }
 
 impl Crop {
-    fn drawn(seed: u64) -> Self {
-        let places = (SIZE - CROP + 1) as u64;
-        let draw = |what: u64, below: u64| (key(&[seed, what]) % below) as usize;
-        Self { top: draw(0, places), left: draw(1, places), is_flipped: draw(2, 2) == 1 }
+    fn sampled(seed: u64) -> Self {
+        let offsets = (SIZE - CROP + 1) as u64;
+        let sample = |what: u64, below: u64| (key(&[seed, what]) % below) as usize;
+        Self { top: sample(0, offsets), left: sample(1, offsets), is_flipped: sample(2, 2) == 1 }
     }
 
     /// Crops `[SIZE, SIZE, 3]` to `[CROP, CROP, 3]`.

@@ -62,7 +62,7 @@ impl Gan {
     ///
     /// - noise: `[samples, LATENT]`
     /// - result: `[samples, PIXELS]`, from 0 to 1
-    fn draw(&self, noise: Tensor<2>) -> Tensor<2> {
+    fn generate(&self, noise: Tensor<2>) -> Tensor<2> {
         let hidden = Relu.forward(self.generator.hidden.forward(noise));
         Sigmoid.forward(self.generator.output.forward(hidden))
     }
@@ -76,14 +76,14 @@ impl Gan {
     /// Returns the discriminator's loss: it must tell real images from generated ones.
     fn discriminator_loss(&self, real: Tensor<2>) -> StepOutput {
         let [samples, _] = real.dims();
-        let drawn = self.draw(noise(samples, &real.device())).detach();
-        let right = log_sigmoid(self.judge(real)) + log_sigmoid(self.judge(drawn).neg());
+        let generated = self.generate(noise(samples, &real.device())).detach();
+        let right = log_sigmoid(self.judge(real)) + log_sigmoid(self.judge(generated).neg());
         StepOutput::sum(right.sum().neg(), samples).loss_as("discriminator_loss")
     }
 
     /// Returns the generator's loss: its images must pass for real ones.
     fn generator_loss(&self, samples: usize, device: &Device) -> StepOutput {
-        let passed = log_sigmoid(self.judge(self.draw(noise(samples, device))));
+        let passed = log_sigmoid(self.judge(self.generate(noise(samples, device))));
         StepOutput::sum(passed.sum().neg(), samples).loss_as("generator_loss")
     }
 }
@@ -147,8 +147,8 @@ pub(crate) fn train(context: &Context) -> Result<()> {
                 training.end_batch()?;
             }
             Turn::Validate => {
-                let drawn = training.model().valid().draw(fixed_noise(&device));
-                let mean = values(mean_picture(drawn));
+                let generated = training.model().valid().generate(fixed_noise(&device));
+                let mean = values(mean_picture(generated));
                 let square = |(a, b): (&f32, &f32)| f64::from(a - b).powi(2);
                 let distance: f64 = mean.iter().zip(&real_mean).map(square).sum();
                 let mut metrics = Metrics::default();

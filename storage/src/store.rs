@@ -429,11 +429,11 @@ impl Storage {
         };
         let num_bytes = usize::try_from(end - range.start).unwrap_or(0);
         let mut parts = stream::iter(range.step_by(PART_BYTES).map(get)).buffered(PARTS_IN_FLIGHT);
-        let mut whole = BytesMut::with_capacity(num_bytes);
+        let mut joined = BytesMut::with_capacity(num_bytes);
         while let Some(part) = parts.try_next().await? {
-            whole.extend_from_slice(&part);
+            joined.extend_from_slice(&part);
         }
-        Ok(whole.freeze())
+        Ok(joined.freeze())
     }
 
     /// Retries `operation` until it succeeds, fails permanently, or the retry limit is reached.

@@ -183,8 +183,8 @@ impl<'a> Fields<'a> {
     fn integer(&mut self, name: &str) -> Option<i64> {
         let value = self.body.get(name)?;
         let float = value.as_f64().filter(|float| value.is_f64() && float.fract() == 0.0);
-        let whole = float.filter(|float| float.abs() < INTEGER_END).map(|float| float as i64);
-        let integer = value.as_i64().or(whole);
+        let integral = float.filter(|float| float.abs() < INTEGER_END).map(|float| float as i64);
+        let integer = value.as_i64().or(integral);
         if integer.is_none() {
             let rule = if value.is_u64() || float.is_some() {
                 INTEGER_RULE
@@ -207,8 +207,9 @@ impl<'a> Fields<'a> {
     /// Returns the count, if present; `Err` if it is invalid.
     fn count(&mut self) -> Result<Option<u32>, ()> {
         let Some(value) = self.body.get("count") else { return Ok(None) };
-        let whole = value.as_f64().filter(|float| float.fract() == 0.0).map(|float| float as u32);
-        match whole.filter(|count| *count >= 1 && value.as_f64() == Some(f64::from(*count))) {
+        let integral =
+            value.as_f64().filter(|float| float.fract() == 0.0).map(|float| float as u32);
+        match integral.filter(|count| *count >= 1 && value.as_f64() == Some(f64::from(*count))) {
             Some(count) => Ok(Some(count)),
             None => {
                 let rule = "must be an integer of at least 1: the number of grid points";

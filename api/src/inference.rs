@@ -204,9 +204,9 @@ pub enum WhichCheckpoint {
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct InferenceInput {
-    /// Path or URL (`file:///`, `s3://`, `gs://` or `az://`) of a file, of a directory, which is
-    /// read recursively, or a pattern with `*` and `?` in names. Relative paths start at the
-    /// program's working directory.
+    /// A file, a directory or a pattern with `*` and `?` in names. Directories are read
+    /// recursively. Either a path, relative to the program's working directory, or a URL
+    /// (`file:///`, `s3://`, `gs://` or `az://`).
     #[cfg_attr(feature = "crd", schemars(length(min = 1)))]
     pub url: String,
     /// Endpoint of an S3-compatible server other than AWS.

@@ -62,7 +62,7 @@ pub struct ExperimentSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
 
-    /// Labels for finding experiments, shown by `stoker experiment describe`. They have no effect.
+    /// Labels of the experiment, shown by `stoker experiment describe`. They have no other effect.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub labels: Vec<String>,
 

@@ -1,7 +1,7 @@
-"""A rank of `stoker-bench collective`: sums of flat tensors by PyTorch's gloo.
+"""A rank of `stoker-bench collective`: all-reduce of flat tensors by PyTorch's gloo.
 
-Started once for each rank with the variables of torchrun. Rank 0 reads `BYTES TIMES` from each line of stdin, and answers
-with the times of its sums.
+Started once for each rank with the variables of torchrun. Rank 0 reads `BYTES TIMES` from each
+line of stdin and responds with the times of its all-reduces.
 """
 
 import json

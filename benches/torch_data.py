@@ -1,12 +1,16 @@
-"""A side of `stoker-bench data`: pictures from files by PyTorch's DataLoader.
+"""A side of `stoker-bench data`: image loading by PyTorch's DataLoader.
 
-    torch_data.py make FOLDER NUM       writes NUM pictures of 256 x 256, each as JPEG and as PNG
+    torch_data.py make FOLDER NUM       writes NUM images of 256 x 256, each as JPEG and as PNG
     torch_data.py serve FOLDER FORMAT DECODER WORKERS
 
-The second form obeys from stdin: a number loads as many batches of 32 in a new random order, each picture cropped to 224 x 224
-at a random place, flipped or not, and normalised, and answers with nanoseconds; `check N` answers with the mean and the mean
-square of the first N pictures, cropped at the top left.
-DECODER is `pil`, as PyTorch's tutorials read pictures, or `torchvision`, its own decoder on tensors.
+The second form serves commands from stdin:
+
+- A number loads this many batches of 32 in a new random order and responds with nanoseconds. Each
+  image is cropped to 224 x 224 at a random position, randomly flipped, and normalized.
+- `check N` responds with the mean and the mean square of the first N images, cropped at the top
+  left.
+
+DECODER is `pil`, as in PyTorch's tutorials, or `torchvision`, which decodes to tensors.
 """
 
 import json
@@ -23,7 +27,7 @@ MEAN, DEVIATION = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
 def make(folder, num):
-    """Pictures with the spectrum of photographs: noise of each scale, the finer the fainter."""
+    """Writes images with the spectrum of photographs: noise that gets weaker at finer scales."""
     import numpy as np
     from PIL import Image
 
@@ -41,14 +45,14 @@ def make(folder, num):
 
 
 class Pictures(Dataset):
-    """Labels are places in the list of files."""
+    """Images with their indexes in the list of files as labels."""
 
     def __init__(self, folder, file_format, decoder, crop):
-        names = sorted(it for it in os.listdir(folder) if it.endswith(file_format))
-        self.paths = [os.path.join(folder, it) for it in names]
+        names = sorted(name for name in os.listdir(folder) if name.endswith(file_format))
+        self.paths = [os.path.join(folder, name) for name in names]
         self.decoder = decoder
-        normalise = v2.Normalize(MEAN, DEVIATION)
-        to_floats = [v2.ToDtype(torch.float32, scale=True), normalise]
+        normalize = v2.Normalize(MEAN, DEVIATION)
+        to_floats = [v2.ToDtype(torch.float32, scale=True), normalize]
         if decoder == "pil":
             to_floats = [v2.PILToTensor(), *to_floats]
         self.transform = v2.Compose([*crop, *to_floats])
@@ -79,12 +83,13 @@ def serve(folder, file_format, decoder, workers):
     print(json.dumps({"pictures": len(data)}), flush=True)
     for line in sys.stdin:
         if line.startswith("check"):
-            fixed = Pictures(folder, file_format, decoder, [v2.Lambda(lambda it: v2.functional.crop(it, 0, 0, CROP, CROP))])
+            corner = v2.Lambda(lambda image: v2.functional.crop(image, 0, 0, CROP, CROP))
+            fixed = Pictures(folder, file_format, decoder, [corner])
             pictures = torch.stack([fixed[index][0] for index in range(int(line.split()[1]))])
             print(json.dumps({"mean": pictures.mean().item(), "mean_square": pictures.square().mean().item()}), flush=True)
             continue
         batches = int(line)
-        sampler._num_samples = batches * BATCH  # Of one epoch.
+        sampler._num_samples = batches * BATCH  # Number of samples in an epoch.
         start = time.perf_counter_ns()
         count = sum(len(labels) for _, labels in loader)
         nanoseconds = time.perf_counter_ns() - start

@@ -2,8 +2,9 @@
 
     torch_files.py FOLDER
 
-Obeys from stdin `save FORMAT`, `save-sync FORMAT` and `restore FORMAT`, FORMAT being safetensors or torch, and answers with
-seconds. A restore ends with the weights in the model, as ours does, and checks them.
+Serves the commands `save FORMAT`, `save-sync FORMAT` and `restore FORMAT` from stdin and responds
+with seconds. FORMAT is safetensors or torch. A restore loads the weights into the model, as ours
+does, and checks them.
 """
 
 import json
@@ -23,7 +24,7 @@ def layers():
 
 
 def sync(path):
-    """Makes a file and its name survive the machine, as Stoker's storage does."""
+    """Syncs a file and its directory entry to disk, as Stoker's storage does."""
     for name in (path, os.path.dirname(path)):
         descriptor = os.open(name, os.O_RDONLY)
         os.fsync(descriptor)
@@ -65,7 +66,7 @@ def main():
             sync(path)
         seconds = time.perf_counter() - start
         if order == "restore":
-            assert all(torch.equal(a.weight, b.weight) for a, b in zip(trained, fresh)), "other weights"
+            assert all(torch.equal(a.weight, b.weight) for a, b in zip(trained, fresh)), "weights differ"
         print(json.dumps({"seconds": seconds, "blocked": None}), flush=True)
 
 

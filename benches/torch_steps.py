@@ -1,9 +1,10 @@
-"""A side of `stoker-bench trainer`: training steps in PyTorch, of the models in src/models.rs.
+"""A side of `stoker-bench trainer`: training steps in PyTorch with the models of src/models.rs.
 
     torch_steps.py MODEL THREADS
 
-Where torchrun's variables are set, it is one of several ranks, by DDP over gloo.
-Reads a number of steps from each line of stdin, takes them on one fixed batch, and answers with their times and losses.
+If torchrun's variables are set, the process is one of several ranks that use DDP over gloo.
+The program reads a number of steps from each line of stdin, trains them on one fixed batch, and
+responds with their times and losses.
 """
 
 import itertools
@@ -44,7 +45,9 @@ class Layer(nn.Module):
     def forward(self, x):
         samples, length, _ = x.shape
         parts = self.attention(self.norm_1(x)).split(WIDTH, dim=2)
-        query, key, value = (it.view(samples, length, HEADS, -1).transpose(1, 2) for it in parts)
+        query, key, value = (
+            part.view(samples, length, HEADS, -1).transpose(1, 2) for part in parts
+        )
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.projection(attended.transpose(1, 2).reshape(samples, length, WIDTH))
         return x + self.outer(F.gelu(self.inner(self.norm_2(x))))
@@ -71,15 +74,16 @@ def main():
     torch.set_num_threads(int(sys.argv[2]))
     torch.manual_seed(0)
     model, inputs, labels = {"mlp": mlp, "cnn": cnn, "gpt": gpt}[sys.argv[1]]()
-    # The fastest of PyTorch's forms of SGD on a CPU.
     follows = False
     if "MASTER_ADDR" in os.environ:
         dist.init_process_group("gloo")
         follows = dist.get_rank() > 0
         model = nn.parallel.DistributedDataParallel(model)
+    # `fused` is PyTorch's fastest SGD on a CPU.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
-    print(json.dumps({"parameters": sum(it.numel() for it in model.parameters())}), flush=True)
-    # Other ranks take step after step, each when rank 0 does.
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(json.dumps({"parameters": parameters}), flush=True)
+    # Other ranks train one step after the other; DDP keeps them in step with rank 0.
     for line in itertools.repeat("1") if follows else sys.stdin:
         nanoseconds, losses = [], []
         last = time.perf_counter_ns()

@@ -1,5 +1,5 @@
-//! Where a data set lies: what the experiment says, or where `scripts/fetch-data` puts it, or where
-//! the image has it.
+//! Location of a data set: from the experiment, in the cache of `scripts/fetch-data`, or in the
+//! container image.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,27 +8,28 @@ use serde::Deserialize;
 use stoker_trainer::datasets::{Cache, fetch};
 use stoker_trainer::{Context, Result};
 
-/// A folder with a data set's files: the experiment's `data`.
+/// Location of a data set's files: the experiment's `data`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Place {
     /// A path, or a URL with file, http, https, s3, gs or az.
     #[serde(default)]
     root: Option<String>,
-    /// What files must hash to, by name: SHA-256 in hex. Others are taken as they are.
+    /// Expected SHA-256 of files by name, in hex. Other files are not verified.
     #[serde(default)]
     sha256: BTreeMap<String, String>,
 }
 
-/// Where `scripts/build-images --data` puts data sets.
+/// Directory of the data sets that `scripts/build-images --data` adds to the image.
 const IN_THE_IMAGE: &str = "/usr/local/share/stoker/data";
 
-/// What can be missing, with its remedy.
+/// Remedy for a missing file.
 const REMEDY: &str = "run scripts/fetch-data, or for pods scripts/build-images --data, or set \
-                      data.root in the experiment to the folder or URL where the files are";
+                      data.root in the experiment to the directory or URL of the files";
 
 impl Place {
-    /// Of the experiment, or else the folder `name` of the cache, or else that of the image.
+    /// Returns the location from the experiment. Without one, it is the directory `name` in the
+    /// image if only that exists, otherwise in the cache.
     pub(crate) fn new(context: &Context, name: &str) -> Result<Self> {
         let mut place: Self = context.data()?;
         if place.root.is_none() {
@@ -40,7 +41,7 @@ impl Place {
         Ok(place)
     }
 
-    /// The first of `names` that is there, as a file of this machine.
+    /// Returns the local path of the first of `names` that exists. Remote files are downloaded.
     pub(crate) fn file(&self, names: &[&str]) -> Result<PathBuf> {
         let root = self.root.as_deref().unwrap_or_default().trim_end_matches('/');
         let mut first = None;
@@ -52,12 +53,12 @@ impl Place {
                 Err(error) => return Err(error.into()),
             }
         }
-        let error = first.map_or_else(|| "no file is named".into(), |error| error.to_string());
+        let error = first.map_or_else(|| "no file name given".into(), |error| error.to_string());
         Err(format!("{error} ({REMEDY})").into())
     }
 }
 
-/// A test of an experiment's file.
+/// Creates a test of an experiment file.
 #[cfg(test)]
 pub(crate) fn test_of(experiment: &str) -> stoker_trainer::testing::TrialTest {
     let experiment: serde_json::Value = serde_saphyr::from_str(experiment).unwrap();

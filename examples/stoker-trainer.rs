@@ -1,7 +1,7 @@
-//! The stock trainer: all examples in one program, and what a trial's pod runs beside a program.
+//! The stock trainer: all examples in one program, and the launcher of a trial's pod.
 //!
 //! ```text
-//! stoker-trainer mnist                        trains alone, reports to the terminal
+//! stoker-trainer mnist                        trains standalone, reports to the terminal
 //! stoker run examples/mnist/const.yaml        starts it once for each trial
 //! stoker job run examples/iris/job.yaml       starts it once for each slot, to predict
 //! stoker-trainer launch -- PROGRAM ARGS...    in a pod: starts the program once for each rank
@@ -26,13 +26,13 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 use stoker_trainer::{infer_with, launch, main_with, run_with};
 
-/// Training makes and drops large blocks in every step: several times faster here than with the
-/// system's allocator.
+/// Each training step allocates and frees large blocks, which is several times faster with mimalloc
+/// than with the system allocator.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Trains one of the examples: a trial of an experiment under `stoker run` or on a cluster, or
-/// alone, with its hyperparameters as arguments.
+/// Train one of the examples, as a trial under `stoker run` or on a cluster, or standalone with
+/// hyperparameters as arguments.
 #[derive(Debug, Parser)]
 #[command(version, after_help = AFTER_HELP)]
 struct Cli {
@@ -41,7 +41,7 @@ struct Cli {
 }
 
 const AFTER_HELP: &str = "\
-`scripts/fetch-data` fetches the data sets. Train alone, for example:
+`scripts/fetch-data` downloads the data sets. Train standalone, for example:
 
   stoker-trainer mnist --epochs 2 --hparam model=mlp --hparam dropout=0 \\
       --hparam learning_rate=0.001 --hparam global_batch_size=64
@@ -50,43 +50,43 @@ const AFTER_HELP: &str = "\
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Handwritten digits, by a perceptron of one hidden layer or a convolutional network
+    /// Classify handwritten digits with a multilayer perceptron or a convolutional network
     Mnist(Rest),
-    /// Pieces of clothing, by the models of mnist
+    /// Classify clothing items with the models of mnist
     FashionMnist(Rest),
-    /// Small colour photographs of ten kinds, by a convolutional network
+    /// Classify small color images into ten classes with a convolutional network
     Cifar10(Rest),
-    /// Three kinds of irises by the sizes of their leaves
+    /// Classify three species of irises by the sizes of their sepals and petals
     Iris(Rest),
-    /// Handwritten digits, drawn: two networks whose losses pull apart, by a loop of the program's own
+    /// Generate handwritten digits with a GAN in a custom training loop
     Gan(Rest),
-    /// The kinds of irises that a model trained by `iris` takes flowers for: run by `stoker job run`
+    /// Run batch inference with a model trained by `iris`; started by `stoker job run`
     IrisPredict(Rest),
-    /// In a pod: starts a program once for each rank, shows and stores what it prints
+    /// In a pod: start a program once for each rank, and show and store its output
     Launch {
-        /// The program and its arguments
+        /// Program and its arguments
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
-    /// In a pod: puts this program and the files sent with the experiment where they are wanted
+    /// In a pod: install this program and unpack the files sent with the experiment
     Setup {
-        /// The folder that the pod's containers share [default: /stoker]
+        /// Directory that the pod's containers share [default: /stoker]
         #[arg(long)]
         shared: Option<PathBuf>,
     },
-    /// In a pod: deletes checkpoints that an ended experiment does not keep
+    /// In a pod: delete checkpoints that an ended experiment does not retain
     Gc {
-        /// The JSON file that lists them
+        /// JSON file that lists the checkpoints
         #[arg(default_value = "/etc/stoker/cleanup.json")]
         file: PathBuf,
     },
 }
 
-/// What the trainer's library reads.
+/// Arguments for the trainer library.
 #[derive(Args, Debug)]
 #[command(disable_help_flag = true)]
 struct Rest {
-    /// How to train alone: --help lists them
+    /// Options of standalone training; --help lists them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }

@@ -1,31 +1,31 @@
-//! Conditions of a status, by the conventions of the Kubernetes API.
+//! Conditions of a status, following the Kubernetes API conventions.
 
 use serde::{Deserialize, Serialize};
 
 use crate::text::{self, MESSAGE_BYTES_MAX};
 use crate::time::Timestamp;
 
-/// The most bytes that a reason takes, as JSON.
+/// Maximum size in bytes of a reason, as JSON.
 pub const REASON_BYTES_MAX: usize = 63;
 
-/// One thing that is true, false or unknown of an object now.
+/// One aspect of an object's current state.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// What is said, such as `Completed`.
+    /// Type of the condition, such as `Completed`.
     #[serde(rename = "type")]
     pub type_: String,
-    /// `True`, `False` or `Unknown`.
+    /// Status of the condition: `True`, `False` or `Unknown`.
     pub status: ConditionStatus,
-    /// The generation of the object's spec that it was said of.
+    /// Generation of the object's spec that the condition describes.
     #[serde(default)]
     pub observed_generation: i64,
-    /// When `status` last changed.
+    /// Time of the last change of `status`.
     pub last_transition_time: Timestamp,
-    /// Why, in one word of `CamelCase`; one of a fixed list.
+    /// Machine-readable reason for the last update, as one word in `CamelCase`.
     pub reason: String,
-    /// Why, for people.
+    /// Human-readable explanation of the reason.
     #[serde(default)]
     pub message: String,
 }
@@ -34,11 +34,11 @@ pub struct Condition {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 pub enum ConditionStatus {
-    /// It holds.
+    /// The condition holds.
     True,
-    /// It does not.
+    /// The condition does not hold.
     False,
-    /// Nobody knows.
+    /// The state cannot be determined.
     Unknown,
 }
 
@@ -48,9 +48,10 @@ impl From<bool> for ConditionStatus {
     }
 }
 
-/// Sets a condition. The time of its transition changes with its status alone; conditions of other types stay.
+/// Sets a condition and keeps conditions of other types. The transition time changes only if the
+/// status changes.
 pub fn set(conditions: &mut Vec<Condition>, new: Condition) {
-    match conditions.iter_mut().find(|it| it.type_ == new.type_) {
+    match conditions.iter_mut().find(|condition| condition.type_ == new.type_) {
         Some(old) if old.status == new.status => {
             *old = Condition { last_transition_time: old.last_transition_time, ..new };
         }
@@ -59,15 +60,15 @@ pub fn set(conditions: &mut Vec<Condition>, new: Condition) {
     }
 }
 
-/// Cuts the reason and the message of a trial's condition where they are too long.
+/// Truncates the reason to [`REASON_BYTES_MAX`] and the message to [`MESSAGE_BYTES_MAX`].
 pub fn bound(condition: &mut Condition) {
     text::bound(&mut condition.reason, REASON_BYTES_MAX);
     text::bound(&mut condition.message, MESSAGE_BYTES_MAX);
 }
 
-/// The condition of a type, if there is one.
+/// Returns the condition of a type, or `None` if it was never set.
 pub fn find<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition> {
-    conditions.iter().find(|it| it.type_ == type_)
+    conditions.iter().find(|condition| condition.type_ == type_)
 }
 
 #[cfg(test)]
@@ -86,14 +87,14 @@ mod tests {
     }
 
     #[test]
-    fn the_time_moves_with_the_status_alone() {
+    fn transition_time_changes_only_with_status() {
         let mut conditions = vec![];
         let mut check = |new: Condition, expected: i64| {
             let message = new.message.clone();
             set(&mut conditions, new);
-            let found = find(&conditions, "Valid").unwrap();
+            let condition = find(&conditions, "Valid").unwrap();
             assert_eq!(
-                (found.last_transition_time, &found.message),
+                (condition.last_transition_time, &condition.message),
                 (Timestamp(expected), &message)
             );
         };

@@ -1,7 +1,7 @@
-//! What a trainer is told, reports and is answered.
+//! The protocol between trainer and runner: configuration, reports and directives.
 //!
-//! Unknown fields are ignored and new ones have defaults, so that a trainer one version older or newer than its
-//! runner works.
+//! Unknown fields are ignored and new fields have defaults. A trainer therefore works with a runner
+//! that is one version older or newer.
 
 use std::collections::BTreeMap;
 
@@ -11,183 +11,188 @@ use serde_json::Value;
 use crate::experiment::{CheckpointPolicy, GradientCompression, Length, MixedPrecision, Unit};
 use crate::inference::InferenceTask;
 
-/// Version of [`TrialConfig`] and [`Report`] written by this crate.
+/// Version of the [`TrialConfig`] and [`Report`] that this crate writes.
 pub const CONTRACT_VERSION: u32 = 1;
 
-/// All that one attempt is told at its start: a JSON file named by
+/// Configuration of one attempt: a JSON file whose path is in
 /// [`ENV_TRIAL_CONFIG`](crate::names::ENV_TRIAL_CONFIG).
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TrialConfig {
     /// [`CONTRACT_VERSION`] of the writer.
     pub version: u32,
-    /// The experiment's name.
+    /// Name of the experiment.
     pub experiment: String,
-    /// The experiment's unique id: a run with the same id goes on, another is another.
+    /// Unique ID of the experiment. It distinguishes experiments with the same name.
     pub experiment_id: String,
-    /// The trial's index.
+    /// Index of the trial.
     pub trial: u32,
-    /// The attempt's number, from 0. Reports carry it, and an old one's are refused.
+    /// Attempt number, from 0. Each report carries it; the runner fences earlier attempts.
     pub attempt: u32,
-    /// The trial's seed.
+    /// Seed of the trial.
     pub seed: u32,
-    /// The experiment's seed.
+    /// Seed of the experiment.
     pub experiment_seed: u32,
-    /// Hyperparameters drawn.
+    /// Sampled hyperparameters.
     pub hyperparameters: Value,
-    /// The experiment's `data`, as it is.
+    /// The experiment's `data`, unchanged.
     #[serde(default)]
     pub data: Value,
-    /// The experiment's whole `spec`, but for `data` and `hyperparameters`, with defaults: for programs to look at.
+    /// The experiment's `spec` with defaults, except `state`, `data` and `hyperparameters`. For
+    /// programs that read other fields.
     #[serde(default)]
     pub spec: Value,
-    /// What granted lengths count.
+    /// Unit of granted lengths.
     pub unit: Unit,
-    /// The length granted so far, in `unit`.
+    /// Length granted so far, in `unit`.
     pub units: u64,
-    /// The searched validation metric.
+    /// Name of the searched validation metric.
     pub metric: String,
-    /// Whether a smaller metric is a better one.
+    /// Whether a smaller metric is better.
     pub smaller_is_better: bool,
-    /// Batches between two looks at whether to stop, and between two rows of training metrics; at least 1.
+    /// Batches between rows of training metrics; at least 1.
     pub scheduling_unit: u64,
-    /// Records in an epoch, as the experiment's field of this name; 0: the training data's size.
+    /// Number of records in an epoch, as in the experiment; 0 means the size of the training data.
     #[serde(default)]
     pub records_per_epoch: u64,
-    /// Validate at least this often.
+    /// Interval between validations.
     #[serde(default)]
     pub validation_period: Option<Length>,
-    /// Take a checkpoint at least this often.
+    /// Interval between checkpoints.
     #[serde(default)]
     pub checkpoint_period: Option<Length>,
-    /// After which periodic validations a checkpoint is taken.
+    /// Which periodic validations are followed by a checkpoint.
     #[serde(default)]
     pub checkpoint_policy: CheckpointPolicy,
-    /// Validate once before the first batch.
+    /// Whether to validate once before the first batch.
     #[serde(default)]
     pub perform_initial_validation: bool,
-    /// Batches whose gradients are added up before the optimizer steps; at least 1.
+    /// Number of batches over which gradients are accumulated before each optimizer step; at least
+    /// 1.
     pub aggregation_frequency: u32,
-    /// Whether those are averaged, not added up.
+    /// Whether a step uses the mean of the accumulated gradients instead of their sum.
     #[serde(default = "averaged")]
     pub average_aggregated_gradients: bool,
-    /// How gradients are written where they cross the network.
+    /// Number format of gradients that are sent between ranks.
     #[serde(default)]
     pub gradient_compression: GradientCompression,
-    /// Whether models compute in half precision, with weights in single precision.
+    /// Precision of model computations.
     #[serde(default)]
     pub mixed_precision: MixedPrecision,
-    /// Where this trial's files go.
+    /// Storage of the trial's files.
     pub storage: StorageConfig,
-    /// Checkpoints to start from, the first that is whole; empty to start anew.
+    /// Checkpoints to resume from, in order of preference: the first complete one is used. Empty to
+    /// start from scratch.
     #[serde(default)]
     pub resume_from: Vec<CheckpointRef>,
-    /// Where to report.
+    /// Report endpoint of the runner.
     pub door: Door,
-    /// The gang, if it has more than one rank or its pods were started by an operator.
+    /// The gang, if it has more than one rank or an operator started its pods.
     #[serde(default)]
     pub gang: Option<Gang>,
-    /// The program's files, to be unpacked before it starts.
+    /// Files of the program, which are unpacked before it starts.
     #[serde(default)]
     pub context: Option<ContextRef>,
-    /// For a process of an inference job: what it does. It then trains nothing, and its storage is the job's.
+    /// Task of a process of an inference job. Such a process does not train, and uses the job's
+    /// storage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inference: Option<InferenceTask>,
 }
 
-/// What a runner that does not say meant.
+/// Default for runners that do not send the field.
 fn averaged() -> bool {
     true
 }
 
-/// The ranks of an attempt, over its pods.
+/// The ranks of an attempt, across its pods.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Gang {
-    /// Ranks in all.
+    /// Total number of ranks.
     pub world_size: u32,
-    /// Ranks of each pod: rank = pod index * `ranks_per_pod` + local rank.
+    /// Number of ranks in each pod: rank = pod index * `ranks_per_pod` + local rank.
     pub ranks_per_pod: u32,
-    /// Where rank 0 is met by the others, `HOST:PORT`.
+    /// Rendezvous address of rank 0, `HOST:PORT`.
     pub rendezvous: String,
-    /// What ranks of this attempt alone know, in hex: an HMAC of the trial's UID and the attempt.
+    /// Shared secret of the ranks of this attempt, in hex: an HMAC of the trial's UID and the
+    /// attempt number.
     pub secret: String,
 }
 
-/// A program's files, sent with the experiment.
+/// The archive with a program's files, sent with the experiment.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContextRef {
-    /// The archive's path below the storage's root: `NAMESPACE/contexts/SHA256.tar.gz`.
+    /// Path of the archive below the storage root: `NAMESPACE/contexts/SHA256.tar.gz`.
     pub path: String,
     /// SHA-256 of the archive, in hex.
     pub sha256: String,
 }
 
-/// Where a trial's files go. Credentials come from the environment.
+/// Storage of a trial's files. Credentials come from the environment.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StorageConfig {
-    /// The root, as in `checkpointStorage.url`.
+    /// URL of the storage root, as in `checkpointStorage.url`.
     pub url: String,
-    /// The address of an S3 server other than Amazon's.
+    /// Endpoint of an S3-compatible server other than AWS.
     #[serde(default)]
     pub endpoint: Option<String>,
-    /// The trial's folder below the root: `NAMESPACE/EXPERIMENT-UID8/trials/INDEX`.
+    /// Directory of the trial below the root: `NAMESPACE/EXPERIMENT-UID8/trials/INDEX`.
     pub trial_path: String,
 }
 
-/// One checkpoint, by what its record says.
+/// A checkpoint, identified by its record.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CheckpointRef {
-    /// Its folder's name under `checkpoints/`.
+    /// Directory name of the checkpoint below `checkpoints/`.
     pub name: String,
-    /// SHA-256 of its manifest, in hex.
+    /// SHA-256 of the checkpoint's manifest, in hex.
     pub manifest_sha256: String,
 }
 
-/// Where rank 0 reports.
+/// The runner's report endpoint, used by rank 0.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Door {
-    /// Reports are POSTed here as JSON; the answer is a [`Directive`].
+    /// URL that accepts reports as JSON by POST. The response is a [`Directive`].
     pub url: String,
-    /// File that holds the bearer token; read anew for each request.
+    /// File with the bearer token. The trainer reads it again for each request.
     pub token_file: String,
-    /// The authority that signed the door's certificate, as PEM; unset: none is needed.
+    /// CA certificate of the endpoint, as PEM. Unset: not required.
     #[serde(default)]
     pub ca: Option<String>,
 }
 
-/// How a container ended, as JSON in its termination message: what its exit code says, why, and the
-/// reports that had no answer, so that a lost answer changes nothing.
+/// Outcome of a container, as JSON in its termination message. It repeats unanswered reports, so
+/// that a lost response does not lose a report.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Termination {
-    /// The exit code.
+    /// Exit code.
     pub code: u8,
-    /// Why, for people.
+    /// Human-readable reason.
     #[serde(default)]
     pub message: Option<String>,
-    /// Reports without an answer, oldest first: those that fit.
+    /// Unanswered reports, oldest first, as far as they fit.
     #[serde(default)]
     pub unsent: Vec<Report>,
 }
 
-/// The longest [`ReportEvent::Progress::activity`] in characters: what is longer is cut.
+/// Maximum length of [`ReportEvent::Progress::activity`] in characters. Longer text is truncated.
 pub const ACTIVITY_CHARS_MAX: usize = 200;
 
-/// The longest termination message in bytes: Kubernetes cuts a longer one.
+/// Maximum length of a termination message in bytes. Kubernetes truncates longer messages.
 pub const TERMINATION_BYTES_MAX: usize = 4096;
 
-/// What a cleanup pod deletes.
+/// Checkpoints that a cleanup pod deletes.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Cleanup {
-    /// Where the checkpoints are.
+    /// Storage of the checkpoints.
     pub storage: CleanupStorage,
-    /// Of which trials, and which.
+    /// Checkpoints to delete, by trial.
     pub delete: Vec<CleanupTrial>,
 }
 
@@ -195,137 +200,137 @@ pub struct Cleanup {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CleanupStorage {
-    /// The root, as in `checkpointStorage.url`.
+    /// URL of the storage root, as in `checkpointStorage.url`.
     pub url: String,
-    /// The address of an S3 server other than Amazon's.
+    /// Endpoint of an S3-compatible server other than AWS.
     #[serde(default)]
     pub endpoint: Option<String>,
 }
 
-/// Checkpoints of one trial that go, and those that stay.
+/// Checkpoints of one trial to delete and to keep.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CleanupTrial {
-    /// The trial's folder below the root.
+    /// Directory of the trial below the root.
     pub trial_path: String,
     /// Names of checkpoints to delete.
     #[serde(default)]
     pub checkpoints: Vec<String>,
-    /// Names of checkpoints that stay, whatever else is said.
+    /// Names of checkpoints to keep. Takes precedence over the other fields.
     #[serde(default)]
     pub keep: Vec<String>,
-    /// Attempts of lower numbers are over: what they left in neither list, such as halves of
-    /// checkpoints, is deleted too. 0: nothing is.
+    /// Attempts with lower numbers have ended. Their checkpoints in neither list, such as partial
+    /// ones, are deleted too. 0: delete none of these.
     #[serde(default)]
     pub attempts_over: u32,
 }
 
-/// What rank 0 says. Idempotent by (trial, batches, kind): the first recorded wins.
+/// A report of rank 0. Idempotent by trial, batches and kind: the first recorded report wins.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
     /// [`CONTRACT_VERSION`] of the writer.
     pub version: u32,
-    /// The attempt that reports.
+    /// Attempt number of the trainer.
     pub attempt: u32,
-    /// Global batches trained.
+    /// Number of global batches trained.
     pub batches: u64,
-    /// What happened.
+    /// Reported event.
     pub event: ReportEvent,
 }
 
-/// What a report is about.
+/// An event that rank 0 reports.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum ReportEvent {
-    /// Training starts, anew or from a checkpoint.
+    /// Training starts from scratch or from a checkpoint.
     Started {
-        /// The checkpoint restored.
+        /// Name of the restored checkpoint.
         #[serde(default)]
         resumed_from: Option<String>,
-        /// Batches at which the granted length ends.
+        /// Number of global batches in the granted length.
         batches_total: u64,
-        /// Checkpoints of `resumeFrom` that were not whole, with what was wrong.
+        /// Unusable checkpoints of `resumeFrom` by name, with the reason.
         #[serde(default)]
         refused: BTreeMap<String, String>,
     },
-    /// Nothing new but the batches: a sign of life and a question for the directive.
+    /// A heartbeat with the number of batches. It also fetches the current directive.
     Progress {
-        /// Batches at which the granted length ends.
+        /// Number of global batches in the granted length.
         batches_total: u64,
-        /// What the program says it is doing, for people; unset: nothing new.
+        /// Human-readable current activity of the program. Unset: unchanged.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         activity: Option<String>,
     },
     /// A validation has finished.
     Validated {
-        /// Means over the validation data, as decimal strings by name.
+        /// Means over the validation data by metric name, as decimal strings.
         metrics: BTreeMap<String, String>,
-        /// Where the granted length ends here: that length. The searched metric is then a result.
+        /// Granted length, if this validation is at its end. The searched metric is then a result.
         #[serde(default)]
         granted_units: Option<u64>,
     },
     /// A checkpoint exists: its manifest is written.
     Checkpointed {
-        /// Its folder's name under `checkpoints/`.
+        /// Directory name of the checkpoint below `checkpoints/`.
         name: String,
-        /// SHA-256 of its manifest, in hex.
+        /// SHA-256 of the checkpoint's manifest, in hex.
         manifest_sha256: String,
-        /// Sum of its files' sizes.
+        /// Total size of the files in bytes.
         bytes: u64,
-        /// The searched metric of a validation at the same batch.
+        /// Searched metric of a validation at the same batch, as a decimal string.
         #[serde(default)]
         metric: Option<String>,
     },
-    /// The process is about to end. The exit code says the same.
+    /// The process is about to exit.
     Exiting {
-        /// The exit code.
+        /// Exit code of the process.
         code: u8,
-        /// Why, for people.
+        /// Human-readable reason.
         #[serde(default)]
         message: Option<String>,
     },
 }
 
-/// The answer to a report.
+/// The runner's response to a report.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Directive {
-    /// Train on to this length.
+    /// Continue training to this length.
     Continue {
-        /// The length granted, in the trial's unit.
+        /// Granted length, in the trial's unit.
         units: u64,
     },
-    /// Undecided: ask again with [`ReportEvent::Progress`] soon.
+    /// Undecided: send [`ReportEvent::Progress`] again soon.
     Wait,
-    /// Checkpoint and exit with [`ExitCode::Preempted`].
+    /// Save a checkpoint and exit with [`ExitCode::Preempted`].
     Preempt,
-    /// Nothing more is wanted: checkpoint and exit with [`ExitCode::Completed`].
+    /// The trial ends: save a checkpoint and exit with [`ExitCode::Completed`].
     Stop,
-    /// This attempt is over for the runner: exit at once, write nothing.
+    /// The runner has ended this attempt: exit at once without writing.
     Fenced,
 }
 
-/// How a trainer's process ends. Any other code, and a signal, is an error of the user's program.
+/// Exit codes of a trainer. Any other code, and a signal, is an error of the user's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ExitCode {
-    /// The granted length was reached and nothing more is wanted, or the program stopped itself.
+    /// The program reached the granted length and no more is granted, or it stopped itself.
     Completed = 0,
-    /// An error of the user's program.
+    /// The user's program failed.
     UserError = 1,
     /// The hyperparameters cannot be trained.
     InvalidHyperparameters = 78,
-    /// Checkpointed and left because it was asked to, by a directive or SIGTERM.
+    /// The program saved a checkpoint and exited after a directive or SIGTERM.
     Preempted = 79,
-    /// What is under the program failed: storage, network, the runner.
+    /// The infrastructure failed: storage, network or runner.
     Infrastructure = 80,
-    /// Another rank failed; says nothing of this one.
+    /// Another rank failed. This rank is not at fault.
     PeerFailed = 81,
 }
 
 impl ExitCode {
-    /// The exit code that a process ended with, if it is one of ours.
+    /// Returns the variant of a process's exit code; `None` for other codes.
     pub fn from_code(code: i32) -> Option<Self> {
         [
             Self::Completed,
@@ -336,33 +341,33 @@ impl ExitCode {
             Self::PeerFailed,
         ]
         .into_iter()
-        .find(|it| *it as i32 == code)
+        .find(|variant| *variant as i32 == code)
     }
 }
 
-/// What makes a folder of files a checkpoint. Written last.
+/// The manifest of a checkpoint. It is written last: without it, the checkpoint does not exist.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Manifest {
-    /// Version of the checkpoint's format.
+    /// Format version of the checkpoint.
     pub format: u32,
-    /// The experiment's id.
+    /// Unique ID of the experiment.
     pub experiment_id: String,
-    /// The trial's index.
+    /// Index of the trial.
     pub trial: u32,
-    /// The attempt that wrote it.
+    /// Number of the attempt that wrote the checkpoint.
     pub attempt: u32,
-    /// Global batches trained.
+    /// Number of global batches trained.
     pub batches: u64,
-    /// The searched metric of a validation at the same batch, as a decimal string.
+    /// Searched metric of a validation at the same batch, as a decimal string.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metric: Option<String>,
-    /// The files, by name.
+    /// Files of the checkpoint, by name.
     pub files: BTreeMap<String, FileEntry>,
-    /// Reports that had no answer yet; sent after a restore.
+    /// Unanswered reports, which are sent after a restore.
     #[serde(default)]
     pub unsent: Vec<Report>,
-    /// What the user's program adds.
+    /// Metadata that the user's program added.
     #[serde(default)]
     pub metadata: BTreeMap<String, Value>,
 }
@@ -371,8 +376,8 @@ pub struct Manifest {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FileEntry {
-    /// Its size.
+    /// Size of the file in bytes.
     pub bytes: u64,
-    /// SHA-256 of its bytes, in hex.
+    /// SHA-256 of the file, in hex.
     pub sha256: String,
 }

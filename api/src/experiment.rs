@@ -1,4 +1,4 @@
-//! What a user writes: an experiment, a search over trials.
+//! The Experiment resource: a search over trials, as users write it.
 
 mod resources;
 mod search;
@@ -13,7 +13,7 @@ pub use resources::Resources;
 pub use search::{GridSearch, Length, RandomSearch, Searcher, SingleSearch, Unit};
 pub use status::{BestTrial, ExperimentStatus, Phase, UsedStorage};
 
-/// A search over trials: which program to train, what may vary, how trials are compared and when to stop.
+/// Specification of an experiment: program, search space, search method and training length.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[cfg_attr(
     feature = "crd",
@@ -26,7 +26,7 @@ pub use status::{BestTrial, ExperimentStatus, Phase, UsedStorage};
         status = "ExperimentStatus",
         shortname = "exp",
         category = "stoker",
-        doc = "A search over trials: which program to train, what may vary, how trials are compared.",
+        doc = "A hyperparameter search over trials of one training program.",
         validation = kube::core::Rule::new(schema::NAME_RULE).message(schema::NAME_MESSAGE),
         printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
         printcolumn(name = "Reason", type_ = "string", json_path = ".status.reason"),
@@ -46,210 +46,227 @@ pub use status::{BestTrial, ExperimentStatus, Phase, UsedStorage};
     schemars(extend("x-kubernetes-validations" = [
         {
             "rule": schema::UNCHANGED_RULE,
-            "message": "of an experiment's spec, only state may be changed: create another experiment"
+            "message": "spec is immutable except for state; create a new experiment"
         },
         {
             "rule": "!has(oldSelf.state) || !(oldSelf.state in ['cancelled', 'killed']) || \
                      self.state == oldSelf.state || self.state == 'killed'",
-            "message": "a cancelled experiment stays cancelled, and a killed one killed: create another experiment"
+            "message": "a cancelled experiment stays cancelled and can only be killed; \
+                        create a new experiment"
         }
     ]))
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ExperimentSpec {
-    /// What this experiment is about, for people.
+    /// Human-readable description of the experiment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
 
-    /// Labels for finding experiments; they change nothing else.
+    /// Labels of the experiment, shown by `stoker experiment describe`. They have no other effect.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub labels: Vec<String>,
 
-    /// Free-form configuration handed to the program as it is, such as where the data set lies.
+    /// Arbitrary configuration passed to the program unchanged, for example the location of the
+    /// data set. Default: empty.
     #[serde(default = "empty_object")]
     #[cfg_attr(feature = "crd", schemars(schema_with = "schema::free_object"))]
     pub data: Value,
 
-    /// The program that every trial runs.
+    /// Program that every trial runs, once for each rank.
     pub entrypoint: Entrypoint,
 
-    /// What may vary: a tree of parameters. An object whose only key is one of `const`, `int`, `double`, `log` and
-    /// `categorical` is a parameter, any other object a group, and any other value a constant.
+    /// Search space: a tree of parameters. An object whose only key is `const`, `int`, `double`,
+    /// `log` or `categorical` is a parameter. Any other object is a group, and any other value is a
+    /// constant. Default: empty.
     #[serde(default = "empty_object")]
     #[cfg_attr(feature = "crd", schemars(schema_with = "schema::free_object"))]
     pub hyperparameters: Value,
 
-    /// How trials are chosen, how long they train and how they are compared.
+    /// Search method, training length, and the metric that ranks trials.
     pub searcher: Searcher,
 
-    /// What each trial needs.
+    /// Resources of each trial.
     #[serde(default)]
     pub resources: Resources,
 
-    /// Environment variables of the program. Names that begin with `STOKER_` are Stoker's own, but for `STOKER_DEVICE`,
-    /// `STOKER_RENDEZVOUS_SECONDS`, `STOKER_SILENCE_SECONDS`, `STOKER_SILENCE_STEPS`, `STOKER_TEST`, `STOKER_DATA_CACHE` and `STOKER_DATA_CACHE_BYTES`.
+    /// Environment variables of the program. Names that start with `STOKER_` are reserved, except
+    /// `STOKER_DEVICE`, `STOKER_RENDEZVOUS_SECONDS`, `STOKER_SILENCE_SECONDS`,
+    /// `STOKER_SILENCE_STEPS`, `STOKER_TEST`, `STOKER_DATA_CACHE` and `STOKER_DATA_CACHE_BYTES`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<EnvVar>,
 
-    /// Where checkpoints, metrics and logs go, and which checkpoints are kept at the end.
+    /// Storage of checkpoints, metrics and logs, and the retention of checkpoints.
     #[serde(default)]
     pub checkpoint_storage: CheckpointStorage,
 
-    /// After which periodic validations a checkpoint is taken.
+    /// Which periodic validations are followed by a checkpoint. Default: `best`.
     #[serde(default)]
     pub checkpoint_policy: CheckpointPolicy,
 
-    /// Validate at least this often. Unset: only where the search compares.
+    /// Interval between validations. Each trial also validates at the end of each granted length.
+    /// Unset: no periodic validations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_validation_period: Option<Length>,
 
-    /// Take a checkpoint at least this often. Unset: only where the search compares, and on a stop.
+    /// Interval between checkpoints. Each trial also saves a checkpoint at the end of each granted
+    /// length, on preemption, and as `checkpointPolicy` specifies. Unset: no periodic checkpoints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_checkpoint_period: Option<Length>,
 
-    /// Validate once before the first batch.
+    /// Whether to validate once before the first batch. Default: false.
     #[serde(default)]
     pub perform_initial_validation: bool,
 
-    /// Records in an epoch; 0 means those of the training data. If set, a length or period of N epochs is N times
-    /// as many records, cut to whole batches (at least one), and an epoch ends, for callbacks and metrics, every
-    /// `recordsPerEpoch` records, cut likewise. The data's order and its passes stay by its own size.
+    /// Number of records in an epoch; 0 (the default) means the size of the training data. If set,
+    /// a length or interval of N epochs is N times this number of records, rounded down to whole
+    /// batches, at least one. Callbacks and metrics then count epochs of this size, also rounded
+    /// down. The order of the data and its passes still follow the size of the training data.
     #[serde(default)]
     pub records_per_epoch: u64,
 
-    /// Batches between two looks at whether to stop, and between two reports of training metrics; at least 1.
+    /// Batches between training metric reports; at least 1. A pause or stop reaches the trainer in
+    /// the reply to a report. Default: 100.
     #[serde(default = "default_scheduling_unit")]
     #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
     pub scheduling_unit: u64,
 
-    /// How often a trial is restarted from its latest checkpoint after a failure of its own; 5 means six runs.
+    /// Number of restarts after failures of the program. With 5 (the default), the sixth failure
+    /// fails the trial. Infrastructure failures and preemptions do not count.
     #[serde(default = "default_max_restarts")]
     pub max_restarts: u32,
 
-    /// Seconds that a trial has to checkpoint and exit when asked to; after them it is killed.
+    /// Seconds that a trial has to save a checkpoint and exit after a pause or stop request. Then
+    /// it is killed. If Kubernetes deletes a pod, for example to drain its node, the grace period
+    /// is at most 600 seconds. Default: 3600.
     #[serde(default = "default_preemption_timeout_seconds")]
     #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
     pub preemption_timeout_seconds: u32,
 
-    /// What makes a run repeatable.
+    /// Settings that make a run repeatable.
     #[serde(default)]
     pub reproducibility: Reproducibility,
 
-    /// How gradients are computed.
+    /// Settings of gradient accumulation, gradient compression and precision.
     #[serde(default)]
     pub optimizations: Optimizations,
 
-    /// What is wanted of the experiment now. The one field that may be changed.
+    /// Desired state of the experiment. The only mutable field of the spec.
     #[serde(default)]
     pub state: DesiredState,
 
-    /// Files sent with the experiment, among them perhaps the program: unpacked in each pod, whose working folder they
-    /// become. Set by `stoker experiment create FILE FOLDER`.
+    /// Files sent with the experiment, such as the program. Each pod unpacks them into its working
+    /// directory. Set by `stoker experiment create FILE FOLDER`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<CodeContext>,
 
-    /// How the trials' pods are made.
+    /// Settings of the trials' pods. `stoker run` ignores them.
     #[serde(default)]
     pub pod: PodTemplate,
 
-    /// Merged into each trial's pod last, as a JSON merge patch, but that containers, volumes, mounts and variables of
-    /// the same name are merged and others added. A key that Kubernetes does not know is refused.
+    /// JSON merge patch that is applied to each trial's pod last. Lists of named items, such as
+    /// containers, volumes, mounts and variables, are merged by name instead of replaced. Keys that
+    /// Kubernetes does not know are rejected. `stoker run` ignores the patch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(schema_with = "schema::free_object"))]
     pub pod_overrides: Option<Value>,
 }
 
 impl ExperimentSpec {
-    /// What programs are told of it: all but `state`, which alone may change, and `data` and `hyperparameters`, which
-    /// they are told of by themselves.
+    /// Returns the part of the spec that programs receive as `spec`: all fields except the mutable
+    /// `state`, and `data` and `hyperparameters`, which programs receive separately.
     pub fn for_programs(&self) -> Value {
-        let mut told = serde_json::to_value(self).unwrap_or_default();
-        if let Some(fields) = told.as_object_mut() {
+        let mut spec = serde_json::to_value(self).unwrap_or_default();
+        if let Some(fields) = spec.as_object_mut() {
             fields.retain(|name, _| !["state", "data", "hyperparameters"].contains(&name.as_str()));
         }
-        told
+        spec
     }
 }
 
-/// What a user wants of an experiment.
+/// Desired state of an experiment or an inference job.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum DesiredState {
-    /// That it runs.
+    /// Run. The default.
     #[default]
     Active,
-    /// That nothing runs until it is active again: trials take a checkpoint and exit.
+    /// Run nothing until the state is `active` again. Trials save a checkpoint and exit.
     Paused,
-    /// That it ends: trials take a checkpoint and exit. There is no way back.
+    /// End. Trials save a checkpoint and exit. Cannot be undone.
     Cancelled,
-    /// That it ends at once, without checkpoints. There is no way back.
+    /// End at once, without checkpoints. Cannot be undone.
     Killed,
 }
 
-/// Files sent with an experiment.
+/// Files sent with an experiment or an inference job.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CodeContext {
-    /// SHA-256 of the archive, in hex: it lies at `NAMESPACE/contexts/SHA256.tar.gz` below the storage's root.
+    /// SHA-256 of the archive in lowercase hex. The archive is stored at
+    /// `NAMESPACE/contexts/SHA256.tar.gz` below the storage root.
     #[cfg_attr(feature = "crd", schemars(regex(pattern = "^[0-9a-f]{64}$")))]
     pub sha256: String,
 }
 
-/// A program and its arguments. `command` is not run in a shell.
+/// A program and its arguments. The program is not run in a shell.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Entrypoint {
-    /// The program, followed by its first arguments; at least one word.
+    /// Program, followed by its first arguments. At least one item.
     #[cfg_attr(feature = "crd", schemars(length(min = 1)))]
     pub command: Vec<String>,
-    /// More arguments, after those of `command`.
+    /// Further arguments, appended to those in `command`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub args: Vec<String>,
 }
 
-/// One environment variable.
+/// An environment variable.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 pub struct EnvVar {
-    /// Its name.
+    /// Name of the variable: letters, digits and `_`, not starting with a digit.
     #[cfg_attr(feature = "crd", schemars(length(min = 1)))]
     pub name: String,
-    /// Its value.
+    /// Value of the variable. Default: empty.
     #[serde(default)]
     pub value: String,
 }
 
-/// The most checkpoints that each `save*` field of [`CheckpointStorage`] keeps: a trial's status lists them.
+/// Maximum value of each `save*` field of [`CheckpointStorage`]. It limits the size of a trial's
+/// status, which lists the checkpoints.
 pub const SAVE_MAX: u32 = 100;
 
-/// Where a run's files go, and which checkpoints are kept once the experiment has ended.
+/// Storage of a run's files, and the retention of checkpoints.
 ///
-/// A checkpoint goes when it is neither among the experiment's best, nor its trial's best, nor its trial's latest.
+/// A checkpoint is retained if it is among the best of the experiment, or among the best or the
+/// latest of its trial. Others are deleted when the experiment ends, some of them earlier.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct CheckpointStorage {
-    /// The root: `file:///path`, `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`. Credentials
-    /// come from the environment. Unset: where the runner keeps its own.
+    /// Storage root: `file:///path`, an absolute path, `s3://bucket/prefix`, `gs://bucket/prefix`
+    /// or `az://container/prefix`. Credentials come from environment variables; see `secretName`.
+    /// Unset: the operator's default storage, or `./.stoker` with `stoker run`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
-    /// The address of an S3 server other than Amazon's, such as `http://127.0.0.1:8333`.
+    /// Endpoint of an S3-compatible server other than AWS, such as `http://127.0.0.1:8333`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
-    /// The Secret of the experiment's namespace whose keys are the credentials' environment variables, such as
-    /// `AWS_ACCESS_KEY_ID`. Unset: as the operator is set up. `stoker run` reads its own environment alone.
+    /// Secret in the experiment's namespace with the credentials. Its keys become environment
+    /// variables, such as `AWS_ACCESS_KEY_ID`. Unset: the operator's default Secret name.
+    /// `stoker run` ignores this field and reads its own environment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secret_name: Option<String>,
-    /// Best checkpoints kept over all trials; at most 100.
+    /// Number of best checkpoints to retain over all trials, from 0 to 100. Default: 0.
     #[cfg_attr(feature = "crd", schemars(range(max = 100)))]
     pub save_experiment_best: u32,
-    /// Best checkpoints kept of each trial; at most 100.
+    /// Number of best checkpoints to retain of each trial, from 0 to 100. Default: 1.
     #[cfg_attr(feature = "crd", schemars(range(max = 100)))]
     pub save_trial_best: u32,
-    /// Latest checkpoints kept of each trial; at most 100.
+    /// Number of latest checkpoints to retain of each trial, from 0 to 100. Default: 1.
     #[cfg_attr(feature = "crd", schemars(range(max = 100)))]
     pub save_trial_latest: u32,
 }
@@ -267,45 +284,46 @@ impl Default for CheckpointStorage {
     }
 }
 
-/// After which periodic validations a checkpoint is taken.
+/// Which periodic validations are followed by a checkpoint.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum CheckpointPolicy {
-    /// After those that are the trial's best so far.
+    /// Those with the best searched metric of the trial so far.
     #[default]
     Best,
-    /// After all.
+    /// All.
     All,
-    /// After none.
+    /// None.
     None,
 }
 
-/// What makes a run repeatable.
+/// Settings that make a run repeatable.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct Reproducibility {
-    /// The seed of the search, from 0 to 2^31 - 1. Unset: derived from the experiment's id.
+    /// Seed of the search, from 0 to 2^31 - 1. Unset: derived from the experiment's ID.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(range(min = 0, max = 2_147_483_647)))]
     pub experiment_seed: Option<u32>,
 }
 
-/// How gradients are computed.
+/// Settings of gradient accumulation, gradient compression and precision.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct Optimizations {
-    /// Batches whose gradients are added up before the optimizer steps; at least 1.
+    /// Number of batches over which gradients are accumulated before each optimizer step; at least
+    /// 1. Default: 1.
     #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
     pub aggregation_frequency: u32,
-    /// Whether those are averaged: a step then learns from their mean. Otherwise it learns from as many means added
-    /// up, as if each batch had made a step of its own at the same place.
+    /// Whether a step uses the mean of the accumulated gradients. If false, it uses their sum, as
+    /// if each batch had made a separate step from the same weights. Default: true.
     pub average_aggregated_gradients: bool,
-    /// How gradients are written where they cross the network.
+    /// Number format of gradients that are sent between ranks. Default: `none`.
     pub gradient_compression: GradientCompression,
-    /// Whether models compute in half precision, with weights in single precision.
+    /// Precision of model computations. Weights always stay in single precision. Default: `none`.
     pub mixed_precision: MixedPrecision,
 }
 
@@ -320,29 +338,30 @@ impl Default for Optimizations {
     }
 }
 
-/// In what precision models compute.
+/// Precision of model computations.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum MixedPrecision {
-    /// In the precision in which their programs make tensors.
+    /// The precision in which the program creates tensors.
     #[default]
     None,
-    /// In bf16. Weights, gradients and optimizers stay in single precision.
+    /// bf16. Weights, gradients and optimizer state stay in single precision.
     Bf16,
 }
 
-/// How gradients are written where they cross the network. Partial sums are rounded too; one rank rounds nothing.
+/// Number format of gradients that are sent between ranks. Partial sums are rounded too. With one
+/// rank, nothing is rounded.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum GradientCompression {
-    /// As they are, in single precision.
+    /// Single precision, unchanged.
     #[default]
     None,
-    /// In half precision, 11 bits of it, up to 65,504.
+    /// Half precision: half the bytes, 11 bits of precision, values up to 65,504.
     F16,
-    /// In half the bytes too, 8 bits of it, of all sizes that single precision has.
+    /// bf16: half the bytes, 8 bits of precision, the same range as single precision.
     Bf16,
 }
 
@@ -364,9 +383,9 @@ fn default_preemption_timeout_seconds() -> u32 {
 
 #[cfg(feature = "crd")]
 pub(crate) mod schema {
-    //! Schemas that a type cannot say.
+    //! Schema parts that types cannot express.
 
-    /// That nothing but `state` has changed.
+    /// CEL rule: no field except `state` has changed.
     pub(crate) const UNCHANGED_RULE: &str = "self.entrypoint == oldSelf.entrypoint && \
         self.searcher == oldSelf.searcher && \
         self.resources == oldSelf.resources && \
@@ -396,19 +415,19 @@ pub(crate) mod schema {
         (!has(self.context) || self.context == oldSelf.context) && \
         has(self.podOverrides) == has(oldSelf.podOverrides) && \
         (!has(self.podOverrides) || self.podOverrides == oldSelf.podOverrides)";
-    /// What `crate::validate` asks of a name, in CEL.
+    /// The name rule of `crate::validate` in CEL.
     pub(crate) const NAME_RULE: &str = "self.metadata.name.size() <= 40 && \
                                         self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')";
-    /// Why a name is refused.
-    pub(crate) const NAME_MESSAGE: &str = "metadata.name must be at most 40 lower-case letters, digits and `-`, \
-                                           begin with a letter and not end with `-`";
+    /// Message of [`NAME_RULE`].
+    pub(crate) const NAME_MESSAGE: &str = "metadata.name must be at most 40 lower-case letters, \
+        digits and `-`, begin with a letter and not end with `-`";
 
     /// An object of any shape: Kubernetes keeps all of its fields.
     pub(crate) fn free_object(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
         schemars::json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
     }
 
-    /// A list of [`free_object`].
+    /// A list of objects of any shape.
     pub(crate) fn free_objects(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
         schemars::json_schema!({
             "type": "array",

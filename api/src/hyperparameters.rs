@@ -1,7 +1,7 @@
-//! Hyperparameters as users write them: a tree whose leaves say what may vary.
+//! Hyperparameters as users write them: a search space in the form of a tree.
 //!
-//! An object whose only key is one of `const int double log categorical` is a parameter, any other object a group,
-//! and anything else stands for itself (an implicit constant). Groups may not use those five names.
+//! An object whose only key is one of `const int double log categorical` is a parameter. Any other
+//! object is a group, and any other value is a constant. Groups must not use these five names.
 
 mod read;
 
@@ -13,14 +13,14 @@ use serde_json::Value;
 pub(crate) use self::read::ROOT;
 use crate::validate::{FieldError, member};
 
-/// The names that make an object a parameter, and that groups may not use.
+/// Keys that turn an object into a parameter. Groups must not use them.
 pub const KINDS: [&str; 5] = ["const", "int", "double", "log", "categorical"];
 
 /// Limit of a trial's hyperparameters in bytes, as JSON: a Trial must stay far below the 1.5 MiB of
 /// an object in Kubernetes.
 pub const TRIAL_BYTES_MAX: usize = 16 << 10;
 
-/// A tree of hyperparameters. Names are sorted by bytes, the order in which they are drawn.
+/// A tree of hyperparameters. Names are sorted by bytes, which is also the sampling order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Space {
     /// One parameter.
@@ -29,60 +29,61 @@ pub enum Space {
     Group(BTreeMap<String, Self>),
 }
 
-/// One parameter: how it is drawn, and which points a grid visits.
+/// One parameter: its distribution and its grid points.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Parameter {
-    /// Always this value, any JSON.
+    /// A constant: any JSON value.
     Const(Value),
-    /// Uniform over the integers from `min` to `max`, both included.
+    /// Uniform over the integers from `min` to `max`, both inclusive.
     Int(IntRange),
     /// Uniform over `[min, max)`.
     Double(DoubleRange),
-    /// `base` to a power that is uniform over `[min, max)`: **`min` and `max` are exponents**.
+    /// Log-uniform: `base` to a power that is uniform over `[min, max)`. **`min` and `max` are
+    /// exponents.**
     Log(LogRange),
-    /// One of these values, each as likely.
+    /// One of these values, with equal probability.
     Categorical(Vec<Value>),
 }
 
-/// Integers from `min` to `max`, both included.
+/// Integers from `min` to `max`, both inclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IntRange {
-    /// The smallest value.
+    /// Smallest value.
     pub min: i64,
-    /// The largest value; more than `min`.
+    /// Largest value; greater than `min`.
     pub max: i64,
-    /// Points on a grid's axis, at least 1. Needed by grid search alone.
+    /// Number of grid points, at least 1. Required by grid search only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub count: Option<u32>,
 }
 
-/// Numbers from `min` up to, not including, `max`.
+/// Numbers from `min` (inclusive) to `max` (exclusive).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DoubleRange {
-    /// The smallest value.
+    /// Smallest value.
     pub min: f64,
-    /// The upper bound; more than `min`.
+    /// Upper bound; greater than `min`.
     pub max: f64,
-    /// Points on a grid's axis, at least 1, both ends included. Needed by grid search alone.
+    /// Number of grid points, at least 1, with both bounds. Required by grid search only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub count: Option<u32>,
 }
 
-/// Powers of `base` with exponents from `min` up to, not including, `max`.
+/// Powers of `base` with exponents from `min` (inclusive) to `max` (exclusive).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LogRange {
-    /// More than 0; 10 unless given.
+    /// Base of the powers; greater than 0. Default: 10.
     #[serde(default = "default_base")]
     pub base: f64,
-    /// The smallest exponent.
+    /// Smallest exponent.
     pub min: f64,
-    /// The upper bound of the exponent; more than `min`.
+    /// Upper bound of the exponent; greater than `min`.
     pub max: f64,
-    /// Points on a grid's axis, at least 1, both ends included. Needed by grid search alone.
+    /// Number of grid points, at least 1, with both bounds. Required by grid search only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub count: Option<u32>,
 }
@@ -92,12 +93,12 @@ fn default_base() -> f64 {
 }
 
 impl Space {
-    /// Reads the tree in an experiment's `hyperparameters`, with every number in one form: what has no fraction is
-    /// an integer, as it comes back from an API server.
+    /// Parses the tree in an experiment's `hyperparameters`. Numbers without a fraction become
+    /// integers, because an API server returns them as such.
     ///
     /// # Errors
     ///
-    /// Everything that is wrong with the tree, each with its path from `spec.hyperparameters`.
+    /// All errors in the tree, each with its path from `spec.hyperparameters`.
     pub fn parse(tree: &Value) -> Result<Self, Vec<FieldError>> {
         let mut errors = Vec::new();
         let space = read::space(tree, &mut errors);
@@ -118,7 +119,8 @@ impl Space {
         }
     }
 
-    /// Calls `visit` with each parameter and its path below `spec.hyperparameters`, in the order of drawing.
+    /// Calls `visit` with the full path and the value of each parameter, in sampling order. Paths
+    /// start with `spec.hyperparameters`.
     pub fn each_parameter<'a>(&'a self, visit: &mut dyn FnMut(&str, &'a Parameter)) {
         self.each_below(read::ROOT, visit);
     }
@@ -151,7 +153,7 @@ impl Parameter {
         }
     }
 
-    /// The one of [`KINDS`] that it is.
+    /// Returns the kind of the parameter, one of [`KINDS`].
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Const(_) => "const",
@@ -162,7 +164,7 @@ impl Parameter {
         }
     }
 
-    /// Points on its axis of a grid; `None` if it needs a `count` and has none.
+    /// Returns the number of grid points; `None` if a required `count` is missing.
     pub fn num_points(&self) -> Option<u64> {
         match self {
             Self::Const(_) => Some(1),

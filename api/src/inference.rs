@@ -1,4 +1,4 @@
-//! What a user writes to put a data set through a trained model: a batch inference, every input exactly once.
+//! The InferenceJob resource: batch inference with a trained model, exactly once per input row.
 
 mod files;
 #[cfg(feature = "crd")]
@@ -20,7 +20,7 @@ pub use files::{
 };
 pub use status::{InferenceStatus, WorkerEnd, WorkerStatus};
 
-/// A data set through a trained model: what is read and written, by which program, and by how many at a time.
+/// Specification of an inference job: program, model, input, output and workers.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[cfg_attr(
     feature = "crd",
@@ -33,7 +33,7 @@ pub use status::{InferenceStatus, WorkerEnd, WorkerStatus};
         status = "InferenceStatus",
         shortname = "ij",
         category = "stoker",
-        doc = "A data set through a trained model, every input exactly once.",
+        doc = "Batch inference with a trained model, exactly once per input row.",
         validation = kube::core::Rule::new(crate::experiment::schema::NAME_RULE)
             .message(crate::experiment::schema::NAME_MESSAGE),
         printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
@@ -49,117 +49,123 @@ pub use status::{InferenceStatus, WorkerEnd, WorkerStatus};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct InferenceJobSpec {
-    /// What this job is about, for people.
+    /// Human-readable description of the job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
 
-    /// Free-form configuration handed to the program as it is.
+    /// Arbitrary configuration passed to the program unchanged. Default: empty.
     #[serde(default = "empty_object")]
     #[cfg_attr(feature = "crd", schemars(schema_with = "crate::experiment::schema::free_object"))]
     pub data: Value,
 
-    /// The program that every worker runs.
+    /// Program that every worker runs.
     pub entrypoint: Entrypoint,
 
-    /// The model's weights. Unset: the program brings its own.
+    /// Checkpoint with the model's weights. Unset: the program provides the weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointChoice>,
 
-    /// Hyperparameters of the model. Unset: those of the trial that the checkpoint is of.
+    /// Hyperparameters of the model. Unset: those of the trial that saved the checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(schema_with = "crate::experiment::schema::free_object"))]
     pub hyperparameters: Option<Value>,
 
-    /// The rows to read.
+    /// Input rows.
     pub input: InferenceInput,
 
-    /// Where what the model says of them goes.
+    /// Output of the program.
     #[serde(default)]
     pub output: InferenceOutput,
 
-    /// Rows of a shard, which is committed as a whole: what a kill costs at most, for each worker; at least 1.
+    /// Number of rows in a shard, from 1 to 10,000,000. A shard is committed as a whole, so a
+    /// killed worker loses the work on one shard at most. Default: 1000.
     #[serde(default = "default_shard_rows")]
     #[cfg_attr(feature = "crd", schemars(range(min = 1, max = 10_000_000)))]
     pub shard_rows: u32,
 
-    /// Rows that the program is given at a time, at most; at least 1.
+    /// Maximum number of rows passed to the program at once, from 1 to 10,000,000. Default: 64.
     #[serde(default = "default_batch_rows")]
     #[cfg_attr(feature = "crd", schemars(range(min = 1, max = 10_000_000)))]
     pub batch_rows: u32,
 
-    /// What happens when a row cannot be read.
+    /// Handling of rows that cannot be read or that the program rejects. Default: `fail`.
     #[serde(default)]
     pub on_error: OnError,
 
-    /// How many workers there are, and what each needs.
+    /// Number of workers and the resources of each.
     #[serde(default)]
     pub resources: InferenceResources,
 
-    /// Environment variables of the program. Names that begin with `STOKER_` are Stoker's own, but for `STOKER_DEVICE`.
+    /// Environment variables of the program. Names that start with `STOKER_` are reserved, with the
+    /// same exceptions as in an Experiment, such as `STOKER_DEVICE`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<EnvVar>,
 
-    /// Where logs go, and the output unless it says otherwise; trials are looked for there by their names.
+    /// Storage of logs, and of the output by default. `checkpoint.trial` is looked up here.
     #[serde(default)]
     pub storage: InferenceStorage,
 
-    /// How often a worker is started again after a failure of its own; 5 means six runs.
+    /// Number of restarts of each worker after failures of the program. With 5 (the default), the
+    /// sixth failure of a worker fails the job. Infrastructure failures and preemptions do not
+    /// count.
     #[serde(default = "default_max_restarts")]
     pub max_restarts: u32,
 
-    /// Seconds that a worker has to exit when asked to; after them it is killed.
+    /// Seconds that a worker has to exit after a pause or cancel request. Then it is killed.
+    /// Default: 3600.
     #[serde(default = "default_preemption_timeout_seconds")]
     #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
     pub preemption_timeout_seconds: u32,
 
-    /// What is wanted of the job now. The one field that may be changed.
+    /// Desired state of the job. The only mutable field of the spec.
     #[serde(default)]
     pub state: DesiredState,
 
-    /// Files sent with the job, among them perhaps the program: unpacked in each pod, whose working folder they become.
+    /// Files sent with the job, such as the program. Each pod unpacks them into its working
+    /// directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<CodeContext>,
 
-    /// How the workers' pods are made.
+    /// Settings of the workers' pods. `stoker job run` ignores them.
     #[serde(default)]
     pub pod: PodTemplate,
 
-    /// Merged into each worker's pod last, as in an Experiment.
+    /// JSON merge patch that is applied to each worker's pod last, as in an Experiment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(schema_with = "crate::experiment::schema::free_object"))]
     pub pod_overrides: Option<Value>,
 }
 
 impl InferenceJobSpec {
-    /// What programs are told of it: all but `state`, which alone may change, and `data` and `hyperparameters`, which
-    /// they are told of by themselves.
+    /// Returns the part of the spec that programs receive as `spec`: all fields except the mutable
+    /// `state`, and `data` and `hyperparameters`, which programs receive separately.
     pub fn for_programs(&self) -> Value {
-        let mut told = serde_json::to_value(self).unwrap_or_default();
-        if let Some(fields) = told.as_object_mut() {
+        let mut spec = serde_json::to_value(self).unwrap_or_default();
+        if let Some(fields) = spec.as_object_mut() {
             fields.retain(|name, _| !["state", "data", "hyperparameters"].contains(&name.as_str()));
         }
-        told
+        spec
     }
 }
 
-/// Which checkpoint holds the weights: exactly one of `trial`, `folder` and `stored`. It is chosen once, when the job
-/// begins, and stays the same for all workers and restarts.
+/// Checkpoint with the weights. Exactly one of `trial`, `folder` and `stored` must be set. The job
+/// selects the checkpoint once, when it is planned, for all workers and restarts.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct CheckpointChoice {
-    /// A trial by its name, such as `mnist-3`, in the job's storage and namespace.
+    /// Name of a trial in the job's storage and namespace, such as `mnist-3`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trial: Option<String>,
-    /// A checkpoint's folder, such as one that was downloaded, where the program runs.
+    /// Path of a checkpoint directory where the program runs, such as a downloaded checkpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub folder: Option<String>,
     /// A trial in any storage.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stored: Option<StoredTrial>,
-    /// Which of the trial's checkpoints.
+    /// Which of the trial's checkpoints to use. Default: `latest`.
     pub which: WhichCheckpoint,
-    /// The checkpoint of this name, such as `000000000400-0`, in place of `which`.
+    /// Name of the checkpoint to use instead of `which`, such as `000000000400-0`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }
@@ -169,84 +175,87 @@ pub struct CheckpointChoice {
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct StoredTrial {
-    /// The storage's root.
+    /// URL of the storage root.
     pub url: String,
-    /// The address of an S3 server other than Amazon's.
+    /// Endpoint of an S3-compatible server other than AWS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
-    /// The trial's folder below the root, such as `default/mnist-0b3f9c1e/trials/3`.
+    /// Directory of the trial below the root, such as `default/mnist-0b3f9c1e/trials/3`.
     #[cfg_attr(feature = "crd", schemars(length(min = 1)))]
     pub trial_path: String,
 }
 
-/// Which of a trial's checkpoints.
+/// Which of a trial's checkpoints to use.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum WhichCheckpoint {
-    /// The latest.
+    /// The latest checkpoint.
     #[default]
     Latest,
-    /// The one with the smallest searched metric, of those saved where a validation was.
+    /// The checkpoint with the smallest searched metric, among those saved at a validation.
     SmallestMetric,
-    /// The one with the largest.
+    /// The checkpoint with the largest searched metric, among those saved at a validation.
     LargestMetric,
 }
 
-/// The rows to read.
+/// Input rows of an inference job.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct InferenceInput {
-    /// A file, a folder with all that is below it, or a pattern with `*` and `?` in names: a path from the program's
-    /// working folder, or `file:///`, `s3://`, `gs://` or `az://`.
+    /// A file, a directory or a pattern with `*` and `?` in names. Directories are read
+    /// recursively. Either a path, relative to the program's working directory, or a URL
+    /// (`file:///`, `s3://`, `gs://` or `az://`).
     #[cfg_attr(feature = "crd", schemars(length(min = 1)))]
     pub url: String,
-    /// The address of an S3 server other than Amazon's.
+    /// Endpoint of an S3-compatible server other than AWS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
-    /// The format. Unset: by the files' names.
+    /// Format of the files. Unset: determined by the extension of each file name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<RowFormat>,
 }
 
-/// Where the output goes.
+/// Output of an inference job.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct InferenceOutput {
-    /// The folder: a path from the program's working folder, or `file:///`, `s3://`, `gs://` or `az://`. Unset: a folder
-    /// of the job's own below its storage's root.
+    /// Path or URL (`file:///`, `s3://`, `gs://` or `az://`) of the output directory. Relative
+    /// paths are accepted by `stoker job run` only. Unset: a dedicated directory in the job's
+    /// storage.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
-    /// The address of an S3 server other than Amazon's.
+    /// Endpoint of an S3-compatible server other than AWS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
-    /// The format.
+    /// Format of the output files. Default: `jsonLines`.
     pub format: RowFormat,
-    /// The columns of a table with types, in their order: for `parquet` and `arrow`, which need them.
+    /// Columns of the output table, in order. Required for `parquet` and `arrow`, and rejected for
+    /// other formats.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub columns: Vec<Column>,
 }
 
-/// How rows are written in a file.
+/// File format of rows.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum RowFormat {
-    /// One JSON value a line: `.jsonl`, `.ndjson`.
+    /// One JSON value per line: `.jsonl`, `.ndjson`.
     #[default]
     JsonLines,
-    /// Commas between columns, which the first line names: `.csv`.
+    /// Comma-separated values with a header line: `.csv`.
     Csv,
     /// Apache Parquet: `.parquet`.
     Parquet,
-    /// Apache Arrow's file of record batches: `.arrow`, `.feather`.
+    /// Apache Arrow IPC file: `.arrow`, `.feather`.
     Arrow,
 }
 
 impl RowFormat {
-    /// The ending of the names of such files.
+    /// Returns the file name extension of output files.
     pub fn extension(self) -> &'static str {
         match self {
             Self::JsonLines => "jsonl",
@@ -256,7 +265,7 @@ impl RowFormat {
         }
     }
 
-    /// The format of a file of this name, if its ending tells.
+    /// Returns the format of a file by its extension; `None` if the extension is unknown.
     ///
     /// # Examples
     ///
@@ -277,70 +286,72 @@ impl RowFormat {
         }
     }
 
-    /// Whether its files have typed columns.
+    /// Returns `true` if the format has typed columns.
     pub fn is_typed(self) -> bool {
         matches!(self, Self::Parquet | Self::Arrow)
     }
 }
 
-/// A column of a table with types. Each may hold nulls.
+/// A nullable column of a typed table.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Column {
-    /// Its name: a field of the program's output.
+    /// Name of the column: a field of the program's output.
     #[cfg_attr(feature = "crd", schemars(length(min = 1)))]
     pub name: String,
-    /// What it holds.
+    /// Type of the values.
     #[serde(rename = "type")]
     pub kind: ColumnType,
 }
 
-/// What a column holds.
+/// Type of the values in a column.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum ColumnType {
     /// True or false.
     Boolean,
-    /// Integers of 64 bits.
+    /// 64-bit integers.
     Integer,
-    /// Floating-point numbers of 64 bits.
+    /// 64-bit floating-point numbers.
     Double,
-    /// Texts.
+    /// UTF-8 strings.
     String,
 }
 
-/// What happens when a row cannot be read.
+/// Handling of rows that cannot be read or that the program rejects.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum OnError {
-    /// The job fails, and names the row.
+    /// Fail the job with an error that names the row.
     #[default]
     Fail,
-    /// The row has no output; the manifest's errors list it.
+    /// Skip the row and add it to the list of rejected rows.
     Skip,
 }
 
-/// How many workers there are, and what each needs.
+/// Number of workers and the resources of each.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct InferenceResources {
-    /// Workers at a time: one a GPU, or a CPU process where there are none; at least 1.
+    /// Number of workers, from 1 to 1024. Each worker has one pod and one slot: a GPU, or a CPU
+    /// process if `slotResource` is unset. Default: 1.
     #[cfg_attr(feature = "crd", schemars(range(min = 1, max = 1024)))]
     pub slots: u32,
-    /// The resource that each worker needs one of, such as `nvidia.com/gpu`.
+    /// Extended resource of a slot, such as `nvidia.com/gpu`. Each worker's pod requests one unit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slot_resource: Option<String>,
-    /// What each worker's pod asks for, by resource, such as `cpu: "4"`.
+    /// Resource requests of each worker's pod, such as `cpu: "4"`. Must not contain `slotResource`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub requests: BTreeMap<String, String>,
-    /// What each worker's pod may use at most, by resource, such as `memory: 16Gi`.
+    /// Resource limits of each worker's pod, such as `memory: 16Gi`. Must not contain
+    /// `slotResource`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub limits: BTreeMap<String, String>,
-    /// The size of `/dev/shm`.
+    /// Size limit of the memory-backed volume at `/dev/shm`. Default: `4Gi`.
     pub shm_size: String,
 }
 
@@ -356,19 +367,21 @@ impl Default for InferenceResources {
     }
 }
 
-/// Where a job's own files go.
+/// Storage of a job's files.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct InferenceStorage {
-    /// The root, as in an Experiment's `checkpointStorage.url`. Unset: where the runner keeps its own.
+    /// Storage root, as in an Experiment's `checkpointStorage.url`. Unset: the operator's default
+    /// storage, or `./.stoker` with `stoker job run`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
-    /// The address of an S3 server other than Amazon's.
+    /// Endpoint of an S3-compatible server other than AWS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
-    /// The Secret whose keys are the credentials' environment variables. `stoker job run` reads its own environment
-    /// alone.
+    /// Secret in the job's namespace with the credentials. Its keys become environment variables.
+    /// Unset: the operator's default Secret name. `stoker job run` ignores this field and reads its
+    /// own environment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secret_name: Option<String>,
 }

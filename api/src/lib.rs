@@ -1,5 +1,5 @@
-//! Types that cross a process boundary: what users write, what the record holds, what trainer and runner say to
-//! each other.
+//! Types that cross a process boundary: user input, stored records, and messages between trainer
+//! and runner.
 //!
 //! ```text
 //!  user  -- Experiment -->  runner  -- TrialConfig -->  trainer
@@ -7,23 +7,24 @@
 //!                           (Trial) --  Directive  -->
 //! ```
 //!
-//! The crate decides nothing and does no I/O. Without the feature `crd` it links no Kubernetes code, so that the
-//! trainer stays small; with it, [`Experiment`](experiment::Experiment) and [`Trial`](trial::Trial) are custom
-//! resources with schemas.
+//! The crate makes no decisions and does no I/O. Without the feature `crd` it links no Kubernetes
+//! code, which keeps the trainer small. With the feature,
+//! [`Experiment`](experiment::Experiment), [`Trial`](trial::Trial) and
+//! [`InferenceJob`](inference::InferenceJob) are custom resources with schemas.
 //!
 //! # Reading order
 //!
-//! 1. [`experiment`]: what a user writes.
-//! 2. [`hyperparameters`]: what may vary, and how it is written.
-//! 3. [`trial`]: the record of one trial: its draw, its grants, its facts.
-//! 4. [`inference`]: a data set through a trained model.
-//! 5. [`contract`]: what a trainer is told, reports and is answered.
-//! 6. [`exit`]: what a trainer's exit code means for its attempt.
-//! 7. [`pod`]: what a user says of a trial's pods.
-//! 8. [`validate`]: which experiments can run, and what is wrong with the others.
-//! 9. [`names`]: environment variables, files and labels.
-//! 10. [`text`]: texts of bounded size.
-//! 11. `crd` (feature `crd`): custom resource definitions, made from these types.
+//! 1. [`experiment`]: the experiment as users write it.
+//! 2. [`hyperparameters`]: the search space and its syntax.
+//! 3. [`trial`]: the record of one trial: sampled hyperparameters, grants and facts.
+//! 4. [`inference`]: batch inference jobs.
+//! 5. [`contract`]: the protocol between trainer and runner: configuration, reports and directives.
+//! 6. [`exit`]: the meaning of a trainer's exit code for its attempt.
+//! 7. [`pod`]: pod settings that users may specify.
+//! 8. [`validate`]: validation of experiments and jobs.
+//! 9. [`condition`], [`time`], [`number`], [`text`]: building blocks of a status.
+//! 10. [`names`]: names of environment variables, files and labels.
+//! 11. `crd` (feature `crd`): custom resource definitions generated from these types.
 
 pub mod condition;
 pub mod contract;

@@ -1,4 +1,4 @@
-//! Names of environment variables, files, checkpoints and labels, each written once.
+//! Names of environment variables, files, checkpoints and labels. Each name is defined once.
 
 /// API group of all custom resources.
 pub const GROUP: &str = "stoker.dev";
@@ -7,17 +7,20 @@ pub const VERSION: &str = "v1alpha1";
 /// `apiVersion` of all custom resources.
 pub const API_VERSION: &str = "stoker.dev/v1alpha1";
 
-/// Path of the JSON file that holds the [`TrialConfig`](crate::contract::TrialConfig). Unset: the program trains alone.
+/// Path of the JSON file with the [`TrialConfig`](crate::contract::TrialConfig). Unset: the program
+/// runs standalone.
 pub const ENV_TRIAL_CONFIG: &str = "STOKER_TRIAL_CONFIG";
-/// Folder where results that outlive the process but not the machine are kept, such as downloaded data sets.
+/// Cache directory for files that outlive the process but may be lost with the machine, such as
+/// downloaded data sets.
 pub const ENV_CACHE: &str = "STOKER_CACHE";
-/// How many seconds ranks wait for each other at their start (600).
+/// Seconds that ranks wait for each other at the start. Default: 600.
 pub const ENV_RENDEZVOUS_SECONDS: &str = "STOKER_RENDEZVOUS_SECONDS";
-/// After how many seconds in which nothing moves a gang ends (300); 0: never.
+/// Seconds without progress after which a gang ends; 0 means never. Default: 300.
 pub const ENV_SILENCE_SECONDS: &str = "STOKER_SILENCE_SECONDS";
-/// After how many median steps in which nothing moves, if that is longer (10).
+/// Median step times without progress after which a gang ends, if that is longer than
+/// [`ENV_SILENCE_SECONDS`]. Default: 10.
 pub const ENV_SILENCE_STEPS: &str = "STOKER_SILENCE_STEPS";
-/// What a user may set of the variables that begin with `STOKER_`.
+/// Variables with the prefix `STOKER_` that users may set.
 pub const ENV_SETTABLE: [&str; 7] = [
     ENV_DEVICE,
     ENV_RENDEZVOUS_SECONDS,
@@ -27,81 +30,86 @@ pub const ENV_SETTABLE: [&str; 7] = [
     ENV_DATA_CACHE,
     ENV_DATA_CACHE_BYTES,
 ];
-/// Folder of the data sets that are built once for each machine. Unset: in the user's cache folder.
+/// Directory of the data cache, in which data sets are built once per machine. Unset: in the user's
+/// cache directory.
 pub const ENV_DATA_CACHE: &str = "STOKER_DATA_CACHE";
-/// The most bytes that these data sets may take together. Unset: as many as the disk has left.
+/// Maximum total size of the data cache in bytes. Unset: limited by the free disk space.
 pub const ENV_DATA_CACHE_BYTES: &str = "STOKER_DATA_CACHE_BYTES";
-/// `1`: a trainer says which part of the program works, reads its last checkpoint back and compares it.
+/// `1` enables the test mode: the trainer reports which stages of the program work, and verifies
+/// its last checkpoint.
 pub const ENV_TEST: &str = "STOKER_TEST";
-/// Where a trainer trains: `cpu` or `cuda`. Unset: on the GPU of its rank if there is any, or else on the CPU.
+/// Device of a trainer: `cpu` or `cuda`. Unset: the GPU of its rank if available, otherwise the
+/// CPU.
 pub const ENV_DEVICE: &str = "STOKER_DEVICE";
 
 /// File that receives the [`Termination`](crate::contract::Termination). Unset: none is written.
 pub const ENV_TERMINATION_FILE: &str = "STOKER_TERMINATION_FILE";
-/// The pod's index in its gang, from 0: `CROSS_RANK` of all its ranks.
+/// Index of the pod in its gang, from 0. It is the `CROSS_RANK` of all ranks of the pod.
 pub const ENV_POD_INDEX: &str = "STOKER_POD_INDEX";
-/// Set to `off` for a launcher whose output is stored by whoever started it.
+/// `off` if the process that started the launcher stores its output.
 pub const ENV_LAUNCHER_LOGS: &str = "STOKER_LAUNCHER_LOGS";
-/// The port of rank 0's rendezvous and of `TF_CONFIG`, unless the variable of this name says otherwise.
+/// Port of rank 0's rendezvous and of `TF_CONFIG`. Default: [`RENDEZVOUS_PORT`].
 pub const ENV_RENDEZVOUS_PORT: &str = "C10D_PORT";
-/// See [`ENV_RENDEZVOUS_PORT`].
+/// Default of [`ENV_RENDEZVOUS_PORT`].
 pub const RENDEZVOUS_PORT: u16 = 29_400;
 
-/// Label of a trial's objects: the experiment's name.
+/// Label of a trial's objects: name of the experiment.
 pub const LABEL_EXPERIMENT: &str = "stoker.dev/experiment";
-/// Label of a trial's objects: the trial's name.
+/// Label of a trial's objects: name of the trial.
 pub const LABEL_TRIAL: &str = "stoker.dev/trial";
-/// Label of a pod: the attempt's number.
+/// Label of a pod: attempt number.
 pub const LABEL_ATTEMPT: &str = "stoker.dev/attempt";
-/// Label of a pod: its index in the gang.
+/// Label of a pod: index in the gang.
 pub const LABEL_POD_INDEX: &str = "stoker.dev/pod-index";
-/// Label of an inference job's pods: the job's name.
+/// Label of an inference job's pods: name of the job.
 pub const LABEL_JOB: &str = "stoker.dev/job";
-/// Label of a pod: what it is for. [`COMPONENT_TRIAL`], [`COMPONENT_CLEANUP`] or [`COMPONENT_JOB`].
+/// Label of a pod: its purpose, [`COMPONENT_TRIAL`], [`COMPONENT_CLEANUP`] or [`COMPONENT_JOB`].
 pub const LABEL_COMPONENT: &str = "stoker.dev/component";
-/// A pod that trains.
+/// Component of pods that train.
 pub const COMPONENT_TRIAL: &str = "trial";
-/// A pod that deletes an ended experiment's checkpoints.
+/// Component of pods that delete checkpoints of an ended experiment.
 pub const COMPONENT_CLEANUP: &str = "cleanup";
-/// A pod of an inference job.
+/// Component of pods of an inference job.
 pub const COMPONENT_JOB: &str = "job";
 /// Annotation of a pod: its [`TrialConfig`](crate::contract::TrialConfig) as JSON.
 pub const ANNOTATION_TRIAL_CONFIG: &str = "stoker.dev/trial-config";
-/// Header of an answer to a report: names of checkpoints that nobody needs any more, by commas. The
-/// record has forgotten them; whoever can may delete their files, and the clean-up does at the end.
+/// Header of the response to a report: comma-separated names of checkpoints that may be deleted
+/// now. They are removed from the record. The trainer may delete their files; otherwise the cleanup
+/// at the end does.
 pub const HEADER_SUPERFLUOUS: &str = "stoker-superfluous";
-/// Audience of the tokens that trainers report with.
+/// Audience of the tokens with which trainers authenticate to the report server.
 pub const TOKEN_AUDIENCE: &str = "stoker";
 
 /// Paths in a trial's pod.
 pub mod pod_paths {
-    /// The [`TrialConfig`](crate::contract::TrialConfig).
+    /// File with the [`TrialConfig`](crate::contract::TrialConfig).
     pub const TRIAL_CONFIG: &str = "/etc/stoker/trial.json";
-    /// The folder of [`TRIAL_CONFIG`].
+    /// Directory of [`TRIAL_CONFIG`].
     pub const TRIAL_CONFIG_FOLDER: &str = "/etc/stoker";
-    /// The token that reports carry.
+    /// File with the bearer token for reports.
     pub const TOKEN: &str = "/var/run/stoker/token";
-    /// The folder of [`TOKEN`].
+    /// Directory of [`TOKEN`].
     pub const TOKEN_FOLDER: &str = "/var/run/stoker";
-    /// Where the launcher is put that starts programs of images without one.
+    /// Copy of the launcher for images that do not contain it.
     pub const LAUNCHER: &str = "/stoker/bin/stoker-trainer";
-    /// Where the program's files are unpacked: its working folder, if any were sent.
+    /// Directory with the unpacked files of the program, and its working directory. Only if files
+    /// were sent.
     pub const CONTEXT: &str = "/stoker/context";
-    /// A folder that both live in, shared by the pod's containers.
+    /// Directory of [`LAUNCHER`] and [`CONTEXT`], shared by the pod's containers.
     pub const SHARED: &str = "/stoker";
-    /// The [`Termination`](crate::contract::Termination).
+    /// File with the [`Termination`](crate::contract::Termination).
     pub const TERMINATION: &str = "/dev/termination-log";
-    /// The [`Cleanup`](crate::contract::Cleanup) of a pod that deletes checkpoints.
+    /// File with the [`Cleanup`](crate::contract::Cleanup) of a pod that deletes checkpoints.
     pub const CLEANUP: &str = "/etc/stoker/cleanup.json";
 }
 
-/// The manifest's name in a checkpoint's folder. A checkpoint exists when it does.
+/// File name of a checkpoint's manifest. A checkpoint exists if and only if its manifest does.
 pub const MANIFEST: &str = "manifest.json";
-/// The file that carries a trial's record beside its checkpoints.
+/// File name of a copy of the trial's record, stored next to its checkpoints.
 pub const RECORD: &str = "record.json";
 
-/// The name of the checkpoint that `attempt` takes after `batches` global batches. Names sort by
-/// batches; two attempts never share one.
+/// Returns the name of the checkpoint that `attempt` saves after `batches` global batches. Names
+/// sort by batches and are unique across attempts.
 ///
 /// # Examples
 ///
@@ -112,15 +120,16 @@ pub fn checkpoint_name(batches: u64, attempt: u32) -> String {
     format!("{batches:012}-{attempt}")
 }
 
-/// The batches and the attempt in a name that [`checkpoint_name`] wrote; `None` for another name.
+/// Returns the batches and the attempt of a name from [`checkpoint_name`]; `None` for other names.
 pub fn parse_checkpoint_name(name: &str) -> Option<(u64, u32)> {
     let (batches, attempt) = name.split_once('-')?;
-    let parsed = (batches.parse().ok()?, attempt.parse().ok()?);
-    (checkpoint_name(parsed.0, parsed.1) == name).then_some(parsed)
+    let (batches, attempt) = (batches.parse().ok()?, attempt.parse().ok()?);
+    (checkpoint_name(batches, attempt) == name).then_some((batches, attempt))
 }
 
-/// The folder of an experiment below the storage's root: its name and the first 8 characters of its id, so that a later
-/// experiment of the same name has a folder of its own.
+/// Returns the directory of an experiment below the storage root. It contains the first 8
+/// alphanumeric characters of the ID, so that experiments with the same name have separate
+/// directories.
 ///
 /// # Examples
 ///
@@ -133,13 +142,13 @@ pub fn experiment_path(namespace: &str, experiment: &str, experiment_id: &str) -
     format!("{namespace}/{experiment}-{uid8}")
 }
 
-/// The folder of a trial below the storage's root: what
-/// [`StorageConfig::trial_path`](crate::contract::StorageConfig::trial_path) holds.
+/// Returns the directory of a trial below the storage root, as in
+/// [`StorageConfig::trial_path`](crate::contract::StorageConfig::trial_path).
 pub fn trial_path(namespace: &str, experiment: &str, experiment_id: &str, trial: u32) -> String {
     format!("{}/trials/{trial}", experiment_path(namespace, experiment, experiment_id))
 }
 
-/// The archive of files that were sent with an experiment, below the storage's root.
+/// Returns the path below the storage root of the archive that was sent with an experiment.
 pub fn context_path(namespace: &str, sha256: &str) -> String {
     format!("{namespace}/contexts/{sha256}.tar.gz")
 }
@@ -153,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn checkpoint_names_are_read_back_and_other_names_are_not() {
+    fn only_checkpoint_names_are_parsed() {
         check(&checkpoint_name(100, 3), Some((100, 3)));
         check("000000000100-3", Some((100, 3)));
         check("000000000100-03", None);

@@ -1,6 +1,7 @@
-//! Metrics as decimal strings: JSON through an API server keeps neither NaN nor `1.0`.
+//! Metrics as decimal strings: a JSON number that passes through an API server preserves neither
+//! NaN nor `1.0`.
 
-/// Writes a metric so that [`parse`] gives the same bits back (every NaN becomes one NaN).
+/// Formats a metric so that [`parse`] restores it bit-identically, except for the payload of NaN.
 ///
 /// # Examples
 ///
@@ -13,16 +14,16 @@ pub fn format(value: f64) -> String {
     format!("{value:?}")
 }
 
-/// Reads what [`format()`] wrote, or any decimal number; `None` for anything else.
+/// Parses the output of [`format()`] or any other decimal number; `None` for other text.
 pub fn parse(text: &str) -> Option<f64> {
     text.parse().ok()
 }
 
-/// The most bytes of a metric in a record. [`format()`] writes at most 24.
+/// Maximum length in bytes of a metric in a record. [`format()`] writes at most 24.
 pub const METRIC_BYTES_MAX: usize = 32;
 
-/// Writes a metric as [`format()`] does if it is longer than [`METRIC_BYTES_MAX`] or has characters that
-/// no number has; it becomes `NaN` if it is not a number.
+/// Reformats a metric that is longer than [`METRIC_BYTES_MAX`] or contains characters that cannot
+/// occur in a number. Text that is not a number becomes `NaN`.
 pub fn bound(text: &mut String) {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"+-._ ".contains(&byte);
     if text.len() > METRIC_BYTES_MAX || !text.bytes().all(is_plain) {
@@ -35,12 +36,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_metrics_are_written_again() {
+    fn long_metrics_are_reformatted() {
         let check = |text: &str, expected: &str| {
-            let mut found = text.to_owned();
-            bound(&mut found);
-            assert_eq!(found, expected);
-            assert!(found.len() <= METRIC_BYTES_MAX);
+            let mut bounded = text.to_owned();
+            bound(&mut bounded);
+            assert_eq!(bounded, expected);
+            assert!(bounded.len() <= METRIC_BYTES_MAX);
         };
         check("0.1", "0.1");
         check("a word", "a word");

@@ -1,75 +1,79 @@
-//! What a user says of a trial's pods. `stoker run` starts processes, not pods, and reads none of it.
+//! Pod settings that users may specify. `stoker run` starts processes instead of pods and ignores
+//! these settings.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// How a trial's pods are made. Fields mean what Kubernetes' fields of the same names mean; what is not here can be
-/// set by `podOverrides`.
+/// Pod settings, with the meaning of the Kubernetes fields of the same names. Set other fields in
+/// `podOverrides`.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodTemplate {
-    /// The image that holds the program. Unset: the stock image, whose `stoker-trainer` holds the examples.
+    /// Container image of the program. Unset: the operator's stock image, whose `stoker-trainer`
+    /// contains the examples.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// `Always`, `IfNotPresent` or `Never`. Unset: as the operator is set up.
+    /// Image pull policy: `Always`, `IfNotPresent` or `Never`. Unset: the operator's default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image_pull_policy: Option<String>,
-    /// Names of Secrets with credentials of the registry.
+    /// Names of Secrets with registry credentials, in the same namespace.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub image_pull_secrets: Vec<String>,
-    /// The service account that the pods run under. They get no token of it for the Kubernetes API.
+    /// Service account of the pods. Its token for the Kubernetes API is not mounted. Unset: the
+    /// namespace's default service account.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_account_name: Option<String>,
-    /// Names of Secrets whose keys become environment variables.
+    /// Names of Secrets whose keys become environment variables, in the same namespace.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub env_from_secrets: Vec<String>,
-    /// Volumes, such as a claim that holds the data.
+    /// Volumes of the pods, such as a PersistentVolumeClaim with the data set. Names that start
+    /// with `stoker-` are reserved.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(schema_with = "crate::experiment::schema::free_objects"))]
     pub volumes: Vec<Value>,
-    /// Where the volumes are mounted in the program's container.
+    /// Mounts of these volumes in the program's container.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub volume_mounts: Vec<VolumeMount>,
-    /// Labels of the nodes that may run the pods.
+    /// Labels that a node must have to run the pods.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub node_selector: BTreeMap<String, String>,
-    /// Taints that the pods tolerate.
+    /// Tolerations of the pods for node taints.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(schema_with = "crate::experiment::schema::free_objects"))]
     pub tolerations: Vec<Value>,
-    /// Which nodes and neighbours the pods want.
+    /// Scheduling constraints: node affinity, pod affinity and pod anti-affinity.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(schema_with = "crate::experiment::schema::free_object"))]
     pub affinity: Option<Value>,
-    /// The priority class of the pods.
+    /// Priority class of the pods. Unset: the cluster's default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority_class_name: Option<String>,
-    /// The runtime class of the pods.
+    /// Runtime class of the pods. Unset: the cluster's default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runtime_class_name: Option<String>,
-    /// The scheduler of the pods. Unset: the cluster's own.
+    /// Scheduler of the pods. Unset: the cluster's default scheduler.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scheduler_name: Option<String>,
 }
 
-/// Where a volume is mounted in the program's container.
+/// A mount of a volume in the program's container.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeMount {
-    /// The volume's name.
+    /// Name of a volume in `volumes`.
     #[cfg_attr(feature = "crd", schemars(length(min = 1)))]
     pub name: String,
-    /// The folder that it becomes.
+    /// Absolute path of the mount in the container.
     #[cfg_attr(feature = "crd", schemars(length(min = 1)))]
     pub mount_path: String,
-    /// The folder in the volume that is mounted. Unset: all of it.
+    /// Path within the volume to mount. Unset: the root of the volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sub_path: Option<String>,
-    /// Whether the program cannot write to it.
+    /// Whether the mount is read-only. Default: false.
     #[serde(default)]
     pub read_only: bool,
 }

@@ -1,13 +1,13 @@
-//! Texts of bounded size.
+//! Truncation of text to a size in JSON.
 
-/// The most bytes that a message takes in a status, as JSON.
+/// Maximum size in bytes of a message in a status, as JSON.
 pub const MESSAGE_BYTES_MAX: usize = 1000;
 
-/// What the end of a cut text is replaced by.
+/// Marker at the end of truncated text.
 const MARK: &str = "…";
 
-/// Cuts `text` to at most `bytes_max` bytes of JSON, quotes not included. A control character takes up
-/// to six bytes there. A text that was cut ends with `…`.
+/// Truncates `text` to at most `bytes_max` bytes of JSON, excluding quotes. A control character
+/// takes up to six bytes in JSON. Truncated text ends with `…`.
 ///
 /// # Examples
 ///
@@ -31,7 +31,7 @@ pub fn bound(text: &mut String, bytes_max: usize) {
     }
 }
 
-/// Bytes of a character in JSON.
+/// Returns the size in bytes of a character in JSON.
 fn json_bytes(character: char) -> usize {
     match character {
         '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
@@ -45,12 +45,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_cut_at_characters() {
+    fn text_is_cut_at_character_boundaries() {
         let check = |text: &str, bytes_max: usize, expected: &str| {
-            let mut found = text.to_owned();
-            bound(&mut found, bytes_max);
-            assert_eq!(found, expected, "{text:?} {bytes_max}");
-            let json = serde_json::to_string(&found).unwrap();
+            let mut bounded = text.to_owned();
+            bound(&mut bounded, bytes_max);
+            assert_eq!(bounded, expected, "{text:?} {bytes_max}");
+            let json = serde_json::to_string(&bounded).unwrap();
             assert!(json.len() - 2 <= bytes_max, "{json}");
         };
         check("", 3, "");

@@ -1,11 +1,12 @@
-//! Points in time, as Kubernetes writes them.
+//! Timestamps in the format of Kubernetes.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Seconds since 1970-01-01T00:00:00Z. Written as RFC 3339 in UTC, such as `2026-11-21T19:04:26Z`.
+/// Seconds since 1970-01-01T00:00:00Z. Serialized as RFC 3339 in UTC, such as
+/// `2026-11-21T19:04:26Z`.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Timestamp(
@@ -13,23 +14,23 @@ pub struct Timestamp(
     pub i64,
 );
 
-/// A text that is no point in time.
+/// Text that is not a timestamp.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no time: write it as 2026-11-21T19:04:26Z")]
+#[error("{0:?} is not a time in UTC; write it as 2026-11-21T19:04:26Z")]
 pub struct NoTimestamp(
-    /// The text.
+    /// The invalid text.
     pub String,
 );
 
 const DAY_SECONDS: i64 = 86_400;
 
 impl Timestamp {
-    /// Whole seconds from `earlier` to this; 0 if it is the later one.
+    /// Returns the seconds from `earlier` to `self`; 0 if `earlier` is later.
     pub fn seconds_since(self, earlier: Self) -> u64 {
         u64::try_from(self.0 - earlier.0).unwrap_or(0)
     }
 
-    /// So many seconds later.
+    /// Returns the timestamp `seconds` later.
     #[must_use]
     pub fn plus(self, seconds: u64) -> Self {
         Self(self.0.saturating_add_unsigned(seconds))
@@ -48,7 +49,7 @@ impl fmt::Display for Timestamp {
 impl FromStr for Timestamp {
     type Err = NoTimestamp;
 
-    /// Reads RFC 3339 in UTC; a fraction of a second is cut off.
+    /// Parses RFC 3339 in UTC. Fractions of a second are truncated.
     fn from_str(text: &str) -> Result<Self, NoTimestamp> {
         parse(text).ok_or_else(|| NoTimestamp(text.to_owned()))
     }
@@ -86,10 +87,10 @@ impl schemars::JsonSchema for Timestamp {
 fn parse(text: &str) -> Option<Timestamp> {
     let rest = text.strip_suffix('Z')?;
     let (rest, fraction) = rest.split_once('.').unwrap_or((rest, "0"));
-    let is_fraction = !fraction.is_empty() && fraction.bytes().all(|it| it.is_ascii_digit());
+    let is_fraction = !fraction.is_empty() && fraction.bytes().all(|byte| byte.is_ascii_digit());
     let (date, time) = rest.split_once('T')?;
     let numbers = |text: &str, mark: char| -> Option<[i64; 3]> {
-        let parts: Option<Vec<i64>> = text.split(mark).map(|it| it.parse().ok()).collect();
+        let parts: Option<Vec<i64>> = text.split(mark).map(|part| part.parse().ok()).collect();
         parts?.try_into().ok()
     };
     let [year, month, day] = numbers(date, '-')?;
@@ -102,8 +103,8 @@ fn parse(text: &str) -> Option<Timestamp> {
     (is_fraction && is_same).then_some(Timestamp(seconds))
 }
 
-/// Days since 1970-01-01 of a date of the Gregorian calendar, by eras of 400 years that begin in
-/// March: <https://howardhinnant.github.io/date_algorithms.html>.
+/// Returns the days from 1970-01-01 to a date of the Gregorian calendar. The algorithm uses eras
+/// of 400 years that start in March: <https://howardhinnant.github.io/date_algorithms.html>.
 fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let era = year.div_euclid(400);
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_read_and_others_refused() {
+    fn only_valid_timestamps_are_parsed() {
         check("1970-01-01T00:00:00Z", Some(0));
         check("2000-02-29T12:00:00Z", Some(951_825_600));
         check("2026-11-21T19:04:26Z", Some(1_795_287_866));
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn formatted_timestamps_parse_back() {
         for seconds in (-90_000_000_000..90_000_000_000).step_by(86_399_999) {
             let time = Timestamp(seconds);
             let in_range = (0..253_402_300_800).contains(&seconds);

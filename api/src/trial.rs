@@ -1,7 +1,9 @@
-//! The record of one trial: its draw, its grants, its facts.
+//! The record of one trial: sampled hyperparameters, grants and facts.
 //!
-//! The record is the log. A *fact* is what happened; it is written once, in no order. A *grant* gives a fact its
-//! place in the order and says what length follows from it. A search is a fold over the facts by order.
+//! The record is a log. A *fact* is an event of the trial. It is written once, and facts of
+//! different trials are unordered. A *grant* assigns a fact its position in the experiment's order,
+//! and the training length that follows from the fact. A search is a fold over the facts in this
+//! order.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -10,7 +12,8 @@ use crate::condition::Condition;
 use crate::experiment::{Phase, Unit};
 use crate::time::Timestamp;
 
-/// One training with fixed hyperparameters. Its draw is never changed; grants are only added.
+/// Specification of a trial: one training run with fixed hyperparameters. The sampled values are
+/// immutable; grants are append-only.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[cfg_attr(
     feature = "crd",
@@ -23,7 +26,7 @@ use crate::time::Timestamp;
         status = "TrialStatus",
         shortname = "tr",
         category = "stoker",
-        doc = "The record of one trial: its draw, its grants, its facts.",
+        doc = "One training run with fixed hyperparameters, created by its experiment.",
         printcolumn(name = "Experiment", type_ = "string", json_path = ".spec.experiment"),
         printcolumn(name = "Index", type_ = "integer", json_path = ".spec.index"),
         printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
@@ -46,33 +49,33 @@ use crate::time::Timestamp;
                 self.requestId == oldSelf.requestId && self.seed == oldSelf.seed && \
                 self.hyperparameters == oldSelf.hyperparameters && \
                 self.unit == oldSelf.unit && self.units == oldSelf.units",
-            "message": "a trial's draw never changes"
+            "message": "the sampled values of a trial are immutable; create a new experiment"
         },
         {
             "rule": "!has(oldSelf.grants) || (has(self.grants) && \
                 oldSelf.grants.all(old, self.grants.exists(new, new.order == old.order)))",
-            "message": "grants are added, never taken away"
+            "message": "grants are append-only and cannot be removed"
         }
     ]))
 )]
 #[serde(rename_all = "camelCase")]
 pub struct TrialSpec {
-    /// The experiment's name.
+    /// Name of the experiment.
     pub experiment: String,
-    /// The place in the experiment, from 0 and without gaps.
+    /// Index of the trial in the experiment, from 0 without gaps.
     pub index: u32,
-    /// The draw's identity, a version 4 UUID made from the experiment's seed.
+    /// ID of the sampled trial: a version 4 UUID derived from the experiment's seed.
     pub request_id: String,
-    /// Seeds the initial weights, the order of the data and dropout; from 0 to 2^31 - 1.
+    /// Seed of the initial weights, the data order and dropout, from 0 to 2^31 - 1.
     pub seed: u32,
-    /// The values drawn.
+    /// Sampled hyperparameters.
     #[cfg_attr(feature = "crd", schemars(schema_with = "crate::experiment::schema::free_object"))]
     pub hyperparameters: Value,
-    /// What grants count.
+    /// Unit of `units` and of the lengths in `grants`.
     pub unit: Unit,
-    /// The length allowed from the start, in `unit`.
+    /// Training length granted from the start, in `unit`.
     pub units: u64,
-    /// Facts in their order, each with the length it allows. Added to, never changed.
+    /// Ordered facts, each with the training length it grants. Append-only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(
         feature = "crd",
@@ -83,107 +86,108 @@ pub struct TrialSpec {
         ))
     )]
     pub grants: Vec<Grant>,
-    /// What is wanted of the trial now.
+    /// Desired state of the trial. Set by the operator. Default: `run`.
     #[serde(default, skip_serializing_if = "WantedState::is_run")]
     pub wanted: WantedState,
-    /// Since when it is wanted; unset: from the start.
+    /// Time of the last change of `wanted`. Unset: never changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wanted_since: Option<Timestamp>,
 }
 
-/// What is wanted of a trial. It only ever becomes graver, but that `pause` may become `run` again.
+/// Desired state of the trial. It only moves forward (run, pause, stop, kill), except from `pause`
+/// back to `run`.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum WantedState {
-    /// That it trains to the length granted.
+    /// Train to the granted length.
     #[default]
     Run,
-    /// Nothing now: it takes a checkpoint and exits.
+    /// Save a checkpoint and exit; the trial may resume.
     Pause,
-    /// Nothing more: it takes a checkpoint and exits.
+    /// Save a checkpoint and exit; the trial ends.
     Stop,
-    /// That it ends at once.
+    /// End at once, without a checkpoint.
     Kill,
 }
 
 impl WantedState {
-    /// Whether it is to train.
+    /// Returns `true` for [`Run`](Self::Run).
     pub fn is_run(&self) -> bool {
         *self == Self::Run
     }
 }
 
-/// A fact's place in the order over the whole experiment, and the length it allows.
+/// The position of a fact in the order of the whole experiment, and the training length it grants.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[cfg_attr(
     feature = "crd",
     schemars(extend("x-kubernetes-validations" = [{
         "rule": "self == oldSelf",
-        "message": "a grant never changes"
+        "message": "a grant is immutable"
     }]))
 )]
 #[serde(rename_all = "camelCase")]
 pub struct Grant {
-    /// The place: unique in the experiment, from 0 and without gaps.
+    /// Position of the fact: unique in the experiment, from 0 without gaps.
     pub order: u64,
     /// Index of the fact in `status.facts`.
     pub fact: u32,
-    /// The length this trial may train to once the fact is placed, in the trial's unit; never less than before.
+    /// Training length granted to this trial, in the trial's unit. Never less than before.
     pub units: u64,
 }
 
-/// What has been seen of a trial.
+/// Observed status of a trial.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct TrialStatus {
-    /// Where it stands.
+    /// Current phase of the trial.
     pub phase: Phase,
-    /// What happened, in no order. Added to, never changed.
+    /// Events of the trial that the search depends on. Append-only; `spec.grants` orders them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(extend("maxItems" = 514)))]
     pub facts: Vec<Fact>,
-    /// Lives of the trial's gang, in order; the last one may be running.
+    /// The latest attempts to run the trial, oldest first. The last one may be running.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(extend("maxItems" = 128)))]
     pub attempts: Vec<Attempt>,
-    /// Failures of the trial's own that count against `maxRestarts`.
+    /// Number of program failures, which count against `maxRestarts`.
     pub restarts: u32,
-    /// Checkpoints that exist, oldest first.
+    /// Existing checkpoints, oldest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(extend("maxItems" = 256)))]
     pub checkpoints: Vec<CheckpointRecord>,
-    /// Global batches trained, as last reported.
+    /// Number of global batches trained, as last reported.
     pub batches: u64,
-    /// Batches at which the granted length ends, as the trainer reckons; 0 before it said.
+    /// Number of global batches in the granted length, as last reported; 0 before the first report.
     pub batches_total: u64,
-    /// The latest validation metrics, as decimal strings by name.
+    /// Metrics of the latest validation by name, as decimal strings. At most 64.
     #[serde(skip_serializing_if = "std::collections::BTreeMap::is_empty")]
     #[cfg_attr(feature = "crd", schemars(extend("maxProperties" = 64)))]
     pub metrics: std::collections::BTreeMap<String, String>,
-    /// The best searched metric of all validations, as a decimal string; unset before the first.
+    /// Best searched metric of all validations, as a decimal string. Unset before the first.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 32)))]
     pub best_metric: Option<String>,
-    /// Why it is pending, in one word, such as `Unschedulable`; unset in other phases.
+    /// Why the trial is pending, in one word, such as `Unschedulable`. Unset in other phases.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Why it stands there, for people.
+    /// Human-readable explanation of the phase.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 1000)))]
     pub message: Option<String>,
-    /// What its program last said it is doing, in this attempt.
+    /// Current activity, as last reported by the program in this attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 1000)))]
     pub activity: Option<String>,
-    /// When it was closed.
+    /// Time when the trial ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended_at: Option<Timestamp>,
-    /// The generation of the spec that this was said of.
+    /// Generation of the spec that this status describes.
     pub observed_generation: i64,
-    /// `Scheduled`, `Running`, `Completed`, `Failed`.
+    /// Conditions of the trial: `Scheduled`, `Running`, `Completed` and `Failed`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(
         feature = "crd",
@@ -196,14 +200,15 @@ pub struct TrialStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// Something that happened and that decisions follow from. Never retracted.
+/// An event that the search depends on. Facts are never retracted.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum Fact {
-    /// The searched metric at a granted length. One for each length: the first recorded wins.
+    /// The searched metric at a granted length. Each length has one result: the first that was
+    /// recorded.
     Result(ResultFact),
-    /// The trial will do nothing more.
+    /// The trial has ended.
     Closed(ClosedFact),
 }
 
@@ -212,114 +217,120 @@ pub enum Fact {
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ResultFact {
-    /// The granted length, in the trial's unit.
+    /// Granted length, in the trial's unit.
     pub units: u64,
-    /// The metric as a decimal string; `NaN` ranks last.
+    /// Value of the metric as a decimal string; `NaN` ranks last.
     #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 32)))]
     pub metric: String,
 }
 
-/// Why a trial will do nothing more.
+/// The end of a trial.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ClosedFact {
-    /// The cause.
+    /// Cause of the end.
     pub cause: CloseCause,
 }
 
-/// Why a trial was closed.
+/// Cause of the end of a trial.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 pub enum CloseCause {
-    /// It trained to the end of what was granted, or the search stopped it.
+    /// The trial reached the granted length, or the search stopped it.
     Completed,
-    /// Its program ended before the granted length, because of its own `stop_training`.
+    /// The program stopped before the granted length by calling `stop_training`.
     StoppedEarly,
-    /// Its hyperparameters cannot be trained; the search may draw others in its place.
+    /// The hyperparameters cannot be trained. The search may sample others instead.
     InvalidHyperparameters,
-    /// It failed more often than `maxRestarts` allows.
+    /// The trial failed too often: more program failures than `maxRestarts`, or too many
+    /// infrastructure failures in a row.
     Failed,
-    /// Somebody asked.
+    /// The user cancelled or killed the experiment.
     Cancelled,
-    /// Its object was deleted by hand.
+    /// The user deleted the Trial object.
     Deleted,
 }
 
-/// One life of a trial's gang.
+/// One attempt to run a trial.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Attempt {
-    /// Its number, from 0.
+    /// Attempt number, from 0.
     pub number: u32,
-    /// How it ended; unset while it runs.
+    /// Outcome of the attempt. Unset while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<AttemptEnd>,
-    /// The checkpoint it started from.
+    /// Name of the checkpoint that the attempt resumed from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 63)))]
     pub resumed_from: Option<String>,
-    /// What its last report or its runner said of the end, for people.
+    /// Human-readable explanation of the outcome, from the last report or from the runner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 1000)))]
     pub message: Option<String>,
-    /// Why it ended, in one word, such as `OOMKilled`.
+    /// Why the attempt ended, in one word, such as `OOMKilled`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 63)))]
     pub reason: Option<String>,
-    /// When it was begun; unset where no clock was asked.
+    /// Time when the attempt started. Unset if the runner recorded none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_at: Option<Timestamp>,
-    /// When all of its pods were first seen without scheduling gates. The start deadline counts from here.
+    /// Time when the operator first saw all pods without scheduling gates. The start deadline
+    /// counts from here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ungated_at: Option<Timestamp>,
-    /// When it ended.
+    /// Time when the attempt ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_at: Option<Timestamp>,
-    /// Whether all of its pods were made: one that is missing later is lost.
+    /// Whether all pods of the attempt were created. From then on, a missing pod counts as deleted.
     #[serde(default, skip_serializing_if = "is_false")]
     pub has_pods: bool,
 }
 
-/// How an attempt ended, the worst over its ranks.
+/// Outcome of an attempt. The most severe outcome of its ranks determines it.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 pub enum AttemptEnd {
-    /// Its program finished.
+    /// The program finished.
     Completed,
-    /// It checkpointed and left because it was asked to.
+    /// The program saved a checkpoint and exited before reaching its length, usually after a stop
+    /// request.
     Preempted,
-    /// Its hyperparameters cannot be trained.
+    /// The hyperparameters cannot be trained.
     InvalidHyperparameters,
-    /// The program failed: an error, a panic, a signal, out of memory. Counts against `maxRestarts`.
+    /// The program failed: an error, a panic, a signal or out of memory. Counts against
+    /// `maxRestarts`.
     UserError,
-    /// What is under the program failed: storage, network, node, runner. Does not count against `maxRestarts`.
+    /// The infrastructure failed: storage, network, node or runner. Does not count against
+    /// `maxRestarts`.
     Infrastructure,
-    /// Its runner ended, and the attempt with it. Says nothing of the trial, and counts for nothing.
+    /// The runner ended the attempt, or ended itself. Not a failure of the trial; does not count.
     RunnerLost,
-    /// It found no place to run: not all of its pods were scheduled in time. Counts for nothing.
+    /// The attempt could not be scheduled: not all of its pods started in time, or the API server
+    /// refused one. Does not count.
     NotStarted,
 }
 
-/// A checkpoint that exists: its manifest was written.
+/// An existing checkpoint: its manifest is written.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CheckpointRecord {
-    /// Its folder's name under `checkpoints/`: batches (12 digits) and attempt.
+    /// Directory name of the checkpoint below `checkpoints/`: batches (12 digits) and attempt.
     #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 63)))]
     pub name: String,
-    /// Global batches trained.
+    /// Number of global batches trained.
     pub batches: u64,
-    /// The searched metric of a validation at the same batch, as a decimal string.
+    /// Searched metric of a validation at the same batch, as a decimal string.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 32)))]
     pub metric: Option<String>,
-    /// SHA-256 of its manifest, in hex.
+    /// SHA-256 of the manifest, in hex.
     #[cfg_attr(feature = "crd", schemars(extend("maxLength" = 64)))]
     pub manifest_sha256: String,
-    /// Sum of its files' sizes.
+    /// Total size of the files in bytes.
     pub bytes: u64,
 }
 

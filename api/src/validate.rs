@@ -1,6 +1,5 @@
-//! Which experiments can run. What passed here is a [`ValidExperiment`], and nothing after it
-//! fails because of what
-//! the user wrote.
+//! Validation of experiments and inference jobs. Code that receives a [`ValidExperiment`] need not
+//! check the user's input again.
 
 mod inference;
 #[cfg(feature = "crd")]
@@ -17,67 +16,69 @@ use crate::experiment::{ExperimentSpec, Unit};
 use crate::hyperparameters::Space;
 use crate::inference::InferenceJobSpec;
 
-/// The longest name of an experiment: trials, pods and paths add to it.
+/// Maximum length of an experiment's name. Names of trials, pods and paths extend it.
 pub const NAME_BYTES_MAX: usize = 40;
 
-/// The most trials that a search may have: each is a record of its own, and a plan reads them all.
+/// Maximum number of trials in a search. Each trial has a separate record, and every plan reads all
+/// records.
 pub const TRIALS_MAX: u32 = 100_000;
 
-/// The end of seeds: they are below 2^31.
+/// Exclusive upper bound of seeds.
 pub const SEED_END: u32 = 1 << 31;
 
-/// What is wrong with one field.
+/// An invalid field.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FieldError {
-    /// The field, from the root of the object: `spec.searcher.maxLength`, `spec.env[2].name`.
+    /// Path of the field from the root of the object, such as `spec.searcher.maxLength` or
+    /// `spec.env[2].name`.
     pub path: String,
-    /// What it holds, as JSON and shortened; empty if it is absent.
+    /// Value of the field as shortened JSON. Empty if the field is absent.
     pub value: String,
-    /// What it should be, and what to do.
+    /// The violated rule, with a remedy.
     pub rule: String,
 }
 
-/// An experiment that can run.
+/// A validated experiment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ValidExperiment {
-    /// Its name, a DNS label.
+    /// Name of the experiment, a DNS label.
     pub name: String,
-    /// All of it.
+    /// The complete spec.
     pub spec: ExperimentSpec,
-    /// Its hyperparameters, parsed.
+    /// Parsed hyperparameters.
     pub space: Space,
-    /// How trials are chosen.
+    /// Search method.
     pub method: Method,
-    /// What its searcher's lengths count.
+    /// Unit of the searcher's lengths.
     pub unit: Unit,
-    /// How long a trial trains if nothing stops it, in `unit`.
+    /// Training length of a trial, in `unit`, unless it is stopped early.
     pub units_max: u64,
 }
 
-/// How trials are chosen.
+/// Search method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// One trial.
     Single,
-    /// Trials drawn at random.
+    /// Trials with randomly sampled hyperparameters.
     Random {
-        /// Trials in all, from 1 to [`TRIALS_MAX`].
+        /// Total number of trials, from 1 to [`TRIALS_MAX`].
         max_trials: u32,
-        /// Trials at a time; 0 means no limit.
+        /// Maximum number of concurrent trials; 0 means no limit.
         max_concurrent: u32,
     },
-    /// A trial for every point of a grid, of which there are [`TRIALS_MAX`] at most.
+    /// One trial for each point of a grid with at most [`TRIALS_MAX`] points.
     Grid {
-        /// Trials at a time; 0 means no limit.
+        /// Maximum number of concurrent trials; 0 means no limit.
         max_concurrent: u32,
     },
 }
 
-/// Checks an experiment by every rule that its schema cannot say, and by those that it can.
+/// Validates an experiment against all rules, including those of its schema.
 ///
 /// # Errors
 ///
-/// Everything that is wrong with it, in the order of its fields.
+/// All violated rules, grouped by part of the spec.
 pub fn validate(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment, Vec<FieldError>> {
     let valid = rules::check(name, spec)?;
     match rules::check_trial_bytes(spec, &valid.space) {
@@ -91,7 +92,7 @@ pub fn validate(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment, Ve
 ///
 /// # Errors
 ///
-/// As [`validate`].
+/// Same as [`validate`].
 pub fn validate_begun(
     name: &str,
     spec: &ExperimentSpec,
@@ -102,20 +103,20 @@ pub fn validate_begun(
     Ok(valid)
 }
 
-/// An inference job that can run.
+/// A validated inference job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ValidInferenceJob {
-    /// Its name, a DNS label.
+    /// Name of the job, a DNS label.
     pub name: String,
-    /// All of it.
+    /// The complete spec.
     pub spec: InferenceJobSpec,
 }
 
-/// Checks an inference job, as [`validate`] does an experiment.
+/// Validates an inference job against all rules, including those of its schema.
 ///
 /// # Errors
 ///
-/// Everything that is wrong with it, in the order of its fields.
+/// All violated rules, grouped by part of the spec.
 pub fn validate_inference(
     name: &str,
     spec: &InferenceJobSpec,
@@ -123,11 +124,12 @@ pub fn validate_inference(
     inference::check(name, spec)
 }
 
-/// As [`validate_inference`], and by what a cluster asks besides: its processes are on several machines.
+/// Validates an inference job for a cluster. In addition to the rules of [`validate_inference`],
+/// the output must be reachable from several machines.
 ///
 /// # Errors
 ///
-/// As [`validate_inference`].
+/// Same as [`validate_inference`].
 pub fn validate_inference_on_cluster(
     name: &str,
     spec: &InferenceJobSpec,
@@ -143,11 +145,12 @@ pub fn validate_inference_on_cluster(
     }
 }
 
-/// As [`validate_inference_on_cluster`], for a job that runs already: see [`validate_begun`].
+/// Validates an inference job that already runs on a cluster. Like [`validate_begun`], it accepts
+/// unknown keys in `podOverrides`.
 ///
 /// # Errors
 ///
-/// As [`validate_inference`].
+/// Same as [`validate_inference`].
 pub fn validate_inference_begun(
     name: &str,
     spec: &InferenceJobSpec,
@@ -158,8 +161,8 @@ pub fn validate_inference_begun(
     Ok(valid)
 }
 
-/// The seed of an experiment that sets none: from 0 to 2^31 - 1, the same for the same id on every
-/// machine.
+/// Returns the seed of an experiment that does not set one, from 0 to 2^31 - 1. The seed depends
+/// only on the ID.
 ///
 /// # Examples
 ///
@@ -170,7 +173,7 @@ pub fn validate_inference_begun(
 /// assert_ne!(derive_seed("mnist-0b5f"), derive_seed("mnist-0b60"));
 /// ```
 pub fn derive_seed(id: &str) -> u32 {
-    // FNV-1a, then the finalizer of SplitMix64: ids that differ in one digit get unrelated seeds.
+    // FNV-1a, then the finalizer of SplitMix64: IDs that differ in one digit get unrelated seeds.
     let mut hash = id.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
@@ -179,7 +182,7 @@ pub fn derive_seed(id: &str) -> u32 {
     ((hash ^ (hash >> 31)) >> 33) as u32
 }
 
-/// The path of the field `name` of the object at `path`.
+/// Returns the path of the field `name` of the object at `path`.
 ///
 /// # Examples
 ///
@@ -198,12 +201,12 @@ pub fn member(path: &str, name: &str) -> String {
     if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
 }
 
-/// The path of item `idx` of the list at `path`.
+/// Returns the path of item `idx` of the list at `path`.
 pub fn item(path: &str, idx: usize) -> String {
     format!("{path}[{idx}]")
 }
 
-/// A value as JSON, cut where it gets long.
+/// Returns a value as JSON, truncated to 80 characters and `...`.
 pub fn shortened(value: &Value) -> String {
     const CHARS_MAX: usize = 80;
     let text = value.to_string();
@@ -214,12 +217,12 @@ pub fn shortened(value: &Value) -> String {
 }
 
 impl FieldError {
-    /// An error of the field at `path`, which holds `value`.
+    /// Creates an error of the field at `path` with this value.
     pub fn new(path: &str, value: &Value, rule: &str) -> Self {
         Self { path: path.to_owned(), value: shortened(value), rule: rule.to_owned() }
     }
 
-    /// An error of the field at `path`, which is absent.
+    /// Creates an error of the field at `path`, which is absent or need not be shown.
     pub fn absent(path: &str, rule: &str) -> Self {
         Self { path: path.to_owned(), value: String::new(), rule: rule.to_owned() }
     }

@@ -10,28 +10,28 @@ use crate::orders::Side;
 use crate::rounds::{Comparison, median};
 use crate::saving::Taken;
 
-/// What `checkpoint` measures.
+/// Options of `checkpoint`.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// Turns of each side, after one to warm up
+    /// Turns of each side, after one warm-up turn
     #[arg(long, default_value_t = 7)]
     rounds: usize,
-    /// The Python that has PyTorch and safetensors
+    /// Python with PyTorch and safetensors
     #[arg(long)]
     python: PathBuf,
-    /// Where all sides write [default: a temporary folder]
+    /// Directory for all files [default: a temporary directory]
     #[arg(long)]
     folder: Option<PathBuf>,
-    /// Prints one JSON value
+    /// Print one JSON value
     #[arg(long)]
     json: bool,
 }
 
-/// The program of the others.
+/// Program of the other side.
 const TORCH_FILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/torch_files.py");
-/// Of the parameters.
+/// Size of the parameters in MiB.
 const MEBIBYTES: f64 = 256.0;
-/// What of ours is compared with what of theirs.
+/// Pairs of measurements to compare: ours and theirs.
 const PAIRS: [(&str, &str); 10] = [
     ("save", "save safetensors"),
     ("save", "save-sync safetensors"),
@@ -45,11 +45,11 @@ const PAIRS: [(&str, &str); 10] = [
     ("load", "restore torch"),
 ];
 
-/// Measures and prints.
+/// Runs the benchmark and prints the results.
 ///
 /// # Errors
 ///
-/// A side failed or read other weights than it wrote.
+/// A side failed, or restored other weights than it saved.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let folder = match &arguments.folder {
         Some(folder) => tempfile::tempdir_in(folder)?,
@@ -69,11 +69,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     let share = |round: &Round| Some(seconds(round, "blocked")? / seconds(round, "save")?);
     let share = 100.0 * median(rounds.iter().filter_map(share).collect());
-    println!("the loop stands still for {share:.2} % of a save");
+    println!("the loop is blocked for {share:.2} % of a save");
     Ok(())
 }
 
-/// Seconds by what was done.
+/// Seconds by operation.
 type Round = Vec<(&'static str, f64)>;
 
 fn seconds(round: &Round, done: &str) -> Option<f64> {
@@ -92,7 +92,7 @@ fn compare(rounds: &[Round]) -> Result<Vec<Comparison>> {
     Ok(comparisons)
 }
 
-/// The processes, which write on one disk in turns.
+/// The processes, which take turns on the same disk.
 struct Sides {
     ours: Side,
     theirs: Side,
@@ -109,7 +109,7 @@ impl Sides {
         Ok(Self { ours, theirs })
     }
 
-    /// Everything once.
+    /// Runs each operation once.
     fn round(&mut self) -> Result<Round> {
         let mut round = vec![];
         for order in ["save", "restore", "load"] {

@@ -1,4 +1,4 @@
-//! `stoker-bench collective`: sums over ranks against PyTorch's gloo, and what they cost a training.
+//! `stoker-bench collective`: all-reduce against PyTorch's gloo, and its cost in training.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -14,31 +14,31 @@ use crate::rounds::{Comparison, median};
 use crate::trainer::{TORCH_STEPS, name};
 use crate::training::Model;
 
-/// What `collective` measures.
+/// Options of `collective`.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// Turns of each side, after one to warm up
+    /// Turns of each side, after one warm-up turn
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Numbers of ranks of `sum`
+    /// World sizes of `sum`
     #[arg(long, value_delimiter = ',', default_value = "2,4")]
     ranks: Vec<usize>,
     /// Sizes of `sum` in KiB
     #[arg(long, value_delimiter = ',', default_value = "1,16,256,1024,4096,16384,65536,262144")]
     kib: Vec<usize>,
-    /// The models of `train`
+    /// Models of `train`
     #[arg(long, value_delimiter = ',', default_value = "mlp,cnn,gpt")]
     models: Vec<Model>,
-    /// The parts: one sum after the other, and training on two ranks
+    /// Parts to run: successive all-reduces, and training on two ranks
     #[arg(long, value_delimiter = ',', default_value = "sum,train")]
     parts: Vec<Part>,
-    /// Steps of a side in one turn of `train`
+    /// Steps of each side in one turn of `train`
     #[arg(long, default_value_t = 30)]
     steps: usize,
-    /// The Python that has PyTorch
+    /// Python with PyTorch
     #[arg(long)]
     python: Option<PathBuf>,
-    /// Prints one JSON value
+    /// Print one JSON value
     #[arg(long)]
     json: bool,
 }
@@ -49,40 +49,41 @@ enum Part {
     Train,
 }
 
-/// The program that has PyTorch's sums.
+/// Program with PyTorch's all-reduce.
 const TORCH_SUMS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/torch_collective.py");
-/// Bytes that a turn of sums moves, about: small ones are repeated.
+/// Approximate number of bytes that a turn reduces. Small all-reduces are repeated.
 const TURN_BYTES: usize = 256 << 20;
-/// Sums of a turn at most.
+/// Maximum number of all-reduces in a turn.
 const TIMES_MAX: usize = 300;
 
-/// Measures and prints.
+/// Runs the benchmark and prints the results.
 ///
 /// # Errors
 ///
 /// A side failed.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let python = arguments.python.as_deref();
-    let python = python.ok_or("it needs --python; `cargo xtask bench collective` gives it")?;
+    let python =
+        python.ok_or("this benchmark requires --python; `cargo xtask bench collective` sets it")?;
     let mut comparisons = vec![];
-    let mut tell = |heading: &str, measured: Vec<Comparison>| {
+    let mut report = |heading: &str, measured: Vec<Comparison>| {
         if !arguments.json {
             println!(
                 "{heading:<34} {:>10} {:>10} {:>8}   over rounds",
                 "Stoker", "PyTorch", "ratio"
             );
-            measured.iter().for_each(|it| println!("{it}"));
+            measured.iter().for_each(|comparison| println!("{comparison}"));
         }
         comparisons.extend(measured);
     };
     if arguments.parts.contains(&Part::Sum) {
         for &ranks in &arguments.ranks {
-            tell("microseconds of a sum", sums(arguments, python, ranks)?);
+            report("µs per all-reduce", sums(arguments, python, ranks)?);
         }
     }
     if arguments.parts.contains(&Part::Train) {
         for &model in &arguments.models {
-            tell("two ranks of one thread", train(arguments, python, model)?);
+            report("two ranks with one thread each", train(arguments, python, model)?);
         }
     }
     if arguments.json {
@@ -91,7 +92,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// One side: rank 0, and the other ranks, which do as it does.
+/// One side: rank 0, and the other ranks, which follow it.
 struct Gang {
     first: Side,
     others: Vec<Child>,
@@ -99,7 +100,7 @@ struct Gang {
 
 impl Drop for Gang {
     fn drop(&mut self) {
-        // They would say of each other that they are gone.
+        // Kill rank 0 too: a rank that outlives the others would report them as lost.
         self.first.kill();
         for other in &mut self.others {
             let _ = other.kill();
@@ -130,7 +131,7 @@ impl Gang {
         let mut others = vec![];
         for rank in 1..size {
             let mut command = ranked(rank)?;
-            // They end when rank 0 does, and say so.
+            // Discard the output: these ranks end with rank 0 and report a lost connection.
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
             others.push(command.spawn()?);
         }
@@ -138,7 +139,7 @@ impl Gang {
     }
 }
 
-/// The times of one turn of sums.
+/// Times of the all-reduces in one turn.
 #[derive(Debug, Deserialize, Serialize)]
 struct Times {
     nanoseconds: Vec<u64>,
@@ -162,7 +163,7 @@ fn sums(arguments: &Arguments, python: &Path, size: usize) -> Result<Vec<Compari
         let order = format!("{num_bytes} {times}");
         let take = |side: &mut Gang| -> Result<f64> {
             let times: Times = side.first.ask(&order)?;
-            Ok(median(times.nanoseconds.iter().map(|it| *it as f64 / 1e3).collect()))
+            Ok(median(times.nanoseconds.iter().map(|time| *time as f64 / 1e3).collect()))
         };
         take(&mut ours)?;
         take(&mut theirs)?;
@@ -180,17 +181,17 @@ fn sums(arguments: &Arguments, python: &Path, size: usize) -> Result<Vec<Compari
     Ok(comparisons)
 }
 
-/// A rank that adds up.
+/// Runs one rank of our side.
 ///
 /// # Errors
 ///
-/// The other ranks are gone, or an order makes no sense.
+/// The connection to other ranks is lost, or a command is invalid.
 pub(crate) fn side() -> Result<()> {
     let ranks = Distributed::from_environment()?;
     loop {
         let order = if ranks.rank() == 0 { orders::next()? } else { None };
         let Some(order) = ranks.broadcast(order)? else { return Ok(()) };
-        let (num_bytes, times) = order.split_once(' ').ok_or("an order is BYTES TIMES")?;
+        let (num_bytes, times) = order.split_once(' ').ok_or("the command must be BYTES TIMES")?;
         let mut values = vec![1.0_f32; num_bytes.parse::<usize>()? / size_of::<f32>()];
         let mut nanoseconds = vec![];
         for _ in 0..times.parse()? {
@@ -205,8 +206,8 @@ pub(crate) fn side() -> Result<()> {
     }
 }
 
-/// Milliseconds of a step on two ranks that train together, and of two that train at the same time and
-/// alone: what two busy cores allow.
+/// Benchmarks a training step on two ranks. For comparison, it also runs two independent processes
+/// at the same time, which shows what two busy cores allow.
 fn train(arguments: &Arguments, python: &Path, model: Model) -> Result<Vec<Comparison>> {
     let ours = || -> Result<Command> {
         let mut command = Command::new(std::env::current_exe()?);
@@ -232,7 +233,7 @@ fn train(arguments: &Arguments, python: &Path, model: Model) -> Result<Vec<Compa
     }
     let order = arguments.steps.to_string();
     let milliseconds =
-        |steps: &Steps| median(steps.nanoseconds.iter().map(|it| *it as f64 / 1e6).collect());
+        |steps: &Steps| median(steps.nanoseconds.iter().map(|time| *time as f64 / 1e6).collect());
     let mut times = [vec![], vec![]];
     for round in 0..=arguments.rounds {
         for turn in [round % 2, (round + 1) % 2] {
@@ -241,7 +242,7 @@ fn train(arguments: &Arguments, python: &Path, model: Model) -> Result<Vec<Compa
             first.order(&order)?;
             second.order(&order)?;
             let both = [milliseconds(&first.hear()?), milliseconds(&second.hear()?)];
-            // The first round is to warm up.
+            // The first round is the warm-up.
             if round > 0 {
                 times[turn].push((with, both[0].max(both[1])));
             }
@@ -253,9 +254,12 @@ fn train(arguments: &Arguments, python: &Path, model: Model) -> Result<Vec<Compa
     };
     let name = name(model);
     Ok(vec![
-        Comparison::new(format!("{name}: ms of a step, together"), &pairs(|it| it.0)),
-        Comparison::new(format!("{name}: ms of a step, apart"), &pairs(|it| it.1)),
-        Comparison::new(format!("{name}: ms that ranks cost"), &pairs(|it| it.0 - it.1)),
-        Comparison::new(format!("{name}: apart over together"), &pairs(|it| it.1 / it.0)),
+        Comparison::new(format!("{name}: ms per step, together"), &pairs(|(with, _)| *with)),
+        Comparison::new(format!("{name}: ms per step, apart"), &pairs(|(_, apart)| *apart)),
+        Comparison::new(format!("{name}: ms cost of ranks"), &pairs(|(with, apart)| with - apart)),
+        Comparison::new(
+            format!("{name}: apart over together"),
+            &pairs(|(with, apart)| apart / with),
+        ),
     ])
 }

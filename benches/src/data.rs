@@ -1,4 +1,4 @@
-//! `stoker-bench data`: pictures from files against PyTorch's DataLoader, and a training that they feed.
+//! `stoker-bench data`: image loading against PyTorch's DataLoader, and training on loaded images.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,37 +12,37 @@ use crate::orders::{Ready, Side, Steps};
 use crate::pictures::{Format, Way};
 use crate::rounds::{Comparison, median};
 
-/// What `data` measures.
+/// Options of `data`.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// Turns of each side, after one to warm up
+    /// Turns of each side, after one warm-up turn
     #[arg(long, default_value_t = 7)]
     rounds: usize,
-    /// Numbers of workers to measure with
+    /// Numbers of workers to benchmark
     #[arg(long, value_delimiter = ',', default_value = "1,2")]
     workers: Vec<usize>,
-    /// The formats of files
+    /// File formats
     #[arg(long, value_delimiter = ',', default_value = "jpg,png")]
     formats: Vec<Format>,
-    /// How our batches are made
+    /// Ways to build our batches
     #[arg(long, value_delimiter = ',', default_value = "stream,source")]
     ways: Vec<Way>,
-    /// What decodes on the other side
+    /// Decoders of the other side
     #[arg(long, value_delimiter = ',', default_value = "pil,torchvision")]
     decoders: Vec<Decoder>,
-    /// The parts: batches alone, and a training's steps with files and with memory
+    /// Parts to run: loading only, and training steps with images from files and from memory
     #[arg(long, value_delimiter = ',', default_value = "load,feed")]
     parts: Vec<Part>,
-    /// Batches of 32 of a side in one turn
+    /// Batches of 32 images of each side in one turn
     #[arg(long, default_value_t = 48)]
     batches: usize,
-    /// The Python that has PyTorch, torchvision and Pillow
+    /// Python with PyTorch, torchvision and Pillow
     #[arg(long)]
     python: PathBuf,
-    /// The pictures' folder, filled if there is none [default: in Stoker's cache]
+    /// Directory of the images, created if missing [default: in Stoker's cache]
     #[arg(long)]
     folder: Option<PathBuf>,
-    /// Prints one JSON value
+    /// Print one JSON value
     #[arg(long)]
     json: bool,
 }
@@ -55,24 +55,24 @@ enum Part {
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum Decoder {
-    /// Pillow, as PyTorch's tutorials read pictures
+    /// Pillow, as in PyTorch's tutorials
     Pil,
-    /// torchvision's own, from bytes to tensors
+    /// torchvision's decoder, from bytes to tensors
     Torchvision,
 }
 
-/// The program of the others.
+/// Program of the other side.
 const TORCH_DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/torch_data.py");
-/// The folder in the cache; another name where other pictures are made.
+/// Directory in the cache. Rename it whenever the generated images change.
 const FOLDER: &str = "bench-pictures-1";
-/// Pictures, each in both formats.
+/// Number of images, each in both formats.
 const PICTURES: usize = 2048;
-/// Pictures that both sides must decode alike, and by how much their means may differ: decoders of JPEG
-/// round in their own ways, by one of 255 levels.
+/// Number of images that both sides must decode alike.
 const CHECKED: usize = 16;
+/// Maximum difference of the moments: JPEG decoders may differ by one of 255 levels.
 const MOMENTS_APART_MAX: f64 = 0.01;
 
-/// Measures and prints.
+/// Runs the benchmark and prints the results.
 ///
 /// # Errors
 ///
@@ -95,7 +95,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
                     Part::Feed => vec![feeds(arguments, &folder, format, workers)?],
                 };
                 if !arguments.json {
-                    measured.iter().for_each(|it| println!("{it}"));
+                    measured.iter().for_each(|comparison| println!("{comparison}"));
                 }
                 comparisons.extend(measured);
             }
@@ -109,31 +109,31 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 
 fn heading(part: Part) -> String {
     let (what, ours, theirs) = match part {
-        Part::Load => ("pictures a second", "Stoker", "PyTorch"),
-        Part::Feed => ("milliseconds of a batch, 1 thread", "files", "memory"),
+        Part::Load => ("images per second", "Stoker", "PyTorch"),
+        Part::Feed => ("ms per batch, 1 thread", "files", "memory"),
     };
     format!("{what:<34} {ours:>10} {theirs:>10} {:>8}   over rounds", "ratio")
 }
 
-/// Fills the folder, whole or not at all.
+/// Creates the directory with images, unless it exists. The directory appears atomically.
 fn make_pictures(python: &Path, folder: &Path) -> Result<()> {
     if folder.exists() {
         return Ok(());
     }
-    eprintln!("making {PICTURES} pictures in {} (once)", folder.display());
-    let parent = folder.parent().ok_or("the pictures' folder has no parent")?;
+    eprintln!("generating {PICTURES} images in {} (once)", folder.display());
+    let parent = folder.parent().ok_or("the directory of the images has no parent")?;
     std::fs::create_dir_all(parent)?;
     let made = tempfile::tempdir_in(parent)?;
     let mut make = Command::new(python);
     make.args([TORCH_DATA, "make"]).arg(made.path()).arg(PICTURES.to_string());
     if !make.status()?.success() {
-        return Err("the pictures could not be made; it says why above".into());
+        return Err("cannot generate images; the output above has the reason".into());
     }
     std::fs::rename(made.keep(), folder)?;
     Ok(())
 }
 
-/// Each of our ways against each of their decoders, in turns.
+/// Benchmarks each of our ways against each of their decoders, in turns.
 fn loads(
     arguments: &Arguments,
     folder: &Path,
@@ -142,12 +142,12 @@ fn loads(
 ) -> Result<Vec<Comparison>> {
     let (format, workers) = (name(format), workers.to_string());
     let mut sides = vec![];
-    for way in arguments.ways.iter().map(|it| name(*it)) {
+    for way in arguments.ways.iter().map(|way| name(*way)) {
         let mut ours = Command::new(std::env::current_exe()?);
         ours.args(["load-side", &format, &way, &workers, "--folder"]).arg(folder);
         sides.push((way.clone(), Side::start(&way, &mut ours)?));
     }
-    for decoder in arguments.decoders.iter().map(|it| name(*it)) {
+    for decoder in arguments.decoders.iter().map(|decoder| name(*decoder)) {
         let mut theirs = Command::new(&arguments.python);
         theirs.args([TORCH_DATA, "serve"]).arg(folder).args([&format, &decoder, &workers]);
         sides.push((decoder.clone(), Side::start(&decoder, &mut theirs)?));
@@ -160,10 +160,10 @@ fn loads(
     };
     let mut rates = vec![vec![]; sides.len()];
     for round in 0..=arguments.rounds {
-        for place in 0..sides.len() {
-            let place = (place + round) % sides.len();
-            let rate = turn(&mut sides[place].1)?;
-            rates[place].extend((round > 0).then_some(rate));
+        for turn_idx in 0..sides.len() {
+            let idx = (turn_idx + round) % sides.len();
+            let rate = turn(&mut sides[idx].1)?;
+            rates[idx].extend((round > 0).then_some(rate));
         }
     }
     let mut comparisons = vec![];
@@ -179,26 +179,26 @@ fn loads(
     Ok(comparisons)
 }
 
-/// The sides must find the same files and make the same numbers of them.
+/// Checks that all sides find the same files and decode them to the same values.
 fn decode_alike(sides: &mut [(String, Side)]) -> Result<()> {
     let mut all: Vec<(usize, Moments)> = vec![];
     for (_, side) in sides.iter_mut() {
         let Found { pictures } = side.hear()?;
         all.push((pictures, side.ask(&format!("check {CHECKED}"))?));
     }
-    let differs = |(pictures, it): &(usize, Moments)| {
+    let differs = |(pictures, moments): &(usize, Moments)| {
         let (first_pictures, first) = &all[0];
-        let apart =
-            f64::max((it.mean - first.mean).abs(), (it.mean_square - first.mean_square).abs());
+        let mean_apart = (moments.mean - first.mean).abs();
+        let apart = f64::max(mean_apart, (moments.mean_square - first.mean_square).abs());
         pictures != first_pictures || apart > MOMENTS_APART_MAX
     };
     match all.iter().any(differs) {
-        true => Err(format!("the sides do not decode alike: {all:?}").into()),
+        true => Err(format!("the sides decode images differently: {all:?}").into()),
         false => Ok(()),
     }
 }
 
-/// A training step with pictures from files, and with the same pictures in memory.
+/// Benchmarks a training step with images from files against the same images from memory.
 fn feeds(
     arguments: &Arguments,
     folder: &Path,
@@ -220,9 +220,9 @@ fn feeds(
         let mut taken = [0.0; 2];
         for turn in [round % 2, (round + 1) % 2] {
             let steps: Steps = sides[turn].ask(&order)?;
-            // Of the second half: between two turns batches were made ahead.
+            // Ignore the first half: workers prefetched batches between two turns.
             let half = &steps.nanoseconds[steps.nanoseconds.len() / 2..];
-            taken[turn] = median(half.iter().map(|it| *it as f64 / 1e6).collect());
+            taken[turn] = median(half.iter().map(|time| *time as f64 / 1e6).collect());
         }
         rounds.extend((round > 0).then_some((taken[0], taken[1])));
     }
@@ -231,5 +231,5 @@ fn feeds(
 }
 
 fn name(value: impl ValueEnum) -> String {
-    value.to_possible_value().map(|it| it.get_name().to_owned()).unwrap_or_default()
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! The sides that read pictures: batches alone, and a training that is fed.
+//! The sides that read images: loading only, and training on loaded images.
 
 use std::path::Path;
 use std::time::Instant;
@@ -17,45 +17,45 @@ use crate::orders;
 use crate::pictures::{self, Format, Pictures, Way};
 use crate::training::{Pace, endless};
 
-/// Pictures of a batch.
+/// Number of images in a batch.
 pub(crate) const BATCH: usize = 32;
 
-/// What the side says first.
+/// First message of a loading side.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Found {
-    /// Files of this format.
+    /// Number of files with this format.
     pub(crate) pictures: usize,
 }
 
-/// How long a number of batches took, from the start of the workers' work.
+/// Loading time of a number of batches, from the start of the workers.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Loaded {
     pub(crate) nanoseconds: u64,
 }
 
-/// What tells whether two sides decode alike.
+/// Moments of decoded images, which show whether two sides decode alike.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Moments {
     pub(crate) mean: f64,
     pub(crate) mean_square: f64,
 }
 
-/// Where the pictures of a training come from.
+/// Source of the training images.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub(crate) enum Feed {
-    /// Decoded and augmented anew each time
+    /// Files, decoded and augmented in every epoch
     Files,
-    /// Decoded once, before training
+    /// Memory, decoded once before training
     Memory,
 }
 
-/// Alone, on the host.
+/// Returns the loader plan of a single rank on the host.
 pub(crate) fn plan(global_batch: usize) -> Plan {
     let device = Device::default();
     Plan { global_batch, rank: 0, world: 1, seed: 7, shuffle: true, device, dtype: DType::F32 }
 }
 
-/// Obeys as `torch_data.py serve` does.
+/// Serves the same commands as `torch_data.py serve`.
 ///
 /// # Errors
 ///
@@ -87,11 +87,11 @@ pub(crate) fn serve(folder: &Path, format: Format, way: Way, workers: usize) -> 
     Ok(())
 }
 
-/// Trains on pictures as `fit` does; the orders come in between two batches.
+/// Trains on images with `fit` and handles commands between two batches.
 ///
 /// # Errors
 ///
-/// What training failed with.
+/// The training failed.
 pub(crate) fn train(folder: &Path, format: Format, feed: Feed, workers: usize) -> Result<()> {
     let mut files = pictures::list(folder, format)?;
     files.truncate(MEMORY_PICTURES);
@@ -108,10 +108,10 @@ pub(crate) fn train(folder: &Path, format: Format, feed: Feed, workers: usize) -
     context.fit(model, optimizers, Convolutions::step, fit).map(drop)
 }
 
-/// Of an epoch, where a training is fed: 308 MB as numbers.
+/// Number of images in an epoch of the training run: 308 MB as `f32`.
 const MEMORY_PICTURES: usize = 512;
 
-/// A network so small that its pictures are wanted fast.
+/// A small network, so that loading limits the training speed.
 #[derive(Debug, Module)]
 struct Convolutions {
     pool: AvgPool2d,
@@ -121,7 +121,7 @@ struct Convolutions {
     relu: Relu,
 }
 
-/// Pictures have no meaning, and so have labels.
+/// Number of classes. The labels are arbitrary.
 const CLASSES: usize = 10;
 
 impl Convolutions {

@@ -1,4 +1,4 @@
-//! Benchmarks, run by `cargo xtask bench`: each compares two programs in turns, in one run.
+//! Benchmarks, run by `cargo xtask bench`. Each compares two programs, which take turns in one run.
 
 mod checkpoint;
 mod collective;
@@ -17,11 +17,11 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// As in the stock trainer.
+/// Same allocator as in the stock trainer.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Measures what training costs, in turns with others, and prints ratios of medians.
+/// Benchmark training against other programs and print ratios of medians.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench", bin_name = "cargo xtask bench")]
 struct Cli {
@@ -31,15 +31,15 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Bench {
-    /// A training step against PyTorch, and our loop against one written by hand
+    /// Benchmark a training step against PyTorch, and the training loop against a custom one
     Trainer(trainer::Arguments),
-    /// Saving and restoring 256 MiB, against safetensors and torch.save
+    /// Benchmark saving and restoring 256 MiB against safetensors and torch.save
     Checkpoint(checkpoint::Arguments),
-    /// Sums over ranks against PyTorch's gloo, and training on two ranks against its DDP
+    /// Benchmark all-reduce against PyTorch's gloo, and training on two ranks against DDP
     Collective(collective::Arguments),
-    /// Pictures from files against PyTorch's DataLoader, and a training that they feed
+    /// Benchmark image loading against PyTorch's DataLoader, and training on loaded images
     Data(data::Arguments),
-    /// One side of a comparison, which takes its orders from stdin
+    /// One side of a comparison, which reads commands from stdin
     #[command(hide = true)]
     Side {
         way: training::Way,
@@ -47,10 +47,10 @@ enum Bench {
         #[arg(long)]
         folder: PathBuf,
     },
-    /// A rank of `collective`
+    /// One rank of `collective`
     #[command(hide = true)]
     SumSide,
-    /// The side of `checkpoint`
+    /// Our side of `checkpoint`
     #[command(hide = true)]
     SaveSide {
         #[arg(long)]
@@ -65,7 +65,7 @@ enum Bench {
         #[arg(long)]
         folder: PathBuf,
     },
-    /// A training of `data`
+    /// The training run of `data`
     #[command(hide = true)]
     FeedSide {
         format: pictures::Format,

@@ -1,4 +1,4 @@
-//! The models that are timed, each also written in `torch_steps.py`.
+//! The models to benchmark; `torch_steps.py` contains the same models.
 
 use burn::module::Module;
 use burn::nn::attention::generate_autoregressive_mask;
@@ -16,10 +16,10 @@ use burn::optim::{ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, Distribution, Int, Tensor};
 use stoker_trainer::Rows;
 
-/// Of all models and of PyTorch's.
+/// Learning rate of all models on both sides.
 pub(crate) const LEARNING_RATE: f64 = 0.01;
 
-/// PyTorch's SGD with momentum 0.9: burn's own default dampens.
+/// Returns PyTorch's SGD with momentum 0.9. The dampening is 0, unlike burn's default.
 pub(crate) fn optimizer() -> ModuleOptimizer {
     let momentum = MomentumConfig::new().with_momentum(0.9).with_dampening(0.0);
     SgdConfig::new().with_momentum(Some(momentum)).init()
@@ -28,20 +28,22 @@ pub(crate) fn optimizer() -> ModuleOptimizer {
 /// Inputs and labels `[samples, positions]`.
 pub(crate) type Batch<S> = (<S as Subject>::Input, Tensor<2, Int>);
 
-/// A model that is timed, with data of its shapes.
+/// A model to benchmark, with data of matching shapes.
 pub(crate) trait Subject: Module + 'static {
-    /// Samples, in one tensor.
+    /// Inputs of several samples in one tensor.
     type Input: Rows<Batch = Self::Input> + Clone + Send + Sync + 'static;
 
-    /// Samples of a batch.
+    /// Number of samples in a batch.
     const BATCH: usize;
 
-    /// With weights drawn at random.
+    /// Creates the model with random weights.
     fn new(device: &Device) -> Self;
 
-    /// `samples` samples without meaning, on the device.
+    /// Returns `samples` random samples on the device.
     fn data(samples: usize, device: &Device) -> Batch<Self>;
 
+    /// Returns the logits of a batch.
+    ///
     /// # Shapes
     ///
     /// - result: `[samples * positions, classes]`
@@ -123,14 +125,14 @@ impl Subject for Cnn {
     }
 }
 
-/// Tokens that there are.
+/// Number of distinct tokens.
 const VOCABULARY: usize = 65;
-/// Tokens of a sample.
+/// Number of tokens in a sample.
 const SEQUENCE: usize = 64;
-/// Numbers of a token.
+/// Embedding size of a token.
 const WIDTH: usize = 128;
 
-/// A causal language model: two layers of burn's transformer, normalised first, 4 heads, 128 wide,
+/// A causal language model: two pre-norm layers of burn's transformer with 4 heads and width 128,
 /// on sequences of 64 tokens, in batches of 16.
 #[derive(Debug, Module)]
 pub(crate) struct Gpt {

@@ -1,4 +1,5 @@
-//! Pictures in files as batches: read, decoded, cropped, flipped and normalised, by [`Stream`] or [`Source`].
+//! Batches of images from files: read, decoded, cropped, flipped and normalized by [`Stream`] or
+//! [`Source`].
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -12,41 +13,43 @@ use zune_jpeg::zune_core::colorspace::ColorSpace;
 use zune_jpeg::zune_core::options::DecoderOptions;
 use zune_png::PngDecoder;
 
-/// Of a picture, before and after it is cropped, on each side.
+/// Width and height of an image.
 const SIZE: usize = 256;
+/// Width and height of a cropped image.
 pub(crate) const CROP: usize = 224;
-/// Of a picture that is cropped: `[CROP, CROP, 3]`.
+/// Bytes of a cropped image, `[CROP, CROP, 3]`.
 const CROP_BYTES: usize = CROP * CROP * 3;
-/// Of red, green and blue, where all is between 0 and 1.
+/// Means of red, green and blue, with values from 0 to 1.
 const MEAN: [f32; 3] = [0.485, 0.456, 0.406];
+/// Standard deviations of red, green and blue.
 const DEVIATION: [f32; 3] = [0.229, 0.224, 0.225];
 
-/// Pictures `[samples, 3, CROP, CROP]`, and their places in the list of files.
+/// Images `[samples, 3, CROP, CROP]`, and their indexes in the list of files.
 pub(crate) type Pictures = (Tensor<4>, Tensor<1, Int>);
 
-/// How the files are compressed.
+/// File format of the images.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub(crate) enum Format {
-    /// JPEG, with colours at half the resolution
+    /// JPEG, with chroma at half the resolution
     Jpg,
     /// PNG
     Png,
 }
 
-/// What makes batches of them.
+/// Way to build batches.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub(crate) enum Way {
-    /// A stream of files, each made a picture by `map_seeded`
+    /// A stream of files that `map_seeded` decodes
     Stream,
-    /// A source that writes pictures into the batch
+    /// A source that writes images into the batch
     Source,
 }
 
-/// Files of this format in a folder, sorted.
+/// Lists the files of this format in a directory, sorted.
 ///
 /// # Errors
 ///
-/// The folder cannot be read.
+/// The directory cannot be read.
 pub(crate) fn list(folder: &Path, format: Format) -> Result<Vec<PathBuf>> {
     let extension = match format {
         Format::Jpg => "jpg",
@@ -55,13 +58,15 @@ pub(crate) fn list(folder: &Path, format: Format) -> Result<Vec<PathBuf>> {
     let mut files = vec![];
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
-        files.extend(Some(path).filter(|it| it.extension().is_some_and(|it| it == extension)));
+        if path.extension().is_some_and(|of_path| of_path == extension) {
+            files.push(path);
+        }
     }
     files.sort();
     Ok(files)
 }
 
-/// Shuffled batches of pictures, each cropped and flipped as its seed says.
+/// Returns shuffled batches of images. The seed of each image determines its crop and flip.
 ///
 /// # Errors
 ///
@@ -75,7 +80,7 @@ pub(crate) fn data(files: Vec<PathBuf>, format: Format, way: Way) -> Result<Data
     let cropped = Stream::list(labelled).shuffle(num_files).map_seeded(
         move |(path, label): (PathBuf, usize), seed| {
             let mut cropped = vec![0; CROP_BYTES];
-            decoded(&path, format, |picture| Crop::drawn(seed).cut(picture, &mut cropped))?;
+            decoded(&path, format, |picture| Crop::sampled(seed).cut(picture, &mut cropped))?;
             Ok((cropped, label))
         },
     );
@@ -83,32 +88,32 @@ pub(crate) fn data(files: Vec<PathBuf>, format: Format, way: Way) -> Result<Data
         let (pictures, labels): (Vec<_>, Vec<_>) = samples.into_iter().unzip();
         let mut batch = Vec::with_capacity(pictures.len() * CROP_BYTES);
         for picture in &pictures {
-            normalise(picture, &mut batch);
+            normalize(picture, &mut batch);
         }
         tensors(batch, &labels, device)
     })
 }
 
-/// Means of the values and of their squares, of the first pictures cropped at the top left: what tells
-/// whether two programs decode and normalise alike.
+/// Returns the mean of the values and the mean of their squares, for the first `num` images,
+/// cropped at the top left. They show whether two programs decode and normalize alike.
 ///
 /// # Errors
 ///
-/// A file is no picture of this format.
+/// A file is not an image of this format.
 pub(crate) fn moments(files: &[PathBuf], format: Format, num: usize) -> Result<(f64, f64)> {
     let mut values = vec![];
     let mut cropped = vec![0; CROP_BYTES];
     for path in &files[..num] {
         decoded(path, format, |picture| Crop::default().cut(picture, &mut cropped))?;
-        normalise(&cropped, &mut values);
+        normalize(&cropped, &mut values);
     }
     let mean = |of: fn(f64) -> f64| {
-        values.iter().map(|it| of(f64::from(*it))).sum::<f64>() / values.len() as f64
+        values.iter().map(|value| of(f64::from(*value))).sum::<f64>() / values.len() as f64
     };
-    Ok((mean(|it| it), mean(|it| it * it)))
+    Ok((mean(|value| value), mean(|value| value * value)))
 }
 
-/// Pictures by index.
+/// Images by index.
 struct Files {
     files: Vec<PathBuf>,
     format: Format,
@@ -125,21 +130,22 @@ impl Source<Pictures> for Files {
         let mut cropped = vec![0; CROP_BYTES];
         for sample in samples {
             let crop = match self.augments {
-                true => Crop::drawn(at.sample_seed(*sample)),
+                true => Crop::sampled(at.sample_seed(*sample)),
                 false => Crop::default(),
             };
-            decoded(&self.files[*sample], self.format, |it| crop.cut(it, &mut cropped))?;
-            normalise(&cropped, &mut batch);
+            let cut = |picture: &[u8]| crop.cut(picture, &mut cropped);
+            decoded(&self.files[*sample], self.format, cut)?;
+            normalize(&cropped, &mut batch);
         }
         Ok(tensors(batch, samples, at.device))
     }
 }
 
-/// All pictures of these files in memory, cropped at the top left.
+/// Loads the images of these files into memory, cropped at the top left.
 ///
 /// # Errors
 ///
-/// A file is no picture of this format.
+/// A file is not an image of this format.
 pub(crate) fn in_memory(files: Vec<PathBuf>, format: Format) -> Result<Data<Pictures>> {
     let device = &Device::default();
     let (samples, files) =
@@ -154,7 +160,7 @@ fn tensors(batch: Vec<f32>, labels: &[usize], device: &Device) -> Pictures {
     (Tensor::from_data(pictures, device), Tensor::from_data(labels.as_slice(), device))
 }
 
-/// The part of a picture that is used, and whether it is mirrored.
+/// Position of a crop, and whether it is flipped horizontally.
 #[derive(Debug, Default)]
 struct Crop {
     top: usize,
@@ -163,13 +169,13 @@ struct Crop {
 }
 
 impl Crop {
-    fn drawn(seed: u64) -> Self {
-        let places = (SIZE - CROP + 1) as u64;
-        let draw = |what: u64, below: u64| (key(&[seed, what]) % below) as usize;
-        Self { top: draw(0, places), left: draw(1, places), is_flipped: draw(2, 2) == 1 }
+    fn sampled(seed: u64) -> Self {
+        let offsets = (SIZE - CROP + 1) as u64;
+        let sample = |what: u64, below: u64| (key(&[seed, what]) % below) as usize;
+        Self { top: sample(0, offsets), left: sample(1, offsets), is_flipped: sample(2, 2) == 1 }
     }
 
-    /// From `[SIZE, SIZE, 3]` into `[CROP, CROP, 3]`.
+    /// Crops `[SIZE, SIZE, 3]` to `[CROP, CROP, 3]`.
     fn cut(&self, picture: &[u8], cropped: &mut [u8]) {
         let rows = picture.chunks_exact(SIZE * 3).skip(self.top);
         for (to, from) in cropped.chunks_exact_mut(CROP * 3).zip(rows) {
@@ -186,8 +192,8 @@ impl Crop {
     }
 }
 
-/// Adds a picture `[CROP, CROP, 3]` as `[3, CROP, CROP]`.
-fn normalise(cropped: &[u8], batch: &mut Vec<f32>) {
+/// Normalizes an image `[CROP, CROP, 3]` and appends it as `[3, CROP, CROP]`.
+fn normalize(cropped: &[u8], batch: &mut Vec<f32>) {
     let (pixels, _) = cropped.as_chunks::<3>();
     for channel in 0..3 {
         let scale = 1.0 / (255.0 * DEVIATION[channel]);
@@ -197,11 +203,11 @@ fn normalise(cropped: &[u8], batch: &mut Vec<f32>) {
 }
 
 thread_local! {
-    /// Pictures as they are in files, decoded one after the other.
+    /// Buffer for the decoded image, reused by all images of the thread.
     static PICTURE: RefCell<Vec<u8>> = const { RefCell::new(vec![]) };
 }
 
-/// Gives `with` the picture, `[SIZE, SIZE, 3]`.
+/// Decodes an image and passes it to `with`, as `[SIZE, SIZE, 3]`.
 fn decoded<T>(path: &Path, format: Format, with: impl FnOnce(&[u8]) -> T) -> Result<T> {
     PICTURE.with_borrow_mut(|picture| {
         picture.resize(SIZE * SIZE * 3, 0);
@@ -223,7 +229,7 @@ fn jpg(path: &Path, picture: &mut [u8]) -> Result<()> {
     Ok(decoder.decode_into(picture).map_err(|error| format!("{error:?}"))?)
 }
 
-/// With the checksums that libpng looks at too.
+/// Decodes a PNG and verifies the same checksums as libpng.
 fn png(path: &Path, picture: &mut [u8]) -> Result<()> {
     let bytes = std::fs::read(path)?;
     let options =
@@ -237,7 +243,7 @@ fn png(path: &Path, picture: &mut [u8]) -> Result<()> {
 fn expect_bytes(is: Option<usize>, picture: &[u8]) -> Result<()> {
     match is == Some(picture.len()) {
         true => Ok(()),
-        false => Err(format!("the picture is not {SIZE} x {SIZE} in three colours").into()),
+        false => Err(format!("the image is not {SIZE} x {SIZE} with three channels").into()),
     }
 }
 
@@ -247,13 +253,13 @@ mod tests {
 
     use super::*;
 
-    /// Pixel (row, column) has red `row`, green `column` and blue 0.
+    /// Returns an image whose pixel (row, column) has red `row`, green `column` and blue 0.
     fn gradients() -> Vec<u8> {
-        let pixel = |place: usize| [(place / SIZE) as u8, (place % SIZE) as u8, 0];
+        let pixel = |idx: usize| [(idx / SIZE) as u8, (idx % SIZE) as u8, 0];
         (0..SIZE * SIZE).flat_map(pixel).collect()
     }
 
-    /// Eight bits of three colours, rows as they are.
+    /// Encodes an image as PNG with 8-bit RGB and unfiltered rows.
     fn png_of(picture: &[u8]) -> Vec<u8> {
         let rows: Vec<u8> = picture
             .chunks(SIZE * 3)
@@ -276,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crop_is_a_window_that_may_be_mirrored() {
+    fn crops_are_windows_and_may_be_flipped() {
         let (picture, mut cropped) = (gradients(), vec![0; CROP_BYTES]);
         let mut check = |is_flipped, first: [u8; 3], last: [u8; 3]| {
             Crop { top: 3, left: 5, is_flipped }.cut(&picture, &mut cropped);
@@ -288,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_png_becomes_normalised_planes_in_both_ways_for_any_number_of_workers() {
+    fn both_ways_normalize_png_with_any_worker_count() {
         let folder = tempfile::tempdir().unwrap();
         for index in 0..5 {
             let path = folder.path().join(format!("{index}.png"));
@@ -296,10 +302,10 @@ mod tests {
         }
         let files = list(folder.path(), Format::Png).unwrap();
         let (mean, mean_square) = moments(&files, Format::Png, 2).unwrap();
-        // Of red and green the mean is 111.5 / 255, blue is 0.
-        let expected = [0, 1, 2].map(|it| {
-            let level = if it == 2 { 0.0 } else { 111.5 / 255.0 };
-            (level - f64::from(MEAN[it])) / f64::from(DEVIATION[it])
+        // The mean of red and green is 111.5 / 255; blue is 0.
+        let expected = [0, 1, 2].map(|channel| {
+            let level = if channel == 2 { 0.0 } else { 111.5 / 255.0 };
+            (level - f64::from(MEAN[channel])) / f64::from(DEVIATION[channel])
         });
         assert!((mean - expected.iter().sum::<f64>() / 3.0).abs() < 1e-5, "{mean}");
         assert!(mean_square > mean * mean);
@@ -311,7 +317,7 @@ mod tests {
                 let batch = |(pictures, labels): Pictures| {
                     (pictures.into_data(), labels.into_data().iter::<i64>().collect::<Vec<_>>())
                 };
-                loader.map(|it| batch(it.unwrap().unwrap())).collect()
+                loader.map(|loaded| batch(loaded.unwrap().unwrap())).collect()
             };
             let alone = batches(0);
             assert_eq!(alone, batches(2), "{way:?}");

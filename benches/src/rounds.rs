@@ -1,26 +1,26 @@
-//! Medians of what was measured in turns.
+//! Medians of measurements in alternating turns.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// Two sides' figures, one of each for every round.
+/// Comparison of two sides, with one measurement of each per round.
 #[derive(Debug, Serialize)]
 pub(crate) struct Comparison {
-    /// What was compared.
+    /// Name of the comparison.
     pub(crate) name: String,
-    /// The median of ours.
+    /// Median of our side.
     pub(crate) ours: f64,
-    /// The median of the other side's.
+    /// Median of the other side.
     pub(crate) theirs: f64,
-    /// The ratio of the medians.
+    /// Ratio of the medians.
     pub(crate) ratio: f64,
-    /// The least and the greatest ratio of a round: how quiet the machine was.
+    /// Smallest and largest ratio of a round. The spread shows how noisy the machine was.
     pub(crate) ratio_range: (f64, f64),
 }
 
 impl Comparison {
-    /// Of rounds of (ours, theirs).
+    /// Creates a comparison from rounds of (ours, theirs).
     pub(crate) fn new(name: impl Into<String>, rounds: &[(f64, f64)]) -> Self {
         let (ours, theirs) = rounds.iter().copied().unzip::<_, _, Vec<_>, Vec<_>>();
         let (ours, theirs) = (median(ours), median(theirs));
@@ -40,7 +40,7 @@ impl fmt::Display for Comparison {
     }
 }
 
-/// The middle of the values, or the mean of the two in the middle; NaN where there are none.
+/// Returns the median: the middle value, or the mean of the two middle values. NaN without values.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let half = values.len() / 2;
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_median_is_the_middle_or_between_the_two_there() {
+    fn median_of_odd_and_even_counts() {
         let check = |values: &[f64], expected: f64| assert_eq!(median(values.to_vec()), expected);
         check(&[3.0], 3.0);
         check(&[9.0, 1.0, 2.0], 2.0);
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_is_that_of_medians_and_its_range_that_of_rounds() {
+    fn ratio_is_of_medians_and_range_of_rounds() {
         let comparison = Comparison::new("x", &[(2.0, 1.0), (3.0, 3.0), (10.0, 2.0)]);
         assert_eq!((comparison.ours, comparison.theirs, comparison.ratio), (3.0, 2.0, 1.5));
         assert_eq!(comparison.ratio_range, (1.0, 5.0));

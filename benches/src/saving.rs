@@ -1,4 +1,4 @@
-//! The side that saves and restores: 256 MiB of parameters through `Context::fit`, as a trial does.
+//! The side that saves and restores 256 MiB of parameters through `Context::fit`, as a trial does.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,20 +18,21 @@ use stoker_trainer::{
 
 use crate::orders;
 
-/// Large parameters and their width: 4 times 64 MiB.
+/// Number of large layers, and their width: 4 times 64 MiB.
 const LAYERS: usize = 4;
 const WIDTH: usize = 4096;
 
-/// A save or a restore.
+/// Times of a save or a restore.
 #[derive(Debug, Default, Deserialize, Serialize)]
 pub(crate) struct Taken {
-    /// Until the checkpoint is there, or the weights are in the model.
+    /// Time until the checkpoint exists, or until the weights are in the model.
     pub(crate) seconds: f64,
-    /// Of these, how long the loop stood still; `None` for what has no background.
+    /// Part of this time during which the loop was blocked; `None` if nothing runs in the
+    /// background.
     pub(crate) blocked: Option<f64>,
 }
 
-/// Large layers without gradients, and one number to train, so that a step costs nothing.
+/// Large layers without gradients, and one trainable number, so that a step is cheap.
 #[derive(Debug, Module)]
 struct Layers {
     large: Vec<Linear>,
@@ -43,7 +44,7 @@ impl Layers {
         let layer = |_| LinearConfig::new(WIDTH, WIDTH).with_bias(false).init(device);
         let small = Param::from_tensor(Tensor::ones([1], device));
         let layers = Self { large: (0..LAYERS).map(layer).collect(), small };
-        // Weights are drawn when they are first used.
+        // burn initializes weights lazily, so use them once.
         let _ = layers.weights();
         layers
     }
@@ -53,11 +54,12 @@ impl Layers {
     }
 }
 
-/// Obeys `save`, `restore` and `load` until stdin ends; the last two read what the first wrote.
+/// Serves the commands `save`, `restore` and `load` until stdin ends. The last two read the
+/// checkpoint of the first.
 ///
 /// # Errors
 ///
-/// What saving failed with, or the weights read are not those saved.
+/// An operation failed, or the restored weights differ from the saved ones.
 pub(crate) fn run(folder: &Path) -> Result<()> {
     let folder = folder.join("stoker");
     let device = Device::default().autodiff();
@@ -74,47 +76,48 @@ pub(crate) fn run(folder: &Path) -> Result<()> {
             }
             "restore" => restore(&fresh, &folder, &expected)?,
             "load" => load(&fresh, &folder, &expected)?,
-            other => return Err(format!("an unknown order: {other}").into()),
+            other => return Err(format!("unknown command {other:?}").into()),
         };
         orders::answer(&taken)?;
     }
     Ok(())
 }
 
-/// Trains one batch, after which a checkpoint is due, and watches when the loop asks for the next.
+/// Trains one batch, after which a checkpoint is due, and records when the loop requests the next.
 fn save(model: &Layers, folder: &Path) -> Result<Taken> {
     let watch = Watch::default();
     let manifest = checkpoint_folder(folder).join(MANIFEST);
     let data = Data::new(Batches { watch: watch.clone(), manifest: Some(manifest) });
     let fit = Fit::new(data).batch_size(1).callbacks(vec![watch.clone().boxed()]);
     let period = Some(Length::new(Unit::Batches, 1));
-    // The second batch ends it, with an error, before another save.
+    // The second batch returns an error, which ends the training before another save.
     let ended = context(folder, period)?.fit(model.clone(), sgd(), step, fit);
-    watch.taken().ok_or_else(|| format!("no save: {:?}", ended.map(|_| ())).into())
+    watch.taken().ok_or_else(|| format!("nothing was saved: {:?}", ended.map(|_| ())).into())
 }
 
-/// A new run over the folder: finds the checkpoint, checks it, takes it on, asks for a batch.
+/// Starts another run in the directory, which finds, verifies and restores the checkpoint, and
+/// requests a batch.
 fn restore(fresh: &Layers, folder: &Path, expected: &[TensorData]) -> Result<Taken> {
     let watch = Watch::default();
     let data = Data::new(Batches { watch: watch.clone(), manifest: None });
-    let found = Mutex::new(vec![]);
+    let restored = Mutex::new(vec![]);
     let start = Instant::now();
     let ended = context(folder, None)?.fit(
         fresh.clone(),
         sgd(),
         |model: &Layers, batch| {
-            *found.lock().unwrap_or_else(PoisonError::into_inner) = model.weights();
+            *restored.lock().unwrap_or_else(PoisonError::into_inner) = model.weights();
             step(model, batch)
         },
         Fit::new(data).batch_size(1),
     );
     let first = watch.lock().first;
-    let first = first.ok_or_else(|| format!("no restore: {:?}", ended.map(|_| ())))?;
-    check(&found.into_inner().unwrap_or_default(), expected)?;
+    let first = first.ok_or_else(|| format!("nothing was restored: {:?}", ended.map(|_| ())))?;
+    check(&restored.into_inner().unwrap_or_default(), expected)?;
     Ok(Taken { seconds: (first - start).as_secs_f64(), blocked: None })
 }
 
-/// Into a model that only predicts.
+/// Loads the checkpoint into a model for inference.
 fn load(fresh: &Layers, folder: &Path, expected: &[TensorData]) -> Result<Taken> {
     let context = Standalone { quiet: true, ..Standalone::default() }.context()?;
     let (start, fresh) = (Instant::now(), fresh.clone());
@@ -124,14 +127,14 @@ fn load(fresh: &Layers, folder: &Path, expected: &[TensorData]) -> Result<Taken>
     Ok(Taken { seconds, blocked: None })
 }
 
-fn check(found: &[TensorData], expected: &[TensorData]) -> Result<()> {
-    match found == expected {
+fn check(restored: &[TensorData], expected: &[TensorData]) -> Result<()> {
+    match restored == expected {
         true => Ok(()),
-        false => Err("the weights read are not those saved".into()),
+        false => Err("the restored weights differ from the saved ones".into()),
     }
 }
 
-/// Where `fit` of [`context`] keeps the checkpoint after the first batch.
+/// Returns the directory of the checkpoint after the first batch of [`context`].
 fn checkpoint_folder(folder: &Path) -> PathBuf {
     folder.join("trial/checkpoints/000000000001-0")
 }
@@ -143,7 +146,7 @@ fn context(folder: &Path, checkpoint_period: Option<Length>) -> Result<Context> 
     Standalone { folder, length, checkpoint_period, ..standalone }.context()
 }
 
-/// Without a state of its own, so that the weights are what is saved.
+/// Returns an optimizer without state, so that a checkpoint contains only the weights.
 fn sgd() -> Optimizers {
     Optimizers::one(SgdConfig::new().init(), 0.0)
 }
@@ -152,19 +155,19 @@ fn step(model: &Layers, (): ()) -> StepOutput {
     StepOutput::sum(model.small.val() * 2.0, 1)
 }
 
-/// When the loop was where.
+/// Times of the loop's events.
 #[derive(Clone, Debug, Default)]
 struct Watch(Arc<Mutex<Times>>);
 
 #[derive(Debug, Default)]
 struct Times {
-    /// The first batch was asked for.
+    /// Request of the first batch.
     first: Option<Instant>,
-    /// It was trained: what follows is the save.
+    /// End of the first batch, before the save.
     trained: Option<Instant>,
-    /// The second batch was asked for.
+    /// Request of the second batch.
     second: Option<Instant>,
-    /// The manifest was there.
+    /// Existence of the manifest.
     stored: Option<Instant>,
 }
 
@@ -187,7 +190,7 @@ impl Callback for Watch {
     }
 }
 
-/// Two batches of nothing. The second comes when the manifest is there, and is an error.
+/// Two empty batches. The second waits for the manifest, then returns an error.
 struct Batches {
     watch: Watch,
     manifest: Option<PathBuf>,

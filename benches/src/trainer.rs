@@ -1,4 +1,4 @@
-//! `stoker-bench trainer`: steps against PyTorch's, and our loop against one written by hand.
+//! `stoker-bench trainer`: a training step against PyTorch, and our loop against a custom loop.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,35 +10,35 @@ use crate::orders::{Ready, Side, Steps};
 use crate::rounds::{Comparison, median};
 use crate::training::{Model, Way};
 
-/// What `trainer` measures.
+/// Options of `trainer`.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// Turns of each side in one life, after one to warm up
+    /// Turns of each side per process, after one warm-up turn
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// How often both sides are started anew: where memory lies makes one process slower than
-    /// another for all of its life
+    /// Number of times that both sides are restarted. The memory layout can make one process slower
+    /// than another for its whole run
     #[arg(long, default_value_t = 4)]
     lives: usize,
-    /// Numbers of threads to measure with
+    /// Numbers of threads to benchmark
     #[arg(long, value_delimiter = ',', default_value = "1,2")]
     threads: Vec<usize>,
-    /// The models
+    /// Models to benchmark
     #[arg(long, value_delimiter = ',', default_value = "mlp,cnn,gpt")]
     models: Vec<Model>,
-    /// The parts: a training step against PyTorch, the whole loop against a loop written by hand
+    /// Parts to run: a training step against PyTorch, and the whole loop against a custom loop
     #[arg(long, value_delimiter = ',', default_value = "step,loop")]
     parts: Vec<Part>,
-    /// Steps of a side in one turn of `step`
+    /// Steps of each side in one turn of `step`
     #[arg(long, default_value_t = 20)]
     steps: usize,
-    /// The Python that has PyTorch, needed for `step`
+    /// Python with PyTorch, required for `step`
     #[arg(long)]
     python: Option<PathBuf>,
-    /// Where `loop` stores its checkpoints and metrics [default: a temporary folder]
+    /// Directory for the checkpoints and metrics of `loop` [default: a temporary directory]
     #[arg(long)]
     folder: Option<PathBuf>,
-    /// Prints one JSON value
+    /// Print one JSON value
     #[arg(long)]
     json: bool,
 }
@@ -49,14 +49,14 @@ enum Part {
     Loop,
 }
 
-/// The program that has PyTorch's models.
+/// Program with PyTorch's models.
 pub(crate) const TORCH_STEPS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/torch_steps.py");
 
-/// Measures and prints.
+/// Runs the benchmark and prints the results.
 ///
 /// # Errors
 ///
-/// A side failed, does not train the same number of parameters, or does not learn.
+/// A side failed or does not learn, or the models have different numbers of parameters.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut comparisons = vec![];
     for &part in &arguments.parts {
@@ -70,7 +70,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
                     Part::Loop => whole_loop(arguments, model, threads)?,
                 };
                 if !arguments.json {
-                    measured.iter().for_each(|it| println!("{it}"));
+                    measured.iter().for_each(|comparison| println!("{comparison}"));
                 }
                 comparisons.extend(measured);
             }
@@ -84,16 +84,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 
 fn heading(part: Part) -> String {
     let (what, theirs) = match part {
-        Part::Step => ("milliseconds of a step", "PyTorch"),
-        Part::Loop => ("milliseconds of a batch", "bare"),
+        Part::Step => ("ms per step", "PyTorch"),
+        Part::Loop => ("ms per batch", "bare"),
     };
     format!("{what:<34} {:>10} {theirs:>10} {:>8}   over rounds", "Stoker", "ratio")
 }
 
-/// Forward, loss, backward, optimizer, on a batch in memory.
+/// Benchmarks forward, loss, backward and optimizer step on a batch in memory.
 fn step(arguments: &Arguments, model: Model, threads: usize) -> Result<Comparison> {
     let Some(python) = &arguments.python else {
-        return Err("the part step needs --python; `cargo xtask bench trainer` gives it".into());
+        return Err("part step requires --python; `cargo xtask bench trainer` sets it".into());
     };
     let mut torch = Command::new(python);
     torch.args([TORCH_STEPS, &name(model), &threads.to_string()]);
@@ -112,12 +112,12 @@ fn step(arguments: &Arguments, model: Model, threads: usize) -> Result<Compariso
     Ok(Comparison::new(name, &milliseconds(rounds)))
 }
 
-/// The whole of `Context::fit`: the median batch, and the mean, in which a turn's one checkpoint and
-/// its rows of metrics count.
+/// Benchmarks all of `Context::fit`: the median batch, and the mean batch, which includes the
+/// turn's one checkpoint and its rows of metrics.
 fn whole_loop(arguments: &Arguments, model: Model, threads: usize) -> Result<Vec<Comparison>> {
     let name = format!("{}, threads {threads}", name(model));
     let take = |steps: &Steps| {
-        let nanoseconds: Vec<f64> = steps.nanoseconds.iter().map(|it| *it as f64).collect();
+        let nanoseconds: Vec<f64> = steps.nanoseconds.iter().map(|time| *time as f64).collect();
         (median(nanoseconds.clone()), nanoseconds.iter().sum::<f64>() / nanoseconds.len() as f64)
     };
     let mut rounds = vec![];
@@ -146,7 +146,7 @@ fn milliseconds(rounds: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
 }
 
 fn ours(way: Way, model: Model, threads: usize, folder: &Path) -> Result<Side> {
-    let way = way.to_possible_value().ok_or("a way without a name")?;
+    let way = way.to_possible_value().ok_or("the way has no name")?;
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["side", way.get_name(), &name(model), "--folder"]).arg(folder);
     command.env("RAYON_NUM_THREADS", threads.to_string());
@@ -154,11 +154,12 @@ fn ours(way: Way, model: Model, threads: usize, folder: &Path) -> Result<Side> {
 }
 
 pub(crate) fn name(model: Model) -> String {
-    model.to_possible_value().map(|it| it.get_name().to_owned()).unwrap_or_default()
+    model.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
-/// What `take` makes of both sides' turns in each round, which one begins in turn. Both must train the same
-/// number of parameters; those that stay on one batch must learn it.
+/// Runs both sides in turns, and returns the result of `take` for both sides in each round. The
+/// first side of a round alternates. Both sides must train the same number of parameters. With
+/// `learns`, their losses must fall.
 fn in_turns<T: Copy + Default>(
     mut sides: [Side; 2],
     steps: usize,

@@ -1,4 +1,4 @@
-//! The sides that train: a step, our whole loop, and a loop written by hand.
+//! The sides that train: one step, our whole loop, and a custom loop.
 
 use std::path::Path;
 use std::time::Instant;
@@ -15,10 +15,10 @@ use stoker_trainer::{
 use crate::models::{Batch, Cnn, Gpt, LEARNING_RATE, Mlp, Subject, optimizer};
 use crate::orders::{self, Ready, Steps};
 
-/// A model to time.
+/// A model to benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub(crate) enum Model {
-    /// A perceptron 784-512-256-10, batch 128
+    /// A multilayer perceptron 784-512-256-10, batch 128
     Mlp,
     /// A convolutional network 16-32-fc128 on 28 x 28, batch 64
     Cnn,
@@ -26,22 +26,22 @@ pub(crate) enum Model {
     Gpt,
 }
 
-/// What a side does with it.
+/// The loop that trains the model.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Way {
-    /// `Context::fit` on one batch in memory, storing nothing
+    /// `Context::fit` on one batch in memory, without storage
     Step,
-    /// `Context::fit` with shuffled arrays, metrics, and a checkpoint each few seconds
+    /// `Context::fit` with shuffled arrays, metrics, and a checkpoint every few seconds
     Fit,
-    /// A loop written by hand over the same arrays, storing nothing
+    /// A custom loop over the same arrays, without storage
     Bare,
 }
 
-/// Batches of an epoch.
+/// Number of batches in an epoch.
 const EPOCH_BATCHES: usize = 100;
 
 impl Model {
-    /// Batches between two checkpoints, and of a turn: five to ten seconds.
+    /// Returns the number of batches between checkpoints and in a turn: five to ten seconds.
     pub(crate) fn checkpoint_batches(self) -> usize {
         match self {
             Self::Mlp => 1000,
@@ -51,11 +51,11 @@ impl Model {
     }
 }
 
-/// Does what stdin says until it ends.
+/// Serves commands from stdin until its end.
 ///
 /// # Errors
 ///
-/// What training failed with.
+/// The training failed.
 pub(crate) fn run(way: Way, model: Model, folder: &Path) -> Result<()> {
     match model {
         Model::Mlp => run_model::<Mlp>(way, model, folder),
@@ -89,12 +89,12 @@ fn run_model<S: Subject>(way: Way, model: Model, folder: &Path) -> Result<()> {
     }
 }
 
-/// The orders end it.
+/// Returns a length that is never reached: the end of the commands ends the training.
 pub(crate) fn endless() -> Option<Length> {
     Some(Length::new(Unit::Batches, 1 << 40))
 }
 
-/// Our loop; the orders come in between two batches.
+/// Trains with our loop, which handles commands between two batches.
 fn fit<S: Subject>(
     standalone: Standalone,
     data: Data<Batch<S>>,
@@ -120,7 +120,7 @@ fn loss_and_accuracy<S: Subject>(model: &S, (inputs, labels): Batch<S>) -> StepO
     StepOutput::classification(model.logits(inputs), labels.flatten(0, 1))
 }
 
-/// The same batch, whatever is asked for.
+/// A source that always returns the same batch.
 struct OneBatch<I>((I, Tensor<2, Int>));
 
 impl<I: Clone + Send + Sync> Source<(I, Tensor<2, Int>)> for OneBatch<I> {
@@ -133,18 +133,18 @@ impl<I: Clone + Send + Sync> Source<(I, Tensor<2, Int>)> for OneBatch<I> {
     }
 }
 
-/// Takes orders where training is between two batches, and times the batches.
+/// Callback that handles commands between two batches, and times the batches.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     parameters: usize,
-    /// Whether this rank does as rank 0 does, which is ordered.
+    /// Whether this rank only follows rank 0, which handles the commands.
     follows: bool,
     ordered: usize,
     timed: Timed,
 }
 
 impl Pace {
-    /// Of a training alone.
+    /// Creates the callback of a single rank.
     pub(crate) fn of(parameters: usize) -> Self {
         Self { parameters, ..Self::default() }
     }
@@ -156,7 +156,7 @@ impl Pace {
         }
         match orders::next()? {
             Some(order) => self.ordered = order.parse()?,
-            None => control.stop_training("no more orders"),
+            None => control.stop_training("no more commands"),
         }
         self.timed = Timed::start();
         Ok(())
@@ -181,7 +181,7 @@ impl Callback for Pace {
     }
 }
 
-/// The steps of one order.
+/// Times of the steps of one command.
 #[derive(Debug, Default)]
 struct Timed(Steps, Option<Instant>);
 
@@ -201,8 +201,8 @@ impl Timed {
     }
 }
 
-/// What a user would write with burn alone: shuffles, gathers the batch, steps, and reads loss and
-/// accuracy of each batch, as our loop does for callbacks.
+/// Trains with a custom loop that uses only burn. It shuffles, gathers batches, steps, and reads
+/// the loss and accuracy of each batch, as our loop does for callbacks.
 fn bare<S: Subject>() -> Result<()> {
     let device = Device::default().autodiff();
     let arrays = S::data(S::BATCH * EPOCH_BATCHES, &Device::default());
@@ -237,5 +237,5 @@ fn bare<S: Subject>() -> Result<()> {
 
 fn shuffled(samples: usize, seed: u64) -> Vec<usize> {
     let order = Permutation::new(samples as u64, seed);
-    (0..samples as u64).map(|place| order.at(place) as usize).collect()
+    (0..samples as u64).map(|position| order.at(position) as usize).collect()
 }

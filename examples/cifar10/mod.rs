@@ -1,4 +1,4 @@
-//! Colour photographs of ten kinds, 32 x 32: five files to train on, one to validate.
+//! CIFAR-10: 32 x 32 color images of ten classes, with five training files and one validation file.
 
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -16,18 +16,18 @@ use stoker_trainer::{
 
 use crate::place::Place;
 
-/// Images `[samples, 3, 32, 32]` and their kinds `[samples]`.
+/// Images `[samples, 3, 32, 32]` and their classes `[samples]`.
 type Batch = (Tensor<4>, Tensor<1, Int>);
 
-/// The hyperparameters; `global_batch_size` is read by the library.
+/// Hyperparameters. The library reads `global_batch_size`.
 #[derive(Debug, Deserialize)]
 struct Hparams {
     learning_rate: f64,
     dropout: f64,
-    /// Filters of the first layer; the second and third have two and four times as many.
+    /// Number of filters in the first layer. The second and third have two and four times as many.
     filters: usize,
-    /// Pixels by which training images are shifted at most, half of them mirrored too; 0 leaves them
-    /// as they are.
+    /// Maximum shift of training images in pixels; half of the images are also flipped. 0 disables
+    /// the augmentation.
     shift: usize,
 }
 
@@ -78,8 +78,8 @@ impl Trial for Cifar10 {
         Ok(Data::new(self.images(["test_batch.bin".into()])?))
     }
 
-    fn step(&self, model: &Cnn, (images, kinds): Batch) -> StepOutput {
-        StepOutput::classification(model.forward(images), kinds)
+    fn step(&self, model: &Cnn, (images, classes): Batch) -> StepOutput {
+        StepOutput::classification(model.forward(images), classes)
     }
 }
 
@@ -91,7 +91,7 @@ impl Cifar10 {
     }
 }
 
-/// Three layers of convolution, batch normalisation and max pooling; dropout before the output
+/// Three layers of convolution, batch normalization and max pooling, with dropout before the output
 /// layer.
 #[derive(Debug, Module)]
 pub(crate) struct Cnn {

@@ -1,4 +1,4 @@
-//! Pieces of clothing: MNIST's format and models, other images.
+//! Fashion-MNIST: clothing items in the format of MNIST, with the same models.
 
 use burn::tensor::Device;
 use stoker_trainer::{Context, Data, Optimizers, Result, StepOutput, Trial};
@@ -37,7 +37,7 @@ impl Trial for FashionMnist {
         Ok(Data::new(images(&self.place, "t10k")?.normalised(&[0.286], &[0.353])?))
     }
 
-    fn step(&self, model: &Network, (images, kinds): Batch) -> StepOutput {
-        StepOutput::classification(model.forward(images), kinds)
+    fn step(&self, model: &Network, (images, classes): Batch) -> StepOutput {
+        StepOutput::classification(model.forward(images), classes)
     }
 }

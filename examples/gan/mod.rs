@@ -1,4 +1,4 @@
-//! Handwritten digits drawn by a network: a loop of the program's own, with two losses.
+//! A GAN that generates handwritten digits, in a custom training loop with two losses.
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig, Relu, Sigmoid};
@@ -14,12 +14,12 @@ use crate::mnist::images;
 use crate::place::Place;
 
 const PIXELS: usize = 28 * 28;
-/// Numbers that a picture is made of.
+/// Size of the generator's input.
 const LATENT: usize = 64;
-/// Pictures that a validation looks at.
-const LOOKED_AT: usize = 256;
+/// Number of generated images in a validation.
+const VALIDATION_IMAGES: usize = 256;
 
-/// The hyperparameters; `global_batch_size` is read by the library.
+/// Hyperparameters. The library reads `global_batch_size`.
 #[derive(Clone, Debug, Deserialize)]
 struct Hparams {
     generator_rate: f64,
@@ -27,7 +27,7 @@ struct Hparams {
     hidden: usize,
 }
 
-/// Both networks: one model, so that one checkpoint holds them.
+/// Both networks in one model, so that one checkpoint contains them.
 #[derive(Debug, Module)]
 struct Gan {
     generator: Pair,
@@ -56,55 +56,58 @@ impl Gan {
         }
     }
 
+    /// Generates images from noise.
+    ///
     /// # Shapes
     ///
     /// - noise: `[samples, LATENT]`
-    /// - result: `[samples, PIXELS]`, in 0 to 1
-    fn draw(&self, noise: Tensor<2>) -> Tensor<2> {
+    /// - result: `[samples, PIXELS]`, from 0 to 1
+    fn generate(&self, noise: Tensor<2>) -> Tensor<2> {
         let hidden = Relu.forward(self.generator.hidden.forward(noise));
         Sigmoid.forward(self.generator.output.forward(hidden))
     }
 
-    /// How real pictures look: logits `[samples, 1]`.
+    /// Returns logits `[samples, 1]`: how real the images look.
     fn judge(&self, pictures: Tensor<2>) -> Tensor<2> {
         let hidden = leaky_relu(self.discriminator.hidden.forward(pictures), 0.2);
         self.discriminator.output.forward(hidden)
     }
 
-    /// The discriminator's: real pictures are real, drawn ones are not.
+    /// Returns the discriminator's loss: it must tell real images from generated ones.
     fn discriminator_loss(&self, real: Tensor<2>) -> StepOutput {
         let [samples, _] = real.dims();
-        let drawn = self.draw(noise(samples, &real.device())).detach();
-        let right = log_sigmoid(self.judge(real)) + log_sigmoid(self.judge(drawn).neg());
+        let generated = self.generate(noise(samples, &real.device())).detach();
+        let right = log_sigmoid(self.judge(real)) + log_sigmoid(self.judge(generated).neg());
         StepOutput::sum(right.sum().neg(), samples).loss_as("discriminator_loss")
     }
 
-    /// The generator's: drawn pictures pass for real.
+    /// Returns the generator's loss: its images must pass for real ones.
     fn generator_loss(&self, samples: usize, device: &Device) -> StepOutput {
-        let passed = log_sigmoid(self.judge(self.draw(noise(samples, device))));
+        let passed = log_sigmoid(self.judge(self.generate(noise(samples, device))));
         StepOutput::sum(passed.sum().neg(), samples).loss_as("generator_loss")
     }
 }
 
-/// Drawn for this batch alone: a training that was stopped goes on with the same.
+/// Samples noise for this batch. The library seeds each batch, so a resumed run samples the same.
 fn noise(samples: usize, device: &Device) -> Tensor<2> {
     Tensor::random([samples, LATENT], Distribution::Normal(0.0, 1.0), device)
 }
 
-/// The same in every validation and on every rank: sums of uniform numbers, nearly normal.
+/// Returns the same noise in every validation and on every rank: sums of 12 uniform numbers, which
+/// are nearly normal.
 fn fixed_noise(device: &Device) -> Tensor<2> {
     let uniform = |i: u64| (key(&[i]) >> 40) as f32 / (1 << 24) as f32;
     let normal = |i: u64| (0..12).map(|k| uniform(i * 12 + k)).sum::<f32>() - 6.0;
-    let values: Vec<f32> = (0..(LOOKED_AT * LATENT) as u64).map(normal).collect();
-    Tensor::from_data(TensorData::new(values, [LOOKED_AT, LATENT]), device)
+    let values: Vec<f32> = (0..(VALIDATION_IMAGES * LATENT) as u64).map(normal).collect();
+    Tensor::from_data(TensorData::new(values, [VALIDATION_IMAGES, LATENT]), device)
 }
 
-/// The mean picture, `[1, PIXELS]`.
+/// Returns the mean image, `[1, PIXELS]`.
 fn mean_picture(pictures: Tensor<2>) -> Tensor<2> {
     pictures.mean_dim(0)
 }
 
-/// The whole program.
+/// Trains the GAN.
 pub(crate) fn train(context: &Context) -> Result<()> {
     let hparams: Hparams = context.hparams()?;
     if hparams.hidden == 0 {
@@ -114,9 +117,9 @@ pub(crate) fn train(context: &Context) -> Result<()> {
     let data: Data<(Tensor<4>, Tensor<1, Int>)> = Data::new(images(&place, "train")?);
     let test = Data::new(images(&place, "t10k")?);
 
-    // What real pictures are like on average.
+    // The mean of the first real images.
     let device = context.device().clone().without_autodiff();
-    let of_test = context.plan(LOOKED_AT, false);
+    let of_test = context.plan(VALIDATION_IMAGES, false);
     let first = test.loader(of_test, 0..1).next().transpose()?.flatten();
     let (first, _): (Tensor<4>, Tensor<1, Int>) = first.ok_or("the test set is empty")?;
     let real_mean = context.distributed().broadcast(values(mean_picture(first.flatten(1, 3))))?;
@@ -135,7 +138,7 @@ pub(crate) fn train(context: &Context) -> Result<()> {
         match turn {
             Turn::Train(batch) => {
                 let real = batch.map(|(pictures, _)| pictures.flatten(1, 3));
-                let samples = real.as_ref().map(|it: &Tensor<2>| it.dims()[0]);
+                let samples = real.as_ref().map(|images: &Tensor<2>| images.dims()[0]);
                 let loss = real.map(|real| training.model().discriminator_loss(real));
                 training.step("^discriminator", loss)?;
                 let loss = samples
@@ -144,8 +147,8 @@ pub(crate) fn train(context: &Context) -> Result<()> {
                 training.end_batch()?;
             }
             Turn::Validate => {
-                let drawn = training.model().valid().draw(fixed_noise(&device));
-                let mean = values(mean_picture(drawn));
+                let generated = training.model().valid().generate(fixed_noise(&device));
+                let mean = values(mean_picture(generated));
                 let square = |(a, b): (&f32, &f32)| f64::from(a - b).powi(2);
                 let distance: f64 = mean.iter().zip(&real_mean).map(square).sum();
                 let mut metrics = Metrics::default();

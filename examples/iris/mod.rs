@@ -1,4 +1,4 @@
-//! Three kinds of irises by four sizes: 120 flowers to train on, 30 to validate.
+//! Iris species by four sizes: 120 flowers for training and 30 for validation.
 
 pub(crate) mod predict;
 
@@ -15,19 +15,19 @@ use stoker_trainer::{
 
 use crate::place::Place;
 
-/// Sizes `[samples, 4]` and kinds `[samples]`.
+/// Sizes `[samples, 4]` and species `[samples]`.
 type Batch = (Tensor<2>, Tensor<1, Int>);
 
-/// Sizes of a flower.
+/// Number of sizes of a flower.
 const FEATURES: usize = 4;
-/// Kinds of flowers.
+/// Number of species.
 const CLASSES: usize = 3;
-/// Flowers to train on; the others are for validation.
+/// Number of flowers for training; the others are for validation.
 const TRAINING: usize = 120;
-/// Fixes which flowers these are. Not the trial's seed: trials must be compared on the same ones.
+/// Seed of the split. It differs from the trial's seed so that all trials use the same split.
 const SPLIT_SEED: u64 = 1;
 
-/// The hyperparameters; `global_batch_size` is read by the library.
+/// Hyperparameters. The library reads `global_batch_size`.
 #[derive(Debug, Deserialize)]
 struct Hparams {
     learning_rate: f64,
@@ -52,12 +52,13 @@ impl Trial for Iris {
         }
         let path = Place::new(context, "iris")?.file(&["iris.csv.gz", "iris.csv"])?;
         let table = Options::new().label("species").read(&path)?;
-        let has = (table.rows, table.names.len(), table.classes.len());
-        if has.0 <= TRAINING || (has.1, has.2) != (FEATURES, CLASSES) {
+        let (features, classes) = (table.names.len(), table.classes.len());
+        if table.rows <= TRAINING || (features, classes) != (FEATURES, CLASSES) {
             return Err(format!(
-                "{}: expected more than {TRAINING} rows of {FEATURES} features and {CLASSES} \
-                 species, found {has:?}",
-                path.display()
+                "{}: expected more than {TRAINING} rows with {FEATURES} features and {CLASSES} \
+                 species, found {} rows with {features} features and {classes} species",
+                path.display(),
+                table.rows
             )
             .into());
         }
@@ -83,8 +84,8 @@ impl Trial for Iris {
         Data::arrays(self.arrays(&self.split().1))
     }
 
-    fn step(&self, model: &Mlp, (sizes, kinds): Batch) -> StepOutput {
-        StepOutput::classification(model.forward(sizes), kinds)
+    fn step(&self, model: &Mlp, (sizes, species): Batch) -> StepOutput {
+        StepOutput::classification(model.forward(sizes), species)
     }
 
     fn callbacks(&self) -> Vec<Box<dyn Callback>> {
@@ -93,7 +94,8 @@ impl Trial for Iris {
 }
 
 impl Iris {
-    /// Rows for training and for validation: a fixed shuffle, since the file is sorted by species.
+    /// Returns the rows for training and for validation. They are shuffled with a fixed seed,
+    /// because the file is sorted by species.
     fn split(&self) -> (Vec<usize>, Vec<usize>) {
         let rows = self.table.rows as u64;
         let order = Permutation::new(rows, SPLIT_SEED);
@@ -102,7 +104,7 @@ impl Iris {
         (training, validation)
     }
 
-    /// Mean and standard deviation of each feature in training.
+    /// Returns the mean and standard deviation of each feature in the training data.
     fn scales(&self) -> Vec<(f32, f32)> {
         let training = self.split().0;
         let value = |row: usize, feature: usize| self.table.features[row * FEATURES + feature];
@@ -110,7 +112,7 @@ impl Iris {
         (0..FEATURES).map(of).collect()
     }
 
-    /// The rows, each feature normalised by the mean and deviation that it has in training.
+    /// Returns the sizes, normalized by [`scales`](Self::scales), and the species of the rows.
     fn arrays(&self, rows: &[usize]) -> (Tensor<2>, Tensor<1, Int>) {
         let device = stoker_trainer::host();
         let value = |row: usize, feature: usize| self.table.features[row * FEATURES + feature];
@@ -121,15 +123,15 @@ impl Iris {
                 sizes.push((value(*row, feature) - mean) / deviation);
             }
         }
-        let kinds: Vec<i64> = rows.iter().map(|row| self.table.labels[*row] as i64).collect();
+        let species: Vec<i64> = rows.iter().map(|row| self.table.labels[*row] as i64).collect();
         (
             Tensor::from_data(TensorData::new(sizes, [rows.len(), FEATURES]), &device),
-            Tensor::from_data(TensorData::new(kinds, [rows.len()]), &device),
+            Tensor::from_data(TensorData::new(species, [rows.len()]), &device),
         )
     }
 }
 
-/// Mean and standard deviation.
+/// Returns the mean and standard deviation.
 fn scale(values: impl Iterator<Item = f32> + Clone) -> (f32, f32) {
     let count = values.clone().count() as f32;
     let mean = values.clone().sum::<f32>() / count;
@@ -160,7 +162,7 @@ mod tests {
     use crate::place::test_of;
 
     #[test]
-    fn it_learns_and_goes_on_after_a_stop() {
+    fn model_learns_and_resumes_after_a_stop() {
         let test = test_of(include_str!("const.yaml")).batches(30);
         let tested = test.run::<Iris>().unwrap();
         assert!(tested.validation["val_accuracy"] > 0.7, "{:?}", tested.validation);
@@ -168,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_without_units_is_refused() {
+    fn hidden_layer_without_units_is_refused() {
         let test = test_of(include_str!("const.yaml")).hyperparameter("hidden", 0);
         let error = test.run::<Iris>().unwrap_err().to_string();
         assert!(error.ends_with("hidden is 0, but must be at least 1"), "{error}");

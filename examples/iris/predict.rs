@@ -1,4 +1,4 @@
-//! The kinds of irises that a trained model takes flowers for: batch inference, by `stoker job run`.
+//! Batch inference of iris species with a trained model, started by `stoker job run`.
 
 use burn::tensor::activation::softmax;
 use burn::tensor::{Device, Tensor, TensorData};
@@ -7,10 +7,10 @@ use stoker_trainer::{Context, Inference, Result, Trial};
 
 use super::{CLASSES, FEATURES, Iris, Mlp};
 
-/// A flower by its sizes in centimetres.
+/// A flower with its sizes in centimeters.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Flower {
-    /// Handed on, to tell which flower it is.
+    /// ID of the flower, copied to the output.
     id: Option<String>,
     sepal_length: f32,
     sepal_width: f32,
@@ -18,7 +18,7 @@ pub(crate) struct Flower {
     petal_width: f32,
 }
 
-/// What the model says of it.
+/// The predicted species of a flower.
 #[derive(Debug, Serialize)]
 pub(crate) struct Prediction {
     id: Option<String>,
@@ -26,7 +26,7 @@ pub(crate) struct Prediction {
     probability: f32,
 }
 
-/// The model, and how sizes are normalised for it.
+/// The model, and the data that normalizes its inputs.
 #[derive(Debug)]
 pub(crate) struct Predict {
     iris: Iris,
@@ -45,7 +45,7 @@ impl Inference for Predict {
     type Output = Prediction;
 
     fn new(context: &Context) -> Result<Self> {
-        // The job's hyperparameters are those of the trial that it takes the checkpoint of.
+        // The job does not set hyperparameters, so those of the checkpoint's trial apply.
         let iris = Iris::new(context)?;
         let device = context.device().clone().without_autodiff();
         let fresh = iris.build_model(&device)?;
@@ -54,19 +54,21 @@ impl Inference for Predict {
     }
 
     fn check(&self, flower: &Flower) -> Result<()> {
-        match flower.sizes().iter().find(|it| !it.is_finite() || **it < 0.0) {
-            Some(size) => Err(format!("a size is {size}, but must be a number from 0").into()),
+        match flower.sizes().iter().find(|size| !size.is_finite() || **size < 0.0) {
+            Some(size) => {
+                Err(format!("a size is {size}, but must be finite and at least 0").into())
+            }
             None => Ok(()),
         }
     }
 
     fn batch(&mut self, flowers: Vec<Flower>) -> Result<Vec<Prediction>> {
         let scales = self.iris.scales();
-        let normalised = |flower: &Flower| {
+        let normalized = |flower: &Flower| {
             let sizes = flower.sizes().into_iter().zip(&scales);
             sizes.map(|(size, (mean, deviation))| (size - mean) / deviation).collect::<Vec<_>>()
         };
-        let sizes: Vec<f32> = flowers.iter().flat_map(normalised).collect();
+        let sizes: Vec<f32> = flowers.iter().flat_map(normalized).collect();
         let data = TensorData::new(sizes, [flowers.len(), FEATURES]);
         let logits = self.model.forward(Tensor::from_data(data, &self.device));
         let probabilities: Vec<f32> = softmax(logits, 1).into_data().try_to_vec()?;

@@ -1,4 +1,4 @@
-//! `before.rs` under Stoker: alone, under `stoker run`, on a cluster, with any number of ranks.
+//! `before.rs` under Stoker: standalone, under `stoker run` or on a cluster, with any world size.
 
 mod mnist;
 

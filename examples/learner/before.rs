@@ -1,4 +1,4 @@
-//! A plain program of burn's: trains MNIST by `SupervisedTraining`. `after.rs` is it under Stoker.
+//! A plain burn program that trains MNIST with `SupervisedTraining`. `after.rs` is its Stoker port.
 
 mod mnist;
 

@@ -1,5 +1,4 @@
-//! A model of handwritten digits and its data, as a program of burn's has them: there is nothing of
-//! Stoker's here.
+//! A model of handwritten digits and its data, as in a plain burn program without Stoker.
 
 use std::path::{Path, PathBuf};
 
@@ -11,13 +10,13 @@ use burn::nn::{Linear, LinearConfig, Relu};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 
-/// What goes wrong ends the program.
+/// Result of the program. An error ends it.
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Pixels of an image.
+/// Number of pixels of an image.
 const NUM_PIXELS: usize = 28 * 28;
 
-/// A perceptron of one hidden layer.
+/// A multilayer perceptron with one hidden layer.
 #[derive(Module, Debug)]
 pub(crate) struct Mlp {
     hidden: Linear,
@@ -69,14 +68,15 @@ pub(crate) struct Digits {
 /// An image and its digit.
 pub(crate) type Digit = (Vec<u8>, u8);
 
-/// Makes batches.
+/// Builds batches.
 #[derive(Clone, Debug)]
 pub(crate) struct DigitBatcher;
 
 impl Batcher<Digit, Digits> for DigitBatcher {
     fn batch(&self, items: Vec<Digit>, device: &Device) -> Digits {
         let n = items.len();
-        let pixels = items.iter().flat_map(|(image, _)| image).map(|it| f32::from(*it) / 255.0);
+        let pixels = items.iter().flat_map(|(image, _)| image);
+        let pixels = pixels.map(|pixel| f32::from(*pixel) / 255.0);
         let images = TensorData::new(pixels.collect::<Vec<_>>(), [n, NUM_PIXELS]);
         let labels: Vec<i64> = items.iter().map(|(_, label)| i64::from(*label)).collect();
         Digits {
@@ -86,13 +86,13 @@ impl Batcher<Digit, Digits> for DigitBatcher {
     }
 }
 
-/// The digits of `train` or `t10k`, unpacked as `scripts/fetch-data mnist` leaves them, in the folder
-/// that `MNIST` names or else in that of the script.
+/// Reads the digits of `train` or `t10k` from unpacked files in the directory `MNIST`. If `MNIST`
+/// is unset, the directory is that of `scripts/fetch-data mnist`.
 pub(crate) fn digits(part: &str) -> Result<InMemDataset<Digit>> {
     let folder = std::env::var_os("MNIST").map(PathBuf::from).unwrap_or_else(|| {
         Path::new(&std::env::var_os("HOME").unwrap_or_default()).join(".cache/stoker/data/mnist")
     });
-    // What comes before the values says what they are: 16 bytes of images, 8 of labels.
+    // Skip the idx header: 16 bytes for images and 8 for labels.
     let read = |kind: &str, head: usize| -> Result<Vec<u8>> {
         let path = folder.join(format!("{part}-{kind}-ubyte"));
         let bytes = std::fs::read(&path);

@@ -1,4 +1,4 @@
-//! Handwritten digits: 60,000 images of 28 x 28 to train on, 10,000 to validate.
+//! MNIST: 60,000 images of handwritten digits (28 x 28) for training and 10,000 for validation.
 
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -17,7 +17,7 @@ use crate::place::Place;
 /// Images `[samples, 1, 28, 28]` and their digits `[samples]`.
 pub(crate) type Batch = (Tensor<4>, Tensor<1, Int>);
 
-/// The hyperparameters; `global_batch_size` is read by the library.
+/// Hyperparameters. The library reads `global_batch_size`.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Hparams {
     model: Kind,
@@ -68,7 +68,7 @@ impl Trial for Mnist {
     }
 }
 
-/// One of the data set's two parts: `train` or `t10k`, its files packed or not.
+/// Reads one part of the data set, `train` or `t10k`, from plain or gzip files.
 pub(crate) fn images(place: &Place, part: &str) -> Result<Images> {
     let file = |name: &str| place.file(&[&format!("{part}-{name}"), &format!("{part}-{name}.gz")]);
     Ok(Images::idx(file("images-idx3-ubyte")?, file("labels-idx1-ubyte")?)?)
@@ -96,9 +96,9 @@ impl Hparams {
     }
 }
 
-/// One of two models of grey images of 28 x 28.
+/// One of two models for grayscale images of 28 x 28.
 #[derive(Debug, Module)]
-#[expect(clippy::large_enum_variant, reason = "there is one")]
+#[expect(clippy::large_enum_variant, reason = "only one instance exists")]
 pub(crate) enum Network {
     Mlp(Mlp),
     Cnn(Cnn),
@@ -140,8 +140,8 @@ impl Mlp {
     }
 }
 
-/// Two convolutions of 3 x 3, of 32 and 64 filters, each followed by max pooling; dropout before the
-/// output layer.
+/// Two 3 x 3 convolutions with 32 and 64 filters, each followed by max pooling, with dropout before
+/// the output layer.
 #[derive(Debug, Module)]
 pub(crate) struct Cnn {
     first: Conv2d,
@@ -178,7 +178,7 @@ mod tests {
     use crate::place::test_of;
 
     #[test]
-    fn each_experiment_trains_validates_and_comes_back_from_its_checkpoint() {
+    fn each_experiment_trains_and_restores_its_checkpoint() {
         for experiment in
             [include_str!("const.yaml"), include_str!("grid.yaml"), include_str!("random.yaml")]
         {

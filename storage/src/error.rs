@@ -1,4 +1,4 @@
-//! Why storage failed, split by what to do next.
+//! Storage failures, classified by remedy.
 
 use std::error::Error;
 use std::io::ErrorKind;
@@ -7,94 +7,94 @@ use std::io::ErrorKind;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StorageError {
-    /// There is nothing at the path: look elsewhere.
-    #[error("storage {url} has no object {path:?} (or no such bucket): {reason}")]
+    /// The object, or its bucket, does not exist.
+    #[error("storage {url}: object {path:?} not found (or no such bucket): {reason}")]
     NotFound {
-        /// The root.
+        /// URL of the root.
         url: String,
-        /// The path below it.
+        /// Path below the root.
         path: String,
-        /// What the store said.
+        /// Error of the store.
         reason: String,
     },
-    /// The store knows no such caller, or does not let it: give other credentials or rights.
+    /// The store denied access. Provide other credentials or permissions.
     #[error("storage {url} refused access to {path:?}: {reason}; {remedy}")]
     Refused {
-        /// The root.
+        /// URL of the root.
         url: String,
-        /// The path below it.
+        /// Path below the root.
         path: String,
-        /// What the store said.
+        /// Error of the store.
         reason: String,
-        /// What to do.
+        /// Action for the user.
         remedy: &'static str,
     },
-    /// No credentials could be made of what the environment holds: correct it.
+    /// The environment contains no usable credentials.
     #[error("storage {url}: {reason}")]
     Credentials {
-        /// The root.
+        /// URL of the root.
         url: String,
-        /// What is wrong, and what to do.
+        /// Cause and remedy.
         reason: String,
     },
-    /// No space is left: free some, or choose another root.
+    /// No space is left. Free some, or choose another root.
     #[error(
         "storage {url} is full, {path:?} was not written: {reason}; free some space or choose \
          another root"
     )]
     Full {
-        /// The root.
+        /// URL of the root.
         url: String,
-        /// The path below it.
+        /// Path below the root.
         path: String,
-        /// What the store said.
+        /// Error of the store.
         reason: String,
     },
-    /// It failed each time within the patience for it: try later.
+    /// All retries failed. The operation may succeed later.
     #[error(
-        "storage {url} failed on {path:?} {attempts} times, the last time with: {reason}; check \
-         that its address is right and that it can be reached"
+        "storage {url} failed on {path:?} {attempts} times, last with: {reason}; check its URL \
+         and whether it is reachable"
     )]
     Unavailable {
-        /// The root.
+        /// URL of the root.
         url: String,
-        /// The path below it.
+        /// Path below the root.
         path: String,
-        /// How often it was tried.
+        /// Number of attempts.
         attempts: u32,
-        /// What the store said last.
+        /// Last error of the store.
         reason: String,
     },
-    /// It takes less than is written, or has been away for long: look after it.
+    /// The storage is slower than the writers, or has been unavailable for long.
     #[error(
-        "storage {url} has been away or too slow for so long that {} MiB wait for it; check that \
-         it can be reached",
+        "storage {url} is unavailable or too slow: {} MiB wait to be written; check whether it is \
+         reachable",
         bytes >> 20
     )]
     Behind {
-        /// The root.
+        /// URL of the root.
         url: String,
-        /// What waits, at most.
+        /// Limit of the bytes that wait.
         bytes: usize,
     },
-    /// The address or a path is none: correct it.
+    /// The URL or a path is invalid.
     #[error("storage {url:?}: {reason}")]
     BadUrl {
-        /// The address.
+        /// The invalid URL, or that of the root.
         url: String,
-        /// What is wrong with it, and what to write.
+        /// Cause and remedy.
         reason: String,
     },
 }
 
-/// What an operation was about, to name it in an error.
+/// Root and path of an operation, for its error.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Subject<'a> {
     pub(crate) url: &'a str,
     pub(crate) path: &'a str,
 }
 
-/// Says what `source` means, and whether it may pass.
+/// Classifies `source`. The second value is `true` if the failure may be transient.
 pub(crate) fn classify(
     subject: Subject<'_>,
     attempts: u32,
@@ -108,12 +108,12 @@ pub(crate) fn classify(
             (StorageError::Full { url, path, reason }, false)
         }
         (_, Some(ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem)) => {
-            let remedy = "give this user the right to write there, or choose another root";
+            let remedy = "grant this user write permission, or choose another root";
             (StorageError::Refused { url, path, reason, remedy }, false)
         }
         (Source::NotFound { .. }, _) => (StorageError::NotFound { url, path, reason }, false),
         (Source::PermissionDenied { .. } | Source::Unauthenticated { .. }, _) => {
-            let remedy = "check the credentials in the environment and the rights they have";
+            let remedy = "check the credentials in the environment and their permissions";
             (StorageError::Refused { url, path, reason, remedy }, false)
         }
         (
@@ -138,13 +138,13 @@ pub(crate) fn classify(
 
 fn no_credentials(reason: &str) -> String {
     format!(
-        "no credentials: none are in the environment (AWS_ACCESS_KEY_ID and \
-         AWS_SECRET_ACCESS_KEY, AWS_WEB_IDENTITY_TOKEN_FILE, or a profile in ~/.aws/credentials \
-         chosen by AWS_PROFILE), and this machine has no metadata service to ask: {reason}"
+        "no credentials found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, \
+         AWS_WEB_IDENTITY_TOKEN_FILE, or AWS_PROFILE with a profile in ~/.aws/credentials; the \
+         metadata service of this machine failed: {reason}"
     )
 }
 
-/// Whether the server said that the request is wrong, which it will say again.
+/// Returns `true` if the server rejected the request itself, so that a retry is useless.
 fn is_wrong_request(reason: &str) -> bool {
     let Some((_, status)) = reason.split_once("status code: ") else { return false };
     let passing = ["408", "409", "425", "429"];
@@ -152,7 +152,7 @@ fn is_wrong_request(reason: &str) -> bool {
     (status.starts_with('4') || status.starts_with('3')) && !passing.contains(&status.as_str())
 }
 
-/// The kind of the first I/O error below `source`.
+/// Returns the kind of the first I/O error in the chain of `source`.
 fn io_kind(source: &object_store::Error) -> Option<ErrorKind> {
     let mut next: Option<&(dyn Error + 'static)> = Some(source);
     while let Some(error) = next {
@@ -164,7 +164,7 @@ fn io_kind(source: &object_store::Error) -> Option<ErrorKind> {
     None
 }
 
-/// The error and what is below it, each said once.
+/// Returns the error and its chain of causes, each text once.
 fn reason(source: &object_store::Error) -> String {
     let mut text = source.to_string();
     let mut next = source.source();
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_named_by_what_to_do_and_tried_again_only_if_it_may_pass() {
+    fn errors_are_classified_by_remedy_and_transience() {
         check(io(ErrorKind::StorageFull), "is full, \"a/b\" was not written", false);
         check(io(ErrorKind::PermissionDenied), "refused access to \"a/b\"", false);
         check(io(ErrorKind::ConnectionReset), "failed on \"a/b\" 3 times", true);
@@ -209,8 +209,8 @@ mod tests {
         check(generic("status code: 301 Moved".into()), "301 Moved", false);
         check(generic("PUT http://169.254.169.254/latest".into()), "no credentials", true);
         let path = "a/b".to_owned();
-        let gone = object_store::Error::NotFound { path: path.clone(), source: "x".into() };
-        check(gone, "has no object \"a/b\"", false);
+        let missing = object_store::Error::NotFound { path: path.clone(), source: "x".into() };
+        check(missing, "object \"a/b\" not found", false);
         let denied = object_store::Error::PermissionDenied { path, source: "x".into() };
         check(denied, "check the credentials", false);
     }

@@ -1,10 +1,10 @@
-//! SHA-256 in hex, as manifests write it.
+//! SHA-256 in hex, the format of manifests.
 
 use std::fmt::Write as _;
 
 use sha2::{Digest, Sha256};
 
-/// The SHA-256 of `bytes` as 64 lower-case hex digits.
+/// Returns the SHA-256 of `bytes` as 64 lowercase hex digits.
 ///
 /// # Examples
 ///

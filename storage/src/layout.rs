@@ -1,4 +1,4 @@
-//! Where things lie under a storage root. Paths are relative to it, with `/` between names.
+//! Layout of objects below a storage root. Paths are relative to the root, with `/` between names.
 //!
 //! ```text
 //! NAMESPACE/contexts/SHA256.tar.gz
@@ -15,53 +15,53 @@ pub use stoker_api::names::{
     checkpoint_name, context_path, experiment_path, parse_checkpoint_name, trial_path,
 };
 
-/// The folder that holds all checkpoints of a trial.
+/// Returns the directory of a trial's checkpoints.
 pub fn checkpoints_path(trial_path: &str) -> String {
     format!("{trial_path}/checkpoints")
 }
 
-/// The folder of one checkpoint.
+/// Returns the directory of one checkpoint.
 pub fn checkpoint_path(trial_path: &str, name: &str) -> String {
     format!("{trial_path}/checkpoints/{name}")
 }
 
-/// One file of a checkpoint.
+/// Returns the path of one file of a checkpoint.
 pub fn checkpoint_file(trial_path: &str, name: &str, file: &str) -> String {
     format!("{trial_path}/checkpoints/{name}/{file}")
 }
 
-/// The manifest of a checkpoint.
+/// Returns the path of a checkpoint's manifest.
 pub fn manifest_path(trial_path: &str, name: &str) -> String {
     checkpoint_file(trial_path, name, MANIFEST)
 }
 
-/// The folder of a trial's metrics.
+/// Returns the directory of a trial's metrics.
 pub fn metrics_path(trial_path: &str) -> String {
     format!("{trial_path}/metrics")
 }
 
-/// The folder of a trial's TensorBoard event files.
+/// Returns the directory of a trial's TensorBoard event files.
 pub fn tensorboard_path(trial_path: &str) -> String {
     format!("{trial_path}/tensorboard")
 }
 
-/// The folder of what profilers sampled of a trial's ranks.
+/// Returns the directory of the profiler samples of a trial's ranks.
 pub fn profiler_path(trial_path: &str) -> String {
     format!("{trial_path}/profiler")
 }
 
-/// The folder of the logs of one attempt.
+/// Returns the directory of one attempt's logs.
 pub fn logs_path(trial_path: &str, attempt: u32) -> String {
     format!("{trial_path}/logs/{attempt}")
 }
 
-/// What a trial's record says, carried beside its files.
+/// Returns the path of the copy of a trial's record.
 pub fn record_path(trial_path: &str) -> String {
     format!("{trial_path}/{RECORD}")
 }
 
-/// The attempt that wrote a file, by the file's path below its trial's folder; `None` for a file of
-/// no attempt.
+/// Returns the attempt that wrote a file, given the path below the trial's directory; `None` for
+/// files that do not belong to an attempt.
 ///
 /// # Examples
 ///
@@ -72,7 +72,7 @@ pub fn attempt_of(path: &str) -> Option<u32> {
     let (folder, rest) = path.split_once('/')?;
     let (name, _) = rest.split_once('/').unwrap_or((rest, ""));
     match folder {
-        "checkpoints" => parse_checkpoint_name(name).map(|it| it.1),
+        "checkpoints" => parse_checkpoint_name(name).map(|(_, attempt)| attempt),
         "metrics" | "profiler" => name.split_once('-')?.0.parse().ok(),
         "tensorboard" => name.strip_prefix("events.out.tfevents.")?.split_once('-')?.0.parse().ok(),
         "logs" => name.parse().ok(),
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_files_path_tells_its_attempt() {
+    fn attempt_is_read_from_the_path() {
         let trial = trial_path("default", "mnist", "0b3f9c1e", 4);
         let check = |path: &str, expected: Option<u32>| {
             let below = path.strip_prefix(&format!("{trial}/")).unwrap();
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_those_of_the_design() {
+    fn paths_follow_the_layout() {
         let trial = trial_path("default", "mnist", "0b3f9c1e-77aa-4c01", 4);
         assert_eq!(trial, "default/mnist-0b3f9c1e/trials/4");
         let name = checkpoint_name(100, 0);

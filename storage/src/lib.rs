@@ -1,4 +1,4 @@
-//! Object storage: one root, whatever is behind it, and where things lie below it.
+//! Object storage: one API for all backends, and the layout of objects below a root.
 //!
 //! ```text
 //!  file:///path  s3://bucket/prefix  gs://bucket/prefix  az://container/prefix  memory://
@@ -8,14 +8,18 @@
 //!        [layout]: NAMESPACE/EXPERIMENT-UID8/trials/INDEX/...
 //! ```
 //!
-//! Every operation is tried again, with back-off, while its failure may pass. Nothing relies on
-//! conditional writes, which some S3 servers ignore: two writers never share a path.
+//! Every operation is retried with back-off as long as its failure may be transient. Correctness
+//! does not depend on conditional writes, which some S3 servers ignore: two writers never share a
+//! path.
 //!
 //! # Reading order
 //!
-//! 1. [`Storage`]: the operations. 2. [`StorageError`]: what can be done about a failure.
-//! 3. [`layout`]: paths. 4. [`segments`]: lines appended to numbered objects.
-//! 5. [`metrics`]: rows of metrics, and which of them count. 6. [`hash`]: SHA-256 in hex.
+//! 1. [`Storage`]: the operations.
+//! 2. [`StorageError`]: failures, by remedy.
+//! 3. [`layout`]: paths.
+//! 4. [`segments`]: lines appended to numbered objects.
+//! 5. [`metrics`]: rows of metrics, and which rows are in effect.
+//! 6. [`hash`]: SHA-256 in hex.
 
 mod error;
 pub mod hash;

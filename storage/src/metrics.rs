@@ -1,7 +1,7 @@
-//! Rows of metrics as JSON lines, and which of them count.
+//! Rows of metrics as JSON lines, and which rows are in effect.
 //!
-//! Each attempt of a trial writes objects of its own. An attempt that starts from a checkpoint
-//! repeats what came after it: what an older attempt wrote of that is superseded.
+//! Each attempt of a trial writes separate objects. An attempt that resumes from a checkpoint
+//! repeats the batches after the checkpoint, so its rows supersede those of earlier attempts.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use stoker_api::number;
 use crate::segments::Segments;
 use crate::{Storage, StorageError, layout};
 
-/// Metrics of one group after so many batches.
+/// Metrics of one group after a number of batches.
 ///
 /// # Examples
 ///
@@ -27,19 +27,19 @@ use crate::{Storage, StorageError, layout};
 /// ```
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Row {
-    /// `training`, `validation`, or what a program calls it.
+    /// Name of the group: `training`, `validation`, or a custom name.
     pub group: String,
-    /// Global batches trained.
+    /// Number of global batches trained.
     pub batches: u64,
-    /// Epochs that are complete: passes over the training data, unless the experiment says how many
-    /// records an epoch has.
+    /// Number of completed epochs: passes over the training data, or multiples of the experiment's
+    /// `recordsPerEpoch`.
     pub epoch: u64,
-    /// The attempt that wrote it.
+    /// Number of the attempt that wrote the row.
     pub attempt: u32,
-    /// When, in seconds since 1970. The only field that differs between two equal runs.
+    /// Time of the row in seconds since 1970. The only field that differs between identical runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<f64>,
-    /// The metrics by name: JSON numbers, and `"NaN"`, `"inf"`, `"-inf"`, which JSON has not.
+    /// Metrics by name: JSON numbers, or `"NaN"`, `"inf"` and `"-inf"`, which JSON cannot express.
     #[serde(serialize_with = "write_metrics", deserialize_with = "read_metrics")]
     pub metrics: BTreeMap<String, f64>,
 }
@@ -51,8 +51,8 @@ enum Number {
     Other(String),
 }
 
-fn write_metrics<S: Serializer>(it: &BTreeMap<String, f64>, to: S) -> Result<S::Ok, S::Error> {
-    to.collect_map(it.iter().map(|(name, value)| match value.is_finite() {
+fn write_metrics<S: Serializer>(metrics: &BTreeMap<String, f64>, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_map(metrics.iter().map(|(name, value)| match value.is_finite() {
         true => (name, Number::Finite(*value)),
         false => (name, Number::Other(number::format(*value))),
     }))
@@ -63,23 +63,23 @@ fn read_metrics<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, f
         Number::Finite(value) => Ok((name, value)),
         Number::Other(text) => match number::parse(&text) {
             Some(value) => Ok((name, value)),
-            None => Err(D::Error::custom(format!("metric {name:?}: {text:?} is no number"))),
+            None => Err(D::Error::custom(format!("metric {name:?}: {text:?} is not a number"))),
         },
     };
     BTreeMap::<String, Number>::deserialize(from)?.into_iter().map(read).collect()
 }
 
-/// Where `attempt` writes its rows.
+/// Returns the segments to which `attempt` writes its rows.
 pub fn segments(trial_path: &str, attempt: u32) -> Segments {
     Segments::new(format!("{}/{attempt}-", layout::metrics_path(trial_path)), ".jsonl")
 }
 
-/// The rows of a trial that count, by batches.
+/// Reads the effective rows of a trial, sorted by batches.
 ///
-/// `attempts` are the attempts whose rows are wanted, in their order, each with the batches it
-/// started from (0 anew). A row counts unless a later attempt of these started before it, or has a
-/// row of the same group at the same batches. What an attempt wrote of a group at the same batches in
-/// several rows is one row. A last line that is cut off is left out.
+/// `attempts` lists the attempts to read, in order, each with the batches it resumed from (0 for a
+/// start from scratch). A row is superseded if a later attempt resumed before it, or has a row of
+/// the same group at the same batches. Several rows of an attempt with the same group and batches
+/// are merged. An incomplete last line is skipped.
 ///
 /// # Errors
 ///
@@ -92,33 +92,33 @@ pub async fn read(
     let mut rows = vec![];
     for path in storage.list(&layout::metrics_path(trial_path)).await? {
         let Some(attempt) = attempt_of(&path) else { continue };
-        if attempts.iter().any(|it| it.0 == attempt) {
+        if attempts.iter().any(|(number, _)| *number == attempt) {
             let bytes = storage.get(&path).await?;
-            let lines = bytes.split(|it| *it == b'\n');
+            let lines = bytes.split(|byte| *byte == b'\n');
             rows.extend(lines.filter_map(|line| serde_json::from_slice::<Row>(line).ok()));
         }
     }
     Ok(effective(rows, attempts))
 }
 
-/// The attempt in `.../ATTEMPT-SEQ.jsonl`.
+/// Returns the attempt in `.../ATTEMPT-SEQ.jsonl`.
 fn attempt_of(path: &str) -> Option<u32> {
     let name = path.rsplit('/').next()?.strip_suffix(".jsonl")?;
     name.split_once('-')?.0.parse().ok()
 }
 
-/// See [`read`].
+/// Returns the effective rows; see [`read`].
 fn effective(rows: Vec<Row>, attempts: &[(u32, u64)]) -> Vec<Row> {
-    let place = |row: &Row| attempts.iter().position(|it| it.0 == row.attempt);
-    let counts = |row: &Row| {
-        let later = place(row).map(|it| &attempts[it + 1..]);
-        later.is_some_and(|later| later.iter().all(|it| row.batches <= it.1))
+    let position = |row: &Row| attempts.iter().position(|(number, _)| *number == row.attempt);
+    let is_effective = |row: &Row| {
+        let later = position(row).map(|idx| &attempts[idx + 1..]);
+        later.is_some_and(|later| later.iter().all(|(_, start)| row.batches <= *start))
     };
     let mut kept = BTreeMap::<(u64, String), Row>::new();
-    for row in rows.into_iter().filter(counts) {
+    for row in rows.into_iter().filter(is_effective) {
         match kept.entry((row.batches, row.group.clone())) {
             Entry::Vacant(free) => drop(free.insert(row)),
-            Entry::Occupied(mut before) => match place(before.get()).cmp(&place(&row)) {
+            Entry::Occupied(mut before) => match position(before.get()).cmp(&position(&row)) {
                 Ordering::Less => drop(before.insert(row)),
                 Ordering::Equal => before.get_mut().metrics.extend(row.metrics),
                 Ordering::Greater => {}
@@ -145,26 +145,26 @@ mod tests {
     }
 
     #[test]
-    fn rows_beyond_the_resumed_batch_of_a_later_attempt_are_superseded() {
+    fn later_attempts_supersede_rows_after_their_start() {
         let (t, v) = ("training", "validation");
         check(&[(0, t, 10), (0, t, 20)], &[(0, 0)], &[(0, t, 10), (0, t, 20)]);
-        // The checkpoint was at 10.
+        // Attempt 1 resumed at batch 10.
         let rows = [(0, t, 10), (0, t, 20), (1, t, 20), (1, t, 30)];
         check(&rows, &[(0, 0), (1, 10)], &[(0, t, 10), (1, t, 20), (1, t, 30)]);
-        // The next attempt wrote nothing yet.
+        // Attempt 1 has not written any rows yet.
         check(&[(0, t, 10), (0, t, 20)], &[(0, 0), (1, 10)], &[(0, t, 10)]);
-        // Attempt 2 started before what attempt 1 started from.
+        // Attempt 2 resumed at an earlier batch than attempt 1.
         let rows = [(0, t, 10), (0, t, 20), (1, t, 30), (2, t, 20)];
         check(&rows, &[(0, 0), (1, 20), (2, 10)], &[(0, t, 10), (2, t, 20)]);
-        // A validation at the very batch of the checkpoint was done twice.
+        // Both attempts validated at the batch of the checkpoint.
         let rows = [(0, t, 10), (0, v, 10), (1, v, 10)];
         check(&rows, &[(0, 0), (1, 10)], &[(0, t, 10), (1, v, 10)]);
-        // An attempt that nobody asked for.
+        // An attempt that is not listed.
         check(&[(7, t, 10)], &[(0, 0)], &[]);
     }
 
     #[test]
-    fn rows_of_an_attempt_at_the_same_batches_are_one_and_a_later_attempts_takes_its_place() {
+    fn rows_of_the_same_attempt_and_batches_are_merged() {
         let named = |attempt, name: &str, value| {
             let metrics = BTreeMap::from([(name.to_owned(), value)]);
             Row { metrics, ..row(attempt, "validation", 10) }
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_keep_their_bits() {
+    fn metrics_round_trip_bit_identically() {
         for value in [0.1, 1.0, 1e300, 5e-324, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
             let metrics = BTreeMap::from([("loss".to_owned(), value)]);
             let row = Row { metrics, ..row(0, "training", 1) };

@@ -1,4 +1,4 @@
-//! From an address and the environment to a store.
+//! Opens a store by its URL and the environment.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,12 +28,12 @@ pub(crate) fn open(url: &str, endpoint: Option<&str>) -> Result<Storage, Storage
     }
     let parsed = Url::parse(url).map_err(|error| bad(format!("{error}; {SCHEMES}")))?;
     if endpoint.is_some() && parsed.scheme() != "s3" {
-        return Err(bad("endpoint is for s3:// alone; leave it out".to_owned()));
+        return Err(bad("endpoint is for s3:// only; remove it".to_owned()));
     }
     match parsed.scheme() {
         "file" => {
             let path = parsed.to_file_path().map_err(|()| {
-                bad("no path on this machine; write file:///path with three slashes".to_owned())
+                bad("not a local path; write file:///path with three slashes".to_owned())
             })?;
             folder(url, path)
         }
@@ -63,7 +63,7 @@ pub(crate) fn open(url: &str, endpoint: Option<&str>) -> Result<Storage, Storage
             let store = Arc::new(InMemory::new());
             Ok(Storage::from_store(store.clone(), url).with_parts(store))
         }
-        other => Err(bad(format!("scheme {other:?} is not known; {SCHEMES}"))),
+        other => Err(bad(format!("unknown scheme {other:?}; {SCHEMES}"))),
     }
 }
 
@@ -75,7 +75,7 @@ fn folder(url: &str, path: PathBuf) -> Result<Storage, StorageError> {
     std::fs::create_dir_all(&path).map_err(failed)?;
     let store = LocalFileSystem::new_with_prefix(&path)
         .map_err(|error| StorageError::BadUrl { url: url.to_owned(), reason: error.to_string() })?;
-    // A checkpoint that was reported survives the machine: files are staged, synced and renamed.
+    // Files are staged, synced and renamed, so that a reported checkpoint survives a machine crash.
     Ok(Storage::from_store(Arc::new(store.with_fsync(true)), url).in_folder(path))
 }
 
@@ -85,7 +85,7 @@ where
 {
     let store = built.map_err(|error| StorageError::Credentials {
         url: url.to_owned(),
-        reason: format!("{error}; check the variables of the environment that set it up"),
+        reason: format!("{error}; check the environment variables with its settings"),
     })?;
     let prefix = Path::from_url_path(parsed.path())
         .map_err(|error| StorageError::BadUrl { url: url.to_owned(), reason: error.to_string() })?;
@@ -97,12 +97,12 @@ where
 }
 
 fn bucket(url: &str, parsed: &Url) -> Result<String, StorageError> {
-    parsed.host_str().filter(|it| !it.is_empty()).map(str::to_owned).ok_or_else(|| {
+    parsed.host_str().filter(|name| !name.is_empty()).map(str::to_owned).ok_or_else(|| {
         StorageError::BadUrl { url: url.to_owned(), reason: format!("no bucket; {SCHEMES}") }
     })
 }
 
-/// Retries of one request; [`Storage`] tries again after them.
+/// Retries within one request. [`Storage`] retries in addition.
 fn retries() -> RetryConfig {
     RetryConfig {
         backoff: BackoffConfig::default(),
@@ -117,50 +117,50 @@ fn client() -> ClientOptions {
         .with_timeout(Duration::from_secs(60))
 }
 
-/// As [`client`], for a server that the environment names. The builder's own options, which it would take from there,
-/// are replaced.
+/// Same as [`client`], for a server at `endpoint`; allows plain HTTP if the endpoint uses it. These
+/// options replace those that the builder reads from the environment.
 fn client_of(endpoint: Option<&str>) -> ClientOptions {
     client().with_allow_http(endpoint.is_some_and(|address| address.starts_with("http://")))
 }
 
 fn s3(url: &str, parsed: &Url, endpoint: Option<&str>) -> Result<AmazonS3Builder, StorageError> {
-    let environment = |name: &str| std::env::var(name).ok().filter(|it| !it.is_empty());
+    let environment = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let read = |path: &std::path::Path| std::fs::read_to_string(path).ok();
     let mut builder = AmazonS3Builder::from_env();
     match profile::find(&environment, &read) {
         Err(reason) => return Err(StorageError::Credentials { url: url.to_owned(), reason }),
         Ok(Found::Environment) => {}
-        Ok(Found::Profile(it)) => {
+        Ok(Found::Profile(profile)) => {
             let mut default = |key: AmazonS3ConfigKey, value: Option<String>| {
                 if let (Some(value), None) = (value, builder.get_config_value(&key)) {
                     builder = std::mem::take(&mut builder).with_config(key, value);
                 }
             };
-            default(AmazonS3ConfigKey::AccessKeyId, it.access_key_id);
-            default(AmazonS3ConfigKey::SecretAccessKey, it.secret_access_key);
-            default(AmazonS3ConfigKey::Token, it.session_token);
-            default(AmazonS3ConfigKey::Region, it.region);
-            default(AmazonS3ConfigKey::Endpoint, it.endpoint_url);
+            default(AmazonS3ConfigKey::AccessKeyId, profile.access_key_id);
+            default(AmazonS3ConfigKey::SecretAccessKey, profile.secret_access_key);
+            default(AmazonS3ConfigKey::Token, profile.session_token);
+            default(AmazonS3ConfigKey::Region, profile.region);
+            default(AmazonS3ConfigKey::Endpoint, profile.endpoint_url);
         }
     }
     if let Some(endpoint) = endpoint {
-        // The one for S3 alone wins over all that the environment says.
+        // `S3Endpoint` takes precedence over all endpoints in the environment.
         builder = builder.with_config(AmazonS3ConfigKey::S3Endpoint, endpoint);
     }
     let used = builder
         .get_config_value(&AmazonS3ConfigKey::S3Endpoint)
         .or_else(|| builder.get_config_value(&AmazonS3ConfigKey::Endpoint));
     if let Some(endpoint) = used {
-        let known = Url::parse(&endpoint).is_ok_and(|it| matches!(it.scheme(), "http" | "https"));
-        if !known {
-            let reason = format!("endpoint {endpoint:?} is no address; write http://host:port");
+        let parsed = Url::parse(&endpoint);
+        if !parsed.is_ok_and(|parsed| matches!(parsed.scheme(), "http" | "https")) {
+            let reason = format!("endpoint {endpoint:?} is not a URL; write http://host:port");
             return Err(StorageError::BadUrl { url: url.to_owned(), reason });
         }
         builder = builder.with_client_options(client_of(Some(&endpoint)));
     } else {
         builder = builder.with_client_options(client());
     }
-    // Deletes are single: some servers know no other.
+    // Some servers support only single deletes.
     Ok(builder
         .with_bucket_name(bucket(url, parsed)?)
         .with_retry(retries())

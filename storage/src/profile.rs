@@ -1,9 +1,9 @@
-//! AWS profiles with static keys, from the files that Amazon's own tools keep.
+//! AWS profiles with static keys, from the configuration files of the AWS tools.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// What a profile says.
+/// Settings of a profile.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Profile {
     pub(crate) access_key_id: Option<String>,
@@ -13,23 +13,24 @@ pub(crate) struct Profile {
     pub(crate) endpoint_url: Option<String>,
 }
 
-/// Where credentials come from.
+/// Source of credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// From variables of the environment, or the machine's metadata service.
+    /// Environment variables, or the metadata service of the machine.
     Environment,
-    /// From a profile; it may hold a region alone.
+    /// A profile, which may specify only a region.
     Profile(Profile),
 }
 
 type Section = BTreeMap<String, String>;
 
-/// Looks for credentials as Amazon's tools do: keys in the environment, web identity or a
-/// container's address in the environment, then the profile named by `AWS_PROFILE`.
+/// Finds credentials in the order of the AWS tools: keys, a web identity or a container credential
+/// URI in the environment, then a profile. If `AWS_PROFILE` is set, only keys take precedence over
+/// the profile.
 ///
 /// # Errors
 ///
-/// The profile is missing, or of a kind that is not supported: what to do about it.
+/// Cause and remedy, if the profile is missing or of an unsupported kind.
 pub(crate) fn find(
     environment: &dyn Fn(&str) -> Option<String>,
     read: &dyn Fn(&Path) -> Option<String>,
@@ -57,26 +58,25 @@ pub(crate) fn find(
     let sections = |path: &Path| sections(&read(path).unwrap_or_default());
     let mut section = Section::new();
     let mut is_known = false;
-    // Keys of the credentials file win.
+    // The credentials file takes precedence.
     for (path, title) in [(&config, title(name)), (&credentials, name.to_owned())] {
-        if let Some(found) = sections(path).remove(&title) {
+        if let Some(settings) = sections(path).remove(&title) {
             is_known = true;
-            section.extend(found);
+            section.extend(settings);
         }
     }
     match (is_known, &named) {
         (true, _) => profile(name, section),
         (false, None) => Ok(Found::Environment),
         (false, Some(name)) => Err(format!(
-            "profile {name:?} of AWS_PROFILE is neither in {} nor in {}; add it, or unset \
-             AWS_PROFILE",
+            "profile {name:?} of AWS_PROFILE not found in {} and {}; add it, or unset AWS_PROFILE",
             credentials.display(),
             config.display()
         )),
     }
 }
 
-/// The profile's section in the config file.
+/// Returns the title of a profile's section in the config file.
 fn title(name: &str) -> String {
     if name == "default" { name.to_owned() } else { format!("profile {name}") }
 }
@@ -85,7 +85,7 @@ fn profile(name: &str, mut section: Section) -> Result<Found, String> {
     let keys = section.contains_key("aws_access_key_id");
     if keys != section.contains_key("aws_secret_access_key") {
         return Err(format!(
-            "profile {name:?} has one of aws_access_key_id and aws_secret_access_key; give both"
+            "profile {name:?} has only one of aws_access_key_id and aws_secret_access_key; set both"
         ));
     }
     let unsupported = section.keys().find(|key| {
@@ -96,7 +96,7 @@ fn profile(name: &str, mut section: Section) -> Result<Found, String> {
         return Err(format!(
             "profile {name:?} gets its keys by {kind}, which is unsupported; export temporary \
              keys (`aws configure export-credentials --profile {name} --format env` prints them) \
-             or choose a profile with static keys by AWS_PROFILE"
+             or set AWS_PROFILE to a profile with static keys"
         ));
     }
     Ok(Found::Profile(Profile {
@@ -108,8 +108,8 @@ fn profile(name: &str, mut section: Section) -> Result<Found, String> {
     }))
 }
 
-/// Reads `[title]` and `key = value` lines. Indented lines belong to a nested table, which is
-/// none of ours; `#` and `;` begin comments.
+/// Parses `[title]` and `key = value` lines. Indented lines belong to a nested table and are
+/// skipped; `#` and `;` start comments.
 fn sections(text: &str) -> BTreeMap<String, Section> {
     let mut sections = BTreeMap::<String, Section>::new();
     let mut title = None;
@@ -119,8 +119,8 @@ fn sections(text: &str) -> BTreeMap<String, Section> {
         if line.is_empty() || line.starts_with(['#', ';']) || is_nested {
             continue;
         }
-        if let Some(inner) = line.strip_prefix('[').and_then(|it| it.split_once(']')) {
-            let words: Vec<&str> = inner.0.split_whitespace().collect();
+        if let Some((inner, _)) = line.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+            let words: Vec<&str> = inner.split_whitespace().collect();
             let words = words.join(" ");
             sections.entry(words.clone()).or_default();
             title = Some(words);
@@ -176,8 +176,10 @@ sso_region = x
     }
 
     fn check(environment: &[(&str, &str)], expected: Result<Found, &str>) {
-        let lookup =
-            |name: &str| environment.iter().find(|it| it.0 == name).map(|it| it.1.to_owned());
+        let lookup = |name: &str| {
+            let (_, value) = environment.iter().find(|(key, _)| *key == name)?;
+            Some((*value).to_owned())
+        };
         let read = |path: &Path| match path.to_str() {
             Some("/home/me/.aws/credentials" | "/elsewhere") => Some(CREDENTIALS.to_owned()),
             Some("/home/me/.aws/config") => Some(CONFIG.to_owned()),
@@ -185,14 +187,14 @@ sso_region = x
         };
         match (find(&lookup, &read), expected) {
             (Err(text), Err(part)) => assert!(text.contains(part), "{text}"),
-            (found, expected) => {
-                assert_eq!(found, expected.map_err(str::to_owned), "{environment:?}");
+            (source, expected) => {
+                assert_eq!(source, expected.map_err(str::to_owned), "{environment:?}");
             }
         }
     }
 
     #[test]
-    fn credentials_are_found_as_amazons_tools_find_them() {
+    fn credential_sources_follow_the_aws_order() {
         let home = ("HOME", "/home/me");
         let default = Found::Profile(keys("A", "s=1", "eu-central-1"));
         check(&[home], Ok(default));
@@ -210,11 +212,11 @@ sso_region = x
     }
 
     #[test]
-    fn a_profile_that_cannot_be_used_is_refused_with_the_remedy() {
+    fn unusable_profiles_are_refused_with_a_remedy() {
         let of = |name| [("HOME", "/home/me"), ("AWS_PROFILE", name)];
         check(&of("sso"), Err("SSO, which is unsupported; export temporary keys"));
         check(&of("role"), Err("`role_arn`, which is unsupported"));
-        check(&of("half"), Err("give both"));
+        check(&of("half"), Err("set both"));
         check(&of("none"), Err("unset AWS_PROFILE"));
     }
 }

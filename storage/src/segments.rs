@@ -1,8 +1,8 @@
-//! Lines appended to numbered objects, since object storage cannot append.
+//! Lines appended to numbered objects, because object storage cannot append.
 //!
-//! Appending never waits. A background task gathers what is appended and writes it as the next
-//! object when it is large enough or old enough, or when somebody asks. An object that could not
-//! be written is kept and tried again with the next.
+//! Appending never blocks. A background task buffers appended lines. It writes them as the next
+//! object when the buffer is large enough or old enough, or on a flush. If the write of an object
+//! fails, the object is kept and retried before the next one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,28 +15,28 @@ use tokio::time::Instant;
 
 use crate::{Storage, StorageError};
 
-/// Bytes that wait for a store that is away; what is appended beyond them is dropped.
+/// Maximum number of buffered bytes. While the store is unavailable, further appends are dropped.
 const WAITING_BYTES_MAX: usize = 64 << 20;
 
-/// Where segments go and when one is written.
+/// Paths and limits of segments.
 #[derive(Clone, Debug)]
 pub struct Segments {
-    /// What an object's path begins with; its number follows.
+    /// Path of an object before its number.
     pub prefix: String,
-    /// Digits of the number, filled with zeros.
+    /// Number of digits of the zero-padded number.
     pub digits: usize,
-    /// What follows the number.
+    /// Path of an object after its number.
     pub suffix: String,
-    /// What each object begins with.
+    /// Bytes at the start of each object.
     pub header: Bytes,
-    /// An object is written when it has this size.
+    /// Size in bytes at which an object is written.
     pub bytes_max: usize,
-    /// An object is written when its first line has this age.
+    /// Age of an object's first line at which the object is written.
     pub age_max: Duration,
 }
 
 impl Segments {
-    /// Objects `{prefix}{00000000}{suffix}` of about 1 MiB or 5 seconds.
+    /// Creates segments `{prefix}{00000000}{suffix}` with limits of 1 MiB and 5 seconds.
     pub fn new(prefix: impl Into<String>, suffix: impl Into<String>) -> Self {
         Self {
             prefix: prefix.into(),
@@ -48,19 +48,19 @@ impl Segments {
         }
     }
 
-    /// The path of the object with this number.
+    /// Returns the path of the object with number `seq`.
     pub fn path(&self, seq: u64) -> String {
         format!("{}{seq:0digits$}{}", self.prefix, self.suffix, digits = self.digits)
     }
 }
 
-/// Appends to numbered objects. Clones append to the same ones.
+/// Appends to numbered objects. Clones append to the same objects.
 #[derive(Clone, Debug)]
 pub struct SegmentWriter {
     orders: mpsc::UnboundedSender<Order>,
-    /// Bytes that were appended and are not stored.
+    /// Number of appended bytes that are not stored yet.
     waiting: Arc<AtomicUsize>,
-    /// What waiters are told if the task is no more.
+    /// Error for waiters if the task has ended.
     gone: StorageError,
     url: String,
 }
@@ -71,7 +71,7 @@ enum Order {
     Flush(oneshot::Sender<Result<(), StorageError>>),
 }
 
-/// Resolves once all that was appended before it was made is stored.
+/// Handle that waits until all data appended before its creation is stored.
 #[derive(Debug)]
 pub struct Stored {
     answer: oneshot::Receiver<Result<(), StorageError>>,
@@ -79,31 +79,31 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// Waits for it.
+    /// Waits until the data is stored.
     ///
     /// # Errors
     ///
-    /// The storage failed; what was appended is kept and tried again later.
+    /// The storage failed. The data is kept and the write is retried later.
     pub async fn wait(self) -> Result<(), StorageError> {
         self.answer.await.unwrap_or(Err(self.gone))
     }
 
-    /// Waits for it, on a thread that runs no asynchronous task.
+    /// Blocks until the data is stored.
     ///
     /// # Errors
     ///
-    /// As [`wait`](Self::wait).
+    /// Same as [`wait`](Self::wait).
     ///
     /// # Panics
     ///
-    /// Called within an asynchronous task.
+    /// If called from an asynchronous task.
     pub fn wait_blocking(self) -> Result<(), StorageError> {
         self.answer.blocking_recv().unwrap_or(Err(self.gone))
     }
 }
 
 impl SegmentWriter {
-    /// Starts a writer, whose task runs on `rt` until all clones are dropped and all is stored.
+    /// Starts a writer. Its task runs on `rt` until all clones are dropped, then writes the rest.
     pub fn new(rt: &Handle, storage: Storage, segments: Segments) -> Self {
         let (orders, inbox) = mpsc::unbounded_channel();
         let waiting = Arc::new(AtomicUsize::new(0));
@@ -128,9 +128,9 @@ impl SegmentWriter {
         Self { orders, waiting, gone, url }
     }
 
-    /// Appends `bytes` as they are: give a line its end. What one call appends stays in one
-    /// object. Never waits; says whether there was room. There is none while 64 MiB wait for a
-    /// store that is away.
+    /// Appends `bytes` unchanged, so lines must include their newline. The bytes of one call stay
+    /// in one object. Never blocks. Returns `false` and drops the bytes if more than 64 MiB would
+    /// wait to be written.
     pub fn append(&self, bytes: impl Into<Bytes>) -> bool {
         let bytes = bytes.into();
         let len = bytes.len();
@@ -142,24 +142,24 @@ impl SegmentWriter {
         is_taken
     }
 
-    /// What an append that found no room failed with.
+    /// Returns the error for an append that returned `false`.
     pub fn no_room(&self) -> StorageError {
         StorageError::Behind { url: self.url.clone(), bytes: WAITING_BYTES_MAX }
     }
 
-    /// Asks that all that was appended so far be stored; returns what to wait for.
+    /// Requests a flush of all data appended so far, and returns a handle to wait for it.
     pub fn stored(&self) -> Stored {
-        let (asker, answer) = oneshot::channel();
-        // A task that is gone drops the asker, which the waiter sees.
-        let _ = self.orders.send(Order::Flush(asker));
+        let (reply_to, answer) = oneshot::channel();
+        // If the task has ended, the channel drops `reply_to`, and the waiter gets an error.
+        let _ = self.orders.send(Order::Flush(reply_to));
         Stored { answer, gone: self.gone.clone() }
     }
 
-    /// Waits until all that was appended so far is stored.
+    /// Waits until all data appended so far is stored.
     ///
     /// # Errors
     ///
-    /// The storage failed; what was appended is kept and tried again later.
+    /// The storage failed. The data is kept and the write is retried later.
     pub async fn flush(&self) -> Result<(), StorageError> {
         self.stored().wait().await
     }
@@ -172,11 +172,11 @@ struct Task {
     segments: Segments,
     inbox: mpsc::UnboundedReceiver<Order>,
     waiting: Arc<AtomicUsize>,
-    /// What the next object will hold, without its header.
+    /// Content of the next object, without the header.
     gathered: BytesMut,
-    /// When to write it at the latest.
+    /// Latest time of the next write.
     due: Option<Instant>,
-    /// The object that could not be written yet. Its number and bytes stay the same.
+    /// Object whose write failed. Its number and bytes stay the same until it is written.
     unwritten: Option<Bytes>,
     seq: u64,
 }
@@ -189,7 +189,7 @@ impl Task {
                 Some(due) => match tokio::time::timeout_at(due, self.inbox.recv()).await {
                     Ok(order) => order,
                     Err(_) => {
-                        // Whoever asks next is told of a failure; until then it is tried again.
+                        // Ignore the error: the write is retried, and the next flush reports it.
                         let _ = self.write().await;
                         continue;
                     }
@@ -203,12 +203,12 @@ impl Task {
                         let _ = self.write().await;
                     }
                 }
-                Some(Order::Flush(asker)) => {
-                    // An asker that no longer waits needs no answer.
-                    let _ = asker.send(self.write().await);
+                Some(Order::Flush(reply_to)) => {
+                    // Ignore the error: the caller no longer waits.
+                    let _ = reply_to.send(self.write().await);
                 }
                 None => {
-                    // Nobody is left to tell.
+                    // Ignore the error: all writers are dropped.
                     let _ = self.write().await;
                     return;
                 }
@@ -216,7 +216,7 @@ impl Task {
         }
     }
 
-    /// Writes the object that failed before, then what was gathered since.
+    /// Writes the object whose write failed before, then the buffer.
     async fn write(&mut self) -> Result<(), StorageError> {
         let done = self.write_all().await;
         let is_left = self.unwritten.is_some() || !self.gathered.is_empty();
@@ -257,16 +257,16 @@ mod tests {
             assert!(writer.append(line.to_string()));
         }
         tokio::time::sleep(wait).await;
-        let mut found = vec![];
+        let mut objects = vec![];
         for path in storage.list("m").await.unwrap() {
             let bytes = storage.get(&path).await.unwrap();
-            found.push(format!("{path} {}", String::from_utf8(bytes.to_vec()).unwrap()));
+            objects.push(format!("{path} {}", String::from_utf8(bytes.to_vec()).unwrap()));
         }
-        assert_eq!(found, expected);
+        assert_eq!(objects, expected);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn lines_are_written_by_size_by_age_and_not_before() {
+    async fn objects_are_written_by_size_or_age() {
         let (second, minute) = (Duration::from_secs(1), Duration::from_secs(60));
         let both = ["m/0-00000000.jsonl #ab", "m/0-00000001.jsonl #cd"];
         check(segments(2, minute), &["a", "b", "cd"], second, &both).await;
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_flush_waits_until_all_is_stored() {
+    async fn flush_waits_until_all_is_stored() {
         let storage = Storage::open("memory://", None).unwrap();
         let segments = segments(99, Duration::from_secs(60));
         let writer = SegmentWriter::new(&Handle::current(), storage.clone(), segments);
@@ -283,15 +283,15 @@ mod tests {
         writer.flush().await.unwrap();
         assert_eq!(storage.get("m/0-00000000.jsonl").await.unwrap(), "#a");
         writer.flush().await.unwrap();
-        assert_eq!(storage.list("m").await.unwrap().len(), 1, "an empty object was written");
+        assert_eq!(storage.list("m").await.unwrap().len(), 1, "flush wrote an empty object");
     }
 
     #[tokio::test]
-    async fn lines_that_could_not_be_written_are_written_later() {
+    async fn failed_writes_are_retried() {
         let folder = tempfile::tempdir().unwrap();
         let url = folder.path().to_str().unwrap().to_owned();
         let storage = Storage::open(&url, None).unwrap();
-        // A file where the folder of the objects should be.
+        // A file at the path of the objects' directory makes writes fail.
         std::fs::write(folder.path().join("m"), "").unwrap();
         let segments = segments(99, Duration::from_secs(60));
         let writer = SegmentWriter::new(&Handle::current(), storage.clone(), segments);
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_finds_no_room_is_refused_and_the_rest_is_kept() {
+    async fn appends_beyond_the_buffer_limit_are_dropped() {
         let storage = Storage::open("memory://", None).unwrap();
         let segments = segments(usize::MAX, Duration::from_secs(60));
         let writer = SegmentWriter::new(&Handle::current(), storage.clone(), segments);
@@ -314,14 +314,14 @@ mod tests {
         assert!(!writer.append(vec![b'x'; WAITING_BYTES_MAX]));
         let error = writer.no_room().to_string();
         assert!(error.contains("memory://") && error.contains("64 MiB"), "{error}");
-        assert!(writer.append("b"), "a refused append took room");
+        assert!(writer.append("b"), "the dropped append counts against the limit");
         writer.flush().await.unwrap();
         assert_eq!(storage.get("m/0-00000000.jsonl").await.unwrap(), "#ab");
-        assert!(writer.append(vec![b'x'; WAITING_BYTES_MAX]), "a flush gave no room back");
+        assert!(writer.append(vec![b'x'; WAITING_BYTES_MAX]), "flushed bytes count");
     }
 
     #[tokio::test]
-    async fn a_writer_that_is_dropped_stores_what_it_has() {
+    async fn dropped_writers_store_their_buffer() {
         let storage = Storage::open("memory://", None).unwrap();
         let segments = segments(99, Duration::from_secs(60));
         let writer = SegmentWriter::new(&Handle::current(), storage.clone(), segments);

@@ -15,13 +15,13 @@ use crate::StorageError;
 use crate::error::{Subject, classify};
 use crate::open;
 
-/// Objects from this size on are sent and fetched in parts.
+/// Objects of at least this size are uploaded and downloaded in parts.
 const LARGE_BYTES: usize = 16 << 20;
-/// A part's size: at least what S3 wants (5 MiB), small enough to try again.
+/// Size of a part: at least 5 MiB, as S3 requires, and small enough to retry.
 const PART_BYTES: usize = 8 << 20;
-/// Parts of one object; S3 allows 10 000.
+/// Maximum number of parts of an object; S3 allows 10,000.
 const PARTS_MAX: usize = 9_000;
-/// Parts of one object under way at a time.
+/// Maximum number of concurrent transfers of one object's parts.
 const PARTS_IN_FLIGHT: usize = 8;
 
 /// A storage root. Clones share it.
@@ -44,14 +44,14 @@ pub struct Storage {
     url: Arc<str>,
     prefix: Path,
     store: Arc<dyn ObjectStore>,
-    /// The same store, if it takes objects in parts.
+    /// The same store, if it supports multipart uploads.
     parts: Option<Arc<dyn MultipartStore>>,
     patience: Patience,
-    /// The folder that the root is, if it is one.
+    /// Local directory of the root, if the root is one.
     folder: Option<PathBuf>,
 }
 
-/// How long a failure that may pass is borne.
+/// Limits of retries after transient failures.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
     attempts_max: u32,
@@ -60,23 +60,23 @@ pub(crate) struct Patience {
 }
 
 impl Patience {
-    /// For what is near: a disk has no moods, only blips.
+    /// For local disks, whose transient failures are short.
     pub(crate) const NEAR: Self = Self {
         attempts_max: 6,
         wait_first: Duration::from_millis(10),
         wait_max: Duration::from_millis(200),
     };
-    /// For what is behind a network: about two minutes, so that a store that restarts is survived.
+    /// For storage behind a network: about two minutes, enough for a restart of the store.
     pub(crate) const FAR: Self = Self {
         attempts_max: 16,
         wait_first: Duration::from_millis(100),
         wait_max: Duration::from_secs(10),
     };
-    /// Attempts where somebody waits for the answer.
+    /// Maximum number of attempts if a user waits for the result.
     const IMPATIENT_ATTEMPTS_MAX: u32 = 4;
 
-    /// The wait after the failed attempt number `attempt`, from 1; `spread` from 0 to 1 keeps
-    /// callers that failed together apart.
+    /// Returns the wait after failed attempt number `attempt`, from 1. The jitter `spread`, from 0
+    /// to 1, separates the retries of callers that failed together.
     fn wait(self, attempt: u32, spread: f64) -> Duration {
         let wait = self.wait_first.saturating_mul(1 << attempt.min(16)).min(self.wait_max);
         wait.mul_f64(0.5 + spread / 2.0)
@@ -90,21 +90,21 @@ impl fmt::Debug for Storage {
 }
 
 impl Storage {
-    /// Opens a root: `file:///path`, a plain absolute path, `s3://bucket/prefix`,
-    /// `gs://bucket/prefix`, `az://container/prefix`, or `memory://` (empty, and gone with its
-    /// last clone). `endpoint` is the address of an S3 server other than Amazon's. Credentials
-    /// come from the environment. A folder is made if it is missing; nothing else is touched:
-    /// see [`probe`](Self::probe).
+    /// Opens a root: `file:///path`, an absolute path, `s3://bucket/prefix`,
+    /// `gs://bucket/prefix`, `az://container/prefix`, or `memory://` (initially empty, and dropped
+    /// with its last clone). `endpoint` is the URL of an S3-compatible server other than AWS.
+    /// Credentials come from the environment. A missing local directory is created. Otherwise, the
+    /// storage is not accessed; see [`probe`](Self::probe).
     ///
     /// # Errors
     ///
-    /// The address is none, or the environment holds no credentials that can be used.
+    /// The URL is invalid, a local directory cannot be created, or the environment contains no
+    /// usable credentials.
     pub fn open(url: &str, endpoint: Option<&str>) -> Result<Self, StorageError> {
         open::open(url, endpoint)
     }
 
-    /// A root in a store made elsewhere, such as a wrapper that fails on purpose; `url` names it
-    /// in errors.
+    /// Creates a root in an existing store, such as a test double; `url` names the root in errors.
     pub fn from_store(store: Arc<dyn ObjectStore>, url: &str) -> Self {
         Self {
             url: url.into(),
@@ -120,7 +120,7 @@ impl Storage {
         Self { folder: Some(folder), ..self }
     }
 
-    /// The same root, with large objects sent in parts through `parts`.
+    /// Returns the same root with multipart uploads of large objects through `parts`.
     pub fn with_parts(self, parts: Arc<dyn MultipartStore>) -> Self {
         Self { parts: Some(parts), ..self }
     }
@@ -133,28 +133,28 @@ impl Storage {
         Self { patience, ..self }
     }
 
-    /// The same root, for what is worth a few seconds of trying and no more.
+    /// Returns the same root with fewer retries, for operations that should fail within seconds.
     pub fn impatient(self) -> Self {
         let attempts_max = self.patience.attempts_max.min(Patience::IMPATIENT_ATTEMPTS_MAX);
         let patience = Patience { attempts_max, ..self.patience };
         self.with_patience(patience)
     }
 
-    /// The folder of this machine that the root is, if it is one.
+    /// Returns the local directory of the root; `None` for other storage.
     pub fn folder(&self) -> Option<&std::path::Path> {
         self.folder.as_deref()
     }
 
-    /// The address that it was opened with.
+    /// Returns the URL of the root.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// Writes an object, in place of one that is there. Readers see all of it or none.
+    /// Writes an object atomically and replaces an existing one.
     ///
     /// # Errors
     ///
-    /// It may then be there or not.
+    /// The storage failed. The object may be written or not.
     pub async fn put(&self, path: &str, bytes: Bytes) -> Result<(), StorageError> {
         let location = self.location(path)?;
         match &self.parts {
@@ -168,11 +168,11 @@ impl Storage {
         }
     }
 
-    /// Reads a whole object.
+    /// Reads an object.
     ///
     /// # Errors
     ///
-    /// [`StorageError::NotFound`] if there is none.
+    /// [`StorageError::NotFound`] if the object does not exist; otherwise, the storage failed.
     pub async fn get(&self, path: &str) -> Result<Bytes, StorageError> {
         let location = self.location(path)?;
         if self.parts.is_some() {
@@ -184,11 +184,12 @@ impl Storage {
         self.retry(path, || async { self.store.get(&location).await?.bytes().await }).await
     }
 
-    /// Reads the bytes of an object from `range.start` to before `range.end`.
+    /// Reads a byte range of an object.
     ///
     /// # Errors
     ///
-    /// [`StorageError::NotFound`] if there is no object; or it ends before the range.
+    /// [`StorageError::NotFound`] if the object does not exist; [`StorageError::Unavailable`] if
+    /// it ends before the range does; otherwise, the storage failed.
     pub async fn get_range(
         &self,
         path: &str,
@@ -198,7 +199,7 @@ impl Storage {
             return Ok(Bytes::new());
         }
         let location = self.location(path)?;
-        // In one request it would have to come within the time that one may take, each time from its start on.
+        // One request for a large range could exceed the request timeout on every retry.
         let is_large = self.parts.is_some() && range.end - range.start >= LARGE_BYTES as u64;
         let bytes = match is_large {
             true => self.get_parts(path, &location, range.clone()).await?,
@@ -216,8 +217,8 @@ impl Storage {
         })
     }
 
-    /// All objects in the folder `prefix` and the folders below it, as sorted paths relative to
-    /// the root; none if there is no such folder. The empty prefix is the root.
+    /// Lists all objects in the directory `prefix` and its subdirectories, as sorted paths relative
+    /// to the root. A missing directory is empty. The empty prefix is the root.
     ///
     /// # Errors
     ///
@@ -226,33 +227,34 @@ impl Storage {
         Ok(self.list_sized(prefix).await?.into_iter().map(|(path, _)| path).collect())
     }
 
-    /// As [`list`](Self::list), with each object's bytes. Some stores list folders too, as if they were
-    /// objects of 0 bytes.
+    /// Same as [`list`](Self::list), with the size of each object in bytes. Some stores also list
+    /// directories, as objects of 0 bytes.
     ///
     /// # Errors
     ///
     /// The storage failed.
     pub async fn list_sized(&self, prefix: &str) -> Result<Vec<(String, u64)>, StorageError> {
         let location = self.location(prefix)?;
-        let found = self.retry(prefix, || async {
-            let listed = self.store.list(Some(&location)).map_ok(|it| (it.location, it.size));
-            listed.try_collect::<Vec<_>>().await
+        let listing = self.retry(prefix, || async {
+            let objects = self.store.list(Some(&location));
+            let objects = objects.map_ok(|object| (object.location, object.size));
+            objects.try_collect::<Vec<_>>().await
         });
         let relative = |(path, size): &(Path, u64)| -> Option<(String, u64)> {
             let names: Vec<String> =
-                path.prefix_match(&self.prefix)?.map(|it| it.as_ref().to_owned()).collect();
+                path.prefix_match(&self.prefix)?.map(|part| part.as_ref().to_owned()).collect();
             Some((names.join("/"), *size))
         };
-        let mut found: Vec<_> = found.await?.iter().filter_map(relative).collect();
-        found.sort();
-        Ok(found)
+        let mut objects: Vec<_> = listing.await?.iter().filter_map(relative).collect();
+        objects.sort();
+        Ok(objects)
     }
 
-    /// Deletes an object. One that is not there is none the worse.
+    /// Deletes an object. A missing object is not an error.
     ///
     /// # Errors
     ///
-    /// It may then be there or not.
+    /// The storage failed. The object may be deleted or not.
     pub async fn delete(&self, path: &str) -> Result<(), StorageError> {
         let location = self.location(path)?;
         match self.retry(path, || self.store.delete(&location)).await {
@@ -261,8 +263,8 @@ impl Storage {
         }
     }
 
-    /// The names of the folders directly below `prefix`, sorted; none if there is no such folder. A
-    /// root that is a folder of the machine may have empty ones.
+    /// Lists the directories directly below `prefix`, sorted by name. A missing directory is empty.
+    /// Local roots may contain empty directories.
     ///
     /// # Errors
     ///
@@ -270,19 +272,19 @@ impl Storage {
     pub async fn folders(&self, prefix: &str) -> Result<Vec<String>, StorageError> {
         let location = self.location(prefix)?;
         let list = || self.store.list_with_delimiter(Some(&location));
-        let found = self.retry(prefix, list).await?.common_prefixes;
+        let folders = self.retry(prefix, list).await?.common_prefixes;
         let mut names: Vec<String> =
-            found.iter().filter_map(|it| Some(it.filename()?.to_owned())).collect();
+            folders.iter().filter_map(|path| Some(path.filename()?.to_owned())).collect();
         names.sort();
         Ok(names)
     }
 
-    /// Deletes all objects below `prefix`. In a folder of the machine the folder goes too, with what
-    /// writers that were killed left in it. One that is not there is none the worse.
+    /// Deletes all objects below `prefix`. On local roots, it also deletes the directory and the
+    /// files that killed writers left in it. A missing directory is not an error.
     ///
     /// # Errors
     ///
-    /// Some objects may then be there still.
+    /// The storage failed. Some objects may remain.
     pub async fn delete_folder(&self, prefix: &str) -> Result<(), StorageError> {
         for path in self.list(prefix).await? {
             self.delete(&path).await?;
@@ -298,17 +300,17 @@ impl Storage {
         }
     }
 
-    /// Deletes what writers that were killed left half-written directly below `prefix`, of objects whose
-    /// names are `meant`. Only where nobody writes them. Only a folder of the machine has such files,
-    /// which no list shows.
+    /// Deletes partial files that killed writers left directly below `prefix`, if `matches` accepts
+    /// the name of the object. No process may be writing these objects. Only local roots have such
+    /// files, and lists omit them.
     ///
     /// # Errors
     ///
-    /// Some may then be there still.
+    /// The file system failed. Some files may remain.
     pub fn delete_staged(
         &self,
         prefix: &str,
-        meant: impl Fn(&str) -> bool,
+        matches: impl Fn(&str) -> bool,
     ) -> Result<(), StorageError> {
         let Some(root) = &self.folder else { return Ok(()) };
         let failed = |error: std::io::Error| {
@@ -322,42 +324,42 @@ impl Storage {
         for entry in entries {
             let entry = entry.map_err(failed)?;
             let name = entry.file_name();
-            let staged = name.to_str().and_then(|it| it.rsplit_once('#'));
-            if staged.is_some_and(|(name, number)| meant(name) && number.parse::<u64>().is_ok()) {
+            let staged = name.to_str().and_then(|name| name.rsplit_once('#'));
+            if staged.is_some_and(|(name, number)| matches(name) && number.parse::<u64>().is_ok()) {
                 std::fs::remove_file(entry.path()).map_err(failed)?;
             }
         }
         Ok(())
     }
 
-    /// Whether there is an object at `path`.
+    /// Returns whether an object exists at `path`.
     ///
     /// # Errors
     ///
-    /// The storage failed, which says nothing of the object.
+    /// The storage failed. The object may exist or not.
     pub async fn exists(&self, path: &str) -> Result<bool, StorageError> {
         Ok(self.size(path).await?.is_some())
     }
 
-    /// The size of the object at `path`; `None` if there is none.
+    /// Returns the size in bytes of the object at `path`; `None` if it does not exist.
     ///
     /// # Errors
     ///
-    /// The storage failed, which says nothing of the object.
+    /// The storage failed. The object may exist or not.
     pub async fn size(&self, path: &str) -> Result<Option<u64>, StorageError> {
         let location = self.location(path)?;
         match self.retry(path, || self.store.head(&location)).await {
-            Ok(found) => Ok(Some(found.size)),
+            Ok(object) => Ok(Some(object.size)),
             Err(StorageError::NotFound { .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Tries it: writes, reads and deletes a small object, within seconds.
+    /// Tests the storage: writes, reads and deletes a small object, with few retries.
     ///
     /// # Errors
     ///
-    /// What of it does not work, and why.
+    /// The first operation that failed.
     pub async fn probe(&self) -> Result<(), StorageError> {
         let this = self.clone().impatient();
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -369,7 +371,7 @@ impl Storage {
         if read == written {
             return Ok(());
         }
-        let reason = format!("wrote {} bytes, read {} others", written.len(), read.len());
+        let reason = format!("wrote {} bytes, read back {} other bytes", written.len(), read.len());
         Err(StorageError::Unavailable { url: self.url.to_string(), path, attempts: 1, reason })
     }
 
@@ -409,7 +411,7 @@ impl Storage {
             Err(error) => Err(error),
         };
         let Err(error) = done else { return Ok(()) };
-        // What is left of it costs money on some stores. If that fails too, nothing else helps.
+        // Abandoned parts cost money on some stores. Ignore the error: there is no other remedy.
         let _ = store.abort_multipart(location, &id).await;
         Err(error)
     }
@@ -427,14 +429,14 @@ impl Storage {
         };
         let num_bytes = usize::try_from(end - range.start).unwrap_or(0);
         let mut parts = stream::iter(range.step_by(PART_BYTES).map(get)).buffered(PARTS_IN_FLIGHT);
-        let mut whole = BytesMut::with_capacity(num_bytes);
+        let mut joined = BytesMut::with_capacity(num_bytes);
         while let Some(part) = parts.try_next().await? {
-            whole.extend_from_slice(&part);
+            joined.extend_from_slice(&part);
         }
-        Ok(whole.freeze())
+        Ok(joined.freeze())
     }
 
-    /// Does it until it works, its failure will not pass, or patience is at its end.
+    /// Retries `operation` until it succeeds, fails permanently, or the retry limit is reached.
     async fn retry<T, F>(&self, path: &str, operation: impl Fn() -> F) -> Result<T, StorageError>
     where
         F: Future<Output = object_store::Result<T>>,
@@ -455,7 +457,7 @@ impl Storage {
     }
 }
 
-/// A number from 0 to 1 that differs between callers. Only waits follow from it.
+/// Returns a jitter from 0 to 1 that differs between callers. Only wait times depend on it.
 fn spread() -> f64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     f64::from(now.subsec_nanos() % 1_000) / 1_000.0

@@ -1,26 +1,26 @@
-//! Benchmarks: gets what they compare with, and runs the package `stoker-benches`. The operator's are
-//! tests of its own that print what they count.
+//! Benchmarks: installs the programs to compare with, and runs the package `stoker-benches`. The
+//! operator's benchmarks are tests in its package that print their results.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use crate::repository;
 
-/// Why nothing was measured.
+/// Why a benchmark failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BenchError {
     /// A program could not be started.
-    #[error("{program} cannot be started: {source}")]
+    #[error("cannot start {program}: {source}")]
     Start {
-        /// The program.
+        /// Name of the program.
         program: String,
-        /// The system's answer.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// A program failed, and has said why.
-    #[error("{program} failed; it says why above")]
+    /// A program failed and printed the reason.
+    #[error("{program} failed; the output above has the reason")]
     Failed {
-        /// The program.
+        /// Name of the program.
         program: String,
     },
 }
@@ -29,7 +29,7 @@ pub(crate) enum BenchError {
 ///
 /// # Errors
 ///
-/// The rivals cannot be fetched, the benchmark does not build, or it fails.
+/// The programs to compare with cannot be installed, the benchmark does not build, or it fails.
 pub(crate) fn run(arguments: &[String]) -> Result<(), BenchError> {
     if arguments == ["operator"] {
         return operator();
@@ -38,16 +38,17 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), BenchError> {
     bench.current_dir(repository());
     bench.args(["run", "--quiet", "--release", "--package", "stoker-benches", "--"]);
     bench.args(arguments);
-    let needs_no_rivals = |it: &String| ["help", "--help", "-h", "--python"].contains(&it.as_str());
-    if !arguments.is_empty() && !arguments.iter().any(needs_no_rivals) {
-        let reads_images = arguments.first().is_some_and(|it| it == "data");
+    let needs_no_python =
+        |argument: &String| ["help", "--help", "-h", "--python"].contains(&argument.as_str());
+    if !arguments.is_empty() && !arguments.iter().any(needs_no_python) {
+        let reads_images = arguments.first().is_some_and(|bench| bench == "data");
         bench.arg("--python").arg(python(reads_images)?);
     }
     let status = bench.status().map_err(|source| start("cargo", source))?;
     succeeded("the benchmark", status.success())
 }
 
-/// Runs what counts and times the operator, against a real API server.
+/// Runs the operator's benchmarks against a real API server.
 fn operator() -> Result<(), BenchError> {
     let mut bench = Command::new(env!("CARGO"));
     bench.current_dir(repository());
@@ -57,13 +58,15 @@ fn operator() -> Result<(), BenchError> {
     succeeded("the benchmark", status.success())
 }
 
-/// The Python that has the rivals, from a script that installs them if they are missing.
+/// Returns the path of a Python with the packages to compare with. A script installs missing
+/// packages.
 fn python(reads_images: bool) -> Result<PathBuf, BenchError> {
     let script = repository().join("scripts/fetch-bench-tools");
     let program = script.display().to_string();
     let mut fetch = Command::new(&script);
     fetch.args(reads_images.then_some("images"));
-    let output = fetch.stderr(Stdio::inherit()).output().map_err(|it| start(&program, it))?;
+    let output = fetch.stderr(Stdio::inherit()).output();
+    let output = output.map_err(|error| start(&program, error))?;
     succeeded(&program, output.status.success())?;
     Ok(PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()))
 }

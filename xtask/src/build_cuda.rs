@@ -1,21 +1,21 @@
-//! Builds the stock trainer with the feature `cuda`, by a script that brings the LLVM it needs.
+//! Builds the stock trainer with the feature `cuda`, using a script that fetches LLVM.
 
 use std::process::Command;
 
 use crate::repository;
 
-/// Why there is no program.
+/// Why the build failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BuildCudaError {
     /// The script could not be started.
-    #[error("scripts/build-cuda cannot be started: {0}")]
+    #[error("cannot start scripts/build-cuda: {0}")]
     Start(#[from] std::io::Error),
-    /// The script failed, and has said why.
-    #[error("scripts/build-cuda failed; it says why above")]
+    /// The script failed and printed the reason.
+    #[error("scripts/build-cuda failed; the output above has the reason")]
     Failed,
 }
 
-/// Builds, and prints the program's path.
+/// Builds the trainer and prints its path.
 ///
 /// # Errors
 ///

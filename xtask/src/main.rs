@@ -1,5 +1,5 @@
-//! Chores of this repository: `cargo xtask codegen [--check]`, `cargo xtask bench ...`, `cargo xtask build-cuda`,
-//! `cargo xtask soak`.
+//! Development tasks of this repository: `cargo xtask codegen [--check]`, `cargo xtask bench ...`,
+//! `cargo xtask build-cuda` and `cargo xtask soak`.
 
 mod bench;
 mod build_cuda;
@@ -11,46 +11,50 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Chores of this repository.
+/// Development tasks of this repository.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Arguments {
     #[command(subcommand)]
-    chore: Chore,
+    task: Task,
 }
 
 #[derive(Debug, Subcommand)]
-enum Chore {
-    /// Writes the files that are generated from Rust types: `crds/`, `charts/stoker/templates/crd-*`.
+enum Task {
+    /// Generate `crds/` and `charts/stoker/templates/crd-*` from the Rust types
     Codegen {
-        /// Writes nothing; fails if a file differs from what would be written.
+        /// Write nothing; fail if a generated file is out of date
         #[arg(long)]
         check: bool,
     },
-    /// Measures: `trainer`, `checkpoint` or `collective` in turns with others, or `operator`; `bench --help` lists
-    /// the options.
+    /// Run a benchmark: `trainer`, `checkpoint`, `collective` or `data` against PyTorch, or
+    /// `operator`. `bench --help` lists the options
     #[command(disable_help_flag = true)]
     Bench {
-        /// What to measure, and its options
+        /// Name of the benchmark, and its options
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Builds the stock trainer for NVIDIA GPUs and prints its path. Needs no GPU; 18 minutes on two cores at first.
+    /// Build the stock trainer for NVIDIA GPUs and print its path. Needs no GPU. The first build
+    /// takes 18 minutes on two cores
     BuildCuda {
         /// Options for cargo
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Tests for minutes that random faults on a cluster with two nodes change no result. Needs root.
+    /// Test that random faults on a two-node cluster do not change results. Takes minutes and
+    /// needs root
     Soak(soak::Options),
 }
 
 fn main() -> ExitCode {
-    let result = match Arguments::parse().chore {
-        Chore::Codegen { check } => codegen::run(check).map_err(|error| error.to_string()),
-        Chore::Bench { arguments } => bench::run(&arguments).map_err(|error| error.to_string()),
-        Chore::Soak(options) => soak::run(&options).map_err(|error| error.to_string()),
-        Chore::BuildCuda { arguments } => build_cuda::run(&arguments).map_err(|it| it.to_string()),
+    let result = match Arguments::parse().task {
+        Task::Codegen { check } => codegen::run(check).map_err(|error| error.to_string()),
+        Task::Bench { arguments } => bench::run(&arguments).map_err(|error| error.to_string()),
+        Task::Soak(options) => soak::run(&options).map_err(|error| error.to_string()),
+        Task::BuildCuda { arguments } => {
+            build_cuda::run(&arguments).map_err(|error| error.to_string())
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -61,7 +65,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// The root of the clone that cargo runs for, which need not be the one that this was built in.
+/// Returns the root of the clone that cargo runs in, which may differ from the clone that this
+/// program was built in.
 fn repository() -> PathBuf {
     let package = std::env::var_os("CARGO_MANIFEST_DIR");
     let package = package.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());

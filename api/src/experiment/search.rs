@@ -1,8 +1,9 @@
-//! How trials are chosen, and how long they train.
+//! Search methods and training lengths.
 
 use serde::{Deserialize, Serialize};
 
-/// How trials are chosen and compared. Exactly one of `single`, `random` and `grid` is set.
+/// Search method and the metric that ranks trials. Exactly one of `single`, `random` and `grid`
+/// must be set.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[cfg_attr(
@@ -14,55 +15,56 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct Searcher {
-    /// The validation metric by which trials are compared.
+    /// Name of the validation metric that ranks trials.
     #[cfg_attr(feature = "crd", schemars(length(min = 1)))]
     pub metric: String,
-    /// Whether a smaller metric is a better one.
+    /// Whether a smaller metric is better. Default: true.
     #[serde(default = "yes")]
     pub smaller_is_better: bool,
-    /// How long a trial trains if nothing stops it.
+    /// Training length of a trial, unless it is stopped early.
     pub max_length: Length,
-    /// One trial.
+    /// Runs one trial.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub single: Option<SingleSearch>,
-    /// Trials with hyperparameters drawn at random.
+    /// Runs trials with randomly sampled hyperparameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub random: Option<RandomSearch>,
-    /// Trials for every point of a grid.
+    /// Runs one trial for each point of a grid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grid: Option<GridSearch>,
 }
 
-/// One trial; parameters that vary are drawn once.
+/// A search with one trial. Hyperparameters with a range are sampled once.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SingleSearch {}
 
-/// Trials with hyperparameters drawn at random.
+/// A search with randomly sampled hyperparameters.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct RandomSearch {
-    /// Trials in all, at least 1.
+    /// Total number of trials, from 1 to 100,000.
     #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
     pub max_trials: u32,
-    /// Trials at a time; 0 means no limit.
+    /// Maximum number of concurrent trials; 0 means no limit. Default: 16.
     #[serde(default = "default_max_concurrent_trials")]
     pub max_concurrent_trials: u32,
 }
 
-/// Trials for every point of a grid: `int`, `double` and `log` parameters need a `count`.
+/// A grid search with at most 100,000 points. `int`, `double` and `log` parameters require a
+/// `count`.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct GridSearch {
-    /// Trials at a time; 0 means no limit.
+    /// Maximum number of concurrent trials; 0 means no limit. Default: 16.
     #[serde(default = "default_max_concurrent_trials")]
     pub max_concurrent_trials: u32,
 }
 
-/// A length of training. Exactly one field is set.
+/// A training length. Exactly one field must be set.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[cfg_attr(
@@ -74,41 +76,42 @@ pub struct GridSearch {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct Length {
-    /// Samples seen.
+    /// Length in training samples, rounded down to whole global batches; at least 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
     pub records: Option<u64>,
-    /// Global batches.
+    /// Length in global batches; at least 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
     pub batches: Option<u64>,
-    /// Passes over the training data.
+    /// Length in epochs: passes over the training data, or multiples of `recordsPerEpoch` if that
+    /// is set; at least 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(range(min = 1)))]
     pub epochs: Option<u64>,
 }
 
-/// What a length counts.
+/// Unit of a training length.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum Unit {
-    /// Samples seen.
+    /// Training samples.
     Records,
     /// Global batches.
     Batches,
-    /// Passes over the training data.
+    /// Passes over the training data, or multiples of `recordsPerEpoch`.
     Epochs,
 }
 
 impl Length {
-    /// A length of `units` in `unit`.
+    /// Creates a length of `units` in `unit`.
     pub fn new(unit: Unit, units: u64) -> Self {
         let of = |this| (unit == this).then_some(units);
         Self { records: of(Unit::Records), batches: of(Unit::Batches), epochs: of(Unit::Epochs) }
     }
 
-    /// What it counts, and how many; `None` unless exactly one field is set.
+    /// Returns the unit and the number of units; `None` unless exactly one field is set.
     pub fn get(&self) -> Option<(Unit, u64)> {
         match (self.records, self.batches, self.epochs) {
             (Some(units), None, None) => Some((Unit::Records, units)),

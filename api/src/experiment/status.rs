@@ -1,47 +1,50 @@
-//! How an experiment is going.
+//! Status of an experiment.
 
 use serde::{Deserialize, Serialize};
 
 use crate::condition::Condition;
 use crate::time::Timestamp;
 
-/// How an experiment is going. Constant in size, and derived from its trials.
+/// Status of an experiment, derived from its trials. Its size does not depend on the number of
+/// trials.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct ExperimentStatus {
-    /// Where it stands.
+    /// Current phase of the experiment.
     pub phase: Phase,
-    /// Trials ever created. An index is never used again.
+    /// Number of trials created so far. Trial indexes are never reused.
     pub trials_created: u32,
-    /// Trials that have ended, however.
+    /// Number of trials that have ended, for any reason.
     pub trials_closed: u32,
-    /// The best trial so far, by the searched metric.
+    /// Best trial so far by the searched metric.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best: Option<BestTrial>,
-    /// Why it is pending, in one word, such as `Unschedulable`; unset in other phases.
+    /// Why the experiment is pending, in one word, such as `Unschedulable`. Unset in other phases.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Why it stands there, for people.
+    /// Human-readable explanation of the phase.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// Trials in phase `Running`.
+    /// Number of trials in phase `Running`.
     pub trials_running: u32,
-    /// The part of it that is done, in percent.
+    /// Progress of the experiment in percent.
     pub progress_percent: u32,
-    /// When it ended.
+    /// Time when the experiment ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended_at: Option<Timestamp>,
-    /// Trials, by index from 0, whose checkpoints that nobody keeps are deleted since the end.
+    /// Number of trials, in index order, that were cleaned up after the experiment ended: their
+    /// checkpoints that are not retained are deleted.
     pub trials_cleaned: u32,
-    /// All of them are: nothing is left to do.
+    /// Whether the cleanup after the end of the experiment is complete.
     pub cleaned_up: bool,
-    /// Storage of its files, fixed before the first pod.
+    /// Storage of the experiment's files. The operator records it before it creates the first pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage: Option<UsedStorage>,
-    /// The generation of the spec that this was said of.
+    /// Generation of the spec that this status describes.
     pub observed_generation: i64,
-    /// `Valid`, `Running`, `Completed`, `Failed`, `Cancelled`.
+    /// Conditions of the experiment: `Valid`, `Running`, `Refused`, `Completed`, `Failed` and
+    /// `Cancelled`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(
         feature = "crd",
@@ -53,70 +56,72 @@ pub struct ExperimentStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// Where an experiment or a trial stands. The last three are final.
+/// Phase of an experiment, a trial or an inference job. `Completed`, `Failed` and `Cancelled` are
+/// final.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 pub enum Phase {
-    /// Nothing runs now. Something will, once the cause is gone.
+    /// Nothing runs now. The program starts once the cause in the status is resolved.
     #[default]
     Pending,
-    /// Its program runs; of an experiment, that of at least one trial.
+    /// The program runs. An experiment runs if at least one of its trials does.
     Running,
-    /// Nothing runs, because somebody asked; it may go on.
+    /// Nothing runs, because the user paused it. It can be resumed.
     Paused,
     /// Ended as intended.
     Completed,
-    /// Ended by failures: of an experiment, all its trials failed.
+    /// Ended by failures.
     Failed,
-    /// Ended because somebody asked.
+    /// Ended because the user cancelled or killed it.
     Cancelled,
 }
 
 impl Phase {
-    /// Whether nothing follows.
+    /// Returns `true` if the phase is final.
     pub fn is_terminal(self) -> bool {
         matches!(self, Self::Completed | Self::Failed | Self::Cancelled)
     }
 }
 
-/// Storage of an experiment's or a job's files. The operator records it before the first pod that uses it, and never
-/// changes it afterwards.
+/// Storage of the files of an experiment or a job. The operator records it before it creates the
+/// first pod, and never changes it afterwards.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct UsedStorage {
-    /// The root.
+    /// URL of the storage root.
     pub url: String,
-    /// The address of an S3 server other than Amazon's, as pods reach it.
+    /// Endpoint of an S3-compatible server other than AWS, as pods reach it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
-    /// The experiment's folder below the root.
+    /// Directory of the experiment or job below the root.
     pub path: String,
-    /// Name of the Secret with the storage's credentials. Unset: pods have no such Secret.
+    /// Name of the Secret with the storage credentials. Unset: pods have no such Secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_name: Option<String>,
-    /// Time from which this record never changes. Unset in records of versions that followed the operator's settings.
+    /// Time since which this record is immutable. Unset in records of earlier versions, which
+    /// followed the operator's settings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fixed_at: Option<Timestamp>,
 }
 
 impl UsedStorage {
-    /// Whether this record never changes.
+    /// Returns `true` if this record is immutable.
     pub fn is_fixed(&self) -> bool {
         self.fixed_at.is_some() && !self.url.is_empty()
     }
 }
 
-/// A trial with the best result.
+/// The trial with the best result.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct BestTrial {
-    /// The trial's index.
+    /// Index of the trial.
     pub index: u32,
-    /// The searched metric, as a decimal string.
+    /// Value of the searched metric, as a decimal string.
     pub metric: String,
-    /// The checkpoint that has it, if one was kept.
+    /// Name of the newest checkpoint with this metric, if one exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<String>,
 }

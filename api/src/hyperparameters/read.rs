@@ -1,4 +1,4 @@
-//! Reading of a tree of hyperparameters, all errors at once.
+//! Parser of a hyperparameter tree that reports all errors at once.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use crate::validate::{FieldError, item, member};
 /// Path of the tree in an experiment.
 pub(crate) const ROOT: &str = "spec.hyperparameters";
 
-/// The first number that is too large for an integer, as a double.
+/// Smallest double that exceeds `i64::MAX`.
 const INTEGER_END: f64 = 9_223_372_036_854_775_808.0;
 
-/// Reads the whole tree; what cannot be read is in `errors`, and missing from the result.
+/// Parses the tree. Invalid parts are added to `errors` and omitted from the result.
 pub(super) fn space(tree: &Value, errors: &mut Vec<FieldError>) -> Space {
     match tree {
         Value::Object(members) => Space::Group(group(ROOT, members, errors)),
@@ -34,8 +34,8 @@ fn group(
         let path = member(path, name);
         if KINDS.contains(&name.as_str()) {
             let rule = format!(
-                "`{name}` makes an object a parameter, which has no other key, and is no name for \
-                 a hyperparameter: move the other keys inside, or rename it"
+                "`{name}` is reserved: it turns an object with no other key into a parameter; move \
+                 the other keys inside, or rename it"
             );
             errors.push(FieldError::new(&path, value, &rule));
             continue;
@@ -89,7 +89,7 @@ fn categorical(path: &str, body: &Value, errors: &mut Vec<FieldError>) -> Option
     values.into_iter().collect()
 }
 
-/// A value that is handed to the program as it is, with every number in one form.
+/// Returns a constant with its numbers normalized: those without a fraction become integers.
 fn plain(path: &str, value: &Value, errors: &mut Vec<FieldError>) -> Option<Value> {
     match value {
         Value::Number(number) => match (number.as_i64(), number.as_f64()) {
@@ -122,10 +122,10 @@ fn plain(path: &str, value: &Value, errors: &mut Vec<FieldError>) -> Option<Valu
     }
 }
 
-const INTEGER_RULE: &str = "an integer must lie between -2^63 and 2^63 - 1: larger ones lose \
-                            digits on their way; write it as a string";
+const INTEGER_RULE: &str = "an integer must be between -2^63 and 2^63 - 1: larger integers lose \
+                            digits in JSON; write it as a string";
 
-/// The fields of an `int`, `double` or `log`, taken one by one.
+/// Fields of an `int`, `double` or `log`.
 struct Fields<'a> {
     path: &'a str,
     body: &'a Map<String, Value>,
@@ -146,7 +146,7 @@ impl<'a> Fields<'a> {
         };
         for (name, value) in body {
             if !known.contains(&name.as_str()) {
-                let rule = format!("unknown field; known here are {}", known.join(", "));
+                let rule = format!("unknown field; use one of {}", known.join(", "));
                 errors.push(FieldError::new(&member(path, name), value, &rule));
             }
         }
@@ -158,7 +158,7 @@ impl<'a> Fields<'a> {
         self.errors.push(FieldError::new(&member(self.path, name), value, rule));
     }
 
-    /// The bounds, smaller first; `read` takes a field that is there.
+    /// Returns `min` and `max`, read by `read`. Reports an error unless `min` is less than `max`.
     fn bounds<T: PartialOrd>(&mut self, read: fn(&mut Self, &str) -> Option<T>) -> Option<(T, T)> {
         let min = self.required("min", read);
         let max = self.required("max", read);
@@ -183,8 +183,8 @@ impl<'a> Fields<'a> {
     fn integer(&mut self, name: &str) -> Option<i64> {
         let value = self.body.get(name)?;
         let float = value.as_f64().filter(|float| value.is_f64() && float.fract() == 0.0);
-        let whole = float.filter(|float| float.abs() < INTEGER_END).map(|float| float as i64);
-        let integer = value.as_i64().or(whole);
+        let integral = float.filter(|float| float.abs() < INTEGER_END).map(|float| float as i64);
+        let integer = value.as_i64().or(integral);
         if integer.is_none() {
             let rule = if value.is_u64() || float.is_some() {
                 INTEGER_RULE
@@ -204,14 +204,15 @@ impl<'a> Fields<'a> {
         float
     }
 
-    /// `Err` if there is a count that is none.
+    /// Returns the count, if present; `Err` if it is invalid.
     fn count(&mut self) -> Result<Option<u32>, ()> {
         let Some(value) = self.body.get("count") else { return Ok(None) };
-        let whole = value.as_f64().filter(|float| float.fract() == 0.0).map(|float| float as u32);
-        match whole.filter(|count| *count >= 1 && value.as_f64() == Some(f64::from(*count))) {
+        let integral =
+            value.as_f64().filter(|float| float.fract() == 0.0).map(|float| float as u32);
+        match integral.filter(|count| *count >= 1 && value.as_f64() == Some(f64::from(*count))) {
             Some(count) => Ok(Some(count)),
             None => {
-                let rule = "must be an integer of at least 1, the points on a grid's axis";
+                let rule = "must be an integer of at least 1: the number of grid points";
                 self.refuse("count", rule);
                 Err(())
             }

@@ -1,109 +1,110 @@
-//! What the processes of a job are told, and what they leave in its output folder.
+//! Tasks of a job's processes, and the files in its output directory.
 //!
 //! ```text
-//! OUTPUT/manifest.json                                written last: readers follow it
+//! OUTPUT/manifest.json                                lists all parts; written last
 //! OUTPUT/part-00042-of-00391-UID8-ATTEMPT.jsonl       the output of one shard
 //! OUTPUT/errors-UID8.jsonl                            rejected rows
-//! OUTPUT/_stoker/UID8/plan.json                       the shards, written once
-//! OUTPUT/_stoker/UID8/commits/00042.json              the part that is shard 42's
+//! OUTPUT/_stoker/UID8/plan.json                       the shards; written once
+//! OUTPUT/_stoker/UID8/commits/00042.json              the part of shard 42
 //! ```
 
 use serde::{Deserialize, Serialize};
 
 use super::{CheckpointChoice, InferenceInput, InferenceOutput, OnError, RowFormat};
 
-/// Version of plans, commits and manifests.
+/// Format version of plans, commits and manifests.
 pub const FILES_FORMAT: u32 = 1;
-/// The folder of a job's own state in its output folder. Other programs that read such folders pass over names that
-/// begin with `_`.
+/// Directory of a job's state in its output directory. Other programs that read such directories
+/// skip names that start with `_`.
 pub const STATE_FOLDER: &str = "_stoker";
-/// The plan's name.
+/// File name of the plan.
 pub const PLAN: &str = "plan.json";
-/// The folder of commits.
+/// Directory name of the commits.
 pub const COMMITS: &str = "commits";
 
-/// What one process of a job does.
+/// Stage of a job, and role of its processes.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum Role {
-    /// Looks at the input and writes the plan; where there is one, checks that the input is still the planned one.
+    /// Reads the input and writes the plan. If a plan exists, checks that the input still matches.
     #[default]
     Plan,
-    /// Puts shards through the model: of the plan those whose number divided by the number of slots leaves its own.
+    /// Runs inference on the shards of one slot: those with shard number modulo slots = slot.
     Work,
-    /// Writes the manifest, once all shards are committed.
+    /// Writes the manifest after all shards are committed.
     Finish,
 }
 
-/// What one process of a job is told, beside what every program is: part of a `TrialConfig`.
+/// Task of one process of a job: the part of a `TrialConfig` that is specific to inference.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InferenceTask {
-    /// What it does.
+    /// Role of the process.
     pub role: Role,
-    /// Which of the slots it is, from 0.
+    /// Slot of the process, from 0.
     pub slot: u32,
-    /// Slots in all.
+    /// Total number of slots.
     pub slots: u32,
     /// The job's `input`.
     pub input: InferenceInput,
-    /// The job's `output`, with its URL.
+    /// The job's `output`, always with a URL.
     pub output: InferenceOutput,
     /// The job's `checkpoint`.
     #[serde(default)]
     pub checkpoint: Option<CheckpointChoice>,
-    /// Whether `hyperparameters` are the job's own: otherwise they are the trial's.
+    /// Whether the job specifies `hyperparameters`. Otherwise, those of the trial apply.
     #[serde(default)]
     pub has_hyperparameters: bool,
-    /// Whether another job's output in the same folder may be replaced.
+    /// Whether the output of another job in the same directory may be replaced.
     #[serde(default)]
     pub replace: bool,
-    /// Rows of a shard.
+    /// Number of rows in a shard.
     pub shard_rows: u32,
-    /// Rows of a batch, at most.
+    /// Maximum number of rows in a batch.
     pub batch_rows: u32,
-    /// What happens when a row cannot be read.
+    /// Handling of rows that cannot be read or that the program rejects.
     #[serde(default)]
     pub on_error: OnError,
 }
 
-/// How an input is cut into shards: a function of the input and of `shardRows`, written once.
+/// Division of an input into shards. It depends only on the input and `shardRows`, and is written
+/// once.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ShardPlan {
-    /// [`FILES_FORMAT`].
+    /// [`FILES_FORMAT`] of the writer.
     pub format: u32,
-    /// The job's unique id.
+    /// Unique ID of the job.
     pub job_id: String,
-    /// The input's URL.
+    /// URL of the input.
     pub input: String,
-    /// How its rows are written.
+    /// Format of the input files.
     pub input_format: RowFormat,
-    /// Rows of a shard: the last one of a file may have fewer.
+    /// Number of rows in a shard. The last shard of a file may have fewer.
     pub shard_rows: u32,
-    /// The files, by name.
+    /// Input files, sorted by name.
     pub files: Vec<PlanFile>,
-    /// The shards, in the order of files and rows.
+    /// Shards, in the order of files and rows.
     pub shards: Vec<PlanShard>,
-    /// The model.
+    /// Checkpoint with the model's weights.
     #[serde(default)]
     pub checkpoint: Option<PinnedCheckpoint>,
 }
 
-/// A file of the input.
+/// An input file in a plan.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlanFile {
-    /// Its path, below the input's folder.
+    /// Path of the file, relative to the input directory.
     pub name: String,
-    /// Its size.
+    /// Size of the file in bytes.
     pub bytes: u64,
-    /// SHA-256 of its bytes, in hex.
+    /// SHA-256 of the file, in hex.
     pub sha256: String,
-    /// Its rows.
+    /// Number of rows in the file.
     pub rows: u64,
-    /// Of a CSV file, the names of its columns.
+    /// Column names of a CSV file; empty for other formats.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub columns: Vec<String>,
 }
@@ -112,177 +113,181 @@ pub struct PlanFile {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlanShard {
-    /// Index of its file.
+    /// Index of the shard's file in the plan.
     pub file: u32,
-    /// The first row, from 0 in the file.
+    /// First row of the shard, from 0 in the file.
     pub first_row: u64,
-    /// Its rows.
+    /// Number of rows in the shard.
     pub rows: u32,
-    /// Where its bytes begin; 0 for a format with no rows in its bytes.
+    /// Start of the shard's byte range in the file; 0 if the format does not store rows one after
+    /// another.
     pub start: u64,
-    /// Where they end.
+    /// End of the shard's byte range in the file.
     pub end: u64,
-    /// SHA-256 of these bytes, in hex; empty for a format with no rows in its bytes, of which the file's counts.
+    /// SHA-256 of the byte range, in hex. Empty if the format does not store rows one after
+    /// another; then the hash of the file applies.
     pub sha256: String,
 }
 
 impl ShardPlan {
-    /// Rows in all.
+    /// Returns the total number of rows.
     pub fn rows(&self) -> u64 {
-        self.files.iter().map(|it| it.rows).sum()
+        self.files.iter().map(|file| file.rows).sum()
     }
 }
 
-/// The checkpoint that a job uses, as it was chosen.
+/// The checkpoint that a job selected.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PinnedCheckpoint {
-    /// The storage's root, or the checkpoint's folder where there is no `trialPath`.
+    /// URL of the storage root, or the checkpoint directory if `trialPath` is unset.
     pub url: String,
-    /// The address of an S3 server other than Amazon's.
+    /// Endpoint of an S3-compatible server other than AWS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
-    /// The trial's folder below the root.
+    /// Directory of the trial below the root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trial_path: Option<String>,
-    /// The checkpoint's name.
+    /// Name of the checkpoint.
     pub name: String,
-    /// SHA-256 of its manifest, in hex.
+    /// SHA-256 of the checkpoint's manifest, in hex.
     pub manifest_sha256: String,
-    /// The trial's hyperparameters, where its record lies beside the checkpoint.
+    /// Hyperparameters of the trial, if its record is stored with the checkpoint; otherwise null.
     #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
     pub hyperparameters: serde_json::Value,
 }
 
-/// Which object is a shard's output. Whoever writes the path again names another object that is as good.
+/// The object that contains a shard's output. If several processes commit the same shard, any of
+/// their commits is valid.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Commit {
-    /// [`FILES_FORMAT`].
+    /// [`FILES_FORMAT`] of the writer.
     pub format: u32,
-    /// The shard.
+    /// Index of the shard in the plan.
     pub shard: u32,
-    /// SHA-256 of the shard's bytes in the plan, so that a commit of another plan is none.
+    /// SHA-256 of the shard's bytes in the plan, so that a commit of another plan is ignored.
     pub of: String,
-    /// The part's name in the output folder.
+    /// File name of the part in the output directory.
     pub part: String,
-    /// Its size.
+    /// Size of the part in bytes.
     pub bytes: u64,
-    /// SHA-256 of its bytes, in hex.
+    /// SHA-256 of the part, in hex.
     pub sha256: String,
-    /// Rows in the part.
+    /// Number of rows in the part.
     pub rows: u32,
-    /// Rows of the shard that are not.
+    /// Rejected rows of the shard.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rejected: Vec<RowError>,
-    /// The process that wrote it.
+    /// Attempt number of the process that wrote the part.
     pub attempt: u32,
 }
 
-/// A row that has no output.
+/// A rejected row: it has no output.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RowError {
-    /// The row, from 0 in its file.
+    /// Index of the row, from 0 in its file.
     pub row: u64,
-    /// What is wrong with it.
+    /// Why the row was rejected.
     pub reason: String,
 }
 
-/// What makes a folder of parts an output. Written last.
+/// The manifest of an output directory. It is written last: without it, the output is incomplete.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OutputManifest {
-    /// [`FILES_FORMAT`].
+    /// [`FILES_FORMAT`] of the writer.
     pub format: u32,
-    /// The job's name.
+    /// Name of the job.
     pub job: String,
-    /// Its unique id.
+    /// Unique ID of the job.
     pub job_id: String,
-    /// How rows are written.
+    /// Format of the output files.
     pub output_format: RowFormat,
-    /// Rows in all parts.
+    /// Number of rows in all parts.
     pub rows: u64,
-    /// Rows of the input: `rows` and `rejected` together.
+    /// Number of rows of the input: the sum of `rows` and `rejected`.
     pub input_rows: u64,
-    /// Rows of the input that are in no part.
+    /// Number of rejected rows.
     pub rejected: u64,
-    /// The parts, in the order of the input's rows.
+    /// Parts, in the order of the input rows.
     pub parts: Vec<OutputPart>,
-    /// The rejected rows, if there are any.
+    /// File with the rejected rows. Unset if no row was rejected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub errors: Option<ErrorsPart>,
-    /// The input, by file.
+    /// Input files.
     pub input: Vec<InputFile>,
-    /// The model.
+    /// Checkpoint with the model's weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<PinnedCheckpoint>,
 }
 
-/// One part of an output.
+/// One part of an output: the output of one shard.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OutputPart {
-    /// Its name in the output folder.
+    /// File name of the part in the output directory.
     pub name: String,
-    /// Its size.
+    /// Size of the part in bytes.
     pub bytes: u64,
-    /// SHA-256 of its bytes, in hex.
+    /// SHA-256 of the part, in hex.
     pub sha256: String,
-    /// Its rows.
+    /// Number of rows in the part.
     pub rows: u32,
-    /// The input's file that they are of: an index into `input`.
+    /// Index of the input file in `input`.
     pub file: u32,
-    /// The first row of the file that it stands for, from 0.
+    /// First row of the shard, from 0 in the input file.
     pub first_row: u64,
-    /// Rows of the file that it stands for.
+    /// Number of input rows in the shard.
     pub input_rows: u32,
 }
 
-/// The rejected rows: an object with one JSON object a line: `file`, `row` from 0, `reason`.
+/// The file with the rejected rows: one JSON object per line with `file`, `row` (from 0) and
+/// `reason`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ErrorsPart {
-    /// Its name in the output folder.
+    /// File name in the output directory.
     pub name: String,
-    /// Its size.
+    /// Size of the file in bytes.
     pub bytes: u64,
-    /// SHA-256 of its bytes, in hex.
+    /// SHA-256 of the file, in hex.
     pub sha256: String,
-    /// Its lines.
+    /// Number of rejected rows.
     pub rows: u64,
 }
 
-/// A file of the input, as it was read.
+/// An input file, as it was read.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InputFile {
-    /// Its path, below the input's folder.
+    /// Path of the file, relative to the input directory.
     pub name: String,
-    /// Its size.
+    /// Size of the file in bytes.
     pub bytes: u64,
-    /// SHA-256 of its bytes, in hex.
+    /// SHA-256 of the file, in hex.
     pub sha256: String,
-    /// Its rows.
+    /// Number of rows in the file.
     pub rows: u64,
 }
 
-/// Where a job's plan lies in its output folder.
+/// Returns the path of a job's plan in its output directory.
 pub fn plan_path(job_id: &str) -> String {
     format!("{STATE_FOLDER}/{}/{PLAN}", uid8(job_id))
 }
 
-/// The folder of a job's commits in its output folder.
+/// Returns the directory of a job's commits in its output directory.
 pub fn commits_path(job_id: &str) -> String {
     format!("{STATE_FOLDER}/{}/{COMMITS}", uid8(job_id))
 }
 
-/// Where the commit of a shard lies in the output folder.
+/// Returns the path of a shard's commit in the output directory.
 pub fn commit_path(job_id: &str, shard: u32) -> String {
     format!("{}/{shard:05}.json", commits_path(job_id))
 }
 
-/// The shard that the object at a path is the commit of; `None` for another object.
+/// Returns the shard index of the commit at a path; `None` for the path of another object.
 ///
 /// # Examples
 ///
@@ -296,7 +301,8 @@ pub fn shard_of_commit(path: &str) -> Option<u32> {
     path.rsplit('/').next()?.strip_suffix(".json")?.parse().ok()
 }
 
-/// The name of a shard's output. Two attempts never share one, so that nobody overwrites another's.
+/// Returns the file name of a shard's output. It contains the attempt number, so that attempts
+/// never overwrite each other's files.
 ///
 /// # Examples
 ///

@@ -1,8 +1,8 @@
-//! What the API server checks of a job's changes.
+//! CEL rules by which the API server validates updates of a job.
 
 use serde_json::{Value, json};
 
-/// Fields that are always there, by their defaults.
+/// Fields that are always present: required, or with a default.
 const ALWAYS: [&str; 12] = [
     "entrypoint",
     "input",
@@ -21,24 +21,24 @@ const ALWAYS: [&str; 12] = [
 const PERHAPS: [&str; 6] =
     ["description", "checkpoint", "hyperparameters", "env", "context", "podOverrides"];
 
-/// The rules of a job's spec, in CEL: nothing but `state` changes, and what has ended stays so.
+/// Returns the CEL rules of a job's spec: only `state` may change, and a cancelled or killed job
+/// cannot be activated.
 pub(super) fn rules() -> Value {
-    let always = ALWAYS.map(|it| format!("self.{it} == oldSelf.{it}"));
-    let perhaps = PERHAPS.map(|it| {
-        format!(
-            "has(self.{it}) == has(oldSelf.{it}) && (!has(self.{it}) || self.{it} == oldSelf.{it})"
-        )
+    let always = ALWAYS.map(|name| format!("self.{name} == oldSelf.{name}"));
+    let perhaps = PERHAPS.map(|name| {
+        let (new, old) = (format!("self.{name}"), format!("oldSelf.{name}"));
+        format!("has({new}) == has({old}) && (!has({new}) || {new} == {old})")
     });
     let unchanged = always.into_iter().chain(perhaps).collect::<Vec<_>>().join(" && ");
     json!([
         {
             "rule": unchanged,
-            "message": "of a job's spec, only state may be changed: create another job",
+            "message": "spec is immutable: only state may be changed; create a new job",
         },
         {
             "rule": "!has(oldSelf.state) || !(oldSelf.state in ['cancelled', 'killed']) || \
                      self.state == oldSelf.state || self.state == 'killed'",
-            "message": "a cancelled job stays cancelled, and a killed one killed: create another job",
+            "message": "a cancelled job stays cancelled and can only be killed; create a new job",
         },
     ])
 }
@@ -47,12 +47,12 @@ pub(super) fn rules() -> Value {
 mod tests {
     use super::*;
 
-    /// A field that is in neither list could be changed.
+    /// A field in neither list would be mutable.
     #[test]
     fn every_field_is_in_a_list() {
         let schema = crate::crd::inference_spec_schema();
         let fields = schema["properties"].as_object().unwrap().keys().map(String::as_str);
-        let mut fields: Vec<&str> = fields.filter(|it| *it != "state").collect();
+        let mut fields: Vec<&str> = fields.filter(|name| *name != "state").collect();
         let mut listed: Vec<&str> = ALWAYS.into_iter().chain(PERHAPS).collect();
         fields.sort_unstable();
         listed.sort_unstable();

@@ -1,4 +1,4 @@
-//! What has been seen of a job. Of constant size for a number of slots.
+//! Observed status of an inference job. Its size depends only on the number of slots.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,55 +8,57 @@ use crate::experiment::{Phase, UsedStorage};
 use crate::time::Timestamp;
 use crate::trial::AttemptEnd;
 
-/// What has been seen of a job.
+/// Observed status of an inference job.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct InferenceStatus {
-    /// Where it stands.
+    /// Current phase of the job.
     pub phase: Phase,
-    /// What is done now.
+    /// Current stage of the job: plan, work or finish.
     pub stage: Role,
-    /// Processes started so far: the next one's attempt. No two processes of a job ever share one, nor what they write.
+    /// Number of processes started so far, and the next attempt number. Attempt numbers are never
+    /// reused in a job, and each attempt writes separate files.
     pub attempts: u32,
-    /// One for each slot. The first plans and finishes too.
+    /// Status of each slot, in order. The first slot also plans and finishes.
     pub workers: Vec<WorkerStatus>,
-    /// Rows done: in a committed shard, rejected ones included.
+    /// Number of rows in committed shards, including rejected rows.
     pub rows: u64,
-    /// Rows of the input; 0 before it was planned.
+    /// Number of rows of the input; 0 before the job is planned.
     pub rows_total: u64,
-    /// Rows of those done that have no output. On a cluster known at the end.
+    /// Number of processed rows without output. The operator sets it when the job ends.
     pub rejected: u64,
-    /// Whether the process that plans or finishes has said what it did. On a cluster.
+    /// Whether the process that plans or finishes has reported its result. Used by the operator.
     #[serde(skip_serializing_if = "is_false")]
     pub reported: bool,
-    /// Why it stands there, for people.
+    /// Human-readable explanation of the phase.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// Processes that run now. On a cluster, as the fields after it.
+    /// Number of running processes. Set by the operator.
     pub running: u32,
-    /// Failures that count against `maxRestarts`, over all slots.
+    /// Number of program failures over all slots. Set by the operator.
     pub restarts: u32,
-    /// The part of the rows that is done, in percent.
+    /// Progress of the job in percent of its rows.
     pub progress_percent: u32,
-    /// When it began.
+    /// Time when the job started. Set by the operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub started_at: Option<Timestamp>,
-    /// When it ended.
+    /// Time when the job ended. Set by the operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended_at: Option<Timestamp>,
-    /// Where its logs go, and its output unless it says otherwise.
+    /// Storage of the logs, and of the output by default. Set by the operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage: Option<UsedStorage>,
-    /// The folder of its output.
+    /// URL of the output directory. Set by the operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<String>,
-    /// The latest ends of processes that did not go well, oldest first.
+    /// The latest processes that did not complete, oldest first; at most 16. Set by the operator.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ends: Vec<WorkerEnd>,
-    /// The generation of the spec that this was said of.
+    /// Generation of the spec that this status describes.
     pub observed_generation: i64,
-    /// `Valid`, `Scheduled`, `Running`, `Completed`, `Failed`, `Cancelled`.
+    /// Conditions of the job: `Valid`, `Scheduled`, `Running`, `Completed`, `Failed` and
+    /// `Cancelled`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(
         feature = "crd",
@@ -68,52 +70,53 @@ pub struct InferenceStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// What has been seen of one slot.
+/// Observed status of one slot.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct WorkerStatus {
-    /// The attempt that runs, if one does.
+    /// Number of the running attempt. Unset if none runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempt: Option<u32>,
-    /// Whether the stage needs nothing more of it.
+    /// Whether the slot has finished the current stage.
     pub is_done: bool,
-    /// Failures of its own that count against `maxRestarts`.
+    /// Number of program failures of the slot, which count against `maxRestarts`.
     pub restarts: u32,
-    /// Failures in a row without a new shard between them, of whatever class.
+    /// Consecutive failures, of any class, since the last committed shard.
     pub barren: u32,
-    /// Rows of its shards that are done, as it reported last.
+    /// Number of rows in committed shards of the slot, as last reported.
     #[serde(skip_serializing_if = "is_zero")]
     pub rows: u64,
-    /// Whether the attempt's pod was made: one that is missing later is lost.
+    /// Whether the pod of the attempt was created. From then on, a missing pod counts as deleted.
     #[serde(skip_serializing_if = "is_false")]
     pub has_pod: bool,
-    /// Attempts in a row that had no pod, or left unasked: the next waits longer each time.
+    /// Consecutive attempts that could not start or exited as preempted. The back-off grows with
+    /// it.
     #[serde(skip_serializing_if = "is_none_yet")]
     pub turned_away: u32,
-    /// No attempt begins before then.
+    /// Earliest time of the next attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_before: Option<Timestamp>,
 }
 
-/// How a process ended that did not go well.
+/// The end of a process that did not complete.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct WorkerEnd {
-    /// Its number.
+    /// Attempt number of the process.
     pub attempt: u32,
-    /// What it did.
+    /// Stage in which the process ran.
     pub role: Role,
-    /// Whose it was.
+    /// Slot of the process.
     pub slot: u32,
-    /// How it ended.
+    /// Outcome of the process.
     pub end: AttemptEnd,
-    /// Why, in one word, such as `OOMKilled`.
+    /// Why the process ended, in one word, such as `OOMKilled`.
     pub reason: String,
-    /// Why, for people.
+    /// Human-readable explanation of the outcome.
     pub message: String,
-    /// When it was seen.
+    /// Time when the operator saw the end.
     pub at: Timestamp,
 }
 

@@ -1,4 +1,4 @@
-//! The rules of inference jobs, one function for each part.
+//! Validation rules of inference jobs, one function for each part.
 
 use std::collections::BTreeSet;
 
@@ -9,9 +9,9 @@ use super::{FieldError, ValidInferenceJob, item, member, pods};
 use crate::experiment::Resources;
 use crate::inference::{CheckpointChoice, InferenceJobSpec};
 
-/// Workers at most.
+/// Maximum number of workers.
 const SLOTS_MAX: u32 = 1024;
-/// Rows of a shard or a batch at most: a worker holds them in memory.
+/// Maximum number of rows in a shard or batch: a worker holds them in memory.
 const ROWS_MAX: u32 = 10_000_000;
 
 pub(super) fn check(
@@ -25,7 +25,7 @@ pub(super) fn check(
     for (path, value) in
         [("spec.data", Some(&spec.data)), ("spec.hyperparameters", hyperparameters)]
     {
-        if let Some(value) = value.filter(|it| !it.is_object()) {
+        if let Some(value) = value.filter(|value| !value.is_object()) {
             errors.push(FieldError::new(path, value, "must be an object"));
         }
     }
@@ -44,14 +44,14 @@ pub(super) fn check(
     }
 }
 
-/// That the output is where all machines write to the same folder.
+/// Checks that all machines write to the same output directory.
 pub(super) fn check_places(spec: &InferenceJobSpec) -> Vec<FieldError> {
-    let relative = |it: &&String| !it.contains("://") && !it.starts_with('/');
-    let rule = "is a path in one pod, which goes with it: on a cluster, name a bucket's folder \
-                (s3://, gs://, az://) or an absolute path in a volume that all pods mount, or leave it \
-                out for a folder below the job's storage";
-    let url = spec.output.url.as_ref().filter(relative);
-    url.map(|it| FieldError::new("spec.output.url", &json!(it), rule)).into_iter().collect()
+    let is_relative = |url: &&String| !url.contains("://") && !url.starts_with('/');
+    let rule = "is a relative path, which is lost with its pod; on a cluster, use a bucket \
+                (s3://, gs://, az://), an absolute path in a volume that all pods mount, or omit \
+                it to use the job's storage";
+    let url = spec.output.url.as_ref().filter(is_relative);
+    url.map(|url| FieldError::new("spec.output.url", &json!(url), rule)).into_iter().collect()
 }
 
 fn check_checkpoint(checkpoint: &CheckpointChoice, errors: &mut Vec<FieldError>) {
@@ -80,7 +80,7 @@ fn check_checkpoint(checkpoint: &CheckpointChoice, errors: &mut Vec<FieldError>)
         check_endpoint(&member(&path, "endpoint"), stored.endpoint.as_ref(), errors);
     }
     if checkpoint.folder.is_some() && checkpoint.name.is_some() {
-        let rule = "a folder is one checkpoint: leave the name out";
+        let rule = "must not be set with folder, which is one checkpoint; remove it";
         errors.push(FieldError::new(&member(path, "name"), &json!(checkpoint.name), rule));
     }
 }
@@ -90,11 +90,11 @@ fn check_input(spec: &InferenceJobSpec, errors: &mut Vec<FieldError>) {
     let scheme = input.url.split_once("://").map(|(scheme, _)| scheme);
     match scheme {
         _ if input.url.trim().is_empty() => {
-            let rule = "must name a file, a folder or a pattern";
+            let rule = "must name a file, a directory or a pattern";
             errors.push(FieldError::new(path, &json!(input.url), rule));
         }
         Some("memory") => {
-            let rule = "memory is not shared with the workers' processes; name files or a bucket";
+            let rule = "memory is not shared with the workers' processes; use files or a bucket";
             errors.push(FieldError::new(path, &json!(input.url), rule));
         }
         Some(_) => check_url(path, &input.url, errors),
@@ -105,25 +105,25 @@ fn check_input(spec: &InferenceJobSpec, errors: &mut Vec<FieldError>) {
 
 fn check_output(spec: &InferenceJobSpec, errors: &mut Vec<FieldError>) {
     let output = &spec.output;
-    if let Some(url) = output.url.as_ref().filter(|it| it.contains("://")) {
+    if let Some(url) = output.url.as_ref().filter(|url| url.contains("://")) {
         check_url("spec.output.url", url, errors);
     }
     check_endpoint("spec.output.endpoint", output.endpoint.as_ref(), errors);
     let path = "spec.output.columns";
     if output.format.is_typed() && output.columns.is_empty() {
-        let rule = "must name the columns and their types, since files of this format have them: \
+        let rule = "must list the columns and their types, which this format requires, such as \
                     [{ name: label, type: string }]";
         errors.push(FieldError::absent(path, rule));
     }
     if !output.format.is_typed() && !output.columns.is_empty() {
-        let rule = "are of parquet and arrow alone: leave them out";
+        let rule = "must not be set except for parquet and arrow; remove them";
         errors.push(FieldError::new(path, &json!(output.columns), rule));
     }
     let mut seen = BTreeSet::new();
     for (i, column) in output.columns.iter().enumerate() {
         if !seen.insert(&column.name) {
             let path = member(&item(path, i), "name");
-            errors.push(FieldError::new(&path, &json!(column.name), "is set twice"));
+            errors.push(FieldError::new(&path, &json!(column.name), "is set twice; keep one"));
         }
     }
 }
@@ -152,7 +152,7 @@ fn check_storage(spec: &InferenceJobSpec, errors: &mut Vec<FieldError>) {
     pods::check_secret("spec.storage.secretName", &spec.storage.secret_name, errors);
 }
 
-/// What an experiment of one slot would be asked.
+/// Applies the rules of an experiment with one slot.
 fn check_pods(spec: &InferenceJobSpec, errors: &mut Vec<FieldError>) {
     let resources = Resources {
         slots_per_trial: 1,
@@ -180,7 +180,7 @@ fn check_url(path: &str, url: &str, errors: &mut Vec<FieldError>) {
 
 fn check_endpoint(path: &str, endpoint: Option<&String>, errors: &mut Vec<FieldError>) {
     let is_http = |url: &&String| url.starts_with("http://") || url.starts_with("https://");
-    if let Some(endpoint) = endpoint.filter(|it| !is_http(it)) {
+    if let Some(endpoint) = endpoint.filter(|url| !is_http(url)) {
         let rule = "must be the address of an S3 server, such as http://127.0.0.1:8333";
         errors.push(FieldError::new(path, &Value::from(endpoint.as_str()), rule));
     }
@@ -190,7 +190,7 @@ fn check_endpoint(path: &str, endpoint: Option<&String>, errors: &mut Vec<FieldE
 mod tests {
     use super::*;
 
-    /// Lays `change` over a job that is valid; `expected` are the fields with errors.
+    /// Applies `change` to a valid job; `expected` are the fields with errors.
     fn check_fields(change: Value, expected: &[&str]) {
         let mut spec = json!({
             "entrypoint": {"command": ["./infer"]},
@@ -200,15 +200,15 @@ mod tests {
             spec[name] = value.clone();
         }
         let spec: InferenceJobSpec = serde_json::from_value(spec).unwrap();
-        let found: Vec<String> = match check("job", &spec) {
+        let paths: Vec<String> = match check("job", &spec) {
             Ok(_) => vec![],
-            Err(errors) => errors.into_iter().map(|it| it.path).collect(),
+            Err(errors) => errors.into_iter().map(|error| error.path).collect(),
         };
-        assert_eq!(found, expected, "{change}");
+        assert_eq!(paths, expected, "{change}");
     }
 
     #[test]
-    fn what_a_job_says_is_checked_field_by_field() {
+    fn each_field_is_validated() {
         check_fields(json!({}), &[]);
         check_fields(json!({"entrypoint": {"command": []}}), &["spec.entrypoint.command"]);
         check_fields(json!({"data": 1}), &["spec.data"]);
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn inputs_and_outputs_are_paths_or_addresses() {
+    fn inputs_and_outputs_are_paths_or_urls() {
         for url in ["rows.jsonl", "/data/*.csv", "s3://bucket/a/*.jsonl", "file:///a"] {
             check_fields(json!({"input": {"url": url}}), &[]);
             check_fields(json!({"output": {"url": url}}), &[]);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn on_a_cluster_an_output_is_where_all_pods_find_it() {
+    fn cluster_output_must_be_reachable_from_all_pods() {
         let check = |url: Option<&str>, expected: usize| {
             let spec = json!({
                 "entrypoint": {"command": ["./infer"]},
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_is_named_in_one_way() {
+    fn a_checkpoint_is_selected_in_one_way() {
         check_fields(json!({"checkpoint": {"trial": "mnist-3"}}), &[]);
         check_fields(json!({"checkpoint": {}}), &["spec.checkpoint"]);
         let both = json!({"trial": "mnist-3", "folder": "best"});

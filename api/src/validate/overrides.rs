@@ -1,4 +1,4 @@
-//! Keys of `podOverrides`, by the types of Kubernetes.
+//! Validation of `podOverrides` against the Kubernetes types.
 
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use serde_ignored::Path;
@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::{FieldError, item, member};
 
-/// Refuses keys that a pod template does not have, and values of another type. Kubernetes would drop such a key, and the
-/// pod would run without it.
+/// Rejects keys that a pod template does not have, and values of another type. Kubernetes would
+/// drop such a key, and the pod would run without it.
 pub(super) fn check(root: &str, overrides: &Value, errors: &mut Vec<FieldError>) {
     let mut unknown = Vec::new();
     let mut note = |path: Path<'_>| {
@@ -19,7 +19,7 @@ pub(super) fn check(root: &str, overrides: &Value, errors: &mut Vec<FieldError>)
     let parsed: Result<PodTemplateSpec, _> = serde_path_to_error::deserialize(ignored);
     for segments in unknown {
         let (path, value) = locate(root, overrides, &segments);
-        // Another rule refuses this key, with a remedy.
+        // Another rule already rejects this key, with a more specific remedy.
         if !errors.iter().any(|error| error.path == path) {
             let rule = "is not a field of a Kubernetes pod template; correct or remove it";
             errors.push(FieldError::new(&path, value, rule));
@@ -59,7 +59,7 @@ fn collect(path: &Path<'_>, segments: &mut Vec<Segment>) {
     }
 }
 
-/// The path and the value of a field.
+/// Returns the path and the value of a field.
 fn locate<'a>(root: &str, overrides: &'a Value, segments: &[Segment]) -> (String, &'a Value) {
     let start = (root.to_owned(), overrides);
     segments.iter().fold(start, |(path, value), segment| match segment {
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_keys_are_refused_with_their_path() {
+    fn unknown_keys_are_rejected_with_their_path() {
         check(json!({ "spce": {} }), &["spec.podOverrides.spce"]);
         check(json!({ "spec": { "contianers": [] } }), &["spec.podOverrides.spec.contianers"]);
         check(

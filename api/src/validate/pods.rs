@@ -1,4 +1,4 @@
-//! The rules of what an experiment says of its pods.
+//! Validation rules of pod settings.
 
 use std::collections::BTreeSet;
 
@@ -9,9 +9,9 @@ use crate::experiment::{CodeContext, ExperimentSpec, Resources};
 use crate::names::{ENV_RENDEZVOUS_PORT, pod_paths};
 use crate::pod::PodTemplate;
 
-/// Slots of a trial at most: ranks meet at one of them.
+/// Maximum number of slots of a trial: all ranks connect to rank 0 for the rendezvous.
 const SLOTS_MAX: u32 = 1024;
-/// Fields of `podOverrides` that say what Stoker itself must know, by path.
+/// Paths in `podOverrides` of fields that only Stoker may set.
 const RESERVED: [&str; 10] = [
     "metadata.name",
     "metadata.namespace",
@@ -24,11 +24,11 @@ const RESERVED: [&str; 10] = [
     "status",
     "kind",
 ];
-/// Fields of the program's container that are reserved likewise.
+/// Fields of the program's container that only Stoker may set.
 const RESERVED_OF_TRAINER: [&str; 4] =
     ["command", "args", "terminationMessagePath", "terminationMessagePolicy"];
 
-/// Every rule of this part.
+/// Checks all rules of pod settings.
 pub(super) fn check(spec: &ExperimentSpec, errors: &mut Vec<FieldError>) {
     check_resources(&spec.resources, errors);
     check_template(&spec.pod, errors);
@@ -38,10 +38,11 @@ pub(super) fn check(spec: &ExperimentSpec, errors: &mut Vec<FieldError>) {
     check_context(spec.context.as_ref(), errors);
     check_secret("spec.checkpointStorage.secretName", &spec.checkpoint_storage.secret_name, errors);
     for (i, var) in spec.env.iter().enumerate() {
-        let is_port = var.value.parse::<u16>().is_ok_and(|it| it > 0);
+        let is_port = var.value.parse::<u16>().is_ok_and(|port| port > 0);
         if var.name == ENV_RENDEZVOUS_PORT && !is_port {
             let path = member(&item("spec.env", i), "value");
-            errors.push(FieldError::new(&path, &json!(var.value), "must be a port"));
+            let rule = "must be a port from 1 to 65535";
+            errors.push(FieldError::new(&path, &json!(var.value), rule));
         }
     }
 }
@@ -49,16 +50,16 @@ pub(super) fn check(spec: &ExperimentSpec, errors: &mut Vec<FieldError>) {
 pub(super) fn check_context(context: Option<&CodeContext>, errors: &mut Vec<FieldError>) {
     let Some(context) = context else { return };
     let is_hash = context.sha256.len() == 64
-        && context.sha256.bytes().all(|it| matches!(it, b'0'..=b'9' | b'a'..=b'f'));
+        && context.sha256.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     if !is_hash {
-        let rule = "must be a SHA-256 in lower-case hex; `stoker experiment create FILE FOLDER` \
-                    sets it";
+        let rule = "must be a SHA-256 in lowercase hex; let `stoker experiment create FILE FOLDER` \
+                    set it";
         errors.push(FieldError::new("spec.context.sha256", &json!(context.sha256), rule));
     }
 }
 
 pub(super) fn check_secret(path: &str, name: &Option<String>, errors: &mut Vec<FieldError>) {
-    if let Some(secret) = name.as_ref().filter(|it| !is_name(it)) {
+    if let Some(secret) = name.as_ref().filter(|name| !is_name(name)) {
         errors.push(FieldError::new(path, &json!(secret), "must be the name of a Secret"));
     }
 }
@@ -87,24 +88,24 @@ pub(super) fn check_resources(resources: &Resources, errors: &mut Vec<FieldError
             errors.push(FieldError::new(path, &json!(slot), rule));
         }
         if slot.starts_with("nvidia.com/mig-") && resources.slots_per_pod() > 1 {
-            let rule = "must be 1 where slots are parts of a GPU, of which a process sees one";
+            let rule = "must be 1 if slots are parts of a GPU: a process sees only one of them";
             let per_pod = resources.slots_per_pod();
             errors.push(FieldError::new("spec.resources.slotsPerPod", &json!(per_pod), rule));
         }
         for (list, map) in [("requests", &resources.requests), ("limits", &resources.limits)] {
             if let Some(value) = map.get(slot) {
                 let path = member(&member("spec.resources", list), slot);
-                let rule = "is the slot resource: slotsPerPod says how many a pod asks for";
+                let rule = "must not be the slot resource; set slotsPerPod instead";
                 errors.push(FieldError::new(&path, &json!(value), rule));
             }
         }
     }
     let quantities = [("requests", &resources.requests), ("limits", &resources.limits)];
     let quantities = quantities.into_iter().flat_map(|(list, map)| {
-        map.iter().map(move |it| (member(&member("spec.resources", list), it.0), it.1))
+        map.iter().map(move |(name, value)| (member(&member("spec.resources", list), name), value))
     });
     let shm = ("spec.resources.shmSize".to_owned(), &resources.shm_size);
-    for (path, quantity) in quantities.chain([shm]).filter(|it| !is_quantity(it.1)) {
+    for (path, quantity) in quantities.chain([shm]).filter(|(_, value)| !is_quantity(value)) {
         let rule = "must be a quantity, such as 4, 500m or 16Gi";
         errors.push(FieldError::new(&path, &json!(quantity), rule));
     }
@@ -113,16 +114,13 @@ pub(super) fn check_resources(resources: &Resources, errors: &mut Vec<FieldError
 pub(super) fn check_template(pod: &PodTemplate, errors: &mut Vec<FieldError>) {
     let mut refuse =
         |path: &str, value: Value, rule: &str| errors.push(FieldError::new(path, &value, rule));
-    if let Some(image) = pod.image.as_ref().filter(|it| it.trim().is_empty()) {
-        refuse(
-            "spec.pod.image",
-            json!(image),
-            "must name an image; leave it out for the stock one",
-        );
+    if let Some(image) = pod.image.as_ref().filter(|image| image.trim().is_empty()) {
+        let rule = "must name an image; omit it to use the stock image";
+        refuse("spec.pod.image", json!(image), rule);
     }
     let policies = ["Always", "IfNotPresent", "Never"];
     if let Some(policy) =
-        pod.image_pull_policy.as_ref().filter(|it| !policies.contains(&it.as_str()))
+        pod.image_pull_policy.as_ref().filter(|policy| !policies.contains(&policy.as_str()))
     {
         let rule = "must be Always, IfNotPresent or Never";
         refuse("spec.pod.imagePullPolicy", json!(policy), rule);
@@ -131,7 +129,7 @@ pub(super) fn check_template(pod: &PodTemplate, errors: &mut Vec<FieldError>) {
         ("spec.pod.imagePullSecrets", &pod.image_pull_secrets),
         ("spec.pod.envFromSecrets", &pod.env_from_secrets),
     ] {
-        for (i, name) in names.iter().enumerate().filter(|it| !is_name(it.1)) {
+        for (i, name) in names.iter().enumerate().filter(|(_, name)| !is_name(name)) {
             refuse(&item(list, i), json!(name), "must be the name of a Secret");
         }
     }
@@ -141,9 +139,12 @@ pub(super) fn check_template(pod: &PodTemplate, errors: &mut Vec<FieldError>) {
         match volume["name"].as_str() {
             None => refuse(&path, volume["name"].clone(), "must name the volume"),
             Some(name) if name.starts_with("stoker-") => {
-                refuse(&path, json!(name), "names that begin with stoker- are Stoker's own");
+                let rule = "names that start with stoker- are Stoker's own; choose another";
+                refuse(&path, json!(name), rule);
             }
-            Some(name) if !volumes.insert(name) => refuse(&path, json!(name), "is set twice"),
+            Some(name) if !volumes.insert(name) => {
+                refuse(&path, json!(name), "is set twice; keep one");
+            }
             Some(_) => {}
         }
     }
@@ -158,15 +159,17 @@ pub(super) fn check_template(pod: &PodTemplate, errors: &mut Vec<FieldError>) {
     for (i, mount) in pod.volume_mounts.iter().enumerate() {
         let at = item("spec.pod.volumeMounts", i);
         if !volumes.contains(mount.name.as_str()) {
-            refuse(&member(&at, "name"), json!(mount.name), "is not among spec.pod.volumes");
+            let rule = "is not among spec.pod.volumes; add the volume";
+            refuse(&member(&at, "name"), json!(mount.name), rule);
         }
         let path = member(&at, "mountPath");
         if !mount.mount_path.starts_with('/') {
             refuse(&path, json!(mount.mount_path), "must be an absolute path");
         } else if ours.contains(&mount.mount_path.trim_end_matches('/')) {
-            refuse(&path, json!(mount.mount_path), "is a folder of Stoker's own: choose another");
+            let rule = "is Stoker's own directory; choose another";
+            refuse(&path, json!(mount.mount_path), rule);
         } else if !paths.insert(mount.mount_path.as_str()) {
-            refuse(&path, json!(mount.mount_path), "is set twice");
+            refuse(&path, json!(mount.mount_path), "is set twice; keep one");
         }
     }
 }
@@ -174,26 +177,26 @@ pub(super) fn check_template(pod: &PodTemplate, errors: &mut Vec<FieldError>) {
 pub(super) fn check_overrides(overrides: &Value, errors: &mut Vec<FieldError>) {
     let root = "spec.podOverrides";
     for reserved in RESERVED {
-        let found = reserved.split('.').try_fold(overrides, |value, name| value.get(name));
-        if let Some(found) = found {
+        let value = reserved.split('.').try_fold(overrides, |value, name| value.get(name));
+        if let Some(value) = value {
             let path = format!("{root}.{reserved}");
-            errors.push(FieldError::new(&path, found, "is set by Stoker itself: leave it out"));
+            errors.push(FieldError::new(&path, value, "is set by Stoker itself; remove it"));
         }
     }
     for list in ["containers", "initContainers", "volumes"] {
-        let items = overrides.get("spec").and_then(|it| it.get(list));
+        let items = overrides.get("spec").and_then(|spec| spec.get(list));
         let Some(items) = items.and_then(Value::as_array) else { continue };
         for (i, value) in items.iter().enumerate() {
             let at = item(&format!("{root}.spec.{list}"), i);
             if !value["name"].is_string() {
-                let rule = "must name what it is merged into";
+                let rule = "must name the item that it is merged into";
                 errors.push(FieldError::new(&member(&at, "name"), &value["name"], rule));
             }
             let is_trainer = list == "containers" && value["name"] == "trainer";
             for field in RESERVED_OF_TRAINER.iter().filter(|_| is_trainer) {
-                if let Some(found) = value.get(*field) {
-                    let rule = "is set by Stoker itself: use spec.entrypoint";
-                    errors.push(FieldError::new(&member(&at, field), found, rule));
+                if let Some(value) = value.get(*field) {
+                    let rule = "is set by Stoker itself; use spec.entrypoint";
+                    errors.push(FieldError::new(&member(&at, field), value, rule));
                 }
             }
         }
@@ -202,7 +205,7 @@ pub(super) fn check_overrides(overrides: &Value, errors: &mut Vec<FieldError>) {
     super::overrides::check(root, overrides, errors);
 }
 
-/// A DNS subdomain, as the names of most objects are.
+/// Returns `true` for a DNS subdomain, the form of most object names.
 fn is_name(name: &str) -> bool {
     let is_label = |label: &str| {
         let bytes = label.as_bytes();
@@ -213,11 +216,11 @@ fn is_name(name: &str) -> bool {
     !name.is_empty() && name.len() <= 253 && name.split('.').all(is_label)
 }
 
-/// A quantity as Kubernetes writes one: a decimal number and a suffix.
+/// Returns `true` for a Kubernetes quantity: a decimal number with an optional suffix.
 fn is_quantity(text: &str) -> bool {
-    let digits = text.trim_start_matches(|it: char| it.is_ascii_digit() || it == '.');
-    let number = &text[..text.len() - digits.len()];
+    let suffix = text.trim_start_matches(|char: char| char.is_ascii_digit() || char == '.');
+    let number = &text[..text.len() - suffix.len()];
     let suffixes =
         ["", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei", "n", "u"];
-    number.parse::<f64>().is_ok() && suffixes.contains(&digits)
+    number.parse::<f64>().is_ok() && suffixes.contains(&suffix)
 }

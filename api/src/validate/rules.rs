@@ -1,4 +1,4 @@
-//! The rules, one function for each part of an experiment.
+//! Validation rules of experiments, one function for each part.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::experiment::{Entrypoint, EnvVar, ExperimentSpec, Length, SAVE_MAX, Se
 use crate::hyperparameters::{Space, TRIAL_BYTES_MAX};
 use crate::names::ENV_SETTABLE;
 
-/// Where an experiment's files may go, by the scheme of the URL.
+/// URL schemes of supported storage.
 const SCHEMES: [&str; 5] = ["file", "s3", "gs", "az", "memory"];
 
 pub(super) fn check(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment, Vec<FieldError>> {
@@ -19,7 +19,7 @@ pub(super) fn check(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment
     check_name(name, &mut errors);
     check_entrypoint(&spec.entrypoint, &mut errors);
     let space =
-        Space::parse(&spec.hyperparameters).map_err(|mut those| errors.append(&mut those)).ok();
+        Space::parse(&spec.hyperparameters).map_err(|mut more| errors.append(&mut more)).ok();
     if !spec.data.is_object() {
         errors.push(FieldError::new("spec.data", &spec.data, "must be an object"));
     }
@@ -94,7 +94,7 @@ fn check_no_nul(path: &str, text: &str, errors: &mut Vec<FieldError>) {
 
 fn check_searcher(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Option<Method> {
     if searcher.metric.trim().is_empty() {
-        let rule = "must name the validation metric by which trials are compared";
+        let rule = "must name the validation metric that ranks trials";
         errors.push(FieldError::new("spec.searcher.metric", &json!(searcher.metric), rule));
     }
     match (searcher.single, searcher.random, searcher.grid) {
@@ -105,7 +105,7 @@ fn check_searcher(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Option<M
                 errors.push(FieldError::new(path, &json!(0), "must be at least 1"));
             } else if random.max_trials > TRIALS_MAX {
                 let path = "spec.searcher.random.maxTrials";
-                let rule = format!("must be at most {TRIALS_MAX}: lower it, or split the search");
+                let rule = format!("must be at most {TRIALS_MAX}; lower it, or split the search");
                 errors.push(FieldError::new(path, &json!(random.max_trials), &rule));
             }
             let max_concurrent = random.max_concurrent_trials;
@@ -125,13 +125,13 @@ fn check_searcher(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Option<M
     }
 }
 
-/// The error of a union that does not have exactly one variant.
+/// Returns the error of a union that does not have exactly one variant.
 pub(super) fn one_of(path: &str, set: &[&str], rule: &str) -> FieldError {
-    let found = match set {
+    let actual = match set {
         [] => "none is".to_owned(),
         several => format!("{} are", several.join(" and ")),
     };
-    FieldError::absent(path, &format!("{rule}, but {found}"))
+    FieldError::absent(path, &format!("{rule}, but {actual}"))
 }
 
 fn check_grid(space: &Space, errors: &mut Vec<FieldError>) {
@@ -156,13 +156,13 @@ fn check_grid(space: &Space, errors: &mut Vec<FieldError>) {
     }
     if num_points > u128::from(TRIALS_MAX) {
         let rule = format!(
-            "a grid of {num_points} points is more than {TRIALS_MAX} trials: lower the counts"
+            "the grid has {num_points} points, more than {TRIALS_MAX} trials; lower the counts"
         );
         errors.push(FieldError::absent("spec.hyperparameters", &rule));
     }
 }
 
-/// What a length counts and how many, if it is one.
+/// Checks a length and returns its unit and number of units.
 fn check_length(path: &str, length: &Length, errors: &mut Vec<FieldError>) -> Option<(Unit, u64)> {
     let fields =
         [("records", length.records), ("batches", length.batches), ("epochs", length.epochs)];
@@ -171,7 +171,8 @@ fn check_length(path: &str, length: &Length, errors: &mut Vec<FieldError>) -> Op
             errors.push(FieldError::new(&member(path, name), &json!(0), "must be at least 1"));
         }
     }
-    let set: Vec<_> = fields.iter().filter(|it| it.1.is_some()).map(|it| it.0).collect();
+    let is_set = |(_, units): &&(&str, Option<u64>)| units.is_some();
+    let set: Vec<_> = fields.iter().filter(is_set).map(|(name, _)| *name).collect();
     if set.len() != 1 {
         let rule = "exactly one of records, batches and epochs must be set";
         errors.push(one_of(path, &set, rule));
@@ -199,14 +200,14 @@ pub(super) fn check_env(env: &[EnvVar], errors: &mut Vec<FieldError>) {
         let is_valid = var.name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
             && var.name.bytes().next().is_some_and(|byte| !byte.is_ascii_digit());
         if !is_valid {
-            refuse("must be letters, digits and `_`, and not begin with a digit");
+            refuse("must consist of letters, digits and `_`, and not begin with a digit");
         } else if var.name.starts_with("STOKER_") && !ENV_SETTABLE.contains(&var.name.as_str()) {
             let settable = ENV_SETTABLE.join(", ");
             refuse(&format!(
-                "names that begin with STOKER_ are set by Stoker itself, but for {settable}: choose another"
+                "names that start with STOKER_ are reserved, except {settable}; choose another"
             ));
         } else if !seen.insert(var.name.as_str()) {
-            refuse("is set twice: keep one");
+            refuse("is set twice; keep one");
         }
         check_no_nul(&member(&item("spec.env", i), "value"), &var.value, errors);
     }

@@ -1,4 +1,4 @@
-//! Each rule, by an experiment that breaks it alone.
+//! Each rule, tested by an experiment that violates only this rule.
 
 use serde_json::{Value, json};
 
@@ -16,7 +16,8 @@ fn run(name: &str, value: Value) -> Result<ValidExperiment, Vec<FieldError>> {
     validate(name, &serde_json::from_value(value).unwrap())
 }
 
-/// Sets what is at `pointer` of a good experiment; the one error must be of `path`, and say `words`.
+/// Sets the value at `pointer` of a valid experiment. Validation must report exactly one error, at
+/// `path`, that contains `words`.
 fn check(pointer: &str, value: Value, path: &str, words: &str) {
     let mut spec = good();
     let mut target = &mut spec;
@@ -25,13 +26,13 @@ fn check(pointer: &str, value: Value, path: &str, words: &str) {
     }
     *target = value;
     let errors = run("x", spec).expect_err(path);
-    let found: Vec<_> = errors.iter().map(|error| error.path.as_str()).collect();
-    assert_eq!(found, [path], "{errors:?}");
+    let paths: Vec<_> = errors.iter().map(|error| error.path.as_str()).collect();
+    assert_eq!(paths, [path], "{errors:?}");
     assert!(errors[0].rule.contains(words), "{words}: {errors:?}");
 }
 
 #[test]
-fn each_rule_of_pods_names_the_field_it_is_about() {
+fn each_pod_rule_names_its_field() {
     let resources = "spec.resources";
     check("resources", json!({"slotsPerTrial": 1025}), "spec.resources.slotsPerTrial", "1024");
     let slots = |per_pod: u32| json!({ "slotsPerTrial": 8, "slotsPerPod": per_pod });
@@ -76,7 +77,7 @@ fn each_rule_of_pods_names_the_field_it_is_about() {
 }
 
 #[test]
-fn each_rule_names_the_field_it_is_about() {
+fn each_rule_names_its_field() {
     let log = |body: Value| json!({ "log": body });
     let hyperparameters = "hyperparameters/rate";
     let rate = |rest: &str| format!("spec.hyperparameters.rate{rest}");
@@ -119,7 +120,7 @@ fn each_rule_names_the_field_it_is_about() {
     let seed = "spec.reproducibility.experimentSeed";
     check("reproducibility/experimentSeed", json!(1_u32 << 31), seed, "2^31");
     check("hyperparameters", json!(3), "spec.hyperparameters", "object");
-    check("hyperparameters", json!({ "log": {} }), "spec.hyperparameters.log", "no name");
+    check("hyperparameters", json!({ "log": {} }), "spec.hyperparameters.log", "reserved");
     let int = json!({ "int": { "min": 1, "max": 2 }, "b": 1 });
     check(hyperparameters, int, &rate(".int"), "no other key");
     let wrong = json!({ "min": 2, "max": 2 });
@@ -148,7 +149,7 @@ fn each_rule_names_the_field_it_is_about() {
 }
 
 #[test]
-fn a_name_is_a_label_of_at_most_40_letters() {
+fn name_is_a_label_of_40_characters() {
     let long = "a".repeat(40);
     for name in ["a", "mnist-3", long.as_str()] {
         run(name, good()).unwrap();
@@ -161,7 +162,7 @@ fn a_name_is_a_label_of_at_most_40_letters() {
 }
 
 #[test]
-fn grid_search_names_every_hyperparameter_without_a_count() {
+fn grid_search_reports_missing_counts_and_too_many_points() {
     let mut spec = good();
     spec["searcher"] = json!({ "metric": "loss", "maxLength": { "batches": 1 }, "grid": {} });
     spec["hyperparameters"]["a"] = json!({ "b": { "int": { "min": 1, "max": 3 } } });
@@ -176,7 +177,7 @@ fn grid_search_names_every_hyperparameter_without_a_count() {
     spec["hyperparameters"]["a"]["b"]["int"]["count"] = json!(2);
     spec["hyperparameters"]["rate"]["log"]["count"] = json!(u32::MAX);
     let error = run("x", spec.clone()).unwrap_err().remove(0);
-    let words = "a grid of 8589934590 points is more than 100000 trials: lower the counts";
+    let words = "the grid has 8589934590 points, more than 100000 trials; lower the counts";
     assert_eq!((error.path.as_str(), error.rule.as_str()), ("spec.hyperparameters", words));
     for (count, is_valid) in [(50_000, true), (50_001, false)] {
         spec["hyperparameters"]["rate"]["log"]["count"] = json!(count);
@@ -187,7 +188,7 @@ fn grid_search_names_every_hyperparameter_without_a_count() {
 }
 
 #[test]
-fn all_errors_come_at_once() {
+fn all_errors_are_reported_at_once() {
     let mut spec = good();
     spec["entrypoint"]["command"] = json!([]);
     spec["hyperparameters"]["rate"]["log"]["min"] = json!(3);
@@ -197,7 +198,7 @@ fn all_errors_come_at_once() {
 }
 
 #[test]
-fn numbers_have_one_form_whether_or_not_an_api_server_kept_them() {
+fn numbers_are_normalized_as_by_an_api_server() {
     let written = json!({ "a": 1.0, "b": [-0.0, 0.5], "c": { "const": { "d": 2e3 } },
         "e": { "int": { "min": 1.0, "max": 4, "count": 2.0 } } });
     let kept = json!({ "a": 1, "b": [0, 0.5], "c": { "const": { "d": 2000 } },
@@ -206,7 +207,7 @@ fn numbers_have_one_form_whether_or_not_an_api_server_kept_them() {
 }
 
 #[test]
-fn seeds_from_ids_are_below_2_to_31_and_do_not_move() {
+fn derived_seeds_are_stable_and_below_2_to_31() {
     assert!((0..1000).all(|id| derive_seed(&id.to_string()) < SEED_END));
     let seeds: std::collections::BTreeSet<_> =
         (0..1000).map(|id| derive_seed(&id.to_string())).collect();
@@ -214,11 +215,11 @@ fn seeds_from_ids_are_below_2_to_31_and_do_not_move() {
     assert_eq!(derive_seed(""), SEED_OF_NOTHING);
 }
 
-/// Recorded once: experiments that exist must be drawn again alike.
+/// Recorded value: existing experiments must sample the same trials again.
 const SEED_OF_NOTHING: u32 = 2_056_588_020;
 
 #[test]
-fn a_long_value_is_shortened() {
+fn long_values_are_shortened() {
     let error = FieldError::new("a", &json!("é".repeat(200)), "b");
     assert_eq!(error.value.chars().count(), 83);
     assert_eq!(FieldError::absent("a", "b").to_string(), "a: b");

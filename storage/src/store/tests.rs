@@ -1,4 +1,4 @@
-//! Stores that fail now and then, that are full, and that are not there.
+//! Tests with stores that fail sporadically, are full or are missing.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,7 +12,7 @@ use object_store::{
 
 use super::*;
 
-/// Fails every n-th operation before it is done.
+/// Store that fails every n-th operation before it has an effect.
 #[derive(Debug)]
 struct Flaky {
     inner: InMemory,
@@ -46,9 +46,9 @@ impl Flaky {
 
 #[async_trait::async_trait]
 impl ObjectStore for Flaky {
-    async fn put_opts(&self, at: &Path, it: PutPayload, how: PutOptions) -> Result<PutResult> {
+    async fn put_opts(&self, at: &Path, bytes: PutPayload, how: PutOptions) -> Result<PutResult> {
         self.tick()?;
-        self.inner.put_opts(at, it, how).await
+        self.inner.put_opts(at, bytes, how).await
     }
 
     async fn put_multipart_opts(
@@ -103,10 +103,10 @@ impl MultipartStore for Flaky {
         at: &Path,
         id: &MultipartId,
         idx: usize,
-        it: PutPayload,
+        bytes: PutPayload,
     ) -> Result<PartId> {
         self.tick()?;
-        self.inner.put_part(at, id, idx, it).await
+        self.inner.put_part(at, id, idx, bytes).await
     }
 
     async fn complete_multipart(
@@ -124,7 +124,7 @@ impl MultipartStore for Flaky {
     }
 }
 
-/// All operations on a root, however it is made.
+/// Runs all operations on a root.
 async fn check(storage: Storage) {
     storage.probe().await.unwrap();
     for idx in 0..30u8 {
@@ -138,7 +138,7 @@ async fn check(storage: Storage) {
     assert_eq!(storage.get("a/bc").await.unwrap(), "y");
     assert_eq!(storage.get_range("a/b/07", 1..3).await.unwrap(), vec![7; 2]);
     assert_eq!(storage.get_range("a/b/07", 3..3).await.unwrap(), "");
-    assert!(storage.get_range("a/b/07", 1..9).await.is_err(), "it ends before");
+    assert!(storage.get_range("a/b/07", 1..9).await.is_err(), "range beyond the end");
     let missing = storage.get_range("a/none", 0..1).await.unwrap_err();
     assert!(matches!(missing, StorageError::NotFound { .. }), "{missing}");
     assert_eq!(storage.list("a/b").await.unwrap().len(), 30);
@@ -165,7 +165,7 @@ async fn check(storage: Storage) {
 }
 
 #[tokio::test]
-async fn every_kind_of_root_does_the_same() {
+async fn all_kinds_of_roots_behave_alike() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().join("not/yet there");
     check(Storage::open(root.to_str().unwrap(), None).unwrap()).await;
@@ -178,7 +178,7 @@ async fn every_kind_of_root_does_the_same() {
 }
 
 #[tokio::test]
-async fn what_killed_writers_left_is_deleted_by_the_names_that_are_meant() {
+async fn staged_files_are_deleted_by_object_name() {
     let folder = tempfile::tempdir().unwrap();
     let storage = Storage::open(folder.path().to_str().unwrap(), None).unwrap();
     storage.put("a/part-1", "x".into()).await.unwrap();
@@ -188,13 +188,14 @@ async fn what_killed_writers_left_is_deleted_by_the_names_that_are_meant() {
     storage.delete_staged("a", |name| name.starts_with("part-")).unwrap();
     storage.delete_staged("nowhere", |_| true).unwrap();
     let names = std::fs::read_dir(folder.path().join("a")).unwrap();
-    let mut left: Vec<_> = names.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
-    left.sort();
-    assert_eq!(left, ["other#1", "part-1", "part-3#x", "part-4"]);
+    let mut rest: Vec<_> =
+        names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    rest.sort();
+    assert_eq!(rest, ["other#1", "part-1", "part-3#x", "part-4"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_fails_now_and_then_works() {
+async fn sporadic_failures_are_retried() {
     for every in [2, 3, 20] {
         let store = Flaky::new(every, std::io::ErrorKind::ConnectionReset);
         check(Storage::from_store(store, "flaky://root")).await;
@@ -202,22 +203,22 @@ async fn a_store_that_fails_now_and_then_works() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_large_object_survives_failures_of_its_parts() {
+async fn failed_parts_of_large_objects_are_retried() {
     for every in [3, 20] {
         let store = Flaky::new(every, std::io::ErrorKind::ConnectionReset);
         let storage = Storage::from_store(store.clone(), "flaky://root").with_parts(store);
-        let bytes: Vec<u8> = (0..20_000_003u32).map(|it| (it % 251) as u8).collect();
+        let bytes: Vec<u8> = (0..20_000_003u32).map(|idx| (idx % 251) as u8).collect();
         let bytes = Bytes::from(bytes);
         storage.put("large", bytes.clone()).await.unwrap();
-        assert!(storage.get("large").await.unwrap() == bytes, "other bytes came back");
+        assert!(storage.get("large").await.unwrap() == bytes, "the object differs");
         let range = storage.get_range("large", 1_000_001..19_999_999).await.unwrap();
-        assert!(range == bytes.slice(1_000_001..19_999_999), "other bytes of it came back");
+        assert!(range == bytes.slice(1_000_001..19_999_999), "the range differs");
     }
 }
 
-/// No request of many bytes is through in the time that one may take.
+/// One request for a large range could exceed the request timeout.
 #[tokio::test(start_paused = true)]
-async fn a_large_range_comes_in_parts() {
+async fn large_ranges_are_read_in_parts() {
     let store = Flaky::new(u64::MAX, std::io::ErrorKind::ConnectionReset);
     let storage = Storage::from_store(store.clone(), "slow://root").with_parts(store.clone());
     storage.put("large", vec![7; 40 << 20].into()).await.unwrap();
@@ -230,7 +231,7 @@ async fn a_large_range_comes_in_parts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_always_fails_is_given_up_with_what_it_said() {
+async fn permanent_failures_report_the_last_error() {
     let check = async |kind, attempts, text: &str| {
         let store = Flaky::new(1, kind);
         let storage = Storage::from_store(store.clone(), "flaky://root");
@@ -245,16 +246,16 @@ async fn a_store_that_always_fails_is_given_up_with_what_it_said() {
 }
 
 #[test]
-fn a_bad_address_is_refused_with_what_to_write() {
+fn invalid_urls_are_refused_with_a_remedy() {
     let check = |url: &str, endpoint: Option<&str>, text: &str| {
         let error = Storage::open(url, endpoint).unwrap_err().to_string();
         assert!(error.contains(text) && error.contains(url), "{error}");
     };
     check("bucket/x", None, "s3://bucket/prefix");
-    check("ftp://x/y", None, "scheme \"ftp\" is not known");
+    check("ftp://x/y", None, "unknown scheme \"ftp\"");
     check("s3:///x", None, "no bucket");
     check("s3://b/x", Some("127.0.0.1:8333"), "http://host:port");
-    check("gs://b/x", Some("http://x"), "endpoint is for s3:// alone");
+    check("gs://b/x", Some("http://x"), "endpoint is for s3:// only");
     check("/proc/version/x", None, "cannot be made");
 }
 

@@ -384,7 +384,11 @@ mod tests {
         assert_eq!(sizes.collect::<Vec<_>>(), [Some(0.5), Some(1.5)]);
         for row in shard.rows::<Timed>().unwrap() {
             let why = row.unwrap_err();
-            assert!(why.starts_with("time: columns of type Timestamp") && why.contains("write booleans"), "{why}");
+            assert!(
+                why.starts_with("time: columns of type Timestamp")
+                    && why.contains("write booleans"),
+                "{why}"
+            );
         }
     }
 

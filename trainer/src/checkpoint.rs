@@ -364,8 +364,8 @@ impl Place {
         }
         let mut parts = Parts::new();
         while let Some(fetched) = fetches.join_next().await {
-            let gone = |_| CheckpointError::ShutDown { name: name.to_owned() };
-            let (file, bytes) = fetched.map_err(gone)??;
+            let shut_down = |_| CheckpointError::ShutDown { name: name.to_owned() };
+            let (file, bytes) = fetched.map_err(shut_down)??;
             parts.insert(file, bytes);
         }
         Ok(parts)

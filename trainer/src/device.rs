@@ -44,8 +44,8 @@ fn shared(slot: u32, gpus: Option<usize>) -> usize {
     usize::try_from(slot).unwrap_or_default() % gpus.unwrap_or(1).max(1)
 }
 
-/// Returns the GPU of a rank, given the number of visible GPUs; `None` if this build does not
-/// support GPUs.
+/// Returns the GPU of a rank, or `None` for the CPU. `gpus` is the number of visible GPUs, or
+/// `None` if this build does not support GPUs.
 fn chosen(
     requested: Option<&str>,
     local_rank: usize,
@@ -89,7 +89,6 @@ pub fn host() -> Device {
 /// # Errors
 ///
 /// Fails if the program cannot be executed again.
-/// The program's own file cannot be started.
 pub(crate) fn prefer_host() -> Result<()> {
     #[cfg(all(feature = "cuda", feature = "flex"))]
     if std::env::var_os("BURN_DEVICE").is_none() {

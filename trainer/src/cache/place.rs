@@ -102,18 +102,18 @@ pub(super) fn half_of(version: &Path, split: Split) -> PathBuf {
 /// Removes a folder atomically for other processes, by renaming it before deleting its contents.
 pub(super) fn remove(folder: &Path) -> Result<()> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
-    let gone = folder.with_file_name(format!("{GONE}{}-{name}", std::process::id()));
+    let removed = folder.with_file_name(format!("{GONE}{}-{name}", std::process::id()));
     // An earlier process with the same ID may have left this folder.
-    let _ = fs::remove_dir_all(&gone);
-    match fs::rename(folder, &gone) {
+    let _ = fs::remove_dir_all(&removed);
+    match fs::rename(folder, &removed) {
         // Another process removed it first.
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         done => done.map_err(|error| failed("rename", folder, &error))?,
     }
-    match fs::remove_dir_all(&gone) {
+    match fs::remove_dir_all(&removed) {
         // Another process deleted it meanwhile.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        done => done.map_err(|error| failed("remove", &gone, &error)),
+        done => done.map_err(|error| failed("remove", &removed, &error)),
     }
 }
 

@@ -65,8 +65,8 @@ impl Place {
                     .and_then(|()| std::fs::write(&path, &bytes));
                 written.map(Ok).map_err(|error| format!("cannot write {}: {error}", path.display()))
             };
-            let gone = |_| CheckpointError::ShutDown { name: name.to_owned() };
-            match tokio::task::spawn_blocking(write).await.map_err(gone)? {
+            let shut_down = |_| CheckpointError::ShutDown { name: name.to_owned() };
+            match tokio::task::spawn_blocking(write).await.map_err(shut_down)? {
                 Ok(checked) => checked.map_err(&broken)?,
                 Err(reason) => {
                     return Err(CheckpointError::Local { name: name.to_owned(), reason });

@@ -134,10 +134,10 @@ impl Guest<'_> {
             let ip = arrived.stream.peer_addr()?.ip().to_canonical();
             Ok(SocketAddr::new(ip, arrived.port))
         };
-        let gone = |error: io::Error| {
+        let lost = |error: io::Error| {
             Infrastructure(format!("lost the connection to a rank during the rendezvous: {error}"))
         };
-        let addresses = here.values().map(address).collect::<io::Result<Vec<_>>>().map_err(gone)?;
+        let addresses = here.values().map(address).collect::<io::Result<Vec<_>>>().map_err(lost)?;
         let text = serde_json::to_string(&addresses)?;
         let mut watch = vec![];
         for (rank, mut arrived) in here {

@@ -194,7 +194,7 @@ fn stopped_gang_resumes_bit_identical() {
         let left = gang.run();
         assert_eq!(codes(&left), [79, 79], "{left:?}");
         let stopped: u64 = gang.checkpoint().0[..12].parse().unwrap();
-        assert!((batch..20).contains(&stopped), "asked after {batch}, stopped after {stopped}");
+        assert!((batch..20).contains(&stopped), "signal at {batch}, stopped after {stopped}");
         let gang = gang.again();
         let left = gang.run();
         assert_eq!(codes(&left), [0, 0], "{left:?}");

@@ -25,8 +25,8 @@ pub use exchange::WeightsFile;
 pub(crate) const MODEL: &str = "model.bpk";
 
 /// Initializes the model's weights now, in the order of its fields, and numbers its parameter IDs
-/// in that order. burn samples a weight on first use and IDs at random, so both would differ
-/// between processes.
+/// in that order. Otherwise both would differ between processes: burn samples a weight on first
+/// use, and IDs at random.
 pub(crate) fn initialise<M: Module>(model: M) -> M {
     let _ = paths(&model);
     model.map(&mut Renumber::default())

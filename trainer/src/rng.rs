@@ -1,5 +1,5 @@
 //! Random streams. The seed of each stream is derived from the trial's seed and the stream's
-//! purpose, so that no stream depends on how often another was used. The derivation must never
+//! purpose. No stream therefore depends on how often another was used. The derivation must never
 //! change.
 //!
 //! burn's CPU backend has one random stream per process. Constructors must not seed it: a session

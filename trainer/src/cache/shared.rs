@@ -79,7 +79,7 @@ impl Shared {
                     &self.rt,
                 );
             }
-            // Wait for all downloads even after a failure: a blocking task that stores a segment
+            // Wait for all downloads even after a failure. A blocking task that stores a segment
             // cannot be cancelled, and would write into the folder in which the set is built next.
             match fetches.join_next().await {
                 Some(fetched) => {

@@ -41,8 +41,8 @@ struct Known {
 }
 
 /// Returns the checkpoints to delete, in the order of `known`. A checkpoint of a later attempt
-/// counts as newer than all of an earlier attempt: the later attempt resumed further back because
-/// newer checkpoints were corrupt. Among equal metrics, the oldest checkpoint is the best.
+/// counts as newer than all of an earlier attempt, which had corrupt newer checkpoints. Among equal
+/// metrics, the oldest checkpoint is the best.
 fn superfluous(keep: Keep, smaller_is_better: bool, known: &[Known]) -> Vec<String> {
     let age = |known: &Known| {
         layout::parse_checkpoint_name(&known.name).map(|(batches, attempt)| (attempt, batches))

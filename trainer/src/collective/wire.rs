@@ -1,7 +1,7 @@
 //! Framing on a connection between two ranks: a header, then the payload.
 //!
-//! The header has the kind of the operation, its sequence number and the payload length, so that
-//! ranks which execute different operations fail with a clear error.
+//! The header has the kind of the operation, its sequence number and the payload length. Ranks that
+//! execute different operations therefore fail with a clear error.
 
 use std::io;
 use std::net::TcpStream;

@@ -105,9 +105,9 @@ impl Options {
     ///
     /// # Errors
     ///
-    /// Fails if the file cannot be read, has no rows or lacks a column. Also fails if a row differs
-    /// from the first in its number of columns, has an empty label, or a feature that is not a
-    /// finite number.
+    /// Fails if the file cannot be read, has no rows or lacks a column. Also fails if a row has
+    /// another number of columns than the first, an empty label, or a feature that is not a finite
+    /// number.
     pub fn read(&self, path: impl AsRef<Path>) -> Result<Table, DataError> {
         let path = path.as_ref();
         self.parse(&path.display().to_string(), read::open(path)?)

@@ -1,7 +1,7 @@
 //! Bindings to the few NCCL functions in use, loaded from the installed library.
 //!
 //! Types and constants are those of `nccl.h`, which NVIDIA keeps stable across versions. They are
-//! not taken from a crate: the existing crate does not look for `libnccl.so.2`, which NCCL's
+//! not taken from a crate. The existing crate does not look for `libnccl.so.2`, which NCCL's
 //! packages install, and ends the process if it finds nothing.
 
 // Reason: functions of a C library, which take device addresses.

@@ -229,12 +229,12 @@ fn refuse_changes(
 fn change(before: &[(&str, u64)], found: &[Found]) -> Option<String> {
     let now: Vec<_> = found.iter().map(|file| (file.name.as_str(), file.bytes)).collect();
     let shown = |file: Option<&(&str, u64)>| {
-        file.map_or("no file".to_owned(), |(name, bytes)| format!("{name} with {bytes} bytes"))
+        file.map_or("nothing".to_owned(), |(name, bytes)| format!("{name} with {bytes} bytes"))
     };
     let places = 0..before.len().max(now.len());
     let (before, now) =
         places.map(|i| (before.get(i), now.get(i))).find(|(before, now)| before != now)?;
-    Some(format!("expected {}, found {}", shown(before), shown(now)))
+    Some(format!("there was {}, and is {}", shown(before), shown(now)))
 }
 
 /// Refuses a folder with the manifest of another job, unless it may be replaced.

@@ -351,10 +351,10 @@ fn finished_output_of_changed_input_is_refused() {
     std::fs::write(input.join("a.jsonl"), text.replace("6}", "9}")).unwrap();
     check_error(again(), refused, "its input a.jsonl has changed; start over with --fresh");
     std::fs::write(input.join("a.jsonl"), text.clone() + "\n").unwrap();
-    check_error(again(), refused, "expected a.jsonl with");
+    check_error(again(), refused, "there was a.jsonl with");
     std::fs::write(input.join("a.jsonl"), &text).unwrap();
     std::fs::write(input.join("b.jsonl"), "").unwrap();
-    check_error(again(), refused, "expected no file, found b.jsonl with 0 bytes");
+    check_error(again(), refused, "there was nothing, and is b.jsonl with 0 bytes");
     std::fs::remove_file(input.join("b.jsonl")).unwrap();
     again().unwrap();
 }

@@ -1,14 +1,15 @@
-//! Data sets that are made once: built by one process of a machine while others wait, kept on its disk
-//! for later trials, and in a cluster in the bucket for other machines.
+//! Cached data sets: one process per machine builds a set while others wait. Later trials read it
+//! from disk; in a cluster, other machines download it from the bucket.
 //!
 //! ```text
-//! ROOT/ID/VERSION/training/{manifest.json, 00000.seg, 00001.seg, ...}    whole, or not there
-//!                 training.build     locked by whoever builds or downloads it
-//!                 training.use       locked, shared, by those who read it; its time: the last opening
-//!                 .training.half     what is being built
+//! ROOT/ID/VERSION/training/{manifest.json, 00000.seg, 00001.seg, ...}    complete, or absent
+//!                 training.build     locked by the process that builds or downloads the set
+//!                 training.use       shared lock of readers; mtime: when the set was last opened
+//!                 .training.half     staging folder during the build
 //! ```
 //!
-//! `docs/data-cache.md` says what is checked when, `docs/decisions/0021-dataset-cache.md` why it is so.
+//! `docs/data-cache.md` describes when files are verified, and
+//! `docs/decisions/0021-dataset-cache.md` the reasons.
 
 use std::fmt;
 use std::fs::File;
@@ -47,15 +48,15 @@ use place::Place;
 use set::{Found, Set};
 use shared::Shared;
 
-/// How often a set is made that is found damaged each time.
+/// Number of times a set is made again if it is damaged each time.
 const ATTEMPTS_MAX: u32 = 3;
 
-/// What samples are for; each has a set of its own.
+/// Purpose of the samples; each split is a separate set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
-    /// To train on.
+    /// Training data.
     Training,
-    /// To validate on.
+    /// Validation data.
     Validation,
 }
 
@@ -68,66 +69,74 @@ impl Split {
     }
 }
 
-/// A folder of data sets.
+/// A folder of cached data sets.
 #[derive(Clone, Debug)]
 pub struct DataCache {
     root: PathBuf,
     bytes_max: Option<u64>,
     shared: Option<Shared>,
-    /// Asks to leave, where a set is made or waited for.
+    /// Stop request, checked while a set is built or waited for.
     stop: StopSignal,
 }
 
 impl DataCache {
-    /// The cache in this folder.
+    /// Creates a cache in this folder.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         let stop = StopSignal::default();
         Self { root: root.into(), bytes_max: None, shared: None, stop }
     }
 
-    /// That of this machine: `STOKER_DATA_CACHE`, or else `stoker-data` in the user's cache folder, of
-    /// at most `STOKER_DATA_CACHE_BYTES`.
+    /// Creates the default cache of this machine. The folder is `STOKER_DATA_CACHE`, or
+    /// `stoker-data` in the user's cache folder. `STOKER_DATA_CACHE_BYTES` limits its size; see
+    /// [`bytes_max`](Self::bytes_max).
     ///
     /// # Errors
     ///
-    /// A variable makes no sense, or there is no home.
+    /// Fails if the size limit is not a number, or if neither `STOKER_DATA_CACHE` nor
+    /// `XDG_CACHE_HOME` nor `HOME` is set.
     pub fn standard() -> Result<Self> {
         let of = |name| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
         let root = of(ENV_DATA_CACHE)
             .or_else(|| of("XDG_CACHE_HOME").map(|path| path.join("stoker-data")))
             .or_else(|| of("HOME").map(|path| path.join(".cache/stoker-data")))
             .ok_or_else(|| {
-                format!("there is no home for data sets: set {ENV_DATA_CACHE} to a folder")
+                format!(
+                    "cannot locate the data cache: XDG_CACHE_HOME and HOME are unset; set \
+                     {ENV_DATA_CACHE}"
+                )
             })?;
         let cache = Self::new(root);
         match std::env::var(ENV_DATA_CACHE_BYTES).ok().filter(|text| !text.is_empty()) {
             None => Ok(cache),
             Some(text) => Ok(cache.bytes_max(text.parse().map_err(|_| {
                 format!(
-                    "{ENV_DATA_CACHE_BYTES} is {text:?}, but must be a number of bytes, such as 50000000000"
+                    "{ENV_DATA_CACHE_BYTES} is {text:?}, but must be a number of bytes, such as \
+                     50000000000"
                 )
             })?)),
         }
     }
 
-    /// The most bytes that all sets may take together; those used least recently go. Without it, the
-    /// cache takes no more of a disk than it leaves free.
+    /// Sets the maximum total size of all sets, in bytes. Least recently used sets are deleted to
+    /// stay below it. By default, the limit is half of the disk's free space and the cache's
+    /// current size together.
     #[must_use]
     pub fn bytes_max(self, bytes: u64) -> Self {
         Self { bytes_max: Some(bytes), ..self }
     }
 
-    /// Keeps sets in a bucket too, below this path.
+    /// Also stores sets in a bucket.
     fn shared(self, shared: Option<Shared>) -> Self {
         Self { shared, ..self }
     }
 
-    /// The set of this name, which `build` makes where it is nowhere: called in one process of the
-    /// machine, at most.
+    /// Opens the set with this name. If it is neither in the cache nor in the bucket, calls
+    /// `build`, in one process per machine. Blocks while another process builds the set.
     ///
     /// # Errors
     ///
-    /// What `build` failed with; a name that is no file's; a disk that fails or is full.
+    /// Fails if `build` does, if `id` or `version` is not a valid name, or if the disk fails or is
+    /// full.
     pub fn open<T, I>(
         &self,
         id: &str,
@@ -141,7 +150,7 @@ impl DataCache {
     {
         let place = Place::new(&self.root, id, version, split)?;
         let mut build = Some(build);
-        // What was just made is held until it is opened: it is not to go before.
+        // Keep a new set locked until it is open, so that it cannot be deleted in between.
         let mut held = None;
         for _ in 0..ATTEMPTS_MAX {
             let reader = place.lock_for_use()?;
@@ -152,7 +161,7 @@ impl DataCache {
                     let inner = Inner { set, place, _reader: reader };
                     return Ok(Cached { inner: Arc::new(inner), samples, items: PhantomData });
                 }
-                Found::Damaged(why) => eprintln!("stoker: {place}: {why}; it is made anew"),
+                Found::Damaged(why) => eprintln!("stoker: {place}: {why}; making it again"),
                 Found::Nothing => {}
             }
             drop(reader);
@@ -160,8 +169,8 @@ impl DataCache {
             held = self.make(&place, &mut build)?;
         }
         Err(Infrastructure(format!(
-            "{place} was made and then found damaged or gone {ATTEMPTS_MAX} times: look at the disk \
-             under {}",
+            "{place} was damaged or missing {ATTEMPTS_MAX} times right after it was made; check \
+             the disk under {}",
             self.root.display()
         ))
         .into())
@@ -170,15 +179,15 @@ impl DataCache {
     fn leave_if_asked(&self, place: &Place) -> Result<()> {
         match self.stop.is_set() {
             true => {
-                let why = format!("asked to leave before {place} was there");
+                let why = format!("preempted before {place} was complete");
                 Err(Interrupted { code: ExitCode::Preempted, fenced: false, why }.into())
             }
             false => Ok(()),
         }
     }
 
-    /// Downloads or builds what is not there, unless another process has while this one waited. Gives
-    /// the lock of one who uses what was made.
+    /// Downloads or builds a missing set, unless another process did so meanwhile. Returns the
+    /// reader's lock of the new set.
     fn make<T, I, F>(&self, place: &Place, build: &mut Option<F>) -> Result<Option<File>>
     where
         T: Serialize + DeserializeOwned,
@@ -198,20 +207,20 @@ impl DataCache {
                 Ok(false) => {}
                 Err(error) => {
                     is_damaged = shared::is_damage(&error);
-                    eprintln!("stoker: {place} is not taken from the bucket: {error}");
+                    eprintln!("stoker: cannot download {place} from the bucket: {error}");
                 }
             }
         }
         let Some(build) = build.take() else {
             let text = format!(
-                "{place} was built a moment ago, and is gone or damaged: look at the disk under {}",
+                "{place} was just built, but is missing or damaged; check the disk under {}",
                 self.root.display()
             );
             return Err(Infrastructure(text).into());
         };
         let built = build().and_then(|items| {
-            let asked = |item| self.leave_if_asked(place).and(item);
-            build::write(place, items.into_iter().map(asked), &room)
+            let unless_stopped = |item| self.leave_if_asked(place).and(item);
+            build::write(place, items.into_iter().map(unless_stopped), &room)
         });
         if let Err(error) = built {
             place.clear()?;
@@ -222,13 +231,16 @@ impl DataCache {
         if let Some(shared) = &self.shared
             && let Err(error) = shared.upload(place, is_damaged)
         {
-            eprintln!("stoker: {place} is not in the bucket, other machines build it: {error}");
+            eprintln!(
+                "stoker: cannot upload {place} to the bucket, so other machines must build it: \
+                 {error}"
+            );
         }
         Ok(Some(reader))
     }
 }
 
-/// Gives a set its name, as the one that was used last.
+/// Moves the built set to its final name and marks it as just used.
 fn publish(place: &Place) -> Result<File> {
     let reader = place.lock_for_use()?;
     place.touch(&reader)?;
@@ -236,16 +248,17 @@ fn publish(place: &Place) -> Result<File> {
 }
 
 impl Context {
-    /// A data set that is built once for each machine, by `build`, and read from its disk thereafter:
-    /// the same samples in the same order. Another `version` is another set. In a cluster it is kept in
-    /// the bucket too, where other machines find it.
+    /// Opens a data set that `build` creates once per machine, and that later runs read from disk:
+    /// the same samples in the same order. In a cluster, the bucket stores it for other machines
+    /// too. Change `version` whenever `build` returns different samples.
     ///
-    /// `build` must give the same samples each time, and must end.
+    /// `build` must return the same samples each time, and a finite number of them. Blocks while
+    /// another process builds the set.
     ///
     /// # Errors
     ///
-    /// What `build` failed with; a name that is no file's; a disk that fails or is full;
-    /// [`Interrupted`] where it was asked to leave meanwhile.
+    /// Fails if `build` does, if `id` or `version` is not a valid name, or if the disk fails or is
+    /// full. Returns [`Interrupted`] on preemption.
     pub fn cached<T, I>(
         &self,
         id: &str,
@@ -259,14 +272,15 @@ impl Context {
     {
         let cache = DataCache::standard()?.shared(self.shared_sets()?);
         let cache = DataCache { stop: self.stop.clone(), ..cache };
-        // Building takes as long as it takes: nobody is to take this rank for stuck.
+        // Building may take long: keep the watchdog from reporting this rank as stuck.
         self.distributed().tick(Doing::Wait);
         let cached = cache.open(id, version, split, build);
         self.distributed().tick(Doing::Train);
         cached
     }
 
-    /// Where the experiment's bucket has data sets; a folder is of this machine already.
+    /// Returns the data sets in the experiment's bucket; `None` for a local folder, which needs no
+    /// second copy.
     fn shared_sets(&self) -> Result<Option<Shared>> {
         let config = &self.config.storage;
         let is_remote = config.url.contains("://") && !config.url.starts_with("file:");
@@ -279,7 +293,7 @@ impl Context {
     }
 }
 
-/// A data set on this machine's disk. It stays there for as long as this lives.
+/// A data set on the local disk. It is not deleted while this value or a clone of it exists.
 pub struct Cached<T> {
     inner: Arc<Inner>,
     samples: usize,
@@ -308,39 +322,40 @@ impl<T> fmt::Debug for Cached<T> {
 }
 
 impl<T: DeserializeOwned> Cached<T> {
-    /// The number of samples, at least 1.
+    /// Returns the number of samples, at least 1.
     #[expect(clippy::len_without_is_empty, reason = "there are no empty sets")]
     pub fn len(&self) -> usize {
         self.samples
     }
 
-    /// The sample at this place, from 0. Any number of threads may read at once.
+    /// Returns the sample at this index, from 0. Any number of threads may read concurrently.
     ///
     /// # Errors
     ///
-    /// There is none; its bytes were changed since they were written, which is checked each time; it is
-    /// of another type.
+    /// Fails if the index is out of range, if the checksum of the sample's bytes is wrong, or if
+    /// the stored sample has another type.
     pub fn get(&self, sample: usize) -> Result<T> {
         let Inner { set, place, .. } = &*self.inner;
         if sample >= self.samples {
-            return Err(format!("{place} has no sample {sample}, but {}", self.samples).into());
+            let num = self.samples;
+            return Err(format!("{place} has no sample {sample}, only {num} samples").into());
         }
         let bytes = set.record(sample).map_err(|why| -> Error {
             place.distrust();
-            let text = format!("{place}: {why}; it is made anew when it is opened next");
+            let text = format!("{place}: {why}; the next `open` makes the set again");
             Infrastructure(text).into()
         })?;
         Ok(build::decode(bytes).map_err(|why| {
             format!(
-                "{place}: sample {sample} is of another type than the program's: {why}; give what \
-                 is stored now another version"
+                "{place}: the type of sample {sample} differs from the program's: {why}; change \
+                 the version of the set"
             )
         })?)
     }
 }
 
 impl<T: DeserializeOwned + Send + 'static> Cached<T> {
-    /// The samples as data, with what makes a batch of them.
+    /// Creates [`Data`] from the samples and a batcher.
     pub fn data<B: Send + 'static>(
         &self,
         batcher: impl Fn(Vec<T>, &Device) -> B + Send + Sync + 'static,

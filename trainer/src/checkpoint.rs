@@ -1,8 +1,8 @@
-//! Checkpoints: written in the background, and found whole or refused.
+//! Checkpoints: written in the background, verified when restored.
 //!
-//! A checkpoint is a folder of files and the manifest that makes them one. The manifest is written
-//! last: after all files, and after the metrics up to the same batch. A save that was cut short
-//! leaves files that nobody looks at.
+//! A checkpoint is a folder of files with a manifest that completes it. The manifest is written
+//! last: after all files, and after the metrics up to the same batch. An interrupted save leaves
+//! files without a manifest, which are ignored.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
@@ -29,54 +29,54 @@ pub use folder::load_folder;
 pub(crate) use retention::{Keep, Retention, RetentionTask};
 pub use source::CheckpointSource;
 
-/// Version of the format: of what a manifest says, and of nothing inside the files.
+/// Version of the manifest format; does not cover the contents of the other files.
 const FORMAT: u32 = 1;
 
 /// The files of a checkpoint, by name.
 pub type Parts = BTreeMap<String, Bytes>;
 
-/// Says what the files of a checkpoint are; runs on a thread of its own.
+/// Closure that produces the files of a checkpoint. Runs on a separate thread.
 pub type Make = Box<dyn FnOnce() -> Result<Parts, String> + Send>;
 
-/// What to save, beside the files.
+/// Contents of a new checkpoint, except its files.
 #[derive(Debug, Default)]
 pub struct Save {
-    /// Global batches trained.
+    /// Number of global batches trained.
     pub batches: u64,
-    /// The searched metric of a validation at the same batch.
+    /// Searched metric of a validation at the same batch, if there was one.
     pub metric: Option<f64>,
-    /// Reports that have no answer yet.
+    /// Reports that the runner has not answered yet.
     pub unsent: Vec<Report>,
-    /// What the user's program adds to the manifest.
+    /// Metadata from the user's program, stored in the manifest.
     pub metadata: BTreeMap<String, Value>,
-    /// What must be stored before the manifest is written: the metrics up to here
-    /// ([`MetricsWriter::stored`]). A failure there fails the save.
+    /// Writes that must complete before the manifest is written: the metrics so far
+    /// ([`MetricsWriter::stored`]). If one fails, the save fails.
     ///
     /// [`MetricsWriter::stored`]: crate::metrics::MetricsWriter::stored
     pub after: Vec<Stored>,
 }
 
-/// A checkpoint that exists: its manifest is written.
+/// A complete checkpoint, whose manifest is written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Saved {
-    /// Its folder's name.
+    /// Name of the checkpoint's folder.
     pub name: String,
-    /// Global batches trained.
+    /// Number of global batches trained.
     pub batches: u64,
-    /// SHA-256 of its manifest, in hex.
+    /// SHA-256 of the manifest, in hex.
     pub manifest_sha256: String,
-    /// Sum of its files' sizes.
+    /// Total size of the files, in bytes.
     pub bytes: u64,
-    /// The metric that [`Save`] had.
+    /// Metric from [`Save::metric`].
     pub metric: Option<f64>,
 }
 
-/// What [`Checkpoints::restore`] found.
+/// Result of [`Checkpoints::restore`].
 #[derive(Clone, Debug, Default)]
 pub struct Restored {
-    /// The first checkpoint that was whole: its name, manifest and files.
+    /// First checkpoint that is complete and intact: its name, manifest and files.
     pub checkpoint: Option<(String, Manifest, Parts)>,
-    /// Those before it, with what was wrong.
+    /// Checkpoints tried before it, with the reason why each was refused.
     pub refused: BTreeMap<String, String>,
 }
 
@@ -91,7 +91,7 @@ pub struct Checkpoints {
     done: VecDeque<Saved>,
 }
 
-/// Whose checkpoints, and where.
+/// Storage, path and identity of a trial's checkpoints.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) storage: Storage,
@@ -102,8 +102,8 @@ pub(crate) struct Place {
 }
 
 impl Checkpoints {
-    /// The checkpoints of `config`'s trial. `rt` must be driven by a thread of its own,
-    /// with I/O and time enabled.
+    /// Creates access to the checkpoints of `config`'s trial. Another thread must drive `rt`, with
+    /// I/O and time enabled.
     pub fn new(rt: Handle, storage: Storage, config: &TrialConfig) -> Self {
         let place = Place {
             storage,
@@ -115,17 +115,18 @@ impl Checkpoints {
         Self { rt, place, in_flight: None, done: VecDeque::new() }
     }
 
-    /// Whose checkpoints, and where.
+    /// Returns the storage, path and identity of the checkpoints.
     pub(crate) fn place(&self) -> &Place {
         &self.place
     }
 
-    /// Starts a save and returns; waits first for the one in flight, whose outcome
-    /// [`poll`](Self::poll) still gives. `make`, hashing and upload happen on other threads.
+    /// Starts a save in the background. If another save is in flight, waits for it first;
+    /// [`poll`](Self::poll) still returns its outcome. `make`, hashing and upload run on other
+    /// threads.
     ///
     /// # Errors
     ///
-    /// What the one in flight failed with; the new one is then not begun.
+    /// Returns the error of the previous save; the new one is then not started.
     pub fn begin(&mut self, save: Save, make: Make) -> Result<(), CheckpointError> {
         self.wait()?;
         let name = layout::checkpoint_name(save.batches, self.place.attempt);
@@ -137,17 +138,17 @@ impl Checkpoints {
                 Ok(parts) => place.save_or_leave_nothing(&name, save, parts).await,
                 Err(error) => Err(error),
             };
-            // A loop that is gone needs no answer.
+            // Ignore the error: a caller that exited needs no outcome.
             let _ = sender.send(outcome);
         });
         Ok(())
     }
 
-    /// A checkpoint that has come to exist since the last call, the oldest first; never waits.
+    /// Returns a checkpoint completed since the last call, oldest first. Never blocks.
     ///
     /// # Errors
     ///
-    /// What the save failed with, once.
+    /// Returns the error of a failed save, once.
     pub fn poll(&mut self) -> Result<Option<Saved>, CheckpointError> {
         if let Some((name, receiver)) = &self.in_flight {
             let outcome = match receiver.try_recv() {
@@ -165,23 +166,23 @@ impl Checkpoints {
         Ok(self.done.pop_front())
     }
 
-    /// Waits for the save in flight, and gives what [`poll`](Self::poll) gives. Call until
-    /// `None`.
+    /// Waits for the save in flight, then returns the same as [`poll`](Self::poll). Call until it
+    /// returns `None`.
     ///
     /// # Errors
     ///
-    /// What the save failed with, once.
+    /// Returns the error of a failed save, once.
     pub fn finish(&mut self) -> Result<Option<Saved>, CheckpointError> {
         self.wait()?;
         Ok(self.done.pop_front())
     }
 
-    /// The first of `refs` that is whole, with all that was wrong with those before it. Every
-    /// file is checked against its manifest, and the manifest against the ref.
+    /// Restores the first complete checkpoint of `refs` and reports why each one before it was
+    /// refused. Verifies every file against its manifest, and the manifest against the reference.
     ///
     /// # Errors
     ///
-    /// The storage failed, which says nothing of the checkpoints.
+    /// Fails if the storage is unavailable, which does not mean that a checkpoint is corrupt.
     pub fn restore(&self, refs: &[CheckpointRef]) -> Result<Restored, CheckpointError> {
         let mut restored = Restored::default();
         for wanted in refs {
@@ -219,26 +220,26 @@ async fn made(name: &str, make: Make) -> Result<Parts, CheckpointError> {
     let made = tokio::task::spawn_blocking(make).await;
     let parts = made.map_err(|error| failed(error.to_string()))?.map_err(failed)?;
     match parts.contains_key(MANIFEST) {
-        true => Err(failed(format!("no file of it may be named {MANIFEST}"))),
+        true => Err(failed(format!("the file name {MANIFEST} is reserved; use another name"))),
         false => Ok(parts),
     }
 }
 
 impl Place {
-    /// Saves, and deletes what a save that failed has left, as far as the storage lets: a trial that
-    /// tries again and again would fill it with halves of checkpoints.
+    /// Saves, and cleans up after a failure as far as the storage allows. Otherwise a trial that
+    /// retries repeatedly would fill the storage with partial checkpoints.
     async fn save_or_leave_nothing(&self, name: &str, save: Save, parts: Parts) -> Outcome {
         let files: Vec<String> = parts.keys().cloned().collect();
         let outcome = self.save(name, save, parts).await;
         if outcome.is_err() {
             let storage = self.storage.clone().impatient();
-            // The manifest's answer may have been lost: nothing of a whole checkpoint may go
-            // before it.
+            // The manifest may exist although its write reported an error. Delete it first, so that
+            // a manifest never remains without its files.
             let manifest = layout::manifest_path(&self.trial_path, name);
             if storage.delete(&manifest).await.is_ok() {
                 for file in files {
                     let path = layout::checkpoint_file(&self.trial_path, name, &file);
-                    // The save's own error is the one to tell.
+                    // Ignore the error: the error of the save is the one to report.
                     let _ = storage.delete(&path).await;
                 }
             }
@@ -251,7 +252,7 @@ impl Place {
         self.commit(name, save, files).await
     }
 
-    /// Makes files that are stored a checkpoint.
+    /// Completes a checkpoint whose files are stored, by writing its manifest.
     pub(crate) async fn commit(
         &self,
         name: &str,
@@ -262,7 +263,7 @@ impl Place {
         for stored in save.after {
             stored.wait().await.map_err(failed)?;
         }
-        let bytes = files.values().map(|it| it.bytes).sum();
+        let bytes = files.values().map(|entry| entry.bytes).sum();
         let manifest = Manifest {
             format: FORMAT,
             experiment_id: self.experiment_id.clone(),
@@ -285,7 +286,7 @@ impl Place {
         Ok(Saved { name: name.to_owned(), batches, manifest_sha256, bytes, metric })
     }
 
-    /// Hashes and stores all files, each on threads of its own.
+    /// Hashes and stores all files concurrently.
     pub(crate) async fn upload(
         &self,
         name: &str,
@@ -320,7 +321,7 @@ impl Place {
         Ok((manifest, parts))
     }
 
-    /// The manifest of a checkpoint of this trial, checked.
+    /// Reads and verifies the manifest of a checkpoint of this trial.
     pub(crate) async fn manifest(
         &self,
         wanted: &CheckpointRef,
@@ -331,21 +332,21 @@ impl Place {
         let actual = hash::sha256_hex(&text);
         if actual != wanted.manifest_sha256 {
             return Err(broken(format!(
-                "{MANIFEST} has SHA-256 {actual}, the record says {}",
+                "{MANIFEST} has SHA-256 {actual}, but the record has {}",
                 wanted.manifest_sha256
             )));
         }
         let manifest = parse(&text).map_err(broken)?;
         if (&manifest.experiment_id, manifest.trial) != (&self.experiment_id, self.trial) {
             return Err(broken(format!(
-                "{MANIFEST} is of experiment {} trial {}, wanted is experiment {} trial {}",
+                "{MANIFEST} is of experiment {} trial {}, expected experiment {} trial {}",
                 manifest.experiment_id, manifest.trial, self.experiment_id, self.trial
             )));
         }
         Ok(manifest)
     }
 
-    /// The files that a manifest names, each checked.
+    /// Reads and verifies the files listed in a manifest.
     async fn parts(&self, name: &str, manifest: &Manifest) -> Result<Parts, CheckpointError> {
         let mut fetches = JoinSet::new();
         for (file, entry) in manifest.files.clone() {
@@ -363,8 +364,8 @@ impl Place {
         }
         let mut parts = Parts::new();
         while let Some(fetched) = fetches.join_next().await {
-            let gone = |_| CheckpointError::ShutDown { name: name.to_owned() };
-            let (file, bytes) = fetched.map_err(gone)??;
+            let shut_down = |_| CheckpointError::ShutDown { name: name.to_owned() };
+            let (file, bytes) = fetched.map_err(shut_down)??;
             parts.insert(file, bytes);
         }
         Ok(parts)
@@ -383,13 +384,13 @@ impl Place {
 }
 
 fn parse(text: &[u8]) -> Result<Manifest, String> {
-    let manifest: Manifest = serde_json::from_slice(text)
-        .map_err(|error| format!("{MANIFEST} cannot be read: {error}"))?;
+    let manifest: Manifest =
+        serde_json::from_slice(text).map_err(|error| format!("cannot read {MANIFEST}: {error}"))?;
     match manifest.format {
         FORMAT => Ok(manifest),
         format => Err(format!(
-            "{MANIFEST} has format {format}, this version reads {FORMAT}; use the version that \
-             wrote it"
+            "{MANIFEST} has format {format}, but this version reads format {FORMAT}; use the \
+             version that wrote it"
         )),
     }
 }
@@ -397,11 +398,11 @@ fn parse(text: &[u8]) -> Result<Manifest, String> {
 fn verify(file: &str, entry: &FileEntry, bytes: &[u8]) -> Result<(), String> {
     if bytes.len() as u64 != entry.bytes {
         let actual = bytes.len();
-        return Err(format!("{file} has {actual} bytes, {MANIFEST} says {}", entry.bytes));
+        return Err(format!("{file} has {actual} bytes, but {MANIFEST} lists {}", entry.bytes));
     }
     let actual = hash::sha256_hex(bytes);
     if actual != entry.sha256 {
-        return Err(format!("{file} has SHA-256 {actual}, {MANIFEST} says {}", entry.sha256));
+        return Err(format!("{file} has SHA-256 {actual}, but {MANIFEST} lists {}", entry.sha256));
     }
     Ok(())
 }

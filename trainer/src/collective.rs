@@ -1,4 +1,4 @@
-//! What ranks do together.
+//! Collective communication between ranks.
 
 use std::ops::Range;
 
@@ -31,109 +31,112 @@ pub(crate) use launched::Launched;
 pub(crate) use pulse::{Doing, Pulse};
 pub use threads::ThreadRank;
 
-/// Sums and exchanges over ranks.
+/// Collective operations between ranks.
 ///
-/// All methods are collective: every rank makes the same calls in the same order, and a call returns
-/// on one rank only once every rank has made it.
+/// Every rank must make the same calls in the same order. A call returns on a rank only after all
+/// ranks have made it.
 ///
 /// # Shapes
 ///
-/// Values are flat. Their numbers are equal on all ranks, but for what is gathered.
+/// Values are flat. Their number is equal on all ranks, except for gathered bytes.
 ///
 /// # Errors
 ///
-/// A failure is final: every later call fails too. There is no way back within a process; it exits,
-/// and the gang starts again from its last checkpoint.
+/// Errors are final: all later calls fail too. The process cannot recover; it exits, and the gang
+/// restarts from its last checkpoint.
 pub trait Collective: Send + Sync + std::fmt::Debug {
-    /// This rank, in `0..size`.
+    /// Returns this rank, in `0..size`.
     fn rank(&self) -> usize;
 
-    /// The number of ranks, at least 1.
+    /// Returns the number of ranks, at least 1.
     fn size(&self) -> usize;
 
-    /// Replaces `values` by their sums over all ranks: the same bits on all of them, and in another
-    /// run of as many ranks. Implementations may add up in different orders.
+    /// All-reduces `values` in place (sum). The result is bit-identical on all ranks and across
+    /// runs with the same world size. Summation order may differ between implementations.
     ///
     /// # Errors
     ///
-    /// Another rank is gone, or does something else.
+    /// Fails if another rank exited, or made a different call.
     fn sum_f32(&self, values: &mut [f32]) -> Result<()>;
 
-    /// As [`sum_f32`](Self::sum_f32), in double precision.
+    /// Same as [`sum_f32`](Self::sum_f32), in double precision.
     ///
     /// # Errors
     ///
-    /// As it.
+    /// Same as [`sum_f32`](Self::sum_f32).
     fn sum_f64(&self, values: &mut [f64]) -> Result<()>;
 
-    /// As [`sum_f32`](Self::sum_f32), of half the bytes: each partial sum is rounded to 11 bits, and one beyond
-    /// 65,504 is infinite.
+    /// Same as [`sum_f32`](Self::sum_f32), with half the bytes. Each partial sum is rounded to 11
+    /// significant bits; a partial sum beyond 65,504 becomes infinite.
     ///
     /// # Errors
     ///
-    /// As it.
+    /// Same as [`sum_f32`](Self::sum_f32).
     fn sum_f16(&self, values: &mut [f16]) -> Result<()> {
-        let mut wide: Vec<f32> = values.iter().map(|it| it.to_f32()).collect();
+        let mut wide: Vec<f32> = values.iter().map(|value| value.to_f32()).collect();
         self.sum_f32(&mut wide)?;
         values.iter_mut().zip(wide).for_each(|(value, sum)| *value = f16::from_f32(sum));
         Ok(())
     }
 
-    /// As [`sum_f32`](Self::sum_f32), of half the bytes: each partial sum is rounded to 8 bits.
+    /// Same as [`sum_f32`](Self::sum_f32), with half the bytes. Each partial sum is rounded to 8
+    /// significant bits.
     ///
     /// # Errors
     ///
-    /// As it.
+    /// Same as [`sum_f32`](Self::sum_f32).
     fn sum_bf16(&self, values: &mut [bf16]) -> Result<()> {
-        let mut wide: Vec<f32> = values.iter().map(|it| it.to_f32()).collect();
+        let mut wide: Vec<f32> = values.iter().map(|value| value.to_f32()).collect();
         self.sum_f32(&mut wide)?;
         values.iter_mut().zip(wide).for_each(|(value, sum)| *value = bf16::from_f32(sum));
         Ok(())
     }
 
-    /// The sums over all ranks of a flat tensor of `f64`, `f32`, `f16` or `bf16`, of this type and on its device.
+    /// Returns the all-reduced sum of a flat tensor of `f64`, `f32`, `f16` or `bf16`, with the same
+    /// type and on the same device.
     ///
     /// # Errors
     ///
-    /// As [`sum_f32`](Self::sum_f32).
+    /// Same as [`sum_f32`](Self::sum_f32); also fails for other element types.
     fn sum_tensor(&self, values: Tensor<1>) -> Result<Tensor<1>> {
         sum_on_host(self, values)
     }
 
-    /// Whether [`sum_tensor`](Self::sum_tensor) sums where the values lie. Otherwise they go over the host.
+    /// Returns `true` if [`sum_tensor`](Self::sum_tensor) reduces on the tensor's device.
+    /// Otherwise, values are copied through the host.
     fn sums_on_device(&self) -> bool {
         false
     }
 
-    /// What each rank gives, in the order of ranks, on every rank.
+    /// Gathers each rank's bytes on every rank, in rank order.
     ///
     /// # Errors
     ///
-    /// As [`sum_f32`](Self::sum_f32).
-    fn gather(&self, mine: Bytes) -> Result<Vec<Bytes>>;
+    /// Same as [`sum_f32`](Self::sum_f32).
+    fn gather(&self, local: Bytes) -> Result<Vec<Bytes>>;
 
-    /// What each rank gives, in the order of ranks, on rank 0; elsewhere what comes is not to be looked
-    /// at. Costs rank 0 no more than it takes in.
+    /// Gathers each rank's bytes on rank 0, in rank order. The result on other ranks is
+    /// unspecified. Unlike [`gather`](Self::gather), rank 0 need not send the data back.
     ///
     /// # Errors
     ///
-    /// As [`sum_f32`](Self::sum_f32).
-    fn collect(&self, mine: Bytes) -> Result<Vec<Bytes>> {
-        self.gather(mine)
+    /// Same as [`sum_f32`](Self::sum_f32).
+    fn collect(&self, local: Bytes) -> Result<Vec<Bytes>> {
+        self.gather(local)
     }
 
-    /// What rank 0 gives, on every rank; what the others give is not looked at.
+    /// Returns the bytes of rank 0 on every rank. The arguments of other ranks are ignored.
     ///
     /// # Errors
     ///
-    /// As [`sum_f32`](Self::sum_f32).
-    fn broadcast(&self, mine: Bytes) -> Result<Bytes> {
-        let mine = if self.rank() == 0 { mine } else { Bytes::new() };
-        Ok(self.gather(mine)?.swap_remove(0))
+    /// Same as [`sum_f32`](Self::sum_f32).
+    fn broadcast(&self, local: Bytes) -> Result<Bytes> {
+        let local = if self.rank() == 0 { local } else { Bytes::new() };
+        Ok(self.gather(local)?.swap_remove(0))
     }
 }
 
-/// One rank: it has every sum already.
+/// A single rank, for which every operation is the identity.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Alone;
 
@@ -158,12 +161,12 @@ impl Collective for Alone {
         Ok(values)
     }
 
-    fn gather(&self, mine: Bytes) -> Result<Vec<Bytes>> {
-        Ok(vec![mine])
+    fn gather(&self, local: Bytes) -> Result<Vec<Bytes>> {
+        Ok(vec![local])
     }
 }
 
-/// What ranks do together at one time.
+/// Kind of a collective operation, as sent between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Kind {
@@ -187,7 +190,7 @@ impl Kind {
         Self::SumTensor,
     ];
 
-    /// As people know it.
+    /// Returns the name used by MPI and PyTorch, for messages.
     fn name(self) -> &'static str {
         match self {
             Self::SumF32 | Self::SumF64 | Self::SumF16 | Self::SumBf16 | Self::SumTensor => {
@@ -199,7 +202,7 @@ impl Kind {
     }
 }
 
-/// Where a rank is among all, among those of its pod, and its pod among the pods.
+/// Rank and size globally, within the pod (`local`) and over the pods (`cross`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Numbers {
     pub(crate) rank: usize,
@@ -214,40 +217,41 @@ impl Numbers {
     const ALONE: Self =
         Self { rank: 0, size: 1, local_rank: 0, local_size: 1, cross_rank: 0, cross_size: 1 };
 
-    /// The ranks of this pod.
+    /// Returns the ranks of this pod.
     fn local_ranks(&self) -> Range<usize> {
         let first = self.rank - self.local_rank;
         first..first + self.local_size
     }
 
-    /// Whether the ranks of this pod are some of several, but not all.
+    /// Returns `true` if this pod has several ranks, but not all of them.
     fn has_local_group(&self) -> bool {
         self.local_size > 1 && self.local_size < self.size
     }
 }
 
-/// Replaces `values` by the sums of what each rank gave of them, in the order of ranks.
+/// Replaces `values` by the sums over the ranks' values, added in rank order.
 fn added_up<T: ring::Summed>(all: &[Bytes], values: &mut [T]) -> Result<()> {
-    for (rank, theirs) in all.iter().enumerate() {
-        if theirs.len() != size_of_val(values) {
+    for (rank, bytes) in all.iter().enumerate() {
+        if bytes.len() != size_of_val(values) {
             return Err(wire::differs(rank));
         }
-        // What was received need not lie as numbers do.
-        let theirs = theirs.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned::<T>);
-        for (value, theirs) in values.iter_mut().zip(theirs) {
-            if rank == 0 { *value = theirs } else { *value += theirs }
+        // Received bytes may be unaligned.
+        let numbers = bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned::<T>);
+        for (value, number) in values.iter_mut().zip(numbers) {
+            if rank == 0 { *value = number } else { *value += number }
         }
     }
     Ok(())
 }
 
-/// The sums of a flat tensor, which is brought to the host and back.
+/// All-reduces a flat tensor through the host.
 fn sum_on_host(ranks: &(impl Collective + ?Sized), values: Tensor<1>) -> Result<Tensor<1>> {
     fn sum<T: Element>(
         data: TensorData,
         sum: impl FnOnce(&mut [T]) -> Result<()>,
     ) -> Result<TensorData> {
-        let unlike = |it| format!("a tensor's values are not of its type: {it:?}");
+        let unlike =
+            |error| format!("cannot read a tensor's values as its element type: {error:?}");
         let shape = data.shape().clone();
         let mut values: Vec<T> = data.try_to_vec().map_err(unlike)?;
         sum(&mut values)?;
@@ -256,47 +260,53 @@ fn sum_on_host(ranks: &(impl Collective + ?Sized), values: Tensor<1>) -> Result<
     let (device, dtype) = (values.device(), values.dtype());
     let data = values.try_into_data().map_err(record::unreadable)?;
     let data = match dtype {
-        DType::F64 => sum(data, |it| ranks.sum_f64(it)),
-        DType::F32 => sum(data, |it| ranks.sum_f32(it)),
-        DType::F16 => sum(data, |it| ranks.sum_f16(it)),
-        DType::BF16 => sum(data, |it| ranks.sum_bf16(it)),
-        other => Err(format!("ranks do not sum tensors of {other:?}").into()),
+        DType::F64 => sum(data, |values| ranks.sum_f64(values)),
+        DType::F32 => sum(data, |values| ranks.sum_f32(values)),
+        DType::F16 => sum(data, |values| ranks.sum_f16(values)),
+        DType::BF16 => sum(data, |values| ranks.sum_bf16(values)),
+        other => {
+            Err(format!("cannot all-reduce tensors of {other:?}; use F64, F32, F16 or BF16").into())
+        }
     }?;
     Ok(Tensor::from_data(data, (&device, dtype)))
 }
 
-/// What each rank says at one place of the program, in the order of ranks.
+/// Gathers each rank's value on every rank, in rank order. `place` names the position in the
+/// program for error messages.
 ///
 /// # Errors
 ///
-/// Another rank is gone, or is somewhere else: the program does not do the same on all ranks.
+/// Fails if another rank exited, or is at a different position: ranks must execute the same
+/// program.
 pub(crate) fn exchange<T: Serialize + DeserializeOwned>(
     ranks: &dyn Collective,
     place: &str,
-    mine: T,
+    local: T,
 ) -> Result<Vec<T>> {
     if ranks.size() == 1 {
-        return Ok(vec![mine]);
+        return Ok(vec![local]);
     }
-    let said = ranks.gather(serde_json::to_vec(&(place, mine))?.into())?;
-    let read = |(rank, said): (usize, &Bytes)| -> Result<T> {
-        let (other, said): (String, T) = match serde_json::from_slice(said) {
-            Ok(said) => said,
-            // It is read as what is said elsewhere: its place alone is of interest.
-            Err(error) => match serde_json::from_slice::<(String, serde_json::Value)>(said) {
+    let gathered = ranks.gather(serde_json::to_vec(&(place, local))?.into())?;
+    let read = |(rank, bytes): (usize, &Bytes)| -> Result<T> {
+        let (other, value): (String, T) = match serde_json::from_slice(bytes) {
+            Ok(message) => message,
+            // The type may differ because the other rank is elsewhere, so read only its position.
+            Err(error) => match serde_json::from_slice::<(String, serde_json::Value)>(bytes) {
                 Ok((other, _)) if other != place => return Err(elsewhere(rank, &other, place)),
-                _ => return Err(format!("rank {rank} says what cannot be read: {error}").into()),
+                _ => {
+                    return Err(format!("cannot read the message of rank {rank}: {error}").into());
+                }
             },
         };
-        if other == place { Ok(said) } else { Err(elsewhere(rank, &other, place)) }
+        if other == place { Ok(value) } else { Err(elsewhere(rank, &other, place)) }
     };
-    said.iter().enumerate().map(read).collect()
+    gathered.iter().enumerate().map(read).collect()
 }
 
 fn elsewhere(rank: usize, other: &str, place: &str) -> crate::Error {
     format!(
-        "rank {rank} is at its {other}, this rank at its {place}: callbacks and data must be the \
-         same on all ranks"
+        "rank {rank} is at `{other}`, but this rank is at `{place}`; use the same callbacks and \
+         data on all ranks"
     )
     .into()
 }

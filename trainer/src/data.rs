@@ -1,7 +1,9 @@
-//! Data: which samples a batch holds, and who makes it.
+//! Data loading: the order of samples, their distribution over ranks, and the construction of
+//! batches.
 //!
-//! The order is a pure function of (seed, epoch, batch, rank, world): a position is one number, a
-//! seek costs nothing, and neither workers nor queues can change a result.
+//! The order is a pure function of (seed, epoch, batch, rank, world size). A position is therefore
+//! one number, and seeking is free for data with random access. Neither workers nor queues can
+//! change a result.
 
 use std::fmt;
 use std::ops::Range;
@@ -38,90 +40,94 @@ pub use stream::{Pass, Stream};
 #[cfg(feature = "learner")]
 pub(crate) use tape::{Batches, Tape};
 
-/// Batches that wait in the queue, unless [`Data::queue`] says otherwise.
+/// Default queue length of a loader, in batches; see [`Data::queue`].
 const QUEUE_BATCHES: usize = 10;
 
-/// What a batch may depend on besides its samples. burn's own random numbers are one stream for the
-/// whole process: a source that wants some takes them from [`At::sample_seed`].
+/// Device, dtype, epoch and seed of a batch.
+///
+/// burn's random number generator is one stream for the whole process. A source that needs random
+/// numbers derives them from [`At::sample_seed`] instead.
 #[derive(Debug)]
 pub struct At<'a> {
-    /// Where the tensors go: with autodiff for training, without for validation.
+    /// Device of the tensors, with autodiff for training and without for validation.
     pub device: &'a Device,
-    /// What inputs are to be of: see [`Context::dtype`](crate::Context::dtype).
+    /// Floating-point type of the inputs; see [`Context::dtype`](crate::Context::dtype).
     pub dtype: DType,
-    /// Epochs finished before this batch.
+    /// Number of epochs completed before this batch.
     pub epoch: u64,
-    /// The data's seed, the same on every rank.
+    /// Seed of the data, the same on every rank.
     pub seed: u64,
 }
 
 impl At<'_> {
-    /// The seed for all that is random about one sample in this epoch: the same for any number of
-    /// ranks or workers.
+    /// Returns the seed for all randomness of one sample in this epoch. It does not depend on the
+    /// number of ranks or workers.
     pub fn sample_seed(&self, sample: usize) -> u64 {
         key(&[self.seed, self.epoch, sample as u64])
     }
 }
 
-/// Samples by index. All that can be read in any order is one of these.
+/// A data source with random access by sample index.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot make batches of type `{B}`",
     note = "implement `Source<{B}>`, or use `Data::arrays` or `Data::items`"
 )]
 pub trait Source<B>: Send + Sync {
-    /// The number of samples in an epoch.
+    /// Returns the number of samples in an epoch.
     fn samples(&self) -> usize;
 
-    /// Makes one batch. Called by several threads at once; must depend on nothing but its arguments.
+    /// Makes one batch. Several threads call this concurrently; the result must depend only on the
+    /// arguments.
     ///
     /// # Errors
     ///
-    /// Whatever should end the trial.
+    /// Any error; it ends the trial.
     fn batch(&self, samples: &[usize], at: &At) -> Result<B>;
 
-    /// Whether what is counted as a sample is a whole batch of one rank, as of a [`Sequence`].
+    /// Returns `true` if each "sample" is a complete batch for one rank, as for a [`Sequence`].
     fn is_batched(&self) -> bool {
         false
     }
 
-    /// What it holds, for error messages: such as `data.0 [60000, 784] F32`.
+    /// Describes the arrays of this source for error messages, for example `data.0 [60000, 784]
+    /// F32`.
     fn fields(&self) -> Vec<String> {
         vec![]
     }
 }
 
-/// Who reads which samples, in which order. A global batch holds the same samples for any number of
-/// ranks.
+/// Shard, order and device of a [`Loader`]. A global batch contains the same samples for any number
+/// of ranks.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Samples in a batch over all ranks.
+    /// Number of samples in a batch, over all ranks.
     pub global_batch: usize,
-    /// This rank.
+    /// Rank of this process.
     pub rank: usize,
-    /// The number of ranks.
+    /// Number of ranks.
     pub world: usize,
-    /// The seed of the order.
+    /// Seed of the sample order.
     pub seed: u64,
-    /// Whether samples may be shuffled; not for validation.
+    /// Whether samples may be shuffled; `false` for validation.
     pub shuffle: bool,
-    /// Where batches go.
+    /// Device of the batches.
     pub device: Device,
-    /// What inputs are to be of: see [`Context::dtype`](crate::Context::dtype).
+    /// Floating-point type of the inputs; see [`Context::dtype`](crate::Context::dtype).
     pub dtype: DType,
 }
 
-/// Batches of type `B`, of any origin. Nothing is read before training starts.
+/// Batches of type `B` from any kind of source. No sample is read before training starts.
 pub struct Data<B> {
     origin: Origin<B>,
     shuffle: bool,
-    /// Whether each epoch has an order of its own.
+    /// Whether each epoch is shuffled differently.
     reshuffle: bool,
     drop_last: bool,
     workers: usize,
     queue: usize,
 }
 
-/// Where batches come from.
+/// Source of the batches.
 enum Origin<B> {
     Indexed(Arc<dyn Source<B>>),
     Streamed(Arc<dyn stream::Batched<B>>),
@@ -181,33 +187,36 @@ impl<B: Send + 'static> Data<B> {
         Self { origin, shuffle, reshuffle, drop_last, workers: 0, queue: QUEUE_BATCHES }
     }
 
-    /// Any [`Source`].
+    /// Creates data from any [`Source`].
     pub fn new(source: impl Source<B> + 'static) -> Self {
         Self::of(Origin::Indexed(Arc::new(source)))
     }
 
-    /// Batches that a program makes itself, by their number: in a step, each rank takes one. They are
-    /// to be of the rank's batch size, [`Context::batch_size`](crate::Context::batch_size): training in
-    /// a gang of another size is another training.
+    /// Creates data from complete batches that the program makes by index. In each step, every rank
+    /// takes one batch.
+    ///
+    /// Each batch must have the size of one rank's share,
+    /// [`Context::batch_size`](crate::Context::batch_size). Results therefore depend on the world
+    /// size.
     pub fn sequence(sequence: impl Sequence<B> + 'static) -> Self {
         Self::new(sequence::Batches(sequence))
     }
 
-    /// Arrays in memory, first dimension the samples: `(x, y)`, `(x, y, weights)`, lists or named
-    /// maps of such.
+    /// Creates data from arrays in memory. The first dimension is the sample index. Accepts tuples
+    /// such as `(x, y)` or `(x, y, weights)`, lists and named maps.
     ///
     /// # Errors
     ///
-    /// There are no samples, or two fields have different numbers of them.
+    /// Fails without samples, or if two fields differ in their number of samples.
     pub fn arrays<R: Rows<Batch = B> + 'static>(rows: R) -> Result<Self> {
         Ok(Self::new(rows::Arrays::new(rows)?))
     }
 
-    /// Items by index, and what makes a batch of them: burn's `Dataset::get` and `Batcher::batch`
-    /// fit as they are.
+    /// Creates data from a lookup by index and a batcher. burn's `Dataset::get` and
+    /// `Batcher::batch` can be passed unchanged.
     ///
-    /// `item` must give one for every index below `samples`, as an `Option` or a `Result`, whose error ends the
-    /// training.
+    /// `item` must return an item for every index below `samples`, as an `Option` or a `Result`. An
+    /// error or a missing item ends the training.
     pub fn items<I: 'static, F: Found<I>>(
         samples: usize,
         item: impl Fn(usize) -> F + Send + Sync + 'static,
@@ -216,38 +225,39 @@ impl<B: Send + 'static> Data<B> {
         Self::new(indexed::Items { samples, item: move |sample| item(sample).found(), batcher })
     }
 
-    /// Whether training visits the samples in a new order each epoch (default: yes).
+    /// Sets whether training visits the samples in a new order each epoch (default: `true`).
     #[must_use]
     pub fn shuffle(self, shuffle: bool) -> Self {
         Self { shuffle, ..self }
     }
 
-    /// Keeps the first epoch's shuffled order in all of them.
+    /// Uses the shuffled order of the first epoch in all epochs.
     #[must_use]
     pub fn skip_shuffle_at_epoch_end(self) -> Self {
         Self { reshuffle: false, ..self }
     }
 
-    /// Leaves out the last batch of an epoch where it is not full.
+    /// Drops the last batch of an epoch if it is not full.
     #[must_use]
     pub fn drop_last(self) -> Self {
         Self { drop_last: true, ..self }
     }
 
-    /// Threads that make batches ahead of time (default: none). Changes no result.
+    /// Sets the number of threads that prepare batches in advance (default: 0). Does not change
+    /// results.
     #[must_use]
     pub fn workers(self, workers: usize) -> Self {
         Self { workers, ..self }
     }
 
-    /// Batches that may be made or wait at a time (default: 10), where there are workers: of more workers than that,
-    /// some have nothing to do.
+    /// Sets how many batches may be in preparation or queued at a time (default: 10). Has no effect
+    /// without workers. Workers beyond this number stay idle.
     #[must_use]
     pub fn queue(self, batches: usize) -> Self {
         Self { queue: batches, ..self }
     }
 
-    /// Makes other batches of these, where they are made: by the workers.
+    /// Converts each batch. The conversion runs in the workers, if there are any.
     pub fn map<C: Send + 'static>(
         self,
         map: impl Fn(B) -> Result<C> + Send + Sync + 'static,
@@ -267,30 +277,32 @@ impl<B: Send + 'static> Data<B> {
         Data { origin, shuffle, reshuffle, drop_last, workers, queue }
     }
 
-    /// Training and validation data: the last `fraction` of the samples, rounded up, as they are before
-    /// any shuffling, is for validation. Both keep these options, but for
-    /// [`drop_last`](Self::drop_last), which is for training.
+    /// Splits the data into training and validation data.
+    ///
+    /// The last `fraction` of the samples in their original order, rounded up, is for validation.
+    /// Both parts keep the options of this data, except that only the training part keeps
+    /// [`drop_last`](Self::drop_last).
     ///
     /// # Errors
     ///
-    /// One of both would have no samples; the data is a stream, which has [`Stream::take`] and
-    /// [`Stream::skip`] for this.
+    /// Fails if either part would be empty, or if the data is a stream; for streams, use
+    /// [`Stream::take`] and [`Stream::skip`].
     pub fn validation_split(self, fraction: f64) -> Result<(Self, Self)> {
         let Origin::Indexed(source) = self.origin else {
             return Err(
-                "a stream cannot be split: make one of its first items by `Stream::take` and one \
-                        of the rest by `Stream::skip`"
+                "cannot split a stream for validation: use `Stream::take` for one part and \
+                 `Stream::skip` for the other"
                     .into(),
             );
         };
         let samples = source.samples();
-        // As Keras rounds.
+        // Same rounding as Keras.
         let training = (samples as f64 * (1.0 - fraction)) as usize;
         let validation = samples.saturating_sub(training);
         if !(0.0..1.0).contains(&fraction) || validation == 0 || validation == samples {
             return Err(format!(
-                "validation_split is {fraction}: of {samples} samples it leaves {validation} for \
-                 validation, but both parts need some"
+                "validation_split is {fraction}: this assigns {validation} of {samples} samples to \
+                 validation, but both parts need at least one"
             )
             .into());
         }
@@ -302,23 +314,23 @@ impl<B: Send + 'static> Data<B> {
         Ok((part(0..training), validated))
     }
 
-    /// The number of samples in an epoch; of a [`Sequence`], of its batches.
+    /// Returns the number of samples in an epoch; for a [`Sequence`], the number of its batches.
     pub fn samples(&self) -> usize {
         self.origin.samples()
     }
 
-    /// What the order of the samples follows from, with this seed.
+    /// Returns the settings that, with this seed, determine the order of the samples.
     pub(crate) fn read_order(&self, seed: u32) -> ReadOrder {
         let Self { shuffle, reshuffle, drop_last, .. } = *self;
         ReadOrder { seed, shuffle, reshuffle, drop_last }
     }
 
-    /// What one step takes over all ranks, in [`samples`](Self::samples).
+    /// Returns the size of one step over all ranks, in units of [`samples`](Self::samples).
     pub(crate) fn global_batch(&self, plan: &Plan) -> usize {
         if self.origin.is_batched() { plan.world } else { plan.global_batch }
     }
 
-    /// The batches of an epoch, equal on every rank.
+    /// Returns the number of batches in an epoch, which is the same on every rank.
     pub fn steps(&self, plan: &Plan) -> u64 {
         #[cfg(feature = "learner")]
         if let Origin::Taped(tape) = &self.origin {
@@ -330,7 +342,7 @@ impl<B: Send + 'static> Data<B> {
         steps as u64
     }
 
-    /// Refuses what cannot be trained on by this plan.
+    /// Fails if this plan cannot train on the data.
     pub(crate) fn check(&self, plan: &Plan) -> Result<()> {
         let Plan { global_batch, world, .. } = *plan;
         let samples = self.samples();
@@ -340,8 +352,8 @@ impl<B: Send + 'static> Data<B> {
         }
         if samples < world {
             return Err(format!(
-                "the training data has {samples} {what} for {world} ranks, of which each needs one: \
-                 use fewer slots for a trial, or more data"
+                "the training data has {samples} {what} for {world} ranks, but each rank needs at \
+                 least one; use fewer slots per trial or more data"
             )
             .into());
         }
@@ -355,12 +367,12 @@ impl<B: Send + 'static> Data<B> {
         Ok(())
     }
 
-    /// Refuses what cannot be validated on.
+    /// Fails if this plan cannot validate on the data.
     pub(crate) fn check_validation(&self, plan: &Plan) -> Result<()> {
         match (self.samples(), self.steps(plan)) {
             (0, _) => Err("the validation data has no samples".into()),
             (samples, 0) => Err(format!(
-                "the validation data has {samples} samples, which fill no batch of {}: leave out its \
+                "the validation data has {samples} samples, which fill no batch of {}; remove \
                  `drop_last`",
                 self.global_batch(plan)
             )
@@ -369,12 +381,13 @@ impl<B: Send + 'static> Data<B> {
         }
     }
 
-    /// What it holds, for error messages.
+    /// Describes the arrays of the data for error messages.
     pub(crate) fn fields(&self) -> Vec<String> {
         self.origin.fields()
     }
 
-    /// Batches `batches.start..batches.end`, counted over all epochs, in order.
+    /// Returns an iterator over batches `batches.start..batches.end`, in order and counted over all
+    /// epochs.
     pub fn loader(&self, plan: Plan, batches: Range<u64>) -> Loader<B> {
         let order = Order {
             samples: self.samples(),

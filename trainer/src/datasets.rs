@@ -1,12 +1,12 @@
-//! Data files: where they come from, how they are read, and how images become batches.
+//! Data sets: download, file formats and image batches.
 //!
 //! ```text
-//! address --fetch--> path --idx | cifar | csv--> values in memory --Images | Data::arrays--> batches
+//! address --fetch--> path --idx | cifar | csv--> values --Images | Data::arrays--> batches
 //! ```
 //!
-//! Every reader takes plain files and gzip, told apart by their first bytes, checks what a file says
-//! about itself against what it holds, and names the file, what was expected, what was found and the
-//! remedy.
+//! All readers accept plain and gzip-compressed files, which they distinguish by the first bytes.
+//! They check the header of a file against its contents. Errors name the file, the expected and the
+//! actual value, and a remedy.
 
 mod error;
 

@@ -1,4 +1,4 @@
-//! Where this process trains: on a GPU of its own, or on the CPU.
+//! Device selection: a GPU for each rank, or the CPU.
 
 use burn::tensor::Device;
 use stoker_api::names::ENV_DEVICE;
@@ -6,70 +6,75 @@ use stoker_api::names::ENV_DEVICE;
 use crate::Result;
 use crate::error::Infrastructure;
 
-/// Where this process trains.
+/// Device of a rank.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
-    /// With autodiff.
+    /// The device, with autodiff.
     pub(crate) device: Device,
-    /// The number of its GPU among those that are visible; none: the CPU.
+    /// Index of the GPU among the visible ones; `None` for the CPU.
     pub(crate) gpu: Option<usize>,
 }
 
 impl Place {
-    /// That of a rank of a pod. Rank `n` has the GPU `n` of those that are visible, or the only one; without any it
-    /// trains on the CPU, unless `STOKER_DEVICE` is `cuda`.
+    /// Selects the device of a rank in its pod. Rank `n` uses visible GPU `n`, or the only one.
+    /// Without any GPU it uses the CPU, unless `STOKER_DEVICE` is `cuda`.
     ///
     /// # Errors
     ///
-    /// There is no GPU for this rank, or `STOKER_DEVICE` is neither `cpu` nor `cuda`.
+    /// Fails if this rank has no GPU, or if `STOKER_DEVICE` is neither `cpu` nor `cuda`.
     pub(crate) fn of(local_rank: usize) -> Result<Self> {
-        let wish = std::env::var(ENV_DEVICE).ok().filter(|it| !it.is_empty());
-        let gpu = chosen(wish.as_deref(), local_rank, num_gpus())?;
+        let requested = std::env::var(ENV_DEVICE).ok().filter(|value| !value.is_empty());
+        let gpu = chosen(requested.as_deref(), local_rank, num_gpus())?;
         Ok(Self { device: gpu.map_or_else(host, cuda).autodiff(), gpu })
     }
 }
 
-/// The device of a worker of an inference job, as [`Place::of`] that of a rank. Workers of one machine each see all of its
-/// GPUs, and share these evenly.
+/// Selects the device of a worker of an inference job, by the rules of [`Place::of`]. Workers on
+/// one machine see all of its GPUs and are distributed evenly over them.
 ///
 /// # Errors
 ///
-/// As [`Place::of`].
+/// Same as [`Place::of`].
 pub(crate) fn of_worker(slot: u32) -> Result<Device> {
     Ok(Place::of(shared(slot, num_gpus()))?.device)
 }
 
-/// The GPU of a worker where there are so many.
+/// Returns the GPU of a worker, given the number of visible GPUs.
 fn shared(slot: u32, gpus: Option<usize>) -> usize {
     usize::try_from(slot).unwrap_or_default() % gpus.unwrap_or(1).max(1)
 }
 
-/// The GPU of a rank, given how many are visible; `None`: programs of this build use none.
-fn chosen(wish: Option<&str>, local_rank: usize, gpus: Option<usize>) -> Result<Option<usize>> {
+/// Returns the GPU of a rank, or `None` for the CPU. `gpus` is the number of visible GPUs, or
+/// `None` if this build does not support GPUs.
+fn chosen(
+    requested: Option<&str>,
+    local_rank: usize,
+    gpus: Option<usize>,
+) -> Result<Option<usize>> {
     let has_own = gpus.is_some_and(|num| local_rank < num);
-    match (wish, gpus) {
-        // Whoever started this process has chosen its GPU.
+    match (requested, gpus) {
+        // A single visible GPU was assigned to this process by its parent, whatever the rank.
         (None | Some("cuda"), Some(1)) => Ok(Some(0)),
         (Some("cpu"), _) | (None, None | Some(0)) => Ok(None),
         (None | Some("cuda"), Some(_)) if has_own => Ok(Some(local_rank)),
         (None | Some("cuda"), Some(num)) => Err(Infrastructure(format!(
-            "rank {local_rank} of this pod has no GPU: {num} are visible; give the pod one for each \
-             rank, or set {ENV_DEVICE} to cpu"
+            "rank {local_rank} of this pod has no GPU: {num} are visible; give the pod one GPU for \
+             each rank, or set {ENV_DEVICE} to cpu"
         ))
         .into()),
         (Some("cuda"), None) => Err(format!(
             "{ENV_DEVICE} is cuda, but this program was built without stoker-trainer's feature \
-             `cuda`: build it with that, or set {ENV_DEVICE} to cpu"
+             `cuda`; enable the feature, or set {ENV_DEVICE} to cpu"
         )
         .into()),
-        (Some(wish), _) => {
-            Err(format!("{ENV_DEVICE} is {wish:?}, but must be cpu or cuda").into())
+        (Some(requested), _) => {
+            Err(format!("{ENV_DEVICE} is {requested:?}, but must be cpu or cuda").into())
         }
     }
 }
 
-/// The CPU, where arrays of samples are kept whatever trains on them: burn's default device is a GPU in a program that is
-/// built for these.
+/// Returns the CPU device. Keep arrays of samples on this device, whatever device trains on them:
+/// burn's default device is a GPU in programs built with GPU support.
 pub fn host() -> Device {
     #[cfg(feature = "flex")]
     return Device::flex();
@@ -77,12 +82,13 @@ pub fn host() -> Device {
     return Device::default();
 }
 
-/// Makes the CPU burn's default device, by starting this program again if it is not: burn brings the states of optimizers
-/// from checkpoints to the default device, which would be the first GPU for every rank, and for those without any.
+/// Makes the CPU burn's default device, by executing this program again if necessary. burn loads
+/// optimizer states from checkpoints to the default device. Otherwise this would be the first GPU
+/// on every rank, even on ranks without a GPU.
 ///
 /// # Errors
 ///
-/// The program's own file cannot be started.
+/// Fails if the program cannot be executed again.
 pub(crate) fn prefer_host() -> Result<()> {
     #[cfg(all(feature = "cuda", feature = "flex"))]
     if std::env::var_os("BURN_DEVICE").is_none() {
@@ -94,7 +100,8 @@ pub(crate) fn prefer_host() -> Result<()> {
             again.arg0(name);
         }
         let error = again.args(arguments).env("BURN_DEVICE", "flex").exec();
-        return Err(Infrastructure(format!("the program's own file: {error}")).into());
+        let text = format!("cannot execute this program again to select the CPU: {error}");
+        return Err(Infrastructure(text).into());
     }
     Ok(())
 }
@@ -104,13 +111,14 @@ fn cuda(gpu: usize) -> Device {
     Device::cuda(gpu)
 }
 
-/// Never called: no GPU is chosen.
+/// Never called, because this build never selects a GPU.
 #[cfg(not(feature = "cuda"))]
 fn cuda(_gpu: usize) -> Device {
     host()
 }
 
-/// GPUs that are visible; none without a driver.
+/// Returns the number of visible GPUs, 0 without a driver; `None` if this build does not support
+/// GPUs.
 fn num_gpus() -> Option<usize> {
     #[cfg(feature = "cuda")]
     return Some(Device::enumerate(burn::tensor::DeviceType::Cuda).into_vec().len());
@@ -136,13 +144,13 @@ mod tests {
     }
 
     #[test]
-    fn each_rank_of_a_pod_has_its_own_gpu_and_none_trains_elsewhere_unasked() {
-        let check = |wish, local_rank, gpus, expected: Result<Option<usize>, &str>| {
-            let found = chosen(wish, local_rank, gpus).map_err(|it| it.to_string());
-            match (found, expected) {
-                (Ok(found), Ok(expected)) => assert_eq!(found, expected),
-                (Err(found), Err(expected)) => assert!(found.contains(expected), "{found}"),
-                (found, expected) => panic!("{found:?}, not {expected:?}"),
+    fn each_rank_of_a_pod_has_its_gpu() {
+        let check = |requested, local_rank, gpus, expected: Result<Option<usize>, &str>| {
+            let gpu = chosen(requested, local_rank, gpus).map_err(|error| error.to_string());
+            match (gpu, expected) {
+                (Ok(gpu), Ok(expected)) => assert_eq!(gpu, expected),
+                (Err(error), Err(expected)) => assert!(error.contains(expected), "{error}"),
+                (gpu, expected) => panic!("{gpu:?}, not {expected:?}"),
             }
         };
         check(None, 0, None, Ok(None));

@@ -1,14 +1,17 @@
-//! A data set through a trained model, every input exactly once.
+//! Batch inference: applies a trained model to a data set, exactly once per input row.
 //!
 //! ```text
-//!  plan    input -> shards, checkpoint                  plan.json, once
-//!  work    shard -> rows -> batches -> model -> part    a part, then the commit that names it
-//!  finish  commits -> parts in order                    manifest.json, last
+//!  plan    input -> shards, checkpoint                  writes plan.json once
+//!  work    shard -> rows -> batches -> model -> part    writes a part, then its commit
+//!  finish  commits -> parts in order                    writes manifest.json last
 //! ```
 //!
-//! A process may be killed anywhere. A part that no commit names was never written, as far as anybody looks; a shard
-//! without a commit is done again, by whoever has the slot. Readers follow the manifest, which names one part for each
-//! shard. Nothing depends on who is first: two that do the same shard write two parts, and one commit stays.
+//! Processes may be killed at any time. A part without a commit is ignored. A shard without a
+//! commit is processed again by the worker that owns its slot. Readers follow the manifest, which
+//! lists one part for each shard.
+//!
+//! Correctness does not depend on which process is first: if two process the same shard, they write
+//! two parts, and one commit remains.
 
 mod alone;
 #[cfg(feature = "parquet")]
@@ -42,7 +45,7 @@ use crate::error::{Infrastructure, Interrupted};
 use crate::train::program;
 use crate::{Error, InvalidInput, Result};
 
-/// What puts rows through a model. Run it by [`infer`].
+/// A model for batch inference. Run it with [`infer`].
 ///
 /// # Examples
 ///
@@ -64,53 +67,56 @@ use crate::{Error, InvalidInput, Result};
 ///     fn new(_: &Context) -> Result<Self> { Ok(Self) }
 ///
 ///     fn batch(&mut self, inputs: Vec<Numbers>) -> Result<Vec<Sum>> {
-///         Ok(inputs.iter().map(|it| Sum { sum: it.left + it.right }).collect())
+///         Ok(inputs.iter().map(|row| Sum { sum: row.left + row.right }).collect())
 ///     }
 /// }
 ///
 /// fn main() -> std::process::ExitCode { stoker_trainer::infer::<Add>() }
 /// ```
 pub trait Inference: Sized {
-    /// A row of the input: of JSON the value of a line, of a table a struct with its columns.
+    /// An input row. For JSON lines, the value of a line; for tables, a struct with the columns as
+    /// fields.
     type Input: DeserializeOwned;
-    /// What the model says of a row. To make one row of the other, hand on what names it.
+    /// The output for one row. It is not joined with the input, so include a key of the row if
+    /// needed.
     type Output: Serialize;
 
-    /// Loads the model: [`Context::checkpoint`] is the one that the job names, `context.hparams()` those that it was
-    /// trained with.
+    /// Loads the model. [`Context::checkpoint`] returns the job's checkpoint, and
+    /// `context.hparams()` the hyperparameters of its training.
     ///
     /// # Errors
     ///
-    /// [`InvalidInput`] where trying again would not help; after any other it is tried again.
+    /// Return [`InvalidInput`] for permanent errors. After any other error, the job retries.
     fn new(context: &Context) -> Result<Self>;
 
-    /// Whether a row can be put through the model. One that cannot is treated as one that cannot be read.
+    /// Validates a row. A row that fails is handled like a row that cannot be parsed.
     ///
     /// # Errors
     ///
-    /// What is wrong with it.
+    /// Return the reason why the row is invalid.
     fn check(&self, _input: &Self::Input) -> Result<()> {
         Ok(())
     }
 
-    /// One output for each input, in their order. To give the same bits whatever was killed, it must depend on nothing
-    /// else; batches never reach over the end of a shard, so they are the same in every run.
+    /// Returns one output for each input, in the same order. For output that is bit-identical
+    /// despite restarts, the result must depend only on the inputs. Batches never span shards, so
+    /// they are the same in every run.
     ///
     /// # Errors
     ///
-    /// As [`Inference::new`].
+    /// Same as [`Inference::new`].
     fn batch(&mut self, inputs: Vec<Self::Input>) -> Result<Vec<Self::Output>>;
 }
 
-/// A whole `fn main` for an inference. Without a runner, the program's arguments say what to read and where to write:
-/// `--help` tells.
+/// Complete `main` function of an inference program. Without a runner, the program's arguments
+/// specify input and output; see `--help`.
 pub fn infer<T: Inference>() -> process::ExitCode {
     infer_with::<T>(std::env::args().skip(1))
 }
 
-/// As [`infer`], with these arguments in place of the program's: for a program of several.
+/// Same as [`infer`], with explicit arguments, for a program with several functions.
 pub fn infer_with<T: Inference>(arguments: impl IntoIterator<Item = String>) -> process::ExitCode {
-    let (told, is_alone) = match std::env::var_os(ENV_TRIAL_CONFIG) {
+    let (context, is_alone) = match std::env::var_os(ENV_TRIAL_CONFIG) {
         Some(path) => (program::under_runner(path.as_ref()), false),
         None => match alone::context(arguments) {
             Ok(Some(context)) => (Ok(context), true),
@@ -121,11 +127,11 @@ pub fn infer_with<T: Inference>(arguments: impl IntoIterator<Item = String>) -> 
             Err(error) => (Err(error), true),
         },
     };
-    let told = told.and_then(|context| prepare(context, is_alone));
-    program::finish(told, |context| run::<T>(context, is_alone))
+    let context = context.and_then(|context| prepare(context, is_alone));
+    program::finish(context, |context| run::<T>(context, is_alone))
 }
 
-/// Sees to it that there is a plan where one is needed, and takes the checkpoint from it.
+/// Ensures that the plan exists, if this process needs it, and selects its checkpoint.
 fn prepare(mut context: Context, is_alone: bool) -> Result<Context> {
     let task = task(&context)?;
     if is_alone || task.role == Role::Plan {
@@ -136,9 +142,10 @@ fn prepare(mut context: Context, is_alone: bool) -> Result<Context> {
     }
     if is_alone || task.role == Role::Work {
         let pinned = output::Output::open(&context)?.plan()?.checkpoint;
-        if let Some(pinned) =
-            pinned.as_ref().filter(|it| !task.has_hyperparameters && it.hyperparameters.is_object())
-        {
+        let with_hyperparameters = pinned
+            .as_ref()
+            .filter(|pinned| !task.has_hyperparameters && pinned.hyperparameters.is_object());
+        if let Some(pinned) = with_hyperparameters {
             context.config.hyperparameters = pinned.hyperparameters.clone();
         }
         context.pinned = pinned;
@@ -159,33 +166,34 @@ fn run<T: Inference>(context: &Context, is_alone: bool) -> Result<()> {
     }
 }
 
-/// What this process is to do.
+/// Returns the task of this process.
 fn task(context: &Context) -> Result<InferenceTask> {
-    let none = "this program puts rows through a model: run it by `stoker job run`, not as an experiment's trial";
+    let none = "this is an inference program; run it with `stoker job run`, not as a trial of an \
+                experiment";
     Ok(context.config.inference.clone().ok_or_else(|| InvalidInput(none.into()))?)
 }
 
-/// Reports how many rows are done of how many; never waits.
+/// Reports the number of rows done and in total; never blocks.
 fn progress(context: &Context, done: u64, total: u64) {
     context.outlet().progress(done, total);
 }
 
-/// Leaves, as it was asked to.
+/// Error for a process that stops on request.
 fn interrupted() -> Error {
-    let why = "asked to leave: what is committed stays".to_owned();
+    let why = "preempted; committed shards are kept".to_owned();
     Interrupted { code: ExitCode::Preempted, fenced: false, why }.into()
 }
 
-/// Tells whoever watches. A reader that has gone away ends nothing.
+/// Prints a line; ignores a closed pipe.
 fn say(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
-/// A format that this program was built without.
+/// Error for a format that requires a feature which this program was built without.
 #[cfg(not(feature = "parquet"))]
 fn not_built(format: stoker_api::inference::RowFormat) -> Error {
     let text = format!(
-        "this program reads and writes no {format:?}: build it with the feature `parquet` of stoker-trainer"
+        "this program does not support {format:?}; enable the feature `parquet` of stoker-trainer"
     );
     InvalidInput(text).into()
 }

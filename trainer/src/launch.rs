@@ -1,11 +1,11 @@
-//! What a trial's pod runs beside the user's program.
+//! Commands that run in a trial's pod around the user's program.
 //!
-//! * [`main`]: starts the program once for each rank of the pod, and gives the exit code of the
-//!   worst.
-//! * [`setup`]: before it, puts the launcher and the program's files into the pod.
-//! * [`clean_up`]: deletes an ended experiment's checkpoints.
+//! * [`main`]: starts the program once for each rank of the pod and returns the worst exit code.
+//! * [`setup`]: copies the launcher and the program's files into the pod before the start.
+//! * [`clean_up`]: deletes checkpoints of an ended experiment.
 //!
-//! The stock trainer offers them as `stoker-trainer launch`, `setup` and `gc`; so may any program.
+//! The stock trainer provides them as `stoker-trainer launch`, `setup` and `gc`. Any program may do
+//! the same.
 
 use std::path::{Path, PathBuf};
 use std::process;
@@ -38,27 +38,27 @@ use shape::{RankNumbers, Shape};
 use signals::Signals;
 use verdict::{Ended, worst};
 
-/// How many threads burn's CPU backend computes with.
+/// Number of threads of burn's CPU backend.
 const ENV_THREADS: &str = "RAYON_NUM_THREADS";
-/// How long output may take to arrive once all processes are dead.
+/// Maximum wait for remaining output once all processes have exited.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
-/// The same while what a rank has started may still run.
+/// The same while descendants of a rank may still run.
 const DRAIN_EARLY_MAX: Duration = Duration::from_millis(500);
-/// How long the storage may take for the rest of the logs before it is given up.
+/// Maximum wait for the storage to accept the rest of the logs.
 const FLUSH_MAX: Duration = Duration::from_secs(60);
 
-/// Starts `command` once for each rank of this pod and waits until all have ended and nothing that
-/// they started is left. Gives the worst of their exit codes, and says why in the termination
+/// Starts `command` once for each rank of this pod. Waits until all ranks and all processes that
+/// they started have ended. Returns the worst exit code and writes its reason to the termination
 /// message.
 ///
-/// What they print is shown and stored in the trial's logs. Signals are passed on. Where one rank
-/// fails, the others are ended. Without a trial in the environment there is one rank and no
-/// storage.
+/// The output is printed, and stored in the trial's logs. Signals are forwarded to the ranks. If a
+/// rank fails, the others are terminated. Without a trial in the environment, there is one rank and
+/// no storage.
 pub fn main(command: &[String]) -> process::ExitCode {
     finish(launch(command))
 }
 
-/// How a launch ended.
+/// Result of a launch.
 struct Outcome {
     code: u8,
     message: Option<String>,
@@ -72,7 +72,7 @@ fn finish(outcome: Result<Outcome>) -> process::ExitCode {
     }
 }
 
-/// Says why this program itself failed.
+/// Reports the error of this program itself and returns its exit code.
 fn failed(error: &(dyn std::error::Error + 'static)) -> process::ExitCode {
     let code = exit_code(error);
     let message = error.to_string();
@@ -83,10 +83,10 @@ fn failed(error: &(dyn std::error::Error + 'static)) -> process::ExitCode {
 
 fn launch(command: &[String]) -> Result<Outcome> {
     if command.is_empty() {
-        return Err("launch needs a program: stoker-trainer launch -- PROGRAM ARGS".into());
+        return Err("launch requires a program: stoker-trainer launch -- PROGRAM ARGS".into());
     }
     let config = told()?;
-    let shape = Shape::new(config.as_ref().and_then(|it| it.gang.as_ref()), pod_index()?)?;
+    let shape = Shape::new(config.as_ref().and_then(|config| config.gang.as_ref()), pod_index()?)?;
     let runtime = runtime()?;
     runtime.block_on(async {
         let mut signals = Signals::listen()?;
@@ -98,8 +98,8 @@ fn launch(command: &[String]) -> Result<Outcome> {
                 tried = storage.probe() => tried?,
             }
         }
-        let is_stored = std::env::var(ENV_LAUNCHER_LOGS).map_or(true, |it| it != "off");
-        // Elsewhere whoever started this keeps the trial's record. A job's processes are of no trial.
+        let is_stored = std::env::var(ENV_LAUNCHER_LOGS).map_or(true, |value| value != "off");
+        // Outside a cluster, the runner keeps the trial's record. Job processes belong to no trial.
         if let (Some(storage), Some(config), true, 0) =
             (&storage, config.as_ref(), is_stored, shape.pod_index)
             && config.inference.is_none()
@@ -108,9 +108,9 @@ fn launch(command: &[String]) -> Result<Outcome> {
             tokio::select! {
                 biased;
                 () = signals.end() => return Err(asked_before_start()),
-                // It is for jobs of later, and no reason to train nothing.
+                // Only later jobs need the record, so a failure must not stop the training.
                 written = draw::write(&storage, config) => if let Err(error) = written {
-                    eprintln!("stoker: what the trial was drawn is not written beside it: {error}");
+                    eprintln!("stoker: cannot write the trial's record to its folder: {error}");
                 },
             }
         }
@@ -119,7 +119,7 @@ fn launch(command: &[String]) -> Result<Outcome> {
     })
 }
 
-/// The trial that this pod is of, if any.
+/// Reads the configuration of this pod's trial, if any.
 fn told() -> Result<Option<TrialConfig>> {
     match std::env::var_os(ENV_TRIAL_CONFIG) {
         Some(path) => read_json(Path::new(&path)).map(Some),
@@ -127,12 +127,12 @@ fn told() -> Result<Option<TrialConfig>> {
     }
 }
 
-/// Reads a file that this pod was given.
+/// Reads a configuration file of this pod.
 fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
     let read = std::fs::read(path).map_err(crate::Error::from);
-    let parsed = read.and_then(|it| serde_json::from_slice(&it).map_err(crate::Error::from));
+    let parsed = read.and_then(|text| serde_json::from_slice(&text).map_err(crate::Error::from));
     Ok(parsed
-        .map_err(|error| Infrastructure(format!("{} cannot be read: {error}", path.display())))?)
+        .map_err(|error| Infrastructure(format!("cannot read {}: {error}", path.display())))?)
 }
 
 fn pod_index() -> Result<u32> {
@@ -144,18 +144,19 @@ fn pod_index() -> Result<u32> {
 
 fn runtime() -> Result<Runtime> {
     let runtime = Builder::new_current_thread().enable_all().build();
-    Ok(runtime.map_err(|error| Infrastructure(format!("no runtime: {error}")))?)
+    Ok(runtime.map_err(|error| Infrastructure(format!("cannot start the runtime: {error}")))?)
 }
 
 fn open_storage(config: Option<&TrialConfig>) -> Result<Option<Storage>> {
-    let place = config.map(|it| &it.storage).filter(|it| !it.url.is_empty());
-    let open =
-        |it: &stoker_api::contract::StorageConfig| Storage::open(&it.url, it.endpoint.as_deref());
-    Ok(place.map(open).transpose()?)
+    let config = config.map(|config| &config.storage).filter(|storage| !storage.url.is_empty());
+    let open = |storage: &stoker_api::contract::StorageConfig| {
+        Storage::open(&storage.url, storage.endpoint.as_deref())
+    };
+    Ok(config.map(open).transpose()?)
 }
 
 fn asked_before_start() -> crate::Error {
-    let why = "asked to stop before the program was started".into();
+    let why = "preempted before the program was started".into();
     Interrupted { code: ExitCode::Preempted, fenced: false, why }.into()
 }
 
@@ -168,7 +169,7 @@ async fn run(
     let folder = tempfile::Builder::new().prefix("stoker-launch-").tempdir();
     let folder = folder.map_err(|error| {
         let place = std::env::temp_dir();
-        Infrastructure(format!("{} is not writable: {error}; set TMPDIR", place.display()))
+        Infrastructure(format!("cannot write to {}: {error}; set TMPDIR", place.display()))
     })?;
     let mut children = Children::new()?;
     let mut outputs = vec![];
@@ -202,7 +203,7 @@ async fn run(
     Ok(outcome)
 }
 
-/// The variables of one rank, and the file that its last words go to.
+/// Returns the path of a rank's termination file, and its environment variables.
 fn environment(folder: &Path, numbers: &RankNumbers) -> (PathBuf, Vec<(&'static str, String)>) {
     let file = folder.join(format!("{}.json", numbers.rank));
     let mut environment = numbers.environment();
@@ -211,7 +212,7 @@ fn environment(folder: &Path, numbers: &RankNumbers) -> (PathBuf, Vec<(&'static 
     (file, environment)
 }
 
-/// Ranks that share a machine share its cores too, unless somebody has said otherwise.
+/// Divides the cores evenly between the ranks of a machine, unless the variable is already set.
 fn threads(num_ranks: u32) -> Option<(&'static str, String)> {
     if num_ranks == 1 || std::env::var_os(ENV_THREADS).is_some() {
         return None;
@@ -220,25 +221,26 @@ fn threads(num_ranks: u32) -> Option<(&'static str, String)> {
     Some((ENV_THREADS, (cores / num_ranks as usize).max(1).to_string()))
 }
 
-/// What the ranks' ends come to.
+/// Combines the results of the ranks.
 fn outcome(outputs: &[(u32, PathBuf, Output)], ended: &[Ended]) -> Outcome {
     let last_words: Vec<Option<Termination>> =
         outputs.iter().map(|(_, file, _)| termination::read(file)).collect();
     let (idx, code) = worst(ended);
-    let said = last_words[idx].as_ref().filter(|it| it.code == code);
-    let message = match said {
-        Some(said) => said.message.clone(),
+    let own_words = last_words[idx].as_ref().filter(|words| words.code == code);
+    let message = match own_words {
+        Some(own_words) => own_words.message.clone(),
         None => ended[idx].describe(&outputs[idx].2.last_lines()),
     };
     let (rank, _, output) = &outputs[idx];
     let message =
-        message.map(|it| if output.has_prefix() { format!("rank {rank}: {it}") } else { it });
-    let unsent = last_words.into_iter().flatten().map(|it| it.unsent);
-    let unsent = unsent.into_iter().find(|it| !it.is_empty()).unwrap_or_default();
+        message.map(|text| if output.has_prefix() { format!("rank {rank}: {text}") } else { text });
+    let unsent = last_words.into_iter().flatten().map(|words| words.unsent);
+    let unsent = unsent.into_iter().find(|reports| !reports.is_empty()).unwrap_or_default();
     Outcome { code, message, unsent }
 }
 
-/// Writes the pod's termination message, before the wait for what is left: a node may give no time.
+/// Writes the pod's termination message before waiting for remaining processes: the kubelet may
+/// kill the pod meanwhile.
 fn leave(outcome: &Outcome) {
     if let Some(path) = std::env::var_os(ENV_TERMINATION_FILE) {
         let (code, message) = (outcome.code, outcome.message.clone());
@@ -259,9 +261,10 @@ async fn flush(outputs: Vec<(u32, PathBuf, Output)>) {
     };
     match tokio::time::timeout(FLUSH_MAX, all).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => eprintln!("stoker: the end of the log is not stored: {error}"),
+        Ok(Err(error)) => eprintln!("stoker: cannot store the end of the log: {error}"),
         Err(_) => {
-            eprintln!("stoker: the end of the log is not stored within {} s", FLUSH_MAX.as_secs());
+            let seconds = FLUSH_MAX.as_secs();
+            eprintln!("stoker: cannot store the end of the log within {seconds} s");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Metrics of one attempt, as JSON lines and as TensorBoard event files.
 //!
-//! JSON lines are what counts: exact, and what a checkpoint waits for. Event files are for looking
-//! at: single precision, written less often.
+//! JSON lines are authoritative: exact, and stored before a checkpoint completes. Event files are
+//! for display: single precision, written less often.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -14,7 +14,7 @@ use tokio::runtime::Handle;
 
 use crate::tensorboard;
 
-/// Seconds between two event files of an attempt that writes little.
+/// Maximum age of an event file before it is stored, for attempts that write little.
 const EVENT_FILE_AGE_MAX: Duration = Duration::from_secs(30);
 
 /// Writes metrics in the background.
@@ -23,20 +23,21 @@ pub struct MetricsWriter {
     attempt: u32,
     rows: SegmentWriter,
     events: SegmentWriter,
-    /// Whether nothing was written yet.
+    /// Whether no row was written yet.
     is_new: bool,
 }
 
 impl MetricsWriter {
-    /// The metrics of `config`'s attempt. `rt` must be driven by a thread of its own,
-    /// with I/O and time enabled.
+    /// Creates a writer for the metrics of `config`'s attempt. Another thread must drive `rt`, with
+    /// I/O and time enabled.
     pub fn new(rt: Handle, storage: Storage, config: &TrialConfig) -> Self {
         let trial_path = &config.storage.trial_path;
         let rows = metrics::segments(trial_path, config.attempt);
         Self::of(rt, storage, config.attempt, rows, &layout::tensorboard_path(trial_path))
     }
 
-    /// What a profiler samples of a rank: rows and event files apart from the trial's.
+    /// Creates a writer for the profiler samples of a rank, stored separately from the trial's
+    /// metrics.
     pub(crate) fn of_profiler(
         rt: Handle,
         storage: Storage,
@@ -51,7 +52,7 @@ impl MetricsWriter {
     }
 
     fn of(rt: Handle, storage: Storage, attempt: u32, rows: Segments, events: &str) -> Self {
-        // Readers take the files of a folder by name.
+        // Readers process the files of a folder in name order.
         let events = Segments {
             header: tensorboard::header(now()).into(),
             age_max: EVENT_FILE_AGE_MAX,
@@ -65,17 +66,17 @@ impl MetricsWriter {
         }
     }
 
-    /// Queues one row; never waits. `group` is `training` or `validation`; `epoch` counts the
-    /// complete epochs.
+    /// Queues one row; never blocks. `group` is `training` or `validation`; `epoch` is the number
+    /// of completed epochs.
     ///
     /// # Errors
     ///
-    /// There is no room: the storage has been away for too long. The row is lost; go back to the
-    /// last checkpoint, which has all rows before it.
+    /// Fails if the queue is full because the storage was unavailable for too long. The row is
+    /// lost; resume from the last checkpoint, which has all rows before it.
     ///
     /// # Panics
     ///
-    /// Never: a row always has a form in JSON.
+    /// Never: a row can always be serialized to JSON.
     pub fn row(
         &mut self,
         group: &str,
@@ -92,33 +93,33 @@ impl MetricsWriter {
             time: Some(time),
             metrics: metrics.clone(),
         };
-        let mut line = serde_json::to_vec(&row).expect("a row has no key that is no string");
+        let mut line = serde_json::to_vec(&row).expect("all keys of a row are strings");
         line.push(b'\n');
-        let has_room = self.rows.append(line);
+        let is_queued = self.rows.append(line);
         let mut event = vec![];
         if std::mem::take(&mut self.is_new) && self.attempt > 0 {
             event.extend(tensorboard::restart(time, batches));
         }
         event.extend(tensorboard::scalars(time, batches, group, metrics));
-        // For looking at: what finds no room is missing in the picture, not in the rows.
+        // Ignore a full queue here: event files are only for display.
         self.events.append(event);
-        if has_room { Ok(()) } else { Err(self.rows.no_room()) }
+        if is_queued { Ok(()) } else { Err(self.rows.no_room()) }
     }
 
-    /// Queues a histogram of values at a batch, in the event files alone.
+    /// Queues a histogram of values at a batch, for the event files only.
     pub(crate) fn histogram(&mut self, name: &str, batches: u64, values: &[f32]) {
         self.events.append(tensorboard::histogram(now(), batches, name, values));
     }
 
-    /// What to wait for until all rows so far are stored, for [`Save::after`]: the checkpoint's
-    /// manifest then waits, and the loop does not.
+    /// Returns the writes of all rows so far, for [`Save::after`]. The checkpoint's manifest then
+    /// waits for them, and the training loop does not.
     ///
     /// [`Save::after`]: crate::checkpoint::Save::after
     pub fn stored(&mut self) -> Vec<Stored> {
         vec![self.rows.stored()]
     }
 
-    /// Asks that all rows so far be stored, in both forms; returns what to wait for.
+    /// Starts to store all rows so far, in both forms, and returns the writes to wait for.
     pub(crate) fn flushing(&mut self) -> Vec<Stored> {
         vec![self.rows.stored(), self.events.stored()]
     }
@@ -127,17 +128,17 @@ impl MetricsWriter {
     ///
     /// # Errors
     ///
-    /// The storage failed; the rows are kept and tried again later.
+    /// Fails if the storage does. The rows are kept and retried later.
     ///
     /// # Panics
     ///
-    /// Called within an asynchronous task.
+    /// Panics if called within an asynchronous task.
     pub fn flush(&mut self) -> Result<(), StorageError> {
         self.flushing().into_iter().try_for_each(Stored::wait_blocking)
     }
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since the Unix epoch.
 fn now() -> f64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
@@ -158,9 +159,9 @@ mod tests {
         .unwrap()
     }
 
-    /// Two attempts of one trial: the second starts from batch 20 and overlaps the first.
+    /// Two attempts of one trial: the second resumes from batch 20 and overlaps the first.
     #[test]
-    fn rows_of_two_attempts_are_read_back_as_one_run() {
+    fn rows_of_two_attempts_are_merged() {
         let rt = tokio::runtime::Runtime::new().unwrap();
         let folder = tempfile::tempdir().unwrap();
         let url = folder.path().to_str().unwrap().to_owned();
@@ -180,12 +181,12 @@ mod tests {
             writer.flush().unwrap();
         }
         let rows = rt.block_on(metrics::read(&storage, "t", &[(0, 0), (1, 20)])).unwrap();
-        let found: Vec<_> =
-            rows.iter().map(|it| (it.batches, it.group.as_str(), it.attempt)).collect();
+        let actual: Vec<_> =
+            rows.iter().map(|row| (row.batches, row.group.as_str(), row.attempt)).collect();
         let training = [(10, 0), (20, 0), (30, 1), (40, 1), (50, 1)];
         let mut expected = training.map(|(batch, attempt)| (batch, "training", attempt)).to_vec();
         expected.push((50, "validation", 1));
-        assert_eq!(found, expected);
+        assert_eq!(actual, expected);
         assert_eq!(rows[1].metrics["loss"].to_bits(), (1.0f64 / 20.0).to_bits());
         assert!(rows[3].metrics["loss"].is_nan());
         assert_eq!(rt.block_on(storage.list("t/tensorboard")).unwrap().len(), 2);

@@ -1,4 +1,4 @@
-//! Models to bytes and back: the same state is the same bytes, in every process.
+//! Serialization of models. Equal state gives equal bytes in every process.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -21,24 +21,24 @@ mod stored;
 
 pub use exchange::WeightsFile;
 
-/// The file of a model's weights and buffers.
+/// File of a model's weights and buffers.
 pub(crate) const MODEL: &str = "model.bpk";
 
-/// The model with its weights drawn now, in the order of its fields, and with parameter ids that
-/// are places in that order. burn draws a weight when it is first used, and an id at random, so that
-/// neither would be the same in two processes.
+/// Initializes the model's weights now, in the order of its fields, and numbers its parameter IDs
+/// in that order. Otherwise both would differ between processes: burn samples a weight on first
+/// use, and IDs at random.
 pub(crate) fn initialise<M: Module>(model: M) -> M {
     let _ = paths(&model);
     model.map(&mut Renumber::default())
 }
 
-/// The paths of all trained parameters, in the order of the model's fields. Draws weights that are
-/// not drawn yet.
+/// Returns the paths of all trained parameters, in the order of the model's fields. Initializes
+/// weights that are not initialized yet.
 pub(crate) fn paths<M: Module>(model: &M) -> Vec<String> {
     #[derive(Default)]
     struct Walk {
         path: Vec<String>,
-        found: Vec<String>,
+        trained: Vec<String>,
     }
     impl ModuleVisitor for Walk {
         fn enter_module(&mut self, name: &str, _container_type: &str) {
@@ -52,20 +52,21 @@ pub(crate) fn paths<M: Module>(model: &M) -> Vec<String> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             let _ = param.val();
             if param.is_require_grad() {
-                self.found.push(self.path.join("."));
+                self.trained.push(self.path.join("."));
             }
         }
     }
     let mut walk = Walk::default();
     model.visit(&mut walk);
-    walk.found
+    walk.trained
 }
 
-/// Calls `read` with a tensor's values, converted to `E` where they are of another type.
+/// Calls `read` with a tensor's values on the host, converted to `E` if necessary.
 ///
 /// # Errors
 ///
-/// The device or the conversion failed: the values are then unknown, and must not be taken for zeros.
+/// Fails if the device or the conversion does. The values are then unknown; never use zeros
+/// instead.
 pub(crate) fn on_host<const D: usize, E: Element, T>(
     tensor: Tensor<D>,
     read: impl FnOnce(&[E]) -> T,
@@ -79,12 +80,12 @@ fn values_of<E: Element, T>(data: TensorData, read: impl FnOnce(&[E]) -> T) -> R
     data.as_slice().map(read).map_err(unreadable)
 }
 
-/// The error of a tensor that cannot be read.
+/// Builds the error for a tensor that cannot be read.
 pub(crate) fn unreadable(why: impl Debug) -> Error {
     format!("cannot read a tensor: {why:?}").into()
 }
 
-/// All floating-point numbers of the model on the host, by path.
+/// Copies all floating-point tensors of the model to the host, by path.
 pub(crate) fn weights<M: Module>(model: &M) -> Result<Weights> {
     #[derive(Default)]
     struct Walk {
@@ -114,13 +115,13 @@ pub(crate) fn weights<M: Module>(model: &M) -> Result<Weights> {
         }
     }
     let mut walk = Walk::default();
-    // Brings BatchNorm's running statistics up to date, in place.
+    // Apply BatchNorm's pending update of the running statistics, in place.
     let _ = model.valid();
     model.visit(&mut walk);
     walk.failed.map_or(Ok(walk.weights), Err)
 }
 
-/// Gives parameters the ids 1, 2, ...; those that shared one still do.
+/// Gives parameters the IDs 1, 2, ...; parameters that share an ID still share one.
 #[derive(Default)]
 struct Renumber(BTreeMap<ParamId, u64>);
 
@@ -152,29 +153,29 @@ impl ModuleMapper for Renumber {
     renumber!(map_bool, Bool);
 }
 
-/// The model as it is now. Its tensors are shared until a step makes new ones: nothing is copied
-/// before [`Snapshot::into_bytes`].
+/// Takes a snapshot of the model. Tensors are shared, not copied: [`Snapshot::into_bytes`] copies
+/// them.
 pub(crate) fn snapshot<M: Module>(model: &M) -> Snapshot {
-    // Brings BatchNorm's running statistics up to date, in place; a record is else one update behind.
+    // Apply BatchNorm's pending update, in place; otherwise the record is one update behind.
     let _ = model.valid();
     let mut snapshot = Snapshot::default();
     model.visit(&mut snapshot);
     snapshot
 }
 
-/// The tensors of a model at one moment. A clone of the model would not do: clones share running
-/// statistics.
+/// The tensors of a model at one point in time. A clone of the model would not suffice, since
+/// clones share running statistics.
 #[derive(Default)]
 pub(crate) struct Snapshot {
     path: Vec<String>,
     tensors: Vec<(String, ParamId, Read)>,
 }
 
-/// Takes a tensor to the host.
+/// Copies a tensor to the host.
 type Read = Box<dyn FnOnce() -> Result<TensorData> + Send>;
 
 impl Snapshot {
-    /// In burn's format, sorted by name.
+    /// Encodes in burn's format, sorted by name.
     pub(crate) fn into_bytes(self) -> Result<Bytes> {
         let entry = |(name, id, read): (String, ParamId, Read)| {
             let (bytes, shape, dtype) = read()?.into_parts();
@@ -189,7 +190,7 @@ impl Snapshot {
     }
 }
 
-/// A tensor's name, type, shape, id and bytes.
+/// Name, type, shape, ID and bytes of a tensor.
 type Entry = (String, DType, Shape, Option<u64>, BurnBytes);
 
 impl ModuleVisitor for Snapshot {
@@ -217,19 +218,19 @@ impl ModuleVisitor for Snapshot {
     }
 }
 
-/// The model with a checkpoint's weights, which must be of the same structure.
+/// Loads a checkpoint's weights into the model, which must have the same structure.
 pub(crate) fn load_model<M: Module>(model: M, parts: &Parts) -> Result<M> {
-    let bytes = parts.get(MODEL).ok_or("the checkpoint has no file model.bpk")?;
+    let bytes = parts.get(MODEL).ok_or("the checkpoint does not contain model.bpk")?;
     let record = ModuleRecord::from_bytes(to_burn(bytes))?;
-    // Into the plain form first: BatchNorm's pending update would else be added to what is loaded.
+    // Apply BatchNorm's pending update first; otherwise it would be added to the loaded statistics.
     let _ = model.valid();
-    Ok(model
-        .try_load_record(record)
-        .map_err(|error| format!("the checkpoint's weights do not fit this model: {error}"))?)
+    Ok(model.try_load_record(record).map_err(|error| {
+        format!("cannot load the checkpoint's weights into this model: {error}")
+    })?)
 }
 
-/// The model with rank 0's buffers: statistics that forward passes keep and no optimizer steps. A
-/// model without any costs nothing.
+/// Replaces the model's buffers with those of rank 0. Buffers are statistics updated by forward
+/// passes, not by an optimizer. Free for models without buffers.
 pub(crate) fn share_buffers<M: Module>(model: M, ranks: &dyn Collective) -> Result<M> {
     #[derive(Default)]
     struct Read {
@@ -257,7 +258,7 @@ pub(crate) fn share_buffers<M: Module>(model: M, ranks: &dyn Collective) -> Resu
             Param::initialized(param.id, Tensor::from_data(data, options))
         }
     }
-    // Brings statistics up to date, in place.
+    // Apply BatchNorm's pending update, in place.
     let _ = model.valid();
     let mut read = Read::default();
     model.visit(&mut read);
@@ -267,28 +268,32 @@ pub(crate) fn share_buffers<M: Module>(model: M, ranks: &dyn Collective) -> Resu
     if read.values.is_empty() {
         return Ok(model);
     }
-    let bytes: Vec<u8> = read.values.iter().flat_map(|it| it.to_le_bytes()).collect();
+    let bytes: Vec<u8> = read.values.iter().flat_map(|value| value.to_le_bytes()).collect();
     let num_bytes = bytes.len();
     let bytes = ranks.broadcast(bytes.into())?;
     if bytes.len() != num_bytes {
-        return Err("rank 0 has a model of other statistics than this rank".into());
+        return Err(
+            "cannot share buffers: the model of rank 0 has buffers of other sizes; use the \
+                    same model on all ranks"
+                .into(),
+        );
     }
     if ranks.rank() == 0 {
         return Ok(model);
     }
-    let number = |it: &[u8]| it.try_into().map(f64::from_le_bytes).unwrap_or(f64::NAN);
+    let number = |bytes: &[u8]| bytes.try_into().map(f64::from_le_bytes).unwrap_or(f64::NAN);
     let values: Vec<f64> = bytes.chunks_exact(8).map(number).collect();
     Ok(model.map(&mut Write(values.into_iter())))
 }
 
-/// Whether an id is of none of the parameters, whose ids [`initialise`] makes places.
+/// Returns `true` for IDs of buffers. The IDs of parameters are small, from [`initialise`].
 fn is_buffer(id: ParamId) -> bool {
     id.val() > u64::from(u32::MAX)
 }
 
-/// burn's bytes with the tensors sorted by name, which burn's optimizers leave in no order. Running
-/// statistics keep the random ids that they were built with, which [`initialise`] cannot change and
-/// nothing reads: a number made of the name takes their place.
+/// Rewrites burn's bytes with the tensors sorted by name, because burn's optimizers write them in
+/// random order. Running statistics keep the random IDs of their construction, which [`initialise`]
+/// cannot change and nothing reads. They are replaced by a hash of the name.
 pub(crate) fn canonical(bytes: BurnBytes) -> Result<Bytes> {
     let reader = burn_pack::Reader::from_bytes(bytes)?;
     let (metadata, scalars) = (reader.metadata().clone(), reader.scalars().clone());
@@ -299,7 +304,7 @@ pub(crate) fn canonical(bytes: BurnBytes) -> Result<Bytes> {
     pack(tensors, &metadata, scalars)
 }
 
-/// Burn's format, its tensors sorted by name.
+/// Encodes in burn's format, sorted by name.
 fn pack(
     mut tensors: Vec<Entry>,
     metadata: &BTreeMap<String, String>,
@@ -318,13 +323,13 @@ fn pack(
     for (key, value) in scalars {
         writer = writer.with_scalar(&key, value);
     }
-    // Not `into_bytes`, which copies once more.
+    // `into_bytes` would copy once more.
     let mut bytes = vec![0; writer.size()?];
     writer.write_into(&mut bytes)?;
     Ok(bytes.into())
 }
 
-/// Everyone's bytes as burn's. They are not copied where they are aligned as burn wants them.
+/// Converts to burn's byte type. Copies only if the alignment is not sufficient for burn.
 pub(crate) fn to_burn(bytes: &Bytes) -> BurnBytes {
     match bytes.as_ptr().addr().is_multiple_of(16) {
         true => BurnBytes::from_shared(bytes.clone(), AllocationProperty::Native),
@@ -332,13 +337,13 @@ pub(crate) fn to_burn(bytes: &Bytes) -> BurnBytes {
     }
 }
 
-/// An id above all places.
+/// Returns an ID derived from the name, above all parameter IDs.
 fn name_id(name: &str) -> u64 {
     let bytes: Vec<u64> = name.bytes().map(u64::from).collect();
     key(&bytes) | 1 << 63
 }
 
-/// burn's bytes as everyone's.
+/// Converts from burn's byte type.
 pub(crate) fn to_bytes(bytes: &BurnBytes) -> Bytes {
     Bytes::copy_from_slice(bytes)
 }
@@ -348,7 +353,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_that_cannot_be_read_are_an_error() {
+    fn unreadable_values_are_an_error() {
         let bytes = Bytes::from(vec![1_u8; 24]);
         // Numbers cannot be read at an odd address.
         let start = usize::from(bytes.as_ptr().addr().is_multiple_of(2));

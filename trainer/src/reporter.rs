@@ -1,11 +1,11 @@
-//! Reports of rank 0 and the answers to them.
+//! Reports of rank 0 and the directives in response.
 //!
-//! Reports are posted one after the other by a background task, so that training never waits for
-//! the door. While the door is away the task tries on and training goes on; what is still unsent
-//! is kept in each checkpoint.
+//! A background task posts reports in order, so that training never waits for the report server.
+//! During an outage, the task retries and training continues; each checkpoint stores the reports
+//! that are still unsent.
 //!
-//! Only the directive `fenced` in a 200 answer ends an attempt. A proxy or a failed token review can
-//! answer 401, 403 or 410 to many trials at once, so every other answer means "unavailable".
+//! Only the directive `fenced` in a 200 response ends an attempt. A proxy or a failed token review
+//! can return 401, 403 or 410 to many trials at once, so every other response means "unavailable".
 
 mod post;
 
@@ -26,19 +26,20 @@ use tokio::sync::mpsc::UnboundedSender;
 use self::post::{Outage, Outcome, client, send};
 use crate::Result;
 
-/// Reports that wait; beyond them the oldest checkpoint goes, unless it is the best one.
+/// Maximum queue length. Beyond it, the oldest checkpoint report that is not the best is dropped.
 const QUEUE_MAX: usize = 4_096;
-/// Validations that wait and decide nothing: the newest and the best one, and a few for the terminal.
+/// Maximum number of queued validations without a result: the newest, the best, and a few for
+/// display.
 const IDLE_VALIDATIONS_MAX: usize = 16;
-/// The same during an outage. A record holds no more than the newest metrics and the best one.
+/// The same during an outage. A trial's record stores only the newest and the best metrics.
 const IDLE_VALIDATIONS_IN_OUTAGE_MAX: usize = 2;
-/// The wait after the first failure; it doubles.
+/// Wait after the first failure; doubles with each further failure.
 const BACKOFF_FIRST: Duration = Duration::from_millis(100);
-/// The longest wait between two tries, so that a door that is back is soon seen.
+/// Maximum wait between two attempts, so that a recovered server is noticed soon.
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
-/// How long [`Reporter::ask`] waits.
+/// Timeout of [`Reporter::ask`].
 const ASK_MAX: Duration = Duration::from_secs(60);
-/// How long [`Reporter::close`] waits. The exit code says the same as the last report.
+/// Timeout of [`Reporter::close`]. The exit code carries the same information as the last report.
 const CLOSE_MAX: Duration = Duration::from_secs(10);
 
 /// Posts reports in the background, in order.
@@ -52,9 +53,9 @@ pub struct Reporter {
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Notified of each queued report.
+    /// Notified for each queued report.
     queued: Notify,
-    /// Notified of each queued report that must not wait behind one that decides nothing.
+    /// Notified for each urgent report.
     urgent: Notify,
     deleter: OnceLock<UnboundedSender<String>>,
 }
@@ -63,21 +64,21 @@ struct Shared {
 struct State {
     queue: VecDeque<Item>,
     next_id: u64,
-    /// Whether nothing more will be queued.
+    /// Whether the reporter was dropped and no further report will be queued.
     is_closed: bool,
-    /// Whether the last try failed.
+    /// Whether the last attempt to send failed.
     is_outage: bool,
     directive: Option<Directive>,
 }
 
 impl State {
-    /// The report to send next. During an outage, reports that decide something come first.
+    /// Returns the report to send next. During an outage, urgent reports come first.
     fn next(&self) -> Option<&Item> {
         let urgent = self.queue.iter().find(|item| self.is_outage && item.is_urgent());
         urgent.or_else(|| self.queue.front())
     }
 
-    /// Drops validations that add nothing to the newest and the best one.
+    /// Drops old validations without a result, except the best one.
     fn coalesce(&mut self, searched: &Searched) {
         let max = match self.is_outage {
             true => IDLE_VALIDATIONS_IN_OUTAGE_MAX,
@@ -96,7 +97,7 @@ impl State {
         });
     }
 
-    /// Makes room in a full queue, if that loses no result.
+    /// Makes space in a full queue, if no result is lost by that.
     fn drop_oldest_checkpoint(&mut self, searched: &Searched) {
         if self.queue.len() < QUEUE_MAX {
             return;
@@ -111,7 +112,7 @@ impl State {
     }
 }
 
-/// The metric that a search goes by.
+/// The metric that the search optimizes.
 #[derive(Debug)]
 struct Searched {
     metric: String,
@@ -119,7 +120,8 @@ struct Searched {
 }
 
 impl Searched {
-    /// The id of the item with the best metric, the first of equals; `None` if none has a number.
+    /// Returns the ID of the item with the best metric, the first among equals; `None` if no item
+    /// has a numeric metric.
     fn best<'a>(&self, items: impl Iterator<Item = &'a Item>) -> Option<u64> {
         let loss = |item: &Item| {
             let metric = match &item.report.event {
@@ -154,9 +156,9 @@ impl Item {
         }
     }
 
-    fn inherit_activity(&mut self, said: Option<String>) {
+    fn inherit_activity(&mut self, previous: Option<String>) {
         if let ReportEvent::Progress { activity, .. } = &mut self.report.event {
-            *activity = activity.take().or(said);
+            *activity = activity.take().or(previous);
         }
     }
 
@@ -164,8 +166,9 @@ impl Item {
         matches!(self.report.event, ReportEvent::Validated { granted_units: None, .. })
     }
 
-    /// Whether it decides something, and may overtake reports that do not. The exit stays behind the
-    /// validations: a program that stops early is judged by them.
+    /// Returns `true` if the runner's decisions depend on this report, so that it may overtake
+    /// others. The exit report stays behind the validations, because a program that stops early is
+    /// judged by them.
     fn is_urgent(&self) -> bool {
         let is_exit = matches!(self.report.event, ReportEvent::Exiting { .. });
         !is_exit && !self.is_progress() && !self.is_idle_validation()
@@ -179,12 +182,13 @@ impl Shared {
 }
 
 impl Reporter {
-    /// Reports to `config.door`. `rt` must be driven by a thread of its own,
-    /// with I/O and time enabled.
+    /// Creates a reporter for `config.door`. Another thread must drive `rt`, with I/O and time
+    /// enabled.
     ///
     /// # Errors
     ///
-    /// The door's authority is no certificate, or the system lets nobody make a client.
+    /// Fails if the server's CA is not a valid certificate, or if the HTTP client cannot be
+    /// created.
     pub fn new(rt: Handle, config: &TrialConfig) -> Result<Self> {
         let client = client(&config.door)?;
         let shared = Arc::new(Shared::default());
@@ -194,31 +198,32 @@ impl Reporter {
         Ok(Self { attempt: config.attempt, searched, shared })
     }
 
-    /// Hands on the names of checkpoints that nobody needs any more, as answers name them.
+    /// Sends the names of checkpoints that responses list as superfluous to `deleter`.
     pub(crate) fn tell_superfluous(&self, deleter: UnboundedSender<String>) {
-        // It is told once; a second one would never hear anything.
+        // Ignore the error: `open` calls this once, and the first sender stays in use.
         let _ = self.shared.deleter.set(deleter);
     }
 
-    /// Queues a report; never waits. A newer [`ReportEvent::Progress`] takes the place of one
-    /// that waits. Of many waiting validations without `granted_units`, the newest and the best stay.
+    /// Queues a report; never blocks. A newer [`ReportEvent::Progress`] replaces a queued one. Of
+    /// many queued validations without `granted_units`, the newest ones and the best are kept.
     pub fn post(&self, batches: u64, event: ReportEvent) {
         self.queue(batches, event, None);
     }
 
-    /// The latest answer; `Fenced` stays. `None` before the first.
+    /// Returns the latest directive, or `None` before the first response. `Fenced` is final.
     pub fn directive(&self) -> Option<Directive> {
         self.shared.lock().directive
     }
 
-    /// Queues a report and waits for its answer, in general after all reports before it; `None` if none came
-    /// within a minute, or if the door does not understand it. The report stays queued.
+    /// Queues a report and waits for its response, which generally follows the responses to all
+    /// earlier reports. Returns `None` after one minute, or if the server rejects the report. After
+    /// a timeout, the report stays queued, unless it is [`ReportEvent::Progress`].
     pub fn ask(&self, batches: u64, event: ReportEvent) -> Option<Directive> {
         self.ask_within(batches, event, ASK_MAX)
     }
 
-    /// [`ask`](Self::ask) with a deadline of the caller's, to look at a signal in between. Ask on
-    /// with [`ReportEvent::Progress`]: a report that was queued once is sent once.
+    /// Same as [`ask`](Self::ask), with a custom timeout, so that the caller can check for signals.
+    /// To continue waiting, ask with [`ReportEvent::Progress`]: a queued report is sent only once.
     pub fn ask_within(
         &self,
         batches: u64,
@@ -230,38 +235,40 @@ impl Reporter {
         let answer = answer.recv_timeout(wait).ok();
         if answer.is_none() {
             let mut state = self.shared.lock();
-            state.queue.retain(|it| it.id != id || !it.is_progress());
-            state.queue.iter_mut().filter(|it| it.id == id).for_each(|it| it.asker = None);
+            state.queue.retain(|item| item.id != id || !item.is_progress());
+            let own = state.queue.iter_mut().filter(|item| item.id == id);
+            own.for_each(|item| item.asker = None);
         }
-        // An answer that came with the fence may have had no asker any more.
-        answer.or_else(|| self.directive().filter(|it| *it == Directive::Fenced))
+        // The fence may arrive after this call timed out, so check the stored directive too.
+        answer.or_else(|| self.directive().filter(|directive| *directive == Directive::Fenced))
     }
 
-    /// Reports that have no answer and still matter after a restore: validations and checkpoints.
+    /// Returns the unanswered reports that still matter after a restore: validations and
+    /// checkpoints.
     pub fn unsent(&self) -> Vec<Report> {
-        let matters = |it: &&Item| {
-            let event = &it.report.event;
+        let matters = |item: &&Item| {
+            let event = &item.report.event;
             matches!(event, ReportEvent::Validated { .. } | ReportEvent::Checkpointed { .. })
         };
-        self.shared.lock().queue.iter().filter(matters).map(|it| it.report.clone()).collect()
+        self.shared.lock().queue.iter().filter(matters).map(|item| item.report.clone()).collect()
     }
 
-    /// Queues reports that an earlier attempt could not send, as this attempt's.
+    /// Queues reports that an earlier attempt could not send, as reports of this attempt.
     pub fn restore_unsent(&self, reports: Vec<Report>) {
         for report in reports {
             self.post(report.batches, report.event);
         }
     }
 
-    /// Posts [`ReportEvent::Exiting`] and waits ten seconds at most until all is sent; says
-    /// whether it was.
+    /// Posts [`ReportEvent::Exiting`] and waits up to ten seconds until all reports are sent.
+    /// Returns whether they were, without a fence.
     pub fn close(&self, batches: u64, code: ExitCode, message: Option<String>) -> bool {
         let event = ReportEvent::Exiting { code: code as u8, message };
         let answer = self.ask_within(batches, event, CLOSE_MAX);
-        answer.is_some_and(|it| it != Directive::Fenced)
+        answer.is_some_and(|directive| directive != Directive::Fenced)
     }
 
-    /// The report's id in the queue; `None` once fenced.
+    /// Queues a report and returns its ID; `None` once fenced.
     fn queue(
         &self,
         batches: u64,
@@ -277,12 +284,12 @@ impl Reporter {
         state.next_id += 1;
         let mut item = Item { id, report, asker };
         if item.is_progress() {
-            // What it said it does is told by the one that takes its place.
-            let waiting =
-                state.queue.iter_mut().filter(|it| it.is_progress() && it.asker.is_none());
-            let said = waiting.filter_map(Item::take_activity).last();
-            item.inherit_activity(said);
-            state.queue.retain(|it| !it.is_progress() || it.asker.is_some());
+            // Keep the activity of the queued report that this one replaces.
+            let is_replaced = |item: &Item| item.is_progress() && item.asker.is_none();
+            let waiting = state.queue.iter_mut().filter(|item| is_replaced(item));
+            let activity = waiting.filter_map(Item::take_activity).last();
+            item.inherit_activity(activity);
+            state.queue.retain(|item| !is_replaced(item));
         }
         state.drop_oldest_checkpoint(&self.searched);
         let is_urgent = item.is_urgent();
@@ -307,7 +314,8 @@ impl Drop for Reporter {
 async fn run(shared: Arc<Shared>, client: Client, door: Door) {
     let mut outage = Outage::default();
     loop {
-        let next = shared.lock().next().map(|it| (it.id, it.report.clone(), it.is_urgent()));
+        let next =
+            shared.lock().next().map(|item| (item.id, item.report.clone(), item.is_urgent()));
         let Some((id, report, is_urgent)) = next else {
             if shared.lock().is_closed {
                 return;
@@ -318,11 +326,11 @@ async fn run(shared: Arc<Shared>, client: Client, door: Door) {
         match send(&client, &door, &report).await {
             Outcome::Answer(directive, superfluous) => {
                 if let Some(deleter) = shared.deleter.get() {
-                    // Whoever deletes ends with the process; the rest is deleted at the end.
-                    superfluous.into_iter().for_each(|it| drop(deleter.send(it)));
+                    // Ignore the error: without the deleter, the final clean-up deletes the rest.
+                    superfluous.into_iter().for_each(|name| drop(deleter.send(name)));
                 }
                 if outage.num_failed > 0 {
-                    eprintln!("stoker: {} answers again", door.url);
+                    eprintln!("stoker: {} is available again", door.url);
                 }
                 outage = Outage::default();
                 shared.lock().is_outage = false;
@@ -331,8 +339,8 @@ async fn run(shared: Arc<Shared>, client: Client, door: Door) {
                 }
             }
             Outcome::Rejected(reason) => {
-                eprintln!("stoker: a report of batch {} was refused: {reason}", report.batches);
-                shared.lock().queue.retain(|it| it.id != id);
+                eprintln!("stoker: the report of batch {} was rejected: {reason}", report.batches);
+                shared.lock().queue.retain(|item| item.id != id);
             }
             Outcome::Away(refused) => {
                 let wait = outage.failed(&refused);
@@ -344,7 +352,7 @@ async fn run(shared: Arc<Shared>, client: Client, door: Door) {
                     state.is_outage = true;
                     state.queue.iter().any(Item::is_urgent)
                 };
-                // A server that slows down reports without effect may still take the others at once.
+                // A server that throttles reports without a result may still accept the others.
                 let is_slowed = refused.status == Some(StatusCode::TOO_MANY_REQUESTS) && !is_urgent;
                 let wait = if is_slowed && has_urgent { BACKOFF_FIRST } else { wait };
                 tokio::select! {
@@ -356,18 +364,18 @@ async fn run(shared: Arc<Shared>, client: Client, door: Door) {
     }
 }
 
-/// Takes note of an answer; says whether it was the last.
+/// Records a response; returns `true` if it was the last (fenced).
 fn answered(shared: &Shared, id: u64, directive: Directive) -> bool {
     let is_last = directive == Directive::Fenced;
     let mut state = shared.lock();
     state.directive = Some(directive);
-    for item in state.queue.iter_mut().filter(|it| is_last || it.id == id) {
+    for item in state.queue.iter_mut().filter(|item| is_last || item.id == id) {
         if let Some(asker) = item.asker.take() {
-            // An asker whose time is over needs no answer; there is room for one.
+            // Ignore the error: the caller may have timed out. The channel has capacity for one.
             let _ = asker.try_send(directive);
         }
     }
-    state.queue.retain(|it| it.id != id);
+    state.queue.retain(|item| item.id != id);
     is_last
 }
 

@@ -1,24 +1,25 @@
-//! Random streams: each is a number made of the seed and of what it is for, so that none depends on
-//! how often another was used. The values are fixed by what is written here.
+//! Random streams. The seed of each stream is derived from the trial's seed and the stream's
+//! purpose. No stream therefore depends on how often another was used. The derivation must never
+//! change.
 //!
-//! burn's CPU backend has one random stream per process. No constructor seeds it: a session created in
-//! one thread must not change the weights that another thread draws.
+//! burn's CPU backend has one random stream per process. Constructors must not seed it: a session
+//! created in one thread must not change the weights that another thread samples.
 
 use std::cell::Cell;
 use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::Device;
 
-/// Weights.
+/// Purpose: weights.
 const WEIGHTS: u64 = 1;
-/// What a step draws, such as dropout.
+/// Purpose: random numbers of a step, such as dropout.
 const STEP: u64 = 2;
-/// The order of the samples.
+/// Purpose: order of the samples.
 pub(crate) const ORDER: u64 = 3;
-/// What a stream's operations draw.
+/// Purpose: random operations of a [`Stream`](crate::Stream).
 pub(crate) const STREAM: u64 = 4;
 
-/// Steele, Lea and Flood's SplitMix64: the output for the state `value`.
+/// SplitMix64 by Steele, Lea and Flood: returns the output for the state `value`.
 pub(crate) fn mix(value: u64) -> u64 {
     let z = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -26,7 +27,8 @@ pub(crate) fn mix(value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// One seed out of several numbers: `mix(seed ^ mix(part))` over the parts, from 0.
+/// Mixes several numbers into one seed: `mix(seed ^ mix(part))` over the parts, starting from 0.
+/// `mix` is SplitMix64.
 ///
 /// # Examples
 ///
@@ -38,15 +40,16 @@ pub fn key(parts: &[u64]) -> u64 {
     parts.iter().fold(0, |seed, part| mix(seed ^ mix(*part)))
 }
 
-/// Held while the stream is seeded, and from a seed to the last draw that relies on it.
+/// Locked while seeding the stream, and from seeding until the last sample that depends on it.
 static SEEDING: Mutex<()> = Mutex::new(());
 
 thread_local! {
-    /// Whether this thread holds [`SEEDING`]: code that builds a model may itself initialize another.
+    /// Whether this thread holds [`SEEDING`]: code that builds a model may initialize another
+    /// model.
     static IS_HELD: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Calls `act` while no other thread seeds the stream.
+/// Calls `act` while no other thread can seed the stream. May be nested.
 pub(crate) fn exclusive<T>(act: impl FnOnce() -> T) -> T {
     struct Release;
     impl Drop for Release {
@@ -64,7 +67,7 @@ pub(crate) fn exclusive<T>(act: impl FnOnce() -> T) -> T {
     act()
 }
 
-/// Calls `draw` with the stream seeded for weights. No other thread seeds the stream in between.
+/// Calls `draw` with the stream seeded for weights. No other thread can seed the stream meanwhile.
 pub(crate) fn draw_weights<T>(device: &Device, seed: u32, draw: impl FnOnce() -> T) -> T {
     exclusive(|| {
         device.seed(key(&[u64::from(seed), WEIGHTS]));
@@ -72,8 +75,8 @@ pub(crate) fn draw_weights<T>(device: &Device, seed: u32, draw: impl FnOnce() ->
     })
 }
 
-/// Sets burn's stream to where batch `batch` draws from on this rank: a run that starts here draws
-/// what one that came by would.
+/// Seeds burn's stream for batch `batch` on this rank, so that a resumed run samples the same
+/// numbers as an uninterrupted one.
 pub(crate) fn seed_step(device: &Device, seed: u32, batch: u64, rank: usize) {
     exclusive(|| device.seed(key(&[u64::from(seed), STEP, batch, rank as u64])));
 }
@@ -91,21 +94,21 @@ mod tests {
     }
 
     #[test]
-    fn a_new_session_leaves_the_stream_alone() {
+    fn new_session_does_not_seed_the_stream() {
         let _stream = alone_on_the_stream();
         let device = Device::flex();
         let expected = draw_weights(&device, 3, || [drawn(&device), drawn(&device)]);
-        let found = draw_weights(&device, 3, || {
+        let actual = draw_weights(&device, 3, || {
             let first = drawn(&device);
             let context = Standalone { quiet: true, ..Standalone::default() }.context().unwrap();
             drop(context.on(Device::flex()));
             [first, drawn(&device)]
         });
-        assert_eq!(found, expected);
+        assert_eq!(actual, expected);
     }
 
     #[test]
-    fn threads_draw_the_weights_of_their_seeds() {
+    fn threads_sample_weights_independently() {
         let _stream = alone_on_the_stream();
         let device = Device::flex();
         let draw = |seed| draw_weights(&device, seed, || [drawn(&device), drawn(&device)]);
@@ -123,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_draw_may_contain_another_and_panic() {
+    fn weight_sampling_may_nest_and_panic() {
         let _stream = alone_on_the_stream();
         let device = Device::flex();
         let nested = || draw_weights(&device, 1, || draw_weights(&device, 2, || drawn(&device)));

@@ -1,11 +1,11 @@
-//! TensorBoard event files, byte by byte.
+//! TensorBoard event files.
 //!
-//! A file is a row of records: length (u64), masked CRC-32C of the length, the bytes, masked
-//! CRC-32C of the bytes, all little-endian. The bytes are a protocol buffer `Event`.
+//! A file is a sequence of records. A record is: length (u64), masked CRC-32C of the length, the
+//! bytes, masked CRC-32C of the bytes, all little-endian. The bytes are a protocol buffer `Event`.
 
 use std::collections::BTreeMap;
 
-/// What an event file begins with.
+/// Returns the first record of an event file.
 pub(crate) fn header(time: f64) -> Vec<u8> {
     let mut event = Message::default();
     event.double(1, time);
@@ -13,7 +13,7 @@ pub(crate) fn header(time: f64) -> Vec<u8> {
     record(&event.0)
 }
 
-/// Says that an attempt begins: readers forget what they have of `step` and later.
+/// Returns a restart event: readers then discard earlier events from `step` on.
 pub(crate) fn restart(time: f64, step: u64) -> Vec<u8> {
     let mut log = Message::default();
     log.varint(1, 1);
@@ -24,7 +24,7 @@ pub(crate) fn restart(time: f64, step: u64) -> Vec<u8> {
     record(&event.0)
 }
 
-/// The scalars of one group at one step, as `GROUP/NAME`.
+/// Returns the scalars of one group at one step, named `GROUP/NAME`.
 pub(crate) fn scalars(
     time: f64,
     step: u64,
@@ -45,14 +45,15 @@ pub(crate) fn scalars(
     record(&event.0)
 }
 
-/// Bins of a histogram.
+/// Number of bins of a histogram.
 const BINS: usize = 64;
 
-/// A histogram of the finite ones of these values at one step, in bins of equal width.
+/// Returns a histogram of the finite values at one step, with bins of equal width.
 pub(crate) fn histogram(time: f64, step: u64, name: &str, values: &[f32]) -> Vec<u8> {
-    let finite = || values.iter().map(|it| f64::from(*it)).filter(|it| it.is_finite());
-    let (min, max) = finite()
-        .fold((f64::INFINITY, f64::NEG_INFINITY), |(min, max), it| (min.min(it), max.max(it)));
+    let finite = || values.iter().map(|value| f64::from(*value)).filter(|value| value.is_finite());
+    let (min, max) = finite().fold((f64::INFINITY, f64::NEG_INFINITY), |(min, max), value| {
+        (min.min(value), max.max(value))
+    });
     let mut counts = [0.0_f64; BINS];
     let width = (max - min) / BINS as f64;
     for value in finite() {
@@ -65,10 +66,10 @@ pub(crate) fn histogram(time: f64, step: u64, name: &str, values: &[f32]) -> Vec
         histo.double(2, max);
         histo.double(3, finite().count() as f64);
         histo.double(4, finite().sum());
-        histo.double(5, finite().map(|it| it * it).sum());
+        histo.double(5, finite().map(|value| value * value).sum());
         let limit = |bin: usize| if bin + 1 == BINS { max } else { min + width * (bin + 1) as f64 };
         let limits: Vec<u8> = (0..BINS).flat_map(|bin| limit(bin).to_le_bytes()).collect();
-        let counts: Vec<u8> = counts.iter().flat_map(|it| it.to_le_bytes()).collect();
+        let counts: Vec<u8> = counts.iter().flat_map(|count| count.to_le_bytes()).collect();
         histo.bytes(6, &limits);
         histo.bytes(7, &counts);
     }
@@ -84,7 +85,7 @@ pub(crate) fn histogram(time: f64, step: u64, name: &str, values: &[f32]) -> Vec
     record(&event.0)
 }
 
-/// A protocol buffer under construction.
+/// A protocol buffer being encoded.
 #[derive(Default)]
 struct Message(Vec<u8>);
 
@@ -133,12 +134,12 @@ fn record(bytes: &[u8]) -> Vec<u8> {
     record
 }
 
-/// The sum as these files hold it, so that a sum over bytes with sums is none of them again.
+/// Masks the CRC, as the format requires: CRCs of data that contains CRCs are unreliable.
 fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// The Castagnoli polynomial, reflected.
+/// CRC-32C (Castagnoli), reflected polynomial.
 fn crc32c(bytes: &[u8]) -> u32 {
     const TABLE: [u32; 256] = table();
     let step = |crc: u32, byte: &u8| TABLE[((crc ^ u32::from(*byte)) & 0xff) as usize] ^ (crc >> 8);
@@ -166,15 +167,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checksums_are_those_of_the_standard() {
-        // RFC 3720, B.4, and the usual check value.
+    fn checksums_match_the_standard() {
+        // Check value of CRC-32C and the examples of RFC 3720, B.4.
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
         assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
     }
 
     #[test]
-    fn a_header_is_the_bytes_that_readers_know() {
+    fn header_has_the_expected_bytes() {
         let bytes = header(0.0);
         assert_eq!(bytes[..8], 24u64.to_le_bytes());
         assert_eq!(&bytes[12..], {
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_step_takes_several_bytes() {
+    fn large_values_are_multibyte_varints() {
         let mut message = Message::default();
         message.varint(2, 300);
         assert_eq!(message.0, [0x10, 0xac, 0x02]);

@@ -1,5 +1,5 @@
-//! What a person sees of a training: a progress bar and a table on a terminal, plain lines
-//! elsewhere.
+//! Human-readable output of training: a progress bar and a table on a terminal, plain lines
+//! otherwise.
 
 use std::io::{IsTerminal, Write};
 
@@ -7,17 +7,17 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::callback::Logs;
 
-/// Writes to standard output and, for the bar, standard error.
+/// Writes to standard output, and the progress bar to standard error.
 #[derive(Debug)]
 pub(crate) struct Terminal {
     bar: Option<ProgressBar>,
-    /// The names in the table's header.
+    /// Column names of the last table header.
     header: Vec<String>,
     is_silent: bool,
 }
 
 impl Terminal {
-    /// A bar is drawn where the program trains alone on a terminal.
+    /// Creates a terminal, with a progress bar if the program runs `alone` and on a terminal.
     pub(crate) fn new(alone: bool) -> Self {
         let is_terminal = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
         let bar = (alone && is_terminal).then(|| {
@@ -29,18 +29,18 @@ impl Terminal {
         Self { bar, header: vec![], is_silent: false }
     }
 
-    /// Shows nothing.
+    /// Creates a terminal that prints nothing.
     pub(crate) fn silent() -> Self {
         Self { bar: None, header: vec![], is_silent: true }
     }
 
-    /// One line.
+    /// Prints one line.
     pub(crate) fn say(&self, line: &str) {
         if self.is_silent {
             return;
         }
         let print = || {
-            // A reader that has gone away ends no training.
+            // Ignore the error: a closed pipe must not end training.
             let _ = writeln!(std::io::stdout(), "{line}");
         };
         match &self.bar {
@@ -49,7 +49,7 @@ impl Terminal {
         }
     }
 
-    /// Where training is.
+    /// Updates the progress bar.
     pub(crate) fn advance(&self, batches: u64, total: u64) {
         if let Some(bar) = &self.bar {
             bar.set_length(total);
@@ -57,7 +57,7 @@ impl Terminal {
         }
     }
 
-    /// A row of metrics.
+    /// Prints a row of metrics.
     pub(crate) fn row(&mut self, group: &str, batches: u64, epoch: u64, metrics: &Logs) {
         if self.bar.is_none() {
             return self.say(&plain(group, batches, epoch, metrics));
@@ -70,7 +70,7 @@ impl Terminal {
         self.say(&cells(group, batches, epoch, metrics));
     }
 
-    /// Removes the bar.
+    /// Removes the progress bar.
     pub(crate) fn end(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
@@ -78,7 +78,7 @@ impl Terminal {
     }
 }
 
-/// The name without its group.
+/// Returns the metric's name without its group.
 fn short(name: &str) -> &str {
     name.strip_prefix("validation_").unwrap_or(name)
 }

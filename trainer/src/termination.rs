@@ -1,15 +1,15 @@
-//! The last words of a process: its exit code, why, and the reports that had no answer, for whoever
-//! started it.
+//! Termination file of a process: exit code, message and unanswered reports, for the parent
+//! process.
 
 use std::path::Path;
 
 use stoker_api::contract::{ExitCode, Report, ReportEvent, TERMINATION_BYTES_MAX, Termination};
 use stoker_api::names::ENV_TERMINATION_FILE;
 
-/// What a message may take of the file where reports wait for the rest.
+/// Maximum size of the message in the file, in bytes, if there are also reports.
 const MESSAGE_BYTES_MAX: usize = 2_048;
 
-/// Writes the file that the environment names, if it names one.
+/// Writes the termination file, if the environment specifies one.
 pub(crate) fn leave(code: ExitCode, message: Option<&str>, unsent: Vec<Report>) {
     if let Some(path) = std::env::var_os(ENV_TERMINATION_FILE) {
         let message = message.map(str::to_owned);
@@ -17,40 +17,40 @@ pub(crate) fn leave(code: ExitCode, message: Option<&str>, unsent: Vec<Report>) 
     }
 }
 
-/// As [`leave`], where nothing was left yet: the first word says most.
+/// Same as [`leave`], unless the file is already written: the first error is usually the cause.
 pub(crate) fn leave_if_silent(code: ExitCode, message: &str) {
     let file = std::env::var_os(ENV_TERMINATION_FILE);
-    if file.is_none_or(|it| read(Path::new(&it)).is_none()) {
+    if file.is_none_or(|path| read(Path::new(&path)).is_none()) {
         leave(code, Some(message), vec![]);
     }
 }
 
-/// Writes `termination`, as much of it as fits. A failure is said and ends nothing: the exit code
-/// tells the most of it.
+/// Writes as much of `termination` as fits. Logs an error without failing, since the exit code
+/// carries the most important information.
 pub(crate) fn write(path: &Path, termination: Termination) {
     if let Err(error) = std::fs::write(path, to_bytes(termination)) {
-        eprintln!("stoker: {} cannot be written: {error}", path.display());
+        eprintln!("stoker: cannot write {}: {error}", path.display());
     }
 }
 
-/// What a process has left in its file; `None` where it has left nothing.
+/// Reads the termination file of a process; `None` if it wrote none.
 pub(crate) fn read(path: &Path) -> Option<Termination> {
     serde_json::from_slice(&std::fs::read(path).ok()?).ok()
 }
 
-/// As JSON of at most [`TERMINATION_BYTES_MAX`]: a message is cut, and reports are left out, those
-/// first that decide the least.
+/// Encodes as JSON of at most [`TERMINATION_BYTES_MAX`]. Truncates the message and drops the least
+/// important reports first.
 pub(crate) fn to_bytes(mut termination: Termination) -> Vec<u8> {
     let mut unsent: Vec<_> =
         std::mem::take(&mut termination.unsent).into_iter().enumerate().collect();
     let room = if unsent.is_empty() { TERMINATION_BYTES_MAX } else { MESSAGE_BYTES_MAX };
     cut_message(&mut termination, room);
-    // Newest first among those that decide as much.
-    unsent.sort_by_key(|(place, report)| (rank(report), std::cmp::Reverse(*place)));
+    // Within a rank, prefer newer reports.
+    unsent.sort_by_key(|(index, report)| (rank(report), std::cmp::Reverse(*index)));
     let mut taken: Vec<(usize, Report)> = vec![];
-    for (place, report) in unsent {
-        let at = taken.partition_point(|(other, _)| *other < place);
-        taken.insert(at, (place, report));
+    for (index, report) in unsent {
+        let at = taken.partition_point(|(other, _)| *other < index);
+        taken.insert(at, (index, report));
         termination.unsent = taken.iter().map(|(_, report)| report.clone()).collect();
         if json(&termination).len() > TERMINATION_BYTES_MAX {
             taken.remove(at);
@@ -60,7 +60,7 @@ pub(crate) fn to_bytes(mut termination: Termination) -> Vec<u8> {
     json(&termination)
 }
 
-/// How little depends on a report.
+/// Returns the rank of a report by importance; 0 is the most important.
 fn rank(report: &Report) -> u8 {
     match report.event {
         ReportEvent::Validated { granted_units: Some(_), .. } => 0,
@@ -80,7 +80,7 @@ fn cut_message(termination: &mut Termination, bytes_max: usize) {
 }
 
 fn json(termination: &Termination) -> Vec<u8> {
-    // Of strings and numbers alone: it always has a form.
+    // Serialization of strings and numbers cannot fail.
     serde_json::to_vec(termination).unwrap_or_default()
 }
 
@@ -109,24 +109,24 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_written_as_it_is() {
+    fn short_termination_is_written_unchanged() {
         let unsent = vec![validated(1, None), validated(2, Some(2))];
-        let found = check("no", unsent.clone());
-        assert_eq!(found, Termination { code: 1, message: Some("no".into()), unsent });
+        let actual = check("no", unsent.clone());
+        assert_eq!(actual, Termination { code: 1, message: Some("no".into()), unsent });
     }
 
     #[test]
-    fn a_long_message_is_cut_whatever_it_is_made_of() {
+    fn long_messages_are_truncated() {
         for text in ["x", "\u{1b}", "ü", "\"\\"] {
-            let found = check(&text.repeat(9_000), vec![validated(7, Some(7))]);
-            let message = found.message.unwrap();
+            let actual = check(&text.repeat(9_000), vec![validated(7, Some(7))]);
+            let message = actual.message.unwrap();
             assert!(message.len() > 200 && message.starts_with(text), "{text:?}");
-            assert_eq!(found.unsent.len(), 1, "{text:?}");
+            assert_eq!(actual.unsent.len(), 1, "{text:?}");
         }
     }
 
     #[test]
-    fn results_stay_before_checkpoints_and_those_before_progress_in_their_order() {
+    fn results_precede_checkpoints_and_progress() {
         let checkpointed = |batches| {
             let name = format!("{batches:012}-0");
             let manifest_sha256 = "0".repeat(64);
@@ -138,11 +138,11 @@ mod tests {
         let mut unsent = vec![validated(1, Some(1)), checkpointed(2)];
         unsent.extend((3..60).map(|batches| validated(batches, None)));
         unsent.push(validated(60, Some(60)));
-        let found = check("no", unsent).unsent;
-        let batches: Vec<u64> = found.iter().map(|it| it.batches).collect();
+        let kept = check("no", unsent).unsent;
+        let batches: Vec<u64> = kept.iter().map(|report| report.batches).collect();
         assert!(batches.is_sorted(), "{batches:?}");
         assert_eq!((batches[0], batches[1], batches[batches.len() - 1]), (1, 2, 60));
-        // Of those that decide nothing, the newest.
+        // Of the reports without a result, only the newest fit.
         assert!(batches.len() > 10 && batches[2] > 20, "{batches:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Makes a data set of samples.
+//! Builds a data set from samples.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -9,10 +9,10 @@ use super::room::Room;
 use super::segment::Writer;
 use crate::Result;
 
-/// Bytes after which a segment ends: what is stored, downloaded and checked at once.
+/// Size at which a segment ends. Segments are the unit of storage, download and verification.
 pub(super) const SEGMENT_BYTES: u64 = 64 << 20;
 
-/// Writes all samples beside where the set will be.
+/// Writes all samples to the staging folder of the set.
 pub(super) fn write<T: Serialize + DeserializeOwned>(
     place: &Place,
     items: impl IntoIterator<Item = Result<T>>,
@@ -23,12 +23,12 @@ pub(super) fn write<T: Serialize + DeserializeOwned>(
     for item in items {
         record.clear();
         record = postcard::to_extend(&item?, record)
-            .map_err(|error| format!("{place}: a sample cannot be stored: {error}"))?;
-        // Now, not after hours of building.
+            .map_err(|error| format!("{place}: cannot serialize a sample: {error}"))?;
+        // Verify deserialization now, not after hours of building.
         decode::<T>(&record).map_err(|why| {
             format!(
-                "{place}: a sample cannot be read back from what is stored of it: {why}; values are stored \
-                 without names and types, so leave out serde's `untagged`, `tag`, `flatten` and \
+                "{place}: cannot read back a serialized sample: {why}; values are stored without \
+                 names and types, so remove serde's `untagged`, `tag`, `flatten` and \
                  `skip_serializing_if`"
             )
         })?;
@@ -43,7 +43,7 @@ pub(super) fn write<T: Serialize + DeserializeOwned>(
         room.admit(stored + current.bytes())?;
         if current.bytes() >= SEGMENT_BYTES {
             let entry = writer.take().map(Writer::finish).transpose()?;
-            stored += entry.as_ref().map_or(0, |it| it.bytes);
+            stored += entry.as_ref().map_or(0, |entry| entry.bytes);
             segments.extend(entry);
         }
     }
@@ -54,11 +54,12 @@ pub(super) fn write<T: Serialize + DeserializeOwned>(
     Manifest::new(place, segments).write(&folder)
 }
 
-/// The sample in these bytes, which are to be all of it: of another type, a sample may be read from some of them.
+/// Deserializes a sample that must use all bytes: a sample of another type may decode from a
+/// prefix.
 pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
     match postcard::take_from_bytes(bytes) {
         Ok((sample, [])) => Ok(sample),
-        Ok((_, rest)) => Err(format!("{} of its {} bytes are left over", rest.len(), bytes.len())),
+        Ok((_, rest)) => Err(format!("{} of its {} bytes are unused", rest.len(), bytes.len())),
         Err(error) => Err(error.to_string()),
     }
 }

@@ -1,4 +1,4 @@
-//! Locks of a data set, which end with the process that holds them.
+//! File locks of a data set, which are released when the holding process ends.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read as _, Seek as _, Write as _};
@@ -8,11 +8,11 @@ use std::time::Duration;
 use super::place::{Place, failed};
 use crate::Result;
 
-/// Pause between two looks at a lock that another process holds.
+/// Pause between two attempts to acquire a lock that another process holds.
 const WAIT_PAUSE: Duration = Duration::from_millis(50);
 
 impl Place {
-    /// As one of those that read the set. Nobody removes it meanwhile.
+    /// Acquires the shared lock of readers, which protects the set from removal.
     pub(super) fn lock_for_use(&self) -> Result<File> {
         let path = self.lock_file("use");
         let file = open(&path)?;
@@ -20,7 +20,7 @@ impl Place {
         Ok(file)
     }
 
-    /// For removing what this file locks; `None` where somebody else has it locked.
+    /// Tries to acquire the exclusive lock for removal; `None` if another process holds the lock.
     pub(super) fn lock_alone(path: &Path) -> Result<Option<File>> {
         let file = open(path)?;
         match file.try_lock() {
@@ -30,25 +30,26 @@ impl Place {
         }
     }
 
-    /// As the one that makes the set. Waits for another that does, and says for whom; ends with what `leave` ends with.
+    /// Acquires the exclusive lock of the builder. While another process holds it, waits and logs
+    /// the holder; fails if `leave` does.
     pub(super) fn lock_to_build(&self, leave: impl Fn() -> Result<()>) -> Result<File> {
         let path = self.lock_file("build");
         let mut file = open(&path)?;
-        let mut has_said = false;
+        let mut is_logged = false;
         loop {
             match file.try_lock() {
                 Ok(()) => break,
                 Err(TryLockError::WouldBlock) => {}
                 Err(TryLockError::Error(error)) => return Err(failed("lock", &path, &error)),
             }
-            if !std::mem::replace(&mut has_said, true) {
+            if !std::mem::replace(&mut is_logged, true) {
                 let who = whose(&mut file).unwrap_or_else(|| "another process".into());
-                eprintln!("stoker: waits for {who}, which builds {self}");
+                eprintln!("stoker: waiting for {who} to build {self}");
             }
             leave()?;
             std::thread::sleep(WAIT_PAUSE);
         }
-        // For those who wait; a name that cannot be written is a wait without one.
+        // Write this process's name for those that wait. Ignore errors: the name is optional.
         let _ = file.set_len(0).and_then(|()| file.rewind());
         let _ = write!(file, "process {}{}", std::process::id(), host());
         Ok(file)
@@ -61,7 +62,7 @@ fn open(path: &Path) -> Result<File> {
     options.open(path).map_err(|error| failed("open", path, &error))
 }
 
-/// Who has written its name into the lock's file.
+/// Reads the name of the lock's holder from the lock file.
 fn whose(file: &mut File) -> Option<String> {
     let mut name = String::new();
     file.rewind().ok()?;

@@ -1,4 +1,4 @@
-//! What a data set is made of.
+//! Manifest of a data set.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,16 +14,16 @@ use sha2::{Digest as _, Sha256};
 use super::place::{Place, failed};
 use crate::Result;
 
-/// The version of the files.
+/// Version of the file formats.
 const FORMAT: u32 = 1;
-/// The file of the manifest.
+/// Name of the manifest file.
 pub(super) const MANIFEST: &str = "manifest.json";
-/// The file that says which segments were checked, and what they were then.
+/// Name of the file that records the verified segments and their state at that time.
 pub(super) const CHECKED: &str = "checked.json";
-/// Bytes that are hashed at once.
+/// Buffer size for hashing, in bytes.
 const HASH_BYTES: usize = 1 << 20;
 
-/// A data set's parts, in order.
+/// Segments of a data set, in order.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Manifest {
@@ -34,7 +34,7 @@ pub(super) struct Manifest {
     pub(super) segments: Vec<Entry>,
 }
 
-/// One segment.
+/// Manifest entry of a segment.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(super) struct Entry {
     pub(super) file: String,
@@ -43,7 +43,7 @@ pub(super) struct Entry {
     pub(super) sha256: String,
 }
 
-/// Size, time of change and number of a file that was checked.
+/// Size, modification time and inode of a verified file.
 type Stamp = (u64, u128, u64);
 
 impl Manifest {
@@ -52,30 +52,30 @@ impl Manifest {
         Self { format: FORMAT, id, version, split: place.split.name().into(), segments }
     }
 
-    /// The manifest in these bytes, if it is of the set.
+    /// Parses a manifest and checks that it belongs to this set.
     pub(super) fn parse(place: &Place, text: &[u8]) -> Result<Self, String> {
         let manifest: Self =
             serde_json::from_slice(text).map_err(|error| format!("{MANIFEST}: {error}"))?;
         if manifest.format != FORMAT {
-            return Err(format!("{MANIFEST} has format {}, not {FORMAT}", manifest.format));
+            return Err(format!("{MANIFEST} has format {}, expected {FORMAT}", manifest.format));
         }
         if manifest != Self::new(place, manifest.segments.clone()) {
             let Self { id, version, split, .. } = manifest;
             return Err(format!("{MANIFEST} is of data set {id} {version} ({split})"));
         }
-        let is_plain = |file: &str| Path::new(file).file_name().is_some_and(|it| it == file);
-        match manifest.segments.iter().find(|it| !is_plain(&it.file)) {
-            Some(entry) => Err(format!("{MANIFEST} names {:?}, which is no file", entry.file)),
+        let is_plain = |file: &str| Path::new(file).file_name().is_some_and(|name| name == file);
+        match manifest.segments.iter().find(|entry| !is_plain(&entry.file)) {
+            Some(entry) => Err(format!("{MANIFEST} has the invalid file name {:?}", entry.file)),
             None => Ok(manifest),
         }
     }
 
-    /// All bytes of the segments.
+    /// Returns the total size of the segments.
     pub(super) fn bytes(&self) -> u64 {
-        self.segments.iter().map(|it| it.bytes).sum()
+        self.segments.iter().map(|entry| entry.bytes).sum()
     }
 
-    /// Writes it, and brings it to the disk.
+    /// Writes the manifest and syncs it to disk.
     pub(super) fn write(&self, folder: &Path) -> Result<()> {
         let path = folder.join(MANIFEST);
         let text = serde_json::to_vec_pretty(self)?;
@@ -83,7 +83,7 @@ impl Manifest {
         written.map_err(|error| failed("write", &path, &error))
     }
 
-    /// Checks the segments that were not checked since they were written, on all cores.
+    /// Verifies, on all cores, the segments that changed since their last verification.
     pub(super) fn check(&self, folder: &Path) -> Result<(), String> {
         let known: BTreeMap<String, Stamp> = fs::read(folder.join(CHECKED))
             .ok()
@@ -93,8 +93,8 @@ impl Manifest {
         for entry in &self.segments {
             stamps.insert(entry.file.clone(), stamp(&folder.join(&entry.file))?);
         }
-        let new: Vec<&Entry> =
-            self.segments.iter().filter(|it| known.get(&it.file) != stamps.get(&it.file)).collect();
+        let is_new = |entry: &&Entry| known.get(&entry.file) != stamps.get(&entry.file);
+        let new: Vec<&Entry> = self.segments.iter().filter(is_new).collect();
         if new.is_empty() {
             return Ok(());
         }
@@ -116,31 +116,32 @@ impl Manifest {
         if let Some(why) = wrong.into_values().next() {
             return Err(why);
         }
-        // It only saves time: a process that cannot write it checks again.
-        let mine = folder.join(format!(".{CHECKED}-{}", std::process::id()));
+        // Ignore errors: the file only avoids another verification.
+        let temporary = folder.join(format!(".{CHECKED}-{}", std::process::id()));
         let text = serde_json::to_vec(&stamps).unwrap_or_default();
-        let _ = fs::write(&mine, text).and_then(|()| fs::rename(&mine, folder.join(CHECKED)));
+        let _ =
+            fs::write(&temporary, text).and_then(|()| fs::rename(&temporary, folder.join(CHECKED)));
         Ok(())
     }
 }
 
 impl Entry {
-    /// Reads the whole file.
+    /// Verifies size and hash of the file.
     fn check(&self, folder: &Path) -> Result<(), String> {
         let Self { file, bytes, sha256, .. } = self;
         let (actual, hash) =
             hash(&folder.join(file)).map_err(|error| format!("{file}: {error}"))?;
         if actual != *bytes {
-            return Err(format!("{file} has {actual} bytes, {MANIFEST} says {bytes}"));
+            return Err(format!("{file} has {actual} bytes, but {MANIFEST} lists {bytes}"));
         }
         match hash == *sha256 {
             true => Ok(()),
-            false => Err(format!("{file} has SHA-256 {hash}, {MANIFEST} says {sha256}")),
+            false => Err(format!("{file} has SHA-256 {hash}, but {MANIFEST} lists {sha256}")),
         }
     }
 }
 
-/// Size and SHA-256 of a file.
+/// Returns size and SHA-256 of a file.
 fn hash(path: &Path) -> std::io::Result<(u64, String)> {
     let mut file = File::open(path)?;
     let (mut sha256, mut buffer, mut bytes) = (Sha256::new(), vec![0; HASH_BYTES], 0);
@@ -155,7 +156,7 @@ fn hash(path: &Path) -> std::io::Result<(u64, String)> {
     }
 }
 
-/// Bytes in small letters.
+/// Encodes bytes as lowercase hex.
 pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

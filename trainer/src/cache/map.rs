@@ -1,26 +1,24 @@
-//! Files in memory, as the system brings them in. The only unsafe code of the cache: see
+//! Memory-mapped files. This is the only unsafe code of the cache: see
 //! `docs/decisions/0021-dataset-cache.md`.
 
-#![expect(
-    unsafe_code,
-    reason = "a file that others change while it is mapped is undefined behaviour"
-)]
+#![expect(unsafe_code, reason = "changing a file while it is mapped is undefined behavior")]
 
 use std::fs::File;
 use std::ops::Deref;
 
-/// A whole file.
+/// A memory-mapped file.
 #[derive(Debug)]
 pub(super) struct Map(memmap2::Mmap);
 
 impl Map {
-    /// The file, which nobody writes to any more: segments are written under another name, once, and
-    /// only ever removed, which leaves what is mapped as it is.
+    /// Maps a file that no process writes to any more. Segments are written once, under another
+    /// name, and are only ever deleted, which leaves existing mappings intact.
     pub(super) fn new(file: &File) -> std::io::Result<Self> {
-        // SAFETY: no process of the cache opens a segment for writing or truncates it after it got its
-        // name, and the cache's folder is the user's own. Somebody else who writes into it could make
-        // bytes change under a reader: these are only ever read as `u8`, checked against a checksum and
-        // decoded by code that takes any bytes, so that no value is assumed to stay.
+        // SAFETY: no process of the cache opens a segment for writing or truncates it once it has
+        // its final name. The cache's folder belongs to the user. Another program that writes into
+        // the folder could change bytes under a reader. The bytes are only ever read as `u8`,
+        // checked against a checksum, and decoded by code that accepts any bytes. No code assumes
+        // that a value stays the same.
         unsafe { memmap2::Mmap::map(file) }.map(Self)
     }
 }

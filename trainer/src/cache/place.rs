@@ -1,4 +1,4 @@
-//! Where a data set lies.
+//! Paths of a data set.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -11,10 +11,10 @@ use super::manifest::CHECKED;
 use crate::error::Infrastructure;
 use crate::{Error, Result};
 
-/// How names of folders begin that are being removed.
+/// Name prefix of folders that are being removed.
 pub(super) const GONE: &str = ".gone-";
 
-/// The folder of one set, and what is beside it.
+/// Paths of one set: its folder, staging folder and lock files.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) id: String,
@@ -33,26 +33,26 @@ impl fmt::Display for Place {
 impl Place {
     pub(super) fn new(root: &Path, id: &str, version: &str, split: Split) -> Result<Self> {
         for (what, name) in [("id", id), ("version", version)] {
-            let is_plain = |it: char| it.is_ascii_alphanumeric() || "._-".contains(it);
+            let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
             if name.is_empty() || name.starts_with('.') || !name.chars().all(is_plain) {
                 let text = format!(
-                    "the {what} of a data set is {name:?}, but must be letters, digits, `.`, `_` and \
-                     `-` alone, the first of them no `.`"
+                    "the {what} of a data set is {name:?}, but must consist of letters, digits, \
+                     `.`, `_` and `-`, and not start with `.`"
                 );
                 return Err(text.into());
             }
         }
         let parent = root.join(id).join(version);
-        fs::create_dir_all(&parent).map_err(|error| failed("make", &parent, &error))?;
+        fs::create_dir_all(&parent).map_err(|error| failed("create", &parent, &error))?;
         Ok(Self { id: id.into(), version: version.into(), split, parent })
     }
 
-    /// The set, whole.
+    /// Returns the folder of the complete set.
     pub(super) fn folder(&self) -> PathBuf {
         self.parent.join(self.split.name())
     }
 
-    /// What is being made.
+    /// Returns the staging folder.
     pub(super) fn half(&self) -> PathBuf {
         half_of(&self.parent, self.split)
     }
@@ -61,20 +61,20 @@ impl Place {
         self.parent.join(format!("{}.{of}", self.split.name()))
     }
 
-    /// Notes that the set is used now.
+    /// Records that the set is used now.
     pub(super) fn touch(&self, reader: &File) -> Result<()> {
         let path = self.lock_file("use");
         reader.set_modified(SystemTime::now()).map_err(|error| failed("touch", &path, &error))
     }
 
-    /// The whole set is checked when it is opened next.
+    /// Forces a full verification when the set is next opened.
     pub(super) fn distrust(&self) {
-        // Where it cannot be removed, records are still checked one by one.
+        // Ignore the error: each record still has a checksum that is verified when it is read.
         let _ = fs::remove_file(self.folder().join(CHECKED));
     }
 
-    /// Removes what a builder has left half done, and a set that is not whole, and makes room for
-    /// another. Whoever reads it goes on.
+    /// Removes the staging folder of an interrupted build and an incomplete set, then creates an
+    /// empty staging folder. Existing readers are not affected.
     pub(super) fn clear(&self) -> Result<()> {
         let (folder, half) = (self.folder(), self.half());
         for path in [&half, &folder] {
@@ -82,10 +82,10 @@ impl Place {
                 remove(path)?;
             }
         }
-        fs::create_dir(&half).map_err(|error| failed("make", &half, &error))
+        fs::create_dir(&half).map_err(|error| failed("create", &half, &error))
     }
 
-    /// Gives the set that is made its name, once all of it is on the disk.
+    /// Moves the staging folder to the final name, after syncing it to disk.
     pub(super) fn publish(&self) -> Result<()> {
         let (half, folder) = (self.half(), self.folder());
         sync(&half)?;
@@ -94,37 +94,37 @@ impl Place {
     }
 }
 
-/// Where a set of this version is made.
+/// Returns the staging folder for a split of this version.
 pub(super) fn half_of(version: &Path, split: Split) -> PathBuf {
     version.join(format!(".{}.half", split.name()))
 }
 
-/// Removes a folder in one step for those who look, then what is in it.
+/// Removes a folder atomically for other processes, by renaming it before deleting its contents.
 pub(super) fn remove(folder: &Path) -> Result<()> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
-    let gone = folder.with_file_name(format!("{GONE}{}-{name}", std::process::id()));
-    // Of an earlier process with this number.
-    let _ = fs::remove_dir_all(&gone);
-    match fs::rename(folder, &gone) {
-        // Another process was faster.
+    let removed = folder.with_file_name(format!("{GONE}{}-{name}", std::process::id()));
+    // An earlier process with the same ID may have left this folder.
+    let _ = fs::remove_dir_all(&removed);
+    match fs::rename(folder, &removed) {
+        // Another process removed it first.
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         done => done.map_err(|error| failed("rename", folder, &error))?,
     }
-    match fs::remove_dir_all(&gone) {
-        // Another process has swept it away.
+    match fs::remove_dir_all(&removed) {
+        // Another process deleted it meanwhile.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        done => done.map_err(|error| failed("remove", &gone, &error)),
+        done => done.map_err(|error| failed("remove", &removed, &error)),
     }
 }
 
-/// Brings a folder's names to the disk.
+/// Syncs a folder's entries to disk.
 fn sync(folder: &Path) -> Result<()> {
-    let synced = File::open(folder).and_then(|it| it.sync_all());
+    let synced = File::open(folder).and_then(|folder| folder.sync_all());
     synced.map_err(|error| failed("store", folder, &error))
 }
 
-/// What cannot be done to a path.
+/// Builds the error for a failed operation on a path.
 pub(super) fn failed(act: &str, path: &Path, error: &std::io::Error) -> Error {
-    let text = format!("the cache of data sets cannot {act} {}: {error}", path.display());
+    let text = format!("the data cache cannot {act} {}: {error}", path.display());
     Infrastructure(text).into()
 }

@@ -1,4 +1,4 @@
-//! Room for a data set: those used least recently go.
+//! Size limit of the cache, enforced by deleting least recently used sets.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ use super::manifest::{MANIFEST, Manifest};
 use super::place::{GONE, Place, failed, half_of, remove};
 use crate::Result;
 
-/// The bound of a cache, seen from a set that is being made.
+/// Size limit of a cache, while a new set is built.
 pub(super) struct Room {
     root: PathBuf,
     bytes_max: u64,
-    /// The set that is being made.
+    /// The set that is being built.
     own: Place,
 }
 
-/// A set that could go.
+/// A set that may be deleted.
 struct Other {
     used: SystemTime,
     folder: PathBuf,
@@ -36,23 +36,23 @@ impl Room {
                 let disk = rustix::fs::statvfs(root)
                     .map_err(|error| failed("measure", root, &error.into()))?;
                 let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-                let taken: u64 = room.others().iter().map(|it| it.bytes).sum();
+                let taken: u64 = room.others().iter().map(|other| other.bytes).sum();
                 (free + taken + room.building()) / 2
             }
         };
         Ok(room)
     }
 
-    /// Whether the new set may be so large.
+    /// Checks the size of the new set against the limit.
     ///
     /// # Errors
     ///
-    /// It alone takes more than all may.
+    /// Fails if the set alone exceeds the limit.
     pub(super) fn admit(&self, bytes: u64) -> Result<()> {
         if bytes > self.bytes_max && bytes > super::build::SEGMENT_BYTES {
             let text = format!(
-                "{} is larger than the cache may be, {} bytes: set {ENV_DATA_CACHE_BYTES} to more, or is it \
-                 repeated without an end?",
+                "{} exceeds the cache limit ({} bytes); raise {ENV_DATA_CACHE_BYTES} or check for \
+                 an endless iterator",
                 self.own, self.bytes_max
             );
             return Err(text.into());
@@ -60,22 +60,22 @@ impl Room {
         Ok(())
     }
 
-    /// Makes room for so many bytes of the new set, which may have no more than all may.
+    /// Deletes other sets until the new set can have this many bytes, at most the limit.
     ///
     /// # Errors
     ///
-    /// What is to go cannot be removed.
+    /// Fails if a set cannot be deleted.
     pub(super) fn make(&self, bytes: u64) -> Result<()> {
         let bytes = bytes.min(self.bytes_max);
         self.sweep();
         let mut others = self.others();
-        let mut taken = self.building() + others.iter().map(|it| it.bytes).sum::<u64>();
+        let mut taken = self.building() + others.iter().map(|other| other.bytes).sum::<u64>();
         others.sort_by(|a, b| (a.used, &a.folder).cmp(&(b.used, &b.folder)));
         for other in others {
             if taken.saturating_add(bytes) <= self.bytes_max {
                 break;
             }
-            // In use: the next one goes, and where all are, the bound gives way.
+            // Skip sets in use. If all are in use, the limit is exceeded.
             let Some(_lock) = Place::lock_alone(&other.lock)? else { continue };
             remove(&other.folder)?;
             taken -= other.bytes;
@@ -83,7 +83,7 @@ impl Room {
         Ok(())
     }
 
-    /// Removes what processes that were killed have left of other sets, as far as it can be.
+    /// Deletes files that killed processes left in other sets. Ignores errors.
     fn sweep(&self) {
         for version in folders(&self.root).iter().flat_map(|id| folders(id)) {
             for folder in folders(&version) {
@@ -92,7 +92,7 @@ impl Room {
                     let _ = fs::remove_dir_all(&folder);
                     continue;
                 }
-                let split = name.strip_prefix('.').and_then(|it| it.strip_suffix(".half"));
+                let split = name.strip_prefix('.').and_then(|name| name.strip_suffix(".half"));
                 let Some(split) = split.filter(|_| folder != self.own.half()) else { continue };
                 if let Ok(Some(_lock)) = Place::lock_alone(&version.join(format!("{split}.build")))
                 {
@@ -102,17 +102,18 @@ impl Room {
         }
     }
 
-    /// Bytes so far of all sets that other processes are making.
+    /// Returns the current size of all sets that other processes are building.
     fn building(&self) -> u64 {
         let versions = folders(&self.root).into_iter().flat_map(|id| folders(&id));
-        let halves = versions
-            .flat_map(|it| [Split::Training, Split::Validation].map(|split| half_of(&it, split)));
-        let others = halves.filter(|it| *it != self.own.half());
-        let files = others.flat_map(|it| fs::read_dir(it).into_iter().flatten().flatten());
-        files.filter_map(|it| it.metadata().ok()).map(|it| it.len()).sum()
+        let halves = versions.flat_map(|version| {
+            [Split::Training, Split::Validation].map(|split| half_of(&version, split))
+        });
+        let others = halves.filter(|half| *half != self.own.half());
+        let files = others.flat_map(|half| fs::read_dir(half).into_iter().flatten().flatten());
+        files.filter_map(|file| file.metadata().ok()).map(|meta| meta.len()).sum()
     }
 
-    /// All whole sets but the own.
+    /// Returns all complete sets except the new one.
     fn others(&self) -> Vec<Other> {
         let mut others = vec![];
         for id in folders(&self.root) {
@@ -125,7 +126,7 @@ impl Room {
                     let Some(manifest) = manifest.filter(|_| folder != self.own.folder()) else {
                         continue;
                     };
-                    let used = fs::metadata(&lock).and_then(|it| it.modified());
+                    let used = fs::metadata(&lock).and_then(|meta| meta.modified());
                     let used = used.unwrap_or(SystemTime::UNIX_EPOCH);
                     others.push(Other { used, folder, lock, bytes: manifest.bytes() });
                 }
@@ -135,8 +136,8 @@ impl Room {
     }
 }
 
-/// The folders in a folder.
+/// Returns the subfolders of a folder.
 fn folders(of: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(of).into_iter().flatten().flatten();
-    entries.map(|it| it.path()).filter(|it| it.is_dir()).collect()
+    entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
 }

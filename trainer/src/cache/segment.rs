@@ -1,12 +1,9 @@
-//! Segments: records one after another, and where each begins.
+//! Segment files: records, and an index of their positions.
 //!
 //! ```text
 //! "STKRSEG1"                       8 bytes
-//! record 0, record 1, ...          as long as they are
-//! begin of each record, end        u64 each, from the file's start
-//! CRC-32 of each record            u32 each
-//! number of records                u64
-//! "STKREND1"                       8 bytes
+//! record 0, record 1, ...          variable length
+//! start of each record, end        u64 each, offset from the start of the file
 //! ```
 //!
 //! Numbers are little-endian. Equal records make equal files.
@@ -24,17 +21,17 @@ use crate::Result;
 
 const HEAD: &[u8; 8] = b"STKRSEG1";
 const TAIL: &[u8; 8] = b"STKREND1";
-/// Bytes of what follows the tables.
+/// Size of the record count and the tail, after the tables.
 const FOOT_BYTES: usize = 16;
 
-/// A segment that is being written.
+/// A segment being written.
 pub(super) struct Writer {
     file: BufWriter<File>,
     name: String,
     sha256: Sha256,
     begins: Vec<u64>,
     checksums: Vec<u32>,
-    /// Bytes so far.
+    /// Bytes written so far.
     bytes: u64,
 }
 
@@ -42,7 +39,7 @@ impl Writer {
     pub(super) fn new(folder: &Path, number: usize) -> Result<Self> {
         let name = format!("{number:05}.seg");
         let path = folder.join(&name);
-        let file = File::create_new(&path).map_err(|error| failed("make", &path, &error))?;
+        let file = File::create_new(&path).map_err(|error| failed("create", &path, &error))?;
         let file = BufWriter::with_capacity(1 << 20, file);
         let (begins, checksums) = (vec![], vec![]);
         let mut writer = Self { file, name, sha256: Sha256::new(), begins, checksums, bytes: 0 };
@@ -50,7 +47,7 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Bytes so far, with what the tables will take: records without bytes fill a segment too.
+    /// Returns the size including the future tables, so that empty records fill a segment too.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes + 12 * self.begins.len() as u64
     }
@@ -61,14 +58,14 @@ impl Writer {
         self.put(record)
     }
 
-    /// Ends the file, and brings it to the disk.
+    /// Completes the file and syncs it to disk.
     pub(super) fn finish(mut self) -> Result<Entry> {
         let records = self.begins.len();
         self.begins.push(self.bytes);
         let begins = std::mem::take(&mut self.begins);
-        begins.into_iter().try_for_each(|it| self.put(&it.to_le_bytes()))?;
+        begins.into_iter().try_for_each(|begin| self.put(&begin.to_le_bytes()))?;
         let checksums = std::mem::take(&mut self.checksums);
-        checksums.into_iter().try_for_each(|it| self.put(&it.to_le_bytes()))?;
+        checksums.into_iter().try_for_each(|checksum| self.put(&checksum.to_le_bytes()))?;
         self.put(&(records as u64).to_le_bytes())?;
         self.put(TAIL)?;
         let Self { file, name, sha256, bytes, .. } = self;
@@ -86,49 +83,50 @@ impl Writer {
     }
 }
 
-/// A segment that is read.
+/// A segment being read.
 #[derive(Debug)]
 pub(super) struct Segment {
     map: Map,
     name: String,
     records: usize,
-    /// Where the table of begins is.
+    /// Offset of the table of record positions.
     table: usize,
 }
 
 impl Segment {
-    /// The segment of this entry; says what is wrong with it.
+    /// Opens a segment and validates its structure; returns the first defect found.
     pub(super) fn open(folder: &Path, entry: &Entry) -> Result<Self, String> {
         let Entry { file: name, records, bytes, .. } = entry;
         let mapped = File::open(folder.join(name)).and_then(|file| Map::new(&file));
         let map = mapped.map_err(|error| format!("{name}: {error}"))?;
-        let broken = |why: &str| format!("{name} {why}");
+        let defect = |why: &str| format!("{name} {why}");
         let actual = map.len();
         if actual as u64 != *bytes {
-            return Err(broken(&format!("has {actual} bytes, not {bytes}")));
+            return Err(defect(&format!("has {actual} bytes, expected {bytes}")));
         }
         let tables = (records + 1) * 8 + records * 4 + FOOT_BYTES;
         let is_segment = map.starts_with(HEAD) && map.ends_with(TAIL);
-        let Some(table) = actual.checked_sub(tables).filter(|it| is_segment && *it >= HEAD.len())
+        let Some(table) =
+            actual.checked_sub(tables).filter(|table| is_segment && *table >= HEAD.len())
         else {
-            return Err(broken("is no segment of this version"));
+            return Err(defect("is not a segment of this format version"));
         };
         let segment = Self { map, name: name.clone(), records: *records, table };
         let mut last = HEAD.len();
         for record in 0..=segment.records {
             let begin = segment.begin(record);
             if begin < last || begin > table {
-                return Err(broken(&format!("says that record {record} begins at {begin}")));
+                return Err(defect(&format!("has an invalid start of record {record}: {begin}")));
             }
             last = begin;
         }
         Ok(segment)
     }
 
-    /// The bytes of a record, if they are those that were written.
+    /// Returns the bytes of a record after verifying their checksum.
     pub(super) fn record(&self, record: usize) -> Result<&[u8], String> {
         let (begin, end) = (self.begin(record), self.begin(record + 1));
-        // The table may have been changed since it was looked at.
+        // The table may have changed on disk since `open`, so do not assume valid offsets.
         let bytes = self.map.get(begin..end).unwrap_or_default();
         let at = self.table + (self.records + 1) * 8 + record * 4;
         let expected = u32::from_le_bytes(self.map[at..at + 4].try_into().unwrap_or_default());

@@ -1,4 +1,4 @@
-//! A data set that is whole.
+//! Complete data sets.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -8,24 +8,24 @@ use super::place::{Place, failed};
 use super::segment::Segment;
 use crate::Result;
 
-/// All segments of a data set.
+/// The segments of a data set.
 #[derive(Debug)]
 pub(super) struct Set {
     segments: Vec<Segment>,
-    /// The first sample of each segment, and the number of all.
+    /// Index of the first sample of each segment, then the total number of samples.
     firsts: Vec<usize>,
 }
 
-/// What lies where a set is looked for.
+/// State of a set's folder.
 pub(super) enum Found {
     Whole(Set),
-    /// With what is wrong.
+    /// Describes the defect.
     Damaged(String),
     Nothing,
 }
 
 impl Set {
-    /// Looks for a set and checks what was not checked since it was written.
+    /// Opens a set, verifying the segments that changed since their last verification.
     pub(super) fn find(place: &Place) -> Result<Found> {
         let folder = place.folder();
         let path = folder.join(MANIFEST);
@@ -39,7 +39,7 @@ impl Set {
             }
             Err(error) => return Err(failed("read", &path, &error)),
         };
-        let whole = Manifest::parse(place, &text).and_then(|manifest| {
+        let set = Manifest::parse(place, &text).and_then(|manifest| {
             manifest.check(&folder)?;
             let open = manifest.segments.iter().map(|entry| Segment::open(&folder, entry));
             let segments = open.collect::<Result<Vec<_>, _>>()?;
@@ -49,14 +49,14 @@ impl Set {
             }
             Ok(Self { segments, firsts })
         });
-        Ok(whole.map_or_else(Found::Damaged, Found::Whole))
+        Ok(set.map_or_else(Found::Damaged, Found::Whole))
     }
 
     pub(super) fn len(&self) -> usize {
         self.firsts.last().copied().unwrap_or_default()
     }
 
-    /// The bytes of a sample, of which there are [`len`](Self::len).
+    /// Returns the bytes of a sample, whose index must be below [`len`](Self::len).
     pub(super) fn record(&self, sample: usize) -> Result<&[u8], String> {
         let segment = self.firsts.partition_point(|first| *first <= sample) - 1;
         self.segments[segment].record(sample - self.firsts[segment])

@@ -1,7 +1,8 @@
-//! Data sets in a bucket: `PREFIX/ID/VERSION/SPLIT/{SHA256.seg, manifest.json}`, the manifest last.
+//! Data sets in a bucket: `PREFIX/ID/VERSION/SPLIT/{SHA256.seg, manifest.json}`, with the manifest
+//! written last.
 //!
-//! A segment's name is its hash: two machines that build the same set at once write the same objects,
-//! and if their samples differ, none of them is mixed up.
+//! Segments are named by their hash. Two machines that build the same set concurrently write the
+//! same objects; if their samples differ, their segments do not get mixed.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -17,10 +18,10 @@ use super::place::{Place, failed};
 use super::room::Room;
 use crate::{Error, Result};
 
-/// Segments on the way at once.
+/// Maximum number of concurrent segment downloads.
 const TRANSFERS_MAX: usize = 4;
 
-/// Where a bucket has data sets.
+/// Location of data sets in a bucket.
 #[derive(Clone, Debug)]
 pub(super) struct Shared {
     rt: Handle,
@@ -29,7 +30,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Below `prefix`. `rt` must be driven by a thread of its own.
+    /// Uses objects below `prefix`. Another thread must drive `rt`.
     pub(super) fn new(rt: Handle, storage: Storage, prefix: &str) -> Self {
         Self { rt, storage, prefix: prefix.into() }
     }
@@ -39,7 +40,7 @@ impl Shared {
         format!("{}/{id}/{version}/{}/{name}", self.prefix, split.name())
     }
 
-    /// Brings a set beside where it will be; says whether there is one.
+    /// Downloads a set to the staging folder; returns `false` if the bucket does not have it.
     pub(super) fn download(&self, place: &Place, room: &Room) -> Result<bool> {
         let text = match self.rt.block_on(self.storage.get(&self.path(place, MANIFEST))) {
             Ok(text) => text,
@@ -78,8 +79,8 @@ impl Shared {
                     &self.rt,
                 );
             }
-            // After a failure too: a thread that stores a segment cannot be stopped, and would write into the folder
-            // that the set is built in next.
+            // Wait for all downloads even after a failure. A blocking task that stores a segment
+            // cannot be cancelled, and would write into the folder in which the set is built next.
             match fetches.join_next().await {
                 Some(fetched) => {
                     if let Err(error) = fetched.map_err(Error::from).flatten() {
@@ -91,7 +92,7 @@ impl Shared {
         }
     }
 
-    /// Stores a set that is whole on this machine, unless it is there; `anew`, in place of a damaged one.
+    /// Uploads a complete set, unless the bucket has it; with `anew`, replaces a damaged one.
     pub(super) fn upload(&self, place: &Place, anew: bool) -> Result<()> {
         let _reader = place.lock_for_use()?;
         let folder = place.folder();
@@ -113,23 +114,23 @@ impl Shared {
     }
 }
 
-/// A segment, and the SHA-256 that it has in place of its own.
+/// A segment in the bucket, with its actual SHA-256.
 #[derive(Debug, thiserror::Error)]
-#[error("{0} has SHA-256 {1} in the bucket; what is built here is stored in its place")]
+#[error("{0} has SHA-256 {1} in the bucket; the set will be built here and replace it")]
 struct Damaged(String, String);
 
-/// Whether a set could not be downloaded because segments in the bucket are damaged or gone.
+/// Returns `true` if a download failed because segments in the bucket are damaged or missing.
 pub(super) fn is_damage(error: &Error) -> bool {
-    let is_gone = |it: &StorageError| matches!(it, StorageError::NotFound { .. });
-    error.is::<Damaged>() || error.downcast_ref::<StorageError>().is_some_and(is_gone)
+    let is_missing = |error: &StorageError| matches!(error, StorageError::NotFound { .. });
+    error.is::<Damaged>() || error.downcast_ref::<StorageError>().is_some_and(is_missing)
 }
 
-/// The name of a segment in the bucket.
+/// Returns the name of a segment in the bucket.
 fn object(entry: &Entry) -> String {
     format!("{}.seg", entry.sha256)
 }
 
-/// Checks what was downloaded and brings it to the disk.
+/// Verifies a downloaded segment and syncs it to disk.
 fn store(folder: &Path, entry: &Entry, bytes: &Bytes) -> Result<()> {
     let actual = hash::sha256_hex(bytes);
     if actual != entry.sha256 {

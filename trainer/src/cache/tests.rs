@@ -1,4 +1,4 @@
-//! One process: what is checked, what goes, and what a training reads.
+//! Tests within one process: verification, eviction and training on a set.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ fn alone(folder: Option<&Path>) -> Context {
     Standalone { folder, quiet: true, ..Standalone::default() }.context().unwrap()
 }
 
-/// As many bytes as this, of each sample.
+/// Payload size of each sample.
 const SAMPLE_BYTES: usize = 1_000;
 
 fn sample(index: u64) -> Sample {
@@ -27,7 +27,7 @@ fn sample(index: u64) -> Sample {
     (index, (0..SAMPLE_BYTES).map(byte).collect())
 }
 
-/// Opens a set of so many samples; counts the builds.
+/// Opens a set with this many samples and counts the builds.
 fn open(cache: &DataCache, id: &str, samples: u64, builds: &AtomicUsize) -> Result<Cached<Sample>> {
     cache.open(id, "v1", Split::Training, || {
         builds.fetch_add(1, Ordering::Relaxed);
@@ -40,13 +40,13 @@ fn check_all(set: &Cached<Sample>, samples: u64) {
     (0..samples).for_each(|index| assert_eq!(set.get(index as usize).unwrap(), sample(index)));
 }
 
-/// The only file of a segment.
+/// Path of the set's single segment.
 fn segment(root: &Path, id: &str) -> PathBuf {
     root.join(id).join("v1/training/00000.seg")
 }
 
 #[test]
-fn a_second_trial_builds_nothing() {
+fn second_open_builds_nothing() {
     let (root, builds) = (tempfile::tempdir().unwrap(), AtomicUsize::new(0));
     let cache = DataCache::new(root.path());
     for _ in 0..3 {
@@ -61,7 +61,7 @@ fn a_second_trial_builds_nothing() {
 }
 
 #[test]
-fn equal_samples_make_equal_files() {
+fn equal_samples_give_equal_files() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     for root in [&one, &two] {
         open(&DataCache::new(root.path()), "a", 20, &AtomicUsize::new(0)).unwrap();
@@ -71,14 +71,14 @@ fn equal_samples_make_equal_files() {
 }
 
 #[test]
-fn a_damaged_byte_is_found_at_the_next_opening_and_the_set_is_built_anew() {
+fn damaged_set_is_rebuilt_on_open() {
     let root = tempfile::tempdir().unwrap();
     let cache = DataCache::new(root.path());
     let length = {
         open(&cache, "a", 20, &AtomicUsize::new(0)).unwrap();
         std::fs::metadata(segment(root.path(), "a")).unwrap().len() as usize
     };
-    // Everywhere: head, records, tables, foot.
+    // One byte in each part: head, records, tables, foot.
     for at in [3, 5_000, length - 300, length - 100, length - 12, length - 1] {
         let builds = AtomicUsize::new(0);
         damage(root.path(), at);
@@ -88,7 +88,7 @@ fn a_damaged_byte_is_found_at_the_next_opening_and_the_set_is_built_anew() {
         check_all(&open(&cache, "a", 20, &builds).unwrap(), 20);
         assert_eq!(builds.load(Ordering::Relaxed), 1, "byte {at}");
     }
-    // And a file that is too short, or gone.
+    // A file that is too short, or missing.
     let file = std::fs::OpenOptions::new().write(true).open(segment(root.path(), "a")).unwrap();
     file.set_len(100).unwrap();
     let builds = AtomicUsize::new(0);
@@ -98,7 +98,7 @@ fn a_damaged_byte_is_found_at_the_next_opening_and_the_set_is_built_anew() {
     assert_eq!(builds.load(Ordering::Relaxed), 2);
 }
 
-/// Flips a bit, in a file of its own: the disk does not write through others' maps.
+/// Flips a bit in a new file, since a disk error does not change existing mappings.
 fn damage(root: &Path, at: usize) {
     let path = segment(root, "a");
     let mut bytes = std::fs::read(&path).unwrap();
@@ -108,7 +108,7 @@ fn damage(root: &Path, at: usize) {
 }
 
 #[test]
-fn a_byte_that_is_damaged_later_is_found_when_it_is_read() {
+fn later_damage_is_detected_on_read() {
     use std::os::unix::fs::FileExt as _;
 
     let (root, builds) = (tempfile::tempdir().unwrap(), AtomicUsize::new(0));
@@ -121,7 +121,7 @@ fn a_byte_that_is_damaged_later_is_found_when_it_is_read() {
     file.read_exact_at(&mut byte, 5_000).unwrap();
     file.write_all_at(&[byte[0] ^ 1], 5_000).unwrap();
     file.set_modified(changed).unwrap();
-    // As rot does, it has left no trace: the set is opened, and one sample cannot be read.
+    // Like bit rot, the change leaves the modification time: `open` succeeds, one read fails.
     let again = open(&cache, "a", 20, &builds).unwrap();
     let wrong: Vec<_> = (0..20).filter_map(|index| again.get(index).err()).collect();
     assert_eq!(wrong.len(), 1);
@@ -133,16 +133,16 @@ fn a_byte_that_is_damaged_later_is_found_when_it_is_read() {
 }
 
 #[test]
-fn the_set_used_least_recently_goes_but_none_in_use() {
+fn least_recently_used_set_is_evicted() {
     let (root, builds) = (tempfile::tempdir().unwrap(), AtomicUsize::new(0));
-    // Room for three sets of 100 kB, as the bound is kept for whole segments.
+    // Space for three sets of 100 kB, since the limit reserves whole segments.
     let cache = DataCache::new(root.path()).bytes_max(build::SEGMENT_BYTES + 250_000);
     let has = |id: &str| segment(root.path(), id).exists();
     let used = open(&cache, "a", 100, &builds).unwrap();
     for id in ["b", "c"] {
         open(&cache, id, 100, &builds).unwrap();
     }
-    // Times of files may be coarse.
+    // File times may have a coarse resolution, so set them explicitly.
     for (id, seconds) in [("a", 10), ("b", 30), ("c", 20)] {
         let lock = root.path().join(id).join("v1/training.use");
         let time = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
@@ -158,11 +158,11 @@ fn the_set_used_least_recently_goes_but_none_in_use() {
 }
 
 #[test]
-fn what_killed_processes_have_left_goes_but_not_what_is_being_built() {
+fn files_of_killed_processes_are_deleted() {
     let (root, builds) = (tempfile::tempdir().unwrap(), AtomicUsize::new(0));
     let version = root.path().join("a/v1");
-    let [gone, half, building] =
-        [".gone-1-.training.half", ".training.half", ".validation.half"].map(|it| version.join(it));
+    let [gone, half, building] = [".gone-1-.training.half", ".training.half", ".validation.half"]
+        .map(|name| version.join(name));
     for folder in [&gone, &half, &building] {
         std::fs::create_dir_all(folder).unwrap();
         std::fs::write(folder.join("00000.seg"), "half").unwrap();
@@ -171,32 +171,32 @@ fn what_killed_processes_have_left_goes_but_not_what_is_being_built() {
     let _builder = place.lock_to_build(|| Ok(())).unwrap();
     open(&DataCache::new(root.path()), "b", 10, &builds).unwrap();
     assert_eq!([gone.exists(), half.exists(), building.exists()], [false, false, true]);
-    assert!(!version.join("gone-1-.training.build").exists(), "a lock of nothing");
+    assert!(!version.join("gone-1-.training.build").exists(), "lock file for a removed folder");
 }
 
 #[test]
-fn a_set_without_an_end_is_refused_before_it_fills_the_disk() {
+fn endless_set_is_refused_early() {
     let root = tempfile::tempdir().unwrap();
     let cache = DataCache::new(root.path()).bytes_max(70_000_000);
     let large = || Ok(std::iter::repeat_with(|| Ok(vec![1_u8; 1 << 20])));
     let error = cache.open::<Vec<u8>, _>("a", "v1", Split::Training, large).unwrap_err();
-    assert!(error.to_string().contains("STOKER_DATA_CACHE_BYTES to more"), "{error}");
+    assert!(error.to_string().contains("raise STOKER_DATA_CACHE_BYTES"), "{error}");
     assert!(!root.path().join("a/v1/.training.half/00000.seg").exists());
 }
 
 #[test]
-fn a_set_is_refused_for_what_it_takes_and_not_for_what_it_might() {
+fn size_limit_applies_to_the_actual_size() {
     let root = tempfile::tempdir().unwrap();
     let cache = DataCache::new(root.path()).bytes_max(90_000_000);
     let items =
         |mega: usize| move || Ok(std::iter::repeat_with(|| Ok(vec![1_u8; 1 << 20])).take(mega));
     cache.open::<Vec<u8>, _>("a", "v1", Split::Training, items(80)).unwrap();
     let error = cache.open::<Vec<u8>, _>("b", "v1", Split::Training, items(90)).unwrap_err();
-    assert!(error.to_string().contains("is larger than the cache may be, 90000000"), "{error}");
+    assert!(error.to_string().contains("exceeds the cache limit (90000000 bytes)"), "{error}");
 }
 
 #[test]
-fn what_others_are_building_counts() {
+fn sets_being_built_count_toward_the_limit() {
     let (root, builds) = (tempfile::tempdir().unwrap(), AtomicUsize::new(0));
     let cache = DataCache::new(root.path()).bytes_max(build::SEGMENT_BYTES + 250_000);
     let first = open(&cache, "a", 100, &builds).unwrap();
@@ -206,16 +206,16 @@ fn what_others_are_building_counts() {
     place.clear().unwrap();
     std::fs::write(place.half().join("00000.seg"), vec![0; 200_000]).unwrap();
     open(&cache, "c", 100, &builds).unwrap();
-    assert!(!segment(root.path(), "a").exists(), "there is no room for it");
+    assert!(!segment(root.path(), "a").exists(), "the cache exceeds its limit");
     assert!(place.half().join("00000.seg").exists());
 }
 
 #[test]
-fn who_is_asked_to_leave_neither_builds_nor_waits_on() {
+fn preemption_stops_building_and_waiting() {
     let (root, stop) = (tempfile::tempdir().unwrap(), crate::stop::StopSignal::default());
     let cache = DataCache { stop: stop.clone(), ..DataCache::new(root.path()) };
     let check = |error: Error| {
-        assert!(error.to_string().contains("asked to leave before data set a v1"), "{error}");
+        assert!(error.to_string().contains("preempted before data set a v1"), "{error}");
         assert_eq!(crate::error::exit_code(&*error), ExitCode::Preempted);
     };
     let long = || {
@@ -234,7 +234,7 @@ fn who_is_asked_to_leave_neither_builds_nor_waits_on() {
 }
 
 #[test]
-fn what_cannot_be_is_said() {
+fn invalid_sets_are_refused() {
     let root = tempfile::tempdir().unwrap();
     let cache = DataCache::new(root.path());
     let check = |error: Result<Cached<u32>>, expected: &str| {
@@ -248,33 +248,33 @@ fn what_cannot_be_is_said() {
     check(cache.open("a", "v1", Split::Training, none), "(training) was built without a sample");
     let torn = || Ok([Ok(1_u32), Err("sample 1 is torn".into())]);
     check(cache.open("a", "v1", Split::Training, torn), "sample 1 is torn");
-    // Nothing is left of those.
+    // The failed builds leave no files.
     assert_eq!(cache.open("a", "v1", Split::Training, one).unwrap().len(), 1);
     let other = cache.open("a", "v1", Split::Training, || Ok([Ok("text".to_owned())])).unwrap();
     let error = other.get(0).unwrap_err().to_string();
-    assert!(error.contains("sample 0 is of another type than the program's"), "{error}");
+    assert!(error.contains("the type of sample 0 differs from the program's"), "{error}");
     let checked = root.path().join("a/v1/training/checked.json");
     assert!(checked.exists());
     let error = other.get(1).unwrap_err().to_string();
-    assert!(error.contains("data set a v1 (training) has no sample 1, but 1"), "{error}");
-    assert!(checked.exists(), "a wrong number is taken for damage");
+    assert!(error.contains("data set a v1 (training) has no sample 1, only 1"), "{error}");
+    assert!(checked.exists(), "an invalid index must not count as damage");
 }
 
 #[test]
-fn a_sample_of_another_type_is_refused_though_it_could_be_read() {
+fn readable_sample_of_another_type_is_refused() {
     let root = tempfile::tempdir().unwrap();
     let cache = DataCache::new(root.path());
     let first = || Ok([Ok((7_u32, vec![0.5_f32, 1.5]))]);
     cache.open("a", "v1", Split::Training, first).unwrap();
-    // The length of the list is taken for the number.
+    // The list's length would decode as the second number.
     let other = || Ok([Ok((7_u32, 2_u32))]);
     let error = cache.open("a", "v1", Split::Training, other).unwrap().get(0).unwrap_err();
     let error = error.to_string();
-    assert!(error.contains("another type than the program's: 8 of its 10 bytes"), "{error}");
+    assert!(error.contains("differs from the program's: 8 of its 10 bytes are unused"), "{error}");
 }
 
 #[test]
-fn a_sample_that_cannot_be_read_back_is_refused_as_it_is_built() {
+fn unreadable_samples_are_refused_while_building() {
     #[derive(serde::Deserialize, Serialize)]
     struct Labelled {
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -286,12 +286,12 @@ fn a_sample_that_cannot_be_read_back_is_refused_as_it_is_built() {
     let build = || Ok([of(Some(1)), of(None), Err("later samples are built".into())]);
     let opened = DataCache::new(root.path()).open("a", "v1", Split::Training, build);
     let error = opened.unwrap_err().to_string();
-    assert!(error.contains("cannot be read back") && error.contains("leave out"), "{error}");
+    assert!(error.contains("cannot read back") && error.contains("remove serde"), "{error}");
 }
 
-/// The others are on the way when the first is found damaged.
+/// The other segments are in flight when the first is found damaged.
 #[test]
-fn nothing_of_a_failed_download_comes_into_the_folder_that_is_built_in_next() {
+fn failed_download_leaves_the_staging_folder_empty() {
     let context = alone(None);
     let rt = context.outlet().runtime().clone();
     let [bucket, here] = [(); 2].map(|()| tempfile::tempdir().unwrap());
@@ -299,7 +299,7 @@ fn nothing_of_a_failed_download_comes_into_the_folder_that_is_built_in_next() {
     let shared = Shared::new(rt, storage, "ml/datasets");
     let place = Place::new(here.path(), "a", "v1", Split::Training).unwrap();
     place.clear().unwrap();
-    // Sizes such that the damaged one is through while the others are made sums of.
+    // Sizes chosen so that the damaged segment is done while the others are being hashed.
     let segments = [12_usize, 20, 20, 20].iter().enumerate().map(|(number, mega)| {
         let mut writer = segment::Writer::new(&place.half(), number).unwrap();
         writer.record(&vec![number as u8; mega << 20]).unwrap();
@@ -321,7 +321,7 @@ fn nothing_of_a_failed_download_comes_into_the_folder_that_is_built_in_next() {
 }
 
 #[test]
-fn another_machine_downloads_and_does_not_build() {
+fn other_machines_download_instead_of_building() {
     let context = alone(None);
     let rt = context.outlet().runtime().clone();
     let [bucket, one, two, three, four] = [(); 5].map(|()| tempfile::tempdir().unwrap());
@@ -334,10 +334,11 @@ fn another_machine_downloads_and_does_not_build() {
     assert_eq!(builds.load(Ordering::Relaxed), 1);
     let read = |root: &Path| std::fs::read(segment(root, "a")).unwrap();
     assert!(read(one.path()) == read(two.path()));
-    // What is damaged there is not used.
+    // A damaged copy in the bucket is not used.
     let stored = bucket.path().join("ml/datasets/a/v1/training");
-    for file in std::fs::read_dir(stored).unwrap().map(|it| it.unwrap().path()) {
-        if file.extension().is_some_and(|it| it == "seg") {
+    for entry in std::fs::read_dir(stored).unwrap() {
+        let file = entry.unwrap().path();
+        if file.extension().is_some_and(|extension| extension == "seg") {
             let mut bytes = std::fs::read(&file).unwrap();
             bytes[77] ^= 1;
             std::fs::write(&file, bytes).unwrap();
@@ -345,19 +346,19 @@ fn another_machine_downloads_and_does_not_build() {
     }
     check_all(&open(&of(three.path()), "a", 50, &builds).unwrap(), 50);
     assert_eq!(builds.load(Ordering::Relaxed), 2);
-    // It was mended by who has found it.
+    // The machine that found the damage replaced the copy.
     check_all(&open(&of(four.path()), "a", 50, &builds).unwrap(), 50);
     assert_eq!(builds.load(Ordering::Relaxed), 2);
 }
 
-/// Order and values, from each batch of two epochs on, with workers and without.
+/// Checks order and values from several batches of two epochs, with and without workers.
 #[test]
-fn data_of_a_set_is_the_same_from_any_place_on() {
+fn set_data_can_start_at_any_batch() {
     let root = tempfile::tempdir().unwrap();
     let set = open(&DataCache::new(root.path()), "a", 50, &AtomicUsize::new(0)).unwrap();
     let data = |workers| {
         let batcher = |samples: Vec<Sample>, device: &Device| {
-            let labels: Vec<i64> = samples.iter().map(|it| it.0 as i64).collect();
+            let labels: Vec<i64> = samples.iter().map(|(index, _)| *index as i64).collect();
             let num = labels.len();
             Tensor::<1, Int>::from_data(TensorData::new(labels, [num]), device)
         };
@@ -374,7 +375,7 @@ fn data_of_a_set_is_the_same_from_any_place_on() {
     };
     let read = |workers: usize, first: u64| -> Vec<Vec<i64>> {
         let batches = data(workers).loader(plan(), first..14);
-        let of = |it: Tensor<1, Int>| it.into_data().convert::<i64>().try_to_vec().unwrap();
+        let of = |batch: Tensor<1, Int>| batch.into_data().convert::<i64>().try_to_vec().unwrap();
         batches.map(|batch| of(batch.unwrap().unwrap())).collect()
     };
     let all = read(0, 0);
@@ -386,7 +387,7 @@ fn data_of_a_set_is_the_same_from_any_place_on() {
     }
 }
 
-/// Asks to stop as a signal would.
+/// Requests a stop, as a signal would.
 struct StopAt(u64, crate::stop::StopSignal);
 
 impl Callback for StopAt {
@@ -399,15 +400,18 @@ impl Callback for StopAt {
 }
 
 #[test]
-fn a_training_on_a_set_that_was_stopped_goes_on_to_the_same_bits() {
+fn training_on_a_set_resumes_bit_identical() {
     let _guard = crate::train::tests::alone_on_the_stream();
     let root = tempfile::tempdir().unwrap();
     let set = open(&DataCache::new(root.path()), "a", 50, &AtomicUsize::new(0)).unwrap();
     let train = |folder: Option<&Path>, stop_at: u64| -> Result<Fitted<Linear>> {
         let context = alone(folder);
         let data = set.data(|samples: Vec<Sample>, device: &Device| {
-            let pixels: Vec<f32> =
-                samples.iter().flat_map(|it| &it.1[..8]).map(|it| f32::from(*it) / 255.0).collect();
+            let pixels: Vec<f32> = samples
+                .iter()
+                .flat_map(|(_, bytes)| &bytes[..8])
+                .map(|byte| f32::from(*byte) / 255.0)
+                .collect();
             Tensor::<2>::from_data(TensorData::new(pixels, [samples.len(), 8]), device)
         });
         let model = LinearConfig::new(8, 8).init(context.device());
@@ -420,7 +424,7 @@ fn a_training_on_a_set_that_was_stopped_goes_on_to_the_same_bits() {
     };
     let weights = |fitted: Fitted<Linear>| -> Vec<u32> {
         let values: Vec<f32> = fitted.model.weight.val().into_data().try_to_vec().unwrap();
-        values.iter().map(|it| it.to_bits()).collect()
+        values.iter().map(|value| value.to_bits()).collect()
     };
     let straight = weights(train(None, u64::MAX).unwrap());
     for stop_at in [3, 10] {

@@ -1,13 +1,13 @@
-//! Deletes checkpoints so that an interrupted deletion leaves none that looks complete.
+//! Deletes checkpoints, so that an interrupted deletion never leaves one that looks complete.
 
 use stoker_storage::{Storage, StorageError, layout};
 use tokio::sync::mpsc::UnboundedReceiver;
 
-/// Deletes a checkpoint, its manifest first. A checkpoint that does not exist is no error.
+/// Deletes a checkpoint, manifest first. Succeeds if the checkpoint does not exist.
 ///
 /// # Errors
 ///
-/// The storage failed. Some files may then be left, without a manifest.
+/// Fails if the storage does. Some files may then remain, without a manifest.
 pub(crate) async fn delete(
     storage: &Storage,
     trial_path: &str,
@@ -17,8 +17,8 @@ pub(crate) async fn delete(
     storage.delete_folder(&layout::checkpoint_path(trial_path, name)).await
 }
 
-/// Deletes the checkpoints that `names` brings, one by one. The experiment's clean-up deletes those that
-/// cannot be deleted now.
+/// Deletes the checkpoints received from `names`, one by one. The experiment's clean-up deletes
+/// those that fail here.
 pub(crate) async fn delete_each(
     storage: Storage,
     trial_path: String,
@@ -27,7 +27,8 @@ pub(crate) async fn delete_each(
     while let Some(name) = names.recv().await {
         if let Err(error) = delete(&storage, &trial_path, &name).await {
             eprintln!(
-                "stoker: cannot delete checkpoint {name} now: {error}; the experiment's clean-up deletes it"
+                "stoker: cannot delete checkpoint {name} now: {error}; the experiment's clean-up \
+                 will delete it"
             );
         }
     }
@@ -43,7 +44,7 @@ mod tests {
 
     use super::*;
 
-    /// Files of a checkpoint; some come before the manifest in the order of names.
+    /// Files of a checkpoint, some of which sort before the manifest.
     const FILES: [&str; 6] =
         ["a.bin", "b.bin", "callbacks/x", "gradients.bpk", "manifest.json", "model.bpk"];
 
@@ -56,7 +57,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_interrupted_deletion_leaves_no_manifest() {
+    async fn interrupted_deletion_leaves_no_manifest() {
         let root = tempfile::tempdir().unwrap();
         let checkpoints = root.path().join("t/checkpoints");
         let names = ["000000000100-0", "000000000200-0"];
@@ -66,12 +67,12 @@ mod tests {
         names.iter().for_each(|name| sender.send((*name).to_owned()).unwrap());
         drop(sender);
         let mut deletion = pin!(delete_each(storage, "t".into(), receiver));
-        // A crash may come after any step.
+        // The process may die after any step.
         std::future::poll_fn(|cx| {
             let progress = deletion.as_mut().poll(cx);
             for name in names {
                 let exists = |file: &str| checkpoints.join(name).join(file).exists();
-                // The deletion runs beside this check: look at the manifest last.
+                // The deletion runs concurrently, so check the manifest last.
                 let others = FILES.iter().filter(|file| **file != MANIFEST);
                 let is_complete = others.into_iter().all(|file| exists(file));
                 assert!(is_complete || !exists(MANIFEST), "{name} looks complete");

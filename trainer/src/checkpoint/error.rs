@@ -1,47 +1,47 @@
-//! Why a checkpoint could not be saved or read, split by what to do next.
+//! Checkpoint errors, by the action they require.
 
 use stoker_storage::StorageError;
 
-/// Why a checkpoint could not be saved or read.
+/// Error while saving or reading a checkpoint.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// The program could not say what its state is: an error of the user's program.
-    #[error("the state for checkpoint {name} could not be written: {reason}")]
+    /// The program failed to produce its state; a user error.
+    #[error("cannot produce the state for checkpoint {name}: {reason}")]
     Make {
-        /// The checkpoint.
+        /// Name of the checkpoint.
         name: String,
-        /// What the program said.
+        /// Error of the program.
         reason: String,
     },
-    /// The files are no whole checkpoint: use another.
-    #[error("checkpoint {name} is not whole: {reason}")]
+    /// The checkpoint is incomplete or corrupt; use another.
+    #[error("checkpoint {name} is incomplete or corrupt: {reason}")]
     Broken {
-        /// The checkpoint or its folder.
+        /// Name of the checkpoint, or its folder.
         name: String,
-        /// Which file, and what was expected of it.
+        /// Affected file, and what was expected of it.
         reason: String,
     },
-    /// The storage failed, which says nothing of the checkpoint.
+    /// The storage failed; the checkpoint may be intact.
     #[error("checkpoint {name}: {source}")]
     Storage {
-        /// The checkpoint.
+        /// Name of the checkpoint.
         name: String,
-        /// What failed.
+        /// Error of the storage.
         source: StorageError,
     },
-    /// This machine's disk failed.
+    /// The local disk failed.
     #[error("checkpoint {name}: {reason}")]
     Local {
-        /// The checkpoint.
+        /// Name of the checkpoint.
         name: String,
-        /// Which file, and what failed.
+        /// Affected file and the error.
         reason: String,
     },
     /// The runtime that saves and restores was shut down.
-    #[error("checkpoint {name}: the runtime was shut down before it was done")]
+    #[error("checkpoint {name}: the runtime was shut down before the operation finished")]
     ShutDown {
-        /// The checkpoint.
+        /// Name of the checkpoint.
         name: String,
     },
 }

@@ -1,4 +1,4 @@
-//! Checkpoints as folders on this machine.
+//! Checkpoints as local folders.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -11,16 +11,16 @@ use super::source::Where;
 use super::{CheckpointError, CheckpointSource, Parts, Place, parse, verify};
 use crate::Result as AnyResult;
 
-/// Reads a checkpoint from a folder on this machine, such as one that was downloaded.
+/// Reads a checkpoint from a local folder, for example a downloaded one.
 ///
 /// # Errors
 ///
-/// The folder holds no whole checkpoint.
+/// Fails if the folder does not contain a complete and intact checkpoint.
 pub fn load_folder(path: &Path) -> Result<(Manifest, Parts), CheckpointError> {
     let broken = |reason| CheckpointError::Broken { name: path.display().to_string(), reason };
     let read = |file: &str| {
         let file_path = below(path, file).map_err(&broken)?;
-        std::fs::read(file_path).map_err(|error| broken(format!("{file} cannot be read: {error}")))
+        std::fs::read(file_path).map_err(|error| broken(format!("cannot read {file}: {error}")))
     };
     let manifest = parse(&read(MANIFEST)?).map_err(broken)?;
     let mut parts = Parts::new();
@@ -32,17 +32,17 @@ pub fn load_folder(path: &Path) -> Result<(Manifest, Parts), CheckpointError> {
     Ok((manifest, parts))
 }
 
-/// The path of a file that a manifest names.
+/// Returns the path of a file from a manifest, refusing paths outside the folder.
 fn below(folder: &Path, file: &str) -> Result<PathBuf, String> {
-    match Path::new(file).components().all(|it| matches!(it, Component::Normal(_))) {
+    match Path::new(file).components().all(|part| matches!(part, Component::Normal(_))) {
         true => Ok(folder.join(file)),
-        false => Err(format!("{file} is no name of a file in the folder")),
+        false => Err(format!("{file} is not a valid file name in a checkpoint")),
     }
 }
 
 impl Place {
-    /// Writes a checkpoint's files that are `wanted` into a folder, each checked, one after the other; its
-    /// manifest is not among them.
+    /// Writes the `wanted` files of a checkpoint into a folder, one after the other, and verifies
+    /// each. Does not write the manifest.
     pub(crate) async fn write_folder(
         &self,
         name: &str,
@@ -63,12 +63,10 @@ impl Place {
                     .parent()
                     .map_or(Ok(()), std::fs::create_dir_all)
                     .and_then(|()| std::fs::write(&path, &bytes));
-                written
-                    .map(Ok)
-                    .map_err(|error| format!("{} cannot be written: {error}", path.display()))
+                written.map(Ok).map_err(|error| format!("cannot write {}: {error}", path.display()))
             };
-            let gone = |_| CheckpointError::ShutDown { name: name.to_owned() };
-            match tokio::task::spawn_blocking(write).await.map_err(gone)? {
+            let shut_down = |_| CheckpointError::ShutDown { name: name.to_owned() };
+            match tokio::task::spawn_blocking(write).await.map_err(shut_down)? {
                 Ok(checked) => checked.map_err(&broken)?,
                 Err(reason) => {
                     return Err(CheckpointError::Local { name: name.to_owned(), reason });
@@ -80,7 +78,7 @@ impl Place {
 }
 
 impl CheckpointSource {
-    /// Its manifest; `own` is where the session that asks keeps its files.
+    /// Reads the manifest. `own` is the storage of the calling session.
     pub(crate) fn read_manifest(&self, own: &StorageConfig) -> AnyResult<Manifest> {
         if let Where::Folder(_) = self.location() {
             return Ok(self.load(own)?.0);
@@ -91,14 +89,14 @@ impl CheckpointSource {
         })
     }
 
-    /// Writes its files that are `wanted`, each checked, and its manifest into a folder.
+    /// Writes the manifest and the `wanted` files into a folder, after verification.
     pub(crate) fn write_to(
         &self,
         own: &StorageConfig,
         folder: &Path,
         wanted: &dyn Fn(&str) -> bool,
     ) -> AnyResult<Manifest> {
-        let failed = |error| format!("folder {} cannot be written: {error}", folder.display());
+        let failed = |error| format!("cannot write folder {}: {error}", folder.display());
         std::fs::create_dir_all(folder).map_err(failed)?;
         if let Where::Folder(from) = self.location() {
             let (manifest, parts) = self.load(own)?;

@@ -1,4 +1,4 @@
-//! A checkpoint that is chosen once, so that all processes of a job use the same one.
+//! Pins a checkpoint, so that all processes of a job use the same one.
 
 use stoker_api::contract::StorageConfig;
 use stoker_api::inference::{CheckpointChoice, PinnedCheckpoint, WhichCheckpoint};
@@ -10,16 +10,19 @@ use super::{CheckpointError, load_folder};
 use crate::{InvalidInput, Result};
 
 impl CheckpointSource {
-    /// What a job asks for.
+    /// Creates the source from a job's spec.
     pub(crate) fn of_choice(choice: &CheckpointChoice) -> Result<Self> {
         let source = match choice {
             CheckpointChoice { trial: Some(name), .. } => Self::trial(name),
             CheckpointChoice { folder: Some(folder), .. } => Self::folder(folder),
-            CheckpointChoice { stored: Some(it), .. } => {
-                let source = Self::stored(&it.url, &it.trial_path);
-                it.endpoint.iter().fold(source, |source, endpoint| source.endpoint(endpoint))
+            CheckpointChoice { stored: Some(stored), .. } => {
+                let source = Self::stored(&stored.url, &stored.trial_path);
+                stored.endpoint.iter().fold(source, |source, endpoint| source.endpoint(endpoint))
             }
-            _ => return Err(InvalidInput("the job's checkpoint names none".into()).into()),
+            _ => {
+                let text = "the job's checkpoint is empty; set trial, folder or stored";
+                return Err(InvalidInput(text.into()).into());
+            }
         };
         Ok(match (&choice.name, choice.which) {
             (Some(name), _) => source.named(name),
@@ -29,7 +32,7 @@ impl CheckpointSource {
         })
     }
 
-    /// The one that was chosen, and no other of its name.
+    /// Creates a source for exactly this checkpoint, identified by the hash of its manifest.
     pub(crate) fn pinned(pinned: &PinnedCheckpoint) -> Self {
         let source = match &pinned.trial_path {
             None => Self::folder(&pinned.url),
@@ -41,11 +44,11 @@ impl CheckpointSource {
         source.with_manifest(&pinned.manifest_sha256)
     }
 
-    /// Chooses; `own` is where the session that asks keeps its files.
+    /// Selects the checkpoint. `own` is the storage of the calling session.
     ///
     /// # Errors
     ///
-    /// There is no whole checkpoint.
+    /// Fails if no complete checkpoint exists.
     pub(crate) async fn pin(&self, own: &StorageConfig) -> Result<PinnedCheckpoint> {
         if let Where::Folder(folder) = self.location() {
             load_folder(folder)?;
@@ -76,8 +79,9 @@ impl CheckpointSource {
         let mut hyperparameters = serde_json::Value::Null;
         if place.storage.exists(&record).await? {
             let record = place.storage.get(&record).await?;
-            let record: serde_json::Value = serde_json::from_slice(&record)
-                .map_err(|error| format!("the record of {}: {error}", place.trial_path))?;
+            let record: serde_json::Value = serde_json::from_slice(&record).map_err(|error| {
+                format!("cannot read the record of {}: {error}", place.trial_path)
+            })?;
             hyperparameters = record["spec"]["hyperparameters"].clone();
         }
         let trial_path = Some(place.trial_path);

@@ -1,4 +1,4 @@
-//! Which checkpoints a program that trains alone keeps: no runner deletes them.
+//! Checkpoint retention for programs without a runner.
 
 use std::sync::mpsc::{SyncSender, sync_channel};
 
@@ -8,17 +8,17 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::{Saved, delete, parse};
 
-/// How many checkpoints a program that trains alone keeps.
+/// Number of checkpoints that a program without a runner retains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Keep {
-    /// The latest; at least 1 is kept.
+    /// Number of latest checkpoints; at least 1 is retained.
     pub(crate) latest: u32,
-    /// The best by the searched metric.
+    /// Number of best checkpoints by the searched metric.
     pub(crate) best: u32,
 }
 
-/// The latest checkpoints to keep while training may still resume from them: the newest, and others if it is
-/// corrupt. As many as a runner keeps.
+/// Number of latest checkpoints to retain during training: the newest, and fallbacks in case it is
+/// corrupt. The runner retains the same number.
 const FALLBACKS: u32 = 3;
 
 impl Keep {
@@ -40,9 +40,9 @@ struct Known {
     metric: Option<f64>,
 }
 
-/// Names of the checkpoints to delete, in the order of `known`. A later attempt is later than any batch of an
-/// earlier one: it resumed because the earlier attempt's newer checkpoints were corrupt. Of equal metrics the
-/// first checkpoint is the best.
+/// Returns the checkpoints to delete, in the order of `known`. A checkpoint of a later attempt
+/// counts as newer than all of an earlier attempt, which had corrupt newer checkpoints. Among equal
+/// metrics, the oldest checkpoint is the best.
 fn superfluous(keep: Keep, smaller_is_better: bool, known: &[Known]) -> Vec<String> {
     let age = |known: &Known| {
         layout::parse_checkpoint_name(&known.name).map(|(batches, attempt)| (attempt, batches))
@@ -50,7 +50,8 @@ fn superfluous(keep: Keep, smaller_is_better: bool, known: &[Known]) -> Vec<Stri
     let mut by_age: Vec<&Known> = known.iter().collect();
     by_age.sort_by_key(|known| age(known));
     let sign = if smaller_is_better { 1.0 } else { -1.0 };
-    let loss = |known: &Known| known.metric.filter(|metric| !metric.is_nan()).map(|it| sign * it);
+    let loss =
+        |known: &Known| known.metric.filter(|metric| !metric.is_nan()).map(|metric| sign * metric);
     let mut best: Vec<(f64, &Known)> =
         by_age.iter().filter_map(|known| Some((loss(known)?, *known))).collect();
     best.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -61,17 +62,18 @@ fn superfluous(keep: Keep, smaller_is_better: bool, known: &[Known]) -> Vec<Stri
     known.iter().filter(is_superfluous).map(|known| known.name.clone()).collect()
 }
 
-/// What the task that deletes is sent.
+/// Message to the retention task.
 enum Message {
     Saved(Known),
-    /// To answer when all before is done, and if training is over, when only what stays is left.
+    /// Reply after all earlier messages are handled. With `is_over`, first prune to the final
+    /// number of checkpoints.
     Finish {
         is_over: bool,
         done: SyncSender<()>,
     },
 }
 
-/// Deletes checkpoints beside the loop, as others are saved.
+/// Handle to the background task that deletes checkpoints as new ones are saved.
 #[derive(Debug)]
 pub(crate) struct Retention(UnboundedSender<Message>);
 
@@ -82,15 +84,15 @@ impl Retention {
         Self(sender)
     }
 
-    /// Deletes what this checkpoint makes superfluous; never waits.
+    /// Reports a new checkpoint, so that the task deletes those no longer retained. Never blocks.
     pub(crate) fn saved(&self, saved: &Saved) {
         let known = Known { name: saved.name.clone(), metric: saved.metric };
-        // The task ends with the process.
+        // Ignore the error: the task only ends with the process.
         let _ = self.0.send(Message::Saved(known));
     }
 
-    /// Waits until all that is superfluous is deleted. Training keeps no checkpoints to fall back to once it
-    /// `is_over`.
+    /// Waits until all pending deletions are done. With `is_over`, training no longer needs
+    /// fallback checkpoints, and they are deleted too.
     pub(crate) fn finish(&self, is_over: bool) {
         let (done, finished) = sync_channel(1);
         if self.0.send(Message::Finish { is_over, done }).is_ok() {
@@ -99,7 +101,7 @@ impl Retention {
     }
 }
 
-/// Deletes checkpoints of one trial.
+/// Task that deletes checkpoints of one trial.
 #[derive(Debug)]
 pub(crate) struct RetentionTask {
     pub(crate) storage: Storage,
@@ -123,13 +125,13 @@ impl RetentionTask {
                     continue;
                 }
             }
-            // Read at the first save, to keep the start short.
+            // List earlier attempts at the first save, not before, to keep the start fast.
             if !has_earlier {
                 match self.earlier().await {
                     Ok(earlier) => known.splice(..0, earlier).for_each(drop),
                     Err(error) => {
                         eprintln!(
-                            "stoker: cannot list checkpoints: {error}; the next save tries again"
+                            "stoker: cannot list checkpoints: {error}; retrying at the next save"
                         );
                         continue;
                     }
@@ -140,7 +142,8 @@ impl RetentionTask {
         }
     }
 
-    /// The complete checkpoints of earlier attempts. Deletes what interrupted saves of these have left.
+    /// Returns the complete checkpoints of earlier attempts. Deletes the remains of their
+    /// interrupted saves.
     async fn earlier(&self) -> Result<Vec<Known>, StorageError> {
         let mut known = vec![];
         for name in self.storage.folders(&layout::checkpoints_path(&self.trial_path)).await? {
@@ -170,7 +173,8 @@ impl RetentionTask {
                 Ok(()) => known.retain(|known| known.name != name),
                 Err(error) => {
                     eprintln!(
-                        "stoker: cannot delete checkpoint {name}: {error}; the next save tries again"
+                        "stoker: cannot delete checkpoint {name}: {error}; retrying at the next \
+                         save"
                     );
                 }
             }
@@ -183,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_latest_and_the_best_are_kept() {
+    fn latest_and_best_are_kept() {
         let check = |keep: (u32, u32), known: &[(&str, Option<f64>)], expected: &[&str]| {
             let keep = Keep { latest: keep.0, best: keep.1 };
             let known: Vec<Known> = known
@@ -196,11 +200,11 @@ mod tests {
         let all = [(a, Some(0.5)), (b, Some(0.25)), (c, Some(0.75)), (d, None)];
         check((1, 1), &all, &[a, c]);
         check((1, 0), &all, &[a, b, c]);
-        // A restart needs the latest.
+        // The latest is always retained, since a restart needs it.
         check((0, 0), &all, &[a, b, c]);
         check((2, 2), &all, &[]);
         check((u32::MAX, 1), &all, &[]);
-        // Of equal metrics the first; a metric that is no number is the best of none.
+        // Among equal metrics the oldest is best; NaN is never best.
         check((1, 1), &[(a, Some(0.5)), (b, Some(0.5)), (c, Some(f64::NAN)), (d, None)], &[b, c]);
         // The second attempt resumed from batch 100, because batch 400 was corrupt.
         check((1, 0), &[(a, None), (d, None), ("000000000150-1", None)], &[a, d]);

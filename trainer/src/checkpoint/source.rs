@@ -1,4 +1,4 @@
-//! Checkpoints of other trials, by what people know of them.
+//! Selects checkpoints of other trials by trial name, folder or storage path.
 
 use std::path::{Path, PathBuf};
 
@@ -9,12 +9,12 @@ use stoker_storage::{Storage, hash, layout};
 use super::{Parts, Place, load_folder, parse};
 use crate::Result;
 
-/// Where a model's weights are.
+/// A checkpoint to take a model's weights from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CheckpointSource {
     place: Where,
     which: Which,
-    /// What its manifest must hash to.
+    /// Required SHA-256 of the manifest.
     sha256: Option<String>,
 }
 
@@ -56,25 +56,26 @@ impl CheckpointSource {
         Self { place, which: Which::Latest, sha256: None }
     }
 
-    /// A checkpoint's folder on this machine, such as one that was downloaded.
+    /// Selects a checkpoint folder on the local machine, for example a downloaded one.
     pub fn folder(path: impl Into<PathBuf>) -> Self {
         Self::new(Where::Folder(path.into()))
     }
 
-    /// The latest checkpoint of a trial of this name, such as `mnist-3`, in the storage and the namespace
-    /// of the session that asks.
+    /// Selects the latest checkpoint of the trial with this name, for example `mnist-3`. The trial
+    /// is looked up in the storage and namespace of the current session.
     pub fn trial(name: &str) -> Self {
         Self::new(Where::Trial(name.into()))
     }
 
-    /// The latest checkpoint of a trial in any storage: the storage's root as in `checkpointStorage.url`,
-    /// and the trial's folder below it, such as `default/mnist-0b3f9c1e/trials/3`.
+    /// Selects the latest checkpoint of a trial in any storage. `root` is the storage's root, as in
+    /// `checkpointStorage.url`. `trial_path` is the trial's folder below it, for example
+    /// `default/mnist-0b3f9c1e/trials/3`.
     pub fn stored(root: &str, trial_path: &str) -> Self {
         let (url, trial_path) = (root.to_owned(), trial_path.trim_matches('/').to_owned());
         Self::new(Where::Stored { url, endpoint: None, trial_path })
     }
 
-    /// The address of an S3 server other than Amazon's, for [`stored`](Self::stored).
+    /// Sets the address of an S3 server other than Amazon's, for [`stored`](Self::stored).
     #[must_use]
     pub fn endpoint(mut self, address: &str) -> Self {
         if let Where::Stored { endpoint, .. } = &mut self.place {
@@ -83,26 +84,27 @@ impl CheckpointSource {
         self
     }
 
-    /// The checkpoint with the smallest searched metric, in place of the latest: of those that were
-    /// saved where a validation was.
+    /// Selects the checkpoint with the smallest searched metric instead of the latest. Only
+    /// checkpoints saved at a validation have a metric.
     #[must_use]
     pub fn smallest_metric(self) -> Self {
         Self { which: Which::Smallest, ..self }
     }
 
-    /// As [`smallest_metric`](Self::smallest_metric), with the largest.
+    /// Selects the checkpoint with the largest searched metric; see
+    /// [`smallest_metric`](Self::smallest_metric).
     #[must_use]
     pub fn largest_metric(self) -> Self {
         Self { which: Which::Largest, ..self }
     }
 
-    /// The checkpoint of this name, such as `000000000400-0`, in place of the latest.
+    /// Selects the checkpoint with this name, for example `000000000400-0`, instead of the latest.
     #[must_use]
     pub fn named(self, checkpoint: &str) -> Self {
         Self { which: Which::Named(checkpoint.into()), ..self }
     }
 
-    /// Only with a manifest of this SHA-256.
+    /// Requires a manifest with this SHA-256.
     pub(super) fn with_manifest(self, sha256: &str) -> Self {
         Self { sha256: Some(sha256.to_owned()), ..self }
     }
@@ -111,11 +113,11 @@ impl CheckpointSource {
         &self.place
     }
 
-    /// Reads it; `own` is where the session that asks keeps its files.
+    /// Reads the checkpoint. `own` is the storage of the calling session.
     ///
     /// # Errors
     ///
-    /// There is no such trial, or no whole checkpoint of this kind.
+    /// Fails if the trial does not exist, or has no complete checkpoint that matches.
     pub(crate) fn load(&self, own: &StorageConfig) -> Result<(Manifest, Parts)> {
         if let Where::Folder(folder) = &self.place {
             self.check_folder(folder)?;
@@ -130,15 +132,15 @@ impl CheckpointSource {
         })
     }
 
-    /// That the manifest is the one that was chosen, where one was.
+    /// Checks that a pinned folder still has the same manifest.
     fn check_folder(&self, folder: &Path) -> Result<()> {
         let Some(expected) = &self.sha256 else { return Ok(()) };
         let path = folder.join(MANIFEST);
-        let found = std::fs::read(&path).map(|it| hash::sha256_hex(&it));
-        if found.ok().as_ref() == Some(expected) {
+        let actual = std::fs::read(&path).map(|manifest| hash::sha256_hex(&manifest));
+        if actual.ok().as_ref() == Some(expected) {
             return Ok(());
         }
-        Err(format!("{} is not the one that was chosen when the job began", path.display()).into())
+        Err(format!("{} has changed since the job selected it", path.display()).into())
     }
 
     pub(super) async fn place(&self, own: &StorageConfig) -> Result<Place> {
@@ -148,19 +150,22 @@ impl CheckpointSource {
             }
             Where::Trial(name) => {
                 if own.url.is_empty() {
-                    let text = format!("trial {name}: this program has no storage to look into");
+                    let text = format!(
+                        "cannot look up trial {name}: this program has no storage; use \
+                         CheckpointSource::folder or CheckpointSource::stored"
+                    );
                     return Err(text.into());
                 }
                 let storage = Storage::open(&own.url, own.endpoint.as_deref())?;
                 let path = find_trial(&storage, &own.trial_path, name).await?;
                 (storage, path)
             }
-            Where::Folder(_) => return Err("a folder is in no storage".into()),
+            Where::Folder(_) => return Err("a local folder has no storage path".into()),
         };
         Ok(Place { storage, trial_path, experiment_id: String::new(), trial: 0, attempt: 0 })
     }
 
-    /// The checkpoint that is meant.
+    /// Returns name, manifest and manifest hash of the selected checkpoint.
     pub(super) async fn choose(&self, place: &Place) -> Result<(String, Manifest, String)> {
         let trial = &place.trial_path;
         let mut names = place.storage.folders(&layout::checkpoints_path(trial)).await?;
@@ -172,7 +177,7 @@ impl CheckpointSource {
         let mut best: Option<(f64, String, Manifest, String)> = None;
         for name in names {
             let path = layout::manifest_path(trial, &name);
-            // Without a manifest, these are files of a save that was cut short.
+            // Without a manifest, the files are from an interrupted save.
             if !place.storage.exists(&path).await? {
                 continue;
             }
@@ -180,19 +185,20 @@ impl CheckpointSource {
             let sha256 = hash::sha256_hex(&text);
             let manifest =
                 parse(&text).map_err(|why| format!("checkpoint {name} of {trial}: {why}"))?;
-            if self.sha256.as_ref().is_some_and(|it| *it != sha256) {
-                return Err(
-                    format!("checkpoint {name} of {trial} is not the one that was chosen").into()
-                );
+            if self.sha256.as_ref().is_some_and(|expected| *expected != sha256) {
+                return Err(format!(
+                    "checkpoint {name} of {trial} has changed since the job selected it"
+                )
+                .into());
             }
             let sign = match self.which {
                 Which::Latest | Which::Named(_) => return Ok((name, manifest, sha256)),
                 Which::Smallest => 1.0,
                 Which::Largest => -1.0,
             };
-            let metric = manifest.metric.as_ref().and_then(|it| it.parse::<f64>().ok());
-            let metric = metric.filter(|it| !it.is_nan()).map(|it| sign * it);
-            // Of equal ones the latest, which comes first.
+            let metric = manifest.metric.as_ref().and_then(|text| text.parse::<f64>().ok());
+            let metric = metric.filter(|metric| !metric.is_nan()).map(|metric| sign * metric);
+            // Names are sorted newest first, so the latest wins among equal metrics.
             if let Some(metric) = metric
                 && best.as_ref().is_none_or(|(best, ..)| metric < *best)
             {
@@ -202,36 +208,39 @@ impl CheckpointSource {
         match (best, &self.which) {
             (Some((_, name, manifest, sha256)), _) => Ok((name, manifest, sha256)),
             (None, Which::Named(name)) => {
-                Err(format!("{trial} has no whole checkpoint {name}").into())
+                Err(format!("complete checkpoint {name} not found in {trial}").into())
             }
-            (None, Which::Latest) => Err(format!("{trial} has no whole checkpoint").into()),
-            (None, _) => Err(format!("{trial} has no whole checkpoint with a metric").into()),
+            (None, Which::Latest) => Err(format!("no complete checkpoint found in {trial}").into()),
+            (None, _) => {
+                Err(format!("no complete checkpoint with a metric found in {trial}").into())
+            }
         }
     }
 }
 
-/// The folder of the trial of a name, such as `mnist-3`, in the namespace in which `own` is.
+/// Returns the folder of the trial with this name, for example `mnist-3`, in the namespace of
+/// `own`.
 async fn find_trial(storage: &Storage, own: &str, name: &str) -> Result<String> {
-    let refused = || format!("{name:?} is no name of a trial, such as mnist-3");
+    let refused = || format!("{name:?} is not a trial name; expected one such as mnist-3");
     let (experiment, index) = name.rsplit_once('-').ok_or_else(refused)?;
     index.parse::<u32>().map_err(|_| refused())?;
     let namespace = own.split('/').next().unwrap_or_default();
     let is_named = |folder: &String| {
-        folder.rsplit_once('-').is_some_and(|(it, uid)| it == experiment && uid.len() == 8)
+        folder.rsplit_once('-').is_some_and(|(prefix, uid)| prefix == experiment && uid.len() == 8)
     };
-    let mut found = vec![];
+    let mut matches = vec![];
     for folder in storage.folders(namespace).await?.into_iter().filter(is_named) {
         let trials = format!("{namespace}/{folder}/trials");
-        if storage.folders(&trials).await?.iter().any(|it| it == index) {
-            found.push(format!("{trials}/{index}"));
+        if storage.folders(&trials).await?.iter().any(|trial| trial == index) {
+            matches.push(format!("{trials}/{index}"));
         }
     }
-    match found.len() {
-        1 => Ok(found.remove(0)),
+    match matches.len() {
+        1 => Ok(matches.remove(0)),
         0 => Err(format!("{} has no trial {name} in {namespace}/", storage.url()).into()),
         _ => Err(format!(
-            "{name} may be any of {}: say which by CheckpointSource::stored",
-            found.join(", ")
+            "trial name {name} is ambiguous: {}; select one with CheckpointSource::stored",
+            matches.join(", ")
         )
         .into()),
     }
@@ -243,7 +252,7 @@ mod tests {
 
     use super::*;
 
-    /// Writes checkpoints of a trial: name, metric, and whether it is whole.
+    /// Writes checkpoints of a trial: name, metric, and whether each is complete.
     fn write(root: &Path, trial: &str, checkpoints: &[(&str, Option<&str>, bool)]) {
         for (name, metric, is_whole) in checkpoints {
             let folder = root.join(trial).join("checkpoints").join(name);
@@ -272,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trials_checkpoint_is_found_by_what_is_known_of_it() {
+    fn checkpoint_sources_select_the_right_checkpoint() {
         let root = tempfile::tempdir().unwrap();
         let mnist = "ml/mnist-0b3f9c1e/trials/3";
         let checkpoints = [
@@ -292,13 +301,13 @@ mod tests {
             trial_path: "ml/other-12345678/trials/0".into(),
         };
         let check = |source: CheckpointSource, expected: Result<&str, &str>| {
-            let found = source.load(&own).map(|(_, parts)| parts["x"].clone());
-            match (found, expected) {
-                (Ok(found), Ok(expected)) => assert_eq!(found, expected.as_bytes(), "{source:?}"),
+            let actual = source.load(&own).map(|(_, parts)| parts["x"].clone());
+            match (actual, expected) {
+                (Ok(actual), Ok(expected)) => assert_eq!(actual, expected.as_bytes(), "{source:?}"),
                 (Err(error), Err(expected)) => {
                     assert!(error.to_string().contains(expected), "{error}, not {expected}");
                 }
-                (found, expected) => panic!("{source:?}: {found:?}, not {expected:?}"),
+                (actual, expected) => panic!("{source:?}: {actual:?}, not {expected:?}"),
             }
         };
         let trial = || CheckpointSource::trial("mnist-3");
@@ -306,12 +315,13 @@ mod tests {
         check(trial().smallest_metric(), Ok("000000000200-0"));
         check(trial().largest_metric(), Ok("000000000100-0"));
         check(trial().named("000000000100-0"), Ok("000000000100-0"));
-        check(trial().named("000000000400-1"), Err("has no whole checkpoint 000000000400-1"));
+        let missing = "complete checkpoint 000000000400-1 not found in ml/mnist-0b3f9c1e/trials/3";
+        check(trial().named("000000000400-1"), Err(missing));
         check(CheckpointSource::stored(&url, mnist), Ok("000000000300-1"));
         let folder = root.path().join(mnist).join("checkpoints/000000000200-0");
         check(CheckpointSource::folder(folder), Ok("000000000200-0"));
         check(CheckpointSource::trial("mnist-4"), Err("has no trial mnist-4 in ml/"));
-        check(CheckpointSource::trial("mnist"), Err("no name of a trial"));
+        check(CheckpointSource::trial("mnist"), Err("is not a trial name"));
         check(CheckpointSource::trial("twice-0"), Err("ml/twice-00000001/trials/0, ml/twice-0000"));
         let large = root.path().join(mnist).join("checkpoints/000000000300-1/x");
         std::fs::write(large, "changed").unwrap();

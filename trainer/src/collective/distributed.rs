@@ -1,4 +1,4 @@
-//! The gang as a program sees it.
+//! Public interface to the gang of ranks.
 
 use std::sync::Arc;
 
@@ -18,26 +18,27 @@ use crate::device::Place;
 use crate::error::InvalidHyperparameters;
 use crate::stop::StopSignal;
 
-/// The ranks that train together, and what they tell each other.
+/// The ranks that train together, with operations to exchange values between them.
 ///
-/// Methods that take or give a value are collective: every rank calls them in the same order, the
-/// `local` ones every rank of a pod. Values are told as JSON: a `f64` keeps its bits.
+/// The methods that send or receive values are collective: every rank must call them in the same
+/// order. For the `local` methods, this applies to the ranks of one pod. Values are serialized as
+/// JSON; an `f64` keeps its exact bits.
 #[derive(Debug)]
 pub struct Distributed {
     numbers: Numbers,
     ranks: Box<dyn Collective>,
-    /// The ranks of this pod, where they are not all.
+    /// Group of the ranks of this pod, if there are ranks in other pods.
     local: Option<Box<dyn Collective>>,
     pub(crate) pulse: Arc<Pulse>,
 }
 
 impl Distributed {
-    /// One rank.
+    /// Creates a gang of one rank.
     pub fn alone() -> Self {
         Self::of(Box::new(Alone))
     }
 
-    /// The ranks of `ranks`, all in one pod.
+    /// Creates a gang from a [`Collective`], with all ranks in one pod.
     pub fn of(ranks: Box<dyn Collective>) -> Self {
         let (rank, size) = (ranks.rank(), ranks.size());
         let numbers = Numbers {
@@ -51,11 +52,12 @@ impl Distributed {
         Self { numbers, ranks, local: None, pulse: Arc::default() }
     }
 
-    /// Meets the other ranks of the trial, if there are any.
+    /// Connects to the other ranks of the trial, if there are any.
     ///
     /// # Errors
     ///
-    /// They did not come in time, are of another program, or `stop` was set before.
+    /// Fails on a timeout, if the ranks run different programs or configurations, or if `stop` is
+    /// set.
     pub(crate) fn join(
         config: &TrialConfig,
         launched: &Launched,
@@ -65,28 +67,31 @@ impl Distributed {
         Self::meet(launched, config.attempt, || sameness(config), gpu, stop)
     }
 
-    /// Meets the other ranks that `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `GROUP_RANK`,
-    /// `GROUP_WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` tell of, as torchrun sets them; one rank
-    /// where there is no `MASTER_ADDR`. Ranks prove to each other that they have the same
-    /// `STOKER_GANG_SECRET`.
+    /// Connects to the other ranks, configured by environment variables as torchrun sets them:
+    /// `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `GROUP_RANK`, `GROUP_WORLD_SIZE`,
+    /// `MASTER_ADDR` and `MASTER_PORT`. Without `MASTER_ADDR`, returns a gang of one rank. Blocks
+    /// until all ranks are connected. Ranks authenticate each other by `STOKER_GANG_SECRET`.
     ///
     /// # Errors
     ///
-    /// The variables make no sense, or the other ranks did not come in time.
+    /// Fails if a variable is missing or invalid, or on a timeout while waiting for the other
+    /// ranks.
     pub fn from_environment() -> Result<Self> {
         Self::outside(&Launched::from_environment()?)
     }
 
-    /// As [`from_environment`](Self::from_environment), of the workers in `TF_CONFIG`.
+    /// Same as [`from_environment`](Self::from_environment), but configured by the workers in
+    /// `TF_CONFIG`.
     ///
     /// # Errors
     ///
-    /// As it; also where this is no worker.
+    /// Same as [`from_environment`](Self::from_environment); also fails if the task is not a
+    /// worker.
     pub fn from_tf_config() -> Result<Self> {
         Self::outside(&Launched::from_tf_config()?)
     }
 
-    /// Ranks that no runner has started.
+    /// Connects ranks that were not started by a runner.
     fn outside(launched: &Launched) -> Result<Self> {
         let same = || Ok(Sameness { program: program::fingerprint()?, config: [0; 32] });
         let gpu = Place::of(launched.numbers.local_rank)?.gpu;
@@ -106,41 +111,41 @@ impl Distributed {
         let pulse = Arc::<Pulse>::default();
         let (mut ranks, local) = group::groups(numbers, connections, limits, pulse.clone())?;
         on_gpus(&mut ranks, gpu, stop)?;
-        let local = local.map(|it| -> Box<dyn Collective> { Box::new(it) });
+        let local = local.map(|group| -> Box<dyn Collective> { Box::new(group) });
         Ok(Self { numbers, ranks: Box::new(ranks), local, pulse })
     }
 
-    /// This rank, in `0..size`.
+    /// Returns this rank, in `0..size`.
     pub fn rank(&self) -> usize {
         self.numbers.rank
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn size(&self) -> usize {
         self.numbers.size
     }
 
-    /// This rank among those of its pod.
+    /// Returns the index of this rank within its pod.
     pub fn local_rank(&self) -> usize {
         self.numbers.local_rank
     }
 
-    /// The number of ranks of this pod.
+    /// Returns the number of ranks of this pod.
     pub fn local_size(&self) -> usize {
         self.numbers.local_size
     }
 
-    /// This rank's pod among the pods.
+    /// Returns the index of this rank's pod.
     pub fn cross_rank(&self) -> usize {
         self.numbers.cross_rank
     }
 
-    /// The number of pods.
+    /// Returns the number of pods.
     pub fn cross_size(&self) -> usize {
         self.numbers.cross_size
     }
 
-    /// Sums, and bytes as they are.
+    /// Returns the underlying operations on numbers, tensors and bytes.
     pub fn collective(&self) -> &dyn Collective {
         &*self.ranks
     }
@@ -153,123 +158,128 @@ impl Distributed {
         }
     }
 
-    /// What each rank gives, in their order, on rank 0.
+    /// Gathers each rank's value on rank 0, in rank order; returns `None` on the other ranks.
     ///
     /// # Errors
     ///
-    /// Another rank is gone, or is somewhere else in the program.
-    pub fn gather<T: Serialize + DeserializeOwned>(&self, mine: T) -> Result<Option<Vec<T>>> {
-        let all = self.allgather(mine)?;
+    /// Fails if another rank exited, or made a different call.
+    pub fn gather<T: Serialize + DeserializeOwned>(&self, value: T) -> Result<Option<Vec<T>>> {
+        let all = self.allgather(value)?;
         Ok((self.rank() == 0).then_some(all))
     }
 
-    /// As [`gather`](Self::gather), of the ranks of this pod, on its first.
+    /// Gathers the values of the pod's ranks on the first of them; returns `None` on the others.
     ///
     /// # Errors
     ///
-    /// As it.
-    pub fn gather_local<T: Serialize + DeserializeOwned>(&self, mine: T) -> Result<Option<Vec<T>>> {
-        let all = self.allgather_local(mine)?;
+    /// Same as [`gather`](Self::gather).
+    pub fn gather_local<T: Serialize + DeserializeOwned>(
+        &self,
+        value: T,
+    ) -> Result<Option<Vec<T>>> {
+        let all = self.allgather_local(value)?;
         Ok((self.local_rank() == 0).then_some(all))
     }
 
-    /// What each rank gives, in their order, on every rank.
+    /// Gathers each rank's value on every rank, in rank order.
     ///
     /// # Errors
     ///
-    /// As [`gather`](Self::gather).
-    pub fn allgather<T: Serialize + DeserializeOwned>(&self, mine: T) -> Result<Vec<T>> {
-        exchange(&*self.ranks, "allgather", mine)
+    /// Same as [`gather`](Self::gather).
+    pub fn allgather<T: Serialize + DeserializeOwned>(&self, value: T) -> Result<Vec<T>> {
+        exchange(&*self.ranks, "allgather", value)
     }
 
-    /// As [`allgather`](Self::allgather), of the ranks of this pod.
+    /// Gathers the values of the pod's ranks on each of them.
     ///
     /// # Errors
     ///
-    /// As it.
-    pub fn allgather_local<T: Serialize + DeserializeOwned>(&self, mine: T) -> Result<Vec<T>> {
-        exchange(self.local(), "allgather_local", mine)
+    /// Same as [`gather`](Self::gather).
+    pub fn allgather_local<T: Serialize + DeserializeOwned>(&self, value: T) -> Result<Vec<T>> {
+        exchange(self.local(), "allgather_local", value)
     }
 
-    /// What rank 0 gives, on every rank.
+    /// Returns the value of rank 0 on every rank.
     ///
     /// # Errors
     ///
-    /// As [`gather`](Self::gather).
-    pub fn broadcast<T: Serialize + DeserializeOwned>(&self, mine: T) -> Result<T> {
-        broadcast(&*self.ranks, mine)
+    /// Same as [`gather`](Self::gather).
+    pub fn broadcast<T: Serialize + DeserializeOwned>(&self, value: T) -> Result<T> {
+        broadcast(&*self.ranks, value)
     }
 
-    /// What the first rank of this pod gives, on every rank of it.
+    /// Returns the value of the pod's first rank on every rank of the pod.
     ///
     /// # Errors
     ///
-    /// As [`gather`](Self::gather).
-    pub fn broadcast_local<T: Serialize + DeserializeOwned>(&self, mine: T) -> Result<T> {
-        broadcast(self.local(), mine)
+    /// Same as [`gather`](Self::gather).
+    pub fn broadcast_local<T: Serialize + DeserializeOwned>(&self, value: T) -> Result<T> {
+        broadcast(self.local(), value)
     }
 
-    /// Waits until every rank is here.
+    /// Waits until every rank has called this method.
     ///
     /// # Errors
     ///
-    /// As [`gather`](Self::gather).
+    /// Same as [`gather`](Self::gather).
     pub fn barrier(&self) -> Result<()> {
         exchange(&*self.ranks, "barrier", ()).map(drop)
     }
 
-    /// This rank's share of a batch size.
+    /// Returns this rank's share of a global batch size, rounded down.
     ///
     /// # Errors
     ///
-    /// The batch has no sample for each rank.
+    /// Fails if the batch size is smaller than the number of ranks.
     pub fn shard_batch_size(&self, global: usize) -> Result<usize> {
         let size = self.size();
         if global < size {
-            let text = format!("global_batch_size is {global}, but there are {size} ranks");
+            let text = format!(
+                "global_batch_size is {global}, but must be at least {size}, the number of ranks"
+            );
             return Err(InvalidHyperparameters(text).into());
         }
         Ok(global / size)
     }
 
-    /// Says what this rank does until it says otherwise: whoever says nothing for long is taken for
-    /// stuck.
+    /// Records what this rank does until the next call. The watchdog reports a rank that makes no
+    /// progress for long.
     pub(crate) fn tick(&self, doing: Doing) {
         self.pulse.tick(doing);
     }
 }
 
-/// Sums tensors on GPUs from now on, if the ranks train there.
+/// All-reduces tensors with NCCL from now on, if the ranks train on GPUs.
 #[cfg(feature = "cuda")]
 fn on_gpus(ranks: &mut Group, gpu: Option<usize>, stop: &StopSignal) -> Result<()> {
     super::nccl::attach(ranks, gpu, stop)
 }
 
-/// This build trains on CPUs alone.
+/// Does nothing: this build supports CPUs only.
 #[cfg(not(feature = "cuda"))]
 fn on_gpus(_ranks: &mut Group, _gpu: Option<usize>, _stop: &StopSignal) -> Result<()> {
     Ok(())
 }
 
-fn broadcast<T: Serialize + DeserializeOwned>(ranks: &dyn Collective, mine: T) -> Result<T> {
+fn broadcast<T: Serialize + DeserializeOwned>(ranks: &dyn Collective, value: T) -> Result<T> {
     if ranks.size() == 1 {
-        return Ok(mine);
+        return Ok(value);
     }
-    let said = match ranks.rank() {
-        0 => serde_json::to_vec(&mine)?.into(),
+    let bytes = match ranks.rank() {
+        0 => serde_json::to_vec(&value)?.into(),
         _ => Bytes::new(),
     };
-    Ok(serde_json::from_slice(&ranks.broadcast(said)?)?)
+    Ok(serde_json::from_slice(&ranks.broadcast(bytes)?)?)
 }
 
-/// What must be the same on all ranks: the program, and what it was told but for where things are
-/// met, which may differ.
+/// Returns what must be the same on all ranks: the program and its configuration, except the report
+/// endpoint, which may differ.
 fn sameness(config: &TrialConfig) -> Result<Sameness> {
-    let mut told = serde_json::to_value(config)?;
-    if let Some(told) = told.as_object_mut() {
-        told.remove("door");
+    let mut config_json = serde_json::to_value(config)?;
+    if let Some(config_json) = config_json.as_object_mut() {
+        config_json.remove("door");
     }
-    let config = Sha256::digest(serde_json::to_vec(&told)?).into();
+    let config = Sha256::digest(serde_json::to_vec(&config_json)?).into();
     Ok(Sameness { program: program::fingerprint()?, config })
 }
 
@@ -278,9 +288,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_single_rank_does_not_hash_its_program() {
+    fn single_rank_does_not_hash_its_program() {
         let launched = Launched::ALONE;
-        let same = || panic!("the program is hashed");
+        let same = || panic!("the program was hashed");
         let stop = StopSignal::default();
         assert_eq!(Distributed::meet(&launched, 0, same, None, &stop).unwrap().size(), 1);
     }

@@ -1,14 +1,14 @@
-//! Whether the ranks of a gang can train on GPUs.
+//! Checks that the ranks of a gang can train on GPUs.
 
 use stoker_api::names::ENV_DEVICE;
 
 use crate::error::Infrastructure;
 
-/// Checks that all ranks found the same version of NCCL.
+/// Checks that all ranks loaded the same version of NCCL.
 ///
 /// # Errors
 ///
-/// A rank has none or another one.
+/// Fails if NCCL is missing on a rank, or if versions differ.
 pub(super) fn same_version(versions: &[Result<i32, String>]) -> Result<(), crate::Error> {
     let first = versions.first();
     for (rank, version) in versions.iter().enumerate() {
@@ -24,8 +24,8 @@ pub(super) fn same_version(versions: &[Result<i32, String>]) -> Result<(), crate
     Ok(())
 }
 
-/// The error of a gang on GPUs that cannot use NCCL. All-reduce over TCP would leave the GPUs idle
-/// most of the time.
+/// Builds the error for a gang on GPUs that cannot use NCCL. Falling back to all-reduce over TCP
+/// would leave the GPUs idle most of the time.
 pub(super) fn refused(why: &str) -> crate::Error {
     Infrastructure(format!(
         "cannot train on several GPUs without NCCL: {why}; install NCCL 2.14 or later \
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gangs_on_gpus_need_the_same_nccl() {
+    fn gpu_gangs_require_the_same_nccl() {
         let check = |versions: &[Result<i32, &str>], expected: Option<&str>| {
             let versions: Vec<_> =
                 versions.iter().map(|version| version.map_err(str::to_owned)).collect();
@@ -53,7 +53,7 @@ mod tests {
                     assert!(text.contains("install NCCL") && text.contains("STOKER_DEVICE=cpu"));
                     assert_eq!(crate::error::exit_code(&*error), ExitCode::Infrastructure);
                 }
-                (found, expected) => panic!("{found:?}, not {expected:?}"),
+                (result, expected) => panic!("{result:?}, not {expected:?}"),
             }
         };
         check(&[Ok(22_100), Ok(22_100)], None);

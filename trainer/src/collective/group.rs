@@ -1,5 +1,5 @@
-//! A group of ranks over plain connections: what is large goes around a ring, what is small over one
-//! rank. The first failure closes all connections, by which the others learn of it.
+//! A group of ranks over TCP connections. Large messages use a ring, small messages go through one
+//! rank. The first failure closes all connections, which notifies the other ranks.
 
 use std::net::TcpStream;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,15 +17,16 @@ use super::{Collective, Kind, Numbers, added_up, sum_on_host};
 use crate::Result;
 use crate::error::{Infrastructure, PeerFailed};
 
-/// Up to so many bytes a sum is gathered, and added up by each rank: fewer turns, more bytes.
+/// All-reduces up to this size are gathered and summed on each rank: fewer round trips, but more
+/// bytes.
 const GATHERED_BYTES_MAX: usize = 16 << 10;
 
-/// Ranks that are connected.
+/// Connected ranks.
 #[derive(Debug)]
 pub(super) struct Group {
     place: usize,
     size: usize,
-    /// None once something has failed.
+    /// `None` after a failure.
     open: Mutex<Option<Open>>,
     pulse: Arc<Pulse>,
     gang: Arc<Watched>,
@@ -36,35 +37,36 @@ struct Open {
     hub: Option<Hub>,
     ring: Option<Ring>,
     on_device: Option<Box<dyn OnDevice>>,
-    /// The number of the next message.
+    /// Sequence number of the next message.
     next: u32,
 }
 
-/// What sums tensors where they lie, beside the connections.
+/// All-reduces tensors on their device, for example with NCCL.
 pub(super) trait OnDevice: Send + std::fmt::Debug {
-    /// Whether it can sum this; the same for all ranks.
+    /// Returns `true` if the tensor is supported; the result must be the same on all ranks.
     fn takes(&self, values: &Tensor<1>) -> bool;
 
-    /// The sums of a flat tensor. `goes_on` is asked while it waits, and says when to give up.
+    /// Returns the all-reduced sum of a flat tensor. Calls `goes_on` while waiting, and fails if it
+    /// does.
     fn sum(&mut self, values: Tensor<1>, goes_on: &dyn Fn() -> Result<()>) -> Result<Tensor<1>>;
 
-    /// The gang is over: its end waits for nobody.
+    /// Marks the gang as failed, so that dropping this value does not wait for other ranks.
     fn abandon(&mut self);
 }
 
-/// A gang's alarm, until its last group is gone.
+/// Abort state of a gang; closes its connections when the last group is dropped.
 #[derive(Debug)]
 struct Watched {
     alarm: Alarm,
     pulse: Arc<Pulse>,
-    /// To say farewell by.
+    /// Connections for the shutdown message.
     watch: Vec<TcpStream>,
 }
 
 impl Watched {
     fn goes_on(&self) -> Result<()> {
         match self.alarm.is_ringing() {
-            true => Err(PeerFailed("another rank has failed".into()).into()),
+            true => Err(PeerFailed("another rank failed".into()).into()),
             false => Ok(()),
         }
     }
@@ -80,11 +82,12 @@ impl Drop for Watched {
     }
 }
 
-/// All ranks of a gang as one group, and those of this pod where they are some of several.
+/// Creates the group of all ranks, and the group of this pod's ranks if there are several pods with
+/// several ranks.
 ///
 /// # Errors
 ///
-/// The connections are of no use, or the system has no more threads.
+/// Fails if the system rejects a socket option or cannot start a thread.
 pub(super) fn groups(
     numbers: Numbers,
     connections: Connections,
@@ -93,9 +96,10 @@ pub(super) fn groups(
 ) -> Result<(Group, Option<Group>)> {
     let Connections { watch, hub, local_hub, ring: (next, previous) } = connections;
     let alarm = Alarm::default();
-    let stars = [&watch, &hub, &local_hub].into_iter().flatten().map(|it| &it.1);
+    let stars = [&watch, &hub, &local_hub].into_iter().flatten().map(|(_, stream)| stream);
     alarm.guard(stars.chain([&next, &previous])).map_err(useless)?;
-    let farewell = watch.iter().map(|it| it.1.try_clone()).collect::<std::io::Result<_>>();
+    let farewell =
+        watch.iter().map(|(_, stream)| stream.try_clone()).collect::<std::io::Result<_>>();
     let farewell = farewell.map_err(useless)?;
     start(numbers.rank, watch, limits, pulse.clone(), alarm.clone()).map_err(useless)?;
     let gang = Arc::new(Watched { alarm, pulse: pulse.clone(), watch: farewell });
@@ -124,7 +128,7 @@ impl Group {
         let alarm = &self.gang.alarm;
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(links) = open.as_mut() else {
-            return Err(PeerFailed("the gang has failed before".into()).into());
+            return Err(PeerFailed("an earlier collective call failed".into()).into());
         };
         self.pulse.enter(kind, links.ring.is_some());
         let done = act(links, links.next);
@@ -135,18 +139,18 @@ impl Group {
                 Ok(done)
             }
             Err(error) => {
-                // A collective that fails is final. The others learn of it before this waits for anything.
+                // A failed collective is final. Notify the other ranks before waiting for anything.
                 alarm.fail();
                 alarm.close();
                 links.abandon();
                 *open = None;
-                // Connections end where the watchdog has closed them: it knows why.
+                // If the watchdog closed the connections, report its reason instead.
                 Err(alarm.why().map_or(error, |why| Infrastructure(why.into()).into()))
             }
         }
     }
 
-    /// Sums tensors by this from now on.
+    /// Uses this implementation for tensors from now on.
     #[cfg(any(test, feature = "cuda"))]
     pub(super) fn attach(&mut self, on_device: Box<dyn OnDevice>) {
         let open = self.open.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -155,12 +159,12 @@ impl Group {
         }
     }
 
-    /// Whether there is anything to wait for.
+    /// Fails if the gang has failed.
     pub(super) fn goes_on(&self) -> Result<()> {
         self.gang.goes_on()
     }
 
-    /// Whether nothing can come of the gang any more.
+    /// Returns `true` if the gang has failed.
     #[cfg(test)]
     pub(super) fn is_over(&self) -> bool {
         self.gang.alarm.is_ringing()
@@ -171,8 +175,8 @@ impl Group {
         self.with_open(kind, |open, number| match &mut open.ring {
             Some(ring) if !is_gathered => ring.sum(kind, number, values, &self.pulse),
             _ => {
-                let mine = Bytes::copy_from_slice(bytemuck::cast_slice(values));
-                added_up(&open.gather(kind, number, mine, self)?, values)
+                let local = Bytes::copy_from_slice(bytemuck::cast_slice(values));
+                added_up(&open.gather(kind, number, local, self)?, values)
             }
         })
     }
@@ -196,14 +200,14 @@ impl Open {
         }
     }
 
-    fn gather(&mut self, kind: Kind, number: u32, mine: Bytes, of: &Group) -> Result<Vec<Bytes>> {
+    fn gather(&mut self, kind: Kind, number: u32, local: Bytes, of: &Group) -> Result<Vec<Bytes>> {
         match (&mut self.hub, &mut self.ring) {
-            (Some(hub), _) => hub.gather(kind, number, mine, &of.pulse),
+            (Some(hub), _) => hub.gather(kind, number, local, &of.pulse),
             (None, Some(ring)) => {
-                let theirs = ring.exchange(kind, number, &mine, &of.pulse)?;
-                Ok(if of.place == 0 { vec![mine, theirs] } else { vec![theirs, mine] })
+                let remote = ring.exchange(kind, number, &local, &of.pulse)?;
+                Ok(if of.place == 0 { vec![local, remote] } else { vec![remote, local] })
             }
-            (None, None) => Ok(vec![mine]),
+            (None, None) => Ok(vec![local]),
         }
     }
 }
@@ -235,11 +239,12 @@ impl Collective for Group {
 
     fn sums_on_device(&self) -> bool {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.as_ref().is_some_and(|it| it.on_device.is_some())
+        open.as_ref().is_some_and(|open| open.on_device.is_some())
     }
 
     fn sum_tensor(&self, values: Tensor<1>) -> Result<Tensor<1>> {
-        let takes = |open: &Open| open.on_device.as_ref().is_some_and(|it| it.takes(&values));
+        let takes =
+            |open: &Open| open.on_device.as_ref().is_some_and(|device| device.takes(&values));
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let takes = open.as_ref().is_some_and(takes);
         drop(open);
@@ -252,13 +257,13 @@ impl Collective for Group {
         })
     }
 
-    fn gather(&self, mine: Bytes) -> Result<Vec<Bytes>> {
+    fn gather(&self, local: Bytes) -> Result<Vec<Bytes>> {
         let kind = Kind::Gather;
-        self.with_open(kind, |open, number| open.gather(kind, number, mine, self))
+        self.with_open(kind, |open, number| open.gather(kind, number, local, self))
     }
 
-    fn collect(&self, mine: Bytes) -> Result<Vec<Bytes>> {
+    fn collect(&self, local: Bytes) -> Result<Vec<Bytes>> {
         let kind = Kind::Collect;
-        self.with_open(kind, |open, number| open.gather(kind, number, mine, self))
+        self.with_open(kind, |open, number| open.gather(kind, number, local, self))
     }
 }

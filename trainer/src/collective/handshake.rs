@@ -1,14 +1,14 @@
-//! How two ranks of one attempt know each other.
+//! Mutual authentication of two ranks of one attempt.
 //!
-//! | who listens | who comes |
+//! | listener sends | connecting rank sends |
 //! |---|---|
 //! | magic, version, nonce | |
-//! | | magic, version, what for, who, nonce, proof |
-//! | once it wants to: verdict, its text, proof | |
+//! | | magic, version, purpose, identity, nonce, proof |
+//! | later: verdict, its text, proof | |
 //!
-//! A proof is an HMAC-SHA256 by the gang's secret over both nonces and all that was said, so that
-//! neither side takes a stranger, or somebody of another attempt, for one of the gang. A stranger
-//! is given a few seconds and no attention that a rank would need.
+//! A proof is an HMAC-SHA256 with the gang's secret over both nonces and all previous messages. It
+//! keeps each side from accepting a stranger or a rank of another attempt. An unauthenticated
+//! connection is closed after a few seconds and does not delay ranks.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -25,11 +25,11 @@ use crate::Result;
 use crate::error::{Infrastructure, Interrupted};
 use crate::stop::StopSignal;
 
-/// How long whoever connects may take to say who it is.
+/// Timeout for the hello of a connecting rank.
 const HELLO_MAX: Duration = Duration::from_secs(5);
-/// Connections whose hello is awaited at a time; more are closed, and come again if they are ranks.
+/// Maximum number of connections without a hello. Further connections are closed; ranks retry.
 const HELLOS_MAX: usize = 256;
-/// How often waits look at the signal.
+/// How often waits check for a stop signal.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
 
 const MAGIC: [u8; 8] = *b"stoker-g";
@@ -43,33 +43,33 @@ const GREETING_BYTES: usize = 12 + NONCE_BYTES;
 const HELLO_BYTES: usize = 12 + 5 * 4 + 2 * DIGEST_BYTES + NONCE_BYTES;
 /// Verdict, length of its text.
 const VERDICT_BYTES: usize = 1 + 4;
-/// More is no verdict of ours: addresses of a gang's ranks.
+/// Maximum length of a verdict's text, which contains the addresses of all ranks.
 const TEXT_BYTES_MAX: usize = 1 << 20;
 
-/// What a connection is for.
+/// Purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Purpose {
-    /// To be counted, to hear where the others are, and to be watched.
+    /// Registration with rank 0, addresses of the other ranks, and the watchdog.
     Meet = 1,
-    /// What is small, over rank 0.
+    /// Small messages through rank 0.
     Hub = 2,
-    /// What is small, over the first rank of a pod.
+    /// Small messages through the first rank of a pod.
     LocalHub = 3,
-    /// From a rank to the next.
+    /// Ring connection from a rank to the next.
     Ring = 4,
 }
 
-/// What must be the same on all ranks.
+/// Fingerprints that must be equal on all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sameness {
     /// Digest of the program: see [`program::fingerprint`](super::program::fingerprint).
     pub(super) program: [u8; DIGEST_BYTES],
-    /// SHA-256 of what it was told.
+    /// SHA-256 of the configuration.
     pub(super) config: [u8; DIGEST_BYTES],
 }
 
-/// This rank, as it shows itself.
+/// Identity of this rank.
 #[derive(Clone, Debug)]
 pub(super) struct Passport {
     pub(super) secret: Vec<u8>,
@@ -77,11 +77,11 @@ pub(super) struct Passport {
     pub(super) rank: u32,
     pub(super) world_size: u32,
     pub(super) sameness: Sameness,
-    /// Where this rank listens.
+    /// Port on which this rank listens.
     pub(super) port: u16,
 }
 
-/// Somebody whose proof was right.
+/// An authenticated peer.
 #[derive(Debug)]
 pub(super) struct Arrived {
     pub(super) purpose: u32,
@@ -92,16 +92,16 @@ pub(super) struct Arrived {
     transcript: Vec<u8>,
 }
 
-/// The answer to a hello.
+/// Response to a hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Verdict {
     Welcome = 0,
-    /// It is of another attempt, another gang or another program: its text says which.
+    /// The peer belongs to another attempt, gang or program; the text contains details.
     NotOurs = 1,
 }
 
-/// Listens for ranks.
+/// Accepts connections from other ranks.
 #[derive(Debug)]
 pub(super) struct Door {
     listener: TcpListener,
@@ -112,16 +112,18 @@ pub(super) struct Door {
 }
 
 impl Door {
+    /// Starts to accept connections.
+    ///
     /// # Errors
     ///
-    /// The listener is of no use.
+    /// Fails if the listener cannot be made non-blocking.
     pub(super) fn new(listener: TcpListener, passport: Passport) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let (sender, arrivals) = channel();
         Ok(Self { listener, passport, sender, arrivals, num_open: Arc::default() })
     }
 
-    /// The next whose proof is right, if one comes within a moment.
+    /// Returns the next authenticated peer; `None` after a short wait without one.
     pub(super) fn next(&self) -> Option<Arrived> {
         while let Ok((stream, _)) = self.listener.accept() {
             self.hear(stream);
@@ -129,7 +131,7 @@ impl Door {
         self.arrivals.recv_timeout(LOOK).ok()
     }
 
-    /// Hears who somebody is, on a thread of its own.
+    /// Authenticates a connection on a separate thread.
     fn hear(&self, stream: TcpStream) {
         if self.num_open.fetch_add(1, Ordering::Relaxed) >= HELLOS_MAX {
             self.num_open.fetch_sub(1, Ordering::Relaxed);
@@ -140,7 +142,7 @@ impl Door {
         let thread = std::thread::Builder::new().name("stoker-hello".into());
         let started = thread.spawn(move || {
             if let Ok(Some(arrived)) = passport.hear(stream) {
-                // A meeting that is over needs nobody.
+                // Ignore the error: the rendezvous may be over.
                 let _ = sender.send(arrived);
             }
             open.fetch_sub(1, Ordering::Relaxed);
@@ -152,28 +154,29 @@ impl Door {
 }
 
 impl Arrived {
-    /// Tells it how it is received.
+    /// Sends the verdict to the peer.
     ///
     /// # Errors
     ///
-    /// It is gone.
+    /// Fails if the connection does.
     pub(super) fn answer(
         &mut self,
         passport: &Passport,
         verdict: Verdict,
         text: &str,
     ) -> io::Result<()> {
-        let mut answer = vec![verdict as u8];
-        answer.extend_from_slice(&(text.len() as u32).to_le_bytes());
-        answer.extend_from_slice(text.as_bytes());
-        let proof = passport.verdict_mac(&answer, &self.transcript).finalize().into_bytes();
-        answer.extend_from_slice(&proof);
-        self.stream.write_all(&answer)
+        let mut message = vec![verdict as u8];
+        message.extend_from_slice(&(text.len() as u32).to_le_bytes());
+        message.extend_from_slice(text.as_bytes());
+        let proof = passport.verdict_mac(&message, &self.transcript).finalize().into_bytes();
+        message.extend_from_slice(&proof);
+        self.stream.write_all(&message)
     }
 }
 
 impl Passport {
-    /// Who it is; `None` for a stranger and for somebody of another attempt, who is told so.
+    /// Authenticates a connection. Returns `None` for a stranger and for a peer of another attempt,
+    /// which receives a verdict.
     fn hear(&self, mut stream: TcpStream) -> io::Result<Option<Arrived>> {
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
@@ -190,7 +193,7 @@ impl Passport {
             return Ok(None);
         }
         let [purpose, attempt, rank, world_size, port] =
-            [0, 1, 2, 3, 4].map(|it| number(&hello, 12 + it * 4));
+            [0, 1, 2, 3, 4].map(|index| number(&hello, 12 + index * 4));
         let digest = |at: usize| {
             let mut digest = [0; DIGEST_BYTES];
             digest.copy_from_slice(&hello[at..at + DIGEST_BYTES]);
@@ -206,8 +209,8 @@ impl Passport {
             && rank != self.rank;
         if !is_ours {
             let text = format!(
-                "rank {} is of attempt {} with {} ranks, this one is rank {rank} of attempt \
-                 {attempt} with {world_size}",
+                "rank {} belongs to attempt {} with {} ranks, but the connecting rank {rank} \
+                 belongs to attempt {attempt} with {world_size} ranks",
                 self.rank, self.attempt, self.world_size
             );
             arrived.answer(self, Verdict::NotOurs, &text)?;
@@ -216,11 +219,11 @@ impl Passport {
         Ok(Some(arrived))
     }
 
-    /// Goes to a rank and says who this is; gives the connection and all that was said.
+    /// Connects to a rank and sends the hello; returns the connection and the transcript so far.
     ///
     /// # Errors
     ///
-    /// It is not there, or is none of this version.
+    /// Fails if the rank is unreachable, or does not speak this protocol version.
     pub(super) fn greet(
         &self,
         addresses: &[SocketAddr],
@@ -233,14 +236,16 @@ impl Passport {
                 break;
             }
         }
-        let no_address = || io::Error::other("its name has no address");
+        let no_address = || io::Error::other("the host name has no address");
         let mut stream = stream.ok_or_else(no_address)??;
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(HELLO_MAX))?;
         let mut transcript = vec![0; GREETING_BYTES];
         read_until(&mut stream, &mut transcript, Instant::now() + HELLO_MAX)?;
         if transcript[..12] != opening() {
-            return Err(io::Error::other("who answers is no rank of this version"));
+            return Err(io::Error::other(
+                "the listener is not a rank of this version; check the rendezvous address",
+            ));
         }
         let mut hello = opening().to_vec();
         let numbers =
@@ -256,12 +261,12 @@ impl Passport {
         Ok((stream, transcript))
     }
 
-    /// Waits until whoever was greeted answers; gives what it says to a welcome. The inner error may
-    /// pass, the outer is final.
+    /// Waits for the verdict and returns the text of a welcome. The inner error may be transient,
+    /// the outer error is final.
     ///
     /// # Errors
     ///
-    /// This rank is not one of those that are met there, or `stop` is set.
+    /// Fails if the listener refuses this rank, or if `stop` is set.
     pub(super) fn await_verdict(
         &self,
         stream: &mut TcpStream,
@@ -269,26 +274,30 @@ impl Passport {
         deadline: Instant,
         stop: &StopSignal,
     ) -> Result<io::Result<String>> {
-        let mut answer = vec![0; VERDICT_BYTES];
-        match self.read_patiently(stream, &mut answer, deadline, stop)? {
+        let mut message = vec![0; VERDICT_BYTES];
+        match self.read_patiently(stream, &mut message, deadline, stop)? {
             Ok(()) => {}
             Err(error) => return Ok(Err(error)),
         }
-        let length = number(&answer, 1) as usize;
+        let length = number(&message, 1) as usize;
         if length > TEXT_BYTES_MAX {
-            return Ok(Err(io::Error::other("who answers is no rank")));
+            return Ok(Err(io::Error::other(
+                "the listener is not a rank: its verdict is too long",
+            )));
         }
-        answer.resize(VERDICT_BYTES + length + PROOF_BYTES, 0);
-        let rest = &mut answer[VERDICT_BYTES..];
+        message.resize(VERDICT_BYTES + length + PROOF_BYTES, 0);
+        let rest = &mut message[VERDICT_BYTES..];
         if let Err(error) = self.read_patiently(stream, rest, deadline, stop)? {
             return Ok(Err(error));
         }
-        let (said, proof) = answer.split_at(VERDICT_BYTES + length);
-        if self.verdict_mac(said, transcript).verify_slice(proof).is_err() {
-            return Ok(Err(io::Error::other("who answers does not know the gang's secret")));
+        let (verdict, proof) = message.split_at(VERDICT_BYTES + length);
+        if self.verdict_mac(verdict, transcript).verify_slice(proof).is_err() {
+            return Ok(Err(io::Error::other(
+                "peer authentication failed: gang secrets differ; check the rendezvous address",
+            )));
         }
-        let text = String::from_utf8_lossy(&said[VERDICT_BYTES..]).into_owned();
-        match said[0] == Verdict::Welcome as u8 {
+        let text = String::from_utf8_lossy(&verdict[VERDICT_BYTES..]).into_owned();
+        match verdict[0] == Verdict::Welcome as u8 {
             true => Ok(Ok(text)),
             false => Err(Infrastructure(text).into()),
         }
@@ -304,11 +313,11 @@ impl Passport {
         while !bytes.is_empty() {
             look(stop)?;
             if Instant::now() > deadline {
-                return Ok(Err(io::Error::other("it waits for other ranks")));
+                return Ok(Err(io::Error::other("rank 0 still waits for other ranks")));
             }
             let timed = stream.set_read_timeout(Some(LOOK));
             match timed.and_then(|()| stream.read(bytes)) {
-                Ok(0) => return Ok(Err(io::Error::other("it has closed the connection"))),
+                Ok(0) => return Ok(Err(io::Error::other("the peer closed the connection"))),
                 Ok(num) => bytes = &mut bytes[num..],
                 Err(error) if is_timeout(&error) => {}
                 Err(error) => return Ok(Err(error)),
@@ -317,13 +326,13 @@ impl Passport {
         Ok(Ok(()))
     }
 
-    fn verdict_mac(&self, said: &[u8], transcript: &[u8]) -> Hmac<Sha256> {
+    fn verdict_mac(&self, verdict: &[u8], transcript: &[u8]) -> Hmac<Sha256> {
         let mut mac = self.mac(b"verdict", transcript);
-        mac.update(said);
+        mac.update(verdict);
         mac
     }
 
-    /// `what` keeps proofs of one kind from being used as another.
+    /// `what` separates the kinds of proofs, so that one kind cannot be used as another.
     fn mac(&self, what: &[u8], transcript: &[u8]) -> Hmac<Sha256> {
         let mut mac =
             Hmac::<Sha256>::new_from_slice(&self.secret).expect("a key may have any length");
@@ -333,16 +342,12 @@ impl Passport {
     }
 }
 
-/// An error if this process was asked to stop.
-///
-/// # Errors
-///
-/// It was.
+/// Fails if this process received a stop signal.
 pub(super) fn look(stop: &StopSignal) -> Result<()> {
     if !stop.is_set() {
         return Ok(());
     }
-    let why = "asked to stop by a signal before all ranks had met".into();
+    let why = "preempted by a signal before all ranks were connected".into();
     Err(Interrupted { code: ExitCode::Preempted, fenced: false, why }.into())
 }
 
@@ -366,12 +371,12 @@ fn nonce() -> io::Result<[u8; NONCE_BYTES]> {
 }
 
 fn number(bytes: &[u8], at: usize) -> u32 {
-    let mut own = [0; 4];
-    own.copy_from_slice(&bytes[at..at + 4]);
-    u32::from_le_bytes(own)
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(word)
 }
 
-/// As `read_exact`, with one deadline for all of it.
+/// Same as `read_exact`, with a deadline for the whole read.
 fn read_until(stream: &mut TcpStream, mut bytes: &mut [u8], deadline: Instant) -> io::Result<()> {
     while !bytes.is_empty() {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -380,7 +385,7 @@ fn read_until(stream: &mut TcpStream, mut bytes: &mut [u8], deadline: Instant) -
         }
         stream.set_read_timeout(Some(left))?;
         match stream.read(bytes)? {
-            0 => return Err(io::Error::other("it has closed the connection")),
+            0 => return Err(io::Error::other("the peer closed the connection")),
             num => bytes = &mut bytes[num..],
         }
     }

@@ -1,4 +1,4 @@
-//! What is small goes over one rank: each tells it, and it tells all what each said.
+//! Small messages go through the first rank, which gathers them and sends all to each rank.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
@@ -10,12 +10,12 @@ use super::pulse::Pulse;
 use super::wire::{HEADER_BYTES, configure, differs, gone, header, length};
 use crate::Result;
 
-/// Bytes that are read before this rank counts as having moved.
+/// Bytes read between two progress updates for the watchdog.
 const PART_BYTES: u64 = 1 << 20;
-/// Bytes of a length before what it is of.
+/// Size of the length prefix of a framed message.
 const LENGTH_BYTES: usize = 8;
 
-/// The connections of a group: at its first rank those to all others, elsewhere that to the first.
+/// Connections of a group: from the first rank to all others, or from another rank to the first.
 #[derive(Debug)]
 pub(super) struct Hub {
     peers: Vec<Peer>,
@@ -29,41 +29,41 @@ struct Peer {
 }
 
 impl Hub {
-    /// `peers` are ranks with their connections: at the first rank all others in order, elsewhere the
-    /// first.
+    /// Creates the hub from ranks with their connections: on the first rank all others in order,
+    /// elsewhere only the first.
     ///
     /// # Errors
     ///
-    /// A connection is of no use.
+    /// Fails if the system rejects a socket option.
     pub(super) fn new(is_first: bool, peers: Vec<(usize, TcpStream)>) -> Result<Self> {
-        peers.iter().try_for_each(|it| configure(&it.1))?;
+        peers.iter().try_for_each(|(_, stream)| configure(stream))?;
         let peers = peers.into_iter().map(|(rank, stream)| Peer { rank, stream }).collect();
         Ok(Self { peers, is_first })
     }
 
-    /// What each rank gives, in their order.
+    /// Gathers each rank's bytes, in rank order.
     ///
     /// # Errors
     ///
-    /// A rank is gone, or does something else.
+    /// Fails if another rank exited, or made a different call.
     pub(super) fn gather(
         &mut self,
         kind: Kind,
         number: u32,
-        mine: Bytes,
+        local: Bytes,
         pulse: &Pulse,
     ) -> Result<Vec<Bytes>> {
         if !self.is_first {
             let first = &mut self.peers[0];
-            first.send(kind, number, &mine, pulse)?;
+            first.send(kind, number, &local, pulse)?;
             let all = first.receive(kind, number, pulse)?;
             return unframed(&all).ok_or_else(|| differs(first.rank));
         }
-        let mut all = vec![mine];
+        let mut all = vec![local];
         for peer in &mut self.peers {
             all.push(peer.receive(kind, number, pulse)?);
         }
-        // Where the first alone wants to know, the others hear that it does.
+        // For `Collect`, only the first rank needs the data; the others get an empty confirmation.
         let framed = if kind == Kind::Collect { vec![] } else { framed(&all) };
         self.peers.iter_mut().try_for_each(|peer| peer.send(kind, number, &framed, pulse))?;
         Ok(all)
@@ -88,14 +88,14 @@ impl Peer {
     }
 
     fn receive(&mut self, kind: Kind, number: u32, pulse: &Pulse) -> Result<Bytes> {
-        let mut found = [0; HEADER_BYTES];
-        self.stream.read_exact(&mut found).map_err(|error| gone(self.rank, &error))?;
-        let length = length(&found, &header(kind, number, 0), self.rank)?;
-        // Memory is taken as bytes come, not as many as are announced.
+        let mut actual = [0; HEADER_BYTES];
+        self.stream.read_exact(&mut actual).map_err(|error| gone(self.rank, &error))?;
+        let length = length(&actual, &header(kind, number, 0), self.rank)?;
+        // Allocate as bytes arrive, not the announced length, which a faulty peer could inflate.
         let mut bytes = vec![];
         while (bytes.len() as u64) < length {
-            let room = (length - bytes.len() as u64).min(PART_BYTES);
-            let part = io::Read::by_ref(&mut self.stream).take(room).read_to_end(&mut bytes);
+            let limit = (length - bytes.len() as u64).min(PART_BYTES);
+            let part = io::Read::by_ref(&mut self.stream).take(limit).read_to_end(&mut bytes);
             match part.map_err(|error| gone(self.rank, &error))? {
                 0 => return Err(gone(self.rank, &io::ErrorKind::UnexpectedEof.into())),
                 _ => pulse.flow(),
@@ -105,24 +105,24 @@ impl Peer {
     }
 }
 
-/// All as one, each behind its length.
+/// Concatenates messages, each with a length prefix.
 fn framed(all: &[Bytes]) -> Vec<u8> {
-    let num_bytes = all.iter().map(|it| LENGTH_BYTES + it.len()).sum();
+    let num_bytes = all.iter().map(|message| LENGTH_BYTES + message.len()).sum();
     let mut framed = Vec::with_capacity(num_bytes);
-    for said in all {
-        framed.extend_from_slice(&(said.len() as u64).to_le_bytes());
-        framed.extend_from_slice(said);
+    for message in all {
+        framed.extend_from_slice(&(message.len() as u64).to_le_bytes());
+        framed.extend_from_slice(message);
     }
     framed
 }
 
-/// The parts of what was framed; `None` of anything else.
+/// Splits framed messages; `None` if the framing is invalid.
 fn unframed(framed: &Bytes) -> Option<Vec<Bytes>> {
     let (mut all, mut rest) = (vec![], framed.clone());
     while !rest.is_empty() {
         let length = rest.get(..LENGTH_BYTES)?.try_into().ok().map(u64::from_le_bytes)?;
         let _ = rest.split_to(LENGTH_BYTES);
-        let length = usize::try_from(length).ok().filter(|it| *it <= rest.len())?;
+        let length = usize::try_from(length).ok().filter(|length| *length <= rest.len())?;
         all.push(rest.split_to(length));
     }
     Some(all)
@@ -133,13 +133,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_framed_comes_apart_again_and_nothing_else_does() {
+    fn framing_round_trips_and_detects_truncation() {
         let all = [Bytes::from_static(b"one"), Bytes::new(), Bytes::from_static(b"three")];
-        let whole = Bytes::from(framed(&all));
-        assert_eq!(unframed(&whole).unwrap(), all);
+        let complete = Bytes::from(framed(&all));
+        assert_eq!(unframed(&complete).unwrap(), all);
         assert_eq!(unframed(&Bytes::new()).unwrap(), Vec::<Bytes>::new());
         for cut in [1, 8, 10, 12, 19] {
-            assert_eq!(unframed(&whole.slice(..whole.len() - cut)), None, "{cut}");
+            assert_eq!(unframed(&complete.slice(..complete.len() - cut)), None, "{cut}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! How a process knows which rank it is, and where the others are met: from its trial and Stoker's
-//! launcher, from the variables that torchrun and MPI's launchers set, or from `TF_CONFIG`.
+//! Determines the rank of this process and the rendezvous. Sources: the trial with Stoker's
+//! launcher, the variables of torchrun and MPI launchers, or `TF_CONFIG`.
 
 use serde::Deserialize;
 use stoker_api::contract::{Gang, TrialConfig};
@@ -8,41 +8,41 @@ use super::Numbers;
 use crate::Result;
 use crate::error::Infrastructure;
 
-/// A variable of the environment.
+/// Looks up an environment variable.
 type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// What ranks that Stoker has not started prove to each other that they know; none: whoever
-/// reaches rank 0's port may take part.
+/// Secret of gangs that Stoker did not start. Without it, any process that reaches rank 0's port
+/// can take part.
 const ENV_SECRET: &str = "STOKER_GANG_SECRET";
-/// Where torchrun says that rank 0 is met.
+/// Port of the rendezvous on rank 0, as set by torchrun.
 const ENV_MASTER_PORT: &str = "MASTER_PORT";
 
-/// This process among those that were started together.
+/// Position of this process in its gang.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Launched {
     pub(crate) numbers: Numbers,
-    /// None for one rank.
+    /// `None` for a single rank.
     pub(super) gang: Option<Gang>,
 }
 
 impl Launched {
     pub(super) const ALONE: Self = Self { numbers: Numbers::ALONE, gang: None };
 
-    /// What Stoker's launcher says, of the gang that the trial has.
+    /// Reads the variables of Stoker's launcher for the gang of the trial.
     ///
     /// # Errors
     ///
-    /// It says nothing, or something else than the trial.
+    /// Fails if a variable is missing or contradicts the trial.
     pub(crate) fn for_trial(config: &TrialConfig) -> Result<Self> {
         Self::of_trial(config, &lookup)
     }
 
-    /// What the environment says of a program that no runner has started: `TF_CONFIG`, or else the
-    /// variables of torchrun. One rank, where it says nothing.
+    /// Reads the environment of a program without a runner: `TF_CONFIG`, otherwise the variables of
+    /// torchrun. Without either, returns a single rank.
     ///
     /// # Errors
     ///
-    /// It says what makes no sense.
+    /// Fails if a variable is missing or invalid.
     pub(crate) fn for_program() -> Result<Self> {
         match Self::tf_config(&lookup)? {
             Self { gang: None, .. } => Self::environment(&lookup),
@@ -50,33 +50,33 @@ impl Launched {
         }
     }
 
-    /// What `TF_CONFIG` says.
+    /// Reads `TF_CONFIG`.
     ///
     /// # Errors
     ///
-    /// It cannot be read, or this is no worker.
+    /// Fails if it is invalid, or if the task is not a worker.
     pub(super) fn from_tf_config() -> Result<Self> {
         Self::tf_config(&lookup)
     }
 
-    /// What `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and the like say.
+    /// Reads `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and related variables.
     ///
     /// # Errors
     ///
-    /// Not all that is needed is there, or it makes no sense.
+    /// Fails if a variable is missing or invalid.
     pub(super) fn from_environment() -> Result<Self> {
         Self::environment(&lookup)
     }
 
     fn of_trial(config: &TrialConfig, lookup: Lookup<'_>) -> Result<Self> {
-        let Some(gang) = config.gang.as_ref().filter(|it| it.world_size > 1) else {
+        let Some(gang) = config.gang.as_ref().filter(|gang| gang.world_size > 1) else {
             return Ok(Self::ALONE);
         };
         let number = |name: &str| {
             number(lookup, name)?.ok_or_else(|| {
                 let size = gang.world_size;
                 let text = format!(
-                    "the trial has {size} ranks, but {name} is not set: start the program by \
+                    "the trial has {size} ranks, but {name} is not set; start the program with \
                      `stoker-trainer launch -- PROGRAM`"
                 );
                 crate::Error::from(Infrastructure(text))
@@ -143,17 +143,17 @@ impl Launched {
             type_: String,
             index: usize,
         }
-        let Some(text) = lookup("TF_CONFIG").filter(|it| !it.is_empty()) else {
+        let Some(text) = lookup("TF_CONFIG").filter(|text| !text.is_empty()) else {
             return Ok(Self::ALONE);
         };
         let config: TfConfig = serde_json::from_str(&text)
-            .map_err(|error| Infrastructure(format!("TF_CONFIG cannot be read: {error}")))?;
+            .map_err(|error| Infrastructure(format!("cannot parse TF_CONFIG: {error}")))?;
         let (size, rank) = (config.cluster.worker.len(), config.task.index);
         if config.task.type_ != "worker" || rank >= size {
             let type_ = config.task.type_;
             let text = format!(
-                "TF_CONFIG says that this is {type_} {rank} of {size}, but it must be a worker of \
-                 its cluster"
+                "TF_CONFIG declares this process as {type_} {rank} of {size}, but it must be a \
+                 worker of its cluster"
             );
             return Err(Infrastructure(text).into());
         }
@@ -178,7 +178,7 @@ fn gang(size: usize, local_size: usize, rendezvous: String, lookup: Lookup<'_>) 
 
 fn number(lookup: Lookup<'_>, name: &str) -> Result<Option<usize>> {
     let Some(text) = lookup(name) else { return Ok(None) };
-    let number = text.parse().ok().filter(|it| *it <= u32::MAX as usize);
+    let number = text.parse().ok().filter(|number| *number <= u32::MAX as usize);
     let refused = || Infrastructure(format!("{name} is {text:?}, but must be a number"));
     Ok(Some(number.ok_or_else(refused)?))
 }
@@ -204,32 +204,33 @@ impl Numbers {
 mod tests {
     use super::*;
 
-    /// Rank, size, local rank, local size, cross rank, cross size, and where rank 0 is met.
+    /// Expects rank, size, local rank, local size, cross rank, cross size and the rendezvous.
     fn check(
         read: fn(Lookup<'_>) -> Result<Launched>,
         variables: &[(&str, &str)],
         expected: Result<([usize; 6], &str), &str>,
     ) {
-        let lookup =
-            |name: &str| variables.iter().find(|it| it.0 == name).map(|it| it.1.to_owned());
-        let found = read(&lookup).map(|it| {
-            let n = it.numbers;
+        let lookup = |name: &str| {
+            variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+        };
+        let actual = read(&lookup).map(|launched| {
+            let n = launched.numbers;
             let numbers = [n.rank, n.size, n.local_rank, n.local_size, n.cross_rank, n.cross_size];
-            (numbers, it.gang.map(|it| it.rendezvous).unwrap_or_default())
+            (numbers, launched.gang.map(|gang| gang.rendezvous).unwrap_or_default())
         });
-        match (found, expected) {
-            (Ok(found), Ok((numbers, rendezvous))) => {
-                assert_eq!(found, (numbers, rendezvous.to_owned()));
+        match (actual, expected) {
+            (Ok(actual), Ok((numbers, rendezvous))) => {
+                assert_eq!(actual, (numbers, rendezvous.to_owned()));
             }
-            (Err(found), Err(expected)) => assert_eq!(found.to_string(), expected),
-            (found, expected) => panic!("{found:?}, not {expected:?}"),
+            (Err(actual), Err(expected)) => assert_eq!(actual.to_string(), expected),
+            (actual, expected) => panic!("{actual:?}, not {expected:?}"),
         }
     }
 
     const ALONE: [usize; 6] = [0, 1, 0, 1, 0, 1];
 
     #[test]
-    fn variables_of_torchrun_are_understood() {
+    fn torchrun_variables_are_parsed() {
         let torch = [
             ("RANK", "3"),
             ("WORLD_SIZE", "4"),
@@ -242,10 +243,11 @@ mod tests {
         ];
         check(Launched::environment, &torch, Ok(([3, 4, 1, 2, 1, 2], "a:29500")));
         check(Launched::environment, &[], Ok((ALONE, "")));
-        // Without somewhere to meet, a number says nothing.
+        // Without a rendezvous address, the other variables are ignored.
         check(Launched::environment, &torch[..6], Ok((ALONE, "")));
-        let without =
-            |name: &str| -> Vec<_> { torch.iter().copied().filter(|it| it.0 != name).collect() };
+        let without = |name: &str| -> Vec<_> {
+            torch.iter().copied().filter(|(key, _)| *key != name).collect()
+        };
         let missing = "WORLD_SIZE is 4, but RANK is not set";
         check(Launched::environment, &without("RANK"), Err(missing));
         let with =
@@ -259,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn tf_config_is_understood() {
+    fn tf_config_is_parsed() {
         let text = |workers: &str, type_: &str, index: u32| {
             format!(
                 r#"{{"cluster":{{"worker":[{workers}]}},"task":{{"type":"{type_}","index":{index}}}}}"#
@@ -272,11 +274,13 @@ mod tests {
         check(&text(r#""a:1""#, "worker", 0), Ok((ALONE, "")));
         check("", Ok((ALONE, "")));
         let refused = |what: &str| {
-            format!("TF_CONFIG says that this is {what}, but it must be a worker of its cluster")
+            format!(
+                "TF_CONFIG declares this process as {what}, but it must be a worker of its cluster"
+            )
         };
         check(&text(r#""a:1","b:2""#, "ps", 0), Err(&refused("ps 0 of 2")));
         check(&text(r#""a:1","b:2""#, "worker", 2), Err(&refused("worker 2 of 2")));
-        let eof = "TF_CONFIG cannot be read: EOF while parsing an object at line 1 column 1";
+        let eof = "cannot parse TF_CONFIG: EOF while parsing an object at line 1 column 1";
         check("{", Err(eof));
     }
 }

@@ -1,12 +1,17 @@
-//! Sums of tensors by NCCL, where they lie on GPUs.
+//! All-reduces tensors on GPUs with NCCL.
 //!
-//! NCCL is loaded when ranks have met, so a single rank needs none. All else that ranks say goes over their connections, and so does the id by which NCCL's ranks find each other.
+//! NCCL is loaded after the ranks are connected, so a single rank does not need it. All other
+//! messages use the ranks' connections, including the ID by which NCCL connects its ranks.
 //!
 //! # Order on the device
 //!
-//! burn queues its kernels on streams of its own, which nobody else may have. So the address of a tensor is asked for,
-//! which makes this thread's stream wait for whichever stream writes it; that stream is waited for by the host; NCCL sums
-//! on a stream of its own, which the host waits for too, before burn is given the tensor back.
+//! burn queues its kernels on private streams, which NCCL cannot use. The order is therefore:
+//!
+//! 1. Request the address of the tensor, which makes this thread's stream wait for the stream that
+//!    writes it.
+//! 2. The host waits for that stream.
+//! 3. NCCL all-reduces on a separate stream, and the host waits for it too, before burn gets the
+//!    tensor back.
 
 use std::time::{Duration, Instant};
 
@@ -32,25 +37,28 @@ mod library;
 
 use library::{Communicator, Element, Failure, Library, Queue};
 
-/// How long NCCL may take to bring the ranks together: it waits for ever for one that cannot be reached.
+/// Timeout for connecting the ranks in NCCL, which itself waits forever for an unreachable rank.
 const JOIN_MAX: Duration = Duration::from_secs(120);
 
 type CudaServer = <CudaRuntime as Runtime>::Server;
 
-/// Joins the ranks in NCCL if they train on GPUs.
+/// Connects the ranks in NCCL if they train on GPUs.
 ///
 /// # Errors
 ///
-/// Another rank is gone, `stop` is set, only some ranks train on GPUs, or NCCL cannot join them.
+/// Fails if another rank exited, `stop` is set, only some ranks train on GPUs, or NCCL cannot
+/// connect the ranks.
 pub(super) fn attach(ranks: &mut Group, gpu: Option<usize>, stop: &StopSignal) -> Result<()> {
     let gpus = exchange(ranks, "GPUs", gpu.is_some())?;
-    if let Some(other) = gpus.iter().position(|it| *it != gpus[0]) {
+    if let Some(other) = gpus.iter().position(|is_gpu| *is_gpu != gpus[0]) {
         let (yes, no) = if gpus[0] { (0, other) } else { (other, 0) };
-        let text = format!("rank {yes} trains on a GPU, but rank {no} on its CPU");
+        let text = format!(
+            "rank {yes} trains on a GPU, but rank {no} on the CPU; use the same device on all ranks"
+        );
         return Err(Infrastructure(text).into());
     }
     let Some(gpu) = gpu else { return Ok(()) };
-    // All that a rank can fail in by itself comes before what the others wait for.
+    // Do everything that can fail on one rank before the other ranks wait for it.
     let ready = Library::open()
         .and_then(|library| Ok((library, Queue::new(gpu).map_err(|failure| failure.why)?)));
     let versions = ready.as_ref().map(|(library, _)| library.version()).map_err(Clone::clone);
@@ -58,33 +66,34 @@ pub(super) fn attach(ranks: &mut Group, gpu: Option<usize>, stop: &StopSignal) -
     same_version(&versions)?;
     let (library, queue) = ready.map_err(|why| refused(&why))?;
     let id = match ranks.rank() {
-        0 => library.new_id().map(|it| it.to_vec()).map_err(|failure| failure.why),
+        0 => library.new_id().map(|id| id.to_vec()).map_err(|failure| failure.why),
         _ => Ok(vec![]),
     };
     let id = exchange(ranks, "NCCL id", id)?.swap_remove(0);
-    let id = id.and_then(|id| id.try_into().map_err(|_| "rank 0's id is none of NCCL's".into()));
+    let id = id.and_then(|id| id.try_into().map_err(|_| "rank 0 sent an invalid NCCL ID".into()));
     let joined = id.and_then(|id| {
         let (rank, size, start) = (ranks.rank(), ranks.size(), Instant::now());
         let goes_on = || -> Result<(), Failure> {
-            ranks.goes_on().map_err(|it| it.to_string())?;
+            ranks.goes_on().map_err(|error| error.to_string())?;
             match (stop.is_set(), start.elapsed() < JOIN_MAX) {
-                (true, _) => Err("asked to stop by a signal".to_owned().into()),
+                (true, _) => Err("preempted by a signal".to_owned().into()),
                 (_, false) => {
                     let seconds = JOIN_MAX.as_secs();
-                    Err(format!("ranks have not found each other in {seconds} s").into())
+                    Err(format!("NCCL did not connect all ranks within {seconds} s").into())
                 }
                 _ => Ok(()),
             }
         };
-        Communicator::join(library, id, rank, size, queue, &goes_on).map_err(|it| it.why)
+        Communicator::join(library, id, rank, size, queue, &goes_on).map_err(|failure| failure.why)
     });
     let outcome = joined.as_ref().map(drop).map_err(Clone::clone);
     let all = exchange(ranks, "NCCL joined", outcome)?;
-    let failed = all.iter().enumerate().find_map(|(rank, it)| Some((rank, it.as_ref().err()?)));
+    let failed =
+        all.iter().enumerate().find_map(|(rank, outcome)| Some((rank, outcome.as_ref().err()?)));
     match (failed, joined) {
         (None, Ok(communicator)) => ranks.attach(Box::new(Nccl { communicator })),
         (Some((rank, why)), joined) => {
-            // Those that have not joined wait for nobody.
+            // Some ranks did not join, so do not wait for them when the communicator ends.
             joined.ok().iter_mut().for_each(Communicator::abandon);
             look(stop)?;
             return Err(refused(&format!("rank {rank}: {why}")));
@@ -94,7 +103,7 @@ pub(super) fn attach(ranks: &mut Group, gpu: Option<usize>, stop: &StopSignal) -
     Ok(())
 }
 
-/// NCCL, of which this process is one rank.
+/// This process's rank in NCCL.
 #[derive(Debug)]
 struct Nccl {
     communicator: Communicator,
@@ -114,17 +123,17 @@ impl OnDevice for Nccl {
             _ => Element::F32,
         };
         let num = values.shape().num_elements();
-        // Not in place: others may hold the same tensor.
+        // Do not reduce in place: other values may share the tensor.
         let sums = Tensor::empty([num], (&values.device(), values.dtype()));
         let (from, to) = (OnGpu::of(values)?, OnGpu::of(sums.clone())?);
         let (from_memory, to_memory) = (from.memory()?, to.memory()?);
         let (from_at, to_at) = (from_memory.resource().ptr, to_memory.resource().ptr);
-        // What was asked of the GPU so far, which the two lines above have brought before this.
-        block_on(from.0.client.sync()).map_err(|it| failed(&it))?;
-        let asked = || goes_on().map_err(|it| Failure::from(it.to_string()));
-        self.communicator.sum(from_at, to_at, num, element, &asked).map_err(|failure| {
-            let why = format!("NCCL's all-reduce: {}", failure.why);
-            // Whoever is told that the gang is over says so, and not that NCCL is at fault.
+        // Wait for all kernels queued so far, including those that the lines above depend on.
+        block_on(from.0.client.sync()).map_err(|error| failed(&error))?;
+        let continues = || goes_on().map_err(|error| Failure::from(error.to_string()));
+        self.communicator.sum(from_at, to_at, num, element, &continues).map_err(|failure| {
+            let why = format!("NCCL all-reduce failed: {}", failure.why);
+            // If the gang has failed, report that instead of the consequential error of NCCL.
             match goes_on() {
                 Err(over) => over,
                 Ok(()) if failure.is_remote => PeerFailed(why).into(),
@@ -139,28 +148,28 @@ impl OnDevice for Nccl {
     }
 }
 
-/// A tensor with its memory, which no kernel that is still to be fused owns.
+/// A tensor with allocated memory, after pending kernel fusions.
 struct OnGpu(CubeTensor);
 
 impl OnGpu {
     fn of(tensor: Tensor<1>) -> Result<Self> {
         let fused = tensor.try_into_primitive::<Cube>();
-        let fused = fused.map_err(|it| format!("ranks sum tensors on CUDA alone: {it:?}"))?;
+        let fused = fused.map_err(|error| format!("NCCL requires tensors on CUDA: {error:?}"))?;
         let client = fused.client.clone();
         let cube = client.resolve_tensor_float::<CubeBackend>(fused);
         match cube.is_contiguous() {
             true => Ok(Self(cube)),
-            false => Err("ranks sum flat tensors alone".into()),
+            false => Err("NCCL requires contiguous tensors".into()),
         }
     }
 
-    /// Its memory, after all that writes it.
+    /// Returns the memory, after all kernels that write it.
     fn memory(
         &self,
     ) -> Result<ManagedResource<<<CudaServer as ServerStorage>::Storage as ComputeStorage>::Resource>>
     {
         let memory = self.0.client.get_resource::<CudaServer>(self.0.handle.clone());
-        memory.map_err(|it| failed(&it))
+        memory.map_err(|error| failed(&error))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Which program this process runs, so that ranks can refuse another.
+//! Fingerprint of this process's program, so that ranks refuse to train with a different program.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -10,18 +10,18 @@ use sha2::{Digest as _, Sha256};
 use crate::Result;
 use crate::error::Infrastructure;
 
-/// Larger tables of segments and notes are not those of a linker.
+/// Maximum size of the tables of segments and notes; linkers write smaller ones.
 const HEADER_BYTES_MAX: u64 = 1 << 16;
-/// A shorter ID could be equal by chance.
+/// Minimum length of a build ID; shorter IDs could be equal by chance.
 const BUILD_ID_BYTES_MIN: usize = 8;
 const SEGMENT_NOTE: u32 = 4;
 const NOTE_BUILD_ID: u32 = 3;
 
-/// Digest of this program, computed once per process.
+/// Returns the digest of this program, computed once per process.
 ///
 /// # Errors
 ///
-/// The program's file cannot be read.
+/// Fails if the program's file cannot be read.
 pub(super) fn fingerprint() -> Result<[u8; 32]> {
     static FINGERPRINT: OnceLock<[u8; 32]> = OnceLock::new();
     if let Some(fingerprint) = FINGERPRINT.get() {
@@ -34,7 +34,8 @@ pub(super) fn fingerprint() -> Result<[u8; 32]> {
     Ok(*FINGERPRINT.get_or_init(|| computed))
 }
 
-/// The digest of a program's build ID, or else of its whole file: reading 100 MB takes time at each start.
+/// Returns the digest of a program's build ID; without one, of the whole file, since hashing 100 MB
+/// delays every start.
 fn of_file(file: &File) -> io::Result<[u8; 32]> {
     if let Some(id) = build_id(file) {
         return Ok(Sha256::new().chain_update(b"build id ").chain_update(id).finalize().into());
@@ -49,10 +50,11 @@ fn of_file(file: &File) -> io::Result<[u8; 32]> {
     Ok(digest.finalize().into())
 }
 
-/// The build ID that the linker wrote into a 64-bit little-endian ELF file: a hash of its contents.
+/// Returns the build ID from a 64-bit little-endian ELF file: a hash of its contents, written by
+/// the linker.
 fn build_id(file: &File) -> Option<Vec<u8>> {
     let header = read(file, 0, 64)?;
-    // Magic, 64 bits, little-endian.
+    // Magic number, 64-bit, little-endian.
     if header[..6] != *b"\x7fELF\x02\x01" {
         return None;
     }
@@ -68,7 +70,7 @@ fn build_id(file: &File) -> Option<Vec<u8>> {
     })
 }
 
-/// The build ID among the notes of a segment.
+/// Finds the build ID among the notes of a segment.
 fn build_id_of(mut notes: &[u8], align: usize) -> Option<Vec<u8>> {
     loop {
         let name_bytes = usize::try_from(u32_at(notes, 0)?).ok()?;
@@ -108,7 +110,7 @@ mod tests {
 
     use super::*;
 
-    /// A file with these contents, read from its start.
+    /// Creates a file with these contents, positioned at its start.
     fn file(contents: &[u8]) -> File {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(contents).unwrap();
@@ -116,7 +118,7 @@ mod tests {
         file
     }
 
-    /// An ELF file with one segment of notes, and bytes after it.
+    /// Creates an ELF file with one segment of notes, followed by other bytes.
     fn elf(notes: &[u8], rest: &[u8]) -> Vec<u8> {
         let mut bytes = b"\x7fELF\x02\x01".to_vec();
         bytes.resize(32, 0);
@@ -146,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_build_id_identifies_a_program() {
+    fn build_id_identifies_a_program() {
         let of = |notes: &[Vec<u8>], rest: &[u8]| of_file(&file(&elf(&notes.concat(), rest)));
         let abi = note(1, &[0; 15]);
         let digest = |id: u8, rest: &[u8]| of(&[abi.clone(), note(3, &[id; 20])], rest).unwrap();
@@ -155,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_without_build_id_is_hashed() {
+    fn program_without_build_id_is_hashed() {
         let without = [
             elf(&note(1, &[0; 16]), b"first"),
             // Too short, and longer than the file.
@@ -175,7 +177,7 @@ mod tests {
         let open = |path: &str| of_file(&File::open(path).unwrap()).unwrap();
         assert_eq!(open("/proc/self/exe"), fingerprint().unwrap());
         assert_ne!(open("/bin/sh"), fingerprint().unwrap());
-        // Of its copy, the digest is the same.
+        // A copy of the program has the same digest.
         let copy = tempfile::NamedTempFile::new().unwrap();
         std::fs::copy("/proc/self/exe", copy.path()).unwrap();
         assert_eq!(open(copy.path().to_str().unwrap()), fingerprint().unwrap());

@@ -1,4 +1,4 @@
-//! Where a rank is, as it tells the others, and how long it may stay there.
+//! Progress of a rank, as reported to the watchdog, and the limits without progress.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,32 +10,33 @@ use stoker_api::names::{ENV_SILENCE_SECONDS, ENV_SILENCE_STEPS};
 use super::Kind;
 use crate::Result;
 
-/// Steps whose median says how long one takes.
+/// Number of steps for the median step duration.
 const STEPS: usize = 101;
-/// Bytes of a beat: step, sums since it, what is done, what the gang does.
+/// Size of a heartbeat: step, collective calls in the step, activity, state of the gang.
 pub(super) const BEAT_BYTES: usize = 32;
 
-/// How long a rank may stay where it is.
+/// Limits on the time without progress.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Limits {
-    /// At least so long.
+    /// Minimum limit.
     pub(super) silence: Duration,
-    /// And so many times as long as a step takes.
+    /// Minimum limit as a multiple of the median step duration.
     pub(super) steps: f64,
 }
 
 impl Limits {
     const SILENCE: Duration = Duration::from_secs(300);
     const STEPS: f64 = 10.0;
-    /// Say otherwise: seconds, and a number of steps. 0 seconds: never.
+    /// Environment variables that override the defaults: seconds and number of steps. 0 seconds
+    /// disables the watchdog.
     const ENV_SILENCE: &'static str = ENV_SILENCE_SECONDS;
     const ENV_STEPS: &'static str = ENV_SILENCE_STEPS;
 
-    /// As the environment says.
+    /// Reads the limits from the environment.
     ///
     /// # Errors
     ///
-    /// It says what is no number.
+    /// Fails if a variable is not a number.
     pub(super) fn from_environment() -> Result<Self> {
         let number = |name: &str, default: f64| match std::env::var(name) {
             Err(_) => Ok(default),
@@ -55,27 +56,28 @@ impl Limits {
     }
 }
 
-/// Where this rank is, as it tells the others.
+/// Progress of this rank, as reported to the other ranks.
 #[derive(Debug, Default)]
 pub(crate) struct Pulse {
-    /// The step under way, counted from 1; 0 before and after training.
+    /// Current step, counted from 1; 0 before and after training.
     step: AtomicU64,
-    /// Sums and the like since the step began.
+    /// Number of collective calls since the step began.
     calls: AtomicU64,
-    /// What is being done, in the lowest byte, and how often something was done, above it.
+    /// Current activity in the lowest byte; above it, a counter of activity changes.
     doing: AtomicU64,
-    /// How often rank 0 saw somebody move, or wait with reason; the others see it alone.
+    /// Counter by which rank 0 reports progress of any rank; other ranks only see rank 0's
+    /// heartbeats.
     gang: AtomicU64,
-    /// Whether a rank was asked to leave, as far as is known here.
+    /// Whether a rank received a stop request, as far as this rank knows.
     is_asked: AtomicBool,
     /// Whether training is over.
     is_resting: AtomicBool,
     /// Whether this process ends with an error.
     has_failed: AtomicBool,
-    /// The last batch that a loop of the program's own has reported, and of how many it did.
+    /// Last batch reported by a custom training loop, and the number of such reports.
     reported: AtomicU64,
     reports: AtomicU64,
-    /// Nanoseconds in which the loop waited for data.
+    /// Nanoseconds that the loop has waited for data.
     data_wait: AtomicU64,
     steps: Mutex<Steps>,
 }
@@ -86,22 +88,22 @@ struct Steps {
     seconds: VecDeque<f64>,
 }
 
-/// What a rank does between its sums.
+/// Activity of a rank between collective calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Doing {
-    /// Trains.
+    /// Training.
     Train = 0,
-    /// Validates or predicts.
+    /// Validation or prediction.
     Evaluate = 101,
-    /// Waits for the storage or for the runner, which have deadlines of their own.
+    /// Waiting for the storage or the runner, which have their own timeouts.
     Wait = 102,
-    /// Ends in order.
+    /// Clean exit.
     Over = 103,
 }
 
 impl Pulse {
-    /// A step begins.
+    /// Marks the begin of a step.
     pub(crate) fn step(&self, number: u64) {
         let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -117,7 +119,7 @@ impl Pulse {
         self.tick(Doing::Train);
     }
 
-    /// Training is over: what the program does now, however long, is not the gang's.
+    /// Marks training as over: the watchdog ignores what the program does afterwards.
     pub(crate) fn rest(&self) {
         *self.steps.lock().unwrap_or_else(PoisonError::into_inner) = Steps::default();
         self.step.store(0, Ordering::Relaxed);
@@ -126,18 +128,18 @@ impl Pulse {
         self.tick(Doing::Wait);
     }
 
-    /// Whether training is over.
+    /// Returns `true` if training is over.
     pub(super) fn is_resting(&self) -> bool {
         self.is_resting.load(Ordering::Relaxed)
     }
 
-    /// Whether a step was whole: before that, data is read and programs are compiled.
+    /// Returns `true` if a step was completed. Before that, data is read and kernels are compiled.
     pub(super) fn has_begun(&self) -> bool {
         let steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
         !steps.seconds.is_empty() || self.reports.load(Ordering::Relaxed) > 1
     }
 
-    /// Something was done, and this comes now.
+    /// Records progress and the next activity.
     pub(crate) fn tick(&self, doing: Doing) {
         self.set(doing as u8);
     }
@@ -148,44 +150,45 @@ impl Pulse {
         self.doing.store(times | u64::from(doing), Ordering::Relaxed);
     }
 
-    /// A sum or the like begins; those of a pod alone are not counted, as pods may make other ones.
+    /// Marks the begin of a collective call. Calls within a pod are not counted, since pods may
+    /// differ.
     pub(super) fn enter(&self, kind: Kind, is_of_all: bool) {
         self.calls.fetch_add(u64::from(is_of_all), Ordering::Relaxed);
         self.set(kind as u8);
     }
 
-    /// Bytes move within it.
+    /// Records data transfer within a collective call.
     pub(super) fn flow(&self) {
         self.doing.fetch_add(1 << 8, Ordering::Relaxed);
     }
 
-    /// The sum or the like is over.
+    /// Marks the end of a collective call.
     pub(super) fn leave(&self) {
         self.tick(Doing::Train);
     }
 
-    /// A rank was asked to leave: all ranks hear of it with the next beats.
+    /// Records a stop request; the next heartbeats notify all ranks.
     pub(crate) fn ask(&self) {
         self.is_asked.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a rank was asked to leave, as far as is known here.
+    /// Returns `true` if a rank received a stop request, as far as this rank knows.
     pub(crate) fn is_asked(&self) -> bool {
         self.is_asked.load(Ordering::Relaxed)
     }
 
-    /// The loop has waited for data.
+    /// Adds to the time that the loop has waited for data.
     pub(crate) fn waited_for_data(&self, time: Duration) {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.data_wait.fetch_add(nanos, Ordering::Relaxed);
     }
 
-    /// How long the loop has waited for data, in all.
+    /// Returns the total time that the loop has waited for data.
     pub(crate) fn data_wait(&self) -> Duration {
         Duration::from_nanos(self.data_wait.load(Ordering::Relaxed))
     }
 
-    /// A loop of the program's own has reported this batch: it may have no steps that are seen here.
+    /// Records a batch reported by a custom training loop, which may not use steps.
     pub(crate) fn reported(&self, batches: u64) {
         if self.reported.fetch_max(batches, Ordering::Relaxed) < batches {
             self.reports.fetch_add(1, Ordering::Relaxed);
@@ -193,21 +196,22 @@ impl Pulse {
         self.tick(Doing::Train);
     }
 
-    /// What the loop does, for people.
+    /// Describes the position of the loop, human-readable.
     pub(crate) fn place(&self) -> String {
         let place = self.beat().place();
         match self.reported.load(Ordering::Relaxed) {
             0 => place,
-            batches => format!("{place}, has reported batch {batches}"),
+            batches => format!("{place}, last reported batch {batches}"),
         }
     }
 
-    /// This process ends with an error: it says no farewell.
+    /// Records that this process exits with an error, so that it sends no shutdown message.
     pub(crate) fn fail(&self) {
         self.has_failed.store(true, Ordering::Relaxed);
     }
 
-    /// Says farewell, unless this process ends with an error: that its connections end means nothing.
+    /// Announces a clean exit, unless this process exits with an error. Other ranks then ignore the
+    /// end of its connections.
     pub(super) fn part(&self) -> bool {
         let is_well = self.is_well();
         if is_well {
@@ -216,12 +220,12 @@ impl Pulse {
         is_well
     }
 
-    /// Whether this process does not end with an error.
+    /// Returns `true` unless this process exits with an error.
     pub(super) fn is_well(&self) -> bool {
         !self.has_failed.load(Ordering::Relaxed) && !std::thread::panicking()
     }
 
-    /// Rank 0 sees somebody move.
+    /// Records on rank 0 that some rank makes progress.
     pub(super) fn gang_moves(&self) {
         self.gang.fetch_add(1, Ordering::Relaxed);
     }
@@ -235,17 +239,17 @@ impl Pulse {
     }
 
     pub(super) fn beat(&self) -> Beat {
-        let load = |it: &AtomicU64| it.load(Ordering::Relaxed);
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (step, calls) = (load(&self.step), load(&self.calls));
-        let asked = if self.is_asked() { ASKED } else { 0 };
-        Beat { step, calls, doing: load(&self.doing), gang: load(&self.gang) & !ASKED | asked }
+        let stop_flag = if self.is_asked() { ASKED } else { 0 };
+        Beat { step, calls, doing: load(&self.doing), gang: load(&self.gang) & !ASKED | stop_flag }
     }
 }
 
-/// In what a beat says of the gang: that a rank was asked to leave.
+/// Bit of a heartbeat's `gang` field: a rank received a stop request.
 const ASKED: u64 = 1 << 63;
 
-/// Where a rank is.
+/// Heartbeat: position and activity of a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Beat {
     step: u64,
@@ -257,26 +261,28 @@ pub(super) struct Beat {
 impl Beat {
     pub(super) fn to_bytes(self) -> [u8; BEAT_BYTES] {
         let mut bytes = [0; BEAT_BYTES];
-        for (at, number) in [self.step, self.calls, self.doing, self.gang].into_iter().enumerate() {
-            bytes[at * 8..at * 8 + 8].copy_from_slice(&number.to_le_bytes());
+        for (index, number) in
+            [self.step, self.calls, self.doing, self.gang].into_iter().enumerate()
+        {
+            bytes[index * 8..index * 8 + 8].copy_from_slice(&number.to_le_bytes());
         }
         bytes
     }
 
     pub(super) fn from_bytes(bytes: &[u8; BEAT_BYTES]) -> Self {
-        let number = |at: usize| {
-            let mut own = [0; 8];
-            own.copy_from_slice(&bytes[at * 8..at * 8 + 8]);
-            u64::from_le_bytes(own)
+        let number = |index: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[index * 8..index * 8 + 8]);
+            u64::from_le_bytes(word)
         };
         Self { step: number(0), calls: number(1), doing: number(2), gang: number(3) }
     }
 
     fn kind(&self) -> Option<Kind> {
-        Kind::ALL.into_iter().find(|it| *it as u64 == self.doing & 0xff)
+        Kind::ALL.into_iter().find(|kind| *kind as u64 == self.doing & 0xff)
     }
 
-    /// Whether a rank was asked to leave.
+    /// Returns `true` if a rank received a stop request.
     pub(super) fn asks(&self) -> bool {
         self.gang & ASKED != 0
     }
@@ -285,7 +291,7 @@ impl Beat {
         self.doing & 0xff == Doing::Over as u64
     }
 
-    /// Whether this is in a sum or the like.
+    /// Returns `true` if the rank is in a collective call.
     pub(super) fn is_together(&self) -> bool {
         self.kind().is_some()
     }
@@ -294,7 +300,7 @@ impl Beat {
         self.doing & 0xff == Doing::Wait as u64
     }
 
-    /// How far it has come, to be compared.
+    /// Returns the position in training, for comparisons.
     pub(super) fn progress(&self) -> (u64, u64, bool) {
         (self.step, self.calls, self.kind().is_some())
     }
@@ -306,7 +312,7 @@ impl Beat {
             (None, doing) if doing == Doing::Wait as u64 => {
                 "waiting for the storage or the runner".into()
             }
-            _ => format!("after {} sums", self.calls),
+            _ => format!("after {} collective calls", self.calls),
         };
         match self.step.checked_sub(1) {
             Some(step) => format!("at step {step} {what}"),

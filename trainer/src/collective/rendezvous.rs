@@ -1,5 +1,5 @@
-//! How the ranks of an attempt find each other: rank 0 listens, the others come and are told where
-//! all are; then each connects to those that it will speak with.
+//! Rendezvous of the ranks of an attempt. Rank 0 listens; the other ranks register and receive the
+//! addresses of all. Then each rank connects to the ranks that it communicates with.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,30 +15,29 @@ use crate::Result;
 use crate::error::Infrastructure;
 use crate::stop::StopSignal;
 
-/// How long ranks wait for each other, unless the environment says otherwise: images of a gang may
-/// be pulled on many nodes.
+/// Default timeout. It is long because the gang's images may be pulled on many nodes.
 const WAIT: Duration = Duration::from_secs(600);
-/// Says it in seconds.
+/// Overrides the timeout, in seconds.
 const ENV_WAIT: &str = ENV_RENDEZVOUS_SECONDS;
-/// How long ranks that have met may take to connect with each other.
+/// Timeout for connections between registered ranks.
 const CONNECT_MAX: Duration = Duration::from_secs(60);
-/// The pause between two tries to connect.
+/// Pause between two connection attempts.
 const RETRY: Duration = Duration::from_millis(250);
 
-/// The connections of one rank.
+/// Connections of one rank.
 #[derive(Debug)]
 pub(super) struct Connections {
-    /// At rank 0 those of all others by rank, elsewhere that of rank 0: to be watched.
+    /// Watchdog connections: on rank 0 to all others by rank, elsewhere to rank 0.
     pub(super) watch: Vec<(usize, TcpStream)>,
-    /// The same, for what is small; none between two ranks, who say it over the ring.
+    /// Connections for small messages, likewise. Empty for two ranks, which use the ring.
     pub(super) hub: Vec<(usize, TcpStream)>,
-    /// The same among the ranks of this pod, where it does not hold all.
+    /// The same within this pod, if it does not contain all ranks.
     pub(super) local_hub: Vec<(usize, TcpStream)>,
-    /// To the next rank, and from the one before.
+    /// To the next rank and from the previous rank.
     pub(super) ring: (TcpStream, TcpStream),
 }
 
-/// One rank at the meeting.
+/// A rank in the rendezvous.
 #[derive(Debug)]
 struct Guest<'a> {
     numbers: Numbers,
@@ -53,8 +52,8 @@ struct Guest<'a> {
 ///
 /// # Errors
 ///
-/// Not all came in time, which names the missing, one of them is another program, or `stop` was
-/// set.
+/// Fails on a timeout, naming the missing ranks; if programs or configurations differ; or if `stop`
+/// is set.
 pub(super) fn meet(
     gang: &Gang,
     attempt: u32,
@@ -82,9 +81,10 @@ pub(super) fn meet_within(
 ) -> Result<Connections> {
     let listener = match numbers.rank {
         0 => listen(&gang.rendezvous)?,
-        _ => bind(0).map_err(|it| Infrastructure(format!("no port is free: {it}")))?,
+        _ => bind(0).map_err(|error| Infrastructure(format!("cannot open a port: {error}")))?,
     };
-    let useless = |it: io::Error| Infrastructure(format!("a port is of no use: {it}"));
+    let useless =
+        |error: io::Error| Infrastructure(format!("cannot configure the listening port: {error}"));
     let port = listener.local_addr().map_err(useless)?.port();
     let passport = Passport {
         secret: gang.secret.clone().into_bytes(),
@@ -105,22 +105,22 @@ pub(super) fn meet_within(
     guest.connect(door, watch, &addresses, early)
 }
 
-/// What a meeting gives: connections to be watched, where each rank is, and who came for more
-/// before it was over.
+/// Result of the registration: watchdog connections, addresses of all ranks, and peers that
+/// connected early for other purposes.
 type Met = (Vec<(usize, TcpStream)>, Vec<SocketAddr>, Vec<Arrived>);
 
 impl Guest<'_> {
-    /// Rank 0: waits for all others, and tells them where all are.
+    /// On rank 0: waits for all other ranks, then sends them the addresses.
     fn host(&self, door: &Door) -> Result<Met> {
         let (mut here, mut early) = (BTreeMap::new(), vec![]);
         while here.len() + 1 < self.numbers.size {
             look(self.stop)?;
             match door.next() {
-                // A rank that comes again has given its first connection up.
-                Some(it) if it.purpose == Purpose::Meet as u32 => {
-                    here.insert(it.rank, it);
+                // A rank that connects again has abandoned its first connection.
+                Some(arrived) if arrived.purpose == Purpose::Meet as u32 => {
+                    here.insert(arrived.rank, arrived);
                 }
-                Some(it) => early.push(it),
+                Some(arrived) => early.push(arrived),
                 None => {}
             }
             if Instant::now() > self.deadline {
@@ -130,31 +130,34 @@ impl Guest<'_> {
             }
         }
         self.check_sameness(&mut here)?;
-        let address = |it: &Arrived| -> io::Result<SocketAddr> {
-            Ok(SocketAddr::new(it.stream.peer_addr()?.ip().to_canonical(), it.port))
+        let address = |arrived: &Arrived| -> io::Result<SocketAddr> {
+            let ip = arrived.stream.peer_addr()?.ip().to_canonical();
+            Ok(SocketAddr::new(ip, arrived.port))
         };
-        let gone = |it: io::Error| Infrastructure(format!("a rank left the meeting: {it}"));
-        let addresses = here.values().map(address).collect::<io::Result<Vec<_>>>().map_err(gone)?;
+        let lost = |error: io::Error| {
+            Infrastructure(format!("lost the connection to a rank during the rendezvous: {error}"))
+        };
+        let addresses = here.values().map(address).collect::<io::Result<Vec<_>>>().map_err(lost)?;
         let text = serde_json::to_string(&addresses)?;
         let mut watch = vec![];
         for (rank, mut arrived) in here {
-            // One that has gone is found out by the first sum.
+            // Ignore the error: the first collective call detects a rank that exited.
             let _ = arrived.answer(&self.passport, Verdict::Welcome, &text);
             watch.push((rank as usize, arrived.stream));
         }
         Ok((watch, self.with_rank_0(None, addresses), early))
     }
 
-    /// Ranks of another program or another configuration would train something else.
+    /// Refuses ranks with another program or configuration, which would train something else.
     fn check_sameness(&self, here: &mut BTreeMap<u32, Arrived>) -> Result<()> {
         let own = self.passport.sameness;
-        let other = here.values().find(|it| it.sameness != own);
+        let other = here.values().find(|arrived| arrived.sameness != own);
         let Some(other) = other else { return Ok(()) };
         let what = match other.sameness.program == own.program {
-            true => "was told something else than rank 0 of how to train",
+            true => "has another configuration than rank 0",
             false => {
-                "runs another program than rank 0: a tag may have moved while images were pulled; \
-                 name the image by its digest"
+                "runs another program than rank 0: the image tag may have moved during the pull; \
+                 specify the image by digest"
             }
         };
         let text = format!("rank {} {what}", other.rank);
@@ -162,7 +165,7 @@ impl Guest<'_> {
         Err(Infrastructure(text).into())
     }
 
-    /// Tells those who came why nothing comes of it.
+    /// Sends the reason of the failure to the ranks that registered.
     fn refuse(&self, here: &mut BTreeMap<u32, Arrived>, why: &str) {
         for arrived in here.values_mut() {
             let _ = arrived.answer(&self.passport, Verdict::NotOurs, why);
@@ -174,16 +177,16 @@ impl Guest<'_> {
         let missing = (1..size).filter(|rank| !here.contains_key(&(*rank as u32)));
         let missing: Vec<String> = missing.map(|rank| rank.to_string()).collect();
         format!(
-            "of {size} ranks, {} did not come to {} within {} s",
+            "timeout after {} s: of {size} ranks, {} did not connect to {}; check their pods",
+            self.wait.as_secs(),
             missing.join(", "),
-            self.rendezvous,
-            self.wait.as_secs()
+            self.rendezvous
         )
     }
 
-    /// Another rank: goes to rank 0 until it is let in.
+    /// On other ranks: registers with rank 0, retrying until the deadline.
     fn visit(&self) -> Result<Met> {
-        // The same error again and again would hide what it began with.
+        // Report the error before the last one too, because repeated errors may hide the cause.
         let (mut before, mut last) = (String::new(), String::new());
         loop {
             let error = match self.try_visit()? {
@@ -191,11 +194,11 @@ impl Guest<'_> {
                 Err(error) => error.to_string(),
             };
             if error != last && !last.is_empty() {
-                before = format!(" (before that: {last})");
+                before = format!(" (previous error: {last})");
             }
             if Instant::now() > self.deadline {
                 let text = format!(
-                    "rank 0 was not met at {} within {} s: {error}{before}",
+                    "rank 0 was not reached at {} within {} s: {error}{before}",
                     self.rendezvous,
                     self.wait.as_secs()
                 );
@@ -207,9 +210,9 @@ impl Guest<'_> {
     }
 
     fn try_visit(&self) -> Result<io::Result<Met>> {
-        // Names of pods come to be known while they start.
-        let found = self.rendezvous.to_socket_addrs().map(Iterator::collect::<Vec<_>>);
-        let greeted = found.and_then(|it| self.passport.greet(&it, Purpose::Meet));
+        // The names of pods become resolvable only while the pods start.
+        let resolved = self.rendezvous.to_socket_addrs().map(Iterator::collect::<Vec<_>>);
+        let greeted = resolved.and_then(|found| self.passport.greet(&found, Purpose::Meet));
         let (mut stream, transcript) = match greeted {
             Ok(greeted) => greeted,
             Err(error) => return Ok(Err(error)),
@@ -224,7 +227,7 @@ impl Guest<'_> {
         Ok(met)
     }
 
-    /// Where each rank is, in order. Nobody goes to rank 0 from itself.
+    /// Returns the addresses of all ranks, in order. Rank 0's own entry is unused.
     fn with_rank_0(&self, root: Option<SocketAddr>, others: Vec<SocketAddr>) -> Vec<SocketAddr> {
         let nowhere = SocketAddr::from(([0, 0, 0, 0], 0));
         let mut all = vec![root.unwrap_or(nowhere)];
@@ -241,7 +244,7 @@ impl Guest<'_> {
         Ok(())
     }
 
-    /// Goes to those that are expected to be gone to, and lets in those that are expected to come.
+    /// Connects to the outgoing links and accepts the incoming links.
     fn connect(
         self,
         door: Door,
@@ -259,28 +262,29 @@ impl Guest<'_> {
                 .iter()
                 .map(|(purpose, rank)| self.go_to(addresses, *purpose, *rank, deadline))
                 .collect();
-            (came.join().expect("letting ranks in does not panic"), went)
+            (came.join().expect("accepting ranks does not panic"), went)
         });
-        // Where this rank could not go says more than who did not come.
-        let mut went = went?;
-        let mut came = came?;
+        // Report an outgoing failure first, since it is more specific than a missing rank.
+        let mut outgoing = went?;
+        let mut incoming = came?;
         let mut take = |purpose: Purpose| -> Vec<(usize, TcpStream)> {
+            let to_peer = |(_, rank, stream)| (rank, stream);
             let mut all: Vec<_> =
-                came.extract_if(.., |it| it.0 == purpose).map(|it| (it.1, it.2)).collect();
-            all.extend(went.extract_if(.., |it| it.0 == purpose).map(|it| (it.1, it.2)));
+                incoming.extract_if(.., |link| link.0 == purpose).map(to_peer).collect();
+            all.extend(outgoing.extract_if(.., |link| link.0 == purpose).map(to_peer));
             all
         };
         let (mut hub, mut local_hub) = (take(Purpose::Hub), take(Purpose::LocalHub));
-        hub.sort_by_key(|it| it.0);
-        local_hub.sort_by_key(|it| it.0);
-        let mut ring = take(Purpose::Ring).into_iter().map(|it| it.1);
+        hub.sort_by_key(|(rank, _)| *rank);
+        local_hub.sort_by_key(|(rank, _)| *rank);
+        let mut ring = take(Purpose::Ring).into_iter().map(|(_, stream)| stream);
         let (Some(previous), Some(next)) = (ring.next(), ring.next()) else {
-            return Err(Infrastructure("a ring has no two neighbours".into()).into());
+            return Err(Infrastructure("the ring lacks a neighbor connection".into()).into());
         };
         Ok(Connections { watch, hub, local_hub, ring: (next, previous) })
     }
 
-    /// Waits for those that are expected.
+    /// Accepts the expected connections.
     fn let_in(
         &self,
         door: &Door,
@@ -292,8 +296,9 @@ impl Guest<'_> {
         while came.len() < incoming.len() {
             look(self.stop)?;
             if Instant::now() > deadline {
-                let missing = incoming.iter().filter(|it| !came.contains_key(&name(it)));
-                let missing: Vec<String> = missing.map(|it| format!("rank {}", it.1)).collect();
+                let missing = incoming.iter().filter(|link| !came.contains_key(&name(link)));
+                let missing: Vec<String> =
+                    missing.map(|(_, rank)| format!("rank {rank}")).collect();
                 let text = format!(
                     "{} did not connect to rank {} within {} s",
                     missing.join(", "),
@@ -304,18 +309,18 @@ impl Guest<'_> {
             }
             let Some(mut arrived) = early.next().or_else(|| door.next()) else { continue };
             let expected =
-                incoming.iter().find(|it| name(it) == (arrived.purpose, arrived.rank as usize));
+                incoming.iter().find(|link| name(link) == (arrived.purpose, arrived.rank as usize));
             if let Some(link) = expected
                 && arrived.answer(&self.passport, Verdict::Welcome, "").is_ok()
             {
-                // One that comes again has given its first connection up.
+                // A rank that connects again has abandoned its first connection.
                 came.insert(name(link), (link.0, link.1, arrived.stream));
             }
         }
         Ok(came.into_values().collect())
     }
 
-    /// Goes to a rank until it is let in.
+    /// Connects to a rank, retrying until the deadline.
     fn go_to(
         &self,
         addresses: &[SocketAddr],
@@ -324,7 +329,8 @@ impl Guest<'_> {
         deadline: Instant,
     ) -> Result<(Purpose, usize, TcpStream)> {
         let address = addresses.get(rank).copied();
-        let address = address.ok_or_else(|| Infrastructure(format!("rank {rank} is nowhere")))?;
+        let address =
+            address.ok_or_else(|| Infrastructure(format!("address of rank {rank} not found")))?;
         loop {
             let error = match self.passport.greet(&[address], purpose) {
                 Ok((mut stream, transcript)) => {
@@ -340,7 +346,8 @@ impl Guest<'_> {
             };
             if Instant::now() > deadline {
                 let text = format!(
-                    "rank {rank} cannot be reached at {address} from rank {}: {error}",
+                    "cannot connect to rank {rank} at {address} from rank {}: {error}; check \
+                     network policies",
                     self.numbers.rank
                 );
                 return Err(Infrastructure(text).into());
@@ -354,7 +361,7 @@ fn name(link: &(Purpose, usize)) -> (u32, usize) {
     (link.0 as u32, link.1)
 }
 
-/// Who goes to whom.
+/// Links of a rank, by direction of the connection.
 #[derive(Debug, PartialEq, Eq)]
 struct Links {
     outgoing: Vec<(Purpose, usize)>,
@@ -368,12 +375,12 @@ impl Links {
         let mut incoming = vec![(Purpose::Ring, (rank + size - 1) % size)];
         let mut star = |purpose: Purpose, ranks: std::ops::Range<usize>| {
             if rank == ranks.start {
-                incoming.extend(ranks.skip(1).map(|it| (purpose, it)));
+                incoming.extend(ranks.skip(1).map(|rank| (purpose, rank)));
             } else {
                 outgoing.push((purpose, ranks.start));
             }
         };
-        // Two say all over the ring.
+        // Two ranks use the ring for all messages.
         if size > 2 {
             star(Purpose::Hub, 0..size);
         }
@@ -385,7 +392,7 @@ impl Links {
     }
 }
 
-/// The port of the address; whoever asks has come to this machine already.
+/// Listens on the port of the address. Peers resolved its host name to this machine already.
 fn listen(rendezvous: &str) -> Result<TcpListener> {
     let port = rendezvous.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
     let port = port.ok_or_else(|| {
@@ -396,7 +403,7 @@ fn listen(rendezvous: &str) -> Result<TcpListener> {
     })?)
 }
 
-/// Both families, where the machine has both.
+/// Binds to IPv6 and IPv4 if available, otherwise to IPv4 only.
 fn bind(port: u16) -> io::Result<TcpListener> {
     TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)))
 }

@@ -1,13 +1,14 @@
-//! Sums over a ring of connections, as many bytes over each as can be done with.
+//! Bandwidth-optimal all-reduce over a ring of connections.
 //!
-//! The values are cut into as many parts as there are ranks. Each part goes around twice: once from
-//! the rank of its number to the one before that, which each add their own, and once more, to bring
-//! the sum to all. Each rank sends and receives all the time, and what was received is sent on
-//! before its part is whole. See P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms
-//! for clusters of workstations", 2009.
+//! The values are divided into as many parts as there are ranks. Each part goes around the ring
+//! twice. In the first pass, which starts at the rank with the part's number, each rank adds its
+//! values. The second pass distributes the sum. All ranks send and receive at the same time, and
+//! forward received bytes before their part is complete. See P. Patarasuk and X. Yuan, "Bandwidth
+//! optimal all-reduce algorithms for clusters of workstations", 2009.
 //!
-//! A part is added up by one rank after the other, in an order that its number fixes, and then
-//! copied: the sums are the same bits on all ranks, and again in another run of as many.
+//! The ranks add to a part one after the other, in an order fixed by the part's number, and the sum
+//! is then copied. The result is therefore bit-identical on all ranks and across runs with the same
+//! world size.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
@@ -25,20 +26,20 @@ use super::wire::{HEADER_BYTES, configure, differs, gone, header, length, useles
 use crate::Result;
 use crate::error::Infrastructure;
 
-/// Bytes that are read before they are added: they stay in the processor's cache.
+/// Size of the receive buffer for values to add, which should fit into the processor's cache.
 const SCRATCH_BYTES: usize = 128 << 10;
-/// Bytes that are offered to a connection at once.
+/// Maximum number of bytes per write.
 const SEND_BYTES: usize = 256 << 10;
-/// Numbers of half precision that are converted at once.
+/// Number of half-precision values converted at a time.
 const CONVERTED: usize = 512;
-/// How long a wait for either neighbour takes before it is begun again.
+/// Timeout of one wait for a neighbor; waits are repeated.
 const WAIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// A number that is added up.
+/// Element type of an all-reduce.
 pub(super) trait Summed: Pod + AddAssign {
-    /// Adds each of `theirs` to one of `mine`.
-    fn add_each(mine: &mut [Self], theirs: &[Self]) {
-        mine.iter_mut().zip(theirs).for_each(|(mine, theirs)| *mine += *theirs);
+    /// Adds `theirs` to `mine`, element by element.
+    fn add_each(local: &mut [Self], remote: &[Self]) {
+        local.iter_mut().zip(remote).for_each(|(local, remote)| *local += *remote);
     }
 }
 
@@ -47,20 +48,20 @@ impl Summed for f64 {}
 impl Summed for bf16 {}
 
 impl Summed for f16 {
-    fn add_each(mine: &mut [Self], theirs: &[Self]) {
-        // Many at a time: one is as slow to convert as eight.
+    fn add_each(local: &mut [Self], remote: &[Self]) {
+        // Convert in chunks: SIMD converts eight values in the time of one.
         let (mut left, mut right) = ([0.0; CONVERTED], [0.0; CONVERTED]);
-        for (mine, theirs) in mine.chunks_mut(CONVERTED).zip(theirs.chunks(CONVERTED)) {
-            let (left, right) = (&mut left[..mine.len()], &mut right[..mine.len()]);
-            mine.convert_to_f32_slice(left);
-            theirs.convert_to_f32_slice(right);
+        for (local, remote) in local.chunks_mut(CONVERTED).zip(remote.chunks(CONVERTED)) {
+            let (left, right) = (&mut left[..local.len()], &mut right[..local.len()]);
+            local.convert_to_f32_slice(left);
+            remote.convert_to_f32_slice(right);
             left.iter_mut().zip(right).for_each(|(left, right)| *left += *right);
-            mine.convert_from_f32_slice(left);
+            local.convert_from_f32_slice(left);
         }
     }
 }
 
-/// This rank's two neighbours.
+/// Connections to the two neighbors.
 #[derive(Debug)]
 pub(super) struct Ring {
     rank: usize,
@@ -71,11 +72,11 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// `next` leads to the rank after this one, `previous` comes from the one before.
+    /// Creates the ring: `next` leads to the next rank, `previous` comes from the previous rank.
     ///
     /// # Errors
     ///
-    /// A connection is of no use.
+    /// Fails if the system rejects a socket option.
     pub(super) fn new(
         rank: usize,
         size: usize,
@@ -98,11 +99,11 @@ impl Ring {
         (self.rank + self.size - 1) % self.size
     }
 
-    /// Replaces `values` by their sums.
+    /// All-reduces `values` in place.
     ///
     /// # Errors
     ///
-    /// A neighbour is gone, or does something else.
+    /// Fails if a neighbor exited, or made a different call.
     pub(super) fn sum<T: Summed>(
         &mut self,
         kind: Kind,
@@ -112,19 +113,19 @@ impl Ring {
     ) -> Result<()> {
         let header = header(kind, number, size_of_val(values) as u64);
         let mut way = Way::new(self.rank, self.size, values.len(), size_of::<T>());
-        let (mut said, mut heard) = (Piece::default(), Head::default());
+        let (mut header_sent, mut header_received) = (Piece::default(), Head::default());
         loop {
-            let mut has_moved = self.say(&header, &mut said)?;
-            if said.is_done(HEADER_BYTES) {
+            let mut has_moved = self.say(&header, &mut header_sent)?;
+            if header_sent.is_done(HEADER_BYTES) {
                 has_moved |= self.send(bytemuck::cast_slice(values), &mut way)?;
             }
-            if !heard.is_whole() {
-                has_moved |= self.hear(&mut heard)?;
-                if heard.is_whole() && heard.bytes != header {
+            if !header_received.is_whole() {
+                has_moved |= self.hear(&mut header_received)?;
+                if header_received.is_whole() && header_received.bytes != header {
                     return Err(differs(self.previous_rank()));
                 }
             }
-            if heard.is_whole() {
+            if header_received.is_whole() {
                 has_moved |= self.receive(values, &mut way)?;
             }
             if way.is_over() {
@@ -133,56 +134,58 @@ impl Ring {
             if has_moved {
                 pulse.flow();
             } else {
-                let has_more = !said.is_done(HEADER_BYTES) || way.sendable().is_some();
+                let has_more = !header_sent.is_done(HEADER_BYTES) || way.sendable().is_some();
                 self.wait(has_more, !way.has_received())?;
             }
         }
     }
 
-    /// Gives `mine` to the next rank and takes what the one before gives: between two ranks, all
-    /// that there is to say.
+    /// Sends `mine` to the next rank and returns the bytes of the previous rank. With two ranks,
+    /// this is a complete gather.
     ///
     /// # Errors
     ///
-    /// A neighbour is gone, or does something else.
+    /// Fails if a neighbor exited, or made a different call.
     pub(super) fn exchange(
         &mut self,
         kind: Kind,
         number: u32,
-        mine: &[u8],
+        local: &[u8],
         pulse: &Pulse,
     ) -> Result<Bytes> {
-        let header = header(kind, number, mine.len() as u64);
-        let (mut said, mut sent, mut heard) = (Piece::default(), Piece::default(), Head::default());
-        let (mut theirs, mut num_theirs) = (vec![], None);
+        let header = header(kind, number, local.len() as u64);
+        let (mut header_sent, mut sent) = (Piece::default(), Piece::default());
+        let mut header_received = Head::default();
+        let (mut remote, mut num_remote) = (vec![], None);
         loop {
-            let mut has_moved = self.say(&header, &mut said)?;
-            if said.is_done(HEADER_BYTES) && !sent.is_done(mine.len()) {
-                let num = self.write(&mine[sent.at..])?;
+            let mut has_moved = self.say(&header, &mut header_sent)?;
+            if header_sent.is_done(HEADER_BYTES) && !sent.is_done(local.len()) {
+                let num = self.write(&local[sent.at..])?;
                 sent.at += num;
                 has_moved |= num > 0;
             }
-            if !heard.is_whole() {
-                has_moved |= self.hear(&mut heard)?;
-                if heard.is_whole() {
-                    num_theirs = Some(length(&heard.bytes, &header, self.previous_rank())?);
+            if !header_received.is_whole() {
+                has_moved |= self.hear(&mut header_received)?;
+                if header_received.is_whole() {
+                    num_remote =
+                        Some(length(&header_received.bytes, &header, self.previous_rank())?);
                 }
             }
-            if let Some(num_theirs) = num_theirs.map(|it| it as usize)
-                && theirs.len() < num_theirs
+            if let Some(num_remote) = num_remote.map(|num| num as usize)
+                && remote.len() < num_remote
             {
                 let from = self.previous_rank();
                 let scratch: &mut [u8] = bytemuck::cast_slice_mut(&mut self.scratch);
-                let room = scratch.len().min(num_theirs - theirs.len());
+                let room = scratch.len().min(num_remote - remote.len());
                 let read = read(&mut self.previous, &mut scratch[..room]);
                 let num = read.map_err(|error| gone(from, &error))?;
-                theirs.extend_from_slice(&scratch[..num]);
+                remote.extend_from_slice(&scratch[..num]);
                 has_moved |= num > 0;
             }
-            let has_all = num_theirs.is_some_and(|it| theirs.len() as u64 == it);
-            let has_sent = said.is_done(HEADER_BYTES) && sent.is_done(mine.len());
+            let has_all = num_remote.is_some_and(|num| remote.len() as u64 == num);
+            let has_sent = header_sent.is_done(HEADER_BYTES) && sent.is_done(local.len());
             if has_all && has_sent {
-                return Ok(theirs.into());
+                return Ok(remote.into());
             }
             if has_moved {
                 pulse.flow();
@@ -192,23 +195,23 @@ impl Ring {
         }
     }
 
-    fn say(&mut self, header: &[u8; HEADER_BYTES], said: &mut Piece) -> Result<bool> {
-        if said.is_done(HEADER_BYTES) {
+    fn say(&mut self, header: &[u8; HEADER_BYTES], sent: &mut Piece) -> Result<bool> {
+        if sent.is_done(HEADER_BYTES) {
             return Ok(false);
         }
-        let num = self.write(&header[said.at..])?;
-        said.at += num;
+        let num = self.write(&header[sent.at..])?;
+        sent.at += num;
         Ok(num > 0)
     }
 
-    fn hear(&mut self, heard: &mut Head) -> Result<bool> {
-        let read = read(&mut self.previous, &mut heard.bytes[heard.at..]);
+    fn hear(&mut self, header: &mut Head) -> Result<bool> {
+        let read = read(&mut self.previous, &mut header.bytes[header.at..]);
         let num = read.map_err(|error| gone(self.previous_rank(), &error))?;
-        heard.at += num;
+        header.at += num;
         Ok(num > 0)
     }
 
-    /// Sends what can be sent now.
+    /// Sends as much as the connection accepts now.
     fn send(&mut self, values: &[u8], way: &mut Way) -> Result<bool> {
         let mut has_moved = false;
         while let Some(range) = way.sendable() {
@@ -223,7 +226,8 @@ impl Ring {
         Ok(has_moved)
     }
 
-    /// Takes in what has come, but not more than a cache holds: the next rank waits for it.
+    /// Receives available bytes, at most as many as fit into the cache, so that the next rank is
+    /// not kept waiting.
     fn receive<T: Summed>(&mut self, values: &mut [T], way: &mut Way) -> Result<bool> {
         let Some(range) = way.receivable() else { return Ok(false) };
         let from = self.previous_rank();
@@ -241,18 +245,18 @@ impl Ring {
         let num = read(&mut self.previous, &mut scratch[carried..room]);
         let num = num.map_err(|error| gone(from, &error))?;
         let have = carried + num;
-        let whole = have - have % size_of::<T>();
+        let complete = have - have % size_of::<T>();
         let first = range.start / size_of::<T>();
-        let theirs: &[T] = bytemuck::cast_slice(&scratch[..whole]);
-        let mine = &mut values[first..first + theirs.len()];
-        T::add_each(mine, theirs);
-        scratch.copy_within(whole..have, 0);
-        way.carried = have - whole;
-        way.received(whole);
+        let remote: &[T] = bytemuck::cast_slice(&scratch[..complete]);
+        let local = &mut values[first..first + remote.len()];
+        T::add_each(local, remote);
+        scratch.copy_within(complete..have, 0);
+        way.carried = have - complete;
+        way.received(complete);
         Ok(num > 0)
     }
 
-    /// Writes what the connection takes now.
+    /// Writes as much as the connection accepts now.
     fn write(&mut self, bytes: &[u8]) -> Result<usize> {
         let to = self.next_rank();
         match self.next.write(bytes) {
@@ -262,7 +266,7 @@ impl Ring {
         }
     }
 
-    /// Waits until a neighbour takes or gives something, or is gone.
+    /// Waits until a neighbor is ready, or its connection fails.
     fn wait(&self, for_next: bool, for_previous: bool) -> Result<()> {
         let mut fds = vec![];
         if for_next {
@@ -274,13 +278,13 @@ impl Ring {
         match poll(&mut fds, Some(&WAIT)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => {
-                Err(Infrastructure(format!("connections cannot be waited for: {error}")).into())
+                Err(Infrastructure(format!("cannot wait for connections: {error}")).into())
             }
         }
     }
 }
 
-/// Reads what is there; none is 0, an end is an error.
+/// Reads available bytes; returns 0 if there are none, and an error at the end of the stream.
 fn read(stream: &mut TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
     if bytes.is_empty() {
         return Ok(0);
@@ -297,7 +301,7 @@ fn is_later(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// How much of something is done.
+/// Number of bytes transferred so far.
 #[derive(Debug, Default)]
 struct Piece {
     at: usize,
@@ -309,7 +313,7 @@ impl Piece {
     }
 }
 
-/// A header as far as it was heard.
+/// A partially received header.
 #[derive(Debug, Default)]
 struct Head {
     bytes: [u8; HEADER_BYTES],
@@ -322,25 +326,24 @@ impl Head {
     }
 }
 
-/// How far the parts have come on their way around: what is sent in turn `k + 1` is what came in
-/// turn `k`.
+/// Progress of the parts around the ring: turn `k + 1` sends what turn `k` received.
 #[derive(Debug)]
 struct Way {
     rank: usize,
     size: usize,
-    /// Where each part begins, in bytes, and the end.
+    /// Start of each part in bytes, then the end of the last.
     bounds: Vec<usize>,
-    /// The turn and the byte of its part to send next.
+    /// Next byte to send: turn, and offset in its part.
     send: (usize, usize),
-    /// The turn and the byte of its part to receive next.
+    /// Next byte to receive: turn, and offset in its part.
     receive: (usize, usize),
-    /// Bytes of an element that has not come whole.
+    /// Number of bytes of an incomplete element.
     carried: usize,
 }
 
 impl Way {
     fn new(rank: usize, size: usize, len: usize, element_bytes: usize) -> Self {
-        let bounds = (0..=size).map(|it| it * len / size * element_bytes).collect();
+        let bounds = (0..=size).map(|part| part * len / size * element_bytes).collect();
         let mut way = Self { rank, size, bounds, send: (0, 0), receive: (0, 0), carried: 0 };
         way.skip();
         way
@@ -350,13 +353,13 @@ impl Way {
         2 * (self.size - 1)
     }
 
-    /// The part that goes around the ring `turn` turns after that of `rank`.
+    /// Returns the byte range of the part that `rank` sends in turn `turn`.
     fn part(&self, rank: usize, turn: usize) -> Range<usize> {
         let part = (rank + 2 * self.size - turn % self.size) % self.size;
         self.bounds[part]..self.bounds[part + 1]
     }
 
-    /// The bytes that can be sent now, if there are any.
+    /// Returns the bytes that can be sent now, if any.
     fn sendable(&self) -> Option<Range<usize>> {
         let (turn, at) = self.send;
         if turn == self.num_turns() {
@@ -364,7 +367,7 @@ impl Way {
         }
         let part = self.part(self.rank, turn);
         let ready = match turn.checked_sub(1) {
-            // It came in the turn before.
+            // The part of this turn was received in the turn before.
             Some(before) if before == self.receive.0 => part.start + self.receive.1,
             Some(before) if before > self.receive.0 => part.start,
             _ => part.end,
@@ -378,7 +381,7 @@ impl Way {
         self.skip();
     }
 
-    /// The bytes still to come in this turn.
+    /// Returns the bytes that remain to be received in this turn.
     fn receivable(&self) -> Option<Range<usize>> {
         let (turn, at) = self.receive;
         if turn == self.num_turns() {
@@ -393,19 +396,19 @@ impl Way {
         self.skip();
     }
 
-    /// Whether what comes now is added; later it is the sum.
+    /// Returns `true` in the first pass, in which received values are added.
     fn is_adding(&self) -> bool {
         self.receive.0 < self.size - 1
     }
 
-    /// Goes on to the next turn where this one is done, and over empty parts.
+    /// Advances past completed turns and empty parts.
     fn skip(&mut self) {
         while self.send.0 < self.num_turns()
             && self.part(self.rank, self.send.0).len() == self.send.1
         {
             self.send = (self.send.0 + 1, 0);
         }
-        while self.receivable().is_some_and(|it| it.is_empty()) {
+        while self.receivable().is_some_and(|range| range.is_empty()) {
             self.receive = (self.receive.0 + 1, 0);
         }
     }

@@ -1,4 +1,4 @@
-//! What every implementation must do; gangs of threads, and strangers.
+//! Conformance tests of all implementations, and tests of the rendezvous and the watchdog.
 
 mod conformance;
 mod meeting;

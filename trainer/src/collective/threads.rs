@@ -1,4 +1,4 @@
-//! Ranks that are threads of one process: what sums mean, in the fewest lines.
+//! Ranks as threads of one process; the reference implementation of [`Collective`].
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
@@ -8,9 +8,9 @@ use super::{Collective, added_up};
 use crate::Result;
 use crate::error::PeerFailed;
 
-/// One rank of several in this process.
+/// One of several ranks in this process.
 ///
-/// Dropping it ends the group for all others, as the end of a process does.
+/// Dropping it makes the calls of all other ranks fail, as the exit of a process does.
 #[derive(Debug)]
 pub struct ThreadRank {
     rank: usize,
@@ -27,15 +27,15 @@ struct Group {
 #[derive(Debug, Default)]
 struct Round {
     number: u64,
-    /// What each rank gave in this round.
+    /// Contribution of each rank to the current round.
     given: Vec<Option<Bytes>>,
-    /// What all gave in the round before.
+    /// All contributions to the previous round.
     whole: Vec<Bytes>,
     is_over: bool,
 }
 
 impl ThreadRank {
-    /// `size` ranks, in order, one for each thread.
+    /// Creates `size` ranks, in order, one for each thread.
     pub fn group(size: usize) -> Vec<Self> {
         let round = Round { given: vec![None; size], ..Round::default() };
         let group = Arc::new(Group { size, round: Mutex::new(round), changed: Condvar::new() });
@@ -68,21 +68,21 @@ impl Collective for ThreadRank {
         added_up(&self.gather(Bytes::copy_from_slice(bytemuck::cast_slice(values)))?, values)
     }
 
-    fn gather(&self, mine: Bytes) -> Result<Vec<Bytes>> {
+    fn gather(&self, local: Bytes) -> Result<Vec<Bytes>> {
         let mut round = self.group.round.lock().unwrap_or_else(PoisonError::into_inner);
         let number = round.number;
-        round.given[self.rank] = Some(mine);
+        round.given[self.rank] = Some(local);
         if round.given.iter().all(Option::is_some) {
-            // Nobody misses it: the next round is whole when all have taken this one.
+            // Safe to overwrite: a round completes only after all ranks have read the previous one.
             round.whole = round.given.iter_mut().filter_map(Option::take).collect();
             round.number += 1;
             self.group.changed.notify_all();
         }
-        let waits = |it: &mut Round| it.number == number && !it.is_over;
+        let waits = |round: &mut Round| round.number == number && !round.is_over;
         let round = self.group.changed.wait_while(round, waits);
         let round = round.unwrap_or_else(PoisonError::into_inner);
         match round.number == number {
-            true => Err(PeerFailed("a rank of this process is gone".into()).into()),
+            true => Err(PeerFailed("a rank of this process exited".into()).into()),
             false => Ok(round.whole.clone()),
         }
     }

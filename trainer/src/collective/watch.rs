@@ -1,9 +1,10 @@
-//! The watchdog: ranks tell rank 0 where they are, and rank 0 tells them that it is there.
+//! Watchdog: all ranks send heartbeats with their progress to rank 0, and rank 0 sends heartbeats
+//! to all.
 //!
-//! A rank that moves no more, in whatever it does, holds all others up for ever: they wait for it in
-//! a sum. Who is to blame is the one that has not come as far as the others, and it is named with
-//! the place where it was last seen. Then all connections are closed, which ends every wait, and
-//! this process ends too if that does not end it.
+//! A rank without progress would block all others forever in the next collective call. The watchdog
+//! blames the ranks that have progressed least, and reports their last known position. Then it
+//! closes all connections, which ends every wait. If this does not end the process, the watchdog
+//! does.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write as _};
@@ -17,18 +18,20 @@ use stoker_api::contract::ExitCode;
 
 use super::pulse::{BEAT_BYTES, Beat, Limits, Pulse};
 
-/// How often a rank tells where it is.
+/// Interval of heartbeats.
 const BEAT: Duration = Duration::from_secs(1);
-/// How long a peer's machine may not answer: its link is cut, or it is gone.
+/// Timeout for TCP acknowledgments of a peer's machine; after it, the link or the machine has
+/// failed.
 const UNHEARD_MAX: Duration = Duration::from_secs(30);
-/// How long this process may go on after its gang has ended: it may wait where no connection is.
+/// Time that this process may take to exit after its gang has failed, in case it waits for
+/// something else.
 const END_MAX: Duration = Duration::from_secs(30);
-/// How long that end may take, in which a driver may stand still too.
+/// Time that the forced exit may take, since a driver may hang in it too.
 const EXIT_MAX: Duration = Duration::from_secs(5);
-/// How much longer than rank 0 the others wait.
+/// Additional limit on ranks other than 0, so that rank 0 reports first.
 const LATER: Duration = Duration::from_secs(5);
 
-/// Tells all who wait that the gang is over, and why.
+/// Abort flag of the gang, shared by all waits, with the reason.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Alarm(Arc<AlarmState>);
 
@@ -36,17 +39,17 @@ pub(super) struct Alarm(Arc<AlarmState>);
 struct AlarmState {
     why: OnceLock<String>,
     streams: Mutex<Vec<TcpStream>>,
-    /// A sum has failed, or somebody has gone without a farewell.
+    /// A collective call failed, or a rank exited without a shutdown message.
     has_failed: AtomicBool,
     is_over: AtomicBool,
 }
 
 impl Alarm {
-    /// Closes these too when it rings.
+    /// Adds connections that an abort closes.
     ///
     /// # Errors
     ///
-    /// The system has no more descriptors.
+    /// Fails if the system has no more file descriptors.
     pub(super) fn guard<'a>(
         &self,
         streams: impl IntoIterator<Item = &'a TcpStream>,
@@ -58,37 +61,37 @@ impl Alarm {
         Ok(())
     }
 
-    /// Why the gang was ended, if it was.
+    /// Returns the reason of the abort, if the gang was aborted.
     pub(super) fn why(&self) -> Option<&str> {
         self.0.why.get().map(String::as_str)
     }
 
-    /// Ends the gang: every connection is closed.
+    /// Aborts the gang: closes every connection.
     pub(super) fn ring(&self, why: String) {
         let _ = self.0.why.set(why);
         self.close();
     }
 
-    /// Notes that nothing can come of the gang any more.
+    /// Marks the gang as failed.
     pub(super) fn fail(&self) {
         self.0.has_failed.store(true, Ordering::Relaxed);
     }
 
-    /// Closes every connection, so that the others learn of it.
+    /// Closes every connection, which notifies the other ranks.
     pub(super) fn close(&self) {
         let streams = self.0.streams.lock().unwrap_or_else(PoisonError::into_inner);
         for stream in streams.iter() {
-            // It may be closed already.
+            // Ignore the error: the connection may be closed already.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
-    /// Whether nothing can come of the gang any more.
+    /// Returns `true` if the gang has failed.
     pub(super) fn is_ringing(&self) -> bool {
         self.why().is_some() || self.0.has_failed.load(Ordering::Relaxed)
     }
 
-    /// Nobody watches any more.
+    /// Stops the watchdog.
     pub(super) fn end(&self) {
         self.0.is_over.store(true, Ordering::Relaxed);
     }
@@ -98,24 +101,24 @@ impl Alarm {
     }
 }
 
-/// A rank as it is seen from here.
+/// State of a peer, as known from its heartbeats.
 #[derive(Debug)]
 struct Seen {
     stream: Option<TcpStream>,
     part: Vec<u8>,
     beat: Beat,
-    /// When that changed.
+    /// When the heartbeat's contents last changed.
     since: Instant,
-    /// When anything came.
+    /// When the last heartbeat arrived.
     heard: Instant,
 }
 
-/// Watches `peers`, which are all others at rank 0 and elsewhere rank 0, on a thread of its own until
-/// `alarm` ends.
+/// Starts the watchdog thread, which runs until `alarm` ends. `peers` are all other ranks on rank
+/// 0, and rank 0 elsewhere.
 ///
 /// # Errors
 ///
-/// The system has no more threads or descriptors.
+/// Fails if the system has no more threads or file descriptors.
 pub(super) fn start(
     rank: usize,
     peers: Vec<(usize, TcpStream)>,
@@ -128,7 +131,7 @@ pub(super) fn start(
         use rustix::net::sockopt;
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        // What is sent each second is taken by a machine that is there, whatever its program does.
+        // Heartbeats are acknowledged by the kernel of a live machine, whatever its program does.
         let unheard = u32::try_from(UNHEARD_MAX.as_millis()).unwrap_or(u32::MAX);
         sockopt::set_tcp_user_timeout(&stream, unheard)?;
         let now = Instant::now();
@@ -157,8 +160,8 @@ impl Watch {
             if beat != own {
                 (own, own_since) = (beat, Instant::now());
             }
-            let moves = |it: &Seen| {
-                it.stream.is_some() && (it.since.elapsed() < 2 * BEAT || it.beat.waits())
+            let moves = |seen: &Seen| {
+                seen.stream.is_some() && (seen.since.elapsed() < 2 * BEAT || seen.beat.waits())
             };
             if self.rank == 0 && self.seen.values().any(moves) {
                 self.pulse.gang_moves();
@@ -167,8 +170,9 @@ impl Watch {
             for (rank, seen) in &mut self.seen {
                 match seen.exchange(&bytes) {
                     Ok(true) => {}
-                    // Whoever needs it finds out; who does not must end all the same, but for one whose
-                    // training is over.
+                    // Ranks in a collective call notice the exit by themselves. Other ranks must
+                    // end
+                    // too, unless training is over.
                     Ok(false) if !self.pulse.is_resting() => self.alarm.fail(),
                     Ok(false) => {}
                     Err(error) if !self.alarm.is_over() => {
@@ -178,7 +182,7 @@ impl Watch {
                     Err(_) => {}
                 }
             }
-            if self.seen.values().any(|it| it.beat.asks()) {
+            if self.seen.values().any(|seen| seen.beat.asks()) {
                 self.pulse.ask();
             }
             if let Some(text) = self.silent(own, own_since) {
@@ -190,49 +194,53 @@ impl Watch {
         }
     }
 
-    /// Who has been silent for too long, if somebody has.
+    /// Describes the ranks that made no progress for too long, if any.
     fn silent(&self, own: Beat, own_since: Instant) -> Option<String> {
         let mut limit = self.limits.limit(self.pulse.median_step())?;
         if self.rank > 0 {
-            // Rank 0 sees all, and is to speak first.
+            // Rank 0 knows the state of all ranks, so it should report first.
             limit += LATER;
         }
         let seconds = limit.as_secs_f64();
-        let mut others = self.seen.iter().filter(|it| it.1.stream.is_some());
-        if let Some((rank, seen)) = others.find(|it| it.1.heard.elapsed() > limit) {
+        let mut others = self.seen.iter().filter(|(_, seen)| seen.stream.is_some());
+        if let Some((rank, seen)) = others.find(|(_, seen)| seen.heard.elapsed() > limit) {
             let place = seen.beat.place();
-            return Some(format!("rank {rank} says nothing for {seconds:.0} s: last seen {place}"));
+            return Some(format!(
+                "no heartbeat from rank {rank} for {seconds:.0} s: last seen {place}"
+            ));
         }
         let beats = || {
-            let others = self.seen.iter().filter(|it| it.1.stream.is_some());
-            others.map(|(rank, it)| (*rank, it.beat, it.since)).chain([(self.rank, own, own_since)])
+            let others = self.seen.iter().filter(|(_, seen)| seen.stream.is_some());
+            let others = others.map(|(rank, seen)| (*rank, seen.beat, seen.since));
+            others.chain([(self.rank, own, own_since)])
         };
-        // Whoever waits for the storage or the runner is waited for, and one that is left alone holds
-        // nobody up.
-        if beats().count() == 1 || beats().any(|it| it.1.waits()) {
+        // Ranks may wait for the storage or the runner, and a single remaining rank blocks no
+        // other.
+        if beats().count() == 1 || beats().any(|(_, beat, _)| beat.waits()) {
             return None;
         }
-        // Where one moves, all may go on. Before the first step is whole a program reads its data and
-        // is compiled, for as long as that takes, unless all wait for each other.
-        let is_serious = self.pulse.has_begun() || beats().all(|it| it.1.is_together());
-        if !is_serious || beats().any(|it| it.2.elapsed() <= limit) {
+        // As long as one rank makes progress, the others may continue. Reading data and compiling
+        // kernels before the first complete step may take any time, unless all ranks wait.
+        let is_serious = self.pulse.has_begun() || beats().all(|(_, beat, _)| beat.is_together());
+        if !is_serious || beats().any(|(_, _, since)| since.elapsed() <= limit) {
             return None;
         }
-        let furthest = beats().map(|it| it.1.progress()).max()?;
-        let is_behind = |it: &(usize, Beat, Instant)| it.1.progress() < furthest;
-        // Where all wait for each other, rank 0 alone can see it.
-        let all_wait = self.rank == 0 && !beats().any(|it| is_behind(&it));
-        let blamed: Vec<_> = beats().filter(|it| all_wait || is_behind(it)).collect();
+        let furthest = beats().map(|(_, beat, _)| beat.progress()).max()?;
+        let is_behind = |(_, beat, _): &(usize, Beat, Instant)| beat.progress() < furthest;
+        // Only rank 0 can detect that all ranks wait for each other.
+        let all_wait = self.rank == 0 && !beats().any(|rank| is_behind(&rank));
+        let blamed: Vec<_> = beats().filter(|rank| all_wait || is_behind(rank)).collect();
         if blamed.is_empty() {
             return None;
         }
-        let name =
-            |it: &(usize, Beat, Instant)| format!("rank {} last seen {}", it.0, it.1.place());
+        let name = |(rank, beat, _): &(usize, Beat, Instant)| {
+            format!("rank {rank} last seen {}", beat.place())
+        };
         let names: Vec<String> = blamed.iter().map(name).collect();
-        Some(format!("nothing moved for {seconds:.0} s: {}", names.join(", ")))
+        Some(format!("no progress for {seconds:.0} s: {}", names.join(", ")))
     }
 
-    /// The connections are closed; the program may be somewhere else.
+    /// Waits for the process to exit after the connections were closed, then forces the exit.
     fn end(&self) {
         let mut until = Instant::now() + END_MAX;
         while Instant::now() < until {
@@ -240,12 +248,12 @@ impl Watch {
                 return;
             }
             if self.pulse.beat().waits() {
-                // A checkpoint on its way to the storage, which has a deadline of its own.
+                // A checkpoint upload is in progress, which has its own timeout.
                 until = Instant::now() + END_MAX;
             }
             std::thread::sleep(BEAT);
         }
-        // Whatever holds this process may hold its end too.
+        // The forced exit may hang for the same reason as the process.
         let _ = std::thread::Builder::new().name("stoker-end".into()).spawn(|| {
             std::thread::sleep(EXIT_MAX);
             let _ = rustix::process::kill_process(rustix::process::getpid(), Signal::KILL);
@@ -254,27 +262,27 @@ impl Watch {
             Some(_) => ExitCode::Infrastructure,
             None => ExitCode::PeerFailed,
         };
-        let why = self.alarm.why().unwrap_or("the gang has failed, and this rank does not notice");
+        let why = self.alarm.why().unwrap_or("the gang failed, but this rank did not react");
         crate::termination::leave_if_silent(code, why);
-        let _ = writeln!(io::stderr(), "error: {why}; this process does not end by itself");
+        let _ = writeln!(io::stderr(), "error: {why}; forcing the exit of this process");
         std::process::exit(code as i32);
     }
 }
 
 impl Seen {
-    /// Tells where this rank is, and hears where the other is; `false` where it has gone without a
-    /// farewell.
+    /// Sends a heartbeat and reads those of the peer; returns `false` if the peer exited without a
+    /// shutdown message.
     ///
     /// # Errors
     ///
-    /// Its machine does not answer.
+    /// Fails if the peer's machine does not respond.
     fn exchange(&mut self, bytes: &[u8; BEAT_BYTES]) -> io::Result<bool> {
         let Some(stream) = &mut self.stream else { return Ok(true) };
         let done = hear(stream, &mut self.part).and_then(|is_there| match is_there {
-            // A beat more or less does not matter: one that is not taken is not told.
+            // Skip the heartbeat if the send buffer is full; losing one does not matter.
             true => match stream.write(bytes) {
                 Ok(num) if num == bytes.len() => Ok(true),
-                Ok(_) => Err(io::Error::other("its beats are cut")),
+                Ok(_) => Err(io::Error::other("a heartbeat was sent partially")),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(true),
                 Err(error) => Err(error),
             },
@@ -303,15 +311,15 @@ impl Seen {
     }
 }
 
-/// Says farewell: that the connections end now means nothing.
+/// Sends a shutdown message, so that peers ignore the end of the connections.
 pub(super) fn farewell(streams: &[TcpStream], pulse: &Pulse) {
     for mut stream in streams {
-        // Who does not take it is gone.
+        // Ignore the error: the peer may have exited.
         let _ = stream.write(&pulse.beat().to_bytes());
     }
 }
 
-/// Reads what has come; `false` where the other has ended.
+/// Reads available bytes; returns `false` if the peer closed the connection.
 fn hear(stream: &mut TcpStream, part: &mut Vec<u8>) -> io::Result<bool> {
     let mut bytes = [0; 64 * BEAT_BYTES];
     loop {

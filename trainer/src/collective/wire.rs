@@ -1,7 +1,7 @@
-//! What goes over a connection between two ranks: a header, and what it says follows.
+//! Framing on a connection between two ranks: a header, then the payload.
 //!
-//! The header says what is done, the how-manieth it is and its length, so that ranks that do
-//! different things are told so.
+//! The header has the kind of the operation, its sequence number and the payload length. Ranks that
+//! execute different operations therefore fail with a clear error.
 
 use std::io;
 use std::net::TcpStream;
@@ -10,17 +10,17 @@ use std::time::Duration;
 use super::Kind;
 use crate::error::{Infrastructure, PeerFailed};
 
-/// A silent peer is asked after this time whether it is there.
+/// Idle time before the first TCP keepalive probe.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
-/// The pause between two such questions.
+/// Time between two keepalive probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// Questions without an answer after which a peer is gone.
+/// Unanswered keepalive probes after which the connection fails.
 const KEEPALIVE_COUNT: u32 = 6;
 
-/// Bytes of a header: kind, number, length.
+/// Size of a header: kind, sequence number, length.
 pub(super) const HEADER_BYTES: usize = 16;
 
-/// What goes before each message.
+/// Builds the header of a message.
 pub(super) fn header(kind: Kind, number: u32, length: u64) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     header[0] = kind as u8;
@@ -29,52 +29,55 @@ pub(super) fn header(kind: Kind, number: u32, length: u64) -> [u8; HEADER_BYTES]
     header
 }
 
-/// The length in a header that is as expected but for it.
+/// Returns the length in a header whose other fields must be as expected.
 ///
 /// # Errors
 ///
-/// Rank `from` does something else.
+/// Fails if rank `from` executes a different operation.
 pub(super) fn length(
-    found: &[u8; HEADER_BYTES],
+    actual: &[u8; HEADER_BYTES],
     expected: &[u8; HEADER_BYTES],
     from: usize,
 ) -> crate::Result<u64> {
-    if found[..8] != expected[..8] {
+    if actual[..8] != expected[..8] {
         return Err(differs(from));
     }
     let mut length = [0; 8];
-    length.copy_from_slice(&found[8..]);
+    length.copy_from_slice(&actual[8..]);
     Ok(u64::from_le_bytes(length))
 }
 
-/// Rank `from` is at another place of the program.
+/// Error: rank `from` executes a different operation.
 pub(super) fn differs(from: usize) -> crate::Error {
-    let rule = "the program must do the same on all ranks";
-    format!("rank {from} does something else than this one: {rule}").into()
+    format!(
+        "rank {from} made a different collective call than this rank; the program must make the \
+         same calls in the same order on all ranks"
+    )
+    .into()
 }
 
-/// Rank `from` cannot be heard any more.
+/// Error: the connection to rank `from` failed.
 pub(super) fn gone(from: usize, error: &io::Error) -> crate::Error {
     let why = match error.kind() {
-        io::ErrorKind::UnexpectedEof => "it has closed its connection".into(),
+        io::ErrorKind::UnexpectedEof => "it closed its connection".into(),
         _ => error.to_string(),
     };
-    PeerFailed(format!("rank {from} is gone: {why}")).into()
+    PeerFailed(format!("lost the connection to rank {from}: {why}")).into()
 }
 
-/// From a connection that is being made to one that is used: it may be silent for long, but not
-/// dead.
+/// Switches an established connection from handshake to normal operation: blocking, without
+/// timeouts, with keepalive.
 ///
 /// # Errors
 ///
-/// The system refuses an option.
+/// Fails if the system rejects a socket option.
 pub(super) fn configure(stream: &TcpStream) -> crate::Result<()> {
     Ok(set_options(stream).map_err(useless)?)
 }
 
-/// The system does not let a connection be used as it must.
+/// Error: the system rejects a socket option.
 pub(super) fn useless(error: io::Error) -> Infrastructure {
-    Infrastructure(format!("a connection is of no use: {error}"))
+    Infrastructure(format!("cannot configure a connection between ranks: {error}"))
 }
 
 fn set_options(stream: &TcpStream) -> io::Result<()> {

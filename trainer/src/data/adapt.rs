@@ -1,4 +1,4 @@
-//! Data made of other data.
+//! Adapters for the `learner` feature: burn data sets as [`Data`], and derived data.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ impl<B> Clone for Data<B> {
 }
 
 impl<B: Send + 'static> Data<B> {
-    /// One of burn's data sets, and what makes batches of its items.
+    /// Creates data from a burn data set and a batcher for its items.
     pub fn dataset<I: Send + 'static>(
         dataset: impl Dataset<I> + 'static,
         batcher: impl Batcher<I, B> + 'static,
@@ -29,13 +29,13 @@ impl<B: Send + 'static> Data<B> {
         Self::new(Items { samples, item, batcher })
     }
 
-    /// Batches that can only be read in their own order.
+    /// Creates data from batches that can only be read sequentially.
     pub(crate) fn tape(tape: impl Tape<B> + 'static) -> Self {
         Self::of(Origin::Taped(Arc::new(tape)))
     }
 
-    /// The same with each batch as `map` makes it of the batch and its number of samples; of a tape,
-    /// each batch counts as one. A stream does not say how many samples a batch has.
+    /// Converts each batch, given its number of samples. Each batch of a tape counts as one sample.
+    /// Fails for a stream, which does not report the number of samples of a batch.
     pub(crate) fn map_counted<C: Send + 'static>(self, map: fn(B, usize) -> C) -> Result<Data<C>> {
         let origin = match self.origin {
             Origin::Indexed(source) => {
@@ -44,7 +44,8 @@ impl<B: Send + 'static> Data<B> {
             Origin::Taped(tape) => Origin::Taped(Arc::new(Mapped { of: tape, map })),
             Origin::Streamed(_) => {
                 return Err(
-                    "burn's loop takes no `Stream`: use `Data::dataset`, `items` or `arrays`"
+                    "burn's training loop does not support `Stream`; use `Data::dataset`, `items` \
+                     or `arrays`"
                         .into(),
                 );
             }
@@ -53,7 +54,7 @@ impl<B: Send + 'static> Data<B> {
         Ok(Data { origin, shuffle, reshuffle, drop_last, workers, queue })
     }
 
-    /// The samples in this range.
+    /// Restricts the data to the samples in this range.
     pub(crate) fn part(self, range: Range<usize>) -> Self {
         Self { origin: Origin::Indexed(Arc::new(Part { of: self.origin.clone(), range })), ..self }
     }
@@ -109,7 +110,7 @@ impl<B> Source<B> for Part<B> {
 
     fn batch(&self, samples: &[usize], at: &At) -> Result<B> {
         let Origin::Indexed(source) = &self.of else {
-            return Err("a stream has no part: only all of it can be read".into());
+            return Err("cannot take a part of a stream: streams have no random access".into());
         };
         let samples: Vec<usize> = samples.iter().map(|sample| self.range.start + sample).collect();
         source.batch(&samples, at)

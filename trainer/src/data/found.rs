@@ -1,14 +1,14 @@
-//! What a lookup of an item by its index may give.
+//! Conversion of lookup results to items.
 
 use crate::{Error, Result};
 
-/// An item, where there is one: an `Option`, or a `Result` with any error.
+/// Result of looking up an item by index: an `Option`, or a `Result` with any error.
 pub trait Found<I> {
-    /// The item; `None` where there is none of this index.
+    /// Returns the item, or `None` if the index has no item.
     ///
     /// # Errors
     ///
-    /// What the lookup failed with.
+    /// Returns the error of the lookup.
     fn found(self) -> Result<Option<I>>;
 }
 

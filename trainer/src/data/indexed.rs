@@ -1,4 +1,4 @@
-//! Data that can be read in any order.
+//! Data with random access.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::order::Order;
 use super::{At, Job, Jobs, Source};
 use crate::Result;
 
-/// Makes the batches of a source, each by itself.
+/// Returns one independent job for each batch of the source.
 pub(super) fn jobs<B: Send + 'static>(
     source: Arc<dyn Source<B>>,
     order: Order,
@@ -28,7 +28,7 @@ pub(super) fn jobs<B: Send + 'static>(
     }))
 }
 
-/// Items, and what makes a batch of them.
+/// Lookup by index with a batcher.
 pub(super) struct Items<G, T> {
     pub(super) samples: usize,
     pub(super) item: G,
@@ -47,7 +47,9 @@ where
     fn batch(&self, samples: &[usize], at: &At) -> Result<B> {
         let item = |sample: &usize| {
             (self.item)(*sample)?.ok_or_else(|| {
-                format!("the data set has no item {sample}, but {} samples", self.samples).into()
+                let samples = self.samples;
+                format!("item {sample} not found in the data set, which declares {samples} samples")
+                    .into()
             })
         };
         let items = samples.iter().map(item).collect::<Result<Vec<_>>>()?;
@@ -55,7 +57,7 @@ where
     }
 }
 
-/// Some of a source's samples, from one on.
+/// A contiguous range of a source's samples.
 pub(super) struct Part<B> {
     pub(super) source: Arc<dyn Source<B>>,
     pub(super) range: Range<usize>,
@@ -67,7 +69,7 @@ impl<B> Source<B> for Part<B> {
     }
 
     fn batch(&self, samples: &[usize], at: &At) -> Result<B> {
-        let samples: Vec<usize> = samples.iter().map(|it| it + self.range.start).collect();
+        let samples: Vec<usize> = samples.iter().map(|sample| sample + self.range.start).collect();
         self.source.batch(&samples, at)
     }
 
@@ -80,7 +82,7 @@ impl<B> Source<B> for Part<B> {
     }
 }
 
-/// A source whose batches are made into others.
+/// A source with converted batches.
 pub(super) struct Mapped<B, F> {
     pub(super) source: Arc<dyn Source<B>>,
     pub(super) map: Arc<F>,

@@ -1,4 +1,4 @@
-//! Makes batches, ahead of time where there are workers, and hands them out in order.
+//! Makes batches, in advance if there are workers, and returns them in order.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,21 +10,22 @@ use std::thread::JoinHandle;
 use crate::Result;
 use crate::error::caught;
 
-/// Makes one batch; `None` where this rank has no sample in it.
+/// Makes one batch; `None` if this rank has no sample in the batch.
 pub(super) type Job<B> = Box<dyn FnOnce() -> Result<Option<B>> + Send>;
-/// What makes the batches, in their order. What must be read in order is read by this iterator, and what
-/// can be done for several batches at once is left to the jobs.
+/// Iterator over the jobs, in batch order. The iterator itself reads what must be read
+/// sequentially. Work that can run for several batches concurrently is left to the jobs.
 pub(super) type Jobs<B> = Box<dyn Iterator<Item = Job<B>> + Send>;
 
-/// Batches in order; `None` where a batch has no samples for this rank.
+/// Iterator over batches in order. An item is `None` if this rank has no samples in the batch.
 pub struct Loader<B> {
-    /// Where there are no workers.
+    /// Only set without workers.
     jobs: Option<Jobs<B>>,
     lanes: Vec<mpsc::Receiver<Result<Option<B>>>>,
-    /// One for each batch that is made or waits; where it is full, no further one is begun.
+    /// Holds one token for each batch in preparation or queued. No further batch starts while it is
+    /// full.
     places: Option<mpsc::Receiver<()>>,
     threads: Vec<JoinHandle<()>>,
-    /// Set when nobody wants any more batches.
+    /// Set when the loader is dropped, so that threads stop.
     is_over: Arc<AtomicBool>,
     first: u64,
     batches: Range<u64>,
@@ -40,15 +41,16 @@ impl<B> fmt::Debug for Loader<B> {
 }
 
 impl<B> Loader<B> {
-    /// Whether the thread that asks for a batch makes it: there are no workers.
+    /// Returns `true` without workers: the thread that requests a batch makes it.
     pub(crate) fn makes_batches_here(&self) -> bool {
         self.jobs.is_some()
     }
 }
 
 impl<B: Send + 'static> Loader<B> {
-    /// A thread takes the jobs in order and gives worker `w` of `n` every `n`-th, which puts its batch
-    /// into its own bounded lane: reading the lanes in turn keeps the order.
+    /// Starts the workers. One thread takes the jobs in order and sends every `n`-th job to worker
+    /// `w` of `n`, which puts its batch into a separate lane. Reading the lanes in turn preserves
+    /// the order.
     pub(super) fn start(jobs: Jobs<B>, batches: Range<u64>, workers: usize, queue: usize) -> Self {
         let (first, is_over) = (batches.start, Arc::new(AtomicBool::new(false)));
         if workers == 0 {
@@ -87,7 +89,7 @@ impl<B: Send + 'static> Loader<B> {
 
 #[cfg(feature = "learner")]
 impl<B: Send + 'static> Loader<B> {
-    /// One thread reads ahead, as far as there is room.
+    /// Starts one thread that reads up to `queue` batches ahead.
     pub(super) fn read(
         tape: Arc<dyn super::Tape<B>>,
         plan: super::Plan,
@@ -95,14 +97,14 @@ impl<B: Send + 'static> Loader<B> {
         queue: usize,
     ) -> Self {
         let (send, receive) = mpsc::sync_channel(queue.max(1));
-        let wanted = batches.clone();
+        let range = batches.clone();
         let thread = std::thread::spawn(move || {
-            let num = usize::try_from(wanted.end - wanted.start).unwrap_or(usize::MAX);
+            let num = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
             let read = || {
-                tape.open(&plan, wanted).take(num).all(|batch| send.send(batch).is_ok());
+                tape.open(&plan, range).take(num).all(|batch| send.send(batch).is_ok());
             };
             if let Err(panic) = catch_unwind(AssertUnwindSafe(read)) {
-                let error = caught(panic, |why| format!("a batch could not be read: {why}"));
+                let error = caught(panic, |why| format!("cannot read a batch: {why}"));
                 let _ = send.send(Err(error));
             }
         });
@@ -112,7 +114,8 @@ impl<B: Send + 'static> Loader<B> {
     }
 }
 
-/// Gives workers their jobs in turn, as places get free, until there are no more or nobody wants them.
+/// Sends jobs to the workers in turn whenever a queue slot is free, until no jobs remain or the
+/// loader is dropped.
 fn hand_out<B: Send + 'static>(
     mut jobs: Jobs<B>,
     works: &[mpsc::SyncSender<Job<B>>],
@@ -130,19 +133,20 @@ fn hand_out<B: Send + 'static>(
     }
 }
 
-/// A panic of the user's while a stream is read is an error of the batch that it was read for.
+/// Returns the next job. A panic in user code while reading a stream becomes the error of the
+/// batch.
 fn next_job<B: Send + 'static>(jobs: &mut Jobs<B>) -> Option<Job<B>> {
     let next = catch_unwind(AssertUnwindSafe(|| jobs.next()));
     next.unwrap_or_else(|panic| {
-        let error = caught(panic, |why| format!("the data could not be read: {why}"));
+        let error = caught(panic, |why| format!("cannot read the data: {why}"));
         Some(Box::new(move || Err(error)))
     })
 }
 
-/// A panic of the user's in a worker is an error of the batch.
+/// Runs the job. A panic in user code becomes the error of the batch.
 fn made<B>(batch: u64, job: Job<B>) -> Result<Option<B>> {
     catch_unwind(AssertUnwindSafe(job)).unwrap_or_else(|panic| {
-        Err(caught(panic, |why| format!("batch {batch} could not be made: {why}")))
+        Err(caught(panic, |why| format!("cannot make batch {batch}: {why}")))
     })
 }
 
@@ -157,14 +161,14 @@ impl<B: Send + 'static> Iterator for Loader<B> {
         let lane = ((batch - self.first) % self.lanes.len() as u64) as usize;
         let made = self.lanes[lane].recv();
         self.places.as_ref().map(mpsc::Receiver::try_recv);
-        Some(made.unwrap_or_else(|_| Err(format!("the worker of batch {batch} has ended").into())))
+        Some(made.unwrap_or_else(|_| Err(format!("the worker of batch {batch} has exited").into())))
     }
 }
 
 impl<B> Drop for Loader<B> {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
-        // Senders fail, workers end, and whoever hands out.
+        // Closing the channels makes the senders fail, so that all threads exit.
         self.lanes.clear();
         self.places = None;
         self.threads.drain(..).for_each(|thread| drop(thread.join()));

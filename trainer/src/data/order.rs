@@ -1,23 +1,23 @@
-//! Which samples a batch holds on a rank.
+//! Assignment of samples to batches and ranks.
 
 use super::{Permutation, Plan};
 use crate::rng::{ORDER, key};
 
-/// The order of samples over all epochs, and who takes which.
+/// Sample order over all epochs, and its distribution over ranks.
 pub(super) struct Order {
     pub(super) plan: Plan,
-    /// Samples of an epoch.
+    /// Number of samples in an epoch.
     pub(super) samples: usize,
-    /// Samples of a batch over all ranks.
+    /// Number of samples in a batch, over all ranks.
     pub(super) global_batch: usize,
-    /// Batches of an epoch.
+    /// Number of batches in an epoch.
     pub(super) steps: u64,
     pub(super) shuffle: bool,
-    /// Whether each epoch has an order of its own.
+    /// Whether each epoch is shuffled differently.
     pub(super) reshuffle: bool,
 }
 
-/// The places in an epoch that a batch takes.
+/// Range of positions of a batch in its epoch.
 pub(super) struct Places {
     pub(super) epoch: u64,
     pub(super) first: usize,
@@ -31,23 +31,23 @@ impl Order {
         Places { epoch: batch / self.steps, first, end }
     }
 
-    /// Whether a place of the epoch is this rank's: `(place + turn) % world == rank`, where `turn` rolls
-    /// on between epochs.
+    /// Returns `true` if the position belongs to this rank: `(place + turn) % world == rank`.
+    /// `turn` shifts the assignment between epochs so that uneven shares rotate over the ranks.
     pub(super) fn is_mine(&self, epoch: u64, place: usize) -> bool {
         let Plan { rank, world, .. } = self.plan;
         let turn = (epoch % world as u64) as usize * (self.samples % world);
         (place + turn) % world == rank
     }
 
-    /// This rank's share of batch `batch`.
+    /// Returns this rank's samples of a batch.
     pub(super) fn samples_of(&self, batch: u64) -> Vec<usize> {
         let Places { epoch, first, end } = self.places(batch);
-        let mine = (first..end).filter(|place| self.is_mine(epoch, *place));
+        let places = (first..end).filter(|place| self.is_mine(epoch, *place));
         if !self.shuffle {
-            return mine.collect();
+            return places.collect();
         }
         let epoch = if self.reshuffle { epoch } else { 0 };
         let order = Permutation::new(self.samples as u64, key(&[self.plan.seed, ORDER, epoch]));
-        mine.map(|place| order.at(place as u64) as usize).collect()
+        places.map(|place| order.at(place as u64) as usize).collect()
     }
 }

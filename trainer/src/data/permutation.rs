@@ -1,16 +1,20 @@
-//! The order of an epoch: a keyed bijection of places to samples, with no table.
+//! Sample order of an epoch: a keyed bijection of positions to samples that needs no table.
 //!
-//! Its exact form, so that another program can give the same order. Let `n` be the number of
-//! samples, `h` half the bits of `n`, rounded up, and `mask = 2^h - 1`. A place is split into its
-//! upper part `l = place >> h` and its lower part `r = place & mask`. Six rounds, `i` from 0 to 5,
-//! replace `(l, r)` by `(r, l ^ (mix(key ^ mix(r ^ (i << 60))) & mask))`, where `mix` is SplitMix64's
-//! output for a state (a Feistel network over `4^h >= n` values). The result is `l << h | r`; while
-//! it is `n` or more, the rounds are applied to it again (cycle walking), which must end inside
-//! because the start was inside. The key of an epoch is `key(&[trial seed, 3, epoch])`.
+//! This is the exact definition, for other implementations. Let `n` be the number of samples, `h`
+//! half the number of bits of `n`, rounded up, and `mask = 2^h - 1`.
+//!
+//! 1. Split a position into its upper part `l = place >> h` and its lower part `r = place & mask`.
+//! 2. In six rounds, `i` from 0 to 5, replace `(l, r)` by `(r, l ^ (mix(key ^ mix(r ^ (i << 60))) &
+//!    mask))`. `mix` is SplitMix64's output for a state. This is a Feistel network over `4^h >= n`
+//!    values.
+//! 3. The result is `l << h | r`. While it is `n` or more, apply the rounds to it again (cycle
+//!    walking). This terminates because the start value is below `n`.
+//!
+//! The key of an epoch is `key(&[trial seed, 3, epoch])`.
 
 use crate::rng::mix;
 
-/// Rounds of the network. Four make it a pseudo-random permutation; two more cost little.
+/// Rounds of the network. Four rounds make it a pseudo-random permutation; two more cost little.
 const NUM_ROUNDS: u64 = 6;
 
 /// A permutation of `0..len`.
@@ -22,18 +26,18 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// The permutation of `0..len` that `key` picks.
+    /// Creates the permutation of `0..len` selected by `key`.
     pub fn new(len: u64, key: u64) -> Self {
         Self { len, half_bits: (u64::BITS - len.leading_zeros()).div_ceil(2), key }
     }
 
-    /// Where `place` goes.
+    /// Returns the image of `place`.
     ///
     /// # Panics
     ///
-    /// If `place` is not below the length.
+    /// Panics if `place` is not below the length.
     pub fn at(&self, place: u64) -> u64 {
-        assert!(place < self.len, "place {place} of {}", self.len);
+        assert!(place < self.len, "position {place} is out of range (length {})", self.len);
         let mut value = self.rounds(place);
         while value >= self.len {
             value = self.rounds(value);
@@ -78,11 +82,11 @@ mod tests {
     }
 
     #[test]
-    fn the_order_is_fixed_for_ever() {
+    fn order_never_changes() {
         assert_eq!(order(10, 1), ORDER_OF_10);
         assert_ne!(order(10, 1), order(10, 2));
     }
 
-    /// Computed once by a program written from this file's text alone.
+    /// Computed once by an independent program, written from this file's documentation only.
     const ORDER_OF_10: [u64; 10] = [0, 2, 9, 3, 6, 7, 8, 5, 1, 4];
 }

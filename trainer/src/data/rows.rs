@@ -9,14 +9,14 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use super::{At, Source};
 use crate::Result;
 
-/// One array of [`Rows`].
+/// Description of one array of [`Rows`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// Where it is: `data.0` is the first of a tuple, `data.image` that of a name.
+    /// Path of the array: `data.0` is the first of a tuple, `data.image` the entry with that name.
     pub path: String,
-    /// Its shape; the first is the number of samples.
+    /// Shape. The first dimension is the number of samples.
     pub dims: Vec<usize>,
-    /// What it is of.
+    /// Element type.
     pub dtype: DType,
 }
 
@@ -27,24 +27,25 @@ impl fmt::Display for Field {
     }
 }
 
-/// Arrays in memory whose first dimension is the samples: a tensor, or tuples, lists and named maps
-/// of them.
+/// Arrays in memory whose first dimension is the sample index: a tensor, or tuples, lists and named
+/// maps of tensors.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an array of samples",
     note = "use a burn tensor, or a tuple, `Vec` or `BTreeMap<String, _>` of tensors"
 )]
 pub trait Rows: Send + Sync {
-    /// The same shape of things, with one batch in it.
+    /// Same structure as this type, for one batch.
     type Batch;
 
-    /// Whether some of it are inputs and others are not, by what they are: not so where names or places in a list tell.
+    /// Whether the structure identifies the inputs. `false` for lists and maps, in which only
+    /// position or name could.
     const HAS_INPUTS: bool = true;
 
-    /// Adds every array, each under its path, which begins with `path`.
+    /// Appends a description of every array, with paths that start with `path`.
     fn fields(&self, path: &str, out: &mut Vec<Field>);
 
-    /// The given rows, on `device`. What is of floating point is cast to `dtype`, if there is one; of a tuple, the first
-    /// alone, which are the inputs.
+    /// Returns the given rows on `device`. Floating-point arrays are cast to `dtype`, if given. In
+    /// a tuple, this applies only to the first element, the inputs.
     fn rows(&self, rows: &[usize], device: &Device, dtype: Option<DType>) -> Self::Batch;
 }
 
@@ -64,7 +65,7 @@ where
         let rows = Tensor::<1, Int>::from_data(rows.as_slice(), &self.device());
         let rows = self.clone().select(0, rows);
         match dtype.filter(|dtype| rows.dtype().is_float() && rows.dtype() != *dtype) {
-            // On the host: arrays are there as a rule, and half the bytes go to the device.
+            // Cast on the host: arrays are usually there, and half the bytes go to the device.
             Some(dtype) => Self::from_data(rows.into_data(), (device, dtype)),
             None => rows.to_device(device),
         }
@@ -123,7 +124,7 @@ impl<R: Rows> Rows for BTreeMap<String, R> {
     }
 }
 
-/// Arrays whose lengths agree.
+/// Arrays with the same number of samples.
 pub(super) struct Arrays<R> {
     rows: R,
     fields: Vec<Field>,
@@ -139,7 +140,8 @@ impl<R: Rows> Arrays<R> {
         if samples == 0 {
             return Err(format!("{first} has no samples").into());
         }
-        if let Some(Field { path, dims, .. }) = fields.iter().find(|it| it.dims[0] != samples) {
+        if let Some(Field { path, dims, .. }) = fields.iter().find(|field| field.dims[0] != samples)
+        {
             let other = dims[0];
             return Err(format!("{path} has {other} samples, but {first} has {samples}").into());
         }
@@ -157,8 +159,8 @@ impl<R: Rows> Source<R::Batch> for Arrays<R> {
     }
 
     fn batch(&self, samples: &[usize], at: &At) -> Result<R::Batch> {
-        // Arrays in double precision stay so, unless another precision is asked for.
-        let dtype = Some(at.dtype).filter(|it| R::HAS_INPUTS && *it != DType::F32);
+        // Keep double-precision arrays unless another precision is requested.
+        let dtype = Some(at.dtype).filter(|dtype| R::HAS_INPUTS && *dtype != DType::F32);
         Ok(self.rows.rows(samples, at.device, dtype))
     }
 }

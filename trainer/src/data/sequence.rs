@@ -1,9 +1,10 @@
-//! Batches that a program makes itself, by their number.
+//! Batches that the program makes by index.
 
 use super::{At, Source};
 use crate::Result;
 
-/// Batches in any order, as Keras's `Sequence` gives them: each is the share of one rank in one step.
+/// Batches with random access, like Keras's `Sequence`. Each batch is the share of one rank in one
+/// step.
 ///
 /// # Examples
 ///
@@ -19,32 +20,34 @@ use crate::Result;
 ///
 ///     fn batch(&self, index: usize, at: &At) -> Result<Vec<u64>> {
 ///         let first = index as u64 * 32;
-///         Ok((first..first + 32).map(|it| it * it + at.epoch).collect())
+///         Ok((first..first + 32).map(|number| number * number + at.epoch).collect())
 ///     }
 /// }
 ///
 /// assert_eq!(Data::sequence(Squares).samples(), 10);
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no sequence of batches of type `{B}`",
+    message = "`{Self}` is not a sequence of batches of type `{B}`",
     note = "implement `Sequence<{B}>`; for single samples implement `Source<{B}>`"
 )]
 pub trait Sequence<B>: Send + Sync {
-    /// Batches of an epoch, over all ranks.
+    /// Returns the number of batches in an epoch, over all ranks.
     fn batches(&self) -> usize;
 
-    /// Makes batch `index`, of as many samples as one rank is to have in a step. Called by several
-    /// threads at once and in any order; must depend on nothing but its arguments. What is to change
-    /// between epochs goes by [`At::epoch`]: batches are made ahead of time, and after a restart from
-    /// anywhere, so that nothing is told of an epoch's end.
+    /// Makes batch `index` with the number of samples that one rank processes in a step. Several
+    /// threads call this concurrently and in any order; the result must depend only on the
+    /// arguments.
+    ///
+    /// Use [`At::epoch`] for anything that changes between epochs. There is no end-of-epoch
+    /// callback, because batches are made in advance and training may resume at any batch.
     ///
     /// # Errors
     ///
-    /// Whatever should end the trial.
+    /// Any error; it ends the trial.
     fn batch(&self, index: usize, at: &At) -> Result<B>;
 }
 
-/// A sequence whose samples are its batches.
+/// A sequence as a source whose samples are complete batches.
 pub(super) struct Batches<S>(pub(super) S);
 
 impl<B, S: Sequence<B>> Source<B> for Batches<S> {
@@ -55,7 +58,10 @@ impl<B, S: Sequence<B>> Source<B> for Batches<S> {
     fn batch(&self, samples: &[usize], at: &At) -> Result<B> {
         match samples {
             [index] => self.0.batch(*index, at),
-            _ => Err(format!("a rank takes one batch of a sequence, not {}", samples.len()).into()),
+            _ => {
+                let num = samples.len();
+                Err(format!("a rank takes one batch of a sequence per step, not {num}").into())
+            }
         }
     }
 

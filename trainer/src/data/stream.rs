@@ -1,4 +1,4 @@
-//! Data that is read from its beginning: files of records, queries, generators.
+//! Sequential data: record files, queries, generators.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,31 +17,34 @@ use batches::Batcher;
 pub(super) use batches::{Batched, MappedStream};
 use items::{Mixed, Turns};
 
-/// One reading of a stream.
+/// One pass over a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pass {
-    /// Epochs finished before it.
+    /// Number of epochs completed before this pass.
     pub epoch: u64,
-    /// The data's seed, the same on every rank.
+    /// Seed of the data, the same on every rank.
     pub seed: u64,
 }
 
-/// An item that may not be made yet.
+/// An item whose computation may be deferred.
 type Lazy<T> = Box<dyn FnOnce() -> Result<T> + Send>;
-/// The items of a pass, in order.
+/// Items of a pass, in order.
 type Items<T> = Box<dyn Iterator<Item = Result<Lazy<T>>> + Send>;
 type Open<T> = dyn Fn(Pass) -> Result<Items<T>> + Send + Sync;
 
-/// Items in an order of their own, read anew for each epoch; [`Data::stream`] makes batches of them.
+/// Sequential items, read again for each epoch; [`Data::stream`] groups them into batches.
 ///
-/// Every rank reads the stream and takes its share of the items, so that a global batch holds the same
-/// samples for any number of ranks. After a restart the epoch under way is read again up to where it was.
-/// What costs much belongs into the last [`map`](Self::map): that is done for a rank's own items alone, by
-/// [`Data::workers`] threads at once, and not for what a restart passes by. A [`filter`](Self::filter) or
-/// [`interleave`](Self::interleave) needs its items, so that all before it is done for each.
+/// Every rank reads the whole stream and keeps its share of the items. A global batch therefore
+/// contains the same samples for any number of ranks. After a restart, the current epoch is read
+/// again up to the saved position.
 ///
-/// Whatever opens, maps or filters must depend on nothing but its arguments: then a run that was stopped
-/// goes on to the same bits, for any number of workers.
+/// Put expensive work into the last [`map`](Self::map). It runs only for the rank's own items,
+/// concurrently in [`Data::workers`] threads, and not for items that a restart skips. A
+/// [`filter`](Self::filter) or [`interleave`](Self::interleave) needs the item values, so all
+/// operations before it run for every item.
+///
+/// The functions that open, map or filter must depend only on their arguments. Then a resumed run
+/// is bit-identical to an uninterrupted one, for any number of workers.
 ///
 /// # Examples
 ///
@@ -49,8 +52,11 @@ type Open<T> = dyn Fn(Pass) -> Result<Items<T>> + Send + Sync;
 /// use stoker_trainer::{Data, Stream};
 ///
 /// # fn main() -> stoker_trainer::Result<()> {
-/// let lines = Stream::new(|_pass| Ok(["1", "2", "x", "4"].map(|it| Ok(it.to_owned()))));
-/// let numbers = lines.filter(|it: &String| it != "x").map(|it| Ok(it.parse::<f32>()?)).shuffle(2);
+/// let lines = Stream::new(|_pass| Ok(["1", "2", "x", "4"].map(|line| Ok(line.to_owned()))));
+/// let numbers = lines
+///     .filter(|line: &String| line != "x")
+///     .map(|line| Ok(line.parse::<f32>()?))
+///     .shuffle(2);
 /// let data = Data::stream(numbers, |items, _device| items)?;
 /// assert_eq!(data.samples(), 3);
 /// # Ok(())
@@ -59,7 +65,7 @@ type Open<T> = dyn Fn(Pass) -> Result<Items<T>> + Send + Sync;
 pub struct Stream<T> {
     open: Arc<Open<T>>,
     samples: Option<usize>,
-    /// Operations so far: each has a seed of its own.
+    /// Number of operations so far, which gives each operation a different seed.
     stage: u64,
 }
 
@@ -80,19 +86,19 @@ fn ready<T: Send + 'static>(item: T) -> Lazy<T> {
 }
 
 impl<T: Send + 'static> Stream<T> {
-    /// What `open` gives for each pass.
+    /// Creates a stream that calls `open` for each pass.
     pub fn new<I>(open: impl Fn(Pass) -> Result<I> + Send + Sync + 'static) -> Self
     where
         I: IntoIterator<Item = Result<T>>,
         I::IntoIter: Send + 'static,
     {
         let open = move |pass: Pass| -> Result<Items<T>> {
-            Ok(Box::new(open(pass)?.into_iter().fuse().map(|it| it.map(ready))))
+            Ok(Box::new(open(pass)?.into_iter().fuse().map(|item| item.map(ready))))
         };
         Self { open: Arc::new(open), samples: None, stage: 0 }
     }
 
-    /// A list, such as of files.
+    /// Creates a stream from a list, for example of files.
     pub fn list(items: Vec<T>) -> Self
     where
         T: Clone + Sync,
@@ -106,7 +112,7 @@ impl<T: Send + 'static> Stream<T> {
         Self { samples, ..Self::new(open) }
     }
 
-    /// A stream of what `with` makes of a pass of this one.
+    /// Applies `with` to the items of every pass.
     fn then<U: Send + 'static>(
         self,
         samples: Option<usize>,
@@ -117,7 +123,7 @@ impl<T: Send + 'static> Stream<T> {
         Stream { open: Arc::new(open), samples, stage: stage + 1 }
     }
 
-    /// Makes another item of each.
+    /// Converts each item.
     #[must_use]
     pub fn map<U: Send + 'static>(
         self,
@@ -126,8 +132,8 @@ impl<T: Send + 'static> Stream<T> {
         self.map_seeded(move |item, _| map(item))
     }
 
-    /// Makes another item of each, with a seed for all that is random about it: it is the same for any
-    /// number of ranks and workers, and another in each epoch.
+    /// Converts each item with a seed for its randomness. The seed is different in each epoch and
+    /// does not depend on the number of ranks or workers.
     #[must_use]
     pub fn map_seeded<U: Send + 'static>(
         self,
@@ -144,20 +150,22 @@ impl<T: Send + 'static> Stream<T> {
         })
     }
 
-    /// Leaves out items of which `is_wanted` says no.
+    /// Keeps only the items for which `is_wanted` returns `true`.
     #[must_use]
     pub fn filter(self, is_wanted: impl Fn(&T) -> bool + Send + Sync + 'static) -> Self {
         let is_wanted = Arc::new(is_wanted);
         self.then(None, move |items, _, _| {
             let is_wanted = is_wanted.clone();
             let made = items.map(|item| item?());
-            let wanted = made.filter(move |it| it.as_ref().map_or(true, |it| is_wanted(it)));
-            Box::new(wanted.map(|it| it.map(ready)))
+            let wanted =
+                made.filter(move |item| item.as_ref().map_or(true, |item| is_wanted(item)));
+            Box::new(wanted.map(|item| item.map(ready)))
         })
     }
 
-    /// Mixes items: of `buffer` that wait, one is drawn, and the next takes its place. With 1 the order
-    /// stays; with as many as there are items, every order is equally likely. Each epoch has its own.
+    /// Shuffles items with a buffer of `buffer` items. Each output is sampled from the buffer and
+    /// replaced by the next input. A size of 1 keeps the order; with all items in the buffer, every
+    /// order is equally likely. The order differs between epochs.
     #[must_use]
     pub fn shuffle(self, buffer: usize) -> Self {
         let samples = self.samples;
@@ -168,8 +176,9 @@ impl<T: Send + 'static> Stream<T> {
         })
     }
 
-    /// Reads what `open` makes of each item, `cycle` of them in turn, `block` items at a time: such as
-    /// the records of several files. Where one ends, the next item takes its place.
+    /// Opens a nested stream for each item and reads `cycle` of them round-robin, `block` items at
+    /// a time; for example, the records of several files. When one ends, the next item takes its
+    /// position.
     #[must_use]
     pub fn interleave<U, I>(
         self,
@@ -189,32 +198,32 @@ impl<T: Send + 'static> Stream<T> {
             let opened = items.map(open);
             let (cycle, block) = (cycle.max(1), block.max(1));
             let turns = Turns { opened, running: VecDeque::new(), cycle, block, left: block };
-            Box::new(turns.map(|it| it.map(ready)))
+            Box::new(turns.map(|item| item.map(ready)))
         })
     }
 
-    /// The first `samples` items.
+    /// Keeps only the first `samples` items.
     #[must_use]
     pub fn take(self, samples: usize) -> Self {
-        let known = self.samples.map(|it| it.min(samples));
+        let known = self.samples.map(|count| count.min(samples));
         self.then(known, move |items, _, _| Box::new(items.take(samples)))
     }
 
-    /// All but the first `samples` items.
+    /// Skips the first `samples` items.
     #[must_use]
     pub fn skip(self, samples: usize) -> Self {
-        let known = self.samples.map(|it| it.saturating_sub(samples));
+        let known = self.samples.map(|count| count.saturating_sub(samples));
         self.then(known, move |items, _, _| Box::new(items.skip(samples)))
     }
 
-    /// How many items an epoch has: the rest is left out, and fewer are an error. Where it is not said
-    /// and cannot be known, the stream is read once to count them.
+    /// Sets the number of items in an epoch. Further items are ignored; fewer are an error. If the
+    /// number is neither set nor known, [`Data::stream`] reads the stream once to count them.
     #[must_use]
     pub fn samples(self, samples: usize) -> Self {
         Self { samples: Some(samples), ..self }
     }
 
-    /// Counts the items of the first pass, where it is not known.
+    /// Returns the number of samples, counting the items of the first pass if it is unknown.
     fn count(&self) -> Result<usize> {
         match self.samples {
             Some(samples) => Ok(samples),
@@ -225,13 +234,13 @@ impl<T: Send + 'static> Stream<T> {
 }
 
 impl<B: Send + 'static> Data<B> {
-    /// Items of a stream, and what makes a batch of them. Their order is the stream's own:
-    /// [`Data::shuffle`] changes nothing, [`Stream::shuffle`] does. [`Data::workers`] read ahead.
+    /// Creates data from a stream and a batcher. The stream determines the order: [`Data::shuffle`]
+    /// has no effect, use [`Stream::shuffle`]. With [`Data::workers`], batches are read ahead.
     ///
     /// # Errors
     ///
-    /// What the stream failed with as it was counted, which is only where the number of its items is
-    /// not known: see [`Stream::samples`].
+    /// Returns the error of the stream while counting its items. Items are only counted if their
+    /// number is unknown; see [`Stream::samples`].
     pub fn stream<T: Send + 'static>(
         stream: Stream<T>,
         batcher: impl Fn(Vec<T>, &Device) -> B + Send + Sync + 'static,

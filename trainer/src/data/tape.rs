@@ -1,4 +1,4 @@
-//! Batches that can only be read in the order in which they come.
+//! Batches that can only be read sequentially.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,31 +6,32 @@ use std::sync::Arc;
 use super::Plan;
 use crate::Result;
 
-/// Batches of this rank on their way; `None` where this rank has no sample in one.
+/// Batches of this rank; `None` if this rank has no sample in a batch.
 pub(crate) type Batches<'a, B> = Box<dyn Iterator<Item = Result<Option<B>>> + 'a>;
 
-/// Batches in an order of their own, which must be the same each time and in each process. To get to
-/// a place, all before it is read again: a [`Source`](super::Source) is better where there can be one.
+/// Sequential batches. Their order must be the same in every pass and every process. Seeking reads
+/// all batches before the position again, so prefer a [`Source`](super::Source) where possible.
 ///
-/// [`Data`](super::Data)'s options of order change nothing here, and one thread reads ahead.
+/// The ordering options of [`Data`](super::Data) have no effect, and one thread reads ahead.
 pub(crate) trait Tape<B>: Send + Sync {
-    /// The number of samples in an epoch, over all ranks.
+    /// Returns the number of samples in an epoch, over all ranks.
     fn samples(&self) -> usize;
 
-    /// The batches of an epoch, equal on every rank.
+    /// Returns the number of batches in an epoch, which is the same on every rank.
     fn steps(&self) -> u64;
 
-    /// Batches from `batches.start` on, counted over all epochs; the end need not be looked at.
+    /// Returns batches from `batches.start` on, counted over all epochs. Implementations may ignore
+    /// the end of the range.
     fn open<'a>(&'a self, plan: &Plan, batches: Range<u64>) -> Batches<'a, B>;
 }
 
-/// A tape whose batches are made into others.
+/// A tape with converted batches.
 struct Mapped<B, F> {
     of: Arc<dyn Tape<B>>,
     map: Arc<F>,
 }
 
-/// A tape of what `map` makes of each batch.
+/// Returns a tape that converts each batch with `map`.
 pub(super) fn mapped<B: 'static, C: 'static>(
     of: Arc<dyn Tape<B>>,
     map: Arc<impl Fn(B) -> Result<C> + Send + Sync + 'static>,
@@ -48,7 +49,7 @@ impl<B, C, F: Fn(B) -> Result<C> + Send + Sync> Tape<C> for Mapped<B, F> {
     }
 
     fn open<'a>(&'a self, plan: &Plan, batches: Range<u64>) -> Batches<'a, C> {
-        let map = |batch: Option<B>| batch.map(|it| (self.map)(it)).transpose();
+        let map = |batch: Option<B>| batch.map(|batch| (self.map)(batch)).transpose();
         Box::new(self.of.open(plan, batches).map(move |batch| batch.and_then(map)))
     }
 }

@@ -1,4 +1,4 @@
-//! Which samples batches hold, and in which order they come.
+//! Tests of batch contents and order.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,7 +8,7 @@ use burn::tensor::{DType, Device, Int, Tensor};
 
 use super::*;
 
-/// Samples `0..n`, as a batch of their numbers.
+/// Samples `0..n`; a batch contains their indices.
 struct Numbers(usize);
 
 impl Source<Vec<usize>> for Numbers {
@@ -31,15 +31,15 @@ fn batches(data: &Data<Vec<usize>>, plan: Plan, batches: Range<u64>) -> Vec<Vec<
 }
 
 #[test]
-fn ranks_share_each_global_batch_and_every_epoch_has_every_sample() {
+fn global_batches_do_not_depend_on_ranks() {
     let data = Data::new(Numbers(23));
     let steps = data.steps(&plan(6, 0, 1));
     assert_eq!(steps, 4);
-    let whole = batches(&data, plan(6, 0, 1), 0..3 * steps);
+    let expected = batches(&data, plan(6, 0, 1), 0..3 * steps);
     for world in 1..5 {
         let ranks: Vec<_> =
             (0..world).map(|rank| batches(&data, plan(6, rank, world), 0..3 * steps)).collect();
-        for (index, batch) in whole.iter().enumerate() {
+        for (index, batch) in expected.iter().enumerate() {
             let mut shares: Vec<_> = ranks.iter().flat_map(|rank| rank[index].clone()).collect();
             let mut batch = batch.clone();
             shares.sort_unstable();
@@ -47,16 +47,16 @@ fn ranks_share_each_global_batch_and_every_epoch_has_every_sample() {
             assert_eq!(shares, batch, "batch {index} over {world} ranks");
         }
     }
-    for epoch in whole.chunks(steps as usize) {
+    for epoch in expected.chunks(steps as usize) {
         let mut all = epoch.concat();
         all.sort_unstable();
         assert_eq!(all, (0..23).collect::<Vec<_>>());
     }
-    assert_ne!(whole[0], whole[4], "epochs have orders of their own");
+    assert_ne!(expected[0], expected[4], "epochs have different orders");
 }
 
 #[test]
-fn a_seek_and_workers_give_the_same_batches() {
+fn seeks_and_workers_do_not_change_batches() {
     let of = |workers, range| {
         batches(&Data::new(Numbers(23)).workers(workers).queue(2), plan(6, 0, 1), range)
     };
@@ -68,7 +68,7 @@ fn a_seek_and_workers_give_the_same_batches() {
 }
 
 #[test]
-fn the_last_batch_is_short_or_left_out_and_order_can_be_kept() {
+fn drop_last_and_unshuffled_order() {
     let data = Data::new(Numbers(5)).shuffle(false);
     assert_eq!(batches(&data, plan(2, 0, 1), 0..3), [vec![0, 1], vec![2, 3], vec![4]]);
     let data = data.drop_last();
@@ -77,7 +77,7 @@ fn the_last_batch_is_short_or_left_out_and_order_can_be_kept() {
 }
 
 #[test]
-fn the_first_epochs_order_can_be_kept() {
+fn first_epochs_order_can_be_kept() {
     let of = |data: Data<Vec<usize>>| batches(&data, plan(6, 0, 1), 0..12);
     let (kept, new) =
         (of(Data::new(Numbers(23)).skip_shuffle_at_epoch_end()), of(Data::new(Numbers(23))));
@@ -88,7 +88,7 @@ fn the_first_epochs_order_can_be_kept() {
     assert_ne!(kept[0], (0..6).collect::<Vec<_>>());
 }
 
-/// Batches of 4, which can only be read from the start.
+/// Batches of 4 that can only be read sequentially.
 #[cfg(feature = "learner")]
 struct Reel(usize);
 
@@ -113,13 +113,13 @@ impl Tape<Vec<usize>> for Reel {
 
 #[test]
 #[cfg(feature = "learner")]
-fn a_tape_is_read_from_a_place_on() {
+fn tape_can_start_at_any_batch() {
     let data = Data::tape(Reel(6)).queue(1);
     assert_eq!((data.samples(), data.steps(&plan(4, 0, 1))), (6, 2));
     let all = batches(&data, plan(4, 0, 1), 0..5);
     assert_eq!(all[..3], [vec![0, 1, 2, 3], vec![4, 5], vec![0, 1, 2, 3]]);
     assert_eq!(batches(&data, plan(4, 0, 1), 3..5), all[3..]);
-    // One that is left in the middle ends its thread.
+    // Dropping a loader early ends its thread.
     drop(data.loader(plan(4, 0, 1), 0..u64::MAX));
     let mut torn = Data::tape(Reel(9)).loader(plan(4, 0, 1), 2..3);
     assert_eq!(torn.next().unwrap().unwrap_err().to_string(), "torn");
@@ -127,31 +127,33 @@ fn a_tape_is_read_from_a_place_on() {
 }
 
 #[test]
-fn what_a_worker_panics_with_is_the_batchs_error() {
+fn worker_panic_is_an_error_of_its_batch() {
     let item = |index: usize| if index == 3 { panic!("item 3 is broken") } else { Some(index) };
     for workers in [0, 2] {
         let data = Data::items(5, item, |items, _| items).shuffle(false).workers(workers);
         let mut loader = data.loader(plan(2, 0, 1), 0..3);
         assert_eq!(loader.next().unwrap().unwrap(), Some(vec![0, 1]));
         let error = loader.next().unwrap().unwrap_err().to_string();
-        assert_eq!(error, "batch 1 could not be made: item 3 is broken");
+        assert_eq!(error, "cannot make batch 1: item 3 is broken");
     }
 }
 
 #[test]
-fn an_item_that_cannot_be_read_is_its_batchs_error() {
+fn item_error_is_an_error_of_its_batch() {
     let item = |sample: usize| match sample {
         3 => Err("torn"),
         sample => Ok(sample),
     };
     let data = Data::items(5, item, |items, _| items).shuffle(false);
-    let found: Vec<_> =
-        data.loader(plan(2, 0, 1), 0..3).map(|it| it.map_err(|it| it.to_string())).collect();
-    assert_eq!(found, [Ok(Some(vec![0, 1])), Err("torn".into()), Ok(Some(vec![4]))]);
+    let results: Vec<_> = data
+        .loader(plan(2, 0, 1), 0..3)
+        .map(|batch| batch.map_err(|error| error.to_string()))
+        .collect();
+    assert_eq!(results, [Ok(Some(vec![0, 1])), Err("torn".into()), Ok(Some(vec![4]))]);
 }
 
 #[test]
-fn no_more_batches_than_the_queue_holds_are_made_before_one_is_taken() {
+fn queue_bounds_the_batches_made_ahead() {
     let num_made = Arc::new(AtomicUsize::new(0));
     for (queue, workers) in [(1, 4), (3, 2), (10, 3)] {
         num_made.store(0, Ordering::Relaxed);
@@ -176,7 +178,7 @@ fn no_more_batches_than_the_queue_holds_are_made_before_one_is_taken() {
 }
 
 #[test]
-fn arrays_give_rows_and_refuse_fields_of_different_length() {
+fn arrays_of_different_length_are_refused() {
     let device = Device::flex();
     let x = || Tensor::<2>::from_data([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], &device);
     let named = BTreeMap::from([("left".to_string(), x()), ("right".to_string(), x())]);
@@ -193,10 +195,13 @@ fn arrays_give_rows_and_refuse_fields_of_different_length() {
     check(Data::arrays((x().slice([none]), y(2))), "data.0 has no samples");
 }
 
-/// Numbers of two files, of which odd ones go, mixed.
+/// Even numbers of three interleaved files, shuffled.
 fn stream() -> Stream<u64> {
-    let records = |file: u64| Ok((0..10).map(move |it| Ok(file * 100 + it)));
-    Stream::list(vec![1, 2, 3]).interleave(2, 2, records).filter(|it| it % 2 == 0).shuffle(4)
+    let records = |file: u64| Ok((0..10).map(move |index| Ok(file * 100 + index)));
+    Stream::list(vec![1, 2, 3])
+        .interleave(2, 2, records)
+        .filter(|number| number % 2 == 0)
+        .shuffle(4)
 }
 
 fn of_stream(stream: Stream<u64>, workers: usize) -> Data<Vec<u64>> {
@@ -208,21 +213,21 @@ fn streamed(data: &Data<Vec<u64>>, plan: Plan, batches: Range<u64>) -> Vec<Vec<u
 }
 
 #[test]
-fn a_stream_gives_each_epoch_every_item_in_another_order_to_any_number_of_ranks() {
+fn stream_batches_do_not_depend_on_ranks() {
     let data = of_stream(stream(), 0);
     assert_eq!(data.samples(), 15);
-    let whole = streamed(&data, plan(4, 0, 1), 0..8);
-    for epoch in whole.chunks(4) {
+    let expected = streamed(&data, plan(4, 0, 1), 0..8);
+    for epoch in expected.chunks(4) {
         let mut all = epoch.concat();
         all.sort_unstable();
-        let files = [1, 2, 3].map(|file| [0, 2, 4, 6, 8].map(|it| file * 100 + it));
+        let files = [1, 2, 3].map(|file| [0, 2, 4, 6, 8].map(|index| file * 100 + index));
         assert_eq!(all, files.concat());
     }
-    assert_ne!(whole[..4], whole[4..]);
+    assert_ne!(expected[..4], expected[4..]);
     for world in [2, 3, 5] {
         let ranks: Vec<_> =
             (0..world).map(|rank| streamed(&data, plan(4, rank, world), 0..8)).collect();
-        for (index, batch) in whole.iter().enumerate() {
+        for (index, batch) in expected.iter().enumerate() {
             let mut shares: Vec<_> = ranks.iter().flat_map(|rank| rank[index].clone()).collect();
             let mut batch = batch.clone();
             shares.sort_unstable();
@@ -233,10 +238,10 @@ fn a_stream_gives_each_epoch_every_item_in_another_order_to_any_number_of_ranks(
 }
 
 #[test]
-fn a_stream_goes_on_from_any_batch_with_any_workers() {
+fn stream_resumes_from_any_batch() {
     let seeded = || stream().map_seeded(|item, seed| Ok(item + seed % 1000 * 1000));
     let all = streamed(&of_stream(seeded(), 0), plan(4, 1, 2), 0..9);
-    assert!(all.iter().flatten().any(|it| *it >= 1000));
+    assert!(all.iter().flatten().any(|number| *number >= 1000));
     for workers in [0, 1, 3] {
         for first in 0..9 {
             let rest = streamed(&of_stream(seeded(), workers), plan(4, 1, 2), first..9);
@@ -246,13 +251,13 @@ fn a_stream_goes_on_from_any_batch_with_any_workers() {
 }
 
 #[test]
-fn streams_are_read_in_turn_cut_and_counted() {
+fn streams_are_interleaved_cut_and_counted() {
     let all = |stream: Stream<u64>| {
         let data = of_stream(stream, 0);
         let samples = data.samples();
         streamed(&data, plan(samples, 0, 1), 0..1).remove(0)
     };
-    let records = |file: u64| Ok((0..file).map(move |it| Ok(file * 10 + it)));
+    let records = |file: u64| Ok((0..file).map(move |index| Ok(file * 10 + index)));
     let files = || Stream::list(vec![3, 1, 2, 4]);
     assert_eq!(all(files().interleave(1, 1, records))[..4], [30, 31, 32, 10]);
     let two = all(files().interleave(2, 1, records));
@@ -268,13 +273,13 @@ fn streams_are_read_in_turn_cut_and_counted() {
 }
 
 #[test]
-fn a_map_is_done_for_a_ranks_own_items_alone_and_not_for_what_a_seek_passes_by() {
+fn map_runs_only_for_own_items() {
     use std::sync::atomic::{AtomicUsize, Ordering};
     let made = Arc::new(AtomicUsize::new(0));
     let count = made.clone();
-    let stream = Stream::list((0..12).collect()).map(move |it: u64| {
+    let stream = Stream::list((0..12).collect()).map(move |item: u64| {
         count.fetch_add(1, Ordering::Relaxed);
-        Ok(it)
+        Ok(item)
     });
     let data = of_stream(stream, 0);
     assert_eq!(streamed(&data, plan(4, 1, 2), 1..3), [vec![5, 7], vec![9, 11]]);
@@ -282,7 +287,7 @@ fn a_map_is_done_for_a_ranks_own_items_alone_and_not_for_what_a_seek_passes_by()
 }
 
 #[test]
-fn what_goes_wrong_in_a_stream_is_its_batchs_error() {
+fn stream_error_is_an_error_of_its_batch() {
     let check = |stream: Stream<u64>, expected: &str| {
         for workers in [0, 2] {
             let data = of_stream(stream.clone(), workers);
@@ -292,19 +297,19 @@ fn what_goes_wrong_in_a_stream_is_its_batchs_error() {
         }
     };
     let numbers = |up_to: u64| Stream::new(move |_| Ok((0..up_to).map(Ok)));
-    let short = "the stream gave 3 items in epoch 0, but an epoch has 6: say how many every epoch \
-                 has by `Stream::samples`";
+    let short = "the stream returned 3 items in epoch 0, but an epoch has 6; set the number of \
+                 items in an epoch with `Stream::samples`";
     check(numbers(3).samples(6), short);
-    let broken = |it: u64| if it == 2 { Err("item 2 is broken".into()) } else { Ok(it) };
+    let broken = |item: u64| if item == 2 { Err("item 2 is broken".into()) } else { Ok(item) };
     check(numbers(6).map(broken), "item 2 is broken");
-    let panics = |it: u64| if it == 2 { panic!("item 2 is broken") } else { Ok(it) };
-    check(numbers(6).map(panics), "batch 1 could not be made: item 2 is broken");
-    let reads = |_| Ok((0..6).map(|it| if it == 2 { panic!("no more") } else { Ok(it) }));
-    check(Stream::new(reads).samples(6), "the data could not be read: no more");
+    let panics = |item: u64| if item == 2 { panic!("item 2 is broken") } else { Ok(item) };
+    check(numbers(6).map(panics), "cannot make batch 1: item 2 is broken");
+    let reads = |_| Ok((0..6).map(|item| if item == 2 { panic!("no more") } else { Ok(item) }));
+    check(Stream::new(reads).samples(6), "cannot read the data: no more");
 }
 
 #[test]
-fn each_rank_takes_one_batch_of_a_sequence_in_a_step() {
+fn ranks_take_one_sequence_batch_per_step() {
     struct Tens;
     impl Sequence<Vec<usize>> for Tens {
         fn batches(&self) -> usize {
@@ -315,20 +320,21 @@ fn each_rank_takes_one_batch_of_a_sequence_in_a_step() {
         }
     }
     let data = Data::sequence(Tens);
-    // Batches of a rank's size, whatever the global one is.
+    // The batch size is fixed per rank, independent of the global batch size.
     assert_eq!(data.steps(&plan(64, 0, 2)), 4);
     let ranks = [0, 1].map(|rank| batches(&data, plan(64, rank, 2), 0..8).concat());
     for epoch in 0..2 {
-        let mut all: Vec<_> = ranks.concat().into_iter().filter(|it| it % 10 == epoch).collect();
+        let mut all: Vec<_> =
+            ranks.concat().into_iter().filter(|number| number % 10 == epoch).collect();
         all.sort_unstable();
-        assert_eq!(all, (0..7).map(|it| it * 10 + epoch).collect::<Vec<_>>());
+        assert_eq!(all, (0..7).map(|index| index * 10 + epoch).collect::<Vec<_>>());
     }
     let error = data.check(&plan(64, 0, 8)).unwrap_err().to_string();
     assert!(error.starts_with("the training data has 7 batches for 8 ranks"), "{error}");
 }
 
 #[test]
-fn the_last_samples_are_split_off_for_validation() {
+fn last_samples_are_split_off_for_validation() {
     let split = |fraction| Data::new(Numbers(10)).shuffle(false).validation_split(fraction);
     let (training, validation) = split(0.25).unwrap();
     assert_eq!(batches(&training, plan(8, 0, 1), 0..1), [(0..7).collect::<Vec<_>>()]);
@@ -342,7 +348,7 @@ fn the_last_samples_are_split_off_for_validation() {
 }
 
 #[test]
-fn samples_weigh_what_their_class_does() {
+fn class_weights_apply_per_sample() {
     let device = Device::flex();
     let rows = || {
         let y = Tensor::<1, Int>::from_data([0, 2, 1, 0], &device);

@@ -1,4 +1,4 @@
-//! The binary format of CIFAR-10: records of one label and 3 x 32 x 32 bytes, nothing else.
+//! CIFAR-10 binary format: records of one label and 3 x 32 x 32 bytes, without a header.
 
 use std::path::Path;
 
@@ -6,17 +6,17 @@ use super::{DataError, Images, read};
 
 /// Channels, height and width of an image.
 pub const SHAPE: [usize; 3] = [3, 32, 32];
-/// Labels are below this.
+/// Number of classes; labels are below it.
 pub const CLASSES: u8 = 10;
-/// A record: the label, then the planes of red, green and blue, row by row.
+/// Size of a record: the label, then the red, green and blue planes, row by row.
 const RECORD_BYTES: usize = 1 + 3 * 32 * 32;
 
-/// Reads CIFAR-10 binary files, gzip or not, one after the other. A file may hold any number of
-/// records, so that parts of the official files work.
+/// Reads CIFAR-10 binary files in order, plain or gzip. A file may contain any number of records,
+/// so parts of the official files work too.
 ///
 /// # Errors
 ///
-/// A file cannot be read, is empty or no whole number of records, or has a label above 9.
+/// Fails if a file cannot be read, is empty, ends within a record, or has a label above 9.
 pub fn read<P: AsRef<Path>>(paths: &[P]) -> Result<Images, DataError> {
     let (mut pixels, mut labels) = (Vec::new(), Vec::new());
     for path in paths {
@@ -37,12 +37,13 @@ fn check(file: &str, bytes: &[u8]) -> Result<(), DataError> {
         place,
         expected,
         found,
-        remedy: "this reader wants the binary version of CIFAR-10: check the file, or fetch it again",
+        remedy: "this reader requires the binary version of CIFAR-10: check the file or fetch it \
+                 again",
     };
     if bytes.is_empty() || !bytes.len().is_multiple_of(RECORD_BYTES) {
         let expected = format!("records of {RECORD_BYTES} bytes each, at least one");
-        let (whole, rest) = (bytes.len() / RECORD_BYTES, bytes.len() % RECORD_BYTES);
-        let found = format!("{} bytes ({whole} records and {rest} bytes)", bytes.len());
+        let (records, rest) = (bytes.len() / RECORD_BYTES, bytes.len() % RECORD_BYTES);
+        let found = format!("{} bytes ({records} records and {rest} bytes)", bytes.len());
         return Err(malformed(String::new(), expected, found));
     }
     let labels = bytes.iter().step_by(RECORD_BYTES);
@@ -76,12 +77,12 @@ mod tests {
     }
 
     #[test]
-    fn files_are_read_one_after_the_other() {
+    fn files_are_read_in_order() {
         check(&[[record(3, 1), record(9, 2)].concat(), record(0, 3)], Ok(&[3, 9, 0]));
     }
 
     #[test]
-    fn what_is_no_record_is_refused() {
+    fn malformed_files_are_refused() {
         check(&[record(1, 1), vec![]], Err("batch_1.bin: expected records of 3073 bytes each"));
         let cut = [record(1, 1), record(2, 2)[..3000].to_vec()].concat();
         check(&[cut], Err("found 6073 bytes (1 records and 3000 bytes)"));

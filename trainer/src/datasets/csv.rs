@@ -1,4 +1,4 @@
-//! Tables of numbers in CSV files, with at most one column of class names.
+//! Numeric tables in CSV files, with an optional column of class names.
 //!
 //! # Examples
 //!
@@ -18,12 +18,12 @@ use std::path::Path;
 
 use super::{DataError, read};
 
-/// A column by its name in the header, or by its index from 0.
+/// A column, by name in the header or by index from 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Column {
-    /// By name.
+    /// Name of the column in the header.
     Name(String),
-    /// By index.
+    /// Index of the column, from 0.
     Index(usize),
 }
 
@@ -39,8 +39,8 @@ impl From<usize> for Column {
     }
 }
 
-/// How a file is read: with a header, commas, every column but the label as a feature, no label,
-/// unless said otherwise.
+/// Options for reading a file. By default, the file has a header and commas, all columns except the
+/// label are features, and there is no label.
 #[derive(Clone, Debug)]
 pub struct Options {
     has_header: bool,
@@ -49,18 +49,19 @@ pub struct Options {
     label: Option<Column>,
 }
 
-/// What a file holds.
+/// Contents of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
-    /// Values of the feature columns, row after row: `[rows, names.len()]`.
+    /// Values of the feature columns, row by row: `[rows, names.len()]`.
     pub features: Vec<f32>,
-    /// The class of each row, an index into `classes`; empty without a label column.
+    /// Class of each row, as an index into `classes`; empty without a label column.
     pub labels: Vec<usize>,
-    /// The texts of the label column: whole numbers in their order, if all are such, else by bytes.
+    /// Distinct texts of the label column: in numeric order if all are integers, otherwise in byte
+    /// order.
     pub classes: Vec<String>,
-    /// Names of the feature columns; their indices where there is no header.
+    /// Names of the feature columns; their indices if there is no header.
     pub names: Vec<String>,
-    /// The number of rows.
+    /// Number of rows.
     pub rows: usize,
 }
 
@@ -71,51 +72,52 @@ impl Default for Options {
 }
 
 impl Options {
-    /// With a header, commas, every column a feature.
+    /// Creates the default options: a header, commas, and all columns as features.
     pub fn new() -> Self {
         Self { has_header: true, delimiter: b',', features: None, label: None }
     }
 
-    /// The first line is data.
+    /// Treats the first line as data.
     #[must_use]
     pub fn no_header(self) -> Self {
         Self { has_header: false, ..self }
     }
 
-    /// Another byte than a comma between columns.
+    /// Sets the column separator (default: comma).
     #[must_use]
     pub fn delimiter(self, delimiter: u8) -> Self {
         Self { delimiter, ..self }
     }
 
-    /// Only these columns are features, in this order.
+    /// Restricts the features to these columns, in this order.
     #[must_use]
     pub fn features<C: Into<Column>>(self, columns: impl IntoIterator<Item = C>) -> Self {
         Self { features: Some(columns.into_iter().map(Into::into).collect()), ..self }
     }
 
-    /// The column of class names.
+    /// Sets the column of class names.
     #[must_use]
     pub fn label(self, column: impl Into<Column>) -> Self {
         Self { label: Some(column.into()), ..self }
     }
 
-    /// Reads a file, gzip or not.
+    /// Reads a file, plain or gzip.
     ///
     /// # Errors
     ///
-    /// The file cannot be read, has no rows, lacks a column, or has a row with more or fewer columns
-    /// than the first, an empty label, or a feature that is no finite number.
+    /// Fails if the file cannot be read, has no rows or lacks a column. Also fails if a row has
+    /// another number of columns than the first, an empty label, or a feature that is not a finite
+    /// number.
     pub fn read(&self, path: impl AsRef<Path>) -> Result<Table, DataError> {
         let path = path.as_ref();
         self.parse(&path.display().to_string(), read::open(path)?)
     }
 
-    /// Reads text; `file` names it in errors.
+    /// Parses text; `file` is its name in error messages.
     ///
     /// # Errors
     ///
-    /// As [`read`](Self::read).
+    /// Same as [`read`](Self::read).
     pub fn parse(&self, file: &str, text: impl Read) -> Result<Table, DataError> {
         let mut reader = ::csv::ReaderBuilder::new()
             .has_headers(self.has_header)
@@ -169,15 +171,15 @@ impl Options {
         let classes = classes(&texts);
         let numbers: BTreeMap<&String, usize> =
             classes.iter().enumerate().map(|(number, class)| (class, number)).collect();
-        let labels = texts.iter().filter_map(|it| numbers.get(it).copied()).collect();
+        let labels = texts.iter().filter_map(|text| numbers.get(text).copied()).collect();
         let names = features.iter().map(|index| names[*index].clone()).collect();
         Ok(Table { features: values, labels, classes, names, rows })
     }
 
     fn find(&self, file: &str, names: &[String], column: &Column) -> Result<usize, DataError> {
-        let (found, expected) = match column {
+        let (index, expected) = match column {
             Column::Name(name) => {
-                (names.iter().position(|it| it == name), format!("a column {name:?}"))
+                (names.iter().position(|other| other == name), format!("a column {name:?}"))
             }
             Column::Index(index) => (
                 (*index < names.len()).then_some(*index),
@@ -188,7 +190,7 @@ impl Options {
             true => format!("the columns {}", names.join(", ")),
             false => format!("{} columns and no header", names.len()),
         };
-        found.ok_or_else(|| malformed(file, String::new(), expected, has()))
+        index.ok_or_else(|| malformed(file, String::new(), expected, has()))
     }
 }
 
@@ -199,18 +201,18 @@ fn number(file: &str, place: impl Fn() -> String, text: &str) -> Result<f32, Dat
     }
 }
 
-/// Each text once: by value if all are whole numbers, else by bytes.
+/// Returns the distinct texts: in numeric order if all are integers, otherwise in byte order.
 fn classes(texts: &[String]) -> Vec<String> {
     let classes: BTreeSet<&String> = texts.iter().collect();
     let mut classes: Vec<String> = classes.into_iter().cloned().collect();
-    if classes.iter().all(|it| it.parse::<i64>().is_ok()) {
-        classes.sort_by_key(|it| it.parse::<i64>().unwrap_or_default());
+    if classes.iter().all(|class| class.parse::<i64>().is_ok()) {
+        classes.sort_by_key(|class| class.parse::<i64>().unwrap_or_default());
     }
     classes
 }
 
 fn broken(file: &str, error: ::csv::Error) -> DataError {
-    let line = error.position().map(|it| format!(", line {}", it.line())).unwrap_or_default();
+    let line = error.position().map(|at| format!(", line {}", at.line())).unwrap_or_default();
     match error.into_kind() {
         ::csv::ErrorKind::Io(source) => DataError::read(file, source),
         ::csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
@@ -224,7 +226,7 @@ fn broken(file: &str, error: ::csv::Error) -> DataError {
 }
 
 fn malformed(file: &str, place: String, expected: String, found: String) -> DataError {
-    let remedy = "correct the file, or choose other columns";
+    let remedy = "correct the file or select other columns";
     DataError::Malformed { file: file.into(), place, expected, found, remedy }
 }
 
@@ -234,7 +236,7 @@ mod tests {
 
     const TREES: &str = "width, height,kind\n1,2.5,oak\n-3e1,4,ash\n5,6,oak\n";
 
-    /// Features, labels and classes, or the error.
+    /// Expected features, labels and classes, or the error.
     type Expected<'a> = Result<(&'a [f32], &'a [usize], &'a [&'a str]), &'a str>;
 
     fn check(options: Options, text: &str, expected: Expected) {
@@ -246,14 +248,14 @@ mod tests {
             }
             (Err(error), Err(expected)) => assert_eq!(
                 error.to_string(),
-                format!("trees.csv{expected}; correct the file, or choose other columns")
+                format!("trees.csv{expected}; correct the file or select other columns")
             ),
             (got, expected) => panic!("{got:?} is not {expected:?}"),
         }
     }
 
     #[test]
-    fn columns_are_chosen_by_name_or_index() {
+    fn columns_are_selected_by_name_or_index() {
         let all = [1.0, 2.5, -30.0, 4.0, 5.0, 6.0];
         let classes = ["ash", "oak"];
         check(Options::new().label("kind"), TREES, Ok((&all, &[1, 0, 1], &classes)));
@@ -265,13 +267,13 @@ mod tests {
     }
 
     #[test]
-    fn without_a_header_the_first_line_is_data() {
+    fn first_line_is_data_without_a_header() {
         let options = Options::new().no_header().delimiter(b';').label(0);
         check(options, "10;1\n9;2\n10;3\n", Ok((&[1.0, 2.0, 3.0], &[1, 0, 1], &["9", "10"])));
     }
 
     #[test]
-    fn what_is_wrong_is_named_by_line_and_column() {
+    fn errors_name_line_and_column() {
         let label = || Options::new().label("kind");
         let missing = ": expected a column \"kind\", found the columns a, b";
         check(label(), "a,b\n1,2\n", Err(missing));

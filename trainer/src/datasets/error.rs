@@ -1,98 +1,98 @@
-//! What can be wrong with data, split by what to do next.
+//! Data errors, by the action they require.
 
 use std::io;
 
 use stoker_storage::StorageError;
 
-/// Data that cannot be had or cannot be read.
+/// Error while downloading or reading data.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
-    /// The address is none that can be opened.
+    /// The address cannot be interpreted.
     #[error(
-        "cannot open {address}: {reason}; give a path, or a URL with file, http, https, s3, gs or az"
+        "cannot open {address}: {reason}; use a path or a URL with file, http, https, s3, gs or az"
     )]
     Address {
-        /// What was given, without secrets.
+        /// Address, without secrets.
         address: String,
-        /// What is wrong with it.
+        /// Reason why it was refused.
         reason: String,
     },
-    /// A file of the machine cannot be read or written.
+    /// A local file cannot be read or written.
     #[error("cannot {verb} {file}: {source}; {remedy}")]
     File {
-        /// What was tried: `read`, `write`.
+        /// Operation: `read` or `write`.
         verb: &'static str,
-        /// The file.
+        /// Path of the file.
         file: String,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
-        /// What to do.
+        /// What the user can do.
         remedy: &'static str,
     },
-    /// A file holds something else than its format allows.
+    /// The contents of a file do not match its format.
     #[error("{file}{place}: expected {expected}, found {found}; {remedy}")]
     Malformed {
-        /// The file.
+        /// Path of the file.
         file: String,
-        /// Where in it, such as `, line 3, column "age"`; may be empty.
+        /// Position in the file, for example `, line 3, column "age"`; may be empty.
         place: String,
-        /// What should be there.
+        /// Expected contents.
         expected: String,
-        /// What is there.
+        /// Actual contents.
         found: String,
-        /// What to do.
+        /// What the user can do.
         remedy: &'static str,
     },
-    /// Values in memory do not go together.
+    /// Values in memory are inconsistent.
     #[error("{subject}: expected {expected}, found {found}")]
     Mismatch {
-        /// What is checked.
+        /// What was checked.
         subject: String,
-        /// What should be.
+        /// Expected value.
         expected: String,
-        /// What is.
+        /// Actual value.
         found: String,
     },
-    /// A server answered, and the answer was no.
+    /// A server refused the request.
     #[error("{url}: the server refused with status {status}; {remedy}")]
     Refused {
-        /// The address, without secrets.
+        /// URL, without secrets.
         url: String,
-        /// The HTTP status.
+        /// HTTP status code.
         status: u16,
-        /// What to do.
+        /// What the user can do.
         remedy: &'static str,
     },
-    /// A server cannot be reached, or the connection broke.
-    #[error("{url}: {reason}; check the address and the network, and run again")]
+    /// A server could not be reached, or the connection failed.
+    #[error("{url}: {reason}; check the address and the network; run again to retry")]
     Download {
-        /// The address, without secrets.
+        /// URL, without secrets.
         url: String,
-        /// What happened.
+        /// Cause of the failure.
         reason: String,
     },
-    /// The content is not the one that was asked for.
+    /// The content does not have the expected hash.
     #[error(
-        "{address}: expected SHA-256 {expected}, found {found} ({bytes} bytes); the content is \
-         another or broken: correct the sum or the address"
+        "{address}: expected SHA-256 {expected}, found {found} ({bytes} bytes); the content has \
+         changed or is corrupt: correct the hash or the address"
     )]
     Hash {
-        /// Where the content came from, without secrets.
+        /// Source of the content, without secrets.
         address: String,
-        /// The sum asked for.
+        /// Expected SHA-256.
         expected: String,
-        /// The sum of what came.
+        /// Actual SHA-256.
         found: String,
-        /// The size of what came.
+        /// Size of the content, in bytes.
         bytes: u64,
     },
     /// An object store failed.
     #[error("{url}: {source}")]
     Storage {
-        /// The address, without secrets.
+        /// URL, without secrets.
         url: String,
-        /// What the store said.
+        /// Error of the store.
         source: StorageError,
     },
 }
@@ -101,9 +101,9 @@ impl DataError {
     pub(crate) fn read(file: impl Into<String>, source: io::Error) -> Self {
         let remedy = match source.kind() {
             io::ErrorKind::NotFound => "check the path, or fetch the data first",
-            io::ErrorKind::PermissionDenied => "give this user the right to read it",
+            io::ErrorKind::PermissionDenied => "grant this user read permission",
             io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData => {
-                "the file is broken or cut short: fetch it again"
+                "the file is corrupt or truncated: fetch it again"
             }
             _ => "check the path and the disk",
         };
@@ -111,14 +111,14 @@ impl DataError {
     }
 
     pub(crate) fn write(file: impl Into<String>, source: io::Error) -> Self {
-        let remedy = "check the disk's space and the folder's rights, or set STOKER_CACHE to \
-                      another folder";
+        let remedy = "check free disk space and write permission, or set STOKER_CACHE to another \
+                      folder";
         Self::File { verb: "write", file: file.into(), source, remedy }
     }
 }
 
 impl DataError {
-    /// Whether there is nothing at the address: another may have it.
+    /// Returns `true` if nothing exists at the address, so that another address may be tried.
     pub fn is_missing(&self) -> bool {
         match self {
             Self::File { source, .. } => source.kind() == io::ErrorKind::NotFound,

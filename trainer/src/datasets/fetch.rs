@@ -1,14 +1,14 @@
-//! Data by address, with a cache on the machine.
+//! Downloads data by address, with a local cache.
 //!
 //! | address | what happens |
 //! |---|---|
-//! | `path`, `file:///path` | used where it lies |
+//! | `path`, `file:///path` | used in place |
 //! | `http://...`, `https://...` | downloaded once |
-//! | `s3://bucket/object`, `gs://...`, `az://...` | downloaded once, with the environment's credentials |
+//! | `s3://...`, `gs://...`, `az://...` | downloaded once, with credentials from the environment |
 //!
-//! What was downloaded is found again by its address and the SHA-256 asked for, so content that
-//! changes under the same address needs a sum. A file enters the cache whole or not at all, by a
-//! rename, and one process downloads while others that want the same wait.
+//! The cache is keyed by the address and the requested SHA-256. Specify the hash if the content at
+//! an address may change. Files enter the cache by an atomic rename. Of several processes that
+//! request the same file, one downloads while the others wait.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -25,15 +25,15 @@ use super::DataError;
 
 mod download;
 
-/// Bytes read at a time to make a sum.
+/// Buffer size for hashing, in bytes.
 const HASH_BYTES: usize = 1 << 20;
 
-/// A file on this machine with what `address` names, in the cache of [`Cache::standard`] if it has
-/// to be downloaded. `sha256` is checked each time, if given.
+/// Returns the path of a local file with the content of `address`, downloading it to
+/// [`Cache::standard`] if necessary. If `sha256` is given, it is verified on every call.
 ///
 /// # Errors
 ///
-/// As [`Cache::fetch`].
+/// Same as [`Cache::fetch`].
 ///
 /// # Examples
 ///
@@ -45,54 +45,55 @@ pub fn fetch(address: &str, sha256: Option<&str>) -> Result<PathBuf, DataError> 
     Cache::standard()?.fetch(address, sha256)
 }
 
-/// Where data is kept that was downloaded.
+/// Cache of downloaded files.
 #[derive(Clone, Debug)]
 pub struct Cache {
     folder: PathBuf,
 }
 
 impl Cache {
-    /// In this folder, which is made when something is downloaded.
+    /// Creates a cache in this folder, which is created on the first download.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into() }
     }
 
-    /// In `$STOKER_CACHE/data`, or `$XDG_CACHE_HOME/stoker/data`, or `$HOME/.cache/stoker/data`: the
-    /// first whose variable is set.
+    /// Creates a cache in `$STOKER_CACHE/data`, `$XDG_CACHE_HOME/stoker/data` or
+    /// `$HOME/.cache/stoker/data`: the first whose variable is set and not empty.
     ///
     /// # Errors
     ///
-    /// None of the variables is set.
+    /// Fails if none of the variables is set.
     pub fn standard() -> Result<Self, DataError> {
-        let set = |name| std::env::var_os(name).filter(|it| !it.is_empty()).map(PathBuf::from);
+        let set =
+            |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let cache = set(ENV_CACHE)
-            .or_else(|| set("XDG_CACHE_HOME").map(|it| it.join("stoker")))
-            .or_else(|| set("HOME").map(|it| it.join(".cache").join("stoker")));
-        cache.map(|it| Self::new(it.join("data"))).ok_or_else(|| DataError::Address {
+            .or_else(|| set("XDG_CACHE_HOME").map(|folder| folder.join("stoker")))
+            .or_else(|| set("HOME").map(|folder| folder.join(".cache").join("stoker")));
+        cache.map(|folder| Self::new(folder.join("data"))).ok_or_else(|| DataError::Address {
             address: "the cache".into(),
             reason: format!("none of {ENV_CACHE}, XDG_CACHE_HOME and HOME is set"),
         })
     }
 
-    /// The folder.
+    /// Returns the folder of the cache.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// A file on this machine with what `address` names: see the [module](self).
+    /// Returns the path of a local file with the content of `address`; see the [module](self).
     ///
     /// # Errors
     ///
-    /// The address is none, its content cannot be had, or its SHA-256 is not `sha256`. Nothing of
-    /// it is in the cache then.
+    /// Fails if the address is invalid, its content is unavailable, or its SHA-256 is not `sha256`.
+    /// A failed download leaves nothing in the cache.
     pub fn fetch(&self, address: &str, sha256: Option<&str>) -> Result<PathBuf, DataError> {
         let sha256 = sha256.map(parse_sum).transpose()?;
         let url = match parse(address)? {
             Place::Here(path) => {
                 let shown = path.display().to_string();
                 let checked = match &sha256 {
-                    Some(expected) => Hash::of(&path).map(|it| it.check(&shown, expected)),
-                    // A file of any size costs nothing.
+                    Some(expected) => Hash::of(&path).map(|hash| hash.check(&shown, expected)),
+                    // Check only that the file exists; reading a large file would be slow.
                     None => fs::metadata(&path).map(|_| Ok(())),
                 };
                 return checked.map_err(|source| DataError::read(&shown, source))?.map(|()| path);
@@ -104,7 +105,7 @@ impl Cache {
         fs::create_dir_all(&folder)
             .map_err(|source| DataError::write(folder.display().to_string(), source))?;
         let path = folder.join(file_name(&url));
-        // Where the file system has no locks, two may download at once: the renames keep it right.
+        // Without file locks, several processes may download at once; the rename keeps that safe.
         let lock = File::create(folder.join(".lock")).ok();
         let held = lock.as_ref().map(File::lock);
         if matches!(held, Some(Ok(()))) {
@@ -126,24 +127,24 @@ impl Cache {
     }
 }
 
-/// Whether a file in the cache may be used. What was damaged since is fetched again.
+/// Returns `true` if a cached file is intact. A damaged file is downloaded again.
 fn is_as_kept(path: &Path, sha256: Option<&str>) -> bool {
     sha256.is_none_or(|expected| Hash::of(path).is_ok_and(|hash| hash.sum == expected))
 }
 
-/// What an address means.
+/// Parsed address.
 #[derive(Debug, PartialEq, Eq)]
 enum Place {
-    /// A file of this machine.
+    /// Local path.
     Here(PathBuf),
-    /// Something to download.
+    /// URL to download.
     There(Url),
 }
 
 fn parse(address: &str) -> Result<Place, DataError> {
     let refused = |reason: String| DataError::Address { address: shown_text(address), reason };
     if address.is_empty() {
-        return Err(refused("it is empty".into()));
+        return Err(refused("the address is empty".into()));
     }
     if !address.contains("://") {
         return Ok(Place::Here(address.into()));
@@ -152,21 +153,22 @@ fn parse(address: &str) -> Result<Place, DataError> {
     match url.scheme() {
         "file" => {
             let path = url.to_file_path();
-            path.map(Place::Here).map_err(|()| refused("a file URL is file:///path".into()))
+            path.map(Place::Here)
+                .map_err(|()| refused("a file URL must have the form file:///path".into()))
         }
         "http" | "https" => Ok(Place::There(url)),
         "s3" | "gs" | "az" if url.path().len() > 1 => Ok(Place::There(url)),
-        "s3" | "gs" | "az" => Err(refused("it names a bucket and no object".into())),
-        other => Err(refused(format!("the scheme {other} is unknown"))),
+        "s3" | "gs" | "az" => Err(refused("the URL contains a bucket but no object".into())),
+        other => Err(refused(format!("unknown scheme {other}"))),
     }
 }
 
-/// An address for messages: without user, password and query, which may hold secrets.
+/// Formats a URL for messages, without user, password and query, which may contain secrets.
 fn shown(url: &Url) -> String {
     let mut url = url.clone();
     let has_query = url.query().is_some();
     url.set_query(has_query.then_some("..."));
-    // Fails for URLs without a host, which have no user either.
+    // Ignore the error: it occurs only for URLs without a host, which cannot have a user.
     let _ = url.set_username("").and_then(|()| url.set_password(None));
     url.to_string()
 }
@@ -175,18 +177,18 @@ fn shown_text(address: &str) -> String {
     Url::parse(address).map_or_else(|_| address.into(), |url| shown(&url))
 }
 
-/// The last name in a URL's path, so that people and readers see what it is.
+/// Returns the last component of a URL's path, so that the cached file has a recognizable name.
 fn file_name(url: &Url) -> String {
     let name = url.path().rsplit('/').next().unwrap_or_default();
-    let plain = |it: char| it.is_ascii_alphanumeric() || matches!(it, '-' | '_' | '.');
-    let name: String = name.chars().filter(|it| plain(*it)).take(100).collect();
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let name: String = name.chars().filter(|c| plain(*c)).take(100).collect();
     let name = name.trim_start_matches('.');
     if name.is_empty() { "content".into() } else { name.into() }
 }
 
 fn parse_sum(text: &str) -> Result<String, DataError> {
     let sum = text.trim().to_ascii_lowercase();
-    if sum.len() == 64 && sum.bytes().all(|it| it.is_ascii_hexdigit()) {
+    if sum.len() == 64 && sum.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return Ok(sum);
     }
     Err(DataError::Mismatch {
@@ -196,7 +198,7 @@ fn parse_sum(text: &str) -> Result<String, DataError> {
     })
 }
 
-/// What a file holds, by its sum.
+/// Hash and size of a file.
 struct Hash {
     sum: String,
     bytes: u64,
@@ -231,11 +233,11 @@ impl Hash {
     }
 }
 
-/// A file while it is written; gone with this value unless renamed before.
+/// Temporary file for a download; deleted on drop unless renamed before.
 struct Part(PathBuf);
 
 impl Part {
-    /// A name that no other thread, process or machine with the same folder uses.
+    /// Chooses a name that is unique across threads, processes and machines that share the folder.
     fn new(folder: &Path) -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -245,10 +247,12 @@ impl Part {
 }
 
 impl Part {
-    /// Removes what killed processes have left, where nobody else downloads.
+    /// Deletes temporary files of killed processes. The caller must hold the lock.
     fn sweep(folder: &Path) {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-            if entry.path().extension().is_some_and(|it| it == "part") && is_hidden(&entry) {
+            if entry.path().extension().is_some_and(|extension| extension == "part")
+                && is_hidden(&entry)
+            {
                 let _ = fs::remove_file(entry.path());
             }
         }
@@ -261,7 +265,7 @@ fn is_hidden(entry: &fs::DirEntry) -> bool {
 
 impl Drop for Part {
     fn drop(&mut self) {
-        // Renamed or never made, mostly.
+        // Ignore the error: usually the file was renamed or never created.
         let _ = fs::remove_file(&self.0);
     }
 }

@@ -1,7 +1,7 @@
-//! The idx format of MNIST: a magic number, the sizes, then bytes.
+//! The idx format of MNIST: a magic number, the dimensions, then bytes.
 //!
 //! ```text
-//! 0 0 8 D   size of dimension 0 (u32, big-endian) ... size of dimension D-1   u8 values, last fastest
+//! 0 0 8 D   size of dimension 0 (u32, big-endian) ... size of dimension D-1   u8 values
 //! ```
 
 use std::fmt;
@@ -10,15 +10,15 @@ use std::path::Path;
 
 use super::{DataError, read};
 
-/// The type code of unsigned bytes, the only element type that image data sets use.
+/// Type code of unsigned bytes, the only element type that image data sets use.
 const UNSIGNED_BYTE: u8 = 0x08;
 
 /// An array of unsigned bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Idx {
-    /// The size of each dimension.
+    /// Size of each dimension.
     pub shape: Vec<usize>,
-    /// The values, the last dimension fastest.
+    /// Values, with the last dimension varying fastest.
     pub values: Vec<u8>,
 }
 
@@ -28,12 +28,12 @@ impl fmt::Debug for Idx {
     }
 }
 
-/// Reads an idx file, gzip or not, of `dimensions` dimensions.
+/// Reads an idx file of unsigned bytes with `dimensions` dimensions, plain or gzip.
 ///
 /// # Errors
 ///
-/// The file cannot be read, is none of unsigned bytes with so many dimensions, or holds fewer or
-/// more values than its header says.
+/// Fails if the file cannot be read, has another element type or number of dimensions, or contains
+/// fewer or more values than its header declares.
 pub fn read(path: impl AsRef<Path>, dimensions: usize) -> Result<Idx, DataError> {
     let path = path.as_ref();
     let file = path.display().to_string();
@@ -41,30 +41,30 @@ pub fn read(path: impl AsRef<Path>, dimensions: usize) -> Result<Idx, DataError>
     let shape = header(&file, &mut reader, dimensions)?;
     let expected = shape.iter().try_fold(1usize, |product, size| product.checked_mul(*size));
     let expected = expected.ok_or_else(|| {
-        malformed(&file, "sizes whose product fits in memory", format!("{shape:?}"))
+        malformed(&file, "dimensions whose product fits in memory", format!("{shape:?}"))
     })?;
     let mut values = Vec::new();
-    // One more than expected, so that a longer file shows without being read whole.
+    // Read one byte more than expected, to detect a longer file without reading all of it.
     reader
         .take(expected as u64 + 1)
         .read_to_end(&mut values)
         .map_err(|source| DataError::read(&file, source))?;
     if values.len() > expected {
-        let what = format!("{expected} bytes after the header, for sizes {shape:?}");
+        let what = format!("{expected} bytes after the header, for dimensions {shape:?}");
         return Err(malformed(&file, &what, "more".into()));
     }
     if values.len() < expected {
-        let what = format!("{expected} bytes after the header, for sizes {shape:?}");
+        let what = format!("{expected} bytes after the header, for dimensions {shape:?}");
         return Err(malformed(&file, &what, values.len().to_string()));
     }
     Ok(Idx { shape, values })
 }
 
-/// The sizes, after the magic number.
+/// Reads the header and returns the dimensions.
 fn header(file: &str, reader: &mut dyn Read, dimensions: usize) -> Result<Vec<usize>, DataError> {
     let mut bytes = Vec::new();
-    let want = 4 + 4 * dimensions;
-    let mut take = reader.take(want as u64);
+    let expected_len = 4 + 4 * dimensions;
+    let mut take = reader.take(expected_len as u64);
     take.read_to_end(&mut bytes).map_err(|source| DataError::read(file, source))?;
     let magic = bytes.get(..4).unwrap_or(&bytes);
     let expected = [0, 0, UNSIGNED_BYTE, dimensions as u8];
@@ -73,11 +73,12 @@ fn header(file: &str, reader: &mut dyn Read, dimensions: usize) -> Result<Vec<us
             format!("an idx file of bytes with {dimensions} dimensions (magic {expected:?})");
         return Err(malformed(file, &what, format!("magic {magic:?}")));
     }
-    if bytes.len() < want {
-        let what = format!("a header of {want} bytes");
+    if bytes.len() < expected_len {
+        let what = format!("a header of {expected_len} bytes");
         return Err(malformed(file, &what, format!("{} bytes", bytes.len())));
     }
-    let size = |it: &[u8]| it.iter().fold(0usize, |all, byte| all << 8 | usize::from(*byte));
+    let size =
+        |bytes: &[u8]| bytes.iter().fold(0usize, |size, byte| size << 8 | usize::from(*byte));
     Ok(bytes[4..].chunks_exact(4).map(size).collect())
 }
 
@@ -87,7 +88,8 @@ fn malformed(file: &str, expected: &str, found: String) -> DataError {
         place: String::new(),
         expected: expected.into(),
         found,
-        remedy: "the file is another, broken or cut short: check its name, or fetch it again",
+        remedy: "this is not the expected file, or it is corrupt or truncated: check its name or \
+                 fetch it again",
     }
 }
 
@@ -119,19 +121,19 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_values_come_back() {
+    fn dimensions_and_values_are_read() {
         check(&file([0, 0, 8, 2], [2, 3], &[1, 2, 3, 4, 5, 255]), Ok(&[1, 2, 3, 4, 5, 255]));
     }
 
     #[test]
-    fn what_the_header_says_is_checked() {
+    fn header_is_verified() {
         let six = [0; 6];
         check(b"", Err("expected an idx file of bytes with 2 dimensions (magic [0, 0, 8, 2])"));
         check(b"<html>", Err("found magic [60, 104, 116, 109]"));
         check(&file([0, 0, 13, 2], [2, 3], &six), Err("found magic [0, 0, 13, 2]"));
         check(&file([0, 0, 8, 3], [2, 3], &six), Err("found magic [0, 0, 8, 3]"));
         check(&[0, 0, 8, 2, 0, 0], Err("expected a header of 12 bytes, found 6 bytes"));
-        let short = "expected 6 bytes after the header, for sizes [2, 3], found 5;";
+        let short = "expected 6 bytes after the header, for dimensions [2, 3], found 5;";
         check(&file([0, 0, 8, 2], [2, 3], &six[..5]), Err(short));
         check(&file([0, 0, 8, 2], [2, 3], &[0; 9]), Err("found more;"));
         check(&file([0, 0, 8, 2], [u32::MAX; 2], &six), Err("found 6;"));

@@ -9,11 +9,11 @@ use super::{DataError, idx};
 use crate::rng::key;
 use crate::{At, Result, Source};
 
-/// Images of one size and their labels, as bytes in memory; a [`Source`] of batches.
+/// Labeled images of one size, as bytes in memory; a [`Source`] of batches.
 ///
-/// A batch is `(images, labels)`: images as `Tensor<4>`, `[samples, channels, height, width]`, or as
-/// `Tensor<2>`, `[samples, channels * height * width]`; labels as `Tensor<1, Int>`. Pixels are
-/// divided by 255, then normalised where [`normalised`](Self::normalised) says so.
+/// A batch is `(images, labels)`. Images are a `Tensor<4>`, `[samples, channels, height, width]`,
+/// or a `Tensor<2>`, `[samples, channels * height * width]`. Labels are a `Tensor<1, Int>`. Pixels
+/// are divided by 255, then normalized if [`normalised`](Self::normalised) was called.
 ///
 /// # Examples
 ///
@@ -29,18 +29,18 @@ pub struct Images {
     pixels: Vec<u8>,
     labels: Vec<u8>,
     shape: [usize; 3],
-    /// For each channel, what each byte becomes.
+    /// Lookup table from byte to value, for each channel.
     values: Vec<[f32; 256]>,
     augment: Option<Augment>,
 }
 
-/// What is done at random to each image of a batch, anew in each epoch: a function of
-/// [`At::sample_seed`] alone, so the same for any number of ranks and workers. For training only.
+/// Random augmentation of each image, different in each epoch. It depends only on
+/// [`At::sample_seed`], and therefore not on the number of ranks or workers. For training only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Augment {
-    /// Mirror left and right, half of the time.
+    /// Mirrors horizontally with probability 1/2.
     pub flip: bool,
-    /// Shift by up to this many pixels in each direction; black moves in.
+    /// Shifts by up to this many pixels in each direction and fills with black.
     pub shift: usize,
 }
 
@@ -55,17 +55,17 @@ impl fmt::Debug for Images {
 }
 
 impl Images {
-    /// Images as bytes, one after the other, and the label of each.
+    /// Creates images from pixel bytes and labels.
     ///
     /// # Shapes
     ///
-    /// - pixels: `[samples, channels, height, width]`, the last dimension fastest
+    /// - pixels: `[samples, channels, height, width]`, the last dimension varies fastest
     /// - labels: `[samples]`
     /// - shape: channels, height and width
     ///
     /// # Errors
     ///
-    /// There are no images, or not one label for each.
+    /// Fails without images, or if the number of labels differs from the number of images.
     pub fn new(
         pixels: Vec<u8>,
         labels: Vec<u8>,
@@ -92,11 +92,12 @@ impl Images {
         Ok(Self { pixels, labels, shape, values, augment: None })
     }
 
-    /// Grey images and labels from two idx files, as MNIST has them.
+    /// Reads grayscale images and labels from two idx files, as used by MNIST.
     ///
     /// # Errors
     ///
-    /// A file cannot be read or is broken, or the files have different numbers of samples.
+    /// Fails if a file cannot be read or is corrupt, or if the files differ in their number of
+    /// samples.
     pub fn idx(
         images: impl AsRef<Path>,
         labels: impl AsRef<Path>,
@@ -114,20 +115,21 @@ impl Images {
         Self::new(pixels.values, classes.values, [1, pixels.shape[1], pixels.shape[2]])
     }
 
-    /// Subtracts `mean` and divides by `std`, after the division by 255: one number for each
-    /// channel.
+    /// Normalizes pixels: after the division by 255, subtracts `mean` and divides by `std`, with
+    /// one number for each channel.
     ///
     /// # Errors
     ///
-    /// There are more or fewer numbers than channels, one is not finite, or a `std` is not positive.
+    /// Fails if the number of values is not the number of channels, a value is not finite, or a
+    /// `std` is not positive.
     pub fn normalised(mut self, mean: &[f32], std: &[f32]) -> std::result::Result<Self, DataError> {
-        let is_finite = mean.iter().chain(std).all(|it| it.is_finite());
+        let is_finite = mean.iter().chain(std).all(|value| value.is_finite());
         let channels = self.shape[0];
         let fits = mean.len() == channels && std.len() == channels;
         if !fits || !is_finite || std.iter().any(|std| *std <= 0.0) {
             return Err(DataError::Mismatch {
                 subject: "mean and standard deviation of the pixels".into(),
-                expected: format!("{channels} finite numbers each, the deviations above 0"),
+                expected: format!("{channels} finite numbers each, and positive deviations"),
                 found: format!("{mean:?} and {std:?}"),
             });
         }
@@ -135,33 +137,33 @@ impl Images {
         Ok(self)
     }
 
-    /// Changes each image of a batch at random: see [`Augment`].
+    /// Augments each image of a batch randomly; see [`Augment`].
     #[must_use]
     pub fn augmented(self, augment: Augment) -> Self {
         Self { augment: Some(augment), ..self }
     }
 
-    /// The number of images.
+    /// Returns the number of images.
     pub fn len(&self) -> usize {
         self.labels.len()
     }
 
-    /// Never: there is at least one image.
+    /// Returns `false`: there is always at least one image.
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty()
     }
 
-    /// Channels, height and width.
+    /// Returns channels, height and width.
     pub fn shape(&self) -> [usize; 3] {
         self.shape
     }
 
-    /// The label of each image.
+    /// Returns the label of each image.
     pub fn labels(&self) -> &[u8] {
         &self.labels
     }
 
-    /// The values of a batch, image after image.
+    /// Returns the values of a batch, image by image.
     fn gather(&self, samples: &[usize], at: &At) -> Vec<f32> {
         let size = self.shape.iter().product::<usize>();
         let mut out = Vec::with_capacity(samples.len() * size);
@@ -201,7 +203,8 @@ impl Images {
     }
 
     fn classes(&self, samples: &[usize], device: &Device) -> Tensor<1, Int> {
-        let labels: Vec<i64> = samples.iter().map(|it| i64::from(self.labels[*it])).collect();
+        let labels: Vec<i64> =
+            samples.iter().map(|sample| i64::from(self.labels[*sample])).collect();
         Tensor::from_data(TensorData::new(labels, [samples.len()]), device)
     }
 }
@@ -233,7 +236,7 @@ impl Source<(Tensor<2>, Tensor<1, Int>)> for Images {
     }
 }
 
-/// Where an image's pixels are taken from.
+/// Flip and shift of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Placed {
     flip: bool,
@@ -243,16 +246,17 @@ struct Placed {
 
 impl Augment {
     fn place(self, seed: u64) -> Placed {
-        // Independent draws: each its own key. The modulo's bias over 64 bits is nothing.
+        // Independent samples, with a separate key each. The modulo bias over 64 bits is
+        // negligible.
         let shift = |purpose: u64| {
-            let draw = key(&[seed, purpose]) % (2 * self.shift as u64 + 1);
-            draw as isize - self.shift as isize
+            let sampled = key(&[seed, purpose]) % (2 * self.shift as u64 + 1);
+            sampled as isize - self.shift as isize
         };
         Placed { flip: self.flip && key(&[seed, 0]) & 1 == 1, down: shift(1), right: shift(2) }
     }
 }
 
-/// What each byte becomes.
+/// Returns the lookup table from byte to value.
 fn table(mean: f32, std: f32) -> [f32; 256] {
     std::array::from_fn(|byte| (byte as f32 / 255.0 - mean) / std)
 }

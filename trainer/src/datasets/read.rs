@@ -1,4 +1,4 @@
-//! Opens files, gzip or not.
+//! Opens plain and gzip files.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -8,17 +8,17 @@ use flate2::bufread::MultiGzDecoder;
 
 use super::DataError;
 
-/// The first bytes of a gzip file.
+/// Magic number of gzip.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
-/// The content of a file, unpacked if it is gzip.
+/// Opens a file for reading, decompressing gzip.
 pub(super) fn open(path: &Path) -> Result<Box<dyn Read>, DataError> {
     let failed = |source| DataError::read(path.display().to_string(), source);
     let file = File::open(path).map_err(failed)?;
     unpacked(BufReader::new(file)).map_err(failed)
 }
 
-/// All of a file, unpacked if it is gzip.
+/// Reads a complete file, decompressing gzip.
 pub(super) fn all(path: &Path) -> Result<Vec<u8>, DataError> {
     let mut bytes = Vec::new();
     open(path)?
@@ -43,7 +43,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// `bytes` as a gzip file.
+    /// Compresses `bytes` as a gzip file.
     pub(in super::super) fn gzip(bytes: &[u8]) -> Vec<u8> {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
         encoder.write_all(bytes).unwrap();
@@ -65,7 +65,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn gzip_is_told_by_its_first_bytes() {
+    fn gzip_is_detected_by_its_first_bytes() {
         let packed = gzip(b"content");
         check(b"content", Ok(b"content"));
         check(b"", Ok(b""));
@@ -75,7 +75,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_missing_file_is_named_with_a_remedy() {
+    fn missing_file_is_reported_with_a_remedy() {
         let text = all(Path::new("/no/such/file")).unwrap_err().to_string();
         assert!(text.contains("cannot read /no/such/file") && text.contains("check the path"));
     }

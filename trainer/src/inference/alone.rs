@@ -1,4 +1,4 @@
-//! A program that puts rows through a model and that no runner has started.
+//! Inference programs without a runner.
 
 use stoker_api::inference::{
     CheckpointChoice, Column, InferenceInput, InferenceOutput, InferenceTask, OnError, Role,
@@ -11,41 +11,42 @@ use crate::train::Standalone;
 use crate::train::program::arguments::{from_environment, number, object};
 use crate::{InvalidInput, Result};
 
-/// What `--help` shows.
+/// Text of `--help`.
 pub(super) const HELP: &str = "\
-Puts rows through a model, as no runner has started this program. Killed, it goes on where it was.
+Applies a model to a data set, without a runner. Run the same command again to resume.
 
-  --input PATH           a file, a folder or a pattern; or s3://, gs://, az://
-  --output PATH          the folder for the output; or s3://, gs://, az://
-  --input-format FORMAT  jsonLines, csv, parquet or arrow (default: by the files' names)
-  --output-format FORMAT likewise (default: jsonLines)
-  --output-columns LIST  for parquet and arrow: NAME:TYPE,... with types boolean, integer, double and string
-  --checkpoint PATH      the folder of the checkpoint with the weights
-  --hparams JSON         the model's hyperparameters, an object (default: $STOKER_HPARAMS)
-  --data JSON            what a job's `data` would be
-  --shard-rows N         rows that are committed together (default: 1000)
-  --batch-rows N         rows that go through the model at a time, at most (default: 64)
-  --skip-errors          rows that cannot be read have no output
-  --fresh                starts over, and replaces what is in the output folder";
+  --input PATH           input file, folder or pattern; or s3://, gs://, az://
+  --output PATH          output folder; or s3://, gs://, az://
+  --input-format FORMAT  jsonLines, csv, parquet or arrow (default: from the file names)
+  --output-format FORMAT jsonLines, csv, parquet or arrow (default: jsonLines)
+  --output-columns LIST  for parquet and arrow: NAME:TYPE,... (boolean, integer, double, string)
+  --checkpoint PATH      folder of the checkpoint with the weights
+  --hparams JSON         hyperparameters of the model, a JSON object (default: $STOKER_HPARAMS)
+  --data JSON            configuration, as `data` of a job
+  --shard-rows N         rows per shard, the unit of commits (default: 1000)
+  --batch-rows N         maximum rows per batch (default: 64)
+  --skip-errors          reject rows that cannot be read, instead of failing
+  --fresh                start over and replace the contents of the output folder";
 
-/// The session of such a program; `None` asks for help.
+/// Creates the context from the arguments; `None` if they request help.
 ///
 /// # Errors
 ///
-/// An argument is none.
+/// Fails on an unknown or invalid argument.
 pub(super) fn context(arguments: impl IntoIterator<Item = String>) -> Result<Option<Context>> {
     match parse(arguments)? {
         Some((standalone, task)) => {
             let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-            // Other arguments are another job: the same ones go on.
+            // The job ID is derived from the arguments, so that the same command resumes the job.
             let own = (&task, &standalone.hyperparameters, &standalone.data);
             let fresh = task.replace.then_some(now.as_nanos());
-            let id = sha256_hex(&serde_json::to_vec(&(own, fresh.map(|it| it.to_string())))?);
+            let fresh = fresh.map(|nanos| nanos.to_string());
+            let id = sha256_hex(&serde_json::to_vec(&(own, fresh))?);
             let mut context = standalone.context()?;
             context.config.experiment = "alone".into();
             context.config.experiment_id = id[..32].to_owned();
             context.config.inference = Some(task);
-            // No other process of this name has had it: a part's name must not come twice.
+            // The attempt must differ between processes, so that part names are unique.
             context.config.attempt = u32::try_from(now.as_millis() % u128::from(u32::MAX))?;
             Ok(Some(context))
         }
@@ -105,13 +106,13 @@ fn parse(
             "--shard-rows" => task.shard_rows = number::<u32>(&name, &value()?)?.max(1),
             "--batch-rows" => task.batch_rows = number::<u32>(&name, &value()?)?.max(1),
             _ => {
-                return Err(format!("unknown argument {name}; --help lists those there are").into());
+                return Err(format!("unknown argument {name}; --help lists all arguments").into());
             }
         }
     }
     let missing =
         |name: &str| InvalidInput(format!("{name} is missing; --help lists the arguments"));
-    // Whole, since the same names elsewhere are another job.
+    // Make paths absolute: relative paths mean another job in another working directory.
     task.input.url = absolute(input.ok_or_else(|| missing("--input"))?)?;
     task.output.url = Some(absolute(task.output.url.ok_or_else(|| missing("--output"))?)?);
     let choice = |folder| CheckpointChoice { folder: Some(folder), ..CheckpointChoice::default() };
@@ -120,35 +121,37 @@ fn parse(
     Ok(Some((standalone, task)))
 }
 
-/// A path from the root on; an address as it is.
+/// Returns an absolute path; leaves URLs unchanged.
 fn absolute(url: String) -> Result<String> {
     if url.contains("://") {
         return Ok(url);
     }
     let path: std::path::PathBuf = std::path::absolute(&url)?.components().collect();
     let text = path.into_os_string().into_string();
-    Ok(text.map_err(|path| format!("{}: a path must be UTF-8", path.display()))?)
+    Ok(text.map_err(|path| format!("path {} is not UTF-8; rename it", path.display()))?)
 }
 
-/// `NAME:TYPE,...`.
+/// Parses `NAME:TYPE,...`.
 fn columns(name: &str, text: &str) -> Result<Vec<Column>> {
     let column = |text: &str| {
         let (name, kind) = text.rsplit_once(':')?;
         let kind = serde_json::from_value(kind.trim().into()).ok()?;
-        Some(Column { name: name.trim().to_owned(), kind }).filter(|it| !it.name.is_empty())
+        Some(Column { name: name.trim().to_owned(), kind }).filter(|column| !column.name.is_empty())
     };
     let columns: Vec<Column> = text
         .split(',')
         .map(|text| {
             column(text).ok_or_else(|| {
                 format!(
-                    "{name} must be NAME:TYPE,... with types boolean, integer, double or string, not {text:?}"
+                    "{name} must be NAME:TYPE,... with types boolean, integer, double or string, \
+                     not {text:?}"
                 )
             })
         })
         .collect::<Result<_, _>>()?;
-    match (1..columns.len()).find(|i| columns[..*i].iter().any(|it| it.name == columns[*i].name)) {
-        Some(i) => Err(format!("{name} names column {:?} twice", columns[i].name).into()),
+    let is_repeated = |i: &usize| columns[..*i].iter().any(|other| other.name == columns[*i].name);
+    match (1..columns.len()).find(is_repeated) {
+        Some(i) => Err(format!("{name} contains column {:?} twice", columns[i].name).into()),
         None => Ok(columns),
     }
 }
@@ -156,13 +159,13 @@ fn columns(name: &str, text: &str) -> Result<Vec<Column>> {
 fn check_columns(output: &InferenceOutput) -> Result<()> {
     match (output.format.is_typed(), output.columns.is_empty()) {
         (true, true) => {
-            let why = "--output-format parquet and arrow need --output-columns NAME:TYPE,...: the output's fields and \
-                       their types, boolean, integer, double or string";
+            let why = "--output-format parquet and arrow require --output-columns NAME:TYPE,... \
+                       with the output's fields and their types: boolean, integer, double or \
+                       string";
             Err(InvalidInput(why.into()).into())
         }
         (false, false) => {
-            let why =
-                "--output-columns is for --output-format parquet and arrow alone: leave it out";
+            let why = "--output-columns requires --output-format parquet or arrow; remove it";
             Err(InvalidInput(why.into()).into())
         }
         _ => Ok(()),
@@ -188,29 +191,35 @@ mod tests {
     }
 
     #[test]
-    fn arguments_say_what_is_read_and_where_it_goes() {
-        check("--input a --output b", Ok(|it| it.shard_rows == 1000));
+    fn arguments_are_parsed() {
+        check("--input a --output b", Ok(|task| task.shard_rows == 1000));
         let here = "--input a/./*.csv --output b/ --checkpoint c";
-        check(here, Ok(|it| it.input.url.starts_with('/') && it.input.url.ends_with("/a/*.csv")));
-        check(here, Ok(|it| it.output.url == Some(absolute("b".into()).unwrap())));
         check(
             here,
-            Ok(|it| it.checkpoint.as_ref().unwrap().folder.as_ref().unwrap().starts_with('/')),
+            Ok(|task| task.input.url.starts_with('/') && task.input.url.ends_with("/a/*.csv")),
         );
-        check("--input s3://a/b --output /c", Ok(|it| it.input.url == "s3://a/b"));
-        check("--input=a --output=b --skip-errors", Ok(|it| it.on_error == OnError::Skip));
+        check(here, Ok(|task| task.output.url == Some(absolute("b".into()).unwrap())));
+        check(
+            here,
+            Ok(|task| task.checkpoint.as_ref().unwrap().folder.as_ref().unwrap().starts_with('/')),
+        );
+        check("--input s3://a/b --output /c", Ok(|task| task.input.url == "s3://a/b"));
+        check("--input=a --output=b --skip-errors", Ok(|task| task.on_error == OnError::Skip));
         let formats = "--input a --output b --output-format csv --shard-rows 7";
-        check(formats, Ok(|it| it.output.format == RowFormat::Csv && it.shard_rows == 7));
-        check("--input a --output b --fresh", Ok(|it| it.replace));
+        check(formats, Ok(|task| task.output.format == RowFormat::Csv && task.shard_rows == 7));
+        check("--input a --output b --fresh", Ok(|task| task.replace));
         check("--input a --output b --output-format x", Err("not x"));
         let typed = "--input a --output b --output-format parquet";
-        check(typed, Err("need --output-columns"));
+        check(typed, Err("require --output-columns"));
         let named = format!("{typed} --output-columns name:string,size:double");
-        check(&named, Ok(|it| it.output.columns[1].name == "size" && it.output.columns.len() == 2));
+        check(
+            &named,
+            Ok(|task| task.output.columns[1].name == "size" && task.output.columns.len() == 2),
+        );
         check(&format!("{typed} --output-columns name"), Err("must be NAME:TYPE,..."));
         check(&format!("{typed} --output-columns name:text"), Err("not \"name:text\""));
         check(&format!("{typed} --output-columns a:string,a:double"), Err("\"a\" twice"));
-        check("--input a --output b --output-columns a:string", Err("leave it out"));
+        check("--input a --output b --output-columns a:string", Err("remove it"));
         check("--output b", Err("--input is missing"));
         check("--input a", Err("--output is missing"));
         check("--input", Err("--input needs a value"));
@@ -218,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn other_arguments_are_another_job() {
+    fn job_id_depends_on_the_arguments() {
         let id = |arguments: &str| {
             let arguments = arguments.split_whitespace().map(str::to_owned);
             context(arguments).unwrap().unwrap().config.experiment_id

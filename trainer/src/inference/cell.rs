@@ -1,4 +1,5 @@
-//! Values of tables with types, as serde reads and writes them: JSON would make `null` of NaN and infinities.
+//! Typed table values with serde support. JSON cannot be used in between: it turns NaN and
+//! infinities into `null`.
 
 use std::fmt;
 
@@ -9,28 +10,28 @@ use serde::de::{Error as _, IntoDeserializer, Visitor};
 use serde::ser::Impossible;
 use serde::{Deserializer, Serialize, Serializer, forward_to_deserialize_any, ser};
 
-/// A value.
+/// A typed value.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Cell {
     Null,
     Boolean(bool),
     Integer(i64),
-    /// An integer that may be too large for the other.
+    /// An integer that may exceed `i64`.
     Unsigned(u64),
     Double(f64),
     Text(String),
     List(Vec<Self>),
     Struct(Vec<(String, Self)>),
-    /// Of a type that rows cannot have, with what to do; in the way only of who reads it.
+    /// A value of an unsupported type, with an error message for rows that read it.
     Unreadable(String),
 }
 
 impl Cell {
-    /// A value of the program's.
+    /// Converts a value of the program.
     ///
     /// # Errors
     ///
-    /// It has no form here, such as a variant with fields.
+    /// Fails for values that tables do not support, such as enum variants with fields.
     pub(super) fn of(value: &impl Serialize) -> Result<Self, Error> {
         value.serialize(ToCell)
     }
@@ -40,11 +41,11 @@ impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Null => f.write_str("null"),
-            Self::Boolean(it) => it.fmt(f),
-            Self::Integer(it) => it.fmt(f),
-            Self::Unsigned(it) => it.fmt(f),
-            Self::Double(it) => it.fmt(f),
-            Self::Text(it) => write!(f, "{it:?}"),
+            Self::Boolean(value) => value.fmt(f),
+            Self::Integer(value) => value.fmt(f),
+            Self::Unsigned(value) => value.fmt(f),
+            Self::Double(value) => value.fmt(f),
+            Self::Text(value) => write!(f, "{value:?}"),
             Self::List(_) => f.write_str("a list"),
             Self::Struct(_) => f.write_str("a struct"),
             Self::Unreadable(why) => f.write_str(why),
@@ -66,11 +67,11 @@ impl<'de> Deserializer<'de> for Cell {
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         match self {
             Self::Null => visitor.visit_unit(),
-            Self::Boolean(it) => visitor.visit_bool(it),
-            Self::Integer(it) => visitor.visit_i64(it),
-            Self::Unsigned(it) => visitor.visit_u64(it),
-            Self::Double(it) => visitor.visit_f64(it),
-            Self::Text(it) => visitor.visit_string(it),
+            Self::Boolean(value) => visitor.visit_bool(value),
+            Self::Integer(value) => visitor.visit_i64(value),
+            Self::Unsigned(value) => visitor.visit_u64(value),
+            Self::Double(value) => visitor.visit_f64(value),
+            Self::Text(value) => visitor.visit_string(value),
             Self::List(items) => {
                 let mut items = SeqDeserializer::new(items.into_iter());
                 let list = visitor.visit_seq(&mut items)?;
@@ -121,15 +122,15 @@ impl<'de> Deserializer<'de> for Cell {
     }
 
     forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct seq tuple
-        tuple_struct map struct identifier
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit
+        unit_struct seq tuple tuple_struct map struct identifier
     }
 }
 
-/// Makes a cell of a value.
+/// Serializer that creates a cell.
 struct ToCell;
 
-/// A list or a struct as it comes.
+/// A list or struct being serialized.
 #[derive(Default)]
 struct Parts {
     names: Vec<String>,
@@ -167,68 +168,68 @@ impl Serializer for ToCell {
     type SerializeStruct = Parts;
     type SerializeStructVariant = Impossible<Cell, Error>;
 
-    fn serialize_bool(self, it: bool) -> Result<Cell, Error> {
-        Ok(Cell::Boolean(it))
+    fn serialize_bool(self, value: bool) -> Result<Cell, Error> {
+        Ok(Cell::Boolean(value))
     }
 
-    fn serialize_i8(self, it: i8) -> Result<Cell, Error> {
-        Ok(Cell::Integer(it.into()))
+    fn serialize_i8(self, value: i8) -> Result<Cell, Error> {
+        Ok(Cell::Integer(value.into()))
     }
 
-    fn serialize_i16(self, it: i16) -> Result<Cell, Error> {
-        Ok(Cell::Integer(it.into()))
+    fn serialize_i16(self, value: i16) -> Result<Cell, Error> {
+        Ok(Cell::Integer(value.into()))
     }
 
-    fn serialize_i32(self, it: i32) -> Result<Cell, Error> {
-        Ok(Cell::Integer(it.into()))
+    fn serialize_i32(self, value: i32) -> Result<Cell, Error> {
+        Ok(Cell::Integer(value.into()))
     }
 
-    fn serialize_i64(self, it: i64) -> Result<Cell, Error> {
-        Ok(Cell::Integer(it))
+    fn serialize_i64(self, value: i64) -> Result<Cell, Error> {
+        Ok(Cell::Integer(value))
     }
 
-    fn serialize_u8(self, it: u8) -> Result<Cell, Error> {
-        Ok(Cell::Integer(it.into()))
+    fn serialize_u8(self, value: u8) -> Result<Cell, Error> {
+        Ok(Cell::Integer(value.into()))
     }
 
-    fn serialize_u16(self, it: u16) -> Result<Cell, Error> {
-        Ok(Cell::Integer(it.into()))
+    fn serialize_u16(self, value: u16) -> Result<Cell, Error> {
+        Ok(Cell::Integer(value.into()))
     }
 
-    fn serialize_u32(self, it: u32) -> Result<Cell, Error> {
-        Ok(Cell::Integer(it.into()))
+    fn serialize_u32(self, value: u32) -> Result<Cell, Error> {
+        Ok(Cell::Integer(value.into()))
     }
 
-    fn serialize_u64(self, it: u64) -> Result<Cell, Error> {
-        Ok(i64::try_from(it).map_or(Cell::Unsigned(it), Cell::Integer))
+    fn serialize_u64(self, value: u64) -> Result<Cell, Error> {
+        Ok(i64::try_from(value).map_or(Cell::Unsigned(value), Cell::Integer))
     }
 
-    fn serialize_f32(self, it: f32) -> Result<Cell, Error> {
-        Ok(Cell::Double(it.into()))
+    fn serialize_f32(self, value: f32) -> Result<Cell, Error> {
+        Ok(Cell::Double(value.into()))
     }
 
-    fn serialize_f64(self, it: f64) -> Result<Cell, Error> {
-        Ok(Cell::Double(it))
+    fn serialize_f64(self, value: f64) -> Result<Cell, Error> {
+        Ok(Cell::Double(value))
     }
 
-    fn serialize_char(self, it: char) -> Result<Cell, Error> {
-        Ok(Cell::Text(it.into()))
+    fn serialize_char(self, value: char) -> Result<Cell, Error> {
+        Ok(Cell::Text(value.into()))
     }
 
-    fn serialize_str(self, it: &str) -> Result<Cell, Error> {
-        Ok(Cell::Text(it.into()))
+    fn serialize_str(self, value: &str) -> Result<Cell, Error> {
+        Ok(Cell::Text(value.into()))
     }
 
-    fn serialize_bytes(self, it: &[u8]) -> Result<Cell, Error> {
-        Ok(Cell::List(it.iter().map(|it| Cell::Integer((*it).into())).collect()))
+    fn serialize_bytes(self, bytes: &[u8]) -> Result<Cell, Error> {
+        Ok(Cell::List(bytes.iter().map(|byte| Cell::Integer((*byte).into())).collect()))
     }
 
     fn serialize_none(self) -> Result<Cell, Error> {
         Ok(Cell::Null)
     }
 
-    fn serialize_some<T: Serialize + ?Sized>(self, it: &T) -> Result<Cell, Error> {
-        it.serialize(self)
+    fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<Cell, Error> {
+        value.serialize(self)
     }
 
     fn serialize_unit(self) -> Result<Cell, Error> {
@@ -251,9 +252,9 @@ impl Serializer for ToCell {
     fn serialize_newtype_struct<T: Serialize + ?Sized>(
         self,
         _: &'static str,
-        it: &T,
+        value: &T,
     ) -> Result<Cell, Error> {
-        it.serialize(self)
+        value.serialize(self)
     }
 
     fn serialize_newtype_variant<T: Serialize + ?Sized>(
@@ -308,15 +309,15 @@ impl Serializer for ToCell {
 }
 
 fn has_fields(variant: &str) -> Error {
-    Error::custom(format!("the variant {variant} has fields, which a table's column cannot hold"))
+    Error::custom(format!("variant {variant} has fields, which a table column does not support"))
 }
 
 impl ser::SerializeSeq for Parts {
     type Ok = Cell;
     type Error = Error;
 
-    fn serialize_element<T: Serialize + ?Sized>(&mut self, it: &T) -> Result<(), Error> {
-        self.push(it)
+    fn serialize_element<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Error> {
+        self.push(value)
     }
 
     fn end(self) -> Result<Cell, Error> {
@@ -328,8 +329,8 @@ impl ser::SerializeTuple for Parts {
     type Ok = Cell;
     type Error = Error;
 
-    fn serialize_element<T: Serialize + ?Sized>(&mut self, it: &T) -> Result<(), Error> {
-        self.push(it)
+    fn serialize_element<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Error> {
+        self.push(value)
     }
 
     fn end(self) -> Result<Cell, Error> {
@@ -341,8 +342,8 @@ impl ser::SerializeTupleStruct for Parts {
     type Ok = Cell;
     type Error = Error;
 
-    fn serialize_field<T: Serialize + ?Sized>(&mut self, it: &T) -> Result<(), Error> {
-        self.push(it)
+    fn serialize_field<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Error> {
+        self.push(value)
     }
 
     fn end(self) -> Result<Cell, Error> {
@@ -358,8 +359,8 @@ impl ser::SerializeMap for Parts {
         self.name(name)
     }
 
-    fn serialize_value<T: Serialize + ?Sized>(&mut self, it: &T) -> Result<(), Error> {
-        self.push(it)
+    fn serialize_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Error> {
+        self.push(value)
     }
 
     fn end(self) -> Result<Cell, Error> {
@@ -374,10 +375,10 @@ impl ser::SerializeStruct for Parts {
     fn serialize_field<T: Serialize + ?Sized>(
         &mut self,
         name: &'static str,
-        it: &T,
+        value: &T,
     ) -> Result<(), Error> {
         self.names.push(name.into());
-        self.push(it)
+        self.push(value)
     }
 
     fn end(self) -> Result<Cell, Error> {
@@ -413,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn values_round_trip() {
         for size in [None, Some(f64::INFINITY), Some(f64::NEG_INFINITY), Some(0.1)] {
             let item = Item {
                 flag: true,
@@ -433,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_in_the_way_of_who_reads_it_alone() {
+    fn unreadable_fields_fail_only_when_read() {
         #[derive(Debug, Deserialize)]
         struct Name {
             name: String,

@@ -1,4 +1,4 @@
-//! The end: one manifest that names one part for each shard.
+//! Finishes a job: writes the manifest, which lists one part for each shard.
 
 use stoker_api::inference::{
     Commit, ErrorsPart, FILES_FORMAT, InputFile, OutputManifest, OutputPart, PlanShard, ShardPlan,
@@ -14,12 +14,13 @@ use super::{infrastructure, progress, say, task};
 use crate::Result;
 use crate::context::Context;
 
-/// Writes the manifest, and then deletes the parts that it does not name. One process at a time does this, and none
-/// works meanwhile.
+/// Writes the manifest, then deletes the parts that it does not list. Only one process may do this,
+/// and no worker may run at the same time.
 ///
 /// # Errors
 ///
-/// A shard is not committed: its commit, if there is one that names a part which is not there, is taken back.
+/// Fails if a shard is not committed. If a commit exists but its part is missing or invalid, the
+/// commit is deleted.
 pub(super) fn finish(context: &Context) -> Result<()> {
     let (task, output) = (task(context)?, Output::open(context)?);
     let plan = output.plan()?;
@@ -27,7 +28,7 @@ pub(super) fn finish(context: &Context) -> Result<()> {
     let manifest = match &before {
         Some(manifest) if manifest.job_id == plan.job_id => manifest.clone(),
         _ => {
-            // It may have come since this job began.
+            // Another job may have written its manifest after this job began.
             refuse_other_jobs(&task, &output)?;
             let commits = committed(&output, &plan)?;
             let errors = write_errors(&output, &plan, &commits)?;
@@ -38,9 +39,9 @@ pub(super) fn finish(context: &Context) -> Result<()> {
             manifest
         }
     };
-    // The output is whole: what nobody names may lie there.
+    // The output is complete, so a failure to delete other files is only logged.
     if let Err(error) = clean_up(&output, &manifest, before.as_ref()) {
-        eprintln!("stoker: parts that the manifest does not name are not deleted: {error}");
+        eprintln!("stoker: cannot delete parts that the manifest does not list: {error}");
     }
     progress(context, manifest.rows, manifest.input_rows);
     say(&format!(
@@ -54,13 +55,13 @@ pub(super) fn finish(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The commit of every shard, checked.
+/// Returns the verified commit of every shard.
 fn committed(output: &Output, plan: &ShardPlan) -> Result<Vec<Commit>> {
     let num_shards = u32::try_from(plan.shards.len())?;
     let mut commits = vec![];
     let mut missing = vec![];
-    for ((shard, planned), found) in (0..).zip(&plan.shards).zip(output.commits(num_shards)?) {
-        match found.filter(|it| is_of(it, shard, planned, plan)) {
+    for ((shard, planned), commit) in (0..).zip(&plan.shards).zip(output.commits(num_shards)?) {
+        match commit.filter(|commit| is_of(commit, shard, planned, plan)) {
             Some(commit) => commits.push(commit),
             None => {
                 output.forget(shard)?;
@@ -73,12 +74,12 @@ fn committed(output: &Output, plan: &ShardPlan) -> Result<Vec<Commit>> {
     }
     missing.truncate(10);
     Err(infrastructure(format!(
-        "shards without a whole part, among them {}: they are done again",
+        "shards without a complete part, including {}; they will be processed again",
         missing.join(", ")
     )))
 }
 
-/// Whether a commit is of this shard, and accounts for all of its rows.
+/// Returns `true` if a commit belongs to this shard and accounts for all of its rows.
 fn is_of(commit: &Commit, shard: u32, planned: &PlanShard, plan: &ShardPlan) -> bool {
     let accounted = u64::from(commit.rows) + commit.rejected.len() as u64;
     commit.format == FILES_FORMAT
@@ -105,12 +106,12 @@ fn manifest(
     };
     let parts: Vec<_> = plan.shards.iter().zip(commits).map(part).collect();
     let input_rows = plan.rows();
-    let rows = parts.iter().map(|it| u64::from(it.rows)).sum();
-    let file = |it: stoker_api::inference::PlanFile| InputFile {
-        name: it.name,
-        bytes: it.bytes,
-        sha256: it.sha256,
-        rows: it.rows,
+    let rows = parts.iter().map(|part| u64::from(part.rows)).sum();
+    let file = |file: stoker_api::inference::PlanFile| InputFile {
+        name: file.name,
+        bytes: file.bytes,
+        sha256: file.sha256,
+        rows: file.rows,
     };
     OutputManifest {
         format: FILES_FORMAT,
@@ -127,7 +128,7 @@ fn manifest(
     }
 }
 
-/// Writes rejected rows; none where there are none.
+/// Writes the file of rejected rows, if there are any.
 fn write_errors(
     output: &Output,
     plan: &ShardPlan,
@@ -151,15 +152,16 @@ fn write_errors(
     Ok(Some(ErrorsPart { name, bytes, sha256, rows }))
 }
 
-/// Deletes parts of this job that the manifest does not name, and all that the manifest before it named.
+/// Deletes parts of this job that the manifest does not list, and all files of the previous
+/// manifest.
 fn clean_up(
     output: &Output,
     manifest: &OutputManifest,
     before: Option<&OutputManifest>,
 ) -> Result<()> {
-    let names = |it: &OutputManifest| -> Vec<String> {
-        let errors = it.errors.iter().map(|it| it.name.clone());
-        it.parts.iter().map(|it| it.name.clone()).chain(errors).collect()
+    let names = |manifest: &OutputManifest| -> Vec<String> {
+        let errors = manifest.errors.iter().map(|errors| errors.name.clone());
+        manifest.parts.iter().map(|part| part.name.clone()).chain(errors).collect()
     };
     let kept: std::collections::BTreeSet<String> = names(manifest).into_iter().collect();
     let uid8: String =
@@ -173,7 +175,9 @@ fn clean_up(
     output.rt.block_on(async {
         let listed = output.storage.list("").await?;
         let old = before.into_iter().flat_map(names);
-        for path in listed.into_iter().filter(is_own).chain(old).filter(|it| !kept.contains(it)) {
+        let unused =
+            listed.into_iter().filter(is_own).chain(old).filter(|path| !kept.contains(path));
+        for path in unused {
             output.storage.delete(&path).await?;
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Names below an input's folder: which are meant, and the files of this machine that have them.
+//! File name patterns, and listing of matching local files.
 
 use std::fs;
 use std::io;
@@ -6,26 +6,27 @@ use std::path::Path;
 
 use super::source::{Found, join};
 
-/// Levels of folders below the input's: bounds what links in a circle make of it.
+/// Maximum depth of folders below the input's folder, to end cycles of symbolic links.
 const DEPTH_MAX: usize = 32;
-/// Why a name is refused.
+/// Reason for refusing a file name.
 pub(super) const NO_TEXT: &str = "a name is not UTF-8; rename the file";
 
-/// What names may be, level by level; without levels, all that is below the folder.
+/// One glob pattern for each level; without levels, all files below the folder match.
 #[derive(Debug)]
 pub(super) struct Pattern(pub(super) Vec<String>);
 
 impl Pattern {
-    /// Whether a file of this path is meant: hidden ones, and those of other jobs' state, never are unless named.
+    /// Returns `true` if a path matches. Names that start with `.` or `_` only match patterns that
+    /// do too.
     pub(super) fn is_meant(&self, path: &str) -> bool {
         let mut names = path.split('/').enumerate();
         (self.0.is_empty() || names.clone().count() == self.0.len())
             && names.all(|(level, name)| self.admits(level, name))
     }
 
-    /// Whether what is meant may have this name on this level.
+    /// Returns `true` if a name on this level may be part of a matching path.
     fn admits(&self, level: usize, name: &str) -> bool {
-        let is_hidden = |it: &str| it.starts_with(['.', '_']);
+        let is_hidden = |name: &str| name.starts_with(['.', '_']);
         if self.0.is_empty() {
             return !is_hidden(name);
         }
@@ -34,11 +35,11 @@ impl Pattern {
         })
     }
 
-    /// The files below a folder that are meant, but for those in the folder `without`.
+    /// Returns the matching files below a folder, except those in the folder `without`.
     ///
     /// # Errors
     ///
-    /// What may be meant cannot be looked at, with its path.
+    /// Fails, with the path, if a file or folder that may match cannot be read.
     pub(super) fn files(&self, folder: &Path, without: Option<&str>) -> Result<Vec<Found>, String> {
         let mut walk = Walk { pattern: self, without, found: vec![] };
         walk.level(folder, "", 0)?;
@@ -46,7 +47,7 @@ impl Pattern {
     }
 }
 
-/// One look at all levels.
+/// Recursive listing of a folder.
 struct Walk<'a> {
     pattern: &'a Pattern,
     without: Option<&'a str>,
@@ -57,10 +58,10 @@ impl Walk<'_> {
     fn level(&mut self, folder: &Path, below: &str, depth: usize) -> Result<(), String> {
         let failed = |error: io::Error| format!("{}: {error}", folder.display());
         if depth > DEPTH_MAX {
-            return Err(format!("{} is more than {DEPTH_MAX} levels deep", folder.display()));
+            return Err(format!("{} exceeds {DEPTH_MAX} levels of folders", folder.display()));
         }
-        // What is named is found without a look at its neighbours.
-        if let Some(name) = self.pattern.0.get(depth).filter(|it| !is_pattern(it)) {
+        // A literal name can be opened without listing the folder.
+        if let Some(name) = self.pattern.0.get(depth).filter(|name| !is_pattern(name)) {
             return self.entry(folder, below, name, depth);
         }
         for entry in fs::read_dir(folder).map_err(failed)? {
@@ -84,9 +85,9 @@ impl Walk<'_> {
         let (here, path) = (folder.join(name), join(below, name));
         let metadata = match fs::metadata(&here) {
             Ok(metadata) => metadata,
-            // Gone since the folder was read, or never there.
+            // Deleted since the folder was listed, or never there.
             Err(_) if is_gone(&here) => return Ok(()),
-            // What cannot be looked at must not be left out without a word.
+            // A file that cannot be accessed must not be skipped silently.
             Err(error) => return Err(format!("{}: {error}", here.display())),
         };
         let levels = self.pattern.0.len();
@@ -102,17 +103,17 @@ impl Walk<'_> {
     }
 }
 
-/// Whether there is nothing of this name, not even a link that leads nowhere.
+/// Returns `true` if nothing has this path, not even a dangling symbolic link.
 fn is_gone(path: &Path) -> bool {
     fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-/// Whether a name stands for several.
+/// Returns `true` if a name contains wildcards.
 pub(super) fn is_pattern(name: &str) -> bool {
     name.contains(['*', '?'])
 }
 
-/// Whether `name` is as `pattern` says: `*` is any text, `?` any byte.
+/// Returns `true` if `name` matches `pattern`: `*` is any text, `?` any byte.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     match (pattern.first(), name.first()) {
         (None, None) => true,
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_matched_whole() {
+    fn patterns_match_complete_names() {
         check("*.csv", "a.csv", true);
         check("*.csv", "a.csv.gz", false);
         check("a?c*", "abc", true);
@@ -144,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_meant_is_not_looked_at() {
+    fn only_matching_files_are_accessed() {
         use std::os::unix::ffi::OsStrExt as _;
 
         let folder = tempfile::tempdir().unwrap();
@@ -159,10 +160,10 @@ mod tests {
             std::os::unix::fs::symlink("nowhere", folder.path().join(place)).unwrap();
         }
         let check = |pattern: &[&str], expected: Result<&[&str], &str>| {
-            let pattern = Pattern(pattern.iter().map(|it| (*it).to_owned()).collect());
+            let pattern = Pattern(pattern.iter().map(|level| (*level).to_owned()).collect());
             match (pattern.files(folder.path(), Some("deep/own")), expected) {
                 (Ok(found), Ok(expected)) => {
-                    let names: Vec<_> = found.iter().map(|it| it.name.as_str()).collect();
+                    let names: Vec<_> = found.iter().map(|file| file.name.as_str()).collect();
                     assert_eq!(names, expected);
                 }
                 (Err(error), Err(expected)) => assert!(error.contains(expected), "{error}"),

@@ -1,4 +1,4 @@
-//! The output folder: what a job has written there, and what it writes.
+//! The output folder of a job: plan, commits, parts and manifest.
 
 use std::collections::BTreeSet;
 
@@ -18,10 +18,10 @@ use super::{infrastructure, task};
 use crate::context::Context;
 use crate::{InvalidInput, Result};
 
-/// Objects that are read or looked at side by side.
+/// Maximum number of concurrent reads.
 const IN_FLIGHT: usize = 32;
 
-/// A job's output folder.
+/// Output folder of a job.
 #[derive(Clone, Debug)]
 pub(super) struct Output {
     pub(super) storage: Storage,
@@ -30,11 +30,11 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// The folder that the job names.
+    /// Opens the job's output folder.
     ///
     /// # Errors
     ///
-    /// It cannot be opened.
+    /// Fails if the storage cannot be opened.
     pub(super) fn open(context: &Context) -> Result<Self> {
         let output = task(context)?.output;
         let outlet = context.outlet();
@@ -43,7 +43,7 @@ impl Output {
     }
 
     pub(super) fn new(output: &InferenceOutput, job_id: &str, rt: Handle) -> Result<Self> {
-        let none = || InvalidInput("the job names no output".into());
+        let none = || InvalidInput("the job has no output; set output.url".into());
         let url = output.url.as_deref().ok_or_else(none)?;
         let url = match url.contains("://") {
             true => url.to_owned(),
@@ -53,28 +53,31 @@ impl Output {
         Ok(Self { storage, rt, job_id: job_id.to_owned() })
     }
 
-    /// The job's plan.
+    /// Reads the job's plan.
     ///
     /// # Errors
     ///
-    /// There is none.
+    /// Fails if the plan does not exist.
     pub(super) fn plan(&self) -> Result<ShardPlan> {
-        let none =
-            || infrastructure(format!("{} holds no plan of this job yet", self.storage.url()));
+        let none = || {
+            let url = self.storage.url();
+            infrastructure(format!("plan of this job not found in {url}; it is not written yet"))
+        };
         self.find_plan()?.ok_or_else(none)
     }
 
-    /// The job's plan, if it was written.
+    /// Reads the job's plan; `None` if it was not written yet.
     ///
     /// # Errors
     ///
-    /// It cannot be read.
+    /// Fails if the plan is invalid.
     pub(super) fn find_plan(&self) -> Result<Option<ShardPlan>> {
         let plan: Option<ShardPlan> = self.read(&plan_path(&self.job_id))?;
         match plan {
             Some(plan) if plan.format != FILES_FORMAT || plan.job_id != self.job_id => {
                 let why = format!(
-                    "{} is of format {} and job {}, not {FILES_FORMAT} and {}: use another output folder, or start over",
+                    "{} has format {} and job {}, expected {FILES_FORMAT} and {}; use another \
+                     output folder or start over",
                     plan_path(&self.job_id),
                     plan.format,
                     plan.job_id,
@@ -90,45 +93,46 @@ impl Output {
         self.write(&plan_path(&self.job_id), plan)
     }
 
-    /// The manifest in the folder, whosever it is.
+    /// Reads the manifest in the folder, which may belong to any job.
     ///
     /// # Errors
     ///
-    /// It cannot be read, or is none of ours.
+    /// Fails if the manifest is invalid or not from Stoker.
     pub(super) fn manifest(&self) -> Result<Option<OutputManifest>> {
         self.read(MANIFEST)
     }
 
-    /// Whether the job has been finished.
+    /// Returns `true` if the manifest of this job exists.
     pub(super) fn is_finished(&self) -> Result<bool> {
-        Ok(self.manifest()?.is_some_and(|it| it.job_id == self.job_id))
+        Ok(self.manifest()?.is_some_and(|manifest| manifest.job_id == self.job_id))
     }
 
     pub(super) fn write_manifest(&self, manifest: &OutputManifest) -> Result<()> {
         self.write(MANIFEST, manifest)
     }
 
-    /// Names directly in the folder, of those that the job writes, in this format.
+    /// Returns examples of the file names that the job writes directly into the folder.
     pub(super) fn own_names(&self, format: RowFormat) -> [String; 3] {
         let errors = errors_name(&self.job_id);
         [MANIFEST.to_owned(), part_name(0, 1, &self.job_id, 0, format), errors]
     }
 
-    /// The shards that are committed.
+    /// Returns the indices of committed shards.
     pub(super) fn committed(&self) -> Result<BTreeSet<u32>> {
         let paths = self.rt.block_on(self.storage.list(&commits_path(&self.job_id)))?;
         Ok(paths.iter().filter_map(|path| shard_of_commit(path)).collect())
     }
 
-    /// Writes a part and then the commit that names it.
+    /// Writes a part, then its commit.
     pub(super) fn commit(&self, commit: &Commit, bytes: Bytes) -> Result<()> {
         self.rt.block_on(self.storage.put(&commit.part, bytes))?;
         self.write(&commit_path(&self.job_id, commit.shard), commit)
     }
 
-    /// The commits of shards, in order; of each, `None` where there is none, or none of a part that is there as it says.
+    /// Returns the commits of all shards, in order; `None` for a shard without a commit, or if the
+    /// part is missing or has another size.
     pub(super) fn commits(&self, num_shards: u32) -> Result<Vec<Option<Commit>>> {
-        let mut found = vec![None; num_shards as usize];
+        let mut commits = vec![None; num_shards as usize];
         self.rt
             .block_on(async {
                 let mut tasks = JoinSet::new();
@@ -144,13 +148,13 @@ impl Output {
                     let Some(done) = tasks.join_next().await else { return Ok(()) };
                     let (shard, commit) =
                         done.map_err(|error| infrastructure(error.to_string()))?;
-                    found[shard as usize] = commit?;
+                    commits[shard as usize] = commit?;
                 }
             })
-            .map(|()| found)
+            .map(|()| commits)
     }
 
-    /// Takes a commit back, so that its shard is done again.
+    /// Deletes a commit, so that its shard is processed again.
     pub(super) fn forget(&self, shard: u32) -> Result<()> {
         Ok(self.rt.block_on(self.storage.delete(&commit_path(&self.job_id, shard)))?)
     }
@@ -168,7 +172,7 @@ impl Output {
         };
         let read = serde_json::from_slice(&text).map_err(|error| {
             InvalidInput(format!(
-                "{}/{path} is not what a job of Stoker writes there: {error}; choose another output folder",
+                "{}/{path} was not written by a job of Stoker: {error}; use another output folder",
                 self.storage.url()
             ))
         });
@@ -176,7 +180,7 @@ impl Output {
     }
 }
 
-/// The name of the file of rejected rows.
+/// Returns the name of the file of rejected rows.
 pub(super) fn errors_name(job_id: &str) -> String {
     let uid8: String = job_id.chars().filter(char::is_ascii_alphanumeric).take(8).collect();
     format!("errors-{uid8}.jsonl")

@@ -1,29 +1,28 @@
-//! From outputs to the bytes of a part.
+//! Serialization of outputs to parts.
 
 use serde::Serialize;
 use stoker_api::inference::{InferenceOutput, RowFormat};
 
 use crate::{InvalidInput, Result};
 
-/// The outputs of one shard, as they come.
+/// Output of one shard, row by row.
 pub(super) enum Part {
     Lines(Vec<u8>),
-    /// With whether the header is there, which comes with the first row.
+    /// CSV writer, and whether the first row, which writes the header, was checked.
     Csv(Box<csv::Writer<Vec<u8>>>, bool),
     #[cfg(feature = "parquet")]
     Table(super::table::Table),
 }
 
 impl Part {
-    /// An empty one.
+    /// Creates an empty part.
     ///
     /// # Errors
     ///
-    /// This program cannot write the format.
+    /// Fails if this program does not support the format.
     pub(super) fn new(output: &InferenceOutput) -> Result<Self> {
         if cfg!(feature = "parquet") && output.format.is_typed() && output.columns.is_empty() {
-            let why =
-                "output.columns is empty: name the columns and their types, as the format has them";
+            let why = "output.columns is empty; the format requires names and types of all columns";
             return Err(InvalidInput(why.into()).into());
         }
         match output.format {
@@ -36,11 +35,11 @@ impl Part {
         }
     }
 
-    /// Adds a row.
+    /// Appends a row.
     ///
     /// # Errors
     ///
-    /// The format has no form for it.
+    /// Fails if the format cannot represent the row.
     pub(super) fn push(&mut self, row: &impl Serialize) -> Result<()> {
         match self {
             Self::Lines(bytes) => {
@@ -59,11 +58,11 @@ impl Part {
         Ok(())
     }
 
-    /// All of it.
+    /// Returns the bytes of the part.
     ///
     /// # Errors
     ///
-    /// As [`push`](Self::push).
+    /// Same as [`push`](Self::push).
     pub(super) fn finish(self) -> Result<Vec<u8>> {
         match self {
             Self::Lines(bytes) => Ok(bytes),
@@ -76,14 +75,14 @@ impl Part {
     }
 }
 
-/// Refuses an output without fields, whose names are the header.
+/// Fails unless the output has named fields, which become the CSV header.
 fn refuse_nameless(row: &impl Serialize) -> Result<()> {
     match serde_json::to_value(row)? {
         serde_json::Value::Object(_) => Ok(()),
         row => {
             let why = format!(
-                "the program's output is {row}, but a row of CSV must be a struct, whose fields name the columns: make it \
-                 one, or choose another output.format"
+                "the program's output is {row}, but a row of CSV must be a struct, whose fields \
+                 name the columns; return a struct or use another output.format"
             );
             Err(InvalidInput(why).into())
         }
@@ -92,7 +91,7 @@ fn refuse_nameless(row: &impl Serialize) -> Result<()> {
 
 fn refused(format: &str, error: &dyn std::fmt::Display) -> InvalidInput {
     InvalidInput(format!(
-        "the program's output has no form in {format}: {error}; choose another output.format"
+        "cannot represent the program's output as {format}: {error}; use another output.format"
     ))
 }
 
@@ -117,12 +116,12 @@ mod tests {
     fn check(format: RowFormat, num: usize, expected: &str) {
         let output = InferenceOutput { format, ..InferenceOutput::default() };
         let mut part = Part::new(&output).unwrap();
-        ITEMS.iter().take(num).for_each(|it| part.push(it).unwrap());
+        ITEMS.iter().take(num).for_each(|item| part.push(item).unwrap());
         assert_eq!(String::from_utf8(part.finish().unwrap()).unwrap(), expected);
     }
 
     #[test]
-    fn rows_are_written_in_the_format_asked_for() {
+    fn rows_are_written_in_the_requested_format() {
         check(RowFormat::JsonLines, 0, "");
         let lines = "{\"name\":\"a\",\"size\":0.1}\n{\"name\":\"b, \\\"c\\\"\\nd\",\"size\":null}\n\
                      {\"name\":\"日本\",\"size\":null}\n";
@@ -132,10 +131,10 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_form_is_refused_with_a_remedy() {
+    fn unsupported_outputs_are_refused_with_a_remedy() {
         let output = InferenceOutput { format: RowFormat::Csv, ..InferenceOutput::default() };
         let error = Part::new(&output).unwrap().push(&json!({"a": {"b": 1}})).unwrap_err();
-        assert!(error.to_string().contains("choose another output.format"), "{error}");
+        assert!(error.to_string().contains("use another output.format"), "{error}");
         for (row, shown) in [(json!([1, "a"]), "[1,\"a\"]"), (json!(0.5), "0.5")] {
             let error = Part::new(&output).unwrap().push(&row).unwrap_err().to_string();
             assert!(error.contains(&format!("output is {shown}, but a row of CSV")), "{error}");

@@ -1,4 +1,4 @@
-//! The plan: which rows belong together, and which checkpoint they are put through.
+//! Planning of a job: divides the input into shards and selects the checkpoint.
 
 use std::io::{self, Read};
 
@@ -15,22 +15,23 @@ use crate::context::Context;
 use crate::stop::StopSignal;
 use crate::{CheckpointSource, InvalidInput, Result};
 
-/// Shards at most: the plan and the manifest are read whole.
+/// Maximum number of shards, because the plan and the manifest must fit in memory.
 const SHARDS_MAX: usize = 100_000;
 
-/// Writes the plan; where there is one, checks that the input is still the planned one.
+/// Writes the plan. If a plan exists, checks that the input still matches it.
 ///
 /// # Errors
 ///
-/// The input cannot be read or has changed; there is no checkpoint; the output folder is another job's.
+/// Fails if the input cannot be read or has changed, if no checkpoint exists, or if the output
+/// folder belongs to another job.
 pub(super) fn plan(context: &Context) -> Result<()> {
     let (task, output) = (task(context)?, Output::open(context)?);
     if output.is_finished()? {
-        let rows = output.manifest()?.map_or(0, |it| it.input_rows);
+        let rows = output.manifest()?.map_or(0, |manifest| manifest.input_rows);
         progress(context, 0, rows);
         return Ok(());
     }
-    // Before hours of work, not after.
+    // Check the output format now, not after hours of work.
     Part::new(&task.output)?;
     let source = Source::open(&task.input, &output.rt)?.apart_from(&output, &task)?;
     let (found, format) = source.list()?;
@@ -57,7 +58,7 @@ pub(super) fn plan(context: &Context) -> Result<()> {
         shards,
         checkpoint,
     };
-    // Another planner may have been here while this one read for hours, and workers go by its plan.
+    // Another planner may have written a plan during the long scan, and workers may follow it.
     if let Some(plan) = output.find_plan()? {
         progress(context, 0, plan.rows());
         return refuse_changes(&plan, &task, &found, format);
@@ -73,46 +74,50 @@ pub(super) fn plan(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a job that is finished where what it would read now is not what it has read: its output is not that of these
-/// files.
+/// Refuses to reuse the output of a finished job if its input or checkpoint has changed.
 ///
 /// # Errors
 ///
-/// The input or the checkpoint is another, or cannot be read.
+/// Fails if the input or the checkpoint has changed or cannot be read.
 pub(super) fn refuse_stale(context: &Context) -> Result<()> {
     let (task, output) = (task(context)?, Output::open(context)?);
-    let manifest = output.manifest()?.filter(|it| it.job_id == context.config.experiment_id);
+    let own_id = &context.config.experiment_id;
+    let manifest = output.manifest()?.filter(|manifest| manifest.job_id == *own_id);
     let Some(manifest) = manifest else { return Ok(()) };
     let stale = |what: String| -> crate::Error {
         let url = output.storage.url();
         let why = format!(
-            "{url} holds what this job has finished, and {what}: start over with --fresh, or choose another folder"
+            "{url} contains the finished output of this job, but {what}; start over with --fresh \
+             or use another folder"
         );
         InvalidInput(why).into()
     };
     let source = Source::open(&task.input, &output.rt)?.apart_from(&output, &task)?;
     let (found, _) = source.list()?;
-    let before: Vec<_> = manifest.input.iter().map(|it| (it.name.as_str(), it.bytes)).collect();
+    let before: Vec<_> =
+        manifest.input.iter().map(|file| (file.name.as_str(), file.bytes)).collect();
     if let Some(what) = change(&before, &found) {
-        return Err(stale(format!("its input is another now: {what}")));
+        return Err(stale(format!("its input has changed: {what}")));
     }
     for (file, before) in found.iter().zip(&manifest.input) {
         let mut from = Stoppable { inner: source.stream(file)?, stop: &context.stop };
         match scan::sum(&mut from) {
             Err(_) if context.stop.is_set() => return Err(interrupted()),
             Err(error) => {
-                return Err(infrastructure(format!("input {} cannot be read: {error}", file.name)));
+                return Err(infrastructure(format!("cannot read input {}: {error}", file.name)));
             }
             Ok(sum) if sum != before.sha256 => {
-                return Err(stale(format!("its input {} has other bytes now", file.name)));
+                return Err(stale(format!("its input {} has changed", file.name)));
             }
             Ok(_) => {}
         }
     }
-    let sum = |it: &Option<PinnedCheckpoint>| it.as_ref().map(|it| it.manifest_sha256.clone());
+    let sum = |pinned: &Option<PinnedCheckpoint>| {
+        pinned.as_ref().map(|pinned| pinned.manifest_sha256.clone())
+    };
     match sum(&pin(context, &task, &output)?) == sum(&manifest.checkpoint) {
         true => Ok(()),
-        false => Err(stale("its checkpoint is another now".into())),
+        false => Err(stale("its checkpoint has changed".into())),
     }
 }
 
@@ -131,8 +136,8 @@ fn pin(
     if pinned.trial_path.is_some() && pinned.hyperparameters.is_null() && !task.has_hyperparameters
     {
         let text = format!(
-            "checkpoint: nothing beside {} says with which hyperparameters its model was made, as an \
-             older version has trained it: set spec.hyperparameters",
+            "checkpoint: no hyperparameters found next to {}, because an older version trained \
+             the model; set spec.hyperparameters",
             pinned.trial_path.as_deref().unwrap_or_default()
         );
         return Err(InvalidInput(text).into());
@@ -140,7 +145,7 @@ fn pin(
     Ok(Some(pinned))
 }
 
-/// A reader that ends when the process is asked to leave: an input may be read for hours.
+/// A reader that fails once the process is asked to stop, since reading the input may take hours.
 struct Stoppable<'a, R> {
     inner: R,
     stop: &'a StopSignal,
@@ -149,7 +154,7 @@ struct Stoppable<'a, R> {
 impl<R: Read> Read for Stoppable<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self.stop.is_set() {
-            true => Err(io::Error::other("asked to leave")),
+            true => Err(io::Error::other("preempted")),
             false => self.inner.read(buffer),
         }
     }
@@ -168,7 +173,8 @@ fn cut(
         let scanned = scan::scan(format, &file.name, from, shard_rows)?;
         if scanned.bytes != file.bytes {
             let why = format!(
-                "input {} had {} bytes and then {}: it is being written to; wait for the end",
+                "input {} had {} bytes and then {}: another program is writing to it; wait until \
+                 it is complete",
                 file.name, file.bytes, scanned.bytes
             );
             return Err(infrastructure(why));
@@ -181,7 +187,7 @@ fn cut(
         }
         if shards.len() > SHARDS_MAX {
             let why =
-                format!("more than {SHARDS_MAX} shards of {shard_rows} rows: raise shardRows");
+                format!("more than {SHARDS_MAX} shards of {shard_rows} rows; raise shardRows");
             return Err(InvalidInput(why).into());
         }
         let (name, bytes) = (file.name.clone(), file.bytes);
@@ -191,50 +197,52 @@ fn cut(
     Ok((files, shards))
 }
 
-/// Names and sizes now; what a shard's bytes hash to is checked when they are read.
+/// Checks names and sizes of the input files. Hashes are verified when a shard is read.
 fn refuse_changes(
     plan: &ShardPlan,
     task: &InferenceTask,
     found: &[Found],
     format: RowFormat,
 ) -> Result<()> {
-    let planned: Vec<_> = plan.files.iter().map(|it| (it.name.as_str(), it.bytes)).collect();
+    let planned: Vec<_> = plan.files.iter().map(|file| (file.name.as_str(), file.bytes)).collect();
     let what = match change(&planned, found) {
         Some(what) => what,
         None if plan.input != task.input.url => {
-            format!("it was {}, and is {}", plan.input, task.input.url)
+            format!("input.url was {}, now {}", plan.input, task.input.url)
         }
         None if plan.input_format != format => {
-            format!("its format was {:?}, and is {format:?}", plan.input_format)
+            format!("the format was {:?}, now {format:?}", plan.input_format)
         }
         None if plan.shard_rows != task.shard_rows => {
-            format!("shardRows was {}, and is {}", plan.shard_rows, task.shard_rows)
+            format!("shardRows was {}, now {}", plan.shard_rows, task.shard_rows)
         }
         None => return Ok(()),
     };
     let why = format!(
-        "the input is not what it was when the job began: {what}; bring it back to go on, or start over with --fresh"
+        "the input has changed since the job began: {what}; restore it to resume, or start over \
+         with --fresh"
     );
     Err(InvalidInput(why).into())
 }
 
-/// The first difference in names and sizes.
+/// Describes the first difference in names and sizes.
 fn change(before: &[(&str, u64)], found: &[Found]) -> Option<String> {
-    let now: Vec<_> = found.iter().map(|it| (it.name.as_str(), it.bytes)).collect();
-    let told = |it: Option<&(&str, u64)>| {
-        it.map_or("nothing".to_owned(), |(name, bytes)| format!("{name} with {bytes} bytes"))
+    let now: Vec<_> = found.iter().map(|file| (file.name.as_str(), file.bytes)).collect();
+    let shown = |file: Option<&(&str, u64)>| {
+        file.map_or("nothing".to_owned(), |(name, bytes)| format!("{name} with {bytes} bytes"))
     };
     let places = 0..before.len().max(now.len());
     let (before, now) =
         places.map(|i| (before.get(i), now.get(i))).find(|(before, now)| before != now)?;
-    Some(format!("there was {}, and is {}", told(before), told(now)))
+    Some(format!("there was {}, and is {}", shown(before), shown(now)))
 }
 
-/// Refuses a folder that has another job's manifest, unless it is to be replaced.
+/// Refuses a folder with the manifest of another job, unless it may be replaced.
 pub(super) fn refuse_other_jobs(task: &InferenceTask, output: &Output) -> Result<()> {
     let Some(other) = output.manifest()?.filter(|_| !task.replace) else { return Ok(()) };
     let why = format!(
-        "{} holds the output of job {} ({MANIFEST}, id {}): choose another folder, or replace it with --fresh",
+        "{} holds the output of job {} ({MANIFEST}, ID {}); use another folder, or replace it with \
+         --fresh",
         output.storage.url(),
         other.job,
         other.job_id

@@ -1,4 +1,4 @@
-//! From the bytes of a shard to rows.
+//! Parses the rows of a shard.
 
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
@@ -6,31 +6,31 @@ use stoker_api::inference::RowFormat;
 
 use crate::Result;
 
-/// A row, or what is wrong with it.
+/// A row, or the reason why it cannot be parsed.
 pub(super) type Row<T> = Result<T, String>;
 
-/// What the bytes of a shard are.
+/// Bytes of a shard and how to parse them.
 #[derive(Debug)]
 pub(super) struct Shard<'a> {
     pub(super) format: RowFormat,
-    /// Of JSON lines and CSV the shard's own bytes, of other formats the whole file's.
+    /// For JSON lines and CSV, the bytes of the shard; for other formats, of the complete file.
     pub(super) bytes: Bytes,
-    /// Of CSV, the names of the columns.
+    /// Column names, for CSV only.
     pub(super) columns: &'a [String],
-    /// The first row, from 0 in the file.
-    #[cfg_attr(not(feature = "parquet"), expect(dead_code, reason = "of tables alone"))]
+    /// Index of the first row in the file, from 0.
+    #[cfg_attr(not(feature = "parquet"), expect(dead_code, reason = "used for tables only"))]
     pub(super) first_row: u64,
     pub(super) num_rows: u32,
-    /// Whether the bytes are the first of the file.
+    /// Whether the bytes begin at the start of the file.
     pub(super) is_first: bool,
 }
 
 impl Shard<'_> {
-    /// The rows, in order.
+    /// Returns the rows, in order.
     ///
     /// # Errors
     ///
-    /// The file cannot be read at all.
+    /// Fails if the file as a whole cannot be parsed.
     pub(super) fn rows<T: DeserializeOwned>(&self) -> Result<Vec<Row<T>>> {
         match self.format {
             RowFormat::JsonLines => Ok(self.lines()),
@@ -62,7 +62,7 @@ impl Shard<'_> {
         let header = csv::StringRecord::from(self.columns.to_vec());
         let mut rows = Vec::with_capacity(self.num_rows as usize);
         let mut record = csv::ByteRecord::new();
-        // Reading from memory, into bytes, with rows of any length: nothing of it can fail.
+        // Reading byte records of any length from memory cannot fail.
         while reader.read_byte_record(&mut record).unwrap_or(false) {
             rows.push(fields(&record, &header));
         }
@@ -70,7 +70,7 @@ impl Shard<'_> {
     }
 }
 
-/// Whether a line holds no row. Before the first may be a byte order mark.
+/// Returns `true` if a line contains no row. The first line may start with a byte order mark.
 pub(super) fn is_blank(line: &[u8], is_first: bool) -> bool {
     without_mark(line, is_first).trim_ascii().is_empty()
 }
@@ -89,10 +89,11 @@ fn json<T: DeserializeOwned>(line: &[u8]) -> Row<T> {
 
 fn fields<T: DeserializeOwned>(record: &csv::ByteRecord, header: &csv::StringRecord) -> Row<T> {
     if record.len() != header.len() {
-        return Err(format!("it has {} columns, the first line {}", record.len(), header.len()));
+        let (num, expected) = (record.len(), header.len());
+        return Err(format!("the row has {num} columns, but the first line has {expected}"));
     }
     let record = csv::StringRecord::from_byte_record(record.clone()).map_err(|error| {
-        format!("it is not UTF-8 in {}", column(header, error.utf8_error().field() as u64))
+        format!("not UTF-8 in {}", column(header, error.utf8_error().field() as u64))
     })?;
     record.deserialize(Some(header)).map_err(|error| match error.kind() {
         csv::ErrorKind::Deserialize { err, .. } => match err.field() {
@@ -104,11 +105,11 @@ fn fields<T: DeserializeOwned>(record: &csv::ByteRecord, header: &csv::StringRec
 }
 
 fn column(header: &csv::StringRecord, field: u64) -> String {
-    let name = usize::try_from(field).ok().and_then(|it| header.get(it));
+    let name = usize::try_from(field).ok().and_then(|field| header.get(field));
     format!("column {:?}", name.unwrap_or_default())
 }
 
-/// `field: reason`.
+/// Formats as `field: reason`.
 pub(super) fn named(path: &str, error: &dyn std::fmt::Display) -> String {
     if path == "." { error.to_string() } else { format!("{path}: {error}") }
 }
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn json_lines_are_read_one_by_one() {
+    fn json_lines_are_parsed_independently() {
         let text = "\u{feff}{\"name\": \"ä\", \"size\": 1.5}\r\n\n{\"name\": \"日\\n本\", \"size\": null}\n\
                     {\"name\": \"x\"}\n{\"name\": 1}\n{\"size\": 1}\n{\"name\": \"x\"} y\n[";
         let expected = [
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn csv_is_read_by_column_with_quotes_and_nulls() {
+    fn csv_is_parsed_with_quotes_and_nulls() {
         let text = "a,1.5\r\n\"b, \"\"c\"\"\nd\",\nä,-2\n,3\nx,y\nx\nx,1,2\n";
         let expected = [
             item("a", Some(1.5)),
@@ -174,8 +175,8 @@ mod tests {
             item("ä", Some(-2.0)),
             item("", Some(3.0)),
             Err("column \"size\": invalid float"),
-            Err("it has 1 columns, the first line 2"),
-            Err("it has 3 columns"),
+            Err("the row has 1 columns, but the first line has 2"),
+            Err("the row has 3 columns"),
         ];
         check(RowFormat::Csv, text.as_bytes(), &expected);
         check(RowFormat::Csv, b"", &[]);

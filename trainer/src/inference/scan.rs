@@ -1,4 +1,4 @@
-//! Where rows begin and end: one pass over a file cuts it into shards, and makes its sums.
+//! Divides a file into shards and computes hashes, in one pass.
 
 use std::io::{self, BufRead, BufReader, Read};
 
@@ -9,21 +9,21 @@ use stoker_storage::hash::sha256_hex;
 use super::rows::is_blank;
 use crate::{InvalidInput, Result};
 
-/// Bytes read at a time.
+/// Buffer size for reading, in bytes.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// A file, cut.
+/// Result of scanning a file.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Scanned {
     pub(super) bytes: u64,
     pub(super) sha256: String,
     pub(super) rows: u64,
-    /// Of CSV, the names of the columns.
+    /// Column names, for CSV only.
     pub(super) columns: Vec<String>,
     pub(super) cuts: Vec<Cut>,
 }
 
-/// Rows of one shard.
+/// Rows and byte range of one shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
     pub(super) rows: u32,
@@ -32,11 +32,11 @@ pub(super) struct Cut {
     pub(super) sha256: String,
 }
 
-/// Cuts a file into shards of `shard_rows` rows; the last has what is left.
+/// Divides a file into shards of `shard_rows` rows; the last shard may be smaller.
 ///
 /// # Errors
 ///
-/// It cannot be read, or is no table.
+/// Fails if the file cannot be read or parsed.
 pub(super) fn scan(
     format: RowFormat,
     file: &str,
@@ -53,11 +53,11 @@ pub(super) fn scan(
     }
 }
 
-/// Passes bytes on and keeps those since the last cut.
+/// Reader that hashes all bytes and keeps those since the last cut.
 struct Tee<R> {
     inner: R,
     kept: Vec<u8>,
-    /// Where `kept` begins.
+    /// Offset of the first byte of `kept`.
     base: u64,
     whole: Sha256,
     bytes: u64,
@@ -68,7 +68,7 @@ impl<R: Read> Tee<R> {
         Self { inner, kept: vec![], base: 0, whole: Sha256::new(), bytes: 0 }
     }
 
-    /// Forgets what is before `end`, a shard of so many rows.
+    /// Ends a shard of this many rows at offset `end`, and drops its bytes.
     fn cut(&mut self, rows: u32, end: u64) -> Cut {
         let num = usize::try_from(end - self.base).unwrap_or(usize::MAX).min(self.kept.len());
         let sha256 = sha256_hex(&self.kept[..num]);
@@ -93,7 +93,7 @@ impl<R: Read> Read for Tee<R> {
     }
 }
 
-/// Counts rows, and says when a shard is full.
+/// Counts rows and detects when a shard is full.
 #[derive(Debug, Default)]
 struct Counter {
     rows: u64,
@@ -112,11 +112,11 @@ impl Counter {
     }
 }
 
-/// SHA-256 of all bytes, in hex.
+/// Returns the SHA-256 of all bytes, in hex.
 ///
 /// # Errors
 ///
-/// They cannot be read.
+/// Fails if the bytes cannot be read.
 pub(super) fn sum(from: &mut impl Read) -> io::Result<String> {
     let (mut whole, mut buffer) = (Sha256::new(), vec![0; BUFFER_BYTES]);
     loop {
@@ -163,12 +163,12 @@ fn csv(file: &str, from: impl Read, shard_rows: u32) -> Result<Scanned> {
         .from_reader(Tee::new(from));
     let failed = |error: csv::Error| match error.into_kind() {
         csv::ErrorKind::Io(error) => unreadable(file, &error),
-        other => InvalidInput(format!("{file}: its first line is no header: {other:?}")).into(),
+        other => InvalidInput(format!("cannot parse the first line of {file}: {other:?}")).into(),
     };
     reader.byte_headers().map_err(failed)?;
     refuse_packed(file, &reader.get_ref().kept)?;
     let header = reader.headers().map_err(failed)?;
-    let columns: Vec<String> = header.iter().map(|it| it.trim().to_owned()).collect();
+    let columns: Vec<String> = header.iter().map(|name| name.trim().to_owned()).collect();
     check_columns(file, &columns)?;
     let (mut counter, mut cuts, mut record) = (Counter::default(), vec![], csv::ByteRecord::new());
     let mut end = reader.position().byte();
@@ -186,11 +186,12 @@ fn csv(file: &str, from: impl Read, shard_rows: u32) -> Result<Scanned> {
 }
 
 fn check_columns(file: &str, columns: &[String]) -> Result<()> {
-    let twice = columns.iter().enumerate().find(|(i, it)| columns[..*i].contains(it));
-    match twice {
+    let repeated = columns.iter().enumerate().find(|(i, name)| columns[..*i].contains(name));
+    match repeated {
         Some((_, name)) => {
-            let why =
-                format!("{file}: column {name:?} is there twice; rename one in the first line");
+            let why = format!(
+                "{file} contains column {name:?} twice; rename one of them in the first line"
+            );
             Err(InvalidInput(why).into())
         }
         None => Ok(()),
@@ -199,27 +200,29 @@ fn check_columns(file: &str, columns: &[String]) -> Result<()> {
 
 fn refuse_packed(file: &str, bytes: &[u8]) -> Result<()> {
     match bytes.starts_with(&[0x1f, 0x8b]) {
-        true => Err(InvalidInput(format!("{file} is packed by gzip: unpack it first")).into()),
+        true => {
+            Err(InvalidInput(format!("{file} is compressed with gzip; decompress it first")).into())
+        }
         false => Ok(()),
     }
 }
 
 fn unreadable(file: &str, error: &io::Error) -> crate::Error {
-    super::infrastructure(format!("input {file} cannot be read: {error}"))
+    super::infrastructure(format!("cannot read input {file}: {error}"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Texts of the shards, or the error.
+    /// Checks the texts of the shards, or the error.
     fn check(
         format: RowFormat,
         text: &str,
         shard_rows: u32,
         expected: Result<&[(u32, &str)], &str>,
     ) {
-        // Byte by byte, and at once: what is read at a time must not matter.
+        // The result must not depend on how many bytes each read returns.
         let scanned = [1, 1 << 20].map(|at_a_time| {
             let from = Slow { bytes: text.as_bytes(), at_a_time };
             scan(format, "file", from, shard_rows)
@@ -227,10 +230,11 @@ mod tests {
         for scanned in scanned {
             match (scanned, expected) {
                 (Ok(scanned), Ok(expected)) => {
-                    let bytes = |it: &Cut| &text[it.start as usize..it.end as usize];
-                    let cuts: Vec<_> = scanned.cuts.iter().map(|it| (it.rows, bytes(it))).collect();
+                    let bytes = |cut: &Cut| &text[cut.start as usize..cut.end as usize];
+                    let cuts: Vec<_> =
+                        scanned.cuts.iter().map(|cut| (cut.rows, bytes(cut))).collect();
                     assert_eq!(cuts, expected);
-                    let rows: u32 = expected.iter().map(|it| it.0).sum();
+                    let rows: u32 = expected.iter().map(|(rows, _)| rows).sum();
                     assert_eq!((scanned.rows, scanned.bytes), (rows.into(), text.len() as u64));
                     assert_eq!(scanned.sha256, sha256_hex(text.as_bytes()));
                     for cut in &scanned.cuts {
@@ -258,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_rows_and_blank_ones_are_not() {
+    fn blank_lines_are_not_rows() {
         let json = RowFormat::JsonLines;
         check(json, "", 2, Ok(&[]));
         check(json, "\n  \n", 2, Ok(&[]));
@@ -276,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quoted_field_may_hold_what_ends_a_row_elsewhere() {
+    fn quoted_fields_may_contain_line_breaks() {
         let csv = RowFormat::Csv;
         check(csv, "", 2, Ok(&[]));
         check(csv, "a,b\n", 2, Ok(&[]));
@@ -285,11 +289,11 @@ mod tests {
         check(csv, quoted, 1, Ok(&[(1, "\"1\n1\",\"x\"\"\n\"\n"), (1, "\"2\",ü\n")]));
         check(csv, "a\n\n1\n\n2\n\n", 1, Ok(&[(1, "\n1\n"), (1, "\n2\n")]));
         check(csv, "\"a\nx\",b\n1,2\n", 9, Ok(&[(1, "1,2\n")]));
-        check(csv, "a,a\n1,2\n", 9, Err("column \"a\" is there twice"));
+        check(csv, "a,a\n1,2\n", 9, Err("contains column \"a\" twice"));
     }
 
     #[test]
-    fn carriage_returns_end_rows_too_wherever_a_buffer_ends() {
+    fn carriage_returns_are_handled_at_buffer_ends() {
         for at_a_time in [1, 2, 3, 100] {
             let from = Slow { bytes: b"a\r\n1\r\n2\r\n3\r\n", at_a_time };
             let scanned = scan(RowFormat::Csv, "file", from, 1).unwrap();
@@ -298,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn packed_files_are_refused() {
+    fn compressed_files_are_refused() {
         for format in [RowFormat::JsonLines, RowFormat::Csv] {
             let from: &[u8] = &[0x1f, 0x8b, 8, 0, b'\n'];
             let error = scan(format, "a.gz", from, 1).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! The input: files of this machine or objects of a bucket, by a path, a folder or a pattern.
+//! Input of a job: local files or objects in a bucket, by path, folder or pattern.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -15,48 +15,49 @@ use super::names::{NO_TEXT, Pattern, is_pattern};
 use super::output::Output;
 use crate::{InvalidInput, Result};
 
-/// Bytes of a bucket's object that are fetched at a time to look for rows.
+/// Size of the range requests when scanning an object, in bytes.
 const CHUNK_BYTES: u64 = 8 << 20;
 
-/// Where an input's files are.
+/// Input files of a job.
 #[derive(Debug)]
 pub(super) struct Source {
     place: Place,
     pattern: Pattern,
-    /// The folder below the input's that is the job's own output, which is no input; empty: the input's folder itself.
+    /// Path of the job's output folder relative to the input folder, if it is below; excluded from
+    /// the input. Empty if both are the same folder.
     own: Option<String>,
     input: InferenceInput,
 }
 
 #[derive(Debug)]
 enum Place {
-    /// A folder, or a folder and the file in it that is the input.
+    /// Local folder. If the input is a file, the folder that contains it.
     Here(PathBuf),
-    /// The folder below the storage's root.
+    /// Folder below the root of the storage.
     There { storage: Storage, folder: String, rt: Handle },
 }
 
-/// A file of the input.
+/// An input file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Found {
-    /// Its path, below the input's folder.
+    /// Path relative to the input's folder.
     pub(super) name: String,
-    /// Its size.
+    /// Size in bytes.
     pub(super) bytes: u64,
 }
 
 impl Source {
-    /// The input that a job names.
+    /// Opens the input of a job.
     ///
     /// # Errors
     ///
-    /// The address is none, or the storage cannot be opened.
+    /// Fails if the address is invalid or the storage cannot be opened.
     pub(super) fn open(input: &InferenceInput, rt: &Handle) -> Result<Self> {
         let url = input.url.as_str();
         let refuse = |why: String| InvalidInput(format!("input {url}: {why}"));
         let (root, path) = match Url::parse(url) {
             Ok(parsed) if parsed.scheme() == "file" => {
-                // Not the URL's own path: `?` in it is part of a pattern.
+                // Do not use the URL's parsed path, because `?` is part of a pattern here.
                 let path = url.trim_start_matches("file://");
                 (None, path.to_owned())
             }
@@ -69,9 +70,10 @@ impl Source {
             _ => (None, url.to_owned()),
         };
         let segments: Vec<&str> = path.split('/').collect();
-        let cut = segments.iter().position(|it| is_pattern(it)).unwrap_or(segments.len());
+        let cut = segments.iter().position(|name| is_pattern(name)).unwrap_or(segments.len());
         let folder = segments[..cut].join("/");
-        let mut pattern: Vec<String> = segments[cut..].iter().map(|it| (*it).to_owned()).collect();
+        let mut pattern: Vec<String> =
+            segments[cut..].iter().map(|name| (*name).to_owned()).collect();
         let place = match root {
             Some(root) => {
                 let storage = Storage::open(&root, input.endpoint.as_deref())?;
@@ -91,7 +93,7 @@ impl Source {
                 let folder = if is_absolute && folder.is_empty() { "/".into() } else { folder };
                 let folder = std::path::absolute(if folder.is_empty() { "." } else { &folder })?;
                 match fs::metadata(&folder) {
-                    Ok(it) if it.is_dir() => Place::Here(folder),
+                    Ok(metadata) if metadata.is_dir() => Place::Here(folder),
                     Ok(_) => {
                         let name = folder.file_name().unwrap_or_default();
                         let name = name.to_str().ok_or_else(|| refuse(NO_TEXT.into()))?;
@@ -100,7 +102,7 @@ impl Source {
                     }
                     Err(error) => {
                         let why = format!(
-                            "{}: {error}; check the path, which is taken from {}",
+                            "{}: {error}; check the path, which is relative to {}",
                             folder.display(),
                             std::env::current_dir().unwrap_or_default().display()
                         );
@@ -112,56 +114,58 @@ impl Source {
         Ok(Self { place, pattern: Pattern(pattern), own: None, input: input.clone() })
     }
 
-    /// Leaves the job's own output out of the input, where it lies below the input's folder.
+    /// Excludes the job's own output, if it is below the input's folder.
     ///
     /// # Errors
     ///
-    /// What the job writes cannot be told from its input.
+    /// Fails if output files would match the input's pattern.
     pub(super) fn apart_from(self, output: &Output, task: &InferenceTask) -> Result<Self> {
         let own = match &self.place {
             Place::Here(folder) => {
                 let folder = folder.canonicalize()?;
                 let own = output.storage.folder().map(Path::canonicalize).transpose()?;
                 own.as_ref()
-                    .and_then(|it| it.strip_prefix(&folder).ok()?.to_str())
+                    .and_then(|own| own.strip_prefix(&folder).ok()?.to_str())
                     .map(str::to_owned)
             }
             Place::There { storage, folder, .. } => {
                 let (folder, own) = (join(storage.url(), folder), output.storage.url());
                 let below = own.trim_end_matches('/').strip_prefix(folder.trim_end_matches('/'));
-                let below = below.filter(|it| it.is_empty() || it.starts_with('/'));
+                let below = below.filter(|path| path.is_empty() || path.starts_with('/'));
                 below
                     .filter(|_| task.input.endpoint == task.output.endpoint)
-                    .map(|it| it.trim_start_matches('/').to_owned())
+                    .map(|path| path.trim_start_matches('/').to_owned())
             }
         };
         let source = Self { own, ..self };
         let names = output.own_names(task.output.format);
-        match names.iter().find(|it| source.is_in_output(it) && source.pattern.is_meant(it)) {
+        let is_input = |name: &&String| source.is_in_output(name) && source.pattern.is_meant(name);
+        match names.iter().find(is_input) {
             Some(name) => Err(source.refuse_own(name)),
             None => Ok(source),
         }
     }
 
-    /// Whether what has this path is in the output's folder, which is the input's.
+    /// Returns `true` if input and output share a folder and the path is directly in it.
     fn is_in_output(&self, path: &str) -> bool {
         self.own.as_deref() == Some("") && !path.contains('/')
     }
 
     fn refuse_own(&self, name: &str) -> crate::Error {
         let why = format!(
-            "input.url {} is in the folder that output.url names, and {name} there would be input and output: choose \
-             another folder for the output; one below the input's folder is left out of the input",
+            "input.url {} is in the folder of output.url, so {name} would be input and output; use \
+             another folder for the output, for example one below the input's folder, which is \
+             excluded from the input",
             self.input.url
         );
         InvalidInput(why).into()
     }
 
-    /// The files, by name, and the format of all.
+    /// Returns the files, sorted by name, and their common format.
     ///
     /// # Errors
     ///
-    /// There are none, or nothing says what they are.
+    /// Fails if there are no files, or if their format cannot be determined.
     pub(super) fn list(&self) -> Result<(Vec<Found>, RowFormat)> {
         let refuse = |why: String| InvalidInput(format!("input {}: {why}", self.input.url));
         let mut all = vec![];
@@ -171,11 +175,12 @@ impl Source {
             }
             Place::There { storage, folder, rt } => {
                 let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
-                let own = self.own.as_ref().filter(|it| !it.is_empty()).map(|it| format!("{it}/"));
+                let own = self.own.as_ref().filter(|path| !path.is_empty());
+                let own = own.map(|path| format!("{path}/"));
                 for (path, bytes) in rt.block_on(storage.list_sized(folder))? {
                     let Some(name) = path.strip_prefix(&prefix) else { continue };
                     let is_own = own.as_ref().is_some_and(|own| name.starts_with(own));
-                    // Of 0 bytes are what stands for a folder in some stores' lists, and empty files.
+                    // An entry of 0 bytes may be a folder marker of the store, or an empty file.
                     if !is_own
                         && self.pattern.is_meant(name)
                         && (bytes > 0 || rt.block_on(storage.exists(&path))?)
@@ -187,7 +192,7 @@ impl Source {
         }
         all.sort_by(|a, b| a.name.cmp(&b.name));
         let is_part = |name: &str| name.starts_with("part-") && self.is_in_output(name);
-        if let Some(file) = all.iter().find(|it| is_part(&it.name)) {
+        if let Some(file) = all.iter().find(|file| is_part(&file.name)) {
             return Err(self.refuse_own(&file.name));
         }
         if all.is_empty() {
@@ -198,29 +203,31 @@ impl Source {
         if let Some(format) = self.input.format {
             return Ok((all, format));
         }
-        let mut formats = all.iter().map(|it| (it, RowFormat::of_name(&it.name)));
-        let first = formats.next().and_then(|it| it.1);
-        if let (Some(format), None) = (first, formats.find(|it| it.1 != first)) {
+        let mut formats = all.iter().map(|file| RowFormat::of_name(&file.name));
+        let first = formats.next().flatten();
+        if let (Some(format), None) = (first, formats.find(|format| *format != first)) {
             return Ok((all, format));
         }
-        let odd = all.iter().find(|it| {
-            RowFormat::of_name(&it.name).is_none() || RowFormat::of_name(&it.name) != first
+        let odd = all.iter().find(|file| {
+            let format = RowFormat::of_name(&file.name);
+            format.is_none() || format != first
         });
-        let odd = odd.map_or("", |it| &it.name);
+        let odd = odd.map_or("", |file| &file.name);
         Err(refuse(format!(
-            "{odd} is not of one known format with the others; set input.format to jsonLines, csv, parquet or arrow, or \
-             narrow the pattern"
-        )).into())
+            "{odd} does not have the same known format as the other files; set input.format to \
+             jsonLines, csv, parquet or arrow, or narrow the pattern"
+        ))
+        .into())
     }
 
-    /// Bytes of a file.
+    /// Reads bytes `start..end` of a file.
     ///
     /// # Errors
     ///
-    /// It is gone or shorter, or cannot be read.
+    /// Fails if the file is missing, shorter, or cannot be read.
     pub(super) fn read(&self, name: &str, start: u64, end: u64) -> Result<Bytes> {
         let shorter = |why: String| {
-            InvalidInput(format!("input {name} is not what it was when the job began: {why}"))
+            InvalidInput(format!("input {name} has changed since the job began: {why}"))
         };
         match &self.place {
             Place::Here(folder) => {
@@ -237,7 +244,7 @@ impl Source {
                         io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof => {
                             shorter(error.to_string()).into()
                         }
-                        _ => infrastructure(format!("input {name} cannot be read: {error}")),
+                        _ => infrastructure(format!("cannot read input {name}: {error}")),
                     })?
                     .into())
             }
@@ -251,17 +258,17 @@ impl Source {
         }
     }
 
-    /// A file from its beginning.
+    /// Returns a reader for a complete file.
     ///
     /// # Errors
     ///
-    /// It cannot be opened.
+    /// Fails if the file cannot be opened.
     pub(super) fn stream(&self, file: &Found) -> Result<Box<dyn Read + '_>> {
         match &self.place {
             Place::Here(folder) => {
                 let opened = File::open(folder.join(&file.name));
                 Ok(Box::new(opened.map_err(|error| {
-                    infrastructure(format!("input {} cannot be read: {error}", file.name))
+                    infrastructure(format!("cannot read input {}: {error}", file.name))
                 })?))
             }
             Place::There { storage, folder, rt } => {
@@ -283,7 +290,7 @@ pub(super) fn join(folder: &str, name: &str) -> String {
     if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") }
 }
 
-/// An object of a bucket, chunk by chunk.
+/// Reader for an object, with one range request per chunk.
 struct Chunks<'a> {
     storage: &'a Storage,
     path: String,
@@ -329,10 +336,10 @@ mod tests {
         let rt = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let url = format!("{}/in{url}", folder.path().display());
         let input = InferenceInput { url, endpoint: None, format };
-        let found = Source::open(&input, rt.handle()).and_then(|it| it.list());
+        let found = Source::open(&input, rt.handle()).and_then(|source| source.list());
         match (found, expected) {
             (Ok((found, _)), Ok(expected)) => {
-                let names: Vec<_> = found.iter().map(|it| it.name.as_str()).collect();
+                let names: Vec<_> = found.iter().map(|file| file.name.as_str()).collect();
                 assert_eq!(names, expected);
             }
             (Err(error), Err(expected)) => assert!(error.to_string().contains(expected), "{error}"),
@@ -341,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn an_input_is_a_file_a_folder_or_a_pattern() {
+    fn input_is_a_file_folder_or_pattern() {
         let csv = Some(RowFormat::Csv);
         check_found("/a.csv", None, Ok(&["a.csv"]));
         check_found("/notes", None, Err("set input.format"));
@@ -350,8 +357,8 @@ mod tests {
         check_found("/deep/*.csv", None, Ok(&["c.csv"]));
         check_found("/d*p/?.csv", None, Ok(&["deep/c.csv"]));
         check_found("", csv, Ok(&["a.csv", "b.csv", "deep/c.csv", "deep/d.jsonl", "notes"]));
-        check_found("", None, Err("is not of one known format"));
-        check_found("/deep", None, Err("d.jsonl is not of one known format"));
+        check_found("", None, Err("does not have the same known format"));
+        check_found("/deep", None, Err("d.jsonl does not have the same known format"));
         check_found("/*.tsv", None, Err("there is no such file"));
         check_found("/nothing.csv", None, Err("nothing.csv"));
         check_found("/.hidden.csv", None, Ok(&[".hidden.csv"]));

@@ -1,4 +1,4 @@
-//! Tables with typed columns: Parquet, and Arrow's files of record batches.
+//! Tables with typed columns: Parquet and Arrow IPC files.
 
 use std::io::{Cursor, Read};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use super::rows::{Row, Shard, named};
 use super::scan::{Cut, Scanned};
 use crate::{InvalidInput, Result};
 
-/// Cuts a file into shards by its rows, which have no bytes of their own.
+/// Divides a file into shards by row index; the rows have no byte ranges.
 pub(super) fn scan(
     format: RowFormat,
     file: &str,
@@ -35,7 +35,7 @@ pub(super) fn scan(
 ) -> Result<Scanned> {
     let mut bytes = vec![];
     from.read_to_end(&mut bytes)
-        .map_err(|error| super::infrastructure(format!("input {file} cannot be read: {error}")))?;
+        .map_err(|error| super::infrastructure(format!("cannot read input {file}: {error}")))?;
     let (size, sha256) = (bytes.len() as u64, sha256_hex(&bytes));
     let mut rows = 0;
     let broken = |why: String| InvalidInput(format!("{file}: {why}"));
@@ -45,7 +45,7 @@ pub(super) fn scan(
             let reader = ParquetRecordBatchReaderBuilder::try_new(bytes.clone());
             let reader = reader.map_err(|error| broken(error.to_string()))?;
             rows = u64::try_from(reader.metadata().file_metadata().num_rows()).unwrap_or(0);
-            // Packed as this program cannot unpack it: now, not when a model is loaded.
+            // Detect unsupported compression now, not after the model is loaded.
             for batch in batches(format, bytes, 0, 1).map_err(broken)? {
                 batch.map_err(broken)?;
             }
@@ -68,18 +68,18 @@ pub(super) fn scan(
 
 type Batches = Box<dyn Iterator<Item = Result<RecordBatch, String>>>;
 
-/// Batches of at most `num` rows from the row `first` on.
+/// Returns batches of at most `num` rows in total, starting from row `first`.
 fn batches(format: RowFormat, bytes: Bytes, first: usize, num: usize) -> Result<Batches, String> {
     if format == RowFormat::Parquet {
         let reader = ParquetRecordBatchReaderBuilder::try_new(bytes).map_err(text)?;
         let reader = reader.with_offset(first).with_limit(num).build().map_err(text)?;
-        return Ok(Box::new(reader.map(|it| it.map_err(text))));
+        return Ok(Box::new(reader.map(|batch| batch.map_err(text))));
     }
     let reader = arrow_ipc::reader::FileReader::try_new(Cursor::new(bytes), None).map_err(text)?;
-    Ok(Box::new(sliced(reader.map(|it| it.map_err(text)), first, num)))
+    Ok(Box::new(sliced(reader.map(|batch| batch.map_err(text)), first, num)))
 }
 
-/// The rows from `first` on, `num` of them; nothing is taken from `batches` after these.
+/// Returns `num` rows starting from row `first`. Does not read further batches.
 fn sliced(
     mut batches: impl Iterator<Item = Result<RecordBatch, String>>,
     first: usize,
@@ -104,11 +104,12 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// The rows of a shard.
+/// Returns the rows of a shard.
 ///
 /// # Errors
 ///
-/// The file cannot be read. A column of a type that rows cannot have is an error of the rows that read it.
+/// Fails if the file cannot be read. A column of an unsupported type is an error of the rows that
+/// read it.
 pub(super) fn rows<T: DeserializeOwned>(shard: &Shard<'_>) -> Result<Vec<Row<T>>> {
     let broken = |why: String| crate::Error::from(InvalidInput(why));
     let (first, num) = (usize::try_from(shard.first_row)?, shard.num_rows as usize);
@@ -126,7 +127,7 @@ pub(super) fn rows<T: DeserializeOwned>(shard: &Shard<'_>) -> Result<Vec<Row<T>>
     Ok(rows)
 }
 
-/// One value of a column.
+/// Returns one value of a column.
 fn cell(column: &ArrayRef, i: usize) -> Cell {
     if column.is_null(i) {
         return Cell::Null;
@@ -153,10 +154,13 @@ fn cell(column: &ArrayRef, i: usize) -> Cell {
         DataType::FixedSizeList(..) => list(column.as_fixed_size_list().value(i)),
         DataType::Struct(fields) => {
             let members = fields.iter().zip(column.as_struct().columns());
-            Cell::Struct(members.map(|(it, column)| (it.name().clone(), cell(column, i))).collect())
+            let member =
+                |(field, column): (&Arc<Field>, &ArrayRef)| (field.name().clone(), cell(column, i));
+            Cell::Struct(members.map(member).collect())
         }
         other => Cell::Unreadable(format!(
-            "{other} cannot be read: write booleans, integers, floating-point numbers, texts, lists or structs"
+            "columns of type {other} are not supported; write booleans, integers, floating-point \
+             numbers, texts, lists or structs"
         )),
     }
 }
@@ -176,28 +180,30 @@ enum Builder {
 
 impl Table {
     pub(super) fn new(format: RowFormat, columns: &[Column]) -> Self {
-        let builder = |it: &Column| match it.kind {
+        let builder = |column: &Column| match column.kind {
             ColumnType::Boolean => Builder::Boolean(BooleanBuilder::new()),
             ColumnType::Integer => Builder::Integer(Int64Builder::new()),
             ColumnType::Double => Builder::Double(Float64Builder::new()),
             ColumnType::String => Builder::Text(StringBuilder::new()),
         };
-        Self { format, columns: columns.iter().map(|it| (it.clone(), builder(it))).collect() }
+        let columns = columns.iter().map(|column| (column.clone(), builder(column))).collect();
+        Self { format, columns }
     }
 
     pub(super) fn push(&mut self, row: &impl Serialize) -> Result<()> {
         let row = Cell::of(row)
             .map_err(|error| InvalidInput(format!("the program's output: {error}")))?;
         let Cell::Struct(mut fields) = row else {
-            let why = format!("the program's output is {row}, but a table's row must be a struct");
+            let why = format!("the program's output is {row}, but a table requires a struct");
             return Err(InvalidInput(why).into());
         };
         for (column, builder) in &mut self.columns {
-            let found = fields.iter().position(|(name, _)| *name == column.name);
-            let value = found.map_or(Cell::Null, |i| fields.swap_remove(i).1);
+            let index = fields.iter().position(|(name, _)| *name == column.name);
+            let value = index.map_or(Cell::Null, |i| fields.swap_remove(i).1);
             if !builder.push(&value) {
                 let why = format!(
-                    "the program's output has {value} in {:?}, which output.columns says is of type {:?}",
+                    "the program's output has {value} in {:?}, but output.columns declares type \
+                     {:?}",
                     column.name, column.kind
                 );
                 return Err(InvalidInput(why).into());
@@ -207,7 +213,7 @@ impl Table {
             None => Ok(()),
             Some((name, _)) => {
                 let why = format!(
-                    "the program's output has a field {name:?} that is not among output.columns: add it"
+                    "the program's output has a field {name:?} that output.columns lacks; add it"
                 );
                 Err(InvalidInput(why).into())
             }
@@ -235,20 +241,20 @@ impl Table {
 }
 
 impl Builder {
-    /// Whether the value is of the column's type.
+    /// Appends a value; returns `false` if it has another type than the column.
     fn push(&mut self, value: &Cell) -> bool {
         match (self, value) {
-            (Self::Boolean(it), Cell::Null) => it.append_null(),
-            (Self::Integer(it), Cell::Null) => it.append_null(),
-            (Self::Double(it), Cell::Null) => it.append_null(),
-            (Self::Text(it), Cell::Null) => it.append_null(),
-            (Self::Boolean(it), Cell::Boolean(value)) => it.append_value(*value),
-            (Self::Integer(it), Cell::Integer(value)) => it.append_value(*value),
-            (Self::Double(it), Cell::Double(value)) => it.append_value(*value),
-            // As a number of JSON is: whole ones may be written without a point.
-            (Self::Double(it), Cell::Integer(value)) => it.append_value(*value as f64),
-            (Self::Double(it), Cell::Unsigned(value)) => it.append_value(*value as f64),
-            (Self::Text(it), Cell::Text(value)) => it.append_value(value),
+            (Self::Boolean(builder), Cell::Null) => builder.append_null(),
+            (Self::Integer(builder), Cell::Null) => builder.append_null(),
+            (Self::Double(builder), Cell::Null) => builder.append_null(),
+            (Self::Text(builder), Cell::Null) => builder.append_null(),
+            (Self::Boolean(builder), Cell::Boolean(value)) => builder.append_value(*value),
+            (Self::Integer(builder), Cell::Integer(value)) => builder.append_value(*value),
+            (Self::Double(builder), Cell::Double(value)) => builder.append_value(*value),
+            // Accept integers, as in JSON, where a whole number may lack a decimal point.
+            (Self::Double(builder), Cell::Integer(value)) => builder.append_value(*value as f64),
+            (Self::Double(builder), Cell::Unsigned(value)) => builder.append_value(*value as f64),
+            (Self::Text(builder), Cell::Text(value)) => builder.append_value(value),
             _ => return false,
         }
         true
@@ -256,10 +262,10 @@ impl Builder {
 
     fn finish(self, name: &str) -> (Field, ArrayRef) {
         let array: ArrayRef = match self {
-            Self::Boolean(mut it) => Arc::new(it.finish()),
-            Self::Integer(mut it) => Arc::new(it.finish()),
-            Self::Double(mut it) => Arc::new(it.finish()),
-            Self::Text(mut it) => Arc::new(it.finish()),
+            Self::Boolean(mut builder) => Arc::new(builder.finish()),
+            Self::Integer(mut builder) => Arc::new(builder.finish()),
+            Self::Double(mut builder) => Arc::new(builder.finish()),
+            Self::Text(mut builder) => Arc::new(builder.finish()),
         };
         (Field::new(name, array.data_type().clone(), true), array)
     }
@@ -279,12 +285,12 @@ mod tests {
 
     fn written(format: RowFormat, rows: &[Value]) -> Bytes {
         let mut table = Table::new(format, &columns());
-        rows.iter().for_each(|it| table.push(it).unwrap());
+        rows.iter().for_each(|row| table.push(row).unwrap());
         table.finish().unwrap().into()
     }
 
     #[test]
-    fn what_is_written_is_read_back_shard_by_shard() {
+    fn tables_round_trip_by_shards() {
         let row = |i: i64| match i % 3 {
             0 => json!({"flag": true, "count": i, "size": 0.1, "name": "日\n本"}),
             1 => json!({"flag": false, "count": -i, "size": 1e300, "name": ""}),
@@ -294,15 +300,15 @@ mod tests {
         for format in [RowFormat::Parquet, RowFormat::Arrow] {
             let bytes = written(format, &rows);
             let scanned = scan(format, "file", bytes.as_ref(), 3).unwrap();
-            let cut: Vec<u32> = scanned.cuts.iter().map(|it| it.rows).collect();
+            let cut: Vec<u32> = scanned.cuts.iter().map(|cut| cut.rows).collect();
             assert_eq!((scanned.rows, cut), (7, vec![3, 3, 1]), "{format:?}");
-            let mut found = vec![];
+            let mut actual = vec![];
             for (first_row, num_rows) in [(0, 3), (3, 3), (6, 1)] {
                 let (bytes, columns) = (bytes.clone(), &[][..]);
                 let shard = Shard { format, bytes, columns, first_row, num_rows, is_first: false };
-                found.extend(shard.rows::<Value>().unwrap().into_iter().map(Result::unwrap));
+                actual.extend(shard.rows::<Value>().unwrap().into_iter().map(Result::unwrap));
             }
-            assert_eq!(found, rows, "{format:?}");
+            assert_eq!(actual, rows, "{format:?}");
             assert_eq!(scan(format, "file", written(format, &[]).as_ref(), 3).unwrap().rows, 0);
             let error = scan(format, "a.file", &b"no table"[..], 3).unwrap_err().to_string();
             assert!(error.contains("a.file"), "{error}");
@@ -310,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_reach_over_batches_of_an_arrow_file() {
+    fn shards_may_span_arrow_batches() {
         let batch = |range: std::ops::Range<i64>| {
             let column: ArrayRef = Arc::new(arrow_array::Int64Array::from_iter_values(range));
             RecordBatch::try_from_iter([("count", column)]).unwrap()
@@ -328,9 +334,9 @@ mod tests {
             let (bytes, columns) = (bytes.clone(), &[][..]);
             let shard = Shard { format, bytes, columns, first_row, num_rows, is_first: false };
             let rows = shard.rows::<Value>().unwrap().into_iter().map(Result::unwrap);
-            let found: Vec<u64> = rows.map(|it| it["count"].as_u64().unwrap()).collect();
+            let actual: Vec<u64> = rows.map(|row| row["count"].as_u64().unwrap()).collect();
             let expected: Vec<u64> = (first_row..first_row + u64::from(num_rows)).collect();
-            assert_eq!(found, expected);
+            assert_eq!(actual, expected);
         }
     }
 
@@ -339,9 +345,9 @@ mod tests {
         size: Option<f64>,
     }
 
-    /// JSON knows none of these.
+    /// JSON cannot represent these values.
     #[test]
-    fn nan_and_infinities_stay_what_they_are() {
+    fn nan_and_infinities_are_preserved() {
         let sizes =
             [Some(f64::NAN), Some(f64::INFINITY), None, Some(f64::NEG_INFINITY), Some(-0.0)];
         for format in [RowFormat::Parquet, RowFormat::Arrow] {
@@ -351,15 +357,15 @@ mod tests {
             let bytes = table.finish().unwrap().into();
             let (columns, num_rows) = (&[][..], sizes.len() as u32);
             let shard = Shard { format, bytes, columns, first_row: 0, num_rows, is_first: false };
-            let bits = |it: Option<f64>| it.map(f64::to_bits);
+            let bits = |value: Option<f64>| value.map(f64::to_bits);
             let rows = shard.rows::<Sized>().unwrap().into_iter();
-            let found: Vec<_> = rows.map(|it| bits(it.unwrap().size)).collect();
-            assert_eq!(found, sizes.map(bits), "{format:?}");
+            let actual: Vec<_> = rows.map(|row| bits(row.unwrap().size)).collect();
+            assert_eq!(actual, sizes.map(bits), "{format:?}");
         }
     }
 
     #[test]
-    fn a_column_that_cannot_be_read_is_in_the_way_of_who_reads_it_alone() {
+    fn unreadable_columns_fail_only_when_read() {
         #[derive(Debug, serde::Deserialize)]
         struct Timed {
             #[serde(rename = "time")]
@@ -374,26 +380,30 @@ mod tests {
         writer.close().unwrap();
         let (bytes, columns, format) = (Bytes::from(bytes), &[][..], RowFormat::Parquet);
         let shard = Shard { format, bytes, columns, first_row: 0, num_rows: 2, is_first: false };
-        let sizes = shard.rows::<Sized>().unwrap().into_iter().map(|it| it.unwrap().size);
+        let sizes = shard.rows::<Sized>().unwrap().into_iter().map(|row| row.unwrap().size);
         assert_eq!(sizes.collect::<Vec<_>>(), [Some(0.5), Some(1.5)]);
         for row in shard.rows::<Timed>().unwrap() {
             let why = row.unwrap_err();
-            assert!(why.starts_with("time: Timestamp") && why.contains("write booleans"), "{why}");
+            assert!(
+                why.starts_with("time: columns of type Timestamp")
+                    && why.contains("write booleans"),
+                "{why}"
+            );
         }
     }
 
     #[test]
-    fn batches_behind_a_shard_are_not_read() {
+    fn batches_after_a_shard_are_not_read() {
         let column: ArrayRef = Arc::new(arrow_array::Int64Array::from(vec![1, 2, 3]));
         let batch = RecordBatch::try_from_iter([("count", column)]).unwrap();
         let mut num_read = 0;
         let all = std::iter::repeat_n(batch, 5).inspect(|_| num_read += 1).map(Ok);
-        let rows: usize = sliced(all, 2, 3).map(|it| it.unwrap().num_rows()).sum();
+        let rows: usize = sliced(all, 2, 3).map(|batch| batch.unwrap().num_rows()).sum();
         assert_eq!((rows, num_read), (3, 2));
     }
 
     #[test]
-    fn rows_that_do_not_fit_are_refused_by_name() {
+    fn mismatched_rows_are_refused_by_name() {
         let check = |row: Value, expected: &str| {
             let error = Table::new(RowFormat::Parquet, &columns()).push(&row).unwrap_err();
             assert!(error.to_string().contains(expected), "{error}");
@@ -401,6 +411,6 @@ mod tests {
         check(json!({"count": 0.5}), "0.5 in \"count\"");
         check(json!({"name": 1}), "1 in \"name\"");
         check(json!({"other": 1}), "a field \"other\"");
-        check(json!(1), "must be a struct");
+        check(json!(1), "requires a struct");
     }
 }

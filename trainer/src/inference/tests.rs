@@ -1,4 +1,4 @@
-//! Jobs from their plan to their manifest, in one process.
+//! Tests of jobs from plan to manifest, in one process.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::error::exit_code;
 use crate::train::Standalone;
 use crate::{Error, Result};
 
-/// Says of each row which it was.
+/// Returns each row as output.
 struct Echo;
 
 #[derive(Debug, Deserialize)]
@@ -34,19 +34,19 @@ impl Inference for Echo {
     }
 
     fn batch(&mut self, rows: Vec<Row>) -> Result<Vec<Value>> {
-        assert!(rows.len() <= 2, "a batch is larger than was asked for");
-        Ok(rows.into_iter().map(|it| json!({"name": it.name, "size": it.size})).collect())
+        assert!(rows.len() <= 2, "a batch exceeds the limit");
+        Ok(rows.into_iter().map(|row| json!({"name": row.name, "size": row.size})).collect())
     }
 }
 
-/// A job over files in a folder of its own.
+/// A job with files in a temporary folder.
 struct Bench {
     folder: tempfile::TempDir,
     task: InferenceTask,
 }
 
 impl Bench {
-    /// Files by name; a job with shards of three rows.
+    /// Creates a job with these input files and shards of three rows.
     fn new(files: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let input = folder.path().join("in");
@@ -79,7 +79,7 @@ impl Bench {
         context
     }
 
-    /// The same program once more.
+    /// Starts the same program again.
     fn again(&self) -> Result<()> {
         let context = self.context(0, 1, 1);
         super::prepare(context, true).map(drop)
@@ -100,10 +100,10 @@ impl Bench {
         read(&self.out("manifest.json"))
     }
 
-    /// The texts of the parts.
+    /// Returns the texts of the parts.
     fn parts(&self) -> Vec<String> {
         let parts = self.manifest().parts;
-        parts.iter().map(|it| std::fs::read_to_string(self.out(&it.name)).unwrap()).collect()
+        parts.iter().map(|part| std::fs::read_to_string(self.out(&part.name)).unwrap()).collect()
     }
 
     fn commit(&self, shard: u32) -> std::path::PathBuf {
@@ -127,7 +127,7 @@ fn check_error(result: Result<()>, code: ExitCode, expected: &str) {
 }
 
 #[test]
-fn files_are_cut_into_shards_and_none_reaches_over_two() {
+fn shards_do_not_span_files() {
     let lines = |range: std::ops::Range<i64>| range.map(|i| row("x", i)).collect::<String>();
     let bench =
         Bench::new(&[("b.jsonl", &lines(10..12)), ("a.jsonl", &lines(0..4)), ("c.jsonl", "")]);
@@ -135,15 +135,15 @@ fn files_are_cut_into_shards_and_none_reaches_over_two() {
     assert_eq!(bench.parts(), [lines(0..3), lines(3..4), lines(10..12)]);
     let manifest = bench.manifest();
     let places: Vec<_> =
-        manifest.parts.iter().map(|it| (it.file, it.first_row, it.input_rows)).collect();
+        manifest.parts.iter().map(|part| (part.file, part.first_row, part.input_rows)).collect();
     assert_eq!(places, [(0, 0, 3), (0, 3, 1), (1, 0, 2)]);
-    let files: Vec<_> = manifest.input.iter().map(|it| (it.name.as_str(), it.rows)).collect();
+    let files: Vec<_> = manifest.input.iter().map(|file| (file.name.as_str(), file.rows)).collect();
     assert_eq!(files, [("a.jsonl", 4), ("b.jsonl", 2), ("c.jsonl", 0)]);
     assert_eq!(manifest.parts[1].name, "part-00001-of-00003-0b3f9c1e-0.jsonl");
 }
 
 #[test]
-fn csv_goes_in_and_out() {
+fn csv_input_is_converted_to_json() {
     let text = "\u{feff}size,name\r\n1,\"a, \"\"b\"\"\nc\"\r\n,日本\r\n3,\r\n4,d\r\n";
     let mut bench = Bench::new(&[("a.csv", text)]);
     bench.task.output.format = RowFormat::JsonLines;
@@ -153,7 +153,7 @@ fn csv_goes_in_and_out() {
 }
 
 #[test]
-fn slots_share_the_shards_and_the_output_is_the_same() {
+fn slots_share_the_shards() {
     let text: String = (0..20).map(|i| row("x", i)).collect();
     let alone = Bench::new(&[("a.jsonl", &text)]);
     alone.run().unwrap();
@@ -163,9 +163,9 @@ fn slots_share_the_shards_and_the_output_is_the_same() {
     check_error(
         finish::finish(&shared.context(0, 2, 2)),
         ExitCode::Infrastructure,
-        "among them 0, 2, 4, 6",
+        "including 0, 2, 4, 6",
     );
-    // What is left is shared by another number of slots.
+    // The remaining shards are distributed over another number of slots.
     for slot in 0..3 {
         work::work::<Echo>(&shared.context(slot, 3, 3 + slot)).unwrap();
     }
@@ -177,7 +177,7 @@ fn slots_share_the_shards_and_the_output_is_the_same() {
 }
 
 #[test]
-fn two_that_do_the_same_shard_leave_one_part_of_it() {
+fn duplicate_work_leaves_one_part() {
     let text: String = (0..5).map(|i| row("x", i)).collect();
     let bench = Bench::new(&[("a.jsonl", &text)]);
     plan::plan(&bench.context(0, 1, 0)).unwrap();
@@ -187,11 +187,11 @@ fn two_that_do_the_same_shard_leave_one_part_of_it() {
     work::work::<Echo>(&bench.context(0, 1, 2)).unwrap();
     std::fs::write(bench.out("part-00001-of-00002-0b3f9c1e-1.jsonl#1"), "half").unwrap();
     finish::finish(&bench.context(0, 1, 3)).unwrap();
-    assert!(!bench.out("part-00001-of-00002-0b3f9c1e-1.jsonl#1").exists(), "a half stays");
+    assert!(!bench.out("part-00001-of-00002-0b3f9c1e-1.jsonl#1").exists(), "staged file remains");
     let manifest = bench.manifest();
     assert_eq!(manifest.parts[0].name, "part-00000-of-00002-0b3f9c1e-2.jsonl");
-    assert!(!bench.out("part-00000-of-00002-0b3f9c1e-1.jsonl").exists(), "the other one stays");
-    // A late writer puts another part and its commit there: readers follow the manifest.
+    assert!(!bench.out("part-00000-of-00002-0b3f9c1e-1.jsonl").exists(), "other part remains");
+    // A late writer may replace the commit, but readers follow the manifest.
     std::fs::write(bench.commit(0), late).unwrap();
     finish::finish(&bench.context(0, 1, 4)).unwrap();
     work::work::<Echo>(&bench.context(0, 1, 5)).unwrap();
@@ -200,17 +200,17 @@ fn two_that_do_the_same_shard_leave_one_part_of_it() {
 }
 
 #[test]
-fn a_commit_counts_only_with_its_part_and_all_of_its_rows() {
+fn incomplete_commits_are_processed_again() {
     let text: String = (0..7).map(|i| row("x", i)).collect();
-    let check = |what: &dyn Fn(&Bench, Commit)| {
+    let check = |damage: &dyn Fn(&Bench, Commit)| {
         let bench = Bench::new(&[("a.jsonl", &text)]);
         plan::plan(&bench.context(0, 1, 0)).unwrap();
         work::work::<Echo>(&bench.context(0, 1, 1)).unwrap();
-        what(&bench, read(&bench.commit(1)));
+        damage(&bench, read(&bench.commit(1)));
         check_error(
             finish::finish(&bench.context(0, 1, 2)),
             ExitCode::Infrastructure,
-            "among them 1:",
+            "including 1;",
         );
         assert!(!bench.out("manifest.json").exists());
         work::work::<Echo>(&bench.context(0, 1, 3)).unwrap();
@@ -230,7 +230,7 @@ fn a_commit_counts_only_with_its_part_and_all_of_its_rows() {
 }
 
 #[test]
-fn rows_that_cannot_be_read_end_the_job_or_are_listed() {
+fn invalid_rows_fail_the_job_or_are_listed() {
     let text = row("a", 1) + "\n{\"name\": 2}\n" + &row("c", 3) + "no json\n" + &row("e", 5);
     let mut bench = Bench::new(&[("a.jsonl", &text)]);
     let expected = "a.jsonl: row 2: name: invalid type: integer `2`, expected a string at line 1 \
@@ -243,7 +243,8 @@ fn rows_that_cannot_be_read_end_the_job_or_are_listed() {
     assert_eq!((manifest.rows, manifest.input_rows, manifest.rejected), (3, 5, 2));
     let errors = manifest.errors.unwrap();
     let listed = std::fs::read_to_string(bench.out(&errors.name)).unwrap();
-    let listed: Vec<Value> = listed.lines().map(|it| serde_json::from_str(it).unwrap()).collect();
+    let listed: Vec<Value> =
+        listed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(listed[0]["row"], 1);
     assert_eq!(
         listed[1],
@@ -252,7 +253,7 @@ fn rows_that_cannot_be_read_end_the_job_or_are_listed() {
 }
 
 #[test]
-fn a_plan_is_made_once_and_holds() {
+fn plan_is_written_once() {
     let text: String = (0..7).map(|i| row("x", i)).collect();
     let mut bench = Bench::new(&[("a.jsonl", &text)]);
     plan::plan(&bench.context(0, 1, 0)).unwrap();
@@ -264,7 +265,7 @@ fn a_plan_is_made_once_and_holds() {
     check_error(
         plan::plan(&bench.context(0, 1, 2)),
         ExitCode::InvalidHyperparameters,
-        "shardRows was 3, and is 4",
+        "shardRows was 3, now 4",
     );
     bench.task.shard_rows = 3;
     std::fs::write(bench.folder.path().join("in/a.jsonl"), text.replace("6}", "9}")).unwrap();
@@ -281,31 +282,31 @@ fn a_plan_is_made_once_and_holds() {
 }
 
 #[test]
-fn a_process_that_is_asked_to_leave_does_so_between_batches() {
+fn preemption_takes_effect_between_batches() {
     let bench = Bench::new(&[("a.jsonl", &row("x", 1))]);
     let context = bench.context(0, 1, 0);
-    let asked = bench.context(0, 1, 1);
-    asked.stop.set();
-    check_error(plan::plan(&asked), ExitCode::Preempted, "what is committed stays");
+    let stopped = bench.context(0, 1, 1);
+    stopped.stop.set();
+    check_error(plan::plan(&stopped), ExitCode::Preempted, "committed shards are kept");
     plan::plan(&context).unwrap();
     context.stop.set();
-    check_error(work::work::<Echo>(&context), ExitCode::Preempted, "what is committed stays");
+    check_error(work::work::<Echo>(&context), ExitCode::Preempted, "committed shards are kept");
     assert!(!bench.commit(0).exists());
 }
 
-/// Names of the files that were read.
+/// Returns the names of the files that were read.
 fn inputs(bench: &Bench, at: &str) -> Vec<String> {
     let manifest: OutputManifest = read(&bench.folder.path().join(at).join("manifest.json"));
-    manifest.input.into_iter().map(|it| it.name).collect()
+    manifest.input.into_iter().map(|file| file.name).collect()
 }
 
 #[test]
-fn an_output_below_the_input_is_no_input() {
+fn output_below_the_input_is_excluded() {
     let text: String = (0..7).map(|i| row("x", i)).collect();
     let mut bench = Bench::new(&[("a.jsonl", &text)]);
     let own = bench.folder.path().join("in/predictions/x");
     bench.task.output.url = Some(own.display().to_string());
-    // Killed with parts in the folder, and repeated.
+    // An interrupted run leaves parts in the folder; the next one must not read them.
     plan::plan(&bench.context(0, 1, 0)).unwrap();
     work::work::<Echo>(&bench.context(0, 1, 0)).unwrap();
     bench.run().unwrap();
@@ -320,7 +321,7 @@ fn an_output_below_the_input_is_no_input() {
 }
 
 #[test]
-fn an_output_among_the_input_is_refused_unless_it_can_be_told_from_it() {
+fn ambiguous_output_in_the_input_folder_is_refused() {
     let check = |pattern: &str, format: RowFormat, expected: Result<(), &str>| {
         let mut bench = Bench::new(&[("a.csv", "name,size\nx,1\n")]);
         bench.task.input.url.push_str(pattern);
@@ -332,14 +333,14 @@ fn an_output_among_the_input_is_refused_unless_it_can_be_told_from_it() {
         }
     };
     let (csv, json) = (RowFormat::Csv, RowFormat::JsonLines);
-    check("", json, Err("manifest.json there would be input and output"));
-    check("/*.csv", csv, Err("part-00000-of-00001-0b3f9c1e-0.csv there would be"));
+    check("", json, Err("manifest.json would be input and output"));
+    check("/*.csv", csv, Err("part-00000-of-00001-0b3f9c1e-0.csv would be"));
     check("/*.csv", json, Ok(()));
     check("/a.csv", json, Ok(()));
 }
 
 #[test]
-fn what_a_job_has_finished_is_not_taken_for_that_of_another_input() {
+fn finished_output_of_changed_input_is_refused() {
     let text: String = (0..7).map(|i| row("x", i)).collect();
     let bench = Bench::new(&[("a.jsonl", &text)]);
     let again = || bench.again();
@@ -348,7 +349,7 @@ fn what_a_job_has_finished_is_not_taken_for_that_of_another_input() {
     let refused = ExitCode::InvalidHyperparameters;
     let input = bench.folder.path().join("in");
     std::fs::write(input.join("a.jsonl"), text.replace("6}", "9}")).unwrap();
-    check_error(again(), refused, "its input a.jsonl has other bytes now: start over with --fresh");
+    check_error(again(), refused, "its input a.jsonl has changed; start over with --fresh");
     std::fs::write(input.join("a.jsonl"), text.clone() + "\n").unwrap();
     check_error(again(), refused, "there was a.jsonl with");
     std::fs::write(input.join("a.jsonl"), &text).unwrap();
@@ -359,13 +360,14 @@ fn what_a_job_has_finished_is_not_taken_for_that_of_another_input() {
 }
 
 #[test]
-fn what_a_job_has_finished_is_not_taken_for_that_of_another_checkpoint() {
+fn finished_output_of_another_checkpoint_is_refused() {
     let mut bench = Bench::new(&[("a.jsonl", &row("x", 1))]);
     let folder = bench.folder.path().join("weights");
     std::fs::create_dir(&folder).unwrap();
     let save = |batches: u64| {
         let manifest = json!({
-            "format": 1, "experimentId": "id", "trial": 0, "attempt": 0, "batches": batches, "files": {},
+            "format": 1, "experimentId": "id", "trial": 0, "attempt": 0, "batches": batches,
+            "files": {},
         });
         std::fs::write(folder.join("manifest.json"), manifest.to_string()).unwrap();
     };
@@ -376,12 +378,12 @@ fn what_a_job_has_finished_is_not_taken_for_that_of_another_checkpoint() {
     let again = || bench.again();
     again().unwrap();
     save(5);
-    check_error(again(), ExitCode::InvalidHyperparameters, "its checkpoint is another now");
+    check_error(again(), ExitCode::InvalidHyperparameters, "its checkpoint has changed");
 }
 
 #[cfg(feature = "parquet")]
 #[test]
-fn tables_with_types_go_in_and_out() {
+fn typed_tables_round_trip() {
     use stoker_api::inference::{Column, ColumnType};
     let text: String =
         (0..7).map(|i| row("日\n本", if i == 3 { Value::Null } else { i.into() })).collect();
@@ -404,7 +406,7 @@ fn tables_with_types_go_in_and_out() {
 
 #[cfg(not(feature = "parquet"))]
 #[test]
-fn a_program_without_tables_says_what_to_build() {
+fn missing_parquet_feature_is_reported() {
     let mut bench = Bench::new(&[("a.jsonl", "")]);
     bench.task.output.format = RowFormat::Parquet;
     check_error(bench.run(), ExitCode::InvalidHyperparameters, "the feature `parquet`");

@@ -1,4 +1,4 @@
-//! Work: shards through the model, one after the other.
+//! Processes shards with the model, one after the other.
 
 use bytes::Bytes;
 use stoker_api::contract::{Directive, ExitCode};
@@ -16,12 +16,12 @@ use crate::context::Context;
 use crate::error::Interrupted;
 use crate::{InvalidInput, Result};
 
-/// Does the shards of this process's slot that are not committed.
+/// Processes the shards of this process's slot that are not committed.
 ///
 /// # Errors
 ///
-/// What the input, the program or the storage failed with; [`Interrupted`](crate::Interrupted) where it was asked to
-/// leave.
+/// Returns errors of the input, the program or the storage, or [`Interrupted`](crate::Interrupted)
+/// on preemption.
 pub(super) fn work<T: Inference>(context: &Context) -> Result<()> {
     let (task, output) = (task(context)?, Output::open(context)?);
     if output.is_finished()? {
@@ -31,17 +31,17 @@ pub(super) fn work<T: Inference>(context: &Context) -> Result<()> {
     let committed = output.committed()?;
     let own = (0..).zip(&plan.shards).filter(|(shard, _)| shard % task.slots.max(1) == task.slot);
     let own: Vec<(u32, &PlanShard)> = own.collect();
-    let total = own.iter().map(|(_, it)| u64::from(it.rows)).sum();
-    // What was committed before is no progress of this process.
+    let total = own.iter().map(|(_, planned)| u64::from(planned.rows)).sum();
+    // Shards committed earlier count as done, but are not progress of this process.
     let of_committed = own.iter().filter(|(shard, _)| committed.contains(shard));
-    let mut done: u64 = of_committed.map(|(_, it)| u64::from(it.rows)).sum();
+    let mut done: u64 = of_committed.map(|(_, planned)| u64::from(planned.rows)).sum();
     progress(context, done, total);
     let mut worker: Option<Worker<'_, T>> = None;
     for (shard, planned) in own {
         if !committed.contains(&shard) {
             let worker = match &mut worker {
                 Some(worker) => worker,
-                // A model is not loaded for nothing.
+                // Load the model only if there is a shard to process.
                 None => worker.insert(Worker::new(context, &task, &output, &plan)?),
             };
             worker.shard(shard, planned)?;
@@ -52,7 +52,7 @@ pub(super) fn work<T: Inference>(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// One process at work.
+/// State of a working process.
 struct Worker<'a, T> {
     context: &'a Context,
     task: &'a InferenceTask,
@@ -60,7 +60,7 @@ struct Worker<'a, T> {
     plan: &'a ShardPlan,
     source: Source,
     program: T,
-    /// The last file whose rows have no bytes of their own.
+    /// Cache of the last input file in a format without byte ranges.
     file: Option<(u32, Bytes)>,
 }
 
@@ -76,7 +76,7 @@ impl<'a, T: Inference> Worker<'a, T> {
         Ok(Self { context, task, output, plan, source, program, file: None })
     }
 
-    /// Puts one shard through the model, and commits it.
+    /// Processes one shard and commits it.
     fn shard(&mut self, index: u32, planned: &PlanShard) -> Result<()> {
         let plan = self.plan;
         let file = &plan.files[planned.file as usize];
@@ -91,15 +91,16 @@ impl<'a, T: Inference> Worker<'a, T> {
         };
         let rows = shard.rows::<T::Input>()?;
         if rows.len() != planned.rows as usize {
-            let (found, expected) = (rows.len(), planned.rows);
-            let why = format!("shard {index} of {}: {found} rows, planned {expected}", file.name);
+            let (actual, expected) = (rows.len(), planned.rows);
+            let why =
+                format!("shard {index} of {} has {actual} rows, planned {expected}", file.name);
             return Err(infrastructure(why));
         }
         let (mut part, mut num_rows, mut rejected) = (Part::new(&self.task.output)?, 0, vec![]);
         let mut batch = vec![];
         for (row, input) in (planned.first_row..).zip(rows) {
-            let checked = input.and_then(|it| match self.program.check(&it) {
-                Ok(()) => Ok(it),
+            let checked = input.and_then(|row| match self.program.check(&row) {
+                Ok(()) => Ok(row),
                 Err(error) => Err(error.to_string()),
             });
             match checked {
@@ -140,19 +141,20 @@ impl<'a, T: Inference> Worker<'a, T> {
         self.output.commit(&commit, bytes)
     }
 
-    /// Rows that the program has put out.
+    /// Processes one batch and returns its number of rows.
     fn batch(&mut self, inputs: Vec<T::Input>, part: &mut Part) -> Result<u32> {
         self.leave_if_asked()?;
         let num = inputs.len();
         let outputs = self.program.batch(inputs)?;
         if outputs.len() != num {
             let why = format!(
-                "the program gave {} outputs for {num} inputs: `batch` must give one for each, in their order",
+                "the program returned {} outputs for {num} inputs; `batch` must return one for \
+                 each, in the same order",
                 outputs.len()
             );
             return Err(InvalidInput(why).into());
         }
-        outputs.iter().try_for_each(|it| part.push(it))?;
+        outputs.iter().try_for_each(|output| part.push(output))?;
         Ok(u32::try_from(num)?)
     }
 
@@ -164,14 +166,14 @@ impl<'a, T: Inference> Worker<'a, T> {
         match outlet.directive() {
             Some(Directive::Preempt | Directive::Stop) => Err(interrupted()),
             Some(Directive::Fenced) => {
-                let why = "another attempt has this one's place".to_owned();
+                let why = "fenced: another attempt has replaced this one".to_owned();
                 Err(Interrupted { code: ExitCode::Infrastructure, fenced: true, why }.into())
             }
             Some(Directive::Continue { .. } | Directive::Wait) | None => Ok(()),
         }
     }
 
-    /// The bytes of a shard, or of its file, as they were planned.
+    /// Reads the bytes of a shard, or of its file, and verifies their hash.
     fn bytes(&mut self, planned: &PlanShard) -> Result<Bytes> {
         let file = &self.plan.files[planned.file as usize];
         let (start, end) = match planned.sha256.is_empty() {
@@ -179,16 +181,16 @@ impl<'a, T: Inference> Worker<'a, T> {
             false => (planned.start, planned.end),
         };
         if planned.sha256.is_empty()
-            && let Some((_, bytes)) = self.file.as_ref().filter(|it| it.0 == planned.file)
+            && let Some((_, bytes)) = self.file.as_ref().filter(|(file, _)| *file == planned.file)
         {
             return Ok(bytes.clone());
         }
         let bytes = self.source.read(&file.name, start, end)?;
-        let found = sha256_hex(&bytes);
-        if found != identity(self.plan, planned) {
+        let sha256 = sha256_hex(&bytes);
+        if sha256 != identity(self.plan, planned) {
             let why = format!(
-                "input {}: bytes {start} to {end} are not what they were when the job began; bring \
-                 the file back to go on, or start over with --fresh",
+                "input {}: bytes {start} to {end} are not what they were when the job began; \
+                 restore the file to resume, or start over with --fresh",
                 file.name
             );
             return Err(InvalidInput(why).into());
@@ -200,7 +202,7 @@ impl<'a, T: Inference> Worker<'a, T> {
     }
 }
 
-/// What tells a shard's content.
+/// Returns the hash that identifies a shard's content: its own, or that of its file.
 pub(super) fn identity<'a>(plan: &'a ShardPlan, planned: &'a PlanShard) -> &'a str {
     match planned.sha256.as_str() {
         "" => &plan.files[planned.file as usize].sha256,

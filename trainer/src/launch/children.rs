@@ -1,8 +1,8 @@
-//! The processes of a pod's ranks: started, told, reaped, ended.
+//! Starts, signals, reaps and terminates the processes of a pod's ranks.
 //!
-//! Each rank has a process group of its own. What a program leaves behind becomes the launcher's:
-//! as the first process of a container, or as one that adopts orphans. All of it is gone before
-//! the launcher ends.
+//! Each rank has a separate process group. The launcher adopts orphaned descendants, either as the
+//! first process of a container or as a subreaper. All of them have ended before the launcher
+//! exits.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
@@ -18,11 +18,11 @@ use super::verdict::{End, Ended};
 use crate::Result;
 use crate::error::Infrastructure;
 
-/// How long ranks may take to end after another has failed.
+/// Time that ranks may take to exit after another rank has failed.
 const GRACE: Duration = Duration::from_secs(30);
-/// How often what does not die is killed again: it may have started others in the meantime.
+/// Interval between kills of remaining processes, which may have started others in between.
 const KILL_AGAIN: Duration = Duration::from_millis(20);
-/// Killed processes die at once, but for those that wait for a device.
+/// Maximum wait for killed processes. They exit at once, unless they wait for a device.
 const KILL_MAX: Duration = Duration::from_secs(10);
 
 /// The ranks of this pod.
@@ -30,29 +30,31 @@ const KILL_MAX: Duration = Duration::from_secs(10);
 pub(super) struct Children {
     ranks: Vec<Rank>,
     some_ended: unix::Signal,
-    /// Whether somebody outside asked for the end.
+    /// Whether the launcher received a request to stop.
     is_asked: bool,
-    /// When ranks are killed that have not ended after another failed.
+    /// Time at which remaining ranks are killed after another rank failed.
     kill_at: Option<Instant>,
     grace: Duration,
 }
 
 #[derive(Debug)]
 struct Rank {
-    /// Its first process, and the group.
+    /// Its first process, which is also the process group.
     group: Pid,
     end: Option<End>,
     is_ended_by_us: bool,
 }
 
 impl Children {
-    /// None yet. Must be called within a runtime.
+    /// Creates an empty set of ranks. Must be called within a runtime.
     ///
     /// # Errors
     ///
-    /// The system lets it not adopt or not listen.
+    /// Fails if the process cannot become a subreaper, or cannot listen for signals.
     pub(super) fn new() -> Result<Self> {
-        let failed = |error: std::io::Error| Infrastructure(format!("no processes: {error}"));
+        let failed = |error: std::io::Error| {
+            Infrastructure(format!("cannot manage child processes: {error}"))
+        };
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
             .map_err(|error| failed(error.into()))?;
         let some_ended = signal(SignalKind::child()).map_err(failed)?;
@@ -63,7 +65,7 @@ impl Children {
     ///
     /// # Errors
     ///
-    /// It cannot be started.
+    /// Fails if the program cannot be started.
     pub(super) fn start(
         &mut self,
         command: &[String],
@@ -83,29 +85,30 @@ impl Children {
         let group = Pid::from_child(&child);
         self.ranks.push(Rank { group, end: None, is_ended_by_us: false });
         let readers = [
-            child.stdout.take().map(|it| output.read(it, Stream::Out)),
-            child.stderr.take().map(|it| output.read(it, Stream::Error)),
+            child.stdout.take().map(|stdout| output.read(stdout, Stream::Out)),
+            child.stderr.take().map(|stderr| output.read(stderr, Stream::Error)),
         ];
         readers.into_iter().flatten().collect()
     }
 
-    /// Whether somebody outside asked for the end.
+    /// Returns `true` if the launcher received a request to stop.
     pub(super) fn is_asked(&self) -> bool {
         self.is_asked
     }
 
-    /// Waits until each rank's first process has ended; passes signals on.
+    /// Waits until each rank's first process has exited, and forwards signals meanwhile.
     pub(super) async fn ended(&mut self, signals: &mut Signals) -> Vec<Ended> {
         loop {
             let is_alone = self.reap();
-            let ended =
-                |it: &Rank| it.end.map(|end| Ended { end, is_ended_by_us: it.is_ended_by_us });
+            let ended = |rank: &Rank| {
+                rank.end.map(|end| Ended { end, is_ended_by_us: rank.is_ended_by_us })
+            };
             if let Some(ended) = self.ranks.iter().map(ended).collect() {
                 return ended;
             }
             if is_alone {
-                // Somebody else has taken their ends: nothing is known of them.
-                let unknown = |it: &mut Rank| _ = it.end.get_or_insert(End::Exit(1));
+                // No child remains, but some exit status was reaped elsewhere and is unknown.
+                let unknown = |rank: &mut Rank| _ = rank.end.get_or_insert(End::Exit(1));
                 self.ranks.iter_mut().for_each(unknown);
                 continue;
             }
@@ -121,8 +124,8 @@ impl Children {
         }
     }
 
-    /// Waits until nothing is left, however long it takes: what was asked to end may be at its
-    /// checkpoint, and whoever asked knows how long that may take.
+    /// Waits without a timeout until no child remains. A stopped process may still save a
+    /// checkpoint, and the sender of the stop request enforces a deadline.
     pub(super) async fn gone(&mut self, signals: &mut Signals) {
         while self.is_asked && !self.reap() {
             tokio::select! {
@@ -132,7 +135,7 @@ impl Children {
         }
     }
 
-    /// Kills all that is left.
+    /// Kills all remaining children.
     pub(super) async fn kill_all(&mut self) {
         let end = Instant::now() + KILL_MAX;
         while !self.reap() && Instant::now() < end {
@@ -146,7 +149,7 @@ impl Children {
         }
     }
 
-    /// Takes note of all that has ended; says whether no child is left.
+    /// Reaps exited children; returns `true` if no child remains.
     fn reap(&mut self) -> bool {
         loop {
             match rustix::process::wait(WaitOptions::NOHANG) {
@@ -158,7 +161,7 @@ impl Children {
     }
 
     fn note(&mut self, pid: Pid, status: WaitStatus) {
-        let Some(rank) = self.ranks.iter_mut().find(|it| it.group == pid) else { return };
+        let Some(rank) = self.ranks.iter_mut().find(|rank| rank.group == pid) else { return };
         let end = match status.exit_status() {
             Some(code) => End::Exit(code),
             None => End::Signal(status.terminating_signal().unwrap_or_default()),
@@ -167,47 +170,47 @@ impl Children {
         if self.is_asked {
             return;
         }
-        // What it has started is of no use any more, and may hold a port or a GPU.
+        // Descendants of an exited rank are useless, and may occupy a port or a GPU.
         let _ = rustix::process::kill_process_group(pid, Signal::KILL);
         if end.is_failure() && self.kill_at.is_none() {
             self.kill_at = Some(Instant::now() + self.grace);
-            self.ranks.iter_mut().filter(|it| it.end.is_none()).for_each(|it| {
-                it.is_ended_by_us = true;
-            });
+            let remaining = self.ranks.iter_mut().filter(|rank| rank.end.is_none());
+            remaining.for_each(|rank| rank.is_ended_by_us = true);
             self.signal_ranks(Signal::TERM);
         }
     }
 
     fn pass_on(&mut self, signal: Signal) {
         if signal == Signal::USR1 {
-            // To the ranks alone: what they have started may not know it, and would end.
-            for rank in self.ranks.iter().filter(|it| it.end.is_none() && hears_usr1(it.group)) {
+            // Signal only the ranks: other processes may not handle SIGUSR1, and would die.
+            let ranks = self.ranks.iter().filter(|rank| rank.end.is_none());
+            for rank in ranks.filter(|rank| hears_usr1(rank.group)) {
                 let _ = rustix::process::kill_process(rank.group, signal);
             }
             return;
         }
         self.is_asked = true;
-        // A group outlives its first process.
+        // A process group outlives its first process.
         for rank in &self.ranks {
             let _ = rustix::process::kill_process_group(rank.group, signal);
         }
     }
 
-    /// To the groups of all ranks that have not ended.
+    /// Signals the process groups of all ranks that have not exited.
     fn signal_ranks(&self, signal: Signal) {
-        for rank in self.ranks.iter().filter(|it| it.end.is_none()) {
+        for rank in self.ranks.iter().filter(|rank| rank.end.is_none()) {
             let _ = rustix::process::kill_process_group(rank.group, signal);
         }
     }
 }
 
-/// Whether a process has a handler for SIGUSR1: it would end one that has none, or none yet.
+/// Returns `true` if a process has a handler for SIGUSR1, which otherwise would kill it.
 fn hears_usr1(pid: rustix::process::Pid) -> bool {
     let path = format!("/proc/{}/status", pid.as_raw_nonzero());
     let status = std::fs::read_to_string(path).unwrap_or_default();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
-    let caught = caught.and_then(|it| u64::from_str_radix(it.trim(), 16).ok());
-    caught.is_some_and(|it| it & (1 << (Signal::USR1.as_raw() - 1)) != 0)
+    let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    caught.is_some_and(|mask| mask & (1 << (Signal::USR1.as_raw() - 1)) != 0)
 }
 
 fn cannot_start(program: &str, error: &std::io::Error) -> crate::Error {
@@ -216,18 +219,18 @@ fn cannot_start(program: &str, error: &std::io::Error) -> crate::Error {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::OutOfMemory => Infrastructure(text).into(),
         ErrorKind::NotFound => {
-            format!("{text}; is it in the image, or among the files sent?").into()
+            format!("{text}; check that it is in the image or among the files sent").into()
         }
-        ErrorKind::PermissionDenied => format!("{text}; is it executable?").into(),
+        ErrorKind::PermissionDenied => format!("{text}; check that it is executable").into(),
         _ => text.into(),
     }
 }
 
-/// The processes whose parent is `parent`.
+/// Returns the child processes of `parent`.
 fn children_of(parent: Pid) -> Vec<Pid> {
     let mut children = vec![];
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let pid = entry.file_name().to_str().and_then(|it| it.parse().ok());
+        let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
         let Some(pid) = pid.and_then(Pid::from_raw) else { continue };
         let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
         if parent_of(&stat) == Some(parent.as_raw_nonzero().get()) {
@@ -237,8 +240,8 @@ fn children_of(parent: Pid) -> Vec<Pid> {
     children
 }
 
-/// The parent's id in a process's `stat`: the second field after the name, which may itself hold
-/// blanks and parentheses.
+/// Returns the parent's ID from a process's `stat`: the second field after the name, which may
+/// contain spaces and parentheses.
 fn parent_of(stat: &str) -> Option<i32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
@@ -248,14 +251,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_parent_is_found_whatever_the_name() {
+    fn parent_is_parsed_despite_odd_names() {
         assert_eq!(parent_of("42 (sh) S 7 42 42 0 -1"), Some(7));
         assert_eq!(parent_of("42 (a ) b (c)) S 7 42 42 0 -1"), Some(7));
         assert_eq!(parent_of(""), None);
     }
 
     #[test]
-    fn a_program_that_cannot_be_started_is_the_users_error_and_want_of_memory_is_not() {
+    fn spawn_errors_map_to_exit_codes() {
         use std::io::{Error, ErrorKind};
 
         use stoker_api::contract::ExitCode;

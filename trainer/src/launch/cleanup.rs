@@ -1,4 +1,4 @@
-//! Deletes checkpoints that an ended experiment does not keep.
+//! Deletes checkpoints that an ended experiment does not retain.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,8 +11,8 @@ use super::{failed, read_json, runtime};
 use crate::error::Infrastructure;
 use crate::{Result, checkpoint};
 
-/// Deletes what the [`Cleanup`] in `file` lists. What is gone already is none the worse, so that it
-/// may be done again after a failure.
+/// Deletes the checkpoints listed by the [`Cleanup`] in `file`. Ignores missing checkpoints, so
+/// that the operation can be repeated after a failure.
 pub fn clean_up(file: &Path) -> process::ExitCode {
     let done = || -> Result<()> {
         let cleanup: Cleanup = read_json(file)?;
@@ -26,35 +26,36 @@ pub fn clean_up(file: &Path) -> process::ExitCode {
 }
 
 async fn delete(storage: &Storage, trials: &[CleanupTrial]) -> Result<()> {
-    // All of it is looked at before any of it is deleted.
+    // Validate all entries before deleting anything.
     trials.iter().try_for_each(check)?;
     for trial in trials {
         let kept: BTreeSet<&str> = trial.keep.iter().map(String::as_str).collect();
-        let listed = trial.checkpoints.iter().filter(|it| !kept.contains(it.as_str())).cloned();
-        let mut gone: BTreeSet<String> = listed.collect();
-        let found = storage.folders(&layout::checkpoints_path(&trial.trial_path)).await?;
+        let is_listed = |name: &&String| !kept.contains(name.as_str());
+        let listed = trial.checkpoints.iter().filter(is_listed).cloned();
+        let mut deleted: BTreeSet<String> = listed.collect();
+        let existing = storage.folders(&layout::checkpoints_path(&trial.trial_path)).await?;
         let is_left_over = |name: &String| {
-            let place = layout::parse_checkpoint_name(name);
-            let is_over = place.is_some_and(|(_, attempt)| attempt < trial.attempts_over);
+            let parsed = layout::parse_checkpoint_name(name);
+            let is_over = parsed.is_some_and(|(_, attempt)| attempt < trial.attempts_over);
             is_over && !kept.contains(name.as_str())
         };
-        gone.extend(found.into_iter().filter(is_left_over));
-        for name in &gone {
+        deleted.extend(existing.into_iter().filter(is_left_over));
+        for name in &deleted {
             checkpoint::delete(storage, &trial.trial_path, name).await?;
         }
     }
     Ok(())
 }
 
-/// Refuses what would delete more than checkpoints.
+/// Refuses entries that would delete more than checkpoints.
 fn check(trial: &CleanupTrial) -> Result<()> {
     if trial.trial_path.trim_matches('/').is_empty() {
-        return Err(Infrastructure("trialPath must name a folder, but is empty".into()).into());
+        return Err(Infrastructure("trialPath is empty, but must be a folder".into()).into());
     }
-    match trial.checkpoints.iter().find(|it| layout::parse_checkpoint_name(it).is_none()) {
+    match trial.checkpoints.iter().find(|name| layout::parse_checkpoint_name(name).is_none()) {
         None => Ok(()),
         Some(name) => Err(Infrastructure(format!(
-            "checkpoints of {}: {name:?} is no checkpoint's name",
+            "checkpoints of {}: {name:?} is not a checkpoint name",
             trial.trial_path
         ))
         .into()),
@@ -68,7 +69,7 @@ mod tests {
     const TRIAL: &str = "default/x-1/trials/0";
 
     fn trial(checkpoints: &[&str], keep: &[&str], attempts_over: u32) -> CleanupTrial {
-        let names = |names: &[&str]| names.iter().map(|it| (*it).to_owned()).collect();
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
         let (checkpoints, keep) = (names(checkpoints), names(keep));
         CleanupTrial { trial_path: TRIAL.into(), checkpoints, keep, attempts_over }
     }
@@ -95,24 +96,24 @@ mod tests {
             assert_eq!(left.last().unwrap(), "notes");
             assert!(storage.exists(&format!("{TRIAL}/record.json")).await.unwrap());
             let files = storage.list(TRIAL).await.unwrap().len();
-            assert_eq!(files, expected.len() * 2 + 2, "a checkpoint is half there");
+            assert_eq!(files, expected.len() * 2 + 2, "a checkpoint is deleted partially");
         });
     }
 
     #[test]
-    fn listed_checkpoints_go_and_unknown_ones_of_attempts_that_are_over() {
+    fn listed_and_orphaned_checkpoints_are_deleted() {
         check(trial(&[], &[], 0), &ALL);
         check(trial(&[ALL[0]], &[ALL[1]], 0), &ALL[1..]);
         check(trial(&["000000000099-0"], &[], 0), &ALL);
         check(trial(&[ALL[3]], &[ALL[1]], 1), &ALL[1..3]);
         check(trial(&[], &[ALL[1]], 2), &[ALL[1], ALL[3]]);
         check(trial(&[], &[], 3), &[]);
-        // Asked for both, it stays.
+        // A checkpoint in both lists is kept.
         check(trial(&[ALL[0]], &[ALL[0]], 0), &ALL);
     }
 
     #[test]
-    fn what_is_no_checkpoint_is_refused_before_anything_is_deleted() {
+    fn invalid_names_are_refused_before_any_deletion() {
         let rt = runtime().unwrap();
         let storage = Storage::open("memory://", None).unwrap();
         let path = layout::manifest_path(TRIAL, ALL[0]);

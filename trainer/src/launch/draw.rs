@@ -1,4 +1,5 @@
-//! What a trial was drawn beside its checkpoints, so that a bucket alone tells which model they are of.
+//! Writes a trial's sampled hyperparameters next to its checkpoints, so that the bucket alone
+//! identifies the models.
 
 use serde_json::json;
 use stoker_api::contract::TrialConfig;
@@ -7,12 +8,12 @@ use stoker_storage::{Storage, layout};
 
 use crate::Result;
 
-/// Writes a trial's draw, in the form of its object, to `record.json` in its folder. Each attempt writes the same but
-/// for the length that is granted.
+/// Writes the trial's hyperparameters, as a `Trial` object, to `record.json` in its folder. All
+/// attempts write the same contents, except for the granted length.
 ///
 /// # Errors
 ///
-/// What the storage failed with.
+/// Returns the error of the storage.
 pub(super) async fn write(storage: &Storage, config: &TrialConfig) -> Result<()> {
     let record = json!({
         "apiVersion": API_VERSION,

@@ -1,4 +1,4 @@
-//! What a rank prints: shown, stored, and its last lines kept.
+//! Output of a rank: printed, stored, and the last lines kept for error messages.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -15,40 +15,40 @@ use tokio::sync::watch;
 use crate::Result;
 use crate::error::Infrastructure;
 
-/// Last lines that are kept to say why a program failed.
+/// Number of last lines kept for the error message of a failed program.
 const TAIL_LINES: usize = 8;
-/// Characters kept of each of them.
+/// Maximum length of each of these lines, in characters.
 const TAIL_CHARS_MAX: usize = 400;
-/// A line longer than this is cut in two.
+/// Lines longer than this are split.
 const LINE_BYTES_MAX: usize = 64 << 10;
-/// How often the storage is asked whether it takes the logs.
+/// Interval of checks whether the storage accepts the logs.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// Which of a process's two streams.
+/// One of the two output streams of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stream {
     Out,
     Error,
 }
 
-/// The output of one rank. Clones share it.
+/// Output of one rank. Clones share the same state.
 #[derive(Clone, Debug)]
 pub(super) struct Output(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// What each shown line begins with.
+    /// Prefix of each printed line.
     prefix: String,
     writer: Option<SegmentWriter>,
-    /// Bytes that found no room in the writer, and that no line of the log tells of yet.
+    /// Number of bytes dropped because the writer was full, and not yet noted in the log.
     num_missing: AtomicU64,
     tails: [Mutex<VecDeque<String>>; 2],
-    /// Streams that are not at their end.
+    /// Number of streams that are still open.
     num_open: watch::Sender<usize>,
 }
 
 impl Output {
-    /// The output of `rank`, stored in its trial's logs. Must be called within a runtime.
+    /// Creates the output of `rank`, stored in its trial's logs. Must be called within a runtime.
     pub(super) fn new(rank: u32, world_size: u32, store: Option<&(Storage, &TrialConfig)>) -> Self {
         let prefix = if world_size > 1 { format!("[rank={rank}] ") } else { String::new() };
         let writer = store.map(|(storage, config)| {
@@ -61,21 +61,21 @@ impl Output {
         Self(Arc::new(Inner { prefix, writer, num_missing, tails, num_open }))
     }
 
-    /// What stores it, if anything does.
+    /// Returns the writer that stores the output, if any.
     pub(super) fn writer(&self) -> Option<SegmentWriter> {
         self.0.writer.clone()
     }
 
-    /// Whether shown lines begin with the rank.
+    /// Returns `true` if printed lines have the rank as a prefix.
     pub(super) fn has_prefix(&self) -> bool {
         !self.0.prefix.is_empty()
     }
 
-    /// Takes all that comes from `from`, on a thread of its own.
+    /// Reads a stream to its end on a separate thread.
     ///
     /// # Errors
     ///
-    /// There is no thread.
+    /// Fails if the thread cannot be started.
     pub(super) fn read(&self, from: impl Read + Send + 'static, stream: Stream) -> Result<()> {
         let output = self.clone();
         self.0.num_open.send_modify(|num| *num += 1);
@@ -84,42 +84,46 @@ impl Output {
             each_lines(from, |lines| output.take(lines, stream));
             output.0.num_open.send_modify(|num| *num -= 1);
         });
-        Ok(started.map(drop).map_err(|error| Infrastructure(format!("no thread: {error}")))?)
+        Ok(started
+            .map(drop)
+            .map_err(|error| Infrastructure(format!("cannot start a thread: {error}")))?)
     }
 
-    /// Waits until both streams are at their end, but not for longer than `wait`.
+    /// Waits until both streams are closed, but at most for `wait`.
     pub(super) async fn drain(&self, wait: Duration) {
         let mut num_open = self.0.num_open.subscribe();
-        // What comes later is lost to the message, not to the log.
+        // Later output is missing from the termination message, but still reaches the log.
         let _ = tokio::time::timeout(wait, num_open.wait_for(|num| *num == 0)).await;
     }
 
-    /// The last lines of its errors, or else of its output.
+    /// Returns the last lines of standard error, or of standard output if there are none.
     pub(super) fn last_lines(&self) -> String {
         let of = |stream: Stream| {
             let tail = self.0.tails[stream as usize].lock().unwrap_or_else(PoisonError::into_inner);
             tail.iter().map(String::as_str).collect::<Vec<_>>().join("\n")
         };
-        Some(of(Stream::Error)).filter(|it| !it.is_empty()).unwrap_or_else(|| of(Stream::Out))
+        Some(of(Stream::Error)).filter(|lines| !lines.is_empty()).unwrap_or_else(|| of(Stream::Out))
     }
 
-    /// Shows, keeps and stores whole lines.
+    /// Prints, keeps and stores complete lines.
     fn take(&self, lines: Vec<u8>, stream: Stream) {
         self.show(&lines, stream);
         let mut tail = self.0.tails[stream as usize].lock().unwrap_or_else(PoisonError::into_inner);
-        for line in String::from_utf8_lossy(&lines).lines().filter(|it| !it.trim().is_empty()) {
+        let text = String::from_utf8_lossy(&lines);
+        for line in text.lines().filter(|line| !line.trim().is_empty()) {
             if tail.len() == TAIL_LINES {
                 tail.pop_front();
             }
             tail.push_back(plain(line).chars().take(TAIL_CHARS_MAX).collect());
         }
+        drop(text);
         drop(tail);
         self.store(lines);
     }
 
     fn show(&self, lines: &[u8], stream: Stream) {
         let shown = prefixed(&self.0.prefix, lines);
-        // A reader that has gone away ends no training.
+        // Ignore the error: a closed pipe must not end training.
         let _ = match stream {
             Stream::Out => std::io::stdout().lock().write_all(&shown),
             Stream::Error => std::io::stderr().lock().write_all(&shown),
@@ -130,7 +134,8 @@ impl Output {
         let Some(writer) = &self.0.writer else { return };
         let num_missing = self.0.num_missing.swap(0, Ordering::Relaxed);
         if num_missing > 0 {
-            let note = format!("[here {num_missing} bytes are missing: the storage was away]\n");
+            let note =
+                format!("[{num_missing} bytes are missing here: the storage was unavailable]\n");
             lines.splice(0..0, note.into_bytes());
         }
         let num_bytes = lines.len() as u64;
@@ -140,7 +145,7 @@ impl Output {
     }
 }
 
-/// Says once when the storage does not take the logs, and when it does again.
+/// Reports once when the storage stops accepting the logs, and once when it recovers.
 pub(super) async fn watch_storage(writers: Vec<SegmentWriter>) {
     let mut is_away = false;
     loop {
@@ -152,7 +157,8 @@ pub(super) async fn watch_storage(writers: Vec<SegmentWriter>) {
         match (&error, is_away) {
             (Some(error), false) => {
                 eprintln!(
-                    "stoker: logs are not stored: {error}; training goes on, it is tried again"
+                    "stoker: cannot store logs: {error}; training continues, and logs will be \
+                     retried"
                 );
             }
             (None, true) => eprintln!("stoker: logs are stored again"),
@@ -162,7 +168,8 @@ pub(super) async fn watch_storage(writers: Vec<SegmentWriter>) {
     }
 }
 
-/// Gives whole lines, so that those of two streams never mix within one; the last has its end too.
+/// Reads complete lines, so that lines of two streams are never mixed. Adds a line break to the
+/// last line if it has none.
 fn each_lines(mut from: impl Read, mut each: impl FnMut(Vec<u8>)) {
     let mut pending = Vec::new();
     let mut buffer = vec![0; 8 << 10];
@@ -173,7 +180,7 @@ fn each_lines(mut from: impl Read, mut each: impl FnMut(Vec<u8>)) {
             _ => break,
         };
         pending.extend_from_slice(&buffer[..num_read]);
-        let whole = match pending.iter().rposition(|byte| *byte == b'\n') {
+        let end = match pending.iter().rposition(|byte| *byte == b'\n') {
             Some(last) => last + 1,
             None if pending.len() > LINE_BYTES_MAX => {
                 pending.push(b'\n');
@@ -181,7 +188,7 @@ fn each_lines(mut from: impl Read, mut each: impl FnMut(Vec<u8>)) {
             }
             None => continue,
         };
-        let rest = pending.split_off(whole);
+        let rest = pending.split_off(end);
         each(std::mem::replace(&mut pending, rest));
     }
     if !pending.is_empty() {
@@ -199,14 +206,14 @@ fn prefixed(prefix: &str, lines: &[u8]) -> Vec<u8> {
     shown
 }
 
-/// A line that does nothing to a terminal.
+/// Escapes control characters, so that a line cannot affect a terminal.
 fn plain(line: &str) -> String {
     let mut text = String::new();
-    for it in line.chars() {
-        match it {
+    for c in line.chars() {
+        match c {
             '\t' => text.push(' '),
-            it if it.is_control() => text.extend(it.escape_default()),
-            it => text.push(it),
+            c if c.is_control() => text.extend(c.escape_default()),
+            c => text.push(c),
         }
     }
     text
@@ -217,19 +224,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_come_whole_and_long_ones_in_pieces() {
+    fn long_lines_are_split() {
         let check = |text: &[u8], expected: &[usize]| {
-            let mut found = vec![];
+            let mut lengths = vec![];
             each_lines(text, |lines| {
                 assert_eq!(lines.last(), Some(&b'\n'));
-                found.push(lines.len());
+                lengths.push(lines.len());
             });
-            assert_eq!(found, expected);
+            assert_eq!(lengths, expected);
         };
         check(b"", &[]);
         check(b"a\nbc\n", &[5]);
         check(b"a\nbc", &[2, 3]);
-        // In reads of 8 KiB.
+        // A long line is split after a read of 8 KiB.
         check(&vec![b'x'; LINE_BYTES_MAX + 1], &[LINE_BYTES_MAX + 2]);
         check(&vec![b'x'; LINE_BYTES_MAX + (8 << 10) + 5], &[LINE_BYTES_MAX + (8 << 10) + 1, 6]);
     }
@@ -241,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn control_characters_of_a_program_are_kept_not_done() {
+    fn control_characters_are_escaped() {
         assert_eq!(plain("a\tb \u{1b}[2J\u{7}\r"), "a b \\u{1b}[2J\\u{7}\\r");
     }
 }

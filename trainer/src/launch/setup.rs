@@ -1,4 +1,4 @@
-//! Puts the launcher and the program's files into a pod, before its program starts.
+//! Prepares a pod before its program starts: copies the launcher and the program's files into it.
 
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -14,9 +14,9 @@ use super::{failed, open_storage, runtime, told};
 use crate::Result;
 use crate::error::Infrastructure;
 
-/// Copies this program to [`pod_paths::LAUNCHER`], and where the trial's program was sent with the
-/// experiment, fetches its files, checks them and unpacks them to [`pod_paths::CONTEXT`]. `shared`
-/// is the folder in place of [`pod_paths::SHARED`].
+/// Copies this program to [`pod_paths::LAUNCHER`]. If files were sent with the experiment, also
+/// fetches and verifies them, and unpacks them to [`pod_paths::CONTEXT`]. `shared` replaces the
+/// folder [`pod_paths::SHARED`].
 pub fn setup(shared: Option<&Path>) -> process::ExitCode {
     match put(shared.unwrap_or(Path::new(pod_paths::SHARED))) {
         Ok(()) => process::ExitCode::from(ExitCode::Completed as u8),
@@ -34,37 +34,38 @@ fn put(shared: &Path) -> Result<()> {
     let Some(context) = &config.context else { return Ok(()) };
     let archive = fetch(&config, context)?;
     let folder = below(pod_paths::CONTEXT);
-    unpack(&archive, &folder)
-        .map_err(|error| format!("the program's files, {}: {error}", context.path).into())
+    unpack(&archive, &folder).map_err(|error| {
+        format!("cannot unpack the program's files {}: {error}", context.path).into()
+    })
 }
 
-/// Under its name there is a whole program at any time.
+/// Copies this program atomically, so that `to` is a complete program at any time.
 fn copy_self(to: &Path) -> Result<()> {
     let copied = || -> std::io::Result<()> {
         let folder = to.parent().unwrap_or(Path::new("/"));
         std::fs::create_dir_all(folder)?;
         let mut file = tempfile::NamedTempFile::new_in(folder)?;
-        // This very program, even if its file has been replaced.
+        // Copy the running program, even if its file has been replaced.
         std::io::copy(&mut std::fs::File::open("/proc/self/exe")?, &mut file)?;
         file.flush()?;
         file.as_file().set_permissions(std::fs::Permissions::from_mode(0o755))?;
         file.persist(to).map_err(|error| error.error).map(drop)
     };
     Ok(copied().map_err(|error| {
-        Infrastructure(format!("the launcher cannot be copied to {}: {error}", to.display()))
+        Infrastructure(format!("cannot copy the launcher to {}: {error}", to.display()))
     })?)
 }
 
 fn fetch(config: &TrialConfig, context: &ContextRef) -> Result<bytes::Bytes> {
     let storage = open_storage(Some(config))?;
     let storage = storage.ok_or_else(|| {
-        Infrastructure("files were sent for the program, but there is no storage".into())
+        Infrastructure("cannot fetch the program's files: the trial has no storage".into())
     })?;
     let archive = runtime()?.block_on(storage.get(&context.path))?;
     let actual = hash::sha256_hex(&archive);
     if actual != context.sha256 {
         return Err(Infrastructure(format!(
-            "{} has SHA-256 {actual}, the experiment says {}",
+            "{} has SHA-256 {actual}, but the experiment lists {}",
             context.path, context.sha256
         ))
         .into());

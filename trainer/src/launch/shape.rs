@@ -1,21 +1,21 @@
-//! Which ranks a pod has, and what each is told of the gang.
+//! Ranks of a pod, and their environment variables.
 
 use stoker_api::contract::Gang;
 
 use crate::Result;
 use crate::error::Infrastructure;
 
-/// A gang's ranks over its pods, seen from one of them.
+/// Distribution of a gang's ranks over pods, as seen from one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
-    /// Ranks in all.
+    /// Total number of ranks.
     pub(super) world_size: u32,
     ranks_per_pod: u32,
-    /// This pod.
+    /// Index of this pod.
     pub(super) pod_index: u32,
 }
 
-/// What one rank is told.
+/// Numbers that one rank receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RankNumbers {
     pub(super) rank: u32,
@@ -27,19 +27,19 @@ pub(super) struct RankNumbers {
 }
 
 impl Shape {
-    /// Without a gang there is one rank.
+    /// Creates the shape; without a gang there is one rank.
     ///
     /// # Errors
     ///
-    /// The gang has no such pod.
+    /// Fails if the pod index is outside the gang.
     pub(super) fn new(gang: Option<&Gang>, pod_index: u32) -> Result<Self> {
         let (world_size, ranks_per_pod) =
-            gang.map_or((1, 1), |it| (it.world_size, it.ranks_per_pod));
+            gang.map_or((1, 1), |gang| (gang.world_size, gang.ranks_per_pod));
         let shape = Self { world_size, ranks_per_pod, pod_index };
         if world_size == 0 || ranks_per_pod == 0 || pod_index >= shape.num_pods() {
             return Err(Infrastructure(format!(
-                "a gang of {world_size} ranks with {ranks_per_pod} in each pod has no pod \
-                 {pod_index}"
+                "pod index {pod_index} is out of range for a gang of {world_size} ranks with \
+                 {ranks_per_pod} in each pod"
             ))
             .into());
         }
@@ -50,7 +50,7 @@ impl Shape {
         self.world_size.div_ceil(self.ranks_per_pod)
     }
 
-    /// The ranks of this pod.
+    /// Returns the ranks of this pod.
     pub(super) fn ranks(&self) -> impl Iterator<Item = RankNumbers> {
         let first = self.pod_index * self.ranks_per_pod;
         let end = self.world_size.min(first + self.ranks_per_pod);
@@ -68,7 +68,7 @@ impl Shape {
 }
 
 impl RankNumbers {
-    /// The variables that say so.
+    /// Returns the environment variables with the numbers.
     pub(super) fn environment(&self) -> Vec<(&'static str, String)> {
         let numbers = [
             ("RANK", self.rank),
@@ -92,24 +92,24 @@ mod tests {
         Shape::new(Some(&gang), pod_index)
     }
 
-    /// Rank, world, local rank, local world, cross rank, cross size of each.
+    /// Checks rank, world size, local rank, local size, cross rank and cross size of each rank.
     fn check(shape: Result<Shape>, expected: &[[u32; 6]]) {
         let ranks: Vec<_> = shape.unwrap().ranks().collect();
-        let of = |it: RankNumbers| {
+        let of = |rank: RankNumbers| {
             [
-                it.rank,
-                it.world_size,
-                it.local_rank,
-                it.local_world_size,
-                it.cross_rank,
-                it.cross_size,
+                rank.rank,
+                rank.world_size,
+                rank.local_rank,
+                rank.local_world_size,
+                rank.cross_rank,
+                rank.cross_size,
             ]
         };
         assert_eq!(ranks.into_iter().map(of).collect::<Vec<_>>(), expected);
     }
 
     #[test]
-    fn ranks_are_counted_over_pods() {
+    fn ranks_are_numbered_across_pods() {
         check(Shape::new(None, 0), &[[0, 1, 0, 1, 0, 1]]);
         check(shape(4, 1, 2), &[[2, 4, 0, 1, 2, 4]]);
         check(shape(4, 2, 1), &[[2, 4, 0, 2, 1, 2], [3, 4, 1, 2, 1, 2]]);
@@ -117,19 +117,22 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_the_gang_has_not_is_refused() {
+    fn pod_index_out_of_range_is_refused() {
         let check = |shape: Result<Shape>, expected: &str| {
             assert_eq!(shape.unwrap_err().to_string(), expected);
         };
-        check(shape(4, 2, 2), "a gang of 4 ranks with 2 in each pod has no pod 2");
-        check(shape(4, 0, 0), "a gang of 4 ranks with 0 in each pod has no pod 0");
+        let expected = "pod index 2 is out of range for a gang of 4 ranks with 2 in each pod";
+        check(shape(4, 2, 2), expected);
+        let expected = "pod index 0 is out of range for a gang of 4 ranks with 0 in each pod";
+        check(shape(4, 0, 0), expected);
     }
 
     #[test]
-    fn the_variables_have_the_names_that_programs_know() {
+    fn environment_has_the_standard_names() {
         let ranks: Vec<_> = shape(4, 2, 1).unwrap().ranks().collect();
+        let environment = ranks[1].environment();
         let text: Vec<_> =
-            ranks[1].environment().iter().map(|it| format!("{}={}", it.0, it.1)).collect();
+            environment.iter().map(|(name, value)| format!("{name}={value}")).collect();
         assert_eq!(
             text.join(" "),
             "RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 CROSS_RANK=1 CROSS_SIZE=2"

@@ -1,4 +1,4 @@
-//! The signals that are passed on to a program: requests to end, and to tell what its threads do.
+//! Signals forwarded to a program: stop requests, and requests to report its threads.
 
 use tokio::signal::unix::{self, SignalKind, signal};
 
@@ -6,8 +6,7 @@ use crate::Result;
 use crate::error::Infrastructure;
 use crate::stop::is_ignored;
 
-/// Listens for them. The first process of a container gets none that it does not
-/// listen for.
+/// Listens for signals. The first process of a container only receives signals that it listens for.
 #[derive(Debug)]
 pub(super) struct Signals {
     terminate: unix::Signal,
@@ -19,11 +18,11 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Listens from now on. Must be called within a runtime.
+    /// Starts to listen. Must be called within a runtime.
     pub(super) fn listen() -> Result<Self> {
         use rustix::process::Signal;
         let listen = |kind| {
-            signal(kind).map_err(|error| Infrastructure(format!("no signal handlers: {error}")))
+            signal(kind).map_err(|error| Infrastructure(format!("cannot handle signals: {error}")))
         };
         let unless_ignored = |signal: Signal, kind| match is_ignored(signal) {
             true => Ok(None),
@@ -37,7 +36,7 @@ impl Signals {
         })
     }
 
-    /// The next one.
+    /// Waits for the next signal.
     pub(super) async fn next(&mut self) -> rustix::process::Signal {
         use rustix::process::Signal;
         tokio::select! {
@@ -48,7 +47,7 @@ impl Signals {
         }
     }
 
-    /// Waits for a request to end.
+    /// Waits for a stop request.
     pub(super) async fn end(&mut self) {
         while self.next().await == rustix::process::Signal::USR1 {}
     }

@@ -1,4 +1,4 @@
-//! An archive of a program's files into a folder, and nothing of it elsewhere.
+//! Unpacks an archive of a program's files, refusing entries that leave the target folder.
 
 use std::fs;
 use std::io::{self, Read};
@@ -8,33 +8,33 @@ use std::path::{Component, Path, PathBuf};
 use flate2::read::GzDecoder;
 use tar::{Archive, EntryType};
 
-/// Why an archive was not unpacked.
+/// Error while unpacking an archive.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum UnpackError {
-    /// It is no archive, or the disk does not take it.
+    /// The archive is corrupt, or a file cannot be written.
     #[error("{path:?}: {source}")]
     Io {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    /// It would write elsewhere, or show what is elsewhere.
+    /// The archive would write outside the folder, or link to files outside.
     #[error("{path:?} {reason}")]
     Unsafe { path: PathBuf, reason: String },
 }
 
-/// What waits until all files are there.
+/// A link, which is created after all files are written.
 enum Link {
     Hard(PathBuf),
     Symbolic(PathBuf),
 }
 
-/// Unpacks a tar.gz: regular files with their right to be executed, folders, and links that stay
-/// inside. `folder` is replaced as a whole, and only if all of it could be unpacked.
+/// Unpacks a tar.gz archive: regular files with their executable permission, folders, and links
+/// that stay inside. Replaces `folder` as a whole, and only if everything was unpacked.
 ///
 /// # Errors
 ///
-/// The archive holds something else, or a path that leads out.
+/// Fails if the archive contains another kind of entry, or a path outside the folder.
 pub(super) fn unpack(archive: &[u8], folder: &Path) -> Result<(), UnpackError> {
     let io = |source| UnpackError::Io { path: folder.to_owned(), source };
     let parent = folder.parent().unwrap_or(Path::new("/"));
@@ -49,15 +49,15 @@ pub(super) fn unpack(archive: &[u8], folder: &Path) -> Result<(), UnpackError> {
     fs::rename(fresh.keep(), folder).map_err(io)
 }
 
-/// Links come last: while files are written there is none that could lead them elsewhere.
+/// Creates links last, so that files are never written through a link.
 fn unpack_into(archive: &[u8], root: &Path) -> Result<(), UnpackError> {
-    let whole = |source| UnpackError::Io { path: "the archive".into(), source };
+    let of_archive = |source| UnpackError::Io { path: "the archive".into(), source };
     let mut archive = Archive::new(GzDecoder::new(archive));
     let mut links = vec![];
-    for entry in archive.entries().map_err(whole)? {
-        let mut entry = entry.map_err(whole)?;
-        let path = entry.path().map_err(whole)?.into_owned();
-        let path = inside(&path, "leads out of the folder")?;
+    for entry in archive.entries().map_err(of_archive)? {
+        let mut entry = entry.map_err(of_archive)?;
+        let path = entry.path().map_err(of_archive)?.into_owned();
+        let path = inside(&path, "is outside of the folder")?;
         let io = |source| UnpackError::Io { path: path.clone(), source };
         let target = root.join(&path);
         let header = entry.header();
@@ -72,7 +72,7 @@ fn unpack_into(archive: &[u8], root: &Path) -> Result<(), UnpackError> {
                 let is_hard = kind == EntryType::Link;
                 links.push((path, if is_hard { Link::Hard(to) } else { Link::Symbolic(to) }));
             }
-            // What pax says of the whole archive.
+            // Metadata of pax for the whole archive.
             EntryType::XGlobalHeader => {}
             _ => {
                 let reason = "is neither a file, a folder nor a link".into();
@@ -102,7 +102,7 @@ fn link_all(root: &Path, links: &[(PathBuf, Link)]) -> Result<(), UnpackError> {
     for (path, link) in links {
         let io = |source| UnpackError::Io { path: path.clone(), source };
         if let Link::Hard(to) = link {
-            let to = inside(to, "is a link to what is outside")?;
+            let to = inside(to, "is a link to a path outside of the folder")?;
             fs::hard_link(root.join(to), root.join(path)).map_err(io)?;
         }
     }
@@ -113,20 +113,21 @@ fn link_all(root: &Path, links: &[(PathBuf, Link)]) -> Result<(), UnpackError> {
             std::os::unix::fs::symlink(to, root.join(path)).map_err(io)?;
         }
     }
-    // Each alone stays inside, but a `..` after another link may not.
+    // A link may still lead outside in combination, such as `..` after another link.
     let io = |source| UnpackError::Io { path: root.to_owned(), source };
     let real = root.canonicalize().map_err(io)?;
     for (path, _) in links {
-        let leads_out = root.join(path).canonicalize().is_ok_and(|it| !it.starts_with(&real));
+        let is_outside = |real_path: PathBuf| !real_path.starts_with(&real);
+        let leads_out = root.join(path).canonicalize().is_ok_and(is_outside);
         if leads_out {
-            let reason = "is a link to what is outside".into();
+            let reason = "is a link to a path outside of the folder".into();
             return Err(UnpackError::Unsafe { path: path.clone(), reason });
         }
     }
     Ok(())
 }
 
-/// `path` without its `.`; refused unless all of it is names.
+/// Returns `path` without `.` components; refuses `..` and absolute paths.
 fn inside(path: &Path, reason: &str) -> Result<PathBuf, UnpackError> {
     let mut clean = PathBuf::new();
     for part in path.components() {
@@ -142,7 +143,7 @@ fn inside(path: &Path, reason: &str) -> Result<PathBuf, UnpackError> {
     Ok(clean)
 }
 
-/// Follows a link's target by its names alone.
+/// Checks a link's target by its components alone, without the file system.
 fn stays_inside(path: &Path, to: &Path) -> Result<(), UnpackError> {
     let mut depth = path.components().count().saturating_sub(1);
     for part in to.components() {
@@ -153,7 +154,7 @@ fn stays_inside(path: &Path, to: &Path) -> Result<(), UnpackError> {
             Component::RootDir | Component::Prefix(_) => None,
         };
         let Some(next) = next else {
-            let reason = format!("is a link to {to:?}, which is outside");
+            let reason = format!("is a link to {to:?}, which is outside of the folder");
             return Err(UnpackError::Unsafe { path: path.to_owned(), reason });
         };
         depth = next;
@@ -169,14 +170,14 @@ mod tests {
 
     use super::*;
 
-    /// One entry: kind, path, and the content or the link's target.
+    /// An entry: kind, path, and contents or link target.
     type Entry<'a> = (EntryType, &'a str, &'a str);
 
     const FILE: EntryType = EntryType::Regular;
     const LINK: EntryType = EntryType::Symlink;
     const HARD: EntryType = EntryType::Link;
 
-    /// An archive as it would not be made by well-meaning tools: paths are written as they are.
+    /// Creates an archive with paths unchanged, as a malicious tool would.
     fn archive(entries: &[Entry<'_>]) -> Vec<u8> {
         let mut builder = Builder::new(GzEncoder::new(vec![], Compression::fast()));
         for (kind, path, content) in entries {
@@ -198,25 +199,25 @@ mod tests {
     }
 
     fn refused(entries: &[Entry<'_>], expected: &str) {
-        let place = tempfile::tempdir().unwrap();
-        let folder = place.path().join("deep/er/context");
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("deep/er/context");
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("before"), "").unwrap();
         let error = unpack(&archive(entries), &folder).unwrap_err().to_string();
         assert!(error.contains(expected), "{entries:?}: {error}");
-        // What was there still is, and nothing else came to be.
+        // The previous contents are unchanged, and nothing was created elsewhere.
         let names = |path: &Path| -> Vec<_> {
-            fs::read_dir(path).unwrap().map(|it| it.unwrap().file_name()).collect()
+            fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name()).collect()
         };
         assert_eq!(names(&folder), ["before"], "{entries:?}");
-        assert_eq!(names(&place.path().join("deep/er")), ["context"], "{entries:?}");
-        assert_eq!(names(&place.path().join("deep")), ["er"], "{entries:?}");
+        assert_eq!(names(&root.path().join("deep/er")), ["context"], "{entries:?}");
+        assert_eq!(names(&root.path().join("deep")), ["er"], "{entries:?}");
     }
 
     #[test]
-    fn files_keep_their_places_and_the_right_to_be_run_and_no_other_bits() {
-        let place = tempfile::tempdir().unwrap();
-        let folder = place.path().join("context");
+    fn files_keep_paths_and_executable_permission() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("context");
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("before"), "").unwrap();
         let entries = [
@@ -241,16 +242,16 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_out_is_refused_and_nothing_is_changed() {
-        refused(&[(FILE, "/etc/x", "x")], "leads out");
-        refused(&[(FILE, "a", "x"), (FILE, "../x", "x")], "leads out");
-        refused(&[(FILE, "a/../../x", "x")], "leads out");
-        refused(&[(EntryType::Directory, "..", "")], "leads out");
+    fn paths_outside_are_refused() {
+        refused(&[(FILE, "/etc/x", "x")], "is outside");
+        refused(&[(FILE, "a", "x"), (FILE, "../x", "x")], "is outside");
+        refused(&[(FILE, "a/../../x", "x")], "is outside");
+        refused(&[(EntryType::Directory, "..", "")], "is outside");
         refused(&[(LINK, "x", "/etc/passwd")], "which is outside");
         refused(&[(LINK, "a/x", "../../x")], "which is outside");
         refused(&[(HARD, "x", "/etc/passwd")], "outside");
         refused(&[(HARD, "x", "../context/before")], "outside");
-        // Inside by its names, outside through the link before it.
+        // Inside by its components, but outside through the link before it.
         let through = [(FILE, "x", ""), (LINK, "a/b/top", "../.."), (LINK, "y", "a/b/top/../..")];
         refused(&through, "outside");
         let through = [(FILE, "f/g", ""), (LINK, "a/b/l", "../../"), (LINK, "y", "a/b/l/../../er")];
@@ -258,24 +259,24 @@ mod tests {
     }
 
     #[test]
-    fn a_file_cannot_be_written_through_a_link() {
+    fn files_are_not_written_through_links() {
         refused(&[(LINK, "d", "e"), (FILE, "d/x", "x")], "\"d\"");
         refused(&[(LINK, "d", "."), (LINK, "d/x", "y")], "\"d\"");
     }
 
     #[test]
-    fn what_is_neither_file_nor_folder_nor_link_is_refused() {
+    fn other_entry_types_are_refused() {
         refused(&[(EntryType::Fifo, "x", "")], "neither");
         refused(&[(EntryType::Char, "x", "")], "neither");
     }
 
     #[test]
-    fn what_is_no_archive_is_refused() {
-        let place = tempfile::tempdir().unwrap();
-        let folder = place.path().join("context");
+    fn corrupt_archives_are_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("context");
         assert!(unpack(b"no archive", &folder).is_err());
-        let whole = archive(&[(FILE, "a", &"x".repeat(100_000))]);
-        assert!(unpack(&whole[..whole.len() / 2], &folder).is_err());
+        let bytes = archive(&[(FILE, "a", &"x".repeat(100_000))]);
+        assert!(unpack(&bytes[..bytes.len() / 2], &folder).is_err());
         assert!(!folder.exists());
     }
 }

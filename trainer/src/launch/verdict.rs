@@ -1,14 +1,14 @@
-//! What a pod's exit code is, of its ranks' ends.
+//! Computes a pod's exit code from the results of its ranks.
 
 use rustix::process::Signal;
 use stoker_api::contract::ExitCode;
 use stoker_api::exit::ExitClass;
 
-/// How one rank ended.
+/// Result of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ended {
     pub(super) end: End,
-    /// Whether the launcher ended it, because another had failed.
+    /// Whether the launcher terminated the rank because another had failed.
     pub(super) is_ended_by_us: bool,
 }
 
@@ -20,16 +20,16 @@ pub(super) enum End {
 }
 
 impl End {
-    /// The exit code as shells give it.
+    /// Returns the exit code in the convention of shells.
     fn code(self) -> u8 {
         match self {
-            // Processes have no others.
+            // Exit codes always fit into 8 bits.
             Self::Exit(code) => u8::try_from(code).unwrap_or(1),
             Self::Signal(signal) => u8::try_from(128 + signal).unwrap_or(u8::MAX),
         }
     }
 
-    /// Whether the other ranks must end too.
+    /// Returns `true` if the other ranks must be terminated too.
     pub(super) fn is_failure(self) -> bool {
         ExitClass::of_code(self.code().into()) > ExitClass::Preempted
     }
@@ -40,7 +40,7 @@ impl Ended {
         let is_answer = match self.end {
             End::Exit(code) => code == ExitCode::Preempted as i32,
             End::Signal(signal) => {
-                [Signal::TERM, Signal::KILL].iter().any(|it| it.as_raw() == signal)
+                [Signal::TERM, Signal::KILL].iter().any(|sent| sent.as_raw() == signal)
             }
         };
         match self.is_ended_by_us && is_answer {
@@ -49,22 +49,22 @@ impl Ended {
         }
     }
 
-    /// What to say of a program that has said nothing itself.
+    /// Describes the end of a program that left no message; `None` for success.
     pub(super) fn describe(self, last_lines: &str) -> Option<String> {
         let what = match self.end {
             End::Exit(code) if code == ExitCode::Completed as i32 => return None,
             End::Exit(code) => format!("exit code {code}"),
             End::Signal(signal) if signal == Signal::TERM.as_raw() => {
-                "ended by SIGTERM, which it does not handle".into()
+                "terminated by SIGTERM, which the program does not handle".into()
             }
             End::Signal(signal) if signal == Signal::KILL.as_raw() => {
-                "killed (SIGKILL), as by the kernel where memory has run out".into()
+                "killed (SIGKILL), possibly by the kernel because memory ran out".into()
             }
-            End::Signal(signal) => format!("ended by signal {signal}"),
+            End::Signal(signal) => format!("terminated by signal {signal}"),
         };
         Some(match last_lines {
             "" => what,
-            lines => format!("{what}; its last lines: {lines}"),
+            lines => format!("{what}; last lines: {lines}"),
         })
     }
 }
@@ -82,7 +82,8 @@ pub(super) fn worst(ended: &[Ended]) -> (usize, u8) {
 mod tests {
     use super::*;
 
-    /// Ends written as codes, `sN` for a signal, `!` for those that the launcher ended.
+    /// Parses results written as exit codes, `sN` for a signal, `!` if the launcher terminated the
+    /// rank.
     fn check(ends: &str, expected: (usize, u8)) {
         let read = |text: &str| {
             let bare = text.trim_end_matches('!');
@@ -97,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_rank_decides() {
+    fn worst_rank_decides() {
         check("0", (0, 0));
         check("0 79", (1, 79));
         check("79 80 0", (1, 80));
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_peer_outweighs_a_clean_exit_alone() {
+    fn peer_failure_outweighs_only_clean_exits() {
         check("81 81", (0, 81));
         check("81 1", (1, 1));
         check("79 81", (1, 81));
@@ -119,26 +120,27 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_the_launcher_ended_decide_nothing_by_it() {
+    fn ranks_terminated_by_the_launcher_come_last() {
         check("s15! 1", (1, 1));
         check("79! 81", (1, 81));
         check("s9! 80", (1, 80));
         check("78! 1", (0, 78));
         check("s11! 80", (0, 139));
-        // Asked from outside.
+        // Stopped from outside, not by the launcher.
         check("s15 79", (0, 143));
     }
 
     #[test]
-    fn a_program_that_said_nothing_is_described_by_its_last_lines() {
+    fn silent_failure_is_described_by_last_lines() {
         let check = |end, lines: &str, expected: Option<&str>| {
             let ended = Ended { end, is_ended_by_us: false };
             assert_eq!(ended.describe(lines).as_deref(), expected);
         };
         check(End::Exit(0), "hello", None);
         check(End::Exit(3), "", Some("exit code 3"));
-        check(End::Exit(3), "a\nb", Some("exit code 3; its last lines: a\nb"));
-        check(End::Signal(15), "", Some("ended by SIGTERM, which it does not handle"));
-        check(End::Signal(11), "x", Some("ended by signal 11; its last lines: x"));
+        check(End::Exit(3), "a\nb", Some("exit code 3; last lines: a\nb"));
+        let unhandled = "terminated by SIGTERM, which the program does not handle";
+        check(End::Signal(15), "", Some(unhandled));
+        check(End::Signal(11), "x", Some("terminated by signal 11; last lines: x"));
     }
 }

@@ -1,4 +1,4 @@
-//! Weights as others read and write them, with the names and the layout of burn or of PyTorch.
+//! Weight files for other programs, with the names and layout of burn or PyTorch.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,9 +15,11 @@ use super::stored::{self, Stored};
 use super::{pack, to_burn};
 use crate::Result;
 
-/// A file of weights in the format safetensors. With the feature `pytorch`, files of `torch.save` can be
-/// imported too, of a `state_dict` or a whole model; they are known by how they begin, and
-/// always have PyTorch's names and shapes. No code in them is run.
+/// A file of weights in the safetensors format.
+///
+/// With the feature `pytorch`, [`import`](Self::import) also reads files written by `torch.save`
+/// with a `state_dict` or a whole model. They are detected by their first bytes and always use
+/// PyTorch's names and shapes. Code in them is never executed.
 ///
 /// ```no_run
 /// # fn main() -> stoker_trainer::Result<()> {
@@ -39,22 +41,22 @@ pub struct WeightsFile {
 }
 
 impl WeightsFile {
-    /// The names are the paths of the model's fields, such as `hidden.weight`; shapes are burn's: a
-    /// `Linear` has `[inputs, outputs]`.
+    /// Creates a weight file with burn's names and shapes. Names are field paths of the model, such
+    /// as `hidden.weight`; the weight of a `Linear` has shape `[inputs, outputs]`.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), is_pytorch: false, key: None }
     }
 
-    /// The names and shapes are those of a `state_dict` of PyTorch whose modules have the same names: a
-    /// `Linear` has `[outputs, inputs]`, norms have `weight` and `bias`. Recurrent layers are not
-    /// translated, as their gates lie otherwise.
+    /// Uses the names and shapes of a PyTorch `state_dict` whose modules have the same names. The
+    /// weight of a `Linear` has shape `[outputs, inputs]`; norms have `weight` and `bias`.
+    /// Recurrent layers are not converted, because PyTorch orders their gates differently.
     #[must_use]
     pub fn pytorch(self) -> Self {
         Self { is_pytorch: true, ..self }
     }
 
-    /// Where in a file of `torch.save` the weights are, if they are not all of it: `model` in
-    /// `torch.save({"epoch": 3, "model": model.state_dict()}, PATH)`.
+    /// Sets the key of the weights in a file of `torch.save` that contains more than weights. For
+    /// example, `model` for `torch.save({"epoch": 3, "model": model.state_dict()}, PATH)`.
     #[must_use]
     pub fn key(self, key: &str) -> Self {
         Self { key: Some(key.into()), ..self }
@@ -64,7 +66,8 @@ impl WeightsFile {
     ///
     /// # Errors
     ///
-    /// The file cannot be written, or a tensor is of a type that the format has not.
+    /// Fails if the file cannot be written, or if safetensors does not support the type of a
+    /// tensor.
     pub fn export<M: Module>(&self, model: &M) -> Result<()> {
         let mut tensors = vec![];
         for leaf in leaves(model) {
@@ -76,7 +79,7 @@ impl WeightsFile {
                 shape.swap(0, 1);
             }
             let dtype = theirs(dtype).ok_or_else(|| {
-                format!("{name} is of {dtype:?}, which the format safetensors has not")
+                format!("cannot export {name}: safetensors does not support {dtype:?}")
             })?;
             tensors.push((name, Written { dtype, shape, bytes }));
         }
@@ -84,17 +87,19 @@ impl WeightsFile {
             .map_err(|error| self.failed(&error))
     }
 
-    /// The weights in `fresh`, a model of the same structure. Numbers are converted to the model's types.
+    /// Loads the weights into `fresh`, a model of the same structure. Values are converted to the
+    /// model's types.
     ///
     /// # Errors
     ///
-    /// The file cannot be read, or has not all tensors of the model, in their shapes, and no others.
+    /// Fails if the file cannot be read, lacks a tensor of the model, contains others, or has a
+    /// tensor with another shape.
     pub fn import<M: Module>(&self, fresh: M) -> Result<M> {
         let is_of_torch = self.is_of_torch().map_err(|error| self.failed(&error))?;
         let read = match is_of_torch {
             true => stored::torch(&self.path, self.key.as_deref()),
             false if self.key.is_some() => {
-                Err("it is no file of torch.save, which has keys".into())
+                Err("a key requires a file of torch.save; remove `key`".into())
             }
             false => std::fs::read(&self.path)
                 .map_err(crate::Error::from)
@@ -102,7 +107,7 @@ impl WeightsFile {
         };
         let mut file = read.map_err(|error| self.failed(&error))?;
         let named = Self { is_pytorch: self.is_pytorch || is_of_torch, ..self.clone() };
-        // PyTorch counts the batches of a norm that keeps statistics; nothing of burn's does.
+        // PyTorch counts the batches of a norm with running statistics; burn has no such field.
         file.retain(|name, _| !(named.is_pytorch && name.ends_with("num_batches_tracked")));
         let (mut entries, mut missing) = (vec![], vec![]);
         for leaf in leaves(&fresh) {
@@ -118,12 +123,12 @@ impl WeightsFile {
             if shape != expected {
                 let path = self.path.display();
                 return Err(format!(
-                    "{path}: {name} has shape {shape:?}, but must be {expected:?}"
+                    "{path}: {name} has shape {shape:?}, but the model requires {expected:?}"
                 )
                 .into());
             }
             let dtype = dtype.map_err(|dtype| {
-                format!("{}: {name} is of {dtype}, which no model has", self.path.display())
+                format!("{}: {name} has unsupported type {dtype}", self.path.display())
             })?;
             let bytes = read().map_err(|error| self.failed(&error))?;
             let bytes = match is_turned {
@@ -144,20 +149,21 @@ impl WeightsFile {
             let (missing, unused) = (list(missing), list(unused));
             let path = self.path.display();
             return Err(format!(
-                "{path} has not what the model has: missing {missing}; not of the model {unused}"
+                "{path} does not match the model: missing {missing}; unexpected {unused}"
             )
             .into());
         }
         let packed = pack(entries, &BTreeMap::new(), BTreeMap::new())?;
         let record = ModuleRecord::from_bytes(to_burn(&packed))?;
-        // Into the plain form first: BatchNorm's pending update would else be added to what is loaded.
+        // Apply BatchNorm's pending update first; otherwise it would be added to the loaded
+        // statistics.
         let _ = fresh.valid();
         Ok(fresh.try_load_record(record).map_err(|error| {
-            format!("{}: the weights do not fit this model: {error}", self.path.display())
+            format!("{}: cannot load the weights into this model: {error}", self.path.display())
         })?)
     }
 
-    /// The name in the file, and whether rows are columns there.
+    /// Returns the name in the file, and whether the matrix is transposed there.
     fn name(&self, path: &[String], container: &str, rank: usize) -> (String, bool) {
         let own = path.join(".");
         if !self.is_pytorch {
@@ -174,7 +180,7 @@ impl WeightsFile {
         ([parents, &[leaf.to_owned()]].concat().join("."), is_turned)
     }
 
-    /// Whether it is one of torch.save: looks at no more of it than tells.
+    /// Returns `true` for a file of torch.save. Reads only the first bytes.
     fn is_of_torch(&self) -> std::io::Result<bool> {
         let file = File::open(&self.path)?;
         let size = file.metadata()?.len();
@@ -197,7 +203,7 @@ impl From<&Path> for WeightsFile {
 /// A tensor of a model.
 struct Leaf {
     path: Vec<String>,
-    /// What holds it, as burn says it: `Struct:Linear`.
+    /// Type of the containing module in burn's notation, such as `Struct:Linear`.
     container: String,
     id: ParamId,
     shape: Vec<usize>,
@@ -205,7 +211,7 @@ struct Leaf {
     read: Box<dyn FnOnce() -> TensorData>,
 }
 
-/// All tensors of a model, in the order of its fields.
+/// Returns all tensors of a model, in the order of its fields.
 fn leaves<M: Module>(model: &M) -> Vec<Leaf> {
     #[derive(Default)]
     struct Walk {
@@ -252,14 +258,14 @@ fn leaves<M: Module>(model: &M) -> Vec<Leaf> {
             self.add(param.id, &tensor.shape(), tensor.dtype(), || tensor.into_data());
         }
     }
-    // Brings BatchNorm's running statistics up to date, in place.
+    // Apply BatchNorm's pending update, in place.
     let _ = model.valid();
     let mut walk = Walk::default();
     model.visit(&mut walk);
     walk.leaves
 }
 
-/// Rows as columns.
+/// Transposes a matrix.
 fn transposed(bytes: &[u8], rows: usize, columns: usize) -> Vec<u8> {
     if bytes.is_empty() {
         return vec![];
@@ -275,7 +281,7 @@ fn transposed(bytes: &[u8], rows: usize, columns: usize) -> Vec<u8> {
         .collect()
 }
 
-/// A tensor on its way to a file.
+/// A tensor to be written.
 struct Written {
     dtype: Dtype,
     shape: Vec<usize>,
@@ -312,11 +318,11 @@ const TYPES: [(DType, Dtype); 8] = [
 ];
 
 fn theirs(dtype: DType) -> Option<Dtype> {
-    TYPES.iter().find(|it| it.0 == dtype).map(|it| it.1)
+    TYPES.iter().find(|(burn, _)| *burn == dtype).map(|(_, safetensors)| *safetensors)
 }
 
 pub(super) fn ours(dtype: Dtype) -> Option<DType> {
-    TYPES.iter().find(|it| it.1 == dtype).map(|it| it.0)
+    TYPES.iter().find(|(_, safetensors)| *safetensors == dtype).map(|(burn, _)| *burn)
 }
 
 #[cfg(test)]
@@ -335,7 +341,7 @@ mod tests {
         output: Linear,
     }
 
-    /// Draws a model's weights now: others may be drawing from the stream later.
+    /// Initializes a model's weights while no other test uses the random stream.
     fn drawn<M: Module>(model: M) -> M {
         let _stream = crate::train::tests::alone_on_the_stream();
         crate::record::initialise(model)
@@ -356,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_as_long_as_a_pickle_begins_is_one_of_safetensors() {
+    fn safetensors_header_may_resemble_a_pickle() {
         let folder = tempfile::tempdir().unwrap();
         let file = WeightsFile::new(folder.path().join("x.safetensors"));
         let linear = || drawn(LinearConfig::new(784, 10).init(&Device::flex()));
@@ -368,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_go_out_and_come_back_in_either_layout() {
+    fn weights_round_trip_in_both_layouts() {
         let folder = tempfile::tempdir().unwrap();
         for is_pytorch in [false, true] {
             let (first, second) = (net(), net());
@@ -386,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_become_columns() {
+    fn matrices_are_transposed() {
         assert_eq!(
             transposed(&[1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6], 2, 3),
             [1, 1, 4, 4, 2, 2, 5, 5, 3, 3, 6, 6]
@@ -394,34 +400,34 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_another_model_is_refused_by_name() {
+    fn mismatched_model_is_refused_with_names() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.safetensors");
         let device = Device::flex();
         let linear = |inputs| drawn(LinearConfig::new(inputs, 3).init(&device));
         WeightsFile::new(&path).export(&linear(2)).unwrap();
-        let refused = |it: crate::Error| it.to_string().replace(path.to_str().unwrap(), "F");
+        let refused = |error: crate::Error| error.to_string().replace(path.to_str().unwrap(), "F");
         let error = refused(WeightsFile::new(&path).import(linear(4)).unwrap_err());
-        assert_eq!(error, "F: weight has shape [2, 3], but must be [4, 3]");
+        assert_eq!(error, "F: weight has shape [2, 3], but the model requires [4, 3]");
         let error = refused(WeightsFile::new(&path).import(net()).unwrap_err());
         assert!(error.contains("missing conv.weight, conv.bias, norm.gamma"), "{error}");
-        assert!(error.ends_with("not of the model bias, weight"), "{error}");
+        assert!(error.ends_with("unexpected bias, weight"), "{error}");
         let error = refused(WeightsFile::new(path.with_extension("y")).import(net()).unwrap_err());
         assert!(error.contains("No such file"), "{error}");
     }
 
-    /// A file that PyTorch 2.15 wrote: number `i` of the n-th tensor is `n + i / 4`.
+    /// Returns a file written by PyTorch 2.15: element `i` of the n-th tensor is `n + i / 4`.
     fn of_torch(name: &str) -> WeightsFile {
         WeightsFile::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/").to_owned() + name)
     }
 
     #[cfg(feature = "pytorch")]
     #[test]
-    fn files_of_torch_save_are_read_in_both_of_their_forms() {
+    fn both_forms_of_torch_save_are_read() {
         for file in [of_torch("net.pt"), of_torch("net-in-legacy.pt").key("model")] {
             let read = numbers(&file.import(net()).unwrap());
             let quarters =
-                |first: f32, of: &[usize]| of.iter().map(|it| first + *it as f32 / 4.0).collect();
+                |first: f32, of: &[usize]| of.iter().map(|i| first + *i as f32 / 4.0).collect();
             let all = |num: usize| (0..num).collect::<Vec<_>>();
             let expected: Vec<(&str, Vec<f32>)> = vec![
                 ("conv.weight", quarters(0.0, &all(18))),
@@ -430,7 +436,7 @@ mod tests {
                 ("norm.beta", quarters(3.0, &all(2))),
                 ("norm.running_mean", quarters(4.0, &all(2))),
                 ("norm.running_var", quarters(5.0, &all(2))),
-                // Its rows are columns there.
+                // Transposed in the file.
                 ("output.weight", quarters(7.0, &[0, 2, 4, 1, 3, 5])),
                 ("output.bias", quarters(8.0, &all(3))),
             ];
@@ -446,7 +452,7 @@ mod tests {
 
     #[cfg(not(feature = "pytorch"))]
     #[test]
-    fn a_file_of_torch_save_is_refused_with_what_reads_it() {
+    fn torch_save_is_refused_without_the_feature() {
         for name in ["net.pt", "net-in-legacy.pt"] {
             let error = of_torch(name).import(net()).unwrap_err().to_string();
             assert!(
@@ -457,11 +463,11 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_for_files_of_torch_save() {
+    fn keys_require_files_of_torch_save() {
         let folder = tempfile::tempdir().unwrap();
         let file = WeightsFile::new(folder.path().join("x.safetensors"));
         file.export(&net()).unwrap();
         let error = file.key("model").import(net()).unwrap_err().to_string();
-        assert!(error.ends_with("it is no file of torch.save, which has keys"), "{error}");
+        assert!(error.ends_with("a key requires a file of torch.save; remove `key`"), "{error}");
     }
 }

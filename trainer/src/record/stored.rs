@@ -1,4 +1,4 @@
-//! What a file of weights holds: safetensors, and by a feature what torch.save writes.
+//! Readers of weight files: safetensors and, with a feature, files of torch.save.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,12 +9,12 @@ use safetensors::SafeTensors;
 
 use crate::Result;
 
-/// A tensor of a file.
+/// A tensor in a file.
 pub(super) struct Stored {
     pub(super) shape: Vec<usize>,
-    /// `Err` is the name of a type that no model has.
+    /// `Err` contains the name of a type that models do not support.
     pub(super) dtype: Result<DType, String>,
-    /// Reads it, row after row: not before its shape is known to be wanted.
+    /// Reads the values, row by row. Deferred until the shape is verified.
     pub(super) read: Box<dyn FnOnce() -> Result<Vec<u8>>>,
 }
 
@@ -27,19 +27,20 @@ impl fmt::Debug for Stored {
     }
 }
 
-/// How much of a file tells what it is.
+/// Number of bytes that identify the format of a file.
 pub(super) const HEAD: usize = 9;
 
-/// Whether a file of `size` bytes is one of torch.save, by its first [`HEAD`] bytes: it begins as a ZIP archive or
-/// as a pickle. So may the length of a header of safetensors, after which that header's `{` comes.
+/// Returns `true` if a file of `size` bytes is one of torch.save, given its first [`HEAD`] bytes.
+/// Such a file begins as a ZIP archive or a pickle. The header length of a safetensors file can
+/// begin the same way, but is followed by the header's `{`.
 pub(super) fn is_of_torch(head: &[u8], size: u64) -> bool {
-    let length = head.first_chunk().map(|it| u64::from_le_bytes(*it));
+    let length = head.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
     let is_other =
-        length.is_some_and(|it| it <= size.saturating_sub(8)) && head.get(8) == Some(&b'{');
+        length.is_some_and(|len| len <= size.saturating_sub(8)) && head.get(8) == Some(&b'{');
     !is_other && (head.starts_with(b"PK\x03\x04") || head.first() == Some(&0x80))
 }
 
-/// The tensors of a file of safetensors, by name.
+/// Returns the tensors of a safetensors file, by name.
 pub(super) fn safetensors(bytes: &[u8]) -> Result<BTreeMap<String, Stored>> {
     let tensors = SafeTensors::deserialize(bytes)?.tensors();
     let stored = |(name, tensor): (String, safetensors::tensor::TensorView<'_>)| {
@@ -51,7 +52,8 @@ pub(super) fn safetensors(bytes: &[u8]) -> Result<BTreeMap<String, Stored>> {
     Ok(tensors.into_iter().map(stored).collect())
 }
 
-/// The tensors of a file of torch.save, by name; with a key, those of the dictionary under it.
+/// Returns the tensors of a file of torch.save, by name; with a key, those of the dictionary under
+/// it.
 #[cfg(feature = "pytorch")]
 pub(super) fn torch(path: &Path, key: Option<&str>) -> Result<BTreeMap<String, Stored>> {
     use pytorch_reader::PytorchReader;
@@ -86,12 +88,12 @@ fn of_torch(dtype: pytorch_reader::DType) -> Result<DType, String> {
     })
 }
 
-/// Says how to read such a file.
+/// Fails with instructions for reading such a file.
 #[cfg(not(feature = "pytorch"))]
 pub(super) fn torch(_: &Path, _: Option<&str>) -> Result<BTreeMap<String, Stored>> {
-    Err("it is a file of torch.save: build with the feature `pytorch` of stoker-trainer, or write it \
-         anew in Python, by `from safetensors.torch import save_file` and \
-         `save_file(model.state_dict(), \"model.safetensors\")`"
+    Err("this is a file of torch.save; enable the feature `pytorch` of stoker-trainer, or convert \
+         it in Python: `from safetensors.torch import save_file; \
+         save_file(model.state_dict(), \"model.safetensors\")`"
         .into())
 }
 
@@ -100,13 +102,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_known_by_how_it_begins() {
+    fn format_is_detected_by_first_bytes() {
         let check = |head: &[u8], size: u64, expected: bool| {
             assert_eq!(is_of_torch(head, size), expected, "{head:?} of {size}");
         };
         check(b"PK\x03\x04\x00\x00\x08\x08\x00", 1 << 20, true);
         check(b"\x80\x02\x8a\x0al\xfc\x9cF\xf9", 1 << 20, true);
-        // Headers of 128 and of 0x04034b50 bytes.
+        // Header lengths of 128 and of 0x04034b50 bytes.
         check(b"\x80\0\0\0\0\0\0\0{", 1 << 20, false);
         check(b"PK\x03\x04\0\0\0\0{", 1 << 30, false);
         check(b"PK\x03\x04\0\0\0\0{", 1 << 20, true);

@@ -1,4 +1,4 @@
-//! One report over HTTP, and what its answer means.
+//! Sends one report over HTTP and interprets the response.
 
 use std::time::Duration;
 
@@ -11,33 +11,33 @@ use super::{BACKOFF_FIRST, BACKOFF_MAX};
 use crate::Result;
 use crate::error::{Infrastructure, chain};
 
-/// Time for a connection.
+/// Timeout for connecting.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
-/// Time for a request: longer than the door holds one that it cannot answer yet.
+/// Timeout of a request; longer than the server delays a response.
 const REQUEST_MAX: Duration = Duration::from_secs(60);
-/// The longest wait that a server can request with `Retry-After`.
+/// Maximum wait that is accepted from a `Retry-After` header.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
-/// Characters of an answer that are logged.
+/// Maximum number of characters of a response that are logged.
 const ANSWER_CHARS_MAX: usize = 1_000;
 
-/// What came of a request.
+/// Result of a request.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// With names of checkpoints that nobody needs any more.
+    /// Directive, with the names of superfluous checkpoints.
     Answer(Directive, Vec<String>),
-    /// The door will never take this report.
+    /// The server will never accept this report.
     Rejected(String),
-    /// It may work later.
+    /// Transient failure; retry later.
     Away(Refused),
 }
 
-/// A try that failed.
+/// A failed attempt to send.
 #[derive(Debug, Default)]
 pub(super) struct Refused {
-    /// The HTTP status; `None` without an answer.
+    /// HTTP status; `None` without a response.
     pub(super) status: Option<StatusCode>,
     pub(super) reason: String,
-    /// The wait that the server requests.
+    /// Wait requested by the server.
     pub(super) retry_after: Option<Duration>,
 }
 
@@ -47,7 +47,7 @@ impl Refused {
     }
 }
 
-/// Failed tries since the last answer.
+/// Failures since the last successful request.
 #[derive(Debug, Default)]
 pub(super) struct Outage {
     pub(super) num_failed: u32,
@@ -55,11 +55,12 @@ pub(super) struct Outage {
 }
 
 impl Outage {
-    /// Counts a failed try and logs it once for each new status; returns the wait before the next.
+    /// Counts a failure and logs it once for each new status; returns the wait before the next
+    /// attempt.
     pub(super) fn failed(&mut self, refused: &Refused) -> Duration {
         if self.num_failed == 0 || refused.status != self.logged_status {
             let reason = &refused.reason;
-            eprintln!("stoker: {reason}; training continues, and reports are tried again");
+            eprintln!("stoker: {reason}; training continues, and reports will be retried");
             self.logged_status = refused.status;
         }
         let wait = BACKOFF_FIRST.saturating_mul(1 << self.num_failed.min(10)).min(BACKOFF_MAX);
@@ -68,11 +69,15 @@ impl Outage {
     }
 }
 
-/// The door is near: a proxy of the environment is for others, and the token goes nowhere else.
-/// Where the door has an authority of its own, no other is trusted.
+/// Creates the HTTP client. It ignores proxies of the environment and does not follow redirects, so
+/// that the token is sent to the report server only. If the server has a custom CA, no other CA is
+/// trusted.
 pub(super) fn client(door: &Door) -> Result<Client> {
     let failed = |what: &str, error: reqwest::Error| {
-        Infrastructure(format!("no report can be sent: {what}{}", chain(&error)))
+        Infrastructure(format!(
+            "cannot create the client of the report server: {what}{}",
+            chain(&error)
+        ))
     };
     let mut client = Client::builder()
         .no_proxy()
@@ -81,9 +86,10 @@ pub(super) fn client(door: &Door) -> Result<Client> {
         .timeout(REQUEST_MAX);
     if let Some(ca) = &door.ca {
         let trusted = Certificate::from_pem_bundle(ca.as_bytes());
-        let trusted = trusted.map_err(|error| failed("the door's authority: ", error))?;
+        let trusted = trusted.map_err(|error| failed("invalid CA: ", error))?;
         if trusted.is_empty() {
-            let text = "no report can be sent: the door's authority holds no PEM certificate";
+            let text = "cannot create the client of the report server: the CA contains no PEM \
+                        certificate";
             return Err(Infrastructure(text.into()).into());
         }
         client = client.tls_certs_only(trusted);
@@ -91,19 +97,21 @@ pub(super) fn client(door: &Door) -> Result<Client> {
     Ok(client.build().map_err(|error| failed("", error))?)
 }
 
-/// What an answer names, if it is named as checkpoints are: a name becomes part of a path.
+/// Returns the checkpoints listed in the response header. Other names are ignored, because a name
+/// becomes part of a path.
 pub(super) fn superfluous(headers: &HeaderMap) -> Vec<String> {
-    let named = headers.get(HEADER_SUPERFLUOUS).and_then(|it| it.to_str().ok()).unwrap_or_default();
-    let names = named.split(',').filter(|it| parse_checkpoint_name(it).is_some());
+    let list =
+        headers.get(HEADER_SUPERFLUOUS).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let names = list.split(',').filter(|name| parse_checkpoint_name(name).is_some());
     names.map(str::to_owned).collect()
 }
 
-/// Posts one report. The token is read again for each try, because the kubelet renews the file.
+/// Posts one report. Reads the token for each attempt, because the kubelet renews the file.
 pub(super) async fn send(client: &Client, door: &Door, report: &Report) -> Outcome {
     let token = match std::fs::read_to_string(&door.token_file) {
         Ok(token) => token,
         Err(error) => {
-            let reason = format!("the token {} cannot be read: {error}", door.token_file);
+            let reason = format!("cannot read the token file {}: {error}", door.token_file);
             return Outcome::Away(Refused::unanswered(reason));
         }
     };
@@ -118,7 +126,7 @@ pub(super) async fn send(client: &Client, door: &Door, report: &Report) -> Outco
         return match response.json().await {
             Ok(directive) => Outcome::Answer(directive, superfluous),
             Err(error) => {
-                let reason = format!("{} gave no directive: {error}", door.url);
+                let reason = format!("{} returned an invalid directive: {error}", door.url);
                 Outcome::Away(Refused { status: Some(status), reason, retry_after: None })
             }
         };
@@ -127,9 +135,9 @@ pub(super) async fn send(client: &Client, door: &Door, report: &Report) -> Outco
     let text = response.text().await.unwrap_or_default();
     let text: String = text.trim().chars().take(ANSWER_CHARS_MAX).collect();
     let colon = if text.is_empty() { "" } else { ": " };
-    let reason = format!("{} answered {status}{colon}{text}", door.url);
+    let reason = format!("{} returned {status}{colon}{text}", door.url);
     match status {
-        // The server has read the report and will refuse it each time.
+        // The server parsed the report and would reject it each time.
         StatusCode::PAYLOAD_TOO_LARGE | StatusCode::UNPROCESSABLE_ENTITY => {
             Outcome::Rejected(reason)
         }
@@ -137,7 +145,7 @@ pub(super) async fn send(client: &Client, door: &Door, report: &Report) -> Outco
     }
 }
 
-/// `Retry-After` in seconds; its form with a date is ignored.
+/// Parses `Retry-After` in seconds; the date form is ignored.
 pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?;
     text.trim().parse().ok().map(Duration::from_secs)
@@ -148,7 +156,7 @@ mod header_tests {
     use super::*;
 
     #[test]
-    fn only_names_of_checkpoints_are_taken_from_an_answer() {
+    fn invalid_checkpoint_names_are_ignored() {
         let check = |header: &str, expected: &[&str]| {
             let mut headers = HeaderMap::new();
             headers.insert(HEADER_SUPERFLUOUS, header.parse().unwrap());

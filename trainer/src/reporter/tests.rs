@@ -1,4 +1,4 @@
-//! A reporter and a small door on a real socket.
+//! Tests of a reporter with a small report server on a TCP socket.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,7 +13,7 @@ use super::*;
 
 mod encrypted;
 
-/// Answers requests by a script, the last entry for ever; records token and report.
+/// Report server that responds by a script, repeating the last entry. Records tokens and reports.
 pub(crate) struct TestDoor {
     pub(crate) address: SocketAddr,
     pub(crate) seen: Arc<Mutex<Vec<(String, Report)>>>,
@@ -24,7 +24,7 @@ impl TestDoor {
         Self::serve(TcpListener::bind("127.0.0.1:0").unwrap(), script)
     }
 
-    /// Answers each report by what it says.
+    /// Creates a server whose directive depends on the report.
     pub(crate) fn answering(directive: impl Fn(&Report) -> Directive + Send + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         Self::serve_with(listener, move |_, _, report| {
@@ -75,7 +75,7 @@ impl TestDoor {
     }
 
     fn batches(&self) -> Vec<u64> {
-        self.seen.lock().unwrap().iter().map(|it| it.1.batches).collect()
+        self.seen.lock().unwrap().iter().map(|(_, report)| report.batches).collect()
     }
 }
 
@@ -122,9 +122,9 @@ fn plain(status: u16) -> (u16, String) {
 }
 
 fn check(script: Vec<(u16, String)>, expected: Option<Directive>, requests: usize) {
-    let it = Fixture::new();
+    let fixture = Fixture::new();
     let door = TestDoor::open(script.clone());
-    let reporter = it.reporter(door.address);
+    let reporter = fixture.reporter(door.address);
     let actual = reporter.ask_within(7, validated(), Duration::from_secs(3));
     assert_eq!(actual, expected, "{script:?}");
     assert_eq!(door.batches().len(), requests, "{script:?}");
@@ -132,49 +132,51 @@ fn check(script: Vec<(u16, String)>, expected: Option<Directive>, requests: usiz
 }
 
 #[test]
-fn each_answer_has_its_meaning() {
+fn responses_are_interpreted_by_status() {
     let go = Directive::Continue { units: 5 };
     check(vec![answer(200, go)], Some(go), 1);
     check(vec![answer(200, Directive::Preempt)], Some(Directive::Preempt), 1);
     check(vec![answer(200, Directive::Fenced)], Some(Directive::Fenced), 1);
-    // Tried again, whoever answers so.
+    // Retried, whatever the cause.
     for status in [204, 302, 400, 401, 403, 404, 408, 410, 415, 429, 500, 502, 503] {
         check(vec![plain(status), plain(status), answer(200, go)], Some(go), 3);
     }
-    // Only a 200 answer fences.
+    // Only a 200 response fences.
     for status in [401, 403, 410, 500] {
         check(vec![answer(status, Directive::Fenced), answer(200, go)], Some(go), 2);
     }
     check(vec![(200, "<html>".to_owned()), answer(200, go)], Some(go), 2);
-    // Not tried again.
+    // Not retried.
     check(vec![plain(422)], None, 1);
 }
 
 #[test]
-fn reports_arrive_in_order_with_the_token_of_the_moment() {
-    let it = Fixture::new();
+fn reports_arrive_in_order_with_current_token() {
+    let fixture = Fixture::new();
     let door = TestDoor::open(vec![answer(200, Directive::Wait)]);
-    let reporter = it.reporter(door.address);
+    let reporter = fixture.reporter(door.address);
     assert_eq!(reporter.directive(), None);
     reporter.post(1, validated());
     reporter.post(2, validated());
     assert_eq!(reporter.ask(3, progress()), Some(Directive::Wait));
     assert_eq!(reporter.directive(), Some(Directive::Wait));
-    std::fs::write(it.folder.path().join("token"), "two").unwrap();
+    std::fs::write(fixture.folder.path().join("token"), "two").unwrap();
     assert!(reporter.close(4, ExitCode::Completed, None));
     assert_eq!(door.batches(), [1, 2, 3, 4]);
     let seen = door.seen.lock().unwrap();
     assert_eq!(seen[2].0, "Bearer one");
     assert_eq!(seen[3].0, "Bearer two");
-    assert!(seen.iter().all(|it| it.1.attempt == 2 && it.1.version == CONTRACT_VERSION));
+    assert!(
+        seen.iter().all(|(_, report)| report.attempt == 2 && report.version == CONTRACT_VERSION)
+    );
     assert_eq!(seen[3].1.event, ReportEvent::Exiting { code: 0, message: None });
 }
 
 #[test]
-fn a_door_that_is_away_delays_reports_and_nothing_else() {
-    let it = Fixture::new();
+fn outage_delays_reports_only() {
+    let fixture = Fixture::new();
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let reporter = it.reporter(address);
+    let reporter = fixture.reporter(address);
     let start = Instant::now();
     reporter.post(1, validated());
     reporter.post(1, progress());
@@ -184,44 +186,44 @@ fn a_door_that_is_away_delays_reports_and_nothing_else() {
     assert_eq!(reporter.ask_within(3, validated(), Duration::from_millis(300)), None);
     assert_eq!(reporter.ask_within(4, progress(), Duration::from_millis(100)), None);
     let unsent = reporter.unsent();
-    assert_eq!(unsent.iter().map(|it| it.batches).collect::<Vec<_>>(), [1, 3]);
+    assert_eq!(unsent.iter().map(|report| report.batches).collect::<Vec<_>>(), [1, 3]);
 
-    // A later attempt sends them; so does this one once the door is back.
+    // This attempt sends them once the server is back; a later attempt can send them too.
     let door =
         TestDoor::serve(TcpListener::bind(address).unwrap(), vec![answer(200, Directive::Wait)]);
     assert_eq!(reporter.ask(5, progress()), Some(Directive::Wait));
     assert_eq!(door.batches(), [1, 3, 5]);
     assert!(reporter.unsent().is_empty());
-    let later = it.reporter(address);
+    let later = fixture.reporter(address);
     later.restore_unsent(unsent);
     assert!(later.close(9, ExitCode::Preempted, Some("asked to".to_owned())));
     assert_eq!(door.batches(), [1, 3, 5, 1, 3, 9]);
 }
 
 #[test]
-fn a_renewed_token_is_read_after_a_refusal() {
-    let it = Fixture::new();
+fn renewed_token_is_used_after_a_refusal() {
+    let fixture = Fixture::new();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let door = TestDoor::serve_with(listener, |_, token, _| match token {
         "Bearer two" => answer(200, Directive::Continue { units: 5 }),
         _ => (401, "the token has expired".to_owned()),
     });
-    let reporter = it.reporter(door.address);
+    let reporter = fixture.reporter(door.address);
     reporter.post(1, validated());
-    // One answer is there before the second try comes in.
+    // When the second request arrives, the first response was processed.
     while door.batches().len() < 2 {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(reporter.directive(), None);
     assert_eq!(reporter.unsent().len(), 1);
-    std::fs::write(it.folder.path().join("token"), "two\n").unwrap();
+    std::fs::write(fixture.folder.path().join("token"), "two\n").unwrap();
     assert_eq!(reporter.ask(2, validated()), Some(Directive::Continue { units: 5 }));
     assert!(reporter.unsent().is_empty());
     assert_eq!(door.seen.lock().unwrap().last().unwrap().0, "Bearer two");
 }
 
 #[test]
-fn a_requested_wait_is_respected() {
+fn retry_after_is_respected() {
     let check = |header: &str, num_failed: u32, expected_ms: u64| {
         let mut headers = HeaderMap::new();
         headers.insert(RETRY_AFTER, header.parse().unwrap());
@@ -237,10 +239,10 @@ fn a_requested_wait_is_respected() {
 }
 
 #[test]
-fn a_fenced_reporter_says_nothing_more() {
-    let it = Fixture::new();
+fn fenced_reporter_sends_nothing() {
+    let fixture = Fixture::new();
     let door = TestDoor::open(vec![answer(200, Directive::Fenced), answer(200, Directive::Wait)]);
-    let reporter = it.reporter(door.address);
+    let reporter = fixture.reporter(door.address);
     assert_eq!(reporter.ask(1, validated()), Some(Directive::Fenced));
     reporter.post(2, validated());
     assert_eq!(reporter.ask(3, progress()), Some(Directive::Fenced));
@@ -263,10 +265,10 @@ fn checkpointed(batches: u64, loss: &str) -> ReportEvent {
     }
 }
 
-/// A reporter whose server is away, and which knows it.
-fn reporter_in_outage(it: &Fixture) -> Reporter {
+/// Returns a reporter that has noticed that its server is unavailable.
+fn reporter_in_outage(fixture: &Fixture) -> Reporter {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let reporter = it.reporter(address);
+    let reporter = fixture.reporter(address);
     reporter.post(0, validated());
     while !reporter.shared.lock().is_outage {
         std::thread::sleep(Duration::from_millis(5));
@@ -279,9 +281,9 @@ fn unsent_batches(reporter: &Reporter) -> Vec<u64> {
 }
 
 #[test]
-fn an_outage_keeps_the_newest_and_best_validation() {
-    let it = Fixture::new();
-    let reporter = reporter_in_outage(&it);
+fn outage_keeps_newest_and_best_validation() {
+    let fixture = Fixture::new();
+    let reporter = reporter_in_outage(&fixture);
     for batches in 1..=40 {
         let loss = ["0.5", "0.1", "NaN", "0.1"][(batches % 4) as usize];
         reporter.post(batches, idle(loss));
@@ -300,11 +302,11 @@ fn an_outage_keeps_the_newest_and_best_validation() {
     };
     assert_eq!(of(is_idle), [1, 40]);
     assert_eq!(of(is_result), [0, 41]);
-    assert_eq!(unsent.len(), 4 + 40, "checkpoints stay");
+    assert_eq!(unsent.len(), 4 + 40, "all checkpoints are kept");
 }
 
 #[test]
-fn waiting_validations_are_bounded() {
+fn queued_validations_are_bounded() {
     let searched = Searched { metric: "loss".to_owned(), smaller_is_better: false };
     let mut state = State::default();
     for batches in 0..100 {
@@ -318,9 +320,9 @@ fn waiting_validations_are_bounded() {
 }
 
 #[test]
-fn a_full_queue_loses_no_result() {
-    let it = Fixture::new();
-    let reporter = reporter_in_outage(&it);
+fn full_queue_keeps_results_and_best_checkpoint() {
+    let fixture = Fixture::new();
+    let reporter = reporter_in_outage(&fixture);
     let num = QUEUE_MAX as u64 + 10;
     for batches in 1..=num {
         reporter.post(batches, checkpointed(batches, if batches == 3 { "0.1" } else { "0.5" }));
@@ -333,20 +335,20 @@ fn a_full_queue_loses_no_result() {
 }
 
 #[test]
-fn results_overtake_validations_that_are_slowed_down() {
-    let it = Fixture::new();
+fn results_overtake_throttled_validations() {
+    let fixture = Fixture::new();
     let go = Directive::Continue { units: 5 };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let door = TestDoor::serve_with(listener, move |_, _, report| match report.event {
         ReportEvent::Validated { granted_units: None, .. } => (429, "retry-after 30".to_owned()),
         _ => answer(200, go),
     });
-    let reporter = it.reporter(door.address);
+    let reporter = fixture.reporter(door.address);
     reporter.post(1, idle("0.5"));
     while door.batches().is_empty() {
         std::thread::sleep(Duration::from_millis(5));
     }
-    // Neither the requested wait nor the refused report holds these up.
+    // Neither the requested wait nor the refused report delays these.
     let within = Duration::from_secs(20);
     assert_eq!(reporter.ask_within(2, validated(), within), Some(go));
     reporter.post(3, idle("0.4"));

@@ -1,4 +1,4 @@
-//! Processes of one machine that want the same data set.
+//! Tests with several processes on one machine that use the same data set.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -9,15 +9,15 @@ use rustix::process::{Pid, Signal, kill_process};
 use stoker_api::names::{ENV_DATA_CACHE, ENV_DATA_CACHE_BYTES};
 use stoker_trainer::{DataCache, Result, Split};
 
-use crate::process::{Pod, until};
+use crate::process::{Left, Pod, until};
 
-/// Samples of the set.
+/// Number of samples in the set.
 const SAMPLES: u64 = 100;
 
-/// Milliseconds that a sample takes to build.
+/// Milliseconds to build one sample.
 const ENV_PACE: &str = "TEST_PACE_MS";
 
-/// The whole program: reads the set in this folder, and leaves a line where it has built it.
+/// The program: reads the set in this folder, and appends a line to a log when it builds the set.
 pub(crate) fn read(folder: &Path) -> ExitCode {
     let pace = std::env::var(ENV_PACE).map_or(0, |text| text.parse().unwrap());
     let build = || -> Result<_> {
@@ -43,7 +43,7 @@ pub(crate) fn read(folder: &Path) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// A process's pod, with the cache in this folder.
+/// Creates a pod with the cache in this folder.
 fn pod(folder: &Path) -> Pod {
     Pod::new().env(ENV_DATA_CACHE, folder.join("sets").to_str().unwrap())
 }
@@ -53,18 +53,19 @@ fn builders(folder: &Path) -> usize {
 }
 
 #[test]
-fn several_processes_at_once_build_a_data_set_once() {
+fn concurrent_processes_build_once() {
     let folder = tempfile::tempdir().unwrap();
     let role = format!("cached {}", folder.path().display());
     let pods: Vec<_> = (0..6).map(|_| pod(folder.path()).env(ENV_PACE, "5")).collect();
     let children: Vec<_> = pods.iter().map(|pod| pod.start(&role)).collect();
     let left: Vec<_> = pods.iter().zip(children).map(|(pod, child)| pod.wait(child)).collect();
-    assert!(left.iter().all(|it| it.code == 0 && it.out.contains("sum 4950")), "{left:?}");
+    let is_right = |process: &Left| process.code == 0 && process.out.contains("sum 4950");
+    assert!(left.iter().all(is_right), "{left:?}");
     assert_eq!(builders(folder.path()), 1);
     let builder = std::fs::read_to_string(folder.path().join("log")).unwrap();
-    let waits = format!("waits for process {} on ", builder.trim());
-    assert!(left.iter().any(|it| it.errors.contains(&waits)), "{waits}: {left:?}");
-    // A later one builds nothing.
+    let waits = format!("waiting for process {} on ", builder.trim());
+    assert!(left.iter().any(|process| process.errors.contains(&waits)), "{waits}: {left:?}");
+    // A later process builds nothing.
     assert_eq!(pod(folder.path()).run(&role).code, 0);
     assert_eq!(builders(folder.path()), 1);
     let left = pod(folder.path()).env(ENV_DATA_CACHE_BYTES, "50 GB").run(&role);
@@ -73,7 +74,7 @@ fn several_processes_at_once_build_a_data_set_once() {
 }
 
 #[test]
-fn what_a_killed_builder_leaves_is_never_used() {
+fn partial_set_of_killed_builder_is_unused() {
     let folder = tempfile::tempdir().unwrap();
     let role = format!("cached {}", folder.path().display());
     let (first, second) = (pod(folder.path()).env(ENV_PACE, "1000"), pod(folder.path()));
@@ -81,19 +82,19 @@ fn what_a_killed_builder_leaves_is_never_used() {
     let half = folder.path().join("sets/digits/v1/.training.half/00000.seg");
     let start = Instant::now();
     while !half.exists() {
-        assert!(start.elapsed() < Duration::from_secs(20), "nothing is built");
+        assert!(start.elapsed() < Duration::from_secs(20), "the build does not start");
         std::thread::sleep(Duration::from_millis(10));
     }
     let waiting = second.start(&role);
     until("the second builder's wait", || {
         let errors = std::fs::read_to_string(second.file("errors"));
-        errors.is_ok_and(|errors| errors.contains("waits for process"))
+        errors.is_ok_and(|errors| errors.contains("waiting for process"))
     });
     kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
     let left = second.wait(waiting);
     assert_eq!(first.wait(child).code, -1);
     assert!(left.code == 0 && left.out.contains("sum 4950"), "{left:?}");
-    assert!(left.errors.contains("waits for process"), "{left:?}");
+    assert!(left.errors.contains("waiting for process"), "{left:?}");
     assert_eq!(builders(folder.path()), 2);
     assert!(!half.exists());
 }

@@ -1,4 +1,4 @@
-//! A small door on a real socket: says what to do, and keeps what it is told.
+//! A small report server on a TCP socket that returns directives and records reports.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use stoker_api::contract::{Directive, Report};
 
-/// Answers each report.
+/// Report server.
 pub(crate) struct Door {
     pub(crate) url: String,
     pub(crate) reports: Arc<Mutex<Vec<Report>>>,
@@ -30,7 +30,7 @@ impl Door {
                     line.clear();
                 }
                 let mut body = vec![0; length];
-                // A process that was killed leaves half a request.
+                // A killed process may leave a partial request.
                 if reader.read_exact(&mut body).is_err() || length == 0 {
                     continue;
                 }

@@ -1,4 +1,4 @@
-//! Gangs of several processes: the numbers of one, a failure and a stop of one are those of all.
+//! Tests of gangs of several processes: same results as one rank, shared failures and stops.
 
 use std::process::Child;
 use std::time::{Duration, Instant};
@@ -13,13 +13,13 @@ use crate::door::Door;
 use crate::process::{Left, Pod};
 use crate::training::{ENV_FULL, ENV_OUT, ENV_SIGNAL};
 
-/// Pods of one rank each, that share a storage as a cluster's do.
+/// Pods of one rank each, which share a storage as in a cluster.
 pub(crate) struct Gang {
     pub(crate) pods: Vec<Pod>,
     pub(crate) door: Door,
 }
 
-/// Continues to the granted length and ends there.
+/// Grants 20 batches, then stops.
 pub(crate) fn to_the_end(report: &Report) -> Directive {
     match report.event {
         ReportEvent::Validated { granted_units: Some(_), .. } => Directive::Stop,
@@ -51,11 +51,11 @@ impl Gang {
     }
 
     pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
-        self.pods = self.pods.into_iter().map(|it| it.env(name, value)).collect();
+        self.pods = self.pods.into_iter().map(|pod| pod.env(name, value)).collect();
         self
     }
 
-    /// Tells all ranks these fields of the configuration.
+    /// Sets these fields of the configuration on all ranks.
     pub(crate) fn told(mut self, fields: &Value) -> Self {
         for pod in &mut self.pods {
             for (name, value) in fields.as_object().unwrap() {
@@ -74,7 +74,7 @@ impl Gang {
         self.pods.iter().zip(children).map(|(pod, child)| pod.wait(child)).collect()
     }
 
-    /// The next attempt, from the latest checkpoint, if there is one.
+    /// Prepares the next attempt, which resumes from the latest checkpoint, if any.
     pub(crate) fn again(mut self) -> Self {
         let latest = self.latest().into_iter();
         let latest = latest.map(|(name, sha256)| json!({"name": name, "manifestSha256": sha256}));
@@ -90,24 +90,24 @@ impl Gang {
         self.env(ENV_SIGNAL, "none 0 TERM")
     }
 
-    /// Name and hash of the latest checkpoint.
+    /// Returns name and hash of the latest checkpoint.
     pub(crate) fn checkpoint(&self) -> (String, String) {
         self.latest().unwrap()
     }
 
-    /// As [`checkpoint`](Self::checkpoint), where there may be none. What has no manifest is none.
+    /// Same as [`checkpoint`](Self::checkpoint), or `None`. Ignores checkpoints without a manifest.
     pub(crate) fn latest(&self) -> Option<(String, String)> {
         let folder = self.pods[0].file("storage/trial/checkpoints");
         let names = std::fs::read_dir(&folder).into_iter().flatten();
-        let whole = names.filter_map(|it| {
-            let name = it.unwrap().file_name().into_string().unwrap();
+        let complete = names.filter_map(|entry| {
+            let name = entry.unwrap().file_name().into_string().unwrap();
             let manifest = std::fs::read(folder.join(&name).join("manifest.json")).ok()?;
             Some((name, sha256_hex(&manifest)))
         });
-        whole.max()
+        complete.max()
     }
 
-    /// What each rank has trained.
+    /// Returns what each rank wrote after training.
     pub(crate) fn trained(&self) -> Vec<Value> {
         let of = |rank: usize| {
             let path = self.pods[0].file(&format!("{rank}.json"));
@@ -132,18 +132,18 @@ pub(crate) fn start_as(pod: &Pod, role: &str) -> Child {
 }
 
 pub(crate) fn codes(left: &[Left]) -> Vec<i32> {
-    left.iter().map(|it| it.code).collect()
+    left.iter().map(|process| process.code).collect()
 }
 
-/// Trains with so many ranks; gives what all of them have.
+/// Trains with this number of ranks and returns their common result.
 fn trained(size: u32, is_full: bool, batches: u64) -> Value {
     trained_with(size, is_full, batches, json!({}))
 }
 
-/// As [`trained`], with these fields of the configuration.
+/// Same as [`trained`], with these fields of the configuration.
 fn trained_with(size: u32, is_full: bool, batches: u64, fields: Value) -> Value {
     let mut gang = Gang::new(size, to_the_end).told(&fields);
-    gang.pods.iter_mut().for_each(|it| it.config["units"] = json!(batches));
+    gang.pods.iter_mut().for_each(|pod| pod.config["units"] = json!(batches));
     if is_full {
         gang = gang.env(ENV_FULL, "1");
     }
@@ -151,27 +151,28 @@ fn trained_with(size: u32, is_full: bool, batches: u64, fields: Value) -> Value 
     assert_eq!(codes(&left), vec![0; size as usize], "{left:?}");
     let mut trained = gang.trained();
     for (rank, other) in trained.iter().enumerate() {
-        assert!(*other == trained[0], "rank {rank} of {size} has other bits");
+        assert!(*other == trained[0], "rank {rank} of {size} differs");
     }
     trained.swap_remove(0)
 }
 
 fn floats(trained: &Value) -> Vec<f32> {
     let bits = trained["weights"].as_array().unwrap().iter();
-    bits.map(|it| f32::from_bits(it.as_u64().unwrap() as u32)).collect()
+    bits.map(|bits| f32::from_bits(bits.as_u64().unwrap() as u32)).collect()
 }
 
-/// The norm of the difference of all weights, over that of the weights.
+/// Returns the norm of the difference of all weights, relative to the norm of the weights.
 fn relative_difference(one: &Value, other: &Value) -> f64 {
-    let squares =
-        |of: &mut dyn Iterator<Item = f32>| -> f64 { of.map(|it| f64::from(it).powi(2)).sum() };
+    let squares = |of: &mut dyn Iterator<Item = f32>| -> f64 {
+        of.map(|value| f64::from(value).powi(2)).sum()
+    };
     let mut differences = floats(one).into_iter().zip(floats(other)).map(|(a, b)| a - b);
     (squares(&mut differences) / squares(&mut floats(one).into_iter())).sqrt()
 }
 
 #[test]
-fn several_ranks_train_what_one_does() {
-    // Fifty steps, of three batches each.
+fn several_ranks_match_one() {
+    // Fifty optimizer steps of three batches each.
     let one = trained(1, false, 150);
     for size in [2, 3, 4] {
         let several = trained(size, false, 150);
@@ -184,27 +185,27 @@ fn several_ranks_train_what_one_does() {
 }
 
 #[test]
-fn a_gang_that_was_stopped_goes_on_to_the_bits_of_one_that_was_not() {
+fn stopped_gang_resumes_bit_identical() {
     let straight = trained(2, true, 20);
-    // By a signal to either rank, before and after steps; sums of three batches are under way.
+    // A signal to either rank, at various points of the accumulation over three batches.
     for (rank, batch) in [(1, 1), (0, 5), (1, 8), (1, 13)] {
         let gang = Gang::new(2, to_the_end).env(ENV_FULL, "1");
         let gang = gang.env(ENV_SIGNAL, &format!("{rank} {batch} TERM"));
         let left = gang.run();
         assert_eq!(codes(&left), [79, 79], "{left:?}");
         let stopped: u64 = gang.checkpoint().0[..12].parse().unwrap();
-        assert!((batch..20).contains(&stopped), "asked after {batch}, stopped after {stopped}");
+        assert!((batch..20).contains(&stopped), "signal at {batch}, stopped after {stopped}");
         let gang = gang.again();
         let left = gang.run();
         assert_eq!(codes(&left), [0, 0], "{left:?}");
         for trained in gang.trained() {
-            assert!(trained == straight, "rank {rank} stopped after {stopped}: other bits");
+            assert!(trained == straight, "rank {rank} stopped after {stopped}: weights differ");
         }
     }
 }
 
 #[test]
-fn compressed_gradients_train_nearly_the_same() {
+fn compressed_gradients_give_similar_weights() {
     let straight = trained(3, false, 60);
     for (compression, far) in [("f16", 2e-3), ("bf16", 2e-2)] {
         let fields = json!({ "gradientCompression": compression });
@@ -212,22 +213,22 @@ fn compressed_gradients_train_nearly_the_same() {
         let difference = relative_difference(&straight, &compressed);
         println!("{compression} differs by {difference:e}");
         assert!(difference > 1e-6 && difference < far, "{compression} differs by {difference}");
-        // One rank sends nothing.
+        // A single rank sends no gradients.
         assert!(trained(1, false, 20) == trained_with(1, false, 20, fields), "{compression}");
     }
 }
 
 #[test]
-fn half_precision_trains_nearly_the_same_and_goes_on_to_the_same_bits() {
+fn mixed_precision_is_similar_and_resumable() {
     let fields = json!({ "mixedPrecision": "bf16" });
     let (full, half) = (trained(2, false, 60), trained_with(2, false, 60, fields.clone()));
     let difference = relative_difference(&full, &half);
     println!("bf16 differs by {difference:e}");
     assert!(difference > 1e-4 && difference < 0.1, "{difference}");
-    let accuracy = |it: &Value| it["history"][11]["accuracy"].as_f64().unwrap();
+    let accuracy = |trained: &Value| trained["history"][11]["accuracy"].as_f64().unwrap();
     assert!((accuracy(&full) - accuracy(&half)).abs() < 0.05);
-    // Weights are kept with more bits than bf16 has.
-    let fine = floats(&half).into_iter().filter(|it| it.to_bits() & 0xffff != 0).count();
+    // Weights are stored with more precision than bf16 has.
+    let fine = floats(&half).into_iter().filter(|value| value.to_bits() & 0xffff != 0).count();
     assert!(fine > 200, "{fine} of {}", floats(&half).len());
 
     let straight = trained_with(2, true, 20, fields.clone());
@@ -237,12 +238,13 @@ fn half_precision_trains_nearly_the_same_and_goes_on_to_the_same_bits() {
     let gang = gang.again();
     let left = gang.run();
     assert_eq!(codes(&left), [0, 0], "{left:?}");
-    assert!(gang.trained().iter().all(|it| *it == straight), "other bits after a stop");
+    let is_same = |trained: &Value| *trained == straight;
+    assert!(gang.trained().iter().all(is_same), "weights differ after a stop");
 }
 
 #[test]
-fn gradients_that_are_added_up_are_another_training_than_their_mean() {
-    // How far they move is seen beside the sum; here, that the loop hears of it.
+fn summed_gradients_differ_from_averaged() {
+    // Unit tests check the values; this checks that the setting reaches the training loop.
     let mean = trained(2, false, 30);
     let sum = trained_with(2, false, 30, json!({ "averageAggregatedGradients": false }));
     let difference = relative_difference(&mean, &sum);
@@ -250,7 +252,7 @@ fn gradients_that_are_added_up_are_another_training_than_their_mean() {
 }
 
 #[test]
-fn a_stopped_gang_goes_on_with_fewer_ranks() {
+fn stopped_gang_resumes_with_fewer_ranks() {
     let one = trained(1, false, 20);
     let gang = Gang::new(2, to_the_end).env(ENV_SIGNAL, "1 7 TERM");
     assert_eq!(codes(&gang.run()), [79, 79]);
@@ -264,21 +266,23 @@ fn a_stopped_gang_goes_on_with_fewer_ranks() {
 }
 
 #[test]
-fn a_rank_that_is_killed_ends_the_others() {
+fn killed_rank_ends_the_others() {
     for killed in [0, 1, 2] {
         let gang = Gang::new(3, to_the_end).env(ENV_SIGNAL, &format!("{killed} 5 KILL"));
         let start = Instant::now();
         let left = gang.run();
-        let expected: Vec<i32> = (0..3).map(|it| if it == killed { 137 } else { 81 }).collect();
+        let code = |rank: u32| if rank == killed { 137 } else { 81 };
+        let expected: Vec<i32> = (0..3).map(code).collect();
         assert_eq!(codes(&left), expected, "{left:?}");
         assert!(start.elapsed() < Duration::from_secs(20), "{killed}");
         let words = left[(killed as usize + 1) % 3].termination.as_ref().unwrap();
-        assert!(words.message.as_ref().unwrap().contains("is gone"), "{words:?}");
+        let message = words.message.as_ref().unwrap();
+        assert!(message.contains("lost the connection to rank"), "{words:?}");
     }
 }
 
 #[test]
-fn what_the_runner_asks_of_rank_0_all_ranks_do_and_it_alone_reports() {
+fn directives_to_rank_0_apply_to_all() {
     let gang = Gang::new(2, |report| match report.batches {
         0..8 => Directive::Continue { units: 20 },
         _ => Directive::Preempt,
@@ -286,20 +290,21 @@ fn what_the_runner_asks_of_rank_0_all_ranks_do_and_it_alone_reports() {
     let left = gang.run();
     assert_eq!(codes(&left), [79, 79], "{left:?}");
     let reports = gang.door.reports.lock().unwrap();
-    let started = |it: &&Report| matches!(it.event, ReportEvent::Started { .. });
+    let started = |report: &&Report| matches!(report.event, ReportEvent::Started { .. });
     assert_eq!(reports.iter().filter(started).count(), 1, "{reports:?}");
-    let saved = |it: &&Report| matches!(it.event, ReportEvent::Checkpointed { .. });
+    let saved = |report: &&Report| matches!(report.event, ReportEvent::Checkpointed { .. });
     assert_eq!(reports.iter().filter(saved).count(), 1, "{reports:?}");
     assert!(matches!(reports.last().unwrap().event, ReportEvent::Exiting { code: 79, .. }));
     let metrics = std::fs::read_dir(gang.pods[0].file("storage/trial/metrics")).unwrap();
-    assert_eq!(metrics.count(), 1, "another rank has written metrics");
+    assert_eq!(metrics.count(), 1, "another rank also wrote metrics");
 }
 
 #[test]
-fn ranks_that_never_come_are_named_in_the_last_words() {
+fn missing_ranks_are_named_in_the_message() {
     let gang = Gang::new(3, to_the_end).env("STOKER_RENDEZVOUS_SECONDS", "1");
     let left = gang.pods[0].wait(start(&gang.pods[0]));
     assert_eq!(left.code, 80, "{left:?}");
     let message = left.termination.unwrap().message.unwrap();
-    assert!(message.contains("of 3 ranks, 1, 2 did not come to 127.0.0.1:"), "{message}");
+    let expected = "of 3 ranks, 1, 2 did not connect to 127.0.0.1:";
+    assert!(message.contains(expected), "{message}");
 }

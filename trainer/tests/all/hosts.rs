@@ -1,5 +1,5 @@
-//! Ranks on hosts of their own, which are network namespaces: links that are cut, ranks that stand
-//! still, come late or are slow, strangers, and another attempt. It takes root.
+//! Tests of ranks on separate hosts, simulated by network namespaces: cut links, stalled, late and
+//! slow ranks, strangers, and other attempts. They require root.
 
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,14 +11,14 @@ use crate::gang::{Gang, codes, start, to_the_end};
 use crate::process::{Left, until};
 use crate::training::{ENV_MARK, ENV_PACE, ENV_SIGNAL};
 
-/// Hosts behind a bridge. Rank 0 is on this one, where its runner is.
+/// Hosts connected by a bridge. Rank 0 runs on this host, like its runner.
 struct Network {
     id: u32,
     num_hosts: u32,
 }
 
 impl Network {
-    /// Hosts 1 to `num_hosts`.
+    /// Creates hosts 1 to `num_hosts`.
     fn new(num_hosts: u32) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let id = std::process::id() % 10_000 * 10 + NEXT.fetch_add(1, Ordering::Relaxed);
@@ -73,13 +73,13 @@ impl Drop for Network {
 fn run(words: &str) {
     let mut all = words.split(' ');
     let output = Command::new(all.next().unwrap()).args(all).output();
-    let output = output.unwrap_or_else(|it| panic!("{words}: {it}; install iproute2"));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{words}: {said} (this test needs root)");
+    let output = output.unwrap_or_else(|error| panic!("{words}: {error}; install iproute2"));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{words}: {errors} (this test requires root)");
 }
 
-/// Three ranks, each on its host, that train 20 batches of a fifth of a second and give a rank up
-/// that stands still for 3 s.
+/// Creates a gang of three ranks on three hosts. It trains 20 batches of 0.2 s, with a limit of 3 s
+/// without progress.
 fn gang(network: &Network) -> Gang {
     let mut gang = Gang::new(3, to_the_end)
         .env("STOKER_SILENCE_SECONDS", "3")
@@ -105,7 +105,7 @@ fn start_all(gang: &Gang) -> Vec<Child> {
 }
 
 fn message(left: &Left) -> String {
-    left.termination.as_ref().and_then(|it| it.message.clone()).unwrap_or_default()
+    left.termination.as_ref().and_then(|words| words.message.clone()).unwrap_or_default()
 }
 
 /// Waits until rank 0 has trained some batches.
@@ -120,7 +120,7 @@ fn marked(gang: Gang) -> Gang {
 }
 
 #[test]
-fn a_link_that_is_cut_ends_the_gang_on_both_of_its_sides() {
+fn cut_link_ends_the_gang_on_both_sides() {
     let network = Network::new(2);
     let gang = marked(gang(&network));
     let children = start_all(&gang);
@@ -129,16 +129,18 @@ fn a_link_that_is_cut_ends_the_gang_on_both_of_its_sides() {
     let begin = Instant::now();
     let left = wait(&gang, children);
     assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
-    let told = message(&left[0]);
-    assert!(told.contains("rank 2 says nothing for 3 s: last seen at step "), "{left:#?}");
-    let told = message(&left[2]);
-    assert!(told.contains("rank 0 says nothing for 8 s: last seen at step "), "{left:#?}");
+    let reason = message(&left[0]);
+    let expected = "no heartbeat from rank 2 for 3 s: last seen at step ";
+    assert!(reason.contains(expected), "{left:#?}");
+    let reason = message(&left[2]);
+    let expected = "no heartbeat from rank 0 for 8 s: last seen at step ";
+    assert!(reason.contains(expected), "{left:#?}");
     assert_eq!((codes(&left)[0], codes(&left)[2]), (80, 80), "{left:#?}");
     assert!([80, 81].contains(&left[1].code), "{left:#?}");
 }
 
 #[test]
-fn a_rank_that_is_stopped_is_named_and_the_others_end() {
+fn paused_rank_is_named_and_others_end() {
     let network = Network::new(2);
     let gang = gang(&network).env(ENV_SIGNAL, "1 12 STOP");
     let mut children = start_all(&gang);
@@ -148,32 +150,33 @@ fn a_rank_that_is_stopped_is_named_and_the_others_end() {
     let first = gang.pods[0].wait(children.remove(0));
     assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", begin.elapsed());
     assert_eq!(first.code, 80, "{first:?}");
-    let told = message(&first);
-    assert!(told.contains("rank 1 says nothing for 3 s: last seen at step "), "{told}");
+    let reason = message(&first);
+    let expected = "no heartbeat from rank 1 for 3 s: last seen at step ";
+    assert!(reason.contains(expected), "{reason}");
     assert!([80, 81].contains(&last.code), "{last:?}");
-    // As the kubelet ends a pod.
+    // Kill the pod, as the kubelet does.
     let parent = stopped.id().to_string();
     run(&format!("pkill -KILL -P {parent}"));
     assert_eq!(gang.pods[1].wait(stopped).code, 137);
 }
 
 #[test]
-fn a_rank_that_hangs_is_named_and_ends_itself_too() {
+fn hanging_rank_is_named_and_exits() {
     let network = Network::new(2);
     let gang = gang(&network).env(ENV_SIGNAL, "1 12 HANG");
     let begin = Instant::now();
     let left = wait(&gang, start_all(&gang));
     assert!(begin.elapsed() < Duration::from_secs(80), "{:?}", begin.elapsed());
-    let told = message(&left[0]);
-    let expected = "nothing moved for 3 s: rank 1 last seen at step 11 after 2 sums";
-    assert!(told.contains(expected), "{told}");
+    let reason = message(&left[0]);
+    let expected = "no progress for 3 s: rank 1 last seen at step 11 after 2 collective calls";
+    assert!(reason.contains(expected), "{reason}");
     assert_eq!(codes(&left)[0], 80, "{left:#?}");
-    assert!(left[1..].iter().all(|it| [80, 81].contains(&it.code)), "{left:#?}");
-    assert!(message(&left[1]).contains("this rank does not notice"), "{left:#?}");
+    assert!(left[1..].iter().all(|rank| [80, 81].contains(&rank.code)), "{left:#?}");
+    assert!(message(&left[1]).contains("this rank did not react"), "{left:#?}");
 }
 
 #[test]
-fn a_rank_that_is_killed_on_another_host_ends_the_others_at_once() {
+fn remote_kill_ends_the_others_at_once() {
     let network = Network::new(2);
     let gang = gang(&network).env(ENV_SIGNAL, "1 7 KILL");
     let begin = Instant::now();
@@ -183,9 +186,9 @@ fn a_rank_that_is_killed_on_another_host_ends_the_others_at_once() {
 }
 
 #[test]
-fn ranks_that_are_slow_or_late_are_waited_for_and_strangers_are_not() {
+fn late_ranks_connect_despite_strangers() {
     let network = Network::new(2);
-    // Strangers knock at rank 0's port all the time, from another host.
+    // A stranger on another host connects to rank 0's port all the time.
     let gang = gang(&network).env(ENV_PACE, "1 400");
     let address = gang.pods[0].config["gang"]["rendezvous"].as_str().unwrap().replace(':', "/");
     let noise = format!(
@@ -204,16 +207,16 @@ fn ranks_that_are_slow_or_late_are_waited_for_and_strangers_are_not() {
 }
 
 #[test]
-fn a_rank_of_another_attempt_is_refused_and_named_as_missing() {
+fn rank_of_another_attempt_is_refused() {
     let network = Network::new(2);
     let mut gang = gang(&network).env("STOKER_RENDEZVOUS_SECONDS", "4");
     gang.pods[2].config["attempt"] = json!(9);
     let left = wait(&gang, start_all(&gang));
     assert_eq!(codes(&left), [80, 80, 80], "{left:#?}");
-    let told = message(&left[2]);
-    let expected =
-        "rank 2: rank 0 is of attempt 3 with 3 ranks, this one is rank 2 of attempt 9 with 3";
-    assert_eq!(told, expected);
-    let told = message(&left[0]);
-    assert!(told.contains("of 3 ranks, 2 did not come to "), "{told}");
+    let reason = message(&left[2]);
+    let expected = "rank 2: rank 0 belongs to attempt 3 with 3 ranks, but the connecting rank 2 \
+                    belongs to attempt 9 with 3 ranks";
+    assert_eq!(reason, expected);
+    let reason = message(&left[0]);
+    assert!(reason.contains("of 3 ranks, 2 did not connect to "), "{reason}");
 }

@@ -1,6 +1,6 @@
-//! Kinds of data in gangs of processes, one of which is killed in the midst of an epoch: the next
-//! attempt goes on from whatever checkpoint is whole, to the same bits and rows. And what a trial says
-//! whose batch the ranks cannot share.
+//! Tests of data kinds in gangs with a rank killed within an epoch. The next attempt must resume
+//! from the latest complete checkpoint with bit-identical weights and metrics. Also tests the
+//! warning about a batch that cannot be divided over the ranks.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,10 +17,10 @@ use stoker_trainer::{Context, Data, Fit, Optimizers, Result, StepOutput, Stream,
 use crate::gang::{Gang, codes, to_the_end};
 use crate::training::{ENV_OUT, ENV_SIGNAL, callbacks};
 
-/// Samples of an epoch: seven batches, the last of 4.
+/// Number of samples in an epoch: seven batches, the last of size 4.
 const SAMPLES: usize = 100;
 
-/// Samples of a batch over all ranks.
+/// Number of samples in a batch, over all ranks.
 const GLOBAL_BATCH: usize = 16;
 
 type Pair = (Tensor<2>, Tensor<1, Int>);
@@ -38,10 +38,11 @@ impl Net {
     }
 }
 
-/// A sample as a program might read it from a file.
+/// Returns a sample, as a program might read it from a file.
 fn item(index: usize) -> (Vec<f32>, i64) {
-    let noise = |place: usize| (key(&[index as u64, place as u64]) >> 40) as f32 / (1 << 24) as f32;
-    let row = (0..8).map(|place| noise(place) + if place % 3 == index % 3 { 0.5 } else { 0.0 });
+    let noise =
+        |column: usize| (key(&[index as u64, column as u64]) >> 40) as f32 / (1 << 24) as f32;
+    let row = (0..8).map(|column| noise(column) + if column % 3 == index % 3 { 0.5 } else { 0.0 });
     (row.collect(), (index % 3) as i64)
 }
 
@@ -53,7 +54,7 @@ fn batch(items: Vec<(Vec<f32>, i64)>, device: &Device) -> Pair {
 
 fn data(kind: &str) -> Result<Data<Pair>> {
     match kind {
-        "indexed" => Ok(Data::items(SAMPLES, |it| Some(item(it)), batch).workers(2)),
+        "indexed" => Ok(Data::items(SAMPLES, |index| Some(item(index)), batch).workers(2)),
         "streamed" => {
             let files = Stream::list((0..10).collect());
             let lines = |file: usize| Ok((0..10).map(move |line| Ok(file * 10 + line)));
@@ -73,7 +74,7 @@ fn step(net: &Net, (x, y): Pair) -> StepOutput {
     StepOutput::classification(net.output.forward(x), y)
 }
 
-/// The whole program of one rank.
+/// The program of one rank.
 pub(crate) fn train(kind: &str) -> ExitCode {
     stoker_trainer::run(|context: &Context| {
         let ranks = context.distributed();
@@ -92,7 +93,8 @@ pub(crate) fn train(kind: &str) -> ExitCode {
     })
 }
 
-/// Twenty batches, with a checkpoint after every third and a row after every second.
+/// Creates a gang that trains twenty batches, with a checkpoint every three batches and a metrics
+/// row every two.
 fn gang() -> Gang {
     let periods = json!({
         "schedulingUnit": 2,
@@ -101,17 +103,17 @@ fn gang() -> Gang {
     Gang::new(2, to_the_end).told(&periods)
 }
 
-/// The rows that count of these attempts, each with the batch that it started from: place, epoch and
-/// values.
+/// Returns the effective rows of these attempts, each given with its first batch: batch, group,
+/// epoch and values.
 fn rows(gang: &Gang, attempts: &[(u32, u64)]) -> Vec<(u64, String, u64, Vec<u64>)> {
     let storage = Storage::open(gang.pods[0].file("storage").to_str().unwrap(), None).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let rows = runtime.block_on(metrics::read(&storage, "trial", attempts)).unwrap();
-    let said = rows.into_iter().map(|it| {
-        let values = it.metrics.values().map(|value| value.to_bits()).collect();
-        (it.batches, it.group, it.epoch, values)
+    let effective = rows.into_iter().map(|row| {
+        let values = row.metrics.values().map(|value| value.to_bits()).collect();
+        (row.batches, row.group, row.epoch, values)
     });
-    said.collect()
+    effective.collect()
 }
 
 fn check_killed(kind: &str) {
@@ -121,12 +123,13 @@ fn check_killed(kind: &str) {
     assert_eq!(codes(&left), [0, 0], "{left:?}");
     let (trained, rows_straight) = (straight.trained(), rows(&straight, &[(3, 0)]));
     assert_eq!(trained[0], trained[1], "{kind}: ranks differ");
-    let places: Vec<_> = rows_straight.iter().map(|it| (it.0, &*it.1)).collect();
-    let of_training = (1..=10).map(|it| (2 * it, "training"));
+    let positions: Vec<_> =
+        rows_straight.iter().map(|(batches, group, ..)| (*batches, &**group)).collect();
+    let of_training = (1..=10).map(|index| (2 * index, "training"));
     let mut expected: Vec<_> = of_training.collect();
     expected.extend([7, 14, 20].map(|batch| (batch, "validation")));
     expected.sort_unstable();
-    assert_eq!(places, expected);
+    assert_eq!(positions, expected);
     let mut from = vec![];
     for (batch, rank) in [(1, 0), (4, 1), (5, 0), (6, 1), (8, 0)] {
         let what = format!("{kind}, rank {rank} killed after {batch}");
@@ -134,26 +137,26 @@ fn check_killed(kind: &str) {
         let left = gang.run_as(&role);
         assert_eq!(left[rank].code, 137, "{what}: {left:?}");
         assert_ne!(left[1 - rank].code, 0, "{what}: {left:?}");
-        let saved: u64 = gang.latest().map_or(0, |it| it.0[..12].parse().unwrap());
+        let saved: u64 = gang.latest().map_or(0, |(name, _)| name[..12].parse().unwrap());
         assert!(saved < batch && saved.is_multiple_of(3), "{what}: saved {saved}");
         from.push(saved);
         let gang = gang.again();
         let left = gang.run_as(&role);
         assert_eq!(codes(&left), [0, 0], "{what}: {left:?}");
-        assert!(gang.trained() == trained, "{what}: other bits");
+        assert!(gang.trained() == trained, "{what}: weights differ");
         assert_eq!(rows(&gang, &[(3, 0), (4, saved)]), rows_straight, "{what}");
     }
-    // At batch 8 that of batch 6 may be under way; the one before it is whole.
-    assert!(from[4] >= 3, "{kind}: attempts went on from {from:?}");
+    // The checkpoint of batch 6 may be in flight at batch 8, but the one of batch 3 is complete.
+    assert!(from[4] >= 3, "{kind}: attempts resumed from {from:?}");
 }
 
 #[test]
-fn indexed_data_goes_on_after_a_kill_to_the_same_bits_and_rows() {
+fn indexed_data_resumes_bit_identical_after_kill() {
     check_killed("indexed");
 }
 
 #[test]
-fn streamed_data_goes_on_after_a_kill_to_the_same_bits_and_rows() {
+fn streamed_data_resumes_bit_identical_after_kill() {
     check_killed("streamed");
 }
 
@@ -189,24 +192,24 @@ impl Trial for Shared {
     }
 }
 
-/// The whole program of one rank of a trial.
+/// The program of one rank of a trial.
 pub(crate) fn try_trial() -> ExitCode {
     stoker_trainer::main_with::<Shared>([])
 }
 
 #[test]
-fn a_batch_that_ranks_cannot_share_is_told_once() {
-    let said = |global_batch: u64| {
+fn indivisible_batch_size_is_reported_once() {
+    let output = |global_batch: u64| {
         let hyperparameters = json!({"global_batch_size": global_batch});
-        let told = json!({"units": 1, "hyperparameters": hyperparameters});
-        let gang = Gang::new(2, to_the_end).told(&told);
+        let fields = json!({"units": 1, "hyperparameters": hyperparameters});
+        let gang = Gang::new(2, to_the_end).told(&fields);
         let left = gang.run_as("trial");
         assert_eq!(codes(&left), [0, 0], "{left:?}");
-        left.iter().map(|it| format!("{}{}", it.out, it.errors)).collect::<Vec<_>>()
+        left.iter().map(|rank| format!("{}{}", rank.out, rank.errors)).collect::<Vec<_>>()
     };
     let warning = "stoker: global_batch_size is 25, of which 2 ranks train 24 at a time: 12 each";
     let count = |text: &String| text.matches(warning).count();
-    let told: Vec<usize> = said(25).iter().map(count).collect();
-    assert_eq!(told, [1, 0]);
-    assert!(said(24).iter().all(|text| !text.contains("global_batch_size is")));
+    let counts: Vec<usize> = output(25).iter().map(count).collect();
+    assert_eq!(counts, [1, 0]);
+    assert!(output(24).iter().all(|text| !text.contains("global_batch_size is")));
 }

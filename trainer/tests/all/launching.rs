@@ -1,4 +1,4 @@
-//! The launcher: what it tells ranks, shows, stores, ends and gives back.
+//! Tests of the launcher: environment, output, logs, signals and exit codes of ranks.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ const NUMBERS: &str =
     "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $CROSS_RANK $CROSS_SIZE";
 
 #[test]
-fn one_rank_is_shown_as_it_is_and_stored() {
+fn output_of_one_rank_is_printed_and_stored() {
     let pod = Pod::new();
     let left = pod.launch_script(&format!("{NUMBERS}; echo wrong >&2; printf end"));
     assert_eq!((left.code, left.out.as_str()), (0, "0 1 0 1 0 1\nend\n"), "{left:?}");
@@ -27,7 +27,7 @@ fn one_rank_is_shown_as_it_is_and_stored() {
 }
 
 #[test]
-fn ranks_of_a_pod_are_told_apart_and_their_lines_are_too() {
+fn ranks_of_a_pod_are_distinguished() {
     let pod = Pod::new().gang(4, 2).index(1);
     let left = pod.launch_script(NUMBERS);
     let mut lines: Vec<_> = left.out.lines().collect();
@@ -46,7 +46,7 @@ fn without_a_trial_there_is_one_rank() {
     assert_eq!((left.code, left.out.as_str()), (0, "0 of 1\n"), "{left:?}");
 }
 
-/// One script on two ranks of a pod.
+/// Runs one script on two ranks of a pod.
 fn check(script: &str, code: i32, message: Option<&str>) {
     let pod = Pod::new().gang(2, 2);
     let start = Instant::now();
@@ -59,31 +59,31 @@ fn check(script: &str, code: i32, message: Option<&str>) {
 }
 
 #[test]
-fn the_worst_rank_decides_and_its_last_words_are_the_pods() {
+fn worst_rank_decides_code_and_message() {
     let on = |one: &str, other: &str| format!("if [ $RANK = 1 ]; then {one}; else {other}; fi");
     let long = "exec sleep 1000";
     check("exit 0", 0, None);
     check(&on("exit 79", "exit 0"), 79, Some("rank 1: exit code 79"));
-    let lines = "rank 1: exit code 3; its last lines: no such file\nin main.py";
+    let lines = "rank 1: exit code 3; last lines: no such file\nin main.py";
     let fails = "echo shown; printf 'no such file\\nin main.py\\n' >&2; exit 3";
     check(&on(fails, long), 3, Some(lines));
     check(&on("exit 78", long), 78, Some("rank 1: exit code 78"));
     check(&on(long, "exit 80"), 80, Some("rank 0: exit code 80"));
-    // Rank 0 fails by itself, though rank 1 is gone before.
+    // Rank 0 fails by itself, although rank 1 exits first.
     let folder = tempfile::tempdir().unwrap();
     let up = folder.path().join("up").display().to_string();
     let last = format!("until [ -e {up} ]; do sleep 0.02; done; exit 81");
-    // Without a child, of whose end by the signal the shell would tell.
+    // Without a child process, whose termination by the signal the shell would print.
     let first = format!("trap 'exit 1' TERM; : >{up}; while :; do :; done");
     check(&on(&last, &first), 1, Some("rank 0: exit code 1"));
     check(&on("exit 81", long), 81, Some("rank 1: exit code 81"));
-    check(&on("kill -SEGV $$", long), 139, Some("rank 1: ended by signal 11"));
+    check(&on("kill -SEGV $$", long), 139, Some("rank 1: terminated by signal 11"));
     let words = r#"echo '{"code":1,"message":"it said so"}' >$STOKER_TERMINATION_FILE; exit 1"#;
     check(&on(words, long), 1, Some("rank 1: it said so"));
 }
 
 #[test]
-fn reports_that_a_rank_could_not_send_are_passed_on() {
+fn unsent_reports_of_a_rank_are_forwarded() {
     let pod = Pod::new();
     let report = json!({
         "version": 1, "attempt": 3, "batches": 20,
@@ -97,7 +97,7 @@ fn reports_that_a_rank_could_not_send_are_passed_on() {
 }
 
 #[test]
-fn a_program_that_is_not_there_is_named() {
+fn missing_program_is_named() {
     let pod = Pod::new();
     let plain = pod.file("plain");
     std::fs::write(&plain, "no program").unwrap();
@@ -108,12 +108,12 @@ fn a_program_that_is_not_there_is_named() {
         assert!(message.contains(program) && message.contains(expected), "{message}");
         assert!(left.errors.contains(&message), "{}", left.errors);
     };
-    check("no-such-program", "is it in the image");
-    check(plain.to_str().unwrap(), "is it executable");
+    check("no-such-program", "check that it is in the image");
+    check(plain.to_str().unwrap(), "check that it is executable");
 }
 
 #[test]
-fn signals_are_passed_on_and_awaited() {
+fn signals_are_forwarded() {
     let check = |signal, name: &str| {
         let pod = Pod::new().gang(2, 2);
         let script = format!(
@@ -152,7 +152,7 @@ fn inherited_ignored_signals_stay_ignored() {
 }
 
 #[test]
-fn nothing_that_a_program_started_outlives_the_launcher() {
+fn descendants_do_not_outlive_the_launcher() {
     for how in ["sleep 1000 &", "setsid sleep 1000 &", "(trap '' TERM; exec sleep 1000) &"] {
         let pod = Pod::new();
         let left = pod.launch_script(&format!("{how} echo $!; sleep 0.1; exit 3"));
@@ -162,12 +162,12 @@ fn nothing_that_a_program_started_outlives_the_launcher() {
 }
 
 #[test]
-fn what_saves_after_the_signal_is_not_killed_though_its_parent_is_gone() {
+fn descendants_may_save_after_a_signal() {
     let pod = Pod::new();
     let saves = "trap 'sleep 1; echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done";
     // The outer shell does not handle the signal.
     let child = pod.start_launch(&["sh", "-c", &format!("sh -c \"{saves}\"; true")]);
-    until("it starts", || std::fs::read_to_string(pod.file("out")).unwrap().contains("ready"));
+    until("the program", || std::fs::read_to_string(pod.file("out")).unwrap().contains("ready"));
     rustix::process::kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     let left = pod.wait(child);
     assert_eq!(left.code, 143, "{left:?}");
@@ -176,7 +176,7 @@ fn what_saves_after_the_signal_is_not_killed_though_its_parent_is_gone() {
 }
 
 #[test]
-fn a_storage_that_does_not_work_is_found_before_the_program_starts() {
+fn unusable_storage_is_detected_before_the_start() {
     let mut pod = Pod::new();
     std::fs::write(pod.file("storage"), "a file").unwrap();
     let left = pod.launch_script("echo started");
@@ -187,12 +187,12 @@ fn a_storage_that_does_not_work_is_found_before_the_program_starts() {
 }
 
 #[test]
-fn logs_that_cannot_be_stored_end_no_program() {
+fn unstorable_logs_do_not_end_the_program() {
     let pod = Pod::new();
     let folder = pod.file("storage/trial");
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("logs"), "where the folder should be").unwrap();
     let left = pod.launch_script("echo started; exit 0");
     assert_eq!((left.code, left.out.as_str()), (0, "started\n"), "{left:?}");
-    assert!(left.errors.contains("the end of the log is not stored"), "{left:?}");
+    assert!(left.errors.contains("cannot store the end of the log"), "{left:?}");
 }

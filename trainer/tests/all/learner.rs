@@ -1,4 +1,4 @@
-//! A program of burn's own training loop, under a runner and in gangs.
+//! Tests of a program with burn's training loop, under a runner and in gangs.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -25,7 +25,7 @@ use stoker_trainer::{Context, Data, burn, key};
 use crate::gang::{Gang, codes, to_the_end};
 use crate::training::{ENV_OUT, ENV_SIGNAL};
 
-/// Set: by `context.dataloader` in place of burn's own loaders.
+/// If set, use `context.dataloader` instead of burn's loaders.
 const ENV_OURS: &str = "TEST_OURS";
 
 #[derive(Module, Debug)]
@@ -67,7 +67,7 @@ impl InferenceStep for Net {
 
 type Item = (Vec<f32>, i64);
 
-/// Noise, with the pixels of the class brighter. Two ranks have 51 and 52 of them.
+/// Noise, with brighter pixels for the class. Two ranks have 51 and 52 of the items.
 fn items() -> InMemDataset<Item> {
     let noise = |i: u64, k: u64| (key(&[i, k]) >> 40) as f32 / (1 << 24) as f32;
     let pixel = |i: u64, k: u64| noise(i, k) + if k % 5 == i % 5 { 0.5 } else { 0.0 };
@@ -87,7 +87,7 @@ impl Batcher<Item, Pair> for Pairs {
     }
 }
 
-/// Sends this process a signal after a batch: a program of burn's has no hooks.
+/// Sends a signal to this process after a batch, since programs with burn's loop have no callbacks.
 #[derive(Clone)]
 struct SignalsItself(u64);
 
@@ -113,11 +113,11 @@ impl Metric for SignalsItself {
     fn clear(&mut self) {}
 }
 
-/// The whole program of one rank.
+/// The program of one rank.
 pub(crate) fn train() -> ExitCode {
     stoker_trainer::run(|context: &Context| {
         let ranks = context.distributed();
-        // Weights that differ show whether rank 0's are taken.
+        // Ranks start with different weights, so that missing synchronization is visible.
         context.device().seed(ranks.rank() as u64);
         let model = Net {
             hidden: LinearConfig::new(20, 16).init(context.device()),
@@ -156,7 +156,7 @@ fn bits(model: &Net) -> Vec<u32> {
     impl ModuleVisitor for Read {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             let values: Vec<f32> = param.val().into_data().try_to_vec().unwrap();
-            self.0.extend(values.iter().map(|it| it.to_bits()));
+            self.0.extend(values.iter().map(|value| value.to_bits()));
         }
     }
     let mut read = Read::default();
@@ -166,38 +166,38 @@ fn bits(model: &Net) -> Vec<u32> {
 
 fn gang(size: u32, is_ours: bool) -> Gang {
     let gang = Gang::new(size, to_the_end);
-    // A signal is heard some batches later.
+    // Enough batches, since a signal takes effect a few batches later.
     let fields = json!({"metric": "validation_accuracy", "smallerIsBetter": false, "units": 80});
     let gang = gang.told(&fields);
     if is_ours { gang.env(ENV_OURS, "1") } else { gang }
 }
 
 #[test]
-fn a_gang_of_burns_has_equal_bits_and_goes_on_after_a_stop() {
+fn burn_gang_resumes_bit_identical() {
     for is_ours in [false, true] {
         let straight = gang(2, is_ours);
         let left = straight.run_as("learn");
         assert_eq!(codes(&left), [0, 0], "{left:?}");
         let straight = straight.trained();
         assert!(straight[0] == straight[1], "ranks differ");
-        // In the middle of the first epoch of seven batches, and of the third.
+        // Stop in the middle of the first and the third epoch of seven batches.
         for (rank, batch) in [(1, 3), (0, 16)] {
             let gang = gang(2, is_ours).env(ENV_SIGNAL, &format!("{rank} {batch} TERM"));
             let left = gang.run_as("learn");
             assert_eq!(codes(&left), [79, 79], "{left:?}");
             let stopped: u64 = gang.checkpoint().0[..12].parse().unwrap();
-            assert!((batch..80).contains(&stopped), "asked after {batch}, stopped after {stopped}");
+            assert!((batch..80).contains(&stopped), "signal at {batch}, stopped after {stopped}");
             let gang = gang.again();
             let left = gang.run_as("learn");
             assert_eq!(codes(&left), [0, 0], "{left:?}");
-            assert!(gang.trained() == straight, "stopped after {stopped}: other bits");
+            assert!(gang.trained() == straight, "stopped after {stopped}: weights differ");
         }
     }
 }
 
 #[test]
-fn a_runner_is_told_the_searched_metric_and_grants_lengths() {
-    // Three epochs of 13 batches, then as long again.
+fn runner_gets_the_metric_and_grants_lengths() {
+    // Three epochs of 13 batches, then three more.
     let answer = |report: &Report| match report.event {
         ReportEvent::Validated { granted_units: Some(3), .. } => Directive::Continue { units: 6 },
         ReportEvent::Validated { granted_units: Some(_), .. } => Directive::Stop,
@@ -224,11 +224,11 @@ fn a_runner_is_told_the_searched_metric_and_grants_lengths() {
 }
 
 #[test]
-fn a_metric_that_burn_does_not_compute_is_refused_before_training() {
+fn unknown_searched_metric_is_refused_early() {
     let gang = gang(1, false).told(&json!({"metric": "validation_f1"}));
     let left = gang.run_as("learn");
     assert_eq!(codes(&left), [1], "{left:?}");
-    let expected = "there is no searched metric validation_f1; of validation there are \
-                    validation_accuracy, validation_loss";
-    assert!(left[0].errors.contains(expected), "{left:?}");
+    let errors = &left[0].errors;
+    assert!(errors.contains("searched metric validation_f1"), "{left:?}");
+    assert!(errors.contains("validation_accuracy, validation_loss"), "{left:?}");
 }

@@ -1,8 +1,8 @@
-//! Processes of a pod: launcher and ranks, as a cluster starts them.
+//! Tests with processes of a pod: launcher and ranks, started as a cluster does.
 //!
-//! The programs are this very binary: [`program`] is what a process of it does that was given a role.
+//! The programs are this binary itself: [`program`] runs the role that a process was given.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+#![expect(clippy::unwrap_used, reason = "tests panic on failure")]
 
 use std::process::ExitCode;
 
@@ -19,10 +19,10 @@ mod preparing;
 mod process;
 mod training;
 
-/// The variable that makes a process of this binary a program of the tests.
+/// Variable that makes a process of this binary run a program of the tests.
 const ENV_ROLE: &str = "STOKER_TEST_ROLE";
 
-/// Not a test, but what a started process does; nothing where this is the test's own process.
+/// Not a test: runs the role of a started process. Does nothing in the test process itself.
 #[test]
 fn program() {
     let Ok(role) = std::env::var(ENV_ROLE) else { return };
@@ -40,9 +40,9 @@ fn program() {
         ("learn", _) => learner::train(),
         ("own", _) => own_loop::train(),
         ("train", _) => training::train(),
-        (other, _) => panic!("no role {other}"),
+        (other, _) => panic!("unknown role {other}"),
     };
-    // The test harness has an exit code of its own.
-    let code = (0..=u8::MAX).find(|it| ExitCode::from(*it) == code);
+    // Exit here, because the test harness would set its own exit code.
+    let code = (0..=u8::MAX).find(|number| ExitCode::from(*number) == code);
     std::process::exit(code.unwrap().into());
 }

@@ -1,4 +1,4 @@
-//! Gangs whose loop is the program's own: under a runner, killed, asked to leave, prolonged.
+//! Tests of gangs with a custom training loop: under a runner, killed, preempted and prolonged.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -15,13 +15,13 @@ use crate::gang::{Gang, codes};
 use crate::process::{Pod, until};
 use crate::training::{ENV_OUT, ENV_PACE, ENV_SIGNAL};
 
-/// Set: each rank asks for itself whether to leave.
+/// If set, ranks check for stop requests independently.
 const ENV_THEMSELVES: &str = "TEST_THEMSELVES";
 
-/// Batches of an epoch, and samples of a batch.
+/// Batches in an epoch, and samples in a batch.
 const SHAPE: (u64, usize) = (5, 8);
 
-/// A line through points, found by steps down the gradient; each rank has every so-manieth point.
+/// A line fitted to points by gradient descent; the points are distributed over the ranks.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Line {
     batches: u64,
@@ -47,7 +47,7 @@ impl Line {
         Ok(sums[2] / SHAPE.1 as f64)
     }
 
-    /// All ranks' shares: the first has one number, the last the other.
+    /// Stores a checkpoint with shares of the ranks: the first has the slope, the last the offset.
     fn store(&self, session: &Session<'_>) -> Result<()> {
         let info = session.info();
         let upload = Upload::at(self.batches).sharded().metadata("world", info.size);
@@ -67,7 +67,7 @@ impl Line {
     }
 }
 
-/// The whole program of one rank.
+/// The program of one rank.
 pub(crate) fn train() -> ExitCode {
     stoker_trainer::run(|context: &Context| {
         let mut session = context.session();
@@ -82,7 +82,7 @@ pub(crate) fn train() -> ExitCode {
             Ok(Line { batches: saved.batches, slope: read("slope")?, offset: read("offset")? })
         })?;
         let mut line = restored.unwrap_or_default();
-        let mine = |name: &str| -> Option<Vec<String>> {
+        let words_for = |name: &str| -> Option<Vec<String>> {
             let words: Vec<_> = std::env::var(name).ok()?.split(' ').map(str::to_owned).collect();
             (words[0] == info.rank.to_string()).then_some(words)
         };
@@ -94,12 +94,12 @@ pub(crate) fn train() -> ExitCode {
                 if line.batches.is_multiple_of(5) {
                     line.store(&session)?;
                 }
-                if let Some(words) = mine(ENV_SIGNAL).filter(|it| it[1] == line.batches.to_string())
-                {
+                let words = words_for(ENV_SIGNAL);
+                if let Some(words) = words.filter(|words| words[1] == line.batches.to_string()) {
                     let signal = if words[2] == "KILL" { Signal::KILL } else { Signal::TERM };
                     rustix::process::kill_process(rustix::process::getpid(), signal)?;
                 }
-                if let Some(words) = mine(ENV_PACE) {
+                if let Some(words) = words_for(ENV_PACE) {
                     std::thread::sleep(Duration::from_millis(words[1].parse()?));
                 }
                 if let Some(why) = session.asked_to_leave()? {
@@ -125,7 +125,7 @@ pub(crate) fn train() -> ExitCode {
     })
 }
 
-/// Grants 12 batches, then 17, and is content.
+/// Grants 12 batches, then 17, then stops.
 fn prolongs(report: &Report) -> Directive {
     match report.event {
         ReportEvent::Validated { granted_units: Some(17), .. } => Directive::Stop,
@@ -137,31 +137,32 @@ fn prolongs(report: &Report) -> Directive {
 
 fn gang(size: u32, answer: impl Fn(&Report) -> Directive + Send + 'static) -> Gang {
     let mut gang = Gang::new(size, answer);
-    gang.pods.iter_mut().for_each(|it| it.config["units"] = json!(12));
+    gang.pods.iter_mut().for_each(|pod| pod.config["units"] = json!(12));
     gang
 }
 
-/// The losses by batches, of attempts that started at these.
+/// Returns the losses by batch, of attempts with these first batches.
 fn losses(gang: &Gang, attempts: &[(u32, u64)]) -> Vec<(u64, u64)> {
     let storage = Storage::open(gang.pods[0].file("storage").to_str().unwrap(), None).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let rows = runtime.block_on(metrics::read(&storage, "trial", attempts)).unwrap();
-    let training = rows.into_iter().filter(|it| it.group == "training");
-    training.map(|it| (it.batches, it.metrics["loss"].to_bits())).collect()
+    let training = rows.into_iter().filter(|row| row.group == "training");
+    training.map(|row| (row.batches, row.metrics["loss"].to_bits())).collect()
 }
 
-/// Runs it straight on so many ranks.
+/// Runs without interruption on this number of ranks.
 fn straight(size: u32) -> (Vec<Value>, Vec<(u64, u64)>) {
     let gang = gang(size, prolongs);
     let left = gang.run_as("own");
     assert_eq!(codes(&left), vec![0; size as usize], "{left:?}");
     let losses = losses(&gang, &[(3, 0)]);
-    assert_eq!(losses.iter().map(|it| it.0).collect::<Vec<_>>(), (1..=17).collect::<Vec<_>>());
+    let batches: Vec<_> = losses.iter().map(|(batches, _)| *batches).collect();
+    assert_eq!(batches, (1..=17).collect::<Vec<_>>());
     (gang.trained(), losses)
 }
 
 #[test]
-fn a_runner_prolongs_and_ends_a_loop_and_learns_what_it_does() {
+fn runner_prolongs_and_ends_a_custom_loop() {
     let gang = gang(2, prolongs);
     let left = gang.run_as("own");
     assert_eq!(codes(&left), [0, 0], "{left:?}");
@@ -170,57 +171,59 @@ fn a_runner_prolongs_and_ends_a_loop_and_learns_what_it_does() {
     let reports = gang.door.reports.lock().unwrap();
     let results: Vec<_> = reports
         .iter()
-        .filter_map(|it| match &it.event {
+        .filter_map(|report| match &report.event {
             ReportEvent::Validated { granted_units: Some(units), metrics } => {
-                Some((it.batches, *units, metrics.keys().cloned().collect::<Vec<_>>()))
+                Some((report.batches, *units, metrics.keys().cloned().collect::<Vec<_>>()))
             }
             _ => None,
         })
         .collect();
     let loss = vec!["validation_loss".to_owned()];
     assert_eq!(results, [(12, 12, loss.clone()), (17, 17, loss)]);
-    let is_started = |it: &Report| matches!(it.event, ReportEvent::Started { .. });
-    assert!(is_started(&reports[0]) && reports.iter().filter(|it| is_started(it)).count() == 1);
-    let says = |it: &Report| match &it.event {
+    let is_started = |report: &&Report| matches!(report.event, ReportEvent::Started { .. });
+    assert!(is_started(&&reports[0]) && reports.iter().filter(is_started).count() == 1);
+    let activity = |report: &Report| match &report.event {
         ReportEvent::Progress { activity, .. } => activity.clone(),
         _ => None,
     };
-    assert_eq!(reports.iter().find_map(says).as_deref(), Some("looking for a line"));
-    // A checkpoint is told before the result at its batch.
+    assert_eq!(reports.iter().find_map(activity).as_deref(), Some("looking for a line"));
+    // A checkpoint is reported before the result at the same batch.
     let at = |wanted: &dyn Fn(&Report) -> bool| reports.iter().position(wanted).unwrap();
-    let checkpointed =
-        at(&|it| it.batches == 12 && matches!(it.event, ReportEvent::Checkpointed { .. }));
-    let result =
-        at(&|it| matches!(it.event, ReportEvent::Validated { granted_units: Some(12), .. }));
+    let checkpointed = at(&|report| {
+        report.batches == 12 && matches!(report.event, ReportEvent::Checkpointed { .. })
+    });
+    let result = at(&|report| {
+        matches!(report.event, ReportEvent::Validated { granted_units: Some(12), .. })
+    });
     assert!(checkpointed < result);
 }
 
 #[test]
-fn a_rank_that_is_asked_to_leave_takes_the_gang_with_it_and_all_go_on_to_the_same_bits() {
+fn preempted_gang_resumes_bit_identical() {
     let (trained, losses_straight) = straight(2);
     for batch in [3, 5, 13] {
         let gang = gang(2, prolongs).env(ENV_SIGNAL, &format!("1 {batch} TERM"));
         let left = gang.run_as("own");
         assert_eq!(codes(&left), [79, 79], "{left:?}");
         let gang = gang.again();
-        // A signal is heard a little later than it was sent.
+        // A signal takes effect a few batches after it was sent.
         let (name, _) = gang.checkpoint();
-        let left_at: u64 = name.split_once('-').unwrap().0.parse().unwrap();
-        assert!(left_at >= batch, "{name}");
+        let stopped_at: u64 = name.split_once('-').unwrap().0.parse().unwrap();
+        assert!(stopped_at >= batch, "{name}");
         let left = gang.run_as("own");
         assert_eq!(codes(&left), [0, 0], "{left:?}");
-        assert_eq!(gang.trained(), trained, "asked at {batch}");
-        assert_eq!(losses(&gang, &[(3, 0), (4, left_at)]), losses_straight, "asked at {batch}");
+        assert_eq!(gang.trained(), trained, "signal at {batch}");
+        assert_eq!(losses(&gang, &[(3, 0), (4, stopped_at)]), losses_straight, "signal at {batch}");
     }
 }
 
 #[test]
-fn a_gang_whose_rank_is_killed_goes_on_from_its_last_checkpoint_to_the_same_bits() {
+fn killed_rank_resumes_bit_identical() {
     let (trained, losses_straight) = straight(2);
     for rank in [0, 1] {
         let gang = gang(2, prolongs).env(ENV_SIGNAL, &format!("{rank} 8 KILL"));
         let left = gang.run_as("own");
-        assert!(codes(&left).iter().all(|it| *it != 0), "{left:?}");
+        assert!(codes(&left).iter().all(|code| *code != 0), "{left:?}");
         let gang = gang.again();
         let left = gang.run_as("own");
         assert_eq!(codes(&left), [0, 0], "{left:?}");
@@ -229,23 +232,23 @@ fn a_gang_whose_rank_is_killed_goes_on_from_its_last_checkpoint_to_the_same_bits
     }
 }
 
-/// Nothing is collective in this mode: a rank hears of it with the heartbeats.
+/// In this mode, no call is collective: heartbeats notify the ranks.
 #[test]
-fn ranks_that_ask_for_themselves_hear_of_what_the_runner_asks_rank_0() {
+fn independent_ranks_learn_of_preemption_by_heartbeat() {
     let answer = |report: &Report| match report.batches {
         0..6 => Directive::Continue { units: 100_000 },
         _ => Directive::Preempt,
     };
     let mut gang = gang(2, answer).env(ENV_THEMSELVES, "1").env(ENV_PACE, "0 5");
-    gang.pods.iter_mut().for_each(|it| it.config["units"] = json!(100_000));
+    gang.pods.iter_mut().for_each(|pod| pod.config["units"] = json!(100_000));
     let left = gang.run_as("own");
-    // The sums of a rank that has left cannot be had: the other may end with that.
+    // After one rank has exited, the other may fail in its next collective call.
     let codes = codes(&left);
     assert!(codes[0] == 79 && [79, 81].contains(&codes[1]), "{left:?}");
 }
 
 #[test]
-fn a_signal_has_a_pod_tell_what_its_threads_do_and_ends_nothing() {
+fn sigusr1_prints_threads_and_continues() {
     let pod = Pod::new().env(ENV_PACE, "0 100");
     let out = pod.file("").display().to_string();
     let door = crate::door::Door::open(prolongs);
@@ -254,13 +257,14 @@ fn a_signal_has_a_pod_tell_what_its_threads_do_and_ends_nothing() {
     pod.config["door"]["url"] = json!(door.url);
     pod.config["units"] = json!(12);
     let child = crate::gang::start_as(&pod, "own");
-    until("a first report", || door.reports.lock().unwrap().iter().any(|it| it.batches > 1));
+    let has_progress = || door.reports.lock().unwrap().iter().any(|report| report.batches > 1);
+    until("a first report", has_progress);
     let launcher = rustix::process::Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
     rustix::process::kill_process(launcher, Signal::USR1).unwrap();
     let left = pod.wait(child);
     assert_eq!(left.code, 0, "{left:?}");
     let text = format!("{}{}", left.out, left.errors);
     assert!(text.contains("stoker: rank 0, process "), "{text}");
-    assert!(text.contains(", has reported batch "), "{text}");
+    assert!(text.contains(", last reported batch "), "{text}");
     assert!(text.contains(" stoker-backgrou "), "{text}");
 }

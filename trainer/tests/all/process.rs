@@ -1,4 +1,4 @@
-//! Starts this binary in a role, and gives what came of it.
+//! Starts this binary in a role and collects the results.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -11,22 +11,22 @@ use tempfile::TempDir;
 
 use super::ENV_ROLE;
 
-/// No process of these tests takes as long, unless it hangs.
+/// Timeout for processes of these tests; longer than any takes, unless it hangs.
 const WAIT_MAX: Duration = Duration::from_secs(90);
 
-/// A pod: its folder holds what its processes are told, store and leave.
+/// A pod. Its folder contains the configuration, the storage and the output of its processes.
 pub(crate) struct Pod {
     folder: TempDir,
     pub(crate) config: Value,
     environment: Vec<(String, String)>,
     is_told: bool,
-    /// Options for `env`, which starts its processes.
+    /// Options of `env`, which starts the processes.
     pub(crate) env_options: Vec<&'static str>,
-    /// The network namespace of its processes, if they have one of their own.
+    /// Network namespace of the processes, if they run in a separate one.
     pub(crate) host: Option<String>,
 }
 
-/// What a process left.
+/// Results of a process.
 #[derive(Debug)]
 pub(crate) struct Left {
     pub(crate) code: i32,
@@ -50,7 +50,7 @@ impl Pod {
         Self { folder, config, environment: vec![], is_told: true, env_options, host: None }
     }
 
-    /// A gang, of which this is the pod of index 0.
+    /// Configures a gang, in which this pod has index 0 by default.
     pub(crate) fn gang(mut self, world_size: u32, ranks_per_pod: u32) -> Self {
         self.config["gang"] = json!({
             "worldSize": world_size, "ranksPerPod": ranks_per_pod,
@@ -68,17 +68,17 @@ impl Pod {
         self
     }
 
-    /// Its processes are told of no trial.
+    /// Starts processes without a trial.
     pub(crate) fn without_trial(self) -> Self {
         Self { is_told: false, ..self }
     }
 
-    /// A file of this pod.
+    /// Returns the path of a file in this pod's folder.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// Launches a script of the shell.
+    /// Launches a shell script.
     pub(crate) fn launch_script(&self, script: &str) -> Left {
         self.launch(&["sh", "-c", script])
     }
@@ -97,7 +97,7 @@ impl Pod {
         std::fs::write(&config, self.config.to_string()).unwrap();
         let out = |name| std::fs::File::create(self.file(name)).unwrap();
         let itself = std::env::current_exe().unwrap();
-        // The tests themselves may run under `nohup`.
+        // Reset signals, because the tests themselves may run under `nohup`.
         let mut command = Command::new("env");
         command.arg("--default-signal=HUP,INT").args(&self.env_options);
         if let Some(host) = &self.host {
@@ -131,7 +131,7 @@ impl Pod {
             }
             if start.elapsed() > WAIT_MAX {
                 child.kill().unwrap();
-                panic!("it hangs: {}{}", self.text("out"), self.text("errors"));
+                panic!("the process hangs: {}{}", self.text("out"), self.text("errors"));
             }
             std::thread::sleep(Duration::from_millis(10));
         };
@@ -143,7 +143,7 @@ impl Pod {
             code: status.code().unwrap_or(-1),
             out: out.trim_start().to_owned(),
             errors: self.text("errors"),
-            termination: termination.map(|it| serde_json::from_slice(&it).unwrap()),
+            termination: termination.map(|text| serde_json::from_slice(&text).unwrap()),
         }
     }
 
@@ -151,14 +151,14 @@ impl Pod {
         std::fs::read_to_string(self.file(name)).unwrap()
     }
 
-    /// What is stored under a name of the trial's folder.
+    /// Reads a file in the storage folder of the trial.
     pub(crate) fn stored(&self, name: &str) -> String {
         let path = self.file("storage/trial").join(name);
         std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"))
     }
 }
 
-/// Waits until `is_so`.
+/// Waits until `is_so` returns `true`.
 pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
     let start = Instant::now();
     while !is_so() {
@@ -167,7 +167,7 @@ pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// Whether a process is there that can still do something.
+/// Returns `true` if a process exists and is not a zombie.
 pub(crate) fn is_alive(pid: &str) -> bool {
     let stat = std::fs::read_to_string(Path::new("/proc").join(pid.trim()).join("stat"));
     stat.is_ok_and(|stat| !stat.contains(") Z "))

@@ -1,4 +1,4 @@
-//! The program that gangs of these tests train, and what it leaves.
+//! The training program of the gang tests.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -16,22 +16,23 @@ use stoker_trainer::{
     Callback, Context, Control, Data, Fit, Logs, Optimizers, Result, StepOutput, key,
 };
 
-/// Samples of an epoch: five batches, the last of 4: of three ranks, one has two samples of it.
+/// Number of samples in an epoch: five batches, the last of size 4, of which one of three ranks
+/// gets two.
 const SAMPLES: u64 = 100;
 
-/// Samples of a batch over all ranks, which 1, 2, 3 and 4 divide.
+/// Number of samples in a batch over all ranks; divisible by 1, 2, 3 and 4.
 const GLOBAL_BATCH: usize = 24;
 
-/// Where each rank leaves its model.
+/// Folder for the results of each rank.
 pub(crate) const ENV_OUT: &str = "TEST_OUT";
-/// Set: with what differs between ranks, dropout and statistics.
+/// If set, use layers that differ between ranks: dropout and BatchNorm statistics.
 pub(crate) const ENV_FULL: &str = "TEST_FULL";
-/// `RANK BATCH SIGNAL`: the rank sends itself a signal after that batch, or goes no further (`HANG`).
+/// `RANK BATCH SIGNAL`: the rank sends itself a signal after that batch, or hangs (`HANG`).
 pub(crate) const ENV_SIGNAL: &str = "TEST_SIGNAL";
 
-/// `RANK MILLISECONDS`: the rank takes so long for each batch.
+/// `RANK MILLISECONDS`: the rank sleeps this long after each batch.
 pub(crate) const ENV_PACE: &str = "TEST_PACE";
-/// `RANK BATCH FILE`: the rank makes a file after that batch.
+/// `RANK BATCH FILE`: the rank creates a file after that batch.
 pub(crate) const ENV_MARK: &str = "TEST_MARK";
 
 type Pair = (Tensor<2>, Tensor<1, Int>);
@@ -68,7 +69,7 @@ impl Net {
     }
 }
 
-/// Noise, with the pixels of the class brighter.
+/// Noise, with brighter pixels for the class.
 fn samples() -> Pair {
     let noise = |i: u64, k: u64| (key(&[i, k]) >> 40) as f32 / (1 << 24) as f32;
     let pixel = move |i: u64, k: u64| noise(i, k) + if k % 5 == i % 5 { 0.5 } else { 0.0 };
@@ -79,7 +80,7 @@ fn samples() -> Pair {
     (x, Tensor::from_data(TensorData::new(y, [n]), &device))
 }
 
-/// Two optimizers, a schedule, sums over three batches, clipping.
+/// Two optimizers, a schedule, gradient accumulation over three batches, and clipping.
 fn optimizers() -> Optimizers {
     let cosine = CosineAnnealingLrSchedulerConfig::new(1e-2, 50).init().unwrap();
     Optimizers::one(AdamConfig::new().init(), cosine)
@@ -89,7 +90,7 @@ fn optimizers() -> Optimizers {
         .aggregate(3)
 }
 
-/// Sends this process a signal after a batch.
+/// Sends a signal to this process after a batch.
 struct SignalsItself(u64, Signal);
 
 impl Callback for SignalsItself {
@@ -101,7 +102,7 @@ impl Callback for SignalsItself {
     }
 }
 
-/// Goes no further after a batch.
+/// Hangs after a batch.
 struct Hangs(u64);
 
 impl Callback for Hangs {
@@ -113,7 +114,7 @@ impl Callback for Hangs {
     }
 }
 
-/// Takes long for each batch.
+/// Sleeps after each batch.
 struct Paced(Duration);
 
 impl Callback for Paced {
@@ -123,7 +124,7 @@ impl Callback for Paced {
     }
 }
 
-/// Makes a file after a batch.
+/// Creates a file after a batch.
 struct Marks(u64, PathBuf);
 
 impl Callback for Marks {
@@ -135,17 +136,17 @@ impl Callback for Marks {
     }
 }
 
-/// What the environment wants of this rank.
+/// Returns the callbacks that the environment requests for this rank.
 pub(crate) fn callbacks(rank: usize) -> Vec<Box<dyn Callback>> {
-    let wanted = |name: &str| -> Option<Vec<String>> {
+    let words_for = |name: &str| -> Option<Vec<String>> {
         let text = std::env::var(name).ok()?;
         let words: Vec<String> = text.split(' ').map(str::to_owned).collect();
         (words[0] == rank.to_string()).then_some(words)
     };
     let mut all = vec![];
-    if let Some(words) = wanted(ENV_SIGNAL).filter(|it| it[2] == "HANG") {
+    if let Some(words) = words_for(ENV_SIGNAL).filter(|words| words[2] == "HANG") {
         all.push(Hangs(words[1].parse().unwrap()).boxed());
-    } else if let Some(words) = wanted(ENV_SIGNAL) {
+    } else if let Some(words) = words_for(ENV_SIGNAL) {
         let signal = match &*words[2] {
             "KILL" => Signal::KILL,
             "STOP" => Signal::STOP,
@@ -153,20 +154,21 @@ pub(crate) fn callbacks(rank: usize) -> Vec<Box<dyn Callback>> {
         };
         all.push(SignalsItself(words[1].parse().unwrap(), signal).boxed());
     }
-    if let Some(words) = wanted(ENV_PACE) {
+    if let Some(words) = words_for(ENV_PACE) {
         all.push(Paced(Duration::from_millis(words[1].parse().unwrap())).boxed());
     }
-    if let Some(words) = wanted(ENV_MARK) {
+    if let Some(words) = words_for(ENV_MARK) {
         all.push(Marks(words[1].parse().unwrap(), words[2].clone().into()).boxed());
     }
     all
 }
 
-/// The whole program of one rank.
+/// The program of one rank.
 pub(crate) fn train() -> ExitCode {
     stoker_trainer::run(|context: &Context| {
         let ranks = context.distributed();
-        // Weights that differ show whether rank 0's are taken. `fit` draws those that are not drawn yet.
+        // Ranks start with different weights, so that missing synchronization is visible. `weights`
+        // initializes them here, because `fit` would initialize them equally.
         context.device().seed(ranks.rank() as u64);
         let model = Net::new(context.device(), std::env::var_os(ENV_FULL).is_some());
         let _ = weights(&model);
@@ -184,7 +186,7 @@ pub(crate) fn train() -> ExitCode {
     })
 }
 
-/// All numbers of a model, as bits.
+/// Returns the bits of all weights of a model.
 fn weights(model: &Net) -> Vec<u32> {
     #[derive(Default)]
     struct Read(Vec<u32>);
@@ -192,7 +194,7 @@ fn weights(model: &Net) -> Vec<u32> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             let values = param.val().into_data().convert_dtype(DType::F32);
             let values: Vec<f32> = values.try_to_vec().unwrap();
-            self.0.extend(values.iter().map(|it| it.to_bits()));
+            self.0.extend(values.iter().map(|value| value.to_bits()));
         }
     }
     let mut read = Read::default();

@@ -1,10 +1,10 @@
-//! The few functions of NCCL that are used, from the library that this machine has.
+//! Bindings to the few NCCL functions in use, loaded from the installed library.
 //!
-//! Types and numbers are those of `nccl.h`, which NVIDIA keeps from version to version. They are not taken from a crate:
-//! that which has them looks for no `libnccl.so.2`, which is what NCCL's packages install, and ends the process where it
-//! finds nothing.
+//! Types and constants are those of `nccl.h`, which NVIDIA keeps stable across versions. They are
+//! not taken from a crate. The existing crate does not look for `libnccl.so.2`, which NCCL's
+//! packages install, and ends the process if it finds nothing.
 
-// Reason: functions of a C library, which take addresses on a device.
+// Reason: functions of a C library, which take device addresses.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -13,15 +13,15 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 
-/// Where NCCL is looked for: as its packages install it, and as its developers' do.
+/// File names of NCCL, as installed by its packages and its development packages.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
-/// The first version whose calls need not block: 2.14.
+/// Minimum version, 2.14: the first with non-blocking calls.
 const VERSION_MIN: c_int = 21_400;
-/// Bytes of the id by which ranks find each other.
+/// Size of the ID by which ranks find each other.
 pub(super) const ID_BYTES: usize = 128;
-/// How long the end of a communicator in order may take.
+/// Timeout for the clean shutdown of a communicator.
 const END_MAX: Duration = Duration::from_secs(10);
-/// How often it is looked whether something is done before the processor is given away.
+/// Number of checks before a wait yields the processor.
 const SPINS: u32 = 2_000;
 const PAUSE: Duration = Duration::from_micros(50);
 
@@ -30,11 +30,11 @@ const REMOTE_ERROR: c_int = 6;
 const IN_PROGRESS: c_int = 7;
 const OP_SUM: c_int = 0;
 
-/// What went wrong.
+/// An error of NCCL or the CUDA driver.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
     pub(super) why: String,
-    /// Whether it was another rank's.
+    /// Whether another rank caused the error.
     pub(super) is_remote: bool,
 }
 
@@ -46,7 +46,7 @@ impl From<String> for Failure {
 
 type Outcome<T> = Result<T, Failure>;
 
-/// What is summed; the numbers are NCCL's.
+/// Element type; the values are NCCL's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub(super) enum Element {
@@ -59,7 +59,7 @@ pub(super) enum Element {
 #[repr(C)]
 struct Id([u8; ID_BYTES]);
 
-/// What version 2.14 has of it: later ones take `size` and `version` to know.
+/// The fields of version 2.14; later versions recognize them by `size` and `version`.
 #[repr(C)]
 struct Config {
     size: usize,
@@ -91,7 +91,8 @@ struct Functions {
     last_error: unsafe extern "C" fn(Comm) -> *const c_char,
 }
 
-/// NCCL as it was found. It stays loaded until the process ends: threads of its own may run in it.
+/// The loaded library. It stays loaded until the process ends, because its own threads may still
+/// run.
 #[derive(Clone, Copy)]
 pub(super) struct Library {
     functions: &'static Functions,
@@ -105,27 +106,26 @@ impl std::fmt::Debug for Library {
 }
 
 impl Library {
-    /// The library of this machine.
+    /// Loads the installed library.
     ///
     /// # Errors
     ///
-    /// There is none, or it is too old.
+    /// Fails if the library is missing or too old.
     pub(super) fn open() -> Result<Self, String> {
-        // SAFETY: NCCL does nothing when it is loaded but set up its own memory.
+        // SAFETY: when loaded, NCCL only initializes its own memory.
         let opened = NAMES.iter().find_map(|name| unsafe { libloading::Library::new(*name) }.ok());
-        let names = NAMES.join(" nor ");
-        let missing = format!(
-            "neither {names} is found: install NCCL, or name its folder in LD_LIBRARY_PATH"
-        );
+        let names = NAMES.join(" or ");
+        let missing =
+            format!("cannot load {names}; install NCCL or add its folder to LD_LIBRARY_PATH");
         let library: &'static _ = Box::leak(Box::new(opened.ok_or(missing)?));
-        // SAFETY: the types are those of nccl.h.
+        // SAFETY: the function types match nccl.h.
         unsafe {
             let get_version: unsafe extern "C" fn(*mut c_int) -> c_int =
                 find(library, "ncclGetVersion")?;
             let mut version = 0;
             if get_version(&raw mut version) != SUCCESS || version < VERSION_MIN {
                 return Err(format!(
-                    "NCCL is of version {version}, but must be of {VERSION_MIN} or later"
+                    "NCCL has version {version}, but must have {VERSION_MIN} or later"
                 ));
             }
             let functions = Functions {
@@ -143,36 +143,36 @@ impl Library {
         }
     }
 
-    /// As NCCL counts: 22703 is 2.27.3.
+    /// Returns the version in NCCL's encoding: 22703 is 2.27.3.
     pub(super) fn version(&self) -> i32 {
         self.version
     }
 
-    /// An id by which ranks find each other.
+    /// Creates an ID by which ranks find each other.
     ///
     /// # Errors
     ///
-    /// NCCL finds no network.
+    /// Fails if NCCL finds no network.
     pub(super) fn new_id(&self) -> Outcome<[u8; ID_BYTES]> {
         let mut id = Id([0; ID_BYTES]);
-        // SAFETY: `id` is as large as NCCL's.
+        // SAFETY: `id` has the size of NCCL's ID.
         let code = unsafe { (self.functions.get_unique_id)(&raw mut id) };
         self.checked(code, std::ptr::null_mut()).map(|()| id.0)
     }
 
-    /// What a call answered.
+    /// Converts the return code of a call.
     fn checked(&self, code: c_int, comm: Comm) -> Outcome<()> {
         if code == SUCCESS || code == IN_PROGRESS {
             return Ok(());
         }
-        let text = |it: *const c_char| {
-            if it.is_null() {
+        let text = |message: *const c_char| {
+            if message.is_null() {
                 return String::new();
             }
-            // SAFETY: NCCL's texts end with a zero and live as long as the library.
-            unsafe { CStr::from_ptr(it) }.to_string_lossy().into_owned()
+            // SAFETY: NCCL's messages are null-terminated and live as long as the library.
+            unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned()
         };
-        // SAFETY: any code will do, and NCCL takes none for `comm`.
+        // SAFETY: any code is valid, and NCCL accepts a null `comm`.
         let (what, last) = unsafe {
             (text((self.functions.error_string)(code)), text((self.functions.last_error)(comm)))
         };
@@ -181,52 +181,55 @@ impl Library {
     }
 }
 
-/// A function of the library.
+/// Looks up a function of the library.
 ///
 /// # Safety
 ///
-/// `F` is its type.
+/// `F` must be the type of the function.
 unsafe fn find<F: Copy>(library: &'static libloading::Library, name: &str) -> Result<F, String> {
-    // SAFETY: as the caller says.
-    let found = unsafe { library.get::<F>(name.as_bytes()) };
-    found.map(|it| *it).map_err(|error| format!("NCCL has no {name}: {error}"))
+    // SAFETY: guaranteed by the caller.
+    let function = unsafe { library.get::<F>(name.as_bytes()) };
+    function
+        .map(|function| *function)
+        .map_err(|error| format!("function {name} not found in NCCL: {error}"))
 }
 
-/// Whether to go on waiting: the reason, if not.
+/// Fails if waiting should end, with the reason.
 type GoesOn<'a> = &'a dyn Fn() -> Outcome<()>;
 
-/// A queue of this process on its GPU, in the context that burn uses: addresses are the same in it.
+/// A CUDA stream of this process, in the context that burn uses, so that addresses are valid in
+/// both.
 #[derive(Clone, Debug)]
 pub(super) struct Queue(Arc<CudaStream>);
 
 impl Queue {
-    /// One of its own.
+    /// Creates a separate stream.
     ///
     /// # Errors
     ///
-    /// The GPU cannot be used.
+    /// Fails if the GPU cannot be used.
     pub(super) fn new(gpu: usize) -> Outcome<Self> {
         let driver = |error: DriverError| Failure::from(format!("GPU {gpu}: {error}"));
         let context = CudaContext::new(gpu).map_err(driver)?;
         Ok(Self(context.new_stream().map_err(driver)?))
     }
 
-    /// NCCL's calls are about the context that the thread has.
+    /// Binds the context to this thread, because NCCL's calls use the current context.
     fn bind(&self) -> Outcome<()> {
         self.0.context().bind_to_thread().map_err(|error| error.to_string().into())
     }
 }
 
-/// One rank of several in NCCL. Its calls do not block, so that a rank that is gone is noticed.
+/// One rank in NCCL. Its calls are non-blocking, so that the exit of another rank is noticed.
 pub(super) struct Communicator {
     library: Library,
     comm: Comm,
     queue: Queue,
-    /// Whether nobody waits for its end in order.
+    /// Whether the communicator must be aborted instead of shut down cleanly.
     is_lost: bool,
 }
 
-// SAFETY: NCCL allows calls from any thread, one at a time, which `&mut self` sees to.
+// SAFETY: NCCL allows calls from any thread, one at a time, which `&mut self` guarantees.
 unsafe impl Send for Communicator {}
 
 impl std::fmt::Debug for Communicator {
@@ -240,11 +243,12 @@ impl std::fmt::Debug for Communicator {
 }
 
 impl Communicator {
-    /// Waits until all ranks have joined. NCCL itself would wait for ever: `goes_on` says for how long.
+    /// Waits until all ranks have joined. NCCL itself would wait forever, so `goes_on` limits the
+    /// wait.
     ///
     /// # Errors
     ///
-    /// One of them cannot, or `goes_on` says no.
+    /// Fails if a rank cannot join, or if `goes_on` does.
     pub(super) fn join(
         library: Library,
         id: [u8; ID_BYTES],
@@ -262,21 +266,21 @@ impl Communicator {
             blocking: 0,
         };
         let (rank, size) = (rank as c_int, size as c_int);
-        // SAFETY: all that is pointed to lives until the call returns.
+        // SAFETY: all pointers are valid until the call returns.
         let code = unsafe {
             (library.functions.init)(&raw mut joined.comm, size, Id(id), rank, &raw mut config)
         };
-        let whole = library.checked(code, joined.comm).and_then(|()| joined.settle(goes_on));
-        joined.noted(whole)?;
+        let outcome = library.checked(code, joined.comm).and_then(|()| joined.settle(goes_on));
+        joined.noted(outcome)?;
         Ok(joined)
     }
 
-    /// Sums `num` elements at the address `from` of the GPU over all ranks to the address `to`; the sums are there when
-    /// this returns. Nobody else may use either meanwhile.
+    /// All-reduces `num` elements from device address `from` to device address `to`, and waits for
+    /// the result. Nothing else may access either range meanwhile.
     ///
     /// # Errors
     ///
-    /// A rank is gone, or the GPU failed.
+    /// Fails if another rank exited, or the GPU failed.
     pub(super) fn sum(
         &mut self,
         from: u64,
@@ -291,7 +295,8 @@ impl Communicator {
         self.queue.bind()?;
         let (from, to) = (from as *const c_void, to as *mut c_void);
         let stream = self.queue.0.cu_stream().cast();
-        // SAFETY: the caller holds the tensors at these addresses, of this many elements, and nothing writes them.
+        // SAFETY: the caller holds the tensors with this many elements at these addresses, and
+        // nothing writes to them.
         let code = unsafe {
             let all_reduce = self.library.functions.all_reduce;
             all_reduce(from, to, num, element as c_int, OP_SUM, self.comm, stream)
@@ -305,17 +310,17 @@ impl Communicator {
         self.noted(done)
     }
 
-    /// The gang is over: the end is not in order, and waits for nobody.
+    /// Marks the gang as failed, so that dropping this value aborts instead of waiting for others.
     pub(super) fn abandon(&mut self) {
         self.is_lost = true;
     }
 
-    /// Waits until NCCL has taken in what it was asked for.
+    /// Waits until NCCL has accepted the queued operation.
     fn settle(&self, goes_on: GoesOn<'_>) -> Outcome<()> {
         self.wait(goes_on, &|| Ok(self.state()? == SUCCESS))
     }
 
-    /// Waits for something while NCCL is well.
+    /// Waits for a condition; fails if NCCL reports an error or `goes_on` does.
     fn wait(&self, goes_on: GoesOn<'_>, is_done: &dyn Fn() -> Outcome<bool>) -> Outcome<()> {
         for turn in 0_u32.. {
             if is_done()? {
@@ -332,7 +337,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// What NCCL says of itself: errors of its own threads and of other ranks too.
+    /// Returns the asynchronous state, which includes errors of NCCL's threads and of other ranks.
     fn state(&self) -> Outcome<c_int> {
         let mut state = SUCCESS;
         // SAFETY: `comm` is open.
@@ -349,13 +354,13 @@ impl Communicator {
 
     fn end(&mut self) -> Outcome<()> {
         self.queue.bind()?;
-        // SAFETY: `comm` is open, and nothing is asked of it after this.
+        // SAFETY: `comm` is open, and no operation follows this call.
         let code = unsafe { (self.library.functions.finalize)(self.comm) };
         self.library.checked(code, self.comm)?;
         let start = Instant::now();
         self.settle(&|| match start.elapsed() < END_MAX {
             true => Ok(()),
-            false => Err("the others take too long".to_owned().into()),
+            false => Err("timeout while waiting for the other ranks".to_owned().into()),
         })
     }
 }
@@ -367,7 +372,7 @@ impl Drop for Communicator {
         }
         let is_over = !self.is_lost && self.end().is_ok();
         let Functions { destroy, abort, .. } = self.library.functions;
-        // SAFETY: `comm` is open; aborting ends what hangs in it.
+        // SAFETY: `comm` is open; aborting ends pending operations.
         unsafe { if is_over { destroy(self.comm) } else { abort(self.comm) } };
     }
 }
@@ -376,9 +381,9 @@ impl Drop for Communicator {
 mod tests {
     use super::*;
 
-    /// Without NCCL this says how to get it; with it, but without a GPU, ids can be made.
+    /// Without NCCL, the error names the remedy. With NCCL but without a GPU, IDs can be created.
     #[test]
-    fn a_machine_with_or_without_nccl_is_told_apart() {
+    fn missing_nccl_is_reported() {
         match Library::open() {
             Err(why) => assert!(why.contains("libnccl.so.2") || why.contains("version"), "{why}"),
             Ok(library) => {

@@ -1,4 +1,4 @@
-//! One suite for each way in which ranks speak.
+//! Conformance suite for each implementation of [`Collective`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use super::super::*;
 use super::meeting::{gang_of, joined};
 use crate::error::exit_code;
 
-/// A way to bring ranks together: it runs `act` on each and ends when all have.
+/// Runs a closure on each of several connected ranks, and returns when all have finished.
 type OnRanks = fn(usize, &(dyn Fn(&dyn Collective) + Sync));
 
 const ALL: [(&str, OnRanks); 2] = [("threads", on_threads), ("connections", on_connections)];
@@ -28,7 +28,7 @@ fn on_threads(size: usize, act: &(dyn Fn(&dyn Collective) + Sync)) {
 
 fn on_connections(size: usize, act: &(dyn Fn(&dyn Collective) + Sync)) {
     if size == 1 {
-        // A gang of one has nobody to meet.
+        // A single rank does not need connections.
         return act(&Alone);
     }
     let gang = gang_of(size as u32);
@@ -40,7 +40,7 @@ fn on_connections(size: usize, act: &(dyn Fn(&dyn Collective) + Sync)) {
     });
 }
 
-/// Runs `act` on each rank; gives what it gives, in order.
+/// Runs `act` on each rank and returns the results in rank order.
 fn on_ranks<T: Send>(
     run: OnRanks,
     size: usize,
@@ -49,19 +49,19 @@ fn on_ranks<T: Send>(
     let all = std::sync::Mutex::new((0..size).map(|_| None).collect::<Vec<_>>());
     run(size, &|ranks| {
         assert_eq!(ranks.size(), size);
-        let given = act(ranks);
-        all.lock().unwrap()[ranks.rank()] = Some(given);
+        let result = act(ranks);
+        all.lock().unwrap()[ranks.rank()] = Some(result);
     });
     all.into_inner().unwrap().into_iter().map(Option::unwrap).collect()
 }
 
-/// A value whose sums show by rounding in what order they were made.
+/// A value whose rounding makes the summation order visible in the sum.
 fn value(rank: usize, i: usize) -> f32 {
     1.0 / (1.0 + (rank * 31 + i) as f32)
 }
 
 #[test]
-fn sums_are_right_and_the_same_bits_everywhere_and_again() {
+fn sums_are_exact_and_reproducible() {
     for (name, run) in ALL {
         for (size, len) in
             [(1, 5), (2, 1), (2, 70_001), (3, 2), (3, 4_097), (3, 70_001), (5, 50_000)]
@@ -70,47 +70,47 @@ fn sums_are_right_and_the_same_bits_everywhere_and_again() {
                 on_ranks(run, size, |ranks| {
                     let mut single: Vec<f32> = (0..len).map(|i| value(ranks.rank(), i)).collect();
                     let mut double: Vec<f64> =
-                        single.iter().map(|it| f64::from(*it).sqrt()).collect();
+                        single.iter().map(|value| f64::from(*value).sqrt()).collect();
                     ranks.sum_f32(&mut single).unwrap();
                     ranks.sum_f64(&mut double).unwrap();
                     ranks.sum_f32(&mut []).unwrap();
                     (single, double)
                 })
             };
-            let found = sum();
-            for (i, single) in found[0].0.iter().enumerate() {
+            let results = sum();
+            for (i, single) in results[0].0.iter().enumerate() {
                 let expected: f64 = (0..size).map(|rank| f64::from(value(rank, i))).sum();
                 let error = (f64::from(*single) - expected).abs() / expected;
                 assert!(error < 1e-6, "{name}, {size} ranks, {i} of {len}: {single} {expected}");
             }
-            for (i, double) in found[0].1.iter().enumerate() {
+            for (i, double) in results[0].1.iter().enumerate() {
                 let expected: f64 = (0..size).map(|rank| f64::from(value(rank, i)).sqrt()).sum();
                 assert!((double - expected).abs() < 1e-12, "{name}, {size} ranks, {i} of {len}");
             }
-            let is_same = |it: &(Vec<f32>, Vec<f64>)| *it == found[0];
-            assert!(found.iter().all(is_same), "{name}, {size} ranks, {len}: other bits");
-            assert!(sum() == found, "{name}, {size} ranks, {len}: other bits in another run");
+            let is_same = |result: &(Vec<f32>, Vec<f64>)| *result == results[0];
+            assert!(results.iter().all(is_same), "{name}, {size} ranks, {len}: ranks differ");
+            assert!(sum() == results, "{name}, {size} ranks, {len}: runs differ");
         }
     }
 }
 
 #[test]
-fn a_sum_over_a_ring_is_of_whole_numbers_wherever_it_is_cut() {
-    // Integers add up exactly: an element that was cut, lost or added twice shows.
+fn ring_sums_every_element_once() {
+    // Sums of integers are exact, so an element that is torn, lost or added twice is visible.
     for len in [4_096 + 1, 16_384 + 3, 1_000_003] {
-        let found = on_ranks(on_connections, 4, |ranks| {
+        let results = on_ranks(on_connections, 4, |ranks| {
             let mut values: Vec<f32> =
                 (0..len).map(|i| (ranks.rank() * 7 + i % 1000) as f32).collect();
             ranks.sum_f32(&mut values).unwrap();
             values
         });
-        for (i, sum) in found[0].iter().enumerate() {
+        for (i, sum) in results[0].iter().enumerate() {
             assert_eq!(*sum, (7 * 6 + 4 * (i % 1000)) as f32, "{i} of {len}");
         }
     }
 }
 
-/// What NCCL is to a group: other ways to other ranks.
+/// A stand-in for NCCL, which connects the ranks separately.
 #[derive(Debug)]
 struct Threads(ThreadRank);
 
@@ -143,12 +143,12 @@ fn on_devices(size: usize, act: &(dyn Fn(&dyn Collective) + Sync)) {
 }
 
 #[test]
-fn tensors_are_summed_in_their_own_type() {
+fn tensors_keep_their_type() {
     for (name, run) in ALL.into_iter().chain([("devices", on_devices as OnRanks)]) {
         for (size, len) in [(2, 5), (3, 20_001)] {
             for dtype in [DType::F32, DType::F16, DType::BF16] {
-                let found = on_ranks(run, size, |ranks| {
-                    // Few bits: half precision has all sums.
+                let results = on_ranks(run, size, |ranks| {
+                    // Small integers, so that half precision represents all sums exactly.
                     let values: Vec<f32> =
                         (0..len).map(|i| (ranks.rank() * 5 + i % 31) as f32).collect();
                     let data = TensorData::new(values, [len]);
@@ -160,17 +160,18 @@ fn tensors_are_summed_in_their_own_type() {
                 let ranks: usize = (0..size).sum();
                 let expected: Vec<f32> =
                     (0..len).map(|i| (5 * ranks + size * (i % 31)) as f32).collect();
-                assert!(found.iter().all(|it| *it == expected), "{name}, {size} ranks, {dtype:?}");
+                let is_expected = |values: &Vec<f32>| *values == expected;
+                assert!(results.iter().all(is_expected), "{name}, {size} ranks, {dtype:?}");
             }
         }
     }
 }
 
 #[test]
-fn half_the_bytes_are_summed_to_nearly_the_same() {
+fn half_precision_sums_are_accurate() {
     for (name, run) in ALL {
         for len in [100, 30_000] {
-            let found = on_ranks(run, 3, |ranks| {
+            let results = on_ranks(run, 3, |ranks| {
                 let value = |i| value(ranks.rank(), i);
                 let mut f16s: Vec<f16> = (0..len).map(|i| f16::from_f32(value(i))).collect();
                 let mut bf16s: Vec<bf16> = (0..len).map(|i| bf16::from_f32(value(i))).collect();
@@ -178,11 +179,11 @@ fn half_the_bytes_are_summed_to_nearly_the_same() {
                 ranks.sum_bf16(&mut bf16s).unwrap();
                 (f16s, bf16s)
             });
-            assert!(found.iter().all(|it| *it == found[0]), "{name}: other bits");
+            assert!(results.iter().all(|result| *result == results[0]), "{name}: ranks differ");
             for i in 0..len {
                 let expected: f32 = (0..3).map(|rank| value(rank, i)).sum();
-                let error = |found: f32| (found - expected).abs() / expected;
-                let errors = (error(found[0].0[i].to_f32()), error(found[0].1[i].to_f32()));
+                let error = |sum: f32| (sum - expected).abs() / expected;
+                let errors = (error(results[0].0[i].to_f32()), error(results[0].1[i].to_f32()));
                 assert!(errors.0 < 0.002 && errors.1 < 0.015, "{name}, {i}: {errors:?}");
             }
         }
@@ -190,7 +191,7 @@ fn half_the_bytes_are_summed_to_nearly_the_same() {
 }
 
 #[test]
-fn a_device_that_fails_is_the_end_for_all() {
+fn device_failure_ends_the_gang() {
     let gang = gang_of(2);
     #[derive(Debug)]
     struct Broken;
@@ -203,7 +204,7 @@ fn a_device_that_fails_is_the_end_for_all() {
         }
         fn abandon(&mut self) {}
     }
-    /// Says whether it was abandoned before its end.
+    /// Waits, and reports whether it was abandoned before it was dropped.
     #[derive(Debug)]
     struct Waits(std::sync::mpsc::Sender<()>);
     impl OnDevice for Waits {
@@ -244,19 +245,19 @@ fn a_device_that_fails_is_the_end_for_all() {
 }
 
 #[test]
-fn what_ranks_say_comes_in_their_order() {
+fn gathered_values_come_in_rank_order() {
     for (name, run) in ALL {
         for size in [1, 2, 3, 4] {
-            let found = on_ranks(run, size, |ranks| {
-                let said = exchange(ranks, "step", format!("rank {}", ranks.rank())).unwrap();
-                let mine = Bytes::from(vec![ranks.rank() as u8 + 5; 300_000 * (ranks.rank() + 1)]);
-                (said, ranks.gather(mine.clone()).unwrap(), ranks.broadcast(mine).unwrap())
+            let results = on_ranks(run, size, |ranks| {
+                let values = exchange(ranks, "step", format!("rank {}", ranks.rank())).unwrap();
+                let local = Bytes::from(vec![ranks.rank() as u8 + 5; 300_000 * (ranks.rank() + 1)]);
+                (values, ranks.gather(local.clone()).unwrap(), ranks.broadcast(local).unwrap())
             });
-            for (said, gathered, model) in found {
-                let expected: Vec<String> = (0..size).map(|it| format!("rank {it}")).collect();
-                assert_eq!(said, expected, "{name}");
-                for (rank, it) in gathered.iter().enumerate() {
-                    assert!(*it == vec![rank as u8 + 5; 300_000 * (rank + 1)], "{name}");
+            for (values, gathered, model) in results {
+                let expected: Vec<String> = (0..size).map(|rank| format!("rank {rank}")).collect();
+                assert_eq!(values, expected, "{name}");
+                for (rank, bytes) in gathered.iter().enumerate() {
+                    assert!(*bytes == vec![rank as u8 + 5; 300_000 * (rank + 1)], "{name}");
                 }
                 assert!(model == vec![5; 300_000], "{name}");
             }
@@ -265,10 +266,10 @@ fn what_ranks_say_comes_in_their_order() {
 }
 
 #[test]
-fn calls_that_overlap_do_not_mix() {
+fn overlapping_calls_do_not_mix() {
     for (name, run) in ALL {
         let late = AtomicUsize::new(0);
-        let found = on_ranks(run, 3, |ranks| {
+        let results = on_ranks(run, 3, |ranks| {
             let mut sums = vec![];
             for turn in 0..50 {
                 if late.fetch_add(1, Ordering::Relaxed).is_multiple_of(7) {
@@ -276,38 +277,39 @@ fn calls_that_overlap_do_not_mix() {
                 }
                 let mut values = vec![(turn * 3 + ranks.rank()) as f32; 1 + turn * 400];
                 ranks.sum_f32(&mut values).unwrap();
-                assert!(values.iter().all(|it| *it == values[0]));
+                assert!(values.iter().all(|value| *value == values[0]));
                 sums.push(values[0]);
             }
             sums
         });
         let expected: Vec<f32> = (0..50).map(|turn| (turn * 9 + 3) as f32).collect();
-        assert!(found.iter().all(|it| *it == expected), "{name}");
+        assert!(results.iter().all(|sums| *sums == expected), "{name}");
     }
 }
 
 #[test]
-fn ranks_that_do_different_things_are_told_so() {
+fn mismatched_calls_are_reported() {
     for (name, run) in ALL {
         let places = on_ranks(run, 2, |ranks| {
             let place = ["step", "validation"][ranks.rank()];
             exchange(ranks, place, 1).unwrap_err().to_string()
         });
-        let expected = "rank 1 is at its validation, this rank at its step";
+        let expected = "rank 1 is at `validation`, but this rank is at `step`";
         assert!(places[0].contains(expected), "{name}: {places:?}");
         for len in [3, 30_000] {
             let lengths = on_ranks(run, 3, |ranks| {
                 let error = ranks.sum_f32(&mut vec![0.0; len + ranks.rank()]).unwrap_err();
                 (exit_code(&*error), error.to_string())
             });
-            let tells = |it: &(ExitCode, String)| it.1.contains("does something else");
+            let tells =
+                |(_, text): &(ExitCode, String)| text.contains("made a different collective call");
             assert!(lengths.iter().any(tells), "{name}: {lengths:?}");
         }
     }
 }
 
 #[test]
-fn a_rank_that_goes_is_the_end_for_the_others() {
+fn rank_exit_ends_the_gang() {
     for (name, run) in ALL {
         for goes in 0..3 {
             let codes = on_ranks(run, 3, |ranks| {
@@ -316,7 +318,7 @@ fn a_rank_that_goes_is_the_end_for_the_others() {
                     return ExitCode::PeerFailed;
                 }
                 let error = ranks.sum_f32(&mut vec![1.0; 1_000_000]).unwrap_err();
-                // It is final.
+                // The failure is final.
                 let again = ranks.sum_f32(&mut [1.0]).unwrap_err();
                 assert_eq!(exit_code(&*again), ExitCode::PeerFailed, "{name}");
                 exit_code(&*error)
@@ -327,49 +329,51 @@ fn a_rank_that_goes_is_the_end_for_the_others() {
 }
 
 #[test]
-fn ranks_of_a_pod_speak_among_themselves() {
+fn local_groups_are_independent() {
     let gang = Arc::new(gang_of(5));
     let threads: Vec<_> = (0..5)
         .map(|rank| {
             let gang = gang.clone();
             std::thread::spawn(move || {
                 let (all, local) = joined(&gang, 0, rank, 2, 20_000).unwrap();
-                // The last pod has one rank: it is a group of its own.
+                // The last pod has only one rank.
                 let local: &dyn Collective = match &local {
                     Some(local) => local,
                     None => &Alone,
                 };
-                // Pods speak at different times, and some never.
-                let mut said = vec![rank];
+                // The pods make their local calls at different times, and some never do.
+                let mut values = vec![rank];
                 if rank < 2 {
-                    said = exchange(local, "local", rank).unwrap();
+                    values = exchange(local, "local", rank).unwrap();
                 }
                 let all = exchange(&all, "all", rank).unwrap();
                 let first = local.broadcast(Bytes::from(vec![rank as u8])).unwrap()[0];
-                (said, all, first)
+                (values, all, first)
             })
         })
         .collect();
-    let found: Vec<_> = threads.into_iter().map(|it| it.join().unwrap()).collect();
-    let said: Vec<_> = found.iter().map(|it| it.0.clone()).collect();
-    assert_eq!(said, [vec![0, 1], vec![0, 1], vec![2], vec![3], vec![4]]);
-    assert!(found.iter().all(|it| it.1 == [0, 1, 2, 3, 4]));
-    assert_eq!(found.iter().map(|it| it.2).collect::<Vec<_>>(), [0, 0, 2, 2, 4]);
+    let results: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    let local: Vec<_> = results.iter().map(|(values, ..)| values.clone()).collect();
+    assert_eq!(local, [vec![0, 1], vec![0, 1], vec![2], vec![3], vec![4]]);
+    assert!(results.iter().all(|(_, all, _)| *all == [0, 1, 2, 3, 4]));
+    let firsts: Vec<_> = results.iter().map(|(.., first)| *first).collect();
+    assert_eq!(firsts, [0, 0, 2, 2, 4]);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_number_of_ranks_and_values_add_up(size in 2..6usize, len in 0..20_000usize, big in any::<bool>()) {
+    fn sums_are_exact_for_any_size(size in 2..6usize, len in 0..20_000usize, big in any::<bool>()) {
         let len = if big { len * 16 + 5 } else { len };
-        let found = on_ranks(on_connections, size, |ranks| {
-            let mut values: Vec<f64> = (0..len).map(|i| ((ranks.rank() + 1) * (i % 97)) as f64).collect();
+        let results = on_ranks(on_connections, size, |ranks| {
+            let value = |i: usize| ((ranks.rank() + 1) * (i % 97)) as f64;
+            let mut values: Vec<f64> = (0..len).map(value).collect();
             ranks.sum_f64(&mut values).unwrap();
             values
         });
         let times = size * (size + 1) / 2;
-        for values in &found {
+        for values in &results {
             for (i, value) in values.iter().enumerate() {
                 prop_assert_eq!(*value, (times * (i % 97)) as f64);
             }

@@ -1,4 +1,4 @@
-//! Who is let in, who is not, and how long that takes.
+//! Tests of the rendezvous: authentication, refusals and timeouts.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -29,7 +29,7 @@ fn numbers(gang: &Gang, rank: usize, ranks_per_pod: usize) -> Numbers {
     Numbers { rank, size, local_rank, local_size, cross_rank, cross_size }
 }
 
-/// What no test here waits for.
+/// Limits that no test here reaches.
 pub(super) const LIMITS: Limits = Limits { silence: Duration::from_secs(300), steps: 10.0 };
 
 pub(super) fn joined(
@@ -42,7 +42,7 @@ pub(super) fn joined(
     joined_as(gang, attempt, numbers(gang, rank, ranks_per_pod), Sameness::default(), wait_ms)
 }
 
-/// Ranks of a pod each, whose standing still is judged by `limits`.
+/// Joins as a rank in a separate pod, with these limits on stalls.
 pub(super) fn watched(gang: &Gang, rank: usize, limits: Limits, pulse: &Arc<Pulse>) -> Group {
     let (stop, wait) = (StopSignal::default(), Duration::from_secs(20));
     let (numbers, same) = (numbers(gang, rank, 1), Sameness::default());
@@ -67,7 +67,7 @@ fn join(gang: &Gang, attempt: u32, rank: usize, wait_ms: u64) -> Result<()> {
 }
 
 #[test]
-fn ranks_that_do_not_come_are_named() {
+fn missing_ranks_are_named() {
     let gang = gang_of(4);
     let error = std::thread::scope(|scope| {
         let others = scope.spawn(|| join(&gang, 0, 2, 1_500));
@@ -75,16 +75,19 @@ fn ranks_that_do_not_come_are_named() {
         assert!(others.join().unwrap().is_err());
         error
     });
-    let expected = format!("of 4 ranks, 1, 3 did not come to {} within 1 s", gang.rendezvous);
+    let expected = format!(
+        "timeout after 1 s: of 4 ranks, 1, 3 did not connect to {}; check their pods",
+        gang.rendezvous
+    );
     assert_eq!((error.to_string(), exit_code(&*error)), (expected, ExitCode::Infrastructure));
 
     let error = join(&gang, 0, 1, 600).unwrap_err();
-    assert!(error.to_string().starts_with("rank 0 was not met at 127.0.0.1:"), "{error}");
+    assert!(error.to_string().starts_with("rank 0 was not reached at 127.0.0.1:"), "{error}");
     assert_eq!(exit_code(&*error), ExitCode::Infrastructure);
 }
 
 #[test]
-fn strangers_and_other_attempts_are_refused_and_hold_nobody_up() {
+fn strangers_and_other_attempts_are_refused() {
     let gang = gang_of(2);
     std::thread::scope(|scope| {
         let root = scope.spawn(|| join(&gang, 7, 0, 20_000));
@@ -94,21 +97,22 @@ fn strangers_and_other_attempts_are_refused_and_hold_nobody_up() {
             }
             std::thread::sleep(Duration::from_millis(10));
         };
-        // Rank 0 waits 20 s in all: one silent stranger after the other would take 100 s. Silent ones, one that sends garbage, one that says what another gang would.
+        // Strangers: 20 silent connections, one that sends garbage, and a rank of another gang. If
+        // rank 0 handled silent connections one by one, this would exceed its timeout of 20 s.
         let _silent: Vec<_> = (0..20).map(|_| connect()).collect();
         let mut garbage = connect();
         garbage.write_all(&[7; 10_000]).unwrap();
         garbage.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        let mut said = vec![];
-        let _ = garbage.read_to_end(&mut said);
-        assert!(said.len() <= 44, "garbage was answered with more than a greeting");
+        let mut response = vec![];
+        let _ = garbage.read_to_end(&mut response);
+        assert!(response.len() <= 44, "garbage was answered with more than a greeting");
         let other = Gang { secret: "0ther".into(), ..gang.clone() };
         let error = join(&other, 7, 1, 1_000).unwrap_err().to_string();
-        assert!(error.contains("it has closed the connection"), "{error}");
+        assert!(error.contains("the peer closed the connection"), "{error}");
         let refused = |gang: &Gang, attempt: u32, expected: &str| {
             let error = join(gang, attempt, 1, 10_000).unwrap_err();
-            let own = "rank 0 is of attempt 7 with 2 ranks, this one is rank 1 of";
-            assert_eq!(error.to_string(), format!("{own} {expected}"));
+            let own = "rank 0 belongs to attempt 7 with 2 ranks, but the connecting rank 1";
+            assert_eq!(error.to_string(), format!("{own} belongs to {expected} ranks"));
             assert_eq!(exit_code(&*error), ExitCode::Infrastructure);
         };
         refused(&gang, 6, "attempt 6 with 2");
@@ -119,11 +123,11 @@ fn strangers_and_other_attempts_are_refused_and_hold_nobody_up() {
 }
 
 #[test]
-fn another_program_and_another_configuration_are_refused_by_name() {
+fn other_programs_and_configurations_are_refused() {
     let own = Sameness::default();
     for (other, expected) in [
-        (Sameness { program: [1; 32], ..own }, "rank 2 runs another program than rank 0: a tag"),
-        (Sameness { config: [1; 32], ..own }, "rank 2 was told something else than rank 0 of how"),
+        (Sameness { program: [1; 32], ..own }, "rank 2 runs another program than rank 0: the"),
+        (Sameness { config: [1; 32], ..own }, "rank 2 has another configuration than rank 0"),
     ] {
         let gang = gang_of(3);
         std::thread::scope(|scope| {
@@ -143,7 +147,7 @@ fn another_program_and_another_configuration_are_refused_by_name() {
 }
 
 #[test]
-fn one_who_plays_rank_0_without_the_secret_is_not_believed() {
+fn rank_0_without_the_secret_is_refused() {
     let gang = gang_of(2);
     let listener = TcpListener::bind(&gang.rendezvous).unwrap();
     std::thread::spawn(move || {
@@ -157,11 +161,11 @@ fn one_who_plays_rank_0_without_the_secret_is_not_believed() {
         }
     });
     let error = join(&gang, 0, 1, 600).unwrap_err().to_string();
-    assert!(error.contains("does not know the gang's secret"), "{error}");
+    assert!(error.contains("gang secrets differ"), "{error}");
 }
 
 #[test]
-fn a_rank_that_comes_late_is_waited_for() {
+fn late_rank_is_waited_for() {
     let gang = gang_of(3);
     std::thread::scope(|scope| {
         for rank in 0..3 {
@@ -178,15 +182,15 @@ fn a_rank_that_comes_late_is_waited_for() {
 }
 
 #[test]
-fn a_signal_ends_the_wait_for_others() {
+fn signal_ends_the_rendezvous() {
     let gang = gang_of(2);
     for rank in [0, 1] {
         let stop = StopSignal::default();
         std::thread::scope(|scope| {
-            let (gang, told) = (&gang, &stop);
+            let (gang, signal) = (&gang, &stop);
             let (wait, numbers) = (Duration::from_secs(20), numbers(gang, rank, 1));
             let met = scope.spawn(move || {
-                meet_within(gang, 0, numbers, Sameness::default(), told, wait).map(drop)
+                meet_within(gang, 0, numbers, Sameness::default(), signal, wait).map(drop)
             });
             std::thread::sleep(Duration::from_millis(100));
             stop.set();

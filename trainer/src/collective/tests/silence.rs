@@ -1,4 +1,4 @@
-//! Ranks that are there and do not move.
+//! Tests of ranks that make no progress.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,8 +10,8 @@ use super::super::*;
 use super::meeting::{gang_of, watched};
 use crate::error::exit_code;
 
-/// Trains on three ranks until `act`, which is told the rank and the step, says that one goes no
-/// further; gives the errors of the others and how long they took.
+/// Trains on three ranks until `act`, called with rank and step, returns `true` to stall one rank.
+/// Returns the errors of the others, with the time until each.
 fn train(
     limits: Limits,
     act: impl Fn(usize, u64, &Pulse) -> bool + Sync,
@@ -38,33 +38,36 @@ fn train(
     };
     let rank = &rank;
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..3).map(|it| scope.spawn(move || rank(it))).collect();
-        // Whoever stands still keeps its connections until all others have ended.
-        let ended: Vec<_> = threads.into_iter().map(|it| it.join().unwrap()).collect();
-        ended.into_iter().map(|it| it.and_then(|it| it.1)).collect()
+        let threads: Vec<_> = (0..3).map(|index| scope.spawn(move || rank(index))).collect();
+        // A stalled rank keeps its connections open until all others have ended.
+        let ended: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        ended.into_iter().map(|ended| ended.and_then(|(_, error)| error)).collect()
     })
 }
 
 const SHORT: Limits = Limits { silence: Duration::from_secs(2), steps: 10.0 };
 
 #[test]
-fn a_rank_that_stands_still_is_named_with_its_place() {
+fn stalled_rank_is_named_with_its_position() {
     for stuck in [0, 2] {
         let ended = train(SHORT, |rank, step, _| (rank, step) == (stuck, 7));
         assert!(ended[stuck].is_none());
         let (text, code, time) = ended[(stuck + 1) % 3].clone().unwrap();
         assert!((2.0..60.0).contains(&time.as_secs_f64()), "{time:?}");
-        let expected =
-            format!("nothing moved for 2 s: rank {stuck} last seen at step 7 after 0 sums");
-        // Rank 0 itself may be the first to notice, and takes its word with it.
+        let expected = format!(
+            "no progress for 2 s: rank {stuck} last seen at step 7 after 0 collective calls"
+        );
+        // Rank 0 may itself notice first and exit; then only the lost connection is reported.
         let is_gone = stuck == 0 && code == ExitCode::PeerFailed;
         assert!(is_gone || (text == expected && code == ExitCode::Infrastructure), "{text}");
-        assert!(ended.iter().flatten().all(|it| it.2 < Duration::from_secs(60)), "{ended:?}");
+        let is_prompt =
+            |(_, _, time): &(String, ExitCode, Duration)| *time < Duration::from_secs(60);
+        assert!(ended.iter().flatten().all(is_prompt), "{ended:?}");
     }
 }
 
 #[test]
-fn a_rank_that_waits_for_the_storage_is_waited_for() {
+fn waiting_for_storage_is_not_a_stall() {
     let ended = train(SHORT, |rank, step, pulse| {
         if (rank, step) == (0, 7) {
             pulse.tick(Doing::Wait);
@@ -77,8 +80,8 @@ fn a_rank_that_waits_for_the_storage_is_waited_for() {
 }
 
 #[test]
-fn a_rank_whose_steps_are_long_is_given_as_long() {
-    // Ten times a step of 400 ms is more than two seconds.
+fn limit_grows_with_the_step_duration() {
+    // Ten times the median step of 400 ms exceeds the minimum of two seconds.
     let ended = train(SHORT, |rank, step, _| {
         let time = if (rank, step) == (1, 9) { 3_000 } else { 400 };
         if rank == 1 {
@@ -90,8 +93,8 @@ fn a_rank_whose_steps_are_long_is_given_as_long() {
 }
 
 #[test]
-fn what_a_rank_does_after_training_is_its_own_matter() {
-    // One rests, as after training; one is alone in the end, as the others have gone.
+fn stalls_after_training_are_ignored() {
+    // Rank 0 marks training as over. Rank 2 is left alone when the others have exited.
     let ended = train(SHORT, |rank, step, pulse| {
         if step == 7 && rank == 0 {
             pulse.rest();
@@ -105,14 +108,14 @@ fn what_a_rank_does_after_training_is_its_own_matter() {
 }
 
 #[test]
-fn nobody_is_blamed_before_training_has_begun() {
+fn stalls_before_the_first_step_are_ignored() {
     let gang = gang_of(2);
     std::thread::scope(|scope| {
         for rank in 0..2 {
             let gang = &gang;
             scope.spawn(move || {
                 let ranks = watched(gang, rank, SHORT, &Arc::default());
-                // A data set that is read on one of them.
+                // One rank reads its data for longer than the limit.
                 std::thread::sleep(Duration::from_secs(if rank == 0 { 4 } else { 0 }));
                 ranks.gather(Bytes::new()).unwrap();
             });
@@ -121,7 +124,7 @@ fn nobody_is_blamed_before_training_has_begun() {
 }
 
 #[test]
-fn a_rank_that_ends_in_order_says_farewell_and_one_that_fails_does_not() {
+fn clean_exit_is_announced_but_failure_is_not() {
     for fails in [false, true] {
         let gang = gang_of(2);
         std::thread::scope(|scope| {
@@ -135,9 +138,9 @@ fn a_rank_that_ends_in_order_says_farewell_and_one_that_fails_does_not() {
             });
             let ranks = watched(&gang, 0, SHORT, &Arc::default());
             let start = Instant::now();
-            // Longer than rank 0 would wait for a rank that said nothing.
+            // Longer than rank 0's limit for a rank without heartbeats.
             while !ranks.is_over() && (fails || start.elapsed() < Duration::from_secs(3)) {
-                assert!(start.elapsed() < Duration::from_secs(60), "rank 1 is not missed");
+                assert!(start.elapsed() < Duration::from_secs(60), "the exit of rank 1 is ignored");
                 std::thread::sleep(Duration::from_millis(10));
             }
             assert_eq!(ranks.is_over(), fails);

@@ -1,4 +1,4 @@
-//! Batches of a stream's items.
+//! Groups the items of a stream into batches.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::data::order::{Order, Places};
 use crate::data::{Job, Jobs};
 use crate::{Error, Result};
 
-/// Streams whose items are of any type.
+/// A stream of batches, independent of the item type.
 pub(in crate::data) trait Batched<B>: Send + Sync {
     fn samples(&self) -> usize;
 
@@ -36,7 +36,7 @@ where
     fn jobs(&self, order: Order, batches: Range<u64>) -> Jobs<B> {
         let mut reader = Reader { open: self.stream.open.clone(), order, pass: None };
         let batcher = self.batcher.clone();
-        // What has failed once is not read on: the pass would begin anew.
+        // Do not read on after an error: the next read would restart the pass.
         let mut has_failed = false;
         Box::new(batches.map_while(move |batch| -> Option<Job<B>> {
             if has_failed {
@@ -46,7 +46,7 @@ where
             has_failed = items.is_err();
             let device = reader.order.plan.device.clone();
             Some(Box::new(move || {
-                let items: Vec<T> = items?.into_iter().map(|it| it()).collect::<Result<_>>()?;
+                let items: Vec<T> = items?.into_iter().map(|item| item()).collect::<Result<_>>()?;
                 Ok((!items.is_empty()).then(|| batcher(items, &device)))
             }))
         }))
@@ -60,7 +60,7 @@ struct Reader<T> {
     pass: Option<Running<T>>,
 }
 
-/// A pass under way.
+/// The current pass.
 struct Running<T> {
     epoch: u64,
     place: usize,
@@ -68,40 +68,41 @@ struct Running<T> {
 }
 
 impl<T: Send + 'static> Reader<T> {
-    /// This rank's items of a batch. Batches come in order, the first from anywhere.
+    /// Returns this rank's items of a batch. The first batch may be any; further batches must
+    /// follow in order.
     fn read(&mut self, batch: u64) -> Result<Vec<Lazy<T>>> {
         let Places { epoch, first, end } = self.order.places(batch);
-        let mut pass = match self.pass.take().filter(|it| it.epoch == epoch) {
+        let mut pass = match self.pass.take().filter(|pass| pass.epoch == epoch) {
             Some(pass) => pass,
             None => {
                 let items = (self.open)(Pass { epoch, seed: self.order.plan.seed })?;
                 Running { epoch, place: 0, items }
             }
         };
-        let mut mine = vec![];
+        let mut local = vec![];
         while pass.place < end {
             let place = pass.place;
             let item = pass.items.next().unwrap_or_else(|| Err(self.ended(epoch, place)))?;
             if place >= first && self.order.is_mine(epoch, place) {
-                mine.push(item);
+                local.push(item);
             }
             pass.place += 1;
         }
         self.pass = Some(pass);
-        Ok(mine)
+        Ok(local)
     }
 
     fn ended(&self, epoch: u64, place: usize) -> Error {
         let samples = self.order.samples;
         format!(
-            "the stream gave {place} items in epoch {epoch}, but an epoch has {samples}: say how many \
-             every epoch has by `Stream::samples`"
+            "the stream returned {place} items in epoch {epoch}, but an epoch has {samples}; set \
+             the number of items in an epoch with `Stream::samples`"
         )
         .into()
     }
 }
 
-/// A stream whose batches are made into others.
+/// A stream with converted batches.
 pub(in crate::data) struct MappedStream<B, F> {
     pub(in crate::data) stream: Arc<dyn Batched<B>>,
     pub(in crate::data) map: Arc<F>,

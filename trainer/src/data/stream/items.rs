@@ -1,4 +1,4 @@
-//! Orders in which a stream's items come.
+//! Shuffle buffer and interleaving for streams.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use super::{Items, Lazy};
 use crate::Result;
 use crate::rng::key;
 
-/// Items drawn from a buffer.
+/// Shuffle buffer.
 pub(super) struct Mixed<T> {
     pub(super) items: Items<T>,
     pub(super) waiting: Vec<Lazy<T>>,
@@ -35,13 +35,13 @@ impl<T> Iterator for Mixed<T> {
     }
 }
 
-/// Iterators read in turn.
+/// Reads several iterators round-robin.
 pub(super) struct Turns<S, I> {
     pub(super) opened: S,
     pub(super) running: VecDeque<I>,
     pub(super) cycle: usize,
     pub(super) block: usize,
-    /// Items that the first may still give before it is the next one's turn.
+    /// Items left to read from the first iterator before switching to the next.
     pub(super) left: usize,
 }
 
@@ -59,7 +59,7 @@ impl<T, I: Iterator<Item = Result<T>>, S: Iterator<Item = Result<I>>> Iterator f
             }
             let first = self.running.front_mut()?;
             let Some(item) = first.next() else {
-                // The next item takes the place of what has ended.
+                // The next item takes the position of the iterator that ended.
                 self.running.pop_front();
                 self.left = self.block;
                 if let Some(opened) = self.opened.next() {

@@ -1,4 +1,4 @@
-//! Downloads, with patience for what may pass.
+//! Downloads with retries.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,19 +13,19 @@ use super::super::DataError;
 use super::shown;
 use crate::error::chain;
 
-/// Times a download is tried where the failure may pass.
+/// Maximum number of attempts for transient failures.
 const ATTEMPTS_MAX: u32 = 4;
-/// The wait before the second attempt; each later one is twice as long.
+/// Wait before the second attempt; doubles for each further attempt.
 const WAIT_FIRST: Duration = Duration::from_millis(250);
-/// To find the server.
+/// Timeout for connecting to the server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
-/// Without a byte from the server.
+/// Timeout without receiving any byte.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Bytes of an object that are in memory at a time.
+/// Size of the range requests for objects, which bounds memory use.
 const PIECE_BYTES: u64 = 64 << 20;
 
-/// Writes what `url` names to `path`. Blocks; may be called from any thread.
+/// Downloads `url` to `path`. Blocks; may be called from any thread.
 pub(super) fn download(url: &Url, path: &Path) -> Result<(), DataError> {
     let run = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -35,7 +35,7 @@ pub(super) fn download(url: &Url, path: &Path) -> Result<(), DataError> {
             _ => runtime.block_on(from_storage(url, path)),
         }
     };
-    // A thread of its own, since the caller's may run another runtime.
+    // Use a separate thread: the caller's thread may already run a tokio runtime.
     std::thread::scope(|scope| scope.spawn(run).join())
         .unwrap_or_else(|_| Err(failed(url, &"the download panicked")))
 }
@@ -44,10 +44,10 @@ fn failed(url: &Url, reason: &dyn std::fmt::Display) -> DataError {
     DataError::Download { url: shown(url), reason: reason.to_string() }
 }
 
-/// Reads an object piece by piece: the store tries again by itself.
+/// Downloads an object in ranges. The storage client retries by itself.
 async fn from_storage(url: &Url, path: &Path) -> Result<(), DataError> {
     let store = |source| DataError::Storage { url: shown(url), source };
-    let (root, name) = in_bucket(url).ok_or_else(|| failed(url, &"its path is not UTF-8"))?;
+    let (root, name) = in_bucket(url).ok_or_else(|| failed(url, &"the path is not UTF-8"))?;
     let storage = Storage::open(&root, None).map_err(store)?;
     copy(&storage, &name, path).await.map_err(|error| match error {
         Copying::Storage(source) => store(source),
@@ -55,7 +55,7 @@ async fn from_storage(url: &Url, path: &Path) -> Result<(), DataError> {
     })
 }
 
-/// The bucket, and the object's name in it, in which a URL writes some characters as `%20`.
+/// Returns the bucket URL and the object name, with percent-encoding such as `%20` decoded.
 fn in_bucket(url: &Url) -> Option<(String, String)> {
     let mut file = Url::parse("file:///").ok()?;
     file.set_path(url.path());
@@ -63,17 +63,17 @@ fn in_bucket(url: &Url) -> Option<(String, String)> {
     Some((format!("{}://{}", url.scheme(), url.host_str()?), name))
 }
 
-/// Why an object was not copied.
+/// Error while copying an object to a file.
 enum Copying {
     Storage(StorageError),
     File(std::io::Error),
 }
 
-/// Writes an object to a file and brings it to the disk.
+/// Copies an object to a file and syncs it to disk.
 async fn copy(storage: &Storage, name: &str, path: &Path) -> Result<(), Copying> {
     let size = storage.size(name).await.map_err(Copying::Storage)?;
     let Some(size) = size else {
-        // Says what a missing object is.
+        // Request the object for the storage's own error about a missing object.
         return storage.get(name).await.map(drop).map_err(Copying::Storage);
     };
     let mut file = File::create(path).map_err(Copying::File)?;
@@ -105,28 +105,28 @@ async fn over_http(url: &Url, path: &Path) -> Result<(), DataError> {
     Ok(())
 }
 
-/// Why an attempt failed.
+/// Error of one attempt.
 enum Failure {
-    /// Another attempt may succeed.
+    /// Transient: another attempt may succeed.
     MayPass(DataError),
-    /// It would not.
+    /// Permanent: another attempt would fail too.
     Final(DataError),
 }
 
 async fn once(client: &reqwest::Client, url: &Url, path: &Path) -> Result<(), Failure> {
-    let answer = client.get(url.clone()).send().await;
-    let mut answer =
-        answer.map_err(|error| Failure::MayPass(failed(url, &chain(&error.without_url()))))?;
-    let status = answer.status();
+    let response = client.get(url.clone()).send().await;
+    let mut response =
+        response.map_err(|error| Failure::MayPass(failed(url, &chain(&error.without_url()))))?;
+    let status = response.status();
     if !status.is_success() {
         return Err(refused(url, status));
     }
-    let expected = answer.content_length();
+    let expected = response.content_length();
     let write = |source| Failure::Final(written(path, source));
     let mut file = File::create(path).map_err(write)?;
     let mut bytes = 0;
     loop {
-        match answer.chunk().await {
+        match response.chunk().await {
             Ok(Some(chunk)) => {
                 file.write_all(&chunk).map_err(write)?;
                 bytes += chunk.len() as u64;
@@ -155,8 +155,8 @@ fn refused(url: &Url, status: StatusCode) -> Failure {
 }
 
 fn cut_short(url: &Url, bytes: u64, expected: Option<u64>, reason: &str) -> Failure {
-    let of = expected.map(|it| format!(" of {it}")).unwrap_or_default();
-    let reason = format!("the download was cut short after {bytes}{of} bytes{reason}");
+    let of = expected.map(|total| format!(" of {total}")).unwrap_or_default();
+    let reason = format!("the download ended early, after {bytes}{of} bytes{reason}");
     Failure::MayPass(failed(url, &reason))
 }
 
@@ -169,10 +169,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_object_is_named_as_it_is_in_its_bucket() {
+    fn url_is_split_into_bucket_and_object() {
         let check = |url: &str, root: &str, name: &str| {
-            let found = in_bucket(&Url::parse(url).unwrap());
-            assert_eq!(found, Some((root.to_owned(), name.to_owned())));
+            let parts = in_bucket(&Url::parse(url).unwrap());
+            assert_eq!(parts, Some((root.to_owned(), name.to_owned())));
         };
         check("s3://b/a/my file.csv", "s3://b", "a/my file.csv");
         check("s3://b/a%20b/my%2Dfile+1.csv", "s3://b", "a b/my-file+1.csv");
@@ -180,15 +180,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_object_is_copied_piece_by_piece() {
+    async fn objects_are_copied_in_ranges() {
         let folder = tempfile::tempdir().unwrap();
         let storage = Storage::open(folder.path().join("bucket").to_str().unwrap(), None).unwrap();
         let path = folder.path().join("copy");
-        let bytes: Vec<u8> = (0..PIECE_BYTES + 3).map(|it| (it % 251) as u8).collect();
+        let bytes: Vec<u8> = (0..PIECE_BYTES + 3).map(|index| (index % 251) as u8).collect();
         for bytes in [bytes, vec![]] {
             storage.put("my file", bytes.clone().into()).await.unwrap();
             assert!(copy(&storage, "my file", &path).await.is_ok());
-            assert!(std::fs::read(&path).unwrap() == bytes, "other bytes");
+            assert!(std::fs::read(&path).unwrap() == bytes, "the copy differs");
         }
         let missing = copy(&storage, "none", &path).await;
         assert!(matches!(missing, Err(Copying::Storage(StorageError::NotFound { .. }))));

@@ -1,4 +1,4 @@
-//! Tests of addresses, downloads and the cache, against a server on loopback.
+//! Tests of addresses, downloads and the cache, with a server on loopback.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -11,7 +11,8 @@ use super::*;
 const CONTENT: &[u8] = b"what the file holds";
 const OK: &str = "HTTP/1.1 200 OK\r\nconnection: close\r\n";
 
-/// Answers each request with the next of `answers`, the last for ever; counts them.
+/// Server that returns the next of `answers` for each request, then repeats the last. Counts
+/// requests.
 struct Server {
     address: String,
     requests: Arc<AtomicUsize>,
@@ -25,8 +26,8 @@ impl Server {
         let count = requests.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                let at = count.fetch_add(1, Ordering::SeqCst).min(answers.len() - 1);
-                answer(stream.unwrap(), &answers[at]);
+                let index = count.fetch_add(1, Ordering::SeqCst).min(answers.len() - 1);
+                answer(stream.unwrap(), &answers[index]);
             }
         });
         Self { address, requests }
@@ -67,7 +68,7 @@ fn cache() -> (tempfile::TempDir, Cache) {
     (folder, cache)
 }
 
-/// Every file in the cache but the locks.
+/// Returns all files in the cache, except locks.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return vec![] };
     let paths = entries.map(|entry| entry.unwrap().path());
@@ -75,7 +76,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     all.filter(|path| !path.ends_with(".lock")).collect()
 }
 
-/// Fetches from a server with these answers: an error with this text, and an empty cache.
+/// Checks that a fetch with these server responses fails with this text and leaves the cache empty.
 #[track_caller]
 fn check_refused(answers: Vec<Vec<u8>>, sha256: Option<&str>, expected: &str, requests: usize) {
     let server = Server::new(answers);
@@ -87,7 +88,7 @@ fn check_refused(answers: Vec<Vec<u8>>, sha256: Option<&str>, expected: &str, re
 }
 
 #[test]
-fn a_download_is_kept_and_found_again() {
+fn download_is_cached() {
     let (server, (_folder, cache)) = (Server::whole(), cache());
     let path = cache.fetch(&server.address, None).unwrap();
     assert_eq!(fs::read(&path).unwrap(), CONTENT);
@@ -97,7 +98,7 @@ fn a_download_is_kept_and_found_again() {
 }
 
 #[test]
-fn another_sum_is_another_content() {
+fn cache_is_keyed_by_hash_too() {
     let (server, (_folder, cache)) = (Server::whole(), cache());
     let sum = sha256_hex(CONTENT);
     let with = cache.fetch(&server.address, Some(&sum.to_uppercase())).unwrap();
@@ -107,7 +108,7 @@ fn another_sum_is_another_content() {
 }
 
 #[test]
-fn what_was_damaged_in_the_cache_is_fetched_again() {
+fn damaged_cached_file_is_downloaded_again() {
     let (server, (_folder, cache)) = (Server::whole(), cache());
     let sum = sha256_hex(CONTENT);
     let path = cache.fetch(&server.address, Some(&sum)).unwrap();
@@ -117,20 +118,20 @@ fn what_was_damaged_in_the_cache_is_fetched_again() {
 }
 
 #[test]
-fn a_failed_download_says_why_and_leaves_nothing() {
+fn failed_download_is_reported_and_removed() {
     let refused = "the server refused with status";
     check_refused(vec![status("403 Forbidden")], None, &format!("{refused} 403; check that"), 1);
     check_refused(vec![status("404 Not Found")], None, &format!("{refused} 404; check the"), 1);
     check_refused(vec![status("500 Oops")], None, &format!("{refused} 500; try again"), 4);
     let cut = [format!("{OK}content-length: 100\r\n\r\n").as_bytes(), CONTENT].concat();
-    check_refused(vec![cut], None, "the download was cut short after 19 of 100 bytes", 4);
+    check_refused(vec![cut], None, "the download ended early, after 19 of 100 bytes", 4);
     let sum = sha256_hex(b"other");
     let text = format!("expected SHA-256 {sum}, found {} (19 bytes)", sha256_hex(CONTENT));
     check_refused(vec![whole(CONTENT)], Some(&sum), &text, 1);
 }
 
 #[test]
-fn what_passes_is_tried_again() {
+fn transient_failures_are_retried() {
     let cut = format!("{OK}content-length: 100\r\n\r\nabc").into_bytes();
     let server = Server::new(vec![status("503 Busy"), cut, whole(CONTENT)]);
     let (_folder, cache) = cache();
@@ -139,7 +140,7 @@ fn what_passes_is_tried_again() {
 }
 
 #[test]
-fn several_at_once_download_once() {
+fn concurrent_fetches_download_once() {
     let (server, (_folder, cache)) = (Server::whole(), cache());
     std::thread::scope(|scope| {
         for _ in 0..8 {
@@ -153,17 +154,17 @@ fn several_at_once_download_once() {
 }
 
 #[test]
-fn what_a_killed_download_left_goes() {
+fn files_of_killed_downloads_are_deleted() {
     let (server, (_folder, cache)) = (Server::whole(), cache());
     let path = cache.fetch(&server.address, None).unwrap();
-    let left = path.with_file_name(".1700000000-1-0.part");
-    fs::write(left, "half").unwrap();
+    let stale = path.with_file_name(".1700000000-1-0.part");
+    fs::write(stale, "half").unwrap();
     cache.fetch(&server.address, None).unwrap();
     assert_eq!(files(cache.folder()), [path]);
 }
 
 #[test]
-fn a_server_that_is_not_there_is_named() {
+fn unreachable_server_is_named_without_secrets() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
@@ -176,7 +177,7 @@ fn a_server_that_is_not_there_is_named() {
 }
 
 #[test]
-fn a_file_of_the_machine_is_used_where_it_lies() {
+fn local_files_are_used_in_place() {
     let (folder, cache) = cache();
     let path = folder.path().join("a file");
     fs::write(&path, CONTENT).unwrap();
@@ -193,7 +194,7 @@ fn a_file_of_the_machine_is_used_where_it_lies() {
 }
 
 #[test]
-fn an_object_of_a_store_is_addressed_like_a_download() {
+fn object_urls_are_parsed_as_remote() {
     let url = |text: &str| Place::There(Url::parse(text).unwrap());
     for address in ["s3://bucket/a/b", "gs://bucket/b", "az://container/b", "https://h/x"] {
         assert_eq!(parse(address).unwrap(), url(address));
@@ -201,15 +202,15 @@ fn an_object_of_a_store_is_addressed_like_a_download() {
 }
 
 #[test]
-fn an_address_that_is_none_is_refused_with_what_can_be_given() {
+fn invalid_addresses_are_refused_with_a_remedy() {
     let check = |address: &str, expected: &str| {
         let error = parse(address).unwrap_err().to_string();
-        assert!(error.contains(expected) && error.contains("give a path, or a URL"), "{error}");
+        assert!(error.contains(expected) && error.contains("use a path or a URL"), "{error}");
     };
-    check("", "it is empty");
-    check("ftp://host/file", "the scheme ftp is unknown");
-    check("s3://bucket", "names a bucket and no object");
-    check("file://host/path", "a file URL is file:///path");
+    check("", "the address is empty");
+    check("ftp://host/file", "unknown scheme ftp");
+    check("s3://bucket", "contains a bucket but no object");
+    check("file://host/path", "must have the form file:///path");
     check("http://", "empty host");
     let (_folder, cache) = cache();
     let error = cache.fetch("file", Some("abc")).unwrap_err().to_string();

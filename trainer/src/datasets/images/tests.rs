@@ -3,7 +3,7 @@
 use super::*;
 use burn::tensor::DType;
 
-/// Two images of one channel, 2 x 3 pixels: 0 to 5, and 10 to 60.
+/// Two single-channel images of 2 x 3 pixels: 0 to 5, and 10 to 60.
 fn images() -> Images {
     let pixels = vec![0, 1, 2, 3, 4, 5, 10, 20, 30, 40, 50, 60];
     Images::new(pixels, vec![7, 9], [1, 2, 3]).unwrap()
@@ -21,14 +21,14 @@ fn batch(images: &Images, samples: &[usize], epoch: u64) -> (Vec<f32>, Vec<i64>)
     (values, labels.into_data().convert::<i64>().try_to_vec().unwrap())
 }
 
-/// The bytes that a batch of the second image was made of.
+/// Returns the pixel bytes of the second image in a batch.
 fn pixels(augment: Augment, epoch: u64) -> Vec<u8> {
     let (values, _) = batch(&images().augmented(augment), &[1], epoch);
     values.iter().map(|value| (value * 255.0).round() as u8).collect()
 }
 
 #[test]
-fn a_batch_holds_the_samples_asked_for_in_their_order() {
+fn batch_has_the_samples_in_request_order() {
     let (values, labels) = batch(&images(), &[1, 0], 0);
     assert_eq!(labels, [9, 7]);
     let bytes: Vec<u8> = values.iter().map(|value| (value * 255.0).round() as u8).collect();
@@ -36,14 +36,14 @@ fn a_batch_holds_the_samples_asked_for_in_their_order() {
 }
 
 #[test]
-fn each_channel_is_normalised_by_its_own_numbers() {
+fn channels_are_normalized_separately() {
     let images = Images::new(vec![255, 0], vec![1], [2, 1, 1]).unwrap();
     let images = images.normalised(&[0.5, 0.25], &[0.5, 0.125]).unwrap();
     assert_eq!(batch(&images, &[0], 0).0, [1.0, -2.0]);
 }
 
 #[test]
-fn a_flip_mirrors_rows_in_half_of_the_epochs() {
+fn flip_mirrors_rows_in_half_the_epochs() {
     let flip = Augment { flip: true, shift: 0 };
     let flipped = (0..100).filter(|epoch| match &pixels(flip, *epoch)[..] {
         [30, 20, 10, 60, 50, 40] => true,
@@ -54,7 +54,7 @@ fn a_flip_mirrors_rows_in_half_of_the_epochs() {
 }
 
 #[test]
-fn a_shift_moves_black_in_by_at_most_its_size_in_every_direction() {
+fn shift_is_bounded_and_fills_with_black() {
     let shift = Augment { flip: false, shift: 1 };
     let seen: std::collections::BTreeSet<_> = (0..200).map(|epoch| pixels(shift, epoch)).collect();
     assert_eq!(seen.len(), 9, "{seen:?}");
@@ -64,7 +64,7 @@ fn a_shift_moves_black_in_by_at_most_its_size_in_every_direction() {
 }
 
 #[test]
-fn what_is_random_depends_on_sample_and_epoch_alone() {
+fn augmentation_depends_on_sample_and_epoch_only() {
     let images = images().augmented(Augment { flip: true, shift: 2 });
     for epoch in 0..20 {
         let (both, _) = batch(&images, &[0, 1], epoch);
@@ -93,10 +93,11 @@ fn counts_that_do_not_match_are_refused() {
 }
 
 #[test]
-fn two_idx_files_must_have_as_many_samples() {
+fn idx_files_must_have_equal_sample_counts() {
     let folder = tempfile::tempdir().unwrap();
     let (images, labels) = (folder.path().join("images"), folder.path().join("labels"));
-    let sizes = |sizes: &[u32]| sizes.iter().flat_map(|it| it.to_be_bytes()).collect::<Vec<_>>();
+    let sizes =
+        |sizes: &[u32]| sizes.iter().flat_map(|size| size.to_be_bytes()).collect::<Vec<_>>();
     let pixels = [&[0, 0, 8, 3][..], &sizes(&[2, 1, 1]), &[5, 6]].concat();
     std::fs::write(&images, pixels).unwrap();
     std::fs::write(&labels, [&[0, 0, 8, 1][..], &sizes(&[2]), &[3, 4]].concat()).unwrap();

@@ -1,5 +1,5 @@
-//! Doors behind TLS. The files in `tls` are of an authority that signs nothing else: its key is
-//! gone; `door.key` is of use in this test alone. The certificate is for the address 127.0.0.1.
+//! Report servers behind TLS. The files in `tls` belong to a CA that signs nothing else; its key
+//! was deleted. `door.key` is used in this test only. The certificate is for the address 127.0.0.1.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use super::{Reporter, progress};
 const CA: &str = include_str!("tls/ca.pem");
 const OTHER_CA: &str = include_str!("tls/other-ca.pem");
 
-/// Answers each request with a directive.
+/// Responds to each request with a directive.
 async fn serve(listener: TcpListener, acceptor: TlsAcceptor) {
     while let Ok((stream, _)) = listener.accept().await {
         let acceptor = acceptor.clone();
@@ -69,7 +69,7 @@ fn config(url: &str, ca: Option<&str>, folder: &tempfile::TempDir) -> TrialConfi
 }
 
 #[test]
-fn only_a_door_of_the_given_authority_and_of_its_own_name_is_told_anything() {
+fn only_the_trusted_server_receives_reports() {
     let (rt, folder) = (Runtime::new().unwrap(), tempfile::tempdir().unwrap());
     let port = open_door(&rt).port();
     let check = |host: &str, ca: Option<&str>, expected: Option<Directive>| {
@@ -87,13 +87,13 @@ fn only_a_door_of_the_given_authority_and_of_its_own_name_is_told_anything() {
 }
 
 #[test]
-fn an_authority_that_is_none_is_found_at_once() {
+fn invalid_ca_is_refused_at_once() {
     let (rt, folder) = (Runtime::new().unwrap(), tempfile::tempdir().unwrap());
     let cut = CA.replace("MII", "M!!");
     for ca in ["", "no certificate", &cut] {
         let config = config("https://127.0.0.1:1/", Some(ca), &folder);
         let error = Reporter::new(rt.handle().clone(), &config).unwrap_err();
-        assert!(error.to_string().contains("the door's authority"), "{ca}: {error}");
+        assert!(error.to_string().contains("CA"), "{ca}: {error}");
         let code = crate::error::exit_code(&*error);
         assert_eq!(code, stoker_api::contract::ExitCode::Infrastructure);
     }

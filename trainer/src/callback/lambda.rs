@@ -1,4 +1,4 @@
-//! A callback of closures.
+//! Callback made of closures.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ type OnEpoch = Box<dyn FnMut(u64, &mut Control) -> Result<()> + Send>;
 type OnLogs = Box<dyn FnMut(&Logs, &mut Control) -> Result<()> + Send>;
 type OnEpochLogs = Box<dyn FnMut(u64, &Logs, &mut Control) -> Result<()> + Send>;
 
-/// A callback of closures, which keep nothing in checkpoints.
+/// Callback made of closures. It stores no state in checkpoints.
 #[derive(Default)]
 pub struct Lambda {
     name: Option<String>,
@@ -29,7 +29,7 @@ impl fmt::Debug for Lambda {
 }
 
 impl Lambda {
-    /// One that does nothing yet.
+    /// Creates a callback without closures.
     pub fn new(name: &str) -> Self {
         Self { name: Some(name.into()), ..Self::default() }
     }

@@ -239,8 +239,8 @@ impl Session<'_> {
         let folders = ranks.allgather_local(path)?;
         if let Some(other) = folders.iter().find(|folder| **folder != folders[0]) {
             let text = format!(
-                "the ranks of this machine share a download, but name {} and {other}: use one folder \
-                 or `Download::unshared`",
+                "the ranks of this machine share a download, but name {} and {other}: use one \
+                 folder or `Download::unshared`",
                 folders[0]
             );
             return Err(text.into());

@@ -332,7 +332,8 @@ fn what_cannot_be_trained_is_refused_before_the_first_batch() {
     );
     assert_eq!(
         refused(10, adam(), vec![CsvLog::new("a/run 1.csv").boxed()]),
-        "callback CsvLog: checkpoint file \"run 1.csv\": a name has letters, digits, `.`, `_` and `-` alone"
+        "callback CsvLog: invalid checkpoint file name \"run 1.csv\": use only letters, digits, \
+         `.`, `_` and `-`"
     );
 }
 

@@ -135,7 +135,7 @@ fn what_is_raised_in_an_evaluation_or_a_prediction_is_what_it_ends_with() {
     let error = context.predict(&model, &data, 16, raised).unwrap_err();
     assert_eq!(error.to_string(), "as asked");
     let error = context.predict(&model, &data, 0, |_, _| ()).unwrap_err();
-    assert_eq!(error.to_string(), "the batch size is 0, but must be at least 1");
+    assert_eq!(error.to_string(), "batch_size is 0; it must be at least 1");
 }
 
 /// Asks at one hook for a scale, and perhaps for an end.

@@ -322,11 +322,11 @@ fn invalid_settings_fail_before_the_first_batch() {
     check(
         10,
         adam().group("^outptu", SgdConfig::new().build(), 0.1).unwrap(),
-        "optimizer group \"^outptu\" finds none of the parameters hidden.weight, hidden.bias, \
+        "optimizer group \"^outptu\" matches none of the parameters hidden.weight, hidden.bias, \
          norm.gamma, norm.beta, output.weight, output.bias",
     );
-    check(10, adam().clip_norm(-1.0), "clip_norm is -1, but must be more than 0");
-    check(10, adam().clip_norm(f64::NAN), "clip_norm is NaN, but must be more than 0");
+    check(10, adam().clip_norm(-1.0), "clip_norm is -1; it must be more than 0");
+    check(10, adam().clip_norm(f64::NAN), "clip_norm is NaN; it must be more than 0");
     let plateau = ReduceOnPlateau::new("val_loss").factor(10.0).boxed();
     assert_eq!(
         refused(10, adam(), vec![plateau]),

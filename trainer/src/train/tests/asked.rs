@@ -300,6 +300,6 @@ fn zero_count_keeps_weights_and_invalid_counts_fail() {
     assert_eq!(weights(16.0, 1.0), Ok(false));
     for (count, factor) in [(0.0, 1.0), (-1.0, 1.0), (f64::NAN, 0.0)] {
         let error = weights(count, factor).unwrap_err();
-        assert!(error.contains(&format!("a step over a count of {count}:")), "{error}");
+        assert!(error.contains(&format!("cannot step: the sample count is {count};")), "{error}");
     }
 }

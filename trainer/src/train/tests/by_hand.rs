@@ -85,7 +85,7 @@ fn skipped_and_misordered_turns_fail() {
     let Some(Turn::Train(Some(batch))) = training.next().unwrap() else { panic!("no batch") };
     check(training.next().map(drop), "a batch was skipped; call `learn` before `next`");
     check(training.validated(&Metrics::default()), "a batch is waiting for `learn`");
-    check(training.step("nowhere", None).map(drop), "finds none of the parameters hidden.weight");
+    check(training.step("nowhere", None).map(drop), "no match among the parameters hidden.weight");
     check(training.step("(", None).map(drop), "invalid regular expression");
     let output = step(&training.model(), batch);
     let metrics = training.step("^output", Some(output.loss_as("first"))).unwrap();
@@ -282,7 +282,7 @@ fn rejected_step_leaves_the_model_usable() {
             Some(of) => training.step(of, Some(output)).map(drop).unwrap_err(),
             None => training.learn(Some(output)).unwrap_err(),
         };
-        assert!(error.to_string().starts_with("a step over a count of -1"), "{error}");
+        assert!(error.to_string().starts_with("cannot step: the sample count is -1;"), "{error}");
         crate::record::snapshot(&*training.model()).into_bytes().unwrap();
         training.end_batch().unwrap();
     };

@@ -96,8 +96,8 @@ impl Control {
     }
 
     /// Restores requests from [`take_asked`](Self::take_asked).
-    pub(crate) fn ask(&mut self, asked: Asked) {
-        (self.stop, self.scale, self.keeps_weights) = asked;
+    pub(crate) fn ask(&mut self, requests: Asked) {
+        (self.stop, self.scale, self.keeps_weights) = requests;
     }
 }
 
@@ -200,7 +200,7 @@ impl Weights {
 ///
 /// With several ranks, callbacks run on every rank with the same logs, and must make the same
 /// requests on each. They must not depend on a clock, for example. See [`Callback::chief_only`].
-#[expect(unused_variables, reason = "the names tell an implementor what the arguments are")]
+#[expect(unused_variables, reason = "parameter names document the hooks")]
 pub trait Callback: Send {
     /// Returns the name for errors and checkpoints. If several callbacks of a trial have the same
     /// name, the second is called `NAME 2`, and so on. Keep their order, or give them unique names.

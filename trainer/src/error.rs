@@ -150,7 +150,7 @@ mod tests {
         let broken = CheckpointError::Broken { name: "a".into(), reason: "b".into() };
         check(broken, ExitCode::Infrastructure);
         let code = ExitCode::Preempted;
-        check(Interrupted { code, fenced: false, why: "asked".into() }, code);
+        check(Interrupted { code, fenced: false, why: "stopped".into() }, code);
     }
 
     #[test]

@@ -270,8 +270,9 @@ impl Session<'_> {
                 return Err(text.into());
             }
             if outlet.has_runner() {
-                searched_among(&context.config, &metrics)
-                    .map_err(|why| format!("the length is reached at batch {batches}: {why}"))?;
+                searched_among(&context.config, &metrics).map_err(|why| {
+                    format!("cannot complete the length at batch {batches}: {why}")
+                })?;
             }
             outlet.report_saved(true)?;
             outlet.flush()?;

@@ -115,7 +115,7 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Strategy {
             // The loop does not check the interrupter after the last batch.
             self.context.learning.leave(why.to_string().into());
         }
-        let parts = Arc::into_inner(shared).expect("the loop is over, and its parts with it");
+        let parts = Arc::into_inner(shared).expect("the loop has dropped its references");
         let parts = parts.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
         (parts.learner.model(), parts.processor)
     }

@@ -68,11 +68,11 @@ fn a_start_reads_only_the_newest_manifests() {
     all.iter().for_each(|name| write(folder.path(), name, None));
     let context = alone(folder.path()).unwrap();
     let outlet = context.outlet();
-    let found: Vec<_> =
+    let names: Vec<_> =
         outlet.resume_from().iter().map(|checkpoint| checkpoint.name.clone()).collect();
     drop(outlet);
     let newest: Vec<_> = all.iter().rev().take(RESUME_FROM_MAX).cloned().collect();
-    assert_eq!(found, newest);
+    assert_eq!(names, newest);
     assert_eq!(context.config.attempt, 1);
 }
 

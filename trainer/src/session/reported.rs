@@ -15,7 +15,7 @@ const GROUP_CHARS_MAX: usize = 63;
 pub(crate) struct Reported {
     groups: BTreeMap<String, (u64, Logs)>,
     /// Whether the last validation has not been reported to the runner.
-    is_untold: bool,
+    is_unreported: bool,
 }
 
 /// A complete validation: its batch, and its metrics as named in reports.
@@ -71,7 +71,7 @@ impl Reported {
             *entry = (batches, Logs::new());
         }
         entry.1.extend(named.clone());
-        self.is_untold |= is_validation;
+        self.is_unreported |= is_validation;
         Ok((named, whole))
     }
 
@@ -82,8 +82,8 @@ impl Reported {
 
     /// Takes the last validation if it has not been reported to the runner.
     pub(crate) fn whole(&mut self) -> Option<WholeValidation> {
-        let is_untold = std::mem::take(&mut self.is_untold);
-        self.groups.get(VALIDATION).filter(|_| is_untold).cloned()
+        let is_unreported = std::mem::take(&mut self.is_unreported);
+        self.groups.get(VALIDATION).filter(|_| is_unreported).cloned()
     }
 
     /// Returns the last validation if it was at this batch, whether or not it was reported.

@@ -229,7 +229,7 @@ fn checkpoints_are_downloaded_and_deleted() {
     let error = session.store_path(Upload::at(3), manifest).unwrap_err().to_string();
     assert!(error.ends_with("manifest.json is a reserved file name"), "{error}");
     let error = session.upload(to.path().join("none"), Upload::at(3)).unwrap_err().to_string();
-    assert!(error.contains("none cannot be read: No such file"), "{error}");
+    assert!(error.starts_with("cannot read folder ") && error.contains("No such file"), "{error}");
     assert_eq!(session.info().latest_checkpoint.as_deref(), Some("000000000002-0"));
 }
 
@@ -326,7 +326,7 @@ fn conflicting_shares_fail_on_all_ranks() {
     let errors = upload(2, &|_| "same".into(), 1);
     let codes: Vec<_> = errors.iter().map(|error| exit_code(&**error)).collect();
     assert_eq!(codes, [ExitCode::PeerFailed, ExitCode::UserError, ExitCode::PeerFailed]);
-    assert!(errors[2].to_string().starts_with("rank 1: folder "), "{}", errors[2]);
+    assert!(errors[2].to_string().starts_with("rank 1: cannot read folder "), "{}", errors[2]);
     let left = std::fs::read_dir(folder.path().join("trial/checkpoints"));
     let has_file = |entry: &std::fs::DirEntry| entry.path().join("x").exists();
     assert_eq!(left.map_or(0, |left| left.flatten().filter(has_file).count()), 0);

@@ -51,16 +51,16 @@ impl Outlet {
         };
         let activity = self.activity.due();
         self.post_at(self.batches, ReportEvent::Progress { batches_total, activity });
-        self.length.said_at = Some(Instant::now());
+        self.length.reported_at = Some(Instant::now());
     }
 
     pub(super) fn set_status(&mut self, text: &str) {
         let text: String = text.chars().take(ACTIVITY_CHARS_MAX).collect();
-        if self.activity.said.as_ref() == Some(&text) {
+        if self.activity.text.as_ref() == Some(&text) {
             return;
         }
         self.terminal.say(&format!("status: {text}"));
-        self.activity.said = Some(text);
+        self.activity.text = Some(text);
         self.activity.is_new = true;
         if self.activity.is_due() {
             self.say_progress();
@@ -77,7 +77,7 @@ impl Outlet {
     }
 
     pub(super) fn sign_of_life(&mut self) {
-        if self.length.said_at.is_none_or(|said_at| said_at.elapsed() >= SIGN_OF_LIFE) {
+        if self.length.reported_at.is_none_or(|at| at.elapsed() >= SIGN_OF_LIFE) {
             self.say_progress();
         }
     }
@@ -161,7 +161,7 @@ pub(crate) struct GrantedLength {
     epoch_batches: u64,
     counted_by: Option<(Timetable, Unit)>,
     /// When progress was last reported to the runner.
-    said_at: Option<Instant>,
+    reported_at: Option<Instant>,
 }
 
 impl GrantedLength {
@@ -178,15 +178,15 @@ impl GrantedLength {
 /// The program's activity, from `set_status`.
 #[derive(Debug, Default)]
 pub(crate) struct Activity {
-    said: Option<String>,
+    text: Option<String>,
     /// Whether it has not been reported to the runner.
     is_new: bool,
-    told_at: Option<Instant>,
+    reported_at: Option<Instant>,
 }
 
 impl Activity {
     fn is_due(&self) -> bool {
-        self.is_new && self.told_at.is_none_or(|told_at| told_at.elapsed() >= ACTIVITY_EVERY)
+        self.is_new && self.reported_at.is_none_or(|at| at.elapsed() >= ACTIVITY_EVERY)
     }
 
     /// Returns the activity to send with the next progress report, if one is due.
@@ -194,8 +194,8 @@ impl Activity {
         if !self.is_due() {
             return None;
         }
-        (self.is_new, self.told_at) = (false, Some(Instant::now()));
-        self.said.clone()
+        (self.is_new, self.reported_at) = (false, Some(Instant::now()));
+        self.text.clone()
     }
 }
 
@@ -205,12 +205,12 @@ mod tests {
 
     #[test]
     fn activity_reports_are_rate_limited() {
-        let mut activity = Activity { said: Some("a".into()), is_new: true, told_at: None };
+        let mut activity = Activity { text: Some("a".into()), is_new: true, reported_at: None };
         assert_eq!(activity.due().as_deref(), Some("a"));
         assert_eq!(activity.due(), None);
-        (activity.said, activity.is_new) = (Some("b".into()), true);
+        (activity.text, activity.is_new) = (Some("b".into()), true);
         assert_eq!(activity.due(), None);
-        activity.told_at = activity.told_at.and_then(|told_at| told_at.checked_sub(ACTIVITY_EVERY));
+        activity.reported_at = activity.reported_at.and_then(|at| at.checked_sub(ACTIVITY_EVERY));
         assert_eq!(activity.due().as_deref(), Some("b"));
     }
 }

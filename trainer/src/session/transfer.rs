@@ -146,7 +146,7 @@ pub(super) fn fetch(
 pub(super) fn listed(folder: &Path, select: &Select) -> Result<BTreeMap<String, PathBuf>> {
     let (mut files, mut folders) = (BTreeMap::new(), vec![(String::new(), folder.to_owned())]);
     while let Some((above, folder)) = folders.pop() {
-        let unreadable = |error| format!("folder {} cannot be read: {error}", folder.display());
+        let unreadable = |error| format!("cannot read folder {}: {error}", folder.display());
         for entry in std::fs::read_dir(&folder).map_err(unreadable)? {
             let entry = entry.map_err(unreadable)?;
             let Some(name) = entry.file_name().to_str().map(|name| format!("{above}{name}")) else {
@@ -169,7 +169,7 @@ pub(super) fn listed(folder: &Path, select: &Select) -> Result<BTreeMap<String, 
 
 fn read(path: &Path) -> Result<Bytes> {
     let read = std::fs::read(path);
-    Ok(read.map_err(|error| format!("{} cannot be read: {error}", path.display()))?.into())
+    Ok(read.map_err(|error| format!("cannot read {}: {error}", path.display()))?.into())
 }
 
 pub(super) fn entry_of(path: &Path) -> Result<FileEntry> {
@@ -188,8 +188,8 @@ impl Temporary {
         let name = format!("stoker-checkpoint-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
         let failed = |error| CheckpointError::Local {
-            name: "that is stored or read".to_owned(),
-            reason: format!("folder {} cannot be made: {error}", path.display()),
+            name: "in transfer".to_owned(),
+            reason: format!("cannot create folder {}: {error}", path.display()),
         };
         if path.exists() {
             // Left behind by an earlier process with the same process ID.

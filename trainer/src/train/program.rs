@@ -241,7 +241,7 @@ pub(crate) fn under_runner(path: &Path) -> Result<Context> {
         .map_err(Error::from)
         .and_then(|bytes| serde_json::from_slice::<TrialConfig>(&bytes).map_err(Error::from));
     let config = config.map_err(|error| {
-        Infrastructure(format!("{ENV_TRIAL_CONFIG}: {} cannot be read: {error}", path.display()))
+        Infrastructure(format!("cannot read {ENV_TRIAL_CONFIG} {}: {error}", path.display()))
     })?;
     context(config, None)
 }

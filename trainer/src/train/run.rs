@@ -276,7 +276,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             seed();
         }
         let start = Instant::now();
-        let batch = batches.next().ok_or("the data has ended")??;
+        let batch = batches.next().ok_or("the data ended unexpectedly")??;
         ranks.pulse.waited_for_data(start.elapsed());
         if !is_made_here {
             seed();

@@ -120,7 +120,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             Some(chosen) if !self.outlet().is_lead() => {
                 restored = self.outlet().restore_from(std::slice::from_ref(&chosen))?;
                 if let Some((name, why)) = restored.refused.first_key_value() {
-                    let text = format!("checkpoint {name}, which rank 0 could read: {why}");
+                    let text = format!("cannot read checkpoint {name}, although rank 0 can: {why}");
                     return Err(Infrastructure(text).into());
                 }
             }

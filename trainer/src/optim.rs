@@ -81,8 +81,9 @@ impl Optimizers {
         }
     }
 
-    /// Adds an optimizer for the parameters whose path, for example `encoder.output.weight`,
-    /// matches this regular expression. If a parameter is in several groups, the last one applies.
+    /// Adds an optimizer for the parameters whose path matches this regular expression, at any
+    /// position in the path. An example of a path is `encoder.output.weight`. If a parameter is in
+    /// several groups, the last one applies.
     ///
     /// Groups use paths because burn assigns new parameter IDs in each process. `build()` ignores
     /// the configuration's `grad_clipping`; see [`group_clipped`](Self::group_clipped).

@@ -18,7 +18,7 @@ impl std::fmt::Display for Selection {
 }
 
 impl Selection {
-    /// Selects the parameters whose path matches this regular expression.
+    /// Selects the parameters whose path matches this regular expression at any position.
     ///
     /// # Errors
     ///

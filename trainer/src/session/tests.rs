@@ -115,7 +115,7 @@ fn train(folder: &Path, stop_at: u64) -> Result<Sum> {
 }
 
 #[test]
-fn custom_loop_resumes_after_a_stop_at_any_batch() {
+fn custom_loop_resumes_after_any_stop() {
     let straight = tempfile::tempdir().unwrap();
     let expected = train(straight.path(), u64::MAX).unwrap();
     assert_eq!(expected.batches, 10);

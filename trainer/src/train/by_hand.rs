@@ -221,9 +221,9 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
         self.after_batch()
     }
 
-    /// Takes a step with only the parameters whose path matches the regular expression `of`. Each
-    /// uses the optimizer and learning rate of its group; other gradients are discarded. Returns
-    /// the metrics over all ranks.
+    /// Takes a step with only the parameters whose path matches the regular expression `of`, at any
+    /// position in the path. Each uses the optimizer and learning rate of its group; other
+    /// gradients are discarded. Returns the metrics over all ranks.
     ///
     /// A batch may have several such steps, for example the two losses of a GAN. Their metrics
     /// share one row, so name the losses differently with [`StepOutput::loss_as`].

@@ -27,7 +27,7 @@ impl StopSignal {
     ///
     /// # Errors
     ///
-    /// The handlers could not be installed.
+    /// Fails if the handlers cannot be installed.
     pub(crate) fn listen(&self, rt: &tokio::runtime::Handle, alone: bool) -> std::io::Result<()> {
         let _guard = rt.enter();
         let may_interrupt = !is_ignored(Signal::INT);

@@ -23,7 +23,7 @@ const END_MAX: Duration = Duration::from_secs(6);
 const PAGE_BYTES: u64 = 4096;
 /// Clock ticks per second, the unit of CPU time in `/proc`.
 const TICKS_PER_SECOND: f64 = 100.0;
-/// Bytes.
+/// Bytes per mebibyte.
 const MEBIBYTE: f64 = (1 << 20) as f64;
 
 /// Samples until dropped. Dropping it stores the last samples.

@@ -4,7 +4,7 @@
 use stoker_api::contract::TrialConfig;
 use stoker_api::experiment::{CheckpointPolicy, Length, Unit};
 
-/// When to validate, save and report.
+/// Schedule of validations, checkpoints and reports.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Timetable {
     /// Records per epoch if the experiment sets it, otherwise 0.

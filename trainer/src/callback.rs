@@ -1,4 +1,4 @@
-//! Callbacks: what runs between steps.
+//! Callbacks: hooks that run between steps.
 
 use std::collections::BTreeMap;
 
@@ -21,11 +21,10 @@ pub use learning_rate::LearningRateSchedule;
 pub use plateau::ReduceOnPlateau;
 pub use tensor_board::TensorBoard;
 
-/// Metric means by name; those of validation begin with `val_`.
+/// Metric means by name. Names of validation metrics begin with `val_`.
 pub type Logs = BTreeMap<String, f64>;
 
-/// What a callback may ask of the loop. It is a note, not a handle: the loop reads it after each
-/// hook.
+/// Requests from callbacks to the training loop, which applies them after each hook.
 #[derive(Debug, Default)]
 pub struct Control {
     pub(crate) stop: Option<String>,
@@ -38,72 +37,74 @@ pub struct Control {
 }
 
 impl Control {
-    /// Global batches trained so far.
+    /// Returns the number of global batches trained so far.
     pub fn batches(&self) -> u64 {
         self.batches
     }
 
-    /// What the learning rate is multiplied by at the moment.
+    /// Returns the current factor of the learning rate.
     pub fn learning_rate_scale(&self) -> f64 {
         self.scale.unwrap_or(self.learning_rate_scale)
     }
 
-    /// Ends training after this batch; the trial's last validation is its result.
+    /// Stops training after this batch. The last validation becomes the trial's result.
     pub fn stop_training(&mut self, why: impl Into<String>) {
         self.stop.get_or_insert(why.into());
     }
 
-    /// Multiplies what the schedule says from now on; kept in checkpoints.
+    /// Multiplies the current factor of the learning rate by `factor`. Checkpoints keep the factor.
     pub fn scale_learning_rate(&mut self, factor: f64) {
         self.scale = Some(self.learning_rate_scale() * factor);
     }
 
-    /// Makes this what the schedule is multiplied by from now on; kept in checkpoints.
+    /// Replaces the factor of the learning rate. Checkpoints keep the factor.
     pub fn set_learning_rate_scale(&mut self, scale: f64) {
         self.scale = Some(scale);
     }
 
-    /// Writes a row of metrics of any group, such as `model`, at this batch: to the metrics of the
-    /// trial and to TensorBoard.
+    /// Writes a row of metrics at this batch to the trial's metrics and to TensorBoard. The group
+    /// can have any name, for example `model`, except `training` and `validation`.
     pub fn report(&mut self, group: &str, metrics: Logs) {
         self.rows.push((group.into(), metrics));
     }
 
-    /// Writes a histogram of these values at this batch, for TensorBoard.
+    /// Writes a histogram of these values at this batch to TensorBoard.
     pub fn histogram(&mut self, name: &str, values: Vec<f32>) {
         self.histograms.push((name.into(), values));
     }
 
-    /// Keeps the model's weights and buffers as they are now, in place of any kept before: they are
-    /// those that training ends with. Where a callback stops it they are in its last checkpoint, with
-    /// the metrics of the validation at this batch; where it reaches its length, from which a longer
-    /// one would go on, they are in [`Fitted::model`](crate::Fitted::model) alone. Until then
-    /// checkpoints hold them beside the model's, which makes them larger by as much. A trial keeps one
-    /// such state.
+    /// Keeps a copy of the model's current weights and buffers, and replaces any earlier copy.
+    /// Training ends with this copy.
+    ///
+    /// If a callback stops training, the last checkpoint contains the copy, with the metrics of the
+    /// validation at this batch. If training reaches its length, only
+    /// [`Fitted::model`](crate::Fitted::model) contains it, because a longer training would
+    /// continue from the current weights. Until then, checkpoints contain the copy in addition to
+    /// the current weights, and are larger by its size. A trial keeps one copy.
     pub fn keep_weights(&mut self) {
         self.keeps_weights = true;
     }
 
-    /// Whether training itself is to change.
+    /// Returns whether there is a request that changes training.
     pub(crate) fn asks(&self) -> bool {
         self.stop.is_some() || self.scale.is_some() || self.keeps_weights
     }
 
-    /// Takes out how training is to change.
+    /// Takes the requests that change training.
     pub(crate) fn take_asked(&mut self) -> Asked {
         (self.stop.take(), self.scale.take(), std::mem::take(&mut self.keeps_weights))
     }
 
-    /// Puts back what [`take_asked`](Self::take_asked) gave.
-    pub(crate) fn ask(&mut self, asked: Asked) {
-        (self.stop, self.scale, self.keeps_weights) = asked;
+    /// Restores requests from [`take_asked`](Self::take_asked).
+    pub(crate) fn ask(&mut self, requests: Asked) {
+        (self.stop, self.scale, self.keeps_weights) = requests;
     }
 }
 
-/// How training is to change: why it stops, the learning rate's scale, and whether weights are kept.
+/// Requests that change training: stop reason, learning rate factor, and whether to keep weights.
 pub(crate) type Asked = (Option<String>, Option<f64>, bool);
 
-/// Files that a checkpoint will have beside its own.
+/// Additional files for a checkpoint.
 #[derive(Debug, Default)]
 pub struct CheckpointFiles(BTreeMap<String, Bytes>);
 
@@ -112,27 +113,27 @@ impl CheckpointFiles {
     ///
     /// # Errors
     ///
-    /// The name is no plain file name, or another callback has added it.
+    /// Fails if the name is not a plain file name, or if a callback has already added it.
     pub fn add(&mut self, name: &str, bytes: impl Into<Bytes>) -> Result<()> {
-        let is_plain = |it: char| it.is_ascii_alphanumeric() || "._-".contains(it);
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
         if name.is_empty() || !name.chars().all(is_plain) {
             let text = format!(
-                "checkpoint file {name:?}: a name has letters, digits, `.`, `_` and `-` alone"
+                "invalid checkpoint file name {name:?}: use only letters, digits, `.`, `_` and `-`"
             );
             return Err(text.into());
         }
         match self.0.insert(format!("callbacks-{name}"), bytes.into()) {
             None => Ok(()),
-            Some(_) => Err(format!("checkpoint file {name:?} was added before").into()),
+            Some(_) => Err(format!("checkpoint file {name:?} was already added").into()),
         }
     }
 
-    /// A file that a callback added under this name.
+    /// Returns the file that a callback added under this name.
     pub fn get(&self, name: &str) -> Option<&[u8]> {
         self.0.get(&format!("callbacks-{name}")).map(Bytes::as_ref)
     }
 
-    /// Those of a checkpoint's files that callbacks added.
+    /// Selects the files of a checkpoint that callbacks added.
     pub(crate) fn of(parts: &BTreeMap<String, Bytes>) -> Self {
         let added = parts.iter().filter(|(name, _)| name.starts_with("callbacks-"));
         Self(added.map(|(name, bytes)| (name.clone(), bytes.clone())).collect())
@@ -143,7 +144,7 @@ impl CheckpointFiles {
     }
 }
 
-/// A model's trained weights and buffers on the host.
+/// Trained weights and buffers of a model, on the host.
 #[derive(Debug, Default)]
 pub struct Weights {
     pub(crate) tensors: Vec<(String, Vec<f32>)>,
@@ -151,263 +152,269 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Paths and values of all floating-point parameters and buffers, in the order of the model's
-    /// fields.
+    /// Iterates over paths and values of all floating-point parameters and buffers, in the order of
+    /// the model's fields.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &[f32])> {
         self.tensors.iter().map(|(path, values)| (path.as_str(), values.as_slice()))
     }
 
-    /// Numbers that optimizers change.
+    /// Returns the number of trainable values.
     pub fn num_trained(&self) -> u64 {
         self.num_trained
     }
 }
 
-/// Hooks around training. Every hook does nothing unless written; an error or a panic ends the trial under the
-/// callback's name, and with [`InvalidHyperparameters`](crate::InvalidHyperparameters) the search
-/// draws others.
+/// Hooks around training. The default implementation of every hook does nothing.
+///
+/// An error or a panic in a hook ends the attempt, and the error message contains the callback's
+/// name. After [`InvalidHyperparameters`](crate::InvalidHyperparameters), the search samples other
+/// hyperparameters.
 ///
 /// # Order
 ///
 /// ```text
-/// on_train_begin  load_state  on_restore (if it goes on from a checkpoint)
-///   on_epoch_begin                                   an epoch's first batch
-///     on_workload_begin                              batches until the next look around
+/// on_train_begin  load_state  on_restore (if resumed from a checkpoint)
+///   on_epoch_begin                                   first batch of an epoch
+///     on_workload_begin                              batches until the scheduling boundary
 ///       on_batch_begin  on_batch_end                 each batch
 ///     on_workload_end
 ///     on_validation_begin
 ///       on_validation_batch_begin  on_validation_batch_end
 ///     on_validation_end
-///   on_epoch_end  on_weights (if wanted)
+///   on_epoch_end  on_weights (if requested)
 ///   on_checkpoint
 /// on_train_end
 /// ```
 ///
-/// [`Context::evaluate_with`](crate::Context::evaluate_with) calls the hooks of a validation alone, and
-/// [`Context::predict_with`](crate::Context::predict_with) those of a prediction.
+/// [`Context::evaluate_with`](crate::Context::evaluate_with) calls only the validation hooks, and
+/// [`Context::predict_with`](crate::Context::predict_with) only the prediction hooks.
 ///
-/// Where validations or checkpoints do not go by epochs, an epoch may end, and the next begin, within a workload.
+/// If validations or checkpoints are not aligned with epochs, an epoch may end, and the next begin,
+/// within a workload.
 ///
-/// A process that goes on in the midst of an epoch does not begin it again: epochs, batches and
-/// validations are those of a run never stopped. `on_train_begin`, `on_train_end` and workloads are
-/// of a process.
+/// If a process resumes in the middle of an epoch, it does not begin the epoch again. Hooks of
+/// epochs, batches and validations are called as in an uninterrupted run. `on_train_begin`,
+/// `on_train_end` and the workload hooks are called per process.
 ///
 /// # Gangs
 ///
-/// In a gang they run on every rank, on the same logs, and must ask for the same on each: not for
-/// what a clock says, for example. See [`Callback::chief_only`].
-#[expect(unused_variables, reason = "the names tell an implementor what the arguments are")]
+/// With several ranks, callbacks run on every rank with the same logs, and must make the same
+/// requests on each. They must not depend on a clock, for example. See [`Callback::chief_only`].
+#[expect(unused_variables, reason = "parameter names document the hooks")]
 pub trait Callback: Send {
-    /// The name in errors and in checkpoints. A trial's second of a name has `2` after it there, and so on: keep their
-    /// order, or give them names of their own.
+    /// Returns the name for errors and checkpoints. If several callbacks of a trial have the same
+    /// name, the second is called `NAME 2`, and so on. Keep their order, or give them unique names.
     fn name(&self) -> String {
         std::any::type_name::<Self>().rsplit("::").next().unwrap_or_default().into()
     }
 
-    /// Whether it runs on rank 0 alone, as what writes a file does. In a gang it cannot stop training or
-    /// change the learning rate then: the other ranks would not know.
+    /// Returns `true` to run this callback on rank 0 only, for example to write a file. With
+    /// several ranks, such a callback must not stop training, keep weights or change the learning
+    /// rate; doing so is an error.
     fn chief_only(&self) -> bool {
         false
     }
 
-    /// Before the first batch of this process, before [`Callback::load_state`].
+    /// Called before the first batch of this process, before [`Callback::load_state`].
     ///
     /// # Errors
     ///
-    /// Whatever should end the trial.
+    /// An error ends the attempt.
     fn on_train_begin(&mut self, control: &mut Control) -> Result<()> {
         Ok(())
     }
 
-    /// Before the first batch of epoch `epoch`, counted from 0.
+    /// Called before the first batch of epoch `epoch`, counted from 0.
     ///
     /// # Errors
     ///
-    /// Whatever should end the trial.
+    /// An error ends the attempt.
     fn on_epoch_begin(&mut self, epoch: u64, control: &mut Control) -> Result<()> {
         Ok(())
     }
 
-    /// Before `requested` batches, at most `schedulingUnit`, after which there is a row of metrics, a
-    /// validation or a checkpoint.
+    /// Called before `requested` batches, at most `schedulingUnit`. A row of metrics, a validation
+    /// or a checkpoint follows them.
     ///
     /// # Errors
     ///
-    /// Whatever should end the trial.
+    /// An error ends the attempt.
     fn on_workload_begin(&mut self, requested: u64, control: &mut Control) -> Result<()> {
         Ok(())
     }
 
-    /// Before each batch.
+    /// Called before each batch.
     ///
     /// # Errors
     ///
-    /// Whatever should end the trial.
+    /// An error ends the attempt.
     fn on_batch_begin(&mut self, control: &mut Control) -> Result<()> {
         Ok(())
     }
 
-    /// After each batch, with that batch's means.
+    /// Called after each batch, with that batch's means.
     ///
     /// # Errors
     ///
-    /// Whatever should end the trial.
+    /// An error ends the attempt.
     fn on_batch_end(&mut self, logs: &Logs, control: &mut Control) -> Result<()> {
         Ok(())
     }
 
-    /// After the batches of a workload, with their means.
+    /// Called after the batches of a workload, with their means.
     ///
     /// # Errors
     ///
-    /// Whatever should end the trial.
+    /// An error ends the attempt.
     fn on_workload_end(&mut self, logs: &Logs, control: &mut Control) -> Result<()> {
         Ok(())
     }
 
-    /// Before each validation.
+    /// Called before each validation.
     ///
     /// # Errors
     ///
-    /// Whatever should end the trial.
+    /// An error ends the attempt.
     fn on_validation_begin(&mut self, control: &mut Control) -> Result<()> {
         Ok(())
     }
 
-    /// Before a batch of validation, counted from 0 in each.
+    /// Called before each validation batch, counted from 0 in each validation.
     ///
     /// # Errors
     ///
-    /// Whatever should end the trial.
+    /// An error ends the attempt.
     fn on_validation_batch_begin(&mut self, batch: u64, control: &mut Control) -> Result<()> {
         Ok(())
     }
 
-    /// After a batch of validation.
+    /// Called after each validation batch.
     ///
     /// # Errors
     ///
-    /// Whatever should end the trial.
+    /// An error ends the attempt.
     fn on_validation_batch_end(&mut self, batch: u64, control: &mut Control) -> Result<()> {
         Ok(())
     }
 
-    /// After each validation, with the means over all of its data.
+    /// Called after each validation, with the means over all of its data.
     ///
     /// # Errors
     ///
-    /// Whatever should end the trial.
+    /// An error ends the attempt.
     fn on_validation_end(&mut self, logs: &Logs, control: &mut Control) -> Result<()> {
         Ok(())
     }
 
-    /// After epoch `epoch`, counted from 0, with its means and those of a validation at its end.
+    /// Called after epoch `epoch`, counted from 0, with its means and those of a validation at its
+    /// end.
     ///
     /// # Errors
     ///
-    /// Whatever should end the trial.
+    /// An error ends the attempt.
     fn on_epoch_end(&mut self, epoch: u64, logs: &Logs, control: &mut Control) -> Result<()> {
         Ok(())
     }
 
-    /// Whether [`Callback::on_weights`] is to be called after this epoch: it takes all weights to the
-    /// host.
+    /// Returns whether to call [`Callback::on_weights`] after this epoch. That call copies all
+    /// weights to the host.
     fn wants_weights(&self, epoch: u64) -> bool {
         false
     }
 
-    /// After epoch `epoch`, if [`Callback::wants_weights`].
+    /// Called after epoch `epoch` if [`Callback::wants_weights`] returns true.
     ///
     /// # Errors
     ///
-    /// Whatever should end the trial.
+    /// An error ends the attempt.
     fn on_weights(&mut self, epoch: u64, weights: &Weights, control: &mut Control) -> Result<()> {
         Ok(())
     }
 
-    /// Before a checkpoint is stored; `files` are stored with it.
+    /// Called before a checkpoint is stored. Files added to `files` are stored with it.
     ///
     /// # Errors
     ///
-    /// Whatever should end the trial.
+    /// An error ends the attempt.
     fn on_checkpoint(&mut self, files: &mut CheckpointFiles, control: &mut Control) -> Result<()> {
         Ok(())
     }
 
-    /// After [`load_state`](Self::load_state), with the files that callbacks had added to the
-    /// checkpoint. Called on every rank, where the callback runs there.
+    /// Called after [`load_state`](Self::load_state), on every rank where the callback runs, with
+    /// the files that callbacks added to the checkpoint.
     ///
     /// # Errors
     ///
-    /// The files are not what was added.
+    /// Fails if the files are not those that this callback added.
     fn on_restore(&mut self, files: &CheckpointFiles) -> Result<()> {
         Ok(())
     }
 
-    /// Before [`Context::predict_with`](crate::Context::predict_with) reads its first batch.
+    /// Called before [`Context::predict_with`](crate::Context::predict_with) reads its first batch.
     ///
     /// # Errors
     ///
-    /// Whatever should end the trial.
+    /// An error ends the attempt.
     fn on_predict_begin(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// Before a batch of a prediction, counted from 0.
+    /// Called before each prediction batch, counted from 0.
     ///
     /// # Errors
     ///
-    /// Whatever should end the trial.
+    /// An error ends the attempt.
     fn on_predict_batch_begin(&mut self, batch: u64) -> Result<()> {
         Ok(())
     }
 
-    /// After a batch of a prediction.
+    /// Called after each prediction batch.
     ///
     /// # Errors
     ///
-    /// Whatever should end the trial.
+    /// An error ends the attempt.
     fn on_predict_batch_end(&mut self, batch: u64) -> Result<()> {
         Ok(())
     }
 
-    /// After the last batch of a prediction.
+    /// Called after the last prediction batch.
     ///
     /// # Errors
     ///
-    /// Whatever should end the trial.
+    /// An error ends the attempt.
     fn on_predict_end(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// Before the process leaves training, for whatever reason but an error; after its last checkpoint.
+    /// Called before the process exits from training for any reason except an error, after its last
+    /// checkpoint.
     ///
     /// # Errors
     ///
-    /// Whatever should end the trial as failed.
+    /// An error makes the attempt fail, although training is over.
     fn on_train_end(&mut self, control: &mut Control) -> Result<()> {
         Ok(())
     }
 
-    /// What a checkpoint keeps.
+    /// Returns the state to store in checkpoints.
     ///
     /// # Errors
     ///
-    /// When the state cannot be written down.
+    /// Fails if the state cannot be serialized.
     fn state(&self) -> Result<Value> {
         Ok(Value::Null)
     }
 
-    /// Takes on what [`Callback::state`] gave.
+    /// Restores the state that [`Callback::state`] returned.
     ///
     /// # Errors
     ///
-    /// When this is no state of the callback's.
+    /// Fails if the value is not a state of this callback.
     fn load_state(&mut self, state: Value) -> Result<()> {
         Ok(())
     }
 
-    /// For the list that a trial gives.
+    /// Boxes this callback for [`Fit::callbacks`](crate::Fit::callbacks).
     fn boxed(self) -> Box<dyn Callback>
     where
         Self: Sized + 'static,

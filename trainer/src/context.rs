@@ -1,4 +1,4 @@
-//! A session: what this process was told, and what it may ask for.
+//! Context of a process: configuration, device, ranks, and access to training.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,19 +21,19 @@ use crate::step::{Metrics, StepOutput};
 use crate::stop::StopSignal;
 use crate::{InvalidHyperparameters, Result, precision, record, rng, train};
 
-/// A session: seeds, hyperparameters, the device, and training itself. A clone is the same session.
+/// Hyperparameters, seeds, device, ranks and training of this process. Clones share the same state.
 #[derive(Clone, Debug)]
 pub struct Context {
     pub(crate) config: TrialConfig,
     pub(crate) outlet: Arc<Mutex<Outlet>>,
     pub(crate) stop: StopSignal,
-    /// Set where the program itself wants no more training.
+    /// Set when the program itself ends training early.
     pub(crate) ended: StopSignal,
     device: Device,
     ranks: Arc<Distributed>,
-    /// Whether the program is only tried: see `train/trying.rs`.
+    /// Whether the program runs in test mode; see `train/trying.rs`.
     pub(crate) is_test: bool,
-    /// Of an inference job: the checkpoint that was chosen.
+    /// In an inference job, the checkpoint selected at the start of the job.
     pub(crate) pinned: Option<PinnedCheckpoint>,
     #[cfg(feature = "learner")]
     pub(crate) learning: crate::learner::Learning,
@@ -54,44 +54,46 @@ impl Context {
             ended: StopSignal::default(),
             device,
             ranks: Arc::new(ranks),
-            is_test: std::env::var_os(ENV_TEST).is_some_and(|it| it == "1"),
+            is_test: std::env::var_os(ENV_TEST).is_some_and(|test| test == "1"),
             pinned: None,
             #[cfg(feature = "learner")]
             learning: Default::default(),
         }
     }
 
-    /// The same session on another device.
+    /// Returns this context with another device.
     pub(crate) fn on(self, device: Device) -> Self {
         Self { device, ..self }
     }
 
-    /// The way out to runner and storage, for a moment. After a panic elsewhere rows and reports can still
-    /// be sent.
+    /// Locks the outlet to runner and storage; do not hold the lock for long. Ignores poisoning:
+    /// after a panic elsewhere, rows and reports can still be sent.
     pub(crate) fn outlet(&self) -> MutexGuard<'_, Outlet> {
         self.outlet.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The hyperparameters, as the user's own type.
+    /// Returns the hyperparameters, deserialized into a user type.
     ///
     /// # Errors
     ///
-    /// [`InvalidHyperparameters`], which names the field.
+    /// Returns [`InvalidHyperparameters`] with the name of the field that does not fit.
     pub fn hparams<T: DeserializeOwned>(&self) -> Result<T> {
         let read = serde_path_to_error::deserialize(&self.config.hyperparameters);
         Ok(read.map_err(|error| InvalidHyperparameters(named(&error)))?)
     }
 
-    /// A hyperparameter by its name; of nested ones, the names joined by dots.
+    /// Returns a hyperparameter by name. For nested hyperparameters, join the names with dots.
     pub fn hparam(&self, name: &str) -> Option<&Value> {
         name.split('.').try_fold(&self.config.hyperparameters, |value, name| value.get(name))
     }
 
-    /// A hyperparameter by its name, as the user's own type; of nested ones, the names joined by dots.
+    /// Returns a hyperparameter by name, deserialized into a user type. For nested hyperparameters,
+    /// join the names with dots.
     ///
     /// # Errors
     ///
-    /// [`InvalidHyperparameters`], which names it: there is none, or it is of another type.
+    /// Returns [`InvalidHyperparameters`] with the name if the hyperparameter is missing or has
+    /// another type.
     pub fn hparam_as<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
         let Some(value) = self.hparam(name) else {
             return Err(InvalidHyperparameters(format!("{name} is missing")).into());
@@ -100,35 +102,36 @@ impl Context {
         Ok(read.map_err(|error| InvalidHyperparameters(format!("{name}: {}", named(&error))))?)
     }
 
-    /// Samples of one batch on this rank: the hyperparameter `global_batch_size` by the number of
-    /// ranks, rounded down.
+    /// Returns the number of samples per batch on this rank: the hyperparameter `global_batch_size`
+    /// divided by the world size, rounded down.
     ///
     /// # Errors
     ///
-    /// [`InvalidHyperparameters`]: it is missing, no integer of at least 1, or smaller than the number
-    /// of ranks.
+    /// Returns [`InvalidHyperparameters`] if `global_batch_size` is missing, is not an integer of
+    /// at least 1, or is smaller than the world size.
     pub fn batch_size(&self) -> Result<usize> {
-        self.distributed().shard_batch_size(self.asked_batch_size()?)
+        self.distributed().shard_batch_size(self.requested_batch_size()?)
     }
 
-    /// Samples of one batch over all ranks: as many times [`batch_size`](Self::batch_size) as there are
-    /// ranks, which may be less than the hyperparameter `global_batch_size`.
+    /// Returns the number of samples per batch over all ranks: [`batch_size`](Self::batch_size)
+    /// times the world size. This may be less than the hyperparameter `global_batch_size`.
     ///
     /// # Errors
     ///
-    /// As [`batch_size`](Self::batch_size).
+    /// Same as [`batch_size`](Self::batch_size).
     pub fn global_batch_size(&self) -> Result<usize> {
         Ok(self.batch_size()? * self.distributed().size())
     }
 
-    /// The hyperparameter that every trial needs.
-    fn asked_batch_size(&self) -> Result<usize> {
+    /// Returns the hyperparameter `global_batch_size`, which every trial needs.
+    fn requested_batch_size(&self) -> Result<usize> {
         let Some(value) = self.hparam("global_batch_size") else {
-            let text = "global_batch_size is missing: a trial needs this hyperparameter, the samples of \
-                        one batch over all ranks";
+            let text = "global_batch_size is missing: set this hyperparameter to the number of \
+                        samples of one batch over all ranks";
             return Err(InvalidHyperparameters(text.into()).into());
         };
-        let size = value.as_u64().and_then(|it| usize::try_from(it).ok()).filter(|it| *it > 0);
+        let size = value.as_u64().and_then(|size| usize::try_from(size).ok());
+        let size = size.filter(|size| *size > 0);
         Ok(size.ok_or_else(|| {
             InvalidHyperparameters(format!(
                 "global_batch_size is {value}, but must be an integer of at least 1"
@@ -136,69 +139,72 @@ impl Context {
         })?)
     }
 
-    /// Says where ranks cannot share the batch that was asked for.
+    /// Prints a warning if `global_batch_size` is not a multiple of the world size.
     pub(crate) fn warn_of_batch_size(&self) -> Result<()> {
-        let (asked, trained) = (self.asked_batch_size()?, self.global_batch_size()?);
+        let (requested, trained) = (self.requested_batch_size()?, self.global_batch_size()?);
         let (rank, size) = (self.ranks.rank(), self.ranks.size());
-        if asked != trained && rank == 0 {
+        if requested != trained && rank == 0 {
             eprintln!(
-                "stoker: global_batch_size is {asked}, of which {size} ranks train {trained} at a \
-                 time: {} each",
+                "stoker: global_batch_size is {requested}, of which {size} ranks train {trained} \
+                 at a time: {} each",
                 trained / size
             );
         }
         Ok(())
     }
 
-    /// The experiment's `spec` as it was written, with defaults; null for a program that trains alone.
+    /// Returns the experiment's `spec`, with defaults filled in; null without a runner.
     pub fn experiment_config(&self) -> &Value {
         &self.config.spec
     }
 
-    /// The experiment's `data`, as the user's own type.
+    /// Returns the experiment's `data`, deserialized into a user type.
     ///
     /// # Errors
     ///
-    /// The field that does not fit.
+    /// Returns the field that does not fit.
     pub fn data<T: DeserializeOwned>(&self) -> Result<T> {
         let read = serde_path_to_error::deserialize(&self.config.data);
         Ok(read.map_err(|error| format!("data: {}", named(&error)))?)
     }
 
-    /// Where to train, with autodiff: a GPU of this rank's own, or the CPU.
+    /// Returns the device to train on, with autodiff: this rank's GPU, or the CPU.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// What models compute in: `f32`, or by `optimizations.mixedPrecision` half precision, to which weights are cast for
-    /// each step. [`Data::arrays`] and the data sets of this crate give inputs of this type; tensors that a program makes
-    /// itself are to be of it too: `Tensor::from_data(data, (device, context.dtype()))`.
+    /// Returns the data type that models compute in: `f32`, or half precision if
+    /// `optimizations.mixedPrecision` is set. With half precision, weights are cast for each step.
+    ///
+    /// [`Data::arrays`] and the data sets of this crate return inputs of this type. Create other
+    /// tensors with this type too: `Tensor::from_data(data, (device, context.dtype()))`.
     pub fn dtype(&self) -> DType {
         precision::dtype(self.config.mixed_precision)
     }
 
-    /// The trial's seed.
+    /// Returns the trial's seed.
     pub fn trial_seed(&self) -> u32 {
         self.config.seed
     }
 
-    /// The experiment's seed, the same for all of its trials.
+    /// Returns the experiment's seed, the same for all of its trials.
     pub fn experiment_seed(&self) -> u32 {
         self.config.experiment_seed
     }
 
-    /// The trial's index in its experiment.
+    /// Returns the trial's index in its experiment.
     pub fn trial(&self) -> u32 {
         self.config.trial
     }
 
-    /// The gang.
+    /// Returns the ranks of this trial.
     pub fn distributed(&self) -> &Distributed {
         &self.ranks
     }
 
-    /// A folder that outlives the process but not the machine, such as for downloaded data sets:
-    /// `STOKER_CACHE`, or else the user's cache folder. It may not exist yet.
+    /// Returns a cache directory that outlives the process but not the machine, for example for
+    /// downloaded data sets: `STOKER_CACHE`, or else the user's cache directory. It may not exist
+    /// yet.
     pub fn cache_folder(&self) -> PathBuf {
         let of = |name| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
         of(ENV_CACHE)
@@ -207,23 +213,25 @@ impl Context {
             .unwrap_or_else(|| std::env::temp_dir().join("stoker"))
     }
 
-    /// The checkpoint that an inference job names, as it was chosen when the job began: for
+    /// Returns the checkpoint of an inference job, as selected at the start of the job. Pass it to
     /// [`load_checkpoint_model`](Self::load_checkpoint_model).
     ///
     /// # Errors
     ///
-    /// It names none, or this program is of no such job.
+    /// Fails if the job names no checkpoint, or if this process does not belong to an inference
+    /// job.
     pub fn checkpoint(&self) -> Result<CheckpointSource> {
-        let none = "the job names no checkpoint: set spec.checkpoint, such as { trial: mnist-3 }";
+        let none = "the job has no checkpoint; set spec.checkpoint, for example { trial: mnist-3 }";
         Ok(self.pinned.as_ref().map(CheckpointSource::pinned).ok_or(none)?)
     }
 
-    /// A checkpoint's weights in `fresh`, a model of the same structure: burn cannot build one from
-    /// its type alone. A path is a checkpoint's folder on this machine.
+    /// Returns `fresh` with the weights of a checkpoint. `fresh` must have the same structure,
+    /// because burn cannot build a model from its type alone. A path is interpreted as a checkpoint
+    /// folder on this machine.
     ///
     /// # Errors
     ///
-    /// There is no whole checkpoint, or it is of another model.
+    /// Fails if there is no complete checkpoint, or if it belongs to another model.
     pub fn load_checkpoint_model<M: Module>(
         &self,
         fresh: M,
@@ -233,11 +241,12 @@ impl Context {
         record::load_model(fresh, &parts)
     }
 
-    /// Metrics of a model over all of `data` and all ranks, in batches of `batch_size` on each rank.
+    /// Evaluates a model on all of `data`, in batches of `batch_size` on each rank, and returns the
+    /// metrics over all ranks. Collective.
     ///
     /// # Errors
     ///
-    /// What the data or another rank failed with.
+    /// Fails if the data or another rank fails.
     pub fn evaluate<M: Module, B: Send + 'static>(
         &self,
         model: &M,
@@ -248,12 +257,13 @@ impl Context {
         self.evaluate_with(model, step, data, batch_size, &mut [])
     }
 
-    /// As [`evaluate`](Self::evaluate), with callbacks, of which the `on_validation_` hooks are called;
-    /// their metrics are `val_loss` and the like. There is no training that they could ask something of.
+    /// Same as [`evaluate`](Self::evaluate), with callbacks. Calls their `on_validation_` hooks,
+    /// with metrics named like `val_loss`. Requests in [`Control`] are ignored, because nothing is
+    /// trained.
     ///
     /// # Errors
     ///
-    /// What the data, a callback or another rank failed with.
+    /// Fails if the data, a callback or another rank fails.
     pub fn evaluate_with<M: Module, B: Send + 'static>(
         &self,
         model: &M,
@@ -266,25 +276,25 @@ impl Context {
         let mut hook = |call: &mut dyn FnMut(&mut dyn Callback, &mut Control) -> Result<()>| {
             train::hook(callbacks, &mut control, &self.ranks, call)
         };
-        hook(&mut |it, control| it.on_validation_begin(control))?;
+        hook(&mut |callback, control| callback.on_validation_begin(control))?;
         self.each_batch(model, data, batch_size, |index, model, batch| {
-            hook(&mut |it, control| it.on_validation_batch_begin(index, control))?;
+            hook(&mut |callback, control| callback.on_validation_batch_begin(index, control))?;
             if let Some(batch) = batch {
                 all.add(&step(model, batch).into_metrics());
             }
-            hook(&mut |it, control| it.on_validation_batch_end(index, control))
+            hook(&mut |callback, control| callback.on_validation_batch_end(index, control))
         })?;
         let all = all.all_reduce(self.distributed().collective())?;
         let logs = all.means("val_");
-        hook(&mut |it, control| it.on_validation_end(&logs, control))?;
+        hook(&mut |callback, control| callback.on_validation_end(&logs, control))?;
         Ok(all)
     }
 
-    /// What `forward` gives for each batch of this rank, in order.
+    /// Returns the results of `forward` for each batch of this rank, in order.
     ///
     /// # Errors
     ///
-    /// What the data failed with.
+    /// Fails if the data fails.
     pub fn predict<M: Module, B: Send + 'static, T>(
         &self,
         model: &M,
@@ -295,11 +305,11 @@ impl Context {
         self.predict_with(model, data, batch_size, forward, &mut [])
     }
 
-    /// As [`predict`](Self::predict), with callbacks, of which the `on_predict_` hooks are called.
+    /// Same as [`predict`](Self::predict), with callbacks. Calls their `on_predict_` hooks.
     ///
     /// # Errors
     ///
-    /// What the data or a callback failed with.
+    /// Fails if the data or a callback fails.
     pub fn predict_with<M: Module, B: Send + 'static, T>(
         &self,
         model: &M,
@@ -312,18 +322,18 @@ impl Context {
         let mut hook = |call: &mut dyn FnMut(&mut dyn Callback) -> Result<()>| {
             train::hook(callbacks, &mut none, &self.ranks, |callback, _| call(callback))
         };
-        hook(&mut |it| it.on_predict_begin())?;
+        hook(&mut |callback| callback.on_predict_begin())?;
         self.each_batch(model, data, batch_size, |index, model, batch| {
-            hook(&mut |it| it.on_predict_batch_begin(index))?;
+            hook(&mut |callback| callback.on_predict_batch_begin(index))?;
             all.extend(batch.map(|batch| forward(model, batch)));
-            hook(&mut |it| it.on_predict_batch_end(index))
+            hook(&mut |callback| callback.on_predict_batch_end(index))
         })?;
-        hook(&mut |it| it.on_predict_end())?;
+        hook(&mut |callback| callback.on_predict_end())?;
         Ok(all)
     }
 
-    /// Calls `each` with the number of every batch, in order, the model without autodiff, and what this
-    /// rank has of the batch.
+    /// Calls `each` for every global batch, in order, with its number, the model without autodiff,
+    /// and this rank's part of the batch.
     pub(crate) fn each_batch<M: Module, B: Send + 'static>(
         &self,
         model: &M,
@@ -332,7 +342,7 @@ impl Context {
         mut each: impl FnMut(u64, &M, Option<B>) -> Result<()>,
     ) -> Result<()> {
         if batch_size == 0 {
-            return Err("the batch size is 0, but must be at least 1".into());
+            return Err("batch_size is 0; it must be at least 1".into());
         }
         let model = model.valid();
         let model = precision::lowered(&model, self.config.mixed_precision);
@@ -348,7 +358,7 @@ impl Context {
         })
     }
 
-    /// How this rank reads data in batches of `batch_size`, for [`Data::loader`].
+    /// Returns how this rank reads data in batches of `batch_size`, for [`Data::loader`].
     pub fn plan(&self, batch_size: usize, training: bool) -> Plan {
         let (rank, world) = (self.ranks.rank(), self.ranks.size());
         let device = self.device.clone();
@@ -363,7 +373,7 @@ impl Context {
         }
     }
 
-    /// Seeds burn's random stream for a program that is about to start: it may draw numbers itself.
+    /// Seeds burn's random stream before the program starts, because it may sample numbers itself.
     pub(crate) fn seed_program(&self) {
         self.draw_weights(|| ());
     }
@@ -374,7 +384,7 @@ impl Context {
     }
 }
 
-/// `field: reason`.
+/// Formats an error as `field: reason`.
 fn named<E: std::fmt::Display>(error: &serde_path_to_error::Error<E>) -> String {
     match error.path().to_string().as_str() {
         "." => error.inner().to_string(),

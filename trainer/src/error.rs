@@ -9,40 +9,43 @@ use stoker_storage::StorageError;
 
 use crate::checkpoint::CheckpointError;
 
-/// Any error; `?` takes what user code returns.
+/// Any error. The `?` operator converts errors of user code into it.
 pub type Error = Box<dyn StdError + Send + Sync>;
-/// A result with any error.
+/// Result with any error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// These hyperparameters cannot be trained: the search closes the trial and draws another.
+/// These hyperparameters cannot be trained: the search closes the trial and samples others.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("invalid hyperparameters: {0}")]
 pub struct InvalidHyperparameters(
-    /// Which one, its value and the rule.
+    /// Name, value and violated rule of the hyperparameter.
     pub String,
 );
 
-/// Leaves user code with an error where none can be returned: a step, a batcher, a module's `forward`.
-/// [`fit`](crate::Context::fit), `evaluate` and `predict` return it, and so a search draws others where it is
-/// [`InvalidHyperparameters`]; raised in a loop of one's own it ends what [`run`](crate::run) or [`main`](crate::main)
-/// was given. A thread that the program has started by itself ends as by a panic, without a word.
+/// Raises an error where none can be returned: in a step, a batcher or a module's `forward`.
+///
+/// [`fit`](crate::Context::fit), `evaluate` and `predict` catch the error and return it, so the
+/// search samples others after [`InvalidHyperparameters`]. In a custom training loop, the error
+/// ends the program passed to [`run`](crate::run) or [`main`](crate::main). In a thread started by
+/// the program, it ends that thread like a panic, but prints nothing.
 pub fn raise(error: impl Into<Error>) -> ! {
-    // Unlike a panic it prints nothing: the error is told once, by who catches it.
+    // Unlike a panic, this prints nothing: the code that catches the error reports it once.
     resume_unwind(Box::new(Raised(error.into())))
 }
 
-/// What [`raise`] unwinds with.
+/// Payload of the unwind that [`raise`] starts.
 struct Raised(Error);
 
-/// The error that user code has unwound with: the one raised, or else the panic's message in the words of `told`.
-pub(crate) fn caught(panic: Box<dyn Any + Send>, told: impl FnOnce(&str) -> String) -> Error {
+/// Returns the error of an unwind of user code: the raised error, or the panic's message as phrased
+/// by `describe`.
+pub(crate) fn caught(panic: Box<dyn Any + Send>, describe: impl FnOnce(&str) -> String) -> Error {
     match panic.downcast::<Raised>() {
         Ok(raised) => raised.0,
-        Err(panic) => told(&panic_message(&*panic)).into(),
+        Err(panic) => describe(&panic_message(&*panic)).into(),
     }
 }
 
-/// Gives back what was raised in `act`; a panic goes on.
+/// Calls `act` and returns an error that it raises. Panics propagate.
 pub(crate) fn unraised<T>(act: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|panic| match panic.downcast::<Raised>() {
         Ok(raised) => Err(raised.0),
@@ -50,45 +53,46 @@ pub(crate) fn unraised<T>(act: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "a panic without a text".into())
+        .unwrap_or_else(|| "no panic message".into())
 }
 
-/// An input that cannot be put through a model, or a job that cannot be run: trying again would not help.
+/// An input that the model cannot process, or a job that cannot run: a retry would not help.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidInput(
-    /// Which file and row, what is wrong with it, and what to do.
+    /// File and row, the problem, and the remedy.
     pub String,
 );
 
-/// Training ended before its length was reached, by no error: what the process does next is exit.
+/// Training ended before its granted length without an error: the process exits next.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{why}")]
 pub struct Interrupted {
-    /// The exit code.
+    /// Exit code of the process.
     pub code: ExitCode,
-    /// Whether the runner has given this attempt up, so that nothing is written or sent any more.
+    /// Whether the runner has given up this attempt. If so, nothing may be written or sent any
+    /// more.
     pub fenced: bool,
-    /// What asked for it.
+    /// Reason for the stop.
     pub why: String,
 }
 
-/// What is under the program failed.
+/// The infrastructure failed: storage, network or runner.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Infrastructure(pub(crate) String);
 
-/// Another rank is gone; says nothing of this one.
+/// Another rank failed; this rank did not.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct PeerFailed(pub(crate) String);
 
-/// How a process with this error ends. Looks through the error's sources, so that context may be
-/// added to an error without changing what it means.
+/// Returns the exit code of a process that ends with this error. Searches the error's sources, so
+/// callers may wrap an error without changing its exit code.
 pub(crate) fn exit_code(error: &(dyn StdError + 'static)) -> ExitCode {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -115,7 +119,7 @@ pub(crate) fn exit_code(error: &(dyn StdError + 'static)) -> ExitCode {
     ExitCode::UserError
 }
 
-/// An error with its causes: reqwest's own text names the least of them.
+/// Joins an error with its sources: reqwest's own text contains only the outermost cause.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
@@ -135,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn each_error_has_the_exit_code_of_what_to_do_next() {
+    fn each_error_has_its_exit_code() {
         check("a plain text", ExitCode::UserError);
         check(InvalidHyperparameters("x".into()), ExitCode::InvalidHyperparameters);
         check(InvalidInput("x".into()), ExitCode::InvalidHyperparameters);
@@ -146,11 +150,11 @@ mod tests {
         let broken = CheckpointError::Broken { name: "a".into(), reason: "b".into() };
         check(broken, ExitCode::Infrastructure);
         let code = ExitCode::Preempted;
-        check(Interrupted { code, fenced: false, why: "asked".into() }, code);
+        check(Interrupted { code, fenced: false, why: "stopped".into() }, code);
     }
 
     #[test]
-    fn context_around_an_error_changes_nothing() {
+    fn wrapped_error_keeps_its_exit_code() {
         #[derive(Debug, thiserror::Error)]
         #[error("while building the model")]
         struct Outer(#[source] InvalidHyperparameters);

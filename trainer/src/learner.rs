@@ -1,8 +1,9 @@
-//! burn's own training loop under Stoker: a program that trains by [`SupervisedTraining`] gets all that
-//! [`Context::fit`] has by another `main` and one line of its own, as docs/learner.md shows.
+//! Support for burn's own training loop. A program that uses [`SupervisedTraining`] gets all
+//! features of [`Context::fit`] with another `main` and one additional line; see `docs/learner.md`.
 //!
-//! The loop is `fit`'s. burn's part in it is what the program has set up: the step, the optimizer with
-//! its schedule, the metrics, early stopping. `docs/learner.md` says what is exact and what is not.
+//! The training runs in the loop of `fit`. burn provides what the program has configured: the step,
+//! the optimizer with its schedule, the metrics, and early stopping. `docs/learner.md` describes
+//! which results are exact.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,15 +31,15 @@ use board::Board;
 use renderer::Quiet;
 use strategy::Strategy;
 
-/// What a session knows of burn's trainings.
+/// State of a context for burn's trainings.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Learning(Arc<Mutex<Known>>);
 
 #[derive(Default)]
 struct Known {
-    /// Why a training has ended before its length.
+    /// Why a training ended before its length.
     left: Option<Error>,
-    /// The data loaders that were made here.
+    /// Data loaders created by [`Context::dataloader`].
     loaders: Vec<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -49,30 +50,30 @@ impl std::fmt::Debug for Known {
 }
 
 impl Learning {
-    /// How the program ends: as its training did, if that ended early.
+    /// Returns the result of the program: the training's error if training ended early.
     pub(crate) fn outcome(&self, program: Result<()>) -> Result<()> {
         locked(&self.0).left.take().map_or(program, Err)
     }
 
-    /// Keeps why a training has ended, which burn's `launch` does not return.
+    /// Records why training ended, because burn's `launch` does not return it.
     fn leave(&self, why: Error) {
         locked(&self.0).left.get_or_insert(why);
     }
 
-    /// The loader of this type that lies where `loader` does, if it was made here.
+    /// Returns our data loader if `loader` was created by [`Context::dataloader`].
     fn own<B: Send + 'static>(&self, loader: &Arc<dyn DataLoader<B>>) -> Option<Arc<Sharded<B>>> {
-        let place = Arc::as_ptr(loader).cast::<()>();
+        let address = Arc::as_ptr(loader).cast::<()>();
         let known = locked(&self.0);
-        let mut own = known.loaders.iter().filter_map(|it| it.clone().downcast().ok());
-        own.find(|it: &Arc<Sharded<B>>| Arc::as_ptr(it).cast::<()>() == place)
+        let mut own = known.loaders.iter().filter_map(|loader| loader.clone().downcast().ok());
+        own.find(|own: &Arc<Sharded<B>>| Arc::as_ptr(own).cast::<()>() == address)
     }
 }
 
 impl Context {
-    /// Puts one of burn's trainings under Stoker: `launch` then trains as [`fit`](Self::fit) does, for
-    /// as long as the experiment says, with checkpoints, reports and every rank's gradients.
+    /// Configures one of burn's trainings so that `launch` trains as [`fit`](Self::fit) does. The
+    /// experiment sets the length, and checkpoints, reports and all-reduced gradients are added.
     ///
-    /// Call it last: what is set afterwards may take the place of what this sets.
+    /// Call this last: later settings may override those made here.
     pub fn supervise<M: LearnerModel>(
         &self,
         training: SupervisedTraining<M>,
@@ -90,9 +91,10 @@ impl Context {
             .with_training_strategy(TrainingStrategy::Custom(Arc::new(strategy)))
     }
 
-    /// One of burn's data loaders over any data: each rank reads its share of every batch of
-    /// `batch_size` samples for each rank, whichever rank or worker makes it, and a resume costs
-    /// nothing. [`supervise`](Self::supervise) knows those that were made here.
+    /// Creates one of burn's data loaders from any data, with `batch_size` samples per rank and
+    /// batch. Each rank reads its share of every batch, independent of the number of workers, and a
+    /// resume does not replay earlier batches. [`supervise`](Self::supervise) recognizes these
+    /// loaders.
     pub fn dataloader<B: Send + 'static>(
         &self,
         data: Data<B>,
@@ -104,7 +106,7 @@ impl Context {
     }
 }
 
-/// Whether this asks the process to end, and is no failure.
+/// Returns whether an error is a stop request rather than a failure.
 fn is_wish(error: &Error) -> bool {
     error.downcast_ref::<Interrupted>().is_some()
 }

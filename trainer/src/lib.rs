@@ -1,34 +1,39 @@
-//! Trains models made with [burn], the same program on a laptop and in a gang of ranks.
+//! Trains [burn] models. The same program runs on a laptop and as a gang of ranks in a cluster.
 //!
-//! There are three ways in, each a few lines on the one below it:
+//! There are three ways to use this crate, from the highest level to the lowest:
 //!
-//! * [`Trial`] and [`main`]: says what to train; an experiment says with which hyperparameters, how
-//!   long, and when to validate and save.
-//! * [`run`] and [`Context::fit`]: a script that drives itself.
-//! * [`Context::training`]: a loop of the program's own, with all that `fit` does; [`Session`]: for models
-//!   that are not burn's, or to report and save more beside.
+//! * [`Trial`] and [`main`]: the program defines what to train. The experiment sets
+//!   hyperparameters, length, and when to validate and save.
+//! * [`run`] and [`Context::fit`]: a script that controls its own training.
+//! * [`Context::training`]: a custom training loop with all features of `fit`. [`Session`]: for
+//!   models that are not burn modules, or to report and save more.
 //!
-//! [`Inference`] and [`infer`] put a data set through a trained model.
+//! [`Inference`] and [`infer`] run batch inference with a trained model.
 //!
-//! The pieces that a training is made of: [`Data`], in an order that is a function of the seed;
-//! [`StepOutput`], loss and metrics as sums and counts; [`Optimizers`], with their schedules;
-//! [`Callback`]s. A training that is stopped after any batch and resumed, in this process or
-//! another, gives the bits of one that was not.
+//! A training consists of these parts:
 //!
-//! Data that takes long to read is built once for each machine: [`Context::cached`]. With the feature
-//! `learner`, a program of burn's own `SupervisedTraining` trains as `fit` does, with one line changed
-//! for five.
+//! * [`Data`], whose order is a function of the seed;
+//! * [`StepOutput`], loss and metrics as sums and counts;
+//! * [`Optimizers`] with their learning rate schedules;
+//! * [`Callback`]s.
 //!
-//! [`testing`] tries a trial from a program's own tests: builds it, takes a few steps, validates, saves
-//! and restores.
+//! A training can be stopped after any batch and resumed, in this process or another. The result is
+//! bit-identical to an uninterrupted run.
+//!
+//! [`Context::cached`] builds data that is slow to read once per machine. With the feature
+//! `learner`, a program that uses burn's `SupervisedTraining` trains as with `fit`, with one line
+//! replaced by five.
+//!
+//! [`testing`] runs a trial in a program's own tests: it builds the trial, takes a few steps,
+//! validates, saves and restores.
 //!
 //! # Metric names
 //!
-//! A step names its metrics, such as `loss` and `accuracy`. Training reports them under these names,
-//! validation as `validation_loss` and `validation_accuracy`. Callbacks know the latter as `val_loss`
-//! and `val_accuracy`, and an experiment's searched metric may be written either way.
+//! A step names its metrics, for example `loss` and `accuracy`. Training reports them under these
+//! names, validation as `validation_loss` and `validation_accuracy`. Callbacks receive validation
+//! metrics as `val_loss` and `val_accuracy`. An experiment's searched metric accepts both forms.
 
-// Trained models come out of modules in reading order: what a user writes first.
+// Modules are in reading order: first what a user writes.
 mod cache;
 mod callback;
 mod context;
@@ -87,7 +92,7 @@ pub use train::{
     run_trial, run_with,
 };
 
-/// The programs of the guides, which the tests compile and, but for those marked `no_run`, run.
+/// Programs from the guides. The tests compile all of them and run those not marked `no_run`.
 #[cfg(doctest)]
 mod guides {
     #[doc = include_str!("../../docs/checkpoints.md")]

@@ -1,4 +1,4 @@
-//! Optimizers, their learning rates and gradient sums.
+//! Optimizers, learning rates and gradient sums.
 
 use std::fmt;
 
@@ -28,24 +28,24 @@ pub use schedule::Schedule;
 pub(crate) use selection::Selection;
 pub(crate) use state::OptimizersState;
 
-/// What turns gradient sums into new weights: one optimizer, or several over groups of parameters.
+/// One optimizer for all parameters, or several for groups of parameters.
 pub struct Optimizers {
     optimizer: ModuleOptimizer,
     rates: Vec<Rate>,
     clip_norm: Option<f64>,
     aggregate: u32,
-    /// Steps taken.
+    /// Number of steps taken.
     steps: u64,
-    /// What callbacks multiply the learning rates by.
+    /// Factor of the learning rates, set by callbacks.
     scale: f64,
-    /// Takes the steps in place of all the above.
+    /// If set, takes the steps instead of all the above.
     #[cfg(feature = "learner")]
     foreign: Option<Box<dyn Foreign>>,
 }
 
-/// The learning rate of a group of parameters.
+/// Learning rate of a group of parameters.
 struct Rate {
-    /// The group's expression; `None` for the first, which has all parameters.
+    /// Regular expression of the group; `None` for the first group, which has all parameters.
     path: Option<String>,
     group: ParamGroup,
     schedule: Schedule,
@@ -64,7 +64,7 @@ impl fmt::Debug for Optimizers {
 }
 
 impl Optimizers {
-    /// One optimizer for all parameters: `Optimizers::one(AdamConfig::new().init(), 1e-3)`.
+    /// Creates one optimizer for all parameters: `Optimizers::one(AdamConfig::new().init(), 1e-3)`.
     ///
     /// `init()`, not `build()`, applies the configuration's `grad_clipping`.
     pub fn one(optimizer: impl Into<ModuleOptimizer>, rate: impl Into<Schedule>) -> Self {
@@ -81,15 +81,17 @@ impl Optimizers {
         }
     }
 
-    /// Another optimizer for the parameters in whose path, such as `encoder.output.weight`, this
-    /// regular expression is found; of two groups with the same parameter the later wins.
+    /// Adds an optimizer for the parameters whose path matches this regular expression, at any
+    /// position in the path. An example of a path is `encoder.output.weight`. If a parameter is in
+    /// several groups, the last one applies.
     ///
-    /// Groups go by path, not by burn's parameter ids, which are drawn anew in each process.
-    /// `build()` leaves out the configuration's `grad_clipping`: see [`group_clipped`](Self::group_clipped).
+    /// Groups use paths because burn assigns new parameter IDs in each process. `build()` ignores
+    /// the configuration's `grad_clipping`; see [`group_clipped`](Self::group_clipped).
     ///
     /// # Errors
     ///
-    /// `path` is no regular expression. That it finds a parameter is checked when training starts.
+    /// Fails if `path` is not a valid regular expression. The start of training checks that it
+    /// matches a parameter.
     pub fn group(
         self,
         path: &str,
@@ -99,11 +101,11 @@ impl Optimizers {
         self.with_group(path, optimizer, None, rate.into())
     }
 
-    /// As [`group`](Self::group), with the gradients of each parameter of the group clipped.
+    /// Same as [`group`](Self::group), with clipping of each parameter's gradient.
     ///
     /// # Errors
     ///
-    /// As [`group`](Self::group).
+    /// Same as [`group`](Self::group).
     pub fn group_clipped(
         self,
         path: &str,
@@ -121,34 +123,35 @@ impl Optimizers {
         clipping: Option<GradientClipping>,
         schedule: Schedule,
     ) -> Result<Self> {
-        let group = ParamGroup::from_regex(path)
-            .map_err(|error| format!("optimizer group {path:?} is no expression: {error:?}"))?;
+        let group = ParamGroup::from_regex(path).map_err(|error| {
+            format!("optimizer group {path:?}: invalid regular expression: {error:?}")
+        })?;
         self.optimizer = self.optimizer.with_group(group.clone(), optimizer, clipping);
         self.rates.push(Rate { path: Some(path.into()), group, schedule });
         Ok(self)
     }
 
-    /// Scales the gradients of all parameters together to at most this norm, a positive number; burn's own clipping
-    /// is for each parameter.
+    /// Clips gradients by their global norm over all parameters, to at most `norm`, which must be
+    /// positive. burn's own clipping is per parameter.
     #[must_use]
     pub fn clip_norm(self, norm: f64) -> Self {
         Self { clip_norm: Some(norm), ..self }
     }
 
-    /// Adds up the gradients of this many batches before a step (default: 1). An experiment's
-    /// `optimizations.aggregationFrequency` above 1 has precedence.
+    /// Accumulates the gradients of this many batches before a step (default: 1). A value above 1
+    /// in the experiment's `optimizations.aggregationFrequency` takes precedence.
     #[must_use]
     pub fn aggregate(self, batches: u32) -> Self {
         Self { aggregate: batches.max(1), ..self }
     }
 
-    /// Takes the place of optimizers that are being changed.
+    /// Placeholder while optimizers are replaced.
     pub(crate) fn none() -> Self {
         Self::one(SgdConfig::new().build(), 0.0)
     }
 
-    /// The model with its weights drawn from the trial's seed. A program with burn's own loop seeds
-    /// the stream itself, and its weights are drawn from there.
+    /// Returns the model with weights sampled from the trial's seed. A program with burn's training
+    /// loop seeds the stream itself, and its weights are sampled from that stream.
     pub(crate) fn draw_weights<M: Module>(&self, context: &Context, model: M) -> M {
         #[cfg(feature = "learner")]
         if self.foreign.is_some() {
@@ -157,12 +160,12 @@ impl Optimizers {
         context.draw_weights(|| record::initialise(model))
     }
 
-    /// Batches whose gradients are added up before a step.
+    /// Returns the number of batches per step.
     pub(crate) fn aggregation(&self) -> u32 {
         self.aggregate
     }
 
-    /// What callbacks multiply the learning rates by.
+    /// Returns the factor of the learning rates, which callbacks set.
     pub(crate) fn scale(&self) -> f64 {
         self.scale
     }
@@ -171,25 +174,26 @@ impl Optimizers {
         self.scale = scale;
     }
 
-    /// Refuses a group that finds no parameter, given all paths, and numbers that cannot be.
+    /// Fails if a group matches none of the model's paths, or if a setting is invalid.
     pub(crate) fn check(&self, paths: &[String]) -> Result<()> {
-        if let Some(norm) = self.clip_norm.filter(|it| it.is_nan() || *it <= 0.0) {
-            return Err(format!("clip_norm is {norm}, but must be more than 0").into());
+        if let Some(norm) = self.clip_norm.filter(|norm| norm.is_nan() || *norm <= 0.0) {
+            return Err(format!("clip_norm is {norm}; it must be more than 0").into());
         }
         let any = ParamId::from(0);
         for rate in &self.rates {
             let Some(expression) = &rate.path else { continue };
             if !paths.iter().any(|path| rate.group.matches(&any, Some(path))) {
                 let paths = paths.join(", ");
-                let text =
-                    format!("optimizer group {expression:?} finds none of the parameters {paths}");
+                let text = format!(
+                    "optimizer group {expression:?} matches none of the parameters {paths}"
+                );
                 return Err(text.into());
             }
         }
         Ok(())
     }
 
-    /// The gradients of a step, from the sums over all ranks.
+    /// Returns the gradients of a step, given the sums over all ranks.
     pub(crate) fn normalise<M: Module>(
         &self,
         model: &M,
@@ -199,7 +203,7 @@ impl Optimizers {
         sum.normalise(model, self.clip_norm, ranks)
     }
 
-    /// One step with these gradients.
+    /// Takes one step with these gradients.
     pub(crate) fn step<M: Module + 'static>(
         &mut self,
         model: M,
@@ -215,24 +219,24 @@ impl Optimizers {
         self.step_at(&rates, model, gradients)
     }
 
-    /// The learning rates of a step, by group; the schedules go on.
+    /// Returns the learning rate of each group for the next step, and advances the schedules.
     pub(crate) fn next_rates(&mut self) -> Vec<f64> {
         let (steps, scale) = (self.steps, self.scale);
         self.steps += 1;
         self.rates.iter_mut().map(|rate| rate.schedule.next(steps) * scale).collect()
     }
 
-    /// One step with these gradients and learning rates.
+    /// Takes one step with these gradients and learning rates.
     pub(crate) fn step_at<M: Module + 'static>(
         &mut self,
         rates: &[f64],
         model: M,
         gradients: GradientsParams,
     ) -> Result<M> {
-        // burn builds a learning rate with groups only by stepping a scheduler with groups.
+        // burn can build a learning rate with groups only by stepping a scheduler with groups.
         let groups = self.rates.iter().map(|rate| rate.group.clone());
         let mut rates = groups.zip(rates.iter().map(|rate| ConstantLr::new(*rate)));
-        let (_, base) = rates.next().ok_or("there is no optimizer")?;
+        let (_, base) = rates.next().ok_or("no optimizer")?;
         let scheduler = ModuleLrScheduler::new(base);
         let rate = rates.fold(scheduler, |all, (group, rate)| all.with_group(group, rate)).step();
         Ok(self.optimizer.step(rate, model, gradients))

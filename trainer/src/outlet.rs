@@ -1,4 +1,4 @@
-//! Where a trial's reports, metrics and checkpoints go: to a runner, or nowhere further than this
+//! Destinations of a trial's reports, metrics and checkpoints: a runner and storage, or only this
 //! machine.
 
 use std::collections::BTreeMap;
@@ -26,10 +26,10 @@ mod lock;
 
 use background::Background;
 
-/// What writes a checkpoint's files.
+/// Closure that produces a checkpoint's files.
 pub(crate) type Make = Box<dyn FnOnce() -> Result<Parts, String> + Send>;
 
-/// The ways out of this process.
+/// Reports, metrics, checkpoints and terminal output of this process.
 #[derive(Debug)]
 pub(crate) struct Outlet {
     reporter: Option<Reporter>,
@@ -37,38 +37,38 @@ pub(crate) struct Outlet {
     resume_from: Vec<CheckpointRef>,
     /// Whether a runner decides how long to train.
     has_runner: bool,
-    /// Whether this is rank 0, which alone writes and reports.
+    /// Whether this is rank 0. Only rank 0 writes and reports.
     is_lead: bool,
-    /// Global batches trained, by the last report, over all that the trial has trained.
+    /// Global batches that the trial has trained, as of the last report.
     pub(crate) batches: u64,
-    /// Batches at which the granted length ends, as last reported.
+    /// Batches at the end of the granted length, as of the last report.
     pub(crate) batches_total: u64,
-    /// The batches that the trial had trained before this training began: a warm start counts from 0, and
-    /// the trial's record does not.
+    /// Batches that the trial had trained before this training began. A warm start counts from 0,
+    /// but the trial's record does not.
     pub(crate) base: u64,
-    /// The checkpoint that was last saved by this process.
+    /// Checkpoint that this process saved last.
     last_saved: Option<CheckpointRef>,
-    /// The checkpoint that this process has gone on from.
+    /// Checkpoint from which this process resumed.
     pub(crate) restored: Option<String>,
-    /// What the manifest of that checkpoint says of the validation at its batch.
+    /// Validation in the manifest of that checkpoint, with its batch.
     pub(crate) restored_validation: Option<(u64, Logs)>,
-    /// Whether a loop of ours trains in this process: checkpoints are then its own.
+    /// Whether `fit` or `training` runs in this process and saves its own checkpoints.
     pub(crate) has_loop: bool,
-    /// Whether the runner knows that this attempt trains.
+    /// Whether the start of this attempt was reported to the runner.
     pub(crate) is_started: bool,
     pub(crate) reported: Reported,
     pub(crate) length: GrantedLength,
     pub(crate) activity: Activity,
     pub(crate) terminal: Terminal,
-    /// Deletes checkpoints where no runner does.
+    /// Deletes checkpoints when there is no runner to do so.
     retention: Option<Retention>,
-    /// Dropped after the others: their tasks run on it.
+    /// Dropped after the fields above, because their tasks run on it.
     _background: Background,
-    /// Keeps other programs out of the folder until all of the above is done.
+    /// Keeps other programs out of the folder until the fields above are dropped.
     _lock: Option<File>,
 }
 
-/// A trial's files.
+/// Checkpoints and metrics of a trial.
 #[derive(Debug)]
 struct Files {
     checkpoints: Checkpoints,
@@ -76,12 +76,13 @@ struct Files {
 }
 
 impl Outlet {
-    /// Opens what `config` names. Alone, there is no door, and storage only where a URL is given.
-    /// Ranks other than the lead read, and write and report nothing. `alone` is `None` under a runner.
+    /// Opens what `config` names. Without a runner, there is no report server, and storage only if
+    /// a URL is set. Ranks other than 0 read, but do not write or report. `alone` is `None` under a
+    /// runner.
     ///
     /// # Errors
     ///
-    /// The storage cannot be opened or listed; alone, another program uses the folder.
+    /// Fails if the storage cannot be opened or listed, or if another program uses the folder.
     pub(crate) fn open(
         config: &mut TrialConfig,
         alone: Option<Keep>,
@@ -110,7 +111,8 @@ impl Outlet {
             let metrics = MetricsWriter::new(rt.clone(), storage, config);
             files = Some(Files { checkpoints, metrics });
         }
-        // Processes of a job that runs on this machine report to nobody: what they commit is seen.
+        // Processes of a job that runs on this machine do not report: the runner sees their
+        // commits.
         let has_door = config.inference.is_none() || !config.door.url.is_empty();
         let reporter = (alone.is_none() && is_lead && has_door)
             .then(|| Reporter::new(rt.clone(), config))
@@ -149,27 +151,27 @@ impl Outlet {
         &self._background.handle
     }
 
-    /// Whether a runner decides how long to train.
+    /// Returns whether a runner decides how long to train.
     pub(crate) fn has_runner(&self) -> bool {
         self.has_runner
     }
 
-    /// Whether checkpoints are kept.
+    /// Returns whether checkpoints are stored.
     pub(crate) fn has_storage(&self) -> bool {
         self.files.is_some()
     }
 
-    /// Whether this process writes and reports.
+    /// Returns whether this process writes and reports.
     pub(crate) fn is_lead(&self) -> bool {
         self.is_lead
     }
 
-    /// The checkpoint to go on from: the first that is whole.
+    /// Restores the first complete checkpoint, if any.
     pub(crate) fn restore(&self) -> Result<Restored> {
         self.restore_from(&self.resume_from)
     }
 
-    /// As [`Outlet::restore`], of those named.
+    /// Same as [`Outlet::restore`], from these checkpoints.
     pub(crate) fn restore_from(&self, resume_from: &[CheckpointRef]) -> Result<Restored> {
         match &self.files {
             Some(files) => Ok(files.checkpoints.restore(resume_from)?),
@@ -177,50 +179,50 @@ impl Outlet {
         }
     }
 
-    /// What the record says of the checkpoint of this name.
+    /// Returns the recorded checkpoint of this name.
     pub(crate) fn checkpoint_ref(&self, name: &str) -> Option<CheckpointRef> {
-        self.resume_from.iter().find(|it| it.name == name).cloned()
+        self.resume_from.iter().find(|checkpoint| checkpoint.name == name).cloned()
     }
 
-    /// The checkpoint that was last saved by this process.
+    /// Returns the checkpoint that this process saved last.
     pub(crate) fn last_saved(&self) -> Option<CheckpointRef> {
         self.last_saved.clone()
     }
 
-    /// The trial's files, where this process writes them.
+    /// Returns the trial's files if this process writes them.
     fn own_files(&mut self) -> Option<&mut Files> {
         self.files.as_mut().filter(|_| self.is_lead)
     }
 
-    /// Sends what an earlier attempt could not.
+    /// Queues reports that an earlier attempt could not send.
     pub(crate) fn restore_unsent(&self, reports: Vec<Report>) {
         if let Some(reporter) = &self.reporter {
             reporter.restore_unsent(reports);
         }
     }
 
-    /// What has no answer yet and still matters.
+    /// Returns reports without a response that still matter.
     pub(crate) fn unsent(&self) -> Vec<Report> {
         self.reporter.as_ref().map(Reporter::unsent).unwrap_or_default()
     }
 
-    /// Global batches trained, by the last report.
+    /// Returns the number of global batches trained, as of the last report.
     pub(crate) fn batches(&self) -> u64 {
         self.batches
     }
 
-    /// A sign of life and a question for the directive.
+    /// Reports progress, which serves as a heartbeat and gets the next directive.
     pub(crate) fn progress(&mut self, batches: u64, batches_total: u64) {
         let (batches_total, activity) = (self.base + batches_total, self.activity.due());
         self.post(batches, ReportEvent::Progress { batches_total, activity });
     }
 
-    /// Reports; never waits.
+    /// Queues a report; never blocks.
     pub(crate) fn post(&mut self, batches: u64, event: ReportEvent) {
         self.post_at(self.base + batches, event);
     }
 
-    /// As [`post`](Self::post), at a batch as the trial's record counts.
+    /// Same as [`post`](Self::post), with the batch as counted in the trial's record.
     pub(crate) fn post_at(&mut self, batches: u64, event: ReportEvent) {
         self.batches = self.batches.max(batches);
         self.is_started |= matches!(event, ReportEvent::Started { .. });
@@ -234,24 +236,25 @@ impl Outlet {
         }
     }
 
-    /// Reports and waits for the answer; `None` where none came in a while.
+    /// Reports and waits for the response. Returns `None` after
+    /// [`ANSWER_WAIT`](crate::train::ANSWER_WAIT).
     pub(crate) fn ask(&self, batches: u64, event: ReportEvent) -> Option<Directive> {
         self.reporter.as_ref()?.ask_within(self.base + batches, event, crate::train::ANSWER_WAIT)
     }
 
-    /// The latest answer.
+    /// Returns the latest directive.
     pub(crate) fn directive(&self) -> Option<Directive> {
         self.reporter.as_ref()?.directive()
     }
 
-    /// The process is about to end.
+    /// Reports that the process is about to exit.
     pub(crate) fn close(&self, batches: u64, code: ExitCode, message: Option<String>) {
         if let Some(reporter) = &self.reporter {
             reporter.close(batches, code, message);
         }
     }
 
-    /// Writes a row of metrics of a loop of ours.
+    /// Writes a row of metrics for `fit` or `training`.
     pub(crate) fn row(
         &mut self,
         group: &str,
@@ -287,7 +290,7 @@ impl Outlet {
         }
     }
 
-    /// Starts a save; waits only for one in flight.
+    /// Starts a save. Blocks only while an earlier save is in progress.
     pub(crate) fn save(&mut self, batches: u64, metric: Option<f64>, make: Make) -> Result<()> {
         let (unsent, batches) = (self.unsent(), self.base + batches);
         let Some(files) = self.own_files() else { return Ok(()) };
@@ -297,30 +300,30 @@ impl Outlet {
         Ok(files.checkpoints.begin(save, make)?)
     }
 
-    /// Where checkpoints are, and what drives their transfer.
+    /// Returns the location of the checkpoints, and the runtime for their transfer.
     pub(crate) fn place(&self) -> Option<(Handle, Place)> {
         let files = self.files.as_ref()?;
         Some((self.runtime().clone(), files.checkpoints.place().clone()))
     }
 
-    /// Checkpoints to go on from, the best first.
+    /// Returns the checkpoints to resume from, in order of preference.
     pub(crate) fn resume_from(&self) -> &[CheckpointRef] {
         &self.resume_from
     }
 
-    /// The name of the checkpoint that a restart would go on from.
+    /// Returns the name of the checkpoint from which a restart would resume.
     pub(crate) fn latest(&self) -> Option<String> {
-        let saved = self.last_saved.as_ref().map(|it| it.name.clone());
-        let first = || self.resume_from.first().map(|it| it.name.clone());
+        let saved = self.last_saved.as_ref().map(|checkpoint| checkpoint.name.clone());
+        let first = || self.resume_from.first().map(|checkpoint| checkpoint.name.clone());
         saved.or_else(|| self.restored.clone()).or_else(first)
     }
 
-    /// What a checkpoint that is written now waits for: the rows of metrics until now.
+    /// Returns the writes of all metrics rows so far, for which a new checkpoint must wait.
     pub(crate) fn rows_stored(&mut self) -> Vec<Stored> {
-        self.own_files().map(|it| it.metrics.stored()).unwrap_or_default()
+        self.own_files().map(|files| files.metrics.stored()).unwrap_or_default()
     }
 
-    /// Reports a checkpoint that has come to exist.
+    /// Reports a new checkpoint.
     pub(crate) fn saved(&mut self, saved: Saved) {
         if let Some(retention) = &self.retention {
             retention.saved(&saved);
@@ -330,7 +333,7 @@ impl Outlet {
         self.post_at(saved.batches, checkpointed(saved));
     }
 
-    /// Reports checkpoints that have come to exist; waits for the one in flight if `wait`.
+    /// Reports new checkpoints. With `wait`, waits for a save in progress.
     pub(crate) fn report_saved(&mut self, wait: bool) -> Result<()> {
         while let Some(files) = self.own_files() {
             let checkpoints = &mut files.checkpoints;
@@ -341,7 +344,7 @@ impl Outlet {
         Ok(())
     }
 
-    /// Waits until all rows of metrics are stored, but not for longer than `wait`.
+    /// Waits until all rows of metrics are stored, but at most `wait`.
     pub(crate) fn flush_within(&mut self, wait: Duration) -> Result<()> {
         let Some(files) = self.own_files() else { return Ok(()) };
         let stored = files.metrics.flushing();
@@ -358,14 +361,14 @@ impl Outlet {
         }
     }
 
-    /// Deletes the checkpoints that were only kept to fall back to: training is over.
+    /// Deletes checkpoints that were retained only as fallbacks, because training is over.
     pub(crate) fn end_training(&self) {
         if let Some(retention) = &self.retention {
             retention.finish(true);
         }
     }
 
-    /// Waits until all rows of metrics are stored, and superfluous checkpoints deleted.
+    /// Waits until all rows of metrics are stored and superfluous checkpoints are deleted.
     pub(crate) fn flush(&mut self) -> Result<()> {
         if let Some(retention) = &self.retention {
             retention.finish(false);
@@ -386,30 +389,32 @@ fn checkpointed(saved: Saved) -> ReportEvent {
     }
 }
 
-/// Checkpoints that a program alone may resume from: the newest, and others if that is corrupt. As many as a runner
-/// names.
+/// Number of checkpoints from which a program without a runner may resume: the newest, and others
+/// in case it is corrupt. A runner names as many.
 const RESUME_FROM_MAX: usize = 16;
 
-/// Alone, the program finds its own checkpoints, newest first, and counts its attempts by all that
-/// they have written: one that was killed may have left rows and no checkpoint. It reads the manifests of
-/// the newest alone: a folder may have thousands.
+/// Sets the checkpoints and the attempt number of a program without a runner. Checkpoints are in
+/// order from newest to oldest. Attempts are counted by everything they wrote, because a killed
+/// attempt may have left rows but no checkpoint. Reads only the newest manifests: a folder may
+/// contain thousands.
 fn resume_latest(rt: &Handle, storage: &Storage, config: &mut TrialConfig) -> Result<()> {
     let folder = format!("{}/", config.storage.trial_path);
-    let (mut found, mut attempts) = (vec![], 0);
+    let (mut manifests, mut attempts) = (vec![], 0);
     let listed: Result<Vec<CheckpointRef>> = rt.block_on(async {
         for path in storage.list(&folder).await? {
             let below = path.strip_prefix(&folder).unwrap_or(&path).to_owned();
-            attempts = layout::attempt_of(&below).map_or(attempts, |it| attempts.max(it + 1));
+            attempts =
+                layout::attempt_of(&below).map_or(attempts, |attempt| attempts.max(attempt + 1));
             let mut names = path.rsplit('/');
             let (file, name) = (names.next(), names.next().unwrap_or_default());
-            let place = layout::parse_checkpoint_name(name);
-            if let (Some(stoker_api::names::MANIFEST), Some(place)) = (file, place) {
-                found.push((place, name.to_owned(), path));
+            let position = layout::parse_checkpoint_name(name);
+            if let (Some(stoker_api::names::MANIFEST), Some(position)) = (file, position) {
+                manifests.push((position, name.to_owned(), path));
             }
         }
-        found.sort_by_key(|(place, ..)| std::cmp::Reverse(*place));
+        manifests.sort_by_key(|(position, ..)| std::cmp::Reverse(*position));
         let mut newest = vec![];
-        for (_, name, path) in found.into_iter().take(RESUME_FROM_MAX) {
+        for (_, name, path) in manifests.into_iter().take(RESUME_FROM_MAX) {
             let manifest_sha256 = hash::sha256_hex(&storage.get(&path).await?);
             newest.push(CheckpointRef { name, manifest_sha256 });
         }

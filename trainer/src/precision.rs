@@ -1,12 +1,13 @@
 //! Training in half precision with weights in single precision.
 //!
-//! Each step and each validation take a copy of the model rounded to bf16, and inputs in bf16; gradients of the copy are
-//! gradients of the weights, so that optimizers see single precision alone. bf16 has the exponents of f32: losses need no
-//! scaling. See P. Micikevicius et al., "Mixed precision training", 2018, and D. Kalamkar et al., "A study of BFLOAT16 for
-//! deep learning training", 2019.
+//! Each step and each validation use a copy of the model rounded to bf16, with inputs in bf16.
+//! Gradients of the copy serve as gradients of the weights, so optimizers compute in single
+//! precision. bf16 has the exponent range of f32: losses need no scaling. See P. Micikevicius et
+//! al., "Mixed precision training", 2018, and D. Kalamkar et al., "A study of BFLOAT16 for deep
+//! learning training", 2019.
 //!
-//! burn's default type of a device would spare programs the cast of inputs that they make themselves, but optimizers'
-//! states are then rounded where a checkpoint is loaded.
+//! Setting burn's default type of a device would save programs the cast of inputs that they create
+//! themselves. But optimizer states would then be rounded when a checkpoint is loaded.
 
 use std::borrow::Cow;
 
@@ -14,7 +15,7 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Tensor};
 use stoker_api::experiment::MixedPrecision;
 
-/// What models compute in.
+/// Data type that models compute in.
 pub(crate) fn dtype(precision: MixedPrecision) -> DType {
     match precision {
         MixedPrecision::None => DType::F32,
@@ -22,8 +23,8 @@ pub(crate) fn dtype(precision: MixedPrecision) -> DType {
     }
 }
 
-/// The model to compute with: its gradients are those of `model`. Running statistics are shared with it, and in half
-/// precision from then on.
+/// Returns the model to compute with; its gradients apply to `model`. Running statistics are shared
+/// between both, and in half precision from then on.
 pub(crate) fn lowered<M: Module>(model: &M, precision: MixedPrecision) -> Cow<'_, M> {
     struct Lower(DType);
     impl ModuleMapper for Lower {
@@ -38,7 +39,7 @@ pub(crate) fn lowered<M: Module>(model: &M, precision: MixedPrecision) -> Cow<'_
     }
 }
 
-/// The model with what steps have brought to half precision, its running statistics, in single precision again.
+/// Returns the model with its running statistics, which steps have rounded, in single precision.
 pub(crate) fn raised<M: Module>(model: M, precision: MixedPrecision) -> M {
     struct Raise;
     impl ModuleMapper for Raise {
@@ -53,14 +54,14 @@ pub(crate) fn raised<M: Module>(model: M, precision: MixedPrecision) -> M {
     match precision {
         MixedPrecision::None => model,
         MixedPrecision::Bf16 => {
-            // Brings statistics up to date, in place.
+            // Updates the running statistics in place.
             let _ = model.valid();
             model.map(&mut Raise)
         }
     }
 }
 
-/// In single precision, what was in half: sums over many have no room in it.
+/// Casts half precision to single: sums over many elements do not fit half precision.
 pub(crate) fn single<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     match tensor.dtype() {
         DType::F16 | DType::BF16 => tensor.cast(DType::F32),
@@ -76,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn statistics_of_steps_in_half_precision_serve_in_single() {
+    fn half_precision_statistics_work_in_single_precision() {
         let device = Device::flex().autodiff();
         let norm: BatchNorm = BatchNormConfig::new(2).init(&device);
         let x = || Tensor::<3>::ones([3, 2, 4], &device) * 3.0;

@@ -1,4 +1,5 @@
-//! What a program tells and asks whose loop is its own, and whose model may be anybody's.
+//! Sessions: metrics, progress, checkpoints and stop requests for custom training loops and any
+//! model.
 
 use serde::{Deserialize, Serialize};
 use stoker_api::contract::{Directive, ExitCode, ReportEvent, TrialConfig};
@@ -26,16 +27,18 @@ pub use profiler::Profiler;
 pub(crate) use reported::Reported;
 pub(crate) use told::{Activity, GrantedLength};
 
-/// What a program tells and asks whose loop is its own: metrics, how far it is, checkpoints of any files,
-/// whether to leave, where it runs. A program that trains a model of burn has the same from
-/// [`fit`](Context::fit) and [`training`](Context::training), and may use this beside them, but for
-/// checkpoints: to theirs, callbacks add files.
+/// Metrics, progress, checkpoints, preemption and cluster information for programs with a custom
+/// training loop.
 ///
-/// Alone it does what makes sense on one machine: metrics and checkpoints go to the program's folder, if
-/// it has one, and nobody but a signal asks it to leave.
+/// Programs that train a burn model get the same from [`fit`](Context::fit) and
+/// [`training`](Context::training), and may use a session in addition. They cannot save checkpoints
+/// through the session: callbacks add files to the loop's checkpoints instead.
 ///
-/// Every rank makes the same calls; rank 0 alone writes and reports. What is said to be collective waits
-/// for all ranks.
+/// Without a runner, metrics and checkpoints go to the program's folder if it has one, and only a
+/// signal requests a stop.
+///
+/// Every rank makes the same calls, but only rank 0 writes and reports. Methods documented as
+/// collective wait for all ranks.
 ///
 /// ```no_run
 /// # use stoker_trainer::{Context, Result, Upload};
@@ -52,7 +55,7 @@ pub(crate) use told::{Activity, GrantedLength};
 ///     let restored = session.restore_path(|folder, saved| Model::read(folder, saved.batches))?;
 ///     let mut model = restored.unwrap_or_else(Model::new);
 ///     loop {
-///         // 500 batches of 32 samples are an epoch.
+///         // An epoch has 500 batches of 32 samples.
 ///         while model.batches < session.length(500, 32) {
 ///             let loss = model.step();
 ///             session.report_metrics("training", model.batches, [("loss", loss)])?;
@@ -75,20 +78,21 @@ pub struct Session<'a> {
     preempt_mode: PreemptMode,
 }
 
-/// Who learns that the program is asked to leave.
+/// Which ranks receive a stop request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PreemptMode {
-    /// All ranks together, at the same call: [`Session::asked_to_leave`] is collective.
+    /// All ranks, at the same call: [`Session::asked_to_leave`] is collective.
     #[default]
     WorkersAskChief,
-    /// Rank 0 alone, which tells the others itself; of others it is an error to ask.
+    /// Rank 0 only. It must notify the others itself, and for them [`Session::asked_to_leave`] is
+    /// an error.
     ChiefOnly,
-    /// Each rank for itself, some a second or two later than others. Those hear that they are to leave, and not
-    /// why: they end as preempted even where nothing more is wanted.
+    /// Each rank separately, some a second or two later than others. A rank that is notified by
+    /// another rank does not learn the reason: it exits as preempted, even after a stop directive.
     WorkersAskThemselves,
 }
 
-/// What was asked for.
+/// Why the program must stop.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 enum Wish {
     Signal,
@@ -100,41 +104,47 @@ enum Wish {
 impl From<Wish> for Interrupted {
     fn from(wish: Wish) -> Self {
         let (code, why) = match wish {
-            Wish::Signal => (ExitCode::Preempted, "asked to stop by a signal"),
-            Wish::Preempt => (ExitCode::Preempted, "asked to stop by the runner"),
-            Wish::Stop => (ExitCode::Completed, "nothing more is wanted"),
-            Wish::Fenced => (ExitCode::Infrastructure, "the runner has given this attempt up"),
+            Wish::Signal => (ExitCode::Preempted, "stopped by a signal"),
+            Wish::Preempt => (ExitCode::Preempted, "preempted by the runner"),
+            Wish::Stop => (ExitCode::Completed, "no more training is needed"),
+            Wish::Fenced => (ExitCode::Infrastructure, "the runner has given up this attempt"),
         };
         Self { code, fenced: wish == Wish::Fenced, why: why.into() }
     }
 }
 
 impl Context {
-    /// What a program tells and asks whose loop is its own.
+    /// Returns the session of this process, for programs with a custom training loop.
     pub fn session(&self) -> Session<'_> {
         Session { context: self, preempt_mode: PreemptMode::default() }
     }
 }
 
 impl Session<'_> {
-    /// Who learns that the program is asked to leave.
+    /// Sets which ranks receive a stop request (default: all).
     #[must_use]
     pub fn preempt_mode(self, preempt_mode: PreemptMode) -> Self {
         Self { preempt_mode, ..self }
     }
 
-    /// Writes metrics of a group after so many global batches: `training`, `validation`, or one of the
-    /// program's own. Several reports of a group at the same batches are one. An attempt that starts from
-    /// a checkpoint reports again what came after it, in place of what the attempt before it reported.
+    /// Writes metrics of a group after `batches` global batches. The group is `training`,
+    /// `validation` or a custom name. Several reports of a group at the same batch are merged. An
+    /// attempt that resumes from a checkpoint reports later batches again; its reports replace
+    /// those of the previous attempt.
     ///
-    /// Names of a validation are `loss`, or in full `validation_loss`. Give means over all ranks, such as
-    /// [`Context::evaluate`] and [`Distributed::collective`](crate::Distributed::collective) make: those of
-    /// rank 0 are written.
+    /// Validation metrics are named `loss` or, in full, `validation_loss`. Report means over all
+    /// ranks, as computed with [`Context::evaluate`] or
+    /// [`Distributed::collective`](crate::Distributed::collective): only the values of rank 0 are
+    /// written.
     ///
     /// # Errors
     ///
-    /// The group's name; a metric that this group has at these batches; batches before the last of the
-    /// group; no room for more rows, as the storage has been away for too long.
+    /// Fails in these cases:
+    ///
+    /// - The group name is invalid.
+    /// - The group already has this metric at this batch.
+    /// - `batches` is less than in the group's last report.
+    /// - The buffer for rows is full, because the storage has been unavailable for too long.
     pub fn report_metrics<N: Into<String>>(
         &self,
         group: &str,
@@ -146,20 +156,21 @@ impl Session<'_> {
         self.context.outlet().report(group, batches, metrics)
     }
 
-    /// Says how many global batches are trained, of those that [`length`](Self::length) gave.
+    /// Reports how many global batches are trained, out of those that [`length`](Self::length)
+    /// returned.
     pub fn report_progress(&self, batches: u64) {
         self.context.distributed().pulse.reported(batches);
         self.context.outlet().report_progress(batches);
     }
 
-    /// Says in a few words what the program is doing, for people: a line alone, `status.activity` of the
-    /// trial in a cluster, at most every ten seconds. Cut after 200 characters.
+    /// Sets a short human-readable status. Without a runner, prints it as a line. In a cluster,
+    /// sets `status.activity` of the trial, at most every ten seconds. Truncated to 200 characters.
     pub fn set_status(&self, text: &str) {
         self.context.outlet().set_status(text);
     }
 
-    /// The length granted so far, in global batches, where `epoch_batches` batches of `global_batch`
-    /// samples pass over the training data once. It may grow while the program trains, and never shrinks.
+    /// Returns the length granted so far, in global batches, for epochs of `epoch_batches` batches
+    /// of `global_batch` samples. The length may grow during training and never shrinks.
     pub fn length(&self, epoch_batches: u64, global_batch: usize) -> u64 {
         let config = &self.context.config;
         let timetable = Timetable::new(config, epoch_batches.max(1), global_batch.max(1) as u64);
@@ -167,44 +178,45 @@ impl Session<'_> {
         outlet.set_length(epoch_batches, timetable, config.unit)
     }
 
-    /// Whether the program is asked to leave: it then saves a checkpoint and returns this error, which says
-    /// how the process ends. Also a sign of life; ask often.
+    /// Returns `Some` if the program should stop: on a signal, a preemption or a stop directive.
+    /// Save a checkpoint, then return the error; it determines the exit code. Also serves as a
+    /// heartbeat, so call it after every batch.
     ///
     /// # Errors
     ///
-    /// Another rank is gone or is somewhere else; a rank other than 0 asks in
-    /// [`PreemptMode::ChiefOnly`]; [`Interrupted`] where the runner has given this attempt up, and nothing
-    /// may be saved any more.
+    /// Fails if another rank has failed or makes a different call, or on ranks other than 0 with
+    /// [`PreemptMode::ChiefOnly`]. Returns [`Interrupted`] if the runner has given up this attempt;
+    /// the program must then save nothing.
     pub fn asked_to_leave(&self) -> Result<Option<Interrupted>> {
         let ranks = self.context.distributed();
-        // A sign of life to the other ranks, too.
+        // Also a heartbeat to the other ranks.
         ranks.tick(Doing::Train);
         let wish = match self.preempt_mode {
             PreemptMode::WorkersAskChief => {
-                let mine = (self.wish(), self.context.outlet().told_units());
-                let said = exchange(ranks.collective(), "asked_to_leave", mine)?;
-                // What rank 0 was granted, all are, at the same call.
-                self.context.outlet().grant(said[0].1);
-                said.into_iter().find_map(|it| it.0)
+                let local = (self.wish(), self.context.outlet().told_units());
+                let all = exchange(ranks.collective(), "asked_to_leave", local)?;
+                // All ranks adopt the length granted to rank 0 at the same call.
+                self.context.outlet().grant(all[0].1);
+                all.into_iter().find_map(|(wish, _)| wish)
             }
             PreemptMode::ChiefOnly if ranks.rank() > 0 => {
                 let text = format!(
-                    "rank {} asks whether to leave, but by PreemptMode::ChiefOnly rank 0 alone may",
+                    "rank {} cannot call asked_to_leave: PreemptMode::ChiefOnly allows only rank 0",
                     ranks.rank()
                 );
                 return Err(text.into());
             }
             PreemptMode::ChiefOnly => self.wish(),
             PreemptMode::WorkersAskThemselves => {
-                let mine = self.wish();
-                if mine.is_some() {
+                let local = self.wish();
+                if local.is_some() {
                     ranks.pulse.ask();
                 }
-                mine.or_else(|| ranks.pulse.is_asked().then_some(Wish::Preempt))
+                local.or_else(|| ranks.pulse.is_asked().then_some(Wish::Preempt))
             }
         };
         match wish {
-            // Nothing is to be saved any more.
+            // Not `Some`: the program must not save anything.
             Some(Wish::Fenced) => Err(Interrupted::from(Wish::Fenced).into()),
             wish => Ok(wish.map(Interrupted::from)),
         }
@@ -224,15 +236,17 @@ impl Session<'_> {
         }
     }
 
-    /// Says that the granted length is reached at this batch, whose validation was reported before: what
-    /// it says of the searched metric is the trial's result at that length. Save a checkpoint first: a trial
-    /// whose result is known may be gone on with. Waits for the search, and gives a longer length, in the
-    /// experiment's unit, or `None` where training is over. Collective.
+    /// Reports that training has reached the granted length at this batch, and waits for the
+    /// search. Returns a longer length in the experiment's unit, or `None` if training is over.
+    /// Collective.
+    ///
+    /// Report the validation of this batch first: its searched metric is the trial's result at this
+    /// length. Also save a checkpoint first, because the trial may be extended later.
     ///
     /// # Errors
     ///
-    /// The searched metric was not reported at this batch; the storage failed; the runner has not
-    /// answered for ten minutes; [`Interrupted`] where the program is asked to leave.
+    /// Fails if the searched metric was not reported at this batch, if the storage fails, or if the
+    /// runner does not respond for ten minutes. Returns [`Interrupted`] if the program should stop.
     pub fn reach(&self, batches: u64) -> Result<Option<u64>> {
         let context = self.context;
         let ranks = context.distributed();
@@ -249,15 +263,16 @@ impl Session<'_> {
             let metrics = outlet.validation_at(batches).unwrap_or_default();
             if outlet.length.batches > batches {
                 let text = format!(
-                    "batch {batches} is not the granted length, which ends at batch {}: ask `length` anew \
-                     after `asked_to_leave`, and train to it before `reach`",
+                    "batch {batches} is not the granted length, which ends at batch {}: call \
+                     `length` again after `asked_to_leave`, and train to it before `reach`",
                     outlet.length.batches
                 );
                 return Err(text.into());
             }
             if outlet.has_runner() {
-                searched_among(&context.config, &metrics)
-                    .map_err(|why| format!("the length is reached at batch {batches}: {why}"))?;
+                searched_among(&context.config, &metrics).map_err(|why| {
+                    format!("cannot complete the length at batch {batches}: {why}")
+                })?;
             }
             outlet.report_saved(true)?;
             outlet.flush()?;
@@ -271,9 +286,9 @@ impl Session<'_> {
         let mut units = units;
         let mut num_unanswered = 0;
         loop {
-            let (stop, mine) = (context.stop.is_set(), context.outlet().ask(batches, event));
-            let said = exchange(context.distributed().collective(), "reach", (stop, mine))?;
-            match said[0].1 {
+            let (stop, local) = (context.stop.is_set(), context.outlet().ask(batches, event));
+            let all = exchange(context.distributed().collective(), "reach", (stop, local))?;
+            match all[0].1 {
                 Some(Directive::Stop) => return Ok(None),
                 Some(Directive::Continue { units: more }) if more > units => {
                     let mut outlet = context.outlet();
@@ -281,7 +296,7 @@ impl Session<'_> {
                     if !outlet.is_same_length(batches) {
                         return Ok(Some(more));
                     }
-                    // It ends at the same batch, whose validation is known.
+                    // The longer length ends at the same batch, whose validation is known.
                     units = more;
                     let metrics = outlet.validation_at(batches).unwrap_or_default();
                     event = outlet.result(&metrics, more);
@@ -291,12 +306,12 @@ impl Session<'_> {
                 Some(Directive::Fenced) => return Err(Interrupted::from(Wish::Fenced).into()),
                 Some(Directive::Continue { .. } | Directive::Wait) | None => {}
             }
-            if said.iter().any(|it| it.0) {
+            if all.iter().any(|(stop, _)| *stop) {
                 return Err(Interrupted::from(Wish::Signal).into());
             }
-            num_unanswered = if said[0].1.is_some() { 0 } else { num_unanswered + 1 };
+            num_unanswered = if all[0].1.is_some() { 0 } else { num_unanswered + 1 };
             if num_unanswered == UNANSWERED_MAX {
-                let text = "the runner has not answered for ten minutes";
+                let text = "the runner has not responded for ten minutes";
                 return Err(Infrastructure(text.into()).into());
             }
             std::thread::sleep(UNDECIDED_PAUSE);
@@ -305,13 +320,13 @@ impl Session<'_> {
     }
 }
 
-/// The searched metric among these, by the names that reports use.
+/// Returns the searched metric from `metrics`, which are named as in reports.
 ///
 /// # Errors
 ///
-/// It is not there.
+/// Fails if the metric is missing.
 pub(crate) fn searched_among(config: &TrialConfig, metrics: &Logs) -> Result<f64, Error> {
-    // As the runner finds it.
+    // The runner accepts the same two names.
     let short = config.metric.strip_prefix("val_");
     let long = || metrics.get(&format!("validation_{}", short?));
     metrics.get(&config.metric).or_else(long).copied().ok_or_else(|| {

@@ -1,4 +1,4 @@
-//! What one batch gives: a loss to learn from, and metrics.
+//! Result of one batch: a loss to learn from, and metrics.
 
 use std::collections::BTreeMap;
 
@@ -16,9 +16,9 @@ use crate::precision::single;
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "lives for one step")]
 pub enum Number {
-    /// Known already.
+    /// Value on the host.
     Host(f64),
-    /// One element, read later.
+    /// One element on the device, read when the value is needed.
     Device(Tensor<1>),
 }
 
@@ -49,11 +49,11 @@ impl Number {
     }
 }
 
-/// A step's loss and metrics, as sums and counts: ranks and batches of any size add up exactly, and
+/// Loss and metrics of a step, as sums and counts. Ranks and batches of any size add up exactly and
 /// are divided once.
 ///
-/// A loss that is not a number ends nothing by itself: it shows as `NaN` in the metrics, and a
-/// callback may stop.
+/// A loss that is NaN does not end training: it appears as `NaN` in the metrics, and a callback may
+/// stop.
 #[derive(Debug)]
 #[must_use]
 pub struct StepOutput {
@@ -63,19 +63,19 @@ pub struct StepOutput {
     metrics: Vec<(String, Number, Number)>,
 }
 
-/// What a step learns from.
+/// Source of a step's gradients.
 #[derive(Debug)]
 #[cfg_attr(feature = "learner", expect(clippy::large_enum_variant, reason = "lives for one step"))]
 enum Learned {
     Loss(Tensor<1>),
-    /// The backward pass was run already; `None`: there is nothing to learn.
+    /// The backward pass has already run; `None` if there is nothing to learn.
     #[cfg(feature = "learner")]
     Gradients(Option<GradientsParams>),
 }
 
 impl StepOutput {
-    /// Gradients of a mean loss over `samples` samples, where the backward pass was run already, and
-    /// metrics.
+    /// Gradients of a mean loss over `samples` samples, with metrics, when the backward pass has
+    /// already run.
     #[cfg(feature = "learner")]
     pub(crate) fn given(
         gradients: Option<GradientsParams>,
@@ -93,7 +93,8 @@ impl StepOutput {
         }
     }
 
-    /// The loss summed over `count` samples, or over their weights, whose sum is `count`.
+    /// Loss summed over `count` samples. If samples have weights, `count` is the sum of the
+    /// weights.
     ///
     /// # Shapes
     ///
@@ -104,7 +105,7 @@ impl StepOutput {
         Self { learned: Learned::Loss(loss), is_mean: false, count, metrics }
     }
 
-    /// The mean loss over `samples` samples, as most losses of burn give it.
+    /// Mean loss over `samples` samples, as most losses in burn return it.
     ///
     /// # Shapes
     ///
@@ -116,20 +117,20 @@ impl StepOutput {
         Self { learned: Learned::Loss(loss), is_mean: true, count: samples.into(), metrics }
     }
 
-    /// Calls the loss another name among the metrics than `loss`: for a batch that is learned from more
-    /// than once.
+    /// Renames the metric `loss`. Use this when a batch is learned from more than once.
     pub fn loss_as(mut self, name: &str) -> Self {
-        self.metrics.iter_mut().filter(|it| it.0 == "loss").for_each(|it| it.0 = name.into());
+        let losses = self.metrics.iter_mut().filter(|(metric, ..)| metric == "loss");
+        losses.for_each(|(metric, ..)| *metric = name.into());
         self
     }
 
-    /// Adds a metric whose value is `sum / count` over everything seen.
+    /// Adds a metric whose value is `sum / count` over all batches and ranks.
     pub fn metric(mut self, name: &str, sum: impl Into<Number>, count: impl Into<Number>) -> Self {
         self.metrics.push((name.into(), sum.into(), count.into()));
         self
     }
 
-    /// Cross entropy, and `accuracy`.
+    /// Cross-entropy loss, and the metric `accuracy`.
     ///
     /// # Shapes
     ///
@@ -143,9 +144,10 @@ impl StepOutput {
         Self::sum(chosen.sum().neg(), samples).metric("accuracy", num_correct, samples)
     }
 
-    /// Cross entropy of samples that count as their weights say, and `accuracy`, of which each counts as
-    /// one. As in Keras, the loss is the sum of weighted losses by the number of samples; for the mean by
-    /// weight, give [`sum`](Self::sum) the sum of the weights as its count.
+    /// Cross-entropy loss with sample weights, and the metric `accuracy` without weights.
+    ///
+    /// As in Keras, the loss is the sum of the weighted losses divided by the number of samples.
+    /// For the weighted mean, pass the sum of the weights to [`sum`](Self::sum) as its count.
     ///
     /// # Shapes
     ///
@@ -164,8 +166,8 @@ impl StepOutput {
         Self::sum(losses.sum(), samples).metric("accuracy", num_correct, samples)
     }
 
-    /// Squared error of samples that count as their weights say, over all elements; and
-    /// `mean_absolute_error`, to which each counts as one.
+    /// Squared error over all elements with sample weights, and the metric `mean_absolute_error`
+    /// without weights.
     ///
     /// # Shapes
     ///
@@ -179,11 +181,11 @@ impl StepOutput {
         Self::sum(squares.sum(), num_elements).metric("mean_absolute_error", absolute, num_elements)
     }
 
-    /// Squared error, and `mean_absolute_error`, over all elements.
+    /// Squared error over all elements, and the metric `mean_absolute_error`.
     ///
     /// # Shapes
     ///
-    /// - outputs, targets: equal, any
+    /// - outputs, targets: the same shape, of any rank
     pub fn regression<const D: usize>(outputs: Tensor<D>, targets: Tensor<D>) -> Self {
         let num_elements = targets.shape().num_elements();
         let error = single(outputs) - single(targets);
@@ -195,8 +197,8 @@ impl StepOutput {
         )
     }
 
-    /// Runs the backward pass; of the mean loss where this batch is `whole`, all that a step learns
-    /// from: then no gradient has to be divided afterwards.
+    /// Runs the backward pass. If this batch is `whole`, that is, all that the step learns from,
+    /// the gradients are of the mean loss and need no division afterwards.
     pub(crate) fn backward<M: Module>(self, model: &M, whole: bool) -> Backward {
         let mut count = self.count.read();
         let mut scale = if self.is_mean { count } else { 1.0 };
@@ -216,24 +218,24 @@ impl StepOutput {
         Backward { gradients, scale, count, metrics: Metrics::read(self.metrics) }
     }
 
-    /// The metrics alone.
+    /// Discards the loss and returns the metrics.
     pub fn into_metrics(self) -> Metrics {
         Metrics::read(self.metrics)
     }
 }
 
-/// What the backward pass gave.
+/// Result of the backward pass.
 pub(crate) struct Backward {
     pub(crate) gradients: GradientsParams,
-    /// Gradients times this are those of the sum over samples.
+    /// Factor that turns the gradients into those of the sum over samples.
     pub(crate) scale: f64,
     pub(crate) count: f64,
     pub(crate) metrics: Metrics,
 }
 
-/// Sums and counts by name, in `f64`.
+/// Sums and counts by metric name, in `f64`.
 ///
-/// A sum is not always a number, which JSON cannot say: it is kept as its bits.
+/// Serialized as bits, because a sum may be NaN or infinite, which JSON cannot represent.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(from = "BTreeMap<String, [u64; 2]>", into = "BTreeMap<String, [u64; 2]>")]
 pub struct Metrics(BTreeMap<String, (f64, f64)>);
@@ -259,7 +261,7 @@ impl Metrics {
         Self(metrics.into_iter().map(read).collect())
     }
 
-    /// Adds what another batch or rank saw.
+    /// Adds the sums and counts of another batch or rank.
     pub fn add(&mut self, other: &Self) {
         for (name, (sum, count)) in &other.0 {
             let entry = self.0.entry(name.clone()).or_default();
@@ -267,48 +269,48 @@ impl Metrics {
         }
     }
 
-    /// The sums over all ranks; one that had no sample has no names.
+    /// All-reduces the sums. A rank without samples contributes no names.
     pub(crate) fn all_reduce(self, ranks: &dyn Collective) -> Result<Self> {
         Ok(Self::total(exchange(ranks, "metrics", self)?))
     }
 
-    /// The sums of what ranks saw, in their order.
+    /// Adds up the metrics of all ranks, in rank order.
     pub(crate) fn total(of_ranks: Vec<Self>) -> Self {
         let mut of_ranks = of_ranks.into_iter();
         let mut total = of_ranks.next().unwrap_or_default();
-        of_ranks.for_each(|it| total.add(&it));
+        of_ranks.for_each(|metrics| total.add(&metrics));
         total
     }
 
-    /// Adds `sum` over `count` to a metric.
+    /// Adds `sum` and `count` to a metric.
     pub fn add_one(&mut self, name: &str, sum: f64, count: f64) {
         let entry = self.0.entry(name.to_owned()).or_default();
         *entry = (entry.0 + sum, entry.1 + count);
     }
 
-    /// Makes the mean of a metric `mean` over `count`.
+    /// Sets a metric to `mean` over `count`.
     #[cfg(feature = "learner")]
     pub(crate) fn set(&mut self, name: &str, mean: f64, count: f64) {
         self.0.insert(name.to_owned(), (mean * count, count));
     }
 
-    /// The sum and the count of a metric.
+    /// Returns the sum and the count of a metric.
     #[cfg(feature = "learner")]
     pub(crate) fn sum_and_count(&self, name: &str) -> Option<(f64, f64)> {
         self.0.get(name).copied()
     }
 
-    /// Whether nothing was seen.
+    /// Returns whether there are no metrics.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The mean of a metric.
+    /// Returns the mean of a metric.
     pub fn mean(&self, name: &str) -> Option<f64> {
         self.0.get(name).map(|(sum, count)| sum / count)
     }
 
-    /// The means by name, each name with `prefix` before it.
+    /// Returns the means by name, with `prefix` before each name.
     pub fn means(&self, prefix: &str) -> BTreeMap<String, f64> {
         let mean =
             |(name, (sum, count)): (&String, &(f64, f64))| (format!("{prefix}{name}"), sum / count);

@@ -1,4 +1,4 @@
-//! A wish from outside the loop to leave it.
+//! Stop requests from outside the training loop.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Set once, by a signal or by whoever holds a clone.
+/// Flag set once, by a signal or by a holder of a clone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StopSignal(Arc<AtomicBool>);
 
 impl StopSignal {
-    /// Asks the loop to save and leave after its batch.
+    /// Requests that the loop saves a checkpoint and exits after the current batch.
     pub(crate) fn set(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -20,13 +20,14 @@ impl StopSignal {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Sets this at SIGTERM. SIGINT goes to a whole terminal's processes: under a runner it is the
-    /// runner's to act on, and ignored here. SIGINT also stays ignored if this process was started
-    /// that way, as in the background of a script.
+    /// Sets this flag on SIGTERM and, without a runner, on SIGINT. A terminal sends SIGINT to all
+    /// of its processes: under a runner, the runner handles SIGINT and this process ignores it.
+    /// SIGINT also stays ignored if this process was started that way, for example in the
+    /// background of a script.
     ///
     /// # Errors
     ///
-    /// The handlers could not be installed.
+    /// Fails if the handlers cannot be installed.
     pub(crate) fn listen(&self, rt: &tokio::runtime::Handle, alone: bool) -> std::io::Result<()> {
         let _guard = rt.enter();
         let may_interrupt = !is_ignored(Signal::INT);
@@ -44,7 +45,7 @@ impl StopSignal {
         rt.spawn(async move {
             while interrupt.recv().await.is_some() {
                 if alone && int.is_set() {
-                    // Asked twice, by a person: the save is not waited for.
+                    // Second Ctrl-C: exit without waiting for the save.
                     std::process::exit(130);
                 }
                 if alone {

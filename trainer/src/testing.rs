@@ -1,7 +1,8 @@
-//! Trials in a program's own tests.
+//! Runs trials in a program's own tests.
 //!
-//! A [`TrialTest`] makes a trial of hyperparameters, or of an experiment's file, and trains a few batches of it in
-//! the test's process: with no runner, no cluster, and a folder that goes when it has ended.
+//! A [`TrialTest`] creates a trial from hyperparameters or an experiment file, and trains a few
+//! batches of it in the test process. It needs neither a runner nor a cluster, and stores
+//! checkpoints in a temporary folder.
 //!
 //! ```
 //! use serde_json::json;
@@ -45,14 +46,15 @@
 //! # }
 //! ```
 //!
-//! An experiment's file is YAML, which this crate does not read; any crate that makes a [`Value`] of it will do:
+//! An experiment file is YAML, which this crate does not parse. Use any crate that parses it into a
+//! [`Value`]:
 //!
 //! ```ignore
 //! let file = include_str!("../experiment.yaml");
 //! let tested = TrialTest::of_experiment(&serde_saphyr::from_str(file)?)?.run::<MyTrial>()?;
 //! ```
 //!
-//! `stoker run FILE --test` does the same with the program as it will be run.
+//! `stoker run FILE --test` runs the same test with the actual program.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -69,15 +71,15 @@ use crate::train::program::context;
 use crate::train::{Trial, run_watched};
 use crate::{Context, Interrupted, Result, Standalone, record};
 
-/// burn's CPU backend has one stream of random numbers for the process: trials that are tested at once would
-/// take each other's.
+/// Lock on burn's random stream. burn's CPU backend has one per process, so concurrent trials would
+/// disturb each other's random numbers.
 static STREAM: Mutex<()> = Mutex::new(());
 
 fn alone_on_the_stream() -> MutexGuard<'static, ()> {
     STREAM.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a trial is tested with.
+/// Configuration for a test of a trial.
 #[derive(Clone, Debug)]
 pub struct TrialTest {
     hyperparameters: Value,
@@ -87,30 +89,30 @@ pub struct TrialTest {
     spec: Option<Box<ExperimentSpec>>,
 }
 
-/// What a test of a trial gives back.
+/// Result of a test of a trial.
 #[derive(Debug)]
 pub struct Tested<M> {
-    /// The model, as it was saved, restored and compared.
+    /// Trained model, as saved and restored.
     pub model: M,
-    /// Metrics of each batch, such as `loss`.
+    /// Metrics of each batch, for example `loss`.
     pub batches: Vec<Logs>,
-    /// Metrics of the validation after the last batch, such as `val_loss`.
+    /// Metrics of the validation after the last batch, for example `val_loss`.
     pub validation: Logs,
 }
 
 impl TrialTest {
-    /// With these hyperparameters, an object; a trial needs `global_batch_size` among them.
+    /// Creates a test with these hyperparameters, an object that includes `global_batch_size`.
     pub fn new(hyperparameters: Value) -> Self {
         Self { hyperparameters, data: json!({}), seed: 0, batches: 1, spec: None }
     }
 
-    /// With what an experiment's file says: its data, its hyperparameters and how gradients are computed. A
-    /// hyperparameter that is searched has the middle of its range, and of a list the first: see
-    /// [`hyperparameter`](Self::hyperparameter). Lengths and periods are the test's.
+    /// Creates a test with the data, hyperparameters and gradient settings of an experiment. A
+    /// searched hyperparameter gets the middle of its range, or the first value of a list; change
+    /// it with [`hyperparameter`](Self::hyperparameter). The test sets lengths and periods.
     ///
     /// # Errors
     ///
-    /// It is no valid experiment; all that is wrong, each with its field.
+    /// Fails if the experiment is invalid. The error lists all invalid fields.
     pub fn of_experiment(experiment: &Value) -> Result<Self> {
         let spec = experiment.get("spec").ok_or("the experiment has no `spec`")?;
         let spec: ExperimentSpec = serde_path_to_error::deserialize(spec)
@@ -125,43 +127,43 @@ impl TrialTest {
         Ok(Self { hyperparameters, data, seed, spec, ..Self::new(Value::Null) })
     }
 
-    /// Sets one hyperparameter; of nested ones, the names joined by dots.
+    /// Sets one hyperparameter. For a nested one, join the names with dots.
     #[must_use]
     pub fn hyperparameter(mut self, name: &str, value: impl Into<Value>) -> Self {
-        let mut place = &mut self.hyperparameters;
+        let mut target = &mut self.hyperparameters;
         for name in name.split('.') {
-            if !place.is_object() {
-                *place = Value::Object(Map::new());
+            if !target.is_object() {
+                *target = Value::Object(Map::new());
             }
-            place = &mut place[name];
+            target = &mut target[name];
         }
-        *place = value.into();
+        *target = value.into();
         self
     }
 
-    /// What an experiment's `data` would be.
+    /// Sets the value of the experiment's `data`.
     #[must_use]
     pub fn data(self, data: Value) -> Self {
         Self { data, ..self }
     }
 
-    /// The trial's seed (default: 0, or the experiment's).
+    /// Sets the trial's seed (default: 0, or the experiment's seed).
     #[must_use]
     pub fn seed(self, seed: u32) -> Self {
         Self { seed, ..self }
     }
 
-    /// Global batches to train (default: 1).
+    /// Sets the number of global batches to train (default: 1).
     #[must_use]
     pub fn batches(self, batches: u64) -> Self {
         Self { batches: batches.max(1), ..self }
     }
 
-    /// The trial alone, for tests of its methods, and the session that it was made in.
+    /// Creates the trial and its context without training, to test the trial's methods.
     ///
     /// # Errors
     ///
-    /// What [`Trial::new`] fails with.
+    /// Same as [`Trial::new`].
     pub fn build<T: Trial>(&self) -> Result<(T, Context)> {
         let _stream = alone_on_the_stream();
         let context = self.context(None, false)?;
@@ -169,42 +171,41 @@ impl TrialTest {
         Ok((T::new(&context)?, context))
     }
 
-    /// Builds all parts of the trial, trains, validates, saves a checkpoint and restores it. Tests that run
-    /// trials at once wait for each other, so that random numbers are those of the seed.
+    /// Builds the trial, trains, validates, saves a checkpoint and restores it. Concurrent tests
+    /// wait for each other, so that random numbers depend only on the seed.
     ///
     /// # Errors
     ///
-    /// `test: PART failed: ...`, where a part fails or panics, such as `build_model`, `the first batch` or `the
-    /// restore`; the searched metric of the experiment is not among those of validation.
+    /// Returns `test: STAGE failed: ...` if a stage fails or panics, for example `build_model`,
+    /// `the first batch` or `the restore`. Also fails if validation does not return the
+    /// experiment's searched metric.
     pub fn run<T: Trial>(&self) -> Result<Tested<T::Model>> {
         let _stream = alone_on_the_stream();
         let folder = tempfile::tempdir()?;
         self.train::<T>(&folder, true, None)
     }
 
-    /// Trains once as it is and once with a stop after each batch, as a pod that is moved would: the model and the
-    /// last validation's metrics must be the same to the bit.
+    /// Trains once without interruption, and once with a stop after each batch, as if the pod were
+    /// rescheduled. The models and the metrics of the last validation must be bit-identical.
     ///
     /// # Errors
     ///
-    /// As [`run`](Self::run); a training that was stopped and gone on with gave others. What a trial or a callback
-    /// keeps between batches belongs into [`Callback::state`].
+    /// Same as [`run`](Self::run). Also fails if a resumed training has different results. Store
+    /// all state that a trial or callback keeps between batches in [`Callback::state`].
     pub fn resumes<T: Trial>(&self) -> Result<()> {
         let _stream = alone_on_the_stream();
         if self.batches < 2 {
-            return Err(
-                "a training of one batch stops nowhere: give the test more `batches`".into()
-            );
+            return Err("cannot stop within one batch; increase `batches`".into());
         }
         let straight = self.train::<T>(&tempfile::tempdir()?, false, None)?;
         let weights = |tested: &Tested<T::Model>| record::snapshot(&tested.model).into_bytes();
-        // A callback may have stopped it before its length.
+        // A callback may have stopped training before its length.
         for stop_at in 1..straight.batches.len() as u64 {
             let folder = tempfile::tempdir()?;
             match self.train::<T>(&folder, false, Some(stop_at)) {
                 Err(error) if error.is::<Interrupted>() => {}
                 Err(error) => return Err(error),
-                Ok(_) => return Err(format!("it ended before batch {stop_at}").into()),
+                Ok(_) => return Err(format!("training ended before batch {stop_at}").into()),
             }
             let resumed = self.train::<T>(&folder, false, None)?;
             let differ = match () {
@@ -215,9 +216,9 @@ impl TrialTest {
                 () => continue,
             };
             return Err(format!(
-                "stopped after batch {stop_at} and gone on with to batch {}, {differ} are not those of a \
-                 training that was not stopped: what a trial or a callback keeps between batches belongs \
-                 into `Callback::state`",
+                "stopped after batch {stop_at} and resumed to batch {}, {differ} differ from an \
+                 uninterrupted training; keep the state of a trial or callback in \
+                 `Callback::state`",
                 self.batches
             )
             .into());
@@ -225,7 +226,7 @@ impl TrialTest {
         Ok(())
     }
 
-    /// One life of the trial in a folder.
+    /// Runs one attempt of the trial in a folder.
     fn train<T: Trial>(
         &self,
         folder: &TempDir,
@@ -250,7 +251,7 @@ impl TrialTest {
             data: self.data.clone(),
             seed: self.seed,
             length: Some(Length::new(Unit::Batches, self.batches)),
-            folder: folder.map(|it| it.path().to_owned()),
+            folder: folder.map(|folder| folder.path().to_owned()),
             quiet: true,
             ..Standalone::default()
         }
@@ -272,11 +273,11 @@ impl TrialTest {
         Ok(context)
     }
 
-    /// Refuses an experiment that searches by a metric that there is not.
+    /// Fails if validation does not return the experiment's searched metric.
     fn check_searched(&self, validation: &Logs) -> Result<()> {
         let Some(spec) = &self.spec else { return Ok(()) };
         let searched = &spec.searcher.metric;
-        let name = searched.strip_prefix("validation_").map(|it| format!("val_{it}"));
+        let name = searched.strip_prefix("validation_").map(|name| format!("val_{name}"));
         if validation.contains_key(name.as_ref().unwrap_or(searched)) {
             return Ok(());
         }
@@ -290,11 +291,11 @@ fn bits(logs: &Logs) -> Vec<(&str, u64)> {
     logs.iter().map(|(name, value)| (name.as_str(), value.to_bits())).collect()
 }
 
-/// The hyperparameters in the middle of a space.
+/// Returns the hyperparameters in the middle of a search space.
 fn middle_of(space: &Space) -> Value {
     let parameter = match space {
         Space::Group(members) => {
-            return members.iter().map(|(name, it)| (name.clone(), middle_of(it))).collect();
+            return members.iter().map(|(name, space)| (name.clone(), middle_of(space))).collect();
         }
         Space::Parameter(parameter) => parameter,
     };
@@ -307,14 +308,14 @@ fn middle_of(space: &Space) -> Value {
     }
 }
 
-/// What a training said of itself.
+/// Metrics of a training.
 #[derive(Debug, Default)]
 struct Seen {
     batches: Vec<Logs>,
     validation: Logs,
 }
 
-/// Notes metrics, and stops after a batch as a signal would.
+/// Records metrics, and stops after a batch like a signal.
 struct Watch {
     seen: Arc<Mutex<Seen>>,
     stop: Option<(u64, StopSignal)>,
@@ -323,7 +324,8 @@ struct Watch {
 impl Callback for Watch {
     fn on_batch_end(&mut self, logs: &Logs, control: &mut Control) -> Result<()> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).batches.push(logs.clone());
-        if let Some((_, stop)) = self.stop.as_ref().filter(|it| it.0 == control.batches()) {
+        let due = self.stop.as_ref().filter(|(batch, _)| *batch == control.batches());
+        if let Some((_, stop)) = due {
             stop.set();
         }
         Ok(())
@@ -344,7 +346,7 @@ mod tests {
     use super::*;
     use crate::{Data, Optimizers, StepOutput, train};
 
-    /// Learns to halve four numbers.
+    /// A trial that learns to halve four numbers.
     struct Halves {
         rate: f64,
         forgets: bool,
@@ -386,7 +388,7 @@ mod tests {
         }
     }
 
-    /// Counts batches, and does not say so in its state.
+    /// Counts batches without keeping the count in its state.
     struct Forgets(u64);
 
     impl Callback for Forgets {
@@ -413,12 +415,12 @@ mod tests {
         }})
     }
 
-    fn said<T>(result: Result<T>) -> String {
+    fn error_of<T>(result: Result<T>) -> String {
         result.map(|_| ()).unwrap_err().to_string()
     }
 
     #[test]
-    fn a_trial_trains_validates_and_comes_back_from_its_checkpoint() {
+    fn trial_trains_validates_and_restores() {
         let _stream = train::tests::alone_on_the_stream();
         let test = TrialTest::new(json!({"global_batch_size": 16, "rate": 0.05})).batches(5);
         let tested = test.run::<Halves>().unwrap();
@@ -427,21 +429,21 @@ mod tests {
         assert!(tested.validation["val_loss"] < tested.batches[4]["loss"]);
         test.resumes::<Halves>().unwrap();
         assert_eq!(test.clone().seed(1).build::<Halves>().unwrap().1.trial_seed(), 1);
-        let error = said(test.hyperparameter("global_batch_size", 65).run::<Halves>());
+        let error = error_of(test.hyperparameter("global_batch_size", 65).run::<Halves>());
         assert!(error.contains("global_batch_size is 65"), "{error}");
     }
 
     #[test]
-    fn what_is_kept_outside_the_checkpoint_is_found() {
+    fn state_outside_the_checkpoint_is_detected() {
         let _stream = train::tests::alone_on_the_stream();
         let test = TrialTest::new(json!({"global_batch_size": 16, "rate": 0.05, "forgets": true}));
-        let error = said(test.batches(5).resumes::<Halves>());
+        let error = error_of(test.batches(5).resumes::<Halves>());
         assert!(error.starts_with("stopped after batch 1 "), "{error}");
-        assert!(error.contains("the weights are not those"), "{error}");
+        assert!(error.contains("the weights differ"), "{error}");
     }
 
     #[test]
-    fn an_experiment_gives_the_middle_of_what_it_searches() {
+    fn experiment_uses_the_middle_of_the_space() {
         let _stream = train::tests::alone_on_the_stream();
         let test = TrialTest::of_experiment(&experiment("validation_loss")).unwrap();
         let test = test.hyperparameter("nested.more", "x");
@@ -455,22 +457,22 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_an_experiment_is_named() {
+    fn experiment_errors_are_named() {
         let _stream = train::tests::alone_on_the_stream();
         let test = TrialTest::of_experiment(&experiment("validation_accuracy")).unwrap();
         assert_eq!(
-            said(test.run::<Halves>()),
+            error_of(test.run::<Halves>()),
             "there is no searched metric validation_accuracy; of validation there are val_loss"
         );
         let of = |change: fn(&mut Value)| {
             let mut experiment = experiment("validation_loss");
             change(&mut experiment["spec"]);
-            said(TrialTest::of_experiment(&experiment))
+            error_of(TrialTest::of_experiment(&experiment))
         };
         let error = of(|spec| spec["searcher"]["maxLength"] = json!({"batches": "x"}));
         assert!(error.starts_with("spec.searcher.maxLength"), "{error}");
         let error = of(|spec| spec["hyperparameters"]["rate"]["log"]["max"] = json!(-9));
         assert!(error.contains("spec.hyperparameters.rate"), "{error}");
-        assert_eq!(said(TrialTest::of_experiment(&json!({}))), "the experiment has no `spec`");
+        assert_eq!(error_of(TrialTest::of_experiment(&json!({}))), "the experiment has no `spec`");
     }
 }

@@ -1,4 +1,4 @@
-//! Training: the loop, what drives it, and trials on top of it.
+//! Training: the loop, the programs around it, and trials.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -40,17 +40,17 @@ pub(crate) use trial::run_watched;
 pub use trial::{Trial, run_trial};
 pub(crate) use trying::Part;
 
-/// How long to wait for an answer before looking at signals again.
+/// How long to wait for a response before checking for signals again.
 pub(crate) const ANSWER_WAIT: Duration = Duration::from_secs(1);
 
 impl Context {
-    /// Trains. Goes on from this program's latest checkpoint where there is one, with the bits of a
-    /// run never stopped.
+    /// Trains a model. If this program has a checkpoint, training resumes from the latest one and
+    /// is bit-identical to an uninterrupted run.
     ///
     /// # Errors
     ///
-    /// What the data, a callback, the storage or the runner failed with;
-    /// [`Interrupted`](crate::Interrupted) where training was asked to leave.
+    /// Fails if the data, a callback, the storage or the runner fails. Returns
+    /// [`Interrupted`](crate::Interrupted) if the program should stop.
     pub fn fit<M: Module + 'static, B: Send + 'static>(
         &self,
         model: M,
@@ -61,11 +61,11 @@ impl Context {
         self.fit_with(model, optimizers, Both(step), fit)
     }
 
-    /// [`Context::fit`] with steps that differ in validation.
+    /// Same as [`Context::fit`], with different steps for training and validation.
     ///
     /// # Errors
     ///
-    /// As [`Context::fit`].
+    /// Same as [`Context::fit`].
     pub fn fit_with<M: Module + 'static, B: Send + 'static>(
         &self,
         model: M,
@@ -77,7 +77,7 @@ impl Context {
     }
 }
 
-/// What a callback failed with.
+/// Error of a callback, with the callback's name.
 #[derive(Debug, thiserror::Error)]
 #[error("callback {name}: {source}")]
 struct CallbackFailed {
@@ -85,7 +85,7 @@ struct CallbackFailed {
     source: Error,
 }
 
-/// Calls a hook of every callback of this rank, in order.
+/// Calls one hook of every callback that runs on this rank, in order.
 pub(crate) fn hook(
     callbacks: &mut [Box<dyn Callback>],
     control: &mut Control,
@@ -95,7 +95,7 @@ pub(crate) fn hook(
     hook_each(callbacks, control, ranks, |_, callback, control| hook(callback, control))
 }
 
-/// As [`hook`], with each callback's place in the list.
+/// Same as [`hook`], and passes each callback's index.
 fn hook_each(
     callbacks: &mut [Box<dyn Callback>],
     control: &mut Control,
@@ -108,17 +108,17 @@ fn hook_each(
         if is_alone && ranks.rank() > 0 {
             continue;
         }
-        // What others have asked for in this hook is not its own.
-        let asked = is_alone.then(|| control.take_asked());
+        // Set aside requests of earlier callbacks: they are not this callback's.
+        let requests = is_alone.then(|| control.take_asked());
         let done = match guarded(|| hook(index, &mut **callback, control)) {
             Ok(()) if is_alone && control.asks() => {
-                let text = "it runs on rank 0 alone (`chief_only`) and so cannot stop training or \
-                            change the learning rate";
+                let text = "a `chief_only` callback cannot stop training, keep weights or change \
+                            the learning rate with several ranks; return false from `chief_only`";
                 Err(text.into())
             }
             done => done,
         };
-        asked.into_iter().for_each(|it| control.ask(it));
+        requests.into_iter().for_each(|requests| control.ask(requests));
         done.map_err(|source| CallbackFailed {
             name: names(callbacks).swap_remove(index),
             source,
@@ -127,21 +127,21 @@ fn hook_each(
     Ok(())
 }
 
-/// A panic of a callback's is an error with its name.
+/// Calls a callback and turns its panic into an error.
 fn guarded<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(call))
         .unwrap_or_else(|panic| Err(caught(panic, |why| format!("panicked: {why}"))))
 }
 
-/// What each callback is called in errors and in checkpoints: its name, and from the second of a name on
-/// its number with it.
+/// Returns the callbacks' names for errors and checkpoints. The second callback of a name gets `2`
+/// after its name, the third `3`.
 fn names(callbacks: &[Box<dyn Callback>]) -> Vec<String> {
     let mut names: Vec<String> = vec![];
     for callback in callbacks {
         let name = callback.name();
         let numbered = (2..).map(|number| format!("{name} {number}"));
         let mut all = std::iter::once(name.clone()).chain(numbered);
-        names.extend(all.find(|it| !names.contains(it)));
+        names.extend(all.find(|name| !names.contains(name)));
     }
     names
 }

@@ -1,4 +1,4 @@
-//! A table of epochs as a file.
+//! CSV file with one row per epoch.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,9 +9,9 @@ use serde_json::Value;
 use super::{Callback, CheckpointFiles, Control, Logs};
 use crate::Result;
 
-/// Writes each epoch's metrics as a line of a CSV file: `epoch`, and a column for each metric that any
-/// epoch had. The file is whole after each epoch, and has the lines before a restart too; checkpoints
-/// have it as `callbacks-NAME`.
+/// Writes the metrics of each epoch as a row of a CSV file: `epoch`, and one column per metric that
+/// any epoch had. The file is complete after each epoch and keeps its rows across restarts.
+/// Checkpoints contain it as `callbacks-NAME`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CsvLog {
     path: PathBuf,
@@ -19,7 +19,7 @@ pub struct CsvLog {
 }
 
 impl CsvLog {
-    /// Writes to this file, in place of what it holds.
+    /// Writes to this file and replaces its contents.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), rows: vec![] }
     }
@@ -43,11 +43,11 @@ impl CsvLog {
 
     fn write(&self) -> Result<()> {
         let table = self.table()?;
-        // Nobody reads half of it.
+        // Rename into place, so that readers never see a partial file.
         let part = self.path.with_extension("part");
         std::fs::write(&part, table)
             .and_then(|()| std::fs::rename(&part, &self.path))
-            .map_err(|error| format!("{} cannot be written: {error}", self.path.display()).into())
+            .map_err(|error| format!("cannot write {}: {error}", self.path.display()).into())
     }
 }
 
@@ -57,7 +57,7 @@ impl Callback for CsvLog {
     }
 
     fn on_train_begin(&mut self, _: &mut Control) -> Result<()> {
-        // Not after hours, at the first checkpoint.
+        // Check the file name now, not hours later at the first checkpoint.
         CheckpointFiles::default().add(&self.file_name(), vec![])
     }
 
@@ -71,7 +71,7 @@ impl Callback for CsvLog {
     }
 
     fn state(&self) -> Result<Value> {
-        // JSON knows no NaN.
+        // Store bits: JSON cannot represent NaN.
         let bits = |logs: &Logs| -> BTreeMap<String, u64> {
             logs.iter().map(|(name, value)| (name.clone(), value.to_bits())).collect()
         };
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_whole_after_a_restart() {
+    fn rows_survive_a_restart() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log.csv");
         let read = || std::fs::read_to_string(&path).unwrap();
@@ -119,9 +119,9 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_written_is_named() {
+    fn write_error_names_the_file() {
         let mut log = CsvLog::new("/nowhere/log.csv");
         let error = log.on_epoch_end(0, &Logs::new(), &mut Control::default()).unwrap_err();
-        assert!(error.to_string().starts_with("/nowhere/log.csv cannot be written"), "{error}");
+        assert!(error.to_string().starts_with("cannot write /nowhere/log.csv"), "{error}");
     }
 }

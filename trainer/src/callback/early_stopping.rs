@@ -1,15 +1,15 @@
-//! Stops a training that has stopped getting better.
+//! Early stopping: stops a training that no longer improves.
 
 use serde_json::Value;
 
 use super::{Callback, Control, Logs};
 use crate::Result;
 
-/// Stops when a metric has not become better for some validations. Stateful: a resumed trial waits
-/// no longer than one never stopped.
+/// Stops training when a validation metric has not improved for a number of validations. The state
+/// is part of checkpoints, so a resumed trial stops at the same validation as an uninterrupted run.
 ///
-/// As in Keras, a larger value is the better one where the metric's name ends in `acc`, `accuracy` or `auc`, and a
-/// smaller one with any other name.
+/// As in Keras, larger is better if the metric's name ends in `acc`, `accuracy` or `auc`. For all
+/// other names, smaller is better.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EarlyStopping {
     metric: String,
@@ -17,7 +17,7 @@ pub struct EarlyStopping {
     min_delta: f64,
     larger_is_better: bool,
     baseline: Option<f64>,
-    /// Validations that are not watched.
+    /// Number of initial validations to ignore.
     start_after: u32,
     restores_best: bool,
     best: Option<f64>,
@@ -26,9 +26,9 @@ pub struct EarlyStopping {
 }
 
 impl EarlyStopping {
-    /// Watches a metric of validation, such as `val_loss`.
+    /// Watches a validation metric, for example `val_loss`.
     pub fn new(metric: &str) -> Self {
-        let larger_is_better = ["acc", "accuracy", "auc"].iter().any(|it| metric.ends_with(it));
+        let larger_is_better = ["acc", "accuracy", "auc"].iter().any(|end| metric.ends_with(end));
         Self {
             metric: metric.into(),
             patience: 0,
@@ -43,55 +43,56 @@ impl EarlyStopping {
         }
     }
 
-    /// The validation without improvement after which training stops, in a row of them: at 0 and at 1
-    /// the first, as in Keras (default: 0).
+    /// Sets the number of consecutive validations without improvement after which training stops.
+    /// With 0 and 1, the first such validation stops training, as in Keras (default: 0).
     #[must_use]
     pub fn patience(self, patience: u32) -> Self {
         Self { patience, ..self }
     }
 
-    /// What counts as an improvement: more than this, whatever its sign (default: 0).
+    /// Sets the minimum change that counts as an improvement; the sign is ignored (default: 0).
     #[must_use]
     pub fn min_delta(self, min_delta: f64) -> Self {
         Self { min_delta: min_delta.abs(), ..self }
     }
 
-    /// A larger metric is a better one, whatever it is called.
+    /// Treats larger values as better, regardless of the metric's name.
     #[must_use]
     pub fn larger_is_better(self) -> Self {
         Self { larger_is_better: true, ..self }
     }
 
-    /// A smaller metric is a better one, whatever it is called.
+    /// Treats smaller values as better, regardless of the metric's name.
     #[must_use]
     pub fn smaller_is_better(self) -> Self {
         Self { larger_is_better: false, ..self }
     }
 
-    /// An improvement that is no better than this is waited through as none.
+    /// Resets the patience counter only when an improvement also beats this baseline.
     #[must_use]
     pub fn baseline(self, baseline: f64) -> Self {
         Self { baseline: Some(baseline), ..self }
     }
 
-    /// Does not look at this many validations at first (default: 0).
+    /// Ignores this many validations at the start (default: 0).
     #[must_use]
     pub fn start_after(self, validations: u32) -> Self {
         Self { start_after: validations, ..self }
     }
 
-    /// Ends training with the weights of the best validation, as [`Control::keep_weights`] says: whether
-    /// this callback stops it, another one does, or it reaches its length.
+    /// Ends training with the weights of the best validation; see [`Control::keep_weights`]. This
+    /// applies if this or another callback stops training, and if training reaches its length.
     #[must_use]
     pub fn restore_best_weights(self) -> Self {
         Self { restores_best: true, ..self }
     }
 
-    /// Takes in a validation; says whether it is the best yet.
+    /// Records a validation and returns whether it is the best so far.
     pub(super) fn notes(&mut self, logs: &Logs) -> Result<bool> {
         let Some(value) = logs.get(&self.metric).copied() else {
             let names = logs.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-            return Err(format!("there is no metric {}; there are {names}", self.metric).into());
+            let metric = &self.metric;
+            return Err(format!("metric {metric} not found: validation reported {names}").into());
         };
         let is_better = self.is_better(value);
         if is_better {
@@ -154,8 +155,8 @@ impl Callback for EarlyStopping {
 mod tests {
     use super::*;
 
-    /// The validation after which `stopping` stops, where each has one of `values`; its state is
-    /// carried to a new callback after each.
+    /// Returns the index of the validation at which `stopping` stops, given the metric of each. The
+    /// state is moved to a new callback after each validation.
     fn stops_after(stopping: &EarlyStopping, values: &[f64]) -> Option<usize> {
         let (mut current, metric) = (stopping.clone(), stopping.metric.clone());
         values.iter().position(|value| {
@@ -188,7 +189,8 @@ mod tests {
         check(named.clone(), &[0.3, 0.4, 0.35], Some(2));
         check(named.smaller_is_better(), &[0.3, 0.4], Some(1));
         check(watch.clone().start_after(2), &[3.0, 9.0, 5.0, 4.0, 4.0], Some(4));
-        // Better than before and no better than the baseline: waited through, and told at the next.
+        // An improvement that does not beat the baseline does not reset the counter, and the next
+        // validation without improvement stops training.
         check(watch.clone().patience(2).baseline(1.0), &[3.0, 2.0, 2.0], Some(2));
         check(watch.clone().patience(2).baseline(2.5), &[3.0, 2.0, 2.0], None);
         check(watch.clone().patience(2).baseline(2.5), &[3.0, 2.0, 2.0, 2.0], Some(3));
@@ -196,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_kept_at_each_best_validation_if_asked_for() {
+    fn best_weights_are_kept_on_request() {
         let check = |mut stopping: EarlyStopping, expected: [bool; 3]| {
             let kept = [2.0, 1.0, 3.0].map(|value| {
                 let (logs, mut control) =
@@ -214,12 +216,12 @@ mod tests {
     }
 
     #[test]
-    fn a_metric_that_is_not_there_is_an_error_with_those_that_are() {
+    fn missing_metric_error_lists_available_metrics() {
         let logs = Logs::from([("val_accuracy".into(), 1.0)]);
         let error = EarlyStopping::new("val_los").on_validation_end(&logs, &mut Control::default());
         assert_eq!(
             error.unwrap_err().to_string(),
-            "there is no metric val_los; there are val_accuracy"
+            "metric val_los not found: validation reported val_accuracy"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! A callback of closures.
+//! Callback made of closures.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ type OnEpoch = Box<dyn FnMut(u64, &mut Control) -> Result<()> + Send>;
 type OnLogs = Box<dyn FnMut(&Logs, &mut Control) -> Result<()> + Send>;
 type OnEpochLogs = Box<dyn FnMut(u64, &Logs, &mut Control) -> Result<()> + Send>;
 
-/// A callback of closures, which keep nothing in checkpoints.
+/// Callback made of closures. It stores no state in checkpoints.
 #[derive(Default)]
 pub struct Lambda {
     name: Option<String>,
@@ -29,12 +29,12 @@ impl fmt::Debug for Lambda {
 }
 
 impl Lambda {
-    /// One that does nothing yet.
+    /// Creates a callback without closures.
     pub fn new(name: &str) -> Self {
         Self { name: Some(name.into()), ..Self::default() }
     }
 
-    /// Calls this at [`Callback::on_train_begin`].
+    /// Calls `hook` at [`Callback::on_train_begin`].
     #[must_use]
     pub fn train_begin(
         self,
@@ -43,7 +43,7 @@ impl Lambda {
         Self { train_begin: Some(Box::new(hook)), ..self }
     }
 
-    /// Calls this at [`Callback::on_epoch_begin`].
+    /// Calls `hook` at [`Callback::on_epoch_begin`].
     #[must_use]
     pub fn epoch_begin(
         self,
@@ -52,7 +52,7 @@ impl Lambda {
         Self { epoch_begin: Some(Box::new(hook)), ..self }
     }
 
-    /// Calls this at [`Callback::on_batch_end`].
+    /// Calls `hook` at [`Callback::on_batch_end`].
     #[must_use]
     pub fn batch_end(
         self,
@@ -61,7 +61,7 @@ impl Lambda {
         Self { batch_end: Some(Box::new(hook)), ..self }
     }
 
-    /// Calls this at [`Callback::on_validation_end`].
+    /// Calls `hook` at [`Callback::on_validation_end`].
     #[must_use]
     pub fn validation_end(
         self,
@@ -70,7 +70,7 @@ impl Lambda {
         Self { validation_end: Some(Box::new(hook)), ..self }
     }
 
-    /// Calls this at [`Callback::on_epoch_end`].
+    /// Calls `hook` at [`Callback::on_epoch_end`].
     #[must_use]
     pub fn epoch_end(
         self,
@@ -79,7 +79,7 @@ impl Lambda {
         Self { epoch_end: Some(Box::new(hook)), ..self }
     }
 
-    /// Calls this at [`Callback::on_train_end`].
+    /// Calls `hook` at [`Callback::on_train_end`].
     #[must_use]
     pub fn train_end(self, hook: impl FnMut(&mut Control) -> Result<()> + Send + 'static) -> Self {
         Self { train_end: Some(Box::new(hook)), ..self }

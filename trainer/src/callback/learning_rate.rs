@@ -1,12 +1,12 @@
-//! A learning rate by epoch.
+//! Learning rate factor per epoch.
 
 use std::fmt;
 
 use super::{Callback, Control};
 use crate::Result;
 
-/// Multiplies the learning rates by what a function says of each epoch, counted from 0. For a rate by
-/// step, give [`Optimizers`](crate::Optimizers) a schedule.
+/// Multiplies the learning rates by a function of the epoch, counted from 0. For a learning rate
+/// per step, pass a schedule to [`Optimizers`](crate::Optimizers).
 pub struct LearningRateSchedule {
     scale: Box<dyn Fn(u64) -> f64 + Send>,
 }
@@ -18,7 +18,8 @@ impl fmt::Debug for LearningRateSchedule {
 }
 
 impl LearningRateSchedule {
-    /// `scale` is a pure function: a run that goes on asks it for the epochs that are left alone.
+    /// Creates the callback. `scale` must be a pure function: a resumed run calls it only for the
+    /// remaining epochs.
     pub fn by_epoch(scale: impl Fn(u64) -> f64 + Send + 'static) -> Self {
         Self { scale: Box::new(scale) }
     }
@@ -28,9 +29,8 @@ impl Callback for LearningRateSchedule {
     fn on_epoch_begin(&mut self, epoch: u64, control: &mut Control) -> Result<()> {
         let scale = (self.scale)(epoch);
         if !scale.is_finite() || scale < 0.0 {
-            return Err(
-                format!("epoch {epoch} has a scale of {scale}: it must be at least 0").into()
-            );
+            let text = format!("learning rate scale of epoch {epoch} is {scale}; it must be >= 0");
+            return Err(text.into());
         }
         control.set_learning_rate_scale(scale);
         Ok(())
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_of_none_is_followed_by_any() {
+    fn scale_recovers_after_zero() {
         let mut schedule = LearningRateSchedule::by_epoch(|epoch| [0.0, 0.5, -1.0][epoch as usize]);
         let mut scale = 1.0;
         for (epoch, expected) in [(0, 0.0), (1, 0.5)] {
@@ -52,6 +52,6 @@ mod tests {
             assert_eq!(scale, expected, "epoch {epoch}");
         }
         let error = schedule.on_epoch_begin(2, &mut Control::default()).unwrap_err();
-        assert_eq!(error.to_string(), "epoch 2 has a scale of -1: it must be at least 0");
+        assert_eq!(error.to_string(), "learning rate scale of epoch 2 is -1; it must be >= 0");
     }
 }

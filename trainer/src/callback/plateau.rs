@@ -1,12 +1,13 @@
-//! Lowers the learning rate where a metric has stopped getting better.
+//! Reduces the learning rate when a metric stops improving.
 
 use serde_json::Value;
 
 use super::{Callback, Control, EarlyStopping, Logs};
 use crate::Result;
 
-/// Multiplies the learning rate by a factor when a metric of validation has not become better for some
-/// validations. Stateful, with the rules of Keras' `ReduceLROnPlateau`.
+/// Multiplies the learning rate by a factor when a validation metric has not improved for a number
+/// of validations. Follows the rules of Keras' `ReduceLROnPlateau` and keeps its state in
+/// checkpoints.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReduceOnPlateau {
     watch: EarlyStopping,
@@ -19,8 +20,9 @@ pub struct ReduceOnPlateau {
 }
 
 impl ReduceOnPlateau {
-    /// Watches a metric such as `val_loss`; which direction is better goes by its name, as with
-    /// [`EarlyStopping`]. Divides by ten after ten validations.
+    /// Watches a validation metric, for example `val_loss`. The metric's name determines the
+    /// direction, as with [`EarlyStopping`]. By default, divides the learning rate by ten after ten
+    /// validations without improvement.
     pub fn new(metric: &str) -> Self {
         Self {
             watch: EarlyStopping::new(metric).min_delta(1e-4),
@@ -33,43 +35,43 @@ impl ReduceOnPlateau {
         }
     }
 
-    /// What the learning rate is multiplied by: more than 0 and less than 1 (default: 0.1).
+    /// Sets the factor for the learning rate: more than 0 and less than 1 (default: 0.1).
     #[must_use]
     pub fn factor(self, factor: f64) -> Self {
         Self { factor, ..self }
     }
 
-    /// The validation without improvement after which that happens (default: the tenth).
+    /// Sets the number of validations without improvement before a reduction (default: 10).
     #[must_use]
     pub fn patience(self, patience: u32) -> Self {
         Self { patience, ..self }
     }
 
-    /// What counts as an improvement: more than this (default: 1e-4).
+    /// Sets the minimum change that counts as an improvement (default: 1e-4).
     #[must_use]
     pub fn min_delta(self, min_delta: f64) -> Self {
         Self { watch: self.watch.min_delta(min_delta), ..self }
     }
 
-    /// Validations after a reduction that do not count (default: 0).
+    /// Sets how many validations to ignore after a reduction (default: 0).
     #[must_use]
     pub fn cooldown(self, cooldown: u32) -> Self {
         Self { cooldown, ..self }
     }
 
-    /// The least that the schedule is multiplied by (default: 0).
+    /// Sets the lower bound of the learning rate factor (default: 0).
     #[must_use]
     pub fn min_scale(self, min_scale: f64) -> Self {
         Self { min_scale, ..self }
     }
 
-    /// A larger metric is a better one, whatever it is called.
+    /// Treats larger values as better, regardless of the metric's name.
     #[must_use]
     pub fn larger_is_better(self) -> Self {
         Self { watch: self.watch.larger_is_better(), ..self }
     }
 
-    /// A smaller metric is a better one, whatever it is called.
+    /// Treats smaller values as better, regardless of the metric's name.
     #[must_use]
     pub fn smaller_is_better(self) -> Self {
         Self { watch: self.watch.smaller_is_better(), ..self }
@@ -81,7 +83,7 @@ impl Callback for ReduceOnPlateau {
         match self.factor {
             factor if factor > 0.0 && factor < 1.0 => Ok(()),
             factor => {
-                Err(format!("factor is {factor}, but must be more than 0 and less than 1").into())
+                Err(format!("factor is {factor}; it must be more than 0 and less than 1").into())
             }
         }
     }
@@ -123,7 +125,7 @@ impl Callback for ReduceOnPlateau {
 mod tests {
     use super::*;
 
-    /// The scale after each validation; the state is carried to a new callback after each.
+    /// Returns the scale after each validation. The state is moved to a new callback after each.
     fn scales(reduce: &ReduceOnPlateau, values: &[f64]) -> Vec<f64> {
         let (mut current, mut scale) = (reduce.clone(), 1.0);
         let mut all = vec![];
@@ -141,11 +143,12 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_falls_after_patience_and_not_while_it_cools() {
+    fn rate_falls_after_patience_and_cooldown() {
         let reduce = ReduceOnPlateau::new("val_loss").factor(0.5).patience(2);
         assert_eq!(scales(&reduce, &[3.0, 3.0, 3.0, 3.0, 3.0]), [1.0, 1.0, 0.5, 0.5, 0.25]);
         assert_eq!(scales(&reduce, &[3.0, 3.0, 2.0, 3.0, 3.0]), [1.0, 1.0, 1.0, 1.0, 0.5]);
-        // Two that do not count, of which the second begins to wait again, as Keras has it.
+        // The first validation after a reduction is ignored. During the second, the counter starts
+        // again, as in Keras.
         let cools = reduce.clone().cooldown(2);
         let expected = [1.0, 1.0, 0.5, 0.5, 0.5, 0.25];
         assert_eq!(scales(&cools, &[3.0; 6]), expected);

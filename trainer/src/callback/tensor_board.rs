@@ -1,11 +1,11 @@
-//! What TensorBoard shows beside the scalars of each row, which every run writes.
+//! Data for TensorBoard beyond the scalars that every run writes.
 
 use super::{Callback, Control, Logs, Weights};
 use crate::Result;
 
-/// Histograms of weights for TensorBoard, and the number of the model's parameters.
+/// Writes histograms of weights and the number of model parameters for TensorBoard.
 ///
-/// Scalars of training and validation need no callback. Files are those of the trial's folder
+/// Scalars of training and validation need no callback. Files are stored in the trial's folder
 /// `tensorboard/`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorBoard {
@@ -19,12 +19,12 @@ impl Default for TensorBoard {
 }
 
 impl TensorBoard {
-    /// Histograms after each epoch.
+    /// Writes histograms after each epoch.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Epochs from one histogram to the next (default: 1); 0: none.
+    /// Sets the number of epochs between histograms (default: 1). With 0, writes none.
     #[must_use]
     pub fn histogram_period(self, epochs: u64) -> Self {
         Self { histogram_period: epochs }

@@ -1,4 +1,4 @@
-//! burn's data loaders as data, and data as one of burn's loaders.
+//! Adapters from burn's data loaders to data, and from data to burn's data loaders.
 
 use std::iter::repeat_with;
 use std::ops::Range;
@@ -13,14 +13,14 @@ use super::Learning;
 use crate::data::{Batches, Data, Loader, Plan, Tape};
 use crate::{Error, Result};
 
-/// A batch for training or for validation, which may be of two types.
+/// A training or validation batch, which may have different types.
 pub(super) enum Input<T, V> {
-    /// With its number of samples.
+    /// Training batch with its number of samples.
     Train(T, usize),
     Valid(V, usize),
 }
 
-/// Data as one of burn's loaders: an epoch of this rank's batches each time it is read.
+/// Data as one of burn's loaders. Each iteration is an epoch of this rank's batches.
 pub(super) struct Sharded<B> {
     data: Data<B>,
     plan: Plan,
@@ -71,7 +71,7 @@ impl<B: Send + 'static> Iterator for Epoch<B> {
         loop {
             let batch = self.batches.next()?;
             self.read += 1;
-            // A batch may have no sample for this rank.
+            // Skip batches without a sample for this rank.
             if let Some(batch) = batch.transpose() {
                 let failed = |error: Error| DatasetError::new(std::io::Error::other(error));
                 return Some(batch.map_err(failed));
@@ -86,7 +86,7 @@ impl<B: Send + 'static> DataLoaderIterator<B> for Epoch<B> {
     }
 }
 
-/// What to read in training or in validation, and how many samples a batch of one rank has.
+/// Returns the data of a loader, and its number of samples per batch and rank.
 pub(super) fn of_loader<B: Send + 'static, I: Send + 'static>(
     loader: &Arc<dyn DataLoader<B>>,
     learning: &Learning,
@@ -101,12 +101,12 @@ pub(super) fn of_loader<B: Send + 'static, I: Send + 'static>(
     Ok((Data::tape(replayed), batch_size))
 }
 
-/// One of burn's own loaders, from the start of the training on.
+/// Data from one of burn's own loaders, replayed from the start of the training.
 struct Replayed<B, I> {
-    /// Of this rank's items.
+    /// Loader of this rank's items.
     loader: Arc<dyn DataLoader<B>>,
     samples: usize,
-    /// The most items that a rank has.
+    /// Maximum number of items per rank.
     share_max: usize,
     batch_size: usize,
     wrap: fn(B, usize) -> I,
@@ -116,12 +116,14 @@ impl<B: Send + 'static, I> Replayed<B, I> {
     fn new(loader: &Arc<dyn DataLoader<B>>, plan: &Plan, wrap: fn(B, usize) -> I) -> Result<Self> {
         let (samples, world) = (loader.num_items(), plan.world);
         if samples < world {
-            let text = format!("a data loader has {samples} items, but there are {world} ranks");
+            let text = format!(
+                "the data loader has {samples} items for {world} ranks; use at least one per rank"
+            );
             return Err(text.into());
         }
         let start = |rank: usize| samples * rank / world;
-        // As burn does where there is one device, so that the order is the same: `to_device` draws from
-        // the loader's random numbers.
+        // With one device, do exactly as burn does, so that the order is the same: `to_device`
+        // consumes random numbers of the loader.
         let own = match world {
             1 => loader.to_device(&plan.device),
             _ => loader.slice(start(plan.rank), start(plan.rank + 1)).to_device(&plan.device),
@@ -132,13 +134,14 @@ impl<B: Send + 'static, I> Replayed<B, I> {
     }
 }
 
-/// Items of one batch, which a loader does not tell: a first one is read.
+/// Returns the number of items per batch. A loader does not expose it, so this reads the first
+/// batch.
 fn batch_size<B>(loader: &dyn DataLoader<B>) -> Result<usize> {
     let mut items = loader.iter();
     match items.next().transpose()? {
         Some(_) if items.progress().items_processed > 0 => Ok(items.progress().items_processed),
         _ => {
-            let text = "a data loader does not say how many items a batch has: make it by \
+            let text = "cannot determine the batch size of the data loader; create it with \
                         `context.dataloader(data, batch_size)`";
             Err(text.into())
         }
@@ -156,7 +159,7 @@ impl<B: Send + 'static, I: Send> Tape<I> for Replayed<B, I> {
 
     fn open<'a>(&'a self, _plan: &Plan, batches: Range<u64>) -> Batches<'a, I> {
         let steps = self.steps();
-        // Each pass draws a new order.
+        // Each pass samples a new order, so start the skipped passes too.
         (0..batches.start / steps).for_each(|_| drop(self.loader.iter()));
         let skipped = usize::try_from(batches.start % steps).unwrap_or(usize::MAX);
         let epochs = repeat_with(move || Pass::new(self, steps));
@@ -164,7 +167,7 @@ impl<B: Send + 'static, I: Send> Tape<I> for Replayed<B, I> {
     }
 }
 
-/// One pass over a loader, as many batches as every rank has.
+/// One pass over a loader, with the same number of batches on every rank.
 struct Pass<'a, B, I> {
     items: Box<dyn DataLoaderIterator<B> + 'a>,
     steps: u64,
@@ -196,14 +199,15 @@ impl<B: Send + 'static, I> Iterator for Pass<'_, B, I> {
         }
         if self.read == self.steps {
             self.read += 1;
-            // What is left would be lost, and the next pass would begin at another place.
+            // Remaining batches would be lost, and the next pass would start at a different
+            // position.
             let left = self.batch();
             return match left {
                 Ok(None) => None,
                 Ok(Some(_)) => {
                     let text = format!(
-                        "a data loader has more than {} batches in an epoch, which its items and its \
-                         first batch make: build it without `num_workers`, or make it by \
+                        "the data loader has more than {} batches per epoch, as computed from its \
+                         items and first batch; build it without `num_workers`, or with \
                          `context.dataloader(data, batch_size)`",
                         self.steps
                     );

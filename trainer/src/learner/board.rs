@@ -1,4 +1,4 @@
-//! Where burn's metrics are written down.
+//! Collects burn's metrics.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -12,32 +12,32 @@ use super::locked;
 use crate::callback::Logs;
 use crate::step::Metrics;
 
-/// Takes burn's metrics as they come, by names in `snake_case`.
+/// Collects burn's metrics under names in `snake_case`.
 #[derive(Clone, Default)]
 pub(super) struct Board(Arc<Mutex<State>>);
 
 #[derive(Default)]
 pub(super) struct State {
     names: HashMap<MetricId, String>,
-    /// Two metrics of burn that have the same name here.
+    /// A name that two metrics of burn share.
     pub(super) doubled: Option<String>,
-    /// Whether a pass has ended, and what comes is of all of it.
+    /// Whether a pass is ending, so that values are of the whole pass.
     pub(super) is_end: bool,
-    /// Since they were taken last.
+    /// Sums since they were last taken.
     pub(super) sums: Metrics,
-    /// Of the pass that has ended.
+    /// Values of the last pass.
     pub(super) finals: Logs,
     pub(super) history: History,
 }
 
-/// Metrics of each epoch over all ranks, as bits: first those of training, then of validation.
+/// Metrics of each epoch over all ranks, as bits: training, then validation.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(super) struct History(BTreeMap<usize, [BTreeMap<String, u64>; 2]>);
 
 impl History {
     pub(super) fn keep(&mut self, epoch: usize, train: &Logs, valid: &Logs) {
         let bits = |logs: &Logs| -> BTreeMap<String, u64> {
-            logs.iter().map(|(name, it)| (name.clone(), it.to_bits())).collect()
+            logs.iter().map(|(name, value)| (name.clone(), value.to_bits())).collect()
         };
         self.0.insert(epoch, [bits(train), bits(valid)]);
     }
@@ -60,7 +60,7 @@ impl Board {
 }
 
 impl State {
-    /// The names of all numeric metrics, of training or of validation.
+    /// Returns the names of all numeric metrics of training and validation.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.names.values().map(String::as_str)
     }
@@ -91,8 +91,8 @@ impl MetricLogger for Board {
         epoch: usize,
         split: &Split,
     ) -> Result<Vec<NumericEntry>, String> {
-        let found = self.lock().history.find(name, epoch, split);
-        Ok(found.map(NumericEntry::Final).into_iter().collect())
+        let value = self.lock().history.find(name, epoch, split);
+        Ok(value.map(NumericEntry::Final).into_iter().collect())
     }
 
     fn log_metric_definition(&mut self, definition: MetricDefinition) {
@@ -111,8 +111,9 @@ impl MetricLogger for Board {
     fn log_epoch_summary(&mut self, _summary: EpochSummary) {}
 }
 
-/// `Top-K Accuracy @ K = 5` as `top_k_accuracy_k_5`: letters and digits in lower case, a `_` for all
-/// between them, and one before a capital after a small letter.
+/// Converts a name such as `Top-K Accuracy @ K = 5` to `top_k_accuracy_k_5`: letters and digits in
+/// lower case, one `_` for everything between them, and a `_` before an upper-case letter that
+/// follows a lower-case one.
 pub(super) fn snake_case(name: &str) -> String {
     let (mut snake, mut is_small) = (String::new(), false);
     for letter in name.chars() {

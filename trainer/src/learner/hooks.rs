@@ -1,4 +1,4 @@
-//! What burn is told between the loop's steps.
+//! Events for burn between the loop's steps.
 
 use burn::train::{LearnerEvent, LearnerModel};
 use serde::{Deserialize, Serialize};
@@ -12,22 +12,22 @@ use crate::callback::{Callback, Control, Logs};
 use crate::context::Context;
 use crate::step::Metrics;
 
-/// A callback that keeps burn's metrics, early stopping and checkpoints in step.
+/// Callback that keeps burn's metrics, early stopping and checkpoints in sync with the loop.
 pub(super) struct Hooks<M: LearnerModel> {
     parts: Shared<M>,
     context: Context,
-    /// Batches of an epoch, of one step.
+    /// Batches per epoch.
     steps: u64,
     aggregation: u64,
     kept: Kept,
-    /// Whether burn knows that a pass over the training data has begun.
+    /// Whether burn was notified of the current pass over the training data.
     is_open: bool,
 }
 
-/// What is in the checkpoints.
+/// State in checkpoints.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 struct Kept {
-    /// Whole epochs.
+    /// Number of completed epochs.
     epochs: usize,
     history: History,
 }
@@ -38,8 +38,8 @@ impl<M: LearnerModel> Hooks<M> {
         Self { parts, context, steps, aggregation, kept, is_open: false }
     }
 
-    /// Ends the pass over the training data, where one is open; gives what burn says of all of it
-    /// alone, the mean over ranks.
+    /// Ends the current pass over the training data, if any. Returns the metrics that burn computes
+    /// only for the whole pass, as means over ranks.
     fn close(&mut self, named: &Logs) -> Result<Logs> {
         if !std::mem::take(&mut self.is_open) {
             return Ok(Logs::new());
@@ -68,7 +68,7 @@ impl<M: LearnerModel> Hooks<M> {
 }
 
 impl<M: LearnerModel> Parts<M> {
-    /// What burn says of a pass that this ends.
+    /// Ends a pass and returns burn's metrics of it.
     pub(super) fn end(&mut self, tell: impl FnOnce(&mut Self)) -> Logs {
         self.board.lock().is_end = true;
         tell(self);
@@ -89,7 +89,7 @@ impl<M: LearnerModel> Callback for Hooks<M> {
         parts.settle();
         let doubled = parts.board.lock().doubled.take();
         doubled.map_or(Ok(()), |name| {
-            Err(format!("two of burn's metrics are named {name}: leave one out").into())
+            Err(format!("two of burn's metrics are named {name}; remove one").into())
         })
     }
 
@@ -109,7 +109,7 @@ impl<M: LearnerModel> Callback for Hooks<M> {
         match interrupter.error() {
             Some(error) => Err(error.to_string().into()),
             None if interrupter.should_stop() => {
-                // All ranks hear of it before the same batch.
+                // All ranks are notified before the same batch.
                 self.context.ended.set();
                 Ok(())
             }
@@ -153,7 +153,7 @@ impl<M: LearnerModel> Callback for Hooks<M> {
         if let Some(checkpointer) = checkpointer.as_mut().filter(|_| is_lead) {
             checkpointer.checkpoint(learner, epoch, store);
         }
-        if early_stopping.as_mut().is_some_and(|it| it.should_stop(epoch, store)) {
+        if early_stopping.as_mut().is_some_and(|stopping| stopping.should_stop(epoch, store)) {
             control.stop_training(format!("burn's early stopping after epoch {epoch}"));
         }
         Ok(())
@@ -168,7 +168,7 @@ impl<M: LearnerModel> Callback for Hooks<M> {
         let mut parts = locked(&self.parts);
         parts.board.lock().history = self.kept.history.clone();
         let Parts { store, early_stopping, .. } = &mut *parts;
-        // It has no state that could be kept, but is a function of what it has seen.
+        // burn's early stopping has no serializable state, but is a function of the metrics so far.
         if let Some(early_stopping) = early_stopping {
             for epoch in 1..=self.kept.epochs {
                 let _ = early_stopping.should_stop(epoch, store);

@@ -1,4 +1,4 @@
-//! What burn has set up, as the loop's hooks, steps and optimizer share it.
+//! burn's components, shared by the loop's hooks, steps and optimizer.
 
 use std::any::Any;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -26,7 +26,7 @@ use crate::Result;
 use crate::optim::{Foreign, ForeignSnapshot};
 use crate::step::Metrics;
 
-/// Everything of burn's in one place.
+/// All components of burn.
 pub(super) struct Parts<M: LearnerModel> {
     pub(super) learner: Learner<M>,
     pub(super) processor: SupervisedTrainingEventProcessor<M>,
@@ -34,25 +34,25 @@ pub(super) struct Parts<M: LearnerModel> {
     pub(super) board: Board,
     pub(super) interrupter: Interrupter,
     pub(super) early_stopping: Option<Box<dyn CloneEarlyStoppingStrategy>>,
-    /// The program's own checkpoints, which burn reads and Stoker does not.
+    /// Checkpointer of the program. burn restores these checkpoints; Stoker does not.
     pub(super) checkpointer: Option<LearningCheckpointer<M>>,
     pub(super) records: Mutex<Records<M>>,
-    /// Batches whose gradients burn adds up before a step, where the program says so.
+    /// Batches whose gradients burn sums before a step, if the program sets it.
     pub(super) sums: Option<u32>,
     pub(super) train: Progress,
     pub(super) valid: Progress,
-    /// Batches since the pass began.
+    /// Batches since the start of the pass.
     pub(super) iteration: usize,
     pub(super) valid_iteration: usize,
-    /// The epoch that is being validated.
+    /// Epoch of the current validation, if any.
     pub(super) is_validating: Option<usize>,
 }
 
-/// Shared by the parts of one loop, which take turns.
+/// Components shared by the parts of one loop, which take turns.
 pub(super) type Shared<M> = Arc<Mutex<Parts<M>>>;
 
 impl<M: LearnerModel> Parts<M> {
-    /// Tells burn's metrics of a training batch; gives what they say of it.
+    /// Updates burn's metrics with a training batch and returns them.
     pub(super) fn trained(&mut self, item: <M as TrainStep>::Output, samples: usize) -> Metrics {
         self.iteration += 1;
         self.train.items_processed += samples;
@@ -63,7 +63,7 @@ impl<M: LearnerModel> Parts<M> {
         std::mem::take(&mut self.board.lock().sums)
     }
 
-    /// As [`trained`](Self::trained), of a validation batch.
+    /// Same as [`trained`](Self::trained), for a validation batch.
     pub(super) fn validated(
         &mut self,
         item: <M as InferenceStep>::Output,
@@ -78,25 +78,25 @@ impl<M: LearnerModel> Parts<M> {
     }
 
     pub(super) fn tell_train(&mut self, event: LearnerEvent<<M as TrainStep>::Output>) {
-        let told = self.processor.process_train(event);
-        self.interrupter.fail_on_error(told);
+        let processed = self.processor.process_train(event);
+        self.interrupter.fail_on_error(processed);
     }
 
     pub(super) fn tell_valid(&mut self, event: LearnerEvent<<M as InferenceStep>::Output>) {
-        let told = self.processor.process_valid(event);
-        self.interrupter.fail_on_error(told);
+        let processed = self.processor.process_valid(event);
+        self.interrupter.fail_on_error(processed);
     }
 
-    /// Waits until all that was told is on the board: two threads of burn's are on the way.
+    /// Waits until the board has received all events, which pass through two threads of burn.
     pub(super) fn settle(&mut self) {
         let flushed = self.processor.flush();
         self.interrupter.fail_on_error(flushed);
-        // A question comes back after all that was said before it.
+        // The response to a query arrives after everything sent before it.
         let _ = self.store.find_metric("", 0, Aggregate::Mean, &Split::Train);
     }
 }
 
-/// The loop's optimizer: burn's learner.
+/// Optimizer of the loop: burn's learner.
 pub(super) struct Stepper<M: LearnerModel>(pub(super) Shared<M>);
 
 impl<M: LearnerModel> Foreign for Stepper<M> {
@@ -108,7 +108,7 @@ impl<M: LearnerModel> Foreign for Stepper<M> {
 
     fn adopt(&mut self, model: &dyn Any) {
         let Some(model) = model.downcast_ref::<M>() else { return };
-        // Brings BatchNorm's running statistics up to date, in place.
+        // Updates BatchNorm's running statistics in place.
         let _ = model.valid();
         locked(&self.0).learner.load_model(model.clone().into_record());
     }
@@ -130,7 +130,7 @@ impl<M: LearnerModel> Foreign for Stepper<M> {
     }
 }
 
-/// The way to a learner's records: it shows them to a checkpointer alone.
+/// Access to a learner's records, which it exposes only to a checkpointer.
 pub(super) struct Records<M: LearnerModel> {
     checkpointer: LearningCheckpointer<M>,
     optimizers: Receiver<OptimizerRecord>,
@@ -155,12 +155,12 @@ impl<M: LearnerModel> Records<M> {
     }
 }
 
-/// Hands records on as they are.
+/// Checkpointer that forwards records.
 struct Catch<R>(Sender<R>);
 
 impl<R: Checkpoint> Checkpointer<R> for Catch<R> {
     fn save(&self, _epoch: usize, record: R) -> Result<(), CheckpointerError> {
-        // Whoever is gone needs none.
+        // Ignore the error: without a receiver, the record is not needed.
         let _ = self.0.send(record);
         Ok(())
     }
@@ -170,11 +170,11 @@ impl<R: Checkpoint> Checkpointer<R> for Catch<R> {
     }
 
     fn restore(&self, _epoch: usize) -> Result<R, CheckpointerError> {
-        Err(CheckpointerError::Unknown("nothing is kept here".into()))
+        Err(CheckpointerError::Unknown("nothing is stored here".into()))
     }
 }
 
-/// Takes models, which the loop has already.
+/// Checkpointer that discards models, because the loop already has them.
 struct Forget;
 
 impl Checkpointer<ModuleRecord> for Forget {
@@ -187,7 +187,7 @@ impl Checkpointer<ModuleRecord> for Forget {
     }
 
     fn restore(&self, _epoch: usize) -> Result<ModuleRecord, CheckpointerError> {
-        Err(CheckpointerError::Unknown("nothing is kept here".into()))
+        Err(CheckpointerError::Unknown("nothing is stored here".into()))
     }
 }
 

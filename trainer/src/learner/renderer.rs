@@ -1,4 +1,4 @@
-//! burn's display, where Stoker shows rows of metrics itself.
+//! Renderer that disables burn's display, because Stoker prints rows of metrics.
 
 use burn::train::logger::{EvaluationProgressLogger, TrainingProgressLogger};
 use burn::train::metric::MetricDefinition;
@@ -7,7 +7,7 @@ use burn::train::renderer::{
     MetricsRendererTraining,
 };
 
-/// Shows nothing but summaries: burn's own would print a line for each batch.
+/// Shows only summaries. burn's own renderer would print a line per batch.
 pub(super) struct Quiet;
 
 impl MetricsRendererTraining for Quiet {

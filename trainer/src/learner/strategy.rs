@@ -1,4 +1,4 @@
-//! The training strategy that burn calls.
+//! Training strategy that burn calls.
 
 use std::sync::{Arc, Mutex};
 
@@ -21,7 +21,7 @@ use crate::optim::Optimizers;
 use crate::step::{Metrics, StepOutput};
 use crate::train::{Fit, Step};
 
-/// Trains as `fit` does.
+/// Strategy that trains with the loop of `fit`.
 pub(super) struct Strategy {
     context: Context,
     board: Board,
@@ -32,7 +32,7 @@ impl Strategy {
         Self { context, board }
     }
 
-    /// Trains to the end, or until something else ends it.
+    /// Trains until the end, an error or a stop.
     fn train<M: LearnerModel>(
         &self,
         shared: &Shared<M>,
@@ -41,8 +41,8 @@ impl Strategy {
     ) -> Result<()> {
         let context = &self.context;
         if context.config.mixed_precision != MixedPrecision::None {
-            let text = "optimizations.mixedPrecision is for models that `fit` trains: burn's training \
-                        loop runs the backward pass itself; leave it out";
+            let text = "optimizations.mixedPrecision requires `fit`: burn's training loop runs the \
+                        backward pass itself; remove the setting";
             return Err(text.into());
         }
         let (train_plan, valid_plan) = (context.plan(1, true), context.plan(1, false));
@@ -105,23 +105,23 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Strategy {
             is_validating: None,
         }));
         if let Err(why) = self.train(&shared, (train, valid), components.num_epochs) {
-            // What burn returns to the program; the process ends as the session says.
+            // burn returns this text to the program. The context determines the exit code.
             interrupter.stop(Some(&why.to_string()));
             if !is_wish(&why) {
-                eprintln!("stoker: training has failed: {why}");
+                eprintln!("stoker: training failed: {why}");
             }
             self.context.learning.leave(why);
         } else if let Some(why) = interrupter.error() {
-            // After the last batch nobody looks.
+            // The loop does not check the interrupter after the last batch.
             self.context.learning.leave(why.to_string().into());
         }
-        let parts = Arc::into_inner(shared).expect("the loop is over, and its parts with it");
+        let parts = Arc::into_inner(shared).expect("the loop has dropped its references");
         let parts = parts.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
         (parts.learner.model(), parts.processor)
     }
 }
 
-/// A step of burn's, and the number of ranks.
+/// Steps of burn, and the number of ranks.
 struct Burns<M: LearnerModel>(Shared<M>, usize);
 
 type InputOf<M> = Input<<M as TrainStep>::Input, <M as InferenceStep>::Input>;
@@ -142,7 +142,7 @@ impl<M: LearnerModel> Step<M, InputOf<M>> for Burns<M> {
         };
         let mut parts = locked(&self.0);
         if parts.is_validating.is_none() {
-            // The names alone are asked for.
+            // Called only for the names of metrics.
             let mut names = Metrics::default();
             parts.board.lock().names().for_each(|name| names.add_one(name, 0.0, 1.0));
             return StepOutput::given(None, samples, &names);
@@ -154,8 +154,8 @@ impl<M: LearnerModel> Step<M, InputOf<M>> for Burns<M> {
         StepOutput::given(None, samples, &metrics)
     }
 
-    /// burn's own numbers of the whole pass: some are no means over batches. Those of several ranks
-    /// count by what each has seen.
+    /// Returns burn's metrics of the whole pass, because some are not means over batches. With
+    /// several ranks, each rank's value is weighted by what it has seen.
     fn validated(&self, mut sums: Metrics) -> Result<Metrics> {
         let mut parts = locked(&self.0);
         let Some(epoch) = parts.is_validating else { return Ok(sums) };
@@ -166,7 +166,7 @@ impl<M: LearnerModel> Step<M, InputOf<M>> for Burns<M> {
         }
         for (name, value) in finals {
             let seen = sums.sum_and_count(&name).map_or(num_batches, |(_, count)| count);
-            // Alone, burn's very number.
+            // With one rank, use exactly burn's value.
             let count = if self.1 == 1 { 1.0 } else { seen };
             sums.set(&name, value, count);
         }

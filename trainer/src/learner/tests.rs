@@ -1,4 +1,5 @@
-//! A plain burn program, alone and under Stoker: the same bits, over stops and on every rank.
+//! A plain burn program with and without Stoker: bit-identical results, across stops and on every
+//! rank.
 
 use std::path::Path;
 
@@ -28,7 +29,7 @@ use crate::outlet::Outlet;
 use crate::train::tests::alone_on_the_stream;
 use crate::{Data, Distributed, Standalone, key, record, rng};
 
-/// Seven batches of 16, the last of 4.
+/// Samples per epoch: seven batches of 16, of which the last has 4.
 const SAMPLES: u64 = 100;
 
 #[derive(Module, Debug)]
@@ -82,7 +83,7 @@ impl InferenceStep for Net {
     }
 }
 
-/// Noise, with the pixels of the class brighter.
+/// Returns noise, with brighter pixels for the sample's class.
 fn items() -> Vec<(Vec<f32>, i64)> {
     let noise = |i: u64, k: u64| (key(&[i, k]) >> 40) as f32 / (1 << 24) as f32;
     let pixel = |i: u64, k: u64| noise(i, k) + if k % 5 == i % 5 { 0.5 } else { 0.0 };
@@ -114,7 +115,7 @@ fn learner(dropout: f64) -> Learner<Net> {
 
 fn learner_of(dropout: f64, is_normed: bool) -> Learner<Net> {
     let device = Device::flex().autodiff();
-    // burn draws weights when they are first used.
+    // burn samples weights on first use.
     let net = Net::new(dropout, is_normed, &device);
     let net = rng::draw_weights(&device, 3, || record::initialise(net));
     let schedule = CosineAnnealingLrSchedulerConfig::new(1e-2, 50).init().unwrap();
@@ -131,14 +132,14 @@ fn training(
         .num_epochs(3)
 }
 
-/// All numbers of a model, as bits.
+/// Returns all values of a model as bits.
 fn bits(model: &Net) -> Vec<u32> {
     #[derive(Default)]
     struct Read(Vec<u32>);
     impl ModuleVisitor for Read {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             let values: Vec<f32> = param.val().into_data().try_to_vec().unwrap();
-            self.0.extend(values.iter().map(|it| it.to_bits()));
+            self.0.extend(values.iter().map(|value| value.to_bits()));
         }
     }
     let mut read = Read::default();
@@ -156,7 +157,7 @@ fn standalone(folder: Option<&Path>) -> Standalone {
     }
 }
 
-/// Which loader a training reads.
+/// Data loaders of a training.
 #[derive(Clone, Copy, Debug)]
 enum Loaders {
     Burns,
@@ -177,7 +178,7 @@ impl Loaders {
     }
 }
 
-/// Trains three epochs; leaves after batch `stop_at`, as after a signal.
+/// Trains three epochs. Stops after batch `stop_at`, as after a signal.
 fn supervised(
     loaders: Loaders,
     folder: Option<&Path>,
@@ -193,7 +194,7 @@ fn supervised(
     (bits(&result.model), outcome)
 }
 
-/// A metric that asks to stop, since a program of burn's has no hooks.
+/// A metric that requests a stop, because a program with burn's loop has no hooks.
 #[derive(Clone)]
 struct StopSigned {
     at: Option<u64>,
@@ -232,7 +233,7 @@ impl Metric for StopSigned {
 }
 
 #[test]
-fn a_plain_program_gets_the_same_bits_from_both_loops() {
+fn both_loops_are_bit_identical() {
     let _guard = alone_on_the_stream();
     let folder = tempfile::tempdir().unwrap();
     let plain = training(folder.path(), (burns(true), burns(false)))
@@ -246,7 +247,7 @@ fn a_plain_program_gets_the_same_bits_from_both_loops() {
 }
 
 #[test]
-fn a_training_that_was_stopped_goes_on_to_the_bits_of_one_that_was_not() {
+fn resumed_training_is_bit_identical() {
     let _guard = alone_on_the_stream();
     for loaders in [Loaders::Burns, Loaders::Ours { workers: 0 }, Loaders::Ours { workers: 3 }] {
         let (straight, outcome) = supervised(loaders, None, None);
@@ -264,14 +265,14 @@ fn a_training_that_was_stopped_goes_on_to_the_bits_of_one_that_was_not() {
 }
 
 #[test]
-fn workers_change_no_result() {
+fn workers_do_not_change_the_model() {
     let _guard = alone_on_the_stream();
     let (none, _) = supervised(Loaders::Ours { workers: 0 }, None, None);
     let (three, _) = supervised(Loaders::Ours { workers: 3 }, None, None);
     assert!(none == three);
 }
 
-/// What ranks that are threads have after two epochs; `global` samples in a batch of all.
+/// Returns the models of ranks in threads after two epochs, with `global` samples per global batch.
 fn ranks(size: usize, is_ours: bool, global: usize, is_normed: bool) -> Vec<Vec<u32>> {
     let train = |rank: crate::ThreadRank| {
         let scratch = tempfile::tempdir().unwrap();
@@ -297,12 +298,12 @@ fn ranks(size: usize, is_ours: bool, global: usize, is_normed: bool) -> Vec<Vec<
         let ranks = crate::ThreadRank::group(size);
         let threads: Vec<_> =
             ranks.into_iter().map(|rank| scope.spawn(move || train(rank))).collect();
-        threads.into_iter().map(|it| it.join().unwrap()).collect()
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
 
 #[test]
-fn ranks_have_equal_bits() {
+fn ranks_are_bit_identical() {
     let _guard = alone_on_the_stream();
     for is_ours in [false, true] {
         let all = ranks(2, is_ours, 16, true);
@@ -310,23 +311,23 @@ fn ranks_have_equal_bits() {
     }
 }
 
-/// Of the last batch, of four samples, one rank has two and the others one.
+/// Of the last batch, with four samples, one rank has two and the others have one.
 #[test]
-fn several_ranks_train_what_one_does() {
+fn three_ranks_train_like_one() {
     let _guard = alone_on_the_stream();
     let one = ranks(1, true, 12, false).swap_remove(0);
     let three = ranks(3, true, 12, false);
     assert!(three[0] == three[1] && three[0] == three[2]);
-    let float = |bits: &[u32]| bits.iter().map(|it| f64::from(f32::from_bits(*it))).collect();
+    let float = |bits: &[u32]| bits.iter().map(|bits| f64::from(f32::from_bits(*bits))).collect();
     let (one, three): (Vec<f64>, Vec<f64>) = (float(&one), float(&three[0]));
-    let squares = |of: &mut dyn Iterator<Item = f64>| -> f64 { of.map(|it| it * it).sum() };
+    let squares = |values: &mut dyn Iterator<Item = f64>| -> f64 { values.map(|x| x * x).sum() };
     let far = squares(&mut one.iter().zip(&three).map(|(a, b)| a - b));
     let far = (far / squares(&mut one.iter().copied())).sqrt();
     assert!(far < 1e-5, "{far}");
 }
 
 #[test]
-fn metrics_are_reported_under_names_that_a_search_can_use() {
+fn metrics_have_searchable_names() {
     let _guard = alone_on_the_stream();
     let (folder, scratch) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let context = standalone(Some(folder.path())).context().unwrap();
@@ -335,7 +336,7 @@ fn metrics_are_reported_under_names_that_a_search_can_use() {
     context.outlet().flush().unwrap();
     let rows = std::fs::read_dir(folder.path().join("trial/metrics")).unwrap();
     let text: String =
-        rows.map(|it| std::fs::read_to_string(it.unwrap().path()).unwrap()).collect();
+        rows.map(|row| std::fs::read_to_string(row.unwrap().path()).unwrap()).collect();
     let rows: Vec<serde_json::Value> =
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     for (group, prefix, num) in
@@ -351,9 +352,9 @@ fn metrics_are_reported_under_names_that_a_search_can_use() {
     }
 }
 
-/// It stops after the third epoch, also where two of them were trained by another process.
+/// Training stops after the third epoch, even if another process trained the first two.
 #[test]
-fn early_stopping_has_seen_what_came_before_a_stop() {
+fn early_stopping_state_survives_a_resume() {
     let _guard = alone_on_the_stream();
     let train = |folder: Option<&Path>, stop_at: Option<u64>| {
         let scratch = tempfile::tempdir().unwrap();
@@ -362,7 +363,7 @@ fn early_stopping_has_seen_what_came_before_a_stop() {
         let never_better = MetricEarlyStoppingStrategy::new(
             &LossMetric::new(),
             Aggregate::Mean,
-            // A loss falls: the first epoch stays the best.
+            // The loss falls, so the first epoch remains the best.
             Direction::Highest,
             Split::Valid,
             StoppingCondition::NoImprovementSince { n_epochs: 2 },
@@ -385,7 +386,7 @@ fn early_stopping_has_seen_what_came_before_a_stop() {
 }
 
 #[test]
-fn gradients_that_burn_adds_up_survive_a_stop() {
+fn accumulated_gradients_survive_a_resume() {
     let _guard = alone_on_the_stream();
     let train = |folder: Option<&Path>, stop_at: Option<u64>, sum: usize| {
         let scratch = tempfile::tempdir().unwrap();
@@ -405,7 +406,7 @@ fn gradients_that_burn_adds_up_survive_a_stop() {
 }
 
 #[test]
-fn data_that_fails_ends_the_program_and_says_why() {
+fn data_error_ends_the_program() {
     struct Broken;
     impl Dataset<(Vec<f32>, i64)> for Broken {
         fn get(&self, index: usize) -> Result<(Vec<f32>, i64), DatasetError> {
@@ -434,14 +435,14 @@ fn data_that_fails_ends_the_program_and_says_why() {
 }
 
 #[test]
-fn what_the_program_itself_interrupts_is_over_and_not_begun_again() {
+fn interrupted_training_is_not_restarted() {
     let _guard = alone_on_the_stream();
     let (scratch, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let train = || {
         let context = standalone(Some(folder.path())).context().unwrap();
         let training = training(scratch.path(), Loaders::Burns.make(&context));
         let interrupter = training.interrupter();
-        let stop = Arc::new(move || interrupter.stop(Some("the loss is no number")));
+        let stop = Arc::new(move || interrupter.stop(Some("the loss is NaN")));
         let stop = StopSigned { at: Some(5), stop };
         let model = context.supervise(training).metric_train(stop).launch(learner(0.0)).model;
         context.learning.outcome(Ok(())).unwrap();
@@ -450,11 +451,11 @@ fn what_the_program_itself_interrupts_is_over_and_not_begun_again() {
     };
     let first = train();
     assert_eq!(first.1, 5);
-    assert!(train() == first, "a second life trains nothing");
+    assert!(train() == first, "the second attempt trains nothing");
 }
 
 #[test]
-fn a_loader_of_ours_is_one_of_burns_to_others() {
+fn our_loader_works_as_a_burn_loader() {
     let _guard = alone_on_the_stream();
     let context = standalone(None).context().unwrap();
     let data = Data::dataset(InMemDataset::new(items()), Pairs).shuffle(false);

@@ -1,4 +1,4 @@
-//! Steps that another training loop takes, which keeps the model, optimizer and schedule.
+//! Steps taken by another training loop, which owns the model, optimizer and schedule.
 
 use std::any::Any;
 
@@ -10,52 +10,52 @@ use burn::tensor::Bytes;
 use super::Optimizers;
 use crate::Result;
 
-/// The state of another loop's optimizer and schedule.
+/// State of another loop's optimizer and schedule.
 pub(crate) type ForeignSnapshot = (OptimizerRecord, LrSchedulerRecord);
 
-/// Another loop's model and what steps it.
+/// Model and optimizer of another loop.
 pub(crate) trait Foreign {
-    /// Takes a step; gives the model after it.
+    /// Takes a step and returns the updated model.
     fn step(&mut self, gradients: GradientsParams) -> Box<dyn Any>;
 
-    /// Takes on a model that came to be by no step.
+    /// Replaces the model by one that was not the result of a step.
     fn adopt(&mut self, model: &dyn Any);
 
-    /// Batches whose gradients are added up, not averaged, before a step.
+    /// Returns the number of batches whose gradients are summed, not averaged, before a step.
     fn sums(&self) -> Option<u32>;
 
-    /// The state now.
+    /// Returns a snapshot of the current state.
     fn snapshot(&self) -> Result<ForeignSnapshot>;
 
-    /// Takes on a saved state; the model comes by [`adopt`](Self::adopt).
+    /// Restores a saved state. [`adopt`](Self::adopt) sets the model.
     fn restore(&mut self, optimizer: Bytes, schedule: Bytes) -> Result<()>;
 }
 
 impl Optimizers {
-    /// What another loop does.
+    /// Creates optimizers that delegate steps to another loop.
     pub(crate) fn foreign(foreign: impl Foreign + 'static) -> Self {
         let aggregate = foreign.sums().unwrap_or(1);
         Self { foreign: Some(Box::new(foreign)), aggregate, ..Self::none() }
     }
 
-    /// Tells another loop of a model that came to be by no step.
+    /// Passes another loop a model that was not the result of a step.
     pub(crate) fn adopt<M: Module + 'static>(&mut self, model: &M) {
         if let Some(foreign) = &mut self.foreign {
             foreign.adopt(model);
         }
     }
 
-    /// Whether a step learns from the sum over batches, whatever the experiment says.
+    /// Returns whether a step uses the sum over batches, regardless of the experiment's settings.
     pub(crate) fn sums_batches(&self) -> bool {
-        self.foreign.as_ref().is_some_and(|it| it.sums().is_some())
+        self.foreign.as_ref().is_some_and(|foreign| foreign.sums().is_some())
     }
 }
 
-/// The model after a step of another loop.
+/// Takes a step of another loop and returns the updated model.
 pub(super) fn stepped<M: 'static>(
     foreign: &mut dyn Foreign,
     gradients: GradientsParams,
 ) -> Result<M> {
     let model = foreign.step(gradients).downcast::<M>();
-    Ok(*model.map_err(|_| "the other loop trains a model of another type")?)
+    Ok(*model.map_err(|_| "the training loop returned a model of another type")?)
 }

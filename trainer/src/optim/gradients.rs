@@ -15,31 +15,33 @@ use crate::collective::Collective;
 use crate::record::{on_host, unreadable};
 use crate::step::{Backward, Metrics, StepOutput};
 
-/// Elements that are added up at once.
+/// Elements that are summed at once.
 const SUM_ELEMENTS: usize = 1 << 20;
 
-/// Gradients added up over samples.
+/// Sum of gradients over samples.
 #[derive(Default)]
 pub(crate) struct GradientSum {
     gradients: GradientsParams,
-    /// For each trained parameter, in the order in which the model is visited, how often it had a
-    /// gradient: one that never had is left alone, not decayed.
+    /// For each trained parameter, in the order of visits to the model, how often it had a
+    /// gradient. A parameter without any is not updated, so weight decay does not apply to it
+    /// either.
     seen: Vec<u32>,
-    /// Samples, or their weights.
+    /// Number of samples, or the sum of their weights.
     count: f64,
 }
 
-/// Where gradients are summed over ranks: kept from step to step, because the system gives new memory slowly.
+/// Buffers for summing gradients over ranks, reused because allocating memory is slow.
 #[derive(Default)]
 pub(crate) struct FlatGradients {
     single: Vec<f32>,
-    /// Gradients of parameters in double precision, unless they are compressed.
+    /// Gradients of double-precision parameters, unless gradients are compressed.
     double: Vec<f64>,
 }
 
 impl GradientSum {
-    /// Runs the backward pass of a batch, or of none where this rank had no sample, and adds it. A
-    /// step learns from a `whole` batch alone: see [`StepOutput::backward`].
+    /// Runs the backward pass of a batch and adds its gradients. `output` is `None` if this rank
+    /// had no sample. If the batch is `whole`, the step learns only from it; see
+    /// [`StepOutput::backward`].
     pub(crate) fn add<M: Module>(
         &mut self,
         model: &M,
@@ -49,7 +51,7 @@ impl GradientSum {
         self.add_of(model, &Selection::default(), output, whole)
     }
 
-    /// As [`add`](Self::add), of these parameters alone.
+    /// Same as [`add`](Self::add), for selected parameters.
     pub(crate) fn add_of<M: Module>(
         &mut self,
         model: &M,
@@ -70,18 +72,19 @@ impl GradientSum {
         metrics
     }
 
-    /// Whether nothing was added.
+    /// Returns whether nothing was added.
     pub(crate) fn is_empty(&self) -> bool {
         self.seen.is_empty()
     }
 
-    /// What this rank adds to the sum over all ranks, but for the gradients.
+    /// Returns this rank's contribution to the sum over all ranks, except the gradients.
     pub(crate) fn tally(&self) -> Tally {
         Tally { seen: self.seen.clone(), count: self.count.to_bits() }
     }
 
-    /// The mean over all ranks, of which each gave `tallies`. One rank has its sum already. Gradients of
-    /// parameters in double precision are summed in double precision, all others in single.
+    /// All-reduces the sum to the mean over all ranks, given their tallies. With one rank, returns
+    /// the sum unchanged. Sums gradients of double-precision parameters in double precision, all
+    /// others in single.
     pub(crate) fn all_reduce<M: Module>(
         mut self,
         model: &M,
@@ -116,8 +119,8 @@ impl GradientSum {
                 };
                 let start = std::mem::replace(at, *at + param.num_elements());
                 if let (Some(mean), true) = (mean, sum.is_seen(index)) {
-                    let mine = mean.clone().slice(start..*at);
-                    param.put_tensor(mine, &mut sum.gradients);
+                    let local = mean.clone().slice(start..*at);
+                    param.put_tensor(local, &mut sum.gradients);
                 }
             });
             return Ok(sum);
@@ -134,10 +137,10 @@ impl GradientSum {
                 ranks.sum_f32(single)?;
                 factor as f32
             }
-            // Means, which half precision has room for.
+            // Send means, because sums may exceed the range of half precision.
             GradientCompression::F16 => {
                 let mut half: Vec<f16> = vec![f16::ZERO; single.len()];
-                single.iter_mut().for_each(|it| *it *= factor as f32);
+                single.iter_mut().for_each(|value| *value *= factor as f32);
                 half.convert_from_f32_slice(single);
                 ranks.sum_f16(&mut half)?;
                 half.convert_to_f32_slice(single);
@@ -145,31 +148,31 @@ impl GradientSum {
             }
             GradientCompression::Bf16 => {
                 let mut half: Vec<bf16> = vec![bf16::ZERO; single.len()];
-                single.iter_mut().for_each(|it| *it *= factor as f32);
+                single.iter_mut().for_each(|value| *value *= factor as f32);
                 half.convert_from_f32_slice(single);
                 ranks.sum_bf16(&mut half)?;
                 half.convert_to_f32_slice(single);
                 1.0
             }
         };
-        // All ranks have the same parameters, so all make this call or none does.
+        // All ranks have the same parameters, so either all of them make this call or none does.
         if !double.is_empty() {
             ranks.sum_f64(double)?;
         }
-        // Divided on the way out, where every number passes anyway.
+        // Divide while copying, which touches every value anyway.
         let (mut single, mut double) = (single.as_slice(), double.as_slice());
         each_trained(model, &mut |index, param| {
             let is_seen = sum.is_seen(index);
             let mean = match is_plain && param.is_double() {
                 true => {
-                    let mine = double.split_off(..param.num_elements()).unwrap_or_default();
-                    let mean = || mine.iter().map(|number| number * factor).collect::<Vec<_>>();
+                    let local = double.split_off(..param.num_elements()).unwrap_or_default();
+                    let mean = || local.iter().map(|number| number * factor).collect::<Vec<_>>();
                     is_seen.then(|| TensorData::new(mean(), param.shape()))
                 }
                 false => {
-                    let mine = single.split_off(..param.num_elements()).unwrap_or_default();
+                    let local = single.split_off(..param.num_elements()).unwrap_or_default();
                     let mean =
-                        || mine.iter().map(|number| number * single_factor).collect::<Vec<_>>();
+                        || local.iter().map(|number| number * single_factor).collect::<Vec<_>>();
                     is_seen.then(|| TensorData::new(mean(), param.shape()))
                 }
             };
@@ -180,7 +183,7 @@ impl GradientSum {
         Ok(sum)
     }
 
-    /// What all ranks have seen, without gradients yet, and what their sum is to be multiplied by.
+    /// Returns the total of the tallies, without gradients, and the factor for their sum.
     fn of_all(tallies: &[Tally]) -> (Self, f64) {
         let mut sum = Self::default();
         for tally in tallies {
@@ -196,12 +199,13 @@ impl GradientSum {
         (sum, factor)
     }
 
-    /// Whether there are gradients, and all are 0.
+    /// Returns whether there are gradients and all are 0.
     fn is_zero<M: Module>(&self, model: &M) -> Result<bool> {
         Ok(!self.is_empty() && self.squares(model)? == 0.0)
     }
 
-    /// The sum of all gradients' squares. A parameter that several modules share counts once.
+    /// Returns the sum of squares of all gradients. A parameter shared by several modules counts
+    /// once.
     fn squares<M: Module>(&self, model: &M) -> Result<f64> {
         let (mut squares, mut counted) = (0.0, BTreeSet::new());
         try_each_trained(model, &mut |_, param| {
@@ -213,19 +217,19 @@ impl GradientSum {
         Ok(squares)
     }
 
-    /// Whether any rank had a gradient of the parameter at this place.
+    /// Returns whether any rank had a gradient for the parameter at this index.
     fn is_seen(&self, index: usize) -> bool {
-        self.seen.get(index).is_some_and(|it| *it > 0)
+        self.seen.get(index).is_some_and(|seen| *seen > 0)
     }
 
-    /// Makes this the mean of all samples times the number of batches: the sum of the batches' means, where these are of
-    /// equal size.
+    /// Turns the mean into a sum: the mean over all samples times the number of batches. For
+    /// batches of equal size, this is the sum of their means.
     pub(crate) fn sum_of(&mut self, batches: u64) {
         self.count /= batches as f64;
     }
 
-    /// Gradients of the mean, scaled so that their norm over all parameters is at most `norm_max`: on
-    /// all `ranks` by as much.
+    /// Returns the mean gradients, clipped to a global norm of at most `norm_max`. All `ranks` use
+    /// the same factor.
     pub(super) fn normalise<M: Module>(
         mut self,
         model: &M,
@@ -234,22 +238,22 @@ impl GradientSum {
     ) -> Result<GradientsParams> {
         let mut factor = 1.0 / self.count;
         if self.count == 0.0 && self.is_zero(model)? {
-            // Samples of no weight, as Keras has it: a step without gradients.
+            // All sample weights are 0. As in Keras, take a step without gradients.
             factor = 0.0;
         } else if self.count.is_nan() || self.count <= 0.0 {
-            return Err(format!(
-                "a step over a count of {}: what `StepOutput::sum` is given as the number of samples, or the sum \
-                 of their weights, must be positive over a batch and all its ranks",
+            let text = format!(
+                "cannot step: the sample count is {}; pass a positive number of samples, or sum of \
+                 weights, to `StepOutput::sum`",
                 self.count
-            )
-            .into());
+            );
+            return Err(text.into());
         }
         if let Some(norm_max) = norm_max {
             let mut squares = self.squares(model)?;
             if ranks.sums_on_device() {
-                // Each process tunes its kernels for itself, and may round otherwise.
-                let mine = squares.to_le_bytes().to_vec();
-                let of_first = ranks.broadcast(mine.into())?;
+                // Each process tunes its kernels separately, so rounding may differ between ranks.
+                let local = squares.to_le_bytes().to_vec();
+                let of_first = ranks.broadcast(local.into())?;
                 squares = of_first.as_ref().try_into().map(f64::from_le_bytes).unwrap_or(f64::NAN);
             }
             let norm = squares.sqrt() * factor;
@@ -264,7 +268,7 @@ impl GradientSum {
         Ok(out)
     }
 
-    /// What a checkpoint keeps of a sum that no step has used yet.
+    /// Returns the state for a checkpoint of a sum that no step has used yet.
     pub(crate) fn pending<M: Module>(&self, model: &M) -> Result<PendingGradients> {
         let mut gradients = vec![];
         try_each_trained(model, &mut |index, param| {
@@ -285,7 +289,7 @@ impl GradientSum {
         self.count += other.count;
     }
 
-    /// Takes on what [`GradientSum::pending`] gave.
+    /// Restores the state that [`GradientSum::pending`] returned.
     pub(crate) fn restore<M: Module>(model: &M, pending: PendingGradients) -> Self {
         let PendingGradients { gradients, seen, count } = pending;
         let mut sum = Self { gradients: GradientsParams::new(), seen, count };
@@ -299,48 +303,48 @@ impl GradientSum {
     }
 }
 
-/// What a rank adds to a sum of gradients, but for these.
+/// A rank's contribution to a sum of gradients, except the gradients.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct Tally {
     seen: Vec<u32>,
-    /// The bits of a count: JSON knows no NaN.
+    /// Count as bits, because JSON cannot represent NaN.
     count: u64,
 }
 
-/// A sum of gradients on the host.
+/// Sum of gradients on the host.
 pub(crate) struct PendingGradients {
-    /// By the parameter's place in the order of visit, which is ascending.
+    /// Gradients by parameter index, in ascending order.
     pub(crate) gradients: Vec<(usize, TensorData)>,
     pub(crate) seen: Vec<u32>,
     pub(crate) count: f64,
 }
 
-/// One trained parameter, whatever its rank.
+/// Trained parameter with a tensor of any rank.
 trait Trained {
     fn id(&self) -> ParamId;
     fn num_elements(&self) -> usize;
     fn shape(&self) -> Vec<usize>;
-    /// Whether the parameter, and so its gradient, is in double precision.
+    /// Returns whether the parameter, and so its gradient, is in double precision.
     fn is_double(&self) -> bool;
-    /// Moves the gradient, times `scale`, into `sum`; says whether there was one.
+    /// Moves the gradient, times `scale`, into `sum`. Returns whether there was one.
     fn add(&mut self, from: &mut GradientsParams, sum: &mut GradientsParams, scale: f64) -> bool;
-    /// Moves the gradient, or as many zeros where there is none, to the end of `flat`.
+    /// Moves the gradient, or zeros if there is none, to the end of `flat`.
     fn take_single(&mut self, from: &mut GradientsParams, flat: &mut Vec<f32>) -> Result<()>;
     /// Same as [`take_single`](Self::take_single) in double precision.
     fn take_double(&mut self, from: &mut GradientsParams, flat: &mut Vec<f64>) -> Result<()>;
-    /// Takes the gradient, or as many zeros where there is none, as a flat tensor of `dtype`.
+    /// Takes the gradient, or zeros if there is none, as a flat tensor of `dtype`.
     fn take_tensor(&mut self, from: &mut GradientsParams, dtype: DType) -> Tensor<1>;
-    /// Makes a flat tensor the gradient.
+    /// Sets the gradient from a flat tensor.
     fn put_tensor(&mut self, flat: Tensor<1>, sum: &mut GradientsParams);
-    /// Makes `data` the gradient.
+    /// Sets the gradient from `data`.
     fn put(&mut self, data: TensorData, sum: &mut GradientsParams);
-    /// The gradient's values.
+    /// Returns the gradient's values.
     fn data(&mut self, from: &GradientsParams) -> Result<Option<TensorData>>;
-    /// The sum of the gradient's squares.
+    /// Returns the sum of the gradient's squares.
     fn squares(&mut self, from: &GradientsParams) -> Result<f64>;
 }
 
-/// Moves a gradient, or zeros where there is none, to the end of `flat`.
+/// Moves a gradient, or zeros if there is none, to the end of `flat`.
 fn take_flat<const D: usize, E: Element>(
     param: &Param<Tensor<D>>,
     from: &mut GradientsParams,
@@ -405,7 +409,7 @@ impl<const D: usize> Trained for &Param<Tensor<D>> {
     }
 
     fn put(&mut self, data: TensorData, sum: &mut GradientsParams) {
-        // Gradients live on the device without autodiff.
+        // Gradients are on the device without autodiff.
         let device = self.lazy_device().without_autodiff();
         let dtype = self.val().dtype();
         sum.register::<D>(self.id, Tensor::from_data(data, (&device, dtype)));
@@ -422,7 +426,7 @@ impl<const D: usize> Trained for &Param<Tensor<D>> {
     }
 }
 
-/// The mean over all ranks of a flat tensor, which stays on its device.
+/// Returns the mean over all ranks of a flat tensor, which stays on its device.
 fn mean_on_device(
     ranks: &dyn Collective,
     flat: Tensor<1>,
@@ -438,8 +442,8 @@ fn mean_on_device(
     Ok(ranks.sum_tensor((flat * factor as f32).cast(half))?.cast(DType::F32))
 }
 
-/// The sum of all elements, the same in every run: burn's CPU backend adds up whole tensors of 4 Mi
-/// elements or more in an order that threads decide.
+/// Returns the sum of all elements, bit-identical in every run. Sums in chunks, because burn's CPU
+/// backend sums tensors of 4 Mi elements or more in an order that depends on its threads.
 fn sum_in_order<const D: usize>(tensor: Tensor<D>) -> Result<f64> {
     let num_elements = tensor.shape().num_elements();
     let flat: Tensor<1> = tensor.reshape([num_elements]);
@@ -448,11 +452,11 @@ fn sum_in_order<const D: usize>(tensor: Tensor<D>) -> Result<f64> {
         flat.clone().slice(start..end).sum()
     };
     let sums = (0..num_elements).step_by(SUM_ELEMENTS).map(chunk).collect();
-    // One transfer, however many there are.
+    // Copy all partial sums to the host at once.
     on_host(Tensor::cat(sums, 0), |sums: &[f64]| sums.iter().sum())
 }
 
-/// What is done with each trained parameter, by its place in the order of visit.
+/// Visitor of trained parameters, called with each parameter's index.
 type TryEachTrained<'a> = dyn FnMut(usize, &mut dyn Trained) -> Result<()> + 'a;
 
 /// Visits the trained parameters, not the buffers, in the order of the model's fields.
@@ -462,10 +466,10 @@ fn each_trained<M: Module>(model: &M, each: &mut dyn FnMut(usize, &mut dyn Train
         Ok(())
     };
     let done = try_each_trained(model, &mut visit);
-    debug_assert!(done.is_ok(), "a visit that cannot fail: {done:?}");
+    debug_assert!(done.is_ok(), "a visit without errors: {done:?}");
 }
 
-/// Same as [`each_trained`], up to the first parameter that fails.
+/// Same as [`each_trained`], but stops at the first error.
 fn try_each_trained<M: Module>(model: &M, each: &mut TryEachTrained) -> Result<()> {
     struct Visit<'a, 'b> {
         each: &'a mut TryEachTrained<'b>,
@@ -493,8 +497,8 @@ mod tests {
 
     use super::*;
 
-    /// Added up at once, in whatever order, the sum would be rounded to a neighbour: single precision
-    /// has no odd numbers beyond 2^24.
+    /// Summed at once, in any order, the total would be rounded: single precision has no odd
+    /// numbers beyond 2^24.
     #[test]
     fn a_large_sum_is_added_up_in_pieces() {
         let mut values = vec![0.0_f32; 8 * SUM_ELEMENTS_IN_TEST];

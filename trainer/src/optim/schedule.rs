@@ -1,17 +1,17 @@
-//! Learning rates by step.
+//! Learning rate schedules.
 
 use std::fmt;
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 
-/// A learning rate: a number, a function of the optimizer's step, or one of burn's schedulers.
+/// Learning rate: a constant, a function of the optimizer step, or a scheduler of burn.
 pub enum Schedule {
-    /// Always the same.
+    /// Constant learning rate.
     Constant(f64),
-    /// By the optimizer's step, from 0: nothing to save.
+    /// Function of the optimizer step, from 0. It has no state to save.
     ByStep(Box<dyn Fn(u64) -> f64 + Send>),
-    /// burn's, whose state is saved. Its first scheduler alone counts: groups of parameters and their rates are said
-    /// by [`Optimizers::group`](crate::Optimizers::group).
+    /// Scheduler of burn, whose state is saved. Only its first scheduler is used: use
+    /// [`Optimizers::group`](crate::Optimizers::group) for groups of parameters.
     Burn(ModuleLrScheduler),
 }
 
@@ -26,7 +26,7 @@ impl fmt::Debug for Schedule {
 }
 
 impl Schedule {
-    /// The rate for step `step`. Each step is asked for once, in order.
+    /// Returns the learning rate for `step`. Must be called once per step, in order.
     pub(super) fn next(&mut self, step: u64) -> f64 {
         match self {
             Self::Constant(rate) => *rate,

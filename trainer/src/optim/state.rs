@@ -1,4 +1,4 @@
-//! The state of all optimizers and schedules, as files of a checkpoint.
+//! State of all optimizers and schedules, as files of a checkpoint.
 
 use std::collections::BTreeMap;
 
@@ -12,28 +12,28 @@ use crate::Result;
 use crate::checkpoint::Parts;
 use crate::record;
 
-/// The file of the optimizers' tensors.
+/// File of the optimizers' tensors.
 const OPTIMIZERS: &str = "optimizers.bpk";
 
-/// The part of the state that is a few numbers.
+/// Scalar part of the state.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub(crate) struct OptimizersState {
     steps: u64,
-    /// Bits of a number.
+    /// Factor of the learning rates, as bits.
     scale: u64,
 }
 
-/// The state at one moment. Its tensors are shared until a step makes new ones.
+/// Snapshot of the state. It shares tensors with the optimizers until a step replaces them.
 pub(crate) enum OptimizersSnapshot {
-    /// Our own.
+    /// State of our own optimizers.
     Own { optimizer: Box<ModuleOptimizer>, schedules: BTreeMap<usize, LrSchedulerRecord> },
-    /// Of another loop, or why there is none.
+    /// State of another loop's optimizer, or why it is unavailable.
     #[cfg(feature = "learner")]
     Foreign(Result<super::foreign::ForeignSnapshot>),
 }
 
 impl Optimizers {
-    /// The state now.
+    /// Returns a snapshot of the current state.
     pub(crate) fn snapshot(&self) -> (OptimizersState, OptimizersSnapshot) {
         let record = |(index, schedule): (usize, &Schedule)| match schedule {
             Schedule::Burn(scheduler) => Some((index, scheduler.to_record())),
@@ -50,7 +50,7 @@ impl Optimizers {
         (state, OptimizersSnapshot::Own { optimizer, schedules })
     }
 
-    /// Takes on a saved state. The model's record comes first: it brings the parameter ids back.
+    /// Restores a saved state. Load the model first, because its record restores the parameter IDs.
     pub(crate) fn restore(mut self, state: &OptimizersState, parts: &Parts) -> Result<Self> {
         (self.steps, self.scale) = (state.steps, f64::from_bits(state.scale));
         #[cfg(feature = "learner")]
@@ -70,7 +70,7 @@ impl Optimizers {
 }
 
 impl OptimizersSnapshot {
-    /// Adds the files.
+    /// Adds the files of this snapshot to `parts`.
     pub(crate) fn write(self, parts: &mut Parts) -> Result<()> {
         let (optimizer, schedules) = match self {
             Self::Own { optimizer, schedules } => (optimizer.to_record(), schedules),
@@ -92,8 +92,9 @@ fn schedule_file(index: usize) -> String {
     format!("schedule-{index}.bpk")
 }
 
-/// A file of a checkpoint, as burn reads it.
+/// Returns a file of a checkpoint in burn's type.
 fn part(parts: &Parts, name: &str) -> Result<BurnBytes> {
-    let bytes = parts.get(name).ok_or_else(|| format!("the checkpoint has no file {name}"))?;
+    let bytes =
+        parts.get(name).ok_or_else(|| format!("file {name} is missing in the checkpoint"))?;
     Ok(record::to_burn(bytes))
 }

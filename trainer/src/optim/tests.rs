@@ -21,7 +21,7 @@ fn model() -> Two {
     crate::record::initialise(Two { used: param(), unused: param() })
 }
 
-/// A loss whose gradient of `used` is `[3, 4]` for each of `samples` samples.
+/// Returns a loss whose gradient of `used` is `[3, 4]` for each of `samples` samples.
 fn output(model: &Two, samples: usize, is_mean: bool) -> Option<StepOutput> {
     let weights = Tensor::<1>::from_data([3.0, 4.0], &model.used.val().device());
     let loss = (model.used.val() * weights).sum();
@@ -39,7 +39,7 @@ fn sgd(rate: f64) -> Optimizers {
     Optimizers::one(SgdConfig::new().init(), rate)
 }
 
-/// The model after a step with this sum.
+/// Returns the model after a step with this sum.
 fn stepped(optimizers: &mut Optimizers, model: Two, sum: GradientSum) -> Result<Two> {
     let gradients = optimizers.normalise(&model, sum, &Alone)?;
     optimizers.step(model, gradients)
@@ -59,7 +59,7 @@ fn sums_and_means_of_any_size_give_the_mean_gradient() {
 }
 
 #[test]
-fn the_norm_over_all_parameters_is_clipped() {
+fn global_norm_is_clipped() {
     let check = |norm_max, expected: [f32; 2]| {
         let (model, mut sum) = (model(), GradientSum::default());
         sum.add(&model, output(&model, 4, false), false);
@@ -71,12 +71,12 @@ fn the_norm_over_all_parameters_is_clipped() {
 }
 
 #[test]
-fn a_step_without_samples_is_an_error() {
+fn step_without_samples_fails() {
     let error = stepped(&mut sgd(0.1), model(), GradientSum::default()).unwrap_err();
-    assert!(error.to_string().starts_with("a step over a count of 0: "), "{error}");
+    assert!(error.to_string().starts_with("cannot step: the sample count is 0; "), "{error}");
 }
 
-/// Two ranks that have the same.
+/// Two ranks with equal values.
 #[derive(Debug)]
 struct Twins {
     on_device: bool,
@@ -101,8 +101,8 @@ impl Collective for Twins {
         Ok(())
     }
 
-    fn gather(&self, mine: bytes::Bytes) -> Result<Vec<bytes::Bytes>> {
-        Ok(vec![mine.clone(), mine])
+    fn gather(&self, local: bytes::Bytes) -> Result<Vec<bytes::Bytes>> {
+        Ok(vec![local.clone(), local])
     }
 
     fn sums_on_device(&self) -> bool {
@@ -111,7 +111,7 @@ impl Collective for Twins {
 }
 
 #[test]
-fn twins_step_as_one_and_leave_alone_what_neither_used() {
+fn equal_ranks_step_like_one_rank() {
     let step = |ranks: &dyn Collective, compression| {
         let (model, mut sum) = (model(), GradientSum::default());
         sum.add(&model, output(&model, 4, true), false);
@@ -131,7 +131,7 @@ fn twins_step_as_one_and_leave_alone_what_neither_used() {
         for compression in
             [GradientCompression::None, GradientCompression::F16, GradientCompression::Bf16]
         {
-            // These numbers have few bits.
+            // These numbers are exact in half precision.
             assert_eq!(step(&twins, compression), alone, "{on_device} {compression:?}");
         }
     }
@@ -157,7 +157,7 @@ fn compressed_gradients_are_rounded_to_their_bits() {
         assert_eq!(mean_of(on_device, GradientCompression::None, fine), fine);
         assert_eq!(mean_of(on_device, GradientCompression::F16, fine), fine);
         assert_eq!(mean_of(on_device, GradientCompression::Bf16, fine), 1.0);
-        // A mean has room where the sum had none: 2 * 40,000 is beyond half precision.
+        // The mean fits, but the sum would not: 2 * 40,000 exceeds half precision.
         let large = mean_of(on_device, GradientCompression::F16, 40_000.0);
         assert_eq!(large, 40_000.0);
         let large = mean_of(on_device, GradientCompression::Bf16, 1e30);
@@ -166,7 +166,7 @@ fn compressed_gradients_are_rounded_to_their_bits() {
 }
 
 #[test]
-fn schedules_ask_each_step_once_from_zero() {
+fn schedules_are_called_once_per_step() {
     let rate = |step: u64| [0.125, 0.25][step as usize];
     let mut optimizers = Optimizers::one(SgdConfig::new().init(), rate);
     let mut model = model();
@@ -179,7 +179,7 @@ fn schedules_ask_each_step_once_from_zero() {
 }
 
 #[test]
-fn a_sum_of_means_moves_as_far_as_its_batches_together() {
+fn sum_of_means_moves_like_separate_batches() {
     let moved = |batches: u64| -> Vec<f32> {
         let (model, mut sum) = (model(), GradientSum::default());
         (0..2).for_each(|_| drop(sum.add(&model, output(&model, 4, true), false)));
@@ -189,8 +189,8 @@ fn a_sum_of_means_moves_as_far_as_its_batches_together() {
         before.iter().zip(after).map(|(before, after)| before - after).collect()
     };
     let (mean, both) = (moved(1), moved(2));
-    assert!(mean.iter().any(|it| *it != 0.0));
-    assert_eq!(both, mean.iter().map(|it| 2.0 * it).collect::<Vec<_>>());
+    assert!(mean.iter().any(|moved| *moved != 0.0));
+    assert_eq!(both, mean.iter().map(|moved| 2.0 * moved).collect::<Vec<_>>());
 }
 
 #[derive(Module, Debug)]
@@ -207,7 +207,7 @@ fn double_gradients_are_summed_in_double() {
     let model =
         Mixed { single: param(DType::F32), double: param(DType::F64), last: param(DType::F32) };
     let model = crate::record::initialise(model);
-    // Single precision rounds it to 1.
+    // Single precision rounds this value to 1.
     let fine = 1.0 + 2.0_f64.powi(-40);
     let output = || {
         let loss = (model.single.val() * 3.0).sum().cast(DType::F64)
@@ -231,17 +231,17 @@ fn double_gradients_are_summed_in_double() {
 }
 
 #[test]
-fn a_shared_parameter_counts_once_in_the_norm() {
+fn shared_parameter_counts_once_in_the_norm() {
     let Two { used, .. } = model();
     let model = Two { unused: used.clone(), used };
     let mut sum = GradientSum::default();
     sum.add(&model, output(&model, 4, false), false);
-    // The gradient is [3, 4], of which the norm is 5.
+    // The gradient is [3, 4], so its norm is 5.
     let model = stepped(&mut sgd(0.25).clip_norm(2.5), model, sum).unwrap();
     assert_eq!(values(&model.used), [0.625, 0.5]);
 }
 
-/// Numbers at an address where none can be read.
+/// Returns tensor data at a misaligned address, which cannot be read.
 fn unreadable() -> TensorData {
     let bytes = bytes::Bytes::from(vec![1_u8; 24]);
     let start = (0..8).find(|start| bytes.slice(*start..).as_ptr().addr() % 4 != 0).unwrap();
@@ -251,7 +251,7 @@ fn unreadable() -> TensorData {
 }
 
 #[test]
-fn an_unreadable_gradient_is_an_error() {
+fn unreadable_gradient_is_an_error() {
     let model = model();
     let pending =
         || PendingGradients { gradients: vec![(0, unreadable())], seen: vec![1, 0], count: 1.0 };

@@ -1,4 +1,4 @@
-//! What drives saves and reports beside the loop.
+//! Background thread for saves and reports.
 
 use std::thread::JoinHandle;
 
@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use crate::Result;
 use crate::error::Infrastructure;
 
-/// A thread that drives what runs beside the loop.
+/// Thread with a runtime for saves and reports, separate from the training loop.
 #[derive(Debug)]
 pub(super) struct Background {
     pub(super) handle: Handle,
@@ -19,13 +19,17 @@ pub(super) struct Background {
 impl Background {
     pub(super) fn start() -> Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|error| Infrastructure(format!("no runtime: {error}")))?;
+        let runtime = runtime.map_err(|error| {
+            Infrastructure(format!("cannot start the background runtime: {error}"))
+        })?;
         let (handle, (end, ended)) = (runtime.handle().clone(), oneshot::channel());
         let thread = std::thread::Builder::new().name("stoker-background".into());
         let thread = thread.spawn(move || {
             let _ = runtime.block_on(ended);
         });
-        let thread = thread.map_err(|error| Infrastructure(format!("no thread: {error}")))?;
+        let thread = thread.map_err(|error| {
+            Infrastructure(format!("cannot start the background thread: {error}"))
+        })?;
         Ok(Self { handle, end: Some(end), thread: Some(thread) })
     }
 }

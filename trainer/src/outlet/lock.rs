@@ -1,4 +1,4 @@
-//! The lock of a folder in which a program trains alone.
+//! Lock on the folder of a program without a runner.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Read as _, Seek as _, Write as _};
@@ -6,14 +6,14 @@ use std::path::Path;
 
 use crate::Result;
 
-/// The file that is locked, below the folder.
+/// Name of the lock file in the folder.
 const LOCK: &str = ".stoker-lock";
 
-/// Locks a folder for this process. The lock ends with the file that is returned.
+/// Locks a folder for this process until the returned file is dropped.
 ///
 /// # Errors
 ///
-/// Another program trains in the folder; the folder cannot be used.
+/// Fails if another program uses the folder, or if the folder is unusable.
 pub(super) fn lock(folder: &Path) -> Result<File> {
     let path = folder.join(LOCK);
     let unusable =
@@ -36,14 +36,14 @@ pub(super) fn lock(folder: &Path) -> Result<File> {
             )
             .into());
         }
-        // Some network file systems have no locks.
+        // Some network file systems do not support locks.
         Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {
             eprintln!("stoker: cannot lock folder {}: {error}", folder.display());
             return Ok(file);
         }
         Err(TryLockError::Error(error)) => return Err(unusable(&error).into()),
     }
-    // For the error of another program. The lock holds without it.
+    // Name this process for the error of another program. The lock does not depend on it.
     let _ = file.set_len(0).and_then(|()| file.rewind());
     let _ = write!(file, "process {}{}", std::process::id(), host());
     Ok(file)

@@ -1,4 +1,4 @@
-//! The folder of a program that trains alone.
+//! Folder of a program without a runner: lock, resume and retention.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ fn alone(folder: &Path) -> Result<Context> {
     Standalone { folder, quiet: true, ..Standalone::default() }.context()
 }
 
-/// Writes a checkpoint of this name; without a metric where there is `None`.
+/// Writes a manifest of a checkpoint with this name, and optionally a metric.
 fn write(folder: &Path, name: &str, metric: Option<f64>) {
     let path = folder.join("trial/checkpoints").join(name);
     std::fs::create_dir_all(&path).unwrap();
@@ -33,7 +33,7 @@ fn write(folder: &Path, name: &str, metric: Option<f64>) {
     std::fs::write(path.join("manifest.json"), text).unwrap();
 }
 
-/// Saves a checkpoint as a loop does.
+/// Saves a checkpoint as a training loop does.
 fn save(context: &Context, batches: u64, metric: Option<f64>) {
     let mut outlet = context.outlet();
     outlet.save(batches, metric, Box::new(|| Ok(Parts::new()))).unwrap();
@@ -67,9 +67,12 @@ fn a_start_reads_only_the_newest_manifests() {
     let all: Vec<String> = (1..=40).map(|batches| layout::checkpoint_name(batches, 0)).collect();
     all.iter().for_each(|name| write(folder.path(), name, None));
     let context = alone(folder.path()).unwrap();
-    let found: Vec<_> = context.outlet().resume_from().iter().map(|it| it.name.clone()).collect();
+    let outlet = context.outlet();
+    let names: Vec<_> =
+        outlet.resume_from().iter().map(|checkpoint| checkpoint.name.clone()).collect();
+    drop(outlet);
     let newest: Vec<_> = all.iter().rev().take(RESUME_FROM_MAX).cloned().collect();
-    assert_eq!(found, newest);
+    assert_eq!(names, newest);
     assert_eq!(context.config.attempt, 1);
 }
 
@@ -89,10 +92,10 @@ fn the_folder_keeps_the_latest_and_best_checkpoints() {
     for batches in 3..=6 {
         save(&context, batches, Some(0.75));
     }
-    // The best, and the latest three to fall back to.
+    // The best checkpoint, and the latest three as fallbacks.
     expect(&[(2, 0), (4, 0), (5, 0), (6, 0)]);
     drop(context);
-    // A save that was interrupted.
+    // An interrupted save.
     let partial = folder.path().join("trial/checkpoints/000000000007-0");
     std::fs::create_dir(&partial).unwrap();
     std::fs::write(partial.join("model.bpk"), "x").unwrap();

@@ -1,4 +1,4 @@
-//! Checkpoints of any files.
+//! Uploads, restores, downloads and deletes checkpoints of arbitrary files.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,28 +21,35 @@ use crate::collective::{Doing, exchange};
 use crate::error::PeerFailed;
 
 impl Session<'_> {
-    /// Makes a checkpoint of the files in `folder` and below it, and gives its name, which is the same on
-    /// all ranks. It is whole once this returns: its manifest is written last, after the metrics that were
-    /// reported until now. The runner keeps the latest and the best, as those of `fit`. Where the program
-    /// keeps no checkpoints, it says so and stores nothing; where the last checkpoint is of these batches, it
-    /// is given again.
+    /// Stores the files in `folder` and its subfolders as a checkpoint, and returns its name, the
+    /// same on all ranks.
     ///
-    /// Collective where it is [`sharded`](Upload::sharded); else ranks other than 0 store nothing and do
-    /// not wait.
+    /// The checkpoint is complete when this returns: its manifest is written last, after all
+    /// metrics reported so far. The runner retains the latest and best checkpoints, as with `fit`.
+    /// If the program has no storage, this prints a message and stores nothing. If the last
+    /// checkpoint was at the same batch, this stores nothing and returns that checkpoint's name.
+    ///
+    /// Collective if [`sharded`](Upload::sharded). Otherwise, ranks other than 0 store nothing and
+    /// do not wait.
     ///
     /// # Errors
     ///
-    /// The program trains by `fit` or `training`, whose checkpoints are their own; a file cannot be read, or is named `manifest.json`; ranks' shares do not fit together, with every conflict; the storage failed.
+    /// Fails in these cases:
+    ///
+    /// - The program trains with `fit` or `training`, which save their own checkpoints.
+    /// - A file cannot be read, or is named `manifest.json`.
+    /// - The ranks' shares conflict; the error lists every conflict.
+    /// - The storage fails.
     pub fn upload(&self, folder: impl AsRef<Path>, upload: Upload) -> Result<String> {
         let (context, folder) = (self.context, folder.as_ref());
         if context.outlet().has_loop {
-            let text = "checkpoints of a program that trains by `fit` or `training` are those of its loop, \
-                        which a restart goes on from: add files to them by `Callback::on_checkpoint`";
+            let text = "cannot upload a checkpoint: `fit` and `training` save their own; add files \
+                        to those with `Callback::on_checkpoint`";
             return Err(text.into());
         }
         let name = checkpoint_name(upload.batches, context.config.attempt);
         let Some((rt, place)) = context.outlet().place() else {
-            let text = format!("checkpoint {name} is not kept: this program was given no folder");
+            let text = format!("checkpoint {name} is not stored: the program has no folder");
             context.outlet().terminal.say(&text);
             return Ok(name);
         };
@@ -50,8 +57,8 @@ impl Session<'_> {
         if ranks.rank() > 0 && !upload.is_sharded {
             return Ok(name);
         }
-        // Asked to leave where a checkpoint has just been made: there is nothing to add.
-        let stored = context.outlet().last_saved().filter(|it| it.name == name);
+        // On a stop right after a checkpoint, the program stores again; there is nothing to add.
+        let stored = context.outlet().last_saved().filter(|saved| saved.name == name);
         let stored = match upload.is_sharded {
             true => exchange(ranks.collective(), "upload", stored)?.swap_remove(0),
             false => stored,
@@ -69,12 +76,12 @@ impl Session<'_> {
         done.map(|()| name)
     }
 
-    /// Has `write` fill an empty folder, of which a checkpoint is made as by [`upload`](Self::upload).
-    /// Ranks that give nothing do not write.
+    /// Calls `write` to fill an empty folder, and makes a checkpoint of it like
+    /// [`upload`](Self::upload). Does not call `write` on ranks that contribute nothing.
     ///
     /// # Errors
     ///
-    /// As [`upload`](Self::upload), and what `write` fails with.
+    /// Same as [`upload`](Self::upload), plus errors of `write`.
     pub fn store_path(
         &self,
         upload: Upload,
@@ -87,14 +94,16 @@ impl Session<'_> {
         self.upload(&folder.0, upload)
     }
 
-    /// Has `read` read the latest whole checkpoint of this program from a folder that is gone afterwards;
-    /// `None` where there is none. The same checkpoint on all ranks; those of a machine share the folder.
-    /// Call it once, before anything is reported: what was reported after that checkpoint is reported
-    /// again. Collective.
+    /// Calls `read` with a temporary folder that holds the program's latest complete checkpoint.
+    /// Returns `None` if there is none. All ranks get the same checkpoint, and ranks on the same
+    /// machine share the folder.
+    ///
+    /// Call this once, before reporting anything. Metrics of later batches are then reported again.
+    /// Collective.
     ///
     /// # Errors
     ///
-    /// The storage failed; another rank fails; what `read` fails with.
+    /// Fails if the storage, another rank or `read` fails.
     pub fn restore_path<T>(
         &self,
         read: impl FnOnce(&Path, &Saved) -> Result<T>,
@@ -113,18 +122,18 @@ impl Session<'_> {
             return Ok(None);
         };
         let wanted = CheckpointRef { name, manifest_sha256: sha256 };
-        let mut told = Ok(None);
+        let mut manifest = Ok(None);
         if ranks.local_rank() == 0 {
-            told = self.local_folder(&rt, &place, &wanted, &mut folder).map(Some);
+            manifest = self.local_folder(&rt, &place, &wanted, &mut folder).map(Some);
         }
-        let (path, manifest) = self.of_first(told)?;
+        let (path, manifest) = self.of_first(manifest)?;
         ranks.tick(Doing::Train);
         let state = read(Path::new(&path), &Saved::from(&manifest))?;
-        // The folder goes when all have read it.
+        // Keep the folder until all ranks of this machine have read it.
         ranks.gather_local(())?;
         let mut outlet = context.outlet();
         outlet.batches = manifest.batches;
-        let metric = manifest.metric.as_ref().and_then(|it| stoker_api::number::parse(it));
+        let metric = manifest.metric.as_ref().and_then(|metric| stoker_api::number::parse(metric));
         let searched = context.config.metric.clone();
         outlet.restored_validation =
             metric.map(|metric| (manifest.batches, [(searched, metric)].into()));
@@ -132,20 +141,21 @@ impl Session<'_> {
         Ok(Some(state))
     }
 
-    /// What the first rank of this machine did, on all of them.
+    /// Returns the result of this machine's first rank on all of its ranks.
     fn of_first<T: Clone + Serialize + DeserializeOwned>(
         &self,
-        mine: Result<Option<T>>,
+        local: Result<Option<T>>,
     ) -> Result<T> {
-        let told = mine.as_ref().map_err(ToString::to_string).cloned();
-        let told = self.context.distributed().broadcast_local(told)?;
-        mine?;
+        let shared = local.as_ref().map_err(ToString::to_string).cloned();
+        let shared = self.context.distributed().broadcast_local(shared)?;
+        local?;
         let first = "the first rank of this machine";
-        let done = told.map_err(|why| PeerFailed(format!("{first}: {why}")))?;
-        Ok(done.ok_or_else(|| format!("{first} did nothing"))?)
+        let done = shared.map_err(|why| PeerFailed(format!("{first}: {why}")))?;
+        Ok(done.ok_or_else(|| format!("{first} returned nothing"))?)
     }
 
-    /// The first checkpoint that is whole, in a folder, by its name and the SHA-256 of its manifest.
+    /// Downloads the first complete checkpoint and returns its name and the SHA-256 of its
+    /// manifest.
     fn choose(
         &self,
         rt: &Handle,
@@ -184,7 +194,7 @@ impl Session<'_> {
         Ok(chosen.map(|(wanted, _)| (wanted.name, wanted.manifest_sha256)))
     }
 
-    /// The checkpoint in a folder of this machine.
+    /// Returns the path of the local copy of a checkpoint, which it downloads if necessary.
     fn local_folder(
         &self,
         rt: &Handle,
@@ -196,12 +206,12 @@ impl Session<'_> {
         if !has_folder {
             *into = Some(Temporary::new()?);
         }
-        let folder = into.as_ref().map(|it| it.0.clone()).unwrap_or_default();
+        let folder = into.as_ref().map(|temporary| temporary.0.clone()).unwrap_or_default();
         let manifest = match has_folder {
             true => self.manifest(rt, place, wanted)?,
             false => fetch(rt, place, wanted, &folder)?,
         };
-        let path = folder.to_str().ok_or("the folder for temporary files has no name in UTF-8")?;
+        let path = folder.to_str().ok_or("the path of the temporary folder is not valid UTF-8")?;
         Ok((path.to_owned(), manifest))
     }
 
@@ -210,13 +220,13 @@ impl Session<'_> {
         Ok(wait(rt, &wanted.name.clone(), async move { place.manifest(&wanted).await })?)
     }
 
-    /// Writes a checkpoint's files, and its manifest, into `folder`, which is made if there is none: a
-    /// folder as [`CheckpointSource::folder`] takes it, if nothing was left out.
+    /// Writes a checkpoint's files and its manifest into `folder`, which is created if missing. If
+    /// no file was left out, [`CheckpointSource::folder`] accepts the result.
     ///
     /// # Errors
     ///
-    /// There is no such checkpoint, or it is not whole; the folder cannot be written. Where ranks share
-    /// it: they name other folders.
+    /// Fails if the checkpoint is missing or incomplete, if the folder cannot be written, or if
+    /// ranks that share a download name different folders.
     pub fn download(&self, from: impl Into<Download>, folder: impl AsRef<Path>) -> Result<Saved> {
         let (Download { from, is_shared, select }, folder) = (from.into(), folder.as_ref());
         let ranks = self.context.distributed();
@@ -227,45 +237,46 @@ impl Session<'_> {
         ranks.tick(Doing::Wait);
         let path = folder.to_string_lossy().into_owned();
         let folders = ranks.allgather_local(path)?;
-        if let Some(other) = folders.iter().find(|it| **it != folders[0]) {
+        if let Some(other) = folders.iter().find(|folder| **folder != folders[0]) {
             let text = format!(
-                "the ranks of this machine share a download, but name {} and {other}: name one folder, \
-                 or let it be `unshared`",
+                "the ranks of this machine share a download, but name {} and {other}: use one \
+                 folder or `Download::unshared`",
                 folders[0]
             );
             return Err(text.into());
         }
-        let mut told = Ok(None);
+        let mut manifest = Ok(None);
         if ranks.local_rank() == 0 {
-            told = fetch().map(Some);
+            manifest = fetch().map(Some);
         }
-        let manifest: Manifest = self.of_first(told)?;
+        let manifest: Manifest = self.of_first(manifest)?;
         ranks.tick(Doing::Train);
         Ok(Saved::from(&manifest))
     }
 
-    /// What is known of a checkpoint, without its files.
+    /// Returns a checkpoint's metadata without downloading its files.
     ///
     /// # Errors
     ///
-    /// There is no such checkpoint.
+    /// Fails if the checkpoint does not exist.
     pub fn metadata(&self, of: impl Into<CheckpointSource>) -> Result<Saved> {
         Ok(Saved::from(&of.into().read_manifest(&self.context.config.storage)?))
     }
 
-    /// A checkpoint of this program by its name, as [`upload`](Self::upload) gave it.
+    /// Returns a checkpoint of this program by the name that [`upload`](Self::upload) returned.
     pub fn checkpoint(&self, name: &str) -> CheckpointSource {
         let storage = &self.context.config.storage;
         let source = CheckpointSource::stored(&storage.url, &storage.trial_path).named(name);
         storage.endpoint.iter().fold(source, |source, endpoint| source.endpoint(endpoint))
     }
 
-    /// Deletes a checkpoint of this program, which must not be its latest: that is what it goes on from.
-    /// A runner's record names it until the experiment's own clean-up. Ranks other than 0 do nothing.
+    /// Deletes a checkpoint of this program. The latest cannot be deleted, because a restart
+    /// resumes from it. The runner's record lists a deleted checkpoint until the experiment's final
+    /// cleanup. Ranks other than 0 do nothing.
     ///
     /// # Errors
     ///
-    /// It is the latest; there is none of this name; the storage failed.
+    /// Fails if the checkpoint is the latest or does not exist, or if the storage fails.
     pub fn delete(&self, name: &str) -> Result<()> {
         let context = self.context;
         let Some((rt, place)) = context.outlet().place() else { return Ok(()) };
@@ -274,7 +285,9 @@ impl Session<'_> {
         }
         let latest = context.outlet().latest();
         if latest.as_deref() == Some(name) {
-            let text = format!("checkpoint {name} is the latest, which a restart goes on from");
+            let text = format!(
+                "cannot delete checkpoint {name}: it is the latest, from which a restart resumes"
+            );
             return Err(text.into());
         }
         let (owned, named) = (place.clone(), name.to_owned());
@@ -289,11 +302,11 @@ impl Session<'_> {
         })?;
         match deleted {
             true => Ok(()),
-            false => Err(format!("there is no checkpoint {name} in {}", place.trial_path).into()),
+            false => Err(format!("checkpoint {name} not found in {}", place.trial_path).into()),
         }
     }
 
-    /// Stores what this rank has, and makes it a checkpoint.
+    /// Stores this rank's files and makes them a checkpoint.
     fn store_all(&self, transfer: &Transfer<'_>, folder: &Path, upload: Upload) -> Result<()> {
         transfer.check_new()?;
         let files = listed(folder, &upload.select)?;
@@ -305,7 +318,7 @@ impl Session<'_> {
         committed
     }
 
-    /// Stores this rank's share; rank 0 makes all of them a checkpoint once all are stored.
+    /// Stores this rank's share. When all shares are stored, rank 0 writes the manifest.
     fn store_shares(&self, transfer: &Transfer<'_>, folder: &Path, upload: Upload) -> Result<()> {
         let ranks = self.context.distributed();
         let own = (|| -> Result<_> {
@@ -326,20 +339,20 @@ impl Session<'_> {
         let shares = settle(ranks, "upload", share)?;
         let merged = merge(&shares)
             .map_err(|why| format!("checkpoint {}: ranks disagree: {why}", transfer.name))?;
-        let mine = |name: &String| merged.owners.get(name) == Some(&ranks.rank());
-        let stored = transfer.store(files.iter().filter(|(name, _)| mine(name)));
+        let is_owned = |name: &String| merged.owners.get(name) == Some(&ranks.rank());
+        let stored = transfer.store(files.iter().filter(|(name, _)| is_owned(name)));
         let stored = stored.and_then(|stored| {
             let is_same =
                 |(name, entry): (&String, &FileEntry)| shares[ranks.rank()].files[name] == *entry;
             match stored.iter().all(is_same) {
                 true => Ok(stored),
-                false => Err("its files change while they are stored".into()),
+                false => Err("the files changed during the upload".into()),
             }
         });
         let stored = settle(ranks, "stored", stored);
         let is_lead = ranks.rank() == 0;
         if let Err(error) = stored {
-            // All ranks know of it.
+            // All ranks get this error, so rank 0 cleans up for all.
             if is_lead {
                 transfer.forget(merged.owners.into_keys());
             }

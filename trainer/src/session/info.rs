@@ -1,49 +1,49 @@
-//! Where a program runs.
+//! Information about the process and its cluster.
 
 use serde::Serialize;
 
 use super::Session;
 
-/// Where a program runs, and as what. Hyperparameters, seeds and data are the
-/// [`Context`](crate::Context)'s.
+/// Information about the process, its trial and its cluster. Hyperparameters, seeds and data are in
+/// the [`Context`](crate::Context).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct ClusterInfo {
-    /// Whether a runner started it: an operator or `stoker run`.
+    /// Whether a runner started this program: an operator or `stoker run`.
     pub has_runner: bool,
-    /// The experiment's name; `alone` for a program that runs alone.
+    /// Name of the experiment, or `alone` without a runner.
     pub experiment: String,
-    /// The experiment's unique id.
+    /// Unique ID of the experiment, or `alone` without a runner.
     pub experiment_id: String,
-    /// The trial's index.
+    /// Index of the trial in its experiment.
     pub trial: u32,
-    /// The life of the trial that this is, from 0.
+    /// Attempt number, from 0.
     pub attempt: u32,
-    /// This rank, and how many there are.
+    /// Rank of this process.
     pub rank: usize,
-    /// Ranks in all.
+    /// World size.
     pub size: usize,
-    /// This rank among those of its pod.
+    /// Rank of this process within its pod.
     pub local_rank: usize,
-    /// Ranks of this pod.
+    /// Number of ranks in this pod.
     pub local_size: usize,
-    /// This rank's pod among the pods.
+    /// Index of this pod.
     pub pod_index: usize,
-    /// Pods in all.
+    /// Number of pods.
     pub num_pods: usize,
-    /// The machine's name: in a cluster the pod's.
+    /// Host name; in a cluster, the name of the pod.
     pub host: String,
-    /// The root of the storage; none where the program keeps nothing.
+    /// Root of the storage; `None` if the program stores nothing.
     pub storage_url: Option<String>,
-    /// The trial's folder below it.
+    /// Folder of the trial below the root of the storage.
     pub trial_path: String,
-    /// The checkpoint that a restart would go on from.
+    /// Checkpoint from which a restart would resume.
     pub latest_checkpoint: Option<String>,
 }
 
 impl Session<'_> {
-    /// Where this program runs, and as what.
+    /// Returns information about the process, its trial and its cluster.
     pub fn info(&self) -> ClusterInfo {
         let (config, ranks) = (&self.context.config, self.context.distributed());
         let outlet = self.context.outlet();
@@ -61,7 +61,7 @@ impl Session<'_> {
             pod_index: ranks.cross_rank(),
             num_pods: ranks.cross_size(),
             host,
-            storage_url: Some(config.storage.url.clone()).filter(|it| !it.is_empty()),
+            storage_url: Some(config.storage.url.clone()).filter(|url| !url.is_empty()),
             trial_path: config.storage.trial_path.clone(),
             latest_checkpoint: outlet.latest(),
         }

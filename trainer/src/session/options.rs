@@ -1,4 +1,4 @@
-//! What to put into a checkpoint, what to fetch of one, and what is known of it.
+//! Options for uploading and downloading checkpoints, and checkpoint metadata.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,10 +8,10 @@ use stoker_api::contract::{FileEntry, Manifest};
 
 use crate::checkpoint::CheckpointSource;
 
-/// Whether a file belongs to it, by its name in the checkpoint.
+/// Selects files by their names in the checkpoint.
 pub(super) type Select = Box<dyn Fn(&str) -> bool>;
 
-/// What a checkpoint is to hold, beside files.
+/// Options of a checkpoint upload.
 pub struct Upload {
     pub(super) batches: u64,
     pub(super) metadata: BTreeMap<String, Value>,
@@ -30,33 +30,34 @@ impl fmt::Debug for Upload {
 }
 
 impl Upload {
-    /// After so many global batches. An attempt makes one checkpoint at a batch.
+    /// A checkpoint after `batches` global batches. Each attempt makes at most one checkpoint per
+    /// batch.
     pub fn at(batches: u64) -> Self {
         Self { batches, metadata: BTreeMap::new(), is_sharded: false, select: Box::new(|_| true) }
     }
 
-    /// Adds a value to what [`Session::metadata`](super::Session::metadata) gives.
+    /// Adds a metadata value, which [`Session::metadata`](super::Session::metadata) returns.
     #[must_use]
     pub fn metadata(mut self, key: &str, value: impl Into<Value>) -> Self {
         self.metadata.insert(key.into(), value.into());
         self
     }
 
-    /// Every rank gives a share, not rank 0 alone: the checkpoint has all their files and metadata. What
-    /// several ranks give must be the same.
+    /// Makes every rank contribute files and metadata, not only rank 0. Files and values that
+    /// several ranks contribute must be equal.
     #[must_use]
     pub fn sharded(self) -> Self {
         Self { is_sharded: true, ..self }
     }
 
-    /// Only files for whose name, such as `layers/0.bin`, this is true.
+    /// Uploads only files for which `select` returns true, given a name such as `layers/0.bin`.
     #[must_use]
     pub fn select(self, select: impl Fn(&str) -> bool + 'static) -> Self {
         Self { select: Box::new(select), ..self }
     }
 }
 
-/// Which checkpoint to fetch, and what of it.
+/// Which checkpoint to download, and which of its files.
 pub struct Download {
     pub(super) from: CheckpointSource,
     pub(super) is_shared: bool,
@@ -79,33 +80,34 @@ impl<T: Into<CheckpointSource>> From<T> for Download {
 }
 
 impl Download {
-    /// All of it, once for all ranks of a machine, which name the same folder: collective over them.
+    /// Downloads all files, once for all ranks of a machine. These ranks must name the same folder;
+    /// the call is collective over them.
     pub fn new(from: impl Into<CheckpointSource>) -> Self {
         Self { from: from.into(), is_shared: true, select: Box::new(|_| true) }
     }
 
-    /// Each rank fetches for itself, whatever others do.
+    /// Makes each rank download independently.
     #[must_use]
     pub fn unshared(self) -> Self {
         Self { is_shared: false, ..self }
     }
 
-    /// Only files for whose name this is true.
+    /// Downloads only files for which `select` returns true, given the file's name.
     #[must_use]
     pub fn select(self, select: impl Fn(&str) -> bool + 'static) -> Self {
         Self { select: Box::new(select), ..self }
     }
 }
 
-/// What is known of a checkpoint.
+/// Metadata of a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Saved {
-    /// Global batches trained.
+    /// Global batches trained at the checkpoint.
     pub batches: u64,
-    /// What the program added.
+    /// Values that the program added.
     pub metadata: BTreeMap<String, Value>,
-    /// Its files, with their sizes in bytes.
+    /// The checkpoint's files, with their sizes in bytes.
     pub files: BTreeMap<String, u64>,
 }
 

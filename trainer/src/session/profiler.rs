@@ -1,4 +1,4 @@
-//! What a process takes of its machine, sampled while it trains.
+//! Profiler: samples the resource usage of this process and its machine during training.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -13,21 +13,21 @@ use crate::context::Context;
 use crate::metrics::MetricsWriter;
 use crate::{Error, Result};
 
-/// The shortest time between two samples.
+/// Minimum time between two samples.
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
-/// How long the end of a profiler waits for its last samples, in each of two forms.
+/// How long a dropped profiler waits for each of its two last writes: JSON lines and event file.
 const FLUSH_MAX: Duration = Duration::from_secs(2);
-/// How long the end of a profiler waits for its thread.
+/// How long a dropped profiler waits for its thread.
 const END_MAX: Duration = Duration::from_secs(6);
-/// Bytes of a page, as the system counts memory.
+/// Size of a page, the unit of `/proc/self/statm`.
 const PAGE_BYTES: u64 = 4096;
-/// Ticks of the system's clock in a second, by which it counts time on a CPU.
+/// Clock ticks per second, the unit of CPU time in `/proc`.
 const TICKS_PER_SECOND: f64 = 100.0;
-/// Bytes.
+/// Bytes per mebibyte.
 const MEBIBYTE: f64 = (1 << 20) as f64;
 
-/// Samples while it lives; the last samples are stored when it goes.
-#[must_use = "a profiler that is dropped at once samples nothing"]
+/// Samples until dropped. Dropping it stores the last samples.
+#[must_use = "a profiler that is dropped at once takes no samples"]
 #[derive(Debug)]
 pub struct Profiler {
     end: Option<Sender<()>>,
@@ -35,24 +35,27 @@ pub struct Profiler {
 }
 
 impl Session<'_> {
-    /// Samples what this process and its machine do, every `interval`, of at least 0.1 s, until the
-    /// profiler that it gives is dropped:
+    /// Samples this process and its machine every `interval`, at least 0.1 s, until the returned
+    /// profiler is dropped:
     ///
-    /// - `cpu_percent`: of one core, by this process; 200: two cores
-    /// - `memory_mib`: held by this process
-    /// - `read_mib_per_s`, `written_mib_per_s`: of disks, by this process
-    /// - `step_seconds`: the median of the last steps; `data_wait_percent`: the part of the time in which
-    ///   the loop waited for data. Of [`fit`](Context::fit) and [`training`](Context::training) alone.
-    /// - on the first rank of a machine: `machine_cpu_percent` of all cores, `machine_memory_percent`,
-    ///   `received_mib_per_s`, `sent_mib_per_s` over its network; of each GPU that `nvidia-smi` shows,
-    ///   `gpu0_percent` and `gpu0_memory_mib`
+    /// - `cpu_percent`: CPU usage of this process, in percent of one core; 200 means two cores
+    /// - `memory_mib`: memory held by this process
+    /// - `read_mib_per_s`, `written_mib_per_s`: disk throughput of this process
+    /// - `step_seconds`: median duration of the last steps; `data_wait_percent`: share of the time
+    ///   that the loop waited for data. Only with [`fit`](Context::fit) and
+    ///   [`training`](Context::training).
+    /// - on the first rank of a machine: `machine_cpu_percent` of all cores,
+    ///   `machine_memory_percent`, and network throughput as `received_mib_per_s` and
+    ///   `sent_mib_per_s`; for each GPU that `nvidia-smi` lists, `gpu0_percent` and
+    ///   `gpu0_memory_mib`
     ///
-    /// Each rank writes rows of its own, group `profiler`, beside the trial's metrics: JSON lines in
-    /// `profiler/`, and a run `profiler-rank-N` for TensorBoard. Without storage it samples nothing.
+    /// Each rank writes its own rows in the group `profiler`, in addition to the trial's metrics:
+    /// JSON lines in `profiler/`, and a TensorBoard run `profiler-rank-N`. Without storage, the
+    /// profiler takes no samples.
     ///
     /// # Errors
     ///
-    /// The system lets nobody start a thread.
+    /// Fails if the system cannot start a thread.
     pub fn profile(&self, interval: Duration) -> Result<Profiler> {
         let interval = interval.max(INTERVAL_MIN);
         let ranks = self.context.distributed();
@@ -72,12 +75,12 @@ impl Session<'_> {
             }
             sample(&context, &mut sampler, &mut writer);
             for stored in writer.flushing() {
-                // A storage that is away must not hold the program's end up.
+                // Do not let an unavailable storage delay the end of the program.
                 let _ = rt.block_on(async { tokio::time::timeout(FLUSH_MAX, stored.wait()).await });
             }
         });
-        let thread =
-            thread.map_err(|error| Error::from(format!("no thread to profile: {error}")))?;
+        let thread = thread
+            .map_err(|error| Error::from(format!("cannot start the profiler thread: {error}")))?;
         Ok(Profiler { end: Some(end), thread: Some(thread) })
     }
 }
@@ -87,7 +90,7 @@ impl Drop for Profiler {
         drop(self.end.take());
         let end = Instant::now() + END_MAX;
         let Some(thread) = self.thread.take() else { return };
-        // A GPU's driver that hangs has `nvidia-smi` hang: it is left to itself.
+        // If a GPU driver hangs, `nvidia-smi` hangs too. Abandon the thread then.
         while !thread.is_finished() && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -97,20 +100,20 @@ impl Drop for Profiler {
     }
 }
 
-/// What cannot be stored is missing in a picture: no reason to end a training.
+/// Writes one sample. Ignores errors: a missing sample is no reason to end a training.
 fn sample(context: &Context, sampler: &mut Sampler, writer: &mut MetricsWriter) {
     let batches = context.outlet().batches;
     let _ = writer.row("profiler", batches, 0, &sampler.sample());
 }
 
-/// Counters of the system, which only grow.
+/// System counters, which only grow.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Counters {
-    /// Seconds on a CPU, of this process.
+    /// CPU seconds of this process.
     cpu: f64,
     read: u64,
     written: u64,
-    /// Ticks of all cores of the machine: those at work, and all.
+    /// CPU ticks of all cores of the machine: busy, and in total.
     machine_busy: u64,
     machine_all: u64,
     received: u64,
@@ -151,7 +154,7 @@ impl Sampler {
         if self.has_gpus {
             match gpus() {
                 Some(table) => metrics.extend(gpu_metrics(&table)),
-                // There are none, or nobody to ask.
+                // No GPUs, or no `nvidia-smi`.
                 None => self.has_gpus = false,
             }
         }
@@ -178,7 +181,7 @@ impl Counters {
     }
 }
 
-/// What was done between two looks.
+/// Returns the metrics between two counter readings.
 fn rates(before: &Counters, now: &Counters, seconds: f64, is_first: bool) -> BTreeMap<String, f64> {
     let seconds = seconds.max(1e-3);
     let mib_per_s = |before: u64, now: u64| now.saturating_sub(before) as f64 / MEBIBYTE / seconds;
@@ -207,35 +210,36 @@ fn second_number(text: &str) -> Option<u64> {
     text.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// The number behind a name at the start of a line.
+/// Returns the number after a name at the start of a line.
 fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())
 }
 
-/// Ticks on a CPU, of `/proc/self/stat`: user's and system's. The name in it may have spaces.
+/// Returns user and system CPU ticks from `/proc/self/stat`. The process name may contain spaces.
 fn process_ticks(stat: &str) -> Option<u64> {
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
     Some(number(11)? + number(12)?)
 }
 
-/// Ticks of all cores, of the first line of `/proc/stat`: at work, and all.
+/// Returns busy and total ticks of all cores from the first line of `/proc/stat`.
 fn machine_ticks(stat: &str) -> Option<(u64, u64)> {
     let line = stat.lines().next()?.strip_prefix("cpu ")?;
-    let ticks: Vec<u64> = line.split_whitespace().filter_map(|it| it.parse().ok()).collect();
-    // A guest's time is in the user's already.
+    let ticks: Vec<u64> =
+        line.split_whitespace().filter_map(|number| number.parse().ok()).collect();
+    // User time already includes guest time.
     let all: u64 = ticks.iter().take(8).sum();
     let idle = ticks.get(3)? + ticks.get(4)?;
     Some((all - idle, all))
 }
 
-/// Bytes received and sent, of all devices in `/proc/net/dev` but the machine's own loop.
+/// Returns bytes received and sent on all devices in `/proc/net/dev` except the loopback.
 fn network_bytes(table: &str) -> (u64, u64) {
     let (mut received, mut sent) = (0, 0);
     for line in table.lines() {
         let Some((device, numbers)) = line.split_once(':') else { continue };
         let numbers: Vec<u64> =
-            numbers.split_whitespace().filter_map(|it| it.parse().ok()).collect();
+            numbers.split_whitespace().filter_map(|number| number.parse().ok()).collect();
         if device.trim() != "lo" && numbers.len() >= 9 {
             received += numbers[0];
             sent += numbers[8];
@@ -249,7 +253,7 @@ fn memory_percent(table: &str) -> Option<f64> {
     (total > 0).then(|| total.saturating_sub(available) as f64 / total as f64 * 100.0)
 }
 
-/// A line for each GPU: its number, what part of the time it was at work, and MiB of memory in use.
+/// Returns one line per GPU: its index, its utilization in percent, and MiB of memory in use.
 fn gpus() -> Option<String> {
     let query = ["--query-gpu=index,utilization.gpu,memory.used", "--format=csv,noheader,nounits"];
     let output = Command::new("nvidia-smi").args(query).stderr(Stdio::null()).output().ok()?;
@@ -261,7 +265,7 @@ fn gpu_metrics(table: &str) -> BTreeMap<String, f64> {
     for line in table.lines() {
         let cells: Vec<&str> = line.split(',').map(str::trim).collect();
         let [index, percent, memory] = cells[..] else { continue };
-        // A card that is shared out does not tell all of it.
+        // Partitioned GPUs do not report all values.
         for (name, value) in [("percent", percent), ("memory_mib", memory)] {
             if let Ok(value) = value.parse() {
                 metrics.insert(format!("gpu{index}_{name}"), value);
@@ -276,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_systems_tables_are_read() {
+    fn proc_tables_are_parsed() {
         let stat = "123 (a (b) c) S 1 2 3 4 5 6 7 8 9 10 250 50 0 0 20 0";
         assert_eq!(process_ticks(stat), Some(300));
         assert_eq!(process_ticks("nothing"), None);
@@ -295,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_of_the_time_between_two_looks() {
+    fn rates_cover_the_time_between_samples() {
         let before = Counters::default();
         let now = Counters {
             cpu: 3.0,

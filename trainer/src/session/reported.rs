@@ -1,29 +1,29 @@
-//! What was reported of each group: pure.
+//! Metrics reported so far, by group (pure).
 
 use std::collections::BTreeMap;
 
 use crate::Result;
 use crate::callback::Logs;
 
-/// The group that a search goes by.
+/// Group whose metrics determine the search.
 pub(crate) const VALIDATION: &str = "validation";
-/// Characters of a group's name.
+/// Maximum length of a group name, in characters.
 const GROUP_CHARS_MAX: usize = 63;
 
-/// The last batches of each group, with what was reported of them.
+/// The last batch of each group, with its metrics.
 #[derive(Debug, Default)]
 pub(crate) struct Reported {
     groups: BTreeMap<String, (u64, Logs)>,
-    /// Whether the runner was not told of the last validation yet.
-    is_untold: bool,
+    /// Whether the last validation has not been reported to the runner.
+    is_unreported: bool,
 }
 
-/// A validation that is whole: its batches, and metrics by the names that reports use.
+/// A complete validation: its batch, and its metrics as named in reports.
 pub(crate) type WholeValidation = (u64, Logs);
 
 impl Reported {
-    /// Adds metrics of a group; several reports of the same batches are one. Gives the names under which
-    /// they are written, and the validation before, which is whole now.
+    /// Adds metrics of a group; reports of the same batch are merged. Returns the metrics under
+    /// their full names, and the previous validation, which is complete now.
     pub(crate) fn add(
         &mut self,
         group: &str,
@@ -34,30 +34,30 @@ impl Reported {
         let mut named = Logs::new();
         for (name, value) in metrics {
             if name.is_empty() {
-                return Err(format!("group {group}: a metric has no name").into());
+                return Err(format!("group {group}: a metric name is empty").into());
             }
             let full = full_name(group, &name);
             if named.insert(full, value).is_some() {
-                let text = format!("group {group} at batch {batches}: {name} is given twice");
+                let text = format!("group {group} at batch {batches}: {name} appears twice");
                 return Err(text.into());
             }
         }
         if let Some((last, seen)) = self.groups.get(group) {
             if batches < *last {
                 let text = format!(
-                    "group {group} is at batch {last}: a report of batch {batches} comes too late; report \
-                     the batches of a group in order"
+                    "group {group} is already at batch {last}: cannot report batch {batches}; \
+                     report the batches of a group in order"
                 );
                 return Err(text.into());
             }
             let again: Vec<_> = match *last == batches {
-                true => named.keys().filter(|it| seen.contains_key(*it)).cloned().collect(),
+                true => named.keys().filter(|name| seen.contains_key(*name)).cloned().collect(),
                 false => vec![],
             };
             if !again.is_empty() {
                 let text = format!(
-                    "group {group} at batch {batches}: {} was reported before; a metric has one value at a \
-                     batch",
+                    "group {group} at batch {batches}: {} was already reported; a metric has one \
+                     value per batch",
                     again.join(", ")
                 );
                 return Err(text.into());
@@ -71,28 +71,28 @@ impl Reported {
             *entry = (batches, Logs::new());
         }
         entry.1.extend(named.clone());
-        self.is_untold |= is_validation;
+        self.is_unreported |= is_validation;
         Ok((named, whole))
     }
 
-    /// Notes what a loop of ours has written and told.
+    /// Records metrics that one of our loops has written and reported.
     pub(crate) fn note(&mut self, group: &str, batches: u64, metrics: &Logs) {
         self.groups.insert(group.to_owned(), (batches, metrics.clone()));
     }
 
-    /// The last validation, if the runner is to be told of it now.
+    /// Takes the last validation if it has not been reported to the runner.
     pub(crate) fn whole(&mut self) -> Option<WholeValidation> {
-        let is_untold = std::mem::take(&mut self.is_untold);
-        self.groups.get(VALIDATION).filter(|_| is_untold).cloned()
+        let is_unreported = std::mem::take(&mut self.is_unreported);
+        self.groups.get(VALIDATION).filter(|_| is_unreported).cloned()
     }
 
-    /// The last validation, told or not, if it was at this batch.
+    /// Returns the last validation if it was at this batch, whether or not it was reported.
     pub(crate) fn validation_at(&self, batches: u64) -> Option<&Logs> {
         self.groups.get(VALIDATION).filter(|(last, _)| *last == batches).map(|(_, metrics)| metrics)
     }
 }
 
-/// `validation_loss` for `loss` and `val_loss` of a validation.
+/// Returns the full name: `validation_loss` for `loss` and `val_loss` of a validation.
 pub(crate) fn full_name(group: &str, name: &str) -> String {
     if group != VALIDATION {
         return name.to_owned();
@@ -103,11 +103,11 @@ pub(crate) fn full_name(group: &str, name: &str) -> String {
 }
 
 fn check_group(group: &str) -> Result<()> {
-    let is_plain = |it: char| it.is_ascii_alphanumeric() || it == '_' || it == '-';
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     match !group.is_empty() && group.len() <= GROUP_CHARS_MAX && group.chars().all(is_plain) {
         true => Ok(()),
         false => Err(format!(
-            "{group:?} is no group of metrics: 1 to {GROUP_CHARS_MAX} letters, digits, `_` and `-`"
+            "invalid metrics group {group:?}: use 1 to {GROUP_CHARS_MAX} letters, digits, _ and -"
         )
         .into()),
     }
@@ -122,12 +122,12 @@ mod tests {
     }
 
     #[test]
-    fn reports_of_the_same_batches_are_one_and_a_second_value_is_refused() {
+    fn reports_merge_and_reject_second_values() {
         let mut reported = Reported::default();
         let mut add = |group: &str, batches, metrics: &[(&str, f64)]| {
             let metrics = metrics.iter().map(|(name, value)| ((*name).to_owned(), *value));
             let metrics: Vec<_> = metrics.collect();
-            reported.add(group, batches, metrics).map_err(|it| it.to_string())
+            reported.add(group, batches, metrics).map_err(|error| error.to_string())
         };
         let written = |metrics| Ok((logs(metrics), None));
         assert_eq!(add("training", 3, &[("loss", 1.0)]), written(&[("loss", 1.0)]));
@@ -135,26 +135,26 @@ mod tests {
         let error = add("training", 3, &[("top5", 1.0), ("loss", 1.0)]).unwrap_err();
         assert_eq!(
             error,
-            "group training at batch 3: loss was reported before; a metric has one value at a batch"
+            "group training at batch 3: loss was already reported; a metric has one value per batch"
         );
-        // What was refused is not there.
+        // The rejected report has added nothing.
         assert_eq!(add("training", 3, &[("top5", 1.0)]), written(&[("top5", 1.0)]));
-        assert!(add("training", 2, &[]).unwrap_err().contains("comes too late"));
-        // Groups do not wait for each other.
+        assert!(add("training", 2, &[]).unwrap_err().contains("cannot report batch 2"));
+        // Groups are independent of each other.
         let first = [("validation_loss", 2.0)];
         assert_eq!(add("validation", 1, &[("val_loss", 2.0)]), written(&first));
         let error = add("validation", 1, &[("loss", 2.0)]).unwrap_err();
-        assert!(error.contains("validation_loss was reported before"), "{error}");
+        assert!(error.contains("validation_loss was already reported"), "{error}");
         let error = add("validation", 2, &[("loss", 2.0), ("val_loss", 2.0)]).unwrap_err();
-        assert!(error.contains("val_loss is given twice"), "{error}");
-        assert!(add("validation", 2, &[("", 2.0)]).unwrap_err().contains("has no name"));
+        assert!(error.contains("val_loss appears twice"), "{error}");
+        assert!(add("validation", 2, &[("", 2.0)]).unwrap_err().contains("metric name is empty"));
         for group in ["", "a.b", "a/b", "ä", &"a".repeat(64)] {
-            assert!(add(group, 1, &[]).unwrap_err().contains("is no group"), "{group}");
+            assert!(add(group, 1, &[]).unwrap_err().contains("invalid metrics group"), "{group}");
         }
     }
 
     #[test]
-    fn the_runner_is_told_of_a_validation_once_it_is_whole() {
+    fn complete_validations_are_reported_once() {
         let mut reported = Reported::default();
         let add = |reported: &mut Reported, batches, name: &str| {
             reported.add(VALIDATION, batches, [(name.to_owned(), 1.0)]).unwrap().1

@@ -1,4 +1,4 @@
-//! One checkpoint of what several ranks give: pure.
+//! Merging of all ranks' shares into one checkpoint (pure).
 
 use std::collections::BTreeMap;
 
@@ -6,27 +6,27 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use stoker_api::contract::FileEntry;
 
-/// What a rank gives to a checkpoint.
+/// One rank's share of a checkpoint.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub(super) struct Share {
     pub(super) files: BTreeMap<String, FileEntry>,
     pub(super) metadata: BTreeMap<String, Value>,
 }
 
-/// What all ranks give.
+/// Shares of all ranks, merged.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Merged {
-    /// The rank that stores each file: the first that has it.
+    /// Rank that stores each file: the first that has it.
     pub(super) owners: BTreeMap<String, usize>,
     pub(super) metadata: BTreeMap<String, Value>,
 }
 
-/// Puts all ranks' shares together. A file that several ranks have must be the same on all of them, and so
-/// must the value of a key.
+/// Merges all ranks' shares. A file or metadata key that several ranks have must be equal on all of
+/// them.
 ///
 /// # Errors
 ///
-/// Every conflict there is.
+/// Returns all conflicts, joined by `; `.
 pub(super) fn merge(shares: &[Share]) -> Result<Merged, String> {
     let (mut merged, mut conflicts) = (Merged::default(), vec![]);
     for (rank, share) in shares.iter().enumerate() {
@@ -36,8 +36,8 @@ pub(super) fn merge(shares: &[Share]) -> Result<Merged, String> {
             if first != entry {
                 conflicts.push(format!(
                     "file {file} is {} on rank {owner} and {} on rank {rank}",
-                    told(first),
-                    told(entry)
+                    describe(first),
+                    describe(entry)
                 ));
             }
         }
@@ -45,7 +45,7 @@ pub(super) fn merge(shares: &[Share]) -> Result<Merged, String> {
             let first = merged.metadata.entry(key.clone()).or_insert_with(|| value.clone());
             if first != value {
                 conflicts.push(format!(
-                    "metadata {key} is {first} before rank {rank}, which has {value}"
+                    "metadata {key} is {first} on an earlier rank and {value} on rank {rank}"
                 ));
             }
         }
@@ -56,7 +56,7 @@ pub(super) fn merge(shares: &[Share]) -> Result<Merged, String> {
             above = folder;
             if let Some(owner) = merged.owners.get(above) {
                 conflicts
-                    .push(format!("{above} is a file on rank {owner}, and the folder of {file}"));
+                    .push(format!("{above} is a file on rank {owner} and the folder of {file}"));
             }
         }
     }
@@ -66,7 +66,7 @@ pub(super) fn merge(shares: &[Share]) -> Result<Merged, String> {
     }
 }
 
-fn told(entry: &FileEntry) -> String {
+fn describe(entry: &FileEntry) -> String {
     format!("{} bytes ({:.8})", entry.bytes, entry.sha256)
 }
 
@@ -84,11 +84,11 @@ mod tests {
         }
     }
 
-    /// Which rank stores which file, and the metadata.
+    /// Owner of each file, and the metadata.
     type Whole<'a> = (&'a [(&'a str, usize)], Value);
 
     #[test]
-    fn shares_are_put_together_and_every_conflict_is_told() {
+    fn shares_merge_and_all_conflicts_are_reported() {
         let check = |shares: &[Share], expected: Result<Whole<'_>, &str>| {
             let merged = merge(shares);
             let expected = expected.map_err(str::to_owned).map(|(owners, metadata)| Merged {
@@ -113,9 +113,9 @@ mod tests {
         check(
             &shares,
             Err(
-                "file x is 3 bytes (aaaaaaaa) on rank 0 and 3 bytes (cccccccc) on rank 1; metadata epoch \
-                 is 1 before rank 1, which has 2; file y is 3 bytes (b) on rank 0 and 3 bytes (d) on rank \
-                 2; y is a file on rank 0, and the folder of y/z",
+                "file x is 3 bytes (aaaaaaaa) on rank 0 and 3 bytes (cccccccc) on rank 1; metadata \
+                 epoch is 1 on an earlier rank and 2 on rank 1; file y is 3 bytes (b) on rank 0 \
+                 and 3 bytes (d) on rank 2; y is a file on rank 0 and the folder of y/z",
             ),
         );
     }

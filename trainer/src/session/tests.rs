@@ -1,4 +1,4 @@
-//! What a session reports, saves and asks, alone and over ranks.
+//! Session reports, checkpoints and stop requests, on one rank and on several.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,7 +15,8 @@ use crate::outlet::Outlet;
 use crate::stop::StopSignal;
 use crate::{CheckpointSource, Distributed, Standalone, ThreadRank};
 
-/// The sessions of `size` threads, of a program that keeps its files in `folder`.
+/// Returns the contexts of `size` ranks in threads of one program that stores its files in
+/// `folder`.
 fn gang(folder: &Path, size: usize) -> Vec<Context> {
     let context = |(number, rank): (usize, ThreadRank)| {
         let standalone = Standalone {
@@ -40,17 +41,17 @@ fn alone(folder: &Path) -> Context {
     gang(folder, 1).remove(0)
 }
 
-/// What each rank's thread gives.
+/// Runs `act` in a thread per rank and returns the results in rank order.
 fn each<T: Send>(contexts: &[Context], act: impl Fn(&Context) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let act = &act;
         let threads: Vec<_> =
             contexts.iter().map(|context| scope.spawn(move || act(context))).collect();
-        threads.into_iter().map(|it| it.join().unwrap()).collect()
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
 
-/// The rows of attempts that started at these batches.
+/// Returns the metrics rows of attempts, given each attempt's number and first batch.
 fn rows(folder: &Path, attempts: &[(u32, u64)]) -> Vec<Row> {
     let storage = Storage::open(folder.to_str().unwrap(), None).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -66,14 +67,14 @@ fn write(folder: &Path, files: &[(&str, &str)]) -> Result<()> {
     Ok(())
 }
 
-/// A model that counts: its sum goes from batch to batch.
+/// A model that accumulates a sum over batches.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Sum {
     batches: u64,
     sum: u64,
 }
 
-/// Trains to batch `stop_at` at most, where it is asked to leave.
+/// Trains until the end, or until a stop request at batch `stop_at`.
 fn train(folder: &Path, stop_at: u64) -> Result<Sum> {
     let context = alone(folder);
     let session = context.session();
@@ -114,19 +115,19 @@ fn train(folder: &Path, stop_at: u64) -> Result<Sum> {
 }
 
 #[test]
-fn a_loop_of_any_model_goes_on_from_where_it_was_asked_to_leave() {
+fn custom_loop_resumes_after_any_stop() {
     let straight = tempfile::tempdir().unwrap();
     let expected = train(straight.path(), u64::MAX).unwrap();
     assert_eq!(expected.batches, 10);
     let strip = |rows: Vec<Row>| -> Vec<_> {
-        rows.into_iter().map(|it| (it.batches, it.group, it.epoch, it.metrics)).collect()
+        rows.into_iter().map(|row| (row.batches, row.group, row.epoch, row.metrics)).collect()
     };
     let rows_straight = strip(rows(straight.path(), &[(0, 0)]));
     assert_eq!(rows_straight.len(), 13, "{rows_straight:?}");
     let (.., validation) = rows_straight.last().unwrap();
     let names: Vec<_> = validation.keys().map(String::as_str).collect();
     assert_eq!(names, ["validation_accuracy", "validation_loss"]);
-    assert_eq!(rows_straight.iter().find(|it| it.0 == 6).unwrap().2, 1);
+    assert_eq!(rows_straight.iter().find(|(batches, ..)| *batches == 6).unwrap().2, 1);
     for stop_at in 1..10 {
         let folder = tempfile::tempdir().unwrap();
         let error = train(folder.path(), stop_at).unwrap_err();
@@ -137,14 +138,14 @@ fn a_loop_of_any_model_goes_on_from_where_it_was_asked_to_leave() {
     }
 }
 
-/// Rows of a killed attempt that come after the checkpoint are those of the attempt that goes on.
+/// Rows of a killed attempt after its last checkpoint are replaced by rows of the next attempt.
 #[test]
-fn what_a_restarted_attempt_reports_again_takes_the_place_of_what_was_reported() {
+fn restarted_attempt_replaces_later_rows() {
     let folder = tempfile::tempdir().unwrap();
     let report = |context: &Context, batches, value| {
         context.session().report_metrics("training", batches, [("loss", value)]).unwrap();
     };
-    // It is killed: nothing more is stored than what a checkpoint waits for.
+    // The first attempt is killed: only rows that the checkpoint waited for are stored.
     let first = alone(folder.path());
     (1..=3).for_each(|batch| report(&first, batch, 1.0));
     first.session().store_path(Upload::at(3), |_| Ok(())).unwrap();
@@ -156,11 +157,11 @@ fn what_a_restarted_attempt_reports_again_takes_the_place_of_what_was_reported()
     assert_eq!(restored, Some(3));
     report(&second, 5, 2.0);
     second.outlet().flush().unwrap();
-    let found: Vec<_> = rows(folder.path(), &[(0, 0), (1, 3)])
+    let stored: Vec<_> = rows(folder.path(), &[(0, 0), (1, 3)])
         .into_iter()
-        .map(|it| (it.batches, it.metrics["loss"]))
+        .map(|row| (row.batches, row.metrics["loss"]))
         .collect();
-    assert_eq!(found, [(1, 1.0), (2, 1.0), (3, 1.0), (5, 2.0)]);
+    assert_eq!(stored, [(1, 1.0), (2, 1.0), (3, 1.0), (5, 2.0)]);
 }
 
 #[test]
@@ -178,15 +179,18 @@ fn training_validation_and_checkpoints_come_in_any_order() {
     }
     context.outlet().flush().unwrap();
     let rows = rows(folder.path(), &[(0, 0)]);
-    let count = |group: &str| rows.iter().filter(|it| it.group == group).count();
+    let count = |group: &str| rows.iter().filter(|row| row.group == group).count();
     assert_eq!((count("training"), count("validation")), (11, 11));
     let checkpoints = std::fs::read_dir(folder.path().join("trial/checkpoints")).unwrap();
-    let whole = checkpoints.filter(|it| it.as_ref().unwrap().path().join("manifest.json").exists());
-    assert_eq!(whole.count(), 11);
+    let is_complete = |entry: &std::io::Result<std::fs::DirEntry>| {
+        entry.as_ref().unwrap().path().join("manifest.json").exists()
+    };
+    let complete = checkpoints.filter(is_complete);
+    assert_eq!(complete.count(), 11);
 }
 
 #[test]
-fn checkpoints_are_found_fetched_in_part_and_deleted_but_for_the_latest() {
+fn checkpoints_are_downloaded_and_deleted() {
     let (folder, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let context = alone(folder.path());
     let session = context.session();
@@ -195,19 +199,23 @@ fn checkpoints_are_found_fetched_in_part_and_deleted_but_for_the_latest() {
     let first = session.store_path(first, |folder| write(folder, &files)).unwrap();
     let second = session.store_path(Upload::at(2), |folder| write(folder, &files[..1])).unwrap();
     assert_eq!((first.as_str(), second.as_str()), ("000000000001-0", "000000000002-0"));
-    // The last one is given again: a program that is asked to leave stores what it has just stored.
+    // The name of the last checkpoint is returned again: after a stop request, a program stores
+    // what it has just stored.
     assert_eq!(session.store_path(Upload::at(2), |_| Ok(())).unwrap(), second);
     let error = session.store_path(Upload::at(1), |_| Ok(())).unwrap_err().to_string();
-    assert!(error.ends_with("001-0 is there already: an attempt makes one at a batch"), "{error}");
-    let told = session.metadata(session.checkpoint(&first)).unwrap();
-    assert_eq!(told.metadata, [("epoch".to_owned(), json!(7))].into());
-    assert_eq!(told.files, [("a.txt".to_owned(), 3), ("deep/er/b.txt".to_owned(), 3)].into());
+    assert!(
+        error.ends_with("001-0 already exists: an attempt makes one checkpoint per batch"),
+        "{error}"
+    );
+    let saved = session.metadata(session.checkpoint(&first)).unwrap();
+    assert_eq!(saved.metadata, [("epoch".to_owned(), json!(7))].into());
+    assert_eq!(saved.files, [("a.txt".to_owned(), 3), ("deep/er/b.txt".to_owned(), 3)].into());
     let some = Download::new(session.checkpoint(&first)).select(|name| name.contains("/er/"));
-    assert_eq!(session.download(some, to.path().join("x")).unwrap(), told);
+    assert_eq!(session.download(some, to.path().join("x")).unwrap(), saved);
     let text = std::fs::read_to_string(to.path().join("x/deep/er/b.txt")).unwrap();
     assert_eq!((text.as_str(), to.path().join("x/a.txt").exists()), ("two", false));
     session.download(session.checkpoint(&first), to.path().join("y")).unwrap();
-    // What was fetched is a checkpoint's folder, and can be fetched from.
+    // A download is a valid checkpoint folder and can be downloaded from.
     let again = CheckpointSource::folder(to.path().join("y"));
     session.download(again, to.path().join("z")).unwrap();
     assert_eq!(std::fs::read_to_string(to.path().join("z/a.txt")).unwrap(), "one");
@@ -216,17 +224,17 @@ fn checkpoints_are_found_fetched_in_part_and_deleted_but_for_the_latest() {
     session.delete(&first).unwrap();
     assert!(!folder.path().join("trial/checkpoints").join(&first).exists());
     let error = session.delete(&first).unwrap_err().to_string();
-    assert_eq!(error, "there is no checkpoint 000000000001-0 in trial");
+    assert_eq!(error, "checkpoint 000000000001-0 not found in trial");
     let manifest = |folder: &Path| write(folder, &[("manifest.json", "{}")]);
     let error = session.store_path(Upload::at(3), manifest).unwrap_err().to_string();
-    assert!(error.ends_with("no file of a checkpoint may be named manifest.json"), "{error}");
+    assert!(error.ends_with("manifest.json is a reserved file name"), "{error}");
     let error = session.upload(to.path().join("none"), Upload::at(3)).unwrap_err().to_string();
-    assert!(error.contains("none cannot be read: No such file"), "{error}");
+    assert!(error.starts_with("cannot read folder ") && error.contains("No such file"), "{error}");
     assert_eq!(session.info().latest_checkpoint.as_deref(), Some("000000000002-0"));
 }
 
 #[test]
-fn a_program_without_a_folder_goes_on_without_checkpoints() {
+fn program_without_folder_runs_without_checkpoints() {
     let context = Standalone { quiet: true, ..Standalone::default() }.context().unwrap();
     let session = context.session();
     assert_eq!(session.restore_path(|_, _| Ok(())).unwrap(), None);
@@ -245,7 +253,7 @@ fn a_program_without_a_folder_goes_on_without_checkpoints() {
 }
 
 #[test]
-fn ranks_give_shares_of_one_checkpoint() {
+fn ranks_upload_shares_of_one_checkpoint() {
     let (folder, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let contexts = gang(folder.path(), 3);
     let share = |context: &Context| {
@@ -269,7 +277,7 @@ fn ranks_give_shares_of_one_checkpoint() {
     assert_eq!(names, ["ranks/0.bin", "ranks/1.bin", "ranks/2.bin", "same.txt"]);
     assert_eq!(json!(fetched[2].metadata), json!({"of0": 0, "of1": 1, "of2": 2, "world": 3}));
     drop(contexts);
-    // In a new life, all read one folder.
+    // After a restart, all ranks of a machine read from one folder.
     let contexts = gang(folder.path(), 3);
     let restored = each(&contexts, |context| {
         let rank = context.distributed().rank();
@@ -282,13 +290,14 @@ fn ranks_give_shares_of_one_checkpoint() {
         };
         context.session().restore_path(read).unwrap().unwrap()
     });
-    assert!(restored.iter().all(|it| it.0 == restored[0].0 && !it.0.exists()), "{restored:?}");
-    let texts: Vec<_> = restored.iter().map(|it| it.1.as_str()).collect();
+    let is_gone = |folder: &Path| *folder == *restored[0].0 && !folder.exists();
+    assert!(restored.iter().all(|(folder, _)| is_gone(folder)), "{restored:?}");
+    let texts: Vec<_> = restored.iter().map(|(_, text)| text.as_str()).collect();
     assert_eq!(texts, ["share 0", "share 1", "share 2"]);
 }
 
 #[test]
-fn ranks_that_disagree_make_no_checkpoint_and_all_know_why() {
+fn conflicting_shares_fail_on_all_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let contexts = gang(folder.path(), 3);
     let upload = |batch, text: &'static (dyn Fn(usize) -> String + Sync), fails: usize| {
@@ -312,21 +321,19 @@ fn ranks_that_disagree_make_no_checkpoint_and_all_know_why() {
             "{error}"
         );
         assert!(error.contains("file x is 1 bytes (5feceb66) on rank 0 and 1 bytes"), "{error}");
-        assert_eq!(error.matches("metadata rank is 0 before rank").count(), 2, "{error}");
+        assert_eq!(error.matches("metadata rank is 0 on an earlier rank").count(), 2, "{error}");
     }
     let errors = upload(2, &|_| "same".into(), 1);
-    let codes: Vec<_> = errors.iter().map(|it| exit_code(&**it)).collect();
+    let codes: Vec<_> = errors.iter().map(|error| exit_code(&**error)).collect();
     assert_eq!(codes, [ExitCode::PeerFailed, ExitCode::UserError, ExitCode::PeerFailed]);
-    assert!(errors[2].to_string().starts_with("rank 1: folder "), "{}", errors[2]);
+    assert!(errors[2].to_string().starts_with("rank 1: cannot read folder "), "{}", errors[2]);
     let left = std::fs::read_dir(folder.path().join("trial/checkpoints"));
-    assert_eq!(
-        left.map_or(0, |it| it.flatten().filter(|it| it.path().join("x").exists()).count()),
-        0
-    );
+    let has_file = |entry: &std::fs::DirEntry| entry.path().join("x").exists();
+    assert_eq!(left.map_or(0, |left| left.flatten().filter(has_file).count()), 0);
 }
 
 #[test]
-fn who_is_asked_to_leave_goes_by_the_mode() {
+fn preempt_mode_selects_notified_ranks() {
     use PreemptMode::{ChiefOnly, WorkersAskChief, WorkersAskThemselves};
     let folder = tempfile::tempdir().unwrap();
     let check = |mode, signalled: usize, expected: [&str; 3]| {
@@ -345,10 +352,10 @@ fn who_is_asked_to_leave_goes_by_the_mode() {
             assert_eq!((first, second), (before, after), "{mode:?} rank {rank}");
         }
     };
-    let leaves = "no | Preempted: asked to stop by a signal";
+    let leaves = "no | Preempted: stopped by a signal";
     let refused = |rank| {
         let text = format!(
-            "rank {rank} asks whether to leave, but by PreemptMode::ChiefOnly rank 0 alone may"
+            "rank {rank} cannot call asked_to_leave: PreemptMode::ChiefOnly allows only rank 0"
         );
         format!("{text} | {text}")
     };
@@ -358,7 +365,7 @@ fn who_is_asked_to_leave_goes_by_the_mode() {
 }
 
 #[test]
-fn a_profiler_leaves_rows_and_event_files_of_its_own() {
+fn profiler_writes_its_own_rows_and_events() {
     let folder = tempfile::tempdir().unwrap();
     let context = alone(folder.path());
     let profiler = context.session().profile(Duration::ZERO).unwrap();
@@ -372,23 +379,25 @@ fn a_profiler_leaves_rows_and_event_files_of_its_own() {
     assert!(sum > 0.0);
     let text =
         std::fs::read_to_string(folder.path().join("trial/profiler/0-0-00000000.jsonl")).unwrap();
-    let lines: Vec<Value> = text.lines().map(|it| serde_json::from_str(it).unwrap()).collect();
-    // One sample at the end, and at least one before.
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    // One sample on drop, and at least one before.
     assert!(lines.len() >= 2, "{text}");
     let last = lines.last().unwrap();
     assert_eq!((&last["group"], &last["batches"]), (&json!("profiler"), &json!(3)));
     let of = |name: &str| last["metrics"][name].as_f64().unwrap_or(-1.0);
     assert!(of("memory_mib") > 1.0 && of("machine_memory_percent") > 0.0, "{last}");
-    assert!(lines.iter().any(|it| it["metrics"]["cpu_percent"].as_f64().unwrap() > 0.0), "{text}");
+    let uses_cpu = |line: &Value| line["metrics"]["cpu_percent"].as_f64().unwrap() > 0.0;
+    assert!(lines.iter().any(uses_cpu), "{text}");
     assert!(folder.path().join("trial/tensorboard/profiler-rank-0").is_dir());
     drop(context);
-    // Another life's number is not the profiled one's, even where it left nothing else.
+    // The next attempt gets a new number even if the profiled one left only profiler rows.
     assert_eq!(alone(folder.path()).config.attempt, 1);
 }
 
-/// The search's answer may have been lost: a restart at the length knows the result without validating again.
+/// The runner's response may have been lost: a restart at the granted length knows the result
+/// without validating again.
 #[test]
-fn a_restart_at_the_length_knows_what_was_validated_there() {
+fn restart_at_the_length_knows_its_validation() {
     let folder = tempfile::tempdir().unwrap();
     let first = alone(folder.path());
     first.session().report_metrics("validation", 10, [("loss", 0.25)]).unwrap();
@@ -399,14 +408,14 @@ fn a_restart_at_the_length_knows_what_was_validated_there() {
     let metrics = second.outlet().validation_at(10).unwrap();
     assert_eq!(searched_among(&second.config, &metrics).unwrap(), 0.25);
     assert_eq!(second.outlet().validation_at(9), None);
-    // What it reports itself counts.
+    // The attempt's own validation takes precedence.
     second.session().report_metrics("validation", 10, [("loss", 0.5)]).unwrap();
     let metrics = second.outlet().validation_at(10).unwrap();
     assert_eq!(metrics["validation_loss"], 0.5);
 }
 
 #[test]
-fn a_length_is_reached_at_its_end_and_not_before() {
+fn reach_fails_before_the_granted_length() {
     let folder = tempfile::tempdir().unwrap();
     let context = alone(folder.path());
     let session = context.session();
@@ -421,15 +430,15 @@ fn a_length_is_reached_at_its_end_and_not_before() {
     assert_eq!(session.reach(10).unwrap(), None);
 }
 
-/// As the runner finds the searched metric.
+/// The runner finds the searched metric by the same rules.
 #[test]
-fn a_searched_metric_is_named_in_full_or_with_val() {
+fn searched_metric_accepts_the_val_prefix() {
     let mut config = Standalone::default().context().unwrap().config;
     let metrics: Logs = [("validation_loss".to_owned(), 0.5)].into();
     let mut check = |name: &str, expected: Result<f64, &str>| {
         config.metric = name.into();
-        let found = searched_among(&config, &metrics).map_err(|it| it.to_string());
-        assert_eq!(found, expected.map_err(str::to_owned));
+        let searched = searched_among(&config, &metrics).map_err(|error| error.to_string());
+        assert_eq!(searched, expected.map_err(str::to_owned));
     };
     check("validation_loss", Ok(0.5));
     check("val_loss", Ok(0.5));

@@ -1,4 +1,4 @@
-//! What every thread of this process is doing, for whoever asks by a signal.
+//! Prints what every thread of this process is doing, on SIGUSR1.
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -7,28 +7,30 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::collective::Pulse;
 
-/// Tells, at each SIGUSR1, on standard error where the loop is and what every thread does.
+/// On each SIGUSR1, prints the position of the loop and the state of every thread to standard
+/// error.
 ///
 /// # Errors
 ///
-/// The handler could not be installed.
+/// Fails if the signal handler cannot be installed.
 pub(crate) fn listen(
     rt: &tokio::runtime::Handle,
     rank: usize,
     pulse: Arc<OnceLock<Arc<Pulse>>>,
 ) -> std::io::Result<()> {
     let _guard = rt.enter();
-    let mut asked = signal(SignalKind::user_defined1())?;
+    let mut requests = signal(SignalKind::user_defined1())?;
     rt.spawn(async move {
-        while asked.recv().await.is_some() {
-            eprint!("{}", told(rank, pulse.get().map(|it| &**it)));
+        while requests.recv().await.is_some() {
+            eprint!("{}", describe_process(rank, pulse.get().map(|pulse| &**pulse)));
         }
     });
     Ok(())
 }
 
-/// A line for the loop, which has no pulse before it has met the other ranks, and one for each thread.
-fn told(rank: usize, pulse: Option<&Pulse>) -> String {
+/// Returns a line for the loop and one for each thread. There is no pulse before the ranks have
+/// met.
+fn describe_process(rank: usize, pulse: Option<&Pulse>) -> String {
     let median = pulse.map(Pulse::median_step).unwrap_or_default();
     let steps = match median.is_zero() {
         true => String::new(),
@@ -40,22 +42,22 @@ fn told(rank: usize, pulse: Option<&Pulse>) -> String {
     let tasks = Path::new("/proc/self/task");
     let threads = std::fs::read_dir(tasks).into_iter().flatten().flatten();
     let mut ids: Vec<u64> =
-        threads.filter_map(|it| it.file_name().to_str()?.parse().ok()).collect();
+        threads.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     ids.sort_unstable();
     for id in ids {
         let read = |file: &str| {
             std::fs::read_to_string(tasks.join(id.to_string()).join(file)).unwrap_or_default()
         };
-        // A thread may have ended since.
-        if let Some(line) = thread(id, &read("stat"), &read("wchan"), &read("syscall")) {
+        // The thread may have ended in between.
+        if let Some(line) = describe_thread(id, &read("stat"), &read("wchan"), &read("syscall")) {
             text += &format!("stoker:   {line}\n");
         }
     }
     text
 }
 
-/// What a thread is doing, of the system's files on it.
-fn thread(id: u64, stat: &str, waits_in: &str, syscall: &str) -> Option<String> {
+/// Describes a thread from its `stat`, `wchan` and `syscall` files in `/proc`.
+fn describe_thread(id: u64, stat: &str, waits_in: &str, syscall: &str) -> Option<String> {
     let (front, rest) = stat.rsplit_once(") ")?;
     let name = front.split_once('(')?.1;
     let fields: Vec<&str> = rest.split_whitespace().collect();
@@ -84,10 +86,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_is_told_by_what_the_system_says_of_it() {
+    fn threads_are_described_from_proc() {
         let stat = |state| format!("7 (a (b) c) {state} 1 2 3 4 5 6 7 8 9 10 250 50 0 0 20 0");
         let check = |stat: &str, waits_in, syscall, expected| {
-            assert_eq!(thread(7, stat, waits_in, syscall).as_deref(), expected);
+            assert_eq!(describe_thread(7, stat, waits_in, syscall).as_deref(), expected);
         };
         check(&stat("R"), "0", "running", Some("thread 7 a (b) c runs, 3.00 s of CPU"));
         let waits = Some("thread 7 a (b) c waits in futex_wait_queue, 3.00 s of CPU");
@@ -98,16 +100,16 @@ mod tests {
     }
 
     #[test]
-    fn every_thread_of_this_process_is_told() {
+    fn all_threads_of_this_process_are_described() {
         let (sender, receiver) = std::sync::mpsc::channel::<()>();
         let thread = std::thread::Builder::new().name("waits-here".into());
         let thread = thread.spawn(move || receiver.recv().is_err()).unwrap();
         let pulse = Pulse::default();
         pulse.step(41);
         let mut text = String::new();
-        // A thread that has just begun runs yet, under its maker's name.
+        // A new thread runs at first, under its parent's name.
         for _ in 0..500 {
-            text = told(3, Some(&pulse));
+            text = describe_process(3, Some(&pulse));
             if text.contains(" waits-here waits") {
                 break;
             }
@@ -115,7 +117,7 @@ mod tests {
         }
         assert!(text.starts_with("stoker: rank 3, process "), "{text}");
         assert!(text.contains(" is at step 41 "), "{text}");
-        assert!(text.lines().any(|it| it.contains(" waits-here waits")), "{text}");
+        assert!(text.lines().any(|line| line.contains(" waits-here waits")), "{text}");
         drop(sender);
         assert!(thread.join().unwrap());
     }

@@ -1,4 +1,4 @@
-//! What the runner is told of a loop of the program's own, and when.
+//! What a custom loop reports to the runner, and when.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,9 +12,9 @@ use crate::callback::Logs;
 use crate::outlet::Outlet;
 use crate::train::Timetable;
 
-/// Time between two signs of life of a program that asks all the time.
+/// Time between two heartbeats of a program that checks for a stop all the time.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(3);
-/// Time between two things that a program is said to do: each is a write in a cluster's record.
+/// Time between two reports of the program's activity: each is a write to the cluster's record.
 const ACTIVITY_EVERY: Duration = Duration::from_secs(10);
 
 impl Outlet {
@@ -45,29 +45,29 @@ impl Outlet {
         self.start();
         self.tell_validation();
         let batches_total = match self.length.batches {
-            // The loop is ours, which has said it.
+            // One of our loops trains, and it has reported the total.
             0 => self.batches_total,
             batches => self.base + batches,
         };
         let activity = self.activity.due();
         self.post_at(self.batches, ReportEvent::Progress { batches_total, activity });
-        self.length.said_at = Some(Instant::now());
+        self.length.reported_at = Some(Instant::now());
     }
 
     pub(super) fn set_status(&mut self, text: &str) {
         let text: String = text.chars().take(ACTIVITY_CHARS_MAX).collect();
-        if self.activity.said.as_ref() == Some(&text) {
+        if self.activity.text.as_ref() == Some(&text) {
             return;
         }
         self.terminal.say(&format!("status: {text}"));
-        self.activity.said = Some(text);
+        self.activity.text = Some(text);
         self.activity.is_new = true;
         if self.activity.is_due() {
             self.say_progress();
         }
     }
 
-    /// Tells the runner that this attempt trains, if it does not know.
+    /// Reports the start of this attempt, unless it was already reported.
     fn start(&mut self) {
         if !self.is_started {
             let batches_total = self.length.batches;
@@ -77,7 +77,7 @@ impl Outlet {
     }
 
     pub(super) fn sign_of_life(&mut self) {
-        if self.length.said_at.is_none_or(|it| it.elapsed() >= SIGN_OF_LIFE) {
+        if self.length.reported_at.is_none_or(|at| at.elapsed() >= SIGN_OF_LIFE) {
             self.say_progress();
         }
     }
@@ -94,13 +94,13 @@ impl Outlet {
         self.length.batches
     }
 
-    /// Whether the granted length ends at this batch, or before, as the program counts.
+    /// Returns whether the granted length ends at or before this batch.
     pub(super) fn is_same_length(&self, batches: u64) -> bool {
         let Some((timetable, unit)) = &self.length.counted_by else { return false };
         timetable.batches(*unit, self.length.units.max(1)) <= batches
     }
 
-    /// The length that the runner last told of, in the experiment's unit; 0: none.
+    /// Returns the length in the runner's last directive, in the experiment's unit, or 0.
     pub(super) fn told_units(&self) -> u64 {
         match self.directive() {
             Some(Directive::Continue { units }) => units,
@@ -117,16 +117,18 @@ impl Outlet {
     }
 
     pub(super) fn validation_at(&self, batches: u64) -> Option<Logs> {
-        let restored = self.restored_validation.as_ref().filter(|it| it.0 == batches);
-        self.reported.validation_at(batches).cloned().or_else(|| restored.map(|it| it.1.clone()))
+        let restored = self.restored_validation.as_ref();
+        let restored = restored.filter(|(restored, _)| *restored == batches);
+        let reported = self.reported.validation_at(batches).cloned();
+        reported.or_else(|| restored.map(|(_, metrics)| metrics.clone()))
     }
 
-    /// The searched metric that was reported at this batch.
+    /// Returns the searched metric that was reported at this batch.
     pub(super) fn metric_at(&self, config: &TrialConfig, batches: u64) -> Option<f64> {
         searched_among(config, &self.validation_at(batches)?).ok()
     }
 
-    /// Tells the runner of the last validation: nothing more comes to it.
+    /// Reports the last validation to the runner; it is complete.
     pub(crate) fn tell_validation(&mut self) {
         if let Some((batches, metrics)) = self.reported.whole() {
             self.tell(batches, &metrics);
@@ -138,7 +140,7 @@ impl Outlet {
         self.post(batches, event);
     }
 
-    /// What the runner is told of the validation where a length ends.
+    /// Returns the event that reports the validation at the end of a granted length.
     pub(super) fn result(&mut self, metrics: &Logs, units: u64) -> ReportEvent {
         let _ = self.reported.whole();
         ReportEvent::Validated { metrics: formatted(metrics), granted_units: Some(units) }
@@ -151,15 +153,15 @@ fn formatted(metrics: &Logs) -> BTreeMap<String, String> {
     metrics.iter().map(format).collect()
 }
 
-/// How long to train, as far as the program has asked.
+/// The granted length, as far as the program has queried it.
 #[derive(Debug, Default)]
 pub(crate) struct GrantedLength {
     units: u64,
     pub(super) batches: u64,
     epoch_batches: u64,
     counted_by: Option<(Timetable, Unit)>,
-    /// When the runner was last told how far the program is.
-    said_at: Option<Instant>,
+    /// When progress was last reported to the runner.
+    reported_at: Option<Instant>,
 }
 
 impl GrantedLength {
@@ -167,33 +169,33 @@ impl GrantedLength {
         Self { units, ..Self::default() }
     }
 
-    /// Epochs finished before the batch of this number, which counts from 1.
+    /// Returns how many epochs finished before this batch. Batches count from 1.
     fn epoch(&self, batches: u64) -> u64 {
         batches.saturating_sub(1).checked_div(self.epoch_batches).unwrap_or_default()
     }
 }
 
-/// What the program says it is doing.
+/// The program's activity, from `set_status`.
 #[derive(Debug, Default)]
 pub(crate) struct Activity {
-    said: Option<String>,
-    /// Whether the runner was not told of it yet.
+    text: Option<String>,
+    /// Whether it has not been reported to the runner.
     is_new: bool,
-    told_at: Option<Instant>,
+    reported_at: Option<Instant>,
 }
 
 impl Activity {
     fn is_due(&self) -> bool {
-        self.is_new && self.told_at.is_none_or(|it| it.elapsed() >= ACTIVITY_EVERY)
+        self.is_new && self.reported_at.is_none_or(|at| at.elapsed() >= ACTIVITY_EVERY)
     }
 
-    /// What the runner is to be told with the next report of progress.
+    /// Returns the activity to send with the next progress report, if one is due.
     pub(crate) fn due(&mut self) -> Option<String> {
         if !self.is_due() {
             return None;
         }
-        (self.is_new, self.told_at) = (false, Some(Instant::now()));
-        self.said.clone()
+        (self.is_new, self.reported_at) = (false, Some(Instant::now()));
+        self.text.clone()
     }
 }
 
@@ -202,13 +204,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_changes_often_is_told_now_and_then() {
-        let mut activity = Activity { said: Some("a".into()), is_new: true, told_at: None };
+    fn activity_reports_are_rate_limited() {
+        let mut activity = Activity { text: Some("a".into()), is_new: true, reported_at: None };
         assert_eq!(activity.due().as_deref(), Some("a"));
         assert_eq!(activity.due(), None);
-        (activity.said, activity.is_new) = (Some("b".into()), true);
+        (activity.text, activity.is_new) = (Some("b".into()), true);
         assert_eq!(activity.due(), None);
-        activity.told_at = activity.told_at.and_then(|it| it.checked_sub(ACTIVITY_EVERY));
+        activity.reported_at = activity.reported_at.and_then(|at| at.checked_sub(ACTIVITY_EVERY));
         assert_eq!(activity.due().as_deref(), Some("b"));
     }
 }

@@ -1,4 +1,4 @@
-//! Files of checkpoints on their way between this machine and the storage.
+//! Transfer of checkpoint files between this machine and the storage.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,22 +18,23 @@ use crate::checkpoint::{CheckpointError, Parts, Place};
 use crate::collective::{Distributed, Doing, exchange};
 use crate::error::PeerFailed;
 
-/// Bytes of files that are held in memory at once, beside the first of them.
+/// Bytes of files that are held in memory at once, plus one more file.
 const TOGETHER_BYTES_MAX: u64 = 64 << 20;
-/// Files that are stored at once.
+/// Number of files that are uploaded concurrently.
 const TOGETHER_MAX: usize = 16;
 
-/// What each rank did. Where one could not, its own error there, and on the others that it could not.
+/// Shares each rank's result with all ranks. If a rank failed, it gets its own error, and the
+/// others get [`PeerFailed`].
 pub(super) fn settle<T: Clone + Serialize + DeserializeOwned>(
     ranks: &Distributed,
     place: &str,
-    mine: Result<T>,
+    local: Result<T>,
 ) -> Result<Vec<T>> {
-    let told = mine.as_ref().map_err(ToString::to_string).cloned();
-    let all = exchange(ranks.collective(), place, told)?;
-    // What follows waits for the storage as well.
+    let shared = local.as_ref().map_err(ToString::to_string).cloned();
+    let all = exchange(ranks.collective(), place, shared)?;
+    // The caller waits for the storage next.
     ranks.tick(Doing::Wait);
-    mine?;
+    local?;
     let mut done = vec![];
     for (rank, outcome) in all.into_iter().enumerate() {
         done.push(outcome.map_err(|why| PeerFailed(format!("rank {rank}: {why}")))?);
@@ -41,7 +42,7 @@ pub(super) fn settle<T: Clone + Serialize + DeserializeOwned>(
     Ok(done)
 }
 
-/// A checkpoint that is being stored.
+/// A checkpoint during its upload.
 pub(super) struct Transfer<'a> {
     pub(super) name: &'a str,
     pub(super) rt: &'a Handle,
@@ -59,14 +60,14 @@ impl Transfer<'_> {
         match is_there {
             false => Ok(()),
             true => Err(format!(
-                "checkpoint {} is there already: an attempt makes one at a batch",
+                "checkpoint {} already exists: an attempt makes one checkpoint per batch",
                 self.name
             )
             .into()),
         }
     }
 
-    /// Stores files, a few at a time.
+    /// Uploads files, a few at a time.
     pub(super) fn store<'f>(
         &self,
         files: impl IntoIterator<Item = (&'f String, &'f PathBuf)>,
@@ -91,14 +92,15 @@ impl Transfer<'_> {
         Ok(wait(self.rt, self.name, async move { place.upload(&name, parts).await })?)
     }
 
-    /// Deletes what a checkpoint that came to nothing has left, as far as the storage lets.
+    /// Deletes the files of a failed checkpoint, best effort.
     pub(super) fn forget(&self, files: impl Iterator<Item = String>) {
         let (place, name) = (self.place.clone(), self.name.to_owned());
         let files: Vec<String> = files.collect();
         let storage = place.storage.clone().impatient();
         let forgotten = wait(self.rt, self.name, async move {
             let manifest = layout::manifest_path(&place.trial_path, &name);
-            // The manifest's answer may have been lost: nothing of a whole checkpoint may go before it.
+            // Delete the manifest first. Its write may have succeeded with the response lost, and
+            // no file of a complete checkpoint may be deleted before its manifest.
             if storage.delete(&manifest).await.is_ok() {
                 for file in files {
                     let _ = storage
@@ -108,12 +110,12 @@ impl Transfer<'_> {
             }
             Ok(())
         });
-        // What it came to nothing for is the error to tell.
+        // Ignore this error: the caller reports why the checkpoint failed.
         let _ = forgotten;
     }
 }
 
-/// Waits for what the background does.
+/// Runs a future on the background runtime and waits for its result.
 pub(super) fn wait<T: Send + 'static>(
     rt: &Handle,
     name: &str,
@@ -140,35 +142,34 @@ pub(super) fn fetch(
     })
 }
 
-/// The files in and below a folder: by name, with their paths.
+/// Returns the files in a folder and its subfolders, as a map from name to path.
 pub(super) fn listed(folder: &Path, select: &Select) -> Result<BTreeMap<String, PathBuf>> {
-    let (mut found, mut folders) = (BTreeMap::new(), vec![(String::new(), folder.to_owned())]);
+    let (mut files, mut folders) = (BTreeMap::new(), vec![(String::new(), folder.to_owned())]);
     while let Some((above, folder)) = folders.pop() {
-        let unreadable = |error| format!("folder {} cannot be read: {error}", folder.display());
+        let unreadable = |error| format!("cannot read folder {}: {error}", folder.display());
         for entry in std::fs::read_dir(&folder).map_err(unreadable)? {
             let entry = entry.map_err(unreadable)?;
-            let Some(name) = entry.file_name().to_str().map(|it| format!("{above}{it}")) else {
+            let Some(name) = entry.file_name().to_str().map(|name| format!("{above}{name}")) else {
                 let path = entry.path();
-                return Err(format!("{} has no name in UTF-8", path.display()).into());
+                return Err(format!("the name of {} is not valid UTF-8", path.display()).into());
             };
             if entry.file_type().map_err(unreadable)?.is_dir() {
                 folders.push((format!("{name}/"), entry.path()));
             } else if name == MANIFEST {
                 let path = entry.path();
-                let text =
-                    format!("{}: no file of a checkpoint may be named {MANIFEST}", path.display());
+                let text = format!("{}: {MANIFEST} is a reserved file name", path.display());
                 return Err(text.into());
             } else if select(&name) {
-                found.insert(name, entry.path());
+                files.insert(name, entry.path());
             }
         }
     }
-    Ok(found)
+    Ok(files)
 }
 
 fn read(path: &Path) -> Result<Bytes> {
     let read = std::fs::read(path);
-    Ok(read.map_err(|error| format!("{} cannot be read: {error}", path.display()))?.into())
+    Ok(read.map_err(|error| format!("cannot read {}: {error}", path.display()))?.into())
 }
 
 pub(super) fn entry_of(path: &Path) -> Result<FileEntry> {
@@ -176,7 +177,7 @@ pub(super) fn entry_of(path: &Path) -> Result<FileEntry> {
     Ok(FileEntry { bytes: content.len() as u64, sha256: hash::sha256_hex(&content) })
 }
 
-/// A folder that is gone when this is.
+/// Temporary folder, deleted on drop.
 pub(super) struct Temporary(pub(super) PathBuf);
 
 impl Temporary {
@@ -187,11 +188,11 @@ impl Temporary {
         let name = format!("stoker-checkpoint-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
         let failed = |error| CheckpointError::Local {
-            name: "that is stored or read".to_owned(),
-            reason: format!("folder {} cannot be made: {error}", path.display()),
+            name: "in transfer".to_owned(),
+            reason: format!("cannot create folder {}: {error}", path.display()),
         };
         if path.exists() {
-            // Of a process that is gone and had this one's number.
+            // Left behind by an earlier process with the same process ID.
             std::fs::remove_dir_all(&path).map_err(failed)?;
         }
         std::fs::create_dir_all(&path).map_err(failed)?;

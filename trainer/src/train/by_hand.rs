@@ -1,4 +1,4 @@
-//! Trainings whose loop is the program's own, with the bits of `fit`.
+//! Custom training loops with the same results as `fit`, bit for bit.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -15,15 +15,23 @@ use crate::optim::{GradientSum, Optimizers, Selection};
 use crate::step::{Metrics, StepOutput};
 use crate::{Result, precision};
 
-/// A training whose loop is the program's own: what is between two calls of [`next`](Self::next) is up to
-/// it. All else is as in [`fit`](Context::fit): when to validate, to save and to report, how long to
-/// train, callbacks, and the bits, whether it was stopped in between or not.
+/// A training with a custom loop: the program decides what happens between two calls of
+/// [`next`](Self::next).
+///
+/// All else is as in [`fit`](Context::fit): length, validations, checkpoints, reports and
+/// callbacks. Results are bit-identical to `fit`, whether or not the training was interrupted.
 ///
 /// ```no_run
-/// # use stoker_trainer::burn::{module::Module, nn::Linear, optim::AdamConfig, tensor::{Int, Tensor}};
+/// # use stoker_trainer::burn::tensor::{Int, Tensor};
+/// # use stoker_trainer::burn::{module::Module, nn::Linear, optim::AdamConfig};
 /// # use stoker_trainer::{Context, Data, Fit, Optimizers, Result, StepOutput, Turn};
 /// # type Batch = (Tensor<2>, Tensor<1, Int>);
-/// fn train(context: &Context, model: Linear, data: Data<Batch>, test: Data<Batch>) -> Result<Linear> {
+/// fn train(
+///     context: &Context,
+///     model: Linear,
+///     data: Data<Batch>,
+///     test: Data<Batch>,
+/// ) -> Result<Linear> {
 ///     let step = |model: &Linear, (x, y): Batch| StepOutput::classification(model.forward(x), y);
 ///     let optimizers = Optimizers::one(AdamConfig::new().init(), 1e-3);
 ///     let mut training = context.training(model, optimizers, Fit::new(data).batch_size(32))?;
@@ -43,16 +51,17 @@ use crate::{Result, precision};
 /// }
 /// ```
 ///
-/// All ranks take the same turns and make the same calls; whoever has no sample of a batch calls `learn` or
-/// `step` with `None`. Of callbacks, `on_validation_batch_begin` and `on_validation_batch_end` are not called:
-/// the batches of a validation are the program's.
+/// All ranks get the same turns and must make the same calls. A rank without samples of a batch
+/// calls `learn` or `step` with `None`. The hooks `on_validation_batch_begin` and
+/// `on_validation_batch_end` are not called, because the program iterates over the validation
+/// batches.
 pub struct Training<'a, M, B> {
     run: Run<'a, M, B>,
     batches: Loader<B>,
     stage: Stage,
-    /// Of the steps of the batch under way.
+    /// Metrics of the steps in the current batch.
     metrics: Metrics,
-    /// Whether the validation where the length ends was just said.
+    /// Whether the validation at the end of the length was just reported.
     is_at_end: bool,
 }
 
@@ -65,51 +74,52 @@ impl<M, B> fmt::Debug for Training<'_, M, B> {
     }
 }
 
-/// What the program is to do next.
+/// Next action of a custom loop.
 #[derive(Debug)]
 pub enum Turn<B> {
-    /// To learn from this batch: [`Training::learn`], or [`Training::step`] and
-    /// [`Training::end_batch`]. `None` where this rank has no sample of it.
+    /// Learn from this batch with [`Training::learn`], or with [`Training::step`] and
+    /// [`Training::end_batch`]. `None` if this rank has no sample of it.
     Train(Option<B>),
-    /// To say how good the model is: [`Training::validated`].
+    /// Validate the model and call [`Training::validated`].
     Validate,
 }
 
-/// What the program was last asked for.
+/// State of the loop: what the program must do before the next turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stage {
     Start,
     Idle,
     Train,
-    /// As [`Stage::Train`], after a step.
+    /// Same as [`Stage::Train`], after at least one step.
     Stepped,
-    /// A validation is to be asked for, after a batch of which all this is due.
+    /// Request a validation next. All this is due after the batch.
     Due(Due),
-    /// After a batch, of which all this is due.
+    /// Validation after a batch. All this is due after the batch.
     Validate(Due),
-    /// Before the first batch.
+    /// Validation before the first batch.
     ValidateFirst,
-    /// Where the length ends.
+    /// Validation at the end of the length.
     ValidateLast,
     Over,
 }
 
-/// There is no step: the program takes it.
+/// Placeholder step: the program takes its own steps.
 struct ByHand;
 
 impl<M, B> Step<M, B> for ByHand {
     fn train(&self, _: &M, _: B) -> StepOutput {
-        unreachable!("the program takes its steps itself")
+        unreachable!("the program takes its own steps")
     }
 }
 
 impl Context {
-    /// A training whose loop is the program's own. Goes on from this program's latest checkpoint where
-    /// there is one, be it of such a loop or of [`fit`](Self::fit).
+    /// Starts a training with a custom loop. If this program has a checkpoint, training resumes
+    /// from the latest one, whether a custom loop or [`fit`](Self::fit) saved it.
     ///
     /// # Errors
     ///
-    /// As [`fit`](Self::fit); validation data in `fit`: the program validates itself.
+    /// Same as [`fit`](Self::fit). Also fails if `fit` has validation data, because the program
+    /// validates itself.
     pub fn training<M: Module + 'static, B: Send + 'static>(
         &self,
         model: M,
@@ -117,8 +127,8 @@ impl Context {
         fit: Fit<B>,
     ) -> Result<Training<'_, M, B>> {
         if fit.validation.is_some() {
-            let text = "a training by hand has validation data: give it to `Context::evaluate` at \
-                        `Turn::Validate` instead";
+            let text = "a custom loop cannot have validation data in `Fit`; pass the data to \
+                        `Context::evaluate` at `Turn::Validate`";
             return Err(text.into());
         }
         let mut run = Run::start(self, model, optimizers, &ByHand, fit)?;
@@ -130,13 +140,13 @@ impl Context {
 }
 
 impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
-    /// What to do next; `None` where training is over.
+    /// Returns the next action, or `None` when training is over.
     ///
     /// # Errors
     ///
-    /// What the data, a callback, the storage or the runner failed with;
-    /// [`Interrupted`](crate::Interrupted) where training was asked to leave, after a checkpoint; the last
-    /// turn was not taken.
+    /// Fails if the data, a callback, the storage or the runner fails, or if the previous turn was
+    /// not completed. Returns [`Interrupted`](crate::Interrupted) if the program should stop; a
+    /// checkpoint is then already stored.
     #[expect(clippy::should_implement_trait, reason = "an iterator could not lend the model")]
     pub fn next(&mut self) -> Result<Option<Turn<B>>> {
         match self.stage {
@@ -180,28 +190,29 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
         Ok(Some(Turn::Validate))
     }
 
-    /// The model as steps compute with it, in half precision if the experiment says so. A clone of it
-    /// that outlives the step costs memory: weights that nobody else holds are changed in place.
+    /// Returns the model for computation, in half precision if the experiment sets it. Drop it
+    /// before the step: the optimizer updates weights in place only if they are not shared, and a
+    /// clone costs memory.
     pub fn model(&self) -> Cow<'_, M> {
         precision::lowered(&*self.run.model, self.run.context.config.mixed_precision)
     }
 
-    /// Global batches trained.
+    /// Returns the number of global batches trained.
     pub fn batches(&self) -> u64 {
         self.run.state.batches
     }
 
-    /// Epochs finished.
+    /// Returns the number of finished epochs.
     pub fn epoch(&self) -> u64 {
         self.run.timetable.epochs_finished(self.run.state.batches)
     }
 
-    /// Learns from a batch with all parameters, as [`fit`](Context::fit) does; `None` where this rank had
-    /// no sample.
+    /// Learns from a batch with all parameters, as [`fit`](Context::fit) does. Pass `None` if this
+    /// rank has no sample of the batch.
     ///
     /// # Errors
     ///
-    /// It is not the turn for it; what another rank or a callback failed with.
+    /// Fails if the current turn is not `Turn::Train`, or if another rank or a callback fails.
     pub fn learn(&mut self, output: Option<StepOutput>) -> Result<()> {
         if self.stage != Stage::Train {
             return Err(out_of_turn("learn", "once after `Turn::Train`", self.stage));
@@ -210,17 +221,23 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
         self.after_batch()
     }
 
-    /// Takes a step with the parameters alone in whose path this regular expression is found, each by
-    /// the optimizer and the learning rate of its group; gradients of others are forgotten. A batch may
-    /// have several such steps, as for a GAN, whose two losses differ: their metrics are of one row, so
-    /// name the losses apart ([`StepOutput::loss_as`]). [`end_batch`](Self::end_batch) ends it.
+    /// Takes a step with only the parameters whose path matches the regular expression `of`, at any
+    /// position in the path. Each uses the optimizer and learning rate of its group; other
+    /// gradients are discarded. Returns the metrics over all ranks.
     ///
-    /// Learning rates and their schedules go by batches, not by steps. Gives the metrics of all ranks.
+    /// A batch may have several such steps, for example the two losses of a GAN. Their metrics
+    /// share one row, so name the losses differently with [`StepOutput::loss_as`].
+    /// [`end_batch`](Self::end_batch) ends the batch. Learning rate schedules advance per batch,
+    /// not per step.
     ///
     /// # Errors
     ///
-    /// It is not the turn for it; `of` is no expression, or finds no parameter; gradients are aggregated
-    /// over batches; no rank gave an output.
+    /// Fails in these cases:
+    ///
+    /// - The current turn is not `Turn::Train`.
+    /// - `of` is not a valid regular expression, or matches no parameter.
+    /// - Gradients are aggregated over batches.
+    /// - No rank passed an output.
     pub fn step(&mut self, of: &str, output: Option<StepOutput>) -> Result<Metrics> {
         if !matches!(self.stage, Stage::Train | Stage::Stepped) {
             return Err(out_of_turn("step", "after `Turn::Train`", self.stage));
@@ -232,11 +249,11 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
         Ok(metrics)
     }
 
-    /// Ends a batch of several steps, or of none where there was nothing to learn.
+    /// Ends a batch of several steps, or of none if there was nothing to learn.
     ///
     /// # Errors
     ///
-    /// It is not the turn for it; what a callback failed with.
+    /// Fails if the current turn is not `Turn::Train`, or if a callback fails.
     pub fn end_batch(&mut self) -> Result<()> {
         if !matches!(self.stage, Stage::Train | Stage::Stepped) {
             return Err(out_of_turn("end_batch", "after `Turn::Train`", self.stage));
@@ -257,12 +274,13 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
         self.run.after_validation(due, false)
     }
 
-    /// Reports what a validation says, the same on all ranks, as [`Context::evaluate`] gives it. The names
-    /// are `loss` for the metric `validation_loss`.
+    /// Reports the metrics of a validation. They must be the same on all ranks, as returned by
+    /// [`Context::evaluate`]. The metric `loss` is reported as `validation_loss`.
     ///
     /// # Errors
     ///
-    /// It is not the turn for it; the searched metric is missing; what a callback failed with.
+    /// Fails if the current turn is not `Turn::Validate`, if the searched metric is missing, or if
+    /// a callback fails.
     pub fn validated(&mut self, metrics: &Metrics) -> Result<()> {
         let run = &mut self.run;
         let context = run.context;
@@ -284,26 +302,26 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
         Ok(())
     }
 
-    /// Waits until all is stored; gives the trained model.
+    /// Waits until everything is stored and returns the trained model.
     ///
     /// # Errors
     ///
-    /// The storage or a callback failed; training is not over.
+    /// Fails if the storage or a callback fails, or if training is not over.
     pub fn finish(self) -> Result<Fitted<M>> {
         match self.stage {
             Stage::Over => self.run.finish(),
-            _ => Err("training is not over: go on until `next` gives `None`".into()),
+            _ => Err("training is not over; call `next` until it returns `None`".into()),
         }
     }
 }
 
 impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
-    /// A step of a batch that may have several, with these parameters alone.
+    /// Takes one step of a batch with only these parameters.
     fn step_of(&mut self, selection: &Selection, output: Option<StepOutput>) -> Result<Metrics> {
         if self.aggregation > 1 {
             let text = format!(
-                "gradients are aggregated over {} batches, but a step of some parameters is of one: \
-                 set optimizations.aggregationFrequency to 1, or `learn`",
+                "cannot step with some of the parameters: gradients are aggregated over {} \
+                 batches; set optimizations.aggregationFrequency to 1 or use `learn`",
                 self.aggregation
             );
             return Err(text.into());
@@ -311,7 +329,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let (context, ranks) = (self.context, self.context.distributed());
         let mut sum = GradientSum::default();
         let metrics = sum.add_of(&*self.model, selection, output, ranks.size() == 1);
-        // Ranks that count otherwise would add up other things.
+        // Ranks must agree on the step: mismatched sums would be silently wrong.
         let place = format!("step of {selection} of batch {}", self.state.batches);
         let of_ranks = self.agree(&place, (metrics, sum.tally()))?;
         let (metrics, tallies): (Vec<_>, Vec<_>) = of_ranks.into_iter().unzip();
@@ -325,23 +343,23 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         Ok(Metrics::total(metrics))
     }
 
-    /// No more steps of this batch.
+    /// Ends the steps of this batch.
     fn end_steps(&mut self) {
         self.rates = None;
     }
 }
 
 fn missed(what: &str, call: &str) -> crate::Error {
-    format!("{what} was left out: call {call} before `next`").into()
+    format!("{what} was skipped; call {call} before `next`").into()
 }
 
 fn out_of_turn(call: &str, when: &str, stage: Stage) -> crate::Error {
     let now = match stage {
         Stage::Start | Stage::Idle | Stage::Due(_) => "`next` was not called",
-        Stage::Train => "a batch is to be learned from",
-        Stage::Stepped => "a batch has steps already, which `end_batch` ends",
+        Stage::Train => "a batch is waiting for `learn`",
+        Stage::Stepped => "a batch has steps and needs `end_batch`",
         Stage::Over => "training is over",
         _ => "a validation is due",
     };
-    format!("`{call}` is called {when}; now {now}").into()
+    format!("cannot call `{call}`: {now}; call it {when}").into()
 }

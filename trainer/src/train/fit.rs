@@ -1,4 +1,4 @@
-//! What to train on, and what training gives back.
+//! Inputs and results of training.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use crate::callback::{Callback, Logs};
 use crate::data::Data;
 use crate::step::{Metrics, StepOutput};
 
-/// What [`Context::fit`](crate::Context::fit) trains on and for how long.
+/// Data, length and callbacks of a training with [`Context::fit`](crate::Context::fit).
 pub struct Fit<B> {
     pub(crate) train: Data<B>,
     pub(crate) validation: Option<Data<B>>,
@@ -28,7 +28,8 @@ impl<B> fmt::Debug for Fit<B> {
 }
 
 impl<B> Fit<B> {
-    /// Batches of 32 on each rank, for as long as the experiment says, or else for one epoch.
+    /// Creates a training with batches of 32 samples per rank. The experiment sets its length;
+    /// without one, it is one epoch.
     pub fn new(train: Data<B>) -> Self {
         Self {
             train,
@@ -41,41 +42,42 @@ impl<B> Fit<B> {
         }
     }
 
-    /// What to validate on.
+    /// Sets the validation data.
     #[must_use]
     pub fn validation(self, data: Data<B>) -> Self {
         Self { validation: Some(data), ..self }
     }
 
-    /// Samples of one rank in one batch.
+    /// Sets the number of samples per batch on each rank (default: 32).
     #[must_use]
     pub fn batch_size(self, batch_size: usize) -> Self {
         Self { batch_size, ..self }
     }
 
-    /// The length where the program trains alone; in an experiment, the experiment says it.
+    /// Sets the length in epochs for programs without a runner (default: 1). Ignored if the
+    /// experiment or [`Standalone::length`](crate::Standalone::length) sets the length.
     #[must_use]
     pub fn epochs(self, epochs: u64) -> Self {
         Self { epochs: Some(epochs), ..self }
     }
 
-    /// Names this training. It goes on exactly where it was from a checkpoint of the same name; from one of
-    /// another, or of none, it takes the weights alone and trains its whole length: other data, batch size
-    /// and optimizers are welcome. Change it where a trial is to be gone on with that way.
+    /// Sets the ID of this training. A checkpoint with the same ID is resumed in full. From any
+    /// other checkpoint, training takes only the weights and starts at epoch 0 (a warm start), so
+    /// data, batch size and optimizers may differ.
     #[must_use]
     pub fn continue_id(self, id: impl Into<String>) -> Self {
         Self { continue_id: id.into(), ..self }
     }
 
-    /// Begins with this epoch, counted from 0, as if those before it were trained: data, callbacks and
-    /// [`epochs`](Self::epochs) count from 0 all the same. Only where the program trains alone and has no
-    /// checkpoint to go on from, which says better where it was.
+    /// Starts at this epoch, counted from 0, as if the epochs before it had been trained. Data,
+    /// callbacks and [`epochs`](Self::epochs) still count from 0. Ignored under a runner, and when
+    /// a checkpoint is resumed.
     #[must_use]
     pub fn initial_epoch(self, initial_epoch: u64) -> Self {
         Self { initial_epoch, ..self }
     }
 
-    /// Adds callbacks, which run in this order.
+    /// Adds callbacks. They run in this order, after those already added.
     #[must_use]
     pub fn callbacks(mut self, callbacks: Vec<Box<dyn Callback>>) -> Self {
         self.callbacks.extend(callbacks);
@@ -83,43 +85,44 @@ impl<B> Fit<B> {
     }
 }
 
-/// What training gives back.
+/// Result of training.
 #[derive(Debug)]
 pub struct Fitted<M> {
-    /// The trained model.
+    /// Trained model.
     pub model: M,
-    /// Metrics of each epoch; those of a validation at its end as `val_...`.
+    /// Metrics of each epoch. Metrics of a validation at its end begin with `val_`.
     pub history: Vec<Logs>,
-    /// Why a callback ended it before its length, if one did.
+    /// Why a callback stopped training before its length; `None` if none did.
     pub stopped: Option<String>,
 }
 
-/// How a model learns from a batch, where training and validation differ.
+/// Training and validation steps of a model, for models whose steps differ.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a step of `{M}` on batches of `{B}`",
-    note = "a plain function `fn(&{M}, {B}) -> StepOutput` goes to `fit`, not to `fit_with`"
+    note = "pass a plain function `fn(&{M}, {B}) -> StepOutput` to `fit` instead of `fit_with`"
 )]
 pub trait Step<M, B> {
-    /// Loss and metrics of a training batch.
+    /// Returns loss and metrics of a training batch.
     fn train(&self, model: &M, batch: B) -> StepOutput;
 
-    /// Metrics of a validation batch; the model is on the device without autodiff.
+    /// Returns metrics of a validation batch. The model is on a device without autodiff.
     fn validate(&self, model: &M, batch: B) -> StepOutput {
         self.train(model, batch)
     }
 
-    /// What a validation says, given the sums over this rank's batches: the place for metrics that are
-    /// no means over batches. Called on every rank; sums and counts of all ranks are added up.
+    /// Returns the metrics of a validation, given the sums over this rank's batches. Override this
+    /// for metrics that are not means over batches. Called on every rank; the sums and counts of
+    /// all ranks are then added up.
     ///
     /// # Errors
     ///
-    /// Whatever should end the trial.
+    /// An error ends the attempt.
     fn validated(&self, sums: Metrics) -> Result<Metrics> {
         Ok(sums)
     }
 }
 
-/// The same function for both.
+/// One function for training and validation steps.
 pub(crate) struct Both<F>(pub(crate) F);
 
 impl<M, B, F: Fn(&M, B) -> StepOutput> Step<M, B> for Both<F> {

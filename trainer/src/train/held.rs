@@ -1,11 +1,11 @@
-//! A model that is given away for a step and taken back.
+//! Slot that lends the model by value for a step.
 
 use std::ops::Deref;
 
 use crate::Result;
 
-/// A model. Held alone, its parameters are updated in place; a step on a clone would make all of them
-/// anew.
+/// Slot for the model. Steps take the model by value: parameters that are not shared are updated in
+/// place, while a step on a clone would allocate all of them again.
 pub(super) struct Held<M>(Option<M>);
 
 impl<M> Held<M> {
@@ -13,16 +13,16 @@ impl<M> Held<M> {
         Self(Some(model))
     }
 
-    /// Puts what `with` makes of the model in its place. After an error there is none, and the run
+    /// Replaces the model by the result of `with`. After an error, the slot is empty and the run
     /// must end.
     pub(super) fn replace(&mut self, with: impl FnOnce(M) -> Result<M>) -> Result<()> {
-        let model = self.0.take().ok_or("the model was lost in a step")?;
+        let model = self.0.take().ok_or("no model: a previous step failed")?;
         self.0 = Some(with(model)?);
         Ok(())
     }
 
     pub(super) fn into_inner(self) -> Result<M> {
-        Ok(self.0.ok_or("the model was lost in a step")?)
+        Ok(self.0.ok_or("no model: a previous step failed")?)
     }
 }
 
@@ -30,6 +30,6 @@ impl<M> Deref for Held<M> {
     type Target = M;
 
     fn deref(&self) -> &M {
-        self.0.as_ref().expect("nobody looks at a model after a step that failed")
+        self.0.as_ref().expect("the run ends after a failed step")
     }
 }

@@ -1,4 +1,4 @@
-//! When callbacks are called, and what comes of what they ask for.
+//! Calls callbacks and applies their requests.
 
 use burn::module::Module;
 
@@ -9,15 +9,15 @@ use crate::callback::{Callback, Control};
 use crate::step::Metrics;
 use crate::{Result, record};
 
-/// Batches that are trained without a look around.
+/// Batches up to the next scheduling boundary.
 pub(super) struct Workload {
-    /// The batch after which it ends.
+    /// Batch at which the workload ends.
     pub(super) end: u64,
     pub(super) metrics: Metrics,
 }
 
 impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
-    /// Calls the hooks of what begins with this batch.
+    /// Calls the hooks of everything that begins with this batch.
     pub(super) fn begin_batch(&mut self) -> Result<()> {
         let batches = self.state.batches;
         if let Some(epoch) = self.timetable.epoch_that_begins(batches) {
@@ -31,7 +31,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         self.hook(|callback, control| callback.on_batch_begin(control))
     }
 
-    /// Ends the workload that is under way, if there is one.
+    /// Ends the current workload, if there is one.
     pub(super) fn end_workload(&mut self) -> Result<()> {
         let Some(Workload { metrics, .. }) = self.workload.take() else { return Ok(()) };
         let logs = metrics.means("");
@@ -46,8 +46,10 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let epoch = self.epoch();
         self.hook(|callback, control| callback.on_epoch_end(epoch, &logs, control))?;
         let is_chief = self.context.distributed().rank() == 0;
-        let wants = |it: &dyn Callback| (is_chief || !it.chief_only()) && it.wants_weights(epoch);
-        if !self.callbacks.iter().any(|it| wants(&**it)) {
+        let wants = |callback: &dyn Callback| {
+            (is_chief || !callback.chief_only()) && callback.wants_weights(epoch)
+        };
+        if !self.callbacks.iter().any(|callback| wants(&**callback)) {
             return Ok(());
         }
         let weights = record::weights(&*self.model)?;
@@ -57,7 +59,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         })
     }
 
-    /// Calls a hook and does what it asked for.
+    /// Calls a hook and applies its requests.
     pub(super) fn hook(
         &mut self,
         call: impl FnMut(&mut dyn Callback, &mut Control) -> Result<()>,
@@ -67,12 +69,15 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         self.heed()
     }
 
-    /// Does what callbacks have asked for.
+    /// Applies the requests of callbacks.
     pub(super) fn heed(&mut self) -> Result<()> {
         let (batches, epoch) = (self.state.batches, self.epoch());
         for (group, metrics) in std::mem::take(&mut self.control.rows) {
             if ["training", "validation"].contains(&group.as_str()) {
-                return Err(format!("a callback reports to {group}, which the loop does").into());
+                let text = format!(
+                    "a callback cannot report to group {group}: the loop writes it; use another"
+                );
+                return Err(text.into());
             }
             self.outlet().row(&group, batches, epoch, &metrics)?;
         }
@@ -82,7 +87,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         if let Some(scale) = self.control.scale.take() {
             if !scale.is_finite() || scale < 0.0 {
                 let text = format!(
-                    "a callback makes the learning rate's scale {scale}, but it must be a number of at least 0"
+                    "a callback set the learning rate scale to {scale}; it must be at least 0"
                 );
                 return Err(text.into());
             }
@@ -102,8 +107,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         self.control.learning_rate_scale = self.optimizers.scale();
     }
 
-    /// The hooks of a process that leaves training: after its last checkpoint, which is the same
-    /// wherever it leaves.
+    /// Calls the hooks at the end of training in this process. Called after the last checkpoint, so
+    /// that the checkpoint does not depend on where training stops.
     pub(super) fn end_hooks(&mut self) -> Result<()> {
         self.end_workload()?;
         self.hook(|callback, control| callback.on_train_end(control))

@@ -1,4 +1,4 @@
-//! Weights that a callback has kept, which training ends with.
+//! Best weights: a copy of the model that a callback keeps and training ends with.
 
 use burn::module::Module;
 
@@ -8,24 +8,24 @@ use crate::callback::Logs;
 use crate::checkpoint::Parts;
 use crate::{Result, precision, record};
 
-/// The file of a model that a callback has kept; absent where none has.
+/// File of the kept model; absent if no callback keeps one.
 pub(super) const KEPT: &str = "kept.bpk";
 
 impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
-    /// Keeps the model as it is now. Every rank keeps its own, which are equal.
+    /// Keeps a copy of the current model. Every rank keeps its own; all copies are equal.
     pub(super) fn keep_weights(&mut self) -> Result<()> {
         let precision = self.context.config.mixed_precision;
         self.share_buffers()?;
         self.model.replace(|model| Ok(precision::raised(model, precision)))?;
         self.kept = Some(record::snapshot(&*self.model).into_bytes()?);
         let batches = self.state.batches;
-        let here = self.state.validated.clone().filter(|it| it.batches == batches);
+        let here = self.state.validated.clone().filter(|validated| validated.batches == batches);
         self.state.kept = here.or_else(|| Some(Validated::new(batches, &Logs::new())));
         Ok(())
     }
 
-    /// Makes the model the one that was kept, if one was: training is over. Done once more it changes
-    /// nothing. What the kept model's validation gave is that of this batch then.
+    /// At the end of training, replaces the model by the kept copy, if there is one. The kept
+    /// model's validation becomes the validation of this batch. Idempotent.
     pub(super) fn take_kept(&mut self) -> Result<()> {
         let (Some(model), Some(validated)) = (self.kept.clone(), &self.state.kept) else {
             return Ok(());

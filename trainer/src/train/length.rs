@@ -1,4 +1,4 @@
-//! What the runner wants: how long to train, and when to leave.
+//! Directives of the runner and stop requests: how long to train, and when to exit.
 
 use std::time::Duration;
 
@@ -13,48 +13,50 @@ use crate::collective::{Doing, exchange};
 use crate::error::{Infrastructure, Interrupted};
 use crate::{Error, Result};
 
-/// Pause before an undecided runner is asked again.
+/// Pause before the runner is asked again while the search is undecided.
 pub(crate) const UNDECIDED_PAUSE: Duration = Duration::from_millis(200);
-/// Questions without an answer at the end of the granted length, each [`ANSWER_WAIT`] and a pause
-/// long, before the process gives its place up: about ten minutes.
+/// Maximum number of unanswered requests at the end of the granted length, after which the process
+/// exits. Each takes [`ANSWER_WAIT`] and a pause, so this is about ten minutes.
 ///
 /// [`ANSWER_WAIT`]: super::ANSWER_WAIT
 pub(crate) const UNANSWERED_MAX: u32 = 500;
 
-/// What was asked of the ranks.
+/// Stop requests and directive.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 pub(super) struct Wish {
-    /// Whether a signal asks to leave.
+    /// Whether a signal requests a stop.
     signal: bool,
-    /// Whether the program wants no more training.
+    /// Whether the program itself ends training.
     ended: bool,
-    /// The runner's latest answer, which rank 0 has.
+    /// Latest directive of the runner, which only rank 0 receives.
     directive: Option<Directive>,
 }
 
 impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
-    /// What each rank says here, in their order. What was asked of any of them rides along, so that
-    /// all know it at the same place of the program.
+    /// All-gathers a value, in rank order. Stop requests travel with it, so that all ranks see them
+    /// at the same point of the program.
     pub(super) fn agree<T: DeserializeOwned + Serialize>(
         &mut self,
         place: &str,
-        mine: T,
+        local: T,
     ) -> Result<Vec<T>> {
         let ranks = self.context.distributed();
         if ranks.size() == 1 {
-            return Ok(vec![mine]);
+            return Ok(vec![local]);
         }
-        let (wishes, said): (Vec<Wish>, Vec<T>) =
-            exchange(ranks.collective(), place, (self.asked_here(), mine))?.into_iter().unzip();
+        let local = (self.local_wish(), local);
+        let all = exchange(ranks.collective(), place, local)?;
+        let (wishes, values): (Vec<Wish>, Vec<T>) = all.into_iter().unzip();
         self.wish = Wish {
-            signal: wishes.iter().any(|it| it.signal),
-            ended: wishes.iter().any(|it| it.ended),
-            directive: wishes.first().and_then(|it| it.directive),
+            signal: wishes.iter().any(|wish| wish.signal),
+            ended: wishes.iter().any(|wish| wish.ended),
+            directive: wishes.first().and_then(|wish| wish.directive),
         };
-        Ok(said)
+        Ok(values)
     }
 
-    /// Does what has a deadline of its own: nobody takes this rank for stuck meanwhile.
+    /// Runs `act`, which has its own deadline. Meanwhile, the watchdog does not report this rank as
+    /// stuck.
     pub(super) fn wait_for<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
         self.context.distributed().tick(Doing::Wait);
         let done = act(self);
@@ -62,35 +64,35 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         done
     }
 
-    fn asked_here(&self) -> Wish {
+    fn local_wish(&self) -> Wish {
         let (signal, ended) = (self.context.stop.is_set(), self.context.ended.is_set());
         Wish { signal, ended, directive: self.outlet().directive() }
     }
 
-    /// What all ranks know was asked of them.
-    fn asked(&self) -> Wish {
+    /// Returns the requests that all ranks have agreed on.
+    fn agreed_wish(&self) -> Wish {
         match self.context.distributed().size() {
-            1 => self.asked_here(),
+            1 => self.local_wish(),
             _ => self.wish,
         }
     }
 
-    /// Does what was asked for between two batches, which may be to end. A wish to leave is an error.
+    /// Applies requests between two batches. Returns an error if the process must exit.
     pub(super) fn obey(&mut self) -> Result<()> {
-        let asked = self.asked();
-        if asked.ended {
-            self.state.stopped.get_or_insert_with(|| "the program wants no more".into());
+        let wish = self.agreed_wish();
+        if wish.ended {
+            self.state.stopped.get_or_insert_with(|| "the program ended training".into());
         }
-        if asked.signal {
-            return Err(self.leave(ExitCode::Preempted, "asked to stop by a signal"));
+        if wish.signal {
+            return Err(self.leave(ExitCode::Preempted, "stopped by a signal"));
         }
-        match asked.directive {
+        match wish.directive {
             Some(Directive::Continue { units }) => self.extend(units),
             Some(Directive::Preempt) => {
-                return Err(self.leave(ExitCode::Preempted, "asked to stop by the runner"));
+                return Err(self.leave(ExitCode::Preempted, "preempted by the runner"));
             }
             Some(Directive::Stop) => {
-                return Err(self.leave(ExitCode::Completed, "nothing more is wanted"));
+                return Err(self.leave(ExitCode::Completed, "no more training is needed"));
             }
             Some(Directive::Fenced) => return Err(fenced()),
             Some(Directive::Wait) | None => {}
@@ -98,11 +100,12 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         Ok(())
     }
 
-    /// At the end of the granted length, or where a callback has stopped, after a validation: saves,
-    /// reports the result and asks. Says whether training is over.
+    /// Called at the end of the granted length, or when a callback stops training, after a
+    /// validation. Saves a checkpoint, reports the result and waits for the next directive. Returns
+    /// whether training is over.
     ///
-    /// The checkpoint is whole before the result is reported, so that a trial whose result is known
-    /// can be gone on with.
+    /// The checkpoint is complete before the result is reported, so a trial with a known result can
+    /// be resumed.
     pub(super) fn reach_length(&mut self) -> Result<bool> {
         let (batches, context) = (self.state.batches, self.context);
         context.tried(Part::Checkpoint, || {
@@ -113,8 +116,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         if !self.outlet().has_runner() {
             return Ok(true);
         }
-        let mut told = self.reached_units();
-        let mut event = self.validation_event(told);
+        let mut reported = self.reached_units();
+        let mut event = self.validation_event(reported);
         let mut num_unanswered = 0;
         loop {
             let answer = self.wait_for(|run| run.outlet().ask(batches, event));
@@ -127,7 +130,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
                         return Ok(false);
                     }
                 }
-                // What a callback stopped is over, whatever more was granted.
+                // A training that a callback stopped is over, even if a longer length was granted.
                 Some(Directive::Continue { .. }) => return Ok(true),
                 Some(Directive::Preempt | Directive::Fenced) | None => self.obey()?,
                 Some(Directive::Wait) => {}
@@ -135,38 +138,38 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             self.obey_signal()?;
             num_unanswered = if answer.is_some() { 0 } else { num_unanswered + 1 };
             if num_unanswered == UNANSWERED_MAX {
-                let text = "the runner has not answered for ten minutes";
+                let text = "the runner has not responded for ten minutes";
                 return Err(Infrastructure(text.into()).into());
             }
             std::thread::sleep(UNDECIDED_PAUSE);
             // A longer length may end at the same batch.
             event = match self.reached_units() {
-                reached if reached == told => {
+                reached if reached == reported => {
                     let batches_total = self.state.base + self.granted;
                     ReportEvent::Progress { batches_total, activity: None }
                 }
                 reached => {
-                    told = reached;
+                    reported = reached;
                     self.validation_event(reached)
                 }
             };
         }
     }
 
-    /// The granted length, if training is there: where a callback has stopped it before, what a
-    /// validation gives is no result of that length.
+    /// Returns the granted length if training has reached it. If a callback stopped training
+    /// before, the validation is not a result of that length.
     fn reached_units(&self) -> Option<u64> {
         (self.state.batches >= self.granted).then_some(self.granted_units)
     }
 
     fn obey_signal(&mut self) -> Result<()> {
-        match self.asked().signal {
-            true => Err(self.leave(ExitCode::Preempted, "asked to stop by a signal")),
+        match self.agreed_wish().signal {
+            true => Err(self.leave(ExitCode::Preempted, "stopped by a signal")),
             false => Ok(()),
         }
     }
 
-    /// Takes on a longer length; a granted length never shrinks.
+    /// Adopts a longer length. A granted length never shrinks.
     fn extend(&mut self, units: u64) {
         if units > self.granted_units {
             self.granted_units = units;
@@ -174,14 +177,14 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         }
     }
 
-    /// Waits until all that was saved and reported is stored.
+    /// Waits until all checkpoints and reports are stored.
     pub(super) fn store(&mut self) -> Result<()> {
         let mut outlet = self.outlet();
         outlet.report_saved(true)?;
         outlet.flush()
     }
 
-    /// Saves what is not saved, waits until it is stored and told; gives the error to leave with.
+    /// Saves a checkpoint, waits until everything is stored, and returns the error to exit with.
     fn leave(&mut self, code: ExitCode, why: &str) -> Error {
         let saved = self.save();
         let stored = self.wait_for(|run| saved.and_then(|()| run.store()));
@@ -192,8 +195,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     }
 }
 
-/// This attempt is over for the runner.
+/// The runner has given up this attempt.
 fn fenced() -> Error {
-    let why = "the runner has given this attempt up".into();
+    let why = "the runner has given up this attempt".into();
     Interrupted { code: ExitCode::Infrastructure, fenced: true, why }.into()
 }

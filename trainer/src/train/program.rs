@@ -1,4 +1,4 @@
-//! The program around a training: what it is told, and its exit code.
+//! Program around a training: its configuration and exit code.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -27,35 +27,35 @@ use crate::{Error, Result, termination};
 
 pub(crate) mod arguments;
 
-/// How long a process that ends waits for its last rows of metrics: a storage that works takes less,
-/// and one that does not must not hold the end up.
+/// How long an exiting process waits for its last rows of metrics. A working storage takes less,
+/// and a failing one must not delay the exit.
 const FLUSH_MAX: Duration = Duration::from_secs(5);
 
-/// How a program trains that no runner has started.
+/// Configuration of a program without a runner.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Standalone {
-    /// The hyperparameters.
+    /// Hyperparameters.
     pub hyperparameters: Value,
-    /// What an experiment's `data` would be.
+    /// Value of the experiment's `data`.
     pub data: Value,
-    /// The seed of everything.
+    /// Seed of all random numbers.
     pub seed: u32,
-    /// How long to train; `None` leaves it to [`Fit::epochs`](crate::Fit::epochs), or else one
+    /// Training length. With `None`, [`Fit::epochs`](crate::Fit::epochs) sets it, or else it is one
     /// epoch.
     pub length: Option<Length>,
-    /// A folder for checkpoints and metrics, from whose latest checkpoint training goes on; `None`
-    /// keeps none. One program at a time uses a folder.
+    /// Folder for checkpoints and metrics. Training resumes from its latest checkpoint. With
+    /// `None`, nothing is stored. Only one program at a time may use a folder.
     pub folder: Option<PathBuf>,
-    /// How many of the latest checkpoints to keep in the folder (default: 1, the least), and at least 3 until
-    /// training is over.
+    /// Number of latest checkpoints to retain in the folder (default and minimum: 1). Until
+    /// training is over, at least 3 are retained.
     pub save_trial_latest: u32,
-    /// How many of the best checkpoints by `validation_loss` to keep in the folder (default: 1).
+    /// Number of best checkpoints by `validation_loss` to retain in the folder (default: 1).
     pub save_trial_best: u32,
-    /// How often to save (default: after each epoch); at the end in any case.
+    /// How often to save (default: after each epoch). The end of training is always saved.
     pub checkpoint_period: Option<Length>,
-    /// Batches between two rows of training metrics.
+    /// Batches between rows of training metrics (default: 100).
     pub scheduling_unit: u64,
-    /// Prints nothing.
+    /// Whether to print nothing.
     pub quiet: bool,
 }
 
@@ -77,14 +77,14 @@ impl Default for Standalone {
 }
 
 impl Standalone {
-    /// The session of a program that trains alone.
+    /// Returns the context of a program without a runner.
     ///
-    /// Training draws weights from `seed`. Random numbers that the program draws itself are not seeded:
-    /// call `context.device().seed(..)` for those.
+    /// Training samples weights from `seed`. For random numbers that the program samples itself,
+    /// call `context.device().seed(..)`.
     ///
     /// # Errors
     ///
-    /// The folder cannot be used.
+    /// Fails if the folder cannot be used.
     pub fn context(self) -> Result<Context> {
         let (quiet, keep) = (self.quiet, self.keep());
         let context = context(self.config()?, Some(keep))?;
@@ -94,12 +94,12 @@ impl Standalone {
         Ok(context)
     }
 
-    /// The checkpoints to keep.
+    /// Returns how many checkpoints to retain.
     pub(crate) fn keep(&self) -> Keep {
         Keep { latest: self.save_trial_latest, best: self.save_trial_best }
     }
 
-    /// What a runner would tell.
+    /// Returns the configuration that a runner would provide.
     pub(crate) fn config(self) -> Result<TrialConfig> {
         let (unit, units) =
             self.length.and_then(|length| length.get()).unwrap_or((Unit::Epochs, 0));
@@ -145,36 +145,38 @@ impl Standalone {
 }
 
 impl Context {
-    /// Prints nothing of training from here on.
+    /// Disables terminal output of training.
     pub(crate) fn silence(&self) {
         self.outlet().terminal = Terminal::silent();
     }
 }
 
-/// A folder as the storage takes it: absolute, wherever the program was started.
+/// Returns the absolute path of a folder, as the storage requires it.
 fn folder_url(folder: &Path) -> Result<String> {
     let absolute = std::path::absolute(folder)
-        .map_err(|error| format!("folder {} cannot be used: {error}", folder.display()))?;
+        .map_err(|error| format!("cannot use folder {}: {error}", folder.display()))?;
     Ok(absolute.to_string_lossy().into_owned())
 }
 
-/// The session of this process: of the trial that a runner has started it for, or alone, with the
-/// hyperparameters in `STOKER_HPARAMS`, a JSON object, if it is set.
+/// Returns the context of this process. Under a runner, it belongs to the trial that the runner
+/// started. Otherwise, hyperparameters come from `STOKER_HPARAMS`, a JSON object, if it is set.
 ///
-/// In a gang or under a runner the exit code says what happened, which [`run`] and [`main`] see to.
+/// With a runner or several ranks, the process must exit with the right code. [`run`] and [`main`]
+/// take care of that.
 ///
-/// Seeds burn's random stream by the trial's seed: call it before the program draws random numbers.
+/// Seeds burn's random stream with the trial's seed, so call this before the program samples random
+/// numbers.
 ///
 /// # Errors
 ///
-/// What the process was told cannot be read.
+/// Fails if the configuration of this process cannot be read.
 pub fn init() -> Result<Context> {
     let context = session()?;
     context.seed_program();
     Ok(context)
 }
 
-/// As [`init`], with burn's random stream left alone.
+/// Same as [`init`], without seeding burn's random stream.
 fn session() -> Result<Context> {
     match std::env::var_os(ENV_TRIAL_CONFIG) {
         Some(path) => under_runner(Path::new(&path)),
@@ -182,28 +184,30 @@ fn session() -> Result<Context> {
     }
 }
 
-/// A whole `fn main` for a trial. Alone, the program's arguments say how to train: `--help` tells.
+/// Complete `fn main` for a trial. Without a runner, the program's arguments configure the
+/// training; see `--help`.
 pub fn main<T: Trial>() -> process::ExitCode {
     main_with::<T>(std::env::args().skip(1))
 }
 
-/// As [`main`], with these arguments in place of the program's: for a program of several trials.
+/// Same as [`main`], with these arguments instead of the program's, for programs with several
+/// trials.
 pub fn main_with<T: Trial>(arguments: impl IntoIterator<Item = String>) -> process::ExitCode {
     run_with(arguments, |context| run_trial::<T>(context).map(drop))
 }
 
-/// A whole `fn main` for a script: makes the session, runs `program`, and turns what it returns,
-/// and a panic, into the exit code that a runner understands.
+/// Complete `fn main` for a script: creates the context, runs `program`, and converts its result or
+/// panic into the exit code that the runner expects.
 pub fn run(program: impl FnOnce(&Context) -> Result<()>) -> process::ExitCode {
     finish(session(), program)
 }
 
-/// As [`run`]; alone, these arguments say how to train, as those of [`main`] do.
+/// Same as [`run`], but without a runner, these arguments configure the training, as in [`main`].
 pub fn run_with(
     arguments: impl IntoIterator<Item = String>,
     program: impl FnOnce(&Context) -> Result<()>,
 ) -> process::ExitCode {
-    let told = match std::env::var_os(ENV_TRIAL_CONFIG) {
+    let context = match std::env::var_os(ENV_TRIAL_CONFIG) {
         Some(path) => under_runner(Path::new(&path)),
         None => match arguments::parse(arguments) {
             Ok(Some(standalone)) => standalone.context(),
@@ -214,55 +218,56 @@ pub fn run_with(
             Err(error) => Err(error),
         },
     };
-    finish(told, program)
+    finish(context, program)
 }
 
-/// As [`run`]; alone, the program keeps checkpoints and metrics in this folder, and goes on from the
-/// latest.
+/// Same as [`run`], but without a runner, the program stores checkpoints and metrics in this folder
+/// and resumes from the latest checkpoint.
 pub fn run_in(
     folder: impl Into<PathBuf>,
     program: impl FnOnce(&Context) -> Result<()>,
 ) -> process::ExitCode {
-    let told = match std::env::var_os(ENV_TRIAL_CONFIG) {
+    let context = match std::env::var_os(ENV_TRIAL_CONFIG) {
         Some(path) => under_runner(Path::new(&path)),
         None => arguments::from_environment().and_then(|standalone| {
             Standalone { folder: Some(folder.into()), ..standalone }.context()
         }),
     };
-    finish(told, program)
+    finish(context, program)
 }
 
 pub(crate) fn under_runner(path: &Path) -> Result<Context> {
-    let told = std::fs::read(path)
+    let config = std::fs::read(path)
         .map_err(Error::from)
         .and_then(|bytes| serde_json::from_slice::<TrialConfig>(&bytes).map_err(Error::from));
-    let told = told.map_err(|error| {
-        Infrastructure(format!("{ENV_TRIAL_CONFIG}: {} cannot be read: {error}", path.display()))
+    let config = config.map_err(|error| {
+        Infrastructure(format!("cannot read {ENV_TRIAL_CONFIG} {}: {error}", path.display()))
     })?;
-    context(told, None)
+    context(config, None)
 }
 
-/// The session of one rank; waits for the others. `alone` is `None` under a runner.
+/// Creates the context of one rank and waits for the other ranks. `alone` is `None` under a runner.
 pub(crate) fn context(mut config: TrialConfig, alone: Option<Keep>) -> Result<Context> {
     device::prefer_host()?;
     let is_alone = alone.is_some();
     let launched = if is_alone { Launched::for_program() } else { Launched::for_trial(&config) }?;
     let place = Place::of(launched.numbers.local_rank)?;
-    // As all were told, before the session fills in what is its own.
-    let told = config.clone();
+    // Keep the configuration that all ranks share, before the outlet changes this process's copy.
+    let shared = config.clone();
     let outlet = Outlet::open(&mut config, alone, launched.numbers.rank == 0)?;
     let stop = StopSignal::default();
     let listening = stop.listen(outlet.runtime(), is_alone);
-    listening.map_err(|error| Infrastructure(format!("no signal handlers: {error}")))?;
+    listening
+        .map_err(|error| Infrastructure(format!("cannot install signal handlers: {error}")))?;
     let pulse = Arc::<OnceLock<_>>::default();
     let telling = threads::listen(outlet.runtime(), launched.numbers.rank, pulse.clone());
-    telling.map_err(|error| Infrastructure(format!("no signal handlers: {error}")))?;
-    let ranks = Distributed::join(&told, &launched, place.gpu, &stop)?;
+    telling.map_err(|error| Infrastructure(format!("cannot install signal handlers: {error}")))?;
+    let ranks = Distributed::join(&shared, &launched, place.gpu, &stop)?;
     let _ = pulse.set(ranks.pulse.clone());
     Ok(Context::new(config, outlet, stop, place.device, ranks))
 }
 
-/// Runs, reports the end, gives the exit code.
+/// Runs `program`, reports its end, and returns the exit code.
 pub(crate) fn finish(
     context: Result<Context>,
     program: impl FnOnce(&Context) -> Result<()>,
@@ -296,33 +301,36 @@ pub(crate) fn finish(
     let interrupted = result.as_ref().err().and_then(|error| error.downcast_ref::<Interrupted>());
     // A panic in the loop poisons the lock, but rows and reports can still be sent.
     let mut outlet = context.outlet();
-    if interrupted.is_some_and(|it| it.fenced) || outlet.directive() == Some(Directive::Fenced) {
-        // Another attempt has this one's place: whatever is still queued must not be written.
+    if interrupted.is_some_and(|interrupted| interrupted.fenced)
+        || outlet.directive() == Some(Directive::Fenced)
+    {
+        // Another attempt has replaced this one: queued writes must not happen.
         termination::leave(code, message.as_deref(), vec![]);
         process::exit(code as i32);
     }
     outlet.tell_validation();
-    // Before the waits below: the process may be given less time than they take.
+    // Record the exit before the waits below: the process may be killed during them.
     termination::leave(code, message.as_deref(), outlet.unsent());
     if code == ExitCode::Completed {
         outlet.end_training();
     }
-    // The rows before a failure are those that explain it.
+    // Store the rows before a failure: they help to explain it.
     if let Err(error) = outlet.flush_within(FLUSH_MAX) {
-        eprintln!("stoker: the last rows of metrics are not stored: {error}");
+        eprintln!("stoker: cannot store the last rows of metrics: {error}");
     }
     outlet.close(outlet.batches(), code, message.clone());
     termination::leave(code, message.as_deref(), outlet.unsent());
     process::ExitCode::from(code as u8)
 }
 
-/// What a panic says. Layers that make tensors themselves panic in mixed precision.
+/// Formats a panic message, with a hint for mixed precision, where layers that create tensors
+/// panic.
 pub(super) fn panicked(context: &Context, message: &str) -> String {
     let hint = match context.config.mixed_precision {
         MixedPrecision::None => "",
         MixedPrecision::Bf16 => {
-            " (optimizations.mixedPrecision is bf16: tensors that a program or a layer makes itself \
-             must be of `context.dtype()`; see docs/gpus.md)"
+            " (optimizations.mixedPrecision is bf16: create tensors with `context.dtype()`; see \
+             docs/gpus.md)"
         }
     };
     format!("panicked: {message}{hint}")
@@ -333,7 +341,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_is_taken_from_where_the_program_was_started() {
+    fn relative_folders_start_at_the_working_directory() {
         let here = std::env::current_dir().unwrap();
         let check = |folder: &str, expected: &Path| {
             assert_eq!(folder_url(Path::new(folder)).unwrap(), expected.to_str().unwrap());

@@ -1,4 +1,4 @@
-//! The loop.
+//! Training loop.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::MutexGuard;
@@ -26,7 +26,7 @@ use crate::outlet::Outlet;
 use crate::step::{Metrics, StepOutput};
 use crate::{InvalidInput, Result, precision, record, rng};
 
-/// One process's part of a training.
+/// This process's part of a training.
 pub(super) struct Run<'a, M, B> {
     pub(super) context: &'a Context,
     pub(super) model: Held<M>,
@@ -40,30 +40,30 @@ pub(super) struct Run<'a, M, B> {
     pub(super) timetable: Timetable,
     pub(super) state: RunState,
     pub(super) gradients: GradientSum,
-    /// Where gradients are summed over ranks.
+    /// Buffers for summing gradients over ranks.
     pub(super) flat: FlatGradients,
-    /// The length granted, in units and in batches.
+    /// Granted length, in units and in batches.
     pub(super) granted_units: u64,
     pub(super) granted: u64,
-    /// The batch of the last checkpoint.
+    /// Batch of the last checkpoint.
     pub(super) saved: Option<u64>,
-    /// A model that a callback has kept: see `train/kept.rs`.
+    /// Model that a callback keeps; see `train/kept.rs`.
     pub(super) kept: Option<Bytes>,
-    /// What ranks last agreed on, where there are several.
+    /// Requests that all ranks last agreed on; unused with one rank.
     pub(super) wish: Wish,
     pub(super) aggregation: u64,
-    /// Whether this process has trained no batch yet.
+    /// Whether this process has not trained a batch yet.
     is_first: bool,
-    /// The learning rates of the batch under way, where it has several steps.
+    /// Learning rates of the current batch, if it has several steps.
     pub(super) rates: Option<Vec<f64>>,
-    /// Whether the program loops by itself: `train/by_hand.rs`.
+    /// Whether the program has a custom loop; see `train/by_hand.rs`.
     pub(super) by_hand: bool,
-    /// The batches between two looks around that are under way.
+    /// Current batches up to the next scheduling boundary.
     pub(super) workload: Option<Workload>,
 }
 
 impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
-    /// Checks what can be checked before the first batch, and takes on the checkpoint.
+    /// Checks what can be checked before the first batch, and restores the checkpoint.
     pub(super) fn start(
         context: &'a Context,
         model: M,
@@ -73,15 +73,16 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     ) -> Result<Self> {
         let config = &context.config;
         if config.inference.is_some() {
-            let text = "this process is of an inference job, but its program trains: the job's program \
-                        must implement `Inference` and call `infer`";
+            let text = "this process belongs to an inference job, but its program trains; \
+                        implement `Inference` and call `infer`";
             return Err(InvalidInput(text.into()).into());
         }
         {
             let mut outlet = context.outlet();
             if outlet.has_loop && (outlet.last_saved().is_some() || outlet.restored.is_some()) {
-                let text = "this process has trained and saved already: a second training in it could not be \
-                            gone on with; let it be a trial or a program of its own, or keep no checkpoints";
+                let text = "this process has already trained and saved checkpoints: a second \
+                            training could not be resumed; use a separate trial or program, or \
+                            save no checkpoints";
                 return Err(text.into());
             }
             outlet.has_loop = true;
@@ -91,7 +92,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let global_batch = batch_size * context.distributed().size();
         let plan = context.plan(batch_size, true);
         train.check(&plan)?;
-        validation.as_ref().map_or(Ok(()), |it| it.check_validation(&plan))?;
+        validation.as_ref().map_or(Ok(()), |data| data.check_validation(&plan))?;
         let model = optimizers.draw_weights(context, model);
         optimizers.check(&record::paths(&model))?;
         let timetable = Timetable::new(config, train.steps(&plan), global_batch as u64);
@@ -150,14 +151,14 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         #[cfg(feature = "learner")]
         run.optimizers.adopt(&*run.model);
         if run.saved.is_some() {
-            // Rates and kept weights are the checkpoint's: those of a run never stopped.
+            // The checkpoint already contains learning rates and kept weights.
             (run.control.scale, run.control.keeps_weights) = (None, false);
         }
         run.heed()?;
         Ok(run)
     }
 
-    /// Trains to the length granted, and on as it grows.
+    /// Trains to the granted length, and continues if the length grows.
     pub(super) fn train(mut self) -> Result<Fitted<M>> {
         if self.validates_first() {
             self.validate()?;
@@ -196,23 +197,23 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         self.finish()
     }
 
-    /// The way out to runner and storage, for a moment: never twice in one expression.
+    /// Locks the outlet. Must not be called twice in one expression, which would deadlock.
     pub(super) fn outlet(&self) -> MutexGuard<'a, Outlet> {
         self.context.outlet()
     }
 
-    /// Whether a validation comes before the first batch.
+    /// Returns whether to validate before the first batch.
     pub(super) fn validates_first(&self) -> bool {
         self.timetable.validates_first(self.state.batches, self.state.validated.is_some())
     }
 
-    /// Whether nothing more is to be trained, as far as is known.
+    /// Returns whether training has reached its length, as far as is known.
     pub(super) fn is_at_length(&self) -> bool {
         self.state.stopped.is_some() || self.state.batches >= self.granted
     }
 
-    /// At the end: takes the weights that a callback which stopped has kept. Says whether there was a
-    /// validation at this batch.
+    /// Called at the end of training. If a callback stopped training, restores kept weights and
+    /// writes the last row of metrics. Returns whether there was a validation at this batch.
     pub(super) fn arrive(&mut self) -> Result<bool> {
         if self.state.stopped.is_some() {
             self.take_kept()?;
@@ -224,10 +225,10 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     }
 
     fn is_validated(&self) -> bool {
-        self.state.validated.as_ref().is_some_and(|it| it.batches == self.state.batches)
+        self.state.validated.as_ref().is_some_and(|last| last.batches == self.state.batches)
     }
 
-    /// What training gives back.
+    /// Ends training and returns its result.
     pub(super) fn finish(mut self) -> Result<Fitted<M>> {
         self.leave_training()?;
         let history = self.state.history.iter().map(from_bits).collect();
@@ -236,7 +237,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         Ok(Fitted { model, history, stopped: self.state.stopped })
     }
 
-    /// Batches from here on, without an end: how long to train may change.
+    /// Returns batches from the current position on, without end: the granted length may grow.
     pub(super) fn loader(&self) -> Loader<B> {
         let plan = self.context.plan(self.batch_size, true);
         self.train.loader(plan, self.state.batches..u64::MAX)
@@ -246,7 +247,8 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     fn train_batch(&mut self, batches: &mut Loader<B>) -> Result<()> {
         let batch = self.next_batch(batches)?;
         let output = {
-            // It is gone before the step, which changes weights in place if nobody shares them.
+            // Drop this copy before the step: the optimizer updates weights in place only if they
+            // are not shared.
             let model = precision::lowered(&*self.model, self.context.config.mixed_precision);
             match batch {
                 Some(batch) if self.is_first => {
@@ -261,8 +263,9 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         self.learn(output)
     }
 
-    /// What this rank has of the next batch. Random numbers are drawn for that batch from here on, and
-    /// without workers also while the batch is made: a resumed training must draw the same.
+    /// Returns this rank's part of the next batch. Seeds the random stream for the step, and
+    /// without workers also for making the batch, so that a resumed training samples the same
+    /// numbers.
     pub(super) fn next_batch(&mut self, batches: &mut Loader<B>) -> Result<Option<B>> {
         let (context, ranks) = (self.context, self.context.distributed());
         ranks.pulse.step(self.state.batches);
@@ -273,7 +276,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             seed();
         }
         let start = Instant::now();
-        let batch = batches.next().ok_or("the data has ended")??;
+        let batch = batches.next().ok_or("the data ended unexpectedly")??;
         ranks.pulse.waited_for_data(start.elapsed());
         if !is_made_here {
             seed();
@@ -281,8 +284,8 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         Ok(batch)
     }
 
-    /// Accumulates one batch's gradients, and where enough are together: sums over ranks,
-    /// normalises by the global count, steps.
+    /// Accumulates the gradients of one batch. When enough batches are accumulated, all-reduces the
+    /// gradients, divides by the global count, and steps.
     pub(super) fn learn(&mut self, output: Option<StepOutput>) -> Result<()> {
         let (context, ranks) = (self.context, self.context.distributed());
         let whole = self.aggregation == 1 && ranks.size() == 1;
@@ -303,14 +306,14 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             if !averages {
                 sum.sum_of(self.aggregation);
             }
-            // Before the model is given away: a sum that is no gradient leaves the model usable.
+            // Before the model is lent to the step: if the sum is unusable, the model stays valid.
             let gradients = self.optimizers.normalise(&*self.model, sum, all)?;
             self.model.replace(|model| self.optimizers.step(model, gradients))?;
         }
         self.end_batch(&Metrics::total(metrics))
     }
 
-    /// Counts a batch that was learned from. Metrics are those of all ranks from here on.
+    /// Counts a trained batch. `metrics` are over all ranks.
     pub(super) fn end_batch(&mut self, metrics: &Metrics) -> Result<()> {
         self.state.batches += 1;
         self.state.since_row.add(metrics);
@@ -323,25 +326,26 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         if is_over { self.end_workload() } else { Ok(()) }
     }
 
-    /// What does not fit shows at the first batch, by a panic of burn's that knows no names.
+    /// Runs a step for the first time. Shape errors appear here, as burn panics without names, so
+    /// add the names of the data's fields to the error.
     pub(super) fn first_step(
         &self,
         which: &str,
         fields: &[String],
         step: impl FnOnce() -> StepOutput,
     ) -> Result<StepOutput> {
-        let told = |why: &str| {
+        let describe = |why: &str| {
             let why = panicked(self.context, why);
             let data = match fields {
                 [] => String::new(),
                 fields => format!("; the data is {}", fields.join(", ")),
             };
-            format!("the step fails on {which}: {why}{data}")
+            format!("the step failed on {which}: {why}{data}")
         };
-        catch_unwind(AssertUnwindSafe(step)).map_err(|panic| caught(panic, told))
+        catch_unwind(AssertUnwindSafe(step)).map_err(|panic| caught(panic, describe))
     }
 
-    /// Says what is due after a batch, and writes the row of metrics that is.
+    /// Writes the row of metrics if one is due, and returns all that is due after this batch.
     pub(super) fn after_batch(&mut self) -> Result<Due> {
         let batches = self.state.batches;
         let due = self.timetable.due(batches, self.granted);
@@ -351,7 +355,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         Ok(due)
     }
 
-    /// Writes the row of metrics since the last.
+    /// Writes a row with the metrics since the last row.
     fn report_row(&mut self) -> Result<()> {
         let (batches, epoch) = (self.state.batches, self.epoch());
         let metrics = std::mem::take(&mut self.state.since_row).means("");
@@ -361,7 +365,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         Ok(())
     }
 
-    /// Does the rest of what is due after a batch.
+    /// Does everything else that is due after a batch: hooks, reports and checkpoints.
     pub(super) fn after_validation(&mut self, due: Due, is_best: bool) -> Result<()> {
         let batches = self.state.batches;
         if due.epoch_end {
@@ -380,7 +384,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         outlet.report_saved(false)
     }
 
-    /// Epochs finished before the current batch.
+    /// Returns how many epochs finished before the current batch.
     pub(super) fn epoch(&self) -> u64 {
         self.timetable.epoch(self.state.batches)
     }
@@ -396,23 +400,25 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     }
 }
 
-/// Refuses ranks that read other data than rank 0, as far as numbers tell.
-pub(super) fn same_data(ranks: &Distributed, mine: (usize, usize, Option<usize>)) -> Result<()> {
+/// Fails if ranks read data of different sizes. Compares only the number of samples and the batch
+/// size.
+pub(super) fn same_data(ranks: &Distributed, local: (usize, usize, Option<usize>)) -> Result<()> {
     if ranks.size() == 1 {
         return Ok(());
     }
-    let all = exchange(ranks.collective(), "data", mine)?;
-    let Some(rank) = all.iter().position(|it| *it != all[0]) else { return Ok(()) };
-    let told = |(samples, global, validated): (usize, usize, Option<usize>)| {
-        let validated = validated.map_or("no".to_owned(), |it| it.to_string());
+    let all = exchange(ranks.collective(), "data", local)?;
+    let Some(rank) = all.iter().position(|sizes| *sizes != all[0]) else { return Ok(()) };
+    let describe = |(samples, global, validated): (usize, usize, Option<usize>)| {
+        let validated = validated.map_or("no".to_owned(), |samples| samples.to_string());
         format!(
-            "{samples} training samples in global batches of {global} and {validated} validation samples"
+            "{samples} training samples in global batches of {global} and {validated} validation \
+             samples"
         )
     };
-    let (other, lead) = (told(all[rank]), told(all[0]));
+    let (other, lead) = (describe(all[rank]), describe(all[0]));
     Err(format!(
-        "rank {rank} has {other}, but rank 0 has {lead}: every rank must read the same data in the same \
-         order, such as a folder's files sorted by name"
+        "rank {rank} has {other}, but rank 0 has {lead}; read the same data in the same order on \
+         every rank, for example by sorting file names"
     )
     .into())
 }

@@ -1,4 +1,4 @@
-//! The run's state to a checkpoint and back, and from rank 0 to all.
+//! Saves the run's state to checkpoints, restores it, and shares it among ranks.
 
 use burn::module::Module;
 use bytes::Bytes;
@@ -14,7 +14,7 @@ use crate::collective::exchange;
 use crate::error::Infrastructure;
 use crate::{Error, Result, precision, record};
 
-/// Why a checkpoint that is whole is not gone on from.
+/// Error when restoring from a complete checkpoint.
 #[derive(Debug, thiserror::Error)]
 #[error("checkpoint {name}: {source}")]
 pub(super) struct NotTaken {
@@ -23,8 +23,8 @@ pub(super) struct NotTaken {
 }
 
 impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
-    /// Starts a save of the state now, which shares its tensors with the loop until a step makes new
-    /// ones. Copying them to the host, writing, hashing and storing happen on other threads.
+    /// Starts a save of the current state. The save shares tensors with the loop until a step
+    /// replaces them. Copying to the host, writing, hashing and storing run on other threads.
     pub(super) fn save(&mut self) -> Result<()> {
         if !self.outlet().has_storage() || self.saved == Some(self.state.batches) {
             return Ok(());
@@ -35,7 +35,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         hook(&mut self.callbacks, &mut self.control, ranks, |callback, control| {
             callback.on_checkpoint(&mut files, control)
         })?;
-        // This checkpoint is of a training that goes on: the next batch's hooks bring the stop.
+        // Save the checkpoint as if training continued, and apply the stop in the next hook.
         let stop = self.control.stop.take();
         self.heed()?;
         self.control.stop = stop;
@@ -73,9 +73,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         Ok(())
     }
 
-    /// The other ranks' sums of gradients that no step has used yet, on rank 0: they are state as
-    /// its own is.
-    fn gather_pending(&mut self, mine: &PendingTensors) -> Result<Vec<Bytes>> {
+    /// Gathers the other ranks' pending gradient sums on rank 0; the checkpoint needs them too.
+    fn gather_pending(&mut self, local: &PendingTensors) -> Result<Vec<Bytes>> {
         let ranks = self.context.distributed();
         if ranks.size() == 1 {
             self.state.others.clear();
@@ -86,13 +85,13 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         if of_ranks.iter().all(|(seen, _)| seen.is_empty()) {
             return Ok(vec![]);
         }
-        let mine = if ranks.rank() == 0 { Bytes::new() } else { RunState::pack(mine.clone())? };
-        let mut all = ranks.collective().collect(mine)?;
+        let local = if ranks.rank() == 0 { Bytes::new() } else { RunState::pack(local.clone())? };
+        let mut all = ranks.collective().collect(local)?;
         Ok(if self.outlet().is_lead() { all.split_off(1) } else { vec![] })
     }
 
-    /// The statistics that BatchNorm keeps are rank 0's on all ranks, as in the checkpoint: a rank
-    /// that is resumed has no others.
+    /// Copies rank 0's BatchNorm statistics to all ranks. The checkpoint contains only these, so a
+    /// resumed rank has no others.
     pub(super) fn share_buffers(&mut self) -> Result<()> {
         let ranks = self.context.distributed();
         if ranks.size() == 1 {
@@ -104,7 +103,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         Ok(())
     }
 
-    /// The checkpoint that rank 0 has found whole, on all ranks; or else rank 0's model.
+    /// Restores the checkpoint that rank 0 found complete, on all ranks. Without one, broadcasts
+    /// rank 0's model.
     fn restore_together(&mut self) -> Result<Restored> {
         let ranks = self.context.distributed();
         if ranks.size() == 1 {
@@ -120,7 +120,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             Some(chosen) if !self.outlet().is_lead() => {
                 restored = self.outlet().restore_from(std::slice::from_ref(&chosen))?;
                 if let Some((name, why)) = restored.refused.first_key_value() {
-                    let text = format!("checkpoint {name}, which rank 0 has read: {why}");
+                    let text = format!("cannot read checkpoint {name}, although rank 0 can: {why}");
                     return Err(Infrastructure(text).into());
                 }
             }
@@ -140,13 +140,13 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         Ok(restored)
     }
 
-    /// Takes on the newest whole checkpoint, if there is one, and says where training starts.
+    /// Restores the newest complete checkpoint, if there is one, and reports where training starts.
     pub(super) fn restore(&mut self) -> Result<()> {
         let restored = self.restore_together()?;
         let mut resumed_from = None;
         if let Some((name, manifest, parts)) = restored.checkpoint {
             let not_taken = |source| NotTaken { name: name.clone(), source };
-            let said = match self.is_same_training(&parts).map_err(not_taken)? {
+            let message = match self.is_same_training(&parts).map_err(not_taken)? {
                 true => {
                     self.take_on(&parts).map_err(not_taken)?;
                     self.saved = Some(self.state.batches);
@@ -158,11 +158,11 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
                         .map_err(not_taken)?;
                     (self.state.base, self.state.batches) = (manifest.batches, 0);
                     let id = &self.state.continue_id;
-                    format!("training {id:?} begins with the weights of checkpoint {name}")
+                    format!("training {id:?} starts with the weights of checkpoint {name}")
                 }
             };
             self.outlet().base = self.state.base;
-            self.outlet().terminal.say(&said);
+            self.outlet().terminal.say(&message);
             self.outlet().restore_unsent(manifest.unsent);
             self.outlet().restored = Some(name.clone());
             resumed_from = Some(name);
@@ -176,7 +176,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         Ok(())
     }
 
-    /// Whether a checkpoint is of this training, and not of another of the trial.
+    /// Returns whether a checkpoint belongs to this training, not to another one of the trial.
     fn is_same_training(&self, parts: &Parts) -> Result<bool> {
         Ok(RunState::read(parts)?.continue_id == self.state.continue_id)
     }
@@ -187,8 +187,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let was = (state.samples, state.global_batch);
         if is != was {
             let text = format!(
-                "it was trained on {} samples in global batches of {}, not on {} in {}: its position \
-                 in the data means nothing here",
+                "it was trained on {} samples in global batches of {}, not on {} in {}; use the \
+                 same data and batch size, or another `Fit::continue_id` to take only its weights",
                 was.0, was.1, is.0, is.1
             );
             return Err(text.into());
@@ -196,14 +196,14 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         match (&state.order, &self.state.order) {
             (Some(was), Some(is)) if was != is => {
                 let text = format!(
-                    "it was trained with {was}, not with {is}: its position in the data means nothing \
-                     here; train as before, or begin anew from its weights by another `Fit::continue_id`"
+                    "it was trained with {was}, not with {is}; use the same settings, or another \
+                     `Fit::continue_id` to take only its weights"
                 );
                 return Err(text.into());
             }
             _ => {}
         }
-        // The model comes first: the optimizers' state goes by the parameter ids that it brings.
+        // Load the model first: the optimizers' state refers to its parameter ids.
         self.model.replace(|model| record::load_model(model, parts))?;
         let optimizers = std::mem::replace(&mut self.optimizers, crate::optim::Optimizers::none());
         self.optimizers = optimizers.restore(&state.optimizers, parts)?;

@@ -1,4 +1,4 @@
-//! All of a run that is not weights or optimizers: with them, the checkpoint.
+//! State of a run except weights and optimizers, and its files in a checkpoint.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,58 +16,59 @@ use crate::optim::{GradientSum, OptimizersState, PendingGradients};
 use crate::record;
 use crate::step::Metrics;
 
-/// The file of this state.
+/// File of this state.
 const STATE: &str = "state.json";
-/// The file of a sum of gradients that no step has used yet; absent where there is none.
+/// File of a gradient sum that no step has used yet; absent if there is none.
 const GRADIENTS: &str = "gradients.bpk";
 
-/// Counters, sums and what callbacks keep. The random streams and the data's position are functions
-/// of the seed and of `batches`.
+/// Counters, sums and callback states. Random streams and the position in the data are functions of
+/// the seed and `batches`.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub(crate) struct RunState {
-    /// Global batches trained, since the last warm start.
+    /// Global batches trained since the last warm start.
     pub(crate) batches: u64,
-    /// Which training this is of: another begins with its weights alone.
+    /// ID of the training. A training with another ID takes only the weights.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) continue_id: String,
-    /// Global batches that the trial had trained before this training.
+    /// Global batches that the trial trained before this training.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) base: u64,
-    /// Samples of a global batch, without which `batches` is no position.
+    /// Samples per global batch; part of the position in the data.
     pub(crate) global_batch: usize,
-    /// Samples of an epoch, likewise.
+    /// Samples per epoch; part of the position in the data.
     pub(crate) samples: usize,
-    /// What the order of the samples and random numbers follow from, likewise; an older checkpoint has none.
+    /// Inputs of the sample order and random numbers; part of the position. Missing in older
+    /// checkpoints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) order: Option<ReadOrder>,
     /// Metrics since the last row.
     pub(crate) since_row: Metrics,
-    /// Metrics since the epoch's start.
+    /// Metrics since the start of the epoch.
     pub(crate) since_epoch: Metrics,
-    /// The last validation.
+    /// Last validation.
     pub(crate) validated: Option<Validated>,
-    /// The best searched metric yet, as bits.
+    /// Best searched metric so far, as bits.
     pub(crate) best: Option<u64>,
-    /// What callbacks keep, by name.
+    /// Callback states by callback name.
     pub(crate) callbacks: BTreeMap<String, Value>,
-    /// Why a callback ended the training.
+    /// Why a callback stopped the training.
     pub(crate) stopped: Option<String>,
     /// Metrics of each epoch, as bits.
     pub(crate) history: Vec<BTreeMap<String, u64>>,
     pub(crate) optimizers: OptimizersState,
-    /// Of the pending sum of gradients.
+    /// Number of gradients per parameter in the pending sum, and its sample count as bits.
     pub(crate) seen: Vec<u32>,
     pub(crate) count: u64,
-    /// The same of ranks 1, 2, ...
+    /// `seen` and `count` of ranks 1, 2, ...
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) others: Vec<(Vec<u32>, u64)>,
-    /// The validation of the weights that a callback has kept, if it has; without metrics where there was
-    /// none at that batch.
+    /// Validation of the weights that a callback keeps, if any; without metrics if there was no
+    /// validation at that batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) kept: Option<Validated>,
 }
 
-/// What the order of the samples and random numbers follow from, beside the position.
+/// Inputs of the sample order and random numbers, in addition to the position.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(crate) struct ReadOrder {
     pub(crate) seed: u32,
@@ -81,12 +82,12 @@ impl fmt::Display for ReadOrder {
         let Self { seed, shuffle, reshuffle, drop_last } = self;
         write!(
             f,
-            "the seed {seed} (shuffle {shuffle}, anew each epoch {reshuffle}, drop_last {drop_last})"
+            "the seed {seed} (shuffle {shuffle}, reshuffle {reshuffle}, drop_last {drop_last})"
         )
     }
 }
 
-/// A validation's means, as bits, by the names that reports use.
+/// Means of a validation as bits, named as in reports.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(crate) struct Validated {
     pub(crate) batches: u64,
@@ -103,12 +104,12 @@ impl Validated {
     }
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// JSON knows no NaN, and bits are exact.
+/// Returns values as bits: these are exact, and JSON cannot represent NaN.
 pub(crate) fn to_bits(metrics: &Logs) -> BTreeMap<String, u64> {
     metrics.iter().map(|(name, value)| (name.clone(), value.to_bits())).collect()
 }
@@ -118,7 +119,7 @@ pub(crate) fn from_bits(bits: &BTreeMap<String, u64>) -> Logs {
 }
 
 impl RunState {
-    /// Keeps a pending sum's small part here; gives its gradients.
+    /// Stores counts of a pending sum in this state and returns the sum's gradients.
     pub(crate) fn keep<M: Module>(
         &mut self,
         model: &M,
@@ -133,7 +134,8 @@ impl RunState {
         Ok(pending.gradients)
     }
 
-    /// Adds this state's files. `others` are the pending gradients of ranks 1, 2, ..., packed.
+    /// Adds this state's files to `parts`. `others` are the packed pending gradients of ranks 1, 2,
+    /// ...
     pub(crate) fn write(
         &self,
         gradients: PendingTensors,
@@ -144,13 +146,15 @@ impl RunState {
         if !gradients.is_empty() {
             parts.insert(GRADIENTS.into(), Self::pack(gradients)?);
         }
-        for (idx, packed) in others.into_iter().enumerate().filter(|(_, it)| !it.is_empty()) {
-            parts.insert(gradients_of(idx + 1), packed);
+        for (idx, packed) in others.into_iter().enumerate() {
+            if !packed.is_empty() {
+                parts.insert(gradients_of(idx + 1), packed);
+            }
         }
         Ok(())
     }
 
-    /// Pending gradients as a file; no bytes where there are none.
+    /// Packs pending gradients into a file. Without gradients, returns no bytes.
     pub(crate) fn pack(gradients: PendingTensors) -> Result<Bytes> {
         if gradients.is_empty() {
             return Ok(Bytes::new());
@@ -163,14 +167,14 @@ impl RunState {
         Ok(record::to_bytes(&bytes))
     }
 
-    /// The state that [`RunState::write`] wrote.
+    /// Reads the state that [`RunState::write`] wrote.
     pub(crate) fn read(parts: &Parts) -> Result<Self> {
-        let bytes = parts.get(STATE).ok_or("the checkpoint has no file state.json")?;
+        let bytes = parts.get(STATE).ok_or("file state.json is missing in the checkpoint")?;
         Ok(serde_json::from_slice(bytes).map_err(|error| format!("state.json: {error}"))?)
     }
 
-    /// The pending sum that a checkpoint holds for this rank: its own, or where there were more or
-    /// fewer ranks, all of it on rank 0.
+    /// Returns this rank's pending sum from a checkpoint. If the world size has changed, rank 0
+    /// gets the total of all ranks, and the others get nothing.
     pub(crate) fn pending<M: Module>(
         &self,
         model: &M,
@@ -214,10 +218,10 @@ impl RunState {
     }
 }
 
-/// The file of another rank's pending sum.
+/// Returns the file name of another rank's pending sum.
 fn gradients_of(rank: usize) -> String {
     format!("gradients-{rank}.bpk")
 }
 
-/// Gradients by the place of their parameter.
+/// Gradients by parameter index.
 pub(crate) type PendingTensors = Vec<(usize, TensorData)>;

@@ -1,4 +1,4 @@
-//! Whole trainings of a small model: bits equal over stops, workers and processes.
+//! Trainings of a small model: results are bit-identical across stops, workers and processes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -37,21 +37,21 @@ mod trying;
 
 type Pair = (Tensor<2>, Tensor<1, Int>);
 
-/// Held by tests that compare the bits of trainings with dropout, and by tests that draw: burn's CPU backend
-/// has one random stream per process. Tests that only create sessions do not need it.
+/// Lock on burn's random stream: its CPU backend has one per process. Tests hold it if they compare
+/// trainings with dropout or sample random numbers. Tests that only create contexts do not need it.
 static STREAM: Mutex<()> = Mutex::new(());
 
 pub(crate) fn alone_on_the_stream() -> MutexGuard<'static, ()> {
     STREAM.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A folder in memory, where there is such: for the many that stay no longer than a training, on whose
-/// way to a disk a test would wait most of its time.
+/// Returns a temporary folder, in memory if possible. Tests that run many short trainings would
+/// otherwise spend most of their time waiting for the disk.
 fn brief_folder() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
-/// Samples of an epoch: seven batches of 16, the last of 4.
+/// Samples per epoch: seven batches of 16, of which the last has 4.
 const SAMPLES: u64 = 100;
 
 #[derive(Module, Debug)]
@@ -80,7 +80,7 @@ impl Net {
     }
 }
 
-/// Noise, with the pixels of the class brighter.
+/// Returns noise, with brighter pixels for the sample's class.
 fn samples() -> Pair {
     let noise = |i: u64, k: u64| (key(&[i, k]) >> 40) as f32 / (1 << 24) as f32;
     let pixel = move |i: u64, k: u64| noise(i, k) + if k % 5 == i % 5 { 0.5 } else { 0.0 };
@@ -91,8 +91,8 @@ fn samples() -> Pair {
     (x, Tensor::from_data(TensorData::new(y, [n]), &device))
 }
 
-/// All that makes an exact resume hard: two optimizers, one of burn's schedules, sums over three
-/// batches, clipping.
+/// Returns optimizers that make an exact resume hard: two optimizers, a scheduler of burn,
+/// aggregation over three batches, and clipping.
 fn optimizers() -> Optimizers {
     let cosine = CosineAnnealingLrSchedulerConfig::new(1e-2, 50).init().unwrap();
     Optimizers::one(AdamConfig::new().init(), cosine)
@@ -102,7 +102,7 @@ fn optimizers() -> Optimizers {
         .aggregate(3)
 }
 
-/// Asks to stop as a signal would, and halves the learning rate once.
+/// Requests a stop like a signal, and halves the learning rate once.
 struct StopAt(u64, StopSignal);
 
 impl Callback for StopAt {
@@ -133,12 +133,12 @@ fn alone(folder: Option<&Path>, batches: u64) -> Standalone {
     }
 }
 
-/// Trains for 20 batches, or leaves after batch `stop_at`.
+/// Trains for 20 batches, or stops after batch `stop_at`.
 fn train(folder: Option<&Path>, workers: usize, stop_at: u64) -> Result<Fitted<Net>> {
     train_epochs_of(0, folder, workers, stop_at)
 }
 
-/// As [`train`], with so many records in an epoch.
+/// Same as [`train`], with `records` records per epoch.
 fn train_epochs_of(
     records: u64,
     folder: Option<&Path>,
@@ -158,7 +158,8 @@ fn train_epochs_of(
     context.fit(Net::new(context.device()), optimizers(), step, fit)
 }
 
-/// Every file of the checkpoint of batch 20, by name, but for the manifest, which names the attempt.
+/// Returns every file of the checkpoint at batch 20 by name, except the manifest, which contains
+/// the attempt number.
 fn last_checkpoint(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let checkpoints = std::fs::read_dir(folder.join("trial/checkpoints")).unwrap();
     let mut last: Vec<_> = checkpoints
@@ -173,7 +174,7 @@ fn last_checkpoint(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     files.map(file).filter(|(name, _)| name != "manifest.json").collect()
 }
 
-/// The rows of all attempts, in order, without what tells attempts apart.
+/// Returns the rows of all attempts, in order, without attempt numbers.
 fn rows(folder: &Path) -> Vec<(u64, String, Value)> {
     let mut files: Vec<_> = std::fs::read_dir(folder.join("trial/metrics"))
         .unwrap()
@@ -192,7 +193,7 @@ fn rows(folder: &Path) -> Vec<(u64, String, Value)> {
 }
 
 #[test]
-fn stopped_after_any_batch_and_resumed_gives_the_bytes_of_a_run_never_stopped() {
+fn resume_after_any_batch_is_bit_identical() {
     let _stream = alone_on_the_stream();
     let straight = tempfile::tempdir().unwrap();
     let fitted = train(Some(straight.path()), 0, u64::MAX).unwrap();
@@ -217,10 +218,10 @@ fn stopped_after_any_batch_and_resumed_gives_the_bytes_of_a_run_never_stopped() 
 }
 
 #[test]
-fn epochs_of_a_set_size_are_those_of_a_run_never_stopped() {
+fn resume_with_records_per_epoch_is_bit_identical() {
     let _stream = alone_on_the_stream();
     let straight = tempfile::tempdir().unwrap();
-    // Two batches and a half.
+    // 2.5 batches per epoch.
     let fitted = train_epochs_of(40, Some(straight.path()), 0, u64::MAX).unwrap();
     assert_eq!(fitted.history.len(), 10);
     assert!(fitted.history.iter().all(|logs| logs.contains_key("val_loss")));
@@ -234,7 +235,7 @@ fn epochs_of_a_set_size_are_those_of_a_run_never_stopped() {
 }
 
 #[test]
-fn a_killed_attempt_without_a_checkpoint_keeps_its_number() {
+fn killed_attempt_without_checkpoint_keeps_its_number() {
     let _stream = alone_on_the_stream();
     let check = |left: &str, expected: u32| {
         let folder = tempfile::tempdir().unwrap();
@@ -252,7 +253,7 @@ fn a_killed_attempt_without_a_checkpoint_keeps_its_number() {
 }
 
 #[test]
-fn a_training_that_has_ended_ends_again_with_the_same_model_and_trains_nothing() {
+fn completed_training_does_not_train_again() {
     let _stream = alone_on_the_stream();
     let folder = tempfile::tempdir().unwrap();
     train(Some(folder.path()), 0, u64::MAX).unwrap();
@@ -263,7 +264,7 @@ fn a_training_that_has_ended_ends_again_with_the_same_model_and_trains_nothing()
 }
 
 #[test]
-fn workers_change_no_bit() {
+fn workers_do_not_change_results() {
     let _stream = alone_on_the_stream();
     let bytes = |workers| {
         let fitted = train(None, workers, u64::MAX).unwrap();
@@ -275,13 +276,14 @@ fn workers_change_no_bit() {
 }
 
 #[test]
-fn loaded_weights_predict_as_the_trained_model() {
+fn loaded_weights_predict_like_the_trained_model() {
     let _stream = alone_on_the_stream();
     let folder = tempfile::tempdir().unwrap();
     let fitted = train(Some(folder.path()), 0, u64::MAX).unwrap();
     let context = alone(None, 1).context().unwrap();
     let mut checkpoints = std::fs::read_dir(folder.path().join("trial/checkpoints")).unwrap();
-    let last = checkpoints.find(|it| it.as_ref().unwrap().path().to_string_lossy().contains("20-"));
+    let is_last = |path: &std::path::PathBuf| path.to_string_lossy().contains("20-");
+    let last = checkpoints.find(|entry| is_last(&entry.as_ref().unwrap().path()));
     let last = last.unwrap().unwrap().path();
     let loaded = context.load_checkpoint_model(Net::new(context.device()), &last).unwrap();
     let data = Data::arrays(samples()).unwrap();
@@ -295,7 +297,7 @@ fn loaded_weights_predict_as_the_trained_model() {
     assert!(metrics.mean("accuracy").unwrap() > 0.5, "{metrics:?}");
 }
 
-/// The error of a training on `data` with these pieces.
+/// Returns the error of a training with this batch size, these optimizers and callbacks.
 fn refused(batch_size: usize, optimizers: Optimizers, callbacks: Vec<Box<dyn Callback>>) -> String {
     let context = alone(None, 20).context().unwrap();
     let data = Data::arrays(samples()).unwrap();
@@ -305,7 +307,7 @@ fn refused(batch_size: usize, optimizers: Optimizers, callbacks: Vec<Box<dyn Cal
 }
 
 #[test]
-fn what_cannot_be_trained_is_refused_before_the_first_batch() {
+fn invalid_settings_fail_before_the_first_batch() {
     let _stream = alone_on_the_stream();
     let check = |batch_size, optimizers, expected: &str| {
         assert_eq!(refused(batch_size, optimizers, vec![]), expected);
@@ -320,33 +322,34 @@ fn what_cannot_be_trained_is_refused_before_the_first_batch() {
     check(
         10,
         adam().group("^outptu", SgdConfig::new().build(), 0.1).unwrap(),
-        "optimizer group \"^outptu\" finds none of the parameters hidden.weight, hidden.bias, \
+        "optimizer group \"^outptu\" matches none of the parameters hidden.weight, hidden.bias, \
          norm.gamma, norm.beta, output.weight, output.bias",
     );
-    check(10, adam().clip_norm(-1.0), "clip_norm is -1, but must be more than 0");
-    check(10, adam().clip_norm(f64::NAN), "clip_norm is NaN, but must be more than 0");
+    check(10, adam().clip_norm(-1.0), "clip_norm is -1; it must be more than 0");
+    check(10, adam().clip_norm(f64::NAN), "clip_norm is NaN; it must be more than 0");
     let plateau = ReduceOnPlateau::new("val_loss").factor(10.0).boxed();
     assert_eq!(
         refused(10, adam(), vec![plateau]),
-        "callback ReduceOnPlateau: factor is 10, but must be more than 0 and less than 1"
+        "callback ReduceOnPlateau: factor is 10; it must be more than 0 and less than 1"
     );
     assert_eq!(
         refused(10, adam(), vec![CsvLog::new("a/run 1.csv").boxed()]),
-        "callback CsvLog: checkpoint file \"run 1.csv\": a name has letters, digits, `.`, `_` and `-` alone"
+        "callback CsvLog: invalid checkpoint file name \"run 1.csv\": use only letters, digits, \
+         `.`, `_` and `-`"
     );
 }
 
 #[test]
-fn hyperparameters_are_named_when_they_do_not_fit() {
-    // Making a context sets the stream.
+fn hyperparameter_errors_name_the_field() {
+    // Creating a context seeds the stream.
     let _stream = alone_on_the_stream();
     #[derive(Debug, serde::Deserialize)]
-    #[expect(dead_code, reason = "read by serde alone")]
+    #[expect(dead_code, reason = "only serde accesses it")]
     struct Hparams {
         optimizer: Inner,
     }
     #[derive(Debug, serde::Deserialize)]
-    #[expect(dead_code, reason = "read by serde alone")]
+    #[expect(dead_code, reason = "only serde accesses it")]
     struct Inner {
         learning_rate: f64,
     }
@@ -363,7 +366,7 @@ fn hyperparameters_are_named_when_they_do_not_fit() {
     check(json!({}), "missing field `optimizer`");
 }
 
-/// What a trial needs, and no more.
+/// A minimal trial.
 struct Tiny {
     id: String,
 }
@@ -402,7 +405,7 @@ impl Trial for Tiny {
     }
 }
 
-/// A step with a metric of the whole validation, which is no mean over batches.
+/// A step with a metric over the whole validation, which is not a mean over batches.
 struct Whole;
 
 impl Step<Net, Pair> for Whole {
@@ -418,7 +421,7 @@ impl Step<Net, Pair> for Whole {
 }
 
 #[test]
-fn a_step_may_say_more_of_a_whole_validation() {
+fn step_adds_metrics_over_the_whole_validation() {
     let _stream = alone_on_the_stream();
     let context = alone(None, 7).context().unwrap();
     let data = || Data::arrays(samples()).unwrap();
@@ -430,12 +433,13 @@ fn a_step_may_say_more_of_a_whole_validation() {
 }
 
 #[test]
-fn a_trial_needs_its_global_batch_size() {
+fn trial_requires_global_batch_size() {
     let _stream = alone_on_the_stream();
     let trial = |hyperparameters| {
         let standalone = Standalone { hyperparameters, ..alone(None, 2) };
         let context = standalone.context().unwrap();
-        run_trial::<Tiny>(&context).map(|fitted| fitted.history.len()).map_err(|it| it.to_string())
+        let fitted = run_trial::<Tiny>(&context).map_err(|error| error.to_string())?;
+        Ok::<_, String>(fitted.history.len())
     };
     assert_eq!(trial(json!({"global_batch_size": 50})), Ok(1));
     let check = |hyperparameters, expected: &str| {
@@ -443,8 +447,8 @@ fn a_trial_needs_its_global_batch_size() {
     };
     check(
         json!({}),
-        "global_batch_size is missing: a trial needs this hyperparameter, the samples of one batch \
-         over all ranks",
+        "global_batch_size is missing: set this hyperparameter to the number of samples of one \
+         batch over all ranks",
     );
     check(
         json!({"global_batch_size": 0}),
@@ -453,14 +457,14 @@ fn a_trial_needs_its_global_batch_size() {
 }
 
 #[test]
-fn a_trial_reads_what_it_was_told() {
+fn context_returns_hyperparameters_and_experiment_config() {
     let _stream = alone_on_the_stream();
     let hyperparameters = json!({"global_batch_size": 50, "net": {"width": 8, "name": "a"}});
     let mut context = Standalone { hyperparameters, ..alone(None, 1) }.context().unwrap();
     context.config.spec = json!({"searcher": {"metric": "validation_loss"}});
     assert_eq!(context.hparam_as::<usize>("net.width").unwrap(), 8);
-    let refused = |it: Result<usize>| {
-        let error = it.unwrap_err();
+    let refused = |hparam: Result<usize>| {
+        let error = hparam.unwrap_err();
         assert_eq!(exit_code(&*error), ExitCode::InvalidHyperparameters);
         error.to_string()
     };
@@ -473,7 +477,7 @@ fn a_trial_reads_what_it_was_told() {
 }
 
 #[test]
-fn ranks_share_a_batch_and_round_down() {
+fn batch_size_per_rank_rounds_down() {
     let _stream = alone_on_the_stream();
     let ranks = crate::ThreadRank::group(3);
     let sizes: Vec<_> = ranks

@@ -1,15 +1,15 @@
-//! What is due after each batch: a pure function of the number of batches, so that a run that was
-//! stopped does the same as one that was not.
+//! Schedule of rows, validations and checkpoints. A pure function of the number of batches, so that
+//! a resumed run does the same as an uninterrupted one.
 
 use stoker_api::contract::TrialConfig;
 use stoker_api::experiment::{CheckpointPolicy, Length, Unit};
 
-/// When to validate, save and report.
+/// Schedule of validations, checkpoints and reports.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Timetable {
-    /// Records in an epoch where the experiment says it, or else 0.
+    /// Records per epoch if the experiment sets it, otherwise 0.
     records_per_epoch: u64,
-    /// Batches from one epoch's end to the next.
+    /// Batches per epoch.
     epoch_batches: u64,
     global_batch: u64,
     scheduling_unit: u64,
@@ -23,19 +23,19 @@ pub(crate) struct Timetable {
 /// What is due after a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Due {
-    /// A row of training metrics, and a look at whether to stop.
+    /// Write a row of training metrics and report progress.
     pub(crate) row: bool,
-    /// The hooks of an epoch's end.
+    /// Call the hooks for the end of an epoch.
     pub(crate) epoch_end: bool,
-    /// A validation; a checkpoint may follow by policy.
+    /// Validate. The checkpoint policy may add a checkpoint.
     pub(crate) validation: bool,
-    /// A checkpoint, whatever the validation says.
+    /// Save a checkpoint, whatever the result of the validation.
     pub(crate) checkpoint: bool,
 }
 
 impl Timetable {
-    /// The timetable of a trial that takes `steps` batches of `global_batch` samples to pass over its
-    /// data: an epoch, unless the experiment says how many records are one.
+    /// Creates the timetable of a trial. One pass over its data takes `steps` batches of
+    /// `global_batch` samples. This is one epoch, unless the experiment sets the records per epoch.
     pub(crate) fn new(config: &TrialConfig, steps: u64, global_batch: u64) -> Self {
         let records_per_epoch = config.records_per_epoch;
         let mut timetable = Self {
@@ -62,8 +62,8 @@ impl Timetable {
         timetable
     }
 
-    /// A length in batches, at least 1. Records are cut to whole batches, and epochs of a set number
-    /// of records likewise, all of them together.
+    /// Converts a length to batches, at least 1. Rounds records down to whole batches. With records
+    /// per epoch set, rounds the total of all epochs, not each epoch.
     pub(crate) fn batches(&self, unit: Unit, units: u64) -> u64 {
         let batches = match unit {
             Unit::Batches => units,
@@ -77,35 +77,35 @@ impl Timetable {
         batches.max(1)
     }
 
-    /// The batches before epoch `epoch`, counted from 0.
+    /// Returns the number of batches before epoch `epoch`, counted from 0.
     pub(crate) fn epoch_start(&self, epoch: u64) -> u64 {
         if epoch == 0 { 0 } else { self.batches(Unit::Epochs, epoch) }
     }
 
-    /// Epochs finished before the batch of this number, which counts from 1.
+    /// Returns how many epochs finished before this batch. Batches count from 1.
     pub(crate) fn epoch(&self, batches: u64) -> u64 {
         batches.saturating_sub(1) / self.epoch_batches
     }
 
-    /// Epochs finished after this many batches.
+    /// Returns how many epochs are finished after this many batches.
     pub(crate) fn epochs_finished(&self, batches: u64) -> u64 {
         batches / self.epoch_batches
     }
 
-    /// The epoch whose first batch comes after `batches` batches, if one begins there.
+    /// Returns the epoch that begins after `batches` batches, if any.
     pub(crate) fn epoch_that_begins(&self, batches: u64) -> Option<u64> {
         batches.is_multiple_of(self.epoch_batches).then(|| batches / self.epoch_batches)
     }
 
-    /// The number of batches at the next look around after `batches` of them: a row of metrics, a
-    /// validation, a checkpoint or the end of what is granted.
+    /// Returns the next scheduling boundary after `batches` batches: a row of metrics, a
+    /// validation, a checkpoint, or the end of the granted length.
     pub(crate) fn workload_end(&self, batches: u64, granted: u64) -> u64 {
         let next = |period: u64| (batches / period + 1).saturating_mul(period);
         let periods = [Some(self.scheduling_unit), self.validate_every, self.checkpoint_every];
         periods.into_iter().flatten().map(next).chain([granted]).min().unwrap_or(granted)
     }
 
-    /// What is due after batch number `batches`, where the granted length is `granted` batches.
+    /// Returns what is due after batch number `batches`, given a length of `granted` batches.
     pub(crate) fn due(&self, batches: u64, granted: u64) -> Due {
         let every =
             |period: Option<u64>| period.is_some_and(|period| batches.is_multiple_of(period));
@@ -118,12 +118,12 @@ impl Timetable {
         }
     }
 
-    /// Whether to validate before the first batch.
+    /// Returns whether to validate before the first batch.
     pub(crate) fn validates_first(&self, batches: u64, is_validated: bool) -> bool {
         self.initial_validation && batches == 0 && !is_validated
     }
 
-    /// Whether `metric` is better than all before it.
+    /// Returns whether `metric` is better than the best so far. NaN never is.
     pub(crate) fn is_best(&self, metric: f64, best: Option<f64>) -> bool {
         match best {
             None => !metric.is_nan(),
@@ -132,7 +132,7 @@ impl Timetable {
         }
     }
 
-    /// Whether the policy wants a checkpoint after a periodic validation.
+    /// Returns whether the policy requires a checkpoint after a periodic validation.
     pub(crate) fn saves_after_validation(&self, is_best: bool) -> bool {
         match self.checkpoint_policy {
             CheckpointPolicy::All => true,

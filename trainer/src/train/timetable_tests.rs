@@ -1,4 +1,4 @@
-//! Tables of what is due when.
+//! Tables of what is due after which batch.
 
 use super::*;
 
@@ -16,7 +16,7 @@ fn timetable() -> Timetable {
     }
 }
 
-/// The letters of what is due: Row, Epoch's end, Validation, Checkpoint.
+/// Returns the initials of what is due: Row, Epoch end, Validation, Checkpoint.
 fn due(batches: u64, granted: u64) -> String {
     let due = timetable().due(batches, granted);
     let flags =
@@ -25,7 +25,7 @@ fn due(batches: u64, granted: u64) -> String {
 }
 
 #[test]
-fn each_thing_is_due_at_its_multiples_and_all_at_the_granted_length() {
+fn actions_are_due_periodically_and_at_the_end() {
     let check = |batches, granted, expected: &str| {
         assert_eq!(due(batches, granted), expected, "batch {batches} of {granted}");
     };
@@ -45,7 +45,7 @@ fn each_thing_is_due_at_its_multiples_and_all_at_the_granted_length() {
 }
 
 #[test]
-fn lengths_become_batches_by_the_real_epoch() {
+fn lengths_convert_to_batches() {
     let check = |unit, units, expected| {
         assert_eq!(timetable().batches(unit, units), expected, "{units} {unit:?}");
     };
@@ -58,8 +58,8 @@ fn lengths_become_batches_by_the_real_epoch() {
     check(Unit::Epochs, u64::MAX, u64::MAX);
 }
 
-/// The timetable of data of 10 batches, in an experiment that says how many records an epoch has and
-/// wants a validation each epoch.
+/// Returns the timetable for 10 batches of data, in an experiment with this many records per epoch
+/// and a validation after each epoch.
 fn with_records(records_per_epoch: u64) -> Timetable {
     let config = serde_json::json!({
         "version": 1, "experiment": "x", "experimentId": "x", "trial": 0, "attempt": 0, "seed": 0,
@@ -72,25 +72,25 @@ fn with_records(records_per_epoch: u64) -> Timetable {
 }
 
 #[test]
-fn the_experiments_epochs_have_the_records_it_says() {
+fn records_per_epoch_sets_the_epoch() {
     let check = |records, epochs, expected: (u64, u64)| {
         let timetable = with_records(records);
-        let found = (timetable.batches(Unit::Epochs, epochs), timetable.epoch(21));
-        assert_eq!(found, expected, "{epochs} epochs of {records} records");
+        let actual = (timetable.batches(Unit::Epochs, epochs), timetable.epoch(21));
+        assert_eq!(actual, expected, "{epochs} epochs of {records} records");
     };
-    // Without it, an epoch is a pass over the data.
+    // Without records per epoch, an epoch is one pass over the data.
     check(0, 3, (30, 2));
-    // 3 batches and a bit: the bits of three epochs are another batch.
+    // 3.4 batches per epoch: the fractions of three epochs add up to one more batch.
     check(110, 1, (3, 6));
     check(110, 3, (10, 6));
-    // Less than a batch.
+    // Less than one batch per epoch.
     check(20, 1, (1, 20));
     check(20, 3, (1, 20));
     check(u64::MAX, u64::MAX, (u64::MAX, 0));
 }
 
 #[test]
-fn the_experiments_epochs_end_with_their_validations() {
+fn epochs_with_records_end_with_validations() {
     let timetable = with_records(110);
     let ends = |due: fn(&Due) -> bool| -> Vec<u64> {
         (1..=10).filter(|batches| due(&timetable.due(*batches, 10))).collect()
@@ -100,7 +100,7 @@ fn the_experiments_epochs_end_with_their_validations() {
 }
 
 #[test]
-fn initial_validation_is_only_at_the_start_and_once() {
+fn initial_validation_runs_once_at_the_start() {
     assert!(timetable().validates_first(0, false));
     assert!(!timetable().validates_first(0, true));
     assert!(!timetable().validates_first(1, false));
@@ -124,7 +124,7 @@ fn better_is_strict_and_nan_is_never_best() {
 }
 
 #[test]
-fn the_policy_says_which_validations_save() {
+fn policy_decides_which_validations_save() {
     let check = |checkpoint_policy, is_best, expected| {
         let timetable = Timetable { checkpoint_policy, ..timetable() };
         assert_eq!(timetable.saves_after_validation(is_best), expected);
@@ -136,7 +136,7 @@ fn the_policy_says_which_validations_save() {
 }
 
 #[test]
-fn a_workload_ends_at_the_next_look_around() {
+fn workload_ends_at_the_next_scheduling_boundary() {
     let check = |batches, granted, expected| {
         assert_eq!(timetable().workload_end(batches, granted), expected, "{batches} of {granted}");
     };
@@ -150,7 +150,7 @@ fn a_workload_ends_at_the_next_look_around() {
     check(8, 8, 8);
     check(5, 6, 6);
     assert_eq!(
-        [0, 1, 10, 19, 20].map(|it| timetable().epoch_that_begins(it)),
+        [0, 1, 10, 19, 20].map(|batches| timetable().epoch_that_begins(batches)),
         [Some(0), None, Some(1), None, Some(2)]
     );
 }

@@ -1,4 +1,4 @@
-//! Trials: trainings that are driven from outside.
+//! Trials: trainings that an experiment controls.
 
 use burn::module::Module;
 use burn::tensor::Device;
@@ -12,69 +12,70 @@ use crate::optim::Optimizers;
 use crate::step::StepOutput;
 use crate::{Error, Result, record};
 
-/// A training that is driven from outside: says what to train, and leaves when and how long to
-/// others. Run it by [`main`](crate::main).
+/// A training that an experiment controls. The trial defines what to train; the experiment decides
+/// how long and with which hyperparameters. Run it with [`main`](crate::main).
 pub trait Trial: Sized {
-    /// Any module of burn.
+    /// Model: any burn module.
     type Model: Module + 'static;
-    /// What a step takes: a tensor, a tuple, a struct of them.
+    /// Input of a step: a tensor, a tuple, or a struct of them.
     type Batch: Send + 'static;
 
-    /// Reads hyperparameters, opens data.
+    /// Creates the trial: reads hyperparameters and opens data.
     ///
     /// # Errors
     ///
-    /// [`InvalidHyperparameters`](crate::InvalidHyperparameters) where the search should draw others; any other ends the attempt.
+    /// After [`InvalidHyperparameters`](crate::InvalidHyperparameters), the search samples other
+    /// hyperparameters. Any other error ends the attempt.
     fn new(context: &Context) -> Result<Self>;
 
-    /// The model on `device`, its weights drawn from the trial's seed.
+    /// Returns the model on `device`. Its weights are sampled from the trial's seed.
     ///
     /// # Errors
     ///
-    /// As [`Trial::new`].
+    /// Same as [`Trial::new`].
     fn build_model(&self, device: &Device) -> Result<Self::Model>;
 
-    /// The optimizers.
+    /// Returns the optimizers.
     ///
     /// # Errors
     ///
-    /// As [`Trial::new`].
+    /// Same as [`Trial::new`].
     fn build_optimizers(&self) -> Result<Optimizers>;
 
-    /// What to train on, in batches of the hyperparameter `global_batch_size`.
+    /// Returns the training data. The hyperparameter `global_batch_size` sets the batch size.
     ///
     /// # Errors
     ///
-    /// As [`Trial::new`].
+    /// Same as [`Trial::new`].
     fn build_training_data(&self) -> Result<Data<Self::Batch>>;
 
-    /// What to validate on.
+    /// Returns the validation data.
     ///
     /// # Errors
     ///
-    /// As [`Trial::new`].
+    /// Same as [`Trial::new`].
     fn build_validation_data(&self) -> Result<Data<Self::Batch>>;
 
-    /// Loss and metrics of a batch.
+    /// Returns loss and metrics of a training batch.
     fn step(&self, model: &Self::Model, batch: Self::Batch) -> StepOutput;
 
-    /// Metrics of a validation batch, where they differ.
+    /// Returns metrics of a validation batch (default: same as [`step`](Self::step)).
     fn validation_step(&self, model: &Self::Model, batch: Self::Batch) -> StepOutput {
         self.step(model, batch)
     }
 
-    /// What runs between steps.
+    /// Returns callbacks, which run between steps (default: none).
     fn callbacks(&self) -> Vec<Box<dyn Callback>> {
         vec![]
     }
 
-    /// Which training of the trial this is: see [`Fit::continue_id`].
+    /// Returns the ID of this training (default: empty); see [`Fit::continue_id`].
     fn continue_id(&self) -> String {
         String::new()
     }
 }
 
-/// A trial's steps as `fit` takes them.
+/// Adapter from a trial to the steps of `fit`.
 struct Steps<T>(T);
 
 impl<T: Trial> Step<T::Model, T::Batch> for Steps<T> {
@@ -91,14 +92,14 @@ impl<T: Trial> Step<T::Model, T::Batch> for Steps<T> {
 ///
 /// # Errors
 ///
-/// What the trial's methods return;
-/// [`InvalidHyperparameters`](crate::InvalidHyperparameters) where `global_batch_size` is missing
-/// or cannot be; [`Interrupted`](crate::Interrupted) where training was asked to leave.
+/// Returns errors of the trial's methods and of [`Context::fit_with`]. Returns
+/// [`InvalidHyperparameters`](crate::InvalidHyperparameters) if `global_batch_size` is missing or
+/// invalid, and [`Interrupted`](crate::Interrupted) if the program should stop.
 pub fn run_trial<T: Trial>(context: &Context) -> Result<Fitted<T::Model>> {
     run_watched::<T>(context, vec![])
 }
 
-/// As [`run_trial`], with callbacks after the trial's own.
+/// Same as [`run_trial`], with additional callbacks after the trial's.
 pub(crate) fn run_watched<T: Trial>(
     context: &Context,
     watching: Vec<Box<dyn Callback>>,
@@ -106,7 +107,7 @@ pub(crate) fn run_watched<T: Trial>(
     let trial = context.tried(Part::New, || T::new(context))?;
     let batch_size = context.batch_size()?;
     context.warn_of_batch_size()?;
-    // burn draws weights when they are first used: draw them here, before another thread seeds the stream.
+    // burn samples weights on first use: sample them here, before another thread seeds the stream.
     let model = context.draw_weights(|| {
         let model = context.tried(Part::BuildModel, || trial.build_model(context.device()))?;
         Ok::<_, Error>(record::initialise(model))

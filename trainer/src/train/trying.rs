@@ -1,4 +1,4 @@
-//! Test mode: each part of a program that is tried says that it works, or its error says which it was.
+//! Test mode: reports each stage of the program that works, and names the stage that fails.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,7 +14,7 @@ use crate::context::Context;
 use crate::error::caught;
 use crate::{Error, Result, record};
 
-/// A part of a program.
+/// Stage of test mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     New,
@@ -44,7 +44,7 @@ impl fmt::Display for Part {
     }
 }
 
-/// What a part of a program that is tried failed with.
+/// Error of a stage in test mode.
 #[derive(Debug, thiserror::Error)]
 #[error("test: {part} failed: {source}")]
 struct PartFailed {
@@ -53,7 +53,7 @@ struct PartFailed {
 }
 
 impl Context {
-    /// Does a part of a program; where the program is tried, says so.
+    /// Runs a stage of the program. In test mode, prints its duration.
     pub(crate) fn tried<T>(&self, part: Part, act: impl FnOnce() -> Result<T>) -> Result<T> {
         if !self.is_test {
             return act();
@@ -69,13 +69,13 @@ impl Context {
 }
 
 impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
-    /// Reads the last checkpoint back and goes on from it; the model must be the one that was written.
+    /// In test mode, restores the last checkpoint and verifies that the model is unchanged.
     pub(super) fn try_restore(&mut self) -> Result<()> {
         let context = self.context;
         if !context.is_test {
             return Ok(());
         }
-        // Rank 0 has saved it, and all read it.
+        // Rank 0 has saved the checkpoint; all ranks restore it.
         let all = exchange(context.distributed().collective(), "try", self.outlet().last_saved())?;
         let Some(last) = all.into_iter().next().flatten() else { return Ok(()) };
         context.tried(Part::Restore, || {
@@ -91,7 +91,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             match written == read {
                 true => Ok(()),
                 false => {
-                    Err(format!("the model of checkpoint {name} is not the one that was saved")
+                    Err(format!("checkpoint {name} restored a different model than was saved")
                         .into())
                 }
             }

@@ -1,4 +1,4 @@
-//! Validations: what they say, and what is searched by.
+//! Validations and the searched metric.
 
 use burn::module::Module;
 use stoker_api::contract::ReportEvent;
@@ -12,9 +12,9 @@ use crate::step::Metrics;
 use crate::{Result, precision};
 
 impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
-    /// The means of a validation at this batch, as callbacks see them.
+    /// Returns the means of a validation at this batch, under the names that callbacks use.
     pub(super) fn validation_logs(&self) -> Logs {
-        let here = self.state.validated.as_ref().filter(|it| it.batches == self.state.batches);
+        let here = self.state.validated.as_ref().filter(|last| last.batches == self.state.batches);
         let metrics = here.map(Validated::metrics).unwrap_or_default();
         metrics
             .into_iter()
@@ -22,7 +22,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             .collect()
     }
 
-    /// Validates; says whether the searched metric is the best yet.
+    /// Validates. Returns whether the searched metric is the best so far.
     pub(super) fn validate(&mut self) -> Result<bool> {
         self.begin_validation()?;
         let Some(data) = &self.validation else { return self.no_validation() };
@@ -45,7 +45,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         self.take_validation(&all)
     }
 
-    /// Brings all ranks' models together before a validation.
+    /// Shares buffers of the model among ranks and calls the hooks before a validation.
     pub(super) fn begin_validation(&mut self) -> Result<()> {
         self.share_buffers()?;
         if self.validation.is_none() && !self.by_hand {
@@ -56,13 +56,14 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         hook(callbacks, control, ranks, |callback, control| callback.on_validation_begin(control))
     }
 
-    /// There is nothing to validate on.
+    /// Records an empty validation if there is no validation data.
     pub(super) fn no_validation(&mut self) -> Result<bool> {
         self.state.validated = Some(Validated::new(self.state.batches, &Logs::new()));
         self.searched_metric().map(|_| false)
     }
 
-    /// Takes on what a validation says of all ranks; says whether the searched metric is the best yet.
+    /// Records the metrics of a validation over all ranks. Returns whether the searched metric is
+    /// the best so far.
     pub(super) fn take_validation(&mut self, all: &Metrics) -> Result<bool> {
         let batches = self.state.batches;
         let metrics = all.means("validation_");
@@ -81,8 +82,9 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         Ok(is_best)
     }
 
-    /// Refuses a search by a metric that no validation will give before anything is trained for it:
-    /// looks at the names of one batch's metrics. Changes no random stream that is read again.
+    /// Fails before training if validation does not return the searched metric. Runs the validation
+    /// step on one batch to get the metric names. Does not affect random streams that are used
+    /// later.
     pub(super) fn check_searched_metric(&self) -> Result<()> {
         let Some(data) = &self.validation else {
             if !self.outlet().has_runner() {
@@ -90,8 +92,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             }
             let metric = &self.context.config.metric;
             let text = format!(
-                "searcher.metric is {metric}, which validation is to give, but there is no validation \
-                 data: give some by `Fit::validation`"
+                "no validation data for searcher.metric {metric}; add it with `Fit::validation`"
             );
             return Err(text.into());
         };
@@ -106,14 +107,13 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         self.searched_among(&output.into_metrics().means("validation_")).map(drop)
     }
 
-    /// The searched metric of the validation at this batch.
+    /// Returns the searched metric of the validation at this batch.
     pub(super) fn searched_metric(&self) -> Result<Option<f64>> {
-        let here = self.state.validated.as_ref().filter(|it| it.batches == self.state.batches);
+        let here = self.state.validated.as_ref().filter(|last| last.batches == self.state.batches);
         here.map_or(Ok(None), |validated| self.searched_among(&validated.metrics()))
     }
 
-    /// The searched metric among these. A search by a metric that there is not is an error; a program
-    /// alone need not have it.
+    /// Returns the searched metric from `metrics`. Under a runner, a missing metric is an error.
     fn searched_among(&self, metrics: &Logs) -> Result<Option<f64>> {
         match searched_among(&self.context.config, metrics) {
             Ok(value) => Ok(Some(value)),
@@ -122,7 +122,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         }
     }
 
-    /// Reports the last validation; `granted_units` makes it the result at that length.
+    /// Reports the last validation. With `granted_units`, it is the result at that length.
     pub(super) fn report_validation(&mut self, granted_units: Option<u64>) {
         let event = self.validation_event(granted_units);
         self.outlet().post(self.state.batches, event);

@@ -1,4 +1,4 @@
-//! Arguments and environment of a program that trains alone.
+//! Arguments and environment of a program without a runner.
 
 use serde_json::{Value, json};
 use stoker_api::experiment::{Length, Unit};
@@ -6,25 +6,25 @@ use stoker_api::experiment::{Length, Unit};
 use super::Standalone;
 use crate::Result;
 
-/// Hyperparameters as a JSON object.
+/// Environment variable with hyperparameters as a JSON object.
 const ENV_HPARAMS: &str = "STOKER_HPARAMS";
 
-/// What `--help` shows.
+/// Output of `--help`.
 pub(super) const HELP: &str = "\
-Trains alone, as no runner has started this program.
+Options for training without a runner:
 
   --hparams JSON         hyperparameters, an object (default: $STOKER_HPARAMS)
   --hparam NAME=VALUE    one hyperparameter; may be repeated
-  --data JSON            what an experiment's `data` would be
-  --seed N               the seed of everything (default: 0)
-  --epochs N             how long to train; or --batches N, or --records N (default: 1 epoch)
-  --folder PATH          keeps checkpoints and metrics there, and resumes from the latest
-  --save-batches N       saves after every N batches, not after each epoch
-  --save-trial-latest N  keeps the N latest checkpoints (default: 1)
-  --save-trial-best N    keeps the N best checkpoints by validation_loss (default: 1)
-  --row-batches N        batches between two rows of training metrics (default: 100)";
+  --data JSON            value of an experiment's `data`, an object
+  --seed N               seed of all random numbers (default: 0)
+  --epochs N             length; or --batches N, or --records N (default: 1 epoch)
+  --folder PATH          stores checkpoints and metrics, and resumes from the latest checkpoint
+  --save-batches N       saves every N batches instead of after each epoch
+  --save-trial-latest N  retains the N latest checkpoints (default: 1)
+  --save-trial-best N    retains the N best checkpoints by validation_loss (default: 1)
+  --row-batches N        batches between rows of training metrics (default: 100)";
 
-/// What the environment says.
+/// Returns the options set in the environment.
 pub(crate) fn from_environment() -> Result<Standalone> {
     let mut standalone = Standalone::default();
     if let Ok(text) = std::env::var(ENV_HPARAMS) {
@@ -33,7 +33,7 @@ pub(crate) fn from_environment() -> Result<Standalone> {
     Ok(standalone)
 }
 
-/// What the arguments say; `None` asks for help.
+/// Parses the arguments. Returns `None` if they request help.
 pub(super) fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Option<Standalone>> {
     let mut standalone = from_environment()?;
     let mut arguments = arguments.into_iter();
@@ -46,7 +46,7 @@ pub(super) fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Optio
             None => (argument, None),
         };
         if !NAMES.contains(&name.as_str()) {
-            return Err(format!("unknown argument {name}; --help lists those there are").into());
+            return Err(format!("unknown argument {name}; see --help").into());
         }
         let value =
             joined.or_else(|| arguments.next()).ok_or_else(|| format!("{name} needs a value"))?;
@@ -77,7 +77,7 @@ fn set(standalone: &mut Standalone, name: &str, value: &str) -> Result<()> {
             let (key, value) = value
                 .split_once('=')
                 .ok_or_else(|| format!("--hparam {value} must be NAME=VALUE"))?;
-            // A value that is no JSON is a text.
+            // Treat a value that is not JSON as a string.
             let value = serde_json::from_str(value).unwrap_or_else(|_| json!(value));
             standalone.hyperparameters[key] = value;
         }
@@ -111,7 +111,7 @@ pub(crate) fn object(name: &str, text: &str) -> Result<Value> {
 }
 
 pub(crate) fn number<N: std::str::FromStr>(name: &str, text: &str) -> Result<N> {
-    Ok(text.parse().map_err(|_| format!("{name} must be an integer from 0, not {text}"))?)
+    Ok(text.parse().map_err(|_| format!("{name} must be a non-negative integer, not {text}"))?)
 }
 
 fn length(name: &str, text: &str, unit: Unit) -> Result<Length> {
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_say_how_to_train() {
+    fn arguments_set_options() {
         let check = |text: &str, expected: Standalone| {
             assert_eq!(of(text).unwrap(), Some(expected), "{text}");
         };
@@ -152,15 +152,15 @@ mod tests {
     }
 
     #[test]
-    fn wrong_arguments_are_named() {
+    fn invalid_arguments_are_named() {
         let check = |text: &str, expected: &str| {
             assert_eq!(of(text).unwrap_err().to_string(), expected);
         };
-        check("--epoch 1", "unknown argument --epoch; --help lists those there are");
+        check("--epoch 1", "unknown argument --epoch; see --help");
         check("--epochs", "--epochs needs a value");
         check("--epochs 0", "--epochs must be at least 1");
         check("--save-trial-latest 0", "--save-trial-latest must be at least 1");
-        check("--seed x", "--seed must be an integer from 0, not x");
+        check("--seed x", "--seed must be a non-negative integer, not x");
         check("--hparams 1", "--hparams must be a JSON object, not 1");
         check("--hparam a", "--hparam a must be NAME=VALUE");
     }

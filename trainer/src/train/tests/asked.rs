@@ -1,13 +1,13 @@
-//! What programs and callbacks ask for, wherever they ask for it.
+//! Errors, stops and requests of programs and callbacks.
 
 use super::*;
 use crate::callback::CheckpointFiles;
 use crate::{InvalidHyperparameters, raise, record};
 
-/// Keeps a number in checkpoints, and says which it came back with.
+/// Stores a number in checkpoints and records the restored numbers.
 struct Keeps {
     number: u64,
-    found: Arc<Mutex<Vec<u64>>>,
+    restored: Arc<Mutex<Vec<u64>>>,
 }
 
 impl Callback for Keeps {
@@ -16,7 +16,7 @@ impl Callback for Keeps {
     }
 
     fn load_state(&mut self, state: Value) -> Result<()> {
-        self.found.lock().unwrap().push(serde_json::from_value(state)?);
+        self.restored.lock().unwrap().push(serde_json::from_value(state)?);
         Ok(())
     }
 }
@@ -25,7 +25,7 @@ fn step(model: &Net, (x, y): Pair) -> StepOutput {
     StepOutput::classification(model.forward(x), y)
 }
 
-/// Trains to a batch with these callbacks.
+/// Trains to batch `until` with these callbacks.
 fn fit(
     folder: &Path,
     seed: u32,
@@ -38,19 +38,19 @@ fn fit(
 }
 
 #[test]
-fn two_callbacks_of_a_type_come_back_each_with_its_own_state() {
+fn callbacks_of_one_type_restore_their_own_state() {
     let _stream = alone_on_the_stream();
-    let (folder, found) = (tempfile::tempdir().unwrap(), Arc::default());
-    let callbacks =
-        || [5, 6, 7].map(|number| Keeps { number, found: Arc::clone(&found) }.boxed()).into();
+    let (folder, restored) = (tempfile::tempdir().unwrap(), Arc::default());
+    let keeps = |number| Keeps { number, restored: Arc::clone(&restored) }.boxed();
+    let callbacks = || [5, 6, 7].map(keeps).into();
     fit(folder.path(), 7, 3, callbacks()).unwrap();
-    assert!(found.lock().unwrap().is_empty());
+    assert!(restored.lock().unwrap().is_empty());
     fit(folder.path(), 7, 4, callbacks()).unwrap();
-    assert_eq!(*found.lock().unwrap(), [5, 6, 7]);
+    assert_eq!(*restored.lock().unwrap(), [5, 6, 7]);
 }
 
 #[test]
-fn callbacks_of_a_name_are_numbered_past_names_that_are_taken() {
+fn duplicate_callback_names_get_unused_numbers() {
     struct Named(&'static str);
     impl Callback for Named {
         fn name(&self) -> String {
@@ -62,7 +62,7 @@ fn callbacks_of_a_name_are_numbered_past_names_that_are_taken() {
 }
 
 #[test]
-fn a_callback_that_panics_is_named() {
+fn callback_panic_names_the_callback() {
     struct Panics;
     impl Callback for Panics {
         fn on_batch_begin(&mut self, _: &mut Control) -> Result<()> {
@@ -75,7 +75,7 @@ fn a_callback_that_panics_is_named() {
 }
 
 #[test]
-fn what_is_raised_anywhere_in_a_program_is_what_training_ends_with() {
+fn raised_errors_end_training() {
     struct Raises;
     impl Callback for Raises {
         fn on_batch_end(&mut self, _: &Logs, _: &mut Control) -> Result<()> {
@@ -125,20 +125,20 @@ fn what_is_raised_anywhere_in_a_program_is_what_training_ends_with() {
 }
 
 #[test]
-fn what_is_raised_in_an_evaluation_or_a_prediction_is_what_it_ends_with() {
+fn raised_errors_end_evaluation_and_prediction() {
     let _stream = alone_on_the_stream();
     let context = alone(None, 4).context().unwrap();
     let (model, data) = (Net::new(context.device()), Data::arrays(samples()).unwrap());
-    let raised = |_: &Net, _: Pair| -> StepOutput { raise("as asked") };
+    let raised = |_: &Net, _: Pair| -> StepOutput { raise("raised") };
     let error = context.evaluate(&model, raised, &data, 16).unwrap_err();
-    assert_eq!(error.to_string(), "as asked");
+    assert_eq!(error.to_string(), "raised");
     let error = context.predict(&model, &data, 16, raised).unwrap_err();
-    assert_eq!(error.to_string(), "as asked");
+    assert_eq!(error.to_string(), "raised");
     let error = context.predict(&model, &data, 0, |_, _| ()).unwrap_err();
-    assert_eq!(error.to_string(), "the batch size is 0, but must be at least 1");
+    assert_eq!(error.to_string(), "batch_size is 0; it must be at least 1");
 }
 
-/// Asks at one hook for a scale, and perhaps for an end.
+/// Requests a learning rate scale, and optionally a stop, in one hook.
 struct Asks {
     at: &'static str,
     scale: f64,
@@ -147,7 +147,7 @@ struct Asks {
 }
 
 impl Asks {
-    fn asked(&self, at: &str, control: &mut Control) {
+    fn request(&self, at: &str, control: &mut Control) {
         if self.at != at {
             return;
         }
@@ -160,7 +160,7 @@ impl Asks {
 
 impl Callback for Asks {
     fn on_train_begin(&mut self, control: &mut Control) -> Result<()> {
-        self.asked("train begin", control);
+        self.request("train begin", control);
         Ok(())
     }
 
@@ -170,40 +170,40 @@ impl Callback for Asks {
     }
 
     fn on_checkpoint(&mut self, _: &mut CheckpointFiles, control: &mut Control) -> Result<()> {
-        self.asked("checkpoint", control);
+        self.request("checkpoint", control);
         Ok(())
     }
 }
 
 #[test]
-fn what_is_asked_for_as_training_begins_holds_from_the_first_batch_and_not_over_a_checkpoint() {
+fn requests_on_train_begin_do_not_override_checkpoints() {
     let _stream = alone_on_the_stream();
     let (folder, seen) = (tempfile::tempdir().unwrap(), Arc::default());
     let asks = |at, scale| Asks { at, scale, stops: false, seen: Arc::clone(&seen) }.boxed();
     fit(folder.path(), 7, 2, vec![asks("train begin", 0.5), asks("checkpoint", 0.25)]).unwrap();
     fit(folder.path(), 7, 3, vec![asks("train begin", 0.5)]).unwrap();
     let seen = seen.lock().unwrap();
-    let firsts: Vec<_> = seen.iter().map(|it| it.1).collect();
-    // Both callbacks of the first process, two batches; then the checkpoint's.
-    assert_eq!(firsts, [0.5, 0.5, 0.5, 0.5, 0.25]);
+    let scales: Vec<_> = seen.iter().map(|(_, scale)| *scale).collect();
+    // First process: two callbacks, two batches. Second process: the scale from the checkpoint.
+    assert_eq!(scales, [0.5, 0.5, 0.5, 0.5, 0.25]);
 }
 
 #[test]
-fn a_stop_that_a_checkpoint_brings_comes_after_the_next_batch() {
+fn stop_from_on_checkpoint_applies_one_batch_later() {
     let _stream = alone_on_the_stream();
     let (folder, seen) = (tempfile::tempdir().unwrap(), Arc::<Mutex<Vec<_>>>::default());
-    // An epoch has seven batches, after which there is a checkpoint.
+    // The checkpoint is after an epoch of seven batches.
     let asks = Asks { at: "checkpoint", scale: 1.0, stops: true, seen: seen.clone() }.boxed();
     let fitted = fit(folder.path(), 7, 20, vec![asks]).unwrap();
     assert_eq!(fitted.stopped.as_deref(), Some("enough"));
     assert_eq!(seen.lock().unwrap().last().unwrap().0, 8);
-    // The rows of all batches are there, though none was due at the last.
+    // All batches have rows, although none was due at the last batch.
     let rows: Vec<_> = rows(folder.path()).iter().map(|row| row.0).collect();
     assert_eq!(rows, [4, 8]);
 }
 
 #[test]
-fn a_training_that_a_callback_ends_between_two_rows_has_a_row_of_its_last_batches() {
+fn callback_stop_writes_the_last_row() {
     struct Stops;
     impl Callback for Stops {
         fn on_batch_end(&mut self, _: &Logs, control: &mut Control) -> Result<()> {
@@ -223,18 +223,18 @@ fn a_training_that_a_callback_ends_between_two_rows_has_a_row_of_its_last_batche
 }
 
 #[test]
-fn a_scale_that_is_none_is_refused() {
+fn invalid_learning_rate_scale_is_rejected() {
     let _stream = alone_on_the_stream();
     let (folder, seen) = (tempfile::tempdir().unwrap(), Arc::default());
     for scale in [f64::NAN, -1.0] {
         let asks = Asks { at: "train begin", scale, stops: false, seen: Arc::clone(&seen) };
         let error = fit(folder.path(), 7, 2, vec![asks.boxed()]).unwrap_err().to_string();
-        assert!(error.contains(&format!("scale {scale}, but it must be")), "{error}");
+        assert!(error.contains(&format!("learning rate scale to {scale};")), "{error}");
     }
 }
 
 #[test]
-fn a_position_in_another_order_of_the_data_is_not_gone_on_from() {
+fn resume_with_another_data_order_fails() {
     let _stream = alone_on_the_stream();
     let folder = tempfile::tempdir().unwrap();
     fit(folder.path(), 7, 3, vec![]).unwrap();
@@ -245,7 +245,7 @@ fn a_position_in_another_order_of_the_data_is_not_gone_on_from() {
 }
 
 #[test]
-fn a_second_training_in_a_process_is_refused_also_where_the_first_had_ended_before() {
+fn second_training_in_a_process_fails() {
     let _stream = alone_on_the_stream();
     let folder = tempfile::tempdir().unwrap();
     fit(folder.path(), 7, 3, vec![]).unwrap();
@@ -256,11 +256,11 @@ fn a_second_training_in_a_process_is_refused_also_where_the_first_had_ended_befo
     };
     once().unwrap();
     let error = once().unwrap_err().to_string();
-    assert!(error.contains("a second training in it"), "{error}");
+    assert!(error.contains("a second training could not be resumed"), "{error}");
 }
 
 #[test]
-fn validation_data_that_does_not_fit_is_refused_before_the_first_step() {
+fn invalid_validation_data_fails_before_the_first_step() {
     let _stream = alone_on_the_stream();
     let context = alone(None, 7).context().unwrap();
     let (x, y) = samples();
@@ -274,14 +274,14 @@ fn validation_data_that_does_not_fit_is_refused_before_the_first_step() {
     let error =
         context.fit(Net::new(context.device()), optimizers(), step, fit).unwrap_err().to_string();
     assert!(
-        error.starts_with("the step fails on the first validation batch: panicked:"),
+        error.starts_with("the step failed on the first validation batch: panicked:"),
         "{error}"
     );
     assert_eq!(num_trained.get(), 0);
 }
 
 #[test]
-fn a_batch_of_no_weight_moves_nothing_and_a_count_that_is_none_is_told() {
+fn zero_count_keeps_weights_and_invalid_counts_fail() {
     let _stream = alone_on_the_stream();
     let weights = |counts: f64, factor: f32| {
         let context = alone(None, 1).context().unwrap();
@@ -293,13 +293,13 @@ fn a_batch_of_no_weight_moves_nothing_and_a_count_that_is_none_is_told() {
             StepOutput::sum(model.forward(x).sum().mul_scalar(factor), counts)
         };
         let sgd = Optimizers::one(SgdConfig::new().build(), 0.1);
-        let fitted = context.fit(model, sgd, step, fit).map_err(|it| it.to_string())?;
+        let fitted = context.fit(model, sgd, step, fit).map_err(|error| error.to_string())?;
         Ok::<_, String>(record::snapshot(&fitted.model).into_bytes().unwrap() == before)
     };
     assert_eq!(weights(0.0, 0.0), Ok(true));
     assert_eq!(weights(16.0, 1.0), Ok(false));
     for (count, factor) in [(0.0, 1.0), (-1.0, 1.0), (f64::NAN, 0.0)] {
         let error = weights(count, factor).unwrap_err();
-        assert!(error.contains(&format!("a step over a count of {count}:")), "{error}");
+        assert!(error.contains(&format!("cannot step: the sample count is {count};")), "{error}");
     }
 }

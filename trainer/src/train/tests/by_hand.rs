@@ -1,4 +1,4 @@
-//! Loops of the program's own: the bits of `fit`, and steps of parts of a model.
+//! Custom loops: bit-identical to `fit`, and steps with parts of a model.
 
 use burn::nn::Sigmoid;
 use burn::tensor::Distribution;
@@ -12,7 +12,7 @@ fn step(model: &Net, (x, y): Pair) -> StepOutput {
     StepOutput::classification(model.forward(x), y)
 }
 
-/// As [`train`], by hand.
+/// Same as [`train`], with a custom loop.
 fn train_by_hand(context: &Context, workers: usize, stop_at: u64) -> Result<Fitted<Net>> {
     let stop = StopAt(stop_at, context.stop.clone()).boxed();
     let callbacks = vec![EarlyStopping::new("val_loss").patience(9).boxed(), stop];
@@ -37,7 +37,7 @@ fn train_by_hand(context: &Context, workers: usize, stop_at: u64) -> Result<Fitt
 }
 
 #[test]
-fn a_loop_by_hand_gives_the_bytes_of_fit_stopped_anywhere_or_not() {
+fn custom_loop_is_bit_identical_to_fit() {
     let _stream = alone_on_the_stream();
     let straight = tempfile::tempdir().unwrap();
     let fitted = train(Some(straight.path()), 0, u64::MAX).unwrap();
@@ -54,7 +54,7 @@ fn a_loop_by_hand_gives_the_bytes_of_fit_stopped_anywhere_or_not() {
         }
         let resumed = match stop_at % 2 {
             0 => by_hand(u64::MAX).unwrap(),
-            // One goes on where the other has stopped.
+            // `fit` resumes a checkpoint of the custom loop.
             _ => train(Some(folder.path()), 0, u64::MAX).unwrap(),
         };
         assert_eq!(resumed.history, fitted.history, "stopped at {stop_at}");
@@ -66,7 +66,7 @@ fn a_loop_by_hand_gives_the_bytes_of_fit_stopped_anywhere_or_not() {
 }
 
 #[test]
-fn what_a_turn_asks_for_is_to_be_done_before_the_next() {
+fn skipped_and_misordered_turns_fail() {
     let _stream = alone_on_the_stream();
     let context = alone(None, 1).context().unwrap();
     let fit = || Fit::new(Data::arrays(samples()).unwrap()).batch_size(16);
@@ -74,29 +74,27 @@ fn what_a_turn_asks_for_is_to_be_done_before_the_next() {
     let model = || Net::new(context.device());
     let one = || Optimizers::one(AdamConfig::new().init(), 0.1);
     let refused = context.training(model(), one(), with_validation).unwrap_err().to_string();
-    assert!(refused.contains("give it to `Context::evaluate`"), "{refused}");
+    assert!(refused.contains("pass the data to `Context::evaluate`"), "{refused}");
     let mut training = context.training(model(), one(), fit()).unwrap();
     let check = |done: Result<()>, expected: &str| {
         let error = done.unwrap_err().to_string();
         assert!(error.contains(expected), "{error}, not {expected}");
     };
-    check(
-        training.learn(None),
-        "`learn` is called once after `Turn::Train`; now `next` was not called",
-    );
+    let expected = "cannot call `learn`: `next` was not called; call it once after `Turn::Train`";
+    check(training.learn(None), expected);
     let Some(Turn::Train(Some(batch))) = training.next().unwrap() else { panic!("no batch") };
-    check(training.next().map(drop), "a batch was left out: call `learn` before `next`");
-    check(training.validated(&Metrics::default()), "now a batch is to be learned from");
-    check(training.step("nowhere", None).map(drop), "finds none of the parameters hidden.weight");
-    check(training.step("(", None).map(drop), "is no expression");
+    check(training.next().map(drop), "a batch was skipped; call `learn` before `next`");
+    check(training.validated(&Metrics::default()), "a batch is waiting for `learn`");
+    check(training.step("nowhere", None).map(drop), "no match among the parameters hidden.weight");
+    check(training.step("(", None).map(drop), "invalid regular expression");
     let output = step(&training.model(), batch);
     let metrics = training.step("^output", Some(output.loss_as("first"))).unwrap();
     assert!(metrics.mean("first").is_some() && metrics.mean("loss").is_none());
-    check(training.learn(None), "a batch has steps already");
+    check(training.learn(None), "a batch has steps and needs `end_batch`");
     training.end_batch().unwrap();
     let Some(Turn::Validate) = training.next().unwrap() else { panic!("no validation") };
-    check(training.next().map(drop), "a validation was left out");
-    check(training.end_batch(), "now a validation is due");
+    check(training.next().map(drop), "a validation was skipped");
+    check(training.end_batch(), "a validation is due");
     training.validated(&Metrics::default()).unwrap();
     assert!(training.next().unwrap().is_none() && training.next().unwrap().is_none());
     assert_eq!((training.batches(), training.finish().unwrap().history.len()), (1, 0));
@@ -106,7 +104,7 @@ fn what_a_turn_asks_for_is_to_be_done_before_the_next() {
     check(training.finish().map(drop), "training is not over");
 }
 
-/// Two networks with losses that pull apart.
+/// Two networks with opposing losses.
 #[derive(Module, Debug)]
 struct Gan {
     generator: Linear,
@@ -114,7 +112,7 @@ struct Gan {
 }
 
 impl Gan {
-    /// From the real samples and from noise, drawn anew for each batch.
+    /// Returns the losses for real samples and for noise, which is sampled for each batch.
     fn losses(&self, real: Tensor<2>) -> (StepOutput, StepOutput) {
         let (samples, device) = (real.dims()[0], real.device());
         let noise = Tensor::random([samples, 3], Distribution::Normal(0.0, 1.0), &device);
@@ -163,12 +161,14 @@ fn train_gan(context: &Context, stop_at: u64) -> Result<Vec<u32>> {
     }
     let model = training.finish()?.model;
     let data = [model.generator.weight.val(), model.discriminator.weight.val()];
-    let bits = |it: Tensor<2>| it.into_data().iter::<f32>().map(f32::to_bits).collect::<Vec<_>>();
+    let bits = |weights: Tensor<2>| -> Vec<_> {
+        weights.into_data().iter::<f32>().map(f32::to_bits).collect()
+    };
     Ok(data.into_iter().flat_map(bits).collect())
 }
 
 #[test]
-fn two_losses_pull_at_their_own_networks_alone_and_go_on_to_the_same_bits() {
+fn gan_resume_is_bit_identical() {
     let _stream = alone_on_the_stream();
     let straight = tempfile::tempdir().unwrap();
     let context = |folder: &Path| alone(Some(folder), 9).context().unwrap();
@@ -184,9 +184,9 @@ fn two_losses_pull_at_their_own_networks_alone_and_go_on_to_the_same_bits() {
     }
 }
 
-/// A step of one network leaves the other's weights as they were, though its loss has gradients there.
+/// A step with one network keeps the other's weights, although its loss has gradients there.
 #[test]
-fn a_step_changes_no_other_parameters() {
+fn step_changes_only_selected_parameters() {
     let _stream = alone_on_the_stream();
     let context = alone(None, 1).context().unwrap();
     let fit = Fit::new(Data::arrays(samples()).unwrap()).batch_size(16);
@@ -194,7 +194,7 @@ fn a_step_changes_no_other_parameters() {
     let mut training = context.training(Net::new(context.device()), one, fit).unwrap();
     let Some(Turn::Train(Some(batch))) = training.next().unwrap() else { panic!("no batch") };
     let weights = |net: &Net| {
-        let of = |it: &Linear| it.weight.val().into_data();
+        let of = |linear: &Linear| linear.weight.val().into_data();
         (of(&net.hidden), of(&net.output))
     };
     let before = weights(&training.model());
@@ -205,9 +205,9 @@ fn a_step_changes_no_other_parameters() {
     assert_eq!(before.1, after.1);
 }
 
-/// One sum over ranks for each step, whatever samples a rank has.
+/// Each step is all-reduced once, regardless of how many samples a rank has.
 #[test]
-fn ranks_share_the_steps_of_a_batch() {
+fn steps_are_all_reduced_over_ranks() {
     let _stream = alone_on_the_stream();
     let weights = |size: usize| {
         let contexts: Vec<Context> = ThreadRank::group(size)
@@ -222,7 +222,7 @@ fn ranks_share_the_steps_of_a_batch() {
         std::thread::scope(|scope| {
             let run = |context| scope.spawn(move || train_parts(&context).unwrap());
             let ranks: Vec<_> = contexts.into_iter().map(run).collect();
-            ranks.into_iter().map(|it| it.join().unwrap()).collect::<Vec<_>>()
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
         })
     };
     let alone = weights(1).remove(0);
@@ -232,7 +232,7 @@ fn ranks_share_the_steps_of_a_batch() {
     }
 }
 
-/// Trains a model without random numbers in two steps for each batch.
+/// Trains a model without random numbers, with two steps per batch.
 fn train_parts(context: &Context) -> Result<Vec<f32>> {
     let device = context.device();
     let zero = |inputs, outputs| Linear {
@@ -262,11 +262,12 @@ fn train_parts(context: &Context) -> Result<Vec<f32>> {
     }
     let model = training.finish()?.model;
     let data = [model.generator.weight.val(), model.discriminator.weight.val()];
-    Ok(data.into_iter().flat_map(|it| it.into_data().iter::<f32>().collect::<Vec<_>>()).collect())
+    let values = |weights: Tensor<2>| weights.into_data().iter::<f32>().collect::<Vec<_>>();
+    Ok(data.into_iter().flat_map(values).collect())
 }
 
 #[test]
-fn a_refused_step_leaves_the_model_usable() {
+fn rejected_step_leaves_the_model_usable() {
     let _stream = alone_on_the_stream();
     let fit = || Fit::new(Data::arrays(samples()).unwrap()).batch_size(16);
     let sgd = || Optimizers::one(SgdConfig::new().build(), 0.1);
@@ -275,13 +276,13 @@ fn a_refused_step_leaves_the_model_usable() {
         let Turn::Train(Some((x, _))) = training.next().unwrap().unwrap() else {
             panic!("a batch is due");
         };
-        // A count below 0 is refused.
+        // A negative count is rejected.
         let output = StepOutput::sum(training.model().forward(x).sum(), -1.0);
         let error = match of {
             Some(of) => training.step(of, Some(output)).map(drop).unwrap_err(),
             None => training.learn(Some(output)).unwrap_err(),
         };
-        assert!(error.to_string().starts_with("a step over a count of -1"), "{error}");
+        assert!(error.to_string().starts_with("cannot step: the sample count is -1;"), "{error}");
         crate::record::snapshot(&*training.model()).into_bytes().unwrap();
         training.end_batch().unwrap();
     };

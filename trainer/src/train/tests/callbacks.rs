@@ -1,7 +1,7 @@
-//! Callbacks that change how a training goes, in whole trainings on one and two ranks, resumed at every
-//! batch: the learning rates that steps use, and where they stop.
+//! Callbacks that change training, on one and two ranks, resumed after every batch. The tests check
+//! the learning rates of all steps, and where training stops.
 //!
-//! The model is one number whose gradient is 1, so that it falls by the learning rate in each step; all
+//! The model is one number whose gradient is 1, so each step lowers it by the learning rate. All
 //! numbers are exact in a float.
 
 use burn::module::Param;
@@ -11,10 +11,10 @@ use super::kinds::of_ranks;
 use super::*;
 use crate::{Lambda, LearningRateSchedule, ReduceOnPlateau};
 
-/// Batches of an epoch, each of four samples.
+/// Batches per epoch, of four samples each.
 pub(super) const EPOCH: u64 = 3;
 
-/// One number, which begins at 4.
+/// One number, initially 4.
 #[derive(Module, Debug)]
 pub(super) struct Falling {
     height: Param<Tensor<1>>,
@@ -30,7 +30,8 @@ impl Falling {
     }
 }
 
-/// Notes the height before each step; a validation's loss is the height, but for the ground.
+/// Records the height before each step. The loss of a validation is the height, but at least
+/// `ground`.
 pub(super) struct Falls {
     pub(super) ground: f32,
     pub(super) heights: Mutex<Vec<f32>>,
@@ -58,12 +59,12 @@ impl Step<Falling, usize> for Falls {
     }
 }
 
-/// Batches that are the number of their samples.
+/// Batches that contain only their number of samples.
 pub(super) fn counted() -> Data<usize> {
     Data::items(4 * EPOCH as usize, Some, |items, _| items.len())
 }
 
-/// What is multiplied by what callbacks say: it goes by steps.
+/// The learning rate per step, which callbacks scale.
 fn rate(step: u64) -> f64 {
     if step.is_multiple_of(2) { 0.5 } else { 0.25 }
 }
@@ -72,13 +73,13 @@ pub(super) fn falling_optimizers() -> Optimizers {
     Optimizers::one(SgdConfig::new().build(), rate)
 }
 
-/// What a rank saw of a training: the heights before its steps, and the last where it ended.
+/// What a rank observed: the heights before its steps, and the final height.
 #[derive(Clone, Debug, PartialEq)]
 struct Seen {
     heights: Vec<f32>,
-    /// What the callbacks noted.
+    /// Notes of the callbacks.
     notes: Vec<String>,
-    /// Why it was stopped early.
+    /// Why training stopped early.
     stopped: Option<String>,
 }
 
@@ -123,8 +124,8 @@ fn train(
     }
 }
 
-/// Trains for `batches` on one and on two ranks, straight and left after each batch: steps use
-/// these learning rates. Gives what one rank saw of a straight run.
+/// Trains for `batches` batches on one and two ranks, uninterrupted and stopped after each batch.
+/// Steps must use these learning rates. Returns what one rank observed in an uninterrupted run.
 fn check(
     what: &str,
     batches: u64,
@@ -142,16 +143,16 @@ fn check(
         let straight: Vec<_> = straight.collect();
         let rows_straight = rows(folder.path());
         for seen in &straight {
-            let fallen = seen.heights.windows(2).map(|it| f64::from(it[0] - it[1]));
+            let fallen = seen.heights.windows(2).map(|pair| f64::from(pair[0] - pair[1]));
             assert_eq!(fallen.collect::<Vec<_>>(), rates, "{what} on {size}");
         }
         for batch in 1..rates.len() as u64 {
-            let what = format!("{what} on {size}, left after {batch}");
+            let what = format!("{what} on {size}, stopped after {batch}");
             let folder = brief_folder();
             let left = run(folder.path(), Ends::Leaves(batch));
             let rest = run(folder.path(), Ends::Not);
             for ((left, rest), straight) in left.into_iter().zip(rest).zip(&straight) {
-                // Where a batch is the last, a gang hears of the signal too late.
+                // After the last batch, a gang receives the signal too late.
                 let Err(mut seen) = left else { continue };
                 let rest = rest.unwrap();
                 let is_late = (seen.heights.len() as u64).checked_sub(batch).unwrap();
@@ -161,7 +162,7 @@ fn check(
                 assert_eq!(seen.heights, straight.heights, "{what}");
                 assert_eq!(rest.stopped, straight.stopped, "{what}");
                 let notes = |seen: &Seen| -> Vec<String> {
-                    seen.notes.iter().filter(|it| of_process(it)).cloned().collect()
+                    seen.notes.iter().filter(|note| of_process(note)).cloned().collect()
                 };
                 assert_eq!(notes(&seen), notes(straight), "{what}");
             }
@@ -172,16 +173,16 @@ fn check(
     straights.swap_remove(0)
 }
 
-/// The rates of steps, where what they are multiplied by is of epochs.
+/// Returns the learning rates of all steps, given the scale of each epoch.
 fn by_epoch(scales: &[f64]) -> Vec<f64> {
     let of_steps = scales.iter().flat_map(|scale| std::iter::repeat_n(scale, EPOCH as usize));
     of_steps.zip(0..).map(|(scale, step)| scale * rate(step)).collect()
 }
 
 #[test]
-fn a_schedule_by_epoch_gives_its_rates_wherever_it_was_resumed() {
+fn epoch_schedule_resumes_exactly() {
     let _stream = alone_on_the_stream();
-    // A rate of none is followed by others.
+    // A scale of zero is followed by others.
     let scales = [1.0, 0.5, 0.0, 2.0, 0.25];
     let callbacks = move |_: &Notes| {
         vec![LearningRateSchedule::by_epoch(move |epoch| scales[epoch as usize]).boxed()]
@@ -190,20 +191,21 @@ fn a_schedule_by_epoch_gives_its_rates_wherever_it_was_resumed() {
 }
 
 #[test]
-fn a_plateau_lowers_the_rate_wherever_it_was_resumed() {
+fn plateau_reduction_resumes_exactly() {
     let _stream = alone_on_the_stream();
     let reduce = |_: &Notes| {
         let reduce = ReduceOnPlateau::new("val_loss").factor(0.5).patience(2).cooldown(1);
         vec![reduce.min_scale(0.125).boxed()]
     };
-    // It falls by 1.25, 1 and 1.25 in the first epochs, and is on the ground, at 1.5, after the third.
-    // Two that wait, one that cools and waits already, one that waits, and so on; 1/8 is the least.
+    // The height falls by 1.25, 1 and 1.25 in the first epochs and stays at 1.5 from the third.
+    // Then two epochs wait and the scale is reduced. One epoch cools down and counts already,
+    // another one waits, and so on, down to 1/8.
     let scales = [1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125, 0.125];
     check("plateau", 36, reduce, &by_epoch(&scales));
 }
 
 #[test]
-fn a_training_that_waits_no_more_stops_at_the_same_batch_wherever_it_was_resumed() {
+fn early_stopping_resumes_exactly() {
     let _stream = alone_on_the_stream();
     let stopping = |_: &Notes| vec![EarlyStopping::new("val_loss").patience(2).boxed()];
     let seen = check("stopping", 36, stopping, &by_epoch(&[1.0; 5]));
@@ -211,7 +213,7 @@ fn a_training_that_waits_no_more_stops_at_the_same_batch_wherever_it_was_resumed
     assert_eq!(seen.stopped.as_deref(), Some(expected));
 }
 
-/// A callback of closures that sets the rate, and stops where the ground is reached.
+/// A callback of closures that sets the scale, and stops when the height reaches the ground.
 fn closures(notes: &Notes) -> Lambda {
     let note = |notes: &Notes| {
         let notes = notes.clone();
@@ -251,21 +253,21 @@ fn closures(notes: &Notes) -> Lambda {
 }
 
 #[test]
-fn closures_are_called_in_their_order_and_change_training_wherever_it_was_resumed() {
+fn lambda_callbacks_resume_exactly() {
     let _stream = alone_on_the_stream();
     let callbacks = |notes: &Notes| vec![closures(notes).boxed()];
     let seen = check("closures", 36, callbacks, &by_epoch(&[1.0, 0.5, 1.0]));
     assert_eq!(seen.stopped.as_deref(), Some("it is on the ground"));
-    let expected = "train_begin 0, epoch_begin 0 0, batch_end 1 4, batch_end 2 3.5, batch_end 3 3.25, \
-                    validation_end 2.75, epoch_end 0 2.75, epoch_begin 1 3, batch_end 4 2.75, \
-                    batch_end 5 2.625, batch_end 6 2.375, validation_end 2.25, epoch_end 1 2.25, \
-                    epoch_begin 2 6, batch_end 7 2.25, batch_end 8 1.75, batch_end 9 1.5, \
-                    validation_end 1.5, epoch_end 2 1.5, train_end 9";
+    let expected = "train_begin 0, epoch_begin 0 0, batch_end 1 4, batch_end 2 3.5, \
+                    batch_end 3 3.25, validation_end 2.75, epoch_end 0 2.75, epoch_begin 1 3, \
+                    batch_end 4 2.75, batch_end 5 2.625, batch_end 6 2.375, validation_end 2.25, \
+                    epoch_end 1 2.25, epoch_begin 2 6, batch_end 7 2.25, batch_end 8 1.75, \
+                    batch_end 9 1.5, validation_end 1.5, epoch_end 2 1.5, train_end 9";
     assert_eq!(seen.notes.join(", "), expected);
 }
 
 #[test]
-fn closures_that_fail_end_training_under_their_name() {
+fn lambda_error_carries_its_name() {
     let _stream = alone_on_the_stream();
     let context = alone(None, 6).context().unwrap();
     let fails = Lambda::new("mine").epoch_end(|_, _, _| Err("no more".into()));

@@ -1,8 +1,8 @@
-//! Trainings that go on under the same name, and under another.
+//! Resumes with the same ID, and warm starts with another.
 
 use super::*;
 
-/// Epochs that began, and the batches at the end.
+/// Epochs that began, and the number of batches at the end.
 #[derive(Clone, Default)]
 struct Seen(Arc<Mutex<(Vec<u64>, u64)>>);
 
@@ -18,7 +18,8 @@ impl Callback for Seen {
     }
 }
 
-/// Trains epochs of eight batches; gives those that began, the batches at the end, and the weights.
+/// Trains epochs of eight batches. Returns the epochs that began, the batches at the end, and the
+/// weights.
 fn train_as(folder: &Path, id: &str, epochs: u64, stop_at: u64) -> (Vec<u64>, u64, Vec<f32>) {
     let standalone = Standalone { length: None, ..alone(Some(folder), 0) };
     let context = standalone.context().unwrap();
@@ -41,15 +42,15 @@ fn train_as(folder: &Path, id: &str, epochs: u64, stop_at: u64) -> (Vec<u64>, u6
 }
 
 fn checkpoints(folder: &Path) -> Vec<String> {
-    let found = std::fs::read_dir(folder.join("trial/checkpoints")).unwrap();
-    let mut names: Vec<_> =
-        found.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
+    let entries = std::fs::read_dir(folder.join("trial/checkpoints")).unwrap();
+    let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name();
+    let mut names: Vec<_> = entries.map(|entry| name(entry).into_string().unwrap()).collect();
     names.sort();
     names
 }
 
 #[test]
-fn the_same_name_goes_on_where_it_was_and_another_begins_with_the_weights() {
+fn same_id_resumes_and_another_warm_starts() {
     let _stream = alone_on_the_stream();
     let same = tempfile::tempdir().unwrap();
     let (epochs, batches, first) = train_as(same.path(), "a", 1, u64::MAX);
@@ -62,15 +63,15 @@ fn the_same_name_goes_on_where_it_was_and_another_begins_with_the_weights() {
     assert_eq!(train_as(other.path(), "a", 1, u64::MAX).2, first);
     let (epochs, batches, warm) = train_as(other.path(), "b", 1, u64::MAX);
     assert_eq!((epochs, batches), (vec![0], 8));
-    // It begins with the weights, in the order of a first epoch and with fresh optimizers.
+    // A warm start takes the weights, the data order of epoch 0, and fresh optimizers.
     let fresh = tempfile::tempdir().unwrap();
-    let anew = train_as(fresh.path(), "b", 1, u64::MAX).2;
-    assert!(warm != anew && warm != first && warm != second);
-    // What the trial records counts on.
+    let cold = train_as(fresh.path(), "b", 1, u64::MAX).2;
+    assert!(warm != cold && warm != first && warm != second);
+    // The trial's record counts all batches.
     assert_eq!(checkpoints(other.path()), ["000000000008-0", "000000000016-1"]);
-    let batches: Vec<_> = rows(other.path()).into_iter().map(|it| it.0).collect();
+    let batches: Vec<_> = rows(other.path()).into_iter().map(|(batches, ..)| batches).collect();
     assert_eq!(batches, [4, 8, 12, 16]);
-    // Then it goes on as any other.
+    // After a warm start, resumes work as usual.
     for stop_at in [1, 5] {
         let stopped = tempfile::tempdir().unwrap();
         train_as(stopped.path(), "a", 1, u64::MAX);
@@ -81,7 +82,7 @@ fn the_same_name_goes_on_where_it_was_and_another_begins_with_the_weights() {
 }
 
 #[test]
-fn a_trial_says_which_training_it_is() {
+fn trial_sets_the_continue_id() {
     let _stream = alone_on_the_stream();
     let folder = tempfile::tempdir().unwrap();
     let train = |id: &str| {
@@ -92,6 +93,6 @@ fn a_trial_says_which_training_it_is() {
     };
     assert_eq!(train("a"), ["000000000002-0"]);
     assert_eq!(train("a"), ["000000000002-0"]);
-    // Its two batches come after the two before.
+    // The two batches of the warm start follow the first two.
     assert_eq!(train("b"), ["000000000002-0", "000000000004-1"]);
 }

@@ -1,11 +1,11 @@
-//! Trainings that end before their length: by a callback, by an error, by a wrong metric.
+//! Trainings that end early: by a callback, an error or a missing metric.
 
 use stoker_api::contract::{Report, ReportEvent};
 
 use super::*;
 use crate::reporter::tests::TestDoor;
 
-/// A callback that lets no batch pass.
+/// A callback that fails at the first batch.
 struct Fails;
 
 impl Callback for Fails {
@@ -15,22 +15,22 @@ impl Callback for Fails {
 }
 
 #[test]
-fn a_callbacks_error_carries_its_name() {
+fn callback_error_carries_its_name() {
     let _stream = alone_on_the_stream();
     let adam = Optimizers::one(AdamConfig::new().init(), 0.1);
     assert_eq!(refused(10, adam, vec![Fails.boxed()]), "callback Fails: no");
 }
 
 #[test]
-fn rows_before_a_failure_are_stored_whatever_the_failure() {
+fn rows_before_a_failure_are_stored() {
     let _stream = alone_on_the_stream();
     struct Ends(bool);
     impl Callback for Ends {
         fn on_batch_end(&mut self, _: &Logs, control: &mut Control) -> Result<()> {
             match (control.batches(), self.0) {
                 (0..6, _) => Ok(()),
-                (_, true) => panic!("as asked"),
-                (_, false) => Err("as asked".into()),
+                (_, true) => panic!("expected"),
+                (_, false) => Err("expected".into()),
             }
         }
     }
@@ -48,7 +48,7 @@ fn rows_before_a_failure_are_stored_whatever_the_failure() {
 }
 
 #[test]
-fn a_callback_ends_a_training_for_good() {
+fn callback_stop_is_final() {
     let _stream = alone_on_the_stream();
     let folder = tempfile::tempdir().unwrap();
     let once = || {
@@ -63,7 +63,7 @@ fn a_callback_ends_a_training_for_good() {
     assert_eq!(once(), (Some("enough".into()), 3));
 }
 
-/// A callback that ends the training.
+/// A callback that stops training.
 struct Stops(u64);
 
 impl Callback for Stops {
@@ -75,8 +75,8 @@ impl Callback for Stops {
     }
 }
 
-/// Trains to batch 20 under a runner who searches by `metric`, or to where the callback ends it;
-/// gives the reports too.
+/// Trains to batch 20, or until the callback stops training, under a runner whose searched metric
+/// is `metric`. Returns the reports too.
 fn train_under_runner(
     metric: &str,
     callback: impl Callback + 'static,
@@ -84,7 +84,7 @@ fn train_under_runner(
     train_under_runner_with(metric, callback, Some(Data::arrays(samples()).unwrap()))
 }
 
-/// As [`train_under_runner`], with this validation data.
+/// Same as [`train_under_runner`], with this validation data.
 fn train_under_runner_with(
     metric: &str,
     callback: impl Callback + 'static,
@@ -98,7 +98,7 @@ fn continue_to_20() -> (u16, String) {
     (200, r#"{"continue":{"units":20}}"#.into())
 }
 
-/// As [`train_under_runner_with`], with this report server.
+/// Same as [`train_under_runner_with`], with this report server.
 fn train_with_server(
     door: &TestDoor,
     metric: &str,
@@ -120,7 +120,7 @@ fn train_with_server(
     let fit = Fit { validation, ..fit }.callbacks(vec![callback.boxed()]);
     let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
     let fitted = context.fit(Net::new(context.device()), optimizers(), step, fit);
-    let reports = door.seen.lock().unwrap().iter().map(|it| it.1.clone()).collect();
+    let reports = door.seen.lock().unwrap().iter().map(|(_, report)| report.clone()).collect();
     (fitted, reports)
 }
 
@@ -141,7 +141,7 @@ fn training_continues_while_reports_are_refused() {
 }
 
 #[test]
-fn what_a_callback_ended_is_the_result_of_the_length_only_if_it_is_there() {
+fn early_stop_reports_a_result_only_at_length() {
     let _stream = alone_on_the_stream();
     let check = |stop_at, expected| {
         let (fitted, reports) = train_under_runner("val_loss", Stops(stop_at));
@@ -150,15 +150,15 @@ fn what_a_callback_ended_is_the_result_of_the_length_only_if_it_is_there() {
             ReportEvent::Validated { granted_units, .. } => Some((report.batches, granted_units)),
             _ => None,
         };
-        let found: Vec<_> = reports.iter().filter_map(validated).collect();
-        assert_eq!(found, [expected]);
+        let reported: Vec<_> = reports.iter().filter_map(validated).collect();
+        assert_eq!(reported, [expected]);
     };
     check(3, (3, None));
     check(20, (20, Some(20)));
 }
 
 #[test]
-fn a_search_by_a_metric_that_there_is_not_ends_before_the_first_batch() {
+fn missing_searched_metric_fails_before_the_first_batch() {
     let _stream = alone_on_the_stream();
     let check = |metric, expected: &str| {
         let error = train_under_runner(metric, Fails).0.unwrap_err();
@@ -176,18 +176,17 @@ fn a_search_by_a_metric_that_there_is_not_ends_before_the_first_batch() {
 }
 
 #[test]
-fn a_search_without_validation_data_ends_before_the_first_batch() {
+fn missing_validation_data_fails_before_the_first_batch() {
     let _stream = alone_on_the_stream();
     for metric in ["val_loss", "validation_loss"] {
-        // The callback would fail at a batch.
+        // The callback would fail at the first batch.
         let (fitted, reports) = train_under_runner_with(metric, Fails, None);
         let error = fitted.unwrap_err();
         assert_eq!(exit_code(&*error), ExitCode::UserError);
         let expected = format!(
-            "searcher.metric is {metric}, which validation is to give, but there is no validation \
-             data: give some by `Fit::validation`"
+            "no validation data for searcher.metric {metric}; add it with `Fit::validation`"
         );
         assert_eq!(error.to_string(), expected);
-        assert!(reports.iter().all(|it| it.batches == 0), "{reports:?}");
+        assert!(reports.iter().all(|report| report.batches == 0), "{reports:?}");
     }
 }

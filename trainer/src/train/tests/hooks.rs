@@ -1,4 +1,4 @@
-//! The order of callbacks' hooks, over stops too.
+//! Order of callback hooks, also across stops.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use crate::callback::{CheckpointFiles, CsvLog, TensorBoard, Weights};
 use crate::collective::{Distributed, ThreadRank};
 use crate::stop::StopSignal;
 
-/// What was called, in order.
+/// Hooks that were called, in order.
 pub(super) type Calls = Arc<Mutex<Vec<String>>>;
 
-/// Notes every hook, and asks to leave after a batch.
+/// Records every hook, and requests a stop after a batch.
 pub(super) struct Notes {
     pub(super) calls: Calls,
     pub(super) leaves: Option<(u64, StopSignal)>,
@@ -92,7 +92,7 @@ impl Callback for Notes {
     }
 
     fn on_restore(&mut self, files: &CheckpointFiles) -> Result<()> {
-        let noted = files.get("note.txt").map(|it| String::from_utf8_lossy(it).into_owned());
+        let noted = files.get("note.txt").map(|note| String::from_utf8_lossy(note).into_owned());
         self.note(format!("restore {}", noted.unwrap_or_default()))
     }
 
@@ -113,7 +113,7 @@ fn train(folder: &Path, leaves: Option<u64>, mut more: Vec<Box<dyn Callback>>) -
     calls.lock().unwrap().clone()
 }
 
-/// What may come after each hook, by their names alone.
+/// Which hooks may follow each hook, by name.
 const LEGAL: [(&str, &[&str]); 16] = [
     ("", &["train_begin"]),
     ("train_begin", &["load_state", "epoch_begin"]),
@@ -122,7 +122,7 @@ const LEGAL: [(&str, &[&str]); 16] = [
     ("epoch_begin", &["workload_begin"]),
     ("workload_begin", &["batch_begin"]),
     ("batch_begin", &["batch_end"]),
-    // A process that leaves saves first, wherever it is.
+    // A process that is preempted saves first, even within a workload.
     ("batch_end", &["batch_begin", "workload_end", "checkpoint"]),
     (
         "workload_end",
@@ -145,11 +145,11 @@ fn check_legal(calls: &[String]) {
     check_legal_with(calls, &[]);
 }
 
-/// As [`check_legal`], where there are more pairs of neighbours than elsewhere.
+/// Same as [`check_legal`], with additional pairs of consecutive hooks.
 pub(super) fn check_legal_with(calls: &[String], more: &[(&str, &str)]) {
     let mut before = "";
     for call in calls {
-        let (_, legal) = LEGAL.iter().find(|it| it.0 == before).unwrap();
+        let (_, legal) = LEGAL.iter().find(|(hook, _)| *hook == before).unwrap();
         let is_legal = legal.contains(&name(call)) || more.contains(&(before, name(call)));
         assert!(is_legal, "{call} after {before}\n{calls:#?}");
         before = name(call);
@@ -158,36 +158,38 @@ pub(super) fn check_legal_with(calls: &[String], more: &[(&str, &str)]) {
 }
 
 #[test]
-fn hooks_come_in_their_order() {
+fn hooks_run_in_the_documented_order() {
     let _stream = alone_on_the_stream();
     let folder = tempfile::tempdir().unwrap();
     let calls = train(folder.path(), None, vec![]);
     check_legal(&calls);
-    // Seven batches are an epoch, four a workload; validation and checkpoint come after each epoch.
+    // An epoch has seven batches, a workload at most four. Each epoch ends with a validation and a
+    // checkpoint.
     let expected =
         ["train_begin", "epoch_begin 0", "workload_begin 4 at 0", "batch_begin 0", "batch_end 1"];
     assert_eq!(calls[..5], expected);
-    let workloads: Vec<_> = calls.iter().filter(|it| name(it) == "workload_begin").collect();
+    let workloads: Vec<_> = calls.iter().filter(|call| name(call) == "workload_begin").collect();
     let expected = ["4 at 0", "3 at 4", "1 at 7", "4 at 8", "2 at 12", "2 at 14", "4 at 16"];
-    let expected: Vec<_> = expected.iter().map(|it| format!("workload_begin {it}")).collect();
+    let expected: Vec<_> =
+        expected.iter().map(|workload| format!("workload_begin {workload}")).collect();
     assert_eq!(workloads, expected.iter().collect::<Vec<_>>());
-    let count = |of: &str| calls.iter().filter(|it| name(it) == of).count();
+    let count = |hook: &str| calls.iter().filter(|call| name(call) == hook).count();
     let counts = ["batch_end", "validation_end", "validation_batch_end", "epoch_end", "checkpoint"];
     assert_eq!(counts.map(count), [20, 3, 21, 2, 3]);
-    let epoch: Vec<_> = calls.iter().skip_while(|it| *it != "batch_end 7").take(3).collect();
+    let epoch: Vec<_> = calls.iter().skip_while(|call| *call != "batch_end 7").take(3).collect();
     assert_eq!(epoch, ["batch_end 7", "workload_end at 7", "validation_begin"]);
     let files = last_checkpoint(folder.path());
     assert_eq!(files["callbacks-note.txt"], b"20");
 }
 
-/// Whether a call is not of a process, but of the training, wherever it was stopped.
+/// Returns whether a call is the same however often the training was stopped.
 pub(super) fn of_training(call: &&String) -> bool {
     let of_process = ["train_begin", "train_end", "load_state", "restore", "checkpoint"];
     !of_process.contains(&name(call)) && !name(call).starts_with("workload")
 }
 
 #[test]
-fn hooks_of_a_run_that_was_stopped_anywhere_are_those_of_one_that_was_not() {
+fn resumed_run_calls_the_same_hooks() {
     let _stream = alone_on_the_stream();
     let folder = tempfile::tempdir().unwrap();
     let straight = train(folder.path(), None, vec![]);
@@ -205,7 +207,7 @@ fn hooks_of_a_run_that_was_stopped_anywhere_are_those_of_one_that_was_not() {
     }
 }
 
-/// Asks for what changes training, on rank 0 alone.
+/// Requests a change of training on rank 0 only.
 struct Chief;
 
 impl Callback for Chief {
@@ -222,7 +224,7 @@ impl Callback for Chief {
 }
 
 #[test]
-fn a_chief_alone_may_watch_a_gang_and_not_change_it() {
+fn chief_only_callback_cannot_change_training() {
     struct Slows;
     impl Callback for Slows {
         fn on_epoch_end(&mut self, _: u64, _: &Logs, control: &mut Control) -> Result<()> {
@@ -231,25 +233,25 @@ fn a_chief_alone_may_watch_a_gang_and_not_change_it() {
         }
     }
     let call = |ranks: &Distributed, epoch| {
-        // What another asks for before it in the same hook hides nothing.
+        // A request of an earlier callback must not hide that of the chief.
         let mut callbacks = vec![Slows.boxed(), Chief.boxed()];
         let mut control = Control::default();
         let done = hook(&mut callbacks, &mut control, ranks, |callback, control| {
             callback.on_epoch_end(epoch, &Logs::new(), control)
         });
-        done.map(|()| control.stop).map_err(|it| it.to_string())
+        done.map(|()| control.stop).map_err(|error| error.to_string())
     };
     assert_eq!(call(&Distributed::alone(), 1), Ok(Some("enough".into())));
-    let ranks = ThreadRank::group(2).into_iter().map(|it| Distributed::of(Box::new(it)));
+    let ranks = ThreadRank::group(2).into_iter().map(|rank| Distributed::of(Box::new(rank)));
     let ranks: Vec<_> = ranks.collect();
     assert_eq!(call(&ranks[0], 0), Ok(None));
     let error = call(&ranks[0], 1).unwrap_err();
-    assert!(error.starts_with("callback Chief: it runs on rank 0 alone"), "{error}");
+    assert!(error.starts_with("callback Chief: a `chief_only` callback cannot"), "{error}");
     assert_eq!(call(&ranks[1], 1), Ok(None));
 }
 
 #[test]
-fn what_a_callback_fails_with_keeps_its_meaning() {
+fn callback_error_keeps_its_exit_code() {
     struct Refuses;
     impl Callback for Refuses {
         fn on_checkpoint(&mut self, _: &mut CheckpointFiles, _: &mut Control) -> Result<()> {
@@ -267,7 +269,7 @@ fn what_a_callback_fails_with_keeps_its_meaning() {
     assert_eq!(error.to_string(), "callback Refuses: invalid hyperparameters: too large");
 }
 
-/// Keeps the weights that it is given.
+/// Keeps the weights that it receives.
 struct Keeps(Arc<Mutex<BTreeMap<u64, Weights>>>);
 
 impl Callback for Keeps {
@@ -284,7 +286,7 @@ impl Callback for Keeps {
 }
 
 #[test]
-fn tables_histograms_and_weights_are_of_the_run() {
+fn csv_histograms_and_weights_survive_a_resume() {
     let _stream = alone_on_the_stream();
     let folder = tempfile::tempdir().unwrap();
     let table = folder.path().join("log.csv");
@@ -298,24 +300,24 @@ fn tables_histograms_and_weights_are_of_the_run() {
     let text = std::fs::read_to_string(&table).unwrap();
     let lines: Vec<_> = text.lines().collect();
     assert_eq!(lines[0], "epoch,accuracy,loss,val_accuracy,val_loss");
-    assert_eq!(lines.iter().map(|it| &it[..2]).collect::<Vec<_>>(), ["ep", "0,", "1,"]);
+    assert_eq!(lines.iter().map(|line| &line[..2]).collect::<Vec<_>>(), ["ep", "0,", "1,"]);
     let kept = kept.lock().unwrap();
     assert_eq!(kept.keys().collect::<Vec<_>>(), [&1]);
     let paths: Vec<_> = kept[&1].iter().map(|(path, values)| (path, values.len())).collect();
     assert_eq!(paths[0], ("hidden.weight", 320));
     assert_eq!(kept[&1].num_trained(), 320 + 16 + 32 + 80 + 5);
-    let model = rows(folder.path()).into_iter().find(|it| it.1 == "model").unwrap();
+    let model = rows(folder.path()).into_iter().find(|(_, group, _)| group == "model").unwrap();
     assert_eq!((model.0, &model.2["num_parameters"]), (7, &json!(453.0)));
     let mut events = vec![];
     for file in std::fs::read_dir(folder.path().join("trial/tensorboard")).unwrap() {
         events.extend(std::fs::read(file.unwrap().path()).unwrap());
     }
-    let has = |text: &str| events.windows(text.len()).any(|it| it == text.as_bytes());
+    let has = |text: &str| events.windows(text.len()).any(|bytes| bytes == text.as_bytes());
     assert!(has("hidden.weight") && has("norm.running_mean"), "no histograms");
 }
 
 #[test]
-fn predictions_call_their_hooks() {
+fn predict_calls_its_hooks() {
     struct Counts(Arc<Mutex<Vec<String>>>);
     impl Callback for Counts {
         fn on_predict_begin(&mut self) -> Result<()> {

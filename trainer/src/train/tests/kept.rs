@@ -1,16 +1,16 @@
-//! Training ends with the weights of its best validation, over stops and on ranks; where it begins.
+//! Best weights at the end of training, across stops and ranks; initial epoch; evaluation.
 
 use burn::module::Param;
 
 use super::kinds::of_ranks;
 use super::*;
 
-/// The first validation is the best, and the third in a row after it stops: after batch 28.
+/// Stops at batch 28: the first validation is the best, and patience is three.
 fn stopping() -> EarlyStopping {
     EarlyStopping::new("val_loss").patience(3).min_delta(1e9).restore_best_weights()
 }
 
-/// Trains for `batches`, or leaves after batch `stop_at`; gives the model as bytes, too.
+/// Trains for `batches` batches, or stops after batch `stop_at`. Also returns the model as bytes.
 fn train(folder: &Path, batches: u64, stop_at: u64) -> Result<(Fitted<Net>, Vec<u8>)> {
     let context = alone(Some(folder), batches).context()?;
     let stop = StopAt(stop_at, context.stop.clone()).boxed();
@@ -25,27 +25,29 @@ fn train(folder: &Path, batches: u64, stop_at: u64) -> Result<(Fitted<Net>, Vec<
     Ok((fitted, model))
 }
 
-/// A file of the checkpoint after this batch, of whatever attempt.
+/// Reads a file of the checkpoint after this batch, of any attempt.
 fn file(folder: &Path, batch: u64, name: &str) -> Option<Vec<u8>> {
     let checkpoints = std::fs::read_dir(folder.join("trial/checkpoints")).unwrap();
-    let of = format!("{batch:012}-");
-    let mut found = checkpoints.map(|it| it.unwrap().path());
-    let found = found.find(|it| it.file_name().unwrap().to_string_lossy().starts_with(&of));
-    std::fs::read(found.unwrap().join(name)).ok()
+    let prefix = format!("{batch:012}-");
+    let mut paths = checkpoints.map(|entry| entry.unwrap().path());
+    let is_at = |path: &std::path::PathBuf| {
+        path.file_name().unwrap().to_string_lossy().starts_with(&prefix)
+    };
+    std::fs::read(paths.find(is_at).unwrap().join(name)).ok()
 }
 
 #[test]
-fn a_training_that_a_callback_stops_ends_with_the_kept_weights_wherever_it_was_resumed() {
+fn early_stop_restores_best_weights_after_any_resume() {
     let _stream = alone_on_the_stream();
     let straight = tempfile::tempdir().unwrap();
     let (fitted, model) = train(straight.path(), 40, u64::MAX).unwrap();
     assert!(fitted.stopped.unwrap().contains("has not improved"));
     let of = |batch, name| file(straight.path(), batch, name);
     let best = of(7, "model.bpk").unwrap();
-    assert!(model == best, "the model that training gives back");
+    assert!(model == best, "the returned model");
     assert!(of(28, "model.bpk").unwrap() == best, "the last checkpoint");
-    assert!(of(21, "model.bpk").unwrap() != best, "a checkpoint before");
-    assert!(of(21, "kept.bpk").unwrap() == best, "what it keeps beside its model");
+    assert!(of(21, "model.bpk").unwrap() != best, "an earlier checkpoint");
+    assert!(of(21, "kept.bpk").unwrap() == best, "the kept copy");
     let metric = |batch| -> Value {
         serde_json::from_slice::<Value>(&of(batch, "manifest.json").unwrap()).unwrap()["metric"]
             .clone()
@@ -61,13 +63,13 @@ fn a_training_that_a_callback_stops_ends_with_the_kept_weights_wherever_it_was_r
         for name in ["model.bpk", "kept.bpk", "state.json", "optimizers.bpk"] {
             assert!(file(folder.path(), 28, name) == of(28, name), "stopped at {stop_at}: {name}");
         }
-        // What has ended ends again.
+        // A finished training returns the same model again.
         assert!(train(folder.path(), 40, u64::MAX).unwrap().1 == model, "stopped at {stop_at}");
     }
 }
 
 #[test]
-fn a_length_ends_with_the_kept_weights_and_a_longer_one_goes_on_from_the_last() {
+fn longer_training_continues_from_current_weights() {
     let _stream = alone_on_the_stream();
     let (longer, straight) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (fitted, model) = train(longer.path(), 14, u64::MAX).unwrap();
@@ -83,7 +85,7 @@ fn a_length_ends_with_the_kept_weights_and_a_longer_one_goes_on_from_the_last() 
 }
 
 #[test]
-fn all_ranks_end_with_the_kept_weights() {
+fn all_ranks_restore_the_best_weights() {
     let _stream = alone_on_the_stream();
     let rank = |context: &Context, stop_at: u64| -> Result<(Vec<u32>, Vec<u32>)> {
         let stop_at = if context.distributed().rank() == 1 { stop_at } else { u64::MAX };
@@ -108,24 +110,24 @@ fn all_ranks_end_with_the_kept_weights() {
     };
     for size in [2, 3] {
         let folder = tempfile::tempdir().unwrap();
-        for told in of_ranks(folder.path(), size, 40, |context| rank(context, u64::MAX)) {
-            let (fitted, best) = told.unwrap();
+        for result in of_ranks(folder.path(), size, 40, |context| rank(context, u64::MAX)) {
+            let (fitted, best) = result.unwrap();
             assert!(fitted == best, "on {size}");
         }
         let folder = tempfile::tempdir().unwrap();
-        let left = of_ranks(folder.path(), size, 40, |context| rank(context, 17));
-        assert!(left.iter().all(Result::is_err));
-        for told in of_ranks(folder.path(), size, 40, |context| rank(context, u64::MAX)) {
-            let (fitted, best) = told.unwrap();
+        let stopped = of_ranks(folder.path(), size, 40, |context| rank(context, 17));
+        assert!(stopped.iter().all(Result::is_err));
+        for result in of_ranks(folder.path(), size, 40, |context| rank(context, u64::MAX)) {
+            let (fitted, best) = result.unwrap();
             assert!(fitted == best, "on {size}, stopped at 17");
         }
     }
 }
 
 #[test]
-fn a_training_alone_begins_with_the_epoch_that_it_is_told() {
+fn initial_epoch_applies_without_a_checkpoint() {
     let _stream = alone_on_the_stream();
-    /// Notes epochs and the batches before them.
+    /// Records epochs and the batches before them.
     struct Epochs(Arc<Mutex<Vec<(u64, u64)>>>);
     impl Callback for Epochs {
         fn on_epoch_begin(&mut self, epoch: u64, control: &mut Control) -> Result<()> {
@@ -149,12 +151,12 @@ fn a_training_alone_begins_with_the_epoch_that_it_is_told() {
         (begun, fitted.history.len())
     };
     assert_eq!(train(3, 5), (vec![(3, 21), (4, 28)], 2));
-    // A checkpoint says where it was.
+    // A checkpoint takes precedence over the initial epoch.
     assert_eq!(train(3, 7), (vec![(5, 35), (6, 42)], 4));
 }
 
 #[test]
-fn an_evaluation_calls_its_hooks_and_gives_the_score() {
+fn evaluate_calls_its_hooks() {
     struct Counts(Arc<Mutex<Vec<String>>>);
     impl Callback for Counts {
         fn on_validation_begin(&mut self, _: &mut Control) -> Result<()> {

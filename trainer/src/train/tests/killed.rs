@@ -1,5 +1,6 @@
-//! Each kind of data on one, two and three ranks, of which one dies in the midst of an epoch, whose
-//! checkpoints are older, and which is then asked to leave: the same bits, and each row once.
+//! Every kind of data on one, two and three ranks. One rank dies in the middle of an epoch, after
+//! an older checkpoint, and is later preempted. Results are bit-identical, and each row appears
+//! once.
 
 use std::fmt::Debug;
 use std::ops::RangeInclusive;
@@ -14,23 +15,23 @@ use super::kinds::{BATCHES, of_ranks_told};
 use super::*;
 use crate::stop::StopSignal;
 
-/// Batches between two checkpoints.
+/// Batches between checkpoints.
 const PERIOD: u64 = 3;
 
-/// An attempt and the batch that it started from.
+/// Number of an attempt and the batch from which it started.
 type Started = (u32, u64);
 
-/// What a row says, without what tells attempts apart.
-type RowSaid = (u64, String, u64, Vec<(String, u64)>);
+/// Contents of a row, without the attempt number.
+type RowContents = (u64, String, u64, Vec<(String, u64)>);
 
-/// How a rank ends after a batch.
+/// How a rank ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Ends {
-    /// At the length.
+    /// At the end of the length.
     Not,
-    /// Without a word; the checkpoint before is whole by then.
+    /// With an error after this batch; the previous checkpoint is complete by then.
     Dies(u64),
-    /// As a signal asks it to.
+    /// Preempted after this batch, as by a signal.
     Leaves(u64),
 }
 
@@ -58,7 +59,7 @@ impl Callback for Fate {
 }
 
 impl Fate {
-    /// What becomes of this rank where rank `of` ends so.
+    /// Returns the callback for this rank if rank `of` ends like this.
     pub(super) fn of(context: &Context, ends: Ends, of: usize) -> Box<dyn Callback> {
         let ends = if context.distributed().rank() == of { ends } else { Ends::Not };
         let folder = PathBuf::from(&context.config.storage.url);
@@ -66,21 +67,22 @@ impl Fate {
     }
 }
 
-/// The batch of the last checkpoint of a process that dies at the end of a batch.
+/// Returns the batch of the last checkpoint of a process that dies after this batch.
 pub(super) fn last_saved(batch: u64) -> u64 {
     (batch - 1) / PERIOD * PERIOD
 }
 
-/// Waits until the checkpoint of a batch is one.
+/// Waits until the checkpoint at this batch is complete.
 fn until_whole(folder: &Path, batch: u64) {
     let start = Instant::now();
-    let of = format!("{batch:012}-");
+    let prefix = format!("{batch:012}-");
+    let is_complete = |path: PathBuf| {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        name.starts_with(&prefix) && path.join("manifest.json").exists()
+    };
     let is_whole = || {
-        let found = std::fs::read_dir(folder.join("trial/checkpoints"));
-        found.into_iter().flatten().map(|it| it.unwrap().path()).any(|it| {
-            let name = it.file_name().unwrap().to_string_lossy().into_owned();
-            name.starts_with(&of) && it.join("manifest.json").exists()
-        })
+        let entries = std::fs::read_dir(folder.join("trial/checkpoints"));
+        entries.into_iter().flatten().any(|entry| is_complete(entry.unwrap().path()))
     };
     while batch > 0 && !is_whole() {
         assert!(start.elapsed() < Duration::from_secs(60), "no checkpoint of batch {batch}");
@@ -88,47 +90,48 @@ fn until_whole(folder: &Path, batch: u64) {
     }
 }
 
-/// Saves and writes rows often, each at times of its own.
+/// Configures frequent checkpoints and rows, with different periods.
 fn often(config: &mut TrialConfig) {
     config.checkpoint_period = Some(Length::new(Unit::Batches, PERIOD));
     config.scheduling_unit = 2;
 }
 
-/// One attempt of a gang in `folder`, of which one rank ends so: each rank's end, and where it
-/// started. The rows of one that dies are stored or not, as it happens.
+/// Runs one attempt of a gang in `folder`. Returns each rank's result, and where the attempt
+/// started. If a rank dies, the last rows may or may not be stored.
 pub(super) fn attempt<T: Send>(
     folder: &Path,
     size: usize,
     has_rows_stored: bool,
     train: impl Fn(&Context) -> Result<T> + Sync,
 ) -> (Vec<Result<T>>, Started) {
-    let told = of_ranks_told(folder, size, BATCHES, often, |context| {
+    let ranks = of_ranks_told(folder, size, BATCHES, often, |context| {
         let trained = train(context);
         if has_rows_stored && context.distributed().rank() == 0 {
             context.outlet().flush().unwrap();
         }
         let from = context.config.resume_from.first();
-        let from = from.map_or(0, |it| it.name[..12].parse().unwrap());
+        let from = from.map_or(0, |checkpoint| checkpoint.name[..12].parse().unwrap());
         (trained, (context.config.attempt, from))
     });
-    let started = told[0].1;
-    (told.into_iter().map(|it| it.0).collect(), started)
+    let started = ranks[0].1;
+    (ranks.into_iter().map(|(trained, _)| trained).collect(), started)
 }
 
-/// The rows that count of these attempts.
-pub(super) fn rows_that_count(folder: &Path, attempts: &[Started]) -> Vec<RowSaid> {
+/// Returns the valid rows of these attempts.
+pub(super) fn rows_that_count(folder: &Path, attempts: &[Started]) -> Vec<RowContents> {
     let storage = Storage::open(folder.to_str().unwrap(), None).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let rows = runtime.block_on(metrics::read(&storage, "trial", attempts)).unwrap();
-    let said = rows.into_iter().map(|it| {
-        let metrics = it.metrics.into_iter().map(|(name, value)| (name, value.to_bits()));
-        (it.batches, it.group, it.epoch, metrics.collect())
+    let contents = rows.into_iter().map(|row| {
+        let metrics = row.metrics.into_iter().map(|(name, value)| (name, value.to_bits()));
+        (row.batches, row.group, row.epoch, metrics.collect())
     });
-    said.collect()
+    contents.collect()
 }
 
-/// Trains straight, and where after each of these batches one rank dies and the next attempt leaves:
-/// the same results and rows. Gives the results, and the rows that were written twice.
+/// Trains without interruption. Then, for each of these batches, one rank dies after it, and the
+/// next attempt is preempted. Results and rows must be the same. Returns the results and the number
+/// of rows that were written twice.
 pub(super) fn check_ends<T: PartialEq + Send + Debug>(
     what: &str,
     size: usize,
@@ -139,21 +142,21 @@ pub(super) fn check_ends<T: PartialEq + Send + Debug>(
     let (ranks, started) =
         attempt(straight.path(), size, false, |context| train(context, Ends::Not, 0));
     let mut trained: Vec<T> = ranks.into_iter().map(Result::unwrap).collect();
-    assert!(trained.iter().all(|it| *it == trained[0]), "{what} on {size}: ranks differ");
+    assert!(trained.iter().all(|rank| *rank == trained[0]), "{what} on {size}: ranks differ");
     let rows_straight = rows_that_count(straight.path(), &[started]);
-    assert!(rows_straight.iter().any(|it| it.1 == "validation"), "{rows_straight:?}");
+    assert!(rows_straight.iter().any(|(_, group, ..)| group == "validation"), "{rows_straight:?}");
     let mut num_twice = 0;
     for batch in batches {
         let what = format!("{what} on {size}, ends after {batch}");
         let folder = brief_folder();
         let of = batch as usize % size;
-        // A process that is killed leaves the rows that it has stored: any up to there.
+        // A killed process leaves the rows that it has stored, up to any batch before its end.
         let (died, first) = attempt(folder.path(), size, batch % 2 == 1, |context| {
             train(context, Ends::Dies(batch), of)
         });
         assert!(died.iter().all(Result::is_err), "{what}");
-        let said = died[of].as_ref().unwrap_err().to_string();
-        assert_eq!(said, "callback Fate: it dies", "{what}");
+        let error = died[of].as_ref().unwrap_err().to_string();
+        assert_eq!(error, "callback Fate: it dies", "{what}");
         let (left, second) =
             attempt(folder.path(), size, false, |context| train(context, Ends::Leaves(batch), of));
         for left in left {
@@ -163,15 +166,15 @@ pub(super) fn check_ends<T: PartialEq + Send + Debug>(
         let (ranks, third) =
             attempt(folder.path(), size, false, |context| train(context, Ends::Not, 0));
         assert_eq!((first.1, second.1), (0, last_saved(batch)), "{what}");
-        // A gang hears of a signal with what it says next: as it saves, or with the next sums.
+        // A gang receives a signal with its next exchange: at a save, or with the next gradients.
         let is_late = third.1.checked_sub(batch).unwrap();
-        assert!(is_late <= u64::from(size > 1), "{what}: left {is_late} batches late");
-        for (rank, it) in ranks.into_iter().enumerate() {
-            assert!(it.unwrap() == trained[0], "{what}: rank {rank} has other results");
+        assert!(is_late <= u64::from(size > 1), "{what}: stopped {is_late} batches late");
+        for (rank, result) in ranks.into_iter().enumerate() {
+            assert!(result.unwrap() == trained[0], "{what}: rank {rank} has other results");
         }
         let mut attempts = vec![first, second, third];
-        // One that has stored nothing has left no number to count on from.
-        attempts.dedup_by_key(|it| it.0);
+        // An attempt that stored nothing left no attempt number, so the next one has the same.
+        attempts.dedup_by_key(|(attempt, _)| *attempt);
         assert_eq!(rows_that_count(folder.path(), &attempts), rows_straight, "{what}");
         num_twice += rows(folder.path()).len() - rows_straight.len();
         if folder.path().join("built").exists() {
@@ -183,7 +186,7 @@ pub(super) fn check_ends<T: PartialEq + Send + Debug>(
 }
 
 #[test]
-fn each_kind_of_data_goes_on_from_an_older_checkpoint_to_the_same_bits_and_rows() {
+fn recovery_is_bit_identical_for_every_data_kind() {
     let _stream = alone_on_the_stream();
     let mut of_kinds = BTreeMap::new();
     for kind in others::all() {
@@ -192,14 +195,14 @@ fn each_kind_of_data_goes_on_from_an_older_checkpoint_to_the_same_bits_and_rows(
                 let workers = context.config.attempt as usize % 3;
                 others::rank(context, kind, workers, vec![Fate::of(context, ends, of)])
             });
-            // Of those that die after batches 3 and 5 at least, the last row was stored.
+            // At least the attempts that die after batches 3 and 5 stored their last row.
             assert!(num_twice >= 2, "{kind} on {size}: {num_twice} rows were written twice");
             if size == 1 {
                 of_kinds.insert(kind, bits);
             }
         }
     }
-    // The same samples in the same order are the same training, whatever they are kept in.
+    // The same samples in the same order give the same training, regardless of their container.
     let same = |kinds: &[&str]| {
         for kind in kinds {
             assert!(of_kinds[kind] == of_kinds[kinds[0]], "{kind} differs from {}", kinds[0]);
@@ -210,7 +213,7 @@ fn each_kind_of_data_goes_on_from_an_older_checkpoint_to_the_same_bits_and_rows(
     same(&["outputs in a list", "outputs by name"]);
     #[cfg(feature = "learner")]
     same(&["arrays", "dataset", "dataset by index"]);
-    // And what differs, differs.
+    // All other kinds differ from each other.
     let mut different: Vec<_> = of_kinds.values().collect();
     different.sort();
     different.dedup();

@@ -1,5 +1,5 @@
-//! Each kind of data, on one, two and three ranks, straight and stopped after each batch of an epoch:
-//! the same bits.
+//! Every kind of data on one, two and three ranks. Trainings stopped after each batch of an epoch
+//! are bit-identical to uninterrupted ones.
 
 use std::sync::LazyLock;
 
@@ -11,10 +11,11 @@ use super::*;
 use crate::outlet::Outlet;
 use crate::{At, Distributed, Sequence, Stream, ThreadRank};
 
-/// Inputs, labels, and how much each sample counts, if they differ in that.
+/// Inputs, labels, and sample weights, if any.
 pub(super) type Batch = (Tensor<2>, Tensor<1, Int>, Option<Tensor<1>>);
 
-/// The batches that are trained: an epoch of seven, or of a sequence on two ranks four, and some.
+/// Batches to train: more than one epoch, which has seven batches, or four for a sequence on two
+/// ranks.
 pub(super) const BATCHES: u64 = 9;
 
 #[derive(Module, Debug)]
@@ -23,7 +24,7 @@ pub(super) struct Tiny {
 }
 
 impl Tiny {
-    /// Without random weights: threads share the random stream, and what they draw is by chance.
+    /// Creates weights without random numbers: threads share the random stream in no fixed order.
     pub(super) fn new(device: &Device) -> Self {
         let mut output = LinearConfig::new(20, 5).init(device);
         output.weight = Param::from_tensor(Tensor::zeros([20, 5], device));
@@ -31,15 +32,15 @@ impl Tiny {
         Self { output }
     }
 
-    /// Its weights' bits.
+    /// Returns the bits of all weights.
     pub(super) fn bits(self) -> Vec<u32> {
         let Self { output } = self;
         let data = [output.weight.val().into_data(), output.bias.unwrap().val().into_data()];
-        data.iter().flat_map(|it| it.iter::<f32>()).map(f32::to_bits).collect()
+        data.iter().flat_map(|values| values.iter::<f32>()).map(f32::to_bits).collect()
     }
 }
 
-/// One sample as a program might read it from a file.
+/// Returns one sample, as a program might read it from a file.
 pub(super) fn item(index: usize) -> (Vec<f32>, i64) {
     static ROWS: LazyLock<Vec<f32>> =
         LazyLock::new(|| samples().0.into_data().try_to_vec().unwrap());
@@ -61,7 +62,7 @@ impl Sequence<Batch> for Sixteens {
     }
 
     fn batch(&self, index: usize, at: &At) -> Result<Batch> {
-        let of = |it: usize| item((index * 16 + it + at.epoch as usize) % SAMPLES as usize);
+        let of = |offset: usize| item((index * 16 + offset + at.epoch as usize) % SAMPLES as usize);
         Ok(batch((0..16).map(of).collect(), at.device))
     }
 }
@@ -69,10 +70,10 @@ impl Sequence<Batch> for Sixteens {
 fn stream() -> Stream<(Vec<f32>, i64)> {
     let files = Stream::list((0..12).collect());
     let lines = |file: usize| Ok((0..10).map(move |line| Ok(file * 10 + line)));
-    // What is left are the samples below 100.
-    let lines = files.interleave(3, 2, lines).filter(|it| *it < SAMPLES as usize).shuffle(16);
-    lines.map_seeded(|it, seed| {
-        let (mut row, label) = item(it);
+    // Keep the samples below 100.
+    let lines = files.interleave(3, 2, lines).filter(|index| *index < SAMPLES as usize).shuffle(16);
+    lines.map_seeded(|index, seed| {
+        let (mut row, label) = item(index);
         row[0] += (seed % 100) as f32 / 1000.0;
         Ok((row, label))
     })
@@ -81,7 +82,7 @@ fn stream() -> Stream<(Vec<f32>, i64)> {
 pub(super) const KINDS: [&str; 7] =
     ["arrays", "weights", "list", "named", "items", "stream", "sequence"];
 
-/// Data of a kind, of all samples.
+/// Returns data of a kind, with all samples.
 pub(super) fn data(kind: &str) -> Result<Data<Batch>> {
     let bare = |(x, y): Pair| Ok((x, y, None));
     let (x, y) = samples();
@@ -98,23 +99,23 @@ pub(super) fn data(kind: &str) -> Result<Data<Batch>> {
         }
         "named" => {
             let x = [("left", half(0)), ("right", half(10))];
-            let x = BTreeMap::from(x.map(|(name, it)| (name.to_owned(), it)));
+            let x = BTreeMap::from(x.map(|(name, half)| (name.to_owned(), half)));
             let data = Data::arrays((x, y))?;
             Ok(data.map(|(mut x, y)| {
-                let both = ["left", "right"].map(|it| x.remove(it).unwrap());
+                let both = ["left", "right"].map(|name| x.remove(name).unwrap());
                 Ok((Tensor::cat(both.to_vec(), 1), y, None))
             }))
         }
-        "items" => Ok(Data::items(SAMPLES as usize, |it| Some(item(it)), batch)),
+        "items" => Ok(Data::items(SAMPLES as usize, |index| Some(item(index)), batch)),
         "stream" => Data::stream(stream(), batch),
         "sequence" => Ok(Data::sequence(Sixteens)),
         other => panic!("{other}"),
     }
 }
 
-/// A rank's training; gives its weights' bits.
+/// Trains one rank and returns the bits of its weights.
 fn rank(context: &Context, kind: &str, workers: usize, stop_at: u64) -> Result<Vec<u32>> {
-    // One is asked to leave, and all leave.
+    // One rank gets a stop request, and all ranks stop.
     let ranks = context.distributed();
     let stop_at = if ranks.rank() == ranks.size() - 1 { stop_at } else { u64::MAX };
     let stop = StopAt(stop_at, context.stop.clone()).boxed();
@@ -133,7 +134,7 @@ fn rank(context: &Context, kind: &str, workers: usize, stop_at: u64) -> Result<V
     Ok(context.fit(Tiny::new(context.device()), adam, step, fit)?.model.bits())
 }
 
-/// A gang of threads that trains in `folder`.
+/// Trains a gang of threads in `folder`.
 fn gang(
     folder: &Path,
     size: usize,
@@ -144,7 +145,7 @@ fn gang(
     of_ranks(folder, size, BATCHES, |context| rank(context, kind, workers, stop_at))
 }
 
-/// What each of `size` ranks in threads gives, which train in `folder`.
+/// Runs `run` on each of `size` ranks in threads, which train in `folder`.
 pub(super) fn of_ranks<T: Send>(
     folder: &Path,
     size: usize,
@@ -154,7 +155,7 @@ pub(super) fn of_ranks<T: Send>(
     of_ranks_told(folder, size, batches, |_| (), run)
 }
 
-/// As [`of_ranks`], where the configuration is changed for all.
+/// Same as [`of_ranks`], with a change to the configuration of all ranks.
 pub(super) fn of_ranks_told<T: Send>(
     folder: &Path,
     size: usize,
@@ -181,21 +182,24 @@ pub(super) fn of_ranks_told<T: Send>(
     std::thread::scope(|scope| {
         let run = |context| scope.spawn(move || run(&context));
         let ranks: Vec<_> = contexts.into_iter().map(run).collect();
-        ranks.into_iter().map(|it| it.join().unwrap()).collect()
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
 }
 
 #[test]
-fn every_kind_of_data_goes_on_to_the_same_bits_from_every_batch_on_one_two_and_three_ranks() {
+fn resume_is_bit_identical_for_every_data_kind() {
     let _stream = alone_on_the_stream();
     for kind in KINDS {
         for size in [1, 2, 3] {
             let folder = brief_folder();
             let straight = gang(folder.path(), size, kind, 0, u64::MAX);
             let straight: Vec<_> = straight.into_iter().map(Result::unwrap).collect();
-            assert!(straight.iter().all(|it| *it == straight[0]), "{kind} on {size}");
+            assert!(straight.iter().all(|rank| *rank == straight[0]), "{kind} on {size}");
             let rows_straight = rows(folder.path());
-            assert!(rows_straight.iter().any(|it| it.1 == "validation"), "{rows_straight:?}");
+            assert!(
+                rows_straight.iter().any(|(_, group, _)| group == "validation"),
+                "{rows_straight:?}"
+            );
             for stop_at in 1..8 {
                 let what = format!("{kind} on {size} ranks, stopped at {stop_at}");
                 let folder = brief_folder();
@@ -214,7 +218,7 @@ fn every_kind_of_data_goes_on_to_the_same_bits_from_every_batch_on_one_two_and_t
 }
 
 #[test]
-fn what_does_not_fit_is_told_with_what_the_data_holds() {
+fn step_error_describes_the_data() {
     let _stream = alone_on_the_stream();
     let context = alone(None, 2).context().unwrap();
     let (x, y) = samples();
@@ -223,15 +227,15 @@ fn what_does_not_fit_is_told_with_what_the_data_holds() {
     let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
     let fitted = context.fit(Net::new(context.device()), optimizers(), step, fit);
     let error = fitted.unwrap_err().to_string();
-    assert!(error.starts_with("the step fails on the first batch: panicked: "), "{error}");
+    assert!(error.starts_with("the step failed on the first batch: panicked: "), "{error}");
     assert!(error.ends_with("; the data is data.0 [100, 19] F32, data.1 [100] I32"), "{error}");
 }
 
 #[test]
-fn an_empty_validation_set_is_refused() {
+fn empty_validation_set_is_rejected() {
     let _stream = alone_on_the_stream();
     let context = alone(None, 2).context().unwrap();
-    let none = Data::items(0, |it| Some(item(it)), batch);
+    let none = Data::items(0, |index| Some(item(index)), batch);
     let fit = Fit::new(data("items").unwrap()).validation(none).batch_size(10);
     let step =
         |model: &Tiny, (x, y, _): Batch| StepOutput::classification(model.output.forward(x), y);
@@ -242,33 +246,33 @@ fn an_empty_validation_set_is_refused() {
 }
 
 #[test]
-fn validation_data_that_fills_no_batch_is_refused() {
+fn validation_set_smaller_than_a_batch_is_rejected() {
     let _stream = alone_on_the_stream();
     let context = alone(None, 2).context().unwrap();
-    let few = Data::items(9, |it| Some(item(it)), batch).drop_last();
+    let few = Data::items(9, |index| Some(item(index)), batch).drop_last();
     let error = few.check_validation(&context.plan(10, false)).unwrap_err().to_string();
     assert!(error.contains("9 samples, which fill no batch of 10"), "{error}");
     assert!(few.check_validation(&context.plan(9, false)).is_ok());
 }
 
 #[test]
-fn ranks_that_count_other_data_are_refused_by_name() {
-    let told = |of_ranks: [(usize, usize, Option<usize>); 3]| {
+fn ranks_with_different_data_are_rejected() {
+    let check_all = |of_ranks: [(usize, usize, Option<usize>); 3]| {
         std::thread::scope(|scope| {
             let ranks = ThreadRank::group(3).into_iter().zip(of_ranks);
             let check = |(rank, data)| {
                 scope.spawn(move || {
                     let ranks = Distributed::of(Box::new(rank));
-                    run::same_data(&ranks, data).map_err(|it| it.to_string())
+                    run::same_data(&ranks, data).map_err(|error| error.to_string())
                 })
             };
             let ranks: Vec<_> = ranks.map(check).collect();
-            ranks.into_iter().map(|it| it.join().unwrap()).collect::<Vec<_>>()
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
         })
     };
     let data = (100, 18, Some(10));
-    assert!(told([data; 3]).iter().all(Result::is_ok));
-    for answer in told([data, data, (99, 18, Some(10))]) {
+    assert!(check_all([data; 3]).iter().all(Result::is_ok));
+    for answer in check_all([data, data, (99, 18, Some(10))]) {
         let error = answer.unwrap_err();
         assert!(error.starts_with("rank 2 has 99 training samples"), "{error}");
     }

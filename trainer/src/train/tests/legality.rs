@@ -1,6 +1,6 @@
-//! Which hook comes after which, in all that changes it: when there are validations, what is saved,
-//! whose loop it is, how many ranks there are, a runner that prolongs; straight and left after each
-//! batch.
+//! Order of hooks in settings that change it: validation periods, checkpoint policies, custom
+//! loops, several ranks, and a runner that extends the length. Each is tested uninterrupted and
+//! stopped after each batch.
 
 use stoker_api::contract::{CheckpointRef, Directive, Door, Report, ReportEvent, TrialConfig};
 use stoker_api::experiment::CheckpointPolicy;
@@ -12,13 +12,13 @@ use super::*;
 use crate::reporter::tests::TestDoor;
 use crate::train::by_hand::Turn;
 
-/// Two epochs of three batches, and one more.
+/// Two epochs of three batches, and one batch more.
 const BATCHES: u64 = 7;
 
-/// Where a runner's first length ends, in the midst of an epoch.
+/// First length granted by the runner: in the middle of an epoch.
 const FIRST_LENGTH: u64 = 4;
 
-/// What a training may be told that changes the order of hooks.
+/// A setting that changes the order of hooks.
 struct Setting {
     name: &'static str,
     size: usize,
@@ -27,13 +27,13 @@ struct Setting {
     by_hand: bool,
     is_prolonged: bool,
     stops_after: u64,
-    /// Neighbours that there are here alone.
+    /// Pairs of consecutive hooks that occur only in this setting.
     more: &'static [(&'static str, &'static str)],
-    /// All of a straight run, as [`told`] has it.
+    /// All calls of an uninterrupted run, as formatted by [`summary`].
     expected: &'static str,
 }
 
-/// Rows every two batches; validations and checkpoints after each epoch.
+/// Rows every two batches; a validation and a checkpoint after each epoch.
 const PLAIN: Setting = Setting {
     name: "plain",
     size: 1,
@@ -48,7 +48,7 @@ const PLAIN: Setting = Setting {
                epoch_begin 2 (1: 7) validated 3 saved 7 train_end",
 };
 
-/// Where validations set the pace, an epoch may end and begin within a workload.
+/// If validations set the pace, an epoch may end and begin within a workload.
 const WITHIN: &[(&str, &str)] = &[("batch_end", "epoch_end"), ("epoch_begin", "batch_begin")];
 
 const SETTINGS: [Setting; 11] = [
@@ -71,7 +71,7 @@ const SETTINGS: [Setting; 11] = [
         ..PLAIN
     },
     Setting {
-        name: "no validation data, to be validated before the first batch",
+        name: "no validation data, with an initial validation",
         validates: false,
         tell: |config| config.perform_initial_validation = true,
         expected: "train_begin epoch_begin 0 (2: 1 2) (1: 3) epoch_end 0 saved 3 \
@@ -80,7 +80,7 @@ const SETTINGS: [Setting; 11] = [
         ..PLAIN
     },
     Setting {
-        name: "validations in the midst of epochs",
+        name: "validations in the middle of epochs",
         tell: |config| config.validation_period = Some(Length::new(Unit::Batches, 2)),
         expected: "train_begin epoch_begin 0 (2: 1 2) validated 3 (1: 3) epoch_end 0 saved 3 \
                    epoch_begin 1 (1: 4) validated 3 (2: 5 6) validated 3 epoch_end 1 saved 6 \
@@ -88,7 +88,7 @@ const SETTINGS: [Setting; 11] = [
         ..PLAIN
     },
     Setting {
-        name: "each validation is saved",
+        name: "every validation is saved",
         tell: |config| saves_by(config, CheckpointPolicy::All),
         more: WITHIN,
         expected: "train_begin epoch_begin 0 (2: 1 2) validated 3 saved 2 \
@@ -98,7 +98,7 @@ const SETTINGS: [Setting; 11] = [
         ..PLAIN
     },
     Setting {
-        name: "the best validation is saved, which is the second",
+        name: "only the best validation is saved, here the second",
         tell: |config| saves_by(config, CheckpointPolicy::Best),
         more: WITHIN,
         expected: "train_begin epoch_begin 0 (2: 1 2) validated 3 saved 2 \
@@ -108,7 +108,7 @@ const SETTINGS: [Setting; 11] = [
         ..PLAIN
     },
     Setting {
-        name: "a loop of the program's own",
+        name: "a custom loop",
         by_hand: true,
         more: &[("validation_begin", "validation_end")],
         expected: "train_begin epoch_begin 0 (2: 1 2) (1: 3) validated 0 epoch_end 0 saved 3 \
@@ -118,7 +118,7 @@ const SETTINGS: [Setting; 11] = [
     },
     Setting { name: "two ranks", size: 2, ..PLAIN },
     Setting {
-        name: "a runner that prolongs",
+        name: "a runner that extends the length",
         is_prolonged: true,
         expected: "train_begin epoch_begin 0 (2: 1 2) (1: 3) validated 3 epoch_end 0 saved 3 \
                    epoch_begin 1 (1: 4) validated 3 saved 4 (2: 5 6) validated 3 epoch_end 1 \
@@ -126,7 +126,7 @@ const SETTINGS: [Setting; 11] = [
         ..PLAIN
     },
     Setting {
-        name: "a callback that stops in the midst of a workload",
+        name: "a callback that stops within a workload",
         stops_after: 5,
         expected: "train_begin epoch_begin 0 (2: 1 2) (1: 3) validated 3 epoch_end 0 saved 3 \
                    epoch_begin 1 (1: 4) (2: 5) validated 3 saved 5 train_end",
@@ -134,20 +134,20 @@ const SETTINGS: [Setting; 11] = [
     },
 ];
 
-/// Validates every two batches, and saves by policy alone.
+/// Validates every two batches, and saves only by the policy.
 fn saves_by(config: &mut TrialConfig, policy: CheckpointPolicy) {
     config.validation_period = Some(Length::new(Unit::Batches, 2));
     config.checkpoint_period = None;
     config.checkpoint_policy = policy;
 }
 
-/// Calls in short: a workload in brackets with what was asked for, batches by their numbers, of a
-/// validation how many batches it had.
-fn told(calls: &[String]) -> String {
+/// Summarizes calls: workloads in parentheses with the requested number of batches, batches by
+/// number, and validations with their number of batches.
+fn summary(calls: &[String]) -> String {
     let mut words: Vec<String> = vec![];
     let mut num_validated = 0;
     for call in calls {
-        let number = |place| call.split(' ').nth(place).unwrap_or_default();
+        let number = |index| call.split(' ').nth(index).unwrap_or_default();
         match name(call) {
             "workload_begin" => words.push(format!("({}:", number(1))),
             "workload_end" => *words.last_mut().unwrap() += ")",
@@ -163,7 +163,7 @@ fn told(calls: &[String]) -> String {
     words.join(" ")
 }
 
-/// Ends training after a batch.
+/// Stops training after a batch.
 struct Stops(u64);
 
 impl Callback for Stops {
@@ -175,7 +175,7 @@ impl Callback for Stops {
     }
 }
 
-/// A rank's calls, to the end or until it leaves after a batch.
+/// Returns a rank's calls, until the end or until a stop after a batch.
 fn calls_of(context: &Context, setting: &Setting, leaves: Option<u64>) -> Vec<String> {
     let (calls, ranks) = (Calls::default(), context.distributed());
     let leaves = leaves.filter(|_| ranks.rank() + 1 == ranks.size());
@@ -217,7 +217,7 @@ fn by_hand(context: &Context, model: Falling, falls: &Falls, fit: Fit<usize>) ->
     training.finish().map(drop)
 }
 
-/// Grants four batches and then seven, and is content.
+/// Grants four batches, then seven, then stops the trial.
 fn prolongs(report: &Report) -> Directive {
     match report.event {
         ReportEvent::Validated { granted_units: Some(BATCHES), .. } => Directive::Stop,
@@ -229,13 +229,14 @@ fn prolongs(report: &Report) -> Directive {
     }
 }
 
-/// The next attempt in `folder` under a runner, which has recorded what it granted.
+/// Creates the next attempt in `folder` under a runner that has recorded the granted length.
 fn under_runner(folder: &Path, door: &TestDoor) -> Context {
     let token = folder.join("token");
     std::fs::write(&token, "one").unwrap();
     let TrialConfig { attempt, resume_from, .. } = alone(Some(folder), 1).context().unwrap().config;
-    let batch = |it: &CheckpointRef| it.name[..12].parse::<u64>().unwrap();
-    let is_prolonged = resume_from.first().is_some_and(|it| batch(it) > FIRST_LENGTH);
+    let batch = |checkpoint: &CheckpointRef| checkpoint.name[..12].parse::<u64>().unwrap();
+    let latest = resume_from.first();
+    let is_prolonged = latest.is_some_and(|checkpoint| batch(checkpoint) > FIRST_LENGTH);
     let config = alone(Some(folder), if is_prolonged { BATCHES } else { FIRST_LENGTH }).config();
     let config = TrialConfig {
         attempt,
@@ -253,7 +254,7 @@ fn under_runner(folder: &Path, door: &TestDoor) -> Context {
     context
 }
 
-/// The calls of each rank.
+/// Returns the calls of each rank.
 fn run(folder: &Path, setting: &Setting, leaves: Option<u64>) -> Vec<Vec<String>> {
     if setting.is_prolonged {
         let door = TestDoor::answering(prolongs);
@@ -263,31 +264,34 @@ fn run(folder: &Path, setting: &Setting, leaves: Option<u64>) -> Vec<Vec<String>
         config.scheduling_unit = 2;
         (setting.tell)(config);
     };
-    of_ranks_told(folder, setting.size, BATCHES, tell, |it| calls_of(it, setting, leaves))
+    of_ranks_told(folder, setting.size, BATCHES, tell, |context| calls_of(context, setting, leaves))
 }
 
 #[test]
-fn hooks_come_in_their_order_whatever_training_is_told_and_wherever_it_was_resumed() {
+fn hook_order_holds_in_every_setting() {
     let _stream = alone_on_the_stream();
     for setting in SETTINGS {
         let folder = brief_folder();
         let straight = run(folder.path(), &setting, None);
         for calls in &straight {
-            assert_eq!(told(calls), setting.expected, "{}", setting.name);
+            assert_eq!(summary(calls), setting.expected, "{}", setting.name);
             check_legal_with(calls, setting.more);
         }
         let training =
             |calls: &[String]| -> Vec<_> { calls.iter().filter(of_training).cloned().collect() };
         for batch in 1..BATCHES.min(setting.stops_after) {
-            let what = format!("{}, left after {batch}", setting.name);
+            let what = format!("{}, stopped after {batch}", setting.name);
             let folder = brief_folder();
             let left = run(folder.path(), &setting, Some(batch));
             let rest = run(folder.path(), &setting, None);
             for (mut calls, rest) in left.into_iter().zip(rest) {
                 check_legal_with(&calls, setting.more);
                 check_legal_with(&rest, setting.more);
-                let last = training(&calls).iter().filter(|it| name(it) == "batch_end").count();
-                // A gang hears of a signal as it saves, or with the next batch's sums.
+                let num_trained = |calls: &[String]| {
+                    calls.iter().filter(|call| name(call) == "batch_end").count()
+                };
+                let last = num_trained(&training(&calls));
+                // A gang receives a signal when it saves, or with the next batch's gradients.
                 let is_late = (last as u64).checked_sub(batch).unwrap();
                 assert!(is_late <= u64::from(setting.size > 1), "{what}: {calls:#?}");
                 assert_eq!(rest[1..3], ["load_state".into(), format!("restore {last}")], "{what}");
@@ -299,14 +303,14 @@ fn hooks_come_in_their_order_whatever_training_is_told_and_wherever_it_was_resum
 }
 
 #[test]
-fn a_process_that_goes_on_in_the_midst_of_a_workload_trains_the_rest_of_it() {
+fn resumed_process_finishes_the_workload() {
     let _stream = alone_on_the_stream();
     let check = |batch, left: &str, rest: &str| {
         let folder = brief_folder();
-        let run = |leaves| told(&run(folder.path(), &PLAIN, leaves)[0]);
-        let (found, then) = (run(Some(batch)), run(None));
-        assert!(found.ends_with(left), "left after {batch}: {found}");
-        assert!(then.starts_with(rest), "went on after {batch}: {then}");
+        let run = |leaves| summary(&run(folder.path(), &PLAIN, leaves)[0]);
+        let (first, second) = (run(Some(batch)), run(None));
+        assert!(first.ends_with(left), "stopped after {batch}: {first}");
+        assert!(second.starts_with(rest), "resumed after {batch}: {second}");
     };
     check(2, "epoch_begin 0 (2: 1 2) saved 2 train_end", "train_begin load_state restore 2 (1: 3)");
     check(3, "epoch_end 0 saved 3 train_end", "train_begin load_state restore 3 epoch_begin 1 (1:");

@@ -1,5 +1,5 @@
-//! Kinds of data beside the plain ones: weights of their own, several outputs, sources of a program's
-//! own, sets that are kept on disk, and the options of all.
+//! More kinds of data: sample weights, several outputs, custom sources, data sets cached on disk,
+//! and options.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -10,19 +10,19 @@ use super::kinds::{self, Tiny, batch, item};
 use super::*;
 use crate::{At, DataCache, Sequence, Source, Split, Stream};
 
-/// What a step of any kind takes.
+/// Input of a step with any kind of data.
 pub(super) struct Given {
     x: Tensor<2>,
     y: Tensor<1, Int>,
     weights: Option<Tensor<1>>,
-    /// Another label, of two classes, which the last two logits tell.
+    /// A second label with two classes, predicted by the last two logits.
     parity: Option<Tensor<1, Int>>,
 }
 
-/// A sample and how much it counts.
+/// A sample and its weight.
 type Weighted = ((Vec<f32>, i64), f32);
 
-/// All kinds, those of `kinds.rs` among them.
+/// Returns all kinds, including those of `kinds.rs`.
 pub(super) fn all() -> Vec<&'static str> {
     let mut all = kinds::KINDS.to_vec();
     all.extend(OTHERS);
@@ -46,7 +46,7 @@ const OTHERS: [&str; 12] = [
     "no shuffling",
 ];
 
-/// How much a sample counts: no two neighbours as much.
+/// Returns the weight of a sample; neighbors have different weights.
 fn weight(sample: usize) -> f32 {
     0.25 * (1 + sample % 7) as f32
 }
@@ -65,7 +65,7 @@ fn plain((x, y, weights): kinds::Batch) -> Given {
     Given { x, y, weights, parity: None }
 }
 
-/// A source that a program writes itself: noise is another in each epoch, and the same on any rank.
+/// A custom source. Its noise differs between epochs, but not between ranks.
 struct Noisy;
 
 impl Source<Given> for Noisy {
@@ -83,7 +83,7 @@ impl Source<Given> for Noisy {
     }
 }
 
-/// Batches of 16 of which each sample counts as much as it does elsewhere.
+/// Batches of 16, with the same sample weights as elsewhere.
 struct Sixteens;
 
 impl Sequence<Given> for Sixteens {
@@ -92,21 +92,22 @@ impl Sequence<Given> for Sixteens {
     }
 
     fn batch(&self, index: usize, at: &At) -> Result<Given> {
-        let of = |it: usize| weighted((index * 16 + it + at.epoch as usize) % SAMPLES as usize);
+        let of =
+            |offset: usize| weighted((index * 16 + offset + at.epoch as usize) % SAMPLES as usize);
         Ok(weighted_batch((0..16).map(of).collect(), at.device))
     }
 }
 
-/// The labels of two outputs: one of three classes, one of two.
+/// Returns the labels of two outputs, with three and two classes.
 fn labels() -> [Tensor<1, Int>; 2] {
     let of = |classes: i64| {
-        let labels: Vec<i64> = (0..SAMPLES as i64).map(|it| it % 5 % classes).collect();
+        let labels: Vec<i64> = (0..SAMPLES as i64).map(|sample| sample % 5 % classes).collect();
         Tensor::from_data(labels.as_slice(), &Device::flex())
     };
     [of(3), of(2)]
 }
 
-/// Builds the set once for all that train in this folder, and leaves a line where it does.
+/// Builds the set once for all trainings in this folder, and adds a line to `built` each time.
 fn cached(folder: &Path) -> Result<Data<Given>> {
     let cache = DataCache::new(folder.join("sets"));
     let set = cache.open("samples", "v1", Split::Training, || {
@@ -116,11 +117,11 @@ fn cached(folder: &Path) -> Result<Data<Given>> {
     Ok(set.data(|items, device| plain(batch(items, device))))
 }
 
-/// Training and validation data of a kind; `folder` is for what it keeps.
+/// Returns training and validation data of a kind; `folder` stores cached sets.
 pub(super) fn data(kind: &str, folder: &Path) -> Result<(Data<Given>, Data<Given>)> {
     let samples_max = SAMPLES as usize;
     let (x, y) = samples();
-    let plain_of = |kind| -> Result<_> { Ok(kinds::data(kind)?.map(|it| Ok(plain(it)))) };
+    let plain_of = |kind| -> Result<_> { Ok(kinds::data(kind)?.map(|batch| Ok(plain(batch)))) };
     let plain_arrays = || plain_of("arrays");
     let two = || match kind {
         "own weights" => {
@@ -146,10 +147,12 @@ pub(super) fn data(kind: &str, folder: &Path) -> Result<(Data<Given>, Data<Given
         }
         "source" => Ok(Data::new(Noisy)),
         "cached" => cached(folder),
-        "weighted items" => Ok(Data::items(samples_max, |it| Some(weighted(it)), weighted_batch)),
+        "weighted items" => {
+            Ok(Data::items(samples_max, |index| Some(weighted(index)), weighted_batch))
+        }
         "weighted stream" => {
             let stream = Stream::list((0..samples_max).collect()).shuffle(16);
-            Data::stream(stream.map(|it| Ok(weighted(it))), weighted_batch)
+            Data::stream(stream.map(|index| Ok(weighted(index))), weighted_batch)
         }
         "weighted sequence" => Ok(Data::sequence(Sixteens)),
         "drop last" => Ok(plain_arrays()?.drop_last()),
@@ -163,7 +166,7 @@ pub(super) fn data(kind: &str, folder: &Path) -> Result<(Data<Given>, Data<Given
             use burn::data::dataset::Dataset as _;
             let set = burns::set();
             let batches = |items, device: &Device| burns::Batches.batch(items, device);
-            Ok(Data::items(set.len(), move |it| set.get(it), batches))
+            Ok(Data::items(set.len(), move |index| set.get(index), batches))
         }
         other => plain_of(other),
     };
@@ -173,7 +176,7 @@ pub(super) fn data(kind: &str, folder: &Path) -> Result<(Data<Given>, Data<Given
     Ok((two()?, two()?))
 }
 
-/// What burn's own data sets and batchers are.
+/// Data sets and batchers of burn.
 #[cfg(feature = "learner")]
 mod burns {
     use burn::data::dataloader::batcher::Batcher;
@@ -195,7 +198,7 @@ mod burns {
     }
 }
 
-/// The step of all kinds.
+/// Step for all kinds.
 pub(super) fn step(model: &Tiny, given: Given) -> StepOutput {
     let Given { x, y, weights, parity } = given;
     let logits = model.output.forward(x);
@@ -218,7 +221,7 @@ pub(super) fn step(model: &Tiny, given: Given) -> StepOutput {
     }
 }
 
-/// A rank's training of a kind; gives its weights' bits.
+/// Trains one rank with a kind of data and returns the bits of its weights.
 pub(super) fn rank(
     context: &Context,
     kind: &str,
@@ -234,7 +237,7 @@ pub(super) fn rank(
     Ok(context.fit(Tiny::new(context.device()), adam, step, fit)?.model.bits())
 }
 
-/// A source whose batches draw from burn's random stream.
+/// A source whose batches sample from burn's random stream.
 struct Drawn;
 
 impl Source<Pair> for Drawn {
@@ -250,7 +253,7 @@ impl Source<Pair> for Drawn {
 }
 
 #[test]
-fn batches_made_by_the_loop_draw_from_its_seed() {
+fn loop_batches_sample_from_the_step_seed() {
     let _stream = alone_on_the_stream();
     let train = |folder: &Path, stop_at: u64| {
         let context = alone(Some(folder), 6).context().unwrap();

@@ -1,17 +1,17 @@
-//! Test mode: which part of a program fails.
+//! Test mode names the stage that fails.
 
 use burn::module::{ModuleMapper, Param};
 
 use super::*;
 
-/// A trial one part of which fails or panics.
+/// A trial with one stage that fails or panics.
 struct Broken(String);
 
 impl Broken {
     fn at(&self, part: &str) -> Result<()> {
         match self.0.split_once(' ') {
-            Some(("panic", it)) if it == part => panic!("as asked"),
-            Some((_, it)) if it == part => Err("as asked".into()),
+            Some(("panic", stage)) if stage == part => panic!("expected"),
+            Some((_, stage)) if stage == part => Err("expected".into()),
             _ => Ok(()),
         }
     }
@@ -62,7 +62,7 @@ impl Trial for Broken {
     }
 }
 
-/// Fails as it gives or takes its state.
+/// Fails when saving or restoring its state.
 struct Keeps(String);
 
 impl Callback for Keeps {
@@ -76,7 +76,7 @@ impl Callback for Keeps {
 }
 
 #[test]
-fn each_part_of_a_program_that_is_tried_is_named_where_it_fails() {
+fn test_mode_names_the_failing_stage() {
     let _stream = alone_on_the_stream();
     let tried = |fails: &str| {
         let folder = tempfile::tempdir().unwrap();
@@ -84,7 +84,7 @@ fn each_part_of_a_program_that_is_tried_is_named_where_it_fails() {
         let alone = Standalone { hyperparameters, ..alone(Some(folder.path()), 1) };
         let mut context = alone.context().unwrap();
         context.is_test = true;
-        run_trial::<Broken>(&context).map(drop).map_err(|it| it.to_string())
+        run_trial::<Broken>(&context).map(drop).map_err(|error| error.to_string())
     };
     assert_eq!(tried("none"), Ok(()));
     for part in [
@@ -101,18 +101,18 @@ fn each_part_of_a_program_that_is_tried_is_named_where_it_fails() {
         for how in ["panic", "error"] {
             let error = tried(&format!("{how} {part}")).unwrap_err();
             assert!(error.starts_with(&format!("test: {part} failed: ")), "{error}");
-            assert!(error.contains("as asked"), "{error}");
+            assert!(error.contains("expected"), "{error}");
         }
     }
 }
 
 #[test]
-fn a_model_that_comes_back_as_another_is_found() {
-    /// Adds one to what it meets.
+fn test_mode_detects_a_changed_model() {
+    /// Adds one to all parameters.
     struct AddsOne;
     impl ModuleMapper for AddsOne {
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            param.map(|it| it + 1.0)
+            param.map(|tensor| tensor + 1.0)
         }
     }
     let _stream = alone_on_the_stream();
@@ -129,5 +129,5 @@ fn a_model_that_comes_back_as_another_is_found() {
     run.try_restore().unwrap();
     run.model.replace(|model| Ok(model.map(&mut AddsOne))).unwrap();
     let error = run.try_restore().unwrap_err().to_string();
-    assert!(error.contains("is not the one that was saved"), "{error}");
+    assert!(error.contains("restored a different model than was saved"), "{error}");
 }

@@ -1,5 +1,5 @@
-//! Builds what all pods that run a user's program have in common, for trials and jobs. Pure: errors
-//! in the spec were reported when the object was validated.
+//! Builds the common parts of pods that run a user's program, for trials and jobs. Pure: errors in
+//! the spec were reported when the object was validated.
 
 use std::collections::BTreeMap;
 

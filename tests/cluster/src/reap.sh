@@ -1,16 +1,20 @@
-# Ends a test cluster: run by bash beside every process that starts one, and by `tests/cluster/down`.
+# Removes a test cluster. bash runs this beside every process that starts a cluster, and in
+# `tests/cluster/down`.
 #
-#   reap.sh RUN LOCK hold KEEP    takes the lock, removes what an earlier run left, says `ready`, waits until its
-#                                 standard input ends (its owner is done, or dead), and removes all
-#   reap.sh RUN LOCK sweep 0      removes all if nobody holds the lock and it is not kept
-#   reap.sh RUN LOCK down 0       removes all if nobody holds the lock, kept or not
+#   reap.sh RUN LOCK hold KEEP    takes the lock, removes what an earlier run left behind, prints
+#                                 `ready`, waits until standard input ends (the owner is done or
+#                                 dead), and removes everything
+#   reap.sh RUN LOCK sweep 0      removes everything unless the lock is held or the cluster is kept
+#   reap.sh RUN LOCK down 0       removes everything, even if kept, unless the lock is held
 #
-# RUN is the cluster's folder: pids/ has a file for each process, `namespaces` and `cgroups` list what else was made.
+# RUN is the cluster's folder: pids/ has a file for each process; `namespaces` and `cgroups` list
+# the rest.
 set -u
 shopt -s nullglob
 run=$1 lock=$2 mode=$3 keep=$4
 
-# named PID TEXT...: the process's command line has all the texts. Empty for one that has ended, waited for or not.
+# named PID TEXT...: succeeds if the command line of the process contains every TEXT. The command
+# line of an ended process is empty, also of a zombie.
 named() {
     local words=() text line
     mapfile -d '' -t words 2>/dev/null <"/proc/$1/cmdline" || return 1
@@ -18,7 +22,7 @@ named() {
     for text in "${@:2}"; do [[ $line == *"$text"* ]] || return 1; done
 }
 
-# Of the processes that were noted, those that still run and still are what they were.
+# Recorded processes that still run. The check of the command line excludes reused process IDs.
 servers() {
     local file pid
     for file in "$run"/pids/*; do
@@ -27,7 +31,7 @@ servers() {
     done
 }
 
-# What runs in the nodes' cgroups, and the processes that hold containers.
+# Processes in the nodes' cgroups, and the shims of their containers.
 containers() {
     local folder folders=() path
     [ -e "$run/cgroups" ] || return

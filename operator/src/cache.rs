@@ -225,10 +225,11 @@ impl<T: Cached> Cache<T> {
     }
 
     /// Applies a complete list of one namespace or of all. Removes objects that the list lacks,
-    /// except those written since the list was requested at `asked`.
-    fn replace(&self, objects: Vec<T>, namespace: Option<&str>, asked: Instant) {
+    /// except those written since the list was requested at `requested_at`.
+    fn replace(&self, objects: Vec<T>, namespace: Option<&str>, requested_at: Instant) {
         let listed: BTreeSet<Key> = objects.iter().map(Cached::key).collect();
-        let is_kept = |entry: &Entry<T>| entry.written.is_some_and(|written| written >= asked);
+        let is_kept =
+            |entry: &Entry<T>| entry.written.is_some_and(|written| written >= requested_at);
         let deleted: Vec<Key> = {
             let inner = self.read();
             let is_in_scope =
@@ -319,13 +320,13 @@ pub async fn feed<K, T>(
 struct List<T> {
     namespace: Option<String>,
     objects: Vec<T>,
-    asked: Instant,
+    requested_at: Instant,
     is_done: bool,
 }
 
 impl<T> List<T> {
     fn new(namespace: Option<String>) -> Self {
-        Self { namespace, objects: vec![], asked: Instant::now(), is_done: false }
+        Self { namespace, objects: vec![], requested_at: Instant::now(), is_done: false }
     }
 }
 
@@ -338,12 +339,12 @@ fn take<K, T: Cached>(
     match event {
         Event::Init => {
             list.objects.clear();
-            list.asked = Instant::now();
+            list.requested_at = Instant::now();
         }
         Event::InitApply(object) => list.objects.extend(read(object)),
         Event::InitDone => {
             let objects = std::mem::take(&mut list.objects);
-            cache.replace(objects, list.namespace.as_deref(), list.asked);
+            cache.replace(objects, list.namespace.as_deref(), list.requested_at);
             list.is_done = true;
         }
         Event::Apply(object) => {
@@ -421,12 +422,12 @@ mod tests {
         cache.apply(Thing("a", "g", "1"), None);
         cache.apply(Thing("b", "g", "2"), None);
         cache.put(Thing("e", "g", "3"));
-        let asked = Instant::now();
+        let requested_at = Instant::now();
         cache.put(Thing("c", "g", "9"));
-        cache.replace(vec![Thing("b", "h", "3"), Thing("d", "g", "4")], None, asked);
+        cache.replace(vec![Thing("b", "h", "3"), Thing("d", "g", "4")], None, requested_at);
         assert_eq!((names(&cache, "g"), names(&cache, "h")), ("c@9 d@4".into(), "b@3".into()));
         assert_eq!(cache.len(), 3);
-        cache.replace(vec![], Some("another"), asked);
+        cache.replace(vec![], Some("another"), requested_at);
         assert_eq!(cache.len(), 3);
     }
 }

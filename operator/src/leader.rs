@@ -24,11 +24,11 @@ use crate::metrics::{Kind, with_cpu_seconds};
 use crate::tasks::{Ended, Tasks};
 use crate::world::World;
 
-/// Annotation of a trial: the leader that wrote it last in a sweep, and the number of transitions.
+/// Annotation of a trial: identity and transition count of the leader that last swept it.
 const ANNOTATION_LEADER: &str = "stoker.dev/leader";
 /// Concurrent writes of the sweep after a change of leader.
 const SWEEP_WIDTH: usize = 16;
-/// Workers per kind of object, each with one reconcile at a time.
+/// Workers per kind of object, that is, concurrent reconciles.
 const EXPERIMENT_WORKERS: usize = 4;
 const TRIAL_WORKERS: usize = 16;
 const JOB_WORKERS: usize = 4;

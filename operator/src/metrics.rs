@@ -178,8 +178,8 @@ fn thread_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// Returns a future's output and the CPU seconds of its polls, on whatever threads they run. Work
-/// in other tasks, such as a shared connection, is not included.
+/// Returns a future's output and the CPU seconds of its polls, summed over all threads that poll
+/// it. Work in other tasks, such as a shared connection, is not included.
 pub async fn with_cpu_seconds<T>(future: impl Future<Output = T>) -> (T, f64) {
     let mut future = pin!(future);
     let mut seconds = 0.0;

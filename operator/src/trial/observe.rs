@@ -26,8 +26,8 @@ pub(super) struct Observed {
     pub(super) patience: Patience,
 }
 
-/// Observes a trial; `None` if its experiment is missing, invalid or not its owner, if it cannot be
-/// parsed, or if it is being deleted.
+/// Observes a trial; `None` if the trial is missing, unparsable or being deleted, or if its
+/// experiment is missing, invalid or not its owner.
 pub(super) fn observe(world: &World, key: &Key) -> Option<Observed> {
     let trial = world.trials.get(key)?;
     if trial.trial.metadata.deletion_timestamp.is_some() || trial.unreadable.is_some() {

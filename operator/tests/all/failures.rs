@@ -124,7 +124,7 @@ impl Listener {
 
 /// Performs the action of a case once its trial is ready for it. Returns whether the action is
 /// done.
-fn lend_a_hand(place: &Place, case: &Case, said: &Said) -> bool {
+fn perform_action(place: &Place, case: &Case, said: &Said) -> bool {
     let kubectl = |arguments: &[&str]| {
         let arguments = [arguments, &["-n", NAMESPACE, "--wait=false"]].concat();
         place.plane.kubectl(&arguments).unwrap();
@@ -324,7 +324,7 @@ async fn run(place: &Place, cases: &[Case], listener: &Listener) -> Said {
     loop {
         let trials = listener.trials();
         let said = listener.said();
-        to_do.retain(|case| !lend_a_hand(place, case, &said));
+        to_do.retain(|case| !perform_action(place, case, &said));
         let is_over =
             |trial: &Trial| trial.status.as_ref().is_some_and(|status| status.phase.is_terminal());
         let open = trials.iter().filter(|trial| !is_over(trial)).map(|trial| trial.name_any());

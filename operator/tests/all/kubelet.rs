@@ -71,7 +71,7 @@ impl Kubelet {
         Self::with_room(client, namespace, usize::MAX, script)
     }
 
-    /// Same as [`start`](Self::start), with capacity for `room` pods at a time. Other pods are
+    /// Same as [`start`](Self::start), with capacity for `room` concurrent pods. Other pods are
     /// unschedulable.
     pub(crate) fn with_room(
         client: &Client,
@@ -208,7 +208,7 @@ async fn live(client: Client, namespace: String, pod: Pod, script: Script, notes
         }
         Script::Hang => {
             set_status(running).await;
-            gone(&pods, &pod).await;
+            wait_deleted(&pods, &pod).await;
             137
         }
         Script::Exit { after_ms, code } => {
@@ -220,20 +220,20 @@ async fn live(client: Client, namespace: String, pod: Pod, script: Script, notes
             set_status(running).await;
             tokio::select! {
                 code = train(&client, &namespace, &pod, unit_ms, &notes) => code,
-                () = gone(&pods, &pod) => 143,
+                () = wait_deleted(&pods, &pod) => 143,
             }
         }
         Script::Work(script) => {
             set_status(running).await;
             tokio::select! {
                 code = work(&client, &pod, script, &notes.outputs) => code,
-                () = gone(&pods, &pod) => 79,
+                () = wait_deleted(&pods, &pod) => 79,
             }
         }
     };
     set_status(ended(code)).await;
     // As a kubelet does, remove a deleted pod once its containers have ended.
-    gone(&pods, &pod).await;
+    wait_deleted(&pods, &pod).await;
     let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
     let _ = pods.delete(&name, &now).await;
 }
@@ -258,7 +258,7 @@ pub(crate) fn now() -> String {
 }
 
 /// Waits until a pod is being deleted or no longer exists.
-async fn gone(pods: &Api<Pod>, pod: &Pod) {
+async fn wait_deleted(pods: &Api<Pod>, pod: &Pod) {
     loop {
         match pods.get_opt(&pod.name_any()).await {
             Ok(Some(current))

@@ -41,7 +41,7 @@ pub(crate) async fn client_of(kubeconfig: &Path) -> Client {
     Client::try_from(config).unwrap()
 }
 
-/// How the audit log marks a request that RBAC denied.
+/// Mark of denied requests in the audit log.
 const FORBIDDEN: &str = "\"authorization.k8s.io/decision\":\"forbid\"";
 
 /// Lease duration in seconds.

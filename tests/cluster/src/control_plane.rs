@@ -202,8 +202,8 @@ impl ControlPlane {
     ///
     /// # Errors
     ///
-    /// [`Error::Deadline`] if it is not ready within three minutes, with the last log lines of a server
-    /// that exited.
+    /// [`Error::Deadline`] if it is not ready within three minutes, with the last log lines of a
+    /// server that exited.
     pub fn start_api(&self) -> Result<(), Error> {
         let command = self.api_server()?;
         self.servers().start("kube-apiserver", command)?;

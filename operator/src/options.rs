@@ -90,16 +90,16 @@ pub struct Options {
     /// while that pod exists
     #[arg(long, default_value_t = 600)]
     pub finished_pods_seconds: u64,
-    /// Concurrent multi-pod gangs that wait for the scheduler's first response
+    /// Maximum number of multi-pod gangs that wait for the scheduler's first response
     #[arg(long, default_value_t = 1)]
     pub starting_gangs_max: u32,
-    /// Concurrent one-pod trials that wait for the scheduler's first response
+    /// Maximum number of one-pod trials that wait for the scheduler's first response
     #[arg(long, default_value_t = 32)]
     pub starting_pods_max: u32,
-    /// Status writes per second that reports of one namespace may cause; more reports are delayed
+    /// Maximum status writes per second for reports of one namespace; more reports are delayed
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
     pub report_writes_per_second: u32,
-    /// Concurrent one-pod trials per namespace whose pod has no node; gangs have the same limit
+    /// Maximum number of one-pod trials per namespace whose pod has no node; also for gangs
     #[arg(long, default_value_t = 32)]
     pub pending_trials_max: u32,
     /// Log format

@@ -18,7 +18,7 @@ use crate::error::{Error, request};
 use crate::job::apply::{keep, write_status};
 use crate::metrics::Answer;
 
-/// Maximum number of attempts to write a report while other clients write the job.
+/// Maximum number of tries to write a report while other clients write the job.
 const TRIES_MAX: u32 = 16;
 /// Steps of a job's progress that are recorded, over all slots. Logs have finer progress.
 const PROGRESS_PARTS: u64 = 64;

@@ -21,7 +21,7 @@ use crate::objects::CachedTrial;
 use crate::trial::apply::{keep, write_status};
 use crate::world::World;
 
-/// Maximum number of attempts to write a report while other clients write the trial.
+/// Maximum number of tries to write a report while other clients write the trial.
 const TRIES_MAX: u32 = 16;
 /// Steps on the way to the granted length at which progress is recorded. Storage has finer
 /// progress.

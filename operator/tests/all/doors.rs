@@ -370,7 +370,7 @@ fn validations_without_effect_share_a_write() {
         for batches in 4..=100 {
             send(validated(0, batches, &format!("1.{batches}"), None)).await;
         }
-        // Each delay causes two writes, and only a few delays fit into the loop.
+        // Each hold interval has at most two writes, and only a few intervals fit into the loop.
         let num_writes = writes();
         assert!(num_writes <= 3 + 97 / 4, "{num_writes} writes");
         assert!(standby.metric("stoker_reports_total{answer=\"Held\"}") >= 70);

@@ -297,7 +297,7 @@ fn gangs_that_need_all_slots_take_turns() {
             assert!(Instant::now() < end, "{:#?}\n{}", listener.said(), place.logs());
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        // The second gang waited, showed the reason, released its pods, and lost no restarts.
+        // The second gang waited, showed the reason, released its pods, and used up no restarts.
         let said = listener.said();
         let mut num_waited = 0;
         for name in ["one", "two"] {

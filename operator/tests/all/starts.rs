@@ -131,7 +131,8 @@ fn gated_pods_are_never_recreated() {
     });
 }
 
-/// The deadline is too long to help: others start only because unschedulable gangs give up the slot.
+/// The deadline is too long to help: others start only because unschedulable gangs give up the
+/// slot.
 #[test]
 fn unschedulable_gangs_let_others_start() {
     if !stoker_test_cluster::wanted() {

@@ -1,8 +1,8 @@
-//! What the API server holds, as far as it matters here: one watch for each kind, pruned as it comes
-//! in, and found by name or by what it belongs to.
+//! Cached objects of the API server: one watch per kind, objects pruned on arrival, indexed by name
+//! and by owner.
 //!
-//! A write's answer is put into the cache at once, and what a watch says later of an older version is
-//! passed over: whoever plans again sees at least what was written before.
+//! The response to a write enters the cache at once, and later watch events of older versions are
+//! ignored. Each plan therefore includes at least the operator's own writes.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -16,28 +16,28 @@ use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
 
-/// How long an object's end is remembered: longer than the answer to a write takes.
+/// Time for which deletions are remembered: longer than any response to a write takes.
 const END_KEPT: Duration = Duration::from_secs(60);
 
-/// An object's namespace and name.
+/// Namespace and name of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    /// Its namespace; empty for what has none.
+    /// Namespace; empty for cluster-scoped objects.
     pub namespace: Arc<str>,
-    /// Its name.
+    /// Name.
     pub name: Arc<str>,
 }
 
 impl Key {
-    /// The key of an object.
+    /// Key from a namespace and a name.
     pub fn new(namespace: &str, name: &str) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
     }
 
-    /// The key of an object of the API server's.
+    /// Key of a Kubernetes object.
     pub fn of<K: Resource>(object: &K) -> Self {
         let meta = object.meta();
-        let text = |it: &Option<String>| Arc::from(it.as_deref().unwrap_or_default());
+        let text = |field: &Option<String>| Arc::from(field.as_deref().unwrap_or_default());
         Self { namespace: text(&meta.namespace), name: text(&meta.name) }
     }
 }
@@ -48,35 +48,35 @@ impl fmt::Display for Key {
     }
 }
 
-/// What a cache holds.
+/// An object that a cache can hold.
 pub trait Cached: Send + Sync + 'static {
-    /// Its namespace and name.
+    /// Namespace and name.
     fn key(&self) -> Key;
-    /// What it belongs to: a pod to its trial, a trial to its experiment.
+    /// Owner in terms of this index: the trial of a pod, the experiment of a trial.
     fn group(&self) -> Option<Key>;
-    /// Its version.
+    /// `resourceVersion` of the object.
     fn version(&self) -> &str;
-    /// Whether nothing that matters differs.
+    /// Whether both are equal in all fields that matter to controllers.
     fn is_same(&self, other: &Self) -> bool;
 }
 
-/// The objects of one kind.
+/// Objects of one kind.
 #[derive(Debug)]
 pub struct Cache<T> {
     inner: RwLock<Inner<T>>,
     changes: mpsc::UnboundedSender<Change<T>>,
-    /// The generation of watches that the latest whole list is of; 0 before the first.
+    /// Watch generation of the latest complete list; 0 before the first.
     listed: watch::Sender<u64>,
-    /// What was deleted lately, with the version of its end.
+    /// Recently deleted objects, with the version at their deletion.
     ends: Mutex<HashMap<Key, (String, Instant)>>,
 }
 
-/// An object that came, changed or went.
+/// An object that was added, modified or deleted.
 #[derive(Debug)]
 pub struct Change<T> {
-    /// What it was.
+    /// Previous state; `None` if the object was added.
     pub old: Option<Arc<T>>,
-    /// What it is.
+    /// New state; `None` if the object was deleted.
     pub new: Option<Arc<T>>,
 }
 
@@ -98,7 +98,7 @@ impl<T> Default for Inner<T> {
     }
 }
 
-/// Whether version `a` is older than `b`. Versions of one kind are numbers that grow.
+/// Whether version `a` is older than `b`. Versions of one kind are increasing numbers.
 fn is_older(a: &str, b: &str) -> bool {
     match (a.parse::<u64>(), b.parse::<u64>()) {
         (Ok(a), Ok(b)) => a < b,
@@ -107,7 +107,7 @@ fn is_older(a: &str, b: &str) -> bool {
 }
 
 impl<T: Cached> Cache<T> {
-    /// An empty cache, and what changes in it.
+    /// Creates an empty cache and the receiver of its changes.
     pub fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<Change<T>>) {
         let (changes, receiver) = mpsc::unbounded_channel();
         let cache = Self {
@@ -127,47 +127,48 @@ impl<T: Cached> Cache<T> {
         self.inner.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The object of a name.
+    /// Object with this name.
     pub fn get(&self, key: &Key) -> Option<Arc<T>> {
-        self.read().objects.get(key).map(|it| it.object.clone())
+        self.read().objects.get(key).map(|entry| entry.object.clone())
     }
 
-    /// What belongs to `group`, by name.
+    /// Objects of `group`, in the order of names.
     pub fn group(&self, group: &Key) -> Vec<Arc<T>> {
         let inner = self.read();
         let keys = inner.groups.get(group).into_iter().flatten();
-        keys.filter_map(|it| inner.objects.get(it)).map(|it| it.object.clone()).collect()
+        let objects = keys.filter_map(|key| inner.objects.get(key));
+        objects.map(|entry| entry.object.clone()).collect()
     }
 
-    /// All objects, in no order.
+    /// All objects, in no particular order.
     pub fn all(&self) -> Vec<Arc<T>> {
-        self.read().objects.values().map(|it| it.object.clone()).collect()
+        self.read().objects.values().map(|entry| entry.object.clone()).collect()
     }
 
-    /// How many objects there are.
+    /// Number of objects.
     pub fn len(&self) -> usize {
         self.read().objects.len()
     }
 
-    /// Whether there is none.
+    /// Whether the cache is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Takes in the answer to a write of ours.
+    /// Stores the response to a write of this operator.
     pub fn put(&self, object: T) {
         self.apply(object, Some(Instant::now()));
     }
 
-    /// Whether a whole list has been taken in.
+    /// Whether a complete list has been received.
     pub fn is_ready(&self) -> bool {
         *self.listed.borrow() > 0
     }
 
-    /// Waits until a whole list has been taken in by watches of this generation or a later one.
+    /// Waits until watches of this or a later generation have received a complete list.
     pub async fn ready(&self, generation: u64) {
-        // The sender lives as long as this does.
-        let _ = self.listed.subscribe().wait_for(|it| *it >= generation).await;
+        // Ignore the error: the sender lives as long as `self`.
+        let _ = self.listed.subscribe().wait_for(|listed| *listed >= generation).await;
     }
 
     fn apply(&self, object: T, written: Option<Instant>) {
@@ -177,45 +178,45 @@ impl<T: Cached> Cache<T> {
         }
         let object = Arc::new(object);
         let mut inner = self.write();
-        let old = inner.objects.get(&key).map(|it| it.object.clone());
-        if old.as_ref().is_some_and(|it| is_older(object.version(), it.version())) {
+        let old = inner.objects.get(&key).map(|entry| entry.object.clone());
+        if old.as_ref().is_some_and(|entry| is_older(object.version(), entry.version())) {
             return;
         }
-        let written = written.or(inner.objects.get(&key).and_then(|it| it.written));
+        let written = written.or(inner.objects.get(&key).and_then(|entry| entry.written));
         inner.insert(key, Entry { object: object.clone(), written });
         drop(inner);
-        if old.as_ref().is_none_or(|it| !it.is_same(&object)) {
+        if old.as_ref().is_none_or(|old| !old.is_same(&object)) {
             self.tell(old, Some(object));
         }
     }
 
-    /// Whether an object of this version, the answer to a write, is gone since: the end of it may be
-    /// heard of before the answer.
+    /// Whether the object in a write's response was deleted since: the watch may report the
+    /// deletion before the response arrives.
     fn has_ended(&self, key: &Key, version: &str) -> bool {
         let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
-        ends.get(key).is_some_and(|it| it.0 == version || is_older(version, &it.0))
+        ends.get(key).is_some_and(|(end, _)| end == version || is_older(version, end))
     }
 
     fn delete(&self, object: &T) {
         let key = object.key();
         let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
-        ends.retain(|_, it| it.1.elapsed() < END_KEPT);
+        ends.retain(|_, (_, at)| at.elapsed() < END_KEPT);
         ends.insert(key.clone(), (object.version().to_owned(), Instant::now()));
         drop(ends);
         let mut inner = self.write();
-        let current = inner.objects.get(&key).map(|it| it.object.clone());
-        // A new object of the name may have come before the old one's end.
-        let is_newer = |it: &Arc<T>| is_older(object.version(), it.version());
-        let Some(old) = current.filter(|it| !is_newer(it)) else { return };
+        let current = inner.objects.get(&key).map(|entry| entry.object.clone());
+        // A new object with this name may have arrived before the deletion of the old one.
+        let is_newer = |current: &Arc<T>| is_older(object.version(), current.version());
+        let Some(old) = current.filter(|current| !is_newer(current)) else { return };
         inner.remove(&key);
         drop(inner);
         self.tell(Some(old), None);
     }
 
-    /// Takes an object out that the API server does not have any more.
+    /// Removes an object that the API server no longer has.
     pub fn forget(&self, key: &Key) {
         let mut inner = self.write();
-        let old = inner.objects.get(key).map(|it| it.object.clone());
+        let old = inner.objects.get(key).map(|entry| entry.object.clone());
         inner.remove(key);
         drop(inner);
         if old.is_some() {
@@ -223,24 +224,26 @@ impl<T: Cached> Cache<T> {
         }
     }
 
-    /// Takes in a whole list of a namespace, or of all: what is not in it is gone, but for what was
-    /// written since the list was asked for.
-    fn replace(&self, objects: Vec<T>, namespace: Option<&str>, asked: Instant) {
-        let found: BTreeSet<Key> = objects.iter().map(Cached::key).collect();
-        let is_kept = |it: &Entry<T>| it.written.is_some_and(|it| it >= asked);
-        let gone: Vec<Key> = {
+    /// Applies a complete list of one namespace or of all. Removes objects that the list lacks,
+    /// except those written since the list was requested at `requested_at`.
+    fn replace(&self, objects: Vec<T>, namespace: Option<&str>, requested_at: Instant) {
+        let listed: BTreeSet<Key> = objects.iter().map(Cached::key).collect();
+        let is_kept =
+            |entry: &Entry<T>| entry.written.is_some_and(|written| written >= requested_at);
+        let deleted: Vec<Key> = {
             let inner = self.read();
-            let is_listed =
-                |it: &Key| namespace.is_none_or(|namespace| *it.namespace == *namespace);
-            let gone = inner.objects.iter().filter(|it| is_listed(it.0) && !found.contains(it.0));
-            gone.filter(|it| !is_kept(it.1)).map(|it| it.0.clone()).collect()
+            let is_in_scope =
+                |key: &Key| namespace.is_none_or(|namespace| *key.namespace == *namespace);
+            let missing = inner.objects.iter();
+            let missing = missing.filter(|&(key, _)| is_in_scope(key) && !listed.contains(key));
+            missing.filter(|&(_, entry)| !is_kept(entry)).map(|(key, _)| key.clone()).collect()
         };
-        gone.iter().for_each(|it| self.forget(it));
-        objects.into_iter().for_each(|it| self.apply(it, None));
+        deleted.iter().for_each(|key| self.forget(key));
+        objects.into_iter().for_each(|object| self.apply(object, None));
     }
 
     fn tell(&self, old: Option<Arc<T>>, new: Option<Arc<T>>) {
-        // Nobody listens in a replica that ends.
+        // Ignore the error: a replica that shuts down has no receiver.
         let _ = self.changes.send(Change { old, new });
     }
 }
@@ -267,8 +270,9 @@ impl<T: Cached> Inner<T> {
     }
 }
 
-/// Fills `cache` from watches, each of a namespace or of all, for as long as this is polled. They begin
-/// anew, with whole lists, whenever `refresh` says so; until those are there the cache is not ready.
+/// Fills `cache` from watches, each of one namespace or of all, for as long as this is polled. A
+/// change of `refresh` restarts the watches. The cache reports the new generation once all of them
+/// have received complete lists.
 pub async fn feed<K, T>(
     apis: Vec<(Option<String>, Api<K>)>,
     config: watcher::Config,
@@ -280,15 +284,16 @@ pub async fn feed<K, T>(
     T: Cached,
 {
     loop {
-        // Generations count from 1: 0 is that of no list.
+        // Generations start at 1; 0 means that no list was received.
         let generation = *refresh.borrow_and_update() + 1;
-        let watches = apis.iter().enumerate().map(|(place, (_, api))| {
+        let watches = apis.iter().enumerate().map(|(watch_idx, (_, api))| {
             let events = watcher(api.clone(), config.clone()).default_backoff();
-            events.map(move |it| it.map(|it| (place, it))).boxed()
+            events.map(move |event| event.map(|event| (watch_idx, event))).boxed()
         });
         let events = futures::stream::select_all(watches);
         pin_mut!(events);
-        let mut lists: Vec<List<T>> = apis.iter().map(|it| List::new(it.0.clone())).collect();
+        let mut lists: Vec<List<T>> =
+            apis.iter().map(|(namespace, _)| List::new(namespace.clone())).collect();
         loop {
             let event = tokio::select! {
                 event = events.try_next() => event,
@@ -298,30 +303,30 @@ pub async fn feed<K, T>(
                 },
             };
             match event {
-                Ok(Some((place, event))) => {
-                    take(&cache, &read, &mut lists[place], event);
-                    if lists.iter().all(|it| it.is_done) {
+                Ok(Some((watch_idx, event))) => {
+                    take(&cache, &read, &mut lists[watch_idx], event);
+                    if lists.iter().all(|list| list.is_done) {
                         cache.listed.send_replace(generation);
                     }
                 }
                 Ok(None) => break,
-                Err(error) => tracing::warn!(%error, "a watch was cut and is begun again"),
+                Err(error) => tracing::warn!(%error, "watch failed; restarting it"),
             }
         }
     }
 }
 
-/// A list that comes in.
+/// A list that is being received.
 struct List<T> {
     namespace: Option<String>,
     objects: Vec<T>,
-    asked: Instant,
+    requested_at: Instant,
     is_done: bool,
 }
 
 impl<T> List<T> {
     fn new(namespace: Option<String>) -> Self {
-        Self { namespace, objects: vec![], asked: Instant::now(), is_done: false }
+        Self { namespace, objects: vec![], requested_at: Instant::now(), is_done: false }
     }
 }
 
@@ -334,12 +339,12 @@ fn take<K, T: Cached>(
     match event {
         Event::Init => {
             list.objects.clear();
-            list.asked = Instant::now();
+            list.requested_at = Instant::now();
         }
         Event::InitApply(object) => list.objects.extend(read(object)),
         Event::InitDone => {
             let objects = std::mem::take(&mut list.objects);
-            cache.replace(objects, list.namespace.as_deref(), list.asked);
+            cache.replace(objects, list.namespace.as_deref(), list.requested_at);
             list.is_done = true;
         }
         Event::Apply(object) => {
@@ -379,11 +384,11 @@ mod tests {
 
     fn names(cache: &Cache<Thing>, group: &str) -> String {
         let all = cache.group(&Key::new("ns", group));
-        all.iter().map(|it| format!("{}@{}", it.0, it.2)).collect::<Vec<_>>().join(" ")
+        all.iter().map(|object| format!("{}@{}", object.0, object.2)).collect::<Vec<_>>().join(" ")
     }
 
     #[test]
-    fn an_older_version_changes_nothing() {
+    fn older_versions_are_ignored() {
         let (cache, mut changes) = Cache::new();
         cache.apply(Thing("a", "g", "5"), None);
         cache.put(Thing("a", "g", "9"));
@@ -401,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_to_a_write_that_comes_after_the_end_brings_nothing_back() {
+    fn late_write_response_does_not_restore_deleted_object() {
         let (cache, _changes) = Cache::new();
         cache.apply(Thing("a", "g", "5"), None);
         cache.delete(&Thing("a", "g", "7"));
@@ -412,17 +417,17 @@ mod tests {
     }
 
     #[test]
-    fn a_list_takes_away_what_it_lacks_but_for_what_was_just_written() {
+    fn list_removes_missing_objects_except_recent_writes() {
         let (cache, _changes) = Cache::new();
         cache.apply(Thing("a", "g", "1"), None);
         cache.apply(Thing("b", "g", "2"), None);
         cache.put(Thing("e", "g", "3"));
-        let asked = Instant::now();
+        let requested_at = Instant::now();
         cache.put(Thing("c", "g", "9"));
-        cache.replace(vec![Thing("b", "h", "3"), Thing("d", "g", "4")], None, asked);
+        cache.replace(vec![Thing("b", "h", "3"), Thing("d", "g", "4")], None, requested_at);
         assert_eq!((names(&cache, "g"), names(&cache, "h")), ("c@9 d@4".into(), "b@3".into()));
         assert_eq!(cache.len(), 3);
-        cache.replace(vec![], Some("another"), asked);
+        cache.replace(vec![], Some("another"), requested_at);
         assert_eq!(cache.len(), 3);
     }
 }

@@ -1,4 +1,4 @@
-//! What is kept of an object that a user writes.
+//! Cached form of objects that users write: experiments and inference jobs.
 
 use std::sync::Arc;
 
@@ -16,21 +16,21 @@ use stoker_api::validate::{
 use crate::cache::{Cached, Key};
 use crate::objects::without_noise;
 
-/// An experiment as it was last seen.
+/// An experiment as last observed.
 pub type CachedExperiment = CachedObject<Experiment>;
-/// An inference job as it was last seen.
+/// An inference job as last observed.
 pub type CachedJob = CachedObject<InferenceJob>;
 
-/// A kind with rules that its schema cannot say.
+/// A kind with validation rules beyond its schema.
 pub trait Declared: Resource<DynamicType = ()> + DeserializeOwned + Send + Sync + 'static {
-    /// What can run.
+    /// Validated form of the spec.
     type Valid: Send + Sync;
 
-    /// What can run of an object of this name, or all that is wrong with it.
+    /// Validates the spec of the object with this name.
     ///
     /// # Errors
     ///
-    /// Each field that cannot be as it is.
+    /// Every field error.
     fn check(&self, name: &str) -> Result<Self::Valid, Vec<FieldError>>;
 }
 
@@ -59,33 +59,33 @@ impl Declared for InferenceJob {
     }
 }
 
-/// An object, or why it cannot be read.
+/// An object, or the error with which it cannot be parsed, with its validation result.
 #[derive(Debug)]
 pub struct CachedObject<K: Declared> {
-    /// The object.
+    /// The object, or the parse error.
     pub object: Result<K, InvalidObject>,
-    /// What is wrong with it, if it can be read; checked once.
+    /// Validation result, computed once; `None` if the object cannot be parsed.
     pub checked: Option<Result<Arc<K::Valid>, Vec<FieldError>>>,
     key: Key,
     version: String,
 }
 
 impl<K: Declared> CachedObject<K> {
-    /// Keeps an object that a watch or a write gave.
+    /// Caches an object from a watch event or a write response.
     pub fn new(object: DeserializeGuard<K>) -> Self {
         let key = Key::of(&object);
         let version = object.resource_version().unwrap_or_default();
         let object = object.0.map(without_noise);
-        let checked = object.as_ref().ok().map(|it| it.check(&key.name).map(Arc::new));
+        let checked = object.as_ref().ok().map(|object| object.check(&key.name).map(Arc::new));
         Self { object, checked, key, version }
     }
 
-    /// The object, if it can run.
+    /// Validated spec; `None` if the object is invalid or cannot be parsed.
     pub fn valid(&self) -> Option<Arc<K::Valid>> {
         self.checked.as_ref()?.as_ref().ok().cloned()
     }
 
-    /// Its UID.
+    /// UID of the object.
     pub fn uid(&self) -> &str {
         let metadata = match &self.object {
             Ok(object) => object.meta(),
@@ -96,16 +96,16 @@ impl<K: Declared> CachedObject<K> {
 }
 
 impl CachedExperiment {
-    /// The object, if it can be read.
+    /// The experiment; `None` if it cannot be parsed.
     pub fn experiment(&self) -> Option<&Experiment> {
         self.object.as_ref().ok()
     }
 }
 
 impl CachedJob {
-    /// What is recorded of it.
+    /// Status of the job; the default if it is unset or the job cannot be parsed.
     pub fn status(&self) -> InferenceStatus {
-        self.object.as_ref().ok().and_then(|it| it.status.clone()).unwrap_or_default()
+        self.object.as_ref().ok().and_then(|job| job.status.clone()).unwrap_or_default()
     }
 }
 

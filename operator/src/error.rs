@@ -1,4 +1,4 @@
-//! Why something could not be carried out, by what to do next.
+//! Errors of requests to the API server, classified by what to do next.
 
 use std::future::Future;
 use std::time::Duration;
@@ -7,47 +7,47 @@ use kube::core::Status;
 use stoker_api::trial::AttemptEnd;
 use stoker_engine::experiment::POD_INVALID;
 
-/// Requests take no longer: a leader whose lease ended must not be waiting for one.
+/// Request timeout: a leader whose lease (15 s by default) ends must not still be waiting.
 const REQUEST_MAX: Duration = Duration::from_secs(8);
 
-/// Why a reconcile was cut short. What it did so far stands, and planning again gives the rest.
+/// Why a reconcile stopped early. Completed writes stay, and the next plan contains the rest.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Somebody wrote the object since it was read: look again.
-    #[error("cannot {doing}: it was changed meanwhile")]
+    /// Another client changed the object since it was read. Read it again and retry.
+    #[error("cannot {doing}: the object was modified since it was read")]
     Conflict {
-        /// What was attempted, as the rest of "cannot ...".
+        /// Operation that failed, as the rest of "cannot ...".
         doing: String,
     },
-    /// The object is gone.
-    #[error("cannot {doing}: it is gone")]
+    /// The object was deleted.
+    #[error("cannot {doing}: the object no longer exists")]
     Gone {
-        /// What was attempted.
+        /// Operation that failed.
         doing: String,
     },
-    /// The API server will not take it as it is.
+    /// The API server rejects the object in its current form.
     #[error("cannot {doing}: {message}")]
     Refused {
-        /// What was attempted.
+        /// Operation that failed.
         doing: String,
-        /// The status code: 403 by a quota or a policy, 422 for what is no such object.
+        /// HTTP status code: 403 from a quota or a policy, 422 for an invalid object.
         code: u16,
-        /// What it said.
+        /// Message of the API server.
         message: String,
     },
-    /// An object of this name is there.
-    #[error("cannot {doing}: an object of this name exists")]
+    /// An object with this name already exists.
+    #[error("cannot {doing}: an object with this name already exists")]
     Exists {
-        /// What was attempted.
+        /// Operation that failed.
         doing: String,
     },
-    /// The API server could not be asked. Usually passes.
+    /// The API server is unavailable. Usually transient.
     #[error("cannot {doing}: {reason}")]
     Away {
-        /// What was attempted.
+        /// Operation that failed.
         doing: String,
-        /// What the client reported.
+        /// Error message of the client or the API server.
         reason: String,
     },
 }
@@ -62,7 +62,7 @@ impl Error {
             409 if reason == "AlreadyExists" => Self::Exists { doing },
             409 => Self::Conflict { doing },
             404 | 410 => Self::Gone { doing },
-            // An API server that has just begun knows no rules yet, and forbids everything.
+            // An API server that has just started denies everything until it has loaded RBAC rules.
             403 if message.contains(" is forbidden: User \"") => {
                 Self::Away { doing, reason: format!("{code}: {message}") }
             }
@@ -72,16 +72,17 @@ impl Error {
     }
 }
 
-/// The end of an attempt whose pod, or what it needs, was refused: with why in one word and for people.
+/// Classifies a rejected pod, Service or trial: the attempt's end, a reason in one word, and a
+/// human-readable message.
 ///
 /// # Errors
 ///
-/// The error again, if it refuses nothing: it may work later.
+/// Returns `error` itself if it is not a rejection and may pass.
 pub fn refusal(error: Error) -> Result<(AttemptEnd, &'static str, String), Error> {
     Ok(match error {
         Error::Exists { doing } => {
             let text =
-                format!("cannot {doing}: an object of this name has another owner; delete it");
+                format!("cannot {doing}: an object with this name has another owner; delete it");
             (AttemptEnd::NotStarted, "NameTaken", text)
         }
         Error::Refused { doing, code: 403, message } => {
@@ -89,7 +90,7 @@ pub fn refusal(error: Error) -> Result<(AttemptEnd, &'static str, String), Error
             let reason = if is_quota { "QuotaExceeded" } else { "AdmissionRefused" };
             (AttemptEnd::NotStarted, reason, format!("cannot {doing}: {message}"))
         }
-        // Webhooks and policies refuse with any code, but always say so.
+        // Webhooks and policies reject with any code, but their messages contain these words.
         Error::Refused { doing, message, .. }
             if message.contains("denied the request") || message.contains("denied request") =>
         {
@@ -102,7 +103,7 @@ pub fn refusal(error: Error) -> Result<(AttemptEnd, &'static str, String), Error
     })
 }
 
-/// Awaits a request of the API server's, with a deadline.
+/// Awaits a request to the API server, with a timeout of 8 s.
 ///
 /// # Errors
 ///
@@ -115,7 +116,7 @@ pub async fn request<T>(
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(error)) => Err(Error::new(doing.into(), error)),
         Err(_) => {
-            let reason = format!("no answer within {} s", REQUEST_MAX.as_secs());
+            let reason = format!("no response within {} s", REQUEST_MAX.as_secs());
             Err(Error::Away { doing: doing.into(), reason })
         }
     }
@@ -126,21 +127,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_told_apart_by_what_to_do_next() {
-        let said = |code: u16, reason: &str, message: &str| {
+    fn api_errors_are_classified_by_next_step() {
+        let error = |code: u16, reason: &str, message: &str| {
             let status = Status::failure(message, reason).with_code(code);
             Error::new("do it".to_owned(), kube::Error::Api(Box::new(status)))
         };
         let check = |code: u16, reason: &str, expected: &str| {
-            assert_eq!(said(code, reason, "why").to_string(), expected);
+            assert_eq!(error(code, reason, "why").to_string(), expected);
         };
-        let rights = said(403, "Forbidden", "pods is forbidden: User \"x\" cannot create resource");
+        let rights =
+            error(403, "Forbidden", "pods is forbidden: User \"x\" cannot create resource");
         assert!(matches!(rights, Error::Away { .. }), "{rights:?}");
-        let quota = said(403, "Forbidden", "pods \"p\" is forbidden: exceeded quota: q");
+        let quota = error(403, "Forbidden", "pods \"p\" is forbidden: exceeded quota: q");
         assert!(matches!(quota, Error::Refused { .. }), "{quota:?}");
-        check(409, "AlreadyExists", "cannot do it: an object of this name exists");
-        check(409, "Conflict", "cannot do it: it was changed meanwhile");
-        check(404, "NotFound", "cannot do it: it is gone");
+        check(409, "AlreadyExists", "cannot do it: an object with this name already exists");
+        check(409, "Conflict", "cannot do it: the object was modified since it was read");
+        check(404, "NotFound", "cannot do it: the object no longer exists");
         check(403, "Forbidden", "cannot do it: why");
         check(422, "Invalid", "cannot do it: why");
         check(500, "InternalError", "cannot do it: 500: why");

@@ -1,9 +1,9 @@
-//! The lease: which replica runs the controllers.
+//! Leader election: the replica that holds the lease runs the controllers.
 //!
-//! A lease says who leads and when that was last renewed. Clocks are not compared: a lease is taken
-//! for ended when it was seen unchanged for its whole duration. A leader that could not renew stops
-//! before that, and a leader that was stopped and let go writes nothing that still counts: everything
-//! it read has been touched by its successor.
+//! The lease names the leader and the time of its last renewal. Replicas do not compare clocks: a
+//! lease has expired once it was observed unchanged for its whole duration. A leader that cannot
+//! renew stops earlier. Stale writes of a leader that was suspended and resumes fail: its successor
+//! changes the version of every open trial before its workers start.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -24,18 +24,18 @@ use crate::metrics::{Kind, with_cpu_seconds};
 use crate::tasks::{Ended, Tasks};
 use crate::world::World;
 
-/// Annotation of a trial: who has led since it was last touched.
+/// Annotation of a trial: identity and transition count of the leader that last swept it.
 const ANNOTATION_LEADER: &str = "stoker.dev/leader";
-/// Trials touched at a time when the leader changes.
+/// Concurrent writes of the sweep after a change of leader.
 const SWEEP_WIDTH: usize = 16;
-/// Experiments, trials and jobs looked at together.
+/// Workers per kind of object, that is, concurrent reconciles.
 const EXPERIMENT_WORKERS: usize = 4;
 const TRIAL_WORKERS: usize = 16;
 const JOB_WORKERS: usize = 4;
-/// How soon a key is looked at again that came up while the lease was over: it may be renewed late, and
-/// then all goes on as if nothing had been.
+/// Delay of a key that is due while the lease has lapsed. The lease may be renewed late; then the
+/// key must not be lost.
 const LAPSE: Duration = Duration::from_millis(200);
-/// The waits after an error, from the first to the longest.
+/// Delays after consecutive errors; further errors use the last.
 const ERROR_WAITS: [Duration; 5] = [
     Duration::from_millis(200),
     Duration::from_secs(1),
@@ -44,75 +44,79 @@ const ERROR_WAITS: [Duration; 5] = [
     Duration::from_secs(15),
 ];
 
-/// A lease as it was last seen.
+/// The lease as last observed.
 #[derive(Debug)]
 struct Seen {
     version: Option<String>,
     since: Instant,
 }
 
-/// Takes part in the election until `stop` says so, and runs the controllers while leading.
+/// Takes part in the election until `stop` is set, and runs the controllers while leading.
 ///
 /// # Errors
 ///
-/// A controller that ended by itself. The lease is released, so that another replica takes over.
+/// A worker that ended by itself. The lease is released, so that another replica takes over.
 pub async fn run(world: Arc<World>, mut stop: watch::Receiver<bool>) -> Result<(), Ended> {
     let duration = Duration::from_secs(world.options.lease_seconds);
     let mut candidate = Candidate { world: world.clone(), seen: None, duration };
     let mut workers: Option<Workers> = None;
     let result = loop {
         let before = Instant::now();
-        // Whoever does not hear of its lease in time does not lead, and must look away no longer.
+        // A renewal without a timely response must not delay the check of the leadership below.
         let acquired = tokio::time::timeout(duration / 3, candidate.acquire()).await;
         let acquired = acquired.unwrap_or_else(|_| {
             let doing = "renew the lease".to_owned();
-            Err(Error::Away { doing, reason: "no answer in time".to_owned() })
+            Err(Error::Away { doing, reason: "no response in time".to_owned() })
         });
         if acquired.is_ok() {
             world.set_heard();
         }
         match acquired {
             Ok(Some(transitions)) => {
-                // Somebody led since: what is cached, and what it has under way, is as of then.
-                if let Some(old) = workers.take_if(|it| it.transitions != transitions) {
+                // Another replica led in between, so caches and in-flight reconciles are stale.
+                if let Some(old) = workers.take_if(|old| old.transitions != transitions) {
                     end(&world, old).await;
                 }
                 world.set_leader(Some(before + duration * 2 / 3));
                 if workers.is_none() {
-                    tracing::info!(identity = world.options.identity, transitions, "leading");
+                    tracing::info!(
+                        identity = world.options.identity,
+                        transitions,
+                        "started leading"
+                    );
                     workers = Some(begin(&world, transitions));
                 }
             }
             Ok(None) => {
                 world.set_leader(None);
             }
-            Err(error) => tracing::warn!(%error, "the lease is not renewed"),
+            Err(error) => tracing::warn!(%error, "cannot acquire or renew the lease"),
         }
         if !world.is_leader()
-            && let Some(gone) = workers.take()
+            && let Some(old) = workers.take()
         {
-            tracing::warn!(identity = world.options.identity, "not leading any more");
+            tracing::warn!(identity = world.options.identity, "stopped leading");
             world.set_leader(None);
-            end(&world, gone).await;
+            end(&world, old).await;
         }
         tokio::select! {
             () = tokio::time::sleep(duration / 5) => {}
-            _ = stop.wait_for(|it| *it) => break Ok(()),
+            _ = stop.wait_for(|is_set| *is_set) => break Ok(()),
             ended = ended(workers.as_mut()) => break Err(ended),
         }
     };
     if let Err(ended) = &result {
         world.set_failed(ended.to_string());
     }
-    if let Some(gone) = workers.take() {
-        end(&world, gone).await;
+    if let Some(old) = workers.take() {
+        end(&world, old).await;
         candidate.release().await;
     }
     world.set_leader(None);
     result
 }
 
-/// Waits until a worker ends by itself: the keys that it had taken are never given back.
+/// Waits until a worker ends by itself. The keys that it had taken are lost.
 async fn ended(workers: Option<&mut Workers>) -> Ended {
     match workers {
         Some(workers) => workers.tasks.ended().await,
@@ -120,10 +124,10 @@ async fn ended(workers: Option<&mut Workers>) -> Ended {
     }
 }
 
-/// Those that look at experiments, trials and jobs while this replica leads.
+/// Background tasks that reconcile experiments, trials and jobs while this replica leads.
 struct Workers {
     tasks: Tasks,
-    /// Changes of leader when they began.
+    /// Number of leader changes when the tasks started.
     transitions: i32,
 }
 
@@ -133,7 +137,7 @@ fn begin(world: &Arc<World>, transitions: i32) -> Workers {
     for _ in 0..EXPERIMENT_WORKERS {
         let (world, mut ready) = (world.clone(), ready.subscribe());
         tasks.spawn("experiment worker", async move {
-            if ready.wait_for(|it| *it).await.is_ok() {
+            if ready.wait_for(|is_set| *is_set).await.is_ok() {
                 experiments(world).await;
             }
         });
@@ -141,7 +145,7 @@ fn begin(world: &Arc<World>, transitions: i32) -> Workers {
     for _ in 0..TRIAL_WORKERS {
         let (world, mut ready) = (world.clone(), ready.subscribe());
         tasks.spawn("trial worker", async move {
-            if ready.wait_for(|it| *it).await.is_ok() {
+            if ready.wait_for(|is_set| *is_set).await.is_ok() {
                 trials(world).await;
             }
         });
@@ -149,14 +153,14 @@ fn begin(world: &Arc<World>, transitions: i32) -> Workers {
     for _ in 0..JOB_WORKERS {
         let (world, mut ready) = (world.clone(), ready.subscribe());
         tasks.spawn("job worker", async move {
-            if ready.wait_for(|it| *it).await.is_ok() {
+            if ready.wait_for(|is_set| *is_set).await.is_ok() {
                 jobs(world).await;
             }
         });
     }
     let world = world.clone();
     tasks.spawn("start of the workers", async move {
-        // What was cached may be older than what the last leader wrote last.
+        // The caches may lack the last writes of the previous leader.
         world.refresh().await;
         if transitions > 0 {
             sweep(&world, transitions).await;
@@ -166,13 +170,13 @@ fn begin(world: &Arc<World>, transitions: i32) -> Workers {
         world.job_queue.set_closed(false);
         world.add_all();
         ready.send_replace(true);
-        // The sender must live as long as those who wait for it.
+        // The sender must outlive its receivers.
         std::future::pending::<()>().await;
     });
     Workers { tasks, transitions }
 }
 
-/// Ends the workers: a reconcile under way is cut where it waits, which it must bear.
+/// Ends the workers. In-flight reconciles are cancelled at their current await point.
 async fn end(world: &World, mut workers: Workers) {
     world.experiment_queue.set_closed(true);
     world.trial_queue.set_closed(true);
@@ -184,17 +188,16 @@ async fn end(world: &World, mut workers: Workers) {
     world.job_queue.clear();
 }
 
-/// Gives every trial that may still be written a new version, so that a write which the last leader
-/// had under way collides.
+/// Gives every open trial a new version, so that in-flight writes of the previous leader fail.
 async fn sweep(world: &Arc<World>, transitions: i32) {
     let mut open = world.trials.all();
-    open.retain(|it| !it.record.status.phase.is_terminal());
+    open.retain(|trial| !trial.record.status.phase.is_terminal());
     let touches: Vec<_> =
-        open.iter().map(|it| touch(world.clone(), it.key(), transitions)).collect();
+        open.iter().map(|trial| touch(world.clone(), trial.key(), transitions)).collect();
     let touched = futures::stream::iter(touches).buffer_unordered(SWEEP_WIDTH);
     let touched: Vec<bool> = touched.collect().await;
-    let num = touched.iter().filter(|it| **it).count();
-    tracing::info!(trials = num, "open trials are fenced against the last leader");
+    let num = touched.iter().filter(|is_touched| **is_touched).count();
+    tracing::info!(trials = num, "fenced open trials against the previous leader");
 }
 
 async fn touch(world: Arc<World>, key: Key, transitions: i32) -> bool {
@@ -215,7 +218,7 @@ async fn touch(world: Arc<World>, key: Key, transitions: i32) -> bool {
                 return false;
             }
             Err(error) => {
-                tracing::warn!(%error, "tried again");
+                tracing::warn!(%error, "retrying");
                 tokio::time::sleep(wait).await;
             }
         }
@@ -264,15 +267,18 @@ async fn jobs(world: Arc<World>) {
     }
 }
 
-/// A panic over one object stops nobody else: it is logged where it happens, and tried again.
+/// Contains a panic to one object: the panic is logged where it occurs, and the object is retried.
 async fn contained(
     world: &World,
     kind: &'static str,
     reconcile: impl Future<Output = Result<Option<Duration>, Error>>,
 ) -> Result<Option<Duration>, Error> {
     let panicked = |_| {
-        let doing = "decide on it".to_owned();
-        Err(Error::Away { doing, reason: "a defect of the operator: see its log".to_owned() })
+        let doing = format!("reconcile this {kind}");
+        Err(Error::Away {
+            doing,
+            reason: "internal error (panic); see the operator's log".to_owned(),
+        })
     };
     let reconcile = AssertUnwindSafe(reconcile).catch_unwind();
     let (result, seconds) = with_cpu_seconds(reconcile).await;
@@ -280,7 +286,7 @@ async fn contained(
     result.unwrap_or_else(panicked)
 }
 
-/// How often each key has failed in a row, as far as one worker saw.
+/// Consecutive failures of each key, as one worker observed them.
 #[derive(Debug, Default)]
 struct Failures(std::collections::HashMap<Key, usize>);
 
@@ -300,9 +306,9 @@ impl Failures {
                 self.0.remove(key);
                 return wait;
             }
-            // Whoever was faster has said so to the cache, or will soon.
+            // The newer version is in the cache or arrives there soon.
             Err(error @ (Error::Conflict { .. } | Error::Gone { .. })) => {
-                tracing::debug!(%error, "looked at again");
+                tracing::debug!(%error, "retrying");
                 let num = self.0.entry(key.clone()).or_default();
                 *num += 1;
                 return Some(Duration::from_millis(50 << (*num).min(6)));
@@ -313,7 +319,7 @@ impl Failures {
         let num = self.0.entry(key.clone()).or_default();
         let wait = ERROR_WAITS[(*num).min(ERROR_WAITS.len() - 1)];
         *num += 1;
-        tracing::warn!(%error, kind, key = %key, wait_ms = wait.as_millis() as u64, "tried again");
+        tracing::warn!(%error, kind, key = %key, wait_ms = wait.as_millis() as u64, "retrying");
         Some(wait)
     }
 }
@@ -330,12 +336,12 @@ impl Candidate {
         Api::namespaced(self.world.client.clone(), &self.world.options.namespace)
     }
 
-    /// Takes or renews the lease; `Some` with the number of changes of leader if it is ours.
+    /// Acquires or renews the lease. Returns the number of leader changes if this replica holds it.
     async fn acquire(&mut self) -> Result<Option<i32>, Error> {
         let name = self.world.options.lease_name.clone();
         let api = self.api();
-        let found = request("read the lease", api.get_opt(&name)).await?;
-        let Some(lease) = found else {
+        let current = request("read the lease", api.get_opt(&name)).await?;
+        let Some(lease) = current else {
             let metadata = ObjectMeta { name: Some(name), ..ObjectMeta::default() };
             let lease = Lease { metadata, spec: Some(self.spec(None, 0)) };
             let parameters = PostParams::default();
@@ -349,10 +355,10 @@ impl Candidate {
         let holder = spec.holder_identity.clone().unwrap_or_default();
         let is_ours = holder == self.world.options.identity;
         let version = lease.metadata.resource_version.clone();
-        if self.seen.as_ref().is_none_or(|it| it.version != version) {
+        if self.seen.as_ref().is_none_or(|seen| seen.version != version) {
             self.seen = Some(Seen { version, since: Instant::now() });
         }
-        let is_over = self.seen.as_ref().is_some_and(|it| it.since.elapsed() >= self.duration);
+        let is_over = self.seen.as_ref().is_some_and(|seen| seen.since.elapsed() >= self.duration);
         if !is_ours && !holder.is_empty() && !is_over {
             return Ok(None);
         }
@@ -380,7 +386,7 @@ impl Candidate {
         }
     }
 
-    /// Gives the lease back, so that another replica need not wait for its end.
+    /// Releases the lease, so that another replica need not wait until it expires.
     async fn release(&self) {
         let name = &self.world.options.lease_name;
         let api = self.api();
@@ -396,7 +402,7 @@ impl Candidate {
             request("release the lease", api.replace(name, &parameters, &lease)).await
         };
         if let Err(error) = released.await {
-            tracing::warn!(%error, "another replica waits for the lease's end");
+            tracing::warn!(%error, "lease not released; another replica waits until it expires");
         }
     }
 }

@@ -1,12 +1,12 @@
-//! The edge to Kubernetes: watches experiments, trials, inference jobs and pods, has the engine decide, and applies
-//! what it decided. Trainers report to its door.
+//! Kubernetes operator: watches experiments, trials, inference jobs and pods, and applies the
+//! plans of the engine. Trainers report to its report server (`door`).
 //!
 //! ```text
 //!   watches -> caches -> queues -> reconcile: observe -> validate -> plan (engine) -> apply
 //!   trainers -> door -> Trial.status, InferenceJob.status
 //! ```
 //!
-//! Every replica watches and serves the door; the controllers run where the lease is held.
+//! Every replica watches objects and serves reports. Only the leader runs the controllers.
 
 pub mod cache;
 pub mod declared;

@@ -1,4 +1,4 @@
-//! The operator's program.
+//! Entry point of the operator.
 
 use std::process::ExitCode;
 
@@ -17,7 +17,7 @@ fn main() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let served = match runtime {
         Ok(runtime) => runtime.block_on(run(*options)),
-        Err(error) => Err(format!("no threads: {error}")),
+        Err(error) => Err(format!("cannot start the async runtime: {error}")),
     };
     match served {
         Ok(()) => ExitCode::SUCCESS,
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
 
 async fn run(options: Options) -> Result<(), String> {
     let stop = watch::Sender::new(false);
-    let failed = |it| format!("no signal handlers: {it}");
+    let failed = |error| format!("cannot install signal handlers: {error}");
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     let serving = serve(options, stop.subscribe());
@@ -51,7 +51,7 @@ async fn run(options: Options) -> Result<(), String> {
 
 fn log(options: &Options) -> Result<(), String> {
     let filter = tracing_subscriber::EnvFilter::try_new(&options.log_level);
-    let filter = filter.map_err(|it| it.to_string())?;
+    let filter = filter.map_err(|error| error.to_string())?;
     let lines = tracing_subscriber::fmt().with_env_filter(filter);
     match options.log_format {
         LogFormat::Json => lines.json().flatten_event(true).init(),

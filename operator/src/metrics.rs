@@ -1,4 +1,4 @@
-//! What is counted, with names that stay and labels of few values.
+//! Prometheus metrics. Names are stable, and labels have few values.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -13,88 +13,89 @@ use prometheus_client::registry::{Registry, Unit};
 use stoker_api::experiment::Phase;
 use stoker_api::trial::AttemptEnd;
 
-/// What a write, an end or an error is of.
+/// Label `kind` of a metric: a kind of write, object or end.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Kind {
-    /// One of a fixed list.
+    /// One of a fixed set of values.
     pub kind: &'static str,
 }
 
 impl Kind {
-    /// A trial's status.
+    /// Write of a trial's status.
     pub const TRIAL_STATUS: Self = Self { kind: "trial_status" };
-    /// A trial's spec.
+    /// Write of a trial's spec.
     pub const TRIAL_SPEC: Self = Self { kind: "trial_spec" };
-    /// A new trial.
+    /// Creation of a trial.
     pub const TRIAL_CREATE: Self = Self { kind: "trial_create" };
-    /// An experiment's status.
+    /// Write of an experiment's status.
     pub const EXPERIMENT_STATUS: Self = Self { kind: "experiment_status" };
-    /// A new pod.
+    /// Creation of a pod.
     pub const POD_CREATE: Self = Self { kind: "pod_create" };
-    /// A pod's deletion.
+    /// Deletion of a pod.
     pub const POD_DELETE: Self = Self { kind: "pod_delete" };
-    /// A job's status.
+    /// Write of a job's status.
     pub const JOB_STATUS: Self = Self { kind: "job_status" };
-    /// A new service.
+    /// Creation of a Service.
     pub const SERVICE_CREATE: Self = Self { kind: "service_create" };
 }
 
-/// How a report was answered.
+/// Outcome of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub enum Answer {
-    /// With a directive.
+    /// Recorded and answered with a directive.
     Directive,
-    /// It changed nothing.
+    /// Answered without a write: the report contains nothing new to record.
     Repeat,
-    /// It decides nothing and is recorded with the next one.
+    /// Delayed: a validation that decides nothing, to be recorded with a later write.
     Held,
-    /// Its attempt is over.
+    /// Fenced: the attempt has ended or was replaced.
     Fenced,
-    /// It can never be taken.
+    /// Rejected permanently: the report is invalid.
     Refused,
-    /// Whoever sent it may not.
+    /// Rejected: the caller may not send this report.
     Unauthorized,
-    /// Too many came.
+    /// Rejected for now: a rate limit was exceeded.
     Limited,
-    /// It may work later.
+    /// Rejected for now: the operator cannot record the report at the moment.
     Unavailable,
 }
 
-/// The label of [`Answer`].
+/// Label `answer` of a metric.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Answered {
-    /// How.
+    /// Outcome of the report.
     pub answer: Answer,
 }
 
-/// Everything that is counted.
+/// Metrics of a replica.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    /// Writes to the API server.
+    /// Writes to the API server, by kind.
     pub writes: Family<Kind, Counter>,
-    /// Reconciles that were cut short.
+    /// Reconciles that failed.
     pub errors: Family<Kind, Counter>,
-    /// Seconds of a reconcile, requests included.
+    /// Duration of reconciles in seconds, including requests.
     pub reconcile_seconds: Family<Kind, Histogram, fn() -> Histogram>,
     /// CPU seconds of reconciles.
     pub reconcile_cpu_seconds: Family<Kind, Counter<f64, AtomicU64>>,
-    /// Attempts begun.
+    /// Attempts started.
     pub attempts_started: Counter,
     ends: Family<Kind, Counter>,
     trial_ends: Family<Kind, Counter>,
     job_ends: Family<Kind, Counter>,
-    /// Reports by how they were answered.
+    /// Reports by outcome.
     pub reports: Family<Answered, Counter>,
-    /// Reports that were delayed or refused because their namespace writes too much.
+    /// Reports that were delayed or rejected because their namespace exceeds its status-write
+    /// limit.
     pub reports_slowed: Counter,
-    /// Seconds from a report to its answer, but for those that wait for a decision.
+    /// Seconds from a report to its response. Responses with the directive `Wait` are excluded.
     pub report_seconds: Histogram,
-    /// 1 where this replica leads.
+    /// 1 on the leader, otherwise 0.
     pub leader: Gauge,
     /// Objects in the caches.
     pub cached: Family<Kind, Gauge>,
-    /// Keys that wait.
+    /// Keys in the work queues.
     pub queued: Family<Kind, Gauge>,
 }
 
@@ -105,7 +106,7 @@ fn seconds() -> Histogram {
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("stoker");
-        let it = Self {
+        let metrics = Self {
             registry: Registry::default(),
             writes: Family::default(),
             errors: Family::default(),
@@ -124,36 +125,41 @@ impl Default for Metrics {
         };
         registry.register(
             "api_writes",
-            "Writes to the API server, by what is written",
-            it.writes.clone(),
+            "Writes to the API server, by kind",
+            metrics.writes.clone(),
         );
-        registry.register("reconcile_errors", "Reconciles that were cut short", it.errors.clone());
-        let help = "Time of a reconcile, requests included";
-        registry.register_with_unit("reconcile", help, Unit::Seconds, it.reconcile_seconds.clone());
-        let help =
-            "CPU time of reconciles: reading, deciding, and what their requests take of a thread";
-        let cpu = it.reconcile_cpu_seconds.clone();
+        registry.register("reconcile_errors", "Reconciles that failed", metrics.errors.clone());
+        let help = "Duration of reconciles, including requests";
+        registry.register_with_unit(
+            "reconcile",
+            help,
+            Unit::Seconds,
+            metrics.reconcile_seconds.clone(),
+        );
+        let help = "CPU time of reconciles, including the threads' share of their requests";
+        let cpu = metrics.reconcile_cpu_seconds.clone();
         registry.register_with_unit("reconcile_cpu", help, Unit::Seconds, cpu);
-        registry.register("attempts_started", "Attempts begun", it.attempts_started.clone());
-        registry.register("attempts_ended", "Attempts ended, by how", it.ends.clone());
-        registry.register("trials_ended", "Trials ended, by phase", it.trial_ends.clone());
-        registry.register("jobs_ended", "Jobs ended, by phase", it.job_ends.clone());
-        registry.register(
-            "reports",
-            "Reports of trainers, by how they were answered",
-            it.reports.clone(),
-        );
+        registry.register("attempts_started", "Attempts started", metrics.attempts_started.clone());
+        registry.register("attempts_ended", "Attempts ended, by outcome", metrics.ends.clone());
+        registry.register("trials_ended", "Trials ended, by phase", metrics.trial_ends.clone());
+        registry.register("jobs_ended", "Jobs ended, by phase", metrics.job_ends.clone());
+        registry.register("reports", "Reports of trainers, by outcome", metrics.reports.clone());
         registry.register(
             "reports_slowed",
-            "Reports delayed or refused for now because their namespace needs too many status writes",
-            it.reports_slowed.clone(),
+            "Reports delayed or rejected because their namespace exceeds its status-write limit",
+            metrics.reports_slowed.clone(),
         );
-        let help = "Time from a report to its answer, but for those that wait for a decision";
-        registry.register_with_unit("report", help, Unit::Seconds, it.report_seconds.clone());
-        registry.register("leader", "1 where this replica leads", it.leader.clone());
-        registry.register("cached_objects", "Objects in the caches, by kind", it.cached.clone());
-        registry.register("queued", "Keys that wait to be looked at, by kind", it.queued.clone());
-        Self { registry, ..it }
+        let help =
+            "Time from a report to its response, excluding responses with the directive wait";
+        registry.register_with_unit("report", help, Unit::Seconds, metrics.report_seconds.clone());
+        registry.register("leader", "1 on the leader, otherwise 0", metrics.leader.clone());
+        registry.register(
+            "cached_objects",
+            "Objects in the caches, by kind",
+            metrics.cached.clone(),
+        );
+        registry.register("queued", "Keys in the work queues, by kind", metrics.queued.clone());
+        Self { registry, ..metrics }
     }
 }
 
@@ -166,14 +172,14 @@ fn of_phase(phase: Phase) -> Kind {
     Kind { kind }
 }
 
-/// CPU seconds of this thread so far.
+/// CPU seconds used by this thread.
 fn thread_seconds() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// A future's result and the CPU seconds that it took, on whatever threads. What it leaves to other
-/// tasks, as a connection that is shared, is not in them.
+/// Returns a future's output and the CPU seconds of its polls, summed over all threads that poll
+/// it. Work in other tasks, such as a shared connection, is not included.
 pub async fn with_cpu_seconds<T>(future: impl Future<Output = T>) -> (T, f64) {
     let mut future = pin!(future);
     let mut seconds = 0.0;
@@ -188,7 +194,7 @@ pub async fn with_cpu_seconds<T>(future: impl Future<Output = T>) -> (T, f64) {
 }
 
 impl Metrics {
-    /// Counts an attempt's end.
+    /// Counts an ended attempt.
     pub fn attempt_ended(&self, end: AttemptEnd) {
         let kind = match end {
             AttemptEnd::Completed => "completed",
@@ -202,17 +208,17 @@ impl Metrics {
         self.ends.get_or_create(&Kind { kind }).inc();
     }
 
-    /// Counts a trial's end.
+    /// Counts an ended trial.
     pub fn trial_ended(&self, phase: Phase) {
         self.trial_ends.get_or_create(&of_phase(phase)).inc();
     }
 
-    /// Counts a job's end.
+    /// Counts an ended job.
     pub fn job_ended(&self, phase: Phase) {
         self.job_ends.get_or_create(&of_phase(phase)).inc();
     }
 
-    /// Everything as text in the OpenMetrics format.
+    /// All metrics as text in the OpenMetrics format.
     pub fn render(&self) -> String {
         let mut text = String::new();
         match prometheus_client::encoding::text::encode(&mut text, &self.registry) {
@@ -227,7 +233,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn waiting_takes_no_cpu_time_and_working_does() {
+    async fn only_work_counts_as_cpu_time() {
         let waiting = tokio::time::sleep(std::time::Duration::from_millis(200));
         let (_, waited) = with_cpu_seconds(waiting).await;
         let working = async {
@@ -242,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_labels_stay() {
+    fn metric_names_and_labels_are_stable() {
         let metrics = Metrics::default();
         metrics.writes.get_or_create(&Kind::POD_CREATE).inc();
         metrics.attempt_ended(AttemptEnd::NotStarted);

@@ -1,4 +1,4 @@
-//! What is kept of each object that is watched, and how it is read.
+//! Cached form of trials, pods and nodes: only the fields that controllers need.
 
 use std::sync::Arc;
 
@@ -18,29 +18,29 @@ use stoker_engine::trial::TrialRecord;
 
 use crate::cache::{Cached, Key};
 
-/// Container of the program.
+/// Name of the container that runs the user's program.
 pub const TRAINER_CONTAINER: &str = "trainer";
-/// Container that sets up before it.
+/// Name of the init container that copies the launcher and downloads the context.
 pub const SETUP_CONTAINER: &str = "setup";
 
-/// Kubernetes' reason of a pod that a scheduling gate holds back.
+/// Reason of the condition `PodScheduled` while a scheduling gate holds back the pod.
 const SCHEDULING_GATED: &str = "SchedulingGated";
 
-/// A trial.
+/// A trial as last observed.
 #[derive(Debug)]
 pub struct CachedTrial {
-    /// The object. Of one that cannot be read, its metadata and a draw that was never drawn.
+    /// The object. If it cannot be parsed: its metadata, with a placeholder spec.
     pub trial: Trial,
-    /// Why the object cannot be read, if it cannot: nothing is decided by it, and its experiment waits.
+    /// Parse error, if any. Nothing is planned for such a trial, and its experiment waits.
     pub unreadable: Option<String>,
-    /// Its draw, grants, facts and attempts.
+    /// Spec and status of the trial, as the engine reads them.
     pub record: TrialRecord,
     key: Key,
     version: String,
 }
 
 impl CachedTrial {
-    /// Keeps an object that a write gave.
+    /// Caches a trial from a write response.
     pub fn new(trial: Trial) -> Self {
         let key = Key::of(&trial);
         let version = trial.resource_version().unwrap_or_default();
@@ -50,22 +50,18 @@ impl CachedTrial {
         Self { trial, unreadable: None, record, key, version }
     }
 
-    /// Keeps an object that a watch gave.
+    /// Caches a trial from a watch event.
     pub fn read(object: DeserializeGuard<Trial>) -> Self {
         let InvalidObject { metadata, error } = match object.0 {
             Ok(trial) => return Self::new(trial),
             Err(invalid) => invalid,
         };
-        tracing::error!(
-            error,
-            trial = metadata.name,
-            "a trial cannot be read; its experiment waits"
-        );
+        tracing::error!(error, trial = metadata.name, "cannot parse a trial; its experiment waits");
         let name = metadata.name.clone().unwrap_or_default();
         let labels = metadata.labels.clone().unwrap_or_default();
         let (experiment, index) = name.rsplit_once('-').unwrap_or((&name, "0"));
         let spec = TrialSpec {
-            experiment: labels.get(LABEL_EXPERIMENT).map_or(experiment, |it| it).to_owned(),
+            experiment: labels.get(LABEL_EXPERIMENT).map_or(experiment, |label| label).to_owned(),
             index: index.parse().unwrap_or(u32::MAX),
             request_id: String::new(),
             seed: 0,
@@ -81,17 +77,17 @@ impl CachedTrial {
         Self { unreadable: Some(error), ..Self::new(trial) }
     }
 
-    /// Its UID.
+    /// UID of the trial.
     pub fn uid(&self) -> &str {
         self.trial.metadata.uid.as_deref().unwrap_or_default()
     }
 
-    /// The name of its experiment.
+    /// Key of the trial's experiment.
     pub fn experiment_key(&self) -> Key {
         Key::new(&self.key.namespace, &self.trial.spec.experiment)
     }
 
-    /// When it was created.
+    /// Creation time of the trial.
     pub fn created_at(&self) -> Timestamp {
         self.trial.metadata.creation_timestamp.as_ref().map(timestamp).unwrap_or_default()
     }
@@ -115,18 +111,18 @@ impl Cached for CachedTrial {
     }
 }
 
-/// A pod of a trial, of a job, or of a clean-up.
+/// A pod of a trial, of a job or of a clean-up.
 #[derive(Debug)]
 pub struct CachedPod {
-    /// What decisions follow from. Its node is looked up later.
+    /// Fields that plans depend on. The node's state is filled in from the cache of nodes later.
     pub seen: PodSeen,
-    /// The node that it is on.
+    /// Name of the node that the pod is bound to.
     pub node: Option<Arc<str>>,
-    /// UID of the object that owns it.
+    /// UID of the controlling owner.
     pub owner: String,
-    /// The experiment that it cleans up, if that is what it does.
+    /// Experiment that a clean-up pod belongs to.
     pub cleans: Option<Key>,
-    /// The job that it is of, if it is of one.
+    /// Job that the pod belongs to.
     pub job: Option<Key>,
     key: Key,
     trial: Option<Key>,
@@ -134,19 +130,20 @@ pub struct CachedPod {
 }
 
 impl CachedPod {
-    /// Keeps what matters of a pod.
+    /// Caches the relevant fields of a pod.
     pub fn new(pod: Pod) -> Self {
         let key = Key::of(&pod);
         let label = |name: &str| pod.labels().get(name);
-        let number = |name: &str| label(name).and_then(|it| it.parse().ok()).unwrap_or(u32::MAX);
-        let trial = label(LABEL_TRIAL).map(|it| Key::new(&key.namespace, it));
-        let job = label(LABEL_JOB).map(|it| Key::new(&key.namespace, it));
-        let is_cleanup = label(LABEL_COMPONENT).is_some_and(|it| it == COMPONENT_CLEANUP);
+        let number =
+            |name: &str| label(name).and_then(|value| value.parse().ok()).unwrap_or(u32::MAX);
+        let trial = label(LABEL_TRIAL).map(|name| Key::new(&key.namespace, name));
+        let job = label(LABEL_JOB).map(|name| Key::new(&key.namespace, name));
+        let is_cleanup = label(LABEL_COMPONENT).is_some_and(|name| name == COMPONENT_CLEANUP);
         let experiment = label(LABEL_EXPERIMENT).filter(|_| is_cleanup);
-        let cleans = experiment.map(|it| Key::new(&key.namespace, it));
-        let owner = pod.owner_references().iter().find(|it| it.controller == Some(true));
-        let owner = owner.map(|it| it.uid.clone()).unwrap_or_default();
-        let node = pod.spec.as_ref().and_then(|it| it.node_name.as_deref()).map(Arc::from);
+        let cleans = experiment.map(|name| Key::new(&key.namespace, name));
+        let owner = pod.owner_references().iter().find(|owner| owner.controller == Some(true));
+        let owner = owner.map(|owner| owner.uid.clone()).unwrap_or_default();
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).map(Arc::from);
         let seen = seen(&pod, number(LABEL_ATTEMPT), number(LABEL_POD_INDEX));
         let version = pod.resource_version().unwrap_or_default();
         Self { seen, node, owner, cleans, job, key, trial, version }
@@ -171,30 +168,30 @@ impl Cached for CachedPod {
     }
 }
 
-/// What a job's pods belong to: not a trial's name, which a job may have too.
+/// Group key of a job's pods. The prefix avoids collisions with a trial of the same name.
 pub(crate) fn group_of_job(job: &Key) -> Key {
     Key::new(&job.namespace, &format!("job/{}", job.name))
 }
 
-/// A node.
+/// A node as last observed.
 #[derive(Debug)]
 pub struct CachedNode {
-    /// Since when it is not ready, if it is not.
+    /// Since when the node is not ready; `None` if it is ready.
     pub not_ready_since: Option<Timestamp>,
     key: Key,
     version: String,
 }
 
 impl CachedNode {
-    /// Keeps what matters of a node.
+    /// Caches the relevant fields of a node.
     pub fn new(node: Node) -> Self {
         let key = Key::of(&node);
         let version = node.resource_version().unwrap_or_default();
         let conditions = node.status.unwrap_or_default().conditions.unwrap_or_default();
-        let ready = conditions.into_iter().find(|it| it.type_ == "Ready");
-        let not_ready = ready.filter(|it| it.status != "True");
-        let since = |it: Option<Time>| it.as_ref().map(timestamp).unwrap_or_default();
-        let not_ready_since = not_ready.map(|it| since(it.last_transition_time));
+        let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready");
+        let not_ready = ready.filter(|condition| condition.status != "True");
+        let since = |time: Option<Time>| time.as_ref().map(timestamp).unwrap_or_default();
+        let not_ready_since = not_ready.map(|condition| since(condition.last_transition_time));
         Self { not_ready_since, key, version }
     }
 }
@@ -217,13 +214,13 @@ impl Cached for CachedNode {
     }
 }
 
-/// What Kubernetes keeps about who wrote what is most of a small object.
+/// Drops the managed fields, which take most of the memory of a small object.
 pub(crate) fn without_noise<K: Resource>(mut object: K) -> K {
     object.meta_mut().managed_fields = None;
     object
 }
 
-/// A time of the API server's, to the second.
+/// Converts a Kubernetes time, rounded down to the second.
 pub fn timestamp(time: &Time) -> Timestamp {
     Timestamp(time.0.as_second())
 }
@@ -233,17 +230,18 @@ fn seen(pod: &Pod, attempt: u32, index: u32) -> PodSeen {
     let status = pod.status.as_ref().unwrap_or(&nothing);
     let condition = |type_: &str, status_: &str| {
         let mut conditions = status.conditions.iter().flatten();
-        conditions.rfind(|it| it.type_ == type_ && it.status == status_)
+        conditions.rfind(|condition| condition.type_ == type_ && condition.status == status_)
     };
     let scheduled = condition("PodScheduled", "True");
-    // A gate's removal does not change the condition: its scheduler does, once it has tried.
+    // Removing a gate does not change the condition. The scheduler changes it after its first try.
     let unscheduled = condition("PodScheduled", "False")
         .filter(|condition| condition.reason.as_deref() != Some(SCHEDULING_GATED));
     let gates = pod.spec.iter().flat_map(|spec| spec.scheduling_gates.iter().flatten());
     let disruption = condition("DisruptionTarget", "True");
     let started = status.start_time.as_ref().map(timestamp);
-    let bound = pod.spec.as_ref().is_some_and(|it| it.node_name.is_some());
-    let scheduled_at = scheduled.and_then(|it| it.last_transition_time.as_ref()).map(timestamp);
+    let bound = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
+    let scheduled_at = scheduled.and_then(|condition| condition.last_transition_time.as_ref());
+    let scheduled_at = scheduled_at.map(timestamp);
     PodSeen {
         name: pod.name_any(),
         uid: pod.uid().unwrap_or_default(),
@@ -251,14 +249,15 @@ fn seen(pod: &Pod, attempt: u32, index: u32) -> PodSeen {
         index,
         phase: phase(status),
         scheduled_at: scheduled_at.or(started).or(bound.then(Timestamp::default)),
-        unschedulable: unscheduled
-            .map(|it| it.message.clone().or_else(|| it.reason.clone()).unwrap_or_default()),
+        unschedulable: unscheduled.map(|condition| {
+            condition.message.clone().or_else(|| condition.reason.clone()).unwrap_or_default()
+        }),
         gates: gates.map(|gate| gate.name.clone()).collect(),
         waiting: waiting(status),
         exit: exit(status),
-        reason: status.reason.clone().filter(|it| !it.is_empty()),
-        message: status.message.clone().filter(|it| !it.is_empty()),
-        disruption: disruption.and_then(|it| it.reason.clone()),
+        reason: status.reason.clone().filter(|reason| !reason.is_empty()),
+        message: status.message.clone().filter(|message| !message.is_empty()),
+        disruption: disruption.and_then(|condition| condition.reason.clone()),
         deletion: pod.metadata.deletion_timestamp.as_ref().map(timestamp),
         node: stoker_engine::gang::NodeState::Fine,
     }
@@ -279,34 +278,36 @@ fn containers(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
     setup.chain(status.container_statuses.iter().flatten())
 }
 
-/// Reasons of a container that is on its way.
+/// Waiting reasons of containers that are starting normally.
 const ON_ITS_WAY: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 
 fn waiting(status: &PodStatus) -> Option<Waiting> {
-    let states = containers(status).filter_map(|it| it.state.as_ref()?.waiting.as_ref());
-    let waiting = states.map(|it| Waiting {
-        reason: it.reason.clone().unwrap_or_default(),
-        message: it.message.clone().unwrap_or_default(),
+    let states =
+        containers(status).filter_map(|container| container.state.as_ref()?.waiting.as_ref());
+    let waiting = states.map(|state| Waiting {
+        reason: state.reason.clone().unwrap_or_default(),
+        message: state.message.clone().unwrap_or_default(),
     });
-    waiting.into_iter().find(|it| !ON_ITS_WAY.contains(&it.reason.as_str()))
+    waiting.into_iter().find(|waiting| !ON_ITS_WAY.contains(&waiting.reason.as_str()))
 }
 
-/// The program's exit, or that of the first container before it that failed.
+/// Exit of the program, or of the first init container that failed.
 fn exit(status: &PodStatus) -> Option<Exit> {
-    let ended = |it: &ContainerStatus| {
-        let end = it.state.as_ref()?.terminated.as_ref()?;
+    let ended = |container: &ContainerStatus| {
+        let end = container.state.as_ref()?.terminated.as_ref()?;
         Some(Exit {
             code: end.exit_code,
             reason: end.reason.clone().unwrap_or_default(),
             message: end.message.clone().unwrap_or_default(),
             finished_at: end.finished_at.as_ref().map(timestamp),
-            is_setup: it.name == SETUP_CONTAINER,
+            is_setup: container.name == SETUP_CONTAINER,
         })
     };
     let setup = status.init_container_statuses.iter().flatten().filter_map(ended);
-    let failed = setup.into_iter().find(|it| it.code != 0);
+    let failed = setup.into_iter().find(|exit| exit.code != 0);
     let mut programs = status.container_statuses.iter().flatten();
-    failed.or_else(|| programs.find(|it| it.name == TRAINER_CONTAINER).and_then(ended))
+    let program = programs.find(|container| container.name == TRAINER_CONTAINER);
+    failed.or_else(|| program.and_then(ended))
 }
 
 #[cfg(test)]
@@ -333,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_read_by_its_labels() {
+    fn pod_is_identified_by_its_labels() {
         let pod = pod(json!({"phase": "Running"}), json!({}));
         assert_eq!((pod.seen.attempt, pod.seen.index), (2, 1));
         assert_eq!(pod.group(), Some(Key::new("ns", "t-0")));
@@ -341,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_of_a_job_is_not_taken_for_one_of_a_trial_of_its_name() {
+    fn job_pod_is_distinct_from_trial_pod() {
         let labels = json!({ "labels": { "stoker.dev/job": "t-0", "stoker.dev/pod-index": "1" } });
         let pod = pod(json!({}), labels);
         assert_eq!(pod.job, Some(Key::new("ns", "t-0")));
@@ -349,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unschedulable_pod_says_why() {
+    fn unschedulable_pod_has_a_message() {
         let pod = pod(
             json!({"phase": "Pending", "conditions": [
                 {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2"}
@@ -361,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gated_pod_is_not_unschedulable() {
+    fn gated_pod_is_not_unschedulable() {
         let status = json!({"phase": "Pending", "conditions": [{
             "type": "PodScheduled", "status": "False", "reason": "SchedulingGated",
             "message": "Scheduling is blocked due to non-empty scheduling gates",
@@ -373,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn the_exit_is_the_programs_or_that_of_a_setup_that_failed() {
+    fn exit_comes_from_program_or_failed_setup() {
         let ended = |name: &str, code: i32| {
             json!({"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0,
                 "state": {"terminated": {"exitCode": code, "reason": "Error", "message": "why",
@@ -383,10 +384,10 @@ mod tests {
             let status = json!({"phase": "Failed", "initContainerStatuses": init,
                 "containerStatuses": main});
             let exit = pod(status, json!({})).seen.exit;
-            assert_eq!(exit.as_ref().map(|it| (it.code, it.is_setup)), expected);
-            assert!(
-                exit.is_none_or(|it| it.finished_at == Some(Timestamp(9)) && it.message == "why")
-            );
+            assert_eq!(exit.as_ref().map(|exit| (exit.code, exit.is_setup)), expected);
+            let is_read =
+                |exit: Exit| exit.finished_at == Some(Timestamp(9)) && exit.message == "why";
+            assert!(exit.is_none_or(is_read));
         };
         check(json!([]), json!([ended("trainer", 3)]), Some((3, false)));
         check(json!([ended("setup", 0)]), json!([ended("trainer", 3)]), Some((3, false)));
@@ -395,21 +396,21 @@ mod tests {
     }
 
     #[test]
-    fn a_container_on_its_way_does_not_wait() {
+    fn starting_container_is_not_waiting() {
         let check = |reason: &str, expected: Option<&str>| {
             let status = json!({"phase": "Pending", "containerStatuses": [
                 {"name": "trainer", "image": "", "imageID": "", "ready": false, "restartCount": 0,
                     "state": {"waiting": {"reason": reason}}}
             ]});
             let waiting = pod(status, json!({})).seen.waiting;
-            assert_eq!(waiting.as_ref().map(|it| it.reason.as_str()), expected);
+            assert_eq!(waiting.as_ref().map(|waiting| waiting.reason.as_str()), expected);
         };
         check("ContainerCreating", None);
         check("ImagePullBackOff", Some("ImagePullBackOff"));
     }
 
     #[test]
-    fn a_node_is_not_ready_since_its_condition_changed() {
+    fn not_ready_time_is_condition_transition() {
         let check = |status: &str, expected: Option<i64>| {
             let node = json!({"metadata": {"name": "n"}, "status": {"conditions": [
                 {"type": "Ready", "status": status, "lastTransitionTime": "1970-01-01T00:00:09Z"}

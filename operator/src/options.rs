@@ -1,4 +1,4 @@
-//! What the operator is started with.
+//! Command-line options of the operator.
 
 use std::path::PathBuf;
 
@@ -6,120 +6,121 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use stoker_engine::gang::Patience;
 use stoker_engine::gang::admission::Caps;
 
-/// Runs deep-learning experiments on the cluster that it is installed in.
+/// Runs deep-learning experiments and inference jobs on the cluster it is installed in.
 #[derive(Debug, Parser)]
 #[command(name = "stoker-operator", version)]
 pub struct Arguments {
-    /// What to do.
+    /// Subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// Subcommands of the operator.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Serves until it is stopped.
+    /// Runs the operator until it receives SIGTERM or SIGINT.
     Run(Box<Options>),
 }
 
-/// How to serve.
+/// Options of `stoker-operator run`.
 #[derive(Clone, Debug, Args)]
 pub struct Options {
-    /// The operator's own namespace, where its lease lies
+    /// Namespace of the operator, which holds its lease
     #[arg(long, env = "POD_NAMESPACE", default_value = "stoker-system")]
     pub namespace: String,
-    /// This replica's name in the lease
+    /// Name of this replica in the lease
     #[arg(long, env = "POD_NAME")]
     pub identity: String,
-    /// The lease's name
+    /// Name of the lease
     #[arg(long, default_value = "stoker-operator")]
     pub lease_name: String,
-    /// Seconds that a leader leads without renewing
+    /// Lease duration in seconds; a leader that cannot renew stops before the lease expires
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u64).range(3..))]
     pub lease_seconds: u64,
-    /// Namespaces whose experiments are run, by commas; none: all
+    /// Comma-separated namespaces to watch; all namespaces if empty
     #[arg(long, env = "STOKER_WATCH_NAMESPACES", value_delimiter = ',')]
     pub watch_namespaces: Vec<String>,
-    /// Where trainers report: address to listen on
+    /// Listen address of the report server
     #[arg(long, default_value = "0.0.0.0:8443")]
     pub door_listen: String,
-    /// Where trainers report: the address that they are told
+    /// URL of the report server that is passed to trainers
     #[arg(long, env = "STOKER_DOOR_URL")]
     pub door_url: String,
-    /// The door's certificate, PEM; read again when it changes
+    /// TLS certificate of the report server (PEM); reloaded when the file changes
     #[arg(long, default_value = "/etc/stoker/tls/tls.crt")]
     pub tls_cert: PathBuf,
-    /// The door's key, PEM
+    /// TLS private key of the report server (PEM); reloaded when the file changes
     #[arg(long, default_value = "/etc/stoker/tls/tls.key")]
     pub tls_key: PathBuf,
-    /// The authority that trainers check the certificate by, PEM
+    /// CA certificate with which trainers verify the report server (PEM)
     #[arg(long, default_value = "/etc/stoker/tls/ca.crt")]
     pub tls_ca: PathBuf,
-    /// The key that gangs' secrets are made with: any bytes, at least 16
+    /// Key from which the secrets of gangs are derived; at least 16 random bytes
     #[arg(long, default_value = "/etc/stoker/gang/key")]
     pub gang_key_file: PathBuf,
-    /// Where /metrics, /healthz and /readyz are served
+    /// Listen address of /metrics, /healthz and /readyz
     #[arg(long, default_value = "0.0.0.0:9090")]
     pub observe_listen: String,
-    /// The stock image
+    /// Default trainer image; also runs the set-up and clean-up containers
     #[arg(long, env = "STOKER_TRAINER_IMAGE")]
     pub trainer_image: String,
-    /// The pull policy of pods that set none
+    /// Default image pull policy
     #[arg(long, env = "STOKER_IMAGE_PULL_POLICY", default_value = "IfNotPresent")]
     pub image_pull_policy: String,
-    /// The storage of experiments that set none
+    /// Default storage URL of experiments and inference jobs
     #[arg(long, env = "STOKER_STORAGE_URL", default_value = "")]
     pub storage_url: String,
-    /// The S3 server of experiments that set no storage
+    /// Default S3 endpoint, for experiments and jobs without a storage URL
     #[arg(long, env = "STOKER_STORAGE_ENDPOINT", default_value = "")]
     pub storage_endpoint: String,
-    /// The Secret with the storage's credentials, in the experiment's namespace, of experiments that set none
+    /// Default Secret with storage credentials, in the namespace of the experiment or job
     #[arg(long, env = "STOKER_STORAGE_SECRET", default_value = "")]
     pub storage_secret: String,
-    /// Seconds for all pods of a gang to be scheduled, once none has a scheduling gate
+    /// Seconds within which all pods of a gang must be scheduled, once no pod has a scheduling gate
     #[arg(long, default_value_t = 600)]
     pub start_deadline_seconds: u64,
-    /// Seconds for the containers of a scheduled pod to start when its images cannot be pulled
+    /// Seconds after which a scheduled pod fails if an image cannot be pulled
     #[arg(long, default_value_t = 300)]
     pub pull_deadline_seconds: u64,
-    /// Seconds after which a node that is not ready is given up
+    /// Seconds after which a node that is not ready is considered lost
     #[arg(long, default_value_t = 60)]
     pub node_lost_seconds: u64,
-    /// Seconds that finished pods stay. Less than a minute is for tests: a pod's creation that was under
-    /// way when an operator died collides with the pod that its successor made only while that is there
+    /// Seconds for which finished pods are kept. Use less than 60 only in tests: an operator that
+    /// dies may leave a pod creation in flight, which collides with its successor's pod only
+    /// while that pod exists
     #[arg(long, default_value_t = 600)]
     pub finished_pods_seconds: u64,
-    /// Gangs of several pods that wait for the scheduler's first answer at a time
+    /// Maximum number of multi-pod gangs that wait for the scheduler's first response
     #[arg(long, default_value_t = 1)]
     pub starting_gangs_max: u32,
-    /// One-pod trials that wait for the scheduler's first answer at a time
+    /// Maximum number of one-pod trials that wait for the scheduler's first response
     #[arg(long, default_value_t = 32)]
     pub starting_pods_max: u32,
-    /// Status writes a second that reports of one namespace may cause; more are slowed down
+    /// Maximum status writes per second for reports of one namespace; more reports are delayed
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
     pub report_writes_per_second: u32,
-    /// One-pod trials of a namespace whose pod has no node, and likewise gangs
+    /// Maximum number of one-pod trials per namespace whose pod has no node; also for gangs
     #[arg(long, default_value_t = 32)]
     pub pending_trials_max: u32,
-    /// How logs are written
+    /// Log format
     #[arg(long, value_enum, default_value_t = LogFormat::Json)]
     pub log_format: LogFormat,
-    /// What is logged: a level, or rules as of tracing's `EnvFilter`
+    /// Log level, or directives in the syntax of tracing's `EnvFilter`
     #[arg(long, env = "STOKER_LOG", default_value = "info")]
     pub log_level: String,
 }
 
-/// How logs are written.
+/// Log format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
-    /// For people.
+    /// Human-readable text.
     Text,
 }
 
 impl Options {
-    /// How patient to be with a trial that has so many seconds to exit when asked to.
+    /// Timeouts of a trial or job with this preemption timeout.
     pub fn patience(&self, preemption_timeout_seconds: u32) -> Patience {
         Patience {
             start_deadline_seconds: self.start_deadline_seconds,
@@ -131,7 +132,7 @@ impl Options {
         }
     }
 
-    /// How many trials start at a time.
+    /// Limits on concurrent starts of trials.
     pub fn caps(&self) -> Caps {
         Caps {
             starting_gangs_max: self.starting_gangs_max,
@@ -140,10 +141,11 @@ impl Options {
         }
     }
 
-    /// The namespaces to watch; `None` for all.
+    /// Namespaces to watch; a single `None` stands for all.
     pub fn namespaces(&self) -> Vec<Option<String>> {
-        let named = self.watch_namespaces.iter().map(|it| it.trim()).filter(|it| !it.is_empty());
-        let named: Vec<_> = named.map(|it| Some(it.to_owned())).collect();
+        let named =
+            self.watch_namespaces.iter().map(|name| name.trim()).filter(|name| !name.is_empty());
+        let named: Vec<_> = named.map(|name| Some(name.to_owned())).collect();
         if named.is_empty() { vec![None] } else { named }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! During a rolling upgrade, operators of two versions write the same objects. A write of the whole
 //! object would drop the fields that only the newer version knows. A JSON patch of the difference
-//! between two typed values keeps them. A `test` on the `resourceVersion` makes it collide with other
-//! writers.
+//! between two typed values keeps them. A `test` of the `resourceVersion` makes the patch fail if
+//! another client has changed the object.
 
 use std::fmt::Debug;
 
@@ -38,7 +38,8 @@ pub(crate) enum Part {
     Status,
 }
 
-/// Changes one part of `object` from `before` to `after`, unless the object changed since it was read.
+/// Changes one part of `object` from `before` to `after`, unless the object changed since it was
+/// read.
 ///
 /// # Errors
 ///
@@ -59,7 +60,7 @@ where
     let field = if part == Part::Spec { "spec" } else { "status" };
     let json = |value: &T| serde_json::to_value(value);
     let (Ok(before), Ok(after)) = (json(before), json(after)) else {
-        let reason = format!("its {field} has a value that JSON does not have");
+        let reason = format!("its {field} contains a value that JSON cannot represent");
         return Err(Error::Away { doing, reason });
     };
     let patch = kube::api::Patch::Json::<()>(difference(&version, field, &before, &after));
@@ -69,8 +70,8 @@ where
         Part::Status => request(doing, api.patch_status(&name, &parameters, &patch)).await,
     };
     let Err(Error::Refused { doing, code: 422, message }) = written else { return written };
-    // The API server answers 422 both to a failed test and to an object that it refuses. Only the
-    // current version tells which of them it was.
+    // The API server responds with 422 both to a failed test and to an invalid object. The current
+    // version distinguishes the two.
     let current = request(doing.clone(), api.get_metadata(&name)).await?;
     match current.resource_version().is_some_and(|current| current == version) {
         true => Err(Error::Refused { doing, code: 422, message }),
@@ -78,7 +79,8 @@ where
     }
 }
 
-/// The patch that turns `before` into `after`, both at `field`, in an object of this version.
+/// Returns the patch that turns `before` into `after`, both at `field`, in an object of this
+/// version.
 fn difference(version: &str, field: &str, before: &Value, after: &Value) -> Patch {
     let test = PatchOperation::Test(TestOperation {
         path: PointerBuf::from_tokens(["metadata", "resourceVersion"]),
@@ -111,8 +113,8 @@ fn compare(operations: &mut Vec<PatchOperation>, path: &Pointer, before: &Value,
                 None => compare_by_position(operations, path, before, after),
             }
         }
-        // `add` sets a member whether or not it exists: a default that this version writes out may be
-        // absent from what the API server holds. `replace` would fail.
+        // `add` sets a member whether or not it exists: a default that this version writes out may
+        // be absent on the API server. `replace` would fail.
         _ => add(operations, path.to_buf(), after),
     }
 }
@@ -129,7 +131,7 @@ fn compare_by_position(
     for (position, after) in after.iter().enumerate() {
         let path = path.with_trailing_token(position);
         match before.get(position) {
-            // Only members can be set by `add`: it would insert into a list.
+            // `add` would insert into a list instead of replacing the entry.
             Some(before) if before == after => {}
             Some(before) if before.is_object() && after.is_object() => {
                 compare(operations, &path, before, after);
@@ -152,7 +154,7 @@ fn compare_keyed(
 ) {
     let is_same = |a: &Value, b: &Value| a.get(key).is_some() && a.get(key) == b.get(key);
     let mut current: Vec<&Value> = before.iter().collect();
-    // Most lists only grow: entries up to the first difference of keys need no search.
+    // Most lists only grow, so entries before the first difference in keys need no search.
     let num_same = before.iter().zip(after).take_while(|(a, b)| is_same(a, b)).count();
     for position in (num_same..before.len()).rev() {
         if !after[num_same..].iter().any(|after| is_same(after, &before[position])) {
@@ -180,7 +182,7 @@ fn compare_keyed(
         }
         compare(operations, &at, current[position], after);
     }
-    // Entries of a key that occurs twice.
+    // Entries whose key occurs twice.
     for position in (after.len()..current.len()).rev() {
         remove(operations, path.with_trailing_token(position));
     }
@@ -203,7 +205,7 @@ mod tests {
 
     const UNKNOWN: &str = "ofANewerVersion";
 
-    /// The object that the API server holds after the patch.
+    /// Status that the API server holds after the patch.
     fn patched(mut object: Value, before: &Value, after: &Value) -> Result<Value, String> {
         let patch = difference("7", "status", before, after);
         json_patch::patch(&mut object, &patch).map_err(|error| error.to_string())?;
@@ -243,11 +245,11 @@ mod tests {
         let attempts = |entries: Value| json!({ "attempts": entries });
         let check = |held: Value, after: Value, expected: Value| {
             let (held, before) = (attempts(held.clone()), attempts(known(&held)));
-            let found = patched(holding(&held), &before, &attempts(after)).unwrap();
-            assert_eq!(found, attempts(expected));
+            let status = patched(holding(&held), &before, &attempts(after)).unwrap();
+            assert_eq!(status, attempts(expected));
         };
         let held = json!([{ "number": 3, UNKNOWN: "three" }, { "number": 4, UNKNOWN: "four" }]);
-        // Added at the end, changed in place, and cut at the front.
+        // Appended, changed in place, cut at the front, and reordered.
         check(
             held.clone(),
             json!([{ "number": 3 }, { "number": 4 }, { "number": 5 }]),
@@ -276,8 +278,8 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_the_server_lacks_are_set() {
-        // This version writes out defaults that another left out.
+    fn missing_fields_are_added() {
+        // This version writes out defaults that another version omitted.
         let (before, after) = (json!({ "restarts": 0 }), json!({ "restarts": 1 }));
         assert_eq!(patched(holding(&json!({})), &before, &after), Ok(after.clone()));
         let empty = json!({ "metadata": { "resourceVersion": "7" } });
@@ -285,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_fails_the_test() {
+    fn other_resource_version_fails_the_patch() {
         let other = json!({ "metadata": { "resourceVersion": "8" }, "status": {} });
         assert!(patched(other, &json!({}), &json!({ "a": 1 })).is_err());
     }
@@ -313,9 +315,9 @@ mod tests {
         #[test]
         fn patches_give_the_new_value(before in any_json(), after in any_json()) {
             let held = extended(&before);
-            let found = patched(holding(&held), &before, &after);
-            let found = found.map_err(|error| TestCaseError::fail(error.to_owned()))?;
-            prop_assert_eq!(known(&found), after);
+            let status = patched(holding(&held), &before, &after);
+            let status = status.map_err(|error| TestCaseError::fail(error.to_owned()))?;
+            prop_assert_eq!(known(&status), after);
         }
 
         #[test]

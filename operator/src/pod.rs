@@ -1,5 +1,5 @@
-//! What all pods have that run a user's program, whatever they are of: a trial's or a job's. Pure:
-//! whatever could be wrong was caught when the object was validated.
+//! Builds the common parts of pods that run a user's program, for trials and jobs. Pure: errors in
+//! the spec were reported when the object was validated.
 
 use std::collections::BTreeMap;
 
@@ -16,17 +16,17 @@ use stoker_api::validate::{ValidExperiment, ValidInferenceJob};
 use crate::objects::{SETUP_CONTAINER, TRAINER_CONTAINER};
 use crate::trial::config::Setup;
 
-/// What the names of slots of NVIDIA's begin with: whole GPUs, and parts of them.
+/// Prefix of NVIDIA's slot resources: whole GPUs and MIG partitions.
 const NVIDIA: &str = "nvidia.com/";
-/// User and group of the stock image.
+/// User and group ID of the stock image.
 const USER: i64 = 65_532;
-/// The longest grace of a pod that is deleted by others, such as by a drained node: time for a
+/// Longest grace period when others delete a pod, for example during a node drain: time for a
 /// checkpoint.
 pub(crate) const GRACE_SECONDS_MAX: u32 = 600;
-/// The launcher in the stock image.
+/// Name of the launcher in the stock image.
 pub(crate) const LAUNCHER: &str = "stoker-trainer";
 
-/// What a user says of pods.
+/// Pod settings from the user's spec.
 #[derive(Clone, Debug)]
 pub(crate) struct Wishes<'a> {
     pub(crate) template: &'a PodTemplate,
@@ -34,20 +34,20 @@ pub(crate) struct Wishes<'a> {
     pub(crate) entrypoint: &'a Entrypoint,
     pub(crate) env: &'a [EnvVar],
     pub(crate) slot_resource: Option<&'a String>,
-    /// Slots of each pod.
+    /// Slots per pod.
     pub(crate) slots: u32,
     pub(crate) requests: &'a BTreeMap<String, String>,
     pub(crate) limits: &'a BTreeMap<String, String>,
     pub(crate) shm_size: &'a str,
     pub(crate) preemption_timeout_seconds: u32,
-    /// The Secret with the storage's credentials.
+    /// Secret with the storage credentials.
     pub(crate) storage_secret: Option<String>,
-    /// Whether files were sent.
+    /// Whether the user uploaded a context.
     pub(crate) has_context: bool,
 }
 
 impl<'a> Wishes<'a> {
-    /// Those of an experiment for its trials.
+    /// Settings of an experiment for the pods of its trials.
     pub(crate) fn of_experiment(valid: &'a ValidExperiment, storage: &UsedStorage) -> Self {
         let spec = &valid.spec;
         let resources = &spec.resources;
@@ -67,7 +67,7 @@ impl<'a> Wishes<'a> {
         }
     }
 
-    /// Those of a job for its processes.
+    /// Settings of a job for the pods of its processes.
     pub(crate) fn of_job(valid: &'a ValidInferenceJob, storage: &UsedStorage) -> Self {
         let spec = &valid.spec;
         let resources = &spec.resources;
@@ -88,14 +88,16 @@ impl<'a> Wishes<'a> {
     }
 }
 
-/// A pod as JSON, with `podOverrides` merged in last. `metadata` is its own, whatever they say.
+/// Builds a pod as JSON and merges `podOverrides` last. Overrides cannot replace the entries of
+/// `metadata`.
 pub(crate) fn pod(metadata: Value, spec: Value, wishes: &Wishes<'_>) -> Value {
     let mut pod =
         json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata.clone(), "spec": spec });
     if let Some(overrides) = wishes.overrides {
         merge(&mut pod, overrides);
     }
-    // A pod without these would be nobody's.
+    // Restore the metadata after `podOverrides`: without labels and owner references the pod would
+    // be orphaned.
     if !pod["metadata"].is_object() {
         pod["metadata"] = json!({});
     }
@@ -103,15 +105,15 @@ pub(crate) fn pod(metadata: Value, spec: Value, wishes: &Wishes<'_>) -> Value {
     pod
 }
 
-/// The spec of a pod that runs the user's program, with `more` variables. `index` is the pod's in its
-/// gang.
+/// Builds the spec of a pod that runs the user's program. `index` is the pod's index in its gang,
+/// and `more` are additional environment variables.
 pub(crate) fn program_spec(
     setup: &Setup,
     wishes: &Wishes<'_>,
     index: u32,
     more: Vec<Value>,
 ) -> Value {
-    let stock = wishes.template.image.as_ref().is_none_or(|it| *it == setup.trainer_image);
+    let stock = wishes.template.image.as_ref().is_none_or(|image| *image == setup.trainer_image);
     let needs_setup = !stock || wishes.has_context;
     let mut spec = common_spec(wishes);
     spec["containers"] = json!([trainer(setup, wishes, index, more, needs_setup)]);
@@ -121,7 +123,7 @@ pub(crate) fn program_spec(
     spec
 }
 
-/// What all pods have: where they run, as whom, and with which volumes.
+/// Parts of a pod's spec that all pods share: scheduling, security context and volumes.
 pub(crate) fn common_spec(wishes: &Wishes<'_>) -> Value {
     let template = wishes.template;
     let mut spec = json!({
@@ -149,7 +151,7 @@ pub(crate) fn common_spec(wishes: &Wishes<'_>) -> Value {
     put("nodeSelector", json!(template.node_selector));
     put("tolerations", json!(template.tolerations));
     put("affinity", json!(template.affinity));
-    let secrets = template.image_pull_secrets.iter().map(|it| json!({ "name": it }));
+    let secrets = template.image_pull_secrets.iter().map(|secret| json!({ "name": secret }));
     put("imagePullSecrets", secrets.collect());
     spec
 }
@@ -192,7 +194,7 @@ pub(crate) fn security() -> Value {
     })
 }
 
-/// What a container needs that does little.
+/// Resources of a container that does little work.
 pub(crate) fn small() -> Value {
     json!({
         "requests": { "cpu": "100m", "memory": "64Mi" },
@@ -200,7 +202,7 @@ pub(crate) fn small() -> Value {
     })
 }
 
-/// The variables of every container, and the Secrets whose keys are more of them.
+/// Returns the environment variables of every container and its `envFrom` Secrets.
 pub(crate) fn environment(wishes: &Wishes<'_>, index: u32) -> (Vec<Value>, Vec<Value>) {
     let var = |name: &str, value: &str| json!({ "name": name, "value": value });
     let mut env = vec![
@@ -209,14 +211,14 @@ pub(crate) fn environment(wishes: &Wishes<'_>, index: u32) -> (Vec<Value>, Vec<V
         var(ENV_POD_INDEX, &index.to_string()),
     ];
     env.push(var(ENV_CACHE, &format!("{}/cache", pod_paths::SHARED)));
-    let is_nvidia = wishes.slot_resource.is_some_and(|it| it.starts_with(NVIDIA));
-    if is_nvidia && !wishes.env.iter().any(|it| it.name == ENV_DEVICE) {
-        // Whoever asks for GPUs does not want to train beside them.
+    let is_nvidia = wishes.slot_resource.is_some_and(|resource| resource.starts_with(NVIDIA));
+    if is_nvidia && !wishes.env.iter().any(|variable| variable.name == ENV_DEVICE) {
+        // A program that requests GPUs must not silently train on the CPU.
         env.push(var(ENV_DEVICE, "cuda"));
     }
-    env.extend(wishes.env.iter().map(|it| var(&it.name, &it.value)));
+    env.extend(wishes.env.iter().map(|variable| var(&variable.name, &variable.value)));
     let secrets = wishes.template.env_from_secrets.iter().chain(&wishes.storage_secret);
-    let from = secrets.map(|it| json!({ "secretRef": { "name": it } }));
+    let from = secrets.map(|secret| json!({ "secretRef": { "name": secret } }));
     (env, from.collect())
 }
 
@@ -234,7 +236,7 @@ fn trainer(
     let (mut env, env_from) = environment(wishes, index);
     env.extend(more);
     let mut all_mounts = mounts();
-    all_mounts.extend(template.volume_mounts.iter().map(|it| json!(it)));
+    all_mounts.extend(template.volume_mounts.iter().map(|mount| json!(mount)));
     let mut container = json!({
         "name": TRAINER_CONTAINER,
         "image": template.image.as_ref().unwrap_or(&setup.trainer_image),
@@ -287,14 +289,14 @@ fn resources(wishes: &Wishes<'_>) -> Value {
     json!({ "requests": requests, "limits": limits })
 }
 
-/// Merges `over` into `base` as a JSON merge patch, but that lists whose items have names are merged
+/// Merges `over` into `base` like a JSON merge patch, except that lists of named items are merged
 /// by name.
 pub(crate) fn merge(base: &mut Value, over: &Value) {
     match (base, over) {
         (Value::Object(base), Value::Object(over)) => merge_objects(base, over),
         (Value::Array(base), Value::Array(over)) if has_names(base) && has_names(over) => {
             for item in over {
-                match base.iter_mut().find(|it| it["name"] == item["name"]) {
+                match base.iter_mut().find(|old| old["name"] == item["name"]) {
                     Some(old) => merge(old, item),
                     None => base.push(item.clone()),
                 }
@@ -317,14 +319,14 @@ fn merge_objects(base: &mut Map<String, Value>, over: &Map<String, Value>) {
 }
 
 fn has_names(items: &[Value]) -> bool {
-    items.iter().all(|it| it["name"].is_string())
+    items.iter().all(|item| item["name"].is_string())
 }
 
-/// A pod as the API server takes it.
+/// Parses a pod as the API server does.
 ///
 /// # Errors
 ///
-/// `podOverrides` have made it something else: the field and what was expected.
+/// `podOverrides` have made the pod malformed. Names the field and the expected type.
 pub(crate) fn typed(pod: Value) -> Result<Pod, String> {
     serde_json::from_value(pod).map_err(|error| format!("spec.podOverrides: {error}"))
 }

@@ -1,4 +1,4 @@
-//! Which objects are to be looked at, and when: each key once, and never by two workers.
+//! Work queue of a controller: each key is queued once and held by at most one worker.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -20,7 +20,7 @@ pub struct Queue {
 struct State {
     due: BTreeSet<(Instant, Key)>,
     at: HashMap<Key, Instant>,
-    /// Keys that a worker has, and whether they are due again.
+    /// Keys that workers hold, with the time at which each is due again.
     taken: BTreeMap<Key, Option<Instant>>,
     is_closed: bool,
 }
@@ -44,13 +44,13 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes `key` due now.
+    /// Queues `key` now.
     pub fn add(&self, key: Key) {
         self.add_after(key, Duration::ZERO);
     }
 
-    /// Makes `key` due after `delay`, or as it is if that is sooner. Does nothing while the queue is
-    /// closed: a replica that begins to lead adds all objects.
+    /// Queues `key` after `delay`, or leaves it unchanged if it is due earlier. Does nothing while
+    /// the queue is closed: a replica that starts to lead adds all objects.
     pub fn add_after(&self, key: Key, delay: Duration) {
         let at = Instant::now() + delay;
         let mut state = self.lock();
@@ -58,7 +58,7 @@ impl Queue {
             return;
         }
         if let Some(again) = state.taken.get_mut(&key) {
-            *again = Some(again.map_or(at, |it| it.min(at)));
+            *again = Some(again.map_or(at, |due| due.min(at)));
             return;
         }
         state.put(key, at);
@@ -66,34 +66,34 @@ impl Queue {
         self.changed.notify_one();
     }
 
-    /// Keys that wait, due or not.
+    /// Number of queued keys, due or not.
     pub fn len(&self) -> usize {
         self.lock().due.len()
     }
 
-    /// Whether nothing waits.
+    /// Whether no key is queued.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Forgets all keys: what is due is found anew by whoever leads next.
+    /// Removes all keys. The next leader queues all objects again.
     pub fn clear(&self) {
         let mut state = self.lock();
         state.due.clear();
         state.at.clear();
-        // Whoever had these was ended and gives nothing back.
+        // The workers that held these keys have ended and never call `done`.
         state.taken.clear();
     }
 
-    /// Ends [`next`](Self::next) for all workers, or lets it begin again.
+    /// Closes the queue, which ends [`next`](Self::next) for all workers, or opens it again.
     pub fn set_closed(&self, is_closed: bool) {
         self.lock().is_closed = is_closed;
         self.changed.notify_waiters();
         self.changed.notify_one();
     }
 
-    /// Waits for a key that is due and takes it; `None` once closed. Every key taken is given back
-    /// by [`done`](Self::done).
+    /// Waits for a due key and takes it; `None` once the queue is closed. The caller returns every
+    /// key with [`done`](Self::done).
     pub async fn next(&self) -> Option<Key> {
         loop {
             let changed = self.changed.notified();
@@ -117,7 +117,7 @@ impl Queue {
                         }
                         return Some(key);
                     }
-                    first => first.map(|it| it.0),
+                    first => first.map(|(at, _)| at),
                 }
             };
             match until {
@@ -130,11 +130,11 @@ impl Queue {
         }
     }
 
-    /// Gives a key back, to be due again after `delay` if there is one.
+    /// Returns a key, which is due again after `delay` if set.
     pub fn done(&self, key: Key, delay: Option<Duration>) {
         let mut state = self.lock();
         let again = state.taken.remove(&key).flatten();
-        let at = delay.map(|it| Instant::now() + it).filter(|_| !state.is_closed);
+        let at = delay.map(|delay| Instant::now() + delay).filter(|_| !state.is_closed);
         if let Some(at) = [again, at].into_iter().flatten().min() {
             state.put(key, at);
             drop(state);
@@ -156,7 +156,7 @@ mod tests {
     const NEVER: Duration = Duration::from_secs(600);
 
     #[tokio::test]
-    async fn keys_come_when_they_are_due_and_once() {
+    async fn keys_come_once_when_due() {
         let queue = Queue::default();
         queue.add_after(key("later"), SOON);
         queue.add(key("now"));
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_sooner_time_counts() {
+    async fn earlier_due_time_wins() {
         let queue = Queue::default();
         queue.add_after(key("a"), NEVER);
         queue.add_after(key("a"), LATER);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_key_that_is_taken_comes_again_after_it_was_given_back() {
+    async fn taken_key_added_again_comes_after_done() {
         let queue = Queue::default();
         queue.add(key("a"));
         assert_eq!(queue.next().await, Some(key("a")));
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_key_whose_worker_was_ended_is_free_again() {
+    async fn clear_releases_taken_keys() {
         let queue = Queue::default();
         queue.add(key("a"));
         assert_eq!(queue.next().await, Some(key("a")));
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_closed_queue_takes_no_keys() {
+    async fn closed_queue_ignores_new_keys() {
         let queue = Queue::default();
         queue.add(key("taken"));
         assert_eq!(queue.next().await, Some(key("taken")));
@@ -216,14 +216,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_closed_queue_ends_its_workers() {
+    async fn closing_ends_waiting_workers() {
         let queue = std::sync::Arc::new(Queue::default());
         let worker = |queue: std::sync::Arc<Queue>| tokio::spawn(async move { queue.next().await });
         let workers = [worker(queue.clone()), worker(queue.clone())];
         tokio::time::sleep(SOON).await;
         queue.set_closed(true);
-        for it in workers {
-            assert_eq!(it.await.unwrap(), None);
+        for worker in workers {
+            assert_eq!(worker.await.unwrap(), None);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A replica: its watches, its door, its part in the election, and what is told of them.
+//! A replica: watches, report server, leader election, metrics and health endpoints.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,29 +29,28 @@ use crate::tasks::{Ended, Tasks};
 use crate::trial::config::Setup;
 use crate::world::{World, dispatch};
 
-/// How long the door is served after the operator was told to end.
+/// Time for which the report server keeps serving after a stop request.
 const DOOR_LINGERS: Duration = Duration::from_secs(3);
-/// How long a replica that ends waits for the release of its lease.
+/// Longest wait for the release of the lease on shutdown.
 const RELEASE_MAX: Duration = Duration::from_secs(20);
-/// How long the API server keeps a watch open. The client gives up 5 s later, so that a connection that
-/// died without notice is replaced within a minute.
+/// Lifetime of a watch, enforced by the API server. The client gives up 5 s later, so a connection
+/// that died silently is replaced within a minute.
 const WATCH_SECONDS: u32 = 55;
-/// How long a connection to the API server may be silent while an answer is due.
+/// Longest time without data on a connection to the API server while a response is due.
 const READ_MAX: Duration = Duration::from_secs(62);
 
-/// Serves until `stop` says so.
+/// Serves until `stop` is set.
 ///
 /// # Errors
 ///
-/// What it was started with does not work: a file, a port, the API server's address. Or a background
-/// task ended.
+/// An option is unusable (a file, a port, the API server's address), or a background task ended.
 pub async fn serve(options: Options, stop: watch::Receiver<bool>) -> Result<(), String> {
     let setup = Setup::read(&options)?;
     let files = tls::Files { cert: options.tls_cert.clone(), key: options.tls_key.clone() };
     let tls_config = files.load()?;
     let client = client().await?;
     let listen = async |flag: &str, address: &str| {
-        let failed = |it| format!("{flag} {address}: {it}");
+        let failed = |error| format!("{flag} {address}: {error}");
         TcpListener::bind(address).await.map_err(failed)
     };
     let door_listener = listen("--door-listen", &options.door_listen).await?;
@@ -69,14 +68,14 @@ pub async fn serve(options: Options, stop: watch::Receiver<bool>) -> Result<(), 
     tasks.spawn("door", tls::serve(door_listener, files, tls_config, router, stopped));
     let observed = observe(world.clone());
     tasks.spawn("observe", async move {
-        // Accepting is tried again inside, so this ends only with the runtime.
+        // `axum::serve` retries failed accepts itself, so this task ends only with the runtime.
         let _ = axum::serve(observe_listener, observed).await;
     });
     let is_stopped = watch::Sender::new(false);
     let election = tokio::spawn(leader::run(world.clone(), is_stopped.subscribe()));
     let result = supervise(&world, &mut tasks, election, stop, &is_stopped).await;
     if result.is_ok() {
-        // Trainers are sent here until everybody has heard that this replica is on its way.
+        // Trainers keep connecting here until all nodes know that this endpoint is terminating.
         tokio::time::sleep(DOOR_LINGERS).await;
     }
     door_stop.send_replace(true);
@@ -84,12 +83,12 @@ pub async fn serve(options: Options, stop: watch::Receiver<bool>) -> Result<(), 
     result
 }
 
-/// Waits for `stop`, or for the end of a task, which must not end before. Then ends the election, which
-/// releases the lease, while all other tasks still run.
+/// Waits for `stop` or for a background task to end, which is a failure. Then ends the election,
+/// which releases the lease, while all other tasks still run.
 ///
 /// # Errors
 ///
-/// The task that ended. The replica counts as failed from then on.
+/// Describes the task that ended. The replica reports itself as failed from then on.
 async fn supervise(
     world: &World,
     tasks: &mut Tasks,
@@ -108,25 +107,26 @@ async fn supervise(
     };
     let why = ended.map(|ended| ended.to_string());
     if let Some(why) = &why {
-        tracing::error!(why, "a background task ended; this replica exits");
+        tracing::error!(why, "background task ended; this replica exits");
         world.set_failed(why.clone());
     }
     is_stopped.send_replace(true);
     if !election.is_finished() && tokio::time::timeout(RELEASE_MAX, &mut election).await.is_err() {
-        tracing::warn!("the lease is not released: no answer in time");
+        tracing::warn!("lease not released in time; it must expire before another replica leads");
         election.abort();
     }
     why.map_or(Ok(()), Err)
 }
 
 async fn client() -> Result<Client, String> {
-    let mut config = kube::Config::infer().await.map_err(|it| format!("no cluster: {it}"))?;
-    // Retries are ours: a write that was repeated behind our back may come after a newer one.
+    let failed = |error| format!("cannot find the cluster configuration: {error}");
+    let mut config = kube::Config::infer().await.map_err(failed)?;
+    // The client must not retry: a repeated write could overtake a newer one. The callers retry.
     config.default_retry = false;
-    // Lists have no time-out elsewhere. Each request restarts it, and a watch is over sooner.
+    // This is the only timeout of list requests. Each request restarts it, and watches end sooner.
     config.read_timeout = Some(READ_MAX);
     config.reset_reader_on_write = true;
-    Client::try_from(config).map_err(|it| format!("no client: {it}"))
+    Client::try_from(config).map_err(|error| format!("cannot create the API client: {error}"))
 }
 
 fn watch_all(world: &Arc<World>, tasks: &mut Tasks) {
@@ -140,7 +140,7 @@ fn watch_all(world: &Arc<World>, tasks: &mut Tasks) {
             Some(space) => Api::namespaced(client.clone(), space),
             None => Api::all(client.clone()),
         };
-        spaces.iter().map(|it| (it.clone(), api(it))).collect()
+        spaces.iter().map(|space| (space.clone(), api(space))).collect()
     }
     let all = || watcher::Config::default().timeout(WATCH_SECONDS);
     let refresh = || world.refresh.subscribe();
@@ -148,7 +148,7 @@ fn watch_all(world: &Arc<World>, tasks: &mut Tasks) {
         apis::<DeserializeGuard<Experiment>>(&spaces, &client()),
         all(),
         world.experiments.clone(),
-        |it| Some(CachedExperiment::new(it)),
+        |object| Some(CachedExperiment::new(object)),
         refresh(),
     );
     tasks.spawn("watch of experiments", experiments);
@@ -156,7 +156,7 @@ fn watch_all(world: &Arc<World>, tasks: &mut Tasks) {
         apis::<DeserializeGuard<Trial>>(&spaces, &client()),
         all(),
         world.trials.clone(),
-        |it| Some(CachedTrial::read(it)),
+        |object| Some(CachedTrial::read(object)),
         refresh(),
     );
     tasks.spawn("watch of trials", trials);
@@ -164,7 +164,7 @@ fn watch_all(world: &Arc<World>, tasks: &mut Tasks) {
         apis::<DeserializeGuard<InferenceJob>>(&spaces, &client()),
         all(),
         world.jobs.clone(),
-        |it| Some(CachedJob::new(it)),
+        |object| Some(CachedJob::new(object)),
         refresh(),
     );
     tasks.spawn("watch of jobs", jobs);
@@ -172,17 +172,17 @@ fn watch_all(world: &Arc<World>, tasks: &mut Tasks) {
         apis::<Pod>(&spaces, &client()),
         all().labels(LABEL_COMPONENT),
         world.pods.clone(),
-        |it| Some(CachedPod::new(it)),
+        |object| Some(CachedPod::new(object)),
         refresh(),
     );
     tasks.spawn("watch of pods", pods);
     let nodes: Vec<(Option<String>, Api<Node>)> = vec![(None, Api::all(client()))];
-    let read = |it| Some(CachedNode::new(it));
+    let read = |object| Some(CachedNode::new(object));
     tasks.spawn("watch of nodes", feed(nodes, all(), world.nodes.clone(), read, refresh()));
 }
 
-/// `/metrics`; `/healthz`: all background tasks run; `/readyz`: it knows what the API server holds and
-/// reaches it.
+/// Serves `/metrics`, `/healthz` (no background task has ended) and `/readyz` (caches are synced,
+/// and the API server responds).
 fn observe(world: Arc<World>) -> Router {
     let metrics = {
         let world = world.clone();
@@ -196,7 +196,7 @@ fn observe(world: Arc<World>) -> Router {
             ] {
                 world.metrics.cached.get_or_create(&Kind { kind }).set(len as i64);
             }
-            // Who leads is a question of time: nobody may have looked since it was over.
+            // Leadership expires by time, so a stored flag may be stale.
             world.metrics.leader.set(i64::from(world.is_leader()));
             let queued = &world.metrics.queued;
             let (experiments, trials) = (world.experiment_queue.len(), world.trial_queue.len());
@@ -216,8 +216,8 @@ fn observe(world: Arc<World>) -> Router {
     };
     let ready = async move || match (world.is_ready(), world.is_connected()) {
         (true, true) => (StatusCode::OK, "ready"),
-        (true, false) => (StatusCode::SERVICE_UNAVAILABLE, "the API server does not answer"),
-        _ => (StatusCode::SERVICE_UNAVAILABLE, "the API server's objects are not all read yet"),
+        (true, false) => (StatusCode::SERVICE_UNAVAILABLE, "the API server does not respond"),
+        _ => (StatusCode::SERVICE_UNAVAILABLE, "waiting for the API server's initial lists"),
     };
     Router::new()
         .route("/metrics", get(metrics))
@@ -234,7 +234,7 @@ mod tests {
     use super::*;
     use crate::options::{Arguments, Command};
 
-    /// A world without an API server.
+    /// Shared state without an API server.
     fn world() -> Arc<World> {
         let folder = tempfile::tempdir().unwrap();
         let key = folder.path().join("key");
@@ -254,7 +254,7 @@ mod tests {
         (response.status().as_u16(), response.text().await.unwrap())
     }
 
-    /// Ends one of the tasks and checks what follows.
+    /// Runs `task`, which ends, and checks the health status and the error of the replica.
     async fn check(ends: &'static str, task: BoxFuture<'static, ()>, expected: &str) {
         let world = world();
         let mut tasks = Tasks::default();
@@ -264,34 +264,34 @@ mod tests {
         tasks.spawn("observe", async { axum::serve(listener, router).await.unwrap() });
         assert_eq!(health(&url).await, (200, "ok".to_owned()));
         let (never, is_stopped) = (watch::Sender::new(false), watch::Sender::new(false));
-        // The election does not end before the test has asked for the health.
-        let (asked, was_asked) = oneshot::channel();
+        // The election must not end before the test has requested the health status.
+        let (checked, was_checked) = oneshot::channel();
         let mut stop = is_stopped.subscribe();
         let election = tokio::spawn(async move {
             let _ = stop.wait_for(|is_set| *is_set).await;
-            let _ = was_asked.await;
+            let _ = was_checked.await;
             Ok(())
         });
         tasks.spawn(ends, task);
         let mut stop = is_stopped.subscribe();
-        let asks = async {
+        let check = async {
             let _ = stop.wait_for(|is_set| *is_set).await;
-            let found = health(&url).await;
-            let _ = asked.send(());
-            found
+            let response = health(&url).await;
+            let _ = checked.send(());
+            response
         };
         let serving = supervise(&world, &mut tasks, election, never.subscribe(), &is_stopped);
-        let (result, found) = tokio::join!(serving, asks);
+        let (result, response) = tokio::join!(serving, check);
         assert_eq!(result, Err(expected.to_owned()));
-        assert_eq!(found, (503, expected.to_owned()));
+        assert_eq!(response, (503, expected.to_owned()));
     }
 
     #[tokio::test]
-    async fn an_ended_task_fails_the_replica() {
+    async fn ended_task_fails_the_replica() {
         let panics = async { panic!("no events") };
         check("watch of pods", Box::pin(panics), "task \"watch of pods\" panicked: no events")
             .await;
-        let expected = "task \"dispatch\" ended before the operator was told to stop";
+        let expected = "task \"dispatch\" ended unexpectedly";
         check("dispatch", Box::pin(async {}), expected).await;
     }
 }

@@ -1,7 +1,7 @@
 //! The storage of an experiment or a job, recorded before the first pod that uses it.
 //!
-//! The operator's settings may change while a trial runs. A trial that followed them would look for its checkpoints in
-//! the new place, and train from the beginning.
+//! The operator's settings may change while a trial runs. If the trial followed them, it would look
+//! for its checkpoints in the new location and train from scratch.
 
 use std::collections::BTreeSet;
 
@@ -20,17 +20,18 @@ use crate::error::{Error, request};
 use crate::objects::{CachedTrial, TRAINER_CONTAINER};
 use crate::world::{World, now};
 
-/// Storage that a pod uses.
+/// Storage as configured in an existing pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PodStorage {
     pub(crate) url: String,
     pub(crate) endpoint: Option<String>,
-    /// Name of its Secret: `None` where overrides hide it, `Some(None)` where it has none.
+    /// Secret with its credentials: `None` if `podOverrides` hide it, `Some(None)` if there is no
+    /// Secret.
     pub(crate) secret_name: Option<Option<String>>,
 }
 
-/// Returns the storage of an experiment: its fixed record, or the record to write. `None` if neither the experiment nor
-/// the operator names a storage.
+/// Returns the storage of an experiment: its fixed record, or the record to write. `None` if
+/// neither the experiment nor the operator specifies a storage.
 pub(crate) async fn of_experiment(
     world: &World,
     key: &Key,
@@ -48,7 +49,7 @@ pub(crate) async fn of_experiment(
     let has_begun = |trial: &&CachedTrial| !trial.record.status.attempts.is_empty();
     let begun: BTreeSet<&str> =
         trials.iter().map(AsRef::as_ref).filter(has_begun).map(CachedTrial::uid).collect();
-    let found = match begun.is_empty() {
+    let in_pod = match begun.is_empty() {
         true => None,
         false => {
             let labels =
@@ -57,20 +58,20 @@ pub(crate) async fn of_experiment(
         }
     };
     let recorded = recorded.filter(|_| !begun.is_empty());
-    Ok(to_record(settings, found, recorded))
+    Ok(to_record(settings, in_pod, recorded))
 }
 
-/// Returns the record of a storage that has no fixed one. `found` is the storage of its newest pod, and `recorded` what
-/// a version wrote that followed the operator's settings.
+/// Returns the storage record to write where no fixed one exists. `in_pod` is the storage of the
+/// newest pod. `recorded` comes from an older operator, which followed its settings.
 pub(crate) fn to_record(
     settings: UsedStorage,
-    found: Option<PodStorage>,
+    in_pod: Option<PodStorage>,
     recorded: Option<&UsedStorage>,
 ) -> Option<UsedStorage> {
     let mut storage = settings;
-    if let Some(found) = found {
-        (storage.url, storage.endpoint) = (found.url, found.endpoint);
-        if let Some(secret_name) = found.secret_name {
+    if let Some(in_pod) = in_pod {
+        (storage.url, storage.endpoint) = (in_pod.url, in_pod.endpoint);
+        if let Some(secret_name) = in_pod.secret_name {
             storage.secret_name = secret_name;
         }
     } else if let Some(recorded) = recorded.filter(|recorded| !recorded.url.is_empty()) {
@@ -81,7 +82,7 @@ pub(crate) fn to_record(
     Some(storage).filter(UsedStorage::is_fixed)
 }
 
-/// Reads the storage of the newest pod with these labels and one of these owners.
+/// Reads the storage of the newest pod with these labels and one of these owner UIDs.
 pub(crate) async fn of_newest_pod(
     world: &World,
     key: &Key,
@@ -99,7 +100,8 @@ pub(crate) async fn of_newest_pod(
     Ok(pods.into_iter().rev().find_map(|pod| of_pod(pod, env_from_secrets)))
 }
 
-/// Reads the storage of a pod. `env_from_secrets` are the Secrets that its user names before the storage's.
+/// Reads the storage of a pod. `env_from_secrets` are the user's Secrets, which precede the
+/// storage's.
 fn of_pod(pod: &Pod, env_from_secrets: &[String]) -> Option<PodStorage> {
     let config: Value =
         serde_json::from_str(pod.annotations().get(ANNOTATION_TRIAL_CONFIG)?).ok()?;
@@ -134,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pods_storage_is_read_from_it() {
+    fn storage_is_read_from_a_pod() {
         let check = |from: &[&str], own: &[&str], expected: Option<Option<&str>>| {
             let config = json!({ "storage": { "url": "s3://a", "endpoint": "http://e" } });
             let from: Vec<_> =
@@ -147,25 +149,25 @@ mod tests {
                 ] },
             });
             let own: Vec<String> = own.iter().map(|&name| name.to_owned()).collect();
-            let found = of_pod(&serde_json::from_value(pod).unwrap(), &own).unwrap();
+            let storage = of_pod(&serde_json::from_value(pod).unwrap(), &own).unwrap();
             assert_eq!(
-                (found.url.as_str(), found.endpoint.as_deref()),
+                (storage.url.as_str(), storage.endpoint.as_deref()),
                 ("s3://a", Some("http://e"))
             );
             let expected = expected.map(|name| name.map(str::to_owned));
-            assert_eq!(found.secret_name, expected, "{from:?} {own:?}");
+            assert_eq!(storage.secret_name, expected, "{from:?} {own:?}");
         };
         check(&["s"], &[], Some(Some("s")));
         check(&[], &[], Some(None));
         check(&["u", "s"], &["u"], Some(Some("s")));
         check(&["u"], &["u"], Some(None));
-        // Overrides replace the whole list.
+        // Overrides can replace the list of Secrets.
         check(&["x", "y"], &["u"], None);
         assert_eq!(of_pod(&Pod::default(), &[]), None);
     }
 
     #[test]
-    fn pods_go_before_records_and_settings() {
+    fn pods_take_precedence_over_records_and_settings() {
         let settings = || storage("s3://new", Some("http://new"), Some("new"));
         let old = storage("s3://old", None, None);
         let pod = |secret_name: Option<Option<&str>>| PodStorage {
@@ -174,8 +176,8 @@ mod tests {
             secret_name: secret_name.map(|name| name.map(str::to_owned)),
         };
         let check =
-            |found: Option<PodStorage>, old: Option<&UsedStorage>, expected: UsedStorage| {
-                let record = to_record(settings(), found, old).unwrap();
+            |in_pod: Option<PodStorage>, old: Option<&UsedStorage>, expected: UsedStorage| {
+                let record = to_record(settings(), in_pod, old).unwrap();
                 assert!(record.is_fixed());
                 assert_eq!(UsedStorage { fixed_at: None, ..record }, expected);
             };

@@ -1,4 +1,4 @@
-//! Background tasks of a replica: each must run until the replica ends.
+//! Background tasks of a replica. Each must run until the replica ends.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -6,24 +6,24 @@ use std::future::Future;
 
 use tokio::task::{Id, JoinError, JoinSet};
 
-/// Tasks by name. Dropping them aborts all.
+/// Tasks by name. Dropping this aborts all of them.
 #[derive(Debug, Default)]
 pub struct Tasks {
     set: JoinSet<()>,
     names: HashMap<Id, &'static str>,
 }
 
-/// A task that ended although it should not.
+/// A task that ended unexpectedly.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
     /// Name of the task, such as `watch of pods`.
     pub task: &'static str,
-    /// Message of its panic; unset if it returned.
+    /// Panic message; `None` if the task returned.
     pub panic: Option<String>,
 }
 
 impl Ended {
-    /// A task that panicked.
+    /// Describes a task that panicked.
     pub(crate) fn of_error(task: &'static str, error: JoinError) -> Self {
         Self { task, panic: Some(message(error)) }
     }
@@ -33,7 +33,7 @@ impl fmt::Display for Ended {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.panic {
             Some(panic) => write!(f, "task {:?} panicked: {panic}", self.task),
-            None => write!(f, "task {:?} ended before the operator was told to stop", self.task),
+            None => write!(f, "task {:?} ended unexpectedly", self.task),
         }
     }
 }
@@ -45,7 +45,7 @@ impl Tasks {
         self.names.insert(id, name);
     }
 
-    /// Waits until a task ends. Safe to cancel; waits forever if there are no tasks.
+    /// Waits until a task ends. Cancel-safe; waits forever if there are no tasks.
     pub async fn ended(&mut self) -> Ended {
         let Some(ended) = self.set.join_next_with_id().await else {
             return std::future::pending().await;
@@ -58,15 +58,15 @@ impl Tasks {
         }
     }
 
-    /// Aborts all tasks and waits for their end.
+    /// Aborts all tasks and waits until they have ended.
     pub async fn shutdown(&mut self) {
         self.set.shutdown().await;
     }
 }
 
-/// What a task panicked with.
+/// Panic message of a task.
 fn message(error: JoinError) -> String {
-    let Ok(panic) = error.try_into_panic() else { return "it was aborted".to_owned() };
+    let Ok(panic) = error.try_into_panic() else { return "aborted".to_owned() };
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
     text.unwrap_or_else(|| "no message".to_owned())

@@ -1,4 +1,4 @@
-//! What all parts of a replica share: the client, the caches, the queues.
+//! State shared by all parts of a replica: client, caches, queues.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -21,24 +21,24 @@ use crate::options::Options;
 use crate::queue::Queue;
 use crate::trial::config::Setup;
 
-/// How long changes of an experiment's trials are gathered before it is looked at.
+/// Delay of an experiment's reconcile after a change of a trial, to batch such changes.
 const GATHER: Duration = Duration::from_millis(100);
-/// The same, where it is only shown: many trials validate now and then.
+/// The same delay for changes that only the status shows: trials validate often.
 const GATHER_TO_SHOW: Duration = Duration::from_secs(2);
-/// The safety requeue: what is known is looked at again within this time, and a third more or less.
-/// What no watch told of is not known.
+/// Interval of the periodic reconcile, which varies by a third in both directions. It works from
+/// the caches, so it does not repair events that a watch has missed.
 const SAFETY: Duration = Duration::from_secs(600);
 
-/// How long a replica that begins to lead waits for the list of jobs.
+/// Longest wait of a new leader for the list of jobs.
 const JOBS_MAX: Duration = Duration::from_secs(20);
 
-/// Everything that a replica's parts share.
+/// State shared by all parts of a replica.
 pub struct World {
-    /// The API server.
+    /// Client of the API server.
     pub client: Client,
-    /// What the operator was started with.
+    /// Command-line options.
     pub options: Options,
-    /// What pods are made with.
+    /// Settings and key material for pods.
     pub setup: Setup,
     /// All experiments.
     pub experiments: Arc<Cache<CachedExperiment>>,
@@ -50,32 +50,33 @@ pub struct World {
     pub pods: Arc<Cache<CachedPod>>,
     /// All nodes.
     pub nodes: Arc<Cache<CachedNode>>,
-    /// Experiments to look at.
+    /// Experiments to reconcile.
     pub experiment_queue: Queue,
-    /// Trials to look at.
+    /// Trials to reconcile.
     pub trial_queue: Queue,
-    /// Jobs to look at.
+    /// Jobs to reconcile.
     pub job_queue: Queue,
-    /// Held while a job's report is written: all processes of a job report to the same object.
+    /// Held while a job's report is written, since all processes of a job report to the same
+    /// object.
     pub job_reports: tokio::sync::Mutex<()>,
-    /// What is counted.
+    /// Metrics of this replica.
     pub metrics: Metrics,
-    /// Begins all watches anew.
+    /// Restarts all watches.
     pub refresh: watch::Sender<u64>,
-    /// Says that a trial's spec or status changed, to those who wait for it at the door.
+    /// Notifies waiting requests of the report server that a trial's spec or status has changed.
     pub trial_changes: tokio::sync::broadcast::Sender<Key>,
-    /// Until when this replica leads, if nothing more is heard.
+    /// Time until which this replica leads without another renewal.
     leads_until: Mutex<Option<Instant>>,
-    /// When the API server last answered about the lease.
+    /// Time of the API server's last response about the lease.
     heard: Mutex<Option<Instant>>,
-    /// Why this replica must end, once a background task has ended.
+    /// Why this replica must exit, set when a background task has ended.
     failure: OnceLock<String>,
-    /// Objects that cannot be read and were told so, by generation.
+    /// Objects by generation whose errors were written to their status.
     told: Mutex<HashSet<(Key, i64)>>,
     recorder: Recorder,
-    /// Trials that start, and those that wait to.
+    /// Trials that start or wait to start.
     pub admission: crate::trial::observe::SharedAdmission,
-    /// When a difference of conditions alone was first seen.
+    /// When a difference in conditions only was first observed, by object.
     lingering: Mutex<HashMap<Key, Instant>>,
 }
 
@@ -89,10 +90,10 @@ pub struct Changes {
     nodes: UnboundedReceiver<Change<CachedNode>>,
 }
 
-/// Now, as the engine is told.
+/// The current time, to the second.
 pub fn now() -> Timestamp {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    Timestamp(since.map_or(0, |it| i64::try_from(it.as_secs()).unwrap_or(i64::MAX)))
+    Timestamp(since.map_or(0, |duration| i64::try_from(duration.as_secs()).unwrap_or(i64::MAX)))
 }
 
 impl fmt::Debug for World {
@@ -102,7 +103,7 @@ impl fmt::Debug for World {
 }
 
 impl World {
-    /// A world whose caches are empty.
+    /// Shared state with empty caches.
     pub fn new(client: Client, options: Options, setup: Setup) -> (Arc<Self>, Changes) {
         let (experiments, experiment_changes) = Cache::new();
         let (trials, trial_changes) = Cache::new();
@@ -148,19 +149,19 @@ impl World {
         (Arc::new(world), changes)
     }
 
-    /// Whether this replica leads. What it writes is preconditioned all the same.
+    /// Whether this replica leads. Its writes need preconditions all the same.
     pub fn is_leader(&self) -> bool {
         let until = *self.leads_until.lock().unwrap_or_else(PoisonError::into_inner);
-        until.is_some_and(|it| Instant::now() < it)
+        until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Makes this replica lead until then, or not at all.
+    /// Makes this replica lead until this time; `None` ends its leadership.
     pub fn set_leader(&self, until: Option<Instant>) {
         *self.leads_until.lock().unwrap_or_else(PoisonError::into_inner) = until;
         self.metrics.leader.set(i64::from(until.is_some()));
     }
 
-    /// Whether an object of this generation was told what is wrong with it.
+    /// Whether the errors of this generation of an object were written to its status.
     pub fn was_told(&self, key: &Key, generation: i64) -> bool {
         self.told
             .lock()
@@ -168,51 +169,52 @@ impl World {
             .contains(&(key.clone(), generation))
     }
 
-    /// Notes that it was.
+    /// Records that the errors of this generation were written.
     pub fn tell_once(&self, key: &Key, generation: i64) {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        told.retain(|it| it.0 != *key);
-        told.insert((key.clone(), generation));
+        let mut reported = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        reported.retain(|(reported_key, _)| reported_key != key);
+        reported.insert((key.clone(), generation));
     }
 
-    /// Trials of a namespace.
+    /// API for the trials of a namespace.
     pub fn trial_api(&self, namespace: &str) -> Api<Trial> {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// Experiments of a namespace.
+    /// API for the experiments of a namespace.
     pub fn experiment_api(&self, namespace: &str) -> Api<Experiment> {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// Inference jobs of a namespace.
+    /// API for the inference jobs of a namespace.
     pub fn job_api(&self, namespace: &str) -> Api<InferenceJob> {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// Notes that the API server answered.
+    /// Records that the API server responded.
     pub fn set_heard(&self) {
         *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// Whether the API server answered within a lease's time: every replica asks more often.
+    /// Whether the API server responded within a lease duration. Every replica sends requests more
+    /// often than that.
     pub fn is_connected(&self) -> bool {
-        let heard = *self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let last_response = *self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         let lease = Duration::from_secs(self.options.lease_seconds);
-        heard.is_some_and(|it| it.elapsed() < lease)
+        last_response.is_some_and(|at| at.elapsed() < lease)
     }
 
-    /// Reports this replica as failed from now on. The first failure stays.
+    /// Marks this replica as failed. The first failure is kept.
     pub fn set_failed(&self, why: String) {
         let _ = self.failure.set(why);
     }
 
-    /// Why this replica has failed, if it has.
+    /// Why this replica has failed; `None` if it has not.
     pub fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)
     }
 
-    /// Whether all caches have a whole list.
+    /// Whether all caches have received a complete list.
     pub fn is_ready(&self) -> bool {
         self.experiments.is_ready()
             && self.trials.is_ready()
@@ -221,27 +223,30 @@ impl World {
             && self.nodes.is_ready()
     }
 
-    /// Begins all watches anew, and waits until each has a whole list.
+    /// Restarts all watches and waits until each has received a complete list.
     pub async fn refresh(&self) {
-        self.refresh.send_modify(|it| *it += 1);
+        self.refresh.send_modify(|generation| *generation += 1);
         let generation = *self.refresh.borrow() + 1;
         self.experiments.ready(generation).await;
         self.trials.ready(generation).await;
-        // Without their definition there is no list of jobs, which must hold up no trial.
+        // If the InferenceJob definition is missing, jobs cannot be listed. Trials must not wait.
         let _ = tokio::time::timeout(JOBS_MAX, self.jobs.ready(generation)).await;
         self.pods.ready(generation).await;
         self.nodes.ready(generation).await;
     }
 
-    /// Makes everything due.
+    /// Queues all experiments, trials and jobs.
     pub fn add_all(&self) {
-        self.experiments.all().iter().for_each(|it| self.experiment_queue.add(it.key()));
-        self.trials.all().iter().for_each(|it| self.trial_queue.add(it.key()));
-        self.jobs.all().iter().for_each(|it| self.job_queue.add(it.key()));
+        self.experiments
+            .all()
+            .iter()
+            .for_each(|experiment| self.experiment_queue.add(experiment.key()));
+        self.trials.all().iter().for_each(|trial| self.trial_queue.add(trial.key()));
+        self.jobs.all().iter().for_each(|job| self.job_queue.add(job.key()));
     }
 
-    /// The wait before an object is looked at again although nothing happened: spread by its name, so
-    /// that not all come at once.
+    /// Interval of the periodic reconcile of an object, spread by name so that not all are due at
+    /// once.
     pub fn safety(&self, key: &Key) -> Duration {
         let hash = key
             .name
@@ -250,11 +255,11 @@ impl World {
         SAFETY.mul_f64(0.67 + (hash % 1000) as f64 / 1500.0)
     }
 
-    /// Whether a difference that was seen now has been there for `time`; otherwise the rest of it.
+    /// Debounces a difference: returns `Ok` once it has been present for `time`.
     ///
     /// # Errors
     ///
-    /// How long it must still be there.
+    /// Time for which the difference must still be present.
     pub fn lingers(&self, key: &Key, time: Duration) -> Result<(), Duration> {
         let mut lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
         let since = *lingering.entry(key.clone()).or_insert_with(Instant::now);
@@ -267,12 +272,12 @@ impl World {
         }
     }
 
-    /// Forgets a difference that is no more.
+    /// Ends the debounce of a difference that has disappeared.
     pub fn settled(&self, key: &Key) {
         self.lingering.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
     }
 
-    /// Tells people something of an object. Failing to is not worth failing for.
+    /// Emits an event for an object. Failures are only logged.
     pub async fn event<K>(&self, object: &K, type_: EventType, reason: &str, note: String)
     where
         K: Resource<DynamicType = ()>,
@@ -280,8 +285,8 @@ impl World {
         self.event_of(object, type_, reason, "Reconcile", note).await;
     }
 
-    /// As [`event`](Self::event), of one `action` of several: events of one reason and one action are
-    /// told as one that came again.
+    /// Same as [`event`](Self::event), with an action other than `Reconcile`. Events with the same
+    /// reason and action are merged into one.
     pub async fn event_of<K>(
         &self,
         object: &K,
@@ -302,12 +307,12 @@ impl World {
         let object = object.object_ref(&());
         let published = self.recorder.publish(&event, &object);
         if let Err(error) = crate::error::request("write an event", published).await {
-            tracing::warn!(%error, reason, "an event is not written");
+            tracing::warn!(%error, reason, "cannot write an event");
         }
     }
 }
 
-/// Makes due what follows from each change, for as long as this is polled.
+/// Queues the objects that each change affects, for as long as this is polled.
 pub async fn dispatch(world: Arc<World>, mut changes: Changes) {
     loop {
         tokio::select! {
@@ -315,13 +320,14 @@ pub async fn dispatch(world: Arc<World>, mut changes: Changes) {
             Some(change) = changes.trials.recv() => on_trial(&world, &change),
             Some(change) = changes.jobs.recv() => {
                 let job = change.new.as_ref().or(change.old.as_ref());
-                job.into_iter().for_each(|it| world.job_queue.add(it.key()));
+                job.into_iter().for_each(|job| world.job_queue.add(job.key()));
             }
             Some(change) = changes.pods.recv() => {
                 let pods = [&change.old, &change.new].into_iter().flatten();
                 for pod in pods {
                     on_pod(&world, pod);
-                    pod.cleans.clone().into_iter().for_each(|it| world.experiment_queue.add(it));
+                    let cleaned = pod.cleans.clone().into_iter();
+                    cleaned.for_each(|experiment| world.experiment_queue.add(experiment));
                 }
             }
             Some(change) = changes.nodes.recv() => on_node(&world, &change),
@@ -333,15 +339,15 @@ pub async fn dispatch(world: Arc<World>, mut changes: Changes) {
 fn on_experiment(world: &World, change: &Change<CachedExperiment>) {
     let Some(any) = change.new.as_ref().or(change.old.as_ref()) else { return };
     world.experiment_queue.add(any.key());
-    // Its trials wait for it where it came after them, as after a restart.
-    // They also wait for its storage to be recorded.
+    // Trials wait until their experiment is cached, as after a restart, and until its storage is
+    // recorded.
     let awaited = |object: &Option<Arc<CachedExperiment>>| {
         let experiment = object.as_ref()?.experiment()?;
         let storage = experiment.status.as_ref().and_then(|status| status.storage.clone());
         Some((experiment.metadata.generation, storage))
     };
     if awaited(&change.old) != awaited(&change.new) {
-        world.trials.group(&any.key()).iter().for_each(|it| world.trial_queue.add(it.key()));
+        world.trials.group(&any.key()).iter().for_each(|trial| world.trial_queue.add(trial.key()));
     }
 }
 
@@ -358,11 +364,12 @@ fn on_trial(world: &World, change: &Change<CachedTrial>) {
     }
 }
 
-/// How soon an experiment must be looked at because of a change of its trial; `None` if it plans as
-/// before.
+/// Delay until an experiment must be reconciled after a change of its trial; `None` if the change
+/// affects neither its plan nor its status.
 fn matters_within(old: &CachedTrial, new: &CachedTrial) -> Option<Duration> {
     let (before, after) = (&old.record.status, &new.record.status);
-    let is_alive = |it: &CachedTrial| stoker_engine::trial::live_attempt(&it.record).is_some();
+    let is_alive =
+        |trial: &CachedTrial| stoker_engine::trial::live_attempt(&trial.record).is_some();
     let plans = before.facts != after.facts
         || before.phase != after.phase
         || is_alive(old) != is_alive(new)
@@ -377,11 +384,11 @@ fn matters_within(old: &CachedTrial, new: &CachedTrial) -> Option<Duration> {
     }
 }
 
-/// Makes due what a pod is of.
+/// Queues the job or trial of a pod.
 fn on_pod(world: &World, pod: &CachedPod) {
     match &pod.job {
         Some(job) => world.job_queue.add(job.clone()),
-        None => pod.group().into_iter().for_each(|it| world.trial_queue.add(it)),
+        None => pod.group().into_iter().for_each(|trial| world.trial_queue.add(trial)),
     }
 }
 
@@ -389,6 +396,6 @@ fn on_node(world: &World, change: &Change<CachedNode>) {
     let Some(any) = change.new.as_ref().or(change.old.as_ref()) else { return };
     let name = any.key().name;
     let pods = world.pods.all();
-    let touched = pods.iter().filter(|it| it.node.as_ref() == Some(&name));
-    touched.for_each(|it| on_pod(world, it));
+    let touched = pods.iter().filter(|pod| pod.node.as_ref() == Some(&name));
+    touched.for_each(|pod| on_pod(world, pod));
 }

@@ -1,4 +1,4 @@
-//! Who reports: a token that the API server vouches for, bound to a pod.
+//! Authentication of reports: bearer tokens that the API server reviews, each bound to a pod.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,46 +18,46 @@ use crate::error::{Error, request};
 use crate::objects::CachedPod;
 use crate::world::World;
 
-/// How long the API server's word is believed.
+/// Lifetime of a cached successful review.
 const BELIEVED: Duration = Duration::from_secs(60);
-/// How long a refused token is refused without asking again.
+/// Lifetime of a cached rejection.
 const REFUSED: Duration = Duration::from_secs(5);
-/// Tokens remembered; beyond, those that are believed no more go.
+/// Maximum number of cached tokens. At this size, entries other than recent successes are dropped.
 const REMEMBERED_MAX: usize = 20_000;
-/// The longest wait for a permit to review a token.
+/// Longest wait for a permit to review a token.
 const PERMIT_WAIT_MAX: Duration = Duration::from_secs(5);
-/// The longest review: an API server that hangs must not hold permits.
+/// Longest review, so that an unresponsive API server does not hold permits.
 const REVIEW_MAX: Duration = Duration::from_secs(5);
-/// The longest token looked at.
+/// Longest accepted token.
 const TOKEN_BYTES_MAX: usize = 16 << 10;
 
-/// The API server's whole error for a token that none of its authenticators accepts. If one of them
-/// fails, its own error follows.
+/// Complete error of the API server for a token that none of its authenticators accepts. If an
+/// authenticator itself fails, the text contains its error as well.
 const INVALID_TOKEN: &str = "invalid bearer token";
 
 const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
 const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 
-/// A pod that a token is bound to.
+/// Pod that a token is bound to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Caller {
     pub(super) pod: Key,
     pub(super) uid: String,
 }
 
-/// Why a caller is turned away. Neither is a fence: keys rotate, and reviews fail.
+/// Why a caller is rejected. Never a reason to fence: signing keys rotate, and reviews fail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Denied {
-    /// The API server does not know the token, or the token is not for reports.
+    /// The API server does not accept the token, or the token is not meant for reports.
     Unknown(String),
-    /// The token or the caller's object cannot be checked now.
+    /// The token or the caller's object cannot be checked at the moment.
     Away(String),
 }
 
-/// The pod of a token, or why the token is not accepted, and when that was found.
+/// Pod of a token or the reason of its rejection, with the time of the review.
 type Found = (Result<Caller, String>, Instant);
 
-/// Callers by their tokens' hashes.
+/// Reviewed callers by token hash.
 pub(super) struct Callers {
     client: Client,
     known: Mutex<HashMap<[u8; 32], Found>>,
@@ -75,7 +75,8 @@ impl Callers {
         Self { client, known: Mutex::default(), permits: Permits::default() }
     }
 
-    /// Returns the pod that a token is bound to. A review counts against the share of `namespace`.
+    /// Returns the pod that a token is bound to. A review counts against the permits of
+    /// `namespace`.
     pub(super) async fn identify(&self, token: &str, namespace: &str) -> Result<Caller, Denied> {
         if token.is_empty() || token.len() > TOKEN_BYTES_MAX {
             return Err(Denied::Unknown("no bearer token".to_owned()));
@@ -100,14 +101,14 @@ impl Callers {
         let api: Api<TokenReview> = Api::all(self.client.clone());
         let parameters = PostParams::default();
         let review = request("review a token", api.create(&parameters, &review));
-        let no_answer = |_| away(format!("no answer in {} s", REVIEW_MAX.as_secs()));
-        let reviewed = timeout(REVIEW_MAX, review).await.map_err(no_answer)?;
+        let no_response = |_| away(format!("no response within {} s", REVIEW_MAX.as_secs()));
+        let reviewed = timeout(REVIEW_MAX, review).await.map_err(no_response)?;
         let status = reviewed.map_err(|error| away(error.to_string()))?.status.unwrap_or_default();
         let result = caller(&status);
         match &result {
             Ok(caller) => self.remember(hash, Ok(caller.clone())),
             Err(Denied::Unknown(why)) => self.remember(hash, Err(why.clone())),
-            // The next try may succeed.
+            // Do not cache: the next review may succeed.
             Err(Denied::Away(_)) => {}
         }
         result
@@ -115,58 +116,60 @@ impl Callers {
 
     fn known(&self, hash: &[u8; 32]) -> Option<Result<Caller, String>> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let (found, at) = known.get(hash)?;
-        let believed = if found.is_ok() { BELIEVED } else { REFUSED };
-        (at.elapsed() < believed).then(|| found.clone())
+        let (result, at) = known.get(hash)?;
+        let lifetime = if result.is_ok() { BELIEVED } else { REFUSED };
+        (at.elapsed() < lifetime).then(|| result.clone())
     }
 
-    fn remember(&self, hash: [u8; 32], found: Result<Caller, String>) {
+    fn remember(&self, hash: [u8; 32], result: Result<Caller, String>) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= REMEMBERED_MAX {
-            known.retain(|_, it| it.0.is_ok() && it.1.elapsed() < BELIEVED);
+            known.retain(|_, (result, at)| result.is_ok() && at.elapsed() < BELIEVED);
         }
         if known.len() < REMEMBERED_MAX {
-            known.insert(hash, (found, Instant::now()));
+            known.insert(hash, (result, Instant::now()));
         }
     }
 
-    /// The pod of a caller; `None` if it is gone.
+    /// Returns the pod of a caller; `None` if it no longer exists.
     pub(super) async fn pod(
         &self,
         world: &World,
         caller: &Caller,
     ) -> Result<Option<Arc<CachedPod>>, Error> {
-        if let Some(pod) = world.pods.get(&caller.pod).filter(|it| it.seen.uid == caller.uid) {
+        if let Some(pod) = world.pods.get(&caller.pod).filter(|pod| pod.seen.uid == caller.uid) {
             return Ok(Some(pod));
         }
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &caller.pod.namespace);
         let doing = format!("read pod {}", caller.pod);
-        let found = request(doing, api.get_opt(&caller.pod.name)).await?.map(CachedPod::new);
-        Ok(found.filter(|it| it.seen.uid == caller.uid).map(Arc::new))
+        let pod = request(doing, api.get_opt(&caller.pod.name)).await?.map(CachedPod::new);
+        Ok(pod.filter(|pod| pod.seen.uid == caller.uid).map(Arc::new))
     }
 }
 
-/// Returns the pod that the API server says a token is bound to.
+/// Returns the pod that a token is bound to, according to its review.
 ///
-/// `status.error` means by contract that the token could not be checked, as while signing keys rotate.
+/// By the contract of the API, `status.error` means that the token could not be checked, for
+/// example while signing keys rotate.
 fn caller(status: &TokenReviewStatus) -> Result<Caller, Denied> {
     let unknown = |why: &str| Err(Denied::Unknown(why.to_owned()));
     if status.authenticated != Some(true) {
         return match status.error.as_deref().filter(|error| !error.is_empty()) {
             Some(INVALID_TOKEN) => unknown(INVALID_TOKEN),
             Some(error) => Err(Denied::Away(format!("the token cannot be checked: {error}"))),
-            None => unknown("the API server does not know the token"),
+            None => unknown("the API server does not accept the token"),
         };
     }
     let audiences = status.audiences.as_deref().unwrap_or_default();
-    if !audiences.iter().any(|it| it == TOKEN_AUDIENCE) {
+    if !audiences.iter().any(|audience| audience == TOKEN_AUDIENCE) {
         return unknown(&format!("the token is not for the audience {TOKEN_AUDIENCE}"));
     }
     let user = status.user.clone().unwrap_or_default();
     let name = user.username.unwrap_or_default();
-    let namespace = name.strip_prefix("system:serviceaccount:").and_then(|it| it.split(':').next());
+    let namespace = name.strip_prefix("system:serviceaccount:");
+    let namespace = namespace.and_then(|name| name.split(':').next());
     let extra = user.extra.unwrap_or_default();
-    let one = |name: &str| extra.get(name).and_then(|it| it.first()).cloned();
+    let one = |name: &str| extra.get(name).and_then(|values| values.first()).cloned();
     match (namespace, one(POD_NAME), one(POD_UID)) {
         (Some(namespace), Some(pod), Some(uid)) => {
             Ok(Caller { pod: Key::new(namespace, &pod), uid })
@@ -197,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_token_for_us_that_is_bound_to_a_pod_counts() {
+    fn token_needs_our_audience_and_a_pod() {
         let user =
             |extra: Value| json!({"username": "system:serviceaccount:ml:default", "extra": extra});
         let bound = json!({ POD_NAME: ["t-0-a0-r0"], POD_UID: ["u"] });
@@ -231,13 +234,13 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_review_is_not_a_refusal() {
+    fn failed_review_is_not_a_refusal() {
         check(json!({"authenticated": false, "error": "no key"}), away("no key"));
         check(json!({"error": "no key"}), away("no key"));
         let failed = "[invalid bearer token, the key is not known yet]";
         check(json!({"authenticated": false, "error": failed}), away(failed));
         check(json!({"error": "invalid bearer token"}), unknown("invalid bearer token"));
-        let refused = || unknown("the API server does not know the token");
+        let refused = || unknown("the API server does not accept the token");
         check(json!({"authenticated": false}), refused());
         check(json!({"authenticated": false, "error": ""}), refused());
         check(json!({}), refused());

@@ -1,33 +1,33 @@
-//! How many status writes the reports of one namespace may cause.
+//! Limits the status writes that the reports of one namespace may cause.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Writes that reports may cause at once, in seconds of the rate. Reports that decide nothing leave
-/// [`RESERVE_SECONDS`] of them.
+/// Size of a namespace's write budget, in seconds of the rate. Reports that decide nothing must
+/// leave [`RESERVE_SECONDS`] of it.
 const BURST_SECONDS: f64 = 3.0;
 const RESERVE_SECONDS: f64 = 2.0;
-/// The longest delay of a report that decides something; it is refused for now beyond that.
+/// Longest delay of a report that decides something. Beyond it, the report is refused for now.
 const DELAY_MAX: Duration = Duration::from_secs(5);
-/// The same, of a report that decides nothing: such reports alone never delay the others.
+/// Longest delay of a report that decides nothing. Such reports alone never delay the others.
 const IDLE_DELAY_MAX: Duration = Duration::from_secs(2);
-/// The time between two warnings about one namespace.
+/// Interval between two warnings about one namespace.
 const WARNING_INTERVAL: Duration = Duration::from_secs(60);
-/// Namespaces remembered before those with an unused budget are dropped.
+/// Number of namespaces above which those with an unused budget are dropped.
 const NAMESPACES_MAX: usize = 256;
 
-/// The write budgets of all namespaces, in this replica.
+/// Write budgets of all namespaces in this replica.
 #[derive(Debug)]
 pub(super) struct WriteBudgets {
     per_second: f64,
     budgets: Mutex<HashMap<Arc<str>, Budget>>,
 }
 
-/// A write that a namespace's budget does not allow at once.
+/// A write that exceeds its namespace's budget.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Slowed {
-    /// The wait before the write, or before the next try if it is refused.
+    /// Wait before the write, or before the next try if the write is refused.
     pub(super) wait: Duration,
     pub(super) is_refused: bool,
     /// Whether a warning about the namespace is due.
@@ -36,7 +36,7 @@ pub(super) struct Slowed {
 
 #[derive(Debug)]
 struct Budget {
-    /// Writes left. Each delayed write takes one in advance, so that delays keep the order of arrival.
+    /// Writes left. Each delayed write takes one in advance, so writes keep their order of arrival.
     left: f64,
     at: Instant,
     warned_at: Option<Instant>,
@@ -47,7 +47,7 @@ impl WriteBudgets {
         Self { per_second: per_second.into(), budgets: Mutex::default() }
     }
 
-    /// The rate that a namespace can sustain.
+    /// Sustained rate of a namespace in writes per second.
     pub(super) fn per_second(&self) -> f64 {
         self.per_second
     }
@@ -56,7 +56,7 @@ impl WriteBudgets {
     ///
     /// # Errors
     ///
-    /// The write has to wait, or is refused for now.
+    /// The write must wait, or is refused for now.
     pub(super) fn take(&self, namespace: &Arc<str>, decides: bool) -> Result<(), Slowed> {
         self.take_at(namespace, decides, Instant::now())
     }
@@ -97,7 +97,7 @@ impl WriteBudgets {
 mod tests {
     use super::*;
 
-    /// What follows, in milliseconds of delay, or minus those before the next try.
+    /// Result in milliseconds: the delay of the write, or the negative wait before the next try.
     fn taken(budgets: &WriteBudgets, namespace: &str, decides: bool, now: Instant) -> i64 {
         match budgets.take_at(&namespace.into(), decides, now) {
             Ok(()) => 0,
@@ -117,13 +117,13 @@ mod tests {
         let delays: Vec<i64> = (1..=20).map(|number| number * 100).collect();
         assert_eq!(idle[10..30], delays);
         assert_eq!(idle[30..], [-2_100; 2]);
-        // Reports that decide something have the reserve.
+        // Reports that decide something may use the reserve.
         assert_eq!(taken(&budgets, "a", true, now), 100);
         let deciding: Vec<i64> = (0..60).map(|_| taken(&budgets, "a", true, now)).collect();
         assert_eq!((deciding[0], deciding[48], deciding[49]), (200, 5_000, -5_100));
-        // Another namespace has another budget.
+        // Another namespace has a separate budget.
         assert_eq!(taken(&budgets, "b", false, now), 0);
-        // Time restores the budget, up to its size.
+        // The budget refills over time, up to its size.
         let later = now + Duration::from_secs(3_600);
         let idle: Vec<i64> = (0..11).map(|_| taken(&budgets, "a", false, later)).collect();
         assert_eq!((idle[9], idle[10]), (0, 100));

@@ -1,17 +1,17 @@
-//! Validations that decide nothing, held back so that several become one write.
+//! Validations that decide nothing, delayed so that several share one write.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use stoker_api::contract::Report;
 
-/// Held validations by the UIDs of their trials. A trial is here while its last such write is recent.
+/// Delayed validations by trial UID. A trial has an entry while its last such write is recent.
 #[derive(Debug, Default)]
 pub(super) struct Held(Mutex<HashMap<String, Option<Report>>>);
 
 impl Held {
-    /// Holds a validation unless the trial had none lately, in which case the caller writes it at once:
-    /// returns whether it is held. A newer one replaces one that is held.
+    /// Delays a validation and returns `true`, or returns `false` if the trial had no recent one
+    /// and the caller should write it at once. A newer validation replaces a delayed one.
     pub(super) fn hold(&self, uid: &str, report: &Report) -> bool {
         let mut trials = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(held) = trials.get_mut(uid) else {
@@ -25,12 +25,12 @@ impl Held {
         true
     }
 
-    /// The validation that is held for a trial.
+    /// Returns the delayed validation of a trial.
     pub(super) fn get(&self, uid: &str) -> Option<Report> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(uid)?.clone()
     }
 
-    /// Drops a validation that was written or has become obsolete; a newer one stays.
+    /// Drops a validation that was written or is obsolete. A newer one stays.
     pub(super) fn drop_written(&self, uid: &str, written: &Report) {
         let mut trials = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(held) = trials.get_mut(uid) {
@@ -38,7 +38,7 @@ impl Held {
         }
     }
 
-    /// Forgets a trial for which nothing is held; returns what is held otherwise.
+    /// Returns the delayed validation of a trial, or forgets the trial if there is none.
     pub(super) fn next(&self, uid: &str) -> Option<Report> {
         let mut trials = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let held = trials.get(uid)?.clone();
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_validation_is_held_until_written() {
+    fn newest_validation_is_held_until_written() {
         let held = Held::default();
         assert!(!held.hold("a", &report(0, 1)), "the first is written at once");
         assert_eq!(held.get("a"), None);
@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(held.get("a"), Some(report(1, 1)));
         held.drop_written("a", &report(1, 1));
         assert_eq!(held.next("a"), None);
-        assert!(!held.hold("a", &report(1, 2)), "it was forgotten");
+        assert!(!held.hold("a", &report(1, 2)), "the trial was forgotten");
         assert_eq!((held.get("b"), held.next("b")), (None, None));
     }
 }

@@ -1,4 +1,4 @@
-//! Reports of a job's processes: how far each is.
+//! Reports of a job's processes: the progress of each.
 
 use std::sync::Arc;
 
@@ -18,15 +18,15 @@ use crate::error::{Error, request};
 use crate::job::apply::{keep, write_status};
 use crate::metrics::Answer;
 
-/// Tries to write a report, when others write the job at the same time.
+/// Maximum number of tries to write a report while other clients write the job.
 const TRIES_MAX: u32 = 16;
-/// Parts of a job's way of which each is recorded once, over all slots: finer progress is in the logs.
+/// Steps of a job's progress that are recorded, over all slots. Logs have finer progress.
 const PROGRESS_PARTS: u64 = 64;
 
-/// The answer to a process that may go on. What else is wanted of it, it hears by a signal.
+/// Directive for a process of a live attempt. Pause and cancellation reach it as a signal.
 const GO_ON: Directive = Directive::Continue { units: 0 };
 
-/// Takes one report of a job's process.
+/// Handles one report of a job's process.
 pub(super) async fn report(
     State(door): State<Arc<Door>>,
     Path((namespace, name)): Path<(String, String)>,
@@ -54,14 +54,16 @@ impl Door {
         }
     }
 
-    /// Checks that the caller is a process of the job, and that the report is of the same attempt.
+    /// Checks that the caller is a process of the job and that the report is for the caller's
+    /// attempt.
     async fn check_of_job(
         &self,
         caller: &Caller,
         key: &Key,
         report: &Report,
     ) -> Result<Standing, Refusal> {
-        let not_of = || Refusal::forbidden(format!("pod {} is not of job {key}", caller.pod));
+        let not_of =
+            || Refusal::forbidden(format!("pod {} does not belong to job {key}", caller.pod));
         let names = names::job_pod(&caller.pod.name, &key.name);
         let names = names.filter(|_| caller.pod.namespace == key.namespace);
         let (attempt, index) = names.ok_or_else(not_of)?;
@@ -79,15 +81,15 @@ impl Door {
         }
         if attempt != report.attempt {
             return Err(Refusal::forbidden(format!(
-                "pod {} is of attempt {attempt}, the report of attempt {}",
+                "pod {} belongs to attempt {attempt}, but its report is for attempt {}",
                 caller.pod, report.attempt
             )));
         }
         Ok(Standing::Live { owner, index })
     }
 
-    /// Returns the job of this name and UID, from the cache or else from the API server; `None` if it was
-    /// deleted, even if another job has its name now.
+    /// Returns the job with this name and UID, from the cache or else from the API server. Returns
+    /// `None` if it was deleted, even if another job has its name now.
     async fn owned_job(&self, key: &Key, uid: &str) -> Result<Option<Arc<CachedJob>>, Refusal> {
         match self.world.jobs.get(key).filter(|job| job.uid() == uid) {
             Some(job) => Ok(Some(job)),
@@ -106,7 +108,7 @@ impl Door {
         Ok(job.map(|job| keep(&self.world, job)).filter(|job| job.uid() == uid))
     }
 
-    /// Records how far a process is, if that is worth a write, and answers it.
+    /// Records the progress of a process, if it is worth a write, and answers the report.
     async fn record_job(
         &self,
         key: &Key,
@@ -116,7 +118,7 @@ impl Door {
     ) -> Result<Taken, Refusal> {
         let repeat = || Ok(Taken::new(Answer::Repeat, GO_ON));
         let ReportEvent::Progress { batches_total, .. } = report.event else {
-            // Its pod says how it ended; it has begun when it is further.
+            // The pod's exit tells how the process ended, and progress shows that it has started.
             return repeat();
         };
         let is_idle = |before: &InferenceStatus| {
@@ -127,7 +129,7 @@ impl Door {
         if self.owned_job(key, uid).await?.is_some_and(|job| is_idle(&job.status())) {
             return repeat();
         }
-        // Before the lock: one namespace must not hold up the jobs of others.
+        // Wait before taking the lock: one namespace must not block the jobs of others.
         self.wait_to_write(key, true).await?;
         let _turn = self.world.job_reports.lock().await;
         let mut current = self.owned_job(key, uid).await?;
@@ -135,7 +137,7 @@ impl Door {
         for _ in 0..TRIES_MAX {
             let Some(job) = current else { return Ok(Taken::fenced()) };
             let Ok(object) = &job.object else {
-                let why = format!("job {key} cannot be read by this operator");
+                let why = format!("job {key} cannot be parsed by this operator version");
                 return Err(Refusal::unavailable(why));
             };
             let before = job.status();
@@ -152,17 +154,19 @@ impl Door {
             } else if is_read {
                 return Ok(Taken::fenced());
             }
-            // What is cached may be older than the attempt.
+            // The cache may be older than the attempt, so check the API server before fencing.
             current = self.read_owned_job(key, uid).await?;
             is_read = true;
         }
-        Err(Refusal::unavailable(format!("job {key} is written by too many at once")))
+        let why = format!("job {key} has too many concurrent writes; retry later");
+        Err(Refusal::unavailable(why))
     }
 }
 
-/// Whether a report tells nothing but a little more progress of one slot, which is not worth a write.
+/// Whether a report contains only a little more progress of one slot, which is not worth a write.
 fn is_fine(before: &InferenceStatus, after: &InferenceStatus, slot: u32, total: u64) -> bool {
-    let at = |it: &InferenceStatus| it.workers.get(slot as usize).cloned().unwrap_or_default();
+    let at =
+        |status: &InferenceStatus| status.workers.get(slot as usize).cloned().unwrap_or_default();
     let (old, new) = (at(before), at(after));
     let is_end = new.rows >= total && old.rows < total;
     let parts = (PROGRESS_PARTS / (after.workers.len() as u64).max(1)).max(1);
@@ -170,8 +174,8 @@ fn is_fine(before: &InferenceStatus, after: &InferenceStatus, slot: u32, total: 
         0 => 0,
         total => rows.saturating_mul(parts) / total,
     };
-    let said = |it: &InferenceStatus| (it.rows_total, it.rejected, it.reported);
-    let same = said(before) == said(after);
+    let counts = |status: &InferenceStatus| (status.rows_total, status.rejected, status.reported);
+    let same = counts(before) == counts(after);
     same && old.barren == new.barren && !is_end && part(old.rows) == part(new.rows)
 }
 
@@ -182,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn progress_of_a_job_is_recorded_in_parts() {
+    fn job_progress_is_recorded_in_parts() {
         let status = |rows: u64, slots: usize, barren: u32| InferenceStatus {
             workers: vec![WorkerStatus { rows, barren, ..Default::default() }; slots],
             rows_total: 1000,
@@ -201,7 +205,10 @@ mod tests {
         check(0, 639, 1000, true);
         check(0, 640, 1000, false);
         check(639, 640, 1, false);
-        assert!(!is_fine(&status(0, 1, 1), &status(1, 1, 0), 0, 640), "it has committed again");
+        assert!(
+            !is_fine(&status(0, 1, 1), &status(1, 1, 0), 0, 640),
+            "the slot has committed again"
+        );
         let planned = InferenceStatus { rows_total: 10, ..Default::default() };
         assert!(!is_fine(&InferenceStatus::default(), &planned, 0, 10));
     }

@@ -1,8 +1,8 @@
-//! The door: where trainers report, and are told what to do.
+//! Report server (`door`): receives the trainers' reports and answers with directives.
 //!
-//! It records and reads, and decides nothing; every replica serves it. A report that a decision can
-//! follow from is in the trial's status before it is answered. Only an answer with the directive
-//! `fenced` ends an attempt, and only a caller whose token was reviewed gets one.
+//! It records and reads state and makes no decisions; every replica serves it. A report that a
+//! decision can depend on is in the trial's status before it is answered. Only the directive
+//! `fenced` ends an attempt, and only callers with a reviewed token receive it.
 
 mod auth;
 mod budget;
@@ -34,34 +34,34 @@ use auth::{Caller, Callers, Denied};
 use budget::WriteBudgets;
 use held::Held;
 
-/// The largest report read; one holds some metrics, and is far smaller.
+/// Largest accepted report. Reports with a few metrics are far smaller.
 const REPORT_BYTES_MAX: usize = 256 << 10;
-/// Time for a report to come in whole.
+/// Time limit for receiving a report.
 const BODY_MAX: Duration = Duration::from_secs(10);
-/// Reports that one pod may send at once, and a second after that.
+/// Token bucket of one pod's reports: burst size and refill rate per second.
 const BURST: f64 = 40.0;
 const PER_SECOND: f64 = 20.0;
-/// How long a trainer that can only wait is kept waiting; it asks again after.
+/// Longest time for which a response is held back while the directive is `Wait`.
 const WAIT_MAX: Duration = Duration::from_secs(20);
-/// The wait before a refused report is sent again.
+/// Delay after which a trainer should resend a refused report.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
-/// The share of token reviews that callers of unknown objects have in common.
+/// Shared permit key for token reviews of callers that report for unknown objects.
 const STRANGERS: &str = "";
 
-/// What the door shares over its requests.
+/// State shared by all requests to the report server.
 #[derive(Debug)]
 pub struct Door {
     world: Arc<World>,
     callers: Callers,
-    /// What each pod, by its UID, may still send, and when that was reckoned.
+    /// Reports that each pod, by UID, may still send, and when that was computed.
     budgets: Mutex<HashMap<String, (f64, Instant)>>,
-    /// Status writes that the reports of each namespace may cause.
+    /// Write budgets of the namespaces.
     writes: WriteBudgets,
     held: Held,
 }
 
 impl Door {
-    /// A door of this replica.
+    /// Creates the report server of this replica.
     pub fn new(world: Arc<World>) -> Arc<Self> {
         let callers = Callers::new(world.client.clone());
         let writes = WriteBudgets::new(world.options.report_writes_per_second);
@@ -69,7 +69,7 @@ impl Door {
         Arc::new(Self { world, callers, budgets, writes, held })
     }
 
-    /// The door's paths.
+    /// Routes of the report server.
     pub fn router(self: Arc<Self>) -> Router {
         Router::new()
             .route("/v1/trials/{namespace}/{name}/reports", post(report))
@@ -81,29 +81,32 @@ impl Door {
         self.world.metrics.reports.get_or_create(&Answered { answer }).inc();
     }
 
-    /// The report in a request.
+    /// Reads the report from a request body.
     async fn read(&self, body: Body) -> Result<Report, Refusal> {
         let refused = |status, why| Err(Refusal::new(Answer::Refused, status, why));
         let bytes = tokio::time::timeout(BODY_MAX, to_bytes(body, REPORT_BYTES_MAX)).await;
         match bytes {
-            Err(_) => refused(StatusCode::REQUEST_TIMEOUT, "the report took too long".to_owned()),
+            Err(_) => {
+                let why = format!("report not received within {} s", BODY_MAX.as_secs());
+                refused(StatusCode::REQUEST_TIMEOUT, why)
+            }
             Ok(Err(error)) => refused(
                 StatusCode::PAYLOAD_TOO_LARGE,
-                format!("a report has at most {REPORT_BYTES_MAX} bytes: {error}"),
+                format!("cannot read the report (limit {REPORT_BYTES_MAX} bytes): {error}"),
             ),
             Ok(Ok(bytes)) => serde_json::from_slice(&bytes)
                 .or_else(|error| refused(StatusCode::UNPROCESSABLE_ENTITY, error.to_string())),
         }
     }
 
-    /// Takes one report from a pod's budget; false if it has none left.
+    /// Takes one report from a pod's budget. Returns `false` if none is left.
     fn is_within_budget(&self, caller: &Caller) -> bool {
         let mut budgets = self.budgets.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        // Whoever has all of its budget back need not be remembered.
+        // A pod with a full budget need not be remembered.
         if budgets.len() > 10_000 {
             let full = Duration::from_secs_f64(BURST / PER_SECOND);
-            budgets.retain(|_, it| now.duration_since(it.1) < full);
+            budgets.retain(|_, (_, at)| now.duration_since(*at) < full);
         }
         let (left, since) = budgets.entry(caller.uid.clone()).or_insert((BURST, now));
         let grown = *left + now.duration_since(*since).as_secs_f64() * PER_SECOND;
@@ -116,7 +119,7 @@ impl Door {
     }
 }
 
-/// A report that is not answered with a directive.
+/// Response to a report without a directive.
 #[derive(Debug)]
 struct Refusal {
     answer: Answer,
@@ -165,12 +168,12 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// A report that is answered with a directive.
+/// Response to a report with a directive.
 #[derive(Debug)]
 struct Taken {
     answer: Answer,
     directive: Directive,
-    /// Checkpoints that the record has forgotten.
+    /// Checkpoints that were pruned from the record, whose files the trainer deletes.
     superfluous: Vec<String>,
 }
 
@@ -184,12 +187,12 @@ impl Taken {
     }
 }
 
-/// What a caller's pod may do. A caller without either is refused.
+/// What the caller's pod may do. Other callers are refused.
 #[derive(Debug)]
 enum Standing {
-    /// It reports for the object of this UID.
+    /// The pod reports for the object with this UID.
     Live { owner: String, index: u32 },
-    /// Its attempt was replaced, its object was deleted, or the pod itself was: it is fenced.
+    /// The attempt was replaced, or the object or the pod was deleted: the pod is fenced.
     Over,
 }
 
@@ -215,7 +218,8 @@ async fn report(
 }
 
 impl Door {
-    /// The report in a request, and who sends it. `is_known`: whether the path's object is known.
+    /// Authenticates a request and reads its report. `is_known`: whether the path's object is
+    /// cached.
     async fn hear(
         &self,
         key: &Key,
@@ -225,21 +229,22 @@ impl Door {
     ) -> Result<(Caller, Report), Refusal> {
         let token = headers
             .get(header::AUTHORIZATION)
-            .and_then(|it| it.to_str().ok())
-            .and_then(|it| it.strip_prefix("Bearer "))
+            .and_then(|value| value.to_str().ok())
+            .and_then(|value| value.strip_prefix("Bearer "))
             .unwrap_or_default();
-        // Nothing is read of, or looked up for, somebody unknown or somebody who asks too much.
+        // Do not read the body before the caller is authenticated and within its rate limit.
         let share = if is_known { &*key.namespace } else { STRANGERS };
         let caller = self.callers.identify(token, share).await?;
         if !self.is_within_budget(&caller) {
-            let text = format!("pod {} sends more than {PER_SECOND} reports a second", caller.pod);
+            let text =
+                format!("pod {} sends more than {PER_SECOND} reports per second", caller.pod);
             return Err(Refusal::limited(text, RETRY_AFTER));
         }
         let report = self.read(body).await?;
         Ok((caller, report))
     }
 
-    /// Takes one report of a trainer.
+    /// Handles one report of a trainer.
     async fn take(
         self: &Arc<Self>,
         key: &Key,
@@ -255,25 +260,29 @@ impl Door {
         }
     }
 
-    /// Checks that the caller is rank 0's pod of the live attempt, and that the report is too.
+    /// Checks that the caller is rank 0's pod and that the report is for its attempt, which must be
+    /// live.
     async fn check(
         &self,
         caller: &Caller,
         key: &Key,
         report: &Report,
     ) -> Result<Standing, Refusal> {
-        let not_of = || Refusal::forbidden(format!("pod {} is not of trial {key}", caller.pod));
+        let not_of =
+            || Refusal::forbidden(format!("pod {} does not belong to trial {key}", caller.pod));
         let names = names::trial_pod(&caller.pod.name, &key.name);
         let names = names.filter(|_| caller.pod.namespace == key.namespace);
         let (attempt, index) = names.ok_or_else(not_of)?;
         if index != 0 {
-            return Err(Refusal::forbidden(format!("pod {} is not rank 0's", caller.pod)));
+            let why = format!("pod {} does not run rank 0; only rank 0 reports", caller.pod);
+            return Err(Refusal::forbidden(why));
         }
         let Some(owner) = self.owner(caller, (attempt, index)).await? else {
             return Ok(Standing::Over);
         };
         let owner = owner.ok_or_else(not_of)?;
-        // The same answer for a deleted trial and for another of its name: its existence is private.
+        // Answer a deleted trial and another trial of its name alike, so as not to reveal the
+        // latter.
         let Some(trial) = record::owned(&self.world, key, &owner).await? else {
             return Ok(Standing::Over);
         };
@@ -281,7 +290,7 @@ impl Door {
             return Ok(Standing::Live { owner, index });
         }
         // The cached record may be older than the pod's attempt.
-        let is_over = |it: &_| directive(it, attempt, Wanted::Run) == Directive::Fenced;
+        let is_over = |record: &_| directive(record, attempt, Wanted::Run) == Directive::Fenced;
         if is_over(&trial.record) {
             let trial = record::read_owned(&self.world, key, &owner).await?;
             if trial.is_none_or(|trial| is_over(&trial.record)) {
@@ -289,13 +298,13 @@ impl Door {
             }
         }
         Err(Refusal::forbidden(format!(
-            "pod {} is of attempt {attempt}, the report of attempt {}",
+            "pod {} belongs to attempt {attempt}, but its report is for attempt {}",
             caller.pod, report.attempt
         )))
     }
 
-    /// The UID of the owner of the caller's pod: the outer `None` if the pod is gone, the inner one if
-    /// the pod is not what its name says.
+    /// Returns the owner UID of the caller's pod. The outer `None` means that the pod no longer
+    /// exists, and the inner one that its labels contradict its name or that it has no owner.
     async fn owner(
         &self,
         caller: &Caller,
@@ -309,7 +318,7 @@ impl Door {
         }))
     }
 
-    /// Waits until the namespace's budget allows a status write; returns whether it waited.
+    /// Waits until the namespace's budget allows a status write. Returns whether it waited.
     async fn wait_to_write(&self, key: &Key, decides: bool) -> Result<bool, Refusal> {
         let Err(slowed) = self.writes.take(&key.namespace, decides) else { return Ok(false) };
         let (namespace, rate) = (&key.namespace, self.writes.per_second());
@@ -317,14 +326,14 @@ impl Door {
             tracing::warn!(
                 %namespace,
                 writes_per_second = rate,
-                "reports of this namespace need more status writes than they may cause: they are slowed down"
+                "reports of this namespace exceed its status-write limit and are slowed down"
             );
         }
         self.world.metrics.reports_slowed.inc();
         if slowed.is_refused {
             let why = format!(
-                "the report is not recorded yet: reports of namespace {namespace} need more than {rate} \
-                 status writes a second; it is taken later"
+                "report not recorded: namespace {namespace} exceeds {rate} status writes per \
+                 second; retry later"
             );
             return Err(Refusal::limited(why, slowed.wait));
         }
@@ -332,7 +341,7 @@ impl Door {
         Ok(true)
     }
 
-    /// Records a report and answers it, or waits for an answer that is worth more than `Wait`.
+    /// Records a report and answers it. While the directive is `Wait`, holds the response back.
     async fn take_live(
         self: &Arc<Self>,
         key: &Key,
@@ -346,7 +355,7 @@ impl Door {
             let Some(rest) = WAIT_MAX.checked_sub(start.elapsed()) else { break };
             match tokio::time::timeout(rest, changes.recv()).await {
                 Ok(Ok(changed)) if changed != *key => continue,
-                // Changes that were missed may have been of this trial.
+                // Missed changes may include this trial's.
                 Ok(Ok(_) | Err(tokio::sync::broadcast::error::RecvError::Lagged(_))) => {}
                 Ok(Err(_)) | Err(_) => break,
             }

@@ -1,4 +1,4 @@
-//! Names of pods that may report, parsed back into what they name.
+//! Parses names of pods that may report.
 
 use stoker_api::inference::Role;
 use stoker_engine::inference::Start;
@@ -6,14 +6,14 @@ use stoker_engine::inference::Start;
 use crate::job::pods::pod_name as job_pod_name;
 use crate::trial::pods::pod_name as trial_pod_name;
 
-/// The attempt and the index in the name of a pod of `trial`; `None` for another pod.
+/// Returns attempt and index from the name of a pod of `trial`; `None` for another pod.
 pub(super) fn trial_pod(pod: &str, trial: &str) -> Option<(u32, u32)> {
     let (attempt, index) = pod.strip_prefix(trial)?.strip_prefix("-a")?.split_once("-r")?;
     let (attempt, index) = (attempt.parse().ok()?, index.parse().ok()?);
     (trial_pod_name(trial, attempt, index) == pod).then_some((attempt, index))
 }
 
-/// The attempt and the slot in the name of a pod of `job`; `None` for another pod.
+/// Returns attempt and slot from the name of a pod of `job`; `None` for another pod.
 pub(super) fn job_pod(pod: &str, job: &str) -> Option<(u32, u32)> {
     let (attempt, process) = pod.strip_prefix(job)?.strip_prefix("-a")?.split_once('-')?;
     let attempt = attempt.parse().ok()?;

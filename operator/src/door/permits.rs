@@ -1,25 +1,25 @@
-//! Permits to review tokens: a bound on concurrent requests, shared by all namespaces.
+//! Limits on concurrent token reviews, in total and per namespace.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Concurrent reviews: strangers must not use up what the API server can answer.
+/// Concurrent reviews. Unauthenticated callers must not use up the API server's capacity.
 const REVIEWS_MAX: usize = 32;
 /// Concurrent reviews of one namespace.
 const NAMESPACE_REVIEWS_MAX: usize = 8;
-/// Namespaces remembered before those without a caller are dropped.
+/// Number of namespaces above which those without a current caller are dropped.
 const NAMESPACES_MAX: usize = 256;
 
-/// Permits, and each namespace's share of them.
+/// Permits, and the share of each namespace.
 #[derive(Debug)]
 pub(super) struct Permits {
     all: Arc<Semaphore>,
     shares: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
 
-/// Allows one review until dropped.
+/// Permits one review until dropped.
 #[derive(Debug)]
 pub(super) struct Permit {
     _share: OwnedSemaphorePermit,
@@ -33,7 +33,7 @@ impl Default for Permits {
 }
 
 impl Permits {
-    /// Waits for a permit. A caller whose namespace has used its share holds up no other namespace.
+    /// Waits for a permit. A namespace that has used its share does not block the others.
     pub(super) async fn acquire(&self, namespace: &str) -> Permit {
         let share = acquired(self.share(namespace)).await;
         Permit { _share: share, _all: acquired(self.all.clone()).await }
@@ -42,7 +42,7 @@ impl Permits {
     fn share(&self, namespace: &str) -> Arc<Semaphore> {
         let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
         if shares.len() >= NAMESPACES_MAX {
-            // Permits and waiters hold their share's semaphore.
+            // A semaphore with a permit or a waiter has a second reference.
             shares.retain(|_, share| Arc::strong_count(share) > 1);
         }
         let new = || Arc::new(Semaphore::new(NAMESPACE_REVIEWS_MAX));
@@ -67,12 +67,12 @@ mod tests {
         let mut held: Vec<Permit> =
             (0..NAMESPACE_REVIEWS_MAX).filter_map(|_| acquire("a")).collect();
         assert_eq!(held.len(), NAMESPACE_REVIEWS_MAX);
-        assert!(acquire("a").is_none(), "the share is used");
+        assert!(acquire("a").is_none(), "the share is used up");
         for namespace in ["b", "c", "d"] {
             held.extend((0..NAMESPACE_REVIEWS_MAX).filter_map(|_| acquire(namespace)));
         }
         assert_eq!(held.len(), REVIEWS_MAX);
-        assert!(acquire("e").is_none(), "all permits are used");
+        assert!(acquire("e").is_none(), "all permits are used up");
         held.remove(0);
         assert!(acquire("e").is_some());
         assert!(acquire("a").is_some());

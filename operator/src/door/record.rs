@@ -1,4 +1,4 @@
-//! From a report to a trial's status, and from there to the answer.
+//! Records reports in a trial's status and derives the directive of the response.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,16 +21,16 @@ use crate::objects::CachedTrial;
 use crate::trial::apply::{keep, write_status};
 use crate::world::World;
 
-/// Tries to write a report, when others write the trial at the same time.
+/// Maximum number of tries to write a report while other clients write the trial.
 const TRIES_MAX: u32 = 16;
-/// Parts of the way to the granted length of which each is recorded once: finer progress is in the
-/// bucket.
+/// Steps on the way to the granted length at which progress is recorded. Storage has finer
+/// progress.
 const PROGRESS_PARTS: u64 = 4;
-/// The time between two writes of validations that decide nothing; they are in the bucket too.
+/// Interval between two writes of validations that decide nothing. Storage has all of them.
 const HOLD: Duration = Duration::from_secs(5);
 
-/// Returns the trial of this name and UID, from the cache or else from the API server; `None` if it was
-/// deleted, even if another trial has its name now.
+/// Returns the trial with this name and UID, from the cache or else from the API server. Returns
+/// `None` if it was deleted, even if another trial has its name now.
 pub(super) async fn owned(
     world: &World,
     key: &Key,
@@ -42,7 +42,7 @@ pub(super) async fn owned(
     }
 }
 
-/// As [`owned`], from the API server.
+/// Same as [`owned`], but always from the API server.
 pub(super) async fn read_owned(
     world: &World,
     key: &Key,
@@ -54,7 +54,8 @@ pub(super) async fn read_owned(
     Ok(trial.map(|trial| keep(world, trial)).filter(|trial| trial.uid() == uid))
 }
 
-/// The experiment that a trial is of. A later experiment of its name may search by another metric.
+/// Returns the owning experiment of a trial. A later experiment with its name may search another
+/// metric.
 fn experiment(world: &World, trial: &CachedTrial) -> Result<Arc<ValidExperiment>, Refusal> {
     let key = trial.experiment_key();
     let experiment = world.experiments.get(&key).filter(|experiment| {
@@ -62,10 +63,12 @@ fn experiment(world: &World, trial: &CachedTrial) -> Result<Arc<ValidExperiment>
         owners.any(|owner| owner.uid == experiment.uid())
     });
     let valid = experiment.and_then(|experiment| experiment.valid());
-    valid.ok_or_else(|| Refusal::unavailable(format!("experiment {key} is not known yet")))
+    valid.ok_or_else(|| {
+        Refusal::unavailable(format!("experiment {key} is not in the operator's cache yet; retry"))
+    })
 }
 
-/// Records a report of the trial of this UID, if it says something new, and answers it.
+/// Records a report of the trial with this UID if it contains something new, and answers it.
 pub(super) async fn record(
     door: &Arc<Door>,
     key: &Key,
@@ -79,27 +82,27 @@ pub(super) async fn record(
     record_with(door, key, uid, report, Some(&begin_hold)).await
 }
 
-/// Writes what is held for a trial, each time after a pause, until nothing was held during one.
+/// Writes the delayed validations of a trial at intervals, until an interval passes without one.
 async fn write_held(door: &Door, key: &Key, uid: &str) {
     loop {
         tokio::time::sleep(HOLD).await;
         let Some(report) = door.held.next(uid) else { return };
-        // A failed write is tried again after the pause: nothing waits for it.
+        // A failed write is retried after the next interval, since no caller waits for it.
         match record_with(door, key, uid, &report, None).await {
             Ok(_) => door.held.drop_written(uid, &report),
             Err(Refusal { answer: Answer::Refused, why, .. }) => {
-                tracing::warn!(trial = %key, why, "a validation is not recorded");
+                tracing::warn!(trial = %key, why, "validation not recorded");
                 door.held.drop_written(uid, &report);
             }
             Err(Refusal { why, .. }) => {
-                tracing::debug!(trial = %key, why, "a validation is recorded later");
+                tracing::debug!(trial = %key, why, "validation not recorded yet; retrying");
             }
         }
     }
 }
 
-/// As [`record`]. A validation that decides nothing may be held back; `begin_hold` is called for the
-/// first one, which is not. Without `begin_hold` the report is one that was held.
+/// Same as [`record`]. A validation that decides nothing may be delayed, except the first one, for
+/// which `begin_hold` is called. Without `begin_hold`, the report is a delayed one.
 async fn record_with(
     door: &Door,
     key: &Key,
@@ -120,7 +123,7 @@ async fn record_with(
         };
         let before = &trial.record.status;
         let mut record = trial.record.clone();
-        let directive = |record: &TrialRecord| told(record, report.attempt);
+        let directive = |record: &TrialRecord| directive_for(record, report.attempt);
         match record_report(&mut record, report, &searched) {
             Recorded::Repeat => return Ok(Taken::new(Answer::Repeat, directive(&record))),
             Recorded::New if is_fine(before, &record.status, report) => {
@@ -143,31 +146,33 @@ async fn record_with(
                 }
                 let held = door.held.get(uid).filter(|held| held != report);
                 if let Some(held) = &held {
-                    // An earlier state of the record takes it first, so that the newer report stands.
+                    // Record the older, delayed report first, so that the newer report prevails.
                     record = trial.record.clone();
                     record_report(&mut record, held, &searched);
                     record_report(&mut record, report, &searched);
                 }
-                // A record must stay small however often is saved: the trainer deletes the files.
+                // Keep the record small, however often the program saves. The trainer deletes the
+                // files.
                 let storage = &valid.spec.checkpoint_storage;
                 let checkpoints = &mut record.status.checkpoints;
-                let gone = match begin_hold {
+                let pruned = match begin_hold {
                     Some(_) => superfluous(storage, searcher.smaller_is_better, checkpoints),
-                    // No trainer reads this answer.
+                    // A delayed report has no response that could name files to delete.
                     None => vec![],
                 };
-                checkpoints.retain(|it| !gone.contains(&it.name));
+                checkpoints.retain(|checkpoint| !pruned.contains(&checkpoint.name));
                 match write_status(world, &trial, record.status).await {
                     Ok(written) => {
                         held.iter().for_each(|held| door.held.drop_written(uid, held));
                         let taken = Taken::new(Answer::Directive, directive(&written.record));
-                        return Ok(Taken { superfluous: gone, ..taken });
+                        return Ok(Taken { superfluous: pruned, ..taken });
                     }
                     Err(Error::Conflict { .. } | Error::Gone { .. }) => {}
                     Err(error) => return Err(Refusal::unavailable(error.to_string())),
                 }
             }
-            // What is cached may be older than the attempt.
+            // The cache may be older than the attempt, so check the API server before fencing or
+            // refusing.
             Recorded::Fenced if is_live => return Ok(Taken::fenced()),
             Recorded::Refused { why } if is_live => {
                 let status = StatusCode::UNPROCESSABLE_ENTITY;
@@ -178,19 +183,21 @@ async fn record_with(
         current = read_owned(world, key, uid).await?;
         is_live = true;
     }
-    Err(Refusal::unavailable(format!("trial {key} is written by too many at once")))
+    let why = format!("trial {key} has too many concurrent writes; retry later");
+    Err(Refusal::unavailable(why))
 }
 
-/// What the trainer of the trial of this UID is told now. `Wait` if that cannot be found out.
+/// Returns the current directive for the trainer of the trial with this UID; `Wait` if the trial
+/// cannot be read.
 pub(super) async fn answer(world: &World, key: &Key, uid: &str, attempt: u32) -> Directive {
     match owned(world, key, uid).await {
-        Ok(Some(trial)) => told(&trial.record, attempt),
+        Ok(Some(trial)) => directive_for(&trial.record, attempt),
         Ok(None) => Directive::Fenced,
         Err(_) => Directive::Wait,
     }
 }
 
-fn told(record: &TrialRecord, attempt: u32) -> Directive {
+fn directive_for(record: &TrialRecord, attempt: u32) -> Directive {
     let wanted = match record.spec.wanted {
         WantedState::Run => Wanted::Run,
         WantedState::Pause => Wanted::Pause,
@@ -199,7 +206,7 @@ fn told(record: &TrialRecord, attempt: u32) -> Directive {
     directive(record, attempt, wanted)
 }
 
-/// Whether a search, a restart or a directive can follow from a report.
+/// Whether a decision of the search, a restart or a directive can follow from a report.
 fn decides(report: &Report) -> bool {
     match report.event {
         ReportEvent::Progress { .. } => false,
@@ -208,15 +215,15 @@ fn decides(report: &Report) -> bool {
     }
 }
 
-/// Whether a report is a validation that nothing follows from. The first validation and a better metric
-/// count when a program stops early.
+/// Whether a report is a validation without effect. The first validation and a better metric matter
+/// when a program stops early.
 fn is_idle_validation(before: &TrialStatus, after: &TrialStatus, report: &Report) -> bool {
     matches!(report.event, ReportEvent::Validated { granted_units: None, .. })
         && !before.metrics.is_empty()
         && before.best_metric == after.best_metric
 }
 
-/// Whether a report tells nothing but a little more progress, which is not worth a write.
+/// Whether a report contains only a little more progress, which is not worth a write.
 fn is_fine(before: &TrialStatus, after: &TrialStatus, report: &Report) -> bool {
     if !matches!(report.event, ReportEvent::Progress { .. }) {
         return false;

@@ -1,5 +1,4 @@
-//! The door's TLS: a certificate that is read again when its files change, and connections with
-//! limits.
+//! TLS of the report server: reloads the certificate when its files change, and limits connections.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, RwLock};
@@ -16,52 +15,54 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 
-/// Connections at a time.
+/// Concurrent connections.
 const CONNECTIONS_MAX: usize = 8_192;
-/// Time for a handshake, and for the headers of a request.
+/// Time limit for a handshake and for the headers of a request.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
-/// How often the files are looked at.
+/// Interval at which the files are checked for changes.
 const LOOK: Duration = Duration::from_secs(30);
 
-/// A certificate and its key, by their files.
+/// Files of a certificate and its key.
 #[derive(Clone, Debug)]
 pub struct Files {
-    /// The certificates, the door's own first.
+    /// Certificate chain, the server's own certificate first.
     pub cert: PathBuf,
-    /// The key.
+    /// Private key.
     pub key: PathBuf,
 }
 
 impl Files {
-    /// A server's settings by what the files hold now.
+    /// Builds the TLS configuration from the current files.
     ///
     /// # Errors
     ///
-    /// A file that cannot be read, or holds something else.
+    /// A file cannot be read or has invalid contents.
     pub fn load(&self) -> Result<Arc<ServerConfig>, String> {
         let failed =
             |path: &Path, why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
         let certs = CertificateDer::pem_file_iter(&self.cert)
             .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-            .map_err(|it| failed(&self.cert, &it))?;
-        let key = PrivateKeyDer::from_pem_file(&self.key).map_err(|it| failed(&self.key, &it))?;
+            .map_err(|error| failed(&self.cert, &error))?;
+        let key =
+            PrivateKeyDer::from_pem_file(&self.key).map_err(|error| failed(&self.key, &error))?;
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .map_err(|it| it.to_string())?
+            .map_err(|error| error.to_string())?
             .with_no_client_auth()
             .with_single_cert(certs, key)
-            .map_err(|it| failed(&self.cert, &it))?;
+            .map_err(|error| failed(&self.cert, &error))?;
         Ok(Arc::new(config))
     }
 
     fn changed(&self) -> Option<SystemTime> {
-        let time = |path: &Path| std::fs::metadata(path).and_then(|it| it.modified()).ok();
+        let time =
+            |path: &Path| std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
         time(&self.cert).max(time(&self.key))
     }
 }
 
-/// Serves `router` over TLS until `stop` says so, or until the certificate is no longer reloaded.
+/// Serves `router` over TLS until `stop` is set or the reload task ends.
 pub async fn serve(
     listener: TcpListener,
     files: Files,
@@ -71,16 +72,16 @@ pub async fn serve(
 ) {
     let current = Arc::new(RwLock::new(config));
     let mut reloads = tokio::spawn(reload(files, current.clone()));
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
-        let Ok(permit) = room.clone().acquire_owned().await else { break };
+        let Ok(permit) = connections.clone().acquire_owned().await else { break };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            _ = stop.wait_for(|it| *it) => break,
+            _ = stop.wait_for(|is_set| *is_set) => break,
             _ = &mut reloads => break,
         };
         let Ok((stream, _)) = accepted else {
-            // Too many files are open, or the like: it passes, and trainers try again.
+            // Usually too many open files. Wait, since trainers retry.
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
@@ -94,7 +95,7 @@ pub async fn serve(
             let mut builder = Builder::new(TokioExecutor::new()).http1_only();
             builder.http1().timer(TokioTimer::new()).header_read_timeout(HANDSHAKE_MAX);
             let service = TowerToHyperService::new(router);
-            // A connection that was cut is tried again by whoever made it.
+            // Ignore errors: the trainer reconnects.
             let _ = builder.serve_connection(TokioIo::new(stream), service).await;
             drop(permit);
         });
@@ -114,9 +115,9 @@ async fn reload(files: Files, current: Arc<RwLock<Arc<ServerConfig>>>) {
             Ok(config) => {
                 *current.write().unwrap_or_else(std::sync::PoisonError::into_inner) = config;
                 seen = changed;
-                tracing::info!("the door's certificate was read again");
+                tracing::info!("reloaded the TLS certificate");
             }
-            Err(error) => tracing::warn!(error, "the door's certificate cannot be read again"),
+            Err(error) => tracing::warn!(error, "cannot reload the TLS certificate"),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! After an experiment's end: a pod deletes the checkpoints that nobody keeps. The operator itself
-//! cannot reach any storage.
+//! Clean-up after an experiment's end: a pod deletes the checkpoints that no setting retains. The
+//! operator itself has no access to storage.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,23 +29,23 @@ use crate::trial::apply::{delete_pod, write_status};
 use crate::trial::pods;
 use crate::world::{World, now};
 
-/// Bytes of what one pod is told: Kubernetes takes annotations of 256 KiB.
+/// Limit of one pod's instructions in bytes: Kubernetes limits annotations to 256 KiB.
 const BYTES_MAX: usize = 200_000;
-/// The wait before a clean-up that failed is tried again.
+/// Delay before a failed clean-up is retried.
 const AGAIN: Duration = Duration::from_secs(60);
-/// The wait for pods that have not ended yet.
+/// Delay before the next check for pods that have not ended yet.
 const SOON: Duration = Duration::from_secs(2);
 
-/// Trials from one index on, with what of them goes and stays.
+/// A range of trials from one index on, with the checkpoints to delete and to keep.
 struct Part {
     cleanup: Cleanup,
-    /// Names that go, by trial.
+    /// Names of checkpoints to delete, by trial.
     gone: BTreeMap<u32, Vec<String>>,
-    /// The first index after it.
+    /// First index after the range.
     end: u32,
 }
 
-/// Deletes what nobody keeps of an experiment that has ended, part by part.
+/// Deletes the checkpoints of an ended experiment that no setting retains, one part at a time.
 pub(super) async fn clean_up(
     world: &World,
     key: &Key,
@@ -58,20 +58,21 @@ pub(super) async fn clean_up(
     }
     let uid = experiment.metadata.uid.as_deref().unwrap_or_default();
     let trials = apply::trials_of(world, key, uid);
-    // Somebody may still write, or go on from, what would be deleted.
-    let is_alive = |it: &Arc<CachedPod>| !it.seen.is_terminal();
-    let is_open = |it: &Arc<CachedTrial>| closed(&it.record).is_none();
-    let has_pods = |it: &Arc<CachedTrial>| world.pods.group(&key_of(key, it)).iter().any(is_alive);
-    // A trial that was made as the experiment ended is nobody's wish.
-    let stray = |it: &&Arc<CachedTrial>| is_open(it) && it.record.spec.wanted.is_run();
-    let stray: Vec<_> = trials.iter().filter(stray).map(|it| it.record.spec.index).collect();
-    let stray: Vec<_> = stray.into_iter().map(|it| (it, WantedState::Kill)).collect();
+    // Do not delete checkpoints while a pod may still write or read them.
+    let is_alive = |pod: &Arc<CachedPod>| !pod.seen.is_terminal();
+    let is_open = |trial: &Arc<CachedTrial>| closed(&trial.record).is_none();
+    let has_pods =
+        |trial: &Arc<CachedTrial>| world.pods.group(&key_of(key, trial)).iter().any(is_alive);
+    // Kill trials that were created while the experiment ended.
+    let stray = |trial: &&Arc<CachedTrial>| is_open(trial) && trial.record.spec.wanted.is_run();
+    let stray: Vec<_> = trials.iter().filter(stray).map(|trial| trial.record.spec.index).collect();
+    let stray: Vec<_> = stray.into_iter().map(|index| (index, WantedState::Kill)).collect();
     let mut writer = apply::Writer::new(world, &trials);
     writer.want(&stray).await;
     if let Some(error) = super::worst(writer.errors) {
         return Err(error);
     }
-    if trials.iter().any(|it| is_open(it) || has_pods(it)) {
+    if trials.iter().any(|trial| is_open(trial) || has_pods(trial)) {
         return Ok(Some(SOON));
     }
     let storage = storage::of_experiment(world, key, experiment, valid, &trials).await?;
@@ -94,7 +95,7 @@ pub(super) async fn clean_up(
     };
     let name = format!("{}-cleanup-{}", key.name, status.trials_cleaned);
     let pod_key = Key::new(&key.namespace, &name);
-    let Some(pod) = world.pods.get(&pod_key).filter(|it| it.owner == uid) else {
+    let Some(pod) = world.pods.get(&pod_key).filter(|pod| pod.owner == uid) else {
         let made = make(world, key, valid, &storage, uid, &name, &part.cleanup).await;
         let Err(error) = made else { return Ok(Some(world.safety(key))) };
         let (_, reason, message) = crate::error::refusal(error)?;
@@ -110,7 +111,8 @@ pub(super) async fn clean_up(
                     forget(world, trial, names).await?;
                 }
             }
-            // Deleting it first repeats the part where the record is not written: nothing is lost.
+            // Delete the pod first: if the status write then fails, the part is repeated, which is
+            // harmless.
             delete_pod(world, &key.namespace, &delete).await?;
             let mut after = ExperimentStatus { trials_cleaned: part.end, ..status.clone() };
             set_refusal(&mut after, None, generation(experiment), now());
@@ -124,7 +126,7 @@ pub(super) async fn clean_up(
                 return Ok(Some(Duration::from_secs(until.seconds_since(now()).max(1))));
             }
             let why = exit.message;
-            let note = format!("checkpoints are not deleted yet, tried again now: {why}");
+            let note = format!("cannot delete checkpoints: {why}; retrying");
             world.event(experiment, EventType::Warning, "CleanUpFailed", note).await;
             delete_pod(world, &key.namespace, &delete).await?;
             Ok(Some(SOON))
@@ -133,7 +135,7 @@ pub(super) async fn clean_up(
     }
 }
 
-/// Records a refusal of the clean-up pod, with an event if it has another reason than before.
+/// Records why the clean-up pod was refused, and emits an event if the reason is new.
 async fn note(
     world: &World,
     experiment: &Experiment,
@@ -158,7 +160,8 @@ fn key_of(key: &Key, trial: &CachedTrial) -> Key {
     Key::new(&key.namespace, name)
 }
 
-/// As many trials from index `from` on as one pod can be told of; `None` if there are no more.
+/// Collects trials from index `from` on, as many as fit one pod's instructions; `None` if none are
+/// left.
 fn next_part(
     key: &Key,
     valid: &ValidExperiment,
@@ -169,33 +172,34 @@ fn next_part(
 ) -> Option<Part> {
     let lists: Vec<_> = trials
         .iter()
-        .map(|it| (it.record.spec.index, it.record.status.checkpoints.as_slice()))
+        .map(|trial| (trial.record.spec.index, trial.record.status.checkpoints.as_slice()))
         .collect();
     let smaller_is_better = valid.spec.searcher.smaller_is_better;
-    let mut gone: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+    let mut deletions: BTreeMap<u32, Vec<String>> = BTreeMap::new();
     for (trial, name) in deletable(&valid.spec.checkpoint_storage, smaller_is_better, &lists) {
-        gone.entry(trial).or_default().push(name);
+        deletions.entry(trial).or_default().push(name);
     }
     let (url, endpoint) = (storage.url.clone(), storage.endpoint.clone());
     let storage = CleanupStorage { url, endpoint };
-    let mut part = Part { cleanup: Cleanup { storage, delete: vec![] }, gone, end: from };
+    let mut part =
+        Part { cleanup: Cleanup { storage, delete: vec![] }, gone: deletions, end: from };
     let mut num_bytes = 0;
-    // Only an attempt leaves anything behind, unless the API server refused its pods as malformed.
+    // Trials without an attempt have no files, and neither have those with malformed pods only.
     let has_run = |record: &&TrialRecord| {
         let reasons = record.status.attempts.iter().map(|attempt| attempt.reason.as_deref());
         reasons.into_iter().any(|reason| reason != Some(POD_INVALID))
     };
-    let rest = trials.iter().map(|it| &it.record);
-    let rest = rest.filter(|it| it.spec.index >= from).filter(has_run);
+    let rest = trials.iter().map(|trial| &trial.record);
+    let rest = rest.filter(|record| record.spec.index >= from).filter(has_run);
     for record in rest {
         let index = record.spec.index;
         let checkpoints = part.gone.get(&index).cloned().unwrap_or_default();
-        let all = record.status.checkpoints.iter().map(|it| it.name.clone());
-        let keep = all.filter(|it| !checkpoints.contains(it)).collect();
-        let attempts_over = record.status.attempts.last().map_or(0, |it| it.number + 1);
+        let all = record.status.checkpoints.iter().map(|checkpoint| checkpoint.name.clone());
+        let keep = all.filter(|name| !checkpoints.contains(name)).collect();
+        let attempts_over = record.status.attempts.last().map_or(0, |attempt| attempt.number + 1);
         let trial_path = trial_path(&key.namespace, &valid.name, uid, index);
         let trial = CleanupTrial { trial_path, checkpoints, keep, attempts_over };
-        num_bytes += serde_json::to_string(&trial).map_or(0, |it| it.len());
+        num_bytes += serde_json::to_string(&trial).map_or(0, |text| text.len());
         if num_bytes > BYTES_MAX && !part.cleanup.delete.is_empty() {
             break;
         }
@@ -224,19 +228,19 @@ async fn make(
     match request(doing.clone(), api.create(&PostParams::default(), &pod)).await {
         Ok(made) => world.pods.put(CachedPod::new(made)),
         Err(Error::Exists { .. }) => {
-            let found = request(format!("read pod {namespace}/{name}"), api.get(name)).await?;
-            world.pods.put(CachedPod::new(found));
+            let existing = request(format!("read pod {namespace}/{name}"), api.get(name)).await?;
+            world.pods.put(CachedPod::new(existing));
         }
         Err(other) => return Err(other),
     }
     Ok(())
 }
 
-/// Takes deleted checkpoints out of a trial's record.
+/// Removes deleted checkpoints from a trial's record.
 async fn forget(world: &World, trial: &CachedTrial, names: &[String]) -> Result<(), Error> {
     let mut status = trial.record.status.clone();
     let before = status.checkpoints.len();
-    status.checkpoints.retain(|it| !names.contains(&it.name));
+    status.checkpoints.retain(|checkpoint| !names.contains(&checkpoint.name));
     if status.checkpoints.len() < before {
         write_status(world, trial, status).await?;
     }

@@ -1,10 +1,10 @@
-//! One experiment: its trials, what is wanted of them, how it is going.
+//! Controller of experiments: their trials, the desired state of each, and the status.
 //!
 //! ```text
-//!   caches -> validate -> engine: steer -> apply: kills, grants, wishes, creates, status
+//!   caches -> validate -> engine: steer -> apply: kills, grants, desired states, creates, status
 //! ```
 //!
-//! An error ends only the writes that depend on the failed one. The status is always written.
+//! An error stops only the writes that depend on the failed one. The status is always written.
 
 pub(crate) mod apply;
 mod clean_up;
@@ -32,14 +32,14 @@ use crate::storage;
 use crate::trial::config::seed;
 use crate::world::{World, now};
 
-/// How long until a refused write is tried again: no event reports that it would succeed.
+/// Delay before a refused write is retried: no watch event announces that it would succeed.
 const BLOCKED: Duration = Duration::from_secs(10);
 
-/// Moves one experiment a step closer to its end, and says when to look again.
+/// Reconciles one experiment and returns the delay until the next reconcile.
 ///
 /// # Errors
 ///
-/// See [`Error`]. What was done so far stands, and planning again gives the rest.
+/// See [`Error`]. Completed writes stay, and the next plan contains the rest.
 pub async fn reconcile(world: &World, key: &Key) -> Result<Option<Duration>, Error> {
     let Some(cached) = world.experiments.get(key) else { return Ok(None) };
     let Some(experiment) = cached.experiment() else {
@@ -50,7 +50,7 @@ pub async fn reconcile(world: &World, key: &Key) -> Result<Option<Duration>, Err
     }
     let status = experiment.status.clone().unwrap_or_default();
     match &cached.checked {
-        // What has ended stays as it is, whatever becomes of its trials.
+        // An ended experiment keeps its result, even if its trials change afterwards.
         Some(Ok(valid)) if status.phase.is_terminal() => {
             clean_up::clean_up(world, key, experiment, valid, &status).await
         }
@@ -76,19 +76,20 @@ async fn run(
     let records: Vec<&TrialRecord> = readable.iter().map(|trial| &trial.record).collect();
     let mut writer = Writer::new(world, &readable);
     writer.want(&kills(&records, state)).await;
-    let found = storage::of_experiment(world, key, experiment, valid, &trials).await;
-    let found = found.unwrap_or_else(|error| {
+    let in_use = storage::of_experiment(world, key, experiment, valid, &trials).await;
+    let in_use = in_use.unwrap_or_else(|error| {
         writer.errors.push(error);
         None
     });
-    let storage = found.or_else(|| status.storage.clone());
+    let storage = in_use.or_else(|| status.storage.clone());
     if let Some(trial) = unreadable.first() {
         if storage != status.storage {
             let after = ExperimentStatus { storage, ..status.clone() };
             apply::write_status(world, experiment, after).await?;
         }
-        // A decision without this trial would differ from one with it.
-        tracing::warn!(experiment = %key, trial = trial.record.spec.index, "waits for a trial's record");
+        // A plan without this trial could differ from one with it, so wait.
+        let index = trial.record.spec.index;
+        tracing::warn!(experiment = %key, trial = index, "waiting: a trial cannot be parsed");
         return worst(writer.errors).map_or_else(|| Ok(Some(world.safety(key))), Err);
     }
     let config = SearchConfig::new(valid, seed(valid, uid));
@@ -102,7 +103,7 @@ async fn run(
     };
     planned.trials_created -= done.missing;
     if !done.is_placed && planned.phase.is_terminal() {
-        // The end follows from the facts that the grants place.
+        // The end of the search depends on facts that unrecorded grants order, so do not record it.
         (planned.phase, planned.message) = (status.phase, status.message.clone());
         planned.reason.clone_from(&status.reason);
     }
@@ -130,19 +131,19 @@ async fn run(
     worst(errors).map_or(Ok(Some(wait)), Err)
 }
 
-/// What a pass wrote of a plan.
+/// Writes of a pass that succeeded.
 #[derive(Debug, Default)]
 struct Done {
-    /// Planned trials that do not exist yet.
+    /// Planned trials that were not created.
     missing: u32,
     /// Whether all grants are recorded.
     is_placed: bool,
-    /// Why a trial was not created.
+    /// Error of a trial's creation.
     creation: Option<Error>,
 }
 
-/// Writes grants, what is wanted of trials, and new trials. Without the grants, nothing is written that the search
-/// decided.
+/// Writes grants, desired states and new trials. If the grants cannot be recorded, decisions of the
+/// search are not written either.
 async fn carry_out(
     writer: &mut Writer<'_>,
     experiment: &Experiment,
@@ -169,7 +170,7 @@ async fn carry_out(
     Done { missing: missing - created, is_placed, creation }
 }
 
-/// Sorts errors into refusals and others.
+/// Separates refusals from other errors.
 fn sorted(errors: Vec<Error>, creation: Option<Error>) -> (Vec<Refusal>, Vec<Error>) {
     let (mut refusals, mut others) = (vec![], vec![]);
     let created = creation.map(|error| (error, TRIAL_INVALID));
@@ -188,16 +189,17 @@ fn sorted(errors: Vec<Error>, creation: Option<Error>) -> (Vec<Refusal>, Vec<Err
     (refusals, others)
 }
 
-/// Returns the error that decides when the pass is tried again, and logs the others. A conflict passes soon.
+/// Returns the error that determines the retry delay and logs the others. Conflicts come last: they
+/// pass soon.
 fn worst(mut errors: Vec<Error>) -> Option<Error> {
     errors.sort_by_key(|error| matches!(error, Error::Conflict { .. } | Error::Gone { .. }));
     let mut errors = errors.into_iter();
     let first = errors.next();
-    errors.for_each(|error| tracing::debug!(%error, "one of several errors"));
+    errors.for_each(|error| tracing::debug!(%error, "additional error in the same reconcile"));
     first
 }
 
-/// Ends an experiment that can never run: its spec does not change.
+/// Fails an experiment with an invalid spec, which cannot change.
 async fn refuse(
     world: &World,
     key: &Key,
@@ -229,8 +231,8 @@ async fn refuse(
     Ok(None)
 }
 
-/// Rules were looser when this experiment began: its trials are left as they are, and go on under an
-/// operator that takes it.
+/// Reports a running experiment that newer validation rules reject. Its trials stay as they are and
+/// continue once an operator accepts the experiment.
 async fn no_longer_valid(
     world: &World,
     key: &Key,
@@ -243,14 +245,18 @@ async fn no_longer_valid(
         let mut after = status.clone();
         let valid = said("Valid", ConditionStatus::False, generation, "NoLongerValid", message);
         condition::set(&mut after.conditions, valid);
-        tracing::error!(experiment = %key, message, "a running experiment is invalid by newer rules");
+        tracing::error!(
+            experiment = %key,
+            message,
+            "running experiment is invalid under newer validation rules"
+        );
         apply::write_status(world, experiment, after).await?;
         world.tell_once(key, generation);
     }
     Ok(Some(world.safety(key)))
 }
 
-/// A condition, said now.
+/// Builds a condition whose last transition is now.
 pub(crate) fn said(
     type_: &str,
     status: ConditionStatus,
@@ -268,8 +274,7 @@ pub(crate) fn said(
     }
 }
 
-/// Says on an object that this version cannot read what is wrong with it. Nobody else is stopped by
-/// it.
+/// Writes the parse error of an object to its status. Other objects are not affected.
 async fn unreadable(
     world: &World,
     key: &Key,
@@ -280,7 +285,7 @@ async fn unreadable(
     if world.was_told(key, generation) {
         return Ok(Some(world.safety(key)));
     }
-    tracing::warn!(experiment = %key, error = error.error, "an experiment cannot be read");
+    tracing::warn!(experiment = %key, error = error.error, "cannot parse an experiment");
     let version = error.metadata.resource_version.clone();
     let valid = said("Valid", ConditionStatus::False, generation, "Unreadable", &error.error);
     apply::mark_unreadable::<Experiment>(world, key, version, &valid).await?;
@@ -288,7 +293,7 @@ async fn unreadable(
     Ok(Some(world.safety(key)))
 }
 
-/// Events of what was recorded.
+/// Emits events for the change from `before` to `after`.
 async fn tell(
     world: &World,
     experiment: &Experiment,
@@ -300,10 +305,10 @@ async fn tell(
         return;
     }
     let key = Key::of(experiment);
-    tracing::info!(experiment = %key, phase = ?after.phase, "experiment's phase");
+    tracing::info!(experiment = %key, phase = ?after.phase, "experiment phase changed");
     let (type_, reason) = match after.phase {
         Phase::Pending if before.conditions.is_empty() => (EventType::Normal, "Accepted"),
-        // Trials that run one after the other make it pending in between. The status says why.
+        // Sequential trials make the experiment `Pending` in between. Its status shows the reason.
         Phase::Pending => return,
         Phase::Running => (EventType::Normal, "Running"),
         Phase::Paused => (EventType::Normal, "Paused"),
@@ -312,10 +317,10 @@ async fn tell(
         Phase::Cancelled => (EventType::Normal, "Cancelled"),
     };
     let best = after.best.as_ref();
-    let best = best.map(|it| format!("; best is trial {} with {}", it.index, it.metric));
+    let best = best.map(|best| format!("; best: trial {}, metric {}", best.index, best.metric));
     let why = after.message.as_ref().filter(|_| after.phase == Phase::Failed);
     let note = format!(
-        "{} of {} trials have ended{}{}",
+        "{} of {} trials ended{}{}",
         after.trials_closed,
         after.trials_created,
         best.unwrap_or_default(),
@@ -324,7 +329,7 @@ async fn tell(
     world.event(experiment, type_, reason, note).await;
 }
 
-/// Writes an event if the API server dropped the record of the storage. No pod is made without it.
+/// Emits an event if the API server dropped the storage record. No pod is created without it.
 async fn tell_unrecorded(world: &World, written: &Experiment, after: &ExperimentStatus) {
     let is_fixed =
         |status: &ExperimentStatus| status.storage.as_ref().is_some_and(UsedStorage::is_fixed);
@@ -336,7 +341,7 @@ async fn tell_unrecorded(world: &World, written: &Experiment, after: &Experiment
     }
 }
 
-/// Writes an event with the words of the API server, if they have another reason than before.
+/// Emits an event with the API server's message if a refusal has a new reason.
 pub(crate) async fn tell_refusal(
     world: &World,
     experiment: &Experiment,
@@ -344,8 +349,8 @@ pub(crate) async fn tell_refusal(
     after: &ExperimentStatus,
 ) {
     let refused = |status: &ExperimentStatus| {
-        let found = condition::find(&status.conditions, "Refused");
-        found.filter(|condition| condition.status == ConditionStatus::True).cloned()
+        let condition = condition::find(&status.conditions, "Refused");
+        condition.filter(|condition| condition.status == ConditionStatus::True).cloned()
     };
     let Some(now) = refused(after) else { return };
     if refused(before).is_none_or(|before| before.reason != now.reason) {
@@ -355,7 +360,8 @@ pub(crate) async fn tell_refusal(
     }
 }
 
-/// Trials are told apart from those of an earlier experiment of the name by their owner.
+/// Whether the owner of a trial has this UID. Excludes trials of an earlier experiment with the
+/// same name.
 pub(crate) fn is_owned(trial: &CachedTrial, uid: &str) -> bool {
-    trial.trial.metadata.owner_references.iter().flatten().any(|it| it.uid == uid)
+    trial.trial.metadata.owner_references.iter().flatten().any(|owner| owner.uid == uid)
 }

@@ -1,4 +1,4 @@
-//! Writes what was planned for a job. Every write collides with whoever was faster.
+//! Applies the plan of a job. Every write fails if another client has changed the object.
 
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ use crate::patch::{self, Part};
 use crate::trial::apply::create_pod;
 use crate::world::{World, now};
 
-/// Writes the changed fields of a job's status. Fails with a conflict if the job changed since it was
-/// read.
+/// Writes the changed fields of a job's status. Fails with a conflict if the job changed since it
+/// was read.
 pub(crate) async fn write_status(
     world: &World,
     key: &Key,
@@ -43,14 +43,14 @@ pub(crate) async fn write_status(
     }
 }
 
-/// Takes in what the API server answered.
+/// Stores the response to a write in the cache.
 pub(crate) fn keep(world: &World, written: InferenceJob) -> Arc<CachedJob> {
     world.jobs.put(CachedJob::new(DeserializeGuard(Ok(written.clone()))));
     Arc::new(CachedJob::new(DeserializeGuard(Ok(written))))
 }
 
-/// Makes the pod of a process that is recorded. What the API server refuses ends the attempt; the job
-/// is then given back as it is written.
+/// Creates the pod of a recorded process. If the API server refuses the pod, ends the attempt and
+/// returns the job as written.
 pub(super) async fn create(
     world: &World,
     key: &Key,
@@ -67,7 +67,7 @@ pub(super) async fn create(
     refused(world, key, job, valid, start, (end, reason, &text)).await.map(Some)
 }
 
-/// Ends an attempt of a job that has no storage.
+/// Ends an attempt because no storage is configured.
 pub(super) async fn no_storage(
     world: &World,
     key: &Key,
@@ -75,8 +75,8 @@ pub(super) async fn no_storage(
     valid: &ValidInferenceJob,
     start: Start,
 ) -> Result<(), Error> {
-    let text = "spec.storage.url is not set, and the operator has no default: set it, or install the \
-                chart with storage.url";
+    let text = "spec.storage.url is not set, and the operator has no default: set it, or \
+                install the chart with storage.url";
     let end = (AttemptEnd::NotStarted, "NoStorage", text);
     refused(world, key, job, valid, start, end).await.map(drop)
 }

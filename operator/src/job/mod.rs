@@ -1,4 +1,4 @@
-//! One inference job: its processes, each a pod, and its end.
+//! Controller of inference jobs: their processes, each in one pod, and their outcome.
 //!
 //! ```text
 //!   cache -> validate -> engine: inference::pods::plan -> apply: status, deletes, creates
@@ -31,16 +31,16 @@ use crate::trial::apply::{delete_pod, find_node};
 use crate::trial::observe::unknown_node;
 use crate::world::{World, now};
 
-/// How long a difference of conditions alone waits for company: pods come up in several steps.
+/// Debounce time of changes in conditions only: pods start in several steps.
 const CONDITIONS_LINGER: Duration = Duration::from_secs(3);
 
-/// Moves one job a step closer to its end, and says when to look again.
+/// Reconciles one job and returns the delay until the next reconcile.
 ///
-/// Safe to run at any time and any number of times: the plan follows from what is recorded and seen.
+/// Idempotent: the plan depends only on the recorded status and the observed pods.
 ///
 /// # Errors
 ///
-/// See [`Error`]. What was done so far stands.
+/// See [`Error`]. Completed writes stay.
 pub async fn reconcile(world: &World, key: &Key) -> Result<Option<Duration>, Error> {
     let Some(cached) = world.jobs.get(key) else { return Ok(None) };
     let Ok(job) = &cached.object else {
@@ -114,7 +114,7 @@ async fn run(
         let config = stoker_engine::inference::config::trial_config(&place, start);
         let made = apply::create(world, key, &current, valid, storage, &config, start).await?;
         if made.is_some() {
-            // It was refused. The others are looked at again: they would be too.
+            // A refused pod ended the attempt. The API server would refuse the other pods too.
             break;
         }
     }
@@ -122,8 +122,8 @@ async fn run(
     Ok([again, wake, Some(world.safety(key))].into_iter().flatten().min())
 }
 
-/// Returns the storage of a job: its fixed record, or the record to write. `None` if neither the job nor the operator
-/// names a storage.
+/// Returns the storage of a job: its fixed record, or the record to write. `None` if neither the
+/// job nor the operator specifies a storage.
 async fn storage_of(
     world: &World,
     key: &Key,
@@ -136,7 +136,7 @@ async fn storage_of(
         return Ok(Some(fixed.clone()));
     }
     let settings = pods::used_storage(&world.setup, valid, place);
-    let found = match status.attempts {
+    let in_pod = match status.attempts {
         0 => None,
         _ if status.phase.is_terminal() => None,
         _ => {
@@ -146,26 +146,27 @@ async fn storage_of(
             storage::of_newest_pod(world, key, &labels, &owners, secrets).await?
         }
     };
-    Ok(storage::to_record(settings, found, status.storage.as_ref()))
+    Ok(storage::to_record(settings, in_pod, status.storage.as_ref()))
 }
 
-/// A key that no experiment and no trial has, for what all of them note by name.
+/// Key of the job in state that all kinds share by name. No experiment or trial has such a key.
 fn own_key(key: &Key) -> Key {
     Key::new(&key.namespace, &format!("inferencejob/{}", key.name))
 }
 
-/// Whether nothing but conditions differs: what people see a few seconds later is as good.
+/// Whether two statuses differ in conditions only. Such a change can be written a few seconds
+/// later.
 fn is_only_conditions(a: &InferenceStatus, b: &InferenceStatus) -> bool {
-    let bare = |it: &InferenceStatus| InferenceStatus {
+    let bare = |status: &InferenceStatus| InferenceStatus {
         conditions: vec![],
         observed_generation: 0,
-        ..it.clone()
+        ..status.clone()
     };
     !a.conditions.is_empty() && !b.conditions.is_empty() && bare(a) == bare(b)
 }
 
-/// Ends a job that can never run: its spec does not change. One that has begun is left as it is, and
-/// goes on under an operator that takes it.
+/// Fails a job with an invalid spec, which cannot change. A job that has already started stays as
+/// it is, and continues once an operator accepts it.
 async fn refuse(
     world: &World,
     key: &Key,
@@ -180,7 +181,11 @@ async fn refuse(
             let valid =
                 said("Valid", ConditionStatus::False, generation, "NoLongerValid", &message);
             condition::set(&mut after.conditions, valid);
-            tracing::error!(job = %key, message, "a running job is invalid by newer rules");
+            tracing::error!(
+                job = %key,
+                message,
+                "running job is invalid under newer validation rules"
+            );
             apply::write_status(world, key, job, after).await?;
             world.tell_once(&own_key(key), generation);
         }
@@ -205,8 +210,7 @@ async fn refuse(
     Ok(None)
 }
 
-/// Says on an object that this version cannot read what is wrong with it. Nobody else is stopped by
-/// it.
+/// Writes the parse error of an object to its status. Other objects are not affected.
 async fn unreadable(
     world: &World,
     key: &Key,
@@ -215,7 +219,7 @@ async fn unreadable(
     let Err(error) = &cached.object else { return Ok(None) };
     let generation = error.metadata.generation.unwrap_or_default();
     if !world.was_told(&own_key(key), generation) {
-        tracing::warn!(job = %key, error = error.error, "a job cannot be read");
+        tracing::warn!(job = %key, error = error.error, "cannot parse a job");
         let version = error.metadata.resource_version.clone();
         let valid = said("Valid", ConditionStatus::False, generation, "Unreadable", &error.error);
         crate::experiment::apply::mark_unreadable::<InferenceJob>(world, key, version, &valid)

@@ -1,4 +1,4 @@
-//! What is known of a job.
+//! Observes a job: reads its pods from the cache.
 
 use stoker_api::inference::{InferenceJob, InferenceStatus};
 use stoker_api::validate::ValidInferenceJob;
@@ -10,13 +10,13 @@ use crate::objects::group_of_job;
 use crate::trial::observe::seen;
 use crate::world::{World, now};
 
-/// The pods of a job, and not those of an earlier one of its name.
+/// Pods of the job with this UID. Pods of an earlier job with the same name are excluded.
 pub(super) fn pods(world: &World, key: &Key, uid: &str) -> Vec<PodSeen> {
     let pods = world.pods.group(&group_of_job(key));
-    pods.iter().filter(|it| it.owner == uid).map(|it| seen(world, it)).collect()
+    pods.iter().filter(|pod| pod.owner == uid).map(|pod| seen(world, pod)).collect()
 }
 
-/// What the engine plans by.
+/// Input of the engine's plan.
 pub(super) fn view<'a>(
     world: &World,
     job: &InferenceJob,

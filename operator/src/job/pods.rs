@@ -1,4 +1,4 @@
-//! Builds the pods of a job: one for each process. Pure, as those of trials.
+//! Builds the pods of a job, one per process. Pure, like the builder of trial pods.
 
 use serde_json::{Value, json};
 use stoker_api::contract::{ContextRef, Door, TrialConfig};
@@ -15,7 +15,7 @@ use stoker_engine::inference::config::JobPlace;
 use crate::pod::{Wishes, program_spec};
 use crate::trial::config::Setup;
 
-/// The name of a process's pod.
+/// Name of a process's pod.
 pub fn pod_name(job: &str, start: Start) -> String {
     let Start { role, slot, attempt } = start;
     match role {
@@ -25,7 +25,8 @@ pub fn pod_name(job: &str, start: Start) -> String {
     }
 }
 
-/// Where a job's files go; the root is empty if nobody says.
+/// Storage and endpoint of a job. The root is empty if neither the job nor the operator specifies a
+/// storage.
 pub fn place<'a>(
     setup: &Setup,
     valid: &'a ValidInferenceJob,
@@ -52,25 +53,25 @@ pub fn place<'a>(
             token_file: pod_paths::TOKEN.to_owned(),
             ca: std::fs::read_to_string(&setup.door_ca).ok(),
         },
-        context: spec.context.as_ref().map(|it| ContextRef {
-            path: context_path(namespace, &it.sha256),
-            sha256: it.sha256.clone(),
+        context: spec.context.as_ref().map(|context| ContextRef {
+            path: context_path(namespace, &context.sha256),
+            sha256: context.sha256.clone(),
         }),
     }
 }
 
-/// Returns the storage of a place, with the Secret of today's settings.
+/// Returns the storage record of a job, with the Secret from the current settings.
 pub fn used_storage(setup: &Setup, valid: &ValidInferenceJob, place: &JobPlace<'_>) -> UsedStorage {
     let (url, endpoint) = (place.root.clone(), place.endpoint.clone());
     let secret_name = setup.secret_of(valid.spec.storage.secret_name.as_ref());
     UsedStorage { url, endpoint, path: place.path.clone(), secret_name, fixed_at: None }
 }
 
-/// The pod of a process, as JSON: `podOverrides` are merged in last.
+/// Builds the pod of a process as JSON. `podOverrides` are merged last.
 ///
 /// # Panics
 ///
-/// Never: a configuration is plain JSON.
+/// Never: a configuration serializes to plain JSON.
 pub fn pod(
     setup: &Setup,
     valid: &ValidInferenceJob,
@@ -97,7 +98,7 @@ pub fn pod(
         }],
     });
     let wishes = Wishes::of_job(valid, storage);
-    // Each is a gang of its own.
+    // The processes of a job are independent: each is a gang of one pod.
     let spec = program_spec(setup, &wishes, 0, vec![]);
     crate::pod::pod(metadata, spec, &wishes)
 }

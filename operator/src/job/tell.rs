@@ -1,4 +1,4 @@
-//! Events and metrics of what was recorded.
+//! Events, metrics and logs for changes in a job's status.
 
 use kube::runtime::events::EventType;
 use stoker_api::experiment::Phase;
@@ -8,7 +8,7 @@ use stoker_api::trial::AttemptEnd;
 use crate::cache::Key;
 use crate::world::World;
 
-/// Tells people what has changed from `before` to `after`.
+/// Emits events, metrics and logs for the change from `before` to `after`.
 pub(super) async fn tell(
     world: &World,
     key: &Key,
@@ -18,21 +18,23 @@ pub(super) async fn tell(
 ) {
     for attempt in before.attempts..after.attempts {
         world.metrics.attempts_started.inc();
-        tracing::info!(job = %key, attempt, stage = ?after.stage, "attempt begun");
+        tracing::info!(job = %key, attempt, stage = ?after.stage, "attempt started");
     }
-    let is_new = |attempt: u32| !before.ends.iter().any(|it| it.attempt == attempt);
-    let new: Vec<_> = after.ends.iter().filter(|it| is_new(it.attempt)).collect();
-    // Those that were alive and did not go wrong.
-    let lived = before.workers.iter().filter_map(|it| it.attempt);
-    let is_alive = |attempt: u32| after.workers.iter().any(|it| it.attempt == Some(attempt));
-    for attempt in lived.filter(|it| !is_alive(*it) && !new.iter().any(|end| end.attempt == *it)) {
+    let is_new = |attempt: u32| !before.ends.iter().any(|end| end.attempt == attempt);
+    let new: Vec<_> = after.ends.iter().filter(|end| is_new(end.attempt)).collect();
+    // Attempts that ended without an error: they were alive and have no entry in `ends`.
+    let lived = before.workers.iter().filter_map(|worker| worker.attempt);
+    let is_alive =
+        |attempt: u32| after.workers.iter().any(|worker| worker.attempt == Some(attempt));
+    let has_failed = |attempt: u32| new.iter().any(|end| end.attempt == attempt);
+    for attempt in lived.filter(|&attempt| !is_alive(attempt) && !has_failed(attempt)) {
         world.metrics.attempt_ended(AttemptEnd::Completed);
         tracing::info!(job = %key, attempt, "attempt completed");
     }
     for end in new {
         world.metrics.attempt_ended(end.end);
         let (attempt, reason, message) = (end.attempt, &end.reason, &end.message);
-        tracing::info!(job = %key, attempt, end = ?end.end, reason, message, "attempt over");
+        tracing::info!(job = %key, attempt, end = ?end.end, reason, message, "attempt ended");
         if end.end != AttemptEnd::Preempted {
             let note = format!("attempt {attempt}: {:?}: {reason}: {message}", end.end);
             let action = format!("EndAttempt{attempt}");
@@ -42,7 +44,7 @@ pub(super) async fn tell(
     if after.phase == before.phase && !before.conditions.is_empty() {
         return;
     }
-    tracing::info!(job = %key, phase = ?after.phase, "job's phase");
+    tracing::info!(job = %key, phase = ?after.phase, "job phase changed");
     if after.phase.is_terminal() && !before.phase.is_terminal() {
         world.metrics.job_ended(after.phase);
     }
@@ -50,9 +52,9 @@ pub(super) async fn tell(
         Phase::Failed => EventType::Warning,
         _ => EventType::Normal,
     };
-    let message = after.message.as_ref().map(|it| format!("; {it}"));
+    let message = after.message.as_ref().map(|message| format!("; {message}"));
     let note = format!(
-        "{} of {} rows are done{}",
+        "{} of {} rows processed{}",
         after.rows,
         after.rows_total,
         message.unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Writes what was planned for a trial. Every write collides with whoever was faster.
+//! Applies the plan of a trial. Every write fails if another client has changed the object.
 
 use std::sync::Arc;
 
@@ -20,14 +20,14 @@ use crate::objects::{CachedNode, CachedPod, CachedTrial};
 use crate::patch::{self, Part};
 use crate::world::{World, now};
 
-/// Writes the changed fields of a trial's status. Fails with a conflict if the trial changed since it
-/// was read.
+/// Writes the changed fields of a trial's status. Fails with a conflict if the trial changed since
+/// it was read.
 pub(crate) async fn write_status(
     world: &World,
     trial: &CachedTrial,
     mut status: TrialStatus,
 ) -> Result<Arc<CachedTrial>, Error> {
-    // A record of an older version may exceed what the schema takes.
+    // A record of an older version may exceed the limits of the schema.
     budget::bound(&mut status);
     let key = trial.key();
     let api = world.trial_api(&key.namespace);
@@ -52,16 +52,16 @@ fn forget_if_gone(world: &World, key: &Key, error: Error) -> Error {
     error
 }
 
-/// Whether a node that was not heard of is there after all; it is then.
+/// Looks up a node that the cache lacks. Stores it in the cache and returns whether it exists.
 pub(crate) async fn find_node(world: &World, name: &str) -> Result<bool, Error> {
     let api: Api<Node> = Api::all(world.client.clone());
-    let found = request(format!("read node {name}"), api.get_opt(name)).await?;
-    let is_there = found.is_some();
-    found.map(CachedNode::new).into_iter().for_each(|it| world.nodes.put(it));
-    Ok(is_there)
+    let node = request(format!("read node {name}"), api.get_opt(name)).await?;
+    let exists = node.is_some();
+    node.map(CachedNode::new).into_iter().for_each(|node| world.nodes.put(node));
+    Ok(exists)
 }
 
-/// Deletes a pod of this UID, and no other of its name.
+/// Deletes the pod with this UID, but not another pod with the same name.
 pub(crate) async fn delete_pod(world: &World, namespace: &str, pod: &Delete) -> Result<(), Error> {
     let api: Api<Pod> = Api::namespaced(world.client.clone(), namespace);
     let uid = Some(pod.uid.clone());
@@ -74,10 +74,10 @@ pub(crate) async fn delete_pod(world: &World, namespace: &str, pod: &Delete) -> 
     world.metrics.writes.get_or_create(&crate::metrics::Kind::POD_DELETE).inc();
     let doing = format!("delete pod {namespace}/{}", pod.name);
     match request(doing, api.delete(&pod.name, &parameters)).await {
-        // Another pod has the name, or none has: this one is gone.
+        // The pod no longer exists, even if another pod has its name now.
         Err(Error::Gone { .. } | Error::Conflict { .. }) => {
             let key = Key::new(namespace, &pod.name);
-            if world.pods.get(&key).is_some_and(|it| it.seen.uid == pod.uid) {
+            if world.pods.get(&key).is_some_and(|cached| cached.seen.uid == pod.uid) {
                 world.pods.forget(&key);
             }
             Ok(())
@@ -86,7 +86,7 @@ pub(crate) async fn delete_pod(world: &World, namespace: &str, pod: &Delete) -> 
     }
 }
 
-/// Makes pods of the live attempt. What the API server refuses ends the attempt.
+/// Creates pods of the live attempt. If the API server refuses one, ends the attempt.
 pub(super) async fn create_pods(
     world: &World,
     observed: &Observed,
@@ -103,11 +103,12 @@ pub(super) async fn create_pods(
     let Some(storage) = &observed.storage else {
         let spec = &observed.valid.spec.checkpoint_storage;
         if !world.setup.storage(spec, String::new()).url.is_empty() {
-            // The experiment's next pass records the storage, and that change makes this trial due.
+            // The experiment's next reconcile records the storage, and that change queues this
+            // trial.
             return Ok(());
         }
-        let text = "spec.checkpointStorage.url is not set, and the operator has no default: set it, \
-                    or install the chart with storage.url";
+        let text = "spec.checkpointStorage.url is not set, and the operator has no default: set \
+                    it, or install the chart with storage.url";
         let (end, reason) = (AttemptEnd::NotStarted, "NoStorage");
         return refused(world, observed, trial, end, reason, text.to_owned()).await;
     };
@@ -139,7 +140,7 @@ async fn make(
     Ok(())
 }
 
-/// Makes a pod. One that is there already is taken in, if it has the same owner.
+/// Creates a pod. Adopts an existing pod of this name if it has the same owner.
 pub(crate) async fn create_pod(
     world: &World,
     key: &Key,
@@ -157,12 +158,12 @@ pub(crate) async fn create_pod(
     match request(doing.clone(), api.create(&PostParams::default(), &pod)).await {
         Ok(made) => world.pods.put(CachedPod::new(made)),
         Err(Error::Exists { doing }) => {
-            let found = request(format!("read pod {key}"), api.get(&key.name)).await?;
-            let found = CachedPod::new(found);
-            if found.owner != owner {
+            let existing = request(format!("read pod {key}"), api.get(&key.name)).await?;
+            let existing = CachedPod::new(existing);
+            if existing.owner != owner {
                 return Err(Error::Exists { doing });
             }
-            world.pods.put(found);
+            world.pods.put(existing);
         }
         Err(other) => return Err(other),
     }
@@ -177,8 +178,8 @@ async fn make_service(world: &World, observed: &Observed, names: Names<'_>) -> R
     match request(doing, api.create(&PostParams::default(), &service)).await {
         Err(Error::Exists { doing }) => {
             let read = format!("read service {}/{}", names.namespace, names.trial);
-            let found = request(read, api.get(names.trial)).await?;
-            let is_ours = found.owner_references().iter().any(|it| it.uid == names.uid);
+            let existing = request(read, api.get(names.trial)).await?;
+            let is_ours = existing.owner_references().iter().any(|owner| owner.uid == names.uid);
             if is_ours { Ok(()) } else { Err(Error::Exists { doing }) }
         }
         other => other.map(drop),
@@ -194,7 +195,7 @@ async fn refused(
     message: String,
 ) -> Result<(), Error> {
     let mut record = trial.record.clone();
-    // The spec of a malformed pod cannot change, so another try fails too.
+    // The spec of a malformed pod cannot change, so a retry would fail too.
     let limits = match observed.limits() {
         limits if reason == POD_INVALID => Limits { max_restarts: 0, ..limits },
         limits => limits,

@@ -1,4 +1,4 @@
-//! What an attempt is told.
+//! Configuration of an attempt, as its trainers read it.
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
@@ -10,46 +10,49 @@ use stoker_engine::trial::{TrialRecord, granted_units, resume_from};
 
 use crate::options::Options;
 
-/// The parts of a [`TrialConfig`] that are the operator's own.
+/// The operator's contribution to a [`TrialConfig`] and to pods.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// The door's address, without a path.
+    /// Base URL of the report server.
     pub door_url: String,
-    /// The file of the authority that signed its certificate: read for each attempt, as it may change.
+    /// File with the CA certificate of the report server. It may change, so it is read for each
+    /// attempt.
     pub door_ca: std::path::PathBuf,
-    /// The key that gangs' secrets are made with.
+    /// Key from which the secrets of gangs are derived.
     pub gang_key: Vec<u8>,
-    /// The storage of experiments that set none.
+    /// Default storage URL.
     pub storage_url: String,
-    /// The S3 server of experiments that set no storage.
+    /// Default S3 endpoint, for specs without a storage URL.
     pub storage_endpoint: Option<String>,
-    /// The Secret of experiments that set none.
+    /// Default Secret with storage credentials.
     pub storage_secret: Option<String>,
-    /// The stock image.
+    /// Stock trainer image.
     pub trainer_image: String,
-    /// The pull policy of pods that set none.
+    /// Default image pull policy.
     pub image_pull_policy: String,
 }
 
 impl Setup {
-    /// Reads the files that the options name.
+    /// Reads the files that the options specify.
     ///
     /// # Errors
     ///
-    /// A file that cannot be read, or a key that is too short, with what to do.
+    /// A file cannot be read, or the gang key is too short.
     pub fn read(options: &Options) -> Result<Self, String> {
         let failed = |flag: &str, path: &std::path::Path, why: String| {
             format!("{flag} {}: {why}", path.display())
         };
         std::fs::read_to_string(&options.tls_ca)
-            .map_err(|it| failed("--tls-ca", &options.tls_ca, it.to_string()))?;
-        let gang_key = std::fs::read(&options.gang_key_file)
-            .map_err(|it| failed("--gang-key-file", &options.gang_key_file, it.to_string()))?;
+            .map_err(|error| failed("--tls-ca", &options.tls_ca, error.to_string()))?;
+        let gang_key = std::fs::read(&options.gang_key_file).map_err(|error| {
+            failed("--gang-key-file", &options.gang_key_file, error.to_string())
+        })?;
         if gang_key.len() < 16 {
-            let why = format!("has {} bytes; make at least 16 random ones", gang_key.len());
+            let why =
+                format!("{} bytes is too short; use at least 16 random bytes", gang_key.len());
             return Err(failed("--gang-key-file", &options.gang_key_file, why));
         }
-        let set = |text: &String| Some(text.clone()).filter(|it| !it.is_empty());
+        let set = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
         Ok(Self {
             door_url: options.door_url.trim_end_matches('/').to_owned(),
             door_ca: options.tls_ca.clone(),
@@ -62,15 +65,16 @@ impl Setup {
         })
     }
 
-    /// Returns the storage by today's settings. Its URL is empty if neither `spec` nor the operator names one.
+    /// Returns the storage according to the current settings. Its URL is empty if neither `spec`
+    /// nor the operator specifies one.
     pub fn storage(&self, spec: &CheckpointStorage, path: String) -> UsedStorage {
         let (url, endpoint) = self.place(spec.url.as_ref(), spec.endpoint.as_ref());
         let secret_name = self.secret_of(spec.secret_name.as_ref());
         UsedStorage { url, endpoint, path, secret_name, fixed_at: None }
     }
 
-    /// The root and the endpoint of a storage, of which so much is said; the root is empty if nobody
-    /// says.
+    /// Returns root URL and endpoint of a storage from the values of a spec, with the operator's
+    /// defaults. The root is empty if neither specifies one.
     pub fn place(
         &self,
         url: Option<&String>,
@@ -83,7 +87,7 @@ impl Setup {
         }
     }
 
-    /// The Secret with the credentials of a storage that names this one, or none.
+    /// Secret with storage credentials: `name` from the spec, or else the default.
     pub fn secret_of(&self, name: Option<&String>) -> Option<String> {
         name.or(self.storage_secret.as_ref()).cloned()
     }
@@ -96,25 +100,25 @@ impl Setup {
     }
 }
 
-/// A trial by its names.
+/// Names and UIDs of a trial.
 #[derive(Clone, Copy, Debug)]
 pub struct Names<'a> {
-    /// The namespace.
+    /// Namespace.
     pub namespace: &'a str,
-    /// The trial's name.
+    /// Name of the trial.
     pub trial: &'a str,
-    /// The trial's UID.
+    /// UID of the trial.
     pub uid: &'a str,
-    /// The experiment's UID.
+    /// UID of the experiment.
     pub experiment_uid: &'a str,
 }
 
-/// The seed of an experiment.
+/// Seed of an experiment: the one from its spec, or else derived from its UID.
 pub fn seed(valid: &ValidExperiment, uid: &str) -> u32 {
     valid.spec.reproducibility.experiment_seed.unwrap_or_else(|| derive_seed(uid))
 }
 
-/// What `attempt` of a trial is told.
+/// Builds the configuration of an attempt.
 pub fn trial_config(
     setup: &Setup,
     valid: &ValidExperiment,
@@ -168,16 +172,16 @@ pub fn trial_config(
             rendezvous: rendezvous(spec, names.trial, namespace, attempt),
             secret: setup.secret(names.uid, attempt),
         }),
-        context: spec.context.as_ref().map(|it| ContextRef {
-            path: context_path(namespace, &it.sha256),
-            sha256: it.sha256.clone(),
+        context: spec.context.as_ref().map(|context| ContextRef {
+            path: context_path(namespace, &context.sha256),
+            sha256: context.sha256.clone(),
         }),
         inference: None,
     }
 }
 
-/// Where rank 0 is met. The ranks of one pod meet in it: a pod alone has no Service, by which its name
-/// would be known.
+/// Rendezvous address of rank 0. The ranks of a single pod use loopback, because such a trial has
+/// no Service that would resolve its name.
 fn rendezvous(spec: &ExperimentSpec, trial: &str, namespace: &str, attempt: u32) -> String {
     let port = super::pods::port(spec);
     match spec.resources.num_pods() {

@@ -1,4 +1,4 @@
-//! One trial: its pods, its attempts, its end.
+//! Controller of trials: their pods, attempts and outcome.
 //!
 //! ```text
 //!   cache -> observe -> engine: gang::plan -> apply: status, deletes, creates
@@ -23,16 +23,16 @@ use crate::objects::CachedTrial;
 use crate::world::{World, now};
 use observe::Observed;
 
-/// How long a slight difference waits for company: pods come up in several steps.
+/// Debounce time of slight changes: pods start in several steps.
 const CONDITIONS_LINGER: Duration = Duration::from_secs(3);
 
-/// Moves one trial a step closer to what is wanted of it, and says when to look again.
+/// Reconciles one trial and returns the delay until the next reconcile.
 ///
-/// Safe to run at any time and any number of times: the plan follows from what is recorded and seen.
+/// Idempotent: the plan depends only on the recorded status and the observed pods.
 ///
 /// # Errors
 ///
-/// See [`Error`]. What was done so far stands.
+/// See [`Error`]. Completed writes stay.
 pub async fn reconcile(world: &World, key: &Key) -> Result<Option<Duration>, Error> {
     let Some(observed) = with_nodes(world, key).await? else {
         observe::record_standing(world, key, None);
@@ -48,7 +48,7 @@ pub async fn reconcile(world: &World, key: &Key) -> Result<Option<Duration>, Err
     let wake = planned.wake_seconds.map(Duration::from_secs);
     let again = apply(world, key, &observed, planned).await;
     if again.is_err() && begins {
-        // It is not known to start, and must not be in the way of others until it is tried again.
+        // The trial may not have started. Until its retry, it must not block other trials.
         record(None);
     }
     let again = again?;
@@ -56,7 +56,7 @@ pub async fn reconcile(world: &World, key: &Key) -> Result<Option<Duration>, Err
     Ok(soonest)
 }
 
-/// What is known of a trial, once a node that no cache has heard of was asked for.
+/// Observes a trial. A pod's node that no cache contains is looked up first.
 async fn with_nodes(world: &World, key: &Key) -> Result<Option<Observed>, Error> {
     let Some(observed) = observe::observe(world, key) else { return Ok(None) };
     match observe::unknown_node(world, &key.namespace, &observed.pods) {
@@ -96,8 +96,8 @@ async fn apply(
     Ok(again)
 }
 
-/// Whether nothing but conditions and what they say differs, or that a pending trial runs now: what
-/// people see a few seconds later is as good.
+/// Whether a change affects only conditions, reason and message, or a pending trial started to run.
+/// Such a change can be written a few seconds later.
 fn is_slight(before: &TrialStatus, after: &TrialStatus) -> bool {
     let runs = (before.phase, after.phase) == (Phase::Pending, Phase::Running);
     let bare = |status: &TrialStatus| TrialStatus {
@@ -111,21 +111,24 @@ fn is_slight(before: &TrialStatus, after: &TrialStatus) -> bool {
     bare(before) == bare(after)
 }
 
-/// Events and metrics of what was recorded.
+/// Emits events, metrics and logs for changes in a trial's status.
 async fn tell(world: &World, observed: &Observed, after: &CachedTrial) {
     let before = &observed.trial.record.status;
     let status = &after.record.status;
     let trial = &after.trial;
     let name = &*observed.key.name;
-    let latest = |it: &TrialStatus| it.attempts.last().map(|it| it.number);
-    if let Some(attempt) = latest(status).filter(|it| Some(*it) > latest(before)) {
+    let latest = |status: &TrialStatus| status.attempts.last().map(|attempt| attempt.number);
+    if let Some(attempt) = latest(status).filter(|number| Some(*number) > latest(before)) {
         world.metrics.attempts_started.inc();
-        tracing::info!(experiment = trial.spec.experiment, trial = name, attempt, "attempt begun");
+        let experiment = &trial.spec.experiment;
+        tracing::info!(experiment, trial = name, attempt, "attempt started");
     }
     for attempt in &status.attempts {
         let number = attempt.number;
-        let was_over = |it: &stoker_api::trial::Attempt| it.number == number && it.end.is_some();
-        if before.attempts.iter().any(was_over) {
+        let has_ended = |attempt: &stoker_api::trial::Attempt| {
+            attempt.number == number && attempt.end.is_some()
+        };
+        if before.attempts.iter().any(has_ended) {
             continue;
         }
         let Some(end) = attempt.end else { continue };
@@ -140,7 +143,7 @@ async fn tell(world: &World, observed: &Observed, after: &CachedTrial) {
             ?end,
             reason,
             message,
-            "attempt over"
+            "attempt ended"
         );
         let (type_, event) = match end {
             stoker_api::trial::AttemptEnd::Completed | stoker_api::trial::AttemptEnd::Preempted => {

@@ -1,4 +1,4 @@
-//! What is known of a trial.
+//! Observes a trial: reads it, its experiment and its pods from the caches.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -20,13 +20,14 @@ pub(super) struct Observed {
     pub(super) trial: Arc<CachedTrial>,
     pub(super) valid: Arc<ValidExperiment>,
     pub(super) experiment_uid: String,
-    /// The experiment's fixed storage: no pod is made before it is recorded.
+    /// Fixed storage of the experiment. No pod is created before it is recorded.
     pub(super) storage: Option<UsedStorage>,
     pub(super) pods: Vec<PodSeen>,
     pub(super) patience: Patience,
 }
 
-/// What the caches say of a trial; `None` if it is no trial of an experiment that can run.
+/// Observes a trial; `None` if the trial is missing, unparsable or being deleted, or if its
+/// experiment is missing, invalid or not its owner.
 pub(super) fn observe(world: &World, key: &Key) -> Option<Observed> {
     let trial = world.trials.get(key)?;
     if trial.trial.metadata.deletion_timestamp.is_some() || trial.unreadable.is_some() {
@@ -36,20 +37,21 @@ pub(super) fn observe(world: &World, key: &Key) -> Option<Observed> {
     let object = experiment.experiment()?;
     let experiment_uid = object.metadata.uid.clone().unwrap_or_default();
     let owners = trial.trial.metadata.owner_references.iter().flatten();
-    if !owners.into_iter().any(|it| it.uid == experiment_uid) {
+    if !owners.into_iter().any(|owner| owner.uid == experiment_uid) {
         return None;
     }
     let valid = experiment.valid()?;
     let storage = object.status.as_ref().and_then(|status| status.storage.clone());
     let storage = storage.filter(UsedStorage::is_fixed);
     let pods = world.pods.group(key);
-    let pods = pods.iter().filter(|it| it.owner == trial.uid()).map(|it| seen(world, it)).collect();
+    let pods = pods.iter().filter(|pod| pod.owner == trial.uid());
+    let pods = pods.map(|pod| seen(world, pod)).collect();
     let patience = world.options.patience(valid.spec.preemption_timeout_seconds);
     let key = key.clone();
     Some(Observed { key, trial, valid, experiment_uid, storage, pods, patience })
 }
 
-/// A pod, with its node as it is known.
+/// A pod with the state of its node.
 pub(crate) fn seen(world: &World, pod: &CachedPod) -> PodSeen {
     let node = match &pod.node {
         None => NodeState::Fine,
@@ -62,7 +64,7 @@ pub(crate) fn seen(world: &World, pod: &CachedPod) -> PodSeen {
 }
 
 impl Observed {
-    /// What the engine plans by.
+    /// Input of the engine's plan.
     pub(super) fn view(&self, now: Timestamp, is_admitted: bool) -> GangView<'_> {
         let searcher = &self.valid.spec.searcher;
         GangView {
@@ -85,7 +87,7 @@ impl Observed {
         Limits::new(self.valid.spec.max_restarts, BackOffLimits::CLUSTER)
     }
 
-    /// The trial as admission sees it.
+    /// Input of admission; `None` without a standing.
     pub(super) fn candidate(&self, standing: Option<Standing>) -> Option<Candidate> {
         let TrialRecord { spec, status } = &self.trial.record;
         Some(Candidate {
@@ -99,8 +101,8 @@ impl Observed {
     }
 }
 
-/// Which trials start, which wait to, and which of them may begin. Empty until the first reconcile of
-/// a replica that leads.
+/// Trials that start or wait to start, and which of them may begin. Empty until the first reconcile
+/// of a new leader.
 #[derive(Debug, Default)]
 pub struct SharedAdmission(Mutex<Option<Admission>>);
 
@@ -109,14 +111,14 @@ impl SharedAdmission {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets all trials. A replica that stops to lead sees no starts and ends.
+    /// Removes all trials. A replica that stops leading no longer sees starts and ends.
     pub fn clear(&self) {
         *self.lock() = None;
     }
 }
 
-/// Records how far the start of a trial is; `None` if it neither starts nor waits to. Returns whether
-/// it may begin an attempt now. Other trials that may begin because of this are made due.
+/// Records the standing of a trial; `None` if it neither starts nor waits to start. Returns whether
+/// it may begin an attempt now, and queues other trials that may begin because of this.
 pub(super) fn record_standing(world: &World, key: &Key, candidate: Option<Candidate>) -> bool {
     let mut shared = world.admission.lock();
     let admission = shared.get_or_insert_with(|| all(world));
@@ -131,7 +133,8 @@ pub(super) fn record_standing(world: &World, key: &Key, candidate: Option<Candid
     is_admitted
 }
 
-/// All trials of the caches, so that none is admitted before those that start are known.
+/// Admission state of all cached trials, so that none is admitted before those that start are
+/// known.
 fn all(world: &World) -> Admission {
     let mut admission = Admission::new(world.options.caps());
     let mut open = world.trials.all();
@@ -149,10 +152,9 @@ fn name(key: &Key) -> TrialKey {
     (key.namespace.clone(), key.name.clone())
 }
 
-/// A node that one of these pods is on and that no cache has heard of: it may be new. `None` if there
-/// is none.
+/// Name of a node that one of these pods is bound to and that the cache lacks, since it may be new.
 pub(crate) fn unknown_node(world: &World, namespace: &str, pods: &[PodSeen]) -> Option<String> {
-    let is_gone = |it: &&PodSeen| it.node == NodeState::Gone && !it.is_terminal();
+    let is_gone = |pod: &&PodSeen| pod.node == NodeState::Gone && !pod.is_terminal();
     let pod = pods.iter().find(is_gone)?;
     let pod = world.pods.get(&Key::new(namespace, &pod.name))?;
     pod.node.as_ref().map(ToString::to_string)

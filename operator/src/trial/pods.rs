@@ -1,5 +1,5 @@
-//! Builds the pods and the Service that a trial should have. Pure: whatever could be wrong with an
-//! experiment was caught when it was validated.
+//! Builds the pods and the Service of a trial. Pure: errors in the spec were reported when the
+//! experiment was validated.
 
 use std::collections::BTreeMap;
 
@@ -21,27 +21,27 @@ use crate::pod::{
     small,
 };
 
-/// The name of a pod, and its host name.
+/// Name of a pod, which is also its host name.
 pub fn pod_name(trial: &str, attempt: u32, index: u32) -> String {
     format!("{trial}-a{attempt}-r{index}")
 }
 
-/// The address of a pod of a gang.
+/// Address of a pod in a gang.
 pub fn host(trial: &str, namespace: &str, attempt: u32, index: u32, port: u16) -> String {
     format!("{}.{trial}.{namespace}.svc:{port}", pod_name(trial, attempt, index))
 }
 
-/// The port on which ranks meet.
+/// Rendezvous port of the ranks.
 pub fn port(spec: &ExperimentSpec) -> u16 {
-    let named = spec.env.iter().find(|it| it.name == ENV_RENDEZVOUS_PORT);
-    named.and_then(|it| it.value.parse().ok()).unwrap_or(RENDEZVOUS_PORT)
+    let variable = spec.env.iter().find(|variable| variable.name == ENV_RENDEZVOUS_PORT);
+    variable.and_then(|variable| variable.value.parse().ok()).unwrap_or(RENDEZVOUS_PORT)
 }
 
-/// The headless Service by which a gang's pods find each other, before they are ready.
+/// Builds the headless Service that resolves a gang's pods before they are ready.
 ///
 /// # Panics
 ///
-/// Never: its shape is fixed.
+/// Never: the manifest is constant except for names and the port.
 pub fn service(valid: &ValidExperiment, names: Names<'_>) -> Service {
     let value = json!({
         "metadata": {
@@ -60,11 +60,11 @@ pub fn service(valid: &ValidExperiment, names: Names<'_>) -> Service {
     serde_json::from_value(value).expect("a service of fixed shape")
 }
 
-/// The pod of `index` of an attempt, as JSON: `podOverrides` are merged in last.
+/// Builds the pod with this index of an attempt as JSON. `podOverrides` are merged last.
 ///
 /// # Panics
 ///
-/// Never: a configuration is plain JSON.
+/// Never: a configuration serializes to plain JSON.
 pub fn pod(
     setup: &Setup,
     valid: &ValidExperiment,
@@ -109,11 +109,11 @@ fn owner(names: Names<'_>) -> Value {
     })
 }
 
-/// A pod that deletes checkpoints of an experiment that has ended, by what `cleanup` says.
+/// Builds a pod that deletes checkpoints of an ended experiment according to `cleanup`.
 ///
 /// # Panics
 ///
-/// Never: a list of names is plain JSON.
+/// Never: a list of names serializes to plain JSON.
 pub fn cleanup_pod(
     setup: &Setup,
     valid: &ValidExperiment,
@@ -127,7 +127,7 @@ pub fn cleanup_pod(
     let wishes = Wishes::of_experiment(valid, storage);
     let (env, env_from) = environment(&wishes, 0);
     let mut all_mounts = mounts();
-    all_mounts.extend(valid.spec.pod.volume_mounts.iter().map(|it| json!(it)));
+    all_mounts.extend(valid.spec.pod.volume_mounts.iter().map(|mount| json!(mount)));
     let metadata = json!({
         "name": name,
         "namespace": namespace,
@@ -158,7 +158,8 @@ pub fn cleanup_pod(
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": all_mounts,
     }]);
-    // Overrides for trial pods may name another image, which lacks the launcher, and the container that copies it.
+    // Overrides for trial pods may set another image, which lacks the launcher, and patch the
+    // set-up container, which this pod lacks.
     let mut overrides = wishes.overrides.cloned();
     for list in ["containers", "initContainers"] {
         let spec = overrides.as_mut().and_then(|overrides| overrides.get_mut("spec"));
@@ -173,14 +174,14 @@ pub fn cleanup_pod(
     crate::pod::pod(metadata, spec, &Wishes { overrides: overrides.as_ref(), ..wishes })
 }
 
-/// Resources of a clean-up pod: the requests of a small container, and the limits of the experiment. A quota may
-/// require a limit, and then refuses a pod without one.
+/// Returns the resources of a clean-up pod: the requests of a small container with the limits of
+/// the experiment. A quota may require limits and refuse a pod without them.
 fn cleanup_resources(wishes: &Wishes<'_>) -> Value {
     let mut resources = small();
-    // A device, such as a network card, is for programs.
+    // Extended resources, such as network cards, are only for programs.
     for (name, limit) in wishes.limits.iter().filter(|(name, _)| !name.contains('/')) {
         let request = resources["requests"][name].as_str().and_then(quantity);
-        // A request above its limit is invalid, and a missing one becomes the limit.
+        // A request above its limit is invalid, and a missing request defaults to the limit.
         if request.is_none_or(|request| quantity(limit).is_none_or(|limit| limit < request)) {
             resources["requests"][name] = json!(limit);
         }
@@ -189,7 +190,7 @@ fn cleanup_resources(wishes: &Wishes<'_>) -> Value {
     resources
 }
 
-/// The value of a quantity, such as `500m` or `16Gi`.
+/// Parses a Kubernetes quantity, such as `500m` or `16Gi`.
 fn quantity(text: &str) -> Option<f64> {
     let suffix = text.trim_start_matches(|char: char| char.is_ascii_digit() || char == '.');
     let number: f64 = text[..text.len() - suffix.len()].parse().ok()?;
@@ -224,14 +225,14 @@ fn spec(
     index: u32,
 ) -> Value {
     let tf_config = tf_config(valid, names, attempt, index);
-    let tf_config = tf_config.map(|it| json!({ "name": "TF_CONFIG", "value": it }));
+    let tf_config = tf_config.map(|config| json!({ "name": "TF_CONFIG", "value": config }));
     let mut spec = program_spec(setup, wishes, index, tf_config.into_iter().collect());
     spec["hostname"] = json!(pod_name(names.trial, attempt, index));
     spec["subdomain"] = json!(names.trial);
     spec
 }
 
-/// What TensorFlow's programs find their peers by; `None` for a gang of one pod.
+/// Returns TensorFlow's cluster configuration, `TF_CONFIG`; `None` for a gang of one pod.
 fn tf_config(
     valid: &ValidExperiment,
     names: Names<'_>,
@@ -240,8 +241,8 @@ fn tf_config(
 ) -> Option<String> {
     let num_pods = valid.spec.resources.num_pods();
     let port = port(&valid.spec);
-    let workers: Vec<String> =
-        (0..num_pods).map(|it| host(names.trial, names.namespace, attempt, it, port)).collect();
+    let worker = |pod_idx| host(names.trial, names.namespace, attempt, pod_idx, port);
+    let workers: Vec<String> = (0..num_pods).map(worker).collect();
     let config = json!({
         "cluster": { "worker": workers },
         "task": { "type": "worker", "index": index },

@@ -1,5 +1,5 @@
-//! The chart's rules: the operator uses each verb of each rule, or the rule says what it is for. Where
-//! each test's [`Place`] ends, the rules must have allowed every request.
+//! RBAC rules of the chart: the operator uses every granted verb, or a table explains it. Each
+//! test's [`Place`] also checks at its end that RBAC denied no request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::worker::Work;
 
 const FORMER_VERSION: &str = "replicas of version 0.1.0 replace whole objects during an upgrade";
 
-/// Verbs that this test may not see used, with what they are for.
+/// Verbs that this test may not observe, with their purpose.
 const EXPLAINED: [(&str, &str); 7] = [
     ("update stoker.dev/trials", FORMER_VERSION),
     ("update stoker.dev/experiments/status", FORMER_VERSION),
@@ -33,11 +33,11 @@ const EXPLAINED: [(&str, &str); 7] = [
     ),
     (
         "get stoker.dev/inferencejobs",
-        "as of experiments; a report server also reads a job that it does not know yet",
+        "same as for experiments; also reads a job that is not in the report server's cache yet",
     ),
 ];
 
-/// The verbs of a role, as `VERB GROUP/RESOURCE`.
+/// Returns the verbs of a role, as `VERB GROUP/RESOURCE`.
 fn verbs(place: &Place, role: &[&str]) -> BTreeSet<String> {
     let role = place.plane.get(role).unwrap();
     let list = |value: &Value| -> Vec<String> { serde_json::from_value(value.clone()).unwrap() };
@@ -53,7 +53,7 @@ fn verbs(place: &Place, role: &[&str]) -> BTreeSet<String> {
     verbs
 }
 
-/// Creates a trial, a Service and a pod of another owner, under names that experiments will need.
+/// Creates a trial, a Service and a pod without an owner, under names that experiments need.
 fn take_names(place: &Place) {
     let spec = json!({
         "experiment": "trial", "index": 0, "requestId": "r", "seed": 1,
@@ -73,7 +73,7 @@ fn take_names(place: &Place) {
     }
 }
 
-/// Waits until an event on one of the experiment's objects has this reason.
+/// Waits until an event on this object contains the reason.
 async fn wait_for_event(place: &Place, object: &str, reason: &str) {
     let selector = format!("--field-selector=involvedObject.name={object}");
     let arguments = ["events", "-n", place.namespace.as_str(), &selector];
@@ -115,7 +115,7 @@ fn each_granted_verb_is_used_or_explained() {
         place.apply("service", grid(1, 2, 2));
         place.apply("pod", grid(1, 2, 1));
         place.apply("node", grid(1, 2, 1));
-        // The second event of a reason on one object is a patch of the first.
+        // The second event with the same reason on one object is written as a patch of the first.
         place.apply("pause", grid(1, 1000, 1));
         for (state, phase) in [
             ("active", Phase::Running),
@@ -143,7 +143,7 @@ fn each_granted_verb_is_used_or_explained() {
             }
         }
         let explained: BTreeSet<String> = EXPLAINED.map(|(verb, _)| verb.to_owned()).into();
-        assert!(explained.is_subset(&granted), "explained, but not granted: {explained:#?}");
+        assert!(explained.is_subset(&granted), "explained but not granted: {explained:#?}");
         let unused = granted.iter().filter(|verb| !used.contains_key(*verb));
         let unused: BTreeSet<String> = unused.cloned().collect();
         assert!(unused.is_subset(&explained), "unused: {unused:#?}; used: {used:#?}");

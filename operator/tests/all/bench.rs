@@ -1,5 +1,5 @@
-//! What an experiment costs the API server and the operator: counts, which are checked, and times,
-//! which are printed by `cargo xtask bench operator`.
+//! Cost of an experiment for the API server and the operator. The test checks counts; `cargo xtask
+//! bench operator` prints times.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::flow::grid;
 use crate::kubelet::{Kubelet, Line, Script, config_of, token};
 use crate::setup::{ACCOUNT, Operator, Place, free_ports, runtime};
 
-/// Writes of a place's operator by what is written, but for the lease and questions about tokens.
+/// Writes of a namespace's operator by verb and resource, except to leases and token reviews.
 fn writes(place: &Place) -> BTreeMap<String, usize> {
     let user = format!("system:serviceaccount:{}:{ACCOUNT}", place.namespace);
     let mut counts = BTreeMap::new();
@@ -34,7 +34,7 @@ fn writes(place: &Place) -> BTreeMap<String, usize> {
 }
 
 #[test]
-fn an_experiment_costs_few_writes_and_one_that_waits_costs_none() {
+fn experiment_needs_few_writes_and_none_while_waiting() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -55,10 +55,10 @@ fn an_experiment_costs_few_writes_and_one_that_waits_costs_none() {
         let per_trial = (count("update trials/status") + count("patch trials/status")) / 4.0;
         println!("writes per pod {per_pod}, of status per trial {per_trial}: {counts:#?}");
         assert!(per_pod <= 2.5, "{counts:#?}");
-        // Five of them are what its trainer reported: its start, two checkpoints, two validations.
+        // Five of them record the trainer's reports: its start, two checkpoints, two validations.
         assert!(per_trial - 5.0 <= 6.0, "{counts:#?}");
 
-        // Pods that run and say nothing for half a minute.
+        // Pods that run for half a minute without a report.
         drop(kubelet);
         let _kubelet = Kubelet::start(&place.client, "counts", |_| Script::Hang);
         place.apply("quiet", grid(2, 2, 2));
@@ -70,32 +70,33 @@ fn an_experiment_costs_few_writes_and_one_that_waits_costs_none() {
     });
 }
 
-/// CPU seconds of a process so far.
+/// CPU seconds used by a process so far.
 fn cpu_seconds(pid: u32) -> f64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<&str> = text.rsplit_once(')').unwrap().1.split_whitespace().collect();
-    let ticks = |place: usize| fields[place].parse::<f64>().unwrap();
+    let ticks = |field_idx: usize| fields[field_idx].parse::<f64>().unwrap();
     // `utime` and `stime`, in hundredths of a second on Linux.
     (ticks(11) + ticks(12)) / 100.0
 }
 
 fn resident_mib(pid: u32) -> f64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = text.lines().find_map(|it| it.strip_prefix("VmRSS:")).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<f64>().unwrap() / 1024.0
 }
 
-/// The sum of a metric over its labels.
+/// Sum of a metric over its labels.
 pub(crate) fn metric(operator: &Operator, name: &str) -> f64 {
     let text = operator.metrics();
-    let lines = text.lines().filter(|it| it.starts_with(name) && !it.starts_with('#'));
-    lines.filter_map(|it| it.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+    let lines = text.lines().filter(|line| line.starts_with(name) && !line.starts_with('#'));
+    lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
 }
 
-/// What reconciles took of threads.
+/// CPU time of reconciles.
 const CPU: &str = "stoker_reconcile_cpu_seconds_total";
 
-/// Reports of one trial at a steady rate, answered or not: seconds to each answer.
+/// Sends reports of one trial at a steady rate, without waiting for responses. Returns the seconds
+/// to each response.
 async fn report(place: &Place, trial: u32, rate: f64, time: Duration) -> Vec<f64> {
     let pods: Api<Pod> = Api::namespaced(place.client.clone(), &place.namespace);
     let pod = pods.get(&format!("door-{trial}-a0-r0")).await.unwrap();
@@ -106,7 +107,7 @@ async fn report(place: &Place, trial: u32, rate: f64, time: Duration) -> Vec<f64
     while begin.elapsed() < time {
         ticks.tick().await;
         batches += 1;
-        // Each is better than the last one: others would share writes.
+        // Each validation is better than the last. Others would share writes.
         let loss = stoker_api::number::format(1.0 / batches as f64);
         let metrics = [("loss".to_owned(), loss)].into();
         let event = ReportEvent::Validated { metrics, granted_units: None };
@@ -196,7 +197,7 @@ fn times() {
     });
 }
 
-/// Trials that wait to start, unless the environment says otherwise.
+/// Number of waiting trials, unless `STOKER_BENCH_WAITING` sets another.
 const WAITING: u32 = 5000;
 
 #[test]
@@ -207,7 +208,7 @@ fn waiting_trials() {
     let num = wanted.map_or(WAITING, |text| text.parse().unwrap());
     runtime().block_on(async {
         let place = Place::new("waiting").await;
-        // One pod, which no scheduler looks at, holds the only place for as long as this takes.
+        // One pod, which no scheduler considers, holds the only slot for the whole test.
         let more = ["--starting-pods-max", "1", "--start-deadline-seconds", "86400"];
         let mut operator = place.operator_with("a", free_ports(), &more);
         operator.wait_ready(&place);
@@ -246,11 +247,11 @@ fn waiting_trials() {
     });
 }
 
-/// As many bytes as a report has at most.
+/// Size of long texts and metric lists, just below the limit of a report in bytes.
 const REPORT_BYTES: usize = 250_000;
 
-/// The largest record that a program can make of a trial by its reports and its ends. The program has
-/// many attempts, lengths and metrics, and all its texts are long.
+/// The largest record of a trial that a program can cause by its reports and exits: many attempts,
+/// lengths and metrics, and long texts.
 fn worst_case() -> TrialRecord {
     let spec = json!({
         "experiment": "e".repeat(40), "index": 65_535, "requestId": "r".repeat(36), "seed": 1,
@@ -269,7 +270,7 @@ fn worst_case() -> TrialRecord {
         .collect();
     let text = "\u{1}".repeat(REPORT_BYTES / 6);
     let limits = Limits::new(u32::MAX, BackOffLimits::CLUSTER);
-    let tell = |record: &mut TrialRecord, attempt, batches, event| {
+    let apply = |record: &mut TrialRecord, attempt, batches, event| {
         let report = Report { version: CONTRACT_VERSION, attempt, batches, event };
         record_report(record, &report, &searched);
     };
@@ -280,24 +281,24 @@ fn worst_case() -> TrialRecord {
         let resumed_from = Some(checkpoint_name(batches, attempt));
         let event =
             ReportEvent::Started { resumed_from, batches_total: 9, refused: Default::default() };
-        tell(&mut record, attempt, batches, event);
+        apply(&mut record, attempt, batches, event);
         let event = ReportEvent::Checkpointed {
             name: checkpoint_name(batches, attempt),
             manifest_sha256: "0".repeat(64),
             bytes: u64::MAX / 2,
             metric: Some(number.clone()),
         };
-        tell(&mut record, attempt, batches, event);
+        apply(&mut record, attempt, batches, event);
         for length in lengths.iter().skip(attempt as usize * 4).take(4) {
             let metrics = metrics.clone();
             let event = ReportEvent::Validated { metrics, granted_units: Some(*length) };
-            tell(&mut record, attempt, batches, event);
+            apply(&mut record, attempt, batches, event);
         }
         let activity = Some(text.clone());
         let event = ReportEvent::Progress { batches_total: u64::MAX / 2, activity };
-        tell(&mut record, attempt, batches, event);
+        apply(&mut record, attempt, batches, event);
         let event = ReportEvent::Exiting { code: 1, message: Some(text.clone()) };
-        tell(&mut record, attempt, batches, event);
+        apply(&mut record, attempt, batches, event);
         end_attempt(&mut record, AttemptEnd::UserError, Some(text.clone()), &limits);
     }
     record

@@ -1,4 +1,4 @@
-//! Who may report what, and how everybody else is answered.
+//! The report server: who may report, and how other requests are answered.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::proxy::Reviews;
 use crate::setup::{Place, free_ports, runtime};
 use crate::standby::{Sender, Standby, UNITS, progress, until, validated};
 
-/// A pod of a gang, and a way to the door with its token.
+/// A pod's configuration, and a connection to the report server with its token.
 struct Caller {
     config: TrialConfig,
     line: Line,
@@ -37,19 +37,19 @@ impl Caller {
         Self { line: Line::new(&config, token), config }
     }
 
-    /// The status of a report that is sent with this token, and of the other's trial if so.
+    /// Sends a report with any token to any URL, and returns status and text of the response.
     async fn send(&self, report: &Value, token: Option<&str>, url: &str) -> (u16, String) {
         let body = report.to_string().into_bytes();
         match self.line.send(body.clone(), token, url).await {
             Some(answer) => answer,
-            // The connection may have been closed after what was sent before.
+            // The server may have closed the connection after the previous request.
             None => self.line.send(body, token, url).await.unwrap(),
         }
     }
 }
 
 #[test]
-fn the_door_takes_what_rank_0_says_of_its_own_attempt_and_nothing_else() {
+fn reports_need_rank_0_of_the_live_attempt() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -74,56 +74,64 @@ fn the_door_takes_what_rank_0_says_of_its_own_attempt_and_nothing_else() {
         let old = Caller::new(&place, "ends-0-a0-r0").await;
         assert_eq!((rank_0.config.attempt, new.config.attempt), (0, 1));
 
-        let (mine, ends) = (rank_0.config.door.url.as_str(), new.config.door.url.as_str());
-        let nobody = mine.replace("gang-0", "gang-9");
-        let elsewhere = mine.replace("/reports", "/orders");
+        let gang_url = rank_0.config.door.url.as_str();
+        let ends_url = new.config.door.url.as_str();
+        let missing_url = gang_url.replace("gang-0", "gang-9");
+        let wrong_path = gang_url.replace("/reports", "/orders");
         let unbound = place.plane.token("door", "default", Some("stoker")).unwrap();
         let for_others = place.plane.token("door", "default", None).unwrap();
-        let own = |it: &Caller| Some(it.line.token.clone());
+        let own = |caller: &Caller| Some(caller.line.token.clone());
         let cases = [
-            ("rank 0", own(&rank_0), progress(0, 1), mine, 200, "continue"),
-            ("no token", None, progress(0, 1), mine, 401, "no bearer token"),
-            ("garbage", Some("abc".to_owned()), progress(0, 1), mine, 401, ""),
-            ("long", Some("a".repeat(20_000)), progress(0, 1), mine, 401, ""),
-            ("not of a pod", Some(unbound), progress(0, 1), mine, 401, "not bound to a pod"),
-            ("not for us", Some(for_others), progress(0, 1), mine, 503, "audiences"),
-            ("rank 1", own(&rank_1), progress(0, 1), mine, 403, "not rank 0's"),
-            ("another's pod", own(&new), progress(0, 1), mine, 403, "is not of trial"),
-            ("no trial", own(&rank_0), progress(0, 1), &nobody, 403, "is not of trial"),
-            ("no path", own(&rank_0), progress(0, 1), &elsewhere, 404, ""),
-            ("old attempt", own(&old), progress(0, 1), ends, 200, "fenced"),
-            ("old pod", own(&old), progress(1, 1), ends, 200, "fenced"),
-            ("too soon", own(&new), progress(2, 1), ends, 403, "is of attempt 1"),
-            ("no report", own(&rank_0), json!({ "version": 1 }), mine, 422, "missing field"),
+            ("rank 0", own(&rank_0), progress(0, 1), gang_url, 200, "continue"),
+            ("no token", None, progress(0, 1), gang_url, 401, "no bearer token"),
+            ("garbage", Some("abc".to_owned()), progress(0, 1), gang_url, 401, ""),
+            ("long", Some("a".repeat(20_000)), progress(0, 1), gang_url, 401, ""),
+            ("not of a pod", Some(unbound), progress(0, 1), gang_url, 401, "not bound to a pod"),
+            ("not for us", Some(for_others), progress(0, 1), gang_url, 503, "audiences"),
+            ("rank 1", own(&rank_1), progress(0, 1), gang_url, 403, "does not run rank 0"),
+            ("another's pod", own(&new), progress(0, 1), gang_url, 403, "does not belong to trial"),
+            (
+                "no trial",
+                own(&rank_0),
+                progress(0, 1),
+                &missing_url,
+                403,
+                "does not belong to trial",
+            ),
+            ("no path", own(&rank_0), progress(0, 1), &wrong_path, 404, ""),
+            ("old attempt", own(&old), progress(0, 1), ends_url, 200, "fenced"),
+            ("old pod", own(&old), progress(1, 1), ends_url, 200, "fenced"),
+            ("too soon", own(&new), progress(2, 1), ends_url, 403, "belongs to attempt 1"),
+            ("no report", own(&rank_0), json!({ "version": 1 }), gang_url, 422, "missing field"),
             (
                 "odd checkpoint",
                 own(&rank_0),
                 json!({ "version": 1, "attempt": 0, "batches": 1, "event": { "checkpointed": {
                     "name": "../../other", "manifestSha256": "0".repeat(64), "bytes": 1,
                 } } }),
-                mine,
+                gang_url,
                 422,
                 "../../other",
             ),
         ];
         for (name, token, report, url, code, says) in cases {
-            let (found, text) = rank_0.send(&report, token.as_deref(), url).await;
-            assert_eq!(found, code, "{name}: {text}");
+            let (status, text) = rank_0.send(&report, token.as_deref(), url).await;
+            assert_eq!(status, code, "{name}: {text}");
             assert!(text.contains(says), "{name}: {text}");
         }
         let send =
-            async |body: Vec<u8>| rank_0.line.send(body, own(&rank_0).as_deref(), mine).await;
+            async |body: Vec<u8>| rank_0.line.send(body, own(&rank_0).as_deref(), gang_url).await;
         assert_eq!(send(b"{".to_vec()).await.unwrap().0, 422);
-        // Its answer may come while it is still being sent, which is no answer then.
+        // The server may respond while the body is still being sent, and the client then fails.
         let long = send(vec![b' '; 2 << 20]).await;
-        assert!(long.as_ref().is_none_or(|it| it.0 == 413), "{long:?}");
-        // A storm of one trial is held up, and others are not.
+        assert!(long.as_ref().is_none_or(|(code, _)| *code == 413), "{long:?}");
+        // Too many reports of one trial are rejected, without affecting other trials.
         let mut codes = vec![];
         for _ in 0..80 {
-            codes.push(rank_0.send(&progress(0, 2), own(&rank_0).as_deref(), mine).await.0);
+            codes.push(rank_0.send(&progress(0, 2), own(&rank_0).as_deref(), gang_url).await.0);
         }
         assert!(codes.contains(&429) && codes.contains(&200), "{codes:?}");
-        assert_eq!(new.send(&progress(1, 1), own(&new).as_deref(), ends).await.0, 200);
+        assert_eq!(new.send(&progress(1, 1), own(&new).as_deref(), ends_url).await.0, 200);
     });
 }
 
@@ -139,21 +147,21 @@ fn a_failed_token_review_is_an_outage() {
         let sender = standby.add_pod("one-0", &trial, 0, 0).await;
         let check = async |reviews: Reviews, code: u16, says: &str| {
             standby.proxy.set_reviews(reviews.clone());
-            let (found, wait, text) = sender.send_for_wait(&progress(0, 1)).await;
-            assert!(found == code && text.contains(says), "{reviews:?}: {found} {text}");
+            let (status, wait, text) = sender.send_for_wait(&progress(0, 1)).await;
+            assert!(status == code && text.contains(says), "{reviews:?}: {status} {text}");
             assert_eq!(wait.is_some(), code == 503, "{reviews:?}");
         };
         let failed = |error: &str| Reviews::Status(json!({ "error": error }));
-        // None of these is remembered: each is followed by a review of the same token.
+        // None of these results is cached: each report causes another review of the same token.
         check(failed("the key is not known yet"), 503, "the key is not known yet").await;
         check(Reviews::Code(500), 503, "the token cannot be checked").await;
         check(Reviews::Code(403), 503, "the token cannot be checked").await;
-        check(Reviews::Hang, 503, "no answer in 5 s").await;
+        check(Reviews::Hang, 503, "no response within 5 s").await;
         check(Reviews::Real, 200, "continue").await;
-        // An accepted token is believed while reviews fail.
+        // A cached success remains valid while reviews fail.
         check(failed("away"), 200, "continue").await;
         let num_reviews = standby.proxy.num_reviews();
-        // A token of another name for the same pod: refused, which is remembered for a while.
+        // Another token of the same pod is rejected, and the rejection is cached for a while.
         let sender = standby.sender(sender.pod, "trials", "one-0").await;
         standby.proxy.set_reviews(Reviews::Status(json!({ "authenticated": false })));
         for _ in 0..2 {
@@ -179,12 +187,12 @@ fn replaced_and_deleted_pods_are_fenced() {
         let fenced = (200, "\"fenced\"".to_owned());
         let go = (200, json!({ "continue": { "units": UNITS } }).to_string());
         assert_eq!(live.send(&progress(1, 1)).await, go);
-        // The pod's attempt decides, whatever attempt the report names.
+        // The pod's attempt counts, whatever attempt the report names.
         for attempt in [0, 1, 2] {
             let report = validated(attempt, UNITS, "0.1", Some(UNITS));
             assert_eq!(old.send(&report).await, fenced, "attempt {attempt}");
         }
-        // An attempt that ended is fenced before the next one begins.
+        // An ended attempt is fenced before the next one starts.
         let attempts = json!([{ "number": 0, "end": "UserError" },
             { "number": 1, "end": "Infrastructure" }]);
         standby.set_status::<Trial>("one-0", &json!({ "attempts": attempts })).await;
@@ -193,20 +201,20 @@ fn replaced_and_deleted_pods_are_fenced() {
             answer => Err(format!("{answer:?}")),
         };
         until("the fence of an ended attempt", ended).await;
-        // So is a pod that is gone, in whose attempt nothing else has changed.
+        // A deleted pod is fenced too, even if nothing else has changed in its attempt.
         standby.set_status::<Trial>("one-0", &json!({ "attempts": [{ "number": 2 }] })).await;
-        let gone = standby.add_pod("one-0", &trial, 2, 0).await;
-        assert_eq!(gone.send(&progress(2, 3)).await, go);
+        let deleted = standby.add_pod("one-0", &trial, 2, 0).await;
+        assert_eq!(deleted.send(&progress(2, 3)).await, go);
         standby.delete::<Pod>("one-0-a2-r0").await;
-        until("the fence of a deleted pod", async || match gone.send(&progress(2, 4)).await {
+        until("the fence of a deleted pod", async || match deleted.send(&progress(2, 4)).await {
             answer if answer == fenced => Ok(()),
             answer if answer == go => Err("the pod is still cached".to_owned()),
             answer => panic!("{answer:?}"),
         })
         .await;
-        // A new pod of that name is another pod.
+        // A new pod with the same name is a different pod.
         let again = standby.add_pod("one-0", &trial, 2, 0).await;
-        assert_eq!(gone.send(&progress(2, 5)).await, fenced);
+        assert_eq!(deleted.send(&progress(2, 5)).await, fenced);
         assert_eq!(again.send(&progress(2, 5)).await, go);
         assert_eq!(standby.trial_status("one-0").await.facts, []);
     });
@@ -224,14 +232,14 @@ fn pods_of_other_names_are_refused() {
         let labels = json!({ LABEL_TRIAL: "one-0", LABEL_COMPONENT: COMPONENT_TRIAL });
         let of_trial = ("Trial", "one-0", trial.as_str());
         let cases = [
-            ("other", of_trial, 0, "is not of trial"),
-            ("one-0-a0-r00", of_trial, 0, "is not of trial"),
-            ("one-0-a0-r0-x", of_trial, 0, "is not of trial"),
+            ("other", of_trial, 0, "does not belong to trial"),
+            ("one-0-a0-r00", of_trial, 0, "does not belong to trial"),
+            ("one-0-a0-r0-x", of_trial, 0, "does not belong to trial"),
             // The name contradicts the labels.
-            ("one-0-a1-r0", of_trial, 0, "is not of trial"),
-            // A pod of the right name that a user made.
-            ("one-0-a2-r0", ("Trial", "one-0", ""), 2, "is not of trial"),
-            ("one-0-a0-r1", of_trial, 0, "is not rank 0's"),
+            ("one-0-a1-r0", of_trial, 0, "does not belong to trial"),
+            // A pod with the right name that a user created.
+            ("one-0-a2-r0", ("Trial", "one-0", ""), 2, "does not belong to trial"),
+            ("one-0-a0-r1", of_trial, 0, "does not run rank 0"),
         ];
         for (name, owner, attempt, says) in cases {
             let sender = standby.add_named_pod(name, labels.clone(), owner, (attempt, 0)).await;
@@ -244,7 +252,7 @@ fn pods_of_other_names_are_refused() {
 }
 
 #[test]
-fn a_namesake_takes_no_report_of_a_deleted_trial() {
+fn report_of_deleted_trial_does_not_reach_namesake() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -269,7 +277,7 @@ fn a_namesake_takes_no_report_of_a_deleted_trial() {
         assert_eq!(standby.trial_status("one-0").await.facts, []);
         // Later reports of the old pod are fenced too.
         assert_eq!(old.send(&result).await, fenced);
-        // The new trial's pod has its own result, and waits for a decision when its trial is replaced.
+        // The new trial's pod sends a result and waits for a decision while its trial is replaced.
         let pod = until("the old pod to be collected", async || {
             match standby.api::<Pod>().get_opt("one-0-a0-r0").await.unwrap() {
                 Some(pod) => Err(pod.name_any()),
@@ -295,7 +303,7 @@ fn a_namesake_takes_no_report_of_a_deleted_trial() {
 }
 
 #[test]
-fn a_namesake_takes_no_report_of_a_deleted_job() {
+fn report_of_deleted_job_does_not_reach_namesake() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -319,7 +327,7 @@ fn a_namesake_takes_no_report_of_a_deleted_job() {
     });
 }
 
-/// Sends the result of `one-0` until it is recorded. Its answer would be a long poll.
+/// Sends the result of `one-0` until it is recorded. The response would be a long poll.
 async fn record_result(standby: &Standby, sender: &Sender, result: &Value) {
     let recorded =
         until("the result", async || match standby.trial_status("one-0").await.facts.len() {
@@ -343,7 +351,7 @@ fn validations_without_effect_share_a_write() {
         let trial = standby.add_trial("one", &owner, 0).await;
         let sender = standby.add_pod("one-0", &trial, 0, 0).await;
         let send = async |report: Value| {
-            // A pod may send 20 reports a second.
+            // A pod may send 20 reports per second.
             loop {
                 match sender.send(&report).await {
                     (429, _) => tokio::time::sleep(Duration::from_millis(100)).await,
@@ -353,7 +361,7 @@ fn validations_without_effect_share_a_write() {
         };
         let status = async || standby.trial_status("one-0").await;
         let writes = || standby.metric("stoker_api_writes_total{kind=\"trial_status\"}");
-        // The first validation and each better one is recorded before its answer.
+        // The first validation and each better one are recorded before the response.
         for (batches, loss) in [(1, "0.9"), (2, "0.8"), (3, "0.7")] {
             send(validated(0, batches, loss, None)).await;
             assert_eq!(status().await.best_metric.as_deref(), Some(loss));
@@ -362,18 +370,18 @@ fn validations_without_effect_share_a_write() {
         for batches in 4..=100 {
             send(validated(0, batches, &format!("1.{batches}"), None)).await;
         }
-        // Two writes a pause, of which at most some fit in.
+        // Each hold interval has at most two writes, and only a few intervals fit into the loop.
         let num_writes = writes();
         assert!(num_writes <= 3 + 97 / 4, "{num_writes} writes");
         assert!(standby.metric("stoker_reports_total{answer=\"Held\"}") >= 70);
-        // The last one is recorded without another report.
+        // The last validation is recorded without another report.
         until("the last validation", async || match status().await {
             status if status.metrics["loss"] == "1.100" => Ok(()),
             status => Err(format!("{:?}", status.metrics)),
         })
         .await;
         assert_eq!(status().await.batches, 100);
-        // Whatever is written next takes a held one along, in the order of training.
+        // The next write also records the held validation, in the order of training.
         send(validated(0, 101, "1.101", None)).await;
         send(validated(0, 102, "1.102", None)).await;
         let result = validated(0, UNITS, "0.75", Some(UNITS));
@@ -385,7 +393,7 @@ fn validations_without_effect_share_a_write() {
 }
 
 #[test]
-fn a_namespaces_overload_slows_its_reports_down() {
+fn overloaded_namespace_has_its_reports_delayed() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -394,7 +402,7 @@ fn a_namespaces_overload_slows_its_reports_down() {
         let owner = standby.add_experiment("one").await;
         let trial = standby.add_trial("one", &owner, 0).await;
         let sender = standby.add_pod("one-0", &trial, 0, 0).await;
-        // Each is better than all before it, and so worth a write.
+        // Each validation is better than all before it, and therefore worth a write.
         let sent = (1..=30).map(|batches| {
             let report = validated(0, batches, &format!("0.{}", 90 - batches), None);
             let sender = &sender;
@@ -406,13 +414,13 @@ fn a_namespaces_overload_slows_its_reports_down() {
         assert_eq!(of(200).count() + of(429).count(), 30, "{answers:?}");
         for (_, wait, text) in of(429) {
             assert!(wait.is_some_and(|seconds| seconds >= 3), "{wait:?}");
-            assert!(text.contains("namespace overload need more than 1 status writes"), "{text}");
+            assert!(text.contains("namespace overload exceeds 1 status writes"), "{text}");
         }
         let counted = |line: &str| standby.metric(line);
         assert_eq!(counted("stoker_reports_total{answer=\"Limited\"}") as usize, of(429).count());
         assert!(counted("stoker_reports_slowed_total") as usize >= of(429).count());
-        assert!(standby.place.logs().contains("they are slowed down"));
-        // A result passes those that are refused.
+        assert!(standby.place.logs().contains("are slowed down"));
+        // A result is accepted while other reports are refused.
         record_result(&standby, &sender, &validated(0, UNITS, "0.5", Some(UNITS))).await;
     });
 }

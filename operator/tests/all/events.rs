@@ -1,4 +1,4 @@
-//! Events and conditions, as `kubectl describe` shows them: read from the API server.
+//! Events and conditions, as `kubectl describe` shows them.
 
 use std::time::{Duration, Instant};
 
@@ -15,10 +15,10 @@ use crate::kubelet::{Kubelet, Script};
 use crate::setup::{Place, free_ports, runtime};
 use crate::worker::Work;
 
-/// An expected event: its type, its reason, and parts of its note.
+/// Expected type, reason and note parts of an event.
 type Expected<'a> = (&'a str, &'a str, &'a [&'a str]);
 
-/// The events of one object, oldest first.
+/// Returns the events of one object, oldest first.
 async fn events_of(place: &Place, kind: &str, name: &str) -> Vec<Event> {
     let api: Api<Event> = Api::namespaced(place.client.clone(), &place.namespace);
     let mut events = api.list(&Default::default()).await.unwrap().items;
@@ -37,8 +37,8 @@ fn is(event: &Event, (type_, reason, parts): &Expected<'_>) -> bool {
         && parts.iter().all(|part| note.contains(part))
 }
 
-/// Waits until the object's events are exactly these, in this order, and checks what they refer to. The operator
-/// writes an event after the status that it describes.
+/// Waits until the object's events are exactly these, in this order, and checks their references.
+/// The operator writes an event after the status that it describes.
 async fn check_events(place: &Place, kind: &str, name: &str, uid: &str, expected: &[Expected<'_>]) {
     let end = Instant::now() + Duration::from_secs(20);
     let events = loop {
@@ -48,8 +48,8 @@ async fn check_events(place: &Place, kind: &str, name: &str, uid: &str, expected
             break events;
         }
         let read = |event: &Event| json!([event.type_, event.reason, event.note]);
-        let found: Vec<Value> = events.iter().map(read).collect();
-        assert!(Instant::now() < end, "{kind} {name}: {found:#?}, expected: {expected:#?}");
+        let actual: Vec<Value> = events.iter().map(read).collect();
+        assert!(Instant::now() < end, "{kind} {name}: {actual:#?}, expected: {expected:#?}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     };
     for event in events {
@@ -61,7 +61,7 @@ async fn check_events(place: &Place, kind: &str, name: &str, uid: &str, expected
     }
 }
 
-/// The conditions as type, status and reason, by type.
+/// Returns type, status and reason of the conditions, sorted by type.
 fn summary(conditions: &[Condition]) -> Vec<(String, String, String)> {
     let mut all: Vec<_> = conditions
         .iter()
@@ -74,14 +74,14 @@ fn summary(conditions: &[Condition]) -> Vec<(String, String, String)> {
     all
 }
 
-/// Checks that each condition has these values, is of the current generation, and changed within the test.
+/// Checks that the conditions have these values and this generation, and changed during the test.
 #[track_caller]
 fn check_conditions(conditions: &[Condition], generation: i64, expected: &[(&str, &str, &str)]) {
-    let found = summary(conditions);
+    let actual = summary(conditions);
     let owned = |(type_, status, reason): &(&str, &str, &str)| {
         (type_.to_string(), status.to_string(), reason.to_string())
     };
-    assert_eq!(found, expected.iter().map(owned).collect::<Vec<_>>(), "{conditions:#?}");
+    assert_eq!(actual, expected.iter().map(owned).collect::<Vec<_>>(), "{conditions:#?}");
     for condition in conditions {
         assert_eq!(condition.observed_generation, generation, "{condition:?}");
         let age = stoker_operator::world::now().seconds_since(condition.last_transition_time);
@@ -89,7 +89,7 @@ fn check_conditions(conditions: &[Condition], generation: i64, expected: &[(&str
     }
 }
 
-/// The conditions of an experiment that ended in this phase.
+/// Conditions of an experiment that ended in this phase.
 fn conditions_after(phase: &str) -> Vec<(&str, &str, &str)> {
     let ends = ["Cancelled", "Completed", "Failed"];
     let mut all: Vec<_> = ends
@@ -109,16 +109,17 @@ fn experiment_events_follow_its_phases() {
         let place = Place::new("events").await;
         let mut operator = place.operator("a", free_ports());
         operator.wait_ready(&place);
-        // The operator writes that a trial runs up to 3 s late, so these train for longer.
+        // The operator may write up to 3 s late that a trial runs, so these trials train for
+        // longer.
         let _kubelet =
             Kubelet::start(&place.client, &place.namespace, |_| Script::Train { unit_ms: 100 });
         place.apply("grid", grid(3, 80, 1));
         let ended = place.wait_for("grid", &[Phase::Completed, Phase::Failed], 60).await;
         let uid = ended.uid().unwrap();
         let expected: [Expected<'_>; 3] = [
-            ("Normal", "Accepted", &["0 of 3 trials have ended"]),
-            ("Normal", "Running", &["0 of 3 trials have ended"]),
-            ("Normal", "Completed", &["3 of 3 trials have ended", "best is trial "]),
+            ("Normal", "Accepted", &["0 of 3 trials ended"]),
+            ("Normal", "Running", &["0 of 3 trials ended"]),
+            ("Normal", "Completed", &["3 of 3 trials ended", "best: trial "]),
         ];
         check_events(&place, "Experiment", "grid", &uid, &expected).await;
         for trial in place.trials_of("grid").await {
@@ -153,10 +154,10 @@ fn pause_and_cancel_write_events() {
         place.patch("long", &json!({"spec": {"state": "cancelled"}})).unwrap();
         let ended = place.wait_for("long", &[Phase::Cancelled], 20).await;
         let expected: [Expected<'_>; 4] = [
-            ("Normal", "Accepted", &["0 of 2 trials have ended"]),
-            ("Normal", "Running", &["0 of 2 trials have ended"]),
-            ("Normal", "Paused", &["0 of 2 trials have ended"]),
-            ("Normal", "Cancelled", &["2 of 2 trials have ended"]),
+            ("Normal", "Accepted", &["0 of 2 trials ended"]),
+            ("Normal", "Running", &["0 of 2 trials ended"]),
+            ("Normal", "Paused", &["0 of 2 trials ended"]),
+            ("Normal", "Cancelled", &["2 of 2 trials ended"]),
         ];
         check_events(&place, "Experiment", "long", &ended.uid().unwrap(), &expected).await;
         let status = ended.status.unwrap();
@@ -192,10 +193,10 @@ fn each_failed_attempt_writes_a_warning() {
             ("Warning", "Failed", &["exit code 42"]),
         ];
         check_events(&place, "Trial", "grid-0", &trial.uid().unwrap(), &expected).await;
-        // Programs that end this soon are not reported as running.
+        // Programs that exit this soon are not reported as running.
         let expected: [Expected<'_>; 2] = [
-            ("Normal", "Accepted", &["0 of 1 trials have ended"]),
-            ("Warning", "Failed", &["1 of 1 trials have ended"]),
+            ("Normal", "Accepted", &["0 of 1 trials ended"]),
+            ("Warning", "Failed", &["1 of 1 trials ended"]),
         ];
         check_events(&place, "Experiment", "grid", &ended.uid().unwrap(), &expected).await;
         let status = ended.status.unwrap();
@@ -267,8 +268,8 @@ fn job_events_follow_its_phases() {
             object["metadata"]["uid"].as_str().unwrap().to_owned()
         };
         let expected: [Expected<'_>; 2] = [
-            ("Normal", "Running", &["0 of 0 rows are done"]),
-            ("Normal", "Completed", &["20 of 20 rows are done"]),
+            ("Normal", "Running", &["0 of 0 rows processed"]),
+            ("Normal", "Completed", &["20 of 20 rows processed"]),
         ];
         check_events(&place, "InferenceJob", "good", &uid("good"), &expected).await;
         let expected: [Expected<'_>; 4] = [

@@ -1,5 +1,5 @@
-//! Every way in which a pod, an attempt or a trial goes wrong, from the pod's status to the trial's
-//! record: whose fault it was, what it costs, what is said of it, and that it goes on.
+//! Failures of pods, attempts and trials, from the pod's status to the trial's record: class, cost
+//! and message of each, and that the trial continues.
 
 mod cases;
 
@@ -23,9 +23,9 @@ use cases::{Case, Hand, programs, refusals, surroundings};
 
 const NAMESPACE: &str = "failures";
 
-/// What is in the way of some cases before they begin.
+/// Creates obstacles that some cases need from the start.
 fn obstacles(place: &Place) {
-    let apply = |it: Value| place.plane.apply(&it.to_string()).unwrap();
+    let apply = |object: Value| place.plane.apply(&object.to_string()).unwrap();
     apply(json!({
         "apiVersion": "v1", "kind": "ResourceQuota",
         "metadata": { "name": "slots", "namespace": NAMESPACE },
@@ -68,10 +68,10 @@ fn node_ready(place: &Place, node: &str, ready: &str) {
     place.plane.kubectl(&arguments).unwrap();
 }
 
-/// Conditions of trials as they were seen over time: type, reason, message.
+/// Conditions of trials as observed over time: type, reason, message.
 type Said = BTreeMap<String, BTreeSet<(String, String, String)>>;
 
-/// Watches a namespace's trials: it sees each status that is ever written, however short-lived.
+/// Watches a namespace's trials, and observes each status that is written, however short-lived.
 struct Listener {
     seen: Arc<Mutex<SeenTrials>>,
     task: tokio::task::JoinHandle<()>,
@@ -97,10 +97,12 @@ impl Listener {
         let task = tokio::spawn(async move {
             let mut trials = std::pin::pin!(trials.default_backoff().applied_objects());
             while let Some(trial) = trials.next().await {
-                // The watch begins again by itself after an error.
+                // The watch restarts by itself after an error.
                 let Ok(trial) = trial else { continue };
                 let all = trial.status.iter().flat_map(|status| &status.conditions);
-                let all = all.map(|it| (it.type_.clone(), it.reason.clone(), it.message.clone()));
+                let all = all.map(|condition| {
+                    (condition.type_.clone(), condition.reason.clone(), condition.message.clone())
+                });
                 let mut seen = collected.lock().unwrap();
                 seen.said.entry(trial.name_any()).or_default().extend(all);
                 seen.latest.insert(trial.name_any(), trial);
@@ -113,22 +115,26 @@ impl Listener {
         self.seen.lock().unwrap().said.clone()
     }
 
-    /// The trials as last seen, by name. What [`said`](Self::said) returns after this includes their conditions.
+    /// The trials as last observed, by name. A later call of [`said`](Self::said) includes their
+    /// conditions.
     fn trials(&self) -> Vec<Trial> {
         self.seen.lock().unwrap().latest.values().cloned().collect()
     }
 }
 
-/// Does what a case asks for once its trial is so far; true when done.
-fn lend_a_hand(place: &Place, case: &Case, said: &Said) -> bool {
+/// Performs the action of a case once its trial is ready for it. Returns whether the action is
+/// done.
+fn perform_action(place: &Place, case: &Case, said: &Said) -> bool {
     let kubectl = |arguments: &[&str]| {
         let arguments = [arguments, &["-n", NAMESPACE, "--wait=false"]].concat();
         place.plane.kubectl(&arguments).unwrap();
     };
     let trial = format!("{}-0", case.name);
-    let said = said.get(&trial);
+    let conditions = said.get(&trial);
     let was = |type_: &str, reason: &str| {
-        said.is_some_and(|it| it.iter().any(|it| it.0 == type_ && it.1 == reason))
+        conditions.is_some_and(|conditions| {
+            conditions.iter().any(|(kind, why, _)| kind == type_ && why == reason)
+        })
     };
     let is_running = was("Running", "AllPodsRunning");
     let (pod, node) = (format!("{trial}-a0-r0"), format!("node-{}", case.name));
@@ -167,7 +173,7 @@ fn check(case: &Case, trial: &Trial, said: &Said) {
     assert_eq!(first.reason.as_deref(), Some(case.reason), "{name}: {first:#?}");
     assert!(message.contains(case.says), "{name}: {first:#?}");
     assert_eq!(status.restarts, case.restarts, "{name}: {status:#?}");
-    // The hand may come too late for the second attempt, which is then refused as the first.
+    // The action may come too late for the second attempt, which then fails like the first.
     let is_again = |attempt: &&Attempt| {
         let is_late = matches!(case.hand, Hand::Mend(_)) && attempt.number > 0;
         is_late && attempt.reason == first.reason
@@ -175,37 +181,37 @@ fn check(case: &Case, trial: &Trial, said: &Said) {
     let num_again = status.attempts.iter().filter(is_again).count();
     assert_eq!(status.attempts.len() - num_again, case.attempts, "{name}: {status:#?}");
     assert_eq!(status.phase, case.phase, "{name}: {status:#?}");
-    let told = |type_: &str| {
-        let said = said.get(&trial.name_any()).into_iter().flatten();
-        said.into_iter().any(|it| it.0 == type_ && it.2.contains(case.says))
+    let has_condition = |type_: &str| {
+        let mut conditions = said.get(&trial.name_any()).into_iter().flatten();
+        conditions.any(|(kind, _, message)| kind == type_ && message.contains(case.says))
     };
     if case.phase == Phase::Failed {
-        assert!(told("Failed"), "{name}: {said:#?}");
+        assert!(has_condition("Failed"), "{name}: {said:#?}");
     } else if case.end == NotStarted {
-        assert!(told("Scheduled"), "{name}: {said:#?}");
+        assert!(has_condition("Scheduled"), "{name}: {said:#?}");
     }
 }
 
 #[test]
-fn each_failure_has_its_class_its_cost_and_its_message() {
+fn failures_are_classified_and_reported() {
     if !stoker_test_cluster::wanted() {
         return;
     }
     runtime().block_on(async {
         let place = Place::new(NAMESPACE).await;
-        // All pods but those that ask for more are admitted under the strictest policy.
+        // The strictest policy admits all pods except those that request more.
         let label = "pod-security.kubernetes.io/enforce=restricted";
         place.plane.kubectl(&["label", "namespace", NAMESPACE, label]).unwrap();
         obstacles(&place);
-        let patience = ["--start-deadline-seconds", "4", "--pull-deadline-seconds", "4"];
+        let deadlines = ["--start-deadline-seconds", "4", "--pull-deadline-seconds", "4"];
         let more = ["--node-lost-seconds", "3", "--starting-gangs-max", "8"];
-        let more = [&patience[..], &more].concat();
+        let more = [&deadlines[..], &more].concat();
         let mut operator = place.operator_with("a", free_ports(), &more);
         operator.wait_ready(&place);
         let cases: Vec<Case> =
             programs().into_iter().chain(surroundings()).chain(refusals()).collect();
         let firsts: BTreeMap<&str, Script> =
-            cases.iter().map(|it| (it.name, it.first.clone())).collect();
+            cases.iter().map(|case| (case.name, case.first.clone())).collect();
         let _kubelet = Kubelet::start(&place.client, NAMESPACE, move |pod| {
             let label = |name: &str| pod.labels().get(name).map_or("", String::as_str);
             match firsts.get(label(LABEL_EXPERIMENT)) {
@@ -228,7 +234,7 @@ fn each_failure_has_its_class_its_cost_and_its_message() {
 }
 
 #[test]
-fn a_trial_of_another_owner_is_reported_and_never_adopted() {
+fn foreign_trial_is_reported_and_never_adopted() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -251,7 +257,7 @@ fn a_trial_of_another_owner_is_reported_and_never_adopted() {
         loop {
             let status = place.experiment("grid").await.status.unwrap_or_default();
             let running = stoker_api::condition::find(&status.conditions, "Running");
-            if running.is_some_and(|it| it.reason == "NameTaken") {
+            if running.is_some_and(|condition| condition.reason == "NameTaken") {
                 assert!(status.message.unwrap().contains("foreign/grid-1"));
                 break;
             }
@@ -265,7 +271,7 @@ fn a_trial_of_another_owner_is_reported_and_never_adopted() {
 }
 
 #[test]
-fn two_gangs_that_each_need_all_slots_run_one_after_the_other() {
+fn gangs_that_need_all_slots_take_turns() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -282,14 +288,16 @@ fn two_gangs_that_each_need_all_slots_run_one_after_the_other() {
         let end = Instant::now() + Duration::from_secs(180);
         loop {
             let trials = listener.trials();
-            let is_over = |it: &Trial| it.status.as_ref().is_some_and(|it| it.phase.is_terminal());
+            let is_over = |trial: &Trial| {
+                trial.status.as_ref().is_some_and(|status| status.phase.is_terminal())
+            };
             if trials.len() == 2 && trials.iter().all(is_over) {
                 break;
             }
             assert!(Instant::now() < end, "{:#?}\n{}", listener.said(), place.logs());
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        // Whoever came second waited, said why, gave back what it had, and lost nothing by it.
+        // The second gang waited, showed the reason, released its pods, and used up no restarts.
         let said = listener.said();
         let mut num_waited = 0;
         for name in ["one", "two"] {
@@ -297,10 +305,11 @@ fn two_gangs_that_each_need_all_slots_run_one_after_the_other() {
             assert_eq!((status.phase, status.restarts), (Phase::Completed, 0), "{status:#?}");
             let (last, waits) = status.attempts.split_last().unwrap();
             assert_eq!(last.end, Some(Completed));
-            assert!(waits.iter().all(|it| it.end == Some(NotStarted)), "{status:#?}");
+            assert!(waits.iter().all(|attempt| attempt.end == Some(NotStarted)), "{status:#?}");
             num_waited += usize::from(!waits.is_empty());
             let reasons = &said[&format!("{name}-0")];
-            let why = |it: &(String, String, String)| it.2.contains("Insufficient slots");
+            let why =
+                |(_, _, message): &(String, String, String)| message.contains("Insufficient slots");
             assert_eq!(reasons.iter().any(why), !waits.is_empty(), "{reasons:#?}");
         }
         assert_eq!(num_waited, 1);
@@ -308,16 +317,17 @@ fn two_gangs_that_each_need_all_slots_run_one_after_the_other() {
     });
 }
 
-/// Listens, and lends hands, until all trials have ended.
+/// Performs the actions of all cases, and waits until all trials have ended.
 async fn run(place: &Place, cases: &[Case], listener: &Listener) -> Said {
     let mut to_do: Vec<&Case> = cases.iter().collect();
     let end = Instant::now() + Duration::from_secs(120);
     loop {
         let trials = listener.trials();
         let said = listener.said();
-        to_do.retain(|it| !lend_a_hand(place, it, &said));
-        let is_over = |it: &Trial| it.status.as_ref().is_some_and(|it| it.phase.is_terminal());
-        let open = trials.iter().filter(|it| !is_over(it)).map(|it| it.name_any());
+        to_do.retain(|case| !perform_action(place, case, &said));
+        let is_over =
+            |trial: &Trial| trial.status.as_ref().is_some_and(|status| status.phase.is_terminal());
+        let open = trials.iter().filter(|trial| !is_over(trial)).map(|trial| trial.name_any());
         let open: Vec<String> = open.collect();
         if trials.len() == cases.len() && open.is_empty() && to_do.is_empty() {
             return said;

@@ -1,4 +1,4 @@
-//! Experiments from their creation to their end.
+//! Experiments from creation to end.
 
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use stoker_test_cluster::ControlPlane;
 use crate::kubelet::{Kubelet, Script};
 use crate::setup::{Place, free_ports, runtime};
 
-/// A grid over `x` of so many points; each trial trains for so many batches.
+/// Spec of a grid search over `x` with this many points, batches per trial and slots per trial.
 pub(crate) fn grid(points: u32, batches: u64, slots: u32) -> Value {
     json!({
         "entrypoint": { "command": ["stoker-trainer", "mnist"] },
@@ -25,7 +25,7 @@ pub(crate) fn grid(points: u32, batches: u64, slots: u32) -> Value {
 }
 
 #[test]
-fn an_experiment_runs_to_its_end_and_says_which_trial_is_best() {
+fn experiment_completes_and_reports_its_best_trial() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -40,7 +40,7 @@ fn an_experiment_runs_to_its_end_and_says_which_trial_is_best() {
         let status = ended.status.unwrap();
         assert_eq!(status.phase, Phase::Completed, "{status:#?}");
         let best = status.best.as_ref().unwrap();
-        // x is 0, 1/3, 2/3, 1 in some order: the second is nearest to 0.3.
+        // x takes the values 0, 1/3, 2/3 and 1 in some order; 1/3 is nearest to 0.3.
         let trials = place.trials_of("grid").await;
         let x = trials[best.index as usize].spec.hyperparameters["x"].as_f64().unwrap();
         assert!((x - 1.0 / 3.0).abs() < 1e-9, "{x}");
@@ -58,8 +58,9 @@ fn an_experiment_runs_to_its_end_and_says_which_trial_is_best() {
         for trial in place.trials_of("grid").await {
             let status = trial.status.unwrap();
             assert_eq!((status.phase, status.attempts.len()), (Phase::Completed, 1));
-            let closed =
-                |it: &Fact| matches!(it, Fact::Closed(it) if it.cause == CloseCause::Completed);
+            let closed = |fact: &Fact| {
+                matches!(fact, Fact::Closed(closed) if closed.cause == CloseCause::Completed)
+            };
             assert!(status.facts.iter().any(closed));
         }
         let waited =
@@ -71,7 +72,7 @@ fn an_experiment_runs_to_its_end_and_says_which_trial_is_best() {
 }
 
 #[test]
-fn an_experiment_is_paused_goes_on_and_is_cancelled() {
+fn experiment_can_be_paused_resumed_and_cancelled() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -108,7 +109,7 @@ fn an_experiment_is_paused_goes_on_and_is_cancelled() {
 }
 
 #[test]
-fn a_killed_experiment_ends_at_once() {
+fn killed_experiment_ends_at_once() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -121,8 +122,8 @@ fn a_killed_experiment_ends_at_once() {
         place.wait_for("deaf", &[Phase::Running], 20).await;
         place.patch("deaf", &json!({"spec": {"state": "killed"}})).unwrap();
         place.wait_for("deaf", &[Phase::Cancelled], 20).await;
-        let gone = || place.plane.kubectl(&["get", "pods", "-n", "killed", "-o", "name"]);
-        stoker_test_cluster::wait_until("its pods are gone", 20, || match gone() {
+        let list = || place.plane.kubectl(&["get", "pods", "-n", "killed", "-o", "name"]);
+        stoker_test_cluster::wait_until("its pods are deleted", 20, || match list() {
             Ok(text) if text.trim().is_empty() => Ok(()),
             other => Err(format!("{other:?}")),
         })
@@ -131,7 +132,7 @@ fn a_killed_experiment_ends_at_once() {
 }
 
 #[test]
-fn an_experiment_that_cannot_run_says_all_that_is_wrong_and_stops_nobody() {
+fn invalid_experiment_reports_errors_and_stops_no_other() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -157,7 +158,7 @@ fn an_experiment_that_cannot_run_says_all_that_is_wrong_and_stops_nobody() {
 }
 
 #[test]
-fn a_trial_deleted_by_hand_is_closed_and_its_index_is_not_used_again() {
+fn deleted_trial_is_closed_and_index_not_reused() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -165,7 +166,7 @@ fn a_trial_deleted_by_hand_is_closed_and_its_index_is_not_used_again() {
         let place = Place::new("deleted").await;
         let mut operator = place.operator("a", free_ports());
         operator.wait_ready(&place);
-        // The trial does not end before it is deleted.
+        // Trial 1 must not end before it is deleted.
         let _kubelet = Kubelet::start(&place.client, &place.namespace, |pod| {
             match pod.name_any().starts_with("grid-1-") {
                 true => Script::Hang,
@@ -182,22 +183,22 @@ fn a_trial_deleted_by_hand_is_closed_and_its_index_is_not_used_again() {
         assert_eq!((ended.trials_created, ended.trials_closed), (3, 3));
         assert_ne!(ended.best.unwrap().index, 1);
         let names: Vec<u32> =
-            place.trials_of("grid").await.iter().map(|it| it.spec.index).collect();
+            place.trials_of("grid").await.iter().map(|trial| trial.spec.index).collect();
         assert_eq!(names, [0, 2]);
     });
 }
 
-/// Schemas let nothing in that cannot be read; an older operator beside a newer schema meets it all the
-/// same.
+/// Schemas reject objects that cannot be parsed, but an older operator with newer CRDs can
+/// encounter one.
 #[test]
-fn an_object_that_cannot_be_read_is_told_so_and_stops_nobody() {
+fn unparsable_object_is_reported_and_stops_no_other() {
     if !stoker_test_cluster::wanted() {
         return;
     }
     runtime().block_on(async {
-        // Other tests are not to see a schema that changes.
+        // Changes a schema, so the control plane cannot be shared with other tests.
         let plane: &ControlPlane =
-            Box::leak(Box::new(ControlPlane::start().unwrap_or_else(|it| panic!("{it}"))));
+            Box::leak(Box::new(ControlPlane::start().unwrap_or_else(|error| panic!("{error}"))));
         plane.apply_crds(&crate::setup::crds()).unwrap();
         let place = Place::on(plane, "unreadable").await;
         let path = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/maxRestarts";
@@ -211,25 +212,25 @@ fn an_object_that_cannot_be_read_is_told_so_and_stops_nobody() {
             Kubelet::start(&place.client, &place.namespace, |_| Script::Train { unit_ms: 10 });
         let mut newer = grid(2, 2, 1);
         newer["maxRestarts"] = json!("five");
-        let made = stoker_test_cluster::wait_until("the schema is loose", 20, || {
+        let made = stoker_test_cluster::wait_until("the relaxed schema applies", 20, || {
             let object = json!({
                 "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
                 "metadata": { "name": "newer", "namespace": "unreadable" }, "spec": newer,
             });
-            place.plane.apply(&object.to_string()).map_err(|it| it.to_string())
+            place.plane.apply(&object.to_string()).map_err(|error| error.to_string())
         });
         made.unwrap();
         place.apply("good", grid(2, 2, 1));
         place.wait_for("good", &[Phase::Completed], 30).await;
-        let said = stoker_test_cluster::wait_until("it is told", 20, || {
-            let found = place.plane.get(&["experiment", "newer", "-n", "unreadable"]);
-            let found = found.map_err(|it| it.to_string())?;
-            let conditions = found["status"]["conditions"].as_array().cloned().unwrap_or_default();
-            let valid = conditions.into_iter().find(|it| it["type"] == "Valid");
-            valid.ok_or_else(|| found.to_string())
+        let valid = stoker_test_cluster::wait_until("the error is reported", 20, || {
+            let object = place.plane.get(&["experiment", "newer", "-n", "unreadable"]);
+            let object = object.map_err(|error| error.to_string())?;
+            let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            let valid = conditions.into_iter().find(|condition| condition["type"] == "Valid");
+            valid.ok_or_else(|| object.to_string())
         });
-        let said = said.unwrap();
-        assert_eq!((&said["status"], &said["reason"]), (&json!("False"), &json!("Unreadable")));
-        assert!(said["message"].as_str().unwrap().contains("five"), "{said}");
+        let valid = valid.unwrap();
+        assert_eq!((&valid["status"], &valid["reason"]), (&json!("False"), &json!("Unreadable")));
+        assert!(valid["message"].as_str().unwrap().contains("five"), "{valid}");
     });
 }

@@ -1,5 +1,5 @@
-//! Inference jobs from their creation to their end: through failures, an operator that dies at its
-//! writes, and changes of mind.
+//! Inference jobs from creation to end: failures, an operator that dies at its writes, pause,
+//! cancellation.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use crate::proxy::{Proxy, When};
 use crate::setup::{Operator, Place, client_of, free_ports, merge, runtime};
 use crate::worker::Work;
 
-/// A job of so many slots.
+/// Spec of a job with this number of slots.
 pub(crate) fn job(slots: u32) -> Value {
     json!({
         "entrypoint": { "command": ["stoker-trainer", "iris-predict"] },
@@ -45,7 +45,7 @@ async fn status(place: &Place, name: &str) -> InferenceStatus {
     api.get(name).await.unwrap().status.unwrap_or_default()
 }
 
-/// Waits until `is_so` of a job's status, and gives that.
+/// Waits until a job's status satisfies `is_so`, and returns it.
 async fn until(
     place: &Place,
     name: &str,
@@ -55,12 +55,12 @@ async fn until(
 ) -> InferenceStatus {
     let end = Instant::now() + Duration::from_secs(seconds);
     loop {
-        let found = status(place, name).await;
-        if is_so(&found) {
-            return found;
+        let current = status(place, name).await;
+        if is_so(&current) {
+            return current;
         }
         let late = Instant::now() > end;
-        assert!(!late, "{name} is not {what}: {found:#?}\n{}", place.logs());
+        assert!(!late, "{name} is not {what}: {current:#?}\n{}", place.logs());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -71,7 +71,7 @@ pub(crate) async fn wait_for_job(
     phases: &[Phase],
     seconds: u64,
 ) -> InferenceStatus {
-    let is_so = |it: &InferenceStatus| phases.contains(&it.phase);
+    let is_so = |status: &InferenceStatus| phases.contains(&status.phase);
     until(place, name, &format!("{phases:?}"), seconds, is_so).await
 }
 
@@ -83,13 +83,13 @@ fn patch(place: &Place, name: &str, patch: &Value) -> Result<String, String> {
     let patch = patch.to_string();
     let space = place.namespace.as_str();
     let arguments = ["patch", "inferencejob", name, "-n", space, "--type=merge", "-p", &patch];
-    place.plane.kubectl(&arguments).map_err(|it| it.to_string())
+    place.plane.kubectl(&arguments).map_err(|error| error.to_string())
 }
 
 const QUICK: Script = Script::Work(Work { shards: 6, shard_ms: 20 });
 
 #[test]
-fn a_job_is_planned_worked_and_finished() {
+fn job_is_planned_worked_and_finished() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -116,7 +116,7 @@ fn a_job_is_planned_worked_and_finished() {
         let mut started = kubelet.started();
         started.sort();
         let names = ["a0-plan", "a1-w0", "a2-w1", "a3-w2", "a4-finish"];
-        assert_eq!(started, names.map(|it| format!("species-{it}")));
+        assert_eq!(started, names.map(|name| format!("species-{name}")));
         assert_eq!(kubelet.outputs().num_done(), 6);
         let wait = ["wait", "inferencejob/species", "-n", "jobs", "--for=condition=Completed"];
         place.plane.kubectl(&[&wait[..], &["--timeout=5s"]].concat()).unwrap();
@@ -125,9 +125,9 @@ fn a_job_is_planned_worked_and_finished() {
         let metrics = operator.metrics();
         assert!(metrics.contains("stoker_jobs_ended_total{kind=\"completed\"} 1"), "{metrics}");
         assert!(metrics.contains("stoker_attempts_ended_total{kind=\"completed\"} 5"));
-        // Its pods go with it.
+        // The job's pods are deleted with it.
         place.plane.kubectl(&["delete", "inferencejob", "species", "-n", "jobs"]).unwrap();
-        stoker_test_cluster::wait_until("its pods are gone", 30, || {
+        stoker_test_cluster::wait_until("the job's pods are deleted", 30, || {
             match place.plane.kubectl(&["get", "pods", "-n", "jobs", "-o", "name"]) {
                 Ok(text) if text.trim().is_empty() => Ok(()),
                 other => Err(format!("{other:?}")),
@@ -137,17 +137,17 @@ fn a_job_is_planned_worked_and_finished() {
     });
 }
 
-/// A way to fail, and what must be recorded of it.
+/// A failure, and what must be recorded.
 struct Case {
     name: &'static str,
     /// Merged into the job's spec.
     spec: Value,
-    /// What becomes of the first worker's pods that are of these attempts. Attempt 0 plans.
+    /// Script of the pods with these attempt numbers. Attempt 0 plans.
     script: Script,
     attempts: &'static [u32],
     phase: Phase,
     restarts: u32,
-    /// The first end that went wrong: its class and its reason.
+    /// Class and reason of the first failed attempt.
     end: Option<(AttemptEnd, &'static str)>,
     /// Part of the job's message.
     says: &'static str,
@@ -202,7 +202,7 @@ fn cases() -> Vec<Case> {
 }
 
 #[test]
-fn each_failure_of_a_process_has_its_cost_and_its_message() {
+fn process_failures_are_classified_and_reported() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -219,7 +219,7 @@ fn each_failure_of_a_process_has_its_cost_and_its_message() {
         let scripts = cases();
         let _kubelet = Kubelet::start(&place.client, &place.namespace, move |pod| {
             let label = |name: &str| pod.labels().get(name).map_or("", String::as_str);
-            let case = scripts.iter().find(|it| it.name == label(LABEL_JOB));
+            let case = scripts.iter().find(|case| case.name == label(LABEL_JOB));
             let attempt: u32 = label(LABEL_ATTEMPT).parse().unwrap();
             match case {
                 Some(case) if case.attempts.contains(&attempt) => case.script.clone(),
@@ -233,27 +233,30 @@ fn each_failure_of_a_process_has_its_cost_and_its_message() {
         }
         for case in cases() {
             let what = format!("{:?} after its failure", case.phase);
-            let found = until(&place, case.name, &what, 60, |it| {
-                let is_told = it.phase == Phase::Running || it.ended_at.is_some();
-                it.phase == case.phase && !it.ends.is_empty() && is_told
+            let failed = until(&place, case.name, &what, 60, |status| {
+                let is_settled = status.phase == Phase::Running || status.ended_at.is_some();
+                status.phase == case.phase && !status.ends.is_empty() && is_settled
             });
-            let found = found.await;
+            let failed = failed.await;
             let name = case.name;
-            let first = found.ends.first().map(|it| (it.end, it.reason.as_str()));
-            assert_eq!(first, case.end, "{name}: {found:#?}");
-            assert_eq!(found.restarts, case.restarts, "{name}: {found:#?}");
-            let message = found.message.clone().unwrap_or_default();
+            let first = failed.ends.first().map(|end| (end.end, end.reason.as_str()));
+            assert_eq!(first, case.end, "{name}: {failed:#?}");
+            assert_eq!(failed.restarts, case.restarts, "{name}: {failed:#?}");
+            let message = failed.message.clone().unwrap_or_default();
             assert!(message.contains(case.says), "{name}: {message}");
             if case.phase == Phase::Failed {
-                let failed = find(&found.conditions, "Failed").unwrap();
-                assert_eq!((failed.status, &failed.message), (ConditionStatus::True, &message));
+                let condition = find(&failed.conditions, "Failed").unwrap();
+                assert_eq!(
+                    (condition.status, &condition.message),
+                    (ConditionStatus::True, &message)
+                );
             }
         }
     });
 }
 
 #[test]
-fn a_job_that_cannot_run_says_all_that_is_wrong_and_does_not_change() {
+fn invalid_job_reports_all_errors_and_is_immutable() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -268,8 +271,8 @@ fn a_job_that_cannot_run_says_all_that_is_wrong_and_does_not_change() {
             &json!({ "output": { "url": "predictions" }, "checkpoint": { "trial": "iris" } }),
         );
         apply_job(&place, "bad", bad);
-        let found = wait_for_job(&place, "bad", &[Phase::Failed], 20).await;
-        let valid = find(&found.conditions, "Valid").unwrap();
+        let failed = wait_for_job(&place, "bad", &[Phase::Failed], 20).await;
+        let valid = find(&failed.conditions, "Valid").unwrap();
         assert_eq!((valid.status, valid.reason.as_str()), (ConditionStatus::False, "Invalid"));
         for field in ["spec.checkpoint.trial", "spec.output.url"] {
             assert!(valid.message.contains(field), "{}", valid.message);
@@ -284,7 +287,7 @@ fn a_job_that_cannot_run_says_all_that_is_wrong_and_does_not_change() {
 }
 
 #[test]
-fn a_job_is_paused_goes_on_and_is_cancelled_or_killed() {
+fn job_can_be_paused_resumed_cancelled_and_killed() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -299,33 +302,33 @@ fn a_job_is_paused_goes_on_and_is_cancelled_or_killed() {
             }
         });
         apply_job(&place, "long", job(2));
-        until(&place, "long", "further", 30, |it| it.rows > 0).await;
+        until(&place, "long", "making progress", 30, |status| status.rows > 0).await;
         set_state(&place, "long", "paused").unwrap();
         let paused = wait_for_job(&place, "long", &[Phase::Paused], 20).await;
-        assert!(paused.workers.iter().all(|it| it.attempt.is_none()), "{paused:#?}");
+        assert!(paused.workers.iter().all(|worker| worker.attempt.is_none()), "{paused:#?}");
         assert_eq!((paused.restarts, paused.running), (0, 0), "{paused:#?}");
         let done = kubelet.outputs().num_done();
         set_state(&place, "long", "active").unwrap();
-        let found = wait_for_job(&place, "long", &[Phase::Completed], 40).await;
-        assert_eq!((found.rows, found.restarts), (400, 0), "{found:#?}");
+        let completed = wait_for_job(&place, "long", &[Phase::Completed], 40).await;
+        assert_eq!((completed.rows, completed.restarts), (400, 0), "{completed:#?}");
         assert!(done > 0 && kubelet.outputs().num_done() <= 42, "{done}");
 
         apply_job(&place, "ends", job(2));
-        until(&place, "ends", "further", 30, |it| it.rows > 0).await;
+        until(&place, "ends", "making progress", 30, |status| status.rows > 0).await;
         set_state(&place, "ends", "cancelled").unwrap();
-        let found = wait_for_job(&place, "ends", &[Phase::Cancelled, Phase::Completed], 20).await;
-        assert_eq!((found.phase, found.rows < 400), (Phase::Cancelled, true), "{found:#?}");
+        let ended = wait_for_job(&place, "ends", &[Phase::Cancelled, Phase::Completed], 20).await;
+        assert_eq!((ended.phase, ended.rows < 400), (Phase::Cancelled, true), "{ended:#?}");
         let refused = set_state(&place, "ends", "active").unwrap_err();
         assert!(refused.contains("stays cancelled"), "{refused}");
 
         apply_job(&place, "deaf", job(2));
-        until(&place, "deaf", "running", 20, |it| it.running > 0).await;
+        until(&place, "deaf", "running", 20, |status| status.running > 0).await;
         set_state(&place, "deaf", "killed").unwrap();
         wait_for_job(&place, "deaf", &[Phase::Cancelled], 20).await;
     });
 }
 
-/// An operator behind a proxy that may kill it at a write.
+/// An operator behind a proxy that can kill it at a write.
 struct Lane {
     place: Place,
     proxy: Proxy,
@@ -349,37 +352,38 @@ impl Lane {
         self.operator = Some(operator);
     }
 
-    /// Runs a job whose operator dies at its n-th write, if it has so many; says whether it had.
+    /// Runs a job whose operator dies at its n-th write. Returns whether the job has that many
+    /// writes.
     async fn run(&mut self, kubelet: &Kubelet, n: usize, when: When) -> bool {
         let name = format!("{when:?}-{n}").to_lowercase();
         let pid = self.operator.as_ref().unwrap().pid();
-        let mut told = self.proxy.arm(n, when, pid);
+        let mut death = self.proxy.arm(n, when, pid);
         apply_job(&self.place, &name, job(2));
         let sprung = tokio::select! {
-            sprung = &mut told => Some(sprung.unwrap()),
+            sprung = &mut death => Some(sprung.unwrap()),
             _ = wait_for_job(&self.place, &name, &[Phase::Completed, Phase::Failed], 60) => None,
         };
         let is_late = !self.proxy.disarm() && sprung.is_none();
-        let sprung = if is_late { told.await.ok() } else { sprung };
+        let sprung = if is_late { death.await.ok() } else { sprung };
         if sprung.is_some() {
             self.operator.take().unwrap().kill();
             self.begin();
         }
         let ends = [Phase::Completed, Phase::Failed];
-        let found = wait_for_job(&self.place, &name, &ends, 60).await;
-        let what = format!("killed {when:?} write {n}, {sprung:?}: {found:#?}");
-        assert_eq!((found.phase, found.rows, found.attempts), (Phase::Completed, 60, 4), "{what}");
+        let ended = wait_for_job(&self.place, &name, &ends, 60).await;
+        let what = format!("killed {when:?} write {n}, {sprung:?}: {ended:#?}");
+        assert_eq!((ended.phase, ended.rows, ended.attempts), (Phase::Completed, 60, 4), "{what}");
         let mut started = kubelet.started();
-        started.retain(|it| it.starts_with(&format!("{name}-")));
+        started.retain(|pod| pod.starts_with(&format!("{name}-")));
         started.sort();
-        let names = ["a0-plan", "a1-w0", "a2-w1", "a3-finish"].map(|it| format!("{name}-{it}"));
+        let names = ["a0-plan", "a1-w0", "a2-w1", "a3-finish"].map(|pod| format!("{name}-{pod}"));
         assert_eq!(started, names, "{what}");
         sprung.is_some()
     }
 }
 
 #[test]
-fn an_operator_that_dies_at_a_write_starts_no_process_twice() {
+fn operator_death_at_a_write_repeats_no_process() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -400,7 +404,7 @@ fn an_operator_that_dies_at_a_write_starts_no_process_twice() {
 }
 
 #[test]
-fn the_door_takes_a_processs_word_for_its_own_attempt_alone() {
+fn job_report_is_accepted_for_own_attempt_only() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -411,8 +415,8 @@ fn the_door_takes_a_processs_word_for_its_own_attempt_alone() {
         let _kubelet = Kubelet::start(&place.client, &place.namespace, |_| Script::Hang);
         apply_job(&place, "one", job(1));
         apply_job(&place, "other", job(1));
-        until(&place, "one", "running", 20, |it| it.running > 0).await;
-        until(&place, "other", "running", 20, |it| it.running > 0).await;
+        until(&place, "one", "running", 20, |status| status.running > 0).await;
+        until(&place, "other", "running", 20, |status| status.running > 0).await;
         let pods: Api<Pod> = Api::namespaced(place.client.clone(), &place.namespace);
         let pod = pods.get("one-a0-plan").await.unwrap();
         let config = config_of(&pod);
@@ -431,9 +435,9 @@ fn the_door_takes_a_processs_word_for_its_own_attempt_alone() {
         };
         let own = Some(token.as_str());
         check(&url, None, 0, 401, "no bearer token").await;
-        check(&others, own, 0, 403, "is not of job").await;
-        check(&trials, own, 0, 403, "is not of trial").await;
-        check(&url, own, 1, 403, "is of attempt 0").await;
+        check(&others, own, 0, 403, "does not belong to job").await;
+        check(&trials, own, 0, 403, "does not belong to trial").await;
+        check(&url, own, 1, 403, "belongs to attempt 0").await;
         assert_eq!(status(&place, "one").await.rows_total, 0);
         check(&url, own, 0, 200, "continue").await;
         assert_eq!(status(&place, "one").await.rows_total, 77);

@@ -1,5 +1,5 @@
-//! A kubelet that runs no containers: it says of each pod what its script says, and the scripts of
-//! programs speak to the door as a trainer does.
+//! A scripted kubelet without containers. It sets the status of each pod by its script; the scripts
+//! of programs talk to the report server like a trainer.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,20 +18,21 @@ use stoker_api::names::{
 
 use crate::worker::{Outputs, Work, work};
 
-/// What becomes of a pod.
+/// Behavior of a pod.
 #[derive(Clone, Debug)]
 pub(crate) enum Script {
-    /// It trains: so many milliseconds for each unit, and a result that follows from its draw.
+    /// Trains for `unit_ms` milliseconds per unit, with a metric that depends on the
+    /// hyperparameters.
     Train { unit_ms: u64 },
-    /// Its status becomes this, and nothing else happens.
+    /// Sets this status and does nothing else.
     Status(Value),
-    /// It runs, and hears nothing.
+    /// Runs until the pod is deleted, then exits with code 137.
     Hang,
-    /// It runs for so many milliseconds and ends with this code.
+    /// Runs for `after_ms` milliseconds and exits with `code`.
     Exit { after_ms: u64, code: i32 },
-    /// It is a process of a job.
+    /// Runs a process of a job.
     Work(Work),
-    /// It runs on this node, which says nothing more of it.
+    /// Binds to this node and runs there, without further status updates.
     OnNode(String),
 }
 
@@ -43,14 +44,14 @@ pub(crate) struct Kubelet {
     seen: Arc<Seen>,
 }
 
-/// What a kubelet did.
+/// Record of what a kubelet did.
 #[derive(Default)]
 struct Seen {
-    /// Names of pods that were run, in order.
+    /// Names of started pods, in order.
     started: Mutex<Vec<String>>,
-    /// Pods as they were first seen, by name.
+    /// Pods as first observed, by name.
     pods: Mutex<HashMap<String, Pod>>,
-    /// Units that were trained in all pods together.
+    /// Units trained in all pods together.
     units: AtomicU64,
     outputs: Outputs,
 }
@@ -70,7 +71,8 @@ impl Kubelet {
         Self::with_room(client, namespace, usize::MAX, script)
     }
 
-    /// With room for so many pods at a time. The others are told that they do not fit.
+    /// Same as [`start`](Self::start), with capacity for `room` concurrent pods. Other pods are
+    /// unschedulable.
     pub(crate) fn with_room(
         client: &Client,
         namespace: &str,
@@ -87,17 +89,17 @@ impl Kubelet {
         self.seen.started.lock().unwrap().clone()
     }
 
-    /// The first version of a pod that this kubelet saw.
+    /// Returns a pod as this kubelet first observed it.
     pub(crate) fn pod(&self, name: &str) -> Option<Pod> {
         self.seen.pods.lock().unwrap().get(name).cloned()
     }
 
-    /// What jobs have put out.
+    /// Output of all jobs.
     pub(crate) fn outputs(&self) -> &Outputs {
         &self.seen.outputs
     }
 
-    /// Units that were trained so far.
+    /// Number of units trained so far.
     pub(crate) fn units(&self) -> u64 {
         self.seen.units.load(Ordering::Relaxed)
     }
@@ -111,21 +113,21 @@ async fn run(
     notes: Arc<Seen>,
 ) {
     let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
-    let (mut seen, mut told) = (HashSet::new(), HashSet::new());
+    let (mut seen, mut reported) = (HashSet::new(), HashSet::new());
     loop {
         tokio::time::sleep(Duration::from_millis(40)).await;
         let Ok(list) = pods.list(&Default::default()).await else { continue };
-        let uid = |it: &Pod| it.uid().unwrap_or_default();
-        let num_here = list.iter().filter(|it| seen.contains(&uid(it)) && !is_over(it)).count();
+        let uid = |pod: &Pod| pod.uid().unwrap_or_default();
+        let num_here = list.iter().filter(|pod| seen.contains(&uid(pod)) && !is_over(pod)).count();
         let mut free = room.saturating_sub(num_here);
         let mut new: Vec<Pod> = list.items;
-        new.retain(|it| it.metadata.deletion_timestamp.is_none() && !seen.contains(&uid(it)));
+        new.retain(|pod| pod.metadata.deletion_timestamp.is_none() && !seen.contains(&uid(pod)));
         new.retain(|pod| !is_gated(pod));
-        // The worst order for gangs: each gets a pod in turn.
-        new.sort_by_key(|it| it.name_any().rsplit_once("-r").map(|it| it.1.to_owned()));
+        // The worst order for gangs: they get pods in turn.
+        new.sort_by_key(|pod| pod.name_any().rsplit_once("-r").map(|(_, index)| index.to_owned()));
         for pod in new {
             if free == 0 {
-                if told.insert(uid(&pod)) {
+                if reported.insert(uid(&pod)) {
                     let patch = json!({ "status": { "conditions": [unschedulable()] } });
                     let (parameters, patch) = (PatchParams::default(), Patch::Merge(&patch));
                     let _ = pods.patch_status(&pod.name_any(), &parameters, &patch).await;
@@ -146,23 +148,23 @@ async fn run(
     }
 }
 
-/// Whether it deletes checkpoints, rather than run a program.
+/// Whether the pod deletes checkpoints instead of running a program.
 fn is_cleanup(pod: &Pod) -> bool {
-    pod.labels().get(LABEL_COMPONENT).is_some_and(|it| it == COMPONENT_CLEANUP)
+    pod.labels().get(LABEL_COMPONENT).is_some_and(|component| component == COMPONENT_CLEANUP)
 }
 
-/// Whether a scheduler would not look at it yet.
+/// Whether a scheduling gate holds the pod back.
 fn is_gated(pod: &Pod) -> bool {
     let gates = pod.spec.iter().flat_map(|spec| spec.scheduling_gates.iter().flatten());
     gates.count() > 0
 }
 
 fn is_over(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|it| it.phase.as_deref());
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// A scheduler's word on a pod that fits nowhere.
+/// Condition that a scheduler sets on a pod that fits on no node.
 pub(crate) fn unschedulable() -> Value {
     json!({
         "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
@@ -171,18 +173,18 @@ pub(crate) fn unschedulable() -> Value {
     })
 }
 
-/// One pod's life, to its end or its deletion.
+/// Runs a pod's script until the pod has ended or was deleted.
 async fn live(client: Client, namespace: String, pod: Pod, script: Script, notes: Arc<Seen>) {
     let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
     let name = pod.name_any();
-    let say = async |status: Value| {
+    let set_status = async |status: Value| {
         let patch = json!({ "metadata": { "uid": pod.uid() }, "status": status });
         for _ in 0..100 {
             let (parameters, patch) = (PatchParams::default(), Patch::Merge(&patch));
             match pods.patch_status(&name, &parameters, &patch).await {
                 Ok(_) => return,
-                Err(kube::Error::Api(it)) if it.code < 500 => return,
-                // The API server may be away for a while: a kubelet tries on.
+                Err(kube::Error::Api(status)) if status.code < 500 => return,
+                // The API server may be unavailable for a while. Retry, as a kubelet does.
                 Err(_) => tokio::time::sleep(Duration::from_millis(500)).await,
             }
         }
@@ -192,7 +194,7 @@ async fn live(client: Client, namespace: String, pod: Pod, script: Script, notes
         "conditions": [{ "type": "PodScheduled", "status": "True", "lastTransitionTime": now() }],
     });
     let code = match script {
-        Script::Status(status) => return say(status).await,
+        Script::Status(status) => return set_status(status).await,
         Script::OnNode(node) => {
             let binding = json!({
                 "apiVersion": "v1", "kind": "Binding", "metadata": { "name": name },
@@ -202,41 +204,41 @@ async fn live(client: Client, namespace: String, pod: Pod, script: Script, notes
             let bound: kube::Result<Value> =
                 pods.create_subresource("binding", &name, &parameters, &binding).await;
             bound.unwrap();
-            return say(running).await;
+            return set_status(running).await;
         }
         Script::Hang => {
-            say(running).await;
-            gone(&pods, &pod).await;
+            set_status(running).await;
+            wait_deleted(&pods, &pod).await;
             137
         }
         Script::Exit { after_ms, code } => {
-            say(running).await;
+            set_status(running).await;
             tokio::time::sleep(Duration::from_millis(after_ms)).await;
             code
         }
         Script::Train { unit_ms } => {
-            say(running).await;
+            set_status(running).await;
             tokio::select! {
                 code = train(&client, &namespace, &pod, unit_ms, &notes) => code,
-                () = gone(&pods, &pod) => 143,
+                () = wait_deleted(&pods, &pod) => 143,
             }
         }
-        Script::Work(it) => {
-            say(running).await;
+        Script::Work(script) => {
+            set_status(running).await;
             tokio::select! {
-                code = work(&client, &pod, it, &notes.outputs) => code,
-                () = gone(&pods, &pod) => 79,
+                code = work(&client, &pod, script, &notes.outputs) => code,
+                () = wait_deleted(&pods, &pod) => 79,
             }
         }
     };
-    say(ended(code)).await;
-    // A pod that is being deleted goes once its containers have ended.
-    gone(&pods, &pod).await;
+    set_status(ended(code)).await;
+    // As a kubelet does, remove a deleted pod once its containers have ended.
+    wait_deleted(&pods, &pod).await;
     let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
     let _ = pods.delete(&name, &now).await;
 }
 
-/// A status of a pod whose program ended.
+/// Status of a pod whose program exited with this code.
 pub(crate) fn ended(code: i32) -> Value {
     let phase = if code == 0 { "Succeeded" } else { "Failed" };
     json!({
@@ -255,20 +257,21 @@ pub(crate) fn now() -> String {
     stoker_operator::world::now().to_string()
 }
 
-/// Waits until a pod is being deleted, or is no more.
-async fn gone(pods: &Api<Pod>, pod: &Pod) {
+/// Waits until a pod is being deleted or no longer exists.
+async fn wait_deleted(pods: &Api<Pod>, pod: &Pod) {
     loop {
         match pods.get_opt(&pod.name_any()).await {
-            Ok(Some(it)) if it.uid() == pod.uid() && it.metadata.deletion_timestamp.is_none() => {}
+            Ok(Some(current))
+                if current.uid() == pod.uid() && current.metadata.deletion_timestamp.is_none() => {}
             Ok(_) => return,
-            // The API server is away, the pod is not.
+            // The API server is unavailable, which says nothing about the pod.
             Err(_) => {}
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 
-/// A trainer's token, as the kubelet projects it.
+/// Requests a trainer's token, like the one that a kubelet projects.
 pub(crate) async fn token(client: &Client, namespace: &str, pod: &Pod) -> Option<String> {
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), namespace);
     let request = TokenRequest {
@@ -287,24 +290,25 @@ pub(crate) async fn token(client: &Client, namespace: &str, pod: &Pod) -> Option
     let account = pod
         .spec
         .as_ref()
-        .and_then(|it| it.service_account_name.clone())
+        .and_then(|spec| spec.service_account_name.clone())
         .unwrap_or("default".into());
     let made = accounts.create_token_request(&account, &PostParams::default(), &request).await;
     made.ok()?.status?.token
 }
 
-/// The searched metric of a trial after so many units: less is better, and every draw differs.
+/// Searched metric of a trial after this many units. Smaller is better; other hyperparameters give
+/// another value.
 pub(crate) fn loss(config: &TrialConfig, units: u64) -> String {
     let x = config.hyperparameters["x"].as_f64().unwrap_or(0.0);
     stoker_api::number::format((x - 0.3).abs() + 1.0 / units as f64)
 }
 
-/// What a pod's program was told.
+/// Configuration of a pod's program.
 pub(crate) fn config_of(pod: &Pod) -> TrialConfig {
     serde_json::from_str(&pod.annotations()[ANNOTATION_TRIAL_CONFIG]).unwrap()
 }
 
-/// A way to the door.
+/// Connection to the report server.
 pub(crate) struct Line {
     client: reqwest::Client,
     url: String,
@@ -317,7 +321,7 @@ impl Line {
         Self { token, ..Self::by_authority(ca, config.door.url.clone()) }
     }
 
-    /// A way to a door whose certificate was signed so.
+    /// Connection to a report server whose certificate this CA has signed.
     pub(crate) fn by_authority(ca: &str, url: String) -> Self {
         let ca = reqwest::Certificate::from_pem(ca.as_bytes()).unwrap();
         let client = reqwest::Client::builder()
@@ -329,7 +333,7 @@ impl Line {
         Self { client, url, token: String::new() }
     }
 
-    /// The status and the answer to any bytes, with any token, at any address.
+    /// Sends a body with any token to any URL, and returns status and text of the response.
     pub(crate) async fn send(
         &self,
         body: Vec<u8>,
@@ -340,7 +344,7 @@ impl Line {
         Some((response.status().as_u16(), response.text().await.ok()?))
     }
 
-    /// As [`send`](Self::send), with the answer's headers.
+    /// Same as [`send`](Self::send), but returns the response with its headers.
     pub(crate) async fn respond(
         &self,
         body: Vec<u8>,
@@ -354,13 +358,13 @@ impl Line {
         request.body(body).send().await.ok()
     }
 
-    /// The status and the answer to one report.
+    /// Sends one report, and returns status and text of the response.
     pub(crate) async fn post(&self, report: &Report) -> Option<(u16, String)> {
         let body = serde_json::to_vec(report).unwrap();
         self.send(body, Some(&self.token), &self.url).await
     }
 
-    /// The answer to a report, tried until there is one.
+    /// Sends a report until it is answered with a directive.
     pub(crate) async fn ask(&self, attempt: u32, batches: u64, event: ReportEvent) -> Directive {
         loop {
             match self.try_ask(attempt, batches, event.clone()).await {
@@ -370,7 +374,7 @@ impl Line {
         }
     }
 
-    /// The answer to a report; `None` if the door is away.
+    /// Sends a report, and returns the directive; `None` if the report server is unavailable.
     async fn try_ask(&self, attempt: u32, batches: u64, event: ReportEvent) -> Option<Directive> {
         let report = Report { version: CONTRACT_VERSION, attempt, batches, event };
         match self.post(&report).await {
@@ -381,7 +385,7 @@ impl Line {
     }
 }
 
-/// A program that trains: the exit code it ends with. Only rank 0's pod reports.
+/// Runs a program that trains, and returns its exit code. Only rank 0's pod reports.
 async fn train(client: &Client, namespace: &str, pod: &Pod, unit_ms: u64, notes: &Seen) -> i32 {
     if !pod.name_any().ends_with("-r0") {
         return follow(client, namespace, pod).await;
@@ -390,8 +394,9 @@ async fn train(client: &Client, namespace: &str, pod: &Pod, unit_ms: u64, notes:
     let Some(token) = token(client, namespace, pod).await else { return 80 };
     let line = Line::new(&config, token);
     let (attempt, mut units) = (config.attempt, config.units);
-    let from = config.resume_from.first().map(|it| it.name.clone());
-    let from_name = |it: &String| stoker_api::names::parse_checkpoint_name(it).map(|it| it.0);
+    let from = config.resume_from.first().map(|checkpoint| checkpoint.name.clone());
+    let from_name =
+        |name: &String| stoker_api::names::parse_checkpoint_name(name).map(|(batches, _)| batches);
     let mut done = from.as_ref().and_then(from_name).unwrap_or(0);
     let started = ReportEvent::Started {
         resumed_from: from,
@@ -430,7 +435,7 @@ async fn train(client: &Client, namespace: &str, pod: &Pod, unit_ms: u64, notes:
         let metrics = [(config.metric.clone(), metric)].into();
         let granted_units = (done == units).then_some(done);
         unsent.push_back((done, ReportEvent::Validated { metrics, granted_units }));
-        // If the door is away it trains on, to the length that it was granted.
+        // Without the report server, training continues up to the granted length.
         while let Some((batches, event)) = unsent.front().cloned() {
             let answer = match done == units {
                 true => Some(line.ask(attempt, batches, event).await),
@@ -443,16 +448,17 @@ async fn train(client: &Client, namespace: &str, pod: &Pod, unit_ms: u64, notes:
     }
 }
 
-/// Ends with rank 0, whose pod it watches in place of a collective.
+/// Waits for rank 0's pod, in place of a collective, and returns its exit code.
 async fn follow(client: &Client, namespace: &str, pod: &Pod) -> i32 {
     let first = pod.name_any().rsplit_once("-r").unwrap().0.to_owned() + "-r0";
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     loop {
         tokio::time::sleep(Duration::from_millis(100)).await;
-        let Ok(found) = pods.get_opt(&first).await else { continue };
-        let status = found.and_then(|it| it.status).unwrap_or_default();
-        let states = status.container_statuses.into_iter().flatten().filter_map(|it| it.state);
-        if let Some(end) = states.filter_map(|it| it.terminated).next() {
+        let Ok(pod) = pods.get_opt(&first).await else { continue };
+        let status = pod.and_then(|pod| pod.status).unwrap_or_default();
+        let containers = status.container_statuses.into_iter().flatten();
+        let states = containers.filter_map(|container| container.state);
+        if let Some(end) = states.filter_map(|state| state.terminated).next() {
             return end.exit_code;
         }
     }

@@ -1,5 +1,5 @@
-//! Two replicas of which the leading one dies, stops for a while, or is cut off from the API
-//! server: the other takes over, and nothing of the search is lost or happens twice.
+//! Two replicas, of which the leader dies, is suspended, or loses the API server. The other takes
+//! over, and nothing is lost or happens twice.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -13,47 +13,47 @@ use crate::proxy::{Proxy, Wire};
 use crate::setup::{LEASE_SECONDS, Operator, Place, client_of, free_ports, runtime};
 use crate::writes::{check, wait_for_units};
 
-/// What happens to the leader.
+/// Fault of the leader.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fate {
     Nothing,
     Killed,
-    /// Stopped for longer than its lease, and let go.
+    /// Suspended for longer than its lease, then resumed.
     Stopped,
-    /// Cut off from the API server for longer than its lease; trainers still reach it.
+    /// Cut off from the API server for longer than its lease. Trainers can still reach it.
     CutOff,
 }
 
-/// How long a leader is away: longer than its lease.
+/// Duration of the leader's fault: longer than its lease.
 const AWAY: Duration = Duration::from_secs(LEASE_SECONDS + 3);
 /// Limit of each wait for a change of leader. A change takes the lease's time, one poll and a few
 /// lists; the rest is for machines that have other work.
 const TAKE_OVER: Duration = Duration::from_secs(LEASE_SECONDS + 30);
 
-/// How long a replica may take to list all objects again, on a machine that has other work.
+/// Longest time for a replica to list all objects again on a busy machine.
 const LIST_MAX: Duration = Duration::from_secs(20);
 
 fn leads(operator: &Operator) -> bool {
     operator.metrics().contains("\nstoker_leader 1\n")
 }
 
-/// A kubeconfig by which the API server is reached over a wire.
+/// Creates a kubeconfig that reaches the API server through a wire.
 async fn wired(place: &Place, name: &str) -> (Wire, PathBuf) {
     let text = std::fs::read_to_string(&place.kubeconfig).unwrap();
     let at = text.find("https://127.0.0.1:").unwrap() + "https://".len();
-    let address: String =
-        text[at..].chars().take_while(|it| it.is_ascii_digit() || ".:".contains(*it)).collect();
+    let is_address = |char: &char| char.is_ascii_digit() || ".:".contains(*char);
+    let address: String = text[at..].chars().take_while(is_address).collect();
     let wire = Wire::start(vec![address.parse().unwrap()]).await;
     let path = place.path(name);
     std::fs::write(&path, text.replace(&address, &format!("127.0.0.1:{}", wire.port))).unwrap();
     (wire, path)
 }
 
-/// Asks a door once and again, without a token: `false` as soon as it does not refuse that.
+/// Polls a report server without a token, and fails unless each response is 401.
 async fn answers_always(line: &Line, url: &str) {
     loop {
         let answer = line.send(b"{}".to_vec(), None, url).await;
-        assert_eq!(answer.map(|it| it.0), Some(401), "{url}");
+        assert_eq!(answer.map(|(code, _)| code), Some(401), "{url}");
         tokio::time::sleep(Duration::from_millis(300)).await;
     }
 }
@@ -98,7 +98,7 @@ async fn run(fate: Fate) -> Vec<Value> {
         until(&format!("b leads: {fate:?}"), TAKE_OVER, || leads(&b)).await;
         if fate == Fate::CutOff {
             let a = a.as_ref().unwrap();
-            assert!(!leads(a), "two lead at a time");
+            assert!(!leads(a), "two replicas lead at the same time");
             until("a is not ready", TAKE_OVER, || !a.is_ready()).await;
         }
         tokio::time::sleep(AWAY.saturating_sub(begin.elapsed())).await;
@@ -114,7 +114,7 @@ async fn run(fate: Fate) -> Vec<Value> {
     }
     assert_eq!(leads(&b), fate != Fate::Nothing, "{fate:?}");
     assert!(b.metrics().contains("stoker_reports_total{answer=\"Directive\"}"), "{fate:?}");
-    assert!(!probes.is_finished(), "b's door was always open");
+    assert!(!probes.is_finished(), "b's report server was unavailable");
     probes.abort();
     check(&place, &kubelet, "grid", &format!("{fate:?}")).await
 }
@@ -128,13 +128,13 @@ async fn until(what: &str, time: Duration, is_so: impl Fn() -> bool) {
 }
 
 #[test]
-fn whatever_becomes_of_the_leader_the_search_ends_as_if_nothing_had_been() {
+fn search_result_does_not_depend_on_leader_faults() {
     if !stoker_test_cluster::wanted() {
         return;
     }
     runtime().block_on(async {
         let fates = [Fate::Nothing, Fate::Killed, Fate::Stopped, Fate::CutOff];
-        let [expected, others @ ..] = fates.map(|it| tokio::spawn(run(it)));
+        let [expected, others @ ..] = fates.map(|fate| tokio::spawn(run(fate)));
         let expected = expected.await.unwrap();
         assert_eq!(expected.len(), 5);
         for (other, fate) in others.into_iter().zip(&fates[1..]) {
@@ -153,7 +153,7 @@ fn dead_watches_are_replaced_within_a_minute() {
         let mut leader = place.operator("a", free_ports());
         leader.wait_ready(&place);
         until("a leads", TAKE_OVER, || leads(&leader)).await;
-        // A replica that begins to lead lists everything again, so this one does not lead.
+        // A new leader lists everything again, so the observed replica must not lead.
         let (wire, kubeconfig) = wired(&place, "wired").await;
         let mut standby = place.operator_by("b", free_ports(), &kubeconfig, &[]);
         standby.wait_ready(&place);
@@ -165,20 +165,20 @@ fn dead_watches_are_replaced_within_a_minute() {
         wire.forget_connections();
         place.apply("grid", grid(1, 2, 1));
         let minute = Duration::from_secs(60);
-        // The rest is time to list the objects again.
-        until("the standby replica knows it", minute + LIST_MAX, || knows(1)).await;
+        // The rest is for listing the objects again.
+        until("the standby replica has the experiment", minute + LIST_MAX, || knows(1)).await;
     });
 }
 
 #[test]
-fn a_lease_that_is_renewed_late_loses_nothing_that_is_due() {
+fn late_lease_renewal_loses_no_due_keys() {
     if !stoker_test_cluster::wanted() {
         return;
     }
     runtime().block_on(async {
         let place = Place::new("late").await;
         let proxy = Proxy::start(client_of(&place.kubeconfig).await, place.folder.path()).await;
-        // Read and renewed it is within the time for it, and after its end by a moment each time.
+        // Each renewal succeeds within its timeout, but shortly after the leadership has lapsed.
         proxy.delay_leases(Duration::from_secs(LEASE_SECONDS) * 9 / 64);
         let mut operator = place.operator_by("a", free_ports(), &proxy.kubeconfig, &[]);
         operator.wait_ready(&place);

@@ -1,7 +1,7 @@
-//! The operator's own program against a real API server. There are no nodes: a scripted kubelet says
-//! what becomes of pods, and scripted trainers report to the door.
+//! The operator binary against a real API server. There are no nodes: a scripted kubelet sets the
+//! status of pods, and scripted trainers report to the report server.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue panics")]
 
 mod audit;
 mod bench;

@@ -1,4 +1,5 @@
-//! Ways to the API server and to doors that a test can count on, cut and spring traps in.
+//! Proxies to the API server and to report servers. Tests use them to count, delay, cut and break
+//! requests.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -16,51 +17,51 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-/// When the writer dies, as its write sees it.
+/// When the sender of a write is killed, relative to the write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
-    /// Before the API server hears of the write, which it never does.
+    /// Before the API server receives the write, which never arrives.
     Before,
-    /// When the API server has answered and the writer does not know.
+    /// After the API server has responded, but before the sender receives the response.
     After,
-    /// Before the API server hears of it, which it does when another writer is at work.
+    /// Before the API server receives the write, which arrives while the next operator runs.
     Late,
 }
 
-/// How long a late write takes: the next operator has read everything by then.
+/// Delay of a late write. The next operator has read all objects by then.
 pub(crate) const LATE: Duration = Duration::from_millis(1200);
 
-/// Kills a process at its n-th write from now.
+/// Kills a process at its n-th write.
 struct Trap {
     left: usize,
     when: When,
     pid: u32,
-    /// Told which write it was.
+    /// Receives the name of the write that triggered the trap.
     sprung: oneshot::Sender<String>,
 }
 
-/// How questions about tokens are answered.
+/// How token reviews are answered.
 #[derive(Clone, Debug)]
 pub(crate) enum Reviews {
     /// By the API server.
     Real,
-    /// By a review with this status.
+    /// With this review status.
     Status(serde_json::Value),
-    /// With this HTTP status.
+    /// With this HTTP status code.
     Code(u16),
-    /// Never.
+    /// Not at all.
     Hang,
 }
 
-/// A write that is held up.
+/// A write to hold back.
 struct Hold {
-    /// A part of the write's path.
+    /// Part of the write's path.
     path: String,
     reached: oneshot::Sender<()>,
     released: oneshot::Receiver<()>,
 }
 
-/// An API server for one operator: requests go on to the real one, and writes are counted.
+/// API server for one operator: forwards requests to the real one and counts writes.
 pub(crate) struct Proxy {
     pub(crate) kubeconfig: PathBuf,
     shared: Arc<Shared>,
@@ -71,9 +72,9 @@ struct Shared {
     client: Client,
     trap: Mutex<Option<Trap>>,
     num_writes: AtomicUsize,
-    /// Milliseconds that each request of the lease is held up.
+    /// Delay of each lease request, in milliseconds.
     lease_delay: AtomicU64,
-    /// Answers to some writes, by `METHOD PATH`.
+    /// Faults of some writes, by `METHOD PATH`.
     rule: Mutex<Option<Arc<Rule>>>,
     /// Writes that a rule answered or held.
     num_ruled: AtomicUsize,
@@ -84,12 +85,12 @@ struct Shared {
     hold: Mutex<Option<Hold>>,
 }
 
-/// What becomes of a write that does not reach the API server now.
+/// Fault of a write.
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
-    /// The answer has this status code, reason and message.
+    /// The response has this status code, reason and message.
     Refused(u16, &'static str, &'static str),
-    /// The write waits until the rule is taken away, and then reaches the API server.
+    /// The write waits until the rule is removed, and then reaches the API server.
     Held,
 }
 
@@ -102,7 +103,7 @@ impl Drop for Proxy {
 }
 
 impl Proxy {
-    /// A proxy whose kubeconfig is written to `folder`.
+    /// Starts a proxy and writes its kubeconfig to `folder`.
     pub(crate) async fn start(client: Client, folder: &Path) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -135,40 +136,40 @@ impl Proxy {
         Self { kubeconfig, shared, task }
     }
 
-    /// Writes so far, but for the lease's and questions about tokens.
+    /// Number of writes so far, except to the lease and for token reviews.
     pub(crate) fn num_writes(&self) -> usize {
         self.shared.num_writes.load(Ordering::Relaxed)
     }
 
-    /// Kills process `pid` at its `n`-th write from now on, and tells which it was.
+    /// Kills process `pid` at its `n`-th write from now on, and sends the name of that write.
     pub(crate) fn arm(&self, n: usize, when: When, pid: u32) -> oneshot::Receiver<String> {
-        let (sprung, told) = oneshot::channel();
+        let (sprung, receiver) = oneshot::channel();
         *self.shared.trap.lock().unwrap() = Some(Trap { left: n, when, pid, sprung });
-        told
+        receiver
     }
 
-    /// Holds up each request of the lease from now on.
+    /// Delays each lease request from now on.
     pub(crate) fn delay_leases(&self, delay: Duration) {
         let milliseconds = u64::try_from(delay.as_millis()).unwrap();
         self.shared.lease_delay.store(milliseconds, Ordering::Relaxed);
     }
 
-    /// Answers writes by a rule on `METHOD PATH`.
+    /// Sets the rule that maps `METHOD PATH` of a write to its fault.
     pub(crate) fn set_rule(&self, rule: impl Fn(&str) -> Option<Fault> + Send + Sync + 'static) {
         *self.shared.rule.lock().unwrap() = Some(Arc::new(rule));
     }
 
-    /// Takes the rule away.
+    /// Removes the rule.
     pub(crate) fn clear_rule(&self) {
         *self.shared.rule.lock().unwrap() = None;
     }
 
-    /// Waits until the rules have answered or held `num` writes in all.
+    /// Waits until `num` writes in total were answered or held by a rule.
     pub(crate) async fn wait_ruled(&self, num: usize) {
         self.wait(&self.shared.num_ruled, num, "answered or held").await;
     }
 
-    /// Waits until `num` held writes have reached the API server in all.
+    /// Waits until `num` held writes in total have reached the API server.
     pub(crate) async fn wait_released(&self, num: usize) {
         self.wait(&self.shared.num_released, num, "released").await;
     }
@@ -181,18 +182,18 @@ impl Proxy {
         }
     }
 
-    /// Answers questions about tokens so from now on.
+    /// Sets how token reviews are answered from now on.
     pub(crate) fn set_reviews(&self, reviews: Reviews) {
         *self.shared.reviews.lock().unwrap() = reviews;
     }
 
-    /// Questions about tokens so far.
+    /// Number of token reviews so far.
     pub(crate) fn num_reviews(&self) -> usize {
         self.shared.num_reviews.load(Ordering::Relaxed)
     }
 
-    /// Holds up the next write whose path contains `path`. The receiver is notified when the write has
-    /// come in; a message to the sender lets it pass.
+    /// Holds back the next write whose path contains `path`. The receiver is notified when the
+    /// write has arrived; a message to the sender releases it.
     pub(crate) fn hold(&self, path: &str) -> (oneshot::Receiver<()>, oneshot::Sender<()>) {
         let (reached, is_reached) = oneshot::channel();
         let (release, released) = oneshot::channel();
@@ -201,7 +202,7 @@ impl Proxy {
         (is_reached, release)
     }
 
-    /// Takes the trap away: whether it was still there.
+    /// Removes the trap, and returns whether it was still armed.
     pub(crate) fn disarm(&self) -> bool {
         self.shared.trap.lock().unwrap().take().is_some()
     }
@@ -259,11 +260,11 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
         }
     }
     let _ = trap.sprung.send(name);
-    // Whoever asked is dead.
+    // The sender of the request is dead.
     no_answer()
 }
 
-/// The fault that the rule has for a write.
+/// Returns the rule's fault for a write.
 fn ruled(shared: &Shared, name: &str) -> Option<Fault> {
     let rule = shared.rule.lock().unwrap().clone()?;
     let fault = rule(name)?;
@@ -288,7 +289,7 @@ async fn fail(
             response
         }
         Fault::Held => {
-            // The write outlives the connection of its writer.
+            // The write survives the connection of its sender.
             let held = tokio::spawn(async move {
                 while shared.rule.lock().unwrap().is_some() {
                     tokio::time::sleep(Duration::from_millis(20)).await;
@@ -302,7 +303,7 @@ async fn fail(
     }
 }
 
-/// An answer to a question about a token.
+/// Response to a token review.
 fn reviewed(status: &serde_json::Value) -> Response {
     let review = serde_json::json!({
         "apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
@@ -313,7 +314,7 @@ fn reviewed(status: &serde_json::Value) -> Response {
     response
 }
 
-/// The trap, if this write springs it.
+/// Counts a write, and returns the trap if this write triggers it.
 fn sprung(shared: &Shared) -> Option<Trap> {
     shared.num_writes.fetch_add(1, Ordering::Relaxed);
     let mut trap = shared.trap.lock().unwrap();
@@ -340,12 +341,12 @@ fn kill(pid: u32) {
     assert!(status.unwrap().success());
 }
 
-/// A port that leads to others, each connection to the next that takes it. It can be cut: then
-/// nothing passes either way, and nobody is told.
+/// A TCP forwarder: each connection goes to the next target that accepts it. While cut, it passes
+/// no data in either direction and signals nothing to the peers.
 pub(crate) struct Wire {
     pub(crate) port: u16,
     is_cut: watch::Sender<bool>,
-    /// Connections up to this one are dead.
+    /// Connections with a lower number are dead.
     dead: watch::Sender<usize>,
     num_connections: Arc<AtomicUsize>,
     task: JoinHandle<()>,
@@ -378,7 +379,7 @@ impl Wire {
                         is_dead = is_dead => is_dead,
                     };
                     if is_dead {
-                        // The sockets stay open, and nothing passes any more.
+                        // Keep the sockets open without passing any data.
                         std::future::pending().await
                     }
                 });
@@ -387,7 +388,7 @@ impl Wire {
         Self { port, is_cut, dead, num_connections, task }
     }
 
-    /// Lets all connections go dead without a word, as a firewall does that forgets them. New ones work.
+    /// Makes all connections go dead silently, like a firewall that loses its state. New ones work.
     pub(crate) fn forget_connections(&self) {
         self.dead.send_replace(self.num_connections.load(Ordering::Relaxed));
     }
@@ -404,11 +405,11 @@ async fn carry(
     cut: watch::Receiver<bool>,
 ) {
     if *cut.borrow() {
-        // It hangs until the wire is mended, and is then of no use.
+        // The connection hangs until the wire is restored, and is then closed.
         return becomes(cut, false).await;
     }
-    for place in 0..targets.len() {
-        let target = targets[(turn + place) % targets.len()];
+    for offset in 0..targets.len() {
+        let target = targets[(turn + offset) % targets.len()];
         let Ok(mut to) = TcpStream::connect(target).await else { continue };
         tokio::select! {
             _ = tokio::io::copy_bidirectional(&mut from, &mut to) => {}
@@ -419,5 +420,5 @@ async fn carry(
 }
 
 async fn becomes(mut cut: watch::Receiver<bool>, wanted: bool) {
-    let _ = cut.wait_for(|it| *it == wanted).await;
+    let _ = cut.wait_for(|is_cut| *is_cut == wanted).await;
 }

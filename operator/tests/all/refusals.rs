@@ -1,4 +1,5 @@
-//! Writes that the API server refuses: the experiment reports its words, and what does not depend on them goes on.
+//! Writes that the API server refuses. The experiment shows the message, and independent writes
+//! continue.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use crate::kubelet::{Kubelet, Script};
 use crate::proxy::{Fault, Proxy};
 use crate::setup::{Place, client_of, free_ports, merge, runtime};
 
-/// Waits until the status of an experiment is as wanted, and returns it.
+/// Waits until the status of an experiment satisfies `is_wanted`, and returns it.
 async fn wait_status(
     place: &Place,
     name: &str,
@@ -32,12 +33,12 @@ async fn wait_status(
 
 /// Reason and message of the condition `Refused`, if it is true.
 fn refused(status: &ExperimentStatus) -> Option<(&str, &str)> {
-    let found = find(&status.conditions, "Refused")?;
-    let is_true = found.status == ConditionStatus::True;
-    is_true.then_some((found.reason.as_str(), found.message.as_str()))
+    let condition = find(&status.conditions, "Refused")?;
+    let is_true = condition.status == ConditionStatus::True;
+    is_true.then_some((condition.reason.as_str(), condition.message.as_str()))
 }
 
-/// Waits for an event on an experiment with this reason and these words.
+/// Waits for an event on an experiment with this reason and text.
 async fn wait_event(place: &Place, name: &str, reason: &str, words: &str) {
     let events: Api<Event> = Api::namespaced(place.client.clone(), &place.namespace);
     let end = Instant::now() + Duration::from_secs(60);
@@ -47,11 +48,11 @@ async fn wait_event(place: &Place, name: &str, reason: &str, words: &str) {
             let object = event.regarding.clone().unwrap_or_default();
             (object.kind.as_deref(), object.name.as_deref()) == (Some("Experiment"), Some(name))
         });
-        let is_found = of_experiment.clone().any(|event| {
+        let exists = of_experiment.clone().any(|event| {
             event.reason.as_deref() == Some(reason)
                 && event.note.as_ref().is_some_and(|note| note.contains(words))
         });
-        if is_found {
+        if exists {
             return;
         }
         assert!(Instant::now() < end, "{:#?}", of_experiment.collect::<Vec<_>>());
@@ -59,7 +60,7 @@ async fn wait_event(place: &Place, name: &str, reason: &str, words: &str) {
     }
 }
 
-/// Waits until so many pods have run.
+/// Waits until this many pods were started.
 async fn wait_started(place: &Place, kubelet: &Kubelet, num: usize) {
     let end = Instant::now() + Duration::from_secs(60);
     while kubelet.started().len() < num {
@@ -78,8 +79,8 @@ fn quota(place: &Place, name: &str, resource: &str, hard: &str) {
     let get = ["get", "resourcequota", name, "-n", &place.namespace, "-o", "json"];
     stoker_test_cluster::wait_until("the quota is counted", 60, || {
         let text = place.plane.kubectl(&get).map_err(|error| error.to_string())?;
-        let found: serde_json::Value = serde_json::from_str(&text).unwrap();
-        let is_counted = found["status"]["hard"][resource] == hard;
+        let quota: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let is_counted = quota["status"]["hard"][resource] == hard;
         if is_counted { Ok(()) } else { Err(text) }
     })
     .unwrap();
@@ -90,7 +91,7 @@ fn delete_quota(place: &Place, name: &str) {
 }
 
 #[test]
-fn a_refused_pod_is_reported_on_its_experiment() {
+fn refused_pod_is_reported_on_its_experiment() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -117,7 +118,7 @@ fn a_refused_pod_is_reported_on_its_experiment() {
 }
 
 #[test]
-fn a_refused_trial_is_reported_on_its_experiment() {
+fn refused_trial_is_reported_on_its_experiment() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -139,7 +140,7 @@ fn a_refused_trial_is_reported_on_its_experiment() {
         let (reason, message) = refused(&status).unwrap();
         assert_eq!(reason, "QuotaExceeded");
         assert!(message.contains(WORDS), "{message}");
-        // A trial that does not exist is not counted.
+        // Trials that were not created are not counted.
         assert_eq!((status.trials_created, status.phase), (0, Phase::Pending));
         wait_event(&place, "grid", "QuotaExceeded", WORDS).await;
         proxy.clear_rule();
@@ -149,7 +150,7 @@ fn a_refused_trial_is_reported_on_its_experiment() {
 }
 
 #[test]
-fn a_malformed_pod_fails_its_experiment_at_once() {
+fn malformed_pod_fails_its_experiment_at_once() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -170,7 +171,7 @@ fn a_malformed_pod_fails_its_experiment_at_once() {
         let status = odd.status.unwrap();
         let message = status.message.clone().unwrap();
         assert!(message.contains("spec.dnsPolicy"), "{message}");
-        assert_eq!(refused(&status).map(|found| found.0), Some("PodInvalid"), "{status:#?}");
+        assert_eq!(refused(&status).map(|(reason, _)| reason), Some("PodInvalid"), "{status:#?}");
         wait_event(&place, "odd", "PodInvalid", "spec.dnsPolicy").await;
         wait_event(&place, "odd", "Failed", "spec.dnsPolicy").await;
         wait_status(&place, "odd", |status| status.cleaned_up).await;
@@ -187,7 +188,7 @@ fn a_malformed_pod_fails_its_experiment_at_once() {
 }
 
 #[test]
-fn a_refused_clean_up_is_reported() {
+fn refused_clean_up_is_reported() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -196,7 +197,7 @@ fn a_refused_clean_up_is_reported() {
         let mut operator = place.operator("a", free_ports());
         operator.wait_ready(&place);
         let kubelet = Kubelet::start(&place.client, &place.namespace, |_| Script::Hang);
-        // The clean-up pod has the experiment's limit, so a policy on limits holds for it too.
+        // The clean-up pod has the experiment's limits, so a quota on limits applies to it too.
         let mut spec = grid(1, 2, 1);
         merge(&mut spec, &json!({ "resources": { "limits": { "cpu": "2" } } }));
         place.apply("grid", spec);
@@ -217,9 +218,9 @@ fn a_refused_clean_up_is_reported() {
     });
 }
 
-/// The write of one trial fails all the time.
+/// All writes of one trial's spec fail.
 #[test]
-fn a_kill_reaches_trials_beside_a_failing_one() {
+fn kill_reaches_trials_beside_a_failing_one() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -246,7 +247,8 @@ fn a_kill_reaches_trials_beside_a_failing_one() {
     });
 }
 
-/// The fact that a trial ended has no place in the order, so nothing that follows from it is written.
+/// The end of the first trial cannot be ordered by a grant, so nothing that follows from it is
+/// written.
 #[test]
 fn no_trial_follows_from_an_unrecorded_fact() {
     if !stoker_test_cluster::wanted() {
@@ -261,7 +263,7 @@ fn no_trial_follows_from_an_unrecorded_fact() {
         });
         let mut operator = place.operator_by("a", free_ports(), &proxy.kubeconfig, &[]);
         operator.wait_ready(&place);
-        // The first trial ends without a report, which only the operator records.
+        // The first trial exits without a report, so only the operator records its end.
         let _kubelet = Kubelet::start(&place.client, &place.namespace, |pod| {
             match pod.name_any().starts_with("grid-0-") {
                 true => Script::Exit { after_ms: 10, code: 0 },
@@ -271,7 +273,7 @@ fn no_trial_follows_from_an_unrecorded_fact() {
         let mut spec = grid(2, 2, 1);
         merge(&mut spec, &json!({ "searcher": { "grid": { "maxConcurrentTrials": 1 } } }));
         place.apply("grid", spec);
-        // Its status is written all the same.
+        // The status is written nevertheless.
         wait_status(&place, "grid", |status| status.trials_closed == 1).await;
         proxy.wait_ruled(3).await;
         let status = place.experiment("grid").await.status.unwrap();

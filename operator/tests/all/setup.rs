@@ -1,4 +1,4 @@
-//! A control plane for all tests, operators as processes, and looks at what they made.
+//! A shared control plane, operator processes, and access to the objects that they create.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -15,23 +15,23 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tokio::task::block_in_place;
 
-/// The control plane that all tests of this process share.
+/// Control plane that all tests of this process share.
 pub(crate) fn plane() -> &'static ControlPlane {
     static PLANE: OnceLock<ControlPlane> = OnceLock::new();
     PLANE.get_or_init(|| {
         let options = stoker_test_cluster::Options { controllers: true, ..Default::default() };
-        let plane = ControlPlane::start_with(options).unwrap_or_else(|it| panic!("{it}"));
+        let plane = ControlPlane::start_with(options).unwrap_or_else(|error| panic!("{error}"));
         plane.apply_crds(&crds()).unwrap();
         plane
     })
 }
 
-/// Where the definitions of our objects are.
+/// Directory of the CRD manifests.
 pub(crate) fn crds() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../crds")
 }
 
-/// A client by a kubeconfig.
+/// Creates a client from a kubeconfig file.
 pub(crate) async fn client_of(kubeconfig: &Path) -> Client {
     let text = std::fs::read_to_string(kubeconfig).unwrap();
     let kubeconfig = kube::config::Kubeconfig::from_yaml(&text).unwrap();
@@ -41,16 +41,16 @@ pub(crate) async fn client_of(kubeconfig: &Path) -> Client {
     Client::try_from(config).unwrap()
 }
 
-/// How the audit log says that rules do not allow a request.
+/// Mark of denied requests in the audit log.
 const FORBIDDEN: &str = "\"authorization.k8s.io/decision\":\"forbid\"";
 
-/// How long a leader leads without renewing.
+/// Lease duration in seconds.
 pub(crate) const LEASE_SECONDS: u64 = 4;
 
-/// The operator's service account, as the chart names it.
+/// Service account of the operator, as the chart names it.
 pub(crate) const ACCOUNT: &str = "stoker-operator";
 
-/// The chart's service account and rules, of a release in `namespace` that watches it alone.
+/// Renders the chart's service account and RBAC rules for a release that watches only `namespace`.
 pub(crate) fn rules(plane: &ControlPlane, namespace: &str) -> String {
     let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/stoker");
     let chart = chart.display().to_string();
@@ -63,17 +63,17 @@ pub(crate) fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap()
 }
 
-/// A namespace of one test, with what its operators need.
+/// Namespace of one test, with everything that its operators need.
 pub(crate) struct Place {
     pub(crate) plane: &'static ControlPlane,
     pub(crate) namespace: String,
     pub(crate) folder: TempDir,
     pub(crate) client: Client,
-    /// As the operator: its rules are the chart's.
+    /// Kubeconfig of the operator's service account, which has the chart's RBAC rules.
     pub(crate) kubeconfig: PathBuf,
-    /// Whether the test fails if those do not allow a request.
+    /// Whether the test fails if RBAC denied a request.
     pub(crate) checks_rules: bool,
-    /// Where its operators tell what they count.
+    /// Ports of the operators' metrics endpoints.
     observed: Mutex<BTreeSet<u16>>,
 }
 
@@ -82,7 +82,7 @@ impl Place {
         Self::on(plane(), namespace).await
     }
 
-    /// One on a control plane of its own.
+    /// Same as [`new`](Self::new), on this control plane.
     pub(crate) async fn on(plane: &'static ControlPlane, namespace: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let kubeconfig = block_in_place(|| {
@@ -102,7 +102,7 @@ impl Place {
         self.folder.path().join(name)
     }
 
-    /// An operator that listens on `port` and the one after it.
+    /// Starts an operator that listens on `port` and the next port.
     pub(crate) fn operator(&self, identity: &str, port: u16) -> Operator {
         self.operator_with(identity, port, &[])
     }
@@ -111,7 +111,7 @@ impl Place {
         self.operator_by(identity, port, &self.kubeconfig, more)
     }
 
-    /// An operator that reaches the API server as `kubeconfig` says.
+    /// Starts an operator with this kubeconfig.
     pub(crate) fn operator_by(
         &self,
         identity: &str,
@@ -162,7 +162,7 @@ impl Place {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// Creates an experiment with a grid over `x`: 0 to `points` - 1 by thirds, of so many pods each.
+    /// Creates an experiment with this spec.
     pub(crate) fn apply(&self, name: &str, spec: Value) {
         let object = json!({
             "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
@@ -175,42 +175,42 @@ impl Place {
         let patch = patch.to_string();
         let arguments =
             ["patch", "experiment", name, "-n", &self.namespace, "--type=merge", "-p", &patch];
-        self.plane.kubectl(&arguments).map_err(|it| it.to_string())
+        self.plane.kubectl(&arguments).map_err(|error| error.to_string())
     }
 
     pub(crate) async fn experiment(&self, name: &str) -> Experiment {
         self.experiments().get(name).await.unwrap()
     }
 
-    /// Waits until an experiment's phase is one of these, and gives it.
+    /// Waits until an experiment is in one of these phases, and returns it.
     pub(crate) async fn wait_for(&self, name: &str, phases: &[Phase], seconds: u64) -> Experiment {
         let end = std::time::Instant::now() + Duration::from_secs(seconds);
         loop {
-            let found = self.experiments().get(name).await;
-            if let Ok(found) = &found
-                && found.status.as_ref().is_some_and(|it| phases.contains(&it.phase))
+            let experiment = self.experiments().get(name).await;
+            if let Ok(experiment) = &experiment
+                && experiment.status.as_ref().is_some_and(|status| phases.contains(&status.phase))
             {
-                return found.clone();
+                return experiment.clone();
             }
             assert!(
                 std::time::Instant::now() < end,
                 "{name} is not {phases:?} after {seconds} s: {:#?}\n{}",
-                found.map(|it| it.status),
+                experiment.map(|experiment| experiment.status),
                 self.logs()
             );
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 
-    /// The trials of an experiment, by index.
+    /// Returns the trials of an experiment, sorted by index.
     pub(crate) async fn trials_of(&self, name: &str) -> Vec<Trial> {
         let mut all = self.trials().list(&Default::default()).await.unwrap().items;
-        all.retain(|it| it.spec.experiment == name);
-        all.sort_by_key(|it| it.spec.index);
+        all.retain(|trial| trial.spec.experiment == name);
+        all.sort_by_key(|trial| trial.spec.index);
         all
     }
 
-    /// Waits for at most half a minute until an experiment has `num` trials and `is_so` of each one's status.
+    /// Waits up to 30 s until an experiment has `num` trials and each status satisfies `is_so`.
     pub(crate) async fn wait_for_trials(
         &self,
         name: &str,
@@ -233,19 +233,19 @@ impl Place {
 
     pub(crate) fn logs(&self) -> String {
         let mut text = String::new();
-        // A silent operator tells by its gauges whether it leads, and what it knows and has to do.
+        // The gauges show whether an operator leads, what it has cached, and what is queued.
         for port in self.observed.lock().unwrap().iter() {
             let gauges = ["stoker_leader ", "stoker_cached_objects{", "stoker_queued{"];
-            let is_wanted = |it: &&str| gauges.iter().any(|gauge| it.starts_with(gauge));
-            let told = match get(&format!("127.0.0.1:{port}"), "/metrics") {
+            let is_wanted = |line: &&str| gauges.iter().any(|gauge| line.starts_with(gauge));
+            let values = match get(&format!("127.0.0.1:{port}"), "/metrics") {
                 Ok(metrics) => metrics.lines().filter(is_wanted).collect::<Vec<_>>().join("\n"),
-                Err(error) => format!("no answer: {error}"),
+                Err(error) => format!("no response: {error}"),
             };
-            text += &format!("--- metrics of port {port}\n{told}\n");
+            text += &format!("--- metrics of port {port}\n{values}\n");
         }
         for entry in std::fs::read_dir(self.folder.path()).unwrap() {
             let path = entry.unwrap().path();
-            if path.extension().is_some_and(|it| it == "log") {
+            if path.extension().is_some_and(|extension| extension == "log") {
                 let log = std::fs::read_to_string(&path).unwrap();
                 let last = log.lines().rev().take(30).collect::<Vec<_>>();
                 let last = last.into_iter().rev().collect::<Vec<_>>().join("\n");
@@ -257,20 +257,20 @@ impl Place {
 }
 
 impl Drop for Place {
-    /// Whatever the test was about, the chart's rules allowed all that its operators asked for.
+    /// Checks that the chart's RBAC rules allowed every request of the operators.
     fn drop(&mut self) {
         if std::thread::panicking() || !self.checks_rules {
             return;
         }
         let user = format!("\"system:serviceaccount:{}:{ACCOUNT}\"", self.namespace);
         let log = std::fs::read_to_string(self.plane.audit_log()).unwrap();
-        let is_refused = |it: &&str| it.contains(FORBIDDEN) && it.contains(&user);
+        let is_refused = |line: &&str| line.contains(FORBIDDEN) && line.contains(&user);
         let refused: Vec<&str> = log.lines().filter(is_refused).collect();
-        assert!(refused.is_empty(), "not allowed by the chart's rules: {refused:#?}");
+        assert!(refused.is_empty(), "denied by the chart's RBAC rules: {refused:#?}");
     }
 }
 
-/// What all searches decided: what must be the same however often the operator was killed.
+/// Decisions of all searches, which must not depend on how often the operator was killed.
 pub(crate) fn decided(trials: &[Trial]) -> Vec<Value> {
     let of = |trial: &Trial| {
         let status = trial.status.clone().unwrap_or_default();
@@ -288,7 +288,7 @@ pub(crate) fn decided(trials: &[Trial]) -> Vec<Value> {
 
 const READY: &str = "HTTP/1.1 200";
 
-/// An operator's process; killed when dropped.
+/// An operator process, killed on drop.
 pub(crate) struct Operator {
     child: Child,
     pub(crate) port: u16,
@@ -299,9 +299,10 @@ impl Operator {
         self.child.id()
     }
 
-    /// Waits until it knows what the API server holds.
+    /// Waits until the operator is ready.
     pub(crate) fn wait_ready(&mut self, place: &Place) {
-        // Others of this runtime may carry what it asks for.
+        // Other tasks of this runtime may proxy the operator's requests, so they must not be
+        // blocked.
         let ready = block_in_place(|| {
             wait_until("the operator is ready", 30, || match self.readiness() {
                 Ok(text) if text.starts_with(READY) => Ok(()),
@@ -318,7 +319,7 @@ impl Operator {
     }
 
     pub(crate) fn is_ready(&self) -> bool {
-        self.readiness().is_ok_and(|it| it.starts_with(READY))
+        self.readiness().is_ok_and(|response| response.starts_with(READY))
     }
 
     pub(crate) fn signal(&self, signal: &str) {
@@ -326,7 +327,7 @@ impl Operator {
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
     }
 
-    /// Ends it as a power cut would.
+    /// Kills the operator with SIGKILL.
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -336,7 +337,7 @@ impl Operator {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// What it counts.
+    /// Returns the operator's metrics.
     pub(crate) fn metrics(&self) -> String {
         get(&format!("127.0.0.1:{}", self.port + 1), "/metrics").unwrap()
     }
@@ -349,7 +350,7 @@ impl Drop for Operator {
     }
 }
 
-/// A GET without a client library.
+/// Sends a GET request without a client library.
 pub(crate) fn get(address: &str, path: &str) -> std::io::Result<String> {
     use std::io::{Read as _, Write as _};
     let mut stream = std::net::TcpStream::connect(address)?;
@@ -360,13 +361,14 @@ pub(crate) fn get(address: &str, path: &str) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// Two ports of this machine that nobody listens on now.
+/// Returns the first of two consecutive free ports.
 pub(crate) fn free_ports() -> u16 {
-    let [door, _observe] = stoker_test_cluster::free_ports().unwrap_or_else(|it| panic!("{it}"));
+    let ports = stoker_test_cluster::free_ports();
+    let [door, _observe] = ports.unwrap_or_else(|error| panic!("{error}"));
     door
 }
 
-/// An authority, and the door's certificate by it.
+/// Creates a CA and, signed by it, the report server's certificate.
 fn certificate(folder: &Path) {
     let openssl = |arguments: &[&str]| {
         let mut command = Command::new("openssl");

@@ -1,5 +1,5 @@
-//! A report server that never leads: its lease requests hang. Tests make all objects themselves, so no
-//! controller changes them.
+//! A report server that never leads, because its lease requests hang. Tests create all objects
+//! themselves, so no controller changes them.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ use crate::kubelet::{Line, token};
 use crate::proxy::Proxy;
 use crate::setup::{Operator, Place, free_ports, get};
 
-/// The length of trials, in batches.
+/// Length of trials, in batches.
 pub(crate) const UNITS: u64 = 100;
 
 pub(crate) struct Standby {
@@ -31,7 +31,7 @@ pub(crate) struct Standby {
     pub(crate) operator: Operator,
 }
 
-/// A pod's token and its way to the report server.
+/// A pod with a token and its connection to the report server.
 pub(crate) struct Sender {
     pub(crate) line: Line,
     pub(crate) pod: Pod,
@@ -39,12 +39,12 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
-    /// The status and the text of the answer to a report to the pod's own trial or job.
+    /// Sends a report of the pod's own trial or job, and returns status and text of the response.
     pub(crate) async fn send(&self, report: &Value) -> (u16, String) {
         self.send_to(report, &self.url).await
     }
 
-    /// `Retry-After` in seconds of the answer to a report, with the answer's status and text.
+    /// Sends a report, and returns status, `Retry-After` in seconds, and text of the response.
     pub(crate) async fn send_for_wait(&self, report: &Value) -> (u16, Option<u64>, String) {
         let body = report.to_string().into_bytes();
         let response = self.line.respond(body, Some(&self.line.token), &self.url).await.unwrap();
@@ -73,13 +73,13 @@ pub(crate) fn validated(attempt: u32, batches: u64, loss: &str, granted: Option<
     })
 }
 
-/// Checks until `probe` gives a value.
+/// Polls for up to a minute until `probe` returns a value.
 pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Result<T, String>) -> T {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
         match probe().await {
             Ok(value) => return value,
-            Err(found) => assert!(Instant::now() < end, "waited a minute for {what}: {found}"),
+            Err(reason) => assert!(Instant::now() < end, "waited a minute for {what}: {reason}"),
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -116,7 +116,7 @@ impl Standby {
         format!("https://127.0.0.1:{port}/v1/{kind}/{namespace}/{name}/reports")
     }
 
-    /// The value of one line of the operator's metrics.
+    /// Value of a metric of the operator, by name and labels.
     pub(crate) fn metric(&self, line: &str) -> u64 {
         let metrics = get(&self.address(), "/metrics").unwrap();
         let value = metrics.lines().find_map(|text| text.strip_prefix(line)?.strip_prefix(' '));
@@ -132,14 +132,15 @@ impl Standby {
         .await;
     }
 
-    /// Creates an experiment and waits until the server knows it; returns its UID.
+    /// Creates an experiment, waits until the server has it in its cache, and returns its UID.
     pub(crate) async fn add_experiment(&self, name: &str) -> String {
         self.place.apply(name, grid(1, UNITS, 1));
         self.wait_for_cached("experiments", 1).await;
         self.place.experiment(name).await.uid().unwrap()
     }
 
-    /// Creates the first trial of an experiment in its `attempt`-th attempt; returns its UID.
+    /// Creates the first trial of an experiment with `attempt` as its live attempt. Returns its
+    /// UID.
     pub(crate) async fn add_trial(&self, experiment: &str, owner: &str, attempt: u32) -> String {
         let name = format!("{experiment}-0");
         let object = json!({
@@ -165,7 +166,7 @@ impl Standby {
         uid
     }
 
-    /// Creates a job whose planning is its live attempt 0; returns its UID.
+    /// Creates a job whose live attempt 0 is its planner. Returns its UID.
     pub(crate) async fn add_job(&self, name: &str) -> String {
         apply_job(&self.place, name, job(1));
         let status = json!({
@@ -175,7 +176,7 @@ impl Standby {
         self.api::<InferenceJob>().get(name).await.unwrap().uid().unwrap()
     }
 
-    /// Merges into a status.
+    /// Merges `status` into the status of an object.
     pub(crate) async fn set_status<K>(&self, name: &str, status: &Value)
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
@@ -187,21 +188,21 @@ impl Standby {
         self.api::<K>().patch_status(name, &PatchParams::default(), &patch).await.unwrap();
     }
 
-    /// Creates a pod that no node runs, and its token.
+    /// Creates a trial's pod that no node runs, with a token.
     pub(crate) async fn add_pod(&self, of: &str, owner: &str, attempt: u32, index: u32) -> Sender {
         let name = format!("{of}-a{attempt}-r{index}");
         let labels = json!({ LABEL_TRIAL: of, LABEL_COMPONENT: COMPONENT_TRIAL });
         self.add_named_pod(&name, labels, ("Trial", of, owner), (attempt, index)).await
     }
 
-    /// As [`add_pod`](Self::add_pod), of the process that plans a job.
+    /// Same as [`add_pod`](Self::add_pod), for the planner of a job.
     pub(crate) async fn add_planner(&self, job: &str, owner: &str) -> Sender {
         let labels = json!({ LABEL_JOB: job, LABEL_COMPONENT: COMPONENT_JOB });
         let name = format!("{job}-a0-plan");
         self.add_named_pod(&name, labels, ("InferenceJob", job, owner), (0, 0)).await
     }
 
-    /// `owner`: kind, name and UID of the object that the pod is of; an empty UID for no owner.
+    /// Same as [`add_pod`](Self::add_pod), with any name. The pod has no owner if `uid` is empty.
     pub(crate) async fn add_named_pod(
         &self,
         name: &str,
@@ -226,7 +227,7 @@ impl Standby {
         self.sender(pod, if kind == "Trial" { "trials" } else { "jobs" }, of).await
     }
 
-    /// A new token of a pod.
+    /// Requests a new token for a pod.
     pub(crate) async fn sender(&self, pod: Pod, kind: &str, of: &str) -> Sender {
         let token = token(&self.place.client, &self.place.namespace, &pod).await.unwrap();
         let ca = std::fs::read_to_string(self.place.path("ca.crt")).unwrap();
@@ -236,7 +237,7 @@ impl Standby {
         Sender { line, pod, url }
     }
 
-    /// Deletes an object and waits until it is gone.
+    /// Deletes an object and waits until it no longer exists.
     pub(crate) async fn delete<K>(&self, name: &str)
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
@@ -249,7 +250,7 @@ impl Standby {
         let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
         api.delete(name, &now).await.unwrap();
         until(&format!("{name} to be deleted"), async || match api.get_opt(name).await.unwrap() {
-            Some(object) if object.meta().uid == old => Err("it is there".to_owned()),
+            Some(object) if object.meta().uid == old => Err("it still exists".to_owned()),
             _ => Ok(()),
         })
         .await;

@@ -1,4 +1,4 @@
-//! Which trials start, which wait for their turn, and what users see of those that wait.
+//! Admission of trials: which start, which wait, and what users see of waiting trials.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,10 +16,10 @@ use crate::flow::grid;
 use crate::kubelet::{Kubelet, Script, now, unschedulable};
 use crate::setup::{Place, free_ports, merge, runtime};
 
-/// Seconds for a gang's pods to be scheduled.
+/// Start deadline of gangs, in seconds.
 const DEADLINE: u64 = 3;
 
-/// Waits until a trial's status is as wanted, and returns it.
+/// Waits until a trial's status satisfies `is_wanted`, and returns it.
 async fn wait_for_trial(
     place: &Place,
     name: &str,
@@ -56,7 +56,7 @@ async fn wait_for_pending(place: &Place, name: &str, reason: &str) {
     }
 }
 
-/// UIDs of the pods of the trials of experiments, by pod.
+/// Returns the UIDs of the pods of these experiments' trials, by pod name.
 async fn pods_of(place: &Place, experiments: &[&str]) -> BTreeMap<String, Option<String>> {
     let pods: Api<Pod> = Api::namespaced(place.client.clone(), &place.namespace);
     let all = pods.list(&Default::default()).await.unwrap();
@@ -73,7 +73,7 @@ fn gated(slots: u32) -> Value {
     spec
 }
 
-/// A queueing system holds pods longer than the start deadline, and then lets them go.
+/// A queueing system holds pods for longer than the start deadline and then releases them.
 #[test]
 fn gated_pods_are_never_recreated() {
     if !stoker_test_cluster::wanted() {
@@ -102,7 +102,7 @@ fn gated_pods_are_never_recreated() {
         assert!(columns.contains("SchedulingGated"), "{columns}");
         let before = pods_of(&place, &["gang", "one"]).await;
         assert_eq!(before.len(), 3);
-        // They are in nobody's way.
+        // Gated pods do not block others.
         place.apply("free-gang", grid(1, 2, 2));
         place.apply("free-one", grid(1, 2, 1));
         place.wait_for("free-gang", &[Phase::Completed], 60).await;
@@ -111,7 +111,7 @@ fn gated_pods_are_never_recreated() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         assert_eq!(pods_of(&place, &["gang", "one"]).await, before);
-        // However long the scheduler takes, none of them is late from here on.
+        // From here on no deadline applies, however long the scheduler takes.
         operator.kill();
         let more = ["--start-deadline-seconds", "3600", "--starting-pods-max", "1"];
         let mut operator = place.operator_with("b", port, &more);
@@ -131,7 +131,8 @@ fn gated_pods_are_never_recreated() {
     });
 }
 
-/// The deadline is far away, so only a gang that is passed over can start.
+/// The deadline is too long to help: others start only because unschedulable gangs give up the
+/// slot.
 #[test]
 fn unschedulable_gangs_let_others_start() {
     if !stoker_test_cluster::wanted() {
@@ -178,7 +179,7 @@ fn waiting_trials_are_not_polled() {
         let end = Instant::now() + Duration::from_secs(120);
         loop {
             let before = metric(&operator, "stoker_reconcile_seconds_count");
-            // Polls once a second would show.
+            // A poll every second would be counted here.
             tokio::time::sleep(Duration::from_secs(4)).await;
             let num = metric(&operator, "stoker_reconcile_seconds_count") - before;
             if num == 0.0 {
@@ -189,9 +190,9 @@ fn waiting_trials_are_not_polled() {
     });
 }
 
-/// Waiting trials are not polled: without being woken they would wait for minutes.
+/// Waiting trials are not polled, so without a wake-up they would wait for minutes.
 #[test]
-fn every_end_of_a_start_wakes_the_next() {
+fn every_end_of_a_start_wakes_another_trial() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -200,7 +201,7 @@ fn every_end_of_a_start_wakes_the_next() {
         let more = ["--start-deadline-seconds", "3600", "--starting-pods-max", "1"];
         let mut operator = place.operator_with("a", free_ports(), &more);
         operator.wait_ready(&place);
-        // No scheduler looks at some pods, which hold the only place.
+        // Some pods, which no scheduler considers, hold the only slot.
         let _kubelet = Kubelet::start(&place.client, "wakes", |pod| {
             match pod.labels()[LABEL_EXPERIMENT].starts_with("held") {
                 true => Script::Status(json!({})),
@@ -247,7 +248,7 @@ fn every_end_of_a_start_wakes_the_next() {
     });
 }
 
-/// Refused pods may be granted later: until then nothing runs, and users read why.
+/// A refused pod may be allowed later. Until then nothing runs, and users see the reason.
 #[test]
 fn refused_trials_are_pending_with_a_reason() {
     if !stoker_test_cluster::wanted() {

@@ -1,4 +1,4 @@
-//! Where experiments keep their files when the operator's settings change.
+//! Storage of experiments after a change of the operator's settings.
 
 use std::time::{Duration, Instant};
 
@@ -13,11 +13,11 @@ use crate::kubelet::{Kubelet, Script};
 use crate::proxy::{Fault, Proxy};
 use crate::setup::{Place, client_of, free_ports, runtime};
 
-/// Settings of two installations.
+/// Settings before and after the change.
 const OLD: [&str; 2] = ["--storage-url=memory:///old", "--storage-secret=old"];
 const NEW: [&str; 2] = ["--storage-url=memory:///new", "--storage-secret=new"];
 
-/// The first attempt runs until its pod is deleted.
+/// Behavior of pods: the first attempt runs until its pod is deleted, later ones train.
 fn script(pod: &Pod) -> Script {
     match pod.labels()[LABEL_ATTEMPT].as_str() {
         "0" => Script::Hang,
@@ -25,7 +25,7 @@ fn script(pod: &Pod) -> Script {
     }
 }
 
-/// The URL and the Secret that a pod uses.
+/// Storage URL and Secret of a pod.
 fn used(pod: &Pod) -> (String, String) {
     let config: Value = serde_json::from_str(&pod.annotations()[ANNOTATION_TRIAL_CONFIG]).unwrap();
     let container = &pod.spec.as_ref().unwrap().containers[0];
@@ -39,7 +39,7 @@ fn old() -> (String, String) {
     ("memory:///old".to_owned(), "old".to_owned())
 }
 
-/// Waits until a kubelet has seen a pod, and returns its storage.
+/// Waits until a kubelet has observed a pod, and returns the pod's storage.
 async fn storage_of(place: &Place, kubelet: &Kubelet, name: &str) -> (String, String) {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
@@ -70,7 +70,7 @@ fn delete_pod(place: &Place, name: &str) {
 }
 
 #[test]
-fn changed_settings_move_no_running_experiment() {
+fn changed_settings_do_not_move_running_experiments() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -91,16 +91,16 @@ fn changed_settings_move_no_running_experiment() {
         place.wait_for("grid", &[Phase::Completed], 60).await;
         assert_eq!(storage_of(&place, &kubelet, "grid-cleanup-0").await, old());
         assert_eq!(fixed(&place, "grid").await, first);
-        // An experiment that begins now uses the new settings.
+        // An experiment that starts now uses the new settings.
         place.apply("later", grid(1, 1, 1));
         let new = ("memory:///new".to_owned(), "new".to_owned());
         assert_eq!(storage_of(&place, &kubelet, "later-0-a0-r0").await, new);
     });
 }
 
-/// An earlier version recorded nothing, or a place that followed its settings.
+/// Earlier versions recorded no storage, or one that followed the operator's settings.
 #[test]
-fn an_upgrade_records_what_pods_use() {
+fn upgrade_records_the_storage_of_existing_pods() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -136,10 +136,10 @@ fn an_upgrade_records_what_pods_use() {
     });
 }
 
-/// A leader with other settings is cut off while its record is on its way: the successor's record counts, no pod used the
-/// first one, and the late write changes nothing.
+/// A leader with other settings is killed while its record is in flight. The successor's record
+/// counts: no pod has used the first one, and the late write changes nothing.
 #[test]
-fn no_pod_precedes_the_record_of_its_storage() {
+fn pods_are_created_after_their_storage_record() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -155,7 +155,7 @@ fn no_pod_precedes_the_record_of_its_storage() {
         let kubelet = Kubelet::start(&place.client, "recorded", |_| Script::Train { unit_ms: 10 });
         place.apply("grid", grid(1, 3, 1));
         proxy.wait_ruled(1).await;
-        // The trial begins its attempt, and waits for the record.
+        // The trial starts its attempt and waits for the record.
         let end = Instant::now() + Duration::from_secs(30);
         loop {
             let trials = place.trials_of("grid").await;

@@ -22,7 +22,7 @@ use crate::worker::Work;
 /// A field that the operator under test does not know.
 const FIELD: &str = "ofANewerVersion";
 
-/// Lists in a status, with the field that names an entry; without one, its position does.
+/// Lists in a status, with the field that identifies an entry; empty if the position does.
 const LISTS: [(&str, &str); 5] = [
     ("attempts", "number"),
     ("checkpoints", "name"),
@@ -42,7 +42,7 @@ fn extend_schema(schema: &mut Value) {
     }
 }
 
-/// A control plane whose definitions are those of a newer version.
+/// Creates a control plane with the CRDs of a newer version.
 fn newer_plane() -> &'static ControlPlane {
     let options = stoker_test_cluster::Options { controllers: true, ..Default::default() };
     let plane = ControlPlane::start_with(options).unwrap_or_else(|error| panic!("{error}"));
@@ -60,7 +60,7 @@ fn newer_plane() -> &'static ControlPlane {
     Box::leak(Box::new(plane))
 }
 
-/// Calls `visit` with each object that a newer version may extend, and with its name.
+/// Calls `visit` with the name and value of each object that a newer version may extend.
 fn each(object: &mut DynamicObject, visit: &mut dyn FnMut(String, &mut Value)) {
     visit("spec".to_owned(), &mut object.data["spec"]);
     let status = &mut object.data["status"];
@@ -89,10 +89,10 @@ fn each(object: &mut DynamicObject, visit: &mut dyn FnMut(String, &mut Value)) {
     visit("status".to_owned(), status);
 }
 
-/// The newer version: extends whatever the older one writes, and checks that it stays.
+/// The newer version: extends what the older one writes, and checks that the extensions stay.
 struct Newer {
     api: Api<DynamicObject>,
-    /// Names of what was extended, each with the object's name in front.
+    /// Names of extended parts, prefixed with the object's name.
     extended: BTreeSet<String>,
     lost: BTreeSet<String>,
 }
@@ -104,7 +104,7 @@ impl Newer {
         Self { api, extended: BTreeSet::new(), lost: BTreeSet::new() }
     }
 
-    /// One pass over all objects.
+    /// Extends all objects once.
     async fn pass(&mut self) {
         for mut object in self.api.list(&Default::default()).await.unwrap() {
             let name = object.metadata.name.clone().unwrap();
@@ -126,7 +126,7 @@ impl Newer {
                 continue;
             }
             let parameters = Default::default();
-            // An Experiment's spec does not change, and each pass writes one part.
+            // An experiment's spec is immutable, and each pass writes one part.
             let is_spec_new = is_spec_new && object.types.as_ref().unwrap().kind == "Trial";
             let written = match is_spec_new {
                 true => self.api.replace(&name, &parameters, &object).await,
@@ -134,7 +134,7 @@ impl Newer {
             };
             match written {
                 Ok(_) => new.retain(|part| part.ends_with(": spec") == is_spec_new),
-                // The older version was faster: the next pass writes again.
+                // The older version wrote first. The next pass retries.
                 Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => continue,
                 Err(error) => panic!("{name}: {error}"),
             }
@@ -157,7 +157,7 @@ fn two_versions_keep_each_others_fields() {
     runtime().block_on(async {
         let plane = tokio::task::block_in_place(newer_plane);
         let place = Place::on(plane, "upgrade").await;
-        // One replica leads, and the other takes the reports.
+        // One replica leads, and the other serves the reports.
         let (port_a, port_b) = (free_ports(), free_ports());
         let door_url = format!("https://127.0.0.1:{port_b}");
         let more = ["--door-url", door_url.as_str()];
@@ -200,14 +200,15 @@ fn two_versions_keep_each_others_fields() {
         for version in [&trials, &experiments, &jobs] {
             assert!(version.lost.is_empty(), "lost: {:#?}", version.lost);
         }
-        // Every part was extended while the operators still wrote.
-        let has = |version: &Newer, part: &str| version.extended.iter().any(|it| it.contains(part));
+        // The test extended every part while the operators were still writing.
+        let has =
+            |version: &Newer, part: &str| version.extended.iter().any(|name| name.contains(part));
         for part in [": spec", ": status", "attempts/", "checkpoints/", "conditions/", "facts/"] {
             assert!(has(&trials, part), "{part}: {:#?}", trials.extended);
         }
         assert!(has(&experiments, "conditions/") && has(&experiments, ": storage"));
         assert!(has(&jobs, "conditions/") && has(&jobs, "workers/"));
-        // Both wrote trials, and neither took a collision with the newer version for a refusal.
+        // Both replicas wrote trials, and neither mistook a conflict for a refusal.
         let writes = "stoker_api_writes_total{kind=\"trial_status\"} ";
         assert!(count(&leader, writes) > 0 && count(&server, writes) > 0);
         assert!(count(&leader, "stoker_api_writes_total{kind=\"trial_spec\"} ") > 0);
@@ -215,7 +216,7 @@ fn two_versions_keep_each_others_fields() {
             let errors = format!("stoker_reconcile_errors_total{{kind=\"{kind}\"}} ");
             assert_eq!(count(&leader, &errors), 0, "{kind}\n{}", place.logs());
         }
-        // A replica that does not lead has nothing to do.
+        // A standby replica has empty queues.
         for kind in ["experiments", "trials", "jobs"] {
             let queued = format!("stoker_queued{{kind=\"{kind}\"}} ");
             assert_eq!(count(&server, &queued), 0, "{kind}");

@@ -1,5 +1,4 @@
-//! What a process of a job does, as far as an operator sees it: it plans, commits shards, and finishes,
-//! and tells the door how far it is.
+//! Scripted process of a job: plans, commits shards, finishes, and reports its progress.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -12,19 +11,19 @@ use stoker_api::inference::Role;
 
 use crate::kubelet::{Line, config_of, token};
 
-/// Rows of each shard.
+/// Rows per shard.
 pub(crate) const SHARD_ROWS: u64 = 10;
 
-/// A job's input and pace.
+/// Input size and pace of a job.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Work {
-    /// Shards of the input.
+    /// Number of shards in the input.
     pub(crate) shards: u32,
-    /// Milliseconds for each.
+    /// Milliseconds per shard.
     pub(crate) shard_ms: u64,
 }
 
-/// The output folders of all jobs: the shards that are committed, by job.
+/// Output folders of all jobs: the set of committed shards, and all commits in order.
 #[derive(Debug, Default)]
 pub(crate) struct Outputs(Mutex<BTreeSet<(String, u32)>>, Mutex<Vec<(String, u32)>>);
 
@@ -38,13 +37,13 @@ impl Outputs {
         self.1.lock().unwrap().push((job.to_owned(), shard));
     }
 
-    /// Shards of all jobs that were put through a model so far, those done twice counted twice.
+    /// Number of commits of all jobs. Shards that were committed twice count twice.
     pub(crate) fn num_done(&self) -> usize {
         self.1.lock().unwrap().len()
     }
 }
 
-/// Runs a process to its end: its exit code.
+/// Runs a process, and returns its exit code.
 pub(crate) async fn work(client: &Client, pod: &Pod, work: Work, outputs: &Outputs) -> i32 {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let config = config_of(pod);
@@ -52,33 +51,33 @@ pub(crate) async fn work(client: &Client, pod: &Pod, work: Work, outputs: &Outpu
     let Some(token) = token(client, namespace, pod).await else { return 80 };
     let line = Line::new(&config, token);
     let total = u64::from(work.shards) * SHARD_ROWS;
-    let tell = async |done: u64, total: u64| {
+    let report = async |done: u64, total: u64| {
         let event = ReportEvent::Progress { batches_total: total, activity: None };
         line.ask(config.attempt, done, event).await
     };
     let job = config.experiment_id.as_str();
     let code = match task.role {
         Role::Plan => {
-            tell(0, total).await;
+            report(0, total).await;
             0
         }
         Role::Work => {
             let own: Vec<u32> =
-                (0..work.shards).filter(|it| it % task.slots == task.slot).collect();
+                (0..work.shards).filter(|shard| shard % task.slots == task.slot).collect();
             for (done, shard) in (1..).zip(&own) {
                 if !outputs.has(job, *shard) {
                     tokio::time::sleep(Duration::from_millis(work.shard_ms)).await;
                     outputs.commit(job, *shard);
                 }
-                let answer = tell(done * SHARD_ROWS, own.len() as u64 * SHARD_ROWS).await;
+                let answer = report(done * SHARD_ROWS, own.len() as u64 * SHARD_ROWS).await;
                 if answer == Directive::Fenced {
                     return 80;
                 }
             }
             0
         }
-        Role::Finish if (0..work.shards).all(|it| outputs.has(job, it)) => {
-            tell(total, total).await;
+        Role::Finish if (0..work.shards).all(|shard| outputs.has(job, shard)) => {
+            report(total, total).await;
             0
         }
         Role::Finish => 80,

@@ -1,5 +1,5 @@
-//! The operator killed at each of its writes, and its surroundings taken away for a while: the
-//! search ends as if nothing had been, and no pod is started twice.
+//! The operator dies at each of its writes, or loses what it depends on for a while. The search
+//! ends as without a fault, and no pod is started twice.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -15,27 +15,28 @@ use crate::kubelet::{Kubelet, Script};
 use crate::proxy::{LATE, Proxy, When};
 use crate::setup::{Operator, Place, client_of, decided, free_ports, runtime};
 
-/// Whether to go through everything, however long it takes.
+/// Whether to test all writes, regardless of the time.
 fn all_wanted() -> bool {
-    std::env::var("STOKER_TEST_WRITES").is_ok_and(|it| it == "all")
+    std::env::var("STOKER_TEST_WRITES").is_ok_and(|value| value == "all")
 }
 
-/// The time that a sample may take: on most machines it is enough for all.
+/// Time limit of a sample. On most machines all writes fit.
 const SAMPLE: Duration = Duration::from_secs(600);
-/// How long the API server is away.
+/// Duration of the API server's outage.
 const AWAY: Duration = Duration::from_secs(60);
-/// Experiments that are run at the same time.
+/// Number of experiments that run concurrently.
 const LANES: usize = 3;
 const PODS: usize = 2;
 const TRIALS: usize = 3;
 
-/// Checks what must hold of an experiment however often its operator died: what was decided.
+/// Checks the invariants of an experiment whose operator may have died, and returns the decisions.
 pub(crate) async fn check(place: &Place, kubelet: &Kubelet, name: &str, what: &str) -> Vec<Value> {
     let trials = place.trials_of(name).await;
     let mut orders = BTreeSet::new();
     for trial in &trials {
         let status = trial.status.clone().unwrap();
-        let attempts: Vec<_> = status.attempts.iter().map(|it| (it.number, it.end)).collect();
+        let attempts: Vec<_> =
+            status.attempts.iter().map(|attempt| (attempt.number, attempt.end)).collect();
         assert_eq!(attempts.len(), 1, "{what}: {attempts:?}\n{}", place.logs());
         for grant in &trial.spec.grants {
             assert!(orders.insert(grant.order), "{what}: order {} twice", grant.order);
@@ -44,7 +45,7 @@ pub(crate) async fn check(place: &Place, kubelet: &Kubelet, name: &str, what: &s
     }
     let prefix = format!("{name}-");
     let mut started = kubelet.started();
-    started.retain(|it| it.starts_with(&prefix));
+    started.retain(|pod| pod.starts_with(&prefix));
     started.sort();
     let pods = 0..PODS;
     let expected: Vec<String> = (0..trials.len())
@@ -57,7 +58,7 @@ pub(crate) async fn check(place: &Place, kubelet: &Kubelet, name: &str, what: &s
 
 fn without_names(trials: &[Trial]) -> Vec<Value> {
     let mut all = decided(trials);
-    all.iter_mut().for_each(|it| it["name"] = json!(null));
+    all.iter_mut().for_each(|trial| trial["name"] = json!(null));
     all
 }
 
@@ -82,28 +83,29 @@ impl Lane {
     }
 
     fn begin(&mut self) {
-        // A write that comes late collides only with what is there.
+        // Finished pods must stay until a late write has arrived: it collides only with existing
+        // pods.
         let stay = (2 * LATE.as_secs() + 1).to_string();
         let more = ["--finished-pods-seconds", &stay, "--starting-gangs-max", "3"];
         let kubeconfig = &self.proxy.kubeconfig;
         self.operator = Some(self.place.operator_by("a", self.port, kubeconfig, &more));
     }
 
-    /// Runs an experiment whose operator dies at its n-th write, if it has so many: what was
-    /// decided, and which write it was.
+    /// Runs an experiment whose operator dies at its n-th write, if it has that many. Returns the
+    /// decisions and the name of that write.
     async fn run(&mut self, n: usize, when: When) -> (Vec<Value>, Option<String>) {
         let name = format!("{when:?}-{n}").to_lowercase();
         let pid = self.operator.as_ref().unwrap().pid();
-        let mut told = self.proxy.arm(n, when, pid);
+        let mut death = self.proxy.arm(n, when, pid);
         self.place.apply(&name, grid(TRIALS as u32, 2, PODS as u32));
         let ends = [Phase::Completed, Phase::Failed, Phase::Cancelled];
         let sprung = tokio::select! {
-            sprung = &mut told => Some(sprung.unwrap()),
+            sprung = &mut death => Some(sprung.unwrap()),
             _ = self.place.wait_for(&name, &ends, 60) => None,
         };
-        // A write that follows the end may spring the trap while the end is seen.
+        // A write after the end may trigger the trap while the test observes the end.
         let is_late = !self.proxy.disarm() && sprung.is_none();
-        let sprung = if is_late { told.await.ok() } else { sprung };
+        let sprung = if is_late { death.await.ok() } else { sprung };
         if sprung.is_some() {
             self.operator.take().unwrap().kill();
             self.begin();
@@ -116,24 +118,24 @@ impl Lane {
     }
 }
 
-/// Each write with each time to die at it, mixed, so that the first of them are a sample.
+/// All writes with all times of death, shuffled so that any part is a sample.
 fn deaths(num_writes: usize) -> Vec<(usize, When)> {
     let mut all: Vec<_> = (1..=num_writes)
         .flat_map(|n| [When::Before, When::After, When::Late].map(|when| (n, when)))
         .collect();
-    all.sort_by_key(|it| (it.0 * 7 + it.1 as usize * 5) * 2_654_435_761 % 65_521);
+    all.sort_by_key(|&(n, when)| (n * 7 + when as usize * 5) * 2_654_435_761 % 65_521);
     all
 }
 
 fn reason(error: tokio::task::JoinError) -> String {
-    match error.try_into_panic().map(|it| it.downcast::<String>()) {
+    match error.try_into_panic().map(|panic| panic.downcast::<String>()) {
         Ok(Ok(text)) => *text,
         other => format!("{other:?}"),
     }
 }
 
 #[test]
-fn a_death_at_any_write_changes_no_decision_and_restarts_no_pod() {
+fn operator_death_at_any_write_changes_nothing() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -142,7 +144,7 @@ fn a_death_at_any_write_changes_no_decision_and_restarts_no_pod() {
         let before = first.proxy.num_writes();
         let (expected, _) = first.run(100_000, When::Before).await;
         assert_eq!(expected.len(), TRIALS);
-        // Pods are cleaned up after the end; the next experiment's writes have those between them.
+        // Pods are deleted after the end, so the next experiment's writes include those deletions.
         tokio::time::sleep(Duration::from_secs(6)).await;
         let num_writes = first.proxy.num_writes() - before;
         let to_do = Arc::new(Mutex::new(deaths(num_writes)));
@@ -156,11 +158,11 @@ fn a_death_at_any_write_changes_no_decision_and_restarts_no_pod() {
                 let mut num_runs = 0;
                 while all_wanted() || begin.elapsed() < SAMPLE {
                     let Some((n, when)) = to_do.lock().unwrap().pop() else { break };
-                    let (found, write) = lane.run(n, when).await;
-                    assert_eq!(found, expected, "killed {when:?} write {n}, {write:?}");
-                    let kind = |it: String| {
-                        let it = it.split('/').filter(|it| !it.contains('-'));
-                        it.collect::<Vec<_>>().join("/")
+                    let (decisions, write) = lane.run(n, when).await;
+                    assert_eq!(decisions, expected, "killed {when:?} write {n}, {write:?}");
+                    let kind = |write: String| {
+                        let parts = write.split('/').filter(|part| !part.contains('-'));
+                        parts.collect::<Vec<_>>().join("/")
                     };
                     num_runs += usize::from(write.is_some());
                     sprung.extend(write.map(kind));
@@ -170,8 +172,8 @@ fn a_death_at_any_write_changes_no_decision_and_restarts_no_pod() {
         }
         let (mut num_runs, mut kinds) = (0, BTreeSet::new());
         while let Some(done) = lanes.join_next().await {
-            // A lane's reason is told here, where a test's reasons are looked for.
-            let (runs, sprung) = done.unwrap_or_else(|it| panic!("{}", reason(it)));
+            // Repeat the lane's panic message here, where the test's output is read.
+            let (runs, sprung) = done.unwrap_or_else(|error| panic!("{}", reason(error)));
             num_runs += runs;
             kinds.extend(sprung);
         }
@@ -181,16 +183,16 @@ fn a_death_at_any_write_changes_no_decision_and_restarts_no_pod() {
 }
 
 #[test]
-fn an_api_server_that_is_away_for_a_while_costs_nothing() {
+fn api_server_outage_changes_nothing() {
     if !stoker_test_cluster::wanted() {
         return;
     }
     runtime().block_on(async {
         let plane: &ControlPlane =
-            Box::leak(Box::new(ControlPlane::start().unwrap_or_else(|it| panic!("{it}"))));
+            Box::leak(Box::new(ControlPlane::start().unwrap_or_else(|error| panic!("{error}"))));
         plane.apply_crds(&crate::setup::crds()).unwrap();
         let mut place = Place::on(plane, "away").await;
-        // An API server that has just begun knows no rules, and forbids everything for a moment.
+        // An API server that has just started denies everything until it has loaded RBAC rules.
         place.checks_rules = false;
         let mut operator = place.operator("a", free_ports());
         operator.wait_ready(&place);
@@ -201,7 +203,7 @@ fn an_api_server_that_is_away_for_a_while_costs_nothing() {
         plane.stop_api();
         let before = kubelet.units();
         tokio::time::sleep(AWAY).await;
-        assert!(kubelet.units() >= before + 30, "trainers trained on");
+        assert!(kubelet.units() >= before + 30, "trainers did not continue");
         assert!(operator.is_alive());
         plane.start_api().unwrap();
         place.wait_for("grid", &[Phase::Completed], 90).await;
@@ -210,7 +212,7 @@ fn an_api_server_that_is_away_for_a_while_costs_nothing() {
 }
 
 #[test]
-fn trainers_train_on_while_the_door_is_away_and_tell_it_later() {
+fn training_continues_without_the_report_server() {
     if !stoker_test_cluster::wanted() {
         return;
     }
@@ -221,21 +223,23 @@ fn trainers_train_on_while_the_door_is_away_and_tell_it_later() {
         operator.wait_ready(&place);
         let kubelet = Kubelet::start(&place.client, "doorless", |_| Script::Train { unit_ms: 100 });
         place.apply("grid", grid(TRIALS as u32, 40, PODS as u32));
-        // What was never told how to begin does not train.
-        let trains = |it: &Trial| it.status.as_ref().is_some_and(|it| !it.checkpoints.is_empty());
-        while place.trials_of("grid").await.iter().filter(|it| trains(it)).count() < TRIALS {
+        // A trainer without a first directive does not train, so wait for the first checkpoints.
+        let trains = |trial: &Trial| {
+            trial.status.as_ref().is_some_and(|status| !status.checkpoints.is_empty())
+        };
+        while place.trials_of("grid").await.iter().filter(|trial| trains(trial)).count() < TRIALS {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         operator.kill();
         wait_for_units(&kubelet, 40 * TRIALS as u64).await;
         let trials = place.trials_of("grid").await;
-        let is_open = |it: &Trial| it.status.as_ref().unwrap().facts.is_empty();
-        assert!(trials.iter().any(is_open), "the door was away");
+        let is_open = |trial: &Trial| trial.status.as_ref().unwrap().facts.is_empty();
+        assert!(trials.iter().any(is_open), "all results were recorded without a report server");
         let _operator = place.operator("a", port);
         place.wait_for("grid", &[Phase::Completed], 30).await;
-        check(&place, &kubelet, "grid", "door away").await;
+        check(&place, &kubelet, "grid", "report server away").await;
         for trial in place.trials_of("grid").await {
-            // What was trained meanwhile is recorded, unit by unit.
+            // Units trained during the outage are recorded, one by one.
             assert_eq!(trial.status.unwrap().checkpoints.last().unwrap().batches, 40);
         }
     });

@@ -1,4 +1,4 @@
-//! The API server's audit log: who asked for what, and what came of it.
+//! The API server's audit log: user, request and response code.
 
 use std::path::Path;
 
@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use crate::error::{At, Error};
 
-/// Every request once, when it is answered: who, what, and the answer's code, but no bodies. A
-/// watch is there when it begins.
+/// Logs every request once, with its response code but without bodies. A watch is logged when it
+/// starts.
 pub(crate) const POLICY: &str = r#"
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -15,34 +15,35 @@ omitStages: [RequestReceived]
 rules: [{level: Metadata}]
 "#;
 
-/// One line of the log.
+/// One entry of the log.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
-    /// Such as `system:serviceaccount:stoker:stoker-operator`.
+    /// User name, such as `system:serviceaccount:stoker:stoker-operator`.
     pub user: String,
-    /// Such as `get`, `patch`, `watch`.
+    /// Verb, such as `get`, `patch`, `watch`.
     pub verb: String,
-    /// Such as `stoker.dev`; empty for the core group.
+    /// API group, such as `stoker.dev`; empty for the core group.
     pub group: String,
-    /// Such as `trials/status`; empty for what is no resource.
+    /// Resource, such as `trials/status`; empty for other URLs.
     pub resource: String,
-    /// The object's namespace, or empty.
+    /// Namespace of the object; may be empty.
     pub namespace: String,
-    /// The object's name, or empty for a list, and for a creation too.
+    /// Name of the object; empty for lists and creations.
     pub name: String,
-    /// The answer, such as 200, 409, 403.
+    /// Response code, such as 200, 409, 403.
     pub code: u64,
-    /// All that the log says.
+    /// Complete log entry.
     pub event: Value,
 }
 
-/// Reads an audit log; a line that is being written is left out.
+/// Reads an audit log, and ignores an incomplete last line.
 pub(crate) fn read(path: &Path) -> Result<Vec<Request>, Error> {
     let text = std::fs::read_to_string(path).at(path)?;
-    Ok(text.lines().filter_map(|it| serde_json::from_str(it).ok()).filter_map(request).collect())
+    let events = text.lines().filter_map(|line| serde_json::from_str(line).ok());
+    Ok(events.filter_map(request).collect())
 }
 
-/// Of a request with two stages, such as a watch, its beginning.
+/// Converts a log entry. Of the two stages of a watch, only the first counts.
 fn request(event: Value) -> Option<Request> {
     let has_begun = event["stage"] == "ResponseStarted";
     if event["stage"] == "ResponseComplete" && event["verb"] == "watch" && !is_refused(&event) {
@@ -76,7 +77,7 @@ fn code(event: &Value) -> u64 {
     event.pointer("/responseStatus/code").and_then(Value::as_u64).unwrap_or(0)
 }
 
-/// A refused watch has no beginning.
+/// Whether a request was refused. A refused watch has no first stage.
 fn is_refused(event: &Value) -> bool {
     code(event) >= 400
 }
@@ -87,11 +88,12 @@ mod tests {
 
     fn check(line: &str, expected: Option<(&str, &str, &str, u64)>) {
         let event = serde_json::from_str(line).unwrap();
-        let found = request(event);
-        let found = found
-            .as_ref()
-            .map(|it| (it.verb.as_str(), it.group.as_str(), it.resource.as_str(), it.code));
-        assert_eq!(found, expected, "{line}");
+        let parsed = request(event);
+        let parsed = parsed.as_ref().map(|request| {
+            let Request { verb, group, resource, code, .. } = request;
+            (verb.as_str(), group.as_str(), resource.as_str(), *code)
+        });
+        assert_eq!(parsed, expected, "{line}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! One authority and the certificates and kubeconfigs that it backs, by openssl.
+//! A certificate authority, its certificates and kubeconfigs, created with openssl.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,39 +8,39 @@ use serde_json::json;
 use crate::error::{At, Error, run};
 use crate::programs::need;
 
-/// A certificate authority in a folder, good for a year: clusters live minutes.
+/// A certificate authority in a folder, valid for a year: clusters live for minutes.
 #[derive(Debug)]
 pub(crate) struct Authority {
     folder: PathBuf,
 }
 
-/// What a certificate is for.
+/// Purpose of a certificate.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Use {
-    /// A client, known by its subject.
+    /// A client, identified by its subject.
     Client,
-    /// A server, known by its names.
+    /// A server, identified by its names.
     Server,
 }
 
 impl Authority {
-    /// Makes the authority, and the key that signs service accounts' tokens (`sa`).
+    /// Creates the authority, and the key that signs service account tokens (`sa`).
     pub(crate) fn new(folder: PathBuf) -> Result<Self, Error> {
         need("openssl")?;
         std::fs::create_dir_all(&folder).at(&folder)?;
         let this = Self { folder };
         this.key("ca")?;
-        this.openssl(&["req", "-x509", "-new", "-key", "ca.key", "-out", "ca.crt"], |it| {
-            it.args(["-days", "365", "-subj", "/CN=test-cluster"]);
-            it.args(["-addext", "keyUsage=critical,keyCertSign,cRLSign"]);
+        this.openssl(&["req", "-x509", "-new", "-key", "ca.key", "-out", "ca.crt"], |command| {
+            command.args(["-days", "365", "-subj", "/CN=test-cluster"]);
+            command.args(["-addext", "keyUsage=critical,keyCertSign,cRLSign"]);
         })?;
         this.key("sa")?;
         this.openssl(&["ec", "-in", "sa.key", "-pubout", "-out", "sa.pub"], |_| ())?;
         Ok(this)
     }
 
-    /// Makes `NAME.key` and `NAME.crt` of a subject such as `/O=system:masters/CN=admin`; `names`
-    /// are such as `DNS:localhost` and `IP:127.0.0.1`.
+    /// Creates `NAME.key` and `NAME.crt` for a subject such as `/O=system:masters/CN=admin`.
+    /// `names` are subject alternative names such as `DNS:localhost` and `IP:127.0.0.1`.
     pub(crate) fn issue(
         &self,
         name: &str,
@@ -61,18 +61,19 @@ impl Authority {
         std::fs::write(&file, extensions).at(&file)?;
         self.key(name)?;
         let request = format!("{name}.csr");
-        self.openssl(&["req", "-new", "-subj", subject], |it| {
-            it.args(["-key", &format!("{name}.key"), "-out", &request]);
+        self.openssl(&["req", "-new", "-subj", subject], |command| {
+            command.args(["-key", &format!("{name}.key"), "-out", &request]);
         })?;
-        self.openssl(&["x509", "-req", "-CA", "ca.crt", "-CAkey", "ca.key"], |it| {
-            it.args(["-days", "365", "-in", &request, "-out", &format!("{name}.crt")]);
-            // Time alone would give two certificates of one second the same number.
-            it.args(["-CAcreateserial", "-extfile", &format!("{name}.ext")]);
+        self.openssl(&["x509", "-req", "-CA", "ca.crt", "-CAkey", "ca.key"], |command| {
+            command.args(["-days", "365", "-in", &request, "-out", &format!("{name}.crt")]);
+            // Without a serial file, openssl derives serial numbers from the time, and two may
+            // collide.
+            command.args(["-CAcreateserial", "-extfile", &format!("{name}.ext")]);
         })?;
         Ok(())
     }
 
-    /// Writes a kubeconfig for a client whose certificate was issued.
+    /// Writes a kubeconfig for a client with an issued certificate.
     pub(crate) fn kubeconfig(&self, to: &Path, server: &str, client: &str) -> Result<(), Error> {
         let user = json!({
             "client-certificate": self.path(&format!("{client}.crt")),
@@ -81,7 +82,7 @@ impl Authority {
         self.write_kubeconfig(to, server, user)
     }
 
-    /// Writes a kubeconfig for the bearer of a token.
+    /// Writes a kubeconfig for a client with a token.
     pub(crate) fn token_kubeconfig(
         &self,
         to: &Path,
@@ -98,7 +99,7 @@ impl Authority {
         user: serde_json::Value,
     ) -> Result<(), Error> {
         let ca = self.path("ca.crt");
-        // JSON is YAML.
+        // JSON is valid YAML.
         let config = json!({
             "apiVersion": "v1",
             "kind": "Config",
@@ -113,15 +114,15 @@ impl Authority {
         std::fs::write(to, format!("{config:#}\n")).at(to)
     }
 
-    /// A file of the authority's folder, such as `ca.crt`.
+    /// Path of a file in the authority's folder, such as `ca.crt`.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
     fn key(&self, name: &str) -> Result<(), Error> {
         let file = format!("{name}.key");
-        self.openssl(&["ecparam", "-genkey", "-name", "prime256v1", "-noout"], |it| {
-            it.args(["-out", &file]);
+        self.openssl(&["ecparam", "-genkey", "-name", "prime256v1", "-noout"], |command| {
+            command.args(["-out", &file]);
         })
     }
 

@@ -1,4 +1,4 @@
-//! Talking to a cluster from a test: kubectl, helm, and waiting for what they show.
+//! Access to a cluster from a test: kubectl, helm, and polling.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,14 @@ use serde_json::Value;
 use crate::error::{At, Error, done};
 use crate::programs;
 
-/// How often something awaited is looked at.
+/// Poll interval.
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// Looks until `probe` gives a value. `probe` may say what it saw instead, for the message.
+/// Polls until `probe` returns a value. Its last error becomes part of the timeout error.
 ///
 /// # Errors
 ///
-/// [`Error::Deadline`] if that takes longer than `seconds`.
+/// [`Error::Deadline`] if it takes longer than `seconds`.
 pub fn wait_until<T>(
     what: &str,
     seconds: u64,
@@ -40,7 +40,7 @@ pub fn wait_until<T>(
 pub struct Client {
     kubeconfig: PathBuf,
     kubectl: PathBuf,
-    /// What kubectl and helm remember, of this cluster alone.
+    /// Folder for the caches of kubectl and helm, separate for each cluster.
     memory: PathBuf,
 }
 
@@ -49,13 +49,13 @@ impl Client {
         Ok(Self { kubeconfig, kubectl: programs::control_plane("kubectl")?, memory })
     }
 
-    /// The kubeconfig that kubectl and helm are given.
+    /// Kubeconfig of kubectl and helm.
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
 
-    /// kubectl with arguments, not started yet: for what is to run beside the test, such as
-    /// `logs --follow`.
+    /// Returns a kubectl command that is not started yet, for processes that run beside the test,
+    /// such as `logs --follow`.
     pub fn kubectl_command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.kubectl);
         command.env("KUBECONFIG", &self.kubeconfig).stdin(Stdio::null());
@@ -64,61 +64,61 @@ impl Client {
         command
     }
 
-    /// Runs kubectl to its end and gives its standard output.
+    /// Runs kubectl and returns its standard output.
     ///
     /// # Errors
     ///
-    /// [`Error::Failed`], with both outputs, if it ends with another code than 0.
+    /// [`Error::Failed`], with both outputs, if it exits with a nonzero code.
     pub fn kubectl(&self, arguments: &[&str]) -> Result<String, Error> {
         finish(self.kubectl_command(arguments), "")
     }
 
-    /// As [`Client::kubectl`], with something on its standard input.
+    /// Same as [`Client::kubectl`], with `input` as its standard input.
     ///
     /// # Errors
     ///
-    /// As [`Client::kubectl`].
+    /// Same as [`Client::kubectl`].
     pub fn kubectl_with_input(&self, arguments: &[&str], input: &str) -> Result<String, Error> {
         finish(self.kubectl_command(arguments), input)
     }
 
-    /// What `kubectl get` shows of an object or a list, as JSON.
+    /// Returns the output of `kubectl get` for an object or a list, as JSON.
     ///
     /// # Errors
     ///
-    /// As [`Client::kubectl`].
+    /// Same as [`Client::kubectl`].
     pub fn get(&self, arguments: &[&str]) -> Result<Value, Error> {
         let text = self.kubectl(&[&["get", "-o", "json"], arguments].concat())?;
         serde_json::from_str(&text).map_err(std::io::Error::other).at(&self.kubectl)
     }
 
-    /// Applies YAML or JSON.
+    /// Applies manifests in YAML or JSON.
     ///
     /// # Errors
     ///
-    /// As [`Client::kubectl`].
+    /// Same as [`Client::kubectl`].
     pub fn apply(&self, manifests: &str) -> Result<String, Error> {
         self.kubectl_with_input(&["apply", "-f", "-"], manifests)
     }
 
-    /// Applies the custom resources of a folder and waits until the API server serves them.
+    /// Applies the CRDs in a folder and waits until the API server serves them.
     ///
     /// # Errors
     ///
-    /// As [`Client::kubectl`], also when one is not established within 30 s.
+    /// Same as [`Client::kubectl`], and if a CRD is not established within 30 s.
     pub fn apply_crds(&self, folder: &Path) -> Result<(), Error> {
         let path = folder.to_string_lossy();
         self.kubectl(&["apply", "--server-side", "-f", &path])?;
-        // kubectl remembers for long that it did not find a resource, so it is not asked sooner.
+        // kubectl caches for a long time that a resource is missing, so wait before the first use.
         self.kubectl(&["wait", "--for=condition=Established", "--timeout=30s", "-f", &path])?;
         Ok(())
     }
 
-    /// Runs helm to its end and gives its standard output.
+    /// Runs helm and returns its standard output.
     ///
     /// # Errors
     ///
-    /// As [`Client::kubectl`].
+    /// Same as [`Client::kubectl`].
     pub fn helm(&self, arguments: &[&str]) -> Result<String, Error> {
         let mut command = Command::new(programs::built("helm")?);
         command.env("KUBECONFIG", &self.kubeconfig).stdin(Stdio::null()).args(arguments);
@@ -128,21 +128,21 @@ impl Client {
         finish(command, "")
     }
 
-    /// Makes a token of a service account, for the API server or for another audience.
+    /// Creates a token of a service account, for the API server or for another audience.
     ///
     /// # Errors
     ///
-    /// As [`Client::kubectl`], such as when there is no such account.
+    /// Same as [`Client::kubectl`], for example if the account does not exist.
     pub fn token(
         &self,
         namespace: &str,
         account: &str,
         audience: Option<&str>,
     ) -> Result<String, Error> {
-        let audience = audience.map(|it| format!("--audience={it}"));
+        let audience = audience.map(|audience| format!("--audience={audience}"));
         let mut arguments = vec!["create", "token", account, "-n", namespace, "--duration=8h"];
         arguments.extend(audience.as_deref());
-        self.kubectl(&arguments).map(|it| it.trim().to_string())
+        self.kubectl(&arguments).map(|token| token.trim().to_string())
     }
 }
 
@@ -155,11 +155,11 @@ fn finish(mut command: Command, input: &str) -> Result<String, Error> {
     let stdin = child.stdin.take();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // One that ends without reading all says why itself.
-            let _ = stdin.map(|mut it| it.write_all(input.as_bytes()));
+            // Ignore the error: a program that does not read its whole input reports why.
+            let _ = stdin.map(|mut stdin| stdin.write_all(input.as_bytes()));
         });
         child.wait_with_output()
     })
     .at(&program)
-    .and_then(|it| done(&command, it))
+    .and_then(|output| done(&command, output))
 }

@@ -1,4 +1,4 @@
-//! A control plane with two nodes, DNS, GPUs that do not exist, and an S3 server.
+//! A control plane with two nodes, DNS, fake GPUs, and an S3 server.
 
 use std::ops::Deref;
 use std::path::Path;
@@ -17,20 +17,20 @@ use crate::{ControlPlane, Options, S3, programs, s3, wait_until};
 const API_PORT: u16 = 6443;
 const NODES: [usize; 2] = [1, 2];
 
-/// Where [`Cluster::expose`] begins to count.
+/// First port of [`Cluster::expose`].
 const EXPOSED_PORTS: u16 = 20000;
 
-/// How long CoreDNS, a kubelet's look at its devices and the like may take.
+/// Time limit for CoreDNS to start, for a kubelet to discover devices, and similar.
 const SOON_SECONDS: u64 = 60;
 
-/// What a pod can ask for, once [`Cluster::gpus`] gave it to a node.
+/// Resource of the fake GPUs that [`Cluster::gpus`] adds to a node.
 const GPU: &str = "nvidia.com/gpu";
 
-/// Two nodes, `node-1` and `node-2`, in network namespaces of their own. There is room for one on a
-/// machine: a second process waits until the first is done with it. It needs root.
+/// A cluster with two nodes, `node-1` and `node-2`, in separate network namespaces. It needs root.
+/// Only one can run on a machine: a second process waits until the first has ended its cluster.
 ///
-/// What [`ControlPlane`] and [`Client`](crate::Client) can do, it can: its kubeconfig leads through
-/// 127.0.0.1. It ends when it is dropped, and when its process dies, however.
+/// It derefs to [`ControlPlane`] and [`Client`](crate::Client); its kubeconfig connects through
+/// 127.0.0.1. It ends when it is dropped and when its process dies.
 #[derive(Debug)]
 pub struct Cluster {
     plane: ControlPlane,
@@ -48,27 +48,27 @@ impl Deref for Cluster {
 }
 
 impl Cluster {
-    /// Starts the cluster: both nodes are ready, DNS answers, S3 has its bucket.
+    /// Starts the cluster and waits until both nodes, DNS, and S3 with its bucket are ready.
     ///
     /// # Errors
     ///
-    /// [`Error::Missing`] if the machine lacks something, [`Error::Kept`] if one is kept; else what
-    /// the servers say.
+    /// [`Error::Missing`] if the machine lacks a program or right, [`Error::Kept`] if a kept
+    /// cluster exists; otherwise the error of a server.
     pub fn two_nodes() -> Result<Self, Error> {
         Self::two_nodes_with(false)
     }
 
-    /// As [`Cluster::two_nodes`]; if `keep`, it runs on when its process ends.
+    /// Same as [`Cluster::two_nodes`]. With `keep`, the cluster outlives its process.
     ///
     /// # Errors
     ///
-    /// As [`Cluster::two_nodes`].
+    /// Same as [`Cluster::two_nodes`].
     pub fn two_nodes_with(keep: bool) -> Result<Self, Error> {
         programs::need_nodes()?;
         programs::weed()?;
         let servers = Servers::in_only_folder(keep || crate::keep())?;
         let folder = servers.folder().to_path_buf();
-        let nodes: Vec<_> = NODES.iter().map(|it| Node::new(*it, &folder)).collect();
+        let nodes: Vec<_> = NODES.iter().map(|number| Node::new(*number, &folder)).collect();
         note_cgroups(&folder, &nodes)?;
         network::make_plane(&folder, &NODES)?;
         let [api, s3_local] = free_ports()?;
@@ -99,9 +99,9 @@ impl Cluster {
             let options = Options { controllers: true, scheduler: true, keep: false };
             let plane = scope.spawn(move || self.plane.start_servers(options));
             let s3 = scope.spawn(|| self.start_s3());
-            let starts = self.nodes.iter().map(|it| {
+            let starts = self.nodes.iter().map(|node| {
                 let images = &images;
-                scope.spawn(move || it.start(&self.plane, images))
+                scope.spawn(move || node.start(&self.plane, images))
             });
             let starts: Vec<_> = starts.collect();
             starts.into_iter().try_for_each(joined)?;
@@ -109,19 +109,19 @@ impl Cluster {
             self.start_dns()?;
             joined(s3)
         })?;
-        self.nodes.iter().try_for_each(|it| it.wait_ready(&self.plane))
+        self.nodes.iter().try_for_each(|node| node.wait_ready(&self.plane))
     }
 
-    /// The S3 server.
+    /// S3 server of the cluster.
     pub fn s3(&self) -> &S3 {
         &self.s3
     }
 
-    /// Starts the S3 server again, with the objects it had.
+    /// Starts the S3 server again, with its previous objects.
     ///
     /// # Errors
     ///
-    /// [`Error::Deadline`] if it does not work within three minutes.
+    /// [`Error::Deadline`] if it is not ready within three minutes.
     pub fn start_s3(&self) -> Result<(), Error> {
         self.s3.start(&self.plane)
     }
@@ -131,26 +131,26 @@ impl Cluster {
         S3::stop(&self.plane);
     }
 
-    /// Imports an image archive, as tests/cluster/images/make-image makes it, into both nodes. Pods
-    /// name it with `imagePullPolicy: Never` or `IfNotPresent`.
+    /// Imports an image archive, as made by tests/cluster/images/make-image, into both nodes. Pods
+    /// use the image with `imagePullPolicy: Never` or `IfNotPresent`.
     ///
     /// # Errors
     ///
-    /// [`Error::Failed`] if containerd refuses it.
+    /// [`Error::Failed`] if containerd rejects it.
     pub fn import_image(&self, archive: &Path) -> Result<(), Error> {
-        self.nodes.iter().try_for_each(|it| it.import(archive))
+        self.nodes.iter().try_for_each(|node| node.import(archive))
     }
 
-    /// Gives a node (1 or 2) so many healthy GPUs, `gpu-0` and on, and waits until pods can ask for
-    /// them.
+    /// Gives a node (1 or 2) this number of healthy GPUs, from `gpu-0` on, and waits until pods can
+    /// request them.
     ///
     /// # Errors
     ///
-    /// [`Error::Deadline`] if the kubelet does not take them.
+    /// [`Error::Deadline`] if the kubelet does not register them.
     ///
     /// # Panics
     ///
-    /// If there is no node of that number.
+    /// If the node does not exist.
     pub fn gpus(&self, node: usize, count: usize) -> Result<(), Error> {
         let node = self.node(node);
         write_devices(node, count, &[])?;
@@ -160,15 +160,16 @@ impl Cluster {
         self.wait_gpus(node, count)
     }
 
-    /// Makes GPUs of a node sick, by name, and all others well; waits until the node says so.
+    /// Makes these GPUs of a node unhealthy and all others healthy, and waits until the node
+    /// reports it.
     ///
     /// # Errors
     ///
-    /// As [`Cluster::gpus`].
+    /// Same as [`Cluster::gpus`].
     ///
     /// # Panics
     ///
-    /// As [`Cluster::gpus`].
+    /// Same as [`Cluster::gpus`].
     pub fn set_sick(&self, node: usize, sick: &[&str]) -> Result<(), Error> {
         let node = self.node(node);
         let path = node.devices();
@@ -185,38 +186,38 @@ impl Cluster {
 
     fn wait_gpus(&self, node: &Node, healthy: usize) -> Result<(), Error> {
         wait_until(&format!("{} has {healthy} healthy GPUs", node.name()), SOON_SECONDS, || {
-            let found = self.get(&["node", &node.name()]).map_err(|it| it.to_string())?;
-            let allocatable = &found["status"]["allocatable"][GPU];
-            let count = allocatable.as_str().and_then(|it| it.parse().ok());
+            let node = self.get(&["node", &node.name()]).map_err(|error| error.to_string())?;
+            let allocatable = &node["status"]["allocatable"][GPU];
+            let count = allocatable.as_str().and_then(|count| count.parse().ok());
             if count == Some(healthy) { Ok(()) } else { Err(allocatable.to_string()) }
         })
     }
 
-    /// A node dies: its link goes down, and all its processes and containers are killed at once. The
-    /// control plane finds out after 10 s.
+    /// Simulates a power failure of a node: its link goes down, and all its processes and
+    /// containers are killed at once. The control plane detects it after 10 s.
     ///
     /// # Errors
     ///
-    /// [`Error::Failed`] if its link cannot be taken down.
+    /// [`Error::Failed`] if the link cannot be taken down.
     ///
     /// # Panics
     ///
-    /// If there is no node of that number.
+    /// If the node does not exist.
     pub fn kill_node(&self, node: usize) -> Result<(), Error> {
         network::link_down(node)?;
         self.node(node).kill(&self.plane);
         Ok(())
     }
 
-    /// A node that was killed comes back, with its images and GPUs; returns when it is ready.
+    /// Starts a killed node again, with its images and GPUs, and waits until it is ready.
     ///
     /// # Errors
     ///
-    /// As [`Cluster::two_nodes`].
+    /// Same as [`Cluster::two_nodes`].
     ///
     /// # Panics
     ///
-    /// If there is no node of that number.
+    /// If the node does not exist.
     pub fn revive_node(&self, node: usize) -> Result<(), Error> {
         network::link_up(node, &NODES)?;
         let node = self.node(node);
@@ -227,26 +228,27 @@ impl Cluster {
         node.wait_ready(&self.plane)
     }
 
-    /// Cuts a node off the network; all its processes run on. [`Cluster::join_node`] undoes it.
+    /// Disconnects a node from the network. Its processes continue. [`Cluster::join_node`] undoes
+    /// it.
     ///
     /// # Errors
     ///
-    /// [`Error::Failed`] if its link cannot be taken down.
+    /// [`Error::Failed`] if the link cannot be taken down.
     pub fn cut_node(&self, node: usize) -> Result<(), Error> {
         network::link_down(node)
     }
 
-    /// Connects a node that was cut off.
+    /// Reconnects a node.
     ///
     /// # Errors
     ///
-    /// [`Error::Failed`] if its link cannot be brought up.
+    /// [`Error::Failed`] if the link cannot be brought up.
     pub fn join_node(&self, node: usize) -> Result<(), Error> {
         network::link_up(node, &NODES)
     }
 
-    /// Rejects every TCP connection to a port that crosses a node, established ones too, as a stopped server does.
-    /// [`Cluster::accept_port`] undoes it.
+    /// Rejects every TCP connection to a port that crosses a node, including established ones, like
+    /// a stopped server. [`Cluster::accept_port`] undoes it.
     ///
     /// # Errors
     ///
@@ -264,12 +266,12 @@ impl Cluster {
         NODES.iter().try_for_each(|node| network::accept_port(*node, port))
     }
 
-    /// Processes in containers of all nodes whose program has this name.
+    /// Processes with this program name in the containers of all nodes.
     pub fn processes(&self, program: &str) -> Vec<Pid> {
         self.nodes.iter().flat_map(|node| node.processes(program)).collect()
     }
 
-    /// Fails if a server of the cluster exited by itself, with the end of its log.
+    /// Fails with the last log lines if a server of the cluster exited unexpectedly.
     ///
     /// # Errors
     ///
@@ -278,24 +280,24 @@ impl Cluster {
         self.plane.servers().check_all()
     }
 
-    /// Lets this process reach an address of the cluster, such as a pod's: gives the port of
-    /// 127.0.0.1 that leads there. Services' addresses are the nodes' alone.
+    /// Makes an address of the cluster, such as a pod's, reachable from this process. Returns the
+    /// port of 127.0.0.1 that leads there. Service addresses are reachable only from nodes.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if it cannot be set up.
+    /// [`Error::Io`] if the forwarder cannot be started.
     pub fn forward(&self, host: &str, port: u16) -> Result<u16, Error> {
         let [local] = free_ports()?;
         self.way_in(&format!("forward-{local}"), local, (host, port))?;
         Ok(local)
     }
 
-    /// Lets pods reach a port of 127.0.0.1 of this machine: gives the address that leads there from
-    /// inside, such as `172.30.0.1:20000`.
+    /// Makes a port of 127.0.0.1 on this machine reachable from pods. Returns the address inside
+    /// the cluster, such as `172.30.0.1:20000`.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if it cannot be set up.
+    /// [`Error::Io`] if the forwarder cannot be started.
     pub fn expose(&self, port: u16) -> Result<String, Error> {
         let inner = self.ways.fetch_add(1, Ordering::Relaxed);
         let name = format!("expose-{inner}");
@@ -320,41 +322,42 @@ impl Cluster {
     ) -> Result<(), Error> {
         self.plane.servers().start(&format!("{name}-far"), far)?;
         self.plane.servers().start(&format!("{name}-near"), near)?;
-        wait_until(&format!("the way {name} is open"), SOON_SECONDS, || {
+        wait_until(&format!("the forwarder {name} is ready"), SOON_SECONDS, || {
             let near = self.plane.servers().check(&format!("{name}-near"));
-            near.map_err(|it| it.to_string())?;
+            near.map_err(|error| error.to_string())?;
             if socket.exists() { Ok(()) } else { Err("no socket".to_string()) }
         })
     }
 
-    /// CoreDNS at the address that kubelets give to pods. It knows the cluster's names and no others,
-    /// and remembers nothing: a new pod's name is there at once.
+    /// Starts CoreDNS at the address that kubelets give to pods. It resolves only the cluster's
+    /// names, without a cache, so a new pod's name resolves at once.
     fn start_dns(&self) -> Result<(), Error> {
         let kubeconfig = self.plane.component_kubeconfig("coredns")?;
         let ready = format!("{PLANE_ADDRESS}:8053");
         let path = self.folder().join("Corefile");
         let text = format!(
-            ".:53 {{\n  bind {PLANE_ADDRESS}\n  errors\n  ready {ready}\n  kubernetes cluster.local \
-             in-addr.arpa {{\n    kubeconfig {}\n    ttl 1\n  }}\n}}\n",
+            ".:53 {{\n  bind {PLANE_ADDRESS}\n  errors\n  ready {ready}\n  kubernetes \
+             cluster.local in-addr.arpa {{\n    kubeconfig {}\n    ttl 1\n  }}\n}}\n",
             kubeconfig.display()
         );
         std::fs::write(&path, text).at(&path)?;
         let mut command = programs::inside(Some(PLANE), programs::built("coredns")?);
         command.arg("-conf").arg(&path);
         self.plane.servers().start("coredns", command)?;
-        let ask = "exec 3<>/dev/tcp/$0/8053 && printf 'GET /ready HTTP/1.0\\r\\n\\r\\n' >&3 && grep -q OK <&3";
+        let ask = "exec 3<>/dev/tcp/$0/8053 && printf 'GET /ready HTTP/1.0\\r\\n\\r\\n' >&3 && \
+                   grep -q OK <&3";
         wait_until("CoreDNS is ready", SOON_SECONDS, || {
-            self.plane.servers().check("coredns").map_err(|it| it.to_string())?;
-            let mut ask_it = programs::inside(Some(PLANE), "bash");
-            ask_it.args(["-c", ask, PLANE_ADDRESS]);
-            run(&mut ask_it).map_err(|it| it.to_string())
+            self.plane.servers().check("coredns").map_err(|error| error.to_string())?;
+            let mut request = programs::inside(Some(PLANE), "bash");
+            request.args(["-c", ask, PLANE_ADDRESS]);
+            run(&mut request).map_err(|error| error.to_string())
         })
         .map(drop)
     }
 
     fn node(&self, number: usize) -> &Node {
-        let found = self.nodes.iter().find(|it| it.number == number);
-        found.unwrap_or_else(|| panic!("there is no node {number}; there are {NODES:?}"))
+        let node = self.nodes.iter().find(|node| node.number == number);
+        node.unwrap_or_else(|| panic!("node {number} does not exist; nodes: {NODES:?}"))
     }
 }
 
@@ -362,22 +365,22 @@ fn joined(thread: std::thread::ScopedJoinHandle<'_, Result<(), Error>>) -> Resul
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Writes down which cgroups are the nodes', for what ends them.
+/// Writes the nodes' cgroups to a file, for the reaper.
 fn note_cgroups(folder: &Path, nodes: &[Node]) -> Result<(), Error> {
     let all = nodes.iter().flat_map(Node::cgroups);
-    let text: String = all.map(|it| format!("{}\n", it.display())).collect();
+    let text: String = all.map(|path| format!("{}\n", path.display())).collect();
     let path = folder.join("cgroups");
     std::fs::write(&path, text).at(&path)
 }
 
 fn write_devices(node: &Node, count: usize, sick: &[&str]) -> Result<(), Error> {
-    let line = |it: usize| {
-        let name = format!("gpu-{it}");
+    let line = |number: usize| {
+        let name = format!("gpu-{number}");
         let health = if sick.contains(&name.as_str()) { " sick" } else { "" };
         format!("{name}{health}\n")
     };
     let text: String = (0..count).map(line).collect();
-    // Whole or not at all: the stand-in reads it ten times a second.
+    // Replace the file atomically: the device plugin reads it ten times per second.
     let (part, path) = (node.devices().with_extension("part"), node.devices());
     std::fs::write(&part, text).at(&part)?;
     std::fs::rename(&part, &path).at(&path)

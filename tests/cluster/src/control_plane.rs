@@ -1,4 +1,4 @@
-//! etcd and the API server, and if asked for the controllers and the scheduler.
+//! etcd and the API server, optionally with the controllers and the scheduler.
 
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -12,44 +12,44 @@ use crate::ports::free_ports;
 use crate::servers::Servers;
 use crate::{Client, Request, programs, wait_until};
 
-/// How long a server may take to be ready. The longest seen on two busy cores is a third.
+/// Startup limit of a server. The longest observed startup on two busy cores took a third of it.
 const READY_SECONDS: u64 = 180;
 
-/// Addresses of Services, and the API server's among them.
+/// CIDR of Services, and the API server's address in it.
 const SERVICES: &str = "10.96.0.0/16";
 const API_SERVICE: &str = "10.96.0.1";
 
-/// What besides etcd and the API server a control plane runs.
+/// Optional parts of a control plane.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// kube-controller-manager: owner references' garbage collection, namespaces' deletion, default
-    /// service accounts, Jobs, endpoints, tainting and evicting dead nodes.
+    /// Runs kube-controller-manager: garbage collection by owner references, deletion of
+    /// namespaces, default service accounts, Jobs, endpoints, taints and eviction of dead nodes.
     pub controllers: bool,
-    /// kube-scheduler.
+    /// Runs kube-scheduler.
     pub scheduler: bool,
-    /// Leaves the cluster running, and its folder in place, when it is dropped or its process ends.
+    /// Keeps the cluster running, with its folder, when it is dropped or its process ends.
     /// `STOKER_TEST_CLUSTER_KEEP=1` sets this too.
     pub keep: bool,
 }
 
-/// Where the servers listen.
+/// Addresses of the servers.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
-    /// The network namespace, or none for this process's own.
+    /// Network namespace; `None` for this process's.
     pub(crate) namespace: Option<String>,
-    /// The address in it that others reach it by.
+    /// Address at which other servers reach the API server.
     pub(crate) address: String,
     pub(crate) api_port: u16,
     pub(crate) etcd_port: u16,
     pub(crate) peer_port: u16,
-    /// Where the test's own process reaches the API server on 127.0.0.1.
+    /// Port of 127.0.0.1 at which this process reaches the API server.
     pub(crate) local_port: u16,
 }
 
-/// A control plane on 127.0.0.1, of which several may run at once. It ends when it is dropped, and
-/// when its process dies, however.
+/// A control plane on 127.0.0.1. Several can run at the same time. It ends when it is dropped and
+/// when its process dies.
 ///
-/// [`Client`]'s methods, such as `kubectl`, are its own.
+/// It derefs to [`Client`], for methods such as `kubectl`.
 #[derive(Debug)]
 pub struct ControlPlane {
     client: Client,
@@ -68,20 +68,20 @@ impl Deref for ControlPlane {
 }
 
 impl ControlPlane {
-    /// Starts etcd and an API server, without controllers: nobody but the test changes objects.
+    /// Starts etcd and an API server without controllers, so that only the test changes objects.
     ///
     /// # Errors
     ///
-    /// [`Error::Missing`] if the machine lacks something; else what the servers say.
+    /// [`Error::Missing`] if the machine lacks a program; otherwise the error of a server.
     pub fn start() -> Result<Self, Error> {
         Self::start_with(Options::default())
     }
 
-    /// Starts a control plane with more.
+    /// Starts a control plane with these options.
     ///
     /// # Errors
     ///
-    /// As [`ControlPlane::start`].
+    /// Same as [`ControlPlane::start`].
     pub fn start_with(options: Options) -> Result<Self, Error> {
         let servers = Servers::in_new_folder(options.keep || crate::keep())?;
         let [api_port, etcd_port, peer_port] = free_ports()?;
@@ -99,7 +99,7 @@ impl ControlPlane {
         Ok(this)
     }
 
-    /// Makes the certificates and files of a control plane, and starts nothing yet.
+    /// Creates the certificates and files of a control plane without starting it.
     pub(crate) fn new(servers: Servers, place: Place) -> Result<Self, Error> {
         let folder = servers.folder().to_path_buf();
         let authority = Authority::new(folder.join("pki"))?;
@@ -130,30 +130,30 @@ impl ControlPlane {
         if !options.controllers {
             return self.make_account("default");
         }
-        // The controllers make it; without it no pod is admitted.
+        // Wait for the controllers to create it: without it, no pod is admitted.
         wait_until("namespace default has a service account", READY_SECONDS, || {
-            self.servers().check("kube-controller-manager").map_err(|it| it.to_string())?;
-            self.kubectl(&["get", "serviceaccount", "default"]).map_err(|it| it.to_string())
+            self.servers().check("kube-controller-manager").map_err(|error| error.to_string())?;
+            self.kubectl(&["get", "serviceaccount", "default"]).map_err(|error| error.to_string())
         })
         .map(drop)
     }
 
-    /// A file of the control plane's own folder.
+    /// Folder of the control plane.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The certificate authority that signed the API server's certificate.
+    /// Path of the CA certificate that signed the API server's certificate.
     pub fn ca(&self) -> PathBuf {
         self.authority.path("ca.crt")
     }
 
-    /// Makes a namespace, and without controllers its service account `default`, without which no
-    /// pod is admitted.
+    /// Creates a namespace. Without controllers, also creates its service account `default`:
+    /// otherwise no pod is admitted.
     ///
     /// # Errors
     ///
-    /// [`Error::Failed`] if there is one of that name.
+    /// [`Error::Failed`] if the namespace already exists.
     pub fn make_namespace(&self, name: &str) -> Result<(), Error> {
         self.kubectl(&["create", "namespace", name])?;
         if !self.servers().has("kube-controller-manager") {
@@ -161,7 +161,7 @@ impl ControlPlane {
         }
         wait_until("the namespace has a service account", READY_SECONDS, || {
             self.kubectl(&["get", "serviceaccount", "default", "-n", name])
-                .map_err(|it| it.to_string())
+                .map_err(|error| error.to_string())
         })
         .map(drop)
     }
@@ -170,11 +170,11 @@ impl ControlPlane {
         self.kubectl(&["create", "serviceaccount", "default", "-n", namespace]).map(drop)
     }
 
-    /// Writes a kubeconfig of a service account and gives its path.
+    /// Writes a kubeconfig of a service account, and returns its path.
     ///
     /// # Errors
     ///
-    /// [`Error::Failed`] if there is no such account.
+    /// [`Error::Failed`] if the account does not exist.
     pub fn kubeconfig_for(&self, namespace: &str, account: &str) -> Result<PathBuf, Error> {
         let token = self.token(namespace, account, None)?;
         let path = self.folder.join(format!("{namespace}.{account}.kubeconfig"));
@@ -183,47 +183,48 @@ impl ControlPlane {
         Ok(path)
     }
 
-    /// [`Client`] as a service account.
+    /// Returns a [`Client`] with the identity of a service account.
     ///
     /// # Errors
     ///
-    /// As [`ControlPlane::kubeconfig_for`].
+    /// Same as [`ControlPlane::kubeconfig_for`].
     pub fn client_for(&self, namespace: &str, account: &str) -> Result<Client, Error> {
         let kubeconfig = self.kubeconfig_for(namespace, account)?;
         Client::new(kubeconfig, self.folder.join(format!("memory.{namespace}.{account}")))
     }
 
-    /// Kills the API server. Its data stays, in etcd.
+    /// Kills the API server. Its data stays in etcd.
     pub fn stop_api(&self) {
         self.servers().kill("kube-apiserver");
     }
 
-    /// Starts the API server, at the address it had, and waits until it is ready.
+    /// Starts the API server at its previous address, and waits until it is ready.
     ///
     /// # Errors
     ///
-    /// [`Error::Deadline`] if it is not within three minutes, with the end of its log.
+    /// [`Error::Deadline`] if it is not ready within three minutes, with the last log lines of a
+    /// server that exited.
     pub fn start_api(&self) -> Result<(), Error> {
         let command = self.api_server()?;
         self.servers().start("kube-apiserver", command)?;
         wait_until("the API server is ready", READY_SECONDS, || {
             for name in ["etcd", "kube-apiserver"] {
-                self.servers().check(name).map_err(|it| it.to_string())?;
+                self.servers().check(name).map_err(|error| error.to_string())?;
             }
-            // A connection costs nothing; kubectl costs 100 ms of a core.
+            // Connecting costs almost nothing; kubectl takes 100 ms of CPU time.
             std::net::TcpStream::connect(("127.0.0.1", self.place.local_port))
-                .map_err(|it| it.to_string())?;
-            self.kubectl(&["get", "--raw", "/readyz"]).map_err(|it| it.to_string())
+                .map_err(|error| error.to_string())?;
+            self.kubectl(&["get", "--raw", "/readyz"]).map_err(|error| error.to_string())
         })
         .map(drop)
     }
 
-    /// The API server's audit log: one JSON object a line, level Metadata.
+    /// Path of the API server's audit log: one JSON object per line, level Metadata.
     pub fn audit_log(&self) -> PathBuf {
         self.folder.join("audit.log")
     }
 
-    /// The audit log's requests so far, oldest first.
+    /// Requests in the audit log so far, oldest first.
     ///
     /// # Errors
     ///
@@ -232,7 +233,7 @@ impl ControlPlane {
         audit::read(&self.audit_log())
     }
 
-    /// Where a server writes what it does: `kube-apiserver`, `etcd`, ...
+    /// Path of a server's log: `kube-apiserver`, `etcd`, ...
     pub fn log(&self, server: &str) -> PathBuf {
         self.servers().log(server)
     }
@@ -245,7 +246,7 @@ impl ControlPlane {
         self.servers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes a kubeconfig by which a server beside the API server reaches it.
+    /// Writes a kubeconfig with which another server reaches the API server.
     pub(crate) fn component_kubeconfig(&self, name: &str) -> Result<PathBuf, Error> {
         let path = self.folder.join(format!("{name}.kubeconfig"));
         let Place { address, api_port, .. } = &self.place;
@@ -296,14 +297,15 @@ impl ControlPlane {
             format!("--audit-log-path={}", self.audit_log().display()),
         ]);
         command.args([
-            "--audit-log-maxsize=10000", // MB: the log is one file.
+            "--audit-log-maxsize=10000", // In MB; avoids rotation.
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
             "--kubelet-preferred-address-types=InternalIP",
             "--authorization-mode=Node,RBAC",
-            // The second one checks rights that owner references need; some clusters have it.
+            // The second plugin checks rights that owner references require. Some clusters enable
+            // it.
             "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement",
             "--allow-privileged=true",
-            // A pod on a dead node is evicted after 10 s, not after 5 minutes.
+            // Evict pods of a dead node after 10 s instead of 5 minutes.
             "--default-not-ready-toleration-seconds=10",
             "--default-unreachable-toleration-seconds=10",
         ]);
@@ -322,7 +324,7 @@ impl ControlPlane {
                 file("service-account-private-key-file", "sa.key"),
                 file("root-ca-file", "ca.crt"),
                 "--use-service-account-credentials=true".to_string(),
-                // A silent node is Unknown after 10 s, not after 50 s.
+                // Mark an unresponsive node as Unknown after 10 s instead of 50 s.
                 "--node-monitor-period=1s".to_string(),
                 "--node-monitor-grace-period=10s".to_string(),
             ]);
@@ -337,10 +339,10 @@ impl ControlPlane {
 
 fn issue_all(authority: &Authority, place: &Place) -> Result<(), Error> {
     let mut names: Vec<_> = ["", ".default", ".default.svc", ".default.svc.cluster.local"]
-        .map(|it| format!("DNS:kubernetes{it}"))
+        .map(|suffix| format!("DNS:kubernetes{suffix}"))
         .into();
     names.push("DNS:localhost".to_string());
-    names.extend(["127.0.0.1", API_SERVICE, &place.address].map(|it| format!("IP:{it}")));
+    names.extend(["127.0.0.1", API_SERVICE, &place.address].map(|address| format!("IP:{address}")));
     authority.issue("apiserver", "/CN=kube-apiserver", Use::Server, &names)?;
     for (name, subject) in [
         ("admin", "/O=system:masters/CN=admin"),

@@ -1,82 +1,82 @@
-//! Why there is no cluster, or why it did not do what it was told.
+//! Errors of test clusters.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// What went wrong, and for what a person can mend, how. Tests unwrap it, so `Debug` is as readable
-/// as `Display`.
+/// An error, with a remedy where there is one. Tests unwrap it, so `Debug` prints the same as
+/// `Display`.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The machine lacks something.
+    /// The machine lacks a program, a file or a right.
     #[error(
-        "the test cluster needs {what}: {remedy}; STOKER_TEST_CLUSTER=off leaves out the tests \
-         that need a cluster"
+        "the test cluster needs {what}: {remedy}; set STOKER_TEST_CLUSTER=off to skip tests that \
+         need a cluster"
     )]
     Missing {
-        /// The program, file or right.
+        /// The missing program, file or right.
         what: String,
-        /// What to do.
+        /// Remedy.
         remedy: String,
     },
 
-    /// A cluster was kept, and there is room for one.
-    #[error("a cluster is kept in {}; end it by tests/cluster/down", .folder.display())]
+    /// A kept cluster exists, and only one can run.
+    #[error("a kept cluster exists in {}; run tests/cluster/down to end it", .folder.display())]
     Kept {
-        /// Its folder.
+        /// Folder of the cluster.
         folder: PathBuf,
     },
 
-    /// Another process has the only cluster of this machine and does not let go.
-    #[error("another process has held {} for half an hour; see who by `fuser -v`", .lock.display())]
+    /// Another process holds the only cluster of this machine for too long.
+    #[error("another process has held {} for 30 minutes; find it with `fuser -v`", .lock.display())]
     Busy {
-        /// The locked file.
+        /// Locked file.
         lock: PathBuf,
     },
 
-    /// A command ended, but not well.
+    /// A command exited with an error.
     #[error("{command}: {status}\n{stdout}{stderr}")]
     Failed {
-        /// The program and its arguments.
+        /// Program and arguments.
         command: String,
-        /// How it ended.
+        /// Exit status.
         status: std::process::ExitStatus,
-        /// Its standard output.
+        /// Standard output.
         stdout: String,
-        /// Its standard error.
+        /// Standard error.
         stderr: String,
     },
 
-    /// A server ended by itself.
-    #[error("{name} ended by itself ({status}); the end of {}:\n{tail}", .log.display())]
+    /// A server exited unexpectedly.
+    #[error("{name} exited unexpectedly ({status}); last lines of {}:\n{tail}", .log.display())]
     Ended {
-        /// The server.
+        /// Name of the server.
         name: String,
-        /// How it ended.
+        /// Exit status.
         status: std::process::ExitStatus,
-        /// Where it wrote what it did.
+        /// Path of its log.
         log: PathBuf,
-        /// The last lines of that.
+        /// Last lines of the log.
         tail: String,
     },
 
-    /// Something did not come about in time.
-    #[error("not within {seconds} s: {what}; last seen: {seen}")]
+    /// A condition was not met in time.
+    #[error("timed out after {seconds} s waiting until {what}; last observed: {seen}")]
     Deadline {
-        /// What was waited for.
+        /// Awaited condition.
         what: String,
-        /// For how long.
+        /// Timeout in seconds.
         seconds: u64,
-        /// What the last look showed.
+        /// Result of the last poll.
         seen: String,
     },
 
-    /// The operating system refused.
+    /// The operating system reported an error.
     #[error("{}: {source}", .path.display())]
     Io {
-        /// The file or program.
+        /// File or program.
         path: PathBuf,
-        /// Its words.
+        /// Error of the operating system.
         source: std::io::Error,
     },
 }
@@ -87,9 +87,9 @@ impl std::fmt::Debug for Error {
     }
 }
 
-/// Names the file or program of an operating system's error.
+/// Adds the file or program to an I/O error.
 pub(crate) trait At<T> {
-    /// The same, with `path` in its message.
+    /// Adds `path` to the error.
     fn at(self, path: impl AsRef<Path>) -> Result<T, Error>;
 }
 
@@ -99,23 +99,23 @@ impl<T> At<T> for std::io::Result<T> {
     }
 }
 
-/// A command as a person would type it, for messages.
+/// Formats a command for messages, as a user would type it.
 pub(crate) fn spoken(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
-    words.map(|it| it.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
 
-/// Runs a command to its end and gives its standard output.
+/// Runs a command and returns its standard output.
 ///
 /// # Errors
 ///
-/// [`Error::Failed`] if it does not end with 0, [`Error::Io`] if it cannot be started.
+/// [`Error::Failed`] if it exits with a nonzero code, [`Error::Io`] if it cannot be started.
 pub(crate) fn run(command: &mut Command) -> Result<String, Error> {
     let output = command.output().at(command.get_program())?;
     done(command, output)
 }
 
-/// The standard output of a command that ended well.
+/// Returns the standard output of a finished command.
 pub(crate) fn done(command: &Command, output: Output) -> Result<String, Error> {
     let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
     if output.status.success() {

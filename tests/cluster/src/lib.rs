@@ -1,17 +1,20 @@
-//! A real Kubernetes on this machine, for tests: the servers themselves, no mock.
+//! A real Kubernetes on this machine, for tests: the actual servers, without mocks.
 //!
-//! Two levels. [`ControlPlane`] is etcd and the API server on 127.0.0.1, for tests that write pods'
-//! status themselves; any number may run at once. [`Cluster`] adds two nodes with kubelets and
-//! containerds of their own, DNS, GPUs that do not exist, and an S3 server; a machine has room for
-//! one.
+//! There are two levels:
 //!
-//! Both end when they are dropped and when their process dies, also by a signal: bash runs beside
-//! them, holds a pipe from their process, and when that closes ends what was started and removes
-//! what was made. The pipe also makes them fit for a `static`, which is never dropped.
+//! - [`ControlPlane`] is etcd and the API server on 127.0.0.1, for tests that write the status of
+//!   pods themselves. Any number can run at the same time.
+//! - [`Cluster`] adds two nodes with separate kubelets and containerds, DNS, fake GPUs and an S3
+//!   server. Only one can run on a machine.
 //!
-//! `STOKER_TEST_CLUSTER=off` leaves out tests that need one; `STOKER_TEST_CLUSTER_KEEP=1` leaves them
-//! running, for a look at them, until `tests/cluster/down`. tests/cluster/README.md says how they are
-//! built and how long they take.
+//! Both end when they are dropped and when their process dies, also by a signal. A bash process
+//! beside them holds a pipe from their process. When the pipe closes, it kills all servers and
+//! removes all files. Because of the pipe, they can also be kept in a `static`, which is never
+//! dropped.
+//!
+//! `STOKER_TEST_CLUSTER=off` skips tests that need a cluster. `STOKER_TEST_CLUSTER_KEEP=1` keeps
+//! clusters running for inspection until `tests/cluster/down`. tests/cluster/README.md describes
+//! how they are built and how long they take.
 
 mod audit;
 mod certificates;
@@ -36,8 +39,9 @@ pub use left_out::{has_root, leave_out};
 pub use ports::free_ports;
 pub use s3::S3;
 
-/// Reports whether tests that need a cluster run. With `STOKER_TEST_CLUSTER=off` this records the calling test
-/// as left out. Nothing else leaves such a test out: it fails if the cluster cannot be started.
+/// Returns whether tests that need a cluster run. With `STOKER_TEST_CLUSTER=off`, records the
+/// calling test as skipped. Such a test is never skipped otherwise: it fails if the cluster cannot
+/// be started.
 #[track_caller]
 pub fn wanted() -> bool {
     let is_off = std::env::var("STOKER_TEST_CLUSTER").is_ok_and(|value| value == "off");
@@ -47,13 +51,13 @@ pub fn wanted() -> bool {
     !is_off
 }
 
-/// As [`wanted`], for tests with two nodes, which also need root.
+/// Same as [`wanted`], for tests with two nodes, which also need root.
 #[track_caller]
 pub fn nodes_wanted() -> bool {
     wanted() && has_root("network namespaces and containers")
 }
 
-/// Whether clusters are to outlive their tests, for a look at them.
+/// Whether clusters outlive their tests, for inspection.
 fn keep() -> bool {
-    std::env::var("STOKER_TEST_CLUSTER_KEEP").is_ok_and(|it| it == "1")
+    std::env::var("STOKER_TEST_CLUSTER_KEEP").is_ok_and(|value| value == "1")
 }

@@ -1,4 +1,4 @@
-//! Starts a test cluster for a person: tests/cluster/up.
+//! Starts a test cluster for manual use: tests/cluster/up.
 
 use std::process::ExitCode;
 
@@ -8,10 +8,10 @@ const USAGE: &str = "usage: up [--control-plane] [--wait]";
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
-    let has = |name: &str| arguments.iter().any(|it| it == name);
-    let is_known = |it: &String| it == "--control-plane" || it == "--wait";
+    let has = |name: &str| arguments.iter().any(|argument| argument == name);
+    let is_known = |flag: &String| flag == "--control-plane" || flag == "--wait";
     let done = match arguments.split_first() {
-        Some((it, flags)) if it == "up" && flags.iter().all(is_known) => {
+        Some((command, flags)) if command == "up" && flags.iter().all(is_known) => {
             let keep = !has("--wait");
             if has("--control-plane") { up_control_plane(keep) } else { up(keep) }
         }
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
 fn up(keep: bool) -> Result<(), Error> {
     let cluster = Cluster::two_nodes_with(keep)?;
     let s3 = cluster.s3();
-    println!("# S3 for pods at {}, for you at {}", s3.endpoint, s3.local_endpoint);
+    println!("# S3 endpoint for pods: {}; for this machine: {}", s3.endpoint, s3.local_endpoint);
     println!("export AWS_ACCESS_KEY_ID={} AWS_SECRET_ACCESS_KEY={}", s3.access_key, s3.secret_key);
     say_how(&cluster, keep);
     Ok(())
@@ -45,15 +45,15 @@ fn up_control_plane(keep: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns when the cluster is to be let go.
+/// Prints how to use and end the cluster. Unless it is kept, returns when standard input ends.
 fn say_how(client: &Client, keep: bool) {
     let kubectl = client.kubectl_command(&[]);
     println!("# kubectl: {}", kubectl.get_program().display());
     println!("export KUBECONFIG={}", client.kubeconfig().display());
     if keep {
-        println!("# tests/cluster/down ends it");
+        println!("# to end the cluster, run tests/cluster/down");
     } else {
-        println!("# Ctrl-C, or the end of standard input, ends it");
+        println!("# to end the cluster, press Ctrl-C or close standard input");
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
     }
 }

@@ -1,10 +1,10 @@
-//! The cluster's own network: a namespace with a bridge for the control plane, one more for each
-//! node, and no way out. Sockets with a path lead in and out.
+//! Isolated network of the cluster: a namespace with a bridge for the control plane, and one per
+//! node, without a route out. Unix sockets connect it to the host.
 //!
 //! ```text
 //! test process ── 127.0.0.1:PORT ── socket file ── stoker-cp (172.30.0.1, bridge)
-//!                                                     ├── stoker-node-1 (172.30.0.11; pods 10.244.1.0/24)
-//!                                                     └── stoker-node-2 (172.30.0.12; pods 10.244.2.0/24)
+//!                                      ├── stoker-node-1 (172.30.0.11; pods 10.244.1.0/24)
+//!                                      └── stoker-node-2 (172.30.0.12; pods 10.244.2.0/24)
 //! ```
 
 use std::path::Path;
@@ -13,33 +13,33 @@ use std::process::Command;
 use crate::error::{At, Error, run};
 use crate::programs::inside;
 
-/// The control plane's namespace.
+/// Network namespace of the control plane.
 pub(crate) const PLANE: &str = "stoker-cp";
 
-/// The control plane's address, which pods and nodes reach it by.
+/// Address at which pods and nodes reach the control plane.
 pub(crate) const PLANE_ADDRESS: &str = "172.30.0.1";
 
-/// Addresses of all pods.
+/// CIDR of all pods.
 pub(crate) const PODS: &str = "10.244.0.0/16";
 
-/// A node's namespace.
+/// Network namespace of a node.
 pub(crate) fn node_namespace(node: usize) -> String {
     format!("stoker-node-{node}")
 }
 
-/// A node's address.
+/// Address of a node.
 pub(crate) fn node_address(node: usize) -> String {
     format!("172.30.0.{}", 10 + node)
 }
 
-/// Addresses of a node's pods.
+/// CIDR of a node's pods.
 pub(crate) fn pods_of(node: usize) -> String {
     format!("10.244.{node}.0/24")
 }
 
-/// Makes the control plane's namespace and its bridge, and writes down in `folder` what is made.
+/// Creates the control plane's namespace and bridge, after listing all namespaces in `folder`.
 pub(crate) fn make_plane(folder: &Path, nodes: &[usize]) -> Result<(), Error> {
-    let names = nodes.iter().map(|it| node_namespace(*it));
+    let names = nodes.iter().map(|node| node_namespace(*node));
     let names: Vec<_> = std::iter::once(PLANE.to_string()).chain(names).collect();
     let path = folder.join("namespaces");
     std::fs::write(&path, names.join("\n") + "\n").at(&path)?;
@@ -51,7 +51,7 @@ pub(crate) fn make_plane(folder: &Path, nodes: &[usize]) -> Result<(), Error> {
     sysctl(PLANE, "net/ipv4/ip_forward")
 }
 
-/// Makes a node's namespace, on the bridge, with the ways to its pods and to its peers'.
+/// Creates a node's namespace on the bridge, with routes to its pods and to those of its peers.
 pub(crate) fn make_node(node: usize, nodes: &[usize]) -> Result<(), Error> {
     let name = node_namespace(node);
     run(Command::new("ip").args(["netns", "add", &name]))?;
@@ -61,28 +61,28 @@ pub(crate) fn make_node(node: usize, nodes: &[usize]) -> Result<(), Error> {
     ip(&name, "link set lo up")?;
     ip(&name, &format!("addr add {}/24 dev eth0", node_address(node)))?;
     sysctl(&name, "net/ipv4/ip_forward")?;
-    // Where the kernel offers it: what crosses the pods' bridge must pass kube-proxy's rules.
+    // If the kernel supports it, let kube-proxy's rules apply to traffic on the pods' bridge.
     let _ = sysctl(&name, "net/bridge/bridge-nf-call-iptables");
     link_up(node, nodes)
 }
 
-/// Connects a node, with its routes, which go when its link does.
+/// Connects a node and adds its routes, which disappear when its link goes down.
 pub(crate) fn link_up(node: usize, nodes: &[usize]) -> Result<(), Error> {
     let name = node_namespace(node);
     ip(&name, "link set eth0 up")?;
     ip(&name, &format!("route replace default via {PLANE_ADDRESS}"))?;
-    for peer in nodes.iter().filter(|it| **it != node) {
+    for peer in nodes.iter().filter(|peer| **peer != node) {
         ip(&name, &format!("route replace {} via {}", pods_of(*peer), node_address(*peer)))?;
     }
     Ok(())
 }
 
-/// Cuts a node off.
+/// Disconnects a node.
 pub(crate) fn link_down(node: usize) -> Result<(), Error> {
     ip(&node_namespace(node), "link set eth0 down")
 }
 
-/// Rejects TCP connections to a port, also established ones.
+/// Rejects TCP connections to a port, including established ones.
 pub(crate) fn reject_port(node: usize, port: u16) -> Result<(), Error> {
     rule(node, "-I", port)
 }
@@ -92,7 +92,7 @@ pub(crate) fn accept_port(node: usize, port: u16) -> Result<(), Error> {
     rule(node, "-D", port)
 }
 
-/// Pods reach a service through the node's routing, also one on the same node: `FORWARD` sees both.
+/// Pods reach a service through the node's routing, even on the same node, so `FORWARD` applies.
 fn rule(node: usize, verb: &str, port: u16) -> Result<(), Error> {
     let rule =
         format!("-w 10 {verb} FORWARD -p tcp --dport {port} -j REJECT --reject-with tcp-reset");
@@ -103,15 +103,15 @@ fn ip(namespace: &str, words: &str) -> Result<(), Error> {
     run(inside(Some(namespace), "ip").args(words.split(' '))).map(drop)
 }
 
-/// Sets a switch of the network to 1; `sysctl` itself is not on every machine.
+/// Sets a network parameter to 1. Not every machine has the `sysctl` program.
 fn sysctl(namespace: &str, name: &str) -> Result<(), Error> {
     let write = format!("echo 1 >/proc/sys/{name}");
     run(inside(Some(namespace), "sh").args(["-c", &write])).map(drop)
 }
 
-/// The two commands of a way through a socket file: what listens at the file and goes on to an
-/// address inside a namespace (or outside, for None), and what listens at an address on the other
-/// side and goes on to the file.
+/// Returns two commands that forward connections through a Unix socket. The first listens at an
+/// address in one namespace and connects to the socket. The second listens at the socket and
+/// connects to an address in another namespace. A namespace of `None` is the host's.
 pub(crate) fn way(
     socket: &Path,
     (from, listen): (Option<&str>, (&str, u16)),

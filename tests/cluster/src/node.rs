@@ -1,5 +1,5 @@
-//! One node: its own kubelet, containerd and kube-proxy, in its own network and mount namespaces and
-//! its own root of every cgroup hierarchy.
+//! A node with a separate kubelet, containerd and kube-proxy, in separate network and mount
+//! namespaces and with a separate root in every cgroup hierarchy.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,8 +14,8 @@ use crate::{ControlPlane, programs, wait_until};
 
 const READY_SECONDS: u64 = 180;
 
-/// Folders of the node, and where the node sees them: paths that are fixed (that of device plugins),
-/// and where two kubelets would get in each other's way (each removes logs of pods it does not know).
+/// Folders of the node, and the paths at which the node sees them. These are fixed paths (device
+/// plugins), and paths where two kubelets would interfere (each removes logs of unknown pods).
 const PRIVATE: [(&str, &str); 4] = [
     ("kubelet", "/var/lib/kubelet"),
     ("log", "/var/log"),
@@ -23,7 +23,7 @@ const PRIVATE: [(&str, &str); 4] = [
     ("run-containerd", "/run/containerd"),
 ];
 
-/// A node by its number, and where its state is.
+/// A node by its number, with its state folder.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) number: usize,
@@ -35,7 +35,7 @@ impl Node {
         Self { number, folder: cluster.join(format!("node-{number}")) }
     }
 
-    /// The node's name in Kubernetes, which is also its cgroup's.
+    /// Kubernetes name of the node.
     pub(crate) fn name(&self) -> String {
         format!("node-{}", self.number)
     }
@@ -44,7 +44,7 @@ impl Node {
         format!("stoker-node-{}", self.number)
     }
 
-    /// The names of the node's servers.
+    /// Name of one of the node's servers.
     pub(crate) fn server(&self, name: &str) -> String {
         format!("{}-{name}", self.name())
     }
@@ -53,17 +53,17 @@ impl Node {
         self.folder.join("containerd.sock")
     }
 
-    /// Where the kubelet looks for device plugins.
+    /// Folder in which the kubelet discovers device plugins.
     pub(crate) fn device_plugins(&self) -> PathBuf {
         self.folder.join("kubelet/device-plugins")
     }
 
-    /// What the stand-in for GPUs reads.
+    /// File that the fake GPU plugin reads.
     pub(crate) fn devices(&self) -> PathBuf {
         self.folder.join("gpus")
     }
 
-    /// Makes folders, certificates, cgroups and the mount namespace: once.
+    /// Creates folders, certificates, cgroups and the mount namespace. Called once.
     pub(crate) fn prepare(&self, plane: &ControlPlane) -> Result<(), Error> {
         for name in ["kubelet/device-plugins", "cni", "containerd", "run"] {
             let path = self.folder.join(name);
@@ -92,7 +92,7 @@ impl Node {
         for hierarchy in hierarchies() {
             let path = hierarchy.join(self.cgroup());
             std::fs::create_dir_all(&path).at(&path)?;
-            // A new one of version 1 has no processors and takes no process.
+            // A new cpuset of cgroup version 1 has no CPUs and accepts no processes.
             for name in ["cpuset.cpus", "cpuset.mems"] {
                 if let Ok(all) = std::fs::read_to_string(hierarchy.join(name)) {
                     let path = path.join(name);
@@ -103,17 +103,17 @@ impl Node {
         Ok(())
     }
 
-    /// The cgroups that this node has, one in each hierarchy.
+    /// Cgroups of this node, one per hierarchy.
     pub(crate) fn cgroups(&self) -> Vec<PathBuf> {
-        hierarchies().into_iter().map(|it| it.join(self.cgroup())).collect()
+        hierarchies().into_iter().map(|root| root.join(self.cgroup())).collect()
     }
 
-    /// Each node sees folders of its own at [`PRIVATE`].
+    /// Creates the mount namespace, in which [`PRIVATE`] paths are the node's folders.
     fn make_mount_namespace(&self) -> Result<(), Error> {
         let handle = self.mount_namespace();
         let folder = self.folder.join("mount");
         std::fs::create_dir_all(&folder).at(&folder)?;
-        // A mount namespace can be held by a file of a private mount only.
+        // A mount namespace can be bound only to a file on a private mount.
         run(Command::new("mount").arg("--bind").args([&folder, &folder]))?;
         run(Command::new("mount").arg("--make-private").arg(&folder))?;
         std::fs::write(&handle, "").at(&handle)?;
@@ -171,7 +171,7 @@ state = "{folder}/run"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "localhost/pause:1"
   disable_apparmor = true
-  # Without CAP_SYS_RESOURCE no process may be made less killable than its parent is.
+  # Without CAP_SYS_RESOURCE, no process may get a lower OOM score than its parent.
   restrict_oom_score_adj = true
   disable_hugetlb_controller = true
   tolerate_missing_hugetlb_controller = true
@@ -213,13 +213,13 @@ state = "{folder}/run"
             "clusterDNS": [PLANE_ADDRESS],
             "clusterDomain": "cluster.local",
             "resolvConf": self.folder.join("resolv.conf"),
-            // The machine's disk is not the cluster's to clean: images came without a registry.
+            // Never evict or delete images for disk space: there is no registry to pull them from.
             "evictionHard": {
                 "memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%",
             },
             "imageGCHighThresholdPercent": 100,
             "imageGCLowThresholdPercent": 99,
-            // With the controllers' 10 s of grace: a dead node is found out in seconds.
+            // With the controllers' grace period of 10 s, a dead node is detected within seconds.
             "nodeStatusUpdateFrequency": "2s",
             "nodeLeaseDurationSeconds": 8,
             "syncFrequency": "10s",
@@ -227,15 +227,15 @@ state = "{folder}/run"
         })
     }
 
-    /// Starts containerd, imports images, starts the kubelet and waits until the node is ready.
+    /// Starts containerd, imports images, and starts the kubelet and kube-proxy.
     pub(crate) fn start(&self, plane: &ControlPlane, images: &[PathBuf]) -> Result<(), Error> {
         let mut containerd = self.inside("containerd");
         containerd.arg("--config").arg(self.folder.join("containerd.toml"));
         plane.servers().start(&self.server("containerd"), containerd)?;
         wait_until("containerd answers", READY_SECONDS, || {
             let check = plane.servers().check(&self.server("containerd"));
-            check.map_err(|it| it.to_string())?;
-            run(self.ctr().arg("version")).map_err(|it| it.to_string())
+            check.map_err(|error| error.to_string())?;
+            run(self.ctr().arg("version")).map_err(|error| error.to_string())
         })?;
         for image in images {
             self.import(image)?;
@@ -269,7 +269,7 @@ state = "{folder}/run"
         plane.servers().start(&self.server("kubelet"), kubelet)
     }
 
-    /// Waits until the API server calls the node ready.
+    /// Waits until the API server reports the node as ready.
     pub(crate) fn wait_ready(&self, plane: &ControlPlane) -> Result<(), Error> {
         wait_until(&format!("{} is ready", self.name()), READY_SECONDS, || {
             for name in ["containerd", "kube-proxy"] {
@@ -283,21 +283,21 @@ state = "{folder}/run"
                 self.start_kubelet(plane).map_err(|error| error.to_string())?;
                 return Err(error.to_string());
             }
-            // The last life's word may still stand; the kubelet itself says whether it works.
+            // The condition may date from before a restart, so ask the kubelet itself too.
             let path = format!("/api/v1/nodes/{}/proxy/healthz", self.name());
-            plane.kubectl(&["get", "--raw", &path]).map_err(|it| it.to_string())?;
-            let node = plane.get(&["node", &self.name()]).map_err(|it| it.to_string())?;
-            let ready = |it: &&serde_json::Value| it["type"] == "Ready";
+            plane.kubectl(&["get", "--raw", &path]).map_err(|error| error.to_string())?;
+            let node = plane.get(&["node", &self.name()]).map_err(|error| error.to_string())?;
+            let ready = |condition: &&serde_json::Value| condition["type"] == "Ready";
             let conditions = node["status"]["conditions"].as_array();
-            let ready = conditions.and_then(|it| it.iter().find(ready));
+            let ready = conditions.and_then(|conditions| conditions.iter().find(ready));
             match ready {
-                Some(it) if it["status"] == "True" => Ok(()),
+                Some(condition) if condition["status"] == "True" => Ok(()),
                 other => Err(format!("{other:?}")),
             }
         })
     }
 
-    /// Imports an image archive; one that is there already is replaced.
+    /// Imports an image archive, and replaces an existing image.
     pub(crate) fn import(&self, archive: &Path) -> Result<(), Error> {
         run(self.ctr().args(["images", "import"]).arg(archive)).map(drop)
     }
@@ -308,32 +308,33 @@ state = "{folder}/run"
         command
     }
 
-    /// Kills the kubelet, containerd, kube-proxy and every container at once, as a power cut does.
+    /// Kills the kubelet, containerd, kube-proxy and all containers at once, like a power failure.
     pub(crate) fn kill(&self, plane: &ControlPlane) {
         for name in ["kubelet", "containerd", "kube-proxy", "fake-gpu"] {
             plane.servers().kill(&self.server(name));
         }
-        // What is killed may have begun another process before.
+        // A killed process may have started another one before.
         loop {
-            let found = [self.in_cgroups(), self.shims()].concat();
-            if found.is_empty() {
+            let pids = [self.in_cgroups(), self.shims()].concat();
+            if pids.is_empty() {
                 return;
             }
-            for pid in found {
+            for pid in pids {
                 let _ = kill_process(pid, Signal::KILL);
             }
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
     }
 
-    /// Processes in this node's cgroups. A dead one that nobody waited for is none.
+    /// Processes in this node's cgroups, except zombies.
     fn in_cgroups(&self) -> Vec<Pid> {
-        let mut found: Vec<_> = self.cgroups().iter().flat_map(|it| processes_under(it)).collect();
-        found.retain(|it| !words_of(*it).is_empty());
-        found
+        let cgroups = self.cgroups();
+        let mut pids: Vec<_> = cgroups.iter().flat_map(|path| processes_under(path)).collect();
+        pids.retain(|pid| !words_of(*pid).is_empty());
+        pids
     }
 
-    /// Processes of this node's containers whose program has this name.
+    /// Processes with this program name in this node's containers.
     pub(crate) fn processes(&self, program: &str) -> Vec<Pid> {
         let is_program = |pid: &Pid| {
             let words = words_of(*pid);
@@ -342,26 +343,26 @@ state = "{folder}/run"
         };
         let mut processes = self.in_cgroups();
         processes.retain(is_program);
-        // Each hierarchy of cgroups names them once.
+        // Each cgroup hierarchy lists them once.
         processes.sort_by_key(|pid| pid.as_raw_nonzero());
         processes.dedup();
         processes
     }
 
-    /// The processes that hold this node's containers, outside of its cgroups.
+    /// Shims of this node's containers, which run outside its cgroups.
     fn shims(&self) -> Vec<Pid> {
         let socket = self.socket();
         let socket = socket.to_string_lossy();
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-        let pids = entries.filter_map(|it| pid(it.file_name().to_str()?));
-        let is_shim = |it: &Pid| {
-            let words = words_of(*it);
+        let pids = entries.filter_map(|entry| pid(entry.file_name().to_str()?));
+        let is_shim = |pid: &Pid| {
+            let words = words_of(*pid);
             words.contains("containerd-shim") && words.contains(socket.as_ref())
         };
         pids.filter(is_shim).collect()
     }
 
-    /// A command in the node's namespaces.
+    /// Returns a command in the node's namespaces.
     fn inside(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/run/netns/{}", node_namespace(self.number)));
@@ -371,33 +372,33 @@ state = "{folder}/run"
     }
 }
 
-/// The roots of the machine's cgroup hierarchies: one of version 2, or one per controller.
+/// Roots of the machine's cgroup hierarchies: one of version 2, or one per controller.
 fn hierarchies() -> Vec<PathBuf> {
     let root = Path::new("/sys/fs/cgroup");
     if root.join("cgroup.controllers").exists() {
         return vec![root.to_path_buf()];
     }
     let entries = std::fs::read_dir(root).into_iter().flatten().flatten();
-    // Not the links, which give the same hierarchy a second name.
-    let is_one = |it: &std::fs::DirEntry| it.file_type().is_ok_and(|it| it.is_dir());
-    entries.filter(is_one).map(|it| it.path()).collect()
+    // Skip symbolic links, which are second names of the same hierarchies.
+    let is_folder = |entry: &std::fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
+    entries.filter(is_folder).map(|entry| entry.path()).collect()
 }
 
 fn processes_under(cgroup: &Path) -> Vec<Pid> {
     let listed = std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
-    let mut found: Vec<_> = listed.lines().filter_map(pid).collect();
+    let mut pids: Vec<_> = listed.lines().filter_map(pid).collect();
     let entries = std::fs::read_dir(cgroup).into_iter().flatten().flatten();
-    for entry in entries.filter(|it| it.file_type().is_ok_and(|it| it.is_dir())) {
-        found.extend(processes_under(&entry.path()));
+    for entry in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        pids.extend(processes_under(&entry.path()));
     }
-    found
+    pids
 }
 
 fn pid(text: &str) -> Option<Pid> {
     text.parse().ok().and_then(Pid::from_raw)
 }
 
-/// A process's command line; empty once it has ended.
+/// Command line of a process; empty once the process has ended.
 fn words_of(pid: Pid) -> String {
     let path = format!("/proc/{}/cmdline", pid.as_raw_nonzero());
     let words = std::fs::read(path).unwrap_or_default();

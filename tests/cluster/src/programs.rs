@@ -1,4 +1,5 @@
-//! Where the programs of a cluster lie: the cache that scripts/fetch-cluster fills, and the machine.
+//! Finds the programs of a cluster: in the cache that scripts/fetch-cluster fills, and on this
+//! machine.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -6,37 +7,38 @@ use std::process::Command;
 
 use crate::Error;
 
-/// The folder's name in the cache; scripts/fetch-cluster says the same.
+/// Folder in the cache. Must match scripts/fetch-cluster.
 const FOLDER: &str = "tools/cluster-1.36.3-1";
 
-/// Where Debian puts the CNI plugins.
+/// Folder of Debian's CNI plugins.
 pub(crate) const CNI_PLUGINS: &str = "/usr/lib/cni";
 
-/// What nodes run that comes from Debian, besides the CNI plugins.
+/// Debian programs that nodes need, besides the CNI plugins.
 const OF_NODES: [&str; 9] =
     ["containerd", "ctr", "runc", "iptables", "conntrack", "socat", "ip", "nsenter", "unshare"];
 
 fn variable(name: &str) -> Option<PathBuf> {
-    std::env::var_os(name).filter(|it| !it.is_empty()).map(PathBuf::from)
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// The folder of builds and tools; scripts/env.sh says the same.
+/// Cache folder of builds and tools. Must match scripts/env.sh.
 fn cache() -> Result<PathBuf, Error> {
     variable("STOKER_CACHE")
-        .or_else(|| variable("XDG_CACHE_HOME").map(|it| it.join("stoker")))
-        .or_else(|| variable("HOME").map(|it| it.join(".cache/stoker")))
-        .ok_or_else(|| missing("a folder for tools", "set STOKER_CACHE or HOME"))
+        .or_else(|| variable("XDG_CACHE_HOME").map(|path| path.join("stoker")))
+        .or_else(|| variable("HOME").map(|path| path.join(".cache/stoker")))
+        .ok_or_else(|| missing("a cache folder", "set STOKER_CACHE or HOME"))
 }
 
 pub(crate) fn missing(what: impl Into<String>, remedy: impl Into<String>) -> Error {
     Error::Missing { what: what.into(), remedy: remedy.into() }
 }
 
-/// A file of the cache's folder for the cluster: a server, kubectl, helm, or an image.
+/// Returns the path of a file in the cache's folder for clusters: a server, kubectl, helm, or an
+/// image.
 ///
 /// # Errors
 ///
-/// [`Error::Missing`] if scripts/fetch-cluster did not finish.
+/// [`Error::Missing`] if scripts/fetch-cluster has not completed.
 pub(crate) fn built(name: &str) -> Result<PathBuf, Error> {
     let folder = cache()?.join(FOLDER);
     let path = folder.join(name);
@@ -46,7 +48,7 @@ pub(crate) fn built(name: &str) -> Result<PathBuf, Error> {
     Err(missing(path.display().to_string(), "run scripts/fetch-cluster"))
 }
 
-/// etcd, kube-apiserver or kubectl, of KUBEBUILDER_ASSETS if that is set.
+/// Returns the path of etcd, kube-apiserver or kubectl, from KUBEBUILDER_ASSETS if set.
 pub(crate) fn control_plane(name: &str) -> Result<PathBuf, Error> {
     let Some(folder) = variable("KUBEBUILDER_ASSETS") else {
         return built(name);
@@ -59,7 +61,7 @@ pub(crate) fn control_plane(name: &str) -> Result<PathBuf, Error> {
     Err(missing(path.display().to_string(), remedy))
 }
 
-/// The S3 server of scripts/fetch-tools.
+/// Returns the path of the S3 server, which scripts/fetch-tools installs.
 pub(crate) fn weed() -> Result<PathBuf, Error> {
     let path = cache()?.join("tools/python-2/bin/weed");
     if path.exists() {
@@ -68,25 +70,25 @@ pub(crate) fn weed() -> Result<PathBuf, Error> {
     Err(missing(path.display().to_string(), "run scripts/fetch-tools"))
 }
 
-/// Checks that a program of the machine can be found.
+/// Checks that a program is in `PATH`.
 pub(crate) fn need(name: &str) -> Result<(), Error> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    if std::env::split_paths(&path).any(|it| it.join(name).exists()) {
+    if std::env::split_paths(&path).any(|folder| folder.join(name).exists()) {
         return Ok(());
     }
     Err(missing(format!("the program {name}"), "run scripts/fetch-cluster as root"))
 }
 
-/// Checks that this machine can have nodes: root, and what Debian's packages bring.
+/// Checks that this machine can run nodes: root, and the programs from Debian's packages.
 ///
 /// # Errors
 ///
-/// [`Error::Missing`] naming the first thing that lacks.
+/// [`Error::Missing`] with the first missing item.
 pub(crate) fn need_nodes() -> Result<(), Error> {
     if !rustix::process::geteuid().is_root() {
         return Err(missing("root, for network namespaces and containers", "run as root"));
     }
-    OF_NODES.iter().try_for_each(|it| need(it))?;
+    OF_NODES.iter().try_for_each(|name| need(name))?;
     if !Path::new(CNI_PLUGINS).join("bridge").exists() {
         let what = format!("the CNI plugins in {CNI_PLUGINS}");
         return Err(missing(what, "run scripts/fetch-cluster as root"));
@@ -94,13 +96,13 @@ pub(crate) fn need_nodes() -> Result<(), Error> {
     Ok(())
 }
 
-/// A command in a network namespace, or in the process's own. The process it becomes is the program
-/// itself: `nsenter` replaces itself by it.
+/// Returns a command in a network namespace, or in this process's if `None`. `nsenter` replaces
+/// itself with the program, so the process ID is the program's.
 pub(crate) fn inside(namespace: Option<&str>, program: impl AsRef<OsStr>) -> Command {
     let Some(namespace) = namespace else {
         return Command::new(program);
     };
-    // Not `ip netns exec`, which mounts /sys anew and so hides the cgroups.
+    // `ip netns exec` would mount a new /sys, which hides the cgroups.
     let mut command = Command::new("nsenter");
     command.arg(format!("--net=/run/netns/{namespace}")).arg(program);
     command

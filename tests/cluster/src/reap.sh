@@ -1,20 +1,20 @@
-# Stops a test cluster. Bash runs this script beside every process that starts a cluster, and
-# `tests/cluster/down` runs it too.
+# Removes a test cluster. bash runs this beside every process that starts a cluster, and in
+# `tests/cluster/down`.
 #
-#   reap.sh RUN LOCK hold KEEP    takes the lock, removes what an earlier run left, prints `ready`,
-#                                 waits for the end of its standard input (its owner has exited),
-#                                 and removes everything unless KEEP is 1
-#   reap.sh RUN LOCK sweep 0      removes everything if the lock is free and the cluster is not kept
-#   reap.sh RUN LOCK down 0       removes everything if the lock is free, even if it is kept
+#   reap.sh RUN LOCK hold KEEP    takes the lock, removes what an earlier run left behind, prints
+#                                 `ready`, waits until standard input ends (the owner is done or
+#                                 dead), and removes everything
+#   reap.sh RUN LOCK sweep 0      removes everything unless the lock is held or the cluster is kept
+#   reap.sh RUN LOCK down 0       removes everything, even if kept, unless the lock is held
 #
-# RUN is the directory of the cluster. pids/ has a file per process; `namespaces` and `cgroups` list
-# the other objects.
+# RUN is the cluster's folder: pids/ has a file for each process; `namespaces` and `cgroups` list
+# the rest.
 set -u
 shopt -s nullglob
 run=$1 lock=$2 mode=$3 keep=$4
 
-# named PID TEXT...: returns 0 if the command line of the process contains all texts. The command
-# line of an ended process is empty, even if the process is still a zombie.
+# named PID TEXT...: succeeds if the command line of the process contains every TEXT. The command
+# line of an ended process is empty, also of a zombie.
 named() {
     local words=() text line
     mapfile -d '' -t words 2>/dev/null <"/proc/$1/cmdline" || return 1
@@ -22,7 +22,7 @@ named() {
     for text in "${@:2}"; do [[ $line == *"$text"* ]] || return 1; done
 }
 
-# Prints the recorded processes that still run. Skips reused PIDs.
+# Recorded processes that still run. The check of the command line excludes reused process IDs.
 servers() {
     local file pid
     for file in "$run"/pids/*; do
@@ -31,7 +31,7 @@ servers() {
     done
 }
 
-# Prints the processes in the cgroups of the nodes, and the shims of their containers.
+# Processes in the nodes' cgroups, and the shims of their containers.
 containers() {
     local folder folders=() path
     [ -e "$run/cgroups" ] || return

@@ -1,4 +1,4 @@
-//! A real S3 server inside the cluster's network.
+//! A real S3 server in the cluster's network.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -12,17 +12,17 @@ use crate::{ControlPlane, programs, wait_until};
 pub(crate) const PORT: u16 = 8333;
 const SERVER: &str = "s3";
 
-/// Takes a sixth of this when the machine is idle.
+/// Startup takes a sixth of this on an idle machine.
 const READY_SECONDS: u64 = 180;
 
-/// An S3 server: how pods reach it, how the test does, and the keys it knows.
+/// An S3 server: endpoints for pods and for tests, and credentials.
 #[derive(Clone, Debug)]
 pub struct S3 {
-    /// Its URL for pods.
+    /// Endpoint URL for pods.
     pub endpoint: String,
-    /// Its URL for this process.
+    /// Endpoint URL for this process.
     pub local_endpoint: String,
-    /// A bucket that it has.
+    /// Name of an existing bucket.
     pub bucket: String,
     /// `AWS_ACCESS_KEY_ID`.
     pub access_key: String,
@@ -41,7 +41,7 @@ impl S3 {
         }
     }
 
-    /// Starts the server and makes the bucket, unless it is there from an earlier life.
+    /// Starts the server, and creates the bucket unless it exists from an earlier run.
     pub(crate) fn start(&self, plane: &ControlPlane) -> Result<(), Error> {
         let folder = plane.folder().join("s3");
         std::fs::create_dir_all(&folder).at(&folder)?;
@@ -49,14 +49,14 @@ impl S3 {
         std::fs::write(&config, self.identities()).at(&config)?;
         let mut weed = programs::inside(Some(PLANE), programs::weed()?);
         weed.args(["server", "-s3", "-filer", "-volume.max=20", "-ip.bind=0.0.0.0"]);
-        // It waits that long for a peer that it does not have.
+        // The server waits this long for peers, and it has none.
         weed.args(["-master.electionTimeout=1s", "-master.telemetry=false"]);
         weed.arg(format!("-ip={PLANE_ADDRESS}")).arg(format!("-s3.port={PORT}"));
         weed.arg(format!("-dir={}", folder.display()));
         weed.arg(format!("-s3.config={}", config.display()));
         plane.servers().start(SERVER, weed)?;
         wait_until("the S3 server has its bucket", READY_SECONDS, || {
-            plane.servers().check(SERVER).map_err(|it| it.to_string())?;
+            plane.servers().check(SERVER).map_err(|error| error.to_string())?;
             self.make_bucket(&folder)?;
             self.answers()
         })
@@ -66,16 +66,16 @@ impl S3 {
         plane.servers().kill(SERVER);
     }
 
-    /// Fails until the part that speaks S3 answers, if only that it refuses.
+    /// Fails until the S3 endpoint responds, even with an error.
     fn answers(&self) -> Result<(), String> {
         let address = self.local_endpoint.trim_start_matches("http://");
         let mut answer = Vec::new();
         TcpStream::connect(address)
-            .and_then(|mut it| {
-                it.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
-                it.read_to_end(&mut answer)
+            .and_then(|mut stream| {
+                stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+                stream.read_to_end(&mut answer)
             })
-            .map_err(|it| it.to_string())?;
+            .map_err(|error| error.to_string())?;
         if answer.is_empty() { Err(format!("{address} is closed")) } else { Ok(()) }
     }
 
@@ -90,25 +90,25 @@ impl S3 {
         .to_string()
     }
 
-    /// Fails until all parts of the server work: a bucket that is listed and a place to write to.
+    /// Fails until all parts of the server work: the bucket is listed, and a volume is writable.
     fn make_bucket(&self, folder: &Path) -> Result<(), String> {
         let script = folder.join("commands");
         let commands =
             format!("s3.bucket.create -name {0}\ns3.bucket.list\nvolume.list\n", self.bucket);
-        std::fs::write(&script, commands).map_err(|it| it.to_string())?;
-        let mut shell =
-            programs::inside(Some(PLANE), programs::weed().map_err(|it| it.to_string())?);
+        std::fs::write(&script, commands).map_err(|error| error.to_string())?;
+        let weed = programs::weed().map_err(|error| error.to_string())?;
+        let mut shell = programs::inside(Some(PLANE), weed);
         shell.args(["shell", &format!("-master={PLANE_ADDRESS}:9333")]);
         shell.arg(format!("-filer={PLANE_ADDRESS}:8888")).current_dir(folder);
-        let input = std::fs::File::open(script).map_err(|it| it.to_string())?;
+        let input = std::fs::File::open(script).map_err(|error| error.to_string())?;
         let output = shell.stdin(input).stderr(Stdio::piped()).output();
-        let output = output.map_err(|it| it.to_string())?;
-        let said = String::from_utf8_lossy(&output.stdout);
-        let has = |word: &str| said.contains(word);
+        let output = output.map_err(|error| error.to_string())?;
+        let listing = String::from_utf8_lossy(&output.stdout);
+        let has = |word: &str| listing.contains(word);
         if has(" hdd(") && has(&self.bucket) {
             Ok(())
         } else {
-            Err(format!("{}: {said}", spoken(&shell)))
+            Err(format!("{}: {listing}", spoken(&shell)))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The processes of a cluster, its folder, and the process beside them that ends them all.
+//! The server processes of a cluster, its folder, and the reaper process that cleans up both.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -12,21 +12,21 @@ use crate::programs;
 
 const REAP: &str = include_str!("reap.sh");
 
-/// How much of a log a message shows.
+/// Number of log lines in error messages.
 const TAIL_LINES: usize = 15;
 
-/// Folders of control planes that are younger are left alone: their lock may not be taken yet.
+/// Minimum age of a control plane's folder before it is swept: younger ones may not be locked yet.
 const SWEEP_AGE: Duration = Duration::from_secs(60);
 
-/// What folders of control planes begin with, as tests/cluster/down has it.
+/// Prefix of control planes' folders. Must match tests/cluster/down.
 const PLANE_PREFIX: &str = "stoker-control-plane-";
 
-/// The folder of a cluster with nodes, as tests/cluster/down has it. There is one such cluster on a machine, so it is known where
-/// the next run finds what a killed one left.
+/// Folder of the cluster with nodes. Must match tests/cluster/down. The path is fixed, because only
+/// one such cluster can exist, and the next run must find what a killed one left behind.
 const NODES_FOLDER: &str = "/var/lib/stoker-test-cluster";
 
-/// A cluster's folder and processes. All end, and the folder goes, when this is dropped or when this
-/// process dies.
+/// A cluster's folder and processes. The processes end and the folder is removed when this is
+/// dropped or when this process dies.
 #[derive(Debug)]
 pub(crate) struct Servers {
     folder: PathBuf,
@@ -36,7 +36,7 @@ pub(crate) struct Servers {
 }
 
 impl Servers {
-    /// In a new folder of the temporary ones.
+    /// Uses a new temporary folder.
     pub(crate) fn in_new_folder(keep: bool) -> Result<Self, Error> {
         sweep_old();
         let temporary = std::env::temp_dir();
@@ -44,7 +44,7 @@ impl Servers {
         Self::hold(folder.clone(), &folder.join("lock"), keep)
     }
 
-    /// In the folder of the machine's only cluster with nodes, once no other process has it.
+    /// Uses the folder of the machine's only cluster with nodes, once no other process holds it.
     pub(crate) fn in_only_folder(keep: bool) -> Result<Self, Error> {
         let folder = PathBuf::from(NODES_FOLDER);
         Self::hold(folder, Path::new(&format!("{NODES_FOLDER}.lock")), keep)
@@ -70,13 +70,13 @@ impl Servers {
         Ok(Self { folder, running: BTreeMap::new(), reaper, hold })
     }
 
-    /// The cluster's folder.
+    /// Folder of the cluster.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Starts a server. Its command line must name the cluster's folder: that is how a later run
-    /// knows it again.
+    /// Starts a server. Its command line must contain the cluster's folder, by which a later run
+    /// identifies the process.
     pub(crate) fn start(&mut self, name: &str, mut command: Command) -> Result<(), Error> {
         let log = self.log(name);
         let out = std::fs::File::options().create(true).append(true).open(&log).at(&log)?;
@@ -86,7 +86,7 @@ impl Servers {
             .stdout(out)
             .stderr(err)
             .current_dir(&self.folder)
-            // Ctrl-C is for the tests; their end is the servers' end.
+            // Ctrl-C is for the tests. The servers end with the tests.
             .process_group(0)
             .spawn()
             .at(command.get_program())?;
@@ -96,12 +96,12 @@ impl Servers {
         Ok(())
     }
 
-    /// Whether a server was started and not killed.
+    /// Whether a server was started and not killed since.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.running.contains_key(name)
     }
 
-    /// Fails if a server ended by itself, with the end of its log.
+    /// Fails with the last log lines if a server exited unexpectedly.
     pub(crate) fn check(&mut self, name: &str) -> Result<(), Error> {
         let log = self.log(name);
         let Some(child) = self.running.get_mut(name) else {
@@ -117,13 +117,13 @@ impl Servers {
         Err(Error::Ended { name: name.to_string(), status, log, tail })
     }
 
-    /// [`Servers::check`] for all of them.
+    /// Runs [`check`](Self::check) for all servers.
     pub(crate) fn check_all(&mut self) -> Result<(), Error> {
         let names: Vec<String> = self.running.keys().cloned().collect();
         names.iter().try_for_each(|name| self.check(name))
     }
 
-    /// Kills a server at once, as a power cut does. Nothing happens if it does not run.
+    /// Kills a server with SIGKILL. Does nothing if it does not run.
     pub(crate) fn kill(&mut self, name: &str) {
         if let Some(mut child) = self.running.remove(name) {
             let _ = child.kill();
@@ -132,7 +132,7 @@ impl Servers {
         let _ = std::fs::remove_file(self.folder.join("pids").join(name));
     }
 
-    /// Where a server writes what it does.
+    /// Path of a server's log.
     pub(crate) fn log(&self, name: &str) -> PathBuf {
         self.folder.join("log").join(format!("{name}.log"))
     }
@@ -143,7 +143,7 @@ impl Drop for Servers {
         drop(self.hold.take());
         let _ = self.reaper.wait();
         for child in self.running.values_mut() {
-            // Kept ones run on; the others were killed, and have yet to be gone: their memory goes first.
+            // Kept servers continue to run. Wait for killed ones, so that their memory is released.
             let _ = if self.folder.exists() { child.try_wait() } else { child.wait().map(Some) };
         }
     }
@@ -157,16 +157,19 @@ fn reaper(folder: &Path, lock: &Path, mode: &str, keep: bool) -> Command {
     command
 }
 
-/// Removes control planes whose process died, and whose reaper did too. One that cannot be removed
-/// stays for the next run.
+/// Removes control planes whose process and reaper have both died. If one cannot be removed, the
+/// next run retries.
 fn sweep_old() {
-    let is_old = |it: &Path| {
+    let is_old = |path: &Path| {
         let age = |at: SystemTime| at.elapsed().unwrap_or_default();
-        it.metadata().and_then(|it| it.modified()).is_ok_and(|it| age(it) > SWEEP_AGE)
+        let modified = path.metadata().and_then(|metadata| metadata.modified());
+        modified.is_ok_and(|at| age(at) > SWEEP_AGE)
     };
     let entries = std::fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten();
-    let named = |it: &std::fs::DirEntry| it.file_name().to_string_lossy().starts_with(PLANE_PREFIX);
-    for folder in entries.filter(named).map(|it| it.path()).filter(|it| is_old(it)) {
+    let named =
+        |entry: &std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with(PLANE_PREFIX);
+    let folders = entries.filter(named).map(|entry| entry.path());
+    for folder in folders.filter(|folder| is_old(folder)) {
         let _ = reaper(&folder, &folder.join("lock"), "sweep", false).status();
     }
 }

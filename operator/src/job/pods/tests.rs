@@ -1,4 +1,4 @@
-//! One whole pod, field by field, and what single fields of a job change in it.
+//! Golden test of a whole pod, and tests of how single fields of a job change it.
 
 use stoker_api::inference::InferenceJobSpec;
 use stoker_api::validate::validate_inference_on_cluster;
@@ -38,24 +38,24 @@ fn pod_of(change: &Value, start: Start) -> Value {
 
 const START: Start = Start { role: Role::Work, slot: 3, attempt: 5 };
 
-/// The one test that pins every field. `UPDATE_GOLDEN=1` writes the file anew.
+/// The only test that pins every field. Set `UPDATE_GOLDEN=1` to rewrite the file.
 #[test]
 fn the_whole_pod() {
-    let found = serde_json::to_string_pretty(&pod_of(&json!({}), START)).unwrap() + "\n";
+    let pod = serde_json::to_string_pretty(&pod_of(&json!({}), START)).unwrap() + "\n";
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/job/pods/golden.json");
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        std::fs::write(path, &found).unwrap();
+        std::fs::write(path, &pod).unwrap();
     }
     let expected = std::fs::read_to_string(path).unwrap();
-    assert_eq!(found, expected, "UPDATE_GOLDEN=1 writes it anew");
+    assert_eq!(pod, expected, "set UPDATE_GOLDEN=1 to rewrite the file");
 }
 
 #[test]
 fn fields_of_a_job_reach_the_pod() {
     let check = |change: Value, pointer: &str, expected: Value| {
         let pod = pod_of(&change, START);
-        let found = pod.pointer(pointer).cloned().unwrap_or_default();
-        assert_eq!(found, expected, "{pointer} by {change}");
+        let value = pod.pointer(pointer).cloned().unwrap_or_default();
+        assert_eq!(value, expected, "{pointer} by {change}");
         typed(pod).unwrap();
     };
     let main = "/spec/containers/0";
@@ -75,14 +75,14 @@ fn fields_of_a_job_reach_the_pod() {
 }
 
 #[test]
-fn processes_are_told_apart_by_name() {
+fn processes_have_distinct_pod_names() {
     let name = |role| pod_name("species", Start { role, ..START });
     let names = [Role::Plan, Role::Work, Role::Finish].map(name);
     assert_eq!(names, ["species-a5-plan", "species-a5-w3", "species-a5-finish"]);
 }
 
 #[test]
-fn an_output_is_below_the_storage_unless_it_is_said() {
+fn output_defaults_to_a_path_in_the_storage() {
     let output = |change: Value| {
         let pod = pod_of(&change, START);
         let text = &pod["metadata"]["annotations"][ANNOTATION_TRIAL_CONFIG];
@@ -93,6 +93,6 @@ fn an_output_is_below_the_storage_unless_it_is_said() {
     let s3 = Some("http://s3:8333".to_owned());
     let own = "s3://runs/ml/species-0b3f9c1e/output".to_owned();
     assert_eq!(output(json!({})), (own, s3));
-    let said = json!({ "output": { "url": "s3://mine/out" } });
-    assert_eq!(output(said), ("s3://mine/out".to_owned(), None));
+    let custom = json!({ "output": { "url": "s3://mine/out" } });
+    assert_eq!(output(custom), ("s3://mine/out".to_owned(), None));
 }

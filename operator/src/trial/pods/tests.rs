@@ -1,4 +1,4 @@
-//! One whole pod, field by field, and what single fields of an experiment change in it.
+//! Golden test of a whole pod, and tests of how single fields of an experiment change it.
 
 use serde_json::{Value, json};
 use stoker_api::experiment::ExperimentSpec;
@@ -46,23 +46,23 @@ fn pod_of(change: &Value, index: u32) -> Value {
     pod(&setup(), &valid, &storage, NAMES, &config, index)
 }
 
-/// The one test that pins every field. `UPDATE_GOLDEN=1` writes the file anew.
+/// The only test that pins every field. Set `UPDATE_GOLDEN=1` to rewrite the file.
 #[test]
 fn the_whole_pod() {
-    let found = serde_json::to_string_pretty(&pod_of(&json!({}), 1)).unwrap() + "\n";
+    let pod = serde_json::to_string_pretty(&pod_of(&json!({}), 1)).unwrap() + "\n";
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/trial/pods/golden.json");
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        std::fs::write(path, &found).unwrap();
+        std::fs::write(path, &pod).unwrap();
     }
     let expected = std::fs::read_to_string(path).unwrap();
-    assert_eq!(found, expected, "UPDATE_GOLDEN=1 writes it anew");
+    assert_eq!(pod, expected, "set UPDATE_GOLDEN=1 to rewrite the file");
 }
 
 #[track_caller]
 fn check(change: Value, pointer: &str, expected: Value) {
     let pod = pod_of(&change, 0);
-    let found = pod.pointer(pointer).cloned().unwrap_or_default();
-    assert_eq!(found, expected, "{pointer} by {change}");
+    let value = pod.pointer(pointer).cloned().unwrap_or_default();
+    assert_eq!(value, expected, "{pointer} by {change}");
     typed(pod).unwrap();
 }
 
@@ -73,7 +73,7 @@ fn fields_of_an_experiment_reach_the_pod() {
     let alone = json!({ "resources": { "slotsPerTrial": 1, "slotsPerPod": null } });
     let names = |pod: Value| {
         let env = pod.pointer("/spec/containers/0/env").unwrap().as_array().unwrap().clone();
-        env.iter().map(|it| it["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        env.iter().map(|variable| variable["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
     assert!(!names(pod_of(&alone, 0)).contains(&"TF_CONFIG".to_owned()));
     assert!(names(pod_of(&json!({}), 0)).contains(&"TF_CONFIG".to_owned()));
@@ -133,7 +133,7 @@ fn overrides_are_merged_last_and_by_name() {
 }
 
 #[test]
-fn a_gang_secret_is_of_one_attempt_of_one_trial() {
+fn gang_secret_is_unique_per_attempt() {
     let gang = |pod: Value| {
         let text = pod.pointer("/metadata/annotations/stoker.dev~1trial-config").unwrap().clone();
         let config: TrialConfig = serde_json::from_str(text.as_str().unwrap()).unwrap();
@@ -144,7 +144,7 @@ fn a_gang_secret_is_of_one_attempt_of_one_trial() {
     assert_eq!(first.rendezvous, "mnist-3-a2-r0.mnist-3.ml.svc:29400");
     assert_eq!((first.world_size, first.ranks_per_pod, first.secret.len()), (4, 2, 64));
     let alone = gang(pod_of(&json!({ "resources": { "slotsPerPod": 4 } }), 0));
-    assert_eq!(alone.rendezvous, "127.0.0.1:29400", "a pod alone has no Service");
+    assert_eq!(alone.rendezvous, "127.0.0.1:29400", "a single pod has no Service");
 }
 
 fn cleanup_of(change: &Value) -> Value {
@@ -169,8 +169,8 @@ fn cleanup_of(change: &Value) -> Value {
 fn clean_up_pods_take_overrides_and_limits() {
     let check = |change: Value, pointer: &str, expected: Value| {
         let pod = cleanup_of(&change);
-        let found = pod.pointer(pointer).cloned().unwrap_or_default();
-        assert_eq!(found, expected, "{pointer} by {change}");
+        let value = pod.pointer(pointer).cloned().unwrap_or_default();
+        assert_eq!(value, expected, "{pointer} by {change}");
     };
     let main = "/spec/containers/0";
     let resources = format!("{main}/resources");

@@ -1,4 +1,4 @@
-//! The ways in which an attempt ends, and what must be recorded of each.
+//! Ways in which an attempt ends, and what must be recorded.
 
 use serde_json::{Value, json};
 use stoker_api::experiment::Phase;
@@ -10,36 +10,36 @@ use AttemptEnd::{
     Completed, Infrastructure, InvalidHyperparameters, NotStarted, Preempted, UserError,
 };
 
-/// What the test does while a case runs.
+/// Action of the test during a case.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Hand {
     None,
-    /// Deletes the first attempt's pod; with grace 0 if so.
+    /// Deletes the first attempt's pod, with a grace period of 0 if forced.
     DeletePod {
         is_forced: bool,
     },
-    /// Deletes the node that the first attempt is on.
+    /// Deletes the node of the first attempt.
     DeleteNode,
-    /// Makes that node not ready.
+    /// Sets the node of the first attempt to not ready.
     SilenceNode,
-    /// The same, once its pod was deleted with a long grace.
+    /// Deletes the pod with a long grace period, then sets its node to not ready.
     DrainThenSilenceNode,
-    /// Waits until the trial waits, and takes away what is in its way.
+    /// Waits until the trial backs off, then removes the cause with this kubectl command.
     Mend(&'static [&'static str]),
 }
 
-/// A way to fail, and what must be recorded of it. Where there are more attempts than one, the last
-/// goes well.
+/// A failure, and what must be recorded. If there are several attempts, the last one succeeds.
 pub(super) struct Case {
     pub(super) name: &'static str,
     /// Merged into the experiment's spec.
     pub(super) spec: Value,
-    /// What becomes of the first attempt's pods.
+    /// Script of the first attempt's pods.
     pub(super) first: Script,
     pub(super) hand: Hand,
     pub(super) end: AttemptEnd,
     pub(super) reason: &'static str,
-    /// Part of the attempt's message and, where the trial waits or fails by it, of a condition's.
+    /// Part of the attempt's message. If the trial waits or fails because of it, also part of a
+    /// condition's message.
     pub(super) says: &'static str,
     pub(super) restarts: u32,
     pub(super) attempts: usize,
@@ -71,12 +71,12 @@ impl Case {
         Self { says, ..self }
     }
 
-    /// The trial fails by it.
+    /// The trial fails because of this failure.
     pub(super) fn fatal(self) -> Self {
         Self { attempts: 1, phase: Phase::Failed, ..self }
     }
 
-    /// It would have been tried again, but for `maxRestarts: 0`.
+    /// Same as [`fatal`](Self::fatal), because of `maxRestarts: 0`.
     pub(super) fn fatal_without_restarts(mut self) -> Self {
         self.spec["maxRestarts"] = json!(0);
         self.fatal()
@@ -87,7 +87,7 @@ pub(super) fn exit(code: i32) -> Script {
     Script::Exit { after_ms: 50, code }
 }
 
-/// A status of a container that ended so.
+/// Sets the status of a container that exited with this code and reason.
 pub(super) fn killed(code: i32, reason: &str, more: Value) -> Script {
     let mut status = ended(code);
     status["containerStatuses"][0]["state"]["terminated"]["reason"] = json!(reason);
@@ -193,7 +193,7 @@ pub(super) fn surroundings() -> Vec<Case> {
 
 pub(super) fn refusals() -> Vec<Case> {
     let full = json!({ "conditions": [unschedulable()] });
-    let overrides = |it: Value| json!({ "podOverrides": it });
+    let overrides = |body: Value| json!({ "podOverrides": body });
     let slots = json!({ "resources": { "slotResource": "test.stoker/slot" } });
     let quota = Hand::Mend(&["delete", "resourcequota", "slots", "-n", NAMESPACE]);
     let policy =

@@ -187,9 +187,7 @@ pub(crate) fn logs(
         return Err(Failure::Input(match latest {
             None => format!("trial {index} has not started yet"),
             Some(latest) => {
-                format!(
-                    "attempt {number} of trial {index} not found: it has attempts 0 to {latest}"
-                )
+                format!("attempt {number} of trial {index} not found; the latest is {latest}")
             }
         }));
     }

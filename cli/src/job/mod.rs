@@ -93,7 +93,7 @@ pub(crate) enum JobCommand {
         #[command(flatten)]
         on: OnCluster,
         /// Maximum wait, such as 90s, 5m or 1h30m [default: no limit]
-        #[arg(long, value_name = "LENGTH", value_parser = text::parse_length)]
+        #[arg(long, value_name = "DURATION", value_parser = text::parse_length)]
         timeout: Option<Duration>,
     },
     /// Delete a job and its pods; their files in the storage remain

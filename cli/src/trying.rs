@@ -54,16 +54,25 @@ pub(crate) fn folder() -> Result<PathBuf, Failure> {
 
 /// Returns the storage and record location of a test. The record is never stored next to those of
 /// experiments.
-pub(crate) fn place(own: &Path, flag: Option<&str>, file: Option<&str>) -> Result<Place, Failure> {
+pub(crate) fn place(
+    test_folder: &Path,
+    flag: Option<&str>,
+    file: Option<&str>,
+) -> Result<Place, Failure> {
     match (flag, file) {
-        (None, None) => Place::resolve(own.to_str(), None),
-        _ => Ok(Place { local: own.to_owned(), ..Place::resolve(flag, file)? }),
+        (None, None) => Place::resolve(test_folder.to_str(), None),
+        _ => Ok(Place { local: test_folder.to_owned(), ..Place::resolve(flag, file)? }),
     }
 }
 
 /// Deletes all files of a test.
-pub(crate) async fn clean(own: &Path, storage: &Storage, paths: &Paths) -> Result<(), Failure> {
+pub(crate) async fn clean(
+    test_folder: &Path,
+    storage: &Storage,
+    paths: &Paths,
+) -> Result<(), Failure> {
     let folder = experiment_path(&paths.namespace, &paths.name, &paths.uid);
     storage.delete_folder(&format!("{folder}/")).await?;
-    std::fs::remove_dir_all(own).map_err(|error| Failure::file("delete", own, error))
+    std::fs::remove_dir_all(test_folder)
+        .map_err(|error| Failure::file("delete", test_folder, error))
 }

@@ -126,7 +126,7 @@ pub(crate) async fn create_job(args: &JobArgs, output: Output) -> Result<u8, Fai
         Err(error) => return Ok(crate::validate::print_error(&error, output)),
     };
     let mut job = InferenceJob::new(&loaded.name, loaded.valid.spec.clone());
-    (job.metadata.labels, job.metadata.annotations) = own(&loaded.metadata);
+    (job.metadata.labels, job.metadata.annotations) = labels_and_annotations(&loaded.metadata);
     if args.paused {
         job.spec.state = DesiredState::Paused;
     }
@@ -256,14 +256,15 @@ async fn make<K: Kind>(
 type Map = BTreeMap<String, String>;
 
 /// Returns the labels and annotations in the file.
-fn own(metadata: &Metadata) -> (Option<Map>, Option<Map>) {
+fn labels_and_annotations(metadata: &Metadata) -> (Option<Map>, Option<Map>) {
     let some = |map: &Map| Some(map.clone()).filter(|map| !map.is_empty());
     (some(&metadata.labels), some(&metadata.annotations))
 }
 
 fn object(loaded: &Loaded, paused: bool) -> Experiment {
     let mut experiment = Experiment::new(&loaded.name, loaded.valid.spec.clone());
-    (experiment.metadata.labels, experiment.metadata.annotations) = own(&loaded.metadata);
+    (experiment.metadata.labels, experiment.metadata.annotations) =
+        labels_and_annotations(&loaded.metadata);
     if paused {
         experiment.spec.state = DesiredState::Paused;
     }

@@ -136,9 +136,9 @@ mod tests {
         spec: (Option<&str>, Option<&str>),
         expected: Result<Address<'_>, &str>,
     ) {
-        let own = |text: Option<&str>| text.map(str::to_owned);
-        let options = Options { storage_url: own(flags.0), storage_endpoint: own(flags.1) };
-        let (url, endpoint) = (own(spec.0), own(spec.1));
+        let owned = |text: Option<&str>| text.map(str::to_owned);
+        let options = Options { storage_url: owned(flags.0), storage_endpoint: owned(flags.1) };
+        let (url, endpoint) = (owned(spec.0), owned(spec.1));
         let spec = CheckpointStorage { url, endpoint, ..Default::default() };
         let environment = |name: &str| Some(format!("s3://env/{name}"));
         match (options.resolve(&spec, &environment), expected) {
@@ -168,24 +168,24 @@ mod tests {
 
     #[test]
     fn storage_is_flag_then_record_then_environment() {
-        let own = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        let owned = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         // URL and endpoint of flag, record, spec and environment, and the expected pair.
         type Pair<'a> = (&'a str, &'a str);
         let check = |flag: Pair, record: Pair, spec: Pair, environment: Pair, expected: Pair| {
-            let options = Options { storage_url: own(flag.0), storage_endpoint: own(flag.1) };
-            let used = own(record.0).map(|url| UsedStorage {
+            let options = Options { storage_url: owned(flag.0), storage_endpoint: owned(flag.1) };
+            let used = owned(record.0).map(|url| UsedStorage {
                 url,
-                endpoint: own(record.1),
+                endpoint: owned(record.1),
                 path: String::new(),
-                secret_name: own("secret"),
+                secret_name: owned("secret"),
                 fixed_at: None,
             });
-            let (url, endpoint) = (own(spec.0), own(spec.1));
+            let (url, endpoint) = (owned(spec.0), owned(spec.1));
             let spec = CheckpointStorage { url, endpoint, ..Default::default() };
             let place = with_used(spec, used);
             let environment = |name: &str| match name {
-                ENV_URL => own(environment.0),
-                _ => own(environment.1),
+                ENV_URL => owned(environment.0),
+                _ => owned(environment.1),
             };
             let (url, endpoint) = options.resolve(&place, &environment).unwrap();
             assert_eq!((url.as_str(), endpoint.as_deref().unwrap_or("")), expected);

@@ -21,8 +21,8 @@ const LIST_MAX: Duration = Duration::from_secs(20);
 /// it is set, otherwise all of this machine. Returns none if `STOKER_DEVICE` is `cpu`.
 pub(crate) async fn detect(env: &[EnvVar]) -> Devices {
     let set = |name: &str| {
-        let own = env.iter().rfind(|var| var.name == name).map(|var| var.value.clone());
-        own.or_else(|| std::env::var(name).ok())
+        let from_spec = env.iter().rfind(|var| var.name == name).map(|var| var.value.clone());
+        from_spec.or_else(|| std::env::var(name).ok())
     };
     if set(ENV_DEVICE).as_deref() == Some("cpu") {
         return Devices::default();

@@ -62,8 +62,8 @@ pub(crate) struct Args {
     #[arg(long)]
     pub(crate) fresh: bool,
     /// Smoke-test the program: train one batch, validate, then save and restore a checkpoint.
-    /// Samples the hyperparameters once, reports the stage that fails, and removes its files on
-    /// success
+    /// Samples the hyperparameters once, reports the stage that fails, and keeps its files only on
+    /// failure
     #[arg(long, conflicts_with = "fresh")]
     pub(crate) test: bool,
     /// Override a field of the file, such as searcher.random.maxTrials=4; repeatable
@@ -93,9 +93,9 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
     let slots = setup::slots(args.slots, spec.resources.slots_per_trial, &devices, &view);
     setup::check_runnable(spec, slots, &devices)?;
     let named = (args.root.as_deref(), spec.checkpoint_storage.url.as_deref());
-    let own = args.test.then(crate::trying::folder).transpose()?;
-    let place = match &own {
-        Some(own) => crate::trying::place(own, named.0, named.1)?,
+    let test_folder = args.test.then(crate::trying::folder).transpose()?;
+    let place = match &test_folder {
+        Some(test_folder) => crate::trying::place(test_folder, named.0, named.1)?,
         None => Place::resolve(named.0, named.1)?,
     };
     let endpoint = spec.checkpoint_storage.endpoint.as_deref();
@@ -146,8 +146,10 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
         }
     }
     let phase = desk.state().status().phase;
-    if let Some(own) = own.filter(|_| phase == Phase::Completed || !phase.is_terminal()) {
-        crate::trying::clean(&own, &storage, &paths).await?;
+    if let Some(test_folder) =
+        test_folder.filter(|_| phase == Phase::Completed || !phase.is_terminal())
+    {
+        crate::trying::clean(&test_folder, &storage, &paths).await?;
         let is_tried = phase == Phase::Completed;
         match output {
             Output::Json => print::out(json!({"experiment": paths.name, "phase": phase})),
@@ -183,7 +185,7 @@ fn greeting(paths: &Paths, opened: &setup::Opened) -> String {
     let phase = status.map(|status| status.phase).unwrap_or_default();
     let what = match phase {
         _ if !opened.is_continued => format!("new run {id}"),
-        Phase::Pending | Phase::Running | Phase::Paused => format!("going on with {id}"),
+        Phase::Pending | Phase::Running | Phase::Paused => format!("resuming {id}"),
         Phase::Completed => format!("{id} has completed already; use --fresh to start over"),
         Phase::Failed => format!("{id} has failed already; use --fresh to start over"),
         Phase::Cancelled => format!("{id} was cancelled already; use --fresh to start over"),

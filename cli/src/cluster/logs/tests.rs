@@ -82,8 +82,8 @@ impl Script {
 }
 
 async fn serve(logs: &[(&str, &[&str])]) -> (Cluster, Shared) {
-    let own = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
-    let logs = logs.iter().map(|(name, logs)| ((*name).to_owned(), own(logs))).collect();
+    let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
+    let logs = logs.iter().map(|(name, logs)| ((*name).to_owned(), owned(logs))).collect();
     let shared: Shared = Arc::new(Mutex::new(Script { logs, requests: vec![] }));
     let log = async |State(shared): State<Shared>,
                      Path(name): Path<String>,

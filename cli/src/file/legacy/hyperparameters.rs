@@ -64,8 +64,8 @@ fn parameter(
 ) -> Option<Value> {
     let kind = fields["type"].as_str().unwrap_or_default();
     match kind {
-        "const" => whole(work, fields, "val", "const", from, to),
-        "categorical" => whole(work, fields, "vals", "categorical", from, to),
+        "const" => single_field(work, fields, "val", "const", from, to),
+        "categorical" => single_field(work, fields, "vals", "categorical", from, to),
         _ => {
             let Some((kind, known)) = TYPES.iter().find(|(name, _)| *name == kind) else {
                 let rule = "must be one of const, int, double, log, categorical";
@@ -90,7 +90,7 @@ fn parameter(
 }
 
 /// Translates a hyperparameter with a single field.
-fn whole(
+fn single_field(
     work: &mut Work<'_>,
     fields: &Map<String, Value>,
     field: &str,

@@ -17,8 +17,8 @@ enum Step {
 ///
 /// # Errors
 ///
-/// The text is not `PATH=VALUE`, the value is not valid YAML, or the path leads through a value
-/// that is neither an object nor a list.
+/// The text is not `PATH=VALUE`, the value is not valid YAML, or the path does not match the
+/// objects and lists of the tree.
 pub(super) fn apply(tree: &mut Tree, set: &str, is_legacy: bool) -> Result<(), Problem> {
     let refuse = |rule: &str| Problem::nowhere("--set", &json!(set).to_string(), rule);
     let Some((path, text)) = set.split_once('=') else {

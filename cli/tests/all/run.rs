@@ -161,7 +161,7 @@ fn kill_runners(bench: &Bench, times: u32) {
 }
 
 #[test]
-fn trainer_in_a_shell_checkpoints_on_a_stop_request() {
+fn trainer_in_a_shell_checkpoints_on_stop_request() {
     // Batch 7 is after the only checkpoint that the trainer saves without a request.
     let bench = Bench::new(json!({"single": {}}), "").in_a_shell().hold_at(7);
     let child = bench.start();

@@ -1,5 +1,4 @@
-//! `stoker experiment|trial|checkpoint`: one set of verbs, for runs on this machine and on a
-//! cluster.
+//! `stoker experiment|trial|checkpoint`: the same verbs for local runs and for a cluster.
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -15,17 +14,16 @@ use crate::failure::Failure;
 use crate::print::Output;
 use crate::show;
 
-/// Said below the help of all verbs that know both places.
+/// Shown below the help of all verbs that work both locally and on a cluster.
 const WHERE: &str = "\
-Where to look: with --root at what `stoker run` left there; else in the cluster that --kubeconfig, \
-KUBECONFIG, ~/.kube/config or, in a pod, its service account name; else, where there is none of \
-them, at ./.stoker.";
+Reads local runs under --root if given. Otherwise uses the cluster from --kubeconfig, KUBECONFIG, \
+~/.kube/config or the pod's service account. Without any of these, reads ./.stoker.";
 
-/// Where to look.
+/// Flags that select local runs or a cluster.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Where {
-    /// What `stoker run` was given as --root, or the file's checkpointStorage.url: a folder or a
-    /// bucket's URL
+    /// Storage root of local runs, a directory or a bucket URL: the --root of `stoker run`, or
+    /// checkpointStorage.url of the file
     #[arg(long, value_name = "URL", conflicts_with_all = ["kubeconfig", "context", "namespace"])]
     root: Option<String>,
     #[command(flatten)]
@@ -42,18 +40,18 @@ impl Where {
     }
 }
 
-/// A trial: `mnist-3`, or `mnist 3`.
+/// Trial arguments: `mnist-3` or `mnist 3`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct TrialName {
-    /// The trial's name, EXPERIMENT-INDEX, or the experiment's name followed by INDEX
+    /// Trial name, EXPERIMENT-INDEX, or an experiment name followed by INDEX
     #[arg(value_name = "TRIAL")]
     name: String,
-    /// The trial's index, where TRIAL is an experiment
+    /// Trial index, if TRIAL is an experiment name
     index: Option<u32>,
 }
 
 impl TrialName {
-    /// On a cluster a trial has one name.
+    /// Returns the name of the trial object on a cluster.
     fn joined(&self) -> String {
         match self.index {
             Some(index) => format!("{}-{index}", self.name),
@@ -61,7 +59,7 @@ impl TrialName {
         }
     }
 
-    /// Experiment and index.
+    /// Returns the experiment name and the trial index.
     fn split(&self) -> Result<(&str, u32), Failure> {
         let parsed = || {
             let (name, index) = self.name.rsplit_once('-')?;
@@ -69,7 +67,7 @@ impl TrialName {
         };
         self.index.map(|index| (self.name.as_str(), index)).or_else(parsed).ok_or_else(|| {
             Failure::Input(format!(
-                "`{}` names no trial: write EXPERIMENT-INDEX, such as {}-0",
+                "`{}` is not a trial name; write EXPERIMENT-INDEX, such as {}-0",
                 self.name, self.name
             ))
         })
@@ -79,36 +77,36 @@ impl TrialName {
 /// `stoker experiment ...`
 #[derive(Debug, Subcommand)]
 pub(crate) enum ExperimentCommand {
-    /// Create an experiment on a cluster, with the program's files if need be
+    /// Create an experiment on a cluster and upload the program's files, if given
     ///
-    /// The file is checked as `stoker validate` does, then by the cluster. Files go to the
-    /// experiment's storage as NAMESPACE/contexts/SHA256.tar.gz, once for the same content, with
-    /// the credentials of this environment.
+    /// The file is validated like `stoker validate` does, then by the cluster. The program's files
+    /// are stored as NAMESPACE/contexts/SHA256.tar.gz in the experiment's storage. The same content
+    /// is uploaded only once. The upload uses credentials from the environment.
     Create(Box<create::Args>),
-    /// List all experiments
+    /// List experiments
     #[command(after_help = WHERE)]
     List {
         #[command(flatten)]
         at: Where,
-        /// Those of all namespaces
+        /// List experiments of all namespaces
         #[arg(
             long, short = 'A', help_heading = "Cluster", conflicts_with_all = ["root", "namespace"]
         )]
         all_namespaces: bool,
     },
-    /// Show one experiment: what it searches, how it is going, its trials
+    /// Show one experiment: search, progress and trials
     #[command(after_help = WHERE)]
     Describe {
-        /// The experiment's name; of runs on this machine also a run's id
+        /// Experiment name; for local runs also a run ID
         experiment: String,
         #[command(flatten)]
         at: Where,
     },
-    /// Print what the programs of all trials printed, each line with its trial's index
+    /// Print the logs of all trials, each line prefixed with the trial index
     Logs {
-        /// The experiment's name
+        /// Experiment name
         experiment: String,
-        /// Go on until the experiment has ended
+        /// Stream new lines until the experiment ends
         #[arg(long, short)]
         follow: bool,
         #[command(flatten)]
@@ -116,34 +114,34 @@ pub(crate) enum ExperimentCommand {
         #[command(flatten)]
         storage: storage::Options,
     },
-    /// Pause: trials take a checkpoint and exit, and go on from it later
+    /// Pause an experiment: trials checkpoint and exit, and can resume later
     Pause(OnCluster),
-    /// Go on with a paused experiment
+    /// Resume a paused experiment
     Activate(OnCluster),
-    /// End an experiment: trials take a checkpoint and exit. There is no way back
+    /// Cancel an experiment permanently: trials checkpoint and exit
     Cancel(OnCluster),
-    /// End an experiment at once, without checkpoints. There is no way back
+    /// Kill an experiment permanently and immediately, without checkpoints
     Kill(OnCluster),
-    /// Wait until an experiment has ended; the exit code is that of its end
+    /// Wait until an experiment ends; the exit code reports the outcome
     #[command(
-        after_help = "Exit codes: 0 completed, 1 failed, 2 the input is wrong, 3 cancelled, \
-                            deleted or not ended in time."
+        after_help = "Exit codes: 0 completed, 1 failed, 2 invalid input, 3 cancelled, deleted \
+                            or timed out."
     )]
     Wait {
         #[command(flatten)]
         on: OnCluster,
-        /// How long at most, such as 90s, 5m or 1h30m [default: for ever]
-        #[arg(long, value_name = "LENGTH", value_parser = text::parse_length)]
+        /// Maximum wait, such as 90s, 5m or 1h30m [default: no limit]
+        #[arg(long, value_name = "DURATION", value_parser = text::parse_length)]
         timeout: Option<Duration>,
     },
-    /// Delete an experiment and its trials; what they stored stays
+    /// Delete an experiment and its trials; their files in the storage remain
     Delete(OnCluster),
 }
 
-/// An experiment on a cluster.
+/// Arguments of commands on one experiment of a cluster.
 #[derive(Debug, Args)]
 pub(crate) struct OnCluster {
-    /// The experiment's name
+    /// Experiment name
     experiment: String,
     #[command(flatten)]
     cluster: Options,
@@ -155,12 +153,12 @@ pub(crate) enum TrialCommand {
     /// List the trials of an experiment
     #[command(after_help = WHERE)]
     List {
-        /// The experiment's name; of runs on this machine also a run's id
+        /// Experiment name; for local runs also a run ID
         experiment: String,
         #[command(flatten)]
         at: Where,
     },
-    /// Show one trial: hyperparameters, results, attempts, checkpoints
+    /// Show one trial: hyperparameters, results, attempts and checkpoints
     #[command(after_help = WHERE)]
     Describe {
         #[command(flatten)]
@@ -168,21 +166,21 @@ pub(crate) enum TrialCommand {
         #[command(flatten)]
         at: Where,
     },
-    /// Print what a trial's program printed
+    /// Print the logs of a trial
     ///
-    /// On a cluster the lines come from the trial's pods while those are there, later from the
-    /// experiment's storage. Where there are several ranks, each line says its own.
+    /// On a cluster, logs are read from the trial's pods while they exist, then from the
+    /// experiment's storage. With several ranks, each line is prefixed with its rank.
     #[command(after_help = WHERE)]
     Logs {
         #[command(flatten)]
         trial: TrialName,
-        /// The attempt's number [default: the latest]
+        /// Attempt number [default: the latest]
         #[arg(long, value_name = "N")]
         attempt: Option<u32>,
-        /// Only the lines of this rank
+        /// Print only the lines of this rank
         #[arg(long, value_name = "N", help_heading = "Cluster")]
         rank: Option<u32>,
-        /// Go on, over all attempts, until the trial has ended
+        /// Stream new lines, across attempts, until the trial ends
         #[arg(long, short, help_heading = "Cluster")]
         follow: bool,
         #[command(flatten)]
@@ -190,7 +188,7 @@ pub(crate) enum TrialCommand {
         #[command(flatten)]
         storage: storage::Options,
     },
-    /// End one trial at once, without a checkpoint. There is no way back
+    /// Kill one trial permanently and immediately, without a checkpoint
     Kill {
         #[command(flatten)]
         trial: TrialName,
@@ -205,24 +203,22 @@ pub(crate) enum CheckpointCommand {
     /// List the checkpoints of an experiment or of one trial
     #[command(after_help = WHERE)]
     List {
-        /// The experiment's name; of runs on this machine also a run's id, on a cluster also a
-        /// trial's name
+        /// Experiment name; for local runs also a run ID, on a cluster also a trial name
         experiment: String,
-        /// Only those of this trial
+        /// List only checkpoints of this trial
         #[arg(long, value_name = "INDEX")]
         trial: Option<u32>,
         #[command(flatten)]
         at: Where,
     },
-    /// Download a checkpoint's files, each checked, into a folder
+    /// Download a checkpoint into a directory and verify its files
     ///
-    /// The manifest is written last: a folder that has one is whole.
+    /// The manifest is written last: a directory with a manifest is complete and verified.
     #[command(after_help = WHERE)]
     Download {
-        /// The trial's name, EXPERIMENT-INDEX; on a cluster also an experiment's, for its best
-        /// trial
+        /// Trial name, EXPERIMENT-INDEX; on a cluster also an experiment name, for its best trial
         trial: String,
-        /// The folder; made if it is missing
+        /// Target directory; created if missing
         #[arg(value_name = "DIR")]
         folder: PathBuf,
         #[command(flatten)]
@@ -234,7 +230,7 @@ pub(crate) enum CheckpointCommand {
     },
 }
 
-/// Carries out `stoker experiment ...`; returns the exit code.
+/// Runs `stoker experiment ...` and returns the exit code.
 pub(crate) fn experiment(command: &ExperimentCommand, output: Output) -> Result<u8, Failure> {
     match command {
         ExperimentCommand::List { at, all_namespaces: false } if !at.is_cluster() => {
@@ -282,7 +278,7 @@ async fn experiment_on_cluster(command: &ExperimentCommand, output: Output) -> R
     done(experiment::set_state::<Experiment>(&cluster, &on.experiment, state, output).await)
 }
 
-/// Carries out `stoker trial ...`; returns the exit code.
+/// Runs `stoker trial ...` and returns the exit code.
 pub(crate) fn trial(command: &TrialCommand, output: Output) -> Result<u8, Failure> {
     match command {
         TrialCommand::List { experiment, at } if !at.is_cluster() => {
@@ -293,10 +289,10 @@ pub(crate) fn trial(command: &TrialCommand, output: Output) -> Result<u8, Failur
             return done(show::describe_trial(at.root(), experiment, index, output));
         }
         TrialCommand::Logs { trial, attempt, rank, follow, at, .. } if !at.is_cluster() => {
-            if *follow || rank.is_some_and(|it| it > 0) {
+            if *follow || rank.is_some_and(|rank| rank > 0) {
                 return Err(Failure::Input(
-                    "--follow and --rank are for trials on a cluster: a run on this machine has \
-                     rank 0 alone, and `stoker run` itself shows how it is going"
+                    "--follow and --rank require a cluster: a local run stores one log per \
+                     attempt for all ranks; `stoker run` shows live progress"
                         .to_owned(),
                 ));
             }
@@ -330,7 +326,7 @@ async fn trial_on_cluster(command: &TrialCommand, output: Output) -> Result<u8, 
     })
 }
 
-/// Carries out `stoker checkpoint ...`; returns the exit code.
+/// Runs `stoker checkpoint ...` and returns the exit code.
 pub(crate) fn checkpoint(command: &CheckpointCommand, output: Output) -> Result<u8, Failure> {
     match command {
         CheckpointCommand::List { experiment, trial, at } if !at.is_cluster() => {
@@ -363,17 +359,17 @@ pub(crate) fn checkpoint(command: &CheckpointCommand, output: Output) -> Result<
     }
 }
 
-/// The exit code of what has gone well.
+/// Maps success to exit code 0.
 pub(crate) fn done(result: Result<(), Failure>) -> Result<u8, Failure> {
     result.map(|()| 0)
 }
 
-/// Runs `future` to its end.
+/// Runs `future` to completion on a single-threaded runtime.
 pub(crate) fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| Failure::System(format!("cannot start: {error}")))?
+        .map_err(|error| Failure::System(format!("cannot start the async runtime: {error}")))?
         .block_on(future)
 }
 
@@ -388,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trial_is_named_in_one_word_or_two() {
+    fn trial_names_are_joined_and_split() {
         check("mnist-3", None, "mnist-3", Some(("mnist", 3)));
         check("mnist", Some(3), "mnist-3", Some(("mnist", 3)));
         check("a-b-12", None, "a-b-12", Some(("a-b", 12)));

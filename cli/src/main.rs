@@ -1,7 +1,7 @@
-//! The program `stoker`: runs deep-learning experiments, here or on a cluster, and shows what
-//! became of them.
+//! The program `stoker`: runs deep-learning experiments locally or on a cluster, and shows their
+//! state and results.
 //!
-//! Exit codes: 0 completed, 1 failed, 2 the input is wrong, 3 stopped before the end.
+//! Exit codes: 0 completed, 1 failed, 2 invalid input, 3 stopped early.
 
 mod cluster;
 mod commands;
@@ -27,18 +27,16 @@ use crate::cluster::version;
 use crate::failure::Failure;
 use crate::print::Output;
 
-/// Run deep-learning experiments, on this machine or on a Kubernetes cluster, and see what becomes
-/// of them.
+/// Run and monitor deep-learning experiments, locally or on a Kubernetes cluster
 #[derive(Debug, Parser)]
 #[command(
     name = "stoker",
     version,
     propagate_version = true,
-    after_help = "Exit codes: 0 completed, 1 failed, 2 the input is wrong, 3 stopped before the \
-                  end."
+    after_help = "Exit codes: 0 completed, 1 failed, 2 invalid input, 3 stopped early."
 )]
 struct Cli {
-    /// How results are printed: for people, or as JSON for programs
+    /// Output format: human-readable text, or JSON for scripts
     #[arg(long, short, global = true, value_enum, default_value_t)]
     output: Output,
     #[command(subcommand)]
@@ -47,36 +45,36 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run a whole experiment here, without a cluster
+    /// Run an experiment locally, without a cluster
     ///
-    /// Trials run as processes, as many at a time as there are slots. Ctrl-C lets them take a
-    /// checkpoint and stops; the same command again goes on from there. The last line of
+    /// Trials run as processes; --slots limits how many run at the same time. Ctrl-C checkpoints
+    /// all running trials and stops. Run the same command again to resume. The last line of
     /// `--output json` is the outcome.
     Run(run::Args),
-    /// Check the file of an experiment or an inference job and show every error at once
+    /// Check an experiment or inference job file and report all errors
     Validate(validate::Args),
-    /// Show how long trials would train and what the first would be given
+    /// Show the training lengths and the first sampled hyperparameters of an experiment
     Preview(preview::Args),
-    /// Create, watch and end experiments
+    /// Create, monitor and stop experiments
     #[command(subcommand, visible_alias = "exp")]
     Experiment(commands::ExperimentCommand),
-    /// Watch trials, print their logs, end them
+    /// List and describe trials, print their logs, kill them
     #[command(subcommand)]
     Trial(commands::TrialCommand),
     /// List and download checkpoints
     #[command(subcommand)]
     Checkpoint(commands::CheckpointCommand),
-    /// Put a data set through a trained model, every input exactly once
+    /// Run batch inference with a trained model, exactly once per input row
     #[command(subcommand)]
     Job(job::JobCommand),
-    /// Show the version of this program and of the cluster's Stoker
+    /// Show the versions of this program and of Stoker in the cluster
     Version(Options),
-    /// Print completions for a shell: `source <(stoker completions bash)`
+    /// Print a shell completion script, for example `source <(stoker completions bash)`
     Completions {
-        /// The shell
+        /// Shell to generate completions for
         shell: Shell,
     },
-    /// Run a program that is ended when the runner ends
+    /// Run a program and kill it when the runner exits
     #[command(hide = true)]
     Supervise(supervise::Args),
 }
@@ -119,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_commands_are_consistent() {
+    fn command_definitions_are_consistent() {
         Cli::command().debug_assert();
     }
 }

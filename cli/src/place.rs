@@ -1,15 +1,15 @@
-//! Where a run's files and its record lie.
+//! Location of a run's files and its record.
 //!
 //! ```text
-//! ROOT/NAMESPACE/EXPERIMENT-UID8/trials/INDEX/...   checkpoints, metrics, logs: folder or bucket
-//! LOCAL/local/NAMESPACE.EXPERIMENT.current          the unique id of the latest run
-//! LOCAL/local/NAMESPACE.EXPERIMENT.lock             held by the one runner
+//! ROOT/NAMESPACE/EXPERIMENT-UID8/trials/INDEX/...   checkpoints, metrics, logs (directory, bucket)
+//! LOCAL/local/NAMESPACE.EXPERIMENT.current          UID of the latest run
+//! LOCAL/local/NAMESPACE.EXPERIMENT.lock             locked by the runner
 //! LOCAL/local/EXPERIMENT-UID8/record/               the record
 //! ```
 //!
-//! LOCAL is ROOT where that is a folder. Where it is a bucket, the record stays on this machine,
-//! under `$XDG_STATE_HOME/stoker/BUCKET-HASH8` (`~/.local/state/stoker/...` unless set): a lock and
-//! an atomic replacement of files need a file system.
+//! LOCAL is ROOT if ROOT is a directory. If ROOT is a bucket, the record stays on this machine, in
+//! `$XDG_STATE_HOME/stoker/HASH8` (default `~/.local/state/stoker/HASH8`). HASH8 is the start of
+//! the SHA-256 of ROOT. Locks and atomic file replacement require a file system.
 
 use std::path::{Path, PathBuf};
 
@@ -17,20 +17,20 @@ use stoker_storage::hash::sha256_hex;
 
 use crate::failure::Failure;
 
-/// The folder used when neither `--root` nor the experiment's file names one.
+/// Root if neither `--root` nor the experiment's file specifies one.
 const ROOT_DEFAULT: &str = ".stoker";
 
-/// A storage root and the folder of its records.
+/// Storage root and the directory of its records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// The root: an absolute path or a bucket's URL.
+    /// Storage root: an absolute path or a bucket URL.
     pub(crate) root: String,
-    /// The folder under which `local/` lies.
+    /// Directory that contains `local/`.
     pub(crate) local: PathBuf,
 }
 
 impl Place {
-    /// The place that `--root` names, else the file's `checkpointStorage.url`, else `./.stoker`.
+    /// Resolves the root from `--root`, else `checkpointStorage.url` of the file, else `./.stoker`.
     pub(crate) fn resolve(flag: Option<&str>, file: Option<&str>) -> Result<Self, Failure> {
         let (named_by, root) = match (flag, file) {
             (Some(root), _) => ("--root", root),
@@ -39,8 +39,8 @@ impl Place {
         };
         if root.starts_with("memory:") {
             return Err(Failure::Input(format!(
-                "{named_by} {root}: memory is not shared with the trainers' processes; \
-                 name a folder or a bucket"
+                "{named_by} {root} is unusable: memory is not shared with the trainer processes; \
+                 use a directory or a bucket"
             )));
         }
         if !root.contains("://")
@@ -48,8 +48,8 @@ impl Place {
             && !scheme.contains('/')
         {
             return Err(Failure::Input(format!(
-                "{named_by} {root}: write {scheme}:// with two slashes for a bucket, or ./{root} \
-                 for a folder of that name"
+                "{named_by} {root} is ambiguous; write {scheme}:// with two slashes for a bucket, \
+                 or ./{root} for a directory"
             )));
         }
         match folder(root) {
@@ -62,24 +62,23 @@ impl Place {
         }
     }
 
-    /// The folder that holds the records of all experiments.
+    /// Returns the directory of all records.
     pub(crate) fn local(&self) -> PathBuf {
         self.local.join("local")
     }
 
-    /// The folder that holds the record of one experiment.
+    /// Returns the directory of one experiment's record.
     pub(crate) fn record(&self, name: &str, uid: &str) -> PathBuf {
         self.local().join(id(name, uid)).join("record")
     }
 }
 
-/// The id under which people and folders know a run: name and the first 8 characters of its unique
-/// id.
+/// Returns the run ID shown to users and used in paths: name and first 8 characters of the UID.
 pub(crate) fn id(name: &str, uid: &str) -> String {
     format!("{name}-{}", uid.get(..8).unwrap_or(uid))
 }
 
-/// The folder that `root` names; `None` for a bucket.
+/// Returns the directory of `root`, or `None` for a bucket.
 fn folder(root: &str) -> Option<PathBuf> {
     if !root.contains("://") {
         return Some(PathBuf::from(root));
@@ -93,15 +92,15 @@ fn bucket(root: &str) -> String {
 }
 
 fn state_folder() -> Result<PathBuf, Failure> {
-    let of = |name: &str| std::env::var_os(name).filter(|it| Path::new(it).is_absolute());
+    let of = |name: &str| std::env::var_os(name).filter(|path| Path::new(path).is_absolute());
     of("XDG_STATE_HOME")
         .map(PathBuf::from)
         .or_else(|| of("HOME").map(|home| Path::new(&home).join(".local/state")))
         .map(|folder| folder.join("stoker"))
         .ok_or_else(|| {
             Failure::Input(
-                "the record of a run in a bucket is kept on this machine: set HOME or \
-                 XDG_STATE_HOME to an absolute path"
+                "cannot locate the local record of a run in a bucket: neither XDG_STATE_HOME nor \
+                 HOME is an absolute path; set one of them"
                     .to_owned(),
             )
         })
@@ -116,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn the_flag_goes_before_the_file_and_folders_become_absolute() {
+    fn flag_precedes_file_and_paths_become_absolute() {
         let here = std::env::current_dir().unwrap();
         check(None, None, &here.join(".stoker").display().to_string());
         check(None, Some("s3://bucket/a"), "s3://bucket/a");
@@ -126,14 +125,14 @@ mod tests {
     }
 
     #[test]
-    fn an_address_with_one_slash_is_taken_for_no_folder() {
+    fn url_with_one_slash_is_refused() {
         let error = Place::resolve(Some("s3:/bucket"), None).unwrap_err().to_string();
         assert!(error.contains("s3:// with two slashes"), "{error}");
         assert!(Place::resolve(Some("./s3:/bucket"), None).is_ok());
     }
 
     #[test]
-    fn memory_is_refused_because_processes_do_not_share_it() {
+    fn memory_root_is_refused() {
         let error = Place::resolve(Some("memory:///"), None).unwrap_err();
         assert_eq!(error.code(), 2);
         assert!(error.to_string().contains("not shared"), "{error}");

@@ -1,4 +1,4 @@
-//! `stoker preview`: what a search would do, before anything is trained.
+//! `stoker preview`: simulates a search without training.
 
 use std::path::PathBuf;
 
@@ -11,24 +11,23 @@ use crate::file;
 use crate::print::{self, Output};
 use crate::run;
 
-/// Stands for the run's id where the file sets no seed: a run of its own draws others.
+/// Replaces the run's UID if the file sets no seed; a real run samples other values.
 const UID: &str = "preview";
 
-/// What `stoker preview` is asked to do.
+/// Arguments of `stoker preview`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The experiment's file (YAML)
+    /// Experiment file (YAML)
     file: PathBuf,
-    /// How many trials to draw
+    /// Number of trials to sample
     #[arg(long, value_name = "N", default_value_t = 5)]
     samples: u32,
-    /// Change a field of the file before it is read, such as searcher.random.maxTrials=4; may be
-    /// given more than once
+    /// Override a field of the file, such as searcher.random.maxTrials=4; repeatable
     #[arg(long, value_name = "PATH=VALUE")]
     set: Vec<String>,
 }
 
-/// Prints the lengths and the first draws; returns the exit code.
+/// Prints the training lengths and the first sampled trials. Returns the exit code.
 pub(crate) fn preview(args: &Args, output: Output) -> Result<u8, Failure> {
     let loaded = match file::load(&args.file, &args.set) {
         Ok(loaded) => loaded,
@@ -46,8 +45,8 @@ pub(crate) fn preview(args: &Args, output: Output) -> Result<u8, Failure> {
     print_text(&preview, valid.unit);
     if valid.spec.reproducibility.experiment_seed.is_none() {
         print::err(
-            "the file sets no reproducibility.experimentSeed: each run draws values of its own, \
-             these are an example",
+            "these values are an example: reproducibility.experimentSeed is unset, so each run \
+             samples different ones",
         );
     }
     Ok(0)
@@ -62,7 +61,7 @@ fn print_text(preview: &Preview, unit: Unit) {
     let lengths: Vec<Vec<String>> = preview
         .lengths
         .iter()
-        .map(|it| vec![it.trials.to_string(), format!("{} {unit}", it.units)])
+        .map(|length| vec![length.trials.to_string(), format!("{} {unit}", length.units)])
         .collect();
     print::out(print::table(&["TRIALS", "LENGTH"], &lengths));
     print::out(format!("total: {} {unit}", preview.total_units()));
@@ -72,9 +71,9 @@ fn print_text(preview: &Preview, unit: Unit) {
     let samples: Vec<Vec<String>> = preview
         .samples
         .iter()
-        .map(|it| {
-            let hyperparameters = run::hyperparameters(&it.hyperparameters);
-            vec![it.index.to_string(), it.seed.to_string(), hyperparameters]
+        .map(|sample| {
+            let hyperparameters = run::hyperparameters(&sample.hyperparameters);
+            vec![sample.index.to_string(), sample.seed.to_string(), hyperparameters]
         })
         .collect();
     print::out("");

@@ -1,18 +1,18 @@
-//! The one place that writes to standard output and standard error.
+//! The only module that writes to standard output and standard error.
 
 use std::io::Write as _;
 
-/// How results are printed.
+/// Output format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Output {
-    /// For people.
+    /// Human-readable text
     #[default]
     Text,
-    /// For programs: one JSON value, or one a line.
+    /// JSON: one value, or one value per line
     Json,
 }
 
-/// Prints a line to standard output. A reader that went away is no error of ours.
+/// Prints a line to standard output. Write errors are ignored: the reader may have closed the pipe.
 pub(crate) fn out(line: impl std::fmt::Display) {
     let _ = writeln!(std::io::stdout().lock(), "{line}");
 }
@@ -22,14 +22,14 @@ pub(crate) fn err(line: impl std::fmt::Display) {
     let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
-/// Prints bytes as they are to standard output.
+/// Writes bytes unchanged to standard output.
 pub(crate) fn raw(bytes: &[u8]) {
     let _ = std::io::stdout().lock().write_all(bytes);
 }
 
-/// Lays `rows` out under `header`, columns aligned and two spaces apart.
+/// Formats `rows` under `header` with left-aligned columns, two spaces apart.
 pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
-    let mut widths: Vec<usize> = header.iter().map(|it| it.chars().count()).collect();
+    let mut widths: Vec<usize> = header.iter().map(|name| name.chars().count()).collect();
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_of_a_table_are_aligned_and_lines_have_no_blanks_at_the_end() {
+    fn table_columns_are_aligned_without_trailing_spaces() {
         let rows =
             [vec!["0".to_owned(), "Completed".to_owned()], vec!["10".to_owned(), String::new()]];
         assert_eq!(table(&["TRIAL", "PHASE"], &rows), "TRIAL  PHASE\n0      Completed\n10");

@@ -1,4 +1,4 @@
-//! What `stoker run` left behind: `stoker experiment|trial|checkpoint` on this machine.
+//! `stoker experiment|trial|checkpoint` for local runs: reads the records of `stoker run`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,29 +16,29 @@ use crate::print::{self, Output};
 use crate::run::record::{Folder, is_locked, trial_object};
 use crate::run::{self, Paths, Searched, setup};
 
-/// A run that was found.
+/// A local run.
 #[derive(Debug)]
 struct Found {
     experiment: Experiment,
     trials: BTreeMap<u32, TrialRecord>,
     paths: Paths,
-    /// Whether a runner has the experiment in hand.
+    /// Whether a runner holds the experiment's lock.
     is_running: bool,
 }
 
 impl Found {
     fn open(root: Option<&str>, name: &str) -> Result<Self, Failure> {
         let place = Place::resolve(root, None)?;
-        let found = all(&place)?.into_iter().filter(|it| it.is_named(name));
-        let current = |it: &Self| {
-            let key = format!("{}.{}.current", it.paths.namespace, it.paths.name);
+        let matches = all(&place)?.into_iter().filter(|run| run.is_named(name));
+        let is_current = |run: &Self| {
+            let key = format!("{}.{}.current", run.paths.namespace, run.paths.name);
             let uid = setup::current(&place.local().join(key)).ok().flatten();
-            uid.is_some_and(|uid| uid == it.paths.uid)
+            uid.is_some_and(|uid| uid == run.paths.uid)
         };
-        // The latest run of a name goes before earlier ones; an id names one alone.
-        found.max_by_key(current).ok_or_else(|| {
+        // Of several runs with the same name, use the latest. A run ID is unique.
+        matches.max_by_key(is_current).ok_or_else(|| {
             Failure::Input(format!(
-                "no run of `{name}` in {}; `stoker experiment list --root URL` shows what is there",
+                "no run of `{name}` in {}; `stoker experiment list --root URL` lists the runs",
                 place.root
             ))
         })
@@ -65,29 +65,29 @@ impl Found {
     fn trial(&self, index: u32) -> Result<&TrialRecord, Failure> {
         self.trials.get(&index).ok_or_else(|| {
             let num = self.trials.len();
-            Failure::Input(format!("{} has no trial {index}; it has {num}", self.id()))
+            Failure::Input(format!("trial {index} of {} not found: it has {num} trials", self.id()))
         })
     }
 }
 
 fn all(place: &Place) -> Result<Vec<Found>, Failure> {
     let local = place.local();
-    let mut found = Vec::new();
+    let mut runs = Vec::new();
     let entries = match std::fs::read_dir(&local) {
         Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(found),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(runs),
         Err(error) => return Err(Failure::file("read", &local, error)),
     };
     for entry in entries {
         let path = entry.map_err(|error| Failure::file("read", &local, error))?.path();
         match read(place, &path.join("record")) {
-            Ok(run) => found.extend(run),
-            // The others are none the worse.
-            Err(error) => print::err(format!("stoker: left out: {error}")),
+            Ok(run) => runs.extend(run),
+            // One unreadable record does not hide the other runs.
+            Err(error) => print::err(format!("stoker: skipped a run: {error}")),
         }
     }
-    found.sort_by_key(Found::id);
-    Ok(found)
+    runs.sort_by_key(Found::id);
+    Ok(runs)
 }
 
 fn read(place: &Place, path: &Path) -> Result<Option<Found>, Failure> {
@@ -107,10 +107,10 @@ fn read(place: &Place, path: &Path) -> Result<Option<Found>, Failure> {
 
 /// Prints all runs.
 pub(crate) fn list_experiments(root: Option<&str>, output: Output) -> Result<(), Failure> {
-    let found = all(&Place::resolve(root, None)?)?;
+    let runs = all(&Place::resolve(root, None)?)?;
     let header = ["ID", "PHASE", "TRIALS", "ENDED", "BEST"];
-    let rows: Vec<Vec<String>> = found.iter().map(experiment_row).collect();
-    let values = found.iter().map(|it| json!(it.experiment)).collect();
+    let rows: Vec<Vec<String>> = runs.iter().map(experiment_row).collect();
+    let values = runs.iter().map(|run| json!(run.experiment)).collect();
     print_list(output, &header, &rows, values);
     Ok(())
 }
@@ -121,26 +121,26 @@ pub(crate) fn describe_experiment(
     name: &str,
     output: Output,
 ) -> Result<(), Failure> {
-    let found = Found::open(root, name)?;
+    let run = Found::open(root, name)?;
     if output == Output::Json {
-        print::out(json!(found.experiment));
+        print::out(json!(run.experiment));
     } else {
-        print_yaml(&json!(found.experiment))?;
+        print_yaml(&json!(run.experiment))?;
         print::out("");
-        print_trials(&found, output);
+        print_trials(&run, output);
     }
     Ok(())
 }
 
-fn experiment_row(found: &Found) -> Vec<String> {
-    let status = found.experiment.status.clone().unwrap_or_default();
-    let best = status.best.map(|it| format!("{} (trial {})", it.metric, it.index));
-    let phase = match status.phase.is_terminal() || found.is_running {
+fn experiment_row(run: &Found) -> Vec<String> {
+    let status = run.experiment.status.clone().unwrap_or_default();
+    let best = status.best.map(|best| format!("{} (trial {})", best.metric, best.index));
+    let phase = match status.phase.is_terminal() || run.is_running {
         true => format!("{:?}", status.phase),
         false => "Stopped".to_owned(),
     };
     vec![
-        found.id(),
+        run.id(),
         phase,
         status.trials_created.to_string(),
         status.trials_closed.to_string(),
@@ -161,8 +161,8 @@ pub(crate) fn describe_trial(
     index: u32,
     output: Output,
 ) -> Result<(), Failure> {
-    let found = Found::open(root, name)?;
-    let object = json!(trial_object(found.trial(index)?));
+    let run = Found::open(root, name)?;
+    let object = json!(trial_object(run.trial(index)?));
     match output {
         Output::Json => print::out(object),
         Output::Text => print_yaml(&object)?,
@@ -170,7 +170,7 @@ pub(crate) fn describe_trial(
     Ok(())
 }
 
-/// Prints what a trial's program printed.
+/// Prints the logs of one attempt of a trial.
 pub(crate) fn logs(
     root: Option<&str>,
     name: &str,
@@ -178,40 +178,36 @@ pub(crate) fn logs(
     attempt: Option<u32>,
     output: Output,
 ) -> Result<(), Failure> {
-    let found = Found::open(root, name)?;
-    let attempts = &found.trial(index)?.status.attempts;
-    let latest = attempts.last().map(|it| it.number);
-    if let Some(wanted) = attempt
-        && attempts.iter().all(|it| it.number != wanted)
+    let run = Found::open(root, name)?;
+    let attempts = &run.trial(index)?.status.attempts;
+    let latest = attempts.last().map(|attempt| attempt.number);
+    if let Some(number) = attempt
+        && attempts.iter().all(|attempt| attempt.number != number)
     {
         return Err(Failure::Input(match latest {
             None => format!("trial {index} has not started yet"),
-            Some(_) => {
-                format!("trial {index} has no attempt {wanted}; it has {} from 0", attempts.len())
+            Some(latest) => {
+                format!("attempt {number} of trial {index} not found; the latest is {latest}")
             }
         }));
     }
     let attempt = attempt.or(latest).unwrap_or_default();
-    block_on(print_logs(&found, index, attempt, output))
+    block_on(print_logs(&run, index, attempt, output))
 }
 
-fn print_trials(found: &Found, output: Output) {
-    let searched = found.searched();
+fn print_trials(run: &Found, output: Output) {
+    let searched = run.searched();
     let metric = searched.metric.to_uppercase();
     let header = ["TRIAL", "PHASE", &metric, "BATCHES", "HYPERPARAMETERS", "CHECKPOINT"];
-    let rows: Vec<Vec<String>> = found.trials.values().map(|it| run::row(it, &searched)).collect();
-    let values = found.trials.values().map(|it| json!(trial_object(it))).collect();
+    let rows: Vec<Vec<String>> =
+        run.trials.values().map(|trial| run::row(trial, &searched)).collect();
+    let values = run.trials.values().map(|trial| json!(trial_object(trial))).collect();
     print_list(output, &header, &rows, values);
 }
 
-async fn print_logs(
-    found: &Found,
-    trial: u32,
-    attempt: u32,
-    output: Output,
-) -> Result<(), Failure> {
-    let storage = found.storage()?;
-    let folder = format!("{}/", layout::logs_path(&found.paths.trial(trial), attempt));
+async fn print_logs(run: &Found, trial: u32, attempt: u32, output: Output) -> Result<(), Failure> {
+    let storage = run.storage()?;
+    let folder = format!("{}/", layout::logs_path(&run.paths.trial(trial), attempt));
     for path in storage.list(&folder).await? {
         let bytes = storage.get(&path).await?;
         if output == Output::Text {
@@ -232,17 +228,18 @@ pub(crate) fn list_checkpoints(
     trial: Option<u32>,
     output: Output,
 ) -> Result<(), Failure> {
-    let found = Found::open(root, name)?;
+    let run = Found::open(root, name)?;
     if let Some(index) = trial {
-        found.trial(index)?;
+        run.trial(index)?;
     }
     let mut lines = Lines::default();
-    for (index, record) in found.trials.iter().filter(|it| trial.is_none_or(|t| t == *it.0)) {
-        for it in &record.status.checkpoints {
-            lines.add(*index, it, found.paths.checkpoint(*index, &it.name));
+    for (index, record) in run.trials.iter().filter(|(index, _)| trial.is_none_or(|t| t == **index))
+    {
+        for checkpoint in &record.status.checkpoints {
+            lines.add(*index, checkpoint, run.paths.checkpoint(*index, &checkpoint.name));
         }
     }
-    lines.print(found.searched().metric, output);
+    lines.print(run.searched().metric, output);
     Ok(())
 }
 
@@ -255,11 +252,11 @@ pub(crate) async fn download(
     folder: &Path,
     output: Output,
 ) -> Result<(), Failure> {
-    let found = Found::open(root, name)?;
+    let run = Found::open(root, name)?;
     let trial = format!("{name}-{index}");
-    let checkpoints = &found.trial(index)?.status.checkpoints;
-    let record = choice.of(&trial, checkpoints, found.searched().smaller_is_better)?;
-    let (storage, path) = (found.storage()?, found.paths.trial(index));
+    let checkpoints = &run.trial(index)?.status.checkpoints;
+    let record = choice.of(&trial, checkpoints, run.searched().smaller_is_better)?;
+    let (storage, path) = (run.storage()?, run.paths.trial(index));
     Download { storage: &storage, trial: &trial, path: &path, record }
         .write_into(folder, output)
         .await
@@ -273,7 +270,8 @@ fn print_list(output: Output, header: &[&str], rows: &[Vec<String>], values: Vec
 }
 
 fn print_yaml(value: &Value) -> Result<(), Failure> {
-    let text = serde_saphyr::to_string(value).map_err(|e| Failure::System(e.to_string()))?;
+    let text = serde_saphyr::to_string(value)
+        .map_err(|error| Failure::System(format!("cannot write YAML: {error}")))?;
     print::out(text.trim_end());
     Ok(())
 }

@@ -1,17 +1,17 @@
-//! Between the runner and a program: no process of the program outlives the runner.
+//! Hidden command `stoker supervise`: no process of a program outlives the runner.
 //!
-//! A hidden command. `stoker run` starts `stoker supervise --lock FILE -- PROGRAM ARGS` with one end
-//! of a socket as its standard input and keeps the other:
+//! `stoker run` starts `stoker supervise --lock FILE -- PROGRAM ARGS`. One end of a socket is the
+//! supervisor's standard input; the runner keeps the other:
 //!
 //! | runner | supervisor |
 //! |---|---|
-//! | sends a byte | asks the program and all of its group to exit, by SIGTERM |
-//! | closes it, or dies | kills the program and all that came from it |
+//! | sends a byte | sends SIGTERM to the program's process group |
+//! | closes the socket or dies | kills the program and all its descendants |
 //!
-//! The supervisor sends the program's group when it has started and its end when all of it is gone.
-//! Until then it holds a shared lock on FILE, by which the next runner knows. What the program leaves
-//! behind becomes the supervisor's: it adopts orphans. Should the supervisor be killed, the
-//! kernel kills the program.
+//! The supervisor reports the process group ID once the program has started. It reports the exit
+//! status once all processes of the program are gone. Until then it holds a shared lock on FILE, so
+//! the next runner can wait for it. The supervisor is a subreaper: orphans of the program become
+//! its children. If the supervisor is killed, the kernel kills the program.
 
 use std::io::{Read as _, Write as _};
 use std::os::fd::AsFd as _;
@@ -29,24 +29,24 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::print;
 
-/// How often what does not die is killed again: it may have started others in the meantime.
+/// Interval of repeated kills: processes may start others between two kills.
 const KILL_AGAIN: Duration = Duration::from_millis(20);
 
-/// What to do.
+/// Arguments of `stoker supervise`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Locked while any process of the program is alive
+    /// File to lock while any process of the program is alive
     #[arg(long)]
     lock: Option<std::path::PathBuf>,
-    /// The supervisor's process id, to become the program and die with it
+    /// Process ID of the supervisor; become the program and die with the supervisor
     #[arg(long, conflicts_with = "lock")]
     parent: Option<i32>,
-    /// The program and its arguments
+    /// Program and its arguments
     #[arg(last = true, required = true)]
     command: Vec<String>,
 }
 
-/// Supervises the program, or becomes it; returns the exit code if that fails.
+/// Supervises the program, or with `--parent` becomes it. Returns the exit code on failure.
 pub(crate) fn supervise(args: &Args) -> u8 {
     let failed = |error: std::io::Error| {
         print::err(format!("stoker: cannot supervise `{}`: {error}", args.command[0]));
@@ -58,14 +58,14 @@ pub(crate) fn supervise(args: &Args) -> u8 {
     }
 }
 
-/// Asks for death with the parent, checks that it is still there, and becomes `command`. Returns
-/// the exit code only if that fails.
+/// Sets SIGKILL as the parent-death signal, checks that the parent is alive and executes `command`.
+/// Returns the exit code on failure.
 fn become_program(parent: i32, command: &[String]) -> u8 {
     if let Err(error) = rustix::process::set_parent_process_death_signal(Some(Signal::KILL)) {
-        print::err(format!("stoker: cannot tie the program to its supervisor: {error}"));
+        print::err(format!("stoker: cannot set the parent-death signal: {error}"));
         return ExitCode::Infrastructure as u8;
     }
-    // It may have died before the line above: then nobody is left to send the signal.
+    // If the parent died before the call above, the kernel never sends the signal.
     if rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get()) != Some(parent) {
         return ExitCode::Infrastructure as u8;
     }
@@ -74,19 +74,19 @@ fn become_program(parent: i32, command: &[String]) -> u8 {
     ExitCode::UserError as u8
 }
 
-/// What the runner wants.
+/// Command from the runner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
-    /// That the program checkpoints and exits.
+    /// Ask the program to checkpoint and exit.
     Exit,
-    /// That all is over now.
+    /// Kill all processes of the program.
     Kill,
 }
 
 fn watch(lock: Option<&Path>, command: &[String]) -> std::io::Result<()> {
     let mut runner = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
     let _held = lock.map(hold).transpose()?;
-    // The runner may have died before the lock was held: its successor did not see it.
+    // If the runner died before the lock was held, its successor may already have started.
     runner.set_nonblocking(true)?;
     let has_hung_up = matches!(runner.read(&mut [0]), Ok(0));
     runner.set_nonblocking(false)?;
@@ -96,7 +96,7 @@ fn watch(lock: Option<&Path>, command: &[String]) -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let orders = read_orders(runner.try_clone()?);
     let end = runtime.block_on(attend(command, orders, &mut runner))?;
-    // A runner that is gone needs no answer.
+    // Ignore the error: the runner may be dead.
     let _ = runner.write_all(end.as_bytes());
     std::process::exit(0)
 }
@@ -118,7 +118,8 @@ fn read_orders(mut runner: UnixStream) -> UnboundedReceiver<Order> {
     orders
 }
 
-/// Starts the program and waits until nothing of it is left; returns what to tell of its end.
+/// Starts the program and waits until all its processes are gone. Returns the message that reports
+/// its exit status.
 async fn attend(
     command: &[String],
     mut orders: UnboundedReceiver<Order>,
@@ -142,7 +143,7 @@ async fn attend(
             match rustix::process::wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) if pid == group => {
                     end = describe(status);
-                    // Asked to exit, what it started may be at its checkpoint still.
+                    // After a stop request, its child processes may still write a checkpoint.
                     is_killing |= !is_asked;
                 }
                 Ok(Some(_)) => {}
@@ -156,9 +157,9 @@ async fn attend(
         }
         tokio::select! {
             _ = some_ended.recv() => {}
-            _ = terminate.recv() => is_asked |= ask(group),
+            _ = terminate.recv() => is_asked |= send_sigterm(group),
             Some(order) = orders.recv() => match order {
-                Order::Exit => is_asked |= ask(group),
+                Order::Exit => is_asked |= send_sigterm(group),
                 Order::Kill => is_killing = true,
             },
             () = tokio::time::sleep(KILL_AGAIN), if is_killing => {}
@@ -166,17 +167,17 @@ async fn attend(
     }
 }
 
-fn ask(group: Pid) -> bool {
+fn send_sigterm(group: Pid) -> bool {
     let _ = rustix::process::kill_process_group(group, Signal::TERM);
     true
 }
 
-/// Kills the program's group and all children of this process: those that left the group and were
-/// orphaned are among them.
+/// Kills the program's process group and all children of this process, which include orphans that
+/// left the group.
 fn kill_all(this: Pid, group: Pid) {
     let _ = rustix::process::kill_process_group(group, Signal::KILL);
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let pid = entry.file_name().to_str().and_then(|it| it.parse().ok());
+        let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
         let Some(pid) = pid.and_then(Pid::from_raw) else { continue };
         let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
         if parent_of(&stat) == Some(this.as_raw_nonzero().get()) {
@@ -185,8 +186,8 @@ fn kill_all(this: Pid, group: Pid) {
     }
 }
 
-/// The parent's id in a process's `stat`: the second field after the name, which may itself hold
-/// blanks and parentheses.
+/// Returns the parent's process ID from `/proc/PID/stat`: the second field after the process name.
+/// The name may contain spaces and parentheses.
 fn parent_of(stat: &str) -> Option<i32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
@@ -203,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_parent_is_found_whatever_the_name() {
+    fn parent_is_parsed_for_any_process_name() {
         assert_eq!(parent_of("42 (sh) S 7 42 42 0 -1"), Some(7));
         assert_eq!(parent_of("42 (a ) b (c)) S 7 42 42 0 -1"), Some(7));
         assert_eq!(parent_of(""), None);

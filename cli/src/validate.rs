@@ -1,4 +1,4 @@
-//! `stoker validate`: every error of a file at once.
+//! `stoker validate`: reports all errors of a file at once.
 
 use std::path::PathBuf;
 
@@ -7,18 +7,17 @@ use serde_json::{Value, json};
 use crate::file::{self, FileError};
 use crate::print::{self, Output};
 
-/// What `stoker validate` is asked to do.
+/// Arguments of `stoker validate`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The file of an experiment or of an inference job (YAML)
+    /// Experiment or inference job file (YAML)
     file: PathBuf,
-    /// Change a field of the file before it is read, such as searcher.random.maxTrials=4; may be
-    /// given more than once
+    /// Override a field of the file, such as searcher.random.maxTrials=4; repeatable
     #[arg(long, value_name = "PATH=VALUE")]
     set: Vec<String>,
 }
 
-/// What a valid file holds: for programs, and notes for people.
+/// Content of a valid file as JSON, with human-readable notes.
 struct Valid {
     json: Value,
     notes: Vec<String>,
@@ -40,7 +39,7 @@ fn read(args: &Args) -> Result<Valid, FileError> {
     Ok(Valid { json, notes: loaded.notes })
 }
 
-/// Checks the file; returns the exit code.
+/// Checks the file and returns the exit code.
 pub(crate) fn validate(args: &Args, output: Output) -> u8 {
     match read(args) {
         Ok(valid) => {
@@ -64,7 +63,7 @@ pub(crate) fn validate(args: &Args, output: Output) -> u8 {
     }
 }
 
-/// Prints what is wrong with a file; returns the exit code.
+/// Prints the errors of a file and returns the exit code.
 pub(crate) fn print_error(error: &FileError, output: Output) -> u8 {
     match output {
         Output::Json => print::err(json!({"errors": error})),

@@ -1,10 +1,10 @@
-//! `stoker run` against trainers that follow a script, and `stoker` on a cluster against a real API
+//! Tests of `stoker run` with scripted trainers, and of the cluster commands with a real API
 //! server.
 //!
-//! This program is its own trainer: started by `stoker run`, the test [`scripted_trainer`] speaks
-//! the contract as its `data.script` says.
+//! This test binary is also the trainer: `stoker run` starts it with the test
+//! [`scripted_trainer`], which follows `data.script` and implements the trainer contract.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on should end there")]
+#![expect(clippy::unwrap_used, reason = "a failed precondition should end the test")]
 
 #[path = "all/bench.rs"]
 mod bench;
@@ -15,7 +15,7 @@ mod run;
 #[path = "all/trainer.rs"]
 mod trainer;
 
-/// The trainer that the other tests start. Does nothing when it is run as a test.
+/// Trainer of the other tests. Does nothing when run as a test.
 #[test]
 fn scripted_trainer() {
     if let Some(config) = std::env::var_os("STOKER_TRIAL_CONFIG") {

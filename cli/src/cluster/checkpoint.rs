@@ -1,6 +1,6 @@
-//! `stoker checkpoint list|download` on a cluster, and what downloading is anywhere.
+//! `stoker checkpoint list|download` on a cluster, and the download used for local runs too.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use serde_json::json;
 use stoker_api::contract::Manifest;
@@ -16,23 +16,23 @@ use super::{experiment, storage};
 use crate::failure::Failure;
 use crate::print::{self, Output};
 
-/// Which of a trial's checkpoints.
+/// Flags that select one of a trial's checkpoints.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[group(multiple = false)]
 pub(crate) struct Choice {
-    /// The one of this name, as `checkpoint list` prints it
+    /// Download the checkpoint of this name: the last path segment in `checkpoint list`
     #[arg(long, value_name = "NAME")]
     checkpoint: Option<String>,
-    /// The one with the best metric [default, where one has a metric]
+    /// Download the checkpoint with the best metric [default if a checkpoint has a metric]
     #[arg(long)]
     best: bool,
-    /// The latest
+    /// Download the latest checkpoint
     #[arg(long)]
     latest: bool,
 }
 
 impl Choice {
-    /// The one that is meant.
+    /// Returns the selected checkpoint.
     pub(crate) fn of<'a>(
         &self,
         trial: &str,
@@ -40,45 +40,51 @@ impl Choice {
         smaller_is_better: bool,
     ) -> Result<&'a CheckpointRecord, Failure> {
         if let Some(name) = &self.checkpoint {
-            return checkpoints.iter().find(|it| it.name == *name).ok_or_else(|| {
-                let names: Vec<&str> = checkpoints.iter().map(|it| it.name.as_str()).collect();
-                let has = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-                Failure::Input(format!("trial {trial} has no checkpoint `{name}`; it has {has}"))
+            let matches = |checkpoint: &&CheckpointRecord| checkpoint.name == *name;
+            return checkpoints.iter().find(matches).ok_or_else(|| {
+                let names: Vec<&str> =
+                    checkpoints.iter().map(|checkpoint| checkpoint.name.as_str()).collect();
+                let all = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+                Failure::Input(format!(
+                    "checkpoint `{name}` of trial {trial} not found; available: {all}"
+                ))
             });
         }
-        let none = || Failure::Input(format!("trial {trial} has no checkpoint"));
+        let none = || Failure::Input(format!("trial {trial} has no checkpoints"));
         let latest = checkpoints.last().ok_or_else(none)?;
         if self.latest {
             return Ok(latest);
         }
-        let rank = |it: &CheckpointRecord| {
-            let metric = number::parse(it.metric.as_deref()?).filter(|it| !it.is_nan())?;
+        let rank = |checkpoint: &CheckpointRecord| {
+            let metric = number::parse(checkpoint.metric.as_deref()?);
+            let metric = metric.filter(|metric| !metric.is_nan())?;
             Some(if smaller_is_better { metric } else { -metric })
         };
-        let ranked = checkpoints.iter().filter_map(|it| Some((rank(it)?, it)));
-        // Of equals the earlier one.
-        match ranked.min_by(|a, b| a.0.total_cmp(&b.0)) {
+        let ranked =
+            checkpoints.iter().filter_map(|checkpoint| Some((rank(checkpoint)?, checkpoint)));
+        // On a tie, `min_by` returns the earliest checkpoint.
+        match ranked.min_by(|(a, _), (b, _)| a.total_cmp(b)) {
             Some((_, best)) => Ok(best),
             None if self.best => Err(Failure::Input(format!(
-                "no checkpoint of trial {trial} has a metric; --latest takes the latest"
+                "no checkpoint of trial {trial} has a metric; use --latest"
             ))),
             None => Ok(latest),
         }
     }
 }
 
-/// What a name means: an experiment with its trials, or one trial of it.
+/// Finds an experiment with all its trials, or a trial with its experiment and index.
 async fn find(
     cluster: &Cluster,
     name: &str,
 ) -> Result<(Experiment, Vec<Trial>, Option<u32>), Failure> {
-    let asked = format!("experiment or trial `{name}`");
-    let found = cluster.ask(&asked, cluster.api::<Experiment>().get_opt(name)).await?;
-    if let Some(experiment) = found {
+    let target = format!("experiment or trial `{name}`");
+    let experiment = cluster.ask(&target, cluster.api::<Experiment>().get_opt(name)).await?;
+    if let Some(experiment) = experiment {
         let trials = experiment::trials(cluster, &experiment).await?;
-        return Ok((experiment, trials.into_iter().map(|it| it.0).collect(), None));
+        return Ok((experiment, trials.into_iter().map(|(trial, _)| trial).collect(), None));
     }
-    let trial = cluster.ask(&asked, cluster.api::<Trial>().get(name)).await?;
+    let trial = cluster.ask(&target, cluster.api::<Trial>().get(name)).await?;
     let index = trial.spec.index;
     let experiment = cluster.experiment(&trial.spec.experiment).await?;
     Ok((experiment, vec![trial], Some(index)))
@@ -93,15 +99,18 @@ pub(crate) async fn list(
 ) -> Result<(), Failure> {
     let (experiment, mut trials, _) = find(cluster, name).await?;
     if let Some(index) = trial {
-        trials.retain(|it| it.spec.index == index);
+        trials.retain(|trial| trial.spec.index == index);
         if trials.is_empty() {
-            return Err(Failure::Input(format!("experiment `{name}` has no trial {index}")));
+            return Err(Failure::Input(format!(
+                "trial {index} of experiment `{name}` not found; `stoker trial list {name}` lists \
+                 the trials"
+            )));
         }
     }
     let mut lines = Lines::default();
     for trial in &trials {
         let index = trial.spec.index;
-        for record in trial.status.iter().flat_map(|it| &it.checkpoints) {
+        for record in trial.status.iter().flat_map(|status| &status.checkpoints) {
             lines.add(index, record, storage::checkpoint_address(&experiment, index, &record.name));
         }
     }
@@ -109,7 +118,7 @@ pub(crate) async fn list(
     Ok(())
 }
 
-/// Checkpoints to be printed.
+/// Checkpoints to print.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     rows: Vec<Vec<String>>,
@@ -117,7 +126,7 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// Adds one, which lies at `address`.
+    /// Adds a checkpoint with its URL or path.
     pub(crate) fn add(&mut self, trial: u32, record: &CheckpointRecord, address: String) {
         self.values.push(json!({
             "trial": trial, "name": record.name, "batches": record.batches,
@@ -133,7 +142,7 @@ impl Lines {
         ]);
     }
 
-    /// Prints them.
+    /// Prints the table or the JSON array.
     pub(crate) fn print(self, metric: &str, output: Output) {
         let metric = metric.to_uppercase();
         match output {
@@ -156,15 +165,16 @@ pub(crate) async fn download(
     output: Output,
 ) -> Result<(), Failure> {
     let (experiment, trials, index) = find(cluster, name).await?;
-    let best = || experiment.status.as_ref().and_then(|it| it.best.as_ref()).map(|it| it.index);
+    let best = || Some(experiment.status.as_ref()?.best.as_ref()?.index);
     let index = index.or_else(best).ok_or_else(|| {
         Failure::Input(format!(
-            "experiment `{name}` has no best trial yet; name a trial of `stoker trial list {name}`"
+            "experiment `{name}` has no best trial yet; choose one with `stoker trial list {name}`"
         ))
     })?;
-    let trial = trials.iter().find(|it| it.spec.index == index);
+    let trial = trials.iter().find(|trial| trial.spec.index == index);
     let trial_name = format!("{}-{index}", experiment.metadata.name.as_deref().unwrap_or(name));
-    let checkpoints = trial.and_then(|it| it.status.as_ref()).map(|it| it.checkpoints.as_slice());
+    let status = trial.and_then(|trial| trial.status.as_ref());
+    let checkpoints = status.map(|status| status.checkpoints.as_slice());
     let smaller_is_better = experiment.spec.searcher.smaller_is_better;
     let record = choice.of(&trial_name, checkpoints.unwrap_or_default(), smaller_is_better)?;
     let spec = &storage::of(&experiment);
@@ -177,25 +187,26 @@ pub(crate) async fn download(
     })
 }
 
-/// One checkpoint to be downloaded.
+/// Download of one checkpoint.
 #[derive(Debug)]
 pub(crate) struct Download<'a> {
     pub(crate) storage: &'a Storage,
-    /// The trial's name, for people.
+    /// Name of the trial in messages.
     pub(crate) trial: &'a str,
-    /// The trial's folder in the storage.
+    /// Path of the trial in the storage.
     pub(crate) path: &'a str,
     pub(crate) record: &'a CheckpointRecord,
 }
 
 impl Download<'_> {
-    /// Writes its files into `folder`, each checked, and its manifest last: a folder with a
-    /// manifest is whole.
+    /// Downloads and verifies all files into `folder`. Writes the manifest last, so a directory
+    /// with a manifest is complete and verified.
     pub(crate) async fn write_into(&self, folder: &Path, output: Output) -> Result<(), Failure> {
         let name = &self.record.name;
         if folder.join(MANIFEST).exists() {
             return Err(Failure::Input(format!(
-                "{} holds a checkpoint already; name another folder",
+                "cannot download into {}: it already contains a checkpoint; choose another \
+                 directory",
                 folder.display()
             )));
         }
@@ -203,7 +214,7 @@ impl Download<'_> {
         let bytes = self.get(MANIFEST).await?;
         check(MANIFEST, &bytes, None, &self.record.manifest_sha256)?;
         let manifest: Manifest = serde_json::from_slice(&bytes).map_err(|error| {
-            Failure::System(format!("the manifest of checkpoint {name} is none: {error}"))
+            Failure::System(format!("cannot parse the manifest of checkpoint {name}: {error}"))
         })?;
         for (file, entry) in &manifest.files {
             let target = target(folder, file)?;
@@ -235,7 +246,8 @@ impl Download<'_> {
         let path = layout::checkpoint_file(self.path, &self.record.name, file);
         match self.storage.get(&path).await {
             Err(StorageError::NotFound { .. }) => Err(Failure::System(format!(
-                "checkpoint {} of trial {} is not in {}: there is no {path}",
+                "cannot read checkpoint {} of trial {}: {path} is missing in {}; choose another \
+                 checkpoint",
                 self.record.name,
                 self.trial,
                 self.storage.url()
@@ -245,12 +257,15 @@ impl Download<'_> {
     }
 }
 
-/// Where a file goes: a manifest that was tampered with leads nowhere else.
+/// Returns the path of a file in `folder`. Refuses paths outside of `folder`, because the manifest
+/// may have been tampered with.
 fn target(folder: &Path, file: &str) -> Result<PathBuf, Failure> {
-    let is_plain = |it: std::path::Component<'_>| matches!(it, std::path::Component::Normal(_));
+    let is_plain = |component: Component<'_>| matches!(component, Component::Normal(_));
     match !file.is_empty() && Path::new(file).components().all(is_plain) {
         true => Ok(folder.join(file)),
-        false => Err(Failure::System(format!("the manifest names a file {file:?}, which is none"))),
+        false => Err(Failure::System(format!(
+            "invalid file name in the manifest ({file:?}); choose another checkpoint"
+        ))),
     }
 }
 
@@ -261,13 +276,13 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
 }
 
 fn check(file: &str, bytes: &[u8], len: Option<u64>, sha256: &str) -> Result<(), Failure> {
-    let found = sha256_hex(bytes);
-    if found == sha256 && len.is_none_or(|len| len == bytes.len() as u64) {
+    let actual = sha256_hex(bytes);
+    if actual == sha256 && len.is_none_or(|len| len == bytes.len() as u64) {
         return Ok(());
     }
     Err(Failure::System(format!(
-        "{file} of the checkpoint is damaged: its SHA-256 is {found}, not {sha256}; take another \
-         checkpoint"
+        "{file} of the checkpoint is corrupt: its SHA-256 is {actual}, not {sha256}; choose \
+         another checkpoint"
     )))
 }
 
@@ -286,16 +301,16 @@ mod tests {
 
     fn check_choice(choice: &Choice, metrics: &[Option<&str>], smaller: bool, expected: &str) {
         let records: Vec<CheckpointRecord> =
-            metrics.iter().enumerate().map(|(i, it)| record(&i.to_string(), *it)).collect();
-        let found = match choice.of("t-0", &records, smaller) {
+            metrics.iter().enumerate().map(|(i, metric)| record(&i.to_string(), *metric)).collect();
+        let text = match choice.of("t-0", &records, smaller) {
             Ok(record) => record.name.clone(),
             Err(error) => error.to_string(),
         };
-        assert!(found.contains(expected), "{choice:?} {metrics:?}: {found}");
+        assert!(text.contains(expected), "{choice:?} {metrics:?}: {text}");
     }
 
     #[test]
-    fn the_best_the_latest_or_the_named_one_is_taken() {
+    fn choice_is_best_latest_or_named() {
         let default = Choice::default();
         let best = Choice { best: true, ..Choice::default() };
         let latest = Choice { latest: true, ..Choice::default() };
@@ -309,10 +324,10 @@ mod tests {
         check_choice(&best, &[None, None], true, "--latest");
         check_choice(&default, &[], true, "t-0 has no checkpoint");
         check_choice(&named("2"), &metrics, true, "2");
-        check_choice(&named("7"), &metrics, true, "it has 0, 1, 2, 3");
+        check_choice(&named("7"), &metrics, true, "available: 0, 1, 2, 3");
     }
 
-    /// A storage with one checkpoint, and its record.
+    /// Returns a storage with one checkpoint, and its record.
     async fn stored(files: &[(&str, &str)]) -> (Storage, CheckpointRecord) {
         let storage = Storage::open("memory:///", None).unwrap();
         let entry =
@@ -346,7 +361,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn files_are_written_with_the_manifest_last_and_never_twice() {
+    async fn download_refuses_a_directory_with_a_checkpoint() {
         let (storage, record) = stored(&[("model.bpk", "m"), ("state/a", "s")]).await;
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("new/one");
@@ -354,21 +369,21 @@ mod tests {
         assert_eq!(std::fs::read_to_string(target.join("state/a")).unwrap(), "s");
         assert!(target.join(MANIFEST).exists());
         let again = fetch(&storage, &record, &target).await.unwrap_err();
-        assert!(again.contains("holds a checkpoint already"), "{again}");
+        assert!(again.contains("already contains a checkpoint"), "{again}");
     }
 
     #[tokio::test]
-    async fn a_damaged_file_leaves_no_manifest() {
+    async fn corrupt_file_leaves_no_manifest() {
         let (storage, record) = stored(&[("model.bpk", "m")]).await;
         storage.put(&layout::checkpoint_file("t", "c", "model.bpk"), "x".into()).await.unwrap();
         let folder = tempfile::tempdir().unwrap();
         let error = fetch(&storage, &record, folder.path()).await.unwrap_err();
-        assert!(error.contains("model.bpk of the checkpoint is damaged"), "{error}");
+        assert!(error.contains("model.bpk of the checkpoint is corrupt"), "{error}");
         assert!(!folder.path().join(MANIFEST).exists());
     }
 
     #[test]
-    fn a_manifest_leads_out_of_no_folder() {
+    fn manifest_paths_outside_the_directory_are_refused() {
         let of = |file: &str| target(Path::new("/x"), file).is_ok();
         assert!(of("a") && of("a/b"));
         assert!(!of("../a") && !of("/a") && !of("a/../../b") && !of(""));

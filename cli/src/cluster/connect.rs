@@ -1,4 +1,4 @@
-//! Which cluster, and what its answers mean to people.
+//! Connection to the cluster, and human-readable errors for its responses.
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -19,30 +19,30 @@ use super::proxy;
 use crate::failure::Failure;
 use crate::print;
 
-/// How long the API server may take to take a connection.
+/// Timeout for connecting to the API server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long it may take to answer.
+/// Timeout for a response of the API server.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// Objects of a list that are asked for at a time.
+/// Objects per page of a list request.
 const PAGE: u32 = 500;
 
-/// Which cluster and namespace.
+/// Flags that select cluster and namespace.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Options {
-    /// The kubeconfig file [default: those of KUBECONFIG, or ~/.kube/config; in a pod, its service
+    /// Kubeconfig file [default: files of KUBECONFIG, else ~/.kube/config, else the pod's service
     /// account]
     #[arg(long, value_name = "FILE", help_heading = "Cluster")]
     pub(crate) kubeconfig: Option<PathBuf>,
-    /// The context of the kubeconfig [default: its current one]
+    /// Kubeconfig context [default: the current context]
     #[arg(long, value_name = "NAME", help_heading = "Cluster")]
     pub(crate) context: Option<String>,
-    /// The namespace [default: the context's, or else `default`]
+    /// Namespace [default: the namespace of the context, else `default`]
     #[arg(long, short, value_name = "NAME", help_heading = "Cluster")]
     pub(crate) namespace: Option<String>,
 }
 
 impl Options {
-    /// Whether anything names a cluster: a flag, a kubeconfig, or the pod that this runs in.
+    /// Returns `true` if a flag, a kubeconfig or the pod's environment selects a cluster.
     pub(crate) fn is_any(&self) -> bool {
         self.kubeconfig.is_some()
             || self.context.is_some()
@@ -53,13 +53,13 @@ impl Options {
     }
 }
 
-/// A cluster that can be asked.
+/// Client of a cluster.
 #[derive(Clone)]
 pub(crate) struct Cluster {
     pub(crate) client: Client,
-    /// The namespace that is meant where none is said.
+    /// Namespace of all requests, except lists of all namespaces.
     pub(crate) namespace: String,
-    /// The address of its API server.
+    /// Address of the API server.
     pub(crate) server: String,
 }
 
@@ -70,7 +70,7 @@ impl std::fmt::Debug for Cluster {
 }
 
 impl Cluster {
-    /// Reads the configuration; nothing is sent yet.
+    /// Reads the configuration. Sends no request.
     pub(crate) async fn connect(options: &Options) -> Result<Self, Failure> {
         let mut config = config(options).await?;
         config.connect_timeout = Some(CONNECT_TIMEOUT);
@@ -81,17 +81,17 @@ impl Cluster {
         let namespace =
             options.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         let client = Client::try_from(config).map_err(|error| {
-            Failure::Input(format!("the kubeconfig cannot be used for {server}: {}", chain(&error)))
+            Failure::Input(format!("cannot use the kubeconfig for {server}: {}", chain(&error)))
         })?;
         Ok(Self { client, namespace, server })
     }
 
-    /// The same cluster, in another namespace.
+    /// Returns a client for another namespace of the same cluster.
     pub(crate) fn within(&self, namespace: &str) -> Self {
         Self { namespace: namespace.to_owned(), ..self.clone() }
     }
 
-    /// All objects of a kind in the namespace.
+    /// Returns the API of a kind in the namespace.
     pub(crate) fn api<K>(&self) -> Api<K>
     where
         K: kube::Resource<Scope = kube::core::NamespaceResourceScope, DynamicType = ()>,
@@ -99,42 +99,43 @@ impl Cluster {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// The experiment or job of this name.
+    /// Reads an experiment or a job.
     pub(crate) async fn read<K: Kind>(&self, name: &str) -> Result<K, Failure> {
         self.ask(&format!("{} `{name}`", K::WORD), self.api::<K>().get(name)).await
     }
 
-    /// The experiment of this name.
+    /// Reads an experiment.
     pub(crate) async fn experiment(&self, name: &str) -> Result<Experiment, Failure> {
         self.read(name).await
     }
 
-    /// The trial of this name.
+    /// Reads a trial.
     pub(crate) async fn trial(&self, name: &str) -> Result<Trial, Failure> {
         self.ask(&format!("trial `{name}`"), self.api::<Trial>().get(name)).await
     }
 
-    /// Waits for an answer about `asked`, such as "experiment `mnist`".
+    /// Runs a request with a timeout. `target` is its object for errors, such as
+    /// "experiment `mnist`".
     pub(crate) async fn ask<T>(
         &self,
-        asked: &str,
+        target: &str,
         call: impl Future<Output = kube::Result<T>>,
     ) -> Result<T, Failure> {
         match tokio::time::timeout(ANSWER_TIMEOUT, call).await {
-            Ok(answer) => answer.map_err(|error| self.failure(asked, error)),
+            Ok(response) => response.map_err(|error| self.failure(target, error)),
             Err(_) => Err(Failure::System(format!(
-                "the cluster at {} gave no answer about {asked} within {} s",
+                "request for {target} timed out: no response from the cluster at {} within {} s",
                 self.server,
                 ANSWER_TIMEOUT.as_secs()
             ))),
         }
     }
 
-    /// All objects of a kind that match, page by page. One that this version cannot read is named
-    /// and left out, so that the others are none the worse. Also as they were sent.
+    /// Lists all matching objects of a kind, each also as the JSON that the server sent. Prints a
+    /// warning for objects that this version cannot parse, and skips them.
     pub(crate) async fn list<K>(
         &self,
-        asked: &str,
+        target: &str,
         params: &ListParams,
         is_everywhere: bool,
     ) -> Result<Vec<(K, Value)>, Failure>
@@ -146,36 +147,36 @@ impl Cluster {
             true => Api::all_with(self.client.clone(), &resource),
             false => Api::namespaced_with(self.client.clone(), &self.namespace, &resource),
         };
-        let mut found = Vec::new();
+        let mut objects = Vec::new();
         let mut page = params.clone().limit(PAGE);
         loop {
-            let list = self.ask(asked, api.list(&page)).await?;
+            let list = self.ask(target, api.list(&page)).await?;
             for object in list.items {
                 let name = object.metadata.name.clone().unwrap_or_default();
                 let mut value = serde_json::to_value(object)
                     .map_err(|error| Failure::System(error.to_string()))?;
-                // A list says of what once for all.
+                // The items of a list lack `apiVersion` and `kind`.
                 value["apiVersion"] = K::api_version(&()).into();
                 value["kind"] = K::kind(&()).into();
                 match serde_json::from_value(value.clone()) {
-                    Ok(object) => found.push((object, value)),
-                    Err(error) => print::err(format!("stoker: left out {name}: {error}")),
+                    Ok(object) => objects.push((object, value)),
+                    Err(error) => print::err(format!("stoker: skipped {name}: {error}")),
                 }
             }
-            match list.metadata.continue_.filter(|it| !it.is_empty()) {
+            match list.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => page.continue_token = Some(token),
-                None => return Ok(found),
+                None => return Ok(objects),
             }
         }
     }
 
-    /// What went wrong when the cluster was asked about `asked`.
-    pub(crate) fn failure(&self, asked: &str, error: kube::Error) -> Failure {
+    /// Converts the error of a request for `target`.
+    pub(crate) fn failure(&self, target: &str, error: kube::Error) -> Failure {
         match error {
-            kube::Error::Api(status) => self.refusal(asked, &status),
+            kube::Error::Api(status) => self.refusal(target, &status),
             kube::Error::SerdeError(error) => Failure::System(format!(
-                "{asked} is not as this version of stoker knows it: {error}; `stoker version` \
-                 shows both versions"
+                "cannot parse {target}: {error}; check that client and cluster versions match \
+                 with `stoker version`"
             )),
             kube::Error::Service(error) => self.unreachable(&chain(error.as_ref())),
             error => self.unreachable(&chain(&error)),
@@ -186,63 +187,66 @@ impl Cluster {
         Failure::System(format!("cannot reach the cluster at {}: {why}", self.server))
     }
 
-    fn refusal(&self, asked: &str, status: &Status) -> Failure {
+    fn refusal(&self, target: &str, status: &Status) -> Failure {
         let details = status.details.as_ref();
-        let is_named = details.is_some_and(|it| !it.name.is_empty());
+        let is_named = details.is_some_and(|details| !details.name.is_empty());
         let message = status.message.trim();
-        // Of a kind that it does not know the server says so in plain text, without a reason.
+        // For an unknown kind, the server responds in plain text, without a reason.
         let is_missing = status.code == 404;
-        if is_missing && details.is_some_and(|it| it.kind == "namespaces") {
+        if is_missing && details.is_some_and(|details| details.kind == "namespaces") {
             let namespace = &self.namespace;
             return Failure::Input(format!(
-                "no namespace `{namespace}` in the cluster at {}; make it with `kubectl create \
-                 namespace {namespace}` or name another by --namespace",
+                "namespace `{namespace}` not found in the cluster at {}; create it with `kubectl \
+                 create namespace {namespace}` or choose another with --namespace",
                 self.server
             ));
         }
         if is_missing && is_named {
             return Failure::Input(format!(
-                "no {asked} in namespace `{}` of the cluster at {}; for what `stoker run` left on \
-                 this machine, add --root",
+                "{target} not found in namespace `{}` of the cluster at {}; for local runs, add \
+                 --root",
                 self.namespace, self.server
             ));
         }
         if is_missing {
             return Failure::System(format!(
-                "Stoker is not installed in the cluster at {}: it does not know {API_VERSION}; \
-                 install it with `helm install stoker charts/stoker --namespace stoker \
-                 --create-namespace`",
+                "Stoker is not installed in the cluster at {}: {API_VERSION} not found; install \
+                 it with `helm install stoker charts/stoker --namespace stoker --create-namespace`",
                 self.server
             ));
         }
         if status.is_forbidden() {
-            return Failure::System(format!("the cluster at {} refuses: {message}", self.server));
+            return Failure::System(format!(
+                "permission denied by the cluster at {}: {message}",
+                self.server
+            ));
         }
         if status.code == 401 {
             return Failure::System(format!(
-                "the cluster at {} does not know who you are: its answer is {message}; check the \
-                 user of the kubeconfig's context",
+                "authentication failed for the cluster at {}: {message}; check the user of the \
+                 kubeconfig context",
                 self.server
             ));
         }
         if status.is_invalid() {
-            return Failure::Input(format!("the cluster refuses {asked}: {}", causes(status)));
+            return Failure::Input(format!("the cluster rejected {target}: {}", causes(status)));
         }
         Failure::System(format!(
-            "the cluster at {} answers {} about {asked}: {message}",
+            "request for {target} failed: the cluster at {} returned {}: {message}",
             self.server, status.code
         ))
     }
 }
 
-/// Why an object was refused, field by field.
+/// Returns why an object was rejected, by field.
 fn causes(status: &Status) -> String {
-    let causes = status.details.iter().flat_map(|it| &it.causes);
+    let causes = status.details.iter().flat_map(|details| &details.causes);
     let lines: Vec<String> = causes
-        .map(|it| {
-            // A rule's message comes after the whole value, which says nothing to people.
-            let rule = it.message.rsplit_once("\": ").map_or(it.message.as_str(), |(_, rule)| rule);
-            match it.field.as_str() {
+        .map(|cause| {
+            // Omit the value of the object, which precedes the message of a CEL rule.
+            let message = cause.message.as_str();
+            let rule = message.rsplit_once("\": ").map_or(message, |(_, rule)| rule);
+            match cause.field.as_str() {
                 "" | "<nil>" => rule.to_owned(),
                 field => format!("{field}: {}", rule.trim_start_matches("Invalid value: ")),
             }
@@ -251,13 +255,13 @@ fn causes(status: &Status) -> String {
     if lines.is_empty() { status.message.clone() } else { lines.join("; ") }
 }
 
-/// An error with all that caused it.
+/// Formats an error with its chain of sources.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
         let more = error.to_string();
-        // Many errors repeat what they wrap.
+        // Skip sources that the error text already contains.
         if !text.contains(&more) {
             text = format!("{text}: {more}");
         }
@@ -273,41 +277,44 @@ async fn config(options: &Options) -> Result<Config, Failure> {
     let choice = KubeConfigOptions { context: options.context.clone(), ..Default::default() };
     Config::from_custom_kubeconfig(kubeconfig, &choice).await.map_err(|error| match error {
         KubeconfigError::CurrentContextNotSet => Failure::Input(
-            "the kubeconfig has no current context: name one by --context, or choose it with \
-             `kubectl config use-context NAME`"
+            "the kubeconfig has no current context; set one with --context or `kubectl config \
+             use-context NAME`"
                 .to_owned(),
         ),
         KubeconfigError::LoadContext(name) => Failure::Input(format!(
-            "the kubeconfig has no context `{name}`; `kubectl config get-contexts` lists them"
+            "context `{name}` not found in the kubeconfig; `kubectl config get-contexts` lists the \
+             contexts"
         )),
-        other => Failure::Input(format!("the kubeconfig cannot be used: {}", chain(&other))),
+        other => Failure::Input(format!("cannot use the kubeconfig: {}", chain(&other))),
     })
 }
 
 fn in_cluster(options: &Options) -> Result<Config, Failure> {
     if environment("KUBERNETES_SERVICE_HOST").is_none() {
         return Err(Failure::Input(
-            "no cluster: there is no kubeconfig; name one by --kubeconfig or KUBECONFIG, or put it \
-             at ~/.kube/config"
+            "no cluster: kubeconfig not found; set --kubeconfig or KUBECONFIG, or create \
+             ~/.kube/config"
                 .to_owned(),
         ));
     }
     if let Some(context) = &options.context {
         return Err(Failure::Input(format!(
-            "--context {context}: there is no kubeconfig, and a pod's service account has no \
-             contexts"
+            "cannot use --context {context}: kubeconfig not found, and a pod's service account \
+             has no contexts; set --kubeconfig or omit --context"
         )));
     }
     Config::incluster().map_err(|error| {
-        Failure::System(format!("the pod's service account cannot be used: {}", chain(&error)))
+        Failure::System(format!("cannot use the pod's service account: {}", chain(&error)))
     })
 }
 
-/// The kubeconfig that the flag names, else those of `KUBECONFIG`, else the one at home.
+/// Reads the kubeconfig: `--kubeconfig`, else the merged files of `KUBECONFIG`, else
+/// `~/.kube/config`.
 fn kubeconfig(options: &Options) -> Result<Option<Kubeconfig>, Failure> {
     let read = |path: &PathBuf| {
         Kubeconfig::read_from(path).map_err(|error| {
-            Failure::Input(format!("the kubeconfig {}: {}", path.display(), chain(&error)))
+            let path = path.display();
+            Failure::Input(format!("cannot read the kubeconfig {path}: {}", chain(&error)))
         })
     };
     if let Some(path) = &options.kubeconfig {
@@ -316,21 +323,24 @@ fn kubeconfig(options: &Options) -> Result<Option<Kubeconfig>, Failure> {
     let Some(list) = environment("KUBECONFIG") else {
         return home_kubeconfig().as_ref().map(read).transpose();
     };
-    // As with kubectl, files of the list that are not there are none the worse.
-    let paths: Vec<PathBuf> = std::env::split_paths(&list).filter(|it| it.is_file()).collect();
+    // Like kubectl, skip missing files of the list.
+    let paths: Vec<PathBuf> = std::env::split_paths(&list).filter(|path| path.is_file()).collect();
     let mut merged: Option<Kubeconfig> = None;
     for path in &paths {
         let next = read(path)?;
         merged = Some(match merged {
             None => next,
             Some(first) => first.merge(next).map_err(|error| {
-                Failure::Input(format!("the kubeconfig {}: {}", path.display(), chain(&error)))
+                let path = path.display();
+                Failure::Input(format!("cannot merge the kubeconfig {path}: {}", chain(&error)))
             })?,
         });
     }
     if merged.is_none() {
         let list = list.to_string_lossy();
-        return Err(Failure::Input(format!("KUBECONFIG is {list}: no such file")));
+        return Err(Failure::Input(format!(
+            "no file of KUBECONFIG exists ({list}); correct it or set --kubeconfig"
+        )));
     }
     Ok(merged)
 }
@@ -341,7 +351,7 @@ fn home_kubeconfig() -> Option<PathBuf> {
 }
 
 fn environment(name: &str) -> Option<std::ffi::OsString> {
-    std::env::var_os(name).filter(|it| !it.is_empty())
+    std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
 #[cfg(test)]
@@ -349,10 +359,8 @@ mod tests {
     use super::*;
 
     fn refusal(value: Value) -> Failure {
-        // No request is sent: the service is never called.
-        let service = tower_never();
         let cluster = Cluster {
-            client: service,
+            client: unused_client(),
             namespace: "ml".to_owned(),
             server: "https://here:6443".to_owned(),
         };
@@ -360,7 +368,8 @@ mod tests {
         cluster.failure("experiment `mnist`", kube::Error::Api(Box::new(status)))
     }
 
-    fn tower_never() -> Client {
+    /// Returns a client that sends no request in these tests.
+    fn unused_client() -> Client {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let _guard = runtime.enter();
         let mut config = Config::new("http://127.0.0.1:1".parse().unwrap());
@@ -376,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_refuses_is_told_without_the_value() {
+    fn rule_messages_are_shown_without_the_value() {
         let status = |message: &str| -> Status {
             let cause = serde_json::json!({"field": "spec", "message": message});
             serde_json::from_value(serde_json::json!({"details": {"causes": [cause]}})).unwrap()
@@ -387,12 +396,12 @@ mod tests {
     }
 
     #[test]
-    fn answers_of_the_api_server_are_told_with_a_remedy() {
+    fn api_server_errors_have_text_and_code() {
         check(
             serde_json::json!({"code": 404, "reason": "NotFound", "message": "no",
                 "details": {"name": "mnist", "kind": "experiments"}}),
             2,
-            "no experiment `mnist` in namespace `ml` of the cluster at https://here:6443",
+            "experiment `mnist` not found in namespace `ml` of the cluster at https://here:6443",
         );
         check(
             serde_json::json!({"code": 404, "message": "404 page not found"}),
@@ -408,17 +417,18 @@ mod tests {
         check(
             serde_json::json!({"code": 403, "reason": "Forbidden", "message": "User x cannot"}),
             1,
-            "refuses: User x cannot",
+            "permission denied by the cluster at https://here:6443: User x cannot",
         );
-        check(serde_json::json!({"code": 401, "message": "Unauthorized"}), 1, "who you are");
+        let unauthorized = serde_json::json!({"code": 401, "message": "Unauthorized"});
+        check(unauthorized, 1, "authentication failed");
         check(
             serde_json::json!({"code": 422, "reason": "Invalid", "message": "all of it",
             "details": {"name": "mnist", "causes": [
                 {"field": "spec", "message": "Invalid value: \"object\": it stays killed"},
             ]}}),
             2,
-            "refuses experiment `mnist`: spec: it stays killed",
+            "rejected experiment `mnist`: spec: it stays killed",
         );
-        check(serde_json::json!({"code": 500, "message": "oh"}), 1, "answers 500 about");
+        check(serde_json::json!({"code": 500, "message": "oh"}), 1, "returned 500: oh");
     }
 }

@@ -1,8 +1,8 @@
-//! `stoker experiment create` and `stoker job create`: a file, and perhaps a program's files, become an
-//! experiment or a job.
+//! `stoker experiment create` and `stoker job create`: create an experiment or a job from a file
+//! and, optionally, the program's files.
 //!
-//! The cluster is asked first whether it would take the object; then the files are sent, and only then
-//! is it made: nothing waits for files that never come.
+//! A dry run on the cluster validates the object first. Then the files are uploaded, and then the
+//! object is created. So an object never refers to missing files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,36 +23,36 @@ use crate::failure::Failure;
 use crate::file::{self, Loaded, Metadata};
 use crate::print::{self, Output};
 
-/// How long one that is deleted may take to go, and how often to look.
+/// Maximum wait until a deleted test is gone.
 const GONE_MAX: Duration = Duration::from_secs(120);
+/// Poll interval of this wait.
 const GONE_POLL: Duration = Duration::from_millis(300);
 
-/// What `stoker experiment create` is asked to do.
+/// Arguments of `stoker experiment create`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The experiment's file (YAML)
+    /// Experiment file (YAML)
     file: PathBuf,
-    /// A folder, or a single program, that is sent with the experiment and becomes its working
-    /// folder in each pod: at most 95 MB when packed. Its .stokerignore says, as a .gitignore does,
-    /// what is left out
+    /// Directory or single program to upload, at most 95 MB when packed; becomes the working
+    /// directory in each pod. A .stokerignore file excludes files, with the syntax of .gitignore
     #[arg(value_name = "DIR")]
     files: Option<PathBuf>,
-    /// Change a field of the file before it is read, such as searcher.random.maxTrials=4 or
-    /// metadata.name=other; may be given more than once
+    /// Override a field of the file, such as searcher.random.maxTrials=4 or metadata.name=other;
+    /// repeatable
     #[arg(long, value_name = "PATH=VALUE")]
     set: Vec<String>,
-    /// Create it paused: nothing runs until `stoker experiment activate`
+    /// Create the experiment paused; `stoker experiment activate` starts it
     #[arg(long)]
     paused: bool,
-    /// Print its logs until it has ended; the exit code is then that of the experiment
+    /// Print logs until the experiment ends; the exit code reports its outcome
     #[arg(long, short, conflicts_with_all = ["paused", "dry_run"])]
     follow: bool,
-    /// Try the program in the cluster: an experiment NAME-test of one batch, a validation, a checkpoint
-    /// and its restore, whose logs are printed and whose exit code is given; it stays until it is deleted, or the next test
-    /// takes its place
+    /// Smoke-test the program in the cluster: create an experiment NAME-test that trains one batch,
+    /// validates, then saves and restores a checkpoint. Prints its logs; the exit code reports its
+    /// outcome. NAME-test remains until it is deleted or replaced by the next test
     #[arg(long, conflicts_with = "paused")]
     test: bool,
-    /// Check everything, with the cluster too, but send and create nothing
+    /// Validate locally and on the cluster, without uploading or creating anything
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -61,7 +61,7 @@ pub(crate) struct Args {
     storage: storage::Options,
 }
 
-/// Creates the experiment; returns the exit code.
+/// Creates the experiment and returns the exit code.
 pub(crate) async fn create(args: &Args, output: Output) -> Result<u8, Failure> {
     let loaded = match file::load(&args.file, &args.set) {
         Ok(loaded) if args.test => crate::trying::cut_down(loaded)?,
@@ -83,7 +83,7 @@ pub(crate) async fn create(args: &Args, output: Output) -> Result<u8, Failure> {
     let cluster = make(object, &order, output).await?;
     if !args.dry_run && (args.follow || args.test) {
         let logs = logs::experiment(&cluster, &loaded.name, &args.storage, true, output);
-        // Its end is worth waiting for even where its logs cannot be read.
+        // Wait for the outcome even if the logs cannot be read.
         if let Err(error) = logs.await {
             print::err(format!("stoker: {error}"));
         }
@@ -92,27 +92,25 @@ pub(crate) async fn create(args: &Args, output: Output) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// What `stoker job create` is asked to do.
+/// Arguments of `stoker job create`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct JobArgs {
-    /// The job's file (YAML)
+    /// Job file (YAML)
     file: PathBuf,
-    /// A folder, or a single program, that is sent with the job and becomes its working folder in
-    /// each pod: at most 95 MB when packed. Its .stokerignore says, as a .gitignore does, what is
-    /// left out
+    /// Directory or single program to upload, at most 95 MB when packed; becomes the working
+    /// directory in each pod. A .stokerignore file excludes files, with the syntax of .gitignore
     #[arg(value_name = "DIR")]
     files: Option<PathBuf>,
-    /// Change a field of the file before it is read, such as resources.slots=4 or
-    /// metadata.name=other; may be given more than once
+    /// Override a field of the file, such as resources.slots=4 or metadata.name=other; repeatable
     #[arg(long, value_name = "PATH=VALUE")]
     set: Vec<String>,
-    /// Create it paused: nothing runs until `stoker job activate`
+    /// Create the job paused; `stoker job activate` starts it
     #[arg(long)]
     paused: bool,
-    /// Print its logs until it has ended; the exit code is then that of the job
+    /// Print logs until the job ends; the exit code reports its outcome
     #[arg(long, short, conflicts_with_all = ["paused", "dry_run"])]
     follow: bool,
-    /// Check everything, with the cluster too, but send and create nothing
+    /// Validate locally and on the cluster, without uploading or creating anything
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -121,14 +119,14 @@ pub(crate) struct JobArgs {
     storage: storage::Options,
 }
 
-/// Creates the job; returns the exit code.
+/// Creates the job and returns the exit code.
 pub(crate) async fn create_job(args: &JobArgs, output: Output) -> Result<u8, Failure> {
     let loaded = match file::load_cluster_job(&args.file, &args.set) {
         Ok(loaded) => loaded,
         Err(error) => return Ok(crate::validate::print_error(&error, output)),
     };
     let mut job = InferenceJob::new(&loaded.name, loaded.valid.spec.clone());
-    (job.metadata.labels, job.metadata.annotations) = own(&loaded.metadata);
+    (job.metadata.labels, job.metadata.annotations) = labels_and_annotations(&loaded.metadata);
     if args.paused {
         job.spec.state = DesiredState::Paused;
     }
@@ -153,52 +151,53 @@ pub(crate) async fn create_job(args: &JobArgs, output: Output) -> Result<u8, Fai
     Ok(0)
 }
 
-/// How an object is made.
+/// Creation request.
 struct Order<'a, K> {
-    /// The file that it is from.
+    /// File of the object.
     file: &'a Path,
-    /// What is sent with it.
+    /// Files to upload.
     files: Option<&'a Path>,
-    /// The namespace that the file names.
+    /// Namespace in the file.
     namespace: Option<&'a str>,
     dry_run: bool,
     options: &'a Options,
     storage: &'a storage::Options,
-    /// Whether results follow, so that what is said goes to people alone.
+    /// Whether results follow on standard output, so that the confirmation goes to standard error.
     is_quiet: bool,
-    /// Whether one of its name may make room for it.
+    /// Whether an existing object of the same name may be replaced.
     replaces: Option<fn(&K) -> bool>,
 }
 
-/// Whether this is a test of an experiment, which has ended.
+/// Returns `true` if this is a test experiment that has ended.
 fn is_ended_test(experiment: &Experiment) -> bool {
-    let is_test = experiment.spec.env.iter().any(|it| it.name == ENV_TEST && it.value == "1");
+    let mut env = experiment.spec.env.iter();
+    let is_test = env.any(|variable| variable.name == ENV_TEST && variable.value == "1");
     is_test && experiment.phase().is_terminal()
 }
 
-/// Deletes one of this name that may make room, and waits until it is gone.
-async fn make_room<K: Kind>(
+/// Deletes an object of this name if `may_replace` allows it, and waits until it is gone.
+async fn remove_previous<K: Kind>(
     cluster: &Cluster,
     name: &str,
-    may_go: fn(&K) -> bool,
+    may_replace: fn(&K) -> bool,
 ) -> Result<(), Failure> {
     let find = || async {
-        let found = cluster.api::<K>().get_opt(name).await;
-        found.map_err(|error| cluster.failure(&format!("{} `{name}`", K::WORD), error))
+        let object = cluster.api::<K>().get_opt(name).await;
+        object.map_err(|error| cluster.failure(&format!("{} `{name}`", K::WORD), error))
     };
-    let Some(old) = find().await?.filter(may_go) else { return Ok(()) };
+    let Some(old) = find().await?.filter(may_replace) else { return Ok(()) };
     let uid = old.meta().uid.clone();
-    // Its trials and pods go first: those of the next have their names.
+    // Foreground deletion: the next object reuses the names of the trials and pods.
     let params = DeleteParams::foreground()
         .preconditions(Preconditions { uid: uid.clone(), resource_version: None });
     let what = format!("{} `{name}`", K::WORD);
     cluster.ask(&what, cluster.api::<K>().delete(name, &params)).await?;
     let end = Instant::now() + GONE_MAX;
-    while find().await?.is_some_and(|it| it.meta().uid == uid) {
+    while find().await?.is_some_and(|object| object.meta().uid == uid) {
         if Instant::now() > end {
             return Err(Failure::System(format!(
-                "{} `{name}`, the last test, is deleted but not gone after {} s: see who holds it by \
-                 `kubectl get {0} {name} -n {2} -o jsonpath={{.metadata.finalizers}}`",
+                "{} `{name}` of the previous test still exists {} s after its deletion; check its \
+                 finalizers: `kubectl get {0} {name} -n {2} -o jsonpath={{.metadata.finalizers}}`",
                 K::WORD,
                 GONE_MAX.as_secs(),
                 cluster.namespace,
@@ -209,8 +208,8 @@ async fn make_room<K: Kind>(
     Ok(())
 }
 
-/// Makes an experiment or a job, after all checks, with its files; returns the cluster, in its
-/// namespace.
+/// Validates and creates an experiment or a job, and uploads its files. Returns the cluster client
+/// for the object's namespace.
 async fn make<K: Kind>(
     mut object: K,
     order: &Order<'_, K>,
@@ -220,21 +219,21 @@ async fn make<K: Kind>(
         && flag != file
     {
         return Err(Failure::Input(format!(
-            "--namespace is {flag}, and metadata.namespace of {} is {file}; leave one of them out",
+            "--namespace is {flag}, but metadata.namespace of {} is {file}; remove one of them",
             order.file.display()
         )));
     }
-    let archive = order.files.map(|it| archive::pack(it, archive::BYTES_MAX));
+    let archive = order.files.map(|path| archive::pack(path, archive::BYTES_MAX));
     let archive = archive.transpose()?;
     if let Some(archive) = &archive {
         set_context(&mut object, archive)?;
-        // Said before anything is asked of the cluster.
+        // Report a missing storage address before the first request.
         order.storage.address(&object.storage())?;
     }
     let cluster = Cluster::connect(order.options).await?;
     let cluster = cluster.within(order.namespace.unwrap_or(&cluster.namespace.clone()));
-    if let Some(may_go) = order.replaces.filter(|_| !order.dry_run) {
-        make_room(&cluster, &object.name(), may_go).await?;
+    if let Some(may_replace) = order.replaces.filter(|_| !order.dry_run) {
+        remove_previous(&cluster, &object.name(), may_replace).await?;
     }
     post(&cluster, &object, true).await?;
     if order.dry_run {
@@ -247,24 +246,25 @@ async fn make<K: Kind>(
     let object = post(&cluster, &object, false).await?;
     if order.is_quiet {
         let (word, name) = (K::WORD, object.name());
-        print::err(format!("{word} {name} is created in {}", cluster.namespace));
+        print::err(format!("{word} {name} created in namespace {}", cluster.namespace));
     } else {
-        tell(&cluster, &object, archive.as_ref(), "is created", output);
+        tell(&cluster, &object, archive.as_ref(), "created", output);
     }
     Ok(cluster)
 }
 
 type Map = BTreeMap<String, String>;
 
-/// The labels and annotations that a file gives an object.
-fn own(metadata: &Metadata) -> (Option<Map>, Option<Map>) {
-    let some = |it: &Map| Some(it.clone()).filter(|it| !it.is_empty());
+/// Returns the labels and annotations in the file.
+fn labels_and_annotations(metadata: &Metadata) -> (Option<Map>, Option<Map>) {
+    let some = |map: &Map| Some(map.clone()).filter(|map| !map.is_empty());
     (some(&metadata.labels), some(&metadata.annotations))
 }
 
 fn object(loaded: &Loaded, paused: bool) -> Experiment {
     let mut experiment = Experiment::new(&loaded.name, loaded.valid.spec.clone());
-    (experiment.metadata.labels, experiment.metadata.annotations) = own(&loaded.metadata);
+    (experiment.metadata.labels, experiment.metadata.annotations) =
+        labels_and_annotations(&loaded.metadata);
     if paused {
         experiment.spec.state = DesiredState::Paused;
     }
@@ -274,7 +274,7 @@ fn object(loaded: &Loaded, paused: bool) -> Experiment {
 fn set_context<K: Kind>(object: &mut K, archive: &Archive) -> Result<(), Failure> {
     if let Some(context) = object.context() {
         return Err(Failure::Input(format!(
-            "spec.context.sha256 is {} in the file: leave it out where files are sent",
+            "spec.context.sha256 is set in the file ({}), but files are uploaded; remove it",
             context.sha256
         )));
     }
@@ -288,11 +288,9 @@ async fn post<K: Kind>(cluster: &Cluster, object: &K, dry_run: bool) -> Result<K
     match cluster.api::<K>().create(&params, object).await {
         Ok(created) => Ok(created),
         Err(kube::Error::Api(status)) if status.is_already_exists() => {
-            let article = if word == "experiment" { "an" } else { "a" };
             Err(Failure::Input(format!(
-                "there is {article} {word} `{name}` in namespace `{}` already: give this one \
-                 another name by --set metadata.name=NAME, or delete that one by `stoker {word} \
-                 delete {name}`",
+                "{word} `{name}` already exists in namespace `{}`; choose another name with --set \
+                 metadata.name=NAME, or delete it with `stoker {word} delete {name}`",
                 cluster.namespace
             )))
         }
@@ -300,7 +298,7 @@ async fn post<K: Kind>(cluster: &Cluster, object: &K, dry_run: bool) -> Result<K
     }
 }
 
-/// Sends the files, unless they are there.
+/// Uploads the files, unless the storage already contains them.
 async fn send<K: Kind>(
     cluster: &Cluster,
     object: &K,
@@ -314,7 +312,7 @@ async fn send<K: Kind>(
     let fail = |error| storage::failure(error, spec);
     if opened.size(&path).await.map_err(fail)? == Some(archive.bytes.len() as u64) {
         if output == Output::Text {
-            print::err("the same files are in the storage already: nothing is sent");
+            print::err("upload skipped: the storage already contains the same files");
         }
         return Ok(());
     }
@@ -332,13 +330,13 @@ fn tell<K: Kind>(
         print::out(json!(object));
         return;
     }
-    if let Some(it) = archive {
+    if let Some(archive) = archive {
         print::out(format!(
             "files: {}, {} ({} packed), SHA-256 {}",
-            it.num_files,
-            text::bytes(it.bytes_unpacked),
-            text::bytes(it.bytes.len() as u64),
-            it.sha256
+            archive.num_files,
+            text::bytes(archive.bytes_unpacked),
+            text::bytes(archive.bytes.len() as u64),
+            archive.sha256
         ));
     }
     let (word, name) = (K::WORD, object.name());
@@ -370,7 +368,7 @@ spec:
 ";
 
     #[test]
-    fn the_object_has_what_the_file_says() {
+    fn object_has_the_metadata_of_the_file() {
         let loaded = load(FILE);
         assert_eq!(loaded.metadata.namespace.as_deref(), Some("ml"));
         let object = object(&loaded, true);
@@ -380,7 +378,7 @@ spec:
     }
 
     #[test]
-    fn files_are_named_by_their_content_and_only_once() {
+    fn context_is_the_archive_hash_and_set_once() {
         let mut object = object(&load(FILE), false);
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("train"), "#!").unwrap();

@@ -1,4 +1,4 @@
-//! What Kubernetes and the operator noted of an object.
+//! Kubernetes events of an object.
 
 use k8s_openapi::api::core::v1::Event;
 use kube::api::ListParams;
@@ -7,11 +7,11 @@ use stoker_api::time::Timestamp;
 use super::connect::Cluster;
 use super::text;
 
-/// Events that are shown, the latest.
+/// Maximum number of events shown; the latest ones are shown.
 const SHOWN_MAX: usize = 20;
 
-/// The events of one object and of the pods whose names begin with `pods`, if any, oldest first.
-/// What cannot be read is told in their place.
+/// Formats the events of one object, and of pods whose names start with `pods`, oldest first. If
+/// they cannot be read, returns the error text instead.
 pub(crate) async fn section(
     cluster: &Cluster,
     kind: &str,
@@ -27,45 +27,45 @@ pub(crate) async fn section(
     let mut events: Vec<Event> = Vec::new();
     for selector in selectors {
         match of(selector).await {
-            Ok(found) => events.extend(found.into_iter().map(|it| it.0)),
+            Ok(listed) => events.extend(listed.into_iter().map(|(event, _)| event)),
             Err(error) => return format!("\n\nEvents: {error}"),
         }
     }
-    events.retain(|it| {
-        let object = &it.involved_object;
-        let begins = |it: &String| pods.is_some_and(|pods| it.starts_with(pods));
-        object.kind.as_deref() != Some("Pod") || object.name.as_ref().is_some_and(begins)
+    events.retain(|event| {
+        let object = &event.involved_object;
+        let is_match = |name: &String| pods.is_some_and(|prefix| name.starts_with(prefix));
+        object.kind.as_deref() != Some("Pod") || object.name.as_ref().is_some_and(is_match)
     });
     render(events, text::now())
 }
 
 fn render(mut events: Vec<Event>, now: Timestamp) -> String {
     events.sort_by_key(last_seen);
-    let num_left_out = events.len().saturating_sub(SHOWN_MAX);
+    let num_omitted = events.len().saturating_sub(SHOWN_MAX);
     let rows: Vec<Vec<String>> =
-        events.iter().skip(num_left_out).map(|event| row(event, now)).collect();
-    let title = match num_left_out {
+        events.iter().skip(num_omitted).map(|event| row(event, now)).collect();
+    let title = match num_omitted {
         0 => "Events".to_owned(),
-        num => format!("Events ({num} earlier ones left out)"),
+        num => format!("Events ({num} earlier omitted)"),
     };
     text::section(&title, &["AGE", "TYPE", "REASON", "OBJECT", "MESSAGE"], &rows)
 }
 
-/// When it happened last: writers of the two APIs fill different fields.
+/// Returns the time of the last occurrence. The two event APIs use different fields.
 fn last_seen(event: &Event) -> Option<Timestamp> {
-    let of_series = event.series.as_ref().and_then(|it| it.last_observed_time.as_ref());
+    let of_series = event.series.as_ref().and_then(|series| series.last_observed_time.as_ref());
     let seconds = of_series
-        .map(|it| it.0.as_second())
-        .or_else(|| event.last_timestamp.as_ref().map(|it| it.0.as_second()))
-        .or_else(|| event.event_time.as_ref().map(|it| it.0.as_second()))
-        .or_else(|| event.first_timestamp.as_ref().map(|it| it.0.as_second()));
+        .map(|time| time.0.as_second())
+        .or_else(|| event.last_timestamp.as_ref().map(|time| time.0.as_second()))
+        .or_else(|| event.event_time.as_ref().map(|time| time.0.as_second()))
+        .or_else(|| event.first_timestamp.as_ref().map(|time| time.0.as_second()));
     seconds.map(Timestamp).or_else(|| text::created(&event.metadata))
 }
 
 fn row(event: &Event, now: Timestamp) -> Vec<String> {
-    let of = |it: &Option<String>| it.clone().unwrap_or_default();
+    let of = |text: &Option<String>| text.clone().unwrap_or_default();
     let object = &event.involved_object;
-    let count = event.series.as_ref().and_then(|it| it.count).or(event.count).unwrap_or(1);
+    let count = event.series.as_ref().and_then(|series| series.count).or(event.count).unwrap_or(1);
     let times = if count > 1 { format!(" (x{count})") } else { String::new() };
     vec![
         format!("{}{times}", text::age(last_seen(event), now)),
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_of_both_apis_are_in_the_order_of_their_last_sight() {
+    fn events_of_both_apis_are_sorted_by_time() {
         let events = [
             json!({"metadata": {}, "type": "Warning", "reason": "BackOff", "message": "pull",
                 "involvedObject": {"kind": "Pod", "name": "m-0-a0-r0"}, "count": 4,
@@ -93,7 +93,7 @@ mod tests {
                 "eventTime": "2026-11-21T19:00:00.000001Z"}),
         ];
         let events: Vec<Event> =
-            events.into_iter().map(|it| serde_json::from_value(it).unwrap()).collect();
+            events.into_iter().map(|value| serde_json::from_value(value).unwrap()).collect();
         let text = render(events, "2026-11-21T19:01:00Z".parse().unwrap());
         assert_eq!(
             text,
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn no_events_are_no_section() {
+    fn section_is_empty_without_events() {
         assert_eq!(render(vec![], Timestamp(0)), "");
     }
 }

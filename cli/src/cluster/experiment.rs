@@ -18,24 +18,26 @@ use crate::failure::Failure;
 use crate::print::{self, Output};
 use crate::run;
 
-/// Failed trials whose messages are shown.
+/// Maximum number of failed trials shown with their messages.
 const FAILURES_MAX: usize = 5;
 
-/// Prints all experiments of the namespace, or of all.
+/// Prints the experiments of the namespace, or with `all` of all namespaces.
 pub(crate) async fn list(cluster: &Cluster, all: bool, output: Output) -> Result<(), Failure> {
-    let found = cluster.list::<Experiment>("experiments", &ListParams::default(), all).await?;
+    let listed = cluster.list::<Experiment>("experiments", &ListParams::default(), all).await?;
     if output == Output::Json {
-        print::out(json!(found.into_iter().map(|it| it.1).collect::<Vec<_>>()));
+        let values: Vec<_> = listed.into_iter().map(|(_, value)| value).collect();
+        print::out(json!(values));
         return Ok(());
     }
-    if found.is_empty() {
+    if listed.is_empty() {
         let place =
             if all { "any namespace" } else { &format!("namespace `{}`", cluster.namespace) };
-        print::err(format!("no experiment in {place} of the cluster at {}", cluster.server));
+        print::err(format!("no experiments in {place} of the cluster at {}", cluster.server));
         return Ok(());
     }
     let now = text::now();
-    let rows: Vec<Vec<String>> = found.iter().map(|it| row(&it.0, all, now)).collect();
+    let rows: Vec<Vec<String>> =
+        listed.iter().map(|(experiment, _)| row(experiment, all, now)).collect();
     let header = ["NAME", "PHASE", "TRIALS", "RUNNING", "ENDED", "PROGRESS", "BEST", "AGE"];
     let namespace = all.then_some("NAMESPACE");
     let header: Vec<&str> = namespace.into_iter().chain(header).collect();
@@ -46,7 +48,7 @@ pub(crate) async fn list(cluster: &Cluster, all: bool, output: Output) -> Result
 fn row(experiment: &Experiment, all: bool, now: Timestamp) -> Vec<String> {
     let metadata = &experiment.metadata;
     let status = experiment.status.clone().unwrap_or_default();
-    let best = status.best.map(|it| format!("{} (trial {})", it.metric, it.index));
+    let best = status.best.map(|best| format!("{} (trial {})", best.metric, best.index));
     let mut cells = vec![
         metadata.name.clone().unwrap_or_default(),
         phase(experiment),
@@ -63,34 +65,36 @@ fn row(experiment: &Experiment, all: bool, now: Timestamp) -> Vec<String> {
     cells
 }
 
-/// Where it stands. An invalid one waits for nothing.
+/// Returns the phase, or `Invalid`: the operator does not act on an invalid experiment.
 fn phase(experiment: &Experiment) -> String {
     let status = experiment.status.clone().unwrap_or_default();
-    let of = |it: &&Condition| it.type_ == "Valid" && it.status == ConditionStatus::False;
-    let is_invalid = status.conditions.iter().find(of).is_some();
+    let is_false = |condition: &Condition| {
+        condition.type_ == "Valid" && condition.status == ConditionStatus::False
+    };
+    let is_invalid = status.conditions.iter().any(is_false);
     match is_invalid && !status.phase.is_terminal() {
         true => "Invalid".to_owned(),
         false => format!("{:?}", status.phase),
     }
 }
 
-/// The trials of an experiment, by index.
+/// Lists the trials of an experiment, sorted by index.
 pub(crate) async fn trials(
     cluster: &Cluster,
     experiment: &Experiment,
 ) -> Result<Vec<(Trial, serde_json::Value)>, Failure> {
     let name = experiment.metadata.name.clone().unwrap_or_default();
     let params = ListParams::default().labels(&format!("{LABEL_EXPERIMENT}={name}"));
-    let mut found = cluster.list::<Trial>("trials", &params, false).await?;
-    // An earlier experiment of the same name may be on its way out.
-    found.retain(|(trial, _)| {
+    let mut trials = cluster.list::<Trial>("trials", &params, false).await?;
+    // Skip trials of an earlier experiment of the same name that are still being deleted.
+    trials.retain(|(trial, _)| {
         let owners = trial.metadata.owner_references.iter().flatten();
-        let mut owners = owners.filter(|it| it.kind == "Experiment").peekable();
+        let mut owners = owners.filter(|owner| owner.kind == "Experiment").peekable();
         owners.peek().is_none()
-            || owners.any(|it| Some(&it.uid) == experiment.metadata.uid.as_ref())
+            || owners.any(|owner| Some(&owner.uid) == experiment.metadata.uid.as_ref())
     });
-    found.sort_by_key(|it| it.0.spec.index);
-    Ok(found)
+    trials.sort_by_key(|(trial, _)| trial.spec.index);
+    Ok(trials)
 }
 
 /// Prints one experiment.
@@ -101,7 +105,7 @@ pub(crate) async fn describe(cluster: &Cluster, name: &str, output: Output) -> R
         return Ok(());
     }
     let trials: Vec<Trial> =
-        trials(cluster, &experiment).await?.into_iter().map(|it| it.0).collect();
+        trials(cluster, &experiment).await?.into_iter().map(|(trial, _)| trial).collect();
     let events = events::section(cluster, "Experiment", name, None).await;
     print::out(render(&experiment, &trials, text::now()) + &events);
     Ok(())
@@ -116,12 +120,13 @@ fn render(experiment: &Experiment, trials: &[Trial], now: Timestamp) -> String {
     fields.add("Description", spec.description.clone().unwrap_or_default());
     fields.add("Labels", spec.labels.join(", "));
     let created = text::created(metadata);
-    let since = created.map(|it| format!("{it} ({} ago)", text::age(created, now)));
+    let since = created.map(|time| format!("{time} ({} ago)", text::age(created, now)));
     fields.add("Created", since.unwrap_or_default());
-    let ended = status.ended_at.map(|it| format!("{it} ({} ago)", text::age(Some(it), now)));
+    let ended = status.ended_at.map(|time| format!("{time} ({} ago)", text::age(Some(time), now)));
     fields.add("Ended", ended.unwrap_or_default());
-    fields.add("Wanted", wanted(spec.state));
-    let message = status.message.as_ref().map_or_else(String::new, |it| format!(": {it}"));
+    fields.add("Desired", desired(spec.state));
+    let message =
+        status.message.as_ref().map_or_else(String::new, |message| format!(": {message}"));
     fields.add("Phase", format!("{}{message}", phase(experiment)));
     fields.add("Progress", format!("{}%", status.progress_percent));
     fields.add("Search", search(&spec.searcher));
@@ -134,20 +139,20 @@ fn render(experiment: &Experiment, trials: &[Trial], now: Timestamp) -> String {
     fields.to_string() + &conditions(&status.conditions, now)
 }
 
-/// The word of a state, as the file has it.
-fn wanted(state: DesiredState) -> String {
+/// Returns a state as it is spelled in the spec.
+fn desired(state: DesiredState) -> String {
     json!(state).as_str().unwrap_or_default().to_owned()
 }
 
 fn search(searcher: &Searcher) -> String {
     let kind = match (searcher.random, searcher.grid) {
-        (Some(it), _) => format!("random, {} trials", it.max_trials),
+        (Some(random), _) => format!("random, {} trials", random.max_trials),
         (_, Some(_)) => "grid".to_owned(),
         _ => "single".to_owned(),
     };
-    let at_once = searcher.random.map(|it| it.max_concurrent_trials);
-    let at_once = at_once.or(searcher.grid.map(|it| it.max_concurrent_trials));
-    let at_once = at_once.filter(|it| *it > 0).map(|it| format!(", {it} at a time"));
+    let concurrent = searcher.random.map(|random| random.max_concurrent_trials);
+    let concurrent = concurrent.or(searcher.grid.map(|grid| grid.max_concurrent_trials));
+    let concurrent = concurrent.filter(|num| *num > 0).map(|num| format!(", {num} concurrent"));
     let length = searcher.max_length.get().map(|(unit, units)| {
         let unit = match unit {
             Unit::Records => "records",
@@ -157,27 +162,32 @@ fn search(searcher: &Searcher) -> String {
         format!(", {units} {unit} each")
     });
     let better = if searcher.smaller_is_better { "smaller" } else { "larger" };
-    let (at_once, length) = (at_once.unwrap_or_default(), length.unwrap_or_default());
-    format!("{kind}{at_once}{length}; {}, {better} is better", searcher.metric)
+    let (concurrent, length) = (concurrent.unwrap_or_default(), length.unwrap_or_default());
+    format!("{kind}{concurrent}{length}; {}, {better} is better", searcher.metric)
 }
 
 fn program(spec: &ExperimentSpec) -> String {
     let words: Vec<&str> =
         spec.entrypoint.command.iter().chain(&spec.entrypoint.args).map(String::as_str).collect();
     let image = spec.pod.image.as_deref().unwrap_or("the stock image");
-    let sent = spec.context.as_ref().map(|it| {
-        format!(", with the files sent as {}", it.sha256.get(..12).unwrap_or(&it.sha256))
+    let uploaded = spec.context.as_ref().map(|context| {
+        let sha256 = &context.sha256;
+        format!(", with uploaded files {}", sha256.get(..12).unwrap_or(sha256))
     });
-    format!("{} in {image}{}", words.join(" "), sent.unwrap_or_default())
+    format!("{} in {image}{}", words.join(" "), uploaded.unwrap_or_default())
 }
 
 fn pods(spec: &ExperimentSpec) -> String {
     let resources = &spec.resources;
     let slot = resources.slot_resource.as_deref().unwrap_or("CPU rank");
-    format!("{} of {} slots ({slot}) a trial", resources.num_pods(), resources.slots_per_pod())
+    format!(
+        "{} per trial, with {} slots ({slot}) each",
+        resources.num_pods(),
+        resources.slots_per_pod()
+    )
 }
 
-/// Where its files lie.
+/// Returns the location of the experiment's files.
 pub(crate) fn place(experiment: &Experiment) -> String {
     let path = storage::experiment_path(experiment);
     match storage::of(experiment).url {
@@ -189,7 +199,7 @@ pub(crate) fn place(experiment: &Experiment) -> String {
 fn counts(trials: &[Trial]) -> String {
     let mut by_phase: BTreeMap<String, usize> = BTreeMap::new();
     for trial in trials {
-        let phase = trial.status.as_ref().map(|it| it.phase).unwrap_or_default();
+        let phase = trial.status.as_ref().map(|status| status.phase).unwrap_or_default();
         *by_phase.entry(format!("{phase:?}").to_lowercase()).or_default() += 1;
     }
     let parts: Vec<String> = by_phase.iter().map(|(phase, num)| format!("{num} {phase}")).collect();
@@ -201,10 +211,10 @@ fn counts(trials: &[Trial]) -> String {
 
 fn best(experiment: &Experiment, trials: &[Trial]) -> String {
     let status = experiment.status.as_ref();
-    let Some(best) = status.and_then(|it| it.best.as_ref()) else { return String::new() };
+    let Some(best) = status.and_then(|status| status.best.as_ref()) else { return String::new() };
     let metric = &experiment.spec.searcher.metric;
     let mut lines = vec![format!("trial {} with {metric} {}", best.index, best.metric)];
-    if let Some(trial) = trials.iter().find(|it| it.spec.index == best.index) {
+    if let Some(trial) = trials.iter().find(|trial| trial.spec.index == best.index) {
         let values = run::hyperparameters(&trial.spec.hyperparameters);
         lines.push(format!("hyperparameters: {values}"));
     }
@@ -216,14 +226,15 @@ fn best(experiment: &Experiment, trials: &[Trial]) -> String {
 }
 
 fn failures(trials: &[Trial]) -> String {
-    let failed = |it: &&Trial| it.status.as_ref().is_some_and(|it| it.phase == Phase::Failed);
-    let failed: Vec<&Trial> = trials.iter().filter(failed).collect();
+    let has_failed =
+        |trial: &&Trial| trial.status.as_ref().is_some_and(|status| status.phase == Phase::Failed);
+    let failed: Vec<&Trial> = trials.iter().filter(has_failed).collect();
     let mut lines: Vec<String> = failed
         .iter()
         .take(FAILURES_MAX)
-        .map(|it| {
-            let message = it.status.as_ref().and_then(|it| it.message.as_deref());
-            format!("trial {}: {}", it.spec.index, message.unwrap_or("it said nothing"))
+        .map(|trial| {
+            let message = trial.status.as_ref().and_then(|status| status.message.as_deref());
+            format!("trial {}: {}", trial.spec.index, message.unwrap_or("no message"))
         })
         .collect();
     if failed.len() > FAILURES_MAX {
@@ -232,22 +243,22 @@ fn failures(trials: &[Trial]) -> String {
     lines.join("\n")
 }
 
-/// Conditions as a table.
+/// Formats conditions as a table.
 pub(crate) fn conditions(conditions: &[Condition], now: Timestamp) -> String {
-    let row = |it: &Condition| {
+    let row = |condition: &Condition| {
         vec![
-            it.type_.clone(),
-            format!("{:?}", it.status),
-            it.reason.clone(),
-            text::age(Some(it.last_transition_time), now),
-            it.message.replace('\n', " "),
+            condition.type_.clone(),
+            format!("{:?}", condition.status),
+            condition.reason.clone(),
+            text::age(Some(condition.last_transition_time), now),
+            condition.message.replace('\n', " "),
         ]
     };
     let rows: Vec<Vec<String>> = conditions.iter().map(row).collect();
     text::section("Conditions", &["TYPE", "STATUS", "REASON", "SINCE", "MESSAGE"], &rows)
 }
 
-/// Asks for another state of an experiment or a job.
+/// Sets the desired state of an experiment or a job.
 pub(crate) async fn set_state<K: Kind>(
     cluster: &Cluster,
     name: &str,
@@ -259,28 +270,31 @@ pub(crate) async fn set_state<K: Kind>(
     let phase = object.phase();
     if phase.is_terminal() {
         return Err(Failure::Input(format!(
-            "{word} `{name}` has ended ({phase:?}); there is no way back: create another"
+            "cannot change the state of {word} `{name}`: it has ended ({phase:?}); create a new \
+             {word}"
         )));
     }
     let patch = json!({ "spec": { "state": state } });
     let api = cluster.api::<K>();
     let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
     cluster.ask(&format!("{word} `{name}`"), api.patch(name, &params, &patch)).await?;
-    let was = *object.state() == state;
+    let is_same = *object.state() == state;
     match output {
-        Output::Json => print::out(json!({word: name, "state": state, "changed": !was})),
-        Output::Text => print::out(match (was, state) {
-            (true, _) => format!("{word} {name} is to be {} already", wanted(state)),
-            (_, DesiredState::Active) => format!("{word} {name} goes on"),
-            (_, DesiredState::Paused) => format!("{word} {name} pauses: {}", K::LEAVES),
-            (_, DesiredState::Cancelled) => format!("{word} {name} ends: {}", K::LEAVES),
-            (_, DesiredState::Killed) => format!("{word} {name} ends now"),
+        Output::Json => print::out(json!({word: name, "state": state, "changed": !is_same})),
+        Output::Text => print::out(match (is_same, state) {
+            (true, _) => format!("{word} {name}: the desired state is already {}", desired(state)),
+            (_, DesiredState::Active) => format!("{word} {name} resumes"),
+            (_, DesiredState::Paused) => format!("{word} {name} is being paused: {}", K::LEAVES),
+            (_, DesiredState::Cancelled) => {
+                format!("{word} {name} is being cancelled: {}", K::LEAVES)
+            }
+            (_, DesiredState::Killed) => format!("{word} {name} is being killed"),
         }),
     }
     Ok(())
 }
 
-/// Deletes the object of an experiment or a job; gives it as it was.
+/// Deletes an experiment or a job in the background. Returns the object as it was before.
 pub(crate) async fn remove<K: Kind>(cluster: &Cluster, name: &str) -> Result<K, Failure> {
     let object: K = cluster.read(name).await?;
     let preconditions = Preconditions { uid: object.meta().uid.clone(), resource_version: None };
@@ -290,15 +304,15 @@ pub(crate) async fn remove<K: Kind>(cluster: &Cluster, name: &str) -> Result<K, 
     Ok(object)
 }
 
-/// Deletes an experiment's object, and with it those of its trials.
+/// Deletes an experiment, and with it its trials.
 pub(crate) async fn delete(cluster: &Cluster, name: &str, output: Output) -> Result<(), Failure> {
     let experiment: Experiment = remove(cluster, name).await?;
     let left = place(&experiment);
     match output {
         Output::Json => print::out(json!({"experiment": name, "deleted": true, "left": left})),
         Output::Text => {
-            print::out(format!("experiment {name} is deleted, and its trials with it"));
-            print::out(format!("its checkpoints, metrics and logs stay: {left}"));
+            print::out(format!("experiment {name} and its trials deleted"));
+            print::out(format!("checkpoints, metrics and logs remain in {left}"));
         }
     }
     Ok(())
@@ -347,13 +361,13 @@ mod tests {
     }
 
     #[test]
-    fn a_row_has_what_the_print_columns_have() {
+    fn row_matches_the_print_columns() {
         let cells = row(&experiment(), true, now());
         assert_eq!(cells, ["ml", "mnist", "Running", "3", "1", "2", "25%", "0.25 (trial 1)", "5m"]);
     }
 
     #[test]
-    fn an_experiment_without_a_status_is_pending_and_a_refused_one_invalid() {
+    fn phase_defaults_to_pending_and_shows_invalid() {
         let mut experiment = experiment();
         experiment.status.as_mut().unwrap().conditions[0].status = ConditionStatus::False;
         assert_eq!(phase(&experiment), "Invalid");
@@ -362,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_description_tells_how_it_is_going() {
+    fn description_shows_progress_and_failures() {
         let trials = [
             trial(0, "Failed", Some("no such file")),
             trial(1, "Completed", None),
@@ -373,12 +387,12 @@ mod tests {
 Name:       mnist
 Namespace:  ml
 Created:    2026-11-21T19:00:00Z (5m ago)
-Wanted:     active
+Desired:    active
 Phase:      Running
 Progress:   25%
-Search:     random, 8 trials, 2 at a time, 2 epochs each; val_loss, smaller is better
+Search:     random, 8 trials, 2 concurrent, 2 epochs each; val_loss, smaller is better
 Program:    stoker-trainer mnist in the stock image
-Pods:       2 of 8 slots (nvidia.com/gpu) a trial
+Pods:       2 per trial, with 8 slots (nvidia.com/gpu) each
 Storage:    s3://bucket/a/ml/mnist-0b3f9c1e
 Trials:     3: 1 completed, 1 failed, 1 running
 Best:       trial 1 with val_loss 0.25

@@ -1,4 +1,4 @@
-//! `stoker job list|describe|...` on a cluster.
+//! `stoker job list|describe|delete` on a cluster.
 
 use kube::api::ListParams;
 use serde_json::json;
@@ -15,21 +15,22 @@ use super::{events, experiment, storage};
 use crate::failure::Failure;
 use crate::print::{self, Output};
 
-/// Prints all jobs of the namespace, or of all.
+/// Prints the jobs of the namespace, or with `all` of all namespaces.
 pub(crate) async fn list(cluster: &Cluster, all: bool, output: Output) -> Result<(), Failure> {
-    let found = cluster.list::<InferenceJob>("jobs", &ListParams::default(), all).await?;
+    let listed = cluster.list::<InferenceJob>("jobs", &ListParams::default(), all).await?;
     if output == Output::Json {
-        print::out(json!(found.into_iter().map(|it| it.1).collect::<Vec<_>>()));
+        let values: Vec<_> = listed.into_iter().map(|(_, value)| value).collect();
+        print::out(json!(values));
         return Ok(());
     }
-    if found.is_empty() {
+    if listed.is_empty() {
         let place =
             if all { "any namespace" } else { &format!("namespace `{}`", cluster.namespace) };
-        print::err(format!("no job in {place} of the cluster at {}", cluster.server));
+        print::err(format!("no jobs in {place} of the cluster at {}", cluster.server));
         return Ok(());
     }
     let now = text::now();
-    let rows: Vec<Vec<String>> = found.iter().map(|it| row(&it.0, all, now)).collect();
+    let rows: Vec<Vec<String>> = listed.iter().map(|(job, _)| row(job, all, now)).collect();
     let header = ["NAME", "PHASE", "STAGE", "SLOTS", "ROWS", "OF", "REJECTED", "RESTARTS", "AGE"];
     let namespace = all.then_some("NAMESPACE");
     let header: Vec<&str> = namespace.into_iter().chain(header).collect();
@@ -57,12 +58,12 @@ fn row(job: &InferenceJob, all: bool, now: Timestamp) -> Vec<String> {
     cells
 }
 
-/// A word as the object has it.
+/// Returns an enum value as it is spelled in the object.
 fn word(value: &impl serde::Serialize) -> String {
     json!(value).as_str().unwrap_or_default().to_owned()
 }
 
-/// Where it stands. One that cannot be read waits for nothing.
+/// Returns the phase, or `Invalid`: the operator does not act on an invalid job.
 fn phase(status: &InferenceStatus) -> String {
     match invalid(status) {
         Some(_) if !status.phase.is_terminal() => "Invalid".to_owned(),
@@ -71,7 +72,9 @@ fn phase(status: &InferenceStatus) -> String {
 }
 
 fn invalid(status: &InferenceStatus) -> Option<&Condition> {
-    status.conditions.iter().find(|it| it.type_ == "Valid" && it.status == ConditionStatus::False)
+    let mut conditions = status.conditions.iter();
+    conditions
+        .find(|condition| condition.type_ == "Valid" && condition.status == ConditionStatus::False)
 }
 
 /// Prints one job.
@@ -90,15 +93,16 @@ pub(crate) async fn describe(cluster: &Cluster, name: &str, output: Output) -> R
 fn render(job: &InferenceJob, now: Timestamp) -> String {
     let (metadata, spec) = (&job.metadata, &job.spec);
     let status = job.status.clone().unwrap_or_default();
-    let ago = |it: Timestamp| format!("{it} ({} ago)", text::age(Some(it), now));
+    let ago = |time: Timestamp| format!("{time} ({} ago)", text::age(Some(time), now));
     let mut fields = Fields::default();
     fields.add("Name", job.name());
     fields.add("Namespace", metadata.namespace.clone().unwrap_or_default());
     fields.add("Description", spec.description.clone().unwrap_or_default());
     fields.add("Created", text::created(metadata).map(ago).unwrap_or_default());
     fields.add("Ended", status.ended_at.map(ago).unwrap_or_default());
-    fields.add("Wanted", word(&spec.state));
-    let message = status.message.as_ref().map_or_else(String::new, |it| format!(": {it}"));
+    fields.add("Desired", word(&spec.state));
+    let message =
+        status.message.as_ref().map_or_else(String::new, |message| format!(": {message}"));
     fields.add("Phase", format!("{}{message}", phase(&status)));
     fields.add("Stage", word(&status.stage));
     let rejected = match status.rejected {
@@ -117,23 +121,23 @@ fn render(job: &InferenceJob, now: Timestamp) -> String {
     fields.add("Storage", place(job));
     let slot = spec.resources.slot_resource.as_deref().unwrap_or("CPU process");
     let (slots, running) = (spec.resources.slots, status.running);
-    fields.add("Slots", format!("{slots} ({slot}), {running} at work"));
+    fields.add("Slots", format!("{slots} ({slot}), {running} running"));
     fields.add("Attempts", format!("{}, {} restarts", status.attempts, status.restarts));
-    let row = |it: &WorkerEnd| {
+    let row = |end: &WorkerEnd| {
         vec![
-            it.attempt.to_string(),
-            word(&it.role),
-            it.slot.to_string(),
-            format!("{:?}", it.end),
-            it.reason.clone(),
-            text::age(Some(it.at), now),
-            it.message.replace('\n', " "),
+            end.attempt.to_string(),
+            word(&end.role),
+            end.slot.to_string(),
+            format!("{:?}", end.end),
+            end.reason.clone(),
+            text::age(Some(end.at), now),
+            end.message.replace('\n', " "),
         ]
     };
     let ends: Vec<_> = status.ends.iter().map(row).collect();
     let header = ["ATTEMPT", "STAGE", "SLOT", "END", "REASON", "AGE", "MESSAGE"];
     fields.to_string()
-        + &text::section("Failures, the latest", &header, &ends)
+        + &text::section("Latest failures", &header, &ends)
         + &experiment::conditions(&status.conditions, now)
 }
 
@@ -148,34 +152,34 @@ fn checkpoint(choice: &CheckpointChoice) -> String {
     format!("{which} of {of}")
 }
 
-/// Deletes a job's object, and with it its pods.
+/// Deletes a job, and with it its pods.
 pub(crate) async fn delete(cluster: &Cluster, name: &str, output: Output) -> Result<(), Failure> {
     let job: InferenceJob = experiment::remove(cluster, name).await?;
     let left = place(&job);
     match output {
         Output::Json => print::out(json!({"job": name, "deleted": true, "left": left})),
         Output::Text => {
-            print::out(format!("job {name} is deleted, and its pods with it"));
-            print::out(format!("its output and logs stay: {left}"));
+            print::out(format!("job {name} and its pods deleted"));
+            print::out(format!("output and logs remain in {left}"));
         }
     }
     Ok(())
 }
 
-/// What a job says of its storage, with what the operator has said of it where it says nothing.
+/// Returns the storage of a job: the one recorded by the operator, else that of the spec.
 pub(crate) fn storage_of(job: &InferenceJob) -> CheckpointStorage {
-    let used = job.status.as_ref().and_then(|it| it.storage.clone());
+    let used = job.status.as_ref().and_then(|status| status.storage.clone());
     storage::with_used(job.storage(), used)
 }
 
-/// The job's folder, below the root.
+/// Returns the path of a job, relative to the root.
 pub(crate) fn path(job: &InferenceJob) -> String {
     let of = |text: &Option<String>| text.clone().unwrap_or_default();
     let metadata = &job.metadata;
     experiment_path(&of(&metadata.namespace), &of(&metadata.name), &of(&metadata.uid))
 }
 
-/// Where its logs lie, and its output unless it says otherwise.
+/// Returns the location of the job's logs and, unless `spec.output.url` is set, its output.
 pub(crate) fn place(job: &InferenceJob) -> String {
     let path = path(job);
     match storage_of(job).url {
@@ -184,10 +188,11 @@ pub(crate) fn place(job: &InferenceJob) -> String {
     }
 }
 
-/// How it is going, in one line.
+/// Returns a job's progress as one line.
 pub(crate) fn progress(job: &InferenceJob) -> String {
     let status = job.status.clone().unwrap_or_default();
-    let message = invalid(&status).map(|it| it.message.clone()).or(status.message.clone());
+    let invalid = invalid(&status).map(|condition| condition.message.clone());
+    let message = invalid.or(status.message.clone());
     format!(
         "{}: {:?}, {}, {} of {} rows{}",
         job.name(),
@@ -195,36 +200,36 @@ pub(crate) fn progress(job: &InferenceJob) -> String {
         word(&status.stage),
         status.rows,
         status.rows_total,
-        message.map_or_else(String::new, |it| format!("; {it}"))
+        message.map_or_else(String::new, |message| format!("; {message}"))
     )
 }
 
-/// Prints its end, as `stoker job run` does.
+/// Prints a job's outcome in the format of `stoker job run`.
 pub(crate) fn tell(job: &InferenceJob, output: Output) {
     let status = job.status.clone().unwrap_or_default();
     let name = job.name();
     let folder = status.output.clone().unwrap_or_default();
     let folder = folder.trim_end_matches('/');
-    let is_whole = status.phase == stoker_api::experiment::Phase::Completed;
+    let is_complete = status.phase == stoker_api::experiment::Phase::Completed;
     let rows = status.rows.saturating_sub(status.rejected);
-    let manifest = is_whole.then(|| format!("{folder}/manifest.json"));
+    let manifest = is_complete.then(|| format!("{folder}/manifest.json"));
     if output == Output::Json {
         print::out(json!({
-            "job": name, "phase": status.phase, "rows": is_whole.then_some(rows),
+            "job": name, "phase": status.phase, "rows": is_complete.then_some(rows),
             "inputRows": status.rows_total, "done": status.rows, "rejected": status.rejected,
             "attempts": status.attempts, "manifest": manifest, "output": folder,
             "message": status.message,
         }));
         return;
     }
-    let message = status.message.map_or_else(String::new, |it| format!(": {it}"));
+    let message = status.message.map_or_else(String::new, |message| format!(": {message}"));
     match manifest {
         Some(manifest) => print::out(format!(
             "{rows} rows of {}, {} rejected: {manifest}",
             status.rows_total, status.rejected
         )),
         None => print::out(format!(
-            "job {name} ended as {:?} with {} of {} rows done{message}",
+            "job {name} ended ({:?}) with {} of {} rows done{message}",
             status.phase, status.rows, status.rows_total
         )),
     }
@@ -263,20 +268,20 @@ mod tests {
     }
 
     #[test]
-    fn a_row_has_what_the_print_columns_have() {
+    fn row_matches_the_print_columns() {
         let cells = row(&job(), true, now());
         assert_eq!(cells, ["ml", "species", "Running", "work", "4", "20", "80", "0", "1", "5m"]);
     }
 
     #[test]
-    fn a_description_says_what_is_read_written_and_wrong() {
+    fn description_shows_input_output_and_failures() {
         let text = render(&job(), now());
         for line in [
             "Progress:    25%, 20 of 80 rows",
             "Checkpoint:  largestMetric of trial iris-0",
             "Output:      s3://runs/ml/species-0b3f9c1e/output",
             "Storage:     s3://runs/ml/species-0b3f9c1e",
-            "Slots:       4 (CPU process), 3 at work",
+            "Slots:       4 (CPU process), 3 running",
             "Attempts:    5, 1 restarts",
             "out of memory",
         ] {

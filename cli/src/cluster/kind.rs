@@ -1,5 +1,5 @@
-//! What experiments and inference jobs have in common: both are made from a file, go on until they end,
-//! and are told what is wanted of them by one field.
+//! Common interface of experiments and inference jobs: both are created from a file, run until they
+//! end and have a desired state.
 
 use std::fmt::Debug;
 
@@ -22,25 +22,25 @@ pub(crate) trait Kind:
     + Serialize
     + DeserializeOwned
 {
-    /// What one is called.
+    /// Name of the kind in messages and commands.
     const WORD: &'static str;
-    /// What those of its programs do that are asked to leave.
+    /// Effect of a pause or a cancellation on its processes.
     const LEAVES: &'static str;
 
-    /// Where it stands.
+    /// Returns the phase of the status.
     fn phase(&self) -> Phase;
-    /// What is wanted of it.
+    /// Returns the desired state of the spec.
     fn state(&mut self) -> &mut DesiredState;
-    /// The files that were sent with it.
+    /// Returns the reference to the uploaded files in the spec.
     fn context(&mut self) -> &mut Option<CodeContext>;
-    /// What it says of its storage.
+    /// Returns the storage of the spec.
     fn storage(&self) -> CheckpointStorage;
-    /// How it is going, in one line.
+    /// Returns the progress as one line.
     fn progress(&self) -> String;
-    /// Prints its end; returns the exit code.
+    /// Prints the outcome and returns the exit code.
     fn tell(&self, cluster: &Cluster, output: Output) -> impl Future<Output = Result<u8, Failure>>;
 
-    /// Its name.
+    /// Returns the object's name.
     fn name(&self) -> String {
         self.meta().name.clone().unwrap_or_default()
     }
@@ -48,10 +48,10 @@ pub(crate) trait Kind:
 
 impl Kind for Experiment {
     const WORD: &'static str = "experiment";
-    const LEAVES: &'static str = "its trials take a checkpoint and exit";
+    const LEAVES: &'static str = "its trials checkpoint and exit";
 
     fn phase(&self) -> Phase {
-        self.status.as_ref().map(|it| it.phase).unwrap_or_default()
+        self.status.as_ref().map(|status| status.phase).unwrap_or_default()
     }
 
     fn state(&mut self) -> &mut DesiredState {
@@ -77,10 +77,10 @@ impl Kind for Experiment {
 
 impl Kind for InferenceJob {
     const WORD: &'static str = "job";
-    const LEAVES: &'static str = "its workers exit after the batch that they are at";
+    const LEAVES: &'static str = "its workers exit after their current batch";
 
     fn phase(&self) -> Phase {
-        self.status.as_ref().map(|it| it.phase).unwrap_or_default()
+        self.status.as_ref().map(|status| status.phase).unwrap_or_default()
     }
 
     fn state(&mut self) -> &mut DesiredState {

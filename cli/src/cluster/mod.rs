@@ -1,21 +1,21 @@
-//! Experiments and inference jobs on a cluster: what `stoker` asks of the Kubernetes API and of their
+//! Commands on experiments and inference jobs of a cluster, through the Kubernetes API and their
 //! storage.
 //!
 //! ```text
-//!  kubeconfig -- [connect] --> API server -- Experiment, Trial, InferenceJob, pods, events --> text or JSON
-//!  program's files -- [archive] --> storage <-- logs, checkpoints
+//!  kubeconfig -- [connect] --> API server -- objects, pods, events --> text or JSON
+//!  program's files -- [archive] --> storage -- logs, checkpoints --> text, files
 //! ```
 //!
-//! Nothing is decided here: a state that is asked for is written into a spec, and the operator does
-//! the rest.
+//! These commands make no decisions: they write the desired state to the spec, and the operator
+//! acts on it.
 //!
 //! # Reading order
 //!
-//! 1. [`connect`]: which cluster, and what its answers mean.
-//! 2. [`create`] and [`archive`]: a file and a folder become an experiment or a job, which [`kind`] has
-//!    in common.
-//! 3. [`experiment`], [`trial`], [`job`], [`wait`]: how it is going, and what is wanted of it.
-//! 4. [`logs`], [`checkpoint`], [`storage`]: what it printed and kept.
+//! 1. [`connect`]: selects the cluster and translates its errors.
+//! 2. [`create`] and [`archive`]: create an experiment or a job from a file and a directory.
+//!    [`kind`] is the common interface of experiments and jobs.
+//! 3. [`experiment`], [`trial`], [`job`], [`wait`]: show progress and change the desired state.
+//! 4. [`logs`], [`checkpoint`], [`storage`]: read logs and checkpoints.
 //! 5. [`events`], [`text`], [`version`].
 
 pub(crate) mod archive;

@@ -1,8 +1,8 @@
-//! Which hosts are reached without the proxy that the environment names.
+//! Hosts that bypass the proxy of the environment.
 
 use std::net::IpAddr;
 
-/// Whether `NO_PROXY` names the host, or it is this machine.
+/// Returns `true` if `NO_PROXY` matches the host, or if it is the local host.
 pub(super) fn is_bypassed(host: Option<&str>) -> bool {
     let names = ["NO_PROXY", "no_proxy"];
     let list = names.iter().find_map(|name| std::env::var(name).ok()).unwrap_or_default();
@@ -12,25 +12,25 @@ pub(super) fn is_bypassed(host: Option<&str>) -> bool {
 fn is_listed(host: &str, list: &str) -> bool {
     let host = host.trim_matches(['[', ']']).to_ascii_lowercase();
     let address: Option<IpAddr> = host.parse().ok();
-    if host == "localhost" || address.is_some_and(|it| it.is_loopback()) {
+    if host == "localhost" || address.is_some_and(|address| address.is_loopback()) {
         return true;
     }
-    list.split(',').map(str::trim).filter(|it| !it.is_empty()).any(|item| {
+    list.split(',').map(str::trim).filter(|item| !item.is_empty()).any(|item| {
         let domain = item.trim_start_matches("*.").trim_start_matches('.').to_ascii_lowercase();
         item == "*"
             || host == domain
             || (address.is_none() && host.ends_with(&format!(".{domain}")))
-            || address.is_some_and(|it| is_in(it, item))
+            || address.is_some_and(|address| is_in(address, item))
     })
 }
 
-/// Whether `address` lies in `network`, such as `10.0.0.0/8`.
+/// Returns `true` if `address` is in `network`, such as `10.0.0.0/8`.
 fn is_in(address: IpAddr, network: &str) -> bool {
     let Some((start, len)) = network.split_once('/') else { return false };
     let (Ok(start), Ok(len)) = (start.parse::<IpAddr>(), len.parse::<u32>()) else { return false };
-    let bits = |it: IpAddr| match it {
-        IpAddr::V4(it) => (u128::from(it.to_bits()) << 96, 32),
-        IpAddr::V6(it) => (it.to_bits(), 128),
+    let bits = |address: IpAddr| match address {
+        IpAddr::V4(v4) => (u128::from(v4.to_bits()) << 96, 32),
+        IpAddr::V6(v6) => (v6.to_bits(), 128),
     };
     let ((a, width_a), (b, width_b)) = (bits(address), bits(start));
     width_a == width_b && len <= width_a && (a ^ b).checked_shr(128 - len).unwrap_or(0) == 0

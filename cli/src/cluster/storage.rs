@@ -1,31 +1,31 @@
-//! An experiment's storage, opened from here.
+//! Access from this machine to the storage of an experiment or a job.
 
 use stoker_api::experiment::{CheckpointStorage, Experiment, UsedStorage};
 use stoker_storage::{Storage, StorageError, layout};
 
 use crate::failure::Failure;
 
-/// The variable that names the storage of experiments that name none.
+/// Environment variable with the storage URL of objects whose spec and status contain none.
 const ENV_URL: &str = "STOKER_STORAGE_URL";
-/// The address of its S3 server.
+/// Environment variable with the S3 endpoint of that storage.
 const ENV_ENDPOINT: &str = "STOKER_STORAGE_ENDPOINT";
 
-/// Where an experiment's storage lies, seen from here.
+/// Flags that override the storage address, which may differ between cluster and this machine.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Options {
-    /// The storage as it is reached from here [default: the one that the operator recorded, or else
-    /// checkpointStorage.url, or else STOKER_STORAGE_URL]. Credentials come from the environment,
-    /// such as AWS_ACCESS_KEY_ID
+    /// Storage URL, as seen from this machine [default: the URL recorded by the operator, else that
+    /// of the file, else STOKER_STORAGE_URL]. Credentials come from the environment, such as
+    /// AWS_ACCESS_KEY_ID
     #[arg(long, value_name = "URL", help_heading = "Storage")]
     storage_url: Option<String>,
-    /// The S3 server as it is reached from here [default: the recorded one, or else
-    /// checkpointStorage.endpoint, or else, if STOKER_STORAGE_URL is used, STOKER_STORAGE_ENDPOINT]
+    /// S3 endpoint, as seen from this machine [default: the recorded endpoint, else that of the
+    /// file; STOKER_STORAGE_ENDPOINT if STOKER_STORAGE_URL is used]
     #[arg(long, value_name = "URL", help_heading = "Storage")]
     storage_endpoint: Option<String>,
 }
 
 impl Options {
-    /// The storage's address and endpoint, for an experiment that says `spec`.
+    /// Returns the storage URL and the endpoint for `spec`.
     pub(crate) fn address(
         &self,
         spec: &CheckpointStorage,
@@ -39,24 +39,23 @@ impl Options {
         spec: &CheckpointStorage,
         environment: &dyn Fn(&str) -> Option<String>,
     ) -> Result<(String, Option<String>), Failure> {
-        let of = |name: &str| environment(name).filter(|it| !it.is_empty());
+        let of = |name: &str| environment(name).filter(|value| !value.is_empty());
         let (url, endpoint) = match (&self.storage_url, &spec.url) {
             (Some(url), _) => {
                 (url.clone(), spec.endpoint.clone().filter(|_| url.starts_with("s3:")))
             }
             (None, Some(url)) if url.starts_with("file:") || url.starts_with('/') => {
                 return Err(Failure::Input(format!(
-                    "the storage is {url}, a folder of the pods; if the same folder is mounted \
-                     here, name it by --storage-url"
+                    "cannot read the storage {url}: it is a directory in the pods; if it is \
+                     mounted on this machine, set --storage-url to its path"
                 )));
             }
             (None, Some(url)) => (url.clone(), spec.endpoint.clone()),
             (None, None) => {
                 let url = of(ENV_URL).ok_or_else(|| {
                     Failure::Input(format!(
-                        "the experiment names no storage, and what the operator uses in its place \
-                         is not known here: name it by --storage-url or {ENV_URL}, or set \
-                         checkpointStorage.url in the experiment's file"
+                        "cannot locate the storage: neither spec nor status contains its URL; set \
+                         --storage-url or {ENV_URL}, or the storage URL in the file"
                     ))
                 })?;
                 (url, of(ENV_ENDPOINT))
@@ -65,7 +64,7 @@ impl Options {
         Ok((url, self.storage_endpoint.clone().or(endpoint)))
     }
 
-    /// Opens it. Little patience: somebody waits.
+    /// Opens the storage with few retries, because a user is waiting.
     pub(crate) fn open(&self, spec: &CheckpointStorage) -> Result<Storage, Failure> {
         let (url, endpoint) = self.address(spec)?;
         Storage::open(&url, endpoint.as_deref())
@@ -74,13 +73,13 @@ impl Options {
     }
 }
 
-/// The storage that the operator recorded for an experiment, or else the one in its spec.
+/// Returns the storage of an experiment: the one recorded by the operator, else that of the spec.
 pub(crate) fn of(experiment: &Experiment) -> CheckpointStorage {
-    let used = experiment.status.as_ref().and_then(|it| it.storage.clone());
+    let used = experiment.status.as_ref().and_then(|status| status.storage.clone());
     with_used(experiment.spec.checkpoint_storage.clone(), used)
 }
 
-/// Returns the recorded storage, or else the one in the spec.
+/// Replaces the storage of the spec by the recorded one, if any.
 pub(crate) fn with_used(
     mut storage: CheckpointStorage,
     used: Option<UsedStorage>,
@@ -93,33 +92,31 @@ pub(crate) fn with_used(
     storage
 }
 
-/// What to do where the storage cannot be read from here.
+/// Adds a remedy to an error of the storage.
 pub(crate) fn failure(error: StorageError, spec: &CheckpointStorage) -> Failure {
-    let whose = match &spec.secret_name {
-        Some(name) => format!("those of the Secret `{name}` in the experiment's namespace"),
+    let which = match &spec.secret_name {
+        Some(name) => format!("those of the Secret `{name}`"),
         None => "such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY".to_owned(),
     };
     Failure::System(format!(
-        "{error}; the storage is reached from this machine, with the credentials of its \
-         environment, {whose}; where it has another address here, name it by --storage-url and \
-         --storage-endpoint"
+        "{error}; check the credentials in the environment of this command ({which}); if the \
+         storage has another address here, set --storage-url and --storage-endpoint"
     ))
 }
 
-/// The folder of an experiment, below the root.
+/// Returns the path of an experiment, relative to the root.
 pub(crate) fn experiment_path(experiment: &Experiment) -> String {
     let of = |text: &Option<String>| text.clone().unwrap_or_default();
     let metadata = &experiment.metadata;
     layout::experiment_path(&of(&metadata.namespace), &of(&metadata.name), &of(&metadata.uid))
 }
 
-/// The folder of a trial, below the root.
+/// Returns the path of a trial, relative to the root.
 pub(crate) fn trial_path(experiment: &Experiment, index: u32) -> String {
     format!("{}/trials/{index}", experiment_path(experiment))
 }
 
-/// A checkpoint's address, for people: as the experiment writes it, or below a root that is not
-/// known here.
+/// Returns the URL of a checkpoint, or its path relative to the root if the root is unknown.
 pub(crate) fn checkpoint_address(experiment: &Experiment, index: u32, name: &str) -> String {
     let path = layout::checkpoint_path(&trial_path(experiment, index), name);
     match of(experiment).url {
@@ -139,22 +136,22 @@ mod tests {
         spec: (Option<&str>, Option<&str>),
         expected: Result<Address<'_>, &str>,
     ) {
-        let own = |it: Option<&str>| it.map(str::to_owned);
-        let options = Options { storage_url: own(flags.0), storage_endpoint: own(flags.1) };
-        let (url, endpoint) = (own(spec.0), own(spec.1));
+        let owned = |text: Option<&str>| text.map(str::to_owned);
+        let options = Options { storage_url: owned(flags.0), storage_endpoint: owned(flags.1) };
+        let (url, endpoint) = (owned(spec.0), owned(spec.1));
         let spec = CheckpointStorage { url, endpoint, ..Default::default() };
         let environment = |name: &str| Some(format!("s3://env/{name}"));
         match (options.resolve(&spec, &environment), expected) {
-            (Ok(found), Ok((url, endpoint))) => {
-                assert_eq!((found.0.as_str(), found.1.as_deref()), (url, endpoint));
+            (Ok((url, endpoint)), Ok(expected)) => {
+                assert_eq!((url.as_str(), endpoint.as_deref()), expected);
             }
             (Err(error), Err(part)) => assert!(error.to_string().contains(part), "{error}"),
-            (found, expected) => panic!("{found:?} is not {expected:?}"),
+            (actual, expected) => panic!("{actual:?} is not {expected:?}"),
         }
     }
 
     #[test]
-    fn flags_go_before_the_experiment_and_the_environment_comes_last() {
+    fn flags_precede_spec_and_environment() {
         let spec = (Some("s3://a"), Some("http://in-cluster"));
         check((None, None), spec, Ok(("s3://a", Some("http://in-cluster"))));
         check((None, Some("http://here")), spec, Ok(("s3://a", Some("http://here"))));
@@ -165,33 +162,33 @@ mod tests {
             (None, None),
             Ok(("s3://env/STOKER_STORAGE_URL", Some("s3://env/STOKER_STORAGE_ENDPOINT"))),
         );
-        check((None, None), (Some("file:///data"), None), Err("a folder of the pods"));
+        check((None, None), (Some("file:///data"), None), Err("a directory in the pods"));
         check((Some("file:///mnt"), None), (Some("file:///data"), None), Ok(("file:///mnt", None)));
     }
 
     #[test]
     fn storage_is_flag_then_record_then_environment() {
-        let own = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        let owned = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         // URL and endpoint of flag, record, spec and environment, and the expected pair.
         type Pair<'a> = (&'a str, &'a str);
         let check = |flag: Pair, record: Pair, spec: Pair, environment: Pair, expected: Pair| {
-            let options = Options { storage_url: own(flag.0), storage_endpoint: own(flag.1) };
-            let used = own(record.0).map(|url| UsedStorage {
+            let options = Options { storage_url: owned(flag.0), storage_endpoint: owned(flag.1) };
+            let used = owned(record.0).map(|url| UsedStorage {
                 url,
-                endpoint: own(record.1),
+                endpoint: owned(record.1),
                 path: String::new(),
-                secret_name: own("secret"),
+                secret_name: owned("secret"),
                 fixed_at: None,
             });
-            let (url, endpoint) = (own(spec.0), own(spec.1));
+            let (url, endpoint) = (owned(spec.0), owned(spec.1));
             let spec = CheckpointStorage { url, endpoint, ..Default::default() };
             let place = with_used(spec, used);
             let environment = |name: &str| match name {
-                ENV_URL => own(environment.0),
-                _ => own(environment.1),
+                ENV_URL => owned(environment.0),
+                _ => owned(environment.1),
             };
-            let found = options.resolve(&place, &environment).unwrap();
-            assert_eq!((found.0.as_str(), found.1.as_deref().unwrap_or("")), expected);
+            let (url, endpoint) = options.resolve(&place, &environment).unwrap();
+            assert_eq!((url.as_str(), endpoint.as_deref().unwrap_or("")), expected);
         };
         let none = ("", "");
         let [flag, record] = [("s3://flag", "http://flag"), ("s3://record", "http://record")];
@@ -209,9 +206,9 @@ mod tests {
     }
 
     #[test]
-    fn an_experiment_without_storage_asks_for_one() {
+    fn missing_storage_error_names_the_flag() {
         let none = |_: &str| None;
-        let found = Options::default().resolve(&CheckpointStorage::default(), &none);
-        assert!(found.unwrap_err().to_string().contains("--storage-url"));
+        let resolved = Options::default().resolve(&CheckpointStorage::default(), &none);
+        assert!(resolved.unwrap_err().to_string().contains("--storage-url"));
     }
 }

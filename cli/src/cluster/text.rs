@@ -1,4 +1,4 @@
-//! How ages, sizes and lists are written for people.
+//! Human-readable ages, sizes, durations and lists.
 
 use std::time::{Duration, SystemTime};
 
@@ -6,13 +6,13 @@ use stoker_api::time::Timestamp;
 
 use crate::print;
 
-/// The clock's time.
+/// Returns the current time.
 pub(crate) fn now() -> Timestamp {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     Timestamp(i64::try_from(since.as_secs()).unwrap_or(i64::MAX))
 }
 
-/// A length of time in at most two parts, as kubectl writes it: `45s`, `5m30s`, `3h`, `2d4h`.
+/// Formats a duration with at most two units, like kubectl: `45s`, `5m30s`, `3h`, `2d4h`.
 pub(crate) fn length(seconds: u64) -> String {
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
     let two = |a: u64, unit_a: &str, b: u64, unit_b: &str| match b {
@@ -31,17 +31,17 @@ pub(crate) fn length(seconds: u64) -> String {
     }
 }
 
-/// The time from `since` to `now`; `-` where there is none.
+/// Formats the time from `since` to `now`; `-` without `since`.
 pub(crate) fn age(since: Option<Timestamp>, now: Timestamp) -> String {
     since.map_or_else(|| "-".to_owned(), |since| length(now.seconds_since(since)))
 }
 
-/// When an object was made.
+/// Returns the creation time of an object.
 pub(crate) fn created(metadata: &kube::core::ObjectMeta) -> Option<Timestamp> {
-    metadata.creation_timestamp.as_ref().map(|it| Timestamp(it.0.as_second()))
+    metadata.creation_timestamp.as_ref().map(|time| Timestamp(time.0.as_second()))
 }
 
-/// A size: `512 B`, `95 MB`, `1.3 GB`.
+/// Formats a size: `512 B`, `95 MB`, `1.3 GB`.
 pub(crate) fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 4] = ["kB", "MB", "GB", "TB"];
     if bytes < 1000 {
@@ -58,9 +58,9 @@ pub(crate) fn bytes(bytes: u64) -> String {
     format!("{} {}", text.strip_suffix(".0").unwrap_or(&text), UNITS[unit])
 }
 
-/// A length of time that somebody typed: `90`, `90s`, `5m`, `1h30m`, `2d`.
+/// Parses a duration: `90` (seconds), `90s`, `5m`, `1h30m`, `2d`.
 pub(crate) fn parse_length(text: &str) -> Result<Duration, String> {
-    let bad = || format!("{text:?} is no length of time: write it as 90s, 5m, 1h30m or 2d");
+    let bad = || format!("invalid duration {text:?}; write it as 90s, 5m, 1h30m or 2d");
     let mut seconds: u64 = 0;
     let mut digits = String::new();
     for char in text.chars() {
@@ -75,11 +75,11 @@ pub(crate) fn parse_length(text: &str) -> Result<Duration, String> {
             'd' => 86_400,
             _ => return Err(bad()),
         };
-        let part = digits.parse::<u64>().ok().and_then(|it| it.checked_mul(unit));
-        seconds = part.and_then(|it| seconds.checked_add(it)).ok_or_else(bad)?;
+        let part = digits.parse::<u64>().ok().and_then(|count| count.checked_mul(unit));
+        seconds = part.and_then(|part| seconds.checked_add(part)).ok_or_else(bad)?;
         digits.clear();
     }
-    // A number alone is seconds.
+    // A number without a unit counts seconds.
     match (digits.is_empty(), seconds) {
         (true, 0) if !text.starts_with('0') => Err(bad()),
         (true, seconds) => Ok(Duration::from_secs(seconds)),
@@ -88,12 +88,12 @@ pub(crate) fn parse_length(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Names and values in two columns, line by line; a value of several lines stays in its column.
+/// Names and values in two columns. Further lines of a value are indented to the value column.
 #[derive(Debug, Default)]
 pub(crate) struct Fields(Vec<(&'static str, String)>);
 
 impl Fields {
-    /// Adds one. An empty value is left out.
+    /// Adds a field, unless the value is empty.
     pub(crate) fn add(&mut self, name: &'static str, value: impl Into<String>) {
         let value = value.into();
         if !value.is_empty() {
@@ -104,7 +104,7 @@ impl Fields {
 
 impl std::fmt::Display for Fields {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let width = self.0.iter().map(|it| it.0.len()).max().unwrap_or_default() + 3;
+        let width = self.0.iter().map(|(name, _)| name.len()).max().unwrap_or_default() + 3;
         for (i, (name, value)) in self.0.iter().enumerate() {
             let newline = if i == 0 { "" } else { "\n" };
             let indented = value.replace('\n', &format!("\n{:width$}", ""));
@@ -114,7 +114,7 @@ impl std::fmt::Display for Fields {
     }
 }
 
-/// A table under a title; nothing if it has no rows.
+/// Formats a table under a title; empty without rows.
 pub(crate) fn section(title: &str, header: &[&str], rows: &[Vec<String>]) -> String {
     if rows.is_empty() {
         return String::new();
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_have_at_most_two_parts() {
+    fn durations_have_at_most_two_units() {
         let check = |seconds: u64, expected: &str| assert_eq!(length(seconds), expected);
         check(0, "0s");
         check(119, "119s");
@@ -156,9 +156,10 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_people_type_are_read() {
+    fn durations_are_parsed() {
         let check = |text: &str, expected: Option<u64>| {
-            assert_eq!(parse_length(text).ok().map(|it| it.as_secs()), expected, "{text}");
+            let seconds = parse_length(text).ok().map(|duration| duration.as_secs());
+            assert_eq!(seconds, expected, "{text}");
         };
         check("90", Some(90));
         check("90s", Some(90));
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_aligned_and_empty_ones_left_out() {
+    fn fields_are_aligned_and_empty_ones_omitted() {
         let mut fields = Fields::default();
         fields.add("Name", "a");
         fields.add("Nothing", "");

@@ -1,6 +1,6 @@
 //! `stoker trial list|describe|kill` on a cluster.
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::json;
 use stoker_api::experiment::Experiment;
@@ -16,7 +16,7 @@ use crate::failure::Failure;
 use crate::print::{self, Output};
 use crate::run::{self, Searched};
 
-/// How often a write is tried again that somebody else's came before.
+/// Maximum number of retries after a write conflict.
 const CONFLICTS_MAX: u32 = 5;
 
 /// Prints the trials of an experiment.
@@ -24,7 +24,8 @@ pub(crate) async fn list(cluster: &Cluster, name: &str, output: Output) -> Resul
     let experiment = cluster.experiment(name).await?;
     let trials = experiment::trials(cluster, &experiment).await?;
     if output == Output::Json {
-        print::out(json!(trials.into_iter().map(|it| it.1).collect::<Vec<_>>()));
+        let values: Vec<_> = trials.into_iter().map(|(_, value)| value).collect();
+        print::out(json!(values));
         return Ok(());
     }
     if trials.is_empty() {
@@ -35,7 +36,8 @@ pub(crate) async fn list(cluster: &Cluster, name: &str, output: Output) -> Resul
     let searched =
         Searched { metric: &searcher.metric, smaller_is_better: searcher.smaller_is_better };
     let now = text::now();
-    let rows: Vec<Vec<String>> = trials.iter().map(|it| row(&it.0, &searched, now)).collect();
+    let rows: Vec<Vec<String>> =
+        trials.iter().map(|(trial, _)| row(trial, &searched, now)).collect();
     let metric = searcher.metric.to_uppercase();
     let header = [
         "TRIAL",
@@ -60,7 +62,7 @@ fn row(trial: &Trial, searched: &Searched<'_>, now: Timestamp) -> Vec<String> {
     };
     let restarts = status.restarts.to_string();
     let record = TrialRecord { spec: trial.spec.clone(), status };
-    // The columns of `stoker run`, and what a cluster adds.
+    // Columns of `stoker run`, with additional ones for a cluster.
     let mut cells = run::row(&record, searched);
     cells[0] = trial.metadata.name.clone().unwrap_or_default();
     cells.insert(4, of);
@@ -79,7 +81,10 @@ pub(crate) async fn describe(cluster: &Cluster, name: &str, output: Output) -> R
     let experiment = cluster.experiment(&trial.spec.experiment).await.ok();
     let params = ListParams::default().labels(&format!("{LABEL_TRIAL}={name}"));
     let pods = match cluster.list::<Pod>("pods", &params, false).await {
-        Ok(pods) => pods_section(&pods.into_iter().map(|it| it.0).collect::<Vec<_>>(), text::now()),
+        Ok(pods) => {
+            let pods: Vec<Pod> = pods.into_iter().map(|(pod, _)| pod).collect();
+            pods_section(&pods, text::now())
+        }
         Err(error) => format!("\n\nPods: {error}"),
     };
     let events = events::section(cluster, "Trial", name, Some(&format!("{name}-a"))).await;
@@ -97,17 +102,19 @@ fn render(trial: &Trial, experiment: Option<&Experiment>, now: Timestamp) -> Str
     fields.add("Index", spec.index.to_string());
     fields.add("Seed", spec.seed.to_string());
     let created = text::created(metadata);
-    let since = created.map(|it| format!("{it} ({} ago)", text::age(created, now)));
+    let since = created.map(|time| format!("{time} ({} ago)", text::age(created, now)));
     fields.add("Created", since.unwrap_or_default());
-    let ended = status.ended_at.map(|it| format!("{it} ({} ago)", text::age(Some(it), now)));
+    let ended = status.ended_at.map(|time| format!("{time} ({} ago)", text::age(Some(time), now)));
     fields.add("Ended", ended.unwrap_or_default());
-    fields.add("Wanted", json!(spec.wanted).as_str().unwrap_or_default());
-    let message = status.message.as_ref().map_or_else(String::new, |it| format!(": {it}"));
+    fields.add("Desired", json!(spec.wanted).as_str().unwrap_or_default());
+    let message =
+        status.message.as_ref().map_or_else(String::new, |message| format!(": {message}"));
     fields.add("Phase", format!("{:?}{message}", status.phase));
-    let of = Some(status.batches_total).filter(|it| *it > 0).map(|it| format!(" of {it}"));
+    let total = Some(status.batches_total).filter(|total| *total > 0);
+    let of = total.map(|total| format!(" of {total}"));
     fields.add("Batches", format!("{}{}", status.batches, of.unwrap_or_default()));
     fields.add("Activity", status.activity.clone().unwrap_or_default());
-    let max = experiment.map(|it| format!(" of at most {}", it.spec.max_restarts));
+    let max = experiment.map(|experiment| format!(" of at most {}", experiment.spec.max_restarts));
     fields.add("Restarts", format!("{}{}", status.restarts, max.unwrap_or_default()));
     fields.add("Hyperparameters", run::hyperparameters(&spec.hyperparameters).replace(' ', "\n"));
     let metrics = status.metrics.iter().map(|(name, value)| format!("{name}={value}"));
@@ -123,40 +130,40 @@ fn render(trial: &Trial, experiment: Option<&Experiment>, now: Timestamp) -> Str
 fn best_metric(status: &TrialStatus, experiment: Option<&Experiment>) -> String {
     let Some(best) = &status.best_metric else { return String::new() };
     match experiment {
-        Some(it) => format!("{}={best}", it.spec.searcher.metric),
+        Some(experiment) => format!("{}={best}", experiment.spec.searcher.metric),
         None => best.clone(),
     }
 }
 
-/// How far it may train, and what that followed from.
+/// Formats the granted lengths and the facts that caused them.
 fn grants(units: u64, grants: &[Grant], status: &TrialStatus) -> String {
     let mut rows = vec![vec!["-".to_owned(), units.to_string(), "the start".to_owned()]];
-    rows.extend(grants.iter().map(|it| {
-        let fact = usize::try_from(it.fact).ok().and_then(|fact| status.facts.get(fact));
+    rows.extend(grants.iter().map(|grant| {
+        let fact = usize::try_from(grant.fact).ok().and_then(|fact| status.facts.get(fact));
         let why = match fact {
             Some(Fact::Result(result)) => format!("{} at {}", result.metric, result.units),
             Some(Fact::Closed(closed)) => format!("closed: {:?}", closed.cause),
-            None => "a fact that is not recorded".to_owned(),
+            None => "unknown fact".to_owned(),
         };
-        vec![it.order.to_string(), it.units.to_string(), why]
+        vec![grant.order.to_string(), grant.units.to_string(), why]
     }));
     text::section("Grants", &["ORDER", "UNITS", "AFTER"], &rows)
 }
 
 fn attempts(attempts: &[Attempt], now: Timestamp) -> String {
     let dash = || "-".to_owned();
-    let row = |it: &Attempt| {
-        let took = it
+    let row = |attempt: &Attempt| {
+        let took = attempt
             .started_at
-            .map(|start| text::length(it.ended_at.unwrap_or(now).seconds_since(start)));
+            .map(|start| text::length(attempt.ended_at.unwrap_or(now).seconds_since(start)));
         vec![
-            it.number.to_string(),
-            it.started_at.map_or_else(dash, |it| it.to_string()),
+            attempt.number.to_string(),
+            attempt.started_at.map_or_else(dash, |start| start.to_string()),
             took.unwrap_or_else(dash),
-            it.end.map_or_else(|| "running".to_owned(), |it| format!("{it:?}")),
-            it.reason.clone().unwrap_or_else(dash),
-            it.resumed_from.clone().unwrap_or_else(dash),
-            it.message.clone().unwrap_or_default().replace('\n', " | "),
+            attempt.end.map_or_else(|| "running".to_owned(), |end| format!("{end:?}")),
+            attempt.reason.clone().unwrap_or_else(dash),
+            attempt.resumed_from.clone().unwrap_or_else(dash),
+            attempt.message.clone().unwrap_or_default().replace('\n', " | "),
         ]
     };
     let rows: Vec<Vec<String>> = attempts.iter().map(row).collect();
@@ -165,9 +172,13 @@ fn attempts(attempts: &[Attempt], now: Timestamp) -> String {
 }
 
 fn checkpoints(checkpoints: &[CheckpointRecord]) -> String {
-    let row = |it: &CheckpointRecord| {
-        let metric = it.metric.clone().unwrap_or_else(|| "-".to_owned());
-        vec![it.name.clone(), it.batches.to_string(), metric, text::bytes(it.bytes)]
+    let row = |checkpoint: &CheckpointRecord| {
+        vec![
+            checkpoint.name.clone(),
+            checkpoint.batches.to_string(),
+            checkpoint.metric.clone().unwrap_or_else(|| "-".to_owned()),
+            text::bytes(checkpoint.bytes),
+        ]
     };
     let rows: Vec<Vec<String>> = checkpoints.iter().map(row).collect();
     text::section("Checkpoints", &["NAME", "BATCHES", "METRIC", "SIZE"], &rows)
@@ -175,7 +186,7 @@ fn checkpoints(checkpoints: &[CheckpointRecord]) -> String {
 
 fn pods_section(pods: &[Pod], now: Timestamp) -> String {
     let row = |pod: &Pod| {
-        let node = pod.spec.as_ref().and_then(|it| it.node_name.clone());
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
         vec![
             pod.metadata.name.clone().unwrap_or_default(),
             pod_state(pod),
@@ -187,22 +198,22 @@ fn pods_section(pods: &[Pod], now: Timestamp) -> String {
     text::section("Pods", &["NAME", "STATE", "NODE", "AGE"], &rows)
 }
 
-/// Where a pod stands: what its containers wait for or died of, else its phase.
+/// Returns a pod's phase, with the reason of a waiting or failed container.
 pub(crate) fn pod_state(pod: &Pod) -> String {
     let Some(status) = &pod.status else { return "Unknown".to_owned() };
     let init = status.init_container_statuses.iter().flatten();
     let main = status.container_statuses.iter().flatten();
-    let of = |it: &k8s_openapi::api::core::v1::ContainerStatus| {
-        let state = it.state.as_ref()?;
-        let waits = state.waiting.as_ref().and_then(|it| it.reason.clone());
-        let died = state.terminated.as_ref().filter(|it| it.exit_code != 0);
-        waits.or_else(|| died.and_then(|it| it.reason.clone()))
+    let reason_of = |container: &ContainerStatus| {
+        let state = container.state.as_ref()?;
+        let waiting = state.waiting.as_ref().and_then(|waiting| waiting.reason.clone());
+        let failed = state.terminated.as_ref().filter(|terminated| terminated.exit_code != 0);
+        waiting.or_else(|| failed.and_then(|terminated| terminated.reason.clone()))
     };
     let phase = status.phase.clone().unwrap_or_else(|| "Unknown".to_owned());
     if pod.metadata.deletion_timestamp.is_some() {
         return "Terminating".to_owned();
     }
-    match init.chain(main).find_map(of) {
+    match init.chain(main).find_map(reason_of) {
         Some(reason) => format!("{phase} ({reason})"),
         None => match &status.reason {
             Some(reason) => format!("{phase} ({reason})"),
@@ -211,17 +222,18 @@ pub(crate) fn pod_state(pod: &Pod) -> String {
     }
 }
 
-/// Asks that a trial end at once.
+/// Sets the desired state of a trial to `kill`.
 pub(crate) async fn kill(cluster: &Cluster, name: &str, output: Output) -> Result<(), Failure> {
     let api = cluster.api::<Trial>();
     let mut tries_left = CONFLICTS_MAX;
     loop {
         let trial = cluster.trial(name).await?;
-        let phase = trial.status.as_ref().map(|it| it.phase).unwrap_or_default();
+        let phase = trial.status.as_ref().map(|status| status.phase).unwrap_or_default();
         if phase.is_terminal() {
-            return Err(Failure::Input(format!("trial `{name}` has ended ({phase:?})")));
+            let text = format!("cannot kill trial `{name}`: it has ended ({phase:?})");
+            return Err(Failure::Input(text));
         }
-        // The operator writes the spec too: what is said here is said of what was read.
+        // The operator writes the spec too, so require the version that was read.
         let patch = json!({
             "metadata": { "resourceVersion": trial.metadata.resource_version },
             "spec": { "wanted": WantedState::Kill },
@@ -236,7 +248,7 @@ pub(crate) async fn kill(cluster: &Cluster, name: &str, output: Output) -> Resul
     }
     match output {
         Output::Json => print::out(json!({"trial": name, "wanted": WantedState::Kill})),
-        Output::Text => print::out(format!("trial {name} ends now")),
+        Output::Text => print::out(format!("trial {name} is being killed")),
     }
     Ok(())
 }
@@ -276,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_description_has_the_draw_the_grants_and_every_attempt() {
+    fn description_shows_hyperparameters_grants_and_attempts() {
         let text = render(&trial(), None, "2026-11-21T19:05:10Z".parse().unwrap());
         let expected = "\
 Name:             mnist-3
@@ -285,7 +297,7 @@ Experiment:       mnist
 Index:            3
 Seed:             77
 Created:          2026-11-21T19:00:00Z (5m10s ago)
-Wanted:           run
+Desired:          run
 Phase:            Running
 Batches:          120 of 400
 Activity:         warming up
@@ -313,7 +325,7 @@ Checkpoints:
     }
 
     #[test]
-    fn a_row_has_what_the_print_columns_have() {
+    fn row_matches_the_print_columns() {
         let searched = Searched { metric: "val_loss", smaller_is_better: true };
         let cells = row(&trial(), &searched, "2026-11-21T19:05:10Z".parse().unwrap());
         assert_eq!(
@@ -333,7 +345,7 @@ Checkpoints:
     }
 
     #[test]
-    fn a_pod_says_what_it_waits_for_or_died_of() {
+    fn pod_state_shows_the_container_reason() {
         let check = |status: Value, expected: &str| {
             let pod: Pod =
                 serde_json::from_value(json!({"metadata": {}, "status": status})).unwrap();

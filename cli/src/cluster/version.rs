@@ -1,4 +1,4 @@
-//! `stoker version`: this program's, and the cluster's.
+//! `stoker version`: versions of this program and of the cluster.
 
 use serde_json::{Value, json};
 use stoker_api::names::{API_VERSION, GROUP};
@@ -8,16 +8,16 @@ use crate::print::{self, Output};
 
 const CLIENT: &str = env!("CARGO_PKG_VERSION");
 
-/// What a cluster says of itself.
+/// Versions of a cluster.
 #[derive(Debug)]
 struct Server {
     address: String,
     kubernetes: String,
-    /// The versions of Stoker's resources that it serves; none where Stoker is not installed.
+    /// Served API versions of Stoker; empty if Stoker is not installed.
     versions: Vec<String>,
 }
 
-/// Prints the versions. A cluster that cannot be asked is told of, and is no failure.
+/// Prints the versions. Prints the error of an unreachable cluster, but does not fail.
 pub(crate) async fn version(options: &Options, output: Output) {
     let server = match options.is_any() {
         true => Some(ask(options).await),
@@ -31,19 +31,22 @@ pub(crate) async fn version(options: &Options, output: Output) {
 
 async fn ask(options: &Options) -> Result<Server, String> {
     let cluster = Cluster::connect(options).await.map_err(|error| error.to_string())?;
-    let kubernetes = cluster.ask("its version", cluster.client.apiserver_version()).await;
-    let kubernetes = kubernetes.map_err(|error| error.to_string())?.git_version;
-    let groups = cluster.ask("its API groups", cluster.client.list_api_groups()).await;
+    let kubernetes = cluster.ask("the Kubernetes version", cluster.client.apiserver_version());
+    let kubernetes = kubernetes.await.map_err(|error| error.to_string())?.git_version;
+    let groups = cluster.ask("the API groups", cluster.client.list_api_groups()).await;
     let groups = groups.map_err(|error| error.to_string())?.groups;
-    let ours = groups.into_iter().filter(|it| it.name == GROUP).flat_map(|it| it.versions);
-    let versions = ours.map(|it| it.group_version).collect();
+    let ours = groups.into_iter().filter(|group| group.name == GROUP);
+    let versions = ours.flat_map(|group| group.versions);
+    let versions = versions.map(|version| version.group_version).collect();
     Ok(Server { address: cluster.server, kubernetes, versions })
 }
 
 fn value(server: Option<&Result<Server, String>>) -> Value {
-    let cluster = server.map(|it| match it {
-        Ok(it) => json!({
-            "server": it.address, "kubernetes": it.kubernetes, "resources": it.versions,
+    let cluster = server.map(|server| match server {
+        Ok(server) => json!({
+            "server": server.address,
+            "kubernetes": server.kubernetes,
+            "resources": server.versions,
         }),
         Err(error) => json!({ "error": error }),
     });
@@ -53,17 +56,19 @@ fn value(server: Option<&Result<Server, String>>) -> Value {
 fn text(server: Option<&Result<Server, String>>) -> String {
     let client = format!("stoker {CLIENT}, for {API_VERSION}");
     let cluster = match server {
-        None => "no cluster: there is no kubeconfig".to_owned(),
+        None => "no cluster: kubeconfig not found".to_owned(),
         Some(Err(error)) => error.clone(),
-        Some(Ok(it)) => {
-            let ours = match it.versions.as_slice() {
+        Some(Ok(server)) => {
+            let ours = match server.versions.as_slice() {
                 [] => "Stoker is not installed".to_owned(),
-                versions if versions.iter().any(|it| it == API_VERSION) => versions.join(", "),
+                versions if versions.iter().any(|version| version == API_VERSION) => {
+                    versions.join(", ")
+                }
                 versions => {
-                    format!("{}, which this stoker does not know", versions.join(", "))
+                    format!("{}, not supported by this version of stoker", versions.join(", "))
                 }
             };
-            format!("cluster {}: Kubernetes {}, {ours}", it.address, it.kubernetes)
+            format!("cluster {}: Kubernetes {}, {ours}", server.address, server.kubernetes)
         }
     };
     format!("{client}\n{cluster}")
@@ -77,7 +82,7 @@ mod tests {
         let server = Server {
             address: "https://here".to_owned(),
             kubernetes: "v1.36.3".to_owned(),
-            versions: versions.iter().map(|it| (*it).to_owned()).collect(),
+            versions: versions.iter().map(|version| (*version).to_owned()).collect(),
         };
         let text = text(Some(&Ok(server)));
         let expected = format!("cluster https://here: Kubernetes v1.36.3, {expected}");
@@ -85,10 +90,10 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_without_stoker_or_with_another_one_is_told_of() {
+    fn missing_and_unknown_versions_are_shown() {
         check(&["stoker.dev/v1alpha1"], "stoker.dev/v1alpha1");
         check(&[], "Stoker is not installed");
-        check(&["stoker.dev/v7"], "stoker.dev/v7, which this stoker does not know");
+        check(&["stoker.dev/v7"], "stoker.dev/v7, not supported by this version of stoker");
         assert!(text(None).contains("no cluster"));
         assert_eq!(value(None)["cluster"], Value::Null);
     }

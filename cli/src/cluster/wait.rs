@@ -1,4 +1,4 @@
-//! `stoker experiment wait` and `stoker job wait`: until the end.
+//! `stoker experiment wait` and `stoker job wait`.
 
 use std::time::Duration;
 
@@ -16,16 +16,16 @@ use crate::failure::Failure;
 use crate::print::{self, Output};
 use crate::run;
 
-/// Seconds that one watch lasts at most. The object is read again after each.
+/// Maximum duration of one watch, in seconds. The object is read again after each watch.
 const WATCH_SECONDS: u32 = 240;
-/// Between two tries, where the cluster cannot be reached.
+/// Wait before the next attempt if the cluster is unreachable.
 const AGAIN: Duration = Duration::from_secs(2);
-/// Tries in a row that may fail.
+/// Maximum number of consecutive failures.
 const FAILURES_MAX: u32 = 30;
-/// The exit code where the end was not seen.
+/// Exit code for cancelled, deleted and timed out.
 const STOPPED: u8 = 3;
 
-/// Waits until the experiment or job has ended; prints its end and returns the exit code.
+/// Waits until the experiment or job has ended, then prints the outcome. Returns the exit code.
 pub(crate) async fn wait<K: Kind>(
     cluster: &Cluster,
     name: &str,
@@ -40,9 +40,9 @@ pub(crate) async fn wait<K: Kind>(
         Err(_) => {
             let phase = cluster.read::<K>(name).await?.phase();
             print::err(format!(
-                "{} {name} has not ended within {}: it is {phase:?}",
-                K::WORD,
-                super::text::length(timeout.as_secs())
+                "timed out after {}: {} {name} is still {phase:?}",
+                super::text::length(timeout.as_secs()),
+                K::WORD
             ));
             Ok(STOPPED)
         }
@@ -53,7 +53,7 @@ async fn end<K: Kind>(cluster: &Cluster, name: &str, output: Output) -> Result<u
     let mut shown = String::new();
     let mut num_failures = 0;
     let mut uid = None;
-    // The first question may be about a name that is wrong, or a cluster that is not there.
+    // Do not retry the first request: the name may be wrong, or the cluster unreachable.
     let mut object: K = cluster.read(name).await?;
     loop {
         if uid.get_or_insert_with(|| object.meta().uid.clone()) != &object.meta().uid {
@@ -71,7 +71,7 @@ async fn end<K: Kind>(cluster: &Cluster, name: &str, output: Output) -> Result<u
             Ok(None) => num_failures = 0,
             Err(error) if num_failures < FAILURES_MAX => {
                 if num_failures == 0 {
-                    print::err(format!("{error}; trying again"));
+                    print::err(format!("{error}; retrying"));
                 }
                 num_failures += 1;
                 tokio::time::sleep(AGAIN).await;
@@ -79,15 +79,15 @@ async fn end<K: Kind>(cluster: &Cluster, name: &str, output: Output) -> Result<u
             Err(error) => return Err(error),
         }
         match cluster.api::<K>().get_opt(name).await {
-            Ok(Some(found)) => object = found,
+            Ok(Some(current)) => object = current,
             Ok(None) => return Ok(deleted::<K>(name)),
-            // Counted by the watch, which fails too.
+            // Ignore the error: the next watch fails too and counts it.
             Err(_) => {}
         }
     }
 }
 
-/// Watches the object; returns it when it has ended, and nothing when the watch has.
+/// Watches the object and returns it once it has ended; `None` if the watch ends first.
 async fn next<K: Kind>(
     cluster: &Cluster,
     object: &K,
@@ -95,21 +95,21 @@ async fn next<K: Kind>(
     output: Output,
 ) -> Result<Option<K>, Failure> {
     let name = object.name();
-    let asked = format!("{} `{name}`", K::WORD);
+    let target = format!("{} `{name}`", K::WORD);
     let params =
         WatchParams::default().fields(&format!("metadata.name={name}")).timeout(WATCH_SECONDS);
     let since = object.meta().resource_version.clone().unwrap_or_default();
     let api = cluster.api::<K>();
-    let mut events = cluster.ask(&asked, api.watch(&params, &since)).await?.boxed();
-    // A connection that died silently brings no event, and no end either.
-    let patience = Duration::from_secs(u64::from(WATCH_SECONDS) + 10);
-    while let Ok(event) = tokio::time::timeout(patience, events.try_next()).await {
-        match event.map_err(|error| cluster.failure(&asked, error))? {
-            Some(WatchEvent::Added(it) | WatchEvent::Modified(it)) => {
-                if it.phase().is_terminal() {
-                    return Ok(Some(it));
+    let mut events = cluster.ask(&target, api.watch(&params, &since)).await?.boxed();
+    // A silently broken connection delivers neither an event nor the end of the watch.
+    let limit = Duration::from_secs(u64::from(WATCH_SECONDS) + 10);
+    while let Ok(event) = tokio::time::timeout(limit, events.try_next()).await {
+        match event.map_err(|error| cluster.failure(&target, error))? {
+            Some(WatchEvent::Added(object) | WatchEvent::Modified(object)) => {
+                if object.phase().is_terminal() {
+                    return Ok(Some(object));
                 }
-                show(&it, shown, output);
+                show(&object, shown, output);
             }
             Some(WatchEvent::Bookmark(_)) => {}
             Some(WatchEvent::Deleted(_) | WatchEvent::Error(_)) | None => break,
@@ -119,11 +119,11 @@ async fn next<K: Kind>(
 }
 
 fn deleted<K: Kind>(name: &str) -> u8 {
-    print::err(format!("{} {name} was deleted before its end", K::WORD));
+    print::err(format!("{} {name} was deleted before it ended", K::WORD));
     STOPPED
 }
 
-/// Tells people where it stands, if that has changed.
+/// Prints the progress line if it has changed.
 fn show<K: Kind>(object: &K, shown: &mut String, output: Output) {
     let line = object.progress();
     if output == Output::Text && *shown != line {
@@ -132,14 +132,16 @@ fn show<K: Kind>(object: &K, shown: &mut String, output: Output) {
     }
 }
 
-/// How an experiment is going, in one line.
+/// Returns an experiment's progress as one line.
 pub(crate) fn progress(name: &str, status: &ExperimentStatus) -> String {
     let best = status.best.as_ref();
-    let best = best.map(|it| format!(", best {} (trial {})", it.metric, it.index));
-    // An operator of another version may not even be able to read it.
-    let of = |it: &&Condition| it.type_ == "Valid" && it.status == ConditionStatus::False;
-    let invalid = status.conditions.iter().find(of).map(|it| &it.message);
-    let message = invalid.or(status.message.as_ref()).map(|it| format!("; {it}"));
+    let best = best.map(|best| format!(", best {} (trial {})", best.metric, best.index));
+    // An operator of another version may be unable to parse the spec.
+    let is_invalid = |condition: &&Condition| {
+        condition.type_ == "Valid" && condition.status == ConditionStatus::False
+    };
+    let invalid = status.conditions.iter().find(is_invalid).map(|condition| &condition.message);
+    let message = invalid.or(status.message.as_ref()).map(|message| format!("; {message}"));
     format!(
         "{name}: {:?}, {}%, {} of {} trials ended{}{}",
         status.phase,
@@ -151,7 +153,7 @@ pub(crate) fn progress(name: &str, status: &ExperimentStatus) -> String {
     )
 }
 
-/// Prints an experiment's end; returns the exit code.
+/// Prints an experiment's outcome and returns the exit code.
 pub(crate) async fn tell(
     cluster: &Cluster,
     experiment: &Experiment,
@@ -170,7 +172,7 @@ pub(crate) async fn tell(
     Ok(code(status.phase))
 }
 
-/// The exit code that a phase is.
+/// Returns the exit code for a phase.
 pub(crate) fn code(phase: Phase) -> u8 {
     match phase {
         Phase::Completed => 0,
@@ -179,7 +181,7 @@ pub(crate) fn code(phase: Phase) -> u8 {
     }
 }
 
-/// As the last line of `run --output json`.
+/// Returns the outcome in the format of the last line of `stoker run --output json`.
 fn outcome(experiment: &Experiment, trial: Option<&Trial>) -> Value {
     let status = experiment.status.clone().unwrap_or_default();
     let best = status.best.as_ref().map(|best| {
@@ -187,7 +189,7 @@ fn outcome(experiment: &Experiment, trial: Option<&Trial>) -> Value {
         json!({
             "trial": best.index,
             "metric": best.metric,
-            "hyperparameters": trial.map(|it| &it.spec.hyperparameters),
+            "hyperparameters": trial.map(|trial| &trial.spec.hyperparameters),
             "checkpoint": best.checkpoint.as_ref().map(address),
         })
     });
@@ -208,15 +210,16 @@ fn verdict(experiment: &Experiment, trial: Option<&Trial>) -> String {
         Phase::Cancelled => "was cancelled",
         Phase::Pending | Phase::Running | Phase::Paused => "has not ended",
     };
-    let message = status.message.map_or_else(String::new, |it| format!(": {it}"));
+    let message = status.message.map_or_else(String::new, |message| format!(": {message}"));
     let mut lines = vec![format!("experiment {name} {what}{message}")];
     if let Some(best) = &status.best {
         let metric = &experiment.spec.searcher.metric;
         lines.push(format!("best: trial {} with {metric} {}", best.index, best.metric));
-        let values = trial.map(|it| run::hyperparameters(&it.spec.hyperparameters));
-        lines.extend(values.map(|it| format!("  hyperparameters: {it}")));
+        let values = trial.map(|trial| run::hyperparameters(&trial.spec.hyperparameters));
+        lines.extend(values.map(|values| format!("  hyperparameters: {values}")));
         let address = |name| storage::checkpoint_address(experiment, best.index, name);
-        lines.extend(best.checkpoint.as_ref().map(|it| format!("  checkpoint: {}", address(it))));
+        let checkpoint = best.checkpoint.as_ref();
+        lines.extend(checkpoint.map(|name| format!("  checkpoint: {}", address(name))));
     }
     lines.join("\n")
 }
@@ -251,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_is_told_as_run_tells_it() {
+    fn outcome_matches_that_of_run() {
         let experiment = experiment("Completed");
         let at = "s3://b/ml/mnist-0b3f9c1e/trials/1/checkpoints/000000000100-0";
         assert_eq!(

@@ -1,6 +1,5 @@
-//! Files in Determined's format, of 0.12 and later, as experiments of ours: each field is
-//! translated with a note, or
-//! refused.
+//! Translates files in the format of Determined 0.12 and later to experiments. Each field is
+//! translated with a note, ignored with a note, or refused.
 
 mod credentials;
 mod hyperparameters;
@@ -17,29 +16,29 @@ use super::tree::Tree;
 
 pub(super) use credentials::mask;
 
-/// Batches of a step of 0.12, unless the file says otherwise.
+/// Default number of batches per step of Determined 0.12.
 const BATCHES_PER_STEP: u64 = 100;
 
-/// What a file became.
+/// Result of a translation.
 #[derive(Debug)]
 pub(super) struct Translated {
-    /// An Experiment, each field of which has the place of the one it was made from.
+    /// An Experiment. Each field has the position of its original.
     pub(super) tree: Tree,
-    /// What was translated into what.
+    /// Notes on translated and ignored fields.
     pub(super) notes: Vec<String>,
-    /// What could not be; paths are the file's own.
+    /// Errors, with the original paths.
     pub(super) errors: Vec<FieldError>,
 }
 
-/// Whether a file is in Determined's format: it has no `kind`, and a field that every such file
-/// has.
+/// Returns `true` if a file is in Determined's format: it has none of `kind`, `apiVersion` and
+/// `spec`, but one of `searcher`, `hyperparameters` and `entrypoint`.
 pub(super) fn is_legacy(value: &Value) -> bool {
     let has = |name: &str| value.get(name).is_some();
     let is_ours = has("kind") || has("apiVersion") || has("spec");
     !is_ours && (has("searcher") || has("hyperparameters") || has("entrypoint"))
 }
 
-/// Translates a file; `stem` names the experiment if the file does not.
+/// Translates a file. `stem` is the default name of the experiment.
 pub(super) fn translate(source: &Tree, stem: &str) -> Translated {
     let mut work = Work::new(source);
     work.set("apiVersion", json!(API_VERSION), "");
@@ -53,14 +52,14 @@ pub(super) fn translate(source: &Tree, stem: &str) -> Translated {
     Translated { tree, notes: work.notes, errors: work.errors }
 }
 
-/// A translation under way.
+/// State of a translation.
 struct Work<'a> {
     source: &'a Tree,
     value: Value,
     places: Tree,
     notes: Vec<String>,
     errors: Vec<FieldError>,
-    /// Paths of the file that were looked at, with all that is below them or field by field.
+    /// Original paths that a part has read, alone or with all their fields.
     seen: BTreeSet<String>,
 }
 
@@ -78,7 +77,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// The field at `path` of the file, if it is there and not null; seen from now on.
+    /// Returns the field at `path`, unless it is missing or null. Marks the path as seen.
     fn take(&mut self, path: &str) -> Option<&'a Value> {
         let mut value = &self.source.value;
         for name in path.split('.') {
@@ -88,7 +87,7 @@ impl<'a> Work<'a> {
         (!value.is_null()).then_some(value)
     }
 
-    /// Sets a field of the experiment, made from the one at `from` of the file.
+    /// Sets a field of the experiment, with the positions of the original field at `from`.
     fn set(&mut self, path: &str, value: Value, from: &str) {
         let mut target = &mut self.value;
         for name in path.split('.') {
@@ -102,7 +101,7 @@ impl<'a> Work<'a> {
         self.places.places.insert(path.to_owned(), self.source.place(from));
     }
 
-    /// Moves a field as it is.
+    /// Copies a field unchanged, with a note if its path changes.
     fn carry(&mut self, from: &str, to: &str) {
         if let Some(value) = self.take(from) {
             self.set(to, value.clone(), from);
@@ -116,10 +115,10 @@ impl<'a> Work<'a> {
         self.notes.push(format!("{from} -> {to}"));
     }
 
-    /// Notes that a field was left out, since it says what happens anyway or changes nothing.
+    /// Ignores a field without effect, with a note.
     fn ignore(&mut self, path: &str, why: &str) {
         if self.take(path).is_some() {
-            self.notes.push(format!("{path}: left out, {why}"));
+            self.notes.push(format!("{path}: ignored, {why}"));
         }
     }
 
@@ -127,7 +126,7 @@ impl<'a> Work<'a> {
         self.errors.push(FieldError::new(path, value, rule));
     }
 
-    /// An error for every field that nobody looked at.
+    /// Adds an error for every field that no part has read.
     fn refuse_the_rest(&mut self) {
         let source = self.source;
         let parents: BTreeSet<String> = self
@@ -156,13 +155,13 @@ impl<'a> Work<'a> {
         let known = parts::known(parent);
         let rule = match known.contains(&name) {
             true if parts::is_off(value) => return,
-            true => "has no counterpart in Stoker: remove it".to_owned(),
+            true => "has no counterpart in Stoker; remove it".to_owned(),
             false => unknown_field(name, known.iter().copied()),
         };
         self.refuse(&path, value, &rule);
     }
 
-    /// The experiment's name: `name`, else `description`, else the file's.
+    /// Sets the experiment's name: `name`, else `description`, else the file name.
     fn name(&mut self, stem: &str) {
         let text = |value: Option<&Value>| value.and_then(Value::as_str).map(str::to_owned);
         let candidates = [
@@ -175,7 +174,7 @@ impl<'a> Work<'a> {
             (!slug.is_empty()).then_some((from, slug))
         });
         let (from, name) = named.unwrap_or(("", "experiment".to_owned()));
-        let origin = if from.is_empty() { "the file's name" } else { from };
+        let origin = if from.is_empty() { "file name" } else { from };
         self.notes.push(format!("{origin} -> metadata.name: {name}"));
         self.set("metadata.name", json!(name), from);
         if let Some(description) = self.take("description") {
@@ -193,7 +192,7 @@ impl<'a> Work<'a> {
     }
 }
 
-/// A text as a name: a DNS label that begins with a letter.
+/// Converts a text to a name: a DNS label that starts with a letter.
 fn slug(text: &str) -> String {
     let mut slug = String::new();
     for char in text.to_lowercase().chars() {
@@ -214,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_becomes_a_label() {
+    fn slug_is_a_dns_label() {
         let cases = [
             ("MNIST: CNN (adam)", "mnist-cnn-adam"),
             ("  --x--  ", "x"),

@@ -1,8 +1,9 @@
-//! Files of experiments and jobs: YAML in, a [`ValidExperiment`] out, or every error of the file at once.
+//! Reads files of experiments and jobs: converts YAML to a [`ValidExperiment`] or a
+//! [`ValidInferenceJob`], or reports all errors of the file at once.
 //!
 //! ```text
-//!  text -- tree --> value + places -- set --> with --set -- legacy --> an Experiment
-//!                                                     schema, then api's typed rules, then places
+//!  text -- tree --> value + positions -- set --> with --set -- legacy --> an Experiment
+//!                                     schema, then typed rules of the api crate, then positions
 //! ```
 
 mod legacy;
@@ -28,107 +29,107 @@ use stoker_api::validate::{
 use schema::Checked;
 use tree::{Place, Tree};
 
-/// The namespace of a file that names none.
+/// Namespace of files without one.
 const NAMESPACE: &str = "default";
 
-/// Bytes of a file: an Experiment is held by etcd, which takes 1.5 MB.
+/// Maximum size of a file: etcd stores objects of up to 1.5 MB.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// A file that can run.
+/// A valid experiment file.
 #[derive(Clone, Debug)]
 pub(crate) struct Loaded {
-    /// The experiment's name.
+    /// Name of the experiment.
     pub(crate) name: String,
-    /// Its namespace: [`NAMESPACE`] where the file names none.
+    /// Namespace of the file, by default [`NAMESPACE`].
     pub(crate) namespace: String,
-    /// What the file says of the object itself.
+    /// Other metadata of the file.
     pub(crate) metadata: Metadata,
-    /// The experiment.
+    /// Validated experiment.
     pub(crate) valid: ValidExperiment,
-    /// What was translated, where the file has another format.
+    /// Notes on translated fields, if the file has Determined's format.
     pub(crate) notes: Vec<String>,
-    /// Its spec, with every default filled in.
+    /// Spec with all defaults.
     pub(crate) spec_json: Value,
 }
 
-/// A file of an inference job that can run.
+/// A valid inference job file.
 #[derive(Clone, Debug)]
 pub(crate) struct LoadedJob {
-    /// The job's name.
+    /// Name of the job.
     pub(crate) name: String,
-    /// Its namespace: [`NAMESPACE`] where the file names none.
+    /// Namespace of the file, by default [`NAMESPACE`].
     pub(crate) namespace: String,
-    /// What the file says of the object itself.
+    /// Other metadata of the file.
     pub(crate) metadata: Metadata,
-    /// The job.
+    /// Validated job.
     pub(crate) valid: ValidInferenceJob,
 }
 
-/// What a file says of an object beside its name.
+/// Metadata of an object, except its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Metadata {
-    /// Its namespace.
+    /// Namespace in the file.
     pub(crate) namespace: Option<String>,
-    /// Its labels.
+    /// Labels in the file.
     pub(crate) labels: BTreeMap<String, String>,
-    /// Its annotations.
+    /// Annotations in the file.
     pub(crate) annotations: BTreeMap<String, String>,
 }
 
 /// One error of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Problem {
-    /// From 1; none if the field is in no file, but from `--set`.
+    /// Line, from 1; `None` for a field from `--set` or an unreadable file.
     pub(crate) line: Option<usize>,
-    /// From 1, in characters.
+    /// Column in characters, from 1.
     pub(crate) column: Option<usize>,
-    /// The field's path; empty for the file as a whole.
+    /// Path of the field; empty for the whole file.
     pub(crate) field: String,
-    /// What it holds; empty if it is absent.
+    /// Offending value; empty if the field is absent.
     pub(crate) value: String,
-    /// What it should be.
+    /// Violated rule.
     pub(crate) rule: String,
 }
 
-/// Every error of a file. As JSON it is the list of them.
+/// All errors of a file. Serialized as a list of problems.
 #[derive(Clone, Debug)]
 pub(crate) struct FileError {
-    /// The file.
+    /// Path of the file.
     pub(crate) path: PathBuf,
-    /// Its errors, by line and column; at least one.
+    /// At least one problem, sorted by line and column.
     pub(crate) problems: Vec<Problem>,
 }
 
-/// Reads the experiment file at `path`, with `PATH=VALUE` in `sets` laid over it.
+/// Reads the experiment file at `path` and applies the `PATH=VALUE` overrides in `sets`.
 ///
 /// # Errors
 ///
-/// Everything that is wrong with the file.
+/// All errors of the file.
 pub(crate) fn load(path: &Path, sets: &[String]) -> Result<Loaded, FileError> {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     load_with(path, |text| parse(text, &stem, sets))
 }
 
-/// Whether the file at `path` says that it holds an inference job.
+/// Returns `true` if the `kind` of the file at `path` is `InferenceJob`.
 pub(crate) fn is_job(path: &Path) -> bool {
     let tree = read(path).ok().and_then(|text| tree::read(&text).0);
-    tree.is_some_and(|it| it.value["kind"] == "InferenceJob")
+    tree.is_some_and(|tree| tree.value["kind"] == "InferenceJob")
 }
 
-/// As [`load`], of an inference job.
+/// Like [`load`], for an inference job.
 ///
 /// # Errors
 ///
-/// Everything that is wrong with the file.
+/// All errors of the file.
 pub(crate) fn load_job(path: &Path, sets: &[String]) -> Result<LoadedJob, FileError> {
     load_with(path, |text| parse_job(text, sets, validate_inference))
 }
 
-/// As [`load_job`], of one that is to run on a cluster.
+/// Like [`load_job`], with the additional rules for jobs on a cluster.
 ///
 /// # Errors
 ///
-/// As [`load_job`].
+/// All errors of the file.
 pub(crate) fn load_cluster_job(path: &Path, sets: &[String]) -> Result<LoadedJob, FileError> {
     load_with(path, |text| parse_job(text, sets, validate_inference_on_cluster))
 }
@@ -150,15 +151,15 @@ fn load_with<T>(
 fn read(path: &Path) -> Result<String, String> {
     let bytes = std::fs::metadata(path).map_err(|error| format!("cannot be read: {error}"))?.len();
     if bytes > FILE_BYTES_MAX {
-        return Err(format!("{bytes} bytes are more than an experiment's {FILE_BYTES_MAX}"));
+        return Err(format!("the file has {bytes} bytes; the maximum is {FILE_BYTES_MAX}"));
     }
     std::fs::read_to_string(path).map_err(|error| format!("cannot be read: {error}"))
 }
 
-/// `stem` names an experiment whose file, in another format, does not.
+/// Parses an experiment. `stem` is the default name for a file in Determined's format.
 fn parse(text: &str, stem: &str, sets: &[String]) -> Result<Loaded, Vec<Problem>> {
     let (tree, problems) = tree::read(text);
-    // A file that cannot be read may have either format.
+    // The format of an unparsable file is unknown, so it may contain credentials too.
     let may_be_legacy = tree.as_ref().is_none_or(|tree| legacy::is_legacy(&tree.value));
     parse_tree(tree, problems, stem, sets).map_err(|mut problems| {
         if may_be_legacy {
@@ -200,7 +201,7 @@ fn parse_tree(
     }
 }
 
-/// Rules of a job.
+/// Validation function of a job.
 type JobRules = fn(&str, &InferenceJobSpec) -> Result<ValidInferenceJob, Vec<FieldError>>;
 
 fn parse_job(text: &str, sets: &[String], rules: JobRules) -> Result<LoadedJob, Vec<Problem>> {
@@ -222,10 +223,10 @@ fn parse_job(text: &str, sets: &[String], rules: JobRules) -> Result<LoadedJob, 
     }
 }
 
-/// The problems, and those errors that are not among them, with their places.
+/// Converts `errors` to problems with positions, and appends those not in `problems` yet.
 fn placed(mut problems: Vec<Problem>, errors: &[FieldError], tree: &Tree) -> Vec<Problem> {
     for problem in errors.iter().map(|error| Problem::of(error, tree)) {
-        let is_known = |it: &Problem| it.field == problem.field && it.line == problem.line;
+        let is_known = |other: &Problem| other.field == problem.field && other.line == problem.line;
         if !problems.iter().any(is_known) {
             problems.push(problem);
         }
@@ -233,7 +234,7 @@ fn placed(mut problems: Vec<Problem>, errors: &[FieldError], tree: &Tree) -> Vec
     problems
 }
 
-/// What the file says of the object, and what its kind's own rules make of its `spec`.
+/// Checks the file with the schema and its `spec` with `validate`. Returns metadata and result.
 fn check<S: DeserializeOwned, V>(
     tree: &Tree,
     schema: &Value,
@@ -245,23 +246,24 @@ fn check<S: DeserializeOwned, V>(
     let name = text(&object["metadata"]["name"]);
     let metadata = metadata(&object["metadata"]);
     let namespace = metadata.namespace.as_deref();
-    if !checked.is_replaced("metadata.namespace") && namespace.is_some_and(|it| !is_namespace(it)) {
-        let rule = "must be at most 63 lower-case letters, digits and `-`, and begin and end with a \
-                    letter or digit";
+    if !checked.is_replaced("metadata.namespace")
+        && namespace.is_some_and(|namespace| !is_namespace(namespace))
+    {
+        let rule = "must have at most 63 lowercase letters, digits and `-`, and start and end with \
+                    a letter or digit";
         checked.errors.push(FieldError::new("metadata.namespace", &json!(namespace), rule));
     }
     let result = match serde_json::from_value::<S>(object["spec"].clone()) {
         Ok(spec) => validate(&name, &spec),
-        // The schema and the reader are made from one type, so this says more than the schema
-        // could.
+        // Schema and deserializer come from the same type, so this error is beyond the schema.
         Err(error) => Err(vec![FieldError::new("spec", &object["spec"], &error.to_string())]),
     };
     let mut errors = std::mem::take(&mut checked.errors);
     match result {
         Ok(valid) if errors.is_empty() => Ok((metadata, valid)),
         Ok(_) => Err(errors),
-        Err(those) => {
-            errors.extend(those.into_iter().filter(|error| !checked.is_replaced(&error.path)));
+        Err(more) => {
+            errors.extend(more.into_iter().filter(|error| !checked.is_replaced(&error.path)));
             Err(errors)
         }
     }
@@ -270,7 +272,7 @@ fn check<S: DeserializeOwned, V>(
 fn metadata(value: &Value) -> Metadata {
     let texts = |name: &str| -> BTreeMap<String, String> {
         let fields = value[name].as_object().into_iter().flatten();
-        fields.filter_map(|(key, it)| Some((key.clone(), it.as_str()?.to_owned()))).collect()
+        fields.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned()))).collect()
     };
     Metadata {
         namespace: value["namespace"].as_str().map(str::to_owned),
@@ -287,7 +289,7 @@ fn is_namespace(text: &str) -> bool {
         && text.bytes().last().is_some_and(is_inner)
 }
 
-/// The schema of a whole file, of which the definition in `crds/` has the spec alone.
+/// Returns the schema of a whole file, with the spec schema of the CRD.
 fn file_schema(kind: &str, spec: Value) -> Value {
     json!({
         "type": "object",

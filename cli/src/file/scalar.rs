@@ -1,19 +1,19 @@
-//! What a plain scalar means: what `kubectl` makes of it, or refused where readers of YAML disagree.
+//! Resolves plain YAML scalars like `kubectl`, and refuses those on which YAML parsers disagree.
 //!
-//! `kubectl` reads YAML 1.1 with go-yaml v2 and sends JSON, in which `3.0` is the integer 3.
+//! `kubectl` parses YAML 1.1 with go-yaml v2 and sends JSON, in which `3.0` is the integer 3.
 
 use serde_json::{Number, Value};
 
-/// A plain scalar's meaning.
+/// Meaning of a plain scalar.
 #[derive(Debug, PartialEq)]
 pub(super) enum Scalar {
-    /// It stands for this.
+    /// Value of the scalar.
     Value(Value),
-    /// It has no value that is the same everywhere; the rule says why.
+    /// Ambiguous or unsupported scalar, with the violated rule.
     Refused(&'static str),
 }
 
-/// Reads a plain scalar.
+/// Resolves a plain scalar.
 pub(super) fn resolve(text: &str) -> Scalar {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Scalar::Value(Value::Null),
@@ -24,7 +24,7 @@ pub(super) fn resolve(text: &str) -> Scalar {
     let lower = text.to_ascii_lowercase();
     if matches!(lower.as_str(), "y" | "n" | "yes" | "no" | "on" | "off") {
         return Scalar::Refused(
-            "is a boolean to some readers of YAML and a string to others: write true or false, or \
+            "is a boolean for some YAML parsers and a string for others; write true or false, or \
              put it in quotes",
         );
     }
@@ -34,19 +34,19 @@ pub(super) fn resolve(text: &str) -> Scalar {
     if matches!(lower.strip_prefix(['+', '-']).unwrap_or(&lower), ".inf" | ".nan") {
         return Scalar::Refused("must be a finite number");
     }
-    // Digits may be grouped, as in 1_000.
+    // Underscores may group digits, as in 1_000.
     let plain = lower.replace('_', "");
     match number(&plain) {
-        // kubectl reads `.5_0` and `._5` differently.
-        Some(_) if text.starts_with('.') && plain.len() < text.len() => {
-            Scalar::Refused("has underscores after a point: drop them, or put it in quotes")
-        }
+        // kubectl treats `.5_0` and `._5` differently.
+        Some(_) if text.starts_with('.') && plain.len() < text.len() => Scalar::Refused(
+            "has underscores after a leading decimal point; remove them or put it in quotes",
+        ),
         Some(scalar) => scalar,
         None => Scalar::Value(Value::from(text)),
     }
 }
 
-/// Reads a number in lower case; `None` if the text is a string.
+/// Parses a number in lowercase; `None` if the text is a string.
 fn number(text: &str) -> Option<Scalar> {
     let (sign, unsigned) = match text.strip_prefix(['+', '-']) {
         Some(unsigned) => (&text[..1], unsigned),
@@ -58,7 +58,7 @@ fn number(text: &str) -> Option<Scalar> {
     if !unsigned.is_empty() && unsigned.bytes().all(|byte| byte.is_ascii_digit()) {
         if unsigned.len() > 1 && unsigned.starts_with('0') {
             return Some(Scalar::Refused(
-                "is octal to some readers of YAML and decimal to others: drop the leading zeros, \
+                "is octal for some YAML parsers and decimal for others; remove the leading zeros \
                  or put it in quotes",
             ));
         }
@@ -67,10 +67,10 @@ fn number(text: &str) -> Option<Scalar> {
     if !is_float(unsigned) {
         return None;
     }
-    // Rust reads `1.`, `.5` and `+1`, as YAML does.
+    // Rust accepts `1.`, `.5` and `+1`, like YAML.
     let number = text.parse::<f64>().ok().filter(|number| number.is_finite());
     Some(match number {
-        // JSON of Go writes an integer where there is no fraction, with the fewest digits.
+        // Go's JSON writes numbers without a fraction as integers, with the fewest digits.
         Some(number) => match number.to_string().parse::<i64>() {
             Ok(integer) => Scalar::Value(Value::from(integer)),
             Err(_) => Scalar::Value(Number::from_f64(number).map_or(Value::Null, Value::Number)),
@@ -81,7 +81,7 @@ fn number(text: &str) -> Option<Scalar> {
 
 fn integer(value: Option<i64>) -> Scalar {
     value.map_or(
-        Scalar::Refused("an integer must lie between -2^63 and 2^63 - 1; put it in quotes"),
+        Scalar::Refused("must be an integer from -2^63 to 2^63 - 1, or a string in quotes"),
         |value| Scalar::Value(Value::from(value)),
     )
 }
@@ -99,7 +99,7 @@ fn radix(text: &str) -> Option<(u32, &str)> {
     is_number.then_some((radix, digits))
 }
 
-/// Whether it is `[0-9]* (\.[0-9]*)? (e[-+]?[0-9]+)?` with a digit before the exponent.
+/// Returns `true` for `[0-9]* (\.[0-9]*)? (e[-+]?[0-9]+)?` with a digit before the exponent.
 fn is_float(text: &str) -> bool {
     let (mantissa, exponent) = match text.split_once('e') {
         Some((mantissa, exponent)) => (mantissa, Some(exponent)),
@@ -123,9 +123,9 @@ mod tests {
 
     use super::*;
 
-    /// What sigs.k8s.io/yaml 1.6.0, the reader of `kubectl`, makes of each.
+    /// Expected values are from sigs.k8s.io/yaml 1.6.0, the YAML parser of `kubectl`.
     #[test]
-    fn plain_scalars_mean_what_kubectl_reads() {
+    fn plain_scalars_resolve_like_kubectl() {
         let cases = [
             ("", json!(null)),
             ("~", json!(null)),
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_readers_disagree_on_is_refused() {
+    fn ambiguous_scalars_are_refused() {
         let cases = [
             "y",
             "N",

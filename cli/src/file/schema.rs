@@ -1,20 +1,21 @@
-//! A check of values against the schema that our types generate: the part of OpenAPI that they use.
+//! Validates values against the schema generated from our types. Supports the part of OpenAPI that
+//! these schemas use.
 
 use serde_json::{Map, Value, json};
 use stoker_api::validate::{FieldError, item, member};
 
-/// What a schema made of a value.
+/// Result of a validation.
 #[derive(Debug, Default)]
 pub(super) struct Checked {
-    /// Everything that is wrong.
+    /// All errors.
     pub(super) errors: Vec<FieldError>,
-    /// The fields whose value was replaced by one that the schema allows, so that other rules can
-    /// be checked too.
+    /// Fields whose value was replaced by one that the schema allows, so that other rules can be
+    /// checked too.
     pub(super) replaced: Vec<String>,
 }
 
 impl Checked {
-    /// Whether `path` is, or is below, a field that was replaced.
+    /// Returns `true` if `path` is a replaced field or is inside one.
     pub(super) fn is_replaced(&self, path: &str) -> bool {
         self.replaced.iter().any(|replaced| {
             path.strip_prefix(replaced.as_str()).is_some_and(|rest| {
@@ -29,7 +30,7 @@ impl Checked {
         placeholder(schema)
     }
 
-    /// Checks `value` and returns it, with what the schema does not allow replaced or left out.
+    /// Checks `value`. Returns it with invalid fields replaced and unknown fields removed.
     pub(super) fn check(&mut self, schema: &Value, value: &Value, path: &str) -> Value {
         if value.is_null() && schema["nullable"] == json!(true) {
             return Value::Null;
@@ -38,13 +39,12 @@ impl Checked {
         if !is_kind(kind, value) {
             let (article, hint) = match (kind, value) {
                 ("integer" | "object" | "array", _) => ("an", ""),
-                ("boolean", _) => ("a", ": write true or false"),
-                ("string", Value::Null) => ("a", ""),
-                ("string", _) => ("a", ": put it in quotes"),
+                ("boolean", _) => ("a", "; write true or false"),
+                ("string", _) => ("a", "; put it in quotes"),
                 _ => ("a", ""),
             };
-            let null = if value.is_null() { ": give it a value or remove the line" } else { hint };
-            return self.refuse(path, value, schema, &format!("must be {article} {kind}{null}"));
+            let hint = if value.is_null() { "; give it a value or remove the line" } else { hint };
+            return self.refuse(path, value, schema, &format!("must be {article} {kind}{hint}"));
         }
         match value {
             Value::Object(members) => Value::Object(self.object(schema, members, path)),
@@ -150,7 +150,7 @@ fn is_kind(kind: &str, value: &Value) -> bool {
     }
 }
 
-/// The simplest value that the schema allows.
+/// Returns a simple value that the schema allows.
 fn placeholder(schema: &Value) -> Value {
     if let Some(default) = schema.get("default") {
         return default.clone();
@@ -178,8 +178,7 @@ fn placeholder(schema: &Value) -> Value {
     }
 }
 
-/// The rule for a field that is not known, with the known one that it was meant to be, if there is
-/// one like it.
+/// Returns the rule for an unknown field, with the most similar known field or all known fields.
 pub(super) fn unknown_field<'a>(
     name: &str,
     known: impl Iterator<Item = &'a str> + Clone,
@@ -190,8 +189,8 @@ pub(super) fn unknown_field<'a>(
     }
     let known: Vec<_> = known.collect();
     match known[..] {
-        [] => "unknown field: there is none here".to_owned(),
-        _ => format!("unknown field; known here are {}", known.join(", ")),
+        [] => "unknown field; no fields are allowed here".to_owned(),
+        _ => format!("unknown field; known fields: {}", known.join(", ")),
     }
 }
 
@@ -207,7 +206,7 @@ fn suggestion<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
     }
 }
 
-/// Letters to add, remove, change or swap with their neighbour to make one text of the other.
+/// Returns the edit distance: insertions, deletions, replacements and swaps of adjacent letters.
 fn distance(left: &str, right: &str) -> usize {
     let (left, right): (Vec<_>, Vec<_>) = (left.chars().collect(), right.chars().collect());
     let mut rows = vec![(0..=right.len()).collect::<Vec<_>>()];

@@ -1,4 +1,4 @@
-//! `--set PATH=VALUE`: fields laid over a file before it is checked.
+//! `--set PATH=VALUE`: overrides fields of a file before validation.
 
 use serde_json::{Map, Value, json};
 use stoker_api::validate::{item, member};
@@ -12,42 +12,41 @@ enum Step {
     Item(usize),
 }
 
-/// Lays `PATH=VALUE` over the tree. A path that begins with none of an object's own fields begins
-/// in `spec`, unless
-/// the file has a format of its own.
+/// Applies `PATH=VALUE` to the tree. A path that does not start with a top-level field of an object
+/// is relative to `spec`, unless the file has Determined's format.
 ///
 /// # Errors
 ///
-/// The text is no `PATH=VALUE`, the value no YAML, or the path leads through something that is no
-/// object or list.
+/// The text is not `PATH=VALUE`, the value is not valid YAML, or the path does not match the
+/// objects and lists of the tree.
 pub(super) fn apply(tree: &mut Tree, set: &str, is_legacy: bool) -> Result<(), Problem> {
     let refuse = |rule: &str| Problem::nowhere("--set", &json!(set).to_string(), rule);
     let Some((path, text)) = set.split_once('=') else {
         return Err(refuse("must be PATH=VALUE, such as searcher.random.maxTrials=4"));
     };
     let mut steps = steps(path.trim()).ok_or_else(|| {
-        refuse("must begin with a path, such as searcher.random.maxTrials or env[0].value")
+        refuse("must start with a path, such as searcher.random.maxTrials or env[0].value")
     })?;
-    let is_whole = ["apiVersion", "kind", "metadata", "spec"]
+    let is_top_level = ["apiVersion", "kind", "metadata", "spec"]
         .iter()
         .any(|name| steps[0] == Step::Member((*name).to_owned()));
-    if !is_legacy && !is_whole {
+    if !is_legacy && !is_top_level {
         steps.insert(0, Step::Member("spec".to_owned()));
     }
     let value = value(text).map_err(|rule| refuse(&rule))?;
     let mut path = String::new();
-    let mut whole = tree.value.clone();
-    let mut target = &mut whole;
+    let mut changed = tree.value.clone();
+    let mut target = &mut changed;
     for step in &steps {
         (target, path) = enter(target, step, &path)
             .map_err(|rule| Problem::nowhere(&path, "", &format!("--set: {rule}")))?;
     }
     *target = value;
-    tree.value = whole;
-    let is_below = |it: &String| {
-        it.strip_prefix(path.as_str()).is_some_and(|rest| rest.starts_with(['.', '[']))
+    tree.value = changed;
+    let is_below = |other: &String| {
+        other.strip_prefix(path.as_str()).is_some_and(|rest| rest.starts_with(['.', '[']))
     };
-    tree.places.retain(|it, _| !is_below(it));
+    tree.places.retain(|other, _| !is_below(other));
     tree.places.insert(path, None);
     Ok(())
 }
@@ -60,12 +59,12 @@ fn value(text: &str) -> Result<Value, String> {
         (Some(tree), problems) if problems.is_empty() => Ok(tree.value),
         (_, problems) => {
             let rules: Vec<_> = problems.into_iter().map(|problem| problem.rule).collect();
-            Err(format!("the value {}", rules.join(", ")))
+            Err(format!("invalid value: {}", rules.join(", ")))
         }
     }
 }
 
-/// `a.b[2].c` as steps.
+/// Parses a path such as `a.b[2].c`.
 fn steps(path: &str) -> Option<Vec<Step>> {
     let mut steps = Vec::new();
     for part in path.split('.') {
@@ -101,11 +100,13 @@ fn enter<'a>(
         }
         (Step::Item(idx), Value::Array(values)) => {
             let num_values = values.len();
-            let found = values.get_mut(*idx);
-            let value = found.ok_or_else(|| format!("the list has {num_values} items, from 0"))?;
+            let value = values.get_mut(*idx);
+            let value = value.ok_or_else(|| {
+                format!("item {idx} not found: the list has {num_values} items, numbered from 0")
+            })?;
             Ok((value, item(path, *idx)))
         }
-        (Step::Member(name), _) => Err(format!("is no object, so it has no field `{name}`")),
-        (Step::Item(idx), _) => Err(format!("is no list, so it has no item {idx}")),
+        (Step::Member(name), _) => Err(format!("is not an object and has no field `{name}`")),
+        (Step::Item(idx), _) => Err(format!("is not a list and has no item {idx}")),
     }
 }

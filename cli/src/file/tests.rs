@@ -1,4 +1,4 @@
-//! Whole files and what is said of them.
+//! Tests with whole files and their errors.
 
 mod legacy;
 
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::*;
 
-/// An experiment that can run.
+/// A valid experiment.
 const GOOD: &str = "\
 apiVersion: stoker.dev/v1alpha1
 kind: Experiment
@@ -31,27 +31,30 @@ fn load_text(text: &str, sets: &[&str]) -> Result<Loaded, FileError> {
     load(&path, &sets)
 }
 
-/// Each error must contain the words of its row, `LINE:COLUMN: FIELD` first.
+/// Checks that each error starts with `LINE:COLUMN: FIELD` and contains the words of its row.
 fn check_errors(text: &str, sets: &[&str], expected: &[(&str, &str)]) {
     let error = load_text(text, sets).expect_err(text);
-    let found: Vec<_> = error.problems.iter().map(ToString::to_string).collect();
-    assert_eq!(found.len(), expected.len(), "{text}\n{found:#?}");
-    for (found, (place, words)) in found.iter().zip(expected) {
-        assert!(found.starts_with(place) && found.contains(words), "{found}\n{place} {words}");
+    let problems: Vec<_> = error.problems.iter().map(ToString::to_string).collect();
+    assert_eq!(problems.len(), expected.len(), "{text}\n{problems:#?}");
+    for (problem, (start, words)) in problems.iter().zip(expected) {
+        assert!(
+            problem.starts_with(start) && problem.contains(words),
+            "{problem}\n{start} {words}"
+        );
     }
 }
 
-/// The errors of the good file with one text in place of another.
+/// Checks the errors of the valid file with `from` replaced by `to`.
 fn check_change(from: &str, to: &str, expected: &[(&str, &str)]) {
     assert!(GOOD.contains(from), "{from}");
     check_errors(&GOOD.replacen(from, to, 1), &[], expected);
 }
 
-/// A text of the file, what takes its place, and the beginning and a part of each error.
+/// A text of the file, its replacement, and the start and a part of each error.
 type Case = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
 
 #[test]
-fn a_good_file_gives_the_experiment_with_every_default() {
+fn valid_file_is_loaded_with_defaults() {
     let loaded = load_text(GOOD, &[]).unwrap();
     assert_eq!((loaded.name.as_str(), loaded.namespace.as_str()), ("mnist", "default"));
     assert_eq!(loaded.valid.units_max, 3);
@@ -60,13 +63,13 @@ fn a_good_file_gives_the_experiment_with_every_default() {
 }
 
 #[test]
-fn comments_may_stand_anywhere() {
+fn comments_are_allowed_anywhere() {
     let text = GOOD.replace('\n', " # a word\n# a line\n");
     assert_eq!(load_text(&text, &[]).unwrap().name, "mnist");
 }
 
 #[test]
-fn each_error_has_its_place_field_value_and_rule() {
+fn errors_have_position_field_value_and_rule() {
     let cases: &[Case] = &[
         (
             "stoker.dev/v1alpha1",
@@ -76,7 +79,7 @@ fn each_error_has_its_place_field_value_and_rule() {
         ("kind: Experiment", "kind: Experimant", &[("2:1: kind:", "did you mean `Experiment`?")]),
         ("kind: Experiment\n", "", &[("1:1: kind:", "required and missing")]),
         ("name: mnist", "name: 7", &[("4:3: metadata.name:", "must be a string")]),
-        ("name: mnist", "name: MNIST", &[("4:3: metadata.name:", "lower-case letters")]),
+        ("name: mnist", "name: MNIST", &[("4:3: metadata.name:", "letters")]),
         ("name: mnist", "name: a\n  namespace: A_b", &[("5:3: metadata.namespace:", "63")]),
         (
             "name: mnist",
@@ -156,7 +159,7 @@ fn each_error_has_its_place_field_value_and_rule() {
         ("batch: 64", "3: 64", &[("9:5: spec.hyperparameters:", "a key must be a string")]),
         ("batch: 64", "<<: {a: 1}", &[("9:5: spec.hyperparameters:", "merge keys")]),
         ("batch: 64", "batch: !odd 64", &[("9:17: spec.hyperparameters.batch:", "tags")]),
-        ("batch: 64", "batch: !!int \"6\"", &[("9:", "drop the tag")]),
+        ("batch: 64", "batch: !!int \"6\"", &[("9:", "remove the tag")]),
         ("batch: 64", "batch: 0_64", &[("9:12: spec.hyperparameters.batch:", "leading zeros")]),
         ("batch: 64", "y: 64", &[("9:5: spec.hyperparameters", "put it in quotes")]),
         ("[train, mnist]", "[]", &[("6:16: spec.entrypoint.command:", "at least 1 item")]),
@@ -198,9 +201,9 @@ fn each_error_has_its_place_field_value_and_rule() {
 }
 
 #[test]
-fn what_is_no_yaml_is_refused_with_its_place() {
-    check_change("  name: mnist", "\tname: mnist", &[("4:", "not YAML")]);
-    check_change("[train, mnist]", "[train, mnist", &[("", "not YAML")]);
+fn invalid_yaml_is_refused_with_its_position() {
+    check_change("  name: mnist", "\tname: mnist", &[("4:", "invalid YAML")]);
+    check_change("[train, mnist]", "[train, mnist", &[("", "invalid YAML")]);
     check_errors("", &[], &[("", "the file is empty")]);
     check_errors("- 1\n", &[], &[("1:1: ", "must be an object")]);
     check_change(
@@ -211,7 +214,7 @@ fn what_is_no_yaml_is_refused_with_its_place() {
 }
 
 #[test]
-fn aliases_are_read_and_cannot_blow_up() {
+fn aliases_are_expanded_within_limits() {
     let aliased = GOOD.replace("batch: 64", "batch: &b [1, 2]\n    again: *b");
     let loaded = load_text(&aliased, &[]).unwrap();
     assert_eq!(loaded.spec_json["hyperparameters"]["again"], json!([1, 2]));
@@ -225,7 +228,7 @@ fn aliases_are_read_and_cannot_blow_up() {
 }
 
 #[test]
-fn all_errors_of_a_file_come_at_once_by_line() {
+fn all_errors_are_reported_sorted_by_line() {
     let text = GOOD
         .replace("name: mnist", "name: MNIST")
         .replace("min: -4", "min: 4")
@@ -244,7 +247,7 @@ fn all_errors_of_a_file_come_at_once_by_line() {
 }
 
 #[test]
-fn an_error_is_shown_with_its_file_and_as_json() {
+fn errors_are_formatted_as_text_and_json() {
     let error = load_text(&GOOD.replace("epochs: 3", "epochs: 0"), &[]).unwrap_err();
     let text = error.to_string();
     let ending = "My file.yaml:12:17: spec.searcher.maxLength.epochs: must be at least 1 (found 0)";
@@ -259,7 +262,7 @@ fn an_error_is_shown_with_its_file_and_as_json() {
 }
 
 #[test]
-fn sets_are_laid_over_the_file_before_it_is_checked() {
+fn sets_override_fields_before_validation() {
     let sets = [
         "searcher.random.maxTrials=9",
         "spec.data.dir=/d",
@@ -274,23 +277,23 @@ fn sets_are_laid_over_the_file_before_it_is_checked() {
     assert_eq!(loaded.spec_json["hyperparameters"]["rate"], json!({ "const": 0.5 }));
     assert_eq!(loaded.spec_json["entrypoint"]["command"], json!(["train", "iris"]));
 
-    let mended = GOOD.replace("epochs: 3", "epochs: 0");
-    assert_eq!(load_text(&mended, &["searcher.maxLength.epochs=2"]).unwrap().valid.units_max, 2);
+    let invalid = GOOD.replace("epochs: 3", "epochs: 0");
+    assert_eq!(load_text(&invalid, &["searcher.maxLength.epochs=2"]).unwrap().valid.units_max, 2);
 }
 
 #[test]
-fn a_set_that_is_wrong_is_named() {
+fn errors_of_sets_name_the_path() {
     let cases = [
         ("searcher.random.maxTrials=x", "(--set): spec.searcher.random.maxTrials:", "an integer"),
         ("searcher", "(--set): --set:", "PATH=VALUE"),
-        ("a..b=1", "(--set): --set:", "must begin with a path"),
-        ("searcher.metric=[1", "(--set): --set:", "not YAML"),
+        ("a..b=1", "(--set): --set:", "must start with a path"),
+        ("searcher.metric=[1", "(--set): --set:", "invalid YAML"),
         ("searcher.metric.x=1", "(--set): spec.searcher.metric:", "no field `x`"),
         ("entrypoint.command[7]=x", "(--set): spec.entrypoint.command:", "has 2 items"),
-        ("env[0].name=x", "(--set): spec.env:", "is no list"),
+        ("env[0].name=x", "(--set): spec.env:", "is not a list"),
     ];
-    for (set, place, words) in cases {
-        check_errors(GOOD, &[set], &[(place, words)]);
+    for (set, start, words) in cases {
+        check_errors(GOOD, &[set], &[(start, words)]);
     }
 }
 
@@ -317,7 +320,7 @@ profiling: {enabled: false}
 project: x
 ";
 
-/// An inference job that can run.
+/// A valid inference job.
 const JOB: &str = "\
 apiVersion: stoker.dev/v1alpha1
 kind: InferenceJob
@@ -331,20 +334,20 @@ spec:
 ";
 
 #[test]
-fn errors_of_a_job_have_their_places_too() {
+fn job_errors_have_positions() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("job.yaml");
     let check = |from: &str, to: &str, set: &str, expected: &str| {
         assert!(JOB.contains(from), "{from}");
         std::fs::write(&path, JOB.replacen(from, to, 1)).unwrap();
-        let sets: Vec<_> = Some(set.to_owned()).into_iter().filter(|it| !it.is_empty()).collect();
-        let found = match load_job(&path, &sets) {
+        let sets: Vec<_> = Some(set.to_owned()).into_iter().filter(|set| !set.is_empty()).collect();
+        let text = match load_job(&path, &sets) {
             Ok(loaded) => format!("{} of {}", loaded.valid.spec.shard_rows, loaded.name),
             Err(error) => {
                 error.problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
             }
         };
-        assert_eq!(found, expected, "{to}");
+        assert_eq!(text, expected, "{to}");
         assert_eq!(is_job(&path), !to.contains("kind"));
     };
     check("", "", "", "10 of species");
@@ -352,10 +355,11 @@ fn errors_of_a_job_have_their_places_too() {
     check("shardRows: 10", "shardRows: 0", "", "9:3: spec.shardRows: must be at least 1 (found 0)");
     let typo = "9:3: spec.shardRow: unknown field: did you mean `shardRows`? (found 10)";
     check("shardRows", "shardRow", "", typo);
-    let format = "8:26: spec.input.format: must be one of jsonLines, csv, parquet, arrow: did you mean `csv`? (found \"tsv\")";
+    let format = "8:26: spec.input.format: must be one of jsonLines, csv, parquet, arrow: did you \
+                  mean `csv`? (found \"tsv\")";
     check("url: rows.csv", "url: rows.csv, format: tsv", "", format);
-    let trial = "7:16: spec.checkpoint.trial: must be a trial's name, EXPERIMENT-INDEX, such as mnist-3 \
-                 (found \"iris\")";
+    let trial = "7:16: spec.checkpoint.trial: must be a trial's name, EXPERIMENT-INDEX, such as \
+                 mnist-3 (found \"iris\")";
     check("iris-0", "iris", "", trial);
     let kind = "2:1: kind: must be one of InferenceJob (found \"Experiment\")";
     check("kind: InferenceJob", "kind: Experiment", "", kind);

@@ -1,4 +1,5 @@
-//! YAML as a JSON value, with the place of every field. One document, string keys, no key twice.
+//! Parses YAML to a JSON value with the position of every field. Accepts a single document with
+//! unique string keys.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -9,29 +10,29 @@ use stoker_api::validate::{item, member, shortened};
 use super::Problem;
 use super::scalar::{Scalar, resolve};
 
-/// Values in a document, those that aliases repeat included: bounds what a few aliases can blow up.
+/// Maximum number of values, including those repeated by aliases, which can grow exponentially.
 const NODES_MAX: usize = 100_000;
-/// Levels of nesting: bounds the stack.
+/// Maximum nesting depth, which bounds the stack.
 const DEPTH_MAX: usize = 64;
 
-/// Where something is in a file, both from 1.
+/// Position in a file; line and column count from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     pub(super) line: usize,
     pub(super) column: usize,
 }
 
-/// A document.
+/// Parsed document.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tree {
-    /// What it says.
+    /// Value of the document.
     pub(super) value: Value,
-    /// Where each field is, by its path; `None` where it came from `--set`.
+    /// Position of each field, by path; `None` for fields from `--set`.
     pub(super) places: BTreeMap<String, Option<Place>>,
 }
 
 impl Tree {
-    /// Where the field at `path` is, or else the innermost one around it.
+    /// Returns the position of the field at `path`, or of the innermost field that contains it.
     pub(super) fn place(&self, path: &str) -> Option<Place> {
         let mut path = path;
         loop {
@@ -46,7 +47,7 @@ impl Tree {
         }
     }
 
-    /// Takes over the places of everything at and below `from`, for `to`.
+    /// Copies the positions of `from` and its fields in `source` to `to`.
     pub(super) fn adopt(&mut self, source: &Self, from: &str, to: &str) {
         for (path, place) in source.places.range(from.to_owned()..) {
             let Some(rest) = path.strip_prefix(from) else { break };
@@ -57,11 +58,10 @@ impl Tree {
     }
 }
 
-/// Reads one document. What it says is of use even where there are problems, if there is a tree at
-/// all.
+/// Parses one document. A returned tree is usable even if there are problems.
 pub(super) fn read(text: &str) -> (Option<Tree>, Vec<Problem>) {
     let mut options = Options::default();
-    // Whether comments come as events depends on what else is linked.
+    // The default depends on cargo features of other crates.
     options.set_emit_comments(false);
     let mut reader = Reader {
         parser: Parser::new_from_str_with_options(text, options),
@@ -78,13 +78,13 @@ pub(super) fn read(text: &str) -> (Option<Tree>, Vec<Problem>) {
 
 struct Reader<'a> {
     parser: Parser<'a, serde_saphyr::granit_parser::StrInput<'a>>,
-    /// What an alias stands for.
+    /// Value of each anchor, by its ID.
     anchors: HashMap<usize, Value>,
     problems: Vec<Problem>,
     num_nodes: usize,
 }
 
-/// A problem after which nothing more can be read.
+/// Problem after which the rest of the file cannot be parsed.
 type Stop = Box<Problem>;
 
 impl<'a> Reader<'a> {
@@ -95,14 +95,14 @@ impl<'a> Reader<'a> {
             match event {
                 Event::StreamEnd => {
                     if tree.is_none() && self.problems.is_empty() {
-                        let rule = "the file is empty: an Experiment is expected";
+                        let rule = "the file is empty; write an Experiment or an InferenceJob";
                         self.problems.push(Problem::at(place(&span.start), "", "", rule));
                     }
                     return Ok(tree);
                 }
                 Event::StreamStart | Event::DocumentStart(..) | Event::DocumentEnd => {}
                 _ if tree.is_some() => {
-                    let rule = "a second document: one file holds one experiment";
+                    let rule = "a second document is not allowed; write one object per file";
                     self.problems.push(Problem::at(place(&span.start), "", "", rule));
                     return Ok(tree);
                 }
@@ -138,7 +138,7 @@ impl<'a> Reader<'a> {
     ) -> Result<Value, Stop> {
         self.count(span, 1)?;
         if depth > DEPTH_MAX {
-            let rule = format!("nested deeper than {DEPTH_MAX} levels");
+            let rule = format!("must not be nested deeper than {DEPTH_MAX} levels");
             return Err(Box::new(Problem::at(place(&span.start), path, "", &rule)));
         }
         let (value, anchor) = match event {
@@ -147,12 +147,13 @@ impl<'a> Reader<'a> {
                 let is_string = style != ScalarStyle::Plain || kind == Some(Some("str"));
                 match kind {
                     None | Some(Some("str")) => {}
-                    // kubectl reads `!!int "3"` as a number.
+                    // kubectl converts `!!int "3"` to a number.
                     Some(Some(_)) => {
-                        self.refuse(span, path, &text, "only the tag !!str is read: drop the tag");
+                        let rule = "only the tag !!str is supported; remove the tag";
+                        self.refuse(span, path, &text, rule);
                     }
                     Some(None) => {
-                        let rule = "tags other than YAML's own have no meaning here";
+                        let rule = "custom tags are not supported; remove the tag";
                         self.refuse(span, path, &text, rule);
                     }
                 }
@@ -166,7 +167,7 @@ impl<'a> Reader<'a> {
             }
             Event::Alias(id) => {
                 let Some(value) = self.anchors.get(&id).cloned() else {
-                    self.refuse(span, path, "", "an alias to something that contains it");
+                    self.refuse(span, path, "", "an alias must not be inside the value it repeats");
                     return Ok(Value::Null);
                 };
                 self.count(span, size(&value))?;
@@ -177,7 +178,7 @@ impl<'a> Reader<'a> {
                     place(&span.start),
                     path,
                     "",
-                    "a value is expected",
+                    "a value is missing",
                 )));
             }
         };
@@ -192,7 +193,7 @@ impl<'a> Reader<'a> {
         if self.num_nodes <= NODES_MAX {
             return Ok(());
         }
-        let rule = format!("more than {NODES_MAX} values");
+        let rule = format!("the file must not have more than {NODES_MAX} values");
         Err(Box::new(Problem::at(place(&span.start), "", "", &rule)))
     }
 
@@ -249,7 +250,7 @@ impl<'a> Reader<'a> {
             if members.contains_key(&key) {
                 let first = places.get(&path).copied().flatten();
                 let line = first.map_or(0, |place| place.line);
-                let rule = format!("the same key twice, first in line {line}: keep one");
+                let rule = format!("duplicate key, first in line {line}; remove one");
                 let value = self.node(event, &span, &path, depth + 1, &mut BTreeMap::new())?;
                 self.refuse(&key_span, &path, &shortened(&value), &rule);
                 continue;
@@ -260,7 +261,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A key, if it is a string; what else it is has been refused.
+    /// Parses a key and reports a problem unless it is a string. Returns `None` if the value of
+    /// this key must be skipped.
     fn key(
         &mut self,
         event: Event<'a>,
@@ -276,7 +278,7 @@ impl<'a> Reader<'a> {
         let problems = self.problems.len();
         let value = self.node(event, span, path, depth + 1, &mut BTreeMap::new())?;
         if is_plain && text == "<<" {
-            self.refuse(span, path, "<<", "merge keys are not read: write the fields out");
+            self.refuse(span, path, "<<", "merge keys are not supported; write the fields out");
             return Ok(None);
         }
         if self.problems.len() > problems {
@@ -285,7 +287,7 @@ impl<'a> Reader<'a> {
         match value {
             Value::String(key) => Ok(Some(key)),
             other => {
-                let rule = "a key must be a string: put it in quotes";
+                let rule = "a key must be a string; put it in quotes";
                 self.refuse(span, path, &shortened(&other), rule);
                 Ok(None)
             }
@@ -306,6 +308,6 @@ fn place(marker: &Marker) -> Place {
 }
 
 fn syntax(error: &ScanError) -> Problem {
-    let rule = format!("not YAML: {}", error.info());
+    let rule = format!("invalid YAML: {}", error.info());
     Problem::at(place(error.marker()), "", "", &rule)
 }

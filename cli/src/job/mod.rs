@@ -1,13 +1,13 @@
-//! `stoker job`: inference jobs, on this machine and on a cluster.
+//! `stoker job`: inference jobs, locally and on a cluster.
 //!
-//! `stoker job run` is a whole job on this machine:
+//! `stoker job run` runs a job locally:
 //!
 //! ```text
-//!  file -> record -> next (engine) -> start a process -> its end -> record -> next ...
+//!  file -> record -> next (engine) -> start a process -> process exits -> record -> next ...
 //! ```
 //!
-//! What is done lies in the output folder, put there by the processes; the record holds little more than the count of
-//! processes started. A runner killed at any moment goes on from both.
+//! The processes write results and commits to the output directory. The record holds little more
+//! than the number of processes started. A killed runner resumes from both.
 
 mod record;
 mod runner;
@@ -39,102 +39,101 @@ use crate::run::signals::Signals;
 /// `stoker job ...`
 #[derive(Debug, Subcommand)]
 pub(crate) enum JobCommand {
-    /// Run a whole job here, without a cluster
+    /// Run a job locally, without a cluster
     ///
-    /// Workers run as processes, one for each slot. Killed or stopped by Ctrl-C, the same command
-    /// goes on with the shards that are not committed. The output's manifest.json names one part
-    /// for each shard; the last line of `--output json` says where it is.
+    /// Workers run as processes, one per slot. After a kill or Ctrl-C, run the same command again
+    /// to resume with the uncommitted shards. The output's manifest.json lists one part per shard.
+    /// The last line of `--output json` contains its path.
     Run(Args),
-    /// Create a job on a cluster, with the program's files if need be
+    /// Create a job on a cluster and upload the program's files, if given
     ///
-    /// The file is checked as `stoker validate` does, then by the cluster. Files go to the job's
-    /// storage as NAMESPACE/contexts/SHA256.tar.gz, once for the same content, with the credentials
-    /// of this environment.
+    /// The file is validated like `stoker validate` does, then by the cluster. The program's files
+    /// are stored as NAMESPACE/contexts/SHA256.tar.gz in the job's storage. The same content is
+    /// uploaded only once. The upload uses credentials from the environment.
     Create(Box<create::JobArgs>),
-    /// List all jobs of a cluster
+    /// List the jobs of a cluster
     List {
         #[command(flatten)]
         cluster: Options,
-        /// Those of all namespaces
+        /// List jobs of all namespaces
         #[arg(long, short = 'A', help_heading = "Cluster", conflicts_with = "namespace")]
         all_namespaces: bool,
     },
-    /// Show one job: what it reads and writes, how it is going, what went wrong
+    /// Show one job: input, output, progress and failures
     Describe(OnCluster),
-    /// Print what the processes of a job printed, each line with its slot
+    /// Print the logs of a job, each line prefixed with its slot
     ///
-    /// The lines come from the pods while those are there, later from the job's storage.
+    /// Logs are read from the pods while they exist, then from the job's storage.
     Logs {
         #[command(flatten)]
         on: OnCluster,
-        /// Only the lines of this slot
+        /// Print only the lines of this slot
         #[arg(long, value_name = "N")]
         slot: Option<u32>,
-        /// Go on until the job has ended
+        /// Stream new lines until the job ends
         #[arg(long, short)]
         follow: bool,
         #[command(flatten)]
         storage: storage::Options,
     },
-    /// Pause: workers exit after the batch that they are at; what is committed stays
+    /// Pause a job: workers exit after their current batch; committed shards are kept
     Pause(OnCluster),
-    /// Go on with a paused job
+    /// Resume a paused job
     Activate(OnCluster),
-    /// End a job: workers exit after the batch that they are at. There is no way back
+    /// Cancel a job permanently: workers exit after their current batch
     Cancel(OnCluster),
-    /// End a job at once. There is no way back
+    /// Kill a job permanently and immediately
     Kill(OnCluster),
-    /// Wait until a job has ended; the exit code is that of its end
+    /// Wait until a job ends; the exit code reports the outcome
     #[command(
-        after_help = "Exit codes: 0 completed, 1 failed, 2 the input is wrong, 3 cancelled, \
-                            deleted or not ended in time."
+        after_help = "Exit codes: 0 completed, 1 failed, 2 invalid input, 3 cancelled, deleted \
+                            or timed out."
     )]
     Wait {
         #[command(flatten)]
         on: OnCluster,
-        /// How long at most, such as 90s, 5m or 1h30m [default: for ever]
-        #[arg(long, value_name = "LENGTH", value_parser = text::parse_length)]
+        /// Maximum wait, such as 90s, 5m or 1h30m [default: no limit]
+        #[arg(long, value_name = "DURATION", value_parser = text::parse_length)]
         timeout: Option<Duration>,
     },
-    /// Delete a job and its pods; what they stored stays
+    /// Delete a job and its pods; their files in the storage remain
     Delete(OnCluster),
 }
 
-/// A job on a cluster.
+/// Arguments of commands on one job of a cluster.
 #[derive(Debug, clap::Args)]
 pub(crate) struct OnCluster {
-    /// The job's name
+    /// Job name
     job: String,
     #[command(flatten)]
     cluster: Options,
 }
 
-/// What `stoker job run` is asked to do.
+/// Arguments of `stoker job run`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The job's file (YAML)
+    /// Job file (YAML)
     file: PathBuf,
-    /// The program's working folder, from which relative paths in the file are taken [default: this one]
+    /// Working directory of the program; relative paths in the file are resolved against it
+    /// [default: the current directory]
     #[arg(value_name = "DIR")]
     folder: Option<PathBuf>,
-    /// Where trials are looked for, and logs and the output go unless the file says otherwise: a
-    /// folder, or s3://, gs:// or az:// BUCKET/PREFIX. Default: the file's storage.url, or else
-    /// ./.stoker
+    /// Storage root for trials, logs and, unless the file sets output.url, the output: a directory,
+    /// or s3://, gs:// or az:// BUCKET/PREFIX. Default: storage.url of the file, else ./.stoker
     #[arg(long, value_name = "URL")]
     root: Option<String>,
-    /// Workers at a time [default: the file's resources.slots]
+    /// Number of concurrent workers [default: resources.slots of the file]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     slots: Option<u32>,
-    /// Start over instead of going on with an earlier run, and replace the output of another job
+    /// Start over instead of resuming an earlier run, and replace the output of another job
     #[arg(long)]
     fresh: bool,
-    /// Change a field of the file before it is read, such as resources.slots=4; may be given more
-    /// than once
+    /// Override a field of the file, such as resources.slots=4; repeatable
     #[arg(long, value_name = "PATH=VALUE")]
     set: Vec<String>,
 }
 
-/// Carries out `stoker job ...`; returns the exit code.
+/// Runs `stoker job ...` and returns the exit code.
 pub(crate) fn job(command: &JobCommand, output: Output) -> Result<u8, Failure> {
     let JobCommand::Run(args) = command else { return block_on(on_cluster(command, output)) };
     let loaded = match file::load_job(&args.file, &args.set) {
@@ -208,8 +207,13 @@ fn folder(args: &Args) -> Result<PathBuf, Failure> {
     let folder = args.folder.clone().unwrap_or_else(|| PathBuf::from("."));
     match folder.canonicalize() {
         Ok(folder) if folder.is_dir() => Ok(folder),
-        Ok(_) => Err(Failure::Input(format!("{} is no folder", folder.display()))),
-        Err(error) => Err(Failure::Input(format!("the folder {}: {error}", folder.display()))),
+        Ok(_) => Err(Failure::Input(format!(
+            "cannot use {} as DIR: it is not a directory",
+            folder.display()
+        ))),
+        Err(error) => {
+            Err(Failure::Input(format!("cannot use {} as DIR: {error}", folder.display())))
+        }
     }
 }
 
@@ -221,8 +225,8 @@ fn check_program(program: &str, folder: &std::path::Path) -> Result<(), Failure>
     match find_program(&path) {
         Some(_) => Ok(()),
         None => Err(Failure::Input(format!(
-            "spec.entrypoint.command[0] is `{program}`: no such program in {}, beside `stoker` or on \
-             PATH; build it or write its path",
+            "spec.entrypoint.command[0] is `{program}`: no such program in {}, next to `stoker` \
+             or on PATH; build it or write its path",
             folder.display()
         ))),
     }
@@ -232,7 +236,7 @@ fn greeting(opened: &Opened, place: &Place) -> String {
     let id = opened.record.id();
     let what = match opened.record.phase() {
         _ if !opened.is_continued => format!("new job {id}"),
-        Phase::Completed => format!("{id} has completed already; --fresh starts over"),
+        Phase::Completed => format!("{id} has completed already; use --fresh to start over"),
         Phase::Failed => format!("{id} has failed; trying again with what is committed"),
         _ => format!("going on with {id}"),
     };

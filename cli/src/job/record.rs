@@ -1,4 +1,4 @@
-//! The record of a job: the object that a cluster would hold, as a file.
+//! Record of a job: the same object as on a cluster, stored as a file.
 //!
 //! ```text
 //! LOCAL/local/NAMESPACE.NAME.job.{current,lock,trainers}
@@ -19,32 +19,32 @@ use crate::place::{self, Place};
 use crate::run::record::{self as files, Folder, Lock};
 use crate::run::setup::{self, ANNOTATION_ROOT};
 
-/// Annotation that holds the program's working folder.
+/// Annotation with the program's working directory.
 const ANNOTATION_FOLDER: &str = "stoker.dev/folder";
-/// Annotation of a job that may replace another one's output.
+/// Annotation that allows a job to replace the output of another job.
 const ANNOTATION_REPLACE: &str = "stoker.dev/replace";
 
-/// A record that this process alone may write.
+/// Record that only this process may write.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) record: Record,
-    /// Whether the job goes on from an earlier run.
+    /// Whether the job resumes an earlier run.
     pub(super) is_continued: bool,
-    /// Held until the end.
+    /// Lock of the record, held until the runner exits.
     pub(super) _lock: Lock,
-    /// The file that workers hold a lock on.
+    /// File that workers lock while they are alive.
     pub(super) trainers: PathBuf,
 }
 
-/// A job's record.
+/// Record of one job.
 #[derive(Debug)]
 pub(super) struct Record {
     folder: Folder,
     job: InferenceJob,
 }
 
-/// Opens the record of the job in `loaded`, or makes one. With `fresh` an earlier one stays where it is and a new one
-/// is made.
+/// Opens the record of the job in `loaded`, or creates one. With `fresh`, always creates a new
+/// record and keeps the earlier one.
 pub(super) fn open(
     place: &Place,
     loaded: &LoadedJob,
@@ -99,17 +99,17 @@ fn object(
 }
 
 impl Record {
-    /// Writes it.
+    /// Writes the record to disk.
     pub(super) fn save(&self) -> Result<(), Failure> {
         files::write_json(&self.folder.path().join("job.json"), &self.job)
     }
 
-    /// What has been seen of the job.
+    /// Returns the job's status.
     pub(super) fn status(&mut self) -> &mut InferenceStatus {
         self.job.status.get_or_insert_default()
     }
 
-    /// The folder of a process, readable by its owner alone.
+    /// Creates and returns the directory of a process.
     pub(super) fn attempt(&self, slot: u32, attempt: u32) -> Result<PathBuf, Failure> {
         self.folder.attempt(slot, attempt)
     }
@@ -119,7 +119,7 @@ impl Record {
     }
 
     pub(super) fn phase(&self) -> Phase {
-        self.job.status.as_ref().map(|it| it.phase).unwrap_or_default()
+        self.job.status.as_ref().map(|status| status.phase).unwrap_or_default()
     }
 
     pub(super) fn uid(&self) -> &str {
@@ -130,19 +130,19 @@ impl Record {
         place::id(self.job.metadata.name.as_deref().unwrap_or_default(), self.uid())
     }
 
-    /// The job's own folder below the root.
+    /// Returns the job's directory, relative to the root.
     pub(super) fn own_path(&self) -> String {
         let metadata = &self.job.metadata;
         let namespace = metadata.namespace.as_deref().unwrap_or_default();
         experiment_path(namespace, metadata.name.as_deref().unwrap_or_default(), self.uid())
     }
 
-    /// Whether another job's output may be replaced.
+    /// Returns `true` if the job may replace another job's output.
     pub(super) fn may_replace(&self) -> bool {
         self.annotation(ANNOTATION_REPLACE) == Some("true")
     }
 
-    /// Where the output goes.
+    /// Returns the path or URL of the output directory.
     pub(super) fn output_url(
         &self,
         place: &Place,
@@ -163,8 +163,8 @@ impl Record {
     fn refuse_folder(&self, folder: &Path) -> Result<(), Failure> {
         match self.annotation(ANNOTATION_FOLDER) {
             Some(recorded) if Path::new(recorded) != folder => Err(Failure::Input(format!(
-                "the job was begun in the folder {recorded}, not in {}: give that one as DIR to go on, \
-                 or use --fresh to start over",
+                "cannot resume the job in {}: it was started in {recorded}; pass that directory as \
+                 DIR to resume, or use --fresh to start over",
                 folder.display()
             ))),
             _ => Ok(()),

@@ -1,4 +1,4 @@
-//! The loop: what may start is started, what ends is recorded, until the job has ended.
+//! Main loop of a job: starts processes and records their exits until the job ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -30,28 +30,28 @@ use crate::run::process::{self, Ended, Running};
 use crate::run::record as files;
 use crate::run::signals::Signals;
 
-/// How often time limits are looked at.
+/// Interval of time limit checks.
 const TICK: Duration = Duration::from_millis(200);
-/// How often commits are counted in a folder.
+/// Interval of counting commits in a local directory.
 const LOOK_NEAR: Duration = Duration::from_millis(500);
-/// How often in a bucket, where a look costs money.
+/// Interval of counting commits in a bucket, where list requests cost money.
 const LOOK_FAR: Duration = Duration::from_secs(5);
 
-/// What a runner needs to know.
+/// Inputs of a runner.
 #[derive(Debug)]
 pub(super) struct Job<'a> {
     pub(super) loaded: &'a LoadedJob,
-    /// The programs' working folder.
+    /// Working directory of the program.
     pub(super) folder: PathBuf,
     pub(super) place: Place,
-    /// Where logs go.
+    /// Storage of the logs.
     pub(super) storage: Storage,
-    /// The output folder.
+    /// Output directory.
     pub(super) output: Storage,
-    /// Locked while any process of the job is alive.
+    /// File that is locked while any process of the job is alive.
     pub(super) lock: PathBuf,
     pub(super) record: Record,
-    /// GPUs that the processes share.
+    /// GPUs assigned to the slots.
     pub(super) devices: Devices,
 }
 
@@ -60,22 +60,27 @@ pub(super) struct Job<'a> {
 pub(super) struct Runner<'a> {
     job: Job<'a>,
     running: BTreeMap<u32, Working>,
-    /// Not before then, by slot.
+    /// Earliest start of the next attempt, by slot.
     backoff: BTreeMap<u32, Instant>,
     ended: UnboundedReceiver<Ended>,
     tell_ended: UnboundedSender<Ended>,
     interrupts: u32,
+    /// Time of the stop request to the running processes.
     asked: Option<Instant>,
     plan: Option<ShardPlan>,
+    /// Indexes of committed shards.
     committed: BTreeSet<u32>,
+    /// Last time when commits were counted.
     looked: Option<Instant>,
 }
 
-/// A process, and what its slot had committed when it started.
+/// A running process.
 #[derive(Debug)]
 struct Working {
     process: Running,
+    /// Number of shards that the slot had committed when the process started.
     committed: usize,
+    /// File for the process's termination message.
     termination: PathBuf,
 }
 
@@ -96,7 +101,8 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Runs until the job has ended or was stopped, and nothing runs any more; returns the exit code.
+    /// Runs until the job has ended or was stopped and no process is running. Returns the exit
+    /// code.
     pub(super) async fn run(
         mut self,
         signals: &mut Signals,
@@ -135,16 +141,16 @@ impl<'a> Runner<'a> {
 
     fn start_what_may_run(&mut self, view: &mut View) -> Result<(), Failure> {
         let now = Instant::now();
-        let is_ready = |slot: &u32| self.backoff.get(slot).is_none_or(|it| *it <= now);
+        let is_ready = |slot: &u32| self.backoff.get(slot).is_none_or(|until| *until <= now);
         let next = inference::next(self.job.record.status());
-        let ready: Vec<Start> = next.into_iter().filter(|it| is_ready(&it.slot)).collect();
+        let ready: Vec<Start> = next.into_iter().filter(|start| is_ready(&start.slot)).collect();
         for (start, attempt) in ready.into_iter().zip(self.job.record.status().attempts..) {
             self.start(Start { attempt, ..start }, view)?;
         }
         Ok(())
     }
 
-    /// Records a process, and then starts it.
+    /// Records a process, then starts it.
     fn start(&mut self, start: Start, view: &mut View) -> Result<(), Failure> {
         let Start { role, slot, attempt } = start;
         let folder = self.job.record.attempt(slot, attempt)?;
@@ -155,8 +161,11 @@ impl<'a> Runner<'a> {
         self.job.record.save()?;
         let spec = self.spec();
         let termination = folder.join("termination.json");
-        let mut env: Vec<_> =
-            spec.env.iter().map(|it| (it.name.clone(), it.value.clone())).collect();
+        let mut env: Vec<_> = spec
+            .env
+            .iter()
+            .map(|variable| (variable.name.clone(), variable.value.clone()))
+            .collect();
         env.push((ENV_TERMINATION_FILE.to_owned(), termination.display().to_string()));
         let visible = self.job.devices.of_worker(slot);
         env.extend(visible.map(|gpu| (gpus::ENV_VISIBLE.to_owned(), gpu.to_owned())));
@@ -177,7 +186,7 @@ impl<'a> Runner<'a> {
         );
         let process = started.map_err(|error| {
             Failure::System(format!(
-                "no process could be started: {error}; the same command again goes on"
+                "cannot start a process: {error}; run the same command again to resume"
             ))
         })?;
         view.started(role, slot, attempt);
@@ -206,19 +215,19 @@ impl<'a> Runner<'a> {
         trial_config(&job, start)
     }
 
-    /// Records how a process ended.
+    /// Records the exit of a process.
     async fn end(&mut self, ended: Ended, view: &mut View) -> Result<(), Failure> {
         let Ended { trial: slot, attempt, end, message, log_error } = ended;
-        if self.running.get(&slot).is_none_or(|it| it.process.attempt != attempt) {
+        if self.running.get(&slot).is_none_or(|working| working.process.attempt != attempt) {
             return Ok(());
         }
         let Some(working) = self.running.remove(&slot) else { return Ok(()) };
         if let Some(error) = log_error {
-            view.say(&format!("the end of a log could not be stored: {error}"));
+            view.say(&format!("slot {slot}: cannot store the last lines of the log: {error}"));
         }
         self.look(true, view).await;
         let has_committed = self.committed_by(slot) > working.committed;
-        let message = said(&working.termination).or(message);
+        let message = termination_message(&working.termination).or(message);
         view.ended(slot, attempt, end, message.as_deref());
         let max_restarts = self.spec().max_restarts;
         let record = End { slot, attempt, end, message, has_committed };
@@ -240,17 +249,17 @@ impl<'a> Runner<'a> {
         self.backoff.insert(slot, Instant::now() + wait);
     }
 
-    /// Shards of a slot that are committed.
+    /// Returns the number of shards that a slot has committed.
     fn committed_by(&mut self, slot: u32) -> usize {
         let slots = self.job.record.status().workers.len().max(1) as u32;
         self.committed.iter().filter(|shard| **shard % slots == slot).count()
     }
 
-    /// Counts what is committed. A storage that is away is asked again.
+    /// Counts committed shards. Storage errors are ignored: the next call tries again.
     async fn look(&mut self, at_once: bool, view: &mut View) {
         let is_far = self.job.output.url().contains("://");
         let pause = if is_far { LOOK_FAR } else { LOOK_NEAR };
-        let is_due = self.looked.is_none_or(|it| it.elapsed() > pause);
+        let is_due = self.looked.is_none_or(|looked| looked.elapsed() > pause);
         if !is_due && !at_once {
             return;
         }
@@ -264,9 +273,9 @@ impl<'a> Runner<'a> {
         if let Ok(paths) = output.list(&commits_path(&uid)).await {
             self.committed = paths.iter().filter_map(|path| shard_of_commit(path)).collect();
         }
-        let shards = (0..).zip(&plan.shards).filter(|(shard, _)| self.committed.contains(shard));
+        let shards = (0..).zip(&plan.shards).filter(|(index, _)| self.committed.contains(index));
         let status = self.job.record.status();
-        status.rows = shards.map(|(_, it)| u64::from(it.rows)).sum();
+        status.rows = shards.map(|(_, shard)| u64::from(shard.rows)).sum();
         status.rows_total = plan.rows();
         view.progress(status.rows, status.rows_total, self.running.len());
     }
@@ -276,32 +285,32 @@ impl<'a> Runner<'a> {
         let num = self.running.len();
         if self.interrupts > 1 {
             view.say(&format!("killing {num} processes"));
-            self.running.values_mut().for_each(|it| it.process.kill());
+            self.running.values_mut().for_each(|working| working.process.kill());
         } else {
             view.say(&format!(
                 "stopping: {num} processes leave after the batch that they are at (at most {} s); \
-                 the same signal once more kills at once",
+                 send the signal again to kill them immediately",
                 self.spec().preemption_timeout_seconds
             ));
         }
     }
 
-    /// Asks what runs to leave, and kills it after its time.
+    /// Sends a stop request to all processes, and kills them after the preemption timeout.
     fn end_what_runs(&mut self) {
-        let patience = Duration::from_secs(self.spec().preemption_timeout_seconds.into());
+        let timeout = Duration::from_secs(self.spec().preemption_timeout_seconds.into());
         match self.asked {
             None => {
                 self.asked = Some(Instant::now());
-                self.running.values().for_each(|it| it.process.ask_to_exit());
+                self.running.values().for_each(|working| working.process.ask_to_exit());
             }
-            Some(since) if since.elapsed() > patience => {
-                self.running.values_mut().for_each(|it| it.process.kill());
+            Some(since) if since.elapsed() > timeout => {
+                self.running.values_mut().for_each(|working| working.process.kill());
             }
             Some(_) => {}
         }
     }
 
-    /// Prints the outcome; returns the exit code.
+    /// Prints the outcome and returns the exit code.
     async fn tell(mut self, view: &mut View) -> Result<u8, Failure> {
         let mut manifest: Option<OutputManifest> = None;
         if self.phase() == Phase::Completed {
@@ -309,14 +318,14 @@ impl<'a> Runner<'a> {
             if manifest.is_none() {
                 let status = self.job.record.status();
                 status.phase = Phase::Failed;
-                let text = "its processes ended with exit code 0 and there is no output: the job's program \
-                            must implement `Inference`";
+                let text = "no output found although all processes exited with code 0; the \
+                            program must implement `Inference`";
                 status.message = Some(text.to_owned());
             }
         }
         let uid = self.job.record.uid().to_owned();
-        // Another job may have replaced it since.
-        let manifest = manifest.filter(|it| it.job_id == uid);
+        // Another job may have replaced the output in the meantime.
+        let manifest = manifest.filter(|manifest| manifest.job_id == uid);
         if let Some(manifest) = &manifest {
             let status = self.job.record.status();
             status.rows = manifest.input_rows;
@@ -330,7 +339,7 @@ impl<'a> Runner<'a> {
             "job": self.job.loaded.name,
             "id": id,
             "phase": phase,
-            "rows": manifest.as_ref().map(|it| it.rows),
+            "rows": manifest.as_ref().map(|manifest| manifest.rows),
             "inputRows": self.job.record.status().rows_total,
             "done": self.job.record.status().rows,
             "rejected": self.job.record.status().rejected,
@@ -343,10 +352,10 @@ impl<'a> Runner<'a> {
     }
 }
 
-/// The last words of a process.
-fn said(termination: &Path) -> Option<String> {
-    let said: Termination = serde_json::from_slice(&std::fs::read(termination).ok()?).ok()?;
-    said.message
+/// Returns the message of a termination file, if any.
+fn termination_message(path: &Path) -> Option<String> {
+    let termination: Termination = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
+    termination.message
 }
 
 async fn read<T: serde::de::DeserializeOwned>(
@@ -354,15 +363,15 @@ async fn read<T: serde::de::DeserializeOwned>(
     path: &str,
 ) -> Result<Option<T>, Failure> {
     match storage.get(path).await {
-        Ok(text) => serde_json::from_slice(&text)
-            .map(Some)
-            .map_err(|error| Failure::System(format!("{}/{path}: {error}", storage.url()))),
+        Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|error| {
+            Failure::System(format!("cannot parse {}/{path}: {error}", storage.url()))
+        }),
         Err(StorageError::NotFound { .. }) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
-/// The stage, for people.
+/// Returns the human-readable name of a stage.
 pub(super) fn named(role: Role, slot: u32) -> String {
     match role {
         Role::Plan => "planning".to_owned(),

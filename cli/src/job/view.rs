@@ -1,4 +1,4 @@
-//! How a job is going: a bar on a terminal, plain lines elsewhere, JSON lines for programs.
+//! Progress of a job: a bar on a terminal, plain lines elsewhere, or JSON lines.
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
@@ -12,21 +12,22 @@ use stoker_api::trial::AttemptEnd;
 use super::runner::named;
 use crate::print::{self, Output};
 
-/// How often rows are told where there is no bar.
+/// Minimum interval between progress lines, without a bar.
 const TELL: Duration = Duration::from_secs(5);
 
-/// Shows a job to whoever watches.
+/// Progress display of a job.
 #[derive(Debug)]
 pub(super) struct View {
     output: Output,
     bar: Option<ProgressBar>,
-    /// What runs in each slot.
+    /// Role of the process in each slot.
     running: BTreeMap<u32, Role>,
+    /// Time and row count of the last progress line.
     told: Option<(Instant, u64)>,
 }
 
 impl View {
-    /// The view for this output.
+    /// Creates the view for this output format.
     pub(super) fn new(output: Output) -> Self {
         let is_terminal = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
         let bar = (output == Output::Text && is_terminal).then(|| {
@@ -38,7 +39,7 @@ impl View {
         Self { output, bar, running: BTreeMap::new(), told: None }
     }
 
-    /// Says something to the user, not to programs.
+    /// Prints a human-readable message to standard error.
     pub(super) fn say(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| print::err(text)),
@@ -46,7 +47,7 @@ impl View {
         }
     }
 
-    /// A process has started.
+    /// Reports the start of a process.
     pub(super) fn started(&mut self, role: Role, slot: u32, attempt: u32) {
         self.running.insert(slot, role);
         if self.output == Output::Json {
@@ -54,7 +55,7 @@ impl View {
         }
     }
 
-    /// A process has ended.
+    /// Reports the exit of a process.
     pub(super) fn ended(
         &mut self,
         slot: u32,
@@ -67,20 +68,20 @@ impl View {
             print::out(json!({"event": "ended", "role": role, "slot": slot, "attempt": attempt,
                 "end": end, "message": message}));
         } else if end != AttemptEnd::Completed {
-            let message = message.map_or_else(String::new, |it| format!(": {it}"));
+            let message = message.map_or_else(String::new, |message| format!(": {message}"));
             self.say(&format!("{} (attempt {attempt}) ended: {end:?}{message}", named(role, slot)));
         }
     }
 
-    /// How many rows are done.
+    /// Reports the number of committed rows.
     pub(super) fn progress(&mut self, rows: u64, total: u64, num_running: usize) {
         if let Some(bar) = &self.bar {
             bar.set_length(total);
             bar.set_position(rows);
-            bar.set_message(format!("{num_running} at work"));
+            bar.set_message(format!("{num_running} running"));
             return;
         }
-        let is_due = self.told.is_none_or(|(at, told)| at.elapsed() > TELL && told != rows);
+        let is_due = self.told.is_none_or(|(at, last)| at.elapsed() > TELL && last != rows);
         if is_due {
             self.told = Some((Instant::now(), rows));
             match self.output {
@@ -90,14 +91,14 @@ impl View {
         }
     }
 
-    /// Takes the bar away, so that the outcome follows.
+    /// Clears the bar before the outcome is printed.
     pub(super) fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
     }
 
-    /// Prints how the job stands at the end.
+    /// Prints the final state of the job.
     pub(super) fn outcome(&self, outcome: &Value) {
         if self.output == Output::Json {
             print::out(outcome);
@@ -113,7 +114,7 @@ impl View {
                 print::err(format!("failed: {}", text("message")))
             }
             None => print::err(format!(
-                "stopped with {} of {} rows done; run the same command again to go on from here",
+                "stopped with {} of {} rows done; run the same command again to resume",
                 outcome["done"], outcome["inputRows"]
             )),
         }

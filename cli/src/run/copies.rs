@@ -1,4 +1,4 @@
-//! Copies of trials' records beside their files, written beside the runner's loop.
+//! Background task that copies trial records next to the trials' files in the storage.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use tokio::time::timeout;
 use super::door::Desk;
 use super::outcome::{self, Paths};
 
-/// How long the last copies may take once nothing runs any more.
+/// Maximum wait for pending copies after all trials have ended.
 const LAST_COPIES: Duration = Duration::from_secs(30);
 
-/// Writes copies, one at a time, of the record as it then is.
+/// Handle of the task, which copies one record at a time in its latest state.
 #[derive(Debug)]
 pub(crate) struct Copies {
     wanted: UnboundedSender<u32>,
@@ -22,7 +22,7 @@ pub(crate) struct Copies {
 }
 
 impl Copies {
-    /// A task that copies into `storage`, and tells `notes` what it could not.
+    /// Starts the task. Sends error messages to `notes`.
     pub(crate) fn start(
         desk: Desk,
         storage: Storage,
@@ -33,12 +33,12 @@ impl Copies {
         Self { wanted, task: tokio::spawn(copy(desk, storage, paths, inbox, notes)) }
     }
 
-    /// Asks for a copy of the trial's record; never waits.
+    /// Requests a copy of the trial's record; never blocks.
     pub(crate) fn want(&self, trial: u32) {
         let _ = self.wanted.send(trial);
     }
 
-    /// Waits for the last copies, within reason.
+    /// Waits for pending copies, at most [`LAST_COPIES`].
     pub(crate) async fn finish(self) {
         drop(self.wanted);
         let task = self.task;
@@ -65,7 +65,7 @@ async fn copy(
             let trial = desk.state().trials.get(&index).cloned();
             let Some(trial) = trial else { continue };
             if let Err(error) = outcome::copy_record(&storage, &paths, &trial).await {
-                let note = format!("trial {index}: its record could not be copied: {error}");
+                let note = format!("trial {index}: cannot copy the record to the storage: {error}");
                 let _ = notes.send(note);
             }
         }

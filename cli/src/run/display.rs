@@ -1,4 +1,4 @@
-//! Live progress: bars on a terminal, plain lines elsewhere, JSON lines for programs.
+//! Live progress: bars on a terminal, plain lines elsewhere, or JSON lines.
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
@@ -16,21 +16,21 @@ use stoker_engine::trial::{
 use super::state::{Happening, State};
 use crate::print::{self, Output};
 
-/// Lines of trials on a terminal; more would scroll away.
+/// Maximum number of trial lines on a terminal; more would scroll out of view.
 const LINES_MAX: usize = 24;
-/// How old the search's progress may be.
+/// Minimum interval between computations of the search progress.
 const RECKON: Duration = Duration::from_secs(1);
-/// Characters of a progress bar.
+/// Width of a progress bar, in characters.
 const BAR_CHARS: u64 = 20;
 
-/// Shows a run to whoever watches.
+/// Progress display of a run.
 #[derive(Debug)]
 pub(crate) enum View {
-    /// On a terminal.
+    /// Bars on a terminal.
     Bars(Bars),
-    /// In a file or a pipe.
+    /// Plain lines for a file or a pipe.
     Lines,
-    /// For programs.
+    /// JSON lines.
     Json,
 }
 
@@ -39,14 +39,14 @@ pub(crate) enum View {
 pub(crate) struct Bars {
     multi: MultiProgress,
     lines: Vec<ProgressBar>,
-    /// Where a trial's attempt was when first seen: attempt, time, batches.
+    /// First observation of each trial's attempt: attempt, time, batches.
     since: BTreeMap<u32, (u32, Instant, u64)>,
-    /// When the search's progress was reckoned last.
+    /// Time of the last computation of the search progress.
     reckoned: Option<Instant>,
 }
 
 impl View {
-    /// The view for this output.
+    /// Creates the view for this output format.
     pub(crate) fn new(output: Output) -> Self {
         let is_terminal = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
         match output {
@@ -61,7 +61,7 @@ impl View {
         }
     }
 
-    /// Says something to the user, not to programs.
+    /// Prints a human-readable message, never to standard output.
     pub(crate) fn say(&self, text: &str) {
         match self {
             Self::Bars(bars) => {
@@ -71,20 +71,20 @@ impl View {
         }
     }
 
-    /// Shows what has happened since the last call, and how all trials stand.
+    /// Shows the events since the last call and the current state of all trials.
     pub(crate) fn update(&mut self, state: &mut State, searched: &Searched<'_>) {
-        for (index, happening) in std::mem::take(&mut state.happenings) {
+        for (index, event) in std::mem::take(&mut state.happenings) {
             match self {
-                Self::Json => print::out(json_line(index, &happening)),
-                Self::Lines => print::out(text_line(index, &happening)),
-                Self::Bars(bars) if is_news(&happening) => {
-                    let _ = bars.multi.println(text_line(index, &happening));
+                Self::Json => print::out(json_line(index, &event)),
+                Self::Lines => print::out(text_line(index, &event)),
+                Self::Bars(bars) if is_news(&event) => {
+                    let _ = bars.multi.println(text_line(index, &event));
                 }
                 Self::Bars(_) => {}
             }
         }
         if let Self::Bars(bars) = self {
-            if bars.reckoned.is_none_or(|it| it.elapsed() > RECKON) {
+            if bars.reckoned.is_none_or(|reckoned| reckoned.elapsed() > RECKON) {
                 bars.reckoned = Some(Instant::now());
                 state.reckon_progress();
             }
@@ -92,28 +92,28 @@ impl View {
         }
     }
 
-    /// Takes the bars away, so that the table of results follows.
+    /// Clears the bars before the table of results is printed.
     pub(crate) fn finish(&self) {
         if let Self::Bars(bars) = self {
-            // A bar that is not finished would be drawn once more when it is dropped.
+            // An unfinished bar would be drawn again on drop.
             bars.lines.iter().for_each(ProgressBar::finish_and_clear);
             let _ = bars.multi.clear();
         }
     }
 }
 
-/// How trials are compared.
+/// Searched metric, by which trials are compared.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Searched<'a> {
-    /// The searched metric's name.
+    /// Name of the metric.
     pub(crate) metric: &'a str,
-    /// Whether a smaller one is better.
+    /// Whether smaller values are better.
     pub(crate) smaller_is_better: bool,
 }
 
 impl Searched<'_> {
-    /// A trial's metric: the result at the granted length, or else its latest validation's; its best
-    /// where it stopped early, since it counts by that.
+    /// Returns a trial's metric: the result at the granted length, else the metric of the latest
+    /// validation. A trial that stopped early counts with its best metric.
     pub(crate) fn of(&self, trial: &TrialRecord) -> Option<String> {
         let units = granted_units(&trial.spec);
         if let Some(result) = result_at(trial, units) {
@@ -127,11 +127,12 @@ impl Searched<'_> {
         searched.of(&trial.status.metrics).cloned()
     }
 
-    /// A number that is smaller for a better metric, and greatest for none.
+    /// Returns a sort key: smaller for a better metric, infinity without a metric.
     pub(crate) fn rank(&self, trial: &TrialRecord) -> f64 {
-        let metric = self.of(trial).and_then(|it| number::parse(&it)).filter(|it| !it.is_nan());
+        let metric = self.of(trial).and_then(|metric| number::parse(&metric));
+        let metric = metric.filter(|metric| !metric.is_nan());
         let sign = if self.smaller_is_better { 1.0 } else { -1.0 };
-        metric.map_or(f64::INFINITY, |it| sign * it)
+        metric.map_or(f64::INFINITY, |metric| sign * metric)
     }
 }
 
@@ -140,12 +141,13 @@ impl Bars {
         let mut trials: Vec<&TrialRecord> = state.trials.values().collect();
         trials.sort_by(|a, b| searched.rank(a).total_cmp(&searched.rank(b)));
         if trials.len() > LINES_MAX {
-            // Those that run are what the user waits for.
-            trials.sort_by_key(|it| live_attempt(it).is_none());
+            // Prefer running trials.
+            trials.sort_by_key(|trial| live_attempt(trial).is_none());
             trials.truncate(LINES_MAX);
             trials.sort_by(|a, b| searched.rank(a).total_cmp(&searched.rank(b)));
         }
-        let mut texts: Vec<String> = trials.iter().map(|it| self.line(it, searched)).collect();
+        let mut texts: Vec<String> =
+            trials.iter().map(|trial| self.line(trial, searched)).collect();
         let status = state.status();
         texts.push(format!(
             "{}: {} of {} trials ended, {:.0} % of the search",
@@ -169,7 +171,8 @@ impl Bars {
     fn line(&mut self, trial: &TrialRecord, searched: &Searched<'_>) -> String {
         let status = &trial.status;
         let metric = searched.of(trial).unwrap_or_else(|| "-".to_owned());
-        let eta = self.eta(trial).map_or_else(String::new, |it| format!("  {} left", clock(it)));
+        let eta =
+            self.eta(trial).map_or_else(String::new, |left| format!("  {} left", clock(left)));
         format!(
             "trial {:<4} {:<9} {}  {:>8}/{:<8} {} {}{}",
             trial.spec.index,
@@ -194,14 +197,14 @@ impl Bars {
         let done = status.batches - since.2;
         let left = status.batches_total.checked_sub(status.batches)?;
         let seconds = since.1.elapsed().as_secs_f64() * left as f64 / done as f64;
-        // With nothing done yet, or with an age to go, there is nothing to say.
+        // `None` for infinite or too large values, for example before the first batch.
         Duration::try_from_secs_f64(seconds).ok()
     }
 }
 
-/// Whether it is told even where bars show how trials stand.
-fn is_news(happening: &Happening) -> bool {
-    match happening {
+/// Returns `true` if the event is printed even while bars show the state of all trials.
+fn is_news(event: &Happening) -> bool {
+    match event {
         Happening::Ended { .. } => true,
         Happening::Started { refused, .. } => !refused.is_empty(),
         Happening::Validated { .. } | Happening::Checkpointed { .. } => false,
@@ -225,7 +228,7 @@ fn bar(done: u64, total: u64) -> String {
     format!("[{}{}]", "=".repeat(full), " ".repeat(BAR_CHARS as usize - full))
 }
 
-/// A metric with as many digits as a table has room for.
+/// Formats a metric with the digits that fit in a table.
 pub(crate) fn short(metric: &str) -> String {
     match number::parse(metric) {
         Some(value) if value != 0.0 && (value.abs() < 1e-3 || value.abs() >= 1e6) => {
@@ -244,15 +247,15 @@ fn clock(left: Duration) -> String {
     }
 }
 
-fn text_line(index: u32, happening: &Happening) -> String {
-    match happening {
+fn text_line(index: u32, event: &Happening) -> String {
+    match event {
         Happening::Started { attempt: 0, from: None, .. } => format!("trial {index}: started"),
         Happening::Started { attempt, from, refused } => {
             let from = from.as_ref();
-            let from = from.map_or("the beginning".to_owned(), |it| format!("checkpoint {it}"));
+            let from = from.map_or("scratch".to_owned(), |name| format!("checkpoint {name}"));
             let refused: String = refused
                 .iter()
-                .map(|(name, why)| format!("; checkpoint {name} was passed over: {why}"))
+                .map(|(name, why)| format!("; checkpoint {name} was skipped: {why}"))
                 .collect();
             format!("trial {index}: attempt {attempt} started from {from}{refused}")
         }
@@ -265,17 +268,17 @@ fn text_line(index: u32, happening: &Happening) -> String {
             format!("trial {index}: batch {batches}: checkpoint {name}")
         }
         Happening::Ended { attempt, end, message } => {
-            let message = message.as_ref().map_or_else(String::new, |it| format!(": {it}"));
+            let message =
+                message.as_ref().map_or_else(String::new, |message| format!(": {message}"));
             format!("trial {index}: attempt {attempt} ended: {end:?}{message}")
         }
     }
 }
 
-fn json_line(index: u32, happening: &Happening) -> serde_json::Value {
-    match happening {
+fn json_line(index: u32, event: &Happening) -> serde_json::Value {
+    match event {
         Happening::Started { attempt, from, refused } => {
-            let (event, trial) = ("started", index);
-            json!({"event": event, "trial": trial, "attempt": attempt, "checkpoint": from,
+            json!({"event": "started", "trial": index, "attempt": attempt, "checkpoint": from,
                 "refused": refused})
         }
         Happening::Validated { batches, metrics } => {
@@ -285,8 +288,7 @@ fn json_line(index: u32, happening: &Happening) -> serde_json::Value {
             json!({"event": "checkpointed", "trial": index, "batches": batches, "checkpoint": name})
         }
         Happening::Ended { attempt, end, message } => {
-            let (event, trial) = ("ended", index);
-            json!({"event": event, "trial": trial, "attempt": attempt, "end": end,
+            json!({"event": "ended", "trial": index, "attempt": attempt, "end": end,
                 "message": message})
         }
     }
@@ -297,18 +299,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bar_is_as_long_for_every_part_done() {
+    fn bar_width_is_constant() {
         assert_eq!(bar(0, 0), format!("[{}]", " ".repeat(20)));
         assert_eq!(bar(5, 10), format!("[{}{}]", "=".repeat(10), " ".repeat(10)));
         assert_eq!(bar(20, 10), format!("[{}]", "=".repeat(20)));
     }
 
     #[test]
-    fn a_fall_back_is_told_with_its_reason() {
+    fn skipped_checkpoint_is_shown_with_its_reason() {
         let refused = [("b".to_owned(), "model is missing".to_owned())].into();
         let started = Happening::Started { attempt: 1, from: Some("a".to_owned()), refused };
-        let text = "trial 3: attempt 1 started from checkpoint a; checkpoint b was passed over: \
-                    model is missing";
+        let text = "trial 3: attempt 1 started from checkpoint a; checkpoint b was skipped: model \
+                    is missing";
         assert_eq!(text_line(3, &started), text);
         assert!(is_news(&started));
     }

@@ -1,8 +1,9 @@
-//! The door: where trainers report, and are told what to do.
+//! Report server: receives reports from trainers and replies with directives.
 //!
-//! It listens on the loopback interface alone. Each attempt has a token of its own, which nobody
-//! else can guess or read. A report is on the disk before it is answered. Only a token that was given
-//! to an attempt gets a directive; the token of an attempt that is over gets `fenced`.
+//! The server listens only on the loopback interface. Each attempt has a separate random token in
+//! a file that only the user can read. Reports other than plain progress are durable before the
+//! reply. Only the token of a known attempt gets a directive; after the attempt has ended, the
+//! directive is `fenced`.
 
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,10 +20,10 @@ use tokio::sync::Notify;
 use super::state::State;
 use crate::failure::Failure;
 
-/// The largest report read; one holds some metrics, and is far smaller.
+/// Maximum size of a report, far above the size of real reports.
 const REPORT_BYTES_MAX: usize = 1 << 20;
 
-/// What the door and the runner's loop share.
+/// State shared by the report server and the runner's loop.
 #[derive(Clone, Debug)]
 pub(crate) struct Desk {
     state: Arc<Mutex<State>>,
@@ -30,12 +31,12 @@ pub(crate) struct Desk {
 }
 
 impl Desk {
-    /// A desk with this state.
+    /// Shares `state`.
     pub(crate) fn new(state: State) -> Self {
         Self { state: Arc::new(Mutex::new(state)), changed: Arc::new(Notify::new()) }
     }
 
-    /// The state. Held for a moment, never over an await.
+    /// Locks the state. The guard must not be held across an await.
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -46,13 +47,13 @@ impl Desk {
     }
 }
 
-/// Opens the door and serves it until the runtime ends; returns its address,
+/// Starts the report server, which runs until the runtime ends. Returns its address,
 /// `http://127.0.0.1:PORT`.
 pub(crate) async fn open(desk: Desk) -> Result<String, Failure> {
     let failed = |error| {
         Failure::System(format!(
-            "cannot listen on 127.0.0.1, where trainers report: {error}; no port of this machine \
-             may be free: end what holds them, or widen net.ipv4.ip_local_port_range"
+            "cannot listen on 127.0.0.1 for reports of trainers: {error}; if no port is free, \
+             stop the processes that use them or widen net.ipv4.ip_local_port_range"
         ))
     };
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(failed)?;
@@ -63,13 +64,13 @@ pub(crate) async fn open(desk: Desk) -> Result<String, Failure> {
         .layer(DefaultBodyLimit::max(REPORT_BYTES_MAX))
         .with_state(desk);
     tokio::spawn(async move {
-        // Accepting is tried again inside, so this ends only with the runtime.
+        // Ignore the result: `serve` retries failed accepts and never returns.
         let _ = axum::serve(listener, router).await;
     });
     Ok(format!("http://{address}"))
 }
 
-/// The path that a trial's reports are posted to.
+/// Returns the URL for a trial's reports.
 pub(crate) fn reports_url(door: &str, trial: u32) -> String {
     format!("{door}/v1/trials/{trial}/reports")
 }
@@ -82,22 +83,24 @@ async fn report(
 ) -> Result<Json<Directive>, (StatusCode, String)> {
     let token = headers
         .get(header::AUTHORIZATION)
-        .and_then(|it| it.to_str().ok())
-        .and_then(|it| it.strip_prefix("Bearer "))
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.strip_prefix("Bearer "))
         .unwrap_or_default();
     let mut state = desk.state();
     let Some(attempt) = state.attempt_of(index, token) else {
-        let text = format!("the token is not that of an attempt of trial {index}");
+        let text = format!("authentication failed: no attempt of trial {index} has this token");
         return Err((StatusCode::UNAUTHORIZED, text));
     };
-    // A trainer takes every other answer than this one for an outage.
+    // Check this before parsing: a trainer treats every other reply as an outage.
     if state.is_over(index, attempt) {
         return Ok(Json(Directive::Fenced));
     }
     let Json(report) = body.map_err(|error| (error.status(), error.body_text()))?;
     if report.attempt != attempt {
-        let text =
-            format!("the token is attempt {attempt}'s, the report attempt {}'s", report.attempt);
+        let text = format!(
+            "report refused: the token is for attempt {attempt}, the report for attempt {}",
+            report.attempt
+        );
         return Err((StatusCode::FORBIDDEN, text));
     }
     let answer = state.report(index, &report);

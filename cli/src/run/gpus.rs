@@ -1,4 +1,4 @@
-//! The GPUs that processes of this machine may use.
+//! Detection of the GPUs that local processes may use.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -10,9 +10,9 @@ use stoker_engine::devices::Devices;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-/// The variable that says which GPUs a process sees, in which order.
+/// Environment variable with the GPUs that a process sees, in order.
 pub(crate) const ENV_VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
-/// Folder in which NVIDIA's driver describes each GPU.
+/// Directory in which the NVIDIA driver describes each GPU.
 const DRIVER: &str = "/proc/driver/nvidia/gpus";
 /// Longest wait for `nvidia-smi`, which may hang if the driver fails.
 const LIST_MAX: Duration = Duration::from_secs(20);
@@ -21,8 +21,8 @@ const LIST_MAX: Duration = Duration::from_secs(20);
 /// it is set, otherwise all of this machine. Returns none if `STOKER_DEVICE` is `cpu`.
 pub(crate) async fn detect(env: &[EnvVar]) -> Devices {
     let set = |name: &str| {
-        let own = env.iter().rfind(|var| var.name == name).map(|var| var.value.clone());
-        own.or_else(|| std::env::var(name).ok())
+        let from_spec = env.iter().rfind(|var| var.name == name).map(|var| var.value.clone());
+        from_spec.or_else(|| std::env::var(name).ok())
     };
     if set(ENV_DEVICE).as_deref() == Some("cpu") {
         return Devices::default();
@@ -36,7 +36,7 @@ pub(crate) async fn detect(env: &[EnvVar]) -> Devices {
     })
 }
 
-/// Parses `CUDA_VISIBLE_DEVICES` as CUDA does: what follows an invalid entry is not visible.
+/// Parses `CUDA_VISIBLE_DEVICES` as CUDA does: entries after an invalid one are ignored.
 fn parse_visible(text: &str) -> Vec<String> {
     let is_valid = |name: &&str| {
         let is_index = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
@@ -53,7 +53,7 @@ async fn list() -> Option<String> {
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Parses the output of `nvidia-smi -L`. A GPU that is partitioned is used by its partitions.
+/// Parses the output of `nvidia-smi -L`. A partitioned GPU is replaced by its MIG partitions.
 fn parse_list(text: &str) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for line in text.lines() {
@@ -68,7 +68,7 @@ fn parse_list(text: &str) -> Vec<String> {
     names
 }
 
-/// Returns the GPUs that the driver describes, by UUID, or by number if it does not tell a UUID.
+/// Returns the GPUs that the driver describes: UUIDs, or indexes if a UUID is unavailable.
 fn read_driver(folder: &Path) -> Vec<String> {
     let mut paths: Vec<_> = std::fs::read_dir(folder)
         .into_iter()
@@ -76,7 +76,7 @@ fn read_driver(folder: &Path) -> Vec<String> {
         .flatten()
         .map(|entry| entry.path().join("information"))
         .collect();
-    // Named after the PCI address.
+    // Sorts by PCI address, which is the name of each directory.
     paths.sort();
     let uuid = |path: &std::path::PathBuf| {
         let text = std::fs::read_to_string(path).ok()?;
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn the_driver_tells_uuids_or_the_number() {
+    fn driver_files_give_uuids_or_indexes() {
         let folder = tempfile::tempdir().unwrap();
         assert!(read_driver(&folder.path().join("missing")).is_empty());
         for (address, uuid) in [("0000:41:00.0", "GPU-b"), ("0000:01:00.0", "GPU-a")] {

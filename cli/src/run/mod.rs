@@ -1,11 +1,11 @@
-//! `stoker run`: a whole experiment on this machine.
+//! `stoker run`: runs an experiment locally.
 //!
 //! ```text
-//!  file -> record -> plan (engine) -> start trainers -> reports at the door -> record -> plan ...
+//!  file -> record -> plan (engine) -> start trainers -> reports -> record -> plan ...
 //! ```
 //!
-//! One thread does everything. What is decided is recorded before it is done: a runner killed at any
-//! moment goes on from its record.
+//! A single thread runs everything. Decisions are recorded before they are carried out, so a killed
+//! runner can resume from its record.
 
 mod copies;
 mod display;
@@ -38,40 +38,40 @@ use crate::file;
 use crate::place::Place;
 use crate::print::{self, Output};
 
-/// What to do where checkpoints could not be deleted.
-const CLEAN_AGAIN: &str = "the same command again goes on deleting them";
+/// Remedy if checkpoints could not be deleted.
+const CLEAN_AGAIN: &str = "run the same command again to delete them";
 
-/// What a test has tried.
+/// Stages of `--test`.
 const PARTS: &str = "one batch, a validation, a checkpoint and its restore";
 
-/// What `stoker run` is asked to do.
+/// Arguments of `stoker run`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The experiment's file (YAML)
+    /// Experiment file (YAML)
     pub(crate) file: PathBuf,
-    /// Where checkpoints, metrics and logs go: a folder, or s3://, gs:// or az:// BUCKET/PREFIX.
-    /// Default: the file's checkpointStorage.url, or else ./.stoker. The record of the run lies
-    /// there too, in local/; for a bucket it stays on this machine, in ~/.local/state/stoker
+    /// Storage root for checkpoints, metrics and logs: a directory, or s3://, gs:// or az://
+    /// BUCKET/PREFIX. Default: checkpointStorage.url of the file, else ./.stoker. The run's record
+    /// is stored in local/ under a directory; for a bucket, in ~/.local/state/stoker
     #[arg(long, value_name = "URL")]
     pub(crate) root: Option<String>,
-    /// Slots, of which each trial takes as many as it has ranks (resources.slotsPerTrial) [default: the
-    /// machine's GPUs, or else its cores]. STOKER_DEVICE=cpu leaves GPUs unused
+    /// Number of slots; each trial uses one per rank (resources.slotsPerTrial) [default: number of
+    /// GPUs, or of CPU cores without GPUs]. Set STOKER_DEVICE=cpu to ignore GPUs
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) slots: Option<u32>,
-    /// Start over instead of going on with an earlier run; the earlier run's files stay
+    /// Start over instead of resuming an earlier run; keeps the files of the earlier run
     #[arg(long)]
     pub(crate) fresh: bool,
-    /// Try the program: one batch, a validation, a checkpoint and its restore, with hyperparameters
-    /// that are drawn once; says which part fails. Leaves nothing where all is well
+    /// Smoke-test the program: train one batch, validate, then save and restore a checkpoint.
+    /// Samples the hyperparameters once, reports the stage that fails, and keeps its files only on
+    /// failure
     #[arg(long, conflicts_with = "fresh")]
     pub(crate) test: bool,
-    /// Change a field of the file before it is read, such as searcher.random.maxTrials=4; may be
-    /// given more than once
+    /// Override a field of the file, such as searcher.random.maxTrials=4; repeatable
     #[arg(long, value_name = "PATH=VALUE")]
     pub(crate) set: Vec<String>,
 }
 
-/// Runs the experiment to its end, or until it is stopped; returns the exit code.
+/// Runs the experiment until it ends or is stopped. Returns the exit code.
 pub(crate) fn run(args: &Args, output: Output) -> Result<u8, Failure> {
     let loaded = match file::load(&args.file, &args.set) {
         Ok(loaded) if args.test => crate::trying::cut_down(loaded)?,
@@ -81,7 +81,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Result<u8, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| Failure::System(format!("cannot start: {error}")))?;
+        .map_err(|error| Failure::System(format!("cannot start the async runtime: {error}")))?;
     runtime.block_on(run_loaded(args, output, loaded))
 }
 
@@ -93,9 +93,9 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
     let slots = setup::slots(args.slots, spec.resources.slots_per_trial, &devices, &view);
     setup::check_runnable(spec, slots, &devices)?;
     let named = (args.root.as_deref(), spec.checkpoint_storage.url.as_deref());
-    let own = args.test.then(crate::trying::folder).transpose()?;
-    let place = match &own {
-        Some(own) => crate::trying::place(own, named.0, named.1)?,
+    let test_folder = args.test.then(crate::trying::folder).transpose()?;
+    let place = match &test_folder {
+        Some(test_folder) => crate::trying::place(test_folder, named.0, named.1)?,
         None => Place::resolve(named.0, named.1)?,
     };
     let endpoint = spec.checkpoint_storage.endpoint.as_deref();
@@ -137,31 +137,33 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
         tokio::select! {
             done = outcome::retain(&desk, &storage, &paths, policy, smaller_is_better) => {
                 if let Err(error) = done {
-                    print::err(format!("checkpoints that are not kept: {error}; {CLEAN_AGAIN}"));
+                    print::err(format!("cannot delete old checkpoints: {error}; {CLEAN_AGAIN}"));
                 }
             }
             () = signals.next() => {
-                print::err(format!("checkpoints that are not kept: stopped; {CLEAN_AGAIN}"));
+                print::err(format!("stopped deleting old checkpoints; {CLEAN_AGAIN}"));
             }
         }
     }
     let phase = desk.state().status().phase;
-    if let Some(own) = own.filter(|_| phase == Phase::Completed || !phase.is_terminal()) {
-        crate::trying::clean(&own, &storage, &paths).await?;
+    if let Some(test_folder) =
+        test_folder.filter(|_| phase == Phase::Completed || !phase.is_terminal())
+    {
+        crate::trying::clean(&test_folder, &storage, &paths).await?;
         let is_tried = phase == Phase::Completed;
         match output {
             Output::Json => print::out(json!({"experiment": paths.name, "phase": phase})),
             Output::Text if is_tried => {
                 print::out(format!("{} works: {PARTS}", args.file.display()));
             }
-            Output::Text => print::err("the test was stopped; nothing of it stays"),
+            Output::Text => print::err("the test was stopped; its files are deleted"),
         }
         return Ok(crate::cluster::wait::code(phase));
     }
     Ok(tell(&desk.state(), &paths, &loaded.valid, output))
 }
 
-/// Prints the outcome; returns the exit code.
+/// Prints the outcome and returns the exit code.
 fn tell(state: &State, paths: &Paths, valid: &ValidExperiment, output: Output) -> u8 {
     let searcher = &valid.spec.searcher;
     let searched =
@@ -172,25 +174,26 @@ fn tell(state: &State, paths: &Paths, valid: &ValidExperiment, output: Output) -
     }
     let phase = state.status().phase;
     if !phase.is_terminal() {
-        print::err("stopped; run the same command again to go on from here");
+        print::err("stopped; run the same command again to resume");
     }
     crate::cluster::wait::code(phase)
 }
 
 fn greeting(paths: &Paths, opened: &setup::Opened) -> String {
     let id = crate::place::id(&paths.name, &paths.uid);
-    let phase = opened.experiment.status.as_ref().map(|it| it.phase).unwrap_or_default();
+    let status = opened.experiment.status.as_ref();
+    let phase = status.map(|status| status.phase).unwrap_or_default();
     let what = match phase {
         _ if !opened.is_continued => format!("new run {id}"),
-        Phase::Pending | Phase::Running | Phase::Paused => format!("going on with {id}"),
-        Phase::Completed => format!("{id} has completed already; --fresh starts over"),
-        Phase::Failed => format!("{id} has failed already; --fresh starts over"),
-        Phase::Cancelled => format!("{id} was cancelled already; --fresh starts over"),
+        Phase::Pending | Phase::Running | Phase::Paused => format!("resuming {id}"),
+        Phase::Completed => format!("{id} has completed already; use --fresh to start over"),
+        Phase::Failed => format!("{id} has failed already; use --fresh to start over"),
+        Phase::Cancelled => format!("{id} was cancelled already; use --fresh to start over"),
     };
     format!("{what}; files in {}, record in {}", paths.root, opened.folder.path().display())
 }
 
-/// The experiment's seed: the file's, or one that follows from the run's id.
+/// Returns the experiment seed of the file, or a seed derived from the run's UID.
 pub(crate) fn seed(valid: &ValidExperiment, uid: &str) -> u32 {
     valid.spec.reproducibility.experiment_seed.unwrap_or_else(|| derive_seed(uid))
 }

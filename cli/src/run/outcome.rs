@@ -1,4 +1,4 @@
-//! The end of a run: which checkpoints stay, and what is printed.
+//! End of a run: deletes checkpoints that are not retained and prints the outcome.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use super::state::State;
 use crate::failure::Failure;
 use crate::print;
 
-/// Where a trial's files lie in the storage.
+/// Paths of a run's files in the storage.
 #[derive(Clone, Debug)]
 pub(crate) struct Paths {
     pub(crate) root: String,
@@ -26,32 +26,34 @@ pub(crate) struct Paths {
 }
 
 impl Paths {
-    /// The trial's folder, below the root.
+    /// Returns the path of a trial, relative to the root.
     pub(crate) fn trial(&self, index: u32) -> String {
         layout::trial_path(&self.namespace, &self.name, &self.uid, index)
     }
 
-    /// A checkpoint's address, for people and programs.
+    /// Returns the full path or URL of a checkpoint.
     pub(crate) fn checkpoint(&self, index: u32, name: &str) -> String {
         let root = self.root.trim_end_matches('/');
         format!("{root}/{}", layout::checkpoint_path(&self.trial(index), name))
     }
 }
 
-/// Copies a trial's record beside its files, so that the storage alone tells what there was.
+/// Copies a trial's record next to its files, so that the storage is self-contained.
 pub(crate) async fn copy_record(
     storage: &Storage,
     paths: &Paths,
     trial: &TrialRecord,
 ) -> Result<(), Failure> {
     let bytes = serde_json::to_vec_pretty(&trial_object(trial))
-        .map_err(|error| Failure::System(format!("a trial's record has no form: {error}")))?;
+        .map_err(|error| Failure::System(format!("cannot serialize a trial's record: {error}")))?;
     let path = layout::record_path(&paths.trial(trial.spec.index));
     Ok(storage.put(&path, bytes.into()).await?)
 }
 
-/// Deletes the checkpoints that the experiment does not keep: manifest first, so that none is half
-/// there, then the files, then the record's line. What no record knows of goes too.
+/// Deletes the checkpoints that `policy` does not retain, and those missing from the record.
+///
+/// The manifest is deleted first, so that no partial checkpoint looks complete. Then the files and
+/// the entry in the record are deleted.
 pub(crate) async fn retain(
     desk: &Desk,
     storage: &Storage,
@@ -61,7 +63,7 @@ pub(crate) async fn retain(
 ) -> Result<(), Failure> {
     let deletable = {
         let state = desk.state();
-        let of = |it: &TrialRecord| (it.spec.index, it.status.checkpoints.clone());
+        let of = |trial: &TrialRecord| (trial.spec.index, trial.status.checkpoints.clone());
         let lists: Vec<(u32, Vec<CheckpointRecord>)> = state.trials.values().map(of).collect();
         let slices: Vec<(u32, &[CheckpointRecord])> =
             lists.iter().map(|(index, list)| (*index, list.as_slice())).collect();
@@ -80,19 +82,19 @@ pub(crate) async fn retain(
     }
     let known: Vec<(u32, BTreeSet<String>)> = {
         let state = desk.state();
-        let names = |it: &TrialRecord| -> BTreeSet<String> {
-            it.status.checkpoints.iter().map(|it| it.name.clone()).collect()
+        let names = |trial: &TrialRecord| -> BTreeSet<String> {
+            trial.status.checkpoints.iter().map(|checkpoint| checkpoint.name.clone()).collect()
         };
-        state.trials.iter().map(|(index, it)| (*index, names(it))).collect()
+        state.trials.iter().map(|(index, trial)| (*index, names(trial))).collect()
     };
     for (index, known) in known {
         delete_unknown(storage, &paths.trial(index), &known).await?;
     }
-    // The best trial's checkpoint may be among those that went.
+    // The status may refer to a deleted checkpoint of the best trial.
     desk.state().settle()
 }
 
-/// Deletes a trial's checkpoints of these names.
+/// Deletes the given checkpoints of a trial from the storage and the record.
 pub(crate) async fn delete(
     desk: &Desk,
     storage: &Storage,
@@ -107,8 +109,8 @@ pub(crate) async fn delete(
     desk.state().forget(index, names)
 }
 
-/// Deletes the folders of checkpoints that the record does not know: halves, and those of attempts
-/// that died before their report. Only for trials that nobody runs any more.
+/// Deletes checkpoints that are not in the record: partial ones, and those of attempts that died
+/// before reporting them. The trial must not be running.
 async fn delete_unknown(
     storage: &Storage,
     trial_path: &str,
@@ -123,21 +125,22 @@ async fn delete_unknown(
     Ok(())
 }
 
-/// Deletes one checkpoint: the manifest first, so that none is half there.
+/// Deletes one checkpoint, the manifest first, so that no partial checkpoint looks complete.
 async fn delete_one(storage: &Storage, trial_path: &str, name: &str) -> Result<(), Failure> {
     storage.delete(&layout::manifest_path(trial_path, name)).await?;
     Ok(storage.delete_folder(&layout::checkpoint_path(trial_path, name)).await?)
 }
 
-/// The last line of `run --output json`.
+/// Returns the last line of `run --output json`.
 pub(crate) fn json_line(state: &State, paths: &Paths) -> Value {
     let status = state.status();
     let best = status.best.as_ref().map(|best| {
         json!({
             "trial": best.index,
             "metric": best.metric,
-            "hyperparameters": state.trials.get(&best.index).map(|it| &it.spec.hyperparameters),
-            "checkpoint": best.checkpoint.as_ref().map(|it| paths.checkpoint(best.index, it)),
+            "hyperparameters":
+                state.trials.get(&best.index).map(|trial| &trial.spec.hyperparameters),
+            "checkpoint": best.checkpoint.as_ref().map(|name| paths.checkpoint(best.index, name)),
         })
     });
     json!({
@@ -148,19 +151,19 @@ pub(crate) fn json_line(state: &State, paths: &Paths) -> Value {
     })
 }
 
-/// Prints the table of trials and the best one.
+/// Prints the table of trials, the failures and the best trial.
 pub(crate) fn print_text(state: &State, paths: &Paths, searched: &Searched<'_>) {
     let mut trials: Vec<&TrialRecord> = state.trials.values().collect();
     trials.sort_by(|a, b| searched.rank(a).total_cmp(&searched.rank(b)));
-    let rows: Vec<Vec<String>> = trials.iter().map(|it| row(it, searched)).collect();
+    let rows: Vec<Vec<String>> = trials.iter().map(|trial| row(trial, searched)).collect();
     let metric = searched.metric.to_uppercase();
     let header = ["TRIAL", "PHASE", &metric, "BATCHES", "HYPERPARAMETERS", "CHECKPOINT"];
     print::out("");
     print::out(print::table(&header, &rows));
     print::out("");
     print::out(verdict(&state.status(), paths));
-    for trial in trials.iter().filter(|it| it.status.phase == Phase::Failed) {
-        let message = trial.status.message.as_deref().unwrap_or("it said nothing");
+    for trial in trials.iter().filter(|trial| trial.status.phase == Phase::Failed) {
+        let message = trial.status.message.as_deref().unwrap_or("no message");
         print::out(format!("trial {} failed: {message}", trial.spec.index));
     }
     if let Some(best) = state.status().best {
@@ -182,26 +185,27 @@ fn verdict(status: &ExperimentStatus, paths: &Paths) -> String {
         Phase::Completed => "completed",
         Phase::Failed => "failed",
         Phase::Cancelled => "was cancelled",
-        Phase::Pending | Phase::Running | Phase::Paused => "was stopped before its end",
+        Phase::Pending | Phase::Running | Phase::Paused => "was stopped early",
     };
-    let message = status.message.as_ref().map_or_else(String::new, |it| format!(": {it}"));
+    let message =
+        status.message.as_ref().map_or_else(String::new, |message| format!(": {message}"));
     format!("experiment {} {what}{message}", paths.name)
 }
 
-/// One trial's line in the table.
+/// Returns one trial's row in the table.
 pub(crate) fn row(trial: &TrialRecord, searched: &Searched<'_>) -> Vec<String> {
     let latest = trial.status.checkpoints.last();
     vec![
         trial.spec.index.to_string(),
         format!("{:?}", trial.status.phase),
-        searched.of(trial).map_or_else(|| "-".to_owned(), |it| short(&it)),
+        searched.of(trial).map_or_else(|| "-".to_owned(), |metric| short(&metric)),
         trial.status.batches.to_string(),
         cut(&hyperparameters(&trial.spec.hyperparameters), 60),
-        latest.map_or_else(|| "-".to_owned(), |it| it.name.clone()),
+        latest.map_or_else(|| "-".to_owned(), |checkpoint| checkpoint.name.clone()),
     ]
 }
 
-/// Hyperparameters in one line: `a=1 b.c=2`.
+/// Formats hyperparameters in one line: `a=1 b.c=2`.
 pub(crate) fn hyperparameters(value: &Value) -> String {
     let mut parts = Vec::new();
     flatten("", value, &mut parts);

@@ -1,6 +1,6 @@
-//! Trainers as processes: start, log, end.
+//! Trainer processes: start, logs and exit.
 //!
-//! Each trainer has a supervisor, which ends all that the trainer started: see
+//! Each trainer has a supervisor, which kills all processes that the trainer started; see
 //! [`supervise`](crate::supervise).
 
 use std::collections::VecDeque;
@@ -26,18 +26,18 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// Last lines of a trainer's log that are kept to say why it failed.
+/// Number of last log lines kept for the failure message.
 const TAIL_LINES: usize = 8;
-/// Characters kept of each of them.
+/// Maximum characters kept of each of these lines.
 const TAIL_CHARS_MAX: usize = 400;
-/// A line longer than this is cut in two in the log.
+/// Longer lines are split in the log.
 const LINE_BYTES_MAX: usize = 64 << 10;
-/// How long to wait for the end of the log once the trainer and its group are dead.
+/// Maximum wait for the last log lines after the trainer's process group has exited.
 const DRAIN: Duration = Duration::from_secs(5);
-/// How long the storage may take for the rest of the log before it is given up.
+/// Maximum time for storing the rest of the log.
 const FLUSH: Duration = Duration::from_secs(60);
 
-/// What to start.
+/// Parameters of a trainer process.
 #[derive(Debug)]
 pub(crate) struct Start<'a> {
     pub(crate) trial: u32,
@@ -45,58 +45,58 @@ pub(crate) struct Start<'a> {
     /// Program and arguments.
     pub(crate) command: Vec<String>,
     pub(crate) env: Vec<(String, String)>,
-    /// The file that holds its `TrialConfig`.
+    /// File with the trainer's `TrialConfig`.
     pub(crate) config: &'a Path,
-    /// The trial's folder in the storage.
+    /// Path of the trial in the storage.
     pub(crate) trial_path: &'a str,
-    /// Locked while any of its processes is alive.
+    /// File that is locked while any process of the trainer is alive.
     pub(crate) lock: &'a Path,
-    /// Its working folder. Unset: the runner's.
+    /// Working directory; `None` for the runner's.
     pub(crate) folder: Option<&'a Path>,
 }
 
-/// How a trainer ended.
+/// Outcome of a trainer process.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) trial: u32,
     pub(crate) attempt: u32,
     pub(crate) end: AttemptEnd,
     pub(crate) message: Option<String>,
-    /// Why the end of its log could not be stored.
+    /// Why the last log lines could not be stored.
     pub(crate) log_error: Option<String>,
 }
 
-/// A trainer that was started. All of its processes are killed when this is dropped.
+/// A running trainer. Dropping it kills all processes of the trainer.
 #[derive(Debug)]
 pub(crate) struct Running {
-    /// Its attempt.
+    /// Attempt number.
     pub(crate) attempt: u32,
     supervisor: Option<OwnedWriteHalf>,
     asked: Arc<Mutex<Asked>>,
 }
 
-/// What the runner did to a trainer.
+/// Stop request sent to a trainer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Asked {
     #[default]
     Nothing,
-    /// To checkpoint and exit, by SIGTERM.
+    /// SIGTERM: checkpoint and exit.
     Exit,
-    /// Killed, because it took too long or the user was impatient.
+    /// SIGKILL, after the preemption timeout or on a second signal from the user.
     Killed,
 }
 
 impl Running {
-    /// Asks it to checkpoint and exit.
+    /// Asks the trainer to checkpoint and exit.
     pub(crate) fn ask_to_exit(&self) {
         self.set(Asked::Exit);
         if let Some(supervisor) = &self.supervisor {
-            // Its buffer is never full: this is all that is ever written.
+            // Ignore the error: the buffer cannot be full, because nothing else is written.
             let _ = supervisor.try_write(b"x");
         }
     }
 
-    /// Kills it and all that it started.
+    /// Kills the trainer and all processes that it started.
     pub(crate) fn kill(&mut self) {
         self.set(Asked::Killed);
         self.supervisor = None;
@@ -107,11 +107,11 @@ impl Running {
     }
 }
 
-/// Starts a trainer; its end is sent to `ended`, after its log is stored.
+/// Starts a trainer. Sends its outcome to `ended` after its log has been stored.
 ///
 /// # Errors
 ///
-/// No process could be started: a matter of this machine, not of the trainer.
+/// The supervisor process could not be started: an infrastructure failure, not the trainer's.
 pub(crate) fn start(
     start: Start<'_>,
     storage: &Storage,
@@ -119,8 +119,8 @@ pub(crate) fn start(
 ) -> std::io::Result<Running> {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
     ours.set_nonblocking(true)?;
-    let (answers, supervisor) = UnixStream::from_std(ours)?.into_split();
-    // This very program, even if its file has been replaced.
+    let (status_reader, supervisor) = UnixStream::from_std(ours)?.into_split();
+    // Start this same binary, even if its file has been replaced.
     let mut command = Command::new("/proc/self/exe");
     command.arg("supervise").arg("--lock").arg(start.lock).arg("--").args(&start.command);
     command.env("PATH", search_path(&std::env::current_exe()?));
@@ -130,7 +130,7 @@ pub(crate) fn start(
     command.envs(start.env);
     command.env(ENV_TRIAL_CONFIG, start.config);
     command.stdin(OwnedFd::from(theirs)).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // Ctrl-C in the terminal is for the runner alone.
+    // Ctrl-C in the terminal must reach only the runner.
     command.process_group(0);
     let child = command.spawn()?;
     let asked = Arc::new(Mutex::new(Asked::default()));
@@ -142,50 +142,58 @@ pub(crate) fn start(
         tail: Arc::default(),
     };
     let (trial, attempt) = (start.trial, start.attempt);
-    let seen = asked.clone();
+    let shared = asked.clone();
     tokio::spawn(async move {
-        let status = attend(child, answers, &log).await;
-        let asked = *seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let status = wait_for_exit(child, status_reader, &log).await;
+        let asked = *shared.lock().unwrap_or_else(PoisonError::into_inner);
         let (end, message) = classify(status, asked, &log.last_lines());
-        // The program is gone, whether the end of its log could be stored or not.
+        // Report the outcome even if the last log lines cannot be stored.
         let log_error = match timeout(FLUSH, log.writer.flush()).await {
             Ok(flushed) => flushed.err().map(|error| error.to_string()),
-            Err(_) => Some(format!("not within {} s", FLUSH.as_secs())),
+            Err(_) => Some(format!("timed out after {} s", FLUSH.as_secs())),
         };
         let _ = ended.send(Ended { trial, attempt, end, message, log_error });
     });
     Ok(Running { attempt, supervisor: Some(supervisor), asked })
 }
 
-/// `PATH` with the folder of `stoker` first, so that the stock trainer beside it is found.
+/// Returns `PATH` with the directory of `stoker` first, so that the stock trainer next to it is
+/// found.
 pub(crate) fn search_path(stoker: &Path) -> std::ffi::OsString {
     let mut folders: Vec<PathBuf> = stoker.parent().map(Path::to_owned).into_iter().collect();
     let path = std::env::var_os("PATH").unwrap_or_default();
     folders.extend(std::env::split_paths(&path));
-    // A folder with a colon in its name cannot be written there.
+    // `PATH` cannot contain a directory with a colon in its name.
     std::env::join_paths(folders).unwrap_or(path)
 }
 
-/// How a program ended.
+/// Exit status of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ProgramEnd {
     Exit(i32),
     Signal(i32),
-    /// Its supervisor said nothing: it was killed, or could not start it.
+    /// The supervisor reported no status: it was killed, or could not start the program.
     Unknown,
 }
 
-/// Waits until nothing of the program is left; stores what it prints.
-async fn attend(mut child: Child, mut answers: OwnedReadHalf, log: &Log) -> ProgramEnd {
-    let readers =
-        [child.stdout.take().map(|it| log.read(it)), child.stderr.take().map(|it| log.read(it))];
-    let mut said = String::new();
-    // What is cut short was said by a supervisor that died: nothing more will come.
-    let _ = answers.read_to_string(&mut said).await;
+/// Waits until all processes of the program are gone, and stores their output.
+async fn wait_for_exit(
+    mut child: Child,
+    mut status_reader: OwnedReadHalf,
+    log: &Log,
+) -> ProgramEnd {
+    let readers = [
+        child.stdout.take().map(|stdout| log.read(stdout)),
+        child.stderr.take().map(|stderr| log.read(stderr)),
+    ];
+    let mut report = String::new();
+    // Ignore the error: if the supervisor died, use the part of the report that arrived.
+    let _ = status_reader.read_to_string(&mut report).await;
     let _ = child.wait().await;
-    let end = program_end(&said);
+    let end = program_end(&report);
+    let group_of = |line: &str| line.strip_prefix("group ")?.parse().ok();
     if end == ProgramEnd::Unknown
-        && let Some(group) = said.lines().find_map(|it| it.strip_prefix("group ")?.parse().ok())
+        && let Some(group) = report.lines().find_map(group_of)
         && let Some(group) = Pid::from_raw(group)
     {
         let _ = rustix::process::kill_process_group(group, Signal::KILL);
@@ -196,9 +204,10 @@ async fn attend(mut child: Child, mut answers: OwnedReadHalf, log: &Log) -> Prog
     end
 }
 
-fn program_end(said: &str) -> ProgramEnd {
+fn program_end(report: &str) -> ProgramEnd {
     let number = |line: &str, what| line.strip_prefix(what)?.parse().ok();
-    said.lines()
+    report
+        .lines()
         .find_map(|line| {
             let exit = number(line, "exit ").map(ProgramEnd::Exit);
             exit.or_else(|| number(line, "signal ").map(ProgramEnd::Signal))
@@ -217,18 +226,18 @@ fn classify(program: ProgramEnd, asked: Asked, last_lines: &str) -> (AttemptEnd,
     let code = match (program, asked) {
         (ProgramEnd::Exit(code), _) => code,
         (_, Asked::Killed) => {
-            let what = "killed: it did not exit in time after it was asked to";
+            let what = "killed: the program did not exit in time after a stop request";
             return (AttemptEnd::Preempted, Some(what.to_owned()));
         }
         (ProgramEnd::Signal(signal), Asked::Exit) if signal == Signal::TERM.as_raw() => {
-            let what = "ended by SIGTERM, which it does not handle";
+            let what = "ended by SIGTERM: the program does not handle the signal";
             return (AttemptEnd::Preempted, Some(what.to_owned()));
         }
         (ProgramEnd::Signal(signal), _) => {
             return (AttemptEnd::UserError, with_log(format!("ended by signal {signal}")));
         }
         (ProgramEnd::Unknown, _) => {
-            let what = "its supervisor was killed or could not start it";
+            let what = "the supervisor was killed or could not start the program";
             return (AttemptEnd::Infrastructure, with_log(what.to_owned()));
         }
     };
@@ -236,7 +245,7 @@ fn classify(program: ProgramEnd, asked: Asked, last_lines: &str) -> (AttemptEnd,
     let message = match class {
         ExitClass::Completed | ExitClass::Preempted => None,
         ExitClass::InvalidHyperparameters => {
-            with_log("its hyperparameters cannot be trained".to_owned())
+            with_log("the program rejected its hyperparameters".to_owned())
         }
         ExitClass::PeerFailed | ExitClass::Infrastructure | ExitClass::UserError => {
             with_log(format!("exit code {code}"))
@@ -245,12 +254,13 @@ fn classify(program: ProgramEnd, asked: Asked, last_lines: &str) -> (AttemptEnd,
     (class.attempt_end(), message)
 }
 
-/// What a trainer prints: stored in segments, the last lines kept.
+/// Log of a trainer, stored in segments.
 #[derive(Clone, Debug)]
 struct Log {
     writer: SegmentWriter,
-    /// Bytes that found no room, and that no line of the log tells of yet.
+    /// Dropped bytes that the log does not mention yet.
     num_missing: Arc<AtomicU64>,
+    /// Last lines, for the failure message.
     tail: Arc<Mutex<VecDeque<String>>>,
 }
 
@@ -262,19 +272,19 @@ impl Log {
             let mut buffer = vec![0; 8 << 10];
             while let Ok(num_read @ 1..) = from.read(&mut buffer).await {
                 pending.extend_from_slice(&buffer[..num_read]);
-                let whole = match pending.iter().rposition(|byte| *byte == b'\n') {
+                let num_complete = match pending.iter().rposition(|byte| *byte == b'\n') {
                     Some(last) => last + 1,
                     None if pending.len() > LINE_BYTES_MAX => pending.len(),
                     None => continue,
                 };
-                let rest = pending.split_off(whole);
+                let rest = pending.split_off(num_complete);
                 log.append(std::mem::replace(&mut pending, rest));
             }
             log.append(pending);
         })
     }
 
-    /// Appends lines: whole ones, so that those of two streams never mix within one.
+    /// Appends complete lines, so that lines of stdout and stderr never mix.
     fn append(&self, mut lines: Vec<u8>) {
         if lines.is_empty() {
             return;
@@ -283,7 +293,7 @@ impl Log {
             lines.push(b'\n');
         }
         let mut tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
-        for line in String::from_utf8_lossy(&lines).lines().filter(|it| !it.trim().is_empty()) {
+        for line in String::from_utf8_lossy(&lines).lines().filter(|line| !line.trim().is_empty()) {
             if tail.len() == TAIL_LINES {
                 tail.pop_front();
             }
@@ -292,7 +302,7 @@ impl Log {
         drop(tail);
         let num_missing = self.num_missing.swap(0, Ordering::Relaxed);
         if num_missing > 0 {
-            let note = format!("[here {num_missing} bytes are missing: the storage was away]\n");
+            let note = format!("[{num_missing} bytes are missing here: storage unavailable]\n");
             lines.splice(0..0, note.into_bytes());
         }
         let num_bytes = lines.len() as u64;
@@ -307,14 +317,14 @@ impl Log {
     }
 }
 
-/// A line that does nothing to a terminal.
+/// Escapes control characters, so that a log line cannot control the terminal.
 fn plain(line: &str) -> String {
     let mut text = String::new();
-    for it in line.chars() {
-        match it {
+    for char in line.chars() {
+        match char {
             '\t' => text.push(' '),
-            it if it.is_control() => text.extend(it.escape_default()),
-            it => text.push(it),
+            char if char.is_control() => text.extend(char.escape_default()),
+            char => text.push(char),
         }
     }
     text
@@ -324,12 +334,12 @@ fn plain(line: &str) -> String {
 mod tests {
     use super::*;
 
-    fn check(said: &str, asked: Asked, expected: AttemptEnd) {
-        assert_eq!(classify(program_end(said), asked, "").0, expected, "{said} {asked:?}");
+    fn check(report: &str, asked: Asked, expected: AttemptEnd) {
+        assert_eq!(classify(program_end(report), asked, "").0, expected, "{report} {asked:?}");
     }
 
     #[test]
-    fn exit_codes_and_signals_say_how_an_attempt_ended() {
+    fn exit_statuses_map_to_attempt_ends() {
         check("exit 0", Asked::Nothing, AttemptEnd::Completed);
         check("group 7\nexit 1\n", Asked::Nothing, AttemptEnd::UserError);
         check("exit 78", Asked::Nothing, AttemptEnd::InvalidHyperparameters);
@@ -348,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn control_characters_of_a_program_are_shown_not_done() {
+    fn control_characters_of_a_program_are_escaped() {
         assert_eq!(plain("a\tb \u{1b}[2J\u{7}\r"), "a b \\u{1b}[2J\\u{7}\\r");
     }
 }

@@ -1,4 +1,4 @@
-//! The record of a run: the objects that a cluster would hold, as files.
+//! Record of a run: the same objects as on a cluster, stored as files.
 //!
 //! ```text
 //! record/experiment.json      Experiment: metadata, spec, status
@@ -6,8 +6,8 @@
 //! record/attempts/INDEX-ATTEMPT/{trial.json, token}
 //! ```
 //!
-//! A file is replaced as a whole, and is on the disk when a write returns. One process writes, the
-//! one that holds the lock.
+//! Files are replaced atomically and are durable when a write returns. Only the process that holds
+//! the lock writes.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -25,29 +25,29 @@ use stoker_engine::experiment::TrialRecord;
 
 use crate::failure::Failure;
 
-/// How often somebody who only looks at a lock may be in the way.
+/// Number of retries while another process checks the lock with [`is_locked`].
 const LOOKS_MAX: u32 = 10;
-/// How long trainers may outlive the runner that they are killed with.
+/// Maximum time in which trainers of a dead runner must exit.
 const TRAINERS_END: Duration = Duration::from_secs(30);
 
-/// The folder `record/` of one experiment.
+/// Directory `record/` of one experiment.
 #[derive(Clone, Debug)]
 pub(crate) struct Folder {
     path: PathBuf,
 }
 
 impl Folder {
-    /// The record in `path`, which need not exist yet.
+    /// Returns the record in `path`, which need not exist yet.
     pub(crate) fn new(path: PathBuf) -> Self {
         Self { path }
     }
 
-    /// Where it lies.
+    /// Returns the path of the directory.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Creates the folders.
+    /// Creates the directories.
     pub(crate) fn create(&self) -> Result<(), Failure> {
         for folder in ["trials", "attempts"] {
             let path = self.path.join(folder);
@@ -67,7 +67,7 @@ impl Folder {
         write_json(&path, &trial_object(trial))
     }
 
-    /// Reads the experiment; `None` if none was ever written.
+    /// Reads the experiment; `None` if it was never written.
     pub(crate) fn experiment(&self) -> Result<Option<Experiment>, Failure> {
         let path = self.path.join("experiment.json");
         if path.exists() { read_json(&path).map(Some) } else { Ok(None) }
@@ -81,7 +81,7 @@ impl Folder {
             fs::read_dir(&folder).map_err(|error| Failure::file("read", &folder, error))?;
         for entry in entries {
             let path = entry.map_err(|error| Failure::file("read", &folder, error))?.path();
-            if path.extension().is_some_and(|it| it == "json") {
+            if path.extension().is_some_and(|extension| extension == "json") {
                 let trial: Trial = read_json(&path)?;
                 let status = trial.status.unwrap_or_default();
                 trials.insert(trial.spec.index, TrialRecord { spec: trial.spec, status });
@@ -90,7 +90,7 @@ impl Folder {
         Ok(trials)
     }
 
-    /// Creates the folder of an attempt, readable by its owner alone.
+    /// Creates the directory of an attempt.
     pub(crate) fn attempt(&self, trial: u32, attempt: u32) -> Result<PathBuf, Failure> {
         let path = self.path.join("attempts").join(format!("{trial}-{attempt}"));
         fs::create_dir_all(&path).map_err(|error| Failure::file("create", &path, error))?;
@@ -98,7 +98,7 @@ impl Folder {
     }
 }
 
-/// A trial as the object that a cluster would hold.
+/// Converts a trial record to the object that a cluster would hold.
 pub(crate) fn trial_object(trial: &TrialRecord) -> Trial {
     let name = format!("{}-{}", trial.spec.experiment, trial.spec.index);
     let mut object = Trial::new(&name, trial.spec.clone());
@@ -106,7 +106,7 @@ pub(crate) fn trial_object(trial: &TrialRecord) -> Trial {
     object
 }
 
-/// Writes `value` as JSON, whole or not at all.
+/// Writes `value` as JSON, atomically. Other users cannot read the file.
 pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Failure> {
     let mut bytes =
         serde_json::to_vec_pretty(value).map_err(|error| Failure::file("write", path, error))?;
@@ -114,8 +114,7 @@ pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Fail
     write(path, &bytes)
 }
 
-/// Replaces the file at `path`, whole or not at all; only its owner can read it. It is on the disk
-/// on return.
+/// Replaces the file at `path` atomically; it is durable on return. Other users cannot read it.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     let all = || -> std::io::Result<()> {
         let folder = path.parent().unwrap_or(Path::new("."));
@@ -139,14 +138,14 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, Failure> 
     serde_json::from_slice(&bytes).map_err(|error| Failure::file("read", path, error))
 }
 
-/// The right to write a record, until dropped or until the process ends, however it ends.
+/// Exclusive lock of a record, released on drop or when the process exits for any reason.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _file: File,
 }
 
 impl Lock {
-    /// Takes the lock at `path`, or says who has it.
+    /// Takes the lock at `path`. The error names the process that holds it.
     pub(crate) fn take(path: &Path) -> Result<Self, Failure> {
         let failed = |error| Failure::file("lock", path, error);
         let mut options = OpenOptions::new();
@@ -163,8 +162,7 @@ impl Lock {
                 let mut holder = String::new();
                 let _ = file.read_to_string(&mut holder);
                 return Err(Failure::System(format!(
-                    "this experiment is already being run by {}; wait for it to end or stop it \
-                     (lock: {})",
+                    "cannot lock {1}: in use by {0}; wait for that process to exit or stop it",
                     holder.trim(),
                     path.display()
                 )));
@@ -178,7 +176,7 @@ impl Lock {
     }
 }
 
-/// Takes an exclusive lock, or fails soon. Whoever only [looks](is_locked) holds it for a moment.
+/// Takes an exclusive lock. Retries briefly, because [`is_locked`] holds a lock for a moment.
 fn try_lock(file: &File) -> rustix::io::Result<()> {
     for _ in 0..LOOKS_MAX {
         match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
@@ -189,14 +187,14 @@ fn try_lock(file: &File) -> rustix::io::Result<()> {
     rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)
 }
 
-/// Whether some process has the lock at `path`.
+/// Returns `true` if a process holds the lock at `path`.
 pub(crate) fn is_locked(path: &Path) -> bool {
     let attempt = |file| rustix::fs::flock(file, FlockOperation::NonBlockingLockShared);
     File::open(path).is_ok_and(|file| attempt(file) == Err(rustix::io::Errno::WOULDBLOCK))
 }
 
-/// Waits until no trainer of an earlier runner is alive. They are killed as soon as their runner is
-/// gone; this closes the gap.
+/// Waits until no trainer of an earlier runner is alive. Supervisors kill their trainers when the
+/// runner dies, but that takes a moment.
 pub(crate) fn wait_for_trainers(path: &Path) -> Result<(), Failure> {
     let failed = |error| Failure::file("lock", path, error);
     let file = OpenOptions::new().append(true).create(true).open(path).map_err(failed)?;
@@ -209,8 +207,9 @@ pub(crate) fn wait_for_trainers(path: &Path) -> Result<(), Failure> {
             }
             Err(rustix::io::Errno::WOULDBLOCK) => {
                 return Err(Failure::System(format!(
-                    "trainers of an earlier run are still alive, although their runner is not: \
-                     end the processes that hold {}",
+                    "trainers of an earlier run are still alive after {} s; kill the processes \
+                     that lock {}",
+                    TRAINERS_END.as_secs(),
                     path.display()
                 )));
             }
@@ -224,7 +223,7 @@ fn host() -> String {
     if name.trim().is_empty() { "this machine".to_owned() } else { name.trim().to_owned() }
 }
 
-/// `num_bytes` bytes that nobody can guess, in hex.
+/// Returns `num_bytes` random bytes in hex, from the system's secure random source.
 pub(crate) fn random_hex(num_bytes: usize) -> Result<String, Failure> {
     let path = Path::new("/dev/urandom");
     let mut bytes = vec![0; num_bytes];
@@ -239,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_second_lock_is_refused_and_says_who_has_the_first() {
+    fn second_lock_error_names_the_holder() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.lock");
         let first = Lock::take(&path).unwrap();
@@ -250,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_written_file_replaces_the_old_one_and_leaves_nothing_else() {
+    fn write_replaces_the_file_and_leaves_no_other() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.json");
         write(&path, b"a longer text").unwrap();

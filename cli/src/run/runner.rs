@@ -1,4 +1,4 @@
-//! The loop: what may start is started, what ends is recorded, until nothing is left to do.
+//! Main loop of a run: starts trainers and records their exits until the experiment ends.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -28,9 +28,9 @@ use super::setup::LAUNCHER;
 use super::signals::Signals;
 use crate::failure::Failure;
 
-/// How often progress is drawn and time limits are looked at.
+/// Interval of display updates and time limit checks.
 const TICK: Duration = Duration::from_millis(200);
-/// The wait before old checkpoints are deleted again, after the storage failed.
+/// Wait before the next deletion of old checkpoints after a storage failure.
 const PRUNE_AGAIN: Duration = Duration::from_secs(60);
 
 /// Runs one experiment.
@@ -49,41 +49,41 @@ pub(crate) struct Runner<'a> {
     running: BTreeMap<u32, Running>,
     /// Earliest start of the next attempt, by trial. A new runner starts every trial at once.
     back_off: BTreeMap<u32, Instant>,
-    /// Since when a running trial has been asked to end.
+    /// Time of the stop request, by running trial.
     asked: BTreeMap<u32, Instant>,
     ended: UnboundedReceiver<Ended>,
     tell_ended: UnboundedSender<Ended>,
     interrupts: u32,
-    /// Deletes checkpoints beside the loop; one at a time.
+    /// Background task that deletes old checkpoints; at most one runs.
     pruning: Option<JoinHandle<Result<(), Failure>>>,
-    /// Not before then, after it failed.
+    /// Earliest start of the next deletion, set after a failure.
     prune_after: Instant,
     copies: Copies,
     notes: UnboundedReceiver<String>,
 }
 
-/// What a runner needs to know.
+/// Inputs of a runner.
 #[derive(Debug)]
 pub(crate) struct Job<'a> {
     pub(crate) desk: Desk,
     pub(crate) valid: &'a ValidExperiment,
     pub(crate) storage: Storage,
     pub(crate) paths: Paths,
-    /// The experiment's seed.
+    /// Experiment seed.
     pub(crate) seed: u32,
-    /// Ranks at a time, at most.
+    /// Maximum number of concurrent ranks.
     pub(crate) slots: u32,
-    /// GPUs of which each running trial has its own.
+    /// GPUs; running trials never share one.
     pub(crate) devices: Devices,
-    /// The door's address.
+    /// Address of the report server.
     pub(crate) door: String,
     pub(crate) folder: Folder,
-    /// Locked while any trainer's process is alive.
+    /// File that is locked while any trainer process is alive.
     pub(crate) lock: PathBuf,
 }
 
 impl<'a> Runner<'a> {
-    /// A runner that has started nothing yet.
+    /// Creates a runner; [`run`](Self::run) starts the trials.
     pub(crate) fn new(job: Job<'a>) -> Self {
         let Job { desk, valid, storage, paths, seed, slots, devices, door, folder, lock } = job;
         let (tell_ended, ended) = mpsc::unbounded_channel();
@@ -114,18 +114,18 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Runs until the experiment has ended or was stopped, and nothing runs any more.
+    /// Runs until the experiment has ended or was stopped and no trial is running.
     pub(crate) async fn run(
         mut self,
         signals: &mut Signals,
         view: &mut View,
     ) -> Result<(), Failure> {
         self.work(signals, view).await?;
-        // What it has not deleted yet is deleted at the end, or when this goes on.
+        // Safe to abort: the remaining checkpoints are deleted at the end or on resume.
         self.pruning.take().inspect(JoinHandle::abort);
         tokio::select! {
             () = self.copies.finish() => {}
-            () = signals.next() => view.say("some trials' records are not copied"),
+            () = signals.next() => view.say("stopped copying trial records to the storage"),
         }
         while let Ok(note) = self.notes.try_recv() {
             view.say(&note);
@@ -191,22 +191,26 @@ impl<'a> Runner<'a> {
         self.valid.spec.resources.slots_per_trial
     }
 
-    /// Where the ranks of an attempt meet, and what they know each other by; none for one rank.
+    /// Returns the rendezvous address and the secret for the ranks of an attempt; `None` for one
+    /// rank.
     fn gang(&self) -> Result<Option<Gang>, Failure> {
         let world_size = self.slots_per_trial();
         if world_size == 1 {
             return Ok(None);
         }
-        // Nobody else is likely to take it before rank 0 does; if somebody does, the attempt fails
-        // and the next has another.
-        let free = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|it| it.local_addr());
-        let port = free.map_err(|it| Failure::System(format!("no port is free: {it}")))?.port();
+        // Another process could bind the port before rank 0 does. Then the attempt fails, and the
+        // next attempt uses another port.
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0));
+        let address = listener.and_then(|listener| listener.local_addr()).map_err(|error| {
+            Failure::System(format!("cannot find a free port for the ranks of a trial: {error}"))
+        })?;
+        let port = address.port();
         let secret = record::random_hex(32)?;
         let rendezvous = format!("127.0.0.1:{port}");
         Ok(Some(Gang { world_size, ranks_per_pod: world_size, rendezvous, secret }))
     }
 
-    /// Records the attempt, and then starts its trainer.
+    /// Records the attempt, then starts its trainer.
     fn start(
         &mut self,
         index: u32,
@@ -232,8 +236,11 @@ impl<'a> Runner<'a> {
         self.desk.state().begin(index, attempt, &token)?;
         let spec = &self.valid.spec;
         let program = spec.entrypoint.command.iter().chain(&spec.entrypoint.args).cloned();
-        let mut env: Vec<_> =
-            spec.env.iter().map(|it| (it.name.clone(), it.value.clone())).collect();
+        let mut env: Vec<_> = spec
+            .env
+            .iter()
+            .map(|variable| (variable.name.clone(), variable.value.clone()))
+            .collect();
         let mut command = vec![];
         if gang.is_some() {
             command.extend([LAUNCHER, "launch", "--"].map(str::to_owned));
@@ -257,7 +264,7 @@ impl<'a> Runner<'a> {
             }
             Err(error) => {
                 self.devices.release(index);
-                let (end, message) = (AttemptEnd::Infrastructure, "no process could be started");
+                let (end, message) = (AttemptEnd::Infrastructure, "cannot start a process");
                 self.desk.state().end(index, end, Some(format!("{message}: {error}")))?;
                 self.wait_before_restart(index, view);
             }
@@ -316,17 +323,17 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Records how an attempt ended.
+    /// Records the end of an attempt.
     fn end(&mut self, ended: Ended, view: &View) -> Result<(), Failure> {
         let Ended { trial: index, attempt, end, message, log_error } = ended;
-        if self.running.get(&index).is_none_or(|it| it.attempt != attempt) {
+        if self.running.get(&index).is_none_or(|running| running.attempt != attempt) {
             return Ok(());
         }
         self.running.remove(&index);
         self.devices.release(index);
         self.asked.remove(&index);
         if let Some(error) = log_error {
-            view.say(&format!("trial {index}: the end of its log could not be stored: {error}"));
+            view.say(&format!("trial {index}: cannot store the last lines of the log: {error}"));
         }
         self.desk.state().end(index, end, message)?;
         self.wait_before_restart(index, view);
@@ -343,13 +350,17 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Deletes checkpoints that nobody will need, so that a long trial does not fill its storage.
+    /// Deletes checkpoints that are no longer needed, so that a long trial does not fill the
+    /// storage.
     async fn prune(&mut self, view: &View) {
         if self.pruning.as_ref().is_some_and(JoinHandle::is_finished)
             && let Some(pruning) = self.pruning.take()
             && let Ok(Err(error)) = pruning.await
         {
-            view.say(&format!("old checkpoints are not deleted yet: {error}"));
+            view.say(&format!(
+                "cannot delete old checkpoints: {error}; trying again in {} s",
+                PRUNE_AGAIN.as_secs()
+            ));
             self.prune_after = Instant::now() + PRUNE_AGAIN;
         }
         if self.pruning.is_some() || Instant::now() < self.prune_after {
@@ -357,13 +368,13 @@ impl<'a> Runner<'a> {
         }
         let spec = &self.valid.spec;
         let smaller_is_better = spec.searcher.smaller_is_better;
-        let gone = self.desk.state().superfluous(&spec.checkpoint_storage, smaller_is_better);
-        if gone.is_empty() {
+        let prunable = self.desk.state().superfluous(&spec.checkpoint_storage, smaller_is_better);
+        if prunable.is_empty() {
             return;
         }
         let (desk, storage, paths) = (self.desk.clone(), self.storage.clone(), self.paths.clone());
         self.pruning = Some(tokio::spawn(async move {
-            for (index, names) in gone {
+            for (index, names) in prunable {
                 outcome::delete(&desk, &storage, &paths, index, &names).await?;
             }
             Ok(())
@@ -371,12 +382,12 @@ impl<'a> Runner<'a> {
     }
 
     fn kill_what_is_late(&mut self) {
-        let patience = Duration::from_secs(self.valid.spec.preemption_timeout_seconds.into());
+        let timeout = Duration::from_secs(self.valid.spec.preemption_timeout_seconds.into());
         let state = self.desk.state();
         for (index, running) in &mut self.running {
             if state.is_to_end(*index) {
                 let since = self.asked.entry(*index).or_insert_with(Instant::now);
-                if since.elapsed() > patience {
+                if since.elapsed() > timeout {
                     running.kill();
                 }
             }
@@ -389,11 +400,11 @@ impl<'a> Runner<'a> {
         let num = self.running.len();
         let what = if num == 1 { "one running trial" } else { &format!("{num} running trials") };
         if num == 0 {
-            view.say("stopping: nothing runs");
+            view.say("stopping: no trial is running");
         } else if self.interrupts == 1 {
             view.say(&format!(
-                "stopping: {what} may take a checkpoint and exit (at most {} s); the same signal \
-                 once more kills at once",
+                "stopping: waiting for {what} to checkpoint and exit (at most {} s); send the \
+                 signal again to kill immediately",
                 self.valid.spec.preemption_timeout_seconds
             ));
             self.running.values().for_each(Running::ask_to_exit);

@@ -1,4 +1,4 @@
-//! From a file to a record that may be written: found and unchanged, or new.
+//! Setup of a run: opens or creates its record and checks that it can run on this machine.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,27 +17,27 @@ use crate::failure::Failure;
 use crate::file::Loaded;
 use crate::place::Place;
 
-/// Annotation that holds the storage root of a run.
+/// Annotation with the storage root of a run.
 pub(crate) const ANNOTATION_ROOT: &str = "stoker.dev/root";
 
-/// A record that this process alone may write.
+/// Record that only this process may write.
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) folder: Folder,
     pub(crate) experiment: Experiment,
     pub(crate) trials: BTreeMap<u32, TrialRecord>,
-    /// The experiment's unique id.
+    /// UID of the experiment.
     pub(crate) uid: String,
-    /// Whether the run goes on from an earlier one.
+    /// Whether this resumes an earlier run.
     pub(crate) is_continued: bool,
-    /// Held until the end.
+    /// Lock of the record, held until the runner exits.
     pub(crate) _lock: Lock,
-    /// The file that trainers hold a lock on.
+    /// File that trainers lock while they are alive.
     pub(crate) trainers: PathBuf,
 }
 
-/// Opens the record of the experiment in `loaded`, or makes one. With `fresh` an earlier one stays
-/// where it is and a new one is made.
+/// Opens the record of the experiment in `loaded`, or creates one. With `fresh`, always creates a
+/// new record and keeps the earlier one.
 pub(crate) fn open(place: &Place, loaded: &Loaded, fresh: bool) -> Result<Opened, Failure> {
     let local = place.local();
     std::fs::create_dir_all(&local).map_err(|error| Failure::file("create", &local, error))?;
@@ -72,7 +72,7 @@ pub(crate) fn open(place: &Place, loaded: &Loaded, fresh: bool) -> Result<Opened
     Ok(Opened { folder, experiment, trials, uid, is_continued: false, _lock: lock, trainers })
 }
 
-/// The unique id of the latest run, if there was one.
+/// Returns the UID of the latest run, if any.
 pub(crate) fn current(pointer: &Path) -> Result<Option<String>, Failure> {
     match std::fs::read_to_string(pointer) {
         Ok(text) => Ok(Some(text.trim().to_owned())),
@@ -91,28 +91,29 @@ fn object(place: &Place, loaded: &Loaded, uid: &str) -> Experiment {
     experiment
 }
 
-/// Refuses a spec that is not the one that was recorded of `what`.
+/// Fails if the spec of `what` differs from the recorded one.
 pub(crate) fn refuse_changes<S: Serialize>(
     what: &str,
     recorded: &S,
     given: &S,
     folder: &Path,
 ) -> Result<(), Failure> {
-    let value = |spec| serde_json::to_value(spec).map_err(|e| Failure::System(e.to_string()));
+    let value =
+        |spec| serde_json::to_value(spec).map_err(|error| Failure::System(error.to_string()));
     let mut changes = Vec::new();
     differences("spec", &value(recorded)?, &value(given)?, &mut changes);
     if changes.is_empty() {
         return Ok(());
     }
     Err(Failure::Input(format!(
-        "the {what} was begun with another file:\n  {}\nundo the changes to go on with it, or \
-         use --fresh to start over (its record is in {})",
+        "cannot resume the {what}: its spec has changed:\n  {}\nundo the changes to resume, or use \
+         --fresh to start over (record in {})",
         changes.join("\n  "),
         folder.display()
     )))
 }
 
-/// Names what differs, by path.
+/// Collects the differences of two values, by field path.
 fn differences(path: &str, old: &Value, new: &Value, changes: &mut Vec<String>) {
     match (old, new) {
         (Value::Object(old), Value::Object(new)) => {
@@ -120,8 +121,7 @@ fn differences(path: &str, old: &Value, new: &Value, changes: &mut Vec<String>) 
             names.sort();
             names.dedup();
             for name in names {
-                let side = |of: &serde_json::Map<String, Value>| of.get(name).cloned();
-                let (old, new) = (side(old), side(new));
+                let (old, new) = (old.get(name).cloned(), new.get(name).cloned());
                 let path = format!("{path}.{name}");
                 match (old, new) {
                     (Some(old), Some(new)) => differences(&path, &old, &new, changes),
@@ -158,10 +158,13 @@ fn masked(value: &Value) -> Value {
     }
 }
 
-/// The program that starts several ranks.
+/// Program that starts the ranks of a multi-rank trial.
 pub(crate) const LAUNCHER: &str = "stoker-trainer";
 
-/// Returns the slots of a run: one for each GPU, or as many as wanted if there are none.
+/// Returns the number of slots.
+///
+/// With GPUs: `wanted`, at most and by default one per GPU. Without: `wanted`, by default one per
+/// CPU core, but enough for one trial.
 pub(crate) fn slots(
     wanted: Option<u32>,
     slots_per_trial: u32,
@@ -169,7 +172,7 @@ pub(crate) fn slots(
     view: &View,
 ) -> u32 {
     if devices.is_empty() {
-        // A gang that shares few cores is slow; a gang that never starts is worse.
+        // A gang that shares few cores is slow, but with fewer slots it would never start.
         return wanted.unwrap_or_else(|| cores().max(slots_per_trial));
     }
     let gpus = u32::try_from(devices.len()).unwrap_or(u32::MAX);
@@ -181,8 +184,7 @@ pub(crate) fn slots(
     slots
 }
 
-/// Refuses what this version cannot run here, and a program that is not there, before anything is
-/// started.
+/// Fails if a trial needs more slots or GPUs than available, or if a program is not found.
 pub(crate) fn check_runnable(
     spec: &ExperimentSpec,
     slots: u32,
@@ -192,37 +194,38 @@ pub(crate) fn check_runnable(
     let gpus = devices.len();
     if gpus > 0 && needed as usize > gpus {
         return Err(Failure::Input(format!(
-            "spec.resources.slotsPerTrial is {needed}, but {gpus} GPUs are visible: no trial could \
-             ever start; give the trials fewer ranks, or set {ENV_DEVICE}=cpu to train on CPUs"
+            "spec.resources.slotsPerTrial is {needed}, but {gpus} GPUs are visible, so no trial \
+             can start; reduce slotsPerTrial or set {ENV_DEVICE}=cpu to train on CPUs"
         )));
     }
     if needed > slots {
         return Err(Failure::Input(format!(
-            "spec.resources.slotsPerTrial is {needed}, but --slots is {slots}: no trial could ever \
-             start; give it {needed} slots or the trials fewer ranks"
+            "spec.resources.slotsPerTrial is {needed}, but --slots is {slots}, so no trial can \
+             start; set --slots to at least {needed} or reduce slotsPerTrial"
         )));
     }
     if needed > 1 && find_program(LAUNCHER).is_none() {
         return Err(Failure::Input(format!(
-            "spec.resources.slotsPerTrial is {needed}: `{LAUNCHER}`, which starts the ranks of a \
-             trial, is neither beside `stoker` nor on PATH; install it or set slotsPerTrial to 1"
+            "cannot start trials with {needed} ranks: `{LAUNCHER}` is neither next to `stoker` nor \
+             on PATH; install it or set spec.resources.slotsPerTrial to 1"
         )));
     }
     let program = spec.entrypoint.command.first().map_or("", String::as_str);
     if find_program(program).is_none() {
         return Err(Failure::Input(format!(
-            "spec.entrypoint.command[0] is `{program}`: no such program beside `stoker` or on \
+            "spec.entrypoint.command[0] is `{program}`: no such program next to `stoker` or on \
              PATH; install it or write its path"
         )));
     }
     Ok(())
 }
 
-/// The file of a program that is beside `stoker` or on `PATH`, or named by its path.
+/// Returns the executable file of `program`: a path, or a name next to `stoker` or on `PATH`.
 pub(crate) fn find_program(program: &str) -> Option<PathBuf> {
     use std::os::unix::fs::PermissionsExt as _;
     let is_program = |path: &PathBuf| {
-        path.metadata().is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0)
+        path.metadata()
+            .is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
     };
     if program.contains('/') {
         return Some(PathBuf::from(program)).filter(is_program);
@@ -244,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn differences_are_named_by_path_with_both_values() {
+    fn differences_show_path_and_both_values() {
         check(json!({"a": 1}), json!({"a": 1}), &[]);
         check(json!({"a": {"b": 1}}), json!({"a": {"b": 2}}), &["spec.a.b: was 1, now 2"]);
         check(json!({"a": 1}), json!({}), &["spec.a: was 1, now unset"]);
@@ -264,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_found_on_the_path_and_a_missing_one_is_not() {
+    fn find_program_searches_the_path() {
         assert!(find_program("sh").is_some());
         assert!(find_program("/bin/sh").is_some());
         assert!(find_program("no-such-program-at-all").is_none());

@@ -1,14 +1,14 @@
-//! The signals that ask a run to stop.
+//! Signals that stop a run.
 
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind, signal};
 
 use crate::failure::Failure;
 
-/// Ctrl-C, a request to end, and a terminal that went away: all ask for the same.
+/// SIGINT, SIGTERM and SIGHUP, which all request a stop.
 ///
-/// SIGINT and SIGHUP stay ignored if this process was started that way, as by `nohup` or in the
-/// background of a script.
+/// SIGINT and SIGHUP stay ignored if this process inherited them as ignored, for example from
+/// `nohup` or as a background job of a script.
 #[derive(Debug)]
 pub(crate) struct Signals {
     terminate: unix::Signal,
@@ -17,7 +17,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Listens from now on.
+    /// Installs the signal handlers.
     pub(crate) fn listen() -> Result<Self, Failure> {
         let listen = |kind| {
             signal(kind)
@@ -36,7 +36,7 @@ impl Signals {
         })
     }
 
-    /// Waits for the next one.
+    /// Waits for the next signal.
     pub(crate) async fn next(&mut self) {
         tokio::select! {
             () = received(&mut self.interrupt) => {}
@@ -53,7 +53,7 @@ async fn received(signal: &mut Option<unix::Signal>) {
     }
 }
 
-/// Returns whether a process with this `/proc/PID/status` ignores a signal.
+/// Returns `true` if the process with this `/proc/PID/status` ignores a signal.
 fn is_ignored(status: &str, signal: Signal) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());

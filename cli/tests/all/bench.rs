@@ -1,4 +1,4 @@
-//! A folder with an experiment file, `stoker` in it, and what it left there.
+//! Test directory with an experiment file, and helpers to run `stoker` and inspect its files.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// A folder with an experiment's file and a storage root.
+/// Directory with an experiment file and a storage root.
 pub(crate) struct Bench {
     pub(crate) folder: tempfile::TempDir,
     pub(crate) spec: Value,
 }
 
 impl Bench {
-    /// An experiment with one searcher, whose trainers follow `script`.
+    /// Creates an experiment with one searcher, whose trainers follow `script`.
     pub(crate) fn new(searcher: Value, script: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let pids = folder.path().join("pids");
@@ -33,7 +33,7 @@ impl Bench {
         Self { folder, spec }
     }
 
-    /// Lets a shell start the trainer, as scripts do.
+    /// Starts the trainer from a shell, like a script would.
     pub(crate) fn in_a_shell(mut self) -> Self {
         let command = self.spec["entrypoint"]["command"].as_array_mut().unwrap();
         let script = r#""$0" "$@"; code=$?; echo after it; exit $code"#;
@@ -66,20 +66,20 @@ impl Bench {
         self.command(&[]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
-    /// All trials of the only run.
+    /// Returns the trials of all runs, sorted by index.
     pub(crate) fn trials(&self) -> Vec<Value> {
         let mut trials = Vec::new();
-        for run in files(&self.root().join("local")).iter().filter(|it| it.is_dir()) {
+        for run in files(&self.root().join("local")).iter().filter(|path| path.is_dir()) {
             let read =
                 |path: &PathBuf| serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
-            let is_json = |it: &&PathBuf| it.extension().is_some_and(|it| it == "json");
+            let is_json = |path: &&PathBuf| path.extension().is_some_and(|text| text == "json");
             trials.extend(files(&run.join("record/trials")).iter().filter(is_json).map(read));
         }
-        trials.sort_by_key(|it: &Value| it["spec"]["index"].as_u64());
+        trials.sort_by_key(|trial: &Value| trial["spec"]["index"].as_u64());
         trials
     }
 
-    /// The checkpoints in the record, as trial and name.
+    /// Returns the checkpoints in the record, as trial and name.
     pub(crate) fn checkpoints(&self) -> BTreeSet<(u64, String)> {
         let mut all = BTreeSet::new();
         for trial in self.trials() {
@@ -92,7 +92,7 @@ impl Bench {
         all
     }
 
-    /// The checkpoints in the storage, as trial and name.
+    /// Returns the checkpoints in the storage, as trial and name.
     pub(crate) fn stored_checkpoints(&self) -> BTreeSet<(u64, String)> {
         let name = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
         let mut all = BTreeSet::new();
@@ -106,24 +106,26 @@ impl Bench {
         all
     }
 
-    /// Waits until some trial has a checkpoint.
+    /// Waits until a trial has a checkpoint.
     pub(crate) fn wait_for_checkpoint(&self) {
         self.wait_for_checkpoint_after(&BTreeSet::new());
     }
 
-    /// Waits until some trial has a checkpoint that is not among `before`.
+    /// Waits until a trial has a checkpoint that is not in `before`.
     pub(crate) fn wait_for_checkpoint_after(&self, before: &BTreeSet<(u64, String)>) {
         wait_until("a new checkpoint", || !self.checkpoints().is_subset(before));
     }
 
-    /// Waits until some trainer has trained so many batches.
+    /// Waits until a trainer has trained this number of batches.
     pub(crate) fn wait_for_batch(&self, batches: u64) {
         let trained = |pid: &PathBuf| std::fs::read_to_string(pid).ok()?.parse::<u64>().ok();
         let pids = self.folder.path().join("pids");
-        wait_until("the batch", || files(&pids).iter().filter_map(trained).any(|it| it >= batches));
+        wait_until("the batch", || {
+            files(&pids).iter().filter_map(trained).any(|trained| trained >= batches)
+        });
     }
 
-    /// Keeps each trial at this batch until [`release`](Self::release).
+    /// Holds each trial at this batch until [`release`](Self::release) is called.
     pub(crate) fn hold_at(mut self, batches: u64) -> Self {
         self.spec["data"]["holdAt"] = json!(batches);
         self
@@ -133,17 +135,17 @@ impl Bench {
         std::fs::write(self.folder.path().join("release"), "").unwrap();
     }
 
-    /// Whether any trainer that was ever started is still alive.
+    /// Returns `true` if any trainer is still alive.
     pub(crate) fn is_any_trainer_alive(&self) -> bool {
         let this = std::env::current_exe().unwrap();
         files(&self.folder.path().join("pids")).iter().any(|pid| {
             let exe = Path::new("/proc").join(pid.file_name().unwrap()).join("exe");
-            std::fs::read_link(exe).is_ok_and(|it| it == this)
+            std::fs::read_link(exe).is_ok_and(|path| path == this)
         })
     }
 }
 
-/// Waits for a condition for at most a minute.
+/// Waits at most a minute for a condition.
 #[track_caller]
 pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
@@ -153,7 +155,8 @@ pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Starts `stoker` with default signal dispositions: the tests themselves may run under `nohup`.
+/// Returns a command for `stoker` with default signal dispositions: the tests themselves may run
+/// under `nohup`.
 pub(crate) fn stoker() -> Command {
     let mut command = Command::new("env");
     command.args(["--default-signal=HUP,INT", env!("CARGO_BIN_EXE_stoker")]);
@@ -162,7 +165,7 @@ pub(crate) fn stoker() -> Command {
 
 pub(crate) fn files(folder: &Path) -> Vec<PathBuf> {
     std::fs::read_dir(folder)
-        .map_or_else(|_| Vec::new(), |it| it.map(|it| it.unwrap().path()).collect())
+        .map_or_else(|_| Vec::new(), |entries| entries.map(|entry| entry.unwrap().path()).collect())
 }
 
 pub(crate) fn random(max_trials: u32) -> Value {
@@ -184,10 +187,10 @@ pub(crate) fn check(output: &Output, code: i32, contains: &str) {
     assert!(said(output).contains(contains), "{contains:?} is not in: {}", said(output));
 }
 
-/// What must not depend on how often anything was interrupted.
+/// Returns the parts of trials that must not depend on interruptions.
 pub(crate) fn essence(trials: &[Value]) -> Vec<Value> {
-    let of = |it: &Value| {
-        let (spec, status) = (&it["spec"], &it["status"]);
+    let of = |trial: &Value| {
+        let (spec, status) = (&trial["spec"], &trial["status"]);
         json!([spec["seed"], spec["requestId"], spec["hyperparameters"], status["facts"]])
     };
     trials.iter().map(of).collect()

@@ -1,4 +1,4 @@
-//! `stoker` on a cluster, against a real API server. The tests play the operator's part.
+//! Tests of the cluster commands with a real API server. The tests act as the operator.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
@@ -8,17 +8,17 @@ use std::sync::OnceLock;
 use serde_json::{Value, json};
 use stoker_test_cluster::ControlPlane;
 
-/// The name of the tests' checkpoint.
+/// Name of the checkpoint in all tests.
 const CHECKPOINT: &str = "000000000010-0";
 
-/// The API server of all tests, and what `stoker` printed before Stoker was installed there.
+/// API server of all tests, and outputs of `stoker` before the CRDs were installed.
 struct Shared {
     plane: ControlPlane,
     list_before: Output,
     version_before: Output,
 }
 
-/// Starts the API server once: that takes seconds.
+/// Returns the API server, which is started only once because that takes seconds.
 fn shared() -> &'static Shared {
     static SHARED: OnceLock<Shared> = OnceLock::new();
     SHARED.get_or_init(|| {
@@ -34,7 +34,7 @@ fn shared() -> &'static Shared {
     })
 }
 
-/// A namespace, a folder with a program, and a storage.
+/// Namespace, and a directory with a program and a storage.
 struct Lab {
     plane: &'static ControlPlane,
     namespace: &'static str,
@@ -42,7 +42,7 @@ struct Lab {
 }
 
 impl Lab {
-    /// Makes a lab, or records the calling test as left out. Each test has a namespace of its own.
+    /// Creates a lab with a separate namespace, or records the calling test as skipped.
     #[track_caller]
     fn new(namespace: &'static str) -> Option<Self> {
         if !stoker_test_cluster::wanted() {
@@ -111,7 +111,7 @@ impl Lab {
         command
     }
 
-    /// Runs `stoker` in the namespace and checks its exit code and a part of its output.
+    /// Runs `stoker` in the namespace, and checks exit code and a part of the output.
     #[track_caller]
     fn check(&self, arguments: &str, code: i32, expected: &str) -> String {
         let mut words: Vec<&str> = arguments.split_whitespace().collect();
@@ -146,7 +146,7 @@ impl Lab {
         self.plane.kubectl(&[&["patch", kind, name][..], &to_status].concat()).unwrap();
     }
 
-    /// Makes an experiment with the status of one that runs.
+    /// Creates an experiment with the status of a running one.
     fn start_experiment(&self) -> Value {
         self.apply(self.experiment());
         self.set_status(
@@ -159,8 +159,8 @@ impl Lab {
         self.object("experiment", "mnist")
     }
 
-    /// Makes a running experiment and its trial with one ended attempt. The trial's logs and its checkpoint are
-    /// in the storage. Returns the text of the checkpoint's manifest.
+    /// Creates a running experiment and its trial with one ended attempt. The trial's logs and its
+    /// checkpoint are in the storage. Returns the text of the checkpoint's manifest.
     fn start_trial(&self) -> String {
         let experiment = self.start_experiment();
         let uid = experiment["metadata"]["uid"].as_str().unwrap();
@@ -194,7 +194,7 @@ impl Lab {
         manifest
     }
 
-    /// Makes a job with the status of one that runs, and a log of its first process.
+    /// Creates a job with the status of a running one.
     fn start_job(&self) {
         let mut job = self.job();
         job["spec"]["output"]["url"] = json!("s3://bucket/out");
@@ -207,7 +207,7 @@ impl Lab {
         self.set_status("inferencejob", "species", &status);
     }
 
-    /// Runs `stoker`, and calls `act` once it has printed its first line to standard error.
+    /// Runs `stoker`, and calls `act` after its first line on standard error.
     fn run_beside(&self, arguments: &str, act: impl FnOnce()) -> Output {
         let mut words: Vec<&str> = arguments.split_whitespace().collect();
         words.extend(["-n", self.namespace]);
@@ -247,11 +247,11 @@ fn missing_installation_is_reported() {
 fn version_and_empty_lists_are_shown() {
     let Some(lab) = Lab::new("empty") else { return };
     lab.check("version", 0, "Kubernetes v1.");
-    lab.check("experiment list", 0, "no experiment in namespace `empty`");
-    lab.check("job list", 0, "no job in namespace `empty`");
-    lab.check("experiment describe mnist", 2, "no experiment `mnist`");
-    lab.check("job describe other", 2, "no job `other`");
-    lab.check("trial describe mnist-7", 2, "no trial `mnist-7`");
+    lab.check("experiment list", 0, "no experiments in namespace `empty`");
+    lab.check("job list", 0, "no jobs in namespace `empty`");
+    lab.check("experiment describe mnist", 2, "experiment `mnist` not found");
+    lab.check("job describe other", 2, "job `other` not found");
+    lab.check("trial describe mnist-7", 2, "trial `mnist-7` not found");
 }
 
 #[test]
@@ -263,38 +263,38 @@ fn dry_run_creates_nothing() {
     let job = "job create job.yaml program --set output.url=s3://bucket/out --dry-run";
     lab.check(job, 0, "job species would be created");
     assert!(!lab.path("store").exists());
-    lab.check("experiment describe mnist", 2, "no experiment `mnist`");
-    lab.check("job describe species", 2, "no job `species`");
+    lab.check("experiment describe mnist", 2, "experiment `mnist` not found");
+    lab.check("job describe species", 2, "job `species` not found");
 }
 
 #[test]
-fn create_sends_the_program_once() {
+fn create_uploads_the_program_once() {
     let Some(lab) = Lab::new("create") else { return };
-    // The ignored file is not sent.
+    // The ignored file is not uploaded.
     lab.check("experiment create experiment.yaml program --paused", 0, "files: 2, ");
     let made = lab.object("experiment", "mnist");
     assert_eq!(made["spec"]["state"], "paused");
     assert_eq!(made["metadata"]["labels"]["team"], "a");
     let sha256 = made["spec"]["context"]["sha256"].as_str().unwrap();
-    let sent = lab.path(&format!("store/create/contexts/{sha256}.tar.gz"));
-    let written = sent.metadata().unwrap().modified().unwrap();
+    let uploaded = lab.path(&format!("store/create/contexts/{sha256}.tar.gz"));
+    let written = uploaded.metadata().unwrap().modified().unwrap();
     let other = "experiment create experiment.yaml program --set metadata.name=other";
-    lab.check(other, 0, "nothing is sent");
-    assert_eq!(sent.metadata().unwrap().modified().unwrap(), written);
+    lab.check(other, 0, "upload skipped");
+    assert_eq!(uploaded.metadata().unwrap().modified().unwrap(), written);
 }
 
 #[test]
 fn create_refuses_a_used_name() {
     let Some(lab) = Lab::new("used-name") else { return };
     lab.start_experiment();
-    lab.check("experiment create experiment.yaml program", 2, "give this one another name");
+    lab.check("experiment create experiment.yaml program", 2, "choose another name");
     lab.start_job();
     let job = "job create job.yaml program --set output.url=s3://bucket/out";
-    lab.check(job, 2, "there is a job `species` in namespace `used-name` already");
+    lab.check(job, 2, "job `species` already exists in namespace `used-name`");
 }
 
 #[test]
-fn create_shows_what_the_server_refuses() {
+fn create_shows_errors_of_the_api_server() {
     let Some(lab) = Lab::new("refused") else { return };
     let bad = "experiment create experiment.yaml --set metadata.name=bad --set \
                pod.volumeMounts=[{name:d,mountPath:\"\"}]";
@@ -329,7 +329,7 @@ fn logs_come_from_the_storage() {
     lab.start_trial();
     assert_eq!(lab.check("trial logs mnist-0", 0, ""), "first\nsecond\n");
     assert_eq!(lab.check("experiment logs mnist", 0, ""), "[trial=0] first\n[trial=0] second\n");
-    lab.check("trial logs mnist-0 --attempt 3", 2, "it has 1 from 0");
+    lab.check("trial logs mnist-0 --attempt 3", 2, "the latest is 0");
     lab.check("trial logs mnist-0 --rank 1", 2, "has 1 ranks");
 }
 
@@ -341,7 +341,7 @@ fn checkpoints_are_listed_and_downloaded() {
     lab.check("checkpoint list mnist-0", 0, CHECKPOINT);
     lab.check("checkpoint download mnist got", 0, "checkpoint 000000000010-0 of trial mnist-0");
     assert_eq!(std::fs::read_to_string(lab.path("got/manifest.json")).unwrap(), manifest);
-    lab.check("checkpoint download mnist-0 got", 2, "holds a checkpoint already");
+    lab.check("checkpoint download mnist-0 got", 2, "already contains a checkpoint");
 }
 
 #[test]
@@ -349,15 +349,15 @@ fn state_commands_change_the_experiment() {
     let Some(lab) = Lab::new("states") else { return };
     lab.start_experiment();
     let state = || lab.object("experiment", "mnist")["spec"]["state"].clone();
-    lab.check("experiment pause mnist", 0, "pauses");
+    lab.check("experiment pause mnist", 0, "is being paused");
     assert_eq!(state(), "paused");
-    lab.check("experiment activate mnist", 0, "goes on");
+    lab.check("experiment activate mnist", 0, "resumes");
     assert_eq!(state(), "active");
-    lab.check("experiment activate mnist", 0, "already");
-    lab.check("experiment cancel mnist", 0, "take a checkpoint and exit");
+    lab.check("experiment activate mnist", 0, "already active");
+    lab.check("experiment cancel mnist", 0, "its trials checkpoint and exit");
     let refused = lab.check("experiment activate mnist", 2, "a cancelled experiment stays");
     assert_eq!(refused, "");
-    lab.check("experiment kill mnist", 0, "ends now");
+    lab.check("experiment kill mnist", 0, "is being killed");
     assert_eq!(state(), "killed");
     lab.set_status("experiment", "mnist", &json!({ "phase": "Cancelled" }));
     lab.check("experiment pause mnist", 2, "has ended (Cancelled)");
@@ -367,7 +367,7 @@ fn state_commands_change_the_experiment() {
 fn trial_kill_changes_the_trial() {
     let Some(lab) = Lab::new("trial-kill") else { return };
     lab.start_trial();
-    lab.check("trial kill mnist-0", 0, "ends now");
+    lab.check("trial kill mnist-0", 0, "is being killed");
     assert_eq!(lab.object("trial", "mnist-0")["spec"]["wanted"], "kill");
     lab.set_status("trial", "mnist-0", &json!({ "phase": "Cancelled" }));
     lab.check("trial kill mnist-0", 2, "has ended (Cancelled)");
@@ -381,7 +381,7 @@ fn wait_returns_the_code_of_the_phase() {
         [("Completed", 0, "completed"), ("Failed", 1, "failed"), ("Cancelled", 3, "was cancelled")]
     {
         lab.set_status("experiment", "mnist", &json!({ "phase": "Running" }));
-        // Its first line is the progress; from then on it sees each change.
+        // The first line is the progress, printed before the watch starts.
         let output = lab.run_beside("experiment wait mnist --timeout 1m", || {
             lab.set_status("experiment", "mnist", &json!({ "phase": phase }));
         });
@@ -394,16 +394,18 @@ fn wait_returns_the_code_of_the_phase() {
 fn wait_ends_at_its_timeout() {
     let Some(lab) = Lab::new("timeout") else { return };
     lab.start_experiment();
-    lab.check("experiment wait mnist --timeout 1s", 3, "has not ended within 1s: it is Running");
+    let expected = "timed out after 1s: experiment mnist is still Running";
+    lab.check("experiment wait mnist --timeout 1s", 3, expected);
     lab.start_job();
-    lab.check("job wait species --timeout 1s", 3, "has not ended within 1s: it is Running");
+    let expected = "timed out after 1s: job species is still Running";
+    lab.check("job wait species --timeout 1s", 3, expected);
 }
 
 #[test]
-fn job_create_sends_the_program() {
+fn job_create_uploads_the_program() {
     let Some(lab) = Lab::new("job-create") else { return };
     let create = "job create job.yaml program --set output.url=s3://bucket/out --paused";
-    lab.check(create, 0, "job species is created in namespace job-create");
+    lab.check(create, 0, "job species created in namespace job-create");
     let made = lab.object("inferencejob", "species");
     assert_eq!(
         (&made["spec"]["state"], &made["metadata"]["labels"]["team"]),
@@ -437,7 +439,7 @@ fn job_logs_come_from_each_slot() {
     let logs = lab.check("job logs species", 0, "");
     assert_eq!(logs, "[slot=0] planned\n[slot=1] worked\n");
     assert_eq!(lab.check("job logs species --slot 1", 0, ""), "[slot=1] worked\n");
-    lab.check("job logs species --slot 2", 2, "has 2 slots, from 0");
+    lab.check("job logs species --slot 2", 2, "has 2 slots, numbered from 0");
 }
 
 #[test]
@@ -445,13 +447,13 @@ fn state_commands_change_the_job() {
     let Some(lab) = Lab::new("job-states") else { return };
     lab.start_job();
     let state = || lab.object("inferencejob", "species")["spec"]["state"].clone();
-    lab.check("job pause species", 0, "after the batch that they are at");
+    lab.check("job pause species", 0, "its workers exit after their current batch");
     assert_eq!(state(), "paused");
-    lab.check("job activate species", 0, "goes on");
+    lab.check("job activate species", 0, "resumes");
     assert_eq!(state(), "active");
-    lab.check("job cancel species", 0, "job species ends");
+    lab.check("job cancel species", 0, "job species is being cancelled");
     lab.check("job activate species", 2, "a cancelled job stays cancelled");
-    lab.check("job kill species", 0, "ends now");
+    lab.check("job kill species", 0, "is being killed");
     assert_eq!(state(), "killed");
 }
 
@@ -470,14 +472,14 @@ fn job_wait_prints_rows_and_output() {
 }
 
 #[test]
-fn delete_names_the_files_that_stay() {
+fn delete_shows_where_files_remain() {
     let Some(lab) = Lab::new("delete") else { return };
     lab.start_experiment();
     lab.start_job();
-    lab.check("experiment delete mnist", 0, "stay: s3://bucket/delete/mnist-");
-    lab.check("experiment describe mnist", 2, "no experiment `mnist`");
-    lab.check("job delete species", 0, "stay: s3://bucket/delete/species-");
-    lab.check("job describe species", 2, "no job `species`");
+    lab.check("experiment delete mnist", 0, "remain in s3://bucket/delete/mnist-");
+    lab.check("experiment describe mnist", 2, "experiment `mnist` not found");
+    lab.check("job delete species", 0, "remain in s3://bucket/delete/species-");
+    lab.check("job describe species", 2, "job `species` not found");
 }
 
 #[test]
@@ -486,5 +488,5 @@ fn forbidden_requests_name_the_resource() {
     let kubeconfig = lab.plane.kubeconfig_for(lab.namespace, "default").unwrap();
     let words = ["experiment", "list", "-n", lab.namespace];
     let output = lab.stoker(&kubeconfig, &words).output().unwrap();
-    check(&output, "without rights", 1, "cannot list resource \"experiments\"");
+    check(&output, "without permission", 1, "cannot list resource \"experiments\"");
 }

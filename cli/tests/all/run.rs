@@ -1,4 +1,4 @@
-//! What `stoker run` does, seen from outside.
+//! Tests of `stoker run` as a process.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::bench::{
 };
 
 #[test]
-fn a_grid_completes_and_the_last_line_says_which_trial_is_best() {
+fn grid_completes_and_reports_the_best_trial() {
     let bench = Bench::new(json!({"grid": {}}), "");
     let output = bench.run(&[]);
     check(&output, 0, "");
@@ -21,15 +21,16 @@ fn a_grid_completes_and_the_last_line_says_which_trial_is_best() {
     assert_eq!((&line["phase"], &line["trials"]), (&json!("Completed"), &json!(3)), "{line}");
     assert_eq!(line["experiment"], "scripted");
     let trials = bench.trials();
-    let metric =
-        |it: &Value| it["status"]["facts"][0]["result"]["metric"].as_str().unwrap().to_owned();
+    let metric = |trial: &Value| {
+        trial["status"]["facts"][0]["result"]["metric"].as_str().unwrap().to_owned()
+    };
     let best = trials.iter().map(metric).min().unwrap();
     assert_eq!(line["best"]["metric"], json!(best));
     let index = line["best"]["trial"].as_u64().unwrap() as usize;
     assert_eq!(line["best"]["hyperparameters"], trials[index]["spec"]["hyperparameters"]);
     let checkpoint = PathBuf::from(line["best"]["checkpoint"].as_str().unwrap());
     assert!(checkpoint.join("manifest.json").is_file(), "{}", checkpoint.display());
-    // Retention keeps each trial's best and latest: here one. Logs and the record lie beside.
+    // Retention keeps the best and the latest checkpoint of each trial: here the same one.
     let trial = checkpoint.parent().unwrap().parent().unwrap();
     assert_eq!(files(&trial.join("checkpoints")), std::slice::from_ref(&checkpoint));
     let log = std::fs::read_to_string(trial.join("logs/0/0-00000000.log")).unwrap();
@@ -37,14 +38,14 @@ fn a_grid_completes_and_the_last_line_says_which_trial_is_best() {
     assert!(trial.join("record.json").is_file());
     let record: Value =
         serde_json::from_slice(&std::fs::read(trial.join("record.json")).unwrap()).unwrap();
-    assert_eq!(record, trials[index], "the copy beside the files is the record");
-    // What killed attempts left goes at the end too: halves, whole ones unknown, staged files.
+    assert_eq!(record, trials[index], "the copy next to the files equals the record");
+    // At the end, files of killed attempts are deleted too: partial, unreported and staged ones.
     for file in ["3-0/model", "4-0/model", "4-0/manifest.json", "5-0/model#1"] {
         let path = trial.join("checkpoints").join(format!("00000000000{file}"));
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, "x").unwrap();
     }
-    // Again: nothing is left to do, and the outcome is the same.
+    // A second run has nothing to train and reports the same outcome.
     let again = bench.run(&[]);
     check(&again, 0, "");
     assert_eq!(last_line(&again), line);
@@ -53,7 +54,7 @@ fn a_grid_completes_and_the_last_line_says_which_trial_is_best() {
 }
 
 #[test]
-fn a_failing_program_is_restarted_as_often_as_allowed_and_its_last_words_are_told() {
+fn failing_program_is_restarted_up_to_max_restarts() {
     let bench = Bench::new(json!({"single": {}}), "fail");
     check(&bench.run(&[]), 1, "boom: the data has no labels");
     let trial = &bench.trials()[0];
@@ -61,7 +62,7 @@ fn a_failing_program_is_restarted_as_often_as_allowed_and_its_last_words_are_tol
     assert_eq!(trial["status"]["phase"], "Failed");
 }
 
-/// The fault outlasts three attempts, which took less than a second before.
+/// The fault outlasts three attempts, which would take less than a second without waits.
 #[test]
 fn infrastructure_failures_are_retried_with_growing_waits() {
     let bench = Bench::new(json!({"single": {}}), "fault");
@@ -82,7 +83,7 @@ fn infrastructure_failures_are_retried_with_growing_waits() {
     let time = |attempt: usize, name: &str| -> Timestamp {
         attempts[attempt][name].as_str().unwrap().parse().unwrap()
     };
-    // Times are whole seconds.
+    // Timestamps are rounded down to seconds.
     for (attempt, seconds) in [(2, 2), (3, 4)] {
         let wait = time(attempt, "startedAt").seconds_since(time(attempt - 1, "endedAt"));
         assert!(wait >= seconds, "attempt {attempt} waited {wait} s: {trial}");
@@ -90,7 +91,7 @@ fn infrastructure_failures_are_retried_with_growing_waits() {
 }
 
 #[test]
-fn a_restart_begins_at_the_last_checkpoint() {
+fn restart_resumes_from_the_last_checkpoint() {
     let bench = Bench::new(json!({"single": {}}), "crash-once");
     check(&bench.run(&[]), 0, "");
     let attempts = &bench.trials()[0]["status"]["attempts"];
@@ -104,17 +105,17 @@ fn invalid_hyperparameters_are_replaced() {
     let output = bench.run(&[]);
     check(&output, 0, "");
     let phases: Vec<Value> =
-        bench.trials().iter().map(|it| it["status"]["phase"].clone()).collect();
+        bench.trials().iter().map(|trial| trial["status"]["phase"].clone()).collect();
     assert_eq!(phases, ["Failed", "Completed", "Completed"]);
 }
 
 #[test]
-fn the_door_refuses_strangers_and_nonsense() {
+fn report_server_refuses_invalid_tokens_and_reports() {
     check(&Bench::new(json!({"single": {}}), "knock").run(&[]), 0, "");
 }
 
 #[test]
-fn the_token_of_an_old_attempt_fences() {
+fn token_of_an_old_attempt_is_fenced() {
     let bench = Bench::new(json!({"single": {}}), "old-token");
     check(&bench.run(&[]), 0, "");
     let status = &bench.trials()[0]["status"];
@@ -123,8 +124,8 @@ fn the_token_of_an_old_attempt_fences() {
 }
 
 #[test]
-fn a_killed_runner_leaves_no_trainer_and_goes_on_to_the_same_results() {
-    // Eight checkpoints per trial: the search cannot end before the last kill.
+fn killed_runner_resumes_with_the_same_results() {
+    // With eight checkpoints per trial, the search cannot end before the last kill.
     let long = || {
         let mut searcher = random(4);
         searcher["maxLength"] = json!({"batches": 40});
@@ -144,8 +145,8 @@ fn a_killed_runner_leaves_no_trainer_and_goes_on_to_the_same_results() {
     }
 }
 
-/// Starts a runner and kills it, so often: each time once a trial has a checkpoint that it had not at the last
-/// kill. No trainer may outlive the runner.
+/// Starts and kills a runner several times. Each kill waits for a checkpoint that is newer than the
+/// previous kill. No trainer may outlive the runner.
 fn kill_runners(bench: &Bench, times: u32) {
     let mut before = BTreeSet::new();
     for _ in 0..times {
@@ -154,14 +155,14 @@ fn kill_runners(bench: &Bench, times: u32) {
         assert!(child.try_wait().unwrap().is_none(), "the search ended before the kill");
         signal(&child, rustix::process::Signal::KILL);
         child.wait().unwrap();
-        wait_until("trainers end with their runner", || !bench.is_any_trainer_alive());
+        wait_until("the exit of all trainers", || !bench.is_any_trainer_alive());
         before.extend(bench.checkpoints());
     }
 }
 
 #[test]
-fn a_trainer_in_a_shell_takes_its_checkpoint_when_asked_to_stop() {
-    // Past the only checkpoint that the trainer takes without a request.
+fn trainer_in_a_shell_checkpoints_on_stop_request() {
+    // Batch 7 is after the only checkpoint that the trainer saves without a request.
     let bench = Bench::new(json!({"single": {}}), "").in_a_shell().hold_at(7);
     let child = bench.start();
     bench.wait_for_batch(7);
@@ -176,7 +177,7 @@ fn a_trainer_in_a_shell_takes_its_checkpoint_when_asked_to_stop() {
     assert!(from > "000000000005-0", "{attempts}");
 }
 
-/// `nohup` and a shell without job control start a program with these signals ignored.
+/// `nohup`, or a shell without job control, starts a program with these signals ignored.
 #[test]
 fn inherited_ignored_signals_stay_ignored() {
     let mut bench = Bench::new(json!({"single": {}}), "");
@@ -202,7 +203,7 @@ fn inherited_ignored_signals_stay_ignored() {
 }
 
 #[test]
-fn a_killed_supervisor_takes_its_trainer_along_and_the_trial_goes_on() {
+fn trial_resumes_after_its_supervisor_is_killed() {
     let bench = Bench::new(json!({"single": {}}), "").hold_at(7);
     let child = bench.start();
     bench.wait_for_batch(7);
@@ -220,14 +221,14 @@ fn a_killed_supervisor_takes_its_trainer_along_and_the_trial_goes_on() {
 }
 
 #[test]
-fn what_has_ended_is_said_to_have_and_is_not_run_again() {
+fn completed_run_is_not_run_again() {
     let bench = Bench::new(json!({"single": {}}), "");
     check(&bench.run(&[]), 0, "new run");
-    check(&bench.run(&[]), 0, "has completed already; --fresh starts over");
+    check(&bench.run(&[]), 0, "has completed already; use --fresh to start over");
 }
 
 #[test]
-fn a_stopped_run_says_so_and_goes_on() {
+fn stopped_run_resumes() {
     let bench = Bench::new(random(2), "").hold_at(7);
     let child = bench.start();
     bench.wait_for_batch(7);
@@ -237,26 +238,27 @@ fn a_stopped_run_says_so_and_goes_on() {
     check(&output, 3, "run the same command again");
     assert_eq!(last_line(&output)["phase"], "Running");
     assert!(!bench.is_any_trainer_alive());
-    assert!(bench.trials().iter().any(|it| it["status"]["attempts"][0]["end"] == "Preempted"));
+    let was_preempted = |trial: &Value| trial["status"]["attempts"][0]["end"] == "Preempted";
+    assert!(bench.trials().iter().any(was_preempted));
     check(&bench.run(&[]), 0, "");
     assert_eq!(bench.trials()[0]["status"]["restarts"], 0);
 }
 
 #[test]
-fn a_trainer_that_does_not_exit_when_asked_is_killed_after_its_time() {
+fn trainer_is_killed_after_the_preemption_timeout() {
     let mut bench = Bench::new(json!({"single": {}}), "deaf");
     bench.spec["preemptionTimeoutSeconds"] = json!(1);
     let child = bench.start();
     bench.wait_for_checkpoint();
     signal(&child, rustix::process::Signal::TERM);
     let output = child.wait_with_output().unwrap();
-    check(&output, 3, "killed: it did not exit in time");
+    check(&output, 3, "killed: the program did not exit in time");
     assert!(!bench.is_any_trainer_alive());
     assert_eq!(bench.trials()[0]["status"]["restarts"], 0);
 }
 
 #[test]
-fn a_long_trial_keeps_few_checkpoints_while_it_runs() {
+fn long_trial_keeps_few_checkpoints() {
     let searcher = json!({"single": {}, "maxLength": {"batches": 400}});
     let bench = Bench::new(searcher, "").hold_at(203);
     let child = bench.start();
@@ -272,11 +274,11 @@ fn a_long_trial_keeps_few_checkpoints_while_it_runs() {
     let attempts = &bench.trials()[0]["status"]["attempts"];
     assert_eq!(attempts[0]["end"], "Preempted");
     let last = attempts[1]["resumedFrom"].as_str().unwrap();
-    assert!(last > "000000000200-0", "it went on from {last}");
+    assert!(last > "000000000200-0", "resumed from {last}");
 }
 
 #[test]
-fn only_the_best_of_the_experiment_stay() {
+fn only_the_best_checkpoints_are_retained() {
     let mut bench = Bench::new(random(5), "");
     bench.spec["checkpointStorage"] =
         json!({"saveExperimentBest": 2, "saveTrialBest": 0, "saveTrialLatest": 0});
@@ -287,9 +289,9 @@ fn only_the_best_of_the_experiment_stay() {
         metric.as_str().unwrap().parse().unwrap()
     };
     trials.sort_by(|a, b| metric(a).total_cmp(&metric(b)));
-    assert!(metric(&trials[1]) < metric(&trials[2]), "the seed draws different results");
+    assert!(metric(&trials[1]) < metric(&trials[2]), "the seed must give different results");
     let best = trials[..2].iter().map(|trial| trial["spec"]["index"].as_u64().unwrap());
-    // Each trial saves at batch 5 without a metric, and at its end with one.
+    // Each trial saves a checkpoint without a metric at batch 5, and one with a metric at the end.
     let best = best.map(|trial| (trial, "000000000010-0".to_owned()));
     let best: BTreeSet<_> = best.collect();
     assert_eq!(bench.checkpoints(), best, "the record");
@@ -297,7 +299,7 @@ fn only_the_best_of_the_experiment_stay() {
 }
 
 #[test]
-fn a_second_runner_is_refused_and_told_who_has_the_record() {
+fn second_runner_is_refused_with_the_holder() {
     let bench = Bench::new(random(2), "").hold_at(7);
     let mut child = bench.start();
     bench.wait_for_batch(7);
@@ -307,7 +309,7 @@ fn a_second_runner_is_refused_and_told_who_has_the_record() {
 }
 
 #[test]
-fn a_changed_file_is_refused_unless_it_starts_over() {
+fn changed_file_is_refused_without_fresh() {
     let mut bench = Bench::new(json!({"single": {}}), "");
     check(&bench.run(&[]), 0, "");
     bench.spec["maxRestarts"] = json!(3);
@@ -315,11 +317,11 @@ fn a_changed_file_is_refused_unless_it_starts_over() {
     check(&refused, 2, "spec.maxRestarts: was 1, now 3");
     check(&refused, 2, "--fresh");
     check(&bench.run(&["--fresh"]), 0, "");
-    assert_eq!(bench.trials().len(), 2, "the earlier run's record stays");
+    assert_eq!(bench.trials().len(), 2, "the record of the earlier run must be kept");
 }
 
 #[test]
-fn what_cannot_run_here_is_refused_before_anything_is_written() {
+fn unrunnable_experiment_is_refused_before_any_write() {
     let check_refused = |field: &str, value: Value, contains: &str| {
         let mut bench = Bench::new(json!({"single": {}}), "");
         bench.spec[field] = value;
@@ -351,12 +353,12 @@ fn concurrent_trials_see_different_gpus() {
     let (output, held) = run("GPU-b,GPU-a", 2, 2, &[]);
     check(&output, 0, "using 2 of 2 GPUs");
     assert_eq!(held, ["GPU-a", "GPU-b"]);
-    // One after another on one GPU, whatever the number of slots.
+    // On one GPU, trials run one after another for any number of slots.
     check(&run("GPU-a", 3, 1, &["--slots", "3"]).0, 0, "using 1 of 1 GPUs");
 }
 
 #[test]
-fn a_gang_larger_than_the_gpus_is_refused() {
+fn gang_larger_than_the_gpus_is_refused() {
     let mut bench = Bench::new(json!({"single": {}}), "");
     bench.spec["resources"] = json!({"slotsPerTrial": 3});
     let run =
@@ -391,7 +393,7 @@ fn processes_of_a_job_see_one_gpu_each() {
 }
 
 #[test]
-fn what_a_run_left_is_listed_and_described() {
+fn local_runs_are_listed_and_described() {
     let bench = Bench::new(random(2), "");
     check(&bench.run(&[]), 0, "");
     let check_shown = |args: &[&str], contains: &str| {
@@ -413,7 +415,7 @@ fn what_a_run_left_is_listed_and_described() {
 }
 
 #[test]
-fn a_preview_shows_lengths_and_draws_without_training() {
+fn preview_shows_lengths_and_samples() {
     let bench = Bench::new(random(4), "");
     bench.command(&[]);
     let file = bench.folder.path().join("experiment.yaml");

@@ -1,4 +1,4 @@
-//! A trainer that trains nothing: it counts batches, reports, keeps checkpoints of no content.
+//! Trainer without a model: counts batches, reports, and writes dummy checkpoints.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -8,27 +8,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use stoker_api::contract::{
-    CONTRACT_VERSION, Directive, ExitCode, Report, ReportEvent, TrialConfig,
+    CONTRACT_VERSION, CheckpointRef, Directive, ExitCode, Report, ReportEvent, TrialConfig,
 };
 
-/// Batches between two checkpoints.
+/// Number of batches between two checkpoints.
 const CHECKPOINT_EVERY: u64 = 5;
 
-/// Trains as `config` says and returns the exit code.
+/// Trains with the configuration in the file `config` and returns the exit code.
 pub(crate) fn train(config: &Path) -> i32 {
     let config: TrialConfig = serde_json::from_slice(&std::fs::read(config).unwrap()).unwrap();
-    let asked = listen_for_sigterm();
+    let stop = listen_for_sigterm();
     println!("trial {} attempt {} trains", config.trial, config.attempt);
     if let Some(folder) = config.data["pids"].as_str() {
         std::fs::write(Path::new(folder).join(std::process::id().to_string()), "").unwrap();
     }
-    let trainer = Trainer { config, asked };
+    let trainer = Trainer { config, stop };
     trainer.train() as i32
 }
 
 fn listen_for_sigterm() -> Arc<AtomicBool> {
-    let asked = Arc::new(AtomicBool::new(false));
-    let seen = asked.clone();
+    let stop = Arc::new(AtomicBool::new(false));
+    let shared = stop.clone();
     let (ready, wait) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -37,25 +37,28 @@ fn listen_for_sigterm() -> Arc<AtomicBool> {
             let mut signal = tokio::signal::unix::signal(kind).unwrap();
             ready.send(()).unwrap();
             signal.recv().await;
-            seen.store(true, Ordering::SeqCst);
+            shared.store(true, Ordering::SeqCst);
             std::future::pending::<()>().await;
         });
     });
     wait.recv().unwrap();
-    asked
+    stop
 }
 
 struct Trainer {
     config: TrialConfig,
-    asked: Arc<AtomicBool>,
+    /// Set by SIGTERM.
+    stop: Arc<AtomicBool>,
 }
 
 impl Trainer {
     fn train(&self) -> ExitCode {
         let script = self.config.data["script"].as_str().unwrap_or("");
         let resumed = self.config.resume_from.first();
-        let mut batches: u64 =
-            resumed.map_or(0, |it| it.name.split('-').next().unwrap().parse().unwrap());
+        let batches_of = |checkpoint: &CheckpointRef| -> u64 {
+            checkpoint.name.split('-').next().unwrap().parse().unwrap()
+        };
+        let mut batches = resumed.map_or(0, batches_of);
         match script {
             "fail" => return self.fail(),
             "invalid-first" if self.config.trial == 0 => return ExitCode::InvalidHyperparameters,
@@ -69,7 +72,7 @@ impl Trainer {
         self.post(
             batches,
             ReportEvent::Started {
-                resumed_from: resumed.map(|it| it.name.clone()),
+                resumed_from: resumed.map(|checkpoint| checkpoint.name.clone()),
                 batches_total: self.config.units,
                 refused: Default::default(),
             },
@@ -84,7 +87,7 @@ impl Trainer {
             ));
             let is_held = self.is_held(batches);
             batches += u64::from(!is_held);
-            if self.asked.load(Ordering::SeqCst) {
+            if self.stop.load(Ordering::SeqCst) {
                 self.checkpoint(batches);
                 return ExitCode::Preempted;
             }
@@ -109,12 +112,12 @@ impl Trainer {
         self.validate(batches)
     }
 
-    /// A path in the test's folder.
-    fn path(&self, name: &str) -> std::path::PathBuf {
+    /// Returns a path in the test's directory.
+    fn path(&self, name: &str) -> PathBuf {
         Path::new(self.config.data["pids"].as_str().unwrap()).parent().unwrap().join(name)
     }
 
-    /// Claims the visible GPUs, which no other trainer may use, until `data.trainers` trainers have
+    /// Claims the visible GPUs for this trainer, and waits until `data.trainers` trainers have
     /// claimed theirs.
     fn hold_gpu(&self) {
         let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap();
@@ -155,7 +158,8 @@ impl Trainer {
         ExitCode::Completed
     }
 
-    /// Whether the test keeps the trial at this batch: `data.holdAt`, until there is a file `release`.
+    /// Returns `true` if the test holds the trial at this batch: `data.holdAt`, until the file
+    /// `release` exists.
     fn is_held(&self, batches: u64) -> bool {
         let data = &self.config.data;
         let Some(folder) = data["pids"].as_str().filter(|_| data["holdAt"] == batches) else {
@@ -164,7 +168,7 @@ impl Trainer {
         !Path::new(folder).with_file_name("release").exists()
     }
 
-    /// Tells the test how many batches are trained.
+    /// Writes the number of trained batches to a file for the test.
     fn note(&self, batches: u64) {
         if let Some(folder) = self.config.data["pids"].as_str() {
             let file = Path::new(folder).join(std::process::id().to_string());
@@ -188,7 +192,7 @@ impl Trainer {
         self.post(batches, event);
     }
 
-    /// Tries what the door must refuse.
+    /// Sends requests that the report server must refuse.
     fn knock(&self) {
         let progress = ReportEvent::Progress { batches_total: 1, activity: None };
         let body = serde_json::to_string(&self.report(0, progress)).unwrap();
@@ -220,7 +224,7 @@ impl Trainer {
         self.fail()
     }
 
-    /// Sends as the attempt before, whose token only fences.
+    /// Sends reports with the token of the previous attempt; the reply must be `fenced`.
     fn use_old_token(&self) {
         let token = std::fs::read_to_string(self.old_token_file()).unwrap();
         let metrics = [("loss".to_owned(), "-1.0".to_owned())].into();
@@ -257,7 +261,7 @@ impl Trainer {
              Content-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
             body.len()
         );
-        // The door may answer and hang up before it has read all.
+        // Ignore write errors: the server may reply and close before it has read the whole body.
         let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes()));
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);

@@ -1,4 +1,4 @@
-//! The lines that the storage has.
+//! Logs in the storage.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::cluster::{job as cluster_job, storage};
 use crate::failure::Failure;
 use crate::print::Output;
 
-/// Prints what an attempt's ranks have stored in `folder`, rank by rank; returns how many objects there were.
+/// Prints the stored logs of an attempt in `folder`, rank by rank. Returns the number of objects.
 pub(super) async fn print(
     spec: &CheckpointStorage,
     folder: &str,
@@ -22,21 +22,21 @@ pub(super) async fn print(
 ) -> Result<usize, Failure> {
     let opened = options.open(spec)?;
     let fail = |error| storage::failure(error, spec);
-    let mut found: Vec<(u32, u64, String)> = opened
+    let mut objects: Vec<(u32, u64, String)> = opened
         .list(folder)
         .await
         .map_err(fail)?
         .into_iter()
         .filter_map(|path| parse(&path).map(|(rank, seq)| (rank, seq, path)))
-        .filter(|it| rank.is_none_or(|rank| it.0 == rank))
+        .filter(|(of_rank, ..)| rank.is_none_or(|rank| *of_rank == rank))
         .collect();
-    found.sort();
-    for (rank, _, path) in &found {
+    objects.sort();
+    for (rank, _, path) in &objects {
         let bytes = opened.get(path).await.map_err(fail)?;
         let pod = if tag.is_job { tag.pod } else { rank / tag.gang.ranks_per_pod };
         let tag = Tag { pod, ..*tag };
         for line in String::from_utf8_lossy(&bytes).lines() {
-            // What is stored says its rank by its name alone.
+            // The rank is only in the object name, so add the prefix.
             let line = match !tag.is_job && tag.gang.world_size > 1 && !line.starts_with("[rank=") {
                 true => format!("[rank={rank}] {line}"),
                 false => line.to_owned(),
@@ -44,10 +44,10 @@ pub(super) async fn print(
             tag.print(&line, None, output);
         }
     }
-    Ok(found.len())
+    Ok(objects.len())
 }
 
-/// Prints what the processes of a job have stored, one after the other; returns how many of them did.
+/// Prints the stored logs of a job, process by process. Returns the number of processes.
 pub(super) async fn print_job(
     job: &InferenceJob,
     options: &storage::Options,
@@ -59,9 +59,9 @@ pub(super) async fn print_job(
     let opened = options.open(spec)?;
     let folder = format!("{}/workers", cluster_job::path(job));
     let paths = opened.list(&folder).await.map_err(|error| storage::failure(error, spec))?;
-    let parsed = paths.iter().filter_map(|it| process_of(it.strip_prefix(&folder)?));
+    let parsed = paths.iter().filter_map(|path| process_of(path.strip_prefix(&folder)?));
     let processes: BTreeSet<(u32, u32)> =
-        parsed.filter(|it| slot.is_none_or(|slot| it.1 == slot)).collect();
+        parsed.filter(|(_, of_slot)| slot.is_none_or(|slot| *of_slot == slot)).collect();
     for (attempt, slot) in &processes {
         let (attempt, pod) = (*attempt, *slot);
         let tag = Tag { trial: pod, attempt, pod, gang, with_trial: false, is_job: true };
@@ -71,7 +71,7 @@ pub(super) async fn print_job(
     Ok(processes.len())
 }
 
-/// Attempt and slot of `/SLOT/logs/ATTEMPT/...`.
+/// Parses attempt and slot from `/SLOT/logs/ATTEMPT/...`.
 fn process_of(path: &str) -> Option<(u32, u32)> {
     let mut parts = path.strip_prefix('/')?.split('/');
     let slot = parts.next()?.parse().ok()?;
@@ -79,7 +79,7 @@ fn process_of(path: &str) -> Option<(u32, u32)> {
     Some((attempt, slot))
 }
 
-/// Rank and number of `.../RANK-SEQ.log`.
+/// Parses rank and sequence number from `.../RANK-SEQ.log`.
 fn parse(path: &str) -> Option<(u32, u64)> {
     let name = path.rsplit_once('/')?.1.strip_suffix(".log")?;
     let (rank, seq) = name.split_once('-')?;
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processes_of_a_job_are_known_by_slot_and_attempt() {
+    fn job_paths_give_attempt_and_slot() {
         let check = |path: &str, expected: Option<(u32, u32)>| {
             assert_eq!(process_of(path), expected, "{path}");
         };
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_known_by_rank_and_number() {
+    fn object_names_give_rank_and_number() {
         let check = |path: &str, expected: Option<(u32, u64)>| assert_eq!(parse(path), expected);
         check("a/logs/0/3-00000012.log", Some((3, 12)));
         check("a/logs/0/10-00000000.log", Some((10, 0)));

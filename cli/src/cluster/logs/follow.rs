@@ -1,4 +1,4 @@
-//! The lines of many pods, as they come and go.
+//! Follows the logs of many pods that start and end.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -20,40 +20,40 @@ use crate::cluster::kind::Kind;
 use crate::failure::Failure;
 use crate::print;
 
-/// How often is looked for new pods.
+/// Interval of checks for new pods.
 const LOOK: Duration = Duration::from_secs(2);
-/// Looks in a row that may fail before it is given up.
+/// Maximum number of consecutive failed checks.
 const FAILURES_MAX: u32 = 60;
-/// Pods that are followed at a time.
+/// Maximum number of pods followed at the same time.
 const STREAMS_MAX: usize = 200;
-/// Lines that wait to be printed.
+/// Capacity of the queue of lines to print.
 const LINES_MAX: usize = 1024;
 
-/// Whose lines.
+/// Target whose logs are followed.
 #[derive(Clone, Debug)]
 pub(super) enum Of {
-    /// Those of a trial: all attempts from the latest, or one.
+    /// A trial: one attempt, or the latest and all later ones.
     Trial { name: String, attempt: Option<u32> },
-    /// Those of all trials of an experiment.
+    /// All trials of an experiment.
     Experiment { name: String },
-    /// Those of all processes of a job.
+    /// All processes of a job.
     Job { name: String },
 }
 
-/// Follows pods until the end.
+/// Follows the pods of a target until it ends.
 pub(super) struct Follow {
     cluster: Cluster,
     of: Of,
     gang: Gang,
     rank: Option<u32>,
-    /// The first attempt whose pods are followed, once it is known.
+    /// First attempt whose pods are followed, once known.
     first: Option<u32>,
-    /// The pods that are or were followed, by unique id.
+    /// UIDs of pods that are or were followed.
     seen: BTreeSet<String>,
     streams: JoinSet<()>,
     sender: Sender<(Tag, String)>,
     lines: Receiver<(Tag, String)>,
-    /// Whether it was said that some pods have to wait.
+    /// Whether the warning about waiting pods was printed.
     has_said_full: bool,
 }
 
@@ -74,7 +74,7 @@ impl Follow {
         }
     }
 
-    /// Shows lines until what is followed has ended and all of its pods have been read.
+    /// Shows lines until the target has ended and all logs of its pods have been read.
     pub(super) async fn run(mut self, mut show: impl FnMut(&Tag, &str)) -> Result<(), Failure> {
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -90,7 +90,7 @@ impl Follow {
                     }
                     Err(error) => {
                         if num_failures == 0 {
-                            print::err(format!("stoker: {error}; trying again"));
+                            print::err(format!("stoker: {error}; retrying"));
                         }
                         num_failures += 1;
                     }
@@ -103,9 +103,9 @@ impl Follow {
         Ok(())
     }
 
-    /// Begins to follow new pods; says whether nothing more will come.
+    /// Starts to follow new pods. Returns `true` if no more lines can follow.
     async fn look(&mut self) -> Result<bool, Failure> {
-        // Asked first: pods of what had ended by then are all in the list.
+        // Check this before listing: if the target has ended, the list contains all its pods.
         let is_over = self.is_over().await?;
         let params = ListParams::default().labels(&match &self.of {
             Of::Trial { name, .. } => format!("{LABEL_TRIAL}={name}"),
@@ -113,15 +113,16 @@ impl Follow {
             Of::Job { name } => format!("{LABEL_JOB}={name}"),
         });
         while self.streams.try_join_next().is_some() {}
-        let mut found = self.cluster.list::<Pod>("pods", &params, false).await?;
-        found.sort_by(|a, b| a.0.metadata.creation_timestamp.cmp(&b.0.metadata.creation_timestamp));
-        self.begin(found.into_iter().map(|it| it.0).collect());
+        let pods = self.cluster.list::<Pod>("pods", &params, false).await?;
+        let mut pods: Vec<Pod> = pods.into_iter().map(|(pod, _)| pod).collect();
+        pods.sort_by(|a, b| a.metadata.creation_timestamp.cmp(&b.metadata.creation_timestamp));
+        self.begin(pods);
         Ok(is_over && self.streams.is_empty() && self.lines.is_empty())
     }
 
-    fn begin(&mut self, found: Vec<Pod>) {
+    fn begin(&mut self, pods: Vec<Pod>) {
         let with_trial = matches!(self.of, Of::Experiment { .. });
-        let tags: Vec<(Pod, Tag)> = found
+        let tags: Vec<(Pod, Tag)> = pods
             .into_iter()
             .filter_map(|pod| Tag::of_pod(&pod, self.gang, with_trial).map(|tag| (pod, tag)))
             .filter(|(_, tag)| tag.has(self.rank))
@@ -134,7 +135,9 @@ impl Follow {
             }
             if self.streams.len() >= STREAMS_MAX {
                 if !self.has_said_full {
-                    print::err(format!("stoker: {STREAMS_MAX} pods are followed; others wait"));
+                    print::err(format!(
+                        "stoker: following {STREAMS_MAX} pods, the maximum; other pods wait"
+                    ));
                     self.has_said_full = true;
                 }
                 break;
@@ -144,31 +147,33 @@ impl Follow {
         }
     }
 
-    /// The attempts whose pods are followed: of a trial the latest that has any, and later ones.
+    /// Returns the attempts to follow. For a trial without a chosen attempt: the latest with pods,
+    /// and all later ones.
     fn attempts(&mut self, tags: &[(Pod, Tag)]) -> RangeInclusive<u32> {
         match &self.of {
             Of::Trial { attempt: Some(attempt), .. } => *attempt..=*attempt,
             Of::Trial { attempt: None, .. } => {
-                self.first = self.first.or(tags.iter().map(|it| it.1.attempt).max());
+                self.first = self.first.or(tags.iter().map(|(_, tag)| tag.attempt).max());
                 self.first.unwrap_or_default()..=u32::MAX
             }
             Of::Experiment { .. } | Of::Job { .. } => 0..=u32::MAX,
         }
     }
 
-    /// Whether what is followed has ended, or is gone.
+    /// Returns `true` if the target has ended or is deleted.
     async fn is_over(&self) -> Result<bool, Failure> {
         match &self.of {
             Of::Experiment { name } => self.has_ended::<Experiment>(name).await,
             Of::Job { name } => self.has_ended::<InferenceJob>(name).await,
             Of::Trial { name, attempt } => {
-                let asked = format!("trial `{name}`");
+                let target = format!("trial `{name}`");
                 let api = self.cluster.api::<Trial>();
-                let found = self.cluster.ask(&asked, api.get_opt(name)).await?;
-                let Some(trial) = found else { return Ok(true) };
+                let trial = self.cluster.ask(&target, api.get_opt(name)).await?;
+                let Some(trial) = trial else { return Ok(true) };
                 let status = trial.status.unwrap_or_default();
                 let has_ended = |number: &u32| {
-                    status.attempts.iter().any(|it| it.number == *number && it.end.is_some())
+                    let mut attempts = status.attempts.iter();
+                    attempts.any(|attempt| attempt.number == *number && attempt.end.is_some())
                 };
                 Ok(status.phase.is_terminal() || attempt.as_ref().is_some_and(has_ended))
             }
@@ -178,13 +183,13 @@ impl Follow {
 
 impl Follow {
     async fn has_ended<K: Kind>(&self, name: &str) -> Result<bool, Failure> {
-        let asked = format!("{} `{name}`", K::WORD);
-        let found = self.cluster.ask(&asked, self.cluster.api::<K>().get_opt(name)).await?;
-        Ok(found.is_none_or(|it| it.phase().is_terminal()))
+        let target = format!("{} `{name}`", K::WORD);
+        let object = self.cluster.ask(&target, self.cluster.api::<K>().get_opt(name)).await?;
+        Ok(object.is_none_or(|object| object.phase().is_terminal()))
     }
 }
 
-/// Whether trying again cannot help.
+/// Returns `true` if a retry cannot succeed.
 fn is_final(error: &Failure) -> bool {
     matches!(error, Failure::Input(_))
 }

@@ -1,14 +1,14 @@
-//! What trials print: from their pods while those are there, later from the storage.
+//! Logs of trials and jobs: from their pods while those exist, then from the storage.
 //!
 //! ```text
-//!  pods of an attempt -- API server's logs --> [tag]: which trial and rank --> lines
+//!  pods of an attempt -- API server's logs --> [tag]: trial and rank --> lines
 //!  storage: logs/ATTEMPT/RANK-SEQ.log ------------'
 //! ```
 //!
-//! 1. [`tag`]: what a line begins with.
-//! 2. [`pods`]: one pod's lines, over every interruption.
-//! 3. [`follow`]: all pods of a trial or an experiment, as they come and go.
-//! 4. [`bucket`]: what the storage has.
+//! 1. [`tag`]: origin and prefix of a line.
+//! 2. [`pods`]: lines of one pod, across broken connections.
+//! 3. [`follow`]: lines of all pods of a trial, an experiment or a job.
+//! 4. [`bucket`]: lines in the storage.
 
 mod bucket;
 mod follow;
@@ -33,14 +33,14 @@ use super::{experiment, storage};
 use crate::failure::Failure;
 use crate::print::{self, Output};
 
-/// Which lines of a trial.
+/// Selection of a trial's lines.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Wanted {
-    /// Those of this rank alone.
+    /// Only lines of this rank; `None` for all ranks.
     pub(crate) rank: Option<u32>,
-    /// Those of this attempt; unset: of the latest.
+    /// Only lines of this attempt; `None` for the latest.
     pub(crate) attempt: Option<u32>,
-    /// Whether those that are still to come are wanted too.
+    /// Whether to stream new lines.
     pub(crate) follow: bool,
 }
 
@@ -59,40 +59,45 @@ pub(crate) async fn trial(
         && rank >= gang.world_size
     {
         return Err(Failure::Input(format!(
-            "--rank {rank}: trial `{name}` has {} ranks, from 0",
+            "rank {rank} of trial `{name}` not found: it has {} ranks, numbered from 0",
             gang.world_size
         )));
     }
     let attempt = attempt(&trial, name, wanted)?;
-    let is_over = trial.status.as_ref().is_some_and(|it| it.phase.is_terminal())
-        || wanted.attempt.is_some() && attempt.is_some_and(|it| it.end.is_some());
+    let is_over = trial.status.as_ref().is_some_and(|status| status.phase.is_terminal())
+        || wanted.attempt.is_some() && attempt.is_some_and(|attempt| attempt.end.is_some());
     if wanted.follow && !is_over {
         let of = Of::Trial { name: name.to_owned(), attempt: wanted.attempt };
         let show = |tag: &Tag, line: &str| tag.print(line, wanted.rank, output);
         return Follow::new(cluster, of, gang, wanted.rank).run(show).await;
     }
     let Some(attempt) = attempt else {
-        return Err(Failure::Input(format!("trial `{name}` has not started yet; --follow waits")));
+        return Err(Failure::Input(format!(
+            "trial `{name}` has not started yet; use --follow to wait"
+        )));
     };
     let source = Source { cluster, experiment: &experiment, gang, options, output };
     source.print(&trial, attempt, wanted.rank, false).await
 }
 
-/// The attempt that is meant; none if the trial has not started.
+/// Returns the selected attempt; `None` if the trial has not started.
 fn attempt<'a>(
     trial: &'a Trial,
     name: &str,
     wanted: Wanted,
 ) -> Result<Option<&'a Attempt>, Failure> {
-    let attempts = trial.status.as_ref().map_or(&[][..], |it| it.attempts.as_slice());
+    let attempts = trial.status.as_ref().map_or(&[][..], |status| status.attempts.as_slice());
     let Some(number) = wanted.attempt else { return Ok(attempts.last()) };
-    match attempts.iter().find(|it| it.number == number) {
+    match attempts.iter().find(|attempt| attempt.number == number) {
         None if wanted.follow && attempts.is_empty() => Ok(None),
-        None => Err(Failure::Input(match attempts.len() {
-            0 => format!("trial `{name}` has not started yet"),
-            num => format!("trial `{name}` has no attempt {number}; it has {num} from 0"),
+        None => Err(Failure::Input(match attempts.last() {
+            None => format!("trial `{name}` has not started yet"),
+            Some(latest) => format!(
+                "attempt {number} of trial `{name}` not found; the latest is {}",
+                latest.number
+            ),
         })),
-        found => Ok(found),
+        attempt => Ok(attempt),
     }
 }
 
@@ -106,7 +111,7 @@ pub(crate) async fn experiment(
 ) -> Result<(), Failure> {
     let experiment = cluster.experiment(name).await?;
     let gang = Gang::of(&experiment);
-    let is_over = experiment.status.as_ref().is_some_and(|it| it.phase.is_terminal());
+    let is_over = experiment.status.as_ref().is_some_and(|status| status.phase.is_terminal());
     if follow && !is_over {
         let of = Of::Experiment { name: name.to_owned() };
         let show = |tag: &Tag, line: &str| tag.print(line, None, output);
@@ -115,7 +120,7 @@ pub(crate) async fn experiment(
     let source = Source { cluster, experiment: &experiment, gang, options, output };
     let mut has_any = false;
     for (trial, _) in experiment::trials(cluster, &experiment).await? {
-        let attempts = trial.status.as_ref().map_or(&[][..], |it| it.attempts.as_slice());
+        let attempts = trial.status.as_ref().map_or(&[][..], |status| status.attempts.as_slice());
         if let Some(attempt) = attempts.last() {
             has_any = true;
             source.print(&trial, attempt, None, true).await?;
@@ -127,7 +132,7 @@ pub(crate) async fn experiment(
     Ok(())
 }
 
-/// Prints the logs of a job: from its pods while those are all there, else from the storage.
+/// Prints the logs of a job: from its pods while all of them exist, else from the storage.
 pub(crate) async fn job(
     cluster: &Cluster,
     name: &str,
@@ -138,9 +143,11 @@ pub(crate) async fn job(
 ) -> Result<(), Failure> {
     let job: InferenceJob = cluster.read(name).await?;
     let gang = Gang::of_job(&job);
-    if let Some(slot) = slot.filter(|it| *it >= gang.world_size) {
-        let text = format!("--slot {slot}: job `{name}` has {} slots, from 0", gang.world_size);
-        return Err(Failure::Input(text));
+    if let Some(slot) = slot.filter(|slot| *slot >= gang.world_size) {
+        return Err(Failure::Input(format!(
+            "slot {slot} of job `{name}` not found: it has {} slots, numbered from 0",
+            gang.world_size
+        )));
     }
     let show = |tag: &Tag, line: &str| tag.print(line, None, output);
     if follow && !job.phase().is_terminal() {
@@ -148,33 +155,33 @@ pub(crate) async fn job(
         return Follow::new(cluster, of, gang, slot).run(show).await;
     }
     let params = ListParams::default().labels(&format!("{LABEL_JOB}={name}"));
-    let found = cluster.list::<Pod>("pods", &params, false).await?;
+    let listed = cluster.list::<Pod>("pods", &params, false).await?;
     let of = |(pod, _)| Tag::of_pod(&pod, gang, false).map(|tag| (pod, tag));
-    let mut pods: Vec<(Pod, Tag)> = found.into_iter().filter_map(of).collect();
-    let num_attempts = job.status.as_ref().map_or(0, |it| it.attempts as usize);
-    let is_whole = pods.len() >= num_attempts;
-    pods.retain(|it| it.1.has(slot));
+    let mut pods: Vec<(Pod, Tag)> = listed.into_iter().filter_map(of).collect();
+    let num_attempts = job.status.as_ref().map_or(0, |status| status.attempts as usize);
+    let is_complete = pods.len() >= num_attempts;
+    pods.retain(|(_, tag)| tag.has(slot));
     if num_attempts == 0 {
         print::err(format!("no process of job {name} has started yet"));
         return Ok(());
     }
-    if is_whole {
+    if is_complete {
         return pods::print(cluster, &pods, show).await;
     }
     match bucket::print_job(&job, options, gang, slot, output).await {
-        Ok(0) if pods.is_empty() => print::err(format!("job {name} left no logs")),
+        Ok(0) if pods.is_empty() => print::err(format!("no logs found for job {name}")),
         Ok(0) => pods::print(cluster, &pods, show).await?,
         Ok(_) => {}
         Err(error) if pods.is_empty() => return Err(error),
         Err(error) => {
-            print::err(format!("stoker: {error}; here is what the pods that are left printed"));
+            print::err(format!("stoker: {error}; showing the logs of the remaining pods"));
             pods::print(cluster, &pods, show).await?;
         }
     }
     Ok(())
 }
 
-/// Where the lines of an attempt are had from.
+/// Source of an attempt's lines.
 struct Source<'a> {
     cluster: &'a Cluster,
     experiment: &'a Experiment,
@@ -184,8 +191,8 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// Prints what an attempt has printed so far: from its pods if all are there, else from the
-    /// storage, and from the pods that are left if that cannot be read.
+    /// Prints the current logs of an attempt: from its pods if all of them exist, else from the
+    /// storage. If the storage cannot be read, prints the logs of the remaining pods.
     async fn print(
         &self,
         trial: &Trial,
@@ -197,14 +204,14 @@ impl Source<'_> {
         let number = attempt.number;
         let params =
             ListParams::default().labels(&format!("{LABEL_TRIAL}={name},{LABEL_ATTEMPT}={number}"));
-        let found = self.cluster.list::<Pod>("pods", &params, false).await?;
+        let listed = self.cluster.list::<Pod>("pods", &params, false).await?;
         let of = |(pod, _)| Tag::of_pod(&pod, self.gang, with_trial).map(|tag| (pod, tag));
-        let mut pods: Vec<(Pod, Tag)> = found.into_iter().filter_map(of).collect();
-        let is_whole = pods.len() == self.gang.num_pods() as usize;
-        pods.retain(|it| it.1.has(rank));
+        let mut pods: Vec<(Pod, Tag)> = listed.into_iter().filter_map(of).collect();
+        let is_complete = pods.len() == self.gang.num_pods() as usize;
+        pods.retain(|(_, tag)| tag.has(rank));
         let show = |tag: &Tag, line: &str| tag.print(line, rank, self.output);
         let of_pods = async || pods::print(self.cluster, &pods, show).await;
-        if is_whole || (attempt.end.is_none() && !pods.is_empty()) {
+        if is_complete || (attempt.end.is_none() && !pods.is_empty()) {
             return of_pods().await;
         }
         let (index, gang) = (trial.spec.index, self.gang);
@@ -218,20 +225,20 @@ impl Source<'_> {
                 Ok(())
             }
             Ok(0) => {
-                print::err(format!("attempt {number} of trial {name} left no logs"));
+                print::err(format!("no logs found for attempt {number} of trial {name}"));
                 Ok(())
             }
             Ok(_) => Ok(()),
             Err(error) if pods.is_empty() => Err(error),
             Err(error) => {
-                print::err(format!("stoker: {error}; here is what the pods that are left printed"));
+                print::err(format!("stoker: {error}; showing the logs of the remaining pods"));
                 of_pods().await
             }
         }
     }
 }
 
-/// The selector of an experiment's pods.
+/// Returns the label selector for the pods of an experiment's trials.
 fn of_experiment(name: &str) -> String {
     format!("{LABEL_EXPERIMENT}={name},{LABEL_TRIAL}")
 }

@@ -1,4 +1,4 @@
-//! The lines of pods.
+//! Logs of pods.
 
 use std::time::Duration;
 
@@ -13,17 +13,17 @@ use crate::cluster::trial::pod_state;
 use crate::failure::Failure;
 use crate::print;
 
-/// The container that runs the program.
+/// Container of the program.
 const TRAINER: &str = "trainer";
-/// The container that brings its files.
+/// Init container that downloads the program's files.
 const SETUP: &str = "setup";
-/// How long to wait before a pod's log is asked for again.
+/// Wait before a pod's log is requested again.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// A line, and when it was printed as Kubernetes writes it: such times sort as text.
+/// Kubernetes timestamp and line. Lexicographic order of the timestamps is time order.
 type Stamped = (String, String);
 
-/// Shows what pods have printed so far, in the order of its time.
+/// Shows the current logs of pods, merged by time.
 pub(super) async fn print(
     cluster: &Cluster,
     pods: &[(Pod, Tag)],
@@ -34,18 +34,18 @@ pub(super) async fn print(
     for (pod, tag) in pods {
         let name = pod.metadata.name.clone().unwrap_or_default();
         let Some(container) = container(pod) else {
-            print::err(format!("pod {name} has printed nothing yet: it is {}", pod_state(pod)));
+            print::err(format!("pod {name} has no logs yet: it is {}", pod_state(pod)));
             continue;
         };
         let params = params(container, false);
-        let asked = format!("the log of pod `{name}`");
-        let stream = cluster.ask(&asked, api.log_stream(&name, &params)).await?;
+        let target = format!("the log of pod `{name}`");
+        let stream = cluster.ask(&target, api.log_stream(&name, &params)).await?;
         let mut reader = Box::pin(stream);
         if let Some(first) = next(&mut reader).await {
             open.push((first, reader, tag));
         }
     }
-    // The earliest line of all pods goes first.
+    // Merge: always show the earliest pending line.
     while let Some(at) = (0..open.len()).min_by(|a, b| open[*a].0.0.cmp(&open[*b].0.0)) {
         let (stamped, reader, tag) = &mut open[at];
         show(tag, &stamped.1);
@@ -62,7 +62,7 @@ fn params(container: &str, follow: bool) -> LogParams {
     LogParams { container, follow, timestamps: true, ..LogParams::default() }
 }
 
-/// The next line; none at the end, or where the connection was cut.
+/// Reads the next line; `None` at the end or if the connection breaks.
 async fn next<R: AsyncBufRead + Unpin>(reader: &mut R) -> Option<Stamped> {
     let mut bytes = Vec::new();
     reader.read_until(b'\n', &mut bytes).await.ok().filter(|len| *len > 0)?;
@@ -72,15 +72,16 @@ async fn next<R: AsyncBufRead + Unpin>(reader: &mut R) -> Option<Stamped> {
     Some((time.to_owned(), line.to_owned()))
 }
 
-/// The container whose log tells most: the program's, or the one before it if that failed.
+/// Returns the container to read: the program's, or the init container if that failed.
 fn container(pod: &Pod) -> Option<&'static str> {
     let status = pod.status.as_ref()?;
-    let find = |of: &Option<Vec<ContainerStatus>>, name: &str| {
-        of.iter().flatten().find(|it| it.name == name).and_then(|it| it.state.clone())
+    let state_of = |statuses: &Option<Vec<ContainerStatus>>, name: &str| {
+        let mut statuses = statuses.iter().flatten();
+        statuses.find(|status| status.name == name).and_then(|status| status.state.clone())
     };
-    let has_started = find(&status.container_statuses, TRAINER)
-        .is_some_and(|it| it.running.is_some() || it.terminated.is_some());
-    let setup = find(&status.init_container_statuses, SETUP).and_then(|it| it.terminated);
+    let has_started = state_of(&status.container_statuses, TRAINER)
+        .is_some_and(|state| state.running.is_some() || state.terminated.is_some());
+    let setup = state_of(&status.init_container_statuses, SETUP).and_then(|state| state.terminated);
     match (setup, has_started) {
         (Some(setup), _) if setup.exit_code != 0 => Some(SETUP),
         (_, true) => Some(TRAINER),
@@ -88,18 +89,19 @@ fn container(pod: &Pod) -> Option<&'static str> {
     }
 }
 
-/// Whether nothing more comes from the pod.
+/// Returns `true` if the pod cannot print more lines.
 fn is_over(pod: &Pod) -> bool {
-    let status = pod.status.as_ref();
-    let has_ended = |it: &ContainerStatus| {
-        it.name == TRAINER && it.state.as_ref().is_some_and(|it| it.terminated.is_some())
+    let Some(status) = &pod.status else { return false };
+    let has_ended = |container: &ContainerStatus| {
+        container.name == TRAINER
+            && container.state.as_ref().is_some_and(|state| state.terminated.is_some())
     };
-    status.and_then(|it| it.phase.as_deref()).is_some_and(|it| it == "Succeeded" || it == "Failed")
-        || status.is_some_and(|it| it.container_statuses.iter().flatten().any(has_ended))
+    matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"))
+        || status.container_statuses.iter().flatten().any(has_ended)
 }
 
-/// Sends the lines of a pod as they come, until it is over or gone. Where the connection is cut,
-/// another goes on after the last line.
+/// Sends the lines of a pod until it has ended or is deleted. After a broken connection, continues
+/// after the last line.
 pub(super) async fn follow(cluster: Cluster, pod: Pod, tag: Tag, lines: Sender<(Tag, String)>) {
     let api: Api<Pod> = cluster.api();
     let name = pod.metadata.name.clone().unwrap_or_default();
@@ -107,10 +109,10 @@ pub(super) async fn follow(cluster: Cluster, pod: Pod, tag: Tag, lines: Sender<(
     let mut pod = pod;
     let mut last = String::new();
     loop {
-        // Asked before the log is read: what it printed before its end is then read whole.
+        // Check before reading: if the pod had ended by then, the log is read completely.
         let was_over = is_over(&pod);
         if let Some(container) = container(&pod) {
-            // Seconds are as fine as this goes: what was read before is passed over.
+            // `sinceTime` has a resolution of seconds, so skip lines that were read before.
             let params = LogParams { since_time: last.parse().ok(), ..params(container, true) };
             if let Ok(stream) = api.log_stream(&name, &params).await {
                 let mut reader = Box::pin(stream);
@@ -130,9 +132,9 @@ pub(super) async fn follow(cluster: Cluster, pod: Pod, tag: Tag, lines: Sender<(
         }
         tokio::time::sleep(AGAIN).await;
         match api.get_opt(&name).await {
-            Ok(Some(found)) if found.metadata.uid == uid => pod = found,
+            Ok(Some(current)) if current.metadata.uid == uid => pod = current,
             Ok(_) => return,
-            // The API server is away: what is followed is still there when it is back.
+            // The API server is unavailable: try again.
             Err(_) => {}
         }
     }
@@ -158,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_is_that_of_the_program_or_of_the_setup_that_failed() {
+    fn log_is_of_the_program_or_failed_setup() {
         let check = |phase: &str, setup: Value, trainer: Value, expected: (Option<&str>, bool)| {
             let pod = pod(phase, setup, trainer);
             assert_eq!((container(&pod), is_over(&pod)), expected, "{phase}");
@@ -174,13 +176,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lines_are_read_with_their_times_whatever_their_bytes() {
+    async fn lines_are_split_from_their_timestamps() {
         let bytes = b"2026-11-21T19:00:00.1Z a b\n2026-11-21T19:00:01Z \n2026Z \xff\r\n2027Z x";
         let mut reader = futures::io::Cursor::new(&bytes[..]);
-        let mut found = Vec::new();
+        let mut lines = Vec::new();
         while let Some((_, line)) = next(&mut reader).await {
-            found.push(line);
+            lines.push(line);
         }
-        assert_eq!(found, ["a b", "", "\u{fffd}", "x"]);
+        assert_eq!(lines, ["a b", "", "\u{fffd}", "x"]);
     }
 }

@@ -1,4 +1,4 @@
-//! Whose line it is.
+//! Origin of a log line, and its prefix.
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
@@ -8,7 +8,7 @@ use stoker_api::names::{LABEL_ATTEMPT, LABEL_JOB, LABEL_POD_INDEX, LABEL_TRIAL};
 
 use crate::print::{self, Output};
 
-/// How many ranks there are, and how they lie over the pods.
+/// Number of ranks and their distribution over pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Gang {
     pub(super) world_size: u32,
@@ -22,7 +22,7 @@ impl Gang {
         Self { world_size: resources.num_pods() * ranks_per_pod, ranks_per_pod }
     }
 
-    /// A job's slots.
+    /// Treats each slot of a job as a pod with one rank.
     pub(super) fn of_job(job: &InferenceJob) -> Self {
         Self { world_size: job.spec.resources.slots, ranks_per_pod: 1 }
     }
@@ -32,23 +32,23 @@ impl Gang {
     }
 }
 
-/// Where a line comes from.
+/// Origin of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tag {
-    /// The trial's index.
+    /// Trial index; for a job the slot.
     pub(super) trial: u32,
     pub(super) attempt: u32,
-    /// The pod's index.
+    /// Pod index; for a job the slot.
     pub(super) pod: u32,
     pub(super) gang: Gang,
-    /// Whether there are lines of other trials.
+    /// Whether lines of other trials are printed too.
     pub(super) with_trial: bool,
-    /// Whether it is a job's: its pods are slots, and each is on its own.
+    /// Whether the line is from a job, whose slots are independent.
     pub(super) is_job: bool,
 }
 
 impl Tag {
-    /// That of a pod, by its labels; `None` for a pod that is no trial's and no job's.
+    /// Returns the tag of a pod from its labels; `None` if it belongs to neither trial nor job.
     pub(super) fn of_pod(pod: &Pod, gang: Gang, with_trial: bool) -> Option<Self> {
         let labels = pod.metadata.labels.as_ref()?;
         let number = |name: &str| labels.get(name)?.parse().ok();
@@ -61,13 +61,13 @@ impl Tag {
         Some(Self { trial, attempt, pod, gang, with_trial, is_job })
     }
 
-    /// Whether the pod has the rank, or all are wanted.
+    /// Returns `true` if the pod contains the rank, or if `rank` is `None`.
     pub(super) fn has(&self, rank: Option<u32>) -> bool {
         rank.is_none_or(|rank| rank / self.gang.ranks_per_pod == self.pod)
     }
 
-    /// Prints a line of the pod, unless it is another rank's. What says its rank begins with it;
-    /// what does not is the launcher's own.
+    /// Prints a line of the pod, unless it is from another rank than `rank`. In a gang, lines of
+    /// ranks start with `[rank=N]`; other lines are from the launcher.
     pub(super) fn print(&self, line: &str, rank: Option<u32>, output: Output) {
         if let Some(text) = self.format(line, rank, output) {
             print::out(text);
@@ -84,14 +84,14 @@ impl Tag {
                 (Output::Text, _) => format!("[slot={}] {line}", self.pod),
             });
         }
-        let own = rank_of(line);
-        // Alone in its pod and in the gang, a rank has no prefix.
-        let rank = own.map(|it| it.0).or((self.gang.world_size == 1).then_some(0));
+        let prefixed = rank_of(line);
+        // Lines of a trial with one rank have no prefix.
+        let rank = prefixed.map(|(rank, _)| rank).or((self.gang.world_size == 1).then_some(0));
         if wanted.is_some() && rank != wanted {
             return None;
         }
         if output == Output::Json {
-            let text = own.map_or(line, |it| it.1);
+            let text = prefixed.map_or(line, |(_, text)| text);
             return Some(
                 json!({
                     "trial": self.trial, "attempt": self.attempt, "pod": self.pod, "rank": rank,
@@ -100,7 +100,7 @@ impl Tag {
                 .to_string(),
             );
         }
-        let pod = match own.is_none() && self.gang.num_pods() > 1 {
+        let pod = match prefixed.is_none() && self.gang.num_pods() > 1 {
             true => format!("[pod={}] ", self.pod),
             false => String::new(),
         };
@@ -112,7 +112,7 @@ impl Tag {
     }
 }
 
-/// The rank that a line begins with, and the rest of it.
+/// Splits the prefix `[rank=N] ` off a line.
 fn rank_of(line: &str) -> Option<(u32, &str)> {
     let (rank, rest) = line.strip_prefix("[rank=")?.split_once("] ")?;
     Some((rank.parse().ok()?, rest))
@@ -131,12 +131,12 @@ mod tests {
     }
 
     fn check(tag: Tag, line: &str, rank: Option<u32>, expected: Option<&str>) {
-        let found = tag.format(line, rank, Output::Text);
-        assert_eq!(found.as_deref(), expected, "{tag:?} {line} {rank:?}");
+        let text = tag.format(line, rank, Output::Text);
+        assert_eq!(text.as_deref(), expected, "{tag:?} {line} {rank:?}");
     }
 
     #[test]
-    fn lines_say_whose_they_are_and_only_once() {
+    fn lines_get_missing_prefixes() {
         check(tag(ALONE, 0, false), "loss 1", None, Some("loss 1"));
         check(tag(ALONE, 0, true), "loss 1", None, Some("[trial=7] loss 1"));
         check(tag(WIDE, 2, false), "[rank=2] loss 1", None, Some("[rank=2] loss 1"));
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn one_rank_can_be_picked() {
+    fn lines_are_filtered_by_rank() {
         check(tag(FULL, 1, false), "[rank=3] a", Some(3), Some("[rank=3] a"));
         check(tag(FULL, 1, false), "[rank=2] a", Some(3), None);
         check(tag(FULL, 1, false), "launcher", Some(3), None);
@@ -157,24 +157,24 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_a_job_say_their_slot() {
+    fn job_lines_are_prefixed_with_the_slot() {
         let of_job = |gang: Gang| Tag { is_job: true, ..tag(gang, 2, false) };
         check(of_job(WIDE), "[rank=0] a", None, Some("[slot=2] [rank=0] a"));
         check(of_job(ALONE), "a", None, Some("a"));
-        let found = of_job(WIDE).format("a", None, Output::Json).unwrap();
-        assert_eq!(found, r#"{"attempt":1,"line":"a","slot":2}"#);
+        let text = of_job(WIDE).format("a", None, Output::Json).unwrap();
+        assert_eq!(text, r#"{"attempt":1,"line":"a","slot":2}"#);
         assert!(of_job(WIDE).has(Some(2)) && !of_job(WIDE).has(Some(1)));
     }
 
     #[test]
-    fn for_programs_a_line_has_its_rank_beside_it() {
-        let found = tag(FULL, 1, false).format("[rank=3] a", None, Output::Json).unwrap();
-        let value: serde_json::Value = serde_json::from_str(&found).unwrap();
+    fn json_lines_have_the_rank_as_a_field() {
+        let text = tag(FULL, 1, false).format("[rank=3] a", None, Output::Json).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(value, json!({"trial": 7, "attempt": 1, "pod": 1, "rank": 3, "line": "a"}));
     }
 
     #[test]
-    fn a_pod_is_known_by_its_labels() {
+    fn pod_labels_give_the_tag() {
         let pod = |labels: serde_json::Value| -> Pod {
             serde_json::from_value(json!({"metadata": {"labels": labels}})).unwrap()
         };

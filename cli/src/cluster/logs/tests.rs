@@ -1,4 +1,4 @@
-//! Logs of pods whose API server follows a script.
+//! Tests of log commands against a scripted API server.
 
 use std::sync::{Arc, Mutex};
 
@@ -12,7 +12,7 @@ use super::*;
 const GANG: Gang = Gang { world_size: 2, ranks_per_pod: 1 };
 
 fn trial_object(phase: &str, num_attempts: u32) -> Value {
-    let attempts: Vec<_> = (0..num_attempts).map(|it| json!({ "number": it })).collect();
+    let attempts: Vec<_> = (0..num_attempts).map(|number| json!({ "number": number })).collect();
     json!({
         "apiVersion": "stoker.dev/v1alpha1", "kind": "Trial", "metadata": {"name": "m-0"},
         "spec": {"experiment": "m", "index": 0, "requestId": "", "seed": 1,
@@ -40,13 +40,13 @@ fn pod_object(attempt: u32, index: u32, is_over: bool) -> Value {
     })
 }
 
-/// What the server has, changed by what it is asked.
+/// State of the server.
 #[derive(Debug, Default)]
 struct Script {
-    /// Logs of pods, by name: what each request in turn gets. After the last, the pod is over.
+    /// Responses to successive log requests, by pod name. After the last one, the pod has ended.
     logs: Vec<(String, Vec<String>)>,
-    /// Of each request for a log: whose it was, and since when.
-    asked: Vec<(String, Option<String>)>,
+    /// Pod name and `sinceTime` of each log request.
+    requests: Vec<(String, Option<String>)>,
 }
 
 type Shared = Arc<Mutex<Script>>;
@@ -54,20 +54,21 @@ type Shared = Arc<Mutex<Script>>;
 impl Script {
     fn pod(&self, name: &str) -> Value {
         let numbers: Vec<u32> =
-            name.rsplit('-').take(2).map(|it| it[1..].parse().unwrap()).collect();
-        let left = self.logs.iter().find(|it| it.0 == name).map_or(0, |it| it.1.len());
-        pod_object(numbers[1], numbers[0], left == 0)
+            name.rsplit('-').take(2).map(|part| part[1..].parse().unwrap()).collect();
+        let logs = self.logs.iter().find(|(pod, _)| pod == name);
+        let num_left = logs.map_or(0, |(_, responses)| responses.len());
+        pod_object(numbers[1], numbers[0], num_left == 0)
     }
 
-    /// Pods of a later attempt come once those before it are over.
+    /// Returns the pods. An attempt's pods appear after all earlier attempts have ended.
     fn pods(&self) -> Vec<Value> {
         let mut pods = Vec::new();
         for attempt in 0.. {
             let prefix = format!("m-0-a{attempt}-");
-            let of: Vec<&String> =
-                self.logs.iter().map(|it| &it.0).filter(|it| it.starts_with(&prefix)).collect();
-            pods.extend(of.iter().map(|name| self.pod(name)));
-            if of.is_empty() || !self.is_over(&prefix) {
+            let names = self.logs.iter().map(|(name, _)| name);
+            let names: Vec<&String> = names.filter(|name| name.starts_with(&prefix)).collect();
+            pods.extend(names.iter().map(|name| self.pod(name)));
+            if names.is_empty() || !self.is_over(&prefix) {
                 return pods;
             }
         }
@@ -75,22 +76,24 @@ impl Script {
     }
 
     fn is_over(&self, prefix: &str) -> bool {
-        self.logs.iter().filter(|it| it.0.starts_with(prefix)).all(|it| it.1.is_empty())
+        let mut logs = self.logs.iter().filter(|(name, _)| name.starts_with(prefix));
+        logs.all(|(_, responses)| responses.is_empty())
     }
 }
 
 async fn serve(logs: &[(&str, &[&str])]) -> (Cluster, Shared) {
-    let own = |it: &[&str]| it.iter().map(|it| (*it).to_owned()).collect();
-    let logs = logs.iter().map(|(name, logs)| ((*name).to_owned(), own(logs))).collect();
-    let shared: Shared = Arc::new(Mutex::new(Script { logs, asked: vec![] }));
+    let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
+    let logs = logs.iter().map(|(name, logs)| ((*name).to_owned(), owned(logs))).collect();
+    let shared: Shared = Arc::new(Mutex::new(Script { logs, requests: vec![] }));
     let log = async |State(shared): State<Shared>,
                      Path(name): Path<String>,
                      Query(query): Query<Vec<(String, String)>>| {
         let mut script = shared.lock().unwrap();
-        let since = query.iter().find(|it| it.0 == "sinceTime").map(|it| it.1.clone());
-        script.asked.push((name.clone(), since));
-        let logs = script.logs.iter_mut().find(|it| it.0 == name).unwrap();
-        if logs.1.is_empty() { String::new() } else { logs.1.remove(0) }
+        let since = query.iter().find(|(key, _)| key == "sinceTime");
+        let since = since.map(|(_, value)| value.clone());
+        script.requests.push((name.clone(), since));
+        let (_, logs) = script.logs.iter_mut().find(|(pod, _)| *pod == name).unwrap();
+        if logs.is_empty() { String::new() } else { logs.remove(0) }
     };
     let app = axum::Router::new()
         .route(
@@ -124,7 +127,7 @@ async fn serve(logs: &[(&str, &[&str])]) -> (Cluster, Shared) {
 }
 
 #[tokio::test]
-async fn pods_that_ran_at_once_are_shown_in_the_order_of_time() {
+async fn lines_of_pods_are_merged_by_time() {
     let (cluster, shared) = serve(&[
         ("m-0-a0-r0", &["2026-01-01T00:00:01.000000000Z a\n2026-01-01T00:00:03.000000000Z c\n"]),
         ("m-0-a0-r1", &["2026-01-01T00:00:02.000000000Z b\n2026-01-01T00:00:04.000000000Z d\n"]),
@@ -133,42 +136,41 @@ async fn pods_that_ran_at_once_are_shown_in_the_order_of_time() {
     let objects = shared.lock().unwrap().pods();
     let pods: Vec<(Pod, Tag)> = objects
         .into_iter()
-        .map(|it| serde_json::from_value::<Pod>(it).unwrap())
+        .map(|object| serde_json::from_value::<Pod>(object).unwrap())
         .map(|pod| (pod.clone(), Tag::of_pod(&pod, GANG, false).unwrap()))
         .collect();
-    let mut found = Vec::new();
-    let show = |tag: &Tag, line: &str| found.push(format!("{} {line}", tag.pod));
+    let mut lines = Vec::new();
+    let show = |tag: &Tag, line: &str| lines.push(format!("{} {line}", tag.pod));
     pods::print(&cluster, &pods, show).await.unwrap();
-    assert_eq!(found, ["0 a", "1 b", "0 c", "1 d"]);
+    assert_eq!(lines, ["0 a", "1 b", "0 c", "1 d"]);
 }
 
-/// Follows a trial to its end; returns the lines, by attempt and pod.
+/// Follows a trial until it ends. Returns the lines as `ATTEMPT/POD LINE`, sorted.
 async fn follow(cluster: &Cluster, attempt: Option<u32>, rank: Option<u32>) -> Vec<String> {
-    let mut found = Vec::new();
-    let show = |tag: &Tag, line: &str| found.push(format!("{}/{} {line}", tag.attempt, tag.pod));
+    let mut lines = Vec::new();
+    let show = |tag: &Tag, line: &str| lines.push(format!("{}/{} {line}", tag.attempt, tag.pod));
     let of = Of::Trial { name: "m-0".to_owned(), attempt };
     Follow::new(cluster, of, GANG, rank).run(show).await.unwrap();
-    found.sort();
-    found
+    lines.sort();
+    lines
 }
 
 #[tokio::test]
-async fn a_connection_that_is_cut_loses_no_line_and_shows_none_twice() {
+async fn broken_connection_neither_loses_nor_repeats_lines() {
     let first = "2026-01-01T00:00:01.500000000Z a\n2026-01-01T00:00:02.000000000Z b\n";
-    // The server knows whole seconds: it begins with what was read already.
+    // `sinceTime` has a resolution of seconds: the server repeats a line.
     let again = "2026-01-01T00:00:02.000000000Z b\n2026-01-01T00:00:02.000000001Z c\n";
     let (cluster, shared) = serve(&[("m-0-a0-r0", &[first, again])]).await;
     assert_eq!(follow(&cluster, None, None).await, ["0/0 a", "0/0 b", "0/0 c"]);
-    let asked = shared.lock().unwrap().asked.clone();
-    assert_eq!(asked[0].1, None);
-    assert!(
-        asked[1].1.as_ref().is_some_and(|it| it.starts_with("2026-01-01T00:00:02")),
-        "{asked:?}"
-    );
+    let requests = shared.lock().unwrap().requests.clone();
+    let [(_, first), (_, second), ..] = &requests[..] else { panic!("{requests:?}") };
+    assert_eq!(*first, None);
+    let second = second.as_ref().unwrap();
+    assert!(second.starts_with("2026-01-01T00:00:02"), "{requests:?}");
 }
 
 #[tokio::test]
-async fn following_goes_on_to_the_next_attempt_and_ends_with_the_trial() {
+async fn follow_includes_later_attempts_until_trial_ends() {
     let (cluster, _) = serve(&[
         ("m-0-a0-r0", &["2026-01-01T00:00:01.0Z a\n"]),
         ("m-0-a0-r1", &["2026-01-01T00:00:01.0Z b\n"]),
@@ -180,27 +182,29 @@ async fn following_goes_on_to_the_next_attempt_and_ends_with_the_trial() {
 }
 
 #[tokio::test]
-async fn one_rank_is_followed_without_the_others() {
+async fn follow_reads_only_pods_of_the_rank() {
     let (cluster, shared) =
         serve(&[("m-0-a0-r0", &[]), ("m-0-a0-r1", &["2026-01-01T00:00:01.0Z b\n"])]).await;
     assert_eq!(follow(&cluster, None, Some(1)).await, ["0/1 b"]);
-    assert!(shared.lock().unwrap().asked.iter().all(|it| it.0 == "m-0-a0-r1"));
+    assert!(shared.lock().unwrap().requests.iter().all(|(pod, _)| pod == "m-0-a0-r1"));
 }
 
 #[test]
-fn the_attempt_is_the_one_asked_for_or_the_latest() {
+fn attempt_is_the_chosen_or_the_latest() {
     let check = |num: u32, wanted: Option<u32>, expected: Result<Option<u32>, &str>| {
         let trial: Trial = serde_json::from_value(trial_object("Running", num)).unwrap();
         let wanted = Wanted { attempt: wanted, ..Wanted::default() };
         match (attempt(&trial, "m-0", wanted), expected) {
-            (Ok(found), Ok(expected)) => assert_eq!(found.map(|it| it.number), expected),
+            (Ok(attempt), Ok(expected)) => {
+                assert_eq!(attempt.map(|attempt| attempt.number), expected);
+            }
             (Err(error), Err(part)) => assert!(error.to_string().contains(part), "{error}"),
-            (found, expected) => panic!("{found:?} is not {expected:?}"),
+            (actual, expected) => panic!("{actual:?} is not {expected:?}"),
         }
     };
     check(0, None, Ok(None));
     check(3, None, Ok(Some(2)));
     check(3, Some(1), Ok(Some(1)));
-    check(3, Some(3), Err("it has 3 from 0"));
+    check(3, Some(3), Err("the latest is 2"));
     check(0, Some(0), Err("has not started yet"));
 }

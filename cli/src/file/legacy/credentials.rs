@@ -1,8 +1,8 @@
-//! Keeps credentials of old files out of errors.
+//! Masks credentials of files in Determined's format in errors.
 
 use super::super::Problem;
 
-/// Fields of the storages that hold no credential. Any other name there may be a misspelled one.
+/// Fields of storages that contain no credential. Any other name may be a misspelled credential.
 const SHOWN: [&str; 16] = [
     "bucket",
     "container",
@@ -22,7 +22,7 @@ const SHOWN: [&str; 16] = [
     "url",
 ];
 
-/// Parts of the names of fields that hold credentials.
+/// Substrings of the names of credential fields.
 const CREDENTIALS: [&str; 8] = [
     "accesskey",
     "apikey",
@@ -34,11 +34,11 @@ const CREDENTIALS: [&str; 8] = [
     "secret",
 ];
 
-/// Replaces the value of a problem if it is, or may contain, a credential.
+/// Masks the value of a problem if it is, or may contain, a credential.
 pub(in super::super) fn mask(problem: &mut Problem) {
     let Problem { field, value, .. } = problem;
     let is_masked = match field.as_str() {
-        // The value is the whole PATH=VALUE, in quotes.
+        // The value is the quoted PATH=VALUE.
         "--set" => is_credential(value.trim_start_matches('"').split('=').next().unwrap_or("")),
         field => is_credential(field),
     };
@@ -51,7 +51,7 @@ pub(in super::super) fn mask(problem: &mut Problem) {
     }
 }
 
-/// Returns whether the field at `path` may hold a credential.
+/// Returns `true` if the field at `path` may contain a credential.
 fn is_credential(path: &str) -> bool {
     if is_space(path) {
         return false;
@@ -77,7 +77,7 @@ fn is_credential(path: &str) -> bool {
     }
 }
 
-/// Returns whether a field is part of the search space, where values are no secret.
+/// Returns `true` if a field is part of the search space, whose values are not secret.
 fn is_space(path: &str) -> bool {
     let path = path.strip_prefix("spec.").unwrap_or(path);
     path.starts_with("hyperparameters") || path.starts_with("searcher")

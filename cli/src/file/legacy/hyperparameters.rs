@@ -1,17 +1,17 @@
-//! Hyperparameters with a `type` each, as objects whose only key says what they are.
+//! Translates hyperparameters with a `type` field to objects whose only key is the type.
 
 use serde_json::{Map, Value};
 
 use super::{Work, member, unknown_field};
 
-/// Fields of each type: theirs and ours.
+/// Fields of each type: Determined's and Stoker's name.
 const TYPES: [(&str, &[(&str, &str)]); 3] = [
     ("int", &[("minval", "min"), ("maxval", "max"), ("count", "count")]),
     ("double", &[("minval", "min"), ("maxval", "max"), ("count", "count")]),
     ("log", &[("base", "base"), ("minval", "min"), ("maxval", "max"), ("count", "count")]),
 ];
 
-/// Translates all of them.
+/// Translates all hyperparameters.
 pub(super) fn translate(work: &mut Work<'_>) {
     let Some(value) = work.take("hyperparameters") else { return };
     let Some(members) = value.as_object() else {
@@ -24,7 +24,7 @@ pub(super) fn translate(work: &mut Work<'_>) {
     work.value["spec"]["hyperparameters"] = tree;
     if num_typed > 0 {
         work.notes.push(format!(
-            "hyperparameters: {num_typed} with a `type` -> an object whose only key is the type"
+            "hyperparameters: {num_typed} with a `type` -> objects whose only key is the type"
         ));
     }
 }
@@ -55,7 +55,7 @@ fn group(
     Value::Object(group)
 }
 
-/// `None` if it was refused.
+/// Translates one hyperparameter; `None` if it was refused.
 fn parameter(
     work: &mut Work<'_>,
     fields: &Map<String, Value>,
@@ -64,8 +64,8 @@ fn parameter(
 ) -> Option<Value> {
     let kind = fields["type"].as_str().unwrap_or_default();
     match kind {
-        "const" => whole(work, fields, "val", "const", from, to),
-        "categorical" => whole(work, fields, "vals", "categorical", from, to),
+        "const" => single_field(work, fields, "val", "const", from, to),
+        "categorical" => single_field(work, fields, "vals", "categorical", from, to),
         _ => {
             let Some((kind, known)) = TYPES.iter().find(|(name, _)| *name == kind) else {
                 let rule = "must be one of const, int, double, log, categorical";
@@ -89,8 +89,8 @@ fn parameter(
     }
 }
 
-/// A parameter that is all in one field.
-fn whole(
+/// Translates a hyperparameter with a single field.
+fn single_field(
     work: &mut Work<'_>,
     fields: &Map<String, Value>,
     field: &str,

@@ -1,11 +1,11 @@
-//! The parts of a file in Determined's format, one function each, and the fields that have no
-//! counterpart.
+//! Translates the parts of a file in Determined's format, one function per part, and lists the
+//! known fields.
 
 use serde_json::{Value, json};
 
 use super::{Work, hyperparameters, item};
 
-/// All parts, in the order in which notes are given.
+/// All parts, in the order of their notes.
 pub(super) const ALL: [fn(&mut Work<'_>); 11] = [
     plain,
     data,
@@ -20,8 +20,7 @@ pub(super) const ALL: [fn(&mut Work<'_>); 11] = [
     rest,
 ];
 
-/// Fields of the format, by the object they are in; those that no part looks at have no
-/// counterpart.
+/// Returns the known fields of an object. Those that no part reads have no counterpart.
 pub(super) fn known(parent: &str) -> &'static [&'static str] {
     match parent {
         "" => &[
@@ -144,12 +143,12 @@ pub(super) fn known(parent: &str) -> &'static [&'static str] {
     }
 }
 
-/// Whether the object of this name is looked at field by field.
+/// Returns `true` if the fields of this object are checked one by one.
 pub(super) fn is_group(name: &str) -> bool {
     !name.is_empty() && !known(name).is_empty()
 }
 
-/// Whether a field says that there is none of what it is about.
+/// Returns `true` if the value disables its feature.
 pub(super) fn is_off(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -188,7 +187,7 @@ fn data(work: &mut Work<'_>) {
     let mut data = value.clone();
     let secrets = data.as_object_mut().and_then(|members| members.remove("secrets"));
     if secrets.is_some_and(|secrets| !is_off(&secrets)) {
-        let rule = "is readable by everyone who may view the experiment: remove it from the file, \
+        let rule = "is readable by all users who can view the experiment; remove it from the file \
                     and pass environment variables to the program; on a cluster, name a Secret in \
                     spec.pod.envFromSecrets";
         work.refuse("data.secrets", &json!("..."), rule);
@@ -201,7 +200,7 @@ fn entrypoint(work: &mut Work<'_>) {
     let Some(value) = work.take(from) else { return };
     match value {
         Value::String(text) if is_class(text) => {
-            let rule = "names a Python class, which Stoker cannot train: name a program to run";
+            let rule = "is a Python class, which Stoker cannot train; set a program to run";
             work.refuse(from, value, rule);
             work.set("spec.entrypoint.command", json!([text]), from);
         }
@@ -217,7 +216,7 @@ fn entrypoint(work: &mut Work<'_>) {
     }
 }
 
-/// Whether it is `module.of.python:Class`.
+/// Returns `true` for `module.of.python:Class`.
 fn is_class(text: &str) -> bool {
     let is_name = |text: &str| {
         !text.is_empty()
@@ -240,7 +239,7 @@ fn searcher(work: &mut Work<'_>) {
         steps_length(work, steps, "searcher.max_steps", "spec.searcher.maxLength");
     }
     let Some(name) = work.take("searcher.name") else {
-        let rule = "is required and missing: one of single, random and grid";
+        let rule = "is required and missing; set it to single, random or grid";
         work.refuse("searcher.name", &Value::Null, rule);
         return work.set("spec.searcher.single", json!({}), "searcher");
     };
@@ -261,7 +260,7 @@ fn searcher(work: &mut Work<'_>) {
     }
 }
 
-/// Refuses it alone: its fields are known to be of no use without it.
+/// Refuses an unknown searcher, without further errors about its fields.
 fn unknown_searcher(work: &mut Work<'_>, name: &Value) {
     let theirs = [
         "adaptive",
@@ -273,7 +272,7 @@ fn unknown_searcher(work: &mut Work<'_>, name: &Value) {
         "sync_halving",
     ];
     let rule = if name.as_str().is_some_and(|name| theirs.contains(&name)) {
-        "is not in this version: use random, which draws as many trials and stops none early"
+        "is not supported; use random, which samples as many trials and stops none early"
     } else {
         "must be one of single, random and grid"
     };
@@ -284,11 +283,11 @@ fn unknown_searcher(work: &mut Work<'_>, name: &Value) {
     work.set("spec.searcher.single", json!({}), "searcher.name");
 }
 
-/// A length that says what it counts.
+/// Translates a length with a unit.
 fn length(work: &mut Work<'_>, from: &str, to: &str) {
     let Some(value) = work.take(from) else { return };
     if value.is_number() {
-        let rule = "does not say what it counts: write {batches: N}, {records: N} or {epochs: N}";
+        let rule = "has no unit; write {batches: N}, {records: N} or {epochs: N}";
         work.refuse(from, value, rule);
         return work.set(to, json!({ "batches": 1 }), from);
     }
@@ -296,7 +295,7 @@ fn length(work: &mut Work<'_>, from: &str, to: &str) {
     work.note(from, to);
 }
 
-/// A length in steps of 0.12.
+/// Translates a length in steps of Determined 0.12.
 fn steps_length(work: &mut Work<'_>, steps: &Value, from: &str, to: &str) {
     let size = work.batches_per_step();
     let Some(batches) = steps.as_u64().and_then(|steps| steps.checked_mul(size)) else {
@@ -315,9 +314,11 @@ fn periods(work: &mut Work<'_>) {
     for (from, to) in fields {
         let Some(value) = work.take(from) else { continue };
         let is_zero = |value: &Value| value.as_u64() == Some(0);
-        let is_off = value.as_object().is_some_and(|it| it.len() == 1 && it.values().all(is_zero));
+        let is_off = value
+            .as_object()
+            .is_some_and(|length| length.len() == 1 && length.values().all(is_zero));
         if is_off {
-            work.ignore(from, "0 means that there is none");
+            work.ignore(from, "0 disables it");
         } else if value.is_number() {
             steps_length(work, value, from, to);
         } else {
@@ -333,12 +334,12 @@ fn resources(work: &mut Work<'_>) {
     if work.take(from).and_then(Value::as_u64) == Some(0) {
         work.set(to, json!(1), from);
         work.notes
-            .push(format!("{from}: 0, a CPU -> {to}: 1, which is a CPU where there is no GPU"));
+            .push(format!("{from}: 0, a CPU -> {to}: 1, which is a CPU on machines without GPUs"));
     } else {
         work.carry(from, to);
     }
     for field in ["native_parallel", "agent_label"] {
-        work.ignore(&format!("resources.{field}"), "it had no effect");
+        work.ignore(&format!("resources.{field}"), "it has no effect");
     }
 }
 
@@ -349,7 +350,7 @@ fn environment(work: &mut Work<'_>) {
         return work.refuse(
             from,
             value,
-            "must be a list of NAME=VALUE: there is one for all devices",
+            "must be a list of NAME=VALUE; lists by device are not supported",
         );
     };
     let mut vars: Vec<Value> = Vec::new();
@@ -360,7 +361,7 @@ fn environment(work: &mut Work<'_>) {
         };
         let to = item("spec.env", vars.len());
         work.places.adopt(work.source, &item(from, i), &to);
-        // The last one of a name counts there; here a name is given once.
+        // In Determined the last value of a name counts; in Stoker names are unique.
         vars.retain(|var| var["name"] != name);
         vars.push(json!({ "name": name, "value": value }));
     }
@@ -382,11 +383,11 @@ fn storage(work: &mut Work<'_>) {
     for field in ["access_key", "secret_key", "connection_string", "account_url", "credential"] {
         let path = format!("checkpoint_storage.{field}");
         if work.take(&path).is_some() {
-            let rule = "credentials are taken from the environment: remove it from the file";
+            let rule = "credentials come from the environment; remove the field from the file";
             work.refuse(&path, &json!("..."), rule);
         }
     }
-    work.ignore("checkpoint_storage.propagation", "nothing is mounted");
+    work.ignore("checkpoint_storage.propagation", "no host directory is mounted");
     let from = "checkpoint_storage.type";
     let Some(kind) = work.take(from) else { return };
     match url(work, kind.as_str().unwrap_or_default()) {
@@ -395,15 +396,15 @@ fn storage(work: &mut Work<'_>) {
             work.set("spec.checkpointStorage.url", json!(url), from);
         }
         None => {
-            let rule = "must be shared_fs, directory, s3, gcs or azure, with the path, bucket or \
-                        container that belongs to it";
+            let rule = "must be shared_fs, directory, s3, gcs or azure, together with its path, \
+                        bucket or container";
             work.refuse(from, kind, rule);
         }
     }
     work.carry("checkpoint_storage.endpoint_url", "spec.checkpointStorage.endpoint");
 }
 
-/// The URL of a storage of this type; `None` if what it needs is missing.
+/// Returns the URL of a storage of this type; `None` if a required field is missing.
 fn url(work: &mut Work<'_>, kind: &str) -> Option<String> {
     let mut text = |field: &str| {
         let value = work.take(&format!("checkpoint_storage.{field}"))?;
@@ -415,7 +416,7 @@ fn url(work: &mut Work<'_>, kind: &str) -> Option<String> {
         let slash = if prefix.is_empty() { "" } else { "/" };
         format!("{scheme}://{bucket}{slash}{prefix}")
     };
-    // Looked at first, so that a missing bucket is one error and not two.
+    // Read this first: otherwise a missing bucket would give a second error for the prefix.
     let prefix = text("prefix");
     match kind {
         "shared_fs" => {
@@ -436,7 +437,7 @@ fn url(work: &mut Work<'_>, kind: &str) -> Option<String> {
     }
 }
 
-/// Half precision, which is said in other words here.
+/// Translates reduced precision.
 fn precision(work: &mut Work<'_>) {
     let from = "optimizations.gradient_compression";
     if work.source.value["optimizations"].get("gradient_compression") == Some(&json!(true)) {
@@ -449,17 +450,17 @@ fn precision(work: &mut Work<'_>) {
         work.take(from);
         work.set("spec.optimizations.mixedPrecision", json!("bf16"), from);
         work.notes.push(format!(
-            "{from} -> spec.optimizations.mixedPrecision: bf16, which needs no scaling of losses"
+            "{from} -> spec.optimizations.mixedPrecision: bf16, which needs no loss scaling"
         ));
     }
 }
 
-/// Fields that change nothing here, or only if they are not at their default.
+/// Ignores fields that have no effect, or none at their default value.
 fn rest(work: &mut Work<'_>) {
     for field in ["workspace", "project"] {
-        work.ignore(field, "experiments are found by their labels");
+        work.ignore(field, "use labels to group experiments");
     }
-    work.ignore("debug", "it changed what the program logs, not what it trains");
+    work.ignore("debug", "it only affects logs");
     let defaults = [
         ("average_training_metrics", json!(true)),
         ("mixed_precision", json!("O0")),
@@ -468,11 +469,11 @@ fn rest(work: &mut Work<'_>) {
     for (field, default) in defaults {
         let path = format!("optimizations.{field}");
         if work.source.value["optimizations"].get(field) == Some(&default) {
-            work.ignore(&path, "it is what happens anyway");
+            work.ignore(&path, "it is the default");
         }
     }
     for field in ["tensor_fusion_threshold", "tensor_fusion_cycle_time", "auto_tune_tensor_fusion"]
     {
-        work.ignore(&format!("optimizations.{field}"), "it tuned Horovod");
+        work.ignore(&format!("optimizations.{field}"), "it tunes Horovod");
     }
 }

@@ -1,9 +1,9 @@
-//! Files in the format of Determined: what is translated, and what is refused.
+//! Tests of files in Determined's format: translated and refused fields.
 
 use super::*;
 
 #[test]
-fn a_file_in_determineds_format_is_translated() {
+fn determined_file_is_translated() {
     let loaded = load_text(LEGACY, &["searcher.max_trials=6"]).unwrap();
     assert_eq!(loaded.name, "my-mnist");
     let spec = &loaded.spec_json;
@@ -24,7 +24,7 @@ fn a_file_in_determineds_format_is_translated() {
     assert_eq!(spec["env"], env);
     assert_eq!(spec["checkpointStorage"]["url"], "s3://b/p/q");
     let notes = loaded.notes.join("\n");
-    for words in ["description -> metadata.name: my-mnist", "project: left out", "s3://b/p/q"] {
+    for words in ["description -> metadata.name: my-mnist", "project: ignored", "s3://b/p/q"] {
         assert!(notes.contains(words), "{words}\n{notes}");
     }
 }
@@ -34,8 +34,8 @@ fn optimizations_of_determined_are_translated() {
     let check = |fields: &str, expected: serde_json::Value| {
         let loaded = load_text(&format!("{LEGACY}optimizations: {fields}\n"), &[]).unwrap();
         for (name, expected) in expected.as_object().unwrap() {
-            let found = &loaded.spec_json["optimizations"][name];
-            assert_eq!(found, expected, "{fields}: {:?}", loaded.notes);
+            let translated = &loaded.spec_json["optimizations"][name];
+            assert_eq!(translated, expected, "{fields}: {:?}", loaded.notes);
         }
     };
     check("{gradient_compression: true}", json!({ "gradientCompression": "f16" }));
@@ -62,9 +62,9 @@ min_validation_period: 3
 }
 
 #[test]
-fn what_has_no_counterpart_is_refused() {
+fn fields_without_counterpart_are_refused() {
     let cases: &[Case] = &[
-        ("name: random", "name: adaptive_asha", &[("9:3: searcher.name:", "not in this version")]),
+        ("name: random", "name: adaptive_asha", &[("9:3: searcher.name:", "is not supported")]),
         ("name: random", "name: rondom", &[("9:3: searcher.name:", "must be one of single")]),
         ("type: int", "type: itn", &[("5:20: hyperparameters.layers.width.type:", "one of const")]),
         ("minval: 8", "minval: 88", &[("5:31: spec.hyperparameters.layers.width.int.min:", "max")]),
@@ -136,7 +136,7 @@ fn errors_of_old_files_show_no_credential() {
         "data: {secrets: {key: hunter2}}",
         "data: {secrets: hunter2}",
         "data: {secrets: {key: hunter2, key: hunter2}}",
-        // The file cannot be read to its end, so its format is unknown.
+        // The file cannot be parsed completely, so its format is unknown.
         "environment: {registry_auth: {password: !odd hunter2}, [",
     ];
     for line in lines {
@@ -150,14 +150,14 @@ fn errors_of_old_files_show_no_credential() {
         let error = load_text(LEGACY, &[set]).unwrap_err().to_string();
         assert!(!error.contains("hunter2"), "{set}\n{error}");
     }
-    // A credential that YAML readers disagree on.
+    // A credential on which YAML parsers disagree.
     let text = LEGACY.replace("bucket: b", "bucket: b, secret_key: 0123456");
     let error = load_text(&text, &[]).unwrap_err().to_string();
     assert!(error.contains("secret_key") && !error.contains("0123456"), "{error}");
 }
 
 #[test]
-fn secrets_in_data_are_refused_with_the_remedy() {
+fn secrets_in_data_are_refused_with_a_remedy() {
     let remedy = &[("19:8: data.secrets:", "name a Secret in spec.pod.envFromSecrets")];
     check_errors(&LEGACY.replace("project: x", "data: {secrets: {key: x}}"), &[], remedy);
     let text = LEGACY.replace("project: x", "data: {secrets: {}, url: here}");

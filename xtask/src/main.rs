@@ -4,6 +4,7 @@
 mod bench;
 mod build_cuda;
 mod codegen;
+mod reference;
 mod soak;
 
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Chore {
-    /// Writes the files that are generated from Rust types: `crds/`, `charts/stoker/templates/crd-*`.
+    /// Writes the generated files: `crds/`, `charts/stoker/templates/crd-*` and `docs/reference-*.md`
     Codegen {
         /// Writes nothing; fails if a file differs from what would be written.
         #[arg(long)]

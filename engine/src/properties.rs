@@ -244,9 +244,9 @@ proptest! {
         wild.config.seed = seed;
         for (kind, pick, die) in steps {
             if kind == 0 { wild.apply(pick % 4) } else { wild.step(pick, die) }
-            prop_assert!(wild.num_open() <= cap(method), "more open trials than {:?} allows", method);
+            prop_assert!(wild.num_open() <= cap(method), "more open trials than {:?}", method);
             let is_over = wild.plan().status.phase.is_terminal();
-            prop_assert!(!is_over || wild.num_open() == 0, "the experiment ended before the last trial closed");
+            prop_assert!(!is_over || wild.num_open() == 0, "ended before the last trial closed");
         }
         let wild_end = wild.finish();
 

@@ -268,7 +268,8 @@ mod tests {
                 }
                 left.push((trial, kept));
             }
-            let slices: Vec<_> = left.iter().map(|(trial, kept)| (*trial, kept.as_slice())).collect();
+            let slices = left.iter().map(|(trial, kept)| (*trial, kept.as_slice()));
+            let slices: Vec<_> = slices.collect();
             let deleted = deletable(&policy, smaller_is_better, &slices);
             let mut kept: Vec<(u32, String)> = left
                 .iter()

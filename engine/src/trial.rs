@@ -292,7 +292,7 @@ pub fn resume_from(record: &TrialRecord) -> Vec<CheckpointRef> {
         .collect()
 }
 
-/// Returns the number of infrastructure failures since the attempt that wrote the newest checkpoint.
+/// Counts infrastructure failures since the attempt that wrote the newest checkpoint.
 fn infrastructure_attempts(record: &TrialRecord) -> u32 {
     let newest = record.status.checkpoints.last();
     let written_by = newest.and_then(|checkpoint| attempt_of(&checkpoint.name));

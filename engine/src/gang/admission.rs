@@ -99,8 +99,8 @@ impl Admission {
         }
     }
 
-    /// Records the state of a trial; `None` if it neither starts nor waits to start. A waiting trial
-    /// that was admitted stays admitted.
+    /// Records the state of a trial; `None` if it neither starts nor waits to start. A waiting
+    /// trial that was admitted stays admitted.
     pub fn set(&mut self, key: &TrialKey, candidate: Option<Candidate>) {
         let is_waiting = candidate.as_ref().is_some_and(|new| new.standing == Standing::Waiting);
         if is_waiting && self.is_admitted(key) {
@@ -208,9 +208,9 @@ struct Usage {
     num_starting: u32,
     /// Number of admitted and starting trials, by namespace.
     pending: BTreeMap<Arc<str>, u32>,
-    /// Namespaces and names of experiments with an unschedulable gang. Other gangs of the experiment
-    /// need the same nodes. If they were pending too, each might get some of the nodes that become
-    /// free.
+    /// Namespaces and names of experiments with an unschedulable gang. Other gangs of the
+    /// experiment need the same nodes. If they were pending too, each might get some of the nodes
+    /// that become free.
     stuck: BTreeSet<(Arc<str>, Arc<str>)>,
 }
 

@@ -168,8 +168,8 @@ mod tests {
         assert_eq!(outcome, expected, "{pod:?}");
     }
 
-    /// Lists every way in which a pod ends. The table of `trial::end_attempt` has the effect of each
-    /// class on the restart budget.
+    /// Lists every way in which a pod ends. The table of `trial::end_attempt` has the effect of
+    /// each class on the restart budget.
     #[test]
     fn each_end_has_its_class() {
         use ExitClass::{

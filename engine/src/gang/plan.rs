@@ -173,7 +173,7 @@ impl Planner<'_> {
         if self.enforce_stop_deadline() {
             return;
         }
-        // A paused or stopped trial that already has its result exits by itself; do not end it here.
+        // A paused or stopped trial that has its result exits by itself; do not end it here.
         let units = granted_units(&view.record.spec);
         let is_unwanted =
             !view.record.spec.wanted.is_run() && result_at(view.record, units).is_none();

@@ -166,8 +166,8 @@ pub(crate) fn compare_losses(a: f64, b: f64) -> Ordering {
     a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
 }
 
-/// Checks the name of a reported checkpoint. An earlier attempt may have written it, because a later
-/// attempt sends reports that an earlier one could not send.
+/// Checks the name of a reported checkpoint. An earlier attempt may have written it, because a
+/// later attempt sends reports that an earlier one could not send.
 fn check_name(name: &str, report: &Report) -> Result<(), String> {
     let Report { batches, attempt, .. } = *report;
     match parse_checkpoint_name(name) {

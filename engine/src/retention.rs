@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn ties_go_to_fewer_batches_and_nan_is_last() {
+    fn ties_prefer_fewer_batches_and_nan_is_last() {
         let nan = Some(f64::NAN);
         let trials: [Trial<'_>; 2] = [
             (0, &[("a", nan), ("b", Some(1.0)), ("c", Some(1.0))]),

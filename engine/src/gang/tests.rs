@@ -358,7 +358,7 @@ fn phase_is_running_while_all_pods_run() {
 }
 
 #[test]
-fn a_trial_with_a_result_waits_for_the_search() {
+fn trials_with_a_result_wait_for_the_search() {
     let mut record = record("Preempted@1");
     record.status.facts.push(Fact::Result(ResultFact { units: 9, metric: "0.5".to_owned() }));
     let status = plan_of(&record, "", 2, 9).record.status;

@@ -68,11 +68,11 @@ fn random_faults_change_no_result() {
         wait_for_clean_up(cluster, round);
     }
     let expected = results::of(cluster, "calm");
-    let found: Vec<_> = rounds.iter().map(|round| results::of(cluster, round)).collect();
-    let differences: Vec<String> = std::iter::zip(&rounds, &found)
-        .flat_map(|(round, found)| results::differences(round, &expected, found))
+    let outcomes: Vec<_> = rounds.iter().map(|round| results::of(cluster, round)).collect();
+    let differences: Vec<String> = std::iter::zip(&rounds, &outcomes)
+        .flat_map(|(round, actual)| results::differences(round, &expected, actual))
         .collect();
-    let attempts = results::Attempts::of(&found);
+    let attempts = results::Attempts::of(&outcomes);
     let unexplained = attempts.unexplained(&faults);
 
     println!(
@@ -185,17 +185,17 @@ fn apply(cluster: &Cluster, round: &str) -> Result<(), String> {
 fn wait_for_end(cluster: &Cluster, round: &str) -> Result<(), String> {
     let end = |name: &str| {
         wait_until(&format!("{name} ends"), ROUND_SECONDS, || {
-            let found = read(cluster, "experiment", name)?;
-            match found["status"]["phase"].as_str() {
-                Some("Completed" | "Failed" | "Cancelled") => Ok(found),
-                _ => Err(found["status"].to_string()),
+            let experiment = read(cluster, "experiment", name)?;
+            match experiment["status"]["phase"].as_str() {
+                Some("Completed" | "Failed" | "Cancelled") => Ok(experiment),
+                _ => Err(experiment["status"].to_string()),
             }
         })
     };
     for name in names(round) {
-        let found = end(&name).map_err(|error| error.to_string())?;
-        if found["status"]["phase"] != "Completed" {
-            return Err(format!("{name} has not completed: {}", found["status"]));
+        let experiment = end(&name).map_err(|error| error.to_string())?;
+        if experiment["status"]["phase"] != "Completed" {
+            return Err(format!("{name} has not completed: {}", experiment["status"]));
         }
     }
     Ok(())
@@ -204,9 +204,9 @@ fn wait_for_end(cluster: &Cluster, round: &str) -> Result<(), String> {
 fn wait_for_clean_up(cluster: &Cluster, round: &str) {
     for name in names(round) {
         let cleaned = wait_until(&format!("{name} is cleaned up"), CLEAN_UP_SECONDS, || {
-            let found = read(cluster, "experiment", &name)?;
-            let is_clean = found["status"]["cleanedUp"] == json!(true);
-            if is_clean { Ok(()) } else { Err(found["status"].to_string()) }
+            let experiment = read(cluster, "experiment", &name)?;
+            let is_clean = experiment["status"]["cleanedUp"] == json!(true);
+            if is_clean { Ok(()) } else { Err(experiment["status"].to_string()) }
         });
         cleaned.unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)));
     }

@@ -165,7 +165,7 @@ fn check_begun(script: &str, expected: &str) {
 }
 
 #[test]
-fn a_job_completes_and_keeps_its_pods_for_logs() {
+fn jobs_complete_and_keep_pods_for_logs() {
     check("", "+Plan0#0 Running");
     check(BEGIN, &format!("{BEGUN} Running"));
     check_begun("1R 2R 1C", "Running");
@@ -334,7 +334,7 @@ fn a_refused_pod_blocks_the_other_slots() {
 
 /// Covers a script that swallows an exit code, and a program without `Inference`.
 #[test]
-fn exit_code_0_without_a_report_is_a_failure() {
+fn exit_code_0_without_report_is_a_failure() {
     let job = Job::run("0R 0Q", 2);
     assert_eq!((job.did.as_str(), job.status.stage), (" +Plan0#0 +Plan0#1", Role::Plan));
     assert_eq!(job.status.workers[0].barren, 1);

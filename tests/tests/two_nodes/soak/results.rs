@@ -62,17 +62,17 @@ pub(super) fn of(cluster: &Cluster, round: &str) -> Round {
 }
 
 /// Returns the differences from the expected results, one line each.
-pub(super) fn differences(round: &str, expected: &Round, found: &Round) -> Vec<String> {
+pub(super) fn differences(round: &str, expected: &Round, actual: &Round) -> Vec<String> {
     let mut differences = vec![];
-    if found.statuses.len() != NUM_TRIALS {
-        differences.push(format!("{round}: {} of {NUM_TRIALS} trials", found.statuses.len()));
+    if actual.statuses.len() != NUM_TRIALS {
+        differences.push(format!("{round}: {} of {NUM_TRIALS} trials", actual.statuses.len()));
     }
     for (name, expected) in &expected.results {
-        let found = found.results.get(name).unwrap_or(&Value::Null);
+        let actual = actual.results.get(name).unwrap_or(&Value::Null);
         for (field, expected) in expected.as_object().unwrap() {
-            if found[field] != *expected {
+            if actual[field] != *expected {
                 differences
-                    .push(format!("{round}{name}: {field}: {} is not {expected}", found[field]));
+                    .push(format!("{round}{name}: {field}: {} is not {expected}", actual[field]));
             }
         }
     }

@@ -1,8 +1,8 @@
-//! The GPUs of one machine as slots: which process may use which.
+//! Assigns the GPUs of one machine to processes.
 
 use std::collections::BTreeMap;
 
-/// GPUs that one runner hands out. A GPU has one holder at a time.
+/// GPUs that one runner assigns. A GPU has one holder at a time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Devices {
     all: Vec<String>,
@@ -26,8 +26,8 @@ impl Devices {
         self.all.is_empty()
     }
 
-    /// Gives the first `count` free GPUs to `holder`, and returns them for `CUDA_VISIBLE_DEVICES`.
-    /// Returns `None` and gives nothing if fewer are free.
+    /// Assigns the first `count` free GPUs to `holder`, and returns the value of
+    /// `CUDA_VISIBLE_DEVICES`. Returns `None` and assigns nothing if fewer are free.
     pub fn take(&mut self, holder: u32, count: u32) -> Option<String> {
         let is_free = |index: &usize| !self.held.values().flatten().any(|held| held == index);
         let free: Vec<usize> = (0..self.all.len()).filter(is_free).take(count as usize).collect();
@@ -40,13 +40,13 @@ impl Devices {
         Some(names)
     }
 
-    /// Takes back all GPUs of `holder`.
+    /// Frees all GPUs of `holder`.
     pub fn release(&mut self, holder: u32) {
         self.held.remove(&holder);
     }
 
-    /// Returns the GPU of a worker of an inference job. Workers share the GPUs evenly, because their
-    /// number is fixed by the job. Returns `None` if processes run on CPUs.
+    /// Returns the GPU of an inference worker. Workers share the GPUs evenly, because the job fixes
+    /// their number. Returns `None` if processes run on CPUs.
     pub fn of_worker(&self, slot: u32) -> Option<&str> {
         let index = (slot as usize).checked_rem(self.all.len())?;
         Some(&self.all[index])
@@ -66,7 +66,7 @@ mod tests {
         let mut devices = devices("GPU-a GPU-b GPU-c");
         assert_eq!(devices.take(0, 1).as_deref(), Some("GPU-a"));
         assert_eq!(devices.take(7, 1).as_deref(), Some("GPU-b"));
-        assert_eq!(devices.take(8, 2), None, "a gang is not given half of its GPUs");
+        assert_eq!(devices.take(8, 2), None, "a gang gets all of its GPUs or none");
         assert_eq!(devices.take(8, 1).as_deref(), Some("GPU-c"));
         assert_eq!(devices.take(9, 1), None);
         devices.release(7);
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gang_gets_as_many_as_its_ranks() {
+    fn gangs_get_one_gpu_per_rank() {
         let mut devices = devices("0 1 2 3 4");
         assert_eq!(devices.take(0, 2).as_deref(), Some("0,1"));
         assert_eq!(devices.take(1, 2).as_deref(), Some("2,3"));
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_of_a_job_share_gpus_evenly() {
+    fn inference_workers_share_gpus_evenly() {
         let of = |names, workers| {
             let devices: Devices = devices(names);
             let gpus = (0..workers).map(|slot| devices.of_worker(slot).unwrap_or("-").to_owned());

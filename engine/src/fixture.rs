@@ -1,4 +1,4 @@
-//! Small searches and records for the tests.
+//! Small searches and trial records for tests.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::search::rng::Random;
 use crate::search::{Draw, SearchConfig};
 use crate::trial::{SearchedMetric, TrialRecord};
 
-/// A search over nine epochs; its grid has 3 x 2 points.
+/// Returns a search over nine epochs. Its grid has 3 x 2 points.
 pub(crate) fn config(method: Method) -> SearchConfig {
     let depth = Parameter::Int(IntRange { min: 1, max: 3, count: Some(3) });
     let rate = Parameter::Double(DoubleRange { min: 0.0, max: 1.0, count: Some(2) });
@@ -33,19 +33,19 @@ pub(crate) fn config(method: Method) -> SearchConfig {
     }
 }
 
-/// The record of a trial that was just created.
+/// Returns the record of a new trial.
 pub(crate) fn record(draw: &Draw) -> TrialRecord {
     let spec = draw.clone().into_spec("mnist", Unit::Epochs);
     TrialRecord { spec, status: TrialStatus::default() }
 }
 
-/// The record of a trial that no search made.
+/// Returns the record of a trial that was created without a search.
 pub(crate) fn plain_record(index: u32) -> TrialRecord {
     let hyperparameters = serde_json::json!({});
     record(&Draw { index, request_id: String::new(), seed: 0, hyperparameters, units: 9 })
 }
 
-/// A search for the least `loss`.
+/// Minimizes `loss`.
 pub(crate) const LOSS: SearchedMetric<'_> =
     SearchedMetric { name: "loss", smaller_is_better: true };
 
@@ -53,7 +53,7 @@ pub(crate) fn report(attempt: u32, batches: u64, event: ReportEvent) -> Report {
     Report { version: CONTRACT_VERSION, attempt, batches, event }
 }
 
-/// A validation; with `granted_units` its `loss` is a result.
+/// Returns a validation report. With `granted_units`, its `loss` is a result.
 pub(crate) fn validated(loss: &str, granted_units: Option<u64>) -> ReportEvent {
     let metrics = BTreeMap::from([("loss".to_owned(), loss.to_owned())]);
     ReportEvent::Validated { metrics, granted_units }
@@ -68,8 +68,8 @@ pub(crate) fn checkpointed(name: &str, metric: Option<&str>) -> ReportEvent {
     }
 }
 
-/// Promotes the better of two trials once both have a result, and stops the other: what a method
-/// that compares does.
+/// Once two trials have a result, promotes the better one and stops the other, as a comparing
+/// search method does.
 #[derive(Debug, Default)]
 pub(crate) struct BetterOfTwo {
     losses: BTreeMap<u32, f64>,

@@ -1,14 +1,15 @@
-//! The life of an inference job: which processes run next, and what an end means.
+//! State machine of an inference job: which processes start next, and what their exits mean.
 //!
 //! ```text
 //!  plan (one process)  ->  work (one for each slot)  ->  finish (one)  ->  Completed
 //! ```
 //!
-//! What is done is in the output folder, not here: a process that is started again finds the shards that are committed
-//! and does the others. So a status may be lost without harm, but for its count of attempts.
+//! The output directory records which shards are committed; the status does not. A restarted
+//! process finds the committed shards and processes the others. So losing a status loses only the
+//! count of attempts.
 //!
-//! * [`config`]: what a process is told.
-//! * [`pods`]: on a cluster, which pods are made and deleted for it.
+//! * [`config`]: configuration of a process.
+//! * [`pods`]: pods of a job on a cluster.
 
 mod conditions;
 pub mod config;
@@ -22,37 +23,39 @@ use stoker_api::trial::AttemptEnd;
 
 use crate::trial::BackOffLimits;
 
-/// Failures in a row of a process that commits nothing between them, after which the job fails, whosever they are.
+/// Consecutive failures of a slot, of any class, at which an infrastructure failure fails the job.
+/// A committed shard resets the count.
 pub const BARREN_MAX: u32 = 10;
 
 /// A process to start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Start {
-    /// What it does.
+    /// Role of the process.
     pub role: Role,
-    /// Which of the slots it is.
+    /// Slot of the process.
     pub slot: u32,
-    /// Its number, which no other process of the job has had.
+    /// Attempt number, unique among the job's processes.
     pub attempt: u32,
 }
 
-/// How a process ended.
+/// Exit of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
-    /// Whose it was.
+    /// Slot of the process.
     pub slot: u32,
-    /// Its number.
+    /// Attempt number of the process.
     pub attempt: u32,
-    /// How.
+    /// Class of the exit.
     pub end: AttemptEnd,
-    /// Why, for people.
+    /// Human-readable reason.
     pub message: Option<String>,
-    /// Whether a shard was committed while it ran.
+    /// Whether a shard was committed while the process ran.
     pub has_committed: bool,
 }
 
-/// Begins a life of the job, or goes on with it: the input is looked at again, and every slot looks for what is left.
-/// Nothing of an earlier life runs any more. A job that failed is tried again, with what is committed.
+/// Starts or resumes the job from its planning stage: the planner reads the input again, and every
+/// slot searches for uncommitted shards. No process of an earlier run may still run. A failed job
+/// starts over, with its committed shards.
 pub fn resume(status: &mut InferenceStatus, slots: u32) {
     if status.phase == Phase::Completed {
         return;
@@ -66,7 +69,7 @@ pub fn resume(status: &mut InferenceStatus, slots: u32) {
     enter(status, Role::Plan);
 }
 
-/// The processes that may start now, none of which runs.
+/// Returns the processes that may start now. None of them is running.
 pub fn next(status: &InferenceStatus) -> Vec<Start> {
     if status.phase != Phase::Running {
         return vec![];
@@ -76,12 +79,12 @@ pub fn next(status: &InferenceStatus) -> Vec<Start> {
         Role::Plan | Role::Finish => 1,
     };
     let slots = (0..).zip(status.workers.iter().take(wanted));
-    let idle = slots.filter(|(_, it)| !it.is_done && it.attempt.is_none());
+    let idle = slots.filter(|(_, worker)| !worker.is_done && worker.attempt.is_none());
     let numbered = (status.attempts..).zip(idle);
     numbered.map(|(attempt, (slot, _))| Start { role: status.stage, slot, attempt }).collect()
 }
 
-/// Records that a process starts. Before it does.
+/// Records that a process starts. The status must be written before the process starts.
 pub fn begin(status: &mut InferenceStatus, start: Start) {
     status.attempts = status.attempts.max(start.attempt + 1);
     if let Some(worker) = status.workers.get_mut(start.slot as usize) {
@@ -89,7 +92,7 @@ pub fn begin(status: &mut InferenceStatus, start: Start) {
     }
 }
 
-/// Records how a process ended; one that is not known to run changes nothing.
+/// Records how a process ended. Does nothing if the process is not recorded as running.
 pub fn ended(status: &mut InferenceStatus, end: End, max_restarts: u32) {
     let Some(worker) = status.workers.get_mut(end.slot as usize) else { return };
     if worker.attempt != Some(end.attempt) {
@@ -116,7 +119,8 @@ pub fn ended(status: &mut InferenceStatus, end: End, max_restarts: u32) {
     let failed = match end.end {
         AttemptEnd::Completed => {
             worker.is_done = true;
-            // Not of the others: a finish that fails leads back to work, which then has nothing to do.
+            // Other roles keep the count: a failed finish repeats the work stage, whose processes
+            // then complete without having done anything.
             if status.stage == Role::Plan {
                 worker.barren = 0;
             }
@@ -135,7 +139,7 @@ pub fn ended(status: &mut InferenceStatus, end: End, max_restarts: u32) {
             worker.barren += 1;
             let is_over = worker.barren >= BARREN_MAX;
             is_over.then(|| {
-                format!("{what} failed {BARREN_MAX} times in a row and committed nothing: {why}")
+                format!("{what} failed {BARREN_MAX} times in a row without a new shard: {why}")
             })
         }
     };
@@ -143,34 +147,38 @@ pub fn ended(status: &mut InferenceStatus, end: End, max_restarts: u32) {
         status.phase = Phase::Failed;
         status.message = Some(message);
     } else if status.stage == Role::Finish {
-        // It may have found a part missing that a commit names, and taken the commit back.
+        // The finish may have found that a committed part is missing, and revoked the commit.
         enter(status, Role::Work);
     }
 }
 
-/// Returns the wait of a slot before its next attempt, after one that ended in this way.
+/// Returns the wait of a slot before its next attempt, from how the last attempt ended.
 pub fn back_off(end: AttemptEnd, worker: &WorkerStatus, limits: &BackOffLimits) -> Duration {
     match end {
         AttemptEnd::Completed | AttemptEnd::RunnerLost | AttemptEnd::InvalidHyperparameters => {
             Duration::ZERO
         }
-        // No other limit applies to these ends, so also the first retry waits.
+        // No other limit applies to these ends, so even the first retry waits.
         AttemptEnd::Preempted | AttemptEnd::NotStarted => limits.after_refusals(worker.turned_away),
         AttemptEnd::UserError | AttemptEnd::Infrastructure => limits.after_failures(worker.barren),
     }
 }
 
-/// Whether an attempt is the live one of a slot.
+/// Returns whether an attempt is the live attempt of a slot.
 pub fn is_live(status: &InferenceStatus, attempt: u32) -> bool {
     status.workers.iter().any(|worker| worker.attempt == Some(attempt))
 }
 
-/// Records what a process has reported; says whether it is one that is known to run.
+/// Records the progress that a process reported. Returns whether the process is recorded as
+/// running.
 ///
-/// A planner reports the rows of the input as `total`, a worker those of its slot, of which `done` are committed, and
-/// who finishes those of the input and how many of them have an output.
+/// | role | `done` | `total` |
+/// |---|---|---|
+/// | plan | ignored | rows of the input |
+/// | work | committed rows of the slot | rows of the slot |
+/// | finish | rows of the input that have an output | rows of the input |
 pub fn progressed(status: &mut InferenceStatus, attempt: u32, done: u64, total: u64) -> bool {
-    let live = status.workers.iter_mut().find(|it| it.attempt == Some(attempt));
+    let live = status.workers.iter_mut().find(|worker| worker.attempt == Some(attempt));
     let Some(worker) = live.filter(|_| status.phase == Phase::Running) else { return false };
     match status.stage {
         Role::Plan => (status.rows_total, status.reported) = (total, true),
@@ -179,7 +187,7 @@ pub fn progressed(status: &mut InferenceStatus, attempt: u32, done: u64, total: 
                 (worker.barren, worker.turned_away) = (0, 0);
             }
             worker.rows = done;
-            status.rows = status.workers.iter().map(|it| it.rows).sum();
+            status.rows = status.workers.iter().map(|worker| worker.rows).sum();
         }
         Role::Finish => {
             (status.rows, status.rows_total, status.reported) = (total, total, true);
@@ -190,7 +198,7 @@ pub fn progressed(status: &mut InferenceStatus, attempt: u32, done: u64, total: 
     true
 }
 
-/// The part of a job that is done.
+/// Returns the progress of a job in percent, rounded down.
 fn percent(status: &InferenceStatus) -> u32 {
     match status.rows_total {
         _ if status.phase == Phase::Completed => 100,
@@ -199,14 +207,16 @@ fn percent(status: &InferenceStatus) -> u32 {
     }
 }
 
-/// Goes to the next stage once all slots have ended this one.
+/// Enters the next stage once all slots have completed the current one.
 fn advance(status: &mut InferenceStatus) {
     if status.phase != Phase::Running {
         return;
     }
     match status.stage {
         Role::Plan => enter(status, Role::Work),
-        Role::Work if status.workers.iter().all(|it| it.is_done) => enter(status, Role::Finish),
+        Role::Work if status.workers.iter().all(|worker| worker.is_done) => {
+            enter(status, Role::Finish);
+        }
         Role::Work => {}
         Role::Finish => status.phase = Phase::Completed,
     }
@@ -224,8 +234,8 @@ fn enter(status: &mut InferenceStatus, stage: Role) {
 mod tests {
     use super::*;
 
-    /// Runs a job of two slots, each process of which ends as `script` says in turn (then as it should), and gives
-    /// the processes started and the status.
+    /// Runs a job of two slots. The n-th process ends as the n-th item of `script`, and later
+    /// processes complete. Returns the started processes and the status.
     fn check(script: &[AttemptEnd], max_restarts: u32) -> (Vec<(Role, u32)>, InferenceStatus) {
         let mut status = InferenceStatus::default();
         resume(&mut status, 2);
@@ -239,14 +249,14 @@ mod tests {
             ended(&mut status, end.clone(), max_restarts);
             let before = status.clone();
             ended(&mut status, end, max_restarts);
-            assert_eq!(status, before, "an end that is told twice changes nothing");
+            assert_eq!(status, before, "recording an end twice changes nothing");
         }
         assert_eq!(status.attempts as usize, started.len());
         (started, status)
     }
 
     #[test]
-    fn a_job_is_planned_worked_and_finished() {
+    fn a_job_runs_plan_work_and_finish() {
         let (started, status) = check(&[], 0);
         let expected = [(Role::Plan, 0), (Role::Work, 0), (Role::Work, 1), (Role::Finish, 0)];
         assert_eq!(started, expected);
@@ -254,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_tried_again_as_often_as_allowed() {
+    fn failures_are_retried_up_to_the_limits() {
         use AttemptEnd::{Completed, Infrastructure, InvalidHyperparameters, UserError};
         let (_, status) = check(&[Completed, UserError, UserError], 2);
         assert_eq!((status.phase, status.workers[0].restarts), (Phase::Completed, 2));
@@ -270,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finish_that_fails_looks_for_work_first() {
+    fn a_failed_finish_repeats_the_work_stage() {
         let ends = [
             AttemptEnd::Completed,
             AttemptEnd::Completed,
@@ -283,17 +293,17 @@ mod tests {
     }
 
     #[test]
-    fn reports_of_processes_that_run_add_up() {
+    fn reports_of_running_processes_are_summed() {
         let mut status = InferenceStatus::default();
         resume(&mut status, 2);
         let mut run = |role: Role, reports: &[(u32, u64, u64)], expected: (u64, u64, u64)| {
             let starts = next(&status);
-            starts.iter().for_each(|it| begin(&mut status, *it));
+            starts.iter().for_each(|start| begin(&mut status, *start));
             assert_eq!(starts[0].role, role);
             for (slot, done, total) in reports {
                 assert!(progressed(&mut status, starts[*slot as usize].attempt, *done, *total));
             }
-            assert!(!progressed(&mut status, 99, 1, 1), "nobody has this number");
+            assert!(!progressed(&mut status, 99, 1, 1), "no process has this number");
             assert_eq!((status.rows, status.rows_total, status.rejected), expected, "{role:?}");
             for Start { slot, attempt, .. } in starts {
                 let (end, message) = (AttemptEnd::Completed, None);
@@ -307,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_shard_begins_the_count_of_failures_anew() {
+    fn a_new_shard_resets_the_failure_count() {
         let mut status = InferenceStatus::default();
         resume(&mut status, 1);
         status.stage = Role::Work;
@@ -321,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_goes_on_with_numbers_that_nobody_had() {
+    fn resumed_jobs_use_new_attempt_numbers() {
         let mut status = InferenceStatus::default();
         resume(&mut status, 2);
         let first = next(&status)[0];

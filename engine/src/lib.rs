@@ -1,5 +1,5 @@
-//! Every decision, pure: which trials there are, how long each trains, when it restarts and what is
-//! kept.
+//! Pure decision logic: which trials to create, how long each trains, when it restarts, and which
+//! checkpoints are kept.
 //!
 //! ```text
 //!   recorded facts -> search: Event -> Action: Create, Continue, Stop, Shutdown
@@ -7,27 +7,28 @@
 //!   one record     -> trial: start, wait, close; report -> record; record -> directive
 //! ```
 //!
-//! The crate decides and never does. It opens no socket, reads no clock and draws no ambient
-//! randomness: the same seed and the same facts give the same answers on every machine, whichever
-//! runner asks.
+//! The crate decides and never acts. It opens no socket, reads no clock and uses no ambient
+//! randomness. The same seed and the same facts give the same answers on every machine and for
+//! every runner.
 //!
 //! # Reading order
 //!
-//! 1. [`search`]: which trials there are, by events and actions.
-//! 2. [`trial`]: one trial's record: attempts, restarts, reports, directives.
-//! 3. [`gang`]: one trial's pods: their ends, and what follows.
-//! 4. [`experiment`]: the fold of recorded facts into a search, and what follows from it.
-//! 5. [`retention`]: which checkpoints are kept.
-//! 6. [`preview`]: what a search would do.
-//! 7. [`devices`]: which local process may use which GPU.
+//! 1. [`search`]: trials of a search, as events and actions.
+//! 2. [`trial`]: record of one trial: attempts, restarts, reports, directives.
+//! 3. [`gang`]: pods of one trial: how they exit, and what follows.
+//! 4. [`experiment`]: fold of recorded facts into a search, and what follows from it.
+//! 5. [`inference`]: processes and pods of an inference job.
+//! 6. [`retention`]: which checkpoints are kept.
+//! 7. [`preview`]: simulation of a search.
+//! 8. [`devices`]: which local process may use which GPU.
 //!
 //! # Invariants
 //!
 //! - **Every created trial is closed exactly once**, and `Shutdown` follows the last close.
-//! - **Repeats are harmless.** An event handled twice, or a report recorded twice, changes nothing
-//!   more.
-//! - **A plan may be cut anywhere.** Planning again after any first part of a plan was applied
-//!   gives the rest.
+//! - **Repeats are harmless.** Handling an event twice, or recording a report twice, has no further
+//!   effect.
+//! - **A plan may be cut anywhere.** After any prefix of a plan was applied, planning again returns
+//!   the rest.
 
 pub mod search;
 pub mod trial;

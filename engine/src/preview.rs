@@ -1,4 +1,4 @@
-//! What a search would do if every trial went well.
+//! Simulates a search in which every trial succeeds.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -7,47 +7,47 @@ use stoker_api::validate::Method;
 
 use crate::search::{Action, Draw, Event, Search, SearchConfig};
 
-/// How many trials train how long, and the draws of the first ones.
+/// Number of trials by length, and sampled hyperparameters of the first trials.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Preview {
     /// Trials by the length they train to, shortest first.
     pub lengths: Vec<LengthCount>,
-    /// The first trials, in the order of their creation.
+    /// First trials, in creation order.
     pub samples: Vec<Sample>,
 }
 
-/// Trials that train to one length.
+/// Number of trials that train to one length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct LengthCount {
-    /// The length, in the experiment's unit.
+    /// Length, in the experiment's unit.
     pub units: u64,
-    /// How many trials train to it.
+    /// Number of trials that train to this length.
     pub trials: u64,
 }
 
-/// What is drawn for one trial.
+/// Index, seed and hyperparameters of one trial.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Sample {
-    /// The trial's index.
+    /// Index of the trial.
     pub index: u32,
-    /// The trial's seed.
+    /// Seed of the trial.
     pub seed: u32,
-    /// The values drawn.
+    /// Sampled hyperparameters.
     pub hyperparameters: Value,
 }
 
 impl Preview {
-    /// The sum of all trials' lengths, in the experiment's unit.
+    /// Returns the sum of all trials' lengths, in the experiment's unit.
     pub fn total_units(&self) -> u64 {
-        let units = self.lengths.iter().map(|it| it.units.saturating_mul(it.trials));
+        let units = self.lengths.iter().map(|length| length.units.saturating_mul(length.trials));
         units.fold(0, u64::saturating_add)
     }
 }
 
-/// Foretells a search, with the draws of its first `samples` trials.
+/// Simulates a search, and samples its first `samples` trials.
 pub fn preview(config: &SearchConfig, samples: u32) -> Preview {
-    let mut search = Search::new(at_a_time(config, samples));
-    let counts = search.lengths().into_iter().filter(|it| it.1 > 0);
+    let mut search = Search::new(limit_concurrency(config, samples));
+    let counts = search.lengths().into_iter().filter(|(_, trials)| *trials > 0);
     let lengths = counts.map(|(units, trials)| LengthCount { units, trials }).collect();
     let samples_max = samples as usize;
     let mut samples = Vec::new();
@@ -64,19 +64,19 @@ pub fn preview(config: &SearchConfig, samples: u32) -> Preview {
     Preview { lengths, samples }
 }
 
-/// The same search, of which no more trials are drawn at a time than are wanted: what is drawn does
-/// not depend on that.
-fn at_a_time(config: &SearchConfig, samples: u32) -> SearchConfig {
-    let few = |max_concurrent| match max_concurrent {
+/// Limits concurrency to the number of samples, so that no other trials are sampled. Sampled values
+/// do not depend on concurrency.
+fn limit_concurrency(config: &SearchConfig, samples: u32) -> SearchConfig {
+    let limited = |max_concurrent| match max_concurrent {
         0 => samples.max(1),
         max => samples.clamp(1, max),
     };
     let method = match config.method {
         Method::Single => Method::Single,
         Method::Random { max_trials, max_concurrent } => {
-            Method::Random { max_trials, max_concurrent: few(max_concurrent) }
+            Method::Random { max_trials, max_concurrent: limited(max_concurrent) }
         }
-        Method::Grid { max_concurrent } => Method::Grid { max_concurrent: few(max_concurrent) },
+        Method::Grid { max_concurrent } => Method::Grid { max_concurrent: limited(max_concurrent) },
     };
     SearchConfig { method, ..config.clone() }
 }
@@ -99,14 +99,14 @@ mod tests {
 
     fn check(method: Method, samples: u32, lengths: Value, indices: &[u32]) {
         let preview = preview(&config(method), samples);
-        let written = serde_json::to_value(&preview).unwrap();
-        assert_eq!(written["lengths"], lengths);
-        let found: Vec<_> = preview.samples.iter().map(|it| it.index).collect();
-        assert_eq!(found, indices);
+        let json = serde_json::to_value(&preview).unwrap();
+        assert_eq!(json["lengths"], lengths);
+        let sampled: Vec<_> = preview.samples.iter().map(|sample| sample.index).collect();
+        assert_eq!(sampled, indices);
     }
 
     #[test]
-    fn all_trials_have_the_longest_length_and_the_first_are_drawn() {
+    fn preview_counts_all_trials_and_samples_the_first() {
         let random = Method::Random { max_trials: 5, max_concurrent: 2 };
         check(random, 3, json!([{ "units": 9, "trials": 5 }]), &[0, 1, 2]);
         check(random, 9, json!([{ "units": 9, "trials": 5 }]), &[0, 1, 2, 3, 4]);
@@ -117,9 +117,9 @@ mod tests {
     }
 
     #[test]
-    fn only_the_trials_that_are_shown_are_drawn() {
+    fn only_shown_trials_are_sampled() {
         let check = |method, samples, expected| {
-            let mut search = Search::new(at_a_time(&config(method), samples));
+            let mut search = Search::new(limit_concurrency(&config(method), samples));
             assert_eq!(search.start().len(), expected, "{method:?} {samples}");
         };
         check(Method::Random { max_trials: u32::MAX, max_concurrent: 0 }, 5, 5);
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_have_the_fields_of_the_documented_json() {
+    fn json_fields_match_the_documentation() {
         let config = config(Method::Grid { max_concurrent: 1 });
         let started = Search::new(config.clone()).start();
         let Some(Action::Create(Draw { seed, .. })) = started.first() else { panic!("no trial") };
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn the_total_adds_up_all_trials() {
+    fn total_sums_all_trials() {
         let preview = preview(&config(Method::Random { max_trials: 5, max_concurrent: 2 }), 0);
         assert_eq!(preview.total_units(), 45);
     }

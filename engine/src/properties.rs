@@ -1,8 +1,8 @@
-//! Any interleaving, repeat and restart gives the same trials; every trial closes once; concurrency
-//! keeps its cap.
+//! Any interleaving, repeat or restart gives the same trials. Every trial closes once. Concurrency
+//! stays within its limit.
 //!
-//! A runner is simulated that applies parts of plans, forgets everything but the records (as JSON)
-//! between any two steps, and lets trials report, fail and end in any order.
+//! The simulated runner applies parts of plans. Between any two steps it forgets everything except
+//! the records (as JSON). Its trials report, fail and end in any order.
 
 use std::collections::BTreeMap;
 
@@ -20,11 +20,11 @@ use crate::trial::{
     directive, end_attempt, live_attempt, next, record_report,
 };
 
-// Lost attempts are the runner's doing, so their bound must not decide how a trial ends.
+// The simulated runner causes the lost attempts, so their limit must not decide how a trial ends.
 const LIMITS: Limits =
     Limits { max_restarts: 1, infrastructure_attempts_max: 1000, back_off: BackOffLimits::CLUSTER };
 
-/// How a trial's program behaves; fixed by the trial's seed, so that it is the same in every
+/// Behavior of a trial's program. It depends only on the trial's seed, so it is the same in every
 /// interleaving.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Program {
@@ -45,7 +45,7 @@ fn program(record: &TrialRecord) -> Program {
     }
 }
 
-/// What the runner remembers: records and the status, as JSON.
+/// Simulated runner; it remembers the records as JSON.
 struct Runner {
     config: SearchConfig,
     trials: BTreeMap<u32, String>,
@@ -66,7 +66,7 @@ impl Runner {
     }
 
     fn records(&self) -> Vec<TrialRecord> {
-        self.trials.values().map(|it| serde_json::from_str(it).unwrap()).collect()
+        self.trials.values().map(|json| serde_json::from_str(json).unwrap()).collect()
     }
 
     fn plan(&self) -> ExperimentPlan {
@@ -74,18 +74,18 @@ impl Runner {
     }
 
     fn write(&mut self, record: &TrialRecord) {
-        let is_close = |it: &&Fact| matches!(it, Fact::Closed(_));
+        let is_close = |fact: &&Fact| matches!(fact, Fact::Closed(_));
         let num_closes = record.status.facts.iter().filter(is_close).count();
         self.num_closes.insert(record.spec.index, num_closes);
         self.trials.insert(record.spec.index, serde_json::to_string(record).unwrap());
     }
 
-    /// Applies the first `len` parts of a plan, then checks that planning again gives the rest.
+    /// Applies the first `len` parts of a plan, then checks that planning again returns the rest.
     fn apply(&mut self, len: usize) {
         let plan = self.plan();
         let mut left = len;
-        let mut take = |of: usize| {
-            let taken = left.min(of);
+        let mut take = |available: usize| {
+            let taken = left.min(available);
             left -= taken;
             taken
         };
@@ -96,7 +96,11 @@ impl Runner {
             self.write(&record);
         }
         for draw in &plan.create[..num_creates] {
-            assert!(!self.trials.contains_key(&draw.index), "trial {} made twice", draw.index);
+            assert!(
+                !self.trials.contains_key(&draw.index),
+                "trial {} was created twice",
+                draw.index
+            );
             self.write(&record(draw));
         }
         let rest = self.plan();
@@ -109,9 +113,10 @@ impl Runner {
         }
     }
 
-    /// One step of one trial: begins, reports, ends or closes, by what its record allows.
+    /// Takes one step of one trial that its record allows: begin, report, end or close.
     fn step(&mut self, pick: usize, die: u8) {
-        let open: Vec<_> = self.records().into_iter().filter(|it| closed(it).is_none()).collect();
+        let is_open = |record: &TrialRecord| closed(record).is_none();
+        let open: Vec<_> = self.records().into_iter().filter(is_open).collect();
         let Some(mut record) = open.get(pick % open.len().max(1)).cloned() else { return };
         let index = record.spec.index;
         let is_stopped = self.plan().stop.contains(&index);
@@ -159,17 +164,17 @@ impl Runner {
                 }
                 Directive::Stop => end(record, AttemptEnd::Completed),
                 Directive::Wait => {}
-                Directive::Preempt | Directive::Fenced => panic!("nobody asked for it"),
+                Directive::Preempt | Directive::Fenced => panic!("neither requested nor fenced"),
             },
         }
         let old = self.last_report.insert(record.spec.index, (attempt, batches));
-        if let Some((old, batches)) = old.filter(|it| it.0 < attempt) {
+        if let Some((old, batches)) = old.filter(|(reported_by, _)| *reported_by < attempt) {
             let report = report(old, batches, validated("9", Some(9)));
             assert_eq!(record_report(record, &report, &LOSS), Recorded::Fenced);
         }
     }
 
-    /// Runs on, every trial in turn, until the experiment has ended.
+    /// Steps all trials in turn until the experiment ends.
     fn finish(&mut self) -> ExperimentPlan {
         for turn in 0..10_000 {
             self.apply(usize::MAX);
@@ -178,24 +183,26 @@ impl Runner {
             }
             self.step(turn, 7);
         }
-        panic!("the experiment does not end");
+        panic!("the experiment did not end within 10,000 steps");
     }
 
     fn num_open(&self) -> usize {
-        self.records().iter().filter(|it| closed(it).is_none()).count()
+        self.records().iter().filter(|record| closed(record).is_none()).count()
     }
 }
 
-/// What must not depend on the order: draws, causes and results of all trials, and the best one.
+/// Outcome that must not depend on the order: request ID, hyperparameters, close cause and facts of
+/// each trial, and the index of the best trial.
 type Story = (Vec<(String, String, Option<CloseCause>, Vec<Fact>)>, Option<u32>);
 
 fn story(runner: &Runner, plan: &ExperimentPlan) -> Story {
-    let trial = |it: TrialRecord| {
-        let draw = (it.spec.request_id.clone(), it.spec.hyperparameters.to_string());
-        (draw.0, draw.1, closed(&it), it.status.facts)
+    let trial = |record: TrialRecord| {
+        let request_id = record.spec.request_id.clone();
+        let hyperparameters = record.spec.hyperparameters.to_string();
+        (request_id, hyperparameters, closed(&record), record.status.facts)
     };
     let trials = runner.records().into_iter().map(trial).collect();
-    (trials, plan.status.best.as_ref().map(|it| it.index))
+    (trials, plan.status.best.as_ref().map(|best| best.index))
 }
 
 fn method() -> impl Strategy<Value = Method> {
@@ -237,22 +244,22 @@ proptest! {
         wild.config.seed = seed;
         for (kind, pick, die) in steps {
             if kind == 0 { wild.apply(pick % 4) } else { wild.step(pick, die) }
-            prop_assert!(wild.num_open() <= cap(method), "more trials at a time than {:?}", method);
+            prop_assert!(wild.num_open() <= cap(method), "more open trials than {:?}", method);
             let is_over = wild.plan().status.phase.is_terminal();
-            prop_assert!(!is_over || wild.num_open() == 0, "over before the last close");
+            prop_assert!(!is_over || wild.num_open() == 0, "ended before the last trial closed");
         }
         let wild_end = wild.finish();
 
         prop_assert_eq!(story(&wild, &wild_end), story(&calm, &calm_end));
         prop_assert_eq!(wild_end.status.phase, calm_end.status.phase);
-        prop_assert!(wild.num_closes.values().all(|it| *it == 1), "{:?}", wild.num_closes);
+        prop_assert!(wild.num_closes.values().all(|closes| *closes == 1), "{:?}", wild.num_closes);
         prop_assert_eq!(wild_end.status.trials_closed, wild_end.status.trials_created);
         prop_assert_eq!(wild_end.grants, []);
         prop_assert!(wild_end.status.phase != Phase::Completed || wild_end.progress == 1.0);
     }
 
     #[test]
-    fn deleting_trials_ends_all_the_same_and_uses_no_index_again(
+    fn deleted_trial_indexes_are_never_reused(
         method in method(),
         steps in prop::collection::vec((0..5_u8, 0..16_usize, any::<u8>()), 0..60),
     ) {
@@ -271,7 +278,7 @@ proptest! {
                 1 => runner.apply(usize::MAX),
                 _ => runner.step(pick, die),
             }
-            prop_assert!(deleted.iter().all(|it| !runner.trials.contains_key(it)));
+            prop_assert!(deleted.iter().all(|index| !runner.trials.contains_key(index)));
             prop_assert!(runner.num_open() <= cap(method));
         }
         let end = runner.finish();

@@ -1,10 +1,10 @@
-//! Which checkpoints are kept once an experiment has ended, and which may go before.
+//! Retention of checkpoints, while an experiment runs and after it has ended.
 //!
-//! A checkpoint is kept for each of these, and deleted if there is none:
+//! After the end, a checkpoint is kept if one of these holds:
 //!
 //! - it has a metric and is among the experiment's `saveExperimentBest` best;
 //! - it has a metric and is among its trial's `saveTrialBest` best;
-//! - it is among its trial's `saveTrialLatest` latest, with a metric or without.
+//! - it is among its trial's `saveTrialLatest` latest, with or without a metric.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ use stoker_api::trial::CheckpointRecord;
 
 use crate::trial::compare_losses;
 
-/// A checkpoint with what ranks it: its trial, and its place in the trial's list.
+/// A checkpoint with its trial and its position in the trial's list.
 #[derive(Clone, Copy)]
 struct Candidate<'a> {
     trial: u32,
@@ -23,12 +23,12 @@ struct Candidate<'a> {
     checkpoint: &'a CheckpointRecord,
 }
 
-/// The checkpoints to delete, as (trial, name), by trial and age. `trials` has each trial's
-/// checkpoints, oldest first.
+/// Returns the checkpoints to delete after the experiment's end as (trial, name), sorted by trial
+/// and age. `trials` has each trial's checkpoints, oldest first.
 ///
 /// A NaN metric ranks last. **Ties go to fewer batches**, then to the lower trial index, then to
-/// the older checkpoint: of checkpoints with one metric, the first is the best and the last is the
-/// latest.
+/// the older checkpoint. So among checkpoints with equal metrics, the first is the best and the
+/// last is the latest.
 pub fn deletable(
     policy: &CheckpointStorage,
     smaller_is_better: bool,
@@ -36,40 +36,44 @@ pub fn deletable(
 ) -> Vec<(u32, String)> {
     let mut kept = BTreeSet::new();
     let mut keep = |best: &[Candidate<'_>], num: u32| {
-        kept.extend(best.iter().take(num as usize).map(|it| (it.trial, it.place)));
+        let best = best.iter().take(num as usize);
+        kept.extend(best.map(|candidate| (candidate.trial, candidate.place)));
     };
     let mut all = Vec::new();
     for &(trial, checkpoints) in trials {
         let candidate = |(place, checkpoint)| Candidate { trial, place, checkpoint };
         let mut of_trial: Vec<_> = checkpoints.iter().enumerate().map(candidate).collect();
         all.extend_from_slice(&of_trial);
-        of_trial.sort_by_key(|it| (it.checkpoint.batches, it.place));
+        of_trial.sort_by_key(|candidate| (candidate.checkpoint.batches, candidate.place));
         of_trial.reverse();
         keep(&of_trial, policy.save_trial_latest);
         keep(&best_first(of_trial, smaller_is_better), policy.save_trial_best);
     }
     keep(&best_first(all.clone(), smaller_is_better), policy.save_experiment_best);
-    all.retain(|it| !kept.contains(&(it.trial, it.place)));
-    all.sort_by_key(|it| (it.trial, it.place));
-    all.into_iter().map(|it| (it.trial, it.checkpoint.name.clone())).collect()
+    all.retain(|candidate| !kept.contains(&(candidate.trial, candidate.place)));
+    all.sort_by_key(|candidate| (candidate.trial, candidate.place));
+    let names =
+        all.into_iter().map(|candidate| (candidate.trial, candidate.checkpoint.name.clone()));
+    names.collect()
 }
 
-/// Checkpoints to keep, beside those that the policy may keep, while a trial can still go on from
-/// them: the latest, and so many to fall back to, less one.
+/// Latest checkpoints of a trial that are always kept while its experiment runs: the one to resume
+/// from, and two to fall back to.
 const FALLBACKS: usize = 3;
 
-/// The checkpoints of a trial that may go while its experiment runs: those that [`deletable`] would
-/// delete at the end whatever is still to come, and that are too old to go back to. `checkpoints`
-/// is oldest first.
+/// Returns the names of a trial's checkpoints that may be deleted while its experiment runs.
+/// `checkpoints` is sorted oldest first.
 ///
-/// One that others of its trial beat, in the metric or in age, is beaten for good: a trial that
-/// saves for weeks keeps no more than the policy's counts and a few.
+/// [`deletable`] would delete them at the end, whatever the trial still saves, and they are not
+/// among the trial's latest three. A checkpoint that others of its trial outrank, by metric or by
+/// age, stays outranked. So a trial that saves for weeks keeps only the policy's counts and a few
+/// more.
 pub fn superfluous(
     policy: &CheckpointStorage,
     smaller_is_better: bool,
     checkpoints: &[CheckpointRecord],
 ) -> Vec<String> {
-    // Experiments that began before this bound was a rule may have more.
+    // Experiments from before `SAVE_MAX` existed may have larger counts.
     let widest = CheckpointStorage {
         save_experiment_best: 0,
         save_trial_best: policy.save_trial_best.max(policy.save_experiment_best).min(SAVE_MAX),
@@ -77,19 +81,21 @@ pub fn superfluous(
         ..policy.clone()
     };
     let old = &checkpoints[..checkpoints.len().saturating_sub(FALLBACKS)];
-    let is_old = |name: &String| old.iter().any(|it| it.name == *name);
-    let gone = deletable(&widest, smaller_is_better, &[(0, checkpoints)]);
-    gone.into_iter().map(|it| it.1).filter(is_old).collect()
+    let is_old = |name: &String| old.iter().any(|checkpoint| checkpoint.name == *name);
+    let deleted = deletable(&widest, smaller_is_better, &[(0, checkpoints)]);
+    deleted.into_iter().map(|(_, name)| name).filter(is_old).collect()
 }
 
 fn best_first(mut candidates: Vec<Candidate<'_>>, smaller_is_better: bool) -> Vec<Candidate<'_>> {
-    candidates.retain(|it| it.checkpoint.metric.is_some());
-    let loss = |it: &Candidate<'_>| {
-        let metric = it.checkpoint.metric.as_deref().and_then(number::parse);
+    candidates.retain(|candidate| candidate.checkpoint.metric.is_some());
+    let loss = |candidate: &Candidate<'_>| {
+        let metric = candidate.checkpoint.metric.as_deref().and_then(number::parse);
         let metric = metric.unwrap_or(f64::NAN);
         if smaller_is_better { metric } else { -metric }
     };
-    let tie = |it: &Candidate<'_>| (it.checkpoint.batches, it.trial, it.place);
+    let tie = |candidate: &Candidate<'_>| {
+        (candidate.checkpoint.batches, candidate.trial, candidate.place)
+    };
     candidates.sort_by(|a, b| match compare_losses(loss(a), loss(b)) {
         Ordering::Equal => tie(a).cmp(&tie(b)),
         unequal => unequal,
@@ -104,7 +110,7 @@ mod tests {
 
     use super::*;
 
-    /// A trial's checkpoints by name; batches follow the place.
+    /// Trial index, and names and metrics of its checkpoints. The position gives the batches.
     type Trial<'a> = (u32, &'a [(&'a str, Option<f64>)]);
 
     fn records(checkpoints: &[(&str, Option<f64>)]) -> Vec<CheckpointRecord> {
@@ -128,14 +134,17 @@ mod tests {
         }
     }
 
-    /// `counts` are best of the experiment, best of the trial, latest of the trial.
+    /// `counts` has `saveExperimentBest`, `saveTrialBest` and `saveTrialLatest`.
     fn check(trials: &[Trial<'_>], smaller_is_better: bool, counts: [u32; 3], expected: &str) {
         let policy = policy(counts);
-        let owned: Vec<_> = trials.iter().map(|it| (it.0, records(it.1))).collect();
-        let borrowed: Vec<_> = owned.iter().map(|it| (it.0, it.1.as_slice())).collect();
+        let owned = trials.iter().map(|(trial, checkpoints)| (*trial, records(checkpoints)));
+        let owned: Vec<_> = owned.collect();
+        let borrowed = owned.iter().map(|(trial, records)| (*trial, records.as_slice()));
+        let borrowed: Vec<_> = borrowed.collect();
         let deleted = deletable(&policy, smaller_is_better, &borrowed);
-        let mut kept: Vec<&str> = trials.iter().flat_map(|it| it.1).map(|it| it.0).collect();
-        kept.retain(|name| deleted.iter().all(|it| it.1 != *name));
+        let checkpoints = trials.iter().flat_map(|(_, checkpoints)| *checkpoints);
+        let mut kept: Vec<&str> = checkpoints.map(|(name, _)| *name).collect();
+        kept.retain(|name| deleted.iter().all(|(_, deleted)| deleted != name));
         assert_eq!(kept.join(" "), expected, "{counts:?}");
     }
 
@@ -165,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn ten_checkpoints_of_one_trial_keep_the_best_and_the_latest() {
+    fn best_and_latest_of_one_trial_are_kept() {
         let names = ["1", "2", "3", "4", "5", "6", "7", "8", "9", "10"];
         let scaled = |scale: f64| -> Vec<_> {
             (1..).zip(names).map(|(batches, name)| (name, Some(scale.powi(batches)))).collect()
@@ -176,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn ties_go_to_fewer_batches_and_nan_is_last() {
+    fn ties_prefer_fewer_batches_and_nan_is_last() {
         let nan = Some(f64::NAN);
         let trials: [Trial<'_>; 2] = [
             (0, &[("a", nan), ("b", Some(1.0)), ("c", Some(1.0))]),
@@ -191,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn every_trial_keeps_its_own_latest_even_without_a_metric() {
+    fn every_trial_keeps_its_latest_without_metric() {
         let trials: [Trial<'_>; 3] = [
             (0, &[("a", Some(0.1)), ("b", None)]),
             (1, &[("c", None), ("d", None)]),
@@ -201,16 +210,15 @@ mod tests {
     }
 
     proptest! {
-        /// Deleting early changes nothing of what is kept at the end, and always leaves enough to go
-        /// back to.
+        /// Early deletion also always keeps the latest checkpoints, to fall back to.
         #[test]
-        fn what_is_superfluous_would_not_be_kept_at_the_end(
+        fn early_deletion_does_not_change_final_retention(
             metrics in vec(option::of(0..5u8), 0..30),
             counts in array::uniform3(0..4u32),
             smaller_is_better: bool,
         ) {
             let policy = policy(counts);
-            let names: Vec<_> = (0..metrics.len()).map(|it| it.to_string()).collect();
+            let names: Vec<_> = (0..metrics.len()).map(|place| place.to_string()).collect();
             let scored: Vec<_> = names
                 .iter()
                 .zip(&metrics)
@@ -218,15 +226,15 @@ mod tests {
                 .collect();
             let all = records(&scored);
             let kept_of = |all: &[CheckpointRecord]| -> Vec<String> {
-                let gone = deletable(&policy, smaller_is_better, &[(0, all)]);
-                let is_kept = |name: &String| gone.iter().all(|it| it.1 != *name);
-                all.iter().map(|it| it.name.clone()).filter(is_kept).collect()
+                let deleted = deletable(&policy, smaller_is_better, &[(0, all)]);
+                let is_kept = |name: &String| deleted.iter().all(|(_, deleted)| deleted != name);
+                all.iter().map(|checkpoint| checkpoint.name.clone()).filter(is_kept).collect()
             };
             let mut left = Vec::new();
             for checkpoint in &all {
                 left.push(checkpoint.clone());
-                let gone = superfluous(&policy, smaller_is_better, &left);
-                left.retain(|it| !gone.contains(&it.name));
+                let deleted = superfluous(&policy, smaller_is_better, &left);
+                left.retain(|checkpoint| !deleted.contains(&checkpoint.name));
                 let num_kept = 2 * counts.iter().sum::<u32>() as usize + FALLBACKS;
                 prop_assert!(left.len() <= num_kept, "{left:?}");
             }
@@ -234,8 +242,7 @@ mod tests {
             prop_assert!(left.ends_with(&all[all.len().saturating_sub(FALLBACKS)..]));
         }
 
-        /// The best of the experiment stay and all others go, although each trial deletes its own early, without
-        /// knowing the other trials.
+        /// Each trial deletes its own checkpoints early, without knowing the other trials.
         #[test]
         fn experiment_best_survive_early_deletion(
             trials in vec(vec(option::of(0..9u8), 0..12), 0..5),
@@ -256,17 +263,20 @@ mod tests {
                         scored.push((loss, checkpoint.batches, trial, checkpoint.name.clone()));
                     }
                     kept.push(checkpoint);
-                    let gone = superfluous(&policy, smaller_is_better, &kept);
-                    kept.retain(|checkpoint| !gone.contains(&checkpoint.name));
+                    let deleted = superfluous(&policy, smaller_is_better, &kept);
+                    kept.retain(|checkpoint| !deleted.contains(&checkpoint.name));
                 }
                 left.push((trial, kept));
             }
-            let slices: Vec<_> = left.iter().map(|(trial, kept)| (*trial, kept.as_slice())).collect();
-            let gone = deletable(&policy, smaller_is_better, &slices);
+            let slices = left.iter().map(|(trial, kept)| (*trial, kept.as_slice()));
+            let slices: Vec<_> = slices.collect();
+            let deleted = deletable(&policy, smaller_is_better, &slices);
             let mut kept: Vec<(u32, String)> = left
                 .iter()
-                .flat_map(|(trial, kept)| kept.iter().map(|it| (*trial, it.name.clone())))
-                .filter(|checkpoint| !gone.contains(checkpoint))
+                .flat_map(|(trial, kept)| {
+                    kept.iter().map(|checkpoint| (*trial, checkpoint.name.clone()))
+                })
+                .filter(|checkpoint| !deleted.contains(checkpoint))
                 .collect();
             scored.sort_by(|a, b| a.partial_cmp(b).unwrap());
             let best = scored.into_iter().take(num_best as usize);

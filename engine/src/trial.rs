@@ -1,12 +1,11 @@
-//! One trial's record: attempts and restarts, what reports add to it, and what its trainer is
-//! answered.
+//! Record of one trial: attempts, restarts, reports, and directives to its trainer.
 //!
 //! ```text
 //!   next -> Start -> begin_attempt -> record_report, directive ... -> end_attempt -> next ...
 //!                                                          Close -> close -> Done
 //! ```
 //!
-//! A closed trial stays closed: nothing here changes its facts, whatever comes late.
+//! A closed trial stays closed: late events never change its facts.
 
 mod back_off;
 pub mod budget;
@@ -24,117 +23,117 @@ pub use back_off::{BackOff, BackOffLimits, back_off};
 pub use report::{Recorded, SearchedMetric, record_report};
 pub(crate) use report::{compare, compare_losses};
 
-/// Checkpoints named to an attempt: the newest one, and so many to fall back to, less one.
+/// Checkpoints offered to an attempt: the newest one, and 15 to fall back to.
 pub const RESUME_FROM_MAX: usize = 16;
 
-/// Attempts that failed by what is under the program, without a new checkpoint, after which a trial
-/// has failed.
+/// Number of infrastructure failures without a new checkpoint at which a trial fails.
 pub const INFRASTRUCTURE_ATTEMPTS_MAX: u32 = 10;
 
-/// The latest attempts whose messages are kept: a record must stay small however often a trial is
+/// Latest attempts that keep their messages. A record must stay small however often a trial is
 /// paused or lost.
 const MESSAGES_MAX: usize = 16;
 
-/// The latest attempts that are kept: whoever is paused or preempted every hour for a month has had
-/// more.
+/// Latest attempts that are kept. A trial that is preempted every hour for a month has had more.
 const ATTEMPTS_MAX: usize = 128;
-/// Why a trial has failed whose program found nothing to complain of.
-const WITHOUT_RESULT: &str = "its program exited with code 0 without having reported a validation \
-                              with the searched metric: it must train through Stoker, or exit with \
-                              another code";
+/// Message of a trial that failed although its program exited with code 0.
+const WITHOUT_RESULT: &str = "the program exited with code 0 without having reported a validation \
+                              with the searched metric; train through Stoker, or exit with another \
+                              code";
 
-/// What is recorded of a trial.
+/// Record of a trial.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct TrialRecord {
-    /// Its draw and its grants.
+    /// Sampled hyperparameters, seed and grants.
     pub spec: TrialSpec,
-    /// What has been seen of it.
+    /// Observed state: attempts, facts, metrics and checkpoints.
     #[serde(default)]
     pub status: TrialStatus,
 }
 
-/// How often a trial is tried again.
+/// Limits of restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Failures of the program after which it is still restarted; 5 means six runs.
+    /// Number of restarts after failures of the program. With 5, the sixth failure fails the trial.
     pub max_restarts: u32,
-    /// Failures of what is under it, without a new checkpoint, that fail the trial.
+    /// Number of infrastructure failures without a new checkpoint at which the trial fails.
     pub infrastructure_attempts_max: u32,
-    /// How long a restart waits.
+    /// Back-off before a restart.
     pub back_off: BackOffLimits,
 }
 
 impl Limits {
-    /// An experiment's `maxRestarts`, [`INFRASTRUCTURE_ATTEMPTS_MAX`] and the runner's back-off.
+    /// Combines an experiment's `maxRestarts`, [`INFRASTRUCTURE_ATTEMPTS_MAX`] and the runner's
+    /// back-off.
     pub fn new(max_restarts: u32, back_off: BackOffLimits) -> Self {
         let infrastructure_attempts_max = INFRASTRUCTURE_ATTEMPTS_MAX;
         Self { max_restarts, infrastructure_attempts_max, back_off }
     }
 }
 
-/// What is wanted of a trial now.
+/// Desired state of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// That it trains to the length granted.
+    /// Train to the granted length.
     Run,
-    /// Nothing more: the search stopped it, or it is cancelled.
+    /// Stop for good: the search stopped the trial, or the trial is cancelled.
     Stop,
-    /// Nothing now.
+    /// Do not run until resumed.
     Pause,
 }
 
-/// What to do with a trial now.
+/// Next step for a trial.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Begin an attempt.
     Start {
-        /// Its number.
+        /// Number of the attempt.
         attempt: u32,
-        /// Checkpoints to start from, newest first; empty to start anew.
+        /// Checkpoints to start from, newest first; empty to start from scratch.
         resume_from: Vec<CheckpointRef>,
-        /// The length granted.
+        /// Granted length.
         units: u64,
     },
-    /// An attempt is alive.
+    /// Do nothing: an attempt is alive.
     Running,
-    /// Nothing runs, and nothing is to run now: it is paused, or waits for the search's decision.
+    /// Do nothing: the trial is paused, or waits for the search's decision.
     Idle,
-    /// Nothing runs and nothing more is wanted: [`close`] it.
+    /// Call [`close`]: no attempt is alive, and none may begin.
     Close {
-        /// The cause to close it with.
+        /// Cause of the close.
         cause: CloseCause,
     },
-    /// It is closed.
+    /// Do nothing: the trial is closed.
     Done,
 }
 
-/// The length that a trial may train to.
+/// Returns the length that a trial may train to.
 pub fn granted_units(spec: &TrialSpec) -> u64 {
-    spec.grants.iter().map(|it| it.units).fold(spec.units, u64::max)
+    spec.grants.iter().map(|grant| grant.units).fold(spec.units, u64::max)
 }
 
-/// Why the trial is closed; `None` if it is not.
+/// Returns why the trial is closed; `None` if it is open.
 pub fn closed(record: &TrialRecord) -> Option<CloseCause> {
-    record.status.facts.iter().find_map(|it| match it {
+    record.status.facts.iter().find_map(|fact| match fact {
         Fact::Closed(fact) => Some(fact.cause),
         Fact::Result(_) => None,
     })
 }
 
-/// The result at a length, if there is one.
+/// Returns the result at a length, if recorded.
 pub fn result_at(record: &TrialRecord, units: u64) -> Option<&ResultFact> {
-    record.status.facts.iter().find_map(|it| match it {
+    record.status.facts.iter().find_map(|fact| match fact {
         Fact::Result(fact) if fact.units == units => Some(fact),
         Fact::Result(_) | Fact::Closed(_) => None,
     })
 }
 
-/// The attempt that is alive, if one is.
+/// Returns the number of the live attempt, if any.
 pub fn live_attempt(record: &TrialRecord) -> Option<u32> {
-    record.status.attempts.last().filter(|it| it.end.is_none()).map(|it| it.number)
+    let last = record.status.attempts.last();
+    last.filter(|attempt| attempt.end.is_none()).map(|attempt| attempt.number)
 }
 
-/// What to do with the trial now.
+/// Returns the next step for the trial.
 pub fn next(record: &TrialRecord, wanted: Wanted) -> Next {
     let units = granted_units(&record.spec);
     let has_result = result_at(record, units).is_some();
@@ -155,8 +154,8 @@ pub fn next(record: &TrialRecord, wanted: Wanted) -> Next {
     }
 }
 
-/// Records that an attempt begins. To be written before anything of the attempt exists. Does
-/// nothing where the trial is closed or an attempt with this number, or a later one, was recorded.
+/// Records that an attempt begins. The record must be written before anything of the attempt
+/// exists. Does nothing if the trial is closed, or if this attempt or a later one was recorded.
 pub fn begin_attempt(record: &mut TrialRecord, number: u32) {
     if closed(record).is_some() || number < next_attempt(record) {
         return;
@@ -166,34 +165,36 @@ pub fn begin_attempt(record: &mut TrialRecord, number: u32) {
     record.status.attempts.push(attempt);
     let num_old = record.status.attempts.len().saturating_sub(ATTEMPTS_MAX);
     record.status.attempts.drain(..num_old);
-    let num_told = record.status.attempts.len().saturating_sub(MESSAGES_MAX);
-    record.status.attempts[..num_told].iter_mut().for_each(|it| it.message = None);
+    let num_cleared = record.status.attempts.len().saturating_sub(MESSAGES_MAX);
+    record.status.attempts[..num_cleared].iter_mut().for_each(|attempt| attempt.message = None);
 }
 
-/// Records how the live attempt ended, and closes the trial where that is its end. Does nothing if
-/// no attempt is alive.
+/// Records how the live attempt ended, and closes the trial if it ends with the attempt. Does
+/// nothing if no attempt is alive.
 ///
-/// | end | what follows |
+/// | end | consequence |
 /// |---|---|
 /// | `Completed` with a result at the granted length | closed as `Completed` |
-/// | `Completed` with a validation before it | closed as `StoppedEarly` |
+/// | `Completed` with a validation before that length | closed as `StoppedEarly` |
 /// | `Completed` with neither | closed as `Failed` |
-/// | `Preempted` | runs again; counts for nothing |
+/// | `Preempted` | runs again; not counted |
 /// | `InvalidHyperparameters` | closed |
-/// | `UserError` | a restart; closed as `Failed` when there are more than `max_restarts` |
+/// | `UserError` | a restart; closed as `Failed` after more than `max_restarts` |
 /// | `Infrastructure` | runs again; closed as `Failed` at the limit without a new checkpoint |
-/// | `RunnerLost`, `NotStarted` | runs again; counts for nothing |
+/// | `RunnerLost`, `NotStarted` | runs again; not counted |
 ///
 /// A program that exits as completed before the granted length has stopped itself, as early
-/// stopping does. One that never validated has done nothing, and would do so again. Lost attempts
-/// count from the one that wrote the newest checkpoint, whatever other ends are between them.
+/// stopping does. A program that never validated has done nothing, and a restart would not help.
+/// Infrastructure failures are counted since the attempt that wrote the newest checkpoint, whatever
+/// other ends are in between.
 pub fn end_attempt(
     record: &mut TrialRecord,
     end: AttemptEnd,
     message: Option<String>,
     limits: &Limits,
 ) {
-    let Some(attempt) = record.status.attempts.last_mut().filter(|it| it.end.is_none()) else {
+    let last = record.status.attempts.last_mut();
+    let Some(attempt) = last.filter(|attempt| attempt.end.is_none()) else {
         return;
     };
     attempt.end = Some(end);
@@ -212,10 +213,10 @@ pub fn end_attempt(
                 _ if has_result => close(record, CloseCause::Completed, message),
                 Some(_) => close(record, CloseCause::StoppedEarly, message),
                 None => {
-                    let what =
-                        message.as_deref().map_or(String::new(), |it| format!("; it said: {it}"));
-                    let what = format!("{WITHOUT_RESULT}{what}");
-                    close(record, CloseCause::Failed, Some(what));
+                    let last_message = message
+                        .map_or(String::new(), |message| format!("; last message: {message}"));
+                    let text = format!("{WITHOUT_RESULT}{last_message}");
+                    close(record, CloseCause::Failed, Some(text));
                 }
             }
         }
@@ -240,7 +241,7 @@ pub fn end_attempt(
     }
 }
 
-/// Closes the trial. Does nothing if it is closed: the first cause stands.
+/// Closes the trial. Does nothing if the trial is closed: the first cause stands.
 pub fn close(record: &mut TrialRecord, cause: CloseCause, message: Option<String>) {
     if closed(record).is_some() {
         return;
@@ -255,7 +256,7 @@ pub fn close(record: &mut TrialRecord, cause: CloseCause, message: Option<String
     budget::bound_message(&mut record.status.message);
 }
 
-/// What the trainer of an attempt is told now.
+/// Returns the directive for the trainer of an attempt.
 pub fn directive(record: &TrialRecord, attempt: u32, wanted: Wanted) -> Directive {
     if closed(record).is_some() || live_attempt(record) != Some(attempt) {
         return Directive::Fenced;
@@ -270,36 +271,40 @@ pub fn directive(record: &TrialRecord, attempt: u32, wanted: Wanted) -> Directiv
     }
 }
 
-/// The attempt that wrote a checkpoint.
+/// Returns the attempt that wrote a checkpoint.
 fn attempt_of(name: &str) -> Option<u32> {
-    parse_checkpoint_name(name).map(|it| it.1)
+    parse_checkpoint_name(name).map(|(_, attempt)| attempt)
 }
 
 fn next_attempt(record: &TrialRecord) -> u32 {
-    record.status.attempts.last().map_or(0, |it| it.number.saturating_add(1))
+    record.status.attempts.last().map_or(0, |attempt| attempt.number.saturating_add(1))
 }
 
-/// Checkpoints that an attempt begun now starts from, newest first; empty to start anew.
+/// Returns the checkpoints that the next attempt starts from, newest first; empty to start from
+/// scratch.
 pub fn resume_from(record: &TrialRecord) -> Vec<CheckpointRef> {
     let newest_first = record.status.checkpoints.iter().rev().take(RESUME_FROM_MAX);
     newest_first
-        .map(|it| CheckpointRef {
-            name: it.name.clone(),
-            manifest_sha256: it.manifest_sha256.clone(),
+        .map(|checkpoint| CheckpointRef {
+            name: checkpoint.name.clone(),
+            manifest_sha256: checkpoint.manifest_sha256.clone(),
         })
         .collect()
 }
 
-/// Attempts lost to what is under the program since the one that wrote the newest checkpoint.
+/// Counts infrastructure failures since the attempt that wrote the newest checkpoint.
 fn infrastructure_attempts(record: &TrialRecord) -> u32 {
-    let written_by = record.status.checkpoints.last().and_then(|it| attempt_of(&it.name));
-    let since = record.status.attempts.iter().filter(|it| Some(it.number) > written_by);
-    since.filter(|it| it.end == Some(AttemptEnd::Infrastructure)).count() as u32
+    let newest = record.status.checkpoints.last();
+    let written_by = newest.and_then(|checkpoint| attempt_of(&checkpoint.name));
+    let is_lost = |attempt: &&Attempt| {
+        Some(attempt.number) > written_by && attempt.end == Some(AttemptEnd::Infrastructure)
+    };
+    record.status.attempts.iter().filter(is_lost).count() as u32
 }
 
 fn with_cause(what: String, cause: Option<String>) -> String {
     match cause {
-        Some(cause) => format!("{what}; the last: {cause}"),
+        Some(cause) => format!("{what}; last failure: {cause}"),
         None => what,
     }
 }

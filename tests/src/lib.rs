@@ -1,24 +1,24 @@
-//! What the checks across crates share: where things lie, and one run of `stoker`.
+//! Shared code of the cross-crate tests: paths, data sets and running `stoker`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// The repository's root: of the clone that cargo runs for, which need not be the one that this was
-/// built in.
+/// Returns the root of the repository that cargo runs in. The test may have been built in another
+/// clone.
 ///
 /// # Panics
 ///
-/// If a test is run by something other than cargo.
+/// If the test is not run by cargo.
 pub fn repository() -> PathBuf {
     let package = std::env::var_os("CARGO_MANIFEST_DIR").expect("run the tests by `cargo test`");
     Path::new(&package).parent().map(Path::to_path_buf).unwrap_or_default()
 }
 
-/// A program built with this test, such as `stoker`.
+/// Returns the path of a program of the workspace, such as `stoker`.
 ///
 /// # Panics
 ///
-/// If it was not built: tests do not build it themselves.
+/// If the program was not built. Tests do not build programs.
 pub fn program(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap_or_default();
     let path = test.ancestors().nth(2).unwrap_or(Path::new("")).join(name);
@@ -30,28 +30,28 @@ pub fn program(name: &str) -> PathBuf {
     path
 }
 
-/// The folder that holds data sets, tools and builds; scripts/env.sh says the same.
+/// Returns the directory of data sets, tools and builds. scripts/env.sh uses the same rule.
 ///
 /// # Panics
 ///
 /// If neither `STOKER_CACHE`, `XDG_CACHE_HOME` nor `HOME` is set.
 pub fn cache() -> PathBuf {
-    let set = |name| std::env::var_os(name).filter(|it| !it.is_empty()).map(PathBuf::from);
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     set("STOKER_CACHE")
-        .or_else(|| set("XDG_CACHE_HOME").map(|it| it.join("stoker")))
-        .or_else(|| set("HOME").map(|it| it.join(".cache/stoker")))
+        .or_else(|| set("XDG_CACHE_HOME").map(|path| path.join("stoker")))
+        .or_else(|| set("HOME").map(|path| path.join(".cache/stoker")))
         .expect("HOME is not set")
 }
 
-/// Reports whether scripts/fetch-data has put a data set into the cache, and records the calling test as left
-/// out otherwise.
+/// Returns whether scripts/fetch-data has downloaded a data set. If not, records the calling test
+/// as left out.
 #[track_caller]
 pub fn has_data(name: &str) -> bool {
-    let is_here = cache().join("data").join(name).is_dir();
-    if !is_here {
+    let is_cached = cache().join("data").join(name).is_dir();
+    if !is_cached {
         stoker_test_cluster::leave_out(format!("needs the data set {name}"));
     }
-    is_here
+    is_cached
 }
 
 /// Writes the files of CIFAR-10's binary version with 200 random images each, for tests that need its
@@ -82,7 +82,7 @@ pub fn write_random_cifar10(folder: &Path) {
     }
 }
 
-/// `stoker` with arguments, not started yet. It starts with default signal dispositions: the tests
+/// Returns a command that runs `stoker` with default signal dispositions, because the tests
 /// themselves may run under `nohup`.
 pub fn stoker<I: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = I>) -> Command {
     let mut command = Command::new("env");
@@ -90,7 +90,7 @@ pub fn stoker<I: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = I>)
     command
 }
 
-/// Standard output and error of a finished program, for messages.
+/// Formats the status and the output of a finished program, for assertion messages.
 pub fn said(output: &Output) -> String {
     format!(
         "{}\n--- stdout\n{}\n--- stderr\n{}",

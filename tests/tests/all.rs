@@ -1,6 +1,6 @@
-//! Checks across crates, in one program so that it links once.
+//! Cross-crate tests, in one program that links once.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue panics")]
 
 mod architecture;
 mod chart;

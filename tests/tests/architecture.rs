@@ -1,11 +1,11 @@
-//! The shape of the house: who may depend on whom, and what every file begins with.
+//! Rules for the workspace: dependencies between packages, and the form of source files.
 
 use std::path::PathBuf;
 use std::process::Command;
 
 use stoker_tests::{repository, said};
 
-/// Packages that each of ours must not link, directly or through others, and why.
+/// Packages that each package of the workspace must not link, directly or indirectly, and why.
 const FORBIDDEN: &[(&str, &[&str], &str)] = &[
     ("stoker-api", &["tokio", "kube", "k8s-openapi", "stoker-engine"], "api is a leaf"),
     ("stoker-engine", &["tokio", "kube", "k8s-openapi", "rand", "burn"], "engine is pure"),
@@ -17,7 +17,7 @@ const FORBIDDEN: &[(&str, &[&str], &str)] = &[
     (
         "stoker-examples",
         &["kube", "kube-core", "k8s-openapi", "schemars"],
-        "nor does the stock trainer",
+        "the stock trainer does not know Kubernetes either",
     ),
     ("stoker", &["burn", "stoker-trainer"], "the command line does not train"),
     (
@@ -39,13 +39,13 @@ fn dependencies_point_one_way() {
         assert!(output.status.success(), "{}", said(&output));
         let tree = String::from_utf8(output.stdout).unwrap();
         for forbidden in *forbidden {
-            let linked = tree.lines().any(|it| it.split(' ').next() == Some(forbidden));
+            let linked = tree.lines().any(|line| line.split(' ').next() == Some(forbidden));
             assert!(!linked, "{package} links {forbidden}, but {why}");
         }
     }
 }
 
-/// All Rust sources that are ours.
+/// Returns all Rust source files of the repository.
 fn sources() -> Vec<PathBuf> {
     let output = Command::new("git")
         .args(["ls-files", "--cached", "--others", "--exclude-standard", "*.rs"])
@@ -54,48 +54,47 @@ fn sources() -> Vec<PathBuf> {
         .unwrap();
     assert!(output.status.success(), "{}", said(&output));
     let names = String::from_utf8(output.stdout).unwrap();
-    let files: Vec<_> =
-        names.lines().map(|it| repository().join(it)).filter(|it| it.exists()).collect();
+    let paths = names.lines().map(|name| repository().join(name));
+    let files: Vec<_> = paths.filter(|path| path.exists()).collect();
     assert!(files.len() > 20, "git lists only {} sources", files.len());
     files
 }
 
 #[test]
-fn every_file_says_what_it_is_for() {
+fn every_file_starts_with_a_module_comment() {
     for path in sources() {
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(
             text.starts_with("//! "),
-            "{}:1: a file opens with a `//!` line saying what it is for",
+            "{}:1: the module comment is missing; start the file with a `//!` line",
             path.display()
         );
     }
 }
 
 #[test]
-fn no_file_grows_beyond_reading() {
+fn files_have_at_most_500_lines_before_tests() {
     for path in sources() {
         let text = std::fs::read_to_string(&path).unwrap();
-        let lines = text.lines().take_while(|it| *it != "#[cfg(test)]").count();
-        assert!(lines <= 500, "{}: {lines} lines before its tests; split it", path.display());
+        let lines = text.lines().take_while(|line| *line != "#[cfg(test)]").count();
+        assert!(lines <= 500, "{}: {lines} lines before its tests; split the file", path.display());
     }
 }
 
-/// Files with unsafe code, each with the decision that says why.
+/// Files with unsafe code, each with the decision record that explains it.
 const UNSAFE: [(&str, &str); 2] = [
     ("trainer/src/cache/map.rs", "docs/decisions/0021-dataset-cache.md"),
     ("trainer/src/collective/nccl/library.rs", "docs/decisions/0015-gpus.md"),
 ];
 
 #[test]
-fn unsafe_code_stays_out() {
+fn unsafe_code_needs_a_decision_record() {
     for (file, decision) in UNSAFE {
         let text = std::fs::read_to_string(repository().join(decision)).unwrap();
-        assert!(text.contains("unsafe"), "{decision} does not say why {file} is unsafe");
+        assert!(text.contains("unsafe"), "{decision} does not explain why {file} is unsafe");
     }
-    for path in
-        sources().into_iter().filter(|it| !UNSAFE.iter().any(|(file, _)| it.ends_with(file)))
-    {
+    let is_exempt = |path: &PathBuf| UNSAFE.iter().any(|(file, _)| path.ends_with(file));
+    for path in sources().into_iter().filter(|path| !is_exempt(path)) {
         let text = std::fs::read_to_string(&path).unwrap();
         let word = concat!("unsafe", " {");
         assert!(!text.contains(word), "{}: unsafe code needs a decision record", path.display());

@@ -1,4 +1,4 @@
-//! The chart, as helm renders it: what is installed, what is refused, what the operator may do.
+//! Checks the rendered chart: installed objects, refused values, permissions of the operator.
 
 mod install;
 mod rights;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use stoker_tests::{cache, program, repository, said};
 
-/// Every value that changes which objects there are, or what is in them, set to something else.
+/// A non-default value for every setting that changes an object or its contents.
 const EVERYTHING: &str = r#"
 image: { repository: example/operator, tag: "7" }
 imagePullSecrets: [{ name: registry }]
@@ -48,24 +48,26 @@ pdb: { enabled: false }
 serviceMonitor: { enabled: true, labels: { release: prometheus } }
 "#;
 
-/// Path of helm; `None`, with the test recorded as left out, if helm is missing and tests of clusters are off.
+/// Returns the path of helm. Returns `None` and records the test as left out if helm is missing and
+/// cluster tests are off.
 #[track_caller]
 fn helm() -> Option<PathBuf> {
     let named = std::env::var_os("STOKER_HELM").map(PathBuf::from);
     let tools = std::fs::read_dir(cache().join("tools")).into_iter().flatten().flatten();
+    let is_cluster = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with("cluster-");
     let built = tools
-        .map(|it| it.path())
-        .filter(|it| it.file_name().is_some_and(|it| it.to_string_lossy().starts_with("cluster-")));
+        .map(|entry| entry.path())
+        .filter(|path| path.file_name().is_some_and(is_cluster))
+        .map(|path| path.join("helm"));
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let installed = std::env::split_paths(&path).map(|it| it.join("helm"));
-    let mut places = named.into_iter().chain(built.map(|it| it.join("helm"))).chain(installed);
-    let found = places.find(|it| it.is_file());
+    let installed = std::env::split_paths(&path).map(|folder| folder.join("helm"));
+    let helm = named.into_iter().chain(built).chain(installed).find(|path| path.is_file());
     assert!(
-        found.is_some() || !stoker_test_cluster::wanted(),
-        "helm is missing; run scripts/fetch-cluster, name it by STOKER_HELM, or switch these tests \
-         off by STOKER_TEST_CLUSTER=off"
+        helm.is_some() || !stoker_test_cluster::wanted(),
+        "helm is missing; run scripts/fetch-cluster, set STOKER_HELM to its path, or turn cluster \
+         tests off with STOKER_TEST_CLUSTER=off"
     );
-    found
+    helm
 }
 
 /// Runs helm on the chart, for the release `stoker` unless `arguments` name another.
@@ -86,7 +88,7 @@ fn run(helm: &Path, arguments: &[&str], values: &str) -> Output {
         .unwrap()
 }
 
-/// What is rendered for the release `stoker` in the namespace `123`, as text.
+/// Returns the rendered chart for the release `stoker` in the namespace `123`.
 fn rendered(values: &str) -> Option<String> {
     let helm = helm()?;
     let arguments = ["template", "stoker", "charts/stoker", "--namespace", "123"];
@@ -95,33 +97,37 @@ fn rendered(values: &str) -> Option<String> {
     Some(String::from_utf8(output.stdout).unwrap())
 }
 
-/// The objects of [`rendered`]; none if helm is missing and may be.
+/// Returns the objects of [`rendered`]; none if helm is missing and cluster tests are off.
 fn objects(values: &str) -> Vec<Value> {
     let text = rendered(values).unwrap_or_default();
     let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
-    documents.into_iter().filter(|it| !it.is_null()).collect()
+    documents.into_iter().filter(|document| !document.is_null()).collect()
 }
 
 fn of_kind<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
-    objects.iter().filter(|it| it["kind"] == kind).collect()
+    objects.iter().filter(|object| object["kind"] == kind).collect()
 }
 
-/// All strings `KIND NAME` of objects.
+/// Returns `KIND NAMESPACE/NAME` of each object, or `KIND NAME` without a namespace.
 fn names(objects: &[Value]) -> BTreeSet<String> {
-    let name = |it: &Value| {
-        let namespace = it["metadata"]["namespace"].as_str().map(|it| format!("{it}/"));
-        let name = it["metadata"]["name"].as_str().unwrap();
-        format!("{} {}{name}", it["kind"].as_str().unwrap(), namespace.unwrap_or_default())
+    let name = |object: &Value| {
+        let kind = object["kind"].as_str().unwrap();
+        let name = object["metadata"]["name"].as_str().unwrap();
+        match object["metadata"]["namespace"].as_str() {
+            Some(namespace) => format!("{kind} {namespace}/{name}"),
+            None => format!("{kind} {name}"),
+        }
     };
     objects.iter().map(name).collect()
 }
 
 fn role<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
-    let found = of_kind(objects, kind).into_iter().find(|it| it["metadata"]["name"] == name);
-    found.unwrap_or_else(|| panic!("no {kind} {name} in {:?}", names(objects)))
+    let mut candidates = of_kind(objects, kind).into_iter();
+    let role = candidates.find(|object| object["metadata"]["name"] == name);
+    role.unwrap_or_else(|| panic!("no {kind} {name} in {:?}", names(objects)))
 }
 
-/// A file of the repository.
+/// Reads a file of the repository.
 fn read(path: &str) -> String {
     std::fs::read_to_string(repository().join(path)).unwrap()
 }
@@ -131,12 +137,12 @@ fn check_objects(values: &str, expected: &[&str]) {
     if helm().is_none() {
         return;
     }
-    let expected = expected.iter().map(|it| (*it).to_owned()).collect();
+    let expected = expected.iter().map(|name| (*name).to_owned()).collect();
     assert_eq!(names(&objects(values)), expected);
 }
 
 #[test]
-fn the_defaults_install_one_operator_for_all_namespaces() {
+fn defaults_install_one_cluster_wide_operator() {
     check_objects(
         "",
         &[
@@ -162,7 +168,7 @@ fn the_defaults_install_one_operator_for_all_namespaces() {
 }
 
 #[test]
-fn every_object_can_be_had_or_left_out() {
+fn values_add_and_remove_objects() {
     check_objects(
         EVERYTHING,
         &[
@@ -185,7 +191,7 @@ fn every_object_can_be_had_or_left_out() {
 }
 
 #[test]
-fn helm_finds_nothing_to_complain_about() {
+fn helm_lint_passes() {
     let Some(helm) = helm() else { return };
     for values in ["", EVERYTHING] {
         let output = run(&helm, &["lint", "--strict", "charts/stoker"], values);
@@ -200,11 +206,11 @@ fn arguments(objects: &[Value]) -> Vec<String> {
 }
 
 #[test]
-fn the_operator_is_told_every_value() {
+fn every_value_reaches_the_operator() {
     if helm().is_none() {
         return;
     }
-    let told = arguments(&objects(EVERYTHING));
+    let arguments_of_all = arguments(&objects(EVERYTHING));
     let expected = [
         "run",
         "--lease-name=stoker-operator",
@@ -232,18 +238,19 @@ fn the_operator_is_told_every_value() {
         "--log-format=text",
         "--log-level=info,kube=debug",
     ];
-    assert_eq!(told, expected);
-    let unset = arguments(&objects(""));
-    assert!(!unset.iter().any(|it| it.contains("storage") || it.contains("watch")), "{unset:?}");
+    assert_eq!(arguments_of_all, expected);
+    let defaults = arguments(&objects(""));
+    let is_unset = |flag: &String| !flag.contains("storage") && !flag.contains("watch");
+    assert!(defaults.iter().all(is_unset), "{defaults:?}");
 }
 
 #[test]
-fn the_operator_understands_what_it_is_told() {
+fn the_operator_accepts_its_arguments() {
     if helm().is_none() {
         return;
     }
     for values in ["", EVERYTHING] {
-        // Help is given only if all before it is understood.
+        // The operator prints its help only if all arguments before `--help` are valid.
         let mut operator = Command::new(program("stoker-operator"));
         let output = operator.args(arguments(&objects(values))).arg("--help").output().unwrap();
         let text = said(&output);
@@ -252,7 +259,7 @@ fn the_operator_understands_what_it_is_told() {
 }
 
 #[test]
-fn a_name_of_digits_stays_a_name() {
+fn numeric_names_stay_strings() {
     let objects = objects(EVERYTHING);
     for object in &objects {
         let namespace = &object["metadata"]["namespace"];
@@ -268,16 +275,16 @@ fn a_name_of_digits_stays_a_name() {
     }
 }
 
-/// The checksum that the operator's pods carry of a Secret's data.
+/// Computes the checksum of a Secret's data, as in the annotations of the operator's pods.
 fn checksum(secret: &Value) -> String {
     let data: BTreeMap<String, String> = serde_json::from_value(secret["data"].clone()).unwrap();
     let name = secret["metadata"]["name"].as_str().unwrap();
     let text = format!(r#"{{"data":{},"name":"{name}"}}"#, serde_json::to_string(&data).unwrap());
-    Sha256::digest(text).iter().map(|it| format!("{it:02x}")).collect()
+    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[test]
-fn a_changed_secret_rolls_the_pods_and_nothing_else_does() {
+fn pods_carry_checksums_of_their_secrets() {
     let objects = objects("");
     for deployment in of_kind(&objects, "Deployment") {
         let annotations = &deployment["spec"]["template"]["metadata"]["annotations"];
@@ -288,7 +295,7 @@ fn a_changed_secret_rolls_the_pods_and_nothing_else_does() {
 }
 
 #[test]
-fn what_holds_data_is_kept_when_the_chart_is_uninstalled() {
+fn uninstall_keeps_definitions_and_secrets() {
     for object in objects("") {
         let is_kept = object["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep";
         let holds_data = object["kind"] == "CustomResourceDefinition" || object["kind"] == "Secret";
@@ -297,9 +304,9 @@ fn what_holds_data_is_kept_when_the_chart_is_uninstalled() {
 }
 
 #[test]
-fn the_definitions_are_those_of_the_types() {
-    for mut object in objects("").into_iter().filter(|it| it["kind"] == "CustomResourceDefinition")
-    {
+fn chart_definitions_match_the_generated_ones() {
+    let is_definition = |object: &Value| object["kind"] == "CustomResourceDefinition";
+    for mut object in objects("").into_iter().filter(is_definition) {
         object["metadata"].as_object_mut().unwrap().remove("annotations");
         let plural = object["spec"]["names"]["plural"].as_str().unwrap();
         let expected: Value =
@@ -309,11 +316,11 @@ fn the_definitions_are_those_of_the_types() {
 }
 
 #[test]
-fn the_door_opens_to_trial_pods_alone() {
+fn only_trial_and_job_pods_may_report() {
     let from = |values: &str| {
         let objects = objects(values);
         let policy = of_kind(&objects, "NetworkPolicy");
-        policy.first().map(|it| it["spec"]["ingress"][0].clone())
+        policy.first().map(|policy| policy["spec"]["ingress"][0].clone())
     };
     let Some(all) = from("") else { return };
     assert_eq!(all["ports"], json!([{ "port": 8443, "protocol": "TCP" }]));
@@ -328,7 +335,7 @@ fn the_door_opens_to_trial_pods_alone() {
 }
 
 #[test]
-fn the_notes_name_an_experiment_that_is_there() {
+fn notes_refer_to_an_existing_example() {
     let Some(helm) = helm() else { return };
     let arguments = ["install", "stoker", "charts/stoker", "--dry-run=client"];
     let output = run(&helm, &arguments, "");

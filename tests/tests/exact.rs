@@ -1,4 +1,4 @@
-//! The stock trainer alone, in processes of its own: resumed to the bit, and clear about what is wrong.
+//! The stock trainer as a standalone process: bit-identical resumption and clear errors.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -35,31 +35,31 @@ fn train(folder: &Path, batches: u32, more: &[&str]) -> Output {
     output
 }
 
-/// The files of the only checkpoint at `batches`, but for the manifest, which names the attempt.
+/// Returns the files of a checkpoint, except the manifest, which contains the attempt.
 fn files(folder: &Path, name: &str) -> BTreeMap<String, Vec<u8>> {
     let folder = folder.join("trial/checkpoints").join(name);
     let entries = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{folder:?}: {error}"));
-    let all = entries.map(|it| it.unwrap().path()).map(|path| {
+    let all = entries.map(|entry| entry.unwrap().path()).map(|path| {
         (path.file_name().unwrap().to_str().unwrap().to_owned(), std::fs::read(path).unwrap())
     });
     all.filter(|(name, _)| name != "manifest.json").collect()
 }
 
-/// Compares without printing megabytes.
+/// Compares the files of two checkpoints. On failure, prints names instead of megabytes.
 #[track_caller]
-fn check_same(got: &BTreeMap<String, Vec<u8>>, want: &BTreeMap<String, Vec<u8>>) {
-    assert!(got.keys().eq(want.keys()), "{:?} {:?}", got.keys(), want.keys());
+fn check_same(actual: &BTreeMap<String, Vec<u8>>, expected: &BTreeMap<String, Vec<u8>>) {
+    assert!(actual.keys().eq(expected.keys()), "{:?} {:?}", actual.keys(), expected.keys());
     assert!(
-        got.contains_key("model.bpk") && got.contains_key("optimizers.bpk"),
+        actual.contains_key("model.bpk") && actual.contains_key("optimizers.bpk"),
         "{:?}",
-        got.keys()
+        actual.keys()
     );
-    for (name, bytes) in got {
-        assert!(bytes == &want[name], "{name} differs");
+    for (name, bytes) in actual {
+        assert!(bytes == &expected[name], "{name} differs");
     }
 }
 
-/// Rows of metrics without the time of day and the attempt, by batch and group.
+/// Returns the metric rows without time and attempt, by group and batch.
 fn rows(folder: &Path) -> BTreeMap<String, String> {
     let mut rows = BTreeMap::new();
     for entry in std::fs::read_dir(folder.join("trial/metrics")).unwrap() {
@@ -73,22 +73,22 @@ fn rows(folder: &Path) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn ten_and_ten_batches_in_two_processes_are_twenty_in_one() {
+fn resume_in_a_new_process_is_bit_identical() {
     let (straight, stopped) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     train(straight.path(), 20, &[]);
     train(stopped.path(), 10, &[]);
     train(stopped.path(), 20, &[]);
 
-    let want = files(straight.path(), "000000000020-0");
-    check_same(&files(stopped.path(), "000000000020-1"), &want);
-    let (mut got, want) = (rows(stopped.path()), rows(straight.path()));
-    assert!(got.remove("\"validation\" 10").is_some(), "the end at batch 10 is validated: {got:?}");
-    assert_eq!(got, want);
-    assert_eq!(want.len(), 5, "four rows of training and one of validation: {want:?}");
+    let expected = files(straight.path(), "000000000020-0");
+    check_same(&files(stopped.path(), "000000000020-1"), &expected);
+    let (mut actual, expected) = (rows(stopped.path()), rows(straight.path()));
+    assert!(actual.remove("\"validation\" 10").is_some(), "no validation at batch 10: {actual:?}");
+    assert_eq!(actual, expected);
+    assert_eq!(expected.len(), 5, "four training rows and one validation row: {expected:?}");
 }
 
 #[test]
-fn a_truncated_checkpoint_gives_way_to_the_one_before() {
+fn truncated_checkpoints_are_skipped() {
     let (straight, broken) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     train(straight.path(), 20, &[]);
     train(broken.path(), 10, &["--save-batches=5", "--save-trial-latest=2"]);
@@ -104,7 +104,7 @@ fn a_truncated_checkpoint_gives_way_to_the_one_before() {
     check_same(&files(broken.path(), "000000000020-1"), &files(straight.path(), "000000000020-0"));
 }
 
-/// Runs the iris example in some way that cannot work and compares exit code and a part of the error.
+/// Runs the iris example with invalid settings and checks the exit code and a part of the error.
 #[track_caller]
 fn check_error(arguments: &[&str], cache: Option<&str>, code: i32, part: &str) {
     let mut command = Command::new(program("stoker-trainer"));
@@ -117,7 +117,7 @@ fn check_error(arguments: &[&str], cache: Option<&str>, code: i32, part: &str) {
 }
 
 #[test]
-fn each_mistake_is_named_with_its_remedy() {
+fn user_errors_name_the_cause() {
     if !has_data("iris") {
         return;
     }

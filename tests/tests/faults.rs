@@ -1,9 +1,10 @@
-//! What is under a run fails, or its file is wrong: the end is clear.
+//! Infrastructure failures and user errors end a run with a clear message.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use serde_json::Value;
 use stoker_test_cluster::has_root;
 use stoker_tests::{cache, has_data, repository, said, write_random_cifar10};
 
@@ -12,7 +13,7 @@ use crate::interrupted::trials;
 use crate::proxy::Proxy;
 use crate::readers::{run_in_bucket, s3_server};
 
-/// A small file system of its own, gone with the test. Mounting one needs root.
+/// A small separate file system. Dropping it unmounts it. Mounting needs root.
 struct SmallDisk(PathBuf);
 
 impl SmallDisk {
@@ -38,7 +39,7 @@ fn example(name: &str) -> PathBuf {
 }
 
 #[test]
-fn a_full_disk_ends_the_run_and_names_the_remedy() {
+fn full_disks_are_reported_with_a_remedy() {
     if !has_root("mounting a file system") {
         return;
     }
@@ -57,7 +58,7 @@ fn a_full_disk_ends_the_run_and_names_the_remedy() {
 }
 
 #[test]
-fn a_file_with_mistakes_is_refused_with_all_of_them() {
+fn invalid_files_are_refused_with_all_errors() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("wrong.yaml");
     let text = std::fs::read_to_string(example("iris")).unwrap();
@@ -68,24 +69,24 @@ fn a_file_with_mistakes_is_refused_with_all_of_them() {
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     let text = said(&output);
     for part in ["metrik", "metric", "maxTrials"] {
-        assert!(text.contains(part), "{part} is not named: {text}");
+        assert!(text.contains(part), "{part} is not in: {text}");
     }
 }
 
-/// Runs the iris example with `set` and expects its end, with the exit code and all of `parts` said.
+/// Runs the iris example with `set`, and checks the exit code and that the output contains `parts`.
 #[track_caller]
 fn check_iris(set: &[&str], code: i32, parts: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
-    let set: Vec<&str> = set.iter().flat_map(|it| ["--set", it]).collect();
+    let set: Vec<&str> = set.iter().flat_map(|set| ["--set", set]).collect();
     let output = run(&example("iris"), folder.path(), &set);
     assert_eq!(output.status.code(), Some(code), "{}", said(&output));
     let text = said(&output);
     for part in parts {
-        assert!(text.contains(part), "{part:?} is not said: {text}");
+        assert!(text.contains(part), "{part:?} is not in: {text}");
     }
 }
 
-/// A folder with the iris data, changed.
+/// Returns a directory with the iris data, changed.
 fn irises(change: impl FnOnce(String) -> String) -> tempfile::TempDir {
     let mut text = String::new();
     let packed = std::fs::File::open(cache().join("data/iris/iris.csv.gz")).unwrap();
@@ -96,7 +97,7 @@ fn irises(change: impl FnOnce(String) -> String) -> tempfile::TempDir {
 }
 
 #[test]
-fn data_that_cannot_be_trained_on_is_named_with_the_remedy() {
+fn unusable_data_is_named_in_the_error() {
     if !has_data("iris") {
         return;
     }
@@ -105,9 +106,9 @@ fn data_that_cannot_be_trained_on_is_named_with_the_remedy() {
         let data = format!("data={{root: {}{more}}}", folder.display());
         check_iris(&[once, &data], 1, parts);
     };
-    let whole = irises(|text| text);
+    let complete = irises(|text| text);
     let hash = format!(", sha256: {{iris.csv: \"{}\"}}", "0".repeat(64));
-    check(whole.path(), &hash, &["iris.csv", "SHA-256", &"0".repeat(64)]);
+    check(complete.path(), &hash, &["iris.csv", "SHA-256", &"0".repeat(64)]);
     check(Path::new("/no/such/folder"), "", &["/no/such/folder/iris.csv", "data.root"]);
     let header = irises(|text| text.lines().next().unwrap().to_owned() + "\n");
     check(header.path(), "", &["iris.csv", "at least one row"]);
@@ -118,14 +119,14 @@ fn data_that_cannot_be_trained_on_is_named_with_the_remedy() {
 }
 
 #[test]
-fn losses_that_are_nan_rank_last() {
+fn nan_losses_rank_last() {
     if !has_data("iris") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
     let set = [
         "--set",
-        // One rate to learn with, one that blows up.
+        // With the first rate the model learns, with the second it diverges.
         "hyperparameters.learning_rate={log: {min: -2, max: 38, count: 2}}",
         "--set",
         "searcher={metric: validation_loss, maxLength: {epochs: 2}, grid: {}}",
@@ -134,13 +135,13 @@ fn losses_that_are_nan_rank_last() {
     assert!(output.status.success(), "{}", said(&output));
     let line = last_line(&output);
     assert_eq!(line["best"]["hyperparameters"]["learning_rate"], 0.01, "{line}");
-    let found: Vec<_> = trials(folder.path()).into_values().collect();
-    let results = found.iter().map(|it| it["facts"][0]["result"]["metric"].as_str().unwrap());
-    assert_eq!(results.filter(|it| *it == "NaN").count(), 1, "{found:?}");
+    let trials: Vec<_> = trials(folder.path()).into_values().collect();
+    let metric = |trial: &Value| trial["facts"][0]["result"]["metric"].clone();
+    assert_eq!(trials.iter().map(metric).filter(|metric| metric == "NaN").count(), 1, "{trials:?}");
 }
 
 #[test]
-fn a_store_that_fails_one_request_in_twenty_changes_nothing() {
+fn failing_store_requests_change_no_result() {
     if !has_data("iris") {
         return;
     }
@@ -150,27 +151,27 @@ fn a_store_that_fails_one_request_in_twenty_changes_nothing() {
     let seed = ["--set", "reproducibility={experimentSeed: 5}"];
     let often = ["--set", "minCheckpointPeriod={batches: 20}"];
     let set = [seed, often].concat();
-    let mut found = vec![];
+    let mut outcomes = vec![];
     for (name, port) in [("good", server.port), ("bad", proxy.port)] {
         let state = folder.path().join(name);
         let root = format!("s3://runs/{name}");
         let output = run_in_bucket(&root, port, &state, &set);
         assert!(output.status.success(), "{}", said(&output));
         let local = std::fs::read_dir(state.join("stoker")).unwrap().flatten().next().unwrap();
-        found.push(trials(&local.path()));
+        outcomes.push(trials(&local.path()));
     }
     let (requests, failed) = proxy.counts();
     assert!(failed >= 20, "only {failed} of {requests} requests failed");
-    assert_eq!(found[0], found[1]);
+    assert_eq!(outcomes[0], outcomes[1]);
 }
 
 #[test]
-fn without_a_free_port_the_run_says_so() {
+fn a_missing_free_port_is_reported() {
     if !has_root("a network namespace") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    // In a network of its own, with one port to give and that one taken.
+    // A separate network namespace has only one ephemeral port, which is already in use.
     let script = r#"
         ip link set lo up
         echo 40000 40000 > /proc/sys/net/ipv4/ip_local_port_range

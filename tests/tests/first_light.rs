@@ -1,4 +1,4 @@
-//! The main job, whole: an experiment file goes in, real data is trained on, the best trial comes out.
+//! End-to-end runs of `stoker run` on real data: from an experiment file to the best trial.
 
 use std::path::Path;
 use std::process::Output;
@@ -6,19 +6,19 @@ use std::process::Output;
 use serde_json::Value;
 use stoker_tests::{has_data, program, repository, said, stoker};
 
-/// Runs an experiment file to its end.
+/// Runs an experiment file to completion.
 pub(crate) fn run(file: &Path, root: &Path, more: &[&str]) -> Output {
     stoker(["run", "--output", "json", "--root"]).arg(root).arg(file).args(more).output().unwrap()
 }
 
-/// The last line that `stoker run --output json` printed.
+/// Parses the last line that `stoker run --output json` printed.
 pub(crate) fn last_line(output: &Output) -> Value {
     let text = String::from_utf8_lossy(&output.stdout);
     let line = text.lines().last().unwrap_or_else(|| panic!("no output: {}", said(output)));
     serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {}", said(output)))
 }
 
-/// Trains an example and compares the best trial's searched metric with what it should reach.
+/// Trains an example and checks that the best trial's searched metric is at least `accuracy`.
 #[track_caller]
 fn check(file: &str, accuracy: f64) {
     let data = file.split('/').next().unwrap();
@@ -57,7 +57,7 @@ fn cifar10_subset_reaches_50_percent() {
 }
 
 #[test]
-fn several_ranks_on_one_machine_train_what_one_does() {
+fn four_local_ranks_match_one_rank() {
     if !has_data("mnist") {
         return;
     }
@@ -67,7 +67,7 @@ fn several_ranks_on_one_machine_train_what_one_does() {
         let root = tempfile::tempdir().unwrap();
         let ranks = format!("resources.slotsPerTrial={ranks}");
         let sets = [&*ranks, "hyperparameters.dropout=0", "searcher.maxLength.epochs=1"];
-        let sets: Vec<&str> = sets.iter().flat_map(|it| ["--set", it]).collect();
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
         let output = run(&file, root.path(), &sets);
         assert!(output.status.success(), "{ranks}: {}", said(&output));
         let line = last_line(&output);
@@ -75,24 +75,24 @@ fn several_ranks_on_one_machine_train_what_one_does() {
         line["best"]["metric"].as_str().unwrap().parse().unwrap()
     };
     let (one, four) = (accuracy(1), accuracy(4));
-    // Rounding may decide on a sample or two of ten thousand.
+    // Rounding may change the predictions of one or two of the 10,000 samples.
     assert!((one - four).abs() < 3e-4 && one > 0.9, "{one} {four}");
 }
 
 #[test]
-fn a_program_is_tried_in_all_its_parts_and_nothing_stays() {
+fn test_mode_runs_all_stages_and_cleans_up() {
     if !has_data("mnist") {
         return;
     }
     program("stoker-trainer");
     let file = repository().join("examples/mnist/random.yaml");
     let root = tempfile::tempdir().unwrap();
-    let tried = |more: &[&str]| {
+    let run_test = |more: &[&str]| {
         let run =
             stoker(["run", "--test", "--root"]).arg(root.path()).arg(&file).args(more).output();
         run.unwrap()
     };
-    let output = tried(&["--set", "resources.slotsPerTrial=2"]);
+    let output = run_test(&["--set", "resources.slotsPerTrial=2"]);
     assert!(output.status.success(), "{}", said(&output));
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(
@@ -102,16 +102,16 @@ fn a_program_is_tried_in_all_its_parts_and_nothing_stays() {
     let left = walk(root.path());
     assert!(left.is_empty(), "{left:?}");
 
-    let output = tried(&["--set", "hyperparameters.dropout=2"]);
+    let output = run_test(&["--set", "hyperparameters.dropout=2"]);
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     let text = said(&output);
     assert!(text.contains("trial 0 failed: test: "), "{text}");
 }
 
-/// Files below a folder.
+/// Returns all files below a directory.
 fn walk(folder: &Path) -> Vec<std::path::PathBuf> {
-    let entries = std::fs::read_dir(folder).unwrap().map(|it| it.unwrap().path());
-    let (folders, mut files): (Vec<_>, Vec<_>) = entries.partition(|it| it.is_dir());
-    files.extend(folders.iter().flat_map(|it| walk(it)));
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let (folders, mut files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
+    files.extend(folders.iter().flat_map(|folder| walk(folder)));
     files
 }

@@ -1,5 +1,5 @@
-//! The images that are made without a container engine: whole, repeatable, and as the Dockerfiles
-//! say.
+//! Checks the images that scripts/build-images builds without a container engine: contents,
+//! reproducibility, and agreement with the Dockerfiles.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -13,7 +13,7 @@ fn run(command: &mut Command) -> Output {
     output
 }
 
-/// Makes the trainer's image in `folder`, with a bundle of its own so that nothing is fetched.
+/// Builds the trainer's image in `folder`. A local CA bundle avoids a download.
 fn build(folder: &Path) -> std::path::PathBuf {
     std::fs::write(folder.join("bundle.pem"), "no authority\n").unwrap();
     let mut command = Command::new(repository().join("scripts/build-images"));
@@ -32,7 +32,7 @@ fn read_json(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-/// The image's configuration, and its files unpacked into `root`.
+/// Returns the manifest and the configuration of an image, and unpacks its files into `root`.
 fn open(archive: &Path, folder: &Path, root: &Path) -> (Value, Value) {
     unpack(archive, folder);
     let manifest = read_json(&folder.join("manifest.json"))[0].clone();
@@ -44,17 +44,17 @@ fn open(archive: &Path, folder: &Path, root: &Path) -> (Value, Value) {
 }
 
 #[test]
-fn the_same_program_gives_the_same_bytes() {
+fn image_builds_are_reproducible() {
     if !has_data("iris") {
         return;
     }
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let [one, two] = folders.each_ref().map(|it| std::fs::read(build(it.path())).unwrap());
-    assert!(one == two);
+    let [one, two] = folders.each_ref().map(|folder| std::fs::read(build(folder.path())).unwrap());
+    assert!(one == two, "two builds of the same program differ");
 }
 
 #[test]
-fn an_image_holds_a_program_that_runs_and_no_shell() {
+fn images_contain_a_working_program_and_no_shell() {
     if !has_data("iris") {
         return;
     }
@@ -75,7 +75,7 @@ fn an_image_holds_a_program_that_runs_and_no_shell() {
     assert_runs(&root);
 }
 
-/// Starts the image's program by the image's loader, with the image's libraries alone.
+/// Checks that the image's program starts with only the image's loader and libraries.
 fn assert_runs(root: &Path) {
     let inside = |path: &str| root.join(path.trim_start_matches('/'));
     let program = inside("/usr/local/bin/stoker-trainer");
@@ -85,32 +85,32 @@ fn assert_runs(root: &Path) {
     let folders: Vec<_> = std::fs::read_dir(inside("/lib"))
         .unwrap()
         .flatten()
-        .map(|it| it.path())
-        .filter(|it| it.is_dir())
-        .map(|it| it.display().to_string())
+        .map(|entry| entry.path())
+        .filter(|path| path.is_dir())
+        .map(|path| path.display().to_string())
         .collect();
-    let started = |option: Option<&str>, argument: Option<&str>| {
+    let start = |option: Option<&str>, argument: Option<&str>| {
         let mut command = Command::new(inside(loader));
         command.args(["--inhibit-cache", "--library-path", &folders.join(":")]);
         run(command.args(option).arg(&program).args(argument))
     };
-    let listed = String::from_utf8(started(Some("--list"), None).stdout).unwrap();
-    let found: Vec<_> = listed.lines().filter_map(|it| it.split("=> /").nth(1)).collect();
-    assert!(!found.is_empty(), "{listed}");
-    for path in found {
+    let listed = String::from_utf8(start(Some("--list"), None).stdout).unwrap();
+    let libraries: Vec<_> = listed.lines().filter_map(|line| line.split("=> /").nth(1)).collect();
+    assert!(!libraries.is_empty(), "{listed}");
+    for path in libraries {
         assert!(Path::new("/").join(path).starts_with(root), "not in the image: /{path}");
     }
-    started(None, Some("--help"));
+    start(None, Some("--help"));
 }
 
-/// The text of a Dockerfile, with lines that go on joined.
+/// Returns the text of a Dockerfile, with continued lines joined.
 fn dockerfile(name: &str) -> String {
     let path = repository().join("images").join(format!("{name}.Dockerfile"));
     std::fs::read_to_string(path).unwrap().replace("\\\n", " ")
 }
 
 #[test]
-fn the_dockerfiles_use_the_toolchain_of_the_repository_and_no_root() {
+fn dockerfiles_use_the_pinned_toolchain_without_root() {
     let toolchain = std::fs::read_to_string(repository().join("rust-toolchain.toml")).unwrap();
     let version = toolchain.split('"').nth(1).unwrap();
     for name in ["operator", "trainer", "trainer-cuda"] {
@@ -123,7 +123,7 @@ fn the_dockerfiles_use_the_toolchain_of_the_repository_and_no_root() {
 }
 
 #[test]
-fn the_trainer_has_the_same_libraries_however_it_is_made() {
+fn dockerfile_and_script_install_the_same_libraries() {
     let script = std::fs::read_to_string(repository().join("scripts/build-images")).unwrap();
     let listed = script.split("more_trainer=(").nth(1).unwrap().split(')').next().unwrap();
     assert!(dockerfile("trainer").contains(listed), "{listed}");

@@ -1,6 +1,7 @@
-//! 20,000 rows through batch inference whose workers and runner are killed at random moments: each exactly once.
+//! Batch inference processes each of 20,000 rows exactly once, although its workers and its runner
+//! are killed at random times.
 //!
-//! This program is its own worker: started by `stoker job run`, the test [`program`] doubles numbers.
+//! `stoker job run` starts this test program as the worker: the test [`program`] doubles numbers.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitCode, Output, Stdio};
@@ -28,17 +29,17 @@ struct Doubled {
     text: String,
 }
 
-/// How it goes wrong: the job's `data`.
+/// Faults of the program, from the job's `data`.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Script {
-    /// Milliseconds that a batch takes.
+    /// Duration of a batch in milliseconds.
     sleep_ms: u64,
-    /// Outputs that each batch lacks.
+    /// Number of missing outputs per batch.
     lacks: usize,
-    /// The row that is refused.
+    /// ID of a row that `check` refuses.
     refuse: Option<u64>,
-    /// Ends the process in the batch that has this row.
+    /// ID of a row whose batch fails.
     crash: Option<u64>,
 }
 
@@ -61,39 +62,40 @@ impl Inference for Doubler {
 
     fn batch(&mut self, rows: Vec<Row>) -> Result<Vec<Doubled>> {
         std::thread::sleep(Duration::from_millis(self.0.sleep_ms));
-        if rows.iter().any(|it| Some(it.id) == self.0.crash) {
+        if rows.iter().any(|row| Some(row.id) == self.0.crash) {
             return Err("boom: the model does not like it".into());
         }
         let kept = rows.len() - self.0.lacks;
-        let doubled = |it: Row| Doubled { id: it.id, twice: 2 * it.id, text: it.text };
+        let doubled = |row: Row| Doubled { id: row.id, twice: 2 * row.id, text: row.text };
         Ok(rows.into_iter().take(kept).map(doubled).collect())
     }
 }
 
-/// Not a test, but what a worker does; nothing where this is the test's own process.
+/// Not a test: the program of a worker. Does nothing in the test process itself.
 #[test]
 fn program() {
     if std::env::var_os("STOKER_TRIAL_CONFIG").is_some() {
         let code = stoker_trainer::infer::<Doubler>();
-        // The test harness has an exit code of its own.
-        let code = (0..=u8::MAX).find(|it| ExitCode::from(*it) == code);
+        // Exit here, because the test harness would replace the exit code.
+        let code = (0..=u8::MAX).find(|number| ExitCode::from(*number) == code);
         std::process::exit(code.unwrap().into());
     }
 }
 
-/// Kills at most: what is left then is done in peace.
+/// Maximum number of kills. The job then completes undisturbed.
 const KILLS_MAX: u32 = 60;
-/// Commits between two kills at most, of 202 in all.
+/// Maximum number of commits between two kills, out of 202 commits.
 const COMMITS_PER_KILL: u64 = 12;
 
-/// A folder with a job's file, its input, and a storage root.
+/// A directory with a job file, its input and a storage root.
 struct Bench {
     folder: tempfile::TempDir,
     spec: Value,
 }
 
 impl Bench {
-    /// A job of two slots over files of `rows` each, with ids that count through.
+    /// Creates a job of two slots. `files` has the number of rows of each input file; IDs are
+    /// consecutive over all files.
     fn new(files: &[u64], extra: Value) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let input = folder.path().join("in");
@@ -157,11 +159,11 @@ impl Bench {
 
     fn commits(&self) -> usize {
         let state = std::fs::read_dir(self.out().join("_stoker")).into_iter().flatten().flatten();
-        let commits = |it: std::fs::DirEntry| std::fs::read_dir(it.path().join("commits"));
+        let commits = |job: std::fs::DirEntry| std::fs::read_dir(job.path().join("commits")).ok();
         // A process that is killed while it writes leaves `NAME#NUMBER`.
         let is_complete =
             |file: &std::fs::DirEntry| !file.file_name().to_string_lossy().contains('#');
-        state.filter_map(|it| commits(it).ok()).flatten().flatten().filter(is_complete).count()
+        state.filter_map(commits).flatten().flatten().filter(is_complete).count()
     }
 
     fn wait_for_commits(&self, num: usize) {
@@ -177,7 +179,7 @@ impl Bench {
         serde_json::from_slice(&text).unwrap()
     }
 
-    /// The rows of all parts as the manifest has them, each part checked.
+    /// Returns the rows of all parts in manifest order, and checks size and hash of each part.
     fn rows(&self) -> Vec<Doubled> {
         let mut rows = vec![];
         for part in self.manifest()["parts"].as_array().unwrap() {
@@ -197,11 +199,11 @@ impl Bench {
         rows
     }
 
-    /// Files in the output folder that are no state.
+    /// Returns the files in the output directory, except the job's state.
     fn files(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(self.out()).unwrap().map(|it| it.unwrap());
-        let names = entries.map(|it| it.file_name().into_string().unwrap());
-        let mut names: Vec<_> = names.filter(|it| it != "_stoker").collect();
+        let entries = std::fs::read_dir(self.out()).unwrap().map(|entry| entry.unwrap());
+        let names = entries.map(|entry| entry.file_name().into_string().unwrap());
+        let mut names: Vec<_> = names.filter(|name| name != "_stoker").collect();
         names.sort();
         names
     }
@@ -209,7 +211,7 @@ impl Bench {
     #[track_caller]
     fn check_each_once(&self, num: u64, context: &str) {
         let rows = self.rows();
-        let ids: Vec<u64> = rows.iter().map(|it| it.id).collect();
+        let ids: Vec<u64> = rows.iter().map(|row| row.id).collect();
         assert_eq!(ids, (0..num).collect::<Vec<_>>(), "{context}");
         for row in &rows {
             assert_eq!(row.twice, 2 * row.id);
@@ -217,12 +219,13 @@ impl Bench {
         }
         let manifest = self.manifest();
         assert_eq!((&manifest["rows"], &manifest["inputRows"]), (&json!(num), &json!(num)));
-        // What killed workers left is gone: the folder has what the manifest names, and the manifest.
+        // Files of killed workers are deleted: only the manifest and the parts that it names are
+        // left.
         let mut named: Vec<String> = manifest["parts"]
             .as_array()
             .unwrap()
             .iter()
-            .map(|it| it["name"].as_str().unwrap().to_owned())
+            .map(|part| part["name"].as_str().unwrap().to_owned())
             .collect();
         named.push("manifest.json".to_owned());
         named.sort();
@@ -242,7 +245,7 @@ fn last_line(output: &Output) -> Value {
 }
 
 #[test]
-fn twenty_thousand_rows_come_out_once_each_whatever_is_killed() {
+fn kills_neither_lose_nor_duplicate_rows() {
     let extra = json!({"data": {"sleepMs": 25}, "maxRestarts": 1000});
     let bench = Bench::new(&[7_050, 1, 0, 12_949], extra);
     let seed = seed();
@@ -254,10 +257,10 @@ fn twenty_thousand_rows_come_out_once_each_whatever_is_killed() {
     let status = loop {
         let due = bench.commits() + 1 + dice.below(COMMITS_PER_KILL) as usize;
         while bench.commits() < due && runner.try_wait().unwrap().is_none() {
-            assert!(Instant::now() < end, "{context}: not within five minutes, {killed:?} kills");
+            assert!(Instant::now() < end, "{context}: not done in five minutes, {killed:?} kills");
             std::thread::sleep(Duration::from_millis(10));
         }
-        // Anywhere in a shard.
+        // Kill at a random time within a shard.
         std::thread::sleep(Duration::from_millis(dice.below(100)));
         if let Some(status) = runner.try_wait().unwrap() {
             break status;
@@ -273,7 +276,7 @@ fn twenty_thousand_rows_come_out_once_each_whatever_is_killed() {
             killed.0 += 1;
             continue;
         }
-        // Programs and their supervisors alike.
+        // The victim is a program or its supervisor.
         let all = trainers(&bench.root());
         if let Some(victim) = all.get(dice.below(all.len().max(1) as u64) as usize) {
             let _ = kill_process(*victim, Signal::KILL);
@@ -284,12 +287,12 @@ fn twenty_thousand_rows_come_out_once_each_whatever_is_killed() {
     let log = std::fs::read_to_string(bench.folder.path().join("log")).unwrap();
     let last: Vec<&str> = log.lines().rev().take(20).collect();
     assert_eq!(status.code(), Some(0), "{context}: {last:#?}");
-    assert!(killed.0 + killed.1 >= 10, "{context}: ended after {killed:?} kills; work longer");
+    assert!(killed.0 + killed.1 >= 10, "{context}: only {killed:?} kills; increase sleepMs");
     bench.check_each_once(20_000, &context);
 }
 
 #[test]
-fn a_calm_job_says_where_its_output_is_and_is_not_run_again() {
+fn completed_jobs_report_their_output_and_never_rerun() {
     let bench = Bench::new(&[250, 40], json!({}));
     let output = bench.run(&[]);
     check(&output, 0, "");
@@ -299,10 +302,10 @@ fn a_calm_job_says_where_its_output_is_and_is_not_run_again() {
         (&json!("Completed"), &json!(290), &json!(0))
     );
     assert_eq!(line["manifest"], json!(bench.out().canonicalize().unwrap().join("manifest.json")));
-    assert_eq!(line["attempts"], 4, "one that plans, two that work, one that finishes: {line}");
+    assert_eq!(line["attempts"], 4, "not one planner, two workers and one finisher: {line}");
     bench.check_each_once(290, "calm");
     check(&bench.run(&[]), 0, "has completed already");
-    // Other jobs in the same folder: refused, unless they may replace it.
+    // Another job must not replace the output, unless `--fresh` allows it.
     let first = bench.manifest();
     check(&bench.run(&["--fresh"]), 0, "new job");
     assert_ne!(bench.manifest()["jobId"], first["jobId"]);
@@ -313,7 +316,7 @@ fn a_calm_job_says_where_its_output_is_and_is_not_run_again() {
 }
 
 #[test]
-fn a_killed_runner_goes_on_with_what_is_not_committed() {
+fn a_killed_job_resumes_with_uncommitted_shards() {
     let bench = Bench::new(&[3_000], json!({"data": {"sleepMs": 80}}));
     let mut runner = bench.start();
     bench.wait_for_commits(4);
@@ -324,24 +327,23 @@ fn a_killed_runner_goes_on_with_what_is_not_committed() {
     let output = bench.command(&["--slots", "3"]).output().unwrap();
     check(&output, 0, "going on with");
     let attempts = last_line(&output)["attempts"].as_u64();
-    assert_eq!(attempts, Some(8), "of both lives, no number twice");
+    assert_eq!(attempts, Some(8), "attempt numbers of both runs must be unique");
     assert!((4..30).contains(&before), "{before}");
     bench.check_each_once(3_000, "killed");
-    // What was committed by the first life was not done again.
-    let second = bench.manifest()["parts"]
+    // The second run did not process shards that the first run had committed. Attempts 1 and 2 are
+    // the workers of the first run.
+    let by_second_run = bench.manifest()["parts"]
         .as_array()
         .unwrap()
         .iter()
-        .filter(|it| {
-            !it["name"].as_str().unwrap().ends_with("-1.jsonl")
-                && !it["name"].as_str().unwrap().ends_with("-2.jsonl")
-        })
+        .map(|part| part["name"].as_str().unwrap())
+        .filter(|name| !name.ends_with("-1.jsonl") && !name.ends_with("-2.jsonl"))
         .count();
-    assert_eq!(second, 30 - before);
+    assert_eq!(by_second_run, 30 - before);
 }
 
 #[test]
-fn a_stopped_job_says_so_and_goes_on() {
+fn a_stopped_job_resumes() {
     let bench = Bench::new(&[2_000], json!({"data": {"sleepMs": 40}}));
     let runner = bench.command(&[]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     bench.wait_for_commits(2);
@@ -356,7 +358,7 @@ fn a_stopped_job_says_so_and_goes_on() {
 }
 
 #[test]
-fn a_row_that_cannot_be_read_is_named_or_listed() {
+fn unreadable_rows_are_reported_or_skipped() {
     let mut bench = Bench::new(&[250], json!({"data": {"refuse": 7}}));
     let file = bench.folder.path().join("in/0.jsonl");
     let text = std::fs::read_to_string(&file).unwrap();
@@ -364,7 +366,7 @@ fn a_row_that_cannot_be_read_is_named_or_listed() {
     bench.spec["resources"] = json!({"slots": 1});
     let output = bench.run(&[]);
     check(&output, 1, "0.jsonl: row 8: it is not wanted; correct it, or set onError: skip");
-    assert_eq!(last_line(&output)["attempts"], 2, "what cannot help is not tried again");
+    assert_eq!(last_line(&output)["attempts"], 2, "a bad row must not be retried");
     bench.spec["onError"] = json!("skip");
     check(&bench.run(&[]), 2, "spec.onError: was \"fail\", now \"skip\"");
     let output = bench.run(&["--fresh"]);
@@ -373,29 +375,30 @@ fn a_row_that_cannot_be_read_is_named_or_listed() {
         (&last_line(&output)["rows"], &last_line(&output)["rejected"]),
         (&json!(248), &json!(2))
     );
-    let ids: Vec<u64> = bench.rows().iter().map(|it| it.id).collect();
-    assert_eq!(ids, (0..250).filter(|it| ![7, 120].contains(it)).collect::<Vec<_>>());
+    let ids: Vec<u64> = bench.rows().iter().map(|row| row.id).collect();
+    assert_eq!(ids, (0..250).filter(|id| ![7, 120].contains(id)).collect::<Vec<_>>());
     let errors = bench.manifest()["errors"].clone();
     let listed =
         std::fs::read_to_string(bench.out().join(errors["name"].as_str().unwrap())).unwrap();
-    let listed: Vec<Value> = listed.lines().map(|it| serde_json::from_str(it).unwrap()).collect();
+    let listed = listed.lines().map(|line| serde_json::from_str(line).unwrap());
+    let listed: Vec<Value> = listed.collect();
     assert_eq!((listed[0]["row"].as_u64(), listed[1]["row"].as_u64()), (Some(7), Some(120)));
     assert!(listed[1]["reason"].as_str().unwrap().contains("id: invalid type"), "{listed:?}");
 }
 
 #[test]
-fn failures_of_the_program_are_tried_again_and_told() {
+fn program_failures_are_retried_and_reported() {
     let bench = Bench::new(&[250], json!({"data": {"crash": 150}}));
     let output = bench.run(&[]);
     check(&output, 1, "worker 1 failed 2 times: boom: the model does not like it");
-    // Once more: what is committed stays, and the count of failures begins anew.
+    // Another run keeps committed shards and resets the failure count.
     check(&bench.run(&[]), 1, "trying again with what is committed");
     let bench = Bench::new(&[250], json!({"data": {"lacks": 1}}));
     check(&bench.run(&[]), 1, "31 outputs for 32 inputs");
 }
 
 #[test]
-fn an_input_that_changes_is_refused() {
+fn changed_inputs_are_refused() {
     let change = |what: &dyn Fn(&Path), expected: &str| {
         let bench = Bench::new(&[1_000, 1_000], json!({"data": {"sleepMs": 40}}));
         let mut runner = bench.start();
@@ -422,7 +425,7 @@ fn an_input_that_changes_is_refused() {
 }
 
 #[test]
-fn what_cannot_run_is_refused_with_its_place() {
+fn invalid_jobs_are_refused_with_their_location() {
     let refused = |field: &str, value: Value, expected: &str| {
         let mut bench = Bench::new(&[1], json!({}));
         bench.spec[field] = value;
@@ -446,7 +449,7 @@ fn what_cannot_run_is_refused_with_its_place() {
 }
 
 #[test]
-fn an_empty_input_has_an_output_without_rows() {
+fn empty_inputs_give_an_output_without_rows() {
     let bench = Bench::new(&[0, 0], json!({}));
     check(&bench.run(&[]), 0, "");
     assert_eq!(bench.manifest()["parts"], json!([]));

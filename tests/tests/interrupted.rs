@@ -1,4 +1,4 @@
-//! A search whose trainers and runner are killed at random moments ends like one that nobody touched.
+//! A search whose trainers and runner are killed at random times ends like an undisturbed one.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,8 @@ use stoker_tests::{has_data, said, stoker};
 use crate::first_light::{last_line, run};
 use crate::learner::checkpoints;
 
-/// Four trials with dropout, Adam, shuffling and frequent checkpoints: seconds of work, many moments to be killed in.
+/// Four trials with dropout, Adam, shuffling and frequent checkpoints: seconds of work with many
+/// different states in which a process can be killed.
 const SEARCH: &str = r#"
 apiVersion: stoker.dev/v1alpha1
 kind: Experiment
@@ -38,7 +39,7 @@ spec:
 "#;
 
 const NUM_KILLS: u32 = 20;
-/// Batches that are trained between two kills, at most. All kills together leave some of the 12,000 untrained.
+/// Maximum number of batches between two kills. The 12,000 batches outlast all kills.
 const BATCHES_PER_KILL: u64 = 300;
 
 fn file(folder: &Path) -> PathBuf {
@@ -47,45 +48,48 @@ fn file(folder: &Path) -> PathBuf {
     path
 }
 
-/// Every trial's draw, results and last metrics, by index: what must not depend on what was killed.
+/// Returns each trial's hyperparameters, phase, facts and last metrics, by index. They must not
+/// depend on kills.
 pub(crate) fn trials(root: &Path) -> BTreeMap<u64, Value> {
-    let entries = std::fs::read_dir(root.join("local")).unwrap().map(|it| it.unwrap().path());
-    let local: Vec<_> = entries.filter(|it| it.is_dir()).collect();
-    assert_eq!(local.len(), 1, "one experiment, one record: {local:?}");
+    let entries = std::fs::read_dir(root.join("local")).unwrap().map(|entry| entry.unwrap().path());
+    let local: Vec<_> = entries.filter(|path| path.is_dir()).collect();
+    assert_eq!(local.len(), 1, "not one record: {local:?}");
     let folder = local[0].join("record/trials");
     let mut all = BTreeMap::new();
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        if path.extension().is_none_or(|it| it != "json") {
+        if path.extension().is_none_or(|extension| extension != "json") {
             continue;
         }
         let trial: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
         let facts: Vec<_> = trial["status"]["facts"].as_array().unwrap().clone();
+        let spec = &trial["spec"];
         let kept = serde_json::json!({
-            "draw": [trial["spec"]["requestId"], trial["spec"]["seed"], trial["spec"]["hyperparameters"]],
+            "draw": [spec["requestId"], spec["seed"], spec["hyperparameters"]],
             "phase": trial["status"]["phase"],
             "facts": facts,
             "metrics": trial["status"]["metrics"],
         });
-        all.insert(trial["spec"]["index"].as_u64().unwrap(), kept);
+        all.insert(spec["index"].as_u64().unwrap(), kept);
     }
     all
 }
 
-/// Processes whose environment names a file under `root`: the trainers of that run.
+/// Returns the processes whose environment names a trial configuration under `root`: the trainers
+/// of that run and their supervisors.
 pub(crate) fn trainers(root: &Path) -> Vec<Pid> {
     let needle = format!("STOKER_TRIAL_CONFIG={}", root.display()).into_bytes();
-    let mut found = Vec::new();
+    let mut pids = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|it| it.parse::<i32>().ok()) else {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
             continue;
         };
         let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
-        if environment.split(|it| *it == 0).any(|it| it.starts_with(&needle)) {
-            found.extend(Pid::from_raw(pid));
+        if environment.split(|byte| *byte == 0).any(|variable| variable.starts_with(&needle)) {
+            pids.extend(Pid::from_raw(pid));
         }
     }
-    found
+    pids
 }
 
 fn start(file: &Path, root: &Path) -> Child {
@@ -98,14 +102,14 @@ fn start(file: &Path, root: &Path) -> Child {
         .unwrap()
 }
 
-/// The seed of random kills: the same in each run, unless `STOKER_TEST_SEED` names another.
+/// Returns the seed of random kills: a constant, or `STOKER_TEST_SEED` if set.
 pub(crate) fn seed() -> u64 {
     let seed = std::env::var("STOKER_TEST_SEED").map_or(7_919, |seed| seed.parse().unwrap());
     // `Dice` never leaves 0.
     seed.max(1)
 }
 
-/// Numbers without structure, from a seed that a failure names.
+/// Xorshift generator. Failures print its seed.
 pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
@@ -117,7 +121,7 @@ impl Dice {
     }
 }
 
-/// Waits until nothing trains under `root`; the runner that started them is dead.
+/// Waits until no trainer under `root` is left after its runner has died.
 #[track_caller]
 pub(crate) fn no_orphans(root: &Path, context: &str) {
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -127,7 +131,8 @@ pub(crate) fn no_orphans(root: &Path, context: &str) {
     }
 }
 
-/// The batches of the newest checkpoints under `root`, over all trials. Retention deletes older checkpoints only.
+/// Returns the sum of the batches of each trial's newest checkpoint under `root`. Retention deletes
+/// only older checkpoints.
 fn checkpointed_batches(root: &Path) -> u64 {
     let mut newest = BTreeMap::new();
     for (batches, folder) in checkpoints(root) {
@@ -136,7 +141,7 @@ fn checkpointed_batches(root: &Path) -> u64 {
     newest.values().sum()
 }
 
-/// Waits until trials have trained `more` batches than `before`, by their checkpoints, or `runner` has ended.
+/// Waits until the trials' checkpoints have `more` batches than `before`, or `runner` has ended.
 fn wait_for_batches(root: &Path, runner: &mut Child, before: u64, more: u64, context: &str) {
     let deadline = Instant::now() + Duration::from_secs(300);
     while checkpointed_batches(root) < before + more && runner.try_wait().unwrap().is_none() {
@@ -165,10 +170,10 @@ fn twenty_kills_change_nothing() {
     while killed.0 + killed.1 < NUM_KILLS {
         let before = checkpointed_batches(&rough);
         wait_for_batches(&rough, &mut runner, before, dice.below(BATCHES_PER_KILL), &context);
-        // Anywhere between two checkpoints.
+        // Kill at a random time between two checkpoints.
         std::thread::sleep(Duration::from_millis(dice.below(30)));
         if runner.try_wait().unwrap().is_some() {
-            panic!("{context}: ended after {killed:?} kills; train longer");
+            panic!("{context}: the run ended after {killed:?} kills; increase maxLength");
         }
         if dice.below(3) == 0 {
             runner.kill().unwrap();
@@ -178,7 +183,7 @@ fn twenty_kills_change_nothing() {
             killed.0 += 1;
             continue;
         }
-        // Programs and their supervisors alike.
+        // The victim is a program or its supervisor.
         let all = trainers(&rough);
         if let Some(victim) = all.get(dice.below(all.len().max(1) as u64) as usize) {
             let _ = kill_process(*victim, Signal::KILL);
@@ -196,7 +201,7 @@ fn twenty_kills_change_nothing() {
 }
 
 #[test]
-fn a_stopped_run_goes_on_where_it_was() {
+fn stopped_runs_resume_with_the_same_results() {
     if !has_data("mnist") {
         return;
     }
@@ -209,7 +214,7 @@ fn a_stopped_run_goes_on_where_it_was() {
     wait_for_batches(&stopped, &mut runner, 0, 500, "before Ctrl-C");
     kill_process(Pid::from_child(&runner), Signal::INT).unwrap();
     let status = runner.wait().unwrap();
-    assert_eq!(status.code(), Some(3), "stopped before the end: {status}");
+    assert_eq!(status.code(), Some(3), "not stopped before the end: {status}");
     no_orphans(&stopped, "after Ctrl-C");
 
     let output = run(&file, &stopped, &["--slots", "2"]);

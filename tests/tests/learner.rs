@@ -1,5 +1,4 @@
-//! A plain program of burn's own training loop, and the same one under Stoker, on handwritten digits:
-//! `examples/learner`.
+//! `examples/learner`: a program with burn's training loop, without and with Stoker, on MNIST.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,39 +11,42 @@ use stoker_tests::{cache, has_data, program, repository, said, stoker};
 use crate::first_light::last_line;
 use crate::interrupted::{no_orphans, trainers};
 
-/// The directory where both programs keep what burn writes.
+/// Directory where burn writes its files in both programs.
 const FOLDER: &str = "target/learner-mnist";
 
 fn example(name: &str) -> String {
     std::fs::read_to_string(repository().join("examples/learner").join(name)).unwrap()
 }
 
-/// The lines of a program, without those that say what it is.
+/// Returns the lines of a program without the module comment.
 fn code(name: &str) -> String {
-    example(name).lines().filter(|it| !it.starts_with("//!")).map(|it| format!("{it}\n")).collect()
+    let text = example(name);
+    let lines = text.lines().filter(|line| !line.starts_with("//!"));
+    lines.map(|line| format!("{line}\n")).collect()
 }
 
 #[test]
-fn the_page_shows_all_that_differs_from_a_plain_program() {
+fn the_page_shows_the_complete_diff() {
     let page = std::fs::read_to_string(repository().join("docs/learner.md")).unwrap();
     let (_, block) = page.split_once("```diff\n").expect("the page has a block of differences");
     let (block, _) = block.split_once("```").unwrap();
     let (mut program, mut counts) = (code("before.rs"), (0, 0));
     for hunk in block.split("@@\n") {
         let side = |other: char| -> String {
-            let lines = hunk.lines().filter(|it| !it.starts_with(other));
-            lines.map(|it| format!("{}\n", it.get(1..).unwrap_or_default())).collect()
+            let lines = hunk.lines().filter(|line| !line.starts_with(other));
+            lines.map(|line| format!("{}\n", line.get(1..).unwrap_or_default())).collect()
         };
         let (old, new) = (side('+'), side('-'));
-        assert_eq!(program.matches(&old).count(), 1, "before.rs has this once:\n{old}");
+        assert_eq!(program.matches(&old).count(), 1, "not exactly once in before.rs:\n{old}");
         program = program.replace(&old, &new);
-        let count = |sign| hunk.lines().filter(|it| it.starts_with(sign) && it.len() > 1).count();
+        let is_change = |line: &&str, sign: char| line.starts_with(sign) && line.len() > 1;
+        let count = |sign| hunk.lines().filter(|line| is_change(line, sign)).count();
         counts = (counts.0 + count('-'), counts.1 + count('+'));
     }
     assert_eq!(program, code("after.rs"));
-    assert_eq!(counts, (1, 5), "the page, the README and examples/learner say: one line for five");
+    assert_eq!(counts, (1, 5), "the page, the README and examples/learner claim 1 and 5 lines");
     for name in ["before.rs", "mnist.rs"] {
-        assert!(!example(name).contains("stoker_trainer"), "{name} is not plain");
+        assert!(!example(name).contains("stoker_trainer"), "{name} uses stoker_trainer");
     }
 }
 
@@ -52,7 +54,7 @@ fn digits() -> (&'static str, PathBuf) {
     ("MNIST", cache().join("data/mnist"))
 }
 
-/// Runs a program alone, in a folder of its own.
+/// Runs a program without Stoker in a new directory.
 fn alone(name: &str, folder: &Path) {
     std::fs::create_dir(folder).unwrap();
     let (variable, value) = digits();
@@ -61,7 +63,7 @@ fn alone(name: &str, folder: &Path) {
     assert!(output.status.success(), "{name}: {}", said(&output));
 }
 
-/// Runs the example's experiment file in a folder of its own, or goes on with it there.
+/// Returns a command that runs the example's experiment in `folder`, or resumes it there.
 fn experiment(folder: &Path, slots: u32) -> Command {
     std::fs::create_dir_all(folder).unwrap();
     let (variable, value) = digits();
@@ -73,19 +75,20 @@ fn experiment(folder: &Path, slots: u32) -> Command {
     command
 }
 
-/// Files whose name ends so, anywhere below a folder.
-fn find(folder: &Path, end: &str, found: &mut Vec<PathBuf>) {
+/// Collects files below a directory by name or extension.
+fn find(folder: &Path, end: &str, files: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
         if path.is_dir() {
-            find(&path, end, found);
-        } else if path.ends_with(end) || path.extension().is_some_and(|it| it == end) {
-            found.push(path);
+            find(&path, end, files);
+        } else if path.ends_with(end) || path.extension().is_some_and(|extension| extension == end)
+        {
+            files.push(path);
         }
     }
 }
 
-/// The batches of the checkpoints that are whole, in order.
+/// Returns batches and directories of complete checkpoints, in order of batches.
 pub(crate) fn checkpoints(folder: &Path) -> Vec<(u64, PathBuf)> {
     let mut manifests = vec![];
     find(folder, "manifest.json", &mut manifests);
@@ -101,31 +104,31 @@ pub(crate) fn checkpoints(folder: &Path) -> Vec<(u64, PathBuf)> {
     all
 }
 
-/// What a file of weights holds, by name.
+/// Returns the tensors of a weights file, by name.
 fn weights(file: &Path) -> BTreeMap<String, Vec<u8>> {
     let tensors = burn_pack::Reader::from_file(file).unwrap().into_tensors().unwrap();
-    let tensors = tensors.into_iter().map(|it| it.into_parts().unwrap());
+    let tensors = tensors.into_iter().map(|tensor| tensor.into_parts().unwrap());
     let weights: BTreeMap<_, _> =
         tensors.map(|(name, _, _, _, bytes)| (name, bytes.to_vec())).collect();
     assert!(weights.values().map(Vec::len).sum::<usize>() > 784 * 128 * 4, "{weights:?}");
     weights
 }
 
-/// Those that a training under Stoker has ended with, after so many batches.
+/// Returns the weights of the last checkpoint of a run under Stoker, which must be at `batches`.
 fn trained(folder: &Path, batches: u64) -> BTreeMap<String, Vec<u8>> {
     let (last, folder) = checkpoints(folder).pop().expect("a checkpoint");
     assert_eq!(last, batches);
     weights(&folder.join("model.bpk"))
 }
 
-/// A metric of an epoch, as burn's own files have it: after a line for each batch.
+/// Reads a metric of an epoch from burn's log, whose last line has the final value.
 fn burns(folder: &Path, split: &str, epoch: u32, metric: &str) -> f64 {
     let file = folder.join(FOLDER).join(format!("{split}/epoch-{epoch}/{metric}.log"));
     let text = std::fs::read_to_string(file).unwrap();
     text.lines().last().unwrap().strip_suffix(",final").unwrap().parse().unwrap()
 }
 
-/// A metric of each epoch in the rows of a training under Stoker.
+/// Returns a metric from the rows of a run under Stoker, in order of batches.
 fn ours(folder: &Path, group: &str, metric: &str) -> Vec<f64> {
     let mut files = vec![];
     find(folder, "jsonl", &mut files);
@@ -142,7 +145,7 @@ fn ours(folder: &Path, group: &str, metric: &str) -> Vec<f64> {
 }
 
 #[test]
-fn a_plain_program_trains_the_same_bits_before_and_after() {
+fn training_is_bit_identical_without_and_with_stoker() {
     if !has_data("mnist") {
         return;
     }
@@ -153,12 +156,12 @@ fn a_plain_program_trains_the_same_bits_before_and_after() {
     let output = experiment(&run, 1).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
 
-    // Two epochs of 60,000 digits by 64.
+    // Two epochs of 60,000 digits in batches of 64.
     let expected = weights(&plain.join(FOLDER).join("checkpoint/model-2.bpk"));
     for folder in [&after, &run] {
-        assert!(trained(folder, 1876) == expected, "{}: other bits", folder.display());
+        assert!(trained(folder, 1876) == expected, "{}: weights differ", folder.display());
         let theirs = weights(&folder.join(FOLDER).join("checkpoint/model-2.bpk"));
-        assert!(theirs == expected, "{}: burn's own checkpoint", folder.display());
+        assert!(theirs == expected, "{}: burn's checkpoint differs", folder.display());
         for (group, split) in [("epoch", "train"), ("validation", "valid")] {
             for (name, metric) in [("loss", "Loss"), ("accuracy", "Accuracy")] {
                 let prefix = if group == "epoch" { "" } else { "validation_" };
@@ -173,8 +176,8 @@ fn a_plain_program_trains_the_same_bits_before_and_after() {
     assert_eq!(last_line(&output)["phase"], "Completed");
 }
 
-/// Starts it, and kills each time that a checkpoint is there of so many batches: once the rank's process, and
-/// once the runner.
+/// Kills a trainer once a checkpoint of `after[0]` batches exists, then the runner once one of
+/// `after[1]` exists. Then resumes the run and returns its output.
 fn killed(folder: &Path, slots: u32, after: [u64; 2]) -> Output {
     let start = || {
         let mut command = experiment(folder, slots);
@@ -183,8 +186,8 @@ fn killed(folder: &Path, slots: u32, after: [u64; 2]) -> Output {
     let (root, mut runner) = (folder.join("root"), start());
     for (kill, batches) in after.into_iter().enumerate() {
         let deadline = Instant::now() + Duration::from_secs(120);
-        while checkpoints(&root).last().is_none_or(|it| it.0 < batches) {
-            assert!(runner.try_wait().unwrap().is_none(), "it ended before batch {batches}");
+        while checkpoints(&root).last().is_none_or(|(saved, _)| *saved < batches) {
+            assert!(runner.try_wait().unwrap().is_none(), "the run ended before batch {batches}");
             assert!(Instant::now() < deadline, "no checkpoint of batch {batches}");
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -201,23 +204,27 @@ fn killed(folder: &Path, slots: u32, after: [u64; 2]) -> Output {
 }
 
 #[test]
-fn one_and_two_ranks_of_a_program_of_burns_outlive_kills_with_the_same_bits() {
+fn killed_learner_runs_resume_bit_identical() {
     if !has_data("mnist") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    // A rank's batch is of 64.
+    // Each rank trains batches of 64.
     for (slots, batches) in [(1, 1876), (2, 938)] {
-        let [calm, rough] = ["calm", "rough"].map(|it| folder.path().join(format!("{it}-{slots}")));
+        let [calm, rough] =
+            ["calm", "rough"].map(|name| folder.path().join(format!("{name}-{slots}")));
         let output = experiment(&calm, slots).output().unwrap();
         assert!(output.status.success(), "{}", said(&output));
         let output = killed(&rough, slots, [batches / 5, batches / 2]);
         assert!(output.status.success(), "{}", said(&output));
-        let attempts = checkpoints(&rough).pop().unwrap().1;
-        assert!(!attempts.to_str().unwrap().ends_with("-0"), "it was not killed: {attempts:?}");
-        assert!(trained(&rough, batches) == trained(&calm, batches), "{slots} slots: other bits");
+        let (_, last) = checkpoints(&rough).pop().unwrap();
+        assert!(!last.to_str().unwrap().ends_with("-0"), "the trainer was not killed: {last:?}");
+        assert!(
+            trained(&rough, batches) == trained(&calm, batches),
+            "{slots} slots: weights differ"
+        );
         for (group, metric) in [("epoch", "loss"), ("validation", "validation_accuracy")] {
-            let [calm, rough] = [&calm, &rough].map(|it| ours(it, group, metric));
+            let [calm, rough] = [&calm, &rough].map(|folder| ours(folder, group, metric));
             assert!(calm.len() == 2 && calm == rough, "{slots}, {metric}: {calm:?} {rough:?}");
         }
         let accuracy = ours(&calm, "validation", "validation_accuracy")[1];

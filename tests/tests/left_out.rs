@@ -1,10 +1,11 @@
-//! Tests that are left out are recorded and named, not passed silently.
+//! Tests that are left out are recorded with their reason, instead of passing silently.
 
 use std::process::Command;
 
 use stoker_tests::{repository, said};
 
-/// Runs tests of this program in a process without a cluster and without data, and returns the recorded lines.
+/// Runs tests of this program in a process without a cluster and without data. Returns the recorded
+/// lines and the summary.
 fn recorded(tests: &[&str]) -> (Vec<String>, String) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("left-out");
@@ -25,8 +26,8 @@ fn recorded(tests: &[&str]) -> (Vec<String>, String) {
     (lines, String::from_utf8(summary.stdout).unwrap())
 }
 
-const CLUSTER_TEST: &str = "chart::install::certificate_key_and_data_outlive_upgrade_and_removal";
-const DATA_TEST: &str = "exact::a_truncated_checkpoint_gives_way_to_the_one_before";
+const CLUSTER_TEST: &str = "chart::install::upgrade_and_uninstall_keep_secrets_and_experiments";
+const DATA_TEST: &str = "exact::truncated_checkpoints_are_skipped";
 
 #[test]
 fn left_out_tests_are_recorded_with_their_reason() {
@@ -44,12 +45,12 @@ fn left_out_tests_are_recorded_with_their_reason() {
 }
 
 #[test]
-fn complete_run_reports_no_test_left_out() {
+fn complete_runs_report_no_test_left_out() {
     let (lines, summary) = recorded(&["architecture::dependencies_point_one_way"]);
     assert_eq!((lines.len(), summary.as_str()), (0, "no test left out\n"));
 }
 
-/// A test with a switch of its own would pass silently.
+/// A test with a separate switch would pass silently.
 #[test]
 fn one_function_reads_the_cluster_switch() {
     let output = Command::new("git")

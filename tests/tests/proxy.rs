@@ -1,4 +1,4 @@
-//! A stand-in for a bad network: passes requests on to a server, but for every n-th.
+//! An HTTP proxy that simulates a bad network: every n-th request fails.
 
 use std::io::{Error, ErrorKind, Read as _, Result, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -6,21 +6,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What becomes of a request that fails, by turns.
+/// Faults of failing requests, in turn.
 const FAULTS: [Fault; 3] = [Fault::Refused, Fault::Cut, Fault::AnswerLost];
 
 /// How a request fails.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
-    /// It is answered with 503, and not done.
+    /// The proxy answers with 503 and does not forward the request.
     Refused,
-    /// The connection ends, and it is not done.
+    /// The proxy closes the connection and does not forward the request.
     Cut,
-    /// It is done, and the connection ends without an answer.
+    /// The proxy forwards the request, then closes the connection without an answer.
     AnswerLost,
 }
 
-/// A proxy on loopback, until the process ends.
+/// A proxy on loopback. It runs until the process ends.
 #[derive(Debug)]
 pub(crate) struct Proxy {
     pub(crate) port: u16,
@@ -29,7 +29,7 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// Starts one before the HTTP server at `upstream`.
+    /// Starts a proxy for the HTTP server at port `upstream`. Every `every`-th request fails.
     pub(crate) fn start(upstream: u16, every: u64) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -39,7 +39,7 @@ impl Proxy {
             for client in listener.incoming().flatten() {
                 let counter = counter.clone();
                 std::thread::spawn(move || {
-                    // Whatever breaks here is one more fault to its client.
+                    // Ignore errors: they are further faults for the client.
                     let _ = serve(client, upstream, every, &counter);
                 });
             }
@@ -47,14 +47,14 @@ impl Proxy {
         Self { port, requests, every }
     }
 
-    /// Requests that came, and how many of them failed.
+    /// Returns the number of requests and how many of them failed.
     pub(crate) fn counts(&self) -> (u64, u64) {
         let requests = self.requests.load(Ordering::Relaxed);
         (requests, requests / self.every)
     }
 }
 
-/// Serves one request, and then ends the connection.
+/// Serves one request, then closes the connection.
 fn serve(mut client: TcpStream, upstream: u16, every: u64, counter: &AtomicU64) -> Result<()> {
     client.set_read_timeout(Some(Duration::from_secs(60)))?;
     let Some(request) = read_request(&mut client)? else { return Ok(()) };
@@ -79,11 +79,12 @@ fn serve(mut client: TcpStream, upstream: u16, every: u64, counter: &AtomicU64) 
     client.shutdown(Shutdown::Both)
 }
 
-/// One request, asking for an end of the connection after it; `None` if none came.
+/// Reads one request and adds `Connection: close`. Returns `None` if the client closed the
+/// connection.
 fn read_request(client: &mut TcpStream) -> Result<Option<Vec<u8>>> {
     let (mut bytes, mut buffer) = (Vec::new(), [0; 1 << 16]);
     let head_len = loop {
-        if let Some(at) = bytes.windows(4).position(|it| it == b"\r\n\r\n") {
+        if let Some(at) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
             break at;
         }
         match client.read(&mut buffer)? {

@@ -1,4 +1,4 @@
-//! What a run leaves is read by others: TensorBoard, pandas, an S3 client's server.
+//! Third-party software reads the results of a run: TensorBoard, pandas, an S3 server.
 
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -8,14 +8,15 @@ use stoker_tests::{cache, has_data, repository, said, stoker};
 
 use crate::first_light::{last_line, run};
 
-/// Python with the readers, and the S3 server beside it; scripts/fetch-tools makes them.
+/// Returns the path of a tool that scripts/fetch-tools installs: Python with the readers, or the S3
+/// server.
 pub(crate) fn tool(name: &str) -> std::path::PathBuf {
     let path = cache().join("tools/python-2/bin").join(name);
     assert!(path.exists(), "{} is missing; run scripts/fetch-tools", path.display());
     path
 }
 
-/// Prints, of a run's first trial, the last training loss by TensorBoard's reader and the number of rows by pandas.
+/// Compares the TensorBoard events of a trial with its metric rows, read by pandas.
 const READ: &str = r#"
 import glob, sys
 import pandas
@@ -58,28 +59,28 @@ fn tensorboard_and_pandas_read_the_metrics() {
     assert!(read.status.success(), "{}", said(&read));
 }
 
-/// Folders `NAMESPACE/EXPERIMENT/trials/INDEX` under a root, sorted.
+/// Returns the directories `NAMESPACE/EXPERIMENT/trials/INDEX` under a root, sorted.
 fn glob_trials(root: &Path) -> Vec<std::path::PathBuf> {
-    let mut found = Vec::new();
+    let mut trials = Vec::new();
     let folders = |path: &Path| -> Vec<_> {
         let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
-        entries.map(|it| it.path()).filter(|it| it.is_dir()).collect()
+        entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
     };
     for namespace in folders(root) {
         for experiment in folders(&namespace) {
-            found.extend(folders(&experiment.join("trials")));
+            trials.extend(folders(&experiment.join("trials")));
         }
     }
-    found.sort();
-    assert!(!found.is_empty(), "no trial under {}", root.display());
-    found
+    trials.sort();
+    assert!(!trials.is_empty(), "no trial under {}", root.display());
+    trials
 }
 
-/// An S3 server on loopback with one bucket, `runs`; ended when the test is.
+/// An S3 server on loopback with one bucket, `runs`. Dropping it ends the server.
 #[derive(Debug)]
 pub(crate) struct S3Server {
     process: Child,
-    /// Where it speaks S3, to the key `test` with the secret `secret`.
+    /// Port of the S3 API. The access key is `test`, the secret key is `secret`.
     pub(crate) port: u16,
 }
 
@@ -93,7 +94,7 @@ impl Drop for S3Server {
 /// Starts an S3 server that keeps its files in `folder`.
 pub(crate) fn s3_server(folder: &Path) -> S3Server {
     let [s3, filer, master, volume, s3_grpc, filer_grpc, master_grpc, volume_grpc] =
-        stoker_test_cluster::free_ports().unwrap_or_else(|it| panic!("{it}"));
+        stoker_test_cluster::free_ports().unwrap_or_else(|error| panic!("{error}"));
     let config = folder.join("s3.json");
     let identity = r#"{"identities":[{"name":"test","credentials":[{"accessKey":"test","secretKey":"secret"}],"actions":["Admin","Read","Write","List"]}]}"#;
     std::fs::write(&config, identity).unwrap();
@@ -113,19 +114,19 @@ pub(crate) fn s3_server(folder: &Path) -> S3Server {
     let server = S3Server { process, port: s3 };
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
-        let made = Command::new(tool("weed"))
+        let create = Command::new(tool("weed"))
             .args(["shell", &format!("-master=127.0.0.1:{master}.{master_grpc}")])
             .args([format!("-filer=127.0.0.1:{filer}.{filer_grpc}")])
             .current_dir(folder)
             .stdin(bucket_commands(folder))
             .output()
             .unwrap();
-        let listed = String::from_utf8_lossy(&made.stdout).contains("runs");
-        if listed && std::net::TcpStream::connect(("127.0.0.1", s3)).is_ok() {
+        let is_created = String::from_utf8_lossy(&create.stdout).contains("runs");
+        if is_created && std::net::TcpStream::connect(("127.0.0.1", s3)).is_ok() {
             return server;
         }
         let log = || std::fs::read_to_string(folder.join("weed.log")).unwrap_or_default();
-        assert!(Instant::now() < deadline, "no S3 server: {}\n{}", said(&made), log());
+        assert!(Instant::now() < deadline, "no S3 server: {}\n{}", said(&create), log());
         std::thread::sleep(Duration::from_millis(500));
     }
 }
@@ -136,8 +137,8 @@ fn bucket_commands(folder: &Path) -> std::fs::File {
     std::fs::File::open(path).unwrap()
 }
 
-/// Runs the random search of the iris example with a bucket as its root. What stays on this machine
-/// is in `state`.
+/// Runs the random search of the iris example with a bucket as its root. The local record is stored
+/// in `state`.
 pub(crate) fn run_in_bucket(root: &str, port: u16, state: &Path, more: &[&str]) -> Output {
     let endpoint = format!("checkpointStorage.endpoint=http://127.0.0.1:{port}");
     stoker(["run", "--output", "json", "--root", root, "--set", &endpoint])
@@ -151,7 +152,7 @@ pub(crate) fn run_in_bucket(root: &str, port: u16, state: &Path, more: &[&str]) 
 }
 
 #[test]
-fn a_whole_run_lives_in_an_s3_bucket() {
+fn runs_can_be_stored_in_s3() {
     if !has_data("iris") {
         return;
     }
@@ -162,5 +163,6 @@ fn a_whole_run_lives_in_an_s3_bucket() {
     assert!(output.status.success(), "{}", said(&output));
     let line = last_line(&output);
     assert_eq!(line["phase"], "Completed", "{line}");
-    assert!(line["best"]["checkpoint"].as_str().is_some_and(|it| !it.is_empty()), "{line}");
+    let checkpoint = line["best"]["checkpoint"].as_str();
+    assert!(checkpoint.is_some_and(|name| !name.is_empty()), "{line}");
 }

@@ -1,4 +1,4 @@
-//! docs/scenarios.md names tests that exist.
+//! Checks that the tests named in docs/scenarios.md exist.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -6,8 +6,8 @@ use std::process::Command;
 
 use stoker_tests::{repository, said};
 
-/// The source files of a crate: its root and all modules that the root declares, directly or not. A file that no
-/// module declares is not compiled, so its tests do not exist.
+/// Collects the source files of a crate: its root and all modules that the root declares, directly
+/// or indirectly. A file that no module declares is not compiled, so its tests do not exist.
 fn modules(file: &Path, is_root: bool, files: &mut BTreeSet<PathBuf>) {
     if !files.insert(file.to_owned()) {
         return;
@@ -29,21 +29,23 @@ fn modules(file: &Path, is_root: bool, files: &mut BTreeSet<PathBuf>) {
         });
         let Some(name) = words.and_then(|(_, name)| name.strip_suffix(';')) else { continue };
         let candidates = match path.take() {
-            // Relative to the file's own folder, as the module is not inside another of the same file.
+            // The path is relative to the file's directory, because the module is not nested in
+            // another module of the file.
             Some(path) => vec![folder.join(path)],
             None => {
                 let below = |name: String| folder_of_modules.join(name);
                 vec![below(format!("{name}.rs")), below(format!("{name}/mod.rs"))]
             }
         };
-        // Modules that a tool generates have no file here.
-        if let Some(found) = candidates.into_iter().find(|path| path.exists()) {
-            modules(&found, false, files);
+        // Generated modules have no file here.
+        if let Some(path) = candidates.into_iter().find(|path| path.exists()) {
+            modules(&path, false, files);
         }
     }
 }
 
-/// The names of the functions with the attribute `#[test]` or `#[tokio::test]`, except ignored ones.
+/// Returns the names of functions with the attribute `#[test]` or `#[tokio::test]`, except ignored
+/// ones.
 fn tests_of(text: &str) -> Vec<&str> {
     let (mut tests, mut is_test, mut is_ignored) = (vec![], false, false);
     for line in text.lines().map(str::trim) {
@@ -67,7 +69,7 @@ fn tests_of(text: &str) -> Vec<&str> {
     tests
 }
 
-/// The root file of each target of the workspace: libraries, programs and tests.
+/// Returns the root file of each target of the workspace: libraries, programs and tests.
 fn roots() -> Vec<PathBuf> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--offline", "--no-deps", "--format-version", "1"])
@@ -82,7 +84,7 @@ fn roots() -> Vec<PathBuf> {
 }
 
 #[test]
-fn every_test_of_a_scenario_is_there() {
+fn tests_named_by_scenarios_exist() {
     let page = std::fs::read_to_string(repository().join("docs/scenarios.md")).unwrap();
     let mut files = BTreeSet::new();
     for root in roots() {

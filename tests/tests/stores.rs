@@ -1,5 +1,5 @@
-//! Every kind of store does what Stoker relies on: Amazon's protocol by SeaweedFS, Azure's by Azurite, Google's by a
-//! stand-in for its XML API. Each runs once undisturbed and once behind a proxy that fails requests.
+//! Checks the store operations that Stoker relies on: S3 with SeaweedFS, Azure with Azurite, Google
+//! with a fake of its XML API. Each store runs undisturbed and behind a proxy that fails requests.
 
 mod azure;
 mod google;
@@ -12,18 +12,18 @@ use stoker_tests::said;
 use crate::proxy::Proxy;
 use crate::readers::s3_server;
 
-/// The root's address, for the process that tries a store.
+/// URL of the root, for the process that checks a store.
 const URL: &str = "STOKER_TEST_STORE_URL";
-/// The endpoint, for stores of Amazon's protocol.
+/// Endpoint, for S3 stores.
 const ENDPOINT: &str = "STOKER_TEST_STORE_ENDPOINT";
 
-/// How a store is reached: its address, and the environment that users would set.
+/// URL of a store, and the environment that users would set.
 struct Access {
     url: String,
     environment: Vec<(&'static str, String)>,
 }
 
-/// Not a test, but the process that tries a store: credentials come from its environment.
+/// Not a test: the process that checks a store. Its environment has the credentials.
 #[test]
 fn program() {
     let Ok(url) = std::env::var(URL) else { return };
@@ -64,7 +64,7 @@ async fn objects_come_back_as_written(storage: &Storage) {
 async fn missing_objects_are_reported(storage: &Storage) {
     let error = storage.get("none").await.unwrap_err();
     assert!(matches!(error, StorageError::NotFound { .. }), "{error:?}");
-    // A prefix of names is not an object.
+    // A prefix of object names is not an object.
     assert!(!storage.exists("a/b").await.unwrap());
     assert_eq!(storage.size("none").await.unwrap(), None);
     assert!(storage.list("none").await.unwrap().is_empty());
@@ -95,20 +95,21 @@ async fn lists_are_complete_and_sorted(storage: &Storage) {
     assert_eq!(storage.list("list/1").await.unwrap().len(), 4);
     assert_eq!(storage.folders("list").await.unwrap(), ["0", "1", "2"]);
     let folders = storage.folders("").await.unwrap();
-    assert!(["a", "list", "list2", "odd"].iter().all(|name| folders.iter().any(|it| it == name)));
+    let has = |name: &str| folders.iter().any(|folder| folder == name);
+    assert!(["a", "list", "list2", "odd"].into_iter().all(has), "{folders:?}");
     let odd = storage.list("odd").await.unwrap();
     assert_eq!(odd, ["odd/a b+c=d%e&f?g#h.txt", "odd/\u{e4}\u{65e5}\u{672c}"]);
 }
 
 async fn large_objects_go_in_parts(storage: &Storage) {
-    // Two parts and a rest.
+    // Two parts and a remainder.
     let bytes: Vec<u8> = (0..(17 << 20) + 5).map(|at: u32| (at % 251) as u8).collect();
     storage.put("large", bytes.clone().into()).await.unwrap();
-    assert!(storage.get("large").await.unwrap() == bytes, "other bytes");
+    assert!(storage.get("large").await.unwrap() == bytes, "the bytes differ");
     assert_eq!(storage.size("large").await.unwrap(), Some(bytes.len() as u64));
     let range = (8 << 20) - 2..(8 << 20) + 2;
-    let found = storage.get_range("large", range.clone()).await.unwrap();
-    assert_eq!(found, bytes[range.start as usize..range.end as usize]);
+    let part = storage.get_range("large", range.clone()).await.unwrap();
+    assert_eq!(part, bytes[range.start as usize..range.end as usize]);
 }
 
 async fn deleted_objects_are_gone(storage: &Storage) {
@@ -122,7 +123,7 @@ async fn deleted_objects_are_gone(storage: &Storage) {
     assert!(storage.list("").await.unwrap().is_empty());
 }
 
-/// Runs [`program`] with this access.
+/// Runs [`program`] with the given access.
 fn try_store(access: &Access) -> Output {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "stores::program", "--nocapture"]).env(URL, &access.url);
@@ -130,7 +131,7 @@ fn try_store(access: &Access) -> Output {
     command.output().unwrap()
 }
 
-/// Tries a store at a port, undisturbed and with every seventh request failing.
+/// Checks a store at a port, undisturbed and with every seventh request failing.
 fn check(port: u16, access: impl Fn(u16, &str) -> Access) {
     let output = try_store(&access(port, "calm"));
     assert!(output.status.success(), "{}", said(&output));
@@ -149,7 +150,7 @@ fn check_refused(access: &Access, part: &str) {
 }
 
 #[test]
-fn amazon_protocol_by_seaweedfs() {
+fn s3_works_with_seaweedfs() {
     let folder = tempfile::tempdir().unwrap();
     let server = s3_server(folder.path());
     let access = |port: u16, prefix: &str| Access {
@@ -167,7 +168,7 @@ fn amazon_protocol_by_seaweedfs() {
 }
 
 #[test]
-fn azure_protocol_by_azurite() {
+fn azure_works_with_azurite() {
     let folder = tempfile::tempdir().unwrap();
     let server = azure::Azurite::start(folder.path(), "runs");
     let access = |port: u16, prefix: &str| Access {
@@ -186,7 +187,7 @@ fn azure_protocol_by_azurite() {
 }
 
 #[test]
-fn google_protocol_by_a_stand_in() {
+fn google_works_with_a_fake_server() {
     let server = google::StandIn::start("runs");
     let access = |port: u16, prefix: &str| Access {
         url: format!("gs://runs/{prefix}/deep"),

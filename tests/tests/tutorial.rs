@@ -1,4 +1,5 @@
-//! docs/tutorial.md does what it says: its code is the example's, and who follows it from an empty folder comes to its end.
+//! Checks docs/tutorial.md: its code is the example's, and its commands work from an empty
+//! directory.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -6,14 +7,14 @@ use std::process::Command;
 
 use stoker_tests::{has_data, program, repository, said};
 
-/// The blocks of a language, in order, as they stand in a page.
+/// Returns the code blocks of a language, in page order.
 fn blocks(page: &str, language: &str) -> Vec<String> {
     let mut blocks = vec![];
     let mut lines = page.lines();
     while let Some(line) = lines.next() {
         if line == format!("```{language}") {
-            let block = lines.by_ref().take_while(|it| *it != "```");
-            blocks.push(block.map(|it| format!("{it}\n")).collect());
+            let block = lines.by_ref().take_while(|line| *line != "```");
+            blocks.push(block.map(|line| format!("{line}\n")).collect());
         }
     }
     blocks
@@ -28,12 +29,12 @@ fn example(name: &str) -> String {
 }
 
 #[test]
-fn the_tutorials_code_is_the_examples() {
+fn tutorial_code_matches_the_example() {
     assert_eq!(blocks(&page(), "rust").join("\n"), example("main.rs"));
     assert_eq!(blocks(&page(), "yaml"), [example("const.yaml"), example("search.yaml")]);
 }
 
-/// Runs a block's lines as they stand there, and gives what they print.
+/// Runs the lines of a block with bash, and returns the standard output.
 fn shell(folder: &Path, lines: &str) -> String {
     let programs = program("stoker");
     let target = programs.ancestors().nth(2).unwrap();
@@ -47,19 +48,19 @@ fn shell(folder: &Path, lines: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The best trial's metric, as a run's last lines have it.
+/// Parses the best trial's metric from the output of a run.
 fn best(text: &str) -> f64 {
-    let line = text.lines().rfind(|it| it.starts_with("best: trial ")).expect("a best trial");
+    let line = text.lines().rfind(|line| line.starts_with("best: trial ")).expect("no best trial");
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
-/// An empty folder with a clone in it, and `digits/target` where builds are. Always the same one: cargo takes a
-/// clone elsewhere for another, and would compile it again.
+/// Creates an empty directory with a link to the repository. Its path is always the same, because
+/// cargo would compile the packages of a different path again.
 fn empty_folder() -> PathBuf {
     let target = program("stoker").ancestors().nth(2).unwrap().to_owned();
-    // There `cargo new` would add a member to this workspace.
-    let remedy = "set CARGO_TARGET_DIR to a folder outside the clone, as scripts/env.sh does";
-    assert!(!target.starts_with(repository()), "{remedy}");
+    // Inside the repository, `cargo new` would add a member to its workspace.
+    let remedy = "set CARGO_TARGET_DIR to a directory outside the clone, as scripts/env.sh does";
+    assert!(!target.starts_with(repository()), "the build directory is in the clone; {remedy}");
     let folder = target.join("tmp/tutorial");
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).unwrap();
@@ -67,19 +68,19 @@ fn empty_folder() -> PathBuf {
     folder
 }
 
-/// Everything that the page says to do, but for the clone's build, which is this test's, and the cluster.
+/// Runs all commands of the page, except those that build the clone or need a cluster.
 #[test]
-fn the_tutorial_leads_from_an_empty_folder_to_a_search() {
+fn tutorial_commands_work_from_an_empty_directory() {
     if !has_data("mnist") {
         return;
     }
     let (page, folder) = (page(), empty_folder());
     let commands = blocks(&page, "sh");
     let [clone, new, link, train, search, ranks, cluster] = &commands[..] else {
-        panic!("other commands than this test knows: {commands:#?}");
+        panic!("unexpected number of commands: {commands:#?}");
     };
 
-    // What is built is on the path already, and others use it.
+    // The programs are already built and on the path, and other tests use them.
     let is_built = |line: &&str| line.starts_with("cargo build") || line.starts_with("export PATH");
     assert_eq!(clone.lines().filter(is_built).count(), 2, "{clone}");
     let clone: Vec<&str> = clone.lines().filter(|line| !is_built(line)).collect();
@@ -89,19 +90,19 @@ fn the_tutorial_leads_from_an_empty_folder_to_a_search() {
     let crate_folder = folder.join("digits");
     let write = |name: &str, text: &str| std::fs::write(crate_folder.join(name), text).unwrap();
     let manifest = std::fs::read_to_string(crate_folder.join("Cargo.toml")).unwrap();
-    let [dependencies] = &blocks(&page, "toml")[..] else { panic!("one block for Cargo.toml") };
+    let [dependencies] = &blocks(&page, "toml")[..] else { panic!("not one TOML block") };
     assert!(manifest.ends_with("\n[dependencies]\n"), "{manifest}");
     write("Cargo.toml", &manifest.replace("[dependencies]\n", dependencies));
     write("src/main.rs", &blocks(&page, "rust").join("\n"));
-    let [experiment, searched] = &blocks(&page, "yaml")[..] else { panic!("two experiments") };
+    let [experiment, searched] = &blocks(&page, "yaml")[..] else { panic!("not two YAML blocks") };
     write("const.yaml", experiment);
     write("search.yaml", searched);
-    // The versions that were tried, in the place of those that are newest today.
+    // Use the tested versions of dependencies instead of the newest ones.
     write("Cargo.lock", &std::fs::read_to_string(repository().join("Cargo.lock")).unwrap());
     let target = program("stoker").ancestors().nth(2).unwrap().to_owned();
     symlink(&target, crate_folder.join("target")).unwrap();
 
-    // The page names the usual place of the data, which `STOKER_CACHE` may have moved.
+    // The page uses the default location of the data, which `STOKER_CACHE` may have changed.
     let home = folder.join("home");
     std::fs::create_dir_all(home.join(".cache")).unwrap();
     symlink(stoker_tests::cache(), home.join(".cache/stoker")).unwrap();

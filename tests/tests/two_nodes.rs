@@ -1,4 +1,4 @@
-//! The whole of it as users have it: two nodes, the chart installed by helm, images imported, an S3
+//! End-to-end tests on a cluster of two nodes: chart installed with helm, imported images, an S3
 //! server, real trainers.
 
 mod experiments;
@@ -15,18 +15,19 @@ use serde_json::{Value, json};
 use stoker_test_cluster::{Cluster, wait_until};
 use stoker_tests::{program, repository, said};
 
-/// Namespace of the experiments. It takes no pod that is not `restricted`.
+/// Namespace of the experiments. It requires pod security `restricted`.
 const NAMESPACE: &str = "ml";
 
-/// The cluster that all of these tests share, one after the other: one of them kills a node.
+/// Returns the cluster that these tests share, and a lock on it. The tests run one at a time,
+/// because some of them kill a node.
 fn cluster() -> (&'static Cluster, MutexGuard<'static, ()>) {
     static CLUSTER: OnceLock<Cluster> = OnceLock::new();
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    (CLUSTER.get_or_init(|| install().unwrap_or_else(|it| panic!("{it}"))), turn)
+    (CLUSTER.get_or_init(|| install().unwrap_or_else(|error| panic!("{error}"))), turn)
 }
 
-/// Starts the cluster, imports the images, and installs the chart as a user would.
+/// Starts the cluster, imports the images and installs the chart.
 fn install() -> Result<Cluster, stoker_test_cluster::Error> {
     let images = tempfile::tempdir().unwrap();
     let mut build = Command::new(repository().join("scripts/build-images"));
@@ -77,12 +78,12 @@ fn helm_install(
     let chart = chart.display().to_string();
     let mut arguments = vec![verb, "stoker", &chart, "--namespace", "stoker-system"];
     arguments.extend(["--create-namespace", "--wait", "--timeout", "120s"]);
-    values.iter().for_each(|it| arguments.extend(["--set", it]));
+    values.iter().for_each(|value| arguments.extend(["--set", value]));
     arguments.extend(more);
     cluster.helm(&arguments)
 }
 
-/// An experiment on MNIST. `change` is merged into its spec.
+/// Returns an experiment on MNIST. The fields of `change` replace those of its spec.
 fn mnist(name: &str, change: &Value) -> Value {
     let mut spec = json!({
         "data": { "root": "/usr/local/share/stoker/data/mnist" },
@@ -110,19 +111,19 @@ fn get(cluster: &Cluster, kind: &str, name: &str) -> Value {
     cluster.get(&["-n", NAMESPACE, kind, name]).unwrap()
 }
 
-/// Waits for an experiment's end, and gives it.
+/// Waits until an experiment has ended, and returns it.
 fn ended(cluster: &Cluster, name: &str, seconds: u64) -> Value {
     let waited = wait_until(&format!("{name} ends"), seconds, || {
-        let found = get(cluster, "experiment", name);
-        match found["status"]["phase"].as_str() {
-            Some("Completed" | "Failed" | "Cancelled") => Ok(found),
-            _ => Err(found["status"].to_string()),
+        let experiment = get(cluster, "experiment", name);
+        match experiment["status"]["phase"].as_str() {
+            Some("Completed" | "Failed" | "Cancelled") => Ok(experiment),
+            _ => Err(experiment["status"].to_string()),
         }
     });
     waited.unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)))
 }
 
-/// All that explains why something does not happen.
+/// Describes the state of the cluster, for failure messages.
 fn state(cluster: &Cluster) -> String {
     let mut text = String::new();
     for arguments in [
@@ -131,14 +132,13 @@ fn state(cluster: &Cluster) -> String {
         &["get", "events", "-n", NAMESPACE, "--sort-by=.lastTimestamp"],
         &["logs", "-n", "stoker-system", "-l", "app.kubernetes.io/name=stoker", "--tail=40"],
     ] {
-        let said = cluster.kubectl(arguments);
-        text +=
-            &format!("--- kubectl {arguments:?}\n{}\n", said.unwrap_or_else(|it| it.to_string()));
+        let output = cluster.kubectl(arguments).unwrap_or_else(|error| error.to_string());
+        text += &format!("--- kubectl {arguments:?}\n{output}\n");
     }
     text
 }
 
-/// Runs `stoker` on the cluster; gives what it printed.
+/// Runs `stoker` on the cluster, and returns its standard output.
 fn stoker_on(cluster: &Cluster, arguments: &[&str]) -> String {
     let s3 = cluster.s3();
     let output = stoker_tests::stoker(arguments)
@@ -153,13 +153,13 @@ fn stoker_on(cluster: &Cluster, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The metrics that a trial reported last, and its results.
+/// Returns the latest metrics and the facts of a trial.
 fn outcome(cluster: &Cluster, trial: &str) -> (Value, Value) {
     let status = get(cluster, "trial", trial)["status"].clone();
     (status["metrics"].clone(), status["facts"].clone())
 }
 
-/// A checkpoint's files by name, with their hashes: the bits of a training.
+/// Returns the file names and hashes of a trial's latest checkpoint.
 fn weights(cluster: &Cluster, trial: &str, folder: &Path) -> Value {
     let endpoint = cluster.s3().local_endpoint.clone();
     let to = folder.join(trial);

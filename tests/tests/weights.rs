@@ -1,4 +1,4 @@
-//! Weights are read and written by Python's own library, in PyTorch's layout.
+//! Exchanges weights in PyTorch's layout with the Python library of safetensors.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,7 +11,8 @@ use stoker_trainer::{WeightsFile, burn};
 
 use crate::readers::tool;
 
-/// What PyTorch's `Linear` and `LayerNorm` compute, on a file's weights; then on weights of its own.
+/// Computes PyTorch's `Linear` and `LayerNorm` with the weights of a file, then with random weights
+/// that it saves.
 const CHECK: &str = r#"
 import json, sys
 import numpy
@@ -63,7 +64,7 @@ impl Net {
 }
 
 #[test]
-fn weights_mean_in_python_what_they_mean_here() {
+fn exported_and_imported_weights_match_pytorch_layout() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     let (theirs, own) = (path("theirs.safetensors"), path("own.safetensors"));
@@ -79,7 +80,7 @@ fn weights_mean_in_python_what_they_mean_here() {
     assert!(output.status.success(), "{}", said(&output));
     let expected: Vec<Vec<f32>> = serde_json::from_slice(&output.stdout).unwrap();
     let imported = WeightsFile::from(Path::new(&own)).pytorch().import(net).unwrap();
-    for (found, expected) in imported.forward(&x).concat().iter().zip(expected.concat()) {
-        assert!((found - expected).abs() < 1e-4, "{found} {expected}");
+    for (actual, expected) in imported.forward(&x).concat().iter().zip(expected.concat()) {
+        assert!((actual - expected).abs() < 1e-4, "{actual} {expected}");
     }
 }

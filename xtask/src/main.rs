@@ -4,6 +4,7 @@
 mod bench;
 mod build_cuda;
 mod codegen;
+mod reference;
 mod soak;
 
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Generate `crds/` and `charts/stoker/templates/crd-*` from the Rust types
+    /// Generate `crds/`, `charts/stoker/templates/crd-*` and `docs/reference-*.md`
     Codegen {
         /// Write nothing; fail if a generated file is out of date
         #[arg(long)]

@@ -1,8 +1,8 @@
 //! Decides which waiting trials may begin an attempt now.
 //!
 //! Two gangs that are scheduled at the same time may each get some of the nodes that one of them
-//! needs. So only a few gangs are before the scheduler at a time. A gang leaves its place as soon as
-//! all its pods are scheduled, or the scheduler has found no node for one of them.
+//! needs. So only a few gangs may start at a time. A gang frees its start slot as soon as all its
+//! pods are scheduled, or the scheduler has found no node for one of them.
 //!
 //! Namespaces take turns. Within a namespace, trials that have trained go first, then older ones.
 
@@ -15,25 +15,25 @@ use stoker_api::time::Timestamp;
 /// Namespace and name of a trial.
 pub type TrialKey = (Arc<str>, Arc<str>);
 
-/// How far a trial is with the start of its pods.
+/// Stage of a trial's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It waits for admission to create its pods.
+    /// The trial waits for admission to create its pods.
     Waiting,
     /// Its pods are being created, or wait for the scheduler's first answer.
     Scheduling,
-    /// A scheduling gate holds back one of its pods.
+    /// A scheduling gate keeps one of its pods from being scheduled.
     Gated,
     /// The scheduler found no node for one of its pods.
     Unschedulable,
 }
 
-/// A trial that starts, or waits to.
+/// A trial that is starting, or waits to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// Name of its experiment.
+    /// Name of the trial's experiment.
     pub experiment: Arc<str>,
-    /// Index in its experiment.
+    /// Index of the trial in its experiment.
     pub index: u32,
     /// Whether an earlier attempt has trained.
     pub has_trained: bool,
@@ -41,50 +41,52 @@ pub struct Candidate {
     pub created_at: Timestamp,
     /// Whether an attempt has several pods.
     pub is_gang: bool,
-    /// How far it is.
+    /// Stage of the start.
     pub standing: Standing,
 }
 
 /// Limits of concurrent starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
-    /// Gangs of several pods before the scheduler at a time, over all namespaces; at least 1.
+    /// Gangs of several pods that may start at a time, over all namespaces; at least 1.
     pub starting_gangs_max: u32,
-    /// One-pod trials before the scheduler at a time, over all namespaces; at least 1.
+    /// One-pod trials that may start at a time, over all namespaces; at least 1.
     pub starting_pods_max: u32,
-    /// Trials of a namespace with a pod that has no node, whatever it waits for. One-pod trials and
+    /// Trials of a namespace that may have an unscheduled pod, for any reason. One-pod trials and
     /// gangs are counted separately; at least 1.
     pub pending_trials_max: u32,
 }
 
-/// Order in a namespace: trials that have trained, then age, then the order of creation.
+/// Sort key of a waiting trial in its namespace: trials that have trained, then age, then
+/// experiment and index.
 type Place = (Reverse<bool>, Timestamp, Arc<str>, u32, Arc<str>);
 
-/// Gangs or one-pod trials of a namespace: their caps and turns are separate.
+/// Queue of the gangs (`true`) or of the one-pod trials of a namespace. Limits and turns of the two
+/// are separate.
 type Line = (bool, Arc<str>);
 
-/// All trials that start or wait to, and the turns of their namespaces.
+/// All trials that are starting or wait to start, and the turns of their namespaces.
 ///
 /// The caller reports every change with [`set`](Self::set), and then wakes the trials that
-/// [`admit`](Self::admit) returns. Nothing needs to be polled.
+/// [`admit`](Self::admit) returns. No polling is needed.
 #[derive(Clone, Debug)]
 pub struct Admission {
     caps: Caps,
-    /// Places of waiting trials by line and experiment.
+    /// Sort keys of waiting trials, by queue and experiment.
     waiting: BTreeMap<Line, BTreeMap<Arc<str>, BTreeSet<Place>>>,
-    /// Trials that wait, admitted ones excepted.
+    /// Waiting trials, except admitted ones.
     candidates: BTreeMap<TrialKey, Candidate>,
-    /// Trials that have a place. Admitted trials that have not begun yet still stand as `Waiting`.
+    /// Admitted and starting trials. An admitted trial stays `Waiting` until its attempt begins.
     starting: BTreeMap<TrialKey, Candidate>,
-    /// When each line last had its turn.
+    /// Turn number at which each queue was last served.
     turns: BTreeMap<Line, u64>,
     num_turns: u64,
-    /// Whether a trial may have to be admitted.
+    /// Whether a change since the last [`admit`](Self::admit) may allow another start.
     is_changed: bool,
 }
 
 impl Admission {
-    /// An admission without trials.
+    /// Creates an admission without trials.
     pub fn new(caps: Caps) -> Self {
         Self {
             caps,
@@ -97,8 +99,8 @@ impl Admission {
         }
     }
 
-    /// Records how far a trial is; `None` if it neither starts nor waits to. A waiting trial that was
-    /// admitted stays admitted.
+    /// Records the state of a trial; `None` if it neither starts nor waits to start. A waiting
+    /// trial that was admitted stays admitted.
     pub fn set(&mut self, key: &TrialKey, candidate: Option<Candidate>) {
         let is_waiting = candidate.as_ref().is_some_and(|new| new.standing == Standing::Waiting);
         if is_waiting && self.is_admitted(key) {
@@ -119,12 +121,12 @@ impl Admission {
         }
     }
 
-    /// Whether the trial was admitted and has not begun since.
+    /// Returns whether the trial was admitted and has not begun an attempt since.
     pub fn is_admitted(&self, key: &TrialKey) -> bool {
         self.starting.get(key).is_some_and(|trial| trial.standing == Standing::Waiting)
     }
 
-    /// Gives free places to waiting trials, and returns these.
+    /// Admits waiting trials while the limits allow it, and returns them.
     pub fn admit(&mut self) -> Vec<TrialKey> {
         let mut admitted = vec![];
         if !std::mem::take(&mut self.is_changed) {
@@ -150,11 +152,12 @@ impl Admission {
         admitted
     }
 
-    /// The first trial of the namespace whose turn it is.
+    /// Returns the first admissible trial of the namespace whose turn it is.
     fn next(&self, is_gang: bool, usage: &Usage) -> Option<TrialKey> {
         let max = self.caps.pending_trials_max.max(1);
         let lines = self.waiting.iter().filter(|(line, _)| line.0 == is_gang);
-        let open = lines.filter(|(line, _)| usage.pending.get(&line.1).is_none_or(|n| *n < max));
+        let open =
+            lines.filter(|(line, _)| usage.pending.get(&line.1).is_none_or(|num| *num < max));
         let heads = open.filter_map(|(line, experiments)| {
             let free = experiments
                 .iter()
@@ -199,14 +202,15 @@ fn place(key: &TrialKey, candidate: &Candidate) -> Place {
     (Reverse(*has_trained), *created_at, experiment.clone(), *index, key.1.clone())
 }
 
-/// What the trials that start take of the caps.
+/// Share of the limits that starting trials use.
 #[derive(Debug, Default)]
 struct Usage {
     num_starting: u32,
-    /// Trials with a pod that has no node, by namespace.
+    /// Number of admitted and starting trials, by namespace.
     pending: BTreeMap<Arc<str>, u32>,
-    /// Namespaces and names of experiments with an unschedulable gang. Its other gangs need the same
-    /// nodes: if they were pending too, each might get some of them once nodes are free.
+    /// Namespaces and names of experiments with an unschedulable gang. Other gangs of the
+    /// experiment need the same nodes. If they were pending too, each might get some of the nodes
+    /// that become free.
     stuck: BTreeSet<(Arc<str>, Arc<str>)>,
 }
 
@@ -237,8 +241,8 @@ mod tests {
 
     const CAPS: Caps = Caps { starting_gangs_max: 1, starting_pods_max: 2, pending_trials_max: 3 };
 
-    /// Trials are `NAMESPACE/EXPERIMENT-INDEX@CREATED`, with `g` for a gang, `t` if it has trained,
-    /// and its standing unless it waits: `s` scheduling, `h` held by a gate, `u` unschedulable.
+    /// Parses `NAMESPACE/EXPERIMENT-INDEX@CREATED` with flags: `g` for a gang, `t` if it has
+    /// trained, and the stage unless it waits: `s` scheduling, `h` gated, `u` unschedulable.
     fn parse(text: &str) -> (TrialKey, Candidate) {
         let (name, rest) = text.split_once('@').unwrap();
         let (namespace, name) = name.split_once('/').unwrap();
@@ -281,7 +285,7 @@ mod tests {
         assert_eq!(admit(&mut admission), expected, "{trials}");
     }
 
-    /// Each trial that is admitted is scheduled at once.
+    /// Checks the order of admission if each admitted trial is scheduled at once.
     #[track_caller]
     fn check_order(trials: &str, expected: &str) {
         let mut admission = Admission::new(Caps { starting_pods_max: 1, ..CAPS });
@@ -304,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn one_pod_trials_have_separate_places() {
+    fn one_pod_trials_have_separate_limits() {
         check("n/a-0@1gs n/b-0@2 n/c-0@3 n/d-0@4", "n/b-0 n/c-0");
         check("n/a-0@1s n/b-0@2 n/c-0@3 n/d-0@4g", "n/d-0 n/b-0");
         check("n/a-0@1s n/b-0@2s n/c-0@3", "");
@@ -339,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn unschedulable_and_gated_gangs_hold_no_place() {
+    fn unschedulable_and_gated_gangs_block_no_start() {
         check("n/a-0@1gu n/b-0@2g", "n/b-0");
         check("n/a-0@1gh n/b-0@2g", "n/b-0");
         check("n/a-0@1gu m/a-0@2g", "m/a-0");
@@ -349,7 +353,7 @@ mod tests {
 
     /// Trials of an experiment need the same nodes.
     #[test]
-    fn unschedulable_gangs_hold_back_their_experiment() {
+    fn unschedulable_gangs_block_their_experiment() {
         check("n/a-0@1gu n/a-1@2g", "");
         check("n/a-0@1gu n/a-1@2g n/b-0@3g", "n/b-0");
         check("n/a-0@1gh n/a-1@2g", "n/a-1");
@@ -365,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn every_freed_place_is_given_again() {
+    fn freed_start_slots_are_reused() {
         for how in ["scheduled", "unschedulable", "gated", "ended"] {
             let mut admission = Admission::new(CAPS);
             set(&mut admission, "n/a-0@1g n/b-0@2g");

@@ -1,4 +1,4 @@
-//! A trial's conditions: what is true of it now, for people and for `kubectl wait`.
+//! Status conditions of a trial, for users and for `kubectl wait`.
 
 use stoker_api::condition::{self, Condition, ConditionStatus};
 use stoker_api::experiment::Phase;
@@ -6,8 +6,8 @@ use stoker_api::experiment::Phase;
 use super::GangView;
 use crate::trial::{TrialRecord, closed, live_attempt};
 
-/// Sets the conditions that follow from a record, its phase and its pods, and why it is pending.
-/// `waits` says why nothing runs although something should.
+/// Sets the conditions of a trial, and its reason and message while it is pending. `waits` has the
+/// reason and the message if an attempt should run but does not.
 pub(super) fn set(
     view: &GangView<'_>,
     record: &mut TrialRecord,
@@ -41,19 +41,19 @@ pub(super) fn set(
 /// Type, whether it holds, reason, message.
 type Said = (&'static str, bool, String, String);
 
-fn said(type_: &'static str, holds: bool, reason: &str, message: &str) -> Said {
+fn condition(type_: &'static str, holds: bool, reason: &str, message: &str) -> Said {
     (type_, holds, reason.to_owned(), message.to_owned())
 }
 
 fn of_ended(record: &TrialRecord) -> Vec<Said> {
     let phase = record.status.phase;
     let message = record.status.message.as_deref().unwrap_or_default();
-    let reason = closed(record).map_or("Closed".to_owned(), |it| format!("{it:?}"));
+    let reason = closed(record).map_or("Closed".to_owned(), |cause| format!("{cause:?}"));
     vec![
-        said("Scheduled", false, "Ended", ""),
-        said("Running", false, "Ended", ""),
-        said("Completed", phase == Phase::Completed, &reason, message),
-        said("Failed", phase == Phase::Failed, &reason, message),
+        condition("Scheduled", false, "Ended", ""),
+        condition("Running", false, "Ended", ""),
+        condition("Completed", phase == Phase::Completed, &reason, message),
+        condition("Failed", phase == Phase::Failed, &reason, message),
     ]
 }
 
@@ -63,25 +63,25 @@ fn of_open(
     waits: Option<&(&'static str, String)>,
 ) -> Vec<Said> {
     let live = live_attempt(record);
-    let pods = || view.pods.iter().filter(|it| Some(it.attempt) == live);
-    let num_scheduled = pods().filter(|it| it.scheduled_at.is_some()).count();
+    let pods = || view.pods.iter().filter(|pod| Some(pod.attempt) == live);
+    let num_scheduled = pods().filter(|pod| pod.scheduled_at.is_some()).count();
     let num_pods = view.num_pods as usize;
     let scheduled = match (waits, live) {
-        (Some((reason, message)), _) => said("Scheduled", false, reason, message),
-        (None, None) => said("Scheduled", false, "NoAttempt", "nothing is to run now"),
+        (Some((reason, message)), _) => condition("Scheduled", false, reason, message),
+        (None, None) => condition("Scheduled", false, "NoAttempt", "no attempt is running or due"),
         (None, Some(_)) if num_scheduled < num_pods => {
-            said("Scheduled", false, "Starting", "its pods are being made")
+            condition("Scheduled", false, "Starting", "pods are being created")
         }
-        (None, Some(_)) => said("Scheduled", true, "AllPodsScheduled", ""),
+        (None, Some(_)) => condition("Scheduled", true, "AllPodsScheduled", ""),
     };
-    let stuck = pods().find_map(|it| it.waiting.as_ref());
+    let stuck = pods().find_map(|pod| pod.waiting.as_ref());
     let running = match (live, stuck) {
-        (None, _) => said("Running", false, "NoAttempt", ""),
-        (Some(_), Some(it)) => said("Running", false, &it.reason, &it.message),
+        (None, _) => condition("Running", false, "NoAttempt", ""),
+        (Some(_), Some(waiting)) => condition("Running", false, &waiting.reason, &waiting.message),
         (Some(_), None) if record.status.phase == Phase::Running => {
-            said("Running", true, "AllPodsRunning", "")
+            condition("Running", true, "AllPodsRunning", "")
         }
-        (Some(_), None) => said("Running", false, "Starting", "not all of its pods run yet"),
+        (Some(_), None) => condition("Running", false, "Starting", "not all pods are running yet"),
     };
     vec![scheduled, running]
 }

@@ -1,4 +1,4 @@
-//! How a pod ended, and whose fault it was.
+//! Classifies how a pod ended.
 
 use stoker_api::contract::Termination;
 use stoker_api::exit::ExitClass;
@@ -6,71 +6,73 @@ use stoker_api::time::Timestamp;
 
 use super::{Exit, NodeState, Patience, PodPhase, PodSeen, Waiting};
 
-/// A pod's end.
+/// Outcome of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ended {
-    /// Whose fault it was.
+    /// Class of the exit; it says whether the program or the infrastructure is at fault.
     pub end: ExitClass,
-    /// Why, in one word.
+    /// Machine-readable reason, one word.
     pub reason: String,
-    /// Why, for people.
+    /// Human-readable reason.
     pub message: String,
-    /// When its container ended; unset if nobody saw that.
+    /// When the container exited; unset if unknown.
     pub at: Option<Timestamp>,
-    /// What the program left, if it could.
+    /// Termination message of the program, if it wrote one.
     pub termination: Option<Termination>,
 }
 
-/// Waiting reasons that no patience mends: what the experiment says cannot work.
+/// Waiting reasons that cannot go away, because the experiment's spec causes them.
 const HOPELESS: [&str; 2] = ["InvalidImageName", "ErrImageNeverPull"];
-/// Waiting reasons that a change of the cluster may mend, but that the user caused.
+/// Waiting reasons that the user caused, but that a change in the cluster may resolve.
 const OF_THE_USER: [&str; 4] =
     ["CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"];
 
-/// Reasons of an exit whose code is made up: containerd lost the process, as after a power loss, or the kubelet lost the
-/// container.
+/// Reasons of an exit whose code is made up: containerd lost the process, as after a power loss, or
+/// the kubelet lost the container.
 const LOST: [&str; 2] = ["Unknown", "ContainerStatusUnknown"];
 
-/// How a pod has ended; `None` while it may still run or come to run.
+/// Returns the outcome of a pod; `None` while the pod runs or may still start.
 pub fn ended(pod: &PodSeen, patience: &Patience, now: Timestamp) -> Option<Ended> {
     if pod.is_lost(patience, now) {
-        let what = if pod.node == NodeState::Gone { "was deleted" } else { "does not answer" };
+        let why = if pod.node == NodeState::Gone { "was deleted" } else { "does not answer" };
         return Some(without_exit(
             pod,
             ExitClass::Infrastructure,
             "NodeLost",
-            &format!("its node {what}"),
+            &format!("the node {why}"),
         ));
     }
     match (pod.phase, &pod.exit) {
-        (PodPhase::Succeeded | PodPhase::Failed, Some(exit)) => Some(of_exit(pod, exit)),
+        (PodPhase::Succeeded | PodPhase::Failed, Some(exit)) => Some(from_exit(pod, exit)),
         (PodPhase::Succeeded, None) => {
             Some(without_exit(pod, ExitClass::Completed, "Completed", "exit code unknown"))
         }
         (PodPhase::Failed, None) => {
             let reason = pod.reason.as_deref().or(pod.disruption.as_deref()).unwrap_or("PodFailed");
-            let message = pod.message.as_deref().unwrap_or("it failed before its program ran");
+            let message =
+                pod.message.as_deref().unwrap_or("the pod failed before its program started");
             Some(without_exit(pod, ExitClass::Infrastructure, reason, message))
         }
-        // Other containers of the pod may go on for ever.
-        (PodPhase::Running, Some(exit)) if !exit.is_setup => Some(of_exit(pod, exit)),
+        // Other containers of the pod may run forever.
+        (PodPhase::Running, Some(exit)) if !exit.is_setup => Some(from_exit(pod, exit)),
         (PodPhase::Pending | PodPhase::Running | PodPhase::Unknown, _) => {
-            of_waiting(pod, pod.waiting.as_ref()?, patience, now)
+            from_waiting(pod, pod.waiting.as_ref()?, patience, now)
         }
     }
 }
 
-/// The program's own word counts before anything else: what it says of itself stays true when its
-/// pod is evicted a moment later.
-fn of_exit(pod: &PodSeen, exit: &Exit) -> Ended {
+/// Classifies an exit. The program's exit code takes precedence: a code with a meaning keeps it
+/// even if the pod is evicted a moment later.
+fn from_exit(pod: &PodSeen, exit: &Exit) -> Ended {
     let termination: Option<Termination> = serde_json::from_str(&exit.message).ok();
-    // A launcher that was killed while it waited for stragglers has said before how its ranks ended.
-    let said = termination.as_ref().filter(|_| exit.code > 128).map(|it| i32::from(it.code));
-    let code = said.unwrap_or(exit.code);
-    let disturbed = pod.disruption.as_deref().or(pod.reason.as_deref());
-    let disturbed = disturbed.or(pod.deletion.map(|_| "PodDeleted"));
+    // A launcher that was killed while it waited for stragglers had already reported the exit code
+    // of its ranks.
+    let reported = termination.as_ref().filter(|_| exit.code > 128);
+    let code = reported.map_or(exit.code, |termination| i32::from(termination.code));
+    let disruption = pod.disruption.as_deref().or(pod.reason.as_deref());
+    let disruption = disruption.or(pod.deletion.map(|_| "PodDeleted"));
     let end = ExitClass::of_code(code);
-    let (end, reason) = match (end, disturbed) {
+    let (end, reason) = match (end, disruption) {
         (ExitClass::Completed, _) => (end, "Completed"),
         (ExitClass::Preempted, _) => (end, "Preempted"),
         (ExitClass::InvalidHyperparameters, _) => (end, "InvalidHyperparameters"),
@@ -85,16 +87,17 @@ fn of_exit(pod: &PodSeen, exit: &Exit) -> Ended {
             _ => (end, "ProgramFailed"),
         },
     };
-    let said = match &termination {
-        Some(it) => it.message.clone().unwrap_or_default(),
+    let last_words = match &termination {
+        Some(termination) => termination.message.clone().unwrap_or_default(),
         None => exit.message.trim().to_owned(),
     };
-    let message = said_of(pod, exit, reason, &said);
+    let message = exit_message(pod, exit, reason, &last_words);
     Ended { end, reason: reason.to_owned(), message, at: exit.finished_at, termination }
 }
 
-fn said_of(pod: &PodSeen, exit: &Exit, reason: &str, said: &str) -> String {
-    let place = if exit.is_setup { " (setup)" } else { "" };
+/// Returns a message for users. `last_words` is the message that the program wrote on exit.
+fn exit_message(pod: &PodSeen, exit: &Exit, reason: &str, last_words: &str) -> String {
+    let setup = if exit.is_setup { " (setup)" } else { "" };
     let how = match exit.code {
         code @ 129..=192 => format!("ended by signal {}", code - 128),
         code => format!("exit code {code}"),
@@ -105,12 +108,12 @@ fn said_of(pod: &PodSeen, exit: &Exit, reason: &str, said: &str) -> String {
         }
         _ => "",
     };
-    let own = pod.message.as_deref().map_or(String::new(), |it| format!("; {it}"));
-    let said = if said.is_empty() { String::new() } else { format!(": {said}") };
-    format!("pod {}{place}: {how}{hint}{own}{said}", pod.name)
+    let of_pod = pod.message.as_deref().map_or(String::new(), |message| format!("; {message}"));
+    let of_program = if last_words.is_empty() { String::new() } else { format!(": {last_words}") };
+    format!("pod {}{setup}: {how}{hint}{of_pod}{of_program}", pod.name)
 }
 
-fn of_waiting(
+fn from_waiting(
     pod: &PodSeen,
     waiting: &Waiting,
     patience: &Patience,
@@ -160,13 +163,13 @@ mod tests {
 
     #[track_caller]
     fn check(pod: PodSeen, now: i64, expected: Option<(ExitClass, &str)>) {
-        let found = ended(&pod, &PATIENCE, Timestamp(now));
-        let found = found.as_ref().map(|it| (it.end, it.reason.as_str()));
-        assert_eq!(found, expected, "{pod:?}");
+        let outcome = ended(&pod, &PATIENCE, Timestamp(now));
+        let outcome = outcome.as_ref().map(|outcome| (outcome.end, outcome.reason.as_str()));
+        assert_eq!(outcome, expected, "{pod:?}");
     }
 
-    /// Every way in which a pod ends, with its class. The effect of each class on the restart budget
-    /// is in the table of `trial::end_attempt`.
+    /// Lists every way in which a pod ends. The table of `trial::end_attempt` has the effect of
+    /// each class on the restart budget.
     #[test]
     fn each_end_has_its_class() {
         use ExitClass::{
@@ -201,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_disturbs_a_pod_is_not_its_programs_fault() {
+    fn disruptions_are_not_the_programs_fault() {
         use ExitClass::{Infrastructure, Preempted, UserError};
         let disrupted =
             |reason: &str, pod: PodSeen| PodSeen { disruption: Some(reason.to_owned()), ..pod };
@@ -219,14 +222,14 @@ mod tests {
         check(failed(255, "Unknown"), 0, Some(lost));
         check(failed(137, "ContainerStatusUnknown"), 0, Some(lost));
         check(failed(255, "Error"), 0, Some((UserError, "ProgramFailed")));
-        let before = PodSeen { exit: None, ..evicted(failed(0, "")) };
-        check(before, 0, Some((Infrastructure, "Evicted")));
-        let nothing = PodSeen { exit: None, ..failed(0, "") };
-        check(nothing, 0, Some((Infrastructure, "PodFailed")));
+        let evicted_before_start = PodSeen { exit: None, ..evicted(failed(0, "")) };
+        check(evicted_before_start, 0, Some((Infrastructure, "Evicted")));
+        let unexplained = PodSeen { exit: None, ..failed(0, "") };
+        check(unexplained, 0, Some((Infrastructure, "PodFailed")));
     }
 
     #[test]
-    fn a_pod_is_lost_with_its_node_and_not_before() {
+    fn pods_are_lost_only_with_their_node() {
         use ExitClass::Infrastructure;
         let running = PodSeen { phase: PodPhase::Running, ..PodSeen::default() };
         let lost = Some((Infrastructure, "NodeLost"));
@@ -247,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_names_the_pod_and_what_to_do() {
+    fn messages_name_the_pod_and_a_remedy() {
         let check = |pod: PodSeen, expected: &str| {
             let pod = PodSeen { name: "t-a0-r1".to_owned(), ..pod };
             assert_eq!(ended(&pod, &PATIENCE, Timestamp(300)).unwrap().message, expected);
@@ -259,10 +262,10 @@ mod tests {
             "pod t-a0-r1: ended by signal 9; out of memory: raise spec.resources.limits.memory or \
              lower the batch size",
         );
-        let mut said = failed(80, "Error");
-        said.exit.as_mut().unwrap().message =
-            r#"{"code":80,"message":"the storage is away"}"#.to_owned();
-        check(said, "pod t-a0-r1: exit code 80: the storage is away");
+        let mut explained = failed(80, "Error");
+        explained.exit.as_mut().unwrap().message =
+            r#"{"code":80,"message":"the storage is unavailable"}"#.to_owned();
+        check(explained, "pod t-a0-r1: exit code 80: the storage is unavailable");
         let mut plain = failed(1, "Error");
         plain.exit.as_mut().unwrap().message = "no such file\n".to_owned();
         check(plain, "pod t-a0-r1: exit code 1: no such file");

@@ -1,16 +1,16 @@
-//! The pods of a trial: what their ends mean, when an attempt begins and is over, and which pods are
-//! made and deleted for it.
+//! Pods of a trial: what their exits mean, when an attempt begins and ends, and which pods are
+//! created and deleted.
 //!
 //! ```text
-//!   record + pods + now -> plan -> the record to write, then pods to delete, then pods to make
+//!   record + pods + now -> plan -> record to write, then pods to delete, then pods to create
 //! ```
 //!
 //! # Invariants
 //!
-//! - **One live attempt.** Attempt k+1 begins when every pod of the attempts before it is terminal,
-//!   gone or lost.
-//! - **Recorded first.** A plan's record is written before its pods are touched; a plan that was cut
-//!   there is made again.
+//! - **One live attempt.** Attempt k+1 begins when every pod of earlier attempts is terminal,
+//!   deleted or lost.
+//! - **Recorded first.** The record of a plan is written before its pods are touched. If the runner
+//!   stops in between, it plans again.
 
 pub mod admission;
 mod conditions;
@@ -22,124 +22,125 @@ use stoker_api::time::Timestamp;
 pub use end::{Ended, ended};
 pub use plan::{Delete, GangPlan, GangView, plan, refuse};
 
-/// How patient a gang's runner is.
+/// Timeouts of the runner of a gang, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
-    /// Seconds in which all pods of a gang must be created, and then, from the moment all are without
-    /// scheduling gates, scheduled.
+    /// Seconds in which all pods of a gang must be created. Also the seconds in which all pods must
+    /// be scheduled, counted from the moment when no pod has a scheduling gate.
     pub start_deadline_seconds: u64,
-    /// Seconds that a container of a scheduled pod may be unable to start, for example because its
-    /// image cannot be pulled.
+    /// Seconds that a container of a scheduled pod may fail to start, for example because its image
+    /// cannot be pulled.
     pub pull_deadline_seconds: u64,
-    /// Seconds that a node may be not ready before its pods are taken for lost.
+    /// Seconds that a node may be not ready before its pods count as lost.
     pub node_lost_seconds: u64,
-    /// Seconds that a finished pod stays, for its logs.
+    /// Seconds that a finished pod is kept, for its logs.
     pub finished_pods_seconds: u64,
-    /// Seconds that the other ranks have to end by themselves once one has.
+    /// Seconds that the other ranks have to exit by themselves after the first exit.
     pub end_grace_seconds: u64,
-    /// Seconds that a trial has to exit when asked to.
+    /// Seconds that a trial has to exit after a stop request.
     pub preemption_timeout_seconds: u64,
 }
 
-/// What is known of one pod.
+/// Observed state of one pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodSeen {
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// Its UID.
+    /// UID of the pod.
     pub uid: String,
-    /// The attempt it is of.
+    /// Attempt that the pod belongs to.
     pub attempt: u32,
-    /// Its index in the gang.
+    /// Index of the pod in the gang.
     pub index: u32,
-    /// Where it stands.
+    /// Phase of the pod.
     pub phase: PodPhase,
-    /// When it was scheduled to a node, if it was.
+    /// When the pod was scheduled to a node; unset before.
     pub scheduled_at: Option<Timestamp>,
-    /// What its scheduler said when it found no node.
+    /// Message of the scheduler if it found no node.
     pub unschedulable: Option<String>,
-    /// Names of its scheduling gates: no scheduler looks at it before they are removed.
+    /// Names of the scheduling gates. Schedulers ignore the pod until all are removed.
     pub gates: Vec<String>,
     /// A container that cannot start, and why.
     pub waiting: Option<Waiting>,
-    /// How the container ended that decides: the program's, or one before it that failed.
+    /// Exit of the container that determines the outcome: the program's container, or a failed
+    /// container before it.
     pub exit: Option<Exit>,
-    /// The pod's own reason, such as `Evicted`.
+    /// Reason of the pod itself, such as `Evicted`.
     pub reason: Option<String>,
-    /// The pod's own message.
+    /// Message of the pod itself.
     pub message: Option<String>,
-    /// The reason of its condition `DisruptionTarget`.
+    /// Reason of the condition `DisruptionTarget`.
     pub disruption: Option<String>,
-    /// If it is being deleted: when its grace ends.
+    /// End of the grace period if the pod is being deleted.
     pub deletion: Option<Timestamp>,
-    /// Its node, if it is not as it should be.
+    /// State of the pod's node.
     pub node: NodeState,
 }
 
-/// Where a pod stands.
+/// Phase of a pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PodPhase {
-    /// Not all containers have been started.
+    /// Not all containers have started.
     #[default]
     Pending,
-    /// They have.
+    /// All containers have started.
     Running,
-    /// All ended with code 0.
+    /// All containers exited with code 0.
     Succeeded,
-    /// All ended, not all with code 0.
+    /// All containers exited, at least one with another code.
     Failed,
-    /// Its node does not answer.
+    /// The node does not respond.
     Unknown,
 }
 
-/// The node of a pod.
+/// State of a pod's node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NodeState {
-    /// Nothing is wrong with it, or the pod has none.
+    /// The node is ready, or the pod has no node.
     #[default]
     Fine,
-    /// It is not ready since then.
+    /// The node is not ready since this time.
     NotReady(Timestamp),
-    /// It was deleted.
+    /// The node was deleted.
     Gone,
 }
 
-/// A container that waits.
+/// A container that cannot start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
-    /// Kubernetes' reason, such as `ImagePullBackOff`.
+    /// Reason from Kubernetes, such as `ImagePullBackOff`.
     pub reason: String,
-    /// Kubernetes' message.
+    /// Message from Kubernetes.
     pub message: String,
 }
 
-/// A container that has ended.
+/// Exit of a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Exit {
-    /// Its exit code; 128 + N for signal N.
+    /// Exit code; 128 + N for signal N.
     pub code: i32,
-    /// Kubernetes' reason, such as `OOMKilled`.
+    /// Reason from Kubernetes, such as `OOMKilled`.
     pub reason: String,
-    /// Its termination message.
+    /// Termination message of the container.
     pub message: String,
-    /// When it ended.
+    /// When the container exited.
     pub finished_at: Option<Timestamp>,
-    /// Whether it is a container before the program's.
+    /// Whether the container runs before the program's container.
     pub is_setup: bool,
 }
 
 impl PodSeen {
-    /// Whether nothing of it runs any more.
+    /// Returns whether all containers of the pod have exited.
     pub fn is_terminal(&self) -> bool {
         matches!(self.phase, PodPhase::Succeeded | PodPhase::Failed)
     }
 
-    /// Whether a scheduling gate holds it back.
+    /// Returns whether a scheduling gate keeps the pod from being scheduled.
     pub fn is_gated(&self) -> bool {
         self.scheduled_at.is_none() && !self.gates.is_empty()
     }
 
-    /// Reason and message of a pod that has no node.
+    /// Returns the reason and the message for a pod without a node.
     pub(crate) fn without_node(&self) -> (&'static str, String) {
         let name = &self.name;
         if self.is_gated() {
@@ -147,18 +148,18 @@ impl PodSeen {
             return ("SchedulingGated", format!("pod {name} is held by scheduling gates: {gates}"));
         }
         let why = self.unschedulable.as_deref().unwrap_or("not looked at by a scheduler yet");
-        ("Unschedulable", format!("pod {name} has no node: {why}"))
+        ("Unschedulable", format!("pod {name} is not scheduled: {why}"))
     }
 
-    /// Whether its program has ended, whatever else of it runs.
+    /// Returns whether the program has exited. Other containers of the pod may still run.
     pub(crate) fn has_left(&self) -> bool {
-        self.exit.as_ref().is_some_and(|it| !it.is_setup)
+        self.exit.as_ref().is_some_and(|exit| !exit.is_setup)
     }
 
-    /// Whether nobody can say what became of it: its node is gone, or has not answered for so long
-    /// that its deletion is over by its own terms.
+    /// Returns whether the pod's outcome cannot be observed. Its node was deleted, or was not ready
+    /// for `node_lost_seconds` and the pod's deletion grace period has passed.
     pub fn is_lost(&self, patience: &Patience, now: Timestamp) -> bool {
-        let is_over = self.deletion.is_some_and(|it| it < now);
+        let is_over = self.deletion.is_some_and(|until| until < now);
         !self.is_terminal()
             && match self.node {
                 NodeState::Fine => false,
@@ -169,9 +170,9 @@ impl PodSeen {
             }
     }
 
-    /// Whether it must be deleted because its node does not answer.
+    /// Returns whether the pod must be deleted because its node does not respond.
     pub(crate) fn is_on_dead_node(&self, patience: &Patience, now: Timestamp) -> bool {
-        let is_long = |it: Timestamp| now.seconds_since(it) >= patience.node_lost_seconds;
+        let is_long = |since: Timestamp| now.seconds_since(since) >= patience.node_lost_seconds;
         !self.is_terminal() && matches!(self.node, NodeState::NotReady(since) if is_long(since))
     }
 }

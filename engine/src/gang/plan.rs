@@ -1,4 +1,4 @@
-//! What to do with a trial's pods now.
+//! Plans the pods of a trial.
 
 use std::collections::BTreeMap;
 
@@ -14,70 +14,71 @@ use crate::trial::{
     closed, end_attempt, granted_units, live_attempt, next, record_report, result_at,
 };
 
-/// Seconds that a pod which is not wanted any more has to end by itself.
+/// Seconds that a pod has to exit by itself after it is deleted.
 const DELETE_GRACE_SECONDS: u32 = 30;
-/// As little as leaves the node to say when the pod is gone; 0 would forget the pod at once.
+/// Least grace with which the node still confirms the end of a killed pod. With 0, the API server
+/// would remove the pod at once.
 const KILL_GRACE_SECONDS: u32 = 1;
 
-/// How long a start is in the way of others while the scheduler does not look at its pods. There may be
-/// no such scheduler.
+/// Seconds that a start blocks other starts while no scheduler has processed its pods. A pod may
+/// name a scheduler that does not exist.
 const SCHEDULER_ANSWER_SECONDS: u64 = 60;
 
-/// How much the API server's clock may be ahead of ours.
+/// Seconds that the API server's clock may be ahead of the operator's.
 const CLOCKS_DIFFER_SECONDS: u32 = 10;
 
-/// All that a plan follows from.
+/// Input of a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct GangView<'a> {
-    /// What is recorded.
+    /// Record of the trial.
     pub record: &'a TrialRecord,
-    /// The generation of the trial's spec.
+    /// Generation of the trial's spec.
     pub generation: i64,
-    /// The pods of the trial, of whatever attempt.
+    /// Pods of all attempts of the trial.
     pub pods: &'a [PodSeen],
-    /// Pods of a gang.
+    /// Number of pods of the gang.
     pub num_pods: u32,
     /// Whether a new attempt may begin: see [`admission`](super::admission).
     pub is_admitted: bool,
-    /// The metric by which trials are compared.
+    /// Metric by which trials are compared.
     pub searched: SearchedMetric<'a>,
-    /// How patient to be.
+    /// Timeouts.
     pub patience: Patience,
-    /// How often the trial is tried again.
+    /// Limits of restarts.
     pub limits: Limits,
-    /// Now.
+    /// Current time.
     pub now: Timestamp,
 }
 
 /// A pod to delete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delete {
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// Its UID: another pod of the name is left alone.
+    /// UID of the pod. A different pod with this name is not deleted.
     pub uid: String,
-    /// Seconds it has to end; 0 forgets a pod that nobody can reach.
+    /// Grace period in seconds; 0 removes a pod whose node is unreachable.
     pub grace_seconds: u32,
 }
 
-/// What to do, in this order.
+/// Steps to apply, in field order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GangPlan {
-    /// What is to be recorded before anything else is done.
+    /// Record to write before any other step.
     pub record: TrialRecord,
     /// Pods to delete.
     pub delete: Vec<Delete>,
-    /// Indexes of the live attempt's pods to make.
+    /// Indexes of the live attempt's pods to create.
     pub create: Vec<u32>,
-    /// Checkpoints that an attempt begun by this plan starts from.
+    /// Checkpoints from which an attempt that this plan begins starts, newest first.
     pub resume_from: Vec<CheckpointRef>,
-    /// How far the start of an attempt is; `None` if none starts or waits to.
+    /// State of a start for admission; `None` if no attempt starts or waits to start.
     pub standing: Option<Standing>,
-    /// Seconds after which something may follow from the time alone.
+    /// Seconds until the next plan is due, even if nothing else changes.
     pub wake_seconds: Option<u64>,
 }
 
-/// Says what to do with a trial's pods.
+/// Plans the pods of a trial.
 pub fn plan(view: &GangView<'_>) -> GangPlan {
     let mut planner = Planner {
         view,
@@ -92,7 +93,7 @@ pub fn plan(view: &GangView<'_>) -> GangPlan {
         waits: None,
     };
     planner.live();
-    planner.leftovers();
+    planner.delete_stale_pods();
     planner.without_attempt();
     if !planner.plan.record.status.phase.is_terminal() {
         planner.plan.record.status.phase = open_phase(view, &planner.plan.record);
@@ -106,7 +107,8 @@ pub fn plan(view: &GangView<'_>) -> GangPlan {
     planner.plan
 }
 
-/// The phase of a trial that is not closed. It runs while all pods of an attempt run.
+/// Returns the phase of an open trial. It is `Running` once all pods of the live attempt have
+/// started.
 fn open_phase(view: &GangView<'_>, record: &TrialRecord) -> Phase {
     let Some(attempt) = live_attempt(record) else {
         return match record.spec.wanted {
@@ -122,8 +124,8 @@ fn open_phase(view: &GangView<'_>, record: &TrialRecord) -> Phase {
     }
 }
 
-/// Ends the live attempt because the API server refused its pods. What a quota or a policy refuses
-/// may be granted later, and counts for nothing; what is no pod at all is the user's error.
+/// Ends the live attempt because the API server refused its pods. `as_end` sets the class: a
+/// refusal by a quota or a policy is not a failure, and a malformed pod is the user's error.
 pub fn refuse(
     record: &mut TrialRecord,
     as_end: AttemptEnd,
@@ -138,14 +140,15 @@ pub fn refuse(
 struct Planner<'a> {
     view: &'a GangView<'a>,
     plan: GangPlan,
-    /// Why nothing runs although something should.
+    /// Reason and message if an attempt should run but does not.
     waits: Option<(&'static str, String)>,
 }
 
 impl Planner<'_> {
     fn wake(&mut self, at: Timestamp) {
         let seconds = at.seconds_since(self.view.now).max(1);
-        self.plan.wake_seconds = Some(self.plan.wake_seconds.map_or(seconds, |it| it.min(seconds)));
+        let earliest = self.plan.wake_seconds.map_or(seconds, |planned| planned.min(seconds));
+        self.plan.wake_seconds = Some(earliest);
     }
 
     fn end(&mut self, end_as: AttemptEnd, reason: &str, message: String) {
@@ -153,34 +156,37 @@ impl Planner<'_> {
         end(&mut self.plan.record, end_as, reason, message, &view.limits, view.now);
     }
 
-    /// What follows for the live attempt.
+    /// Plans the live attempt.
     fn live(&mut self) {
         let Some(attempt) = live_attempt(&self.plan.record) else { return };
         if closed(&self.plan.record).is_some() {
             return;
         }
         let view = self.view;
-        let pods: BTreeMap<u32, &PodSeen> =
-            view.pods.iter().filter(|it| it.attempt == attempt).map(|it| (it.index, it)).collect();
-        let missing: Vec<u32> = (0..view.num_pods).filter(|it| !pods.contains_key(it)).collect();
-        let has_pods = self.plan.record.status.attempts.last().is_some_and(|it| it.has_pods);
-        if self.asked_too_long() {
+        let pods = view.pods.iter().filter(|pod| pod.attempt == attempt);
+        let pods: BTreeMap<u32, &PodSeen> = pods.map(|pod| (pod.index, pod)).collect();
+        let missing = (0..view.num_pods).filter(|index| !pods.contains_key(index));
+        let missing: Vec<u32> = missing.collect();
+        let last = self.plan.record.status.attempts.last();
+        let has_pods = last.is_some_and(|attempt| attempt.has_pods);
+        let started_at = last.and_then(|attempt| attempt.started_at);
+        if self.enforce_stop_deadline() {
             return;
         }
-        // One that is not wanted because it has its result ends as it would.
+        // A paused or stopped trial that has its result exits by itself; do not end it here.
         let units = granted_units(&view.record.spec);
         let is_unwanted =
             !view.record.spec.wanted.is_run() && result_at(view.record, units).is_none();
         if !has_pods && is_unwanted {
-            self.end(AttemptEnd::RunnerLost, "NotWanted", "not wanted before it began".to_owned());
+            let text = "paused or stopped before the attempt began".to_owned();
+            self.end(AttemptEnd::RunnerLost, "NotWanted", text);
             return;
         }
         if !missing.is_empty() && !has_pods {
             let deadline = view.patience.start_deadline_seconds;
-            let started = self.plan.record.status.attempts.last().and_then(|it| it.started_at);
-            let until = started.unwrap_or(view.now).plus(deadline);
+            let until = started_at.unwrap_or(view.now).plus(deadline);
             if until <= view.now {
-                let text = format!("not all pods could be made within {deadline} s");
+                let text = format!("not all pods were created within {deadline} s");
                 self.end(AttemptEnd::NotStarted, "PodsNotMade", text);
                 return;
             }
@@ -189,25 +195,27 @@ impl Planner<'_> {
             self.plan.create = missing;
             return;
         }
-        if let (false, Some(it)) = (has_pods, self.plan.record.status.attempts.last_mut()) {
-            it.has_pods = true;
+        if let (false, Some(attempt)) = (has_pods, self.plan.record.status.attempts.last_mut()) {
+            attempt.has_pods = true;
         }
         if let Some(index) = missing.first() {
-            let text = format!("the pod of index {index} was deleted");
+            let text = format!("the pod with index {index} was deleted");
             self.finish(&pods);
             self.end(AttemptEnd::Infrastructure, "PodDeleted", text);
             return;
         }
-        let waits = |it: &&PodSeen| it.phase == PodPhase::Pending && it.exit.is_none();
+        let waits = |pod: &&PodSeen| pod.phase == PodPhase::Pending && pod.exit.is_none();
         if is_unwanted && pods.values().all(waits) {
-            self.end(AttemptEnd::RunnerLost, "NotWanted", "not wanted before it ran".to_owned());
+            let text = "paused or stopped before its pods started".to_owned();
+            self.end(AttemptEnd::RunnerLost, "NotWanted", text);
             return;
         }
         self.watch(&pods);
     }
 
-    /// Whether the attempt is over because it was told to be.
-    fn asked_too_long(&mut self) -> bool {
+    /// Ends the attempt if the trial was killed, or was paused or stopped and did not exit in time.
+    /// Returns whether it ended the attempt.
+    fn enforce_stop_deadline(&mut self) -> bool {
         let view = self.view;
         let spec = &view.record.spec;
         let since = spec.wanted_since.unwrap_or_default();
@@ -220,7 +228,7 @@ impl Planner<'_> {
             }
             WantedState::Pause | WantedState::Stop if until <= view.now => {
                 let text = format!(
-                    "killed: it did not exit within the {} s of preemptionTimeoutSeconds",
+                    "killed: the trial did not exit within {} s (preemptionTimeoutSeconds)",
                     view.patience.preemption_timeout_seconds
                 );
                 self.end(AttemptEnd::RunnerLost, "PreemptionTimeout", text);
@@ -233,16 +241,16 @@ impl Planner<'_> {
         }
     }
 
-    /// Looks at a whole gang.
+    /// Checks a gang whose pods all exist.
     fn watch(&mut self, pods: &BTreeMap<u32, &PodSeen>) {
         let view = self.view;
         let ends: Vec<Ended> =
-            pods.values().filter_map(|it| ended(it, &view.patience, view.now)).collect();
+            pods.values().filter_map(|pod| ended(pod, &view.patience, view.now)).collect();
         if let Some(worst) = worst(&ends) {
-            // What nobody saw end may have ended long ago: the others need no more grace.
-            let until = ends.iter().map(|it| it.at).min().flatten();
-            let until = until.map(|it| it.plus(view.patience.end_grace_seconds));
-            let until = until.filter(|it| ends.len() < pods.len() && *it > view.now);
+            // A pod without an end time may have ended long ago, so the others get no grace.
+            let first_end = ends.iter().map(|end| end.at).min().flatten();
+            let until = first_end.map(|at| at.plus(view.patience.end_grace_seconds));
+            let until = until.filter(|until| ends.len() < pods.len() && *until > view.now);
             if let Some(until) = until {
                 self.wake(until);
             } else {
@@ -253,7 +261,7 @@ impl Planner<'_> {
             }
             return;
         }
-        for pod in pods.values().filter(|it| it.is_on_dead_node(&view.patience, view.now)) {
+        for pod in pods.values().filter(|pod| pod.is_on_dead_node(&view.patience, view.now)) {
             self.delete_within(pod, DELETE_GRACE_SECONDS);
         }
         for pod in pods.values() {
@@ -275,20 +283,22 @@ impl Planner<'_> {
         let is_rejected = |pod: &&&PodSeen| pod.unschedulable.is_some();
         let Some(first) = unscheduled().next() else { return };
         if let Some(pod) = unscheduled().find(|pod| pod.is_gated()) {
-            // Whoever set the gate decides how long it stays.
+            // The controller that set the gate decides how long it stays, so no deadline applies.
             self.plan.standing = Some(Standing::Gated);
             self.waits = Some(pod.without_node());
             return;
         }
         let Some(attempt) = self.plan.record.status.attempts.last_mut() else { return };
-        // Nothing of a pod says since when it has no gate: its condition `PodScheduled` keeps the
-        // transition time of the gate while it stays false. So the operator records when it first
-        // saw all pods without gates. Unlike a clock in memory, the record outlives the operator.
+        // A pod does not have the time at which its last gate was removed: while its condition
+        // `PodScheduled` stays false, the condition keeps the transition time of the gate. So the
+        // operator records when it first observed all pods without gates. The record survives a
+        // restart of the operator.
         let since = *attempt.ungated_at.get_or_insert(view.now);
         let deadline = view.patience.start_deadline_seconds;
         let until = since.plus(deadline);
         let (reason, text) = unscheduled().find(is_rejected).unwrap_or(first).without_node();
-        // A pod that is alone holds nothing that others need: it waits for a node that is added.
+        // A single pod holds no resources while it is unscheduled, so it waits for a new node
+        // without a deadline.
         if until <= view.now && view.num_pods > 1 {
             let text = format!("not all pods were scheduled within {deadline} s: {text}");
             self.end(AttemptEnd::NotStarted, reason, text);
@@ -309,27 +319,29 @@ impl Planner<'_> {
         self.waits = Some((reason, text));
     }
 
-    /// Takes in what the gang could not report any more.
+    /// Records reports that the gang could not send; its pods left them in termination messages.
     fn finish(&mut self, pods: &BTreeMap<u32, &PodSeen>) {
         let view = self.view;
-        let ends = pods.values().filter_map(|it| ended(it, &view.patience, view.now));
-        let unsent: Vec<Report> =
-            ends.filter_map(|it| it.termination).flat_map(|it| it.unsent).collect();
+        let ends = pods.values().filter_map(|pod| ended(pod, &view.patience, view.now));
+        let unsent: Vec<Report> = ends
+            .filter_map(|end| end.termination)
+            .flat_map(|termination| termination.unsent)
+            .collect();
         for report in &unsent {
-            // One that cannot be true was refused before, or would have been.
+            // Ignore refusals: the report server would have refused the report, too.
             let _ = record_report(&mut self.plan.record, report, &view.searched);
         }
     }
 
-    /// Pods of attempts that are over.
-    fn leftovers(&mut self) {
+    /// Deletes pods of ended attempts once their time is over.
+    fn delete_stale_pods(&mut self) {
         let view = self.view;
         let live = live_attempt(&self.plan.record);
         let is_killed = view.record.spec.wanted == WantedState::Kill;
-        for pod in view.pods.iter().filter(|it| Some(it.attempt) != live) {
+        for pod in view.pods.iter().filter(|pod| Some(pod.attempt) != live) {
             let attempts = &self.plan.record.status.attempts;
-            let attempt = attempts.iter().find(|it| it.number == pod.attempt);
-            let ended_at = attempt.and_then(|it| it.ended_at).unwrap_or(view.now);
+            let attempt = attempts.iter().find(|attempt| attempt.number == pod.attempt);
+            let ended_at = attempt.and_then(|attempt| attempt.ended_at).unwrap_or(view.now);
             let until = ended_at.plus(view.patience.finished_pods_seconds);
             let settles = ended_at.plus(DELETE_GRACE_SECONDS.into());
             if pod.is_lost(&view.patience, view.now) {
@@ -341,7 +353,8 @@ impl Planner<'_> {
                 && pod.has_left()
                 && view.now < settles
             {
-                // Its node says next that all of it has ended, and nothing needs to be deleted.
+                // The program has exited. Wait for the node to report the pod as finished, so that
+                // the pod is kept for its logs.
                 self.wake(settles);
             } else {
                 let grace = if is_killed { KILL_GRACE_SECONDS } else { DELETE_GRACE_SECONDS };
@@ -350,8 +363,9 @@ impl Planner<'_> {
         }
     }
 
-    /// Deletes a pod unless it is being deleted and over soon. Whoever deleted it may have given it
-    /// minutes to save in, as a drained node does; here nobody waits for what it saves.
+    /// Deletes a pod, unless an earlier deletion ends about as soon. An earlier deletion, such as a
+    /// node drain, may have a grace period of minutes. It is cut short, because nothing waits for
+    /// what the pod saves.
     fn delete_within(&mut self, pod: &PodSeen, grace_seconds: u32) {
         let soon = self.view.now.plus((grace_seconds + CLOCKS_DIFFER_SECONDS).into());
         match pod.deletion {
@@ -365,16 +379,16 @@ impl Planner<'_> {
         self.plan.delete.push(Delete { name, uid, grace_seconds });
     }
 
-    /// What follows where no attempt is alive.
+    /// Closes the trial or begins an attempt if no attempt is alive.
     fn without_attempt(&mut self) {
         let view = self.view;
         match next(&self.plan.record, wanted(view.record.spec.wanted)) {
             Next::Close { cause } => close(&mut self.plan.record, cause, None),
             Next::Start { attempt, resume_from, units: _ } => {
                 let is_alive =
-                    |it: &&PodSeen| !it.is_terminal() && !it.is_lost(&view.patience, view.now);
+                    |pod: &&PodSeen| !pod.is_terminal() && !pod.is_lost(&view.patience, view.now);
                 if let Some(pod) = view.pods.iter().find(is_alive) {
-                    let text = format!("pod {} of an earlier attempt has not ended", pod.name);
+                    let text = format!("pod {} of an earlier attempt has not terminated", pod.name);
                     self.waits = Some(("EarlierAttempt", text));
                     return;
                 }
@@ -382,7 +396,7 @@ impl Planner<'_> {
                 if let Some(BackOff { wait, why }) = back_off(&self.plan.record, view.now, limits) {
                     let until = view.now.plus(wait.as_secs().max(1));
                     self.wake(until);
-                    self.waits = Some(("BackOff", format!("tried again at {until}: {why}")));
+                    self.waits = Some(("BackOff", format!("retry at {until}: {why}")));
                     return;
                 }
                 self.plan.standing = Some(Standing::Waiting);
@@ -392,15 +406,15 @@ impl Planner<'_> {
                     return;
                 }
                 begin_attempt(&mut self.plan.record, attempt);
-                if let Some(it) = self.plan.record.status.attempts.last_mut() {
-                    it.started_at = Some(view.now);
+                if let Some(attempt) = self.plan.record.status.attempts.last_mut() {
+                    attempt.started_at = Some(view.now);
                 }
                 self.plan.resume_from = resume_from;
                 self.plan.create = (0..view.num_pods).collect();
                 self.plan.standing = Some(Standing::Scheduling);
             }
             Next::Idle if view.record.spec.wanted.is_run() => {
-                let text = "the search has not decided yet how long it trains".to_owned();
+                let text = "the search has not decided yet how long the trial trains".to_owned();
                 self.waits = Some(("WaitingForSearch", text));
             }
             Next::Running | Next::Idle | Next::Done => {}
@@ -417,9 +431,9 @@ fn end(
     now: Timestamp,
 ) {
     end_attempt(record, end, Some(message), limits);
-    if let Some(it) = record.status.attempts.last_mut() {
-        it.reason = Some(reason.to_owned());
-        it.ended_at = Some(now);
+    if let Some(attempt) = record.status.attempts.last_mut() {
+        attempt.reason = Some(reason.to_owned());
+        attempt.ended_at = Some(now);
     }
 }
 
@@ -431,8 +445,9 @@ fn wanted(state: WantedState) -> Wanted {
     }
 }
 
-/// The end that counts: the worst, and of those the first.
+/// Returns the pod outcome that determines the attempt's outcome: the worst, and among equals the
+/// earliest.
 fn worst(ends: &[Ended]) -> Option<&Ended> {
-    let time = |it: &Ended| std::cmp::Reverse(it.at.unwrap_or_default());
-    ends.iter().max_by_key(|it| (it.end, time(it)))
+    let earliest_first = |end: &Ended| std::cmp::Reverse(end.at.unwrap_or_default());
+    ends.iter().max_by_key(|end| (end.end, earliest_first(end)))
 }

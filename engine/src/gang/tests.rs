@@ -1,4 +1,4 @@
-//! Plans of gangs, as tables.
+//! Table tests of gang plans.
 
 use std::fmt::Write as _;
 
@@ -19,13 +19,12 @@ const PATIENCE: Patience = Patience {
     preemption_timeout_seconds: 3600,
 };
 
-/// A trial of two pods. Attempts are `live`, `made` (live, with all its pods), `made@7` (and all of
-/// them were first seen without gates at time 7) or an end and its time, such as `User@10`. Pods are
-/// `INDEX@ATTEMPT` and what is said of them, such as `0@1R`:
+/// Parses the attempts of a trial of two pods. An attempt is one of:
 ///
-/// `P` pending, without a node; `H` held by a gate; `U` unschedulable; `S` scheduled; `R` running;
-/// `C` completed; `E7` ended with code 7 at time 7; `D50` being deleted until 50; `N` on a node not
-/// ready since 0; `G` on a node that is gone.
+/// - `live`: its pods are being created;
+/// - `made`: live, and all its pods were created;
+/// - `made@7`: the same, and the pods were first observed without gates at time 7;
+/// - an end and its time, such as `User@10`.
 fn record(attempts: &str) -> TrialRecord {
     let mut record = plain_record(0);
     for (number, text) in (0..).zip(attempts.split_whitespace()) {
@@ -51,6 +50,12 @@ fn record(attempts: &str) -> TrialRecord {
     record
 }
 
+/// Parses a pod: `INDEX@ATTEMPT` and its state, such as `0@1R`.
+///
+/// `P` pending, without a node; `H` gated; `U` unschedulable; `S` scheduled; `R` running;
+/// `C` completed; `X` program exited with code 0, pod still running; `E7` exited with code 7 at
+/// time 7; `D50` being deleted until 50; `N` on a node that is not ready since 0; `G` on a deleted
+/// node.
 fn pod(text: &str) -> PodSeen {
     let (index, rest) = text.split_once('@').unwrap();
     let attempt = rest.chars().take_while(char::is_ascii_digit).collect::<String>();
@@ -64,7 +69,7 @@ fn pod(text: &str) -> PodSeen {
         scheduled_at: Some(Timestamp(0)),
         ..PodSeen::default()
     };
-    while let Some(what) = rest.chars().next() {
+    while let Some(letter) = rest.chars().next() {
         rest = &rest[1..];
         let digits = rest.chars().take_while(char::is_ascii_digit).collect::<String>();
         rest = rest.strip_prefix(&digits).unwrap();
@@ -74,7 +79,7 @@ fn pod(text: &str) -> PodSeen {
             finished_at: Some(Timestamp(number)),
             ..Exit::default()
         };
-        match what {
+        match letter {
             'P' => pod.scheduled_at = None,
             'H' => (pod.scheduled_at, pod.gates) = (None, vec!["queue.test/a".to_owned()]),
             'U' => {
@@ -101,7 +106,7 @@ struct Case<'a> {
     is_admitted: bool,
 }
 
-/// A trial with two pods.
+/// Returns the view of a trial of two pods.
 fn view<'a>(record: &'a TrialRecord, pods: &'a [PodSeen], now: i64) -> GangView<'a> {
     GangView {
         record,
@@ -120,7 +125,7 @@ fn pods(text: &str) -> Vec<PodSeen> {
     text.split_whitespace().map(pod).collect()
 }
 
-/// The plan of a trial that is not admitted.
+/// Plans a trial that is not admitted.
 fn plan_of(record: &TrialRecord, text: &str, num_pods: u32, now: i64) -> GangPlan {
     plan(&GangView { num_pods, is_admitted: false, ..view(record, &pods(text), now) })
 }
@@ -133,16 +138,17 @@ impl Case<'_> {
         let mut text = String::new();
         let (before, after) = (&self.record.status.attempts, &plan.record.status.attempts);
         if let Some(last) = after.last() {
-            let ended = before.get(last.number as usize).is_none_or(|it| it.end != last.end);
+            let previous = before.get(last.number as usize);
+            let has_ended = previous.is_none_or(|previous| previous.end != last.end);
             match (&last.end, &last.reason) {
-                (Some(end), Some(reason)) if ended => {
+                (Some(end), Some(reason)) if has_ended => {
                     write!(text, "end={end:?}:{reason} ").unwrap()
                 }
                 _ if after.len() > before.len() => write!(text, "begin={} ", last.number).unwrap(),
                 _ => {}
             }
             if before.len() == after.len()
-                && before.last().is_some_and(|it| !it.has_pods)
+                && before.last().is_some_and(|attempt| !attempt.has_pods)
                 && last.has_pods
             {
                 text += "made ";
@@ -155,8 +161,8 @@ impl Case<'_> {
         if !plan.create.is_empty() {
             write!(text, "create={:?} ", plan.create).unwrap();
         }
-        for it in &plan.delete {
-            write!(text, "delete={}:{} ", it.name, it.grace_seconds).unwrap();
+        for pod in &plan.delete {
+            write!(text, "delete={}:{} ", pod.name, pod.grace_seconds).unwrap();
         }
         if plan.record.status.phase.is_terminal() {
             write!(text, "{:?} ", plan.record.status.phase).unwrap();
@@ -175,7 +181,7 @@ fn check(attempts: &str, pods: &str, now: i64, expected: &str) {
 }
 
 #[test]
-fn an_attempt_is_recorded_and_its_pods_are_made_once() {
+fn attempts_are_recorded_before_their_pods() {
     check("", "", 0, "begin=0 create=[0, 1]");
     check("live", "", 0, "create=[0, 1] wake=300");
     check("live", "0@0P", 0, "create=[1] wake=300");
@@ -187,13 +193,13 @@ fn an_attempt_is_recorded_and_its_pods_are_made_once() {
 }
 
 #[test]
-fn a_gang_that_is_not_admitted_waits() {
+fn unadmitted_gangs_wait() {
     let case = Case { record: record(""), pods: "", now: 0, is_admitted: false };
     assert_eq!(case.render(), "");
 }
 
 #[test]
-fn a_pod_that_was_deleted_ends_the_attempt() {
+fn a_deleted_pod_ends_the_attempt() {
     check(
         "made",
         "0@0R",
@@ -206,7 +212,7 @@ fn a_pod_that_was_deleted_ends_the_attempt() {
 }
 
 #[test]
-fn one_failed_rank_ends_all_after_a_grace() {
+fn one_failed_rank_ends_the_gang_after_grace() {
     check("made", "0@0E1 1@0R", 2, "wake=29");
     check("made", "0@0E1 1@0R", 31, "end=UserError:ProgramFailed delete=t-a0-r1:30 wake=600");
     check(
@@ -219,7 +225,7 @@ fn one_failed_rank_ends_all_after_a_grace() {
 }
 
 #[test]
-fn the_worst_rank_says_how_an_attempt_ended() {
+fn the_worst_rank_determines_the_attempts_end() {
     let end = |pods: &str| {
         let case = Case { record: record("made"), pods, now: 200, is_admitted: false };
         case.render().split(' ').next().unwrap().to_owned()
@@ -232,7 +238,7 @@ fn the_worst_rank_says_how_an_attempt_ended() {
 }
 
 #[test]
-fn the_next_attempt_waits_for_every_pod_of_the_last() {
+fn next_attempt_waits_for_all_earlier_pods() {
     check("Infra@10", "0@0E80 1@0R", 11, "delete=t-a0-r1:30 wake=599");
     check("Infra@10", "0@0E80 1@0RD40", 11, "wake=30");
     check("Infra@10", "0@0E80 1@0RD600", 11, "delete=t-a0-r1:30 wake=599");
@@ -241,11 +247,11 @@ fn the_next_attempt_waits_for_every_pod_of_the_last() {
 }
 
 #[test]
-fn a_lost_pod_is_forgotten_once_its_successor_may_begin() {
+fn lost_pods_do_not_block_the_next_attempt() {
     check("made", "0@0R 1@0RN", 59, "wake=1");
     check("made", "0@0R 1@0RN", 60, "delete=t-a0-r1:30 wake=1");
     check("made", "0@0R 1@0RND90", 61, "wake=1");
-    // Drained with a long grace, and then not ready any more.
+    // The node was drained with a long grace period, and then became not ready.
     check("made", "0@0R 1@0RND600", 59, "wake=1");
     check("made", "0@0R 1@0RND600", 61, "delete=t-a0-r1:30 wake=1");
     let lost = "end=Infrastructure:NodeLost delete=t-a0-r0:30 delete=t-a0-r1:0";
@@ -255,7 +261,7 @@ fn a_lost_pod_is_forgotten_once_its_successor_may_begin() {
 }
 
 #[test]
-fn a_gang_without_room_gives_back_what_it_has_and_backs_off() {
+fn unschedulable_gangs_release_their_pods_and_back_off() {
     check("made@7", "0@0R 1@0P", 306, "wake=1");
     let late = "end=NotStarted:Unschedulable delete=t-a0-r0:30 delete=t-a0-r1:30";
     check("made@7", "0@0R 1@0P", 307, late);
@@ -265,7 +271,7 @@ fn a_gang_without_room_gives_back_what_it_has_and_backs_off() {
     check("NotStarted@1 NotStarted@300", "", 320, "begin=2 create=[0, 1]");
 }
 
-/// The deadline counts from the moment that all pods are without gates.
+/// The start deadline counts from the moment when no pod has a gate.
 #[test]
 fn gated_gangs_have_no_deadline() {
     check("live", "0@0H 1@0H", 0, "made");
@@ -307,7 +313,7 @@ fn standing_follows_from_pods() {
     check("made", "0@0P 1@0U", 2, 0, Some(Unschedulable));
     check("made@0", "0@0P 1@0U", 2, 300, None);
     check("made", "0@0S 1@0S", 2, 0, None);
-    // Its scheduler does not look at it.
+    // No scheduler processes the pod.
     check("made@0", "0@0P", 1, 59, Some(Scheduling));
     check("made@0", "0@0P", 1, 60, Some(Unschedulable));
     check("made@0", "0@0P 1@0R", 2, 59, Some(Scheduling));
@@ -329,30 +335,30 @@ fn pulls_have_a_separate_deadline() {
     assert_eq!(end_at("CreateContainerConfigError", 1200).0, Some(AttemptEnd::UserError));
 }
 
-/// Phase, reason and message of a trial.
+/// Also checks the reason and the message of a pending trial.
 #[test]
 fn phase_is_running_while_all_pods_run() {
     let check = |attempts: &str, pods: &str, expected: &str| {
         let status = plan_of(&record(attempts), pods, 2, 9).record.status;
         let (reason, message) = (status.reason.unwrap_or_default(), status.message);
-        let found = format!("{:?} {reason} {}", status.phase, message.unwrap_or_default());
-        assert_eq!(found.trim_end(), expected, "{attempts}, {pods}");
+        let text = format!("{:?} {reason} {}", status.phase, message.unwrap_or_default());
+        assert_eq!(text.trim_end(), expected, "{attempts}, {pods}");
     };
     check("", "", "Pending WaitingForAdmission other trials start first");
-    check("live", "0@0P", "Pending Starting its pods are being made");
+    check("live", "0@0P", "Pending Starting pods are being created");
     let gated = "Pending SchedulingGated pod t-a0-r1 is held by scheduling gates: queue.test/a";
     check("made", "0@0P 1@0H", gated);
-    check("made", "0@0P 1@0U", "Pending Unschedulable pod t-a0-r1 has no node: 0/2 nodes");
-    check("made", "0@0R 1@0S", "Pending Starting not all of its pods run yet");
+    check("made", "0@0P 1@0U", "Pending Unschedulable pod t-a0-r1 is not scheduled: 0/2 nodes");
+    check("made", "0@0R 1@0S", "Pending Starting not all pods are running yet");
     check("made", "0@0R 1@0R", "Running");
     check("made", "0@0R 1@0C", "Running");
-    check("NotStarted@0", "", "Pending BackOff tried again at 1970-01-01T00:00:10Z:");
-    let earlier = "Pending EarlierAttempt pod t-a0-r0 of an earlier attempt has not ended";
+    check("NotStarted@0", "", "Pending BackOff retry at 1970-01-01T00:00:10Z:");
+    let earlier = "Pending EarlierAttempt pod t-a0-r0 of an earlier attempt has not terminated";
     check("Infra@0", "0@0R", earlier);
 }
 
 #[test]
-fn a_trial_with_a_result_waits_for_the_search() {
+fn trials_with_a_result_wait_for_the_search() {
     let mut record = record("Preempted@1");
     record.status.facts.push(Fact::Result(ResultFact { units: 9, metric: "0.5".to_owned() }));
     let status = plan_of(&record, "", 2, 9).record.status;
@@ -375,7 +381,7 @@ fn a_resumed_trial_is_pending_until_it_runs() {
 }
 
 #[test]
-fn failures_in_a_row_wait_longer_and_a_checkpoint_starts_anew() {
+fn back_off_grows_until_a_new_checkpoint() {
     check("User@5", "", 5, "begin=1 create=[0, 1]");
     check("User@5 User@7", "", 16, "wake=1");
     check("User@5 User@7", "", 17, "begin=2 create=[0, 1]");
@@ -393,9 +399,9 @@ fn failures_in_a_row_wait_longer_and_a_checkpoint_starts_anew() {
     assert_eq!(case.render(), "begin=2 create=[0, 1]");
 }
 
-/// `X` is a pod whose program has ended, of which its node has not said yet that it is over.
+/// The program of an `X` pod has exited, and the node has not reported the end of the pod yet.
 #[test]
-fn a_pod_that_is_about_to_finish_is_not_deleted() {
+fn pods_about_to_finish_are_not_deleted() {
     let rest = "0@1R 1@1R";
     let check_at = |now: i64, expected: &str| {
         check("Preempted@7 made", &format!("0@0X 1@0X {rest}"), now, expected);
@@ -412,14 +418,14 @@ fn a_pod_that_is_about_to_finish_is_not_deleted() {
 }
 
 #[test]
-fn finished_pods_stay_for_a_while() {
+fn finished_pods_are_kept_for_their_logs() {
     check("Preempted@7 made", "0@0E79 1@0E79 0@1R 1@1R", 606, "wake=1");
     let expected = "delete=t-a0-r0:30 delete=t-a0-r1:30";
     check("Preempted@7 made", "0@0E79 1@0E79 0@1R 1@1R", 607, expected);
 }
 
 #[test]
-fn what_is_not_wanted_ends() {
+fn paused_stopped_and_killed_trials_end() {
     let check = |attempts: &str, wanted: WantedState, now: i64, expected: &str| {
         let mut record = record(attempts);
         record.spec.wanted = wanted;
@@ -452,7 +458,7 @@ fn what_is_not_wanted_ends() {
 }
 
 #[test]
-fn what_pods_could_not_report_is_taken_from_their_last_words() {
+fn unsent_reports_are_read_from_termination_messages() {
     let mut pods = [pod("0@0C"), pod("1@0C")];
     let report = r#"{"version":1,"attempt":0,"batches":4,"event":{"validated":{"metrics":{"loss":"0.5"},"grantedUnits":9}}}"#;
     let text = format!(r#"{{"code":0,"unsent":[{report}]}}"#);
@@ -466,7 +472,7 @@ fn what_pods_could_not_report_is_taken_from_their_last_words() {
 }
 
 #[test]
-fn conditions_say_why_nothing_runs() {
+fn conditions_explain_why_no_attempt_runs() {
     let check = |attempts: &str, pods: &str, is_admitted, expected: [(&str, bool, &str); 2]| {
         let mut pods: Vec<PodSeen> = pods.split_whitespace().map(pod).collect();
         for pod in &mut pods {
@@ -479,10 +485,10 @@ fn conditions_say_why_nothing_runs() {
         let view = GangView { generation: 7, is_admitted, ..view(&record, &pods, 1) };
         let conditions = plan(&view).record.status.conditions;
         for (type_, holds, reason) in expected {
-            let found = condition::find(&conditions, type_).unwrap();
-            let is_true = found.status == condition::ConditionStatus::True;
-            assert_eq!((is_true, found.reason.as_str()), (holds, reason), "{attempts} {type_}");
-            assert_eq!(found.observed_generation, 7);
+            let condition = condition::find(&conditions, type_).unwrap();
+            let is_true = condition.status == condition::ConditionStatus::True;
+            assert_eq!((is_true, condition.reason.as_str()), (holds, reason), "{attempts} {type_}");
+            assert_eq!(condition.observed_generation, 7);
         }
     };
     let none = ("Running", false, "NoAttempt");

@@ -1,4 +1,4 @@
-//! A job's conditions: what is true of it now, for people and for `kubectl wait`.
+//! Status conditions of a job, for users and for `kubectl wait`.
 
 use stoker_api::condition::{self, Condition, ConditionStatus};
 use stoker_api::experiment::Phase;
@@ -7,10 +7,12 @@ use stoker_api::inference::{InferenceStatus, Role};
 use super::pods::JobView;
 use crate::gang::{PodPhase, Waiting};
 
-/// Why some of what should run does not. What was said first stays.
+/// Why some processes do not run although they should. The first of each kind is kept.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
+    /// Reason and message of a process that cannot start or be scheduled.
     said: Option<(&'static str, String)>,
+    /// A container that cannot start.
     stuck: Option<Waiting>,
 }
 
@@ -19,7 +21,7 @@ impl Waits {
         self.said.get_or_insert((reason, text));
     }
 
-    /// A container that cannot start.
+    /// Records a container that cannot start.
     pub(super) fn stuck(&mut self, waiting: &Waiting) {
         self.stuck.get_or_insert_with(|| waiting.clone());
     }
@@ -27,33 +29,35 @@ impl Waits {
 
 /// Sets the conditions that follow from a status and its pods.
 pub(super) fn set(view: &JobView<'_>, status: &mut InferenceStatus, waits: &Waits) {
-    let mut said = vec![("Valid", true, "Accepted".to_owned(), String::new())];
-    let mut say = |type_, holds, reason: &str, message: &str| {
-        said.push((type_, holds, reason.to_owned(), message.to_owned()));
+    let mut conditions = vec![("Valid", true, "Accepted".to_owned(), String::new())];
+    let mut add = |type_, holds, reason: &str, message: &str| {
+        conditions.push((type_, holds, reason.to_owned(), message.to_owned()));
     };
     let phase = status.phase;
     let (scheduled, reason, message) = scheduled(view, status, waits);
-    say("Scheduled", scheduled, reason, message);
+    add("Scheduled", scheduled, reason, message);
     let is_running = |attempt: u32| {
-        view.pods.iter().any(|it| it.attempt == attempt && it.phase == PodPhase::Running)
+        view.pods.iter().any(|pod| pod.attempt == attempt && pod.phase == PodPhase::Running)
     };
-    let any_runs = status.workers.iter().filter_map(|it| it.attempt).any(is_running);
+    let any_runs = status.workers.iter().filter_map(|worker| worker.attempt).any(is_running);
     match (phase, &waits.stuck) {
-        (Phase::Running, Some(it)) => say("Running", false, &it.reason, &it.message),
-        (Phase::Running, None) if any_runs => say("Running", true, stage(status.stage), ""),
-        (Phase::Running, None) => say("Running", false, "Starting", ""),
-        (Phase::Pending | Phase::Paused, _) => say("Running", false, &format!("{phase:?}"), ""),
-        _ => say("Running", false, "Ended", ""),
+        (Phase::Running, Some(waiting)) => {
+            add("Running", false, &waiting.reason, &waiting.message);
+        }
+        (Phase::Running, None) if any_runs => add("Running", true, stage(status.stage), ""),
+        (Phase::Running, None) => add("Running", false, "Starting", ""),
+        (Phase::Pending | Phase::Paused, _) => add("Running", false, &format!("{phase:?}"), ""),
+        _ => add("Running", false, "Ended", ""),
     }
     if phase.is_terminal() {
         let message = status.message.clone().unwrap_or_default();
         let ends = [Phase::Completed, Phase::Failed, Phase::Cancelled];
         for (type_, of) in ["Completed", "Failed", "Cancelled"].into_iter().zip(ends) {
             let message = if phase == of { message.as_str() } else { "" };
-            say(type_, phase == of, &format!("{phase:?}"), message);
+            add(type_, phase == of, &format!("{phase:?}"), message);
         }
     }
-    for (type_, holds, reason, message) in said {
+    for (type_, holds, reason, message) in conditions {
         let new = Condition {
             type_: type_.to_owned(),
             status: ConditionStatus::from(holds),
@@ -71,20 +75,20 @@ fn scheduled<'a>(
     status: &InferenceStatus,
     waits: &'a Waits,
 ) -> (bool, &'static str, &'a str) {
-    let live = || status.workers.iter().filter_map(|it| it.attempt);
+    let live = || status.workers.iter().filter_map(|worker| worker.attempt);
     let has_node = |attempt: u32| {
-        view.pods.iter().any(|it| it.attempt == attempt && it.scheduled_at.is_some())
+        view.pods.iter().any(|pod| pod.attempt == attempt && pod.scheduled_at.is_some())
     };
     match &waits.said {
         _ if status.phase.is_terminal() => (false, "Ended", ""),
         Some((reason, message)) => (false, reason, message),
         None if live().next().is_none() => (false, "NoAttempt", ""),
         None if live().all(has_node) => (true, "AllPodsScheduled", ""),
-        None => (false, "Starting", "its pods are being made"),
+        None => (false, "Starting", "pods are being created"),
     }
 }
 
-/// What is done, in one word.
+/// Returns the reason of the condition `Running` in a stage.
 fn stage(role: Role) -> &'static str {
     match role {
         Role::Plan => "Planning",

@@ -1,4 +1,4 @@
-//! What a process of a job is told.
+//! Configuration of a job's processes.
 
 use serde_json::json;
 use stoker_api::contract::{CONTRACT_VERSION, ContextRef, Door, StorageConfig, TrialConfig};
@@ -8,34 +8,34 @@ use stoker_api::validate::derive_seed;
 
 use super::Start;
 
-/// A job, and where its files go.
+/// A job with its storage and its report endpoint.
 #[derive(Clone, Debug)]
 pub struct JobPlace<'a> {
-    /// The job's name.
+    /// Name of the job.
     pub name: &'a str,
-    /// Its unique id.
+    /// Unique ID of the job.
     pub uid: &'a str,
-    /// All that was written of it.
+    /// Spec of the job.
     pub spec: &'a InferenceJobSpec,
-    /// Slots in all.
+    /// Number of slots.
     pub slots: u32,
-    /// The root of its storage.
+    /// URL of the storage root.
     pub root: String,
-    /// The address of an S3 server other than Amazon's.
+    /// Address of an S3 server other than Amazon's.
     pub endpoint: Option<String>,
-    /// Its own folder below the root.
+    /// Directory of the job below the root.
     pub path: String,
-    /// The folder of its output.
+    /// URL of the output directory.
     pub output_url: String,
-    /// Whether another job's output may be replaced.
+    /// Whether the output of another job may be replaced.
     pub replace: bool,
-    /// Where its processes report; an empty address where nobody listens.
+    /// Report endpoint of the processes; its address is empty without a report server.
     pub door: Door,
-    /// Its program's files.
+    /// Files of the job's program.
     pub context: Option<ContextRef>,
 }
 
-/// What a process of a job is told.
+/// Returns the configuration of a process of a job.
 pub fn trial_config(job: &JobPlace<'_>, start: Start) -> TrialConfig {
     let spec = job.spec;
     let mut output = spec.output.clone();

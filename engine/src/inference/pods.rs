@@ -1,11 +1,12 @@
-//! A job's pods on a cluster: what their ends mean, and which are made and deleted now.
+//! Pods of a job on a cluster: what their exits mean, and which are created and deleted.
 //!
 //! ```text
-//!   status + pods + now -> plan -> the status to write, then pods to delete, then pods to make
+//!   status + pods + now -> plan -> status to write, then pods to delete, then pods to create
 //! ```
 //!
-//! A pod is one process. As with gangs, an attempt is recorded before its pod is made, and that it was
-//! made is recorded too; but slots are on their own: one that fails, or finds no room, holds nobody up.
+//! A pod is one process. As with gangs, the status records an attempt before its pod is created,
+//! and then that the pod was created. Unlike the ranks of a gang, slots are independent: one that
+//! fails or cannot be scheduled does not block the others.
 
 use stoker_api::experiment::{DesiredState, Phase};
 use stoker_api::inference::{InferenceStatus, Role, WorkerEnd, WorkerStatus};
@@ -17,69 +18,71 @@ use super::{End, Start, back_off, begin, next, resume};
 use crate::gang::{Delete, NodeState, Patience, PodSeen, ended};
 use crate::trial::BackOffLimits;
 
-/// Seconds that a pod which is not wanted any more has to end by itself.
+/// Seconds that a pod has to exit by itself after it is deleted.
 const DELETE_GRACE_SECONDS: u32 = 30;
-/// As little as leaves the node to say when the pod is gone; 0 would forget the pod at once.
+/// Least grace with which the node still confirms the end of a killed pod. With 0, the API server
+/// would remove the pod at once.
 const KILL_GRACE_SECONDS: u32 = 1;
-/// How much the API server's clock may be ahead of ours.
+/// Seconds that the API server's clock may be ahead of the operator's.
 const CLOCKS_DIFFER_SECONDS: u32 = 10;
-/// What is said of a process that ended well and reported nothing.
-const SAID_NOTHING: &str = "it ended with exit code 0 and did not say what it did: the job's program must \
-                            implement `Inference`, and a script around it must pass its exit code on";
-/// Ends that are kept.
+/// Message for a process that exited with code 0 without a report.
+const SAID_NOTHING: &str = "the process exited with code 0 without a report; the job's program \
+                            must implement `Inference`, and a wrapper script must pass on its exit \
+                            code";
+/// Latest ends that are kept.
 const ENDS_MAX: usize = 16;
-/// Characters of an end's message that are kept: a status must stay small.
+/// Maximum length of an end's message, in characters. A status must stay small.
 const MESSAGE_CHARS_MAX: usize = 1000;
 
-/// All that a plan follows from.
+/// Input of a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct JobView<'a> {
-    /// What is recorded.
+    /// Recorded status of the job.
     pub status: &'a InferenceStatus,
-    /// What the user wants.
+    /// State that the user requested.
     pub wanted: DesiredState,
-    /// The generation of the job's spec.
+    /// Generation of the job's spec.
     pub generation: i64,
-    /// Slots that the job has.
+    /// Number of slots.
     pub slots: u32,
     /// The job's `maxRestarts`.
     pub max_restarts: u32,
-    /// The pods of the job, of whatever attempt. A pod's index is its slot.
+    /// Pods of all attempts of the job. A pod's index is its slot.
     pub pods: &'a [PodSeen],
-    /// Pods of the job that may wait for a node at a time; at least 1.
+    /// Pods of the job that may be unscheduled at a time; at least 1.
     pub starting_max: u32,
-    /// How patient to be.
+    /// Timeouts.
     pub patience: Patience,
-    /// Now.
+    /// Current time.
     pub now: Timestamp,
 }
 
-/// What to do, in this order.
+/// Steps to apply, in field order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JobPlan {
-    /// What is to be recorded before anything else is done.
+    /// Status to write before any other step.
     pub status: InferenceStatus,
     /// Pods to delete.
     pub delete: Vec<Delete>,
-    /// Processes whose pods are to be made.
+    /// Processes whose pods to create.
     pub create: Vec<Start>,
-    /// Seconds after which something may follow from the time alone.
+    /// Seconds until the next plan is due, even if nothing else changes.
     pub wake_seconds: Option<u64>,
 }
 
-/// Says what to do with a job's pods. What has ended stays as it is.
+/// Plans the pods of a job. The status of an ended job does not change.
 pub fn plan(view: &JobView<'_>) -> JobPlan {
     let plan =
         JobPlan { status: view.status.clone(), delete: vec![], create: vec![], wake_seconds: None };
     let mut planner = Planner { view, plan, waits: Waits::default() };
     if !view.status.phase.is_terminal() {
         planner.live();
-        planner.wish();
+        planner.apply_wanted();
         planner.start();
     }
-    planner.leftovers();
+    planner.delete_stale_pods();
     let Planner { mut plan, waits, .. } = planner;
-    // One that was refused its last pod has ended, and nobody has said so yet.
+    // `refuse` may have ended the job without setting the end time and the conditions.
     if view.status.ended_at.is_none() {
         finish(view, &mut plan.status);
         conditions::set(view, &mut plan.status, &waits);
@@ -87,8 +90,8 @@ pub fn plan(view: &JobView<'_>) -> JobPlan {
     plan
 }
 
-/// Ends an attempt whose pod the API server refused. What a quota or a policy refuses may be granted
-/// later, and counts for nothing; what is no pod at all is the user's error.
+/// Ends an attempt whose pod the API server refused. `end` sets the class: a refusal by a quota or
+/// a policy is not a failure, and a malformed pod is the user's error.
 pub fn refuse(
     status: &mut InferenceStatus,
     start: Start,
@@ -98,23 +101,23 @@ pub fn refuse(
     max_restarts: u32,
     now: Timestamp,
 ) {
-    note(status, start.slot, start.attempt, end, reason, message, max_restarts, now);
-    tidy(status);
+    record_end(status, start.slot, start.attempt, end, reason, message, max_restarts, now);
+    update_totals(status);
 }
 
-/// Numbers that follow from the workers.
-fn tidy(status: &mut InferenceStatus) {
+/// Updates the fields that follow from the workers.
+fn update_totals(status: &mut InferenceStatus) {
     if status.phase.is_terminal() {
-        status.workers.iter_mut().for_each(|it| it.attempt = None);
+        status.workers.iter_mut().for_each(|worker| worker.attempt = None);
     }
-    status.restarts = status.workers.iter().map(|it| it.restarts).sum();
-    status.running =
-        status.workers.iter().filter(|it| it.has_pod && it.attempt.is_some()).count() as u32;
+    status.restarts = status.workers.iter().map(|worker| worker.restarts).sum();
+    let running = status.workers.iter().filter(|worker| worker.has_pod && worker.attempt.is_some());
+    status.running = running.count() as u32;
     status.progress_percent = super::percent(status);
 }
 
 fn finish(view: &JobView<'_>, status: &mut InferenceStatus) {
-    tidy(status);
+    update_totals(status);
     if status.started_at.is_none() && status.attempts > 0 {
         status.started_at = Some(view.now);
     }
@@ -131,19 +134,20 @@ struct Planner<'a> {
 impl Planner<'_> {
     fn wake(&mut self, at: Timestamp) {
         let seconds = at.seconds_since(self.view.now).max(1);
-        self.plan.wake_seconds = Some(self.plan.wake_seconds.map_or(seconds, |it| it.min(seconds)));
+        let earliest = self.plan.wake_seconds.map_or(seconds, |planned| planned.min(seconds));
+        self.plan.wake_seconds = Some(earliest);
     }
 
     fn is_unwanted(&self) -> bool {
         self.view.wanted != DesiredState::Active
     }
 
-    /// What follows for each attempt that is alive.
+    /// Plans each live attempt.
     fn live(&mut self) {
         let view = self.view;
         let is_refused = self.is_refused();
         for slot in 0..self.plan.status.workers.len() {
-            // An end may take the whole job to its next stage, or to its end.
+            // The end of an attempt may change the stage of the job, or end the job.
             if self.plan.status.phase.is_terminal() {
                 return;
             }
@@ -151,7 +155,7 @@ impl Planner<'_> {
             let worker = &mut self.plan.status.workers[slot];
             let Some(attempt) = worker.attempt else { continue };
             let slot = slot as u32;
-            match view.pods.iter().find(|it| it.attempt == attempt) {
+            match view.pods.iter().find(|pod| pod.attempt == attempt) {
                 Some(pod) => {
                     worker.has_pod = true;
                     self.watch(slot, attempt, pod);
@@ -160,7 +164,7 @@ impl Planner<'_> {
                     let text = format!("the pod of attempt {attempt} was deleted");
                     self.end(slot, attempt, AttemptEnd::Infrastructure, "PodDeleted", &text);
                 }
-                // Recorded, and not made before another was refused: it waits with that one.
+                // Another slot's pod was refused before this pod was created, so this slot waits.
                 None if is_unwanted || is_refused => worker.attempt = None,
                 None => self.plan.create.push(Start { role, slot, attempt }),
             }
@@ -191,7 +195,7 @@ impl Planner<'_> {
                 }
             }
         }
-        // Of a job that is killed none goes on: its pods are leftovers.
+        // `delete_stale_pods` deletes the pods of a killed job.
         if matches!(view.wanted, DesiredState::Paused | DesiredState::Cancelled) {
             let grace = view.patience.preemption_timeout_seconds;
             self.delete_within(pod, u32::try_from(grace).unwrap_or(u32::MAX));
@@ -199,36 +203,37 @@ impl Planner<'_> {
     }
 
     fn end(&mut self, slot: u32, attempt: u32, end: AttemptEnd, reason: &str, message: &str) {
-        // Its pod was deleted because nobody wants it to run.
+        // The pod was deleted because the user paused, cancelled or killed the job.
         let end = match end {
             AttemptEnd::Infrastructure if self.is_unwanted() => AttemptEnd::RunnerLost,
             end => end,
         };
         let (max_restarts, now) = (self.view.max_restarts, self.view.now);
-        note(&mut self.plan.status, slot, attempt, end, reason, message, max_restarts, now);
+        record_end(&mut self.plan.status, slot, attempt, end, reason, message, max_restarts, now);
     }
 
-    /// Whether a slot waits because its pod was refused, as by a quota: others would be too.
+    /// Returns whether a slot waits because its pod was refused, for example by a quota. The pods
+    /// of other slots would be refused, too.
     fn is_refused(&self) -> bool {
         let status = &self.plan.status;
         (0..).zip(&status.workers).any(|(slot, worker)| {
-            let last = status.ends.iter().rfind(|it| it.slot == slot);
-            worker.not_before.is_some_and(|it| it > self.view.now)
-                && last.is_some_and(|it| it.end == AttemptEnd::NotStarted)
+            let last = status.ends.iter().rfind(|end| end.slot == slot);
+            worker.not_before.is_some_and(|until| until > self.view.now)
+                && last.is_some_and(|end| end.end == AttemptEnd::NotStarted)
         })
     }
 
-    /// What the user wants, as far as nothing runs that has to leave first.
-    fn wish(&mut self) {
+    /// Applies the state that the user requested. Paused and cancelled jobs wait for live attempts.
+    fn apply_wanted(&mut self) {
         let view = self.view;
         let status = &mut self.plan.status;
         if status.phase.is_terminal() {
             return;
         }
         if view.wanted == DesiredState::Killed {
-            status.workers.iter_mut().for_each(|it| it.attempt = None);
+            status.workers.iter_mut().for_each(|worker| worker.attempt = None);
         }
-        let is_alive = status.workers.iter().any(|it| it.attempt.is_some());
+        let is_alive = status.workers.iter().any(|worker| worker.attempt.is_some());
         match view.wanted {
             DesiredState::Active if matches!(status.phase, Phase::Pending | Phase::Paused) => {
                 resume(status, view.slots);
@@ -243,43 +248,44 @@ impl Planner<'_> {
         }
     }
 
-    /// Begins attempts.
+    /// Begins attempts of idle slots.
     fn start(&mut self) {
         let view = self.view;
         if self.is_unwanted() || self.plan.status.phase != Phase::Running {
             return;
         }
-        let live = |it: &&PodSeen| is_live(&self.plan.status, it);
-        let waiting = view.pods.iter().filter(live).filter(|it| it.scheduled_at.is_none()).count();
-        let waiting = waiting + self.plan.create.len();
-        let mut room = (view.starting_max.max(1) as usize).saturating_sub(waiting);
+        let is_waiting =
+            |pod: &&PodSeen| is_live(&self.plan.status, pod) && pod.scheduled_at.is_none();
+        let waiting = view.pods.iter().filter(is_waiting).count() + self.plan.create.len();
+        let mut allowed = (view.starting_max.max(1) as usize).saturating_sub(waiting);
         let is_refused = self.is_refused();
         for Start { role, slot, .. } in next(&self.plan.status) {
             let worker = &self.plan.status.workers[slot as usize];
-            if let Some(until) = worker.not_before.filter(|it| *it > view.now) {
+            if let Some(until) = worker.not_before.filter(|until| *until > view.now) {
                 self.wake(until);
-                let last = self.plan.status.ends.iter().rfind(|it| it.slot == slot);
-                let why = last.map_or("", |it| it.message.as_str());
-                self.waits.say("BackOff", format!("tried again at {until}: {why}"));
+                let last = self.plan.status.ends.iter().rfind(|end| end.slot == slot);
+                let why = last.map_or("", |end| end.message.as_str());
+                self.waits.say("BackOff", format!("retry at {until}: {why}"));
                 continue;
             }
-            let earlier = |it: &&PodSeen| {
-                it.index == slot && !it.is_terminal() && !it.is_lost(&view.patience, view.now)
+            let earlier = |pod: &&PodSeen| {
+                pod.index == slot && !pod.is_terminal() && !pod.is_lost(&view.patience, view.now)
             };
             if let Some(pod) = view.pods.iter().find(earlier) {
-                let text = format!("pod {} of an earlier attempt has not ended", pod.name);
+                let text = format!("pod {} of an earlier attempt has not terminated", pod.name);
                 self.waits.say("EarlierAttempt", text);
                 continue;
             }
             if is_refused {
-                // It says above why, and when it is tried again.
+                // The refused slot's `BackOff` above has the reason and the time of the retry.
                 continue;
             }
-            if room == 0 {
-                self.waits.say("Starting", "other pods of the job wait for a node".to_owned());
+            if allowed == 0 {
+                let text = "other pods of the job wait to be scheduled".to_owned();
+                self.waits.say("Starting", text);
                 break;
             }
-            room -= 1;
+            allowed -= 1;
             let start = Start { role, slot, attempt: self.plan.status.attempts };
             begin(&mut self.plan.status, start);
             if let Some(worker) = self.plan.status.workers.get_mut(slot as usize) {
@@ -289,19 +295,20 @@ impl Planner<'_> {
         }
     }
 
-    /// Pods of attempts that are over. Of one that is not recorded nothing is known here yet.
-    fn leftovers(&mut self) {
+    /// Deletes pods of ended attempts once their time is over. Keeps pods of attempts that the
+    /// status does not know yet: another leader may have recorded them.
+    fn delete_stale_pods(&mut self) {
         let view = self.view;
-        let is_known = |it: &&PodSeen| it.attempt < self.plan.status.attempts;
-        let over: Vec<&PodSeen> = view
+        let is_known = |pod: &&PodSeen| pod.attempt < self.plan.status.attempts;
+        let stale: Vec<&PodSeen> = view
             .pods
             .iter()
             .filter(is_known)
-            .filter(|it| !is_live(&self.plan.status, it))
+            .filter(|pod| !is_live(&self.plan.status, pod))
             .collect();
-        for pod in over {
+        for pod in stale {
             let exit = pod.exit.as_ref();
-            let ended_at = exit.and_then(|it| it.finished_at).or(pod.scheduled_at);
+            let ended_at = exit.and_then(|exit| exit.finished_at).or(pod.scheduled_at);
             let ended_at = ended_at.unwrap_or_default();
             let until = ended_at.plus(view.patience.finished_pods_seconds);
             let settles = ended_at.plus(DELETE_GRACE_SECONDS.into());
@@ -314,7 +321,8 @@ impl Planner<'_> {
                 && pod.has_left()
                 && view.now < settles
             {
-                // Its node says next that all of it has ended, and nothing needs to be deleted.
+                // The program has exited. Wait for the node to report the pod as finished, so that
+                // the pod is kept for its logs.
                 self.wake(settles);
             } else {
                 let is_killed = view.wanted == DesiredState::Killed;
@@ -324,7 +332,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Deletes a pod unless it is being deleted and over soon.
+    /// Deletes a pod, unless an earlier deletion ends about as soon.
     fn delete_within(&mut self, pod: &PodSeen, grace_seconds: u32) {
         let soon = u64::from(grace_seconds) + u64::from(CLOCKS_DIFFER_SECONDS);
         match pod.deletion {
@@ -339,14 +347,16 @@ impl Planner<'_> {
     }
 }
 
-/// Whether a pod is of an attempt that goes on.
+/// Returns whether a pod belongs to a live attempt.
 fn is_live(status: &InferenceStatus, pod: &PodSeen) -> bool {
-    !status.phase.is_terminal() && status.workers.iter().any(|it| it.attempt == Some(pod.attempt))
+    let attempt = Some(pod.attempt);
+    !status.phase.is_terminal() && status.workers.iter().any(|worker| worker.attempt == attempt)
 }
 
-/// Records an end, when its slot may go on, and, if it did not go well, what was said of it.
-#[expect(clippy::too_many_arguments, reason = "an end has as many parts")]
-fn note(
+/// Records the end of an attempt and the back-off of its slot. Keeps reason and message of an end
+/// other than `Completed`.
+#[expect(clippy::too_many_arguments, reason = "an end has this many parts")]
+fn record_end(
     status: &mut InferenceStatus,
     slot: u32,
     attempt: u32,
@@ -356,13 +366,13 @@ fn note(
     max_restarts: u32,
     now: Timestamp,
 ) {
-    let is_known = |it: &WorkerStatus| it.attempt == Some(attempt);
+    let is_known = |worker: &WorkerStatus| worker.attempt == Some(attempt);
     if !status.workers.get(slot as usize).is_some_and(is_known) {
         return;
     }
     let message: String = message.chars().take(MESSAGE_CHARS_MAX).collect();
     let role = status.stage;
-    // A program that is none of ours ends well too, and has done nothing.
+    // A program without `Inference` may also exit with code 0, without having done anything.
     let is_silent = end == AttemptEnd::Completed && role != Role::Work && !status.reported;
     let (end, reason, message) = match is_silent {
         true => (AttemptEnd::Infrastructure, "SaidNothing", SAID_NOTHING.to_owned()),
@@ -376,16 +386,16 @@ fn note(
         let extra = status.ends.len().saturating_sub(ENDS_MAX);
         status.ends.drain(..extra);
     }
-    // What was committed was reported before, and has begun the count anew.
-    let of = End { slot, attempt, end, message: Some(message), has_committed: false };
-    super::ended(status, of, max_restarts);
+    // `has_committed` is not needed: the report of a commit has already reset the counts.
+    let end_of_slot = End { slot, attempt, end, message: Some(message), has_committed: false };
+    super::ended(status, end_of_slot, max_restarts);
     let Some(worker) = status.workers.get_mut(slot as usize) else { return };
     let wait = back_off(end, worker, &BackOffLimits::CLUSTER);
     worker.not_before = (!wait.is_zero()).then(|| now.plus(wait.as_secs()));
     worker.has_pod = false;
     if status.stage != role && role == Role::Finish {
-        // All look for what is missing; nobody else has failed.
-        status.workers.iter_mut().skip(1).for_each(|it| it.not_before = None);
+        // All slots search for missing shards. Only slot 0 has failed, so the others need not wait.
+        status.workers.iter_mut().skip(1).for_each(|worker| worker.not_before = None);
     }
 }
 

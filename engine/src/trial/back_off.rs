@@ -1,4 +1,4 @@
-//! The wait before the next attempt, from the record alone.
+//! Computes the wait before the next attempt from the record.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ impl BackOffLimits {
     pub const LOCAL: Self =
         Self { first: Duration::from_millis(2500), max: Duration::from_secs(300) };
 
-    /// Returns the wait after `failures` failures in a row: the first restart is immediate.
+    /// Returns the wait after consecutive failures. The first restart is immediate.
     pub fn after_failures(&self, failures: u32) -> Duration {
         match failures {
             0 | 1 => Duration::ZERO,
@@ -32,8 +32,8 @@ impl BackOffLimits {
         }
     }
 
-    /// Returns the wait after `attempts` attempts in a row that were not started: also the first
-    /// retry waits, because the same refusal is likely.
+    /// Returns the wait after consecutive attempts that were not started. Even the first retry
+    /// waits, because the same refusal is likely.
     pub fn after_refusals(&self, attempts: u32) -> Duration {
         match attempts {
             0 => Duration::ZERO,
@@ -49,7 +49,7 @@ impl BackOffLimits {
 /// A wait before the next attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackOff {
-    /// Rest of the wait.
+    /// Remaining wait.
     pub wait: Duration,
     /// Message or reason of the last attempt.
     pub why: String,
@@ -57,11 +57,13 @@ pub struct BackOff {
 
 /// Returns the wait before the next attempt; `None` if the attempt may start now.
 ///
-/// The wait grows with the attempts in a row that left no newer checkpoint, whether they failed,
-/// were not started or exited as preempted. An attempt that ended with its runner ends the row.
+/// The wait grows with the number of consecutive attempts without a newer checkpoint, whether they
+/// failed, were not started or exited as preempted. An attempt that ended as `RunnerLost` resets
+/// the count.
 pub fn back_off(record: &TrialRecord, now: Timestamp, limits: &BackOffLimits) -> Option<BackOff> {
     let attempts = &record.status.attempts;
-    let saved_by = record.status.checkpoints.last().and_then(|saved| attempt_of(&saved.name));
+    let newest = record.status.checkpoints.last();
+    let saved_by = newest.and_then(|checkpoint| attempt_of(&checkpoint.name));
     let is_fruitless = |attempt: &&Attempt| {
         let is_counted = matches!(
             attempt.end,
@@ -74,11 +76,11 @@ pub fn back_off(record: &TrialRecord, now: Timestamp, limits: &BackOffLimits) ->
         );
         is_counted && Some(attempt.number) > saved_by
     };
-    let in_a_row = attempts.iter().rev().take_while(is_fruitless).count() as u32;
+    let num_fruitless = attempts.iter().rev().take_while(is_fruitless).count() as u32;
     let last = attempts.last()?;
     let delay = match last.end {
-        Some(AttemptEnd::NotStarted) => limits.after_refusals(in_a_row),
-        _ => limits.after_failures(in_a_row),
+        Some(AttemptEnd::NotStarted) => limits.after_refusals(num_fruitless),
+        _ => limits.after_failures(num_fruitless),
     };
     let elapsed = Duration::from_secs(now.seconds_since(last.ended_at.unwrap_or_default()));
     let wait = delay.checked_sub(elapsed).filter(|wait| !wait.is_zero())?;
@@ -146,8 +148,7 @@ mod tests {
         }
     }
 
-    /// Local attempts used to fail a trial within 43 s, so a disk that was full for a minute
-    /// ended it.
+    /// For example, a disk that is full for a minute must not end a trial.
     #[test]
     fn a_trial_survives_minutes_of_infrastructure_failures() {
         for back_off_limits in [BackOffLimits::LOCAL, BackOffLimits::CLUSTER] {
@@ -181,7 +182,7 @@ mod tests {
             check("Preempted", limits, 0);
             check("Preempted Preempted", limits, first);
             check("User Preempted Infra", limits, 2 * first);
-            // Nothing about an attempt that was not started suggests an immediate retry.
+            // An attempt that was not started gives no reason to retry at once.
             check("NotStarted", limits, first);
             check("NotStarted NotStarted", limits, 2 * first);
             check("Infra NotStarted", limits, 2 * first);
@@ -199,7 +200,7 @@ mod tests {
         assert_eq!(wait(101), Some(rest));
         assert_eq!(wait(102).map(|back_off| back_off.wait), Some(Duration::from_millis(500)));
         assert_eq!(wait(103), None);
-        // A clock that was set back never makes the wait longer.
+        // A clock that was set back does not make the wait longer.
         let full = Some(Duration::from_millis(2500));
         assert_eq!(wait(5).map(|back_off| back_off.wait), full);
     }

@@ -1,4 +1,4 @@
-//! The size of a trial's status: what it holds at most, whatever a program reports.
+//! Limits the size of a trial's status, whatever a program reports.
 //!
 //! | part | bound |
 //! |---|---|
@@ -6,10 +6,10 @@
 //! | attempts | 128; messages of the latest 16 |
 //! | messages, `activity` | 1,000 bytes of JSON each |
 //! | metrics of the latest validation | 64, with names of 63 bytes |
-//! | checkpoints | the counts of `checkpointStorage`, 100 each, and those to fall back to |
+//! | checkpoints | the counts of `checkpointStorage`, 100 each, and three to fall back to |
 //!
-//! With all of them at their bounds, and with fields that are planned for facts, a status takes less than
-//! [`STATUS_BYTES_MAX`].
+//! With all parts at their bounds, and with the fields that are planned for facts, a status takes
+//! less than [`STATUS_BYTES_MAX`].
 
 use std::collections::BTreeMap;
 
@@ -20,16 +20,17 @@ use stoker_api::trial::{CheckpointRecord, Fact, TrialStatus};
 
 use super::SearchedMetric;
 
-/// The most bytes of a trial's status as compact JSON.
+/// Maximum size of a trial's status, in bytes of compact JSON.
 pub const STATUS_BYTES_MAX: usize = 256 << 10;
-/// The most metrics that a status holds.
+/// Maximum number of metrics in a status.
 pub const METRICS_MAX: usize = 64;
-/// The most bytes of a metric's name, of a reason and of a checkpoint's name, as JSON.
+/// Maximum size of a metric's name, of a reason and of a checkpoint's name, in bytes of JSON.
 const NAME_BYTES_MAX: usize = 63;
-/// The most bytes of a hash: SHA-256 in hex.
+/// Maximum size of a hash, in bytes: SHA-256 in hexadecimal.
 const HASH_BYTES_MAX: usize = 64;
 
-/// Cuts every part of `status` to its bound. Records that an older version wrote may exceed them.
+/// Truncates every part of `status` to its bound. Records that an older version wrote may exceed
+/// the bounds.
 pub fn bound(status: &mut TrialStatus) {
     for fact in &mut status.facts {
         if let Fact::Result(fact) = fact {
@@ -63,7 +64,8 @@ pub(super) fn bound_checkpoint(checkpoint: &mut CheckpointRecord) {
     checkpoint.metric.as_mut().into_iter().for_each(number::bound);
 }
 
-/// The metrics of a validation that a status holds: the searched one, and others by name.
+/// Returns the metrics of a validation that a status keeps: the searched metric, then others in
+/// name order.
 pub(super) fn bounded_metrics(
     metrics: &BTreeMap<String, String>,
     searched: &SearchedMetric<'_>,
@@ -76,17 +78,17 @@ pub(super) fn bounded_metrics(
 fn bounded<'a>(
     metrics: impl Iterator<Item = (&'a String, &'a String)>,
 ) -> BTreeMap<String, String> {
-    let mut found = BTreeMap::new();
+    let mut kept = BTreeMap::new();
     for (name, value) in metrics {
-        if found.len() == METRICS_MAX {
+        if kept.len() == METRICS_MAX {
             break;
         }
         let (mut name, mut value) = (name.clone(), value.clone());
         text::bound(&mut name, NAME_BYTES_MAX);
         number::bound(&mut value);
-        found.entry(name).or_insert(value);
+        kept.entry(name).or_insert(value);
     }
-    found
+    kept
 }
 
 #[cfg(test)]
@@ -110,7 +112,7 @@ mod tests {
 
     const GRANTS_MAX: u32 = 512;
     const ATTEMPTS: u32 = 140;
-    /// The worst case for JSON: each character takes six bytes.
+    /// Worst case for JSON: each character takes six bytes.
     const CONTROL: &str = "\u{1}";
     const NUMBER: &str = "-1.7976931348623157e308";
     const LIMITS: Limits = Limits {
@@ -128,7 +130,7 @@ mod tests {
         assert_eq!(recorded, Recorded::New);
     }
 
-    /// What the report server and the runner do with a checkpoint that is one too many.
+    /// Deletes superfluous checkpoints from the record, as the report server and the runner do.
     fn prune(record: &mut TrialRecord) {
         let policy = CheckpointStorage {
             save_experiment_best: SAVE_MAX,
@@ -136,15 +138,15 @@ mod tests {
             save_trial_latest: SAVE_MAX,
             ..CheckpointStorage::default()
         };
-        let gone = superfluous(&policy, true, &record.status.checkpoints);
-        record.status.checkpoints.retain(|checkpoint| !gone.contains(&checkpoint.name));
+        let deleted = superfluous(&policy, true, &record.status.checkpoints);
+        record.status.checkpoints.retain(|checkpoint| !deleted.contains(&checkpoint.name));
     }
 
-    /// The record of a program that reports as much as it can, in every field.
+    /// Returns the record of a program that reports as much as possible in every field.
     fn worst() -> TrialRecord {
         let mut record = plain_record(99_999);
         record.spec.hyperparameters = json!({ "x": "x".repeat(16 << 10) });
-        // Lengths of as many digits as the API server takes.
+        // Lengths with as many digits as the API server accepts.
         let units = |number: u32| i64::MAX as u64 - u64::from(GRANTS_MAX - number);
         record.spec.units = units(0);
         for number in 0..GRANTS_MAX {
@@ -162,7 +164,7 @@ mod tests {
             };
             take(&mut record, attempt, 0, event);
             for _ in 0..4 {
-                // Each is worse than all before: the best and the latest are different checkpoints.
+                // Each metric is worse than all before, so best and latest checkpoints differ.
                 let metric = format!("-1.{:0>16}e307", 9_999 - num_results);
                 let batches = i64::MAX as u64 - 1000 + u64::from(num_results);
                 let mut metrics: BTreeMap<_, _> = (0..METRICS_MAX + 1)
@@ -211,7 +213,7 @@ mod tests {
         record
     }
 
-    /// Adds the fields that the search is planned to need, each at its largest.
+    /// Adds the fields that are planned for the search, each with its largest value.
     fn with_planned_fields(record: &TrialRecord) -> Value {
         let checkpoint = checkpoint_name(i64::MAX as u64, 127);
         let (hash, at) = ("0".repeat(64), "2026-11-22T18:31:49Z");
@@ -231,7 +233,7 @@ mod tests {
         all["status"]["slotSeconds"] = json!(i64::MAX);
         let step = json!({ "continue": { "trial": 99_999, "units": i64::MAX } });
         for grant in all["spec"]["grants"].as_array_mut().unwrap() {
-            // 2,048 of them in a trial.
+            // A trial has up to 2,048 steps.
             grant["steps"] = json!(vec![step.clone(); 4]);
         }
         let pin = json!({ "checkpoint": checkpoint, "manifestSha256": hash, "trial": 99_999 });
@@ -249,12 +251,12 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_status_stays_below_its_budget() {
+    fn worst_case_status_fits_the_budget() {
         let record = worst();
         let status = &record.status;
         let num_messages =
             status.attempts.iter().filter(|attempt| attempt.message.is_some()).count();
-        // It is the worst case indeed.
+        // Check that this is the worst case.
         assert_eq!((status.facts.len(), status.attempts.len(), num_messages), (514, 128, 16));
         assert_eq!((status.checkpoints.len(), status.metrics.len()), (200, 64));
         assert!(status.metrics.contains_key("loss"));

@@ -1,4 +1,4 @@
-//! What a report adds to a trial's record.
+//! Adds reports to a trial's record.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -10,53 +10,53 @@ use stoker_api::trial::{CheckpointRecord, Fact, ResultFact};
 
 use super::{TrialRecord, attempt_of, budget, closed, live_attempt, result_at};
 
-/// The metric by which trials are compared.
+/// Metric by which trials are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SearchedMetric<'a> {
-    /// Its name among those of a validation.
+    /// Name of the metric in a validation.
     pub name: &'a str,
-    /// Whether a smaller one is better.
+    /// Whether smaller values are better.
     pub smaller_is_better: bool,
 }
 
 impl SearchedMetric<'_> {
-    /// Whether a metric of this name is the searched one, if a validation has it.
+    /// Returns whether `name` names the searched metric, with either prefix.
     pub(super) fn is_named(&self, name: &str) -> bool {
         let long = |suffix| name.strip_prefix("validation_") == Some(suffix);
         name == self.name || self.name.strip_prefix("val_").is_some_and(long)
     }
 
-    /// The searched metric among those of a validation. The prefix `val_` stands for `validation_`.
+    /// Returns the searched metric of a validation. The prefix `val_` stands for `validation_`.
     pub fn of<'m>(&self, metrics: &'m BTreeMap<String, String>) -> Option<&'m String> {
         let long = || metrics.get(&format!("validation_{}", self.name.strip_prefix("val_")?));
         metrics.get(self.name).or_else(long)
     }
 }
 
-/// What a report did to the record.
+/// Effect of a report on the record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Recorded {
-    /// It changed the record, which must be written before the report is answered.
+    /// The report changed the record. Write the record before answering the report.
     New,
-    /// It said nothing new.
+    /// The report changed nothing.
     Repeat,
-    /// It came from an attempt that is over; nothing was recorded.
+    /// The report came from an attempt that has ended; nothing was recorded.
     Fenced,
-    /// It cannot be true; nothing was recorded. No report like it will ever be taken.
+    /// The report is invalid; nothing was recorded. Sending it again cannot help.
     Refused {
-        /// What is wrong with it.
+        /// Why the report is invalid.
         why: String,
     },
 }
 
-/// Adds what a report says to the record. The first recorded wins: a report that comes twice, or a
-/// result or checkpoint that a resumed attempt makes again, changes nothing.
+/// Adds a report to the record. The first recorded value wins: a repeated report, or a result or
+/// checkpoint that a resumed attempt produces again, changes nothing.
 ///
-/// Texts and maps of the report are cut to what a record has room for: see [`budget`](super::budget).
+/// Texts and maps of the report are truncated to their bounds: see [`budget`](super::budget).
 ///
-/// A result is taken at lengths that were granted, and only there. A searched metric that the
-/// report lacks, or that is no number, is NaN. A checkpoint's name becomes part of paths: it must be
-/// the one that this attempt, or one before it, gives a checkpoint of the report's batches.
+/// A result is accepted only at granted lengths. If the report lacks the searched metric, or its
+/// value is not a number, the result is NaN. A checkpoint's name becomes part of paths, so it must
+/// be the name that this attempt or an earlier one gives a checkpoint at the report's batches.
 pub fn record_report(
     record: &mut TrialRecord,
     report: &Report,
@@ -83,7 +83,7 @@ pub fn record_report(
                 let refused = refused.iter().map(|(name, why)| format!("{name}: {why}"));
                 let refused: Vec<_> = refused.collect();
                 if !refused.is_empty() {
-                    attempt.message = Some(format!("passed over {}", refused.join("; ")));
+                    attempt.message = Some(format!("skipped checkpoints: {}", refused.join("; ")));
                     budget::bound_message(&mut attempt.message);
                 }
             }
@@ -130,19 +130,19 @@ pub fn record_report(
 
 fn record_result(record: &mut TrialRecord, units: u64, metric: Option<&String>) {
     let spec = &record.spec;
-    let is_granted = units == spec.units || spec.grants.iter().any(|it| it.units == units);
+    let is_granted = units == spec.units || spec.grants.iter().any(|grant| grant.units == units);
     if !is_granted || result_at(record, units).is_some() {
         return;
     }
-    let metric = metric.filter(|it| number::parse(it).is_some()).cloned();
+    let metric = metric.filter(|metric| number::parse(metric).is_some()).cloned();
     let mut metric = metric.unwrap_or_else(|| number::format(f64::NAN));
     number::bound(&mut metric);
     record.status.facts.push(Fact::Result(ResultFact { units, metric }));
 }
 
-/// A metric that is no number is none.
+/// Updates the best metric. Ignores a metric that is not a number.
 fn record_best(record: &mut TrialRecord, metric: Option<&String>, searched: &SearchedMetric<'_>) {
-    let Some(metric) = metric.filter(|it| number::parse(it).is_some()) else { return };
+    let Some(metric) = metric.filter(|metric| number::parse(metric).is_some()) else { return };
     let best = &mut record.status.best_metric;
     let is_better = |best: &String| compare(metric, best, searched.smaller_is_better).is_lt();
     if best.as_ref().is_none_or(is_better) {
@@ -152,7 +152,7 @@ fn record_best(record: &mut TrialRecord, metric: Option<&String>, searched: &Sea
     }
 }
 
-/// Compares metrics as the record holds them: better first, NaN last.
+/// Compares metrics in the record's text format: better first, NaN last.
 pub(crate) fn compare(a: &str, b: &str, smaller_is_better: bool) -> Ordering {
     let loss = |text: &str| {
         let metric = number::parse(text).unwrap_or(f64::NAN);
@@ -161,31 +161,32 @@ pub(crate) fn compare(a: &str, b: &str, smaller_is_better: bool) -> Ordering {
     compare_losses(loss(a), loss(b))
 }
 
-/// Compares by value, less first and NaN last. Zeros of either sign are equal, and so are NaNs.
+/// Compares by value: smaller first, NaN last. Zeros of either sign are equal, and so are NaNs.
 pub(crate) fn compare_losses(a: f64, b: f64) -> Ordering {
     a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
 }
 
-/// A report that an earlier attempt could not send comes as a later one's.
+/// Checks the name of a reported checkpoint. An earlier attempt may have written it, because a
+/// later attempt sends reports that an earlier one could not send.
 fn check_name(name: &str, report: &Report) -> Result<(), String> {
     let Report { batches, attempt, .. } = *report;
     match parse_checkpoint_name(name) {
         Some((of, by)) if of == batches && by <= attempt => Ok(()),
         _ => Err(format!(
-            "name: {name:?} is not that of a checkpoint at batch {batches} of attempt {attempt} or \
-             before: it must be {:?}",
+            "name: {name:?} is not a checkpoint at batch {batches} of attempt {attempt} or \
+             earlier; expected {:?}",
             checkpoint_name(batches, attempt)
         )),
     }
 }
 
-/// Keeps the list in the order in which the checkpoints were written: a report may come late.
+/// Inserts a checkpoint in the order in which checkpoints were written; reports may arrive late.
 fn record_checkpoint(record: &mut TrialRecord, checkpoint: CheckpointRecord) {
     let checkpoints = &mut record.status.checkpoints;
-    if checkpoints.iter().any(|it| it.name == checkpoint.name) {
+    if checkpoints.iter().any(|recorded| recorded.name == checkpoint.name) {
         return;
     }
-    let age = |it: &CheckpointRecord| (attempt_of(&it.name), it.batches);
-    let place = checkpoints.partition_point(|it| age(it) <= age(&checkpoint));
+    let age = |checkpoint: &CheckpointRecord| (attempt_of(&checkpoint.name), checkpoint.batches);
+    let place = checkpoints.partition_point(|recorded| age(recorded) <= age(&checkpoint));
     checkpoints.insert(place, checkpoint);
 }

@@ -1,4 +1,4 @@
-//! Tests of one trial's record: attempts and their ends, reports, directives.
+//! Tests of a trial's record: attempts and their ends, reports, directives.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +11,8 @@ use crate::fixture::{LOSS, checkpointed, plain_record, report, validated};
 const LIMITS: Limits =
     Limits { max_restarts: 2, infrastructure_attempts_max: 3, back_off: BackOffLimits::CLUSTER };
 
-/// What happens in an attempt: a result at the granted length, a validation before it, a
-/// checkpoint, an end.
+/// Event in an attempt: a result at the granted length, a validation before that length, a
+/// checkpoint, or an end.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Result,
@@ -26,8 +26,8 @@ use AttemptEnd::{
 };
 use Step::{Checkpoint, End};
 
-/// Runs the steps, beginning an attempt where none is alive; says how the trial stands and how many
-/// attempts it had.
+/// Applies the steps, and begins an attempt whenever none is alive. `expected` is the close cause,
+/// the restarts and the number of attempts.
 fn check(steps: &[Step], expected: (Option<CloseCause>, u32, usize)) {
     let mut record = plain_record(0);
     for (batches, step) in (1..).zip(steps) {
@@ -51,12 +51,12 @@ fn check(steps: &[Step], expected: (Option<CloseCause>, u32, usize)) {
             End(end) => end_attempt(&mut record, end, None, &LIMITS),
         }
     }
-    let found = (closed(&record), record.status.restarts, record.status.attempts.len());
-    assert_eq!(found, expected, "{steps:?}");
+    let outcome = (closed(&record), record.status.restarts, record.status.attempts.len());
+    assert_eq!(outcome, expected, "{steps:?}");
 }
 
 #[test]
-fn completed_counts_only_with_a_result_at_the_granted_length() {
+fn completed_requires_a_result_at_granted_length() {
     check(&[Step::Result, End(Completed)], (Some(CloseCause::Completed), 0, 1));
     check(&[Step::Validation, End(Completed)], (Some(CloseCause::StoppedEarly), 0, 1));
     check(&[Step::Validation, End(UserError), End(Completed)], {
@@ -65,13 +65,13 @@ fn completed_counts_only_with_a_result_at_the_granted_length() {
 }
 
 #[test]
-fn completed_without_a_validation_is_a_failure_that_says_so() {
+fn completed_without_validation_fails_with_a_message() {
     check(&[End(Completed)], (Some(CloseCause::Failed), 0, 1));
     check(&[Checkpoint, End(Completed)], (Some(CloseCause::Failed), 0, 1));
-    for (said, expected) in [(None, "another code"), (Some("done"), "it said: done")] {
+    for (message, expected) in [(None, "another code"), (Some("done"), "; last message: done")] {
         let mut record = plain_record(0);
         begin_attempt(&mut record, 0);
-        end_attempt(&mut record, Completed, said.map(str::to_owned), &LIMITS);
+        end_attempt(&mut record, Completed, message.map(str::to_owned), &LIMITS);
         let message = record.status.message.unwrap();
         assert!(message.contains("exited with code 0 without"), "{message}");
         assert!(message.ends_with(expected), "{message}");
@@ -91,7 +91,7 @@ fn two_restarts_mean_three_runs() {
 }
 
 #[test]
-fn preemption_counts_for_nothing() {
+fn preemptions_are_not_counted() {
     check(&[End(Preempted); 20], (None, 0, 20));
     check(&[End(UserError), End(Preempted), End(UserError)], (None, 2, 3));
 }
@@ -102,7 +102,7 @@ fn invalid_hyperparameters_close_at_once() {
 }
 
 #[test]
-fn infrastructure_fails_a_trial_only_without_a_new_checkpoint() {
+fn a_checkpoint_resets_infrastructure_failures() {
     check(&[End(Infrastructure); 2], (None, 0, 2));
     check(&[End(Infrastructure); 3], (Some(CloseCause::Failed), 0, 3));
     let lost = End(Infrastructure);
@@ -113,7 +113,7 @@ fn infrastructure_fails_a_trial_only_without_a_new_checkpoint() {
 }
 
 #[test]
-fn a_runner_that_ends_counts_for_nothing() {
+fn lost_runners_are_not_counted() {
     check(&[End(RunnerLost); 20], (None, 0, 20));
     let mixed = [End(Infrastructure), End(RunnerLost), End(RunnerLost), End(Infrastructure)];
     check(&mixed, (None, 0, 4));
@@ -129,12 +129,12 @@ fn limits_allow_ten_lost_attempts() {
         end_attempt(&mut record, Infrastructure, message, &Limits::new(5, BackOffLimits::CLUSTER));
     }
     assert_eq!(closed(&record), Some(CloseCause::Failed));
-    let message = "lost 10 attempts without a new checkpoint; the last: no route to the store";
+    let message = "lost 10 attempts without a new checkpoint; last failure: no route to the store";
     assert_eq!(record.status.message.as_deref(), Some(message));
 }
 
 #[test]
-fn a_closed_trial_stays_as_it_is() {
+fn closed_trials_never_change() {
     let mut record = plain_record(0);
     begin_attempt(&mut record, 0);
     close(&mut record, CloseCause::Cancelled, None);
@@ -167,33 +167,34 @@ fn attempts_begin_once_and_in_order() {
     assert_eq!(next(&record, Wanted::Run), expected);
 }
 
-fn check_asks(has_result: bool, wanted: Wanted, expected: (Directive, Next)) {
+/// Checks the directive of a live attempt, and the next step after that attempt was preempted.
+fn check_wanted(has_result: bool, wanted: Wanted, expected: (Directive, Next)) {
     let mut record = plain_record(0);
     begin_attempt(&mut record, 0);
     if has_result {
         record_report(&mut record, &report(0, 7, validated("0.5", Some(9))), &LOSS);
     }
-    let answer = directive(&record, 0, wanted);
+    let live_directive = directive(&record, 0, wanted);
     assert_eq!(directive(&record, 1, wanted), Directive::Fenced);
     end_attempt(&mut record, Preempted, None, &LIMITS);
-    assert_eq!(directive(&record, 0, wanted), Directive::Fenced, "the attempt is over");
-    assert_eq!((answer, next(&record, wanted)), expected, "{has_result} {wanted:?}");
+    assert_eq!(directive(&record, 0, wanted), Directive::Fenced, "the attempt has ended");
+    assert_eq!((live_directive, next(&record, wanted)), expected, "{has_result} {wanted:?}");
 }
 
 #[test]
-fn what_is_wanted_decides_the_answer_and_what_follows_a_preemption() {
+fn desired_state_determines_directive_and_next_step() {
     let start = Next::Start { attempt: 1, resume_from: Vec::new(), units: 9 };
     let close = |cause| Next::Close { cause };
-    check_asks(false, Wanted::Run, (Directive::Continue { units: 9 }, start));
-    check_asks(true, Wanted::Run, (Directive::Wait, Next::Idle));
-    check_asks(false, Wanted::Stop, (Directive::Preempt, close(CloseCause::Cancelled)));
-    check_asks(true, Wanted::Stop, (Directive::Stop, close(CloseCause::Completed)));
-    check_asks(false, Wanted::Pause, (Directive::Preempt, Next::Idle));
-    check_asks(true, Wanted::Pause, (Directive::Preempt, Next::Idle));
+    check_wanted(false, Wanted::Run, (Directive::Continue { units: 9 }, start));
+    check_wanted(true, Wanted::Run, (Directive::Wait, Next::Idle));
+    check_wanted(false, Wanted::Stop, (Directive::Preempt, close(CloseCause::Cancelled)));
+    check_wanted(true, Wanted::Stop, (Directive::Stop, close(CloseCause::Completed)));
+    check_wanted(false, Wanted::Pause, (Directive::Preempt, Next::Idle));
+    check_wanted(true, Wanted::Pause, (Directive::Preempt, Next::Idle));
 }
 
 #[test]
-fn a_longer_grant_lets_a_waiting_trial_go_on() {
+fn a_longer_grant_resumes_a_waiting_trial() {
     let mut record = plain_record(0);
     record.spec.units = 3;
     begin_attempt(&mut record, 0);
@@ -202,11 +203,15 @@ fn a_longer_grant_lets_a_waiting_trial_go_on() {
     record.spec.grants.push(Grant { order: 0, fact: 0, units: 9 });
     assert_eq!(directive(&record, 0, Wanted::Run), Directive::Continue { units: 9 });
     end_attempt(&mut record, Completed, None, &LIMITS);
-    assert_eq!(closed(&record), Some(CloseCause::StoppedEarly), "it left before length 9");
+    assert_eq!(
+        closed(&record),
+        Some(CloseCause::StoppedEarly),
+        "the program exited before length 9"
+    );
 }
 
 #[test]
-fn the_first_result_at_a_length_wins_and_others_are_refused() {
+fn the_first_result_at_a_length_wins() {
     let mut record = plain_record(0);
     begin_attempt(&mut record, 0);
     let mut send = |batches, loss: &str, units| {
@@ -217,8 +222,8 @@ fn the_first_result_at_a_length_wins_and_others_are_refused() {
     assert_eq!(send(10, "0.5", Some(10)), Recorded::Repeat, "never granted");
     assert_eq!(send(20, "0.4", Some(9)), Recorded::New);
     assert_eq!(send(20, "0.4", Some(9)), Recorded::Repeat);
-    assert_eq!(send(20, "0.3", Some(9)), Recorded::New, "the latest metrics are another matter");
-    assert_eq!(send(10, "0.5", None), Recorded::Repeat, "a late report takes nothing back");
+    assert_eq!(send(20, "0.3", Some(9)), Recorded::New, "the latest metrics still change");
+    assert_eq!(send(10, "0.5", None), Recorded::Repeat, "a late report reverts nothing");
     let expected = Fact::Result(ResultFact { units: 9, metric: "0.4".to_owned() });
     assert_eq!(record.status.facts, [expected]);
     assert_eq!((record.status.batches, record.status.metrics["loss"].as_str()), (20, "0.3"));
@@ -231,7 +236,7 @@ fn a_result_without_a_usable_metric_is_nan() {
         begin_attempt(&mut record, 0);
         let searched = SearchedMetric { name: metric, ..LOSS };
         record_report(&mut record, &report(0, 1, validated(loss, Some(9))), &searched);
-        let result = result_at(&record, 9).map(|it| it.metric.as_str());
+        let result = result_at(&record, 9).map(|result| result.metric.as_str());
         assert_eq!(result, Some("NaN"), "{metric} {loss}");
     }
 }
@@ -240,7 +245,7 @@ fn a_result_without_a_usable_metric_is_nan() {
 fn the_searched_metric_may_have_the_short_prefix() {
     let check = |name, expected: Option<&str>| {
         let names = ["loss", "validation_loss", "validation_val_x"];
-        let metrics = names.map(|it| (it.to_owned(), it.to_owned())).into();
+        let metrics = names.map(|name| (name.to_owned(), name.to_owned())).into();
         let searched = SearchedMetric { name, ..LOSS };
         assert_eq!(searched.of(&metrics).map(String::as_str), expected, "{name}");
     };
@@ -252,7 +257,7 @@ fn the_searched_metric_may_have_the_short_prefix() {
 }
 
 #[test]
-fn the_best_metric_is_that_of_all_validations() {
+fn best_metric_covers_all_validations() {
     let check = |smaller_is_better, losses: &[&str], expected: Option<&str>| {
         let mut record = plain_record(0);
         begin_attempt(&mut record, 0);
@@ -270,8 +275,8 @@ fn the_best_metric_is_that_of_all_validations() {
 }
 
 #[test]
-fn a_checkpoint_has_the_name_that_its_report_says() {
-    let check = |name: &str, is_taken: bool| {
+fn checkpoint_names_must_match_their_report() {
+    let check = |name: &str, is_accepted: bool| {
         let mut record = plain_record(0);
         begin_attempt(&mut record, 0);
         end_attempt(&mut record, Preempted, None, &LIMITS);
@@ -279,9 +284,9 @@ fn a_checkpoint_has_the_name_that_its_report_says() {
         let before = record.clone();
         let report = report(1, 20, checkpointed(name, Some("0.5")));
         match record_report(&mut record, &report, &LOSS) {
-            Recorded::New => assert!(is_taken, "{name}"),
+            Recorded::New => assert!(is_accepted, "{name}"),
             Recorded::Refused { why } => {
-                assert!(!is_taken && why.contains("\"000000000020-1\""), "{name}: {why}");
+                assert!(!is_accepted && why.contains("\"000000000020-1\""), "{name}: {why}");
                 assert_eq!(record, before);
             }
             other => panic!("{name}: {other:?}"),
@@ -323,32 +328,31 @@ fn checkpoints_are_listed_once_and_offered_newest_first() {
     assert_eq!(send(&mut record, 0, 20, "000000000020-0"), Recorded::Repeat);
     end_attempt(&mut record, UserError, None, &LIMITS);
     begin_attempt(&mut record, 1);
-    // The one at 20 was not whole, and the attempt began anew; then a report came late.
+    // The checkpoint at 20 was corrupt, so the attempt started from scratch. Then a report arrived
+    // late.
     send(&mut record, 1, 10, "000000000010-1");
     send(&mut record, 1, 15, "000000000015-0");
     end_attempt(&mut record, UserError, None, &LIMITS);
     let Next::Start { resume_from, .. } = next(&record, Wanted::Run) else { panic!("no start") };
-    let names: Vec<_> = resume_from.iter().map(|it| it.name.as_str()).collect();
+    let names: Vec<_> = resume_from.iter().map(|checkpoint| checkpoint.name.as_str()).collect();
     assert_eq!(names, ["000000000010-1", "000000000020-0", "000000000015-0"]);
     assert_eq!(resume_from[0].manifest_sha256, "hash of 000000000010-1");
 }
 
 #[test]
-fn a_start_sets_the_batches_back_and_names_what_was_passed_over() {
+fn a_start_resets_batches_and_names_skipped_checkpoints() {
     let mut record = plain_record(0);
     begin_attempt(&mut record, 0);
-    let says =
+    let activity =
         |text: &str| ReportEvent::Progress { batches_total: 100, activity: Some(text.into()) };
-    assert_eq!(
-        record_report(&mut record, &report(0, 40, says("warming up")), &LOSS),
-        Recorded::New
-    );
+    let first = report(0, 40, activity("warming up"));
+    assert_eq!(record_report(&mut record, &first, &LOSS), Recorded::New);
     let progress = ReportEvent::Progress { batches_total: 100, activity: None };
     assert_eq!(record_report(&mut record, &report(0, 50, progress), &LOSS), Recorded::New);
     assert_eq!(record.status.activity.as_deref(), Some("warming up"));
-    let long = says(&"ä".repeat(300));
+    let long = activity(&"ä".repeat(300));
     assert_eq!(record_report(&mut record, &report(0, 50, long), &LOSS), Recorded::New);
-    assert_eq!(record.status.activity.as_ref().map(|it| it.chars().count()), Some(200));
+    assert_eq!(record.status.activity.as_ref().map(|text| text.chars().count()), Some(200));
     end_attempt(&mut record, UserError, Some("division by zero".to_owned()), &LIMITS);
     begin_attempt(&mut record, 1);
     let started = ReportEvent::Started {
@@ -362,17 +366,18 @@ fn a_start_sets_the_batches_back_and_names_what_was_passed_over() {
     let [first, second] = record.status.attempts.as_slice() else { panic!("two attempts") };
     assert_eq!(first.message.as_deref(), Some("division by zero"));
     assert_eq!(second.resumed_from.as_deref(), Some("000000000040-0"));
-    assert_eq!(second.message.as_deref(), Some("passed over 000000000050-0: wrong hash"));
+    let message = "skipped checkpoints: 000000000050-0: wrong hash";
+    assert_eq!(second.message.as_deref(), Some(message));
 }
 
 #[test]
-fn the_last_words_stay_unless_the_runner_knows_better() {
-    for (said, expected) in [(None, "out of memory"), (Some("killed"), "killed")] {
+fn the_runners_message_replaces_the_programs() {
+    for (message, expected) in [(None, "out of memory"), (Some("killed"), "killed")] {
         let mut record = plain_record(0);
         begin_attempt(&mut record, 0);
         let exiting = ReportEvent::Exiting { code: 1, message: Some("out of memory".to_owned()) };
         record_report(&mut record, &report(0, 1, exiting), &LOSS);
-        end_attempt(&mut record, UserError, said.map(str::to_owned), &LIMITS);
+        end_attempt(&mut record, UserError, message.map(str::to_owned), &LIMITS);
         assert_eq!(record.status.attempts[0].message.as_deref(), Some(expected));
     }
 }
@@ -382,9 +387,9 @@ fn only_the_latest_attempts_keep_their_messages() {
     let mut record = plain_record(0);
     for number in 0..40 {
         begin_attempt(&mut record, number);
-        end_attempt(&mut record, Preempted, Some("asked to".to_owned()), &LIMITS);
+        end_attempt(&mut record, Preempted, Some("preempted".to_owned()), &LIMITS);
     }
-    let with_message = record.status.attempts.iter().filter(|it| it.message.is_some());
-    let numbers: Vec<_> = with_message.map(|it| it.number).collect();
+    let with_message = record.status.attempts.iter().filter(|attempt| attempt.message.is_some());
+    let numbers: Vec<_> = with_message.map(|attempt| attempt.number).collect();
     assert_eq!(numbers, (24..40).collect::<Vec<_>>());
 }

@@ -1,5 +1,4 @@
-//! The chart on a real API server, by the real helm: installed, upgraded, uninstalled, and installed
-//! again.
+//! Installs, upgrades, uninstalls and reinstalls the chart with helm on a real API server.
 
 use serde_json::Value;
 use stoker_test_cluster::{ControlPlane, wanted};
@@ -16,7 +15,8 @@ spec:
   searcher: { metric: loss, smallerIsBetter: true, maxLength: { batches: 1 }, single: {} }
 "#;
 
-/// A cluster that refuses pods that are not restricted; `None` if clusters were switched off.
+/// Starts a cluster whose operator namespace requires pod security `restricted`. Returns `None` if
+/// cluster tests are off.
 fn cluster() -> Option<ControlPlane> {
     if !wanted() {
         return None;
@@ -41,41 +41,41 @@ fn get(cluster: &ControlPlane, what: &[&str]) -> Value {
     cluster.get(&[what, &["--namespace", NAMESPACE]].concat()).unwrap()
 }
 
-/// The data of the chart's own Secrets.
+/// Returns the data of the Secrets that the chart creates.
 fn secrets(cluster: &ControlPlane) -> [Value; 2] {
-    ["stoker-door", "stoker-gang"].map(|it| get(cluster, &["secret", it])["data"].clone())
+    ["stoker-door", "stoker-gang"].map(|name| get(cluster, &["secret", name])["data"].clone())
 }
 
-/// What the operator's pods are made of.
+/// Returns the pod template of the operator.
 fn template(cluster: &ControlPlane) -> Value {
     get(cluster, &["deployment", "stoker-operator"])["spec"]["template"].clone()
 }
 
 #[test]
-fn certificate_key_and_data_outlive_upgrade_and_removal() {
+fn upgrade_and_uninstall_keep_secrets_and_experiments() {
     let Some(cluster) = cluster() else { return };
     helm(&cluster, "install", &[]);
-    let (made, pods) = (secrets(&cluster), template(&cluster));
+    let (created, pods) = (secrets(&cluster), template(&cluster));
     cluster.apply(EXPERIMENT).unwrap();
 
     helm(&cluster, "upgrade", &["replicas=3"]);
-    assert_eq!(secrets(&cluster), made);
-    assert_eq!(template(&cluster), pods, "an upgrade that changes nothing of a pod rolls none");
+    assert_eq!(secrets(&cluster), created);
+    assert_eq!(template(&cluster), pods, "a change of replicas must not roll the pods");
 
     cluster.helm(&["uninstall", "stoker", "--namespace", NAMESPACE]).unwrap();
-    assert_eq!(secrets(&cluster), made);
+    assert_eq!(secrets(&cluster), created);
     let experiment = cluster.get(&["experiment", "kept"]).unwrap();
     assert_eq!(experiment["metadata"]["name"], "kept");
 
     helm(&cluster, "install", &[]);
-    assert_eq!(secrets(&cluster), made);
+    assert_eq!(secrets(&cluster), created);
     assert_eq!(template(&cluster), pods);
 }
 
 #[test]
-fn a_secret_of_ones_own_is_taken_and_its_change_rolls_the_pods() {
+fn changing_an_existing_secret_rolls_the_pods() {
     let Some(cluster) = cluster() else { return };
-    let own = |key: &str| {
+    let apply_secret = |key: &str| {
         let text = format!(
             r#"{{"apiVersion":"v1","kind":"Secret","metadata":{{"name":"own",
                 "namespace":"{NAMESPACE}"}},"stringData":{{"key":"{key}"}}}}"#
@@ -86,21 +86,22 @@ fn a_secret_of_ones_own_is_taken_and_its_change_rolls_the_pods() {
         let annotations = &template(&cluster)["metadata"]["annotations"];
         annotations["checksum/gang-key"].as_str().unwrap().to_owned()
     };
-    own("one");
+    apply_secret("one");
     helm(&cluster, "install", &["gangKey.existingSecret=own"]);
     let first = checksum();
     helm(&cluster, "upgrade", &["gangKey.existingSecret=own"]);
     assert_eq!(checksum(), first);
-    own("two");
+    apply_secret("two");
     helm(&cluster, "upgrade", &["gangKey.existingSecret=own"]);
     assert_ne!(checksum(), first);
-    let others = get(&cluster, &["secrets"]);
-    let is_gang = |it: &Value| it["metadata"]["name"] == "stoker-gang";
-    assert!(!others["items"].as_array().unwrap().iter().any(is_gang), "one too many was made");
+    let secrets = get(&cluster, &["secrets"]);
+    let is_gang = |secret: &Value| secret["metadata"]["name"] == "stoker-gang";
+    let has_gang = secrets["items"].as_array().unwrap().iter().any(is_gang);
+    assert!(!has_gang, "the chart created a Secret although one exists");
 }
 
 #[test]
-fn the_api_server_takes_the_operators_pods_and_gives_them_no_more_than_they_need() {
+fn operator_pods_are_admitted_with_least_privilege() {
     let Some(cluster) = cluster() else { return };
     cluster.make_namespace("vision").unwrap();
     helm(&cluster, "install", &["watchNamespaces={vision}", "networkPolicy.egress.enabled=true"]);
@@ -119,10 +120,10 @@ fn the_api_server_takes_the_operators_pods_and_gives_them_no_more_than_they_need
         let [verb, what, part] = right.split(' ').collect::<Vec<_>>().try_into().unwrap();
         let part = format!("--subresource={part}");
         let mut arguments = vec!["auth", "can-i", verb, what, "--namespace", namespace, &account];
-        arguments.extend(Some(part.as_str()).filter(|it| !it.ends_with("=-")));
-        cluster.kubectl(&arguments).is_ok_and(|it| it.trim() == "yes")
+        arguments.extend(Some(part.as_str()).filter(|flag| !flag.ends_with("=-")));
+        cluster.kubectl(&arguments).is_ok_and(|answer| answer.trim() == "yes")
     };
-    // Verb, resource or one object of it, subresource.
+    // VERB RESOURCE[/NAME] SUBRESOURCE, with `-` for no subresource.
     assert!(may("create pods -", "vision"));
     assert!(may("patch trials.stoker.dev status", "vision"));
     assert!(may("get leases.coordination.k8s.io/stoker-operator -", NAMESPACE));

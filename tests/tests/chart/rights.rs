@@ -1,4 +1,4 @@
-//! What the operator may do on the cluster, and what its pods may do on a node.
+//! Permissions of the operator in the cluster and of its pods on a node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 
 use super::{EVERYTHING, helm, objects, of_kind, rendered, role};
 
-/// `GROUP/RESOURCE` to verbs, of a role's rules.
+/// Returns the verbs that a role grants, by `GROUP/RESOURCE`.
 fn granted(role: &Value) -> BTreeMap<String, BTreeSet<String>> {
-    let list = |it: &Value| -> Vec<String> { serde_json::from_value(it.clone()).unwrap() };
+    let list = |names: &Value| -> Vec<String> { serde_json::from_value(names.clone()).unwrap() };
     let mut granted: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for rule in role["rules"].as_array().unwrap() {
         for group in list(&rule["apiGroups"]) {
@@ -23,7 +23,7 @@ fn granted(role: &Value) -> BTreeMap<String, BTreeSet<String>> {
     granted
 }
 
-/// What [`granted`] should be, from `GROUP/RESOURCE: VERBS`.
+/// Parses lines `GROUP/RESOURCE: VERBS` to compare them with [`granted`].
 fn rights(lines: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
     let parse = |line: &&str| {
         let (resource, verbs) = line.split_once(": ").unwrap();
@@ -32,10 +32,10 @@ fn rights(lines: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
     lines.iter().map(parse).collect()
 }
 
-/// Rights over what has no namespace.
+/// Permissions on cluster-scoped resources.
 const CLUSTER: [&str; 2] = ["authentication.k8s.io/tokenreviews: create", "/nodes: get list watch"];
 
-/// Rights wherever experiments are run.
+/// Permissions in all namespaces of experiments and jobs.
 const NAMESPACED: [&str; 9] = [
     "stoker.dev/experiments: get list watch patch",
     "stoker.dev/experiments/status: patch update",
@@ -49,7 +49,7 @@ const NAMESPACED: [&str; 9] = [
 ];
 
 #[test]
-fn the_operator_may_do_this_and_nothing_else() {
+fn operator_permissions_are_exactly_these() {
     if helm().is_none() {
         return;
     }
@@ -68,34 +68,35 @@ fn the_operator_may_do_this_and_nothing_else() {
 }
 
 #[test]
-fn nobody_is_given_secrets_or_a_wildcard() {
+fn no_role_grants_secrets_or_wildcards() {
     for object in objects("").iter().chain(&objects(EVERYTHING)) {
         if object["rules"].is_null() {
             continue;
         }
         for (resource, verbs) in granted(object) {
-            let is_bad = |it: &str| it.contains("secrets") || it.contains('*');
-            assert!(!is_bad(&resource) && !verbs.iter().any(|it| is_bad(it)), "{object:#}");
+            let is_bad = |name: &str| name.contains("secrets") || name.contains('*');
+            assert!(!is_bad(&resource) && !verbs.iter().any(|verb| is_bad(verb)), "{object:#}");
         }
     }
 }
 
 #[test]
-fn every_rule_says_why() {
+fn every_rule_has_a_reason() {
     for values in ["", EVERYTHING] {
         let Some(text) = rendered(values) else { return };
         let lines: Vec<_> = text.lines().collect();
         let rules = (0..lines.len()).filter(|at| lines[*at].starts_with("- apiGroups:"));
         for at in rules.clone() {
-            let before = lines[..at].iter().rev().take_while(|it| it.starts_with("# ")).last();
-            let says = before.is_some_and(|it| it.starts_with("# Why: "));
-            assert!(says, "no reason before\n{}", lines[at..(at + 3).min(lines.len())].join("\n"));
+            let comment = lines[..at].iter().rev().take_while(|line| line.starts_with("# "));
+            let has_reason = comment.last().is_some_and(|line| line.starts_with("# Why: "));
+            let rule = lines[at..(at + 3).min(lines.len())].join("\n");
+            assert!(has_reason, "no reason before\n{rule}");
         }
         assert!(rules.count() > 10);
     }
 }
 
-/// What pod security `restricted` asks of a pod, and what it could do besides.
+/// Checks the requirements of pod security `restricted`, and further restrictions.
 fn assert_restricted(template: &Value) {
     let spec = &template["spec"];
     assert_eq!(spec["securityContext"]["runAsUser"], 65532);
@@ -107,7 +108,7 @@ fn assert_restricted(template: &Value) {
         assert!(volume["hostPath"].is_null(), "{volume}");
     }
     let lists = ["initContainers", "containers", "ephemeralContainers"];
-    let containers = lists.iter().filter_map(|it| spec[*it].as_array()).flatten();
+    let containers = lists.iter().filter_map(|list| spec[*list].as_array()).flatten();
     for container in containers {
         let expected = json!({
             "allowPrivilegeEscalation": false,
@@ -124,14 +125,14 @@ fn assert_restricted(template: &Value) {
 fn every_container_is_restricted() {
     for values in ["", EVERYTHING] {
         let objects = objects(values);
-        for object in objects.iter().filter(|it| !it["spec"]["template"].is_null()) {
+        for object in objects.iter().filter(|object| !object["spec"]["template"].is_null()) {
             assert_restricted(&object["spec"]["template"]);
         }
     }
 }
 
 #[test]
-fn only_the_operator_is_given_a_token() {
+fn only_the_operator_gets_a_token() {
     for object in of_kind(&objects(""), "ServiceAccount") {
         assert_eq!(object["automountServiceAccountToken"], false);
     }

@@ -1,11 +1,11 @@
-//! Values: all are documented, none that is unknown or wrong passes.
+//! Values of the chart: all are documented, and unknown or invalid values are refused.
 
 use serde_json::{Value, json};
 use stoker_tests::said;
 
 use super::{helm, read, run};
 
-/// Renders with a value that is wrong, and compares what helm says.
+/// Checks that helm refuses `values` with the error `expected`.
 #[track_caller]
 fn check_refused(values: &str, expected: &str) {
     let Some(helm) = helm() else { return };
@@ -15,7 +15,7 @@ fn check_refused(values: &str, expected: &str) {
 }
 
 #[test]
-fn what_is_not_a_value_is_refused() {
+fn unknown_and_invalid_values_are_refused() {
     check_refused("wathcNamespaces: [a]", "additional properties 'wathcNamespaces' not allowed");
     check_refused("image: { name: a }", "at '/image': additional properties 'name'");
     check_refused("networkPolicy: { egress: { on: true } }", "at '/networkPolicy/egress'");
@@ -33,35 +33,38 @@ fn what_is_not_a_value_is_refused() {
     check_refused("storage: { endpoint: 'http://s3:8333' }", "at '/storage/url'");
 }
 
-/// The schema's objects that let unknown names pass, by where they are. Maps of strings and
-/// quantities may.
-fn open_schemas(at: &str, schema: &Value, found: &mut Vec<String>) {
-    let is_object = schema.get("type").is_some_and(|it| it == "object");
-    let is_map = schema["additionalProperties"].get("type").is_some_and(|it| it != "object");
+/// Collects the paths of schema objects that accept unknown names, except maps of strings and
+/// quantities.
+fn open_schemas(at: &str, schema: &Value, paths: &mut Vec<String>) {
+    let is_object = schema.get("type").is_some_and(|type_| type_ == "object");
+    let value_type = schema["additionalProperties"].get("type");
+    let is_map = value_type.is_some_and(|type_| type_ != "object");
     if is_object && schema["additionalProperties"] != json!(false) && !is_map {
-        found.push(at.to_owned());
+        paths.push(at.to_owned());
     }
     let children: Vec<(String, &Value)> = match schema {
-        Value::Object(map) => map.iter().map(|(key, it)| (key.clone(), it)).collect(),
-        Value::Array(list) => list.iter().enumerate().map(|(i, it)| (i.to_string(), it)).collect(),
+        Value::Object(map) => map.iter().map(|(key, child)| (key.clone(), child)).collect(),
+        Value::Array(list) => {
+            list.iter().enumerate().map(|(index, child)| (index.to_string(), child)).collect()
+        }
         _ => Vec::new(),
     };
     for (key, child) in children {
-        open_schemas(&format!("{at}/{key}"), child, found);
+        open_schemas(&format!("{at}/{key}"), child, paths);
     }
 }
 
-/// Values that the schema knows and `values.yaml` does not name, by their paths.
-fn hidden_values(at: &str, schema: &Value, values: &Value, found: &mut Vec<String>) {
+/// Collects the paths of values that are in the schema and not in `values.yaml`.
+fn hidden_values(at: &str, schema: &Value, values: &Value, paths: &mut Vec<String>) {
     let (Some(properties), Some(values)) = (schema["properties"].as_object(), values.as_object())
     else {
         return;
     };
-    // An empty map is one of Kubernetes' own types, such as an affinity.
+    // An empty map has a type of Kubernetes, such as an affinity.
     for (key, schema) in properties.iter().filter(|_| !values.is_empty()) {
         match values.get(key) {
-            Some(value) => hidden_values(&format!("{at}.{key}"), schema, value, found),
-            None => found.push(format!("{at}.{key}")),
+            Some(value) => hidden_values(&format!("{at}.{key}"), schema, value, paths),
+            None => paths.push(format!("{at}.{key}")),
         }
     }
 }
@@ -69,28 +72,24 @@ fn hidden_values(at: &str, schema: &Value, values: &Value, found: &mut Vec<Strin
 #[test]
 fn the_schema_is_closed_at_every_level() {
     let schema: Value = serde_json::from_str(&read("charts/stoker/values.schema.json")).unwrap();
-    let mut found = Vec::new();
-    open_schemas("", &schema, &mut found);
-    assert_eq!(
-        found,
-        ["/properties/global"],
-        "global belongs to other charts, no other may be open"
-    );
+    let mut open = Vec::new();
+    open_schemas("", &schema, &mut open);
+    assert_eq!(open, ["/properties/global"], "only `global`, which other charts use, may be open");
 }
 
 #[test]
-fn every_value_is_in_the_file_of_values() {
+fn values_file_has_every_value_of_the_schema() {
     let schema: Value = serde_json::from_str(&read("charts/stoker/values.schema.json")).unwrap();
     let values: Value = serde_saphyr::from_str(&read("charts/stoker/values.yaml")).unwrap();
-    let mut found = Vec::new();
-    hidden_values("", &schema, &values, &mut found);
-    // Kubernetes' own, as the empty maps are.
-    found.retain(|it| !it.starts_with(".resources."));
-    assert_eq!(found, Vec::<String>::new());
+    let mut hidden = Vec::new();
+    hidden_values("", &schema, &values, &mut hidden);
+    // `resources` has a type of Kubernetes, too.
+    hidden.retain(|path| !path.starts_with(".resources."));
+    assert_eq!(hidden, Vec::<String>::new());
 }
 
 #[test]
-fn the_chart_has_the_version_of_what_it_installs() {
+fn chart_version_matches_the_workspace() {
     let chart: Value = serde_saphyr::from_str(&read("charts/stoker/Chart.yaml")).unwrap();
     assert_eq!(chart["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(chart["appVersion"], env!("CARGO_PKG_VERSION"));

@@ -1,4 +1,4 @@
-//! Azurite, Microsoft's own emulator of Azure's object store, on loopback.
+//! Azurite, Microsoft's emulator of Azure Blob Storage, on loopback.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use stoker_tests::{cache, said};
 
-/// Creates a container; fails until Azurite answers.
+/// Script that creates a container. Fails until Azurite responds.
 const CREATE: &str = include_str!("container.js");
 
-/// A running Azurite with one container; ended when dropped.
+/// A running Azurite with one container. Dropping it ends the process.
 pub(super) struct Azurite {
     process: Child,
     pub(super) port: u16,
@@ -23,7 +23,7 @@ impl Drop for Azurite {
 }
 
 impl Azurite {
-    /// Starts Azurite, which keeps objects in memory and its log in `folder`.
+    /// Starts Azurite with objects in memory and the log in `folder`.
     pub(super) fn start(folder: &Path, container: &str) -> Self {
         let package = cache().join("tools/azurite-3.35.0");
         let complete = package.join(".complete");

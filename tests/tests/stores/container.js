@@ -1,4 +1,5 @@
-// Creates a container in Azurite: node -e "$(cat container.js)" PORT NAME. Account and key are those of every Azurite.
+// Creates a container in Azurite: node -e "$(cat container.js)" PORT NAME. Account and key are
+// Azurite's defaults.
 const crypto = require("crypto"), http = require("http");
 const [port, name] = process.argv.slice(1);
 const account = "devstoreaccount1";

@@ -1,24 +1,24 @@
-//! A stand-in for Google's object store: the part of its XML API that `object_store` uses, as Google documents it
-//! (<https://cloud.google.com/storage/docs/xml-api/overview>). Emulators such as fake-gcs-server have the JSON API and
-//! refuse uploads by the XML API.
+//! A fake of Google Cloud Storage: the part of the XML API that `object_store` uses, as Google
+//! documents it (<https://cloud.google.com/storage/docs/xml-api/overview>). Emulators such as
+//! fake-gcs-server implement the JSON API and refuse uploads by the XML API.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
-/// A service account's key that asks no server for tokens.
+/// Service account key with which the client requests no tokens.
 pub(super) const KEY: &str = r#"{"private_key": "", "private_key_id": "", "client_email": "",
     "disable_oauth": true}"#;
 
-/// Results of one list request; Google gives up to 1,000.
+/// Results of one list request; Google returns up to 1,000.
 const PAGE: usize = 5;
-/// The least bytes of a part that is not the last.
+/// Minimum size of a part in bytes, except the last part.
 const PART_BYTES_MIN: usize = 5 << 20;
 const CREATED: &str = "2024-05-01T12:00:00.000Z";
 const CREATED_HEADER: &str = "Last-Modified: Wed, 01 May 2024 12:00:00 GMT\r\n";
 
-/// The server, until the process ends.
+/// The server. It runs until the process ends.
 pub(super) struct StandIn {
     pub(super) port: u16,
 }
@@ -30,7 +30,7 @@ struct Bucket {
     num_uploads: u32,
 }
 
-/// An upload in parts that is not complete.
+/// An incomplete multipart upload.
 struct Upload {
     object: String,
     parts: BTreeMap<u32, Vec<u8>>,
@@ -38,7 +38,7 @@ struct Upload {
 
 struct Request {
     method: String,
-    /// Bucket and object, decoded; the object is empty in requests about the bucket.
+    /// Decoded name of the bucket. The object's name is empty in requests for the bucket.
     bucket: String,
     object: String,
     query: BTreeMap<String, String>,
@@ -68,7 +68,7 @@ impl Response {
 }
 
 impl StandIn {
-    /// Starts it with one bucket. A second bucket, `forbidden`, refuses every request.
+    /// Starts a server with one bucket. A second bucket, `forbidden`, refuses every request.
     pub(super) fn start(bucket: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -77,7 +77,7 @@ impl StandIn {
             for stream in listener.incoming().flatten() {
                 let (name, bucket) = (name.clone(), bucket.clone());
                 std::thread::spawn(move || {
-                    // A client that went away needs no answer.
+                    // Ignore the error: the client has closed the connection.
                     let _ = serve(&stream, &name, &bucket);
                 });
             }
@@ -140,7 +140,7 @@ fn read(reader: &mut BufReader<&TcpStream>) -> std::io::Result<Option<Request>> 
     let pairs = query.split('&').filter(|pair| !pair.is_empty());
     let query = pairs.map(|pair| {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        // Queries are encoded as forms are, paths are not.
+        // Queries use form encoding, paths use percent encoding.
         (decoded(&name.replace('+', " ")), decoded(&value.replace('+', " ")))
     });
     let (bucket, object, query) = (decoded(bucket), decoded(object), query.collect());
@@ -173,7 +173,7 @@ fn etag(bytes: &[u8]) -> String {
     format!("\"{}\"", stoker_storage::hash::sha256_hex(bytes))
 }
 
-/// The headers of an object's answer.
+/// Returns the headers that describe an object.
 fn described(bytes: &[u8]) -> String {
     format!("ETag: {}\r\nx-goog-generation: 1\r\n{CREATED_HEADER}", etag(bytes))
 }
@@ -210,7 +210,7 @@ impl Bucket {
             "" => text("start-after"),
             token => token,
         };
-        // Objects, and with a delimiter the folders in their place, each once.
+        // With a delimiter, each folder replaces its objects.
         let mut entries: BTreeMap<String, Option<usize>> = BTreeMap::new();
         for (name, bytes) in &self.objects {
             let Some(rest) = name.strip_prefix(prefix) else { continue };
@@ -310,15 +310,15 @@ impl Bucket {
         let parts: Vec<&str> = text.split("<Part>").skip(1).collect();
         for (place, part) in parts.iter().enumerate() {
             let number = between(part, "PartNumber").and_then(|number| number.parse().ok());
-            let found = number.and_then(|number: u32| upload.parts.get(&number));
-            let Some(found) = found.filter(|found| between(part, "ETag") == Some(etag(found)))
-            else {
+            let uploaded = number.and_then(|number: u32| upload.parts.get(&number));
+            let is_same = |bytes: &&Vec<u8>| between(part, "ETag") == Some(etag(bytes));
+            let Some(uploaded) = uploaded.filter(is_same) else {
                 return Response::error("400 Bad Request", "InvalidPart");
             };
-            if found.len() < PART_BYTES_MIN && place + 1 < parts.len() {
+            if uploaded.len() < PART_BYTES_MIN && place + 1 < parts.len() {
                 return Response::error("400 Bad Request", "EntityTooSmall");
             }
-            bytes.extend_from_slice(found);
+            bytes.extend_from_slice(uploaded);
         }
         self.uploads.remove(id);
         let tag = etag(&bytes);

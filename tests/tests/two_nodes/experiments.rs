@@ -1,4 +1,4 @@
-//! Experiments by `kubectl apply`, over an upgrade and an uninstall.
+//! Experiments during an upgrade and an uninstall, and programs sent with an experiment.
 
 use serde_json::json;
 use stoker_test_cluster::{Cluster, wait_until};
@@ -6,7 +6,7 @@ use stoker_tests::repository;
 
 use super::{NAMESPACE, cluster, ended, get, helm_install, mnist, state, stoker_on};
 
-/// The parameters of examples/mnist/grid.yaml, but for the slower of its two models.
+/// Returns the spec of examples/mnist/grid.yaml with its faster model and one epoch.
 fn grid() -> serde_json::Value {
     let text = std::fs::read_to_string(repository().join("examples/mnist/grid.yaml")).unwrap();
     let file: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
@@ -16,17 +16,20 @@ fn grid() -> serde_json::Value {
     spec
 }
 
+/// Returns the names and UIDs of all pods.
 fn pods(cluster: &Cluster) -> Vec<(String, String)> {
     let pods = cluster.get(&["-n", NAMESPACE, "pods"]).unwrap();
-    let one = |it: &serde_json::Value| {
-        let text = |it: &serde_json::Value| it.as_str().unwrap_or_default().to_owned();
-        (text(&it["metadata"]["name"]), text(&it["metadata"]["uid"]))
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    let name_and_uid = |pod: &serde_json::Value| {
+        let metadata = &pod["metadata"];
+        (text(&metadata["name"]), text(&metadata["uid"]))
     };
-    pods["items"].as_array().unwrap().iter().map(one).collect()
+    pods["items"].as_array().unwrap().iter().map(name_and_uid).collect()
 }
 
+/// Also checks the recorded status, checkpoints and logs.
 #[test]
-fn a_grid_completes_over_an_upgrade_and_what_it_stored_is_as_designed() {
+fn a_grid_completes_during_an_upgrade() {
     if !stoker_test_cluster::nodes_wanted() {
         return;
     }
@@ -39,12 +42,12 @@ fn a_grid_completes_over_an_upgrade_and_what_it_stored_is_as_designed() {
     .unwrap();
     let before = pods(cluster);
     helm_install(cluster, "upgrade", &["--set", "log.level=debug"]).unwrap();
-    let found = ended(cluster, "grid", 300);
-    let status = &found["status"];
+    let experiment = ended(cluster, "grid", 300);
+    let status = &experiment["status"];
     assert_eq!(status["phase"], "Completed", "{}", state(cluster));
     assert_eq!((&status["trialsCreated"], &status["trialsClosed"]), (&json!(4), &json!(4)));
     let after = pods(cluster);
-    assert!(before.iter().all(|it| after.contains(it)), "{before:?} {after:?}");
+    assert!(before.iter().all(|pod| after.contains(pod)), "{before:?} {after:?}");
     let accuracy = |trial: u64| -> f64 {
         let trial = get(cluster, "trial", &format!("grid-{trial}"));
         assert_eq!(trial["status"]["attempts"].as_array().unwrap().len(), 1, "{trial}");
@@ -52,16 +55,16 @@ fn a_grid_completes_over_an_upgrade_and_what_it_stored_is_as_designed() {
     };
     let all = [0, 1, 2, 3].map(accuracy);
     let best = &status["best"];
-    let found: f64 = best["metric"].as_str().unwrap().parse().unwrap();
-    assert_eq!(all.iter().copied().fold(0.0, f64::max), found);
-    assert_eq!(all[best["index"].as_u64().unwrap() as usize], found);
-    assert!(found > 0.9, "{found}");
+    let metric: f64 = best["metric"].as_str().unwrap().parse().unwrap();
+    assert_eq!(all.iter().copied().fold(0.0, f64::max), metric);
+    assert_eq!(all[best["index"].as_u64().unwrap() as usize], metric);
+    assert!(metric > 0.9, "{metric}");
     let endpoint = cluster.s3().local_endpoint.clone();
     let listed = stoker_on(cluster, &["checkpoint", "list", "grid"]);
     assert!(listed.contains("000000000469-0"), "{listed}");
     let logs = stoker_on(cluster, &["trial", "logs", "grid-0", "--storage-endpoint", &endpoint]);
     assert!(logs.contains("validation batches=469"), "{logs}");
-    wait_until("what nobody keeps is deleted", 90, || {
+    wait_until("superfluous checkpoints are deleted", 90, || {
         let status = get(cluster, "experiment", "grid")["status"].clone();
         if status["cleanedUp"] == json!(true) { Ok(()) } else { Err(status.to_string()) }
     })
@@ -69,7 +72,7 @@ fn a_grid_completes_over_an_upgrade_and_what_it_stored_is_as_designed() {
 }
 
 #[test]
-fn a_program_sent_with_the_experiment_runs_in_the_stock_image() {
+fn sent_programs_run_in_the_stock_image() {
     if !stoker_test_cluster::nodes_wanted() {
         return;
     }
@@ -77,7 +80,7 @@ fn a_program_sent_with_the_experiment_runs_in_the_stock_image() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("program");
     std::fs::create_dir(&program).unwrap();
-    // A bare trainer binary: what a user's own build gives.
+    // A single trainer binary, like the result of a user's build.
     std::fs::copy(stoker_tests::program("stoker-trainer"), program.join("train")).unwrap();
     std::fs::write(program.join("secret.txt"), "not to be sent").unwrap();
     std::fs::write(program.join(".stokerignore"), "*.txt\n").unwrap();
@@ -101,13 +104,13 @@ fn a_program_sent_with_the_experiment_runs_in_the_stock_image() {
     let (path, program) = (path.display().to_string(), program.display().to_string());
     let create = ["experiment", "create", &path, &program];
     stoker_on(cluster, &[&create[..], &["--storage-endpoint", &s3.local_endpoint]].concat());
-    let found = ended(cluster, "sent", 180);
-    assert_eq!(found["status"]["phase"], "Completed", "{}", state(cluster));
+    let experiment = ended(cluster, "sent", 180);
+    assert_eq!(experiment["status"]["phase"], "Completed", "{}", state(cluster));
 }
 
-/// Also a loop of the program's own, on two ranks of a cluster.
+/// Also covers a custom training loop on two ranks.
 #[test]
-fn a_program_is_tried_on_the_cluster_in_all_its_parts() {
+fn test_mode_runs_all_stages_on_the_cluster() {
     if !stoker_test_cluster::nodes_wanted() {
         return;
     }
@@ -133,11 +136,11 @@ fn a_program_is_tried_on_the_cluster_in_all_its_parts() {
     std::fs::write(&path, file.to_string()).unwrap();
     let endpoint = cluster.s3().local_endpoint.clone();
     let create = ["experiment", "create", path.to_str().unwrap(), "--test"];
-    // The second takes the place of the first.
+    // The second test experiment replaces the first.
     for _ in 0..2 {
-        let said = stoker_on(cluster, &[&create[..], &["--storage-endpoint", &endpoint]].concat());
+        let text = stoker_on(cluster, &[&create[..], &["--storage-endpoint", &endpoint]].concat());
         for part in ["validation", "the checkpoint", "the restore"] {
-            assert!(said.contains(&format!("test: {part}: ")), "{part}: {said}");
+            assert!(text.contains(&format!("test: {part}: ")), "{part}: {text}");
         }
         assert_eq!(get(cluster, "experiment", "gan-test")["status"]["phase"], "Completed");
     }
@@ -146,7 +149,7 @@ fn a_program_is_tried_on_the_cluster_in_all_its_parts() {
 }
 
 #[test]
-fn an_uninstall_keeps_definitions_and_experiments() {
+fn uninstall_keeps_definitions_and_experiments() {
     if !stoker_test_cluster::nodes_wanted() {
         return;
     }

@@ -1,4 +1,4 @@
-//! Gangs over nodes that die.
+//! Gangs and trials survive the loss of nodes, pods and the store.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use stoker_test_cluster::{Cluster, wait_until};
 
 use super::{NAMESPACE, cluster, ended, get, mnist, outcome, state, weights};
 
-/// Four pods, two on each node where both are there.
+/// Returns an experiment with a gang of four pods, two on each node if both nodes are available.
 fn gang(name: &str) -> Value {
     let near = json!({
         "topologyKey": "kubernetes.io/hostname",
@@ -41,7 +41,7 @@ fn nodes_of(cluster: &Cluster, experiment: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_gang_outlives_a_node_and_ends_with_the_same_bits() {
+fn gangs_survive_node_loss_bit_identical() {
     if !stoker_test_cluster::nodes_wanted() {
         return;
     }
@@ -53,7 +53,7 @@ fn a_gang_outlives_a_node_and_ends_with_the_same_bits() {
     cluster.apply(&gang("hit").to_string()).unwrap();
     wait_until("a checkpoint exists", 120, || {
         let trial =
-            cluster.get(&["-n", NAMESPACE, "trial", "hit-0"]).map_err(|it| it.to_string())?;
+            cluster.get(&["-n", NAMESPACE, "trial", "hit-0"]).map_err(|error| error.to_string())?;
         match trial["status"]["checkpoints"].as_array().map_or(0, Vec::len) {
             0 | 1 => Err(trial["status"].to_string()),
             _ => Ok(()),
@@ -70,10 +70,10 @@ fn a_gang_outlives_a_node_and_ends_with_the_same_bits() {
     assert_eq!(attempts[0]["end"], "Infrastructure", "{attempts:?}");
     assert!(attempts.last().unwrap()["resumedFrom"].is_string(), "{attempts:?}");
     assert_eq!(trial["status"]["restarts"], 0);
-    same_bits(cluster, "calm-0", "hit-0");
+    assert_bit_identical(cluster, "calm-0", "hit-0");
 }
 
-/// Epochs of a training whose ranks draw nothing at random but the weights.
+/// Returns an experiment of two epochs without dropout: only its initial weights are random.
 fn plain(name: &str, resources: &Value) -> Value {
     let hyperparameters = json!({
         "model": "mlp", "learning_rate": 0.001, "dropout": 0.0, "global_batch_size": 128,
@@ -86,15 +86,16 @@ fn plain(name: &str, resources: &Value) -> Value {
 }
 
 #[test]
-fn a_gang_trains_what_one_rank_does_and_outlives_a_deleted_pod() {
+fn gangs_match_one_rank_and_survive_deleted_pods() {
     if !stoker_test_cluster::nodes_wanted() {
         return;
     }
     let (cluster, _turn) = cluster();
     let four = json!({ "slotsPerTrial": 4, "slotsPerPod": 1 });
-    // No longer than that: the order of summation changes the last bits of a weight, and a ReLU whose input is that close
-    // to zero turns them into a real difference. Here the loss differs by less than 5e-8 until batch 393, where one of
-    // the 16,384 inputs is 3.8e-7 for one rank and -1.0e-7 for four, and by up to 6e-3 from there.
+    // Longer training would diverge. The order of summation changes the last bits of a weight, and
+    // a ReLU whose input is that close to zero turns them into a real difference. Here the loss
+    // differs by less than 5e-8 until batch 393, and by up to 6e-3 from there. At batch 393, one of
+    // the 16,384 inputs is 3.8e-7 for one rank and -1.0e-7 for four.
     let short = |name: &str, resources: &Value| {
         let mut experiment = plain(name, resources);
         experiment["spec"]["searcher"]["maxLength"] = json!({ "batches": 200 });
@@ -110,14 +111,15 @@ fn a_gang_trains_what_one_rank_does_and_outlives_a_deleted_pod() {
     let (one, quad) = (outcome(cluster, "one-0").0, outcome(cluster, "quad-0").0);
     for (metric, tolerance) in [("validation_accuracy", 3e-4), ("validation_loss", 1e-6)] {
         let of = |metrics: &Value| -> f64 { metrics[metric].as_str().unwrap().parse().unwrap() };
-        // A sample of ten thousand may lie so close to a border that rounding decides on it.
+        // Rounding may change the prediction of one of the 10,000 samples.
         let difference = (of(&one) / of(&quad) - 1.0).abs();
         assert!(difference < tolerance, "{metric}: {one} {quad}");
     }
     cluster.apply(&plain("less", &four).to_string()).unwrap();
     wait_until("a checkpoint exists", 120, || {
-        let trial =
-            cluster.get(&["-n", NAMESPACE, "trial", "less-0"]).map_err(|it| it.to_string())?;
+        let trial = cluster
+            .get(&["-n", NAMESPACE, "trial", "less-0"])
+            .map_err(|error| error.to_string())?;
         match trial["status"]["checkpoints"].as_array().map_or(0, Vec::len) {
             0 => Err(trial["status"].to_string()),
             _ => Ok(()),
@@ -131,27 +133,27 @@ fn a_gang_trains_what_one_rank_does_and_outlives_a_deleted_pod() {
     let trial = get(cluster, "trial", "less-0");
     assert_eq!(trial["status"]["restarts"], 0, "{trial}");
     assert!(trial["status"]["attempts"].as_array().unwrap().len() > 1, "{trial}");
-    same_bits(cluster, "four-0", "less-0");
+    assert_bit_identical(cluster, "four-0", "less-0");
 }
 
-/// Fails unless two trials have the same results, metrics and weights.
-fn same_bits(cluster: &Cluster, one: &str, other: &str) {
+/// Checks that two trials have the same results, metrics and weights.
+fn assert_bit_identical(cluster: &Cluster, one: &str, other: &str) {
     assert_eq!(outcome(cluster, one), outcome(cluster, other));
     let folder = tempfile::tempdir().unwrap();
     let model = |trial: &str| weights(cluster, trial, folder.path());
     let (one, other) = (model(one), model(other));
     let files: Vec<&String> = one.as_object().unwrap().keys().collect();
     assert!(files.len() > 1, "{files:?}");
-    for file in files.into_iter().filter(|it| !it.contains("state")) {
+    for file in files.into_iter().filter(|file| !file.contains("state")) {
         assert_eq!(one[file], other[file], "{file}");
     }
 }
 
-/// Long enough for several saves to fail.
+/// Duration of the outage: long enough for several saves to fail.
 const STORAGE_AWAY: Duration = Duration::from_secs(60);
 
 #[test]
-fn a_trial_outlives_a_storage_that_is_away_for_a_minute() {
+fn trials_survive_a_store_outage_of_a_minute() {
     if !stoker_test_cluster::nodes_wanted() {
         return;
     }
@@ -166,7 +168,7 @@ fn a_trial_outlives_a_storage_that_is_away_for_a_minute() {
     cluster.apply(&mnist("dry", &long).to_string()).unwrap();
     wait_until("a checkpoint exists", 120, || {
         let trial =
-            cluster.get(&["-n", NAMESPACE, "trial", "dry-0"]).map_err(|it| it.to_string())?;
+            cluster.get(&["-n", NAMESPACE, "trial", "dry-0"]).map_err(|error| error.to_string())?;
         match trial["status"]["checkpoints"].as_array().map_or(0, Vec::len) {
             0 => Err(trial["status"].to_string()),
             _ => Ok(()),

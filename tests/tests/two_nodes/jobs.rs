@@ -1,4 +1,5 @@
-//! An inference job on the cluster, whose workers and operator are killed: each row exactly once.
+//! An inference job on the cluster processes each row exactly once, although its workers and the
+//! operator are killed.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,18 +11,19 @@ use stoker_tests::{repository, said};
 
 use super::{NAMESPACE, cluster, ended, get, state, stoker_on};
 
-/// Rows of the input.
+/// Number of input rows.
 const ROWS: usize = 6000;
-/// Names the folder that [`download`] is to download.
+/// Directory of the bucket that [`download`] downloads: URL, space, endpoint.
 const ENV_FROM: &str = "STOKER_TEST_FROM";
-/// Names the folder that it downloads to.
+/// Local directory that [`download`] writes to.
 const ENV_TO: &str = "STOKER_TEST_TO";
 
-/// Not a test, but a process of its own with an environment of its own: downloads a folder of the bucket.
+/// Not a test: a separate process, with the store's credentials in its environment, that downloads
+/// a directory of the bucket.
 #[test]
 fn download() {
-    let of = |name: &str| std::env::var(name).ok();
-    let (Some(from), Some(to)) = (of(ENV_FROM), of(ENV_TO)) else { return };
+    let variable = |name: &str| std::env::var(name).ok();
+    let (Some(from), Some(to)) = (variable(ENV_FROM), variable(ENV_TO)) else { return };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let (url, endpoint) = from.split_once(' ').unwrap();
@@ -34,7 +36,7 @@ fn download() {
     });
 }
 
-/// Downloads a folder of the bucket.
+/// Downloads a directory of the bucket in a separate process.
 fn fetch(cluster: &Cluster, url: &str, to: &Path) {
     let s3 = cluster.s3();
     let output = Command::new(std::env::current_exe().unwrap())
@@ -56,7 +58,7 @@ fn job(cluster: &Cluster, name: &str) -> Value {
 fn wait_for_rows(cluster: &Cluster, name: &str, rows: u64) {
     let waited = wait_until(&format!("{rows} rows are done"), 120, || {
         let status = job(cluster, name);
-        match status["rows"].as_u64().is_some_and(|it| it >= rows) {
+        match status["rows"].as_u64().is_some_and(|done| done >= rows) {
             true => Ok(()),
             false => Err(status.to_string()),
         }
@@ -64,13 +66,13 @@ fn wait_for_rows(cluster: &Cluster, name: &str, rows: u64) {
     waited.unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)));
 }
 
-/// The pod that slot `slot` runs in now.
+/// Returns the name of the pod of a slot's live attempt.
 fn pod_of(cluster: &Cluster, name: &str, slot: usize) -> String {
     let attempt = job(cluster, name)["workers"][slot]["attempt"].as_u64().unwrap();
     format!("{name}-a{attempt}-w{slot}")
 }
 
-/// The ids of all parts as the manifest has them, and the species.
+/// Returns IDs and species from all parts, in manifest order.
 fn rows(folder: &Path) -> Vec<(String, String)> {
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
     let manifest: Value = serde_json::from_str(&read("manifest.json")).unwrap();
@@ -86,7 +88,7 @@ fn rows(folder: &Path) -> Vec<(String, String)> {
 }
 
 #[test]
-fn each_row_comes_out_once_though_workers_and_the_operator_are_killed() {
+fn kills_neither_lose_nor_duplicate_cluster_rows() {
     if !stoker_test_cluster::nodes_wanted() {
         return;
     }
@@ -96,13 +98,14 @@ fn each_row_comes_out_once_though_workers_and_the_operator_are_killed() {
     let local = cluster.s3().local_endpoint.clone();
     stoker_on(cluster, &["experiment", "create", &path("const.yaml")]);
     assert_eq!(ended(cluster, "iris", 180)["status"]["phase"], "Completed", "{}", state(cluster));
-    // Six flowers over and over, sent with the job.
+    // The input repeats the six flowers. It is sent with the job.
     let folder = tempfile::tempdir().unwrap();
     let (input, output) = (folder.path().join("input"), folder.path().join("output"));
     std::fs::create_dir(&input).unwrap();
     let flowers = std::fs::read_to_string(iris.join("flowers.csv")).unwrap();
     let (header, flowers) = flowers.split_once('\n').unwrap();
-    let flowers: Vec<&str> = flowers.lines().map(|it| it.split_once(',').unwrap().1).collect();
+    let flowers = flowers.lines().map(|line| line.split_once(',').unwrap());
+    let flowers: Vec<&str> = flowers.map(|(_, flower)| flower).collect();
     let mut text = format!("{header}\n");
     for (id, flower) in (0..ROWS).zip(flowers.iter().cycle()) {
         text += &format!("{id},{flower}\n");
@@ -112,7 +115,7 @@ fn each_row_comes_out_once_though_workers_and_the_operator_are_killed() {
     let file = path("job.yaml");
     let create = ["job", "create", &file, &input, "--set", "input.url=many.csv"];
     let sets = ["--set", "shardRows=4", "--set", "resources.slots=3", "--storage-endpoint", &local];
-    // The operator's storage, as it is reached from here.
+    // URL of the operator's storage. The endpoint differs from the operator's.
     let at = format!("s3://{}/e2e", cluster.s3().bucket);
     stoker_on(cluster, &[&create[..], &sets, &["--storage-url", &at]].concat());
 
@@ -136,16 +139,16 @@ fn each_row_comes_out_once_though_workers_and_the_operator_are_killed() {
     let status = job(cluster, name);
     assert_eq!((&status["restarts"], &status["progressPercent"]), (&json!(0), &json!(100)));
     assert!(status["attempts"].as_u64().unwrap() >= 7, "{status}");
-    assert!(status["ends"].as_array().is_some_and(|it| it.len() >= 2), "{status}");
+    assert!(status["ends"].as_array().is_some_and(|ends| ends.len() >= 2), "{status}");
 
     fetch(cluster, outcome["output"].as_str().unwrap(), &output);
     let rows = rows(&output);
-    let ids: Vec<String> = rows.iter().map(|it| it.0.clone()).collect();
-    assert_eq!(ids, (0..ROWS).map(|it| it.to_string()).collect::<Vec<_>>());
+    let ids: Vec<String> = rows.iter().map(|(id, _)| id.clone()).collect();
+    assert_eq!(ids, (0..ROWS).map(|id| id.to_string()).collect::<Vec<_>>());
     for (at, (_, species)) in rows.iter().enumerate() {
         assert_eq!(*species, rows[at % flowers.len()].1, "row {at}");
     }
-    // The data set has numbers for its kinds: a setosa, then a versicolor.
+    // The data set numbers its species. The first flower is a setosa, the second a versicolor.
     assert_eq!((rows[0].1.as_str(), rows[1].1.as_str()), ("0", "1"));
     let described = stoker_on(cluster, &["job", "describe", name]);
     assert!(described.contains("PodDeleted") || described.contains("Preempted"), "{described}");

@@ -1,4 +1,4 @@
-//! What pods get of the cluster: volumes that hold the data and the checkpoints, GPUs that are well.
+//! Cluster resources of pods: volumes for data and checkpoints, and healthy GPUs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -11,7 +11,7 @@ use super::{NAMESPACE, cluster, ended, get, mnist, state};
 
 const GPU: &str = "nvidia.com/gpu";
 
-/// A claim of namespace `ml` on a volume that is `folder` of whatever node a pod is on.
+/// Creates a claim in the namespace `ml` on a volume that is the directory `folder` of each node.
 fn claim(cluster: &Cluster, name: &str, folder: &Path) {
     let size = json!({ "storage": "1Gi" });
     let volume = json!({
@@ -33,28 +33,29 @@ fn claim(cluster: &Cluster, name: &str, folder: &Path) {
     cluster.apply(&list.to_string()).unwrap();
 }
 
-/// The manifests under a folder: one for each checkpoint that exists.
+/// Returns the manifests below a directory, one for each checkpoint.
 fn manifests(folder: &Path) -> Vec<PathBuf> {
-    let mut found = vec![];
+    let mut paths = vec![];
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            found.extend(manifests(&path));
+            paths.extend(manifests(&path));
         } else if path.ends_with("manifest.json") {
-            found.push(path);
+            paths.push(path);
         }
     }
-    found
+    paths
 }
 
 #[test]
-fn data_and_checkpoints_may_lie_on_a_claimed_volume() {
+fn data_and_checkpoints_can_use_a_claimed_volume() {
     if !stoker_test_cluster::nodes_wanted() {
         return;
     }
     let (cluster, _turn) = cluster();
     let volume = tempfile::tempdir().unwrap();
-    // Trials run as a user of no name, and a node's folder is not made to be theirs.
+    // Trials run as an unprivileged user, and Kubernetes does not change the owner of a node's
+    // directory.
     fs::set_permissions(volume.path(), fs::Permissions::from_mode(0o777)).unwrap();
     fs::create_dir(volume.path().join("mnist")).unwrap();
     for entry in fs::read_dir(stoker_tests::cache().join("data/mnist")).unwrap() {
@@ -76,20 +77,20 @@ fn data_and_checkpoints_may_lie_on_a_claimed_volume() {
         },
     });
     cluster.apply(&mnist("claimed", &change).to_string()).unwrap();
-    let found = ended(cluster, "claimed", 180);
-    assert_eq!(found["status"]["phase"], "Completed", "{}", state(cluster));
-    wait_until("what nobody keeps is deleted", 90, || {
+    let experiment = ended(cluster, "claimed", 180);
+    assert_eq!(experiment["status"]["phase"], "Completed", "{}", state(cluster));
+    wait_until("superfluous checkpoints are deleted", 90, || {
         let status = get(cluster, "experiment", "claimed")["status"].clone();
         if status["cleanedUp"] == json!(true) { Ok(()) } else { Err(status.to_string()) }
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)));
     let kept = manifests(&volume.path().join("runs"));
-    let named = |it: &PathBuf| it.to_string_lossy().contains("000000000400-0");
-    assert!(kept.len() == 1 && kept.iter().all(named), "{kept:?}");
+    let is_latest = |path: &PathBuf| path.to_string_lossy().contains("000000000400-0");
+    assert!(kept.len() == 1 && kept.iter().all(is_latest), "{kept:?}");
 }
 
 #[test]
-fn a_trial_waits_for_gpus_that_are_well_and_says_so() {
+fn trials_wait_for_healthy_gpus() {
     if !stoker_test_cluster::nodes_wanted() {
         return;
     }
@@ -99,7 +100,7 @@ fn a_trial_waits_for_gpus_that_are_well_and_says_so() {
     cluster.set_sick(1, &["gpu-0", "gpu-1"]).unwrap();
     let change = json!({
         "resources": { "slotsPerTrial": 2, "slotsPerPod": 2, "slotResource": GPU },
-        // These are GPUs by name alone.
+        // The GPUs of the nodes are fake, so train on the CPU.
         "env": [{ "name": "STOKER_DEVICE", "value": "cpu" }],
         "searcher": {
             "metric": "validation_accuracy", "smallerIsBetter": false,
@@ -107,20 +108,23 @@ fn a_trial_waits_for_gpus_that_are_well_and_says_so() {
         },
     });
     cluster.apply(&mnist("sick", &change).to_string()).unwrap();
-    wait_until("the trial says what it waits for", 60, || {
-        let trial =
-            cluster.get(&["-n", NAMESPACE, "trial", "sick-0"]).map_err(|it| it.to_string())?;
+    wait_until("the condition names the GPUs", 60, || {
+        let trial = cluster
+            .get(&["-n", NAMESPACE, "trial", "sick-0"])
+            .map_err(|error| error.to_string())?;
         let conditions = trial["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        let scheduled = conditions.iter().find(|it| it["type"] == "Scheduled");
-        let message = scheduled.and_then(|it| it["message"].as_str()).unwrap_or_default();
-        if message.contains(GPU) { Ok(()) } else { Err(trial["status"].to_string()) }
+        let scheduled = conditions.iter().find(|condition| condition["type"] == "Scheduled");
+        let message = scheduled.and_then(|condition| condition["message"].as_str());
+        let is_named = message.is_some_and(|message| message.contains(GPU));
+        if is_named { Ok(()) } else { Err(trial["status"].to_string()) }
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)));
     cluster.set_sick(1, &[]).unwrap();
-    let found = ended(cluster, "sick", 180);
-    assert_eq!(found["status"]["phase"], "Completed", "{}", state(cluster));
+    let experiment = ended(cluster, "sick", 180);
+    assert_eq!(experiment["status"]["phase"], "Completed", "{}", state(cluster));
     let pods = cluster.get(&["-n", NAMESPACE, "pods", "-l", "stoker.dev/experiment=sick"]).unwrap();
-    let pod = pods["items"].as_array().and_then(|it| it.first()).cloned().unwrap_or(Value::Null);
+    let pod = pods["items"].as_array().and_then(|pods| pods.first()).cloned();
+    let pod = pod.unwrap_or(Value::Null);
     assert_eq!(pod["spec"]["containers"][0]["resources"]["limits"][GPU], "2", "{pods}");
     assert_eq!(get(cluster, "trial", "sick-0")["status"]["restarts"], 0);
     cluster.gpus(1, 0).unwrap();

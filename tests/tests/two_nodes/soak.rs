@@ -1,4 +1,4 @@
-//! Random faults for minutes. Results are those of an undisturbed run, to the bit.
+//! Random faults for minutes. Results are bit-identical to those of an undisturbed run.
 
 mod faults;
 mod results;
@@ -20,11 +20,11 @@ const ENV_SEED: &str = "STOKER_TEST_SOAK_SEED";
 
 const DEFAULT_MINUTES: f64 = 30.0;
 
-/// A round takes a few minutes without faults.
+/// Timeout of a round. A round takes a few minutes without faults.
 const ROUND_SECONDS: u64 = 1800;
-/// Cleaning up waits for a minute after each failed pod.
+/// Timeout of the cleanup, which waits for a minute after each failed pod.
 const CLEAN_UP_SECONDS: u64 = 600;
-/// The API server may be unavailable, on purpose, for less.
+/// Timeout of a write. Outages of the API server are shorter.
 const API_SECONDS: u64 = 300;
 
 /// Prints events with the time of day and the seconds since the start.
@@ -68,11 +68,11 @@ fn random_faults_change_no_result() {
         wait_for_clean_up(cluster, round);
     }
     let expected = results::of(cluster, "calm");
-    let found: Vec<_> = rounds.iter().map(|round| results::of(cluster, round)).collect();
-    let differences: Vec<String> = std::iter::zip(&rounds, &found)
-        .flat_map(|(round, found)| results::differences(round, &expected, found))
+    let outcomes: Vec<_> = rounds.iter().map(|round| results::of(cluster, round)).collect();
+    let differences: Vec<String> = std::iter::zip(&rounds, &outcomes)
+        .flat_map(|(round, actual)| results::differences(round, &expected, actual))
         .collect();
-    let attempts = results::Attempts::of(&found);
+    let attempts = results::Attempts::of(&outcomes);
     let unexplained = attempts.unexplained(&faults);
 
     println!(
@@ -96,7 +96,8 @@ fn random_faults_change_no_result() {
     assert!(missing.is_empty(), "too short for these faults: {missing:?}; set more minutes");
 }
 
-/// Runs rounds of experiments under faults until the time is up; gives the rounds' names and the faults.
+/// Runs rounds of experiments under faults until the time is up. Returns the names of the rounds
+/// and the faults.
 fn disturb(cluster: &Cluster, seed: u64, length: Duration, log: &Log) -> (Vec<String>, Vec<Fault>) {
     let deadline = Instant::now() + length;
     let is_over = AtomicBool::new(false);
@@ -126,10 +127,11 @@ fn disturb(cluster: &Cluster, seed: u64, length: Duration, log: &Log) -> (Vec<St
     (rounds, faults.unwrap_or_else(|error| panic!("seed {seed}: {error}\n{}", state(cluster))))
 }
 
-/// Trials of one round.
+/// Number of trials of one round.
 const NUM_TRIALS: usize = 7;
 
-/// The experiments of a round: gangs of two pods, and single pods. Names apart, every round is the same.
+/// Returns the experiments of a round: gangs of two pods, and single pods. Rounds differ only in
+/// names.
 fn experiments(round: &str) -> [Value; 2] {
     let spec = |batches: u64, trials: u32, resources: Value, group: &str| {
         let near = json!({
@@ -168,7 +170,7 @@ fn names(round: &str) -> [String; 2] {
     experiments(round).map(|experiment| experiment["metadata"]["name"].as_str().unwrap().to_owned())
 }
 
-/// Applies a round's experiments, also while the API server is unavailable for a while.
+/// Applies a round's experiments. Retries while the API server is unavailable.
 fn apply(cluster: &Cluster, round: &str) -> Result<(), String> {
     for experiment in experiments(round) {
         let experiment = experiment.to_string();
@@ -180,21 +182,21 @@ fn apply(cluster: &Cluster, round: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Waits until a round's experiments have completed. Fails at once if one ends otherwise.
+/// Waits until a round's experiments have completed. Fails at once if one ends in another way.
 fn wait_for_end(cluster: &Cluster, round: &str) -> Result<(), String> {
     let end = |name: &str| {
         wait_until(&format!("{name} ends"), ROUND_SECONDS, || {
-            let found = read(cluster, "experiment", name)?;
-            match found["status"]["phase"].as_str() {
-                Some("Completed" | "Failed" | "Cancelled") => Ok(found),
-                _ => Err(found["status"].to_string()),
+            let experiment = read(cluster, "experiment", name)?;
+            match experiment["status"]["phase"].as_str() {
+                Some("Completed" | "Failed" | "Cancelled") => Ok(experiment),
+                _ => Err(experiment["status"].to_string()),
             }
         })
     };
     for name in names(round) {
-        let found = end(&name).map_err(|error| error.to_string())?;
-        if found["status"]["phase"] != "Completed" {
-            return Err(format!("{name} has not completed: {}", found["status"]));
+        let experiment = end(&name).map_err(|error| error.to_string())?;
+        if experiment["status"]["phase"] != "Completed" {
+            return Err(format!("{name} has not completed: {}", experiment["status"]));
         }
     }
     Ok(())
@@ -203,22 +205,22 @@ fn wait_for_end(cluster: &Cluster, round: &str) -> Result<(), String> {
 fn wait_for_clean_up(cluster: &Cluster, round: &str) {
     for name in names(round) {
         let cleaned = wait_until(&format!("{name} is cleaned up"), CLEAN_UP_SECONDS, || {
-            let found = read(cluster, "experiment", &name)?;
-            let is_clean = found["status"]["cleanedUp"] == json!(true);
-            if is_clean { Ok(()) } else { Err(found["status"].to_string()) }
+            let experiment = read(cluster, "experiment", &name)?;
+            let is_clean = experiment["status"]["cleanedUp"] == json!(true);
+            if is_clean { Ok(()) } else { Err(experiment["status"].to_string()) }
         });
         cleaned.unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)));
     }
 }
 
-/// Reads an object; fails where the API server is unavailable.
+/// Reads an object. Fails while the API server is unavailable.
 fn read(cluster: &Cluster, kind: &str, name: &str) -> Result<Value, String> {
-    // A second apart: each read costs kubectl 100 ms of a core.
+    // Limit the rate of reads: each one costs kubectl 100 ms of a core.
     std::thread::sleep(Duration::from_secs(1));
     cluster.get(&["-n", NAMESPACE, kind, name]).map_err(|error| error.to_string())
 }
 
-/// Names with how often each occurs, as `a 2, b 1`.
+/// Formats names with their counts, such as `a 2, b 1`.
 fn counts<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let mut counts = BTreeMap::new();
     names.for_each(|name| *counts.entry(name).or_insert(0) += 1);

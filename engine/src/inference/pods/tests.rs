@@ -1,4 +1,4 @@
-//! Lives of jobs, as tables: what is done after each thing that happens.
+//! Table tests of job plans: events, and the pods that are created and deleted after each.
 
 use std::fmt::Write as _;
 
@@ -17,13 +17,14 @@ const PATIENCE: Patience = Patience {
     preemption_timeout_seconds: 3600,
 };
 
-/// A job with its pods, as a cluster would have them.
+/// A job with its simulated pods.
 struct Job {
     status: InferenceStatus,
     wanted: DesiredState,
     pods: Vec<PodSeen>,
     slots: u32,
     now: i64,
+    /// Created pods as ` +ROLE SLOT#ATTEMPT`, deleted pods as ` -UID/GRACE`.
     did: String,
 }
 
@@ -53,7 +54,7 @@ impl Job {
         })
     }
 
-    /// Carries plans out until nothing changes.
+    /// Applies plans until nothing changes.
     fn settle(&mut self) {
         for _ in 0..10 {
             let plan = self.plan();
@@ -62,30 +63,31 @@ impl Job {
                 write!(self.did, " +{role:?}{slot}#{attempt}").unwrap();
                 let name = format!("j-a{attempt}");
                 let uid = format!("uid-{attempt}");
-                let made = PodSeen { name, uid, attempt, index: slot, ..PodSeen::default() };
-                self.pods.push(made);
+                let created = PodSeen { name, uid, attempt, index: slot, ..PodSeen::default() };
+                self.pods.push(created);
             }
-            for it in &plan.delete {
-                write!(self.did, " -{}/{}", it.uid, it.grace_seconds).unwrap();
-                let until = Timestamp(self.now + i64::from(it.grace_seconds));
-                let of = |pod: &&mut PodSeen| pod.uid == it.uid;
-                self.pods.iter_mut().find(of).unwrap().deletion = Some(until);
+            for delete in &plan.delete {
+                write!(self.did, " -{}/{}", delete.uid, delete.grace_seconds).unwrap();
+                let until = Timestamp(self.now + i64::from(delete.grace_seconds));
+                let has_uid = |pod: &&mut PodSeen| pod.uid == delete.uid;
+                self.pods.iter_mut().find(has_uid).unwrap().deletion = Some(until);
             }
-            // One that has ended goes at once when it is deleted.
-            self.pods.retain(|it| it.deletion.is_none() || !it.is_terminal());
-            let is_calm = plan.create.is_empty() && plan.delete.is_empty();
+            // A terminal pod disappears at once when it is deleted.
+            self.pods.retain(|pod| pod.deletion.is_none() || !pod.is_terminal());
+            let touches_no_pod = plan.create.is_empty() && plan.delete.is_empty();
             let is_same = plan.status == self.status;
             self.status = plan.status;
-            if is_calm && is_same {
+            if touches_no_pod && is_same {
                 return;
             }
         }
         panic!("plans do not settle: {}", self.did);
     }
 
-    /// Something happens: `go`, `pause`, `cancel`, `kill`; `t60` is time; `3R` and the like say of the pod of attempt
-    /// 3 that it runs, `C` completed, `E7` ended with code 7, `S` has a node, `X` is gone, `N` is on a node that does
-    /// not answer; `3=5/9` is its report.
+    /// Applies an event: `go`, `pause`, `cancel` or `kill` by the user; `t60` lets 60 s pass;
+    /// `3=5/9` is a report of attempt 3. `3` and a letter is an event of that attempt's pod:
+    /// `S` scheduled, `R` running, `C` completed, `Q` completed without a report, `E7` exited with
+    /// code 7, `X` deleted, `N` on a node that does not respond.
     fn happen(&mut self, what: &str) {
         match what {
             "go" => self.wanted = DesiredState::Active,
@@ -101,26 +103,25 @@ impl Job {
         let digits: String = what.chars().take_while(char::is_ascii_digit).collect();
         let (attempt, now) = (digits.parse().unwrap(), Timestamp(self.now));
         let rest = &what[digits.len()..];
-        if let Some((done, total)) = rest.strip_prefix('=').and_then(|it| it.split_once('/')) {
+        if let Some((done, total)) = rest.strip_prefix('=').and_then(|rows| rows.split_once('/')) {
             let (done, total) = (done.parse().unwrap(), total.parse().unwrap());
             assert!(progressed(&mut self.status, attempt, done, total), "{what}");
             return;
         }
         if rest == "X" {
-            self.pods.retain(|it| it.attempt != attempt);
+            self.pods.retain(|pod| pod.attempt != attempt);
             return;
         }
-        let is_told = self.status.workers.iter().any(|it| it.attempt == Some(attempt));
-        if rest == "C" && is_told && self.status.stage != Role::Work {
+        let is_live = self.status.workers.iter().any(|worker| worker.attempt == Some(attempt));
+        if rest == "C" && is_live && self.status.stage != Role::Work {
             let (done, total) = match self.status.stage {
                 Role::Plan => (0, self.status.rows_total),
                 _ => (self.status.rows_total - self.status.rejected, self.status.rows_total),
             };
             assert!(progressed(&mut self.status, attempt, done, total), "{what}");
         }
-        // `Q` is `C` of a program that reports nothing.
         let rest = if rest == "Q" { "C" } else { rest };
-        let pod = self.pods.iter_mut().find(|it| it.attempt == attempt).unwrap();
+        let pod = self.pods.iter_mut().find(|pod| pod.attempt == attempt).unwrap();
         pod.scheduled_at.get_or_insert(now);
         let mut exit = |phase: PodPhase, code: i32| {
             pod.phase = phase;
@@ -147,7 +148,7 @@ impl Job {
     }
 }
 
-/// What is made and deleted in a job of two slots after each thing of `script`, and where it stands then.
+/// Checks which pods of a job of two slots are created and deleted during `script`, and its phase.
 #[track_caller]
 fn check(script: &str, expected: &str) {
     let job = Job::run(script, 2);
@@ -164,37 +165,37 @@ fn check_begun(script: &str, expected: &str) {
 }
 
 #[test]
-fn a_job_is_planned_worked_and_finished_and_its_pods_stay_for_a_while() {
+fn jobs_complete_and_keep_pods_for_logs() {
     check("", "+Plan0#0 Running");
     check(BEGIN, &format!("{BEGUN} Running"));
     check_begun("1R 2R 1C", "Running");
     check_begun("1C 2C", "+Finish0#3 Running");
     check_begun("1C 2C 3C", "+Finish0#3 Completed");
-    let gone = "-uid-0/30 -uid-1/30 -uid-2/30 -uid-3/30";
-    check_begun("1C 2C 3C t600", &format!("+Finish0#3 {gone} Completed"));
+    let deleted = "-uid-0/30 -uid-1/30 -uid-2/30 -uid-3/30";
+    check_begun("1C 2C 3C t600", &format!("+Finish0#3 {deleted} Completed"));
     check_begun("1C 2C 3C 3X 2X", "+Finish0#3 Completed");
 }
 
 #[test]
-fn a_slot_that_fails_is_tried_again_alone() {
+fn a_failed_slot_is_retried_alone() {
     check_begun("1R 2R 1E1", "+Work0#3 Running");
     check_begun("1E1 3E1", "+Work0#3 -uid-2/30 Failed");
     check_begun("1E1 3E137", "+Work0#3 -uid-2/30 Failed");
     check_begun("2E78", "-uid-1/30 Failed");
     check_begun("1E80", "+Work0#3 Running");
-    // The second in a row waits ten seconds, the third twenty, and a new shard begins the count anew.
+    // The second consecutive failure waits 10 s, the third 20 s. A new shard resets the count.
     check_begun("1E80 3E80 t9", "+Work0#3 Running");
     check_begun("1E80 3E80 t10", "+Work0#3 +Work0#4 Running");
     check_begun("1E80 3E80 t10 4E80 t19", "+Work0#3 +Work0#4 Running");
     check_begun("1E80 3E80 t10 4E80 t20", "+Work0#3 +Work0#4 +Work0#5 Running");
     check_begun("1E80 3=2/9 3E80", "+Work0#3 +Work0#4 Running");
-    // Asked to leave by somebody else.
+    // Preempted without a stop request of the operator.
     check_begun("1E79 t9", "Running");
     check_begun("1E79 t10", "+Work0#3 Running");
 }
 
 #[test]
-fn ten_failures_of_what_is_under_it_without_a_shard_end_a_job() {
+fn ten_shardless_infrastructure_failures_fail_the_job() {
     let mut script = BEGIN.to_owned();
     for attempt in 1..=10 {
         let attempt = if attempt == 1 { 1 } else { attempt + 1 };
@@ -203,14 +204,14 @@ fn ten_failures_of_what_is_under_it_without_a_shard_end_a_job() {
     let job = Job::run(&script, 2);
     assert_eq!((job.status.phase, job.status.restarts), (Phase::Failed, 0));
     let message = job.status.message.as_deref().unwrap_or_default();
-    assert!(message.contains("10 times in a row and committed nothing"), "{message}");
+    assert!(message.contains("10 times in a row without a new shard"), "{message}");
 }
 
 #[test]
-fn a_pod_that_is_gone_or_lost_is_made_again() {
+fn deleted_and_lost_pods_are_replaced() {
     check_begun("1R 1X", "+Work0#3 Running");
     check_begun("1R 1N t59", "Running");
-    // Asked to go first; once its time is over it is taken for lost, and forgotten.
+    // The pod is deleted first. After its grace it counts as lost and is removed.
     check_begun("1R 1N t60 t31", "-uid-1/30 +Work0#3 -uid-1/0 Running");
     let job = Job::run(&format!("{BEGIN} 1R 1X"), 2);
     assert_eq!((job.status.restarts, job.status.workers[0].barren), (0, 1));
@@ -218,16 +219,16 @@ fn a_pod_that_is_gone_or_lost_is_made_again() {
 }
 
 #[test]
-fn what_was_cut_after_the_record_is_made_again() {
+fn recorded_pods_are_created_after_a_crash() {
     let mut job = Job::run(BEGIN, 2);
-    // Recorded, but not made.
-    job.pods.retain(|it| it.attempt == 0);
-    job.status.workers.iter_mut().for_each(|it| it.has_pod = false);
+    // The pods were recorded, but not created.
+    job.pods.retain(|pod| pod.attempt == 0);
+    job.status.workers.iter_mut().for_each(|worker| worker.has_pod = false);
     job.did.clear();
     job.settle();
     assert_eq!(job.did, " +Work0#1 +Work1#2");
     assert_eq!(job.status.attempts, 3);
-    // Made by a leader whose record is not known yet.
+    // Another leader created this pod, and its record is not known yet.
     let late = PodSeen { attempt: 7, phase: PodPhase::Running, ..PodSeen::default() };
     job.pods.push(late);
     job.did.clear();
@@ -236,20 +237,20 @@ fn what_was_cut_after_the_record_is_made_again() {
 }
 
 #[test]
-fn a_job_is_paused_and_goes_on_with_what_is_left() {
-    let asked = "-uid-1/3600 -uid-2/3600";
-    check_begun("1R 2R pause", &format!("{asked} Running"));
-    check_begun("1R 2R pause 1E79 2X", &format!("{asked} Paused"));
+fn paused_jobs_resume_with_the_uncommitted_shards() {
+    let preempted = "-uid-1/3600 -uid-2/3600";
+    check_begun("1R 2R pause", &format!("{preempted} Running"));
+    check_begun("1R 2R pause 1E79 2X", &format!("{preempted} Paused"));
     let again = "+Plan0#3 +Work0#4 +Work1#5";
-    check_begun("1R 2R pause 1X 2X go 3C", &format!("{asked} {again} Running"));
-    // A pod that is being deleted has no failures of its own.
+    check_begun("1R 2R pause 1X 2X go 3C", &format!("{preempted} {again} Running"));
+    // The failure of a pod that is being deleted is not counted.
     let job = Job::run(&format!("{BEGIN} 1R 2R pause 1E1 2X"), 2);
     assert_eq!((job.status.phase, job.status.restarts), (Phase::Paused, 0));
-    assert!(job.status.workers.iter().all(|it| it.barren == 0), "{:?}", job.status);
-    // One that changes its mind in time loses what leaves, and no more.
-    check_begun("1R 2R pause go 1E79 t10", &format!("{asked} +Work0#3 Running"));
-    check_begun("1R 2R pause 1C 2C", &format!("{asked} Paused"));
-    // What is refused before it runs is nothing to wait for.
+    assert!(job.status.workers.iter().all(|worker| worker.barren == 0), "{:?}", job.status);
+    // A job that is resumed in time loses only the processes that exit.
+    check_begun("1R 2R pause go 1E79 t10", &format!("{preempted} +Work0#3 Running"));
+    check_begun("1R 2R pause 1C 2C", &format!("{preempted} Paused"));
+    // A job that is paused before it starts is paused at once.
     let mut paused = Job::new(2);
     paused.wanted = DesiredState::Paused;
     paused.settle();
@@ -257,19 +258,19 @@ fn a_job_is_paused_and_goes_on_with_what_is_left() {
 }
 
 #[test]
-fn a_job_is_cancelled_or_killed_for_good() {
-    let asked = "-uid-1/3600 -uid-2/3600";
-    check_begun("1R 2R cancel", &format!("{asked} Running"));
-    check_begun("1R 2R cancel 1E79 2X", &format!("{asked} Cancelled"));
-    check_begun("1R 2R cancel 1E79 2X go", &format!("{asked} Cancelled"));
+fn cancelled_and_killed_jobs_never_resume() {
+    let preempted = "-uid-1/3600 -uid-2/3600";
+    check_begun("1R 2R cancel", &format!("{preempted} Running"));
+    check_begun("1R 2R cancel 1E79 2X", &format!("{preempted} Cancelled"));
+    check_begun("1R 2R cancel 1E79 2X go", &format!("{preempted} Cancelled"));
     check_begun("1R 2R kill", "-uid-1/1 -uid-2/1 Cancelled");
-    // A grace that is under way is cut short.
-    check_begun("1R 2R cancel kill", &format!("{asked} -uid-1/1 -uid-2/1 Cancelled"));
+    // Killing shortens the grace period of an earlier deletion.
+    check_begun("1R 2R cancel kill", &format!("{preempted} -uid-1/1 -uid-2/1 Cancelled"));
     check_begun("1C 2C cancel 3C", "+Finish0#3 -uid-3/3600 Completed");
 }
 
 #[test]
-fn only_so_many_pods_wait_for_a_node() {
+fn unscheduled_pods_of_a_job_are_limited() {
     let job = Job::run("0C", 5);
     assert_eq!(job.did, " +Plan0#0 +Work0#1 +Work1#2");
     let job = Job::run("0C 2S", 5);
@@ -279,14 +280,14 @@ fn only_so_many_pods_wait_for_a_node() {
 }
 
 #[test]
-fn a_pod_that_is_refused_waits_or_counts() {
+fn refusals_back_off_or_count_as_failures() {
     let refused = |end: AttemptEnd, times: u32| {
         let mut job = Job::run(BEGIN, 2);
         for _ in 0..times {
             let attempt = job.status.workers[0].attempt.unwrap();
             let start = Start { role: Role::Work, slot: 0, attempt };
             refuse(&mut job.status, start, end, "Reason", "why", 1, Timestamp(job.now));
-            job.pods.retain(|it| it.attempt != attempt);
+            job.pods.retain(|pod| pod.attempt != attempt);
             job.now += 300;
             job.settle();
         }
@@ -300,20 +301,20 @@ fn a_pod_that_is_refused_waits_or_counts() {
     assert!(failed.message.contains("why") && status.ended_at.is_some(), "{status:?}");
 }
 
-/// A quota that refuses one would refuse the next: they wait with it, longer each time.
+/// A quota that refuses one pod would refuse the next. So all slots wait, longer each time.
 #[test]
-fn a_pod_that_is_refused_holds_the_others_up() {
+fn a_refused_pod_blocks_the_other_slots() {
     let mut job = Job::run("0C 1S 2S", 5);
     let refuse_last = |job: &mut Job| {
         let (slot, attempt) = (0..)
             .zip(&job.status.workers)
-            .filter_map(|(slot, it)| Some((slot, it.attempt?)))
-            .max_by_key(|it| it.1)
+            .filter_map(|(slot, worker)| Some((slot, worker.attempt?)))
+            .max_by_key(|(_, attempt)| *attempt)
             .unwrap();
         let start = Start { role: Role::Work, slot, attempt };
         let end = AttemptEnd::NotStarted;
         refuse(&mut job.status, start, end, "Forbidden", "quota", 1, Timestamp(job.now));
-        job.pods.retain(|it| it.attempt != attempt);
+        job.pods.retain(|pod| pod.attempt != attempt);
         job.did.clear();
         job.settle();
     };
@@ -321,38 +322,34 @@ fn a_pod_that_is_refused_holds_the_others_up() {
     assert_eq!((job.did.as_str(), job.status.phase), ("", Phase::Running));
     job.happen("t9");
     job.settle();
-    assert_eq!(job.did, "", "it is not tried before its time");
+    assert_eq!(job.did, "", "no retry before the back-off has passed");
     job.happen("t1");
     job.settle();
-    assert!(!job.did.is_empty(), "it is tried again");
+    assert!(!job.did.is_empty(), "the pod is created again");
     refuse_last(&mut job);
     job.happen("t10");
     job.settle();
     assert_eq!(job.did, "", "the second wait is longer");
 }
 
-/// A script that swallows an exit code, or a program of another kind.
+/// Covers a script that swallows an exit code, and a program without `Inference`.
 #[test]
-fn exit_code_0_alone_ends_no_job() {
+fn exit_code_0_without_report_is_a_failure() {
     let job = Job::run("0R 0Q", 2);
     assert_eq!((job.did.as_str(), job.status.stage), (" +Plan0#0 +Plan0#1", Role::Plan));
     assert_eq!(job.status.workers[0].barren, 1);
-    assert!(
-        job.status.ends[0].message.contains("did not say what it did"),
-        "{:?}",
-        job.status.ends
-    );
+    assert!(job.status.ends[0].message.contains("without a report"), "{:?}", job.status.ends);
     let job = Job::run("0R 0C 1C 2C 3Q", 2);
     assert_eq!(job.status.stage, Role::Work, "{}", job.did);
 }
 
 #[test]
-fn conditions_say_what_is_done_and_why_not() {
+fn conditions_follow_from_status_and_pods() {
     let check = |script: &str, type_: &str, expected: (bool, &str)| {
         let job = Job::run(script, 2);
-        let found = condition::find(&job.status.conditions, type_).unwrap();
-        let holds = found.status == condition::ConditionStatus::True;
-        assert_eq!((holds, found.reason.as_str()), expected, "{script}: {}", found.message);
+        let condition = condition::find(&job.status.conditions, type_).unwrap();
+        let holds = condition.status == condition::ConditionStatus::True;
+        assert_eq!((holds, condition.reason.as_str()), expected, "{script}: {}", condition.message);
     };
     check("", "Valid", (true, "Accepted"));
     check("", "Scheduled", (false, "Unschedulable"));
@@ -370,7 +367,7 @@ fn conditions_say_what_is_done_and_why_not() {
 }
 
 #[test]
-fn a_status_says_how_far_it_is() {
+fn status_reports_rows_and_progress() {
     let job = Job::run("0=0/10 0C 1R 2R 1=2/6", 2);
     let status = &job.status;
     assert_eq!((status.rows, status.rows_total, status.progress_percent), (2, 10, 20));
@@ -380,7 +377,7 @@ fn a_status_says_how_far_it_is() {
     assert_eq!((status.rows, status.rejected, status.progress_percent), (10, 1, 100));
     assert_eq!((status.running, status.ended_at), (0, Some(Timestamp(105))));
     let after = plan(&JobView { now: Timestamp(900), ..view_of(&job) });
-    assert_eq!(after.status, job.status, "what has ended stays as it is");
+    assert_eq!(after.status, job.status, "the status of an ended job does not change");
 }
 
 fn view_of(job: &Job) -> JobView<'_> {

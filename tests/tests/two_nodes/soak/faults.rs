@@ -63,7 +63,7 @@ impl Kind {
 pub(super) struct Fault {
     pub(super) kind: Kind,
     pub(super) from: Timestamp,
-    /// When it had been undone.
+    /// When the fault had been undone.
     pub(super) to: Timestamp,
 }
 
@@ -81,12 +81,13 @@ const VALUES: [&str; 9] = [
     "storage.url=s3://runs/elsewhere",
 ];
 
-/// Port of the operator's pods that reports are sent to.
+/// Port of the report server in the operator's pods.
 const REPORT_PORT: u16 = 8443;
 const PROGRAM: &str = "stoker-operator";
 
-/// Seconds between faults, and of a fault.
+/// Least and most seconds between faults.
 const PAUSE_SECONDS: [u64; 2] = [5, 25];
+/// Least and most seconds of an outage.
 const OUTAGE_SECONDS: [u64; 2] = [3, 45];
 
 struct Injector<'a, F> {
@@ -97,14 +98,14 @@ struct Injector<'a, F> {
     faults: Vec<Fault>,
 }
 
-/// Injects faults, all kinds equally often, until `keeps_going` is false; the last one is undone then.
+/// Injects faults, all kinds equally often, until `keeps_going` is false. Then undoes the last one.
 pub(super) fn inject(
     cluster: &Cluster,
     seed: u64,
     keeps_going: impl Fn() -> bool,
     log: &Log,
 ) -> Result<Vec<Fault>, String> {
-    // Xorshift never leaves 0, and gives similar numbers for similar seeds at first.
+    // Xorshift never leaves 0, and its first numbers are similar for similar seeds.
     let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     for _ in 0..8 {
         dice.below(2);
@@ -196,7 +197,8 @@ impl<F: Fn() -> bool> Injector<'_, F> {
         1 + self.dice.below(2) as usize
     }
 
-    /// Begins an outage and ends it. In half of them a pod or an operator dies too, where possible.
+    /// Begins an outage and ends it. In half of the outages, a pod or an operator dies too, if
+    /// possible.
     fn outage(
         &mut self,
         kind: Kind,
@@ -222,7 +224,7 @@ impl<F: Fn() -> bool> Injector<'_, F> {
         Ok(())
     }
 
-    /// Deletes a pod of a trial. Does nothing if none runs.
+    /// Deletes a running pod of a trial, if any.
     fn delete_pod(&mut self) -> Done {
         let pods = self.pods(&["-n", NAMESPACE, "-l", "stoker.dev/component=trial"])?;
         let Some(pod) = self.pick(&pods) else { return Ok(()) };
@@ -250,7 +252,7 @@ impl<F: Fn() -> bool> Injector<'_, F> {
                     let one = this.dice.below(processes.len() as u64) as usize;
                     processes = vec![processes[one]];
                 }
-                // One may have ended since it was listed.
+                // Ignore the error: a process may have ended since it was listed.
                 for pid in processes {
                     let _ = kill_process(pid, Signal::KILL);
                 }
@@ -278,7 +280,7 @@ impl<F: Fn() -> bool> Injector<'_, F> {
         Ok(())
     }
 
-    /// Names of pods that run.
+    /// Returns the names of running pods.
     fn pods(&self, select: &[&str]) -> Result<Vec<String>, stoker_test_cluster::Error> {
         let pods = self.cluster.get(&[&["pods"], select].concat())?;
         let pods = pods["items"].as_array().cloned().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Results of a round, and the ends of its attempts.
+//! Results of a round, and how its attempts ended.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,8 +11,9 @@ use super::faults::{Fault, Kind};
 use super::{NUM_TRIALS, counts, names};
 use crate::two_nodes::{NAMESPACE, get, weights};
 
-/// An attempt may end this many seconds after the fault that ended it was undone: a rank gives up its peer or the
-/// store after 30 s or more, and a record is late while the operator is unavailable.
+/// An attempt may end this many seconds after the fault that ended it was undone. A rank gives up
+/// on its peer or on the store after 30 s or more, and records are late while the operator is
+/// unavailable.
 const AFTER_SECONDS: u64 = 180;
 
 /// Results of a round's trials by experiment and index, and their statuses.
@@ -33,7 +34,7 @@ pub(super) fn of(cluster: &Cluster, round: &str) -> Round {
         let kept =
             ["phase", "trialsCreated", "trialsClosed"].map(|field| (field, status[field].clone()));
         let mut kept: BTreeMap<_, _> = kept.into();
-        // Not the checkpoint, whose name has the number of the attempt.
+        // Leave out the checkpoint: its name contains the attempt number.
         kept.insert("best", json!([status["best"]["index"], status["best"]["metric"]]));
         results.insert(strip(&experiment), json!(kept));
         let label = format!("stoker.dev/experiment={experiment}");
@@ -42,7 +43,7 @@ pub(super) fn of(cluster: &Cluster, round: &str) -> Round {
             let name = trial["metadata"]["name"].as_str().unwrap();
             let (spec, status) = (&trial["spec"], &trial["status"]);
             let mut weights = weights(cluster, name, folder.path());
-            // State holds reports that could not be sent in time.
+            // Leave out the state: it contains reports that could not be sent in time.
             weights.as_object_mut().unwrap().retain(|file, _| !file.contains("state"));
             let result = json!({
                 "sampled": [spec["index"], spec["requestId"], spec["seed"], spec["hyperparameters"]],
@@ -60,18 +61,18 @@ pub(super) fn of(cluster: &Cluster, round: &str) -> Round {
     Round { results, statuses }
 }
 
-/// What differs from the expected results, one line each.
-pub(super) fn differences(round: &str, expected: &Round, found: &Round) -> Vec<String> {
+/// Returns the differences from the expected results, one line each.
+pub(super) fn differences(round: &str, expected: &Round, actual: &Round) -> Vec<String> {
     let mut differences = vec![];
-    if found.statuses.len() != NUM_TRIALS {
-        differences.push(format!("{round}: {} of {NUM_TRIALS} trials", found.statuses.len()));
+    if actual.statuses.len() != NUM_TRIALS {
+        differences.push(format!("{round}: {} of {NUM_TRIALS} trials", actual.statuses.len()));
     }
     for (name, expected) in &expected.results {
-        let found = found.results.get(name).unwrap_or(&Value::Null);
+        let actual = actual.results.get(name).unwrap_or(&Value::Null);
         for (field, expected) in expected.as_object().unwrap() {
-            if found[field] != *expected {
+            if actual[field] != *expected {
                 differences
-                    .push(format!("{round}{name}: {field}: {} is not {expected}", found[field]));
+                    .push(format!("{round}{name}: {field}: {} is not {expected}", actual[field]));
             }
         }
     }
@@ -90,7 +91,7 @@ impl Attempt {
         self.status[field].as_str().unwrap_or_default()
     }
 
-    /// Kinds of faults that can end an attempt in this way; `None` where no fault may.
+    /// Returns the kinds of faults that can end an attempt in this way; `None` if no fault can.
     fn causes(&self) -> Option<&'static [Kind]> {
         use Kind::{ApiAway, NodeCutOff, NodeStopped, PodDeleted, ReportsRefused, StoreAway};
         match (self.text("end"), self.text("reason")) {
@@ -133,7 +134,7 @@ impl Attempts {
         Self(statuses.flat_map(of_trial).collect())
     }
 
-    /// Attempts whose end no fault explains, one line each.
+    /// Returns the attempts that no fault explains, one line each.
     pub(super) fn unexplained(&self, faults: &[Fault]) -> Vec<String> {
         let unexplained = self
             .0

@@ -10,6 +10,7 @@ mod first_light;
 mod images;
 mod inference;
 mod interrupted;
+mod language;
 mod learner;
 mod left_out;
 mod links;

@@ -187,7 +187,7 @@ impl Taken {
     }
 }
 
-/// What the caller's pod may do. Other callers are refused.
+/// Rights of the caller's pod. Other callers are refused.
 #[derive(Debug)]
 enum Standing {
     /// The pod reports for the object with this UID.

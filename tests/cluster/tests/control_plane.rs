@@ -35,7 +35,7 @@ fn it_serves_what_it_is_given_and_writes_down_who_asked() {
     let logged = logged.map(|it| (it.verb.as_str(), it.resource.as_str(), it.code));
     assert_eq!(logged, Some(("list", "pods", 403)));
 
-    // What was written outlives the API server.
+    // Objects survive a restart of the API server.
     plane.stop_api();
     assert!(plane.kubectl(&["get", "--raw", "/readyz"]).is_err());
     let begun = Instant::now();
@@ -93,7 +93,7 @@ fn it_ends_when_its_owner_is_killed() {
     owner.kill().unwrap();
     owner.wait().unwrap();
     wait_until("folder and processes are gone", 30, || {
-        // One that ended and that nobody waited for yet has no command line.
+        // A process that has ended and was not waited for has no command line.
         let runs = |it: &&PathBuf| std::fs::read(it.join("cmdline")).is_ok_and(|it| !it.is_empty());
         let left = processes.iter().filter(runs).count();
         if left == 0 && !folder.exists() { Ok(()) } else { Err(format!("{left} processes")) }

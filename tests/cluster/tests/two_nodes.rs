@@ -150,7 +150,7 @@ fn objects_go_to_s3_and_come_back(cluster: &Cluster) {
     assert!(log.contains("carried"), "{log}");
 }
 
-/// What a port of 127.0.0.1 answers to an HTTP request.
+/// Returns the response of a port of 127.0.0.1 to an HTTP request.
 fn ask(port: u16) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stream.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();

@@ -27,7 +27,7 @@ pub enum DataError {
         file: String,
         /// Error of the operating system.
         source: io::Error,
-        /// What the user can do.
+        /// Remedy.
         remedy: &'static str,
     },
     /// The contents of a file do not match its format.
@@ -41,13 +41,13 @@ pub enum DataError {
         expected: String,
         /// Actual contents.
         found: String,
-        /// What the user can do.
+        /// Remedy.
         remedy: &'static str,
     },
     /// Values in memory are inconsistent.
     #[error("{subject}: expected {expected}, found {found}")]
     Mismatch {
-        /// What was checked.
+        /// Checked property.
         subject: String,
         /// Expected value.
         expected: String,
@@ -61,7 +61,7 @@ pub enum DataError {
         url: String,
         /// HTTP status code.
         status: u16,
-        /// What the user can do.
+        /// Remedy.
         remedy: &'static str,
     },
     /// A server could not be reached, or the connection failed.

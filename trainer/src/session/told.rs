@@ -1,4 +1,4 @@
-//! What a custom loop reports to the runner, and when.
+//! Reports of a custom loop to the runner.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -20,7 +20,7 @@ pub(crate) struct Timetable {
     smaller_is_better: bool,
 }
 
-/// What is due after a batch.
+/// Actions that are due after a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Due {
     /// Write a row of training metrics and report progress.

@@ -73,7 +73,7 @@ pub(super) fn falling_optimizers() -> Optimizers {
     Optimizers::one(SgdConfig::new().build(), rate)
 }
 
-/// What a rank observed: the heights before its steps, and the final height.
+/// Observations of a rank: the heights before its steps, and the final height.
 #[derive(Clone, Debug, PartialEq)]
 struct Seen {
     heights: Vec<f32>,

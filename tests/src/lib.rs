@@ -24,7 +24,7 @@ pub fn program(name: &str) -> PathBuf {
     let path = test.ancestors().nth(2).unwrap_or(Path::new("")).join(name);
     assert!(
         path.exists(),
-        "{} is missing; run `cargo build --release --workspace`",
+        "{} is missing; run `cargo build --workspace`",
         path.display()
     );
     path

@@ -50,10 +50,10 @@ pub(crate) fn run(options: &Options) -> Result<(), SoakError> {
     step("scripts/fetch-cluster", script("fetch-cluster"))?;
     // The whole workspace, which selects the same features as all tests: nothing is built twice.
     let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--release", "--workspace", "--bins"]);
+    build.args(["build", "--workspace", "--bins"]);
     step("cargo build", build)?;
     let mut test = Command::new(env!("CARGO"));
-    test.args(["test", "--quiet", "--release", "--workspace", "--test=all", "--"]);
+    test.args(["test", "--quiet", "--workspace", "--test=all", "--"]);
     test.args(["--exact", TEST, "--ignored", "--nocapture"]);
     test.env("STOKER_TEST_SOAK_MINUTES", options.minutes.to_string());
     if let Some(seed) = options.seed {

@@ -169,7 +169,7 @@ pub(crate) fn train() -> ExitCode {
     stoker_trainer::run(|context: &Context| {
         let ranks = context.distributed();
         // Give the ranks different weights, so that missing synchronization is visible. burn
-        // samples weights on first use, and `fit` would seed all ranks alike, so use them here.
+        // samples weights on first use. `fit` would seed all ranks alike, so use them here.
         context.device().seed(ranks.rank() as u64);
         let model = Net::new(context.device(), std::env::var_os(ENV_FULL).is_some());
         let _ = weights(&model);

@@ -149,7 +149,7 @@ impl Follow {
     }
 
     /// Returns the attempts to follow. For a trial without a chosen attempt, these are the latest
-    /// attempt with pods, as of the first check that finds pods, and all later attempts.
+    /// attempt at the first check that finds pods, and all later attempts.
     fn attempts(&mut self, tags: &[(Pod, Tag)]) -> RangeInclusive<u32> {
         match &self.of {
             Of::Trial { attempt: Some(attempt), .. } => *attempt..=*attempt,

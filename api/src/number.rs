@@ -22,7 +22,7 @@ pub fn parse(text: &str) -> Option<f64> {
 pub const METRIC_BYTES_MAX: usize = 32;
 
 /// Limits a metric to [`METRIC_BYTES_MAX`] bytes of ASCII letters, digits, `+`, `-`, `.`, `_` and
-/// spaces. Any other text is reformatted if it is a number, and becomes `NaN` otherwise.
+/// spaces. Text beyond this limit is reformatted if it is a number, and becomes `NaN` otherwise.
 pub fn bound(text: &mut String) {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"+-._ ".contains(&byte);
     if text.len() > METRIC_BYTES_MAX || !text.bytes().all(is_plain) {

@@ -1,6 +1,6 @@
 //! The record of one trial: sampled hyperparameters, grants and facts.
 //!
-//! The record is an append-only log. A *fact* is an event of the trial, such as a result. Facts of
+//! Facts and grants are append-only. A *fact* is an event of the trial, such as a result. Facts of
 //! different trials are unordered. A *grant* assigns a fact its position in the order of the whole
 //! experiment. It also contains the training length that the trial may reach after this fact. A
 //! search is a fold over the facts in this order.

@@ -32,8 +32,8 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
-    /// Returns the selected checkpoint. Without a flag, this is the best checkpoint, or the latest if
-    /// none has a metric.
+    /// Returns the selected checkpoint. Without a flag, this is the best checkpoint, or the latest
+    /// one if none has a metric.
     pub(crate) fn of<'a>(
         &self,
         trial: &str,

@@ -12,10 +12,10 @@ use stoker_trainer::{Context, Result};
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Place {
-    /// A path, or a URL with file, http, https, s3, gs or az.
+    /// A path, or a URL with the scheme file, http, https, s3, gs or az.
     #[serde(default)]
     root: Option<String>,
-    /// Expected SHA-256 of files by name, in hex. Other files are not verified.
+    /// SHA-256 in hex by file name. Files without an entry are not verified.
     #[serde(default)]
     sha256: BTreeMap<String, String>,
 }
@@ -28,8 +28,8 @@ const REMEDY: &str = "run scripts/fetch-data, or for pods scripts/build-images -
                       data.root in the experiment to the directory or URL of the files";
 
 impl Place {
-    /// Returns the location from the experiment. Without one, it is the directory `name` in the
-    /// image if only that exists, otherwise in the cache.
+    /// Returns the location that the experiment specifies. The default is the directory `name` in
+    /// the cache, or in the image if only the image has this directory.
     pub(crate) fn new(context: &Context, name: &str) -> Result<Self> {
         let mut place: Self = context.data()?;
         if place.root.is_none() {
@@ -58,7 +58,7 @@ impl Place {
     }
 }
 
-/// Creates a test of an experiment file.
+/// Creates a test from the text of an experiment file.
 #[cfg(test)]
 pub(crate) fn test_of(experiment: &str) -> stoker_trainer::testing::TrialTest {
     let experiment: serde_json::Value = serde_saphyr::from_str(experiment).unwrap();

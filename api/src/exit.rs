@@ -1,4 +1,4 @@
-//! The exit table: what the end of a trainer's process means for its attempt, on every runner.
+//! Exit codes of a trainer process, and the resulting end of its attempt.
 //!
 //! | exit code | class | attempt end |
 //! |---|---|---|
@@ -9,20 +9,21 @@
 //! | any other, or a signal | `UserError` | `UserError` |
 //! | 78 | `InvalidHyperparameters` | `InvalidHyperparameters` |
 //!
-//! The rows are sorted by severity. The most severe class of a gang's ranks determines the end of
-//! the attempt.
+//! The rows are sorted by severity, the least severe first. The most severe class of a gang's ranks
+//! determines the end of the attempt. Runners make exceptions only to `UserError`: a process that
+//! the runner or a disruption terminated is not at fault.
 
 use crate::contract::ExitCode;
 use crate::trial::AttemptEnd;
 
-/// Class of a process end, ordered by severity over the ranks of a gang.
+/// Class of an exit code, ordered by severity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ExitClass {
     /// The program finished.
     Completed,
-    /// The program checkpointed and exited before its length was reached.
+    /// The program saved a checkpoint and exited before it reached its length.
     Preempted,
-    /// Another rank failed. Unless a rank reports a more severe class, the gang was disconnected.
+    /// Another rank failed. If no rank has a more severe class, the ranks lost their connection.
     PeerFailed,
     /// The infrastructure failed: storage, network, node or runner.
     Infrastructure,
@@ -33,8 +34,8 @@ pub enum ExitClass {
 }
 
 impl ExitClass {
-    /// Returns the class of an exit code. A signal is [`UserError`](Self::UserError), also as the
-    /// code `128 + signal` of a shell.
+    /// Returns the class of an exit code. Unknown codes are [`UserError`](Self::UserError),
+    /// including `128 + signal` for a process that a signal terminated.
     pub fn of_code(code: i32) -> Self {
         match ExitCode::from_code(code) {
             Some(ExitCode::Completed) => Self::Completed,

@@ -1,5 +1,4 @@
-//! Metrics as decimal strings: a JSON number that passes through an API server preserves neither
-//! NaN nor `1.0`.
+//! Metrics as decimal strings. JSON has no NaN, and an API server turns the number `1.0` into `1`.
 
 /// Formats a metric so that [`parse`] restores it bit-identically, except for the payload of NaN.
 ///
@@ -22,8 +21,8 @@ pub fn parse(text: &str) -> Option<f64> {
 /// Maximum length in bytes of a metric in a record. [`format()`] writes at most 24.
 pub const METRIC_BYTES_MAX: usize = 32;
 
-/// Reformats a metric that is longer than [`METRIC_BYTES_MAX`] or contains characters that cannot
-/// occur in a number. Text that is not a number becomes `NaN`.
+/// Limits a metric to [`METRIC_BYTES_MAX`] bytes of ASCII letters, digits, `+`, `-`, `.`, `_` and
+/// spaces. Text beyond this limit is reformatted if it is a number, and becomes `NaN` otherwise.
 pub fn bound(text: &mut String) {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"+-._ ".contains(&byte);
     if text.len() > METRIC_BYTES_MAX || !text.bytes().all(is_plain) {

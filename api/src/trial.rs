@@ -1,9 +1,9 @@
 //! The record of one trial: sampled hyperparameters, grants and facts.
 //!
-//! The record is a log. A *fact* is an event of the trial. It is written once, and facts of
-//! different trials are unordered. A *grant* assigns a fact its position in the experiment's order,
-//! and the training length that follows from the fact. A search is a fold over the facts in this
-//! order.
+//! Facts and grants are append-only. A *fact* is an event of the trial, such as a result. Facts of
+//! different trials are unordered. A *grant* assigns a fact its position in the order of the whole
+//! experiment. It also contains the training length that the trial may reach after this fact. A
+//! search is a fold over the facts in this order.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -31,7 +31,8 @@ pub(crate) struct Arguments {
 const TORCH_FILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/torch_files.py");
 /// Size of the parameters in MiB.
 const MEBIBYTES: f64 = 256.0;
-/// Pairs of measurements to compare: ours and theirs.
+/// Pairs of operations to compare: ours and theirs. `blocked` is the part of our `save` that blocks
+/// the training loop. `save-sync` also syncs the file to disk, as our `save` does.
 const PAIRS: [(&str, &str); 10] = [
     ("save", "save safetensors"),
     ("save", "save-sync safetensors"),
@@ -49,7 +50,7 @@ const PAIRS: [(&str, &str); 10] = [
 ///
 /// # Errors
 ///
-/// A side failed, or restored other weights than it saved.
+/// A side failed, or restored weights that differ from the saved ones.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let folder = match &arguments.folder {
         Some(folder) => tempfile::tempdir_in(folder)?,
@@ -73,7 +74,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Seconds by operation.
+/// Seconds of each operation, measured once.
 type Round = Vec<(&'static str, f64)>;
 
 fn seconds(round: &Round, done: &str) -> Option<f64> {
@@ -92,7 +93,7 @@ fn compare(rounds: &[Round]) -> Result<Vec<Comparison>> {
     Ok(comparisons)
 }
 
-/// The processes, which take turns on the same disk.
+/// The processes of both sides. They take turns, because they use the same disk.
 struct Sides {
     ours: Side,
     theirs: Side,

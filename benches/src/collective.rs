@@ -20,19 +20,19 @@ pub(crate) struct Arguments {
     /// Turns of each side, after one warm-up turn
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// World sizes of `sum`
+    /// World sizes of part `sum`
     #[arg(long, value_delimiter = ',', default_value = "2,4")]
     ranks: Vec<usize>,
-    /// Sizes of `sum` in KiB
+    /// Buffer sizes of part `sum`, in KiB
     #[arg(long, value_delimiter = ',', default_value = "1,16,256,1024,4096,16384,65536,262144")]
     kib: Vec<usize>,
-    /// Models of `train`
+    /// Models of part `train`
     #[arg(long, value_delimiter = ',', default_value = "mlp,cnn,gpt")]
     models: Vec<Model>,
     /// Parts to run: successive all-reduces, and training on two ranks
     #[arg(long, value_delimiter = ',', default_value = "sum,train")]
     parts: Vec<Part>,
-    /// Steps of each side in one turn of `train`
+    /// Number of steps in a turn of part `train`
     #[arg(long, default_value_t = 30)]
     steps: usize,
     /// Python with PyTorch
@@ -51,7 +51,7 @@ enum Part {
 
 /// Program with PyTorch's all-reduce.
 const TORCH_SUMS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/torch_collective.py");
-/// Approximate number of bytes that a turn reduces. Small all-reduces are repeated.
+/// Number of bytes to all-reduce in a turn. It determines the number of repetitions, at least 3.
 const TURN_BYTES: usize = 256 << 20;
 /// Maximum number of all-reduces in a turn.
 const TIMES_MAX: usize = 300;
@@ -92,7 +92,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// One side: rank 0, and the other ranks, which follow it.
+/// The ranks of one side. Only rank 0 receives commands; the other ranks follow it.
 struct Gang {
     first: Side,
     others: Vec<Child>,
@@ -181,7 +181,7 @@ fn sums(arguments: &Arguments, python: &Path, size: usize) -> Result<Vec<Compari
     Ok(comparisons)
 }
 
-/// Runs one rank of our side.
+/// Runs one rank of our side of part `sum`.
 ///
 /// # Errors
 ///
@@ -206,8 +206,8 @@ pub(crate) fn side() -> Result<()> {
     }
 }
 
-/// Benchmarks a training step on two ranks. For comparison, it also runs two independent processes
-/// at the same time, which shows what two busy cores allow.
+/// Benchmarks a training step on two ranks. Also measures the step in two independent processes
+/// that run at the same time. The difference is the cost of the all-reduce.
 fn train(arguments: &Arguments, python: &Path, model: Model) -> Result<Vec<Comparison>> {
     let ours = || -> Result<Command> {
         let mut command = Command::new(std::env::current_exe()?);

@@ -18,13 +18,13 @@ pub(crate) struct Arguments {
     /// Turns of each side, after one warm-up turn
     #[arg(long, default_value_t = 7)]
     rounds: usize,
-    /// Numbers of workers to benchmark
+    /// Worker counts to benchmark
     #[arg(long, value_delimiter = ',', default_value = "1,2")]
     workers: Vec<usize>,
     /// File formats
     #[arg(long, value_delimiter = ',', default_value = "jpg,png")]
     formats: Vec<Format>,
-    /// Ways to build our batches
+    /// Trainer APIs that build our batches
     #[arg(long, value_delimiter = ',', default_value = "stream,source")]
     ways: Vec<Way>,
     /// Decoders of the other side
@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
     /// Parts to run: loading only, and training steps with images from files and from memory
     #[arg(long, value_delimiter = ',', default_value = "load,feed")]
     parts: Vec<Part>,
-    /// Batches of 32 images of each side in one turn
+    /// Number of batches of 32 images in a turn
     #[arg(long, default_value_t = 48)]
     batches: usize,
     /// Python with PyTorch, torchvision and Pillow
@@ -69,7 +69,8 @@ const FOLDER: &str = "bench-pictures-1";
 const PICTURES: usize = 2048;
 /// Number of images that both sides must decode alike.
 const CHECKED: usize = 16;
-/// Maximum difference of the moments: JPEG decoders may differ by one of 255 levels.
+/// Maximum difference between the moments of two sides. JPEG decoders may differ by one of 255
+/// levels.
 const MOMENTS_APART_MAX: f64 = 0.01;
 
 /// Runs the benchmark and prints the results.
@@ -133,7 +134,7 @@ fn make_pictures(python: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Benchmarks each of our ways against each of their decoders, in turns.
+/// Benchmarks each of our APIs against each decoder of the other side. All of them take turns.
 fn loads(
     arguments: &Arguments,
     folder: &Path,

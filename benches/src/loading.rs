@@ -1,4 +1,4 @@
-//! The sides that read images: loading only, and training on loaded images.
+//! The sides of `data`: one only loads images, the other trains on them.
 
 use std::path::Path;
 use std::time::Instant;
@@ -27,7 +27,7 @@ pub(crate) struct Found {
     pub(crate) pictures: usize,
 }
 
-/// Loading time of a number of batches, from the start of the workers.
+/// Time to load the requested batches, which includes the start of the workers.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Loaded {
     pub(crate) nanoseconds: u64,
@@ -49,13 +49,13 @@ pub(crate) enum Feed {
     Memory,
 }
 
-/// Returns the loader plan of a single rank on the host.
+/// Returns the loader plan of a single rank on the default device.
 pub(crate) fn plan(global_batch: usize) -> Plan {
     let device = Device::default();
     Plan { global_batch, rank: 0, world: 1, seed: 7, shuffle: true, device, dtype: DType::F32 }
 }
 
-/// Serves the same commands as `torch_data.py serve`.
+/// Serves the same commands as `torch_data.py serve`: a number of batches to load, or `check NUM`.
 ///
 /// # Errors
 ///
@@ -108,7 +108,7 @@ pub(crate) fn train(folder: &Path, format: Format, feed: Feed, workers: usize) -
     context.fit(model, optimizers, Convolutions::step, fit).map(drop)
 }
 
-/// Number of images in an epoch of the training run: 308 MB as `f32`.
+/// Number of images in an epoch of the training run. In memory, they take 308 MB as `f32`.
 const MEMORY_PICTURES: usize = 512;
 
 /// A small network, so that loading limits the training speed.

@@ -1,4 +1,7 @@
-//! Benchmarks, run by `cargo xtask bench`. Each compares two programs, which take turns in one run.
+//! Benchmarks, run by `cargo xtask bench`.
+//!
+//! A benchmark compares processes, called sides, that take turns within one run. Our side runs
+//! Stoker's trainer. The other side usually runs PyTorch.
 
 mod checkpoint;
 mod collective;
@@ -39,7 +42,7 @@ enum Bench {
     Collective(collective::Arguments),
     /// Benchmark image loading against PyTorch's DataLoader, and training on loaded images
     Data(data::Arguments),
-    /// One side of a comparison, which reads commands from stdin
+    /// A training side of `trainer` or `collective`, which reads commands from stdin
     #[command(hide = true)]
     Side {
         way: training::Way,
@@ -47,7 +50,7 @@ enum Bench {
         #[arg(long)]
         folder: PathBuf,
     },
-    /// One rank of `collective`
+    /// One rank of our side of `collective`, part `sum`
     #[command(hide = true)]
     SumSide,
     /// Our side of `checkpoint`
@@ -56,7 +59,7 @@ enum Bench {
         #[arg(long)]
         folder: PathBuf,
     },
-    /// Our side of `data`
+    /// Our side of `data`, part `load`
     #[command(hide = true)]
     LoadSide {
         format: pictures::Format,
@@ -65,7 +68,7 @@ enum Bench {
         #[arg(long)]
         folder: PathBuf,
     },
-    /// The training run of `data`
+    /// A training side of `data`, part `feed`
     #[command(hide = true)]
     FeedSide {
         format: pictures::Format,

@@ -19,13 +19,13 @@ use stoker_trainer::Rows;
 /// Learning rate of all models on both sides.
 pub(crate) const LEARNING_RATE: f64 = 0.01;
 
-/// Returns PyTorch's SGD with momentum 0.9. The dampening is 0, unlike burn's default.
+/// Returns SGD with momentum 0.9. The dampening is 0 as in PyTorch, unlike burn's default.
 pub(crate) fn optimizer() -> ModuleOptimizer {
     let momentum = MomentumConfig::new().with_momentum(0.9).with_dampening(0.0);
     SgdConfig::new().with_momentum(Some(momentum)).init()
 }
 
-/// Inputs and labels `[samples, positions]`.
+/// Inputs, and labels `[samples, positions]`. A text has one position per token, an image one.
 pub(crate) type Batch<S> = (<S as Subject>::Input, Tensor<2, Int>);
 
 /// A model to benchmark, with data of matching shapes.
@@ -50,7 +50,7 @@ pub(crate) trait Subject: Module + 'static {
     fn logits(&self, inputs: Self::Input) -> Tensor<2>;
 }
 
-/// 784-512-256-10 in batches of 128.
+/// Multilayer perceptron with 784 inputs, layers of 512 and 256, and 10 classes, in batches of 128.
 #[derive(Debug, Module)]
 pub(crate) struct Mlp {
     first: Linear,
@@ -83,7 +83,8 @@ impl Subject for Mlp {
     }
 }
 
-/// Convolutions of 16 and 32 filters on 28 x 28, then 128-10, in batches of 64.
+/// Convolutional network on images of 28 x 28, in batches of 64. It has two convolutions with 16
+/// and 32 filters, a hidden layer of 128, and 10 classes.
 #[derive(Debug, Module)]
 pub(crate) struct Cnn {
     first: Conv2d,
@@ -132,8 +133,8 @@ const SEQUENCE: usize = 64;
 /// Embedding size of a token.
 const WIDTH: usize = 128;
 
-/// A causal language model: two pre-norm layers of burn's transformer with 4 heads and width 128,
-/// on sequences of 64 tokens, in batches of 16.
+/// Causal language model on sequences of 64 tokens, in batches of 16. It has two pre-norm layers of
+/// burn's transformer, with 4 heads and width 128.
 #[derive(Debug, Module)]
 pub(crate) struct Gpt {
     tokens: Embedding,

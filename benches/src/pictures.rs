@@ -24,7 +24,7 @@ const MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 /// Standard deviations of red, green and blue.
 const DEVIATION: [f32; 3] = [0.229, 0.224, 0.225];
 
-/// Images `[samples, 3, CROP, CROP]`, and their indexes in the list of files.
+/// Images `[samples, 3, CROP, CROP]`, and the index of each image in the list of files.
 pub(crate) type Pictures = (Tensor<4>, Tensor<1, Int>);
 
 /// File format of the images.
@@ -36,7 +36,7 @@ pub(crate) enum Format {
     Png,
 }
 
-/// Way to build batches.
+/// Trainer API that builds the batches.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub(crate) enum Way {
     /// A stream of files that `map_seeded` decodes
@@ -66,11 +66,11 @@ pub(crate) fn list(folder: &Path, format: Format) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Returns shuffled batches of images. The seed of each image determines its crop and flip.
+/// Returns the images in shuffled batches. The crop and flip of a sample depend on its seed.
 ///
 /// # Errors
 ///
-/// The stream cannot be counted.
+/// Same as [`Data::stream`].
 pub(crate) fn data(files: Vec<PathBuf>, format: Format, way: Way) -> Result<Data<Pictures>> {
     if way == Way::Source {
         return Ok(Data::new(Files { files, format, augments: true }));
@@ -94,8 +94,8 @@ pub(crate) fn data(files: Vec<PathBuf>, format: Format, way: Way) -> Result<Data
     })
 }
 
-/// Returns the mean of the values and the mean of their squares, for the first `num` images,
-/// cropped at the top left. They show whether two programs decode and normalize alike.
+/// Returns the mean and the mean square of the normalized values of the first `num` images, cropped
+/// at the top left. They show whether two programs decode and normalize alike.
 ///
 /// # Errors
 ///
@@ -113,10 +113,11 @@ pub(crate) fn moments(files: &[PathBuf], format: Format, num: usize) -> Result<(
     Ok((mean(|value| value), mean(|value| value * value)))
 }
 
-/// Images by index.
+/// Source that decodes images by index.
 struct Files {
     files: Vec<PathBuf>,
     format: Format,
+    /// Whether images are cropped and flipped at random. Otherwise, the crop is at the top left.
     augments: bool,
 }
 

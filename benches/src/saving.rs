@@ -1,4 +1,4 @@
-//! The side that saves and restores 256 MiB of parameters through `Context::fit`, as a trial does.
+//! Our side of `checkpoint`, which saves and restores 256 MiB of parameters as a trial does.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,21 +18,21 @@ use stoker_trainer::{
 
 use crate::orders;
 
-/// Number of large layers, and their width: 4 times 64 MiB.
+/// Number of large layers.
 const LAYERS: usize = 4;
+/// Number of inputs and of outputs of a large layer. Its weights take 64 MiB as `f32`.
 const WIDTH: usize = 4096;
 
-/// Times of a save or a restore.
+/// Times of one operation, in seconds.
 #[derive(Debug, Default, Deserialize, Serialize)]
 pub(crate) struct Taken {
-    /// Time until the checkpoint exists, or until the weights are in the model.
+    /// Time until the checkpoint exists, or until the model has the restored weights.
     pub(crate) seconds: f64,
-    /// Part of this time during which the loop was blocked; `None` if nothing runs in the
-    /// background.
+    /// Part of a save that blocks the training loop. `None` if the complete operation blocks.
     pub(crate) blocked: Option<f64>,
 }
 
-/// Large layers without gradients, and one trainable number, so that a step is cheap.
+/// Large layers that the loss does not use, so that a step is cheap, and one trained parameter.
 #[derive(Debug, Module)]
 struct Layers {
     large: Vec<Linear>,
@@ -54,8 +54,8 @@ impl Layers {
     }
 }
 
-/// Serves the commands `save`, `restore` and `load` until stdin ends. The last two read the
-/// checkpoint of the first.
+/// Serves the commands `save`, `restore` and `load` until stdin ends. `restore` and `load` read the
+/// checkpoint that `save` wrote.
 ///
 /// # Errors
 ///
@@ -83,7 +83,8 @@ pub(crate) fn run(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Trains one batch, after which a checkpoint is due, and records when the loop requests the next.
+/// Trains one batch, after which the loop saves a checkpoint. Measures the time until the manifest
+/// exists, and the time until the loop requests the next batch.
 fn save(model: &Layers, folder: &Path) -> Result<Taken> {
     let watch = Watch::default();
     let manifest = checkpoint_folder(folder).join(MANIFEST);
@@ -95,8 +96,8 @@ fn save(model: &Layers, folder: &Path) -> Result<Taken> {
     watch.taken().ok_or_else(|| format!("nothing was saved: {:?}", ended.map(|_| ())).into())
 }
 
-/// Starts another run in the directory, which finds, verifies and restores the checkpoint, and
-/// requests a batch.
+/// Measures the time from the start of another run in the directory until it requests a batch. By
+/// then, it has found, verified and restored the checkpoint.
 fn restore(fresh: &Layers, folder: &Path, expected: &[TensorData]) -> Result<Taken> {
     let watch = Watch::default();
     let data = Data::new(Batches { watch: watch.clone(), manifest: None });
@@ -134,7 +135,7 @@ fn check(restored: &[TensorData], expected: &[TensorData]) -> Result<()> {
     }
 }
 
-/// Returns the directory of the checkpoint after the first batch of [`context`].
+/// Returns the directory of the checkpoint that a run saves after its first batch.
 fn checkpoint_folder(folder: &Path) -> PathBuf {
     folder.join("trial/checkpoints/000000000001-0")
 }
@@ -155,19 +156,19 @@ fn step(model: &Layers, (): ()) -> StepOutput {
     StepOutput::sum(model.small.val() * 2.0, 1)
 }
 
-/// Times of the loop's events.
+/// Records when the training loop reaches each event.
 #[derive(Clone, Debug, Default)]
 struct Watch(Arc<Mutex<Times>>);
 
 #[derive(Debug, Default)]
 struct Times {
-    /// Request of the first batch.
+    /// Time when the first batch was requested.
     first: Option<Instant>,
-    /// End of the first batch, before the save.
+    /// Time when the first batch was trained, before the save.
     trained: Option<Instant>,
-    /// Request of the second batch.
+    /// Time when the second batch was requested.
     second: Option<Instant>,
-    /// Existence of the manifest.
+    /// Time when the manifest existed.
     stored: Option<Instant>,
 }
 
@@ -190,7 +191,8 @@ impl Callback for Watch {
     }
 }
 
-/// Two empty batches. The second waits for the manifest, then returns an error.
+/// Source of empty batches. The second batch waits for `manifest`, if it is set, and returns an
+/// error to end the training.
 struct Batches {
     watch: Watch,
     manifest: Option<PathBuf>,

@@ -1,4 +1,4 @@
-//! Errors, split by how the process ends.
+//! Errors, and the exit code of a process that ends with each of them.
 
 use std::any::Any;
 use std::error::Error as StdError;
@@ -14,7 +14,8 @@ pub type Error = Box<dyn StdError + Send + Sync>;
 /// Result with any error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// These hyperparameters cannot be trained: the search closes the trial and samples others.
+/// Error for hyperparameters that cannot be trained. The trial ends, and the search may sample
+/// others instead.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("invalid hyperparameters: {0}")]
 pub struct InvalidHyperparameters(
@@ -24,10 +25,11 @@ pub struct InvalidHyperparameters(
 
 /// Raises an error where none can be returned: in a step, a batcher or a module's `forward`.
 ///
-/// [`fit`](crate::Context::fit), `evaluate` and `predict` catch the error and return it, so the
-/// search samples others after [`InvalidHyperparameters`]. In a custom training loop, the error
-/// ends the program passed to [`run`](crate::run) or [`main`](crate::main). In a thread started by
-/// the program, it ends that thread like a panic, but prints nothing.
+/// [`fit`](crate::Context::fit), `evaluate` and `predict` catch the error and return it. Elsewhere,
+/// such as in a custom training loop, the error ends the program passed to [`run`](crate::run) or
+/// [`main`](crate::main). In both cases, [`InvalidHyperparameters`] has the same effect as if it
+/// were returned. In a thread started by the program, the error ends that thread like a panic, but
+/// prints nothing.
 pub fn raise(error: impl Into<Error>) -> ! {
     // Unlike a panic, this prints nothing: the code that catches the error reports it once.
     resume_unwind(Box::new(Raised(error.into())))
@@ -36,8 +38,8 @@ pub fn raise(error: impl Into<Error>) -> ! {
 /// Payload of the unwind that [`raise`] starts.
 struct Raised(Error);
 
-/// Returns the error of an unwind of user code: the raised error, or the panic's message as phrased
-/// by `describe`.
+/// Converts the payload of an unwind of user code to an error: the error passed to [`raise`], or
+/// the panic's message formatted by `describe`.
 pub(crate) fn caught(panic: Box<dyn Any + Send>, describe: impl FnOnce(&str) -> String) -> Error {
     match panic.downcast::<Raised>() {
         Ok(raised) => raised.0,
@@ -45,7 +47,7 @@ pub(crate) fn caught(panic: Box<dyn Any + Send>, describe: impl FnOnce(&str) -> 
     }
 }
 
-/// Calls `act` and returns an error that it raises. Panics propagate.
+/// Calls `act`. Returns its result, or the error that it raises. Panics propagate.
 pub(crate) fn unraised<T>(act: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|panic| match panic.downcast::<Raised>() {
         Ok(raised) => Err(raised.0),
@@ -60,7 +62,8 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
         .unwrap_or_else(|| "no panic message".into())
 }
 
-/// An input that the model cannot process, or a job that cannot run: a retry would not help.
+/// Error for an input that the model cannot process, or for a job that cannot run. A retry would
+/// not help.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidInput(
@@ -68,25 +71,26 @@ pub struct InvalidInput(
     pub String,
 );
 
-/// Training ended before its granted length without an error: the process exits next.
+/// Error that ends a program before its work is complete, although nothing failed. A program that
+/// gets it must return it.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{why}")]
 pub struct Interrupted {
     /// Exit code of the process.
     pub code: ExitCode,
-    /// Whether the runner has given up this attempt. If so, nothing may be written or sent any
-    /// more.
+    /// Whether the runner has ended this attempt. If so, the program must not write or send
+    /// anything more.
     pub fenced: bool,
     /// Reason for the stop.
     pub why: String,
 }
 
-/// The infrastructure failed: storage, network or runner.
+/// Failure of the infrastructure: storage, network or runner.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Infrastructure(pub(crate) String);
 
-/// Another rank failed; this rank did not.
+/// Failure of another rank. This rank is not at fault.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct PeerFailed(pub(crate) String);

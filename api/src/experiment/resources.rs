@@ -49,7 +49,7 @@ impl Default for Resources {
 const SLOTS_PER_POD_MAX: u32 = 8;
 
 impl Resources {
-    /// Returns the number of slots of each pod.
+    /// Returns the number of slots of each pod: the field `slots_per_pod`, or its default.
     ///
     /// # Examples
     ///

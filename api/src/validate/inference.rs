@@ -1,4 +1,4 @@
-//! Validation rules of inference jobs, one function for each part.
+//! Validation rules of inference jobs, one function for each part of the spec.
 
 use std::collections::BTreeSet;
 
@@ -44,7 +44,8 @@ pub(super) fn check(
     }
 }
 
-/// Checks that all machines write to the same output directory.
+/// Rejects a relative output path: on a cluster, it is in the pod's file system and lost with the
+/// pod.
 pub(super) fn check_places(spec: &InferenceJobSpec) -> Vec<FieldError> {
     let is_relative = |url: &&String| !url.contains("://") && !url.starts_with('/');
     let rule = "is a relative path, which is lost with its pod; on a cluster, use a bucket \
@@ -152,7 +153,7 @@ fn check_storage(spec: &InferenceJobSpec, errors: &mut Vec<FieldError>) {
     pods::check_secret("spec.storage.secretName", &spec.storage.secret_name, errors);
 }
 
-/// Applies the rules of an experiment with one slot.
+/// Checks resources and pods by the rules of an experiment whose trials have one slot.
 fn check_pods(spec: &InferenceJobSpec, errors: &mut Vec<FieldError>) {
     let resources = Resources {
         slots_per_trial: 1,
@@ -190,7 +191,7 @@ fn check_endpoint(path: &str, endpoint: Option<&String>, errors: &mut Vec<FieldE
 mod tests {
     use super::*;
 
-    /// Applies `change` to a valid job; `expected` are the fields with errors.
+    /// Validates a job with the fields of `change`. `expected` lists the paths of the errors.
     fn check_fields(change: Value, expected: &[&str]) {
         let mut spec = json!({
             "entrypoint": {"command": ["./infer"]},

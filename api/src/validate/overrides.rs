@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{FieldError, item, member};
 
-/// Rejects keys that a pod template does not have, and values of another type. Kubernetes would
+/// Rejects values of the wrong type, and keys that a pod template does not have. Kubernetes would
 /// drop such a key, and the pod would run without it.
 pub(super) fn check(root: &str, overrides: &Value, errors: &mut Vec<FieldError>) {
     let mut unknown = Vec::new();

@@ -1,4 +1,4 @@
-//! `stoker checkpoint list|download` on a cluster, and the download used for local runs too.
+//! `stoker checkpoint list|download` on a cluster. Local runs use the same download.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -32,7 +32,8 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
-    /// Returns the selected checkpoint.
+    /// Returns the selected checkpoint. Without a flag, this is the best checkpoint, or the latest
+    /// one if none has a metric.
     pub(crate) fn of<'a>(
         &self,
         trial: &str,
@@ -73,7 +74,8 @@ impl Choice {
     }
 }
 
-/// Finds an experiment with all its trials, or a trial with its experiment and index.
+/// Finds the experiment `name` and all its trials, or the trial `name` and its experiment. Returns
+/// the index only for a trial.
 async fn find(
     cluster: &Cluster,
     name: &str,
@@ -90,7 +92,8 @@ async fn find(
     Ok((experiment, vec![trial], Some(index)))
 }
 
-/// Prints the checkpoints of an experiment or of one trial.
+/// Prints the checkpoints of the experiment or trial `name`. If `trial` is set, prints only the
+/// checkpoints of the trial with this index.
 pub(crate) async fn list(
     cluster: &Cluster,
     name: &str,
@@ -155,7 +158,7 @@ impl Lines {
     }
 }
 
-/// Downloads a checkpoint of a trial, or of an experiment's best trial.
+/// Downloads a checkpoint of the trial `name`, or of the best trial of the experiment `name`.
 pub(crate) async fn download(
     cluster: &Cluster,
     name: &str,

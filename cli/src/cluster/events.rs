@@ -7,11 +7,11 @@ use stoker_api::time::Timestamp;
 use super::connect::Cluster;
 use super::text;
 
-/// Maximum number of events shown; the latest ones are shown.
+/// Maximum number of events shown. Older events are omitted.
 const SHOWN_MAX: usize = 20;
 
-/// Formats the events of one object, and of pods whose names start with `pods`, oldest first. If
-/// they cannot be read, returns the error text instead.
+/// Formats the events of one object and of the pods with the name prefix `pods`, oldest first. If
+/// the events cannot be read, returns the error text instead.
 pub(crate) async fn section(
     cluster: &Cluster,
     kind: &str,
@@ -51,7 +51,8 @@ fn render(mut events: Vec<Event>, now: Timestamp) -> String {
     text::section(&title, &["AGE", "TYPE", "REASON", "OBJECT", "MESSAGE"], &rows)
 }
 
-/// Returns the time of the last occurrence. The two event APIs use different fields.
+/// Returns the time of the last occurrence. The APIs `v1` and `events.k8s.io/v1` set different
+/// fields.
 fn last_seen(event: &Event) -> Option<Timestamp> {
     let of_series = event.series.as_ref().and_then(|series| series.last_observed_time.as_ref());
     let seconds = of_series

@@ -15,7 +15,7 @@ use super::{events, experiment, storage};
 use crate::failure::Failure;
 use crate::print::{self, Output};
 
-/// Prints the jobs of the namespace, or with `all` of all namespaces.
+/// Prints the jobs of the namespace. If `all` is set, prints the jobs of all namespaces.
 pub(crate) async fn list(cluster: &Cluster, all: bool, output: Output) -> Result<(), Failure> {
     let listed = cluster.list::<InferenceJob>("jobs", &ListParams::default(), all).await?;
     if output == Output::Json {
@@ -63,7 +63,8 @@ fn word(value: &impl serde::Serialize) -> String {
     json!(value).as_str().unwrap_or_default().to_owned()
 }
 
-/// Returns the phase, or `Invalid`: the operator does not act on an invalid job.
+/// Returns the phase. If the spec is invalid and the job has not ended, returns `Invalid`, because
+/// the operator does not act on such a job.
 fn phase(status: &InferenceStatus) -> String {
     match invalid(status) {
         Some(_) if !status.phase.is_terminal() => "Invalid".to_owned(),
@@ -77,7 +78,7 @@ fn invalid(status: &InferenceStatus) -> Option<&Condition> {
         .find(|condition| condition.type_ == "Valid" && condition.status == ConditionStatus::False)
 }
 
-/// Prints one job.
+/// Prints the state and the events of one job.
 pub(crate) async fn describe(cluster: &Cluster, name: &str, output: Output) -> Result<(), Failure> {
     let job: InferenceJob = cluster.read(name).await?;
     if output == Output::Json {
@@ -152,7 +153,7 @@ fn checkpoint(choice: &CheckpointChoice) -> String {
     format!("{which} of {of}")
 }
 
-/// Deletes a job, and with it its pods.
+/// Deletes a job. Kubernetes then deletes its pods in the background.
 pub(crate) async fn delete(cluster: &Cluster, name: &str, output: Output) -> Result<(), Failure> {
     let job: InferenceJob = experiment::remove(cluster, name).await?;
     let left = place(&job);
@@ -166,13 +167,14 @@ pub(crate) async fn delete(cluster: &Cluster, name: &str, output: Output) -> Res
     Ok(())
 }
 
-/// Returns the storage of a job: the one recorded by the operator, else that of the spec.
+/// Returns the storage of a job: the recorded one, or that of the spec if the operator has not
+/// recorded any.
 pub(crate) fn storage_of(job: &InferenceJob) -> CheckpointStorage {
     let used = job.status.as_ref().and_then(|status| status.storage.clone());
     storage::with_used(job.storage(), used)
 }
 
-/// Returns the path of a job, relative to the root.
+/// Returns the path of a job in its storage.
 pub(crate) fn path(job: &InferenceJob) -> String {
     let of = |text: &Option<String>| text.clone().unwrap_or_default();
     let metadata = &job.metadata;

@@ -37,7 +37,7 @@ const WAIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// Element type of an all-reduce.
 pub(super) trait Summed: Pod + AddAssign {
-    /// Adds `theirs` to `mine`, element by element.
+    /// Adds `remote` to `local`, element by element.
     fn add_each(local: &mut [Self], remote: &[Self]) {
         local.iter_mut().zip(remote).for_each(|(local, remote)| *local += *remote);
     }
@@ -140,7 +140,7 @@ impl Ring {
         }
     }
 
-    /// Sends `mine` to the next rank and returns the bytes of the previous rank. With two ranks,
+    /// Sends `local` to the next rank and returns the bytes of the previous rank. With two ranks,
     /// this is a complete gather.
     ///
     /// # Errors
@@ -266,7 +266,7 @@ impl Ring {
         }
     }
 
-    /// Waits until a neighbor is ready, or its connection fails.
+    /// Waits until a neighbor is ready or its connection fails, at most [`WAIT`].
     fn wait(&self, for_next: bool, for_previous: bool) -> Result<()> {
         let mut fds = vec![];
         if for_next {

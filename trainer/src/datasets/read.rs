@@ -11,14 +11,14 @@ use super::DataError;
 /// Magic number of gzip.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
-/// Opens a file for reading, decompressing gzip.
+/// Opens a file for reading. Decompresses it if it starts with the magic number of gzip.
 pub(super) fn open(path: &Path) -> Result<Box<dyn Read>, DataError> {
     let failed = |source| DataError::read(path.display().to_string(), source);
     let file = File::open(path).map_err(failed)?;
     unpacked(BufReader::new(file)).map_err(failed)
 }
 
-/// Reads a complete file, decompressing gzip.
+/// Reads a complete file, and decompresses it as [`open`] does.
 pub(super) fn all(path: &Path) -> Result<Vec<u8>, DataError> {
     let mut bytes = Vec::new();
     open(path)?

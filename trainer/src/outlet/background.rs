@@ -8,7 +8,8 @@ use tokio::sync::oneshot;
 use crate::Result;
 use crate::error::Infrastructure;
 
-/// Thread with a runtime for saves and reports, separate from the training loop.
+/// Thread with a runtime for saves and reports, separate from the training loop. Dropping it
+/// cancels unfinished tasks and joins the thread.
 #[derive(Debug)]
 pub(super) struct Background {
     pub(super) handle: Handle,

@@ -18,13 +18,14 @@ use crate::checkpoint::{CheckpointError, Parts, Place};
 use crate::collective::{Distributed, Doing, exchange};
 use crate::error::PeerFailed;
 
-/// Bytes of files that are held in memory at once, plus one more file.
+/// Total bytes of files in memory at which an upload starts. The last file may exceed it.
 const TOGETHER_BYTES_MAX: u64 = 64 << 20;
-/// Number of files that are uploaded concurrently.
+/// Maximum number of files that are uploaded concurrently.
 const TOGETHER_MAX: usize = 16;
 
-/// Shares each rank's result with all ranks. If a rank failed, it gets its own error, and the
-/// others get [`PeerFailed`].
+/// Gathers each rank's result on every rank, in rank order. If some ranks failed, each of them gets
+/// its own error, and the others get [`PeerFailed`]. `place` names the position in the program for
+/// error messages.
 pub(super) fn settle<T: Clone + Serialize + DeserializeOwned>(
     ranks: &Distributed,
     place: &str,
@@ -32,7 +33,7 @@ pub(super) fn settle<T: Clone + Serialize + DeserializeOwned>(
 ) -> Result<Vec<T>> {
     let shared = local.as_ref().map_err(ToString::to_string).cloned();
     let all = exchange(ranks.collective(), place, shared)?;
-    // The caller waits for the storage next.
+    // The caller may access the storage next, which has its own timeouts.
     ranks.tick(Doing::Wait);
     local?;
     let mut done = vec![];
@@ -42,7 +43,7 @@ pub(super) fn settle<T: Clone + Serialize + DeserializeOwned>(
     Ok(done)
 }
 
-/// A checkpoint during its upload.
+/// Upload of a checkpoint.
 pub(super) struct Transfer<'a> {
     pub(super) name: &'a str,
     pub(super) rt: &'a Handle,
@@ -50,6 +51,7 @@ pub(super) struct Transfer<'a> {
 }
 
 impl Transfer<'_> {
+    /// Fails if the storage already contains the checkpoint.
     pub(super) fn check_new(&self) -> Result<()> {
         let (place, name) = (self.place.clone(), self.name.to_owned());
         let is_there = wait(self.rt, self.name, async move {
@@ -67,7 +69,7 @@ impl Transfer<'_> {
         }
     }
 
-    /// Uploads files, a few at a time.
+    /// Uploads files in groups, which limits the memory use.
     pub(super) fn store<'f>(
         &self,
         files: impl IntoIterator<Item = (&'f String, &'f PathBuf)>,
@@ -92,15 +94,15 @@ impl Transfer<'_> {
         Ok(wait(self.rt, self.name, async move { place.upload(&name, parts).await })?)
     }
 
-    /// Deletes the files of a failed checkpoint, best effort.
+    /// Tries to delete the files of a failed checkpoint, with few retries.
     pub(super) fn forget(&self, files: impl Iterator<Item = String>) {
         let (place, name) = (self.place.clone(), self.name.to_owned());
         let files: Vec<String> = files.collect();
         let storage = place.storage.clone().impatient();
         let forgotten = wait(self.rt, self.name, async move {
             let manifest = layout::manifest_path(&place.trial_path, &name);
-            // Delete the manifest first. Its write may have succeeded with the response lost, and
-            // no file of a complete checkpoint may be deleted before its manifest.
+            // Delete the manifest first: it exists if its write succeeded but the response was
+            // lost. A checkpoint with a manifest must have all its files.
             if storage.delete(&manifest).await.is_ok() {
                 for file in files {
                     let _ = storage
@@ -115,7 +117,7 @@ impl Transfer<'_> {
     }
 }
 
-/// Runs a future on the background runtime and waits for its result.
+/// Runs a future on the background runtime and blocks until its result.
 pub(super) fn wait<T: Send + 'static>(
     rt: &Handle,
     name: &str,

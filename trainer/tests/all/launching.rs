@@ -46,7 +46,7 @@ fn without_a_trial_there_is_one_rank() {
     assert_eq!((left.code, left.out.as_str()), (0, "0 of 1\n"), "{left:?}");
 }
 
-/// Runs one script on two ranks of a pod.
+/// Runs a script on two ranks of a pod and checks the launcher's exit code and message.
 fn check(script: &str, code: i32, message: Option<&str>) {
     let pod = Pod::new().gang(2, 2);
     let start = Instant::now();
@@ -69,11 +69,11 @@ fn worst_rank_decides_code_and_message() {
     check(&on(fails, long), 3, Some(lines));
     check(&on("exit 78", long), 78, Some("rank 1: exit code 78"));
     check(&on(long, "exit 80"), 80, Some("rank 0: exit code 80"));
-    // Rank 0 fails by itself, although rank 1 exits first.
+    // The user error of rank 0 outweighs the peer failure of rank 1, which exits first.
     let folder = tempfile::tempdir().unwrap();
     let up = folder.path().join("up").display().to_string();
     let last = format!("until [ -e {up} ]; do sleep 0.02; done; exit 81");
-    // Without a child process, whose termination by the signal the shell would print.
+    // Busy-wait without a child process: the shell would report that the signal terminated it.
     let first = format!("trap 'exit 1' TERM; : >{up}; while :; do :; done");
     check(&on(&last, &first), 1, Some("rank 0: exit code 1"));
     check(&on("exit 81", long), 81, Some("rank 1: exit code 81"));
@@ -132,7 +132,8 @@ fn signals_are_forwarded() {
     check(Signal::HUP, "HUP");
 }
 
-/// `nohup` and a shell without job control start a program with these signals ignored.
+/// `nohup` starts a program with SIGHUP ignored. A shell without job control starts a background
+/// program with SIGINT ignored.
 #[test]
 fn inherited_ignored_signals_stay_ignored() {
     let mut pod = Pod::new();
@@ -165,7 +166,7 @@ fn descendants_do_not_outlive_the_launcher() {
 fn descendants_may_save_after_a_signal() {
     let pod = Pod::new();
     let saves = "trap 'sleep 1; echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done";
-    // The outer shell does not handle the signal.
+    // The signal terminates the outer shell, which has no handler, while the inner one saves.
     let child = pod.start_launch(&["sh", "-c", &format!("sh -c \"{saves}\"; true")]);
     until("the program", || std::fs::read_to_string(pod.file("out")).unwrap().contains("ready"));
     rustix::process::kill_process(Pid::from_child(&child), Signal::TERM).unwrap();

@@ -16,8 +16,8 @@ use stoker_trainer::{
     Callback, Context, Control, Data, Fit, Logs, Optimizers, Result, StepOutput, key,
 };
 
-/// Number of samples in an epoch: five batches, the last of size 4, of which one of three ranks
-/// gets two.
+/// Number of samples in an epoch. The last of its five batches has 4 samples, so with three ranks,
+/// one rank gets two of them.
 const SAMPLES: u64 = 100;
 
 /// Number of samples in a batch over all ranks; divisible by 1, 2, 3 and 4.
@@ -25,9 +25,10 @@ const GLOBAL_BATCH: usize = 24;
 
 /// Folder for the results of each rank.
 pub(crate) const ENV_OUT: &str = "TEST_OUT";
-/// If set, use layers that differ between ranks: dropout and BatchNorm statistics.
+/// If set, the model has layers whose behavior differs between ranks: dropout and BatchNorm.
 pub(crate) const ENV_FULL: &str = "TEST_FULL";
-/// `RANK BATCH SIGNAL`: the rank sends itself a signal after that batch, or hangs (`HANG`).
+/// `RANK BATCH SIGNAL`: the rank sends itself this signal after the batch. With `HANG`, it hangs
+/// instead.
 pub(crate) const ENV_SIGNAL: &str = "TEST_SIGNAL";
 
 /// `RANK MILLISECONDS`: the rank sleeps this long after each batch.
@@ -69,7 +70,7 @@ impl Net {
     }
 }
 
-/// Noise, with brighter pixels for the class.
+/// Returns noise, with brighter pixels for the sample's class.
 fn samples() -> Pair {
     let noise = |i: u64, k: u64| (key(&[i, k]) >> 40) as f32 / (1 << 24) as f32;
     let pixel = move |i: u64, k: u64| noise(i, k) + if k % 5 == i % 5 { 0.5 } else { 0.0 };
@@ -80,7 +81,7 @@ fn samples() -> Pair {
     (x, Tensor::from_data(TensorData::new(y, [n]), &device))
 }
 
-/// Two optimizers, a schedule, gradient accumulation over three batches, and clipping.
+/// Returns two optimizers, with a schedule, gradient accumulation over three batches, and clipping.
 fn optimizers() -> Optimizers {
     let cosine = CosineAnnealingLrSchedulerConfig::new(1e-2, 50).init().unwrap();
     Optimizers::one(AdamConfig::new().init(), cosine)
@@ -167,8 +168,8 @@ pub(crate) fn callbacks(rank: usize) -> Vec<Box<dyn Callback>> {
 pub(crate) fn train() -> ExitCode {
     stoker_trainer::run(|context: &Context| {
         let ranks = context.distributed();
-        // Ranks start with different weights, so that missing synchronization is visible. `weights`
-        // initializes them here, because `fit` would initialize them equally.
+        // Give the ranks different weights, so that missing synchronization is visible. burn
+        // samples weights on first use. `fit` would seed all ranks alike, so use them here.
         context.device().seed(ranks.rank() as u64);
         let model = Net::new(context.device(), std::env::var_os(ENV_FULL).is_some());
         let _ = weights(&model);

@@ -20,7 +20,7 @@ use crate::cluster::kind::Kind;
 use crate::failure::Failure;
 use crate::print;
 
-/// Interval of checks for new pods.
+/// Interval between checks for new pods.
 const LOOK: Duration = Duration::from_secs(2);
 /// Maximum number of consecutive failed checks.
 const FAILURES_MAX: u32 = 60;
@@ -32,7 +32,7 @@ const LINES_MAX: usize = 1024;
 /// Target whose logs are followed.
 #[derive(Clone, Debug)]
 pub(super) enum Of {
-    /// A trial: one attempt, or the latest and all later ones.
+    /// A trial: one attempt, or with `None` the latest attempt and all later ones.
     Trial { name: String, attempt: Option<u32> },
     /// All trials of an experiment.
     Experiment { name: String },
@@ -40,7 +40,7 @@ pub(super) enum Of {
     Job { name: String },
 }
 
-/// Follows the pods of a target until it ends.
+/// Follows the pods of a target until the target ends.
 pub(super) struct Follow {
     cluster: Cluster,
     of: Of,
@@ -103,7 +103,8 @@ impl Follow {
         Ok(())
     }
 
-    /// Starts to follow new pods. Returns `true` if no more lines can follow.
+    /// Starts a stream for each new pod. Returns `true` if the target has ended and no lines are
+    /// left.
     async fn look(&mut self) -> Result<bool, Failure> {
         // Check this before listing: if the target has ended, the list contains all its pods.
         let is_over = self.is_over().await?;
@@ -147,8 +148,8 @@ impl Follow {
         }
     }
 
-    /// Returns the attempts to follow. For a trial without a chosen attempt: the latest with pods,
-    /// and all later ones.
+    /// Returns the attempts to follow. For a trial without a chosen attempt, these are the latest
+    /// attempt at the first check that finds pods, and all later attempts.
     fn attempts(&mut self, tags: &[(Pod, Tag)]) -> RangeInclusive<u32> {
         match &self.of {
             Of::Trial { attempt: Some(attempt), .. } => *attempt..=*attempt,

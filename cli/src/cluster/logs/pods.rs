@@ -20,7 +20,7 @@ const SETUP: &str = "setup";
 /// Wait before a pod's log is requested again.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Kubernetes timestamp and line. Lexicographic order of the timestamps is time order.
+/// Kubernetes timestamp, and line. Timestamps can be compared as strings: their length is fixed.
 type Stamped = (String, String);
 
 /// Shows the current logs of pods, merged by time.
@@ -72,7 +72,8 @@ async fn next<R: AsyncBufRead + Unpin>(reader: &mut R) -> Option<Stamped> {
     Some((time.to_owned(), line.to_owned()))
 }
 
-/// Returns the container to read: the program's, or the init container if that failed.
+/// Returns the container whose log to read: the init container if it failed, otherwise the
+/// program's. `None` if the program has not started.
 fn container(pod: &Pod) -> Option<&'static str> {
     let status = pod.status.as_ref()?;
     let state_of = |statuses: &Option<Vec<ContainerStatus>>, name: &str| {
@@ -109,7 +110,7 @@ pub(super) async fn follow(cluster: Cluster, pod: Pod, tag: Tag, lines: Sender<(
     let mut pod = pod;
     let mut last = String::new();
     loop {
-        // Check before reading: if the pod had ended by then, the log is read completely.
+        // Check before reading: if the pod has already ended, this pass reads the complete log.
         let was_over = is_over(&pod);
         if let Some(container) = container(&pod) {
             // `sinceTime` has a resolution of seconds, so skip lines that were read before.

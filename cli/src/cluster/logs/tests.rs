@@ -40,7 +40,7 @@ fn pod_object(attempt: u32, index: u32, is_over: bool) -> Value {
     })
 }
 
-/// State of the server.
+/// State of the scripted API server.
 #[derive(Debug, Default)]
 struct Script {
     /// Responses to successive log requests, by pod name. After the last one, the pod has ended.

@@ -1,4 +1,4 @@
-//! Custom loops: bit-identical to `fit`, and steps with parts of a model.
+//! Tests of custom loops: equality with `fit`, and steps that train a part of a model.
 
 use burn::nn::Sigmoid;
 use burn::tensor::Distribution;
@@ -112,7 +112,7 @@ struct Gan {
 }
 
 impl Gan {
-    /// Returns the losses for real samples and for noise, which is sampled for each batch.
+    /// Returns the losses of the discriminator and the generator, for real samples and new noise.
     fn losses(&self, real: Tensor<2>) -> (StepOutput, StepOutput) {
         let (samples, device) = (real.dims()[0], real.device());
         let noise = Tensor::random([samples, 3], Distribution::Normal(0.0, 1.0), &device);
@@ -184,7 +184,7 @@ fn gan_resume_is_bit_identical() {
     }
 }
 
-/// A step with one network keeps the other's weights, although its loss has gradients there.
+/// The loss has gradients for all layers, but the step changes only the weights of one layer.
 #[test]
 fn step_changes_only_selected_parameters() {
     let _stream = alone_on_the_stream();
@@ -205,7 +205,7 @@ fn step_changes_only_selected_parameters() {
     assert_eq!(before.1, after.1);
 }
 
-/// Each step is all-reduced once, regardless of how many samples a rank has.
+/// Two ranks train the same weights as one, up to rounding.
 #[test]
 fn steps_are_all_reduced_over_ranks() {
     let _stream = alone_on_the_stream();
@@ -232,7 +232,7 @@ fn steps_are_all_reduced_over_ranks() {
     }
 }
 
-/// Trains a model without random numbers, with two steps per batch.
+/// Trains a model with two steps per batch, one per layer, without random numbers.
 fn train_parts(context: &Context) -> Result<Vec<f32>> {
     let device = context.device();
     let zero = |inputs, outputs| Linear {
@@ -276,7 +276,7 @@ fn rejected_step_leaves_the_model_usable() {
         let Turn::Train(Some((x, _))) = training.next().unwrap().unwrap() else {
             panic!("a batch is due");
         };
-        // A negative count is rejected.
+        // Steps reject a negative sample count.
         let output = StepOutput::sum(training.model().forward(x).sum(), -1.0);
         let error = match of {
             Some(of) => training.step(of, Some(output)).map(drop).unwrap_err(),

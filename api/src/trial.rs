@@ -239,12 +239,12 @@ pub struct ClosedFact {
 pub enum CloseCause {
     /// The trial reached the granted length, or the search stopped it.
     Completed,
-    /// The program stopped before the granted length by calling `stop_training`.
+    /// The program ended cleanly before the granted length, after a validation.
     StoppedEarly,
     /// The hyperparameters cannot be trained. The search may sample others instead.
     InvalidHyperparameters,
-    /// The trial failed too often: more program failures than `maxRestarts`, or too many
-    /// infrastructure failures in a row.
+    /// The trial failed: more program failures than `maxRestarts`, ten infrastructure failures
+    /// without a new checkpoint, or a clean exit without any validation.
     Failed,
     /// The user cancelled or killed the experiment.
     Cancelled,
@@ -303,7 +303,7 @@ pub enum AttemptEnd {
     /// The program failed: an error, a panic, a signal or out of memory. Counts against
     /// `maxRestarts`.
     UserError,
-    /// The infrastructure failed: storage, network, node or runner. Does not count against
+    /// The infrastructure failed: storage, network or node. Does not count against
     /// `maxRestarts`.
     Infrastructure,
     /// The runner ended the attempt, or ended itself. Not a failure of the trial; does not count.

@@ -102,6 +102,8 @@ impl Attempt {
             ("Infrastructure", "PeerFailed" | "PodFailed" | "InfrastructureError") => {
                 Some(&[PodDeleted, NodeStopped, NodeCutOff, ApiAway, StoreAway, ReportsRefused])
             }
+            // The kubelet of a node that returns quickly finds containers without processes.
+            ("Infrastructure", "ContainerLost") => Some(&[NodeStopped]),
             ("NotStarted", _) => Some(&[NodeStopped, NodeCutOff, ApiAway]),
             _ => None,
         }

@@ -104,7 +104,9 @@ fn bounds(field: &Value) -> Vec<String> {
         ("pattern", "Pattern"),
         ("default", "Default"),
     ] {
-        if !field[key].is_null() {
+        let description = field["description"].as_str().unwrap_or_default();
+        let is_described = key == "default" && description.contains("Default:");
+        if !field[key].is_null() && !is_described {
             notes.push(format!("{words}: `{}`.", text(&field[key])));
         }
     }

@@ -16,7 +16,7 @@
 //!
 //! 1. [`Storage`]: the operations.
 //! 2. [`StorageError`]: failures, by remedy.
-//! 3. [`layout`]: paths.
+//! 3. [`layout`][]: paths.
 //! 4. [`segments`]: lines appended to numbered objects.
 //! 5. [`metrics`]: rows of metrics, and which rows are in effect.
 //! 6. [`hash`]: SHA-256 in hex.

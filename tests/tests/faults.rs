@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
-use stoker_test_cluster::has_root;
-use stoker_tests::{cache, has_data, repository, said, write_random_cifar10};
+use stoker_test_cluster::{has_root, wait_until};
+use stoker_tests::{cache, has_data, repository, said, stoker, write_random_cifar10};
 
 use crate::first_light::{last_line, run};
 use crate::interrupted::trials;
@@ -26,6 +26,12 @@ impl SmallDisk {
         assert!(output.status.success(), "mounting needs root: {}", said(&output));
         Self(at.to_owned())
     }
+
+    fn resize(&self, bytes: u32) {
+        let size = format!("remount,size={bytes}");
+        let output = Command::new("mount").args(["-o", &size]).arg(&self.0).output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+    }
 }
 
 impl Drop for SmallDisk {
@@ -38,23 +44,38 @@ fn example(name: &str) -> PathBuf {
     repository().join("examples").join(name).join("const.yaml")
 }
 
+/// The experiment continues as soon as there is space again.
 #[test]
-fn full_disks_are_reported_with_a_remedy() {
+fn full_disks_are_reported_and_outlived() {
     if !has_root("mounting a file system") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().join("disk");
-    let _disk = SmallDisk::mount(&root, 256 * 1024);
+    let disk = SmallDisk::mount(&root, 256 * 1024);
     let data = folder.path().join("data");
     write_random_cifar10(&data);
-    let data = format!("data.root={}", data.display());
-    let set = ["--set", "searcher.maxLength={batches: 5}", "--set", &data];
-    let output = run(&example("cifar10"), &root, &set);
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    let text = said(&output);
-    assert!(text.contains("is full"), "{text}");
+    let log = folder.path().join("log");
+    let file = std::fs::File::create(&log).unwrap();
+    let mut run = stoker(["run", "--output", "json", "--set", "searcher.maxLength={batches: 5}"])
+        .arg("--set")
+        .arg(format!("data.root={}", data.display()))
+        .arg("--root")
+        .arg(&root)
+        .arg(example("cifar10"))
+        .stdout(file.try_clone().unwrap())
+        .stderr(file)
+        .spawn()
+        .unwrap();
+    let reported = wait_until("the full disk is reported", 120, || {
+        let text = std::fs::read_to_string(&log).unwrap();
+        if text.contains("is full") { Ok(text) } else { Err(text) }
+    });
+    disk.resize(64 << 20);
+    let status = run.wait().unwrap();
+    let text = reported.unwrap();
     assert!(text.contains("free some space or choose another root"), "{text}");
+    assert!(status.success(), "{status} {}", std::fs::read_to_string(&log).unwrap());
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use stoker_api::condition;
 use stoker_api::time::Timestamp;
-use stoker_api::trial::{AttemptEnd, CheckpointRecord, Fact, ResultFact, WantedState};
+use stoker_api::trial::{Attempt, AttemptEnd, CheckpointRecord, Fact, ResultFact, WantedState};
 
 use super::{GangPlan, GangView, Patience, PodPhase, PodSeen, Waiting, plan};
 use crate::fixture::LOSS;

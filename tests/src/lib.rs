@@ -50,7 +50,7 @@ pub fn has_data(name: &str) -> bool {
     is_cached
 }
 
-/// Writes the files of CIFAR-10's binary version with 200 random images each, for tests that need its
+/// Writes the files of CIFAR-10's binary version with 300 random images each, for tests that need its
 /// format and shapes but not its content: no package contains the data set. The brightness of an
 /// image follows its label, so that the loss falls from one validation to the next.
 ///
@@ -58,7 +58,7 @@ pub fn has_data(name: &str) -> bool {
 ///
 /// If a file cannot be written.
 pub fn write_random_cifar10(folder: &Path) {
-    const NUM_IMAGES: usize = 200;
+    const NUM_IMAGES: usize = 300;
     const PIXELS: usize = 3 * 32 * 32;
     let mut state = 1_u64;
     // Knuth's MMIX generator; its upper bits are good enough for noise.

@@ -39,6 +39,27 @@ pub fn cache() -> PathBuf {
         .expect("HOME is not set")
 }
 
+/// Returns the paths of all files that match, relative to the repository's root, except deleted files
+/// and those that git ignores. `*` also matches `/`.
+///
+/// # Panics
+///
+/// Panics if git fails or no file matches.
+pub fn files(patterns: &[&str]) -> Vec<String> {
+    let output = Command::new("git")
+        .args(["ls-files", "--cached", "--others", "--exclude-standard", "--"])
+        .args(patterns)
+        .current_dir(repository())
+        .output()
+        .expect("git is installed");
+    assert!(output.status.success(), "{}", said(&output));
+    let names = String::from_utf8_lossy(&output.stdout).into_owned();
+    let names = names.lines().filter(|name| repository().join(name).exists());
+    let names: Vec<String> = names.map(str::to_owned).collect();
+    assert!(!names.is_empty(), "git lists no files for {patterns:?}");
+    names
+}
+
 /// Returns whether scripts/fetch-data has downloaded a data set. If not, records the calling test
 /// as left out.
 #[track_caller]
@@ -50,9 +71,9 @@ pub fn has_data(name: &str) -> bool {
     is_cached
 }
 
-/// Writes the files of CIFAR-10's binary version with 300 random images each, for tests that need its
-/// format and shapes but not its content: no package contains the data set. The brightness of an
-/// image follows its label, so that the loss falls from one validation to the next.
+/// Writes the files of CIFAR-10's binary version with 300 random images each. Tests that need only
+/// the format and shapes of the data set use it, because no package contains the original. The
+/// brightness of an image follows its label, so that the loss falls from one validation to the next.
 ///
 /// # Panics
 ///

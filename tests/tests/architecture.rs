@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use stoker_tests::{repository, said};
+use stoker_tests::{files, repository, said};
 
 /// Packages that each package of the workspace must not link, directly or indirectly, and why.
 const FORBIDDEN: &[(&str, &[&str], &str)] = &[
@@ -47,15 +47,7 @@ fn dependencies_point_one_way() {
 
 /// Returns all Rust source files of the repository.
 fn sources() -> Vec<PathBuf> {
-    let output = Command::new("git")
-        .args(["ls-files", "--cached", "--others", "--exclude-standard", "*.rs"])
-        .current_dir(repository())
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", said(&output));
-    let names = String::from_utf8(output.stdout).unwrap();
-    let paths = names.lines().map(|name| repository().join(name));
-    let files: Vec<_> = paths.filter(|path| path.exists()).collect();
+    let files: Vec<_> = files(&["*.rs"]).iter().map(|name| repository().join(name)).collect();
     assert!(files.len() > 20, "git lists only {} sources", files.len());
     files
 }

@@ -1,8 +1,6 @@
 //! Counts phrases that docs/language.md replaces by plain ones, in all texts of the repository.
 
-use std::process::Command;
-
-use stoker_tests::{repository, said};
+use stoker_tests::{files, repository};
 
 /// Phrases with few uses in technical English. A space stands for any boundary of a word.
 const PHRASES: &[&str] = &[
@@ -70,19 +68,12 @@ fn phrases(line: &str) -> Vec<&'static str> {
 #[test]
 fn texts_avoid_phrases_of_the_language_guide() {
     let patterns = ["*.rs", "*.md", "*.yaml", "*.toml", "*.tpl", "*.sh", "*.txt", "scripts"];
-    let output = Command::new("git")
-        .args(["ls-files", "--cached", "--others", "--exclude-standard", "--"])
-        .args(patterns)
-        .current_dir(repository())
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", said(&output));
-    let names = String::from_utf8(output.stdout).unwrap();
-    let is_counted =
-        |name: &&str| !EXEMPT.contains(name) && !LATER.iter().any(|start| name.starts_with(start));
+    let is_counted = |name: &String| {
+        !EXEMPT.contains(&name.as_str()) && !LATER.iter().any(|start| name.starts_with(start))
+    };
     let (mut num_lines, mut all) = (0, vec![]);
-    for name in names.lines().filter(is_counted) {
-        let Ok(text) = std::fs::read_to_string(repository().join(name)) else { continue };
+    for name in files(&patterns).into_iter().filter(is_counted) {
+        let Ok(text) = std::fs::read_to_string(repository().join(&name)) else { continue };
         for (number, line) in (1..).zip(text.lines()) {
             num_lines += 1;
             all.extend(phrases(line).iter().map(|phrase| format!("{name}:{number}:{phrase}")));

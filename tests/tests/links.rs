@@ -3,25 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::process::Command;
 
-use stoker_tests::{repository, said};
-
-/// Returns the paths of all files that match, except those that git ignores. `*` also matches `/`.
-fn files(patterns: &[&str]) -> Vec<String> {
-    let output = Command::new("git")
-        .args(["ls-files", "--cached", "--others", "--exclude-standard", "--"])
-        .args(patterns)
-        .current_dir(repository())
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", said(&output));
-    let names = String::from_utf8(output.stdout).unwrap();
-    let names = names.lines().filter(|name| repository().join(name).exists());
-    let names: Vec<String> = names.map(str::to_owned).collect();
-    assert!(!names.is_empty(), "git lists no files for {patterns:?}");
-    names
-}
+use stoker_tests::{files, repository};
 
 fn read(name: &str) -> String {
     std::fs::read_to_string(repository().join(name)).unwrap()

@@ -181,7 +181,7 @@ fn outage_delays_reports_only() {
     reporter.post(1, validated());
     reporter.post(1, progress());
     reporter.post(2, progress());
-    // A post that waited for the server would take the time-out of a request.
+    // A post that waited for its delivery would not return: nothing serves the address yet.
     assert!(start.elapsed() < Duration::from_secs(5));
     assert_eq!(reporter.ask_within(3, validated(), Duration::from_millis(300)), None);
     assert_eq!(reporter.ask_within(4, progress(), Duration::from_millis(100)), None);

@@ -155,7 +155,7 @@ pub struct ExperimentSpec {
     pub state: DesiredState,
 
     /// Files sent with the experiment, such as the program. Each pod unpacks them into its working
-    /// directory. Set by `stoker experiment create FILE FOLDER`.
+    /// directory. Set by `stoker experiment create FILE DIR`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<CodeContext>,
 

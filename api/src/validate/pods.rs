@@ -52,7 +52,7 @@ pub(super) fn check_context(context: Option<&CodeContext>, errors: &mut Vec<Fiel
     let is_hash = context.sha256.len() == 64
         && context.sha256.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     if !is_hash {
-        let rule = "must be a SHA-256 in lowercase hex; let `stoker experiment create FILE FOLDER` \
+        let rule = "must be a SHA-256 in lowercase hex; let `stoker experiment create FILE DIR` \
                     set it";
         errors.push(FieldError::new("spec.context.sha256", &json!(context.sha256), rule));
     }

@@ -15,14 +15,8 @@ use crate::kubelet::{Kubelet, Script};
 use crate::setup::{ACCOUNT, Place, free_ports, runtime};
 use crate::worker::Work;
 
-const FORMER_VERSION: &str = "replicas of version 0.1.0 replace whole objects during an upgrade";
-
 /// Verbs that this test may not observe, with their purpose.
-const EXPLAINED: [(&str, &str); 7] = [
-    ("update stoker.dev/trials", FORMER_VERSION),
-    ("update stoker.dev/experiments/status", FORMER_VERSION),
-    ("update stoker.dev/trials/status", FORMER_VERSION),
-    ("update stoker.dev/inferencejobs/status", FORMER_VERSION),
+const EXPLAINED: [(&str, &str); 3] = [
     (
         "patch stoker.dev/experiments",
         "reserved for a search that records its decisions on the experiment",

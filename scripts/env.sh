@@ -20,9 +20,11 @@ need cc gcc
 # So delete the builds of our own crates by another clone, and keep those of dependencies. Skip this
 # under cargo: a test or xtask that runs a script uses the programs in the directory.
 if [ -z "${CARGO_MANIFEST_DIR:-}" ] && [ "$(cat "$CARGO_TARGET_DIR/clone" 2>/dev/null)" != "$repo" ]; then
-    for profile in debug:dev release:release; do
-        if [ -d "$CARGO_TARGET_DIR/${profile%:*}" ]; then
-            (cd "$repo" && cargo clean --quiet --profile "${profile#*:}" --workspace)
+    for profile in debug:dev release:release lints/debug:dev; do
+        directory="$CARGO_TARGET_DIR/${profile%:*}"
+        if [ -d "$directory" ]; then
+            (cd "$repo" && CARGO_TARGET_DIR=$(dirname "$directory") cargo clean --quiet \
+                --profile "${profile#*:}" --workspace)
         fi
     done
     mkdir -p "$CARGO_TARGET_DIR"

@@ -18,7 +18,7 @@ const TRAINER: &str = "trainer";
 /// Init container that downloads the program's files.
 const SETUP: &str = "setup";
 /// Wait before a pod's log is requested again.
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Kubernetes timestamp, and line. Timestamps can be compared as strings: their length is fixed.
 type Stamped = (String, String);
@@ -39,7 +39,7 @@ pub(super) async fn print(
         };
         let params = params(container, false);
         let target = format!("the log of pod `{name}`");
-        let stream = cluster.ask(&target, api.log_stream(&name, &params)).await?;
+        let stream = cluster.request(&target, api.log_stream(&name, &params)).await?;
         let mut reader = Box::pin(stream);
         if let Some(first) = next(&mut reader).await {
             open.push((first, reader, tag));
@@ -131,7 +131,7 @@ pub(super) async fn follow(cluster: Cluster, pod: Pod, tag: Tag, lines: Sender<(
         if was_over {
             return;
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(RETRY_INTERVAL).await;
         match api.get_opt(&name).await {
             Ok(Some(current)) if current.metadata.uid == uid => pod = current,
             Ok(_) => return,

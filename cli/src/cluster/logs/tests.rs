@@ -170,6 +170,14 @@ async fn broken_connection_neither_loses_nor_repeats_lines() {
 }
 
 #[tokio::test]
+async fn lines_with_equal_timestamps_are_kept() {
+    let first = "2026-01-01T00:00:01.500000000Z a\n2026-01-01T00:00:01.500000000Z b\n";
+    let again = format!("{first}2026-01-01T00:00:01.500000000Z c\n");
+    let (cluster, _) = serve(&[("m-0-a0-r0", &[first, &again])]).await;
+    assert_eq!(follow(&cluster, None, None).await, ["0/0 a", "0/0 b", "0/0 c"]);
+}
+
+#[tokio::test]
 async fn follow_includes_later_attempts_until_trial_ends() {
     let (cluster, _) = serve(&[
         ("m-0-a0-r0", &["2026-01-01T00:00:01.0Z a\n"]),

@@ -115,7 +115,7 @@ fn a_killed_job_resumes_with_uncommitted_shards() {
     wait_until_no_trainers(&fixture.root(), "after the kill");
     let before = fixture.commits();
     let output = fixture.command(&["--slots", "3"]).output().unwrap();
-    check(&output, 0, "going on with");
+    check(&output, 0, "resuming double-");
     let attempts = last_line(&output)["attempts"].as_u64();
     assert_eq!(attempts, Some(8), "attempt numbers of both runs must be unique");
     assert!((4..30).contains(&before), "{before}");
@@ -140,11 +140,11 @@ fn a_stopped_job_resumes() {
     fixture.wait_for_commits(2);
     kill_process(Pid::from_child(&runner), Signal::INT).unwrap();
     let output = runner.wait_with_output().unwrap();
-    check(&output, 3, "leave after the batch");
+    check(&output, 3, "exit after their current batch");
     assert_eq!(last_line(&output)["phase"], "Running");
     assert!(!fixture.out().join("manifest.json").exists());
     wait_until_no_trainers(&fixture.root(), "after Ctrl-C");
-    check(&fixture.run(&[]), 0, "going on with");
+    check(&fixture.run(&[]), 0, "resuming double-");
     fixture.check_each_once(2_000, "stopped");
 }
 
@@ -183,7 +183,7 @@ fn program_failures_are_retried_and_reported() {
     let output = fixture.run(&[]);
     check(&output, 1, "worker 1 failed 2 times: boom: the model does not like it");
     // Another run keeps committed shards and resets the failure count.
-    check(&fixture.run(&[]), 1, "trying again with what is committed");
+    check(&fixture.run(&[]), 1, "retrying its uncommitted shards");
     let fixture = JobFixture::new(&[250], json!({"data": {"lacks": 1}}));
     check(&fixture.run(&[]), 1, "31 outputs for 32 inputs");
 }

@@ -246,8 +246,8 @@ fn start_message(opened: &OpenedRecord, run_root: &RunRoot) -> String {
     let what = match opened.record.phase() {
         _ if !opened.is_resumed => format!("new job {id}"),
         Phase::Completed => format!("{id} has completed already; use --fresh to start over"),
-        Phase::Failed => format!("{id} has failed; trying again with what is committed"),
-        _ => format!("going on with {id}"),
+        Phase::Failed => format!("{id} has failed; retrying its uncommitted shards"),
+        _ => format!("resuming {id}"),
     };
     format!("{what}; logs in {}, record in {}", run_root.root, opened.record.path().display())
 }

@@ -294,8 +294,8 @@ impl<'a> Runner<'a> {
             self.running.values_mut().for_each(|worker| worker.process.kill());
         } else {
             view.print_message(&format!(
-                "stopping: {num} processes leave after the batch that they are at (at most {} s); \
-                 send the signal again to kill them immediately",
+                "stopping: {num} processes exit after their current batch (at most {} s); send the \
+                 signal again to kill them immediately",
                 self.spec().preemption_timeout_seconds
             ));
         }

@@ -18,11 +18,11 @@ def main():
     dist.init_process_group("gloo")
     is_first = int(os.environ["RANK"]) == 0
     while True:
-        order = [sys.stdin.readline().split() if is_first else None]
-        dist.broadcast_object_list(order)
-        if not order[0]:
+        command = [sys.stdin.readline().split() if is_first else None]
+        dist.broadcast_object_list(command)
+        if not command[0]:
             return
-        num_bytes, times = map(int, order[0])
+        num_bytes, times = map(int, command[0])
         values = torch.ones(num_bytes // 4)
         nanoseconds = []
         for _ in range(times):

@@ -38,7 +38,8 @@ def make(folder, num):
             octave = random.normal(0, 100 / scale**0.6, (scale, scale, 3))
             for channel in range(3):
                 layer = Image.fromarray(octave[:, :, channel].astype(np.float32))
-                picture[:, :, channel] += np.asarray(layer.resize((SIZE, SIZE), Image.Resampling.BICUBIC))
+                layer = layer.resize((SIZE, SIZE), Image.Resampling.BICUBIC)
+                picture[:, :, channel] += np.asarray(layer)
         picture = Image.fromarray(picture.clip(0, 255).astype(np.uint8))
         picture.save(os.path.join(folder, f"{index:05}.jpg"), quality=90)
         picture.save(os.path.join(folder, f"{index:05}.png"))
@@ -79,14 +80,17 @@ def serve(folder, file_format, decoder, workers):
     crop = [v2.RandomCrop(CROP), v2.RandomHorizontalFlip()]
     data = Pictures(folder, file_format, decoder, crop)
     sampler = RandomSampler(data, num_samples=len(data))
-    loader = DataLoader(data, BATCH, sampler=sampler, num_workers=workers, persistent_workers=workers > 0)
+    loader = DataLoader(
+        data, BATCH, sampler=sampler, num_workers=workers, persistent_workers=workers > 0
+    )
     print(json.dumps({"pictures": len(data)}), flush=True)
     for line in sys.stdin:
         if line.startswith("check"):
             corner = v2.Lambda(lambda image: v2.functional.crop(image, 0, 0, CROP, CROP))
             fixed = Pictures(folder, file_format, decoder, [corner])
             pictures = torch.stack([fixed[index][0] for index in range(int(line.split()[1]))])
-            print(json.dumps({"mean": pictures.mean().item(), "mean_square": pictures.square().mean().item()}), flush=True)
+            mean, mean_square = pictures.mean().item(), pictures.square().mean().item()
+            print(json.dumps({"mean": mean, "mean_square": mean_square}), flush=True)
             continue
         batches = int(line)
         sampler._num_samples = batches * BATCH  # Number of samples in an epoch.

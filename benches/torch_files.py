@@ -49,24 +49,25 @@ def main():
     torch.manual_seed(0)
     trained, fresh = layers(), layers()
     for line in sys.stdin:
-        order, file_format = line.split()
+        command, file_format = line.split()
         path = os.path.join(sys.argv[1], f"weights.{file_format}")
-        if order == "restore":
+        if command == "restore":
             for layer in fresh:
                 nn.init.zeros_(layer.weight)
         elif os.path.exists(path):
             os.remove(path)
         os.sync()
         start = time.perf_counter()
-        if order == "restore":
+        if command == "restore":
             restore(file_format, path, fresh)
         else:
             save(file_format, path, trained)
-        if order == "save-sync":
+        if command == "save-sync":
             sync(path)
         seconds = time.perf_counter() - start
-        if order == "restore":
-            assert all(torch.equal(a.weight, b.weight) for a, b in zip(trained, fresh)), "weights differ"
+        if command == "restore":
+            pairs = zip(trained, fresh)
+            assert all(torch.equal(a.weight, b.weight) for a, b in pairs), "weights differ"
         print(json.dumps({"seconds": seconds, "blocked": None}), flush=True)
 
 

@@ -22,7 +22,9 @@ VOCABULARY, SEQUENCE, WIDTH, HEADS = 65, 64, 128, 4
 
 
 def mlp():
-    model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 10))
+    model = nn.Sequential(
+        nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 10)
+    )
     return model, torch.randn(128, 784), torch.randint(10, (128,))
 
 
@@ -96,7 +98,8 @@ def main():
             now = time.perf_counter_ns()
             nanoseconds.append(now - last)
             last = now
-        print(json.dumps({"nanoseconds": nanoseconds, "losses": [losses[0], losses[-1]]}), flush=True)
+        response = {"nanoseconds": nanoseconds, "losses": [losses[0], losses[-1]]}
+        print(json.dumps(response), flush=True)
 
 
 main()

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Makes the root folder of Stoker's images, and images of root folders without a container engine.
+"""Creates the root directories of Stoker's images, and images without a container engine.
 
-  image.py rootfs PROGRAM NAME CA_BUNDLE OUT [LIBRARY...]    what an image holds: OUT/base and OUT/program
-  image.py archive NAME:TAG PROGRAM OUT.tar LAYER...         a docker-archive of layers, each a folder
+  image.py rootfs PROGRAM NAME CA_BUNDLE OUT [LIBRARY...]    contents: OUT/base and OUT/program
+  image.py archive NAME:TAG PROGRAM OUT.tar LAYER...         docker-archive of layers (directories)
 
-The Dockerfiles beside this file call `rootfs`, scripts/build-images calls both: the images are the same either way.
-Same input, same bytes. Python's standard library is all that is needed.
+The Dockerfiles in this directory call `rootfs`; scripts/build-images calls both. The images have
+the same contents either way. The same input gives the same bytes. Requires only Python's standard
+library.
 """
 
 import argparse
@@ -22,76 +23,80 @@ import tarfile
 
 USER = 65532
 FILES = {
-    "etc/passwd": f"root:x:0:0:root:/:/sbin/nologin\nstoker:x:{USER}:{USER}:stoker:/tmp:/sbin/nologin\n",
+    "etc/passwd": "root:x:0:0:root:/:/sbin/nologin\n"
+    f"stoker:x:{USER}:{USER}:stoker:/tmp:/sbin/nologin\n",
     "etc/group": f"root:x:0:\nstoker:x:{USER}:\n",
-    # Names are looked up in /etc/hosts, which holds the pod's own, and then by DNS.
+    # Names are resolved with /etc/hosts, which contains the pod's name, and then with DNS.
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
 }
 CA_BUNDLE = "etc/ssl/certs/ca-certificates.crt"
-# e_machine of an ELF header, and what images call it.
+# e_machine of an ELF header, and the architecture's name in images.
 ARCHITECTURES = {62: "amd64", 183: "arm64"}
 
 
-class Refused(Exception):
-    """What was asked for cannot be made; says why and what to do."""
+class ImageError(Exception):
+    """The image cannot be created. Contains cause and remedy."""
 
 
 def libraries(program):
-    """Paths of the shared libraries of a program, its loader among them, as the loader finds them."""
+    """Returns the paths of a program's shared libraries and of its loader."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("LD_")}
-    told = subprocess.run(["ldd", program], env=environment | {"LC_ALL": "C"}, capture_output=True, text=True)
-    if told.returncode != 0:
-        if "not a dynamic executable" in told.stdout + told.stderr or "statically linked" in told.stdout:
+    environment["LC_ALL"] = "C"
+    result = subprocess.run(["ldd", program], env=environment, capture_output=True, text=True)
+    if result.returncode != 0:
+        text = result.stdout + result.stderr
+        if "not a dynamic executable" in text or "statically linked" in result.stdout:
             return []
-        raise Refused(f"ldd {program}: {told.stderr.strip() or told.stdout.strip()}")
-    found = []
-    for line in told.stdout.splitlines():
+        raise ImageError(f"ldd {program}: {result.stderr.strip() or result.stdout.strip()}")
+    paths = []
+    for line in result.stdout.splitlines():
         if "not found" in line:
-            raise Refused(f"{program} needs {line.strip()}; install the library, or link it in")
+            raise ImageError(f"{program} needs {line.strip()}; install the library or link statically")
         path = re.search(r"(/\S+) \(0x", line)
         if path:
-            found.append(path.group(1))
-    return found
+            paths.append(path.group(1))
+    return paths
 
 
 def architecture(program):
-    """The processor that a program is for, as images call it."""
+    """Returns a program's architecture by its name in images."""
     with open(program, "rb") as file:
         head = file.read(20)
     machine = int.from_bytes(head[18:20], "little")
     if head[:4] != b"\x7fELF" or machine not in ARCHITECTURES:
-        raise Refused(f"{program} is no Linux program for {' or '.join(ARCHITECTURES.values())}")
+        names = " or ".join(ARCHITECTURES.values())
+        raise ImageError(f"{program} is not a Linux program for {names}")
     return ARCHITECTURES[machine]
 
 
-def place(source, root, path, mode):
-    """Copies a file, through links, to a path below root."""
+def copy(source, root, path, mode):
+    """Copies a file to a path below root; follows links."""
     target = os.path.join(root, path.lstrip("/"))
     os.makedirs(os.path.dirname(target), exist_ok=True)
     shutil.copyfile(source, target)
     os.chmod(target, mode)
 
 
-def beside(found, name):
-    """The path of a library that the program does not need, next to those that it does."""
-    folders = sorted({os.path.dirname(it) for it in found})
-    for folder in folders + [it.replace("/lib/", "/usr/lib/") for it in folders]:
+def find_beside(paths, name):
+    """Returns the path of an additional library in the directories of the program's libraries."""
+    folders = sorted({os.path.dirname(path) for path in paths})
+    for folder in folders + [folder.replace("/lib/", "/usr/lib/") for folder in folders]:
         if os.path.exists(os.path.join(folder, name)):
             return os.path.join(folder, name)
-    raise Refused(f"{name} is not in {', '.join(folders)}; install the library")
+    raise ImageError(f"{name} not found in {', '.join(folders)}; install the library")
 
 
 def rootfs(program, name, ca_bundle, out, more):
-    """Fills out/base with what every image needs, and out/program with one program and its libraries.
+    """Fills out/base with the common files, and out/program with one program and its libraries.
 
-    The libraries are those of this machine: the ones that the program was linked with; `more` names others that are
-    to be there for programs of users. There is no shell, and no package manager.
+    The libraries are those of this machine, with which the program was linked. `more` names
+    additional libraries for users' programs. The image has neither a shell nor a package manager.
     """
     architecture(program)
-    found = libraries(program)
-    found += [path for path in (beside(found, it) for it in more) if path not in found]
+    paths = libraries(program)
+    paths += [path for path in (find_beside(paths, name) for name in more) if path not in paths]
     shutil.rmtree(out, ignore_errors=True)
-    base, own = os.path.join(out, "base"), os.path.join(out, "program")
+    base, program_root = os.path.join(out, "base"), os.path.join(out, "program")
     for path, text in FILES.items():
         target = os.path.join(base, path)
         os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -100,18 +105,19 @@ def rootfs(program, name, ca_bundle, out, more):
         os.chmod(target, 0o644)
     os.makedirs(os.path.join(base, "tmp"))
     os.chmod(os.path.join(base, "tmp"), 0o1777)
-    place(ca_bundle, base, CA_BUNDLE, 0o644)
-    for library in found:
-        place(library, own, library, 0o755)
-    place(program, own, f"usr/local/bin/{name}", 0o755)
-    # Symbols stay, so that a backtrace names functions; it loses the lines, which take a third of the file.
-    strip = ["strip", "--strip-debug", "--enable-deterministic-archives", os.path.join(own, "usr/local/bin", name)]
+    copy(ca_bundle, base, CA_BUNDLE, 0o644)
+    for library in paths:
+        copy(library, program_root, library, 0o755)
+    copy(program, program_root, f"usr/local/bin/{name}", 0o755)
+    # Keep symbols, so that a backtrace names functions. Line numbers take a third of the file.
+    installed = os.path.join(program_root, "usr/local/bin", name)
+    strip = ["strip", "--strip-debug", "--enable-deterministic-archives", installed]
     if subprocess.run(strip, check=False).returncode != 0:
-        raise Refused(f"strip failed on {program}; install binutils")
+        raise ImageError(f"strip failed on {program}; install binutils")
 
 
 def entry(path, name):
-    """A tar entry that says nothing of this machine: no owner, no time, no mode but rwx and sticky."""
+    """Returns a tar entry with only the permission and sticky bits: no owner and no time."""
     status = os.lstat(path)
     info = tarfile.TarInfo(name)
     mode = stat.S_IMODE(status.st_mode)
@@ -123,12 +129,12 @@ def entry(path, name):
     elif stat.S_ISREG(status.st_mode):
         info.size, info.mode = status.st_size, 0o755 if mode & 0o111 else 0o644
     else:
-        raise Refused(f"{path} is neither file, folder nor link; images hold nothing else")
+        raise ImageError(f"{path} is neither a file, a directory nor a link; remove it")
     return info
 
 
 def layer(root, out):
-    """Writes a folder as a layer; returns the SHA-256 of it, in hex."""
+    """Writes a directory as a layer. Returns the layer's SHA-256 in hex."""
     with tarfile.open(out, "w", format=tarfile.USTAR_FORMAT) as tar:
         for folder, folders, files in os.walk(root):
             folders.sort()
@@ -148,14 +154,14 @@ def layer(root, out):
 
 
 def archive(tag, program, out, roots):
-    """Writes an image that starts a program, as `docker save` would: what ctr, docker, podman and skopeo read."""
+    """Writes an image that starts a program, in the format of `docker save`."""
     digests = []
     for index, root in enumerate(roots):
         digests.append(layer(root, f"{out}.layer{index}"))
     name = os.path.join("usr/local/bin", program)
-    [found] = [root for root in roots if os.path.exists(os.path.join(root, name))]
+    [program_root] = [root for root in roots if os.path.exists(os.path.join(root, name))]
     config = json.dumps({
-        "architecture": architecture(os.path.join(found, name)),
+        "architecture": architecture(os.path.join(program_root, name)),
         "os": "linux",
         "created": "1970-01-01T00:00:00Z",
         "config": {
@@ -164,11 +170,11 @@ def archive(tag, program, out, roots):
             "WorkingDir": "/",
             "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"],
         },
-        "rootfs": {"type": "layers", "diff_ids": ["sha256:" + it for it in digests]},
+        "rootfs": {"type": "layers", "diff_ids": ["sha256:" + digest for digest in digests]},
         "history": [{"created": "1970-01-01T00:00:00Z"} for _ in digests],
     }).encode()
     config_name = hashlib.sha256(config).hexdigest() + ".json"
-    layers = [it + "/layer.tar" for it in digests]
+    layers = [digest + "/layer.tar" for digest in digests]
     manifest = json.dumps([{"Config": config_name, "RepoTags": [tag], "Layers": layers}]).encode()
     with tarfile.open(out + ".part", "w", format=tarfile.USTAR_FORMAT) as tar:
         for entry_name, data in [(config_name, config), ("manifest.json", manifest)]:
@@ -188,7 +194,9 @@ def archive(tag, program, out, roots):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("rootfs")
     for argument in ["program", "name", "ca_bundle", "out"]:
@@ -201,7 +209,7 @@ def main():
     arguments = vars(parser.parse_args())
     try:
         {"rootfs": rootfs, "archive": archive}[arguments.pop("command")](**arguments)
-    except (Refused, OSError) as error:
+    except (ImageError, OSError) as error:
         sys.exit(f"error: {error}")
 
 

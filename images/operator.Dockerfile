@@ -1,9 +1,9 @@
-# The operator: one program, its libraries, and the authorities it trusts. No shell.
+# The operator: one program, its libraries and the CA certificates. Without a shell.
 #
 #   docker build --file images/operator.Dockerfile --tag localhost/stoker-operator:0.1.0 .
 
 FROM rust:1.95.0-bookworm AS build
-# The toolchain of this image, as it is: rust-toolchain.toml also wants what only checks need.
+# Use the toolchain of this image: rust-toolchain.toml adds components that only checks need.
 ENV RUSTUP_TOOLCHAIN=1.95.0
 WORKDIR /src
 COPY . .

@@ -1,5 +1,6 @@
-# The stock trainer for NVIDIA GPUs. burn compiles its kernels where they run, by an LLVM in the program; beside the
-# driver, which the node's container runtime brings, it needs CUDA's mathematical functions (libdevice), and NCCL.
+# The stock trainer for NVIDIA GPUs. burn compiles its kernels at run time with an LLVM in the
+# program. It needs CUDA's mathematical functions (libdevice), NCCL, and the driver, which the
+# node's container runtime mounts.
 #
 #   docker build --file images/trainer-cuda.Dockerfile --tag localhost/stoker-trainer:0.1.0-cuda .
 
@@ -10,11 +11,12 @@ FROM rust:1.95.0-bookworm AS rust
 FROM nvidia/cuda:${CUDA}-devel-ubuntu22.04 AS build
 COPY --from=rust /usr/local/rustup /usr/local/rustup
 COPY --from=rust /usr/local/cargo /usr/local/cargo
-ENV RUSTUP_HOME=/usr/local/rustup CARGO_HOME=/usr/local/cargo PATH=/usr/local/cargo/bin:/usr/local/cuda/bin:$PATH
+ENV RUSTUP_HOME=/usr/local/rustup CARGO_HOME=/usr/local/cargo
+ENV PATH=/usr/local/cargo/bin:/usr/local/cuda/bin:$PATH
 ENV RUSTUP_TOOLCHAIN=1.95.0
 WORKDIR /src
 COPY . .
-# nvcc is there to say which CUDA this is; nothing is compiled by it. The build downloads LLVM.
+# The build uses nvcc only to find the version of CUDA. It downloads LLVM.
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
     cargo build --release --locked --package stoker-examples --features cuda && \
     install -D target/release/stoker-trainer /out/stoker-trainer && \
@@ -25,7 +27,8 @@ RUN apt-get update && \
     apt-get install --yes --no-install-recommends ca-certificates && \
     rm -rf /var/lib/apt/lists/* && \
     groupadd --gid 65532 stoker && \
-    useradd --uid 65532 --gid 65532 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin stoker
+    useradd --uid 65532 --gid 65532 --no-create-home --home-dir /tmp \
+        --shell /usr/sbin/nologin stoker
 COPY --from=build /usr/local/cuda/nvvm/libdevice/ /usr/local/cuda/nvvm/libdevice/
 COPY --from=build /usr/lib/x86_64-linux-gnu/libnccl.so.2 /usr/lib/x86_64-linux-gnu/libnccl.so.2
 COPY --from=build /out/stoker-trainer /usr/local/bin/stoker-trainer

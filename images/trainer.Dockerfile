@@ -1,10 +1,10 @@
-# The stock trainer: launcher and examples in one program, its libraries and a few that programs sent to it may need.
-# No shell.
+# The stock trainer: launcher and examples in one program, with its libraries. Also contains
+# libraries that programs sent with an experiment may need. Without a shell.
 #
 #   docker build --file images/trainer.Dockerfile --tag localhost/stoker-trainer:0.1.0 .
 
 FROM rust:1.95.0-bookworm AS build
-# The toolchain of this image, as it is: rust-toolchain.toml also wants what only checks need.
+# Use the toolchain of this image: rust-toolchain.toml adds components that only checks need.
 ENV RUSTUP_TOOLCHAIN=1.95.0
 WORKDIR /src
 COPY . .

@@ -1,5 +1,5 @@
-# Directories of builds, data and tools: outside the clone, reused or created again. The other
-# scripts source this file.
+# Sets the directories of builds, data and tools, which are outside the clone. The other scripts
+# source this file.
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]:-$0}")/.." && pwd)
 STOKER_CACHE="${STOKER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/stoker}"
@@ -17,7 +17,7 @@ need cargo rustup
 need cc gcc
 
 # Clones share the build directory, but cargo distinguishes their files only by modification time.
-# So delete the builds of our own crates by another clone, and keep those of dependencies. Skip this
+# So delete the builds of our crates from another clone, and keep those of dependencies. Skip this
 # under cargo: a test or xtask that runs a script uses the programs in the directory.
 if [ -z "${CARGO_MANIFEST_DIR:-}" ] && [ "$(cat "$CARGO_TARGET_DIR/clone" 2>/dev/null)" != "$repo" ]; then
     for profile in debug:dev release:release lints/debug:dev; do

@@ -6,9 +6,9 @@ use std::process::Command;
 use clap::Args;
 use stoker_trainer::Result;
 
-use crate::orders::Side;
+use crate::protocol::Side;
 use crate::rounds::{Comparison, median};
-use crate::saving::Taken;
+use crate::saving::OperationTimes;
 
 /// Options of `checkpoint`.
 #[derive(Args, Debug)]
@@ -113,14 +113,14 @@ impl Sides {
     /// Runs each operation once.
     fn round(&mut self) -> Result<Round> {
         let mut round = vec![];
-        for order in ["save", "restore", "load"] {
-            let taken: Taken = self.ours.ask(order)?;
-            round.push((order, taken.seconds));
-            round.extend(taken.blocked.map(|blocked| ("blocked", blocked)));
+        for command in ["save", "restore", "load"] {
+            let times: OperationTimes = self.ours.request(command)?;
+            round.push((command, times.seconds));
+            round.extend(times.blocked.map(|blocked| ("blocked", blocked)));
         }
-        for (_, order) in PAIRS {
-            if seconds(&round, order).is_none() {
-                round.push((order, self.theirs.ask::<Taken>(order)?.seconds));
+        for (_, command) in PAIRS {
+            if seconds(&round, command).is_none() {
+                round.push((command, self.theirs.request::<OperationTimes>(command)?.seconds));
             }
         }
         Ok(round)

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use stoker_trainer::{Distributed, Result};
 
-use crate::orders::{self, Ready, Side, Steps};
+use crate::protocol::{self, Ready, Side, Steps};
 use crate::rounds::{Comparison, median};
 use crate::trainer::{TORCH_STEPS, name};
 use crate::training::Model;
@@ -160,9 +160,9 @@ fn sums(arguments: &Arguments, python: &Path, size: usize) -> Result<Vec<Compari
     for kib in &arguments.kib {
         let num_bytes = kib << 10;
         let times = (TURN_BYTES / num_bytes).clamp(3, TIMES_MAX);
-        let order = format!("{num_bytes} {times}");
+        let command = format!("{num_bytes} {times}");
         let take = |side: &mut Gang| -> Result<f64> {
-            let times: Times = side.first.ask(&order)?;
+            let times: Times = side.first.request(&command)?;
             Ok(median(times.nanoseconds.iter().map(|time| *time as f64 / 1e3).collect()))
         };
         take(&mut ours)?;
@@ -189,9 +189,10 @@ fn sums(arguments: &Arguments, python: &Path, size: usize) -> Result<Vec<Compari
 pub(crate) fn side() -> Result<()> {
     let ranks = Distributed::from_environment()?;
     loop {
-        let order = if ranks.rank() == 0 { orders::next()? } else { None };
-        let Some(order) = ranks.broadcast(order)? else { return Ok(()) };
-        let (num_bytes, times) = order.split_once(' ').ok_or("the command must be BYTES TIMES")?;
+        let command = if ranks.rank() == 0 { protocol::next_command()? } else { None };
+        let Some(command) = ranks.broadcast(command)? else { return Ok(()) };
+        let (num_bytes, times) =
+            command.split_once(' ').ok_or("the command must be BYTES TIMES")?;
         let mut values = vec![1.0_f32; num_bytes.parse::<usize>()? / size_of::<f32>()];
         let mut nanoseconds = vec![];
         for _ in 0..times.parse()? {
@@ -201,7 +202,7 @@ pub(crate) fn side() -> Result<()> {
             nanoseconds.push(begin.elapsed().as_nanos() as u64);
         }
         if ranks.rank() == 0 {
-            orders::answer(&Times { nanoseconds })?;
+            protocol::respond(&Times { nanoseconds })?;
         }
     }
 }
@@ -226,22 +227,22 @@ fn train(arguments: &Arguments, python: &Path, model: Model) -> Result<Vec<Compa
     };
     let mut apart = [alone(&ours, "Stoker")?, alone(&theirs, "PyTorch")?];
     for side in &mut together {
-        side.first.hear::<Ready>()?;
+        side.first.receive::<Ready>()?;
     }
     for side in apart.iter_mut().flatten() {
-        side.hear::<Ready>()?;
+        side.receive::<Ready>()?;
     }
-    let order = arguments.steps.to_string();
+    let command = arguments.steps.to_string();
     let milliseconds =
         |steps: &Steps| median(steps.nanoseconds.iter().map(|time| *time as f64 / 1e6).collect());
     let mut times = [vec![], vec![]];
     for round in 0..=arguments.rounds {
         for turn in [round % 2, (round + 1) % 2] {
-            let with = milliseconds(&together[turn].first.ask::<Steps>(&order)?);
+            let with = milliseconds(&together[turn].first.request::<Steps>(&command)?);
             let [first, second] = &mut apart[turn];
-            first.order(&order)?;
-            second.order(&order)?;
-            let both = [milliseconds(&first.hear()?), milliseconds(&second.hear()?)];
+            first.send(&command)?;
+            second.send(&command)?;
+            let both = [milliseconds(&first.receive()?), milliseconds(&second.receive()?)];
             // The first round is the warm-up.
             if round > 0 {
                 times[turn].push((with, both[0].max(both[1])));

@@ -7,9 +7,9 @@ use clap::{Args, ValueEnum};
 use stoker_trainer::Result;
 use stoker_trainer::datasets::Cache;
 
-use crate::loading::{BATCH, Feed, Found, Loaded, Moments};
-use crate::orders::{Ready, Side, Steps};
-use crate::pictures::{Format, Way};
+use crate::loading::{BATCH, FileCount, ImageSource, LoadTime, Moments};
+use crate::pictures::{Format, LoaderKind};
+use crate::protocol::{Ready, Side, Steps};
 use crate::rounds::{Comparison, median};
 
 /// Options of `data`.
@@ -26,7 +26,7 @@ pub(crate) struct Arguments {
     formats: Vec<Format>,
     /// Trainer APIs that build our batches
     #[arg(long, value_delimiter = ',', default_value = "stream,source")]
-    ways: Vec<Way>,
+    ways: Vec<LoaderKind>,
     /// Decoders of the other side
     #[arg(long, value_delimiter = ',', default_value = "pil,torchvision")]
     decoders: Vec<Decoder>,
@@ -92,8 +92,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         for &format in &arguments.formats {
             for &workers in &arguments.workers {
                 let measured = match part {
-                    Part::Load => loads(arguments, &folder, format, workers)?,
-                    Part::Feed => vec![feeds(arguments, &folder, format, workers)?],
+                    Part::Load => compare_loading(arguments, &folder, format, workers)?,
+                    Part::Feed => vec![compare_training(arguments, &folder, format, workers)?],
                 };
                 if !arguments.json {
                     measured.iter().for_each(|comparison| println!("{comparison}"));
@@ -135,7 +135,7 @@ fn make_pictures(python: &Path, folder: &Path) -> Result<()> {
 }
 
 /// Benchmarks each of our APIs against each decoder of the other side. All of them take turns.
-fn loads(
+fn compare_loading(
     arguments: &Arguments,
     folder: &Path,
     format: Format,
@@ -153,10 +153,10 @@ fn loads(
         theirs.args([TORCH_DATA, "serve"]).arg(folder).args([&format, &decoder, &workers]);
         sides.push((decoder.clone(), Side::start(&decoder, &mut theirs)?));
     }
-    decode_alike(&mut sides)?;
-    let order = arguments.batches.to_string();
+    check_decoding(&mut sides)?;
+    let command = arguments.batches.to_string();
     let turn = |side: &mut Side| -> Result<f64> {
-        let Loaded { nanoseconds } = side.ask(&order)?;
+        let LoadTime { nanoseconds } = side.request(&command)?;
         Ok((arguments.batches * BATCH) as f64 / (nanoseconds as f64 / 1e9))
     };
     let mut rates = vec![vec![]; sides.len()];
@@ -181,11 +181,11 @@ fn loads(
 }
 
 /// Checks that all sides find the same files and decode them to the same values.
-fn decode_alike(sides: &mut [(String, Side)]) -> Result<()> {
+fn check_decoding(sides: &mut [(String, Side)]) -> Result<()> {
     let mut all: Vec<(usize, Moments)> = vec![];
     for (_, side) in sides.iter_mut() {
-        let Found { pictures } = side.hear()?;
-        all.push((pictures, side.ask(&format!("check {CHECKED}"))?));
+        let FileCount { pictures } = side.receive()?;
+        all.push((pictures, side.request(&format!("check {CHECKED}"))?));
     }
     let differs = |(pictures, moments): &(usize, Moments)| {
         let (first_pictures, first) = &all[0];
@@ -200,27 +200,27 @@ fn decode_alike(sides: &mut [(String, Side)]) -> Result<()> {
 }
 
 /// Benchmarks a training step with images from files against the same images from memory.
-fn feeds(
+fn compare_training(
     arguments: &Arguments,
     folder: &Path,
     format: Format,
     workers: usize,
 ) -> Result<Comparison> {
     let mut sides = vec![];
-    for feed in [Feed::Files, Feed::Memory].map(name) {
+    for feed in [ImageSource::Files, ImageSource::Memory].map(name) {
         let mut side = Command::new(std::env::current_exe()?);
         side.args(["feed-side", &name(format), &feed, &workers.to_string(), "--folder"]);
         side.arg(folder).env("RAYON_NUM_THREADS", "1");
         let mut side = Side::start(&feed, &mut side)?;
-        side.hear::<Ready>()?;
+        side.receive::<Ready>()?;
         sides.push(side);
     }
-    let order = arguments.batches.to_string();
+    let command = arguments.batches.to_string();
     let mut rounds = vec![];
     for round in 0..=arguments.rounds {
         let mut taken = [0.0; 2];
         for turn in [round % 2, (round + 1) % 2] {
-            let steps: Steps = sides[turn].ask(&order)?;
+            let steps: Steps = sides[turn].request(&command)?;
             // Ignore the first half: workers prefetched batches between two turns.
             let half = &steps.nanoseconds[steps.nanoseconds.len() / 2..];
             taken[turn] = median(half.iter().map(|time| *time as f64 / 1e6).collect());

@@ -13,23 +13,23 @@ use serde::{Deserialize, Serialize};
 use stoker_trainer::{Data, Fit, Optimizers, Plan, Result, Standalone, StepOutput};
 
 use crate::models::{LEARNING_RATE, optimizer};
-use crate::orders;
-use crate::pictures::{self, Format, Pictures, Way};
-use crate::training::{Pace, endless};
+use crate::pictures::{self, Format, LoaderKind, Pictures};
+use crate::protocol;
+use crate::training::{CommandCallback, endless};
 
 /// Number of images in a batch.
 pub(crate) const BATCH: usize = 32;
 
 /// First message of a loading side.
 #[derive(Debug, Deserialize, Serialize)]
-pub(crate) struct Found {
+pub(crate) struct FileCount {
     /// Number of files with this format.
     pub(crate) pictures: usize,
 }
 
 /// Time to load the requested batches, which includes the start of the workers.
 #[derive(Debug, Deserialize, Serialize)]
-pub(crate) struct Loaded {
+pub(crate) struct LoadTime {
     pub(crate) nanoseconds: u64,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct Moments {
 
 /// Source of the training images.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-pub(crate) enum Feed {
+pub(crate) enum ImageSource {
     /// Files, decoded and augmented in every epoch
     Files,
     /// Memory, decoded once before training
@@ -60,19 +60,19 @@ pub(crate) fn plan(global_batch: usize) -> Plan {
 /// # Errors
 ///
 /// A file cannot be read.
-pub(crate) fn serve(folder: &Path, format: Format, way: Way, workers: usize) -> Result<()> {
+pub(crate) fn serve(folder: &Path, format: Format, way: LoaderKind, workers: usize) -> Result<()> {
     let files = pictures::list(folder, format)?;
     let data = pictures::data(files.clone(), format, way)?.workers(workers);
-    orders::answer(&Found { pictures: files.len() })?;
+    protocol::respond(&FileCount { pictures: files.len() })?;
     let steps = data.steps(&plan(BATCH));
     let mut epoch = 0;
-    while let Some(order) = orders::next()? {
-        if let Some(num) = order.strip_prefix("check ") {
+    while let Some(command) = protocol::next_command()? {
+        if let Some(num) = command.strip_prefix("check ") {
             let (mean, mean_square) = pictures::moments(&files, format, num.parse()?)?;
-            orders::answer(&Moments { mean, mean_square })?;
+            protocol::respond(&Moments { mean, mean_square })?;
             continue;
         }
-        let batches: u64 = order.parse()?;
+        let batches: u64 = command.parse()?;
         let start = Instant::now();
         let first = epoch * steps;
         for batch in data.loader(plan(BATCH), first..first + batches) {
@@ -81,7 +81,7 @@ pub(crate) fn serve(folder: &Path, format: Format, way: Way, workers: usize) -> 
                 return Err(format!("a batch of {} pictures", labels.dims()[0]).into());
             }
         }
-        orders::answer(&Loaded { nanoseconds: start.elapsed().as_nanos() as u64 })?;
+        protocol::respond(&LoadTime { nanoseconds: start.elapsed().as_nanos() as u64 })?;
         epoch += 1;
     }
     Ok(())
@@ -92,18 +92,23 @@ pub(crate) fn serve(folder: &Path, format: Format, way: Way, workers: usize) -> 
 /// # Errors
 ///
 /// The training failed.
-pub(crate) fn train(folder: &Path, format: Format, feed: Feed, workers: usize) -> Result<()> {
+pub(crate) fn train(
+    folder: &Path,
+    format: Format,
+    feed: ImageSource,
+    workers: usize,
+) -> Result<()> {
     let mut files = pictures::list(folder, format)?;
     files.truncate(MEMORY_PICTURES);
     let data: Data<Pictures> = match feed {
-        Feed::Files => pictures::data(files, format, Way::Stream)?.workers(workers),
-        Feed::Memory => pictures::in_memory(files, format)?.workers(workers.min(1)),
+        ImageSource::Files => pictures::data(files, format, LoaderKind::Stream)?.workers(workers),
+        ImageSource::Memory => pictures::in_memory(files, format)?.workers(workers.min(1)),
     };
     let context =
         Standalone { quiet: true, length: endless(), ..Standalone::default() }.context()?;
     let model = Convolutions::new(context.device());
-    let pace = Pace::of(model.num_params());
-    let fit = Fit::new(data).batch_size(BATCH).callbacks(vec![Box::new(pace)]);
+    let callback = CommandCallback::of(model.num_params());
+    let fit = Fit::new(data).batch_size(BATCH).callbacks(vec![Box::new(callback)]);
     let optimizers = Optimizers::one(optimizer(), LEARNING_RATE);
     context.fit(model, optimizers, Convolutions::step, fit).map(drop)
 }

@@ -8,8 +8,8 @@ mod collective;
 mod data;
 mod loading;
 mod models;
-mod orders;
 mod pictures;
+mod protocol;
 mod rounds;
 mod saving;
 mod trainer;
@@ -45,7 +45,7 @@ enum Bench {
     /// A training side of `trainer` or `collective`, which reads commands from stdin
     #[command(hide = true)]
     Side {
-        way: training::Way,
+        way: training::LoopKind,
         model: training::Model,
         #[arg(long)]
         folder: PathBuf,
@@ -63,7 +63,7 @@ enum Bench {
     #[command(hide = true)]
     LoadSide {
         format: pictures::Format,
-        way: pictures::Way,
+        way: pictures::LoaderKind,
         workers: usize,
         #[arg(long)]
         folder: PathBuf,
@@ -72,7 +72,7 @@ enum Bench {
     #[command(hide = true)]
     FeedSide {
         format: pictures::Format,
-        feed: loading::Feed,
+        feed: loading::ImageSource,
         workers: usize,
         #[arg(long)]
         folder: PathBuf,

@@ -38,7 +38,7 @@ pub(crate) enum Format {
 
 /// Trainer API that builds the batches.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-pub(crate) enum Way {
+pub(crate) enum LoaderKind {
     /// A stream of files that `map_seeded` decodes
     Stream,
     /// A source that writes images into the batch
@@ -71,8 +71,8 @@ pub(crate) fn list(folder: &Path, format: Format) -> Result<Vec<PathBuf>> {
 /// # Errors
 ///
 /// Same as [`Data::stream`].
-pub(crate) fn data(files: Vec<PathBuf>, format: Format, way: Way) -> Result<Data<Pictures>> {
-    if way == Way::Source {
+pub(crate) fn data(files: Vec<PathBuf>, format: Format, way: LoaderKind) -> Result<Data<Pictures>> {
+    if way == LoaderKind::Source {
         return Ok(Data::new(Files { files, format, augments: true }));
     }
     let num_files = files.len();
@@ -311,7 +311,7 @@ mod tests {
         assert!((mean - expected.iter().sum::<f64>() / 3.0).abs() < 1e-5, "{mean}");
         assert!(mean_square > mean * mean);
 
-        for way in [Way::Stream, Way::Source] {
+        for way in [LoaderKind::Stream, LoaderKind::Source] {
             let batches = |workers| -> Vec<_> {
                 let data = data(files.clone(), Format::Png, way).unwrap().workers(workers);
                 let loader = data.loader(crate::loading::plan(2), 0..3);

@@ -16,7 +16,7 @@ use stoker_trainer::{
     StepOutput,
 };
 
-use crate::orders;
+use crate::protocol;
 
 /// Number of large layers.
 const LAYERS: usize = 4;
@@ -25,7 +25,7 @@ const WIDTH: usize = 4096;
 
 /// Times of one operation, in seconds.
 #[derive(Debug, Default, Deserialize, Serialize)]
-pub(crate) struct Taken {
+pub(crate) struct OperationTimes {
     /// Time until the checkpoint exists, or until the model has the restored weights.
     pub(crate) seconds: f64,
     /// Part of a save that blocks the training loop. `None` if the complete operation blocks.
@@ -65,8 +65,8 @@ pub(crate) fn run(folder: &Path) -> Result<()> {
     let device = Device::default().autodiff();
     let (trained, fresh) = (Layers::new(&device), Layers::new(&device));
     let expected = trained.weights();
-    while let Some(order) = orders::next()? {
-        let taken = match order.as_str() {
+    while let Some(command) = protocol::next_command()? {
+        let times = match command.as_str() {
             "save" => {
                 if folder.exists() {
                     std::fs::remove_dir_all(&folder)?;
@@ -78,29 +78,29 @@ pub(crate) fn run(folder: &Path) -> Result<()> {
             "load" => load(&fresh, &folder, &expected)?,
             other => return Err(format!("unknown command {other:?}").into()),
         };
-        orders::answer(&taken)?;
+        protocol::respond(&times)?;
     }
     Ok(())
 }
 
 /// Trains one batch, after which the loop saves a checkpoint. Measures the time until the manifest
 /// exists, and the time until the loop requests the next batch.
-fn save(model: &Layers, folder: &Path) -> Result<Taken> {
-    let watch = Watch::default();
+fn save(model: &Layers, folder: &Path) -> Result<OperationTimes> {
+    let recorder = EventRecorder::default();
     let manifest = checkpoint_folder(folder).join(MANIFEST);
-    let data = Data::new(Batches { watch: watch.clone(), manifest: Some(manifest) });
-    let fit = Fit::new(data).batch_size(1).callbacks(vec![watch.clone().boxed()]);
+    let data = Data::new(Batches { recorder: recorder.clone(), manifest: Some(manifest) });
+    let fit = Fit::new(data).batch_size(1).callbacks(vec![recorder.clone().boxed()]);
     let period = Some(Length::new(Unit::Batches, 1));
     // The second batch returns an error, which ends the training before another save.
     let ended = context(folder, period)?.fit(model.clone(), sgd(), step, fit);
-    watch.taken().ok_or_else(|| format!("nothing was saved: {:?}", ended.map(|_| ())).into())
+    recorder.times().ok_or_else(|| format!("nothing was saved: {:?}", ended.map(|_| ())).into())
 }
 
 /// Measures the time from the start of another run in the directory until it requests a batch. By
 /// then, it has found, verified and restored the checkpoint.
-fn restore(fresh: &Layers, folder: &Path, expected: &[TensorData]) -> Result<Taken> {
-    let watch = Watch::default();
-    let data = Data::new(Batches { watch: watch.clone(), manifest: None });
+fn restore(fresh: &Layers, folder: &Path, expected: &[TensorData]) -> Result<OperationTimes> {
+    let recorder = EventRecorder::default();
+    let data = Data::new(Batches { recorder: recorder.clone(), manifest: None });
     let restored = Mutex::new(vec![]);
     let start = Instant::now();
     let ended = context(folder, None)?.fit(
@@ -112,20 +112,20 @@ fn restore(fresh: &Layers, folder: &Path, expected: &[TensorData]) -> Result<Tak
         },
         Fit::new(data).batch_size(1),
     );
-    let first = watch.lock().first;
+    let first = recorder.lock().first;
     let first = first.ok_or_else(|| format!("nothing was restored: {:?}", ended.map(|_| ())))?;
     check(&restored.into_inner().unwrap_or_default(), expected)?;
-    Ok(Taken { seconds: (first - start).as_secs_f64(), blocked: None })
+    Ok(OperationTimes { seconds: (first - start).as_secs_f64(), blocked: None })
 }
 
 /// Loads the checkpoint into a model for inference.
-fn load(fresh: &Layers, folder: &Path, expected: &[TensorData]) -> Result<Taken> {
+fn load(fresh: &Layers, folder: &Path, expected: &[TensorData]) -> Result<OperationTimes> {
     let context = Standalone { quiet: true, ..Standalone::default() }.context()?;
     let (start, fresh) = (Instant::now(), fresh.clone());
     let model = context.load_checkpoint_model(fresh, checkpoint_folder(folder))?;
     let seconds = start.elapsed().as_secs_f64();
     check(&model.weights(), expected)?;
-    Ok(Taken { seconds, blocked: None })
+    Ok(OperationTimes { seconds, blocked: None })
 }
 
 fn check(restored: &[TensorData], expected: &[TensorData]) -> Result<()> {
@@ -158,7 +158,7 @@ fn step(model: &Layers, (): ()) -> StepOutput {
 
 /// Records when the training loop reaches each event.
 #[derive(Clone, Debug, Default)]
-struct Watch(Arc<Mutex<Times>>);
+struct EventRecorder(Arc<Mutex<Times>>);
 
 #[derive(Debug, Default)]
 struct Times {
@@ -172,19 +172,19 @@ struct Times {
     stored: Option<Instant>,
 }
 
-impl Watch {
+impl EventRecorder {
     fn lock(&self) -> std::sync::MutexGuard<'_, Times> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn taken(&self) -> Option<Taken> {
+    fn times(&self) -> Option<OperationTimes> {
         let times = self.lock();
         let since = |end: Option<Instant>| Some((end? - times.trained?).as_secs_f64());
-        Some(Taken { seconds: since(times.stored)?, blocked: Some(since(times.second)?) })
+        Some(OperationTimes { seconds: since(times.stored)?, blocked: Some(since(times.second)?) })
     }
 }
 
-impl Callback for Watch {
+impl Callback for EventRecorder {
     fn on_batch_end(&mut self, _: &Logs, _: &mut Control) -> Result<()> {
         self.lock().trained.get_or_insert_with(Instant::now);
         Ok(())
@@ -194,7 +194,7 @@ impl Callback for Watch {
 /// Source of empty batches. The second batch waits for `manifest`, if it is set, and returns an
 /// error to end the training.
 struct Batches {
-    watch: Watch,
+    recorder: EventRecorder,
     manifest: Option<PathBuf>,
 }
 
@@ -204,15 +204,15 @@ impl Source<()> for Batches {
     }
 
     fn batch(&self, _: &[usize], _: &At) -> Result<()> {
-        let mut times = self.watch.lock();
+        let mut times = self.recorder.lock();
         if times.first.is_none() {
             times.first = Some(Instant::now());
             return Ok(());
         }
         times.second = Some(Instant::now());
         if let Some(manifest) = &self.manifest {
-            let patience = Instant::now() + Duration::from_secs(60);
-            while !manifest.exists() && Instant::now() < patience {
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while !manifest.exists() && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_micros(200));
             }
             times.stored = manifest.exists().then(Instant::now);

@@ -6,9 +6,9 @@ use std::process::Command;
 use clap::{Args, ValueEnum};
 use stoker_trainer::Result;
 
-use crate::orders::{Ready, Side, Steps};
+use crate::protocol::{Ready, Side, Steps};
 use crate::rounds::{Comparison, median};
-use crate::training::{Model, Way};
+use crate::training::{LoopKind, Model};
 
 /// Options of `trainer`.
 #[derive(Args, Debug)]
@@ -103,10 +103,10 @@ fn step(arguments: &Arguments, model: Model, threads: usize) -> Result<Compariso
     };
     let mut rounds = vec![];
     for _ in 0..arguments.lives {
-        let ours = ours(Way::Step, model, threads, Path::new("unused"))?;
+        let ours = start_side(LoopKind::Step, model, threads, Path::new("unused"))?;
         let theirs = Side::start("PyTorch", &mut torch)?;
         let sides = [ours, theirs];
-        rounds.extend(in_turns(sides, arguments.steps, arguments.rounds, true, take)?);
+        rounds.extend(alternate_turns(sides, arguments.steps, arguments.rounds, true, take)?);
     }
     let name = format!("step {}, threads {threads}", name(model));
     Ok(Comparison::new(name, &milliseconds(rounds)))
@@ -126,11 +126,11 @@ fn whole_loop(arguments: &Arguments, model: Model, threads: usize) -> Result<Vec
             Some(folder) => tempfile::tempdir_in(folder)?,
             None => tempfile::tempdir()?,
         };
-        let bare = ours(Way::Bare, model, threads, folder.path())?;
-        let fit = ours(Way::Fit, model, threads, folder.path())?;
+        let bare = start_side(LoopKind::Bare, model, threads, folder.path())?;
+        let fit = start_side(LoopKind::Fit, model, threads, folder.path())?;
         let sides = [fit, bare];
         let steps = model.checkpoint_batches();
-        rounds.extend(in_turns(sides, steps, arguments.rounds, false, take)?);
+        rounds.extend(alternate_turns(sides, steps, arguments.rounds, false, take)?);
     }
     let medians: Vec<_> = rounds.iter().map(|(ours, theirs)| (ours.0, theirs.0)).collect();
     let means: Vec<_> = rounds.iter().map(|(ours, theirs)| (ours.1, theirs.1)).collect();
@@ -145,7 +145,7 @@ fn milliseconds(rounds: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     rounds.into_iter().map(|(ours, theirs)| (ours / 1e6, theirs / 1e6)).collect()
 }
 
-fn ours(way: Way, model: Model, threads: usize, folder: &Path) -> Result<Side> {
+fn start_side(way: LoopKind, model: Model, threads: usize, folder: &Path) -> Result<Side> {
     let way = way.to_possible_value().ok_or("the way has no name")?;
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["side", way.get_name(), &name(model), "--folder"]).arg(folder);
@@ -160,7 +160,7 @@ pub(crate) fn name(model: Model) -> String {
 /// Runs both sides in turns, and returns the result of `take` for both sides in each round. The
 /// first side of a round alternates. Both sides must train the same number of parameters. With
 /// `learns`, their losses must fall.
-fn in_turns<T: Copy + Default>(
+fn alternate_turns<T: Copy + Default>(
     mut sides: [Side; 2],
     steps: usize,
     rounds: usize,
@@ -169,22 +169,22 @@ fn in_turns<T: Copy + Default>(
 ) -> Result<Vec<(T, T)>> {
     let mut parameters = vec![];
     for side in &mut sides {
-        parameters.push(side.hear::<Ready>()?.parameters);
+        parameters.push(side.receive::<Ready>()?.parameters);
     }
     if parameters[0] != parameters[1] {
         return Err(format!("the models differ: {parameters:?} parameters").into());
     }
-    let order = steps.to_string();
+    let command = steps.to_string();
     let mut first = vec![];
     for side in &mut sides {
-        first.push(side.ask::<Steps>(&order)?.losses.0);
+        first.push(side.request::<Steps>(&command)?.losses.0);
     }
     let mut all = vec![];
     let mut last = [0.0; 2];
     for round in 0..rounds {
         let mut taken = [T::default(); 2];
         for turn in [round % 2, (round + 1) % 2] {
-            let steps: Steps = sides[turn].ask(&order)?;
+            let steps: Steps = sides[turn].request(&command)?;
             taken[turn] = take(&steps);
             last[turn] = steps.losses.1;
         }

@@ -13,7 +13,7 @@ use stoker_trainer::{
 };
 
 use crate::models::{Batch, Cnn, Gpt, LEARNING_RATE, Mlp, Subject, optimizer};
-use crate::orders::{self, Ready, Steps};
+use crate::protocol::{self, Ready, Steps};
 
 /// A model to benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
@@ -28,7 +28,7 @@ pub(crate) enum Model {
 
 /// The loop that trains the model.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Way {
+pub(crate) enum LoopKind {
     /// `Context::fit` on one batch in memory, without storage
     Step,
     /// `Context::fit` with shuffled arrays, metrics, and a checkpoint every few seconds
@@ -56,7 +56,7 @@ impl Model {
 /// # Errors
 ///
 /// The training failed.
-pub(crate) fn run(way: Way, model: Model, folder: &Path) -> Result<()> {
+pub(crate) fn run(way: LoopKind, model: Model, folder: &Path) -> Result<()> {
     match model {
         Model::Mlp => run_model::<Mlp>(way, model, folder),
         Model::Cnn => run_model::<Cnn>(way, model, folder),
@@ -64,14 +64,14 @@ pub(crate) fn run(way: Way, model: Model, folder: &Path) -> Result<()> {
     }
 }
 
-fn run_model<S: Subject>(way: Way, model: Model, folder: &Path) -> Result<()> {
+fn run_model<S: Subject>(way: LoopKind, model: Model, folder: &Path) -> Result<()> {
     match way {
-        Way::Step => {
+        LoopKind::Step => {
             let standalone = Standalone { quiet: true, length: endless(), ..Standalone::default() };
             let batch = S::data(S::BATCH, &Device::default().autodiff());
             fit::<S>(standalone, Data::new(OneBatch(batch)), loss::<S>)
         }
-        Way::Fit => {
+        LoopKind::Fit => {
             let standalone = Standalone {
                 quiet: true,
                 length: endless(),
@@ -85,7 +85,7 @@ fn run_model<S: Subject>(way: Way, model: Model, folder: &Path) -> Result<()> {
             let arrays = S::data(S::BATCH * EPOCH_BATCHES, &Device::default());
             fit::<S>(standalone, Data::arrays(arrays)?, loss_and_accuracy::<S>)
         }
-        Way::Bare => bare::<S>(),
+        LoopKind::Bare => bare::<S>(),
     }
 }
 
@@ -104,8 +104,9 @@ fn fit<S: Subject>(
     let model = S::new(context.device());
     let optimizers = Optimizers::one(optimizer(), LEARNING_RATE);
     let follows = context.distributed().rank() > 0;
-    let pace = Pace { parameters: model.num_params(), follows, ..Pace::default() };
-    let fit = Fit::new(data).batch_size(S::BATCH).callbacks(vec![pace.boxed()]);
+    let callback =
+        CommandCallback { parameters: model.num_params(), follows, ..CommandCallback::default() };
+    let fit = Fit::new(data).batch_size(S::BATCH).callbacks(vec![callback.boxed()]);
     context.fit(model, optimizers, step, fit).map(drop)
 }
 
@@ -135,47 +136,47 @@ impl<I: Clone + Send + Sync> Source<(I, Tensor<2, Int>)> for OneBatch<I> {
 
 /// Callback that handles commands between two batches, and times the batches.
 #[derive(Debug, Default)]
-pub(crate) struct Pace {
+pub(crate) struct CommandCallback {
     parameters: usize,
     /// Whether this rank only follows rank 0, which handles the commands.
     follows: bool,
-    ordered: usize,
-    timed: Timed,
+    num_steps: usize,
+    timed: StepTimer,
 }
 
-impl Pace {
+impl CommandCallback {
     /// Creates the callback of a single rank.
     pub(crate) fn of(parameters: usize) -> Self {
         Self { parameters, ..Self::default() }
     }
 
-    fn take_order(&mut self, control: &mut Control) -> Result<()> {
+    fn take_command(&mut self, control: &mut Control) -> Result<()> {
         if self.follows {
-            self.ordered = usize::MAX;
+            self.num_steps = usize::MAX;
             return Ok(());
         }
-        match orders::next()? {
-            Some(order) => self.ordered = order.parse()?,
+        match protocol::next_command()? {
+            Some(command) => self.num_steps = command.parse()?,
             None => control.stop_training("no more commands"),
         }
-        self.timed = Timed::start();
+        self.timed = StepTimer::start();
         Ok(())
     }
 }
 
-impl Callback for Pace {
+impl Callback for CommandCallback {
     fn on_train_begin(&mut self, control: &mut Control) -> Result<()> {
         if !self.follows {
-            orders::answer(&Ready { parameters: self.parameters })?;
+            protocol::respond(&Ready { parameters: self.parameters })?;
         }
-        self.take_order(control)
+        self.take_command(control)
     }
 
     fn on_batch_end(&mut self, logs: &Logs, control: &mut Control) -> Result<()> {
         self.timed.step(logs["loss"]);
-        if self.timed.0.nanoseconds.len() == self.ordered {
-            orders::answer(&self.timed.0)?;
-            self.take_order(control)?;
+        if self.timed.0.nanoseconds.len() == self.num_steps {
+            protocol::respond(&self.timed.0)?;
+            self.take_command(control)?;
         }
         Ok(())
     }
@@ -183,9 +184,9 @@ impl Callback for Pace {
 
 /// Times of the steps of one command.
 #[derive(Debug, Default)]
-struct Timed(Steps, Option<Instant>);
+struct StepTimer(Steps, Option<Instant>);
 
-impl Timed {
+impl StepTimer {
     fn start() -> Self {
         Self(Steps::default(), Some(Instant::now()))
     }
@@ -207,11 +208,11 @@ fn bare<S: Subject>() -> Result<()> {
     let device = Device::default().autodiff();
     let arrays = S::data(S::BATCH * EPOCH_BATCHES, &Device::default());
     let (mut model, mut optimizer) = (S::new(&device), optimizer());
-    orders::answer(&Ready { parameters: model.num_params() })?;
+    protocol::respond(&Ready { parameters: model.num_params() })?;
     let (mut order, mut batch) = (vec![], 0);
-    while let Some(ordered) = orders::next()? {
-        let mut timed = Timed::start();
-        for _ in 0..ordered.parse()? {
+    while let Some(num_steps) = protocol::next_command()? {
+        let mut timed = StepTimer::start();
+        for _ in 0..num_steps.parse()? {
             if batch % EPOCH_BATCHES == 0 {
                 order = shuffled(S::BATCH * EPOCH_BATCHES, batch as u64);
             }
@@ -230,7 +231,7 @@ fn bare<S: Subject>() -> Result<()> {
             std::hint::black_box(num_correct / samples as f64);
             timed.step(loss.into_scalar());
         }
-        orders::answer(&timed.0)?;
+        protocol::respond(&timed.0)?;
     }
     Ok(())
 }

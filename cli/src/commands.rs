@@ -8,20 +8,20 @@ use clap::{Args, Subcommand};
 use stoker_api::experiment::{DesiredState, Experiment};
 
 use crate::cluster::connect::{Cluster, Options};
-use crate::cluster::logs::Wanted;
+use crate::cluster::logs::LogSelection;
 use crate::cluster::{checkpoint, create, experiment, logs, storage, text, trial, wait};
 use crate::failure::Failure;
 use crate::print::Output;
 use crate::show;
 
 /// Shown below the help of all verbs that work both locally and on a cluster.
-const WHERE: &str = "\
+const SOURCE_HELP: &str = "\
 Reads local runs under --root if given. Otherwise uses the cluster from --kubeconfig, KUBECONFIG, \
 ~/.kube/config or the pod's service account. Without any of these, reads ./.stoker.";
 
 /// Flags that select local runs or a cluster.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Where {
+pub(crate) struct SourceArgs {
     /// Storage root of local runs, a directory or a bucket URL: the --root of `stoker run`, or
     /// checkpointStorage.url of the file
     #[arg(long, value_name = "URL", conflicts_with_all = ["kubeconfig", "context", "namespace"])]
@@ -30,9 +30,9 @@ pub(crate) struct Where {
     cluster: Options,
 }
 
-impl Where {
+impl SourceArgs {
     fn is_cluster(&self) -> bool {
-        self.root.is_none() && self.cluster.is_any()
+        self.root.is_none() && self.cluster.selects_cluster()
     }
 
     fn root(&self) -> Option<&str> {
@@ -84,10 +84,10 @@ pub(crate) enum ExperimentCommand {
     /// is uploaded only once. The upload uses credentials from the environment.
     Create(Box<create::Args>),
     /// List experiments
-    #[command(after_help = WHERE)]
+    #[command(after_help = SOURCE_HELP)]
     List {
         #[command(flatten)]
-        at: Where,
+        source: SourceArgs,
         /// List experiments of all namespaces
         #[arg(
             long, short = 'A', help_heading = "Cluster", conflicts_with_all = ["root", "namespace"]
@@ -95,12 +95,12 @@ pub(crate) enum ExperimentCommand {
         all_namespaces: bool,
     },
     /// Show one experiment: search, progress and trials
-    #[command(after_help = WHERE)]
+    #[command(after_help = SOURCE_HELP)]
     Describe {
         /// Experiment name; for local runs also a run ID
         experiment: String,
         #[command(flatten)]
-        at: Where,
+        source: SourceArgs,
     },
     /// Print the logs of all trials, each line prefixed with the trial index
     Logs {
@@ -151,26 +151,26 @@ pub(crate) struct OnCluster {
 #[derive(Debug, Subcommand)]
 pub(crate) enum TrialCommand {
     /// List the trials of an experiment
-    #[command(after_help = WHERE)]
+    #[command(after_help = SOURCE_HELP)]
     List {
         /// Experiment name; for local runs also a run ID
         experiment: String,
         #[command(flatten)]
-        at: Where,
+        source: SourceArgs,
     },
     /// Show one trial: hyperparameters, results, attempts and checkpoints
-    #[command(after_help = WHERE)]
+    #[command(after_help = SOURCE_HELP)]
     Describe {
         #[command(flatten)]
         trial: TrialName,
         #[command(flatten)]
-        at: Where,
+        source: SourceArgs,
     },
     /// Print the logs of a trial
     ///
     /// On a cluster, logs are read from the trial's pods while they exist, then from the
     /// experiment's storage. With several ranks, each line is prefixed with its rank.
-    #[command(after_help = WHERE)]
+    #[command(after_help = SOURCE_HELP)]
     Logs {
         #[command(flatten)]
         trial: TrialName,
@@ -184,7 +184,7 @@ pub(crate) enum TrialCommand {
         #[arg(long, short, help_heading = "Cluster")]
         follow: bool,
         #[command(flatten)]
-        at: Where,
+        source: SourceArgs,
         #[command(flatten)]
         storage: storage::Options,
     },
@@ -201,7 +201,7 @@ pub(crate) enum TrialCommand {
 #[derive(Debug, Subcommand)]
 pub(crate) enum CheckpointCommand {
     /// List the checkpoints of an experiment or of one trial
-    #[command(after_help = WHERE)]
+    #[command(after_help = SOURCE_HELP)]
     List {
         /// Experiment name; for local runs also a run ID, on a cluster also a trial name
         experiment: String,
@@ -209,12 +209,12 @@ pub(crate) enum CheckpointCommand {
         #[arg(long, value_name = "INDEX")]
         trial: Option<u32>,
         #[command(flatten)]
-        at: Where,
+        source: SourceArgs,
     },
     /// Download a checkpoint into a directory and verify its files
     ///
     /// The manifest is written last: a directory with a manifest is complete and verified.
-    #[command(after_help = WHERE)]
+    #[command(after_help = SOURCE_HELP)]
     Download {
         /// Trial name, EXPERIMENT-INDEX; on a cluster also an experiment name, for its best trial
         trial: String,
@@ -224,7 +224,7 @@ pub(crate) enum CheckpointCommand {
         #[command(flatten)]
         choice: checkpoint::Choice,
         #[command(flatten)]
-        at: Where,
+        source: SourceArgs,
         #[command(flatten)]
         storage: storage::Options,
     },
@@ -233,11 +233,11 @@ pub(crate) enum CheckpointCommand {
 /// Runs `stoker experiment ...` and returns the exit code.
 pub(crate) fn experiment(command: &ExperimentCommand, output: Output) -> Result<u8, Failure> {
     match command {
-        ExperimentCommand::List { at, all_namespaces: false } if !at.is_cluster() => {
-            return done(show::list_experiments(at.root(), output));
+        ExperimentCommand::List { source, all_namespaces: false } if !source.is_cluster() => {
+            return done(show::list_experiments(source.root(), output));
         }
-        ExperimentCommand::Describe { experiment, at } if !at.is_cluster() => {
-            return done(show::describe_experiment(at.root(), experiment, output));
+        ExperimentCommand::Describe { experiment, source } if !source.is_cluster() => {
+            return done(show::describe_experiment(source.root(), experiment, output));
         }
         _ => {}
     }
@@ -248,12 +248,12 @@ async fn experiment_on_cluster(command: &ExperimentCommand, output: Output) -> R
     use ExperimentCommand as C;
     let (on, state) = match command {
         C::Create(args) => return create::create(args, output).await,
-        C::List { at, all_namespaces } => {
-            let cluster = Cluster::connect(&at.cluster).await?;
+        C::List { source, all_namespaces } => {
+            let cluster = Cluster::connect(&source.cluster).await?;
             return done(experiment::list(&cluster, *all_namespaces, output).await);
         }
-        C::Describe { experiment: name, at } => {
-            let cluster = Cluster::connect(&at.cluster).await?;
+        C::Describe { experiment: name, source } => {
+            let cluster = Cluster::connect(&source.cluster).await?;
             return done(experiment::describe(&cluster, name, output).await);
         }
         C::Logs { experiment, follow, cluster, storage } => {
@@ -281,14 +281,14 @@ async fn experiment_on_cluster(command: &ExperimentCommand, output: Output) -> R
 /// Runs `stoker trial ...` and returns the exit code.
 pub(crate) fn trial(command: &TrialCommand, output: Output) -> Result<u8, Failure> {
     match command {
-        TrialCommand::List { experiment, at } if !at.is_cluster() => {
-            return done(show::list_trials(at.root(), experiment, output));
+        TrialCommand::List { experiment, source } if !source.is_cluster() => {
+            return done(show::list_trials(source.root(), experiment, output));
         }
-        TrialCommand::Describe { trial, at } if !at.is_cluster() => {
+        TrialCommand::Describe { trial, source } if !source.is_cluster() => {
             let (experiment, index) = trial.split()?;
-            return done(show::describe_trial(at.root(), experiment, index, output));
+            return done(show::describe_trial(source.root(), experiment, index, output));
         }
-        TrialCommand::Logs { trial, attempt, rank, follow, at, .. } if !at.is_cluster() => {
+        TrialCommand::Logs { trial, attempt, rank, follow, source, .. } if !source.is_cluster() => {
             if *follow || rank.is_some_and(|rank| rank > 0) {
                 return Err(Failure::Input(
                     "--follow and --rank require a cluster: a local run stores one log per \
@@ -297,7 +297,7 @@ pub(crate) fn trial(command: &TrialCommand, output: Output) -> Result<u8, Failur
                 ));
             }
             let (experiment, index) = trial.split()?;
-            return done(show::logs(at.root(), experiment, index, *attempt, output));
+            return done(show::logs(source.root(), experiment, index, *attempt, output));
         }
         _ => {}
     }
@@ -306,18 +306,18 @@ pub(crate) fn trial(command: &TrialCommand, output: Output) -> Result<u8, Failur
 
 async fn trial_on_cluster(command: &TrialCommand, output: Output) -> Result<u8, Failure> {
     done(match command {
-        TrialCommand::List { experiment, at } => {
-            let cluster = Cluster::connect(&at.cluster).await?;
+        TrialCommand::List { experiment, source } => {
+            let cluster = Cluster::connect(&source.cluster).await?;
             trial::list(&cluster, experiment, output).await
         }
-        TrialCommand::Describe { trial, at } => {
-            let cluster = Cluster::connect(&at.cluster).await?;
+        TrialCommand::Describe { trial, source } => {
+            let cluster = Cluster::connect(&source.cluster).await?;
             trial::describe(&cluster, &trial.joined(), output).await
         }
-        TrialCommand::Logs { trial, attempt, rank, follow, at, storage } => {
-            let cluster = Cluster::connect(&at.cluster).await?;
-            let wanted = Wanted { rank: *rank, attempt: *attempt, follow: *follow };
-            logs::trial(&cluster, &trial.joined(), wanted, storage, output).await
+        TrialCommand::Logs { trial, attempt, rank, follow, source, storage } => {
+            let cluster = Cluster::connect(&source.cluster).await?;
+            let selection = LogSelection { rank: *rank, attempt: *attempt, follow: *follow };
+            logs::trial(&cluster, &trial.joined(), selection, storage, output).await
         }
         TrialCommand::Kill { trial, cluster } => {
             let cluster = Cluster::connect(cluster).await?;
@@ -329,19 +329,19 @@ async fn trial_on_cluster(command: &TrialCommand, output: Output) -> Result<u8, 
 /// Runs `stoker checkpoint ...` and returns the exit code.
 pub(crate) fn checkpoint(command: &CheckpointCommand, output: Output) -> Result<u8, Failure> {
     match command {
-        CheckpointCommand::List { experiment, trial, at } if !at.is_cluster() => {
-            done(show::list_checkpoints(at.root(), experiment, *trial, output))
+        CheckpointCommand::List { experiment, trial, source } if !source.is_cluster() => {
+            done(show::list_checkpoints(source.root(), experiment, *trial, output))
         }
-        CheckpointCommand::List { experiment, trial, at } => block_on(async {
-            let cluster = Cluster::connect(&at.cluster).await?;
+        CheckpointCommand::List { experiment, trial, source } => block_on(async {
+            let cluster = Cluster::connect(&source.cluster).await?;
             done(checkpoint::list(&cluster, experiment, *trial, output).await)
         }),
-        CheckpointCommand::Download { trial, folder, choice, at, storage } => {
-            if !at.is_cluster() {
+        CheckpointCommand::Download { trial, folder, choice, source, storage } => {
+            if !source.is_cluster() {
                 let name = TrialName { name: trial.clone(), index: None };
                 let (experiment, index) = name.split()?;
                 return done(block_on(show::download(
-                    at.root(),
+                    source.root(),
                     experiment,
                     index,
                     choice,
@@ -350,7 +350,7 @@ pub(crate) fn checkpoint(command: &CheckpointCommand, output: Output) -> Result<
                 )));
             }
             block_on(async {
-                let cluster = Cluster::connect(&at.cluster).await?;
+                let cluster = Cluster::connect(&source.cluster).await?;
                 let download =
                     checkpoint::download(&cluster, trial, choice, storage, folder, output);
                 done(download.await)

@@ -8,13 +8,13 @@ mod commands;
 mod failure;
 mod file;
 mod job;
-mod place;
 mod preview;
 mod print;
 mod run;
+mod run_root;
 mod show;
+mod smoke_test;
 mod supervise;
-mod trying;
 mod validate;
 
 use std::process::ExitCode;

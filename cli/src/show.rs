@@ -11,35 +11,35 @@ use stoker_storage::{Storage, layout};
 use crate::cluster::checkpoint::{Choice, Download, Lines};
 use crate::commands::block_on;
 use crate::failure::Failure;
-use crate::place::{self, Place};
 use crate::print::{self, Output};
-use crate::run::record::{Folder, is_locked, trial_object};
-use crate::run::{self, Paths, Searched, setup};
+use crate::run::record::{RecordDir, is_locked, trial_object};
+use crate::run::{self, MetricRanking, RunPaths, setup};
+use crate::run_root::{self, RunRoot};
 
 /// A local run.
 #[derive(Debug)]
-struct Found {
+struct LocalRun {
     experiment: Experiment,
     trials: BTreeMap<u32, TrialRecord>,
-    paths: Paths,
+    paths: RunPaths,
     /// Whether a runner holds the experiment's lock.
     is_running: bool,
 }
 
-impl Found {
+impl LocalRun {
     fn open(root: Option<&str>, name: &str) -> Result<Self, Failure> {
-        let place = Place::resolve(root, None)?;
-        let matches = all(&place)?.into_iter().filter(|run| run.is_named(name));
+        let run_root = RunRoot::resolve(root, None)?;
+        let matches = read_runs(&run_root)?.into_iter().filter(|run| run.is_named(name));
         let is_current = |run: &Self| {
             let key = format!("{}.{}.current", run.paths.namespace, run.paths.name);
-            let uid = setup::current(&place.local().join(key)).ok().flatten();
+            let uid = setup::current_uid(&run_root.records_dir().join(key)).ok().flatten();
             uid.is_some_and(|uid| uid == run.paths.uid)
         };
         // Of several runs with the same name, use the latest. A run ID is unique.
         matches.max_by_key(is_current).ok_or_else(|| {
             Failure::Input(format!(
                 "no run of `{name}` in {}; `stoker experiment list --root URL` lists the runs",
-                place.root
+                run_root.root
             ))
         })
     }
@@ -49,12 +49,12 @@ impl Found {
     }
 
     fn id(&self) -> String {
-        place::id(&self.paths.name, &self.paths.uid)
+        run_root::run_id(&self.paths.name, &self.paths.uid)
     }
 
-    fn searched(&self) -> Searched<'_> {
+    fn ranking(&self) -> MetricRanking<'_> {
         let searcher = &self.experiment.spec.searcher;
-        Searched { metric: &searcher.metric, smaller_is_better: searcher.smaller_is_better }
+        MetricRanking { metric: &searcher.metric, smaller_is_better: searcher.smaller_is_better }
     }
 
     fn storage(&self) -> Result<Storage, Failure> {
@@ -70,8 +70,8 @@ impl Found {
     }
 }
 
-fn all(place: &Place) -> Result<Vec<Found>, Failure> {
-    let local = place.local();
+fn read_runs(run_root: &RunRoot) -> Result<Vec<LocalRun>, Failure> {
+    let local = run_root.records_dir();
     let mut runs = Vec::new();
     let entries = match std::fs::read_dir(&local) {
         Ok(entries) => entries,
@@ -80,34 +80,34 @@ fn all(place: &Place) -> Result<Vec<Found>, Failure> {
     };
     for entry in entries {
         let path = entry.map_err(|error| Failure::file("read", &local, error))?.path();
-        match read(place, &path.join("record")) {
+        match read(run_root, &path.join("record")) {
             Ok(run) => runs.extend(run),
             // One unreadable record does not hide the other runs.
             Err(error) => print::err(format!("stoker: skipped a run: {error}")),
         }
     }
-    runs.sort_by_key(Found::id);
+    runs.sort_by_key(LocalRun::id);
     Ok(runs)
 }
 
-fn read(place: &Place, path: &Path) -> Result<Option<Found>, Failure> {
-    let folder = Folder::new(path.to_owned());
+fn read(run_root: &RunRoot, path: &Path) -> Result<Option<LocalRun>, Failure> {
+    let folder = RecordDir::new(path.to_owned());
     let Some(experiment) = folder.experiment()? else { return Ok(None) };
     let metadata = experiment.metadata.clone();
-    let paths = Paths {
-        root: place.root.clone(),
+    let paths = RunPaths {
+        root: run_root.root.clone(),
         namespace: metadata.namespace.unwrap_or_default(),
         name: metadata.name.unwrap_or_default(),
         uid: metadata.uid.unwrap_or_default(),
     };
-    let lock = place.local().join(format!("{}.{}.lock", paths.namespace, paths.name));
+    let lock = run_root.records_dir().join(format!("{}.{}.lock", paths.namespace, paths.name));
     let is_running = is_locked(&lock);
-    Ok(Some(Found { trials: folder.trials()?, experiment, paths, is_running }))
+    Ok(Some(LocalRun { trials: folder.trials()?, experiment, paths, is_running }))
 }
 
 /// Prints all runs.
 pub(crate) fn list_experiments(root: Option<&str>, output: Output) -> Result<(), Failure> {
-    let runs = all(&Place::resolve(root, None)?)?;
+    let runs = read_runs(&RunRoot::resolve(root, None)?)?;
     let header = ["ID", "PHASE", "TRIALS", "ENDED", "BEST"];
     let rows: Vec<Vec<String>> = runs.iter().map(experiment_row).collect();
     let values = runs.iter().map(|run| json!(run.experiment)).collect();
@@ -121,7 +121,7 @@ pub(crate) fn describe_experiment(
     name: &str,
     output: Output,
 ) -> Result<(), Failure> {
-    let run = Found::open(root, name)?;
+    let run = LocalRun::open(root, name)?;
     if output == Output::Json {
         print::out(json!(run.experiment));
     } else {
@@ -132,7 +132,7 @@ pub(crate) fn describe_experiment(
     Ok(())
 }
 
-fn experiment_row(run: &Found) -> Vec<String> {
+fn experiment_row(run: &LocalRun) -> Vec<String> {
     let status = run.experiment.status.clone().unwrap_or_default();
     let best = status.best.map(|best| format!("{} (trial {})", best.metric, best.index));
     let phase = match status.phase.is_terminal() || run.is_running {
@@ -150,7 +150,7 @@ fn experiment_row(run: &Found) -> Vec<String> {
 
 /// Prints the trials of a run.
 pub(crate) fn list_trials(root: Option<&str>, name: &str, output: Output) -> Result<(), Failure> {
-    print_trials(&Found::open(root, name)?, output);
+    print_trials(&LocalRun::open(root, name)?, output);
     Ok(())
 }
 
@@ -161,7 +161,7 @@ pub(crate) fn describe_trial(
     index: u32,
     output: Output,
 ) -> Result<(), Failure> {
-    let run = Found::open(root, name)?;
+    let run = LocalRun::open(root, name)?;
     let object = json!(trial_object(run.trial(index)?));
     match output {
         Output::Json => print::out(object),
@@ -178,7 +178,7 @@ pub(crate) fn logs(
     attempt: Option<u32>,
     output: Output,
 ) -> Result<(), Failure> {
-    let run = Found::open(root, name)?;
+    let run = LocalRun::open(root, name)?;
     let attempts = &run.trial(index)?.status.attempts;
     let latest = attempts.last().map(|attempt| attempt.number);
     if let Some(number) = attempt
@@ -195,17 +195,22 @@ pub(crate) fn logs(
     block_on(print_logs(&run, index, attempt, output))
 }
 
-fn print_trials(run: &Found, output: Output) {
-    let searched = run.searched();
-    let metric = searched.metric.to_uppercase();
+fn print_trials(run: &LocalRun, output: Output) {
+    let ranking = run.ranking();
+    let metric = ranking.metric.to_uppercase();
     let header = ["TRIAL", "PHASE", &metric, "BATCHES", "HYPERPARAMETERS", "CHECKPOINT"];
     let rows: Vec<Vec<String>> =
-        run.trials.values().map(|trial| run::row(trial, &searched)).collect();
+        run.trials.values().map(|trial| run::row(trial, &ranking)).collect();
     let values = run.trials.values().map(|trial| json!(trial_object(trial))).collect();
     print_list(output, &header, &rows, values);
 }
 
-async fn print_logs(run: &Found, trial: u32, attempt: u32, output: Output) -> Result<(), Failure> {
+async fn print_logs(
+    run: &LocalRun,
+    trial: u32,
+    attempt: u32,
+    output: Output,
+) -> Result<(), Failure> {
     let storage = run.storage()?;
     let folder = format!("{}/", layout::logs_path(&run.paths.trial(trial), attempt));
     for path in storage.list(&folder).await? {
@@ -228,7 +233,7 @@ pub(crate) fn list_checkpoints(
     trial: Option<u32>,
     output: Output,
 ) -> Result<(), Failure> {
-    let run = Found::open(root, name)?;
+    let run = LocalRun::open(root, name)?;
     if let Some(index) = trial {
         run.trial(index)?;
     }
@@ -239,7 +244,7 @@ pub(crate) fn list_checkpoints(
             lines.add(*index, checkpoint, run.paths.checkpoint(*index, &checkpoint.name));
         }
     }
-    lines.print(run.searched().metric, output);
+    lines.print(run.ranking().metric, output);
     Ok(())
 }
 
@@ -252,10 +257,10 @@ pub(crate) async fn download(
     folder: &Path,
     output: Output,
 ) -> Result<(), Failure> {
-    let run = Found::open(root, name)?;
+    let run = LocalRun::open(root, name)?;
     let trial = format!("{name}-{index}");
     let checkpoints = &run.trial(index)?.status.checkpoints;
-    let record = choice.of(&trial, checkpoints, run.searched().smaller_is_better)?;
+    let record = choice.of(&trial, checkpoints, run.ranking().smaller_is_better)?;
     let (storage, path) = (run.storage()?, run.paths.trial(index));
     Download { storage: &storage, trial: &trial, path: &path, record }
         .write_into(folder, output)

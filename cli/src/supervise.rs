@@ -30,7 +30,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use crate::print;
 
 /// Interval of repeated kills: processes may start others between two kills.
-const KILL_AGAIN: Duration = Duration::from_millis(20);
+const KILL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Arguments of `stoker supervise`.
 #[derive(Debug, clap::Args)]
@@ -54,7 +54,9 @@ pub(crate) fn supervise(args: &Args) -> u8 {
     };
     match (args.parent, &args.lock) {
         (Some(parent), _) => become_program(parent, &args.command),
-        (None, lock) => watch(lock.as_deref(), &args.command).map_or_else(failed, |()| 0),
+        (None, lock) => {
+            supervise_program(lock.as_deref(), &args.command).map_or_else(failed, |()| 0)
+        }
     }
 }
 
@@ -76,56 +78,56 @@ fn become_program(parent: i32, command: &[String]) -> u8 {
 
 /// Command from the runner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Order {
+enum SupervisorCommand {
     /// Ask the program to checkpoint and exit.
     Exit,
     /// Kill all processes of the program.
     Kill,
 }
 
-fn watch(lock: Option<&Path>, command: &[String]) -> std::io::Result<()> {
+fn supervise_program(lock: Option<&Path>, command: &[String]) -> std::io::Result<()> {
     let mut runner = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
-    let _held = lock.map(hold).transpose()?;
+    let _held = lock.map(lock_shared).transpose()?;
     // If the runner died before the lock was held, its successor may already have started.
     runner.set_nonblocking(true)?;
-    let has_hung_up = matches!(runner.read(&mut [0]), Ok(0));
+    let is_runner_gone = matches!(runner.read(&mut [0]), Ok(0));
     runner.set_nonblocking(false)?;
-    if has_hung_up {
+    if is_runner_gone {
         return Ok(());
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let orders = read_orders(runner.try_clone()?);
-    let end = runtime.block_on(attend(command, orders, &mut runner))?;
+    let commands = read_commands(runner.try_clone()?);
+    let end = runtime.block_on(wait_for_exit(command, commands, &mut runner))?;
     // Ignore the error: the runner may be dead.
     let _ = runner.write_all(end.as_bytes());
     std::process::exit(0)
 }
 
-fn hold(lock: &Path) -> std::io::Result<std::fs::File> {
+fn lock_shared(lock: &Path) -> std::io::Result<std::fs::File> {
     let file = std::fs::File::open(lock)?;
     rustix::fs::flock(&file, FlockOperation::LockShared)?;
     Ok(file)
 }
 
-fn read_orders(mut runner: UnixStream) -> UnboundedReceiver<Order> {
-    let (sender, orders) = unbounded_channel();
+fn read_commands(mut runner: UnixStream) -> UnboundedReceiver<SupervisorCommand> {
+    let (sender, commands) = unbounded_channel();
     std::thread::spawn(move || {
         while matches!(runner.read(&mut [0]), Ok(1..)) {
-            let _ = sender.send(Order::Exit);
+            let _ = sender.send(SupervisorCommand::Exit);
         }
-        let _ = sender.send(Order::Kill);
+        let _ = sender.send(SupervisorCommand::Kill);
     });
-    orders
+    commands
 }
 
 /// Starts the program and waits until all its processes are gone. Returns the message that reports
 /// its exit status.
-async fn attend(
+async fn wait_for_exit(
     command: &[String],
-    mut orders: UnboundedReceiver<Order>,
+    mut commands: UnboundedReceiver<SupervisorCommand>,
     runner: &mut UnixStream,
 ) -> std::io::Result<String> {
-    let mut some_ended = signal(SignalKind::child())?;
+    let mut child_exits = signal(SignalKind::child())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let this = rustix::process::getpid();
     rustix::process::set_child_subreaper(Some(this))?;
@@ -137,14 +139,14 @@ async fn attend(
         .spawn()?;
     let group = Pid::from_child(&program);
     let _ = runner.write_all(format!("group {}\n", group.as_raw_nonzero()).as_bytes());
-    let (mut end, mut is_asked, mut is_killing) = (String::new(), false, false);
+    let (mut end, mut is_stop_requested, mut is_killing) = (String::new(), false, false);
     loop {
         loop {
             match rustix::process::wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) if pid == group => {
-                    end = describe(status);
+                    end = exit_message(status);
                     // After a stop request, its child processes may still write a checkpoint.
-                    is_killing |= !is_asked;
+                    is_killing |= !is_stop_requested;
                 }
                 Ok(Some(_)) => {}
                 Ok(None) => break,
@@ -156,13 +158,13 @@ async fn attend(
             kill_all(this, group);
         }
         tokio::select! {
-            _ = some_ended.recv() => {}
-            _ = terminate.recv() => is_asked |= send_sigterm(group),
-            Some(order) = orders.recv() => match order {
-                Order::Exit => is_asked |= send_sigterm(group),
-                Order::Kill => is_killing = true,
+            _ = child_exits.recv() => {}
+            _ = terminate.recv() => is_stop_requested |= send_sigterm(group),
+            Some(command) = commands.recv() => match command {
+                SupervisorCommand::Exit => is_stop_requested |= send_sigterm(group),
+                SupervisorCommand::Kill => is_killing = true,
             },
-            () = tokio::time::sleep(KILL_AGAIN), if is_killing => {}
+            () = tokio::time::sleep(KILL_INTERVAL), if is_killing => {}
         }
     }
 }
@@ -192,7 +194,7 @@ fn parent_of(stat: &str) -> Option<i32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
-fn describe(status: WaitStatus) -> String {
+fn exit_message(status: WaitStatus) -> String {
     match status.exit_status() {
         Some(code) => format!("exit {code}\n"),
         None => format!("signal {}\n", status.terminating_signal().unwrap_or_default()),

@@ -6,10 +6,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed precondition should end the test")]
 
-#[path = "all/bench.rs"]
-mod bench;
 #[path = "all/cluster.rs"]
 mod cluster;
+#[path = "all/cluster_fixture.rs"]
+mod cluster_fixture;
+#[path = "all/fixture.rs"]
+mod fixture;
+#[path = "all/gpus.rs"]
+mod gpus;
 #[path = "all/run.rs"]
 mod run;
 #[path = "all/trainer.rs"]

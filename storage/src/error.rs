@@ -71,7 +71,7 @@ pub enum StorageError {
          reachable",
         bytes >> 20
     )]
-    Behind {
+    BufferFull {
         /// URL of the root.
         url: String,
         /// Limit of the bytes that wait.
@@ -130,8 +130,8 @@ pub(crate) fn classify(
             (StorageError::Full { url, path, reason }, false)
         }
         _ => {
-            let passes = !is_wrong_request(&reason);
-            (StorageError::Unavailable { url, path, attempts, reason }, passes)
+            let is_transient = !is_wrong_request(&reason);
+            (StorageError::Unavailable { url, path, attempts, reason }, is_transient)
         }
     }
 }
@@ -190,12 +190,12 @@ mod tests {
         object_store::Error::Generic { store: "S3", source }
     }
 
-    fn check(source: object_store::Error, text: &str, passes: bool) {
+    fn check(source: object_store::Error, text: &str, is_transient: bool) {
         let subject = Subject { url: "s3://bucket/root", path: "a/b" };
         let (error, actual) = classify(subject, 3, &source);
         assert!(error.to_string().contains(text), "{error}");
         assert!(error.to_string().contains("s3://bucket/root"), "{error}");
-        assert_eq!(actual, passes, "{error}");
+        assert_eq!(actual, is_transient, "{error}");
     }
 
     #[test]

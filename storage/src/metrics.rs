@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_the_same_attempt_and_batches_are_merged() {
+    fn rows_of_one_attempt_and_batch_are_merged() {
         let named = |attempt, name: &str, value| {
             let metrics = BTreeMap::from([(name.to_owned(), value)]);
             Row { metrics, ..row(attempt, "validation", 10) }
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn rows_are_read_from_all_objects_of_the_attempts() {
+    async fn rows_are_read_from_all_objects() {
         let storage = Storage::open("memory://", None).unwrap();
         let line = |row: &Row| serde_json::to_string(row).unwrap();
         let (first, second) = (row(0, "training", 10), row(1, "training", 20));

@@ -13,8 +13,8 @@ use object_store::path::Path;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 use url::Url;
 
-use crate::profile::{self, Found};
-use crate::store::Patience;
+use crate::profile::{self, CredentialSource};
+use crate::store::RetryPolicy;
 use crate::{Storage, StorageError};
 
 const SCHEMES: &str = "write file:///path, s3://bucket/prefix, gs://bucket/prefix or \
@@ -22,24 +22,24 @@ const SCHEMES: &str = "write file:///path, s3://bucket/prefix, gs://bucket/prefi
 
 /// See [`Storage::open`].
 pub(crate) fn open(url: &str, endpoint: Option<&str>) -> Result<Storage, StorageError> {
-    let bad = |reason: String| StorageError::BadUrl { url: url.to_owned(), reason };
+    let bad_url = |reason: String| StorageError::BadUrl { url: url.to_owned(), reason };
     if url.starts_with('/') {
-        return folder(url, PathBuf::from(url));
+        return open_folder(url, PathBuf::from(url));
     }
-    let parsed = Url::parse(url).map_err(|error| bad(format!("{error}; {SCHEMES}")))?;
+    let parsed = Url::parse(url).map_err(|error| bad_url(format!("{error}; {SCHEMES}")))?;
     if endpoint.is_some() && parsed.scheme() != "s3" {
-        return Err(bad("endpoint is for s3:// only; remove it".to_owned()));
+        return Err(bad_url("endpoint is for s3:// only; remove it".to_owned()));
     }
     match parsed.scheme() {
         "file" => {
             let path = parsed.to_file_path().map_err(|()| {
-                bad("not a local path; write file:///path with three slashes".to_owned())
+                bad_url("not a local path; write file:///path with three slashes".to_owned())
             })?;
-            folder(url, path)
+            open_folder(url, path)
         }
         "s3" => {
             let builder = s3(url, &parsed, endpoint)?;
-            far(url, &parsed, builder.build())
+            open_network(url, &parsed, builder.build())
         }
         "gs" => {
             let builder = GoogleCloudStorageBuilder::from_env();
@@ -48,7 +48,7 @@ pub(crate) fn open(url: &str, endpoint: Option<&str>) -> Result<Storage, Storage
                 .with_bucket_name(bucket(url, &parsed)?)
                 .with_retry(retries())
                 .with_client_options(client_of(base.as_deref()));
-            far(url, &parsed, builder.build())
+            open_network(url, &parsed, builder.build())
         }
         "az" => {
             let builder = MicrosoftAzureBuilder::from_env();
@@ -57,17 +57,17 @@ pub(crate) fn open(url: &str, endpoint: Option<&str>) -> Result<Storage, Storage
                 .with_container_name(bucket(url, &parsed)?)
                 .with_retry(retries())
                 .with_client_options(client_of(endpoint.as_deref()));
-            far(url, &parsed, builder.build())
+            open_network(url, &parsed, builder.build())
         }
         "memory" => {
             let store = Arc::new(InMemory::new());
             Ok(Storage::from_store(store.clone(), url).with_parts(store))
         }
-        other => Err(bad(format!("unknown scheme {other:?}; {SCHEMES}"))),
+        other => Err(bad_url(format!("unknown scheme {other:?}; {SCHEMES}"))),
     }
 }
 
-fn folder(url: &str, path: PathBuf) -> Result<Storage, StorageError> {
+fn open_folder(url: &str, path: PathBuf) -> Result<Storage, StorageError> {
     let failed = |error: std::io::Error| StorageError::BadUrl {
         url: url.to_owned(),
         reason: format!("the folder {} cannot be made: {error}", path.display()),
@@ -79,7 +79,11 @@ fn folder(url: &str, path: PathBuf) -> Result<Storage, StorageError> {
     Ok(Storage::from_store(Arc::new(store.with_fsync(true)), url).in_folder(path))
 }
 
-fn far<S>(url: &str, parsed: &Url, built: object_store::Result<S>) -> Result<Storage, StorageError>
+fn open_network<S>(
+    url: &str,
+    parsed: &Url,
+    built: object_store::Result<S>,
+) -> Result<Storage, StorageError>
 where
     S: ObjectStore + object_store::multipart::MultipartStore,
 {
@@ -93,7 +97,7 @@ where
     Ok(Storage::from_store(store.clone(), url)
         .with_parts(store)
         .with_prefix(prefix)
-        .with_patience(Patience::FAR))
+        .with_retry_policy(RetryPolicy::NETWORK))
 }
 
 fn bucket(url: &str, parsed: &Url) -> Result<String, StorageError> {
@@ -129,8 +133,8 @@ fn s3(url: &str, parsed: &Url, endpoint: Option<&str>) -> Result<AmazonS3Builder
     let mut builder = AmazonS3Builder::from_env();
     match profile::find(&environment, &read) {
         Err(reason) => return Err(StorageError::Credentials { url: url.to_owned(), reason }),
-        Ok(Found::Environment) => {}
-        Ok(Found::Profile(profile)) => {
+        Ok(CredentialSource::Environment) => {}
+        Ok(CredentialSource::Profile(profile)) => {
             let mut default = |key: AmazonS3ConfigKey, value: Option<String>| {
                 if let (Some(value), None) = (value, builder.get_config_value(&key)) {
                     builder = std::mem::take(&mut builder).with_config(key, value);
@@ -147,10 +151,10 @@ fn s3(url: &str, parsed: &Url, endpoint: Option<&str>) -> Result<AmazonS3Builder
         // `S3Endpoint` takes precedence over all endpoints in the environment.
         builder = builder.with_config(AmazonS3ConfigKey::S3Endpoint, endpoint);
     }
-    let used = builder
+    let endpoint_in_use = builder
         .get_config_value(&AmazonS3ConfigKey::S3Endpoint)
         .or_else(|| builder.get_config_value(&AmazonS3ConfigKey::Endpoint));
-    if let Some(endpoint) = used {
+    if let Some(endpoint) = endpoint_in_use {
         let parsed = Url::parse(&endpoint);
         if !parsed.is_ok_and(|parsed| matches!(parsed.scheme(), "http" | "https")) {
             let reason = format!("endpoint {endpoint:?} is not a URL; write http://host:port");

@@ -15,7 +15,7 @@ pub(crate) struct Profile {
 
 /// Source of credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum CredentialSource {
     /// Environment variables, or the metadata service of the machine.
     Environment,
     /// A profile, which may specify only a region.
@@ -34,7 +34,7 @@ type Section = BTreeMap<String, String>;
 pub(crate) fn find(
     environment: &dyn Fn(&str) -> Option<String>,
     read: &dyn Fn(&Path) -> Option<String>,
-) -> Result<Found, String> {
+) -> Result<CredentialSource, String> {
     let named = environment("AWS_PROFILE").or_else(|| environment("AWS_DEFAULT_PROFILE"));
     let sources: &[&str] = match named {
         Some(_) => &["AWS_ACCESS_KEY_ID"],
@@ -46,7 +46,7 @@ pub(crate) fn find(
         ],
     };
     if sources.iter().any(|name| environment(name).is_some()) {
-        return Ok(Found::Environment);
+        return Ok(CredentialSource::Environment);
     }
     let home = environment("HOME").map(PathBuf::from).unwrap_or_default();
     let file = |name: &str, default: &str| {
@@ -67,7 +67,7 @@ pub(crate) fn find(
     }
     match (is_known, &named) {
         (true, _) => profile(name, section),
-        (false, None) => Ok(Found::Environment),
+        (false, None) => Ok(CredentialSource::Environment),
         (false, Some(name)) => Err(format!(
             "profile {name:?} of AWS_PROFILE not found in {} and {}; add it, or unset AWS_PROFILE",
             credentials.display(),
@@ -81,7 +81,7 @@ fn title(name: &str) -> String {
     if name == "default" { name.to_owned() } else { format!("profile {name}") }
 }
 
-fn profile(name: &str, mut section: Section) -> Result<Found, String> {
+fn profile(name: &str, mut section: Section) -> Result<CredentialSource, String> {
     let keys = section.contains_key("aws_access_key_id");
     if keys != section.contains_key("aws_secret_access_key") {
         return Err(format!(
@@ -99,7 +99,7 @@ fn profile(name: &str, mut section: Section) -> Result<Found, String> {
              or set AWS_PROFILE to a profile with static keys"
         ));
     }
-    Ok(Found::Profile(Profile {
+    Ok(CredentialSource::Profile(Profile {
         access_key_id: section.remove("aws_access_key_id"),
         secret_access_key: section.remove("aws_secret_access_key"),
         session_token: section.remove("aws_session_token"),
@@ -175,7 +175,7 @@ sso_region = x
         }
     }
 
-    fn check(environment: &[(&str, &str)], expected: Result<Found, &str>) {
+    fn check(environment: &[(&str, &str)], expected: Result<CredentialSource, &str>) {
         let lookup = |name: &str| {
             let (_, value) = environment.iter().find(|(key, _)| *key == name)?;
             Some((*value).to_owned())
@@ -196,18 +196,18 @@ sso_region = x
     #[test]
     fn credential_sources_follow_the_aws_order() {
         let home = ("HOME", "/home/me");
-        let default = Found::Profile(keys("A", "s=1", "eu-central-1"));
+        let default = CredentialSource::Profile(keys("A", "s=1", "eu-central-1"));
         check(&[home], Ok(default));
-        check(&[home, ("AWS_ACCESS_KEY_ID", "X")], Ok(Found::Environment));
-        check(&[home, ("AWS_WEB_IDENTITY_TOKEN_FILE", "/t")], Ok(Found::Environment));
-        check(&[("HOME", "/home/nobody")], Ok(Found::Environment));
-        let ci = Found::Profile(Profile {
+        check(&[home, ("AWS_ACCESS_KEY_ID", "X")], Ok(CredentialSource::Environment));
+        check(&[home, ("AWS_WEB_IDENTITY_TOKEN_FILE", "/t")], Ok(CredentialSource::Environment));
+        check(&[("HOME", "/home/nobody")], Ok(CredentialSource::Environment));
+        let ci = CredentialSource::Profile(Profile {
             session_token: Some("u".to_owned()),
             endpoint_url: Some("http://127.0.0.1:8333".to_owned()),
             ..keys("B", "t", "us-west-2")
         });
         check(&[home, ("AWS_PROFILE", "ci"), ("AWS_WEB_IDENTITY_TOKEN_FILE", "/t")], Ok(ci));
-        let elsewhere = Found::Profile(Profile { region: None, ..keys("A", "s=1", "") });
+        let elsewhere = CredentialSource::Profile(Profile { region: None, ..keys("A", "s=1", "") });
         check(&[("AWS_SHARED_CREDENTIALS_FILE", "/elsewhere")], Ok(elsewhere));
     }
 

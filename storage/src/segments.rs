@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use crate::{Storage, StorageError};
 
 /// Maximum number of buffered bytes. While the store is unavailable, further appends are dropped.
-const WAITING_BYTES_MAX: usize = 64 << 20;
+const BUFFER_BYTES_MAX: usize = 64 << 20;
 
 /// Paths and limits of segments.
 #[derive(Clone, Debug)]
@@ -57,35 +57,35 @@ impl Segments {
 /// Appends to numbered objects. Clones append to the same objects.
 #[derive(Clone, Debug)]
 pub struct SegmentWriter {
-    orders: mpsc::UnboundedSender<Order>,
+    messages: mpsc::UnboundedSender<WriterMessage>,
     /// Number of appended bytes that are not stored yet.
-    waiting: Arc<AtomicUsize>,
+    unstored_bytes: Arc<AtomicUsize>,
     /// Error for waiters if the task has ended.
-    gone: StorageError,
+    shutdown_error: StorageError,
     url: String,
 }
 
 #[derive(Debug)]
-enum Order {
+enum WriterMessage {
     Append(Bytes),
     Flush(oneshot::Sender<Result<(), StorageError>>),
 }
 
 /// Handle that waits until all data appended before its creation is stored.
 #[derive(Debug)]
-pub struct Stored {
-    answer: oneshot::Receiver<Result<(), StorageError>>,
-    gone: StorageError,
+pub struct PendingFlush {
+    reply: oneshot::Receiver<Result<(), StorageError>>,
+    shutdown_error: StorageError,
 }
 
-impl Stored {
+impl PendingFlush {
     /// Waits until the data is stored.
     ///
     /// # Errors
     ///
     /// The storage failed. The data is kept and the write is retried later.
     pub async fn wait(self) -> Result<(), StorageError> {
-        self.answer.await.unwrap_or(Err(self.gone))
+        self.reply.await.unwrap_or(Err(self.shutdown_error))
     }
 
     /// Blocks until the data is stored.
@@ -98,17 +98,17 @@ impl Stored {
     ///
     /// If called from an asynchronous task.
     pub fn wait_blocking(self) -> Result<(), StorageError> {
-        self.answer.blocking_recv().unwrap_or(Err(self.gone))
+        self.reply.blocking_recv().unwrap_or(Err(self.shutdown_error))
     }
 }
 
 impl SegmentWriter {
     /// Starts a writer. Its task runs on `rt` until all clones are dropped, then writes the rest.
     pub fn new(rt: &Handle, storage: Storage, segments: Segments) -> Self {
-        let (orders, inbox) = mpsc::unbounded_channel();
-        let waiting = Arc::new(AtomicUsize::new(0));
+        let (messages, inbox) = mpsc::unbounded_channel();
+        let unstored_bytes = Arc::new(AtomicUsize::new(0));
         let url = storage.url().to_owned();
-        let gone = StorageError::Unavailable {
+        let shutdown_error = StorageError::Unavailable {
             url: url.clone(),
             path: segments.path(0),
             attempts: 0,
@@ -117,15 +117,15 @@ impl SegmentWriter {
         let task = Task {
             storage,
             inbox,
-            waiting: waiting.clone(),
-            gathered: BytesMut::new(),
-            due: None,
+            unstored_bytes: unstored_bytes.clone(),
+            buffer: BytesMut::new(),
+            deadline: None,
             unwritten: None,
             seq: 0,
             segments,
         };
         rt.spawn(task.run());
-        Self { orders, waiting, gone, url }
+        Self { messages, unstored_bytes, shutdown_error, url }
     }
 
     /// Appends `bytes` unchanged, so lines must include their newline. The bytes of one call stay
@@ -134,25 +134,26 @@ impl SegmentWriter {
     pub fn append(&self, bytes: impl Into<Bytes>) -> bool {
         let bytes = bytes.into();
         let len = bytes.len();
-        let has_room = self.waiting.fetch_add(len, Ordering::Relaxed) + len <= WAITING_BYTES_MAX;
-        let is_taken = has_room && self.orders.send(Order::Append(bytes)).is_ok();
-        if !is_taken {
-            self.waiting.fetch_sub(len, Ordering::Relaxed);
+        let has_capacity =
+            self.unstored_bytes.fetch_add(len, Ordering::Relaxed) + len <= BUFFER_BYTES_MAX;
+        let is_queued = has_capacity && self.messages.send(WriterMessage::Append(bytes)).is_ok();
+        if !is_queued {
+            self.unstored_bytes.fetch_sub(len, Ordering::Relaxed);
         }
-        is_taken
+        is_queued
     }
 
     /// Returns the error for an append that returned `false`.
-    pub fn no_room(&self) -> StorageError {
-        StorageError::Behind { url: self.url.clone(), bytes: WAITING_BYTES_MAX }
+    pub fn buffer_full_error(&self) -> StorageError {
+        StorageError::BufferFull { url: self.url.clone(), bytes: BUFFER_BYTES_MAX }
     }
 
     /// Requests a flush of all data appended so far, and returns a handle to wait for it.
-    pub fn stored(&self) -> Stored {
-        let (reply_to, answer) = oneshot::channel();
+    pub fn request_flush(&self) -> PendingFlush {
+        let (reply_to, reply) = oneshot::channel();
         // If the task has ended, the channel drops `reply_to`, and the waiter gets an error.
-        let _ = self.orders.send(Order::Flush(reply_to));
-        Stored { answer, gone: self.gone.clone() }
+        let _ = self.messages.send(WriterMessage::Flush(reply_to));
+        PendingFlush { reply, shutdown_error: self.shutdown_error.clone() }
     }
 
     /// Waits until all data appended so far is stored.
@@ -161,7 +162,7 @@ impl SegmentWriter {
     ///
     /// The storage failed. The data is kept and the write is retried later.
     pub async fn flush(&self) -> Result<(), StorageError> {
-        self.stored().wait().await
+        self.request_flush().wait().await
     }
 }
 
@@ -170,12 +171,12 @@ impl SegmentWriter {
 struct Task {
     storage: Storage,
     segments: Segments,
-    inbox: mpsc::UnboundedReceiver<Order>,
-    waiting: Arc<AtomicUsize>,
+    inbox: mpsc::UnboundedReceiver<WriterMessage>,
+    unstored_bytes: Arc<AtomicUsize>,
     /// Content of the next object, without the header.
-    gathered: BytesMut,
+    buffer: BytesMut,
     /// Latest time of the next write.
-    due: Option<Instant>,
+    deadline: Option<Instant>,
     /// Object whose write failed. Its number and bytes stay the same until it is written.
     unwritten: Option<Bytes>,
     seq: u64,
@@ -184,10 +185,10 @@ struct Task {
 impl Task {
     async fn run(mut self) {
         loop {
-            let order = match self.due {
+            let message = match self.deadline {
                 None => self.inbox.recv().await,
                 Some(due) => match tokio::time::timeout_at(due, self.inbox.recv()).await {
-                    Ok(order) => order,
+                    Ok(message) => message,
                     Err(_) => {
                         // Ignore the error: the write is retried, and the next flush reports it.
                         let _ = self.write().await;
@@ -195,15 +196,15 @@ impl Task {
                     }
                 },
             };
-            match order {
-                Some(Order::Append(bytes)) => {
-                    self.gathered.extend_from_slice(&bytes);
-                    self.due.get_or_insert_with(|| Instant::now() + self.segments.age_max);
-                    if self.unwritten.is_none() && self.gathered.len() >= self.segments.bytes_max {
+            match message {
+                Some(WriterMessage::Append(bytes)) => {
+                    self.buffer.extend_from_slice(&bytes);
+                    self.deadline.get_or_insert_with(|| Instant::now() + self.segments.age_max);
+                    if self.unwritten.is_none() && self.buffer.len() >= self.segments.bytes_max {
                         let _ = self.write().await;
                     }
                 }
-                Some(Order::Flush(reply_to)) => {
+                Some(WriterMessage::Flush(reply_to)) => {
                     // Ignore the error: the caller no longer waits.
                     let _ = reply_to.send(self.write().await);
                 }
@@ -219,22 +220,22 @@ impl Task {
     /// Writes the object whose write failed before, then the buffer.
     async fn write(&mut self) -> Result<(), StorageError> {
         let done = self.write_all().await;
-        let is_left = self.unwritten.is_some() || !self.gathered.is_empty();
-        self.due = is_left.then(|| Instant::now() + self.segments.age_max);
+        let is_left = self.unwritten.is_some() || !self.buffer.is_empty();
+        self.deadline = is_left.then(|| Instant::now() + self.segments.age_max);
         done
     }
 
     async fn write_all(&mut self) -> Result<(), StorageError> {
-        while self.unwritten.is_some() || !self.gathered.is_empty() {
-            let (gathered, header) = (&mut self.gathered, &self.segments.header);
+        while self.unwritten.is_some() || !self.buffer.is_empty() {
+            let (buffer, header) = (&mut self.buffer, &self.segments.header);
             let object = self.unwritten.get_or_insert_with(|| {
                 let mut object = BytesMut::from(header.as_ref());
-                object.extend_from_slice(&gathered.split());
+                object.extend_from_slice(&buffer.split());
                 object.freeze()
             });
             let (len, object) = (object.len() - header.len(), object.clone());
             self.storage.put(&self.segments.path(self.seq), object).await?;
-            self.waiting.fetch_sub(len, Ordering::Relaxed);
+            self.unstored_bytes.fetch_sub(len, Ordering::Relaxed);
             self.unwritten = None;
             self.seq += 1;
         }
@@ -311,13 +312,13 @@ mod tests {
         let segments = segments(usize::MAX, Duration::from_secs(60));
         let writer = SegmentWriter::new(&Handle::current(), storage.clone(), segments);
         assert!(writer.append("a"));
-        assert!(!writer.append(vec![b'x'; WAITING_BYTES_MAX]));
-        let error = writer.no_room().to_string();
+        assert!(!writer.append(vec![b'x'; BUFFER_BYTES_MAX]));
+        let error = writer.buffer_full_error().to_string();
         assert!(error.contains("memory://") && error.contains("64 MiB"), "{error}");
         assert!(writer.append("b"), "the dropped append counts against the limit");
         writer.flush().await.unwrap();
         assert_eq!(storage.get("m/0-00000000.jsonl").await.unwrap(), "#ab");
-        assert!(writer.append(vec![b'x'; WAITING_BYTES_MAX]), "flushed bytes count");
+        assert!(writer.append(vec![b'x'; BUFFER_BYTES_MAX]), "flushed bytes count");
     }
 
     #[tokio::test]
@@ -326,9 +327,9 @@ mod tests {
         let segments = segments(99, Duration::from_secs(60));
         let writer = SegmentWriter::new(&Handle::current(), storage.clone(), segments);
         writer.append("a");
-        let stored = writer.stored();
+        let flush = writer.request_flush();
         drop(writer);
-        stored.wait().await.unwrap();
+        flush.wait().await.unwrap();
         assert_eq!(storage.list("").await.unwrap(), ["m/0-00000000.jsonl"]);
     }
 }

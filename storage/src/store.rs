@@ -1,28 +1,25 @@
 //! A storage root and the operations on it.
 
+mod multipart;
+mod retry;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use bytes::{Bytes, BytesMut};
-use futures::{StreamExt, TryStreamExt, stream};
+use bytes::Bytes;
+use futures::TryStreamExt;
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
 
+pub(crate) use self::retry::RetryPolicy;
 use crate::StorageError;
-use crate::error::{Subject, classify};
 use crate::open;
 
 /// Objects of at least this size are uploaded and downloaded in parts.
 const LARGE_BYTES: usize = 16 << 20;
-/// Size of a part: at least 5 MiB, as S3 requires, and small enough to retry.
-const PART_BYTES: usize = 8 << 20;
-/// Maximum number of parts of an object; S3 allows 10,000.
-const PARTS_MAX: usize = 9_000;
-/// Maximum number of concurrent transfers of one object's parts.
-const PARTS_IN_FLIGHT: usize = 8;
 
 /// A storage root. Clones share it.
 ///
@@ -46,41 +43,9 @@ pub struct Storage {
     store: Arc<dyn ObjectStore>,
     /// The same store, if it supports multipart uploads.
     parts: Option<Arc<dyn MultipartStore>>,
-    patience: Patience,
+    retry_policy: RetryPolicy,
     /// Local directory of the root, if the root is one.
     folder: Option<PathBuf>,
-}
-
-/// Limits of retries after transient failures.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
-    attempts_max: u32,
-    wait_first: Duration,
-    wait_max: Duration,
-}
-
-impl Patience {
-    /// For local disks, whose transient failures are short.
-    pub(crate) const NEAR: Self = Self {
-        attempts_max: 6,
-        wait_first: Duration::from_millis(10),
-        wait_max: Duration::from_millis(200),
-    };
-    /// For storage behind a network: about two minutes, enough for a restart of the store.
-    pub(crate) const FAR: Self = Self {
-        attempts_max: 16,
-        wait_first: Duration::from_millis(100),
-        wait_max: Duration::from_secs(10),
-    };
-    /// Maximum number of attempts if a user waits for the result.
-    const IMPATIENT_ATTEMPTS_MAX: u32 = 4;
-
-    /// Returns the wait after failed attempt number `attempt`, from 1. The jitter `spread`, from 0
-    /// to 1, separates the retries of callers that failed together.
-    fn wait(self, attempt: u32, spread: f64) -> Duration {
-        let wait = self.wait_first.saturating_mul(1 << attempt.min(16)).min(self.wait_max);
-        wait.mul_f64(0.5 + spread / 2.0)
-    }
 }
 
 impl fmt::Debug for Storage {
@@ -111,7 +76,7 @@ impl Storage {
             prefix: Path::default(),
             store,
             parts: None,
-            patience: Patience::NEAR,
+            retry_policy: RetryPolicy::LOCAL,
             folder: None,
         }
     }
@@ -129,15 +94,14 @@ impl Storage {
         Self { prefix, ..self }
     }
 
-    pub(crate) fn with_patience(self, patience: Patience) -> Self {
-        Self { patience, ..self }
+    pub(crate) fn with_retry_policy(self, retry_policy: RetryPolicy) -> Self {
+        Self { retry_policy, ..self }
     }
 
     /// Returns the same root with fewer retries, for operations that should fail within seconds.
-    pub fn impatient(self) -> Self {
-        let attempts_max = self.patience.attempts_max.min(Patience::IMPATIENT_ATTEMPTS_MAX);
-        let patience = Patience { attempts_max, ..self.patience };
-        self.with_patience(patience)
+    pub fn with_few_retries(self) -> Self {
+        let retry_policy = self.retry_policy.with_few_attempts();
+        self.with_retry_policy(retry_policy)
     }
 
     /// Returns the local directory of the root; `None` for other storage.
@@ -361,7 +325,7 @@ impl Storage {
     ///
     /// The first operation that failed.
     pub async fn probe(&self) -> Result<(), StorageError> {
-        let this = self.clone().impatient();
+        let this = self.clone().with_few_retries();
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let path = format!("probe-{}-{:x}", std::process::id(), now.as_nanos());
         let written = Bytes::from(path.clone());
@@ -382,85 +346,6 @@ impl Storage {
         })?;
         Ok(self.prefix.parts().chain(parsed.parts()).collect())
     }
-
-    async fn put_parts(
-        &self,
-        store: &dyn MultipartStore,
-        path: &str,
-        location: &Path,
-        bytes: &Bytes,
-    ) -> Result<(), StorageError> {
-        let id = self.retry(path, || store.create_multipart(location)).await?;
-        let part_bytes = PART_BYTES.max(bytes.len().div_ceil(PARTS_MAX));
-        let starts = (0..bytes.len()).step_by(part_bytes).enumerate();
-        let put = |(idx, start): (usize, usize)| {
-            let part = bytes.slice(start..bytes.len().min(start + part_bytes));
-            let id = &id;
-            async move {
-                let put = || store.put_part(location, id, idx, PutPayload::from(part.clone()));
-                self.retry(path, put).await
-            }
-        };
-        let stored = stream::iter(starts.map(put)).buffered(PARTS_IN_FLIGHT).try_collect().await;
-        let done = match stored {
-            Ok(parts) => {
-                let parts: Vec<_> = parts;
-                let complete = || store.complete_multipart(location, &id, parts.clone());
-                self.retry(path, complete).await.map(|_| ())
-            }
-            Err(error) => Err(error),
-        };
-        let Err(error) = done else { return Ok(()) };
-        // Abandoned parts cost money on some stores. Ignore the error: there is no other remedy.
-        let _ = store.abort_multipart(location, &id).await;
-        Err(error)
-    }
-
-    async fn get_parts(
-        &self,
-        path: &str,
-        location: &Path,
-        range: std::ops::Range<u64>,
-    ) -> Result<Bytes, StorageError> {
-        let end = range.end;
-        let get = |start: u64| async move {
-            let range = start..end.min(start + PART_BYTES as u64);
-            self.retry(path, || self.store.get_range(location, range.clone())).await
-        };
-        let num_bytes = usize::try_from(end - range.start).unwrap_or(0);
-        let mut parts = stream::iter(range.step_by(PART_BYTES).map(get)).buffered(PARTS_IN_FLIGHT);
-        let mut joined = BytesMut::with_capacity(num_bytes);
-        while let Some(part) = parts.try_next().await? {
-            joined.extend_from_slice(&part);
-        }
-        Ok(joined.freeze())
-    }
-
-    /// Retries `operation` until it succeeds, fails permanently, or the retry limit is reached.
-    async fn retry<T, F>(&self, path: &str, operation: impl Fn() -> F) -> Result<T, StorageError>
-    where
-        F: Future<Output = object_store::Result<T>>,
-    {
-        let mut attempt = 0;
-        loop {
-            attempt += 1;
-            let source = match operation().await {
-                Ok(done) => return Ok(done),
-                Err(source) => source,
-            };
-            let (error, passes) = classify(Subject { url: &self.url, path }, attempt, &source);
-            if !passes || attempt >= self.patience.attempts_max {
-                return Err(error);
-            }
-            tokio::time::sleep(self.patience.wait(attempt, spread())).await;
-        }
-    }
-}
-
-/// Returns a jitter from 0 to 1 that differs between callers. Only wait times depend on it.
-fn spread() -> f64 {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    f64::from(now.subsec_nanos() % 1_000) / 1_000.0
 }
 
 #[cfg(test)]

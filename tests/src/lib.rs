@@ -39,8 +39,8 @@ pub fn cache() -> PathBuf {
         .expect("HOME is not set")
 }
 
-/// Returns the paths of all files that match, relative to the repository's root, except deleted files
-/// and those that git ignores. `*` also matches `/`.
+/// Returns the paths of all files that match, relative to the repository's root. Omits deleted
+/// files and those that git ignores. `*` also matches `/`.
 ///
 /// # Panics
 ///
@@ -52,7 +52,7 @@ pub fn files(patterns: &[&str]) -> Vec<String> {
         .current_dir(repository())
         .output()
         .expect("git is installed");
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", describe_output(&output));
     let names = String::from_utf8_lossy(&output.stdout).into_owned();
     let names = names.lines().filter(|name| repository().join(name).exists());
     let names: Vec<String> = names.map(str::to_owned).collect();
@@ -66,14 +66,14 @@ pub fn files(patterns: &[&str]) -> Vec<String> {
 pub fn has_data(name: &str) -> bool {
     let is_cached = cache().join("data").join(name).is_dir();
     if !is_cached {
-        stoker_test_cluster::leave_out(format!("needs the data set {name}"));
+        stoker_test_cluster::record_skip(format!("needs the data set {name}"));
     }
     is_cached
 }
 
 /// Writes the files of CIFAR-10's binary version with 300 random images each. Tests that need only
 /// the format and shapes of the data set use it, because no package contains the original. The
-/// brightness of an image follows its label, so that the loss falls from one validation to the next.
+/// brightness of an image follows its label, so that the loss decreases between validations.
 ///
 /// # Panics
 ///
@@ -110,7 +110,7 @@ pub fn stoker<I: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = I>)
 }
 
 /// Formats the status and the output of a finished program, for assertion messages.
-pub fn said(output: &Output) -> String {
+pub fn describe_output(output: &Output) -> String {
     format!(
         "{}\n--- stdout\n{}\n--- stderr\n{}",
         output.status,

@@ -4,20 +4,20 @@
 
 mod architecture;
 mod chart;
-mod exact;
 mod faults;
-mod first_light;
 mod images;
 mod inference;
 mod interrupted;
 mod language;
 mod learner;
-mod left_out;
 mod links;
+mod local_run;
 mod proxy;
 mod readers;
-mod repeated;
+mod reproducibility;
 mod scenarios;
+mod skipped;
+mod standalone;
 mod stores;
 mod tutorial;
 mod two_nodes;

@@ -1,7 +1,7 @@
 //! Checks the rendered chart: installed objects, refused values, permissions of the operator.
 
 mod install;
-mod rights;
+mod permissions;
 mod values;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,10 +10,10 @@ use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use stoker_tests::{cache, program, repository, said};
+use stoker_tests::{cache, describe_output, program, repository};
 
 /// A non-default value for every setting that changes an object or its contents.
-const EVERYTHING: &str = r#"
+const ALL_VALUES: &str = r#"
 image: { repository: example/operator, tag: "7" }
 imagePullSecrets: [{ name: registry }]
 trainer: { image: "example/trainer:7", pullPolicy: Always }
@@ -63,7 +63,7 @@ fn helm() -> Option<PathBuf> {
     let installed = std::env::split_paths(&path).map(|folder| folder.join("helm"));
     let helm = named.into_iter().chain(built).chain(installed).find(|path| path.is_file());
     assert!(
-        helm.is_some() || !stoker_test_cluster::wanted(),
+        helm.is_some() || !stoker_test_cluster::clusters_enabled(),
         "helm is missing; run scripts/fetch-cluster, set STOKER_HELM to its path, or turn cluster \
          tests off with STOKER_TEST_CLUSTER=off"
     );
@@ -93,7 +93,7 @@ fn rendered(values: &str) -> Option<String> {
     let helm = helm()?;
     let arguments = ["template", "stoker", "charts/stoker", "--namespace", "123"];
     let output = run(&helm, &arguments, values);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", describe_output(&output));
     Some(String::from_utf8(output.stdout).unwrap())
 }
 
@@ -170,7 +170,7 @@ fn defaults_install_one_cluster_wide_operator() {
 #[test]
 fn values_add_and_remove_objects() {
     check_objects(
-        EVERYTHING,
+        ALL_VALUES,
         &[
             "ClusterRole 123:stoker-operator",
             "ClusterRoleBinding 123:stoker-operator",
@@ -193,9 +193,9 @@ fn values_add_and_remove_objects() {
 #[test]
 fn helm_lint_passes() {
     let Some(helm) = helm() else { return };
-    for values in ["", EVERYTHING] {
+    for values in ["", ALL_VALUES] {
         let output = run(&helm, &["lint", "--strict", "charts/stoker"], values);
-        assert!(output.status.success(), "{}", said(&output));
+        assert!(output.status.success(), "{}", describe_output(&output));
     }
 }
 
@@ -210,7 +210,7 @@ fn every_value_reaches_the_operator() {
     if helm().is_none() {
         return;
     }
-    let arguments_of_all = arguments(&objects(EVERYTHING));
+    let arguments_of_all = arguments(&objects(ALL_VALUES));
     let expected = [
         "run",
         "--lease-name=stoker-operator",
@@ -249,18 +249,18 @@ fn the_operator_accepts_its_arguments() {
     if helm().is_none() {
         return;
     }
-    for values in ["", EVERYTHING] {
+    for values in ["", ALL_VALUES] {
         // The operator prints its help only if all arguments before `--help` are valid.
         let mut operator = Command::new(program("stoker-operator"));
         let output = operator.args(arguments(&objects(values))).arg("--help").output().unwrap();
-        let text = said(&output);
+        let text = describe_output(&output);
         assert!(output.status.success() && text.contains("--gang-key-file"), "{text}");
     }
 }
 
 #[test]
 fn numeric_names_stay_strings() {
-    let objects = objects(EVERYTHING);
+    let objects = objects(ALL_VALUES);
     for object in &objects {
         let namespace = &object["metadata"]["namespace"];
         assert!(namespace.is_null() || namespace.is_string(), "{object:#}");
@@ -328,7 +328,7 @@ fn only_trial_and_job_pods_may_report() {
         "key": "stoker.dev/component", "operator": "In", "values": ["trial", "job"],
     }] });
     assert_eq!(all["from"], json!([{ "namespaceSelector": {}, "podSelector": pods }]));
-    let some = from(EVERYTHING).unwrap();
+    let some = from(ALL_VALUES).unwrap();
     let namespaces = &some["from"][0]["namespaceSelector"]["matchExpressions"][0];
     assert_eq!(namespaces["values"], json!(["vision", "123"]));
     assert_eq!(some["from"][0]["podSelector"], pods);
@@ -339,7 +339,7 @@ fn notes_refer_to_an_existing_example() {
     let Some(helm) = helm() else { return };
     let arguments = ["install", "stoker", "charts/stoker", "--dry-run=client"];
     let output = run(&helm, &arguments, "");
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", describe_output(&output));
     let text = String::from_utf8(output.stdout).unwrap();
     let notes = text.split_once("\nNOTES:\n").expect("no notes").1;
     let after = |word: &str| notes.split(word).nth(1).unwrap().split_whitespace().next().unwrap();

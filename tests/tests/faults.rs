@@ -6,10 +6,10 @@ use std::process::Command;
 
 use serde_json::Value;
 use stoker_test_cluster::{has_root, wait_until};
-use stoker_tests::{cache, has_data, repository, said, stoker, write_random_cifar10};
+use stoker_tests::{cache, describe_output, has_data, repository, stoker, write_random_cifar10};
 
-use crate::first_light::{last_line, run};
 use crate::interrupted::trials;
+use crate::local_run::{last_line, run};
 use crate::proxy::Proxy;
 use crate::readers::{run_in_bucket, s3_server};
 
@@ -23,14 +23,14 @@ impl SmallDisk {
         let output =
             Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(at).output();
         let output = output.unwrap();
-        assert!(output.status.success(), "mounting needs root: {}", said(&output));
+        assert!(output.status.success(), "mounting needs root: {}", describe_output(&output));
         Self(at.to_owned())
     }
 
     fn resize(&self, bytes: u32) {
         let size = format!("remount,size={bytes}");
         let output = Command::new("mount").args(["-o", &size]).arg(&self.0).output().unwrap();
-        assert!(output.status.success(), "{}", said(&output));
+        assert!(output.status.success(), "{}", describe_output(&output));
     }
 }
 
@@ -87,8 +87,8 @@ fn invalid_files_are_refused_with_all_errors() {
         text.replace("metric:", "metrik:").replace("single: {}", "single: {}\n    random: {}");
     std::fs::write(&file, text).unwrap();
     let output = run(&file, folder.path(), &[]);
-    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-    let text = said(&output);
+    assert_eq!(output.status.code(), Some(2), "{}", describe_output(&output));
+    let text = describe_output(&output);
     for part in ["metrik", "metric", "maxTrials"] {
         assert!(text.contains(part), "{part} is not in: {text}");
     }
@@ -100,8 +100,8 @@ fn check_iris(set: &[&str], code: i32, parts: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let set: Vec<&str> = set.iter().flat_map(|set| ["--set", set]).collect();
     let output = run(&example("iris"), folder.path(), &set);
-    assert_eq!(output.status.code(), Some(code), "{}", said(&output));
-    let text = said(&output);
+    assert_eq!(output.status.code(), Some(code), "{}", describe_output(&output));
+    let text = describe_output(&output);
     for part in parts {
         assert!(text.contains(part), "{part:?} is not in: {text}");
     }
@@ -153,7 +153,7 @@ fn nan_losses_rank_last() {
         "searcher={metric: validation_loss, maxLength: {epochs: 2}, grid: {}}",
     ];
     let output = run(&example("iris"), folder.path(), &set);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", describe_output(&output));
     let line = last_line(&output);
     assert_eq!(line["best"]["hyperparameters"]["learning_rate"], 0.01, "{line}");
     let trials: Vec<_> = trials(folder.path()).into_values().collect();
@@ -177,7 +177,7 @@ fn failing_store_requests_change_no_result() {
         let state = folder.path().join(name);
         let root = format!("s3://runs/{name}");
         let output = run_in_bucket(&root, port, &state, &set);
-        assert!(output.status.success(), "{}", said(&output));
+        assert!(output.status.success(), "{}", describe_output(&output));
         let local = std::fs::read_dir(state.join("stoker")).unwrap().flatten().next().unwrap();
         outcomes.push(trials(&local.path()));
     }
@@ -212,7 +212,7 @@ END
         .arg(example("iris"))
         .output()
         .unwrap();
-    let text = said(&output);
+    let text = describe_output(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("cannot listen on 127.0.0.1") && text.contains("port"), "{text}");
 }

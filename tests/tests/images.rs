@@ -5,11 +5,11 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::{Value, json};
-use stoker_tests::{has_data, program, repository, said};
+use stoker_tests::{describe_output, has_data, program, repository};
 
 fn run(command: &mut Command) -> Output {
     let output = command.output().unwrap();
-    assert!(output.status.success(), "{command:?}: {}", said(&output));
+    assert!(output.status.success(), "{command:?}: {}", describe_output(&output));
     output
 }
 

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use stoker_tests::{has_data, said, stoker};
+use stoker_tests::{describe_output, has_data, stoker};
 
-use crate::first_light::{last_line, run};
 use crate::learner::checkpoints;
+use crate::local_run::{last_line, run};
 
 /// Four trials with dropout, Adam, shuffling and frequent checkpoints: seconds of work with many
 /// different states in which a process can be killed.
@@ -105,14 +105,14 @@ fn start(file: &Path, root: &Path) -> Child {
 /// Returns the seed of random kills: a constant, or `STOKER_TEST_SEED` if set.
 pub(crate) fn seed() -> u64 {
     let seed = std::env::var("STOKER_TEST_SEED").map_or(7_919, |seed| seed.parse().unwrap());
-    // `Dice` never leaves 0.
+    // `SeededRng` never leaves 0.
     seed.max(1)
 }
 
 /// Xorshift generator. Failures print its seed.
-pub(crate) struct Dice(pub(crate) u64);
+pub(crate) struct SeededRng(pub(crate) u64);
 
-impl Dice {
+impl SeededRng {
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -123,7 +123,7 @@ impl Dice {
 
 /// Waits until no trainer under `root` is left after its runner has died.
 #[track_caller]
-pub(crate) fn no_orphans(root: &Path, context: &str) {
+pub(crate) fn wait_until_no_trainers(root: &Path, context: &str) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !trainers(root).is_empty() {
         assert!(Instant::now() < deadline, "{context}: trainers outlive their runner");
@@ -160,42 +160,42 @@ fn twenty_kills_change_nothing() {
     let (calm, rough) = (folder.path().join("calm"), folder.path().join("rough"));
 
     let output = run(&file, &calm, &["--slots", "2"]);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", describe_output(&output));
 
     let seed = seed();
     let context = format!("seed {seed}");
-    let mut dice = Dice(seed);
+    let mut rng = SeededRng(seed);
     let mut runner = start(&file, &rough);
     let mut killed = (0, 0);
     while killed.0 + killed.1 < NUM_KILLS {
         let before = checkpointed_batches(&rough);
-        wait_for_batches(&rough, &mut runner, before, dice.below(BATCHES_PER_KILL), &context);
+        wait_for_batches(&rough, &mut runner, before, rng.below(BATCHES_PER_KILL), &context);
         // Kill at a random time between two checkpoints.
-        std::thread::sleep(Duration::from_millis(dice.below(30)));
+        std::thread::sleep(Duration::from_millis(rng.below(30)));
         if runner.try_wait().unwrap().is_some() {
             panic!("{context}: the run ended after {killed:?} kills; increase maxLength");
         }
-        if dice.below(3) == 0 {
+        if rng.below(3) == 0 {
             runner.kill().unwrap();
             runner.wait().unwrap();
-            no_orphans(&rough, &context);
+            wait_until_no_trainers(&rough, &context);
             runner = start(&file, &rough);
             killed.0 += 1;
             continue;
         }
         // The victim is a program or its supervisor.
         let all = trainers(&rough);
-        if let Some(victim) = all.get(dice.below(all.len().max(1) as u64) as usize) {
+        if let Some(victim) = all.get(rng.below(all.len().max(1) as u64) as usize) {
             let _ = kill_process(*victim, Signal::KILL);
             killed.1 += 1;
         }
     }
     println!("{context}: killed the runner {} and trainers {} times", killed.0, killed.1);
     runner.wait().unwrap();
-    no_orphans(&rough, &context);
+    wait_until_no_trainers(&rough, &context);
 
     let output = run(&file, &rough, &["--slots", "2"]);
-    assert!(output.status.success(), "{context}: {}", said(&output));
+    assert!(output.status.success(), "{context}: {}", describe_output(&output));
     assert_eq!(last_line(&output)["phase"], "Completed", "{context}");
     assert_eq!(trials(&rough), trials(&calm), "{context}");
 }
@@ -215,9 +215,9 @@ fn stopped_runs_resume_with_the_same_results() {
     kill_process(Pid::from_child(&runner), Signal::INT).unwrap();
     let status = runner.wait().unwrap();
     assert_eq!(status.code(), Some(3), "not stopped before the end: {status}");
-    no_orphans(&stopped, "after Ctrl-C");
+    wait_until_no_trainers(&stopped, "after Ctrl-C");
 
     let output = run(&file, &stopped, &["--slots", "2"]);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", describe_output(&output));
     assert_eq!(trials(&stopped), trials(&calm));
 }

@@ -6,10 +6,10 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_process};
-use stoker_tests::{cache, has_data, program, repository, said, stoker};
+use stoker_tests::{cache, describe_output, has_data, program, repository, stoker};
 
-use crate::first_light::last_line;
-use crate::interrupted::{no_orphans, trainers};
+use crate::interrupted::{trainers, wait_until_no_trainers};
+use crate::local_run::last_line;
 
 /// Directory where burn writes its files in both programs.
 const FOLDER: &str = "target/learner-mnist";
@@ -55,12 +55,12 @@ fn digits() -> (&'static str, PathBuf) {
 }
 
 /// Runs a program without Stoker in a new directory.
-fn alone(name: &str, folder: &Path) {
+fn run_standalone(name: &str, folder: &Path) {
     std::fs::create_dir(folder).unwrap();
     let (variable, value) = digits();
     let mut command = Command::new(program(name));
     let output = command.current_dir(folder).env(variable, value).output().unwrap();
-    assert!(output.status.success(), "{name}: {}", said(&output));
+    assert!(output.status.success(), "{name}: {}", describe_output(&output));
 }
 
 /// Returns a command that runs the example's experiment in `folder`, or resumes it there.
@@ -115,21 +115,21 @@ fn weights(file: &Path) -> BTreeMap<String, Vec<u8>> {
 }
 
 /// Returns the weights of the last checkpoint of a run under Stoker, which must be at `batches`.
-fn trained(folder: &Path, batches: u64) -> BTreeMap<String, Vec<u8>> {
+fn checkpoint_weights(folder: &Path, batches: u64) -> BTreeMap<String, Vec<u8>> {
     let (last, folder) = checkpoints(folder).pop().expect("a checkpoint");
     assert_eq!(last, batches);
     weights(&folder.join("model.bpk"))
 }
 
 /// Reads a metric of an epoch from burn's log, whose last line has the final value.
-fn burns(folder: &Path, split: &str, epoch: u32, metric: &str) -> f64 {
+fn burn_metric(folder: &Path, split: &str, epoch: u32, metric: &str) -> f64 {
     let file = folder.join(FOLDER).join(format!("{split}/epoch-{epoch}/{metric}.log"));
     let text = std::fs::read_to_string(file).unwrap();
     text.lines().last().unwrap().strip_suffix(",final").unwrap().parse().unwrap()
 }
 
 /// Returns a metric from the rows of a run under Stoker, in order of batches.
-fn ours(folder: &Path, group: &str, metric: &str) -> Vec<f64> {
+fn stoker_metric(folder: &Path, group: &str, metric: &str) -> Vec<f64> {
     let mut files = vec![];
     find(folder, "jsonl", &mut files);
     let mut rows = BTreeMap::new();
@@ -151,34 +151,38 @@ fn training_is_bit_identical_without_and_with_stoker() {
     }
     let folder = tempfile::tempdir().unwrap();
     let [plain, after, run] = ["plain", "after", "run"].map(|name| folder.path().join(name));
-    alone("learner-before", &plain);
-    alone("learner-after", &after);
+    run_standalone("learner-before", &plain);
+    run_standalone("learner-after", &after);
     let output = experiment(&run, 1).output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", describe_output(&output));
 
     // Two epochs of 60,000 digits in batches of 64.
     let expected = weights(&plain.join(FOLDER).join("checkpoint/model-2.bpk"));
     for folder in [&after, &run] {
-        assert!(trained(folder, 1876) == expected, "{}: weights differ", folder.display());
+        assert!(
+            checkpoint_weights(folder, 1876) == expected,
+            "{}: weights differ",
+            folder.display()
+        );
         let theirs = weights(&folder.join(FOLDER).join("checkpoint/model-2.bpk"));
         assert!(theirs == expected, "{}: burn's checkpoint differs", folder.display());
         for (group, split) in [("epoch", "train"), ("validation", "valid")] {
             for (name, metric) in [("loss", "Loss"), ("accuracy", "Accuracy")] {
                 let prefix = if group == "epoch" { "" } else { "validation_" };
-                let ours = ours(folder, group, &format!("{prefix}{name}"));
-                let burns = [1, 2].map(|epoch| burns(&plain, split, epoch, metric));
-                assert_eq!(ours, burns, "{split} {metric}");
+                let stoker_metric = stoker_metric(folder, group, &format!("{prefix}{name}"));
+                let burn_metric = [1, 2].map(|epoch| burn_metric(&plain, split, epoch, metric));
+                assert_eq!(stoker_metric, burn_metric, "{split} {metric}");
             }
         }
     }
-    let accuracy = burns(&plain, "valid", 2, "Accuracy");
+    let accuracy = burn_metric(&plain, "valid", 2, "Accuracy");
     assert!(accuracy > 95.0, "{accuracy}");
     assert_eq!(last_line(&output)["phase"], "Completed");
 }
 
 /// Kills a trainer once a checkpoint of `after[0]` batches exists, then the runner once one of
 /// `after[1]` exists. Then resumes the run and returns its output.
-fn killed(folder: &Path, slots: u32, after: [u64; 2]) -> Output {
+fn run_with_kills(folder: &Path, slots: u32, after: [u64; 2]) -> Output {
     let start = || {
         let mut command = experiment(folder, slots);
         command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
@@ -197,7 +201,7 @@ fn killed(folder: &Path, slots: u32, after: [u64; 2]) -> Output {
         } else {
             runner.kill().unwrap();
             runner.wait().unwrap();
-            no_orphans(&root, "after the runner was killed");
+            wait_until_no_trainers(&root, "after the runner was killed");
         }
     }
     experiment(folder, slots).output().unwrap()
@@ -214,20 +218,20 @@ fn killed_learner_runs_resume_bit_identical() {
         let [calm, rough] =
             ["calm", "rough"].map(|name| folder.path().join(format!("{name}-{slots}")));
         let output = experiment(&calm, slots).output().unwrap();
-        assert!(output.status.success(), "{}", said(&output));
-        let output = killed(&rough, slots, [batches / 5, batches / 2]);
-        assert!(output.status.success(), "{}", said(&output));
+        assert!(output.status.success(), "{}", describe_output(&output));
+        let output = run_with_kills(&rough, slots, [batches / 5, batches / 2]);
+        assert!(output.status.success(), "{}", describe_output(&output));
         let (_, last) = checkpoints(&rough).pop().unwrap();
         assert!(!last.to_str().unwrap().ends_with("-0"), "the trainer was not killed: {last:?}");
         assert!(
-            trained(&rough, batches) == trained(&calm, batches),
+            checkpoint_weights(&rough, batches) == checkpoint_weights(&calm, batches),
             "{slots} slots: weights differ"
         );
         for (group, metric) in [("epoch", "loss"), ("validation", "validation_accuracy")] {
-            let [calm, rough] = [&calm, &rough].map(|folder| ours(folder, group, metric));
+            let [calm, rough] = [&calm, &rough].map(|folder| stoker_metric(folder, group, metric));
             assert!(calm.len() == 2 && calm == rough, "{slots}, {metric}: {calm:?} {rough:?}");
         }
-        let accuracy = ours(&calm, "validation", "validation_accuracy")[1];
+        let accuracy = stoker_metric(&calm, "validation", "validation_accuracy")[1];
         assert!(accuracy > 94.0, "{slots} slots: {accuracy}");
     }
 }

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use stoker_tests::{cache, has_data, repository, said, stoker};
+use stoker_tests::{cache, describe_output, has_data, repository, stoker};
 
-use crate::first_light::{last_line, run};
+use crate::local_run::{last_line, run};
 
 /// Returns the path of a tool that scripts/fetch-tools installs: Python with the readers, or the S3
 /// server.
@@ -25,19 +25,22 @@ trial = sys.argv[1]
 events = EventAccumulator(trial + "/tensorboard")
 events.Reload()
 tags = sorted(events.Tags()["scalars"])
-rows = pandas.concat(pandas.read_json(path, lines=True) for path in sorted(glob.glob(trial + "/metrics/*.jsonl")))
+paths = sorted(glob.glob(trial + "/metrics/*.jsonl"))
+rows = pandas.concat(pandas.read_json(path, lines=True) for path in paths)
 training = rows[rows["group"] == "training"]
-tag = [it for it in tags if it.startswith("training") and it.endswith("loss")][0]
+tag = [tag for tag in tags if tag.startswith("training") and tag.endswith("loss")][0]
 series = events.Scalars(tag)
 last = training.sort_values("batches").iloc[-1]
 assert series[-1].step == last["batches"], (series[-1], last)
-assert abs(series[-1].value - last["metrics"]["loss"]) < 1e-6 * max(1, abs(series[-1].value)), (series[-1], last)
+tolerance = 1e-6 * max(1, abs(series[-1].value))
+assert abs(series[-1].value - last["metrics"]["loss"]) < tolerance, (series[-1], last)
 assert len(series) == len(training), (len(series), len(training))
-assert any(it.startswith("validation") for it in tags), tags
+assert any(tag.startswith("validation") for tag in tags), tags
 count = events.Scalars("model/num_parameters")
 assert len(count) == 1 and count[0].value > 10, count
-assert set(events.Tags()["histograms"]) == {"hidden.bias", "hidden.weight", "output.bias", "output.weight"}, events.Tags()
-for name in events.Tags()["histograms"]:
+histograms = set(events.Tags()["histograms"])
+assert histograms == {"hidden.bias", "hidden.weight", "output.bias", "output.weight"}, histograms
+for name in histograms:
     for step in events.Histograms(name):
         histogram = step.histogram_value
         assert sum(histogram.bucket) == histogram.num > 0, (name, histogram)
@@ -53,10 +56,10 @@ fn tensorboard_and_pandas_read_the_metrics() {
     }
     let root = tempfile::tempdir().unwrap();
     let output = run(&repository().join("examples/iris/const.yaml"), root.path(), &[]);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", describe_output(&output));
     let trials = glob_trials(root.path());
     let read = Command::new(tool("python")).args(["-c", READ]).arg(&trials[0]).output().unwrap();
-    assert!(read.status.success(), "{}", said(&read));
+    assert!(read.status.success(), "{}", describe_output(&read));
 }
 
 /// Returns the directories `NAMESPACE/EXPERIMENT/trials/INDEX` under a root, sorted.
@@ -96,8 +99,12 @@ pub(crate) fn s3_server(folder: &Path) -> S3Server {
     let [s3, filer, master, volume, s3_grpc, filer_grpc, master_grpc, volume_grpc] =
         stoker_test_cluster::free_ports().unwrap_or_else(|error| panic!("{error}"));
     let config = folder.join("s3.json");
-    let identity = r#"{"identities":[{"name":"test","credentials":[{"accessKey":"test","secretKey":"secret"}],"actions":["Admin","Read","Write","List"]}]}"#;
-    std::fs::write(&config, identity).unwrap();
+    let identity = serde_json::json!({"identities": [{
+        "name": "test",
+        "credentials": [{"accessKey": "test", "secretKey": "secret"}],
+        "actions": ["Admin", "Read", "Write", "List"],
+    }]});
+    std::fs::write(&config, identity.to_string()).unwrap();
     let log = std::fs::File::create(folder.join("weed.log")).unwrap();
     let process = Command::new(tool("weed"))
         .args(["server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", "-filer", "-volume.max=10"])
@@ -126,7 +133,7 @@ pub(crate) fn s3_server(folder: &Path) -> S3Server {
             return server;
         }
         let log = || std::fs::read_to_string(folder.join("weed.log")).unwrap_or_default();
-        assert!(Instant::now() < deadline, "no S3 server: {}\n{}", said(&create), log());
+        assert!(Instant::now() < deadline, "no S3 server: {}\n{}", describe_output(&create), log());
         std::thread::sleep(Duration::from_millis(500));
     }
 }
@@ -160,7 +167,7 @@ fn runs_can_be_stored_in_s3() {
     let server = s3_server(folder.path());
     let state = folder.path().join("state");
     let output = run_in_bucket("s3://runs/team", server.port, &state, &[]);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", describe_output(&output));
     let line = last_line(&output);
     assert_eq!(line["phase"], "Completed", "{line}");
     let checkpoint = line["best"]["checkpoint"].as_str();

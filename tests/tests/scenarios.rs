@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use stoker_tests::{repository, said};
+use stoker_tests::{describe_output, repository};
 
 /// Areas that the page covers.
 const AREAS: [&str; 12] = [
@@ -92,7 +92,7 @@ fn roots() -> Vec<PathBuf> {
         .current_dir(repository())
         .output()
         .unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", describe_output(&output));
     let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let packages = metadata["packages"].as_array().unwrap();
     let targets = packages.iter().flat_map(|package| package["targets"].as_array().unwrap());

@@ -7,7 +7,7 @@ mod google;
 use std::process::{Command, Output};
 
 use stoker_storage::{Storage, StorageError};
-use stoker_tests::said;
+use stoker_tests::describe_output;
 
 use crate::proxy::Proxy;
 use crate::readers::s3_server;
@@ -134,10 +134,10 @@ fn try_store(access: &Access) -> Output {
 /// Checks a store at a port, undisturbed and with every seventh request failing.
 fn check(port: u16, access: impl Fn(u16, &str) -> Access) {
     let output = try_store(&access(port, "calm"));
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", describe_output(&output));
     let proxy = Proxy::start(port, 7);
     let output = try_store(&access(proxy.port, "rough"));
-    assert!(output.status.success(), "with failing requests: {}", said(&output));
+    assert!(output.status.success(), "with failing requests: {}", describe_output(&output));
     let (requests, failed) = proxy.counts();
     assert!(failed >= 10, "only {failed} of {requests} requests failed");
 }
@@ -145,8 +145,8 @@ fn check(port: u16, access: impl Fn(u16, &str) -> Access) {
 /// Checks that the first request is refused with this error.
 fn check_refused(access: &Access, part: &str) {
     let output = try_store(access);
-    assert_eq!(output.status.code(), Some(9), "{}", said(&output));
-    assert!(said(&output).contains(part), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(9), "{}", describe_output(&output));
+    assert!(describe_output(&output).contains(part), "{}", describe_output(&output));
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn azure_works_with_azurite() {
 
 #[test]
 fn google_works_with_a_fake_server() {
-    let server = google::StandIn::start("runs");
+    let server = google::FakeGcs::start("runs");
     let access = |port: u16, prefix: &str| Access {
         url: format!("gs://runs/{prefix}/deep"),
         environment: vec![

@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use stoker_tests::{has_data, program, repository, said};
+use stoker_tests::{describe_output, has_data, program, repository};
 
 /// Returns the code blocks of a language, in page order.
 fn blocks(page: &str, language: &str) -> Vec<String> {
@@ -44,7 +44,7 @@ fn shell(folder: &Path, lines: &str) -> String {
     command.args(["-e", "-c", lines]).current_dir(folder).env("PATH", path);
     command.env("CARGO_TARGET_DIR", target).env("CARGO_NET_OFFLINE", "true");
     let output = command.output().unwrap();
-    assert!(output.status.success(), "{lines}{}", said(&output));
+    assert!(output.status.success(), "{lines}{}", describe_output(&output));
     String::from_utf8(output.stdout).unwrap()
 }
 

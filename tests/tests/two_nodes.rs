@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use serde_json::{Value, json};
 use stoker_test_cluster::{Cluster, wait_until};
-use stoker_tests::{program, repository, said};
+use stoker_tests::{describe_output, program, repository};
 
 /// Namespace of the experiments. It requires pod security `restricted`.
 const NAMESPACE: &str = "ml";
@@ -22,8 +22,8 @@ const NAMESPACE: &str = "ml";
 /// because some of them kill a node.
 fn cluster() -> (&'static Cluster, MutexGuard<'static, ()>) {
     static CLUSTER: OnceLock<Cluster> = OnceLock::new();
-    static TURN: Mutex<()> = Mutex::new(());
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    static CLUSTER_LOCK: Mutex<()> = Mutex::new(());
+    let turn = CLUSTER_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     (CLUSTER.get_or_init(|| install().unwrap_or_else(|error| panic!("{error}"))), turn)
 }
 
@@ -35,7 +35,7 @@ fn install() -> Result<Cluster, stoker_test_cluster::Error> {
     build.arg("--trainer").arg(program("stoker-trainer"));
     build.args(["--data", "mnist", "--data", "iris"]);
     let built = build.arg(images.path()).output().unwrap();
-    assert!(built.status.success(), "{}", said(&built));
+    assert!(built.status.success(), "{}", describe_output(&built));
     let cluster = Cluster::two_nodes()?;
     for name in ["stoker-operator.tar", "stoker-trainer.tar"] {
         cluster.import_image(&images.path().join(name))?;
@@ -149,7 +149,7 @@ fn stoker_on(cluster: &Cluster, arguments: &[&str]) -> String {
         .env("AWS_REGION", "us-east-1")
         .output()
         .unwrap();
-    assert!(output.status.success(), "stoker {arguments:?}: {}", said(&output));
+    assert!(output.status.success(), "stoker {arguments:?}: {}", describe_output(&output));
     String::from_utf8(output.stdout).unwrap()
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use stoker_tests::said;
+use stoker_tests::describe_output;
 use stoker_trainer::burn::module::Module;
 use stoker_trainer::burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use stoker_trainer::burn::tensor::{Device, Tensor, TensorData, activation};
@@ -24,7 +24,8 @@ def forward(w, x):
     x = (x - mean) / numpy.sqrt(var + 1e-5) * w["norm.weight"] + w["norm.bias"]
     return numpy.maximum(x, 0) @ w["output.weight"].T + w["output.bias"]
 
-theirs, own, x, expected = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
+theirs, own = sys.argv[1:3]
+x, expected = json.loads(sys.argv[3]), json.loads(sys.argv[4])
 w = load_file(theirs)
 assert {k: v.shape for k, v in w.items()} == {
     "hidden.weight": (5, 3), "hidden.bias": (5,), "norm.weight": (5,), "norm.bias": (5,),
@@ -77,7 +78,7 @@ fn exported_and_imported_weights_match_pytorch_layout() {
         .arg(serde_json::to_string(&net.forward(&x)).unwrap())
         .output()
         .unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", describe_output(&output));
     let expected: Vec<Vec<f32>> = serde_json::from_slice(&output.stdout).unwrap();
     let imported = WeightsFile::from(Path::new(&own)).pytorch().import(net).unwrap();
     for (actual, expected) in imported.forward(&x).concat().iter().zip(expected.concat()) {

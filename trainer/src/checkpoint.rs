@@ -11,7 +11,7 @@ use bytes::Bytes;
 use serde_json::Value;
 use stoker_api::contract::{CheckpointRef, FileEntry, Manifest, Report, TrialConfig};
 use stoker_api::names::MANIFEST;
-use stoker_storage::segments::Stored;
+use stoker_storage::segments::PendingFlush;
 use stoker_storage::{Storage, StorageError, hash, layout};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
@@ -53,7 +53,7 @@ pub struct Save {
     /// ([`MetricsWriter::stored`]). If one fails, the save fails.
     ///
     /// [`MetricsWriter::stored`]: crate::metrics::MetricsWriter::stored
-    pub after: Vec<Stored>,
+    pub after: Vec<PendingFlush>,
 }
 
 /// A complete checkpoint, whose manifest is written.
@@ -232,7 +232,7 @@ impl Place {
         let files: Vec<String> = parts.keys().cloned().collect();
         let outcome = self.save(name, save, parts).await;
         if outcome.is_err() {
-            let storage = self.storage.clone().impatient();
+            let storage = self.storage.clone().with_few_retries();
             // The manifest may exist although its write reported an error. Delete it first, so that
             // a manifest never remains without its files.
             let manifest = layout::manifest_path(&self.trial_path, name);

@@ -104,7 +104,7 @@ fn launch(command: &[String]) -> Result<Outcome> {
             (&storage, config.as_ref(), is_stored, shape.pod_index)
             && config.inference.is_none()
         {
-            let storage = storage.clone().impatient();
+            let storage = storage.clone().with_few_retries();
             tokio::select! {
                 biased;
                 () = signals.end() => return Err(asked_before_start()),

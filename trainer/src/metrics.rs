@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use stoker_api::contract::TrialConfig;
 use stoker_storage::metrics::{self, Row};
-use stoker_storage::segments::{SegmentWriter, Segments, Stored};
+use stoker_storage::segments::{PendingFlush, SegmentWriter, Segments};
 use stoker_storage::{Storage, StorageError, layout};
 use tokio::runtime::Handle;
 
@@ -103,7 +103,7 @@ impl MetricsWriter {
         event.extend(tensorboard::scalars(time, batches, group, metrics));
         // Ignore a full queue here: event files are only for display.
         self.events.append(event);
-        if is_queued { Ok(()) } else { Err(self.rows.no_room()) }
+        if is_queued { Ok(()) } else { Err(self.rows.buffer_full_error()) }
     }
 
     /// Queues a histogram of values at a batch, for the event files only.
@@ -115,13 +115,13 @@ impl MetricsWriter {
     /// waits for them, and the training loop does not.
     ///
     /// [`Save::after`]: crate::checkpoint::Save::after
-    pub fn stored(&mut self) -> Vec<Stored> {
-        vec![self.rows.stored()]
+    pub fn stored(&mut self) -> Vec<PendingFlush> {
+        vec![self.rows.request_flush()]
     }
 
     /// Starts to store all rows so far, in both forms, and returns the writes to wait for.
-    pub(crate) fn flushing(&mut self) -> Vec<Stored> {
-        vec![self.rows.stored(), self.events.stored()]
+    pub(crate) fn flushing(&mut self) -> Vec<PendingFlush> {
+        vec![self.rows.request_flush(), self.events.request_flush()]
     }
 
     /// Waits until all rows so far are stored, in both forms. Call it at the end.
@@ -134,7 +134,7 @@ impl MetricsWriter {
     ///
     /// Panics if called within an asynchronous task.
     pub fn flush(&mut self) -> Result<(), StorageError> {
-        self.flushing().into_iter().try_for_each(Stored::wait_blocking)
+        self.flushing().into_iter().try_for_each(PendingFlush::wait_blocking)
     }
 }
 

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::time::Duration;
 
 use stoker_api::contract::{CheckpointRef, Directive, ExitCode, Report, ReportEvent, TrialConfig};
-use stoker_storage::segments::Stored;
+use stoker_storage::segments::PendingFlush;
 use stoker_storage::{Storage, hash, layout};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -319,7 +319,7 @@ impl Outlet {
     }
 
     /// Returns the writes of all metrics rows so far, for which a new checkpoint must wait.
-    pub(crate) fn rows_stored(&mut self) -> Vec<Stored> {
+    pub(crate) fn rows_stored(&mut self) -> Vec<PendingFlush> {
         self.own_files().map(|files| files.metrics.stored()).unwrap_or_default()
     }
 

@@ -201,14 +201,17 @@ mod tests {
                 "name": { "type": "string", "description": "Its\nname.", "maxLength": 9 },
                 "parts": { "type": "array", "items": {
                     "type": "object",
-                    "properties": { "state": { "type": "string", "enum": ["A", "B"], "default": "A" } },
+                    "properties": {
+                        "state": { "type": "string", "enum": ["A", "B"], "default": "A" },
+                    },
                 } },
             },
             "x-kubernetes-validations": [{ "rule": "x", "message": "the name is fixed." }],
         });
         let mut page = String::new();
         object(&mut page, "Run", "spec", &schema);
-        let expected = "\n### Run: `spec`\n\nA run.\n\n| field | type | description |\n|---|---|---|\n\
+        let expected = "\n### Run: `spec`\n\nA run.\n\n\
+             | field | type | description |\n|---|---|---|\n\
              | `name` | string | Its name. Maximum length: `9`. Required. |\n\
              | `parts` | list of object |  |\n\nRule: the name is fixed.\n\
              \n### Run: `spec.parts[]`\n\n| field | type | description |\n|---|---|---|\n\
@@ -223,7 +226,8 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         let program = folder.join("stoker");
         let script = "#!/bin/sh\n[ \"$1\" = sub ] && echo 'Sub help.' && exit\n\
-            printf 'Top help.\\n\\nCommands:\\n  sub   A command\\n        continued\\n  help  Help\\n\\nOptions:\\n'\n";
+            printf 'Top help.\\n\\nCommands:\\n  sub   A command\\n        continued\\n'\n\
+            printf '  help  Help\\n\\nOptions:\\n'\n";
         std::fs::write(&program, script).unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
         let page = commands(&program).unwrap();

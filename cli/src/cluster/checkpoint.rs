@@ -81,12 +81,12 @@ async fn find(
     name: &str,
 ) -> Result<(Experiment, Vec<Trial>, Option<u32>), Failure> {
     let target = format!("experiment or trial `{name}`");
-    let experiment = cluster.ask(&target, cluster.api::<Experiment>().get_opt(name)).await?;
+    let experiment = cluster.request(&target, cluster.api::<Experiment>().get_opt(name)).await?;
     if let Some(experiment) = experiment {
         let trials = experiment::trials(cluster, &experiment).await?;
         return Ok((experiment, trials.into_iter().map(|(trial, _)| trial).collect(), None));
     }
-    let trial = cluster.ask(&target, cluster.api::<Trial>().get(name)).await?;
+    let trial = cluster.request(&target, cluster.api::<Trial>().get(name)).await?;
     let index = trial.spec.index;
     let experiment = cluster.experiment(&trial.spec.experiment).await?;
     Ok((experiment, vec![trial], Some(index)))

@@ -14,17 +14,17 @@ use stoker_api::experiment::Experiment;
 use stoker_api::names::API_VERSION;
 use stoker_api::trial::Trial;
 
-use super::kind::Kind;
 use super::proxy;
+use super::resource::ClusterResource;
 use crate::failure::Failure;
 use crate::print;
 
 /// Timeout for connecting to the API server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for a response of the API server.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Objects per page of a list request.
-const PAGE: u32 = 500;
+const PAGE_SIZE: u32 = 500;
 
 /// Flags that select cluster and namespace.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -43,7 +43,7 @@ pub(crate) struct Options {
 
 impl Options {
     /// Returns `true` if a flag, a kubeconfig or the pod's environment selects a cluster.
-    pub(crate) fn is_any(&self) -> bool {
+    pub(crate) fn selects_cluster(&self) -> bool {
         self.kubeconfig.is_some()
             || self.context.is_some()
             || self.namespace.is_some()
@@ -87,7 +87,7 @@ impl Cluster {
     }
 
     /// Returns a client for another namespace of the same cluster.
-    pub(crate) fn within(&self, namespace: &str) -> Self {
+    pub(crate) fn in_namespace(&self, namespace: &str) -> Self {
         Self { namespace: namespace.to_owned(), ..self.clone() }
     }
 
@@ -100,8 +100,8 @@ impl Cluster {
     }
 
     /// Reads an experiment or a job.
-    pub(crate) async fn read<K: Kind>(&self, name: &str) -> Result<K, Failure> {
-        self.ask(&format!("{} `{name}`", K::WORD), self.api::<K>().get(name)).await
+    pub(crate) async fn read<K: ClusterResource>(&self, name: &str) -> Result<K, Failure> {
+        self.request(&format!("{} `{name}`", K::KIND_NAME), self.api::<K>().get(name)).await
     }
 
     /// Reads an experiment.
@@ -111,22 +111,22 @@ impl Cluster {
 
     /// Reads a trial.
     pub(crate) async fn trial(&self, name: &str) -> Result<Trial, Failure> {
-        self.ask(&format!("trial `{name}`"), self.api::<Trial>().get(name)).await
+        self.request(&format!("trial `{name}`"), self.api::<Trial>().get(name)).await
     }
 
     /// Runs a request with a timeout. `target` is its object for errors, such as
     /// "experiment `mnist`".
-    pub(crate) async fn ask<T>(
+    pub(crate) async fn request<T>(
         &self,
         target: &str,
         call: impl Future<Output = kube::Result<T>>,
     ) -> Result<T, Failure> {
-        match tokio::time::timeout(ANSWER_TIMEOUT, call).await {
+        match tokio::time::timeout(RESPONSE_TIMEOUT, call).await {
             Ok(response) => response.map_err(|error| self.failure(target, error)),
             Err(_) => Err(Failure::System(format!(
                 "request for {target} timed out: no response from the cluster at {} within {} s",
                 self.server,
-                ANSWER_TIMEOUT.as_secs()
+                RESPONSE_TIMEOUT.as_secs()
             ))),
         }
     }
@@ -148,9 +148,9 @@ impl Cluster {
             false => Api::namespaced_with(self.client.clone(), &self.namespace, &resource),
         };
         let mut objects = Vec::new();
-        let mut page = params.clone().limit(PAGE);
+        let mut page = params.clone().limit(PAGE_SIZE);
         loop {
-            let list = self.ask(target, api.list(&page)).await?;
+            let list = self.request(target, api.list(&page)).await?;
             for object in list.items {
                 let name = object.metadata.name.clone().unwrap_or_default();
                 let mut value = serde_json::to_value(object)

@@ -17,16 +17,16 @@ use stoker_storage::layout;
 
 use super::archive::{self, Archive};
 use super::connect::{Cluster, Options};
-use super::kind::Kind;
+use super::resource::ClusterResource;
 use super::{logs, storage, text, wait};
 use crate::failure::Failure;
 use crate::file::{self, Loaded, Metadata};
 use crate::print::{self, Output};
 
 /// Maximum wait until a deleted test is gone.
-const GONE_MAX: Duration = Duration::from_secs(120);
+const DELETION_TIMEOUT: Duration = Duration::from_secs(120);
 /// Poll interval of this wait.
-const GONE_POLL: Duration = Duration::from_millis(300);
+const DELETION_POLL_INTERVAL: Duration = Duration::from_millis(300);
 
 /// Arguments of `stoker experiment create`.
 #[derive(Debug, clap::Args)]
@@ -64,13 +64,13 @@ pub(crate) struct Args {
 /// Creates the experiment and returns the exit code.
 pub(crate) async fn create(args: &Args, output: Output) -> Result<u8, Failure> {
     let loaded = match file::load(&args.file, &args.set) {
-        Ok(loaded) if args.test => crate::trying::cut_down(loaded)?,
+        Ok(loaded) if args.test => crate::smoke_test::to_smoke_test(loaded)?,
         Ok(loaded) => loaded,
         Err(error) => return Ok(crate::validate::print_error(&error, output)),
     };
     loaded.notes.iter().for_each(print::err);
-    let object = object(&loaded, args.paused);
-    let order = Order {
+    let experiment = new_experiment(&loaded, args.paused);
+    let request = CreateRequest {
         file: &args.file,
         files: args.files.as_deref(),
         namespace: loaded.metadata.namespace.as_deref(),
@@ -80,7 +80,7 @@ pub(crate) async fn create(args: &Args, output: Output) -> Result<u8, Failure> {
         is_quiet: args.follow || args.test,
         replaces: args.test.then_some(is_ended_test),
     };
-    let cluster = make(object, &order, output).await?;
+    let cluster = validate_and_create(experiment, &request, output).await?;
     if !args.dry_run && (args.follow || args.test) {
         let logs = logs::experiment(&cluster, &loaded.name, &args.storage, true, output);
         // Wait for the outcome even if the logs cannot be read.
@@ -130,7 +130,7 @@ pub(crate) async fn create_job(args: &JobArgs, output: Output) -> Result<u8, Fai
     if args.paused {
         job.spec.state = DesiredState::Paused;
     }
-    let order = Order {
+    let request = CreateRequest {
         file: &args.file,
         files: args.files.as_deref(),
         namespace: loaded.metadata.namespace.as_deref(),
@@ -140,7 +140,7 @@ pub(crate) async fn create_job(args: &JobArgs, output: Output) -> Result<u8, Fai
         is_quiet: args.follow,
         replaces: None,
     };
-    let cluster = make(job, &order, output).await?;
+    let cluster = validate_and_create(job, &request, output).await?;
     if args.follow {
         let logs = logs::job(&cluster, &loaded.name, None, true, &args.storage, output);
         if let Err(error) = logs.await {
@@ -152,7 +152,7 @@ pub(crate) async fn create_job(args: &JobArgs, output: Output) -> Result<u8, Fai
 }
 
 /// Creation request.
-struct Order<'a, K> {
+struct CreateRequest<'a, K> {
     /// File of the object.
     file: &'a Path,
     /// Files to upload.
@@ -176,79 +176,79 @@ fn is_ended_test(experiment: &Experiment) -> bool {
 }
 
 /// Deletes an object of this name if `may_replace` allows it, and waits until it is gone.
-async fn remove_previous<K: Kind>(
+async fn remove_previous<K: ClusterResource>(
     cluster: &Cluster,
     name: &str,
     may_replace: fn(&K) -> bool,
 ) -> Result<(), Failure> {
     let find = || async {
         let object = cluster.api::<K>().get_opt(name).await;
-        object.map_err(|error| cluster.failure(&format!("{} `{name}`", K::WORD), error))
+        object.map_err(|error| cluster.failure(&format!("{} `{name}`", K::KIND_NAME), error))
     };
     let Some(old) = find().await?.filter(may_replace) else { return Ok(()) };
     let uid = old.meta().uid.clone();
     // Foreground deletion: the next object reuses the names of the trials and pods.
     let params = DeleteParams::foreground()
         .preconditions(Preconditions { uid: uid.clone(), resource_version: None });
-    let what = format!("{} `{name}`", K::WORD);
-    cluster.ask(&what, cluster.api::<K>().delete(name, &params)).await?;
-    let end = Instant::now() + GONE_MAX;
+    let what = format!("{} `{name}`", K::KIND_NAME);
+    cluster.request(&what, cluster.api::<K>().delete(name, &params)).await?;
+    let end = Instant::now() + DELETION_TIMEOUT;
     while find().await?.is_some_and(|object| object.meta().uid == uid) {
         if Instant::now() > end {
             return Err(Failure::System(format!(
                 "{} `{name}` of the previous test still exists {} s after its deletion; check its \
                  finalizers: `kubectl get {0} {name} -n {2} -o jsonpath={{.metadata.finalizers}}`",
-                K::WORD,
-                GONE_MAX.as_secs(),
+                K::KIND_NAME,
+                DELETION_TIMEOUT.as_secs(),
                 cluster.namespace,
             )));
         }
-        tokio::time::sleep(GONE_POLL).await;
+        tokio::time::sleep(DELETION_POLL_INTERVAL).await;
     }
     Ok(())
 }
 
 /// Validates and creates an experiment or a job, and uploads its files. Returns the cluster client
 /// for the object's namespace.
-async fn make<K: Kind>(
+async fn validate_and_create<K: ClusterResource>(
     mut object: K,
-    order: &Order<'_, K>,
+    request: &CreateRequest<'_, K>,
     output: Output,
 ) -> Result<Cluster, Failure> {
-    if let (Some(flag), Some(file)) = (order.options.namespace.as_deref(), order.namespace)
+    if let (Some(flag), Some(file)) = (request.options.namespace.as_deref(), request.namespace)
         && flag != file
     {
         return Err(Failure::Input(format!(
             "--namespace is {flag}, but metadata.namespace of {} is {file}; remove one of them",
-            order.file.display()
+            request.file.display()
         )));
     }
-    let archive = order.files.map(|path| archive::pack(path, archive::BYTES_MAX));
+    let archive = request.files.map(|path| archive::pack(path, archive::BYTES_MAX));
     let archive = archive.transpose()?;
     if let Some(archive) = &archive {
         set_context(&mut object, archive)?;
         // Report a missing storage address before the first request.
-        order.storage.address(&object.storage())?;
+        request.storage.address(&object.storage())?;
     }
-    let cluster = Cluster::connect(order.options).await?;
-    let cluster = cluster.within(order.namespace.unwrap_or(&cluster.namespace.clone()));
-    if let Some(may_replace) = order.replaces.filter(|_| !order.dry_run) {
+    let cluster = Cluster::connect(request.options).await?;
+    let cluster = cluster.in_namespace(request.namespace.unwrap_or(&cluster.namespace.clone()));
+    if let Some(may_replace) = request.replaces.filter(|_| !request.dry_run) {
         remove_previous(&cluster, &object.name(), may_replace).await?;
     }
-    post(&cluster, &object, true).await?;
-    if order.dry_run {
-        tell(&cluster, &object, archive.as_ref(), "would be created", output);
+    create_object(&cluster, &object, true).await?;
+    if request.dry_run {
+        print_object(&cluster, &object, archive.as_ref(), "would be created", output);
         return Ok(cluster);
     }
     if let Some(archive) = &archive {
-        send(&cluster, &object, archive, order.storage, output).await?;
+        upload(&cluster, &object, archive, request.storage, output).await?;
     }
-    let object = post(&cluster, &object, false).await?;
-    if order.is_quiet {
-        let (word, name) = (K::WORD, object.name());
+    let object = create_object(&cluster, &object, false).await?;
+    if request.is_quiet {
+        let (word, name) = (K::KIND_NAME, object.name());
         print::err(format!("{word} {name} created in namespace {}", cluster.namespace));
     } else {
-        tell(&cluster, &object, archive.as_ref(), "created", output);
+        print_object(&cluster, &object, archive.as_ref(), "created", output);
     }
     Ok(cluster)
 }
@@ -261,7 +261,7 @@ fn labels_and_annotations(metadata: &Metadata) -> (Option<Map>, Option<Map>) {
     (some(&metadata.labels), some(&metadata.annotations))
 }
 
-fn object(loaded: &Loaded, paused: bool) -> Experiment {
+fn new_experiment(loaded: &Loaded, paused: bool) -> Experiment {
     let mut experiment = Experiment::new(&loaded.name, loaded.valid.spec.clone());
     (experiment.metadata.labels, experiment.metadata.annotations) =
         labels_and_annotations(&loaded.metadata);
@@ -271,7 +271,7 @@ fn object(loaded: &Loaded, paused: bool) -> Experiment {
     experiment
 }
 
-fn set_context<K: Kind>(object: &mut K, archive: &Archive) -> Result<(), Failure> {
+fn set_context<K: ClusterResource>(object: &mut K, archive: &Archive) -> Result<(), Failure> {
     if let Some(context) = object.context() {
         return Err(Failure::Input(format!(
             "spec.context.sha256 is set in the file ({}), but files are uploaded; remove it",
@@ -282,8 +282,12 @@ fn set_context<K: Kind>(object: &mut K, archive: &Archive) -> Result<(), Failure
     Ok(())
 }
 
-async fn post<K: Kind>(cluster: &Cluster, object: &K, dry_run: bool) -> Result<K, Failure> {
-    let (word, name) = (K::WORD, object.name());
+async fn create_object<K: ClusterResource>(
+    cluster: &Cluster,
+    object: &K,
+    dry_run: bool,
+) -> Result<K, Failure> {
+    let (word, name) = (K::KIND_NAME, object.name());
     let params = PostParams { dry_run, ..PostParams::default() };
     match cluster.api::<K>().create(&params, object).await {
         Ok(created) => Ok(created),
@@ -299,7 +303,7 @@ async fn post<K: Kind>(cluster: &Cluster, object: &K, dry_run: bool) -> Result<K
 }
 
 /// Uploads the files, unless the storage already contains them.
-async fn send<K: Kind>(
+async fn upload<K: ClusterResource>(
     cluster: &Cluster,
     object: &K,
     archive: &Archive,
@@ -319,7 +323,7 @@ async fn send<K: Kind>(
     opened.put(&path, archive.bytes.clone().into()).await.map_err(fail)
 }
 
-fn tell<K: Kind>(
+fn print_object<K: ClusterResource>(
     cluster: &Cluster,
     object: &K,
     archive: Option<&Archive>,
@@ -339,7 +343,7 @@ fn tell<K: Kind>(
             archive.sha256
         ));
     }
-    let (word, name) = (K::WORD, object.name());
+    let (word, name) = (K::KIND_NAME, object.name());
     print::out(format!("{word} {name} {what} in namespace {}", cluster.namespace));
 }
 
@@ -371,15 +375,15 @@ spec:
     fn object_has_the_metadata_of_the_file() {
         let loaded = load(FILE);
         assert_eq!(loaded.metadata.namespace.as_deref(), Some("ml"));
-        let object = object(&loaded, true);
-        assert_eq!(object.metadata.labels.unwrap()["team"], "a");
-        assert_eq!(object.metadata.annotations.unwrap()["note"], "b");
-        assert_eq!(object.spec.state, DesiredState::Paused);
+        let experiment = new_experiment(&loaded, true);
+        assert_eq!(experiment.metadata.labels.unwrap()["team"], "a");
+        assert_eq!(experiment.metadata.annotations.unwrap()["note"], "b");
+        assert_eq!(experiment.spec.state, DesiredState::Paused);
     }
 
     #[test]
     fn context_is_the_archive_hash_and_set_once() {
-        let mut object = object(&load(FILE), false);
+        let mut object = new_experiment(&load(FILE), false);
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("train"), "#!").unwrap();
         let archive = archive::pack(folder.path(), archive::BYTES_MAX).unwrap();

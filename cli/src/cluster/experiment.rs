@@ -11,7 +11,7 @@ use stoker_api::time::Timestamp;
 use stoker_api::trial::Trial;
 
 use super::connect::Cluster;
-use super::kind::Kind;
+use super::resource::ClusterResource;
 use super::text::{self, Fields};
 use super::{events, storage};
 use crate::failure::Failure;
@@ -30,9 +30,9 @@ pub(crate) async fn list(cluster: &Cluster, all: bool, output: Output) -> Result
         return Ok(());
     }
     if listed.is_empty() {
-        let place =
+        let scope =
             if all { "any namespace" } else { &format!("namespace `{}`", cluster.namespace) };
-        print::err(format!("no experiments in {place} of the cluster at {}", cluster.server));
+        print::err(format!("no experiments in {scope} of the cluster at {}", cluster.server));
         return Ok(());
     }
     let now = text::now();
@@ -132,7 +132,7 @@ fn render(experiment: &Experiment, trials: &[Trial], now: Timestamp) -> String {
     fields.add("Search", search(&spec.searcher));
     fields.add("Program", program(spec));
     fields.add("Pods", pods(spec));
-    fields.add("Storage", place(experiment));
+    fields.add("Storage", storage_location(experiment));
     fields.add("Trials", counts(trials));
     fields.add("Best", best(experiment, trials));
     fields.add("Failures", failures(trials));
@@ -188,7 +188,7 @@ fn pods(spec: &ExperimentSpec) -> String {
 }
 
 /// Returns the location of the experiment's files.
-pub(crate) fn place(experiment: &Experiment) -> String {
+pub(crate) fn storage_location(experiment: &Experiment) -> String {
     let path = storage::experiment_path(experiment);
     match storage::of(experiment).url {
         Some(url) => format!("{}/{path}", url.trim_end_matches('/')),
@@ -259,13 +259,13 @@ pub(crate) fn conditions(conditions: &[Condition], now: Timestamp) -> String {
 }
 
 /// Sets the desired state of an experiment or a job.
-pub(crate) async fn set_state<K: Kind>(
+pub(crate) async fn set_state<K: ClusterResource>(
     cluster: &Cluster,
     name: &str,
     state: DesiredState,
     output: Output,
 ) -> Result<(), Failure> {
-    let word = K::WORD;
+    let word = K::KIND_NAME;
     let mut object: K = cluster.read(name).await?;
     let phase = object.phase();
     if phase.is_terminal() {
@@ -277,16 +277,18 @@ pub(crate) async fn set_state<K: Kind>(
     let patch = json!({ "spec": { "state": state } });
     let api = cluster.api::<K>();
     let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
-    cluster.ask(&format!("{word} `{name}`"), api.patch(name, &params, &patch)).await?;
+    cluster.request(&format!("{word} `{name}`"), api.patch(name, &params, &patch)).await?;
     let is_same = *object.state() == state;
     match output {
         Output::Json => print::out(json!({word: name, "state": state, "changed": !is_same})),
         Output::Text => print::out(match (is_same, state) {
             (true, _) => format!("{word} {name}: the desired state is already {}", desired(state)),
             (_, DesiredState::Active) => format!("{word} {name} resumes"),
-            (_, DesiredState::Paused) => format!("{word} {name} is being paused: {}", K::LEAVES),
+            (_, DesiredState::Paused) => {
+                format!("{word} {name} is being paused: {}", K::STOP_EFFECT)
+            }
             (_, DesiredState::Cancelled) => {
-                format!("{word} {name} is being cancelled: {}", K::LEAVES)
+                format!("{word} {name} is being cancelled: {}", K::STOP_EFFECT)
             }
             (_, DesiredState::Killed) => format!("{word} {name} is being killed"),
         }),
@@ -295,19 +297,22 @@ pub(crate) async fn set_state<K: Kind>(
 }
 
 /// Deletes an experiment or a job in the background. Returns the object as it was before.
-pub(crate) async fn remove<K: Kind>(cluster: &Cluster, name: &str) -> Result<K, Failure> {
+pub(crate) async fn remove<K: ClusterResource>(
+    cluster: &Cluster,
+    name: &str,
+) -> Result<K, Failure> {
     let object: K = cluster.read(name).await?;
     let preconditions = Preconditions { uid: object.meta().uid.clone(), resource_version: None };
     let params = DeleteParams::background().preconditions(preconditions);
     let api = cluster.api::<K>();
-    cluster.ask(&format!("{} `{name}`", K::WORD), api.delete(name, &params)).await?;
+    cluster.request(&format!("{} `{name}`", K::KIND_NAME), api.delete(name, &params)).await?;
     Ok(object)
 }
 
 /// Deletes an experiment, and with it its trials.
 pub(crate) async fn delete(cluster: &Cluster, name: &str, output: Output) -> Result<(), Failure> {
     let experiment: Experiment = remove(cluster, name).await?;
-    let left = place(&experiment);
+    let left = storage_location(&experiment);
     match output {
         Output::Json => print::out(json!({"experiment": name, "deleted": true, "left": left})),
         Output::Text => {

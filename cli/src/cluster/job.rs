@@ -9,7 +9,7 @@ use stoker_api::names::experiment_path;
 use stoker_api::time::Timestamp;
 
 use super::connect::Cluster;
-use super::kind::Kind as _;
+use super::resource::ClusterResource as _;
 use super::text::{self, Fields};
 use super::{events, experiment, storage};
 use crate::failure::Failure;
@@ -24,9 +24,9 @@ pub(crate) async fn list(cluster: &Cluster, all: bool, output: Output) -> Result
         return Ok(());
     }
     if listed.is_empty() {
-        let place =
+        let scope =
             if all { "any namespace" } else { &format!("namespace `{}`", cluster.namespace) };
-        print::err(format!("no jobs in {place} of the cluster at {}", cluster.server));
+        print::err(format!("no jobs in {scope} of the cluster at {}", cluster.server));
         return Ok(());
     }
     let now = text::now();
@@ -119,7 +119,7 @@ fn render(job: &InferenceJob, now: Timestamp) -> String {
     fields.add("Checkpoint", spec.checkpoint.as_ref().map(checkpoint).unwrap_or_default());
     fields.add("Input", spec.input.url.clone());
     fields.add("Output", status.output.clone().unwrap_or_default());
-    fields.add("Storage", place(job));
+    fields.add("Storage", storage_location(job));
     let slot = spec.resources.slot_resource.as_deref().unwrap_or("CPU process");
     let (slots, running) = (spec.resources.slots, status.running);
     fields.add("Slots", format!("{slots} ({slot}), {running} running"));
@@ -156,7 +156,7 @@ fn checkpoint(choice: &CheckpointChoice) -> String {
 /// Deletes a job. Kubernetes then deletes its pods in the background.
 pub(crate) async fn delete(cluster: &Cluster, name: &str, output: Output) -> Result<(), Failure> {
     let job: InferenceJob = experiment::remove(cluster, name).await?;
-    let left = place(&job);
+    let left = storage_location(&job);
     match output {
         Output::Json => print::out(json!({"job": name, "deleted": true, "left": left})),
         Output::Text => {
@@ -182,7 +182,7 @@ pub(crate) fn path(job: &InferenceJob) -> String {
 }
 
 /// Returns the location of the job's logs and, unless `spec.output.url` is set, its output.
-pub(crate) fn place(job: &InferenceJob) -> String {
+pub(crate) fn storage_location(job: &InferenceJob) -> String {
     let path = path(job);
     match storage_of(job).url {
         Some(url) => format!("{}/{path}", url.trim_end_matches('/')),
@@ -207,7 +207,7 @@ pub(crate) fn progress(job: &InferenceJob) -> String {
 }
 
 /// Prints a job's outcome in the format of `stoker job run`.
-pub(crate) fn tell(job: &InferenceJob, output: Output) {
+pub(crate) fn print_outcome(job: &InferenceJob, output: Output) {
     let status = job.status.clone().unwrap_or_default();
     let name = job.name();
     let folder = status.output.clone().unwrap_or_default();

@@ -13,7 +13,7 @@
 //!
 //! 1. [`connect`]: selects the cluster and translates its errors.
 //! 2. [`create`] and [`archive`]: create an experiment or a job from a file and a directory.
-//!    [`kind`] is the common interface of experiments and jobs.
+//!    [`resource`] is the common interface of experiments and jobs.
 //! 3. [`experiment`], [`trial`], [`job`], [`wait`]: show progress and change the desired state.
 //! 4. [`logs`], [`checkpoint`], [`storage`]: read logs and checkpoints.
 //! 5. [`events`], [`text`], [`version`].
@@ -25,9 +25,9 @@ pub(crate) mod create;
 mod events;
 pub(crate) mod experiment;
 pub(crate) mod job;
-pub(crate) mod kind;
 pub(crate) mod logs;
 mod proxy;
+pub(crate) mod resource;
 pub(crate) mod storage;
 pub(crate) mod text;
 pub(crate) mod trial;

@@ -68,7 +68,7 @@ impl Options {
     pub(crate) fn open(&self, spec: &CheckpointStorage) -> Result<Storage, Failure> {
         let (url, endpoint) = self.address(spec)?;
         Storage::open(&url, endpoint.as_deref())
-            .map(Storage::impatient)
+            .map(Storage::with_few_retries)
             .map_err(|error| failure(error, spec))
     }
 }
@@ -182,12 +182,12 @@ mod tests {
             });
             let (url, endpoint) = (owned(spec.0), owned(spec.1));
             let spec = CheckpointStorage { url, endpoint, ..Default::default() };
-            let place = with_used(spec, used);
+            let storage = with_used(spec, used);
             let environment = |name: &str| match name {
                 ENV_URL => owned(environment.0),
                 _ => owned(environment.1),
             };
-            let (url, endpoint) = options.resolve(&place, &environment).unwrap();
+            let (url, endpoint) = options.resolve(&storage, &environment).unwrap();
             assert_eq!((url.as_str(), endpoint.as_deref().unwrap_or("")), expected);
         };
         let none = ("", "");

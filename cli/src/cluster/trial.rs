@@ -14,7 +14,7 @@ use super::text::{self, Fields};
 use super::{events, experiment};
 use crate::failure::Failure;
 use crate::print::{self, Output};
-use crate::run::{self, Searched};
+use crate::run::{self, MetricRanking};
 
 /// Maximum number of retries after a write conflict.
 const CONFLICTS_MAX: u32 = 5;
@@ -33,11 +33,11 @@ pub(crate) async fn list(cluster: &Cluster, name: &str, output: Output) -> Resul
         return Ok(());
     }
     let searcher = &experiment.spec.searcher;
-    let searched =
-        Searched { metric: &searcher.metric, smaller_is_better: searcher.smaller_is_better };
+    let ranking =
+        MetricRanking { metric: &searcher.metric, smaller_is_better: searcher.smaller_is_better };
     let now = text::now();
     let rows: Vec<Vec<String>> =
-        trials.iter().map(|(trial, _)| row(trial, &searched, now)).collect();
+        trials.iter().map(|(trial, _)| row(trial, &ranking, now)).collect();
     let metric = searcher.metric.to_uppercase();
     let header = [
         "TRIAL",
@@ -54,7 +54,7 @@ pub(crate) async fn list(cluster: &Cluster, name: &str, output: Output) -> Resul
     Ok(())
 }
 
-fn row(trial: &Trial, searched: &Searched<'_>, now: Timestamp) -> Vec<String> {
+fn row(trial: &Trial, ranking: &MetricRanking<'_>, now: Timestamp) -> Vec<String> {
     let status = trial.status.clone().unwrap_or_default();
     let of = match status.batches_total {
         0 => "-".to_owned(),
@@ -63,7 +63,7 @@ fn row(trial: &Trial, searched: &Searched<'_>, now: Timestamp) -> Vec<String> {
     let restarts = status.restarts.to_string();
     let record = TrialRecord { spec: trial.spec.clone(), status };
     // Columns of `stoker run`, with additional ones for a cluster.
-    let mut cells = run::row(&record, searched);
+    let mut cells = run::row(&record, ranking);
     cells[0] = trial.metadata.name.clone().unwrap_or_default();
     cells.insert(4, of);
     cells.insert(5, restarts);
@@ -326,8 +326,8 @@ Checkpoints:
 
     #[test]
     fn row_matches_the_print_columns() {
-        let searched = Searched { metric: "val_loss", smaller_is_better: true };
-        let cells = row(&trial(), &searched, "2026-11-21T19:05:10Z".parse().unwrap());
+        let ranking = MetricRanking { metric: "val_loss", smaller_is_better: true };
+        let cells = row(&trial(), &ranking, "2026-11-21T19:05:10Z".parse().unwrap());
         assert_eq!(
             cells,
             [

@@ -19,8 +19,8 @@ struct Server {
 
 /// Prints the versions. Prints the error of an unreachable cluster, but does not fail.
 pub(crate) async fn version(options: &Options, output: Output) {
-    let server = match options.is_any() {
-        true => Some(ask(options).await),
+    let server = match options.selects_cluster() {
+        true => Some(query_server(options).await),
         false => None,
     };
     match output {
@@ -29,11 +29,11 @@ pub(crate) async fn version(options: &Options, output: Output) {
     }
 }
 
-async fn ask(options: &Options) -> Result<Server, String> {
+async fn query_server(options: &Options) -> Result<Server, String> {
     let cluster = Cluster::connect(options).await.map_err(|error| error.to_string())?;
-    let kubernetes = cluster.ask("the Kubernetes version", cluster.client.apiserver_version());
+    let kubernetes = cluster.request("the Kubernetes version", cluster.client.apiserver_version());
     let kubernetes = kubernetes.await.map_err(|error| error.to_string())?.git_version;
-    let groups = cluster.ask("the API groups", cluster.client.list_api_groups()).await;
+    let groups = cluster.request("the API groups", cluster.client.list_api_groups()).await;
     let groups = groups.map_err(|error| error.to_string())?.groups;
     let ours = groups.into_iter().filter(|group| group.name == GROUP);
     let versions = ours.flat_map(|group| group.versions);

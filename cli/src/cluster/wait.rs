@@ -10,7 +10,7 @@ use stoker_api::experiment::{Experiment, ExperimentStatus, Phase};
 use stoker_api::trial::Trial;
 
 use super::connect::Cluster;
-use super::kind::Kind;
+use super::resource::ClusterResource;
 use super::storage;
 use crate::failure::Failure;
 use crate::print::{self, Output};
@@ -19,37 +19,41 @@ use crate::run;
 /// Maximum duration of one watch, in seconds. The object is read again after each watch.
 const WATCH_SECONDS: u32 = 240;
 /// Wait before the next attempt if the cluster is unreachable.
-const AGAIN: Duration = Duration::from_secs(2);
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// Maximum number of consecutive failures.
 const FAILURES_MAX: u32 = 30;
 /// Exit code for cancelled, deleted and timed out.
 const STOPPED: u8 = 3;
 
 /// Waits until the experiment or job has ended, then prints the outcome. Returns the exit code.
-pub(crate) async fn wait<K: Kind>(
+pub(crate) async fn wait<K: ClusterResource>(
     cluster: &Cluster,
     name: &str,
     timeout: Option<Duration>,
     output: Output,
 ) -> Result<u8, Failure> {
     let Some(timeout) = timeout else {
-        return end::<K>(cluster, name, output).await;
+        return wait_for_end::<K>(cluster, name, output).await;
     };
-    match tokio::time::timeout(timeout, end::<K>(cluster, name, output)).await {
+    match tokio::time::timeout(timeout, wait_for_end::<K>(cluster, name, output)).await {
         Ok(ended) => ended,
         Err(_) => {
             let phase = cluster.read::<K>(name).await?.phase();
             print::err(format!(
                 "timed out after {}: {} {name} is still {phase:?}",
                 super::text::length(timeout.as_secs()),
-                K::WORD
+                K::KIND_NAME
             ));
             Ok(STOPPED)
         }
     }
 }
 
-async fn end<K: Kind>(cluster: &Cluster, name: &str, output: Output) -> Result<u8, Failure> {
+async fn wait_for_end<K: ClusterResource>(
+    cluster: &Cluster,
+    name: &str,
+    output: Output,
+) -> Result<u8, Failure> {
     let mut shown = String::new();
     let mut num_failures = 0;
     let mut uid = None;
@@ -60,10 +64,10 @@ async fn end<K: Kind>(cluster: &Cluster, name: &str, output: Output) -> Result<u
             return Ok(deleted::<K>(name));
         }
         if object.phase().is_terminal() {
-            return object.tell(cluster, output).await;
+            return object.print_outcome(cluster, output).await;
         }
         show(&object, &mut shown, output);
-        match next(cluster, &object, &mut shown, output).await {
+        match watch_until_ended(cluster, &object, &mut shown, output).await {
             Ok(Some(ended)) => {
                 object = ended;
                 continue;
@@ -74,7 +78,7 @@ async fn end<K: Kind>(cluster: &Cluster, name: &str, output: Output) -> Result<u
                     print::err(format!("{error}; retrying"));
                 }
                 num_failures += 1;
-                tokio::time::sleep(AGAIN).await;
+                tokio::time::sleep(RETRY_INTERVAL).await;
             }
             Err(error) => return Err(error),
         }
@@ -88,19 +92,19 @@ async fn end<K: Kind>(cluster: &Cluster, name: &str, output: Output) -> Result<u
 }
 
 /// Watches the object and returns it once it has ended; `None` if the watch ends first.
-async fn next<K: Kind>(
+async fn watch_until_ended<K: ClusterResource>(
     cluster: &Cluster,
     object: &K,
     shown: &mut String,
     output: Output,
 ) -> Result<Option<K>, Failure> {
     let name = object.name();
-    let target = format!("{} `{name}`", K::WORD);
+    let target = format!("{} `{name}`", K::KIND_NAME);
     let params =
         WatchParams::default().fields(&format!("metadata.name={name}")).timeout(WATCH_SECONDS);
     let since = object.meta().resource_version.clone().unwrap_or_default();
     let api = cluster.api::<K>();
-    let mut events = cluster.ask(&target, api.watch(&params, &since)).await?.boxed();
+    let mut events = cluster.request(&target, api.watch(&params, &since)).await?.boxed();
     // A silently broken connection delivers neither an event nor the end of the watch.
     let limit = Duration::from_secs(u64::from(WATCH_SECONDS) + 10);
     while let Ok(event) = tokio::time::timeout(limit, events.try_next()).await {
@@ -118,13 +122,13 @@ async fn next<K: Kind>(
     Ok(None)
 }
 
-fn deleted<K: Kind>(name: &str) -> u8 {
-    print::err(format!("{} {name} was deleted before it ended", K::WORD));
+fn deleted<K: ClusterResource>(name: &str) -> u8 {
+    print::err(format!("{} {name} was deleted before it ended", K::KIND_NAME));
     STOPPED
 }
 
 /// Prints the progress line if it has changed.
-fn show<K: Kind>(object: &K, shown: &mut String, output: Output) {
+fn show<K: ClusterResource>(object: &K, shown: &mut String, output: Output) {
     let line = object.progress();
     if output == Output::Text && *shown != line {
         print::err(&line);
@@ -154,7 +158,7 @@ pub(crate) fn progress(name: &str, status: &ExperimentStatus) -> String {
 }
 
 /// Prints an experiment's outcome and returns the exit code.
-pub(crate) async fn tell(
+pub(crate) async fn print_outcome(
     cluster: &Cluster,
     experiment: &Experiment,
     output: Output,
@@ -167,13 +171,13 @@ pub(crate) async fn tell(
     };
     match output {
         Output::Json => print::out(outcome(experiment, trial.flatten().as_ref())),
-        Output::Text => print::out(verdict(experiment, trial.flatten().as_ref())),
+        Output::Text => print::out(summary(experiment, trial.flatten().as_ref())),
     }
-    Ok(code(status.phase))
+    Ok(exit_code(status.phase))
 }
 
 /// Returns the exit code for a phase.
-pub(crate) fn code(phase: Phase) -> u8 {
+pub(crate) fn exit_code(phase: Phase) -> u8 {
     match phase {
         Phase::Completed => 0,
         Phase::Failed => 1,
@@ -201,7 +205,7 @@ fn outcome(experiment: &Experiment, trial: Option<&Trial>) -> Value {
     })
 }
 
-fn verdict(experiment: &Experiment, trial: Option<&Trial>) -> String {
+fn summary(experiment: &Experiment, trial: Option<&Trial>) -> String {
     let status = experiment.status.clone().unwrap_or_default();
     let name = experiment.metadata.name.as_deref().unwrap_or_default();
     let what = match status.phase {
@@ -246,7 +250,8 @@ mod tests {
 
     #[test]
     fn each_phase_has_its_exit_code() {
-        let check = |phase: Phase, expected: u8| assert_eq!(code(phase), expected, "{phase:?}");
+        let check =
+            |phase: Phase, expected: u8| assert_eq!(exit_code(phase), expected, "{phase:?}");
         check(Phase::Completed, 0);
         check(Phase::Failed, 1);
         check(Phase::Cancelled, 3);
@@ -258,7 +263,7 @@ mod tests {
         let experiment = experiment("Completed");
         let at = "s3://b/ml/mnist-0b3f9c1e/trials/1/checkpoints/000000000100-0";
         assert_eq!(
-            verdict(&experiment, None),
+            summary(&experiment, None),
             format!(
                 "experiment mnist completed: so it is\nbest: trial 1 with loss 0.25\n  \
                  checkpoint: {at}"

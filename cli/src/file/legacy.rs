@@ -3,6 +3,7 @@
 
 mod credentials;
 mod hyperparameters;
+mod known_fields;
 mod parts;
 
 use std::collections::BTreeSet;
@@ -40,50 +41,51 @@ pub(super) fn is_legacy(value: &Value) -> bool {
 
 /// Translates a file. `stem` is the default name of the experiment.
 pub(super) fn translate(source: &Tree, stem: &str) -> Translated {
-    let mut work = Work::new(source);
-    work.set("apiVersion", json!(API_VERSION), "");
-    work.set("kind", json!("Experiment"), "");
-    work.name(stem);
+    let mut translation = Translation::new(source);
+    translation.set("apiVersion", json!(API_VERSION), "");
+    translation.set("kind", json!("Experiment"), "");
+    translation.name(stem);
     for part in parts::ALL {
-        part(&mut work);
+        part(&mut translation);
     }
-    work.refuse_the_rest();
-    let tree = Tree { value: work.value, places: work.places.places };
-    Translated { tree, notes: work.notes, errors: work.errors }
+    translation.refuse_unread_fields();
+    let tree = Tree { value: translation.value, positions: translation.position_tree.positions };
+    Translated { tree, notes: translation.notes, errors: translation.errors }
 }
 
 /// State of a translation.
-struct Work<'a> {
+struct Translation<'a> {
     source: &'a Tree,
     value: Value,
-    places: Tree,
+    /// Positions of the new fields; its value is unused.
+    position_tree: Tree,
     notes: Vec<String>,
     errors: Vec<FieldError>,
     /// Original paths that a part has read, alone or with all their fields.
-    seen: BTreeSet<String>,
+    read_paths: BTreeSet<String>,
 }
 
-impl<'a> Work<'a> {
+impl<'a> Translation<'a> {
     fn new(source: &'a Tree) -> Self {
-        let mut places = Tree::default();
-        places.places.insert(String::new(), source.place(""));
+        let mut position_tree = Tree::default();
+        position_tree.positions.insert(String::new(), source.position(""));
         Self {
             source,
             value: Value::Object(Map::new()),
-            places,
+            position_tree,
             notes: Vec::new(),
             errors: Vec::new(),
-            seen: BTreeSet::new(),
+            read_paths: BTreeSet::new(),
         }
     }
 
-    /// Returns the field at `path`, unless it is missing or null. Marks the path as seen.
+    /// Returns the field at `path`, unless it is missing or null. Marks the path as read.
     fn take(&mut self, path: &str) -> Option<&'a Value> {
         let mut value = &self.source.value;
         for name in path.split('.') {
             value = value.get(name)?;
         }
-        self.seen.insert(path.to_owned());
+        self.read_paths.insert(path.to_owned());
         (!value.is_null()).then_some(value)
     }
 
@@ -97,12 +99,12 @@ impl<'a> Work<'a> {
             target = &mut target[name];
         }
         *target = value;
-        self.places.adopt(self.source, from, path);
-        self.places.places.insert(path.to_owned(), self.source.place(from));
+        self.position_tree.copy_positions(self.source, from, path);
+        self.position_tree.positions.insert(path.to_owned(), self.source.position(from));
     }
 
     /// Copies a field unchanged, with a note if its path changes.
-    fn carry(&mut self, from: &str, to: &str) {
+    fn copy_field(&mut self, from: &str, to: &str) {
         if let Some(value) = self.take(from) {
             self.set(to, value.clone(), from);
             if from != to.strip_prefix("spec.").unwrap_or(to) {
@@ -127,34 +129,34 @@ impl<'a> Work<'a> {
     }
 
     /// Adds an error for every field that no part has read.
-    fn refuse_the_rest(&mut self) {
+    fn refuse_unread_fields(&mut self) {
         let source = self.source;
         let parents: BTreeSet<String> = self
-            .seen
+            .read_paths
             .iter()
             .filter_map(|path| path.split_once('.').map(|(parent, _)| parent.to_owned()))
             .collect();
         let Some(members) = source.value.as_object() else { return };
         for (name, value) in members {
             match value.as_object() {
-                Some(fields) if parents.contains(name) || parts::is_group(name) => {
+                Some(fields) if parents.contains(name) || known_fields::is_group(name) => {
                     for (field, value) in fields {
-                        self.refuse_unseen(name, field, value);
+                        self.refuse_unread(name, field, value);
                     }
                 }
-                _ => self.refuse_unseen("", name, value),
+                _ => self.refuse_unread("", name, value),
             }
         }
     }
 
-    fn refuse_unseen(&mut self, parent: &str, name: &str, value: &Value) {
+    fn refuse_unread(&mut self, parent: &str, name: &str, value: &Value) {
         let path = member(parent, name);
-        if self.seen.contains(&path) {
+        if self.read_paths.contains(&path) {
             return;
         }
-        let known = parts::known(parent);
+        let known = known_fields::known(parent);
         let rule = match known.contains(&name) {
-            true if parts::is_off(value) => return,
+            true if parts::is_disabled(value) => return,
             true => "has no counterpart in Stoker; remove it".to_owned(),
             false => unknown_field(name, known.iter().copied()),
         };
@@ -170,8 +172,8 @@ impl<'a> Work<'a> {
             ("", Some(stem.to_owned())),
         ];
         let named = candidates.into_iter().find_map(|(from, text)| {
-            let slug = slug(&text?);
-            (!slug.is_empty()).then_some((from, slug))
+            let label = dns_label(&text?);
+            (!label.is_empty()).then_some((from, label))
         });
         let (from, name) = named.unwrap_or(("", "experiment".to_owned()));
         let origin = if from.is_empty() { "file name" } else { from };
@@ -193,19 +195,19 @@ impl<'a> Work<'a> {
 }
 
 /// Converts a text to a name: a DNS label that starts with a letter.
-fn slug(text: &str) -> String {
-    let mut slug = String::new();
+fn dns_label(text: &str) -> String {
+    let mut label = String::new();
     for char in text.to_lowercase().chars() {
         let is_plain = char.is_ascii_lowercase() || char.is_ascii_digit();
-        match (is_plain, slug.is_empty()) {
-            (true, true) if char.is_ascii_digit() => slug.push_str(&format!("x{char}")),
-            (true, _) => slug.push(char),
-            (false, false) if !slug.ends_with('-') => slug.push('-'),
+        match (is_plain, label.is_empty()) {
+            (true, true) if char.is_ascii_digit() => label.push_str(&format!("x{char}")),
+            (true, _) => label.push(char),
+            (false, false) if !label.ends_with('-') => label.push('-'),
             (false, _) => {}
         }
     }
-    slug.truncate(NAME_BYTES_MAX);
-    slug.trim_end_matches('-').to_owned()
+    label.truncate(NAME_BYTES_MAX);
+    label.trim_end_matches('-').to_owned()
 }
 
 #[cfg(test)]
@@ -226,7 +228,7 @@ mod tests {
             ),
         ];
         for (text, expected) in cases {
-            assert_eq!(slug(text), expected, "{text}");
+            assert_eq!(dns_label(text), expected, "{text}");
         }
     }
 }

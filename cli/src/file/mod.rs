@@ -27,7 +27,7 @@ use stoker_api::validate::{
 };
 
 use schema::Checked;
-use tree::{Place, Tree};
+use tree::{Position, Tree};
 
 /// Namespace of files without one.
 const NAMESPACE: &str = "default";
@@ -140,7 +140,7 @@ fn load_with<T>(
 ) -> Result<T, FileError> {
     let result = match read(path) {
         Ok(text) => parse(&text),
-        Err(rule) => Err(vec![Problem::nowhere("", "", &rule)]),
+        Err(rule) => Err(vec![Problem::without_position("", "", &rule)]),
     };
     result.map_err(|mut problems| {
         problems.sort_by_key(|problem| (problem.line, problem.column));
@@ -197,7 +197,7 @@ fn parse_tree(
             Ok(Loaded { name, namespace, metadata, valid, notes, spec_json })
         }
         Ok(_) => Err(problems),
-        Err(errors) => Err(placed(problems, &errors, &tree)),
+        Err(errors) => Err(with_positions(problems, &errors, &tree)),
     }
 }
 
@@ -219,12 +219,12 @@ fn parse_job(text: &str, sets: &[String], rules: JobRules) -> Result<LoadedJob, 
             Ok(LoadedJob { name: valid.name.clone(), namespace, metadata, valid })
         }
         Ok(_) => Err(problems),
-        Err(errors) => Err(placed(problems, &errors, &tree)),
+        Err(errors) => Err(with_positions(problems, &errors, &tree)),
     }
 }
 
 /// Converts `errors` to problems with positions, and appends those not in `problems` yet.
-fn placed(mut problems: Vec<Problem>, errors: &[FieldError], tree: &Tree) -> Vec<Problem> {
+fn with_positions(mut problems: Vec<Problem>, errors: &[FieldError], tree: &Tree) -> Vec<Problem> {
     for problem in errors.iter().map(|error| Problem::of(error, tree)) {
         let is_known = |other: &Problem| other.field == problem.field && other.line == problem.line;
         if !problems.iter().any(is_known) {
@@ -318,20 +318,20 @@ fn file_schema(kind: &str, spec: Value) -> Value {
 }
 
 impl Problem {
-    fn at(place: Place, field: &str, value: &str, rule: &str) -> Self {
-        let (line, column) = (Some(place.line), Some(place.column));
-        Self { line, column, ..Self::nowhere(field, value, rule) }
+    fn at(position: Position, field: &str, value: &str, rule: &str) -> Self {
+        let (line, column) = (Some(position.line), Some(position.column));
+        Self { line, column, ..Self::without_position(field, value, rule) }
     }
 
-    fn nowhere(field: &str, value: &str, rule: &str) -> Self {
+    fn without_position(field: &str, value: &str, rule: &str) -> Self {
         let (field, value, rule) = (field.to_owned(), value.to_owned(), rule.to_owned());
         Self { line: None, column: None, field, value, rule }
     }
 
     fn of(error: &FieldError, tree: &Tree) -> Self {
-        match tree.place(&error.path) {
-            Some(place) => Self::at(place, &error.path, &error.value, &error.rule),
-            None => Self::nowhere(&error.path, &error.value, &error.rule),
+        match tree.position(&error.path) {
+            Some(position) => Self::at(position, &error.path, &error.value, &error.rule),
+            None => Self::without_position(&error.path, &error.value, &error.rule),
         }
     }
 }

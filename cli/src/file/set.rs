@@ -20,7 +20,7 @@ enum Step {
 /// The text is not `PATH=VALUE`, the value is not valid YAML, or the path does not match the
 /// objects and lists of the tree.
 pub(super) fn apply(tree: &mut Tree, set: &str, is_legacy: bool) -> Result<(), Problem> {
-    let refuse = |rule: &str| Problem::nowhere("--set", &json!(set).to_string(), rule);
+    let refuse = |rule: &str| Problem::without_position("--set", &json!(set).to_string(), rule);
     let Some((path, text)) = set.split_once('=') else {
         return Err(refuse("must be PATH=VALUE, such as searcher.random.maxTrials=4"));
     };
@@ -39,15 +39,15 @@ pub(super) fn apply(tree: &mut Tree, set: &str, is_legacy: bool) -> Result<(), P
     let mut target = &mut changed;
     for step in &steps {
         (target, path) = enter(target, step, &path)
-            .map_err(|rule| Problem::nowhere(&path, "", &format!("--set: {rule}")))?;
+            .map_err(|rule| Problem::without_position(&path, "", &format!("--set: {rule}")))?;
     }
     *target = value;
     tree.value = changed;
     let is_below = |other: &String| {
         other.strip_prefix(path.as_str()).is_some_and(|rest| rest.starts_with(['.', '[']))
     };
-    tree.places.retain(|other, _| !is_below(other));
-    tree.places.insert(path, None);
+    tree.positions.retain(|other, _| !is_below(other));
+    tree.positions.insert(path, None);
     Ok(())
 }
 

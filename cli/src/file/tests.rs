@@ -68,134 +68,112 @@ fn comments_are_allowed_anywhere() {
     assert_eq!(load_text(&text, &[]).unwrap().name, "mnist");
 }
 
+/// Changes of the valid file, with their errors.
+const INVALID_CHANGES: &[Case] = &[
+    ("stoker.dev/v1alpha1", "stoker.dev/v2", &[("1:1: apiVersion:", "found \"stoker.dev/v2\"")]),
+    ("kind: Experiment", "kind: Experimant", &[("2:1: kind:", "did you mean `Experiment`?")]),
+    ("kind: Experiment\n", "", &[("1:1: kind:", "required and missing")]),
+    ("name: mnist", "name: 7", &[("4:3: metadata.name:", "must be a string")]),
+    ("name: mnist", "name: MNIST", &[("4:3: metadata.name:", "letters")]),
+    ("name: mnist", "name: a\n  namespace: A_b", &[("5:3: metadata.namespace:", "63")]),
+    ("name: mnist", "name: a\n  generateName: b", &[("5:3: metadata.generateName:", "unknown")]),
+    (
+        "metric:",
+        "metricc:",
+        &[
+            ("10:3: spec.searcher.metric:", "is required and missing"),
+            ("11:5: spec.searcher.metricc:", "did you mean `metric`? (found \"val_loss\")"),
+        ],
+    ),
+    (
+        "epochs: 3",
+        "epochs: 0",
+        &[("12:17: spec.searcher.maxLength.epochs:", "at least 1 (found 0)")],
+    ),
+    ("epochs: 3", "epochs: three", &[("12:17: spec.searcher.maxLength.epochs:", "an integer")]),
+    ("epochs: 3", "epochs: 3.5", &[("12:17: spec.searcher.maxLength.epochs:", "an integer")]),
+    (
+        "epochs: 3",
+        "epochs: 3, batches: 1",
+        &[("12:5: spec.searcher.maxLength:", "batches and epochs are")],
+    ),
+    (
+        "epochs: 3",
+        "epoch: 3",
+        &[
+            ("12:5: spec.searcher.maxLength:", "none is"),
+            ("12:17: spec.searcher.maxLength.epoch:", "did you mean `epochs`?"),
+        ],
+    ),
+    ("random: {maxTrials: 4}", "random: 4", &[("13:5: spec.searcher.random:", "an object")]),
+    ("random: {maxTrials: 4}", "random:", &[("10:3: spec.searcher:", "none is")]),
+    (
+        "maxTrials: 4",
+        "maxTrials: 5000000000",
+        &[("13:14: spec.searcher.random.maxTrials:", "at most")],
+    ),
+    (
+        "random: {maxTrials: 4}",
+        "grid: {}",
+        &[("8:12: spec.hyperparameters.rate.log.count:", "rate")],
+    ),
+    (
+        "random: {maxTrials: 4}",
+        "grid: {}\n    single: {}",
+        &[("10:3: spec.searcher:", "single and grid are")],
+    ),
+    ("min: -4", "min: 4", &[("8:18: spec.hyperparameters.rate.log.min:", "less than max")]),
+    (
+        "min: -4",
+        "minn: -4",
+        &[
+            ("8:12: spec.hyperparameters.rate.log.min:", "required"),
+            ("8:18: spec.hyperparameters.rate.log.minn:", "unknown field"),
+        ],
+    ),
+    ("batch: 64", "batch: 9223372036854775808", &[("9:12: spec.hyperparameters.batch:", "2^63")]),
+    ("batch: 64", "batch: .nan", &[("9:12: spec.hyperparameters.batch:", "finite")]),
+    ("batch: 64", "batch: yes", &[("9:12: spec.hyperparameters.batch:", "write true or false")]),
+    (
+        "batch: 64",
+        "batch: 64\n    batch: 65",
+        &[("10:5: spec.hyperparameters.batch:", "first in line 9")],
+    ),
+    ("batch: 64", "3: 64", &[("9:5: spec.hyperparameters:", "a key must be a string")]),
+    ("batch: 64", "<<: {a: 1}", &[("9:5: spec.hyperparameters:", "merge keys")]),
+    ("batch: 64", "batch: !odd 64", &[("9:17: spec.hyperparameters.batch:", "tags")]),
+    ("batch: 64", "batch: !!int \"6\"", &[("9:", "remove the tag")]),
+    ("batch: 64", "batch: 0_64", &[("9:12: spec.hyperparameters.batch:", "leading zeros")]),
+    ("batch: 64", "y: 64", &[("9:5: spec.hyperparameters", "put it in quotes")]),
+    ("[train, mnist]", "[]", &[("6:16: spec.entrypoint.command:", "at least 1 item")]),
+    (
+        "[train, mnist]",
+        "train",
+        &[("6:16: spec.entrypoint.command:", "an array (found \"train\")")],
+    ),
+    ("[train, mnist]", "[train, 7]", &[("6:33: spec.entrypoint.command[1]:", "put it in quotes")]),
+    ("spec:\n", "spec:\n  maxRestarts: -1\n", &[("6:3: spec.maxRestarts:", "at least 0")]),
+    ("spec:\n", "spec:\n  checkpointPolicy: bset\n", &[("6:3: spec.checkpointPolicy:", "`best`")]),
+    (
+        "spec:\n",
+        "spec:\n  env: [{name: A, value: 1}]\n",
+        &[("6:19: spec.env[0].value:", "a string")],
+    ),
+    (
+        "spec:\n",
+        "spec:\n  performInitialValidation: 1\n",
+        &[("6:3: spec.perform", "true or false")],
+    ),
+    (
+        "    random",
+        "---\n    random",
+        &[("10:3: spec.searcher:", "none is"), ("14:5: ", "a second document")],
+    ),
+];
+
 #[test]
 fn errors_have_position_field_value_and_rule() {
-    let cases: &[Case] = &[
-        (
-            "stoker.dev/v1alpha1",
-            "stoker.dev/v2",
-            &[("1:1: apiVersion:", "found \"stoker.dev/v2\"")],
-        ),
-        ("kind: Experiment", "kind: Experimant", &[("2:1: kind:", "did you mean `Experiment`?")]),
-        ("kind: Experiment\n", "", &[("1:1: kind:", "required and missing")]),
-        ("name: mnist", "name: 7", &[("4:3: metadata.name:", "must be a string")]),
-        ("name: mnist", "name: MNIST", &[("4:3: metadata.name:", "letters")]),
-        ("name: mnist", "name: a\n  namespace: A_b", &[("5:3: metadata.namespace:", "63")]),
-        (
-            "name: mnist",
-            "name: a\n  generateName: b",
-            &[("5:3: metadata.generateName:", "unknown")],
-        ),
-        (
-            "metric:",
-            "metricc:",
-            &[
-                ("10:3: spec.searcher.metric:", "is required and missing"),
-                ("11:5: spec.searcher.metricc:", "did you mean `metric`? (found \"val_loss\")"),
-            ],
-        ),
-        (
-            "epochs: 3",
-            "epochs: 0",
-            &[("12:17: spec.searcher.maxLength.epochs:", "at least 1 (found 0)")],
-        ),
-        ("epochs: 3", "epochs: three", &[("12:17: spec.searcher.maxLength.epochs:", "an integer")]),
-        ("epochs: 3", "epochs: 3.5", &[("12:17: spec.searcher.maxLength.epochs:", "an integer")]),
-        (
-            "epochs: 3",
-            "epochs: 3, batches: 1",
-            &[("12:5: spec.searcher.maxLength:", "batches and epochs are")],
-        ),
-        (
-            "epochs: 3",
-            "epoch: 3",
-            &[
-                ("12:5: spec.searcher.maxLength:", "none is"),
-                ("12:17: spec.searcher.maxLength.epoch:", "did you mean `epochs`?"),
-            ],
-        ),
-        ("random: {maxTrials: 4}", "random: 4", &[("13:5: spec.searcher.random:", "an object")]),
-        ("random: {maxTrials: 4}", "random:", &[("10:3: spec.searcher:", "none is")]),
-        (
-            "maxTrials: 4",
-            "maxTrials: 5000000000",
-            &[("13:14: spec.searcher.random.maxTrials:", "at most")],
-        ),
-        (
-            "random: {maxTrials: 4}",
-            "grid: {}",
-            &[("8:12: spec.hyperparameters.rate.log.count:", "rate")],
-        ),
-        (
-            "random: {maxTrials: 4}",
-            "grid: {}\n    single: {}",
-            &[("10:3: spec.searcher:", "single and grid are")],
-        ),
-        ("min: -4", "min: 4", &[("8:18: spec.hyperparameters.rate.log.min:", "less than max")]),
-        (
-            "min: -4",
-            "minn: -4",
-            &[
-                ("8:12: spec.hyperparameters.rate.log.min:", "required"),
-                ("8:18: spec.hyperparameters.rate.log.minn:", "unknown field"),
-            ],
-        ),
-        (
-            "batch: 64",
-            "batch: 9223372036854775808",
-            &[("9:12: spec.hyperparameters.batch:", "2^63")],
-        ),
-        ("batch: 64", "batch: .nan", &[("9:12: spec.hyperparameters.batch:", "finite")]),
-        (
-            "batch: 64",
-            "batch: yes",
-            &[("9:12: spec.hyperparameters.batch:", "write true or false")],
-        ),
-        (
-            "batch: 64",
-            "batch: 64\n    batch: 65",
-            &[("10:5: spec.hyperparameters.batch:", "first in line 9")],
-        ),
-        ("batch: 64", "3: 64", &[("9:5: spec.hyperparameters:", "a key must be a string")]),
-        ("batch: 64", "<<: {a: 1}", &[("9:5: spec.hyperparameters:", "merge keys")]),
-        ("batch: 64", "batch: !odd 64", &[("9:17: spec.hyperparameters.batch:", "tags")]),
-        ("batch: 64", "batch: !!int \"6\"", &[("9:", "remove the tag")]),
-        ("batch: 64", "batch: 0_64", &[("9:12: spec.hyperparameters.batch:", "leading zeros")]),
-        ("batch: 64", "y: 64", &[("9:5: spec.hyperparameters", "put it in quotes")]),
-        ("[train, mnist]", "[]", &[("6:16: spec.entrypoint.command:", "at least 1 item")]),
-        (
-            "[train, mnist]",
-            "train",
-            &[("6:16: spec.entrypoint.command:", "an array (found \"train\")")],
-        ),
-        (
-            "[train, mnist]",
-            "[train, 7]",
-            &[("6:33: spec.entrypoint.command[1]:", "put it in quotes")],
-        ),
-        ("spec:\n", "spec:\n  maxRestarts: -1\n", &[("6:3: spec.maxRestarts:", "at least 0")]),
-        (
-            "spec:\n",
-            "spec:\n  checkpointPolicy: bset\n",
-            &[("6:3: spec.checkpointPolicy:", "`best`")],
-        ),
-        (
-            "spec:\n",
-            "spec:\n  env: [{name: A, value: 1}]\n",
-            &[("6:19: spec.env[0].value:", "a string")],
-        ),
-        (
-            "spec:\n",
-            "spec:\n  performInitialValidation: 1\n",
-            &[("6:3: spec.perform", "true or false")],
-        ),
-        (
-            "    random",
-            "---\n    random",
-            &[("10:3: spec.searcher:", "none is"), ("14:5: ", "a second document")],
-        ),
-    ];
-    for (from, to, expected) in cases {
+    for (from, to, expected) in INVALID_CHANGES {
         check_change(from, to, expected);
     }
 }

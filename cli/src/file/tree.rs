@@ -17,7 +17,7 @@ const DEPTH_MAX: usize = 64;
 
 /// Position in a file; line and column count from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct Position {
     pub(super) line: usize,
     pub(super) column: usize,
 }
@@ -28,16 +28,16 @@ pub(super) struct Tree {
     /// Value of the document.
     pub(super) value: Value,
     /// Position of each field, by path; `None` for fields from `--set`.
-    pub(super) places: BTreeMap<String, Option<Place>>,
+    pub(super) positions: BTreeMap<String, Option<Position>>,
 }
 
 impl Tree {
     /// Returns the position of the field at `path`, or of the innermost field that contains it.
-    pub(super) fn place(&self, path: &str) -> Option<Place> {
+    pub(super) fn position(&self, path: &str) -> Option<Position> {
         let mut path = path;
         loop {
-            if let Some(place) = self.places.get(path) {
-                return *place;
+            if let Some(position) = self.positions.get(path) {
+                return *position;
             }
             let end = path.rfind(['.', '[']).unwrap_or(0);
             if path.is_empty() {
@@ -48,11 +48,11 @@ impl Tree {
     }
 
     /// Copies the positions of `from` and its fields in `source` to `to`.
-    pub(super) fn adopt(&mut self, source: &Self, from: &str, to: &str) {
-        for (path, place) in source.places.range(from.to_owned()..) {
+    pub(super) fn copy_positions(&mut self, source: &Self, from: &str, to: &str) {
+        for (path, position) in source.positions.range(from.to_owned()..) {
             let Some(rest) = path.strip_prefix(from) else { break };
             if rest.is_empty() || rest.starts_with(['.', '[']) {
-                self.places.insert(format!("{to}{rest}"), *place);
+                self.positions.insert(format!("{to}{rest}"), *position);
             }
         }
     }
@@ -85,10 +85,10 @@ struct Reader<'a> {
 }
 
 /// Problem after which the rest of the file cannot be parsed.
-type Stop = Box<Problem>;
+type FatalProblem = Box<Problem>;
 
 impl<'a> Reader<'a> {
-    fn document(&mut self) -> Result<Option<Tree>, Stop> {
+    fn document(&mut self) -> Result<Option<Tree>, FatalProblem> {
         let mut tree = None;
         loop {
             let (event, span) = self.next()?;
@@ -96,36 +96,36 @@ impl<'a> Reader<'a> {
                 Event::StreamEnd => {
                     if tree.is_none() && self.problems.is_empty() {
                         let rule = "the file is empty; write an Experiment or an InferenceJob";
-                        self.problems.push(Problem::at(place(&span.start), "", "", rule));
+                        self.problems.push(Problem::at(position(&span.start), "", "", rule));
                     }
                     return Ok(tree);
                 }
                 Event::StreamStart | Event::DocumentStart(..) | Event::DocumentEnd => {}
                 _ if tree.is_some() => {
                     let rule = "a second document is not allowed; write one object per file";
-                    self.problems.push(Problem::at(place(&span.start), "", "", rule));
+                    self.problems.push(Problem::at(position(&span.start), "", "", rule));
                     return Ok(tree);
                 }
                 event => {
-                    let mut places = BTreeMap::new();
-                    places.insert(String::new(), Some(place(&span.start)));
-                    let value = self.node(event, &span, "", 0, &mut places)?;
-                    tree = Some(Tree { value, places });
+                    let mut positions = BTreeMap::new();
+                    positions.insert(String::new(), Some(position(&span.start)));
+                    let value = self.node(event, &span, "", 0, &mut positions)?;
+                    tree = Some(Tree { value, positions });
                 }
             }
         }
     }
 
-    fn next(&mut self) -> Result<(Event<'a>, Span), Stop> {
+    fn next(&mut self) -> Result<(Event<'a>, Span), FatalProblem> {
         match self.parser.next_event() {
             None => Ok((Event::StreamEnd, Span::default())),
             Some(Ok(next)) => Ok(next),
-            Some(Err(error)) => Err(Box::new(syntax(&error))),
+            Some(Err(error)) => Err(Box::new(syntax_problem(&error))),
         }
     }
 
     fn refuse(&mut self, span: &Span, path: &str, value: &str, rule: &str) {
-        self.problems.push(Problem::at(place(&span.start), path, value, rule));
+        self.problems.push(Problem::at(position(&span.start), path, value, rule));
     }
 
     fn node(
@@ -134,12 +134,12 @@ impl<'a> Reader<'a> {
         span: &Span,
         path: &str,
         depth: usize,
-        places: &mut BTreeMap<String, Option<Place>>,
-    ) -> Result<Value, Stop> {
+        positions: &mut BTreeMap<String, Option<Position>>,
+    ) -> Result<Value, FatalProblem> {
         self.count(span, 1)?;
         if depth > DEPTH_MAX {
             let rule = format!("must not be nested deeper than {DEPTH_MAX} levels");
-            return Err(Box::new(Problem::at(place(&span.start), path, "", &rule)));
+            return Err(Box::new(Problem::at(position(&span.start), path, "", &rule)));
         }
         let (value, anchor) = match event {
             Event::Scalar(text, style, anchor, tag) => {
@@ -160,10 +160,10 @@ impl<'a> Reader<'a> {
                 (self.scalar(&text, is_string, span, path), anchor)
             }
             Event::SequenceStart(_, anchor, _) => {
-                (Value::Array(self.list(path, depth, places)?), anchor)
+                (Value::Array(self.list(path, depth, positions)?), anchor)
             }
             Event::MappingStart(_, anchor, _) => {
-                (Value::Object(self.map(path, depth, places)?), anchor)
+                (Value::Object(self.map(path, depth, positions)?), anchor)
             }
             Event::Alias(id) => {
                 let Some(value) = self.anchors.get(&id).cloned() else {
@@ -175,7 +175,7 @@ impl<'a> Reader<'a> {
             }
             _ => {
                 return Err(Box::new(Problem::at(
-                    place(&span.start),
+                    position(&span.start),
                     path,
                     "",
                     "a value is missing",
@@ -188,13 +188,13 @@ impl<'a> Reader<'a> {
         Ok(value)
     }
 
-    fn count(&mut self, span: &Span, nodes: usize) -> Result<(), Stop> {
+    fn count(&mut self, span: &Span, nodes: usize) -> Result<(), FatalProblem> {
         self.num_nodes += nodes;
         if self.num_nodes <= NODES_MAX {
             return Ok(());
         }
         let rule = format!("the file must not have more than {NODES_MAX} values");
-        Err(Box::new(Problem::at(place(&span.start), "", "", &rule)))
+        Err(Box::new(Problem::at(position(&span.start), "", "", &rule)))
     }
 
     fn scalar(&mut self, text: &str, is_string: bool, span: &Span, path: &str) -> Value {
@@ -214,8 +214,8 @@ impl<'a> Reader<'a> {
         &mut self,
         path: &str,
         depth: usize,
-        places: &mut BTreeMap<String, Option<Place>>,
-    ) -> Result<Vec<Value>, Stop> {
+        positions: &mut BTreeMap<String, Option<Position>>,
+    ) -> Result<Vec<Value>, FatalProblem> {
         let mut values = Vec::new();
         loop {
             let (event, span) = self.next()?;
@@ -223,8 +223,8 @@ impl<'a> Reader<'a> {
                 return Ok(values);
             }
             let path = item(path, values.len());
-            places.insert(path.clone(), Some(place(&span.start)));
-            values.push(self.node(event, &span, &path, depth + 1, places)?);
+            positions.insert(path.clone(), Some(position(&span.start)));
+            values.push(self.node(event, &span, &path, depth + 1, positions)?);
         }
     }
 
@@ -232,8 +232,8 @@ impl<'a> Reader<'a> {
         &mut self,
         path: &str,
         depth: usize,
-        places: &mut BTreeMap<String, Option<Place>>,
-    ) -> Result<Map<String, Value>, Stop> {
+        positions: &mut BTreeMap<String, Option<Position>>,
+    ) -> Result<Map<String, Value>, FatalProblem> {
         let mut members: Map<String, Value> = Map::new();
         loop {
             let (event, key_span) = self.next()?;
@@ -248,15 +248,15 @@ impl<'a> Reader<'a> {
             let path = member(path, &key);
             let (event, span) = self.next()?;
             if members.contains_key(&key) {
-                let first = places.get(&path).copied().flatten();
-                let line = first.map_or(0, |place| place.line);
+                let first = positions.get(&path).copied().flatten();
+                let line = first.map_or(0, |position| position.line);
                 let rule = format!("duplicate key, first in line {line}; remove one");
                 let value = self.node(event, &span, &path, depth + 1, &mut BTreeMap::new())?;
                 self.refuse(&key_span, &path, &shortened(&value), &rule);
                 continue;
             }
-            places.insert(path.clone(), Some(place(&key_span.start)));
-            let value = self.node(event, &span, &path, depth + 1, places)?;
+            positions.insert(path.clone(), Some(position(&key_span.start)));
+            let value = self.node(event, &span, &path, depth + 1, positions)?;
             members.insert(key, value);
         }
     }
@@ -269,7 +269,7 @@ impl<'a> Reader<'a> {
         span: &Span,
         path: &str,
         depth: usize,
-    ) -> Result<Option<String>, Stop> {
+    ) -> Result<Option<String>, FatalProblem> {
         let is_plain = matches!(event, Event::Scalar(_, ScalarStyle::Plain, ..));
         let text = match &event {
             Event::Scalar(text, ..) => text.to_string(),
@@ -303,11 +303,11 @@ fn size(value: &Value) -> usize {
     }
 }
 
-fn place(marker: &Marker) -> Place {
-    Place { line: marker.line().max(1), column: marker.col() + 1 }
+fn position(marker: &Marker) -> Position {
+    Position { line: marker.line().max(1), column: marker.col() + 1 }
 }
 
-fn syntax(error: &ScanError) -> Problem {
+fn syntax_problem(error: &ScanError) -> Problem {
     let rule = format!("invalid YAML: {}", error.info());
-    Problem::at(place(error.marker()), "", "", &rule)
+    Problem::at(position(error.marker()), "", "", &rule)
 }

@@ -22,19 +22,19 @@ use stoker_api::inference::InferenceJob;
 use stoker_engine::inference;
 use stoker_storage::Storage;
 
-use self::record::Opened;
-use self::runner::{Job, Runner};
+use self::record::OpenedRecord;
+use self::runner::{Runner, RunnerConfig};
 use self::view::View;
 use crate::cluster::connect::{Cluster, Options};
 use crate::cluster::{create, experiment, job as jobs, logs, storage, text, wait};
 use crate::commands::{block_on, done};
 use crate::failure::Failure;
 use crate::file::{self, LoadedJob};
-use crate::place::Place;
 use crate::print::Output;
 use crate::run::gpus;
 use crate::run::setup::find_program;
 use crate::run::signals::Signals;
+use crate::run_root::RunRoot;
 
 /// `stoker job ...`
 #[derive(Debug, Subcommand)]
@@ -182,15 +182,15 @@ async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failu
     let spec = &loaded.valid.spec;
     let folder = folder(args)?;
     check_program(spec.entrypoint.command.first().map_or("", String::as_str), &folder)?;
-    let place = Place::resolve(args.root.as_deref(), spec.storage.url.as_deref())?;
+    let run_root = RunRoot::resolve(args.root.as_deref(), spec.storage.url.as_deref())?;
     let input = |error: stoker_storage::StorageError| Failure::Input(error.to_string());
-    let storage = Storage::open(&place.root, spec.storage.endpoint.as_deref()).map_err(input)?;
+    let storage = Storage::open(&run_root.root, spec.storage.endpoint.as_deref()).map_err(input)?;
     storage.probe().await?;
     let slots = args.slots.unwrap_or(spec.resources.slots);
-    let opened = record::open(&place, &loaded, &folder, args.fresh)?;
-    view.say(&greeting(&opened, &place));
-    let Opened { mut record, _lock, trainers, .. } = opened;
-    let url = record.output_url(&place, spec, &folder);
+    let opened = record::open(&run_root, &loaded, &folder, args.fresh)?;
+    view.print_message(&start_message(&opened, &run_root));
+    let OpenedRecord { mut record, _lock, trainers, .. } = opened;
+    let url = record.output_url(&run_root, spec, &folder);
     let endpoint =
         spec.output.url.as_ref().map_or(&spec.storage.endpoint, |_| &spec.output.endpoint);
     let out = Storage::open(&url, endpoint.as_deref()).map_err(input)?;
@@ -199,8 +199,17 @@ async fn run(args: &Args, output: Output, loaded: LoadedJob) -> Result<u8, Failu
     let mut signals = Signals::listen()?;
     let devices = gpus::detect(&spec.env).await;
     let lock = trainers;
-    let job = Job { loaded: &loaded, folder, place, storage, output: out, lock, record, devices };
-    Runner::new(job).run(&mut signals, &mut view).await
+    let config = RunnerConfig {
+        loaded: &loaded,
+        folder,
+        run_root,
+        storage,
+        output: out,
+        lock,
+        record,
+        devices,
+    };
+    Runner::new(config).run(&mut signals, &mut view).await
 }
 
 fn folder(args: &Args) -> Result<PathBuf, Failure> {
@@ -232,13 +241,13 @@ fn check_program(program: &str, folder: &std::path::Path) -> Result<(), Failure>
     }
 }
 
-fn greeting(opened: &Opened, place: &Place) -> String {
+fn start_message(opened: &OpenedRecord, run_root: &RunRoot) -> String {
     let id = opened.record.id();
     let what = match opened.record.phase() {
-        _ if !opened.is_continued => format!("new job {id}"),
+        _ if !opened.is_resumed => format!("new job {id}"),
         Phase::Completed => format!("{id} has completed already; use --fresh to start over"),
-        Phase::Failed => format!("{id} has failed; trying again with what is committed"),
-        _ => format!("going on with {id}"),
+        Phase::Failed => format!("{id} has failed; retrying its uncommitted shards"),
+        _ => format!("resuming {id}"),
     };
-    format!("{what}; logs in {}, record in {}", place.root, opened.record.path().display())
+    format!("{what}; logs in {}, record in {}", run_root.root, opened.record.path().display())
 }

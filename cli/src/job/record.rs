@@ -15,9 +15,9 @@ use stoker_api::names::experiment_path;
 
 use crate::failure::Failure;
 use crate::file::LoadedJob;
-use crate::place::{self, Place};
-use crate::run::record::{self as files, Folder, Lock};
+use crate::run::record::{self as files, Lock, RecordDir};
 use crate::run::setup::{self, ANNOTATION_ROOT};
+use crate::run_root::{self, RunRoot};
 
 /// Annotation with the program's working directory.
 const ANNOTATION_FOLDER: &str = "stoker.dev/folder";
@@ -26,10 +26,10 @@ const ANNOTATION_REPLACE: &str = "stoker.dev/replace";
 
 /// Record that only this process may write.
 #[derive(Debug)]
-pub(super) struct Opened {
+pub(super) struct OpenedRecord {
     pub(super) record: Record,
     /// Whether the job resumes an earlier run.
-    pub(super) is_continued: bool,
+    pub(super) is_resumed: bool,
     /// Lock of the record, held until the runner exits.
     pub(super) _lock: Lock,
     /// File that workers lock while they are alive.
@@ -39,48 +39,49 @@ pub(super) struct Opened {
 /// Record of one job.
 #[derive(Debug)]
 pub(super) struct Record {
-    folder: Folder,
+    folder: RecordDir,
     job: InferenceJob,
 }
 
 /// Opens the record of the job in `loaded`, or creates one. With `fresh`, always creates a new
 /// record and keeps the earlier one.
 pub(super) fn open(
-    place: &Place,
+    run_root: &RunRoot,
     loaded: &LoadedJob,
     folder: &Path,
     fresh: bool,
-) -> Result<Opened, Failure> {
-    let local = place.local();
+) -> Result<OpenedRecord, Failure> {
+    let local = run_root.records_dir();
     std::fs::create_dir_all(&local).map_err(|error| Failure::file("create", &local, error))?;
     let key = format!("{}.{}.job", loaded.namespace, loaded.name);
     let lock = Lock::take(&local.join(format!("{key}.lock")))?;
     let trainers = local.join(format!("{key}.trainers"));
     files::wait_for_trainers(&trainers)?;
     let pointer = local.join(format!("{key}.current"));
-    if !fresh && let Some(uid) = setup::current(&pointer)? {
-        let path = place.record(&loaded.name, &uid);
+    if !fresh && let Some(uid) = setup::current_uid(&pointer)? {
+        let path = run_root.record_dir(&loaded.name, &uid);
         if path.join("job.json").exists() {
             let job: InferenceJob = files::read_json(&path.join("job.json"))?;
             setup::refuse_changes("job", &job.spec, &loaded.valid.spec, &path)?;
-            let record = Record { folder: Folder::new(path), job };
-            record.refuse_folder(folder)?;
-            return Ok(Opened { record, is_continued: true, _lock: lock, trainers });
+            let record = Record { folder: RecordDir::new(path), job };
+            record.refuse_other_folder(folder)?;
+            return Ok(OpenedRecord { record, is_resumed: true, _lock: lock, trainers });
         }
     }
     let uid = files::random_hex(16)?;
-    let record_folder = Folder::new(place.record(&loaded.name, &uid));
+    let record_folder = RecordDir::new(run_root.record_dir(&loaded.name, &uid));
     let attempts = record_folder.path().join("attempts");
     std::fs::create_dir_all(&attempts)
         .map_err(|error| Failure::file("create", &attempts, error))?;
-    let record = Record { folder: record_folder, job: object(place, loaded, folder, &uid, fresh) };
+    let record =
+        Record { folder: record_folder, job: new_job(run_root, loaded, folder, &uid, fresh) };
     record.save()?;
     files::write(&pointer, format!("{uid}\n").as_bytes())?;
-    Ok(Opened { record, is_continued: false, _lock: lock, trainers })
+    Ok(OpenedRecord { record, is_resumed: false, _lock: lock, trainers })
 }
 
-fn object(
-    place: &Place,
+fn new_job(
+    run_root: &RunRoot,
     loaded: &LoadedJob,
     folder: &Path,
     uid: &str,
@@ -90,7 +91,7 @@ fn object(
     job.metadata.namespace = Some(loaded.namespace.clone());
     job.metadata.uid = Some(uid.to_owned());
     job.metadata.annotations = Some(BTreeMap::from([
-        (ANNOTATION_ROOT.to_owned(), place.root.clone()),
+        (ANNOTATION_ROOT.to_owned(), run_root.root.clone()),
         (ANNOTATION_FOLDER.to_owned(), folder.display().to_string()),
         (ANNOTATION_REPLACE.to_owned(), fresh.to_string()),
     ]));
@@ -127,7 +128,7 @@ impl Record {
     }
 
     pub(super) fn id(&self) -> String {
-        place::id(self.job.metadata.name.as_deref().unwrap_or_default(), self.uid())
+        run_root::run_id(self.job.metadata.name.as_deref().unwrap_or_default(), self.uid())
     }
 
     /// Returns the job's directory, relative to the root.
@@ -145,14 +146,14 @@ impl Record {
     /// Returns the path or URL of the output directory.
     pub(super) fn output_url(
         &self,
-        place: &Place,
+        run_root: &RunRoot,
         spec: &InferenceJobSpec,
         folder: &Path,
     ) -> String {
         match &spec.output.url {
             Some(url) if url.contains("://") => url.clone(),
             Some(path) => folder.join(path).display().to_string(),
-            None => format!("{}/{}/output", place.root.trim_end_matches('/'), self.own_path()),
+            None => format!("{}/{}/output", run_root.root.trim_end_matches('/'), self.own_path()),
         }
     }
 
@@ -160,7 +161,7 @@ impl Record {
         self.job.metadata.annotations.as_ref()?.get(name).map(String::as_str)
     }
 
-    fn refuse_folder(&self, folder: &Path) -> Result<(), Failure> {
+    fn refuse_other_folder(&self, folder: &Path) -> Result<(), Failure> {
         match self.annotation(ANNOTATION_FOLDER) {
             Some(recorded) if Path::new(recorded) != folder => Err(Failure::Input(format!(
                 "cannot resume the job in {}: it was started in {recorded}; pass that directory as \

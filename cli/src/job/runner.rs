@@ -24,26 +24,26 @@ use super::record::Record;
 use super::view::View;
 use crate::failure::Failure;
 use crate::file::LoadedJob;
-use crate::place::Place;
 use crate::run::gpus;
-use crate::run::process::{self, Ended, Running};
+use crate::run::process::{self, TrainerOutcome, TrainerProcess};
 use crate::run::record as files;
 use crate::run::signals::Signals;
+use crate::run_root::RunRoot;
 
 /// Interval of time limit checks.
 const TICK: Duration = Duration::from_millis(200);
 /// Interval of counting commits in a local directory.
-const LOOK_NEAR: Duration = Duration::from_millis(500);
+const LOCAL_POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Interval of counting commits in a bucket, where list requests cost money.
-const LOOK_FAR: Duration = Duration::from_secs(5);
+const BUCKET_POLL_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Inputs of a runner.
+/// Inputs of a [`Runner`].
 #[derive(Debug)]
-pub(super) struct Job<'a> {
+pub(super) struct RunnerConfig<'a> {
     pub(super) loaded: &'a LoadedJob,
     /// Working directory of the program.
     pub(super) folder: PathBuf,
-    pub(super) place: Place,
+    pub(super) run_root: RunRoot,
     /// Storage of the logs.
     pub(super) storage: Storage,
     /// Output directory.
@@ -58,46 +58,46 @@ pub(super) struct Job<'a> {
 /// Runs one job.
 #[derive(Debug)]
 pub(super) struct Runner<'a> {
-    job: Job<'a>,
-    running: BTreeMap<u32, Working>,
+    job: RunnerConfig<'a>,
+    running: BTreeMap<u32, RunningWorker>,
     /// Earliest start of the next attempt, by slot.
     backoff: BTreeMap<u32, Instant>,
-    ended: UnboundedReceiver<Ended>,
-    tell_ended: UnboundedSender<Ended>,
+    outcomes: UnboundedReceiver<TrainerOutcome>,
+    outcome_sender: UnboundedSender<TrainerOutcome>,
     interrupts: u32,
     /// Time of the stop request to the running processes.
-    asked: Option<Instant>,
+    stop_requested_at: Option<Instant>,
     plan: Option<ShardPlan>,
     /// Indexes of committed shards.
     committed: BTreeSet<u32>,
     /// Last time when commits were counted.
-    looked: Option<Instant>,
+    commits_counted_at: Option<Instant>,
 }
 
 /// A running process.
 #[derive(Debug)]
-struct Working {
-    process: Running,
+struct RunningWorker {
+    process: TrainerProcess,
     /// Number of shards that the slot had committed when the process started.
     committed: usize,
     /// File for the process's termination message.
-    termination: PathBuf,
+    termination_file: PathBuf,
 }
 
 impl<'a> Runner<'a> {
-    pub(super) fn new(job: Job<'a>) -> Self {
-        let (tell_ended, ended) = mpsc::unbounded_channel();
+    pub(super) fn new(job: RunnerConfig<'a>) -> Self {
+        let (outcome_sender, outcomes) = mpsc::unbounded_channel();
         Self {
             job,
             running: BTreeMap::new(),
             backoff: BTreeMap::new(),
-            ended,
-            tell_ended,
+            outcomes,
+            outcome_sender,
             interrupts: 0,
-            asked: None,
+            stop_requested_at: None,
             plan: None,
             committed: BTreeSet::new(),
-            looked: None,
+            commits_counted_at: None,
         }
     }
 
@@ -116,19 +116,19 @@ impl<'a> Runner<'a> {
                 break;
             }
             if is_over {
-                self.end_what_runs();
+                self.stop_workers();
             } else {
-                self.start_what_may_run(view)?;
+                self.start_ready_workers(view)?;
             }
             tokio::select! {
                 biased;
                 () = signals.next() => self.interrupt(view),
-                Some(ended) = self.ended.recv() => self.end(ended, view).await?,
-                _ = ticks.tick() => self.look(false, view).await,
+                Some(outcome) = self.outcomes.recv() => self.record_outcome(outcome, view).await?,
+                _ = ticks.tick() => self.count_commits(false, view).await,
             }
         }
         view.finish();
-        self.tell(view).await
+        self.print_outcome(view).await
     }
 
     fn phase(&self) -> Phase {
@@ -139,7 +139,7 @@ impl<'a> Runner<'a> {
         &self.job.loaded.valid.spec
     }
 
-    fn start_what_may_run(&mut self, view: &mut View) -> Result<(), Failure> {
+    fn start_ready_workers(&mut self, view: &mut View) -> Result<(), Failure> {
         let now = Instant::now();
         let is_ready = |slot: &u32| self.backoff.get(slot).is_none_or(|until| *until <= now);
         let next = inference::next(self.job.record.status());
@@ -160,18 +160,18 @@ impl<'a> Runner<'a> {
         inference::begin(self.job.record.status(), start);
         self.job.record.save()?;
         let spec = self.spec();
-        let termination = folder.join("termination.json");
+        let termination_file = folder.join("termination.json");
         let mut env: Vec<_> = spec
             .env
             .iter()
             .map(|variable| (variable.name.clone(), variable.value.clone()))
             .collect();
-        env.push((ENV_TERMINATION_FILE.to_owned(), termination.display().to_string()));
+        env.push((ENV_TERMINATION_FILE.to_owned(), termination_file.display().to_string()));
         let visible = self.job.devices.of_worker(slot);
         env.extend(visible.map(|gpu| (gpus::ENV_VISIBLE.to_owned(), gpu.to_owned())));
         let program = spec.entrypoint.command.iter().chain(&spec.entrypoint.args);
         let started = process::start(
-            process::Start {
+            process::TrainerStart {
                 trial: slot,
                 attempt,
                 command: program.cloned().collect(),
@@ -182,7 +182,7 @@ impl<'a> Runner<'a> {
                 folder: Some(&self.job.folder),
             },
             &self.job.storage,
-            self.tell_ended.clone(),
+            self.outcome_sender.clone(),
         );
         let process = started.map_err(|error| {
             Failure::System(format!(
@@ -191,23 +191,23 @@ impl<'a> Runner<'a> {
         })?;
         view.started(role, slot, attempt);
         let committed = self.committed_by(slot);
-        self.running.insert(slot, Working { process, committed, termination });
+        self.running.insert(slot, RunningWorker { process, committed, termination_file });
         Ok(())
     }
 
     fn config(&mut self, start: Start) -> TrialConfig {
         let spec = self.spec();
-        let Job { loaded, folder, place, record, .. } = &mut self.job;
+        let RunnerConfig { loaded, folder, run_root, record, .. } = &mut self.job;
         let slots = record.status().workers.len() as u32;
         let job = JobPlace {
             name: &loaded.name,
             uid: record.uid(),
             spec,
             slots,
-            root: place.root.clone(),
+            root: run_root.root.clone(),
             endpoint: spec.storage.endpoint.clone(),
             path: record.own_path(),
-            output_url: record.output_url(place, spec, folder),
+            output_url: record.output_url(run_root, spec, folder),
             replace: record.may_replace(),
             door: Door { url: String::new(), token_file: String::new(), ca: None },
             context: None,
@@ -216,18 +216,24 @@ impl<'a> Runner<'a> {
     }
 
     /// Records the exit of a process.
-    async fn end(&mut self, ended: Ended, view: &mut View) -> Result<(), Failure> {
-        let Ended { trial: slot, attempt, end, message, log_error } = ended;
-        if self.running.get(&slot).is_none_or(|working| working.process.attempt != attempt) {
+    async fn record_outcome(
+        &mut self,
+        outcome: TrainerOutcome,
+        view: &mut View,
+    ) -> Result<(), Failure> {
+        let TrainerOutcome { trial: slot, attempt, end, message, log_error } = outcome;
+        if self.running.get(&slot).is_none_or(|worker| worker.process.attempt != attempt) {
             return Ok(());
         }
-        let Some(working) = self.running.remove(&slot) else { return Ok(()) };
+        let Some(worker) = self.running.remove(&slot) else { return Ok(()) };
         if let Some(error) = log_error {
-            view.say(&format!("slot {slot}: cannot store the last lines of the log: {error}"));
+            view.print_message(&format!(
+                "slot {slot}: cannot store the last lines of the log: {error}"
+            ));
         }
-        self.look(true, view).await;
-        let has_committed = self.committed_by(slot) > working.committed;
-        let message = termination_message(&working.termination).or(message);
+        self.count_commits(true, view).await;
+        let has_committed = self.committed_by(slot) > worker.committed;
+        let message = termination_message(&worker.termination_file).or(message);
         view.ended(slot, attempt, end, message.as_deref());
         let max_restarts = self.spec().max_restarts;
         let record = End { slot, attempt, end, message, has_committed };
@@ -245,7 +251,7 @@ impl<'a> Runner<'a> {
         if status.phase.is_terminal() || wait.is_zero() || self.interrupts > 0 {
             return;
         }
-        view.say(&format!("slot {slot}: the next attempt starts in {wait:?}"));
+        view.print_message(&format!("slot {slot}: the next attempt starts in {wait:?}"));
         self.backoff.insert(slot, Instant::now() + wait);
     }
 
@@ -256,18 +262,18 @@ impl<'a> Runner<'a> {
     }
 
     /// Counts committed shards. Storage errors are ignored: the next call tries again.
-    async fn look(&mut self, at_once: bool, view: &mut View) {
-        let is_far = self.job.output.url().contains("://");
-        let pause = if is_far { LOOK_FAR } else { LOOK_NEAR };
-        let is_due = self.looked.is_none_or(|looked| looked.elapsed() > pause);
+    async fn count_commits(&mut self, at_once: bool, view: &mut View) {
+        let is_bucket = self.job.output.url().contains("://");
+        let pause = if is_bucket { BUCKET_POLL_INTERVAL } else { LOCAL_POLL_INTERVAL };
+        let is_due = self.commits_counted_at.is_none_or(|counted_at| counted_at.elapsed() > pause);
         if !is_due && !at_once {
             return;
         }
-        self.looked = Some(Instant::now());
-        let output = self.job.output.clone().impatient();
+        self.commits_counted_at = Some(Instant::now());
+        let output = self.job.output.clone().with_few_retries();
         let uid = self.job.record.uid().to_owned();
         if self.plan.is_none() {
-            self.plan = read(&output, &plan_path(&uid)).await.ok().flatten();
+            self.plan = read_json(&output, &plan_path(&uid)).await.ok().flatten();
         }
         let Some(plan) = &self.plan else { return };
         if let Ok(paths) = output.list(&commits_path(&uid)).await {
@@ -284,37 +290,37 @@ impl<'a> Runner<'a> {
         self.interrupts += 1;
         let num = self.running.len();
         if self.interrupts > 1 {
-            view.say(&format!("killing {num} processes"));
-            self.running.values_mut().for_each(|working| working.process.kill());
+            view.print_message(&format!("killing {num} processes"));
+            self.running.values_mut().for_each(|worker| worker.process.kill());
         } else {
-            view.say(&format!(
-                "stopping: {num} processes leave after the batch that they are at (at most {} s); \
-                 send the signal again to kill them immediately",
+            view.print_message(&format!(
+                "stopping: {num} processes exit after their current batch (at most {} s); send the \
+                 signal again to kill them immediately",
                 self.spec().preemption_timeout_seconds
             ));
         }
     }
 
     /// Sends a stop request to all processes, and kills them after the preemption timeout.
-    fn end_what_runs(&mut self) {
+    fn stop_workers(&mut self) {
         let timeout = Duration::from_secs(self.spec().preemption_timeout_seconds.into());
-        match self.asked {
+        match self.stop_requested_at {
             None => {
-                self.asked = Some(Instant::now());
-                self.running.values().for_each(|working| working.process.ask_to_exit());
+                self.stop_requested_at = Some(Instant::now());
+                self.running.values().for_each(|worker| worker.process.request_stop());
             }
             Some(since) if since.elapsed() > timeout => {
-                self.running.values_mut().for_each(|working| working.process.kill());
+                self.running.values_mut().for_each(|worker| worker.process.kill());
             }
             Some(_) => {}
         }
     }
 
     /// Prints the outcome and returns the exit code.
-    async fn tell(mut self, view: &mut View) -> Result<u8, Failure> {
+    async fn print_outcome(mut self, view: &mut View) -> Result<u8, Failure> {
         let mut manifest: Option<OutputManifest> = None;
         if self.phase() == Phase::Completed {
-            manifest = read(&self.job.output, MANIFEST).await?;
+            manifest = read_json(&self.job.output, MANIFEST).await?;
             if manifest.is_none() {
                 let status = self.job.record.status();
                 status.phase = Phase::Failed;
@@ -348,7 +354,7 @@ impl<'a> Runner<'a> {
             "output": output,
             "message": self.job.record.status().message.clone(),
         }));
-        Ok(crate::cluster::wait::code(phase))
+        Ok(crate::cluster::wait::exit_code(phase))
     }
 }
 
@@ -358,7 +364,7 @@ fn termination_message(path: &Path) -> Option<String> {
     termination.message
 }
 
-async fn read<T: serde::de::DeserializeOwned>(
+async fn read_json<T: serde::de::DeserializeOwned>(
     storage: &Storage,
     path: &str,
 ) -> Result<Option<T>, Failure> {
@@ -372,7 +378,7 @@ async fn read<T: serde::de::DeserializeOwned>(
 }
 
 /// Returns the human-readable name of a stage.
-pub(super) fn named(role: Role, slot: u32) -> String {
+pub(super) fn stage_name(role: Role, slot: u32) -> String {
     match role {
         Role::Plan => "planning".to_owned(),
         Role::Work => format!("worker {slot}"),

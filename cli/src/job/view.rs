@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 use stoker_api::inference::Role;
 use stoker_api::trial::AttemptEnd;
 
-use super::runner::named;
+use super::runner::stage_name;
 use crate::print::{self, Output};
 
 /// Minimum interval between progress lines, without a bar.
-const TELL: Duration = Duration::from_secs(5);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Progress display of a job.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(super) struct View {
     /// Role of the process in each slot.
     running: BTreeMap<u32, Role>,
     /// Time and row count of the last progress line.
-    told: Option<(Instant, u64)>,
+    last_progress: Option<(Instant, u64)>,
 }
 
 impl View {
@@ -36,11 +36,11 @@ impl View {
             ProgressStyle::with_template(style).map(|style| bar.set_style(style)).ok();
             bar
         });
-        Self { output, bar, running: BTreeMap::new(), told: None }
+        Self { output, bar, running: BTreeMap::new(), last_progress: None }
     }
 
     /// Prints a human-readable message to standard error.
-    pub(super) fn say(&self, text: &str) {
+    pub(super) fn print_message(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| print::err(text)),
             None => print::err(text),
@@ -69,7 +69,10 @@ impl View {
                 "end": end, "message": message}));
         } else if end != AttemptEnd::Completed {
             let message = message.map_or_else(String::new, |message| format!(": {message}"));
-            self.say(&format!("{} (attempt {attempt}) ended: {end:?}{message}", named(role, slot)));
+            self.print_message(&format!(
+                "{} (attempt {attempt}) ended: {end:?}{message}",
+                stage_name(role, slot)
+            ));
         }
     }
 
@@ -81,9 +84,11 @@ impl View {
             bar.set_message(format!("{num_running} running"));
             return;
         }
-        let is_due = self.told.is_none_or(|(at, last)| at.elapsed() > TELL && last != rows);
+        let is_due = self
+            .last_progress
+            .is_none_or(|(at, last)| at.elapsed() > PROGRESS_INTERVAL && last != rows);
         if is_due {
-            self.told = Some((Instant::now(), rows));
+            self.last_progress = Some((Instant::now(), rows));
             match self.output {
                 Output::Json => print::out(json!({"event": "progress", "rows": rows, "of": total})),
                 Output::Text => print::out(format!("{rows} of {total} rows")),

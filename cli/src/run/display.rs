@@ -17,9 +17,9 @@ use super::state::{Happening, State};
 use crate::print::{self, Output};
 
 /// Maximum number of trial lines on a terminal; more would scroll out of view.
-const LINES_MAX: usize = 24;
+const TRIAL_LINES_MAX: usize = 24;
 /// Minimum interval between computations of the search progress.
-const RECKON: Duration = Duration::from_secs(1);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Width of a progress bar, in characters.
 const BAR_CHARS: u64 = 20;
 
@@ -40,9 +40,9 @@ pub(crate) struct Bars {
     multi: MultiProgress,
     lines: Vec<ProgressBar>,
     /// First observation of each trial's attempt: attempt, time, batches.
-    since: BTreeMap<u32, (u32, Instant, u64)>,
+    first_seen: BTreeMap<u32, (u32, Instant, u64)>,
     /// Time of the last computation of the search progress.
-    reckoned: Option<Instant>,
+    progress_computed_at: Option<Instant>,
 }
 
 impl View {
@@ -54,15 +54,15 @@ impl View {
             Output::Text if is_terminal => Self::Bars(Bars {
                 multi: MultiProgress::new(),
                 lines: Vec::new(),
-                since: BTreeMap::new(),
-                reckoned: None,
+                first_seen: BTreeMap::new(),
+                progress_computed_at: None,
             }),
             Output::Text => Self::Lines,
         }
     }
 
     /// Prints a human-readable message, never to standard output.
-    pub(crate) fn say(&self, text: &str) {
+    pub(crate) fn print_message(&self, text: &str) {
         match self {
             Self::Bars(bars) => {
                 let _ = bars.multi.println(text);
@@ -72,23 +72,26 @@ impl View {
     }
 
     /// Shows the events since the last call and the current state of all trials.
-    pub(crate) fn update(&mut self, state: &mut State, searched: &Searched<'_>) {
+    pub(crate) fn update(&mut self, state: &mut State, ranking: &MetricRanking<'_>) {
         for (index, event) in std::mem::take(&mut state.happenings) {
             match self {
                 Self::Json => print::out(json_line(index, &event)),
                 Self::Lines => print::out(text_line(index, &event)),
-                Self::Bars(bars) if is_news(&event) => {
+                Self::Bars(bars) if is_shown_above_bars(&event) => {
                     let _ = bars.multi.println(text_line(index, &event));
                 }
                 Self::Bars(_) => {}
             }
         }
         if let Self::Bars(bars) = self {
-            if bars.reckoned.is_none_or(|reckoned| reckoned.elapsed() > RECKON) {
-                bars.reckoned = Some(Instant::now());
+            if bars
+                .progress_computed_at
+                .is_none_or(|computed_at| computed_at.elapsed() > PROGRESS_INTERVAL)
+            {
+                bars.progress_computed_at = Some(Instant::now());
                 state.reckon_progress();
             }
-            bars.draw(state, searched);
+            bars.draw(state, ranking);
         }
     }
 
@@ -102,19 +105,19 @@ impl View {
     }
 }
 
-/// Searched metric, by which trials are compared.
+/// Ranking of trials by the searched metric.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Searched<'a> {
+pub(crate) struct MetricRanking<'a> {
     /// Name of the metric.
     pub(crate) metric: &'a str,
     /// Whether smaller values are better.
     pub(crate) smaller_is_better: bool,
 }
 
-impl Searched<'_> {
+impl MetricRanking<'_> {
     /// Returns a trial's metric: the result at the granted length, else the metric of the latest
     /// validation. A trial that stopped early counts with its best metric.
-    pub(crate) fn of(&self, trial: &TrialRecord) -> Option<String> {
+    pub(crate) fn metric_of(&self, trial: &TrialRecord) -> Option<String> {
         let units = granted_units(&trial.spec);
         if let Some(result) = result_at(trial, units) {
             return Some(result.metric.clone());
@@ -128,8 +131,8 @@ impl Searched<'_> {
     }
 
     /// Returns a sort key: smaller for a better metric, infinity without a metric.
-    pub(crate) fn rank(&self, trial: &TrialRecord) -> f64 {
-        let metric = self.of(trial).and_then(|metric| number::parse(&metric));
+    pub(crate) fn sort_key(&self, trial: &TrialRecord) -> f64 {
+        let metric = self.metric_of(trial).and_then(|metric| number::parse(&metric));
         let metric = metric.filter(|metric| !metric.is_nan());
         let sign = if self.smaller_is_better { 1.0 } else { -1.0 };
         metric.map_or(f64::INFINITY, |metric| sign * metric)
@@ -137,17 +140,16 @@ impl Searched<'_> {
 }
 
 impl Bars {
-    fn draw(&mut self, state: &State, searched: &Searched<'_>) {
+    fn draw(&mut self, state: &State, ranking: &MetricRanking<'_>) {
         let mut trials: Vec<&TrialRecord> = state.trials.values().collect();
-        trials.sort_by(|a, b| searched.rank(a).total_cmp(&searched.rank(b)));
-        if trials.len() > LINES_MAX {
+        trials.sort_by(|a, b| ranking.sort_key(a).total_cmp(&ranking.sort_key(b)));
+        if trials.len() > TRIAL_LINES_MAX {
             // Prefer running trials.
             trials.sort_by_key(|trial| live_attempt(trial).is_none());
-            trials.truncate(LINES_MAX);
-            trials.sort_by(|a, b| searched.rank(a).total_cmp(&searched.rank(b)));
+            trials.truncate(TRIAL_LINES_MAX);
+            trials.sort_by(|a, b| ranking.sort_key(a).total_cmp(&ranking.sort_key(b)));
         }
-        let mut texts: Vec<String> =
-            trials.iter().map(|trial| self.line(trial, searched)).collect();
+        let mut texts: Vec<String> = trials.iter().map(|trial| self.line(trial, ranking)).collect();
         let status = state.status();
         texts.push(format!(
             "{}: {} of {} trials ended, {:.0} % of the search",
@@ -168,11 +170,12 @@ impl Bars {
         }
     }
 
-    fn line(&mut self, trial: &TrialRecord, searched: &Searched<'_>) -> String {
+    fn line(&mut self, trial: &TrialRecord, ranking: &MetricRanking<'_>) -> String {
         let status = &trial.status;
-        let metric = searched.of(trial).unwrap_or_else(|| "-".to_owned());
-        let eta =
-            self.eta(trial).map_or_else(String::new, |left| format!("  {} left", clock(left)));
+        let metric = ranking.metric_of(trial).unwrap_or_else(|| "-".to_owned());
+        let eta = self
+            .eta(trial)
+            .map_or_else(String::new, |left| format!("  {} left", format_duration(left)));
         format!(
             "trial {:<4} {:<9} {}  {:>8}/{:<8} {} {}{}",
             trial.spec.index,
@@ -180,8 +183,8 @@ impl Bars {
             bar(status.batches, status.batches_total),
             status.batches,
             status.batches_total,
-            searched.metric,
-            short(&metric),
+            ranking.metric,
+            format_metric(&metric),
             eta
         )
     }
@@ -190,20 +193,20 @@ impl Bars {
         let attempt = live_attempt(trial)?;
         let (index, status) = (trial.spec.index, &trial.status);
         let now = (attempt, Instant::now(), status.batches);
-        let since = self.since.entry(index).or_insert(now);
-        if since.0 != attempt || status.batches < since.2 {
-            *since = now;
+        let first_seen = self.first_seen.entry(index).or_insert(now);
+        if first_seen.0 != attempt || status.batches < first_seen.2 {
+            *first_seen = now;
         }
-        let done = status.batches - since.2;
+        let done = status.batches - first_seen.2;
         let left = status.batches_total.checked_sub(status.batches)?;
-        let seconds = since.1.elapsed().as_secs_f64() * left as f64 / done as f64;
+        let seconds = first_seen.1.elapsed().as_secs_f64() * left as f64 / done as f64;
         // `None` for infinite or too large values, for example before the first batch.
         Duration::try_from_secs_f64(seconds).ok()
     }
 }
 
 /// Returns `true` if the event is printed even while bars show the state of all trials.
-fn is_news(event: &Happening) -> bool {
+fn is_shown_above_bars(event: &Happening) -> bool {
     match event {
         Happening::Ended { .. } => true,
         Happening::Started { refused, .. } => !refused.is_empty(),
@@ -229,7 +232,7 @@ fn bar(done: u64, total: u64) -> String {
 }
 
 /// Formats a metric with the digits that fit in a table.
-pub(crate) fn short(metric: &str) -> String {
+pub(crate) fn format_metric(metric: &str) -> String {
     match number::parse(metric) {
         Some(value) if value != 0.0 && (value.abs() < 1e-3 || value.abs() >= 1e6) => {
             format!("{value:.3e}")
@@ -239,7 +242,7 @@ pub(crate) fn short(metric: &str) -> String {
     }
 }
 
-fn clock(left: Duration) -> String {
+fn format_duration(left: Duration) -> String {
     let seconds = left.as_secs();
     match seconds / 3600 {
         0 => format!("{}:{:02}", seconds / 60, seconds % 60),
@@ -260,8 +263,10 @@ fn text_line(index: u32, event: &Happening) -> String {
             format!("trial {index}: attempt {attempt} started from {from}{refused}")
         }
         Happening::Validated { batches, metrics } => {
-            let metrics: Vec<String> =
-                metrics.iter().map(|(name, value)| format!("{name} {}", short(value))).collect();
+            let metrics: Vec<String> = metrics
+                .iter()
+                .map(|(name, value)| format!("{name} {}", format_metric(value)))
+                .collect();
             format!("trial {index}: batch {batches}: {}", metrics.join(", "))
         }
         Happening::Checkpointed { batches, name } => {
@@ -312,15 +317,15 @@ mod tests {
         let text = "trial 3: attempt 1 started from checkpoint a; checkpoint b was skipped: model \
                     is missing";
         assert_eq!(text_line(3, &started), text);
-        assert!(is_news(&started));
+        assert!(is_shown_above_bars(&started));
     }
 
     #[test]
     fn metrics_and_times_are_short() {
-        assert_eq!(short("0.97123456"), "0.97123");
-        assert_eq!(short("0.0000012"), "1.200e-6");
-        assert_eq!(short("NaN"), "NaN");
-        assert_eq!(clock(Duration::from_secs(65)), "1:05");
-        assert_eq!(clock(Duration::from_secs(3665)), "1:01:05");
+        assert_eq!(format_metric("0.97123456"), "0.97123");
+        assert_eq!(format_metric("0.0000012"), "1.200e-6");
+        assert_eq!(format_metric("NaN"), "NaN");
+        assert_eq!(format_duration(Duration::from_secs(65)), "1:05");
+        assert_eq!(format_duration(Duration::from_secs(3665)), "1:01:05");
     }
 }

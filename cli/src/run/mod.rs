@@ -7,13 +7,13 @@
 //! A single thread runs everything. Decisions are recorded before they are carried out, so a killed
 //! runner can resume from its record.
 
-mod copies;
 mod display;
-mod door;
 pub(crate) mod gpus;
 mod outcome;
 pub(crate) mod process;
 pub(crate) mod record;
+mod record_copies;
+mod report_server;
 mod runner;
 pub(crate) mod setup;
 pub(crate) mod signals;
@@ -26,23 +26,25 @@ use stoker_api::experiment::Phase;
 use stoker_api::validate::{ValidExperiment, derive_seed};
 use stoker_storage::Storage;
 
-pub(crate) use self::display::Searched;
+pub(crate) use self::display::MetricRanking;
 use self::display::View;
-use self::door::Desk;
-pub(crate) use self::outcome::{Paths, hyperparameters, row};
-use self::runner::{Job, Runner};
+pub(crate) use self::outcome::{RunPaths, hyperparameters, row};
+use self::report_server::SharedState;
+use self::runner::{Runner, RunnerConfig};
 use self::signals::Signals;
 use self::state::State;
+use crate::cluster::wait;
 use crate::failure::Failure;
 use crate::file;
-use crate::place::Place;
 use crate::print::{self, Output};
+use crate::run_root::{self, RunRoot};
+use crate::smoke_test;
 
 /// Remedy if checkpoints could not be deleted.
-const CLEAN_AGAIN: &str = "run the same command again to delete them";
+const DELETION_REMEDY: &str = "run the same command again to delete them";
 
 /// Stages of `--test`.
-const PARTS: &str = "one batch, a validation, a checkpoint and its restore";
+const TEST_STAGES: &str = "one batch, a validation, a checkpoint and its restore";
 
 /// Arguments of `stoker run`.
 #[derive(Debug, clap::Args)]
@@ -74,7 +76,7 @@ pub(crate) struct Args {
 /// Runs the experiment until it ends or is stopped. Returns the exit code.
 pub(crate) fn run(args: &Args, output: Output) -> Result<u8, Failure> {
     let loaded = match file::load(&args.file, &args.set) {
-        Ok(loaded) if args.test => crate::trying::cut_down(loaded)?,
+        Ok(loaded) if args.test => smoke_test::to_smoke_test(loaded)?,
         Ok(loaded) => loaded,
         Err(error) => return Ok(crate::validate::print_error(&error, output)),
     };
@@ -87,104 +89,118 @@ pub(crate) fn run(args: &Args, output: Output) -> Result<u8, Failure> {
 
 async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result<u8, Failure> {
     let mut view = View::new(output);
-    loaded.notes.iter().for_each(|note| view.say(note));
+    loaded.notes.iter().for_each(|note| view.print_message(note));
     let spec = &loaded.valid.spec;
     let devices = gpus::detect(&spec.env).await;
     let slots = setup::slots(args.slots, spec.resources.slots_per_trial, &devices, &view);
     setup::check_runnable(spec, slots, &devices)?;
-    let named = (args.root.as_deref(), spec.checkpoint_storage.url.as_deref());
-    let test_folder = args.test.then(crate::trying::folder).transpose()?;
-    let place = match &test_folder {
-        Some(test_folder) => crate::trying::place(test_folder, named.0, named.1)?,
-        None => Place::resolve(named.0, named.1)?,
+    let (root_flag, file_url) = (args.root.as_deref(), spec.checkpoint_storage.url.as_deref());
+    let test_folder = args.test.then(smoke_test::new_test_folder).transpose()?;
+    let run_root = match &test_folder {
+        Some(test_folder) => smoke_test::test_run_root(test_folder, root_flag, file_url)?,
+        None => RunRoot::resolve(root_flag, file_url)?,
     };
     let endpoint = spec.checkpoint_storage.endpoint.as_deref();
-    let storage =
-        Storage::open(&place.root, endpoint).map_err(|error| Failure::Input(error.to_string()))?;
+    let storage = Storage::open(&run_root.root, endpoint)
+        .map_err(|error| Failure::Input(error.to_string()))?;
     storage.probe().await?;
-    let opened = setup::open(&place, &loaded, args.fresh)?;
+    let opened = setup::open(&run_root, &loaded, args.fresh)?;
     let seed = seed(&loaded.valid, &opened.uid);
-    let paths = Paths {
-        root: place.root.clone(),
+    let paths = RunPaths {
+        root: run_root.root.clone(),
         namespace: loaded.namespace.clone(),
         name: loaded.name.clone(),
         uid: opened.uid.clone(),
     };
-    view.say(&greeting(&paths, &opened));
-    let setup::Opened { folder, experiment, trials, _lock, trainers, .. } = opened;
+    view.print_message(&start_message(&paths, &opened));
+    let setup::OpenedRecord { folder, experiment, trials, _lock, trainers, .. } = opened;
     let mut signals = Signals::listen()?;
     let state = State::new(experiment, trials, &loaded.valid, seed, folder.clone())?;
-    let desk = Desk::new(state);
-    let door = door::open(desk.clone()).await?;
-    let job = Job {
-        desk: desk.clone(),
+    let shared = SharedState::new(state);
+    let server_url = report_server::start(shared.clone()).await?;
+    let config = RunnerConfig {
+        shared: shared.clone(),
         valid: &loaded.valid,
         storage: storage.clone(),
         paths: paths.clone(),
         seed,
         slots,
         devices,
-        door,
+        server_url,
         folder,
         lock: trainers,
     };
-    let result = Runner::new(job).run(&mut signals, &mut view).await;
+    let result = Runner::new(config).run(&mut signals, &mut view).await;
     view.finish();
     result?;
-    if desk.state().status().phase.is_terminal() {
-        let policy = &loaded.valid.spec.checkpoint_storage;
-        let smaller_is_better = loaded.valid.spec.searcher.smaller_is_better;
-        tokio::select! {
-            done = outcome::retain(&desk, &storage, &paths, policy, smaller_is_better) => {
-                if let Err(error) = done {
-                    print::err(format!("cannot delete old checkpoints: {error}; {CLEAN_AGAIN}"));
-                }
-            }
-            () = signals.next() => {
-                print::err(format!("stopped deleting old checkpoints; {CLEAN_AGAIN}"));
+    if shared.state().status().phase.is_terminal() {
+        delete_old_checkpoints(&shared, &storage, &paths, &loaded.valid, &mut signals).await;
+    }
+    let phase = shared.state().status().phase;
+    let is_kept = phase.is_terminal() && phase != Phase::Completed;
+    if let Some(test_folder) = test_folder.filter(|_| !is_kept) {
+        smoke_test::delete_files(&test_folder, &storage, &paths).await?;
+        print_test_outcome(args, &paths, phase, output);
+        return Ok(wait::exit_code(phase));
+    }
+    Ok(print_outcome(&shared.state(), &paths, &loaded.valid, output))
+}
+
+/// Deletes checkpoints that are not retained, until the next signal.
+async fn delete_old_checkpoints(
+    shared: &SharedState,
+    storage: &Storage,
+    paths: &RunPaths,
+    valid: &ValidExperiment,
+    signals: &mut Signals,
+) {
+    let policy = &valid.spec.checkpoint_storage;
+    let smaller_is_better = valid.spec.searcher.smaller_is_better;
+    tokio::select! {
+        done = outcome::retain(shared, storage, paths, policy, smaller_is_better) => {
+            if let Err(error) = done {
+                print::err(format!("cannot delete old checkpoints: {error}; {DELETION_REMEDY}"));
             }
         }
-    }
-    let phase = desk.state().status().phase;
-    if let Some(test_folder) =
-        test_folder.filter(|_| phase == Phase::Completed || !phase.is_terminal())
-    {
-        crate::trying::clean(&test_folder, &storage, &paths).await?;
-        let is_tried = phase == Phase::Completed;
-        match output {
-            Output::Json => print::out(json!({"experiment": paths.name, "phase": phase})),
-            Output::Text if is_tried => {
-                print::out(format!("{} works: {PARTS}", args.file.display()));
-            }
-            Output::Text => print::err("the test was stopped; its files are deleted"),
+        () = signals.next() => {
+            print::err(format!("stopped deleting old checkpoints; {DELETION_REMEDY}"));
         }
-        return Ok(crate::cluster::wait::code(phase));
     }
-    Ok(tell(&desk.state(), &paths, &loaded.valid, output))
+}
+
+/// Prints the outcome of `--test`, unless the test has failed.
+fn print_test_outcome(args: &Args, paths: &RunPaths, phase: Phase, output: Output) {
+    match output {
+        Output::Json => print::out(json!({"experiment": paths.name, "phase": phase})),
+        Output::Text if phase == Phase::Completed => {
+            print::out(format!("{} works: {TEST_STAGES}", args.file.display()));
+        }
+        Output::Text => print::err("the test was stopped; its files are deleted"),
+    }
 }
 
 /// Prints the outcome and returns the exit code.
-fn tell(state: &State, paths: &Paths, valid: &ValidExperiment, output: Output) -> u8 {
+fn print_outcome(state: &State, paths: &RunPaths, valid: &ValidExperiment, output: Output) -> u8 {
     let searcher = &valid.spec.searcher;
-    let searched =
-        Searched { metric: &searcher.metric, smaller_is_better: searcher.smaller_is_better };
+    let ranking =
+        MetricRanking { metric: &searcher.metric, smaller_is_better: searcher.smaller_is_better };
     match output {
         Output::Json => print::out(outcome::json_line(state, paths)),
-        Output::Text => outcome::print_text(state, paths, &searched),
+        Output::Text => outcome::print_text(state, paths, &ranking),
     }
     let phase = state.status().phase;
     if !phase.is_terminal() {
         print::err("stopped; run the same command again to resume");
     }
-    crate::cluster::wait::code(phase)
+    wait::exit_code(phase)
 }
 
-fn greeting(paths: &Paths, opened: &setup::Opened) -> String {
-    let id = crate::place::id(&paths.name, &paths.uid);
+fn start_message(paths: &RunPaths, opened: &setup::OpenedRecord) -> String {
+    let id = run_root::run_id(&paths.name, &paths.uid);
     let status = opened.experiment.status.as_ref();
     let phase = status.map(|status| status.phase).unwrap_or_default();
     let what = match phase {
-        _ if !opened.is_continued => format!("new run {id}"),
+        _ if !opened.is_resumed => format!("new run {id}"),
         Phase::Pending | Phase::Running | Phase::Paused => format!("resuming {id}"),
         Phase::Completed => format!("{id} has completed already; use --fresh to start over"),
         Phase::Failed => format!("{id} has failed already; use --fresh to start over"),

@@ -9,23 +9,23 @@ use stoker_engine::retention;
 use stoker_engine::trial::TrialRecord;
 use stoker_storage::{Storage, layout};
 
-use super::display::{Searched, short};
-use super::door::Desk;
+use super::display::{MetricRanking, format_metric};
 use super::record::trial_object;
+use super::report_server::SharedState;
 use super::state::State;
 use crate::failure::Failure;
 use crate::print;
 
 /// Paths of a run's files in the storage.
 #[derive(Clone, Debug)]
-pub(crate) struct Paths {
+pub(crate) struct RunPaths {
     pub(crate) root: String,
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) uid: String,
 }
 
-impl Paths {
+impl RunPaths {
     /// Returns the path of a trial, relative to the root.
     pub(crate) fn trial(&self, index: u32) -> String {
         layout::trial_path(&self.namespace, &self.name, &self.uid, index)
@@ -41,7 +41,7 @@ impl Paths {
 /// Copies a trial's record next to its files, so that the storage is self-contained.
 pub(crate) async fn copy_record(
     storage: &Storage,
-    paths: &Paths,
+    paths: &RunPaths,
     trial: &TrialRecord,
 ) -> Result<(), Failure> {
     let bytes = serde_json::to_vec_pretty(&trial_object(trial))
@@ -55,14 +55,14 @@ pub(crate) async fn copy_record(
 /// The manifest is deleted first, so that no partial checkpoint looks complete. Then the files and
 /// the entry in the record are deleted.
 pub(crate) async fn retain(
-    desk: &Desk,
+    shared: &SharedState,
     storage: &Storage,
-    paths: &Paths,
+    paths: &RunPaths,
     policy: &CheckpointStorage,
     smaller_is_better: bool,
 ) -> Result<(), Failure> {
     let deletable = {
-        let state = desk.state();
+        let state = shared.state();
         let of = |trial: &TrialRecord| (trial.spec.index, trial.status.checkpoints.clone());
         let lists: Vec<(u32, Vec<CheckpointRecord>)> = state.trials.values().map(of).collect();
         let slices: Vec<(u32, &[CheckpointRecord])> =
@@ -74,14 +74,14 @@ pub(crate) async fn retain(
         by_trial.entry(index).or_default().insert(name);
     }
     for (index, names) in by_trial {
-        delete(desk, storage, paths, index, &names).await?;
-        let trial = desk.state().trials.get(&index).cloned();
+        delete(shared, storage, paths, index, &names).await?;
+        let trial = shared.state().trials.get(&index).cloned();
         if let Some(trial) = trial {
             copy_record(storage, paths, &trial).await?;
         }
     }
     let known: Vec<(u32, BTreeSet<String>)> = {
-        let state = desk.state();
+        let state = shared.state();
         let names = |trial: &TrialRecord| -> BTreeSet<String> {
             trial.status.checkpoints.iter().map(|checkpoint| checkpoint.name.clone()).collect()
         };
@@ -91,14 +91,14 @@ pub(crate) async fn retain(
         delete_unknown(storage, &paths.trial(index), &known).await?;
     }
     // The status may refer to a deleted checkpoint of the best trial.
-    desk.state().settle()
+    shared.state().settle()
 }
 
 /// Deletes the given checkpoints of a trial from the storage and the record.
 pub(crate) async fn delete(
-    desk: &Desk,
+    shared: &SharedState,
     storage: &Storage,
-    paths: &Paths,
+    paths: &RunPaths,
     index: u32,
     names: &BTreeSet<String>,
 ) -> Result<(), Failure> {
@@ -106,7 +106,7 @@ pub(crate) async fn delete(
     for name in names {
         delete_one(storage, &trial_path, name).await?;
     }
-    desk.state().forget(index, names)
+    shared.state().forget(index, names)
 }
 
 /// Deletes checkpoints that are not in the record: partial ones, and those of attempts that died
@@ -132,7 +132,7 @@ async fn delete_one(storage: &Storage, trial_path: &str, name: &str) -> Result<(
 }
 
 /// Returns the last line of `run --output json`.
-pub(crate) fn json_line(state: &State, paths: &Paths) -> Value {
+pub(crate) fn json_line(state: &State, paths: &RunPaths) -> Value {
     let status = state.status();
     let best = status.best.as_ref().map(|best| {
         json!({
@@ -152,22 +152,22 @@ pub(crate) fn json_line(state: &State, paths: &Paths) -> Value {
 }
 
 /// Prints the table of trials, the failures and the best trial.
-pub(crate) fn print_text(state: &State, paths: &Paths, searched: &Searched<'_>) {
+pub(crate) fn print_text(state: &State, paths: &RunPaths, ranking: &MetricRanking<'_>) {
     let mut trials: Vec<&TrialRecord> = state.trials.values().collect();
-    trials.sort_by(|a, b| searched.rank(a).total_cmp(&searched.rank(b)));
-    let rows: Vec<Vec<String>> = trials.iter().map(|trial| row(trial, searched)).collect();
-    let metric = searched.metric.to_uppercase();
+    trials.sort_by(|a, b| ranking.sort_key(a).total_cmp(&ranking.sort_key(b)));
+    let rows: Vec<Vec<String>> = trials.iter().map(|trial| row(trial, ranking)).collect();
+    let metric = ranking.metric.to_uppercase();
     let header = ["TRIAL", "PHASE", &metric, "BATCHES", "HYPERPARAMETERS", "CHECKPOINT"];
     print::out("");
     print::out(print::table(&header, &rows));
     print::out("");
-    print::out(verdict(&state.status(), paths));
+    print::out(summary(&state.status(), paths));
     for trial in trials.iter().filter(|trial| trial.status.phase == Phase::Failed) {
         let message = trial.status.message.as_deref().unwrap_or("no message");
         print::out(format!("trial {} failed: {message}", trial.spec.index));
     }
     if let Some(best) = state.status().best {
-        print::out(format!("best: trial {} with {} {}", best.index, searched.metric, best.metric));
+        print::out(format!("best: trial {} with {} {}", best.index, ranking.metric, best.metric));
         if let Some(trial) = state.trials.get(&best.index) {
             print::out(format!(
                 "  hyperparameters: {}",
@@ -180,7 +180,7 @@ pub(crate) fn print_text(state: &State, paths: &Paths, searched: &Searched<'_>) 
     }
 }
 
-fn verdict(status: &ExperimentStatus, paths: &Paths) -> String {
+fn summary(status: &ExperimentStatus, paths: &RunPaths) -> String {
     let what = match status.phase {
         Phase::Completed => "completed",
         Phase::Failed => "failed",
@@ -193,14 +193,14 @@ fn verdict(status: &ExperimentStatus, paths: &Paths) -> String {
 }
 
 /// Returns one trial's row in the table.
-pub(crate) fn row(trial: &TrialRecord, searched: &Searched<'_>) -> Vec<String> {
+pub(crate) fn row(trial: &TrialRecord, ranking: &MetricRanking<'_>) -> Vec<String> {
     let latest = trial.status.checkpoints.last();
     vec![
         trial.spec.index.to_string(),
         format!("{:?}", trial.status.phase),
-        searched.of(trial).map_or_else(|| "-".to_owned(), |metric| short(&metric)),
+        ranking.metric_of(trial).map_or_else(|| "-".to_owned(), |metric| format_metric(&metric)),
         trial.status.batches.to_string(),
-        cut(&hyperparameters(&trial.spec.hyperparameters), 60),
+        truncate(&hyperparameters(&trial.spec.hyperparameters), 60),
         latest.map_or_else(|| "-".to_owned(), |checkpoint| checkpoint.name.clone()),
     ]
 }
@@ -225,7 +225,7 @@ fn flatten(path: &str, value: &Value, parts: &mut Vec<String>) {
     }
 }
 
-fn cut(text: &str, chars_max: usize) -> String {
+fn truncate(text: &str, chars_max: usize) -> String {
     if text.chars().count() <= chars_max {
         return text.to_owned();
     }
@@ -241,6 +241,6 @@ mod tests {
     fn hyperparameters_are_one_short_line() {
         let value = json!({"lr": 0.1, "net": {"width": 3, "kind": "mlp"}});
         assert_eq!(hyperparameters(&value), "lr=0.1 net.kind=mlp net.width=3");
-        assert_eq!(cut("abcdefgh", 6), "abc...");
+        assert_eq!(truncate("abcdefgh", 6), "abc...");
     }
 }

@@ -33,13 +33,13 @@ const TAIL_CHARS_MAX: usize = 400;
 /// Longer lines are split in the log.
 const LINE_BYTES_MAX: usize = 64 << 10;
 /// Maximum wait for the last log lines after the trainer's process group has exited.
-const DRAIN: Duration = Duration::from_secs(5);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time for storing the rest of the log.
-const FLUSH: Duration = Duration::from_secs(60);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Parameters of a trainer process.
 #[derive(Debug)]
-pub(crate) struct Start<'a> {
+pub(crate) struct TrainerStart<'a> {
     pub(crate) trial: u32,
     pub(crate) attempt: u32,
     /// Program and arguments.
@@ -57,7 +57,7 @@ pub(crate) struct Start<'a> {
 
 /// Outcome of a trainer process.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct TrainerOutcome {
     pub(crate) trial: u32,
     pub(crate) attempt: u32,
     pub(crate) end: AttemptEnd,
@@ -68,28 +68,28 @@ pub(crate) struct Ended {
 
 /// A running trainer. Dropping it kills all processes of the trainer.
 #[derive(Debug)]
-pub(crate) struct Running {
+pub(crate) struct TrainerProcess {
     /// Attempt number.
     pub(crate) attempt: u32,
     supervisor: Option<OwnedWriteHalf>,
-    asked: Arc<Mutex<Asked>>,
+    stop_request: Arc<Mutex<StopRequest>>,
 }
 
 /// Stop request sent to a trainer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Asked {
+enum StopRequest {
     #[default]
-    Nothing,
+    None,
     /// SIGTERM: checkpoint and exit.
     Exit,
     /// SIGKILL, after the preemption timeout or on a second signal from the user.
-    Killed,
+    Kill,
 }
 
-impl Running {
+impl TrainerProcess {
     /// Asks the trainer to checkpoint and exit.
-    pub(crate) fn ask_to_exit(&self) {
-        self.set(Asked::Exit);
+    pub(crate) fn request_stop(&self) {
+        self.set(StopRequest::Exit);
         if let Some(supervisor) = &self.supervisor {
             // Ignore the error: the buffer cannot be full, because nothing else is written.
             let _ = supervisor.try_write(b"x");
@@ -98,25 +98,25 @@ impl Running {
 
     /// Kills the trainer and all processes that it started.
     pub(crate) fn kill(&mut self) {
-        self.set(Asked::Killed);
+        self.set(StopRequest::Kill);
         self.supervisor = None;
     }
 
-    fn set(&self, asked: Asked) {
-        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = asked;
+    fn set(&self, stop_request: StopRequest) {
+        *self.stop_request.lock().unwrap_or_else(PoisonError::into_inner) = stop_request;
     }
 }
 
-/// Starts a trainer. Sends its outcome to `ended` after its log has been stored.
+/// Starts a trainer. Sends its outcome to `outcomes` after its log has been stored.
 ///
 /// # Errors
 ///
 /// The supervisor process could not be started: an infrastructure failure, not the trainer's.
 pub(crate) fn start(
-    start: Start<'_>,
+    start: TrainerStart<'_>,
     storage: &Storage,
-    ended: UnboundedSender<Ended>,
-) -> std::io::Result<Running> {
+    outcomes: UnboundedSender<TrainerOutcome>,
+) -> std::io::Result<TrainerProcess> {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
     ours.set_nonblocking(true)?;
     let (status_reader, supervisor) = UnixStream::from_std(ours)?.into_split();
@@ -133,7 +133,7 @@ pub(crate) fn start(
     // Ctrl-C in the terminal must reach only the runner.
     command.process_group(0);
     let child = command.spawn()?;
-    let asked = Arc::new(Mutex::new(Asked::default()));
+    let stop_request = Arc::new(Mutex::new(StopRequest::default()));
     let prefix = format!("{}/0-", layout::logs_path(start.trial_path, start.attempt));
     let segments = Segments::new(prefix, ".log");
     let log = Log {
@@ -142,19 +142,19 @@ pub(crate) fn start(
         tail: Arc::default(),
     };
     let (trial, attempt) = (start.trial, start.attempt);
-    let shared = asked.clone();
+    let shared = stop_request.clone();
     tokio::spawn(async move {
         let status = wait_for_exit(child, status_reader, &log).await;
-        let asked = *shared.lock().unwrap_or_else(PoisonError::into_inner);
-        let (end, message) = classify(status, asked, &log.last_lines());
+        let stop_request = *shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let (end, message) = classify(status, stop_request, &log.last_lines());
         // Report the outcome even if the last log lines cannot be stored.
-        let log_error = match timeout(FLUSH, log.writer.flush()).await {
+        let log_error = match timeout(FLUSH_TIMEOUT, log.writer.flush()).await {
             Ok(flushed) => flushed.err().map(|error| error.to_string()),
-            Err(_) => Some(format!("timed out after {} s", FLUSH.as_secs())),
+            Err(_) => Some(format!("timed out after {} s", FLUSH_TIMEOUT.as_secs())),
         };
-        let _ = ended.send(Ended { trial, attempt, end, message, log_error });
+        let _ = outcomes.send(TrainerOutcome { trial, attempt, end, message, log_error });
     });
-    Ok(Running { attempt, supervisor: Some(supervisor), asked })
+    Ok(TrainerProcess { attempt, supervisor: Some(supervisor), stop_request })
 }
 
 /// Returns `PATH` with the directory of `stoker` first, so that the stock trainer next to it is
@@ -169,7 +169,7 @@ pub(crate) fn search_path(stoker: &Path) -> std::ffi::OsString {
 
 /// Exit status of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ProgramEnd {
+enum ProgramExit {
     Exit(i32),
     Signal(i32),
     /// The supervisor reported no status: it was killed, or could not start the program.
@@ -181,7 +181,7 @@ async fn wait_for_exit(
     mut child: Child,
     mut status_reader: OwnedReadHalf,
     log: &Log,
-) -> ProgramEnd {
+) -> ProgramExit {
     let readers = [
         child.stdout.take().map(|stdout| log.read(stdout)),
         child.stderr.take().map(|stderr| log.read(stderr)),
@@ -190,32 +190,36 @@ async fn wait_for_exit(
     // Ignore the error: if the supervisor died, use the part of the report that arrived.
     let _ = status_reader.read_to_string(&mut report).await;
     let _ = child.wait().await;
-    let end = program_end(&report);
+    let end = parse_exit(&report);
     let group_of = |line: &str| line.strip_prefix("group ")?.parse().ok();
-    if end == ProgramEnd::Unknown
+    if end == ProgramExit::Unknown
         && let Some(group) = report.lines().find_map(group_of)
         && let Some(group) = Pid::from_raw(group)
     {
         let _ = rustix::process::kill_process_group(group, Signal::KILL);
     }
     for reader in readers.into_iter().flatten() {
-        let _ = timeout(DRAIN, reader).await;
+        let _ = timeout(DRAIN_TIMEOUT, reader).await;
     }
     end
 }
 
-fn program_end(report: &str) -> ProgramEnd {
+fn parse_exit(report: &str) -> ProgramExit {
     let number = |line: &str, what| line.strip_prefix(what)?.parse().ok();
     report
         .lines()
         .find_map(|line| {
-            let exit = number(line, "exit ").map(ProgramEnd::Exit);
-            exit.or_else(|| number(line, "signal ").map(ProgramEnd::Signal))
+            let exit = number(line, "exit ").map(ProgramExit::Exit);
+            exit.or_else(|| number(line, "signal ").map(ProgramExit::Signal))
         })
-        .unwrap_or(ProgramEnd::Unknown)
+        .unwrap_or(ProgramExit::Unknown)
 }
 
-fn classify(program: ProgramEnd, asked: Asked, last_lines: &str) -> (AttemptEnd, Option<String>) {
+fn classify(
+    program: ProgramExit,
+    stop_request: StopRequest,
+    last_lines: &str,
+) -> (AttemptEnd, Option<String>) {
     let with_log = |what: String| {
         Some(if last_lines.is_empty() {
             what
@@ -223,20 +227,20 @@ fn classify(program: ProgramEnd, asked: Asked, last_lines: &str) -> (AttemptEnd,
             format!("{what}; its last lines: {last_lines}")
         })
     };
-    let code = match (program, asked) {
-        (ProgramEnd::Exit(code), _) => code,
-        (_, Asked::Killed) => {
+    let code = match (program, stop_request) {
+        (ProgramExit::Exit(code), _) => code,
+        (_, StopRequest::Kill) => {
             let what = "killed: the program did not exit in time after a stop request";
             return (AttemptEnd::Preempted, Some(what.to_owned()));
         }
-        (ProgramEnd::Signal(signal), Asked::Exit) if signal == Signal::TERM.as_raw() => {
+        (ProgramExit::Signal(signal), StopRequest::Exit) if signal == Signal::TERM.as_raw() => {
             let what = "ended by SIGTERM: the program does not handle the signal";
             return (AttemptEnd::Preempted, Some(what.to_owned()));
         }
-        (ProgramEnd::Signal(signal), _) => {
+        (ProgramExit::Signal(signal), _) => {
             return (AttemptEnd::UserError, with_log(format!("ended by signal {signal}")));
         }
-        (ProgramEnd::Unknown, _) => {
+        (ProgramExit::Unknown, _) => {
             let what = "the supervisor was killed or could not start the program";
             return (AttemptEnd::Infrastructure, with_log(what.to_owned()));
         }
@@ -297,7 +301,7 @@ impl Log {
             if tail.len() == TAIL_LINES {
                 tail.pop_front();
             }
-            tail.push_back(plain(line).chars().take(TAIL_CHARS_MAX).collect());
+            tail.push_back(escape_control_chars(line).chars().take(TAIL_CHARS_MAX).collect());
         }
         drop(tail);
         let num_missing = self.num_missing.swap(0, Ordering::Relaxed);
@@ -318,7 +322,7 @@ impl Log {
 }
 
 /// Escapes control characters, so that a log line cannot control the terminal.
-fn plain(line: &str) -> String {
+fn escape_control_chars(line: &str) -> String {
     let mut text = String::new();
     for char in line.chars() {
         match char {
@@ -334,31 +338,35 @@ fn plain(line: &str) -> String {
 mod tests {
     use super::*;
 
-    fn check(report: &str, asked: Asked, expected: AttemptEnd) {
-        assert_eq!(classify(program_end(report), asked, "").0, expected, "{report} {asked:?}");
+    fn check(report: &str, stop_request: StopRequest, expected: AttemptEnd) {
+        assert_eq!(
+            classify(parse_exit(report), stop_request, "").0,
+            expected,
+            "{report} {stop_request:?}"
+        );
     }
 
     #[test]
     fn exit_statuses_map_to_attempt_ends() {
-        check("exit 0", Asked::Nothing, AttemptEnd::Completed);
-        check("group 7\nexit 1\n", Asked::Nothing, AttemptEnd::UserError);
-        check("exit 78", Asked::Nothing, AttemptEnd::InvalidHyperparameters);
-        check("exit 79", Asked::Exit, AttemptEnd::Preempted);
-        check("exit 79", Asked::Nothing, AttemptEnd::Preempted);
-        check("exit 80", Asked::Nothing, AttemptEnd::Infrastructure);
-        check("exit 81", Asked::Exit, AttemptEnd::Infrastructure);
-        check("exit 101", Asked::Nothing, AttemptEnd::UserError);
-        check("signal 9", Asked::Nothing, AttemptEnd::UserError);
-        check("signal 15", Asked::Exit, AttemptEnd::Preempted);
-        check("signal 11", Asked::Exit, AttemptEnd::UserError);
-        check("signal 9", Asked::Killed, AttemptEnd::Preempted);
-        check("exit 1", Asked::Exit, AttemptEnd::UserError);
-        check("group 7\n", Asked::Nothing, AttemptEnd::Infrastructure);
-        check("", Asked::Killed, AttemptEnd::Preempted);
+        check("exit 0", StopRequest::None, AttemptEnd::Completed);
+        check("group 7\nexit 1\n", StopRequest::None, AttemptEnd::UserError);
+        check("exit 78", StopRequest::None, AttemptEnd::InvalidHyperparameters);
+        check("exit 79", StopRequest::Exit, AttemptEnd::Preempted);
+        check("exit 79", StopRequest::None, AttemptEnd::Preempted);
+        check("exit 80", StopRequest::None, AttemptEnd::Infrastructure);
+        check("exit 81", StopRequest::Exit, AttemptEnd::Infrastructure);
+        check("exit 101", StopRequest::None, AttemptEnd::UserError);
+        check("signal 9", StopRequest::None, AttemptEnd::UserError);
+        check("signal 15", StopRequest::Exit, AttemptEnd::Preempted);
+        check("signal 11", StopRequest::Exit, AttemptEnd::UserError);
+        check("signal 9", StopRequest::Kill, AttemptEnd::Preempted);
+        check("exit 1", StopRequest::Exit, AttemptEnd::UserError);
+        check("group 7\n", StopRequest::None, AttemptEnd::Infrastructure);
+        check("", StopRequest::Kill, AttemptEnd::Preempted);
     }
 
     #[test]
     fn control_characters_of_a_program_are_escaped() {
-        assert_eq!(plain("a\tb \u{1b}[2J\u{7}\r"), "a b \\u{1b}[2J\\u{7}\\r");
+        assert_eq!(escape_control_chars("a\tb \u{1b}[2J\u{7}\r"), "a b \\u{1b}[2J\\u{7}\\r");
     }
 }

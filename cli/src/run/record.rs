@@ -26,17 +26,17 @@ use stoker_engine::experiment::TrialRecord;
 use crate::failure::Failure;
 
 /// Number of retries while another process checks the lock with [`is_locked`].
-const LOOKS_MAX: u32 = 10;
+const LOCK_RETRIES_MAX: u32 = 10;
 /// Maximum time in which trainers of a dead runner must exit.
-const TRAINERS_END: Duration = Duration::from_secs(30);
+const TRAINER_EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Directory `record/` of one experiment.
 #[derive(Clone, Debug)]
-pub(crate) struct Folder {
+pub(crate) struct RecordDir {
     path: PathBuf,
 }
 
-impl Folder {
+impl RecordDir {
     /// Returns the record in `path`, which need not exist yet.
     pub(crate) fn new(path: PathBuf) -> Self {
         Self { path }
@@ -178,7 +178,7 @@ impl Lock {
 
 /// Takes an exclusive lock. Retries briefly, because [`is_locked`] holds a lock for a moment.
 fn try_lock(file: &File) -> rustix::io::Result<()> {
-    for _ in 0..LOOKS_MAX {
+    for _ in 0..LOCK_RETRIES_MAX {
         match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
             Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(10)),
             other => return other,
@@ -198,7 +198,7 @@ pub(crate) fn is_locked(path: &Path) -> bool {
 pub(crate) fn wait_for_trainers(path: &Path) -> Result<(), Failure> {
     let failed = |error| Failure::file("lock", path, error);
     let file = OpenOptions::new().append(true).create(true).open(path).map_err(failed)?;
-    let end = Instant::now() + TRAINERS_END;
+    let end = Instant::now() + TRAINER_EXIT_TIMEOUT;
     loop {
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(()),
@@ -209,7 +209,7 @@ pub(crate) fn wait_for_trainers(path: &Path) -> Result<(), Failure> {
                 return Err(Failure::System(format!(
                     "trainers of an earlier run are still alive after {} s; kill the processes \
                      that lock {}",
-                    TRAINERS_END.as_secs(),
+                    TRAINER_EXIT_TIMEOUT.as_secs(),
                     path.display()
                 )));
             }

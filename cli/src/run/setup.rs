@@ -11,25 +11,25 @@ use stoker_engine::devices::Devices;
 use stoker_engine::trial::TrialRecord;
 
 use super::display::View;
-use super::record::{self, Folder, Lock};
+use super::record::{self, Lock, RecordDir};
 use super::{cores, process};
 use crate::failure::Failure;
 use crate::file::Loaded;
-use crate::place::Place;
+use crate::run_root::RunRoot;
 
 /// Annotation with the storage root of a run.
 pub(crate) const ANNOTATION_ROOT: &str = "stoker.dev/root";
 
 /// Record that only this process may write.
 #[derive(Debug)]
-pub(crate) struct Opened {
-    pub(crate) folder: Folder,
+pub(crate) struct OpenedRecord {
+    pub(crate) folder: RecordDir,
     pub(crate) experiment: Experiment,
     pub(crate) trials: BTreeMap<u32, TrialRecord>,
     /// UID of the experiment.
     pub(crate) uid: String,
     /// Whether this resumes an earlier run.
-    pub(crate) is_continued: bool,
+    pub(crate) is_resumed: bool,
     /// Lock of the record, held until the runner exits.
     pub(crate) _lock: Lock,
     /// File that trainers lock while they are alive.
@@ -38,42 +38,46 @@ pub(crate) struct Opened {
 
 /// Opens the record of the experiment in `loaded`, or creates one. With `fresh`, always creates a
 /// new record and keeps the earlier one.
-pub(crate) fn open(place: &Place, loaded: &Loaded, fresh: bool) -> Result<Opened, Failure> {
-    let local = place.local();
+pub(crate) fn open(
+    run_root: &RunRoot,
+    loaded: &Loaded,
+    fresh: bool,
+) -> Result<OpenedRecord, Failure> {
+    let local = run_root.records_dir();
     std::fs::create_dir_all(&local).map_err(|error| Failure::file("create", &local, error))?;
     let key = format!("{}.{}", loaded.namespace, loaded.name);
     let lock = Lock::take(&local.join(format!("{key}.lock")))?;
     let trainers = local.join(format!("{key}.trainers"));
     record::wait_for_trainers(&trainers)?;
     let pointer = local.join(format!("{key}.current"));
-    if !fresh && let Some(uid) = current(&pointer)? {
-        let folder = Folder::new(place.record(&loaded.name, &uid));
+    if !fresh && let Some(uid) = current_uid(&pointer)? {
+        let folder = RecordDir::new(run_root.record_dir(&loaded.name, &uid));
         if let Some(experiment) = folder.experiment()? {
             refuse_changes("experiment", &experiment.spec, &loaded.valid.spec, folder.path())?;
             let trials = folder.trials()?;
-            return Ok(Opened {
+            return Ok(OpenedRecord {
                 folder,
                 experiment,
                 trials,
                 uid,
-                is_continued: true,
+                is_resumed: true,
                 _lock: lock,
                 trainers,
             });
         }
     }
     let uid = record::random_hex(16)?;
-    let folder = Folder::new(place.record(&loaded.name, &uid));
+    let folder = RecordDir::new(run_root.record_dir(&loaded.name, &uid));
     folder.create()?;
-    let experiment = object(place, loaded, &uid);
+    let experiment = new_experiment(run_root, loaded, &uid);
     folder.save_experiment(&experiment)?;
     record::write(&pointer, format!("{uid}\n").as_bytes())?;
     let trials = BTreeMap::new();
-    Ok(Opened { folder, experiment, trials, uid, is_continued: false, _lock: lock, trainers })
+    Ok(OpenedRecord { folder, experiment, trials, uid, is_resumed: false, _lock: lock, trainers })
 }
 
 /// Returns the UID of the latest run, if any.
-pub(crate) fn current(pointer: &Path) -> Result<Option<String>, Failure> {
+pub(crate) fn current_uid(pointer: &Path) -> Result<Option<String>, Failure> {
     match std::fs::read_to_string(pointer) {
         Ok(text) => Ok(Some(text.trim().to_owned())),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
@@ -81,11 +85,11 @@ pub(crate) fn current(pointer: &Path) -> Result<Option<String>, Failure> {
     }
 }
 
-fn object(place: &Place, loaded: &Loaded, uid: &str) -> Experiment {
+fn new_experiment(run_root: &RunRoot, loaded: &Loaded, uid: &str) -> Experiment {
     let mut experiment = Experiment::new(&loaded.name, loaded.valid.spec.clone());
     experiment.metadata.namespace = Some(loaded.namespace.clone());
     experiment.metadata.uid = Some(uid.to_owned());
-    let annotations = BTreeMap::from([(ANNOTATION_ROOT.to_owned(), place.root.clone())]);
+    let annotations = BTreeMap::from([(ANNOTATION_ROOT.to_owned(), run_root.root.clone())]);
     experiment.metadata.annotations = Some(annotations);
     experiment.status = Some(ExperimentStatus::default());
     experiment
@@ -177,7 +181,7 @@ pub(crate) fn slots(
     }
     let gpus = u32::try_from(devices.len()).unwrap_or(u32::MAX);
     let slots = wanted.unwrap_or(gpus).min(gpus);
-    view.say(&format!(
+    view.print_message(&format!(
         "using {slots} of {gpus} GPUs, {slots_per_trial} for each trial; set {ENV_DEVICE}=cpu to \
          train on CPUs"
     ));

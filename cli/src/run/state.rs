@@ -17,7 +17,7 @@ use stoker_engine::trial::{
 };
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::record::Folder;
+use super::record::RecordDir;
 use crate::cluster::text::now;
 use crate::failure::Failure;
 
@@ -55,7 +55,7 @@ pub(crate) struct State {
     pub(crate) notes: Option<UnboundedSender<String>>,
     /// What was told last.
     noted: Option<String>,
-    folder: Folder,
+    folder: RecordDir,
     search: SearchConfig,
     limits: Limits,
     metric: String,
@@ -71,7 +71,7 @@ impl State {
         trials: BTreeMap<u32, TrialRecord>,
         valid: &ValidExperiment,
         seed: u32,
-        folder: Folder,
+        folder: RecordDir,
     ) -> Result<Self, Failure> {
         let mut state = Self {
             experiment,

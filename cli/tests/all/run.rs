@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use stoker_api::time::Timestamp;
 
-use crate::bench::{
-    Bench, check, essence, files, last_line, random, said, signal, stoker, wait_until,
+use crate::fixture::{
+    RunFixture, check, deterministic_fields, files, last_line, random, signal, stoker, wait_until,
 };
 
 #[test]
 fn grid_completes_and_reports_the_best_trial() {
-    let bench = Bench::new(json!({"grid": {}}), "");
-    let output = bench.run(&[]);
+    let fixture = RunFixture::new(json!({"grid": {}}), "");
+    let output = fixture.run(&[]);
     check(&output, 0, "");
     let line = last_line(&output);
     assert_eq!((&line["phase"], &line["trials"]), (&json!("Completed"), &json!(3)), "{line}");
     assert_eq!(line["experiment"], "scripted");
-    let trials = bench.trials();
+    let trials = fixture.trials();
     let metric = |trial: &Value| {
         trial["status"]["facts"][0]["result"]["metric"].as_str().unwrap().to_owned()
     };
@@ -46,18 +46,18 @@ fn grid_completes_and_reports_the_best_trial() {
         std::fs::write(path, "x").unwrap();
     }
     // A second run has nothing to train and reports the same outcome.
-    let again = bench.run(&[]);
+    let again = fixture.run(&[]);
     check(&again, 0, "");
     assert_eq!(last_line(&again), line);
-    assert_eq!(bench.trials(), trials);
+    assert_eq!(fixture.trials(), trials);
     assert_eq!(files(&trial.join("checkpoints")), [checkpoint]);
 }
 
 #[test]
 fn failing_program_is_restarted_up_to_max_restarts() {
-    let bench = Bench::new(json!({"single": {}}), "fail");
-    check(&bench.run(&[]), 1, "boom: the data has no labels");
-    let trial = &bench.trials()[0];
+    let fixture = RunFixture::new(json!({"single": {}}), "fail");
+    check(&fixture.run(&[]), 1, "boom: the data has no labels");
+    let trial = &fixture.trials()[0];
     assert_eq!(trial["status"]["attempts"].as_array().unwrap().len(), 2);
     assert_eq!(trial["status"]["phase"], "Failed");
 }
@@ -65,19 +65,19 @@ fn failing_program_is_restarted_up_to_max_restarts() {
 /// The fault outlasts three attempts, which would take less than a second without waits.
 #[test]
 fn infrastructure_failures_are_retried_with_growing_waits() {
-    let bench = Bench::new(json!({"single": {}}), "fault");
-    let fault = bench.folder.path().join("fault");
+    let fixture = RunFixture::new(json!({"single": {}}), "fault");
+    let fault = fixture.folder.path().join("fault");
     std::fs::write(&fault, "").unwrap();
-    let child = bench.start();
+    let child = fixture.start();
     let end = Instant::now() + Duration::from_secs(60);
     let ended = |trial: &Value, attempt: usize| trial["status"]["attempts"][attempt]["end"].clone();
-    while !bench.trials().iter().any(|trial| ended(trial, 2) == "Infrastructure") {
+    while !fixture.trials().iter().any(|trial| ended(trial, 2) == "Infrastructure") {
         assert!(Instant::now() < end, "no third attempt within a minute");
         std::thread::sleep(Duration::from_millis(20));
     }
     std::fs::remove_file(fault).unwrap();
     check(&child.wait_with_output().unwrap(), 0, "trial 0: the next attempt starts in 5s");
-    let trial = &bench.trials()[0];
+    let trial = &fixture.trials()[0];
     let attempts = trial["status"]["attempts"].as_array().unwrap();
     assert_eq!((attempts.len(), &trial["status"]["restarts"]), (4, &json!(0)), "{trial}");
     let time = |attempt: usize, name: &str| -> Timestamp {
@@ -92,33 +92,33 @@ fn infrastructure_failures_are_retried_with_growing_waits() {
 
 #[test]
 fn restart_resumes_from_the_last_checkpoint() {
-    let bench = Bench::new(json!({"single": {}}), "crash-once");
-    check(&bench.run(&[]), 0, "");
-    let attempts = &bench.trials()[0]["status"]["attempts"];
+    let fixture = RunFixture::new(json!({"single": {}}), "crash-once");
+    check(&fixture.run(&[]), 0, "");
+    let attempts = &fixture.trials()[0]["status"]["attempts"];
     assert_eq!(attempts[0]["end"], "UserError");
     assert_eq!(attempts[1]["resumedFrom"], "000000000005-0");
 }
 
 #[test]
 fn invalid_hyperparameters_are_replaced() {
-    let bench = Bench::new(random(2), "invalid-first");
-    let output = bench.run(&[]);
+    let fixture = RunFixture::new(random(2), "invalid-first");
+    let output = fixture.run(&[]);
     check(&output, 0, "");
     let phases: Vec<Value> =
-        bench.trials().iter().map(|trial| trial["status"]["phase"].clone()).collect();
+        fixture.trials().iter().map(|trial| trial["status"]["phase"].clone()).collect();
     assert_eq!(phases, ["Failed", "Completed", "Completed"]);
 }
 
 #[test]
 fn report_server_refuses_invalid_tokens_and_reports() {
-    check(&Bench::new(json!({"single": {}}), "knock").run(&[]), 0, "");
+    check(&RunFixture::new(json!({"single": {}}), "knock").run(&[]), 0, "");
 }
 
 #[test]
 fn token_of_an_old_attempt_is_fenced() {
-    let bench = Bench::new(json!({"single": {}}), "old-token");
-    check(&bench.run(&[]), 0, "");
-    let status = &bench.trials()[0]["status"];
+    let fixture = RunFixture::new(json!({"single": {}}), "old-token");
+    check(&fixture.run(&[]), 0, "");
+    let status = &fixture.trials()[0]["status"];
     assert_eq!(status["attempts"].as_array().unwrap().len(), 2);
     assert_ne!(status["bestMetric"], "-1.0", "a report of the old attempt was recorded");
 }
@@ -129,17 +129,20 @@ fn killed_runner_resumes_with_the_same_results() {
     let long = || {
         let mut searcher = random(4);
         searcher["maxLength"] = json!({"batches": 40});
-        Bench::new(searcher, "")
+        RunFixture::new(searcher, "")
     };
     let undisturbed = long();
     check(&undisturbed.run(&[]), 0, "");
-    for mut bench in [long(), long().in_a_shell()] {
-        bench.spec["data"]["sleepMs"] = json!(30);
-        kill_runners(&bench, 3);
-        check(&bench.run(&[]), 0, "");
-        assert_eq!(essence(&bench.trials()), essence(&undisturbed.trials()));
+    for mut fixture in [long(), long().run_in_shell()] {
+        fixture.spec["data"]["sleepMs"] = json!(30);
+        kill_runners(&fixture, 3);
+        check(&fixture.run(&[]), 0, "");
+        assert_eq!(
+            deterministic_fields(&fixture.trials()),
+            deterministic_fields(&undisturbed.trials())
+        );
         let attempts = |trial: &Value| trial["status"]["attempts"].as_array().unwrap().clone();
-        let attempts: Vec<Value> = bench.trials().iter().flat_map(attempts).collect();
+        let attempts: Vec<Value> = fixture.trials().iter().flat_map(attempts).collect();
         let resumed = attempts.iter().filter(|attempt| attempt["resumedFrom"].is_string()).count();
         assert!(resumed >= 3, "each kill interrupts a trial that had a checkpoint: {attempts:#?}");
     }
@@ -147,31 +150,31 @@ fn killed_runner_resumes_with_the_same_results() {
 
 /// Starts and kills a runner several times. Each kill waits for a checkpoint that is newer than the
 /// previous kill. No trainer may outlive the runner.
-fn kill_runners(bench: &Bench, times: u32) {
+fn kill_runners(fixture: &RunFixture, times: u32) {
     let mut before = BTreeSet::new();
     for _ in 0..times {
-        let mut child = bench.start();
-        bench.wait_for_checkpoint_after(&before);
+        let mut child = fixture.start();
+        fixture.wait_for_checkpoint_after(&before);
         assert!(child.try_wait().unwrap().is_none(), "the search ended before the kill");
         signal(&child, rustix::process::Signal::KILL);
         child.wait().unwrap();
-        wait_until("the exit of all trainers", || !bench.is_any_trainer_alive());
-        before.extend(bench.checkpoints());
+        wait_until("the exit of all trainers", || !fixture.is_any_trainer_alive());
+        before.extend(fixture.checkpoints());
     }
 }
 
 #[test]
 fn trainer_in_a_shell_checkpoints_on_stop_request() {
     // Batch 7 is after the only checkpoint that the trainer saves without a request.
-    let bench = Bench::new(json!({"single": {}}), "").in_a_shell().hold_at(7);
-    let child = bench.start();
-    bench.wait_for_batch(7);
+    let fixture = RunFixture::new(json!({"single": {}}), "").run_in_shell().pause_at(7);
+    let child = fixture.start();
+    fixture.wait_for_batch(7);
     signal(&child, rustix::process::Signal::HUP);
     check(&child.wait_with_output().unwrap(), 3, "");
-    assert!(!bench.is_any_trainer_alive());
-    bench.release();
-    check(&bench.run(&[]), 0, "");
-    let attempts = &bench.trials()[0]["status"]["attempts"];
+    assert!(!fixture.is_any_trainer_alive());
+    fixture.release();
+    check(&fixture.run(&[]), 0, "");
+    let attempts = &fixture.trials()[0]["status"]["attempts"];
     assert_eq!(attempts[0]["end"], "Preempted", "{attempts}");
     let from = attempts[1]["resumedFrom"].as_str().unwrap();
     assert!(from > "000000000005-0", "{attempts}");
@@ -180,14 +183,14 @@ fn trainer_in_a_shell_checkpoints_on_stop_request() {
 /// `nohup`, or a shell without job control, starts a program with these signals ignored.
 #[test]
 fn inherited_ignored_signals_stay_ignored() {
-    let mut bench = Bench::new(json!({"single": {}}), "");
-    bench.spec["data"]["sleepMs"] = json!(50);
-    let plain = bench.command(&[]);
+    let mut fixture = RunFixture::new(json!({"single": {}}), "");
+    fixture.spec["data"]["sleepMs"] = json!(50);
+    let plain = fixture.command(&[]);
     let mut command = Command::new("env");
     command.arg("--ignore-signal=HUP,INT").args(plain.get_args().skip(1)).stdin(Stdio::null());
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    bench.wait_for_checkpoint();
-    let trainer = files(&bench.folder.path().join("pids")).pop().unwrap();
+    fixture.wait_for_checkpoint();
+    let trainer = files(&fixture.folder.path().join("pids")).pop().unwrap();
     let trainer = trainer.file_name().unwrap().to_str().unwrap().to_owned();
     for pid in [child.id().to_string(), trainer] {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -198,80 +201,80 @@ fn inherited_ignored_signals_stay_ignored() {
     signal(&child, rustix::process::Signal::HUP);
     signal(&child, rustix::process::Signal::INT);
     check(&child.wait_with_output().unwrap(), 0, "");
-    let trial = &bench.trials()[0];
+    let trial = &fixture.trials()[0];
     assert_eq!(trial["status"]["attempts"].as_array().unwrap().len(), 1, "{trial}");
 }
 
 #[test]
 fn trial_resumes_after_its_supervisor_is_killed() {
-    let bench = Bench::new(json!({"single": {}}), "").hold_at(7);
-    let child = bench.start();
-    bench.wait_for_batch(7);
-    let pid = files(&bench.folder.path().join("pids")).pop().unwrap();
+    let fixture = RunFixture::new(json!({"single": {}}), "").pause_at(7);
+    let child = fixture.start();
+    fixture.wait_for_batch(7);
+    let pid = files(&fixture.folder.path().join("pids")).pop().unwrap();
     let stat = Path::new("/proc").join(pid.file_name().unwrap()).join("stat");
     let stat = std::fs::read_to_string(stat).unwrap();
     let parent = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(1).unwrap().to_owned();
     let parent = rustix::process::Pid::from_raw(parent.parse().unwrap()).unwrap();
     rustix::process::kill_process(parent, rustix::process::Signal::KILL).unwrap();
-    bench.release();
+    fixture.release();
     check(&child.wait_with_output().unwrap(), 0, "");
-    let trial = &bench.trials()[0];
+    let trial = &fixture.trials()[0];
     assert_eq!(trial["status"]["attempts"][0]["end"], "Infrastructure", "{trial}");
     assert_eq!(trial["status"]["restarts"], 0);
 }
 
 #[test]
 fn completed_run_is_not_run_again() {
-    let bench = Bench::new(json!({"single": {}}), "");
-    check(&bench.run(&[]), 0, "new run");
-    check(&bench.run(&[]), 0, "has completed already; use --fresh to start over");
+    let fixture = RunFixture::new(json!({"single": {}}), "");
+    check(&fixture.run(&[]), 0, "new run");
+    check(&fixture.run(&[]), 0, "has completed already; use --fresh to start over");
 }
 
 #[test]
 fn stopped_run_resumes() {
-    let bench = Bench::new(random(2), "").hold_at(7);
-    let child = bench.start();
-    bench.wait_for_batch(7);
+    let fixture = RunFixture::new(random(2), "").pause_at(7);
+    let child = fixture.start();
+    fixture.wait_for_batch(7);
     signal(&child, rustix::process::Signal::TERM);
     let output = child.wait_with_output().unwrap();
-    bench.release();
+    fixture.release();
     check(&output, 3, "run the same command again");
     assert_eq!(last_line(&output)["phase"], "Running");
-    assert!(!bench.is_any_trainer_alive());
+    assert!(!fixture.is_any_trainer_alive());
     let was_preempted = |trial: &Value| trial["status"]["attempts"][0]["end"] == "Preempted";
-    assert!(bench.trials().iter().any(was_preempted));
-    check(&bench.run(&[]), 0, "");
-    assert_eq!(bench.trials()[0]["status"]["restarts"], 0);
+    assert!(fixture.trials().iter().any(was_preempted));
+    check(&fixture.run(&[]), 0, "");
+    assert_eq!(fixture.trials()[0]["status"]["restarts"], 0);
 }
 
 #[test]
 fn trainer_is_killed_after_the_preemption_timeout() {
-    let mut bench = Bench::new(json!({"single": {}}), "deaf");
-    bench.spec["preemptionTimeoutSeconds"] = json!(1);
-    let child = bench.start();
-    bench.wait_for_checkpoint();
+    let mut fixture = RunFixture::new(json!({"single": {}}), "deaf");
+    fixture.spec["preemptionTimeoutSeconds"] = json!(1);
+    let child = fixture.start();
+    fixture.wait_for_checkpoint();
     signal(&child, rustix::process::Signal::TERM);
     let output = child.wait_with_output().unwrap();
     check(&output, 3, "killed: the program did not exit in time");
-    assert!(!bench.is_any_trainer_alive());
-    assert_eq!(bench.trials()[0]["status"]["restarts"], 0);
+    assert!(!fixture.is_any_trainer_alive());
+    assert_eq!(fixture.trials()[0]["status"]["restarts"], 0);
 }
 
 #[test]
 fn long_trial_keeps_few_checkpoints() {
     let searcher = json!({"single": {}, "maxLength": {"batches": 400}});
-    let bench = Bench::new(searcher, "").hold_at(203);
-    let child = bench.start();
-    bench.wait_for_batch(203);
+    let fixture = RunFixture::new(searcher, "").pause_at(203);
+    let child = fixture.start();
+    fixture.wait_for_batch(203);
     let newest = (0, "000000000200-0".to_owned());
-    wait_until("the newest checkpoint", || bench.checkpoints().contains(&newest));
-    let kept = bench.checkpoints().len();
+    wait_until("the newest checkpoint", || fixture.checkpoints().contains(&newest));
+    let kept = fixture.checkpoints().len();
     signal(&child, rustix::process::Signal::TERM);
     check(&child.wait_with_output().unwrap(), 3, "");
     assert!(kept < 10, "{kept} checkpoints are kept of 40");
-    bench.release();
-    check(&bench.run(&[]), 0, "");
-    let attempts = &bench.trials()[0]["status"]["attempts"];
+    fixture.release();
+    check(&fixture.run(&[]), 0, "");
+    let attempts = &fixture.trials()[0]["status"]["attempts"];
     assert_eq!(attempts[0]["end"], "Preempted");
     let last = attempts[1]["resumedFrom"].as_str().unwrap();
     assert!(last > "000000000200-0", "resumed from {last}");
@@ -279,11 +282,11 @@ fn long_trial_keeps_few_checkpoints() {
 
 #[test]
 fn only_the_best_checkpoints_are_retained() {
-    let mut bench = Bench::new(random(5), "");
-    bench.spec["checkpointStorage"] =
+    let mut fixture = RunFixture::new(random(5), "");
+    fixture.spec["checkpointStorage"] =
         json!({"saveExperimentBest": 2, "saveTrialBest": 0, "saveTrialLatest": 0});
-    check(&bench.run(&[]), 0, "");
-    let mut trials = bench.trials();
+    check(&fixture.run(&[]), 0, "");
+    let mut trials = fixture.trials();
     let metric = |trial: &Value| -> f64 {
         let metric = &trial["status"]["facts"][0]["result"]["metric"];
         metric.as_str().unwrap().parse().unwrap()
@@ -294,112 +297,56 @@ fn only_the_best_checkpoints_are_retained() {
     // Each trial saves a checkpoint without a metric at batch 5, and one with a metric at the end.
     let best = best.map(|trial| (trial, "000000000010-0".to_owned()));
     let best: BTreeSet<_> = best.collect();
-    assert_eq!(bench.checkpoints(), best, "the record");
-    assert_eq!(bench.stored_checkpoints(), best, "the storage");
+    assert_eq!(fixture.checkpoints(), best, "the record");
+    assert_eq!(fixture.stored_checkpoints(), best, "the storage");
 }
 
 #[test]
 fn second_runner_is_refused_with_the_holder() {
-    let bench = Bench::new(random(2), "").hold_at(7);
-    let mut child = bench.start();
-    bench.wait_for_batch(7);
-    check(&bench.run(&[]), 1, &format!("process {}", child.id()));
+    let fixture = RunFixture::new(random(2), "").pause_at(7);
+    let mut child = fixture.start();
+    fixture.wait_for_batch(7);
+    check(&fixture.run(&[]), 1, &format!("process {}", child.id()));
     signal(&child, rustix::process::Signal::TERM);
     child.wait().unwrap();
 }
 
 #[test]
 fn changed_file_is_refused_without_fresh() {
-    let mut bench = Bench::new(json!({"single": {}}), "");
-    check(&bench.run(&[]), 0, "");
-    bench.spec["maxRestarts"] = json!(3);
-    let refused = bench.run(&[]);
+    let mut fixture = RunFixture::new(json!({"single": {}}), "");
+    check(&fixture.run(&[]), 0, "");
+    fixture.spec["maxRestarts"] = json!(3);
+    let refused = fixture.run(&[]);
     check(&refused, 2, "spec.maxRestarts: was 1, now 3");
     check(&refused, 2, "--fresh");
-    check(&bench.run(&["--fresh"]), 0, "");
-    assert_eq!(bench.trials().len(), 2, "the record of the earlier run must be kept");
+    check(&fixture.run(&["--fresh"]), 0, "");
+    assert_eq!(fixture.trials().len(), 2, "the record of the earlier run must be kept");
 }
 
 #[test]
 fn unrunnable_experiment_is_refused_before_any_write() {
     let check_refused = |field: &str, value: Value, contains: &str| {
-        let mut bench = Bench::new(json!({"single": {}}), "");
-        bench.spec[field] = value;
-        check(&bench.run(&[]), 2, contains);
-        assert!(!bench.root().exists());
+        let mut fixture = RunFixture::new(json!({"single": {}}), "");
+        fixture.spec[field] = value;
+        check(&fixture.run(&[]), 2, contains);
+        assert!(!fixture.root().exists());
     };
-    let mut bench = Bench::new(json!({"single": {}}), "");
-    bench.spec["resources"] = json!({"slotsPerTrial": 2});
-    check(&bench.run(&["--slots", "1"]), 2, "slotsPerTrial is 2, but --slots is 1");
-    assert!(!bench.root().exists());
+    let mut fixture = RunFixture::new(json!({"single": {}}), "");
+    fixture.spec["resources"] = json!({"slotsPerTrial": 2});
+    check(&fixture.run(&["--slots", "1"]), 2, "slotsPerTrial is 2, but --slots is 1");
+    assert!(!fixture.root().exists());
     check_refused("entrypoint", json!({"command": ["no-such-program"]}), "no-such-program");
     check_refused("maxRestart", json!(1), "maxRestart");
 }
 
 #[test]
-fn concurrent_trials_see_different_gpus() {
-    let run = |gpus: &str, trials: u32, trainers: u32, more: &[&str]| {
-        let mut bench = Bench::new(random(trials), "hold-gpu");
-        bench.spec["data"]["trainers"] = json!(trainers);
-        bench.spec["maxRestarts"] = json!(0);
-        let output = bench.command(more).env("CUDA_VISIBLE_DEVICES", gpus).output().unwrap();
-        let mut held: Vec<_> = files(&bench.folder.path().join("gpus"))
-            .iter()
-            .map(|file| file.file_name().unwrap().to_str().unwrap().to_owned())
-            .collect();
-        held.sort();
-        (output, held)
-    };
-    let (output, held) = run("GPU-b,GPU-a", 2, 2, &[]);
-    check(&output, 0, "using 2 of 2 GPUs");
-    assert_eq!(held, ["GPU-a", "GPU-b"]);
-    // On one GPU, trials run one after another for any number of slots.
-    check(&run("GPU-a", 3, 1, &["--slots", "3"]).0, 0, "using 1 of 1 GPUs");
-}
-
-#[test]
-fn gang_larger_than_the_gpus_is_refused() {
-    let mut bench = Bench::new(json!({"single": {}}), "");
-    bench.spec["resources"] = json!({"slotsPerTrial": 3});
-    let run =
-        |bench: &Bench| bench.command(&[]).env("CUDA_VISIBLE_DEVICES", "0,1").output().unwrap();
-    check(&run(&bench), 2, "slotsPerTrial is 3, but 2 GPUs are visible");
-    bench.spec["resources"] = json!({"slotsPerTrial": 1});
-    bench.spec["env"] = json!([{"name": "STOKER_DEVICE", "value": "cpu"}]);
-    let output = run(&bench);
-    check(&output, 0, "");
-    assert!(!said(&output).contains("GPUs"), "{}", said(&output));
-}
-
-#[test]
-fn processes_of_a_job_see_one_gpu_each() {
-    let folder = tempfile::tempdir().unwrap();
-    let script = "printf %s \"$CUDA_VISIBLE_DEVICES\" >seen; exit 78";
-    let job = json!({
-        "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceJob", "metadata": {"name": "job"},
-        "spec": {
-            "entrypoint": {"command": ["sh", "-c", script]}, "checkpoint": {"trial": "iris-0"},
-            "input": {"url": "rows.csv"},
-        },
-    });
-    let file = folder.path().join("job.yaml");
-    std::fs::write(&file, job.to_string()).unwrap();
-    let mut command = stoker();
-    command.args(["job", "run"]).arg(file).arg(folder.path());
-    command.arg("--root").arg(folder.path().join("root"));
-    let output = command.env("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b").output().unwrap();
-    check(&output, 1, "");
-    assert_eq!(std::fs::read_to_string(folder.path().join("seen")).unwrap(), "GPU-a");
-}
-
-#[test]
 fn local_runs_are_listed_and_described() {
-    let bench = Bench::new(random(2), "");
-    check(&bench.run(&[]), 0, "");
+    let fixture = RunFixture::new(random(2), "");
+    check(&fixture.run(&[]), 0, "");
     let check_shown = |args: &[&str], contains: &str| {
         for output in ["json", "text"] {
             let mut command = stoker();
-            command.args(args).args(["--output", output, "--root"]).arg(bench.root());
+            command.args(args).args(["--output", output, "--root"]).arg(fixture.root());
             check(&command.output().unwrap(), 0, contains);
         }
     };
@@ -410,15 +357,15 @@ fn local_runs_are_listed_and_described() {
     check_shown(&["trial", "logs", "scripted", "0"], "trial 0 attempt 0 trains");
     check_shown(&["checkpoint", "list", "scripted"], "000000000010-0");
     let mut command = stoker();
-    command.args(["trial", "list", "nothing", "--root"]).arg(bench.root());
+    command.args(["trial", "list", "nothing", "--root"]).arg(fixture.root());
     check(&command.output().unwrap(), 2, "no run of `nothing`");
 }
 
 #[test]
 fn preview_shows_lengths_and_samples() {
-    let bench = Bench::new(random(4), "");
-    bench.command(&[]);
-    let file = bench.folder.path().join("experiment.yaml");
+    let fixture = RunFixture::new(random(4), "");
+    fixture.command(&[]);
+    let file = fixture.folder.path().join("experiment.yaml");
     let mut command = stoker();
     command.args(["preview", "--samples", "2", "--output", "json"]).arg(file);
     let output = command.output().unwrap();

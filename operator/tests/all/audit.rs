@@ -83,7 +83,7 @@ async fn wait_for_event(place: &Place, object: &str, reason: &str) {
 
 #[test]
 fn each_granted_verb_is_used_or_explained() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {

@@ -35,7 +35,7 @@ fn writes(place: &Place) -> BTreeMap<String, usize> {
 
 #[test]
 fn experiment_needs_few_writes_and_none_while_waiting() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {

@@ -50,7 +50,7 @@ impl Caller {
 
 #[test]
 fn reports_need_rank_0_of_the_live_attempt() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -137,7 +137,7 @@ fn reports_need_rank_0_of_the_live_attempt() {
 
 #[test]
 fn a_failed_token_review_is_an_outage() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -175,7 +175,7 @@ fn a_failed_token_review_is_an_outage() {
 
 #[test]
 fn replaced_and_deleted_pods_are_fenced() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -222,7 +222,7 @@ fn replaced_and_deleted_pods_are_fenced() {
 
 #[test]
 fn pods_of_other_names_are_refused() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -253,7 +253,7 @@ fn pods_of_other_names_are_refused() {
 
 #[test]
 fn report_of_deleted_trial_does_not_reach_namesake() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -304,7 +304,7 @@ fn report_of_deleted_trial_does_not_reach_namesake() {
 
 #[test]
 fn report_of_deleted_job_does_not_reach_namesake() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -342,7 +342,7 @@ async fn record_result(standby: &Standby, sender: &Sender, result: &Value) {
 
 #[test]
 fn validations_without_effect_share_a_write() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -394,7 +394,7 @@ fn validations_without_effect_share_a_write() {
 
 #[test]
 fn overloaded_namespace_has_its_reports_delayed() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {

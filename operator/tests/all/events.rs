@@ -102,7 +102,7 @@ fn conditions_after(phase: &str) -> Vec<(&str, &str, &str)> {
 
 #[test]
 fn experiment_events_follow_its_phases() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -138,7 +138,7 @@ fn experiment_events_follow_its_phases() {
 
 #[test]
 fn pause_and_cancel_write_events() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -171,7 +171,7 @@ fn pause_and_cancel_write_events() {
 
 #[test]
 fn each_failed_attempt_writes_a_warning() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -218,7 +218,7 @@ fn each_failed_attempt_writes_a_warning() {
 
 #[test]
 fn invalid_experiment_writes_one_warning() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -244,7 +244,7 @@ fn invalid_experiment_writes_one_warning() {
 
 #[test]
 fn job_events_follow_its_phases() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {

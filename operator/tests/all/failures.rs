@@ -194,7 +194,7 @@ fn check(case: &Case, trial: &Trial, said: &Said) {
 
 #[test]
 fn failures_are_classified_and_reported() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -235,7 +235,7 @@ fn failures_are_classified_and_reported() {
 
 #[test]
 fn foreign_trial_is_reported_and_never_adopted() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -272,7 +272,7 @@ fn foreign_trial_is_reported_and_never_adopted() {
 
 #[test]
 fn gangs_that_need_all_slots_take_turns() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {

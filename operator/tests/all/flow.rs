@@ -26,7 +26,7 @@ pub(crate) fn grid(points: u32, batches: u64, slots: u32) -> Value {
 
 #[test]
 fn experiment_completes_and_reports_its_best_trial() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -73,7 +73,7 @@ fn experiment_completes_and_reports_its_best_trial() {
 
 #[test]
 fn experiment_can_be_paused_resumed_and_cancelled() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -110,7 +110,7 @@ fn experiment_can_be_paused_resumed_and_cancelled() {
 
 #[test]
 fn killed_experiment_ends_at_once() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -133,7 +133,7 @@ fn killed_experiment_ends_at_once() {
 
 #[test]
 fn invalid_experiment_reports_errors_and_stops_no_other() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -159,7 +159,7 @@ fn invalid_experiment_reports_errors_and_stops_no_other() {
 
 #[test]
 fn deleted_trial_is_closed_and_index_not_reused() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -192,7 +192,7 @@ fn deleted_trial_is_closed_and_index_not_reused() {
 /// encounter one.
 #[test]
 fn unparsable_object_is_reported_and_stops_no_other() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {

@@ -90,7 +90,7 @@ const QUICK: Script = Script::Work(Work { shards: 6, shard_ms: 20 });
 
 #[test]
 fn job_is_planned_worked_and_finished() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -203,7 +203,7 @@ fn cases() -> Vec<Case> {
 
 #[test]
 fn process_failures_are_classified_and_reported() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -257,7 +257,7 @@ fn process_failures_are_classified_and_reported() {
 
 #[test]
 fn invalid_job_reports_all_errors_and_is_immutable() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -288,7 +288,7 @@ fn invalid_job_reports_all_errors_and_is_immutable() {
 
 #[test]
 fn job_can_be_paused_resumed_cancelled_and_killed() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -384,7 +384,7 @@ impl Lane {
 
 #[test]
 fn operator_death_at_a_write_repeats_no_process() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -405,7 +405,7 @@ fn operator_death_at_a_write_repeats_no_process() {
 
 #[test]
 fn job_report_is_accepted_for_own_attempt_only() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {

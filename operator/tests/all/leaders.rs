@@ -129,7 +129,7 @@ async fn until(what: &str, time: Duration, is_so: impl Fn() -> bool) {
 
 #[test]
 fn search_result_does_not_depend_on_leader_faults() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -145,7 +145,7 @@ fn search_result_does_not_depend_on_leader_faults() {
 
 #[test]
 fn dead_watches_are_replaced_within_a_minute() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -172,7 +172,7 @@ fn dead_watches_are_replaced_within_a_minute() {
 
 #[test]
 fn late_lease_renewal_loses_no_due_keys() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {

@@ -92,7 +92,7 @@ fn delete_quota(place: &Place, name: &str) {
 
 #[test]
 fn refused_pod_is_reported_on_its_experiment() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -119,7 +119,7 @@ fn refused_pod_is_reported_on_its_experiment() {
 
 #[test]
 fn refused_trial_is_reported_on_its_experiment() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -151,7 +151,7 @@ fn refused_trial_is_reported_on_its_experiment() {
 
 #[test]
 fn malformed_pod_fails_its_experiment_at_once() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -189,7 +189,7 @@ fn malformed_pod_fails_its_experiment_at_once() {
 
 #[test]
 fn refused_clean_up_is_reported() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -221,7 +221,7 @@ fn refused_clean_up_is_reported() {
 /// All writes of one trial's spec fail.
 #[test]
 fn kill_reaches_trials_beside_a_failing_one() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -251,7 +251,7 @@ fn kill_reaches_trials_beside_a_failing_one() {
 /// written.
 #[test]
 fn no_trial_follows_from_an_unrecorded_fact() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {

@@ -76,7 +76,7 @@ fn gated(slots: u32) -> Value {
 /// A queueing system holds pods for longer than the start deadline and then releases them.
 #[test]
 fn gated_pods_are_never_recreated() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -135,7 +135,7 @@ fn gated_pods_are_never_recreated() {
 /// slot.
 #[test]
 fn unschedulable_gangs_let_others_start() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -163,7 +163,7 @@ fn unschedulable_gangs_let_others_start() {
 
 #[test]
 fn waiting_trials_are_not_polled() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -193,7 +193,7 @@ fn waiting_trials_are_not_polled() {
 /// Waiting trials are not polled, so without a wake-up they would wait for minutes.
 #[test]
 fn every_end_of_a_start_wakes_another_trial() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -251,7 +251,7 @@ fn every_end_of_a_start_wakes_another_trial() {
 /// A refused pod may be allowed later. Until then nothing runs, and users see the reason.
 #[test]
 fn refused_trials_are_pending_with_a_reason() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {

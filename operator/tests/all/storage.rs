@@ -71,7 +71,7 @@ fn delete_pod(place: &Place, name: &str) {
 
 #[test]
 fn changed_settings_do_not_move_running_experiments() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -101,7 +101,7 @@ fn changed_settings_do_not_move_running_experiments() {
 /// Earlier versions recorded no storage, or one that followed the operator's settings.
 #[test]
 fn upgrade_records_the_storage_of_existing_pods() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -140,7 +140,7 @@ fn upgrade_records_the_storage_of_existing_pods() {
 /// counts: no pod has used the first one, and the late write changes nothing.
 #[test]
 fn pods_are_created_after_their_storage_record() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {

@@ -151,7 +151,7 @@ fn count(operator: &Operator, metric: &str) -> u64 {
 
 #[test]
 fn two_versions_keep_each_others_fields() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {

@@ -136,7 +136,7 @@ fn reason(error: tokio::task::JoinError) -> String {
 
 #[test]
 fn operator_death_at_any_write_changes_nothing() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -184,7 +184,7 @@ fn operator_death_at_any_write_changes_nothing() {
 
 #[test]
 fn api_server_outage_changes_nothing() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {
@@ -213,7 +213,7 @@ fn api_server_outage_changes_nothing() {
 
 #[test]
 fn training_continues_without_the_report_server() {
-    if !stoker_test_cluster::wanted() {
+    if !stoker_test_cluster::clusters_enabled() {
         return;
     }
     runtime().block_on(async {

@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use futures::stream::BoxStream;
+use futures::StreamExt;
+use futures::stream::{self, BoxStream};
 use object_store::memory::InMemory;
 use object_store::multipart::PartId;
 use object_store::{
@@ -262,7 +263,7 @@ fn invalid_urls_are_refused_with_a_remedy() {
 #[test]
 fn waits_grow_and_are_bounded() {
     let check = |attempt, expected: (u64, u64)| {
-        let wait = |spread| Patience::FAR.wait(attempt, spread).as_millis() as u64;
+        let wait = |jitter| RetryPolicy::NETWORK.wait(attempt, jitter).as_millis() as u64;
         assert_eq!((wait(0.0), wait(1.0)), expected, "{attempt}");
     };
     check(1, (100, 200));

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::error::{At, Error};
+use crate::error::{Error, WithPath};
 
 /// Logs every request once, with its response code but without bodies. A watch is logged when it
 /// starts.
@@ -38,7 +38,7 @@ pub struct Request {
 
 /// Reads an audit log, and ignores an incomplete last line.
 pub(crate) fn read(path: &Path) -> Result<Vec<Request>, Error> {
-    let text = std::fs::read_to_string(path).at(path)?;
+    let text = std::fs::read_to_string(path).with_path(path)?;
     let events = text.lines().filter_map(|line| serde_json::from_str(line).ok());
     Ok(events.filter_map(request).collect())
 }

@@ -5,8 +5,8 @@ use std::process::Command;
 
 use serde_json::json;
 
-use crate::error::{At, Error, run};
-use crate::programs::need;
+use crate::error::{Error, WithPath, run};
+use crate::programs::require;
 
 /// A certificate authority in a folder, valid for a year: clusters live for minutes.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ pub(crate) struct Authority {
 
 /// Purpose of a certificate.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Use {
+pub(crate) enum KeyUsage {
     /// A client, identified by its subject.
     Client,
     /// A server, identified by its names.
@@ -26,8 +26,8 @@ pub(crate) enum Use {
 impl Authority {
     /// Creates the authority, and the key that signs service account tokens (`sa`).
     pub(crate) fn new(folder: PathBuf) -> Result<Self, Error> {
-        need("openssl")?;
-        std::fs::create_dir_all(&folder).at(&folder)?;
+        require("openssl")?;
+        std::fs::create_dir_all(&folder).with_path(&folder)?;
         let this = Self { folder };
         this.key("ca")?;
         this.openssl(&["req", "-x509", "-new", "-key", "ca.key", "-out", "ca.crt"], |command| {
@@ -45,12 +45,12 @@ impl Authority {
         &self,
         name: &str,
         subject: &str,
-        usage: Use,
+        usage: KeyUsage,
         names: &[String],
     ) -> Result<(), Error> {
         let usage = match usage {
-            Use::Client => "clientAuth",
-            Use::Server => "serverAuth",
+            KeyUsage::Client => "clientAuth",
+            KeyUsage::Server => "serverAuth",
         };
         let mut extensions =
             format!("keyUsage=critical,digitalSignature\nextendedKeyUsage={usage}\n");
@@ -58,7 +58,7 @@ impl Authority {
             extensions += &format!("subjectAltName={}\n", names.join(","));
         }
         let file = self.path(&format!("{name}.ext"));
-        std::fs::write(&file, extensions).at(&file)?;
+        std::fs::write(&file, extensions).with_path(&file)?;
         self.key(name)?;
         let request = format!("{name}.csr");
         self.openssl(&["req", "-new", "-subj", subject], |command| {
@@ -111,7 +111,7 @@ impl Authority {
             "contexts": [{ "name": "test", "context": { "cluster": "test", "user": "test" } }],
             "current-context": "test",
         });
-        std::fs::write(to, format!("{config:#}\n")).at(to)
+        std::fs::write(to, format!("{config:#}\n")).with_path(to)
     }
 
     /// Path of a file in the authority's folder, such as `ca.crt`.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::error::{At, Error, done};
+use crate::error::{Error, WithPath, stdout_of};
 use crate::programs;
 
 /// Poll interval.
@@ -17,7 +17,7 @@ const PERIOD: Duration = Duration::from_millis(100);
 ///
 /// # Errors
 ///
-/// [`Error::Deadline`] if it takes longer than `seconds`.
+/// [`Error::Timeout`] if it takes longer than `seconds`.
 pub fn wait_until<T>(
     what: &str,
     seconds: u64,
@@ -28,7 +28,7 @@ pub fn wait_until<T>(
         match probe() {
             Ok(value) => return Ok(value),
             Err(seen) if Instant::now() >= deadline => {
-                return Err(Error::Deadline { what: what.to_string(), seconds, seen });
+                return Err(Error::Timeout { what: what.to_string(), seconds, seen });
             }
             Err(_) => std::thread::sleep(PERIOD),
         }
@@ -41,12 +41,12 @@ pub struct Client {
     kubeconfig: PathBuf,
     kubectl: PathBuf,
     /// Folder for the caches of kubectl and helm, separate for each cluster.
-    memory: PathBuf,
+    cache_folder: PathBuf,
 }
 
 impl Client {
-    pub(crate) fn new(kubeconfig: PathBuf, memory: PathBuf) -> Result<Self, Error> {
-        Ok(Self { kubeconfig, kubectl: programs::control_plane("kubectl")?, memory })
+    pub(crate) fn new(kubeconfig: PathBuf, cache_folder: PathBuf) -> Result<Self, Error> {
+        Ok(Self { kubeconfig, kubectl: programs::control_plane("kubectl")?, cache_folder })
     }
 
     /// Kubeconfig of kubectl and helm.
@@ -59,7 +59,7 @@ impl Client {
     pub fn kubectl_command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.kubectl);
         command.env("KUBECONFIG", &self.kubeconfig).stdin(Stdio::null());
-        command.arg(format!("--cache-dir={}", self.memory.join("kubectl").display()));
+        command.arg(format!("--cache-dir={}", self.cache_folder.join("kubectl").display()));
         command.args(arguments);
         command
     }
@@ -89,7 +89,7 @@ impl Client {
     /// Same as [`Client::kubectl`].
     pub fn get(&self, arguments: &[&str]) -> Result<Value, Error> {
         let text = self.kubectl(&[&["get", "-o", "json"], arguments].concat())?;
-        serde_json::from_str(&text).map_err(std::io::Error::other).at(&self.kubectl)
+        serde_json::from_str(&text).map_err(std::io::Error::other).with_path(&self.kubectl)
     }
 
     /// Applies manifests in YAML or JSON.
@@ -123,7 +123,7 @@ impl Client {
         let mut command = Command::new(programs::built("helm")?);
         command.env("KUBECONFIG", &self.kubeconfig).stdin(Stdio::null()).args(arguments);
         for name in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
-            command.env(name, self.memory.join(name.to_ascii_lowercase()));
+            command.env(name, self.cache_folder.join(name.to_ascii_lowercase()));
         }
         finish(command, "")
     }
@@ -151,7 +151,8 @@ fn finish(mut command: Command, input: &str) -> Result<String, Error> {
     if !input.is_empty() {
         command.stdin(Stdio::piped());
     }
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().at(&program)?;
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().with_path(&program)?;
     let stdin = child.stdin.take();
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -160,6 +161,6 @@ fn finish(mut command: Command, input: &str) -> Result<String, Error> {
         });
         child.wait_with_output()
     })
-    .at(&program)
-    .and_then(|output| done(&command, output))
+    .with_path(&program)
+    .and_then(|output| stdout_of(&command, output))
 }

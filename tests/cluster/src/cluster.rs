@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use rustix::process::Pid;
 
-use crate::control_plane::Place;
-use crate::error::{At, Error, run};
+use crate::control_plane::ListenAddrs;
+use crate::error::{Error, WithPath, run};
 use crate::network::{self, PLANE, PLANE_ADDRESS};
 use crate::node::Node;
 use crate::ports::free_ports;
@@ -36,7 +36,7 @@ pub struct Cluster {
     plane: ControlPlane,
     nodes: Vec<Node>,
     s3: S3,
-    ways: AtomicU16,
+    next_exposed_port: AtomicU16,
 }
 
 impl Deref for Cluster {
@@ -64,15 +64,15 @@ impl Cluster {
     ///
     /// Same as [`Cluster::two_nodes`].
     pub fn two_nodes_with(keep: bool) -> Result<Self, Error> {
-        programs::need_nodes()?;
+        programs::require_node_programs()?;
         programs::weed()?;
-        let servers = Servers::in_only_folder(keep || crate::keep())?;
+        let servers = Servers::in_nodes_folder(keep || crate::keep())?;
         let folder = servers.folder().to_path_buf();
         let nodes: Vec<_> = NODES.iter().map(|number| Node::new(*number, &folder)).collect();
-        note_cgroups(&folder, &nodes)?;
-        network::make_plane(&folder, &NODES)?;
+        write_cgroup_list(&folder, &nodes)?;
+        network::create_control_plane_network(&folder, &NODES)?;
         let [api, s3_local] = free_ports()?;
-        let place = Place {
+        let addrs = ListenAddrs {
             namespace: Some(PLANE.to_string()),
             address: PLANE_ADDRESS.to_string(),
             api_port: API_PORT,
@@ -80,18 +80,22 @@ impl Cluster {
             peer_port: 2380,
             local_port: api,
         };
-        let plane = ControlPlane::new(servers, place)?;
-        let this =
-            Self { plane, nodes, s3: S3::new(s3_local), ways: AtomicU16::new(EXPOSED_PORTS) };
-        this.way_in("api", api, ("127.0.0.1", API_PORT))?;
-        this.way_in("s3", s3_local, (PLANE_ADDRESS, s3::PORT))?;
+        let plane = ControlPlane::new(servers, addrs)?;
+        let this = Self {
+            plane,
+            nodes,
+            s3: S3::new(s3_local),
+            next_exposed_port: AtomicU16::new(EXPOSED_PORTS),
+        };
+        this.forward_port("api", api, ("127.0.0.1", API_PORT))?;
+        this.forward_port("s3", s3_local, (PLANE_ADDRESS, s3::PORT))?;
         this.start()?;
         Ok(this)
     }
 
     fn start(&self) -> Result<(), Error> {
         for node in &self.nodes {
-            network::make_node(node.number, &NODES)?;
+            network::create_node_network(node.number, &NODES)?;
             node.prepare(&self.plane)?;
         }
         let images = [programs::built("pause.tar")?, programs::built("test.tar")?];
@@ -121,7 +125,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// [`Error::Deadline`] if it is not ready within three minutes.
+    /// [`Error::Timeout`] if it is not ready within three minutes.
     pub fn start_s3(&self) -> Result<(), Error> {
         self.s3.start(&self.plane)
     }
@@ -146,7 +150,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// [`Error::Deadline`] if the kubelet does not register them.
+    /// [`Error::Timeout`] if the kubelet does not register them.
     ///
     /// # Panics
     ///
@@ -170,10 +174,10 @@ impl Cluster {
     /// # Panics
     ///
     /// Same as [`Cluster::gpus`].
-    pub fn set_sick(&self, node: usize, sick: &[&str]) -> Result<(), Error> {
+    pub fn set_unhealthy_gpus(&self, node: usize, sick: &[&str]) -> Result<(), Error> {
         let node = self.node(node);
         let path = node.devices();
-        let count = std::fs::read_to_string(&path).at(&path)?.lines().count();
+        let count = std::fs::read_to_string(&path).with_path(&path)?.lines().count();
         write_devices(node, count, sick)?;
         self.wait_gpus(node, count - sick.len())
     }
@@ -218,7 +222,7 @@ impl Cluster {
     /// # Panics
     ///
     /// If the node does not exist.
-    pub fn revive_node(&self, node: usize) -> Result<(), Error> {
+    pub fn restart_node(&self, node: usize) -> Result<(), Error> {
         network::link_up(node, &NODES)?;
         let node = self.node(node);
         node.start(&self.plane, &[])?;
@@ -228,13 +232,13 @@ impl Cluster {
         node.wait_ready(&self.plane)
     }
 
-    /// Disconnects a node from the network. Its processes continue. [`Cluster::join_node`] undoes
-    /// it.
+    /// Disconnects a node from the network. Its processes continue. [`Cluster::reconnect_node`]
+    /// undoes it.
     ///
     /// # Errors
     ///
     /// [`Error::Failed`] if the link cannot be taken down.
-    pub fn cut_node(&self, node: usize) -> Result<(), Error> {
+    pub fn disconnect_node(&self, node: usize) -> Result<(), Error> {
         network::link_down(node)
     }
 
@@ -243,7 +247,7 @@ impl Cluster {
     /// # Errors
     ///
     /// [`Error::Failed`] if the link cannot be brought up.
-    pub fn join_node(&self, node: usize) -> Result<(), Error> {
+    pub fn reconnect_node(&self, node: usize) -> Result<(), Error> {
         network::link_up(node, &NODES)
     }
 
@@ -275,7 +279,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// [`Error::Ended`] for the first such server.
+    /// [`Error::ServerExited`] for the first such server.
     pub fn check(&self) -> Result<(), Error> {
         self.plane.servers().check_all()
     }
@@ -288,7 +292,7 @@ impl Cluster {
     /// [`Error::Io`] if the forwarder cannot be started.
     pub fn forward(&self, host: &str, port: u16) -> Result<u16, Error> {
         let [local] = free_ports()?;
-        self.way_in(&format!("forward-{local}"), local, (host, port))?;
+        self.forward_port(&format!("forward-{local}"), local, (host, port))?;
         Ok(local)
     }
 
@@ -299,22 +303,26 @@ impl Cluster {
     ///
     /// [`Error::Io`] if the forwarder cannot be started.
     pub fn expose(&self, port: u16) -> Result<String, Error> {
-        let inner = self.ways.fetch_add(1, Ordering::Relaxed);
+        let inner = self.next_exposed_port.fetch_add(1, Ordering::Relaxed);
         let name = format!("expose-{inner}");
         let socket = self.folder().join(format!("{name}.sock"));
         let inside = (Some(PLANE), (PLANE_ADDRESS, inner));
-        let commands = network::way(&socket, inside, (None, ("127.0.0.1", port)));
-        self.start_way(&name, &socket, commands)?;
+        let commands = network::forwarder_commands(&socket, inside, (None, ("127.0.0.1", port)));
+        self.start_forwarder(&name, &socket, commands)?;
         Ok(format!("{PLANE_ADDRESS}:{inner}"))
     }
 
-    fn way_in(&self, name: &str, local: u16, to: (&str, u16)) -> Result<(), Error> {
+    fn forward_port(&self, name: &str, local: u16, to: (&str, u16)) -> Result<(), Error> {
         let socket = self.folder().join(format!("{name}.sock"));
         let outside = (None, ("127.0.0.1", local));
-        self.start_way(name, &socket, network::way(&socket, outside, (Some(PLANE), to)))
+        self.start_forwarder(
+            name,
+            &socket,
+            network::forwarder_commands(&socket, outside, (Some(PLANE), to)),
+        )
     }
 
-    fn start_way(
+    fn start_forwarder(
         &self,
         name: &str,
         socket: &Path,
@@ -340,7 +348,7 @@ impl Cluster {
              cluster.local in-addr.arpa {{\n    kubeconfig {}\n    ttl 1\n  }}\n}}\n",
             kubeconfig.display()
         );
-        std::fs::write(&path, text).at(&path)?;
+        std::fs::write(&path, text).with_path(&path)?;
         let mut command = programs::inside(Some(PLANE), programs::built("coredns")?);
         command.arg("-conf").arg(&path);
         self.plane.servers().start("coredns", command)?;
@@ -366,11 +374,11 @@ fn joined(thread: std::thread::ScopedJoinHandle<'_, Result<(), Error>>) -> Resul
 }
 
 /// Writes the nodes' cgroups to a file, for the reaper.
-fn note_cgroups(folder: &Path, nodes: &[Node]) -> Result<(), Error> {
+fn write_cgroup_list(folder: &Path, nodes: &[Node]) -> Result<(), Error> {
     let all = nodes.iter().flat_map(Node::cgroups);
     let text: String = all.map(|path| format!("{}\n", path.display())).collect();
     let path = folder.join("cgroups");
-    std::fs::write(&path, text).at(&path)
+    std::fs::write(&path, text).with_path(&path)
 }
 
 fn write_devices(node: &Node, count: usize, sick: &[&str]) -> Result<(), Error> {
@@ -382,6 +390,6 @@ fn write_devices(node: &Node, count: usize, sick: &[&str]) -> Result<(), Error> 
     let text: String = (0..count).map(line).collect();
     // Replace the file atomically: the device plugin reads it ten times per second.
     let (part, path) = (node.devices().with_extension("part"), node.devices());
-    std::fs::write(&part, text).at(&part)?;
-    std::fs::rename(&part, &path).at(&path)
+    std::fs::write(&part, text).with_path(&part)?;
+    std::fs::rename(&part, &path).with_path(&path)
 }

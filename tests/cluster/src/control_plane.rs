@@ -6,8 +6,8 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::audit;
-use crate::certificates::{Authority, Use};
-use crate::error::{At, Error};
+use crate::certificates::{Authority, KeyUsage};
+use crate::error::{Error, WithPath};
 use crate::ports::free_ports;
 use crate::servers::Servers;
 use crate::{Client, Request, programs, wait_until};
@@ -34,7 +34,7 @@ pub struct Options {
 
 /// Addresses of the servers.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct ListenAddrs {
     /// Network namespace; `None` for this process's.
     pub(crate) namespace: Option<String>,
     /// Address at which other servers reach the API server.
@@ -54,7 +54,7 @@ pub(crate) struct Place {
 pub struct ControlPlane {
     client: Client,
     folder: PathBuf,
-    place: Place,
+    addrs: ListenAddrs,
     authority: Authority,
     servers: Mutex<Servers>,
 }
@@ -86,7 +86,7 @@ impl ControlPlane {
         let servers = Servers::in_new_folder(options.keep || crate::keep())?;
         let [api_port, etcd_port, peer_port] = free_ports()?;
         let address = "127.0.0.1".to_string();
-        let place = Place {
+        let addrs = ListenAddrs {
             namespace: None,
             address,
             api_port,
@@ -94,23 +94,23 @@ impl ControlPlane {
             peer_port,
             local_port: api_port,
         };
-        let this = Self::new(servers, place)?;
+        let this = Self::new(servers, addrs)?;
         this.start_servers(options)?;
         Ok(this)
     }
 
     /// Creates the certificates and files of a control plane without starting it.
-    pub(crate) fn new(servers: Servers, place: Place) -> Result<Self, Error> {
+    pub(crate) fn new(servers: Servers, addrs: ListenAddrs) -> Result<Self, Error> {
         let folder = servers.folder().to_path_buf();
         let authority = Authority::new(folder.join("pki"))?;
-        issue_all(&authority, &place)?;
+        issue_certificates(&authority, &addrs)?;
         let admin = folder.join("admin.kubeconfig");
-        let local = format!("https://127.0.0.1:{}", place.local_port);
+        let local = format!("https://127.0.0.1:{}", addrs.local_port);
         authority.kubeconfig(&admin, &local, "admin")?;
         let policy = folder.join("audit-policy.yaml");
-        std::fs::write(&policy, audit::POLICY).at(&policy)?;
+        std::fs::write(&policy, audit::POLICY).with_path(&policy)?;
         let client = Client::new(admin, folder.join("memory"))?;
-        Ok(Self { client, folder, place, authority, servers: Mutex::new(servers) })
+        Ok(Self { client, folder, addrs, authority, servers: Mutex::new(servers) })
     }
 
     pub(crate) fn start_servers(&self, options: Options) -> Result<(), Error> {
@@ -128,7 +128,7 @@ impl ControlPlane {
             }
         }
         if !options.controllers {
-            return self.make_account("default");
+            return self.create_service_account("default");
         }
         // Wait for the controllers to create it: without it, no pod is admitted.
         wait_until("namespace default has a service account", READY_SECONDS, || {
@@ -157,7 +157,7 @@ impl ControlPlane {
     pub fn make_namespace(&self, name: &str) -> Result<(), Error> {
         self.kubectl(&["create", "namespace", name])?;
         if !self.servers().has("kube-controller-manager") {
-            return self.make_account(name);
+            return self.create_service_account(name);
         }
         wait_until("the namespace has a service account", READY_SECONDS, || {
             self.kubectl(&["get", "serviceaccount", "default", "-n", name])
@@ -166,7 +166,7 @@ impl ControlPlane {
         .map(drop)
     }
 
-    fn make_account(&self, namespace: &str) -> Result<(), Error> {
+    fn create_service_account(&self, namespace: &str) -> Result<(), Error> {
         self.kubectl(&["create", "serviceaccount", "default", "-n", namespace]).map(drop)
     }
 
@@ -178,7 +178,7 @@ impl ControlPlane {
     pub fn kubeconfig_for(&self, namespace: &str, account: &str) -> Result<PathBuf, Error> {
         let token = self.token(namespace, account, None)?;
         let path = self.folder.join(format!("{namespace}.{account}.kubeconfig"));
-        let server = format!("https://127.0.0.1:{}", self.place.local_port);
+        let server = format!("https://127.0.0.1:{}", self.addrs.local_port);
         self.authority.token_kubeconfig(&path, &server, &token)?;
         Ok(path)
     }
@@ -202,7 +202,7 @@ impl ControlPlane {
     ///
     /// # Errors
     ///
-    /// [`Error::Deadline`] if it is not ready within three minutes, with the last log lines of a
+    /// [`Error::Timeout`] if it is not ready within three minutes, with the last log lines of a
     /// server that exited.
     pub fn start_api(&self) -> Result<(), Error> {
         let command = self.api_server()?;
@@ -212,7 +212,7 @@ impl ControlPlane {
                 self.servers().check(name).map_err(|error| error.to_string())?;
             }
             // Connecting costs almost nothing; kubectl takes 100 ms of CPU time.
-            std::net::TcpStream::connect(("127.0.0.1", self.place.local_port))
+            std::net::TcpStream::connect(("127.0.0.1", self.addrs.local_port))
                 .map_err(|error| error.to_string())?;
             self.kubectl(&["get", "--raw", "/readyz"]).map_err(|error| error.to_string())
         })
@@ -249,13 +249,13 @@ impl ControlPlane {
     /// Writes a kubeconfig with which another server reaches the API server.
     pub(crate) fn component_kubeconfig(&self, name: &str) -> Result<PathBuf, Error> {
         let path = self.folder.join(format!("{name}.kubeconfig"));
-        let Place { address, api_port, .. } = &self.place;
+        let ListenAddrs { address, api_port, .. } = &self.addrs;
         self.authority.kubeconfig(&path, &format!("https://{address}:{api_port}"), name)?;
         Ok(path)
     }
 
     fn etcd(&self) -> Result<Command, Error> {
-        let Place { etcd_port, peer_port, .. } = &self.place;
+        let ListenAddrs { etcd_port, peer_port, .. } = &self.addrs;
         let client = format!("http://127.0.0.1:{etcd_port}");
         let peer = format!("http://127.0.0.1:{peer_port}");
         let mut command = self.inside(programs::control_plane("etcd")?);
@@ -272,7 +272,7 @@ impl ControlPlane {
     }
 
     fn api_server(&self) -> Result<Command, Error> {
-        let Place { address, api_port, etcd_port, namespace, .. } = &self.place;
+        let ListenAddrs { address, api_port, etcd_port, namespace, .. } = &self.addrs;
         let file =
             |flag: &str, name: &str| format!("--{flag}={}", self.authority.path(name).display());
         let mut command = self.inside(programs::control_plane("kube-apiserver")?);
@@ -333,17 +333,17 @@ impl ControlPlane {
     }
 
     fn inside(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        programs::inside(self.place.namespace.as_deref(), program)
+        programs::inside(self.addrs.namespace.as_deref(), program)
     }
 }
 
-fn issue_all(authority: &Authority, place: &Place) -> Result<(), Error> {
+fn issue_certificates(authority: &Authority, addrs: &ListenAddrs) -> Result<(), Error> {
     let mut names: Vec<_> = ["", ".default", ".default.svc", ".default.svc.cluster.local"]
         .map(|suffix| format!("DNS:kubernetes{suffix}"))
         .into();
     names.push("DNS:localhost".to_string());
-    names.extend(["127.0.0.1", API_SERVICE, &place.address].map(|address| format!("IP:{address}")));
-    authority.issue("apiserver", "/CN=kube-apiserver", Use::Server, &names)?;
+    names.extend(["127.0.0.1", API_SERVICE, &addrs.address].map(|address| format!("IP:{address}")));
+    authority.issue("apiserver", "/CN=kube-apiserver", KeyUsage::Server, &names)?;
     for (name, subject) in [
         ("admin", "/O=system:masters/CN=admin"),
         ("kubelet-client", "/O=system:masters/CN=kube-apiserver-kubelet-client"),
@@ -352,7 +352,7 @@ fn issue_all(authority: &Authority, place: &Place) -> Result<(), Error> {
         ("kube-proxy", "/CN=system:kube-proxy"),
         ("coredns", "/O=system:masters/CN=coredns"),
     ] {
-        authority.issue(name, subject, Use::Client, &[])?;
+        authority.issue(name, subject, KeyUsage::Client, &[])?;
     }
     Ok(())
 }

@@ -49,7 +49,7 @@ pub enum Error {
 
     /// A server exited unexpectedly.
     #[error("{name} exited unexpectedly ({status}); last lines of {}:\n{tail}", .log.display())]
-    Ended {
+    ServerExited {
         /// Name of the server.
         name: String,
         /// Exit status.
@@ -62,7 +62,7 @@ pub enum Error {
 
     /// A condition was not met in time.
     #[error("timed out after {seconds} s waiting until {what}; last observed: {seen}")]
-    Deadline {
+    Timeout {
         /// Awaited condition.
         what: String,
         /// Timeout in seconds.
@@ -88,19 +88,19 @@ impl std::fmt::Debug for Error {
 }
 
 /// Adds the file or program to an I/O error.
-pub(crate) trait At<T> {
+pub(crate) trait WithPath<T> {
     /// Adds `path` to the error.
-    fn at(self, path: impl AsRef<Path>) -> Result<T, Error>;
+    fn with_path(self, path: impl AsRef<Path>) -> Result<T, Error>;
 }
 
-impl<T> At<T> for std::io::Result<T> {
-    fn at(self, path: impl AsRef<Path>) -> Result<T, Error> {
+impl<T> WithPath<T> for std::io::Result<T> {
+    fn with_path(self, path: impl AsRef<Path>) -> Result<T, Error> {
         self.map_err(|source| Error::Io { path: path.as_ref().to_path_buf(), source })
     }
 }
 
 /// Formats a command for messages, as a user would type it.
-pub(crate) fn spoken(command: &Command) -> String {
+pub(crate) fn command_line(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
@@ -111,18 +111,18 @@ pub(crate) fn spoken(command: &Command) -> String {
 ///
 /// [`Error::Failed`] if it exits with a nonzero code, [`Error::Io`] if it cannot be started.
 pub(crate) fn run(command: &mut Command) -> Result<String, Error> {
-    let output = command.output().at(command.get_program())?;
-    done(command, output)
+    let output = command.output().with_path(command.get_program())?;
+    stdout_of(command, output)
 }
 
 /// Returns the standard output of a finished command.
-pub(crate) fn done(command: &Command, output: Output) -> Result<String, Error> {
+pub(crate) fn stdout_of(command: &Command, output: Output) -> Result<String, Error> {
     let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
     if output.status.success() {
         return Ok(stdout);
     }
     Err(Error::Failed {
-        command: spoken(command),
+        command: command_line(command),
         status: output.status,
         stdout,
         stderr: String::from_utf8_lossy(&output.stderr).into_owned(),

@@ -22,39 +22,39 @@ mod client;
 mod cluster;
 mod control_plane;
 mod error;
-mod left_out;
 mod network;
 mod node;
 mod ports;
 mod programs;
 mod s3;
 mod servers;
+mod skipped;
 
 pub use audit::Request;
 pub use client::{Client, wait_until};
 pub use cluster::Cluster;
 pub use control_plane::{ControlPlane, Options};
 pub use error::Error;
-pub use left_out::{has_root, leave_out};
 pub use ports::free_ports;
 pub use s3::S3;
+pub use skipped::{has_root, record_skip};
 
 /// Returns whether tests that need a cluster run. With `STOKER_TEST_CLUSTER=off`, records the
 /// calling test as skipped. Such a test is never skipped otherwise: it fails if the cluster cannot
 /// be started.
 #[track_caller]
-pub fn wanted() -> bool {
+pub fn clusters_enabled() -> bool {
     let is_off = std::env::var("STOKER_TEST_CLUSTER").is_ok_and(|value| value == "off");
     if is_off {
-        leave_out("STOKER_TEST_CLUSTER=off");
+        record_skip("STOKER_TEST_CLUSTER=off");
     }
     !is_off
 }
 
-/// Same as [`wanted`], for tests with two nodes, which also need root.
+/// Same as [`clusters_enabled`], for tests with two nodes, which also need root.
 #[track_caller]
-pub fn nodes_wanted() -> bool {
-    wanted() && has_root("network namespaces and containers")
+pub fn nodes_enabled() -> bool {
+    clusters_enabled() && has_root("network namespaces and containers")
 }
 
 /// Whether clusters outlive their tests, for inspection.

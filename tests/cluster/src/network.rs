@@ -10,7 +10,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::error::{At, Error, run};
+use crate::error::{Error, WithPath, run};
 use crate::programs::inside;
 
 /// Network namespace of the control plane.
@@ -38,11 +38,11 @@ pub(crate) fn pods_of(node: usize) -> String {
 }
 
 /// Creates the control plane's namespace and bridge, after listing all namespaces in `folder`.
-pub(crate) fn make_plane(folder: &Path, nodes: &[usize]) -> Result<(), Error> {
+pub(crate) fn create_control_plane_network(folder: &Path, nodes: &[usize]) -> Result<(), Error> {
     let names = nodes.iter().map(|node| node_namespace(*node));
     let names: Vec<_> = std::iter::once(PLANE.to_string()).chain(names).collect();
     let path = folder.join("namespaces");
-    std::fs::write(&path, names.join("\n") + "\n").at(&path)?;
+    std::fs::write(&path, names.join("\n") + "\n").with_path(&path)?;
     run(Command::new("ip").args(["netns", "add", PLANE]))?;
     ip(PLANE, "link set lo up")?;
     ip(PLANE, "link add bridge type bridge")?;
@@ -52,7 +52,7 @@ pub(crate) fn make_plane(folder: &Path, nodes: &[usize]) -> Result<(), Error> {
 }
 
 /// Creates a node's namespace on the bridge, with routes to its pods and to those of its peers.
-pub(crate) fn make_node(node: usize, nodes: &[usize]) -> Result<(), Error> {
+pub(crate) fn create_node_network(node: usize, nodes: &[usize]) -> Result<(), Error> {
     let name = node_namespace(node);
     run(Command::new("ip").args(["netns", "add", &name]))?;
     ip(PLANE, &format!("link add to-{node} type veth peer name eth0 netns {name}"))?;
@@ -112,7 +112,7 @@ fn sysctl(namespace: &str, name: &str) -> Result<(), Error> {
 /// Returns two commands that forward connections through a Unix socket. The first listens at an
 /// address in one namespace and connects to the socket. The second listens at the socket and
 /// connects to an address in another namespace. A namespace of `None` is the host's.
-pub(crate) fn way(
+pub(crate) fn forwarder_commands(
     socket: &Path,
     (from, listen): (Option<&str>, (&str, u16)),
     (to, connect): (Option<&str>, (&str, u16)),

@@ -1,22 +1,23 @@
 //! A node with a separate kubelet, containerd and kube-proxy, in separate network and mount
 //! namespaces and with a separate root in every cgroup hierarchy.
 
+mod config;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::json;
 
-use crate::certificates::Use;
-use crate::error::{At, Error, run};
-use crate::network::{PLANE_ADDRESS, PODS, node_address, node_namespace, pods_of};
+use crate::certificates::KeyUsage;
+use crate::error::{Error, WithPath, run};
+use crate::network::{PODS, node_address, node_namespace};
 use crate::{ControlPlane, programs, wait_until};
 
 const READY_SECONDS: u64 = 180;
 
 /// Folders of the node, and the paths at which the node sees them. These are fixed paths (device
 /// plugins), and paths where two kubelets would interfere (each removes logs of unknown pods).
-const PRIVATE: [(&str, &str); 4] = [
+const NODE_FOLDERS: [(&str, &str); 4] = [
     ("kubelet", "/var/lib/kubelet"),
     ("log", "/var/log"),
     ("cni-state", "/var/lib/cni"),
@@ -67,14 +68,14 @@ impl Node {
     pub(crate) fn prepare(&self, plane: &ControlPlane) -> Result<(), Error> {
         for name in ["kubelet/device-plugins", "cni", "containerd", "run"] {
             let path = self.folder.join(name);
-            std::fs::create_dir_all(&path).at(&path)?;
+            std::fs::create_dir_all(&path).with_path(&path)?;
         }
         let name = self.name();
         let names = [format!("DNS:{name}"), format!("IP:{}", node_address(self.number))];
         let subject = format!("/O=system:nodes/CN=system:node:{name}");
         let authority = plane.authority();
-        authority.issue(&name, &subject, Use::Client, &[])?;
-        authority.issue(&format!("{name}-serving"), &subject, Use::Server, &names)?;
+        authority.issue(&name, &subject, KeyUsage::Client, &[])?;
+        authority.issue(&format!("{name}-serving"), &subject, KeyUsage::Server, &names)?;
         self.write("resolv.conf", "search .\n")?;
         self.write("cni/10-pods.conflist", &self.cni().to_string())?;
         self.write("containerd.toml", &self.containerd_config())?;
@@ -85,18 +86,18 @@ impl Node {
 
     fn write(&self, name: &str, text: &str) -> Result<(), Error> {
         let path = self.folder.join(name);
-        std::fs::write(&path, text).at(&path)
+        std::fs::write(&path, text).with_path(&path)
     }
 
     fn make_cgroups(&self) -> Result<(), Error> {
         for hierarchy in hierarchies() {
             let path = hierarchy.join(self.cgroup());
-            std::fs::create_dir_all(&path).at(&path)?;
+            std::fs::create_dir_all(&path).with_path(&path)?;
             // A new cpuset of cgroup version 1 has no CPUs and accepts no processes.
             for name in ["cpuset.cpus", "cpuset.mems"] {
                 if let Ok(all) = std::fs::read_to_string(hierarchy.join(name)) {
                     let path = path.join(name);
-                    std::fs::write(&path, all.trim()).at(&path)?;
+                    std::fs::write(&path, all.trim()).with_path(&path)?;
                 }
             }
         }
@@ -108,123 +109,30 @@ impl Node {
         hierarchies().into_iter().map(|root| root.join(self.cgroup())).collect()
     }
 
-    /// Creates the mount namespace, in which [`PRIVATE`] paths are the node's folders.
+    /// Creates the mount namespace, in which [`NODE_FOLDERS`] paths are the node's folders.
     fn make_mount_namespace(&self) -> Result<(), Error> {
         let handle = self.mount_namespace();
         let folder = self.folder.join("mount");
-        std::fs::create_dir_all(&folder).at(&folder)?;
+        std::fs::create_dir_all(&folder).with_path(&folder)?;
         // A mount namespace can be bound only to a file on a private mount.
         run(Command::new("mount").arg("--bind").args([&folder, &folder]))?;
         run(Command::new("mount").arg("--make-private").arg(&folder))?;
-        std::fs::write(&handle, "").at(&handle)?;
+        std::fs::write(&handle, "").with_path(&handle)?;
         let mut command = Command::new("unshare");
         command.arg(format!("--mount={}", handle.display())).arg("--propagation=private");
         let script = r#"while [ $# -gt 0 ]; do mount --bind "$1" "$2"; shift 2; done"#;
         command.args(["sh", "-ec", script, "sh"]);
-        for (own, seen) in PRIVATE {
-            let own = self.folder.join(own);
-            std::fs::create_dir_all(&own).at(&own)?;
-            std::fs::create_dir_all(seen).at(seen)?;
-            command.args([own.as_path(), Path::new(seen)]);
+        for (source, target) in NODE_FOLDERS {
+            let source = self.folder.join(source);
+            std::fs::create_dir_all(&source).with_path(&source)?;
+            std::fs::create_dir_all(target).with_path(target)?;
+            command.args([source.as_path(), Path::new(target)]);
         }
         run(&mut command).map(drop)
     }
 
     fn mount_namespace(&self) -> PathBuf {
         self.folder.join("mount/namespace")
-    }
-
-    fn cni(&self) -> serde_json::Value {
-        json!({
-            "cniVersion": "0.4.0",
-            "name": "pods",
-            "plugins": [
-                {
-                    "type": "bridge",
-                    "bridge": "pods",
-                    "isGateway": true,
-                    "ipMasq": false,
-                    "hairpinMode": true,
-                    "ipam": {
-                        "type": "host-local",
-                        "dataDir": self.folder.join("cni/addresses"),
-                        "ranges": [[{ "subnet": pods_of(self.number) }]],
-                        "routes": [{ "dst": "0.0.0.0/0" }],
-                    },
-                },
-                { "type": "portmap", "capabilities": { "portMappings": true } },
-            ],
-        })
-    }
-
-    fn containerd_config(&self) -> String {
-        let folder = self.folder.display();
-        let socket = self.socket();
-        let socket = socket.display();
-        let plugins = programs::CNI_PLUGINS;
-        format!(
-            r#"version = 2
-root = "{folder}/containerd"
-state = "{folder}/run"
-[grpc]
-  address = "{socket}"
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "localhost/pause:1"
-  disable_apparmor = true
-  # Without CAP_SYS_RESOURCE, no process may get a lower OOM score than its parent.
-  restrict_oom_score_adj = true
-  disable_hugetlb_controller = true
-  tolerate_missing_hugetlb_controller = true
-  netns_mounts_under_state_dir = true
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "{plugins}"
-    conf_dir = "{folder}/cni"
-  [plugins."io.containerd.grpc.v1.cri".containerd]
-    snapshotter = "overlayfs"
-    default_runtime_name = "runc"
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-      runtime_type = "io.containerd.runc.v2"
-      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-        SystemdCgroup = false
-"#
-        )
-    }
-
-    fn kubelet_config(&self, plane: &ControlPlane) -> serde_json::Value {
-        let pki = |name: &str| plane.authority().path(name);
-        let name = self.name();
-        json!({
-            "apiVersion": "kubelet.config.k8s.io/v1beta1",
-            "kind": "KubeletConfiguration",
-            "address": node_address(self.number),
-            "authentication": {
-                "anonymous": { "enabled": false },
-                "webhook": { "enabled": true },
-                "x509": { "clientCAFile": pki("ca.crt") },
-            },
-            "authorization": { "mode": "Webhook" },
-            "tlsCertFile": pki(&format!("{name}-serving.crt")),
-            "tlsPrivateKeyFile": pki(&format!("{name}-serving.key")),
-            "cgroupDriver": "cgroupfs",
-            "cgroupRoot": format!("/{}", self.cgroup()),
-            "failSwapOn": false,
-            "failCgroupV1": false,
-            "containerRuntimeEndpoint": format!("unix://{}", self.socket().display()),
-            "clusterDNS": [PLANE_ADDRESS],
-            "clusterDomain": "cluster.local",
-            "resolvConf": self.folder.join("resolv.conf"),
-            // Never evict or delete images for disk space: there is no registry to pull them from.
-            "evictionHard": {
-                "memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%",
-            },
-            "imageGCHighThresholdPercent": 100,
-            "imageGCLowThresholdPercent": 99,
-            // With the controllers' grace period of 10 s, a dead node is detected within seconds.
-            "nodeStatusUpdateFrequency": "2s",
-            "nodeLeaseDurationSeconds": 8,
-            "syncFrequency": "10s",
-            "volumePluginDir": self.folder.join("volume-plugins"),
-        })
     }
 
     /// Starts containerd, imports images, and starts the kubelet and kube-proxy.

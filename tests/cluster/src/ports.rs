@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::error::{At, Error};
+use crate::error::{Error, WithPath};
 
 /// Below the ephemeral range of Linux (32768 to 60999 by default), so that a restarted server finds
 /// its port still free.
@@ -30,7 +30,7 @@ pub fn free_ports<const N: usize>() -> Result<[u16; N], Error> {
             ports.iter().map(|port| TcpListener::bind(("127.0.0.1", *port))).collect();
         match held {
             Ok(_) => return Ok(ports),
-            Err(error) => last = Err(error).at(format!("127.0.0.1:{}", ports[0])),
+            Err(error) => last = Err(error).with_path(format!("127.0.0.1:{}", ports[0])),
         }
     }
     last

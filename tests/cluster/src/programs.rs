@@ -14,7 +14,7 @@ const FOLDER: &str = "tools/cluster-1.36.3-1";
 pub(crate) const CNI_PLUGINS: &str = "/usr/lib/cni";
 
 /// Debian programs that nodes need, besides the CNI plugins.
-const OF_NODES: [&str; 9] =
+const NODE_PROGRAMS: [&str; 9] =
     ["containerd", "ctr", "runc", "iptables", "conntrack", "socat", "ip", "nsenter", "unshare"];
 
 fn variable(name: &str) -> Option<PathBuf> {
@@ -71,7 +71,7 @@ pub(crate) fn weed() -> Result<PathBuf, Error> {
 }
 
 /// Checks that a program is in `PATH`.
-pub(crate) fn need(name: &str) -> Result<(), Error> {
+pub(crate) fn require(name: &str) -> Result<(), Error> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     if std::env::split_paths(&path).any(|folder| folder.join(name).exists()) {
         return Ok(());
@@ -84,11 +84,11 @@ pub(crate) fn need(name: &str) -> Result<(), Error> {
 /// # Errors
 ///
 /// [`Error::Missing`] with the first missing item.
-pub(crate) fn need_nodes() -> Result<(), Error> {
+pub(crate) fn require_node_programs() -> Result<(), Error> {
     if !rustix::process::geteuid().is_root() {
         return Err(missing("root, for network namespaces and containers", "run as root"));
     }
-    OF_NODES.iter().try_for_each(|name| need(name))?;
+    NODE_PROGRAMS.iter().try_for_each(|name| require(name))?;
     if !Path::new(CNI_PLUGINS).join("bridge").exists() {
         let what = format!("the CNI plugins in {CNI_PLUGINS}");
         return Err(missing(what, "run scripts/fetch-cluster as root"));

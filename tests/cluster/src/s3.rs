@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::error::{At, Error, spoken};
+use crate::error::{Error, WithPath, command_line};
 use crate::network::{PLANE, PLANE_ADDRESS};
 use crate::{ControlPlane, programs, wait_until};
 
@@ -44,9 +44,9 @@ impl S3 {
     /// Starts the server, and creates the bucket unless it exists from an earlier run.
     pub(crate) fn start(&self, plane: &ControlPlane) -> Result<(), Error> {
         let folder = plane.folder().join("s3");
-        std::fs::create_dir_all(&folder).at(&folder)?;
+        std::fs::create_dir_all(&folder).with_path(&folder)?;
         let config = folder.join("s3.json");
-        std::fs::write(&config, self.identities()).at(&config)?;
+        std::fs::write(&config, self.identities()).with_path(&config)?;
         let mut weed = programs::inside(Some(PLANE), programs::weed()?);
         weed.args(["server", "-s3", "-filer", "-volume.max=20", "-ip.bind=0.0.0.0"]);
         // The server waits this long for peers, and it has none.
@@ -108,7 +108,7 @@ impl S3 {
         if has(" hdd(") && has(&self.bucket) {
             Ok(())
         } else {
-            Err(format!("{}: {listing}", spoken(&shell)))
+            Err(format!("{}: {listing}", command_line(&shell)))
         }
     }
 }

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, SystemTime};
 
-use crate::error::{At, Error};
+use crate::error::{Error, WithPath};
 use crate::programs;
 
-const REAP: &str = include_str!("reap.sh");
+const REAPER_SCRIPT: &str = include_str!("reap.sh");
 
 /// Number of log lines in error messages.
 const TAIL_LINES: usize = 15;
@@ -32,7 +32,8 @@ pub(crate) struct Servers {
     folder: PathBuf,
     running: BTreeMap<String, Child>,
     reaper: Child,
-    hold: Option<ChildStdin>,
+    /// Standard input of the reaper, which cleans up when it is closed.
+    reaper_stdin: Option<ChildStdin>,
 }
 
 impl Servers {
@@ -40,34 +41,35 @@ impl Servers {
     pub(crate) fn in_new_folder(keep: bool) -> Result<Self, Error> {
         sweep_old();
         let temporary = std::env::temp_dir();
-        let folder = tempfile::Builder::new().prefix(PLANE_PREFIX).tempdir().at(temporary)?.keep();
-        Self::hold(folder.clone(), &folder.join("lock"), keep)
+        let folder =
+            tempfile::Builder::new().prefix(PLANE_PREFIX).tempdir().with_path(temporary)?.keep();
+        Self::start_reaper(folder.clone(), &folder.join("lock"), keep)
     }
 
     /// Uses the folder of the machine's only cluster with nodes, once no other process holds it.
-    pub(crate) fn in_only_folder(keep: bool) -> Result<Self, Error> {
+    pub(crate) fn in_nodes_folder(keep: bool) -> Result<Self, Error> {
         let folder = PathBuf::from(NODES_FOLDER);
-        Self::hold(folder, Path::new(&format!("{NODES_FOLDER}.lock")), keep)
+        Self::start_reaper(folder, Path::new(&format!("{NODES_FOLDER}.lock")), keep)
     }
 
-    fn hold(folder: PathBuf, lock: &Path, keep: bool) -> Result<Self, Error> {
-        programs::need("flock")?;
+    fn start_reaper(folder: PathBuf, lock: &Path, keep: bool) -> Result<Self, Error> {
+        programs::require("flock")?;
         let mut reaper = reaper(&folder, lock, "hold", keep)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .at("bash")?;
+            .with_path("bash")?;
         let mut words = BufReader::new(reaper.stdout.take().expect("it is piped")).lines();
         loop {
-            match words.next().transpose().at("bash")?.as_deref() {
+            match words.next().transpose().with_path("bash")?.as_deref() {
                 Some("ready") => break,
                 Some("waiting") => eprintln!("waiting for the cluster of another process"),
                 Some("kept") => return Err(Error::Kept { folder }),
                 _ => return Err(Error::Busy { lock: lock.to_path_buf() }),
             }
         }
-        let hold = reaper.stdin.take();
-        Ok(Self { folder, running: BTreeMap::new(), reaper, hold })
+        let reaper_stdin = reaper.stdin.take();
+        Ok(Self { folder, running: BTreeMap::new(), reaper, reaper_stdin })
     }
 
     /// Folder of the cluster.
@@ -79,8 +81,8 @@ impl Servers {
     /// identifies the process.
     pub(crate) fn start(&mut self, name: &str, mut command: Command) -> Result<(), Error> {
         let log = self.log(name);
-        let out = std::fs::File::options().create(true).append(true).open(&log).at(&log)?;
-        let err = out.try_clone().at(&log)?;
+        let out = std::fs::File::options().create(true).append(true).open(&log).with_path(&log)?;
+        let err = out.try_clone().with_path(&log)?;
         let child = command
             .stdin(Stdio::null())
             .stdout(out)
@@ -89,9 +91,9 @@ impl Servers {
             // Ctrl-C is for the tests. The servers end with the tests.
             .process_group(0)
             .spawn()
-            .at(command.get_program())?;
+            .with_path(command.get_program())?;
         let path = self.folder.join("pids").join(name);
-        std::fs::write(&path, format!("{}\n", child.id())).at(&path)?;
+        std::fs::write(&path, format!("{}\n", child.id())).with_path(&path)?;
         self.running.insert(name.to_string(), child);
         Ok(())
     }
@@ -107,14 +109,14 @@ impl Servers {
         let Some(child) = self.running.get_mut(name) else {
             return Ok(());
         };
-        let Some(status) = child.try_wait().at(name)? else {
+        let Some(status) = child.try_wait().with_path(name)? else {
             return Ok(());
         };
         let text = std::fs::read(&log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
         let lines: Vec<_> = text.lines().rev().take(TAIL_LINES).collect();
         let tail = lines.into_iter().rev().collect::<Vec<_>>().join("\n");
-        Err(Error::Ended { name: name.to_string(), status, log, tail })
+        Err(Error::ServerExited { name: name.to_string(), status, log, tail })
     }
 
     /// Runs [`check`](Self::check) for all servers.
@@ -140,7 +142,7 @@ impl Servers {
 
 impl Drop for Servers {
     fn drop(&mut self) {
-        drop(self.hold.take());
+        drop(self.reaper_stdin.take());
         let _ = self.reaper.wait();
         for child in self.running.values_mut() {
             // Kept servers continue to run. Wait for killed ones, so that their memory is released.
@@ -151,7 +153,7 @@ impl Drop for Servers {
 
 fn reaper(folder: &Path, lock: &Path, mode: &str, keep: bool) -> Command {
     let mut command = Command::new("bash");
-    command.args(["-c", REAP, "reap"]).args([folder, lock]);
+    command.args(["-c", REAPER_SCRIPT, "reap"]).args([folder, lock]);
     command.args([mode, if keep { "1" } else { "0" }]);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
     command

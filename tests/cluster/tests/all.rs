@@ -1,4 +1,4 @@
-//! The test cluster does what tests rely on.
+//! Tests of the test cluster itself.
 
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 

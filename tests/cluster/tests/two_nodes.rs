@@ -1,13 +1,14 @@
-//! The level with nodes. One test: there is one such cluster on a machine, and it takes 15 s.
+//! Test of the cluster with nodes. A single test, because only one such cluster can run on a
+//! machine, and its start takes 15 s.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use stoker_test_cluster::{Cluster, nodes_wanted, wait_until};
+use stoker_test_cluster::{Cluster, nodes_enabled, wait_until};
 
-/// A pod of the test image that runs a shell script, as strictly confined as trials are.
+/// Returns a pod of the test image that runs a shell script, with the security context of trials.
 fn pod(name: &str, node: &str, script: &str) -> Value {
     json!({
         "apiVersion": "v1",
@@ -44,12 +45,12 @@ fn pod(name: &str, node: &str, script: &str) -> Value {
     })
 }
 
-fn wait_phase(cluster: &Cluster, name: &str, phase: &str) {
+fn wait_for_phase(cluster: &Cluster, name: &str, phase: &str) {
     wait_until(&format!("{name} is {phase}"), 60, || {
-        let found = cluster.get(&["pod", name]).map_err(|it| it.to_string())?;
-        let seen = found["status"]["phase"].as_str().unwrap_or_default();
+        let pod = cluster.get(&["pod", name]).map_err(|error| error.to_string())?;
+        let seen = pod["status"]["phase"].as_str().unwrap_or_default();
         assert!(seen == phase || seen != "Failed", "{name} failed: {}", logs(cluster, name));
-        if seen == phase { Ok(()) } else { Err(found["status"].to_string()) }
+        if seen == phase { Ok(()) } else { Err(pod["status"].to_string()) }
     })
     .unwrap();
 }
@@ -58,37 +59,37 @@ fn logs(cluster: &Cluster, name: &str) -> String {
     cluster.kubectl(&["logs", name]).unwrap_or_else(|error| error.to_string())
 }
 
-/// Runs a pod to its good end and gives its log.
+/// Runs a pod until it has succeeded, and returns its log.
 fn run(cluster: &Cluster, pod: &Value) -> String {
     let name = pod["metadata"]["name"].as_str().unwrap();
     cluster.apply(&pod.to_string()).unwrap();
-    wait_phase(cluster, name, "Succeeded");
+    wait_for_phase(cluster, name, "Succeeded");
     logs(cluster, name)
 }
 
 #[test]
-fn two_nodes_do_what_a_cluster_does() {
-    if !nodes_wanted() {
+fn two_node_cluster_works() {
+    if !nodes_enabled() {
         return;
     }
-    let begun = Instant::now();
+    let start = Instant::now();
     let cluster = Cluster::two_nodes().unwrap();
-    println!("two nodes ready in {:?}", begun.elapsed());
+    println!("two nodes ready in {:?}", start.elapsed());
     for (name, part) in [
         ("names", pods_find_each_other_by_name as fn(&Cluster)),
-        ("s3", objects_go_to_s3_and_come_back),
-        ("ways", ways_lead_in_and_out),
-        ("gpus", gpus_are_handed_out),
-        ("node", a_node_dies_and_comes_back),
+        ("s3", objects_are_stored_in_s3),
+        ("ports", ports_are_forwarded_and_exposed),
+        ("gpus", gpus_are_allocated),
+        ("node", killed_node_restarts),
     ] {
-        let begun = Instant::now();
+        let start = Instant::now();
         part(&cluster);
-        println!("{name}: {:?}", begun.elapsed());
+        println!("{name}: {:?}", start.elapsed());
     }
     let folder = cluster.folder().to_path_buf();
-    let begun = Instant::now();
+    let start = Instant::now();
     drop(cluster);
-    println!("all ended in {:?}", begun.elapsed());
+    println!("all ended in {:?}", start.elapsed());
     assert!(!folder.exists());
     assert!(!std::path::Path::new("/run/netns/stoker-cp").exists());
 }
@@ -105,30 +106,30 @@ fn pods_find_each_other_by_name(cluster: &Cluster) {
         },
     });
     cluster.apply(&service.to_string()).unwrap();
-    let begun = Instant::now();
+    let start = Instant::now();
     cluster.apply(&pod("rank-0", "node-1", "echo up; exec sleep 1000").to_string()).unwrap();
-    wait_phase(cluster, "rank-0", "Running");
-    println!("a pod runs in {:?}", begun.elapsed());
+    wait_for_phase(cluster, "rank-0", "Running");
+    println!("a pod runs in {:?}", start.elapsed());
     let address = cluster.get(&["pod", "rank-0"]).unwrap()["status"]["podIP"].clone();
 
     let script =
         "for try in $(seq 50); do getent hosts rank-0.gang && exit; sleep 0.2; done; exit 1";
     let script = script.replace("$(seq 50)", "{1..50}");
-    let begun = Instant::now();
+    let start = Instant::now();
     let found = run(cluster, &pod("rank-1", "node-2", &script));
-    println!("a pod on the other node found it in {:?}", begun.elapsed());
+    println!("a pod on the other node found it in {:?}", start.elapsed());
     assert!(found.contains(address.as_str().unwrap()), "{found}, not {address}");
     assert!(found.contains("rank-0.gang.default.svc.cluster.local"), "{found}");
 }
 
-fn objects_go_to_s3_and_come_back(cluster: &Cluster) {
+fn objects_are_stored_in_s3(cluster: &Cluster) {
     let s3 = cluster.s3();
     let script = format!(
         "key='--fail-with-body -sS --aws-sigv4 aws:amz:us-east-1:s3 --user {}:{}'
          echo carried >/tmp/object
          curl $key --upload-file /tmp/object {url}
          curl $key {url}
-         # A wrong key opens nothing.
+         # A wrong key is refused.
          ! curl --fail -sS --aws-sigv4 aws:amz:us-east-1:s3 --user a:b {url}",
         s3.access_key,
         s3.secret_key,
@@ -136,22 +137,22 @@ fn objects_go_to_s3_and_come_back(cluster: &Cluster) {
     );
     let log = run(cluster, &pod("s3", "node-2", &script));
     assert!(log.contains("carried"), "{log}");
-    // The test's own process reaches it too; without a key it is refused, by S3 and not by a proxy.
+    // The test process reaches S3 too. Without a key, S3 itself refuses the request.
     let port = s3.local_endpoint.rsplit(':').next().unwrap().parse().unwrap();
-    let answer = ask(port);
+    let answer = http_get(port);
     assert!(answer.contains("<Code>AccessDenied</Code>"), "{answer}");
 
     cluster.stop_s3();
-    assert!(ask(port).is_empty());
-    let begun = Instant::now();
+    assert!(http_get(port).is_empty());
+    let start = Instant::now();
     cluster.start_s3().unwrap();
-    println!("S3 was back after {:?}", begun.elapsed());
+    println!("S3 was back after {:?}", start.elapsed());
     let log = run(cluster, &pod("s3-again", "node-1", &script));
     assert!(log.contains("carried"), "{log}");
 }
 
 /// Returns the response of a port of 127.0.0.1 to an HTTP request.
-fn ask(port: u16) -> String {
+fn http_get(port: u16) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stream.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
     let mut answer = Vec::new();
@@ -159,7 +160,7 @@ fn ask(port: u16) -> String {
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-fn ways_lead_in_and_out(cluster: &Cluster) {
+fn ports_are_forwarded_and_exposed(cluster: &Cluster) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let server = std::thread::spawn(move || {
@@ -171,57 +172,57 @@ fn ways_lead_in_and_out(cluster: &Cluster) {
     assert_eq!(log, "from outside\n");
     server.join().unwrap();
 
-    // CoreDNS's readiness, which no address outside of the cluster's network shows.
+    // CoreDNS reports its readiness only inside the cluster's network.
     let local = cluster.forward("172.30.0.1", 8053).unwrap();
-    assert!(ask(local).contains("HTTP/1."), "port {local}");
+    assert!(http_get(local).contains("HTTP/1."), "port {local}");
 }
 
-fn gpus_are_handed_out(cluster: &Cluster) {
+fn gpus_are_allocated(cluster: &Cluster) {
     cluster.gpus(1, 4).unwrap();
-    cluster.set_sick(1, &["gpu-0", "gpu-2"]).unwrap();
-    let wanting = |name: &str, count: usize| {
+    cluster.set_unhealthy_gpus(1, &["gpu-0", "gpu-2"]).unwrap();
+    let gpu_pod = |name: &str, count: usize| {
         let mut pod = pod(name, "", "echo $NVIDIA_VISIBLE_DEVICES");
         pod["spec"]["containers"][0]["resources"] =
             json!({ "limits": { "nvidia.com/gpu": count } });
         pod
     };
-    assert_eq!(run(cluster, &wanting("two-gpus", 2)), "gpu-1,gpu-3\n");
-    cluster.apply(&wanting("three-gpus", 3).to_string()).unwrap();
-    wait_until("three healthy GPUs are not to be had", 30, || {
-        let pod = cluster.get(&["pod", "three-gpus"]).map_err(|it| it.to_string())?;
+    assert_eq!(run(cluster, &gpu_pod("two-gpus", 2)), "gpu-1,gpu-3\n");
+    cluster.apply(&gpu_pod("three-gpus", 3).to_string()).unwrap();
+    wait_until("the pod for three GPUs is unschedulable", 30, || {
+        let pod = cluster.get(&["pod", "three-gpus"]).map_err(|error| error.to_string())?;
         let seen = pod["status"]["conditions"].to_string();
         if seen.contains("Insufficient nvidia.com/gpu") { Ok(()) } else { Err(seen) }
     })
     .unwrap();
-    cluster.set_sick(1, &[]).unwrap();
-    wait_phase(cluster, "three-gpus", "Succeeded");
+    cluster.set_unhealthy_gpus(1, &[]).unwrap();
+    wait_for_phase(cluster, "three-gpus", "Succeeded");
 }
 
-fn a_node_dies_and_comes_back(cluster: &Cluster) {
+fn killed_node_restarts(cluster: &Cluster) {
     cluster.gpus(2, 1).unwrap();
     cluster.apply(&pod("victim", "node-2", "exec sleep 1000").to_string()).unwrap();
-    wait_phase(cluster, "victim", "Running");
-    let begun = Instant::now();
+    wait_for_phase(cluster, "victim", "Running");
+    let start = Instant::now();
     cluster.kill_node(2).unwrap();
-    println!("a node died in {:?}", begun.elapsed());
+    println!("killed the node in {:?}", start.elapsed());
     wait_until("the node is Unknown", 60, || {
-        let node = cluster.get(&["node", "node-2"]).map_err(|it| it.to_string())?;
+        let node = cluster.get(&["node", "node-2"]).map_err(|error| error.to_string())?;
         let seen = node["status"]["conditions"].to_string();
         if seen.contains(r#""status":"Unknown""#) { Ok(()) } else { Err(seen) }
     })
     .unwrap();
-    println!("the control plane knew after {:?}", begun.elapsed());
-    wait_until("the pod is to be evicted", 60, || {
-        let pod = cluster.get(&["pod", "victim"]).map_err(|it| it.to_string())?;
+    println!("the control plane detected it after {:?}", start.elapsed());
+    wait_until("the pod is being evicted", 60, || {
+        let pod = cluster.get(&["pod", "victim"]).map_err(|error| error.to_string())?;
         let deleted = pod["metadata"]["deletionTimestamp"].is_string();
         if deleted { Ok(()) } else { Err(pod["status"].to_string()) }
     })
     .unwrap();
-    println!("its pod was evicted after {:?}", begun.elapsed());
+    println!("its pod was evicted after {:?}", start.elapsed());
 
-    let begun = Instant::now();
-    cluster.revive_node(2).unwrap();
-    println!("the node was back after {:?}", begun.elapsed());
+    let start = Instant::now();
+    cluster.restart_node(2).unwrap();
+    println!("the node was back after {:?}", start.elapsed());
     wait_until("the evicted pod is gone", 60, || match cluster.get(&["pod", "victim"]) {
         Ok(pod) => Err(pod["status"].to_string()),
         Err(error) if error.to_string().contains("NotFound") => Ok(()),

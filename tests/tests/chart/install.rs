@@ -1,7 +1,7 @@
 //! Installs, upgrades, uninstalls and reinstalls the chart with helm on a real API server.
 
 use serde_json::Value;
-use stoker_test_cluster::{ControlPlane, wanted};
+use stoker_test_cluster::{ControlPlane, clusters_enabled};
 use stoker_tests::repository;
 
 const NAMESPACE: &str = "stoker-system";
@@ -18,7 +18,7 @@ spec:
 /// Starts a cluster whose operator namespace requires pod security `restricted`. Returns `None` if
 /// cluster tests are off.
 fn cluster() -> Option<ControlPlane> {
-    if !wanted() {
+    if !clusters_enabled() {
         return None;
     }
     let cluster = ControlPlane::start().unwrap();

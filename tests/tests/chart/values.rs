@@ -1,7 +1,7 @@
 //! Values of the chart: all are documented, and unknown or invalid values are refused.
 
 use serde_json::{Value, json};
-use stoker_tests::said;
+use stoker_tests::describe_output;
 
 use super::{helm, read, run};
 
@@ -10,7 +10,7 @@ use super::{helm, read, run};
 fn check_refused(values: &str, expected: &str) {
     let Some(helm) = helm() else { return };
     let output = run(&helm, &["template", "stoker", "charts/stoker"], values);
-    let text = said(&output);
+    let text = describe_output(&output);
     assert!(!output.status.success() && text.contains(expected), "{values}: {text}");
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use stoker_tests::{cache, said};
+use stoker_tests::{cache, describe_output};
 
 /// Script that creates a container. Fails until Azurite responds.
 const CREATE: &str = include_str!("container.js");
@@ -51,7 +51,12 @@ impl Azurite {
                 return azurite;
             }
             let log = || std::fs::read_to_string(&log_path).unwrap_or_default();
-            assert!(Instant::now() < deadline, "no Azurite: {}\n{}", said(&create), log());
+            assert!(
+                Instant::now() < deadline,
+                "no Azurite: {}\n{}",
+                describe_output(&create),
+                log()
+            );
             std::thread::sleep(Duration::from_millis(200));
         }
     }

@@ -19,7 +19,7 @@ const CREATED: &str = "2024-05-01T12:00:00.000Z";
 const CREATED_HEADER: &str = "Last-Modified: Wed, 01 May 2024 12:00:00 GMT\r\n";
 
 /// The server. It runs until the process ends.
-pub(super) struct StandIn {
+pub(super) struct FakeGcs {
     pub(super) port: u16,
 }
 
@@ -67,7 +67,7 @@ impl Response {
     }
 }
 
-impl StandIn {
+impl FakeGcs {
     /// Starts a server with one bucket. A second bucket, `forbidden`, refuses every request.
     pub(super) fn start(bucket: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -93,7 +93,7 @@ fn serve(stream: &TcpStream, name: &str, bucket: &Mutex<Bucket>) -> std::io::Res
         let response = match request.bucket.as_str() {
             "forbidden" => Response::error("403 Forbidden", "AccessDenied"),
             bucket if bucket != name => Response::error("404 Not Found", "NoSuchBucket"),
-            _ => bucket.lock().unwrap().answer(&request),
+            _ => bucket.lock().unwrap().respond(&request),
         };
         let length = response.body.len();
         let mut stream = stream;
@@ -174,12 +174,12 @@ fn etag(bytes: &[u8]) -> String {
 }
 
 /// Returns the headers that describe an object.
-fn described(bytes: &[u8]) -> String {
+fn metadata_headers(bytes: &[u8]) -> String {
     format!("ETag: {}\r\nx-goog-generation: 1\r\n{CREATED_HEADER}", etag(bytes))
 }
 
 impl Bucket {
-    fn answer(&mut self, request: &Request) -> Response {
+    fn respond(&mut self, request: &Request) -> Response {
         let upload = request.query.get("uploadId");
         match (request.method.as_str(), request.object.is_empty(), upload) {
             ("GET", true, _) => self.list(request),
@@ -248,7 +248,7 @@ impl Bucket {
             return Response::error("404 Not Found", "NoSuchKey");
         };
         let Some(range) = request.headers.get("range") else {
-            return Response::new("200 OK", bytes.clone()).with(&described(bytes));
+            return Response::new("200 OK", bytes.clone()).with(&metadata_headers(bytes));
         };
         let (start, end) = range.strip_prefix("bytes=").unwrap().split_once('-').unwrap();
         let start: usize = start.parse().unwrap();
@@ -258,7 +258,7 @@ impl Bucket {
         }
         let part = bytes[start..end].to_vec();
         let range = format!("Content-Range: bytes {start}-{}/{}\r\n", end - 1, bytes.len());
-        Response::new("206 Partial Content", part).with(&described(bytes)).with(&range)
+        Response::new("206 Partial Content", part).with(&metadata_headers(bytes)).with(&range)
     }
 
     fn put(&mut self, request: &Request) -> Response {
@@ -266,7 +266,7 @@ impl Bucket {
             return Response::error("411 Length Required", "MissingContentLength");
         }
         self.objects.insert(request.object.clone(), request.body.clone());
-        Response::new("200 OK", "").with(&described(&request.body))
+        Response::new("200 OK", "").with(&metadata_headers(&request.body))
     }
 
     fn begin(&mut self, request: &Request) -> Response {

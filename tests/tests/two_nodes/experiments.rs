@@ -30,7 +30,7 @@ fn pods(cluster: &Cluster) -> Vec<(String, String)> {
 /// Also checks the recorded status, checkpoints and logs.
 #[test]
 fn a_grid_completes_during_an_upgrade() {
-    if !stoker_test_cluster::nodes_wanted() {
+    if !stoker_test_cluster::nodes_enabled() {
         return;
     }
     let (cluster, _turn) = cluster();
@@ -73,7 +73,7 @@ fn a_grid_completes_during_an_upgrade() {
 
 #[test]
 fn sent_programs_run_in_the_stock_image() {
-    if !stoker_test_cluster::nodes_wanted() {
+    if !stoker_test_cluster::nodes_enabled() {
         return;
     }
     let (cluster, _turn) = cluster();
@@ -111,7 +111,7 @@ fn sent_programs_run_in_the_stock_image() {
 /// Also covers a custom training loop on two ranks.
 #[test]
 fn test_mode_runs_all_stages_on_the_cluster() {
-    if !stoker_test_cluster::nodes_wanted() {
+    if !stoker_test_cluster::nodes_enabled() {
         return;
     }
     let (cluster, _turn) = cluster();
@@ -150,7 +150,7 @@ fn test_mode_runs_all_stages_on_the_cluster() {
 
 #[test]
 fn uninstall_keeps_definitions_and_experiments() {
-    if !stoker_test_cluster::nodes_wanted() {
+    if !stoker_test_cluster::nodes_enabled() {
         return;
     }
     let (cluster, _turn) = cluster();

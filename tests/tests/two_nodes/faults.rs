@@ -42,7 +42,7 @@ fn nodes_of(cluster: &Cluster, experiment: &str) -> Vec<String> {
 
 #[test]
 fn gangs_survive_node_loss_bit_identical() {
-    if !stoker_test_cluster::nodes_wanted() {
+    if !stoker_test_cluster::nodes_enabled() {
         return;
     }
     let (cluster, _turn) = cluster();
@@ -62,7 +62,7 @@ fn gangs_survive_node_loss_bit_identical() {
     .unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)));
     cluster.kill_node(2).unwrap();
     let hit = ended(cluster, "hit", 300);
-    cluster.revive_node(2).unwrap();
+    cluster.restart_node(2).unwrap();
     assert_eq!(hit["status"]["phase"], "Completed", "{}", state(cluster));
     let trial = get(cluster, "trial", "hit-0");
     let attempts = trial["status"]["attempts"].as_array().unwrap();
@@ -87,7 +87,7 @@ fn plain(name: &str, resources: &Value) -> Value {
 
 #[test]
 fn gangs_match_one_rank_and_survive_deleted_pods() {
-    if !stoker_test_cluster::nodes_wanted() {
+    if !stoker_test_cluster::nodes_enabled() {
         return;
     }
     let (cluster, _turn) = cluster();
@@ -150,11 +150,11 @@ fn assert_bit_identical(cluster: &Cluster, one: &str, other: &str) {
 }
 
 /// Duration of the outage: long enough for several saves to fail.
-const STORAGE_AWAY: Duration = Duration::from_secs(60);
+const STORAGE_OUTAGE: Duration = Duration::from_secs(60);
 
 #[test]
 fn trials_survive_a_store_outage_of_a_minute() {
-    if !stoker_test_cluster::nodes_wanted() {
+    if !stoker_test_cluster::nodes_enabled() {
         return;
     }
     let (cluster, _turn) = cluster();
@@ -176,7 +176,7 @@ fn trials_survive_a_store_outage_of_a_minute() {
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)));
     cluster.stop_s3();
-    std::thread::sleep(STORAGE_AWAY);
+    std::thread::sleep(STORAGE_OUTAGE);
     cluster.start_s3().unwrap();
     let dry = ended(cluster, "dry", 600);
     assert_eq!(dry["status"]["phase"], "Completed", "{}", state(cluster));

@@ -7,7 +7,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 use stoker_storage::Storage;
 use stoker_test_cluster::{Cluster, wait_until};
-use stoker_tests::{repository, said};
+use stoker_tests::{describe_output, repository};
 
 use super::{NAMESPACE, cluster, ended, get, state, stoker_on};
 
@@ -48,7 +48,7 @@ fn fetch(cluster: &Cluster, url: &str, to: &Path) {
         .env("AWS_REGION", "us-east-1")
         .output()
         .unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", describe_output(&output));
 }
 
 fn job(cluster: &Cluster, name: &str) -> Value {
@@ -89,7 +89,7 @@ fn rows(folder: &Path) -> Vec<(String, String)> {
 
 #[test]
 fn kills_neither_lose_nor_duplicate_cluster_rows() {
-    if !stoker_test_cluster::nodes_wanted() {
+    if !stoker_test_cluster::nodes_enabled() {
         return;
     }
     let (cluster, _turn) = cluster();

@@ -49,7 +49,7 @@ fn manifests(folder: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn data_and_checkpoints_can_use_a_claimed_volume() {
-    if !stoker_test_cluster::nodes_wanted() {
+    if !stoker_test_cluster::nodes_enabled() {
         return;
     }
     let (cluster, _turn) = cluster();
@@ -91,13 +91,13 @@ fn data_and_checkpoints_can_use_a_claimed_volume() {
 
 #[test]
 fn trials_wait_for_healthy_gpus() {
-    if !stoker_test_cluster::nodes_wanted() {
+    if !stoker_test_cluster::nodes_enabled() {
         return;
     }
     let (cluster, _turn) = cluster();
     cluster.gpus(1, 2).unwrap();
     cluster.gpus(2, 1).unwrap();
-    cluster.set_sick(1, &["gpu-0", "gpu-1"]).unwrap();
+    cluster.set_unhealthy_gpus(1, &["gpu-0", "gpu-1"]).unwrap();
     let change = json!({
         "resources": { "slotsPerTrial": 2, "slotsPerPod": 2, "slotResource": GPU },
         // The GPUs of the nodes are fake, so train on the CPU.
@@ -119,7 +119,7 @@ fn trials_wait_for_healthy_gpus() {
         if is_named { Ok(()) } else { Err(trial["status"].to_string()) }
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", state(cluster)));
-    cluster.set_sick(1, &[]).unwrap();
+    cluster.set_unhealthy_gpus(1, &[]).unwrap();
     let experiment = ended(cluster, "sick", 180);
     assert_eq!(experiment["status"]["phase"], "Completed", "{}", state(cluster));
     let pods = cluster.get(&["-n", NAMESPACE, "pods", "-l", "stoker.dev/experiment=sick"]).unwrap();

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use stoker_test_cluster::{Cluster, wait_until};
 
 use super::{NAMESPACE, cluster, mnist, state};
-use faults::{Fault, Kind};
+use faults::{Fault, FaultKind};
 
 /// Minutes of faults. `cargo xtask soak` sets it.
 const ENV_MINUTES: &str = "STOKER_TEST_SOAK_MINUTES";
@@ -63,7 +63,7 @@ fn random_faults_change_no_result() {
     log.print("undisturbed round has ended; faults begin");
 
     let length = Duration::from_secs_f64(minutes * 60.0);
-    let (rounds, faults) = disturb(cluster, seed, length, &log);
+    let (rounds, faults) = run_with_faults(cluster, seed, length, &log);
     for round in &rounds {
         wait_for_clean_up(cluster, round);
     }
@@ -91,14 +91,21 @@ fn random_faults_change_no_result() {
     );
     let problems = [differences, unexplained].concat();
     assert!(problems.is_empty(), "seed {seed}:\n{}", problems.join("\n"));
-    let missing: Vec<_> =
-        Kind::ALL.iter().filter(|kind| faults.iter().all(|fault| fault.kind != **kind)).collect();
+    let missing: Vec<_> = FaultKind::ALL
+        .iter()
+        .filter(|kind| faults.iter().all(|fault| fault.kind != **kind))
+        .collect();
     assert!(missing.is_empty(), "too short for these faults: {missing:?}; set more minutes");
 }
 
 /// Runs rounds of experiments under faults until the time is up. Returns the names of the rounds
 /// and the faults.
-fn disturb(cluster: &Cluster, seed: u64, length: Duration, log: &Log) -> (Vec<String>, Vec<Fault>) {
+fn run_with_faults(
+    cluster: &Cluster,
+    seed: u64,
+    length: Duration,
+    log: &Log,
+) -> (Vec<String>, Vec<Fault>) {
     let deadline = Instant::now() + length;
     let is_over = AtomicBool::new(false);
     let (rounds, faults) = std::thread::scope(|scope| {

@@ -162,14 +162,14 @@ fn manifest_is_written_after_the_metrics() {
     let metrics = SegmentWriter::new(fixture.rt.handle(), fixture.storage.clone(), segments);
     metrics.append("row\n");
     let mut checkpoints = fixture.checkpoints();
-    let request = Save { after: vec![metrics.stored()], ..save(1) };
+    let request = Save { after: vec![metrics.request_flush()], ..save(1) };
     checkpoints.begin(request, Box::new(|| Ok(parts()))).unwrap();
     let error = checkpoints.finish().unwrap_err();
     assert!(matches!(error, CheckpointError::Storage { .. }), "{error}");
     let left = fixture.rt.block_on(fixture.storage.list("t/checkpoints")).unwrap();
     assert!(left.is_empty(), "files of the failed save remain: {left:?}");
     std::fs::remove_file(fixture.folder.path().join("m")).unwrap();
-    let request = Save { after: vec![metrics.stored()], ..save(1) };
+    let request = Save { after: vec![metrics.request_flush()], ..save(1) };
     checkpoints.begin(request, Box::new(|| Ok(parts()))).unwrap();
     assert!(checkpoints.finish().unwrap().is_some());
     assert!(fixture.path("000000000001-2/manifest.json").exists());

@@ -98,7 +98,7 @@ impl Transfer<'_> {
     pub(super) fn forget(&self, files: impl Iterator<Item = String>) {
         let (place, name) = (self.place.clone(), self.name.to_owned());
         let files: Vec<String> = files.collect();
-        let storage = place.storage.clone().impatient();
+        let storage = place.storage.clone().with_few_retries();
         let forgotten = wait(self.rt, self.name, async move {
             let manifest = layout::manifest_path(&place.trial_path, &name);
             // Delete the manifest first: it exists if its write succeeded but the response was

@@ -14,14 +14,14 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::task::JoinSet;
 
 use super::tag::{Gang, Tag};
-use super::{of_experiment, pods};
+use super::{pods, pods_of_experiment};
 use crate::cluster::connect::Cluster;
-use crate::cluster::kind::Kind;
+use crate::cluster::resource::ClusterResource;
 use crate::failure::Failure;
 use crate::print;
 
 /// Interval between checks for new pods.
-const LOOK: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// Maximum number of consecutive failed checks.
 const FAILURES_MAX: u32 = 60;
 /// Maximum number of pods followed at the same time.
@@ -31,7 +31,7 @@ const LINES_MAX: usize = 1024;
 
 /// Target whose logs are followed.
 #[derive(Clone, Debug)]
-pub(super) enum Of {
+pub(super) enum LogTarget {
     /// A trial: one attempt, or with `None` the latest attempt and all later ones.
     Trial { name: String, attempt: Option<u32> },
     /// All trials of an experiment.
@@ -41,9 +41,9 @@ pub(super) enum Of {
 }
 
 /// Follows the pods of a target until the target ends.
-pub(super) struct Follow {
+pub(super) struct LogFollower {
     cluster: Cluster,
-    of: Of,
+    target: LogTarget,
     gang: Gang,
     rank: Option<u32>,
     /// First attempt whose pods are followed, once known.
@@ -54,15 +54,15 @@ pub(super) struct Follow {
     sender: Sender<(Tag, String)>,
     lines: Receiver<(Tag, String)>,
     /// Whether the warning about waiting pods was printed.
-    has_said_full: bool,
+    has_warned_about_limit: bool,
 }
 
-impl Follow {
-    pub(super) fn new(cluster: &Cluster, of: Of, gang: Gang, rank: Option<u32>) -> Self {
+impl LogFollower {
+    pub(super) fn new(cluster: &Cluster, target: LogTarget, gang: Gang, rank: Option<u32>) -> Self {
         let (sender, lines) = channel(LINES_MAX);
         Self {
             cluster: cluster.clone(),
-            of,
+            target,
             gang,
             rank,
             first: None,
@@ -70,19 +70,19 @@ impl Follow {
             streams: JoinSet::new(),
             sender,
             lines,
-            has_said_full: false,
+            has_warned_about_limit: false,
         }
     }
 
     /// Shows lines until the target has ended and all logs of its pods have been read.
     pub(super) async fn run(mut self, mut show: impl FnMut(&Tag, &str)) -> Result<(), Failure> {
-        let mut look = tokio::time::interval(LOOK);
-        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut ticks = tokio::time::interval(POLL_INTERVAL);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut num_failures = 0;
         loop {
             tokio::select! {
                 Some((tag, line)) = self.lines.recv() => show(&tag, &line),
-                _ = look.tick() => match self.look().await {
+                _ = ticks.tick() => match self.poll().await {
                     Ok(true) => break,
                     Ok(false) => num_failures = 0,
                     Err(error) if num_failures >= FAILURES_MAX || is_final(&error) => {
@@ -105,13 +105,13 @@ impl Follow {
 
     /// Starts a stream for each new pod. Returns `true` if the target has ended and no lines are
     /// left.
-    async fn look(&mut self) -> Result<bool, Failure> {
+    async fn poll(&mut self) -> Result<bool, Failure> {
         // Check this before listing: if the target has ended, the list contains all its pods.
         let is_over = self.is_over().await?;
-        let params = ListParams::default().labels(&match &self.of {
-            Of::Trial { name, .. } => format!("{LABEL_TRIAL}={name}"),
-            Of::Experiment { name } => of_experiment(name),
-            Of::Job { name } => format!("{LABEL_JOB}={name}"),
+        let params = ListParams::default().labels(&match &self.target {
+            LogTarget::Trial { name, .. } => format!("{LABEL_TRIAL}={name}"),
+            LogTarget::Experiment { name } => pods_of_experiment(name),
+            LogTarget::Job { name } => format!("{LABEL_JOB}={name}"),
         });
         while self.streams.try_join_next().is_some() {}
         let pods = self.cluster.list::<Pod>("pods", &params, false).await?;
@@ -122,7 +122,7 @@ impl Follow {
     }
 
     fn begin(&mut self, pods: Vec<Pod>) {
-        let with_trial = matches!(self.of, Of::Experiment { .. });
+        let with_trial = matches!(self.target, LogTarget::Experiment { .. });
         let tags: Vec<(Pod, Tag)> = pods
             .into_iter()
             .filter_map(|pod| Tag::of_pod(&pod, self.gang, with_trial).map(|tag| (pod, tag)))
@@ -135,11 +135,11 @@ impl Follow {
                 continue;
             }
             if self.streams.len() >= STREAMS_MAX {
-                if !self.has_said_full {
+                if !self.has_warned_about_limit {
                     print::err(format!(
                         "stoker: following {STREAMS_MAX} pods, the maximum; other pods wait"
                     ));
-                    self.has_said_full = true;
+                    self.has_warned_about_limit = true;
                 }
                 break;
             }
@@ -151,25 +151,25 @@ impl Follow {
     /// Returns the attempts to follow. For a trial without a chosen attempt, these are the latest
     /// attempt at the first check that finds pods, and all later attempts.
     fn attempts(&mut self, tags: &[(Pod, Tag)]) -> RangeInclusive<u32> {
-        match &self.of {
-            Of::Trial { attempt: Some(attempt), .. } => *attempt..=*attempt,
-            Of::Trial { attempt: None, .. } => {
+        match &self.target {
+            LogTarget::Trial { attempt: Some(attempt), .. } => *attempt..=*attempt,
+            LogTarget::Trial { attempt: None, .. } => {
                 self.first = self.first.or(tags.iter().map(|(_, tag)| tag.attempt).max());
                 self.first.unwrap_or_default()..=u32::MAX
             }
-            Of::Experiment { .. } | Of::Job { .. } => 0..=u32::MAX,
+            LogTarget::Experiment { .. } | LogTarget::Job { .. } => 0..=u32::MAX,
         }
     }
 
     /// Returns `true` if the target has ended or is deleted.
     async fn is_over(&self) -> Result<bool, Failure> {
-        match &self.of {
-            Of::Experiment { name } => self.has_ended::<Experiment>(name).await,
-            Of::Job { name } => self.has_ended::<InferenceJob>(name).await,
-            Of::Trial { name, attempt } => {
+        match &self.target {
+            LogTarget::Experiment { name } => self.has_ended::<Experiment>(name).await,
+            LogTarget::Job { name } => self.has_ended::<InferenceJob>(name).await,
+            LogTarget::Trial { name, attempt } => {
                 let target = format!("trial `{name}`");
                 let api = self.cluster.api::<Trial>();
-                let trial = self.cluster.ask(&target, api.get_opt(name)).await?;
+                let trial = self.cluster.request(&target, api.get_opt(name)).await?;
                 let Some(trial) = trial else { return Ok(true) };
                 let status = trial.status.unwrap_or_default();
                 let has_ended = |number: &u32| {
@@ -182,10 +182,10 @@ impl Follow {
     }
 }
 
-impl Follow {
-    async fn has_ended<K: Kind>(&self, name: &str) -> Result<bool, Failure> {
-        let target = format!("{} `{name}`", K::WORD);
-        let object = self.cluster.ask(&target, self.cluster.api::<K>().get_opt(name)).await?;
+impl LogFollower {
+    async fn has_ended<K: ClusterResource>(&self, name: &str) -> Result<bool, Failure> {
+        let target = format!("{} `{name}`", K::KIND_NAME);
+        let object = self.cluster.request(&target, self.cluster.api::<K>().get_opt(name)).await?;
         Ok(object.is_none_or(|object| object.phase().is_terminal()))
     }
 }

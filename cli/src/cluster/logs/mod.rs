@@ -25,17 +25,17 @@ use stoker_api::names::{LABEL_ATTEMPT, LABEL_EXPERIMENT, LABEL_JOB, LABEL_TRIAL}
 use stoker_api::trial::{Attempt, Trial};
 use stoker_storage::layout;
 
-use self::follow::{Follow, Of};
+use self::follow::{LogFollower, LogTarget};
 use self::tag::{Gang, Tag};
 use super::connect::Cluster;
-use super::kind::Kind as _;
+use super::resource::ClusterResource as _;
 use super::{experiment, storage};
 use crate::failure::Failure;
 use crate::print::{self, Output};
 
 /// Selection of a trial's lines.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Wanted {
+pub(crate) struct LogSelection {
     /// Only lines of this rank; `None` for all ranks.
     pub(crate) rank: Option<u32>,
     /// Only lines of this attempt; `None` for the latest.
@@ -48,14 +48,14 @@ pub(crate) struct Wanted {
 pub(crate) async fn trial(
     cluster: &Cluster,
     name: &str,
-    wanted: Wanted,
+    selection: LogSelection,
     options: &storage::Options,
     output: Output,
 ) -> Result<(), Failure> {
     let trial = cluster.trial(name).await?;
     let experiment = cluster.experiment(&trial.spec.experiment).await?;
     let gang = Gang::of(&experiment);
-    if let Some(rank) = wanted.rank
+    if let Some(rank) = selection.rank
         && rank >= gang.world_size
     {
         return Err(Failure::Input(format!(
@@ -63,33 +63,33 @@ pub(crate) async fn trial(
             gang.world_size
         )));
     }
-    let attempt = attempt(&trial, name, wanted)?;
+    let attempt = attempt(&trial, name, selection)?;
     let is_over = trial.status.as_ref().is_some_and(|status| status.phase.is_terminal())
-        || wanted.attempt.is_some() && attempt.is_some_and(|attempt| attempt.end.is_some());
-    if wanted.follow && !is_over {
-        let of = Of::Trial { name: name.to_owned(), attempt: wanted.attempt };
-        let show = |tag: &Tag, line: &str| tag.print(line, wanted.rank, output);
-        return Follow::new(cluster, of, gang, wanted.rank).run(show).await;
+        || selection.attempt.is_some() && attempt.is_some_and(|attempt| attempt.end.is_some());
+    if selection.follow && !is_over {
+        let target = LogTarget::Trial { name: name.to_owned(), attempt: selection.attempt };
+        let show = |tag: &Tag, line: &str| tag.print(line, selection.rank, output);
+        return LogFollower::new(cluster, target, gang, selection.rank).run(show).await;
     }
     let Some(attempt) = attempt else {
         return Err(Failure::Input(format!(
             "trial `{name}` has not started yet; use --follow to wait"
         )));
     };
-    let source = Source { cluster, experiment: &experiment, gang, options, output };
-    source.print(&trial, attempt, wanted.rank, false).await
+    let source = LogSource { cluster, experiment: &experiment, gang, options, output };
+    source.print(&trial, attempt, selection.rank, false).await
 }
 
 /// Returns the selected attempt; `None` if the trial has not started.
 fn attempt<'a>(
     trial: &'a Trial,
     name: &str,
-    wanted: Wanted,
+    selection: LogSelection,
 ) -> Result<Option<&'a Attempt>, Failure> {
     let attempts = trial.status.as_ref().map_or(&[][..], |status| status.attempts.as_slice());
-    let Some(number) = wanted.attempt else { return Ok(attempts.last()) };
+    let Some(number) = selection.attempt else { return Ok(attempts.last()) };
     match attempts.iter().find(|attempt| attempt.number == number) {
-        None if wanted.follow && attempts.is_empty() => Ok(None),
+        None if selection.follow && attempts.is_empty() => Ok(None),
         None => Err(Failure::Input(match attempts.last() {
             None => format!("trial `{name}` has not started yet"),
             Some(latest) => format!(
@@ -113,11 +113,11 @@ pub(crate) async fn experiment(
     let gang = Gang::of(&experiment);
     let is_over = experiment.status.as_ref().is_some_and(|status| status.phase.is_terminal());
     if follow && !is_over {
-        let of = Of::Experiment { name: name.to_owned() };
+        let target = LogTarget::Experiment { name: name.to_owned() };
         let show = |tag: &Tag, line: &str| tag.print(line, None, output);
-        return Follow::new(cluster, of, gang, None).run(show).await;
+        return LogFollower::new(cluster, target, gang, None).run(show).await;
     }
-    let source = Source { cluster, experiment: &experiment, gang, options, output };
+    let source = LogSource { cluster, experiment: &experiment, gang, options, output };
     let mut has_any = false;
     for (trial, _) in experiment::trials(cluster, &experiment).await? {
         let attempts = trial.status.as_ref().map_or(&[][..], |status| status.attempts.as_slice());
@@ -151,8 +151,8 @@ pub(crate) async fn job(
     }
     let show = |tag: &Tag, line: &str| tag.print(line, None, output);
     if follow && !job.phase().is_terminal() {
-        let of = Of::Job { name: name.to_owned() };
-        return Follow::new(cluster, of, gang, slot).run(show).await;
+        let target = LogTarget::Job { name: name.to_owned() };
+        return LogFollower::new(cluster, target, gang, slot).run(show).await;
     }
     let params = ListParams::default().labels(&format!("{LABEL_JOB}={name}"));
     let listed = cluster.list::<Pod>("pods", &params, false).await?;
@@ -182,7 +182,7 @@ pub(crate) async fn job(
 }
 
 /// Source of an attempt's lines.
-struct Source<'a> {
+struct LogSource<'a> {
     cluster: &'a Cluster,
     experiment: &'a Experiment,
     gang: Gang,
@@ -190,7 +190,7 @@ struct Source<'a> {
     output: Output,
 }
 
-impl Source<'_> {
+impl LogSource<'_> {
     /// Prints the current logs of an attempt: from its pods if all of them exist, else from the
     /// storage. If the storage cannot be read, prints the logs of the remaining pods.
     async fn print(
@@ -239,6 +239,6 @@ impl Source<'_> {
 }
 
 /// Returns the label selector for the pods of an experiment's trials.
-fn of_experiment(name: &str) -> String {
+fn pods_of_experiment(name: &str) -> String {
     format!("{LABEL_EXPERIMENT}={name},{LABEL_TRIAL}")
 }

@@ -1,5 +1,6 @@
 //! Logs of pods.
 
+use std::cmp::Ordering;
 use std::time::Duration;
 
 use futures::{AsyncBufRead, AsyncBufReadExt as _};
@@ -18,7 +19,7 @@ const TRAINER: &str = "trainer";
 /// Init container that downloads the program's files.
 const SETUP: &str = "setup";
 /// Wait before a pod's log is requested again.
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Kubernetes timestamp, and line. Timestamps can be compared as strings: their length is fixed.
 type Stamped = (String, String);
@@ -39,7 +40,7 @@ pub(super) async fn print(
         };
         let params = params(container, false);
         let target = format!("the log of pod `{name}`");
-        let stream = cluster.ask(&target, api.log_stream(&name, &params)).await?;
+        let stream = cluster.request(&target, api.log_stream(&name, &params)).await?;
         let mut reader = Box::pin(stream);
         if let Some(first) = next(&mut reader).await {
             open.push((first, reader, tag));
@@ -101,6 +102,47 @@ fn is_over(pod: &Pod) -> bool {
         || status.container_statuses.iter().flatten().any(has_ended)
 }
 
+/// Position in a pod's log. After a reconnect, the server repeats lines, because `sinceTime` has a
+/// resolution of seconds. The cursor distinguishes them from new lines.
+#[derive(Debug, Default)]
+struct LogCursor {
+    /// Latest timestamp of the lines that were read.
+    latest: String,
+    /// Number of lines that were read with this timestamp. Some container runtimes give all lines
+    /// of one write the same timestamp.
+    num_at_latest: usize,
+    /// Number of these lines that the connection has yet to repeat; `None` after a new line.
+    num_to_repeat: Option<usize>,
+}
+
+impl LogCursor {
+    /// Prepares for a new connection, which starts at or before `latest`.
+    fn reconnect(&mut self) {
+        self.num_to_repeat = Some(self.num_at_latest);
+    }
+
+    /// Advances by a line with this timestamp. Returns `true` if the line is new.
+    fn advance(&mut self, time: &str) -> bool {
+        if let Some(num_left) = &mut self.num_to_repeat {
+            match time.cmp(self.latest.as_str()) {
+                Ordering::Less => return false,
+                Ordering::Equal if *num_left > 0 => {
+                    *num_left -= 1;
+                    return false;
+                }
+                Ordering::Equal | Ordering::Greater => self.num_to_repeat = None,
+            }
+        }
+        match time.cmp(self.latest.as_str()) {
+            // Standard output and standard error are logged concurrently, so a line may be late.
+            Ordering::Less => {}
+            Ordering::Equal => self.num_at_latest += 1,
+            Ordering::Greater => (self.latest, self.num_at_latest) = (time.to_owned(), 1),
+        }
+        true
+    }
+}
+
 /// Sends the lines of a pod until it has ended or is deleted. After a broken connection, continues
 /// after the last line.
 pub(super) async fn follow(cluster: Cluster, pod: Pod, tag: Tag, lines: Sender<(Tag, String)>) {
@@ -108,21 +150,18 @@ pub(super) async fn follow(cluster: Cluster, pod: Pod, tag: Tag, lines: Sender<(
     let name = pod.metadata.name.clone().unwrap_or_default();
     let uid = pod.metadata.uid.clone();
     let mut pod = pod;
-    let mut last = String::new();
+    let mut cursor = LogCursor::default();
     loop {
         // Check before reading: if the pod has already ended, this pass reads the complete log.
         let was_over = is_over(&pod);
         if let Some(container) = container(&pod) {
-            // `sinceTime` has a resolution of seconds, so skip lines that were read before.
-            let params = LogParams { since_time: last.parse().ok(), ..params(container, true) };
+            let since_time = cursor.latest.parse().ok();
+            let params = LogParams { since_time, ..params(container, true) };
             if let Ok(stream) = api.log_stream(&name, &params).await {
                 let mut reader = Box::pin(stream);
+                cursor.reconnect();
                 while let Some((time, line)) = next(&mut reader).await {
-                    if time <= last {
-                        continue;
-                    }
-                    last = time;
-                    if lines.send((tag, line)).await.is_err() {
+                    if cursor.advance(&time) && lines.send((tag, line)).await.is_err() {
                         return;
                     }
                 }
@@ -131,7 +170,7 @@ pub(super) async fn follow(cluster: Cluster, pod: Pod, tag: Tag, lines: Sender<(
         if was_over {
             return;
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(RETRY_INTERVAL).await;
         match api.get_opt(&name).await {
             Ok(Some(current)) if current.metadata.uid == uid => pod = current,
             Ok(_) => return,
@@ -174,6 +213,35 @@ mod tests {
         check("Running", ended(0), json!({"running": {}}), (Some("trainer"), false));
         check("Running", ended(0), ended(1), (Some("trainer"), true));
         check("Succeeded", ended(0), ended(0), (Some("trainer"), true));
+    }
+
+    #[test]
+    fn cursor_skips_only_repeated_lines() {
+        // Timestamps of the lines of each connection, and whether the lines are new.
+        let check = |connections: &[&[(&str, bool)]]| {
+            let mut cursor = LogCursor::default();
+            for connection in connections {
+                cursor.reconnect();
+                for (time, is_new) in *connection {
+                    assert_eq!(cursor.advance(time), *is_new, "{time} {connections:?}");
+                }
+            }
+        };
+        let new = |time| (time, true);
+        let repeated = |time| (time, false);
+        check(&[&[new("1.1"), new("1.1"), new("1.2"), new("1.2")]]);
+        check(&[&[new("1.1"), new("1.2")], &[repeated("1.1"), repeated("1.2"), new("1.3")]]);
+        check(&[&[new("1.1"), new("1.1")], &[repeated("1.1"), repeated("1.1"), new("1.1")]]);
+        check(&[
+            &[new("1.2")],
+            &[repeated("1.2"), new("1.2")],
+            &[repeated("1.2"), repeated("1.2")],
+        ]);
+        // Late lines count only on the connection that reads them first.
+        check(&[&[new("1.2"), new("1.1")], &[repeated("1.2"), repeated("1.1"), new("1.3")]]);
+        check(&[&[new("1.2"), new("1.1"), new("1.2")], &[repeated("1.2"), repeated("1.1")]]);
+        // The server may have deleted the lines that were read.
+        check(&[&[new("1.1"), new("1.1")], &[new("1.2"), new("1.2")]]);
     }
 
     #[tokio::test]

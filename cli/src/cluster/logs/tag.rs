@@ -74,7 +74,7 @@ impl Tag {
         }
     }
 
-    fn format(&self, line: &str, wanted: Option<u32>, output: Output) -> Option<String> {
+    fn format(&self, line: &str, selected: Option<u32>, output: Output) -> Option<String> {
         if self.is_job {
             return Some(match (output, self.gang.world_size) {
                 (Output::Json, _) => {
@@ -87,7 +87,7 @@ impl Tag {
         let prefixed = rank_of(line);
         // Lines of a trial with one rank have no prefix.
         let rank = prefixed.map(|(rank, _)| rank).or((self.gang.world_size == 1).then_some(0));
-        if wanted.is_some() && rank != wanted {
+        if selected.is_some() && rank != selected {
             return None;
         }
         if output == Output::Json {

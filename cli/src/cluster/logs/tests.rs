@@ -149,8 +149,8 @@ async fn lines_of_pods_are_merged_by_time() {
 async fn follow(cluster: &Cluster, attempt: Option<u32>, rank: Option<u32>) -> Vec<String> {
     let mut lines = Vec::new();
     let show = |tag: &Tag, line: &str| lines.push(format!("{}/{} {line}", tag.attempt, tag.pod));
-    let of = Of::Trial { name: "m-0".to_owned(), attempt };
-    Follow::new(cluster, of, GANG, rank).run(show).await.unwrap();
+    let target = LogTarget::Trial { name: "m-0".to_owned(), attempt };
+    LogFollower::new(cluster, target, GANG, rank).run(show).await.unwrap();
     lines.sort();
     lines
 }
@@ -167,6 +167,14 @@ async fn broken_connection_neither_loses_nor_repeats_lines() {
     assert_eq!(*first, None);
     let second = second.as_ref().unwrap();
     assert!(second.starts_with("2026-01-01T00:00:02"), "{requests:?}");
+}
+
+#[tokio::test]
+async fn lines_with_equal_timestamps_are_kept() {
+    let first = "2026-01-01T00:00:01.500000000Z a\n2026-01-01T00:00:01.500000000Z b\n";
+    let again = format!("{first}2026-01-01T00:00:01.500000000Z c\n");
+    let (cluster, _) = serve(&[("m-0-a0-r0", &[first, &again])]).await;
+    assert_eq!(follow(&cluster, None, None).await, ["0/0 a", "0/0 b", "0/0 c"]);
 }
 
 #[tokio::test]
@@ -191,10 +199,10 @@ async fn follow_reads_only_pods_of_the_rank() {
 
 #[test]
 fn attempt_is_the_chosen_or_the_latest() {
-    let check = |num: u32, wanted: Option<u32>, expected: Result<Option<u32>, &str>| {
+    let check = |num: u32, number: Option<u32>, expected: Result<Option<u32>, &str>| {
         let trial: Trial = serde_json::from_value(trial_object("Running", num)).unwrap();
-        let wanted = Wanted { attempt: wanted, ..Wanted::default() };
-        match (attempt(&trial, "m-0", wanted), expected) {
+        let selection = LogSelection { attempt: number, ..LogSelection::default() };
+        match (attempt(&trial, "m-0", selection), expected) {
             (Ok(attempt), Ok(expected)) => {
                 assert_eq!(attempt.map(|attempt| attempt.number), expected);
             }

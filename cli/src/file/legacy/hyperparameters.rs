@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{Work, member, unknown_field};
+use super::{Translation, member, unknown_field};
 
 /// Fields of each type: Determined's and Stoker's name.
 const TYPES: [(&str, &[(&str, &str)]); 3] = [
@@ -12,25 +12,26 @@ const TYPES: [(&str, &[(&str, &str)]); 3] = [
 ];
 
 /// Translates all hyperparameters.
-pub(super) fn translate(work: &mut Work<'_>) {
-    let Some(value) = work.take("hyperparameters") else { return };
+pub(super) fn translate(translation: &mut Translation<'_>) {
+    let Some(value) = translation.take("hyperparameters") else { return };
     let Some(members) = value.as_object() else {
-        work.set("spec.hyperparameters", value.clone(), "hyperparameters");
+        translation.set("spec.hyperparameters", value.clone(), "hyperparameters");
         return;
     };
-    work.set("spec.hyperparameters", Value::Object(Map::new()), "hyperparameters");
+    translation.set("spec.hyperparameters", Value::Object(Map::new()), "hyperparameters");
     let mut num_typed = 0;
-    let tree = group(work, members, "hyperparameters", "spec.hyperparameters", &mut num_typed);
-    work.value["spec"]["hyperparameters"] = tree;
+    let tree =
+        group(translation, members, "hyperparameters", "spec.hyperparameters", &mut num_typed);
+    translation.value["spec"]["hyperparameters"] = tree;
     if num_typed > 0 {
-        work.notes.push(format!(
+        translation.notes.push(format!(
             "hyperparameters: {num_typed} with a `type` -> objects whose only key is the type"
         ));
     }
 }
 
 fn group(
-    work: &mut Work<'_>,
+    translation: &mut Translation<'_>,
     members: &Map<String, Value>,
     from: &str,
     to: &str,
@@ -39,14 +40,14 @@ fn group(
     let mut group = Map::new();
     for (name, value) in members {
         let (from, to) = (member(from, name), member(to, name));
-        work.places.adopt(work.source, &from, &to);
+        translation.position_tree.copy_positions(translation.source, &from, &to);
         let value = match value.as_object() {
             None => Some(value.clone()),
             Some(fields) if fields.get("type").is_some() => {
                 *num_typed += 1;
-                parameter(work, fields, &from, &to)
+                parameter(translation, fields, &from, &to)
             }
-            Some(fields) => Some(self::group(work, fields, &from, &to, num_typed)),
+            Some(fields) => Some(self::group(translation, fields, &from, &to, num_typed)),
         };
         if let Some(value) = value {
             group.insert(name.clone(), value);
@@ -57,33 +58,33 @@ fn group(
 
 /// Translates one hyperparameter; `None` if it was refused.
 fn parameter(
-    work: &mut Work<'_>,
+    translation: &mut Translation<'_>,
     fields: &Map<String, Value>,
     from: &str,
     to: &str,
 ) -> Option<Value> {
     let kind = fields["type"].as_str().unwrap_or_default();
     match kind {
-        "const" => single_field(work, fields, "val", "const", from, to),
-        "categorical" => single_field(work, fields, "vals", "categorical", from, to),
+        "const" => single_field(translation, fields, "val", "const", from, to),
+        "categorical" => single_field(translation, fields, "vals", "categorical", from, to),
         _ => {
             let Some((kind, known)) = TYPES.iter().find(|(name, _)| *name == kind) else {
                 let rule = "must be one of const, int, double, log, categorical";
-                work.refuse(&member(from, "type"), &fields["type"], rule);
+                translation.refuse(&member(from, "type"), &fields["type"], rule);
                 return None;
             };
             let inner = member(to, kind);
-            work.places.adopt(work.source, from, &inner);
+            translation.position_tree.copy_positions(translation.source, from, &inner);
             let mut range = Map::new();
             for (theirs, ours) in *known {
                 if let Some(value) = fields.get(*theirs).filter(|value| !value.is_null()) {
                     let (from, to) = (member(from, theirs), member(&inner, ours));
-                    work.places.adopt(work.source, &from, &to);
+                    translation.position_tree.copy_positions(translation.source, &from, &to);
                     range.insert((*ours).to_owned(), value.clone());
                 }
             }
             let theirs: Vec<_> = known.iter().map(|(theirs, _)| *theirs).collect();
-            refuse_others(work, fields, from, &theirs);
+            refuse_others(translation, fields, from, &theirs);
             Some(Value::Object(Map::from_iter([((*kind).to_owned(), Value::Object(range))])))
         }
     }
@@ -91,28 +92,37 @@ fn parameter(
 
 /// Translates a hyperparameter with a single field.
 fn single_field(
-    work: &mut Work<'_>,
+    translation: &mut Translation<'_>,
     fields: &Map<String, Value>,
     field: &str,
     kind: &str,
     from: &str,
     to: &str,
 ) -> Option<Value> {
-    refuse_others(work, fields, from, &[field]);
+    refuse_others(translation, fields, from, &[field]);
     let Some(value) = fields.get(field) else {
         let rule = format!("`{field}` is required and missing");
-        work.refuse(from, &Value::Object(fields.clone()), &rule);
+        translation.refuse(from, &Value::Object(fields.clone()), &rule);
         return None;
     };
-    work.places.adopt(work.source, &member(from, field), &member(to, kind));
+    translation.position_tree.copy_positions(
+        translation.source,
+        &member(from, field),
+        &member(to, kind),
+    );
     Some(Value::Object(Map::from_iter([(kind.to_owned(), value.clone())])))
 }
 
-fn refuse_others(work: &mut Work<'_>, fields: &Map<String, Value>, from: &str, known: &[&str]) {
+fn refuse_others(
+    translation: &mut Translation<'_>,
+    fields: &Map<String, Value>,
+    from: &str,
+    known: &[&str],
+) {
     for (name, value) in fields {
         if name != "type" && !known.contains(&name.as_str()) {
             let rule = unknown_field(name, known.iter().copied());
-            work.refuse(&member(from, name), value, &rule);
+            translation.refuse(&member(from, name), value, &rule);
         }
     }
 }

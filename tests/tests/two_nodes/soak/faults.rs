@@ -8,12 +8,12 @@ use stoker_api::time::Timestamp;
 use stoker_test_cluster::Cluster;
 
 use super::{Log, now};
-use crate::interrupted::Dice;
+use crate::interrupted::SeededRng;
 use crate::two_nodes::{NAMESPACE, helm_install};
 
 /// Kinds of faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FaultKind {
     /// A trial's pod is deleted, gracefully or by force.
     PodDeleted,
     /// A node loses power.
@@ -32,7 +32,7 @@ pub(super) enum Kind {
     ValuesChanged,
 }
 
-impl Kind {
+impl FaultKind {
     pub(super) const ALL: [Self; 8] = [
         Self::PodDeleted,
         Self::NodeStopped,
@@ -61,7 +61,7 @@ impl Kind {
 /// A fault that was injected.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fault {
-    pub(super) kind: Kind,
+    pub(super) kind: FaultKind,
     pub(super) from: Timestamp,
     /// When the fault had been undone.
     pub(super) to: Timestamp,
@@ -92,7 +92,7 @@ const OUTAGE_SECONDS: [u64; 2] = [3, 45];
 
 struct Injector<'a, F> {
     cluster: &'a Cluster,
-    dice: Dice,
+    rng: SeededRng,
     log: &'a Log,
     keeps_going: F,
     faults: Vec<Fault>,
@@ -106,11 +106,11 @@ pub(super) fn inject(
     log: &Log,
 ) -> Result<Vec<Fault>, String> {
     // Xorshift never leaves 0, and its first numbers are similar for similar seeds.
-    let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut rng = SeededRng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     for _ in 0..8 {
-        dice.below(2);
+        rng.below(2);
     }
-    let mut injector = Injector { cluster, dice, log, keeps_going, faults: vec![] };
+    let mut injector = Injector { cluster, rng, log, keeps_going, faults: vec![] };
     loop {
         for kind in injector.shuffled() {
             injector.pause();
@@ -123,19 +123,19 @@ pub(super) fn inject(
     }
 }
 
-type Done = Result<(), Box<dyn std::error::Error>>;
+type FaultResult = Result<(), Box<dyn std::error::Error>>;
 
 impl<F: Fn() -> bool> Injector<'_, F> {
-    fn shuffled(&mut self) -> Vec<Kind> {
-        let mut kinds = Kind::ALL.to_vec();
+    fn shuffled(&mut self) -> Vec<FaultKind> {
+        let mut kinds = FaultKind::ALL.to_vec();
         for end in (1..kinds.len()).rev() {
-            kinds.swap(end, self.dice.below(end as u64 + 1) as usize);
+            kinds.swap(end, self.rng.below(end as u64 + 1) as usize);
         }
         kinds
     }
 
     fn between(&mut self, [least, most]: [u64; 2]) -> Duration {
-        Duration::from_millis(least * 1000 + self.dice.below((most - least) * 1000))
+        Duration::from_millis(least * 1000 + self.rng.below((most - least) * 1000))
     }
 
     fn pause(&mut self) {
@@ -149,41 +149,41 @@ impl<F: Fn() -> bool> Injector<'_, F> {
         }
     }
 
-    fn fault(&mut self, kind: Kind) -> Done {
+    fn fault(&mut self, kind: FaultKind) -> FaultResult {
         let cluster = self.cluster;
         match kind {
-            Kind::PodDeleted => self.delete_pod(),
-            Kind::OperatorKilled => self.kill_operator(),
-            Kind::NodeStopped => {
+            FaultKind::PodDeleted => self.delete_pod(),
+            FaultKind::OperatorKilled => self.kill_operator(),
+            FaultKind::NodeStopped => {
                 let node = self.node();
                 let stop = || cluster.kill_node(node);
-                self.outage(kind, &format!("node-{node}"), stop, || cluster.revive_node(node))
+                self.outage(kind, &format!("node-{node}"), stop, || cluster.restart_node(node))
             }
-            Kind::NodeCutOff => {
+            FaultKind::NodeCutOff => {
                 let node = self.node();
-                let cut = || cluster.cut_node(node);
-                self.outage(kind, &format!("node-{node}"), cut, || cluster.join_node(node))
+                let cut = || cluster.disconnect_node(node);
+                self.outage(kind, &format!("node-{node}"), cut, || cluster.reconnect_node(node))
             }
-            Kind::ApiAway => {
+            FaultKind::ApiAway => {
                 let stop = || {
                     cluster.stop_api();
                     Ok(())
                 };
                 self.outage(kind, "", stop, || cluster.start_api())
             }
-            Kind::StoreAway => {
+            FaultKind::StoreAway => {
                 let stop = || {
                     cluster.stop_s3();
                     Ok(())
                 };
                 self.outage(kind, "", stop, || cluster.start_s3())
             }
-            Kind::ReportsRefused => {
+            FaultKind::ReportsRefused => {
                 let reject = || cluster.reject_port(REPORT_PORT);
                 self.outage(kind, "", reject, || cluster.accept_port(REPORT_PORT))
             }
-            Kind::ValuesChanged => {
-                let value = VALUES[self.dice.below(VALUES.len() as u64) as usize];
+            FaultKind::ValuesChanged => {
+                let value = VALUES[self.rng.below(VALUES.len() as u64) as usize];
                 let upgrade = |values: &[&str]| {
                     let wait = ["--timeout", "300s"];
                     helm_install(cluster, "upgrade", &[&wait, values].concat()).map(drop)
@@ -194,25 +194,25 @@ impl<F: Fn() -> bool> Injector<'_, F> {
     }
 
     fn node(&mut self) -> usize {
-        1 + self.dice.below(2) as usize
+        1 + self.rng.below(2) as usize
     }
 
     /// Begins an outage and ends it. In half of the outages, a pod or an operator dies too, if
     /// possible.
     fn outage(
         &mut self,
-        kind: Kind,
+        kind: FaultKind,
         what: &str,
         begin: impl FnOnce() -> Result<(), stoker_test_cluster::Error>,
         end: impl FnOnce() -> Result<(), stoker_test_cluster::Error>,
-    ) -> Done {
+    ) -> FaultResult {
         let (from, begun) = (now(), Instant::now());
         let length = self.between(OUTAGE_SECONDS);
         let name = kind.name();
         self.log.print(&format!("{name} {what} for {:.0} s", length.as_secs_f64()));
         begin()?;
-        let also = self.dice.below(4);
-        if kind != Kind::ApiAway && also < 2 {
+        let also = self.rng.below(4);
+        if kind != FaultKind::ApiAway && also < 2 {
             self.sleep(begun + length / 2);
             if also == 0 { self.delete_pod() } else { self.kill_operator() }?;
         }
@@ -225,31 +225,31 @@ impl<F: Fn() -> bool> Injector<'_, F> {
     }
 
     /// Deletes a running pod of a trial, if any.
-    fn delete_pod(&mut self) -> Done {
+    fn delete_pod(&mut self) -> FaultResult {
         let pods = self.pods(&["-n", NAMESPACE, "-l", "stoker.dev/component=trial"])?;
         let Some(pod) = self.pick(&pods) else { return Ok(()) };
         let force = ["--force", "--grace-period=0"];
-        let is_forced = self.dice.below(2) == 0;
+        let is_forced = self.rng.below(2) == 0;
         let more = if is_forced { &force[..] } else { &[] };
         self.log.print(&format!("pod {pod} deleted{}", if is_forced { " by force" } else { "" }));
-        self.at_once(Kind::PodDeleted, |this| {
+        self.inject_momentary(FaultKind::PodDeleted, |this| {
             let delete = ["delete", "pod", "-n", NAMESPACE, "--wait=false", "--ignore-not-found"];
             this.cluster.kubectl(&[&delete[..], &[&pod], more].concat())?;
             Ok(())
         })
     }
 
-    fn kill_operator(&mut self) -> Done {
-        let is_one = self.dice.below(2) == 0;
-        let by_signal = self.dice.below(2) == 0;
+    fn kill_operator(&mut self) -> FaultResult {
+        let is_one = self.rng.below(2) == 0;
+        let by_signal = self.rng.below(2) == 0;
         let which = if is_one { "one operator" } else { "all operators" };
         let how = if by_signal { "killed" } else { "deleted by force" };
         self.log.print(&format!("{which} {how}"));
-        self.at_once(Kind::OperatorKilled, |this| {
+        self.inject_momentary(FaultKind::OperatorKilled, |this| {
             if by_signal {
                 let mut processes = this.cluster.processes(PROGRAM);
                 if is_one && !processes.is_empty() {
-                    let one = this.dice.below(processes.len() as u64) as usize;
+                    let one = this.rng.below(processes.len() as u64) as usize;
                     processes = vec![processes[one]];
                 }
                 // Ignore the error: a process may have ended since it was listed.
@@ -273,7 +273,12 @@ impl<F: Fn() -> bool> Injector<'_, F> {
         })
     }
 
-    fn at_once(&mut self, kind: Kind, act: impl FnOnce(&mut Self) -> Done) -> Done {
+    /// Injects a fault that needs no undoing, and records its time.
+    fn inject_momentary(
+        &mut self,
+        kind: FaultKind,
+        act: impl FnOnce(&mut Self) -> FaultResult,
+    ) -> FaultResult {
         let from = now();
         act(self)?;
         self.faults.push(Fault { kind, from, to: now() });
@@ -290,7 +295,7 @@ impl<F: Fn() -> bool> Injector<'_, F> {
     }
 
     fn pick(&mut self, names: &[String]) -> Option<String> {
-        let at = self.dice.below(names.len().max(1) as u64) as usize;
+        let at = self.rng.below(names.len().max(1) as u64) as usize;
         names.get(at).cloned()
     }
 }

@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 use stoker_api::time::Timestamp;
 use stoker_test_cluster::Cluster;
 
-use super::faults::{Fault, Kind};
+use super::faults::{Fault, FaultKind};
 use super::{NUM_TRIALS, counts, names};
 use crate::two_nodes::{NAMESPACE, get, weights};
 
 /// An attempt may end this many seconds after the fault that ended it was undone. A rank gives up
 /// on its peer or on the store after 30 s or more, and records are late while the operator is
 /// unavailable.
-const AFTER_SECONDS: u64 = 180;
+const EFFECT_SECONDS_MAX: u64 = 180;
 
 /// Results of a round's trials by experiment and index, and their statuses.
 #[derive(Debug)]
@@ -46,7 +46,8 @@ pub(super) fn of(cluster: &Cluster, round: &str) -> Round {
             // Leave out the state: it contains reports that could not be sent in time.
             weights.as_object_mut().unwrap().retain(|file, _| !file.contains("state"));
             let result = json!({
-                "sampled": [spec["index"], spec["requestId"], spec["seed"], spec["hyperparameters"]],
+                "sampled":
+                    [spec["index"], spec["requestId"], spec["seed"], spec["hyperparameters"]],
                 "phase": status["phase"],
                 "facts": status["facts"],
                 "metrics": status["metrics"],
@@ -92,8 +93,8 @@ impl Attempt {
     }
 
     /// Returns the kinds of faults that can end an attempt in this way; `None` if no fault can.
-    fn causes(&self) -> Option<&'static [Kind]> {
-        use Kind::{ApiAway, NodeCutOff, NodeStopped, PodDeleted, ReportsRefused, StoreAway};
+    fn causes(&self) -> Option<&'static [FaultKind]> {
+        use FaultKind::{ApiAway, NodeCutOff, NodeStopped, PodDeleted, ReportsRefused, StoreAway};
         match (self.text("end"), self.text("reason")) {
             ("Preempted", _) | (_, "PodDeleted") => {
                 Some(&[PodDeleted, NodeStopped, NodeCutOff, ApiAway])
@@ -114,7 +115,7 @@ impl Attempt {
         let causes = self.causes().unwrap_or_default();
         let explains = |fault: &&Fault| {
             let is_in_time =
-                fault.from <= ended_at.plus(1) && ended_at <= fault.to.plus(AFTER_SECONDS);
+                fault.from <= ended_at.plus(1) && ended_at <= fault.to.plus(EFFECT_SECONDS_MAX);
             causes.contains(&fault.kind) && is_in_time
         };
         faults.iter().any(|fault| explains(&fault))

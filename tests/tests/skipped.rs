@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use stoker_tests::{repository, said};
+use stoker_tests::{describe_output, repository};
 
 /// Runs tests of this program in a process without a cluster and without data. Returns the recorded
 /// lines and the summary.
@@ -17,17 +17,17 @@ fn recorded(tests: &[&str]) -> (Vec<String>, String) {
         .env("STOKER_TESTS_LEFT_OUT", &file)
         .output()
         .unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", describe_output(&output));
     let text = std::fs::read_to_string(&file).unwrap_or_default();
     let summary = Command::new(repository().join("scripts/left-out")).arg(&file).output().unwrap();
-    assert!(summary.status.success(), "{}", said(&summary));
+    assert!(summary.status.success(), "{}", describe_output(&summary));
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
     lines.sort();
     (lines, String::from_utf8(summary.stdout).unwrap())
 }
 
 const CLUSTER_TEST: &str = "chart::install::upgrade_and_uninstall_keep_secrets_and_experiments";
-const DATA_TEST: &str = "first_light::cifar10_subset_reaches_50_percent";
+const DATA_TEST: &str = "local_run::cifar10_subset_reaches_50_percent";
 
 #[test]
 fn left_out_tests_are_recorded_with_their_reason() {

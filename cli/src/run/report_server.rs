@@ -25,12 +25,12 @@ const REPORT_BYTES_MAX: usize = 1 << 20;
 
 /// State shared by the report server and the runner's loop.
 #[derive(Clone, Debug)]
-pub(crate) struct Desk {
+pub(crate) struct SharedState {
     state: Arc<Mutex<State>>,
     changed: Arc<Notify>,
 }
 
-impl Desk {
+impl SharedState {
     /// Shares `state`.
     pub(crate) fn new(state: State) -> Self {
         Self { state: Arc::new(Mutex::new(state)), changed: Arc::new(Notify::new()) }
@@ -49,7 +49,7 @@ impl Desk {
 
 /// Starts the report server, which runs until the runtime ends. Returns its address,
 /// `http://127.0.0.1:PORT`.
-pub(crate) async fn open(desk: Desk) -> Result<String, Failure> {
+pub(crate) async fn start(shared: SharedState) -> Result<String, Failure> {
     let failed = |error| {
         Failure::System(format!(
             "cannot listen on 127.0.0.1 for reports of trainers: {error}; if no port is free, \
@@ -62,7 +62,7 @@ pub(crate) async fn open(desk: Desk) -> Result<String, Failure> {
         .route("/healthz", get(async || "ok"))
         .route("/v1/trials/{index}/reports", post(report))
         .layer(DefaultBodyLimit::max(REPORT_BYTES_MAX))
-        .with_state(desk);
+        .with_state(shared);
     tokio::spawn(async move {
         // Ignore the result: `serve` retries failed accepts and never returns.
         let _ = axum::serve(listener, router).await;
@@ -71,12 +71,12 @@ pub(crate) async fn open(desk: Desk) -> Result<String, Failure> {
 }
 
 /// Returns the URL for a trial's reports.
-pub(crate) fn reports_url(door: &str, trial: u32) -> String {
-    format!("{door}/v1/trials/{trial}/reports")
+pub(crate) fn reports_url(server_url: &str, trial: u32) -> String {
+    format!("{server_url}/v1/trials/{trial}/reports")
 }
 
 async fn report(
-    Shared(desk): Shared<Desk>,
+    Shared(shared): Shared<SharedState>,
     Path(index): Path<u32>,
     headers: HeaderMap,
     body: Result<Json<Report>, JsonRejection>,
@@ -86,7 +86,7 @@ async fn report(
         .and_then(|value| value.to_str().ok())
         .and_then(|value| value.strip_prefix("Bearer "))
         .unwrap_or_default();
-    let mut state = desk.state();
+    let mut state = shared.state();
     let Some(attempt) = state.attempt_of(index, token) else {
         let text = format!("authentication failed: no attempt of trial {index} has this token");
         return Err((StatusCode::UNAUTHORIZED, text));
@@ -103,10 +103,10 @@ async fn report(
         );
         return Err((StatusCode::FORBIDDEN, text));
     }
-    let answer = state.report(index, &report);
+    let reply = state.report(index, &report);
     drop(state);
-    desk.changed.notify_one();
-    answer.map(Json).map_err(|error| match error {
+    shared.changed.notify_one();
+    reply.map(Json).map_err(|error| match error {
         Failure::Input(why) => (StatusCode::UNPROCESSABLE_ENTITY, why),
         error => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
     })

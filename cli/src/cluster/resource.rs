@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::print::Output;
 
 /// An experiment or a job.
-pub(crate) trait Kind:
+pub(crate) trait ClusterResource:
     kube::Resource<DynamicType = (), Scope = NamespaceResourceScope>
     + Clone
     + Debug
@@ -23,9 +23,9 @@ pub(crate) trait Kind:
     + DeserializeOwned
 {
     /// Name of the kind in messages and commands.
-    const WORD: &'static str;
+    const KIND_NAME: &'static str;
     /// Effect of a pause or a cancellation on its processes.
-    const LEAVES: &'static str;
+    const STOP_EFFECT: &'static str;
 
     /// Returns the phase of the status.
     fn phase(&self) -> Phase;
@@ -38,7 +38,11 @@ pub(crate) trait Kind:
     /// Returns the progress as one line.
     fn progress(&self) -> String;
     /// Prints the outcome and returns the exit code.
-    fn tell(&self, cluster: &Cluster, output: Output) -> impl Future<Output = Result<u8, Failure>>;
+    fn print_outcome(
+        &self,
+        cluster: &Cluster,
+        output: Output,
+    ) -> impl Future<Output = Result<u8, Failure>>;
 
     /// Returns the object's name.
     fn name(&self) -> String {
@@ -46,9 +50,9 @@ pub(crate) trait Kind:
     }
 }
 
-impl Kind for Experiment {
-    const WORD: &'static str = "experiment";
-    const LEAVES: &'static str = "its trials checkpoint and exit";
+impl ClusterResource for Experiment {
+    const KIND_NAME: &'static str = "experiment";
+    const STOP_EFFECT: &'static str = "its trials checkpoint and exit";
 
     fn phase(&self) -> Phase {
         self.status.as_ref().map(|status| status.phase).unwrap_or_default()
@@ -70,14 +74,14 @@ impl Kind for Experiment {
         wait::progress(&self.name(), &self.status.clone().unwrap_or_default())
     }
 
-    async fn tell(&self, cluster: &Cluster, output: Output) -> Result<u8, Failure> {
-        wait::tell(cluster, self, output).await
+    async fn print_outcome(&self, cluster: &Cluster, output: Output) -> Result<u8, Failure> {
+        wait::print_outcome(cluster, self, output).await
     }
 }
 
-impl Kind for InferenceJob {
-    const WORD: &'static str = "job";
-    const LEAVES: &'static str = "its workers exit after their current batch";
+impl ClusterResource for InferenceJob {
+    const KIND_NAME: &'static str = "job";
+    const STOP_EFFECT: &'static str = "its workers exit after their current batch";
 
     fn phase(&self) -> Phase {
         self.status.as_ref().map(|status| status.phase).unwrap_or_default()
@@ -105,8 +109,8 @@ impl Kind for InferenceJob {
         job::progress(self)
     }
 
-    async fn tell(&self, _: &Cluster, output: Output) -> Result<u8, Failure> {
-        job::tell(self, output);
-        Ok(wait::code(self.phase()))
+    async fn print_outcome(&self, _: &Cluster, output: Output) -> Result<u8, Failure> {
+        job::print_outcome(self, output);
+        Ok(wait::exit_code(self.phase()))
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use stoker_tests::{has_data, program, said, write_random_cifar10};
+use stoker_tests::{describe_output, has_data, program, write_random_cifar10};
 
 /// Convolutions with batch norm and dropout, Adam, shuffling and augmentation.
 const CIFAR10: &[&str] = &[
@@ -31,7 +31,7 @@ fn train(folder: &Path, batches: u32, more: &[&str]) -> Output {
         .args(more)
         .output()
         .unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", describe_output(&output));
     output
 }
 
@@ -97,7 +97,7 @@ fn truncated_checkpoints_are_skipped() {
     file.set_len(100).unwrap();
 
     let output = train(broken.path(), 20, &[]);
-    let text = said(&output);
+    let text = describe_output(&output);
     assert!(text.contains("checkpoint 000000000010-0 is not used: "), "{text}");
     assert!(text.contains("model.bpk"), "{text}");
     assert!(text.contains("goes on from checkpoint 000000000005-0"), "{text}");
@@ -111,7 +111,7 @@ fn check_error(arguments: &[&str], cache: Option<&str>, code: i32, part: &str) {
     command.arg("iris").args(arguments);
     command.envs(cache.map(|cache| ("STOKER_CACHE", cache)));
     let output = command.output().unwrap();
-    assert_eq!(output.status.code(), Some(code), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(code), "{}", describe_output(&output));
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(text.contains(part), "{text}");
 }

@@ -22,14 +22,14 @@ const ROOT_DEFAULT: &str = ".stoker";
 
 /// Storage root and the directory of its records.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct RunRoot {
     /// Storage root: an absolute path or a bucket URL.
     pub(crate) root: String,
     /// Directory that contains `local/`.
-    pub(crate) local: PathBuf,
+    pub(crate) state_dir: PathBuf,
 }
 
-impl Place {
+impl RunRoot {
     /// Resolves the root from `--root`, else `checkpointStorage.url` of the file, else `./.stoker`.
     pub(crate) fn resolve(flag: Option<&str>, file: Option<&str>) -> Result<Self, Failure> {
         let (named_by, root) = match (flag, file) {
@@ -52,34 +52,36 @@ impl Place {
                  or ./{root} for a directory"
             )));
         }
-        match folder(root) {
-            Some(folder) => {
-                let folder = std::path::absolute(&folder)
+        match local_dir(root) {
+            Some(local_dir) => {
+                let local_dir = std::path::absolute(&local_dir)
                     .map_err(|error| Failure::Input(format!("{named_by} {root}: {error}")))?;
-                Ok(Self { root: folder.display().to_string(), local: folder })
+                Ok(Self { root: local_dir.display().to_string(), state_dir: local_dir })
             }
-            None => Ok(Self { root: root.to_owned(), local: state_folder()?.join(bucket(root)) }),
+            None => {
+                Ok(Self { root: root.to_owned(), state_dir: state_home()?.join(root_hash(root)) })
+            }
         }
     }
 
     /// Returns the directory of all records.
-    pub(crate) fn local(&self) -> PathBuf {
-        self.local.join("local")
+    pub(crate) fn records_dir(&self) -> PathBuf {
+        self.state_dir.join("local")
     }
 
     /// Returns the directory of one experiment's record.
-    pub(crate) fn record(&self, name: &str, uid: &str) -> PathBuf {
-        self.local().join(id(name, uid)).join("record")
+    pub(crate) fn record_dir(&self, name: &str, uid: &str) -> PathBuf {
+        self.records_dir().join(run_id(name, uid)).join("record")
     }
 }
 
 /// Returns the run ID shown to users and used in paths: name and first 8 characters of the UID.
-pub(crate) fn id(name: &str, uid: &str) -> String {
+pub(crate) fn run_id(name: &str, uid: &str) -> String {
     format!("{name}-{}", uid.get(..8).unwrap_or(uid))
 }
 
 /// Returns the directory of `root`, or `None` for a bucket.
-fn folder(root: &str) -> Option<PathBuf> {
+fn local_dir(root: &str) -> Option<PathBuf> {
     if !root.contains("://") {
         return Some(PathBuf::from(root));
     }
@@ -87,16 +89,16 @@ fn folder(root: &str) -> Option<PathBuf> {
     url.to_file_path().ok()
 }
 
-fn bucket(root: &str) -> String {
+fn root_hash(root: &str) -> String {
     sha256_hex(root.trim_end_matches('/').as_bytes()).get(..8).unwrap_or_default().to_owned()
 }
 
-fn state_folder() -> Result<PathBuf, Failure> {
+fn state_home() -> Result<PathBuf, Failure> {
     let of = |name: &str| std::env::var_os(name).filter(|path| Path::new(path).is_absolute());
     of("XDG_STATE_HOME")
         .map(PathBuf::from)
         .or_else(|| of("HOME").map(|home| Path::new(&home).join(".local/state")))
-        .map(|folder| folder.join("stoker"))
+        .map(|local_dir| local_dir.join("stoker"))
         .ok_or_else(|| {
             Failure::Input(
                 "cannot locate the local record of a run in a bucket: neither XDG_STATE_HOME nor \
@@ -111,7 +113,7 @@ mod tests {
     use super::*;
 
     fn check(flag: Option<&str>, file: Option<&str>, expected: &str) {
-        assert_eq!(Place::resolve(flag, file).unwrap().root, expected, "{flag:?} {file:?}");
+        assert_eq!(RunRoot::resolve(flag, file).unwrap().root, expected, "{flag:?} {file:?}");
     }
 
     #[test]
@@ -126,14 +128,14 @@ mod tests {
 
     #[test]
     fn url_with_one_slash_is_refused() {
-        let error = Place::resolve(Some("s3:/bucket"), None).unwrap_err().to_string();
+        let error = RunRoot::resolve(Some("s3:/bucket"), None).unwrap_err().to_string();
         assert!(error.contains("s3:// with two slashes"), "{error}");
-        assert!(Place::resolve(Some("./s3:/bucket"), None).is_ok());
+        assert!(RunRoot::resolve(Some("./s3:/bucket"), None).is_ok());
     }
 
     #[test]
     fn memory_root_is_refused() {
-        let error = Place::resolve(Some("memory:///"), None).unwrap_err();
+        let error = RunRoot::resolve(Some("memory:///"), None).unwrap_err();
         assert_eq!(error.code(), 2);
         assert!(error.to_string().contains("not shared"), "{error}");
     }

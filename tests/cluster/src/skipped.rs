@@ -17,7 +17,7 @@ const VARIABLE: &str = "STOKER_TESTS_LEFT_OUT";
 ///
 /// If the file cannot be written: a skipped test would otherwise look like a passed one.
 #[track_caller]
-pub fn leave_out(reason: impl Display) {
+pub fn record_skip(reason: impl Display) {
     let line = line(&test_name(Location::caller()), &reason.to_string());
     let file = std::env::var_os(VARIABLE).filter(|path| !path.is_empty());
     let Some(path) = file else {
@@ -43,7 +43,7 @@ pub fn leave_out(reason: impl Display) {
 pub fn has_root(purpose: &str) -> bool {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
-        leave_out(format!("needs root for {purpose}"));
+        record_skip(format!("needs root for {purpose}"));
     }
     is_root
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use super::{EVERYTHING, helm, objects, of_kind, rendered, role};
+use super::{ALL_VALUES, helm, objects, of_kind, rendered, role};
 
 /// Returns the verbs that a role grants, by `GROUP/RESOURCE`.
 fn granted(role: &Value) -> BTreeMap<String, BTreeSet<String>> {
@@ -24,7 +24,7 @@ fn granted(role: &Value) -> BTreeMap<String, BTreeSet<String>> {
 }
 
 /// Parses lines `GROUP/RESOURCE: VERBS` to compare them with [`granted`].
-fn rights(lines: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
+fn permissions(lines: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
     let parse = |line: &&str| {
         let (resource, verbs) = line.split_once(": ").unwrap();
         (resource.to_owned(), verbs.split(' ').map(str::to_owned).collect())
@@ -54,22 +54,22 @@ fn operator_permissions_are_exactly_these() {
         return;
     }
     let all = objects("");
-    let lease = rights(&["coordination.k8s.io/leases: create get update"]);
+    let lease = permissions(&["coordination.k8s.io/leases: create get update"]);
     assert_eq!(
         granted(role(&all, "ClusterRole", "123:stoker-operator")),
-        rights(&[&CLUSTER[..], &NAMESPACED[..]].concat())
+        permissions(&[&CLUSTER[..], &NAMESPACED[..]].concat())
     );
     assert_eq!(granted(role(&all, "Role", "stoker-operator-lease")), lease);
 
-    let some = objects(EVERYTHING);
-    assert_eq!(granted(role(&some, "ClusterRole", "123:stoker-operator")), rights(&CLUSTER));
-    assert_eq!(granted(role(&some, "Role", "123:stoker-operator")), rights(&NAMESPACED));
+    let some = objects(ALL_VALUES);
+    assert_eq!(granted(role(&some, "ClusterRole", "123:stoker-operator")), permissions(&CLUSTER));
+    assert_eq!(granted(role(&some, "Role", "123:stoker-operator")), permissions(&NAMESPACED));
     assert_eq!(granted(role(&some, "Role", "stoker-operator-lease")), lease);
 }
 
 #[test]
 fn no_role_grants_secrets_or_wildcards() {
-    for object in objects("").iter().chain(&objects(EVERYTHING)) {
+    for object in objects("").iter().chain(&objects(ALL_VALUES)) {
         if object["rules"].is_null() {
             continue;
         }
@@ -82,7 +82,7 @@ fn no_role_grants_secrets_or_wildcards() {
 
 #[test]
 fn every_rule_has_a_reason() {
-    for values in ["", EVERYTHING] {
+    for values in ["", ALL_VALUES] {
         let Some(text) = rendered(values) else { return };
         let lines: Vec<_> = text.lines().collect();
         let rules = (0..lines.len()).filter(|at| lines[*at].starts_with("- apiGroups:"));
@@ -123,7 +123,7 @@ fn assert_restricted(template: &Value) {
 
 #[test]
 fn every_container_is_restricted() {
-    for values in ["", EVERYTHING] {
+    for values in ["", ALL_VALUES] {
         let objects = objects(values);
         for object in objects.iter().filter(|object| !object["spec"]["template"].is_null()) {
             assert_restricted(&object["spec"]["template"]);

@@ -27,16 +27,16 @@ pub(crate) struct Steps {
 }
 
 /// Reads the next command of this side; `None` at the end of stdin.
-pub(crate) fn next() -> Result<Option<String>> {
+pub(crate) fn next_command() -> Result<Option<String>> {
     let mut line = String::new();
     let length = std::io::stdin().lock().read_line(&mut line)?;
     Ok((length > 0).then(|| line.trim_end().to_owned()))
 }
 
 /// Writes the response to a command.
-pub(crate) fn answer(answer: &impl Serialize) -> Result<()> {
+pub(crate) fn respond(response: &impl Serialize) -> Result<()> {
     let mut stdout = std::io::stdout().lock();
-    serde_json::to_writer(&mut stdout, answer)?;
+    serde_json::to_writer(&mut stdout, response)?;
     stdout.write_all(b"\n")?;
     Ok(stdout.flush()?)
 }
@@ -46,8 +46,8 @@ pub(crate) fn answer(answer: &impl Serialize) -> Result<()> {
 pub(crate) struct Side {
     name: String,
     process: Child,
-    orders: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
+    commands: Option<ChildStdin>,
+    responses: BufReader<ChildStdout>,
 }
 
 impl Side {
@@ -55,21 +55,21 @@ impl Side {
     pub(crate) fn start(name: &str, command: &mut Command) -> Result<Self> {
         let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut process = spawned.map_err(|error| format!("cannot start {name}: {error}"))?;
-        let (orders, answers) = (process.stdin.take(), process.stdout.take());
-        let answers = BufReader::new(answers.ok_or("a side without stdout")?);
-        Ok(Self { name: name.into(), process, orders, answers })
+        let (commands, responses) = (process.stdin.take(), process.stdout.take());
+        let responses = BufReader::new(responses.ok_or("a side without stdout")?);
+        Ok(Self { name: name.into(), process, commands, responses })
     }
 
     /// Sends a command and waits for the response.
-    pub(crate) fn ask<T: DeserializeOwned>(&mut self, order: &str) -> Result<T> {
-        self.order(order)?;
-        self.hear()
+    pub(crate) fn request<T: DeserializeOwned>(&mut self, command: &str) -> Result<T> {
+        self.send(command)?;
+        self.receive()
     }
 
     /// Sends a command without waiting for the response.
-    pub(crate) fn order(&mut self, order: &str) -> Result<()> {
-        let orders = self.orders.as_mut().ok_or("the side has ended")?;
-        Ok(writeln!(orders, "{order}").map_err(|error| format!("{}: {error}", self.name))?)
+    pub(crate) fn send(&mut self, command: &str) -> Result<()> {
+        let commands = self.commands.as_mut().ok_or("the side has ended")?;
+        Ok(writeln!(commands, "{command}").map_err(|error| format!("{}: {error}", self.name))?)
     }
 
     /// Kills the process.
@@ -78,19 +78,19 @@ impl Side {
     }
 
     /// Waits for the next message of the process.
-    pub(crate) fn hear<T: DeserializeOwned>(&mut self) -> Result<T> {
+    pub(crate) fn receive<T: DeserializeOwned>(&mut self) -> Result<T> {
         let mut line = String::new();
-        if self.answers.read_line(&mut line)? == 0 {
+        if self.responses.read_line(&mut line)? == 0 {
             return Err(format!("{} has ended; the output above has the reason", self.name).into());
         }
-        let answer = serde_json::from_str(&line);
-        Ok(answer.map_err(|error| format!("{} answered {line:?}: {error}", self.name))?)
+        let response = serde_json::from_str(&line);
+        Ok(response.map_err(|error| format!("{} answered {line:?}: {error}", self.name))?)
     }
 }
 
 impl Drop for Side {
     fn drop(&mut self) {
-        self.orders = None; // The process ends when its stdin is closed.
+        self.commands = None; // The process ends when its stdin is closed.
         let _ = self.process.wait();
     }
 }

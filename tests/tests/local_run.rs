@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Output;
 
 use serde_json::Value;
-use stoker_tests::{has_data, program, repository, said, stoker};
+use stoker_tests::{describe_output, has_data, program, repository, stoker};
 
 /// Runs an experiment file to completion.
 pub(crate) fn run(file: &Path, root: &Path, more: &[&str]) -> Output {
@@ -14,8 +14,10 @@ pub(crate) fn run(file: &Path, root: &Path, more: &[&str]) -> Output {
 /// Parses the last line that `stoker run --output json` printed.
 pub(crate) fn last_line(output: &Output) -> Value {
     let text = String::from_utf8_lossy(&output.stdout);
-    let line = text.lines().last().unwrap_or_else(|| panic!("no output: {}", said(output)));
-    serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {}", said(output)))
+    let line =
+        text.lines().last().unwrap_or_else(|| panic!("no output: {}", describe_output(output)));
+    serde_json::from_str(line)
+        .unwrap_or_else(|error| panic!("{error}: {}", describe_output(output)))
 }
 
 /// Trains an example and checks that the best trial's searched metric is at least `accuracy`.
@@ -28,7 +30,7 @@ fn check(file: &str, accuracy: f64) {
     program("stoker-trainer");
     let root = tempfile::tempdir().unwrap();
     let output = run(&repository().join("examples").join(file), root.path(), &[]);
-    assert!(output.status.success(), "{file}: {}", said(&output));
+    assert!(output.status.success(), "{file}: {}", describe_output(&output));
     let line = last_line(&output);
     assert_eq!(line["phase"], "Completed", "{file}: {line}");
     let metric: f64 = line["best"]["metric"].as_str().unwrap().parse().unwrap();
@@ -69,7 +71,7 @@ fn four_local_ranks_match_one_rank() {
         let sets = [&*ranks, "hyperparameters.dropout=0", "searcher.maxLength.epochs=1"];
         let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
         let output = run(&file, root.path(), &sets);
-        assert!(output.status.success(), "{ranks}: {}", said(&output));
+        assert!(output.status.success(), "{ranks}: {}", describe_output(&output));
         let line = last_line(&output);
         assert_eq!(line["phase"], "Completed", "{ranks}: {line}");
         line["best"]["metric"].as_str().unwrap().parse().unwrap()
@@ -93,7 +95,7 @@ fn test_mode_runs_all_stages_and_cleans_up() {
         run.unwrap()
     };
     let output = run_test(&["--set", "resources.slotsPerTrial=2"]);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", describe_output(&output));
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(
         text.contains("works: one batch, a validation, a checkpoint and its restore"),
@@ -103,8 +105,8 @@ fn test_mode_runs_all_stages_and_cleans_up() {
     assert!(left.is_empty(), "{left:?}");
 
     let output = run_test(&["--set", "hyperparameters.dropout=2"]);
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    let text = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{}", describe_output(&output));
+    let text = describe_output(&output);
     assert!(text.contains("trial 0 failed: test: "), "{text}");
 }
 

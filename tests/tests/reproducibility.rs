@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
-use stoker_tests::{has_data, said};
+use stoker_tests::{describe_output, has_data};
 
-use crate::first_light::{last_line, run};
+use crate::local_run::{last_line, run};
 
 /// A search with dropout, shuffled data that a worker reads, and training rows between validations.
 const SEARCH: &str = "
@@ -81,7 +81,7 @@ fn same_seed_gives_same_metrics_and_weights() {
         let file = root.join("repeated.yaml");
         std::fs::write(&file, SEARCH.replace("SEED", seed)).unwrap();
         let output = run(&file, &root, &[]);
-        assert!(output.status.success(), "{}", said(&output));
+        assert!(output.status.success(), "{}", describe_output(&output));
         assert_eq!(last_line(&output)["trials"], 2);
         trials(&root).values().map(|trial| results(trial)).collect()
     };

@@ -10,8 +10,8 @@ use stoker_storage::Storage;
 
 use crate::failure::Failure;
 use crate::file::Loaded;
-use crate::place::Place;
-use crate::run::{Paths, record};
+use crate::run::{RunPaths, record};
+use crate::run_root::RunRoot;
 
 /// Suffix of the test experiment's name.
 const SUFFIX: &str = "-test";
@@ -24,7 +24,7 @@ const NAME_MAX: usize = 40;
 /// # Errors
 ///
 /// [`Failure::Input`] if the reduced experiment is invalid.
-pub(crate) fn cut_down(mut loaded: Loaded) -> Result<Loaded, Failure> {
+pub(crate) fn to_smoke_test(mut loaded: Loaded) -> Result<Loaded, Failure> {
     let mut spec = loaded.valid.spec.clone();
     let searcher = &mut spec.searcher;
     (searcher.random, searcher.grid) = (None, None);
@@ -48,28 +48,28 @@ pub(crate) fn cut_down(mut loaded: Loaded) -> Result<Loaded, Failure> {
 }
 
 /// Returns a unique directory for a test's record, and for its files if no storage is configured.
-pub(crate) fn folder() -> Result<PathBuf, Failure> {
+pub(crate) fn new_test_folder() -> Result<PathBuf, Failure> {
     Ok(std::env::temp_dir().join(format!("stoker-test-{}", record::random_hex(8)?)))
 }
 
 /// Returns the storage and record location of a test. The record is never stored next to those of
 /// experiments.
-pub(crate) fn place(
+pub(crate) fn test_run_root(
     test_folder: &Path,
     flag: Option<&str>,
     file: Option<&str>,
-) -> Result<Place, Failure> {
+) -> Result<RunRoot, Failure> {
     match (flag, file) {
-        (None, None) => Place::resolve(test_folder.to_str(), None),
-        _ => Ok(Place { local: test_folder.to_owned(), ..Place::resolve(flag, file)? }),
+        (None, None) => RunRoot::resolve(test_folder.to_str(), None),
+        _ => Ok(RunRoot { state_dir: test_folder.to_owned(), ..RunRoot::resolve(flag, file)? }),
     }
 }
 
 /// Deletes all files of a test.
-pub(crate) async fn clean(
+pub(crate) async fn delete_files(
     test_folder: &Path,
     storage: &Storage,
-    paths: &Paths,
+    paths: &RunPaths,
 ) -> Result<(), Failure> {
     let folder = experiment_path(&paths.namespace, &paths.name, &paths.uid);
     storage.delete_folder(&format!("{folder}/")).await?;

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 /// Directory with an experiment file and a storage root.
-pub(crate) struct Bench {
+pub(crate) struct RunFixture {
     pub(crate) folder: tempfile::TempDir,
     pub(crate) spec: Value,
 }
 
-impl Bench {
+impl RunFixture {
     /// Creates an experiment with one searcher, whose trainers follow `script`.
     pub(crate) fn new(searcher: Value, script: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
@@ -34,7 +34,7 @@ impl Bench {
     }
 
     /// Starts the trainer from a shell, like a script would.
-    pub(crate) fn in_a_shell(mut self) -> Self {
+    pub(crate) fn run_in_shell(mut self) -> Self {
         let command = self.spec["entrypoint"]["command"].as_array_mut().unwrap();
         let script = r#""$0" "$@"; code=$?; echo after it; exit $code"#;
         command.splice(0..0, ["sh", "-c", script].map(Value::from));
@@ -126,7 +126,7 @@ impl Bench {
     }
 
     /// Holds each trial at this batch until [`release`](Self::release) is called.
-    pub(crate) fn hold_at(mut self, batches: u64) -> Self {
+    pub(crate) fn pause_at(mut self, batches: u64) -> Self {
         self.spec["data"]["holdAt"] = json!(batches);
         self
     }
@@ -147,9 +147,9 @@ impl Bench {
 
 /// Waits at most a minute for a condition.
 #[track_caller]
-pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
+    while !condition() {
         assert!(Instant::now() < end, "not within a minute: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -172,23 +172,28 @@ pub(crate) fn random(max_trials: u32) -> Value {
     json!({"random": {"maxTrials": max_trials}})
 }
 
-pub(crate) fn said(output: &Output) -> String {
+pub(crate) fn output_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
 pub(crate) fn last_line(output: &Output) -> Value {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    serde_json::from_str(text.lines().last().unwrap_or_else(|| panic!("{}", said(output)))).unwrap()
+    serde_json::from_str(text.lines().last().unwrap_or_else(|| panic!("{}", output_text(output))))
+        .unwrap()
 }
 
 #[track_caller]
 pub(crate) fn check(output: &Output, code: i32, contains: &str) {
-    assert_eq!(output.status.code(), Some(code), "{}", said(output));
-    assert!(said(output).contains(contains), "{contains:?} is not in: {}", said(output));
+    assert_eq!(output.status.code(), Some(code), "{}", output_text(output));
+    assert!(
+        output_text(output).contains(contains),
+        "{contains:?} is not in: {}",
+        output_text(output)
+    );
 }
 
 /// Returns the parts of trials that must not depend on interruptions.
-pub(crate) fn essence(trials: &[Value]) -> Vec<Value> {
+pub(crate) fn deterministic_fields(trials: &[Value]) -> Vec<Value> {
     let of = |trial: &Value| {
         let (spec, status) = (&trial["spec"], &trial["status"]);
         json!([spec["seed"], spec["requestId"], spec["hyperparameters"], status["facts"]])

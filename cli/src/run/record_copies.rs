@@ -8,61 +8,61 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::door::Desk;
-use super::outcome::{self, Paths};
+use super::outcome::{self, RunPaths};
+use super::report_server::SharedState;
 
 /// Maximum wait for pending copies after all trials have ended.
-const LAST_COPIES: Duration = Duration::from_secs(30);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Handle of the task, which copies one record at a time in its latest state.
 #[derive(Debug)]
-pub(crate) struct Copies {
-    wanted: UnboundedSender<u32>,
+pub(crate) struct RecordCopier {
+    requests: UnboundedSender<u32>,
     task: JoinHandle<()>,
 }
 
-impl Copies {
+impl RecordCopier {
     /// Starts the task. Sends error messages to `notes`.
     pub(crate) fn start(
-        desk: Desk,
+        shared: SharedState,
         storage: Storage,
-        paths: Paths,
+        paths: RunPaths,
         notes: UnboundedSender<String>,
     ) -> Self {
-        let (wanted, inbox) = unbounded_channel();
-        Self { wanted, task: tokio::spawn(copy(desk, storage, paths, inbox, notes)) }
+        let (requests, inbox) = unbounded_channel();
+        Self { requests, task: tokio::spawn(copy(shared, storage, paths, inbox, notes)) }
     }
 
     /// Requests a copy of the trial's record; never blocks.
-    pub(crate) fn want(&self, trial: u32) {
-        let _ = self.wanted.send(trial);
+    pub(crate) fn request_copy(&self, trial: u32) {
+        let _ = self.requests.send(trial);
     }
 
-    /// Waits for pending copies, at most [`LAST_COPIES`].
+    /// Waits for pending copies, at most [`DRAIN_TIMEOUT`].
     pub(crate) async fn finish(self) {
-        drop(self.wanted);
+        drop(self.requests);
         let task = self.task;
         let abort = task.abort_handle();
-        if timeout(LAST_COPIES, task).await.is_err() {
+        if timeout(DRAIN_TIMEOUT, task).await.is_err() {
             abort.abort();
         }
     }
 }
 
 async fn copy(
-    desk: Desk,
+    shared: SharedState,
     storage: Storage,
-    paths: Paths,
+    paths: RunPaths,
     mut inbox: UnboundedReceiver<u32>,
     notes: UnboundedSender<String>,
 ) {
-    while let Some(first) = inbox.recv().await {
-        let mut wanted = BTreeSet::from([first]);
+    while let Some(first_request) = inbox.recv().await {
+        let mut requests = BTreeSet::from([first_request]);
         while let Ok(more) = inbox.try_recv() {
-            wanted.insert(more);
+            requests.insert(more);
         }
-        for index in wanted {
-            let trial = desk.state().trials.get(&index).cloned();
+        for index in requests {
+            let trial = shared.state().trials.get(&index).cloned();
             let Some(trial) = trial else { continue };
             if let Err(error) = outcome::copy_record(&storage, &paths, &trial).await {
                 let note = format!("trial {index}: cannot copy the record to the storage: {error}");

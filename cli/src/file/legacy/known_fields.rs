@@ -1,0 +1,143 @@
+//! Known fields of files in Determined's format.
+
+/// Returns the known fields of an object. Those that no part reads have no counterpart.
+pub(super) fn known(parent: &str) -> &'static [&'static str] {
+    match parent {
+        "" => TOP_LEVEL,
+        "searcher" => SEARCHER,
+        "resources" => RESOURCES,
+        "environment" => ENVIRONMENT,
+        "checkpoint_storage" => CHECKPOINT_STORAGE,
+        "optimizations" => OPTIMIZATIONS,
+        "reproducibility" => REPRODUCIBILITY,
+        _ => &[],
+    }
+}
+
+/// Returns `true` if the fields of this object are checked one by one.
+pub(super) fn is_group(name: &str) -> bool {
+    !name.is_empty() && !known(name).is_empty()
+}
+
+const TOP_LEVEL: &[&str] = &[
+    "batches_per_step",
+    "bind_mounts",
+    "checkpoint_policy",
+    "checkpoint_storage",
+    "data",
+    "data_layer",
+    "debug",
+    "description",
+    "entrypoint",
+    "environment",
+    "hyperparameters",
+    "integrations",
+    "internal",
+    "labels",
+    "log_policies",
+    "max_restarts",
+    "min_checkpoint_period",
+    "min_validation_period",
+    "name",
+    "optimizations",
+    "pbs",
+    "perform_initial_validation",
+    "preemption_timeout",
+    "profiling",
+    "project",
+    "records_per_epoch",
+    "reproducibility",
+    "resources",
+    "retention_policy",
+    "scheduling_unit",
+    "searcher",
+    "security",
+    "slurm",
+    "tensorboard_storage",
+    "workspace",
+];
+
+const SEARCHER: &[&str] = &[
+    "bracket_rungs",
+    "budget",
+    "divisor",
+    "max_concurrent_trials",
+    "max_length",
+    "max_rungs",
+    "max_steps",
+    "max_time",
+    "max_trials",
+    "metric",
+    "mode",
+    "name",
+    "num_rungs",
+    "smaller_is_better",
+    "source_checkpoint_uuid",
+    "source_trial_id",
+    "step_budget",
+    "stop_once",
+    "target_trial_steps",
+    "time_metric",
+    "train_stragglers",
+    "unit",
+];
+
+const RESOURCES: &[&str] = &[
+    "agent_label",
+    "devices",
+    "is_single_node",
+    "max_slots",
+    "native_parallel",
+    "priority",
+    "resource_pool",
+    "shm_size",
+    "slots",
+    "slots_per_trial",
+    "weight",
+];
+
+const ENVIRONMENT: &[&str] = &[
+    "add_capabilities",
+    "drop_capabilities",
+    "environment_variables",
+    "force_pull_image",
+    "image",
+    "pod_spec",
+    "ports",
+    "proxy_ports",
+    "registry_auth",
+];
+
+const CHECKPOINT_STORAGE: &[&str] = &[
+    "access_key",
+    "account_url",
+    "bucket",
+    "connection_string",
+    "container",
+    "container_path",
+    "credential",
+    "endpoint_url",
+    "host_path",
+    "prefix",
+    "propagation",
+    "save_experiment_best",
+    "save_trial_best",
+    "save_trial_latest",
+    "secret_key",
+    "storage_path",
+    "type",
+];
+
+const OPTIMIZATIONS: &[&str] = &[
+    "aggregation_frequency",
+    "auto_tune_tensor_fusion",
+    "average_aggregated_gradients",
+    "average_training_metrics",
+    "grad_updates_size_file",
+    "gradient_compression",
+    "mixed_precision",
+    "tensor_fusion_cycle_time",
+    "tensor_fusion_threshold",
+];
+
+const REPRODUCIBILITY: &[&str] = &["experiment_seed"];

@@ -1,0 +1,74 @@
+//! Transfer of large objects in parts, several at a time.
+
+use bytes::{Bytes, BytesMut};
+use futures::{StreamExt, TryStreamExt, stream};
+use object_store::multipart::MultipartStore;
+use object_store::path::Path;
+use object_store::{ObjectStoreExt, PutPayload};
+
+use super::Storage;
+use crate::StorageError;
+
+/// Size of a part: at least 5 MiB, as S3 requires, and small enough to retry.
+const PART_BYTES: usize = 8 << 20;
+/// Maximum number of parts of an object; S3 allows 10,000.
+const PARTS_MAX: usize = 9_000;
+/// Maximum number of concurrent transfers of one object's parts.
+const PARTS_IN_FLIGHT: usize = 8;
+
+impl Storage {
+    /// Uploads an object in parts.
+    pub(super) async fn put_parts(
+        &self,
+        store: &dyn MultipartStore,
+        path: &str,
+        location: &Path,
+        bytes: &Bytes,
+    ) -> Result<(), StorageError> {
+        let id = self.retry(path, || store.create_multipart(location)).await?;
+        let part_bytes = PART_BYTES.max(bytes.len().div_ceil(PARTS_MAX));
+        let starts = (0..bytes.len()).step_by(part_bytes).enumerate();
+        let put = |(idx, start): (usize, usize)| {
+            let part = bytes.slice(start..bytes.len().min(start + part_bytes));
+            let id = &id;
+            async move {
+                let put = || store.put_part(location, id, idx, PutPayload::from(part.clone()));
+                self.retry(path, put).await
+            }
+        };
+        let stored = stream::iter(starts.map(put)).buffered(PARTS_IN_FLIGHT).try_collect().await;
+        let done = match stored {
+            Ok(parts) => {
+                let parts: Vec<_> = parts;
+                let complete = || store.complete_multipart(location, &id, parts.clone());
+                self.retry(path, complete).await.map(|_| ())
+            }
+            Err(error) => Err(error),
+        };
+        let Err(error) = done else { return Ok(()) };
+        // Abandoned parts cost money on some stores. Ignore the error: there is no other remedy.
+        let _ = store.abort_multipart(location, &id).await;
+        Err(error)
+    }
+
+    /// Downloads a byte range of an object in parts.
+    pub(super) async fn get_parts(
+        &self,
+        path: &str,
+        location: &Path,
+        range: std::ops::Range<u64>,
+    ) -> Result<Bytes, StorageError> {
+        let end = range.end;
+        let get = |start: u64| async move {
+            let range = start..end.min(start + PART_BYTES as u64);
+            self.retry(path, || self.store.get_range(location, range.clone())).await
+        };
+        let num_bytes = usize::try_from(end - range.start).unwrap_or(0);
+        let mut parts = stream::iter(range.step_by(PART_BYTES).map(get)).buffered(PARTS_IN_FLIGHT);
+        let mut joined = BytesMut::with_capacity(num_bytes);
+        while let Some(part) = parts.try_next().await? {
+            joined.extend_from_slice(&part);
+        }
+        Ok(joined.freeze())
+    }
+}

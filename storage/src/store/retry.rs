@@ -1,0 +1,77 @@
+//! Retries of operations after transient failures.
+
+use std::time::{Duration, SystemTime};
+
+use super::Storage;
+use crate::StorageError;
+use crate::error::{Subject, classify};
+
+/// Limits of retries after transient failures.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RetryPolicy {
+    attempts_max: u32,
+    wait_first: Duration,
+    wait_max: Duration,
+}
+
+impl RetryPolicy {
+    /// For local disks, whose transient failures are short.
+    pub(crate) const LOCAL: Self = Self {
+        attempts_max: 6,
+        wait_first: Duration::from_millis(10),
+        wait_max: Duration::from_millis(200),
+    };
+    /// For storage behind a network: about two minutes, enough for a restart of the store.
+    pub(crate) const NETWORK: Self = Self {
+        attempts_max: 16,
+        wait_first: Duration::from_millis(100),
+        wait_max: Duration::from_secs(10),
+    };
+    /// Maximum number of attempts if a user waits for the result.
+    const FEW_ATTEMPTS_MAX: u32 = 4;
+
+    /// Returns the same policy with at most [`FEW_ATTEMPTS_MAX`](Self::FEW_ATTEMPTS_MAX) attempts.
+    pub(super) fn with_few_attempts(self) -> Self {
+        Self { attempts_max: self.attempts_max.min(Self::FEW_ATTEMPTS_MAX), ..self }
+    }
+
+    /// Returns the wait after failed attempt number `attempt`, from 1. `jitter`, from 0
+    /// to 1, separates the retries of callers that failed together.
+    pub(super) fn wait(self, attempt: u32, jitter: f64) -> Duration {
+        let wait = self.wait_first.saturating_mul(1 << attempt.min(16)).min(self.wait_max);
+        wait.mul_f64(0.5 + jitter / 2.0)
+    }
+}
+
+impl Storage {
+    /// Retries `operation` until it succeeds, fails permanently, or the retry limit is reached.
+    pub(super) async fn retry<T, F>(
+        &self,
+        path: &str,
+        operation: impl Fn() -> F,
+    ) -> Result<T, StorageError>
+    where
+        F: Future<Output = object_store::Result<T>>,
+    {
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            let source = match operation().await {
+                Ok(done) => return Ok(done),
+                Err(source) => source,
+            };
+            let (error, is_transient) =
+                classify(Subject { url: &self.url, path }, attempt, &source);
+            if !is_transient || attempt >= self.retry_policy.attempts_max {
+                return Err(error);
+            }
+            tokio::time::sleep(self.retry_policy.wait(attempt, jitter())).await;
+        }
+    }
+}
+
+/// Returns a jitter from 0 to 1 that differs between callers. Only wait times depend on it.
+fn jitter() -> f64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    f64::from(now.subsec_nanos() % 1_000) / 1_000.0
+}

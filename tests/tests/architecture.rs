@@ -6,11 +6,11 @@ use stoker_tests::{describe_output, files, repository};
 
 /// Packages that each package of the workspace must not link, directly or indirectly, and why.
 const FORBIDDEN: &[(&str, &[&str], &str)] = &[
-    ("stoker-api", &["tokio", "kube", "k8s-openapi", "stoker-engine"], "api is a leaf"),
-    ("stoker-engine", &["tokio", "kube", "k8s-openapi", "rand", "burn"], "engine is pure"),
+    ("stoker-api", &["tokio", "kube", "k8s-openapi", "stoker-experiment-engine"], "api is a leaf"),
+    ("stoker-experiment-engine", &["tokio", "kube", "k8s-openapi", "rand", "burn"], "engine is pure"),
     (
         "stoker-trainer",
-        &["kube", "kube-core", "k8s-openapi", "schemars", "stoker-engine"],
+        &["kube", "kube-core", "k8s-openapi", "schemars", "stoker-experiment-engine"],
         "the trainer does not know Kubernetes and decides nothing",
     ),
     (
@@ -18,7 +18,7 @@ const FORBIDDEN: &[(&str, &[&str], &str)] = &[
         &["kube", "kube-core", "k8s-openapi", "schemars"],
         "the stock trainer does not know Kubernetes either",
     ),
-    ("stoker", &["burn", "stoker-trainer"], "the command line does not train"),
+    ("stoker-cli", &["burn", "stoker-trainer"], "the command line does not train"),
     (
         "stoker-operator",
         &["burn", "stoker-trainer", "stoker-storage", "object_store"],

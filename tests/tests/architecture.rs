@@ -7,7 +7,11 @@ use stoker_tests::{describe_output, files, repository};
 /// Packages that each package of the workspace must not link, directly or indirectly, and why.
 const FORBIDDEN: &[(&str, &[&str], &str)] = &[
     ("stoker-api", &["tokio", "kube", "k8s-openapi", "stoker-experiment-engine"], "api is a leaf"),
-    ("stoker-experiment-engine", &["tokio", "kube", "k8s-openapi", "rand", "burn"], "engine is pure"),
+    (
+        "stoker-experiment-engine",
+        &["tokio", "kube", "k8s-openapi", "rand", "burn"],
+        "engine is pure",
+    ),
     (
         "stoker-trainer",
         &["kube", "kube-core", "k8s-openapi", "schemars", "stoker-experiment-engine"],

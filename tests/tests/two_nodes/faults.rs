@@ -19,7 +19,7 @@ fn gang(name: &str) -> Value {
             "minCheckpointPeriod": { "batches": 100 },
             "searcher": {
                 "metric": "validation_accuracy", "smallerIsBetter": false,
-                "maxLength": { "epochs": 4 }, "single": {},
+                "maxLength": { "epochs": 2 }, "single": {},
             },
             "resources": { "slotsPerTrial": 4, "slotsPerPod": 1 },
             "pod": { "affinity": { "podAntiAffinity": {
@@ -73,7 +73,7 @@ fn gangs_survive_node_loss_bit_identical() {
     assert_bit_identical(cluster, "calm-0", "hit-0");
 }
 
-/// Returns an experiment of two epochs without dropout: only its initial weights are random.
+/// Returns an experiment of 500 batches without dropout: only its initial weights are random.
 fn plain(name: &str, resources: &Value) -> Value {
     let hyperparameters = json!({
         "model": "mlp", "learning_rate": 0.001, "dropout": 0.0, "global_batch_size": 128,
@@ -81,7 +81,7 @@ fn plain(name: &str, resources: &Value) -> Value {
     let mut experiment = gang(name);
     experiment["spec"]["hyperparameters"] = hyperparameters;
     experiment["spec"]["resources"] = resources.clone();
-    experiment["spec"]["searcher"]["maxLength"] = json!({ "epochs": 2 });
+    experiment["spec"]["searcher"]["maxLength"] = json!({ "batches": 500 });
     experiment
 }
 

@@ -258,7 +258,7 @@ fn sum_on_host(ranks: &(impl Collective + ?Sized), values: Tensor<1>) -> Result<
         Ok(TensorData::new(values, shape))
     }
     let (device, dtype) = (values.device(), values.dtype());
-    let data = values.try_into_data().map_err(record::unreadable)?;
+    let data = values.try_into_data().map_err(record::tensor_read_error)?;
     let data = match dtype {
         DType::F64 => sum(data, |values| ranks.sum_f64(values)),
         DType::F32 => sum(data, |values| ranks.sum_f32(values)),

@@ -357,7 +357,7 @@ async fn send_reports(shared: Arc<Shared>, client: Client, door: Door) {
                 shared.lock().queue.retain(|queued| queued.id != id);
             }
             PostOutcome::Unavailable(failure) => {
-                let wait = outage.failed(&failure);
+                let wait = outage.record_failure(&failure);
                 let has_urgent = {
                     let mut state = shared.lock();
                     if state.is_closed {

@@ -14,7 +14,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
 use super::dataset_dir::{DatasetDir, io_error};
-use super::manifest::{Entry, MANIFEST_FILE, Manifest};
+use super::manifest::{MANIFEST_FILE, Manifest, SegmentEntry};
 use super::quota::CacheQuota;
 use crate::{Error, Result};
 
@@ -126,12 +126,12 @@ pub(super) fn is_corruption(error: &Error) -> bool {
 }
 
 /// Returns the name of a segment in the bucket.
-fn object_name(entry: &Entry) -> String {
+fn object_name(entry: &SegmentEntry) -> String {
     format!("{}.seg", entry.sha256)
 }
 
 /// Verifies a downloaded segment and syncs it to disk.
-fn store_segment(folder: &Path, entry: &Entry, bytes: &Bytes) -> Result<()> {
+fn store_segment(folder: &Path, entry: &SegmentEntry, bytes: &Bytes) -> Result<()> {
     let actual = hash::sha256_hex(bytes);
     if actual != entry.sha256 {
         return Err(Corrupt(object_name(entry), actual).into());

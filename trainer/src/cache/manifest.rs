@@ -31,12 +31,12 @@ pub(super) struct Manifest {
     id: String,
     version: String,
     split: String,
-    pub(super) segments: Vec<Entry>,
+    pub(super) segments: Vec<SegmentEntry>,
 }
 
 /// Manifest entry of a segment.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub(super) struct Entry {
+pub(super) struct SegmentEntry {
     pub(super) file: String,
     pub(super) records: usize,
     pub(super) bytes: u64,
@@ -47,7 +47,7 @@ pub(super) struct Entry {
 type Stamp = (u64, u128, u64);
 
 impl Manifest {
-    pub(super) fn new(dir: &DatasetDir, segments: Vec<Entry>) -> Self {
+    pub(super) fn new(dir: &DatasetDir, segments: Vec<SegmentEntry>) -> Self {
         let (id, version) = (dir.id.clone(), dir.version.clone());
         Self { format: FORMAT, id, version, split: dir.split.name().into(), segments }
     }
@@ -98,8 +98,8 @@ impl Manifest {
         for entry in &self.segments {
             stamps.insert(entry.file.clone(), stamp(&folder.join(&entry.file))?);
         }
-        let is_new = |entry: &&Entry| known.get(&entry.file) != stamps.get(&entry.file);
-        let new: Vec<&Entry> = self.segments.iter().filter(is_new).collect();
+        let is_new = |entry: &&SegmentEntry| known.get(&entry.file) != stamps.get(&entry.file);
+        let new: Vec<&SegmentEntry> = self.segments.iter().filter(is_new).collect();
         if new.is_empty() {
             return Ok(());
         }
@@ -130,7 +130,7 @@ impl Manifest {
     }
 }
 
-impl Entry {
+impl SegmentEntry {
     /// Verifies size and hash of the file.
     fn check(&self, folder: &Path) -> Result<(), String> {
         let Self { file, bytes, sha256, .. } = self;

@@ -15,7 +15,7 @@ use std::path::Path;
 use sha2::{Digest as _, Sha256};
 
 use super::dataset_dir::io_error;
-use super::manifest::{Entry, hex};
+use super::manifest::{SegmentEntry, hex};
 use super::mapped_file::MappedFile;
 use crate::Result;
 
@@ -59,7 +59,7 @@ impl Writer {
     }
 
     /// Completes the file and syncs it to disk.
-    pub(super) fn finish(mut self) -> Result<Entry> {
+    pub(super) fn finish(mut self) -> Result<SegmentEntry> {
         let records = self.starts.len();
         self.starts.push(self.bytes);
         let starts = std::mem::take(&mut self.starts);
@@ -72,7 +72,7 @@ impl Writer {
         let stored = file.into_inner().map_err(|error| error.into_error());
         let stored = stored.and_then(|file| file.sync_all());
         stored.map_err(|error| io_error("write", Path::new(&name), &error))?;
-        Ok(Entry { file: name, records, bytes, sha256: hex(&sha256.finalize()) })
+        Ok(SegmentEntry { file: name, records, bytes, sha256: hex(&sha256.finalize()) })
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
@@ -95,8 +95,8 @@ pub(super) struct Segment {
 
 impl Segment {
     /// Opens a segment and validates its structure; returns the first defect found.
-    pub(super) fn open(folder: &Path, entry: &Entry) -> Result<Self, String> {
-        let Entry { file: name, records, bytes, .. } = entry;
+    pub(super) fn open(folder: &Path, entry: &SegmentEntry) -> Result<Self, String> {
+        let SegmentEntry { file: name, records, bytes, .. } = entry;
         let mapped = File::open(folder.join(name)).and_then(|file| MappedFile::new(&file));
         let map = mapped.map_err(|error| format!("{name}: {error}"))?;
         let defect = |why: &str| format!("{name} {why}");

@@ -137,7 +137,7 @@ fn lines(file: &str, from: impl Read, shard_rows: u32) -> Result<ScannedFile> {
     let (mut counter, mut ranges, mut end, mut line) = (Counter::default(), vec![], 0, vec![]);
     loop {
         line.clear();
-        let num = reader.read_until(b'\n', &mut line).map_err(|error| unreadable(file, &error))?;
+        let num = reader.read_until(b'\n', &mut line).map_err(|error| read_error(file, &error))?;
         if num == 0 {
             break;
         }
@@ -162,7 +162,7 @@ fn csv(file: &str, from: impl Read, shard_rows: u32) -> Result<ScannedFile> {
         .buffer_capacity(BUFFER_BYTES)
         .from_reader(HashingReader::new(from));
     let failed = |error: csv::Error| match error.into_kind() {
-        csv::ErrorKind::Io(error) => unreadable(file, &error),
+        csv::ErrorKind::Io(error) => read_error(file, &error),
         other => InvalidInput(format!("cannot parse the first line of {file}: {other:?}")).into(),
     };
     reader.byte_headers().map_err(failed)?;
@@ -208,7 +208,7 @@ fn refuse_compressed(file: &str, bytes: &[u8]) -> Result<()> {
     }
 }
 
-fn unreadable(file: &str, error: &io::Error) -> crate::Error {
+fn read_error(file: &str, error: &io::Error) -> crate::Error {
     super::infrastructure(format!("cannot read input {file}: {error}"))
 }
 

@@ -41,7 +41,7 @@ pub(super) struct Children {
 struct Rank {
     /// Its first process, which is also the process group.
     group: Pid,
-    end: Option<ProcessExit>,
+    exit: Option<ProcessExit>,
     was_terminated_by_launcher: bool,
 }
 
@@ -89,7 +89,7 @@ impl Children {
             .spawn();
         let mut child = child.map_err(|error| cannot_start(program, &error))?;
         let group = Pid::from_child(&child);
-        self.ranks.push(Rank { group, end: None, was_terminated_by_launcher: false });
+        self.ranks.push(Rank { group, exit: None, was_terminated_by_launcher: false });
         let readers = [
             child.stdout.take().map(|stdout| output.read(stdout, Stream::Out)),
             child.stderr.take().map(|stderr| output.read(stderr, Stream::Error)),
@@ -107,8 +107,8 @@ impl Children {
         loop {
             let has_no_children = self.reap();
             let outcome = |rank: &Rank| {
-                rank.end.map(|end| RankOutcome {
-                    end,
+                rank.exit.map(|exit| RankOutcome {
+                    exit,
                     was_terminated_by_launcher: rank.was_terminated_by_launcher,
                 })
             };
@@ -117,7 +117,7 @@ impl Children {
             }
             if has_no_children {
                 // No child remains, but some exit status was reaped elsewhere and is unknown.
-                let unknown = |rank: &mut Rank| _ = rank.end.get_or_insert(ProcessExit::Exit(1));
+                let unknown = |rank: &mut Rank| _ = rank.exit.get_or_insert(ProcessExit::Code(1));
                 self.ranks.iter_mut().for_each(unknown);
                 continue;
             }
@@ -171,19 +171,19 @@ impl Children {
 
     fn record_exit(&mut self, pid: Pid, status: WaitStatus) {
         let Some(rank) = self.ranks.iter_mut().find(|rank| rank.group == pid) else { return };
-        let end = match status.exit_status() {
-            Some(code) => ProcessExit::Exit(code),
+        let exit = match status.exit_status() {
+            Some(code) => ProcessExit::Code(code),
             None => ProcessExit::Signal(status.terminating_signal().unwrap_or_default()),
         };
-        rank.end = Some(end);
+        rank.exit = Some(exit);
         if self.is_stop_requested {
             return;
         }
         // Descendants of an exited rank are useless, and may occupy a port or a GPU.
         let _ = rustix::process::kill_process_group(pid, Signal::KILL);
-        if end.is_failure() && self.kill_at.is_none() {
+        if exit.is_failure() && self.kill_at.is_none() {
             self.kill_at = Some(Instant::now() + self.grace);
-            let remaining = self.ranks.iter_mut().filter(|rank| rank.end.is_none());
+            let remaining = self.ranks.iter_mut().filter(|rank| rank.exit.is_none());
             remaining.for_each(|rank| rank.was_terminated_by_launcher = true);
             self.signal_ranks(Signal::TERM);
         }
@@ -192,7 +192,7 @@ impl Children {
     fn forward_signal(&mut self, signal: Signal) {
         if signal == Signal::USR1 {
             // Signal only the ranks: other processes may not handle SIGUSR1, and would die.
-            let ranks = self.ranks.iter().filter(|rank| rank.end.is_none());
+            let ranks = self.ranks.iter().filter(|rank| rank.exit.is_none());
             for rank in ranks.filter(|rank| handles_usr1(rank.group)) {
                 let _ = rustix::process::kill_process(rank.group, signal);
             }
@@ -207,7 +207,7 @@ impl Children {
 
     /// Signals the process groups of all ranks that have not exited.
     fn signal_ranks(&self, signal: Signal) {
-        for rank in self.ranks.iter().filter(|rank| rank.end.is_none()) {
+        for rank in self.ranks.iter().filter(|rank| rank.exit.is_none()) {
             let _ = rustix::process::kill_process_group(rank.group, signal);
         }
     }

@@ -7,7 +7,7 @@ use stoker_api::exit::ExitClass;
 /// Result of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RankOutcome {
-    pub(super) end: ProcessExit,
+    pub(super) exit: ProcessExit,
     /// Whether the launcher terminated the rank because another had failed.
     pub(super) was_terminated_by_launcher: bool,
 }
@@ -15,7 +15,7 @@ pub(super) struct RankOutcome {
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProcessExit {
-    Exit(i32),
+    Code(i32),
     Signal(i32),
 }
 
@@ -24,7 +24,7 @@ impl ProcessExit {
     fn code(self) -> u8 {
         match self {
             // Exit codes always fit into 8 bits.
-            Self::Exit(code) => u8::try_from(code).unwrap_or(1),
+            Self::Code(code) => u8::try_from(code).unwrap_or(1),
             Self::Signal(signal) => u8::try_from(128 + signal).unwrap_or(u8::MAX),
         }
     }
@@ -37,23 +37,23 @@ impl ProcessExit {
 
 impl RankOutcome {
     fn code(self) -> u8 {
-        let is_reaction = match self.end {
-            ProcessExit::Exit(code) => code == ExitCode::Preempted as i32,
+        let is_reaction = match self.exit {
+            ProcessExit::Code(code) => code == ExitCode::Preempted as i32,
             ProcessExit::Signal(signal) => {
                 [Signal::TERM, Signal::KILL].iter().any(|sent| sent.as_raw() == signal)
             }
         };
         match self.was_terminated_by_launcher && is_reaction {
             true => ExitCode::PeerFailed as u8,
-            false => self.end.code(),
+            false => self.exit.code(),
         }
     }
 
     /// Describes the end of a program that left no message; `None` for success.
     pub(super) fn describe(self, last_lines: &str) -> Option<String> {
-        let description = match self.end {
-            ProcessExit::Exit(code) if code == ExitCode::Completed as i32 => return None,
-            ProcessExit::Exit(code) => format!("exit code {code}"),
+        let description = match self.exit {
+            ProcessExit::Code(code) if code == ExitCode::Completed as i32 => return None,
+            ProcessExit::Code(code) => format!("exit code {code}"),
             ProcessExit::Signal(signal) if signal == Signal::TERM.as_raw() => {
                 "terminated by SIGTERM, which the program does not handle".into()
             }
@@ -88,11 +88,11 @@ mod tests {
     fn check(ends: &str, expected: (usize, u8)) {
         let read = |text: &str| {
             let status = text.trim_end_matches('!');
-            let end = match status.strip_prefix('s') {
+            let exit = match status.strip_prefix('s') {
                 Some(signal) => ProcessExit::Signal(signal.parse().unwrap()),
-                None => ProcessExit::Exit(status.parse().unwrap()),
+                None => ProcessExit::Code(status.parse().unwrap()),
             };
-            RankOutcome { end, was_terminated_by_launcher: status.len() < text.len() }
+            RankOutcome { exit, was_terminated_by_launcher: status.len() < text.len() }
         };
         let outcomes: Vec<_> = ends.split_whitespace().map(read).collect();
         assert_eq!(worst_outcome(&outcomes), expected, "{ends}");
@@ -133,13 +133,13 @@ mod tests {
 
     #[test]
     fn silent_failure_is_described_by_last_lines() {
-        let check = |end, lines: &str, expected: Option<&str>| {
-            let outcome = RankOutcome { end, was_terminated_by_launcher: false };
+        let check = |exit, lines: &str, expected: Option<&str>| {
+            let outcome = RankOutcome { exit, was_terminated_by_launcher: false };
             assert_eq!(outcome.describe(lines).as_deref(), expected);
         };
-        check(ProcessExit::Exit(0), "hello", None);
-        check(ProcessExit::Exit(3), "", Some("exit code 3"));
-        check(ProcessExit::Exit(3), "a\nb", Some("exit code 3; last lines: a\nb"));
+        check(ProcessExit::Code(0), "hello", None);
+        check(ProcessExit::Code(3), "", Some("exit code 3"));
+        check(ProcessExit::Code(3), "a\nb", Some("exit code 3; last lines: a\nb"));
         let unhandled = "terminated by SIGTERM, which the program does not handle";
         check(ProcessExit::Signal(15), "", Some(unhandled));
         check(ProcessExit::Signal(11), "x", Some("terminated by signal 11; last lines: x"));

@@ -12,7 +12,7 @@ use burn::tensor::{Bool, DType, Int, Shape, Tensor, TensorData};
 use safetensors::{Dtype, View};
 
 use super::weights_reader::{self, StoredTensor};
-use super::{pack, to_burn};
+use super::{pack, to_burn_bytes};
 use crate::Result;
 
 /// A file of weights in the safetensors format.
@@ -155,7 +155,7 @@ impl WeightsFile {
             .into());
         }
         let packed = pack(entries, &BTreeMap::new(), BTreeMap::new())?;
-        let record = ModuleRecord::from_bytes(to_burn(&packed))?;
+        let record = ModuleRecord::from_bytes(to_burn_bytes(&packed))?;
         // Apply BatchNorm's pending update first; otherwise it would be added to the loaded
         // statistics.
         let _ = fresh.valid();

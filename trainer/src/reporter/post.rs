@@ -57,7 +57,7 @@ pub(super) struct Outage {
 impl Outage {
     /// Counts a failure and logs it once for each new status; returns the wait before the next
     /// attempt.
-    pub(super) fn failed(&mut self, failure: &PostFailure) -> Duration {
+    pub(super) fn record_failure(&mut self, failure: &PostFailure) -> Duration {
         if self.num_failed == 0 || failure.status != self.logged_status {
             let reason = &failure.reason;
             eprintln!("stoker: {reason}; training continues, and reports will be retried");

@@ -234,7 +234,7 @@ fn retry_after_is_respected() {
         let mut headers = HeaderMap::new();
         headers.insert(RETRY_AFTER, header.parse().unwrap());
         let failure = PostFailure { retry_after: retry_after(&headers), ..PostFailure::default() };
-        let wait = Outage { num_failed, ..Outage::default() }.failed(&failure);
+        let wait = Outage { num_failed, ..Outage::default() }.record_failure(&failure);
         assert_eq!(wait, Duration::from_millis(expected_ms), "{header} after {num_failed}");
     };
     check("0", 0, 100);

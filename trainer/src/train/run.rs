@@ -94,7 +94,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         train.check(&plan)?;
         validation.as_ref().map_or(Ok(()), |data| data.check_validation(&plan))?;
         let model = optimizers.draw_weights(context, model);
-        optimizers.check(&record::paths(&model))?;
+        optimizers.check(&record::trained_paths(&model))?;
         let timetable = Timetable::new(config, train.steps(&plan), global_batch as u64);
         let own_epochs = epochs.filter(|_| !context.outlet().has_runner() && config.units == 0);
         let granted_units = own_epochs.unwrap_or(config.units.max(1));

@@ -97,7 +97,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         if ranks.size() == 1 {
             return Ok(());
         }
-        self.model.replace(|model| record::share_buffers(model, ranks.collective()))?;
+        self.model.replace(|model| record::broadcast_buffers(model, ranks.collective()))?;
         #[cfg(feature = "learner")]
         self.optimizers.adopt(&*self.model);
         Ok(())

@@ -77,7 +77,7 @@ fn report_error(error: &(dyn std::error::Error + 'static)) -> process::ExitCode 
     let code = exit_code(error);
     let message = error.to_string();
     eprintln!("stoker: {message}");
-    termination::record(code, Some(&message), vec![]);
+    termination::record_exit(code, Some(&message), vec![]);
     process::ExitCode::from(code as u8)
 }
 

@@ -10,18 +10,19 @@ use stoker_api::names::ENV_TERMINATION_FILE;
 const MESSAGE_BYTES_MAX: usize = 2_048;
 
 /// Writes the termination file, if the environment specifies one.
-pub(crate) fn record(code: ExitCode, message: Option<&str>, unsent: Vec<Report>) {
+pub(crate) fn record_exit(code: ExitCode, message: Option<&str>, unsent: Vec<Report>) {
     if let Some(path) = std::env::var_os(ENV_TERMINATION_FILE) {
         let message = message.map(str::to_owned);
         write_to(Path::new(&path), Termination { code: code as u8, message, unsent });
     }
 }
 
-/// Same as [`record`], unless the file is already written: the first error is usually the cause.
-pub(crate) fn record_unless_written(code: ExitCode, message: &str) {
+/// Same as [`record_exit`], unless the file is already written: the first error is usually the
+/// cause.
+pub(crate) fn record_exit_if_missing(code: ExitCode, message: &str) {
     let file = std::env::var_os(ENV_TERMINATION_FILE);
     if file.is_none_or(|path| read(Path::new(&path)).is_none()) {
-        record(code, Some(message), vec![]);
+        record_exit(code, Some(message), vec![]);
     }
 }
 

@@ -272,7 +272,7 @@ impl Watchdog {
             None => ExitCode::PeerFailed,
         };
         let reason = self.abort.reason().unwrap_or("the gang failed, but this rank did not react");
-        crate::termination::record_unless_written(code, reason);
+        crate::termination::record_exit_if_missing(code, reason);
         let _ = writeln!(io::stderr(), "error: {reason}; forcing the exit of this process");
         std::process::exit(code as i32);
     }

@@ -278,7 +278,7 @@ pub(crate) fn finish(
         Err(error) => {
             let code = exit_code(&*error);
             eprintln!("error: {error}");
-            termination::record(code, Some(&error.to_string()), vec![]);
+            termination::record_exit(code, Some(&error.to_string()), vec![]);
             return process::ExitCode::from(code as u8);
         }
     };
@@ -306,12 +306,12 @@ pub(crate) fn finish(
         || outlet.directive() == Some(Directive::Fenced)
     {
         // Another attempt has replaced this one: queued writes must not happen.
-        termination::record(code, message.as_deref(), vec![]);
+        termination::record_exit(code, message.as_deref(), vec![]);
         process::exit(code as i32);
     }
     outlet.tell_validation();
     // Record the exit before the waits below: the process may be killed during them.
-    termination::record(code, message.as_deref(), outlet.unsent());
+    termination::record_exit(code, message.as_deref(), outlet.unsent());
     if code == ExitCode::Completed {
         outlet.end_training();
     }
@@ -320,7 +320,7 @@ pub(crate) fn finish(
         eprintln!("stoker: cannot store the last rows of metrics: {error}");
     }
     outlet.close(outlet.batches(), code, message.clone());
-    termination::record(code, message.as_deref(), outlet.unsent());
+    termination::record_exit(code, message.as_deref(), outlet.unsent());
     process::ExitCode::from(code as u8)
 }
 

@@ -92,7 +92,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
 
     /// Copies rank 0's BatchNorm statistics to all ranks. The checkpoint contains only these, so a
     /// resumed rank has no others.
-    pub(super) fn share_buffers(&mut self) -> Result<()> {
+    pub(super) fn broadcast_buffers(&mut self) -> Result<()> {
         let ranks = self.context.distributed();
         if ranks.size() == 1 {
             return Ok(());

@@ -190,7 +190,7 @@ fn function_lengths_follow_the_layout() {
 
 /// Files with unsafe code, each with the decision record that explains it.
 const UNSAFE: [(&str, &str); 2] = [
-    ("trainer/src/cache/map.rs", "docs/decisions/0021-dataset-cache.md"),
+    ("trainer/src/cache/mapped_file.rs", "docs/decisions/0021-dataset-cache.md"),
     ("trainer/src/collective/nccl/library.rs", "docs/decisions/0015-gpus.md"),
 ];
 

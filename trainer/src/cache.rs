@@ -24,29 +24,29 @@ use stoker_api::contract::ExitCode;
 use stoker_api::names::{ENV_DATA_CACHE, ENV_DATA_CACHE_BYTES};
 use stoker_storage::Storage;
 
-use crate::collective::Doing;
+use crate::collective::RankActivity;
 use crate::context::Context;
 use crate::data::{At, Data, Source};
 use crate::error::{Infrastructure, Interrupted};
 use crate::stop::StopSignal;
 use crate::{Error, Result};
 
+mod bucket;
 mod build;
+mod dataset;
+mod dataset_dir;
 mod lock;
 mod manifest;
-mod map;
-mod place;
-mod room;
+mod mapped_file;
+mod quota;
 mod segment;
-mod set;
-mod shared;
 
 #[cfg(test)]
 mod tests;
 
-use place::Place;
-use set::{Found, Set};
-use shared::Shared;
+use bucket::DatasetBucket;
+use dataset::{CacheState, Dataset};
+use dataset_dir::DatasetDir;
 
 /// Number of times a set is made again if it is damaged each time.
 const ATTEMPTS_MAX: u32 = 3;
@@ -74,7 +74,7 @@ impl Split {
 pub struct DataCache {
     root: PathBuf,
     bytes_max: Option<u64>,
-    shared: Option<Shared>,
+    bucket: Option<DatasetBucket>,
     /// Stop request, checked while a set is built or waited for.
     stop: StopSignal,
 }
@@ -83,7 +83,7 @@ impl DataCache {
     /// Creates a cache in this folder.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         let stop = StopSignal::default();
-        Self { root: root.into(), bytes_max: None, shared: None, stop }
+        Self { root: root.into(), bytes_max: None, bucket: None, stop }
     }
 
     /// Creates the default cache of this machine. The folder is `STOKER_DATA_CACHE`, or
@@ -126,8 +126,8 @@ impl DataCache {
     }
 
     /// Also stores sets in a bucket.
-    fn shared(self, shared: Option<Shared>) -> Self {
-        Self { shared, ..self }
+    fn with_bucket(self, bucket: Option<DatasetBucket>) -> Self {
+        Self { bucket, ..self }
     }
 
     /// Opens the set with this name. If it is neither in the cache nor in the bucket, calls
@@ -148,38 +148,38 @@ impl DataCache {
         T: Serialize + DeserializeOwned,
         I: IntoIterator<Item = Result<T>>,
     {
-        let place = Place::new(&self.root, id, version, split)?;
+        let dir = DatasetDir::new(&self.root, id, version, split)?;
         let mut build = Some(build);
         // Keep a new set locked until it is open, so that it cannot be deleted in between.
-        let mut held = None;
+        let mut new_set_lock = None;
         for _ in 0..ATTEMPTS_MAX {
-            let reader = place.lock_for_use()?;
-            match Set::find(&place)? {
-                Found::Whole(set) => {
-                    place.touch(&reader)?;
+            let reader = dir.lock_for_reading()?;
+            match Dataset::open(&dir)? {
+                CacheState::Complete(set) => {
+                    dir.touch(&reader)?;
                     let samples = set.len();
-                    let inner = Inner { set, place, _reader: reader };
+                    let inner = Inner { set, dir, _reader: reader };
                     return Ok(Cached { inner: Arc::new(inner), samples, items: PhantomData });
                 }
-                Found::Damaged(why) => eprintln!("stoker: {place}: {why}; making it again"),
-                Found::Nothing => {}
+                CacheState::Corrupt(why) => eprintln!("stoker: {dir}: {why}; making it again"),
+                CacheState::Missing => {}
             }
             drop(reader);
-            drop(held.take());
-            held = self.make(&place, &mut build)?;
+            drop(new_set_lock.take());
+            new_set_lock = self.build_or_download(&dir, &mut build)?;
         }
         Err(Infrastructure(format!(
-            "{place} was damaged or missing {ATTEMPTS_MAX} times right after it was made; check \
+            "{dir} was damaged or missing {ATTEMPTS_MAX} times right after it was made; check \
              the disk under {}",
             self.root.display()
         ))
         .into())
     }
 
-    fn leave_if_asked(&self, place: &Place) -> Result<()> {
+    fn check_interrupt(&self, dir: &DatasetDir) -> Result<()> {
         match self.stop.is_set() {
             true => {
-                let why = format!("preempted before {place} was complete");
+                let why = format!("preempted before {dir} was complete");
                 Err(Interrupted { code: ExitCode::Preempted, fenced: false, why }.into())
             }
             false => Ok(()),
@@ -188,51 +188,55 @@ impl DataCache {
 
     /// Downloads or builds a missing set, unless another process did so meanwhile. Returns the
     /// reader's lock of the new set.
-    fn make<T, I, F>(&self, place: &Place, build: &mut Option<F>) -> Result<Option<File>>
+    fn build_or_download<T, I, F>(
+        &self,
+        dir: &DatasetDir,
+        build: &mut Option<F>,
+    ) -> Result<Option<File>>
     where
         T: Serialize + DeserializeOwned,
         I: IntoIterator<Item = Result<T>>,
         F: FnOnce() -> Result<I>,
     {
-        let builder = place.lock_to_build(|| self.leave_if_asked(place))?;
-        if let Found::Whole(_) = Set::find(place)? {
+        let builder = dir.lock_for_building(|| self.check_interrupt(dir))?;
+        if let CacheState::Complete(_) = Dataset::open(dir)? {
             return Ok(None);
         }
-        place.clear()?;
-        let room = room::Room::new(&self.root, self.bytes_max, place)?;
-        let mut is_damaged = false;
-        if let Some(shared) = &self.shared {
-            match shared.download(place, &room) {
-                Ok(true) => return publish(place).map(Some),
+        dir.prepare_staging()?;
+        let quota = quota::CacheQuota::new(&self.root, self.bytes_max, dir)?;
+        let mut is_corrupt = false;
+        if let Some(bucket) = &self.bucket {
+            match bucket.download(dir, &quota) {
+                Ok(true) => return publish(dir).map(Some),
                 Ok(false) => {}
                 Err(error) => {
-                    is_damaged = shared::is_damage(&error);
-                    eprintln!("stoker: cannot download {place} from the bucket: {error}");
+                    is_corrupt = bucket::is_corruption(&error);
+                    eprintln!("stoker: cannot download {dir} from the bucket: {error}");
                 }
             }
         }
         let Some(build) = build.take() else {
             let text = format!(
-                "{place} was just built, but is missing or damaged; check the disk under {}",
+                "{dir} was just built, but is missing or damaged; check the disk under {}",
                 self.root.display()
             );
             return Err(Infrastructure(text).into());
         };
         let built = build().and_then(|items| {
-            let unless_stopped = |item| self.leave_if_asked(place).and(item);
-            build::write(place, items.into_iter().map(unless_stopped), &room)
+            let unless_stopped = |item| self.check_interrupt(dir).and(item);
+            build::write(dir, items.into_iter().map(unless_stopped), &quota)
         });
         if let Err(error) = built {
-            place.clear()?;
+            dir.prepare_staging()?;
             return Err(error);
         }
-        let reader = publish(place)?;
+        let reader = publish(dir)?;
         drop(builder);
-        if let Some(shared) = &self.shared
-            && let Err(error) = shared.upload(place, is_damaged)
+        if let Some(bucket) = &self.bucket
+            && let Err(error) = bucket.upload(dir, is_corrupt)
         {
             eprintln!(
-                "stoker: cannot upload {place} to the bucket, so other machines must build it: \
+                "stoker: cannot upload {dir} to the bucket, so other machines must build it: \
                  {error}"
             );
         }
@@ -241,10 +245,10 @@ impl DataCache {
 }
 
 /// Moves the built set to its final name and marks it as just used.
-fn publish(place: &Place) -> Result<File> {
-    let reader = place.lock_for_use()?;
-    place.touch(&reader)?;
-    place.publish().map(|()| reader)
+fn publish(dir: &DatasetDir) -> Result<File> {
+    let reader = dir.lock_for_reading()?;
+    dir.touch(&reader)?;
+    dir.publish().map(|()| reader)
 }
 
 impl Context {
@@ -270,18 +274,18 @@ impl Context {
         T: Serialize + DeserializeOwned,
         I: IntoIterator<Item = Result<T>>,
     {
-        let cache = DataCache::standard()?.shared(self.shared_sets()?);
+        let cache = DataCache::standard()?.with_bucket(self.shared_bucket()?);
         let cache = DataCache { stop: self.stop.clone(), ..cache };
         // Building may take long: keep the watchdog from reporting this rank as stuck.
-        self.distributed().tick(Doing::Wait);
+        self.distributed().record_activity(RankActivity::Wait);
         let cached = cache.open(id, version, split, build);
-        self.distributed().tick(Doing::Train);
+        self.distributed().record_activity(RankActivity::Train);
         cached
     }
 
     /// Returns the data sets in the experiment's bucket; `None` for a local folder, which needs no
     /// second copy.
-    fn shared_sets(&self) -> Result<Option<Shared>> {
+    fn shared_bucket(&self) -> Result<Option<DatasetBucket>> {
         let config = &self.config.storage;
         let is_remote = config.url.contains("://") && !config.url.starts_with("file:");
         let Some((namespace, _)) = config.trial_path.split_once('/').filter(|_| is_remote) else {
@@ -289,7 +293,11 @@ impl Context {
         };
         let storage = Storage::open(&config.url, config.endpoint.as_deref())?;
         let outlet = self.outlet();
-        Ok(Some(Shared::new(outlet.runtime().clone(), storage, &format!("{namespace}/datasets"))))
+        Ok(Some(DatasetBucket::new(
+            outlet.runtime().clone(),
+            storage,
+            &format!("{namespace}/datasets"),
+        )))
     }
 }
 
@@ -301,8 +309,8 @@ pub struct Cached<T> {
 }
 
 struct Inner {
-    set: Set,
-    place: Place,
+    set: Dataset,
+    dir: DatasetDir,
     _reader: File,
 }
 
@@ -315,7 +323,7 @@ impl<T> Clone for Cached<T> {
 impl<T> fmt::Debug for Cached<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cached")
-            .field("set", &self.inner.place.to_string())
+            .field("set", &self.inner.dir.to_string())
             .field("samples", &self.samples)
             .finish_non_exhaustive()
     }
@@ -335,19 +343,19 @@ impl<T: DeserializeOwned> Cached<T> {
     /// Fails if the index is out of range, if the checksum of the sample's bytes is wrong, or if
     /// the stored sample has another type.
     pub fn get(&self, sample: usize) -> Result<T> {
-        let Inner { set, place, .. } = &*self.inner;
+        let Inner { set, dir, .. } = &*self.inner;
         if sample >= self.samples {
             let num = self.samples;
-            return Err(format!("{place} has no sample {sample}, only {num} samples").into());
+            return Err(format!("{dir} has no sample {sample}, only {num} samples").into());
         }
         let bytes = set.record(sample).map_err(|why| -> Error {
-            place.distrust();
-            let text = format!("{place}: {why}; the next `open` makes the set again");
+            dir.invalidate_check();
+            let text = format!("{dir}: {why}; the next `open` makes the set again");
             Infrastructure(text).into()
         })?;
         Ok(build::decode(bytes).map_err(|why| {
             format!(
-                "{place}: the type of sample {sample} differs from the program's: {why}; change \
+                "{dir}: the type of sample {sample} differs from the program's: {why}; change \
                  the version of the set"
             )
         })?)
@@ -360,16 +368,18 @@ impl<T: DeserializeOwned + Send + 'static> Cached<T> {
         &self,
         batcher: impl Fn(Vec<T>, &Device) -> B + Send + Sync + 'static,
     ) -> Data<B> {
-        Data::new(Items { set: self.clone(), batcher })
+        Data::new(CachedSource { set: self.clone(), batcher })
     }
 }
 
-struct Items<T, F> {
+struct CachedSource<T, F> {
     set: Cached<T>,
     batcher: F,
 }
 
-impl<T: DeserializeOwned, B, F: Fn(Vec<T>, &Device) -> B + Send + Sync> Source<B> for Items<T, F> {
+impl<T: DeserializeOwned, B, F: Fn(Vec<T>, &Device) -> B + Send + Sync> Source<B>
+    for CachedSource<T, F>
+{
     fn samples(&self) -> usize {
         self.set.len()
     }

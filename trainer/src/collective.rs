@@ -10,25 +10,25 @@ use serde::de::DeserializeOwned;
 use crate::{Result, record};
 
 mod distributed;
-#[cfg(any(test, feature = "cuda"))]
-mod gpu_gang;
 mod group;
 mod handshake;
 mod hub;
-mod launched;
+mod launch_config;
 #[cfg(feature = "cuda")]
 mod nccl;
+#[cfg(any(test, feature = "cuda"))]
+mod nccl_check;
 mod program;
-mod pulse;
+mod progress;
 mod rendezvous;
 mod ring;
 mod threads;
-mod watch;
+mod watchdog;
 mod wire;
 
 pub use distributed::Distributed;
-pub(crate) use launched::Launched;
-pub(crate) use pulse::{Doing, Pulse};
+pub(crate) use launch_config::LaunchConfig;
+pub(crate) use progress::{ProgressState, RankActivity};
 pub use threads::ThreadRank;
 
 /// Collective operations between ranks.
@@ -113,16 +113,16 @@ pub trait Collective: Send + Sync + std::fmt::Debug {
     /// # Errors
     ///
     /// Same as [`sum_f32`](Self::sum_f32).
-    fn gather(&self, local: Bytes) -> Result<Vec<Bytes>>;
+    fn all_gather(&self, local: Bytes) -> Result<Vec<Bytes>>;
 
     /// Gathers each rank's bytes on rank 0, in rank order. The result on other ranks is
-    /// unspecified. Unlike [`gather`](Self::gather), rank 0 need not send the data back.
+    /// unspecified. Unlike [`all_gather`](Self::all_gather), rank 0 need not send the data back.
     ///
     /// # Errors
     ///
     /// Same as [`sum_f32`](Self::sum_f32).
-    fn collect(&self, local: Bytes) -> Result<Vec<Bytes>> {
-        self.gather(local)
+    fn gather_to_root(&self, local: Bytes) -> Result<Vec<Bytes>> {
+        self.all_gather(local)
     }
 
     /// Returns the bytes of rank 0 on every rank. The arguments of other ranks are ignored.
@@ -132,15 +132,15 @@ pub trait Collective: Send + Sync + std::fmt::Debug {
     /// Same as [`sum_f32`](Self::sum_f32).
     fn broadcast(&self, local: Bytes) -> Result<Bytes> {
         let local = if self.rank() == 0 { local } else { Bytes::new() };
-        Ok(self.gather(local)?.swap_remove(0))
+        Ok(self.all_gather(local)?.swap_remove(0))
     }
 }
 
 /// A single rank, for which every operation is the identity.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Alone;
+pub(crate) struct SingleRank;
 
-impl Collective for Alone {
+impl Collective for SingleRank {
     fn rank(&self) -> usize {
         0
     }
@@ -161,7 +161,7 @@ impl Collective for Alone {
         Ok(values)
     }
 
-    fn gather(&self, local: Bytes) -> Result<Vec<Bytes>> {
+    fn all_gather(&self, local: Bytes) -> Result<Vec<Bytes>> {
         Ok(vec![local])
     }
 }
@@ -169,22 +169,22 @@ impl Collective for Alone {
 /// Kind of a collective operation, as sent between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-enum Kind {
+enum CollectiveOp {
     SumF32 = 1,
     SumF64 = 2,
-    Gather = 3,
-    Collect = 4,
+    AllGather = 3,
+    Gather = 4,
     SumF16 = 5,
     SumBf16 = 6,
     SumTensor = 7,
 }
 
-impl Kind {
+impl CollectiveOp {
     const ALL: [Self; 7] = [
         Self::SumF32,
         Self::SumF64,
+        Self::AllGather,
         Self::Gather,
-        Self::Collect,
         Self::SumF16,
         Self::SumBf16,
         Self::SumTensor,
@@ -196,15 +196,15 @@ impl Kind {
             Self::SumF32 | Self::SumF64 | Self::SumF16 | Self::SumBf16 | Self::SumTensor => {
                 "all_reduce"
             }
-            Self::Gather => "all_gather",
-            Self::Collect => "gather",
+            Self::AllGather => "all_gather",
+            Self::Gather => "gather",
         }
     }
 }
 
 /// Rank and size globally, within the pod (`local`) and over the pods (`cross`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Numbers {
+pub(crate) struct Topology {
     pub(crate) rank: usize,
     pub(crate) size: usize,
     pub(crate) local_rank: usize,
@@ -213,8 +213,8 @@ pub(crate) struct Numbers {
     pub(crate) cross_size: usize,
 }
 
-impl Numbers {
-    const ALONE: Self =
+impl Topology {
+    const SINGLE_RANK: Self =
         Self { rank: 0, size: 1, local_rank: 0, local_size: 1, cross_rank: 0, cross_size: 1 };
 
     /// Returns the ranks of this pod.
@@ -230,10 +230,10 @@ impl Numbers {
 }
 
 /// Replaces `values` by the sums over the ranks' values, added in rank order.
-fn added_up<T: ring::Summed>(all: &[Bytes], values: &mut [T]) -> Result<()> {
+fn sum_in_rank_order<T: ring::Summable>(all: &[Bytes], values: &mut [T]) -> Result<()> {
     for (rank, bytes) in all.iter().enumerate() {
         if bytes.len() != size_of_val(values) {
-            return Err(wire::differs(rank));
+            return Err(wire::mismatched_call(rank));
         }
         // Received bytes may be unaligned.
         let numbers = bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned::<T>);
@@ -258,7 +258,7 @@ fn sum_on_host(ranks: &(impl Collective + ?Sized), values: Tensor<1>) -> Result<
         Ok(TensorData::new(values, shape))
     }
     let (device, dtype) = (values.device(), values.dtype());
-    let data = values.try_into_data().map_err(record::unreadable)?;
+    let data = values.try_into_data().map_err(record::tensor_read_error)?;
     let data = match dtype {
         DType::F64 => sum(data, |values| ranks.sum_f64(values)),
         DType::F32 => sum(data, |values| ranks.sum_f32(values)),
@@ -271,41 +271,43 @@ fn sum_on_host(ranks: &(impl Collective + ?Sized), values: Tensor<1>) -> Result<
     Ok(Tensor::from_data(data, (&device, dtype)))
 }
 
-/// Gathers each rank's value on every rank, in rank order. `place` names the position in the
+/// Gathers each rank's value on every rank, in rank order. `position` names the position in the
 /// program for error messages.
 ///
 /// # Errors
 ///
 /// Fails if another rank exited, or is at a different position: ranks must execute the same
 /// program.
-pub(crate) fn exchange<T: Serialize + DeserializeOwned>(
+pub(crate) fn all_gather_json<T: Serialize + DeserializeOwned>(
     ranks: &dyn Collective,
-    place: &str,
+    position: &str,
     local: T,
 ) -> Result<Vec<T>> {
     if ranks.size() == 1 {
         return Ok(vec![local]);
     }
-    let gathered = ranks.gather(serde_json::to_vec(&(place, local))?.into())?;
+    let gathered = ranks.all_gather(serde_json::to_vec(&(position, local))?.into())?;
     let read = |(rank, bytes): (usize, &Bytes)| -> Result<T> {
         let (other, value): (String, T) = match serde_json::from_slice(bytes) {
             Ok(message) => message,
             // The type may differ because the other rank is elsewhere, so read only its position.
             Err(error) => match serde_json::from_slice::<(String, serde_json::Value)>(bytes) {
-                Ok((other, _)) if other != place => return Err(elsewhere(rank, &other, place)),
+                Ok((other, _)) if other != position => {
+                    return Err(position_mismatch(rank, &other, position));
+                }
                 _ => {
                     return Err(format!("cannot read the message of rank {rank}: {error}").into());
                 }
             },
         };
-        if other == place { Ok(value) } else { Err(elsewhere(rank, &other, place)) }
+        if other == position { Ok(value) } else { Err(position_mismatch(rank, &other, position)) }
     };
     gathered.iter().enumerate().map(read).collect()
 }
 
-fn elsewhere(rank: usize, other: &str, place: &str) -> crate::Error {
+fn position_mismatch(rank: usize, other: &str, position: &str) -> crate::Error {
     format!(
-        "rank {rank} is at `{other}`, but this rank is at `{place}`; use the same callbacks and \
+        "rank {rank} is at `{other}`, but this rank is at `{position}`; use the same callbacks and \
          data on all ranks"
     )
     .into()

@@ -13,9 +13,9 @@ use stoker_api::names::{ENV_CACHE, ENV_TEST};
 
 use crate::callback::{Callback, Control};
 use crate::checkpoint::CheckpointSource;
-use crate::collective::{Distributed, Doing};
+use crate::collective::{Distributed, RankActivity};
 use crate::data::{Data, Plan};
-use crate::error::unraised;
+use crate::error::catch_raised;
 use crate::outlet::Outlet;
 use crate::step::{Metrics, StepOutput};
 use crate::stop::StopSignal;
@@ -345,15 +345,15 @@ impl Context {
             return Err("batch_size is 0; it must be at least 1".into());
         }
         let model = model.valid();
-        let model = precision::lowered(&model, self.config.mixed_precision);
+        let model = precision::to_compute_precision(&model, self.config.mixed_precision);
         let plan = self.plan(batch_size, false);
         let steps = data.steps(&plan);
-        unraised(|| {
+        catch_raised(|| {
             for (index, batch) in (0..).zip(data.loader(plan, 0..steps)) {
-                self.ranks.tick(Doing::Evaluate);
+                self.ranks.record_activity(RankActivity::Evaluate);
                 each(index, &model, batch?)?;
             }
-            self.ranks.tick(Doing::Train);
+            self.ranks.record_activity(RankActivity::Train);
             Ok(())
         })
     }

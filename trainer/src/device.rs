@@ -8,55 +8,56 @@ use crate::error::Infrastructure;
 
 /// Device of a rank.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct RankDevice {
     /// The device, with autodiff.
     pub(crate) device: Device,
     /// Index of the GPU among the visible ones; `None` for the CPU.
     pub(crate) gpu: Option<usize>,
 }
 
-impl Place {
+impl RankDevice {
     /// Selects the device of a rank in its pod. Rank `n` uses visible GPU `n`, or the only one.
     /// Without any GPU it uses the CPU, unless `STOKER_DEVICE` is `cuda`.
     ///
     /// # Errors
     ///
     /// Fails if this rank has no GPU, or if `STOKER_DEVICE` is neither `cpu` nor `cuda`.
-    pub(crate) fn of(local_rank: usize) -> Result<Self> {
+    pub(crate) fn for_local_rank(local_rank: usize) -> Result<Self> {
         let requested = std::env::var(ENV_DEVICE).ok().filter(|value| !value.is_empty());
-        let gpu = chosen(requested.as_deref(), local_rank, num_gpus())?;
+        let gpu = select_gpu(requested.as_deref(), local_rank, num_gpus())?;
         Ok(Self { device: gpu.map_or_else(host, cuda).autodiff(), gpu })
     }
 }
 
-/// Selects the device of a worker of an inference job, by the rules of [`Place::of`]. Workers on
-/// one machine see all of its GPUs and are distributed evenly over them.
+/// Selects the device of a worker of an inference job, by the rules of
+/// [`RankDevice::for_local_rank`]. Workers on one machine see all of its GPUs and are distributed
+/// evenly over them.
 ///
 /// # Errors
 ///
-/// Same as [`Place::of`].
-pub(crate) fn of_worker(slot: u32) -> Result<Device> {
-    Ok(Place::of(shared(slot, num_gpus()))?.device)
+/// Same as [`RankDevice::for_local_rank`].
+pub(crate) fn for_worker(slot: u32) -> Result<Device> {
+    Ok(RankDevice::for_local_rank(worker_gpu(slot, num_gpus()))?.device)
 }
 
 /// Returns the GPU of a worker, given the number of visible GPUs.
-fn shared(slot: u32, gpus: Option<usize>) -> usize {
+fn worker_gpu(slot: u32, gpus: Option<usize>) -> usize {
     usize::try_from(slot).unwrap_or_default() % gpus.unwrap_or(1).max(1)
 }
 
 /// Returns the GPU of a rank, or `None` for the CPU. `gpus` is the number of visible GPUs, or
 /// `None` if this build does not support GPUs.
-fn chosen(
+fn select_gpu(
     requested: Option<&str>,
     local_rank: usize,
     gpus: Option<usize>,
 ) -> Result<Option<usize>> {
-    let has_own = gpus.is_some_and(|num| local_rank < num);
+    let has_rank_gpu = gpus.is_some_and(|num| local_rank < num);
     match (requested, gpus) {
         // A single visible GPU was assigned to this process by its parent, whatever the rank.
         (None | Some("cuda"), Some(1)) => Ok(Some(0)),
         (Some("cpu"), _) | (None, None | Some(0)) => Ok(None),
-        (None | Some("cuda"), Some(_)) if has_own => Ok(Some(local_rank)),
+        (None | Some("cuda"), Some(_)) if has_rank_gpu => Ok(Some(local_rank)),
         (None | Some("cuda"), Some(num)) => Err(Infrastructure(format!(
             "rank {local_rank} of this pod has no GPU: {num} are visible; give the pod one GPU for \
              each rank, or set {ENV_DEVICE} to cpu"
@@ -133,7 +134,7 @@ mod tests {
     #[test]
     fn workers_share_the_gpus_of_a_machine() {
         let check = |gpus, expected: [usize; 5]| {
-            let found: Vec<usize> = (0..5).map(|slot| shared(slot, gpus)).collect();
+            let found: Vec<usize> = (0..5).map(|slot| worker_gpu(slot, gpus)).collect();
             assert_eq!(found, expected, "{gpus:?}");
         };
         check(None, [0; 5]);
@@ -146,7 +147,7 @@ mod tests {
     #[test]
     fn each_rank_of_a_pod_has_its_gpu() {
         let check = |requested, local_rank, gpus, expected: Result<Option<usize>, &str>| {
-            let gpu = chosen(requested, local_rank, gpus).map_err(|error| error.to_string());
+            let gpu = select_gpu(requested, local_rank, gpus).map_err(|error| error.to_string());
             match (gpu, expected) {
                 (Ok(gpu), Ok(expected)) => assert_eq!(gpu, expected),
                 (Err(error), Err(expected)) => assert!(error.contains(expected), "{error}"),

@@ -40,7 +40,10 @@ struct Raised(Error);
 
 /// Converts the payload of an unwind of user code to an error: the error passed to [`raise`], or
 /// the panic's message formatted by `describe`.
-pub(crate) fn caught(panic: Box<dyn Any + Send>, describe: impl FnOnce(&str) -> String) -> Error {
+pub(crate) fn error_from_unwind(
+    panic: Box<dyn Any + Send>,
+    describe: impl FnOnce(&str) -> String,
+) -> Error {
     match panic.downcast::<Raised>() {
         Ok(raised) => raised.0,
         Err(panic) => describe(&panic_message(&*panic)).into(),
@@ -48,7 +51,7 @@ pub(crate) fn caught(panic: Box<dyn Any + Send>, describe: impl FnOnce(&str) -> 
 }
 
 /// Calls `act`. Returns its result, or the error that it raises. Panics propagate.
-pub(crate) fn unraised<T>(act: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(crate) fn catch_raised<T>(act: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|panic| match panic.downcast::<Raised>() {
         Ok(raised) => Err(raised.0),
         Err(panic) => resume_unwind(panic),
@@ -124,7 +127,7 @@ pub(crate) fn exit_code(error: &(dyn StdError + 'static)) -> ExitCode {
 }
 
 /// Joins an error with its sources: reqwest's own text contains only the outermost cause.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(error) = next {

@@ -13,17 +13,17 @@
 //! Correctness does not depend on which process is first: if two process the same shard, they write
 //! two parts, and one commit remains.
 
-mod alone;
 #[cfg(feature = "parquet")]
 mod cell;
 mod finish;
-mod names;
-mod output;
-mod parts;
+mod glob;
+mod output_folder;
+mod part_writer;
 mod plan;
 mod rows;
 mod scan;
 mod source;
+mod standalone;
 #[cfg(feature = "parquet")]
 mod table;
 #[cfg(test)]
@@ -116,32 +116,32 @@ pub fn infer<T: Inference>() -> process::ExitCode {
 
 /// Same as [`infer`], with explicit arguments, for a program with several functions.
 pub fn infer_with<T: Inference>(arguments: impl IntoIterator<Item = String>) -> process::ExitCode {
-    let (context, is_alone) = match std::env::var_os(ENV_TRIAL_CONFIG) {
+    let (context, is_standalone) = match std::env::var_os(ENV_TRIAL_CONFIG) {
         Some(path) => (program::under_runner(path.as_ref()), false),
-        None => match alone::context(arguments) {
+        None => match standalone::context(arguments) {
             Ok(Some(context)) => (Ok(context), true),
             Ok(None) => {
-                say(alone::HELP);
+                print_line(standalone::HELP);
                 return process::ExitCode::SUCCESS;
             }
             Err(error) => (Err(error), true),
         },
     };
-    let context = context.and_then(|context| prepare(context, is_alone));
-    program::finish(context, |context| run::<T>(context, is_alone))
+    let context = context.and_then(|context| prepare(context, is_standalone));
+    program::finish(context, |context| run::<T>(context, is_standalone))
 }
 
 /// Ensures that the plan exists, if this process needs it, and selects its checkpoint.
-fn prepare(mut context: Context, is_alone: bool) -> Result<Context> {
+fn prepare(mut context: Context, is_standalone: bool) -> Result<Context> {
     let task = task(&context)?;
-    if is_alone || task.role == Role::Plan {
+    if is_standalone || task.role == Role::Plan {
         plan::plan(&context)?;
     }
-    if is_alone {
+    if is_standalone {
         plan::refuse_stale(&context)?;
     }
-    if is_alone || task.role == Role::Work {
-        let pinned = output::Output::open(&context)?.plan()?.checkpoint;
+    if is_standalone || task.role == Role::Work {
+        let pinned = output_folder::OutputFolder::open(&context)?.plan()?.checkpoint;
         let with_hyperparameters = pinned
             .as_ref()
             .filter(|pinned| !task.has_hyperparameters && pinned.hyperparameters.is_object());
@@ -149,14 +149,14 @@ fn prepare(mut context: Context, is_alone: bool) -> Result<Context> {
             context.config.hyperparameters = pinned.hyperparameters.clone();
         }
         context.pinned = pinned;
-        context = context.on(device::of_worker(task.slot)?);
+        context = context.on(device::for_worker(task.slot)?);
     }
     Ok(context)
 }
 
-fn run<T: Inference>(context: &Context, is_alone: bool) -> Result<()> {
+fn run<T: Inference>(context: &Context, is_standalone: bool) -> Result<()> {
     match task(context)?.role {
-        _ if is_alone => {
+        _ if is_standalone => {
             work::work::<T>(context)?;
             finish::finish(context)
         }
@@ -185,13 +185,13 @@ fn interrupted() -> Error {
 }
 
 /// Prints a line; ignores a closed pipe.
-fn say(line: &str) {
+fn print_line(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 /// Error for a format that requires a feature which this program was built without.
 #[cfg(not(feature = "parquet"))]
-fn not_built(format: stoker_api::inference::RowFormat) -> Error {
+fn unsupported_format(format: stoker_api::inference::RowFormat) -> Error {
     let text = format!(
         "this program does not support {format:?}; enable the feature `parquet` of stoker-trainer"
     );

@@ -22,30 +22,30 @@ use crate::{Result, termination};
 
 mod children;
 mod cleanup;
-mod draw;
+mod layout;
+mod outcome;
 mod output;
 mod setup;
-mod shape;
 mod signals;
+mod trial_record;
 mod unpack;
-mod verdict;
 
 use children::Children;
 pub use cleanup::clean_up;
+use layout::{GangLayout, RankTopology};
+use outcome::{RankOutcome, worst_outcome};
 use output::Output;
 pub use setup::setup;
-use shape::{RankNumbers, Shape};
 use signals::Signals;
-use verdict::{Ended, worst};
 
 /// Number of threads of burn's CPU backend.
 const ENV_THREADS: &str = "RAYON_NUM_THREADS";
 /// Maximum wait for remaining output once all processes have exited.
-const DRAIN_MAX: Duration = Duration::from_secs(5);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// The same while descendants of a rank may still run.
-const DRAIN_EARLY_MAX: Duration = Duration::from_millis(500);
+const DRAIN_EARLY_TIMEOUT: Duration = Duration::from_millis(500);
 /// Maximum wait for the storage to accept the rest of the logs.
-const FLUSH_MAX: Duration = Duration::from_secs(60);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Starts `command` once for each rank of this pod. Waits until all ranks and all processes that
 /// they started have ended. Returns the worst exit code and writes its reason to the termination
@@ -59,68 +59,69 @@ pub fn main(command: &[String]) -> process::ExitCode {
 }
 
 /// Result of a launch.
-struct Outcome {
+struct LaunchOutcome {
     code: u8,
     message: Option<String>,
     unsent: Vec<Report>,
 }
 
-fn finish(outcome: Result<Outcome>) -> process::ExitCode {
+fn finish(outcome: Result<LaunchOutcome>) -> process::ExitCode {
     match outcome {
         Ok(outcome) => process::ExitCode::from(outcome.code),
-        Err(error) => failed(&*error),
+        Err(error) => report_error(&*error),
     }
 }
 
 /// Reports the error of this program itself and returns its exit code.
-fn failed(error: &(dyn std::error::Error + 'static)) -> process::ExitCode {
+fn report_error(error: &(dyn std::error::Error + 'static)) -> process::ExitCode {
     let code = exit_code(error);
     let message = error.to_string();
     eprintln!("stoker: {message}");
-    termination::leave(code, Some(&message), vec![]);
+    termination::record_exit(code, Some(&message), vec![]);
     process::ExitCode::from(code as u8)
 }
 
-fn launch(command: &[String]) -> Result<Outcome> {
+fn launch(command: &[String]) -> Result<LaunchOutcome> {
     if command.is_empty() {
         return Err("launch requires a program: stoker-trainer launch -- PROGRAM ARGS".into());
     }
-    let config = told()?;
-    let shape = Shape::new(config.as_ref().and_then(|config| config.gang.as_ref()), pod_index()?)?;
+    let config = trial_config()?;
+    let layout =
+        GangLayout::new(config.as_ref().and_then(|config| config.gang.as_ref()), pod_index()?)?;
     let runtime = runtime()?;
     runtime.block_on(async {
         let mut signals = Signals::listen()?;
         let storage = open_storage(config.as_ref())?;
-        if let (Some(storage), 0) = (&storage, shape.pod_index) {
+        if let (Some(storage), 0) = (&storage, layout.pod_index) {
             tokio::select! {
                 biased;
-                () = signals.end() => return Err(asked_before_start()),
-                tried = storage.probe() => tried?,
+                () = signals.stop_requested() => return Err(preempted_before_start()),
+                probed = storage.probe() => probed?,
             }
         }
         let is_stored = std::env::var(ENV_LAUNCHER_LOGS).map_or(true, |value| value != "off");
         // Outside a cluster, the runner keeps the trial's record. Job processes belong to no trial.
         if let (Some(storage), Some(config), true, 0) =
-            (&storage, config.as_ref(), is_stored, shape.pod_index)
+            (&storage, config.as_ref(), is_stored, layout.pod_index)
             && config.inference.is_none()
         {
             let storage = storage.clone().with_few_retries();
             tokio::select! {
                 biased;
-                () = signals.end() => return Err(asked_before_start()),
+                () = signals.stop_requested() => return Err(preempted_before_start()),
                 // Only later jobs need the record, so a failure must not stop the training.
-                written = draw::write(&storage, config) => if let Err(error) = written {
+                written = trial_record::write(&storage, config) => if let Err(error) = written {
                     eprintln!("stoker: cannot write the trial's record to its folder: {error}");
                 },
             }
         }
         let store = storage.filter(|_| is_stored).zip(config.as_ref());
-        run(command, &shape, store, signals).await
+        run(command, &layout, store, signals).await
     })
 }
 
 /// Reads the configuration of this pod's trial, if any.
-fn told() -> Result<Option<TrialConfig>> {
+fn trial_config() -> Result<Option<TrialConfig>> {
     match std::env::var_os(ENV_TRIAL_CONFIG) {
         Some(path) => read_json(Path::new(&path)).map(Some),
         None => Ok(None),
@@ -155,65 +156,65 @@ fn open_storage(config: Option<&TrialConfig>) -> Result<Option<Storage>> {
     Ok(config.map(open).transpose()?)
 }
 
-fn asked_before_start() -> crate::Error {
+fn preempted_before_start() -> crate::Error {
     let why = "preempted before the program was started".into();
     Interrupted { code: ExitCode::Preempted, fenced: false, why }.into()
 }
 
 async fn run(
     command: &[String],
-    shape: &Shape,
+    layout: &GangLayout,
     store: Option<(Storage, &TrialConfig)>,
     mut signals: Signals,
-) -> Result<Outcome> {
+) -> Result<LaunchOutcome> {
     let folder = tempfile::Builder::new().prefix("stoker-launch-").tempdir();
     let folder = folder.map_err(|error| {
-        let place = std::env::temp_dir();
-        Infrastructure(format!("cannot write to {}: {error}; set TMPDIR", place.display()))
+        let temp_dir = std::env::temp_dir();
+        Infrastructure(format!("cannot write to {}: {error}; set TMPDIR", temp_dir.display()))
     })?;
     let mut children = Children::new()?;
     let mut outputs = vec![];
-    for numbers in shape.ranks() {
-        let (file, environment) = environment(folder.path(), &numbers);
-        let output = Output::new(numbers.rank, shape.world_size, store.as_ref());
+    for topology in layout.ranks() {
+        let (file, environment) = environment(folder.path(), &topology);
+        let output = Output::new(topology.rank, layout.world_size, store.as_ref());
         if let Err(error) = children.start(command, environment, &output) {
             children.kill_all().await;
             return Err(error);
         }
-        outputs.push((numbers.rank, file, output));
+        outputs.push((topology.rank, file, output));
     }
-    let watched = outputs.iter().filter_map(|(_, _, output)| output.writer()).collect();
-    let watch = tokio::spawn(output::watch_storage(watched));
-    let ended = children.ended(&mut signals).await;
-    let may_linger = children.is_asked();
-    if !may_linger {
+    let writers = outputs.iter().filter_map(|(_, _, output)| output.writer()).collect();
+    let storage_check = tokio::spawn(output::report_storage_outages(writers));
+    let outcomes = children.wait_for_ranks(&mut signals).await;
+    let is_stop_requested = children.is_stop_requested();
+    if !is_stop_requested {
         children.kill_all().await;
     }
     for (_, _, output) in &outputs {
-        output.drain(if may_linger { DRAIN_EARLY_MAX } else { DRAIN_MAX }).await;
+        output.drain(if is_stop_requested { DRAIN_EARLY_TIMEOUT } else { DRAIN_TIMEOUT }).await;
     }
-    let outcome = outcome(&outputs, &ended);
-    leave(&outcome);
-    children.gone(&mut signals).await;
+    let outcome = combine_outcomes(&outputs, &outcomes);
+    write_termination(&outcome);
+    children.wait_for_descendants(&mut signals).await;
     for (_, _, output) in &outputs {
-        output.drain(DRAIN_MAX).await;
+        output.drain(DRAIN_TIMEOUT).await;
     }
-    watch.abort();
+    storage_check.abort();
     flush(outputs).await;
     Ok(outcome)
 }
 
 /// Returns the path of a rank's termination file, and its environment variables.
-fn environment(folder: &Path, numbers: &RankNumbers) -> (PathBuf, Vec<(&'static str, String)>) {
-    let file = folder.join(format!("{}.json", numbers.rank));
-    let mut environment = numbers.environment();
+fn environment(folder: &Path, topology: &RankTopology) -> (PathBuf, Vec<(&'static str, String)>) {
+    let file = folder.join(format!("{}.json", topology.rank));
+    let mut environment = topology.environment();
     environment.push((ENV_TERMINATION_FILE, file.display().to_string()));
-    environment.extend(threads(numbers.local_world_size));
+    environment.extend(thread_limit(topology.local_world_size));
     (file, environment)
 }
 
 /// Divides the cores evenly between the ranks of a machine, unless the variable is already set.
-fn threads(num_ranks: u32) -> Option<(&'static str, String)> {
+fn thread_limit(num_ranks: u32) -> Option<(&'static str, String)> {
     if num_ranks == 1 || std::env::var_os(ENV_THREADS).is_some() {
         return None;
     }
@@ -222,30 +223,31 @@ fn threads(num_ranks: u32) -> Option<(&'static str, String)> {
 }
 
 /// Combines the results of the ranks.
-fn outcome(outputs: &[(u32, PathBuf, Output)], ended: &[Ended]) -> Outcome {
-    let last_words: Vec<Option<Termination>> =
+fn combine_outcomes(outputs: &[(u32, PathBuf, Output)], outcomes: &[RankOutcome]) -> LaunchOutcome {
+    let terminations: Vec<Option<Termination>> =
         outputs.iter().map(|(_, file, _)| termination::read(file)).collect();
-    let (idx, code) = worst(ended);
-    let own_words = last_words[idx].as_ref().filter(|words| words.code == code);
-    let message = match own_words {
-        Some(own_words) => own_words.message.clone(),
-        None => ended[idx].describe(&outputs[idx].2.last_lines()),
+    let (worst_idx, code) = worst_outcome(outcomes);
+    let termination_of_worst =
+        terminations[worst_idx].as_ref().filter(|termination| termination.code == code);
+    let message = match termination_of_worst {
+        Some(termination_of_worst) => termination_of_worst.message.clone(),
+        None => outcomes[worst_idx].describe(&outputs[worst_idx].2.last_lines()),
     };
-    let (rank, _, output) = &outputs[idx];
+    let (rank, _, output) = &outputs[worst_idx];
     let message =
         message.map(|text| if output.has_prefix() { format!("rank {rank}: {text}") } else { text });
-    let unsent = last_words.into_iter().flatten().map(|words| words.unsent);
+    let unsent = terminations.into_iter().flatten().map(|termination| termination.unsent);
     let unsent = unsent.into_iter().find(|reports| !reports.is_empty()).unwrap_or_default();
-    Outcome { code, message, unsent }
+    LaunchOutcome { code, message, unsent }
 }
 
 /// Writes the pod's termination message before waiting for remaining processes: the kubelet may
 /// kill the pod meanwhile.
-fn leave(outcome: &Outcome) {
+fn write_termination(outcome: &LaunchOutcome) {
     if let Some(path) = std::env::var_os(ENV_TERMINATION_FILE) {
         let (code, message) = (outcome.code, outcome.message.clone());
         let unsent = outcome.unsent.clone();
-        termination::write(Path::new(&path), Termination { code, message, unsent });
+        termination::write_to(Path::new(&path), Termination { code, message, unsent });
     }
 }
 
@@ -259,11 +261,11 @@ async fn flush(outputs: Vec<(u32, PathBuf, Output)>) {
         }
         Ok::<(), stoker_storage::StorageError>(())
     };
-    match tokio::time::timeout(FLUSH_MAX, all).await {
+    match tokio::time::timeout(FLUSH_TIMEOUT, all).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => eprintln!("stoker: cannot store the end of the log: {error}"),
         Err(_) => {
-            let seconds = FLUSH_MAX.as_secs();
+            let seconds = FLUSH_TIMEOUT.as_secs();
             eprintln!("stoker: cannot store the end of the log within {seconds} s");
         }
     }

@@ -155,9 +155,9 @@ impl Optimizers {
     pub(crate) fn draw_weights<M: Module>(&self, context: &Context, model: M) -> M {
         #[cfg(feature = "learner")]
         if self.foreign.is_some() {
-            return rng::exclusive(|| record::initialise(model));
+            return rng::exclusive(|| record::initialize(model));
         }
-        context.draw_weights(|| record::initialise(model))
+        context.draw_weights(|| record::initialize(model))
     }
 
     /// Returns the number of batches per step.

@@ -121,7 +121,7 @@ impl Outlet {
             let storage = Storage::open(&config.storage.url, config.storage.endpoint.as_deref())?;
             let (deleter, names) = mpsc::unbounded_channel();
             rt.spawn(delete_each(storage, config.storage.trial_path.clone(), names));
-            reporter.tell_superfluous(deleter);
+            reporter.set_checkpoint_deleter(deleter);
         }
         Ok(Self {
             reporter,
@@ -239,7 +239,11 @@ impl Outlet {
     /// Reports and waits for the response. Returns `None` after
     /// [`ANSWER_WAIT`](crate::train::ANSWER_WAIT).
     pub(crate) fn ask(&self, batches: u64, event: ReportEvent) -> Option<Directive> {
-        self.reporter.as_ref()?.ask_within(self.base + batches, event, crate::train::ANSWER_WAIT)
+        self.reporter.as_ref()?.post_and_wait_within(
+            self.base + batches,
+            event,
+            crate::train::ANSWER_WAIT,
+        )
     }
 
     /// Returns the latest directive.

@@ -16,10 +16,10 @@ use crate::collective::Collective;
 use crate::rng::key;
 use crate::{Error, Result};
 
-mod exchange;
-mod stored;
+mod weights_file;
+mod weights_reader;
 
-pub use exchange::WeightsFile;
+pub use weights_file::WeightsFile;
 
 /// File of a model's weights and buffers.
 pub(crate) const MODEL: &str = "model.bpk";
@@ -27,14 +27,14 @@ pub(crate) const MODEL: &str = "model.bpk";
 /// Initializes the model's weights now, in the order of its fields, and numbers its parameter IDs
 /// in that order. Otherwise both would differ between processes: burn samples a weight on first
 /// use, and IDs at random.
-pub(crate) fn initialise<M: Module>(model: M) -> M {
-    let _ = paths(&model);
+pub(crate) fn initialize<M: Module>(model: M) -> M {
+    let _ = trained_paths(&model);
     model.map(&mut Renumber::default())
 }
 
 /// Returns the paths of all trained parameters, in the order of the model's fields. Initializes
 /// weights that are not initialized yet.
-pub(crate) fn paths<M: Module>(model: &M) -> Vec<String> {
+pub(crate) fn trained_paths<M: Module>(model: &M) -> Vec<String> {
     #[derive(Default)]
     struct Walk {
         path: Vec<String>,
@@ -67,21 +67,21 @@ pub(crate) fn paths<M: Module>(model: &M) -> Vec<String> {
 ///
 /// Fails if the device or the conversion does. The values are then unknown; never use zeros
 /// instead.
-pub(crate) fn on_host<const D: usize, E: Element, T>(
+pub(crate) fn with_host_values<const D: usize, E: Element, T>(
     tensor: Tensor<D>,
     read: impl FnOnce(&[E]) -> T,
 ) -> Result<T> {
-    let data = tensor.try_into_data().map_err(unreadable)?;
-    values_of(data, read)
+    let data = tensor.try_into_data().map_err(tensor_read_error)?;
+    with_values(data, read)
 }
 
-fn values_of<E: Element, T>(data: TensorData, read: impl FnOnce(&[E]) -> T) -> Result<T> {
-    let data = data.try_cast(E::dtype()).map_err(unreadable)?;
-    data.as_slice().map(read).map_err(unreadable)
+fn with_values<E: Element, T>(data: TensorData, read: impl FnOnce(&[E]) -> T) -> Result<T> {
+    let data = data.try_cast(E::dtype()).map_err(tensor_read_error)?;
+    data.as_slice().map(read).map_err(tensor_read_error)
 }
 
 /// Builds the error for a tensor that cannot be read.
-pub(crate) fn unreadable(why: impl Debug) -> Error {
+pub(crate) fn tensor_read_error(why: impl Debug) -> Error {
     format!("cannot read a tensor: {why:?}").into()
 }
 
@@ -103,7 +103,7 @@ pub(crate) fn weights<M: Module>(model: &M) -> Result<Weights> {
         }
 
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            match on_host(param.val(), <[f32]>::to_vec) {
+            match with_host_values(param.val(), <[f32]>::to_vec) {
                 Ok(values) => {
                     if param.is_require_grad() {
                         self.weights.num_trained += values.len() as u64;
@@ -168,16 +168,16 @@ pub(crate) fn snapshot<M: Module>(model: &M) -> Snapshot {
 #[derive(Default)]
 pub(crate) struct Snapshot {
     path: Vec<String>,
-    tensors: Vec<(String, ParamId, Read)>,
+    tensors: Vec<(String, ParamId, DeferredRead)>,
 }
 
 /// Copies a tensor to the host.
-type Read = Box<dyn FnOnce() -> Result<TensorData> + Send>;
+type DeferredRead = Box<dyn FnOnce() -> Result<TensorData> + Send>;
 
 impl Snapshot {
     /// Encodes in burn's format, sorted by name.
     pub(crate) fn into_bytes(self) -> Result<Bytes> {
-        let entry = |(name, id, read): (String, ParamId, Read)| {
+        let entry = |(name, id, read): (String, ParamId, DeferredRead)| {
             let (bytes, shape, dtype) = read()?.into_parts();
             Ok((name, dtype, shape, Some(id.val()), bytes))
         };
@@ -204,24 +204,24 @@ impl ModuleVisitor for Snapshot {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let tensor = param.transform_for_save().val();
-        self.add(param.id, || tensor.try_into_data().map_err(unreadable));
+        self.add(param.id, || tensor.try_into_data().map_err(tensor_read_error));
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
         let tensor = param.transform_for_save().val();
-        self.add(param.id, || tensor.try_into_data().map_err(unreadable));
+        self.add(param.id, || tensor.try_into_data().map_err(tensor_read_error));
     }
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
         let tensor = param.transform_for_save().val();
-        self.add(param.id, || tensor.try_into_data().map_err(unreadable));
+        self.add(param.id, || tensor.try_into_data().map_err(tensor_read_error));
     }
 }
 
 /// Loads a checkpoint's weights into the model, which must have the same structure.
 pub(crate) fn load_model<M: Module>(model: M, parts: &Parts) -> Result<M> {
     let bytes = parts.get(MODEL).ok_or("the checkpoint does not contain model.bpk")?;
-    let record = ModuleRecord::from_bytes(to_burn(bytes))?;
+    let record = ModuleRecord::from_bytes(to_burn_bytes(bytes))?;
     // Apply BatchNorm's pending update first; otherwise it would be added to the loaded statistics.
     let _ = model.valid();
     Ok(model.try_load_record(record).map_err(|error| {
@@ -231,7 +231,7 @@ pub(crate) fn load_model<M: Module>(model: M, parts: &Parts) -> Result<M> {
 
 /// Replaces the model's buffers with those of rank 0. Buffers are statistics updated by forward
 /// passes, not by an optimizer. Free for models without buffers.
-pub(crate) fn share_buffers<M: Module>(model: M, ranks: &dyn Collective) -> Result<M> {
+pub(crate) fn broadcast_buffers<M: Module>(model: M, ranks: &dyn Collective) -> Result<M> {
     #[derive(Default)]
     struct Read {
         values: Vec<f64>,
@@ -240,7 +240,8 @@ pub(crate) fn share_buffers<M: Module>(model: M, ranks: &dyn Collective) -> Resu
     impl ModuleVisitor for Read {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             if is_buffer(param.id) {
-                let read = on_host(param.val(), |values| self.values.extend_from_slice(values));
+                let read =
+                    with_host_values(param.val(), |values| self.values.extend_from_slice(values));
                 self.failed = self.failed.take().or(read.err());
             }
         }
@@ -286,15 +287,15 @@ pub(crate) fn share_buffers<M: Module>(model: M, ranks: &dyn Collective) -> Resu
     Ok(model.map(&mut Write(values.into_iter())))
 }
 
-/// Returns `true` for IDs of buffers. The IDs of parameters are small, from [`initialise`].
+/// Returns `true` for IDs of buffers. The IDs of parameters are small, from [`initialize`].
 fn is_buffer(id: ParamId) -> bool {
     id.val() > u64::from(u32::MAX)
 }
 
 /// Rewrites burn's bytes with the tensors sorted by name, because burn's optimizers write them in
-/// random order. Running statistics keep the random IDs of their construction, which [`initialise`]
+/// random order. Running statistics keep the random IDs of their construction, which [`initialize`]
 /// cannot change and nothing reads. They are replaced by a hash of the name.
-pub(crate) fn canonical(bytes: BurnBytes) -> Result<Bytes> {
+pub(crate) fn to_canonical(bytes: BurnBytes) -> Result<Bytes> {
     let reader = burn_pack::Reader::from_bytes(bytes)?;
     let (metadata, scalars) = (reader.metadata().clone(), reader.scalars().clone());
     let mut tensors = vec![];
@@ -330,7 +331,7 @@ fn pack(
 }
 
 /// Converts to burn's byte type. Copies only if the alignment is not sufficient for burn.
-pub(crate) fn to_burn(bytes: &Bytes) -> BurnBytes {
+pub(crate) fn to_burn_bytes(bytes: &Bytes) -> BurnBytes {
     match bytes.as_ptr().addr().is_multiple_of(16) {
         true => BurnBytes::from_shared(bytes.clone(), AllocationProperty::Native),
         false => BurnBytes::from_bytes_vec(bytes.to_vec()),
@@ -361,10 +362,10 @@ mod tests {
         for (dtype, len) in [(DType::F32, 4), (DType::F64, 2)] {
             let bytes = BurnBytes::from_shared(bytes.clone(), AllocationProperty::Native);
             let data = TensorData::from_bytes(bytes, [len], dtype);
-            let read = values_of(data, <[f64]>::to_vec).map_err(|error| error.to_string());
+            let read = with_values(data, <[f64]>::to_vec).map_err(|error| error.to_string());
             assert!(read.clone().unwrap_err().starts_with("cannot read a tensor: "), "{read:?}");
         }
         let data = TensorData::from([1.5_f32, -2.0]);
-        assert_eq!(values_of(data, <[f64]>::to_vec).unwrap(), [1.5, -2.0]);
+        assert_eq!(with_values(data, <[f64]>::to_vec).unwrap(), [1.5, -2.0]);
     }
 }

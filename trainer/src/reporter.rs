@@ -23,30 +23,30 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
 
-use self::post::{Outage, Outcome, client, send};
+use self::post::{Outage, PostOutcome, client, send};
 use crate::Result;
 
 /// Maximum queue length. Beyond it, the oldest checkpoint report that is not the best is dropped.
 const QUEUE_MAX: usize = 4_096;
 /// Maximum number of queued validations without a result: the newest, the best, and a few for
 /// display.
-const IDLE_VALIDATIONS_MAX: usize = 16;
+const INTERMEDIATE_VALIDATIONS_MAX: usize = 16;
 /// The same during an outage. A trial's record stores only the newest and the best metrics.
-const IDLE_VALIDATIONS_IN_OUTAGE_MAX: usize = 2;
+const INTERMEDIATE_VALIDATIONS_IN_OUTAGE_MAX: usize = 2;
 /// Wait after the first failure; doubles with each further failure.
 const BACKOFF_FIRST: Duration = Duration::from_millis(100);
 /// Maximum wait between two attempts, so that a recovered server is noticed soon.
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
 /// Timeout of [`Reporter::ask`].
-const ASK_MAX: Duration = Duration::from_secs(60);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Timeout of [`Reporter::close`]. The exit code carries the same information as the last report.
-const CLOSE_MAX: Duration = Duration::from_secs(10);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Posts reports in the background, in order.
 #[derive(Debug)]
 pub struct Reporter {
     attempt: u32,
-    searched: Searched,
+    search_metric: SearchMetric,
     shared: Arc<Shared>,
 }
 
@@ -62,7 +62,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    queue: VecDeque<Item>,
+    queue: VecDeque<QueuedReport>,
     next_id: u64,
     /// Whether the reporter was dropped and no further report will be queued.
     is_closed: bool,
@@ -73,39 +73,42 @@ struct State {
 
 impl State {
     /// Returns the report to send next. During an outage, urgent reports come first.
-    fn next(&self) -> Option<&Item> {
-        let urgent = self.queue.iter().find(|item| self.is_outage && item.is_urgent());
+    fn next(&self) -> Option<&QueuedReport> {
+        let urgent = self.queue.iter().find(|queued| self.is_outage && queued.is_urgent());
         urgent.or_else(|| self.queue.front())
     }
 
     /// Drops old validations without a result, except the best one.
-    fn coalesce(&mut self, searched: &Searched) {
+    fn coalesce(&mut self, search_metric: &SearchMetric) {
         let max = match self.is_outage {
-            true => IDLE_VALIDATIONS_IN_OUTAGE_MAX,
-            false => IDLE_VALIDATIONS_MAX,
+            true => INTERMEDIATE_VALIDATIONS_IN_OUTAGE_MAX,
+            false => INTERMEDIATE_VALIDATIONS_MAX,
         };
-        let is_candidate = |item: &Item| item.is_idle_validation() && item.asker.is_none();
-        let mut num = self.queue.iter().filter(|item| is_candidate(item)).count();
+        let is_candidate = |queued: &QueuedReport| {
+            queued.is_intermediate_validation() && queued.reply_to.is_none()
+        };
+        let mut num = self.queue.iter().filter(|queued| is_candidate(queued)).count();
         if num <= max {
             return;
         }
-        let best = searched.best(self.queue.iter().filter(|item| is_candidate(item)));
-        self.queue.retain(|item| {
-            let is_dropped = num > max && is_candidate(item) && Some(item.id) != best;
+        let best = search_metric.best(self.queue.iter().filter(|queued| is_candidate(queued)));
+        self.queue.retain(|queued| {
+            let is_dropped = num > max && is_candidate(queued) && Some(queued.id) != best;
             num -= usize::from(is_dropped);
             !is_dropped
         });
     }
 
     /// Makes space in a full queue, if no result is lost by that.
-    fn drop_oldest_checkpoint(&mut self, searched: &Searched) {
+    fn drop_oldest_checkpoint(&mut self, search_metric: &SearchMetric) {
         if self.queue.len() < QUEUE_MAX {
             return;
         }
-        let is_checkpoint =
-            |item: &&Item| matches!(item.report.event, ReportEvent::Checkpointed { .. });
-        let best = searched.best(self.queue.iter().filter(is_checkpoint));
-        let is_dropped = |item: &Item| is_checkpoint(&item) && Some(item.id) != best;
+        let is_checkpoint = |queued: &&QueuedReport| {
+            matches!(queued.report.event, ReportEvent::Checkpointed { .. })
+        };
+        let best = search_metric.best(self.queue.iter().filter(is_checkpoint));
+        let is_dropped = |queued: &QueuedReport| is_checkpoint(&queued) && Some(queued.id) != best;
         if let Some(oldest) = self.queue.iter().position(is_dropped) {
             self.queue.remove(oldest);
         }
@@ -114,37 +117,37 @@ impl State {
 
 /// The metric that the search optimizes.
 #[derive(Debug)]
-struct Searched {
+struct SearchMetric {
     metric: String,
     smaller_is_better: bool,
 }
 
-impl Searched {
+impl SearchMetric {
     /// Returns the ID of the item with the best metric, the first among equals; `None` if no item
     /// has a numeric metric.
-    fn best<'a>(&self, items: impl Iterator<Item = &'a Item>) -> Option<u64> {
-        let loss = |item: &Item| {
-            let metric = match &item.report.event {
+    fn best<'a>(&self, reports: impl Iterator<Item = &'a QueuedReport>) -> Option<u64> {
+        let loss = |queued: &QueuedReport| {
+            let metric = match &queued.report.event {
                 ReportEvent::Validated { metrics, .. } => metrics.get(&self.metric),
                 ReportEvent::Checkpointed { metric, .. } => metric.as_ref(),
                 _ => None,
             };
             let metric = number::parse(metric?).filter(|metric| !metric.is_nan())?;
-            Some((if self.smaller_is_better { metric } else { -metric }, item.id))
+            Some((if self.smaller_is_better { metric } else { -metric }, queued.id))
         };
-        let best = items.filter_map(loss).min_by(|a, b| a.0.total_cmp(&b.0));
+        let best = reports.filter_map(loss).min_by(|a, b| a.0.total_cmp(&b.0));
         best.map(|(_, id)| id)
     }
 }
 
 #[derive(Debug)]
-struct Item {
+struct QueuedReport {
     id: u64,
     report: Report,
-    asker: Option<SyncSender<Directive>>,
+    reply_to: Option<SyncSender<Directive>>,
 }
 
-impl Item {
+impl QueuedReport {
     fn is_progress(&self) -> bool {
         matches!(self.report.event, ReportEvent::Progress { .. })
     }
@@ -156,13 +159,13 @@ impl Item {
         }
     }
 
-    fn inherit_activity(&mut self, previous: Option<String>) {
+    fn set_activity_if_missing(&mut self, previous: Option<String>) {
         if let ReportEvent::Progress { activity, .. } = &mut self.report.event {
             *activity = activity.take().or(previous);
         }
     }
 
-    fn is_idle_validation(&self) -> bool {
+    fn is_intermediate_validation(&self) -> bool {
         matches!(self.report.event, ReportEvent::Validated { granted_units: None, .. })
     }
 
@@ -171,7 +174,7 @@ impl Item {
     /// judged by them.
     fn is_urgent(&self) -> bool {
         let is_exit = matches!(self.report.event, ReportEvent::Exiting { .. });
-        !is_exit && !self.is_progress() && !self.is_idle_validation()
+        !is_exit && !self.is_progress() && !self.is_intermediate_validation()
     }
 }
 
@@ -192,14 +195,16 @@ impl Reporter {
     pub fn new(rt: Handle, config: &TrialConfig) -> Result<Self> {
         let client = client(&config.door)?;
         let shared = Arc::new(Shared::default());
-        rt.spawn(run(shared.clone(), client, config.door.clone()));
-        let searched =
-            Searched { metric: config.metric.clone(), smaller_is_better: config.smaller_is_better };
-        Ok(Self { attempt: config.attempt, searched, shared })
+        rt.spawn(send_reports(shared.clone(), client, config.door.clone()));
+        let search_metric = SearchMetric {
+            metric: config.metric.clone(),
+            smaller_is_better: config.smaller_is_better,
+        };
+        Ok(Self { attempt: config.attempt, search_metric, shared })
     }
 
     /// Sends the names of checkpoints that responses list as superfluous to `deleter`.
-    pub(crate) fn tell_superfluous(&self, deleter: UnboundedSender<String>) {
+    pub(crate) fn set_checkpoint_deleter(&self, deleter: UnboundedSender<String>) {
         // Ignore the error: `open` calls this once, and the first sender stays in use.
         let _ = self.shared.deleter.set(deleter);
     }
@@ -218,39 +223,45 @@ impl Reporter {
     /// Queues a report and waits for its response, which generally follows the responses to all
     /// earlier reports. Returns `None` after one minute, or if the server rejects the report. After
     /// a timeout, the report stays queued, unless it is [`ReportEvent::Progress`].
-    pub fn ask(&self, batches: u64, event: ReportEvent) -> Option<Directive> {
-        self.ask_within(batches, event, ASK_MAX)
+    pub fn post_and_wait(&self, batches: u64, event: ReportEvent) -> Option<Directive> {
+        self.post_and_wait_within(batches, event, RESPONSE_TIMEOUT)
     }
 
     /// Same as [`ask`](Self::ask), with a custom timeout, so that the caller can check for signals.
     /// To continue waiting, ask with [`ReportEvent::Progress`]: a queued report is sent only once.
-    pub fn ask_within(
+    pub fn post_and_wait_within(
         &self,
         batches: u64,
         event: ReportEvent,
         wait: Duration,
     ) -> Option<Directive> {
-        let (asker, answer) = sync_channel(1);
-        let Some(id) = self.queue(batches, event, Some(asker)) else { return self.directive() };
-        let answer = answer.recv_timeout(wait).ok();
-        if answer.is_none() {
+        let (reply_to, response) = sync_channel(1);
+        let Some(id) = self.queue(batches, event, Some(reply_to)) else { return self.directive() };
+        let response = response.recv_timeout(wait).ok();
+        if response.is_none() {
             let mut state = self.shared.lock();
-            state.queue.retain(|item| item.id != id || !item.is_progress());
-            let own = state.queue.iter_mut().filter(|item| item.id == id);
-            own.for_each(|item| item.asker = None);
+            state.queue.retain(|queued| queued.id != id || !queued.is_progress());
+            let own = state.queue.iter_mut().filter(|queued| queued.id == id);
+            own.for_each(|queued| queued.reply_to = None);
         }
         // The fence may arrive after this call timed out, so check the stored directive too.
-        answer.or_else(|| self.directive().filter(|directive| *directive == Directive::Fenced))
+        response.or_else(|| self.directive().filter(|directive| *directive == Directive::Fenced))
     }
 
     /// Returns the unanswered reports that still matter after a restore: validations and
     /// checkpoints.
     pub fn unsent(&self) -> Vec<Report> {
-        let matters = |item: &&Item| {
-            let event = &item.report.event;
+        let matters = |queued: &&QueuedReport| {
+            let event = &queued.report.event;
             matches!(event, ReportEvent::Validated { .. } | ReportEvent::Checkpointed { .. })
         };
-        self.shared.lock().queue.iter().filter(matters).map(|item| item.report.clone()).collect()
+        self.shared
+            .lock()
+            .queue
+            .iter()
+            .filter(matters)
+            .map(|queued| queued.report.clone())
+            .collect()
     }
 
     /// Queues reports that an earlier attempt could not send, as reports of this attempt.
@@ -264,8 +275,8 @@ impl Reporter {
     /// Returns whether they were, without a fence.
     pub fn close(&self, batches: u64, code: ExitCode, message: Option<String>) -> bool {
         let event = ReportEvent::Exiting { code: code as u8, message };
-        let answer = self.ask_within(batches, event, CLOSE_MAX);
-        answer.is_some_and(|directive| directive != Directive::Fenced)
+        let response = self.post_and_wait_within(batches, event, CLOSE_TIMEOUT);
+        response.is_some_and(|directive| directive != Directive::Fenced)
     }
 
     /// Queues a report and returns its ID; `None` once fenced.
@@ -273,7 +284,7 @@ impl Reporter {
         &self,
         batches: u64,
         event: ReportEvent,
-        asker: Option<SyncSender<Directive>>,
+        reply_to: Option<SyncSender<Directive>>,
     ) -> Option<u64> {
         let report = Report { version: CONTRACT_VERSION, attempt: self.attempt, batches, event };
         let mut state = self.shared.lock();
@@ -282,19 +293,20 @@ impl Reporter {
         }
         let id = state.next_id;
         state.next_id += 1;
-        let mut item = Item { id, report, asker };
-        if item.is_progress() {
+        let mut queued = QueuedReport { id, report, reply_to };
+        if queued.is_progress() {
             // Keep the activity of the queued report that this one replaces.
-            let is_replaced = |item: &Item| item.is_progress() && item.asker.is_none();
-            let waiting = state.queue.iter_mut().filter(|item| is_replaced(item));
-            let activity = waiting.filter_map(Item::take_activity).last();
-            item.inherit_activity(activity);
-            state.queue.retain(|item| !is_replaced(item));
+            let is_replaced =
+                |queued: &QueuedReport| queued.is_progress() && queued.reply_to.is_none();
+            let waiting = state.queue.iter_mut().filter(|queued| is_replaced(queued));
+            let activity = waiting.filter_map(QueuedReport::take_activity).last();
+            queued.set_activity_if_missing(activity);
+            state.queue.retain(|queued| !is_replaced(queued));
         }
-        state.drop_oldest_checkpoint(&self.searched);
-        let is_urgent = item.is_urgent();
-        state.queue.push_back(item);
-        state.coalesce(&self.searched);
+        state.drop_oldest_checkpoint(&self.search_metric);
+        let is_urgent = queued.is_urgent();
+        state.queue.push_back(queued);
+        state.coalesce(&self.search_metric);
         drop(state);
         self.shared.queued.notify_one();
         if is_urgent {
@@ -311,11 +323,13 @@ impl Drop for Reporter {
     }
 }
 
-async fn run(shared: Arc<Shared>, client: Client, door: Door) {
+async fn send_reports(shared: Arc<Shared>, client: Client, door: Door) {
     let mut outage = Outage::default();
     loop {
-        let next =
-            shared.lock().next().map(|item| (item.id, item.report.clone(), item.is_urgent()));
+        let next = shared
+            .lock()
+            .next()
+            .map(|queued| (queued.id, queued.report.clone(), queued.is_urgent()));
         let Some((id, report, is_urgent)) = next else {
             if shared.lock().is_closed {
                 return;
@@ -324,40 +338,41 @@ async fn run(shared: Arc<Shared>, client: Client, door: Door) {
             continue;
         };
         match send(&client, &door, &report).await {
-            Outcome::Answer(directive, superfluous) => {
+            PostOutcome::Response(directive, prunable) => {
                 if let Some(deleter) = shared.deleter.get() {
                     // Ignore the error: without the deleter, the final clean-up deletes the rest.
-                    superfluous.into_iter().for_each(|name| drop(deleter.send(name)));
+                    prunable.into_iter().for_each(|name| drop(deleter.send(name)));
                 }
                 if outage.num_failed > 0 {
                     eprintln!("stoker: {} is available again", door.url);
                 }
                 outage = Outage::default();
                 shared.lock().is_outage = false;
-                if answered(&shared, id, directive) {
+                if record_response(&shared, id, directive) {
                     return;
                 }
             }
-            Outcome::Rejected(reason) => {
+            PostOutcome::Rejected(reason) => {
                 eprintln!("stoker: the report of batch {} was rejected: {reason}", report.batches);
-                shared.lock().queue.retain(|item| item.id != id);
+                shared.lock().queue.retain(|queued| queued.id != id);
             }
-            Outcome::Away(refused) => {
-                let wait = outage.failed(&refused);
+            PostOutcome::Unavailable(failure) => {
+                let wait = outage.record_failure(&failure);
                 let has_urgent = {
                     let mut state = shared.lock();
                     if state.is_closed {
                         return;
                     }
                     state.is_outage = true;
-                    state.queue.iter().any(Item::is_urgent)
+                    state.queue.iter().any(QueuedReport::is_urgent)
                 };
                 // A server that throttles reports without a result may still accept the others.
-                let is_slowed = refused.status == Some(StatusCode::TOO_MANY_REQUESTS) && !is_urgent;
-                let wait = if is_slowed && has_urgent { BACKOFF_FIRST } else { wait };
+                let is_throttled =
+                    failure.status == Some(StatusCode::TOO_MANY_REQUESTS) && !is_urgent;
+                let wait = if is_throttled && has_urgent { BACKOFF_FIRST } else { wait };
                 tokio::select! {
                     () = tokio::time::sleep(wait) => {}
-                    () = shared.urgent.notified(), if is_slowed && !has_urgent => {}
+                    () = shared.urgent.notified(), if is_throttled && !has_urgent => {}
                 }
             }
         }
@@ -365,17 +380,17 @@ async fn run(shared: Arc<Shared>, client: Client, door: Door) {
 }
 
 /// Records a response; returns `true` if it was the last (fenced).
-fn answered(shared: &Shared, id: u64, directive: Directive) -> bool {
+fn record_response(shared: &Shared, id: u64, directive: Directive) -> bool {
     let is_last = directive == Directive::Fenced;
     let mut state = shared.lock();
     state.directive = Some(directive);
-    for item in state.queue.iter_mut().filter(|item| is_last || item.id == id) {
-        if let Some(asker) = item.asker.take() {
+    for queued in state.queue.iter_mut().filter(|queued| is_last || queued.id == id) {
+        if let Some(reply_to) = queued.reply_to.take() {
             // Ignore the error: the caller may have timed out. The channel has capacity for one.
-            let _ = asker.try_send(directive);
+            let _ = reply_to.try_send(directive);
         }
     }
-    state.queue.retain(|item| item.id != id);
+    state.queue.retain(|queued| queued.id != id);
     is_last
 }
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use stoker_api::contract::{Directive, ExitCode, ReportEvent, TrialConfig};
 
 use crate::callback::Logs;
-use crate::collective::{Doing, exchange};
+use crate::collective::{RankActivity, all_gather_json};
 use crate::context::Context;
 use crate::error::{Infrastructure, Interrupted};
 use crate::train::{Timetable, UNANSWERED_MAX, UNDECIDED_PAUSE};
@@ -151,7 +151,7 @@ impl Session<'_> {
         batches: u64,
         metrics: impl IntoIterator<Item = (N, f64)>,
     ) -> Result<()> {
-        self.context.distributed().pulse.reported(batches);
+        self.context.distributed().progress.record_batches(batches);
         let metrics = metrics.into_iter().map(|(name, value)| (name.into(), value));
         self.context.outlet().report(group, batches, metrics)
     }
@@ -159,7 +159,7 @@ impl Session<'_> {
     /// Reports how many global batches are trained, out of those that [`length`](Self::length)
     /// returned.
     pub fn report_progress(&self, batches: u64) {
-        self.context.distributed().pulse.reported(batches);
+        self.context.distributed().progress.record_batches(batches);
         self.context.outlet().report_progress(batches);
     }
 
@@ -190,11 +190,11 @@ impl Session<'_> {
     pub fn asked_to_leave(&self) -> Result<Option<Interrupted>> {
         let ranks = self.context.distributed();
         // Also a heartbeat to the other ranks.
-        ranks.tick(Doing::Train);
+        ranks.record_activity(RankActivity::Train);
         let wish = match self.preempt_mode {
             PreemptMode::WorkersAskChief => {
                 let local = (self.wish(), self.context.outlet().told_units());
-                let all = exchange(ranks.collective(), "asked_to_leave", local)?;
+                let all = all_gather_json(ranks.collective(), "asked_to_leave", local)?;
                 // All ranks adopt the length granted to rank 0 at the same call.
                 self.context.outlet().grant(all[0].1);
                 all.into_iter().find_map(|(wish, _)| wish)
@@ -210,9 +210,9 @@ impl Session<'_> {
             PreemptMode::WorkersAskThemselves => {
                 let local = self.wish();
                 if local.is_some() {
-                    ranks.pulse.ask();
+                    ranks.progress.request_stop();
                 }
-                local.or_else(|| ranks.pulse.is_asked().then_some(Wish::Preempt))
+                local.or_else(|| ranks.progress.is_stop_requested().then_some(Wish::Preempt))
             }
         };
         match wish {
@@ -250,9 +250,9 @@ impl Session<'_> {
     pub fn reach(&self, batches: u64) -> Result<Option<u64>> {
         let context = self.context;
         let ranks = context.distributed();
-        ranks.tick(Doing::Wait);
+        ranks.record_activity(RankActivity::Wait);
         let outcome = self.ask_for_more(batches);
-        ranks.tick(Doing::Train);
+        ranks.record_activity(RankActivity::Train);
         outcome
     }
 
@@ -287,7 +287,7 @@ impl Session<'_> {
         let mut num_unanswered = 0;
         loop {
             let (stop, local) = (context.stop.is_set(), context.outlet().ask(batches, event));
-            let all = exchange(context.distributed().collective(), "reach", (stop, local))?;
+            let all = all_gather_json(context.distributed().collective(), "reach", (stop, local))?;
             match all[0].1 {
                 Some(Directive::Stop) => return Ok(None),
                 Some(Directive::Continue { units: more }) if more > units => {

@@ -9,8 +9,8 @@ use burn::tensor::{Int, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
-use crate::collective::{Collective, exchange};
-use crate::precision::single;
+use crate::collective::{Collective, all_gather_json};
+use crate::precision::to_single;
 
 /// A number on the host or on the device.
 #[derive(Clone, Debug)]
@@ -57,7 +57,7 @@ impl Number {
 #[derive(Debug)]
 #[must_use]
 pub struct StepOutput {
-    learned: Learned,
+    gradient_source: GradientSource,
     is_mean: bool,
     count: Number,
     metrics: Vec<(String, Number, Number)>,
@@ -66,7 +66,7 @@ pub struct StepOutput {
 /// Source of a step's gradients.
 #[derive(Debug)]
 #[cfg_attr(feature = "learner", expect(clippy::large_enum_variant, reason = "lives for one step"))]
-enum Learned {
+enum GradientSource {
     Loss(Tensor<1>),
     /// The backward pass has already run; `None` if there is nothing to learn.
     #[cfg(feature = "learner")]
@@ -77,7 +77,7 @@ impl StepOutput {
     /// Gradients of a mean loss over `samples` samples, with metrics, when the backward pass has
     /// already run.
     #[cfg(feature = "learner")]
-    pub(crate) fn given(
+    pub(crate) fn from_gradients(
         gradients: Option<GradientsParams>,
         samples: usize,
         metrics: &Metrics,
@@ -86,7 +86,7 @@ impl StepOutput {
             (name.clone(), Number::Host(*sum), Number::Host(*count))
         };
         Self {
-            learned: Learned::Gradients(gradients),
+            gradient_source: GradientSource::Gradients(gradients),
             is_mean: true,
             count: samples.into(),
             metrics: metrics.0.iter().map(number).collect(),
@@ -100,9 +100,9 @@ impl StepOutput {
     ///
     /// - loss: `[1]`
     pub fn sum(loss: Tensor<1>, count: impl Into<Number>) -> Self {
-        let (loss, count) = (single(loss), count.into());
+        let (loss, count) = (to_single(loss), count.into());
         let metrics = vec![("loss".into(), loss.clone().into(), count.clone())];
-        Self { learned: Learned::Loss(loss), is_mean: false, count, metrics }
+        Self { gradient_source: GradientSource::Loss(loss), is_mean: false, count, metrics }
     }
 
     /// Mean loss over `samples` samples, as most losses in burn return it.
@@ -111,10 +111,15 @@ impl StepOutput {
     ///
     /// - loss: `[1]`
     pub fn mean(loss: Tensor<1>, samples: usize) -> Self {
-        let loss = single(loss);
+        let loss = to_single(loss);
         let sum = loss.clone() * samples as f64;
         let metrics = vec![("loss".into(), sum.into(), samples.into())];
-        Self { learned: Learned::Loss(loss), is_mean: true, count: samples.into(), metrics }
+        Self {
+            gradient_source: GradientSource::Loss(loss),
+            is_mean: true,
+            count: samples.into(),
+            metrics,
+        }
     }
 
     /// Renames the metric `loss`. Use this when a batch is learned from more than once.
@@ -137,10 +142,10 @@ impl StepOutput {
     /// - logits: `[samples, classes]`
     /// - labels: `[samples]`
     pub fn classification(logits: Tensor<2>, labels: Tensor<1, Int>) -> Self {
-        let (logits, samples) = (single(logits), labels.dims()[0]);
+        let (logits, samples) = (to_single(logits), labels.dims()[0]);
         let chosen = log_softmax(logits.clone(), 1).gather(1, labels.clone().unsqueeze_dim(1));
         let best: Tensor<1, Int> = logits.argmax(1).squeeze_dim(1);
-        let num_correct = single(best.equal(labels).float()).sum();
+        let num_correct = to_single(best.equal(labels).float()).sum();
         Self::sum(chosen.sum().neg(), samples).metric("accuracy", num_correct, samples)
     }
 
@@ -158,11 +163,11 @@ impl StepOutput {
         labels: Tensor<1, Int>,
         weights: Tensor<1>,
     ) -> Self {
-        let (logits, samples) = (single(logits), labels.dims()[0]);
+        let (logits, samples) = (to_single(logits), labels.dims()[0]);
         let chosen = log_softmax(logits.clone(), 1).gather(1, labels.clone().unsqueeze_dim(1));
-        let losses = chosen.squeeze_dim::<1>(1).neg() * single(weights);
+        let losses = chosen.squeeze_dim::<1>(1).neg() * to_single(weights);
         let best: Tensor<1, Int> = logits.argmax(1).squeeze_dim(1);
-        let num_correct = single(best.equal(labels).float()).sum();
+        let num_correct = to_single(best.equal(labels).float()).sum();
         Self::sum(losses.sum(), samples).metric("accuracy", num_correct, samples)
     }
 
@@ -175,9 +180,9 @@ impl StepOutput {
     /// - weights: `[samples]`
     pub fn weighted_regression(outputs: Tensor<2>, targets: Tensor<2>, weights: Tensor<1>) -> Self {
         let num_elements = targets.shape().num_elements();
-        let error = single(outputs) - single(targets);
+        let error = to_single(outputs) - to_single(targets);
         let absolute = error.clone().abs().sum();
-        let squares = error.clone() * error * single(weights).unsqueeze_dim(1);
+        let squares = error.clone() * error * to_single(weights).unsqueeze_dim(1);
         Self::sum(squares.sum(), num_elements).metric("mean_absolute_error", absolute, num_elements)
     }
 
@@ -188,7 +193,7 @@ impl StepOutput {
     /// - outputs, targets: the same shape, of any rank
     pub fn regression<const D: usize>(outputs: Tensor<D>, targets: Tensor<D>) -> Self {
         let num_elements = targets.shape().num_elements();
-        let error = single(outputs) - single(targets);
+        let error = to_single(outputs) - to_single(targets);
         let absolute = error.clone().abs().sum();
         Self::sum((error.clone() * error).sum(), num_elements).metric(
             "mean_absolute_error",
@@ -207,13 +212,15 @@ impl StepOutput {
         if is_whole {
             (scale, count) = (1.0, 1.0);
         }
-        let gradients = match self.learned {
-            Learned::Loss(loss) if factor == 1.0 => {
+        let gradients = match self.gradient_source {
+            GradientSource::Loss(loss) if factor == 1.0 => {
                 GradientsParams::from_grads(loss.backward(), model)
             }
-            Learned::Loss(loss) => GradientsParams::from_grads((loss * factor).backward(), model),
+            GradientSource::Loss(loss) => {
+                GradientsParams::from_grads((loss * factor).backward(), model)
+            }
             #[cfg(feature = "learner")]
-            Learned::Gradients(gradients) => gradients.unwrap_or_default(),
+            GradientSource::Gradients(gradients) => gradients.unwrap_or_default(),
         };
         Backward { gradients, scale, count, metrics: Metrics::read(self.metrics) }
     }
@@ -271,15 +278,15 @@ impl Metrics {
 
     /// All-reduces the sums. A rank without samples contributes no names.
     pub(crate) fn all_reduce(self, ranks: &dyn Collective) -> Result<Self> {
-        Ok(Self::total(exchange(ranks, "metrics", self)?))
+        Ok(Self::sum_of_ranks(all_gather_json(ranks, "metrics", self)?))
     }
 
     /// Adds up the metrics of all ranks, in rank order.
-    pub(crate) fn total(of_ranks: Vec<Self>) -> Self {
+    pub(crate) fn sum_of_ranks(of_ranks: Vec<Self>) -> Self {
         let mut of_ranks = of_ranks.into_iter();
-        let mut total = of_ranks.next().unwrap_or_default();
-        of_ranks.for_each(|metrics| total.add(&metrics));
-        total
+        let mut sum_of_ranks = of_ranks.next().unwrap_or_default();
+        of_ranks.for_each(|metrics| sum_of_ranks.add(&metrics));
+        sum_of_ranks
     }
 
     /// Adds `sum` and `count` to a metric.

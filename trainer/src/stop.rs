@@ -28,7 +28,11 @@ impl StopSignal {
     /// # Errors
     ///
     /// Fails if the handlers cannot be installed.
-    pub(crate) fn listen(&self, rt: &tokio::runtime::Handle, alone: bool) -> std::io::Result<()> {
+    pub(crate) fn listen(
+        &self,
+        rt: &tokio::runtime::Handle,
+        standalone: bool,
+    ) -> std::io::Result<()> {
         let _guard = rt.enter();
         let may_interrupt = !is_ignored(Signal::INT);
         let mut terminate = signal(SignalKind::terminate())?;
@@ -44,11 +48,11 @@ impl StopSignal {
         let mut interrupt = signal(SignalKind::interrupt())?;
         rt.spawn(async move {
             while interrupt.recv().await.is_some() {
-                if alone && int.is_set() {
+                if standalone && int.is_set() {
                     // Second Ctrl-C: exit without waiting for the save.
                     std::process::exit(130);
                 }
-                if alone {
+                if standalone {
                     int.set();
                 }
             }

@@ -17,10 +17,10 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// Creates a terminal, with a progress bar if the program runs `alone` and on a terminal.
-    pub(crate) fn new(alone: bool) -> Self {
+    /// Creates a terminal, with a progress bar if the program runs `standalone` and on a terminal.
+    pub(crate) fn new(standalone: bool) -> Self {
         let is_terminal = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
-        let bar = (alone && is_terminal).then(|| {
+        let bar = (standalone && is_terminal).then(|| {
             let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
             let style = "{elapsed_precise} {wide_bar} {pos}/{len} batches, {eta} left";
             ProgressStyle::with_template(style).map(|style| bar.set_style(style)).ok();
@@ -35,7 +35,7 @@ impl Terminal {
     }
 
     /// Prints one line.
-    pub(crate) fn say(&self, line: &str) {
+    pub(crate) fn print_line(&self, line: &str) {
         if self.is_silent {
             return;
         }
@@ -60,14 +60,15 @@ impl Terminal {
     /// Prints a row of metrics.
     pub(crate) fn row(&mut self, group: &str, batches: u64, epoch: u64, metrics: &Logs) {
         if self.bar.is_none() {
-            return self.say(&plain(group, batches, epoch, metrics));
+            return self.print_line(&line(group, batches, epoch, metrics));
         }
-        let names: Vec<String> = metrics.keys().map(|name| short(name).to_string()).collect();
+        let names: Vec<String> =
+            metrics.keys().map(|name| without_group(name).to_string()).collect();
         if names != self.header {
-            self.say(&header(&names));
+            self.print_line(&header(&names));
             self.header = names;
         }
-        self.say(&cells(group, batches, epoch, metrics));
+        self.print_line(&table_row(group, batches, epoch, metrics));
     }
 
     /// Removes the progress bar.
@@ -79,14 +80,14 @@ impl Terminal {
 }
 
 /// Returns the metric's name without its group.
-fn short(name: &str) -> &str {
+fn without_group(name: &str) -> &str {
     name.strip_prefix("validation_").unwrap_or(name)
 }
 
-fn plain(group: &str, batches: u64, epoch: u64, metrics: &Logs) -> String {
+fn line(group: &str, batches: u64, epoch: u64, metrics: &Logs) -> String {
     let mut line = format!("{group} batches={batches} epoch={}", epoch + 1);
     for (name, value) in metrics {
-        line += &format!(" {}={value:.6}", short(name));
+        line += &format!(" {}={value:.6}", without_group(name));
     }
     line
 }
@@ -99,10 +100,10 @@ fn header(names: &[String]) -> String {
     line
 }
 
-fn cells(group: &str, batches: u64, epoch: u64, metrics: &Logs) -> String {
+fn table_row(group: &str, batches: u64, epoch: u64, metrics: &Logs) -> String {
     let mut line = format!("{group:>10} {batches:>9} {:>6}", epoch + 1);
     for (name, value) in metrics {
-        line += &format!(" {value:>width$.6}", width = short(name).len().max(12));
+        line += &format!(" {value:>width$.6}", width = without_group(name).len().max(12));
     }
     line
 }
@@ -116,12 +117,12 @@ mod tests {
         let metrics =
             Logs::from([("validation_loss".into(), 0.25), ("validation_top".into(), 1.0)]);
         assert_eq!(
-            plain("validation", 40, 1, &metrics),
+            line("validation", 40, 1, &metrics),
             "validation batches=40 epoch=2 loss=0.250000 top=1.000000"
         );
         let header = header(&["loss".into(), "top".into()]);
         assert_eq!(header, "             batches  epoch         loss          top");
-        let row = cells("validation", 40, 1, &metrics);
+        let row = table_row("validation", 40, 1, &metrics);
         assert_eq!(row, "validation        40      2     0.250000     1.000000");
     }
 }

@@ -10,24 +10,25 @@ use stoker_api::names::ENV_TERMINATION_FILE;
 const MESSAGE_BYTES_MAX: usize = 2_048;
 
 /// Writes the termination file, if the environment specifies one.
-pub(crate) fn leave(code: ExitCode, message: Option<&str>, unsent: Vec<Report>) {
+pub(crate) fn record_exit(code: ExitCode, message: Option<&str>, unsent: Vec<Report>) {
     if let Some(path) = std::env::var_os(ENV_TERMINATION_FILE) {
         let message = message.map(str::to_owned);
-        write(Path::new(&path), Termination { code: code as u8, message, unsent });
+        write_to(Path::new(&path), Termination { code: code as u8, message, unsent });
     }
 }
 
-/// Same as [`leave`], unless the file is already written: the first error is usually the cause.
-pub(crate) fn leave_if_silent(code: ExitCode, message: &str) {
+/// Same as [`record_exit`], unless the file is already written: the first error is usually the
+/// cause.
+pub(crate) fn record_exit_if_missing(code: ExitCode, message: &str) {
     let file = std::env::var_os(ENV_TERMINATION_FILE);
     if file.is_none_or(|path| read(Path::new(&path)).is_none()) {
-        leave(code, Some(message), vec![]);
+        record_exit(code, Some(message), vec![]);
     }
 }
 
 /// Writes as much of `termination` as fits. Logs an error without failing, since the exit code
 /// carries the most important information.
-pub(crate) fn write(path: &Path, termination: Termination) {
+pub(crate) fn write_to(path: &Path, termination: Termination) {
     if let Err(error) = std::fs::write(path, to_bytes(termination)) {
         eprintln!("stoker: cannot write {}: {error}", path.display());
     }
@@ -43,25 +44,25 @@ pub(crate) fn read(path: &Path) -> Option<Termination> {
 pub(crate) fn to_bytes(mut termination: Termination) -> Vec<u8> {
     let mut unsent: Vec<_> =
         std::mem::take(&mut termination.unsent).into_iter().enumerate().collect();
-    let room = if unsent.is_empty() { TERMINATION_BYTES_MAX } else { MESSAGE_BYTES_MAX };
-    cut_message(&mut termination, room);
-    // Within a rank, prefer newer reports.
-    unsent.sort_by_key(|(index, report)| (rank(report), std::cmp::Reverse(*index)));
-    let mut taken: Vec<(usize, Report)> = vec![];
+    let bytes_max = if unsent.is_empty() { TERMINATION_BYTES_MAX } else { MESSAGE_BYTES_MAX };
+    truncate_message(&mut termination, bytes_max);
+    // Within a priority, prefer newer reports.
+    unsent.sort_by_key(|(index, report)| (priority(report), std::cmp::Reverse(*index)));
+    let mut kept: Vec<(usize, Report)> = vec![];
     for (index, report) in unsent {
-        let at = taken.partition_point(|(other, _)| *other < index);
-        taken.insert(at, (index, report));
-        termination.unsent = taken.iter().map(|(_, report)| report.clone()).collect();
+        let at = kept.partition_point(|(other, _)| *other < index);
+        kept.insert(at, (index, report));
+        termination.unsent = kept.iter().map(|(_, report)| report.clone()).collect();
         if json(&termination).len() > TERMINATION_BYTES_MAX {
-            taken.remove(at);
+            kept.remove(at);
         }
     }
-    termination.unsent = taken.into_iter().map(|(_, report)| report).collect();
+    termination.unsent = kept.into_iter().map(|(_, report)| report).collect();
     json(&termination)
 }
 
-/// Returns the rank of a report by importance; 0 is the most important.
-fn rank(report: &Report) -> u8 {
+/// Returns the priority of a report; 0 is the most important.
+fn priority(report: &Report) -> u8 {
     match report.event {
         ReportEvent::Validated { granted_units: Some(_), .. } => 0,
         ReportEvent::Checkpointed { .. } => 1,
@@ -69,7 +70,7 @@ fn rank(report: &Report) -> u8 {
     }
 }
 
-fn cut_message(termination: &mut Termination, bytes_max: usize) {
+fn truncate_message(termination: &mut Termination, bytes_max: usize) {
     while json(termination).len() > bytes_max
         && let Some(message) = &mut termination.message
         && !message.is_empty()

@@ -8,7 +8,7 @@ use burn::module::Module;
 use crate::callback::Callback;
 use crate::collective::Distributed;
 use crate::context::Context;
-use crate::error::{caught, unraised};
+use crate::error::{catch_raised, error_from_unwind};
 use crate::optim::Optimizers;
 use crate::step::StepOutput;
 use crate::{Control, Error, Result};
@@ -73,7 +73,7 @@ impl Context {
         step: impl Step<M, B>,
         fit: Fit<B>,
     ) -> Result<Fitted<M>> {
-        unraised(|| Run::start(self, model, optimizers, &step, fit)?.train())
+        catch_raised(|| Run::start(self, model, optimizers, &step, fit)?.train())
     }
 }
 
@@ -130,7 +130,7 @@ fn hook_each(
 /// Calls a callback and turns its panic into an error.
 fn guarded<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(call))
-        .unwrap_or_else(|panic| Err(caught(panic, |why| format!("panicked: {why}"))))
+        .unwrap_or_else(|panic| Err(error_from_unwind(panic, |why| format!("panicked: {why}"))))
 }
 
 /// Returns the callbacks' names for errors and checkpoints. The second callback of a name gets `2`

@@ -3,9 +3,9 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::dataset_dir::DatasetDir;
 use super::manifest::Manifest;
-use super::place::Place;
-use super::room::Room;
+use super::quota::CacheQuota;
 use super::segment::Writer;
 use crate::Result;
 
@@ -14,20 +14,20 @@ pub(super) const SEGMENT_BYTES: u64 = 64 << 20;
 
 /// Writes all samples to the staging folder of the set.
 pub(super) fn write<T: Serialize + DeserializeOwned>(
-    place: &Place,
+    dir: &DatasetDir,
     items: impl IntoIterator<Item = Result<T>>,
-    room: &Room,
+    quota: &CacheQuota,
 ) -> Result<()> {
-    let folder = place.half();
+    let folder = dir.staging_dir();
     let (mut segments, mut writer, mut record, mut stored) = (vec![], None, vec![], 0);
     for item in items {
         record.clear();
         record = postcard::to_extend(&item?, record)
-            .map_err(|error| format!("{place}: cannot serialize a sample: {error}"))?;
+            .map_err(|error| format!("{dir}: cannot serialize a sample: {error}"))?;
         // Verify deserialization now, not after hours of building.
         decode::<T>(&record).map_err(|why| {
             format!(
-                "{place}: cannot read back a serialized sample: {why}; values are stored without \
+                "{dir}: cannot read back a serialized sample: {why}; values are stored without \
                  names and types, so remove serde's `untagged`, `tag`, `flatten` and \
                  `skip_serializing_if`"
             )
@@ -35,12 +35,12 @@ pub(super) fn write<T: Serialize + DeserializeOwned>(
         let current = match &mut writer {
             Some(current) => current,
             None => {
-                room.make(stored + SEGMENT_BYTES)?;
+                quota.evict_for(stored + SEGMENT_BYTES)?;
                 writer.insert(Writer::new(&folder, segments.len())?)
             }
         };
         current.record(&record)?;
-        room.admit(stored + current.bytes())?;
+        quota.check_size(stored + current.bytes())?;
         if current.bytes() >= SEGMENT_BYTES {
             let entry = writer.take().map(Writer::finish).transpose()?;
             stored += entry.as_ref().map_or(0, |entry| entry.bytes);
@@ -49,9 +49,9 @@ pub(super) fn write<T: Serialize + DeserializeOwned>(
     }
     segments.extend(writer.map(Writer::finish).transpose()?);
     if segments.is_empty() {
-        return Err(format!("{place} was built without a sample").into());
+        return Err(format!("{dir} was built without a sample").into());
     }
-    Manifest::new(place, segments).write(&folder)
+    Manifest::new(dir, segments).write(&folder)
 }
 
 /// Deserializes a sample that must use all bytes: a sample of another type may decode from a

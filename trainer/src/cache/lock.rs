@@ -5,34 +5,37 @@ use std::io::{Read as _, Seek as _, Write as _};
 use std::path::Path;
 use std::time::Duration;
 
-use super::place::{Place, failed};
+use super::dataset_dir::{DatasetDir, io_error};
 use crate::Result;
 
 /// Pause between two attempts to acquire a lock that another process holds.
 const WAIT_PAUSE: Duration = Duration::from_millis(50);
 
-impl Place {
+impl DatasetDir {
     /// Acquires the shared lock of readers, which protects the set from removal.
-    pub(super) fn lock_for_use(&self) -> Result<File> {
+    pub(super) fn lock_for_reading(&self) -> Result<File> {
         let path = self.lock_file("use");
         let file = open(&path)?;
-        file.lock_shared().map_err(|error| failed("lock", &path, &error))?;
+        file.lock_shared().map_err(|error| io_error("lock", &path, &error))?;
         Ok(file)
     }
 
     /// Tries to acquire the exclusive lock for removal; `None` if another process holds the lock.
-    pub(super) fn lock_alone(path: &Path) -> Result<Option<File>> {
+    pub(super) fn try_lock_exclusive(path: &Path) -> Result<Option<File>> {
         let file = open(path)?;
         match file.try_lock() {
             Ok(()) => Ok(Some(file)),
             Err(TryLockError::WouldBlock) => Ok(None),
-            Err(TryLockError::Error(error)) => Err(failed("lock", path, &error)),
+            Err(TryLockError::Error(error)) => Err(io_error("lock", path, &error)),
         }
     }
 
     /// Acquires the exclusive lock of the builder. While another process holds it, waits and logs
-    /// the holder; fails if `leave` does.
-    pub(super) fn lock_to_build(&self, leave: impl Fn() -> Result<()>) -> Result<File> {
+    /// the holder; fails if `check_interrupt` does.
+    pub(super) fn lock_for_building(
+        &self,
+        check_interrupt: impl Fn() -> Result<()>,
+    ) -> Result<File> {
         let path = self.lock_file("build");
         let mut file = open(&path)?;
         let mut is_logged = false;
@@ -40,13 +43,13 @@ impl Place {
             match file.try_lock() {
                 Ok(()) => break,
                 Err(TryLockError::WouldBlock) => {}
-                Err(TryLockError::Error(error)) => return Err(failed("lock", &path, &error)),
+                Err(TryLockError::Error(error)) => return Err(io_error("lock", &path, &error)),
             }
             if !std::mem::replace(&mut is_logged, true) {
-                let who = whose(&mut file).unwrap_or_else(|| "another process".into());
-                eprintln!("stoker: waiting for {who} to build {self}");
+                let holder = lock_holder(&mut file).unwrap_or_else(|| "another process".into());
+                eprintln!("stoker: waiting for {holder} to build {self}");
             }
-            leave()?;
+            check_interrupt()?;
             std::thread::sleep(WAIT_PAUSE);
         }
         // Write this process's name for those that wait. Ignore errors: the name is optional.
@@ -59,11 +62,11 @@ impl Place {
 fn open(path: &Path) -> Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
-    options.open(path).map_err(|error| failed("open", path, &error))
+    options.open(path).map_err(|error| io_error("open", path, &error))
 }
 
 /// Reads the name of the lock's holder from the lock file.
-fn whose(file: &mut File) -> Option<String> {
+fn lock_holder(file: &mut File) -> Option<String> {
     let mut name = String::new();
     file.rewind().ok()?;
     file.read_to_string(&mut name).ok()?;

@@ -11,15 +11,15 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::place::{Place, failed};
+use super::dataset_dir::{DatasetDir, io_error};
 use crate::Result;
 
 /// Version of the file formats.
 const FORMAT: u32 = 1;
 /// Name of the manifest file.
-pub(super) const MANIFEST: &str = "manifest.json";
+pub(super) const MANIFEST_FILE: &str = "manifest.json";
 /// Name of the file that records the verified segments and their state at that time.
-pub(super) const CHECKED: &str = "checked.json";
+pub(super) const VERIFIED_FILE: &str = "checked.json";
 /// Buffer size for hashing, in bytes.
 const HASH_BYTES: usize = 1 << 20;
 
@@ -31,12 +31,12 @@ pub(super) struct Manifest {
     id: String,
     version: String,
     split: String,
-    pub(super) segments: Vec<Entry>,
+    pub(super) segments: Vec<SegmentEntry>,
 }
 
 /// Manifest entry of a segment.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub(super) struct Entry {
+pub(super) struct SegmentEntry {
     pub(super) file: String,
     pub(super) records: usize,
     pub(super) bytes: u64,
@@ -47,25 +47,30 @@ pub(super) struct Entry {
 type Stamp = (u64, u128, u64);
 
 impl Manifest {
-    pub(super) fn new(place: &Place, segments: Vec<Entry>) -> Self {
-        let (id, version) = (place.id.clone(), place.version.clone());
-        Self { format: FORMAT, id, version, split: place.split.name().into(), segments }
+    pub(super) fn new(dir: &DatasetDir, segments: Vec<SegmentEntry>) -> Self {
+        let (id, version) = (dir.id.clone(), dir.version.clone());
+        Self { format: FORMAT, id, version, split: dir.split.name().into(), segments }
     }
 
     /// Parses a manifest and checks that it belongs to this set.
-    pub(super) fn parse(place: &Place, text: &[u8]) -> Result<Self, String> {
+    pub(super) fn parse(dir: &DatasetDir, text: &[u8]) -> Result<Self, String> {
         let manifest: Self =
-            serde_json::from_slice(text).map_err(|error| format!("{MANIFEST}: {error}"))?;
+            serde_json::from_slice(text).map_err(|error| format!("{MANIFEST_FILE}: {error}"))?;
         if manifest.format != FORMAT {
-            return Err(format!("{MANIFEST} has format {}, expected {FORMAT}", manifest.format));
+            return Err(format!(
+                "{MANIFEST_FILE} has format {}, expected {FORMAT}",
+                manifest.format
+            ));
         }
-        if manifest != Self::new(place, manifest.segments.clone()) {
+        if manifest != Self::new(dir, manifest.segments.clone()) {
             let Self { id, version, split, .. } = manifest;
-            return Err(format!("{MANIFEST} is of data set {id} {version} ({split})"));
+            return Err(format!("{MANIFEST_FILE} is of data set {id} {version} ({split})"));
         }
         let is_plain = |file: &str| Path::new(file).file_name().is_some_and(|name| name == file);
         match manifest.segments.iter().find(|entry| !is_plain(&entry.file)) {
-            Some(entry) => Err(format!("{MANIFEST} has the invalid file name {:?}", entry.file)),
+            Some(entry) => {
+                Err(format!("{MANIFEST_FILE} has the invalid file name {:?}", entry.file))
+            }
             None => Ok(manifest),
         }
     }
@@ -77,15 +82,15 @@ impl Manifest {
 
     /// Writes the manifest and syncs it to disk.
     pub(super) fn write(&self, folder: &Path) -> Result<()> {
-        let path = folder.join(MANIFEST);
+        let path = folder.join(MANIFEST_FILE);
         let text = serde_json::to_vec_pretty(self)?;
         let written = fs::write(&path, text).and_then(|()| File::open(&path)?.sync_all());
-        written.map_err(|error| failed("write", &path, &error))
+        written.map_err(|error| io_error("write", &path, &error))
     }
 
     /// Verifies, on all cores, the segments that changed since their last verification.
     pub(super) fn check(&self, folder: &Path) -> Result<(), String> {
-        let known: BTreeMap<String, Stamp> = fs::read(folder.join(CHECKED))
+        let known: BTreeMap<String, Stamp> = fs::read(folder.join(VERIFIED_FILE))
             .ok()
             .and_then(|text| serde_json::from_slice(&text).ok())
             .unwrap_or_default();
@@ -93,8 +98,8 @@ impl Manifest {
         for entry in &self.segments {
             stamps.insert(entry.file.clone(), stamp(&folder.join(&entry.file))?);
         }
-        let is_new = |entry: &&Entry| known.get(&entry.file) != stamps.get(&entry.file);
-        let new: Vec<&Entry> = self.segments.iter().filter(is_new).collect();
+        let is_new = |entry: &&SegmentEntry| known.get(&entry.file) != stamps.get(&entry.file);
+        let new: Vec<&SegmentEntry> = self.segments.iter().filter(is_new).collect();
         if new.is_empty() {
             return Ok(());
         }
@@ -117,26 +122,26 @@ impl Manifest {
             return Err(why);
         }
         // Ignore errors: the file only avoids another verification.
-        let temporary = folder.join(format!(".{CHECKED}-{}", std::process::id()));
+        let temporary = folder.join(format!(".{VERIFIED_FILE}-{}", std::process::id()));
         let text = serde_json::to_vec(&stamps).unwrap_or_default();
-        let _ =
-            fs::write(&temporary, text).and_then(|()| fs::rename(&temporary, folder.join(CHECKED)));
+        let _ = fs::write(&temporary, text)
+            .and_then(|()| fs::rename(&temporary, folder.join(VERIFIED_FILE)));
         Ok(())
     }
 }
 
-impl Entry {
+impl SegmentEntry {
     /// Verifies size and hash of the file.
     fn check(&self, folder: &Path) -> Result<(), String> {
         let Self { file, bytes, sha256, .. } = self;
         let (actual, hash) =
             hash(&folder.join(file)).map_err(|error| format!("{file}: {error}"))?;
         if actual != *bytes {
-            return Err(format!("{file} has {actual} bytes, but {MANIFEST} lists {bytes}"));
+            return Err(format!("{file} has {actual} bytes, but {MANIFEST_FILE} lists {bytes}"));
         }
         match hash == *sha256 {
             true => Ok(()),
-            false => Err(format!("{file} has SHA-256 {hash}, but {MANIFEST} lists {sha256}")),
+            false => Err(format!("{file} has SHA-256 {hash}, but {MANIFEST_FILE} lists {sha256}")),
         }
     }
 }

@@ -9,12 +9,12 @@ use sha2::{Digest as _, Sha256};
 use stoker_api::contract::TrialConfig;
 
 use super::group::Group;
-use super::handshake::Sameness;
-use super::launched::Launched;
-use super::pulse::{Doing, Limits, Pulse};
-use super::{Alone, Collective, Numbers, exchange, group, program, rendezvous};
+use super::handshake::Fingerprint;
+use super::launch_config::LaunchConfig;
+use super::progress::{ProgressState, RankActivity, StallLimits};
+use super::{Collective, SingleRank, Topology, all_gather_json, group, program, rendezvous};
 use crate::Result;
-use crate::device::Place;
+use crate::device::RankDevice;
 use crate::error::InvalidHyperparameters;
 use crate::stop::StopSignal;
 
@@ -25,23 +25,23 @@ use crate::stop::StopSignal;
 /// JSON; an `f64` keeps its exact bits.
 #[derive(Debug)]
 pub struct Distributed {
-    numbers: Numbers,
+    topology: Topology,
     ranks: Box<dyn Collective>,
     /// Group of the ranks of this pod, if there are ranks in other pods.
     local: Option<Box<dyn Collective>>,
-    pub(crate) pulse: Arc<Pulse>,
+    pub(crate) progress: Arc<ProgressState>,
 }
 
 impl Distributed {
     /// Creates a gang of one rank.
-    pub fn alone() -> Self {
-        Self::of(Box::new(Alone))
+    pub fn single_rank() -> Self {
+        Self::from_collective(Box::new(SingleRank))
     }
 
     /// Creates a gang from a [`Collective`], with all ranks in one pod.
-    pub fn of(ranks: Box<dyn Collective>) -> Self {
+    pub fn from_collective(ranks: Box<dyn Collective>) -> Self {
         let (rank, size) = (ranks.rank(), ranks.size());
-        let numbers = Numbers {
+        let topology = Topology {
             rank,
             size,
             local_rank: rank,
@@ -49,7 +49,7 @@ impl Distributed {
             cross_rank: 0,
             cross_size: 1,
         };
-        Self { numbers, ranks, local: None, pulse: Arc::default() }
+        Self { topology, ranks, local: None, progress: Arc::default() }
     }
 
     /// Connects to the other ranks of the trial, if there are any.
@@ -60,11 +60,11 @@ impl Distributed {
     /// set.
     pub(crate) fn join(
         config: &TrialConfig,
-        launched: &Launched,
+        launch: &LaunchConfig,
         gpu: Option<usize>,
         stop: &StopSignal,
     ) -> Result<Self> {
-        Self::meet(launched, config.attempt, || sameness(config), gpu, stop)
+        Self::connect(launch, config.attempt, || fingerprint(config), gpu, stop)
     }
 
     /// Connects to the other ranks, configured by environment variables as torchrun sets them:
@@ -77,7 +77,7 @@ impl Distributed {
     /// Fails if a variable is missing or invalid, or on a timeout while waiting for the other
     /// ranks.
     pub fn from_environment() -> Result<Self> {
-        Self::outside(&Launched::from_environment()?)
+        Self::connect_external(&LaunchConfig::from_environment()?)
     }
 
     /// Same as [`from_environment`](Self::from_environment), but configured by the workers in
@@ -88,61 +88,64 @@ impl Distributed {
     /// Same as [`from_environment`](Self::from_environment); also fails if the task is not a
     /// worker.
     pub fn from_tf_config() -> Result<Self> {
-        Self::outside(&Launched::from_tf_config()?)
+        Self::connect_external(&LaunchConfig::from_tf_config()?)
     }
 
     /// Connects ranks that were not started by a runner.
-    fn outside(launched: &Launched) -> Result<Self> {
-        let same = || Ok(Sameness { program: program::fingerprint()?, config: [0; 32] });
-        let gpu = Place::of(launched.numbers.local_rank)?.gpu;
-        Self::meet(launched, 0, same, gpu, &StopSignal::default())
+    fn connect_external(launch: &LaunchConfig) -> Result<Self> {
+        let fingerprint_of = || Ok(Fingerprint { program: program::digest()?, config: [0; 32] });
+        let gpu = RankDevice::for_local_rank(launch.topology.local_rank)?.gpu;
+        Self::connect(launch, 0, fingerprint_of, gpu, &StopSignal::default())
     }
 
-    fn meet(
-        launched: &Launched,
+    fn connect(
+        launch: &LaunchConfig,
         attempt: u32,
-        same: impl FnOnce() -> Result<Sameness>,
+        fingerprint_of: impl FnOnce() -> Result<Fingerprint>,
         gpu: Option<usize>,
         stop: &StopSignal,
     ) -> Result<Self> {
-        let Launched { numbers, gang: Some(gang) } = launched else { return Ok(Self::alone()) };
-        let (numbers, limits) = (*numbers, Limits::from_environment()?);
-        let connections = rendezvous::meet(gang, attempt, numbers, same()?, stop)?;
-        let pulse = Arc::<Pulse>::default();
-        let (mut ranks, local) = group::groups(numbers, connections, limits, pulse.clone())?;
-        on_gpus(&mut ranks, gpu, stop)?;
+        let LaunchConfig { topology, gang: Some(gang) } = launch else {
+            return Ok(Self::single_rank());
+        };
+        let (topology, limits) = (*topology, StallLimits::from_environment()?);
+        let connections = rendezvous::connect(gang, attempt, topology, fingerprint_of()?, stop)?;
+        let progress = Arc::<ProgressState>::default();
+        let (mut ranks, local) =
+            group::create_groups(topology, connections, limits, progress.clone())?;
+        attach_gpus(&mut ranks, gpu, stop)?;
         let local = local.map(|group| -> Box<dyn Collective> { Box::new(group) });
-        Ok(Self { numbers, ranks: Box::new(ranks), local, pulse })
+        Ok(Self { topology, ranks: Box::new(ranks), local, progress })
     }
 
     /// Returns this rank, in `0..size`.
     pub fn rank(&self) -> usize {
-        self.numbers.rank
+        self.topology.rank
     }
 
     /// Returns the number of ranks.
     pub fn size(&self) -> usize {
-        self.numbers.size
+        self.topology.size
     }
 
     /// Returns the index of this rank within its pod.
     pub fn local_rank(&self) -> usize {
-        self.numbers.local_rank
+        self.topology.local_rank
     }
 
     /// Returns the number of ranks of this pod.
     pub fn local_size(&self) -> usize {
-        self.numbers.local_size
+        self.topology.local_size
     }
 
     /// Returns the index of this rank's pod.
     pub fn cross_rank(&self) -> usize {
-        self.numbers.cross_rank
+        self.topology.cross_rank
     }
 
     /// Returns the number of pods.
     pub fn cross_size(&self) -> usize {
-        self.numbers.cross_size
+        self.topology.cross_size
     }
 
     /// Returns the underlying operations on numbers, tensors and bytes.
@@ -153,7 +156,7 @@ impl Distributed {
     fn local(&self) -> &dyn Collective {
         match &self.local {
             Some(local) => &**local,
-            None if self.numbers.local_size == 1 => &Alone,
+            None if self.topology.local_size == 1 => &SingleRank,
             None => &*self.ranks,
         }
     }
@@ -187,7 +190,7 @@ impl Distributed {
     ///
     /// Same as [`gather`](Self::gather).
     pub fn allgather<T: Serialize + DeserializeOwned>(&self, value: T) -> Result<Vec<T>> {
-        exchange(&*self.ranks, "allgather", value)
+        all_gather_json(&*self.ranks, "allgather", value)
     }
 
     /// Gathers the values of the pod's ranks on each of them.
@@ -196,7 +199,7 @@ impl Distributed {
     ///
     /// Same as [`gather`](Self::gather).
     pub fn allgather_local<T: Serialize + DeserializeOwned>(&self, value: T) -> Result<Vec<T>> {
-        exchange(self.local(), "allgather_local", value)
+        all_gather_json(self.local(), "allgather_local", value)
     }
 
     /// Returns the value of rank 0 on every rank.
@@ -223,7 +226,7 @@ impl Distributed {
     ///
     /// Same as [`gather`](Self::gather).
     pub fn barrier(&self) -> Result<()> {
-        exchange(&*self.ranks, "barrier", ()).map(drop)
+        all_gather_json(&*self.ranks, "barrier", ()).map(drop)
     }
 
     /// Returns this rank's share of a global batch size, rounded down.
@@ -244,20 +247,20 @@ impl Distributed {
 
     /// Records what this rank does until the next call. The watchdog reports a rank that makes no
     /// progress for long.
-    pub(crate) fn tick(&self, doing: Doing) {
-        self.pulse.tick(doing);
+    pub(crate) fn record_activity(&self, activity: RankActivity) {
+        self.progress.record_activity(activity);
     }
 }
 
 /// All-reduces tensors with NCCL from now on, if the ranks train on GPUs.
 #[cfg(feature = "cuda")]
-fn on_gpus(ranks: &mut Group, gpu: Option<usize>, stop: &StopSignal) -> Result<()> {
+fn attach_gpus(ranks: &mut Group, gpu: Option<usize>, stop: &StopSignal) -> Result<()> {
     super::nccl::attach(ranks, gpu, stop)
 }
 
 /// Does nothing: this build supports CPUs only.
 #[cfg(not(feature = "cuda"))]
-fn on_gpus(_ranks: &mut Group, _gpu: Option<usize>, _stop: &StopSignal) -> Result<()> {
+fn attach_gpus(_ranks: &mut Group, _gpu: Option<usize>, _stop: &StopSignal) -> Result<()> {
     Ok(())
 }
 
@@ -274,13 +277,13 @@ fn broadcast<T: Serialize + DeserializeOwned>(ranks: &dyn Collective, value: T) 
 
 /// Returns what must be the same on all ranks: the program and its configuration, except the report
 /// endpoint, which may differ.
-fn sameness(config: &TrialConfig) -> Result<Sameness> {
+fn fingerprint(config: &TrialConfig) -> Result<Fingerprint> {
     let mut config_json = serde_json::to_value(config)?;
     if let Some(config_json) = config_json.as_object_mut() {
         config_json.remove("door");
     }
     let config = Sha256::digest(serde_json::to_vec(&config_json)?).into();
-    Ok(Sameness { program: program::fingerprint()?, config })
+    Ok(Fingerprint { program: program::digest()?, config })
 }
 
 #[cfg(test)]
@@ -289,9 +292,12 @@ mod tests {
 
     #[test]
     fn single_rank_does_not_hash_its_program() {
-        let launched = Launched::ALONE;
-        let same = || panic!("the program was hashed");
+        let launch = LaunchConfig::SINGLE_RANK;
+        let fingerprint_of = || panic!("the program was hashed");
         let stop = StopSignal::default();
-        assert_eq!(Distributed::meet(&launched, 0, same, None, &stop).unwrap().size(), 1);
+        assert_eq!(
+            Distributed::connect(&launch, 0, fingerprint_of, None, &stop).unwrap().size(),
+            1
+        );
     }
 }

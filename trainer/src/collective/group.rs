@@ -8,12 +8,12 @@ use burn::tensor::{Tensor, bf16, f16};
 use bytes::Bytes;
 
 use super::hub::Hub;
-use super::pulse::{Limits, Pulse};
+use super::progress::{ProgressState, StallLimits};
 use super::rendezvous::Connections;
-use super::ring::{Ring, Summed};
-use super::watch::{self, Alarm, start};
-use super::wire::useless;
-use super::{Collective, Kind, Numbers, added_up, sum_on_host};
+use super::ring::{Ring, Summable};
+use super::watchdog::{self, GangAbort, start};
+use super::wire::socket_error;
+use super::{Collective, CollectiveOp, Topology, sum_in_rank_order, sum_on_host};
 use crate::Result;
 use crate::error::{Infrastructure, PeerFailed};
 
@@ -24,61 +24,65 @@ const GATHERED_BYTES_MAX: usize = 16 << 10;
 /// Connected ranks.
 #[derive(Debug)]
 pub(super) struct Group {
-    place: usize,
+    rank: usize,
     size: usize,
     /// `None` after a failure.
-    open: Mutex<Option<Open>>,
-    pulse: Arc<Pulse>,
-    gang: Arc<Watched>,
+    channels: Mutex<Option<Channels>>,
+    progress: Arc<ProgressState>,
+    gang: Arc<GangState>,
 }
 
 #[derive(Debug)]
-struct Open {
+struct Channels {
     hub: Option<Hub>,
     ring: Option<Ring>,
-    on_device: Option<Box<dyn OnDevice>>,
+    device: Option<Box<dyn DeviceAllReduce>>,
     /// Sequence number of the next message.
-    next: u32,
+    next_sequence: u32,
 }
 
 /// All-reduces tensors on their device, for example with NCCL.
-pub(super) trait OnDevice: Send + std::fmt::Debug {
+pub(super) trait DeviceAllReduce: Send + std::fmt::Debug {
     /// Returns `true` if the tensor is supported; the result must be the same on all ranks.
-    fn takes(&self, values: &Tensor<1>) -> bool;
+    fn supports(&self, values: &Tensor<1>) -> bool;
 
-    /// Returns the all-reduced sum of a flat tensor. Calls `goes_on` while waiting, and fails if it
-    /// does.
-    fn sum(&mut self, values: Tensor<1>, goes_on: &dyn Fn() -> Result<()>) -> Result<Tensor<1>>;
+    /// Returns the all-reduced sum of a flat tensor. Calls `check_running` while waiting,
+    /// and fails if it does.
+    fn sum(
+        &mut self,
+        values: Tensor<1>,
+        check_running: &dyn Fn() -> Result<()>,
+    ) -> Result<Tensor<1>>;
 
     /// Marks the gang as failed, so that dropping this value does not wait for other ranks.
-    fn abandon(&mut self);
+    fn mark_failed(&mut self);
 }
 
 /// Abort state of a gang; closes its connections when the last group is dropped.
 #[derive(Debug)]
-struct Watched {
-    alarm: Alarm,
-    pulse: Arc<Pulse>,
+struct GangState {
+    abort: GangAbort,
+    progress: Arc<ProgressState>,
     /// Connections for the shutdown message.
-    watch: Vec<TcpStream>,
+    watchdog_streams: Vec<TcpStream>,
 }
 
-impl Watched {
-    fn goes_on(&self) -> Result<()> {
-        match self.alarm.is_ringing() {
+impl GangState {
+    fn check_running(&self) -> Result<()> {
+        match self.abort.has_failed() {
             true => Err(PeerFailed("another rank failed".into()).into()),
             false => Ok(()),
         }
     }
 }
 
-impl Drop for Watched {
+impl Drop for GangState {
     fn drop(&mut self) {
-        self.alarm.end();
-        if !self.alarm.is_ringing() && self.pulse.part() {
-            watch::farewell(&self.watch, &self.pulse);
+        self.abort.stop_watchdog();
+        if !self.abort.has_failed() && self.progress.announce_exit() {
+            watchdog::send_shutdown(&self.watchdog_streams, &self.progress);
         }
-        self.alarm.close();
+        self.abort.close();
     }
 }
 
@@ -88,95 +92,111 @@ impl Drop for Watched {
 /// # Errors
 ///
 /// Fails if the system rejects a socket option or cannot start a thread.
-pub(super) fn groups(
-    numbers: Numbers,
+pub(super) fn create_groups(
+    topology: Topology,
     connections: Connections,
-    limits: Limits,
-    pulse: Arc<Pulse>,
+    limits: StallLimits,
+    progress: Arc<ProgressState>,
 ) -> Result<(Group, Option<Group>)> {
-    let Connections { watch, hub, local_hub, ring: (next, previous) } = connections;
-    let alarm = Alarm::default();
-    let stars = [&watch, &hub, &local_hub].into_iter().flatten().map(|(_, stream)| stream);
-    alarm.guard(stars.chain([&next, &previous])).map_err(useless)?;
-    let farewell =
-        watch.iter().map(|(_, stream)| stream.try_clone()).collect::<std::io::Result<_>>();
-    let farewell = farewell.map_err(useless)?;
-    start(numbers.rank, watch, limits, pulse.clone(), alarm.clone()).map_err(useless)?;
-    let gang = Arc::new(Watched { alarm, pulse: pulse.clone(), watch: farewell });
+    let Connections { watchdog_streams, hub, local_hub, ring: (next, previous) } = connections;
+    let abort = GangAbort::default();
+    let stars =
+        [&watchdog_streams, &hub, &local_hub].into_iter().flatten().map(|(_, stream)| stream);
+    abort.register(stars.chain([&next, &previous])).map_err(socket_error)?;
+    let shutdown_streams = watchdog_streams
+        .iter()
+        .map(|(_, stream)| stream.try_clone())
+        .collect::<std::io::Result<_>>();
+    let shutdown_streams = shutdown_streams.map_err(socket_error)?;
+    start(topology.rank, watchdog_streams, limits, progress.clone(), abort.clone())
+        .map_err(socket_error)?;
+    let gang = Arc::new(GangState {
+        abort,
+        progress: progress.clone(),
+        watchdog_streams: shutdown_streams,
+    });
     let hub_of = |is_first: bool, peers: Vec<(usize, TcpStream)>| match peers.is_empty() {
         true => Ok(None),
         false => Hub::new(is_first, peers).map(Some),
     };
-    let local = match hub_of(numbers.local_rank == 0, local_hub)? {
+    let local = match hub_of(topology.local_rank == 0, local_hub)? {
         None => None,
         Some(hub) => {
-            let open =
-                Mutex::new(Some(Open { hub: Some(hub), ring: None, on_device: None, next: 0 }));
-            let (place, size) = (numbers.local_rank, numbers.local_size);
-            Some(Group { place, size, open, pulse: pulse.clone(), gang: gang.clone() })
+            let channels = Mutex::new(Some(Channels {
+                hub: Some(hub),
+                ring: None,
+                device: None,
+                next_sequence: 0,
+            }));
+            let (rank, size) = (topology.local_rank, topology.local_size);
+            Some(Group { rank, size, channels, progress: progress.clone(), gang: gang.clone() })
         }
     };
-    let ring = Some(Ring::new(numbers.rank, numbers.size, next, previous)?);
-    let hub = hub_of(numbers.rank == 0, hub)?;
-    let open = Open { hub, ring, on_device: None, next: 0 };
-    let (place, size) = (numbers.rank, numbers.size);
-    Ok((Group { place, size, open: Mutex::new(Some(open)), pulse, gang }, local))
+    let ring = Some(Ring::new(topology.rank, topology.size, next, previous)?);
+    let hub = hub_of(topology.rank == 0, hub)?;
+    let channels = Channels { hub, ring, device: None, next_sequence: 0 };
+    let (rank, size) = (topology.rank, topology.size);
+    Ok((Group { rank, size, channels: Mutex::new(Some(channels)), progress, gang }, local))
 }
 
 impl Group {
-    fn with_open<T>(&self, kind: Kind, act: impl FnOnce(&mut Open, u32) -> Result<T>) -> Result<T> {
-        let alarm = &self.gang.alarm;
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(links) = open.as_mut() else {
+    fn with_channels<T>(
+        &self,
+        op: CollectiveOp,
+        operation: impl FnOnce(&mut Channels, u32) -> Result<T>,
+    ) -> Result<T> {
+        let abort = &self.gang.abort;
+        let mut guard = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(channels) = guard.as_mut() else {
             return Err(PeerFailed("an earlier collective call failed".into()).into());
         };
-        self.pulse.enter(kind, links.ring.is_some());
-        let done = act(links, links.next);
-        self.pulse.leave();
-        match done {
-            Ok(done) => {
-                links.next = links.next.wrapping_add(1);
-                Ok(done)
+        self.progress.begin_call(op, channels.ring.is_some());
+        let result = operation(channels, channels.next_sequence);
+        self.progress.end_call();
+        match result {
+            Ok(result) => {
+                channels.next_sequence = channels.next_sequence.wrapping_add(1);
+                Ok(result)
             }
             Err(error) => {
                 // A failed collective is final. Notify the other ranks before waiting for anything.
-                alarm.fail();
-                alarm.close();
-                links.abandon();
-                *open = None;
+                abort.mark_failed();
+                abort.close();
+                channels.mark_failed();
+                *guard = None;
                 // If the watchdog closed the connections, report its reason instead.
-                Err(alarm.why().map_or(error, |why| Infrastructure(why.into()).into()))
+                Err(abort.reason().map_or(error, |why| Infrastructure(why.into()).into()))
             }
         }
     }
 
     /// Uses this implementation for tensors from now on.
     #[cfg(any(test, feature = "cuda"))]
-    pub(super) fn attach(&mut self, on_device: Box<dyn OnDevice>) {
-        let open = self.open.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(open) = open {
-            open.on_device = Some(on_device);
+    pub(super) fn attach_device(&mut self, device: Box<dyn DeviceAllReduce>) {
+        let channels = self.channels.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(channels) = channels {
+            channels.device = Some(device);
         }
     }
 
     /// Fails if the gang has failed.
-    pub(super) fn goes_on(&self) -> Result<()> {
-        self.gang.goes_on()
+    pub(super) fn check_running(&self) -> Result<()> {
+        self.gang.check_running()
     }
 
     /// Returns `true` if the gang has failed.
     #[cfg(test)]
-    pub(super) fn is_over(&self) -> bool {
-        self.gang.alarm.is_ringing()
+    pub(super) fn has_failed(&self) -> bool {
+        self.gang.abort.has_failed()
     }
 
-    fn sum<T: Summed>(&self, kind: Kind, values: &mut [T]) -> Result<()> {
+    fn sum<T: Summable>(&self, op: CollectiveOp, values: &mut [T]) -> Result<()> {
         let is_gathered = size_of_val(values) <= GATHERED_BYTES_MAX;
-        self.with_open(kind, |open, number| match &mut open.ring {
-            Some(ring) if !is_gathered => ring.sum(kind, number, values, &self.pulse),
+        self.with_channels(op, |channels, number| match &mut channels.ring {
+            Some(ring) if !is_gathered => ring.sum(op, number, values, &self.progress),
             _ => {
                 let local = Bytes::copy_from_slice(bytemuck::cast_slice(values));
-                added_up(&open.gather(kind, number, local, self)?, values)
+                sum_in_rank_order(&channels.gather(op, number, local, self)?, values)
             }
         })
     }
@@ -184,28 +204,34 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        let open = self.open.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(open) = open
-            && (self.gang.alarm.is_ringing() || !self.pulse.is_well())
+        let channels = self.channels.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(channels) = channels
+            && (self.gang.abort.has_failed() || !self.progress.exits_cleanly())
         {
-            open.abandon();
+            channels.mark_failed();
         }
     }
 }
 
-impl Open {
-    fn abandon(&mut self) {
-        if let Some(on_device) = &mut self.on_device {
-            on_device.abandon();
+impl Channels {
+    fn mark_failed(&mut self) {
+        if let Some(device) = &mut self.device {
+            device.mark_failed();
         }
     }
 
-    fn gather(&mut self, kind: Kind, number: u32, local: Bytes, of: &Group) -> Result<Vec<Bytes>> {
+    fn gather(
+        &mut self,
+        op: CollectiveOp,
+        number: u32,
+        local: Bytes,
+        group: &Group,
+    ) -> Result<Vec<Bytes>> {
         match (&mut self.hub, &mut self.ring) {
-            (Some(hub), _) => hub.gather(kind, number, local, &of.pulse),
+            (Some(hub), _) => hub.gather(op, number, local, &group.progress),
             (None, Some(ring)) => {
-                let remote = ring.exchange(kind, number, &local, &of.pulse)?;
-                Ok(if of.place == 0 { vec![local, remote] } else { vec![remote, local] })
+                let remote = ring.exchange(op, number, &local, &group.progress)?;
+                Ok(if group.rank == 0 { vec![local, remote] } else { vec![remote, local] })
             }
             (None, None) => Ok(vec![local]),
         }
@@ -214,7 +240,7 @@ impl Open {
 
 impl Collective for Group {
     fn rank(&self) -> usize {
-        self.place
+        self.rank
     }
 
     fn size(&self) -> usize {
@@ -222,48 +248,49 @@ impl Collective for Group {
     }
 
     fn sum_f32(&self, values: &mut [f32]) -> Result<()> {
-        self.sum(Kind::SumF32, values)
+        self.sum(CollectiveOp::SumF32, values)
     }
 
     fn sum_f64(&self, values: &mut [f64]) -> Result<()> {
-        self.sum(Kind::SumF64, values)
+        self.sum(CollectiveOp::SumF64, values)
     }
 
     fn sum_f16(&self, values: &mut [f16]) -> Result<()> {
-        self.sum(Kind::SumF16, values)
+        self.sum(CollectiveOp::SumF16, values)
     }
 
     fn sum_bf16(&self, values: &mut [bf16]) -> Result<()> {
-        self.sum(Kind::SumBf16, values)
+        self.sum(CollectiveOp::SumBf16, values)
     }
 
     fn sums_on_device(&self) -> bool {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.as_ref().is_some_and(|open| open.on_device.is_some())
+        let channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        channels.as_ref().is_some_and(|channels| channels.device.is_some())
     }
 
     fn sum_tensor(&self, values: Tensor<1>) -> Result<Tensor<1>> {
-        let takes =
-            |open: &Open| open.on_device.as_ref().is_some_and(|device| device.takes(&values));
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let takes = open.as_ref().is_some_and(takes);
-        drop(open);
-        if !takes {
+        let supports = |channels: &Channels| {
+            channels.device.as_ref().is_some_and(|device| device.supports(&values))
+        };
+        let channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        let supports = channels.as_ref().is_some_and(supports);
+        drop(channels);
+        if !supports {
             return sum_on_host(self, values);
         }
-        self.with_open(Kind::SumTensor, |open, _| match &mut open.on_device {
-            Some(on_device) => on_device.sum(values, &|| self.goes_on()),
+        self.with_channels(CollectiveOp::SumTensor, |channels, _| match &mut channels.device {
+            Some(device) => device.sum(values, &|| self.check_running()),
             None => Ok(values),
         })
     }
 
-    fn gather(&self, local: Bytes) -> Result<Vec<Bytes>> {
-        let kind = Kind::Gather;
-        self.with_open(kind, |open, number| open.gather(kind, number, local, self))
+    fn all_gather(&self, local: Bytes) -> Result<Vec<Bytes>> {
+        let op = CollectiveOp::AllGather;
+        self.with_channels(op, |channels, number| channels.gather(op, number, local, self))
     }
 
-    fn collect(&self, local: Bytes) -> Result<Vec<Bytes>> {
-        let kind = Kind::Collect;
-        self.with_open(kind, |open, number| open.gather(kind, number, local, self))
+    fn gather_to_root(&self, local: Bytes) -> Result<Vec<Bytes>> {
+        let op = CollectiveOp::Gather;
+        self.with_channels(op, |channels, number| channels.gather(op, number, local, self))
     }
 }

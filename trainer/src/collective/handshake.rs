@@ -26,11 +26,11 @@ use crate::error::{Infrastructure, Interrupted};
 use crate::stop::StopSignal;
 
 /// Timeout for the hello of a connecting rank.
-const HELLO_MAX: Duration = Duration::from_secs(5);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of connections without a hello. Further connections are closed; ranks retry.
 const HELLOS_MAX: usize = 256;
 /// How often waits check for a stop signal.
-pub(super) const LOOK: Duration = Duration::from_millis(50);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 const MAGIC: [u8; 8] = *b"stoker-g";
 const VERSION: u32 = 2;
@@ -39,7 +39,7 @@ const PROOF_BYTES: usize = 32;
 const DIGEST_BYTES: usize = 32;
 /// Magic, version, nonce.
 const GREETING_BYTES: usize = 12 + NONCE_BYTES;
-/// Magic, version, numbers, program, configuration, nonce.
+/// Magic, version, identity, program, configuration, nonce.
 const HELLO_BYTES: usize = 12 + 5 * 4 + 2 * DIGEST_BYTES + NONCE_BYTES;
 /// Verdict, length of its text.
 const VERDICT_BYTES: usize = 1 + 4;
@@ -51,7 +51,7 @@ const TEXT_BYTES_MAX: usize = 1 << 20;
 #[repr(u32)]
 pub(super) enum Purpose {
     /// Registration with rank 0, addresses of the other ranks, and the watchdog.
-    Meet = 1,
+    Register = 1,
     /// Small messages through rank 0.
     Hub = 2,
     /// Small messages through the first rank of a pod.
@@ -62,7 +62,7 @@ pub(super) enum Purpose {
 
 /// Fingerprints that must be equal on all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Sameness {
+pub(super) struct Fingerprint {
     /// Digest of the program: see [`program::fingerprint`](super::program::fingerprint).
     pub(super) program: [u8; DIGEST_BYTES],
     /// SHA-256 of the configuration.
@@ -71,23 +71,23 @@ pub(super) struct Sameness {
 
 /// Identity of this rank.
 #[derive(Clone, Debug)]
-pub(super) struct Passport {
+pub(super) struct RankIdentity {
     pub(super) secret: Vec<u8>,
     pub(super) attempt: u32,
     pub(super) rank: u32,
     pub(super) world_size: u32,
-    pub(super) sameness: Sameness,
+    pub(super) fingerprint: Fingerprint,
     /// Port on which this rank listens.
     pub(super) port: u16,
 }
 
 /// An authenticated peer.
 #[derive(Debug)]
-pub(super) struct Arrived {
+pub(super) struct AuthenticatedPeer {
     pub(super) purpose: u32,
     pub(super) rank: u32,
     pub(super) port: u16,
-    pub(super) sameness: Sameness,
+    pub(super) fingerprint: Fingerprint,
     pub(super) stream: TcpStream,
     transcript: Vec<u8>,
 }
@@ -96,54 +96,54 @@ pub(super) struct Arrived {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Verdict {
-    Welcome = 0,
+    Accepted = 0,
     /// The peer belongs to another attempt, gang or program; the text contains details.
-    NotOurs = 1,
+    Refused = 1,
 }
 
 /// Accepts connections from other ranks.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct RankListener {
     listener: TcpListener,
-    passport: Passport,
-    sender: Sender<Arrived>,
-    arrivals: Receiver<Arrived>,
+    identity: RankIdentity,
+    sender: Sender<AuthenticatedPeer>,
+    peers: Receiver<AuthenticatedPeer>,
     num_open: Arc<AtomicUsize>,
 }
 
-impl Door {
+impl RankListener {
     /// Starts to accept connections.
     ///
     /// # Errors
     ///
     /// Fails if the listener cannot be made non-blocking.
-    pub(super) fn new(listener: TcpListener, passport: Passport) -> io::Result<Self> {
+    pub(super) fn new(listener: TcpListener, identity: RankIdentity) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        let (sender, arrivals) = channel();
-        Ok(Self { listener, passport, sender, arrivals, num_open: Arc::default() })
+        let (sender, peers) = channel();
+        Ok(Self { listener, identity, sender, peers, num_open: Arc::default() })
     }
 
     /// Returns the next authenticated peer; `None` after a short wait without one.
-    pub(super) fn next(&self) -> Option<Arrived> {
+    pub(super) fn next(&self) -> Option<AuthenticatedPeer> {
         while let Ok((stream, _)) = self.listener.accept() {
-            self.hear(stream);
+            self.authenticate(stream);
         }
-        self.arrivals.recv_timeout(LOOK).ok()
+        self.peers.recv_timeout(POLL_INTERVAL).ok()
     }
 
     /// Authenticates a connection on a separate thread.
-    fn hear(&self, stream: TcpStream) {
+    fn authenticate(&self, stream: TcpStream) {
         if self.num_open.fetch_add(1, Ordering::Relaxed) >= HELLOS_MAX {
             self.num_open.fetch_sub(1, Ordering::Relaxed);
             return;
         }
-        let (passport, sender) = (self.passport.clone(), self.sender.clone());
+        let (identity, sender) = (self.identity.clone(), self.sender.clone());
         let open = self.num_open.clone();
         let thread = std::thread::Builder::new().name("stoker-hello".into());
         let started = thread.spawn(move || {
-            if let Ok(Some(arrived)) = passport.hear(stream) {
+            if let Ok(Some(peer)) = identity.authenticate(stream) {
                 // Ignore the error: the rendezvous may be over.
-                let _ = sender.send(arrived);
+                let _ = sender.send(peer);
             }
             open.fetch_sub(1, Ordering::Relaxed);
         });
@@ -153,35 +153,35 @@ impl Door {
     }
 }
 
-impl Arrived {
+impl AuthenticatedPeer {
     /// Sends the verdict to the peer.
     ///
     /// # Errors
     ///
     /// Fails if the connection does.
-    pub(super) fn answer(
+    pub(super) fn send_verdict(
         &mut self,
-        passport: &Passport,
+        identity: &RankIdentity,
         verdict: Verdict,
         text: &str,
     ) -> io::Result<()> {
         let mut message = vec![verdict as u8];
         message.extend_from_slice(&(text.len() as u32).to_le_bytes());
         message.extend_from_slice(text.as_bytes());
-        let proof = passport.verdict_mac(&message, &self.transcript).finalize().into_bytes();
+        let proof = identity.verdict_mac(&message, &self.transcript).finalize().into_bytes();
         message.extend_from_slice(&proof);
         self.stream.write_all(&message)
     }
 }
 
-impl Passport {
+impl RankIdentity {
     /// Authenticates a connection. Returns `None` for a stranger and for a peer of another attempt,
     /// which receives a verdict.
-    fn hear(&self, mut stream: TcpStream) -> io::Result<Option<Arrived>> {
+    fn authenticate(&self, mut stream: TcpStream) -> io::Result<Option<AuthenticatedPeer>> {
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
-        stream.set_write_timeout(Some(HELLO_MAX))?;
-        let deadline = Instant::now() + HELLO_MAX;
+        stream.set_write_timeout(Some(HELLO_TIMEOUT))?;
+        let deadline = Instant::now() + HELLO_TIMEOUT;
         let mut transcript = greeting()?;
         stream.write_all(&transcript)?;
         let mut hello = [0; HELLO_BYTES];
@@ -193,30 +193,30 @@ impl Passport {
             return Ok(None);
         }
         let [purpose, attempt, rank, world_size, port] =
-            [0, 1, 2, 3, 4].map(|index| number(&hello, 12 + index * 4));
+            [0, 1, 2, 3, 4].map(|index| u32_at(&hello, 12 + index * 4));
         let digest = |at: usize| {
             let mut digest = [0; DIGEST_BYTES];
             digest.copy_from_slice(&hello[at..at + DIGEST_BYTES]);
             digest
         };
-        let sameness = Sameness { program: digest(32), config: digest(32 + DIGEST_BYTES) };
+        let fingerprint = Fingerprint { program: digest(32), config: digest(32 + DIGEST_BYTES) };
         let port = u16::try_from(port).unwrap_or_default();
-        let mut arrived = Arrived { purpose, rank, port, sameness, stream, transcript };
-        let is_ours = hello[..12] == opening()
+        let mut peer = AuthenticatedPeer { purpose, rank, port, fingerprint, stream, transcript };
+        let is_same_gang = hello[..12] == preamble()
             && attempt == self.attempt
             && world_size == self.world_size
             && rank < world_size
             && rank != self.rank;
-        if !is_ours {
+        if !is_same_gang {
             let text = format!(
                 "rank {} belongs to attempt {} with {} ranks, but the connecting rank {rank} \
                  belongs to attempt {attempt} with {world_size} ranks",
                 self.rank, self.attempt, self.world_size
             );
-            arrived.answer(self, Verdict::NotOurs, &text)?;
+            peer.send_verdict(self, Verdict::Refused, &text)?;
             return Ok(None);
         }
-        Ok(Some(arrived))
+        Ok(Some(peer))
     }
 
     /// Connects to a rank and sends the hello; returns the connection and the transcript so far.
@@ -224,14 +224,14 @@ impl Passport {
     /// # Errors
     ///
     /// Fails if the rank is unreachable, or does not speak this protocol version.
-    pub(super) fn greet(
+    pub(super) fn send_hello(
         &self,
         addresses: &[SocketAddr],
         purpose: Purpose,
     ) -> io::Result<(TcpStream, Vec<u8>)> {
         let mut stream = None;
         for address in addresses {
-            stream = Some(TcpStream::connect_timeout(address, HELLO_MAX));
+            stream = Some(TcpStream::connect_timeout(address, HELLO_TIMEOUT));
             if matches!(stream, Some(Ok(_))) {
                 break;
             }
@@ -239,20 +239,20 @@ impl Passport {
         let no_address = || io::Error::other("the host name has no address");
         let mut stream = stream.ok_or_else(no_address)??;
         stream.set_nodelay(true)?;
-        stream.set_write_timeout(Some(HELLO_MAX))?;
+        stream.set_write_timeout(Some(HELLO_TIMEOUT))?;
         let mut transcript = vec![0; GREETING_BYTES];
-        read_until(&mut stream, &mut transcript, Instant::now() + HELLO_MAX)?;
-        if transcript[..12] != opening() {
+        read_until(&mut stream, &mut transcript, Instant::now() + HELLO_TIMEOUT)?;
+        if transcript[..12] != preamble() {
             return Err(io::Error::other(
                 "the listener is not a rank of this version; check the rendezvous address",
             ));
         }
-        let mut hello = opening().to_vec();
+        let mut hello = preamble().to_vec();
         let numbers =
             [purpose as u32, self.attempt, self.rank, self.world_size, u32::from(self.port)];
         numbers.iter().for_each(|number| hello.extend_from_slice(&number.to_le_bytes()));
-        hello.extend_from_slice(&self.sameness.program);
-        hello.extend_from_slice(&self.sameness.config);
+        hello.extend_from_slice(&self.fingerprint.program);
+        hello.extend_from_slice(&self.fingerprint.config);
         hello.extend_from_slice(&nonce()?);
         transcript.extend_from_slice(&hello);
         let proof = self.mac(b"hello", &transcript).finalize().into_bytes();
@@ -275,11 +275,11 @@ impl Passport {
         stop: &StopSignal,
     ) -> Result<io::Result<String>> {
         let mut message = vec![0; VERDICT_BYTES];
-        match self.read_patiently(stream, &mut message, deadline, stop)? {
+        match self.read_interruptibly(stream, &mut message, deadline, stop)? {
             Ok(()) => {}
             Err(error) => return Ok(Err(error)),
         }
-        let length = number(&message, 1) as usize;
+        let length = u32_at(&message, 1) as usize;
         if length > TEXT_BYTES_MAX {
             return Ok(Err(io::Error::other(
                 "the listener is not a rank: its verdict is too long",
@@ -287,7 +287,7 @@ impl Passport {
         }
         message.resize(VERDICT_BYTES + length + PROOF_BYTES, 0);
         let rest = &mut message[VERDICT_BYTES..];
-        if let Err(error) = self.read_patiently(stream, rest, deadline, stop)? {
+        if let Err(error) = self.read_interruptibly(stream, rest, deadline, stop)? {
             return Ok(Err(error));
         }
         let (verdict, proof) = message.split_at(VERDICT_BYTES + length);
@@ -297,13 +297,13 @@ impl Passport {
             )));
         }
         let text = String::from_utf8_lossy(&verdict[VERDICT_BYTES..]).into_owned();
-        match verdict[0] == Verdict::Welcome as u8 {
+        match verdict[0] == Verdict::Accepted as u8 {
             true => Ok(Ok(text)),
             false => Err(Infrastructure(text).into()),
         }
     }
 
-    fn read_patiently(
+    fn read_interruptibly(
         &self,
         stream: &mut TcpStream,
         mut bytes: &mut [u8],
@@ -311,11 +311,11 @@ impl Passport {
         stop: &StopSignal,
     ) -> Result<io::Result<()>> {
         while !bytes.is_empty() {
-            look(stop)?;
+            check_interrupt(stop)?;
             if Instant::now() > deadline {
                 return Ok(Err(io::Error::other("rank 0 still waits for other ranks")));
             }
-            let timed = stream.set_read_timeout(Some(LOOK));
+            let timed = stream.set_read_timeout(Some(POLL_INTERVAL));
             match timed.and_then(|()| stream.read(bytes)) {
                 Ok(0) => return Ok(Err(io::Error::other("the peer closed the connection"))),
                 Ok(num) => bytes = &mut bytes[num..],
@@ -332,18 +332,18 @@ impl Passport {
         mac
     }
 
-    /// `what` separates the kinds of proofs, so that one kind cannot be used as another.
-    fn mac(&self, what: &[u8], transcript: &[u8]) -> Hmac<Sha256> {
+    /// `label` separates the kinds of proofs, so that one kind cannot be used as another.
+    fn mac(&self, label: &[u8], transcript: &[u8]) -> Hmac<Sha256> {
         let mut mac =
             Hmac::<Sha256>::new_from_slice(&self.secret).expect("a key may have any length");
-        mac.update(what);
+        mac.update(label);
         mac.update(transcript);
         mac
     }
 }
 
 /// Fails if this process received a stop signal.
-pub(super) fn look(stop: &StopSignal) -> Result<()> {
+pub(super) fn check_interrupt(stop: &StopSignal) -> Result<()> {
     if !stop.is_set() {
         return Ok(());
     }
@@ -351,15 +351,15 @@ pub(super) fn look(stop: &StopSignal) -> Result<()> {
     Err(Interrupted { code: ExitCode::Preempted, fenced: false, why }.into())
 }
 
-fn opening() -> [u8; 12] {
-    let mut opening = [0; 12];
-    opening[..8].copy_from_slice(&MAGIC);
-    opening[8..].copy_from_slice(&VERSION.to_le_bytes());
-    opening
+fn preamble() -> [u8; 12] {
+    let mut preamble = [0; 12];
+    preamble[..8].copy_from_slice(&MAGIC);
+    preamble[8..].copy_from_slice(&VERSION.to_le_bytes());
+    preamble
 }
 
 fn greeting() -> io::Result<Vec<u8>> {
-    let mut greeting = opening().to_vec();
+    let mut greeting = preamble().to_vec();
     greeting.extend_from_slice(&nonce()?);
     Ok(greeting)
 }
@@ -370,7 +370,7 @@ fn nonce() -> io::Result<[u8; NONCE_BYTES]> {
     Ok(nonce)
 }
 
-fn number(bytes: &[u8], at: usize) -> u32 {
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
     let mut word = [0; 4];
     word.copy_from_slice(&bytes[at..at + 4]);
     u32::from_le_bytes(word)

@@ -5,9 +5,9 @@ use std::net::TcpStream;
 
 use bytes::Bytes;
 
-use super::Kind;
-use super::pulse::Pulse;
-use super::wire::{HEADER_BYTES, configure, differs, gone, header, length};
+use super::CollectiveOp;
+use super::progress::ProgressState;
+use super::wire::{HEADER_BYTES, configure, connection_lost, header, length, mismatched_call};
 use crate::Result;
 
 /// Bytes read between two progress updates for the watchdog.
@@ -48,57 +48,68 @@ impl Hub {
     /// Fails if another rank exited, or made a different call.
     pub(super) fn gather(
         &mut self,
-        kind: Kind,
+        op: CollectiveOp,
         number: u32,
         local: Bytes,
-        pulse: &Pulse,
+        progress: &ProgressState,
     ) -> Result<Vec<Bytes>> {
         if !self.is_first {
             let first = &mut self.peers[0];
-            first.send(kind, number, &local, pulse)?;
-            let all = first.receive(kind, number, pulse)?;
-            return unframed(&all).ok_or_else(|| differs(first.rank));
+            first.send(op, number, &local, progress)?;
+            let all = first.receive(op, number, progress)?;
+            return unframe(&all).ok_or_else(|| mismatched_call(first.rank));
         }
         let mut all = vec![local];
         for peer in &mut self.peers {
-            all.push(peer.receive(kind, number, pulse)?);
+            all.push(peer.receive(op, number, progress)?);
         }
-        // For `Collect`, only the first rank needs the data; the others get an empty confirmation.
-        let framed = if kind == Kind::Collect { vec![] } else { framed(&all) };
-        self.peers.iter_mut().try_for_each(|peer| peer.send(kind, number, &framed, pulse))?;
+        // For `Gather`, only the first rank needs the data; the others get an empty confirmation.
+        let frame = if op == CollectiveOp::Gather { vec![] } else { frame(&all) };
+        self.peers.iter_mut().try_for_each(|peer| peer.send(op, number, &frame, progress))?;
         Ok(all)
     }
 }
 
 impl Peer {
-    fn send(&mut self, kind: Kind, number: u32, bytes: &[u8], pulse: &Pulse) -> Result<()> {
-        let header = header(kind, number, bytes.len() as u64);
+    fn send(
+        &mut self,
+        op: CollectiveOp,
+        number: u32,
+        bytes: &[u8],
+        progress: &ProgressState,
+    ) -> Result<()> {
+        let header = header(op, number, bytes.len() as u64);
         let mut slices = [io::IoSlice::new(&header), io::IoSlice::new(bytes)];
         let (mut slices, mut left) = (&mut slices[..], HEADER_BYTES + bytes.len());
         while left > 0 {
             let num = match self.stream.write_vectored(slices) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                written => written.map_err(|error| gone(self.rank, &error))?,
+                written => written.map_err(|error| connection_lost(self.rank, &error))?,
             };
             left -= num;
-            pulse.flow();
+            progress.record_transfer();
             io::IoSlice::advance_slices(&mut slices, num);
         }
         Ok(())
     }
 
-    fn receive(&mut self, kind: Kind, number: u32, pulse: &Pulse) -> Result<Bytes> {
+    fn receive(
+        &mut self,
+        op: CollectiveOp,
+        number: u32,
+        progress: &ProgressState,
+    ) -> Result<Bytes> {
         let mut actual = [0; HEADER_BYTES];
-        self.stream.read_exact(&mut actual).map_err(|error| gone(self.rank, &error))?;
-        let length = length(&actual, &header(kind, number, 0), self.rank)?;
+        self.stream.read_exact(&mut actual).map_err(|error| connection_lost(self.rank, &error))?;
+        let length = length(&actual, &header(op, number, 0), self.rank)?;
         // Allocate as bytes arrive, not the announced length, which a faulty peer could inflate.
         let mut bytes = vec![];
         while (bytes.len() as u64) < length {
             let limit = (length - bytes.len() as u64).min(PART_BYTES);
             let part = io::Read::by_ref(&mut self.stream).take(limit).read_to_end(&mut bytes);
-            match part.map_err(|error| gone(self.rank, &error))? {
-                0 => return Err(gone(self.rank, &io::ErrorKind::UnexpectedEof.into())),
-                _ => pulse.flow(),
+            match part.map_err(|error| connection_lost(self.rank, &error))? {
+                0 => return Err(connection_lost(self.rank, &io::ErrorKind::UnexpectedEof.into())),
+                _ => progress.record_transfer(),
             }
         }
         Ok(bytes.into())
@@ -106,19 +117,19 @@ impl Peer {
 }
 
 /// Concatenates messages, each with a length prefix.
-fn framed(all: &[Bytes]) -> Vec<u8> {
+fn frame(all: &[Bytes]) -> Vec<u8> {
     let num_bytes = all.iter().map(|message| LENGTH_BYTES + message.len()).sum();
-    let mut framed = Vec::with_capacity(num_bytes);
+    let mut frame = Vec::with_capacity(num_bytes);
     for message in all {
-        framed.extend_from_slice(&(message.len() as u64).to_le_bytes());
-        framed.extend_from_slice(message);
+        frame.extend_from_slice(&(message.len() as u64).to_le_bytes());
+        frame.extend_from_slice(message);
     }
-    framed
+    frame
 }
 
 /// Splits framed messages; `None` if the framing is invalid.
-fn unframed(framed: &Bytes) -> Option<Vec<Bytes>> {
-    let (mut all, mut rest) = (vec![], framed.clone());
+fn unframe(frame: &Bytes) -> Option<Vec<Bytes>> {
+    let (mut all, mut rest) = (vec![], frame.clone());
     while !rest.is_empty() {
         let length = rest.get(..LENGTH_BYTES)?.try_into().ok().map(u64::from_le_bytes)?;
         let _ = rest.split_to(LENGTH_BYTES);
@@ -135,11 +146,11 @@ mod tests {
     #[test]
     fn framing_round_trips_and_detects_truncation() {
         let all = [Bytes::from_static(b"one"), Bytes::new(), Bytes::from_static(b"three")];
-        let complete = Bytes::from(framed(&all));
-        assert_eq!(unframed(&complete).unwrap(), all);
-        assert_eq!(unframed(&Bytes::new()).unwrap(), Vec::<Bytes>::new());
+        let complete = Bytes::from(frame(&all));
+        assert_eq!(unframe(&complete).unwrap(), all);
+        assert_eq!(unframe(&Bytes::new()).unwrap(), Vec::<Bytes>::new());
         for cut in [1, 8, 10, 12, 19] {
-            assert_eq!(unframed(&complete.slice(..complete.len() - cut)), None, "{cut}");
+            assert_eq!(unframe(&complete.slice(..complete.len() - cut)), None, "{cut}");
         }
     }
 }

@@ -25,22 +25,24 @@ use cubecl_runtime::runtime::Runtime;
 use cubecl_runtime::server::ServerStorage;
 use cubecl_runtime::storage::{ComputeStorage, ManagedResource};
 
-use super::gpu_gang::{refused, same_version};
-use super::group::{Group, OnDevice};
-use super::handshake::look;
-use super::{Collective as _, exchange};
+use super::group::{DeviceAllReduce, Group};
+use super::handshake::check_interrupt;
+use super::nccl_check::{check_versions, nccl_unavailable};
+use super::{Collective as _, all_gather_json};
 use crate::Result;
 use crate::error::{Infrastructure, PeerFailed};
 use crate::stop::StopSignal;
 
 mod library;
 
-use library::{Communicator, Element, Failure, Library, Queue};
+use library::{Communicator, Element, GpuStream, Library, NcclError};
 
 /// Timeout for connecting the ranks in NCCL, which itself waits forever for an unreachable rank.
-const JOIN_MAX: Duration = Duration::from_secs(120);
+const JOIN_TIMEOUT: Duration = Duration::from_secs(120);
 
 type CudaServer = <CudaRuntime as Runtime>::Server;
+type CudaStorage = <CudaServer as ServerStorage>::Storage;
+type GpuMemory = <CudaStorage as ComputeStorage>::Resource;
 
 /// Connects the ranks in NCCL if they train on GPUs.
 ///
@@ -49,7 +51,7 @@ type CudaServer = <CudaRuntime as Runtime>::Server;
 /// Fails if another rank exited, `stop` is set, only some ranks train on GPUs, or NCCL cannot
 /// connect the ranks.
 pub(super) fn attach(ranks: &mut Group, gpu: Option<usize>, stop: &StopSignal) -> Result<()> {
-    let gpus = exchange(ranks, "GPUs", gpu.is_some())?;
+    let gpus = all_gather_json(ranks, "GPUs", gpu.is_some())?;
     if let Some(other) = gpus.iter().position(|is_gpu| *is_gpu != gpus[0]) {
         let (yes, no) = if gpus[0] { (0, other) } else { (other, 0) };
         let text = format!(
@@ -60,45 +62,46 @@ pub(super) fn attach(ranks: &mut Group, gpu: Option<usize>, stop: &StopSignal) -
     let Some(gpu) = gpu else { return Ok(()) };
     // Do everything that can fail on one rank before the other ranks wait for it.
     let ready = Library::open()
-        .and_then(|library| Ok((library, Queue::new(gpu).map_err(|failure| failure.why)?)));
+        .and_then(|library| Ok((library, GpuStream::new(gpu).map_err(|failure| failure.why)?)));
     let versions = ready.as_ref().map(|(library, _)| library.version()).map_err(Clone::clone);
-    let versions = exchange(ranks, "NCCL", versions)?;
-    same_version(&versions)?;
-    let (library, queue) = ready.map_err(|why| refused(&why))?;
+    let versions = all_gather_json(ranks, "NCCL", versions)?;
+    check_versions(&versions)?;
+    let (library, stream) = ready.map_err(|why| nccl_unavailable(&why))?;
     let id = match ranks.rank() {
         0 => library.new_id().map(|id| id.to_vec()).map_err(|failure| failure.why),
         _ => Ok(vec![]),
     };
-    let id = exchange(ranks, "NCCL id", id)?.swap_remove(0);
+    let id = all_gather_json(ranks, "NCCL id", id)?.swap_remove(0);
     let id = id.and_then(|id| id.try_into().map_err(|_| "rank 0 sent an invalid NCCL ID".into()));
     let joined = id.and_then(|id| {
         let (rank, size, start) = (ranks.rank(), ranks.size(), Instant::now());
-        let goes_on = || -> Result<(), Failure> {
-            ranks.goes_on().map_err(|error| error.to_string())?;
-            match (stop.is_set(), start.elapsed() < JOIN_MAX) {
+        let check_running = || -> Result<(), NcclError> {
+            ranks.check_running().map_err(|error| error.to_string())?;
+            match (stop.is_set(), start.elapsed() < JOIN_TIMEOUT) {
                 (true, _) => Err("preempted by a signal".to_owned().into()),
                 (_, false) => {
-                    let seconds = JOIN_MAX.as_secs();
+                    let seconds = JOIN_TIMEOUT.as_secs();
                     Err(format!("NCCL did not connect all ranks within {seconds} s").into())
                 }
                 _ => Ok(()),
             }
         };
-        Communicator::join(library, id, rank, size, queue, &goes_on).map_err(|failure| failure.why)
+        Communicator::join(library, id, rank, size, stream, &check_running)
+            .map_err(|failure| failure.why)
     });
     let outcome = joined.as_ref().map(drop).map_err(Clone::clone);
-    let all = exchange(ranks, "NCCL joined", outcome)?;
+    let all = all_gather_json(ranks, "NCCL joined", outcome)?;
     let failed =
         all.iter().enumerate().find_map(|(rank, outcome)| Some((rank, outcome.as_ref().err()?)));
     match (failed, joined) {
-        (None, Ok(communicator)) => ranks.attach(Box::new(Nccl { communicator })),
+        (None, Ok(communicator)) => ranks.attach_device(Box::new(Nccl { communicator })),
         (Some((rank, why)), joined) => {
             // Some ranks did not join, so do not wait for them when the communicator ends.
-            joined.ok().iter_mut().for_each(Communicator::abandon);
-            look(stop)?;
-            return Err(refused(&format!("rank {rank}: {why}")));
+            joined.ok().iter_mut().for_each(Communicator::mark_failed);
+            check_interrupt(stop)?;
+            return Err(nccl_unavailable(&format!("rank {rank}: {why}")));
         }
-        (None, Err(why)) => return Err(refused(&why)),
+        (None, Err(why)) => return Err(nccl_unavailable(&why)),
     }
     Ok(())
 }
@@ -109,14 +112,18 @@ struct Nccl {
     communicator: Communicator,
 }
 
-impl OnDevice for Nccl {
-    fn takes(&self, values: &Tensor<1>) -> bool {
+impl DeviceAllReduce for Nccl {
+    fn supports(&self, values: &Tensor<1>) -> bool {
         let has_element = matches!(values.dtype(), DType::F32 | DType::F16 | DType::BF16);
         let is_plain = !values.device().is_autodiff();
         has_element && is_plain && values.clone().try_into_primitive::<Cube>().is_ok()
     }
 
-    fn sum(&mut self, values: Tensor<1>, goes_on: &dyn Fn() -> Result<()>) -> Result<Tensor<1>> {
+    fn sum(
+        &mut self,
+        values: Tensor<1>,
+        check_running: &dyn Fn() -> Result<()>,
+    ) -> Result<Tensor<1>> {
         let element = match values.dtype() {
             DType::F16 => Element::F16,
             DType::BF16 => Element::Bf16,
@@ -125,16 +132,16 @@ impl OnDevice for Nccl {
         let num = values.shape().num_elements();
         // Do not reduce in place: other values may share the tensor.
         let sums = Tensor::empty([num], (&values.device(), values.dtype()));
-        let (from, to) = (OnGpu::of(values)?, OnGpu::of(sums.clone())?);
+        let (from, to) = (GpuTensor::of(values)?, GpuTensor::of(sums.clone())?);
         let (from_memory, to_memory) = (from.memory()?, to.memory()?);
         let (from_at, to_at) = (from_memory.resource().ptr, to_memory.resource().ptr);
         // Wait for all kernels queued so far, including those that the lines above depend on.
         block_on(from.0.client.sync()).map_err(|error| failed(&error))?;
-        let continues = || goes_on().map_err(|error| Failure::from(error.to_string()));
-        self.communicator.sum(from_at, to_at, num, element, &continues).map_err(|failure| {
+        let cancel_check = || check_running().map_err(|error| NcclError::from(error.to_string()));
+        self.communicator.sum(from_at, to_at, num, element, &cancel_check).map_err(|failure| {
             let why = format!("NCCL all-reduce failed: {}", failure.why);
             // If the gang has failed, report that instead of the consequential error of NCCL.
-            match goes_on() {
+            match check_running() {
                 Err(over) => over,
                 Ok(()) if failure.is_remote => PeerFailed(why).into(),
                 Ok(()) => Infrastructure(why).into(),
@@ -143,15 +150,15 @@ impl OnDevice for Nccl {
         Ok(sums)
     }
 
-    fn abandon(&mut self) {
-        self.communicator.abandon();
+    fn mark_failed(&mut self) {
+        self.communicator.mark_failed();
     }
 }
 
 /// A tensor with allocated memory, after pending kernel fusions.
-struct OnGpu(CubeTensor);
+struct GpuTensor(CubeTensor);
 
-impl OnGpu {
+impl GpuTensor {
     fn of(tensor: Tensor<1>) -> Result<Self> {
         let fused = tensor.try_into_primitive::<Cube>();
         let fused = fused.map_err(|error| format!("NCCL requires tensors on CUDA: {error:?}"))?;
@@ -164,10 +171,7 @@ impl OnGpu {
     }
 
     /// Returns the memory, after all kernels that write it.
-    fn memory(
-        &self,
-    ) -> Result<ManagedResource<<<CudaServer as ServerStorage>::Storage as ComputeStorage>::Resource>>
-    {
+    fn memory(&self) -> Result<ManagedResource<GpuMemory>> {
         let memory = self.0.client.get_resource::<CudaServer>(self.0.handle.clone());
         memory.map_err(|error| failed(&error))
     }

@@ -22,32 +22,32 @@ const NOTE_BUILD_ID: u32 = 3;
 /// # Errors
 ///
 /// Fails if the program's file cannot be read.
-pub(super) fn fingerprint() -> Result<[u8; 32]> {
-    static FINGERPRINT: OnceLock<[u8; 32]> = OnceLock::new();
-    if let Some(fingerprint) = FINGERPRINT.get() {
-        return Ok(*fingerprint);
+pub(super) fn digest() -> Result<[u8; 32]> {
+    static DIGEST: OnceLock<[u8; 32]> = OnceLock::new();
+    if let Some(digest) = DIGEST.get() {
+        return Ok(*digest);
     }
-    let computed = File::open("/proc/self/exe").and_then(|file| of_file(&file));
+    let computed = File::open("/proc/self/exe").and_then(|file| file_digest(&file));
     let computed = computed.map_err(|error| {
         Infrastructure(format!("cannot read the program's own file /proc/self/exe: {error}"))
     })?;
-    Ok(*FINGERPRINT.get_or_init(|| computed))
+    Ok(*DIGEST.get_or_init(|| computed))
 }
 
 /// Returns the digest of a program's build ID; without one, of the whole file, since hashing 100 MB
 /// delays every start.
-fn of_file(file: &File) -> io::Result<[u8; 32]> {
+fn file_digest(file: &File) -> io::Result<[u8; 32]> {
     if let Some(id) = build_id(file) {
         return Ok(Sha256::new().chain_update(b"build id ").chain_update(id).finalize().into());
     }
-    let (mut file, mut digest, mut bytes) = (file, Sha256::new(), vec![0; 1 << 20]);
+    let (mut file, mut hasher, mut bytes) = (file, Sha256::new(), vec![0; 1 << 20]);
     loop {
         match file.read(&mut bytes)? {
             0 => break,
-            num => digest.update(&bytes[..num]),
+            num => hasher.update(&bytes[..num]),
         }
     }
-    Ok(digest.finalize().into())
+    Ok(hasher.finalize().into())
 }
 
 /// Returns the build ID from a 64-bit little-endian ELF file: a hash of its contents, written by
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn build_id_identifies_a_program() {
-        let of = |notes: &[Vec<u8>], rest: &[u8]| of_file(&file(&elf(&notes.concat(), rest)));
+        let of = |notes: &[Vec<u8>], rest: &[u8]| file_digest(&file(&elf(&notes.concat(), rest)));
         let abi = note(1, &[0; 15]);
         let digest = |id: u8, rest: &[u8]| of(&[abi.clone(), note(3, &[id; 20])], rest).unwrap();
         assert_eq!(digest(1, b"with symbols"), digest(1, b"stripped"));
@@ -168,18 +168,18 @@ mod tests {
         ];
         for contents in without {
             let hashed: [u8; 32] = Sha256::digest(&contents).into();
-            assert_eq!(of_file(&file(&contents)).unwrap(), hashed, "{contents:?}");
+            assert_eq!(file_digest(&file(&contents)).unwrap(), hashed, "{contents:?}");
         }
     }
 
     #[test]
     fn programs_on_this_machine_differ() {
-        let open = |path: &str| of_file(&File::open(path).unwrap()).unwrap();
-        assert_eq!(open("/proc/self/exe"), fingerprint().unwrap());
-        assert_ne!(open("/bin/sh"), fingerprint().unwrap());
+        let open = |path: &str| file_digest(&File::open(path).unwrap()).unwrap();
+        assert_eq!(open("/proc/self/exe"), digest().unwrap());
+        assert_ne!(open("/bin/sh"), digest().unwrap());
         // A copy of the program has the same digest.
         let copy = tempfile::NamedTempFile::new().unwrap();
         std::fs::copy("/proc/self/exe", copy.path()).unwrap();
-        assert_eq!(open(copy.path().to_str().unwrap()), fingerprint().unwrap());
+        assert_eq!(open(copy.path().to_str().unwrap()), digest().unwrap());
     }
 }

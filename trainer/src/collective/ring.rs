@@ -12,7 +12,7 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
-use std::ops::{AddAssign, Range};
+use std::ops::AddAssign;
 
 use burn::tensor::{bf16, f16};
 use bytemuck::Pod;
@@ -20,38 +20,44 @@ use bytes::Bytes;
 use half::slice::HalfFloatSliceExt as _;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::Kind;
-use super::pulse::Pulse;
-use super::wire::{HEADER_BYTES, configure, differs, gone, header, length, useless};
+use super::CollectiveOp;
+use super::progress::ProgressState;
+use super::wire::{
+    HEADER_BYTES, configure, connection_lost, header, length, mismatched_call, socket_error,
+};
 use crate::Result;
 use crate::error::Infrastructure;
+
+mod schedule;
+
+use schedule::RingProgress;
 
 /// Size of the receive buffer for values to add, which should fit into the processor's cache.
 const SCRATCH_BYTES: usize = 128 << 10;
 /// Maximum number of bytes per write.
 const SEND_BYTES: usize = 256 << 10;
 /// Number of half-precision values converted at a time.
-const CONVERTED: usize = 512;
+const CONVERT_CHUNK: usize = 512;
 /// Timeout of one wait for a neighbor; waits are repeated.
-const WAIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+const POLL_TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// Element type of an all-reduce.
-pub(super) trait Summed: Pod + AddAssign {
+pub(super) trait Summable: Pod + AddAssign {
     /// Adds `remote` to `local`, element by element.
     fn add_each(local: &mut [Self], remote: &[Self]) {
         local.iter_mut().zip(remote).for_each(|(local, remote)| *local += *remote);
     }
 }
 
-impl Summed for f32 {}
-impl Summed for f64 {}
-impl Summed for bf16 {}
+impl Summable for f32 {}
+impl Summable for f64 {}
+impl Summable for bf16 {}
 
-impl Summed for f16 {
+impl Summable for f16 {
     fn add_each(local: &mut [Self], remote: &[Self]) {
         // Convert in chunks: SIMD converts eight values in the time of one.
-        let (mut left, mut right) = ([0.0; CONVERTED], [0.0; CONVERTED]);
-        for (local, remote) in local.chunks_mut(CONVERTED).zip(remote.chunks(CONVERTED)) {
+        let (mut left, mut right) = ([0.0; CONVERT_CHUNK], [0.0; CONVERT_CHUNK]);
+        for (local, remote) in local.chunks_mut(CONVERT_CHUNK).zip(remote.chunks(CONVERT_CHUNK)) {
             let (left, right) = (&mut left[..local.len()], &mut right[..local.len()]);
             local.convert_to_f32_slice(left);
             remote.convert_to_f32_slice(right);
@@ -85,7 +91,7 @@ impl Ring {
     ) -> Result<Self> {
         for stream in [&next, &previous] {
             configure(stream)?;
-            stream.set_nonblocking(true).map_err(useless)?;
+            stream.set_nonblocking(true).map_err(socket_error)?;
         }
         let scratch = vec![0.0; SCRATCH_BYTES / size_of::<f64>()];
         Ok(Self { rank, size, next, previous, scratch })
@@ -104,38 +110,38 @@ impl Ring {
     /// # Errors
     ///
     /// Fails if a neighbor exited, or made a different call.
-    pub(super) fn sum<T: Summed>(
+    pub(super) fn sum<T: Summable>(
         &mut self,
-        kind: Kind,
-        number: u32,
+        op: CollectiveOp,
+        sequence: u32,
         values: &mut [T],
-        pulse: &Pulse,
+        progress: &ProgressState,
     ) -> Result<()> {
-        let header = header(kind, number, size_of_val(values) as u64);
-        let mut way = Way::new(self.rank, self.size, values.len(), size_of::<T>());
-        let (mut header_sent, mut header_received) = (Piece::default(), Head::default());
+        let header = header(op, sequence, size_of_val(values) as u64);
+        let mut schedule = RingProgress::new(self.rank, self.size, values.len(), size_of::<T>());
+        let (mut header_sent, mut header_received) = (Cursor::default(), PartialHeader::default());
         loop {
-            let mut has_moved = self.say(&header, &mut header_sent)?;
+            let mut has_transferred = self.send_header(&header, &mut header_sent)?;
             if header_sent.is_done(HEADER_BYTES) {
-                has_moved |= self.send(bytemuck::cast_slice(values), &mut way)?;
+                has_transferred |= self.send(bytemuck::cast_slice(values), &mut schedule)?;
             }
-            if !header_received.is_whole() {
-                has_moved |= self.hear(&mut header_received)?;
-                if header_received.is_whole() && header_received.bytes != header {
-                    return Err(differs(self.previous_rank()));
+            if !header_received.is_complete() {
+                has_transferred |= self.receive_header(&mut header_received)?;
+                if header_received.is_complete() && header_received.bytes != header {
+                    return Err(mismatched_call(self.previous_rank()));
                 }
             }
-            if header_received.is_whole() {
-                has_moved |= self.receive(values, &mut way)?;
+            if header_received.is_complete() {
+                has_transferred |= self.receive(values, &mut schedule)?;
             }
-            if way.is_over() {
+            if schedule.is_complete() {
                 return Ok(());
             }
-            if has_moved {
-                pulse.flow();
+            if has_transferred {
+                progress.record_transfer();
             } else {
-                let has_more = !header_sent.is_done(HEADER_BYTES) || way.sendable().is_some();
-                self.wait(has_more, !way.has_received())?;
+                let can_send = !header_sent.is_done(HEADER_BYTES) || schedule.sendable().is_some();
+                self.wait(can_send, !schedule.has_received())?;
             }
         }
     }
@@ -148,25 +154,25 @@ impl Ring {
     /// Fails if a neighbor exited, or made a different call.
     pub(super) fn exchange(
         &mut self,
-        kind: Kind,
-        number: u32,
+        op: CollectiveOp,
+        sequence: u32,
         local: &[u8],
-        pulse: &Pulse,
+        progress: &ProgressState,
     ) -> Result<Bytes> {
-        let header = header(kind, number, local.len() as u64);
-        let (mut header_sent, mut sent) = (Piece::default(), Piece::default());
-        let mut header_received = Head::default();
+        let header = header(op, sequence, local.len() as u64);
+        let (mut header_sent, mut sent) = (Cursor::default(), Cursor::default());
+        let mut header_received = PartialHeader::default();
         let (mut remote, mut num_remote) = (vec![], None);
         loop {
-            let mut has_moved = self.say(&header, &mut header_sent)?;
+            let mut has_transferred = self.send_header(&header, &mut header_sent)?;
             if header_sent.is_done(HEADER_BYTES) && !sent.is_done(local.len()) {
                 let num = self.write(&local[sent.at..])?;
                 sent.at += num;
-                has_moved |= num > 0;
+                has_transferred |= num > 0;
             }
-            if !header_received.is_whole() {
-                has_moved |= self.hear(&mut header_received)?;
-                if header_received.is_whole() {
+            if !header_received.is_complete() {
+                has_transferred |= self.receive_header(&mut header_received)?;
+                if header_received.is_complete() {
                     num_remote =
                         Some(length(&header_received.bytes, &header, self.previous_rank())?);
                 }
@@ -176,26 +182,26 @@ impl Ring {
             {
                 let from = self.previous_rank();
                 let scratch: &mut [u8] = bytemuck::cast_slice_mut(&mut self.scratch);
-                let room = scratch.len().min(num_remote - remote.len());
-                let read = read(&mut self.previous, &mut scratch[..room]);
-                let num = read.map_err(|error| gone(from, &error))?;
+                let capacity = scratch.len().min(num_remote - remote.len());
+                let read = read(&mut self.previous, &mut scratch[..capacity]);
+                let num = read.map_err(|error| connection_lost(from, &error))?;
                 remote.extend_from_slice(&scratch[..num]);
-                has_moved |= num > 0;
+                has_transferred |= num > 0;
             }
             let has_all = num_remote.is_some_and(|num| remote.len() as u64 == num);
             let has_sent = header_sent.is_done(HEADER_BYTES) && sent.is_done(local.len());
             if has_all && has_sent {
                 return Ok(remote.into());
             }
-            if has_moved {
-                pulse.flow();
+            if has_transferred {
+                progress.record_transfer();
             } else {
                 self.wait(!has_sent, !has_all)?;
             }
         }
     }
 
-    fn say(&mut self, header: &[u8; HEADER_BYTES], sent: &mut Piece) -> Result<bool> {
+    fn send_header(&mut self, header: &[u8; HEADER_BYTES], sent: &mut Cursor) -> Result<bool> {
         if sent.is_done(HEADER_BYTES) {
             return Ok(false);
         }
@@ -204,55 +210,59 @@ impl Ring {
         Ok(num > 0)
     }
 
-    fn hear(&mut self, header: &mut Head) -> Result<bool> {
+    fn receive_header(&mut self, header: &mut PartialHeader) -> Result<bool> {
         let read = read(&mut self.previous, &mut header.bytes[header.at..]);
-        let num = read.map_err(|error| gone(self.previous_rank(), &error))?;
+        let num = read.map_err(|error| connection_lost(self.previous_rank(), &error))?;
         header.at += num;
         Ok(num > 0)
     }
 
     /// Sends as much as the connection accepts now.
-    fn send(&mut self, values: &[u8], way: &mut Way) -> Result<bool> {
-        let mut has_moved = false;
-        while let Some(range) = way.sendable() {
+    fn send(&mut self, values: &[u8], schedule: &mut RingProgress) -> Result<bool> {
+        let mut has_transferred = false;
+        while let Some(range) = schedule.sendable() {
             let offered = &values[range.start..range.end.min(range.start + SEND_BYTES)];
             let num = self.write(offered)?;
-            way.sent(num);
-            has_moved |= num > 0;
+            schedule.sent(num);
+            has_transferred |= num > 0;
             if num < offered.len() {
                 break;
             }
         }
-        Ok(has_moved)
+        Ok(has_transferred)
     }
 
     /// Receives available bytes, at most as many as fit into the cache, so that the next rank is
     /// not kept waiting.
-    fn receive<T: Summed>(&mut self, values: &mut [T], way: &mut Way) -> Result<bool> {
-        let Some(range) = way.receivable() else { return Ok(false) };
+    fn receive<T: Summable>(
+        &mut self,
+        values: &mut [T],
+        schedule: &mut RingProgress,
+    ) -> Result<bool> {
+        let Some(range) = schedule.receivable() else { return Ok(false) };
         let from = self.previous_rank();
-        if !way.is_adding() {
+        if !schedule.is_adding() {
             let bytes: &mut [u8] = bytemuck::cast_slice_mut(values);
             let end = range.end.min(range.start + SEND_BYTES);
             let num = read(&mut self.previous, &mut bytes[range.start..end]);
-            let num = num.map_err(|error| gone(from, &error))?;
-            way.received(num);
+            let num = num.map_err(|error| connection_lost(from, &error))?;
+            schedule.received(num);
             return Ok(num > 0);
         }
         let scratch: &mut [u8] = bytemuck::cast_slice_mut(&mut self.scratch);
-        let carried = way.carried;
-        let room = scratch.len().min(range.len());
-        let num = read(&mut self.previous, &mut scratch[carried..room]);
-        let num = num.map_err(|error| gone(from, &error))?;
-        let have = carried + num;
-        let complete = have - have % size_of::<T>();
+        let partial_bytes = schedule.partial_bytes;
+        let capacity = scratch.len().min(range.len());
+        let num = read(&mut self.previous, &mut scratch[partial_bytes..capacity]);
+        let num = num.map_err(|error| connection_lost(from, &error))?;
+        let buffered = partial_bytes + num;
+        let complete = buffered - buffered % size_of::<T>();
         let first = range.start / size_of::<T>();
         let remote: &[T] = bytemuck::cast_slice(&scratch[..complete]);
         let local = &mut values[first..first + remote.len()];
         T::add_each(local, remote);
-        scratch.copy_within(complete..have, 0);
-        way.carried = have - complete;
-        way.received(complete);
+        scratch.copy_within(complete..buffered, 0);
+        schedule.partial_bytes = buffered - complete;
+        schedule.received(complete);
         Ok(num > 0)
     }
 
@@ -261,12 +271,12 @@ impl Ring {
         let to = self.next_rank();
         match self.next.write(bytes) {
             Ok(num) => Ok(num),
-            Err(error) if is_later(&error) => Ok(0),
-            Err(error) => Err(gone(to, &error)),
+            Err(error) if is_transient(&error) => Ok(0),
+            Err(error) => Err(connection_lost(to, &error)),
         }
     }
 
-    /// Waits until a neighbor is ready or its connection fails, at most [`WAIT`].
+    /// Waits until a neighbor is ready or its connection fails, at most [`POLL_TIMEOUT`].
     fn wait(&self, for_next: bool, for_previous: bool) -> Result<()> {
         let mut fds = vec![];
         if for_next {
@@ -275,7 +285,7 @@ impl Ring {
         if for_previous {
             fds.push(PollFd::new(&self.previous, PollFlags::IN));
         }
-        match poll(&mut fds, Some(&WAIT)) {
+        match poll(&mut fds, Some(&POLL_TIMEOUT)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => {
                 Err(Infrastructure(format!("cannot wait for connections: {error}")).into())
@@ -292,22 +302,22 @@ fn read(stream: &mut TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
     match stream.read(bytes) {
         Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
         Ok(num) => Ok(num),
-        Err(error) if is_later(&error) => Ok(0),
+        Err(error) if is_transient(&error) => Ok(0),
         Err(error) => Err(error),
     }
 }
 
-fn is_later(error: &io::Error) -> bool {
+fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 /// Number of bytes transferred so far.
 #[derive(Debug, Default)]
-struct Piece {
+struct Cursor {
     at: usize,
 }
 
-impl Piece {
+impl Cursor {
     fn is_done(&self, length: usize) -> bool {
         self.at == length
     }
@@ -315,109 +325,13 @@ impl Piece {
 
 /// A partially received header.
 #[derive(Debug, Default)]
-struct Head {
+struct PartialHeader {
     bytes: [u8; HEADER_BYTES],
     at: usize,
 }
 
-impl Head {
-    fn is_whole(&self) -> bool {
+impl PartialHeader {
+    fn is_complete(&self) -> bool {
         self.at == HEADER_BYTES
-    }
-}
-
-/// Progress of the parts around the ring: turn `k + 1` sends what turn `k` received.
-#[derive(Debug)]
-struct Way {
-    rank: usize,
-    size: usize,
-    /// Start of each part in bytes, then the end of the last.
-    bounds: Vec<usize>,
-    /// Next byte to send: turn, and offset in its part.
-    send: (usize, usize),
-    /// Next byte to receive: turn, and offset in its part.
-    receive: (usize, usize),
-    /// Number of bytes of an incomplete element.
-    carried: usize,
-}
-
-impl Way {
-    fn new(rank: usize, size: usize, len: usize, element_bytes: usize) -> Self {
-        let bounds = (0..=size).map(|part| part * len / size * element_bytes).collect();
-        let mut way = Self { rank, size, bounds, send: (0, 0), receive: (0, 0), carried: 0 };
-        way.skip();
-        way
-    }
-
-    fn num_turns(&self) -> usize {
-        2 * (self.size - 1)
-    }
-
-    /// Returns the byte range of the part that `rank` sends in turn `turn`.
-    fn part(&self, rank: usize, turn: usize) -> Range<usize> {
-        let part = (rank + 2 * self.size - turn % self.size) % self.size;
-        self.bounds[part]..self.bounds[part + 1]
-    }
-
-    /// Returns the bytes that can be sent now, if any.
-    fn sendable(&self) -> Option<Range<usize>> {
-        let (turn, at) = self.send;
-        if turn == self.num_turns() {
-            return None;
-        }
-        let part = self.part(self.rank, turn);
-        let ready = match turn.checked_sub(1) {
-            // The part of this turn was received in the turn before.
-            Some(before) if before == self.receive.0 => part.start + self.receive.1,
-            Some(before) if before > self.receive.0 => part.start,
-            _ => part.end,
-        };
-        let start = part.start + at;
-        (start < ready).then_some(start..ready)
-    }
-
-    fn sent(&mut self, num: usize) {
-        self.send.1 += num;
-        self.skip();
-    }
-
-    /// Returns the bytes that remain to be received in this turn.
-    fn receivable(&self) -> Option<Range<usize>> {
-        let (turn, at) = self.receive;
-        if turn == self.num_turns() {
-            return None;
-        }
-        let part = self.part(self.rank + self.size - 1, turn);
-        Some(part.start + at..part.end)
-    }
-
-    fn received(&mut self, num: usize) {
-        self.receive.1 += num;
-        self.skip();
-    }
-
-    /// Returns `true` in the first pass, in which received values are added.
-    fn is_adding(&self) -> bool {
-        self.receive.0 < self.size - 1
-    }
-
-    /// Advances past completed turns and empty parts.
-    fn skip(&mut self) {
-        while self.send.0 < self.num_turns()
-            && self.part(self.rank, self.send.0).len() == self.send.1
-        {
-            self.send = (self.send.0 + 1, 0);
-        }
-        while self.receivable().is_some_and(|range| range.is_empty()) {
-            self.receive = (self.receive.0 + 1, 0);
-        }
-    }
-
-    fn has_received(&self) -> bool {
-        self.receive.0 == self.num_turns()
-    }
-
-    fn is_over(&self) -> bool {
-        self.has_received() && self.send.0 == self.num_turns()
     }
 }

@@ -1,5 +1,5 @@
 //! Conformance tests of all implementations, and tests of the rendezvous and the watchdog.
 
 mod conformance;
-mod meeting;
-mod silence;
+mod rendezvous;
+mod stalls;

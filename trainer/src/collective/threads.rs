@@ -4,7 +4,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use bytes::Bytes;
 
-use super::{Collective, added_up};
+use super::{Collective, sum_in_rank_order};
 use crate::Result;
 use crate::error::PeerFailed;
 
@@ -28,16 +28,16 @@ struct Group {
 struct Round {
     number: u64,
     /// Contribution of each rank to the current round.
-    given: Vec<Option<Bytes>>,
+    contributions: Vec<Option<Bytes>>,
     /// All contributions to the previous round.
-    whole: Vec<Bytes>,
-    is_over: bool,
+    completed: Vec<Bytes>,
+    has_exited: bool,
 }
 
 impl ThreadRank {
     /// Creates `size` ranks, in order, one for each thread.
     pub fn group(size: usize) -> Vec<Self> {
-        let round = Round { given: vec![None; size], ..Round::default() };
+        let round = Round { contributions: vec![None; size], ..Round::default() };
         let group = Arc::new(Group { size, round: Mutex::new(round), changed: Condvar::new() });
         (0..size).map(|rank| Self { rank, group: group.clone() }).collect()
     }
@@ -46,7 +46,7 @@ impl ThreadRank {
 impl Drop for ThreadRank {
     fn drop(&mut self) {
         let mut round = self.group.round.lock().unwrap_or_else(PoisonError::into_inner);
-        round.is_over = true;
+        round.has_exited = true;
         self.group.changed.notify_all();
     }
 }
@@ -61,29 +61,35 @@ impl Collective for ThreadRank {
     }
 
     fn sum_f32(&self, values: &mut [f32]) -> Result<()> {
-        added_up(&self.gather(Bytes::copy_from_slice(bytemuck::cast_slice(values)))?, values)
+        sum_in_rank_order(
+            &self.all_gather(Bytes::copy_from_slice(bytemuck::cast_slice(values)))?,
+            values,
+        )
     }
 
     fn sum_f64(&self, values: &mut [f64]) -> Result<()> {
-        added_up(&self.gather(Bytes::copy_from_slice(bytemuck::cast_slice(values)))?, values)
+        sum_in_rank_order(
+            &self.all_gather(Bytes::copy_from_slice(bytemuck::cast_slice(values)))?,
+            values,
+        )
     }
 
-    fn gather(&self, local: Bytes) -> Result<Vec<Bytes>> {
+    fn all_gather(&self, local: Bytes) -> Result<Vec<Bytes>> {
         let mut round = self.group.round.lock().unwrap_or_else(PoisonError::into_inner);
         let number = round.number;
-        round.given[self.rank] = Some(local);
-        if round.given.iter().all(Option::is_some) {
+        round.contributions[self.rank] = Some(local);
+        if round.contributions.iter().all(Option::is_some) {
             // Safe to overwrite: a round completes only after all ranks have read the previous one.
-            round.whole = round.given.iter_mut().filter_map(Option::take).collect();
+            round.completed = round.contributions.iter_mut().filter_map(Option::take).collect();
             round.number += 1;
             self.group.changed.notify_all();
         }
-        let waits = |round: &mut Round| round.number == number && !round.is_over;
-        let round = self.group.changed.wait_while(round, waits);
+        let is_pending = |round: &mut Round| round.number == number && !round.has_exited;
+        let round = self.group.changed.wait_while(round, is_pending);
         let round = round.unwrap_or_else(PoisonError::into_inner);
         match round.number == number {
             true => Err(PeerFailed("a rank of this process exited".into()).into()),
-            false => Ok(round.whole.clone()),
+            false => Ok(round.completed.clone()),
         }
     }
 }

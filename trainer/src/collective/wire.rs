@@ -7,7 +7,7 @@ use std::io;
 use std::net::TcpStream;
 use std::time::Duration;
 
-use super::Kind;
+use super::CollectiveOp;
 use crate::error::{Infrastructure, PeerFailed};
 
 /// Idle time before the first TCP keepalive probe.
@@ -21,9 +21,9 @@ const KEEPALIVE_COUNT: u32 = 6;
 pub(super) const HEADER_BYTES: usize = 16;
 
 /// Builds the header of a message.
-pub(super) fn header(kind: Kind, number: u32, length: u64) -> [u8; HEADER_BYTES] {
+pub(super) fn header(op: CollectiveOp, number: u32, length: u64) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
-    header[0] = kind as u8;
+    header[0] = op as u8;
     header[4..8].copy_from_slice(&number.to_le_bytes());
     header[8..].copy_from_slice(&length.to_le_bytes());
     header
@@ -40,7 +40,7 @@ pub(super) fn length(
     from: usize,
 ) -> crate::Result<u64> {
     if actual[..8] != expected[..8] {
-        return Err(differs(from));
+        return Err(mismatched_call(from));
     }
     let mut length = [0; 8];
     length.copy_from_slice(&actual[8..]);
@@ -48,7 +48,7 @@ pub(super) fn length(
 }
 
 /// Error: rank `from` executes a different operation.
-pub(super) fn differs(from: usize) -> crate::Error {
+pub(super) fn mismatched_call(from: usize) -> crate::Error {
     format!(
         "rank {from} made a different collective call than this rank; the program must make the \
          same calls in the same order on all ranks"
@@ -57,7 +57,7 @@ pub(super) fn differs(from: usize) -> crate::Error {
 }
 
 /// Error: the connection to rank `from` failed.
-pub(super) fn gone(from: usize, error: &io::Error) -> crate::Error {
+pub(super) fn connection_lost(from: usize, error: &io::Error) -> crate::Error {
     let why = match error.kind() {
         io::ErrorKind::UnexpectedEof => "it closed its connection".into(),
         _ => error.to_string(),
@@ -72,11 +72,11 @@ pub(super) fn gone(from: usize, error: &io::Error) -> crate::Error {
 ///
 /// Fails if the system rejects a socket option.
 pub(super) fn configure(stream: &TcpStream) -> crate::Result<()> {
-    Ok(set_options(stream).map_err(useless)?)
+    Ok(set_options(stream).map_err(socket_error)?)
 }
 
 /// Error: the system rejects a socket option.
-pub(super) fn useless(error: io::Error) -> Infrastructure {
+pub(super) fn socket_error(error: io::Error) -> Infrastructure {
     Infrastructure(format!("cannot configure a connection between ranks: {error}"))
 }
 

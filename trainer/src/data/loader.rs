@@ -8,7 +8,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use crate::Result;
-use crate::error::caught;
+use crate::error::error_from_unwind;
 
 /// Makes one batch; `None` if this rank has no sample in the batch.
 pub(super) type Job<B> = Box<dyn FnOnce() -> Result<Option<B>> + Send>;
@@ -104,7 +104,7 @@ impl<B: Send + 'static> Loader<B> {
                 tape.open(&plan, range).take(num).all(|batch| send.send(batch).is_ok());
             };
             if let Err(panic) = catch_unwind(AssertUnwindSafe(read)) {
-                let error = caught(panic, |why| format!("cannot read a batch: {why}"));
+                let error = error_from_unwind(panic, |why| format!("cannot read a batch: {why}"));
                 let _ = send.send(Err(error));
             }
         });
@@ -138,7 +138,7 @@ fn hand_out<B: Send + 'static>(
 fn next_job<B: Send + 'static>(jobs: &mut Jobs<B>) -> Option<Job<B>> {
     let next = catch_unwind(AssertUnwindSafe(|| jobs.next()));
     next.unwrap_or_else(|panic| {
-        let error = caught(panic, |why| format!("cannot read the data: {why}"));
+        let error = error_from_unwind(panic, |why| format!("cannot read the data: {why}"));
         Some(Box::new(move || Err(error)))
     })
 }
@@ -146,7 +146,7 @@ fn next_job<B: Send + 'static>(jobs: &mut Jobs<B>) -> Option<Job<B>> {
 /// Runs the job. A panic in user code becomes the error of the batch.
 fn made<B>(batch: u64, job: Job<B>) -> Result<Option<B>> {
     catch_unwind(AssertUnwindSafe(job)).unwrap_or_else(|panic| {
-        Err(caught(panic, |why| format!("cannot make batch {batch}: {why}")))
+        Err(error_from_unwind(panic, |why| format!("cannot make batch {batch}: {why}")))
     })
 }
 

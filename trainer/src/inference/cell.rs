@@ -33,7 +33,7 @@ impl Cell {
     ///
     /// Fails for values that tables do not support, such as enum variants with fields.
     pub(super) fn of(value: &impl Serialize) -> Result<Self, Error> {
-        value.serialize(ToCell)
+        value.serialize(CellSerializer)
     }
 }
 
@@ -128,23 +128,23 @@ impl<'de> Deserializer<'de> for Cell {
 }
 
 /// Serializer that creates a cell.
-struct ToCell;
+struct CellSerializer;
 
 /// A list or struct being serialized.
 #[derive(Default)]
-struct Parts {
+struct CompoundBuilder {
     names: Vec<String>,
     cells: Vec<Cell>,
 }
 
-impl Parts {
+impl CompoundBuilder {
     fn push(&mut self, value: &(impl Serialize + ?Sized)) -> Result<(), Error> {
-        self.cells.push(value.serialize(ToCell)?);
+        self.cells.push(value.serialize(CellSerializer)?);
         Ok(())
     }
 
     fn name(&mut self, name: &(impl Serialize + ?Sized)) -> Result<(), Error> {
-        let name = match name.serialize(ToCell)? {
+        let name = match name.serialize(CellSerializer)? {
             Cell::Text(name) => name,
             other => other.to_string(),
         };
@@ -157,15 +157,15 @@ impl Parts {
     }
 }
 
-impl Serializer for ToCell {
+impl Serializer for CellSerializer {
     type Ok = Cell;
     type Error = Error;
-    type SerializeSeq = Parts;
-    type SerializeTuple = Parts;
-    type SerializeTupleStruct = Parts;
+    type SerializeSeq = CompoundBuilder;
+    type SerializeTuple = CompoundBuilder;
+    type SerializeTupleStruct = CompoundBuilder;
     type SerializeTupleVariant = Impossible<Cell, Error>;
-    type SerializeMap = Parts;
-    type SerializeStruct = Parts;
+    type SerializeMap = CompoundBuilder;
+    type SerializeStruct = CompoundBuilder;
     type SerializeStructVariant = Impossible<Cell, Error>;
 
     fn serialize_bool(self, value: bool) -> Result<Cell, Error> {
@@ -264,19 +264,19 @@ impl Serializer for ToCell {
         variant: &'static str,
         _: &T,
     ) -> Result<Cell, Error> {
-        Err(has_fields(variant))
+        Err(variant_with_fields(variant))
     }
 
-    fn serialize_seq(self, _: Option<usize>) -> Result<Parts, Error> {
-        Ok(Parts::default())
+    fn serialize_seq(self, _: Option<usize>) -> Result<CompoundBuilder, Error> {
+        Ok(CompoundBuilder::default())
     }
 
-    fn serialize_tuple(self, _: usize) -> Result<Parts, Error> {
-        Ok(Parts::default())
+    fn serialize_tuple(self, _: usize) -> Result<CompoundBuilder, Error> {
+        Ok(CompoundBuilder::default())
     }
 
-    fn serialize_tuple_struct(self, _: &'static str, _: usize) -> Result<Parts, Error> {
-        Ok(Parts::default())
+    fn serialize_tuple_struct(self, _: &'static str, _: usize) -> Result<CompoundBuilder, Error> {
+        Ok(CompoundBuilder::default())
     }
 
     fn serialize_tuple_variant(
@@ -286,15 +286,15 @@ impl Serializer for ToCell {
         variant: &'static str,
         _: usize,
     ) -> Result<Self::SerializeTupleVariant, Error> {
-        Err(has_fields(variant))
+        Err(variant_with_fields(variant))
     }
 
-    fn serialize_map(self, _: Option<usize>) -> Result<Parts, Error> {
-        Ok(Parts::default())
+    fn serialize_map(self, _: Option<usize>) -> Result<CompoundBuilder, Error> {
+        Ok(CompoundBuilder::default())
     }
 
-    fn serialize_struct(self, _: &'static str, _: usize) -> Result<Parts, Error> {
-        Ok(Parts::default())
+    fn serialize_struct(self, _: &'static str, _: usize) -> Result<CompoundBuilder, Error> {
+        Ok(CompoundBuilder::default())
     }
 
     fn serialize_struct_variant(
@@ -304,15 +304,15 @@ impl Serializer for ToCell {
         variant: &'static str,
         _: usize,
     ) -> Result<Self::SerializeStructVariant, Error> {
-        Err(has_fields(variant))
+        Err(variant_with_fields(variant))
     }
 }
 
-fn has_fields(variant: &str) -> Error {
+fn variant_with_fields(variant: &str) -> Error {
     Error::custom(format!("variant {variant} has fields, which a table column does not support"))
 }
 
-impl ser::SerializeSeq for Parts {
+impl ser::SerializeSeq for CompoundBuilder {
     type Ok = Cell;
     type Error = Error;
 
@@ -325,7 +325,7 @@ impl ser::SerializeSeq for Parts {
     }
 }
 
-impl ser::SerializeTuple for Parts {
+impl ser::SerializeTuple for CompoundBuilder {
     type Ok = Cell;
     type Error = Error;
 
@@ -338,7 +338,7 @@ impl ser::SerializeTuple for Parts {
     }
 }
 
-impl ser::SerializeTupleStruct for Parts {
+impl ser::SerializeTupleStruct for CompoundBuilder {
     type Ok = Cell;
     type Error = Error;
 
@@ -351,7 +351,7 @@ impl ser::SerializeTupleStruct for Parts {
     }
 }
 
-impl ser::SerializeMap for Parts {
+impl ser::SerializeMap for CompoundBuilder {
     type Ok = Cell;
     type Error = Error;
 
@@ -368,7 +368,7 @@ impl ser::SerializeMap for Parts {
     }
 }
 
-impl ser::SerializeStruct for Parts {
+impl ser::SerializeStruct for CompoundBuilder {
     type Ok = Cell;
     type Error = Error;
 

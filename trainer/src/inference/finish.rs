@@ -7,10 +7,10 @@ use stoker_api::inference::{
 use stoker_api::names::MANIFEST;
 use stoker_storage::hash::sha256_hex;
 
-use super::output::{Output, errors_name};
+use super::output_folder::{OutputFolder, errors_name};
 use super::plan::refuse_other_jobs;
 use super::work::identity;
-use super::{infrastructure, progress, say, task};
+use super::{infrastructure, print_line, progress, task};
 use crate::Result;
 use crate::context::Context;
 
@@ -22,7 +22,7 @@ use crate::context::Context;
 /// Fails if a shard is not committed. If a commit exists but its part is missing or invalid, the
 /// commit is deleted.
 pub(super) fn finish(context: &Context) -> Result<()> {
-    let (task, output) = (task(context)?, Output::open(context)?);
+    let (task, output) = (task(context)?, OutputFolder::open(context)?);
     let plan = output.plan()?;
     let before = output.manifest()?;
     let manifest = match &before {
@@ -44,7 +44,7 @@ pub(super) fn finish(context: &Context) -> Result<()> {
         eprintln!("stoker: cannot delete parts that the manifest does not list: {error}");
     }
     progress(context, manifest.rows, manifest.input_rows);
-    say(&format!(
+    print_line(&format!(
         "{} rows of {} in {} parts, {} rejected: {}/manifest.json",
         manifest.rows,
         manifest.input_rows,
@@ -56,15 +56,15 @@ pub(super) fn finish(context: &Context) -> Result<()> {
 }
 
 /// Returns the verified commit of every shard.
-fn committed(output: &Output, plan: &ShardPlan) -> Result<Vec<Commit>> {
+fn committed(output: &OutputFolder, plan: &ShardPlan) -> Result<Vec<Commit>> {
     let num_shards = u32::try_from(plan.shards.len())?;
     let mut commits = vec![];
     let mut missing = vec![];
     for ((shard, planned), commit) in (0..).zip(&plan.shards).zip(output.commits(num_shards)?) {
-        match commit.filter(|commit| is_of(commit, shard, planned, plan)) {
+        match commit.filter(|commit| is_valid_commit(commit, shard, planned, plan)) {
             Some(commit) => commits.push(commit),
             None => {
-                output.forget(shard)?;
+                output.delete_commit(shard)?;
                 missing.push(shard.to_string());
             }
         }
@@ -80,7 +80,7 @@ fn committed(output: &Output, plan: &ShardPlan) -> Result<Vec<Commit>> {
 }
 
 /// Returns `true` if a commit belongs to this shard and accounts for all of its rows.
-fn is_of(commit: &Commit, shard: u32, planned: &PlanShard, plan: &ShardPlan) -> bool {
+fn is_valid_commit(commit: &Commit, shard: u32, planned: &PlanShard, plan: &ShardPlan) -> bool {
     let accounted = u64::from(commit.rows) + commit.rejected.len() as u64;
     commit.format == FILES_FORMAT
         && commit.shard == shard
@@ -130,7 +130,7 @@ fn manifest(
 
 /// Writes the file of rejected rows, if there are any.
 fn write_errors(
-    output: &Output,
+    output: &OutputFolder,
     plan: &ShardPlan,
     commits: &[Commit],
 ) -> Result<Option<ErrorsPart>> {
@@ -155,7 +155,7 @@ fn write_errors(
 /// Deletes parts of this job that the manifest does not list, and all files of the previous
 /// manifest.
 fn clean_up(
-    output: &Output,
+    output: &OutputFolder,
     manifest: &OutputManifest,
     before: Option<&OutputManifest>,
 ) -> Result<()> {
@@ -166,17 +166,18 @@ fn clean_up(
     let kept: std::collections::BTreeSet<String> = names(manifest).into_iter().collect();
     let uid8: String =
         manifest.job_id.chars().filter(char::is_ascii_alphanumeric).take(8).collect();
-    let is_own = |path: &String| {
+    let is_job_part = |path: &String| {
         !path.contains('/') && path.starts_with("part-") && path.contains(&format!("-{uid8}-"))
     };
-    let is_ours = |name: &str| is_own(&name.to_owned()) || kept.contains(name) || name == MANIFEST;
-    output.storage.delete_staged("", is_ours)?;
+    let is_job_file =
+        |name: &str| is_job_part(&name.to_owned()) || kept.contains(name) || name == MANIFEST;
+    output.storage.delete_staged("", is_job_file)?;
     output.storage.delete_staged(&commits_path(&manifest.job_id), |_| true)?;
     output.rt.block_on(async {
         let listed = output.storage.list("").await?;
         let old = before.into_iter().flat_map(names);
         let unused =
-            listed.into_iter().filter(is_own).chain(old).filter(|path| !kept.contains(path));
+            listed.into_iter().filter(is_job_part).chain(old).filter(|path| !kept.contains(path));
         for path in unused {
             output.storage.delete(&path).await?;
         }

@@ -7,10 +7,10 @@ use stoker_api::inference::{
 };
 use stoker_api::names::MANIFEST;
 
-use super::output::Output;
-use super::parts::Part;
-use super::source::{Found, Source};
-use super::{infrastructure, interrupted, progress, say, scan, task};
+use super::output_folder::OutputFolder;
+use super::part_writer::PartWriter;
+use super::source::{ListedFile, Source};
+use super::{infrastructure, interrupted, print_line, progress, scan, task};
 use crate::context::Context;
 use crate::stop::StopSignal;
 use crate::{CheckpointSource, InvalidInput, Result};
@@ -25,27 +25,27 @@ const SHARDS_MAX: usize = 100_000;
 /// Fails if the input cannot be read or has changed, if no checkpoint exists, or if the output
 /// folder belongs to another job.
 pub(super) fn plan(context: &Context) -> Result<()> {
-    let (task, output) = (task(context)?, Output::open(context)?);
+    let (task, output) = (task(context)?, OutputFolder::open(context)?);
     if output.is_finished()? {
         let rows = output.manifest()?.map_or(0, |manifest| manifest.input_rows);
         progress(context, 0, rows);
         return Ok(());
     }
     // Check the output format now, not after hours of work.
-    Part::new(&task.output)?;
-    let source = Source::open(&task.input, &output.rt)?.apart_from(&output, &task)?;
-    let (found, format) = source.list()?;
+    PartWriter::new(&task.output)?;
+    let source = Source::open(&task.input, &output.rt)?.excluding_output(&output, &task)?;
+    let (listed, format) = source.list()?;
     refuse_other_jobs(&task, &output)?;
     if let Some(plan) = output.find_plan()? {
         progress(context, 0, plan.rows());
-        return refuse_changes(&plan, &task, &found, format);
+        return refuse_changes(&plan, &task, &listed, format);
     }
-    let checkpoint = pin(context, &task, &output)?;
+    let checkpoint = pin_checkpoint(context, &task, &output)?;
     let job_id = context.config.experiment_id.clone();
-    let cut = cut(context, &source, &found, format, task.shard_rows);
-    let (files, shards) = match cut {
+    let divided = divide_into_shards(context, &source, &listed, format, task.shard_rows);
+    let (files, shards) = match divided {
         Err(_) if context.stop.is_set() => return Err(interrupted()),
-        cut => cut?,
+        divided => divided?,
     };
     let (input, shard_rows) = (task.input.url.clone(), task.shard_rows);
     let plan = ShardPlan {
@@ -61,11 +61,11 @@ pub(super) fn plan(context: &Context) -> Result<()> {
     // Another planner may have written a plan during the long scan, and workers may follow it.
     if let Some(plan) = output.find_plan()? {
         progress(context, 0, plan.rows());
-        return refuse_changes(&plan, &task, &found, format);
+        return refuse_changes(&plan, &task, &listed, format);
     }
     output.write_plan(&plan)?;
     progress(context, 0, plan.rows());
-    say(&format!(
+    print_line(&format!(
         "{} rows of {} files in {} shards",
         plan.rows(),
         plan.files.len(),
@@ -80,51 +80,51 @@ pub(super) fn plan(context: &Context) -> Result<()> {
 ///
 /// Fails if the input or the checkpoint has changed or cannot be read.
 pub(super) fn refuse_stale(context: &Context) -> Result<()> {
-    let (task, output) = (task(context)?, Output::open(context)?);
+    let (task, output) = (task(context)?, OutputFolder::open(context)?);
     let own_id = &context.config.experiment_id;
     let manifest = output.manifest()?.filter(|manifest| manifest.job_id == *own_id);
     let Some(manifest) = manifest else { return Ok(()) };
-    let stale = |what: String| -> crate::Error {
+    let stale = |difference: String| -> crate::Error {
         let url = output.storage.url();
         let why = format!(
-            "{url} contains the finished output of this job, but {what}; start over with --fresh \
-             or use another folder"
+            "{url} contains the finished output of this job, but {difference}; start over with \
+             --fresh or use another folder"
         );
         InvalidInput(why).into()
     };
-    let source = Source::open(&task.input, &output.rt)?.apart_from(&output, &task)?;
-    let (found, _) = source.list()?;
+    let source = Source::open(&task.input, &output.rt)?.excluding_output(&output, &task)?;
+    let (listed, _) = source.list()?;
     let before: Vec<_> =
         manifest.input.iter().map(|file| (file.name.as_str(), file.bytes)).collect();
-    if let Some(what) = change(&before, &found) {
-        return Err(stale(format!("its input has changed: {what}")));
+    if let Some(difference) = first_difference(&before, &listed) {
+        return Err(stale(format!("its input has changed: {difference}")));
     }
-    for (file, before) in found.iter().zip(&manifest.input) {
-        let mut from = Stoppable { inner: source.stream(file)?, stop: &context.stop };
-        match scan::sum(&mut from) {
+    for (file, before) in listed.iter().zip(&manifest.input) {
+        let mut from = InterruptibleReader { inner: source.stream(file)?, stop: &context.stop };
+        match scan::hash(&mut from) {
             Err(_) if context.stop.is_set() => return Err(interrupted()),
             Err(error) => {
                 return Err(infrastructure(format!("cannot read input {}: {error}", file.name)));
             }
-            Ok(sum) if sum != before.sha256 => {
+            Ok(hash) if hash != before.sha256 => {
                 return Err(stale(format!("its input {} has changed", file.name)));
             }
             Ok(_) => {}
         }
     }
-    let sum = |pinned: &Option<PinnedCheckpoint>| {
+    let hash_of = |pinned: &Option<PinnedCheckpoint>| {
         pinned.as_ref().map(|pinned| pinned.manifest_sha256.clone())
     };
-    match sum(&pin(context, &task, &output)?) == sum(&manifest.checkpoint) {
+    match hash_of(&pin_checkpoint(context, &task, &output)?) == hash_of(&manifest.checkpoint) {
         true => Ok(()),
         false => Err(stale("its checkpoint has changed".into())),
     }
 }
 
-fn pin(
+fn pin_checkpoint(
     context: &Context,
     task: &InferenceTask,
-    output: &Output,
+    output: &OutputFolder,
 ) -> Result<Option<PinnedCheckpoint>> {
     let Some(choice) = &task.checkpoint else { return Ok(None) };
     let source = CheckpointSource::of_choice(choice)?;
@@ -146,12 +146,12 @@ fn pin(
 }
 
 /// A reader that fails once the process is asked to stop, since reading the input may take hours.
-struct Stoppable<'a, R> {
+struct InterruptibleReader<'a, R> {
     inner: R,
     stop: &'a StopSignal,
 }
 
-impl<R: Read> Read for Stoppable<'_, R> {
+impl<R: Read> Read for InterruptibleReader<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self.stop.is_set() {
             true => Err(io::Error::other("preempted")),
@@ -160,16 +160,16 @@ impl<R: Read> Read for Stoppable<'_, R> {
     }
 }
 
-fn cut(
+fn divide_into_shards(
     context: &Context,
     source: &Source,
-    found: &[Found],
+    listed: &[ListedFile],
     format: RowFormat,
     shard_rows: u32,
 ) -> Result<(Vec<PlanFile>, Vec<PlanShard>)> {
     let (mut files, mut shards) = (Vec::<PlanFile>::new(), vec![]);
-    for (index, file) in (0..).zip(found) {
-        let from = Stoppable { inner: source.stream(file)?, stop: &context.stop };
+    for (index, file) in (0..).zip(listed) {
+        let from = InterruptibleReader { inner: source.stream(file)?, stop: &context.stop };
         let scanned = scan::scan(format, &file.name, from, shard_rows)?;
         if scanned.bytes != file.bytes {
             let why = format!(
@@ -180,8 +180,8 @@ fn cut(
             return Err(infrastructure(why));
         }
         let mut first_row = 0;
-        for cut in scanned.cuts {
-            let scan::Cut { rows, start, end, sha256 } = cut;
+        for range in scanned.ranges {
+            let scan::ShardRange { rows, start, end, sha256 } = range;
             shards.push(PlanShard { file: index, first_row, rows, start, end, sha256 });
             first_row += u64::from(rows);
         }
@@ -201,12 +201,12 @@ fn cut(
 fn refuse_changes(
     plan: &ShardPlan,
     task: &InferenceTask,
-    found: &[Found],
+    listed: &[ListedFile],
     format: RowFormat,
 ) -> Result<()> {
     let planned: Vec<_> = plan.files.iter().map(|file| (file.name.as_str(), file.bytes)).collect();
-    let what = match change(&planned, found) {
-        Some(what) => what,
+    let difference = match first_difference(&planned, listed) {
+        Some(difference) => difference,
         None if plan.input != task.input.url => {
             format!("input.url was {}, now {}", plan.input, task.input.url)
         }
@@ -219,26 +219,26 @@ fn refuse_changes(
         None => return Ok(()),
     };
     let why = format!(
-        "the input has changed since the job began: {what}; restore it to resume, or start over \
-         with --fresh"
+        "the input has changed since the job began: {difference}; restore it to resume, or start \
+         over with --fresh"
     );
     Err(InvalidInput(why).into())
 }
 
 /// Describes the first difference in names and sizes.
-fn change(before: &[(&str, u64)], found: &[Found]) -> Option<String> {
-    let now: Vec<_> = found.iter().map(|file| (file.name.as_str(), file.bytes)).collect();
-    let shown = |file: Option<&(&str, u64)>| {
+fn first_difference(before: &[(&str, u64)], listed: &[ListedFile]) -> Option<String> {
+    let now: Vec<_> = listed.iter().map(|file| (file.name.as_str(), file.bytes)).collect();
+    let describe = |file: Option<&(&str, u64)>| {
         file.map_or("nothing".to_owned(), |(name, bytes)| format!("{name} with {bytes} bytes"))
     };
-    let places = 0..before.len().max(now.len());
+    let positions = 0..before.len().max(now.len());
     let (before, now) =
-        places.map(|i| (before.get(i), now.get(i))).find(|(before, now)| before != now)?;
-    Some(format!("there was {}, and is {}", shown(before), shown(now)))
+        positions.map(|i| (before.get(i), now.get(i))).find(|(before, now)| before != now)?;
+    Some(format!("there was {}, and is {}", describe(before), describe(now)))
 }
 
 /// Refuses a folder with the manifest of another job, unless it may be replaced.
-pub(super) fn refuse_other_jobs(task: &InferenceTask, output: &Output) -> Result<()> {
+pub(super) fn refuse_other_jobs(task: &InferenceTask, output: &OutputFolder) -> Result<()> {
     let Some(other) = output.manifest()?.filter(|_| !task.replace) else { return Ok(()) };
     let why = format!(
         "{} holds the output of job {} ({MANIFEST}, ID {}); use another folder, or replace it with \

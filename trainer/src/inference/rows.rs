@@ -38,7 +38,7 @@ impl Shard<'_> {
             #[cfg(feature = "parquet")]
             RowFormat::Parquet | RowFormat::Arrow => super::table::rows(self),
             #[cfg(not(feature = "parquet"))]
-            other => Err(super::not_built(other)),
+            other => Err(super::unsupported_format(other)),
         }
     }
 
@@ -48,7 +48,7 @@ impl Shard<'_> {
         for line in self.bytes.split(|byte| *byte == b'\n') {
             let is_start = std::mem::take(&mut is_first);
             if !is_blank(line, is_start) {
-                rows.push(json(without_mark(line, is_start)));
+                rows.push(json(without_bom(line, is_start)));
             }
         }
         rows
@@ -72,17 +72,17 @@ impl Shard<'_> {
 
 /// Returns `true` if a line contains no row. The first line may start with a byte order mark.
 pub(super) fn is_blank(line: &[u8], is_first: bool) -> bool {
-    without_mark(line, is_first).trim_ascii().is_empty()
+    without_bom(line, is_first).trim_ascii().is_empty()
 }
 
-fn without_mark(line: &[u8], is_first: bool) -> &[u8] {
+fn without_bom(line: &[u8], is_first: bool) -> &[u8] {
     line.strip_prefix(b"\xef\xbb\xbf").filter(|_| is_first).unwrap_or(line)
 }
 
 fn json<T: DeserializeOwned>(line: &[u8]) -> Row<T> {
     let mut reader = serde_json::Deserializer::from_slice(line);
     let row = serde_path_to_error::deserialize(&mut reader);
-    let row = row.map_err(|error| named(&error.path().to_string(), error.inner()))?;
+    let row = row.map_err(|error| with_path(&error.path().to_string(), error.inner()))?;
     reader.end().map_err(|error| error.to_string())?;
     Ok(row)
 }
@@ -110,7 +110,7 @@ fn column(header: &csv::StringRecord, field: u64) -> String {
 }
 
 /// Formats as `field: reason`.
-pub(super) fn named(path: &str, error: &dyn std::fmt::Display) -> String {
+pub(super) fn with_path(path: &str, error: &dyn std::fmt::Display) -> String {
     if path == "." { error.to_string() } else { format!("{path}: {error}") }
 }
 
@@ -149,7 +149,8 @@ mod tests {
 
     #[test]
     fn json_lines_are_parsed_independently() {
-        let text = "\u{feff}{\"name\": \"ä\", \"size\": 1.5}\r\n\n{\"name\": \"日\\n本\", \"size\": null}\n\
+        let text = "\u{feff}{\"name\": \"ä\", \"size\": 1.5}\r\n\n\
+                    {\"name\": \"日\\n本\", \"size\": null}\n\
                     {\"name\": \"x\"}\n{\"name\": 1}\n{\"size\": 1}\n{\"name\": \"x\"} y\n[";
         let expected = [
             item("ä", Some(1.5)),

@@ -14,18 +14,18 @@ const BUFFER_BYTES: usize = 256 << 10;
 
 /// Result of scanning a file.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Scanned {
+pub(super) struct ScannedFile {
     pub(super) bytes: u64,
     pub(super) sha256: String,
     pub(super) rows: u64,
     /// Column names, for CSV only.
     pub(super) columns: Vec<String>,
-    pub(super) cuts: Vec<Cut>,
+    pub(super) ranges: Vec<ShardRange>,
 }
 
 /// Rows and byte range of one shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Cut {
+pub(super) struct ShardRange {
     pub(super) rows: u32,
     pub(super) start: u64,
     pub(super) end: u64,
@@ -42,19 +42,19 @@ pub(super) fn scan(
     file: &str,
     from: impl Read,
     shard_rows: u32,
-) -> Result<Scanned> {
+) -> Result<ScannedFile> {
     match format {
         RowFormat::JsonLines => lines(file, from, shard_rows),
         RowFormat::Csv => csv(file, from, shard_rows),
         #[cfg(feature = "parquet")]
         typed => super::table::scan(typed, file, from, shard_rows),
         #[cfg(not(feature = "parquet"))]
-        typed => Err(super::not_built(typed)),
+        typed => Err(super::unsupported_format(typed)),
     }
 }
 
-/// Reader that hashes all bytes and keeps those since the last cut.
-struct Tee<R> {
+/// Reader that hashes all bytes and keeps those since the last shard.
+struct HashingReader<R> {
     inner: R,
     kept: Vec<u8>,
     /// Offset of the first byte of `kept`.
@@ -63,27 +63,27 @@ struct Tee<R> {
     bytes: u64,
 }
 
-impl<R: Read> Tee<R> {
+impl<R: Read> HashingReader<R> {
     fn new(inner: R) -> Self {
         Self { inner, kept: vec![], base: 0, whole: Sha256::new(), bytes: 0 }
     }
 
     /// Ends a shard of this many rows at offset `end`, and drops its bytes.
-    fn cut(&mut self, rows: u32, end: u64) -> Cut {
+    fn end_shard(&mut self, rows: u32, end: u64) -> ShardRange {
         let num = usize::try_from(end - self.base).unwrap_or(usize::MAX).min(self.kept.len());
         let sha256 = sha256_hex(&self.kept[..num]);
         self.kept.drain(..num);
         let start = std::mem::replace(&mut self.base, end);
-        Cut { rows, start, end, sha256 }
+        ShardRange { rows, start, end, sha256 }
     }
 
-    fn finish(self, rows: u64, columns: Vec<String>, cuts: Vec<Cut>) -> Scanned {
+    fn finish(self, rows: u64, columns: Vec<String>, ranges: Vec<ShardRange>) -> ScannedFile {
         let sha256 = hex(&self.whole.finalize());
-        Scanned { bytes: self.bytes, sha256, rows, columns, cuts }
+        ScannedFile { bytes: self.bytes, sha256, rows, columns, ranges }
     }
 }
 
-impl<R: Read> Read for Tee<R> {
+impl<R: Read> Read for HashingReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let num = self.inner.read(buffer)?;
         self.whole.update(&buffer[..num]);
@@ -117,7 +117,7 @@ impl Counter {
 /// # Errors
 ///
 /// Fails if the bytes cannot be read.
-pub(super) fn sum(from: &mut impl Read) -> io::Result<String> {
+pub(super) fn hash(from: &mut impl Read) -> io::Result<String> {
     let (mut whole, mut buffer) = (Sha256::new(), vec![0; BUFFER_BYTES]);
     loop {
         match from.read(&mut buffer)? {
@@ -132,57 +132,58 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn lines(file: &str, from: impl Read, shard_rows: u32) -> Result<Scanned> {
-    let mut reader = BufReader::with_capacity(BUFFER_BYTES, Tee::new(from));
-    let (mut counter, mut cuts, mut end, mut line) = (Counter::default(), vec![], 0, vec![]);
+fn lines(file: &str, from: impl Read, shard_rows: u32) -> Result<ScannedFile> {
+    let mut reader = BufReader::with_capacity(BUFFER_BYTES, HashingReader::new(from));
+    let (mut counter, mut ranges, mut end, mut line) = (Counter::default(), vec![], 0, vec![]);
     loop {
         line.clear();
-        let num = reader.read_until(b'\n', &mut line).map_err(|error| unreadable(file, &error))?;
+        let num = reader.read_until(b'\n', &mut line).map_err(|error| read_error(file, &error))?;
         if num == 0 {
             break;
         }
         if end == 0 {
-            refuse_packed(file, &line)?;
+            refuse_compressed(file, &line)?;
         }
         let is_row = !is_blank(&line, end == 0);
         end += num as u64;
         if is_row && counter.count(shard_rows) {
-            cuts.push(reader.get_mut().cut(counter.take(), end));
+            ranges.push(reader.get_mut().end_shard(counter.take(), end));
         }
     }
     if counter.in_shard > 0 {
-        cuts.push(reader.get_mut().cut(counter.take(), end));
+        ranges.push(reader.get_mut().end_shard(counter.take(), end));
     }
-    Ok(reader.into_inner().finish(counter.rows, vec![], cuts))
+    Ok(reader.into_inner().finish(counter.rows, vec![], ranges))
 }
 
-fn csv(file: &str, from: impl Read, shard_rows: u32) -> Result<Scanned> {
+fn csv(file: &str, from: impl Read, shard_rows: u32) -> Result<ScannedFile> {
     let mut reader = csv::ReaderBuilder::new()
         .flexible(true)
         .buffer_capacity(BUFFER_BYTES)
-        .from_reader(Tee::new(from));
+        .from_reader(HashingReader::new(from));
     let failed = |error: csv::Error| match error.into_kind() {
-        csv::ErrorKind::Io(error) => unreadable(file, &error),
+        csv::ErrorKind::Io(error) => read_error(file, &error),
         other => InvalidInput(format!("cannot parse the first line of {file}: {other:?}")).into(),
     };
     reader.byte_headers().map_err(failed)?;
-    refuse_packed(file, &reader.get_ref().kept)?;
+    refuse_compressed(file, &reader.get_ref().kept)?;
     let header = reader.headers().map_err(failed)?;
     let columns: Vec<String> = header.iter().map(|name| name.trim().to_owned()).collect();
     check_columns(file, &columns)?;
-    let (mut counter, mut cuts, mut record) = (Counter::default(), vec![], csv::ByteRecord::new());
+    let (mut counter, mut ranges, mut record) =
+        (Counter::default(), vec![], csv::ByteRecord::new());
     let mut end = reader.position().byte();
-    reader.get_mut().cut(0, end);
+    reader.get_mut().end_shard(0, end);
     while reader.read_byte_record(&mut record).map_err(failed)? {
         end = reader.position().byte();
         if counter.count(shard_rows) {
-            cuts.push(reader.get_mut().cut(counter.take(), end));
+            ranges.push(reader.get_mut().end_shard(counter.take(), end));
         }
     }
     if counter.in_shard > 0 {
-        cuts.push(reader.get_mut().cut(counter.take(), end));
+        ranges.push(reader.get_mut().end_shard(counter.take(), end));
     }
-    Ok(reader.into_inner().finish(counter.rows, columns, cuts))
+    Ok(reader.into_inner().finish(counter.rows, columns, ranges))
 }
 
 fn check_columns(file: &str, columns: &[String]) -> Result<()> {
@@ -198,7 +199,7 @@ fn check_columns(file: &str, columns: &[String]) -> Result<()> {
     }
 }
 
-fn refuse_packed(file: &str, bytes: &[u8]) -> Result<()> {
+fn refuse_compressed(file: &str, bytes: &[u8]) -> Result<()> {
     match bytes.starts_with(&[0x1f, 0x8b]) {
         true => {
             Err(InvalidInput(format!("{file} is compressed with gzip; decompress it first")).into())
@@ -207,7 +208,7 @@ fn refuse_packed(file: &str, bytes: &[u8]) -> Result<()> {
     }
 }
 
-fn unreadable(file: &str, error: &io::Error) -> crate::Error {
+fn read_error(file: &str, error: &io::Error) -> crate::Error {
     super::infrastructure(format!("cannot read input {file}: {error}"))
 }
 
@@ -223,22 +224,23 @@ mod tests {
         expected: Result<&[(u32, &str)], &str>,
     ) {
         // The result must not depend on how many bytes each read returns.
-        let scanned = [1, 1 << 20].map(|at_a_time| {
-            let from = Slow { bytes: text.as_bytes(), at_a_time };
+        let scanned = [1, 1 << 20].map(|bytes_per_read| {
+            let from = ChunkedReader { bytes: text.as_bytes(), bytes_per_read };
             scan(format, "file", from, shard_rows)
         });
         for scanned in scanned {
             match (scanned, expected) {
                 (Ok(scanned), Ok(expected)) => {
-                    let bytes = |cut: &Cut| &text[cut.start as usize..cut.end as usize];
-                    let cuts: Vec<_> =
-                        scanned.cuts.iter().map(|cut| (cut.rows, bytes(cut))).collect();
-                    assert_eq!(cuts, expected);
+                    let bytes =
+                        |range: &ShardRange| &text[range.start as usize..range.end as usize];
+                    let ranges: Vec<_> =
+                        scanned.ranges.iter().map(|range| (range.rows, bytes(range))).collect();
+                    assert_eq!(ranges, expected);
                     let rows: u32 = expected.iter().map(|(rows, _)| rows).sum();
                     assert_eq!((scanned.rows, scanned.bytes), (rows.into(), text.len() as u64));
                     assert_eq!(scanned.sha256, sha256_hex(text.as_bytes()));
-                    for cut in &scanned.cuts {
-                        assert_eq!(cut.sha256, sha256_hex(bytes(cut).as_bytes()), "{cut:?}");
+                    for range in &scanned.ranges {
+                        assert_eq!(range.sha256, sha256_hex(bytes(range).as_bytes()), "{range:?}");
                     }
                 }
                 (Err(error), Err(expected)) => {
@@ -249,14 +251,14 @@ mod tests {
         }
     }
 
-    struct Slow<'a> {
+    struct ChunkedReader<'a> {
         bytes: &'a [u8],
-        at_a_time: usize,
+        bytes_per_read: usize,
     }
 
-    impl Read for Slow<'_> {
+    impl Read for ChunkedReader<'_> {
         fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-            let num = buffer.len().min(self.at_a_time);
+            let num = buffer.len().min(self.bytes_per_read);
             self.bytes.read(&mut buffer[..num])
         }
     }
@@ -294,10 +296,10 @@ mod tests {
 
     #[test]
     fn carriage_returns_are_handled_at_buffer_ends() {
-        for at_a_time in [1, 2, 3, 100] {
-            let from = Slow { bytes: b"a\r\n1\r\n2\r\n3\r\n", at_a_time };
+        for bytes_per_read in [1, 2, 3, 100] {
+            let from = ChunkedReader { bytes: b"a\r\n1\r\n2\r\n3\r\n", bytes_per_read };
             let scanned = scan(RowFormat::Csv, "file", from, 1).unwrap();
-            assert_eq!((scanned.rows, scanned.cuts.len()), (3, 3));
+            assert_eq!((scanned.rows, scanned.ranges.len()), (3, 3));
         }
     }
 

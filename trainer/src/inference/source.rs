@@ -10,9 +10,9 @@ use stoker_storage::{Storage, StorageError};
 use tokio::runtime::Handle;
 use url::Url;
 
+use super::glob::{NOT_UTF8, Pattern, has_wildcard};
 use super::infrastructure;
-use super::names::{NO_TEXT, Pattern, is_pattern};
-use super::output::Output;
+use super::output_folder::OutputFolder;
 use crate::{InvalidInput, Result};
 
 /// Size of the range requests when scanning an object, in bytes.
@@ -21,25 +21,25 @@ const CHUNK_BYTES: u64 = 8 << 20;
 /// Input files of a job.
 #[derive(Debug)]
 pub(super) struct Source {
-    place: Place,
+    location: Location,
     pattern: Pattern,
     /// Path of the job's output folder relative to the input folder, if it is below; excluded from
     /// the input. Empty if both are the same folder.
-    own: Option<String>,
+    output_subfolder: Option<String>,
     input: InferenceInput,
 }
 
 #[derive(Debug)]
-enum Place {
+enum Location {
     /// Local folder. If the input is a file, the folder that contains it.
-    Here(PathBuf),
+    Local(PathBuf),
     /// Folder below the root of the storage.
-    There { storage: Storage, folder: String, rt: Handle },
+    Remote { storage: Storage, folder: String, rt: Handle },
 }
 
 /// An input file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct ListedFile {
     /// Path relative to the input's folder.
     pub(super) name: String,
     /// Size in bytes.
@@ -70,11 +70,12 @@ impl Source {
             _ => (None, url.to_owned()),
         };
         let segments: Vec<&str> = path.split('/').collect();
-        let cut = segments.iter().position(|name| is_pattern(name)).unwrap_or(segments.len());
-        let folder = segments[..cut].join("/");
+        let num_literal =
+            segments.iter().position(|name| has_wildcard(name)).unwrap_or(segments.len());
+        let folder = segments[..num_literal].join("/");
         let mut pattern: Vec<String> =
-            segments[cut..].iter().map(|name| (*name).to_owned()).collect();
-        let place = match root {
+            segments[num_literal..].iter().map(|name| (*name).to_owned()).collect();
+        let location = match root {
             Some(root) => {
                 let storage = Storage::open(&root, input.endpoint.as_deref())?;
                 let mut folder = folder;
@@ -86,19 +87,19 @@ impl Source {
                     pattern = vec![name.to_owned()];
                     folder = parent.to_owned();
                 }
-                Place::There { storage, folder, rt: rt.clone() }
+                Location::Remote { storage, folder, rt: rt.clone() }
             }
             None => {
                 let is_absolute = path.starts_with('/');
                 let folder = if is_absolute && folder.is_empty() { "/".into() } else { folder };
                 let folder = std::path::absolute(if folder.is_empty() { "." } else { &folder })?;
                 match fs::metadata(&folder) {
-                    Ok(metadata) if metadata.is_dir() => Place::Here(folder),
+                    Ok(metadata) if metadata.is_dir() => Location::Local(folder),
                     Ok(_) => {
                         let name = folder.file_name().unwrap_or_default();
-                        let name = name.to_str().ok_or_else(|| refuse(NO_TEXT.into()))?;
+                        let name = name.to_str().ok_or_else(|| refuse(NOT_UTF8.into()))?;
                         pattern.insert(0, name.to_owned());
-                        Place::Here(folder.parent().unwrap_or(Path::new("/")).to_owned())
+                        Location::Local(folder.parent().unwrap_or(Path::new("/")).to_owned())
                     }
                     Err(error) => {
                         let why = format!(
@@ -111,7 +112,12 @@ impl Source {
                 }
             }
         };
-        Ok(Self { place, pattern: Pattern(pattern), own: None, input: input.clone() })
+        Ok(Self {
+            location,
+            pattern: Pattern(pattern),
+            output_subfolder: None,
+            input: input.clone(),
+        })
     }
 
     /// Excludes the job's own output, if it is below the input's folder.
@@ -119,39 +125,50 @@ impl Source {
     /// # Errors
     ///
     /// Fails if output files would match the input's pattern.
-    pub(super) fn apart_from(self, output: &Output, task: &InferenceTask) -> Result<Self> {
-        let own = match &self.place {
-            Place::Here(folder) => {
+    pub(super) fn excluding_output(
+        self,
+        output: &OutputFolder,
+        task: &InferenceTask,
+    ) -> Result<Self> {
+        let output_subfolder = match &self.location {
+            Location::Local(folder) => {
                 let folder = folder.canonicalize()?;
-                let own = output.storage.folder().map(Path::canonicalize).transpose()?;
-                own.as_ref()
-                    .and_then(|own| own.strip_prefix(&folder).ok()?.to_str())
+                let output_subfolder =
+                    output.storage.folder().map(Path::canonicalize).transpose()?;
+                output_subfolder
+                    .as_ref()
+                    .and_then(|output_subfolder| {
+                        output_subfolder.strip_prefix(&folder).ok()?.to_str()
+                    })
                     .map(str::to_owned)
             }
-            Place::There { storage, folder, .. } => {
-                let (folder, own) = (join(storage.url(), folder), output.storage.url());
-                let below = own.trim_end_matches('/').strip_prefix(folder.trim_end_matches('/'));
+            Location::Remote { storage, folder, .. } => {
+                let (folder, output_subfolder) =
+                    (join(storage.url(), folder), output.storage.url());
+                let below = output_subfolder
+                    .trim_end_matches('/')
+                    .strip_prefix(folder.trim_end_matches('/'));
                 let below = below.filter(|path| path.is_empty() || path.starts_with('/'));
                 below
                     .filter(|_| task.input.endpoint == task.output.endpoint)
                     .map(|path| path.trim_start_matches('/').to_owned())
             }
         };
-        let source = Self { own, ..self };
+        let source = Self { output_subfolder, ..self };
         let names = output.own_names(task.output.format);
-        let is_input = |name: &&String| source.is_in_output(name) && source.pattern.is_meant(name);
+        let is_input = |name: &&String| source.is_in_output(name) && source.pattern.is_match(name);
         match names.iter().find(is_input) {
-            Some(name) => Err(source.refuse_own(name)),
+            Some(name) => Err(source.output_overlap(name)),
             None => Ok(source),
         }
     }
 
     /// Returns `true` if input and output share a folder and the path is directly in it.
     fn is_in_output(&self, path: &str) -> bool {
-        self.own.as_deref() == Some("") && !path.contains('/')
+        self.output_subfolder.as_deref() == Some("") && !path.contains('/')
     }
 
-    fn refuse_own(&self, name: &str) -> crate::Error {
+    fn output_overlap(&self, name: &str) -> crate::Error {
         let why = format!(
             "input.url {} is in the folder of output.url, so {name} would be input and output; use \
              another folder for the output, for example one below the input's folder, which is \
@@ -166,26 +183,32 @@ impl Source {
     /// # Errors
     ///
     /// Fails if there are no files, or if their format cannot be determined.
-    pub(super) fn list(&self) -> Result<(Vec<Found>, RowFormat)> {
+    pub(super) fn list(&self) -> Result<(Vec<ListedFile>, RowFormat)> {
         let refuse = |why: String| InvalidInput(format!("input {}: {why}", self.input.url));
         let mut all = vec![];
-        match &self.place {
-            Place::Here(folder) => {
-                all = self.pattern.files(folder, self.own.as_deref()).map_err(refuse)?;
+        match &self.location {
+            Location::Local(folder) => {
+                all = self
+                    .pattern
+                    .list_files(folder, self.output_subfolder.as_deref())
+                    .map_err(refuse)?;
             }
-            Place::There { storage, folder, rt } => {
+            Location::Remote { storage, folder, rt } => {
                 let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
-                let own = self.own.as_ref().filter(|path| !path.is_empty());
-                let own = own.map(|path| format!("{path}/"));
+                let output_subfolder =
+                    self.output_subfolder.as_ref().filter(|path| !path.is_empty());
+                let output_subfolder = output_subfolder.map(|path| format!("{path}/"));
                 for (path, bytes) in rt.block_on(storage.list_sized(folder))? {
                     let Some(name) = path.strip_prefix(&prefix) else { continue };
-                    let is_own = own.as_ref().is_some_and(|own| name.starts_with(own));
+                    let is_output = output_subfolder
+                        .as_ref()
+                        .is_some_and(|output_subfolder| name.starts_with(output_subfolder));
                     // An entry of 0 bytes may be a folder marker of the store, or an empty file.
-                    if !is_own
-                        && self.pattern.is_meant(name)
+                    if !is_output
+                        && self.pattern.is_match(name)
                         && (bytes > 0 || rt.block_on(storage.exists(&path))?)
                     {
-                        all.push(Found { name: name.to_owned(), bytes });
+                        all.push(ListedFile { name: name.to_owned(), bytes });
                     }
                 }
             }
@@ -193,7 +216,7 @@ impl Source {
         all.sort_by(|a, b| a.name.cmp(&b.name));
         let is_part = |name: &str| name.starts_with("part-") && self.is_in_output(name);
         if let Some(file) = all.iter().find(|file| is_part(&file.name)) {
-            return Err(self.refuse_own(&file.name));
+            return Err(self.output_overlap(&file.name));
         }
         if all.is_empty() {
             return Err(
@@ -208,13 +231,13 @@ impl Source {
         if let (Some(format), None) = (first, formats.find(|format| *format != first)) {
             return Ok((all, format));
         }
-        let odd = all.iter().find(|file| {
+        let unlike = all.iter().find(|file| {
             let format = RowFormat::of_name(&file.name);
             format.is_none() || format != first
         });
-        let odd = odd.map_or("", |file| &file.name);
+        let unlike = unlike.map_or("", |file| &file.name);
         Err(refuse(format!(
-            "{odd} does not have the same known format as the other files; set input.format to \
+            "{unlike} does not have the same known format as the other files; set input.format to \
              jsonLines, csv, parquet or arrow, or narrow the pattern"
         ))
         .into())
@@ -226,11 +249,11 @@ impl Source {
     ///
     /// Fails if the file is missing, shorter, or cannot be read.
     pub(super) fn read(&self, name: &str, start: u64, end: u64) -> Result<Bytes> {
-        let shorter = |why: String| {
+        let changed = |why: String| {
             InvalidInput(format!("input {name} has changed since the job began: {why}"))
         };
-        match &self.place {
-            Place::Here(folder) => {
+        match &self.location {
+            Location::Local(folder) => {
                 let read = || -> io::Result<Vec<u8>> {
                     let mut file = File::open(folder.join(name))?;
                     file.seek(SeekFrom::Start(start))?;
@@ -242,16 +265,16 @@ impl Source {
                 Ok(read()
                     .map_err(|error| match error.kind() {
                         io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof => {
-                            shorter(error.to_string()).into()
+                            changed(error.to_string()).into()
                         }
                         _ => infrastructure(format!("cannot read input {name}: {error}")),
                     })?
                     .into())
             }
-            Place::There { storage, folder, rt } => {
+            Location::Remote { storage, folder, rt } => {
                 let path = join(folder, name);
                 rt.block_on(storage.get_range(&path, start..end)).map_err(|error| match error {
-                    StorageError::NotFound { .. } => shorter(error.to_string()).into(),
+                    StorageError::NotFound { .. } => changed(error.to_string()).into(),
                     error => error.into(),
                 })
             }
@@ -263,23 +286,23 @@ impl Source {
     /// # Errors
     ///
     /// Fails if the file cannot be opened.
-    pub(super) fn stream(&self, file: &Found) -> Result<Box<dyn Read + '_>> {
-        match &self.place {
-            Place::Here(folder) => {
+    pub(super) fn stream(&self, file: &ListedFile) -> Result<Box<dyn Read + '_>> {
+        match &self.location {
+            Location::Local(folder) => {
                 let opened = File::open(folder.join(&file.name));
                 Ok(Box::new(opened.map_err(|error| {
                     infrastructure(format!("cannot read input {}: {error}", file.name))
                 })?))
             }
-            Place::There { storage, folder, rt } => {
+            Location::Remote { storage, folder, rt } => {
                 let path = join(folder, &file.name);
-                Ok(Box::new(Chunks {
+                Ok(Box::new(ObjectReader {
                     storage,
                     path,
                     rt,
                     at: 0,
                     end: file.bytes,
-                    chunk: Bytes::new(),
+                    buffered: Bytes::new(),
                 }))
             }
         }
@@ -291,25 +314,25 @@ pub(super) fn join(folder: &str, name: &str) -> String {
 }
 
 /// Reader for an object, with one range request per chunk.
-struct Chunks<'a> {
+struct ObjectReader<'a> {
     storage: &'a Storage,
     path: String,
     rt: &'a Handle,
     at: u64,
     end: u64,
-    chunk: Bytes,
+    buffered: Bytes,
 }
 
-impl Read for Chunks<'_> {
+impl Read for ObjectReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.chunk.is_empty() && self.at < self.end {
+        if self.buffered.is_empty() && self.at < self.end {
             let end = self.end.min(self.at + CHUNK_BYTES);
             let range = self.storage.get_range(&self.path, self.at..end);
-            self.chunk = self.rt.block_on(range).map_err(io::Error::other)?;
+            self.buffered = self.rt.block_on(range).map_err(io::Error::other)?;
             self.at = end;
         }
-        let num = buffer.len().min(self.chunk.len());
-        buffer[..num].copy_from_slice(&self.chunk.split_to(num));
+        let num = buffer.len().min(self.buffered.len());
+        buffer[..num].copy_from_slice(&self.buffered.split_to(num));
         Ok(num)
     }
 }
@@ -318,7 +341,7 @@ impl Read for Chunks<'_> {
 mod tests {
     use super::*;
 
-    fn check_found(url: &str, format: Option<RowFormat>, expected: Result<&[&str], &str>) {
+    fn check_listed(url: &str, format: Option<RowFormat>, expected: Result<&[&str], &str>) {
         let folder = tempfile::tempdir().unwrap();
         for name in [
             "b.csv",
@@ -336,31 +359,31 @@ mod tests {
         let rt = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let url = format!("{}/in{url}", folder.path().display());
         let input = InferenceInput { url, endpoint: None, format };
-        let found = Source::open(&input, rt.handle()).and_then(|source| source.list());
-        match (found, expected) {
-            (Ok((found, _)), Ok(expected)) => {
-                let names: Vec<_> = found.iter().map(|file| file.name.as_str()).collect();
+        let listed = Source::open(&input, rt.handle()).and_then(|source| source.list());
+        match (listed, expected) {
+            (Ok((listed, _)), Ok(expected)) => {
+                let names: Vec<_> = listed.iter().map(|file| file.name.as_str()).collect();
                 assert_eq!(names, expected);
             }
             (Err(error), Err(expected)) => assert!(error.to_string().contains(expected), "{error}"),
-            (found, expected) => panic!("{found:?} is not {expected:?}"),
+            (listed, expected) => panic!("{listed:?} is not {expected:?}"),
         }
     }
 
     #[test]
     fn input_is_a_file_folder_or_pattern() {
         let csv = Some(RowFormat::Csv);
-        check_found("/a.csv", None, Ok(&["a.csv"]));
-        check_found("/notes", None, Err("set input.format"));
-        check_found("/notes", csv, Ok(&["notes"]));
-        check_found("/*.csv", None, Ok(&["a.csv", "b.csv"]));
-        check_found("/deep/*.csv", None, Ok(&["c.csv"]));
-        check_found("/d*p/?.csv", None, Ok(&["deep/c.csv"]));
-        check_found("", csv, Ok(&["a.csv", "b.csv", "deep/c.csv", "deep/d.jsonl", "notes"]));
-        check_found("", None, Err("does not have the same known format"));
-        check_found("/deep", None, Err("d.jsonl does not have the same known format"));
-        check_found("/*.tsv", None, Err("there is no such file"));
-        check_found("/nothing.csv", None, Err("nothing.csv"));
-        check_found("/.hidden.csv", None, Ok(&[".hidden.csv"]));
+        check_listed("/a.csv", None, Ok(&["a.csv"]));
+        check_listed("/notes", None, Err("set input.format"));
+        check_listed("/notes", csv, Ok(&["notes"]));
+        check_listed("/*.csv", None, Ok(&["a.csv", "b.csv"]));
+        check_listed("/deep/*.csv", None, Ok(&["c.csv"]));
+        check_listed("/d*p/?.csv", None, Ok(&["deep/c.csv"]));
+        check_listed("", csv, Ok(&["a.csv", "b.csv", "deep/c.csv", "deep/d.jsonl", "notes"]));
+        check_listed("", None, Err("does not have the same known format"));
+        check_listed("/deep", None, Err("d.jsonl does not have the same known format"));
+        check_listed("/*.tsv", None, Err("there is no such file"));
+        check_listed("/nothing.csv", None, Err("nothing.csv"));
+        check_listed("/.hidden.csv", None, Ok(&[".hidden.csv"]));
     }
 }

@@ -22,8 +22,8 @@ use stoker_api::inference::{Column, ColumnType, RowFormat};
 use stoker_storage::hash::sha256_hex;
 
 use super::cell::Cell;
-use super::rows::{Row, Shard, named};
-use super::scan::{Cut, Scanned};
+use super::rows::{Row, Shard, with_path};
+use super::scan::{ScannedFile, ShardRange};
 use crate::{InvalidInput, Result};
 
 /// Divides a file into shards by row index; the rows have no byte ranges.
@@ -32,38 +32,45 @@ pub(super) fn scan(
     file: &str,
     mut from: impl Read,
     shard_rows: u32,
-) -> Result<Scanned> {
+) -> Result<ScannedFile> {
     let mut bytes = vec![];
     from.read_to_end(&mut bytes)
         .map_err(|error| super::infrastructure(format!("cannot read input {file}: {error}")))?;
     let (size, sha256) = (bytes.len() as u64, sha256_hex(&bytes));
     let mut rows = 0;
-    let broken = |why: String| InvalidInput(format!("{file}: {why}"));
+    let invalid_input = |why: String| InvalidInput(format!("{file}: {why}"));
     match format {
         RowFormat::Parquet => {
             let bytes = Bytes::from(bytes);
             let reader = ParquetRecordBatchReaderBuilder::try_new(bytes.clone());
-            let reader = reader.map_err(|error| broken(error.to_string()))?;
+            let reader = reader.map_err(|error| invalid_input(error.to_string()))?;
             rows = u64::try_from(reader.metadata().file_metadata().num_rows()).unwrap_or(0);
             // Detect unsupported compression now, not after the model is loaded.
-            for batch in batches(format, bytes, 0, 1).map_err(broken)? {
-                batch.map_err(broken)?;
+            for batch in batches(format, bytes, 0, 1).map_err(invalid_input)? {
+                batch.map_err(invalid_input)?;
             }
         }
         _ => {
-            for batch in batches(format, Bytes::from(bytes), 0, usize::MAX).map_err(broken)? {
-                rows += batch.map_err(broken)?.num_rows() as u64;
+            for batch in
+                batches(format, Bytes::from(bytes), 0, usize::MAX).map_err(invalid_input)?
+            {
+                rows += batch.map_err(invalid_input)?.num_rows() as u64;
             }
         }
     }
-    let mut cuts = vec![];
+    let mut ranges = vec![];
     let mut left = rows;
     while left > 0 {
         let taken = left.min(shard_rows.into());
-        cuts.push(Cut { rows: u32::try_from(taken)?, start: 0, end: 0, sha256: String::new() });
+        ranges.push(ShardRange {
+            rows: u32::try_from(taken)?,
+            start: 0,
+            end: 0,
+            sha256: String::new(),
+        });
         left -= taken;
     }
-    Ok(Scanned { bytes: size, sha256, rows, columns: vec![], cuts })
+    Ok(ScannedFile { bytes: size, sha256, rows, columns: vec![], ranges })
 }
 
 type Batches = Box<dyn Iterator<Item = Result<RecordBatch, String>>>;
@@ -76,11 +83,11 @@ fn batches(format: RowFormat, bytes: Bytes, first: usize, num: usize) -> Result<
         return Ok(Box::new(reader.map(|batch| batch.map_err(text))));
     }
     let reader = arrow_ipc::reader::FileReader::try_new(Cursor::new(bytes), None).map_err(text)?;
-    Ok(Box::new(sliced(reader.map(|batch| batch.map_err(text)), first, num)))
+    Ok(Box::new(slice_rows(reader.map(|batch| batch.map_err(text)), first, num)))
 }
 
 /// Returns `num` rows starting from row `first`. Does not read further batches.
-fn sliced(
+fn slice_rows(
     mut batches: impl Iterator<Item = Result<RecordBatch, String>>,
     first: usize,
     num: usize,
@@ -111,17 +118,17 @@ fn text(error: impl std::fmt::Display) -> String {
 /// Fails if the file cannot be read. A column of an unsupported type is an error of the rows that
 /// read it.
 pub(super) fn rows<T: DeserializeOwned>(shard: &Shard<'_>) -> Result<Vec<Row<T>>> {
-    let broken = |why: String| crate::Error::from(InvalidInput(why));
+    let invalid_input = |why: String| crate::Error::from(InvalidInput(why));
     let (first, num) = (usize::try_from(shard.first_row)?, shard.num_rows as usize);
     let mut rows = Vec::with_capacity(num);
-    for batch in batches(shard.format, shard.bytes.clone(), first, num).map_err(broken)? {
-        let batch = batch.map_err(broken)?;
+    for batch in batches(shard.format, shard.bytes.clone(), first, num).map_err(invalid_input)? {
+        let batch = batch.map_err(invalid_input)?;
         let schema = batch.schema();
         for i in 0..batch.num_rows() {
             let columns = schema.fields().iter().zip(batch.columns());
             let row = columns.map(|(field, column)| (field.name().clone(), cell(column, i)));
             let read = serde_path_to_error::deserialize(Cell::Struct(row.collect()));
-            rows.push(read.map_err(|error| named(&error.path().to_string(), error.inner())));
+            rows.push(read.map_err(|error| with_path(&error.path().to_string(), error.inner())));
         }
     }
     Ok(rows)
@@ -300,8 +307,8 @@ mod tests {
         for format in [RowFormat::Parquet, RowFormat::Arrow] {
             let bytes = written(format, &rows);
             let scanned = scan(format, "file", bytes.as_ref(), 3).unwrap();
-            let cut: Vec<u32> = scanned.cuts.iter().map(|cut| cut.rows).collect();
-            assert_eq!((scanned.rows, cut), (7, vec![3, 3, 1]), "{format:?}");
+            let shard_rows: Vec<u32> = scanned.ranges.iter().map(|range| range.rows).collect();
+            assert_eq!((scanned.rows, shard_rows), (7, vec![3, 3, 1]), "{format:?}");
             let mut actual = vec![];
             for (first_row, num_rows) in [(0, 3), (3, 3), (6, 1)] {
                 let (bytes, columns) = (bytes.clone(), &[][..]);
@@ -398,7 +405,7 @@ mod tests {
         let batch = RecordBatch::try_from_iter([("count", column)]).unwrap();
         let mut num_read = 0;
         let all = std::iter::repeat_n(batch, 5).inspect(|_| num_read += 1).map(Ok);
-        let rows: usize = sliced(all, 2, 3).map(|batch| batch.unwrap().num_rows()).sum();
+        let rows: usize = slice_rows(all, 2, 3).map(|batch| batch.unwrap().num_rows()).sum();
         assert_eq!((rows, num_read), (3, 2));
     }
 

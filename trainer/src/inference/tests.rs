@@ -6,8 +6,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use stoker_api::contract::ExitCode;
 use stoker_api::inference::{
-    CheckpointChoice, Commit, InferenceInput, InferenceOutput, InferenceTask, OnError,
-    OutputManifest, Role, RowFormat, commit_path, plan_path,
+    Commit, InferenceInput, InferenceOutput, InferenceTask, OnError, OutputManifest, Role,
+    RowFormat, commit_path, plan_path,
 };
 
 use super::{Inference, finish, plan, work};
@@ -15,6 +15,8 @@ use crate::context::Context;
 use crate::error::exit_code;
 use crate::train::Standalone;
 use crate::{Error, Result};
+
+mod output_folder;
 
 /// Returns each row as output.
 struct Echo;
@@ -40,12 +42,12 @@ impl Inference for Echo {
 }
 
 /// A job with files in a temporary folder.
-struct Bench {
+struct TestJob {
     folder: tempfile::TempDir,
     task: InferenceTask,
 }
 
-impl Bench {
+impl TestJob {
     /// Creates a job with these input files and shards of three rows.
     fn new(files: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
@@ -129,14 +131,14 @@ fn check_error(result: Result<()>, code: ExitCode, expected: &str) {
 #[test]
 fn shards_do_not_span_files() {
     let lines = |range: std::ops::Range<i64>| range.map(|i| row("x", i)).collect::<String>();
-    let bench =
-        Bench::new(&[("b.jsonl", &lines(10..12)), ("a.jsonl", &lines(0..4)), ("c.jsonl", "")]);
-    bench.run().unwrap();
-    assert_eq!(bench.parts(), [lines(0..3), lines(3..4), lines(10..12)]);
-    let manifest = bench.manifest();
-    let places: Vec<_> =
+    let job =
+        TestJob::new(&[("b.jsonl", &lines(10..12)), ("a.jsonl", &lines(0..4)), ("c.jsonl", "")]);
+    job.run().unwrap();
+    assert_eq!(job.parts(), [lines(0..3), lines(3..4), lines(10..12)]);
+    let manifest = job.manifest();
+    let positions: Vec<_> =
         manifest.parts.iter().map(|part| (part.file, part.first_row, part.input_rows)).collect();
-    assert_eq!(places, [(0, 0, 3), (0, 3, 1), (1, 0, 2)]);
+    assert_eq!(positions, [(0, 0, 3), (0, 3, 1), (1, 0, 2)]);
     let files: Vec<_> = manifest.input.iter().map(|file| (file.name.as_str(), file.rows)).collect();
     assert_eq!(files, [("a.jsonl", 4), ("b.jsonl", 2), ("c.jsonl", 0)]);
     assert_eq!(manifest.parts[1].name, "part-00001-of-00003-0b3f9c1e-0.jsonl");
@@ -145,19 +147,19 @@ fn shards_do_not_span_files() {
 #[test]
 fn csv_input_is_converted_to_json() {
     let text = "\u{feff}size,name\r\n1,\"a, \"\"b\"\"\nc\"\r\n,日本\r\n3,\r\n4,d\r\n";
-    let mut bench = Bench::new(&[("a.csv", text)]);
-    bench.task.output.format = RowFormat::JsonLines;
-    bench.run().unwrap();
+    let mut job = TestJob::new(&[("a.csv", text)]);
+    job.task.output.format = RowFormat::JsonLines;
+    job.run().unwrap();
     let first = row("a, \"b\"\nc", 1) + &row("日本", Value::Null) + &row("", 3);
-    assert_eq!(bench.parts(), [first, row("d", 4)]);
+    assert_eq!(job.parts(), [first, row("d", 4)]);
 }
 
 #[test]
 fn slots_share_the_shards() {
     let text: String = (0..20).map(|i| row("x", i)).collect();
-    let alone = Bench::new(&[("a.jsonl", &text)]);
-    alone.run().unwrap();
-    let shared = Bench::new(&[("a.jsonl", &text)]);
+    let single = TestJob::new(&[("a.jsonl", &text)]);
+    single.run().unwrap();
+    let shared = TestJob::new(&[("a.jsonl", &text)]);
     plan::plan(&shared.context(0, 1, 0)).unwrap();
     work::work::<Echo>(&shared.context(1, 2, 1)).unwrap();
     check_error(
@@ -170,7 +172,7 @@ fn slots_share_the_shards() {
         work::work::<Echo>(&shared.context(slot, 3, 3 + slot)).unwrap();
     }
     finish::finish(&shared.context(0, 3, 9)).unwrap();
-    assert_eq!(shared.parts(), alone.parts());
+    assert_eq!(shared.parts(), single.parts());
     let attempts: Vec<_> =
         (0..7).map(|shard| read::<Commit>(&shared.commit(shard)).attempt).collect();
     assert_eq!(attempts, [3, 1, 5, 1, 4, 1, 3]);
@@ -179,70 +181,70 @@ fn slots_share_the_shards() {
 #[test]
 fn duplicate_work_leaves_one_part() {
     let text: String = (0..5).map(|i| row("x", i)).collect();
-    let bench = Bench::new(&[("a.jsonl", &text)]);
-    plan::plan(&bench.context(0, 1, 0)).unwrap();
-    work::work::<Echo>(&bench.context(0, 1, 1)).unwrap();
-    let late = std::fs::read(bench.commit(0)).unwrap();
-    std::fs::remove_file(bench.commit(0)).unwrap();
-    work::work::<Echo>(&bench.context(0, 1, 2)).unwrap();
-    std::fs::write(bench.out("part-00001-of-00002-0b3f9c1e-1.jsonl#1"), "half").unwrap();
-    finish::finish(&bench.context(0, 1, 3)).unwrap();
-    assert!(!bench.out("part-00001-of-00002-0b3f9c1e-1.jsonl#1").exists(), "staged file remains");
-    let manifest = bench.manifest();
+    let job = TestJob::new(&[("a.jsonl", &text)]);
+    plan::plan(&job.context(0, 1, 0)).unwrap();
+    work::work::<Echo>(&job.context(0, 1, 1)).unwrap();
+    let late = std::fs::read(job.commit(0)).unwrap();
+    std::fs::remove_file(job.commit(0)).unwrap();
+    work::work::<Echo>(&job.context(0, 1, 2)).unwrap();
+    std::fs::write(job.out("part-00001-of-00002-0b3f9c1e-1.jsonl#1"), "half").unwrap();
+    finish::finish(&job.context(0, 1, 3)).unwrap();
+    assert!(!job.out("part-00001-of-00002-0b3f9c1e-1.jsonl#1").exists(), "staged file remains");
+    let manifest = job.manifest();
     assert_eq!(manifest.parts[0].name, "part-00000-of-00002-0b3f9c1e-2.jsonl");
-    assert!(!bench.out("part-00000-of-00002-0b3f9c1e-1.jsonl").exists(), "other part remains");
+    assert!(!job.out("part-00000-of-00002-0b3f9c1e-1.jsonl").exists(), "other part remains");
     // A late writer may replace the commit, but readers follow the manifest.
-    std::fs::write(bench.commit(0), late).unwrap();
-    finish::finish(&bench.context(0, 1, 4)).unwrap();
-    work::work::<Echo>(&bench.context(0, 1, 5)).unwrap();
-    assert_eq!(bench.manifest(), manifest);
-    assert_eq!(bench.parts().concat(), text);
+    std::fs::write(job.commit(0), late).unwrap();
+    finish::finish(&job.context(0, 1, 4)).unwrap();
+    work::work::<Echo>(&job.context(0, 1, 5)).unwrap();
+    assert_eq!(job.manifest(), manifest);
+    assert_eq!(job.parts().concat(), text);
 }
 
 #[test]
 fn incomplete_commits_are_processed_again() {
     let text: String = (0..7).map(|i| row("x", i)).collect();
-    let check = |damage: &dyn Fn(&Bench, Commit)| {
-        let bench = Bench::new(&[("a.jsonl", &text)]);
-        plan::plan(&bench.context(0, 1, 0)).unwrap();
-        work::work::<Echo>(&bench.context(0, 1, 1)).unwrap();
-        damage(&bench, read(&bench.commit(1)));
+    let check = |damage: &dyn Fn(&TestJob, Commit)| {
+        let job = TestJob::new(&[("a.jsonl", &text)]);
+        plan::plan(&job.context(0, 1, 0)).unwrap();
+        work::work::<Echo>(&job.context(0, 1, 1)).unwrap();
+        damage(&job, read(&job.commit(1)));
         check_error(
-            finish::finish(&bench.context(0, 1, 2)),
+            finish::finish(&job.context(0, 1, 2)),
             ExitCode::Infrastructure,
             "including 1;",
         );
-        assert!(!bench.out("manifest.json").exists());
-        work::work::<Echo>(&bench.context(0, 1, 3)).unwrap();
-        finish::finish(&bench.context(0, 1, 4)).unwrap();
-        assert_eq!(bench.parts().concat(), text);
+        assert!(!job.out("manifest.json").exists());
+        work::work::<Echo>(&job.context(0, 1, 3)).unwrap();
+        finish::finish(&job.context(0, 1, 4)).unwrap();
+        assert_eq!(job.parts().concat(), text);
     };
-    let write = |bench: &Bench, commit: &Commit| {
-        std::fs::write(bench.commit(1), serde_json::to_vec(commit).unwrap()).unwrap();
+    let write = |job: &TestJob, commit: &Commit| {
+        std::fs::write(job.commit(1), serde_json::to_vec(commit).unwrap()).unwrap();
     };
-    check(&|bench, commit| std::fs::remove_file(bench.out(&commit.part)).unwrap());
-    check(&|bench, commit| std::fs::write(bench.out(&commit.part), "half").unwrap());
-    check(&|bench, _| std::fs::write(bench.commit(1), "{").unwrap());
-    check(&|bench, _| std::fs::remove_file(bench.commit(1)).unwrap());
-    check(&|bench, commit| write(bench, &Commit { rows: 2, ..commit }));
-    check(&|bench, commit| write(bench, &Commit { of: "another".into(), ..commit }));
-    check(&|bench, commit| write(bench, &Commit { shard: 2, ..commit }));
+    check(&|job, commit| std::fs::remove_file(job.out(&commit.part)).unwrap());
+    check(&|job, commit| std::fs::write(job.out(&commit.part), "half").unwrap());
+    check(&|job, _| std::fs::write(job.commit(1), "{").unwrap());
+    check(&|job, _| std::fs::remove_file(job.commit(1)).unwrap());
+    check(&|job, commit| write(job, &Commit { rows: 2, ..commit }));
+    check(&|job, commit| write(job, &Commit { of: "another".into(), ..commit }));
+    check(&|job, commit| write(job, &Commit { shard: 2, ..commit }));
 }
 
 #[test]
 fn invalid_rows_fail_the_job_or_are_listed() {
     let text = row("a", 1) + "\n{\"name\": 2}\n" + &row("c", 3) + "no json\n" + &row("e", 5);
-    let mut bench = Bench::new(&[("a.jsonl", &text)]);
+    let mut job = TestJob::new(&[("a.jsonl", &text)]);
     let expected = "a.jsonl: row 2: name: invalid type: integer `2`, expected a string at line 1 \
                     column 10; correct it, or set onError: skip";
-    check_error(bench.run(), ExitCode::InvalidHyperparameters, expected);
-    bench.task.on_error = OnError::Skip;
-    bench.run().unwrap();
-    assert_eq!(bench.parts(), [row("a", 1) + &row("c", 3), row("e", 5)]);
-    let manifest = bench.manifest();
+    check_error(job.run(), ExitCode::InvalidHyperparameters, expected);
+    job.task.on_error = OnError::Skip;
+    job.run().unwrap();
+    assert_eq!(job.parts(), [row("a", 1) + &row("c", 3), row("e", 5)]);
+    let manifest = job.manifest();
     assert_eq!((manifest.rows, manifest.input_rows, manifest.rejected), (3, 5, 2));
     let errors = manifest.errors.unwrap();
-    let listed = std::fs::read_to_string(bench.out(&errors.name)).unwrap();
+    let listed = std::fs::read_to_string(job.out(&errors.name)).unwrap();
     let listed: Vec<Value> =
         listed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(listed[0]["row"], 1);
@@ -255,130 +257,43 @@ fn invalid_rows_fail_the_job_or_are_listed() {
 #[test]
 fn plan_is_written_once() {
     let text: String = (0..7).map(|i| row("x", i)).collect();
-    let mut bench = Bench::new(&[("a.jsonl", &text)]);
-    plan::plan(&bench.context(0, 1, 0)).unwrap();
-    let path = bench.out(&plan_path("0b3f9c1e-77aa"));
+    let mut job = TestJob::new(&[("a.jsonl", &text)]);
+    plan::plan(&job.context(0, 1, 0)).unwrap();
+    let path = job.out(&plan_path("0b3f9c1e-77aa"));
     let planned = std::fs::read(&path).unwrap();
-    plan::plan(&bench.context(0, 1, 1)).unwrap();
+    plan::plan(&job.context(0, 1, 1)).unwrap();
     assert_eq!(std::fs::read(&path).unwrap(), planned);
-    bench.task.shard_rows = 4;
+    job.task.shard_rows = 4;
     check_error(
-        plan::plan(&bench.context(0, 1, 2)),
+        plan::plan(&job.context(0, 1, 2)),
         ExitCode::InvalidHyperparameters,
         "shardRows was 3, now 4",
     );
-    bench.task.shard_rows = 3;
-    std::fs::write(bench.folder.path().join("in/a.jsonl"), text.replace("6}", "9}")).unwrap();
-    plan::plan(&bench.context(0, 1, 3)).unwrap();
+    job.task.shard_rows = 3;
+    std::fs::write(job.folder.path().join("in/a.jsonl"), text.replace("6}", "9}")).unwrap();
+    plan::plan(&job.context(0, 1, 3)).unwrap();
     check_error(
-        work::work::<Echo>(&bench.context(0, 1, 4)),
+        work::work::<Echo>(&job.context(0, 1, 4)),
         ExitCode::InvalidHyperparameters,
         "are not what they were",
     );
-    std::fs::write(bench.folder.path().join("in/a.jsonl"), text.clone()).unwrap();
-    work::work::<Echo>(&bench.context(0, 1, 5)).unwrap();
-    finish::finish(&bench.context(0, 1, 6)).unwrap();
-    assert_eq!(bench.parts().concat(), text);
+    std::fs::write(job.folder.path().join("in/a.jsonl"), text.clone()).unwrap();
+    work::work::<Echo>(&job.context(0, 1, 5)).unwrap();
+    finish::finish(&job.context(0, 1, 6)).unwrap();
+    assert_eq!(job.parts().concat(), text);
 }
 
 #[test]
 fn preemption_takes_effect_between_batches() {
-    let bench = Bench::new(&[("a.jsonl", &row("x", 1))]);
-    let context = bench.context(0, 1, 0);
-    let stopped = bench.context(0, 1, 1);
+    let job = TestJob::new(&[("a.jsonl", &row("x", 1))]);
+    let context = job.context(0, 1, 0);
+    let stopped = job.context(0, 1, 1);
     stopped.stop.set();
     check_error(plan::plan(&stopped), ExitCode::Preempted, "committed shards are kept");
     plan::plan(&context).unwrap();
     context.stop.set();
     check_error(work::work::<Echo>(&context), ExitCode::Preempted, "committed shards are kept");
-    assert!(!bench.commit(0).exists());
-}
-
-/// Returns the names of the files that were read.
-fn inputs(bench: &Bench, at: &str) -> Vec<String> {
-    let manifest: OutputManifest = read(&bench.folder.path().join(at).join("manifest.json"));
-    manifest.input.into_iter().map(|file| file.name).collect()
-}
-
-#[test]
-fn output_below_the_input_is_excluded() {
-    let text: String = (0..7).map(|i| row("x", i)).collect();
-    let mut bench = Bench::new(&[("a.jsonl", &text)]);
-    let own = bench.folder.path().join("in/predictions/x");
-    bench.task.output.url = Some(own.display().to_string());
-    // An interrupted run leaves parts in the folder; the next one must not read them.
-    plan::plan(&bench.context(0, 1, 0)).unwrap();
-    work::work::<Echo>(&bench.context(0, 1, 0)).unwrap();
-    bench.run().unwrap();
-    assert_eq!(inputs(&bench, "in/predictions/x"), ["a.jsonl"]);
-    bench.task.replace = true;
-    let mut fresh = bench.context(0, 1, 1);
-    fresh.config.experiment_id = "another".into();
-    plan::plan(&fresh).unwrap();
-    work::work::<Echo>(&fresh).unwrap();
-    finish::finish(&fresh).unwrap();
-    assert_eq!(inputs(&bench, "in/predictions/x"), ["a.jsonl"]);
-}
-
-#[test]
-fn ambiguous_output_in_the_input_folder_is_refused() {
-    let check = |pattern: &str, format: RowFormat, expected: Result<(), &str>| {
-        let mut bench = Bench::new(&[("a.csv", "name,size\nx,1\n")]);
-        bench.task.input.url.push_str(pattern);
-        bench.task.output.url = Some(bench.folder.path().join("in").display().to_string());
-        bench.task.output.format = format;
-        match expected {
-            Ok(()) => (0..2).for_each(|_| bench.run().unwrap()),
-            Err(expected) => check_error(bench.run(), ExitCode::InvalidHyperparameters, expected),
-        }
-    };
-    let (csv, json) = (RowFormat::Csv, RowFormat::JsonLines);
-    check("", json, Err("manifest.json would be input and output"));
-    check("/*.csv", csv, Err("part-00000-of-00001-0b3f9c1e-0.csv would be"));
-    check("/*.csv", json, Ok(()));
-    check("/a.csv", json, Ok(()));
-}
-
-#[test]
-fn finished_output_of_changed_input_is_refused() {
-    let text: String = (0..7).map(|i| row("x", i)).collect();
-    let bench = Bench::new(&[("a.jsonl", &text)]);
-    let again = || bench.again();
-    bench.run().unwrap();
-    again().unwrap();
-    let refused = ExitCode::InvalidHyperparameters;
-    let input = bench.folder.path().join("in");
-    std::fs::write(input.join("a.jsonl"), text.replace("6}", "9}")).unwrap();
-    check_error(again(), refused, "its input a.jsonl has changed; start over with --fresh");
-    std::fs::write(input.join("a.jsonl"), text.clone() + "\n").unwrap();
-    check_error(again(), refused, "there was a.jsonl with");
-    std::fs::write(input.join("a.jsonl"), &text).unwrap();
-    std::fs::write(input.join("b.jsonl"), "").unwrap();
-    check_error(again(), refused, "there was nothing, and is b.jsonl with 0 bytes");
-    std::fs::remove_file(input.join("b.jsonl")).unwrap();
-    again().unwrap();
-}
-
-#[test]
-fn finished_output_of_another_checkpoint_is_refused() {
-    let mut bench = Bench::new(&[("a.jsonl", &row("x", 1))]);
-    let folder = bench.folder.path().join("weights");
-    std::fs::create_dir(&folder).unwrap();
-    let save = |batches: u64| {
-        let manifest = json!({
-            "format": 1, "experimentId": "id", "trial": 0, "attempt": 0, "batches": batches,
-            "files": {},
-        });
-        std::fs::write(folder.join("manifest.json"), manifest.to_string()).unwrap();
-    };
-    save(4);
-    let choice = Some(folder.display().to_string());
-    bench.task.checkpoint = Some(CheckpointChoice { folder: choice, ..Default::default() });
-    bench.run().unwrap();
-    let again = || bench.again();
-    again().unwrap();
-    save(5);
-    check_error(again(), ExitCode::InvalidHyperparameters, "its checkpoint has changed");
+    assert!(!job.commit(0).exists());
 }
 
 #[cfg(feature = "parquet")]
@@ -388,15 +303,15 @@ fn typed_tables_round_trip() {
     let text: String =
         (0..7).map(|i| row("日\n本", if i == 3 { Value::Null } else { i.into() })).collect();
     for format in [RowFormat::Parquet, RowFormat::Arrow] {
-        let mut bench = Bench::new(&[("a.jsonl", &text)]);
-        bench.task.output.format = format;
+        let mut job = TestJob::new(&[("a.jsonl", &text)]);
+        job.task.output.format = format;
         let of = |name: &str, kind| Column { name: name.into(), kind };
-        bench.task.output.columns =
+        job.task.output.columns =
             vec![of("name", ColumnType::String), of("size", ColumnType::Integer)];
-        bench.run().unwrap();
-        let back = Bench::new(&[]);
-        for part in bench.manifest().parts {
-            std::fs::copy(bench.out(&part.name), back.folder.path().join("in").join(&part.name))
+        job.run().unwrap();
+        let back = TestJob::new(&[]);
+        for part in job.manifest().parts {
+            std::fs::copy(job.out(&part.name), back.folder.path().join("in").join(&part.name))
                 .unwrap();
         }
         back.run().unwrap();
@@ -407,9 +322,9 @@ fn typed_tables_round_trip() {
 #[cfg(not(feature = "parquet"))]
 #[test]
 fn missing_parquet_feature_is_reported() {
-    let mut bench = Bench::new(&[("a.jsonl", "")]);
-    bench.task.output.format = RowFormat::Parquet;
-    check_error(bench.run(), ExitCode::InvalidHyperparameters, "the feature `parquet`");
-    let bench = Bench::new(&[("a.parquet", "")]);
-    check_error(bench.run(), ExitCode::InvalidHyperparameters, "the feature `parquet`");
+    let mut job = TestJob::new(&[("a.jsonl", "")]);
+    job.task.output.format = RowFormat::Parquet;
+    check_error(job.run(), ExitCode::InvalidHyperparameters, "the feature `parquet`");
+    let job = TestJob::new(&[("a.parquet", "")]);
+    check_error(job.run(), ExitCode::InvalidHyperparameters, "the feature `parquet`");
 }

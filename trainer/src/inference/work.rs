@@ -7,8 +7,8 @@ use stoker_api::inference::{
 };
 use stoker_storage::hash::sha256_hex;
 
-use super::output::Output;
-use super::parts::Part;
+use super::output_folder::OutputFolder;
+use super::part_writer::PartWriter;
 use super::rows::Shard;
 use super::source::Source;
 use super::{Inference, infrastructure, interrupted, progress, task};
@@ -23,21 +23,22 @@ use crate::{InvalidInput, Result};
 /// Returns errors of the input, the program or the storage, or [`Interrupted`](crate::Interrupted)
 /// on preemption.
 pub(super) fn work<T: Inference>(context: &Context) -> Result<()> {
-    let (task, output) = (task(context)?, Output::open(context)?);
+    let (task, output) = (task(context)?, OutputFolder::open(context)?);
     if output.is_finished()? {
         return Ok(());
     }
     let plan = output.plan()?;
     let committed = output.committed()?;
-    let own = (0..).zip(&plan.shards).filter(|(shard, _)| shard % task.slots.max(1) == task.slot);
-    let own: Vec<(u32, &PlanShard)> = own.collect();
-    let total = own.iter().map(|(_, planned)| u64::from(planned.rows)).sum();
+    let assigned =
+        (0..).zip(&plan.shards).filter(|(shard, _)| shard % task.slots.max(1) == task.slot);
+    let assigned: Vec<(u32, &PlanShard)> = assigned.collect();
+    let total = assigned.iter().map(|(_, planned)| u64::from(planned.rows)).sum();
     // Shards committed earlier count as done, but are not progress of this process.
-    let of_committed = own.iter().filter(|(shard, _)| committed.contains(shard));
-    let mut done: u64 = of_committed.map(|(_, planned)| u64::from(planned.rows)).sum();
+    let committed_shards = assigned.iter().filter(|(shard, _)| committed.contains(shard));
+    let mut done: u64 = committed_shards.map(|(_, planned)| u64::from(planned.rows)).sum();
     progress(context, done, total);
     let mut worker: Option<Worker<'_, T>> = None;
-    for (shard, planned) in own {
+    for (shard, planned) in assigned {
         if !committed.contains(&shard) {
             let worker = match &mut worker {
                 Some(worker) => worker,
@@ -56,7 +57,7 @@ pub(super) fn work<T: Inference>(context: &Context) -> Result<()> {
 struct Worker<'a, T> {
     context: &'a Context,
     task: &'a InferenceTask,
-    output: &'a Output,
+    output: &'a OutputFolder,
     plan: &'a ShardPlan,
     source: Source,
     program: T,
@@ -68,7 +69,7 @@ impl<'a, T: Inference> Worker<'a, T> {
     fn new(
         context: &'a Context,
         task: &'a InferenceTask,
-        output: &'a Output,
+        output: &'a OutputFolder,
         plan: &'a ShardPlan,
     ) -> Result<Self> {
         let source = Source::open(&task.input, &output.rt)?;
@@ -96,7 +97,8 @@ impl<'a, T: Inference> Worker<'a, T> {
                 format!("shard {index} of {} has {actual} rows, planned {expected}", file.name);
             return Err(infrastructure(why));
         }
-        let (mut part, mut num_rows, mut rejected) = (Part::new(&self.task.output)?, 0, vec![]);
+        let (mut part, mut num_rows, mut rejected) =
+            (PartWriter::new(&self.task.output)?, 0, vec![]);
         let mut batch = vec![];
         for (row, input) in (planned.first_row..).zip(rows) {
             let checked = input.and_then(|row| match self.program.check(&row) {
@@ -142,8 +144,8 @@ impl<'a, T: Inference> Worker<'a, T> {
     }
 
     /// Processes one batch and returns its number of rows.
-    fn batch(&mut self, inputs: Vec<T::Input>, part: &mut Part) -> Result<u32> {
-        self.leave_if_asked()?;
+    fn batch(&mut self, inputs: Vec<T::Input>, part: &mut PartWriter) -> Result<u32> {
+        self.check_interrupt()?;
         let num = inputs.len();
         let outputs = self.program.batch(inputs)?;
         if outputs.len() != num {
@@ -158,7 +160,7 @@ impl<'a, T: Inference> Worker<'a, T> {
         Ok(u32::try_from(num)?)
     }
 
-    fn leave_if_asked(&self) -> Result<()> {
+    fn check_interrupt(&self) -> Result<()> {
         if self.context.stop.is_set() {
             return Err(interrupted());
         }

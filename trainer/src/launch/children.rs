@@ -12,26 +12,26 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use tokio::signal::unix::{self, SignalKind, signal};
 use tokio::time::{Instant, sleep, sleep_until};
 
+use super::outcome::{ProcessExit, RankOutcome};
 use super::output::{Output, Stream};
 use super::signals::Signals;
-use super::verdict::{End, Ended};
 use crate::Result;
 use crate::error::Infrastructure;
 
 /// Time that ranks may take to exit after another rank has failed.
 const GRACE: Duration = Duration::from_secs(30);
 /// Interval between kills of remaining processes, which may have started others in between.
-const KILL_AGAIN: Duration = Duration::from_millis(20);
+const KILL_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum wait for killed processes. They exit at once, unless they wait for a device.
-const KILL_MAX: Duration = Duration::from_secs(10);
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The ranks of this pod.
 #[derive(Debug)]
 pub(super) struct Children {
     ranks: Vec<Rank>,
-    some_ended: unix::Signal,
+    child_exits: unix::Signal,
     /// Whether the launcher received a request to stop.
-    is_asked: bool,
+    is_stop_requested: bool,
     /// Time at which remaining ranks are killed after another rank failed.
     kill_at: Option<Instant>,
     grace: Duration,
@@ -41,8 +41,8 @@ pub(super) struct Children {
 struct Rank {
     /// Its first process, which is also the process group.
     group: Pid,
-    end: Option<End>,
-    is_ended_by_us: bool,
+    exit: Option<ProcessExit>,
+    was_terminated_by_launcher: bool,
 }
 
 impl Children {
@@ -57,8 +57,14 @@ impl Children {
         };
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
             .map_err(|error| failed(error.into()))?;
-        let some_ended = signal(SignalKind::child()).map_err(failed)?;
-        Ok(Self { ranks: vec![], some_ended, is_asked: false, kill_at: None, grace: GRACE })
+        let child_exits = signal(SignalKind::child()).map_err(failed)?;
+        Ok(Self {
+            ranks: vec![],
+            child_exits,
+            is_stop_requested: false,
+            kill_at: None,
+            grace: GRACE,
+        })
     }
 
     /// Starts one rank.
@@ -83,7 +89,7 @@ impl Children {
             .spawn();
         let mut child = child.map_err(|error| cannot_start(program, &error))?;
         let group = Pid::from_child(&child);
-        self.ranks.push(Rank { group, end: None, is_ended_by_us: false });
+        self.ranks.push(Rank { group, exit: None, was_terminated_by_launcher: false });
         let readers = [
             child.stdout.take().map(|stdout| output.read(stdout, Stream::Out)),
             child.stderr.take().map(|stderr| output.read(stderr, Stream::Error)),
@@ -92,33 +98,36 @@ impl Children {
     }
 
     /// Returns `true` if the launcher received a request to stop.
-    pub(super) fn is_asked(&self) -> bool {
-        self.is_asked
+    pub(super) fn is_stop_requested(&self) -> bool {
+        self.is_stop_requested
     }
 
     /// Waits until each rank's first process has exited, and forwards signals meanwhile.
-    pub(super) async fn ended(&mut self, signals: &mut Signals) -> Vec<Ended> {
+    pub(super) async fn wait_for_ranks(&mut self, signals: &mut Signals) -> Vec<RankOutcome> {
         loop {
-            let is_alone = self.reap();
-            let ended = |rank: &Rank| {
-                rank.end.map(|end| Ended { end, is_ended_by_us: rank.is_ended_by_us })
+            let has_no_children = self.reap();
+            let outcome = |rank: &Rank| {
+                rank.exit.map(|exit| RankOutcome {
+                    exit,
+                    was_terminated_by_launcher: rank.was_terminated_by_launcher,
+                })
             };
-            if let Some(ended) = self.ranks.iter().map(ended).collect() {
-                return ended;
+            if let Some(outcomes) = self.ranks.iter().map(outcome).collect() {
+                return outcomes;
             }
-            if is_alone {
+            if has_no_children {
                 // No child remains, but some exit status was reaped elsewhere and is unknown.
-                let unknown = |rank: &mut Rank| _ = rank.end.get_or_insert(End::Exit(1));
+                let unknown = |rank: &mut Rank| _ = rank.exit.get_or_insert(ProcessExit::Code(1));
                 self.ranks.iter_mut().for_each(unknown);
                 continue;
             }
             let kill_at = self.kill_at;
             tokio::select! {
-                _ = self.some_ended.recv() => {}
-                signal = signals.next() => self.pass_on(signal),
+                _ = self.child_exits.recv() => {}
+                signal = signals.next() => self.forward_signal(signal),
                 () = sleep_until(kill_at.unwrap_or_else(Instant::now)), if kill_at.is_some() => {
                     self.signal_ranks(Signal::KILL);
-                    self.kill_at = Some(Instant::now() + KILL_AGAIN);
+                    self.kill_at = Some(Instant::now() + KILL_INTERVAL);
                 }
             }
         }
@@ -126,18 +135,18 @@ impl Children {
 
     /// Waits without a timeout until no child remains. A stopped process may still save a
     /// checkpoint, and the sender of the stop request enforces a deadline.
-    pub(super) async fn gone(&mut self, signals: &mut Signals) {
-        while self.is_asked && !self.reap() {
+    pub(super) async fn wait_for_descendants(&mut self, signals: &mut Signals) {
+        while self.is_stop_requested && !self.reap() {
             tokio::select! {
-                _ = self.some_ended.recv() => {}
-                signal = signals.next() => self.pass_on(signal),
+                _ = self.child_exits.recv() => {}
+                signal = signals.next() => self.forward_signal(signal),
             }
         }
     }
 
     /// Kills all remaining children.
     pub(super) async fn kill_all(&mut self) {
-        let end = Instant::now() + KILL_MAX;
+        let end = Instant::now() + KILL_TIMEOUT;
         while !self.reap() && Instant::now() < end {
             for rank in &self.ranks {
                 let _ = rustix::process::kill_process_group(rank.group, Signal::KILL);
@@ -145,7 +154,7 @@ impl Children {
             for pid in children_of(rustix::process::getpid()) {
                 let _ = rustix::process::kill_process(pid, Signal::KILL);
             }
-            sleep(KILL_AGAIN).await;
+            sleep(KILL_INTERVAL).await;
         }
     }
 
@@ -153,43 +162,43 @@ impl Children {
     fn reap(&mut self) -> bool {
         loop {
             match rustix::process::wait(WaitOptions::NOHANG) {
-                Ok(Some((pid, status))) => self.note(pid, status),
+                Ok(Some((pid, status))) => self.record_exit(pid, status),
                 Ok(None) => return false,
                 Err(_) => return true,
             }
         }
     }
 
-    fn note(&mut self, pid: Pid, status: WaitStatus) {
+    fn record_exit(&mut self, pid: Pid, status: WaitStatus) {
         let Some(rank) = self.ranks.iter_mut().find(|rank| rank.group == pid) else { return };
-        let end = match status.exit_status() {
-            Some(code) => End::Exit(code),
-            None => End::Signal(status.terminating_signal().unwrap_or_default()),
+        let exit = match status.exit_status() {
+            Some(code) => ProcessExit::Code(code),
+            None => ProcessExit::Signal(status.terminating_signal().unwrap_or_default()),
         };
-        rank.end = Some(end);
-        if self.is_asked {
+        rank.exit = Some(exit);
+        if self.is_stop_requested {
             return;
         }
         // Descendants of an exited rank are useless, and may occupy a port or a GPU.
         let _ = rustix::process::kill_process_group(pid, Signal::KILL);
-        if end.is_failure() && self.kill_at.is_none() {
+        if exit.is_failure() && self.kill_at.is_none() {
             self.kill_at = Some(Instant::now() + self.grace);
-            let remaining = self.ranks.iter_mut().filter(|rank| rank.end.is_none());
-            remaining.for_each(|rank| rank.is_ended_by_us = true);
+            let remaining = self.ranks.iter_mut().filter(|rank| rank.exit.is_none());
+            remaining.for_each(|rank| rank.was_terminated_by_launcher = true);
             self.signal_ranks(Signal::TERM);
         }
     }
 
-    fn pass_on(&mut self, signal: Signal) {
+    fn forward_signal(&mut self, signal: Signal) {
         if signal == Signal::USR1 {
             // Signal only the ranks: other processes may not handle SIGUSR1, and would die.
-            let ranks = self.ranks.iter().filter(|rank| rank.end.is_none());
-            for rank in ranks.filter(|rank| hears_usr1(rank.group)) {
+            let ranks = self.ranks.iter().filter(|rank| rank.exit.is_none());
+            for rank in ranks.filter(|rank| handles_usr1(rank.group)) {
                 let _ = rustix::process::kill_process(rank.group, signal);
             }
             return;
         }
-        self.is_asked = true;
+        self.is_stop_requested = true;
         // A process group outlives its first process.
         for rank in &self.ranks {
             let _ = rustix::process::kill_process_group(rank.group, signal);
@@ -198,14 +207,14 @@ impl Children {
 
     /// Signals the process groups of all ranks that have not exited.
     fn signal_ranks(&self, signal: Signal) {
-        for rank in self.ranks.iter().filter(|rank| rank.end.is_none()) {
+        for rank in self.ranks.iter().filter(|rank| rank.exit.is_none()) {
             let _ = rustix::process::kill_process_group(rank.group, signal);
         }
     }
 }
 
 /// Returns `true` if a process has a handler for SIGUSR1, which otherwise would kill it.
-fn hears_usr1(pid: rustix::process::Pid) -> bool {
+fn handles_usr1(pid: rustix::process::Pid) -> bool {
     let path = format!("/proc/{}/status", pid.as_raw_nonzero());
     let status = std::fs::read_to_string(path).unwrap_or_default();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));

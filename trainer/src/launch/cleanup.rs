@@ -7,39 +7,39 @@ use std::process;
 use stoker_api::contract::{Cleanup, CleanupTrial, ExitCode};
 use stoker_storage::{Storage, layout};
 
-use super::{failed, read_json, runtime};
+use super::{read_json, report_error, runtime};
 use crate::error::Infrastructure;
 use crate::{Result, checkpoint};
 
 /// Deletes the checkpoints listed by the [`Cleanup`] in `file`. Ignores missing checkpoints, so
 /// that the operation can be repeated after a failure.
 pub fn clean_up(file: &Path) -> process::ExitCode {
-    let done = || -> Result<()> {
+    let run = || -> Result<()> {
         let cleanup: Cleanup = read_json(file)?;
         let storage = Storage::open(&cleanup.storage.url, cleanup.storage.endpoint.as_deref())?;
         runtime()?.block_on(delete(&storage, &cleanup.delete))
     };
-    match done() {
+    match run() {
         Ok(()) => process::ExitCode::from(ExitCode::Completed as u8),
-        Err(error) => failed(&*error),
+        Err(error) => report_error(&*error),
     }
 }
 
 async fn delete(storage: &Storage, trials: &[CleanupTrial]) -> Result<()> {
     // Validate all entries before deleting anything.
-    trials.iter().try_for_each(check)?;
+    trials.iter().try_for_each(validate)?;
     for trial in trials {
         let kept: BTreeSet<&str> = trial.keep.iter().map(String::as_str).collect();
         let is_listed = |name: &&String| !kept.contains(name.as_str());
         let listed = trial.checkpoints.iter().filter(is_listed).cloned();
         let mut deleted: BTreeSet<String> = listed.collect();
         let existing = storage.folders(&layout::checkpoints_path(&trial.trial_path)).await?;
-        let is_left_over = |name: &String| {
+        let is_orphaned = |name: &String| {
             let parsed = layout::parse_checkpoint_name(name);
             let is_over = parsed.is_some_and(|(_, attempt)| attempt < trial.attempts_over);
             is_over && !kept.contains(name.as_str())
         };
-        deleted.extend(existing.into_iter().filter(is_left_over));
+        deleted.extend(existing.into_iter().filter(is_orphaned));
         for name in &deleted {
             checkpoint::delete(storage, &trial.trial_path, name).await?;
         }
@@ -48,7 +48,7 @@ async fn delete(storage: &Storage, trials: &[CleanupTrial]) -> Result<()> {
 }
 
 /// Refuses entries that would delete more than checkpoints.
-fn check(trial: &CleanupTrial) -> Result<()> {
+fn validate(trial: &CleanupTrial) -> Result<()> {
     if trial.trial_path.trim_matches('/').is_empty() {
         return Err(Infrastructure("trialPath is empty, but must be a folder".into()).into());
     }

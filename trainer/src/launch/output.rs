@@ -22,7 +22,7 @@ const TAIL_CHARS_MAX: usize = 400;
 /// Lines longer than this are split.
 const LINE_BYTES_MAX: usize = 64 << 10;
 /// Interval of checks whether the storage accepts the logs.
-const LOOK: Duration = Duration::from_secs(10);
+const STORAGE_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// One of the two output streams of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +81,7 @@ impl Output {
         self.0.num_open.send_modify(|num| *num += 1);
         let thread = std::thread::Builder::new().name("stoker-output".into());
         let started = thread.spawn(move || {
-            each_lines(from, |lines| output.take(lines, stream));
+            for_each_line_block(from, |lines| output.handle_lines(lines, stream));
             output.0.num_open.send_modify(|num| *num -= 1);
         });
         Ok(started
@@ -89,11 +89,11 @@ impl Output {
             .map_err(|error| Infrastructure(format!("cannot start a thread: {error}")))?)
     }
 
-    /// Waits until both streams are closed, but at most for `wait`.
-    pub(super) async fn drain(&self, wait: Duration) {
+    /// Waits until both streams are closed, but at most for `timeout`.
+    pub(super) async fn drain(&self, timeout: Duration) {
         let mut num_open = self.0.num_open.subscribe();
         // Later output is missing from the termination message, but still reaches the log.
-        let _ = tokio::time::timeout(wait, num_open.wait_for(|num| *num == 0)).await;
+        let _ = tokio::time::timeout(timeout, num_open.wait_for(|num| *num == 0)).await;
     }
 
     /// Returns the last lines of standard error, or of standard output if there are none.
@@ -106,27 +106,27 @@ impl Output {
     }
 
     /// Prints, keeps and stores complete lines.
-    fn take(&self, lines: Vec<u8>, stream: Stream) {
-        self.show(&lines, stream);
+    fn handle_lines(&self, lines: Vec<u8>, stream: Stream) {
+        self.print(&lines, stream);
         let mut tail = self.0.tails[stream as usize].lock().unwrap_or_else(PoisonError::into_inner);
         let text = String::from_utf8_lossy(&lines);
         for line in text.lines().filter(|line| !line.trim().is_empty()) {
             if tail.len() == TAIL_LINES {
                 tail.pop_front();
             }
-            tail.push_back(plain(line).chars().take(TAIL_CHARS_MAX).collect());
+            tail.push_back(escape_controls(line).chars().take(TAIL_CHARS_MAX).collect());
         }
         drop(text);
         drop(tail);
         self.store(lines);
     }
 
-    fn show(&self, lines: &[u8], stream: Stream) {
-        let shown = prefixed(&self.0.prefix, lines);
+    fn print(&self, lines: &[u8], stream: Stream) {
+        let prefixed_lines = prefixed(&self.0.prefix, lines);
         // Ignore the error: a closed pipe must not end training.
         let _ = match stream {
-            Stream::Out => std::io::stdout().lock().write_all(&shown),
-            Stream::Error => std::io::stderr().lock().write_all(&shown),
+            Stream::Out => std::io::stdout().lock().write_all(&prefixed_lines),
+            Stream::Error => std::io::stderr().lock().write_all(&prefixed_lines),
         };
     }
 
@@ -134,9 +134,9 @@ impl Output {
         let Some(writer) = &self.0.writer else { return };
         let num_missing = self.0.num_missing.swap(0, Ordering::Relaxed);
         if num_missing > 0 {
-            let note =
+            let notice =
                 format!("[{num_missing} bytes are missing here: the storage was unavailable]\n");
-            lines.splice(0..0, note.into_bytes());
+            lines.splice(0..0, notice.into_bytes());
         }
         let num_bytes = lines.len() as u64;
         if !writer.append(lines) {
@@ -146,15 +146,15 @@ impl Output {
 }
 
 /// Reports once when the storage stops accepting the logs, and once when it recovers.
-pub(super) async fn watch_storage(writers: Vec<SegmentWriter>) {
-    let mut is_away = false;
+pub(super) async fn report_storage_outages(writers: Vec<SegmentWriter>) {
+    let mut is_unavailable = false;
     loop {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(STORAGE_CHECK_INTERVAL).await;
         let mut error = None;
         for writer in &writers {
             error = writer.flush().await.err().or(error);
         }
-        match (&error, is_away) {
+        match (&error, is_unavailable) {
             (Some(error), false) => {
                 eprintln!(
                     "stoker: cannot store logs: {error}; training continues, and logs will be \
@@ -164,13 +164,13 @@ pub(super) async fn watch_storage(writers: Vec<SegmentWriter>) {
             (None, true) => eprintln!("stoker: logs are stored again"),
             _ => {}
         }
-        is_away = error.is_some();
+        is_unavailable = error.is_some();
     }
 }
 
 /// Reads complete lines, so that lines of two streams are never mixed. Adds a line break to the
 /// last line if it has none.
-fn each_lines(mut from: impl Read, mut each: impl FnMut(Vec<u8>)) {
+fn for_each_line_block(mut from: impl Read, mut handle: impl FnMut(Vec<u8>)) {
     let mut pending = Vec::new();
     let mut buffer = vec![0; 8 << 10];
     loop {
@@ -189,25 +189,25 @@ fn each_lines(mut from: impl Read, mut each: impl FnMut(Vec<u8>)) {
             None => continue,
         };
         let rest = pending.split_off(end);
-        each(std::mem::replace(&mut pending, rest));
+        handle(std::mem::replace(&mut pending, rest));
     }
     if !pending.is_empty() {
         pending.push(b'\n');
-        each(pending);
+        handle(pending);
     }
 }
 
 fn prefixed(prefix: &str, lines: &[u8]) -> Vec<u8> {
-    let mut shown = Vec::with_capacity(lines.len() + prefix.len());
+    let mut prefixed_lines = Vec::with_capacity(lines.len() + prefix.len());
     for line in lines.split_inclusive(|byte| *byte == b'\n') {
-        shown.extend_from_slice(prefix.as_bytes());
-        shown.extend_from_slice(line);
+        prefixed_lines.extend_from_slice(prefix.as_bytes());
+        prefixed_lines.extend_from_slice(line);
     }
-    shown
+    prefixed_lines
 }
 
 /// Escapes control characters, so that a line cannot affect a terminal.
-fn plain(line: &str) -> String {
+fn escape_controls(line: &str) -> String {
     let mut text = String::new();
     for c in line.chars() {
         match c {
@@ -227,7 +227,7 @@ mod tests {
     fn long_lines_are_split() {
         let check = |text: &[u8], expected: &[usize]| {
             let mut lengths = vec![];
-            each_lines(text, |lines| {
+            for_each_line_block(text, |lines| {
                 assert_eq!(lines.last(), Some(&b'\n'));
                 lengths.push(lines.len());
             });
@@ -249,6 +249,6 @@ mod tests {
 
     #[test]
     fn control_characters_are_escaped() {
-        assert_eq!(plain("a\tb \u{1b}[2J\u{7}\r"), "a b \\u{1b}[2J\\u{7}\\r");
+        assert_eq!(escape_controls("a\tb \u{1b}[2J\u{7}\r"), "a b \\u{1b}[2J\\u{7}\\r");
     }
 }

@@ -10,7 +10,7 @@ use stoker_api::names::pod_paths;
 use stoker_storage::hash;
 
 use super::unpack::unpack;
-use super::{failed, open_storage, runtime, told};
+use super::{open_storage, report_error, runtime, trial_config};
 use crate::Result;
 use crate::error::Infrastructure;
 
@@ -18,22 +18,22 @@ use crate::error::Infrastructure;
 /// fetches and verifies them, and unpacks them to [`pod_paths::CONTEXT`]. `shared` replaces the
 /// folder [`pod_paths::SHARED`].
 pub fn setup(shared: Option<&Path>) -> process::ExitCode {
-    match put(shared.unwrap_or(Path::new(pod_paths::SHARED))) {
+    match prepare_pod(shared.unwrap_or(Path::new(pod_paths::SHARED))) {
         Ok(()) => process::ExitCode::from(ExitCode::Completed as u8),
-        Err(error) => failed(&*error),
+        Err(error) => report_error(&*error),
     }
 }
 
-fn put(shared: &Path) -> Result<()> {
-    let below = |path: &str| {
+fn prepare_pod(shared: &Path) -> Result<()> {
+    let in_shared = |path: &str| {
         let relative = Path::new(path).strip_prefix(pod_paths::SHARED);
         shared.join(relative.unwrap_or(Path::new(path)))
     };
-    copy_self(&below(pod_paths::LAUNCHER))?;
-    let Some(config) = told()? else { return Ok(()) };
+    copy_self(&in_shared(pod_paths::LAUNCHER))?;
+    let Some(config) = trial_config()? else { return Ok(()) };
     let Some(context) = &config.context else { return Ok(()) };
-    let archive = fetch(&config, context)?;
-    let folder = below(pod_paths::CONTEXT);
+    let archive = fetch_archive(&config, context)?;
+    let folder = in_shared(pod_paths::CONTEXT);
     unpack(&archive, &folder).map_err(|error| {
         format!("cannot unpack the program's files {}: {error}", context.path).into()
     })
@@ -56,7 +56,7 @@ fn copy_self(to: &Path) -> Result<()> {
     })?)
 }
 
-fn fetch(config: &TrialConfig, context: &ContextRef) -> Result<bytes::Bytes> {
+fn fetch_archive(config: &TrialConfig, context: &ContextRef) -> Result<bytes::Bytes> {
     let storage = open_storage(Some(config))?;
     let storage = storage.ok_or_else(|| {
         Infrastructure("cannot fetch the program's files: the trial has no storage".into())

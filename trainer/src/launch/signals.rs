@@ -14,7 +14,7 @@ pub(super) struct Signals {
     interrupt: Option<unix::Signal>,
     /// `None` if this process was started with SIGHUP ignored, as by `nohup`.
     hang_up: Option<unix::Signal>,
-    tell: unix::Signal,
+    thread_report: unix::Signal,
 }
 
 impl Signals {
@@ -32,7 +32,7 @@ impl Signals {
             interrupt: unless_ignored(Signal::INT, SignalKind::interrupt())?,
             hang_up: unless_ignored(Signal::HUP, SignalKind::hangup())?,
             terminate: listen(SignalKind::terminate())?,
-            tell: listen(SignalKind::user_defined1())?,
+            thread_report: listen(SignalKind::user_defined1())?,
         })
     }
 
@@ -43,12 +43,12 @@ impl Signals {
             _ = self.terminate.recv() => Signal::TERM,
             () = received(&mut self.interrupt) => Signal::INT,
             () = received(&mut self.hang_up) => Signal::HUP,
-            _ = self.tell.recv() => Signal::USR1,
+            _ = self.thread_report.recv() => Signal::USR1,
         }
     }
 
     /// Waits for a stop request.
-    pub(super) async fn end(&mut self) {
+    pub(super) async fn stop_requested(&mut self) {
         while self.next().await == rustix::process::Signal::USR1 {}
     }
 }

@@ -36,39 +36,40 @@ enum Link {
 ///
 /// Fails if the archive contains another kind of entry, or a path outside the folder.
 pub(super) fn unpack(archive: &[u8], folder: &Path) -> Result<(), UnpackError> {
-    let io = |source| UnpackError::Io { path: folder.to_owned(), source };
+    let io_error = |source| UnpackError::Io { path: folder.to_owned(), source };
     let parent = folder.parent().unwrap_or(Path::new("/"));
-    fs::create_dir_all(parent).map_err(io)?;
-    let fresh = tempfile::Builder::new().prefix(".context-").tempdir_in(parent).map_err(io)?;
-    unpack_into(archive, fresh.path())?;
-    fs::set_permissions(fresh.path(), fs::Permissions::from_mode(0o755)).map_err(io)?;
+    fs::create_dir_all(parent).map_err(io_error)?;
+    let staging =
+        tempfile::Builder::new().prefix(".context-").tempdir_in(parent).map_err(io_error)?;
+    unpack_into(archive, staging.path())?;
+    fs::set_permissions(staging.path(), fs::Permissions::from_mode(0o755)).map_err(io_error)?;
     match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io(error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io_error(error)),
         _ => {}
     }
-    fs::rename(fresh.keep(), folder).map_err(io)
+    fs::rename(staging.keep(), folder).map_err(io_error)
 }
 
 /// Creates links last, so that files are never written through a link.
 fn unpack_into(archive: &[u8], root: &Path) -> Result<(), UnpackError> {
-    let of_archive = |source| UnpackError::Io { path: "the archive".into(), source };
+    let archive_error = |source| UnpackError::Io { path: "the archive".into(), source };
     let mut archive = Archive::new(GzDecoder::new(archive));
     let mut links = vec![];
-    for entry in archive.entries().map_err(of_archive)? {
-        let mut entry = entry.map_err(of_archive)?;
-        let path = entry.path().map_err(of_archive)?.into_owned();
-        let path = inside(&path, "is outside of the folder")?;
-        let io = |source| UnpackError::Io { path: path.clone(), source };
+    for entry in archive.entries().map_err(archive_error)? {
+        let mut entry = entry.map_err(archive_error)?;
+        let path = entry.path().map_err(archive_error)?.into_owned();
+        let path = relative_path(&path, "is outside of the folder")?;
+        let io_error = |source| UnpackError::Io { path: path.clone(), source };
         let target = root.join(&path);
         let header = entry.header();
         match header.entry_type() {
-            EntryType::Directory => fs::create_dir_all(&target).map_err(io)?,
+            EntryType::Directory => fs::create_dir_all(&target).map_err(io_error)?,
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
-                let is_executable = header.mode().map_err(io)? & 0o111 != 0;
-                write(&target, &mut entry, is_executable).map_err(io)?;
+                let is_executable = header.mode().map_err(io_error)? & 0o111 != 0;
+                write(&target, &mut entry, is_executable).map_err(io_error)?;
             }
             kind @ (EntryType::Link | EntryType::Symlink) => {
-                let to = entry.link_name().map_err(io)?.unwrap_or_default().into_owned();
+                let to = entry.link_name().map_err(io_error)?.unwrap_or_default().into_owned();
                 let is_hard = kind == EntryType::Link;
                 links.push((path, if is_hard { Link::Hard(to) } else { Link::Symbolic(to) }));
             }
@@ -82,8 +83,8 @@ fn unpack_into(archive: &[u8], root: &Path) -> Result<(), UnpackError> {
     }
     for (path, _) in &links {
         let parent = root.join(path).parent().map(Path::to_owned).unwrap_or_default();
-        let io = |source| UnpackError::Io { path: path.clone(), source };
-        fs::create_dir_all(parent).map_err(io)?;
+        let io_error = |source| UnpackError::Io { path: path.clone(), source };
+        fs::create_dir_all(parent).map_err(io_error)?;
     }
     link_all(root, &links)
 }
@@ -100,22 +101,22 @@ fn write(target: &Path, from: &mut impl Read, is_executable: bool) -> io::Result
 
 fn link_all(root: &Path, links: &[(PathBuf, Link)]) -> Result<(), UnpackError> {
     for (path, link) in links {
-        let io = |source| UnpackError::Io { path: path.clone(), source };
+        let io_error = |source| UnpackError::Io { path: path.clone(), source };
         if let Link::Hard(to) = link {
-            let to = inside(to, "is a link to a path outside of the folder")?;
-            fs::hard_link(root.join(to), root.join(path)).map_err(io)?;
+            let to = relative_path(to, "is a link to a path outside of the folder")?;
+            fs::hard_link(root.join(to), root.join(path)).map_err(io_error)?;
         }
     }
     for (path, link) in links {
-        let io = |source| UnpackError::Io { path: path.clone(), source };
+        let io_error = |source| UnpackError::Io { path: path.clone(), source };
         if let Link::Symbolic(to) = link {
-            stays_inside(path, to)?;
-            std::os::unix::fs::symlink(to, root.join(path)).map_err(io)?;
+            check_link_target(path, to)?;
+            std::os::unix::fs::symlink(to, root.join(path)).map_err(io_error)?;
         }
     }
     // A link may still lead outside in combination, such as `..` after another link.
-    let io = |source| UnpackError::Io { path: root.to_owned(), source };
-    let real = root.canonicalize().map_err(io)?;
+    let io_error = |source| UnpackError::Io { path: root.to_owned(), source };
+    let real = root.canonicalize().map_err(io_error)?;
     for (path, _) in links {
         let is_outside = |real_path: PathBuf| !real_path.starts_with(&real);
         let leads_out = root.join(path).canonicalize().is_ok_and(is_outside);
@@ -128,7 +129,7 @@ fn link_all(root: &Path, links: &[(PathBuf, Link)]) -> Result<(), UnpackError> {
 }
 
 /// Returns `path` without `.` components; refuses `..` and absolute paths.
-fn inside(path: &Path, reason: &str) -> Result<PathBuf, UnpackError> {
+fn relative_path(path: &Path, reason: &str) -> Result<PathBuf, UnpackError> {
     let mut clean = PathBuf::new();
     for part in path.components() {
         match part {
@@ -144,7 +145,7 @@ fn inside(path: &Path, reason: &str) -> Result<PathBuf, UnpackError> {
 }
 
 /// Checks a link's target by its components alone, without the file system.
-fn stays_inside(path: &Path, to: &Path) -> Result<(), UnpackError> {
+fn check_link_target(path: &Path, to: &Path) -> Result<(), UnpackError> {
     let mut depth = path.components().count().saturating_sub(1);
     for part in to.components() {
         let next = match part {

@@ -117,7 +117,7 @@ fn learner_of(dropout: f64, is_normed: bool) -> Learner<Net> {
     let device = Device::flex().autodiff();
     // burn samples weights on first use.
     let net = Net::new(dropout, is_normed, &device);
-    let net = rng::draw_weights(&device, 3, || record::initialise(net));
+    let net = rng::draw_weights(&device, 3, || record::initialize(net));
     let schedule = CosineAnnealingLrSchedulerConfig::new(1e-2, 50).init().unwrap();
     Learner::new(net, AdamConfig::new().init(), schedule)
 }
@@ -279,7 +279,7 @@ fn ranks(size: usize, is_ours: bool, global: usize, is_normed: bool) -> Vec<Vec<
         let Context { mut config, stop, .. } = standalone(None).context().unwrap();
         let is_lead = crate::Collective::rank(&rank) == 0;
         let outlet = Outlet::open(&mut config, Some(Keep::default()), is_lead).unwrap();
-        let ranks = Distributed::of(Box::new(rank));
+        let ranks = Distributed::from_collective(Box::new(rank));
         let context = Context::new(config, outlet, stop, Device::flex().autodiff(), ranks);
         let data = || Data::dataset(InMemDataset::new(items()), Pairs);
         let loaders = match is_ours {

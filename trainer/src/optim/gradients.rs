@@ -12,7 +12,7 @@ use stoker_api::experiment::GradientCompression;
 use super::Selection;
 use crate::Result;
 use crate::collective::Collective;
-use crate::record::{on_host, unreadable};
+use crate::record::{tensor_read_error, with_host_values};
 use crate::step::{Backward, Metrics, StepOutput};
 
 /// Elements that are summed at once.
@@ -351,7 +351,7 @@ fn take_flat<const D: usize, E: Element>(
     flat: &mut Vec<E>,
 ) -> Result<()> {
     match from.remove::<D>(param.id) {
-        Some(gradient) => on_host(gradient, |values| flat.extend_from_slice(values)),
+        Some(gradient) => with_host_values(gradient, |values| flat.extend_from_slice(values)),
         None => {
             let zero = E::from_elem(0.0_f32);
             flat.extend(std::iter::repeat_n(zero, param.lazy_shape().num_elements()));
@@ -417,7 +417,7 @@ impl<const D: usize> Trained for &Param<Tensor<D>> {
 
     fn data(&mut self, from: &GradientsParams) -> Result<Option<TensorData>> {
         let gradient = from.get::<D>(self.id);
-        gradient.map(|gradient| gradient.try_into_data().map_err(unreadable)).transpose()
+        gradient.map(|gradient| gradient.try_into_data().map_err(tensor_read_error)).transpose()
     }
 
     fn squares(&mut self, from: &GradientsParams) -> Result<f64> {
@@ -453,7 +453,7 @@ fn sum_in_order<const D: usize>(tensor: Tensor<D>) -> Result<f64> {
     };
     let sums = (0..num_elements).step_by(SUM_ELEMENTS).map(chunk).collect();
     // Copy all partial sums to the host at once.
-    on_host(Tensor::cat(sums, 0), |sums: &[f64]| sums.iter().sum())
+    with_host_values(Tensor::cat(sums, 0), |sums: &[f64]| sums.iter().sum())
 }
 
 /// Visitor of trained parameters, called with each parameter's index.

@@ -26,7 +26,7 @@ impl Selection {
     pub(crate) fn new<M: Module>(of: &str, model: &M) -> Result<Self> {
         let group = ParamGroup::from_regex(of)
             .map_err(|error| format!("step of {of:?}: invalid regular expression: {error:?}"))?;
-        let (any, paths) = (ParamId::from(0), record::paths(model));
+        let (any, paths) = (ParamId::from(0), record::trained_paths(model));
         let chosen: Vec<bool> = paths.iter().map(|path| group.matches(&any, Some(path))).collect();
         match chosen.contains(&true) {
             true => Ok(Self(Some(chosen))),

@@ -80,7 +80,7 @@ impl OptimizersSnapshot {
                 (optimizer, BTreeMap::from([(0, schedule)]))
             }
         };
-        parts.insert(OPTIMIZERS.into(), record::canonical(optimizer.into_bytes()?)?);
+        parts.insert(OPTIMIZERS.into(), record::to_canonical(optimizer.into_bytes()?)?);
         for (index, schedule) in schedules {
             parts.insert(schedule_file(index), record::to_bytes(&schedule.into_bytes()?));
         }
@@ -96,5 +96,5 @@ fn schedule_file(index: usize) -> String {
 fn part(parts: &Parts, name: &str) -> Result<BurnBytes> {
     let bytes =
         parts.get(name).ok_or_else(|| format!("file {name} is missing in the checkpoint"))?;
-    Ok(record::to_burn(bytes))
+    Ok(record::to_burn_bytes(bytes))
 }

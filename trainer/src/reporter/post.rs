@@ -9,31 +9,31 @@ use stoker_api::names::{HEADER_SUPERFLUOUS, parse_checkpoint_name};
 
 use super::{BACKOFF_FIRST, BACKOFF_MAX};
 use crate::Result;
-use crate::error::{Infrastructure, chain};
+use crate::error::{Infrastructure, with_sources};
 
 /// Timeout for connecting.
-const CONNECT_MAX: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout of a request; longer than the server delays a response.
-const REQUEST_MAX: Duration = Duration::from_secs(60);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum wait that is accepted from a `Retry-After` header.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
 /// Maximum number of characters of a response that are logged.
-const ANSWER_CHARS_MAX: usize = 1_000;
+const RESPONSE_CHARS_MAX: usize = 1_000;
 
 /// Result of a request.
 #[derive(Debug)]
-pub(super) enum Outcome {
+pub(super) enum PostOutcome {
     /// Directive, with the names of superfluous checkpoints.
-    Answer(Directive, Vec<String>),
+    Response(Directive, Vec<String>),
     /// The server will never accept this report.
     Rejected(String),
     /// Transient failure; retry later.
-    Away(Refused),
+    Unavailable(PostFailure),
 }
 
 /// A failed attempt to send.
 #[derive(Debug, Default)]
-pub(super) struct Refused {
+pub(super) struct PostFailure {
     /// HTTP status; `None` without a response.
     pub(super) status: Option<StatusCode>,
     pub(super) reason: String,
@@ -41,8 +41,8 @@ pub(super) struct Refused {
     pub(super) retry_after: Option<Duration>,
 }
 
-impl Refused {
-    pub(super) fn unanswered(reason: String) -> Self {
+impl PostFailure {
+    pub(super) fn without_response(reason: String) -> Self {
         Self { reason, ..Self::default() }
     }
 }
@@ -57,15 +57,15 @@ pub(super) struct Outage {
 impl Outage {
     /// Counts a failure and logs it once for each new status; returns the wait before the next
     /// attempt.
-    pub(super) fn failed(&mut self, refused: &Refused) -> Duration {
-        if self.num_failed == 0 || refused.status != self.logged_status {
-            let reason = &refused.reason;
+    pub(super) fn record_failure(&mut self, failure: &PostFailure) -> Duration {
+        if self.num_failed == 0 || failure.status != self.logged_status {
+            let reason = &failure.reason;
             eprintln!("stoker: {reason}; training continues, and reports will be retried");
-            self.logged_status = refused.status;
+            self.logged_status = failure.status;
         }
         let wait = BACKOFF_FIRST.saturating_mul(1 << self.num_failed.min(10)).min(BACKOFF_MAX);
         self.num_failed = self.num_failed.saturating_add(1);
-        wait.max(refused.retry_after.unwrap_or_default().min(RETRY_AFTER_MAX))
+        wait.max(failure.retry_after.unwrap_or_default().min(RETRY_AFTER_MAX))
     }
 }
 
@@ -76,14 +76,14 @@ pub(super) fn client(door: &Door) -> Result<Client> {
     let failed = |what: &str, error: reqwest::Error| {
         Infrastructure(format!(
             "cannot create the client of the report server: {what}{}",
-            chain(&error)
+            with_sources(&error)
         ))
     };
     let mut client = Client::builder()
         .no_proxy()
         .redirect(redirect::Policy::none())
-        .connect_timeout(CONNECT_MAX)
-        .timeout(REQUEST_MAX);
+        .connect_timeout(CONNECT_TIMEOUT)
+        .timeout(REQUEST_TIMEOUT);
     if let Some(ca) = &door.ca {
         let trusted = Certificate::from_pem_bundle(ca.as_bytes());
         let trusted = trusted.map_err(|error| failed("invalid CA: ", error))?;
@@ -99,7 +99,7 @@ pub(super) fn client(door: &Door) -> Result<Client> {
 
 /// Returns the checkpoints listed in the response header. Other names are ignored, because a name
 /// becomes part of a path.
-pub(super) fn superfluous(headers: &HeaderMap) -> Vec<String> {
+pub(super) fn prunable(headers: &HeaderMap) -> Vec<String> {
     let list =
         headers.get(HEADER_SUPERFLUOUS).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let names = list.split(',').filter(|name| parse_checkpoint_name(name).is_some());
@@ -107,41 +107,47 @@ pub(super) fn superfluous(headers: &HeaderMap) -> Vec<String> {
 }
 
 /// Posts one report. Reads the token for each attempt, because the kubelet renews the file.
-pub(super) async fn send(client: &Client, door: &Door, report: &Report) -> Outcome {
+pub(super) async fn send(client: &Client, door: &Door, report: &Report) -> PostOutcome {
     let token = match std::fs::read_to_string(&door.token_file) {
         Ok(token) => token,
         Err(error) => {
             let reason = format!("cannot read the token file {}: {error}", door.token_file);
-            return Outcome::Away(Refused::unanswered(reason));
+            return PostOutcome::Unavailable(PostFailure::without_response(reason));
         }
     };
     let request = client.post(&door.url).bearer_auth(token.trim()).json(report);
     let response = match request.send().await {
         Ok(response) => response,
-        Err(error) => return Outcome::Away(Refused::unanswered(chain(&error))),
+        Err(error) => {
+            return PostOutcome::Unavailable(PostFailure::without_response(with_sources(&error)));
+        }
     };
     let status = response.status();
     if status == StatusCode::OK {
-        let superfluous = superfluous(response.headers());
+        let prunable = prunable(response.headers());
         return match response.json().await {
-            Ok(directive) => Outcome::Answer(directive, superfluous),
+            Ok(directive) => PostOutcome::Response(directive, prunable),
             Err(error) => {
                 let reason = format!("{} returned an invalid directive: {error}", door.url);
-                Outcome::Away(Refused { status: Some(status), reason, retry_after: None })
+                PostOutcome::Unavailable(PostFailure {
+                    status: Some(status),
+                    reason,
+                    retry_after: None,
+                })
             }
         };
     }
     let retry_after = retry_after(response.headers());
     let text = response.text().await.unwrap_or_default();
-    let text: String = text.trim().chars().take(ANSWER_CHARS_MAX).collect();
+    let text: String = text.trim().chars().take(RESPONSE_CHARS_MAX).collect();
     let colon = if text.is_empty() { "" } else { ": " };
     let reason = format!("{} returned {status}{colon}{text}", door.url);
     match status {
         // The server parsed the report and would reject it each time.
         StatusCode::PAYLOAD_TOO_LARGE | StatusCode::UNPROCESSABLE_ENTITY => {
-            Outcome::Rejected(reason)
+            PostOutcome::Rejected(reason)
         }
-        _ => Outcome::Away(Refused { status: Some(status), reason, retry_after }),
+        _ => PostOutcome::Unavailable(PostFailure { status: Some(status), reason, retry_after }),
     }
 }
 
@@ -160,7 +166,7 @@ mod header_tests {
         let check = |header: &str, expected: &[&str]| {
             let mut headers = HeaderMap::new();
             headers.insert(HEADER_SUPERFLUOUS, header.parse().unwrap());
-            assert_eq!(superfluous(&headers), expected, "{header}");
+            assert_eq!(prunable(&headers), expected, "{header}");
         };
         check("000000000100-0,000000000200-1", &["000000000100-0", "000000000200-1"]);
         check("../../x,000000000100-0", &["000000000100-0"]);

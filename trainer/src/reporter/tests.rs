@@ -8,24 +8,26 @@ use std::time::Instant;
 use reqwest::header::{HeaderMap, RETRY_AFTER};
 use tokio::runtime::Runtime;
 
-use super::post::{Refused, retry_after};
+use super::post::{PostFailure, retry_after};
 use super::*;
 
 mod encrypted;
 
 /// Report server that responds by a script, repeating the last entry. Records tokens and reports.
-pub(crate) struct TestDoor {
+pub(crate) struct TestReportServer {
     pub(crate) address: SocketAddr,
-    pub(crate) seen: Arc<Mutex<Vec<(String, Report)>>>,
+    pub(crate) received: Arc<Mutex<Vec<(String, Report)>>>,
 }
 
-impl TestDoor {
-    pub(crate) fn open(script: Vec<(u16, String)>) -> Self {
+impl TestReportServer {
+    pub(crate) fn scripted(script: Vec<(u16, String)>) -> Self {
         Self::serve(TcpListener::bind("127.0.0.1:0").unwrap(), script)
     }
 
     /// Creates a server whose directive depends on the report.
-    pub(crate) fn answering(directive: impl Fn(&Report) -> Directive + Send + 'static) -> Self {
+    pub(crate) fn with_directives(
+        directive: impl Fn(&Report) -> Directive + Send + 'static,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         Self::serve_with(listener, move |_, _, report| {
             (200, serde_json::to_string(&directive(report)).unwrap())
@@ -38,11 +40,11 @@ impl TestDoor {
 
     fn serve_with(
         listener: TcpListener,
-        answer: impl Fn(usize, &str, &Report) -> (u16, String) + Send + 'static,
+        response: impl Fn(usize, &str, &Report) -> (u16, String) + Send + 'static,
     ) -> Self {
         let address = listener.local_addr().unwrap();
-        let seen = Arc::new(Mutex::new(vec![]));
-        let log = seen.clone();
+        let received = Arc::new(Mutex::new(vec![]));
+        let log = received.clone();
         std::thread::spawn(move || {
             for (idx, stream) in listener.incoming().enumerate() {
                 let mut stream = stream.unwrap();
@@ -61,7 +63,7 @@ impl TestDoor {
                 let mut body = vec![0; length];
                 reader.read_exact(&mut body).unwrap();
                 let report: Report = serde_json::from_slice(&body).unwrap();
-                let (status, text) = answer(idx, &token, &report);
+                let (status, text) = response(idx, &token, &report);
                 log.lock().unwrap().push((token, report));
                 let length = text.len();
                 let mut head = format!("HTTP/1.1 {status} X\r\ncontent-length: {length}");
@@ -71,11 +73,11 @@ impl TestDoor {
                 let _ = write!(stream, "{head}\r\nconnection: close\r\n\r\n{text}");
             }
         });
-        Self { address, seen }
+        Self { address, received }
     }
 
     fn batches(&self) -> Vec<u64> {
-        self.seen.lock().unwrap().iter().map(|(_, report)| report.batches).collect()
+        self.received.lock().unwrap().iter().map(|(_, report)| report.batches).collect()
     }
 }
 
@@ -113,7 +115,7 @@ fn validated() -> ReportEvent {
     ReportEvent::Validated { metrics: BTreeMap::new(), granted_units: Some(1) }
 }
 
-fn answer(status: u16, directive: Directive) -> (u16, String) {
+fn response(status: u16, directive: Directive) -> (u16, String) {
     (status, serde_json::to_string(&directive).unwrap())
 }
 
@@ -123,29 +125,29 @@ fn plain(status: u16) -> (u16, String) {
 
 fn check(script: Vec<(u16, String)>, expected: Option<Directive>, requests: usize) {
     let fixture = Fixture::new();
-    let door = TestDoor::open(script.clone());
-    let reporter = fixture.reporter(door.address);
-    let actual = reporter.ask_within(7, validated(), Duration::from_secs(3));
+    let server = TestReportServer::scripted(script.clone());
+    let reporter = fixture.reporter(server.address);
+    let actual = reporter.post_and_wait_within(7, validated(), Duration::from_secs(3));
     assert_eq!(actual, expected, "{script:?}");
-    assert_eq!(door.batches().len(), requests, "{script:?}");
+    assert_eq!(server.batches().len(), requests, "{script:?}");
     assert!(reporter.unsent().is_empty(), "{script:?}");
 }
 
 #[test]
 fn responses_are_interpreted_by_status() {
     let go = Directive::Continue { units: 5 };
-    check(vec![answer(200, go)], Some(go), 1);
-    check(vec![answer(200, Directive::Preempt)], Some(Directive::Preempt), 1);
-    check(vec![answer(200, Directive::Fenced)], Some(Directive::Fenced), 1);
+    check(vec![response(200, go)], Some(go), 1);
+    check(vec![response(200, Directive::Preempt)], Some(Directive::Preempt), 1);
+    check(vec![response(200, Directive::Fenced)], Some(Directive::Fenced), 1);
     // Retried, whatever the cause.
     for status in [204, 302, 400, 401, 403, 404, 408, 410, 415, 429, 500, 502, 503] {
-        check(vec![plain(status), plain(status), answer(200, go)], Some(go), 3);
+        check(vec![plain(status), plain(status), response(200, go)], Some(go), 3);
     }
     // Only a 200 response fences.
     for status in [401, 403, 410, 500] {
-        check(vec![answer(status, Directive::Fenced), answer(200, go)], Some(go), 2);
+        check(vec![response(status, Directive::Fenced), response(200, go)], Some(go), 2);
     }
-    check(vec![(200, "<html>".to_owned()), answer(200, go)], Some(go), 2);
+    check(vec![(200, "<html>".to_owned()), response(200, go)], Some(go), 2);
     // Not retried.
     check(vec![plain(422)], None, 1);
 }
@@ -153,23 +155,25 @@ fn responses_are_interpreted_by_status() {
 #[test]
 fn reports_arrive_in_order_with_current_token() {
     let fixture = Fixture::new();
-    let door = TestDoor::open(vec![answer(200, Directive::Wait)]);
-    let reporter = fixture.reporter(door.address);
+    let server = TestReportServer::scripted(vec![response(200, Directive::Wait)]);
+    let reporter = fixture.reporter(server.address);
     assert_eq!(reporter.directive(), None);
     reporter.post(1, validated());
     reporter.post(2, validated());
-    assert_eq!(reporter.ask(3, progress()), Some(Directive::Wait));
+    assert_eq!(reporter.post_and_wait(3, progress()), Some(Directive::Wait));
     assert_eq!(reporter.directive(), Some(Directive::Wait));
     std::fs::write(fixture.folder.path().join("token"), "two").unwrap();
     assert!(reporter.close(4, ExitCode::Completed, None));
-    assert_eq!(door.batches(), [1, 2, 3, 4]);
-    let seen = door.seen.lock().unwrap();
-    assert_eq!(seen[2].0, "Bearer one");
-    assert_eq!(seen[3].0, "Bearer two");
+    assert_eq!(server.batches(), [1, 2, 3, 4]);
+    let received = server.received.lock().unwrap();
+    assert_eq!(received[2].0, "Bearer one");
+    assert_eq!(received[3].0, "Bearer two");
     assert!(
-        seen.iter().all(|(_, report)| report.attempt == 2 && report.version == CONTRACT_VERSION)
+        received
+            .iter()
+            .all(|(_, report)| report.attempt == 2 && report.version == CONTRACT_VERSION)
     );
-    assert_eq!(seen[3].1.event, ReportEvent::Exiting { code: 0, message: None });
+    assert_eq!(received[3].1.event, ReportEvent::Exiting { code: 0, message: None });
 }
 
 #[test]
@@ -183,43 +187,45 @@ fn outage_delays_reports_only() {
     reporter.post(2, progress());
     // A post that waited for its delivery would not return: nothing serves the address yet.
     assert!(start.elapsed() < Duration::from_secs(5));
-    assert_eq!(reporter.ask_within(3, validated(), Duration::from_millis(300)), None);
-    assert_eq!(reporter.ask_within(4, progress(), Duration::from_millis(100)), None);
+    assert_eq!(reporter.post_and_wait_within(3, validated(), Duration::from_millis(300)), None);
+    assert_eq!(reporter.post_and_wait_within(4, progress(), Duration::from_millis(100)), None);
     let unsent = reporter.unsent();
     assert_eq!(unsent.iter().map(|report| report.batches).collect::<Vec<_>>(), [1, 3]);
 
     // This attempt sends them once the server is back; a later attempt can send them too.
-    let door =
-        TestDoor::serve(TcpListener::bind(address).unwrap(), vec![answer(200, Directive::Wait)]);
-    assert_eq!(reporter.ask(5, progress()), Some(Directive::Wait));
-    assert_eq!(door.batches(), [1, 3, 5]);
+    let server = TestReportServer::serve(
+        TcpListener::bind(address).unwrap(),
+        vec![response(200, Directive::Wait)],
+    );
+    assert_eq!(reporter.post_and_wait(5, progress()), Some(Directive::Wait));
+    assert_eq!(server.batches(), [1, 3, 5]);
     assert!(reporter.unsent().is_empty());
     let later = fixture.reporter(address);
     later.restore_unsent(unsent);
     assert!(later.close(9, ExitCode::Preempted, Some("asked to".to_owned())));
-    assert_eq!(door.batches(), [1, 3, 5, 1, 3, 9]);
+    assert_eq!(server.batches(), [1, 3, 5, 1, 3, 9]);
 }
 
 #[test]
 fn renewed_token_is_used_after_a_refusal() {
     let fixture = Fixture::new();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let door = TestDoor::serve_with(listener, |_, token, _| match token {
-        "Bearer two" => answer(200, Directive::Continue { units: 5 }),
+    let server = TestReportServer::serve_with(listener, |_, token, _| match token {
+        "Bearer two" => response(200, Directive::Continue { units: 5 }),
         _ => (401, "the token has expired".to_owned()),
     });
-    let reporter = fixture.reporter(door.address);
+    let reporter = fixture.reporter(server.address);
     reporter.post(1, validated());
     // When the second request arrives, the first response was processed.
-    while door.batches().len() < 2 {
+    while server.batches().len() < 2 {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(reporter.directive(), None);
     assert_eq!(reporter.unsent().len(), 1);
     std::fs::write(fixture.folder.path().join("token"), "two\n").unwrap();
-    assert_eq!(reporter.ask(2, validated()), Some(Directive::Continue { units: 5 }));
+    assert_eq!(reporter.post_and_wait(2, validated()), Some(Directive::Continue { units: 5 }));
     assert!(reporter.unsent().is_empty());
-    assert_eq!(door.seen.lock().unwrap().last().unwrap().0, "Bearer two");
+    assert_eq!(server.received.lock().unwrap().last().unwrap().0, "Bearer two");
 }
 
 #[test]
@@ -227,8 +233,8 @@ fn retry_after_is_respected() {
     let check = |header: &str, num_failed: u32, expected_ms: u64| {
         let mut headers = HeaderMap::new();
         headers.insert(RETRY_AFTER, header.parse().unwrap());
-        let refused = Refused { retry_after: retry_after(&headers), ..Refused::default() };
-        let wait = Outage { num_failed, ..Outage::default() }.failed(&refused);
+        let failure = PostFailure { retry_after: retry_after(&headers), ..PostFailure::default() };
+        let wait = Outage { num_failed, ..Outage::default() }.record_failure(&failure);
         assert_eq!(wait, Duration::from_millis(expected_ms), "{header} after {num_failed}");
     };
     check("0", 0, 100);
@@ -241,17 +247,20 @@ fn retry_after_is_respected() {
 #[test]
 fn fenced_reporter_sends_nothing() {
     let fixture = Fixture::new();
-    let door = TestDoor::open(vec![answer(200, Directive::Fenced), answer(200, Directive::Wait)]);
-    let reporter = fixture.reporter(door.address);
-    assert_eq!(reporter.ask(1, validated()), Some(Directive::Fenced));
+    let server = TestReportServer::scripted(vec![
+        response(200, Directive::Fenced),
+        response(200, Directive::Wait),
+    ]);
+    let reporter = fixture.reporter(server.address);
+    assert_eq!(reporter.post_and_wait(1, validated()), Some(Directive::Fenced));
     reporter.post(2, validated());
-    assert_eq!(reporter.ask(3, progress()), Some(Directive::Fenced));
+    assert_eq!(reporter.post_and_wait(3, progress()), Some(Directive::Fenced));
     assert!(!reporter.close(4, ExitCode::Preempted, None));
-    assert_eq!(door.batches(), [1]);
+    assert_eq!(server.batches(), [1]);
     assert_eq!(reporter.directive(), Some(Directive::Fenced));
 }
 
-fn idle(loss: &str) -> ReportEvent {
+fn intermediate(loss: &str) -> ReportEvent {
     let metrics = [("loss".to_owned(), loss.to_owned())].into();
     ReportEvent::Validated { metrics, granted_units: None }
 }
@@ -286,36 +295,36 @@ fn outage_keeps_newest_and_best_validation() {
     let reporter = reporter_in_outage(&fixture);
     for batches in 1..=40 {
         let loss = ["0.5", "0.1", "NaN", "0.1"][(batches % 4) as usize];
-        reporter.post(batches, idle(loss));
+        reporter.post(batches, intermediate(loss));
         reporter.post(batches, checkpointed(batches, loss));
     }
     reporter.post(41, validated());
     let unsent = reporter.unsent();
-    let of = |is_wanted: fn(&ReportEvent) -> bool| -> Vec<u64> {
+    let batches_of = |is_wanted: fn(&ReportEvent) -> bool| -> Vec<u64> {
         let wanted = unsent.iter().filter(|report| is_wanted(&report.event));
         wanted.map(|report| report.batches).collect()
     };
-    let is_idle =
+    let is_intermediate =
         |event: &ReportEvent| matches!(event, ReportEvent::Validated { granted_units: None, .. });
     let is_result = |event: &ReportEvent| {
         matches!(event, ReportEvent::Validated { granted_units: Some(_), .. })
     };
-    assert_eq!(of(is_idle), [1, 40]);
-    assert_eq!(of(is_result), [0, 41]);
+    assert_eq!(batches_of(is_intermediate), [1, 40]);
+    assert_eq!(batches_of(is_result), [0, 41]);
     assert_eq!(unsent.len(), 4 + 40, "all checkpoints are kept");
 }
 
 #[test]
 fn queued_validations_are_bounded() {
-    let searched = Searched { metric: "loss".to_owned(), smaller_is_better: false };
+    let search_metric = SearchMetric { metric: "loss".to_owned(), smaller_is_better: false };
     let mut state = State::default();
     for batches in 0..100 {
-        let event = idle(if batches == 7 { "0.9" } else { "0.5" });
+        let event = intermediate(if batches == 7 { "0.9" } else { "0.5" });
         let report = Report { version: CONTRACT_VERSION, attempt: 2, batches, event };
-        state.queue.push_back(Item { id: batches, report, asker: None });
-        state.coalesce(&searched);
+        state.queue.push_back(QueuedReport { id: batches, report, reply_to: None });
+        state.coalesce(&search_metric);
     }
-    let ids: Vec<u64> = state.queue.iter().map(|item| item.id).collect();
+    let ids: Vec<u64> = state.queue.iter().map(|queued| queued.id).collect();
     assert_eq!(ids, [&[7][..], &(85..100).collect::<Vec<_>>()].concat());
 }
 
@@ -339,19 +348,19 @@ fn results_overtake_throttled_validations() {
     let fixture = Fixture::new();
     let go = Directive::Continue { units: 5 };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let door = TestDoor::serve_with(listener, move |_, _, report| match report.event {
+    let server = TestReportServer::serve_with(listener, move |_, _, report| match report.event {
         ReportEvent::Validated { granted_units: None, .. } => (429, "retry-after 30".to_owned()),
-        _ => answer(200, go),
+        _ => response(200, go),
     });
-    let reporter = fixture.reporter(door.address);
-    reporter.post(1, idle("0.5"));
-    while door.batches().is_empty() {
+    let reporter = fixture.reporter(server.address);
+    reporter.post(1, intermediate("0.5"));
+    while server.batches().is_empty() {
         std::thread::sleep(Duration::from_millis(5));
     }
     // Neither the requested wait nor the refused report delays these.
     let within = Duration::from_secs(20);
-    assert_eq!(reporter.ask_within(2, validated(), within), Some(go));
-    reporter.post(3, idle("0.4"));
-    assert_eq!(reporter.ask_within(4, checkpointed(4, "0.4"), within), Some(go));
+    assert_eq!(reporter.post_and_wait_within(2, validated(), within), Some(go));
+    reporter.post(3, intermediate("0.4"));
+    assert_eq!(reporter.post_and_wait_within(4, checkpointed(4, "0.4"), within), Some(go));
     assert_eq!(unsent_batches(&reporter), [1, 3]);
 }

@@ -17,7 +17,7 @@ use super::shards::{Share, merge};
 use super::transfer::{Temporary, Transfer, entry_of, fetch, listed, settle, wait};
 use crate::Result;
 use crate::checkpoint::{CheckpointError, CheckpointSource, Place, Save, delete};
-use crate::collective::{Doing, exchange};
+use crate::collective::{RankActivity, all_gather_json};
 use crate::error::PeerFailed;
 
 impl Session<'_> {
@@ -50,7 +50,7 @@ impl Session<'_> {
         let name = checkpoint_name(upload.batches, context.config.attempt);
         let Some((rt, place)) = context.outlet().place() else {
             let text = format!("checkpoint {name} is not stored: the program has no folder");
-            context.outlet().terminal.say(&text);
+            context.outlet().terminal.print_line(&text);
             return Ok(name);
         };
         let ranks = context.distributed();
@@ -60,19 +60,19 @@ impl Session<'_> {
         // On a stop right after a checkpoint, the program stores again; there is nothing to add.
         let stored = context.outlet().last_saved().filter(|saved| saved.name == name);
         let stored = match upload.is_sharded {
-            true => exchange(ranks.collective(), "upload", stored)?.swap_remove(0),
+            true => all_gather_json(ranks.collective(), "upload", stored)?.swap_remove(0),
             false => stored,
         };
         if stored.is_some() {
             return Ok(name);
         }
-        ranks.tick(Doing::Wait);
+        ranks.record_activity(RankActivity::Wait);
         let transfer = Transfer { name: &name, rt: &rt, place: &place };
         let done = match upload.is_sharded && ranks.size() > 1 {
             true => self.store_shares(&transfer, folder, upload),
             false => self.store_all(&transfer, folder, upload),
         };
-        ranks.tick(Doing::Train);
+        ranks.record_activity(RankActivity::Train);
         done.map(|()| name)
     }
 
@@ -110,7 +110,7 @@ impl Session<'_> {
     ) -> Result<Option<T>> {
         let (context, ranks) = (self.context, self.context.distributed());
         let Some((rt, place)) = context.outlet().place() else { return Ok(None) };
-        ranks.tick(Doing::Wait);
+        ranks.record_activity(RankActivity::Wait);
         let mut folder = None;
         let mut chosen = Ok(None);
         if ranks.rank() == 0 {
@@ -118,7 +118,7 @@ impl Session<'_> {
         }
         let chosen = settle(ranks, "restore_path", chosen)?.swap_remove(0);
         let Some((name, sha256)) = chosen else {
-            ranks.tick(Doing::Train);
+            ranks.record_activity(RankActivity::Train);
             return Ok(None);
         };
         let wanted = CheckpointRef { name, manifest_sha256: sha256 };
@@ -127,7 +127,7 @@ impl Session<'_> {
             manifest = self.local_folder(&rt, &place, &wanted, &mut folder).map(Some);
         }
         let (path, manifest) = self.of_first(manifest)?;
-        ranks.tick(Doing::Train);
+        ranks.record_activity(RankActivity::Train);
         let state = read(Path::new(&path), &Saved::from(&manifest))?;
         // Keep the folder until all ranks of this machine have read it.
         ranks.gather_local(())?;
@@ -180,13 +180,13 @@ impl Session<'_> {
         }
         let mut outlet = self.context.outlet();
         for (name, why) in &refused {
-            outlet.terminal.say(&format!("checkpoint {name} is not used: {why}"));
+            outlet.terminal.print_line(&format!("checkpoint {name} is not used: {why}"));
         }
         let resumed_from = chosen.as_ref().map(|(wanted, _)| wanted.name.clone());
         let batches = chosen.as_ref().map_or(0, |(_, manifest)| manifest.batches);
         let batches_total = outlet.length.batches;
         if let Some((wanted, manifest)) = &chosen {
-            outlet.terminal.say(&format!("goes on from checkpoint {}", wanted.name));
+            outlet.terminal.print_line(&format!("goes on from checkpoint {}", wanted.name));
             outlet.restore_unsent(manifest.unsent.clone());
         }
         outlet.restored = resumed_from.clone();
@@ -234,7 +234,7 @@ impl Session<'_> {
         if !is_shared || ranks.local_size() == 1 {
             return Ok(Saved::from(&fetch()?));
         }
-        ranks.tick(Doing::Wait);
+        ranks.record_activity(RankActivity::Wait);
         let path = folder.to_string_lossy().into_owned();
         let folders = ranks.allgather_local(path)?;
         if let Some(other) = folders.iter().find(|folder| **folder != folders[0]) {
@@ -250,7 +250,7 @@ impl Session<'_> {
             manifest = fetch().map(Some);
         }
         let manifest: Manifest = self.of_first(manifest)?;
-        ranks.tick(Doing::Train);
+        ranks.record_activity(RankActivity::Train);
         Ok(Saved::from(&manifest))
     }
 

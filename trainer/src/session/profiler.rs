@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::Session;
-use crate::collective::Pulse;
+use crate::collective::ProgressState;
 use crate::context::Context;
 use crate::metrics::MetricsWriter;
 use crate::{Error, Result};
@@ -68,7 +68,7 @@ impl Session<'_> {
         let (end, ended) = channel();
         let thread = std::thread::Builder::new().name("stoker-profiler".into());
         let thread = thread.spawn(move || {
-            let mut sampler = Sampler::new(is_first, context.distributed().pulse.clone());
+            let mut sampler = Sampler::new(is_first, context.distributed().progress.clone());
             let mut writer = writer;
             while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
                 sample(&context, &mut sampler, &mut writer);
@@ -124,19 +124,19 @@ struct Counters {
 #[derive(Debug)]
 struct Sampler {
     is_first: bool,
-    pulse: Arc<Pulse>,
+    progress: Arc<ProgressState>,
     has_gpus: bool,
     last: (Instant, Counters),
 }
 
 impl Sampler {
-    fn new(is_first: bool, pulse: Arc<Pulse>) -> Self {
-        let last = (Instant::now(), Counters::read(&pulse));
-        Self { is_first, pulse, has_gpus: is_first, last }
+    fn new(is_first: bool, progress: Arc<ProgressState>) -> Self {
+        let last = (Instant::now(), Counters::read(&progress));
+        Self { is_first, progress, has_gpus: is_first, last }
     }
 
     fn sample(&mut self) -> BTreeMap<String, f64> {
-        let now = (Instant::now(), Counters::read(&self.pulse));
+        let now = (Instant::now(), Counters::read(&self.progress));
         let seconds = (now.0 - self.last.0).as_secs_f64();
         let mut metrics = rates(&self.last.1, &now.1, seconds, self.is_first);
         self.last = now;
@@ -144,7 +144,7 @@ impl Sampler {
         if let Some(pages) = second_number(&text("/proc/self/statm")) {
             put("memory_mib", (pages * PAGE_BYTES) as f64 / MEBIBYTE);
         }
-        let step = self.pulse.median_step();
+        let step = self.progress.median_step();
         if !step.is_zero() {
             put("step_seconds", step.as_secs_f64());
         }
@@ -163,7 +163,7 @@ impl Sampler {
 }
 
 impl Counters {
-    fn read(pulse: &Pulse) -> Self {
+    fn read(progress: &ProgressState) -> Self {
         let io = text("/proc/self/io");
         let (machine_busy, machine_all) = machine_ticks(&text("/proc/stat")).unwrap_or_default();
         let (received, sent) = network_bytes(&text("/proc/net/dev"));
@@ -176,7 +176,7 @@ impl Counters {
             machine_all,
             received,
             sent,
-            data_wait: pulse.data_wait(),
+            data_wait: progress.data_wait(),
         }
     }
 }

@@ -28,7 +28,7 @@ fn gang(folder: &Path, size: usize) -> Vec<Context> {
         };
         let (keep, mut config) = (Some(standalone.keep()), standalone.config().unwrap());
         let outlet = Outlet::open(&mut config, keep, number == 0).unwrap();
-        let ranks = Distributed::of(Box::new(rank));
+        let ranks = Distributed::from_collective(Box::new(rank));
         let device = Device::flex().autodiff();
         let context = Context::new(config, outlet, StopSignal::default(), device, ranks);
         context.silence();

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::collective::Pulse;
+use crate::collective::ProgressState;
 
 /// On each SIGUSR1, prints the position of the loop and the state of every thread to standard
 /// error.
@@ -16,13 +16,13 @@ use crate::collective::Pulse;
 pub(crate) fn listen(
     rt: &tokio::runtime::Handle,
     rank: usize,
-    pulse: Arc<OnceLock<Arc<Pulse>>>,
+    progress: Arc<OnceLock<Arc<ProgressState>>>,
 ) -> std::io::Result<()> {
     let _guard = rt.enter();
     let mut requests = signal(SignalKind::user_defined1())?;
     rt.spawn(async move {
         while requests.recv().await.is_some() {
-            eprint!("{}", describe_process(rank, pulse.get().map(|pulse| &**pulse)));
+            eprint!("{}", describe_process(rank, progress.get().map(|progress| &**progress)));
         }
     });
     Ok(())
@@ -30,14 +30,15 @@ pub(crate) fn listen(
 
 /// Returns a line for the loop and one for each thread. There is no pulse before the ranks have
 /// met.
-fn describe_process(rank: usize, pulse: Option<&Pulse>) -> String {
-    let median = pulse.map(Pulse::median_step).unwrap_or_default();
+fn describe_process(rank: usize, progress: Option<&ProgressState>) -> String {
+    let median = progress.map(ProgressState::median_step).unwrap_or_default();
     let steps = match median.is_zero() {
         true => String::new(),
         false => format!("; steps take {:.3} s", median.as_secs_f64()),
     };
     let waits = || "waiting for the other ranks".into();
-    let (process, place) = (std::process::id(), pulse.map_or_else(waits, Pulse::place));
+    let (process, place) =
+        (std::process::id(), progress.map_or_else(waits, ProgressState::position));
     let mut text = format!("stoker: rank {rank}, process {process}, is {place}{steps}\n");
     let tasks = Path::new("/proc/self/task");
     let threads = std::fs::read_dir(tasks).into_iter().flatten().flatten();
@@ -104,12 +105,12 @@ mod tests {
         let (sender, receiver) = std::sync::mpsc::channel::<()>();
         let thread = std::thread::Builder::new().name("waits-here".into());
         let thread = thread.spawn(move || receiver.recv().is_err()).unwrap();
-        let pulse = Pulse::default();
-        pulse.step(41);
+        let progress = ProgressState::default();
+        progress.begin_step(41);
         let mut text = String::new();
         // A new thread runs at first, under its parent's name.
         for _ in 0..500 {
-            text = describe_process(3, Some(&pulse));
+            text = describe_process(3, Some(&progress));
             if text.contains(" waits-here waits") {
                 break;
             }

@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 use super::options::Select;
 use crate::Result;
 use crate::checkpoint::{CheckpointError, Parts, Place};
-use crate::collective::{Distributed, Doing, exchange};
+use crate::collective::{Distributed, RankActivity, all_gather_json};
 use crate::error::PeerFailed;
 
 /// Total bytes of files in memory at which an upload starts. The last file may exceed it.
@@ -32,9 +32,9 @@ pub(super) fn settle<T: Clone + Serialize + DeserializeOwned>(
     local: Result<T>,
 ) -> Result<Vec<T>> {
     let shared = local.as_ref().map_err(ToString::to_string).cloned();
-    let all = exchange(ranks.collective(), place, shared)?;
+    let all = all_gather_json(ranks.collective(), place, shared)?;
     // The caller may access the storage next, which has its own timeouts.
-    ranks.tick(Doing::Wait);
+    ranks.record_activity(RankActivity::Wait);
     local?;
     let mut done = vec![];
     for (rank, outcome) in all.into_iter().enumerate() {

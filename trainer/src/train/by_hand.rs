@@ -194,7 +194,7 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
     /// before the step: the optimizer updates weights in place only if they are not shared, and a
     /// clone costs memory.
     pub fn model(&self) -> Cow<'_, M> {
-        precision::lowered(&*self.run.model, self.run.context.config.mixed_precision)
+        precision::to_compute_precision(&*self.run.model, self.run.context.config.mixed_precision)
     }
 
     /// Returns the number of global batches trained.
@@ -340,7 +340,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let (optimizers, rates) = (&mut self.optimizers, &mut self.rates);
         let rates = rates.get_or_insert_with(|| optimizers.next_rates());
         self.model.replace(|model| optimizers.step_at(rates, model, gradients))?;
-        Ok(Metrics::total(metrics))
+        Ok(Metrics::sum_of_ranks(metrics))
     }
 
     /// Ends the steps of this batch.

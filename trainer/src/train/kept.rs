@@ -15,8 +15,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// Keeps a copy of the current model. Every rank keeps its own; all copies are equal.
     pub(super) fn keep_weights(&mut self) -> Result<()> {
         let precision = self.context.config.mixed_precision;
-        self.share_buffers()?;
-        self.model.replace(|model| Ok(precision::raised(model, precision)))?;
+        self.broadcast_buffers()?;
+        self.model.replace(|model| Ok(precision::to_single_statistics(model, precision)))?;
         self.kept = Some(record::snapshot(&*self.model).into_bytes()?);
         let batches = self.state.batches;
         let here = self.state.validated.clone().filter(|validated| validated.batches == batches);

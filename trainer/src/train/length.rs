@@ -9,7 +9,7 @@ use stoker_api::contract::{Directive, ExitCode, ReportEvent};
 
 use super::Part;
 use super::run::Run;
-use crate::collective::{Doing, exchange};
+use crate::collective::{RankActivity, all_gather_json};
 use crate::error::{Infrastructure, Interrupted};
 use crate::{Error, Result};
 
@@ -45,7 +45,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             return Ok(vec![local]);
         }
         let local = (self.local_wish(), local);
-        let all = exchange(ranks.collective(), place, local)?;
+        let all = all_gather_json(ranks.collective(), place, local)?;
         let (wishes, values): (Vec<Wish>, Vec<T>) = all.into_iter().unzip();
         self.wish = Wish {
             signal: wishes.iter().any(|wish| wish.signal),
@@ -58,9 +58,9 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// Runs `act`, which has its own deadline. Meanwhile, the watchdog does not report this rank as
     /// stuck.
     pub(super) fn wait_for<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
-        self.context.distributed().tick(Doing::Wait);
+        self.context.distributed().record_activity(RankActivity::Wait);
         let done = act(self);
-        self.context.distributed().tick(Doing::Train);
+        self.context.distributed().record_activity(RankActivity::Train);
         done
     }
 

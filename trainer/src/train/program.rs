@@ -15,10 +15,10 @@ use stoker_api::names::ENV_TRIAL_CONFIG;
 
 use super::{Trial, run_trial};
 use crate::checkpoint::Keep;
-use crate::collective::{Distributed, Launched};
+use crate::collective::{Distributed, LaunchConfig};
 use crate::context::Context;
-use crate::device::{self, Place};
-use crate::error::{Infrastructure, Interrupted, caught, exit_code};
+use crate::device::{self, RankDevice};
+use crate::error::{Infrastructure, Interrupted, error_from_unwind, exit_code};
 use crate::outlet::Outlet;
 use crate::session::threads;
 use crate::stop::StopSignal;
@@ -250,20 +250,21 @@ pub(crate) fn under_runner(path: &Path) -> Result<Context> {
 pub(crate) fn context(mut config: TrialConfig, alone: Option<Keep>) -> Result<Context> {
     device::prefer_host()?;
     let is_alone = alone.is_some();
-    let launched = if is_alone { Launched::for_program() } else { Launched::for_trial(&config) }?;
-    let place = Place::of(launched.numbers.local_rank)?;
+    let launched =
+        if is_alone { LaunchConfig::for_program() } else { LaunchConfig::for_trial(&config) }?;
+    let place = RankDevice::for_local_rank(launched.topology.local_rank)?;
     // Keep the configuration that all ranks share, before the outlet changes this process's copy.
     let shared = config.clone();
-    let outlet = Outlet::open(&mut config, alone, launched.numbers.rank == 0)?;
+    let outlet = Outlet::open(&mut config, alone, launched.topology.rank == 0)?;
     let stop = StopSignal::default();
     let listening = stop.listen(outlet.runtime(), is_alone);
     listening
         .map_err(|error| Infrastructure(format!("cannot install signal handlers: {error}")))?;
-    let pulse = Arc::<OnceLock<_>>::default();
-    let telling = threads::listen(outlet.runtime(), launched.numbers.rank, pulse.clone());
+    let progress = Arc::<OnceLock<_>>::default();
+    let telling = threads::listen(outlet.runtime(), launched.topology.rank, progress.clone());
     telling.map_err(|error| Infrastructure(format!("cannot install signal handlers: {error}")))?;
     let ranks = Distributed::join(&shared, &launched, place.gpu, &stop)?;
-    let _ = pulse.set(ranks.pulse.clone());
+    let _ = progress.set(ranks.progress.clone());
     Ok(Context::new(config, outlet, stop, place.device, ranks))
 }
 
@@ -277,13 +278,13 @@ pub(crate) fn finish(
         Err(error) => {
             let code = exit_code(&*error);
             eprintln!("error: {error}");
-            termination::leave(code, Some(&error.to_string()), vec![]);
+            termination::record_exit(code, Some(&error.to_string()), vec![]);
             return process::ExitCode::from(code as u8);
         }
     };
     context.seed_program();
     let result = catch_unwind(AssertUnwindSafe(|| program(&context)))
-        .unwrap_or_else(|panic| Err(caught(panic, |why| panicked(&context, why))));
+        .unwrap_or_else(|panic| Err(error_from_unwind(panic, |why| panicked(&context, why))));
     #[cfg(feature = "learner")]
     let result = context.learning.outcome(result);
     let (code, message) = match &result {
@@ -291,7 +292,7 @@ pub(crate) fn finish(
         Err(error) => (exit_code(&**error), Some(error.to_string())),
     };
     if !matches!(code, ExitCode::Completed | ExitCode::Preempted) {
-        context.distributed().pulse.fail();
+        context.distributed().progress.record_failure();
     }
     match (&message, code) {
         (Some(message), ExitCode::Completed | ExitCode::Preempted) => eprintln!("{message}"),
@@ -305,12 +306,12 @@ pub(crate) fn finish(
         || outlet.directive() == Some(Directive::Fenced)
     {
         // Another attempt has replaced this one: queued writes must not happen.
-        termination::leave(code, message.as_deref(), vec![]);
+        termination::record_exit(code, message.as_deref(), vec![]);
         process::exit(code as i32);
     }
     outlet.tell_validation();
     // Record the exit before the waits below: the process may be killed during them.
-    termination::leave(code, message.as_deref(), outlet.unsent());
+    termination::record_exit(code, message.as_deref(), outlet.unsent());
     if code == ExitCode::Completed {
         outlet.end_training();
     }
@@ -319,7 +320,7 @@ pub(crate) fn finish(
         eprintln!("stoker: cannot store the last rows of metrics: {error}");
     }
     outlet.close(outlet.batches(), code, message.clone());
-    termination::leave(code, message.as_deref(), outlet.unsent());
+    termination::record_exit(code, message.as_deref(), outlet.unsent());
     process::ExitCode::from(code as u8)
 }
 

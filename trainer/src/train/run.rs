@@ -17,10 +17,10 @@ use super::program::panicked;
 use super::state::{RunState, from_bits};
 use super::timetable::{Due, Timetable};
 use crate::callback::{Callback, Control};
-use crate::collective::{Distributed, exchange};
+use crate::collective::{Distributed, all_gather_json};
 use crate::context::Context;
 use crate::data::{Data, Loader};
-use crate::error::caught;
+use crate::error::error_from_unwind;
 use crate::optim::{FlatGradients, GradientSum, Optimizers, Tally};
 use crate::outlet::Outlet;
 use crate::step::{Metrics, StepOutput};
@@ -94,7 +94,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         train.check(&plan)?;
         validation.as_ref().map_or(Ok(()), |data| data.check_validation(&plan))?;
         let model = optimizers.draw_weights(context, model);
-        optimizers.check(&record::paths(&model))?;
+        optimizers.check(&record::trained_paths(&model))?;
         let timetable = Timetable::new(config, train.steps(&plan), global_batch as u64);
         let own_epochs = epochs.filter(|_| !context.outlet().has_runner() && config.units == 0);
         let granted_units = own_epochs.unwrap_or(config.units.max(1));
@@ -232,8 +232,10 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     pub(super) fn finish(mut self) -> Result<Fitted<M>> {
         self.leave_training()?;
         let history = self.state.history.iter().map(from_bits).collect();
-        let model =
-            precision::raised(self.model.into_inner()?, self.context.config.mixed_precision);
+        let model = precision::to_single_statistics(
+            self.model.into_inner()?,
+            self.context.config.mixed_precision,
+        );
         Ok(Fitted { model, history, stopped: self.state.stopped })
     }
 
@@ -249,7 +251,8 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let output = {
             // Drop this copy before the step: the optimizer updates weights in place only if they
             // are not shared.
-            let model = precision::lowered(&*self.model, self.context.config.mixed_precision);
+            let model =
+                precision::to_compute_precision(&*self.model, self.context.config.mixed_precision);
             match batch {
                 Some(batch) if self.is_first => {
                     let fields = self.train.fields();
@@ -268,7 +271,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     /// numbers.
     pub(super) fn next_batch(&mut self, batches: &mut Loader<B>) -> Result<Option<B>> {
         let (context, ranks) = (self.context, self.context.distributed());
-        ranks.pulse.step(self.state.batches);
+        ranks.progress.begin_step(self.state.batches);
         let (device, seed, number) = (context.device(), context.trial_seed(), self.state.batches);
         let seed = || rng::seed_step(device, seed, number, ranks.rank());
         let is_made_here = batches.makes_batches_here();
@@ -277,7 +280,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         }
         let start = Instant::now();
         let batch = batches.next().ok_or("the data ended unexpectedly")??;
-        ranks.pulse.waited_for_data(start.elapsed());
+        ranks.progress.add_data_wait(start.elapsed());
         if !is_made_here {
             seed();
         }
@@ -310,7 +313,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             let gradients = self.optimizers.normalise(&*self.model, sum, all)?;
             self.model.replace(|model| self.optimizers.step(model, gradients))?;
         }
-        self.end_batch(&Metrics::total(metrics))
+        self.end_batch(&Metrics::sum_of_ranks(metrics))
     }
 
     /// Counts a trained batch. `metrics` are over all ranks.
@@ -342,7 +345,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             };
             format!("the step failed on {which}: {why}{data}")
         };
-        catch_unwind(AssertUnwindSafe(step)).map_err(|panic| caught(panic, describe))
+        catch_unwind(AssertUnwindSafe(step)).map_err(|panic| error_from_unwind(panic, describe))
     }
 
     /// Writes the row of metrics if one is due, and returns all that is due after this batch.
@@ -395,7 +398,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         self.outlet().terminal.end();
         self.take_kept()?;
         self.end_hooks()?;
-        self.context.distributed().pulse.rest();
+        self.context.distributed().progress.training_finished();
         Ok(())
     }
 }
@@ -406,7 +409,7 @@ pub(super) fn same_data(ranks: &Distributed, local: (usize, usize, Option<usize>
     if ranks.size() == 1 {
         return Ok(());
     }
-    let all = exchange(ranks.collective(), "data", local)?;
+    let all = all_gather_json(ranks.collective(), "data", local)?;
     let Some(rank) = all.iter().position(|sizes| *sizes != all[0]) else { return Ok(()) };
     let describe = |(samples, global, validated): (usize, usize, Option<usize>)| {
         let validated = validated.map_or("no".to_owned(), |samples| samples.to_string());

@@ -10,7 +10,7 @@ use super::state::{PendingTensors, RunState};
 use super::{CallbackFailed, guarded, hook, hook_each, names};
 use crate::callback::CheckpointFiles;
 use crate::checkpoint::{Parts, Restored};
-use crate::collective::exchange;
+use crate::collective::all_gather_json;
 use crate::error::Infrastructure;
 use crate::{Error, Result, precision, record};
 
@@ -51,7 +51,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             };
         }
         let precision = self.context.config.mixed_precision;
-        self.model.replace(|model| Ok(precision::raised(model, precision)))?;
+        self.model.replace(|model| Ok(precision::to_single_statistics(model, precision)))?;
         let model = record::snapshot(&*self.model);
         let (optimizers, tensors) = self.optimizers.snapshot();
         self.state.optimizers = optimizers;
@@ -86,18 +86,18 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             return Ok(vec![]);
         }
         let local = if ranks.rank() == 0 { Bytes::new() } else { RunState::pack(local.clone())? };
-        let mut all = ranks.collective().collect(local)?;
+        let mut all = ranks.collective().gather_to_root(local)?;
         Ok(if self.outlet().is_lead() { all.split_off(1) } else { vec![] })
     }
 
     /// Copies rank 0's BatchNorm statistics to all ranks. The checkpoint contains only these, so a
     /// resumed rank has no others.
-    pub(super) fn share_buffers(&mut self) -> Result<()> {
+    pub(super) fn broadcast_buffers(&mut self) -> Result<()> {
         let ranks = self.context.distributed();
         if ranks.size() == 1 {
             return Ok(());
         }
-        self.model.replace(|model| record::share_buffers(model, ranks.collective()))?;
+        self.model.replace(|model| record::broadcast_buffers(model, ranks.collective()))?;
         #[cfg(feature = "learner")]
         self.optimizers.adopt(&*self.model);
         Ok(())
@@ -116,7 +116,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         }
         let chosen = restored.checkpoint.as_ref().map(|(name, ..)| name);
         let chosen = chosen.and_then(|name| self.outlet().checkpoint_ref(name));
-        match exchange(ranks.collective(), "start", chosen)?.swap_remove(0) {
+        match all_gather_json(ranks.collective(), "start", chosen)?.swap_remove(0) {
             Some(chosen) if !self.outlet().is_lead() => {
                 restored = self.outlet().restore_from(std::slice::from_ref(&chosen))?;
                 if let Some((name, why)) = restored.refused.first_key_value() {
@@ -162,13 +162,13 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
                 }
             };
             self.outlet().base = self.state.base;
-            self.outlet().terminal.say(&message);
+            self.outlet().terminal.print_line(&message);
             self.outlet().restore_unsent(manifest.unsent);
             self.outlet().restored = Some(name.clone());
             resumed_from = Some(name);
         }
         for (name, why) in &restored.refused {
-            self.outlet().terminal.say(&format!("checkpoint {name} is not used: {why}"));
+            self.outlet().terminal.print_line(&format!("checkpoint {name} is not used: {why}"));
         }
         let (batches_total, refused) = (self.state.base + self.granted, restored.refused);
         let started = ReportEvent::Started { resumed_from, batches_total, refused };

@@ -207,7 +207,7 @@ impl RunState {
     ) -> Result<GradientSum> {
         let Some(bytes) = packed else { return Ok(GradientSum::default()) };
         let mut gradients = vec![];
-        let reader = burn_pack::Reader::from_bytes(record::to_burn(bytes))?;
+        let reader = burn_pack::Reader::from_bytes(record::to_burn_bytes(bytes))?;
         for tensor in reader.into_tensors()? {
             let (name, dtype, shape, _, bytes) = tensor.into_parts()?;
             gradients.push((name.parse::<usize>()?, TensorData::from_bytes(bytes, shape, dtype)));

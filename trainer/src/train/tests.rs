@@ -487,7 +487,7 @@ fn batch_size_per_rank_rounds_down() {
             let alone = Standalone { hyperparameters, ..alone(None, 1) }.context().unwrap();
             let Context { config, outlet, stop, .. } = alone;
             let outlet = Arc::into_inner(outlet).unwrap().into_inner().unwrap();
-            let ranks = crate::Distributed::of(Box::new(rank));
+            let ranks = crate::Distributed::from_collective(Box::new(rank));
             let context = Context::new(config, outlet, stop, Device::flex().autodiff(), ranks);
             (context.batch_size().unwrap(), context.global_batch_size().unwrap())
         })

@@ -9,9 +9,9 @@ use burn::module::Module;
 use super::program::panicked;
 use super::run::Run;
 use super::save::NotTaken;
-use crate::collective::exchange;
+use crate::collective::all_gather_json;
 use crate::context::Context;
-use crate::error::caught;
+use crate::error::error_from_unwind;
 use crate::{Error, Result, record};
 
 /// Stage of test mode.
@@ -60,7 +60,7 @@ impl Context {
         }
         let start = Instant::now();
         let done = catch_unwind(AssertUnwindSafe(act))
-            .unwrap_or_else(|panic| Err(caught(panic, |why| panicked(self, why))));
+            .unwrap_or_else(|panic| Err(error_from_unwind(panic, |why| panicked(self, why))));
         if self.distributed().rank() == 0 && done.is_ok() {
             println!("test: {part}: {:.1} s", start.elapsed().as_secs_f64());
         }
@@ -76,7 +76,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             return Ok(());
         }
         // Rank 0 has saved the checkpoint; all ranks restore it.
-        let all = exchange(context.distributed().collective(), "try", self.outlet().last_saved())?;
+        let all =
+            all_gather_json(context.distributed().collective(), "try", self.outlet().last_saved())?;
         let Some(last) = all.into_iter().next().flatten() else { return Ok(()) };
         context.tried(Part::Restore, || {
             let restored = self.outlet().restore_from(&[last])?;

@@ -47,7 +47,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
 
     /// Shares buffers of the model among ranks and calls the hooks before a validation.
     pub(super) fn begin_validation(&mut self) -> Result<()> {
-        self.share_buffers()?;
+        self.broadcast_buffers()?;
         if self.validation.is_none() && !self.by_hand {
             return Ok(());
         }
@@ -101,7 +101,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let first = data.loader(plan, 0..steps).next().transpose()?;
         let Some(batch) = first.flatten() else { return Ok(()) };
         let model = self.model.valid();
-        let model = precision::lowered(&model, self.context.config.mixed_precision);
+        let model = precision::to_compute_precision(&model, self.context.config.mixed_precision);
         let step = || self.step.validate(&model, batch);
         let output = self.first_step("the first validation batch", &data.fields(), step)?;
         self.searched_among(&output.into_metrics().means("validation_")).map(drop)

@@ -14,16 +14,16 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 
 /// File names of NCCL, as installed by its packages and its development packages.
-const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+const LIBRARY_NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 /// Minimum version, 2.14: the first with non-blocking calls.
 const VERSION_MIN: c_int = 21_400;
 /// Size of the ID by which ranks find each other.
 pub(super) const ID_BYTES: usize = 128;
 /// Timeout for the clean shutdown of a communicator.
-const END_MAX: Duration = Duration::from_secs(10);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Number of checks before a wait yields the processor.
 const SPINS: u32 = 2_000;
-const PAUSE: Duration = Duration::from_micros(50);
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 const SUCCESS: c_int = 0;
 const REMOTE_ERROR: c_int = 6;
@@ -32,19 +32,19 @@ const OP_SUM: c_int = 0;
 
 /// An error of NCCL or the CUDA driver.
 #[derive(Clone, Debug)]
-pub(super) struct Failure {
+pub(super) struct NcclError {
     pub(super) why: String,
     /// Whether another rank caused the error.
     pub(super) is_remote: bool,
 }
 
-impl From<String> for Failure {
+impl From<String> for NcclError {
     fn from(why: String) -> Self {
         Self { why, is_remote: false }
     }
 }
 
-type Outcome<T> = Result<T, Failure>;
+type NcclResult<T> = Result<T, NcclError>;
 
 /// Element type; the values are NCCL's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,15 +113,16 @@ impl Library {
     /// Fails if the library is missing or too old.
     pub(super) fn open() -> Result<Self, String> {
         // SAFETY: when loaded, NCCL only initializes its own memory.
-        let opened = NAMES.iter().find_map(|name| unsafe { libloading::Library::new(*name) }.ok());
-        let names = NAMES.join(" or ");
+        let opened =
+            LIBRARY_NAMES.iter().find_map(|name| unsafe { libloading::Library::new(*name) }.ok());
+        let names = LIBRARY_NAMES.join(" or ");
         let missing =
             format!("cannot load {names}; install NCCL or add its folder to LD_LIBRARY_PATH");
         let library: &'static _ = Box::leak(Box::new(opened.ok_or(missing)?));
         // SAFETY: the function types match nccl.h.
         unsafe {
             let get_version: unsafe extern "C" fn(*mut c_int) -> c_int =
-                find(library, "ncclGetVersion")?;
+                look_up(library, "ncclGetVersion")?;
             let mut version = 0;
             if get_version(&raw mut version) != SUCCESS || version < VERSION_MIN {
                 return Err(format!(
@@ -129,15 +130,15 @@ impl Library {
                 ));
             }
             let functions = Functions {
-                get_unique_id: find(library, "ncclGetUniqueId")?,
-                init: find(library, "ncclCommInitRankConfig")?,
-                all_reduce: find(library, "ncclAllReduce")?,
-                async_error: find(library, "ncclCommGetAsyncError")?,
-                finalize: find(library, "ncclCommFinalize")?,
-                destroy: find(library, "ncclCommDestroy")?,
-                abort: find(library, "ncclCommAbort")?,
-                error_string: find(library, "ncclGetErrorString")?,
-                last_error: find(library, "ncclGetLastError")?,
+                get_unique_id: look_up(library, "ncclGetUniqueId")?,
+                init: look_up(library, "ncclCommInitRankConfig")?,
+                all_reduce: look_up(library, "ncclAllReduce")?,
+                async_error: look_up(library, "ncclCommGetAsyncError")?,
+                finalize: look_up(library, "ncclCommFinalize")?,
+                destroy: look_up(library, "ncclCommDestroy")?,
+                abort: look_up(library, "ncclCommAbort")?,
+                error_string: look_up(library, "ncclGetErrorString")?,
+                last_error: look_up(library, "ncclGetLastError")?,
             };
             Ok(Self { functions: Box::leak(Box::new(functions)), version })
         }
@@ -153,7 +154,7 @@ impl Library {
     /// # Errors
     ///
     /// Fails if NCCL finds no network.
-    pub(super) fn new_id(&self) -> Outcome<[u8; ID_BYTES]> {
+    pub(super) fn new_id(&self) -> NcclResult<[u8; ID_BYTES]> {
         let mut id = Id([0; ID_BYTES]);
         // SAFETY: `id` has the size of NCCL's ID.
         let code = unsafe { (self.functions.get_unique_id)(&raw mut id) };
@@ -161,7 +162,7 @@ impl Library {
     }
 
     /// Converts the return code of a call.
-    fn checked(&self, code: c_int, comm: Comm) -> Outcome<()> {
+    fn checked(&self, code: c_int, comm: Comm) -> NcclResult<()> {
         if code == SUCCESS || code == IN_PROGRESS {
             return Ok(());
         }
@@ -173,11 +174,11 @@ impl Library {
             unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned()
         };
         // SAFETY: any code is valid, and NCCL accepts a null `comm`.
-        let (what, last) = unsafe {
+        let (summary, detail) = unsafe {
             (text((self.functions.error_string)(code)), text((self.functions.last_error)(comm)))
         };
-        let why = if last.is_empty() { what } else { format!("{what}: {last}") };
-        Err(Failure { why, is_remote: code == REMOTE_ERROR })
+        let why = if detail.is_empty() { summary } else { format!("{summary}: {detail}") };
+        Err(NcclError { why, is_remote: code == REMOTE_ERROR })
     }
 }
 
@@ -186,7 +187,7 @@ impl Library {
 /// # Safety
 ///
 /// `F` must be the type of the function.
-unsafe fn find<F: Copy>(library: &'static libloading::Library, name: &str) -> Result<F, String> {
+unsafe fn look_up<F: Copy>(library: &'static libloading::Library, name: &str) -> Result<F, String> {
     // SAFETY: guaranteed by the caller.
     let function = unsafe { library.get::<F>(name.as_bytes()) };
     function
@@ -195,27 +196,27 @@ unsafe fn find<F: Copy>(library: &'static libloading::Library, name: &str) -> Re
 }
 
 /// Fails if waiting should end, with the reason.
-type GoesOn<'a> = &'a dyn Fn() -> Outcome<()>;
+type CancelCheck<'a> = &'a dyn Fn() -> NcclResult<()>;
 
 /// A CUDA stream of this process, in the context that burn uses, so that addresses are valid in
 /// both.
 #[derive(Clone, Debug)]
-pub(super) struct Queue(Arc<CudaStream>);
+pub(super) struct GpuStream(Arc<CudaStream>);
 
-impl Queue {
+impl GpuStream {
     /// Creates a separate stream.
     ///
     /// # Errors
     ///
     /// Fails if the GPU cannot be used.
-    pub(super) fn new(gpu: usize) -> Outcome<Self> {
-        let driver = |error: DriverError| Failure::from(format!("GPU {gpu}: {error}"));
+    pub(super) fn new(gpu: usize) -> NcclResult<Self> {
+        let driver = |error: DriverError| NcclError::from(format!("GPU {gpu}: {error}"));
         let context = CudaContext::new(gpu).map_err(driver)?;
         Ok(Self(context.new_stream().map_err(driver)?))
     }
 
     /// Binds the context to this thread, because NCCL's calls use the current context.
-    fn bind(&self) -> Outcome<()> {
+    fn bind(&self) -> NcclResult<()> {
         self.0.context().bind_to_thread().map_err(|error| error.to_string().into())
     }
 }
@@ -224,9 +225,9 @@ impl Queue {
 pub(super) struct Communicator {
     library: Library,
     comm: Comm,
-    queue: Queue,
+    stream: GpuStream,
     /// Whether the communicator must be aborted instead of shut down cleanly.
-    is_lost: bool,
+    has_failed: bool,
 }
 
 // SAFETY: NCCL allows calls from any thread, one at a time, which `&mut self` guarantees.
@@ -234,31 +235,31 @@ unsafe impl Send for Communicator {}
 
 impl std::fmt::Debug for Communicator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { library, is_lost, .. } = self;
+        let Self { library, has_failed, .. } = self;
         f.debug_struct("Communicator")
             .field("library", library)
-            .field("is_lost", is_lost)
+            .field("has_failed", has_failed)
             .finish_non_exhaustive()
     }
 }
 
 impl Communicator {
-    /// Waits until all ranks have joined. NCCL itself would wait forever, so `goes_on` limits the
-    /// wait.
+    /// Waits until all ranks have joined. NCCL itself would wait forever, so `cancel_check`
+    /// limits the wait.
     ///
     /// # Errors
     ///
-    /// Fails if a rank cannot join, or if `goes_on` does.
+    /// Fails if a rank cannot join, or if `cancel_check` does.
     pub(super) fn join(
         library: Library,
         id: [u8; ID_BYTES],
         rank: usize,
         size: usize,
-        queue: Queue,
-        goes_on: GoesOn<'_>,
-    ) -> Outcome<Self> {
-        queue.bind()?;
-        let mut joined = Self { library, comm: std::ptr::null_mut(), queue, is_lost: false };
+        stream: GpuStream,
+        cancel_check: CancelCheck<'_>,
+    ) -> NcclResult<Self> {
+        stream.bind()?;
+        let mut joined = Self { library, comm: std::ptr::null_mut(), stream, has_failed: false };
         let mut config = Config {
             size: size_of::<Config>(),
             magic: 0xcafe_beef,
@@ -270,8 +271,9 @@ impl Communicator {
         let code = unsafe {
             (library.functions.init)(&raw mut joined.comm, size, Id(id), rank, &raw mut config)
         };
-        let outcome = library.checked(code, joined.comm).and_then(|()| joined.settle(goes_on));
-        joined.noted(outcome)?;
+        let outcome =
+            library.checked(code, joined.comm).and_then(|()| joined.wait_until_ready(cancel_check));
+        joined.note_failure(outcome)?;
         Ok(joined)
     }
 
@@ -287,58 +289,65 @@ impl Communicator {
         to: u64,
         num: usize,
         element: Element,
-        goes_on: GoesOn<'_>,
-    ) -> Outcome<()> {
+        cancel_check: CancelCheck<'_>,
+    ) -> NcclResult<()> {
         if num == 0 {
             return Ok(());
         }
-        self.queue.bind()?;
+        self.stream.bind()?;
         let (from, to) = (from as *const c_void, to as *mut c_void);
-        let stream = self.queue.0.cu_stream().cast();
+        let stream = self.stream.0.cu_stream().cast();
         // SAFETY: the caller holds the tensors with this many elements at these addresses, and
         // nothing writes to them.
         let code = unsafe {
             let all_reduce = self.library.functions.all_reduce;
             all_reduce(from, to, num, element as c_int, OP_SUM, self.comm, stream)
         };
-        let queued = self.library.checked(code, self.comm).and_then(|()| self.settle(goes_on));
-        self.noted(queued)?;
-        let driver = |error: DriverError| Failure::from(error.to_string());
-        let done = self.queue.0.record_event(None).map_err(driver);
-        let done =
-            done.and_then(|event| self.wait(goes_on, &|| event.try_is_complete().map_err(driver)));
-        self.noted(done)
+        let queued = self
+            .library
+            .checked(code, self.comm)
+            .and_then(|()| self.wait_until_ready(cancel_check));
+        self.note_failure(queued)?;
+        let driver = |error: DriverError| NcclError::from(error.to_string());
+        let done = self.stream.0.record_event(None).map_err(driver);
+        let done = done
+            .and_then(|event| self.wait(cancel_check, &|| event.try_is_complete().map_err(driver)));
+        self.note_failure(done)
     }
 
     /// Marks the gang as failed, so that dropping this value aborts instead of waiting for others.
-    pub(super) fn abandon(&mut self) {
-        self.is_lost = true;
+    pub(super) fn mark_failed(&mut self) {
+        self.has_failed = true;
     }
 
     /// Waits until NCCL has accepted the queued operation.
-    fn settle(&self, goes_on: GoesOn<'_>) -> Outcome<()> {
-        self.wait(goes_on, &|| Ok(self.state()? == SUCCESS))
+    fn wait_until_ready(&self, cancel_check: CancelCheck<'_>) -> NcclResult<()> {
+        self.wait(cancel_check, &|| Ok(self.state()? == SUCCESS))
     }
 
-    /// Waits for a condition; fails if NCCL reports an error or `goes_on` does.
-    fn wait(&self, goes_on: GoesOn<'_>, is_done: &dyn Fn() -> Outcome<bool>) -> Outcome<()> {
-        for turn in 0_u32.. {
+    /// Waits for a condition; fails if NCCL reports an error or `cancel_check` does.
+    fn wait(
+        &self,
+        cancel_check: CancelCheck<'_>,
+        is_done: &dyn Fn() -> NcclResult<bool>,
+    ) -> NcclResult<()> {
+        for round in 0_u32.. {
             if is_done()? {
                 break;
             }
-            if turn < SPINS {
+            if round < SPINS {
                 std::hint::spin_loop();
                 continue;
             }
             self.state()?;
-            goes_on()?;
-            std::thread::sleep(PAUSE);
+            cancel_check()?;
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
 
     /// Returns the asynchronous state, which includes errors of NCCL's threads and of other ranks.
-    fn state(&self) -> Outcome<c_int> {
+    fn state(&self) -> NcclResult<c_int> {
         let mut state = SUCCESS;
         // SAFETY: `comm` is open.
         let code = unsafe { (self.library.functions.async_error)(self.comm, &raw mut state) };
@@ -347,18 +356,18 @@ impl Communicator {
         Ok(state)
     }
 
-    fn noted<T>(&mut self, outcome: Outcome<T>) -> Outcome<T> {
-        self.is_lost |= outcome.is_err();
+    fn note_failure<T>(&mut self, outcome: NcclResult<T>) -> NcclResult<T> {
+        self.has_failed |= outcome.is_err();
         outcome
     }
 
-    fn end(&mut self) -> Outcome<()> {
-        self.queue.bind()?;
+    fn finalize(&mut self) -> NcclResult<()> {
+        self.stream.bind()?;
         // SAFETY: `comm` is open, and no operation follows this call.
         let code = unsafe { (self.library.functions.finalize)(self.comm) };
         self.library.checked(code, self.comm)?;
         let start = Instant::now();
-        self.settle(&|| match start.elapsed() < END_MAX {
+        self.wait_until_ready(&|| match start.elapsed() < SHUTDOWN_TIMEOUT {
             true => Ok(()),
             false => Err("timeout while waiting for the other ranks".to_owned().into()),
         })
@@ -370,7 +379,7 @@ impl Drop for Communicator {
         if self.comm.is_null() {
             return;
         }
-        let is_over = !self.is_lost && self.end().is_ok();
+        let is_over = !self.has_failed && self.finalize().is_ok();
         let Functions { destroy, abort, .. } = self.library.functions;
         // SAFETY: `comm` is open; aborting ends pending operations.
         unsafe { if is_over { destroy(self.comm) } else { abort(self.comm) } };

@@ -8,9 +8,9 @@ use burn::tensor::Device;
 use proptest::prelude::*;
 use stoker_api::contract::ExitCode;
 
-use super::super::group::OnDevice;
+use super::super::group::DeviceAllReduce;
 use super::super::*;
-use super::meeting::{gang_of, joined};
+use super::rendezvous::{gang_of, joined};
 use crate::error::exit_code;
 
 /// Runs a closure on each of several connected ranks, and returns when all have finished.
@@ -29,7 +29,7 @@ fn on_threads(size: usize, act: &(dyn Fn(&dyn Collective) + Sync)) {
 fn on_connections(size: usize, act: &(dyn Fn(&dyn Collective) + Sync)) {
     if size == 1 {
         // A single rank does not need connections.
-        return act(&Alone);
+        return act(&SingleRank);
     }
     let gang = gang_of(size as u32);
     std::thread::scope(|scope| {
@@ -112,19 +112,23 @@ fn ring_sums_every_element_once() {
 
 /// A stand-in for NCCL, which connects the ranks separately.
 #[derive(Debug)]
-struct Threads(ThreadRank);
+struct ThreadDevice(ThreadRank);
 
-impl OnDevice for Threads {
-    fn sum(&mut self, values: Tensor<1>, goes_on: &dyn Fn() -> Result<()>) -> Result<Tensor<1>> {
-        goes_on()?;
+impl DeviceAllReduce for ThreadDevice {
+    fn sum(
+        &mut self,
+        values: Tensor<1>,
+        check_running: &dyn Fn() -> Result<()>,
+    ) -> Result<Tensor<1>> {
+        check_running()?;
         self.0.sum_tensor(values)
     }
 
-    fn takes(&self, values: &Tensor<1>) -> bool {
+    fn supports(&self, values: &Tensor<1>) -> bool {
         !values.device().is_autodiff()
     }
 
-    fn abandon(&mut self) {}
+    fn mark_failed(&mut self) {}
 }
 
 fn on_devices(size: usize, act: &(dyn Fn(&dyn Collective) + Sync)) {
@@ -134,7 +138,7 @@ fn on_devices(size: usize, act: &(dyn Fn(&dyn Collective) + Sync)) {
             let gang = &gang;
             scope.spawn(move || {
                 let mut ranks = joined(gang, 0, rank, 1, 20_000).unwrap().0;
-                ranks.attach(Box::new(Threads(device)));
+                ranks.attach_device(Box::new(ThreadDevice(device)));
                 assert!(ranks.sums_on_device());
                 act(&ranks);
             });
@@ -194,30 +198,34 @@ fn half_precision_sums_are_accurate() {
 fn device_failure_ends_the_gang() {
     let gang = gang_of(2);
     #[derive(Debug)]
-    struct Broken;
-    impl OnDevice for Broken {
+    struct FailingDevice;
+    impl DeviceAllReduce for FailingDevice {
         fn sum(&mut self, _: Tensor<1>, _: &dyn Fn() -> Result<()>) -> Result<Tensor<1>> {
             Err("out of order".into())
         }
-        fn takes(&self, _: &Tensor<1>) -> bool {
+        fn supports(&self, _: &Tensor<1>) -> bool {
             true
         }
-        fn abandon(&mut self) {}
+        fn mark_failed(&mut self) {}
     }
     /// Waits, and reports whether it was abandoned before it was dropped.
     #[derive(Debug)]
-    struct Waits(std::sync::mpsc::Sender<()>);
-    impl OnDevice for Waits {
-        fn sum(&mut self, _: Tensor<1>, goes_on: &dyn Fn() -> Result<()>) -> Result<Tensor<1>> {
+    struct BlockingDevice(std::sync::mpsc::Sender<()>);
+    impl DeviceAllReduce for BlockingDevice {
+        fn sum(
+            &mut self,
+            _: Tensor<1>,
+            check_running: &dyn Fn() -> Result<()>,
+        ) -> Result<Tensor<1>> {
             loop {
-                goes_on()?;
+                check_running()?;
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
-        fn takes(&self, _: &Tensor<1>) -> bool {
+        fn supports(&self, _: &Tensor<1>) -> bool {
             true
         }
-        fn abandon(&mut self) {
+        fn mark_failed(&mut self) {
             self.0.send(()).unwrap();
         }
     }
@@ -227,9 +235,12 @@ fn device_failure_ends_the_gang() {
             let (gang, abandons) = (&gang, abandons.clone());
             scope.spawn(move || {
                 let mut ranks = joined(gang, 0, rank, 1, 20_000).unwrap().0;
-                let device: Box<dyn OnDevice> =
-                    if rank == 0 { Box::new(Broken) } else { Box::new(Waits(abandons)) };
-                ranks.attach(device);
+                let device: Box<dyn DeviceAllReduce> = if rank == 0 {
+                    Box::new(FailingDevice)
+                } else {
+                    Box::new(BlockingDevice(abandons))
+                };
+                ranks.attach_device(device);
                 let values = || Tensor::zeros([3], &Device::flex());
                 let error = ranks.sum_tensor(values()).unwrap_err();
                 match rank {
@@ -249,9 +260,10 @@ fn gathered_values_come_in_rank_order() {
     for (name, run) in ALL {
         for size in [1, 2, 3, 4] {
             let results = on_ranks(run, size, |ranks| {
-                let values = exchange(ranks, "step", format!("rank {}", ranks.rank())).unwrap();
+                let values =
+                    all_gather_json(ranks, "step", format!("rank {}", ranks.rank())).unwrap();
                 let local = Bytes::from(vec![ranks.rank() as u8 + 5; 300_000 * (ranks.rank() + 1)]);
-                (values, ranks.gather(local.clone()).unwrap(), ranks.broadcast(local).unwrap())
+                (values, ranks.all_gather(local.clone()).unwrap(), ranks.broadcast(local).unwrap())
             });
             for (values, gathered, model) in results {
                 let expected: Vec<String> = (0..size).map(|rank| format!("rank {rank}")).collect();
@@ -271,18 +283,18 @@ fn overlapping_calls_do_not_mix() {
         let late = AtomicUsize::new(0);
         let results = on_ranks(run, 3, |ranks| {
             let mut sums = vec![];
-            for turn in 0..50 {
+            for round in 0..50 {
                 if late.fetch_add(1, Ordering::Relaxed).is_multiple_of(7) {
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                let mut values = vec![(turn * 3 + ranks.rank()) as f32; 1 + turn * 400];
+                let mut values = vec![(round * 3 + ranks.rank()) as f32; 1 + round * 400];
                 ranks.sum_f32(&mut values).unwrap();
                 assert!(values.iter().all(|value| *value == values[0]));
                 sums.push(values[0]);
             }
             sums
         });
-        let expected: Vec<f32> = (0..50).map(|turn| (turn * 9 + 3) as f32).collect();
+        let expected: Vec<f32> = (0..50).map(|round| (round * 9 + 3) as f32).collect();
         assert!(results.iter().all(|sums| *sums == expected), "{name}");
     }
 }
@@ -290,20 +302,20 @@ fn overlapping_calls_do_not_mix() {
 #[test]
 fn mismatched_calls_are_reported() {
     for (name, run) in ALL {
-        let places = on_ranks(run, 2, |ranks| {
-            let place = ["step", "validation"][ranks.rank()];
-            exchange(ranks, place, 1).unwrap_err().to_string()
+        let errors = on_ranks(run, 2, |ranks| {
+            let position = ["step", "validation"][ranks.rank()];
+            all_gather_json(ranks, position, 1).unwrap_err().to_string()
         });
         let expected = "rank 1 is at `validation`, but this rank is at `step`";
-        assert!(places[0].contains(expected), "{name}: {places:?}");
+        assert!(errors[0].contains(expected), "{name}: {errors:?}");
         for len in [3, 30_000] {
             let lengths = on_ranks(run, 3, |ranks| {
                 let error = ranks.sum_f32(&mut vec![0.0; len + ranks.rank()]).unwrap_err();
                 (exit_code(&*error), error.to_string())
             });
-            let tells =
+            let is_reported =
                 |(_, text): &(ExitCode, String)| text.contains("made a different collective call");
-            assert!(lengths.iter().any(tells), "{name}: {lengths:?}");
+            assert!(lengths.iter().any(is_reported), "{name}: {lengths:?}");
         }
     }
 }
@@ -311,10 +323,10 @@ fn mismatched_calls_are_reported() {
 #[test]
 fn rank_exit_ends_the_gang() {
     for (name, run) in ALL {
-        for goes in 0..3 {
+        for exiting in 0..3 {
             let codes = on_ranks(run, 3, |ranks| {
                 ranks.sum_f32(&mut [1.0]).unwrap();
-                if ranks.rank() == goes {
+                if ranks.rank() == exiting {
                     return ExitCode::PeerFailed;
                 }
                 let error = ranks.sum_f32(&mut vec![1.0; 1_000_000]).unwrap_err();
@@ -323,7 +335,7 @@ fn rank_exit_ends_the_gang() {
                 assert_eq!(exit_code(&*again), ExitCode::PeerFailed, "{name}");
                 exit_code(&*error)
             });
-            assert_eq!(codes, [ExitCode::PeerFailed; 3], "{name}, rank {goes}");
+            assert_eq!(codes, [ExitCode::PeerFailed; 3], "{name}, rank {exiting}");
         }
     }
 }
@@ -339,14 +351,14 @@ fn local_groups_are_independent() {
                 // The last pod has only one rank.
                 let local: &dyn Collective = match &local {
                     Some(local) => local,
-                    None => &Alone,
+                    None => &SingleRank,
                 };
                 // The pods make their local calls at different times, and some never do.
                 let mut values = vec![rank];
                 if rank < 2 {
-                    values = exchange(local, "local", rank).unwrap();
+                    values = all_gather_json(local, "local", rank).unwrap();
                 }
-                let all = exchange(&all, "all", rank).unwrap();
+                let all = all_gather_json(&all, "all", rank).unwrap();
                 let first = local.broadcast(Bytes::from(vec![rank as u8])).unwrap()[0];
                 (values, all, first)
             })

@@ -11,7 +11,7 @@ use url::Url;
 
 use super::super::DataError;
 use super::shown;
-use crate::error::chain;
+use crate::error::with_sources;
 
 /// Maximum number of attempts for transient failures.
 const ATTEMPTS_MAX: u32 = 4;
@@ -92,7 +92,7 @@ async fn over_http(url: &Url, path: &Path) -> Result<(), DataError> {
         .connect_timeout(CONNECT_TIMEOUT)
         .read_timeout(READ_TIMEOUT)
         .build()
-        .map_err(|error| failed(url, &chain(&error)))?;
+        .map_err(|error| failed(url, &with_sources(&error)))?;
     let mut wait = WAIT_FIRST;
     for attempt in 1.. {
         match once(&client, url, path).await {
@@ -115,8 +115,8 @@ enum Failure {
 
 async fn once(client: &reqwest::Client, url: &Url, path: &Path) -> Result<(), Failure> {
     let response = client.get(url.clone()).send().await;
-    let mut response =
-        response.map_err(|error| Failure::MayPass(failed(url, &chain(&error.without_url()))))?;
+    let mut response = response
+        .map_err(|error| Failure::MayPass(failed(url, &with_sources(&error.without_url()))))?;
     let status = response.status();
     if !status.is_success() {
         return Err(refused(url, status));
@@ -134,7 +134,7 @@ async fn once(client: &reqwest::Client, url: &Url, path: &Path) -> Result<(), Fa
             Ok(None) if expected.is_none_or(|expected| expected == bytes) => break,
             Ok(None) => return Err(cut_short(url, bytes, expected, "")),
             Err(error) => {
-                let reason = format!(" ({})", chain(&error.without_url()));
+                let reason = format!(" ({})", with_sources(&error.without_url()));
                 return Err(cut_short(url, bytes, expected, &reason));
             }
         }

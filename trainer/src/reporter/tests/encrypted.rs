@@ -39,7 +39,7 @@ async fn serve(listener: TcpListener, acceptor: TlsAcceptor) {
     }
 }
 
-fn open_door(rt: &Runtime) -> SocketAddr {
+fn start_server(rt: &Runtime) -> SocketAddr {
     let certificate = CertificateDer::from_pem_slice(include_bytes!("tls/door.pem")).unwrap();
     let key = PrivateKeyDer::from_pem_slice(include_bytes!("tls/door.key")).unwrap();
     let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
@@ -71,12 +71,12 @@ fn config(url: &str, ca: Option<&str>, folder: &tempfile::TempDir) -> TrialConfi
 #[test]
 fn only_the_trusted_server_receives_reports() {
     let (rt, folder) = (Runtime::new().unwrap(), tempfile::tempdir().unwrap());
-    let port = open_door(&rt).port();
+    let port = start_server(&rt).port();
     let check = |host: &str, ca: Option<&str>, expected: Option<Directive>| {
         let config = config(&format!("https://{host}:{port}/report"), ca, &folder);
         let reporter = Reporter::new(rt.handle().clone(), &config).unwrap();
         let wait = Duration::from_secs(if expected.is_some() { 10 } else { 1 });
-        assert_eq!(reporter.ask_within(1, progress(), wait), expected, "{host}, {ca:?}");
+        assert_eq!(reporter.post_and_wait_within(1, progress(), wait), expected, "{host}, {ca:?}");
     };
     let both = format!("{OTHER_CA}{CA}");
     check("127.0.0.1", Some(CA), Some(Directive::Stop));

@@ -215,7 +215,7 @@ fn steps_are_all_reduced_over_ranks() {
             .map(|rank| {
                 let Context { config, outlet, stop, .. } = alone(None, 7).context().unwrap();
                 let outlet = Arc::into_inner(outlet).unwrap().into_inner().unwrap();
-                let ranks = Distributed::of(Box::new(rank));
+                let ranks = Distributed::from_collective(Box::new(rank));
                 Context::new(config, outlet, stop, Device::flex().autodiff(), ranks)
             })
             .collect();

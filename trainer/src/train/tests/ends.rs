@@ -3,7 +3,7 @@
 use stoker_api::contract::{Report, ReportEvent};
 
 use super::*;
-use crate::reporter::tests::TestDoor;
+use crate::reporter::tests::TestReportServer;
 
 /// A callback that fails at the first batch.
 struct Fails;
@@ -90,7 +90,7 @@ fn train_under_runner_with(
     callback: impl Callback + 'static,
     validation: Option<Data<Pair>>,
 ) -> (Result<Fitted<Net>>, Vec<Report>) {
-    let door = TestDoor::open(vec![continue_to_20()]);
+    let door = TestReportServer::scripted(vec![continue_to_20()]);
     train_with_server(&door, metric, callback, validation)
 }
 
@@ -100,7 +100,7 @@ fn continue_to_20() -> (u16, String) {
 
 /// Same as [`train_under_runner_with`], with this report server.
 fn train_with_server(
-    door: &TestDoor,
+    door: &TestReportServer,
     metric: &str,
     callback: impl Callback + 'static,
     validation: Option<Data<Pair>>,
@@ -120,7 +120,7 @@ fn train_with_server(
     let fit = Fit { validation, ..fit }.callbacks(vec![callback.boxed()]);
     let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
     let fitted = context.fit(Net::new(context.device()), optimizers(), step, fit);
-    let reports = door.seen.lock().unwrap().iter().map(|(_, report)| report.clone()).collect();
+    let reports = door.received.lock().unwrap().iter().map(|(_, report)| report.clone()).collect();
     (fitted, reports)
 }
 
@@ -128,7 +128,7 @@ fn train_with_server(
 fn training_continues_while_reports_are_refused() {
     let _stream = alone_on_the_stream();
     let refusals = [401, 403, 410, 401, 500].map(|status| (status, "not now".to_owned()));
-    let door = TestDoor::open([&refusals[..], &[continue_to_20()]].concat());
+    let door = TestReportServer::scripted([&refusals[..], &[continue_to_20()]].concat());
     let validation = Some(Data::arrays(samples()).unwrap());
     let (fitted, reports) = train_with_server(&door, "val_loss", Stops(20), validation);
     assert_eq!(fitted.unwrap().stopped.as_deref(), Some("enough"));

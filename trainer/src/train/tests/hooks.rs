@@ -241,8 +241,9 @@ fn chief_only_callback_cannot_change_training() {
         });
         done.map(|()| control.stop).map_err(|error| error.to_string())
     };
-    assert_eq!(call(&Distributed::alone(), 1), Ok(Some("enough".into())));
-    let ranks = ThreadRank::group(2).into_iter().map(|rank| Distributed::of(Box::new(rank)));
+    assert_eq!(call(&Distributed::single_rank(), 1), Ok(Some("enough".into())));
+    let ranks =
+        ThreadRank::group(2).into_iter().map(|rank| Distributed::from_collective(Box::new(rank)));
     let ranks: Vec<_> = ranks.collect();
     assert_eq!(call(&ranks[0], 0), Ok(None));
     let error = call(&ranks[0], 1).unwrap_err();

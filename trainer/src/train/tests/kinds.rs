@@ -171,7 +171,7 @@ pub(super) fn of_ranks_told<T: Send>(
             let (keep, mut config) = (Some(standalone.keep()), standalone.config().unwrap());
             let outlet = Outlet::open(&mut config, keep, number == 0).unwrap();
             let stop = StopSignal::default();
-            let ranks = Distributed::of(Box::new(rank));
+            let ranks = Distributed::from_collective(Box::new(rank));
             tell(&mut config);
             let context = Context::new(config, outlet, stop, Device::flex().autodiff(), ranks);
             context.silence();
@@ -262,7 +262,7 @@ fn ranks_with_different_data_are_rejected() {
             let ranks = ThreadRank::group(3).into_iter().zip(of_ranks);
             let check = |(rank, data)| {
                 scope.spawn(move || {
-                    let ranks = Distributed::of(Box::new(rank));
+                    let ranks = Distributed::from_collective(Box::new(rank));
                     run::same_data(&ranks, data).map_err(|error| error.to_string())
                 })
             };

@@ -9,7 +9,7 @@ use super::callbacks::{Falling, Falls, counted, falling_optimizers};
 use super::hooks::{Calls, Notes, check_legal_with, name, of_training};
 use super::kinds::of_ranks_told;
 use super::*;
-use crate::reporter::tests::TestDoor;
+use crate::reporter::tests::TestReportServer;
 use crate::train::by_hand::Turn;
 
 /// Two epochs of three batches, and one batch more.
@@ -230,7 +230,7 @@ fn prolongs(report: &Report) -> Directive {
 }
 
 /// Creates the next attempt in `folder` under a runner that has recorded the granted length.
-fn under_runner(folder: &Path, door: &TestDoor) -> Context {
+fn under_runner(folder: &Path, door: &TestReportServer) -> Context {
     let token = folder.join("token");
     std::fs::write(&token, "one").unwrap();
     let TrialConfig { attempt, resume_from, .. } = alone(Some(folder), 1).context().unwrap().config;
@@ -257,7 +257,7 @@ fn under_runner(folder: &Path, door: &TestDoor) -> Context {
 /// Returns the calls of each rank.
 fn run(folder: &Path, setting: &Setting, leaves: Option<u64>) -> Vec<Vec<String>> {
     if setting.is_prolonged {
-        let door = TestDoor::answering(prolongs);
+        let door = TestReportServer::with_directives(prolongs);
         return vec![calls_of(&under_runner(folder, &door), setting, leaves)];
     }
     let tell = |config: &mut TrialConfig| {

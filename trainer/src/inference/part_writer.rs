@@ -6,7 +6,7 @@ use stoker_api::inference::{InferenceOutput, RowFormat};
 use crate::{InvalidInput, Result};
 
 /// Output of one shard, row by row.
-pub(super) enum Part {
+pub(super) enum PartWriter {
     Lines(Vec<u8>),
     /// CSV writer, and whether the first row, which writes the header, was checked.
     Csv(Box<csv::Writer<Vec<u8>>>, bool),
@@ -14,7 +14,7 @@ pub(super) enum Part {
     Table(super::table::Table),
 }
 
-impl Part {
+impl PartWriter {
     /// Creates an empty part.
     ///
     /// # Errors
@@ -31,7 +31,7 @@ impl Part {
             #[cfg(feature = "parquet")]
             typed => Ok(Self::Table(super::table::Table::new(typed, &output.columns))),
             #[cfg(not(feature = "parquet"))]
-            typed => Err(super::not_built(typed)),
+            typed => Err(super::unsupported_format(typed)),
         }
     }
 
@@ -48,7 +48,7 @@ impl Part {
             }
             Self::Csv(writer, has_header) => {
                 if !std::mem::replace(has_header, true) {
-                    refuse_nameless(row)?;
+                    require_named_fields(row)?;
                 }
                 writer.serialize(row).map_err(|error| refused("CSV", &error))?;
             }
@@ -76,7 +76,7 @@ impl Part {
 }
 
 /// Fails unless the output has named fields, which become the CSV header.
-fn refuse_nameless(row: &impl Serialize) -> Result<()> {
+fn require_named_fields(row: &impl Serialize) -> Result<()> {
     match serde_json::to_value(row)? {
         serde_json::Value::Object(_) => Ok(()),
         row => {
@@ -115,7 +115,7 @@ mod tests {
 
     fn check(format: RowFormat, num: usize, expected: &str) {
         let output = InferenceOutput { format, ..InferenceOutput::default() };
-        let mut part = Part::new(&output).unwrap();
+        let mut part = PartWriter::new(&output).unwrap();
         ITEMS.iter().take(num).for_each(|item| part.push(item).unwrap());
         assert_eq!(String::from_utf8(part.finish().unwrap()).unwrap(), expected);
     }
@@ -133,10 +133,10 @@ mod tests {
     #[test]
     fn unsupported_outputs_are_refused_with_a_remedy() {
         let output = InferenceOutput { format: RowFormat::Csv, ..InferenceOutput::default() };
-        let error = Part::new(&output).unwrap().push(&json!({"a": {"b": 1}})).unwrap_err();
+        let error = PartWriter::new(&output).unwrap().push(&json!({"a": {"b": 1}})).unwrap_err();
         assert!(error.to_string().contains("use another output.format"), "{error}");
         for (row, shown) in [(json!([1, "a"]), "[1,\"a\"]"), (json!(0.5), "0.5")] {
-            let error = Part::new(&output).unwrap().push(&row).unwrap_err().to_string();
+            let error = PartWriter::new(&output).unwrap().push(&row).unwrap_err().to_string();
             assert!(error.contains(&format!("output is {shown}, but a row of CSV")), "{error}");
         }
     }

@@ -4,7 +4,7 @@
 use serde::Deserialize;
 use stoker_api::contract::{Gang, TrialConfig};
 
-use super::Numbers;
+use super::Topology;
 use crate::Result;
 use crate::error::Infrastructure;
 
@@ -19,14 +19,14 @@ const ENV_MASTER_PORT: &str = "MASTER_PORT";
 
 /// Position of this process in its gang.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Launched {
-    pub(crate) numbers: Numbers,
+pub(crate) struct LaunchConfig {
+    pub(crate) topology: Topology,
     /// `None` for a single rank.
     pub(super) gang: Option<Gang>,
 }
 
-impl Launched {
-    pub(super) const ALONE: Self = Self { numbers: Numbers::ALONE, gang: None };
+impl LaunchConfig {
+    pub(super) const SINGLE_RANK: Self = Self { topology: Topology::SINGLE_RANK, gang: None };
 
     /// Reads the variables of Stoker's launcher for the gang of the trial.
     ///
@@ -34,7 +34,7 @@ impl Launched {
     ///
     /// Fails if a variable is missing or contradicts the trial.
     pub(crate) fn for_trial(config: &TrialConfig) -> Result<Self> {
-        Self::of_trial(config, &lookup)
+        Self::from_trial(config, &lookup)
     }
 
     /// Reads the environment of a program without a runner: `TF_CONFIG`, otherwise the variables of
@@ -44,8 +44,8 @@ impl Launched {
     ///
     /// Fails if a variable is missing or invalid.
     pub(crate) fn for_program() -> Result<Self> {
-        match Self::tf_config(&lookup)? {
-            Self { gang: None, .. } => Self::environment(&lookup),
+        match Self::parse_tf_config(&lookup)? {
+            Self { gang: None, .. } => Self::parse_environment(&lookup),
             several => Ok(several),
         }
     }
@@ -56,7 +56,7 @@ impl Launched {
     ///
     /// Fails if it is invalid, or if the task is not a worker.
     pub(super) fn from_tf_config() -> Result<Self> {
-        Self::tf_config(&lookup)
+        Self::parse_tf_config(&lookup)
     }
 
     /// Reads `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and related variables.
@@ -65,12 +65,12 @@ impl Launched {
     ///
     /// Fails if a variable is missing or invalid.
     pub(super) fn from_environment() -> Result<Self> {
-        Self::environment(&lookup)
+        Self::parse_environment(&lookup)
     }
 
-    fn of_trial(config: &TrialConfig, lookup: Lookup<'_>) -> Result<Self> {
+    fn from_trial(config: &TrialConfig, lookup: Lookup<'_>) -> Result<Self> {
         let Some(gang) = config.gang.as_ref().filter(|gang| gang.world_size > 1) else {
-            return Ok(Self::ALONE);
+            return Ok(Self::SINGLE_RANK);
         };
         let number = |name: &str| {
             number(lookup, name)?.ok_or_else(|| {
@@ -82,7 +82,7 @@ impl Launched {
                 crate::Error::from(Infrastructure(text))
             })
         };
-        let numbers = Numbers {
+        let topology = Topology {
             rank: number("RANK")?,
             size: number("WORLD_SIZE")?,
             local_rank: number("LOCAL_RANK")?,
@@ -90,19 +90,19 @@ impl Launched {
             cross_rank: number("CROSS_RANK")?,
             cross_size: number("CROSS_SIZE")?,
         };
-        if numbers.size != gang.world_size as usize {
-            let (own, size) = (numbers.size, gang.world_size);
+        if topology.size != gang.world_size as usize {
+            let (own, size) = (topology.size, gang.world_size);
             let text = format!("WORLD_SIZE is {own}, but the trial has {size} ranks");
             return Err(Infrastructure(text).into());
         }
-        Ok(Self { numbers: numbers.checked()?, gang: Some(gang.clone()) })
+        Ok(Self { topology: topology.validated()?, gang: Some(gang.clone()) })
     }
 
-    fn environment(lookup: Lookup<'_>) -> Result<Self> {
-        let Some(address) = lookup("MASTER_ADDR") else { return Ok(Self::ALONE) };
+    fn parse_environment(lookup: Lookup<'_>) -> Result<Self> {
+        let Some(address) = lookup("MASTER_ADDR") else { return Ok(Self::SINGLE_RANK) };
         let size = number(lookup, "WORLD_SIZE")?.unwrap_or(1);
         if size == 1 {
-            return Ok(Self::ALONE);
+            return Ok(Self::SINGLE_RANK);
         }
         let needed = |names: &[&str]| -> Result<usize> {
             for name in names {
@@ -114,7 +114,7 @@ impl Launched {
             Err(Infrastructure(format!("WORLD_SIZE is {size}, but {names} is not set")).into())
         };
         let local_size = needed(&["LOCAL_WORLD_SIZE", "LOCAL_SIZE"])?;
-        let numbers = Numbers {
+        let topology = Topology {
             rank: needed(&["RANK"])?,
             size,
             local_rank: needed(&["LOCAL_RANK"])?,
@@ -124,10 +124,10 @@ impl Launched {
         };
         let port = needed(&[ENV_MASTER_PORT])?;
         let gang = gang(size, local_size, format!("{address}:{port}"), lookup);
-        Ok(Self { numbers: numbers.checked()?, gang: Some(gang) })
+        Ok(Self { topology: topology.validated()?, gang: Some(gang) })
     }
 
-    fn tf_config(lookup: Lookup<'_>) -> Result<Self> {
+    fn parse_tf_config(lookup: Lookup<'_>) -> Result<Self> {
         #[derive(Deserialize)]
         struct TfConfig {
             cluster: Cluster,
@@ -144,7 +144,7 @@ impl Launched {
             index: usize,
         }
         let Some(text) = lookup("TF_CONFIG").filter(|text| !text.is_empty()) else {
-            return Ok(Self::ALONE);
+            return Ok(Self::SINGLE_RANK);
         };
         let config: TfConfig = serde_json::from_str(&text)
             .map_err(|error| Infrastructure(format!("cannot parse TF_CONFIG: {error}")))?;
@@ -158,12 +158,13 @@ impl Launched {
             return Err(Infrastructure(text).into());
         }
         if size == 1 {
-            return Ok(Self::ALONE);
+            return Ok(Self::SINGLE_RANK);
         }
         let (cross_rank, cross_size) = (rank, size);
-        let numbers = Numbers { rank, size, local_rank: 0, local_size: 1, cross_rank, cross_size };
+        let topology =
+            Topology { rank, size, local_rank: 0, local_size: 1, cross_rank, cross_size };
         let gang = gang(size, 1, config.cluster.worker[0].clone(), lookup);
-        Ok(Self { numbers, gang: Some(gang) })
+        Ok(Self { topology, gang: Some(gang) })
     }
 }
 
@@ -183,8 +184,8 @@ fn number(lookup: Lookup<'_>, name: &str) -> Result<Option<usize>> {
     Ok(Some(number.ok_or_else(refused)?))
 }
 
-impl Numbers {
-    fn checked(self) -> Result<Self> {
+impl Topology {
+    fn validated(self) -> Result<Self> {
         let Self { rank, size, local_rank, local_size, .. } = self;
         let fits = rank < size
             && local_rank < local_size
@@ -206,17 +207,17 @@ mod tests {
 
     /// Expects rank, size, local rank, local size, cross rank, cross size and the rendezvous.
     fn check(
-        read: fn(Lookup<'_>) -> Result<Launched>,
+        read: fn(Lookup<'_>) -> Result<LaunchConfig>,
         variables: &[(&str, &str)],
         expected: Result<([usize; 6], &str), &str>,
     ) {
         let lookup = |name: &str| {
             variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
         };
-        let actual = read(&lookup).map(|launched| {
-            let n = launched.numbers;
+        let actual = read(&lookup).map(|launch| {
+            let n = launch.topology;
             let numbers = [n.rank, n.size, n.local_rank, n.local_size, n.cross_rank, n.cross_size];
-            (numbers, launched.gang.map(|gang| gang.rendezvous).unwrap_or_default())
+            (numbers, launch.gang.map(|gang| gang.rendezvous).unwrap_or_default())
         });
         match (actual, expected) {
             (Ok(actual), Ok((numbers, rendezvous))) => {
@@ -227,7 +228,7 @@ mod tests {
         }
     }
 
-    const ALONE: [usize; 6] = [0, 1, 0, 1, 0, 1];
+    const SINGLE_RANK: [usize; 6] = [0, 1, 0, 1, 0, 1];
 
     #[test]
     fn torchrun_variables_are_parsed() {
@@ -241,38 +242,39 @@ mod tests {
             ("MASTER_ADDR", "a"),
             ("MASTER_PORT", "29500"),
         ];
-        check(Launched::environment, &torch, Ok(([3, 4, 1, 2, 1, 2], "a:29500")));
-        check(Launched::environment, &[], Ok((ALONE, "")));
+        check(LaunchConfig::parse_environment, &torch, Ok(([3, 4, 1, 2, 1, 2], "a:29500")));
+        check(LaunchConfig::parse_environment, &[], Ok((SINGLE_RANK, "")));
         // Without a rendezvous address, the other variables are ignored.
-        check(Launched::environment, &torch[..6], Ok((ALONE, "")));
+        check(LaunchConfig::parse_environment, &torch[..6], Ok((SINGLE_RANK, "")));
         let without = |name: &str| -> Vec<_> {
             torch.iter().copied().filter(|(key, _)| *key != name).collect()
         };
         let missing = "WORLD_SIZE is 4, but RANK is not set";
-        check(Launched::environment, &without("RANK"), Err(missing));
+        check(LaunchConfig::parse_environment, &without("RANK"), Err(missing));
         let with =
             |name: &'static str, value: &'static str| [vec![(name, value)], without(name)].concat();
         let refused = "RANK is \"x\", but must be a number";
-        check(Launched::environment, &with("RANK", "x"), Err(refused));
+        check(LaunchConfig::parse_environment, &with("RANK", "x"), Err(refused));
         let refused = "rank 4 of 4 cannot be rank 1 of 2 in its pod";
-        check(Launched::environment, &with("RANK", "4"), Err(refused));
+        check(LaunchConfig::parse_environment, &with("RANK", "4"), Err(refused));
         let refused = "rank 3 of 4 cannot be rank 2 of 2 in its pod";
-        check(Launched::environment, &with("LOCAL_RANK", "2"), Err(refused));
+        check(LaunchConfig::parse_environment, &with("LOCAL_RANK", "2"), Err(refused));
     }
 
     #[test]
     fn tf_config_is_parsed() {
         let text = |workers: &str, type_: &str, index: u32| {
             format!(
-                r#"{{"cluster":{{"worker":[{workers}]}},"task":{{"type":"{type_}","index":{index}}}}}"#
+                r#"{{"cluster":{{"worker":[{workers}]}},
+                "task":{{"type":"{type_}","index":{index}}}}}"#
             )
         };
         fn check(text: &str, expected: Result<([usize; 6], &str), &str>) {
-            super::tests::check(Launched::tf_config, &[("TF_CONFIG", text)], expected);
+            super::tests::check(LaunchConfig::parse_tf_config, &[("TF_CONFIG", text)], expected);
         }
         check(&text(r#""a:1","b:2""#, "worker", 1), Ok(([1, 2, 0, 1, 1, 2], "a:1")));
-        check(&text(r#""a:1""#, "worker", 0), Ok((ALONE, "")));
-        check("", Ok((ALONE, "")));
+        check(&text(r#""a:1""#, "worker", 0), Ok((SINGLE_RANK, "")));
+        check("", Ok((SINGLE_RANK, "")));
         let refused = |what: &str| {
             format!(
                 "TF_CONFIG declares this process as {what}, but it must be a worker of its cluster"

@@ -38,10 +38,10 @@ pub(super) fn context(arguments: impl IntoIterator<Item = String>) -> Result<Opt
         Some((standalone, task)) => {
             let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
             // The job ID is derived from the arguments, so that the same command resumes the job.
-            let own = (&task, &standalone.hyperparameters, &standalone.data);
+            let identity = (&task, &standalone.hyperparameters, &standalone.data);
             let fresh = task.replace.then_some(now.as_nanos());
             let fresh = fresh.map(|nanos| nanos.to_string());
-            let id = sha256_hex(&serde_json::to_vec(&(own, fresh))?);
+            let id = sha256_hex(&serde_json::to_vec(&(identity, fresh))?);
             let mut context = standalone.context()?;
             context.config.experiment = "alone".into();
             context.config.experiment_id = id[..32].to_owned();
@@ -184,7 +184,7 @@ mod tests {
     fn check(arguments: &str, expected: Result<fn(&InferenceTask) -> bool, &str>) {
         let parsed = parse(arguments.split_whitespace().map(str::to_owned));
         match (parsed, expected) {
-            (Ok(Some((_, task))), Ok(is_meant)) => assert!(is_meant(&task), "{task:?}"),
+            (Ok(Some((_, task))), Ok(is_match)) => assert!(is_match(&task), "{task:?}"),
             (Err(error), Err(expected)) => assert!(error.to_string().contains(expected), "{error}"),
             (parsed, _) => panic!("{arguments}: {parsed:?}"),
         }

@@ -7,7 +7,7 @@ use crate::error::Infrastructure;
 
 /// Distribution of a gang's ranks over pods, as seen from one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct GangLayout {
     /// Total number of ranks.
     pub(super) world_size: u32,
     ranks_per_pod: u32,
@@ -17,7 +17,7 @@ pub(super) struct Shape {
 
 /// Numbers that one rank receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct RankNumbers {
+pub(super) struct RankTopology {
     pub(super) rank: u32,
     world_size: u32,
     local_rank: u32,
@@ -26,7 +26,7 @@ pub(super) struct RankNumbers {
     cross_size: u32,
 }
 
-impl Shape {
+impl GangLayout {
     /// Creates the shape; without a gang there is one rank.
     ///
     /// # Errors
@@ -35,15 +35,15 @@ impl Shape {
     pub(super) fn new(gang: Option<&Gang>, pod_index: u32) -> Result<Self> {
         let (world_size, ranks_per_pod) =
             gang.map_or((1, 1), |gang| (gang.world_size, gang.ranks_per_pod));
-        let shape = Self { world_size, ranks_per_pod, pod_index };
-        if world_size == 0 || ranks_per_pod == 0 || pod_index >= shape.num_pods() {
+        let layout = Self { world_size, ranks_per_pod, pod_index };
+        if world_size == 0 || ranks_per_pod == 0 || pod_index >= layout.num_pods() {
             return Err(Infrastructure(format!(
                 "pod index {pod_index} is out of range for a gang of {world_size} ranks with \
                  {ranks_per_pod} in each pod"
             ))
             .into());
         }
-        Ok(shape)
+        Ok(layout)
     }
 
     fn num_pods(&self) -> u32 {
@@ -51,12 +51,12 @@ impl Shape {
     }
 
     /// Returns the ranks of this pod.
-    pub(super) fn ranks(&self) -> impl Iterator<Item = RankNumbers> {
+    pub(super) fn ranks(&self) -> impl Iterator<Item = RankTopology> {
         let first = self.pod_index * self.ranks_per_pod;
         let end = self.world_size.min(first + self.ranks_per_pod);
         let (world_size, cross_rank, cross_size) =
             (self.world_size, self.pod_index, self.num_pods());
-        (first..end).map(move |rank| RankNumbers {
+        (first..end).map(move |rank| RankTopology {
             rank,
             world_size,
             local_rank: rank - first,
@@ -67,7 +67,7 @@ impl Shape {
     }
 }
 
-impl RankNumbers {
+impl RankTopology {
     /// Returns the environment variables with the numbers.
     pub(super) fn environment(&self) -> Vec<(&'static str, String)> {
         let numbers = [
@@ -86,16 +86,16 @@ impl RankNumbers {
 mod tests {
     use super::*;
 
-    fn shape(world_size: u32, ranks_per_pod: u32, pod_index: u32) -> Result<Shape> {
+    fn layout(world_size: u32, ranks_per_pod: u32, pod_index: u32) -> Result<GangLayout> {
         let (rendezvous, secret) = ("t-0:29400".into(), "00".into());
         let gang = Gang { world_size, ranks_per_pod, rendezvous, secret };
-        Shape::new(Some(&gang), pod_index)
+        GangLayout::new(Some(&gang), pod_index)
     }
 
     /// Checks rank, world size, local rank, local size, cross rank and cross size of each rank.
-    fn check(shape: Result<Shape>, expected: &[[u32; 6]]) {
-        let ranks: Vec<_> = shape.unwrap().ranks().collect();
-        let of = |rank: RankNumbers| {
+    fn check(layout: Result<GangLayout>, expected: &[[u32; 6]]) {
+        let ranks: Vec<_> = layout.unwrap().ranks().collect();
+        let of = |rank: RankTopology| {
             [
                 rank.rank,
                 rank.world_size,
@@ -110,26 +110,26 @@ mod tests {
 
     #[test]
     fn ranks_are_numbered_across_pods() {
-        check(Shape::new(None, 0), &[[0, 1, 0, 1, 0, 1]]);
-        check(shape(4, 1, 2), &[[2, 4, 0, 1, 2, 4]]);
-        check(shape(4, 2, 1), &[[2, 4, 0, 2, 1, 2], [3, 4, 1, 2, 1, 2]]);
-        check(shape(3, 2, 1), &[[2, 3, 0, 1, 1, 2]]);
+        check(GangLayout::new(None, 0), &[[0, 1, 0, 1, 0, 1]]);
+        check(layout(4, 1, 2), &[[2, 4, 0, 1, 2, 4]]);
+        check(layout(4, 2, 1), &[[2, 4, 0, 2, 1, 2], [3, 4, 1, 2, 1, 2]]);
+        check(layout(3, 2, 1), &[[2, 3, 0, 1, 1, 2]]);
     }
 
     #[test]
     fn pod_index_out_of_range_is_refused() {
-        let check = |shape: Result<Shape>, expected: &str| {
-            assert_eq!(shape.unwrap_err().to_string(), expected);
+        let check = |layout: Result<GangLayout>, expected: &str| {
+            assert_eq!(layout.unwrap_err().to_string(), expected);
         };
         let expected = "pod index 2 is out of range for a gang of 4 ranks with 2 in each pod";
-        check(shape(4, 2, 2), expected);
+        check(layout(4, 2, 2), expected);
         let expected = "pod index 0 is out of range for a gang of 4 ranks with 0 in each pod";
-        check(shape(4, 0, 0), expected);
+        check(layout(4, 0, 0), expected);
     }
 
     #[test]
     fn environment_has_the_standard_names() {
-        let ranks: Vec<_> = shape(4, 2, 1).unwrap().ranks().collect();
+        let ranks: Vec<_> = layout(4, 2, 1).unwrap().ranks().collect();
         let environment = ranks[1].environment();
         let text: Vec<_> =
             environment.iter().map(|(name, value)| format!("{name}={value}")).collect();

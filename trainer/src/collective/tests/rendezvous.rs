@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use stoker_api::contract::{ExitCode, Gang};
 
-use super::super::group::{Group, groups};
-use super::super::handshake::Sameness;
-use super::super::pulse::{Limits, Pulse};
-use super::super::rendezvous::meet_within;
+use super::super::group::{Group, create_groups};
+use super::super::handshake::Fingerprint;
+use super::super::progress::{ProgressState, StallLimits};
+use super::super::rendezvous::connect_within;
 use super::super::*;
 use crate::error::exit_code;
 use crate::stop::StopSignal;
@@ -21,16 +21,16 @@ pub(super) fn gang_of(world_size: u32) -> Gang {
     Gang { world_size, ranks_per_pod: 1, rendezvous, secret: "5ec7e7".into() }
 }
 
-fn numbers(gang: &Gang, rank: usize, ranks_per_pod: usize) -> Numbers {
+fn topology(gang: &Gang, rank: usize, ranks_per_pod: usize) -> Topology {
     let size = gang.world_size as usize;
     let (cross_rank, local_rank) = (rank / ranks_per_pod, rank % ranks_per_pod);
     let local_size = ranks_per_pod.min(size - cross_rank * ranks_per_pod);
     let cross_size = size.div_ceil(ranks_per_pod);
-    Numbers { rank, size, local_rank, local_size, cross_rank, cross_size }
+    Topology { rank, size, local_rank, local_size, cross_rank, cross_size }
 }
 
 /// Limits that no test here reaches.
-pub(super) const LIMITS: Limits = Limits { silence: Duration::from_secs(300), steps: 10.0 };
+pub(super) const LIMITS: StallLimits = StallLimits { min: Duration::from_secs(300), steps: 10.0 };
 
 pub(super) fn joined(
     gang: &Gang,
@@ -39,27 +39,32 @@ pub(super) fn joined(
     ranks_per_pod: usize,
     wait_ms: u64,
 ) -> Result<(Group, Option<Group>)> {
-    joined_as(gang, attempt, numbers(gang, rank, ranks_per_pod), Sameness::default(), wait_ms)
+    join_as(gang, attempt, topology(gang, rank, ranks_per_pod), Fingerprint::default(), wait_ms)
 }
 
 /// Joins as a rank in a separate pod, with these limits on stalls.
-pub(super) fn watched(gang: &Gang, rank: usize, limits: Limits, pulse: &Arc<Pulse>) -> Group {
+pub(super) fn join_watched(
+    gang: &Gang,
+    rank: usize,
+    limits: StallLimits,
+    progress: &Arc<ProgressState>,
+) -> Group {
     let (stop, wait) = (StopSignal::default(), Duration::from_secs(20));
-    let (numbers, same) = (numbers(gang, rank, 1), Sameness::default());
-    let connections = meet_within(gang, 0, numbers, same, &stop, wait).unwrap();
-    groups(numbers, connections, limits, pulse.clone()).unwrap().0
+    let (topology, same) = (topology(gang, rank, 1), Fingerprint::default());
+    let connections = connect_within(gang, 0, topology, same, &stop, wait).unwrap();
+    create_groups(topology, connections, limits, progress.clone()).unwrap().0
 }
 
-fn joined_as(
+fn join_as(
     gang: &Gang,
     attempt: u32,
-    numbers: Numbers,
-    sameness: Sameness,
+    topology: Topology,
+    fingerprint: Fingerprint,
     wait_ms: u64,
 ) -> Result<(Group, Option<Group>)> {
     let (stop, wait) = (StopSignal::default(), Duration::from_millis(wait_ms));
-    let connections = meet_within(gang, attempt, numbers, sameness, &stop, wait)?;
-    groups(numbers, connections, LIMITS, Default::default())
+    let connections = connect_within(gang, attempt, topology, fingerprint, &stop, wait)?;
+    create_groups(topology, connections, LIMITS, Default::default())
 }
 
 fn join(gang: &Gang, attempt: u32, rank: usize, wait_ms: u64) -> Result<()> {
@@ -124,17 +129,17 @@ fn strangers_and_other_attempts_are_refused() {
 
 #[test]
 fn other_programs_and_configurations_are_refused() {
-    let own = Sameness::default();
+    let own = Fingerprint::default();
     for (other, expected) in [
-        (Sameness { program: [1; 32], ..own }, "rank 2 runs another program than rank 0: the"),
-        (Sameness { config: [1; 32], ..own }, "rank 2 has another configuration than rank 0"),
+        (Fingerprint { program: [1; 32], ..own }, "rank 2 runs another program than rank 0: the"),
+        (Fingerprint { config: [1; 32], ..own }, "rank 2 has another configuration than rank 0"),
     ] {
         let gang = gang_of(3);
         std::thread::scope(|scope| {
-            let ranks = [own, own, other].into_iter().enumerate().map(|(rank, sameness)| {
+            let ranks = [own, own, other].into_iter().enumerate().map(|(rank, fingerprint)| {
                 let gang = &gang;
                 scope.spawn(move || {
-                    joined_as(gang, 0, numbers(gang, rank, 1), sameness, 20_000).map(drop)
+                    join_as(gang, 0, topology(gang, rank, 1), fingerprint, 20_000).map(drop)
                 })
             });
             for rank in ranks.collect::<Vec<_>>() {
@@ -188,9 +193,9 @@ fn signal_ends_the_rendezvous() {
         let stop = StopSignal::default();
         std::thread::scope(|scope| {
             let (gang, signal) = (&gang, &stop);
-            let (wait, numbers) = (Duration::from_secs(20), numbers(gang, rank, 1));
+            let (wait, topology) = (Duration::from_secs(20), topology(gang, rank, 1));
             let met = scope.spawn(move || {
-                meet_within(gang, 0, numbers, Sameness::default(), signal, wait).map(drop)
+                connect_within(gang, 0, topology, Fingerprint::default(), signal, wait).map(drop)
             });
             std::thread::sleep(Duration::from_millis(100));
             stop.set();

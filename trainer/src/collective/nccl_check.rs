@@ -9,14 +9,14 @@ use crate::error::Infrastructure;
 /// # Errors
 ///
 /// Fails if NCCL is missing on a rank, or if versions differ.
-pub(super) fn same_version(versions: &[Result<i32, String>]) -> Result<(), crate::Error> {
+pub(super) fn check_versions(versions: &[Result<i32, String>]) -> Result<(), crate::Error> {
     let first = versions.first();
     for (rank, version) in versions.iter().enumerate() {
         match (version, first) {
-            (Err(why), _) => return Err(refused(&format!("rank {rank}: {why}"))),
-            (Ok(own), Some(Ok(first))) if own != first => {
-                let why = format!("rank 0 has version {first}, rank {rank} version {own}");
-                return Err(refused(&why));
+            (Err(why), _) => return Err(nccl_unavailable(&format!("rank {rank}: {why}"))),
+            (Ok(version), Some(Ok(first))) if version != first => {
+                let why = format!("rank 0 has version {first}, rank {rank} version {version}");
+                return Err(nccl_unavailable(&why));
             }
             _ => {}
         }
@@ -26,7 +26,7 @@ pub(super) fn same_version(versions: &[Result<i32, String>]) -> Result<(), crate
 
 /// Builds the error for a gang on GPUs that cannot use NCCL. Falling back to all-reduce over TCP
 /// would leave the GPUs idle most of the time.
-pub(super) fn refused(why: &str) -> crate::Error {
+pub(super) fn nccl_unavailable(why: &str) -> crate::Error {
     Infrastructure(format!(
         "cannot train on several GPUs without NCCL: {why}; install NCCL 2.14 or later \
          (libnccl.so.2) for every rank, or set {ENV_DEVICE}=cpu to train on CPUs"
@@ -45,7 +45,7 @@ mod tests {
         let check = |versions: &[Result<i32, &str>], expected: Option<&str>| {
             let versions: Vec<_> =
                 versions.iter().map(|version| version.map_err(str::to_owned)).collect();
-            match (same_version(&versions), expected) {
+            match (check_versions(&versions), expected) {
                 (Ok(()), None) => {}
                 (Err(error), Some(expected)) => {
                     let text = error.to_string();

@@ -7,16 +7,16 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::Split;
-use super::manifest::CHECKED;
+use super::manifest::VERIFIED_FILE;
 use crate::error::Infrastructure;
 use crate::{Error, Result};
 
 /// Name prefix of folders that are being removed.
-pub(super) const GONE: &str = ".gone-";
+pub(super) const REMOVED_PREFIX: &str = ".gone-";
 
 /// Paths of one set: its folder, staging folder and lock files.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct DatasetDir {
     pub(super) id: String,
     pub(super) version: String,
     pub(super) split: Split,
@@ -24,13 +24,13 @@ pub(super) struct Place {
     parent: PathBuf,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for DatasetDir {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "data set {} {} ({})", self.id, self.version, self.split.name())
     }
 }
 
-impl Place {
+impl DatasetDir {
     pub(super) fn new(root: &Path, id: &str, version: &str, split: Split) -> Result<Self> {
         for (what, name) in [("id", id), ("version", version)] {
             let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
@@ -43,7 +43,7 @@ impl Place {
             }
         }
         let parent = root.join(id).join(version);
-        fs::create_dir_all(&parent).map_err(|error| failed("create", &parent, &error))?;
+        fs::create_dir_all(&parent).map_err(|error| io_error("create", &parent, &error))?;
         Ok(Self { id: id.into(), version: version.into(), split, parent })
     }
 
@@ -53,8 +53,8 @@ impl Place {
     }
 
     /// Returns the staging folder.
-    pub(super) fn half(&self) -> PathBuf {
-        half_of(&self.parent, self.split)
+    pub(super) fn staging_dir(&self) -> PathBuf {
+        staging_dir_of(&self.parent, self.split)
     }
 
     pub(super) fn lock_file(&self, of: &str) -> PathBuf {
@@ -64,67 +64,68 @@ impl Place {
     /// Records that the set is used now.
     pub(super) fn touch(&self, reader: &File) -> Result<()> {
         let path = self.lock_file("use");
-        reader.set_modified(SystemTime::now()).map_err(|error| failed("touch", &path, &error))
+        reader.set_modified(SystemTime::now()).map_err(|error| io_error("touch", &path, &error))
     }
 
     /// Forces a full verification when the set is next opened.
-    pub(super) fn distrust(&self) {
+    pub(super) fn invalidate_check(&self) {
         // Ignore the error: each record still has a checksum that is verified when it is read.
-        let _ = fs::remove_file(self.folder().join(CHECKED));
+        let _ = fs::remove_file(self.folder().join(VERIFIED_FILE));
     }
 
     /// Removes the staging folder of an interrupted build and an incomplete set, then creates an
     /// empty staging folder. Existing readers are not affected.
-    pub(super) fn clear(&self) -> Result<()> {
-        let (folder, half) = (self.folder(), self.half());
-        for path in [&half, &folder] {
+    pub(super) fn prepare_staging(&self) -> Result<()> {
+        let (folder, staging_dir) = (self.folder(), self.staging_dir());
+        for path in [&staging_dir, &folder] {
             if path.exists() {
                 remove(path)?;
             }
         }
-        fs::create_dir(&half).map_err(|error| failed("create", &half, &error))
+        fs::create_dir(&staging_dir).map_err(|error| io_error("create", &staging_dir, &error))
     }
 
     /// Moves the staging folder to the final name, after syncing it to disk.
     pub(super) fn publish(&self) -> Result<()> {
-        let (half, folder) = (self.half(), self.folder());
-        sync(&half)?;
-        fs::rename(&half, &folder).map_err(|error| failed("rename", &half, &error))?;
+        let (staging_dir, folder) = (self.staging_dir(), self.folder());
+        sync(&staging_dir)?;
+        fs::rename(&staging_dir, &folder)
+            .map_err(|error| io_error("rename", &staging_dir, &error))?;
         sync(&self.parent)
     }
 }
 
 /// Returns the staging folder for a split of this version.
-pub(super) fn half_of(version: &Path, split: Split) -> PathBuf {
+pub(super) fn staging_dir_of(version: &Path, split: Split) -> PathBuf {
     version.join(format!(".{}.half", split.name()))
 }
 
 /// Removes a folder atomically for other processes, by renaming it before deleting its contents.
 pub(super) fn remove(folder: &Path) -> Result<()> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
-    let removed = folder.with_file_name(format!("{GONE}{}-{name}", std::process::id()));
+    let removed = folder.with_file_name(format!("{REMOVED_PREFIX}{}-{name}", std::process::id()));
     // An earlier process with the same ID may have left this folder.
     let _ = fs::remove_dir_all(&removed);
     match fs::rename(folder, &removed) {
         // Another process removed it first.
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        done => done.map_err(|error| failed("rename", folder, &error))?,
+        done => done.map_err(|error| io_error("rename", folder, &error))?,
     }
     match fs::remove_dir_all(&removed) {
         // Another process deleted it meanwhile.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        done => done.map_err(|error| failed("remove", &removed, &error)),
+        done => done.map_err(|error| io_error("remove", &removed, &error)),
     }
 }
 
 /// Syncs a folder's entries to disk.
 fn sync(folder: &Path) -> Result<()> {
     let synced = File::open(folder).and_then(|folder| folder.sync_all());
-    synced.map_err(|error| failed("store", folder, &error))
+    synced.map_err(|error| io_error("store", folder, &error))
 }
 
 /// Builds the error for a failed operation on a path.
-pub(super) fn failed(act: &str, path: &Path, error: &std::io::Error) -> Error {
+pub(super) fn io_error(act: &str, path: &Path, error: &std::io::Error) -> Error {
     let text = format!("the data cache cannot {act} {}: {error}", path.display());
     Infrastructure(text).into()
 }

@@ -4,12 +4,12 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use super::source::{Found, join};
+use super::source::{ListedFile, join};
 
 /// Maximum depth of folders below the input's folder, to end cycles of symbolic links.
 const DEPTH_MAX: usize = 32;
 /// Reason for refusing a file name.
-pub(super) const NO_TEXT: &str = "a name is not UTF-8; rename the file";
+pub(super) const NOT_UTF8: &str = "a name is not UTF-8; rename the file";
 
 /// One glob pattern for each level; without levels, all files below the folder match.
 #[derive(Debug)]
@@ -18,20 +18,21 @@ pub(super) struct Pattern(pub(super) Vec<String>);
 impl Pattern {
     /// Returns `true` if a path matches. Names that start with `.` or `_` only match patterns that
     /// do too.
-    pub(super) fn is_meant(&self, path: &str) -> bool {
+    pub(super) fn is_match(&self, path: &str) -> bool {
         let mut names = path.split('/').enumerate();
         (self.0.is_empty() || names.clone().count() == self.0.len())
-            && names.all(|(level, name)| self.admits(level, name))
+            && names.all(|(level, name)| self.may_match(level, name))
     }
 
     /// Returns `true` if a name on this level may be part of a matching path.
-    fn admits(&self, level: usize, name: &str) -> bool {
+    fn may_match(&self, level: usize, name: &str) -> bool {
         let is_hidden = |name: &str| name.starts_with(['.', '_']);
         if self.0.is_empty() {
             return !is_hidden(name);
         }
         self.0.get(level).is_some_and(|pattern| {
-            (!is_hidden(name) || is_hidden(pattern)) && matches(pattern.as_bytes(), name.as_bytes())
+            (!is_hidden(name) || is_hidden(pattern))
+                && glob_matches(pattern.as_bytes(), name.as_bytes())
         })
     }
 
@@ -40,10 +41,14 @@ impl Pattern {
     /// # Errors
     ///
     /// Fails, with the path, if a file or folder that may match cannot be read.
-    pub(super) fn files(&self, folder: &Path, without: Option<&str>) -> Result<Vec<Found>, String> {
-        let mut walk = Walk { pattern: self, without, found: vec![] };
+    pub(super) fn list_files(
+        &self,
+        folder: &Path,
+        without: Option<&str>,
+    ) -> Result<Vec<ListedFile>, String> {
+        let mut walk = Walk { pattern: self, without, files: vec![] };
         walk.level(folder, "", 0)?;
-        Ok(walk.found)
+        Ok(walk.files)
     }
 }
 
@@ -51,7 +56,7 @@ impl Pattern {
 struct Walk<'a> {
     pattern: &'a Pattern,
     without: Option<&'a str>,
-    found: Vec<Found>,
+    files: Vec<ListedFile>,
 }
 
 impl Walk<'_> {
@@ -61,14 +66,15 @@ impl Walk<'_> {
             return Err(format!("{} exceeds {DEPTH_MAX} levels of folders", folder.display()));
         }
         // A literal name can be opened without listing the folder.
-        if let Some(name) = self.pattern.0.get(depth).filter(|name| !is_pattern(name)) {
+        if let Some(name) = self.pattern.0.get(depth).filter(|name| !has_wildcard(name)) {
             return self.entry(folder, below, name, depth);
         }
         for entry in fs::read_dir(folder).map_err(failed)? {
             let name = entry.map_err(failed)?.file_name();
-            if self.pattern.admits(depth, &name.to_string_lossy()) {
+            if self.pattern.may_match(depth, &name.to_string_lossy()) {
                 let path = folder.join(&name);
-                let name = name.to_str().ok_or_else(|| format!("{}: {NO_TEXT}", path.display()))?;
+                let name =
+                    name.to_str().ok_or_else(|| format!("{}: {NOT_UTF8}", path.display()))?;
                 self.entry(folder, below, name, depth)?;
             }
         }
@@ -86,13 +92,13 @@ impl Walk<'_> {
         let metadata = match fs::metadata(&here) {
             Ok(metadata) => metadata,
             // Deleted since the folder was listed, or never there.
-            Err(_) if is_gone(&here) => return Ok(()),
+            Err(_) if is_missing(&here) => return Ok(()),
             // A file that cannot be accessed must not be skipped silently.
             Err(error) => return Err(format!("{}: {error}", here.display())),
         };
         let levels = self.pattern.0.len();
         if metadata.is_file() && (levels == 0 || depth + 1 == levels) {
-            self.found.push(Found { name: path, bytes: metadata.len() });
+            self.files.push(ListedFile { name: path, bytes: metadata.len() });
         } else if metadata.is_dir()
             && (levels == 0 || depth + 1 < levels)
             && self.without != Some(path.as_str())
@@ -104,22 +110,22 @@ impl Walk<'_> {
 }
 
 /// Returns `true` if nothing has this path, not even a dangling symbolic link.
-fn is_gone(path: &Path) -> bool {
+fn is_missing(path: &Path) -> bool {
     fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 /// Returns `true` if a name contains wildcards.
-pub(super) fn is_pattern(name: &str) -> bool {
+pub(super) fn has_wildcard(name: &str) -> bool {
     name.contains(['*', '?'])
 }
 
 /// Returns `true` if `name` matches `pattern`: `*` is any text, `?` any byte.
-fn matches(pattern: &[u8], name: &[u8]) -> bool {
+fn glob_matches(pattern: &[u8], name: &[u8]) -> bool {
     match (pattern.first(), name.first()) {
         (None, None) => true,
-        (Some(b'*'), _) => (0..=name.len()).any(|skip| matches(&pattern[1..], &name[skip..])),
-        (Some(b'?'), Some(_)) => matches(&pattern[1..], &name[1..]),
-        (Some(one), Some(other)) => one == other && matches(&pattern[1..], &name[1..]),
+        (Some(b'*'), _) => (0..=name.len()).any(|skip| glob_matches(&pattern[1..], &name[skip..])),
+        (Some(b'?'), Some(_)) => glob_matches(&pattern[1..], &name[1..]),
+        (Some(one), Some(other)) => one == other && glob_matches(&pattern[1..], &name[1..]),
         _ => false,
     }
 }
@@ -129,7 +135,7 @@ mod tests {
     use super::*;
 
     fn check(pattern: &str, name: &str, expected: bool) {
-        assert_eq!(matches(pattern.as_bytes(), name.as_bytes()), expected, "{pattern} {name}");
+        assert_eq!(glob_matches(pattern.as_bytes(), name.as_bytes()), expected, "{pattern} {name}");
     }
 
     #[test]
@@ -156,18 +162,18 @@ mod tests {
             fs::write(path, "x").unwrap();
         }
         fs::write(folder.path().join(odd), "x").unwrap();
-        for place in ["broken", "_state/broken"] {
-            std::os::unix::fs::symlink("nowhere", folder.path().join(place)).unwrap();
+        for location in ["broken", "_state/broken"] {
+            std::os::unix::fs::symlink("nowhere", folder.path().join(location)).unwrap();
         }
         let check = |pattern: &[&str], expected: Result<&[&str], &str>| {
             let pattern = Pattern(pattern.iter().map(|level| (*level).to_owned()).collect());
-            match (pattern.files(folder.path(), Some("deep/own")), expected) {
-                (Ok(found), Ok(expected)) => {
-                    let names: Vec<_> = found.iter().map(|file| file.name.as_str()).collect();
+            match (pattern.list_files(folder.path(), Some("deep/own")), expected) {
+                (Ok(files), Ok(expected)) => {
+                    let names: Vec<_> = files.iter().map(|file| file.name.as_str()).collect();
                     assert_eq!(names, expected);
                 }
                 (Err(error), Err(expected)) => assert!(error.contains(expected), "{error}"),
-                (found, expected) => panic!("{found:?} is not {expected:?}"),
+                (files, expected) => panic!("{files:?} is not {expected:?}"),
             }
         };
         check(&["a.csv"], Ok(&["a.csv"]));
@@ -181,6 +187,6 @@ mod tests {
         check(&[], Err("broken: "));
         fs::remove_file(folder.path().join("broken")).unwrap();
         let pattern = Pattern(vec![]);
-        assert_eq!(pattern.files(folder.path(), Some("deep/own")).unwrap().len(), 2);
+        assert_eq!(pattern.list_files(folder.path(), Some("deep/own")).unwrap().len(), 2);
     }
 }

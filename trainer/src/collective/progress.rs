@@ -7,32 +7,28 @@ use std::time::{Duration, Instant};
 
 use stoker_api::names::{ENV_SILENCE_SECONDS, ENV_SILENCE_STEPS};
 
-use super::Kind;
+use super::CollectiveOp;
 use crate::Result;
 
 /// Number of steps for the median step duration.
-const STEPS: usize = 101;
+const MEDIAN_STEPS: usize = 101;
 /// Size of a heartbeat: step, collective calls in the step, activity, state of the gang.
-pub(super) const BEAT_BYTES: usize = 32;
+pub(super) const HEARTBEAT_BYTES: usize = 32;
 
 /// Limits on the time without progress.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Limits {
+pub(super) struct StallLimits {
     /// Minimum limit.
-    pub(super) silence: Duration,
+    pub(super) min: Duration,
     /// Minimum limit as a multiple of the median step duration.
     pub(super) steps: f64,
 }
 
-impl Limits {
-    const SILENCE: Duration = Duration::from_secs(300);
-    const STEPS: f64 = 10.0;
-    /// Environment variables that override the defaults: seconds and number of steps. 0 seconds
-    /// disables the watchdog.
-    const ENV_SILENCE: &'static str = ENV_SILENCE_SECONDS;
-    const ENV_STEPS: &'static str = ENV_SILENCE_STEPS;
+impl StallLimits {
+    const MIN_DEFAULT: Duration = Duration::from_secs(300);
+    const STEPS_DEFAULT: f64 = 10.0;
 
-    /// Reads the limits from the environment.
+    /// Reads the limits in seconds and steps from the environment. 0 seconds disables the watchdog.
     ///
     /// # Errors
     ///
@@ -45,38 +41,38 @@ impl Limits {
                 _ => Err(format!("{name} is {text:?}, but must be a number")),
             },
         };
-        let silence = number(Self::ENV_SILENCE, Self::SILENCE.as_secs_f64())?;
-        let steps = number(Self::ENV_STEPS, Self::STEPS)?;
-        Ok(Self { silence: Duration::from_secs_f64(silence), steps })
+        let min = number(ENV_SILENCE_SECONDS, Self::MIN_DEFAULT.as_secs_f64())?;
+        let steps = number(ENV_SILENCE_STEPS, Self::STEPS_DEFAULT)?;
+        Ok(Self { min: Duration::from_secs_f64(min), steps })
     }
 
     pub(super) fn limit(&self, step: Duration) -> Option<Duration> {
         let of_steps = Duration::try_from_secs_f64(step.as_secs_f64() * self.steps);
-        (!self.silence.is_zero()).then(|| self.silence.max(of_steps.unwrap_or(Duration::MAX)))
+        (!self.min.is_zero()).then(|| self.min.max(of_steps.unwrap_or(Duration::MAX)))
     }
 }
 
 /// Progress of this rank, as reported to the other ranks.
 #[derive(Debug, Default)]
-pub(crate) struct Pulse {
+pub(crate) struct ProgressState {
     /// Current step, counted from 1; 0 before and after training.
     step: AtomicU64,
     /// Number of collective calls since the step began.
     calls: AtomicU64,
     /// Current activity in the lowest byte; above it, a counter of activity changes.
-    doing: AtomicU64,
+    activity: AtomicU64,
     /// Counter by which rank 0 reports progress of any rank; other ranks only see rank 0's
     /// heartbeats.
     gang: AtomicU64,
     /// Whether a rank received a stop request, as far as this rank knows.
-    is_asked: AtomicBool,
+    is_stop_requested: AtomicBool,
     /// Whether training is over.
-    is_resting: AtomicBool,
+    is_training_finished: AtomicBool,
     /// Whether this process ends with an error.
     has_failed: AtomicBool,
     /// Last batch reported by a custom training loop, and the number of such reports.
-    reported: AtomicU64,
-    reports: AtomicU64,
+    batches_reported: AtomicU64,
+    num_reports: AtomicU64,
     /// Nanoseconds that the loop has waited for data.
     data_wait: AtomicU64,
     steps: Mutex<Steps>,
@@ -91,7 +87,7 @@ struct Steps {
 /// Activity of a rank between collective calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Doing {
+pub(crate) enum RankActivity {
     /// Training.
     Train = 0,
     /// Validation or prediction.
@@ -99,86 +95,86 @@ pub(crate) enum Doing {
     /// Waiting for the storage or the runner, which have their own timeouts.
     Wait = 102,
     /// Clean exit.
-    Over = 103,
+    Exited = 103,
 }
 
-impl Pulse {
+impl ProgressState {
     /// Marks the begin of a step.
-    pub(crate) fn step(&self, number: u64) {
+    pub(crate) fn begin_step(&self, number: u64) {
         let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         if let Some(last) = steps.last.replace(now) {
             steps.seconds.push_back((now - last).as_secs_f64());
-            if steps.seconds.len() > STEPS {
+            if steps.seconds.len() > MEDIAN_STEPS {
                 steps.seconds.pop_front();
             }
         }
-        self.is_resting.store(false, Ordering::Relaxed);
+        self.is_training_finished.store(false, Ordering::Relaxed);
         self.step.store(number + 1, Ordering::Relaxed);
         self.calls.store(0, Ordering::Relaxed);
-        self.tick(Doing::Train);
+        self.record_activity(RankActivity::Train);
     }
 
     /// Marks training as over: the watchdog ignores what the program does afterwards.
-    pub(crate) fn rest(&self) {
+    pub(crate) fn training_finished(&self) {
         *self.steps.lock().unwrap_or_else(PoisonError::into_inner) = Steps::default();
         self.step.store(0, Ordering::Relaxed);
         self.calls.store(0, Ordering::Relaxed);
-        self.is_resting.store(true, Ordering::Relaxed);
-        self.tick(Doing::Wait);
+        self.is_training_finished.store(true, Ordering::Relaxed);
+        self.record_activity(RankActivity::Wait);
     }
 
     /// Returns `true` if training is over.
-    pub(super) fn is_resting(&self) -> bool {
-        self.is_resting.load(Ordering::Relaxed)
+    pub(super) fn is_training_finished(&self) -> bool {
+        self.is_training_finished.load(Ordering::Relaxed)
     }
 
     /// Returns `true` if a step was completed. Before that, data is read and kernels are compiled.
-    pub(super) fn has_begun(&self) -> bool {
+    pub(super) fn has_completed_step(&self) -> bool {
         let steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
-        !steps.seconds.is_empty() || self.reports.load(Ordering::Relaxed) > 1
+        !steps.seconds.is_empty() || self.num_reports.load(Ordering::Relaxed) > 1
     }
 
     /// Records progress and the next activity.
-    pub(crate) fn tick(&self, doing: Doing) {
-        self.set(doing as u8);
+    pub(crate) fn record_activity(&self, activity: RankActivity) {
+        self.set(activity as u8);
     }
 
-    fn set(&self, doing: u8) {
-        let before = self.doing.load(Ordering::Relaxed);
+    fn set(&self, activity: u8) {
+        let before = self.activity.load(Ordering::Relaxed);
         let times = (before >> 8).wrapping_add(1) << 8;
-        self.doing.store(times | u64::from(doing), Ordering::Relaxed);
+        self.activity.store(times | u64::from(activity), Ordering::Relaxed);
     }
 
     /// Marks the begin of a collective call. Calls within a pod are not counted, since pods may
     /// differ.
-    pub(super) fn enter(&self, kind: Kind, is_of_all: bool) {
+    pub(super) fn begin_call(&self, op: CollectiveOp, is_of_all: bool) {
         self.calls.fetch_add(u64::from(is_of_all), Ordering::Relaxed);
-        self.set(kind as u8);
+        self.set(op as u8);
     }
 
     /// Records data transfer within a collective call.
-    pub(super) fn flow(&self) {
-        self.doing.fetch_add(1 << 8, Ordering::Relaxed);
+    pub(super) fn record_transfer(&self) {
+        self.activity.fetch_add(1 << 8, Ordering::Relaxed);
     }
 
     /// Marks the end of a collective call.
-    pub(super) fn leave(&self) {
-        self.tick(Doing::Train);
+    pub(super) fn end_call(&self) {
+        self.record_activity(RankActivity::Train);
     }
 
     /// Records a stop request; the next heartbeats notify all ranks.
-    pub(crate) fn ask(&self) {
-        self.is_asked.store(true, Ordering::Relaxed);
+    pub(crate) fn request_stop(&self) {
+        self.is_stop_requested.store(true, Ordering::Relaxed);
     }
 
     /// Returns `true` if a rank received a stop request, as far as this rank knows.
-    pub(crate) fn is_asked(&self) -> bool {
-        self.is_asked.load(Ordering::Relaxed)
+    pub(crate) fn is_stop_requested(&self) -> bool {
+        self.is_stop_requested.load(Ordering::Relaxed)
     }
 
     /// Adds to the time that the loop has waited for data.
-    pub(crate) fn waited_for_data(&self, time: Duration) {
+    pub(crate) fn add_data_wait(&self, time: Duration) {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.data_wait.fetch_add(nanos, Ordering::Relaxed);
     }
@@ -189,44 +185,44 @@ impl Pulse {
     }
 
     /// Records a batch reported by a custom training loop, which may not use steps.
-    pub(crate) fn reported(&self, batches: u64) {
-        if self.reported.fetch_max(batches, Ordering::Relaxed) < batches {
-            self.reports.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn record_batches(&self, batches: u64) {
+        if self.batches_reported.fetch_max(batches, Ordering::Relaxed) < batches {
+            self.num_reports.fetch_add(1, Ordering::Relaxed);
         }
-        self.tick(Doing::Train);
+        self.record_activity(RankActivity::Train);
     }
 
     /// Describes the position of the loop, human-readable.
-    pub(crate) fn place(&self) -> String {
-        let place = self.beat().place();
-        match self.reported.load(Ordering::Relaxed) {
-            0 => place,
-            batches => format!("{place}, last reported batch {batches}"),
+    pub(crate) fn position(&self) -> String {
+        let position = self.heartbeat().position();
+        match self.batches_reported.load(Ordering::Relaxed) {
+            0 => position,
+            batches => format!("{position}, last reported batch {batches}"),
         }
     }
 
     /// Records that this process exits with an error, so that it sends no shutdown message.
-    pub(crate) fn fail(&self) {
+    pub(crate) fn record_failure(&self) {
         self.has_failed.store(true, Ordering::Relaxed);
     }
 
     /// Announces a clean exit, unless this process exits with an error. Other ranks then ignore the
     /// end of its connections.
-    pub(super) fn part(&self) -> bool {
-        let is_well = self.is_well();
-        if is_well {
-            self.set(Doing::Over as u8);
+    pub(super) fn announce_exit(&self) -> bool {
+        let exits_cleanly = self.exits_cleanly();
+        if exits_cleanly {
+            self.set(RankActivity::Exited as u8);
         }
-        is_well
+        exits_cleanly
     }
 
     /// Returns `true` unless this process exits with an error.
-    pub(super) fn is_well(&self) -> bool {
+    pub(super) fn exits_cleanly(&self) -> bool {
         !self.has_failed.load(Ordering::Relaxed) && !std::thread::panicking()
     }
 
     /// Records on rank 0 that some rank makes progress.
-    pub(super) fn gang_moves(&self) {
+    pub(super) fn record_gang_progress(&self) {
         self.gang.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -238,85 +234,92 @@ impl Pulse {
         Duration::from_secs_f64(median)
     }
 
-    pub(super) fn beat(&self) -> Beat {
+    pub(super) fn heartbeat(&self) -> Heartbeat {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (step, calls) = (load(&self.step), load(&self.calls));
-        let stop_flag = if self.is_asked() { ASKED } else { 0 };
-        Beat { step, calls, doing: load(&self.doing), gang: load(&self.gang) & !ASKED | stop_flag }
+        let stop_flag = if self.is_stop_requested() { STOP_REQUEST_BIT } else { 0 };
+        Heartbeat {
+            step,
+            calls,
+            activity: load(&self.activity),
+            gang: load(&self.gang) & !STOP_REQUEST_BIT | stop_flag,
+        }
     }
 }
 
 /// Bit of a heartbeat's `gang` field: a rank received a stop request.
-const ASKED: u64 = 1 << 63;
+const STOP_REQUEST_BIT: u64 = 1 << 63;
 
 /// Heartbeat: position and activity of a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Beat {
+pub(super) struct Heartbeat {
     step: u64,
     calls: u64,
-    doing: u64,
+    activity: u64,
     gang: u64,
 }
 
-impl Beat {
-    pub(super) fn to_bytes(self) -> [u8; BEAT_BYTES] {
-        let mut bytes = [0; BEAT_BYTES];
+impl Heartbeat {
+    pub(super) fn to_bytes(self) -> [u8; HEARTBEAT_BYTES] {
+        let mut bytes = [0; HEARTBEAT_BYTES];
         for (index, number) in
-            [self.step, self.calls, self.doing, self.gang].into_iter().enumerate()
+            [self.step, self.calls, self.activity, self.gang].into_iter().enumerate()
         {
             bytes[index * 8..index * 8 + 8].copy_from_slice(&number.to_le_bytes());
         }
         bytes
     }
 
-    pub(super) fn from_bytes(bytes: &[u8; BEAT_BYTES]) -> Self {
+    pub(super) fn from_bytes(bytes: &[u8; HEARTBEAT_BYTES]) -> Self {
         let number = |index: usize| {
             let mut word = [0; 8];
             word.copy_from_slice(&bytes[index * 8..index * 8 + 8]);
             u64::from_le_bytes(word)
         };
-        Self { step: number(0), calls: number(1), doing: number(2), gang: number(3) }
+        Self { step: number(0), calls: number(1), activity: number(2), gang: number(3) }
     }
 
-    fn kind(&self) -> Option<Kind> {
-        Kind::ALL.into_iter().find(|kind| *kind as u64 == self.doing & 0xff)
+    fn op(&self) -> Option<CollectiveOp> {
+        CollectiveOp::ALL.into_iter().find(|op| *op as u64 == self.activity & 0xff)
     }
 
     /// Returns `true` if a rank received a stop request.
-    pub(super) fn asks(&self) -> bool {
-        self.gang & ASKED != 0
+    pub(super) fn has_stop_request(&self) -> bool {
+        self.gang & STOP_REQUEST_BIT != 0
     }
 
-    pub(super) fn is_over(&self) -> bool {
-        self.doing & 0xff == Doing::Over as u64
+    pub(super) fn has_exited(&self) -> bool {
+        self.activity & 0xff == RankActivity::Exited as u64
     }
 
     /// Returns `true` if the rank is in a collective call.
-    pub(super) fn is_together(&self) -> bool {
-        self.kind().is_some()
+    pub(super) fn is_in_collective(&self) -> bool {
+        self.op().is_some()
     }
 
-    pub(super) fn waits(&self) -> bool {
-        self.doing & 0xff == Doing::Wait as u64
+    pub(super) fn is_waiting(&self) -> bool {
+        self.activity & 0xff == RankActivity::Wait as u64
     }
 
     /// Returns the position in training, for comparisons.
     pub(super) fn progress(&self) -> (u64, u64, bool) {
-        (self.step, self.calls, self.kind().is_some())
+        (self.step, self.calls, self.op().is_some())
     }
 
-    pub(super) fn place(&self) -> String {
-        let what = match (self.kind(), self.doing & 0xff) {
-            (Some(kind), _) => format!("in {} {}", kind.name(), self.calls),
-            (None, doing) if doing == Doing::Evaluate as u64 => "in a validation".into(),
-            (None, doing) if doing == Doing::Wait as u64 => {
+    pub(super) fn position(&self) -> String {
+        let state = match (self.op(), self.activity & 0xff) {
+            (Some(op), _) => format!("in {} {}", op.name(), self.calls),
+            (None, activity) if activity == RankActivity::Evaluate as u64 => {
+                "in a validation".into()
+            }
+            (None, activity) if activity == RankActivity::Wait as u64 => {
                 "waiting for the storage or the runner".into()
             }
             _ => format!("after {} collective calls", self.calls),
         };
         match self.step.checked_sub(1) {
-            Some(step) => format!("at step {step} {what}"),
-            None => format!("before its first step {what}"),
+            Some(step) => format!("at step {step} {state}"),
+            None => format!("before its first step {state}"),
         }
     }
 }

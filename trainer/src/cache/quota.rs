@@ -7,40 +7,41 @@ use std::time::SystemTime;
 use stoker_api::names::ENV_DATA_CACHE_BYTES;
 
 use super::Split;
-use super::manifest::{MANIFEST, Manifest};
-use super::place::{GONE, Place, failed, half_of, remove};
+use super::dataset_dir::{DatasetDir, REMOVED_PREFIX, io_error, remove, staging_dir_of};
+use super::manifest::{MANIFEST_FILE, Manifest};
 use crate::Result;
 
 /// Size limit of a cache, while a new set is built.
-pub(super) struct Room {
+pub(super) struct CacheQuota {
     root: PathBuf,
     bytes_max: u64,
     /// The set that is being built.
-    own: Place,
+    own: DatasetDir,
 }
 
 /// A set that may be deleted.
-struct Other {
+struct EvictionCandidate {
     used: SystemTime,
     folder: PathBuf,
     lock: PathBuf,
     bytes: u64,
 }
 
-impl Room {
-    pub(super) fn new(root: &Path, bytes_max: Option<u64>, own: &Place) -> Result<Self> {
-        let mut room = Self { root: root.into(), bytes_max: u64::MAX, own: own.clone() };
-        room.bytes_max = match bytes_max {
+impl CacheQuota {
+    pub(super) fn new(root: &Path, bytes_max: Option<u64>, own: &DatasetDir) -> Result<Self> {
+        let mut quota = Self { root: root.into(), bytes_max: u64::MAX, own: own.clone() };
+        quota.bytes_max = match bytes_max {
             Some(bytes) => bytes,
             None => {
                 let disk = rustix::fs::statvfs(root)
-                    .map_err(|error| failed("measure", root, &error.into()))?;
+                    .map_err(|error| io_error("measure", root, &error.into()))?;
                 let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-                let taken: u64 = room.others().iter().map(|other| other.bytes).sum();
-                (free + taken + room.building()) / 2
+                let used_bytes: u64 =
+                    quota.candidates().iter().map(|candidate| candidate.bytes).sum();
+                (free + used_bytes + quota.staging_bytes()) / 2
             }
         };
-        Ok(room)
+        Ok(quota)
     }
 
     /// Checks the size of the new set against the limit.
@@ -48,7 +49,7 @@ impl Room {
     /// # Errors
     ///
     /// Fails if the set alone exceeds the limit.
-    pub(super) fn admit(&self, bytes: u64) -> Result<()> {
+    pub(super) fn check_size(&self, bytes: u64) -> Result<()> {
         if bytes > self.bytes_max && bytes > super::build::SEGMENT_BYTES {
             let text = format!(
                 "{} exceeds the cache limit ({} bytes); raise {ENV_DATA_CACHE_BYTES} or check for \
@@ -65,36 +66,40 @@ impl Room {
     /// # Errors
     ///
     /// Fails if a set cannot be deleted.
-    pub(super) fn make(&self, bytes: u64) -> Result<()> {
+    pub(super) fn evict_for(&self, bytes: u64) -> Result<()> {
         let bytes = bytes.min(self.bytes_max);
-        self.sweep();
-        let mut others = self.others();
-        let mut taken = self.building() + others.iter().map(|other| other.bytes).sum::<u64>();
-        others.sort_by(|a, b| (a.used, &a.folder).cmp(&(b.used, &b.folder)));
-        for other in others {
-            if taken.saturating_add(bytes) <= self.bytes_max {
+        self.delete_leftovers();
+        let mut candidates = self.candidates();
+        let mut used_bytes =
+            self.staging_bytes() + candidates.iter().map(|candidate| candidate.bytes).sum::<u64>();
+        candidates.sort_by(|a, b| (a.used, &a.folder).cmp(&(b.used, &b.folder)));
+        for candidate in candidates {
+            if used_bytes.saturating_add(bytes) <= self.bytes_max {
                 break;
             }
             // Skip sets in use. If all are in use, the limit is exceeded.
-            let Some(_lock) = Place::lock_alone(&other.lock)? else { continue };
-            remove(&other.folder)?;
-            taken -= other.bytes;
+            let Some(_lock) = DatasetDir::try_lock_exclusive(&candidate.lock)? else { continue };
+            remove(&candidate.folder)?;
+            used_bytes -= candidate.bytes;
         }
         Ok(())
     }
 
     /// Deletes files that killed processes left in other sets. Ignores errors.
-    fn sweep(&self) {
+    fn delete_leftovers(&self) {
         for version in folders(&self.root).iter().flat_map(|id| folders(id)) {
             for folder in folders(&version) {
                 let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                if name.starts_with(GONE) {
+                if name.starts_with(REMOVED_PREFIX) {
                     let _ = fs::remove_dir_all(&folder);
                     continue;
                 }
                 let split = name.strip_prefix('.').and_then(|name| name.strip_suffix(".half"));
-                let Some(split) = split.filter(|_| folder != self.own.half()) else { continue };
-                if let Ok(Some(_lock)) = Place::lock_alone(&version.join(format!("{split}.build")))
+                let Some(split) = split.filter(|_| folder != self.own.staging_dir()) else {
+                    continue;
+                };
+                if let Ok(Some(_lock)) =
+                    DatasetDir::try_lock_exclusive(&version.join(format!("{split}.build")))
                 {
                     let _ = fs::remove_dir_all(&folder);
                 }
@@ -103,36 +108,42 @@ impl Room {
     }
 
     /// Returns the current size of all sets that other processes are building.
-    fn building(&self) -> u64 {
+    fn staging_bytes(&self) -> u64 {
         let versions = folders(&self.root).into_iter().flat_map(|id| folders(&id));
-        let halves = versions.flat_map(|version| {
-            [Split::Training, Split::Validation].map(|split| half_of(&version, split))
+        let staging_dirs = versions.flat_map(|version| {
+            [Split::Training, Split::Validation].map(|split| staging_dir_of(&version, split))
         });
-        let others = halves.filter(|half| *half != self.own.half());
-        let files = others.flat_map(|half| fs::read_dir(half).into_iter().flatten().flatten());
+        let candidates = staging_dirs.filter(|staging_dir| *staging_dir != self.own.staging_dir());
+        let files = candidates
+            .flat_map(|staging_dir| fs::read_dir(staging_dir).into_iter().flatten().flatten());
         files.filter_map(|file| file.metadata().ok()).map(|meta| meta.len()).sum()
     }
 
     /// Returns all complete sets except the new one.
-    fn others(&self) -> Vec<Other> {
-        let mut others = vec![];
+    fn candidates(&self) -> Vec<EvictionCandidate> {
+        let mut candidates = vec![];
         for id in folders(&self.root) {
             for version in folders(&id) {
                 for split in [Split::Training, Split::Validation] {
                     let folder = version.join(split.name());
                     let lock = version.join(format!("{}.use", split.name()));
-                    let text = fs::read(folder.join(MANIFEST)).unwrap_or_default();
+                    let text = fs::read(folder.join(MANIFEST_FILE)).unwrap_or_default();
                     let manifest: Option<Manifest> = serde_json::from_slice(&text).ok();
                     let Some(manifest) = manifest.filter(|_| folder != self.own.folder()) else {
                         continue;
                     };
                     let used = fs::metadata(&lock).and_then(|meta| meta.modified());
                     let used = used.unwrap_or(SystemTime::UNIX_EPOCH);
-                    others.push(Other { used, folder, lock, bytes: manifest.bytes() });
+                    candidates.push(EvictionCandidate {
+                        used,
+                        folder,
+                        lock,
+                        bytes: manifest.bytes(),
+                    });
                 }
             }
         }
-        others
+        candidates
     }
 }
 

@@ -8,9 +8,9 @@ use std::ops::Deref;
 
 /// A memory-mapped file.
 #[derive(Debug)]
-pub(super) struct Map(memmap2::Mmap);
+pub(super) struct MappedFile(memmap2::Mmap);
 
-impl Map {
+impl MappedFile {
     /// Maps a file that no process writes to any more. Segments are written once, under another
     /// name, and are only ever deleted, which leaves existing mappings intact.
     pub(super) fn new(file: &File) -> std::io::Result<Self> {
@@ -23,7 +23,7 @@ impl Map {
     }
 }
 
-impl Deref for Map {
+impl Deref for MappedFile {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {

@@ -11,8 +11,8 @@ use burn::store::ModuleRecord;
 use burn::tensor::{Bool, DType, Int, Shape, Tensor, TensorData};
 use safetensors::{Dtype, View};
 
-use super::stored::{self, Stored};
-use super::{pack, to_burn};
+use super::weights_reader::{self, StoredTensor};
+use super::{pack, to_burn_bytes};
 use crate::Result;
 
 /// A file of weights in the safetensors format.
@@ -70,21 +70,21 @@ impl WeightsFile {
     /// tensor.
     pub fn export<M: Module>(&self, model: &M) -> Result<()> {
         let mut tensors = vec![];
-        for leaf in leaves(model) {
-            let (bytes, shape, dtype) = (leaf.read)().into_parts();
-            let (name, is_turned) = self.name(&leaf.path, &leaf.container, shape.len());
+        for tensor in model_tensors(model) {
+            let (bytes, shape, dtype) = (tensor.read)().into_parts();
+            let (name, is_transposed) = self.name(&tensor.path, &tensor.container, shape.len());
             let (mut shape, mut bytes) = (shape.to_vec(), bytes.to_vec());
-            if is_turned {
+            if is_transposed {
                 bytes = transposed(&bytes, shape[0], shape[1]);
                 shape.swap(0, 1);
             }
-            let dtype = theirs(dtype).ok_or_else(|| {
+            let dtype = to_safetensors_dtype(dtype).ok_or_else(|| {
                 format!("cannot export {name}: safetensors does not support {dtype:?}")
             })?;
-            tensors.push((name, Written { dtype, shape, bytes }));
+            tensors.push((name, OutputTensor { dtype, shape, bytes }));
         }
         safetensors::serialize_to_file(tensors, None, &self.path)
-            .map_err(|error| self.failed(&error))
+            .map_err(|error| self.file_error(&error))
     }
 
     /// Loads the weights into `fresh`, a model of the same structure. Values are converted to the
@@ -95,29 +95,30 @@ impl WeightsFile {
     /// Fails if the file cannot be read, lacks a tensor of the model, contains others, or has a
     /// tensor with another shape.
     pub fn import<M: Module>(&self, fresh: M) -> Result<M> {
-        let is_of_torch = self.is_of_torch().map_err(|error| self.failed(&error))?;
-        let read = match is_of_torch {
-            true => stored::torch(&self.path, self.key.as_deref()),
+        let is_torch_save = self.is_torch_save().map_err(|error| self.file_error(&error))?;
+        let read = match is_torch_save {
+            true => weights_reader::torch(&self.path, self.key.as_deref()),
             false if self.key.is_some() => {
                 Err("a key requires a file of torch.save; remove `key`".into())
             }
             false => std::fs::read(&self.path)
                 .map_err(crate::Error::from)
-                .and_then(|bytes| stored::safetensors(&bytes)),
+                .and_then(|bytes| weights_reader::safetensors(&bytes)),
         };
-        let mut file = read.map_err(|error| self.failed(&error))?;
-        let named = Self { is_pytorch: self.is_pytorch || is_of_torch, ..self.clone() };
+        let mut file = read.map_err(|error| self.file_error(&error))?;
+        let named = Self { is_pytorch: self.is_pytorch || is_torch_save, ..self.clone() };
         // PyTorch counts the batches of a norm with running statistics; burn has no such field.
         file.retain(|name, _| !(named.is_pytorch && name.ends_with("num_batches_tracked")));
         let (mut entries, mut missing) = (vec![], vec![]);
-        for leaf in leaves(&fresh) {
-            let (name, is_turned) = named.name(&leaf.path, &leaf.container, leaf.shape.len());
-            let Some(Stored { shape, dtype, read }) = file.remove(&name) else {
+        for tensor in model_tensors(&fresh) {
+            let (name, is_transposed) =
+                named.name(&tensor.path, &tensor.container, tensor.shape.len());
+            let Some(StoredTensor { shape, dtype, read }) = file.remove(&name) else {
                 missing.push(name);
                 continue;
             };
-            let mut expected = leaf.shape.clone();
-            if is_turned {
+            let mut expected = tensor.shape.clone();
+            if is_transposed {
                 expected.swap(0, 1);
             }
             if shape != expected {
@@ -130,31 +131,31 @@ impl WeightsFile {
             let dtype = dtype.map_err(|dtype| {
                 format!("{}: {name} has unsupported type {dtype}", self.path.display())
             })?;
-            let bytes = read().map_err(|error| self.failed(&error))?;
-            let bytes = match is_turned {
+            let bytes = read().map_err(|error| self.file_error(&error))?;
+            let bytes = match is_transposed {
                 true => transposed(&bytes, expected[0], expected[1]),
                 false => bytes,
             };
             let data =
-                TensorData::from_bytes_vec(bytes, leaf.shape, dtype).convert_dtype(leaf.dtype);
+                TensorData::from_bytes_vec(bytes, tensor.shape, dtype).convert_dtype(tensor.dtype);
             let (bytes, shape, dtype) = data.into_parts();
-            entries.push((leaf.path.join("."), dtype, shape, Some(leaf.id.val()), bytes));
+            entries.push((tensor.path.join("."), dtype, shape, Some(tensor.id.val()), bytes));
         }
-        let unused: Vec<String> = file.into_keys().collect();
-        if !missing.is_empty() || !unused.is_empty() {
+        let unexpected: Vec<String> = file.into_keys().collect();
+        if !missing.is_empty() || !unexpected.is_empty() {
             let list = |names: Vec<String>| match names.len() {
                 0 => "nothing".to_owned(),
                 _ => names.join(", "),
             };
-            let (missing, unused) = (list(missing), list(unused));
+            let (missing, unexpected) = (list(missing), list(unexpected));
             let path = self.path.display();
             return Err(format!(
-                "{path} does not match the model: missing {missing}; unexpected {unused}"
+                "{path} does not match the model: missing {missing}; unexpected {unexpected}"
             )
             .into());
         }
         let packed = pack(entries, &BTreeMap::new(), BTreeMap::new())?;
-        let record = ModuleRecord::from_bytes(to_burn(&packed))?;
+        let record = ModuleRecord::from_bytes(to_burn_bytes(&packed))?;
         // Apply BatchNorm's pending update first; otherwise it would be added to the loaded
         // statistics.
         let _ = fresh.valid();
@@ -169,27 +170,27 @@ impl WeightsFile {
         if !self.is_pytorch {
             return (own, false);
         }
-        let Some((leaf, parents)) = path.split_last() else { return (own, false) };
+        let Some((field, parents)) = path.split_last() else { return (own, false) };
         let is_norm = container.ends_with("Norm");
-        let leaf = match leaf.as_str() {
+        let field = match field.as_str() {
             "gamma" if is_norm => "weight",
             "beta" if is_norm => "bias",
-            leaf => leaf,
+            field => field,
         };
-        let is_turned = container == "Struct:Linear" && leaf == "weight" && rank == 2;
-        ([parents, &[leaf.to_owned()]].concat().join("."), is_turned)
+        let is_transposed = container == "Struct:Linear" && field == "weight" && rank == 2;
+        ([parents, &[field.to_owned()]].concat().join("."), is_transposed)
     }
 
     /// Returns `true` for a file of torch.save. Reads only the first bytes.
-    fn is_of_torch(&self) -> std::io::Result<bool> {
+    fn is_torch_save(&self) -> std::io::Result<bool> {
         let file = File::open(&self.path)?;
         let size = file.metadata()?.len();
         let mut head = vec![];
-        file.take(stored::HEAD as u64).read_to_end(&mut head)?;
-        Ok(stored::is_of_torch(&head, size))
+        file.take(weights_reader::FORMAT_BYTES as u64).read_to_end(&mut head)?;
+        Ok(weights_reader::is_torch_save(&head, size))
     }
 
-    fn failed(&self, error: &dyn std::fmt::Display) -> crate::Error {
+    fn file_error(&self, error: &dyn std::fmt::Display) -> crate::Error {
         format!("{}: {error}", self.path.display()).into()
     }
 }
@@ -201,7 +202,7 @@ impl From<&Path> for WeightsFile {
 }
 
 /// A tensor of a model.
-struct Leaf {
+struct ModelTensor {
     path: Vec<String>,
     /// Type of the containing module in burn's notation, such as `Struct:Linear`.
     container: String,
@@ -212,12 +213,12 @@ struct Leaf {
 }
 
 /// Returns all tensors of a model, in the order of its fields.
-fn leaves<M: Module>(model: &M) -> Vec<Leaf> {
+fn model_tensors<M: Module>(model: &M) -> Vec<ModelTensor> {
     #[derive(Default)]
     struct Walk {
         path: Vec<String>,
         containers: Vec<String>,
-        leaves: Vec<Leaf>,
+        model_tensors: Vec<ModelTensor>,
     }
     impl Walk {
         fn add(
@@ -229,7 +230,14 @@ fn leaves<M: Module>(model: &M) -> Vec<Leaf> {
         ) {
             let (path, read) = (self.path.clone(), Box::new(read));
             let container = self.containers.last().cloned().unwrap_or_default();
-            self.leaves.push(Leaf { path, container, id, shape: shape.to_vec(), dtype, read });
+            self.model_tensors.push(ModelTensor {
+                path,
+                container,
+                id,
+                shape: shape.to_vec(),
+                dtype,
+                read,
+            });
         }
     }
     impl ModuleVisitor for Walk {
@@ -262,7 +270,7 @@ fn leaves<M: Module>(model: &M) -> Vec<Leaf> {
     let _ = model.valid();
     let mut walk = Walk::default();
     model.visit(&mut walk);
-    walk.leaves
+    walk.model_tensors
 }
 
 /// Transposes a matrix.
@@ -282,13 +290,13 @@ fn transposed(bytes: &[u8], rows: usize, columns: usize) -> Vec<u8> {
 }
 
 /// A tensor to be written.
-struct Written {
+struct OutputTensor {
     dtype: Dtype,
     shape: Vec<usize>,
     bytes: Vec<u8>,
 }
 
-impl View for Written {
+impl View for OutputTensor {
     fn dtype(&self) -> Dtype {
         self.dtype
     }
@@ -306,7 +314,7 @@ impl View for Written {
     }
 }
 
-const TYPES: [(DType, Dtype); 8] = [
+const DTYPES: [(DType, Dtype); 8] = [
     (DType::F64, Dtype::F64),
     (DType::F32, Dtype::F32),
     (DType::F16, Dtype::F16),
@@ -317,12 +325,12 @@ const TYPES: [(DType, Dtype); 8] = [
     (DType::Bool(burn::tensor::BoolStore::Native), Dtype::BOOL),
 ];
 
-fn theirs(dtype: DType) -> Option<Dtype> {
-    TYPES.iter().find(|(burn, _)| *burn == dtype).map(|(_, safetensors)| *safetensors)
+fn to_safetensors_dtype(dtype: DType) -> Option<Dtype> {
+    DTYPES.iter().find(|(burn, _)| *burn == dtype).map(|(_, safetensors)| *safetensors)
 }
 
-pub(super) fn ours(dtype: Dtype) -> Option<DType> {
-    TYPES.iter().find(|(_, safetensors)| *safetensors == dtype).map(|(burn, _)| *burn)
+pub(super) fn from_safetensors_dtype(dtype: Dtype) -> Option<DType> {
+    DTYPES.iter().find(|(_, safetensors)| *safetensors == dtype).map(|(burn, _)| *burn)
 }
 
 #[cfg(test)]
@@ -342,14 +350,14 @@ mod tests {
     }
 
     /// Initializes a model's weights while no other test uses the random stream.
-    fn drawn<M: Module>(model: M) -> M {
+    fn initialized<M: Module>(model: M) -> M {
         let _stream = crate::train::tests::alone_on_the_stream();
-        crate::record::initialise(model)
+        crate::record::initialize(model)
     }
 
     fn net() -> Net {
         let device = Device::flex().autodiff();
-        drawn(Net {
+        initialized(Net {
             conv: Conv2dConfig::new([1, 2], [3, 3]).init(&device),
             norm: BatchNormConfig::new(2).init(&device),
             output: LinearConfig::new(2, 3).init(&device),
@@ -357,15 +365,16 @@ mod tests {
     }
 
     fn numbers(net: &Net) -> Vec<(Vec<String>, Vec<f32>)> {
-        let values = |leaf: Leaf| (leaf.path, (leaf.read)().try_to_vec::<f32>().unwrap());
-        leaves(net).into_iter().map(values).collect()
+        let values =
+            |tensor: ModelTensor| (tensor.path, (tensor.read)().try_to_vec::<f32>().unwrap());
+        model_tensors(net).into_iter().map(values).collect()
     }
 
     #[test]
     fn safetensors_header_may_resemble_a_pickle() {
         let folder = tempfile::tempdir().unwrap();
         let file = WeightsFile::new(folder.path().join("x.safetensors"));
-        let linear = || drawn(LinearConfig::new(784, 10).init(&Device::flex()));
+        let linear = || initialized(LinearConfig::new(784, 10).init(&Device::flex()));
         let (first, second): (Linear, Linear) = (linear(), linear());
         file.export(&first).unwrap();
         assert_eq!(std::fs::read(&file.path).unwrap()[..9], *b"\x80\0\0\0\0\0\0\0{");
@@ -404,7 +413,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.safetensors");
         let device = Device::flex();
-        let linear = |inputs| drawn(LinearConfig::new(inputs, 3).init(&device));
+        let linear = |inputs| initialized(LinearConfig::new(inputs, 3).init(&device));
         WeightsFile::new(&path).export(&linear(2)).unwrap();
         let refused = |error: crate::Error| error.to_string().replace(path.to_str().unwrap(), "F");
         let error = refused(WeightsFile::new(&path).import(linear(4)).unwrap_err());
@@ -417,14 +426,14 @@ mod tests {
     }
 
     /// Returns a file written by PyTorch 2.15: element `i` of the n-th tensor is `n + i / 4`.
-    fn of_torch(name: &str) -> WeightsFile {
+    fn torch_file(name: &str) -> WeightsFile {
         WeightsFile::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/").to_owned() + name)
     }
 
     #[cfg(feature = "pytorch")]
     #[test]
     fn both_forms_of_torch_save_are_read() {
-        for file in [of_torch("net.pt"), of_torch("net-in-legacy.pt").key("model")] {
+        for file in [torch_file("net.pt"), torch_file("net-in-legacy.pt").key("model")] {
             let read = numbers(&file.import(net()).unwrap());
             let quarters =
                 |first: f32, of: &[usize]| of.iter().map(|i| first + *i as f32 / 4.0).collect();
@@ -446,7 +455,7 @@ mod tests {
                 expected.into_iter().map(|(path, values)| (path.to_owned(), values)).collect();
             assert_eq!(read, expected);
         }
-        let error = of_torch("net.pt").key("modle").import(net()).unwrap_err().to_string();
+        let error = torch_file("net.pt").key("modle").import(net()).unwrap_err().to_string();
         assert!(error.contains("net.pt: ") && error.contains("modle"), "{error}");
     }
 
@@ -454,7 +463,7 @@ mod tests {
     #[test]
     fn torch_save_is_refused_without_the_feature() {
         for name in ["net.pt", "net-in-legacy.pt"] {
-            let error = of_torch(name).import(net()).unwrap_err().to_string();
+            let error = torch_file(name).import(net()).unwrap_err().to_string();
             assert!(
                 error.contains("the feature `pytorch`") && error.contains("save_file"),
                 "{error}"

@@ -23,13 +23,13 @@ const IN_FLIGHT: usize = 32;
 
 /// Output folder of a job.
 #[derive(Clone, Debug)]
-pub(super) struct Output {
+pub(super) struct OutputFolder {
     pub(super) storage: Storage,
     pub(super) rt: Handle,
     job_id: String,
 }
 
-impl Output {
+impl OutputFolder {
     /// Opens the job's output folder.
     ///
     /// # Errors
@@ -143,7 +143,7 @@ impl Output {
                     {
                         let (storage, path) =
                             (self.storage.clone(), commit_path(&self.job_id, shard));
-                        tasks.spawn(async move { (shard, whole_commit(&storage, &path).await) });
+                        tasks.spawn(async move { (shard, complete_commit(&storage, &path).await) });
                     }
                     let Some(done) = tasks.join_next().await else { return Ok(()) };
                     let (shard, commit) =
@@ -155,7 +155,7 @@ impl Output {
     }
 
     /// Deletes a commit, so that its shard is processed again.
-    pub(super) fn forget(&self, shard: u32) -> Result<()> {
+    pub(super) fn delete_commit(&self, shard: u32) -> Result<()> {
         Ok(self.rt.block_on(self.storage.delete(&commit_path(&self.job_id, shard)))?)
     }
 
@@ -186,7 +186,7 @@ pub(super) fn errors_name(job_id: &str) -> String {
     format!("errors-{uid8}.jsonl")
 }
 
-async fn whole_commit(storage: &Storage, path: &str) -> Result<Option<Commit>> {
+async fn complete_commit(storage: &Storage, path: &str) -> Result<Option<Commit>> {
     let text = match storage.get(path).await {
         Ok(text) => text,
         Err(StorageError::NotFound { .. }) => return Ok(None),

@@ -10,7 +10,7 @@ use safetensors::SafeTensors;
 use crate::Result;
 
 /// A tensor in a file.
-pub(super) struct Stored {
+pub(super) struct StoredTensor {
     pub(super) shape: Vec<usize>,
     /// `Err` contains the name of a type that models do not support.
     pub(super) dtype: Result<DType, String>,
@@ -18,7 +18,7 @@ pub(super) struct Stored {
     pub(super) read: Box<dyn FnOnce() -> Result<Vec<u8>>>,
 }
 
-impl fmt::Debug for Stored {
+impl fmt::Debug for StoredTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Stored")
             .field("shape", &self.shape)
@@ -28,12 +28,12 @@ impl fmt::Debug for Stored {
 }
 
 /// Number of bytes that identify the format of a file.
-pub(super) const HEAD: usize = 9;
+pub(super) const FORMAT_BYTES: usize = 9;
 
-/// Returns `true` if a file of `size` bytes is one of torch.save, given its first [`HEAD`] bytes.
-/// Such a file begins as a ZIP archive or a pickle. The header length of a safetensors file can
-/// begin the same way, but is followed by the header's `{`.
-pub(super) fn is_of_torch(head: &[u8], size: u64) -> bool {
+/// Returns `true` if a file of `size` bytes is one of torch.save, given its first [`FORMAT_BYTES`]
+/// bytes. Such a file begins as a ZIP archive or a pickle. The header length of a safetensors file
+/// can begin the same way, but is followed by the header's `{`.
+pub(super) fn is_torch_save(head: &[u8], size: u64) -> bool {
     let length = head.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
     let is_other =
         length.is_some_and(|len| len <= size.saturating_sub(8)) && head.get(8) == Some(&b'{');
@@ -41,13 +41,13 @@ pub(super) fn is_of_torch(head: &[u8], size: u64) -> bool {
 }
 
 /// Returns the tensors of a safetensors file, by name.
-pub(super) fn safetensors(bytes: &[u8]) -> Result<BTreeMap<String, Stored>> {
+pub(super) fn safetensors(bytes: &[u8]) -> Result<BTreeMap<String, StoredTensor>> {
     let tensors = SafeTensors::deserialize(bytes)?.tensors();
     let stored = |(name, tensor): (String, safetensors::tensor::TensorView<'_>)| {
-        let dtype = super::exchange::ours(tensor.dtype());
+        let dtype = super::weights_file::from_safetensors_dtype(tensor.dtype());
         let dtype = dtype.ok_or_else(|| format!("{:?}", tensor.dtype()));
         let (shape, bytes) = (tensor.shape().to_vec(), tensor.data().to_vec());
-        (name, Stored { shape, dtype, read: Box::new(|| Ok(bytes)) })
+        (name, StoredTensor { shape, dtype, read: Box::new(|| Ok(bytes)) })
     };
     Ok(tensors.into_iter().map(stored).collect())
 }
@@ -55,7 +55,7 @@ pub(super) fn safetensors(bytes: &[u8]) -> Result<BTreeMap<String, Stored>> {
 /// Returns the tensors of a file of torch.save, by name; with a key, those of the dictionary under
 /// it.
 #[cfg(feature = "pytorch")]
-pub(super) fn torch(path: &Path, key: Option<&str>) -> Result<BTreeMap<String, Stored>> {
+pub(super) fn torch(path: &Path, key: Option<&str>) -> Result<BTreeMap<String, StoredTensor>> {
     use pytorch_reader::PytorchReader;
 
     let reader = match key {
@@ -64,33 +64,33 @@ pub(super) fn torch(path: &Path, key: Option<&str>) -> Result<BTreeMap<String, S
     };
     let mut tensors = BTreeMap::new();
     for (name, tensor) in reader.into_tensors() {
-        let (shape, dtype) = (tensor.shape().to_vec(), of_torch(tensor.dtype()));
+        let (shape, dtype) = (tensor.shape().to_vec(), from_torch_dtype(tensor.dtype()));
         let read = Box::new(move || Ok(tensor.read()?));
-        tensors.insert(name, Stored { shape, dtype, read });
+        tensors.insert(name, StoredTensor { shape, dtype, read });
     }
     Ok(tensors)
 }
 
 #[cfg(feature = "pytorch")]
-fn of_torch(dtype: pytorch_reader::DType) -> Result<DType, String> {
-    use pytorch_reader::DType as Theirs;
+fn from_torch_dtype(dtype: pytorch_reader::DType) -> Result<DType, String> {
+    use pytorch_reader::DType as TorchDType;
 
     Ok(match dtype {
-        Theirs::F64 => DType::F64,
-        Theirs::F32 => DType::F32,
-        Theirs::F16 => DType::F16,
-        Theirs::BF16 => DType::BF16,
-        Theirs::I64 => DType::I64,
-        Theirs::I32 => DType::I32,
-        Theirs::U8 => DType::U8,
-        Theirs::Bool => DType::Bool(burn::tensor::BoolStore::Native),
+        TorchDType::F64 => DType::F64,
+        TorchDType::F32 => DType::F32,
+        TorchDType::F16 => DType::F16,
+        TorchDType::BF16 => DType::BF16,
+        TorchDType::I64 => DType::I64,
+        TorchDType::I32 => DType::I32,
+        TorchDType::U8 => DType::U8,
+        TorchDType::Bool => DType::Bool(burn::tensor::BoolStore::Native),
         other => return Err(format!("{other:?}")),
     })
 }
 
 /// Fails with instructions for reading such a file.
 #[cfg(not(feature = "pytorch"))]
-pub(super) fn torch(_: &Path, _: Option<&str>) -> Result<BTreeMap<String, Stored>> {
+pub(super) fn torch(_: &Path, _: Option<&str>) -> Result<BTreeMap<String, StoredTensor>> {
     Err("this is a file of torch.save; enable the feature `pytorch` of stoker-trainer, or convert \
          it in Python: `from safetensors.torch import save_file; \
          save_file(model.state_dict(), \"model.safetensors\")`"
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn format_is_detected_by_first_bytes() {
         let check = |head: &[u8], size: u64, expected: bool| {
-            assert_eq!(is_of_torch(head, size), expected, "{head:?} of {size}");
+            assert_eq!(is_torch_save(head, size), expected, "{head:?} of {size}");
         };
         check(b"PK\x03\x04\x00\x00\x08\x08\x00", 1 << 20, true);
         check(b"\x80\x02\x8a\x0al\xfc\x9cF\xf9", 1 << 20, true);

@@ -3,43 +3,43 @@
 use std::fs;
 use std::io::ErrorKind;
 
-use super::manifest::{MANIFEST, Manifest};
-use super::place::{Place, failed};
+use super::dataset_dir::{DatasetDir, io_error};
+use super::manifest::{MANIFEST_FILE, Manifest};
 use super::segment::Segment;
 use crate::Result;
 
 /// The segments of a data set.
 #[derive(Debug)]
-pub(super) struct Set {
+pub(super) struct Dataset {
     segments: Vec<Segment>,
     /// Index of the first sample of each segment, then the total number of samples.
     firsts: Vec<usize>,
 }
 
 /// State of a set's folder.
-pub(super) enum Found {
-    Whole(Set),
+pub(super) enum CacheState {
+    Complete(Dataset),
     /// Describes the defect.
-    Damaged(String),
-    Nothing,
+    Corrupt(String),
+    Missing,
 }
 
-impl Set {
+impl Dataset {
     /// Opens a set, verifying the segments that changed since their last verification.
-    pub(super) fn find(place: &Place) -> Result<Found> {
-        let folder = place.folder();
-        let path = folder.join(MANIFEST);
+    pub(super) fn open(dir: &DatasetDir) -> Result<CacheState> {
+        let folder = dir.folder();
+        let path = folder.join(MANIFEST_FILE);
         let text = match fs::read(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound && !folder.exists() => {
-                return Ok(Found::Nothing);
+                return Ok(CacheState::Missing);
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                return Ok(Found::Damaged(format!("{MANIFEST} is missing")));
+                return Ok(CacheState::Corrupt(format!("{MANIFEST_FILE} is missing")));
             }
-            Err(error) => return Err(failed("read", &path, &error)),
+            Err(error) => return Err(io_error("read", &path, &error)),
         };
-        let set = Manifest::parse(place, &text).and_then(|manifest| {
+        let set = Manifest::parse(dir, &text).and_then(|manifest| {
             manifest.check(&folder)?;
             let open = manifest.segments.iter().map(|entry| Segment::open(&folder, entry));
             let segments = open.collect::<Result<Vec<_>, _>>()?;
@@ -49,7 +49,7 @@ impl Set {
             }
             Ok(Self { segments, firsts })
         });
-        Ok(set.map_or_else(Found::Damaged, Found::Whole))
+        Ok(set.map_or_else(CacheState::Corrupt, CacheState::Complete))
     }
 
     pub(super) fn len(&self) -> usize {

@@ -6,25 +6,25 @@ use stoker_api::exit::ExitClass;
 
 /// Result of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ended {
-    pub(super) end: End,
+pub(super) struct RankOutcome {
+    pub(super) exit: ProcessExit,
     /// Whether the launcher terminated the rank because another had failed.
-    pub(super) is_ended_by_us: bool,
+    pub(super) was_terminated_by_launcher: bool,
 }
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    Exit(i32),
+pub(super) enum ProcessExit {
+    Code(i32),
     Signal(i32),
 }
 
-impl End {
+impl ProcessExit {
     /// Returns the exit code in the convention of shells.
     fn code(self) -> u8 {
         match self {
             // Exit codes always fit into 8 bits.
-            Self::Exit(code) => u8::try_from(code).unwrap_or(1),
+            Self::Code(code) => u8::try_from(code).unwrap_or(1),
             Self::Signal(signal) => u8::try_from(128 + signal).unwrap_or(u8::MAX),
         }
     }
@@ -35,47 +35,48 @@ impl End {
     }
 }
 
-impl Ended {
+impl RankOutcome {
     fn code(self) -> u8 {
-        let is_answer = match self.end {
-            End::Exit(code) => code == ExitCode::Preempted as i32,
-            End::Signal(signal) => {
+        let is_reaction = match self.exit {
+            ProcessExit::Code(code) => code == ExitCode::Preempted as i32,
+            ProcessExit::Signal(signal) => {
                 [Signal::TERM, Signal::KILL].iter().any(|sent| sent.as_raw() == signal)
             }
         };
-        match self.is_ended_by_us && is_answer {
+        match self.was_terminated_by_launcher && is_reaction {
             true => ExitCode::PeerFailed as u8,
-            false => self.end.code(),
+            false => self.exit.code(),
         }
     }
 
     /// Describes the end of a program that left no message; `None` for success.
     pub(super) fn describe(self, last_lines: &str) -> Option<String> {
-        let what = match self.end {
-            End::Exit(code) if code == ExitCode::Completed as i32 => return None,
-            End::Exit(code) => format!("exit code {code}"),
-            End::Signal(signal) if signal == Signal::TERM.as_raw() => {
+        let description = match self.exit {
+            ProcessExit::Code(code) if code == ExitCode::Completed as i32 => return None,
+            ProcessExit::Code(code) => format!("exit code {code}"),
+            ProcessExit::Signal(signal) if signal == Signal::TERM.as_raw() => {
                 "terminated by SIGTERM, which the program does not handle".into()
             }
-            End::Signal(signal) if signal == Signal::KILL.as_raw() => {
+            ProcessExit::Signal(signal) if signal == Signal::KILL.as_raw() => {
                 "killed (SIGKILL), possibly by the kernel because memory ran out".into()
             }
-            End::Signal(signal) => format!("terminated by signal {signal}"),
+            ProcessExit::Signal(signal) => format!("terminated by signal {signal}"),
         };
         Some(match last_lines {
-            "" => what,
-            lines => format!("{what}; last lines: {lines}"),
+            "" => description,
+            lines => format!("{description}; last lines: {lines}"),
         })
     }
 }
 
 /// Returns the index and the exit code of the first rank with the most severe class. A rank that
 /// the launcher ended comes last among equals.
-pub(super) fn worst(ended: &[Ended]) -> (usize, u8) {
-    let class = |rank: &Ended| ExitClass::of_code(rank.code().into());
-    let order = |rank: &Ended| (std::cmp::Reverse(class(rank)), rank.is_ended_by_us);
-    let worst = ended.iter().enumerate().min_by_key(|(_, rank)| order(rank));
-    worst.map_or((0, ExitCode::Completed as u8), |(index, rank)| (index, rank.code()))
+pub(super) fn worst_outcome(outcomes: &[RankOutcome]) -> (usize, u8) {
+    let class = |rank: &RankOutcome| ExitClass::of_code(rank.code().into());
+    let order =
+        |rank: &RankOutcome| (std::cmp::Reverse(class(rank)), rank.was_terminated_by_launcher);
+    let worst_outcome = outcomes.iter().enumerate().min_by_key(|(_, rank)| order(rank));
+    worst_outcome.map_or((0, ExitCode::Completed as u8), |(index, rank)| (index, rank.code()))
 }
 
 #[cfg(test)]
@@ -86,15 +87,15 @@ mod tests {
     /// rank.
     fn check(ends: &str, expected: (usize, u8)) {
         let read = |text: &str| {
-            let bare = text.trim_end_matches('!');
-            let end = match bare.strip_prefix('s') {
-                Some(signal) => End::Signal(signal.parse().unwrap()),
-                None => End::Exit(bare.parse().unwrap()),
+            let status = text.trim_end_matches('!');
+            let exit = match status.strip_prefix('s') {
+                Some(signal) => ProcessExit::Signal(signal.parse().unwrap()),
+                None => ProcessExit::Code(status.parse().unwrap()),
             };
-            Ended { end, is_ended_by_us: bare.len() < text.len() }
+            RankOutcome { exit, was_terminated_by_launcher: status.len() < text.len() }
         };
-        let ended: Vec<_> = ends.split_whitespace().map(read).collect();
-        assert_eq!(worst(&ended), expected, "{ends}");
+        let outcomes: Vec<_> = ends.split_whitespace().map(read).collect();
+        assert_eq!(worst_outcome(&outcomes), expected, "{ends}");
     }
 
     #[test]
@@ -132,15 +133,15 @@ mod tests {
 
     #[test]
     fn silent_failure_is_described_by_last_lines() {
-        let check = |end, lines: &str, expected: Option<&str>| {
-            let ended = Ended { end, is_ended_by_us: false };
-            assert_eq!(ended.describe(lines).as_deref(), expected);
+        let check = |exit, lines: &str, expected: Option<&str>| {
+            let outcome = RankOutcome { exit, was_terminated_by_launcher: false };
+            assert_eq!(outcome.describe(lines).as_deref(), expected);
         };
-        check(End::Exit(0), "hello", None);
-        check(End::Exit(3), "", Some("exit code 3"));
-        check(End::Exit(3), "a\nb", Some("exit code 3; last lines: a\nb"));
+        check(ProcessExit::Code(0), "hello", None);
+        check(ProcessExit::Code(3), "", Some("exit code 3"));
+        check(ProcessExit::Code(3), "a\nb", Some("exit code 3; last lines: a\nb"));
         let unhandled = "terminated by SIGTERM, which the program does not handle";
-        check(End::Signal(15), "", Some(unhandled));
-        check(End::Signal(11), "x", Some("terminated by signal 11; last lines: x"));
+        check(ProcessExit::Signal(15), "", Some(unhandled));
+        check(ProcessExit::Signal(11), "x", Some("terminated by signal 11; last lines: x"));
     }
 }

@@ -5,25 +5,25 @@ use std::time::{Duration, Instant};
 
 use stoker_api::contract::ExitCode;
 
-use super::super::pulse::{Limits, Pulse};
+use super::super::progress::{ProgressState, StallLimits};
 use super::super::*;
-use super::meeting::{gang_of, watched};
+use super::rendezvous::{gang_of, join_watched};
 use crate::error::exit_code;
 
 /// Trains on three ranks until `act`, called with rank and step, returns `true` to stall one rank.
 /// Returns the errors of the others, with the time until each.
 fn train(
-    limits: Limits,
-    act: impl Fn(usize, u64, &Pulse) -> bool + Sync,
+    limits: StallLimits,
+    act: impl Fn(usize, u64, &ProgressState) -> bool + Sync,
 ) -> Vec<Option<(String, ExitCode, Duration)>> {
     let gang = gang_of(3);
     let rank = |rank: usize| {
-        let pulse = Arc::<Pulse>::default();
-        let ranks = watched(&gang, rank, limits, &pulse);
+        let progress = Arc::<ProgressState>::default();
+        let ranks = join_watched(&gang, rank, limits, &progress);
         let mut begin = Instant::now();
         for step in 0..20 {
-            pulse.step(step);
-            if act(rank, step, &pulse) {
+            progress.begin_step(step);
+            if act(rank, step, &progress) {
                 return Some((ranks, None));
             }
             begin = Instant::now();
@@ -45,7 +45,7 @@ fn train(
     })
 }
 
-const SHORT: Limits = Limits { silence: Duration::from_secs(2), steps: 10.0 };
+const SHORT: StallLimits = StallLimits { min: Duration::from_secs(2), steps: 10.0 };
 
 #[test]
 fn stalled_rank_is_named_with_its_position() {
@@ -68,11 +68,11 @@ fn stalled_rank_is_named_with_its_position() {
 
 #[test]
 fn waiting_for_storage_is_not_a_stall() {
-    let ended = train(SHORT, |rank, step, pulse| {
+    let ended = train(SHORT, |rank, step, progress| {
         if (rank, step) == (0, 7) {
-            pulse.tick(Doing::Wait);
+            progress.record_activity(RankActivity::Wait);
             std::thread::sleep(Duration::from_secs(5));
-            pulse.tick(Doing::Train);
+            progress.record_activity(RankActivity::Train);
         }
         false
     });
@@ -95,9 +95,9 @@ fn limit_grows_with_the_step_duration() {
 #[test]
 fn stalls_after_training_are_ignored() {
     // Rank 0 marks training as over. Rank 2 is left alone when the others have exited.
-    let ended = train(SHORT, |rank, step, pulse| {
+    let ended = train(SHORT, |rank, step, progress| {
         if step == 7 && rank == 0 {
-            pulse.rest();
+            progress.training_finished();
         }
         if step == 7 && rank < 2 {
             std::thread::sleep(Duration::from_secs(4));
@@ -114,10 +114,10 @@ fn stalls_before_the_first_step_are_ignored() {
         for rank in 0..2 {
             let gang = &gang;
             scope.spawn(move || {
-                let ranks = watched(gang, rank, SHORT, &Arc::default());
+                let ranks = join_watched(gang, rank, SHORT, &Arc::default());
                 // One rank reads its data for longer than the limit.
                 std::thread::sleep(Duration::from_secs(if rank == 0 { 4 } else { 0 }));
-                ranks.gather(Bytes::new()).unwrap();
+                ranks.all_gather(Bytes::new()).unwrap();
             });
         }
     });
@@ -129,21 +129,21 @@ fn clean_exit_is_announced_but_failure_is_not() {
         let gang = gang_of(2);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let pulse = Arc::<Pulse>::default();
-                let ranks = watched(&gang, 1, SHORT, &pulse);
+                let progress = Arc::<ProgressState>::default();
+                let ranks = join_watched(&gang, 1, SHORT, &progress);
                 if fails {
-                    pulse.fail();
+                    progress.record_failure();
                 }
                 drop(ranks);
             });
-            let ranks = watched(&gang, 0, SHORT, &Arc::default());
+            let ranks = join_watched(&gang, 0, SHORT, &Arc::default());
             let start = Instant::now();
             // Longer than rank 0's limit for a rank without heartbeats.
-            while !ranks.is_over() && (fails || start.elapsed() < Duration::from_secs(3)) {
+            while !ranks.has_failed() && (fails || start.elapsed() < Duration::from_secs(3)) {
                 assert!(start.elapsed() < Duration::from_secs(60), "the exit of rank 1 is ignored");
                 std::thread::sleep(Duration::from_millis(10));
             }
-            assert_eq!(ranks.is_over(), fails);
+            assert_eq!(ranks.has_failed(), fails);
         });
     }
 }

@@ -13,7 +13,7 @@ use crate::pod::PodTemplate;
 
 pub use resources::Resources;
 pub use search::{GridSearch, Length, RandomSearch, Searcher, SingleSearch, Unit};
-pub use status::{BestTrial, ExperimentStatus, Phase, UsedStorage};
+pub use status::{BestTrial, ExperimentStatus, Phase, StorageRecord};
 
 /// Specification of an experiment: program, search space, search method and training length.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]

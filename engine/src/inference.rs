@@ -25,7 +25,7 @@ use crate::trial::BackOffLimits;
 
 /// Consecutive failures of a slot, of any class, at which an infrastructure failure fails the job.
 /// A committed shard resets the count.
-pub const BARREN_MAX: u32 = 10;
+pub const CONSECUTIVE_FAILURES_MAX: u32 = 10;
 
 /// A process to start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,11 +103,11 @@ pub fn ended(status: &mut InferenceStatus, end: End, max_restarts: u32) {
         return;
     }
     if end.has_committed {
-        (worker.barren, worker.turned_away) = (0, 0);
+        (worker.consecutive_failures, worker.backoff_count) = (0, 0);
     }
     match end.end {
-        AttemptEnd::Preempted | AttemptEnd::NotStarted => worker.turned_away += 1,
-        AttemptEnd::Completed => worker.turned_away = 0,
+        AttemptEnd::Preempted | AttemptEnd::NotStarted => worker.backoff_count += 1,
+        AttemptEnd::Completed => worker.backoff_count = 0,
         _ => {}
     }
     let what = match status.stage {
@@ -122,7 +122,7 @@ pub fn ended(status: &mut InferenceStatus, end: End, max_restarts: u32) {
             // Other roles keep the count: a failed finish repeats the work stage, whose processes
             // then complete without having done anything.
             if status.stage == Role::Plan {
-                worker.barren = 0;
+                worker.consecutive_failures = 0;
             }
             advance(status);
             return;
@@ -131,15 +131,15 @@ pub fn ended(status: &mut InferenceStatus, end: End, max_restarts: u32) {
         AttemptEnd::InvalidHyperparameters => Some(format!("{what}: {why}")),
         AttemptEnd::UserError => {
             worker.restarts += 1;
-            worker.barren += 1;
+            worker.consecutive_failures += 1;
             let is_over = worker.restarts > max_restarts;
             is_over.then(|| format!("{what} failed {} times: {why}", worker.restarts))
         }
         AttemptEnd::Infrastructure => {
-            worker.barren += 1;
-            let is_over = worker.barren >= BARREN_MAX;
+            worker.consecutive_failures += 1;
+            let is_over = worker.consecutive_failures >= CONSECUTIVE_FAILURES_MAX;
             is_over.then(|| {
-                format!("{what} failed {BARREN_MAX} times in a row without a new shard: {why}")
+                format!("{what} failed {CONSECUTIVE_FAILURES_MAX} times in a row without a new shard: {why}")
             })
         }
     };
@@ -159,8 +159,12 @@ pub fn back_off(end: AttemptEnd, worker: &WorkerStatus, limits: &BackOffLimits) 
             Duration::ZERO
         }
         // No other limit applies to these ends, so even the first retry waits.
-        AttemptEnd::Preempted | AttemptEnd::NotStarted => limits.after_refusals(worker.turned_away),
-        AttemptEnd::UserError | AttemptEnd::Infrastructure => limits.after_failures(worker.barren),
+        AttemptEnd::Preempted | AttemptEnd::NotStarted => {
+            limits.after_refusals(worker.backoff_count)
+        }
+        AttemptEnd::UserError | AttemptEnd::Infrastructure => {
+            limits.after_failures(worker.consecutive_failures)
+        }
     }
 }
 
@@ -184,7 +188,7 @@ pub fn progressed(status: &mut InferenceStatus, attempt: u32, done: u64, total: 
         Role::Plan => (status.rows_total, status.reported) = (total, true),
         Role::Work => {
             if done > worker.rows {
-                (worker.barren, worker.turned_away) = (0, 0);
+                (worker.consecutive_failures, worker.backoff_count) = (0, 0);
             }
             worker.rows = done;
             status.rows = status.workers.iter().map(|worker| worker.rows).sum();
@@ -323,11 +327,11 @@ mod tests {
         status.stage = Role::Work;
         let start = next(&status)[0];
         begin(&mut status, start);
-        status.workers[0].barren = 9;
+        status.workers[0].consecutive_failures = 9;
         progressed(&mut status, 0, 0, 10);
-        assert_eq!(status.workers[0].barren, 9);
+        assert_eq!(status.workers[0].consecutive_failures, 9);
         progressed(&mut status, 0, 1, 10);
-        assert_eq!((status.workers[0].barren, status.workers[0].rows), (0, 1));
+        assert_eq!((status.workers[0].consecutive_failures, status.workers[0].rows), (0, 1));
     }
 
     #[test]

@@ -9,8 +9,8 @@ use serde::de::DeserializeOwned;
 use stoker_api::experiment::Experiment;
 use stoker_api::inference::{InferenceJob, InferenceStatus};
 use stoker_api::validate::{
-    FieldError, ValidExperiment, ValidInferenceJob, validate, validate_begun,
-    validate_inference_begun, validate_inference_on_cluster,
+    FieldError, ValidExperiment, ValidInferenceJob, validate, validate_inference_on_cluster,
+    validate_started, validate_started_inference,
 };
 
 use crate::cache::{Cached, Key};
@@ -40,7 +40,7 @@ impl Declared for Experiment {
     fn check(&self, name: &str) -> Result<ValidExperiment, Vec<FieldError>> {
         let has_begun = self.status.as_ref().is_some_and(|status| status.trials_created > 0);
         match has_begun {
-            true => validate(name, &self.spec).or_else(|_| validate_begun(name, &self.spec)),
+            true => validate(name, &self.spec).or_else(|_| validate_started(name, &self.spec)),
             false => validate(name, &self.spec),
         }
     }
@@ -53,7 +53,7 @@ impl Declared for InferenceJob {
         let has_begun = self.status.as_ref().is_some_and(|status| status.attempts > 0);
         let strict = validate_inference_on_cluster(name, &self.spec);
         match has_begun {
-            true => strict.or_else(|_| validate_inference_begun(name, &self.spec)),
+            true => strict.or_else(|_| validate_started_inference(name, &self.spec)),
             false => strict,
         }
     }

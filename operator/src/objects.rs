@@ -12,7 +12,7 @@ use stoker_api::names::{
     LABEL_POD_INDEX, LABEL_TRIAL,
 };
 use stoker_api::time::Timestamp;
-use stoker_api::trial::{Trial, TrialSpec, WantedState};
+use stoker_api::trial::{DesiredTrialState, Trial, TrialSpec};
 use stoker_engine::gang::{Exit, PodPhase, PodSeen, Waiting};
 use stoker_engine::trial::TrialRecord;
 
@@ -69,8 +69,8 @@ impl CachedTrial {
             unit: Unit::Batches,
             units: 0,
             grants: vec![],
-            wanted: WantedState::Run,
-            wanted_since: None,
+            desired_state: DesiredTrialState::Run,
+            desired_since: None,
         };
         let mut trial = Trial::new(&name, spec);
         trial.metadata = metadata;

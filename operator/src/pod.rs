@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Map, Value, json};
-use stoker_api::experiment::{Entrypoint, EnvVar, UsedStorage};
+use stoker_api::experiment::{Entrypoint, EnvVar, StorageRecord};
 use stoker_api::names::{
     ANNOTATION_TRIAL_CONFIG, ENV_CACHE, ENV_DEVICE, ENV_POD_INDEX, ENV_TERMINATION_FILE,
     ENV_TRIAL_CONFIG, TOKEN_AUDIENCE, pod_paths,
@@ -48,7 +48,7 @@ pub(crate) struct Wishes<'a> {
 
 impl<'a> Wishes<'a> {
     /// Settings of an experiment for the pods of its trials.
-    pub(crate) fn of_experiment(valid: &'a ValidExperiment, storage: &UsedStorage) -> Self {
+    pub(crate) fn of_experiment(valid: &'a ValidExperiment, storage: &StorageRecord) -> Self {
         let spec = &valid.spec;
         let resources = &spec.resources;
         Self {
@@ -68,7 +68,7 @@ impl<'a> Wishes<'a> {
     }
 
     /// Settings of a job for the pods of its processes.
-    pub(crate) fn of_job(valid: &'a ValidInferenceJob, storage: &UsedStorage) -> Self {
+    pub(crate) fn of_job(valid: &'a ValidInferenceJob, storage: &StorageRecord) -> Self {
         let spec = &valid.spec;
         let resources = &spec.resources;
         Self {

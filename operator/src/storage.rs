@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::api::ListParams;
 use kube::{Api, ResourceExt as _};
 use serde_json::Value;
-use stoker_api::experiment::{Experiment, UsedStorage};
+use stoker_api::experiment::{Experiment, StorageRecord};
 use stoker_api::names::{
     ANNOTATION_TRIAL_CONFIG, COMPONENT_TRIAL, LABEL_COMPONENT, LABEL_EXPERIMENT, experiment_path,
 };
@@ -38,7 +38,7 @@ pub(crate) async fn of_experiment(
     experiment: &Experiment,
     valid: &ValidExperiment,
     trials: &[impl AsRef<CachedTrial>],
-) -> Result<Option<UsedStorage>, Error> {
+) -> Result<Option<StorageRecord>, Error> {
     let recorded = experiment.status.as_ref().and_then(|status| status.storage.as_ref());
     if let Some(fixed) = recorded.filter(|storage| storage.is_fixed()) {
         return Ok(Some(fixed.clone()));
@@ -64,10 +64,10 @@ pub(crate) async fn of_experiment(
 /// Returns the storage record to write where no fixed one exists. `in_pod` is the storage of the
 /// newest pod. `recorded` comes from an older operator, which followed its settings.
 pub(crate) fn to_record(
-    settings: UsedStorage,
+    settings: StorageRecord,
     in_pod: Option<PodStorage>,
-    recorded: Option<&UsedStorage>,
-) -> Option<UsedStorage> {
+    recorded: Option<&StorageRecord>,
+) -> Option<StorageRecord> {
     let mut storage = settings;
     if let Some(in_pod) = in_pod {
         (storage.url, storage.endpoint) = (in_pod.url, in_pod.endpoint);
@@ -79,7 +79,7 @@ pub(crate) fn to_record(
         storage.endpoint.clone_from(&recorded.endpoint);
     }
     storage.fixed_at = Some(now());
-    Some(storage).filter(UsedStorage::is_fixed)
+    Some(storage).filter(StorageRecord::is_fixed)
 }
 
 /// Reads the storage of the newest pod with these labels and one of these owner UIDs.
@@ -129,10 +129,16 @@ mod tests {
 
     use super::*;
 
-    fn storage(url: &str, endpoint: Option<&str>, secret_name: Option<&str>) -> UsedStorage {
+    fn storage(url: &str, endpoint: Option<&str>, secret_name: Option<&str>) -> StorageRecord {
         let own = |text: Option<&str>| text.map(str::to_owned);
         let (endpoint, secret_name) = (own(endpoint), own(secret_name));
-        UsedStorage { url: url.to_owned(), endpoint, path: "p".into(), secret_name, fixed_at: None }
+        StorageRecord {
+            url: url.to_owned(),
+            endpoint,
+            path: "p".into(),
+            secret_name,
+            fixed_at: None,
+        }
     }
 
     #[test]
@@ -176,10 +182,10 @@ mod tests {
             secret_name: secret_name.map(|name| name.map(str::to_owned)),
         };
         let check =
-            |in_pod: Option<PodStorage>, old: Option<&UsedStorage>, expected: UsedStorage| {
+            |in_pod: Option<PodStorage>, old: Option<&StorageRecord>, expected: StorageRecord| {
                 let record = to_record(settings(), in_pod, old).unwrap();
                 assert!(record.is_fixed());
-                assert_eq!(UsedStorage { fixed_at: None, ..record }, expected);
+                assert_eq!(StorageRecord { fixed_at: None, ..record }, expected);
             };
         check(Some(pod(Some(Some("own")))), Some(&old), storage("s3://pod", None, Some("own")));
         check(Some(pod(Some(None))), Some(&old), storage("s3://pod", None, None));

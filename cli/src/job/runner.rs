@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::json;
-use stoker_api::contract::{Door, Termination, TrialConfig};
+use stoker_api::contract::{ReportEndpoint, Termination, TrialConfig};
 use stoker_api::experiment::Phase;
 use stoker_api::inference::{
     InferenceJobSpec, OutputManifest, Role, ShardPlan, commits_path, plan_path, shard_of_commit,
@@ -209,7 +209,11 @@ impl<'a> Runner<'a> {
             path: record.own_path(),
             output_url: record.output_url(place, spec, folder),
             replace: record.may_replace(),
-            door: Door { url: String::new(), token_file: String::new(), ca: None },
+            report_endpoint: ReportEndpoint {
+                url: String::new(),
+                token_file: String::new(),
+                ca: None,
+            },
             context: None,
         };
         trial_config(&job, start)

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use stoker_api::contract::{
-    CONTRACT_VERSION, CheckpointRef, Door, Gang, StorageConfig, TrialConfig,
+    CONTRACT_VERSION, CheckpointRef, Gang, ReportEndpoint, StorageConfig, TrialConfig,
 };
 use stoker_api::names::ENV_LAUNCHER_LOGS;
 use stoker_api::trial::AttemptEnd;
@@ -312,7 +312,7 @@ impl<'a> Runner<'a> {
                 trial_path: self.paths.trial(trial.spec.index),
             },
             resume_from,
-            door: Door {
+            report_endpoint: ReportEndpoint {
                 url: door::reports_url(&self.door, trial.spec.index),
                 token_file: PathBuf::from(token_file).display().to_string(),
                 ca: None,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use stoker_api::contract::{CheckpointRef, Report};
 use stoker_api::experiment::Phase;
 use stoker_api::time::Timestamp;
-use stoker_api::trial::{AttemptEnd, WantedState};
+use stoker_api::trial::{AttemptEnd, DesiredTrialState};
 
 use super::admission::Standing;
 use super::{Ended, Patience, PodPhase, PodSeen, conditions, ended};
@@ -111,9 +111,11 @@ pub fn plan(view: &GangView<'_>) -> GangPlan {
 /// started.
 fn open_phase(view: &GangView<'_>, record: &TrialRecord) -> Phase {
     let Some(attempt) = live_attempt(record) else {
-        return match record.spec.wanted {
-            WantedState::Pause => Phase::Paused,
-            WantedState::Run | WantedState::Stop | WantedState::Kill => Phase::Pending,
+        return match record.spec.desired_state {
+            DesiredTrialState::Pause => Phase::Paused,
+            DesiredTrialState::Run | DesiredTrialState::Stop | DesiredTrialState::Kill => {
+                Phase::Pending
+            }
         };
     };
     let has_started = |pod: &&PodSeen| pod.phase != PodPhase::Pending || pod.exit.is_some();
@@ -176,7 +178,7 @@ impl Planner<'_> {
         // A paused or stopped trial that has its result exits by itself; do not end it here.
         let units = granted_units(&view.record.spec);
         let is_unwanted =
-            !view.record.spec.wanted.is_run() && result_at(view.record, units).is_none();
+            !view.record.spec.desired_state.is_run() && result_at(view.record, units).is_none();
         if !has_pods && is_unwanted {
             let text = "paused or stopped before the attempt began".to_owned();
             self.end(AttemptEnd::RunnerLost, "NotWanted", text);
@@ -218,15 +220,15 @@ impl Planner<'_> {
     fn enforce_stop_deadline(&mut self) -> bool {
         let view = self.view;
         let spec = &view.record.spec;
-        let since = spec.wanted_since.unwrap_or_default();
+        let since = spec.desired_since.unwrap_or_default();
         let until = since.plus(view.patience.preemption_timeout_seconds);
-        match spec.wanted {
-            WantedState::Run => false,
-            WantedState::Kill => {
+        match spec.desired_state {
+            DesiredTrialState::Run => false,
+            DesiredTrialState::Kill => {
                 self.end(AttemptEnd::RunnerLost, "Killed", "killed".to_owned());
                 true
             }
-            WantedState::Pause | WantedState::Stop if until <= view.now => {
+            DesiredTrialState::Pause | DesiredTrialState::Stop if until <= view.now => {
                 let text = format!(
                     "killed: the trial did not exit within {} s (preemptionTimeoutSeconds)",
                     view.patience.preemption_timeout_seconds
@@ -234,7 +236,7 @@ impl Planner<'_> {
                 self.end(AttemptEnd::RunnerLost, "PreemptionTimeout", text);
                 true
             }
-            WantedState::Pause | WantedState::Stop => {
+            DesiredTrialState::Pause | DesiredTrialState::Stop => {
                 self.wake(until);
                 false
             }
@@ -337,7 +339,7 @@ impl Planner<'_> {
     fn delete_stale_pods(&mut self) {
         let view = self.view;
         let live = live_attempt(&self.plan.record);
-        let is_killed = view.record.spec.wanted == WantedState::Kill;
+        let is_killed = view.record.spec.desired_state == DesiredTrialState::Kill;
         for pod in view.pods.iter().filter(|pod| Some(pod.attempt) != live) {
             let attempts = &self.plan.record.status.attempts;
             let attempt = attempts.iter().find(|attempt| attempt.number == pod.attempt);
@@ -382,7 +384,7 @@ impl Planner<'_> {
     /// Closes the trial or begins an attempt if no attempt is alive.
     fn without_attempt(&mut self) {
         let view = self.view;
-        match next(&self.plan.record, wanted(view.record.spec.wanted)) {
+        match next(&self.plan.record, wanted(view.record.spec.desired_state)) {
             Next::Close { cause } => close(&mut self.plan.record, cause, None),
             Next::Start { attempt, resume_from, units: _ } => {
                 let is_alive =
@@ -413,7 +415,7 @@ impl Planner<'_> {
                 self.plan.create = (0..view.num_pods).collect();
                 self.plan.standing = Some(Standing::Scheduling);
             }
-            Next::Idle if view.record.spec.wanted.is_run() => {
+            Next::Idle if view.record.spec.desired_state.is_run() => {
                 let text = "the search has not decided yet how long the trial trains".to_owned();
                 self.waits = Some(("WaitingForSearch", text));
             }
@@ -437,11 +439,11 @@ fn end(
     }
 }
 
-fn wanted(state: WantedState) -> Wanted {
+fn wanted(state: DesiredTrialState) -> Wanted {
     match state {
-        WantedState::Run => Wanted::Run,
-        WantedState::Pause => Wanted::Pause,
-        WantedState::Stop | WantedState::Kill => Wanted::Stop,
+        DesiredTrialState::Run => Wanted::Run,
+        DesiredTrialState::Pause => Wanted::Pause,
+        DesiredTrialState::Stop | DesiredTrialState::Kill => Wanted::Stop,
     }
 }
 

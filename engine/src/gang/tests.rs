@@ -4,7 +4,9 @@ use std::fmt::Write as _;
 
 use stoker_api::condition;
 use stoker_api::time::Timestamp;
-use stoker_api::trial::{Attempt, AttemptEnd, CheckpointRecord, Fact, ResultFact, WantedState};
+use stoker_api::trial::{
+    Attempt, AttemptEnd, CheckpointRecord, DesiredTrialState, Fact, ResultFact,
+};
 
 use super::{GangPlan, GangView, Patience, PodPhase, PodSeen, Waiting, plan};
 use crate::fixture::LOSS;
@@ -293,15 +295,15 @@ fn trials_with_a_result_wait_for_the_search() {
 fn a_resumed_trial_is_pending_until_it_runs() {
     let phase_of = |wanted, attempts: &str, pods: &str| {
         let mut record = record(attempts);
-        record.spec.wanted = wanted;
+        record.spec.desired_state = wanted;
         record.status.phase = stoker_api::experiment::Phase::Paused;
         let status = plan_of(&record, pods, 2, 9).record.status;
         format!("{:?} {:?}", status.phase, status.reason)
     };
-    assert_eq!(phase_of(WantedState::Pause, "Preempted@1", ""), "Paused None");
-    assert_eq!(phase_of(WantedState::Pause, "made", "0@0R 1@0R"), "Running None");
+    assert_eq!(phase_of(DesiredTrialState::Pause, "Preempted@1", ""), "Paused None");
+    assert_eq!(phase_of(DesiredTrialState::Pause, "made", "0@0R 1@0R"), "Running None");
     let waits = "Pending Some(\"WaitingForAdmission\")";
-    assert_eq!(phase_of(WantedState::Run, "Preempted@1", ""), waits);
+    assert_eq!(phase_of(DesiredTrialState::Run, "Preempted@1", ""), waits);
 }
 
 #[test]
@@ -350,35 +352,35 @@ fn finished_pods_are_kept_for_their_logs() {
 
 #[test]
 fn paused_stopped_and_killed_trials_end() {
-    let check = |attempts: &str, wanted: WantedState, now: i64, expected: &str| {
+    let check = |attempts: &str, wanted: DesiredTrialState, now: i64, expected: &str| {
         let mut record = record(attempts);
-        record.spec.wanted = wanted;
-        record.spec.wanted_since = Some(Timestamp(100));
+        record.spec.desired_state = wanted;
+        record.spec.desired_since = Some(Timestamp(100));
         let pods = if attempts == "made" { "0@0R 1@0R" } else { "" };
         let case = Case { record, pods, now, is_admitted: true };
         assert_eq!(case.render(), expected, "{attempts} {wanted:?} {now}");
     };
-    check("", WantedState::Pause, 100, "");
-    check("", WantedState::Stop, 100, "Cancelled");
-    check("live", WantedState::Pause, 100, "end=RunnerLost:NotWanted wake=3600");
+    check("", DesiredTrialState::Pause, 100, "");
+    check("", DesiredTrialState::Stop, 100, "Cancelled");
+    check("live", DesiredTrialState::Pause, 100, "end=RunnerLost:NotWanted wake=3600");
     let mut done = record("live");
     let result = ResultFact { units: 9, metric: "0.5".to_owned() };
     done.status.facts.push(Fact::Result(result));
-    done.spec.wanted = WantedState::Stop;
-    done.spec.wanted_since = Some(Timestamp(100));
+    done.spec.desired_state = DesiredTrialState::Stop;
+    done.spec.desired_since = Some(Timestamp(100));
     let case = Case { record: done, pods: "0@0R", now: 100, is_admitted: true };
     assert_eq!(case.render(), "create=[1] wake=200");
     let mut waiting = record("made");
-    waiting.spec.wanted = WantedState::Pause;
+    waiting.spec.desired_state = DesiredTrialState::Pause;
     let case = Case { record: waiting, pods: "0@0P 1@0S", now: 9, is_admitted: true };
     let expected = "end=RunnerLost:NotWanted delete=t-a0-r0:30 delete=t-a0-r1:30 wake=3591";
     assert_eq!(case.render(), expected);
-    check("made", WantedState::Pause, 3699, "wake=1");
+    check("made", DesiredTrialState::Pause, 3699, "wake=1");
     let late = "end=RunnerLost:PreemptionTimeout delete=t-a0-r0:30 delete=t-a0-r1:30";
-    check("made", WantedState::Pause, 3700, late);
-    check("made", WantedState::Stop, 3700, &format!("{late} Cancelled"));
+    check("made", DesiredTrialState::Pause, 3700, late);
+    check("made", DesiredTrialState::Stop, 3700, &format!("{late} Cancelled"));
     let killed = "end=RunnerLost:Killed delete=t-a0-r0:1 delete=t-a0-r1:1 Cancelled";
-    check("made", WantedState::Kill, 100, killed);
+    check("made", DesiredTrialState::Kill, 100, killed);
 }
 
 #[test]

@@ -176,7 +176,9 @@ fn is_fine(before: &InferenceStatus, after: &InferenceStatus, slot: u32, total: 
     };
     let counts = |status: &InferenceStatus| (status.rows_total, status.rejected, status.reported);
     let same = counts(before) == counts(after);
-    same && old.barren == new.barren && !is_end && part(old.rows) == part(new.rows)
+    same && old.consecutive_failures == new.consecutive_failures
+        && !is_end
+        && part(old.rows) == part(new.rows)
 }
 
 #[cfg(test)]
@@ -187,8 +189,8 @@ mod tests {
 
     #[test]
     fn job_progress_is_recorded_in_parts() {
-        let status = |rows: u64, slots: usize, barren: u32| InferenceStatus {
-            workers: vec![WorkerStatus { rows, barren, ..Default::default() }; slots],
+        let status = |rows: u64, slots: usize, consecutive_failures: u32| InferenceStatus {
+            workers: vec![WorkerStatus { rows, consecutive_failures, ..Default::default() }; slots],
             rows_total: 1000,
             ..Default::default()
         };

@@ -24,7 +24,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
 use stoker_api::contract::{Directive, Report};
-use stoker_api::names::HEADER_SUPERFLUOUS;
+use stoker_api::names::HEADER_PRUNABLE;
 use stoker_engine::trial::{Wanted, directive};
 
 use crate::cache::Key;
@@ -212,7 +212,7 @@ async fn report(
     let Taken { directive, superfluous, .. } = taken?;
     let mut headers = HeaderMap::new();
     if let (false, Ok(names)) = (superfluous.is_empty(), superfluous.join(",").parse()) {
-        headers.insert(HEADER_SUPERFLUOUS, names);
+        headers.insert(HEADER_PRUNABLE, names);
     }
     Ok((headers, Json(directive)))
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use stoker_api::contract::{Directive, Report, ReportEvent};
-use stoker_api::trial::{TrialStatus, WantedState};
+use stoker_api::trial::{DesiredTrialState, TrialStatus};
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::retention::superfluous;
 use stoker_engine::trial::{
@@ -198,10 +198,10 @@ pub(super) async fn answer(world: &World, key: &Key, uid: &str, attempt: u32) ->
 }
 
 fn directive_for(record: &TrialRecord, attempt: u32) -> Directive {
-    let wanted = match record.spec.wanted {
-        WantedState::Run => Wanted::Run,
-        WantedState::Pause => Wanted::Pause,
-        WantedState::Stop | WantedState::Kill => Wanted::Stop,
+    let wanted = match record.spec.desired_state {
+        DesiredTrialState::Run => Wanted::Run,
+        DesiredTrialState::Pause => Wanted::Pause,
+        DesiredTrialState::Stop | DesiredTrialState::Kill => Wanted::Stop,
     };
     directive(record, attempt, wanted)
 }

@@ -12,7 +12,7 @@ use serde_json::json;
 use stoker_api::condition::Condition;
 use stoker_api::experiment::{Experiment, ExperimentStatus};
 use stoker_api::names::{LABEL_EXPERIMENT, LABEL_TRIAL};
-use stoker_api::trial::{Grant, Trial, TrialSpec, WantedState};
+use stoker_api::trial::{DesiredTrialState, Grant, Trial, TrialSpec};
 
 use super::is_owned;
 use crate::cache::{Cached as _, Key};
@@ -53,12 +53,13 @@ impl<'a> Writer<'a> {
     }
 
     /// Writes what is wanted of trials, several at a time.
-    pub(super) async fn want(&mut self, wanted: &[(u32, WantedState)]) {
+    pub(super) async fn want(&mut self, wanted: &[(u32, DesiredTrialState)]) {
         let world = self.world;
         let writes = wanted.iter().filter_map(|(index, state)| {
             let trial = self.trials.get(index)?.clone();
-            let wanted_since = Some(now());
-            let spec = TrialSpec { wanted: *state, wanted_since, ..trial.record.spec.clone() };
+            let desired_since = Some(now());
+            let spec =
+                TrialSpec { desired_state: *state, desired_since, ..trial.record.spec.clone() };
             Some(async move { (trial.record.spec.index, write_spec(world, &trial, spec).await) })
         });
         let writes: Vec<_> = writes.collect();

@@ -10,9 +10,9 @@ use kube::Api;
 use kube::api::PostParams;
 use kube::runtime::events::EventType;
 use stoker_api::contract::{Cleanup, CleanupStorage, CleanupTrial};
-use stoker_api::experiment::{Experiment, ExperimentStatus, UsedStorage};
+use stoker_api::experiment::{Experiment, ExperimentStatus, StorageRecord};
 use stoker_api::names::trial_path;
-use stoker_api::trial::WantedState;
+use stoker_api::trial::DesiredTrialState;
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::experiment::{POD_INVALID, Refusal, set_refusal};
 use stoker_engine::gang::{Delete, PodPhase};
@@ -64,9 +64,10 @@ pub(super) async fn clean_up(
     let has_pods =
         |trial: &Arc<CachedTrial>| world.pods.group(&key_of(key, trial)).iter().any(is_alive);
     // Kill trials that were created while the experiment ended.
-    let stray = |trial: &&Arc<CachedTrial>| is_open(trial) && trial.record.spec.wanted.is_run();
+    let stray =
+        |trial: &&Arc<CachedTrial>| is_open(trial) && trial.record.spec.desired_state.is_run();
     let stray: Vec<_> = trials.iter().filter(stray).map(|trial| trial.record.spec.index).collect();
-    let stray: Vec<_> = stray.into_iter().map(|index| (index, WantedState::Kill)).collect();
+    let stray: Vec<_> = stray.into_iter().map(|index| (index, DesiredTrialState::Kill)).collect();
     let mut writer = apply::Writer::new(world, &trials);
     writer.want(&stray).await;
     if let Some(error) = super::worst(writer.errors) {
@@ -166,7 +167,7 @@ fn next_part(
     key: &Key,
     valid: &ValidExperiment,
     uid: &str,
-    storage: &UsedStorage,
+    storage: &StorageRecord,
     trials: &[Arc<CachedTrial>],
     from: u32,
 ) -> Option<Part> {
@@ -213,7 +214,7 @@ async fn make(
     world: &World,
     key: &Key,
     valid: &ValidExperiment,
-    storage: &UsedStorage,
+    storage: &StorageRecord,
     uid: &str,
     name: &str,
     cleanup: &Cleanup,

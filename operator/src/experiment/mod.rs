@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use kube::runtime::events::EventType;
 use stoker_api::condition::{self, Condition, ConditionStatus};
-use stoker_api::experiment::{DesiredState, Experiment, ExperimentStatus, Phase, UsedStorage};
-use stoker_api::trial::{AttemptEnd, WantedState};
+use stoker_api::experiment::{DesiredState, Experiment, ExperimentStatus, Phase, StorageRecord};
+use stoker_api::trial::{AttemptEnd, DesiredTrialState};
 use stoker_api::validate::{FieldError, ValidExperiment};
 use stoker_engine::experiment::{
     ExperimentPlan, Refusal, Steering, TRIAL_INVALID, conditions, failed, kills, refusal,
@@ -149,15 +149,15 @@ async fn carry_out(
     experiment: &Experiment,
     valid: &ValidExperiment,
     plan: ExperimentPlan,
-    wanted: Vec<(u32, WantedState)>,
+    wanted: Vec<(u32, DesiredTrialState)>,
 ) -> Done {
     let state = experiment.spec.state;
     let is_users = matches!(state, DesiredState::Cancelled | DesiredState::Killed);
     let is_placed = writer.grant(&plan.grants).await;
-    let may_be_written = |wanted: WantedState| match wanted {
-        WantedState::Kill => false,
-        WantedState::Stop => is_placed || is_users,
-        WantedState::Run | WantedState::Pause => true,
+    let may_be_written = |wanted: DesiredTrialState| match wanted {
+        DesiredTrialState::Kill => false,
+        DesiredTrialState::Stop => is_placed || is_users,
+        DesiredTrialState::Run | DesiredTrialState::Pause => true,
     };
     let wanted: Vec<_> = wanted.into_iter().filter(|(_, wanted)| may_be_written(*wanted)).collect();
     writer.want(&wanted).await;
@@ -332,7 +332,7 @@ async fn tell(
 /// Emits an event if the API server dropped the storage record. No pod is created without it.
 async fn tell_unrecorded(world: &World, written: &Experiment, after: &ExperimentStatus) {
     let is_fixed =
-        |status: &ExperimentStatus| status.storage.as_ref().is_some_and(UsedStorage::is_fixed);
+        |status: &ExperimentStatus| status.storage.as_ref().is_some_and(StorageRecord::is_fixed);
     if is_fixed(after) && !written.status.as_ref().is_some_and(is_fixed) {
         let note = "cannot record status.storage: the custom resource definitions are older than \
                     the operator; apply crds/ of its version";

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kube::core::DeserializeGuard;
 use stoker_api::contract::TrialConfig;
-use stoker_api::experiment::UsedStorage;
+use stoker_api::experiment::StorageRecord;
 use stoker_api::inference::{InferenceJob, InferenceStatus};
 use stoker_api::trial::AttemptEnd;
 use stoker_api::validate::ValidInferenceJob;
@@ -56,7 +56,7 @@ pub(super) async fn create(
     key: &Key,
     job: &CachedJob,
     valid: &ValidInferenceJob,
-    storage: &UsedStorage,
+    storage: &StorageRecord,
     config: &TrialConfig,
     start: Start,
 ) -> Result<Option<Arc<CachedJob>>, Error> {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use kube::runtime::events::EventType;
 use stoker_api::condition;
 use stoker_api::condition::ConditionStatus;
-use stoker_api::experiment::{Phase, UsedStorage};
+use stoker_api::experiment::{Phase, StorageRecord};
 use stoker_api::inference::{InferenceJob, InferenceStatus};
 use stoker_api::names::LABEL_JOB;
 use stoker_api::validate::{FieldError, ValidInferenceJob};
@@ -130,7 +130,7 @@ async fn storage_of(
     cached: &CachedJob,
     valid: &ValidInferenceJob,
     place: &JobPlace<'_>,
-) -> Result<Option<UsedStorage>, Error> {
+) -> Result<Option<StorageRecord>, Error> {
     let status = cached.status();
     if let Some(fixed) = status.storage.as_ref().filter(|storage| storage.is_fixed()) {
         return Ok(Some(fixed.clone()));

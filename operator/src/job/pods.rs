@@ -1,8 +1,8 @@
 //! Builds the pods of a job, one per process. Pure, like the builder of trial pods.
 
 use serde_json::{Value, json};
-use stoker_api::contract::{ContextRef, Door, TrialConfig};
-use stoker_api::experiment::UsedStorage;
+use stoker_api::contract::{ContextRef, ReportEndpoint, TrialConfig};
+use stoker_api::experiment::StorageRecord;
 use stoker_api::inference::Role;
 use stoker_api::names::{
     ANNOTATION_TRIAL_CONFIG, API_VERSION, COMPONENT_JOB, LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_JOB,
@@ -48,7 +48,7 @@ pub fn place<'a>(
         endpoint,
         path,
         replace: false,
-        door: Door {
+        report_endpoint: ReportEndpoint {
             url: format!("{}/v1/jobs/{namespace}/{name}/reports", setup.door_url),
             token_file: pod_paths::TOKEN.to_owned(),
             ca: std::fs::read_to_string(&setup.door_ca).ok(),
@@ -61,10 +61,14 @@ pub fn place<'a>(
 }
 
 /// Returns the storage record of a job, with the Secret from the current settings.
-pub fn used_storage(setup: &Setup, valid: &ValidInferenceJob, place: &JobPlace<'_>) -> UsedStorage {
+pub fn used_storage(
+    setup: &Setup,
+    valid: &ValidInferenceJob,
+    place: &JobPlace<'_>,
+) -> StorageRecord {
     let (url, endpoint) = (place.root.clone(), place.endpoint.clone());
     let secret_name = setup.secret_of(valid.spec.storage.secret_name.as_ref());
-    UsedStorage { url, endpoint, path: place.path.clone(), secret_name, fixed_at: None }
+    StorageRecord { url, endpoint, path: place.path.clone(), secret_name, fixed_at: None }
 }
 
 /// Builds the pod of a process as JSON. `podOverrides` are merged last.
@@ -75,7 +79,7 @@ pub fn used_storage(setup: &Setup, valid: &ValidInferenceJob, place: &JobPlace<'
 pub fn pod(
     setup: &Setup,
     valid: &ValidInferenceJob,
-    storage: &UsedStorage,
+    storage: &StorageRecord,
     namespace: &str,
     config: &TrialConfig,
     start: Start,

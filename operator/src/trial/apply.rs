@@ -5,7 +5,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::{Api, ResourceExt as _};
-use stoker_api::experiment::UsedStorage;
+use stoker_api::experiment::StorageRecord;
 use stoker_api::trial::{AttemptEnd, TrialStatus};
 use stoker_engine::experiment::POD_INVALID;
 use stoker_engine::gang::{Delete, refuse};
@@ -123,7 +123,7 @@ pub(super) async fn create_pods(
 async fn make(
     world: &World,
     observed: &Observed,
-    storage: &UsedStorage,
+    storage: &StorageRecord,
     names: Names<'_>,
     config: &stoker_api::contract::TrialConfig,
     indexes: &[u32],

@@ -2,8 +2,10 @@
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
-use stoker_api::contract::{CONTRACT_VERSION, ContextRef, Door, Gang, StorageConfig, TrialConfig};
-use stoker_api::experiment::{CheckpointStorage, ExperimentSpec, UsedStorage};
+use stoker_api::contract::{
+    CONTRACT_VERSION, ContextRef, Gang, ReportEndpoint, StorageConfig, TrialConfig,
+};
+use stoker_api::experiment::{CheckpointStorage, ExperimentSpec, StorageRecord};
 use stoker_api::names::{context_path, pod_paths, trial_path};
 use stoker_api::validate::{ValidExperiment, derive_seed};
 use stoker_engine::trial::{TrialRecord, granted_units, resume_from};
@@ -67,10 +69,10 @@ impl Setup {
 
     /// Returns the storage according to the current settings. Its URL is empty if neither `spec`
     /// nor the operator specifies one.
-    pub fn storage(&self, spec: &CheckpointStorage, path: String) -> UsedStorage {
+    pub fn storage(&self, spec: &CheckpointStorage, path: String) -> StorageRecord {
         let (url, endpoint) = self.place(spec.url.as_ref(), spec.endpoint.as_ref());
         let secret_name = self.secret_of(spec.secret_name.as_ref());
-        UsedStorage { url, endpoint, path, secret_name, fixed_at: None }
+        StorageRecord { url, endpoint, path, secret_name, fixed_at: None }
     }
 
     /// Returns root URL and endpoint of a storage from the values of a spec, with the operator's
@@ -122,7 +124,7 @@ pub fn seed(valid: &ValidExperiment, uid: &str) -> u32 {
 pub fn trial_config(
     setup: &Setup,
     valid: &ValidExperiment,
-    storage: &UsedStorage,
+    storage: &StorageRecord,
     record: &TrialRecord,
     names: Names<'_>,
     attempt: u32,
@@ -161,7 +163,7 @@ pub fn trial_config(
             trial_path: path,
         },
         resume_from: resume_from(record),
-        door: Door {
+        report_endpoint: ReportEndpoint {
             url: format!("{}/v1/trials/{namespace}/{}/reports", setup.door_url, names.trial),
             token_file: pod_paths::TOKEN.to_owned(),
             ca: std::fs::read_to_string(&setup.door_ca).ok(),

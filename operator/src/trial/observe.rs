@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use stoker_api::experiment::UsedStorage;
+use stoker_api::experiment::StorageRecord;
 use stoker_api::time::Timestamp;
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::gang::admission::{Admission, Candidate, Standing, TrialKey};
@@ -21,7 +21,7 @@ pub(super) struct Observed {
     pub(super) valid: Arc<ValidExperiment>,
     pub(super) experiment_uid: String,
     /// Fixed storage of the experiment. No pod is created before it is recorded.
-    pub(super) storage: Option<UsedStorage>,
+    pub(super) storage: Option<StorageRecord>,
     pub(super) pods: Vec<PodSeen>,
     pub(super) patience: Patience,
 }
@@ -42,7 +42,7 @@ pub(super) fn observe(world: &World, key: &Key) -> Option<Observed> {
     }
     let valid = experiment.valid()?;
     let storage = object.status.as_ref().and_then(|status| status.storage.clone());
-    let storage = storage.filter(UsedStorage::is_fixed);
+    let storage = storage.filter(StorageRecord::is_fixed);
     let pods = world.pods.group(key);
     let pods = pods.iter().filter(|pod| pod.owner == trial.uid());
     let pods = pods.map(|pod| seen(world, pod)).collect();

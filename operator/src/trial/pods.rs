@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Service;
 use serde_json::{Value, json};
 use stoker_api::contract::{Cleanup, TrialConfig};
-use stoker_api::experiment::{ExperimentSpec, UsedStorage};
+use stoker_api::experiment::{ExperimentSpec, StorageRecord};
 use stoker_api::names::{
     ANNOTATION_TRIAL_CONFIG, API_VERSION, COMPONENT_CLEANUP, COMPONENT_TRIAL, ENV_RENDEZVOUS_PORT,
     LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_EXPERIMENT, LABEL_POD_INDEX, LABEL_TRIAL,
@@ -68,7 +68,7 @@ pub fn service(valid: &ValidExperiment, names: Names<'_>) -> Service {
 pub fn pod(
     setup: &Setup,
     valid: &ValidExperiment,
-    storage: &UsedStorage,
+    storage: &StorageRecord,
     names: Names<'_>,
     config: &TrialConfig,
     index: u32,
@@ -117,7 +117,7 @@ fn owner(names: Names<'_>) -> Value {
 pub fn cleanup_pod(
     setup: &Setup,
     valid: &ValidExperiment,
-    storage: &UsedStorage,
+    storage: &StorageRecord,
     namespace: &str,
     experiment_uid: &str,
     name: &str,

@@ -74,8 +74,8 @@ fn reports_need_rank_0_of_the_live_attempt() {
         let old = Caller::new(&place, "ends-0-a0-r0").await;
         assert_eq!((rank_0.config.attempt, new.config.attempt), (0, 1));
 
-        let gang_url = rank_0.config.door.url.as_str();
-        let ends_url = new.config.door.url.as_str();
+        let gang_url = rank_0.config.report_endpoint.url.as_str();
+        let ends_url = new.config.report_endpoint.url.as_str();
         let missing_url = gang_url.replace("gang-0", "gang-9");
         let wrong_path = gang_url.replace("/reports", "/orders");
         let unbound = place.plane.token("door", "default", Some("stoker")).unwrap();

@@ -422,7 +422,7 @@ fn job_report_is_accepted_for_own_attempt_only() {
         let config = config_of(&pod);
         let token = token(&place.client, &place.namespace, &pod).await.unwrap();
         let line = Line::new(&config, token.clone());
-        let url = config.door.url.clone();
+        let url = config.report_endpoint.url.clone();
         let others = url.replace("/one/", "/other/");
         let trials = url.replace("/jobs/", "/trials/");
         let check = async |url: &str, token: Option<&str>, attempt: u32, code: u16, says: &str| {

@@ -317,8 +317,8 @@ pub(crate) struct Line {
 
 impl Line {
     pub(crate) fn new(config: &TrialConfig, token: String) -> Self {
-        let ca = config.door.ca.as_deref().unwrap();
-        Self { token, ..Self::by_authority(ca, config.door.url.clone()) }
+        let ca = config.report_endpoint.ca.as_deref().unwrap();
+        Self { token, ..Self::by_authority(ca, config.report_endpoint.url.clone()) }
     }
 
     /// Connection to a report server whose certificate this CA has signed.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
-use stoker_api::experiment::{Phase, UsedStorage};
+use stoker_api::experiment::{Phase, StorageRecord};
 use stoker_api::names::{ANNOTATION_TRIAL_CONFIG, LABEL_ATTEMPT};
 
 use crate::flow::grid;
@@ -52,11 +52,11 @@ async fn storage_of(place: &Place, kubelet: &Kubelet, name: &str) -> (String, St
 }
 
 /// Waits until an experiment's storage is fixed, and returns it.
-async fn fixed(place: &Place, name: &str) -> UsedStorage {
+async fn fixed(place: &Place, name: &str) -> StorageRecord {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
         let storage = place.experiment(name).await.status.unwrap_or_default().storage;
-        if let Some(storage) = storage.filter(UsedStorage::is_fixed) {
+        if let Some(storage) = storage.filter(StorageRecord::is_fixed) {
             return storage;
         }
         assert!(Instant::now() < end, "the storage of {name} is not fixed\n{}", place.logs());

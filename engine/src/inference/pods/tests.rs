@@ -214,7 +214,7 @@ fn deleted_and_lost_pods_are_replaced() {
     // The pod is deleted first. After its grace it counts as lost and is removed.
     check_begun("1R 1N t60 t31", "-uid-1/30 +Work0#3 -uid-1/0 Running");
     let job = Job::run(&format!("{BEGIN} 1R 1X"), 2);
-    assert_eq!((job.status.restarts, job.status.workers[0].barren), (0, 1));
+    assert_eq!((job.status.restarts, job.status.workers[0].consecutive_failures), (0, 1));
     assert_eq!(job.status.ends[0].reason, "PodDeleted");
 }
 
@@ -246,7 +246,11 @@ fn paused_jobs_resume_with_the_uncommitted_shards() {
     // The failure of a pod that is being deleted is not counted.
     let job = Job::run(&format!("{BEGIN} 1R 2R pause 1E1 2X"), 2);
     assert_eq!((job.status.phase, job.status.restarts), (Phase::Paused, 0));
-    assert!(job.status.workers.iter().all(|worker| worker.barren == 0), "{:?}", job.status);
+    assert!(
+        job.status.workers.iter().all(|worker| worker.consecutive_failures == 0),
+        "{:?}",
+        job.status
+    );
     // A job that is resumed in time loses only the processes that exit.
     check_begun("1R 2R pause go 1E79 t10", &format!("{preempted} +Work0#3 Running"));
     check_begun("1R 2R pause 1C 2C", &format!("{preempted} Paused"));
@@ -337,7 +341,7 @@ fn a_refused_pod_blocks_the_other_slots() {
 fn exit_code_0_without_report_is_a_failure() {
     let job = Job::run("0R 0Q", 2);
     assert_eq!((job.did.as_str(), job.status.stage), (" +Plan0#0 +Plan0#1", Role::Plan));
-    assert_eq!(job.status.workers[0].barren, 1);
+    assert_eq!(job.status.workers[0].consecutive_failures, 1);
     assert!(job.status.ends[0].message.contains("without a report"), "{:?}", job.status.ends);
     let job = Job::run("0R 0C 1C 2C 3Q", 2);
     assert_eq!(job.status.stage, Role::Work, "{}", job.did);

@@ -13,7 +13,7 @@ use stoker_api::names::{
 };
 use stoker_api::time::Timestamp;
 use stoker_api::trial::{DesiredTrialState, Trial, TrialSpec};
-use stoker_engine::gang::{Exit, PodPhase, PodSeen, Waiting};
+use stoker_engine::gang::{Exit, ObservedPod, PodPhase, Waiting};
 use stoker_engine::trial::TrialRecord;
 
 use crate::cache::{Cached, Key};
@@ -115,7 +115,7 @@ impl Cached for CachedTrial {
 #[derive(Debug)]
 pub struct CachedPod {
     /// Fields that plans depend on. The node's state is filled in from the cache of nodes later.
-    pub seen: PodSeen,
+    pub seen: ObservedPod,
     /// Name of the node that the pod is bound to.
     pub node: Option<Arc<str>>,
     /// UID of the controlling owner.
@@ -225,7 +225,7 @@ pub fn timestamp(time: &Time) -> Timestamp {
     Timestamp(time.0.as_second())
 }
 
-fn seen(pod: &Pod, attempt: u32, index: u32) -> PodSeen {
+fn seen(pod: &Pod, attempt: u32, index: u32) -> ObservedPod {
     let nothing = PodStatus::default();
     let status = pod.status.as_ref().unwrap_or(&nothing);
     let condition = |type_: &str, status_: &str| {
@@ -242,7 +242,7 @@ fn seen(pod: &Pod, attempt: u32, index: u32) -> PodSeen {
     let bound = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
     let scheduled_at = scheduled.and_then(|condition| condition.last_transition_time.as_ref());
     let scheduled_at = scheduled_at.map(timestamp);
-    PodSeen {
+    ObservedPod {
         name: pod.name_any(),
         uid: pod.uid().unwrap_or_default(),
         attempt,
@@ -259,7 +259,7 @@ fn seen(pod: &Pod, attempt: u32, index: u32) -> PodSeen {
         message: status.message.clone().filter(|message| !message.is_empty()),
         disruption: disruption.and_then(|condition| condition.reason.clone()),
         deletion: pod.metadata.deletion_timestamp.as_ref().map(timestamp),
-        node: stoker_engine::gang::NodeState::Fine,
+        node: stoker_engine::gang::NodeState::Ready,
     }
 }
 

@@ -8,11 +8,11 @@ use stoker_api::experiment::{CheckpointPolicy, GradientCompression, MixedPrecisi
 use stoker_api::inference::{InferenceJobSpec, InferenceTask};
 use stoker_api::validate::derive_seed;
 
-use super::Start;
+use super::ProcessStart;
 
 /// A job with its storage and its report endpoint.
 #[derive(Clone, Debug)]
-pub struct JobPlace<'a> {
+pub struct JobContext<'a> {
     /// Name of the job.
     pub name: &'a str,
     /// Unique ID of the job.
@@ -38,7 +38,7 @@ pub struct JobPlace<'a> {
 }
 
 /// Returns the configuration of a process of a job.
-pub fn trial_config(job: &JobPlace<'_>, start: Start) -> TrialConfig {
+pub fn trial_config(job: &JobContext<'_>, start: ProcessStart) -> TrialConfig {
     let spec = job.spec;
     let mut output = spec.output.clone();
     if output.url.is_none() {

@@ -8,7 +8,7 @@ use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use stoker_api::contract::{Directive, Report, ReportEvent};
 use stoker_api::inference::InferenceStatus;
-use stoker_engine::inference::{is_live, progressed};
+use stoker_engine::inference::{is_live, record_progress};
 
 use super::auth::{Caller, Denied};
 use super::{Door, Refusal, Standing, Taken, names};
@@ -123,7 +123,7 @@ impl Door {
         };
         let is_idle = |before: &InferenceStatus| {
             let mut after = before.clone();
-            progressed(&mut after, report.attempt, report.batches, batches_total)
+            record_progress(&mut after, report.attempt, report.batches, batches_total)
                 && is_fine(before, &after, slot, batches_total)
         };
         if self.owned_job(key, uid).await?.is_some_and(|job| is_idle(&job.status())) {
@@ -142,7 +142,7 @@ impl Door {
             };
             let before = job.status();
             let mut after = before.clone();
-            if progressed(&mut after, report.attempt, report.batches, batches_total) {
+            if record_progress(&mut after, report.attempt, report.batches, batches_total) {
                 if is_fine(&before, &after, slot, batches_total) {
                     return repeat();
                 }

@@ -25,7 +25,7 @@ use axum::routing::post;
 use axum::{Json, Router};
 use stoker_api::contract::{Directive, Report};
 use stoker_api::names::HEADER_PRUNABLE;
-use stoker_engine::trial::{Wanted, directive};
+use stoker_engine::trial::{TargetState, directive};
 
 use crate::cache::Key;
 use crate::metrics::{Answer, Answered};
@@ -290,7 +290,8 @@ impl Door {
             return Ok(Standing::Live { owner, index });
         }
         // The cached record may be older than the pod's attempt.
-        let is_over = |record: &_| directive(record, attempt, Wanted::Run) == Directive::Fenced;
+        let is_over =
+            |record: &_| directive(record, attempt, TargetState::Run) == Directive::Fenced;
         if is_over(&trial.record) {
             let trial = record::read_owned(&self.world, key, &owner).await?;
             if trial.is_none_or(|trial| is_over(&trial.record)) {

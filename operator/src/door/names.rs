@@ -1,7 +1,7 @@
 //! Parses names of pods that may report.
 
 use stoker_api::inference::Role;
-use stoker_engine::inference::Start;
+use stoker_engine::inference::ProcessStart;
 
 use crate::job::pods::pod_name as job_pod_name;
 use crate::trial::pods::pod_name as trial_pod_name;
@@ -22,7 +22,7 @@ pub(super) fn job_pod(pod: &str, job: &str) -> Option<(u32, u32)> {
         "finish" => (Role::Finish, 0),
         _ => (Role::Work, process.strip_prefix('w')?.parse().ok()?),
     };
-    (job_pod_name(job, Start { role, slot, attempt }) == pod).then_some((attempt, slot))
+    (job_pod_name(job, ProcessStart { role, slot, attempt }) == pod).then_some((attempt, slot))
 }
 
 #[cfg(test)]

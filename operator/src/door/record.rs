@@ -7,9 +7,9 @@ use axum::http::StatusCode;
 use stoker_api::contract::{Directive, Report, ReportEvent};
 use stoker_api::trial::{DesiredTrialState, TrialStatus};
 use stoker_api::validate::ValidExperiment;
-use stoker_engine::retention::superfluous;
+use stoker_engine::retention::prunable;
 use stoker_engine::trial::{
-    Recorded, SearchedMetric, TrialRecord, Wanted, directive, record_report,
+    ReportEffect, SearchedMetric, TargetState, TrialRecord, directive, record_report,
 };
 
 use super::auth::Denied;
@@ -125,11 +125,11 @@ async fn record_with(
         let mut record = trial.record.clone();
         let directive = |record: &TrialRecord| directive_for(record, report.attempt);
         match record_report(&mut record, report, &searched) {
-            Recorded::Repeat => return Ok(Taken::new(Answer::Repeat, directive(&record))),
-            Recorded::New if is_fine(before, &record.status, report) => {
+            ReportEffect::Repeat => return Ok(Taken::new(Answer::Repeat, directive(&record))),
+            ReportEffect::New if is_fine(before, &record.status, report) => {
                 return Ok(Taken::new(Answer::Repeat, directive(&record)));
             }
-            Recorded::New => {
+            ReportEffect::New => {
                 let is_idle = is_idle_validation(before, &record.status, report);
                 if let (true, Some(begin_hold)) = (is_idle, begin_hold) {
                     if door.held.hold(uid, report) {
@@ -156,7 +156,7 @@ async fn record_with(
                 let storage = &valid.spec.checkpoint_storage;
                 let checkpoints = &mut record.status.checkpoints;
                 let pruned = match begin_hold {
-                    Some(_) => superfluous(storage, searcher.smaller_is_better, checkpoints),
+                    Some(_) => prunable(storage, searcher.smaller_is_better, checkpoints),
                     // A delayed report has no response that could name files to delete.
                     None => vec![],
                 };
@@ -173,12 +173,12 @@ async fn record_with(
             }
             // The cache may be older than the attempt, so check the API server before fencing or
             // refusing.
-            Recorded::Fenced if is_live => return Ok(Taken::fenced()),
-            Recorded::Refused { why } if is_live => {
+            ReportEffect::Fenced if is_live => return Ok(Taken::fenced()),
+            ReportEffect::Refused { why } if is_live => {
                 let status = StatusCode::UNPROCESSABLE_ENTITY;
                 return Err(Refusal::new(Answer::Refused, status, why));
             }
-            Recorded::Fenced | Recorded::Refused { .. } => {}
+            ReportEffect::Fenced | ReportEffect::Refused { .. } => {}
         }
         current = read_owned(world, key, uid).await?;
         is_live = true;
@@ -199,9 +199,9 @@ pub(super) async fn answer(world: &World, key: &Key, uid: &str, attempt: u32) ->
 
 fn directive_for(record: &TrialRecord, attempt: u32) -> Directive {
     let wanted = match record.spec.desired_state {
-        DesiredTrialState::Run => Wanted::Run,
-        DesiredTrialState::Pause => Wanted::Pause,
-        DesiredTrialState::Stop | DesiredTrialState::Kill => Wanted::Stop,
+        DesiredTrialState::Run => TargetState::Run,
+        DesiredTrialState::Pause => TargetState::Pause,
+        DesiredTrialState::Stop | DesiredTrialState::Kill => TargetState::Stop,
     };
     directive(record, attempt, wanted)
 }

@@ -15,7 +15,7 @@ use stoker_api::names::trial_path;
 use stoker_api::trial::DesiredTrialState;
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::experiment::{POD_INVALID, Refusal, set_refusal};
-use stoker_engine::gang::{Delete, PodPhase};
+use stoker_engine::gang::{PodDeletion, PodPhase};
 use stoker_engine::retention::deletable;
 use stoker_engine::trial::{TrialRecord, closed};
 
@@ -104,7 +104,7 @@ pub(super) async fn clean_up(
         note(world, experiment, status, Some(&refusal)).await?;
         return Ok(Some(AGAIN));
     };
-    let delete = Delete { name: name.clone(), uid: pod.seen.uid.clone(), grace_seconds: 30 };
+    let delete = PodDeletion { name: name.clone(), uid: pod.seen.uid.clone(), grace_seconds: 30 };
     match pod.seen.phase {
         PodPhase::Succeeded => {
             for trial in &trials {

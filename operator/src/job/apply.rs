@@ -8,7 +8,7 @@ use stoker_api::experiment::StorageRecord;
 use stoker_api::inference::{InferenceJob, InferenceStatus};
 use stoker_api::trial::AttemptEnd;
 use stoker_api::validate::ValidInferenceJob;
-use stoker_engine::inference::Start;
+use stoker_engine::inference::ProcessStart;
 use stoker_engine::inference::pods::refuse;
 
 use super::{pods, tell};
@@ -58,7 +58,7 @@ pub(super) async fn create(
     valid: &ValidInferenceJob,
     storage: &StorageRecord,
     config: &TrialConfig,
-    start: Start,
+    start: ProcessStart,
 ) -> Result<Option<Arc<CachedJob>>, Error> {
     let pod = pods::pod(&world.setup, valid, storage, &key.namespace, config, start);
     let pod_key = Key::new(&key.namespace, &pods::pod_name(&valid.name, start));
@@ -73,7 +73,7 @@ pub(super) async fn no_storage(
     key: &Key,
     job: &CachedJob,
     valid: &ValidInferenceJob,
-    start: Start,
+    start: ProcessStart,
 ) -> Result<(), Error> {
     let text = "spec.storage.url is not set, and the operator has no default: set it, or \
                 install the chart with storage.url";
@@ -86,7 +86,7 @@ async fn refused(
     key: &Key,
     job: &CachedJob,
     valid: &ValidInferenceJob,
-    start: Start,
+    start: ProcessStart,
     (end, reason, message): (AttemptEnd, &str, &str),
 ) -> Result<Arc<CachedJob>, Error> {
     let before = job.status();

@@ -19,7 +19,7 @@ use stoker_api::experiment::{Phase, StorageRecord};
 use stoker_api::inference::{InferenceJob, InferenceStatus};
 use stoker_api::names::LABEL_JOB;
 use stoker_api::validate::{FieldError, ValidInferenceJob};
-use stoker_engine::inference::config::JobPlace;
+use stoker_engine::inference::config::JobContext;
 use stoker_engine::inference::pods::{JobPlan, plan};
 
 use crate::cache::Key;
@@ -129,7 +129,7 @@ async fn storage_of(
     key: &Key,
     cached: &CachedJob,
     valid: &ValidInferenceJob,
-    place: &JobPlace<'_>,
+    place: &JobContext<'_>,
 ) -> Result<Option<StorageRecord>, Error> {
     let status = cached.status();
     if let Some(fixed) = status.storage.as_ref().filter(|storage| storage.is_fixed()) {

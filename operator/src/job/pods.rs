@@ -9,15 +9,15 @@ use stoker_api::names::{
     LABEL_POD_INDEX, context_path, experiment_path, pod_paths,
 };
 use stoker_api::validate::ValidInferenceJob;
-use stoker_engine::inference::Start;
-use stoker_engine::inference::config::JobPlace;
+use stoker_engine::inference::ProcessStart;
+use stoker_engine::inference::config::JobContext;
 
 use crate::pod::{Wishes, program_spec};
 use crate::trial::config::Setup;
 
 /// Name of a process's pod.
-pub fn pod_name(job: &str, start: Start) -> String {
-    let Start { role, slot, attempt } = start;
+pub fn pod_name(job: &str, start: ProcessStart) -> String {
+    let ProcessStart { role, slot, attempt } = start;
     match role {
         Role::Plan => format!("{job}-a{attempt}-plan"),
         Role::Work => format!("{job}-a{attempt}-w{slot}"),
@@ -32,13 +32,13 @@ pub fn place<'a>(
     valid: &'a ValidInferenceJob,
     namespace: &str,
     uid: &'a str,
-) -> JobPlace<'a> {
+) -> JobContext<'a> {
     let (name, spec) = (valid.name.as_str(), &valid.spec);
     let storage = &spec.storage;
     let (root, endpoint) = setup.place(storage.url.as_ref(), storage.endpoint.as_ref());
     let path = experiment_path(namespace, name, uid);
     let own = || format!("{}/{path}/output", root.strip_suffix('/').unwrap_or(&root));
-    JobPlace {
+    JobContext {
         name,
         uid,
         spec,
@@ -64,7 +64,7 @@ pub fn place<'a>(
 pub fn used_storage(
     setup: &Setup,
     valid: &ValidInferenceJob,
-    place: &JobPlace<'_>,
+    place: &JobContext<'_>,
 ) -> StorageRecord {
     let (url, endpoint) = (place.root.clone(), place.endpoint.clone());
     let secret_name = setup.secret_of(valid.spec.storage.secret_name.as_ref());
@@ -82,7 +82,7 @@ pub fn pod(
     storage: &StorageRecord,
     namespace: &str,
     config: &TrialConfig,
-    start: Start,
+    start: ProcessStart,
 ) -> Value {
     let text = serde_json::to_string(config).expect("a configuration is plain JSON");
     let metadata = json!({

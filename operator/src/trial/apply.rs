@@ -8,8 +8,8 @@ use kube::{Api, ResourceExt as _};
 use stoker_api::experiment::StorageRecord;
 use stoker_api::trial::{AttemptEnd, TrialStatus};
 use stoker_engine::experiment::POD_INVALID;
-use stoker_engine::gang::{Delete, refuse};
-use stoker_engine::trial::{Limits, budget, live_attempt};
+use stoker_engine::gang::{PodDeletion, refuse};
+use stoker_engine::trial::{RestartLimits, budget, live_attempt};
 
 use super::config::{Names, trial_config};
 use super::observe::Observed;
@@ -62,7 +62,11 @@ pub(crate) async fn find_node(world: &World, name: &str) -> Result<bool, Error> 
 }
 
 /// Deletes the pod with this UID, but not another pod with the same name.
-pub(crate) async fn delete_pod(world: &World, namespace: &str, pod: &Delete) -> Result<(), Error> {
+pub(crate) async fn delete_pod(
+    world: &World,
+    namespace: &str,
+    pod: &PodDeletion,
+) -> Result<(), Error> {
     let api: Api<Pod> = Api::namespaced(world.client.clone(), namespace);
     let uid = Some(pod.uid.clone());
     let preconditions = Some(Preconditions { resource_version: None, uid });
@@ -197,7 +201,7 @@ async fn refused(
     let mut record = trial.record.clone();
     // The spec of a malformed pod cannot change, so a retry would fail too.
     let limits = match observed.limits() {
-        limits if reason == POD_INVALID => Limits { max_restarts: 0, ..limits },
+        limits if reason == POD_INVALID => RestartLimits { max_restarts: 0, ..limits },
         limits => limits,
     };
     refuse(&mut record, end, reason, message, &limits, now());

@@ -35,15 +35,16 @@ const CONDITIONS_LINGER: Duration = Duration::from_secs(3);
 /// See [`Error`]. Completed writes stay.
 pub async fn reconcile(world: &World, key: &Key) -> Result<Option<Duration>, Error> {
     let Some(observed) = with_nodes(world, key).await? else {
-        observe::record_standing(world, key, None);
+        observe::update_admission(world, key, None);
         return Ok(None);
     };
     let mut planned = plan(&observed.view(now(), false));
-    let record = |standing| observe::record_standing(world, key, observed.candidate(standing));
-    let begins = record(planned.standing);
+    let record =
+        |start_stage| observe::update_admission(world, key, observed.candidate(start_stage));
+    let begins = record(planned.start_stage);
     if begins {
         planned = plan(&observed.view(now(), true));
-        record(planned.standing);
+        record(planned.start_stage);
     }
     let wake = planned.wake_seconds.map(Duration::from_secs);
     let again = apply(world, key, &observed, planned).await;

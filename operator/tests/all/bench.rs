@@ -12,7 +12,8 @@ use stoker_api::experiment::Phase;
 use stoker_api::names::checkpoint_name;
 use stoker_api::trial::{AttemptEnd, Trial, TrialStatus};
 use stoker_engine::trial::{
-    BackOffLimits, Limits, SearchedMetric, TrialRecord, begin_attempt, end_attempt, record_report,
+    BackOffLimits, RestartLimits, SearchedMetric, TrialRecord, begin_attempt, end_attempt,
+    record_report,
 };
 
 use crate::flow::grid;
@@ -269,7 +270,7 @@ fn worst_case() -> TrialRecord {
         .chain([("loss".to_owned(), number.clone())])
         .collect();
     let text = "\u{1}".repeat(REPORT_BYTES / 6);
-    let limits = Limits::new(u32::MAX, BackOffLimits::CLUSTER);
+    let limits = RestartLimits::new(u32::MAX, BackOffLimits::CLUSTER);
     let apply = |record: &mut TrialRecord, attempt, batches, event| {
         let report = Report { version: CONTRACT_VERSION, attempt, batches, event };
         record_report(record, &report, &searched);

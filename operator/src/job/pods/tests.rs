@@ -20,7 +20,7 @@ fn setup() -> Setup {
     }
 }
 
-fn pod_of(change: &Value, start: Start) -> Value {
+fn pod_of(change: &Value, start: ProcessStart) -> Value {
     let mut spec = json!({
         "entrypoint": { "command": ["stoker-trainer", "iris-predict"] },
         "checkpoint": { "trial": "iris-0" },
@@ -36,7 +36,7 @@ fn pod_of(change: &Value, start: Start) -> Value {
     pod(&setup(), &valid, &storage, "ml", &config, start)
 }
 
-const START: Start = Start { role: Role::Work, slot: 3, attempt: 5 };
+const START: ProcessStart = ProcessStart { role: Role::Work, slot: 3, attempt: 5 };
 
 /// The only test that pins every field. Set `UPDATE_GOLDEN=1` to rewrite the file.
 #[test]
@@ -76,7 +76,7 @@ fn fields_of_a_job_reach_the_pod() {
 
 #[test]
 fn processes_have_distinct_pod_names() {
-    let name = |role| pod_name("species", Start { role, ..START });
+    let name = |role| pod_name("species", ProcessStart { role, ..START });
     let names = [Role::Plan, Role::Work, Role::Finish].map(name);
     assert_eq!(names, ["species-a5-plan", "species-a5-w3", "species-a5-finish"]);
 }

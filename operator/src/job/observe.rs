@@ -6,19 +6,19 @@ use stoker_engine::gang::ObservedPod;
 use stoker_engine::inference::pods::JobView;
 
 use crate::cache::Key;
+use crate::context::{Context, now};
 use crate::objects::group_of_job;
-use crate::trial::observe::seen;
-use crate::world::{World, now};
+use crate::trial::observe::with_node_state;
 
 /// Pods of the job with this UID. Pods of an earlier job with the same name are excluded.
-pub(super) fn pods(world: &World, key: &Key, uid: &str) -> Vec<ObservedPod> {
-    let pods = world.pods.group(&group_of_job(key));
-    pods.iter().filter(|pod| pod.owner == uid).map(|pod| seen(world, pod)).collect()
+pub(super) fn pods(context: &Context, key: &Key, uid: &str) -> Vec<ObservedPod> {
+    let pods = context.pods.group(&group_of_job(key));
+    pods.iter().filter(|pod| pod.owner == uid).map(|pod| with_node_state(context, pod)).collect()
 }
 
 /// Input of the engine's plan.
 pub(super) fn view<'a>(
-    world: &World,
+    context: &Context,
     job: &InferenceJob,
     valid: &ValidInferenceJob,
     status: &'a InferenceStatus,
@@ -32,8 +32,8 @@ pub(super) fn view<'a>(
         slots: spec.resources.slots,
         max_restarts: spec.max_restarts,
         pods,
-        starting_max: world.options.starting_pods_max,
-        timeouts: world.options.timeouts(spec.preemption_timeout_seconds),
+        starting_max: context.options.starting_pods_max,
+        timeouts: context.options.timeouts(spec.preemption_timeout_seconds),
         now: now(),
     }
 }

@@ -84,7 +84,7 @@ fn check_conditions(conditions: &[Condition], generation: i64, expected: &[(&str
     assert_eq!(actual, expected.iter().map(owned).collect::<Vec<_>>(), "{conditions:#?}");
     for condition in conditions {
         assert_eq!(condition.observed_generation, generation, "{condition:?}");
-        let age = stoker_operator::world::now().seconds_since(condition.last_transition_time);
+        let age = stoker_operator::context::now().seconds_since(condition.last_transition_time);
         assert!(age < 600, "{age} s old: {condition:?}");
     }
 }

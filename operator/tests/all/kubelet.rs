@@ -254,7 +254,7 @@ pub(crate) fn ended(code: i32) -> Value {
 }
 
 pub(crate) fn now() -> String {
-    stoker_operator::world::now().to_string()
+    stoker_operator::context::now().to_string()
 }
 
 /// Waits until a pod is being deleted or no longer exists.

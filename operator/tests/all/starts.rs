@@ -107,7 +107,7 @@ fn gated_pods_are_never_recreated() {
         place.apply("free-one", grid(1, 2, 1));
         place.wait_for("free-gang", &[Phase::Completed], 60).await;
         place.wait_for("free-one", &[Phase::Completed], 60).await;
-        while stoker_operator::world::now() < since.plus(4 * DEADLINE) {
+        while stoker_operator::context::now() < since.plus(4 * DEADLINE) {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         assert_eq!(pods_of(&place, &["gang", "one"]).await, before);

@@ -71,7 +71,7 @@ pub struct TrialConfig {
     /// 1.
     pub aggregation_frequency: u32,
     /// Whether a step uses the mean of the accumulated gradients instead of their sum.
-    #[serde(default = "averaged")]
+    #[serde(default = "default_true")]
     pub average_aggregated_gradients: bool,
     /// Number format of gradients that are sent between ranks.
     #[serde(default)]
@@ -86,7 +86,8 @@ pub struct TrialConfig {
     #[serde(default)]
     pub resume_from: Vec<CheckpointRef>,
     /// Report endpoint of the runner.
-    pub door: Door,
+    #[serde(rename = "door")]
+    pub report_endpoint: ReportEndpoint,
     /// The gang, if it has more than one rank or an operator started its pods.
     #[serde(default)]
     pub gang: Option<Gang>,
@@ -100,7 +101,7 @@ pub struct TrialConfig {
 }
 
 /// Default for runners that do not send the field.
-fn averaged() -> bool {
+fn default_true() -> bool {
     true
 }
 
@@ -155,7 +156,7 @@ pub struct CheckpointRef {
 /// The runner's report endpoint, used by rank 0.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Door {
+pub struct ReportEndpoint {
     /// URL that accepts reports as JSON by POST. The response is a [`Directive`].
     pub url: String,
     /// File with the bearer token. The trainer reads it again for each request.

@@ -1,9 +1,10 @@
 //! Custom resource definitions generated from the types.
 
-pub use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1 as apiextensions;
 use kube::CustomResourceExt;
 use serde_json::Value;
+
+pub use apiextensions::CustomResourceDefinition;
 
 use crate::experiment::Experiment;
 use crate::inference::InferenceJob;

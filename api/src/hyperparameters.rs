@@ -121,16 +121,16 @@ impl Space {
 
     /// Calls `visit` with the full path and the value of each parameter, in sampling order. Paths
     /// start with `spec.hyperparameters`.
-    pub fn each_parameter<'a>(&'a self, visit: &mut dyn FnMut(&str, &'a Parameter)) {
-        self.each_below(read::ROOT, visit);
+    pub fn for_each_parameter<'a>(&'a self, visit: &mut dyn FnMut(&str, &'a Parameter)) {
+        self.visit_below(read::ROOT, visit);
     }
 
-    fn each_below<'a>(&'a self, path: &str, visit: &mut dyn FnMut(&str, &'a Parameter)) {
+    fn visit_below<'a>(&'a self, path: &str, visit: &mut dyn FnMut(&str, &'a Parameter)) {
         match self {
             Self::Parameter(parameter) => visit(path, parameter),
             Self::Group(members) => {
                 for (name, space) in members {
-                    space.each_below(&member(path, name), visit);
+                    space.visit_below(&member(path, name), visit);
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! The InferenceJob resource: batch inference with a trained model, exactly once per input row.
 
+mod checkpoint;
 mod files;
 #[cfg(feature = "crd")]
 mod schema;
@@ -13,6 +14,7 @@ use serde_json::Value;
 use crate::experiment::{CodeContext, DesiredState, Entrypoint, EnvVar};
 use crate::pod::PodTemplate;
 
+pub use checkpoint::{CheckpointChoice, StoredTrial, WhichCheckpoint};
 pub use files::{
     COMMITS, Commit, ErrorsPart, FILES_FORMAT, InferenceTask, InputFile, OutputManifest,
     OutputPart, PLAN, PinnedCheckpoint, PlanFile, PlanShard, Role, RowError, STATE_FOLDER,
@@ -146,57 +148,6 @@ impl InferenceJobSpec {
         }
         spec
     }
-}
-
-/// Checkpoint with the weights. Exactly one of `trial`, `folder` and `stored` must be set. The job
-/// selects the checkpoint once, when it is planned, for all workers and restarts.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", default)]
-pub struct CheckpointChoice {
-    /// Name of a trial in the job's storage and namespace, such as `mnist-3`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub trial: Option<String>,
-    /// Path of a checkpoint directory where the program runs, such as a downloaded checkpoint.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub folder: Option<String>,
-    /// A trial in any storage.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub stored: Option<StoredTrial>,
-    /// Which of the trial's checkpoints to use. Default: `latest`.
-    pub which: WhichCheckpoint,
-    /// Name of the checkpoint to use instead of `which`, such as `000000000400-0`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-}
-
-/// A trial in any storage.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub struct StoredTrial {
-    /// URL of the storage root.
-    pub url: String,
-    /// Endpoint of an S3-compatible server other than AWS.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub endpoint: Option<String>,
-    /// Directory of the trial below the root, such as `default/mnist-0b3f9c1e/trials/3`.
-    #[cfg_attr(feature = "crd", schemars(length(min = 1)))]
-    pub trial_path: String,
-}
-
-/// Which of a trial's checkpoints to use.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub enum WhichCheckpoint {
-    /// The latest checkpoint.
-    #[default]
-    Latest,
-    /// The checkpoint with the smallest searched metric, among those saved at a validation.
-    SmallestMetric,
-    /// The checkpoint with the largest searched metric, among those saved at a validation.
-    LargestMetric,
 }
 
 /// Input rows of an inference job.

@@ -76,7 +76,7 @@ pub const ANNOTATION_TRIAL_CONFIG: &str = "stoker.dev/trial-config";
 /// Header of the response to a report: comma-separated names of checkpoints that may be deleted
 /// now. They are removed from the record. The trainer may delete their files; otherwise the cleanup
 /// at the end does.
-pub const HEADER_SUPERFLUOUS: &str = "stoker-superfluous";
+pub const HEADER_PRUNABLE: &str = "stoker-superfluous";
 /// Audience of the tokens with which trainers authenticate to the report server.
 pub const TOKEN_AUDIENCE: &str = "stoker";
 

@@ -4,7 +4,7 @@
 pub const MESSAGE_BYTES_MAX: usize = 1000;
 
 /// Marker at the end of truncated text.
-const MARK: &str = "…";
+const TRUNCATION_MARK: &str = "…";
 
 /// Truncates `text` to at most `bytes_max` bytes of JSON, excluding quotes. A control character
 /// takes up to six bytes in JSON. Truncated text ends with `…`.
@@ -19,13 +19,13 @@ const MARK: &str = "…";
 pub fn bound(text: &mut String, bytes_max: usize) {
     let (mut num_bytes, mut end) = (0, 0);
     for (at, character) in text.char_indices() {
-        if num_bytes + MARK.len() <= bytes_max {
+        if num_bytes + TRUNCATION_MARK.len() <= bytes_max {
             end = at;
         }
         num_bytes += json_bytes(character);
         if num_bytes > bytes_max {
             text.truncate(end);
-            text.push_str(MARK);
+            text.push_str(TRUNCATION_MARK);
             return;
         }
     }

@@ -87,11 +87,11 @@ pub struct TrialSpec {
     )]
     pub grants: Vec<Grant>,
     /// Desired state of the trial. Set by the operator. Default: `run`.
-    #[serde(default, skip_serializing_if = "WantedState::is_run")]
-    pub wanted: WantedState,
+    #[serde(rename = "wanted", default, skip_serializing_if = "DesiredTrialState::is_run")]
+    pub desired_state: DesiredTrialState,
     /// Time of the last change of `wanted`. Unset: never changed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub wanted_since: Option<Timestamp>,
+    #[serde(rename = "wantedSince", default, skip_serializing_if = "Option::is_none")]
+    pub desired_since: Option<Timestamp>,
 }
 
 /// Desired state of the trial. It only moves forward (run, pause, stop, kill), except from `pause`
@@ -99,7 +99,7 @@ pub struct TrialSpec {
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
-pub enum WantedState {
+pub enum DesiredTrialState {
     /// Train to the granted length.
     #[default]
     Run,
@@ -111,7 +111,7 @@ pub enum WantedState {
     Kill,
 }
 
-impl WantedState {
+impl DesiredTrialState {
     /// Returns `true` for [`Run`](Self::Run).
     pub fn is_run(&self) -> bool {
         *self == Self::Run

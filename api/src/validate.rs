@@ -93,7 +93,7 @@ pub fn validate(name: &str, spec: &ExperimentSpec) -> Result<ValidExperiment, Ve
 /// # Errors
 ///
 /// Same as [`validate`].
-pub fn validate_begun(
+pub fn validate_started(
     name: &str,
     spec: &ExperimentSpec,
 ) -> Result<ValidExperiment, Vec<FieldError>> {
@@ -134,7 +134,7 @@ pub fn validate_inference_on_cluster(
     name: &str,
     spec: &InferenceJobSpec,
 ) -> Result<ValidInferenceJob, Vec<FieldError>> {
-    let mut errors = inference::check_places(spec);
+    let mut errors = inference::check_locations(spec);
     match inference::check(name, spec) {
         Ok(valid) if errors.is_empty() => Ok(valid),
         Ok(_) => Err(errors),
@@ -145,13 +145,13 @@ pub fn validate_inference_on_cluster(
     }
 }
 
-/// Validates an inference job that already runs on a cluster. Like [`validate_begun`], it accepts
+/// Validates an inference job that already runs on a cluster. Like [`validate_started`], it accepts
 /// unknown keys in `podOverrides`.
 ///
 /// # Errors
 ///
 /// Same as [`validate_inference`].
-pub fn validate_inference_begun(
+pub fn validate_started_inference(
     name: &str,
     spec: &InferenceJobSpec,
 ) -> Result<ValidInferenceJob, Vec<FieldError>> {

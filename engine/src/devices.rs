@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 /// GPUs that one runner assigns. A GPU has one holder at a time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Devices {
+pub struct GpuPool {
     all: Vec<String>,
     /// Indexes into `all`, by holder.
     held: BTreeMap<u32, Vec<usize>>,
 }
 
-impl Devices {
+impl GpuPool {
     /// Creates a set of free GPUs, named as in `CUDA_VISIBLE_DEVICES`.
     pub fn new(all: Vec<String>) -> Self {
         Self { all, held: BTreeMap::new() }
@@ -57,8 +57,8 @@ impl Devices {
 mod tests {
     use super::*;
 
-    fn devices(names: &str) -> Devices {
-        Devices::new(names.split_whitespace().map(str::to_owned).collect())
+    fn devices(names: &str) -> GpuPool {
+        GpuPool::new(names.split_whitespace().map(str::to_owned).collect())
     }
 
     #[test]
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn inference_workers_share_gpus_evenly() {
         let of = |names, workers| {
-            let devices: Devices = devices(names);
+            let devices: GpuPool = devices(names);
             let gpus = (0..workers).map(|slot| devices.of_worker(slot).unwrap_or("-").to_owned());
             gpus.collect::<Vec<_>>().join(" ")
         };

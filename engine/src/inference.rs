@@ -25,11 +25,11 @@ use crate::trial::BackOffLimits;
 
 /// Consecutive failures of a slot, of any class, at which an infrastructure failure fails the job.
 /// A committed shard resets the count.
-pub const BARREN_MAX: u32 = 10;
+pub const CONSECUTIVE_FAILURES_MAX: u32 = 10;
 
 /// A process to start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Start {
+pub struct ProcessStart {
     /// Role of the process.
     pub role: Role,
     /// Slot of the process.
@@ -40,7 +40,7 @@ pub struct Start {
 
 /// Exit of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct End {
+pub struct ProcessEnd {
     /// Slot of the process.
     pub slot: u32,
     /// Attempt number of the process.
@@ -66,26 +66,28 @@ pub fn resume(status: &mut InferenceStatus, slots: u32) {
     status.phase = Phase::Running;
     status.message = None;
     status.workers.resize(slots as usize, WorkerStatus::default());
-    enter(status, Role::Plan);
+    enter_stage(status, Role::Plan);
 }
 
 /// Returns the processes that may start now. None of them is running.
-pub fn next(status: &InferenceStatus) -> Vec<Start> {
+pub fn next(status: &InferenceStatus) -> Vec<ProcessStart> {
     if status.phase != Phase::Running {
         return vec![];
     }
-    let wanted = match status.stage {
+    let num_slots = match status.stage {
         Role::Work => status.workers.len(),
         Role::Plan | Role::Finish => 1,
     };
-    let slots = (0..).zip(status.workers.iter().take(wanted));
+    let slots = (0..).zip(status.workers.iter().take(num_slots));
     let idle = slots.filter(|(_, worker)| !worker.is_done && worker.attempt.is_none());
     let numbered = (status.attempts..).zip(idle);
-    numbered.map(|(attempt, (slot, _))| Start { role: status.stage, slot, attempt }).collect()
+    numbered
+        .map(|(attempt, (slot, _))| ProcessStart { role: status.stage, slot, attempt })
+        .collect()
 }
 
 /// Records that a process starts. The status must be written before the process starts.
-pub fn begin(status: &mut InferenceStatus, start: Start) {
+pub fn begin(status: &mut InferenceStatus, start: ProcessStart) {
     status.attempts = status.attempts.max(start.attempt + 1);
     if let Some(worker) = status.workers.get_mut(start.slot as usize) {
         worker.attempt = Some(start.attempt);
@@ -93,7 +95,7 @@ pub fn begin(status: &mut InferenceStatus, start: Start) {
 }
 
 /// Records how a process ended. Does nothing if the process is not recorded as running.
-pub fn ended(status: &mut InferenceStatus, end: End, max_restarts: u32) {
+pub fn record_process_end(status: &mut InferenceStatus, end: ProcessEnd, max_restarts: u32) {
     let Some(worker) = status.workers.get_mut(end.slot as usize) else { return };
     if worker.attempt != Some(end.attempt) {
         return;
@@ -103,11 +105,11 @@ pub fn ended(status: &mut InferenceStatus, end: End, max_restarts: u32) {
         return;
     }
     if end.has_committed {
-        (worker.barren, worker.turned_away) = (0, 0);
+        (worker.consecutive_failures, worker.backoff_count) = (0, 0);
     }
     match end.end {
-        AttemptEnd::Preempted | AttemptEnd::NotStarted => worker.turned_away += 1,
-        AttemptEnd::Completed => worker.turned_away = 0,
+        AttemptEnd::Preempted | AttemptEnd::NotStarted => worker.backoff_count += 1,
+        AttemptEnd::Completed => worker.backoff_count = 0,
         _ => {}
     }
     let what = match status.stage {
@@ -122,7 +124,7 @@ pub fn ended(status: &mut InferenceStatus, end: End, max_restarts: u32) {
             // Other roles keep the count: a failed finish repeats the work stage, whose processes
             // then complete without having done anything.
             if status.stage == Role::Plan {
-                worker.barren = 0;
+                worker.consecutive_failures = 0;
             }
             advance(status);
             return;
@@ -131,15 +133,18 @@ pub fn ended(status: &mut InferenceStatus, end: End, max_restarts: u32) {
         AttemptEnd::InvalidHyperparameters => Some(format!("{what}: {why}")),
         AttemptEnd::UserError => {
             worker.restarts += 1;
-            worker.barren += 1;
+            worker.consecutive_failures += 1;
             let is_over = worker.restarts > max_restarts;
             is_over.then(|| format!("{what} failed {} times: {why}", worker.restarts))
         }
         AttemptEnd::Infrastructure => {
-            worker.barren += 1;
-            let is_over = worker.barren >= BARREN_MAX;
+            worker.consecutive_failures += 1;
+            let is_over = worker.consecutive_failures >= CONSECUTIVE_FAILURES_MAX;
             is_over.then(|| {
-                format!("{what} failed {BARREN_MAX} times in a row without a new shard: {why}")
+                format!(
+                    "{what} failed {CONSECUTIVE_FAILURES_MAX} times in a row without a new shard: \
+                     {why}"
+                )
             })
         }
     };
@@ -148,7 +153,7 @@ pub fn ended(status: &mut InferenceStatus, end: End, max_restarts: u32) {
         status.message = Some(message);
     } else if status.stage == Role::Finish {
         // The finish may have found that a committed part is missing, and revoked the commit.
-        enter(status, Role::Work);
+        enter_stage(status, Role::Work);
     }
 }
 
@@ -159,8 +164,12 @@ pub fn back_off(end: AttemptEnd, worker: &WorkerStatus, limits: &BackOffLimits) 
             Duration::ZERO
         }
         // No other limit applies to these ends, so even the first retry waits.
-        AttemptEnd::Preempted | AttemptEnd::NotStarted => limits.after_refusals(worker.turned_away),
-        AttemptEnd::UserError | AttemptEnd::Infrastructure => limits.after_failures(worker.barren),
+        AttemptEnd::Preempted | AttemptEnd::NotStarted => {
+            limits.after_refusals(worker.backoff_count)
+        }
+        AttemptEnd::UserError | AttemptEnd::Infrastructure => {
+            limits.after_failures(worker.consecutive_failures)
+        }
     }
 }
 
@@ -177,14 +186,14 @@ pub fn is_live(status: &InferenceStatus, attempt: u32) -> bool {
 /// | plan | ignored | rows of the input |
 /// | work | committed rows of the slot | rows of the slot |
 /// | finish | rows of the input that have an output | rows of the input |
-pub fn progressed(status: &mut InferenceStatus, attempt: u32, done: u64, total: u64) -> bool {
+pub fn record_progress(status: &mut InferenceStatus, attempt: u32, done: u64, total: u64) -> bool {
     let live = status.workers.iter_mut().find(|worker| worker.attempt == Some(attempt));
     let Some(worker) = live.filter(|_| status.phase == Phase::Running) else { return false };
     match status.stage {
         Role::Plan => (status.rows_total, status.reported) = (total, true),
         Role::Work => {
             if done > worker.rows {
-                (worker.barren, worker.turned_away) = (0, 0);
+                (worker.consecutive_failures, worker.backoff_count) = (0, 0);
             }
             worker.rows = done;
             status.rows = status.workers.iter().map(|worker| worker.rows).sum();
@@ -213,16 +222,16 @@ fn advance(status: &mut InferenceStatus) {
         return;
     }
     match status.stage {
-        Role::Plan => enter(status, Role::Work),
+        Role::Plan => enter_stage(status, Role::Work),
         Role::Work if status.workers.iter().all(|worker| worker.is_done) => {
-            enter(status, Role::Finish);
+            enter_stage(status, Role::Finish);
         }
         Role::Work => {}
         Role::Finish => status.phase = Phase::Completed,
     }
 }
 
-fn enter(status: &mut InferenceStatus, stage: Role) {
+fn enter_stage(status: &mut InferenceStatus, stage: Role) {
     (status.stage, status.reported) = (stage, false);
     for worker in &mut status.workers {
         worker.is_done = false;
@@ -244,11 +253,17 @@ mod tests {
             begin(&mut status, start);
             started.push((start.role, start.slot));
             let end = script.next().copied().unwrap_or(AttemptEnd::Completed);
-            let Start { slot, attempt, .. } = start;
-            let end = End { slot, attempt, end, message: Some("why".into()), has_committed: false };
-            ended(&mut status, end.clone(), max_restarts);
+            let ProcessStart { slot, attempt, .. } = start;
+            let end = ProcessEnd {
+                slot,
+                attempt,
+                end,
+                message: Some("why".into()),
+                has_committed: false,
+            };
+            record_process_end(&mut status, end.clone(), max_restarts);
             let before = status.clone();
-            ended(&mut status, end, max_restarts);
+            record_process_end(&mut status, end, max_restarts);
             assert_eq!(status, before, "recording an end twice changes nothing");
         }
         assert_eq!(status.attempts as usize, started.len());
@@ -301,13 +316,22 @@ mod tests {
             starts.iter().for_each(|start| begin(&mut status, *start));
             assert_eq!(starts[0].role, role);
             for (slot, done, total) in reports {
-                assert!(progressed(&mut status, starts[*slot as usize].attempt, *done, *total));
+                assert!(record_progress(
+                    &mut status,
+                    starts[*slot as usize].attempt,
+                    *done,
+                    *total
+                ));
             }
-            assert!(!progressed(&mut status, 99, 1, 1), "no process has this number");
+            assert!(!record_progress(&mut status, 99, 1, 1), "no process has this number");
             assert_eq!((status.rows, status.rows_total, status.rejected), expected, "{role:?}");
-            for Start { slot, attempt, .. } in starts {
+            for ProcessStart { slot, attempt, .. } in starts {
                 let (end, message) = (AttemptEnd::Completed, None);
-                ended(&mut status, End { slot, attempt, end, message, has_committed: false }, 0);
+                record_process_end(
+                    &mut status,
+                    ProcessEnd { slot, attempt, end, message, has_committed: false },
+                    0,
+                );
             }
         };
         run(Role::Plan, &[(0, 0, 10)], (0, 10, 0));
@@ -323,11 +347,11 @@ mod tests {
         status.stage = Role::Work;
         let start = next(&status)[0];
         begin(&mut status, start);
-        status.workers[0].barren = 9;
-        progressed(&mut status, 0, 0, 10);
-        assert_eq!(status.workers[0].barren, 9);
-        progressed(&mut status, 0, 1, 10);
-        assert_eq!((status.workers[0].barren, status.workers[0].rows), (0, 1));
+        status.workers[0].consecutive_failures = 9;
+        record_progress(&mut status, 0, 0, 10);
+        assert_eq!(status.workers[0].consecutive_failures, 9);
+        record_progress(&mut status, 0, 1, 10);
+        assert_eq!((status.workers[0].consecutive_failures, status.workers[0].rows), (0, 1));
     }
 
     #[test]
@@ -338,7 +362,7 @@ mod tests {
         begin(&mut status, first);
         assert_eq!(next(&status), []);
         resume(&mut status, 3);
-        let start = Start { role: Role::Plan, slot: 0, attempt: 1 };
+        let start = ProcessStart { role: Role::Plan, slot: 0, attempt: 1 };
         assert_eq!((next(&status), status.workers.len()), (vec![start], 3));
         status.phase = Phase::Failed;
         status.workers[0].restarts = 9;

@@ -16,13 +16,16 @@ use crate::experiment::{ExperimentPlan, plan};
 use crate::fixture::{LOSS, checkpointed, config, record, report, validated};
 use crate::search::SearchConfig;
 use crate::trial::{
-    BackOffLimits, Limits, Next, Recorded, TrialRecord, Wanted, begin_attempt, close, closed,
-    directive, end_attempt, live_attempt, next, record_report,
+    BackOffLimits, NextStep, ReportEffect, RestartLimits, TargetState, TrialRecord, begin_attempt,
+    close, closed, directive, end_attempt, live_attempt, next, record_report,
 };
 
 // The simulated runner causes the lost attempts, so their limit must not decide how a trial ends.
-const LIMITS: Limits =
-    Limits { max_restarts: 1, infrastructure_attempts_max: 1000, back_off: BackOffLimits::CLUSTER };
+const LIMITS: RestartLimits = RestartLimits {
+    max_restarts: 1,
+    infrastructure_attempts_max: 1000,
+    back_off: BackOffLimits::CLUSTER,
+};
 
 /// Behavior of a trial's program. It depends only on the trial's seed, so it is the same in every
 /// interleaving.
@@ -120,17 +123,17 @@ impl Runner {
         let Some(mut record) = open.get(pick % open.len().max(1)).cloned() else { return };
         let index = record.spec.index;
         let is_stopped = self.plan().stop.contains(&index);
-        let wanted = if is_stopped { Wanted::Stop } else { Wanted::Run };
-        match next(&record, wanted) {
-            Next::Start { attempt, .. } => begin_attempt(&mut record, attempt),
-            Next::Close { cause } => close(&mut record, cause, None),
-            Next::Running => self.train(&mut record, wanted, die),
-            Next::Idle | Next::Done => {}
+        let target = if is_stopped { TargetState::Stop } else { TargetState::Run };
+        match next(&record, target) {
+            NextStep::Start { attempt, .. } => begin_attempt(&mut record, attempt),
+            NextStep::Close { cause } => close(&mut record, cause, None),
+            NextStep::Running => self.train(&mut record, target, die),
+            NextStep::Idle | NextStep::Done => {}
         }
         self.write(&record);
     }
 
-    fn train(&mut self, record: &mut TrialRecord, wanted: Wanted, die: u8) {
+    fn train(&mut self, record: &mut TrialRecord, target: TargetState, die: u8) {
         let attempt = live_attempt(record).unwrap();
         let batches = record.status.batches + 1;
         let end = |record: &mut _, end| end_attempt(record, end, None, &LIMITS);
@@ -143,8 +146,8 @@ impl Runner {
             (2 | 3, _) => {
                 let event = checkpointed(&format!("{batches:012}-{attempt}"), None);
                 let report = report(attempt, batches, event);
-                assert_eq!(record_report(record, &report, &LOSS), Recorded::New);
-                assert_eq!(record_report(record, &report, &LOSS), Recorded::Repeat);
+                assert_eq!(record_report(record, &report, &LOSS), ReportEffect::New);
+                assert_eq!(record_report(record, &report, &LOSS), ReportEffect::Repeat);
             }
             (_, Program::StopsItself) => {
                 let report = report(attempt, batches, validated("0.5", None));
@@ -156,7 +159,7 @@ impl Runner {
                 end(record, AttemptEnd::InvalidHyperparameters);
             }
             (_, Program::Fails) => end(record, AttemptEnd::UserError),
-            (_, Program::Trains) => match directive(record, attempt, wanted) {
+            (_, Program::Trains) => match directive(record, attempt, target) {
                 Directive::Continue { units } => {
                     let loss = format!("0.{}", record.spec.seed);
                     let report = report(attempt, batches, validated(&loss, Some(units)));
@@ -170,18 +173,18 @@ impl Runner {
         let old = self.last_report.insert(record.spec.index, (attempt, batches));
         if let Some((old, batches)) = old.filter(|(reported_by, _)| *reported_by < attempt) {
             let report = report(old, batches, validated("9", Some(9)));
-            assert_eq!(record_report(record, &report, &LOSS), Recorded::Fenced);
+            assert_eq!(record_report(record, &report, &LOSS), ReportEffect::Fenced);
         }
     }
 
     /// Steps all trials in turn until the experiment ends.
     fn finish(&mut self) -> ExperimentPlan {
-        for turn in 0..10_000 {
+        for number in 0..10_000 {
             self.apply(usize::MAX);
             if self.plan().status.phase.is_terminal() {
                 return self.plan();
             }
-            self.step(turn, 7);
+            self.step(number, 7);
         }
         panic!("the experiment did not end within 10,000 steps");
     }
@@ -193,9 +196,9 @@ impl Runner {
 
 /// Outcome that must not depend on the order: request ID, hyperparameters, close cause and facts of
 /// each trial, and the index of the best trial.
-type Story = (Vec<(String, String, Option<CloseCause>, Vec<Fact>)>, Option<u32>);
+type Outcome = (Vec<(String, String, Option<CloseCause>, Vec<Fact>)>, Option<u32>);
 
-fn story(runner: &Runner, plan: &ExperimentPlan) -> Story {
+fn outcome(runner: &Runner, plan: &ExperimentPlan) -> Outcome {
     let trial = |record: TrialRecord| {
         let request_id = record.spec.request_id.clone();
         let hyperparameters = record.spec.hyperparameters.to_string();
@@ -212,7 +215,7 @@ fn method() -> impl Strategy<Value = Method> {
     prop_oneof![1 => Just(Method::Single), 4 => random, 3 => grid]
 }
 
-fn cap(method: Method) -> usize {
+fn concurrency_limit(method: Method) -> usize {
     match method {
         Method::Single => 1,
         Method::Random { max_concurrent: 0, max_trials } => max_trials as usize,
@@ -236,26 +239,29 @@ proptest! {
         seed in 0..1000_u32,
         steps in prop::collection::vec((0..4_u8, 0..16_usize, any::<u8>()), 0..60),
     ) {
-        let mut calm = Runner::new(method);
-        calm.config.seed = seed;
-        let calm_end = calm.finish();
+        let mut sequential = Runner::new(method);
+        sequential.config.seed = seed;
+        let expected = sequential.finish();
 
-        let mut wild = Runner::new(method);
-        wild.config.seed = seed;
+        let mut interleaved = Runner::new(method);
+        interleaved.config.seed = seed;
         for (kind, pick, die) in steps {
-            if kind == 0 { wild.apply(pick % 4) } else { wild.step(pick, die) }
-            prop_assert!(wild.num_open() <= cap(method), "more open trials than {:?}", method);
-            let is_over = wild.plan().status.phase.is_terminal();
-            prop_assert!(!is_over || wild.num_open() == 0, "ended before the last trial closed");
+            if kind == 0 { interleaved.apply(pick % 4) } else { interleaved.step(pick, die) }
+            let num_open = interleaved.num_open();
+            let limit = concurrency_limit(method);
+            prop_assert!(num_open <= limit, "more open trials than {:?}", method);
+            let is_over = interleaved.plan().status.phase.is_terminal();
+            prop_assert!(!is_over || num_open == 0, "ended before the last trial closed");
         }
-        let wild_end = wild.finish();
+        let plan = interleaved.finish();
 
-        prop_assert_eq!(story(&wild, &wild_end), story(&calm, &calm_end));
-        prop_assert_eq!(wild_end.status.phase, calm_end.status.phase);
-        prop_assert!(wild.num_closes.values().all(|closes| *closes == 1), "{:?}", wild.num_closes);
-        prop_assert_eq!(wild_end.status.trials_closed, wild_end.status.trials_created);
-        prop_assert_eq!(wild_end.grants, []);
-        prop_assert!(wild_end.status.phase != Phase::Completed || wild_end.progress == 1.0);
+        prop_assert_eq!(outcome(&interleaved, &plan), outcome(&sequential, &expected));
+        prop_assert_eq!(plan.status.phase, expected.status.phase);
+        let num_closes = &interleaved.num_closes;
+        prop_assert!(num_closes.values().all(|closes| *closes == 1), "{:?}", num_closes);
+        prop_assert_eq!(plan.status.trials_closed, plan.status.trials_created);
+        prop_assert_eq!(plan.grants, []);
+        prop_assert!(plan.status.phase != Phase::Completed || plan.progress == 1.0);
     }
 
     #[test]
@@ -279,7 +285,7 @@ proptest! {
                 _ => runner.step(pick, die),
             }
             prop_assert!(deleted.iter().all(|index| !runner.trials.contains_key(index)));
-            prop_assert!(runner.num_open() <= cap(method));
+            prop_assert!(runner.num_open() <= concurrency_limit(method));
         }
         let end = runner.finish();
         prop_assert_eq!(end.status.trials_closed, end.status.trials_created);

@@ -19,7 +19,7 @@ use crate::trial::compare_losses;
 #[derive(Clone, Copy)]
 struct Candidate<'a> {
     trial: u32,
-    place: usize,
+    position: usize,
     checkpoint: &'a CheckpointRecord,
 }
 
@@ -37,21 +37,21 @@ pub fn deletable(
     let mut kept = BTreeSet::new();
     let mut keep = |best: &[Candidate<'_>], num: u32| {
         let best = best.iter().take(num as usize);
-        kept.extend(best.map(|candidate| (candidate.trial, candidate.place)));
+        kept.extend(best.map(|candidate| (candidate.trial, candidate.position)));
     };
     let mut all = Vec::new();
     for &(trial, checkpoints) in trials {
-        let candidate = |(place, checkpoint)| Candidate { trial, place, checkpoint };
+        let candidate = |(position, checkpoint)| Candidate { trial, position, checkpoint };
         let mut of_trial: Vec<_> = checkpoints.iter().enumerate().map(candidate).collect();
         all.extend_from_slice(&of_trial);
-        of_trial.sort_by_key(|candidate| (candidate.checkpoint.batches, candidate.place));
+        of_trial.sort_by_key(|candidate| (candidate.checkpoint.batches, candidate.position));
         of_trial.reverse();
         keep(&of_trial, policy.save_trial_latest);
         keep(&best_first(of_trial, smaller_is_better), policy.save_trial_best);
     }
     keep(&best_first(all.clone(), smaller_is_better), policy.save_experiment_best);
-    all.retain(|candidate| !kept.contains(&(candidate.trial, candidate.place)));
-    all.sort_by_key(|candidate| (candidate.trial, candidate.place));
+    all.retain(|candidate| !kept.contains(&(candidate.trial, candidate.position)));
+    all.sort_by_key(|candidate| (candidate.trial, candidate.position));
     let names =
         all.into_iter().map(|candidate| (candidate.trial, candidate.checkpoint.name.clone()));
     names.collect()
@@ -68,7 +68,7 @@ const FALLBACKS: usize = 3;
 /// among the trial's latest three. A checkpoint that others of its trial outrank, by metric or by
 /// age, stays outranked. So a trial that saves for weeks keeps only the policy's counts and a few
 /// more.
-pub fn superfluous(
+pub fn prunable(
     policy: &CheckpointStorage,
     smaller_is_better: bool,
     checkpoints: &[CheckpointRecord],
@@ -94,7 +94,7 @@ fn best_first(mut candidates: Vec<Candidate<'_>>, smaller_is_better: bool) -> Ve
         if smaller_is_better { metric } else { -metric }
     };
     let tie = |candidate: &Candidate<'_>| {
-        (candidate.checkpoint.batches, candidate.trial, candidate.place)
+        (candidate.checkpoint.batches, candidate.trial, candidate.position)
     };
     candidates.sort_by(|a, b| match compare_losses(loss(a), loss(b)) {
         Ordering::Equal => tie(a).cmp(&tie(b)),
@@ -218,7 +218,7 @@ mod tests {
             smaller_is_better: bool,
         ) {
             let policy = policy(counts);
-            let names: Vec<_> = (0..metrics.len()).map(|place| place.to_string()).collect();
+            let names: Vec<_> = (0..metrics.len()).map(|position| position.to_string()).collect();
             let scored: Vec<_> = names
                 .iter()
                 .zip(&metrics)
@@ -233,7 +233,7 @@ mod tests {
             let mut left = Vec::new();
             for checkpoint in &all {
                 left.push(checkpoint.clone());
-                let deleted = superfluous(&policy, smaller_is_better, &left);
+                let deleted = prunable(&policy, smaller_is_better, &left);
                 left.retain(|checkpoint| !deleted.contains(&checkpoint.name));
                 let num_kept = 2 * counts.iter().sum::<u32>() as usize + FALLBACKS;
                 prop_assert!(left.len() <= num_kept, "{left:?}");
@@ -253,7 +253,8 @@ mod tests {
             let mut left = Vec::new();
             let mut scored = Vec::new();
             for (trial, metrics) in (0..).zip(&trials) {
-                let names: Vec<_> = (0..metrics.len()).map(|place| place.to_string()).collect();
+                let names = (0..metrics.len()).map(|position| position.to_string());
+                let names: Vec<_> = names.collect();
                 let metrics = metrics.iter().map(|metric| metric.map(f64::from));
                 let of_trial: Vec<_> = names.iter().map(String::as_str).zip(metrics).collect();
                 let mut kept = Vec::new();
@@ -263,7 +264,7 @@ mod tests {
                         scored.push((loss, checkpoint.batches, trial, checkpoint.name.clone()));
                     }
                     kept.push(checkpoint);
-                    let deleted = superfluous(&policy, smaller_is_better, &kept);
+                    let deleted = prunable(&policy, smaller_is_better, &kept);
                     kept.retain(|checkpoint| !deleted.contains(&checkpoint.name));
                 }
                 left.push((trial, kept));

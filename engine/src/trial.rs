@@ -20,7 +20,7 @@ use stoker_api::trial::{
 };
 
 pub use back_off::{BackOff, BackOffLimits, back_off};
-pub use report::{Recorded, SearchedMetric, record_report};
+pub use report::{ReportEffect, SearchedMetric, record_report};
 pub(crate) use report::{compare, compare_losses};
 
 /// Checkpoints offered to an attempt: the newest one, and 15 to fall back to.
@@ -36,9 +36,9 @@ const MESSAGES_MAX: usize = 16;
 /// Latest attempts that are kept. A trial that is preempted every hour for a month has had more.
 const ATTEMPTS_MAX: usize = 128;
 /// Message of a trial that failed although its program exited with code 0.
-const WITHOUT_RESULT: &str = "the program exited with code 0 without having reported a validation \
-                              with the searched metric; train through Stoker, or exit with another \
-                              code";
+const NO_RESULT_MESSAGE: &str = "the program exited with code 0 without having reported a \
+                                 validation with the searched metric; train through Stoker, or \
+                                 exit with another code";
 
 /// Record of a trial.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -52,7 +52,7 @@ pub struct TrialRecord {
 
 /// Limits of restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct RestartLimits {
     /// Number of restarts after failures of the program. With 5, the sixth failure fails the trial.
     pub max_restarts: u32,
     /// Number of infrastructure failures without a new checkpoint at which the trial fails.
@@ -61,7 +61,7 @@ pub struct Limits {
     pub back_off: BackOffLimits,
 }
 
-impl Limits {
+impl RestartLimits {
     /// Combines an experiment's `maxRestarts`, [`INFRASTRUCTURE_ATTEMPTS_MAX`] and the runner's
     /// back-off.
     pub fn new(max_restarts: u32, back_off: BackOffLimits) -> Self {
@@ -72,7 +72,7 @@ impl Limits {
 
 /// Desired state of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum TargetState {
     /// Train to the granted length.
     Run,
     /// Stop for good: the search stopped the trial, or the trial is cancelled.
@@ -83,7 +83,7 @@ pub enum Wanted {
 
 /// Next step for a trial.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum NextStep {
     /// Begin an attempt.
     Start {
         /// Number of the attempt.
@@ -134,23 +134,25 @@ pub fn live_attempt(record: &TrialRecord) -> Option<u32> {
 }
 
 /// Returns the next step for the trial.
-pub fn next(record: &TrialRecord, wanted: Wanted) -> Next {
+pub fn next(record: &TrialRecord, target: TargetState) -> NextStep {
     let units = granted_units(&record.spec);
     let has_result = result_at(record, units).is_some();
     if closed(record).is_some() {
-        return Next::Done;
+        return NextStep::Done;
     }
     if live_attempt(record).is_some() {
-        return Next::Running;
+        return NextStep::Running;
     }
-    match wanted {
-        Wanted::Stop if has_result => Next::Close { cause: CloseCause::Completed },
-        Wanted::Stop => Next::Close { cause: CloseCause::Cancelled },
-        Wanted::Pause => Next::Idle,
-        Wanted::Run if has_result => Next::Idle,
-        Wanted::Run => {
-            Next::Start { attempt: next_attempt(record), resume_from: resume_from(record), units }
-        }
+    match target {
+        TargetState::Stop if has_result => NextStep::Close { cause: CloseCause::Completed },
+        TargetState::Stop => NextStep::Close { cause: CloseCause::Cancelled },
+        TargetState::Pause => NextStep::Idle,
+        TargetState::Run if has_result => NextStep::Idle,
+        TargetState::Run => NextStep::Start {
+            attempt: next_attempt(record),
+            resume_from: resume_from(record),
+            units,
+        },
     }
 }
 
@@ -191,7 +193,7 @@ pub fn end_attempt(
     record: &mut TrialRecord,
     end: AttemptEnd,
     message: Option<String>,
-    limits: &Limits,
+    limits: &RestartLimits,
 ) {
     let last = record.status.attempts.last_mut();
     let Some(attempt) = last.filter(|attempt| attempt.end.is_none()) else {
@@ -215,7 +217,7 @@ pub fn end_attempt(
                 None => {
                     let last_message = message
                         .map_or(String::new(), |message| format!("; last message: {message}"));
-                    let text = format!("{WITHOUT_RESULT}{last_message}");
+                    let text = format!("{NO_RESULT_MESSAGE}{last_message}");
                     close(record, CloseCause::Failed, Some(text));
                 }
             }
@@ -257,17 +259,17 @@ pub fn close(record: &mut TrialRecord, cause: CloseCause, message: Option<String
 }
 
 /// Returns the directive for the trainer of an attempt.
-pub fn directive(record: &TrialRecord, attempt: u32, wanted: Wanted) -> Directive {
+pub fn directive(record: &TrialRecord, attempt: u32, target: TargetState) -> Directive {
     if closed(record).is_some() || live_attempt(record) != Some(attempt) {
         return Directive::Fenced;
     }
     let units = granted_units(&record.spec);
     let has_result = result_at(record, units).is_some();
-    match wanted {
-        Wanted::Stop if has_result => Directive::Stop,
-        Wanted::Stop | Wanted::Pause => Directive::Preempt,
-        Wanted::Run if has_result => Directive::Wait,
-        Wanted::Run => Directive::Continue { units },
+    match target {
+        TargetState::Stop if has_result => Directive::Stop,
+        TargetState::Stop | TargetState::Pause => Directive::Preempt,
+        TargetState::Run if has_result => Directive::Wait,
+        TargetState::Run => Directive::Continue { units },
     }
 }
 

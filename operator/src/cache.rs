@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
 
 /// Time for which deletions are remembered: longer than any response to a write takes.
-const END_KEPT: Duration = Duration::from_secs(60);
+const DELETIONS_KEPT: Duration = Duration::from_secs(60);
 
 /// Namespace and name of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -68,7 +68,7 @@ pub struct Cache<T> {
     /// Watch generation of the latest complete list; 0 before the first.
     listed: watch::Sender<u64>,
     /// Recently deleted objects, with the version at their deletion.
-    ends: Mutex<HashMap<Key, (String, Instant)>>,
+    deletions: Mutex<HashMap<Key, (String, Instant)>>,
 }
 
 /// An object that was added, modified or deleted.
@@ -114,7 +114,7 @@ impl<T: Cached> Cache<T> {
             inner: RwLock::default(),
             changes,
             listed: watch::Sender::new(0),
-            ends: Mutex::default(),
+            deletions: Mutex::default(),
         };
         (Arc::new(cache), receiver)
     }
@@ -166,14 +166,14 @@ impl<T: Cached> Cache<T> {
     }
 
     /// Waits until watches of this or a later generation have received a complete list.
-    pub async fn ready(&self, generation: u64) {
+    pub async fn wait_listed(&self, generation: u64) {
         // Ignore the error: the sender lives as long as `self`.
         let _ = self.listed.subscribe().wait_for(|listed| *listed >= generation).await;
     }
 
     fn apply(&self, object: T, written: Option<Instant>) {
         let key = object.key();
-        if written.is_some() && self.has_ended(&key, object.version()) {
+        if written.is_some() && self.was_deleted(&key, object.version()) {
             return;
         }
         let object = Arc::new(object);
@@ -186,23 +186,23 @@ impl<T: Cached> Cache<T> {
         inner.insert(key, Entry { object: object.clone(), written });
         drop(inner);
         if old.as_ref().is_none_or(|old| !old.is_same(&object)) {
-            self.tell(old, Some(object));
+            self.notify(old, Some(object));
         }
     }
 
     /// Whether the object in a write's response was deleted since: the watch may report the
     /// deletion before the response arrives.
-    fn has_ended(&self, key: &Key, version: &str) -> bool {
-        let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
-        ends.get(key).is_some_and(|(end, _)| end == version || is_older(version, end))
+    fn was_deleted(&self, key: &Key, version: &str) -> bool {
+        let deletions = self.deletions.lock().unwrap_or_else(PoisonError::into_inner);
+        deletions.get(key).is_some_and(|(end, _)| end == version || is_older(version, end))
     }
 
     fn delete(&self, object: &T) {
         let key = object.key();
-        let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
-        ends.retain(|_, (_, at)| at.elapsed() < END_KEPT);
-        ends.insert(key.clone(), (object.version().to_owned(), Instant::now()));
-        drop(ends);
+        let mut deletions = self.deletions.lock().unwrap_or_else(PoisonError::into_inner);
+        deletions.retain(|_, (_, at)| at.elapsed() < DELETIONS_KEPT);
+        deletions.insert(key.clone(), (object.version().to_owned(), Instant::now()));
+        drop(deletions);
         let mut inner = self.write();
         let current = inner.objects.get(&key).map(|entry| entry.object.clone());
         // A new object with this name may have arrived before the deletion of the old one.
@@ -210,7 +210,7 @@ impl<T: Cached> Cache<T> {
         let Some(old) = current.filter(|current| !is_newer(current)) else { return };
         inner.remove(&key);
         drop(inner);
-        self.tell(Some(old), None);
+        self.notify(Some(old), None);
     }
 
     /// Removes an object that the API server no longer has.
@@ -220,7 +220,7 @@ impl<T: Cached> Cache<T> {
         inner.remove(key);
         drop(inner);
         if old.is_some() {
-            self.tell(old, None);
+            self.notify(old, None);
         }
     }
 
@@ -242,7 +242,7 @@ impl<T: Cached> Cache<T> {
         objects.into_iter().for_each(|object| self.apply(object, None));
     }
 
-    fn tell(&self, old: Option<Arc<T>>, new: Option<Arc<T>>) {
+    fn notify(&self, old: Option<Arc<T>>, new: Option<Arc<T>>) {
         // Ignore the error: a replica that shuts down has no receiver.
         let _ = self.changes.send(Change { old, new });
     }
@@ -273,7 +273,7 @@ impl<T: Cached> Inner<T> {
 /// Fills `cache` from watches, each of one namespace or of all, for as long as this is polled. A
 /// change of `refresh` restarts the watches. The cache reports the new generation once all of them
 /// have received complete lists.
-pub async fn feed<K, T>(
+pub async fn watch_into<K, T>(
     apis: Vec<(Option<String>, Api<K>)>,
     config: watcher::Config,
     cache: Arc<Cache<T>>,
@@ -304,7 +304,7 @@ pub async fn feed<K, T>(
             };
             match event {
                 Ok(Some((watch_idx, event))) => {
-                    take(&cache, &read, &mut lists[watch_idx], event);
+                    apply_event(&cache, &read, &mut lists[watch_idx], event);
                     if lists.iter().all(|list| list.is_done) {
                         cache.listed.send_replace(generation);
                     }
@@ -330,7 +330,7 @@ impl<T> List<T> {
     }
 }
 
-fn take<K, T: Cached>(
+fn apply_event<K, T: Cached>(
     cache: &Cache<T>,
     read: impl Fn(K) -> Option<T>,
     list: &mut List<T>,

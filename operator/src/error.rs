@@ -15,59 +15,59 @@ const REQUEST_MAX: Duration = Duration::from_secs(8);
 #[non_exhaustive]
 pub enum Error {
     /// Another client changed the object since it was read. Read it again and retry.
-    #[error("cannot {doing}: the object was modified since it was read")]
+    #[error("cannot {operation}: the object was modified since it was read")]
     Conflict {
         /// Operation that failed, as the rest of "cannot ...".
-        doing: String,
+        operation: String,
     },
     /// The object was deleted.
-    #[error("cannot {doing}: the object no longer exists")]
+    #[error("cannot {operation}: the object no longer exists")]
     Gone {
         /// Operation that failed.
-        doing: String,
+        operation: String,
     },
     /// The API server rejects the object in its current form.
-    #[error("cannot {doing}: {message}")]
+    #[error("cannot {operation}: {message}")]
     Refused {
         /// Operation that failed.
-        doing: String,
+        operation: String,
         /// HTTP status code: 403 from a quota or a policy, 422 for an invalid object.
         code: u16,
         /// Message of the API server.
         message: String,
     },
     /// An object with this name already exists.
-    #[error("cannot {doing}: an object with this name already exists")]
+    #[error("cannot {operation}: an object with this name already exists")]
     Exists {
         /// Operation that failed.
-        doing: String,
+        operation: String,
     },
     /// The API server is unavailable. Usually transient.
-    #[error("cannot {doing}: {reason}")]
-    Away {
+    #[error("cannot {operation}: {reason}")]
+    Unavailable {
         /// Operation that failed.
-        doing: String,
+        operation: String,
         /// Error message of the client or the API server.
         reason: String,
     },
 }
 
 impl Error {
-    fn new(doing: String, error: kube::Error) -> Self {
+    fn new(operation: String, error: kube::Error) -> Self {
         let kube::Error::Api(status) = error else {
-            return Self::Away { doing, reason: error.to_string() };
+            return Self::Unavailable { operation, reason: error.to_string() };
         };
         let Status { code, message, reason, .. } = *status;
         match code {
-            409 if reason == "AlreadyExists" => Self::Exists { doing },
-            409 => Self::Conflict { doing },
-            404 | 410 => Self::Gone { doing },
+            409 if reason == "AlreadyExists" => Self::Exists { operation },
+            409 => Self::Conflict { operation },
+            404 | 410 => Self::Gone { operation },
             // An API server that has just started denies everything until it has loaded RBAC rules.
             403 if message.contains(" is forbidden: User \"") => {
-                Self::Away { doing, reason: format!("{code}: {message}") }
+                Self::Unavailable { operation, reason: format!("{code}: {message}") }
             }
-            400 | 403 | 422 => Self::Refused { doing, code, message },
-            _ => Self::Away { doing, reason: format!("{code}: {message}") },
+            400 | 403 | 422 => Self::Refused { operation, code, message },
+            _ => Self::Unavailable { operation, reason: format!("{code}: {message}") },
         }
     }
 }
@@ -80,24 +80,25 @@ impl Error {
 /// Returns `error` itself if it is not a rejection and may pass.
 pub fn refusal(error: Error) -> Result<(AttemptEnd, &'static str, String), Error> {
     Ok(match error {
-        Error::Exists { doing } => {
-            let text =
-                format!("cannot {doing}: an object with this name has another owner; delete it");
+        Error::Exists { operation } => {
+            let text = format!(
+                "cannot {operation}: an object with this name has another owner; delete it"
+            );
             (AttemptEnd::NotStarted, "NameTaken", text)
         }
-        Error::Refused { doing, code: 403, message } => {
+        Error::Refused { operation, code: 403, message } => {
             let is_quota = message.contains("exceeded quota");
             let reason = if is_quota { "QuotaExceeded" } else { "AdmissionRefused" };
-            (AttemptEnd::NotStarted, reason, format!("cannot {doing}: {message}"))
+            (AttemptEnd::NotStarted, reason, format!("cannot {operation}: {message}"))
         }
         // Webhooks and policies reject with any code, but their messages contain these words.
-        Error::Refused { doing, message, .. }
+        Error::Refused { operation, message, .. }
             if message.contains("denied the request") || message.contains("denied request") =>
         {
-            (AttemptEnd::NotStarted, "AdmissionRefused", format!("cannot {doing}: {message}"))
+            (AttemptEnd::NotStarted, "AdmissionRefused", format!("cannot {operation}: {message}"))
         }
-        Error::Refused { doing, message, .. } => {
-            (AttemptEnd::UserError, POD_INVALID, format!("cannot {doing}: {message}"))
+        Error::Refused { operation, message, .. } => {
+            (AttemptEnd::UserError, POD_INVALID, format!("cannot {operation}: {message}"))
         }
         other => return Err(other),
     })
@@ -109,15 +110,15 @@ pub fn refusal(error: Error) -> Result<(AttemptEnd, &'static str, String), Error
 ///
 /// See [`Error`].
 pub async fn request<T>(
-    doing: impl Into<String>,
+    operation: impl Into<String>,
     request: impl Future<Output = kube::Result<T>>,
 ) -> Result<T, Error> {
     match tokio::time::timeout(REQUEST_MAX, request).await {
         Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(error)) => Err(Error::new(doing.into(), error)),
+        Ok(Err(error)) => Err(Error::new(operation.into(), error)),
         Err(_) => {
             let reason = format!("no response within {} s", REQUEST_MAX.as_secs());
-            Err(Error::Away { doing: doing.into(), reason })
+            Err(Error::Unavailable { operation: operation.into(), reason })
         }
     }
 }
@@ -137,7 +138,7 @@ mod tests {
         };
         let rights =
             error(403, "Forbidden", "pods is forbidden: User \"x\" cannot create resource");
-        assert!(matches!(rights, Error::Away { .. }), "{rights:?}");
+        assert!(matches!(rights, Error::Unavailable { .. }), "{rights:?}");
         let quota = error(403, "Forbidden", "pods \"p\" is forbidden: exceeded quota: q");
         assert!(matches!(quota, Error::Refused { .. }), "{quota:?}");
         check(409, "AlreadyExists", "cannot do it: an object with this name already exists");

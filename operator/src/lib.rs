@@ -1,16 +1,16 @@
 //! Kubernetes operator: watches experiments, trials, inference jobs and pods, and applies the
-//! plans of the engine. Trainers report to its report server (`door`).
+//! plans of the engine. Trainers report to its report server.
 //!
 //! ```text
 //!   watches -> caches -> queues -> reconcile: observe -> validate -> plan (engine) -> apply
-//!   trainers -> door -> Trial.status, InferenceJob.status
+//!   trainers -> report server -> Trial.status, InferenceJob.status
 //! ```
 //!
 //! Every replica watches objects and serves reports. Only the leader runs the controllers.
 
 pub mod cache;
-pub mod declared;
-pub mod door;
+pub mod context;
+pub mod dispatch;
 pub mod error;
 pub mod experiment;
 pub mod job;
@@ -21,8 +21,9 @@ pub mod options;
 mod patch;
 mod pod;
 pub mod queue;
+pub mod report_server;
 pub mod serve;
 pub(crate) mod storage;
 pub mod tasks;
 pub mod trial;
-pub mod world;
+pub mod user_resources;

@@ -44,7 +44,7 @@ impl Kind {
 pub enum Answer {
     /// Recorded and answered with a directive.
     Directive,
-    /// Answered without a write: the report contains nothing new to record.
+    /// AnswerLabel without a write: the report contains nothing new to record.
     Repeat,
     /// Delayed: a validation that decides nothing, to be recorded with a later write.
     Held,
@@ -62,7 +62,7 @@ pub enum Answer {
 
 /// Label `answer` of a metric.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct Answered {
+pub struct AnswerLabel {
     /// Outcome of the report.
     pub answer: Answer,
 }
@@ -85,7 +85,7 @@ pub struct Metrics {
     trial_ends: Family<Kind, Counter>,
     job_ends: Family<Kind, Counter>,
     /// Reports by outcome.
-    pub reports: Family<Answered, Counter>,
+    pub reports: Family<AnswerLabel, Counter>,
     /// Reports that were delayed or rejected because their namespace exceeds its status-write
     /// limit.
     pub reports_slowed: Counter,
@@ -252,7 +252,7 @@ mod tests {
         let metrics = Metrics::default();
         metrics.writes.get_or_create(&Kind::POD_CREATE).inc();
         metrics.attempt_ended(AttemptEnd::NotStarted);
-        metrics.reports.get_or_create(&Answered { answer: Answer::Fenced }).inc();
+        metrics.reports.get_or_create(&AnswerLabel { answer: Answer::Fenced }).inc();
         let text = metrics.render();
         for line in [
             "stoker_api_writes_total{kind=\"pod_create\"} 1",

@@ -12,8 +12,8 @@ use stoker_api::names::{
     LABEL_POD_INDEX, LABEL_TRIAL,
 };
 use stoker_api::time::Timestamp;
-use stoker_api::trial::{Trial, TrialSpec, WantedState};
-use stoker_engine::gang::{Exit, PodPhase, PodSeen, Waiting};
+use stoker_api::trial::{DesiredTrialState, Trial, TrialSpec};
+use stoker_engine::gang::{Exit, ObservedPod, PodPhase, Waiting};
 use stoker_engine::trial::TrialRecord;
 
 use crate::cache::{Cached, Key};
@@ -44,7 +44,7 @@ impl CachedTrial {
     pub fn new(trial: Trial) -> Self {
         let key = Key::of(&trial);
         let version = trial.resource_version().unwrap_or_default();
-        let trial = without_noise(trial);
+        let trial = without_managed_fields(trial);
         let status = trial.status.clone().unwrap_or_default();
         let record = TrialRecord { spec: trial.spec.clone(), status };
         Self { trial, unreadable: None, record, key, version }
@@ -69,8 +69,8 @@ impl CachedTrial {
             unit: Unit::Batches,
             units: 0,
             grants: vec![],
-            wanted: WantedState::Run,
-            wanted_since: None,
+            desired_state: DesiredTrialState::Run,
+            desired_since: None,
         };
         let mut trial = Trial::new(&name, spec);
         trial.metadata = metadata;
@@ -115,13 +115,13 @@ impl Cached for CachedTrial {
 #[derive(Debug)]
 pub struct CachedPod {
     /// Fields that plans depend on. The node's state is filled in from the cache of nodes later.
-    pub seen: PodSeen,
+    pub observed: ObservedPod,
     /// Name of the node that the pod is bound to.
     pub node: Option<Arc<str>>,
     /// UID of the controlling owner.
     pub owner: String,
     /// Experiment that a clean-up pod belongs to.
-    pub cleans: Option<Key>,
+    pub cleaned_experiment: Option<Key>,
     /// Job that the pod belongs to.
     pub job: Option<Key>,
     key: Key,
@@ -140,13 +140,13 @@ impl CachedPod {
         let job = label(LABEL_JOB).map(|name| Key::new(&key.namespace, name));
         let is_cleanup = label(LABEL_COMPONENT).is_some_and(|name| name == COMPONENT_CLEANUP);
         let experiment = label(LABEL_EXPERIMENT).filter(|_| is_cleanup);
-        let cleans = experiment.map(|name| Key::new(&key.namespace, name));
+        let cleaned_experiment = experiment.map(|name| Key::new(&key.namespace, name));
         let owner = pod.owner_references().iter().find(|owner| owner.controller == Some(true));
         let owner = owner.map(|owner| owner.uid.clone()).unwrap_or_default();
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).map(Arc::from);
-        let seen = seen(&pod, number(LABEL_ATTEMPT), number(LABEL_POD_INDEX));
+        let observed = observe_pod(&pod, number(LABEL_ATTEMPT), number(LABEL_POD_INDEX));
         let version = pod.resource_version().unwrap_or_default();
-        Self { seen, node, owner, cleans, job, key, trial, version }
+        Self { observed, node, owner, cleaned_experiment, job, key, trial, version }
     }
 }
 
@@ -164,7 +164,7 @@ impl Cached for CachedPod {
     }
 
     fn is_same(&self, other: &Self) -> bool {
-        self.seen == other.seen && self.node == other.node && self.owner == other.owner
+        self.observed == other.observed && self.node == other.node && self.owner == other.owner
     }
 }
 
@@ -215,7 +215,7 @@ impl Cached for CachedNode {
 }
 
 /// Drops the managed fields, which take most of the memory of a small object.
-pub(crate) fn without_noise<K: Resource>(mut object: K) -> K {
+pub(crate) fn without_managed_fields<K: Resource>(mut object: K) -> K {
     object.meta_mut().managed_fields = None;
     object
 }
@@ -225,7 +225,7 @@ pub fn timestamp(time: &Time) -> Timestamp {
     Timestamp(time.0.as_second())
 }
 
-fn seen(pod: &Pod, attempt: u32, index: u32) -> PodSeen {
+fn observe_pod(pod: &Pod, attempt: u32, index: u32) -> ObservedPod {
     let nothing = PodStatus::default();
     let status = pod.status.as_ref().unwrap_or(&nothing);
     let condition = |type_: &str, status_: &str| {
@@ -242,7 +242,7 @@ fn seen(pod: &Pod, attempt: u32, index: u32) -> PodSeen {
     let bound = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
     let scheduled_at = scheduled.and_then(|condition| condition.last_transition_time.as_ref());
     let scheduled_at = scheduled_at.map(timestamp);
-    PodSeen {
+    ObservedPod {
         name: pod.name_any(),
         uid: pod.uid().unwrap_or_default(),
         attempt,
@@ -259,7 +259,7 @@ fn seen(pod: &Pod, attempt: u32, index: u32) -> PodSeen {
         message: status.message.clone().filter(|message| !message.is_empty()),
         disruption: disruption.and_then(|condition| condition.reason.clone()),
         deletion: pod.metadata.deletion_timestamp.as_ref().map(timestamp),
-        node: stoker_engine::gang::NodeState::Fine,
+        node: stoker_engine::gang::NodeState::Ready,
     }
 }
 
@@ -279,7 +279,7 @@ fn containers(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
 }
 
 /// Waiting reasons of containers that are starting normally.
-const ON_ITS_WAY: [&str; 2] = ["ContainerCreating", "PodInitializing"];
+const STARTING_REASONS: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 
 fn waiting(status: &PodStatus) -> Option<Waiting> {
     let states =
@@ -288,7 +288,7 @@ fn waiting(status: &PodStatus) -> Option<Waiting> {
         reason: state.reason.clone().unwrap_or_default(),
         message: state.message.clone().unwrap_or_default(),
     });
-    waiting.into_iter().find(|waiting| !ON_ITS_WAY.contains(&waiting.reason.as_str()))
+    waiting.into_iter().find(|waiting| !STARTING_REASONS.contains(&waiting.reason.as_str()))
 }
 
 /// Exit of the program, or of the first init container that failed.
@@ -321,7 +321,9 @@ mod tests {
             "metadata": {
                 "name": "t-0-a2-r1", "namespace": "ns", "uid": "u", "resourceVersion": "7",
                 "labels": {
-                    "stoker.dev/trial": "t-0", "stoker.dev/attempt": "2", "stoker.dev/pod-index": "1"
+                    "stoker.dev/trial": "t-0",
+                    "stoker.dev/attempt": "2",
+                    "stoker.dev/pod-index": "1",
                 },
             },
             "spec": { "containers": [] },
@@ -336,9 +338,9 @@ mod tests {
     #[test]
     fn pod_is_identified_by_its_labels() {
         let pod = pod(json!({"phase": "Running"}), json!({}));
-        assert_eq!((pod.seen.attempt, pod.seen.index), (2, 1));
+        assert_eq!((pod.observed.attempt, pod.observed.index), (2, 1));
         assert_eq!(pod.group(), Some(Key::new("ns", "t-0")));
-        assert_eq!((pod.seen.phase, pod.version()), (PodPhase::Running, "7"));
+        assert_eq!((pod.observed.phase, pod.version()), (PodPhase::Running, "7"));
     }
 
     #[test]
@@ -346,19 +348,20 @@ mod tests {
         let labels = json!({ "labels": { "stoker.dev/job": "t-0", "stoker.dev/pod-index": "1" } });
         let pod = pod(json!({}), labels);
         assert_eq!(pod.job, Some(Key::new("ns", "t-0")));
-        assert_eq!((pod.group(), pod.seen.index), (Some(Key::new("ns", "job/t-0")), 1));
+        assert_eq!((pod.group(), pod.observed.index), (Some(Key::new("ns", "job/t-0")), 1));
     }
 
     #[test]
     fn unschedulable_pod_has_a_message() {
         let pod = pod(
-            json!({"phase": "Pending", "conditions": [
-                {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2"}
-            ]}),
+            json!({"phase": "Pending", "conditions": [{
+                "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                "message": "0/2",
+            }]}),
             json!({}),
         );
-        assert_eq!(pod.seen.unschedulable.as_deref(), Some("0/2"));
-        assert_eq!(pod.seen.scheduled_at, None);
+        assert_eq!(pod.observed.unschedulable.as_deref(), Some("0/2"));
+        assert_eq!(pod.observed.scheduled_at, None);
     }
 
     #[test]
@@ -369,8 +372,11 @@ mod tests {
         }]});
         let spec = json!({ "containers": [], "schedulingGates": [{ "name": "queue.test/a" }] });
         let pod = json!({ "metadata": { "name": "t-0-a0-r0" }, "spec": spec, "status": status });
-        let seen = CachedPod::new(serde_json::from_value(pod).unwrap()).seen;
-        assert_eq!((seen.gates, seen.unschedulable), (vec!["queue.test/a".to_owned()], None));
+        let observed = CachedPod::new(serde_json::from_value(pod).unwrap()).observed;
+        assert_eq!(
+            (observed.gates, observed.unschedulable),
+            (vec!["queue.test/a".to_owned()], None)
+        );
     }
 
     #[test]
@@ -383,7 +389,7 @@ mod tests {
         let check = |init: Value, main: Value, expected: Option<(i32, bool)>| {
             let status = json!({"phase": "Failed", "initContainerStatuses": init,
                 "containerStatuses": main});
-            let exit = pod(status, json!({})).seen.exit;
+            let exit = pod(status, json!({})).observed.exit;
             assert_eq!(exit.as_ref().map(|exit| (exit.code, exit.is_setup)), expected);
             let is_read =
                 |exit: Exit| exit.finished_at == Some(Timestamp(9)) && exit.message == "why";
@@ -402,7 +408,7 @@ mod tests {
                 {"name": "trainer", "image": "", "imageID": "", "ready": false, "restartCount": 0,
                     "state": {"waiting": {"reason": reason}}}
             ]});
-            let waiting = pod(status, json!({})).seen.waiting;
+            let waiting = pod(status, json!({})).observed.waiting;
             assert_eq!(waiting.as_ref().map(|waiting| waiting.reason.as_str()), expected);
         };
         check("ContainerCreating", None);

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use stoker_engine::gang::Patience;
-use stoker_engine::gang::admission::Caps;
+use stoker_engine::gang::Timeouts;
+use stoker_engine::gang::admission::AdmissionLimits;
 
 /// Runs deep-learning experiments and inference jobs on the cluster it is installed in.
 #[derive(Debug, Parser)]
@@ -121,8 +121,8 @@ pub enum LogFormat {
 
 impl Options {
     /// Timeouts of a trial or job with this preemption timeout.
-    pub fn patience(&self, preemption_timeout_seconds: u32) -> Patience {
-        Patience {
+    pub fn timeouts(&self, preemption_timeout_seconds: u32) -> Timeouts {
+        Timeouts {
             start_deadline_seconds: self.start_deadline_seconds,
             pull_deadline_seconds: self.pull_deadline_seconds,
             node_lost_seconds: self.node_lost_seconds,
@@ -133,8 +133,8 @@ impl Options {
     }
 
     /// Limits on concurrent starts of trials.
-    pub fn caps(&self) -> Caps {
-        Caps {
+    pub fn admission_limits(&self) -> AdmissionLimits {
+        AdmissionLimits {
             starting_gangs_max: self.starting_gangs_max,
             starting_pods_max: self.starting_pods_max,
             pending_trials_max: self.pending_trials_max,

@@ -21,7 +21,7 @@ use crate::error::{Error, request};
 
 /// Lists whose entries have an identity, with the field that holds it. Entries of other lists are
 /// compared by position: facts are only appended, and a job's workers are numbered by position.
-const KEYS: [(&str, &str); 5] = [
+const LIST_KEYS: [(&str, &str); 5] = [
     ("attempts", "number"),
     ("checkpoints", "name"),
     ("conditions", "type"),
@@ -31,7 +31,7 @@ const KEYS: [(&str, &str); 5] = [
 
 /// The part of an object that a write changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum ObjectPart {
     /// `spec`, by a write of the object.
     Spec,
     /// `status`, by a write of the subresource.
@@ -46,9 +46,9 @@ pub(crate) enum Part {
 /// [`Error::Conflict`] if the object changed since; otherwise see [`Error`].
 pub(crate) async fn write<K, T>(
     api: &Api<K>,
-    doing: String,
+    operation: String,
     object: &K,
-    part: Part,
+    part: ObjectPart,
     (before, after): (&T, &T),
 ) -> Result<K, Error>
 where
@@ -57,25 +57,27 @@ where
 {
     let name = object.name_any();
     let version = object.resource_version().unwrap_or_default();
-    let field = if part == Part::Spec { "spec" } else { "status" };
+    let field = if part == ObjectPart::Spec { "spec" } else { "status" };
     let json = |value: &T| serde_json::to_value(value);
     let (Ok(before), Ok(after)) = (json(before), json(after)) else {
         let reason = format!("its {field} contains a value that JSON cannot represent");
-        return Err(Error::Away { doing, reason });
+        return Err(Error::Unavailable { operation, reason });
     };
     let patch = kube::api::Patch::Json::<()>(difference(&version, field, &before, &after));
     let parameters = PatchParams::default();
     let written = match part {
-        Part::Spec => request(doing, api.patch(&name, &parameters, &patch)).await,
-        Part::Status => request(doing, api.patch_status(&name, &parameters, &patch)).await,
+        ObjectPart::Spec => request(operation, api.patch(&name, &parameters, &patch)).await,
+        ObjectPart::Status => {
+            request(operation, api.patch_status(&name, &parameters, &patch)).await
+        }
     };
-    let Err(Error::Refused { doing, code: 422, message }) = written else { return written };
+    let Err(Error::Refused { operation, code: 422, message }) = written else { return written };
     // The API server responds with 422 both to a failed test and to an invalid object. The current
     // version distinguishes the two.
-    let current = request(doing.clone(), api.get_metadata(&name)).await?;
+    let current = request(operation.clone(), api.get_metadata(&name)).await?;
     match current.resource_version().is_some_and(|current| current == version) {
-        true => Err(Error::Refused { doing, code: 422, message }),
-        false => Err(Error::Conflict { doing }),
+        true => Err(Error::Refused { operation, code: 422, message }),
+        false => Err(Error::Conflict { operation }),
     }
 }
 
@@ -108,7 +110,7 @@ fn compare(operations: &mut Vec<PatchOperation>, path: &Pointer, before: &Value,
         }
         (Value::Array(before), Value::Array(after)) => {
             let name = path.last().map(|token| token.decoded().into_owned()).unwrap_or_default();
-            match KEYS.iter().find(|(list, _)| *list == name) {
+            match LIST_KEYS.iter().find(|(list, _)| *list == name) {
                 Some((_, key)) => compare_keyed(operations, path, key, before, after),
                 None => compare_by_position(operations, path, before, after),
             }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Map, Value, json};
-use stoker_api::experiment::{Entrypoint, EnvVar, UsedStorage};
+use stoker_api::experiment::{Entrypoint, EnvVar, StorageRecord};
 use stoker_api::names::{
     ANNOTATION_TRIAL_CONFIG, ENV_CACHE, ENV_DEVICE, ENV_POD_INDEX, ENV_TERMINATION_FILE,
     ENV_TRIAL_CONFIG, TOKEN_AUDIENCE, pod_paths,
@@ -14,7 +14,7 @@ use stoker_api::pod::PodTemplate;
 use stoker_api::validate::{ValidExperiment, ValidInferenceJob};
 
 use crate::objects::{SETUP_CONTAINER, TRAINER_CONTAINER};
-use crate::trial::config::Setup;
+use crate::trial::config::OperatorConfig;
 
 /// Prefix of NVIDIA's slot resources: whole GPUs and MIG partitions.
 const NVIDIA: &str = "nvidia.com/";
@@ -28,7 +28,7 @@ pub(crate) const LAUNCHER: &str = "stoker-trainer";
 
 /// Pod settings from the user's spec.
 #[derive(Clone, Debug)]
-pub(crate) struct Wishes<'a> {
+pub(crate) struct PodSettings<'a> {
     pub(crate) template: &'a PodTemplate,
     pub(crate) overrides: Option<&'a Value>,
     pub(crate) entrypoint: &'a Entrypoint,
@@ -46,9 +46,9 @@ pub(crate) struct Wishes<'a> {
     pub(crate) has_context: bool,
 }
 
-impl<'a> Wishes<'a> {
+impl<'a> PodSettings<'a> {
     /// Settings of an experiment for the pods of its trials.
-    pub(crate) fn of_experiment(valid: &'a ValidExperiment, storage: &UsedStorage) -> Self {
+    pub(crate) fn of_experiment(valid: &'a ValidExperiment, storage: &StorageRecord) -> Self {
         let spec = &valid.spec;
         let resources = &spec.resources;
         Self {
@@ -68,7 +68,7 @@ impl<'a> Wishes<'a> {
     }
 
     /// Settings of a job for the pods of its processes.
-    pub(crate) fn of_job(valid: &'a ValidInferenceJob, storage: &UsedStorage) -> Self {
+    pub(crate) fn of_job(valid: &'a ValidInferenceJob, storage: &StorageRecord) -> Self {
         let spec = &valid.spec;
         let resources = &spec.resources;
         Self {
@@ -90,10 +90,10 @@ impl<'a> Wishes<'a> {
 
 /// Builds a pod as JSON and merges `podOverrides` last. Overrides cannot replace the entries of
 /// `metadata`.
-pub(crate) fn pod(metadata: Value, spec: Value, wishes: &Wishes<'_>) -> Value {
+pub(crate) fn pod(metadata: Value, spec: Value, settings: &PodSettings<'_>) -> Value {
     let mut pod =
         json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata.clone(), "spec": spec });
-    if let Some(overrides) = wishes.overrides {
+    if let Some(overrides) = settings.overrides {
         merge(&mut pod, overrides);
     }
     // Restore the metadata after `podOverrides`: without labels and owner references the pod would
@@ -108,36 +108,40 @@ pub(crate) fn pod(metadata: Value, spec: Value, wishes: &Wishes<'_>) -> Value {
 /// Builds the spec of a pod that runs the user's program. `index` is the pod's index in its gang,
 /// and `more` are additional environment variables.
 pub(crate) fn program_spec(
-    setup: &Setup,
-    wishes: &Wishes<'_>,
+    operator_config: &OperatorConfig,
+    settings: &PodSettings<'_>,
     index: u32,
     more: Vec<Value>,
 ) -> Value {
-    let stock = wishes.template.image.as_ref().is_none_or(|image| *image == setup.trainer_image);
-    let needs_setup = !stock || wishes.has_context;
-    let mut spec = common_spec(wishes);
-    spec["containers"] = json!([trainer(setup, wishes, index, more, needs_setup)]);
+    let stock = settings
+        .template
+        .image
+        .as_ref()
+        .is_none_or(|image| *image == operator_config.trainer_image);
+    let needs_setup = !stock || settings.has_context;
+    let mut spec = common_spec(settings);
+    spec["containers"] = json!([trainer(operator_config, settings, index, more, needs_setup)]);
     if needs_setup {
-        spec["initContainers"] = json!([setup_container(setup, wishes, index)]);
+        spec["initContainers"] = json!([setup_container(operator_config, settings, index)]);
     }
     spec
 }
 
 /// Parts of a pod's spec that all pods share: scheduling, security context and volumes.
-pub(crate) fn common_spec(wishes: &Wishes<'_>) -> Value {
-    let template = wishes.template;
+pub(crate) fn common_spec(settings: &PodSettings<'_>) -> Value {
+    let template = settings.template;
     let mut spec = json!({
         "restartPolicy": "Never",
         "automountServiceAccountToken": false,
         "enableServiceLinks": false,
         "terminationGracePeriodSeconds":
-            wishes.preemption_timeout_seconds.min(GRACE_SECONDS_MAX),
+            settings.preemption_timeout_seconds.min(GRACE_SECONDS_MAX),
         "securityContext": {
             "runAsNonRoot": true, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER,
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": { "type": "RuntimeDefault" },
         },
-        "volumes": volumes(wishes),
+        "volumes": volumes(settings),
     });
     let mut put = |name: &str, value: Value| {
         if value != Value::Null && value != json!([]) && value != json!({}) {
@@ -156,11 +160,11 @@ pub(crate) fn common_spec(wishes: &Wishes<'_>) -> Value {
     spec
 }
 
-fn volumes(wishes: &Wishes<'_>) -> Value {
+fn volumes(settings: &PodSettings<'_>) -> Value {
+    let config_path = format!("metadata.annotations['{ANNOTATION_TRIAL_CONFIG}']");
     let mut volumes = vec![
         json!({ "name": "stoker-config", "downwardAPI": { "items": [{
-            "path": "trial.json",
-            "fieldRef": { "fieldPath": format!("metadata.annotations['{ANNOTATION_TRIAL_CONFIG}']") },
+            "path": "trial.json", "fieldRef": { "fieldPath": config_path },
         }] } }),
         json!({ "name": "stoker-token", "projected": { "sources": [{ "serviceAccountToken": {
             "path": "token", "audience": TOKEN_AUDIENCE, "expirationSeconds": 3600,
@@ -168,15 +172,14 @@ fn volumes(wishes: &Wishes<'_>) -> Value {
         json!({ "name": "stoker-shared", "emptyDir": {} }),
         json!({ "name": "stoker-tmp", "emptyDir": {} }),
         json!({ "name": "stoker-shm", "emptyDir": {
-            "medium": "Memory", "sizeLimit": wishes.shm_size,
+            "medium": "Memory", "sizeLimit": settings.shm_size,
         } }),
     ];
-    volumes.extend(wishes.template.volumes.iter().cloned());
+    volumes.extend(settings.template.volumes.iter().cloned());
     volumes.into()
 }
 
 pub(crate) fn mounts() -> Vec<Value> {
-    let mount = |name: &str, path: &str, read_only: bool| json!({ "name": name, "mountPath": path, "readOnly": read_only });
     vec![
         mount("stoker-config", pod_paths::TRIAL_CONFIG_FOLDER, true),
         mount("stoker-token", pod_paths::TOKEN_FOLDER, true),
@@ -184,6 +187,10 @@ pub(crate) fn mounts() -> Vec<Value> {
         mount("stoker-tmp", "/tmp", false),
         mount("stoker-shm", "/dev/shm", false),
     ]
+}
+
+fn mount(name: &str, path: &str, read_only: bool) -> Value {
+    json!({ "name": name, "mountPath": path, "readOnly": read_only })
 }
 
 pub(crate) fn security() -> Value {
@@ -195,7 +202,7 @@ pub(crate) fn security() -> Value {
 }
 
 /// Resources of a container that does little work.
-pub(crate) fn small() -> Value {
+pub(crate) fn small_resources() -> Value {
     json!({
         "requests": { "cpu": "100m", "memory": "64Mi" },
         "limits": { "memory": "512Mi" },
@@ -203,7 +210,7 @@ pub(crate) fn small() -> Value {
 }
 
 /// Returns the environment variables of every container and its `envFrom` Secrets.
-pub(crate) fn environment(wishes: &Wishes<'_>, index: u32) -> (Vec<Value>, Vec<Value>) {
+pub(crate) fn environment(settings: &PodSettings<'_>, index: u32) -> (Vec<Value>, Vec<Value>) {
     let var = |name: &str, value: &str| json!({ "name": name, "value": value });
     let mut env = vec![
         var(ENV_TRIAL_CONFIG, pod_paths::TRIAL_CONFIG),
@@ -211,67 +218,73 @@ pub(crate) fn environment(wishes: &Wishes<'_>, index: u32) -> (Vec<Value>, Vec<V
         var(ENV_POD_INDEX, &index.to_string()),
     ];
     env.push(var(ENV_CACHE, &format!("{}/cache", pod_paths::SHARED)));
-    let is_nvidia = wishes.slot_resource.is_some_and(|resource| resource.starts_with(NVIDIA));
-    if is_nvidia && !wishes.env.iter().any(|variable| variable.name == ENV_DEVICE) {
+    let is_nvidia = settings.slot_resource.is_some_and(|resource| resource.starts_with(NVIDIA));
+    if is_nvidia && !settings.env.iter().any(|variable| variable.name == ENV_DEVICE) {
         // A program that requests GPUs must not silently train on the CPU.
         env.push(var(ENV_DEVICE, "cuda"));
     }
-    env.extend(wishes.env.iter().map(|variable| var(&variable.name, &variable.value)));
-    let secrets = wishes.template.env_from_secrets.iter().chain(&wishes.storage_secret);
+    env.extend(settings.env.iter().map(|variable| var(&variable.name, &variable.value)));
+    let secrets = settings.template.env_from_secrets.iter().chain(&settings.storage_secret);
     let from = secrets.map(|secret| json!({ "secretRef": { "name": secret } }));
     (env, from.collect())
 }
 
 fn trainer(
-    setup: &Setup,
-    wishes: &Wishes<'_>,
+    operator_config: &OperatorConfig,
+    settings: &PodSettings<'_>,
     index: u32,
     more: Vec<Value>,
     needs_setup: bool,
 ) -> Value {
-    let template = wishes.template;
+    let template = settings.template;
     let launcher = if needs_setup { pod_paths::LAUNCHER } else { LAUNCHER };
     let command = [launcher, "launch", "--"].map(str::to_owned).into_iter();
-    let command: Vec<String> = command.chain(wishes.entrypoint.command.iter().cloned()).collect();
-    let (mut env, env_from) = environment(wishes, index);
+    let command: Vec<String> = command.chain(settings.entrypoint.command.iter().cloned()).collect();
+    let (mut env, env_from) = environment(settings, index);
     env.extend(more);
     let mut all_mounts = mounts();
     all_mounts.extend(template.volume_mounts.iter().map(|mount| json!(mount)));
+    let image_pull_policy =
+        template.image_pull_policy.as_ref().unwrap_or(&operator_config.image_pull_policy);
     let mut container = json!({
         "name": TRAINER_CONTAINER,
-        "image": template.image.as_ref().unwrap_or(&setup.trainer_image),
-        "imagePullPolicy": template.image_pull_policy.as_ref().unwrap_or(&setup.image_pull_policy),
+        "image": template.image.as_ref().unwrap_or(&operator_config.trainer_image),
+        "imagePullPolicy": image_pull_policy,
         "command": command,
-        "args": wishes.entrypoint.args,
+        "args": settings.entrypoint.args,
         "env": env,
         "envFrom": env_from,
-        "resources": resources(wishes),
+        "resources": resources(settings),
         "securityContext": security(),
         "terminationMessagePath": pod_paths::TERMINATION,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": all_mounts,
     });
-    if wishes.entrypoint.args.is_empty()
+    if settings.entrypoint.args.is_empty()
         && let Some(fields) = container.as_object_mut()
     {
         fields.remove("args");
     }
-    if wishes.has_context {
+    if settings.has_context {
         container["workingDir"] = json!(pod_paths::CONTEXT);
     }
     container
 }
 
-fn setup_container(setup: &Setup, wishes: &Wishes<'_>, index: u32) -> Value {
-    let (env, env_from) = environment(wishes, index);
+fn setup_container(
+    operator_config: &OperatorConfig,
+    settings: &PodSettings<'_>,
+    index: u32,
+) -> Value {
+    let (env, env_from) = environment(settings, index);
     json!({
         "name": SETUP_CONTAINER,
-        "image": setup.trainer_image,
-        "imagePullPolicy": setup.image_pull_policy,
+        "image": operator_config.trainer_image,
+        "imagePullPolicy": operator_config.image_pull_policy,
         "command": [LAUNCHER, "setup"],
         "env": env,
         "envFrom": env_from,
-        "resources": small(),
+        "resources": small_resources(),
         "securityContext": security(),
         "terminationMessagePath": pod_paths::TERMINATION,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -279,10 +292,10 @@ fn setup_container(setup: &Setup, wishes: &Wishes<'_>, index: u32) -> Value {
     })
 }
 
-fn resources(wishes: &Wishes<'_>) -> Value {
-    let (mut requests, mut limits) = (wishes.requests.clone(), wishes.limits.clone());
-    if let Some(slot) = wishes.slot_resource {
-        let slots = wishes.slots.to_string();
+fn resources(settings: &PodSettings<'_>) -> Value {
+    let (mut requests, mut limits) = (settings.requests.clone(), settings.limits.clone());
+    if let Some(slot) = settings.slot_resource {
+        let slots = settings.slots.to_string();
         requests.insert(slot.clone(), slots.clone());
         limits.insert(slot.clone(), slots);
     }
@@ -327,6 +340,6 @@ fn has_names(items: &[Value]) -> bool {
 /// # Errors
 ///
 /// `podOverrides` have made the pod malformed. Names the field and the expected type.
-pub(crate) fn typed(pod: Value) -> Result<Pod, String> {
+pub(crate) fn parse_pod(pod: Value) -> Result<Pod, String> {
     serde_json::from_value(pod).map_err(|error| format!("spec.podOverrides: {error}"))
 }

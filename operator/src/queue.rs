@@ -21,7 +21,7 @@ struct State {
     due: BTreeSet<(Instant, Key)>,
     at: HashMap<Key, Instant>,
     /// Keys that workers hold, with the time at which each is due again.
-    taken: BTreeMap<Key, Option<Instant>>,
+    in_progress: BTreeMap<Key, Option<Instant>>,
     is_closed: bool,
 }
 
@@ -57,8 +57,8 @@ impl Queue {
         if state.is_closed {
             return;
         }
-        if let Some(again) = state.taken.get_mut(&key) {
-            *again = Some(again.map_or(at, |due| due.min(at)));
+        if let Some(due_again) = state.in_progress.get_mut(&key) {
+            *due_again = Some(due_again.map_or(at, |due| due.min(at)));
             return;
         }
         state.put(key, at);
@@ -82,7 +82,7 @@ impl Queue {
         state.due.clear();
         state.at.clear();
         // The workers that held these keys have ended and never call `done`.
-        state.taken.clear();
+        state.in_progress.clear();
     }
 
     /// Closes the queue, which ends [`next`](Self::next) for all workers, or opens it again.
@@ -109,7 +109,7 @@ impl Queue {
                     Some((at, key)) if at <= Instant::now() => {
                         state.due.remove(&(at, key.clone()));
                         state.at.remove(&key);
-                        state.taken.insert(key.clone(), None);
+                        state.in_progress.insert(key.clone(), None);
                         let has_more = !state.due.is_empty();
                         drop(state);
                         if has_more {
@@ -133,9 +133,9 @@ impl Queue {
     /// Returns a key, which is due again after `delay` if set.
     pub fn done(&self, key: Key, delay: Option<Duration>) {
         let mut state = self.lock();
-        let again = state.taken.remove(&key).flatten();
+        let due_again = state.in_progress.remove(&key).flatten();
         let at = delay.map(|delay| Instant::now() + delay).filter(|_| !state.is_closed);
-        if let Some(at) = [again, at].into_iter().flatten().min() {
+        if let Some(at) = [due_again, at].into_iter().flatten().min() {
             state.put(key, at);
             drop(state);
             self.changed.notify_one();

@@ -18,19 +18,20 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::cache::feed;
-use crate::declared::{CachedExperiment, CachedJob};
-use crate::door::{Door, tls};
+use crate::cache::watch_into;
+use crate::context::Context;
+use crate::dispatch::dispatch;
 use crate::leader;
 use crate::metrics::Kind;
 use crate::objects::{CachedNode, CachedPod, CachedTrial};
 use crate::options::Options;
-use crate::tasks::{Ended, Tasks};
-use crate::trial::config::Setup;
-use crate::world::{World, dispatch};
+use crate::report_server::{ReportServer, tls};
+use crate::tasks::{EndedTask, Tasks};
+use crate::trial::config::OperatorConfig;
+use crate::user_resources::{CachedExperiment, CachedJob};
 
 /// Time for which the report server keeps serving after a stop request.
-const DOOR_LINGERS: Duration = Duration::from_secs(3);
+const REPORT_SERVER_STOP_DELAY: Duration = Duration::from_secs(3);
 /// Longest wait for the release of the lease on shutdown.
 const RELEASE_MAX: Duration = Duration::from_secs(20);
 /// Lifetime of a watch, enforced by the API server. The client gives up 5 s later, so a connection
@@ -45,7 +46,7 @@ const READ_MAX: Duration = Duration::from_secs(62);
 ///
 /// An option is unusable (a file, a port, the API server's address), or a background task ended.
 pub async fn serve(options: Options, stop: watch::Receiver<bool>) -> Result<(), String> {
-    let setup = Setup::read(&options)?;
+    let operator_config = OperatorConfig::read(&options)?;
     let files = tls::Files { cert: options.tls_cert.clone(), key: options.tls_key.clone() };
     let tls_config = files.load()?;
     let client = client().await?;
@@ -53,32 +54,32 @@ pub async fn serve(options: Options, stop: watch::Receiver<bool>) -> Result<(), 
         let failed = |error| format!("{flag} {address}: {error}");
         TcpListener::bind(address).await.map_err(failed)
     };
-    let door_listener = listen("--door-listen", &options.door_listen).await?;
+    let report_listener = listen("--door-listen", &options.door_listen).await?;
     let observe_listener = listen("--observe-listen", &options.observe_listen).await?;
-    let (world, changes) = World::new(client, options, setup);
-    world.experiment_queue.set_closed(true);
-    world.trial_queue.set_closed(true);
-    world.job_queue.set_closed(true);
+    let (context, changes) = Context::new(client, options, operator_config);
+    context.experiment_queue.set_closed(true);
+    context.trial_queue.set_closed(true);
+    context.job_queue.set_closed(true);
     let mut tasks = Tasks::default();
-    watch_all(&world, &mut tasks);
-    tasks.spawn("dispatch", dispatch(world.clone(), changes));
-    let router = Door::new(world.clone()).router();
-    let door_stop = watch::Sender::new(false);
-    let stopped = door_stop.subscribe();
-    tasks.spawn("door", tls::serve(door_listener, files, tls_config, router, stopped));
-    let observed = observe(world.clone());
+    watch_all(&context, &mut tasks);
+    tasks.spawn("dispatch", dispatch(context.clone(), changes));
+    let router = ReportServer::new(context.clone()).router();
+    let report_server_stop = watch::Sender::new(false);
+    let stopped = report_server_stop.subscribe();
+    tasks.spawn("report server", tls::serve(report_listener, files, tls_config, router, stopped));
+    let health_router = observe(context.clone());
     tasks.spawn("observe", async move {
         // `axum::serve` retries failed accepts itself, so this task ends only with the runtime.
-        let _ = axum::serve(observe_listener, observed).await;
+        let _ = axum::serve(observe_listener, health_router).await;
     });
     let is_stopped = watch::Sender::new(false);
-    let election = tokio::spawn(leader::run(world.clone(), is_stopped.subscribe()));
-    let result = supervise(&world, &mut tasks, election, stop, &is_stopped).await;
+    let election = tokio::spawn(leader::run(context.clone(), is_stopped.subscribe()));
+    let result = supervise(&context, &mut tasks, election, stop, &is_stopped).await;
     if result.is_ok() {
         // Trainers keep connecting here until all nodes know that this endpoint is terminating.
-        tokio::time::sleep(DOOR_LINGERS).await;
+        tokio::time::sleep(REPORT_SERVER_STOP_DELAY).await;
     }
-    door_stop.send_replace(true);
+    report_server_stop.send_replace(true);
     tasks.shutdown().await;
     result
 }
@@ -90,9 +91,9 @@ pub async fn serve(options: Options, stop: watch::Receiver<bool>) -> Result<(), 
 ///
 /// Describes the task that ended. The replica reports itself as failed from then on.
 async fn supervise(
-    world: &World,
+    context: &Context,
     tasks: &mut Tasks,
-    mut election: JoinHandle<Result<(), Ended>>,
+    mut election: JoinHandle<Result<(), EndedTask>>,
     mut stop: watch::Receiver<bool>,
     is_stopped: &watch::Sender<bool>,
 ) -> Result<(), String> {
@@ -101,14 +102,14 @@ async fn supervise(
         ended = tasks.ended() => Some(ended),
         ended = &mut election => Some(match ended {
             Ok(Err(worker)) => worker,
-            Ok(Ok(())) => Ended { task: "election", panic: None },
-            Err(error) => Ended::of_error("election", error),
+            Ok(Ok(())) => EndedTask { task: "election", panic: None },
+            Err(error) => EndedTask::of_error("election", error),
         }),
     };
     let why = ended.map(|ended| ended.to_string());
     if let Some(why) = &why {
         tracing::error!(why, "background task ended; this replica exits");
-        world.set_failed(why.clone());
+        context.set_failed(why.clone());
     }
     is_stopped.send_replace(true);
     if !election.is_finished() && tokio::time::timeout(RELEASE_MAX, &mut election).await.is_err() {
@@ -129,9 +130,9 @@ async fn client() -> Result<Client, String> {
     Client::try_from(config).map_err(|error| format!("cannot create the API client: {error}"))
 }
 
-fn watch_all(world: &Arc<World>, tasks: &mut Tasks) {
-    let client = || world.client.clone();
-    let spaces = world.options.namespaces();
+fn watch_all(context: &Arc<Context>, tasks: &mut Tasks) {
+    let client = || context.client.clone();
+    let spaces = context.options.namespaces();
     fn apis<K>(spaces: &[Option<String>], client: &Client) -> Vec<(Option<String>, Api<K>)>
     where
         K: kube::Resource<Scope = kube::core::NamespaceResourceScope, DynamicType = ()>,
@@ -143,78 +144,78 @@ fn watch_all(world: &Arc<World>, tasks: &mut Tasks) {
         spaces.iter().map(|space| (space.clone(), api(space))).collect()
     }
     let all = || watcher::Config::default().timeout(WATCH_SECONDS);
-    let refresh = || world.refresh.subscribe();
-    let experiments = feed(
+    let refresh = || context.refresh.subscribe();
+    let experiments = watch_into(
         apis::<DeserializeGuard<Experiment>>(&spaces, &client()),
         all(),
-        world.experiments.clone(),
+        context.experiments.clone(),
         |object| Some(CachedExperiment::new(object)),
         refresh(),
     );
     tasks.spawn("watch of experiments", experiments);
-    let trials = feed(
+    let trials = watch_into(
         apis::<DeserializeGuard<Trial>>(&spaces, &client()),
         all(),
-        world.trials.clone(),
+        context.trials.clone(),
         |object| Some(CachedTrial::read(object)),
         refresh(),
     );
     tasks.spawn("watch of trials", trials);
-    let jobs = feed(
+    let jobs = watch_into(
         apis::<DeserializeGuard<InferenceJob>>(&spaces, &client()),
         all(),
-        world.jobs.clone(),
+        context.jobs.clone(),
         |object| Some(CachedJob::new(object)),
         refresh(),
     );
     tasks.spawn("watch of jobs", jobs);
-    let pods = feed(
+    let pods = watch_into(
         apis::<Pod>(&spaces, &client()),
         all().labels(LABEL_COMPONENT),
-        world.pods.clone(),
+        context.pods.clone(),
         |object| Some(CachedPod::new(object)),
         refresh(),
     );
     tasks.spawn("watch of pods", pods);
     let nodes: Vec<(Option<String>, Api<Node>)> = vec![(None, Api::all(client()))];
     let read = |object| Some(CachedNode::new(object));
-    tasks.spawn("watch of nodes", feed(nodes, all(), world.nodes.clone(), read, refresh()));
+    tasks.spawn("watch of nodes", watch_into(nodes, all(), context.nodes.clone(), read, refresh()));
 }
 
 /// Serves `/metrics`, `/healthz` (no background task has ended) and `/readyz` (caches are synced,
 /// and the API server responds).
-fn observe(world: Arc<World>) -> Router {
+fn observe(context: Arc<Context>) -> Router {
     let metrics = {
-        let world = world.clone();
+        let context = context.clone();
         async move || {
             for (kind, len) in [
-                ("experiments", world.experiments.len()),
-                ("trials", world.trials.len()),
-                ("jobs", world.jobs.len()),
-                ("pods", world.pods.len()),
-                ("nodes", world.nodes.len()),
+                ("experiments", context.experiments.len()),
+                ("trials", context.trials.len()),
+                ("jobs", context.jobs.len()),
+                ("pods", context.pods.len()),
+                ("nodes", context.nodes.len()),
             ] {
-                world.metrics.cached.get_or_create(&Kind { kind }).set(len as i64);
+                context.metrics.cached.get_or_create(&Kind { kind }).set(len as i64);
             }
             // Leadership expires by time, so a stored flag may be stale.
-            world.metrics.leader.set(i64::from(world.is_leader()));
-            let queued = &world.metrics.queued;
-            let (experiments, trials) = (world.experiment_queue.len(), world.trial_queue.len());
+            context.metrics.leader.set(i64::from(context.is_leader()));
+            let queued = &context.metrics.queued;
+            let (experiments, trials) = (context.experiment_queue.len(), context.trial_queue.len());
             queued.get_or_create(&Kind { kind: "experiments" }).set(experiments as i64);
             queued.get_or_create(&Kind { kind: "trials" }).set(trials as i64);
-            queued.get_or_create(&Kind { kind: "jobs" }).set(world.job_queue.len() as i64);
+            queued.get_or_create(&Kind { kind: "jobs" }).set(context.job_queue.len() as i64);
             let content = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            ([("content-type", content)], world.metrics.render())
+            ([("content-type", content)], context.metrics.render())
         }
     };
     let healthy = {
-        let world = world.clone();
-        async move || match world.failure() {
+        let context = context.clone();
+        async move || match context.failure() {
             None => (StatusCode::OK, "ok".to_owned()),
             Some(why) => (StatusCode::SERVICE_UNAVAILABLE, why.to_owned()),
         }
     };
-    let ready = async move || match (world.is_ready(), world.is_connected()) {
+    let ready = async move || match (context.is_ready(), context.is_connected()) {
         (true, true) => (StatusCode::OK, "ready"),
         (true, false) => (StatusCode::SERVICE_UNAVAILABLE, "the API server does not respond"),
         _ => (StatusCode::SERVICE_UNAVAILABLE, "waiting for the API server's initial lists"),
@@ -235,7 +236,7 @@ mod tests {
     use crate::options::{Arguments, Command};
 
     /// Shared state without an API server.
-    fn world() -> Arc<World> {
+    fn context() -> Arc<Context> {
         let folder = tempfile::tempdir().unwrap();
         let key = folder.path().join("key");
         std::fs::write(&key, [7; 32]).unwrap();
@@ -244,9 +245,10 @@ mod tests {
         let files = ["--tls-ca", key, "--gang-key-file", key];
         let arguments = [&["stoker-operator", "run"][..], &required, &files].concat();
         let Command::Run(options) = Arguments::parse_from(arguments).command;
-        let setup = Setup::read(&options).unwrap_or_else(|error| panic!("{error}"));
+        let operator_config =
+            OperatorConfig::read(&options).unwrap_or_else(|error| panic!("{error}"));
         let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
-        World::new(Client::try_from(config).unwrap(), *options, setup).0
+        Context::new(Client::try_from(config).unwrap(), *options, operator_config).0
     }
 
     async fn health(url: &str) -> (u16, String) {
@@ -256,11 +258,11 @@ mod tests {
 
     /// Runs `task`, which ends, and checks the health status and the error of the replica.
     async fn check(ends: &'static str, task: BoxFuture<'static, ()>, expected: &str) {
-        let world = world();
+        let context = context();
         let mut tasks = Tasks::default();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/healthz", listener.local_addr().unwrap());
-        let router = observe(world.clone());
+        let router = observe(context.clone());
         tasks.spawn("observe", async { axum::serve(listener, router).await.unwrap() });
         assert_eq!(health(&url).await, (200, "ok".to_owned()));
         let (never, is_stopped) = (watch::Sender::new(false), watch::Sender::new(false));
@@ -280,7 +282,7 @@ mod tests {
             let _ = checked.send(());
             response
         };
-        let serving = supervise(&world, &mut tasks, election, never.subscribe(), &is_stopped);
+        let serving = supervise(&context, &mut tasks, election, never.subscribe(), &is_stopped);
         let (result, response) = tokio::join!(serving, check);
         assert_eq!(result, Err(expected.to_owned()));
         assert_eq!(response, (503, expected.to_owned()));

@@ -9,16 +9,16 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::api::ListParams;
 use kube::{Api, ResourceExt as _};
 use serde_json::Value;
-use stoker_api::experiment::{Experiment, UsedStorage};
+use stoker_api::experiment::{Experiment, StorageRecord};
 use stoker_api::names::{
     ANNOTATION_TRIAL_CONFIG, COMPONENT_TRIAL, LABEL_COMPONENT, LABEL_EXPERIMENT, experiment_path,
 };
 use stoker_api::validate::ValidExperiment;
 
 use crate::cache::Key;
+use crate::context::{Context, now};
 use crate::error::{Error, request};
 use crate::objects::{CachedTrial, TRAINER_CONTAINER};
-use crate::world::{World, now};
 
 /// Storage as configured in an existing pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,41 +33,41 @@ pub(crate) struct PodStorage {
 /// Returns the storage of an experiment: its fixed record, or the record to write. `None` if
 /// neither the experiment nor the operator specifies a storage.
 pub(crate) async fn of_experiment(
-    world: &World,
+    context: &Context,
     key: &Key,
     experiment: &Experiment,
     valid: &ValidExperiment,
     trials: &[impl AsRef<CachedTrial>],
-) -> Result<Option<UsedStorage>, Error> {
+) -> Result<Option<StorageRecord>, Error> {
     let recorded = experiment.status.as_ref().and_then(|status| status.storage.as_ref());
     if let Some(fixed) = recorded.filter(|storage| storage.is_fixed()) {
         return Ok(Some(fixed.clone()));
     }
     let uid = experiment.metadata.uid.as_deref().unwrap_or_default();
     let path = experiment_path(&key.namespace, &valid.name, uid);
-    let settings = world.setup.storage(&valid.spec.checkpoint_storage, path);
-    let has_begun = |trial: &&CachedTrial| !trial.record.status.attempts.is_empty();
-    let begun: BTreeSet<&str> =
-        trials.iter().map(AsRef::as_ref).filter(has_begun).map(CachedTrial::uid).collect();
-    let in_pod = match begun.is_empty() {
+    let settings = context.operator_config.storage(&valid.spec.checkpoint_storage, path);
+    let has_started = |trial: &&CachedTrial| !trial.record.status.attempts.is_empty();
+    let started: BTreeSet<&str> =
+        trials.iter().map(AsRef::as_ref).filter(has_started).map(CachedTrial::uid).collect();
+    let in_pod = match started.is_empty() {
         true => None,
         false => {
             let labels =
                 format!("{LABEL_EXPERIMENT}={},{LABEL_COMPONENT}={COMPONENT_TRIAL}", valid.name);
-            of_newest_pod(world, key, &labels, &begun, &valid.spec.pod.env_from_secrets).await?
+            of_newest_pod(context, key, &labels, &started, &valid.spec.pod.env_from_secrets).await?
         }
     };
-    let recorded = recorded.filter(|_| !begun.is_empty());
+    let recorded = recorded.filter(|_| !started.is_empty());
     Ok(to_record(settings, in_pod, recorded))
 }
 
 /// Returns the storage record to write where no fixed one exists. `in_pod` is the storage of the
 /// newest pod. `recorded` comes from an older operator, which followed its settings.
 pub(crate) fn to_record(
-    settings: UsedStorage,
+    settings: StorageRecord,
     in_pod: Option<PodStorage>,
-    recorded: Option<&UsedStorage>,
-) -> Option<UsedStorage> {
+    recorded: Option<&StorageRecord>,
+) -> Option<StorageRecord> {
     let mut storage = settings;
     if let Some(in_pod) = in_pod {
         (storage.url, storage.endpoint) = (in_pod.url, in_pod.endpoint);
@@ -79,18 +79,18 @@ pub(crate) fn to_record(
         storage.endpoint.clone_from(&recorded.endpoint);
     }
     storage.fixed_at = Some(now());
-    Some(storage).filter(UsedStorage::is_fixed)
+    Some(storage).filter(StorageRecord::is_fixed)
 }
 
 /// Reads the storage of the newest pod with these labels and one of these owner UIDs.
 pub(crate) async fn of_newest_pod(
-    world: &World,
+    context: &Context,
     key: &Key,
     labels: &str,
     owners: &BTreeSet<&str>,
     env_from_secrets: &[String],
 ) -> Result<Option<PodStorage>, Error> {
-    let api: Api<Pod> = Api::namespaced(world.client.clone(), &key.namespace);
+    let api: Api<Pod> = Api::namespaced(context.client.clone(), &key.namespace);
     let parameters = ListParams::default().labels(labels);
     let pods = request(format!("list the pods of {key}"), api.list(&parameters)).await?.items;
     let is_owned =
@@ -129,15 +129,21 @@ mod tests {
 
     use super::*;
 
-    fn storage(url: &str, endpoint: Option<&str>, secret_name: Option<&str>) -> UsedStorage {
-        let own = |text: Option<&str>| text.map(str::to_owned);
-        let (endpoint, secret_name) = (own(endpoint), own(secret_name));
-        UsedStorage { url: url.to_owned(), endpoint, path: "p".into(), secret_name, fixed_at: None }
+    fn storage(url: &str, endpoint: Option<&str>, secret_name: Option<&str>) -> StorageRecord {
+        let owned = |text: Option<&str>| text.map(str::to_owned);
+        let (endpoint, secret_name) = (owned(endpoint), owned(secret_name));
+        StorageRecord {
+            url: url.to_owned(),
+            endpoint,
+            path: "p".into(),
+            secret_name,
+            fixed_at: None,
+        }
     }
 
     #[test]
     fn storage_is_read_from_a_pod() {
-        let check = |from: &[&str], own: &[&str], expected: Option<Option<&str>>| {
+        let check = |from: &[&str], user_secrets: &[&str], expected: Option<Option<&str>>| {
             let config = json!({ "storage": { "url": "s3://a", "endpoint": "http://e" } });
             let from: Vec<_> =
                 from.iter().map(|name| json!({ "secretRef": { "name": name } })).collect();
@@ -148,14 +154,15 @@ mod tests {
                     { "name": "trainer", "envFrom": from },
                 ] },
             });
-            let own: Vec<String> = own.iter().map(|&name| name.to_owned()).collect();
-            let storage = of_pod(&serde_json::from_value(pod).unwrap(), &own).unwrap();
+            let user_secrets: Vec<String> =
+                user_secrets.iter().map(|&name| name.to_owned()).collect();
+            let storage = of_pod(&serde_json::from_value(pod).unwrap(), &user_secrets).unwrap();
             assert_eq!(
                 (storage.url.as_str(), storage.endpoint.as_deref()),
                 ("s3://a", Some("http://e"))
             );
             let expected = expected.map(|name| name.map(str::to_owned));
-            assert_eq!(storage.secret_name, expected, "{from:?} {own:?}");
+            assert_eq!(storage.secret_name, expected, "{from:?} {user_secrets:?}");
         };
         check(&["s"], &[], Some(Some("s")));
         check(&[], &[], Some(None));
@@ -176,10 +183,10 @@ mod tests {
             secret_name: secret_name.map(|name| name.map(str::to_owned)),
         };
         let check =
-            |in_pod: Option<PodStorage>, old: Option<&UsedStorage>, expected: UsedStorage| {
+            |in_pod: Option<PodStorage>, old: Option<&StorageRecord>, expected: StorageRecord| {
                 let record = to_record(settings(), in_pod, old).unwrap();
                 assert!(record.is_fixed());
-                assert_eq!(UsedStorage { fixed_at: None, ..record }, expected);
+                assert_eq!(StorageRecord { fixed_at: None, ..record }, expected);
             };
         check(Some(pod(Some(Some("own")))), Some(&old), storage("s3://pod", None, Some("own")));
         check(Some(pod(Some(None))), Some(&old), storage("s3://pod", None, None));

@@ -15,21 +15,21 @@ pub struct Tasks {
 
 /// A task that ended unexpectedly.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ended {
+pub struct EndedTask {
     /// Name of the task, such as `watch of pods`.
     pub task: &'static str,
     /// Panic message; `None` if the task returned.
     pub panic: Option<String>,
 }
 
-impl Ended {
+impl EndedTask {
     /// Describes a task that panicked.
     pub(crate) fn of_error(task: &'static str, error: JoinError) -> Self {
         Self { task, panic: Some(message(error)) }
     }
 }
 
-impl fmt::Display for Ended {
+impl fmt::Display for EndedTask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.panic {
             Some(panic) => write!(f, "task {:?} panicked: {panic}", self.task),
@@ -46,15 +46,15 @@ impl Tasks {
     }
 
     /// Waits until a task ends. Cancel-safe; waits forever if there are no tasks.
-    pub async fn ended(&mut self) -> Ended {
+    pub async fn ended(&mut self) -> EndedTask {
         let Some(ended) = self.set.join_next_with_id().await else {
             return std::future::pending().await;
         };
         let id = ended.as_ref().map_or_else(JoinError::id, |(id, ())| *id);
         let task = self.names.remove(&id).unwrap_or("unnamed");
         match ended {
-            Ok(_) => Ended { task, panic: None },
-            Err(error) => Ended::of_error(task, error),
+            Ok(_) => EndedTask { task, panic: None },
+            Err(error) => EndedTask::of_error(task, error),
         }
     }
 
@@ -82,7 +82,7 @@ mod tests {
         tasks.spawn("runs", std::future::pending());
         tasks.spawn("returns", async {});
         let returned = tasks.ended().await;
-        assert_eq!(returned, Ended { task: "returns", panic: None });
+        assert_eq!(returned, EndedTask { task: "returns", panic: None });
         tasks.spawn("panics", async { panic!("no {}", "watch") });
         let panicked = tasks.ended().await;
         assert_eq!(panicked.to_string(), "task \"panics\" panicked: no watch");

@@ -113,7 +113,7 @@ impl Outlet {
         }
         // Processes of a job that runs on this machine do not report: the runner sees their
         // commits.
-        let has_door = config.inference.is_none() || !config.door.url.is_empty();
+        let has_door = config.inference.is_none() || !config.report_endpoint.url.is_empty();
         let reporter = (alone.is_none() && is_lead && has_door)
             .then(|| Reporter::new(rt.clone(), config))
             .transpose()?;

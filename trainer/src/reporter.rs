@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use reqwest::{Client, StatusCode};
 use stoker_api::contract::{
-    CONTRACT_VERSION, Directive, Door, ExitCode, Report, ReportEvent, TrialConfig,
+    CONTRACT_VERSION, Directive, ExitCode, Report, ReportEndpoint, ReportEvent, TrialConfig,
 };
 use stoker_api::number;
 use tokio::runtime::Handle;
@@ -185,17 +185,17 @@ impl Shared {
 }
 
 impl Reporter {
-    /// Creates a reporter for `config.door`. Another thread must drive `rt`, with I/O and time
-    /// enabled.
+    /// Creates a reporter for `config.report_endpoint`. Another thread must drive `rt`, with I/O
+    /// and time enabled.
     ///
     /// # Errors
     ///
     /// Fails if the server's CA is not a valid certificate, or if the HTTP client cannot be
     /// created.
     pub fn new(rt: Handle, config: &TrialConfig) -> Result<Self> {
-        let client = client(&config.door)?;
+        let client = client(&config.report_endpoint)?;
         let shared = Arc::new(Shared::default());
-        rt.spawn(send_reports(shared.clone(), client, config.door.clone()));
+        rt.spawn(send_reports(shared.clone(), client, config.report_endpoint.clone()));
         let search_metric = SearchMetric {
             metric: config.metric.clone(),
             smaller_is_better: config.smaller_is_better,
@@ -323,7 +323,7 @@ impl Drop for Reporter {
     }
 }
 
-async fn send_reports(shared: Arc<Shared>, client: Client, door: Door) {
+async fn send_reports(shared: Arc<Shared>, client: Client, endpoint: ReportEndpoint) {
     let mut outage = Outage::default();
     loop {
         let next = shared
@@ -337,14 +337,14 @@ async fn send_reports(shared: Arc<Shared>, client: Client, door: Door) {
             shared.queued.notified().await;
             continue;
         };
-        match send(&client, &door, &report).await {
+        match send(&client, &endpoint, &report).await {
             PostOutcome::Response(directive, prunable) => {
                 if let Some(deleter) = shared.deleter.get() {
                     // Ignore the error: without the deleter, the final clean-up deletes the rest.
                     prunable.into_iter().for_each(|name| drop(deleter.send(name)));
                 }
                 if outage.num_failed > 0 {
-                    eprintln!("stoker: {} is available again", door.url);
+                    eprintln!("stoker: {} is available again", endpoint.url);
                 }
                 outage = Outage::default();
                 shared.lock().is_outage = false;

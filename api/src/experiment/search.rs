@@ -19,7 +19,7 @@ pub struct Searcher {
     #[cfg_attr(feature = "crd", schemars(length(min = 1)))]
     pub metric: String,
     /// Whether a smaller metric is better. Default: true.
-    #[serde(default = "yes")]
+    #[serde(default = "default_true")]
     pub smaller_is_better: bool,
     /// Training length of a trial, unless it is stopped early.
     pub max_length: Length,
@@ -122,7 +122,7 @@ impl Length {
     }
 }
 
-fn yes() -> bool {
+fn default_true() -> bool {
     true
 }
 

@@ -40,7 +40,7 @@ pub struct ExperimentStatus {
     pub cleaned_up: bool,
     /// Storage of the experiment's files. The operator records it before it creates the first pod.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub storage: Option<UsedStorage>,
+    pub storage: Option<StorageRecord>,
     /// Generation of the spec that this status describes.
     pub observed_generation: i64,
     /// Conditions of the experiment: `Valid`, `Running`, `Refused`, `Completed`, `Failed` and
@@ -88,7 +88,7 @@ impl Phase {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
-pub struct UsedStorage {
+pub struct StorageRecord {
     /// URL of the storage root.
     pub url: String,
     /// Endpoint of an S3-compatible server other than AWS, as pods reach it.
@@ -105,7 +105,7 @@ pub struct UsedStorage {
     pub fixed_at: Option<Timestamp>,
 }
 
-impl UsedStorage {
+impl StorageRecord {
     /// Returns `true` if this record is immutable.
     pub fn is_fixed(&self) -> bool {
         self.fixed_at.is_some() && !self.url.is_empty()

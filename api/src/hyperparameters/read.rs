@@ -40,16 +40,16 @@ fn group(
             errors.push(FieldError::new(&path, value, &rule));
             continue;
         }
-        if let Some(space) = named(&path, value, errors) {
+        if let Some(space) = subspace(&path, value, errors) {
             spaces.insert(name.clone(), space);
         }
     }
     spaces
 }
 
-fn named(path: &str, value: &Value, errors: &mut Vec<FieldError>) -> Option<Space> {
+fn subspace(path: &str, value: &Value, errors: &mut Vec<FieldError>) -> Option<Space> {
     let Value::Object(members) = value else {
-        return Some(Space::Parameter(Parameter::Const(plain(path, value, errors)?)));
+        return Some(Space::Parameter(Parameter::Const(constant(path, value, errors)?)));
     };
     let mut entries = members.iter();
     if let (Some((kind, body)), None) = (entries.next(), entries.next())
@@ -67,7 +67,7 @@ fn parameter(
     errors: &mut Vec<FieldError>,
 ) -> Option<Parameter> {
     match kind {
-        "const" => plain(path, body, errors).map(Parameter::Const),
+        "const" => constant(path, body, errors).map(Parameter::Const),
         "categorical" => categorical(path, body, errors).map(Parameter::Categorical),
         "int" => int(path, body, errors).map(Parameter::Int),
         "double" => double(path, body, errors).map(Parameter::Double),
@@ -84,13 +84,16 @@ fn categorical(path: &str, body: &Value, errors: &mut Vec<FieldError>) -> Option
         errors.push(FieldError::new(path, body, "must have at least one value to choose from"));
         return None;
     }
-    let values: Vec<_> =
-        values.iter().enumerate().map(|(i, value)| plain(&item(path, i), value, errors)).collect();
+    let values: Vec<_> = values
+        .iter()
+        .enumerate()
+        .map(|(i, value)| constant(&item(path, i), value, errors))
+        .collect();
     values.into_iter().collect()
 }
 
 /// Returns a constant with its numbers normalized: those without a fraction become integers.
-fn plain(path: &str, value: &Value, errors: &mut Vec<FieldError>) -> Option<Value> {
+fn constant(path: &str, value: &Value, errors: &mut Vec<FieldError>) -> Option<Value> {
     match value {
         Value::Number(number) => match (number.as_i64(), number.as_f64()) {
             (Some(_), _) => Some(value.clone()),
@@ -106,14 +109,14 @@ fn plain(path: &str, value: &Value, errors: &mut Vec<FieldError>) -> Option<Valu
         Value::Array(values) => {
             let values = values.iter().enumerate();
             let values: Vec<_> =
-                values.map(|(i, value)| plain(&item(path, i), value, errors)).collect();
+                values.map(|(i, value)| constant(&item(path, i), value, errors)).collect();
             values.into_iter().collect::<Option<Vec<_>>>().map(Value::Array)
         }
         Value::Object(members) => {
             let members: Vec<_> = members
                 .iter()
                 .map(|(name, value)| {
-                    Some((name.clone(), plain(&member(path, name), value, errors)?))
+                    Some((name.clone(), constant(&member(path, name), value, errors)?))
                 })
                 .collect();
             members.into_iter().collect::<Option<Map<_, _>>>().map(Value::Object)

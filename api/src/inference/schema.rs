@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 /// Fields that are always present: required, or with a default.
-const ALWAYS: [&str; 12] = [
+const ALWAYS_PRESENT: [&str; 12] = [
     "entrypoint",
     "input",
     "data",
@@ -18,14 +18,14 @@ const ALWAYS: [&str; 12] = [
     "pod",
 ];
 /// Fields that may be absent.
-const PERHAPS: [&str; 6] =
+const OPTIONAL: [&str; 6] =
     ["description", "checkpoint", "hyperparameters", "env", "context", "podOverrides"];
 
 /// Returns the CEL rules of a job's spec: only `state` may change, and a cancelled or killed job
 /// cannot be activated.
 pub(super) fn rules() -> Value {
-    let always = ALWAYS.map(|name| format!("self.{name} == oldSelf.{name}"));
-    let perhaps = PERHAPS.map(|name| {
+    let always = ALWAYS_PRESENT.map(|name| format!("self.{name} == oldSelf.{name}"));
+    let perhaps = OPTIONAL.map(|name| {
         let (new, old) = (format!("self.{name}"), format!("oldSelf.{name}"));
         format!("has({new}) == has({old}) && (!has({new}) || {new} == {old})")
     });
@@ -53,7 +53,7 @@ mod tests {
         let schema = crate::crd::inference_spec_schema();
         let fields = schema["properties"].as_object().unwrap().keys().map(String::as_str);
         let mut fields: Vec<&str> = fields.filter(|name| *name != "state").collect();
-        let mut listed: Vec<&str> = ALWAYS.into_iter().chain(PERHAPS).collect();
+        let mut listed: Vec<&str> = ALWAYS_PRESENT.into_iter().chain(OPTIONAL).collect();
         fields.sort_unstable();
         listed.sort_unstable();
         assert_eq!(fields, listed);

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Role;
 use crate::condition::Condition;
-use crate::experiment::{Phase, UsedStorage};
+use crate::experiment::{Phase, StorageRecord};
 use crate::time::Timestamp;
 use crate::trial::AttemptEnd;
 
@@ -48,7 +48,7 @@ pub struct InferenceStatus {
     pub ended_at: Option<Timestamp>,
     /// Storage of the logs, and of the output by default. Set by the operator.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub storage: Option<UsedStorage>,
+    pub storage: Option<StorageRecord>,
     /// URL of the output directory. Set by the operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<String>,
@@ -83,7 +83,8 @@ pub struct WorkerStatus {
     /// Number of program failures of the slot, which count against `maxRestarts`.
     pub restarts: u32,
     /// Consecutive failures, of any class, since the last committed shard.
-    pub barren: u32,
+    #[serde(rename = "barren")]
+    pub consecutive_failures: u32,
     /// Number of rows in committed shards of the slot, as last reported.
     #[serde(skip_serializing_if = "is_zero")]
     pub rows: u64,
@@ -92,8 +93,8 @@ pub struct WorkerStatus {
     pub has_pod: bool,
     /// Consecutive attempts that could not start or exited as preempted. The back-off grows with
     /// it.
-    #[serde(skip_serializing_if = "is_none_yet")]
-    pub turned_away: u32,
+    #[serde(rename = "turnedAway", skip_serializing_if = "is_zero_count")]
+    pub backoff_count: u32,
     /// Earliest time of the next attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_before: Option<Timestamp>,
@@ -124,7 +125,7 @@ fn is_zero(value: &u64) -> bool {
     *value == 0
 }
 
-fn is_none_yet(value: &u32) -> bool {
+fn is_zero_count(value: &u32) -> bool {
     *value == 0
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::rules::{check_entrypoint, check_env, check_name, is_storage_url, one_of};
+use super::rules::{check_entrypoint, check_env, check_name, is_storage_url, union_error};
 use super::{FieldError, ValidInferenceJob, item, member, pods};
 use crate::experiment::Resources;
 use crate::inference::{CheckpointChoice, InferenceJobSpec};
@@ -46,7 +46,7 @@ pub(super) fn check(
 
 /// Rejects a relative output path: on a cluster, it is in the pod's file system and lost with the
 /// pod.
-pub(super) fn check_places(spec: &InferenceJobSpec) -> Vec<FieldError> {
+pub(super) fn check_locations(spec: &InferenceJobSpec) -> Vec<FieldError> {
     let is_relative = |url: &&String| !url.contains("://") && !url.starts_with('/');
     let rule = "is a relative path, which is lost with its pod; on a cluster, use a bucket \
                 (s3://, gs://, az://), an absolute path in a volume that all pods mount, or omit \
@@ -65,7 +65,7 @@ fn check_checkpoint(checkpoint: &CheckpointChoice, errors: &mut Vec<FieldError>)
     let set: Vec<_> = set.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name).collect();
     if set.len() != 1 {
         let rule = "exactly one of trial, folder and stored must be set";
-        errors.push(one_of(path, &set, rule));
+        errors.push(union_error(path, &set, rule));
     }
     if let Some(trial) = &checkpoint.trial {
         let is_trial =
@@ -259,7 +259,7 @@ mod tests {
                 "output": {"url": url},
             });
             let spec: InferenceJobSpec = serde_json::from_value(spec).unwrap();
-            assert_eq!(check_places(&spec).len(), expected, "{url:?}");
+            assert_eq!(check_locations(&spec).len(), expected, "{url:?}");
         };
         check(None, 0);
         check(Some("s3://bucket/out"), 0);

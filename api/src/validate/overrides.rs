@@ -114,17 +114,28 @@ mod tests {
                         "name": "trainer", "stdin": true,
                         "resources": { "limits": { "cpu": 4, "memory": "1Gi", "x.y/z": "1" } },
                         "livenessProbe": { "httpGet": { "port": "http" } },
-                        "env": [{ "name": "A", "valueFrom": { "fieldRef": { "fieldPath": "spec.nodeName" } } }],
+                        "env": [{
+                            "name": "A",
+                            "valueFrom": { "fieldRef": { "fieldPath": "spec.nodeName" } },
+                        }],
                     }],
                     "securityContext": { "runAsUser": 1000, "fsGroup": null },
                     "hostNetwork": true,
                     "dnsPolicy": "Sometimes",
                     "resourceClaims": [{ "name": "gpu", "resourceClaimTemplateName": "one" }],
-                    "volumes": [{ "name": "v", "csi": { "driver": "d", "volumeAttributes": { "k": "v" } } }],
-                    "topologySpreadConstraints": [{ "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule",
-                        "topologyKey": "zone", "labelSelector": { "matchLabels": { "a": "b" } } }],
+                    "volumes": [{
+                        "name": "v",
+                        "csi": { "driver": "d", "volumeAttributes": { "k": "v" } },
+                    }],
+                    "topologySpreadConstraints": [{
+                        "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule", "topologyKey": "zone",
+                        "labelSelector": { "matchLabels": { "a": "b" } },
+                    }],
                     "affinity": { "podAffinity": {
-                        "requiredDuringSchedulingIgnoredDuringExecution": [{ "topologyKey": "z" }] } },
+                        "requiredDuringSchedulingIgnoredDuringExecution": [
+                            { "topologyKey": "z" },
+                        ],
+                    } },
                 },
             }),
             &[],

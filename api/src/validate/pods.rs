@@ -12,7 +12,7 @@ use crate::pod::PodTemplate;
 /// Maximum number of slots of a trial: all ranks connect to rank 0 for the rendezvous.
 const SLOTS_MAX: u32 = 1024;
 /// Paths in `podOverrides` of fields that only Stoker may set.
-const RESERVED: [&str; 10] = [
+const RESERVED_PATHS: [&str; 10] = [
     "metadata.name",
     "metadata.namespace",
     "metadata.ownerReferences",
@@ -25,7 +25,7 @@ const RESERVED: [&str; 10] = [
     "kind",
 ];
 /// Fields of the program's container that only Stoker may set.
-const RESERVED_OF_TRAINER: [&str; 4] =
+const RESERVED_TRAINER_FIELDS: [&str; 4] =
     ["command", "args", "terminationMessagePath", "terminationMessagePolicy"];
 
 /// Checks all rules of pod settings.
@@ -176,7 +176,7 @@ pub(super) fn check_template(pod: &PodTemplate, errors: &mut Vec<FieldError>) {
 
 pub(super) fn check_overrides(overrides: &Value, errors: &mut Vec<FieldError>) {
     let root = "spec.podOverrides";
-    for reserved in RESERVED {
+    for reserved in RESERVED_PATHS {
         let value = reserved.split('.').try_fold(overrides, |value, name| value.get(name));
         if let Some(value) = value {
             let path = format!("{root}.{reserved}");
@@ -193,7 +193,7 @@ pub(super) fn check_overrides(overrides: &Value, errors: &mut Vec<FieldError>) {
                 errors.push(FieldError::new(&member(&at, "name"), &value["name"], rule));
             }
             let is_trainer = list == "containers" && value["name"] == "trainer";
-            for field in RESERVED_OF_TRAINER.iter().filter(|_| is_trainer) {
+            for field in RESERVED_TRAINER_FIELDS.iter().filter(|_| is_trainer) {
                 if let Some(value) = value.get(*field) {
                     let rule = "is set by Stoker itself; use spec.entrypoint";
                     errors.push(FieldError::new(&member(&at, field), value, rule));

@@ -119,14 +119,14 @@ fn check_searcher(searcher: &Searcher, errors: &mut Vec<FieldError>) -> Option<M
             let set = set.into_iter().chain([("grid", grid.is_some())]);
             let set: Vec<_> = set.filter(|(_, is_set)| *is_set).map(|(name, _)| name).collect();
             let rule = "exactly one of single, random and grid must be set";
-            errors.push(one_of("spec.searcher", &set, rule));
+            errors.push(union_error("spec.searcher", &set, rule));
             None
         }
     }
 }
 
 /// Returns the error of a union that does not have exactly one variant.
-pub(super) fn one_of(path: &str, set: &[&str], rule: &str) -> FieldError {
+pub(super) fn union_error(path: &str, set: &[&str], rule: &str) -> FieldError {
     let actual = match set {
         [] => "none is".to_owned(),
         several => format!("{} are", several.join(" and ")),
@@ -137,7 +137,7 @@ pub(super) fn one_of(path: &str, set: &[&str], rule: &str) -> FieldError {
 fn check_grid(space: &Space, errors: &mut Vec<FieldError>) {
     let mut num_points: u128 = 1;
     let mut without_count = Vec::new();
-    space.each_parameter(&mut |path, parameter| match parameter.num_points() {
+    space.for_each_parameter(&mut |path, parameter| match parameter.num_points() {
         Some(points) => num_points = num_points.saturating_mul(u128::from(points)),
         None => without_count.push(member(path, parameter.kind())),
     });
@@ -175,7 +175,7 @@ fn check_length(path: &str, length: &Length, errors: &mut Vec<FieldError>) -> Op
     let set: Vec<_> = fields.iter().filter(is_set).map(|(name, _)| *name).collect();
     if set.len() != 1 {
         let rule = "exactly one of records, batches and epochs must be set";
-        errors.push(one_of(path, &set, rule));
+        errors.push(union_error(path, &set, rule));
     }
     length.get()
 }

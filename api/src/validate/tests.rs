@@ -8,7 +8,9 @@ fn good() -> Value {
     json!({
         "entrypoint": { "command": ["train"] },
         "hyperparameters": { "rate": { "log": { "min": -4, "max": -1 } }, "batch": 64 },
-        "searcher": { "metric": "loss", "maxLength": { "epochs": 3 }, "random": { "maxTrials": 4 } },
+        "searcher": {
+            "metric": "loss", "maxLength": { "epochs": 3 }, "random": { "maxTrials": 4 },
+        },
     })
 }
 
@@ -162,7 +164,7 @@ fn name_is_a_label_of_40_characters() {
 }
 
 #[test]
-fn grid_search_reports_missing_counts_and_too_many_points() {
+fn grid_search_reports_missing_counts_and_excess_points() {
     let mut spec = good();
     spec["searcher"] = json!({ "metric": "loss", "maxLength": { "batches": 1 }, "grid": {} });
     spec["hyperparameters"]["a"] = json!({ "b": { "int": { "min": 1, "max": 3 } } });
@@ -207,7 +209,7 @@ fn numbers_are_normalized_as_by_an_api_server() {
 }
 
 #[test]
-fn derived_seeds_are_stable_and_below_2_to_31() {
+fn derived_seeds_are_stable_31_bit_numbers() {
     assert!((0..1000).all(|id| derive_seed(&id.to_string()) < SEED_END));
     let seeds: std::collections::BTreeSet<_> =
         (0..1000).map(|id| derive_seed(&id.to_string())).collect();
@@ -245,5 +247,5 @@ fn large_hyperparameters_are_refused_before_the_start() {
     let many: Vec<_> = (0..10_000).collect();
     assert!(validate("x", &spec(json!({ "categorical": many }))).is_ok());
     // An earlier version may have accepted more.
-    assert!(validate_begun("x", &spec(text(20_000))).is_ok());
+    assert!(validate_started("x", &spec(text(20_000))).is_ok());
 }

@@ -1,6 +1,6 @@
 //! Access from this machine to the storage of an experiment or a job.
 
-use stoker_api::experiment::{CheckpointStorage, Experiment, UsedStorage};
+use stoker_api::experiment::{CheckpointStorage, Experiment, StorageRecord};
 use stoker_storage::{Storage, StorageError, layout};
 
 use crate::failure::Failure;
@@ -82,7 +82,7 @@ pub(crate) fn of(experiment: &Experiment) -> CheckpointStorage {
 /// Replaces the storage of the spec by the recorded one, if any.
 pub(crate) fn with_used(
     mut storage: CheckpointStorage,
-    used: Option<UsedStorage>,
+    used: Option<StorageRecord>,
 ) -> CheckpointStorage {
     if let Some(used) = used.filter(|used| !used.url.is_empty()) {
         storage.url = Some(used.url);
@@ -173,7 +173,7 @@ mod tests {
         type Pair<'a> = (&'a str, &'a str);
         let check = |flag: Pair, record: Pair, spec: Pair, environment: Pair, expected: Pair| {
             let options = Options { storage_url: owned(flag.0), storage_endpoint: owned(flag.1) };
-            let used = owned(record.0).map(|url| UsedStorage {
+            let used = owned(record.0).map(|url| StorageRecord {
                 url,
                 endpoint: owned(record.1),
                 path: String::new(),

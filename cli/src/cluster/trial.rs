@@ -6,7 +6,9 @@ use serde_json::json;
 use stoker_api::experiment::Experiment;
 use stoker_api::names::LABEL_TRIAL;
 use stoker_api::time::Timestamp;
-use stoker_api::trial::{Attempt, CheckpointRecord, Fact, Grant, Trial, TrialStatus, WantedState};
+use stoker_api::trial::{
+    Attempt, CheckpointRecord, DesiredTrialState, Fact, Grant, Trial, TrialStatus,
+};
 use stoker_engine::trial::TrialRecord;
 
 use super::connect::Cluster;
@@ -106,7 +108,7 @@ fn render(trial: &Trial, experiment: Option<&Experiment>, now: Timestamp) -> Str
     fields.add("Created", since.unwrap_or_default());
     let ended = status.ended_at.map(|time| format!("{time} ({} ago)", text::age(Some(time), now)));
     fields.add("Ended", ended.unwrap_or_default());
-    fields.add("Desired", json!(spec.wanted).as_str().unwrap_or_default());
+    fields.add("Desired", json!(spec.desired_state).as_str().unwrap_or_default());
     let message =
         status.message.as_ref().map_or_else(String::new, |message| format!(": {message}"));
     fields.add("Phase", format!("{:?}{message}", status.phase));
@@ -236,7 +238,7 @@ pub(crate) async fn kill(cluster: &Cluster, name: &str, output: Output) -> Resul
         // The operator writes the spec too, so require the version that was read.
         let patch = json!({
             "metadata": { "resourceVersion": trial.metadata.resource_version },
-            "spec": { "wanted": WantedState::Kill },
+            "spec": { "wanted": DesiredTrialState::Kill },
         });
         match api.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await {
             Ok(_) => break,
@@ -247,7 +249,7 @@ pub(crate) async fn kill(cluster: &Cluster, name: &str, output: Output) -> Resul
         }
     }
     match output {
-        Output::Json => print::out(json!({"trial": name, "wanted": WantedState::Kill})),
+        Output::Json => print::out(json!({"trial": name, "wanted": DesiredTrialState::Kill})),
         Output::Text => print::out(format!("trial {name} is being killed")),
     }
     Ok(())

@@ -5,16 +5,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::json;
-use stoker_api::contract::{Door, Termination, TrialConfig};
+use stoker_api::contract::{ReportEndpoint, Termination, TrialConfig};
 use stoker_api::experiment::Phase;
 use stoker_api::inference::{
     InferenceJobSpec, OutputManifest, Role, ShardPlan, commits_path, plan_path, shard_of_commit,
 };
 use stoker_api::names::{ENV_TERMINATION_FILE, MANIFEST};
 use stoker_api::trial::AttemptEnd;
-use stoker_engine::devices::Devices;
-use stoker_engine::inference::config::{JobPlace, trial_config};
-use stoker_engine::inference::{self, End, Start};
+use stoker_engine::devices::GpuPool;
+use stoker_engine::inference::config::{JobContext, trial_config};
+use stoker_engine::inference::{self, ProcessEnd, ProcessStart};
 use stoker_engine::trial::BackOffLimits;
 use stoker_storage::{Storage, StorageError};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
@@ -52,7 +52,7 @@ pub(super) struct RunnerConfig<'a> {
     pub(super) lock: PathBuf,
     pub(super) record: Record,
     /// GPUs assigned to the slots.
-    pub(super) devices: Devices,
+    pub(super) devices: GpuPool,
 }
 
 /// Runs one job.
@@ -143,16 +143,17 @@ impl<'a> Runner<'a> {
         let now = Instant::now();
         let is_ready = |slot: &u32| self.backoff.get(slot).is_none_or(|until| *until <= now);
         let next = inference::next(self.job.record.status());
-        let ready: Vec<Start> = next.into_iter().filter(|start| is_ready(&start.slot)).collect();
+        let ready: Vec<ProcessStart> =
+            next.into_iter().filter(|start| is_ready(&start.slot)).collect();
         for (start, attempt) in ready.into_iter().zip(self.job.record.status().attempts..) {
-            self.start(Start { attempt, ..start }, view)?;
+            self.start(ProcessStart { attempt, ..start }, view)?;
         }
         Ok(())
     }
 
     /// Records a process, then starts it.
-    fn start(&mut self, start: Start, view: &mut View) -> Result<(), Failure> {
-        let Start { role, slot, attempt } = start;
+    fn start(&mut self, start: ProcessStart, view: &mut View) -> Result<(), Failure> {
+        let ProcessStart { role, slot, attempt } = start;
         let folder = self.job.record.attempt(slot, attempt)?;
         let config = self.config(start);
         let config_file = folder.join("trial.json");
@@ -195,11 +196,11 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    fn config(&mut self, start: Start) -> TrialConfig {
+    fn config(&mut self, start: ProcessStart) -> TrialConfig {
         let spec = self.spec();
         let RunnerConfig { loaded, folder, run_root, record, .. } = &mut self.job;
         let slots = record.status().workers.len() as u32;
-        let job = JobPlace {
+        let job = JobContext {
             name: &loaded.name,
             uid: record.uid(),
             spec,
@@ -209,7 +210,11 @@ impl<'a> Runner<'a> {
             path: record.own_path(),
             output_url: record.output_url(run_root, spec, folder),
             replace: record.may_replace(),
-            door: Door { url: String::new(), token_file: String::new(), ca: None },
+            report_endpoint: ReportEndpoint {
+                url: String::new(),
+                token_file: String::new(),
+                ca: None,
+            },
             context: None,
         };
         trial_config(&job, start)
@@ -236,8 +241,8 @@ impl<'a> Runner<'a> {
         let message = termination_message(&worker.termination_file).or(message);
         view.ended(slot, attempt, end, message.as_deref());
         let max_restarts = self.spec().max_restarts;
-        let record = End { slot, attempt, end, message, has_committed };
-        inference::ended(self.job.record.status(), record, max_restarts);
+        let record = ProcessEnd { slot, attempt, end, message, has_committed };
+        inference::record_process_end(self.job.record.status(), record, max_restarts);
         self.job.record.save()?;
         self.wait_before_restart(slot, end, view);
         Ok(())

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use stoker_api::experiment::EnvVar;
 use stoker_api::names::ENV_DEVICE;
-use stoker_engine::devices::Devices;
+use stoker_engine::devices::GpuPool;
 use tokio::process::Command;
 use tokio::time::timeout;
 
@@ -19,15 +19,15 @@ const LIST_MAX: Duration = Duration::from_secs(20);
 
 /// Returns the GPUs that programs with these variables may use: those in `CUDA_VISIBLE_DEVICES` if
 /// it is set, otherwise all of this machine. Returns none if `STOKER_DEVICE` is `cpu`.
-pub(crate) async fn detect(env: &[EnvVar]) -> Devices {
+pub(crate) async fn detect(env: &[EnvVar]) -> GpuPool {
     let set = |name: &str| {
         let from_spec = env.iter().rfind(|var| var.name == name).map(|var| var.value.clone());
         from_spec.or_else(|| std::env::var(name).ok())
     };
     if set(ENV_DEVICE).as_deref() == Some("cpu") {
-        return Devices::default();
+        return GpuPool::default();
     }
-    Devices::new(match set(ENV_VISIBLE) {
+    GpuPool::new(match set(ENV_VISIBLE) {
         Some(visible) => parse_visible(&visible),
         None => match list().await {
             Some(text) => parse_list(&text),

@@ -10,8 +10,8 @@ use stoker_api::contract::CheckpointRef;
 use stoker_api::names::ENV_LAUNCHER_LOGS;
 use stoker_api::trial::AttemptEnd;
 use stoker_api::validate::ValidExperiment;
-use stoker_engine::devices::Devices;
-use stoker_engine::trial::{BackOff, Next};
+use stoker_engine::devices::GpuPool;
+use stoker_engine::trial::{BackOff, NextStep};
 use stoker_storage::Storage;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::JoinHandle;
@@ -42,7 +42,7 @@ pub(crate) struct Runner<'a> {
     paths: RunPaths,
     seed: u32,
     slots: u32,
-    devices: Devices,
+    devices: GpuPool,
     server_url: String,
     folder: RecordDir,
     lock: PathBuf,
@@ -74,7 +74,7 @@ pub(crate) struct RunnerConfig<'a> {
     /// Maximum number of concurrent ranks.
     pub(crate) slots: u32,
     /// GPUs; running trials never share one.
-    pub(crate) devices: Devices,
+    pub(crate) devices: GpuPool,
     /// Address of the report server.
     pub(crate) server_url: String,
     pub(crate) folder: RecordDir,
@@ -193,7 +193,7 @@ impl<'a> Runner<'a> {
                 break;
             }
             let is_ready = self.back_off.get(&index).is_none_or(|until| *until <= now);
-            if let Next::Start { attempt, resume_from, units } = next
+            if let NextStep::Start { attempt, resume_from, units } = next
                 && is_ready
                 && !self.running.contains_key(&index)
             {

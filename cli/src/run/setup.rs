@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 use stoker_api::experiment::{Experiment, ExperimentSpec, ExperimentStatus};
 use stoker_api::names::ENV_DEVICE;
-use stoker_engine::devices::Devices;
+use stoker_engine::devices::GpuPool;
 use stoker_engine::trial::TrialRecord;
 
 use super::display::View;
@@ -172,7 +172,7 @@ pub(crate) const LAUNCHER: &str = "stoker-trainer";
 pub(crate) fn slots(
     wanted: Option<u32>,
     slots_per_trial: u32,
-    devices: &Devices,
+    devices: &GpuPool,
     view: &View,
 ) -> u32 {
     if devices.is_empty() {
@@ -192,7 +192,7 @@ pub(crate) fn slots(
 pub(crate) fn check_runnable(
     spec: &ExperimentSpec,
     slots: u32,
-    devices: &Devices,
+    devices: &GpuPool,
 ) -> Result<(), Failure> {
     let needed = spec.resources.slots_per_trial;
     let gpus = devices.len();

@@ -13,7 +13,8 @@ use stoker_engine::experiment::plan;
 use stoker_engine::retention;
 use stoker_engine::search::{Draw, SearchConfig};
 use stoker_engine::trial::{
-    self, BackOff, BackOffLimits, Limits, Next, Recorded, SearchedMetric, TrialRecord, Wanted,
+    self, BackOff, BackOffLimits, NextStep, ReportEffect, RestartLimits, SearchedMetric,
+    TargetState, TrialRecord,
 };
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -57,7 +58,7 @@ pub(crate) struct State {
     noted: Option<String>,
     folder: RecordDir,
     search: SearchConfig,
-    limits: Limits,
+    limits: RestartLimits,
     metric: String,
     unwanted: BTreeSet<u32>,
     tokens: BTreeMap<u32, BTreeMap<String, u32>>,
@@ -83,7 +84,7 @@ impl State {
             noted: None,
             folder,
             search: SearchConfig::new(valid, seed),
-            limits: Limits::new(valid.spec.max_restarts, BackOffLimits::LOCAL),
+            limits: RestartLimits::new(valid.spec.max_restarts, BackOffLimits::LOCAL),
             metric: valid.spec.searcher.metric.clone(),
             unwanted: BTreeSet::new(),
             tokens: BTreeMap::new(),
@@ -165,7 +166,7 @@ impl State {
         let mut closed = Vec::new();
         for (&index, record) in &mut self.trials {
             let wanted = wanted(&self.unwanted, self.is_pausing, index);
-            if let Next::Close { cause } = trial::next(record, wanted) {
+            if let NextStep::Close { cause } = trial::next(record, wanted) {
                 trial::close(record, cause, None);
                 closed.push(index);
             }
@@ -175,7 +176,7 @@ impl State {
     }
 
     /// What to do with each trial, by index.
-    pub(crate) fn next(&self) -> Vec<(u32, Next)> {
+    pub(crate) fn next(&self) -> Vec<(u32, NextStep)> {
         let next = |(index, record): (&u32, &TrialRecord)| {
             (*index, trial::next(record, wanted(&self.unwanted, self.is_pausing, *index)))
         };
@@ -233,7 +234,8 @@ impl State {
 
     /// Whether an attempt was replaced or has ended, or its trial has.
     pub(crate) fn is_over(&self, index: u32, attempt: u32) -> bool {
-        let is_over = |record| trial::directive(record, attempt, Wanted::Run) == Directive::Fenced;
+        let is_over =
+            |record| trial::directive(record, attempt, TargetState::Run) == Directive::Fenced;
         self.trials.get(&index).is_none_or(is_over)
     }
 
@@ -245,14 +247,14 @@ impl State {
         let searched =
             SearchedMetric { name: &self.metric, smaller_is_better: self.search.smaller_is_better };
         let recorded = trial::record_report(record, report, &searched);
-        if let Recorded::Refused { why } = recorded {
+        if let ReportEffect::Refused { why } = recorded {
             self.note(format!("trial {index}: a report is refused: {why}"));
             return Err(Failure::Input(why));
         }
         let record = record.clone();
         // Progress alone decides nothing and is not worth a write.
         let is_durable = !matches!(report.event, ReportEvent::Progress { .. });
-        if recorded == Recorded::New && is_durable {
+        if recorded == ReportEffect::New && is_durable {
             if let Err(error) = self.save(index) {
                 self.trials.insert(index, before);
                 self.note(format!("trial {index}: a report could not be recorded: {error}"));
@@ -294,7 +296,7 @@ impl State {
     ) -> Vec<(u32, BTreeSet<String>)> {
         let of = |(index, record): (&u32, &TrialRecord)| {
             let checkpoints = &record.status.checkpoints;
-            let gone = retention::superfluous(policy, smaller_is_better, checkpoints);
+            let gone = retention::prunable(policy, smaller_is_better, checkpoints);
             (*index, gone.into_iter().collect())
         };
         let all = self.trials.iter().map(of);
@@ -322,10 +324,10 @@ impl State {
     }
 }
 
-fn wanted(unwanted: &BTreeSet<u32>, is_pausing: bool, index: u32) -> Wanted {
+fn wanted(unwanted: &BTreeSet<u32>, is_pausing: bool, index: u32) -> TargetState {
     match (unwanted.contains(&index), is_pausing) {
-        (true, _) => Wanted::Stop,
-        (false, true) => Wanted::Pause,
-        (false, false) => Wanted::Run,
+        (true, _) => TargetState::Stop,
+        (false, true) => TargetState::Pause,
+        (false, false) => TargetState::Run,
     }
 }

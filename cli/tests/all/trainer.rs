@@ -242,7 +242,7 @@ impl Trainer {
     }
 
     fn token(&self) -> String {
-        std::fs::read_to_string(&self.config.door.token_file).unwrap()
+        std::fs::read_to_string(&self.config.report_endpoint.token_file).unwrap()
     }
 
     fn post(&self, batches: u64, event: ReportEvent) -> Directive {
@@ -253,7 +253,7 @@ impl Trainer {
     }
 
     fn send(&self, token: &str, body: &str) -> (u16, String) {
-        let rest = self.config.door.url.strip_prefix("http://").unwrap();
+        let rest = self.config.report_endpoint.url.strip_prefix("http://").unwrap();
         let (host, path) = rest.split_once('/').unwrap();
         let mut stream = TcpStream::connect(host).unwrap();
         let head = format!(

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use stoker_api::condition::{self, Condition, ConditionStatus};
 use stoker_api::experiment::{DesiredState, ExperimentStatus, Phase};
 use stoker_api::time::Timestamp;
-use stoker_api::trial::{TrialStatus, WantedState};
+use stoker_api::trial::{DesiredTrialState, TrialStatus};
 
 use super::{ExperimentPlan, TrialRecord, plan};
 use crate::search::SearchConfig;
@@ -22,7 +22,7 @@ pub struct Steering {
     /// What is to be done; without `stop`, which is in `wanted`.
     pub plan: ExperimentPlan,
     /// Trials of which something else is wanted than before, by index.
-    pub wanted: Vec<(u32, WantedState)>,
+    pub wanted: Vec<(u32, DesiredTrialState)>,
 }
 
 /// Plans an experiment whose user wants `state` of it: see [`plan`].
@@ -55,13 +55,14 @@ pub fn steer<R: Borrow<TrialRecord>>(
     let wanted = |record: &TrialRecord| {
         let stops = plan.stop.contains(&record.spec.index);
         let target = match state {
-            DesiredState::Killed => WantedState::Kill,
-            _ if stops => WantedState::Stop,
-            DesiredState::Paused => WantedState::Pause,
-            DesiredState::Active | DesiredState::Cancelled => WantedState::Run,
+            DesiredState::Killed => DesiredTrialState::Kill,
+            _ if stops => DesiredTrialState::Stop,
+            DesiredState::Paused => DesiredTrialState::Pause,
+            DesiredState::Active | DesiredState::Cancelled => DesiredTrialState::Run,
         };
-        let now = record.spec.wanted;
-        let changes = target > now || (now, target) == (WantedState::Pause, WantedState::Run);
+        let now = record.spec.desired_state;
+        let changes =
+            target > now || (now, target) == (DesiredTrialState::Pause, DesiredTrialState::Run);
         changes.then_some((record.spec.index, target))
     };
     let open = records().filter(|it| closed(it).is_none());
@@ -72,12 +73,15 @@ pub fn steer<R: Borrow<TrialRecord>>(
 
 /// Returns the open trials to kill, if the user wants the experiment killed. A kill depends on no decision of the
 /// search.
-pub fn kills<R: Borrow<TrialRecord>>(trials: &[R], state: DesiredState) -> Vec<(u32, WantedState)> {
+pub fn kills<R: Borrow<TrialRecord>>(
+    trials: &[R],
+    state: DesiredState,
+) -> Vec<(u32, DesiredTrialState)> {
     let records = trials.iter().map(Borrow::borrow).filter(|_| state == DesiredState::Killed);
     let open = records.filter(|record: &&TrialRecord| {
-        closed(record).is_none() && record.spec.wanted != WantedState::Kill
+        closed(record).is_none() && record.spec.desired_state != DesiredTrialState::Kill
     });
-    open.map(|record| (record.spec.index, WantedState::Kill)).collect()
+    open.map(|record| (record.spec.index, DesiredTrialState::Kill)).collect()
 }
 
 /// Why no trial runs: the reason of most trials, and the message of the first of these.
@@ -170,10 +174,10 @@ mod tests {
     fn check(trials: &str, state: DesiredState, wanted: &str, phase: Phase) {
         let record = |(index, text): (u32, &str)| {
             let mut record = plain_record(index);
-            record.spec.wanted = match text.trim_end_matches(['*', '.']) {
-                "run" => WantedState::Run,
-                "pause" => WantedState::Pause,
-                "stop" => WantedState::Stop,
+            record.spec.desired_state = match text.trim_end_matches(['*', '.']) {
+                "run" => DesiredTrialState::Run,
+                "pause" => DesiredTrialState::Pause,
+                "stop" => DesiredTrialState::Stop,
                 other => panic!("{other}"),
             };
             if text.ends_with('*') {

@@ -7,7 +7,7 @@ use super::*;
 use crate::fixture::{
     BetterOfTwo, LOSS, checkpointed, config, plain_record, record, report, validated,
 };
-use crate::trial::{BackOffLimits, Limits, begin_attempt, end_attempt, record_report};
+use crate::trial::{BackOffLimits, RestartLimits, begin_attempt, end_attempt, record_report};
 
 const RANDOM: Method = Method::Random { max_trials: 4, max_concurrent: 2 };
 
@@ -172,7 +172,7 @@ fn check_best(smaller: bool, results: &[&str], expected: Option<(u32, &str)>) {
                     &mut record,
                     AttemptEnd::Completed,
                     None,
-                    &Limits::new(0, BackOffLimits::CLUSTER),
+                    &RestartLimits::new(0, BackOffLimits::CLUSTER),
                 );
             }
             None if metric.is_empty() => {}
@@ -206,7 +206,12 @@ fn a_search_whose_only_trial_stopped_early_is_completed_with_a_best_trial() {
     }
     let saved = checkpointed("000000000002-0", Some("0.25"));
     record_report(&mut record, &report(0, 2, saved), &LOSS);
-    end_attempt(&mut record, AttemptEnd::Completed, None, &Limits::new(0, BackOffLimits::CLUSTER));
+    end_attempt(
+        &mut record,
+        AttemptEnd::Completed,
+        None,
+        &RestartLimits::new(0, BackOffLimits::CLUSTER),
+    );
     let check = |record: &TrialRecord, checkpoint: Option<&str>| {
         let plan = plan(&config(Method::Single), std::slice::from_ref(record), 1, false);
         assert_eq!(written(&plan), "0@0=9 Completed 1/1");
@@ -223,7 +228,12 @@ fn a_search_whose_only_trial_stopped_early_is_completed_with_a_best_trial() {
 fn an_experiment_whose_only_trial_never_validated_has_failed() {
     let mut record = plain_record(0);
     begin_attempt(&mut record, 0);
-    end_attempt(&mut record, AttemptEnd::Completed, None, &Limits::new(0, BackOffLimits::CLUSTER));
+    end_attempt(
+        &mut record,
+        AttemptEnd::Completed,
+        None,
+        &RestartLimits::new(0, BackOffLimits::CLUSTER),
+    );
     let plan = plan(&config(Method::Single), &[record], 1, false);
     assert_eq!((written(&plan).as_str(), plan.status.best), ("0@0=9 Failed 1/1", None));
 }

@@ -17,7 +17,7 @@ pub type TrialKey = (Arc<str>, Arc<str>);
 
 /// Stage of a trial's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum StartStage {
     /// The trial waits for admission to create its pods.
     Waiting,
     /// Its pods are being created, or wait for the scheduler's first answer.
@@ -42,12 +42,12 @@ pub struct Candidate {
     /// Whether an attempt has several pods.
     pub is_gang: bool,
     /// Stage of the start.
-    pub standing: Standing,
+    pub stage: StartStage,
 }
 
 /// Limits of concurrent starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Caps {
+pub struct AdmissionLimits {
     /// Gangs of several pods that may start at a time, over all namespaces; at least 1.
     pub starting_gangs_max: u32,
     /// One-pod trials that may start at a time, over all namespaces; at least 1.
@@ -59,11 +59,11 @@ pub struct Caps {
 
 /// Sort key of a waiting trial in its namespace: trials that have trained, then age, then
 /// experiment and index.
-type Place = (Reverse<bool>, Timestamp, Arc<str>, u32, Arc<str>);
+type QueuePosition = (Reverse<bool>, Timestamp, Arc<str>, u32, Arc<str>);
 
 /// Queue of the gangs (`true`) or of the one-pod trials of a namespace. Limits and turns of the two
 /// are separate.
-type Line = (bool, Arc<str>);
+type QueueKey = (bool, Arc<str>);
 
 /// All trials that are starting or wait to start, and the turns of their namespaces.
 ///
@@ -71,15 +71,15 @@ type Line = (bool, Arc<str>);
 /// [`admit`](Self::admit) returns. No polling is needed.
 #[derive(Clone, Debug)]
 pub struct Admission {
-    caps: Caps,
+    limits: AdmissionLimits,
     /// Sort keys of waiting trials, by queue and experiment.
-    waiting: BTreeMap<Line, BTreeMap<Arc<str>, BTreeSet<Place>>>,
+    waiting: BTreeMap<QueueKey, BTreeMap<Arc<str>, BTreeSet<QueuePosition>>>,
     /// Waiting trials, except admitted ones.
     candidates: BTreeMap<TrialKey, Candidate>,
     /// Admitted and starting trials. An admitted trial stays `Waiting` until its attempt begins.
     starting: BTreeMap<TrialKey, Candidate>,
     /// Turn number at which each queue was last served.
-    turns: BTreeMap<Line, u64>,
+    last_turns: BTreeMap<QueueKey, u64>,
     num_turns: u64,
     /// Whether a change since the last [`admit`](Self::admit) may allow another start.
     is_changed: bool,
@@ -87,13 +87,13 @@ pub struct Admission {
 
 impl Admission {
     /// Creates an admission without trials.
-    pub fn new(caps: Caps) -> Self {
+    pub fn new(limits: AdmissionLimits) -> Self {
         Self {
-            caps,
+            limits,
             waiting: BTreeMap::new(),
             candidates: BTreeMap::new(),
             starting: BTreeMap::new(),
-            turns: BTreeMap::new(),
+            last_turns: BTreeMap::new(),
             num_turns: 0,
             is_changed: false,
         }
@@ -102,7 +102,7 @@ impl Admission {
     /// Records the state of a trial; `None` if it neither starts nor waits to start. A waiting
     /// trial that was admitted stays admitted.
     pub fn set(&mut self, key: &TrialKey, candidate: Option<Candidate>) {
-        let is_waiting = candidate.as_ref().is_some_and(|new| new.standing == Standing::Waiting);
+        let is_waiting = candidate.as_ref().is_some_and(|new| new.stage == StartStage::Waiting);
         if is_waiting && self.is_admitted(key) {
             return;
         }
@@ -123,7 +123,7 @@ impl Admission {
 
     /// Returns whether the trial was admitted and has not begun an attempt since.
     pub fn is_admitted(&self, key: &TrialKey) -> bool {
-        self.starting.get(key).is_some_and(|trial| trial.standing == Standing::Waiting)
+        self.starting.get(key).is_some_and(|trial| trial.stage == StartStage::Waiting)
     }
 
     /// Admits waiting trials while the limits allow it, and returns them.
@@ -135,15 +135,15 @@ impl Admission {
         for is_gang in [true, false] {
             let mut usage = Usage::of(&self.starting, is_gang);
             let max = match is_gang {
-                true => self.caps.starting_gangs_max,
-                false => self.caps.starting_pods_max,
+                true => self.limits.starting_gangs_max,
+                false => self.limits.starting_pods_max,
             };
             while usage.num_starting < max.max(1) {
                 let Some(key) = self.next(is_gang, &usage) else { break };
                 let Some(candidate) = self.candidates.get(&key).cloned() else { break };
                 self.remove(&key);
                 self.num_turns += 1;
-                self.turns.insert((is_gang, key.0.clone()), self.num_turns);
+                self.last_turns.insert((is_gang, key.0.clone()), self.num_turns);
                 usage.add(&key, &candidate);
                 self.starting.insert(key.clone(), candidate);
                 admitted.push(key);
@@ -154,50 +154,50 @@ impl Admission {
 
     /// Returns the first admissible trial of the namespace whose turn it is.
     fn next(&self, is_gang: bool, usage: &Usage) -> Option<TrialKey> {
-        let max = self.caps.pending_trials_max.max(1);
-        let lines = self.waiting.iter().filter(|(line, _)| line.0 == is_gang);
-        let open =
-            lines.filter(|(line, _)| usage.pending.get(&line.1).is_none_or(|num| *num < max));
-        let heads = open.filter_map(|(line, experiments)| {
-            let free = experiments
-                .iter()
-                .filter(|(name, _)| !usage.stuck.contains(&(line.1.clone(), (*name).clone())));
-            let place = free.filter_map(|(_, places)| places.first()).min()?;
-            Some((self.turns.get(line).copied().unwrap_or(0), line, place))
+        let max = self.limits.pending_trials_max.max(1);
+        let queues = self.waiting.iter().filter(|(queue_key, _)| queue_key.0 == is_gang);
+        let open = queues
+            .filter(|(queue_key, _)| usage.pending.get(&queue_key.1).is_none_or(|num| *num < max));
+        let firsts = open.filter_map(|(queue_key, experiments)| {
+            let free = experiments.iter().filter(|(name, _)| {
+                !usage.blocked.contains(&(queue_key.1.clone(), (*name).clone()))
+            });
+            let position = free.filter_map(|(_, positions)| positions.first()).min()?;
+            Some((self.last_turns.get(queue_key).copied().unwrap_or(0), queue_key, position))
         });
-        let (_, line, place) = heads.min()?;
-        Some((line.1.clone(), place.4.clone()))
+        let (_, queue_key, position) = firsts.min()?;
+        Some((queue_key.1.clone(), position.4.clone()))
     }
 
     fn wait(&mut self, key: &TrialKey, candidate: Candidate) {
-        let (line, place) = (line(key, &candidate), place(key, &candidate));
-        let experiments = self.waiting.entry(line).or_default();
-        experiments.entry(candidate.experiment.clone()).or_default().insert(place);
+        let (queue_key, position) = (queue_key(key, &candidate), position(key, &candidate));
+        let experiments = self.waiting.entry(queue_key).or_default();
+        experiments.entry(candidate.experiment.clone()).or_default().insert(position);
         self.candidates.insert(key.clone(), candidate);
     }
 
     fn remove(&mut self, key: &TrialKey) {
         self.starting.remove(key);
         let Some(candidate) = self.candidates.remove(key) else { return };
-        let line = line(key, &candidate);
-        let Some(experiments) = self.waiting.get_mut(&line) else { return };
-        if let Some(places) = experiments.get_mut(&candidate.experiment) {
-            places.remove(&place(key, &candidate));
-            if places.is_empty() {
+        let queue_key = queue_key(key, &candidate);
+        let Some(experiments) = self.waiting.get_mut(&queue_key) else { return };
+        if let Some(positions) = experiments.get_mut(&candidate.experiment) {
+            positions.remove(&position(key, &candidate));
+            if positions.is_empty() {
                 experiments.remove(&candidate.experiment);
             }
         }
         if experiments.is_empty() {
-            self.waiting.remove(&line);
+            self.waiting.remove(&queue_key);
         }
     }
 }
 
-fn line(key: &TrialKey, candidate: &Candidate) -> Line {
+fn queue_key(key: &TrialKey, candidate: &Candidate) -> QueueKey {
     (candidate.is_gang, key.0.clone())
 }
 
-fn place(key: &TrialKey, candidate: &Candidate) -> Place {
+fn position(key: &TrialKey, candidate: &Candidate) -> QueuePosition {
     let Candidate { experiment, index, has_trained, created_at, .. } = candidate;
     (Reverse(*has_trained), *created_at, experiment.clone(), *index, key.1.clone())
 }
@@ -211,7 +211,7 @@ struct Usage {
     /// Namespaces and names of experiments with an unschedulable gang. Other gangs of the
     /// experiment need the same nodes. If they were pending too, each might get some of the nodes
     /// that become free.
-    stuck: BTreeSet<(Arc<str>, Arc<str>)>,
+    blocked: BTreeSet<(Arc<str>, Arc<str>)>,
 }
 
 impl Usage {
@@ -224,13 +224,13 @@ impl Usage {
 
     fn add(&mut self, key: &TrialKey, trial: &Candidate) {
         *self.pending.entry(key.0.clone()).or_default() += 1;
-        match trial.standing {
-            Standing::Waiting | Standing::Scheduling => self.num_starting += 1,
-            Standing::Gated => {}
-            Standing::Unschedulable if trial.is_gang => {
-                self.stuck.insert((key.0.clone(), trial.experiment.clone()));
+        match trial.stage {
+            StartStage::Waiting | StartStage::Scheduling => self.num_starting += 1,
+            StartStage::Gated => {}
+            StartStage::Unschedulable if trial.is_gang => {
+                self.blocked.insert((key.0.clone(), trial.experiment.clone()));
             }
-            Standing::Unschedulable => {}
+            StartStage::Unschedulable => {}
         }
     }
 }
@@ -239,7 +239,8 @@ impl Usage {
 mod tests {
     use super::*;
 
-    const CAPS: Caps = Caps { starting_gangs_max: 1, starting_pods_max: 2, pending_trials_max: 3 };
+    const LIMITS: AdmissionLimits =
+        AdmissionLimits { starting_gangs_max: 1, starting_pods_max: 2, pending_trials_max: 3 };
 
     /// Parses `NAMESPACE/EXPERIMENT-INDEX@CREATED` with flags: `g` for a gang, `t` if it has
     /// trained, and the stage unless it waits: `s` scheduling, `h` gated, `u` unschedulable.
@@ -249,11 +250,11 @@ mod tests {
         let (experiment, index) = name.split_once('-').unwrap();
         let created = rest.trim_end_matches(|letter: char| letter.is_alphabetic());
         let is = |letter: char| rest.contains(letter);
-        let standing = match () {
-            () if is('s') => Standing::Scheduling,
-            () if is('h') => Standing::Gated,
-            () if is('u') => Standing::Unschedulable,
-            () => Standing::Waiting,
+        let stage = match () {
+            () if is('s') => StartStage::Scheduling,
+            () if is('h') => StartStage::Gated,
+            () if is('u') => StartStage::Unschedulable,
+            () => StartStage::Waiting,
         };
         let candidate = Candidate {
             experiment: experiment.into(),
@@ -261,7 +262,7 @@ mod tests {
             has_trained: is('t'),
             created_at: Timestamp(created.parse().unwrap()),
             is_gang: is('g'),
-            standing,
+            stage,
         };
         ((namespace.into(), name.into()), candidate)
     }
@@ -280,7 +281,7 @@ mod tests {
 
     #[track_caller]
     fn check(trials: &str, expected: &str) {
-        let mut admission = Admission::new(CAPS);
+        let mut admission = Admission::new(LIMITS);
         set(&mut admission, trials);
         assert_eq!(admit(&mut admission), expected, "{trials}");
     }
@@ -288,7 +289,7 @@ mod tests {
     /// Checks the order of admission if each admitted trial is scheduled at once.
     #[track_caller]
     fn check_order(trials: &str, expected: &str) {
-        let mut admission = Admission::new(Caps { starting_pods_max: 1, ..CAPS });
+        let mut admission = Admission::new(AdmissionLimits { starting_pods_max: 1, ..LIMITS });
         set(&mut admission, trials);
         let mut order = vec![];
         loop {
@@ -325,7 +326,7 @@ mod tests {
 
     #[test]
     fn a_returning_namespace_waits_for_its_turn() {
-        let mut admission = Admission::new(CAPS);
+        let mut admission = Admission::new(LIMITS);
         set(&mut admission, "a/x-0@1g b/y-0@2g b/y-1@2g");
         assert_eq!(admit(&mut admission), "a/x-0");
         // The only trial of `a` starts again and again.
@@ -371,7 +372,7 @@ mod tests {
     #[test]
     fn freed_start_slots_are_reused() {
         for how in ["scheduled", "unschedulable", "gated", "ended"] {
-            let mut admission = Admission::new(CAPS);
+            let mut admission = Admission::new(LIMITS);
             set(&mut admission, "n/a-0@1g n/b-0@2g");
             assert_eq!(admit(&mut admission), "n/a-0");
             assert_eq!(admit(&mut admission), "");
@@ -388,7 +389,7 @@ mod tests {
 
     #[test]
     fn an_admission_is_used_once() {
-        let mut admission = Admission::new(CAPS);
+        let mut admission = Admission::new(LIMITS);
         set(&mut admission, "n/a-0@1g");
         let key = parse("n/a-0@1g").0;
         assert_eq!(admit(&mut admission), "n/a-0");

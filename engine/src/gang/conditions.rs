@@ -6,16 +6,16 @@ use stoker_api::experiment::Phase;
 use super::GangView;
 use crate::trial::{TrialRecord, closed, live_attempt};
 
-/// Sets the conditions of a trial, and its reason and message while it is pending. `waits` has the
-/// reason and the message if an attempt should run but does not.
+/// Sets the conditions of a trial, and its reason and message while it is pending. `pending_reason`
+/// has the reason and the message if an attempt should run but does not.
 pub(super) fn set(
     view: &GangView<'_>,
     record: &mut TrialRecord,
-    waits: Option<&(&'static str, String)>,
+    pending_reason: Option<&(&'static str, String)>,
 ) {
     let all = match record.status.phase.is_terminal() {
-        true => of_ended(record),
-        false => of_open(view, record, waits),
+        true => ended_conditions(record),
+        false => open_conditions(view, record, pending_reason),
     };
     let is_pending = record.status.phase == Phase::Pending;
     let cause = all.iter().find(|(_, holds, ..)| is_pending && !holds);
@@ -39,13 +39,13 @@ pub(super) fn set(
 }
 
 /// Type, whether it holds, reason, message.
-type Said = (&'static str, bool, String, String);
+type NewCondition = (&'static str, bool, String, String);
 
-fn condition(type_: &'static str, holds: bool, reason: &str, message: &str) -> Said {
+fn condition(type_: &'static str, holds: bool, reason: &str, message: &str) -> NewCondition {
     (type_, holds, reason.to_owned(), message.to_owned())
 }
 
-fn of_ended(record: &TrialRecord) -> Vec<Said> {
+fn ended_conditions(record: &TrialRecord) -> Vec<NewCondition> {
     let phase = record.status.phase;
     let message = record.status.message.as_deref().unwrap_or_default();
     let reason = closed(record).map_or("Closed".to_owned(), |cause| format!("{cause:?}"));
@@ -57,16 +57,16 @@ fn of_ended(record: &TrialRecord) -> Vec<Said> {
     ]
 }
 
-fn of_open(
+fn open_conditions(
     view: &GangView<'_>,
     record: &TrialRecord,
-    waits: Option<&(&'static str, String)>,
-) -> Vec<Said> {
+    pending_reason: Option<&(&'static str, String)>,
+) -> Vec<NewCondition> {
     let live = live_attempt(record);
     let pods = || view.pods.iter().filter(|pod| Some(pod.attempt) == live);
     let num_scheduled = pods().filter(|pod| pod.scheduled_at.is_some()).count();
     let num_pods = view.num_pods as usize;
-    let scheduled = match (waits, live) {
+    let scheduled = match (pending_reason, live) {
         (Some((reason, message)), _) => condition("Scheduled", false, reason, message),
         (None, None) => condition("Scheduled", false, "NoAttempt", "no attempt is running or due"),
         (None, Some(_)) if num_scheduled < num_pods => {

@@ -14,17 +14,17 @@
 
 pub mod admission;
 mod conditions;
-mod end;
+mod outcome;
 mod plan;
 
 use stoker_api::time::Timestamp;
 
-pub use end::{Ended, ended};
-pub use plan::{Delete, GangPlan, GangView, plan, refuse};
+pub use outcome::{PodOutcome, pod_outcome};
+pub use plan::{GangPlan, GangView, PodDeletion, plan, refuse};
 
 /// Timeouts of the runner of a gang, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Patience {
+pub struct Timeouts {
     /// Seconds in which all pods of a gang must be created. Also the seconds in which all pods must
     /// be scheduled, counted from the moment when no pod has a scheduling gate.
     pub start_deadline_seconds: u64,
@@ -43,7 +43,7 @@ pub struct Patience {
 
 /// Observed state of one pod.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct PodSeen {
+pub struct ObservedPod {
     /// Name of the pod.
     pub name: String,
     /// UID of the pod.
@@ -98,11 +98,11 @@ pub enum PodPhase {
 pub enum NodeState {
     /// The node is ready, or the pod has no node.
     #[default]
-    Fine,
+    Ready,
     /// The node is not ready since this time.
     NotReady(Timestamp),
     /// The node was deleted.
-    Gone,
+    Deleted,
 }
 
 /// A container that cannot start.
@@ -129,7 +129,7 @@ pub struct Exit {
     pub is_setup: bool,
 }
 
-impl PodSeen {
+impl ObservedPod {
     /// Returns whether all containers of the pod have exited.
     pub fn is_terminal(&self) -> bool {
         matches!(self.phase, PodPhase::Succeeded | PodPhase::Failed)
@@ -141,7 +141,7 @@ impl PodSeen {
     }
 
     /// Returns the reason and the message for a pod without a node.
-    pub(crate) fn without_node(&self) -> (&'static str, String) {
+    pub(crate) fn unscheduled_reason(&self) -> (&'static str, String) {
         let name = &self.name;
         if self.is_gated() {
             let gates = self.gates.join(", ");
@@ -152,27 +152,27 @@ impl PodSeen {
     }
 
     /// Returns whether the program has exited. Other containers of the pod may still run.
-    pub(crate) fn has_left(&self) -> bool {
+    pub(crate) fn has_program_exited(&self) -> bool {
         self.exit.as_ref().is_some_and(|exit| !exit.is_setup)
     }
 
     /// Returns whether the pod's outcome cannot be observed. Its node was deleted, or was not ready
     /// for `node_lost_seconds` and the pod's deletion grace period has passed.
-    pub fn is_lost(&self, patience: &Patience, now: Timestamp) -> bool {
+    pub fn is_lost(&self, timeouts: &Timeouts, now: Timestamp) -> bool {
         let is_over = self.deletion.is_some_and(|until| until < now);
         !self.is_terminal()
             && match self.node {
-                NodeState::Fine => false,
-                NodeState::Gone => true,
+                NodeState::Ready => false,
+                NodeState::Deleted => true,
                 NodeState::NotReady(since) => {
-                    is_over && now.seconds_since(since) >= patience.node_lost_seconds
+                    is_over && now.seconds_since(since) >= timeouts.node_lost_seconds
                 }
             }
     }
 
     /// Returns whether the pod must be deleted because its node does not respond.
-    pub(crate) fn is_on_dead_node(&self, patience: &Patience, now: Timestamp) -> bool {
-        let is_long = |since: Timestamp| now.seconds_since(since) >= patience.node_lost_seconds;
+    pub(crate) fn is_on_dead_node(&self, timeouts: &Timeouts, now: Timestamp) -> bool {
+        let is_long = |since: Timestamp| now.seconds_since(since) >= timeouts.node_lost_seconds;
         !self.is_terminal() && matches!(self.node, NodeState::NotReady(since) if is_long(since))
     }
 }

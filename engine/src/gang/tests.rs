@@ -2,19 +2,21 @@
 
 use std::fmt::Write as _;
 
-use stoker_api::condition;
 use stoker_api::time::Timestamp;
-use stoker_api::trial::{Attempt, AttemptEnd, CheckpointRecord, Fact, ResultFact, WantedState};
+use stoker_api::trial::{
+    Attempt, AttemptEnd, CheckpointRecord, DesiredTrialState, Fact, ResultFact,
+};
 
-use super::{GangPlan, GangView, Patience, PodPhase, PodSeen, Waiting, plan};
+use super::{GangPlan, GangView, ObservedPod, Timeouts, Waiting, plan};
 use crate::fixture::LOSS;
-use crate::trial::{BackOffLimits, Limits, TrialRecord, live_attempt};
+use crate::trial::{BackOffLimits, RestartLimits, TrialRecord, live_attempt};
 
+mod status;
 mod text;
 
 use self::text::{pod, record};
 
-const PATIENCE: Patience = Patience {
+const TIMEOUTS: Timeouts = Timeouts {
     start_deadline_seconds: 300,
     pull_deadline_seconds: 200,
     node_lost_seconds: 60,
@@ -31,7 +33,7 @@ struct Case<'a> {
 }
 
 /// Returns the view of a trial of two pods.
-fn view<'a>(record: &'a TrialRecord, pods: &'a [PodSeen], now: i64) -> GangView<'a> {
+fn view<'a>(record: &'a TrialRecord, pods: &'a [ObservedPod], now: i64) -> GangView<'a> {
     GangView {
         record,
         generation: 1,
@@ -39,13 +41,13 @@ fn view<'a>(record: &'a TrialRecord, pods: &'a [PodSeen], now: i64) -> GangView<
         num_pods: 2,
         is_admitted: true,
         searched: LOSS,
-        patience: PATIENCE,
-        limits: Limits::new(2, BackOffLimits::CLUSTER),
+        timeouts: TIMEOUTS,
+        limits: RestartLimits::new(2, BackOffLimits::CLUSTER),
         now: Timestamp(now),
     }
 }
 
-fn pods(text: &str) -> Vec<PodSeen> {
+fn pods(text: &str) -> Vec<ObservedPod> {
     text.split_whitespace().map(pod).collect()
 }
 
@@ -219,11 +221,11 @@ fn one_pod_trials_have_no_deadline() {
 }
 
 #[test]
-fn standing_follows_from_pods() {
-    use super::admission::Standing::{Gated, Scheduling, Unschedulable, Waiting};
+fn start_stage_follows_from_pods() {
+    use super::admission::StartStage::{Gated, Scheduling, Unschedulable, Waiting};
     let check = |attempts: &str, pods: &str, num_pods, now, expected| {
         let plan = plan_of(&record(attempts), pods, num_pods, now);
-        assert_eq!(plan.standing, expected, "{attempts}, {pods}, {num_pods} pods, {now}");
+        assert_eq!(plan.start_stage, expected, "{attempts}, {pods}, {num_pods} pods, {now}");
     };
     check("", "", 2, 0, Some(Waiting));
     check("NotStarted@0", "", 2, 9, None);
@@ -257,51 +259,6 @@ fn pulls_have_a_separate_deadline() {
     assert_eq!(end_at("ImagePullBackOff", 1199), (None, Some(1)));
     assert_eq!(end_at("ImagePullBackOff", 1200).0, Some(AttemptEnd::Infrastructure));
     assert_eq!(end_at("CreateContainerConfigError", 1200).0, Some(AttemptEnd::UserError));
-}
-
-/// Also checks the reason and the message of a pending trial.
-#[test]
-fn phase_is_running_while_all_pods_run() {
-    let check = |attempts: &str, pods: &str, expected: &str| {
-        let status = plan_of(&record(attempts), pods, 2, 9).record.status;
-        let (reason, message) = (status.reason.unwrap_or_default(), status.message);
-        let text = format!("{:?} {reason} {}", status.phase, message.unwrap_or_default());
-        assert_eq!(text.trim_end(), expected, "{attempts}, {pods}");
-    };
-    check("", "", "Pending WaitingForAdmission other trials start first");
-    check("live", "0@0P", "Pending Starting pods are being created");
-    let gated = "Pending SchedulingGated pod t-a0-r1 is held by scheduling gates: queue.test/a";
-    check("made", "0@0P 1@0H", gated);
-    check("made", "0@0P 1@0U", "Pending Unschedulable pod t-a0-r1 is not scheduled: 0/2 nodes");
-    check("made", "0@0R 1@0S", "Pending Starting not all pods are running yet");
-    check("made", "0@0R 1@0R", "Running");
-    check("made", "0@0R 1@0C", "Running");
-    check("NotStarted@0", "", "Pending BackOff retry at 1970-01-01T00:00:10Z:");
-    let earlier = "Pending EarlierAttempt pod t-a0-r0 of an earlier attempt has not terminated";
-    check("Infra@0", "0@0R", earlier);
-}
-
-#[test]
-fn trials_with_a_result_wait_for_the_search() {
-    let mut record = record("Preempted@1");
-    record.status.facts.push(Fact::Result(ResultFact { units: 9, metric: "0.5".to_owned() }));
-    let status = plan_of(&record, "", 2, 9).record.status;
-    assert_eq!(status.reason.as_deref(), Some("WaitingForSearch"));
-}
-
-#[test]
-fn a_resumed_trial_is_pending_until_it_runs() {
-    let phase_of = |wanted, attempts: &str, pods: &str| {
-        let mut record = record(attempts);
-        record.spec.wanted = wanted;
-        record.status.phase = stoker_api::experiment::Phase::Paused;
-        let status = plan_of(&record, pods, 2, 9).record.status;
-        format!("{:?} {:?}", status.phase, status.reason)
-    };
-    assert_eq!(phase_of(WantedState::Pause, "Preempted@1", ""), "Paused None");
-    assert_eq!(phase_of(WantedState::Pause, "made", "0@0R 1@0R"), "Running None");
-    let waits = "Pending Some(\"WaitingForAdmission\")";
-    assert_eq!(phase_of(WantedState::Run, "Preempted@1", ""), waits);
 }
 
 #[test]
@@ -350,41 +307,42 @@ fn finished_pods_are_kept_for_their_logs() {
 
 #[test]
 fn paused_stopped_and_killed_trials_end() {
-    let check = |attempts: &str, wanted: WantedState, now: i64, expected: &str| {
+    let check = |attempts: &str, desired_state: DesiredTrialState, now: i64, expected: &str| {
         let mut record = record(attempts);
-        record.spec.wanted = wanted;
-        record.spec.wanted_since = Some(Timestamp(100));
+        record.spec.desired_state = desired_state;
+        record.spec.desired_since = Some(Timestamp(100));
         let pods = if attempts == "made" { "0@0R 1@0R" } else { "" };
         let case = Case { record, pods, now, is_admitted: true };
-        assert_eq!(case.render(), expected, "{attempts} {wanted:?} {now}");
+        assert_eq!(case.render(), expected, "{attempts} {desired_state:?} {now}");
     };
-    check("", WantedState::Pause, 100, "");
-    check("", WantedState::Stop, 100, "Cancelled");
-    check("live", WantedState::Pause, 100, "end=RunnerLost:NotWanted wake=3600");
+    check("", DesiredTrialState::Pause, 100, "");
+    check("", DesiredTrialState::Stop, 100, "Cancelled");
+    check("live", DesiredTrialState::Pause, 100, "end=RunnerLost:NotWanted wake=3600");
     let mut done = record("live");
     let result = ResultFact { units: 9, metric: "0.5".to_owned() };
     done.status.facts.push(Fact::Result(result));
-    done.spec.wanted = WantedState::Stop;
-    done.spec.wanted_since = Some(Timestamp(100));
+    done.spec.desired_state = DesiredTrialState::Stop;
+    done.spec.desired_since = Some(Timestamp(100));
     let case = Case { record: done, pods: "0@0R", now: 100, is_admitted: true };
     assert_eq!(case.render(), "create=[1] wake=200");
     let mut waiting = record("made");
-    waiting.spec.wanted = WantedState::Pause;
+    waiting.spec.desired_state = DesiredTrialState::Pause;
     let case = Case { record: waiting, pods: "0@0P 1@0S", now: 9, is_admitted: true };
     let expected = "end=RunnerLost:NotWanted delete=t-a0-r0:30 delete=t-a0-r1:30 wake=3591";
     assert_eq!(case.render(), expected);
-    check("made", WantedState::Pause, 3699, "wake=1");
+    check("made", DesiredTrialState::Pause, 3699, "wake=1");
     let late = "end=RunnerLost:PreemptionTimeout delete=t-a0-r0:30 delete=t-a0-r1:30";
-    check("made", WantedState::Pause, 3700, late);
-    check("made", WantedState::Stop, 3700, &format!("{late} Cancelled"));
+    check("made", DesiredTrialState::Pause, 3700, late);
+    check("made", DesiredTrialState::Stop, 3700, &format!("{late} Cancelled"));
     let killed = "end=RunnerLost:Killed delete=t-a0-r0:1 delete=t-a0-r1:1 Cancelled";
-    check("made", WantedState::Kill, 100, killed);
+    check("made", DesiredTrialState::Kill, 100, killed);
 }
 
 #[test]
 fn unsent_reports_are_read_from_termination_messages() {
     let mut pods = [pod("0@0C"), pod("1@0C")];
-    let report = r#"{"version":1,"attempt":0,"batches":4,"event":{"validated":{"metrics":{"loss":"0.5"},"grantedUnits":9}}}"#;
+    let report = r#"{"version":1,"attempt":0,"batches":4,
+        "event":{"validated":{"metrics":{"loss":"0.5"},"grantedUnits":9}}}"#;
     let text = format!(r#"{{"code":0,"unsent":[{report}]}}"#);
     pods[0].exit.as_mut().unwrap().message = text;
     let record = record("made");
@@ -393,35 +351,4 @@ fn unsent_reports_are_read_from_termination_messages() {
     assert_eq!(status.phase, stoker_api::experiment::Phase::Completed);
     assert_eq!(status.best_metric.as_deref(), Some("0.5"));
     assert_eq!(status.ended_at, Some(Timestamp(1)));
-}
-
-#[test]
-fn conditions_explain_why_no_attempt_runs() {
-    let check = |attempts: &str, pods: &str, is_admitted, expected: [(&str, bool, &str); 2]| {
-        let mut pods: Vec<PodSeen> = pods.split_whitespace().map(pod).collect();
-        for pod in &mut pods {
-            if pod.phase == PodPhase::Pending && pod.scheduled_at.is_some() {
-                let reason = "ImagePullBackOff".to_owned();
-                pod.waiting = Some(Waiting { reason, message: String::new() });
-            }
-        }
-        let record = record(attempts);
-        let view = GangView { generation: 7, is_admitted, ..view(&record, &pods, 1) };
-        let conditions = plan(&view).record.status.conditions;
-        for (type_, holds, reason) in expected {
-            let condition = condition::find(&conditions, type_).unwrap();
-            let is_true = condition.status == condition::ConditionStatus::True;
-            assert_eq!((is_true, condition.reason.as_str()), (holds, reason), "{attempts} {type_}");
-            assert_eq!(condition.observed_generation, 7);
-        }
-    };
-    let none = ("Running", false, "NoAttempt");
-    check("", "", false, [("Scheduled", false, "WaitingForAdmission"), none]);
-    check("NotStarted@0", "", true, [("Scheduled", false, "BackOff"), none]);
-    check("Infra@0", "0@0R", true, [("Scheduled", false, "EarlierAttempt"), none]);
-    let starting = ("Running", false, "Starting");
-    check("made", "0@0R 1@0P", true, [("Scheduled", false, "Unschedulable"), starting]);
-    let scheduled = ("Scheduled", true, "AllPodsScheduled");
-    check("made", "0@0R 1@0S", true, [scheduled, ("Running", false, "ImagePullBackOff")]);
-    check("made", "0@0R 1@0R", true, [scheduled, ("Running", true, "AllPodsRunning")]);
 }

@@ -9,38 +9,38 @@ use crate::gang::{PodPhase, Waiting};
 
 /// Why some processes do not run although they should. The first of each kind is kept.
 #[derive(Debug, Default)]
-pub(super) struct Waits {
+pub(super) struct PendingReasons {
     /// Reason and message of a process that cannot start or be scheduled.
-    said: Option<(&'static str, String)>,
+    unscheduled: Option<(&'static str, String)>,
     /// A container that cannot start.
-    stuck: Option<Waiting>,
+    stuck_container: Option<Waiting>,
 }
 
-impl Waits {
-    pub(super) fn say(&mut self, reason: &'static str, text: String) {
-        self.said.get_or_insert((reason, text));
+impl PendingReasons {
+    pub(super) fn set_unscheduled(&mut self, reason: &'static str, text: String) {
+        self.unscheduled.get_or_insert((reason, text));
     }
 
     /// Records a container that cannot start.
-    pub(super) fn stuck(&mut self, waiting: &Waiting) {
-        self.stuck.get_or_insert_with(|| waiting.clone());
+    pub(super) fn set_stuck_container(&mut self, waiting: &Waiting) {
+        self.stuck_container.get_or_insert_with(|| waiting.clone());
     }
 }
 
 /// Sets the conditions that follow from a status and its pods.
-pub(super) fn set(view: &JobView<'_>, status: &mut InferenceStatus, waits: &Waits) {
+pub(super) fn set(view: &JobView<'_>, status: &mut InferenceStatus, pending: &PendingReasons) {
     let mut conditions = vec![("Valid", true, "Accepted".to_owned(), String::new())];
     let mut add = |type_, holds, reason: &str, message: &str| {
         conditions.push((type_, holds, reason.to_owned(), message.to_owned()));
     };
     let phase = status.phase;
-    let (scheduled, reason, message) = scheduled(view, status, waits);
+    let (scheduled, reason, message) = scheduled(view, status, pending);
     add("Scheduled", scheduled, reason, message);
     let is_running = |attempt: u32| {
         view.pods.iter().any(|pod| pod.attempt == attempt && pod.phase == PodPhase::Running)
     };
     let any_runs = status.workers.iter().filter_map(|worker| worker.attempt).any(is_running);
-    match (phase, &waits.stuck) {
+    match (phase, &pending.stuck_container) {
         (Phase::Running, Some(waiting)) => {
             add("Running", false, &waiting.reason, &waiting.message);
         }
@@ -73,13 +73,13 @@ pub(super) fn set(view: &JobView<'_>, status: &mut InferenceStatus, waits: &Wait
 fn scheduled<'a>(
     view: &JobView<'_>,
     status: &InferenceStatus,
-    waits: &'a Waits,
+    pending: &'a PendingReasons,
 ) -> (bool, &'static str, &'a str) {
     let live = || status.workers.iter().filter_map(|worker| worker.attempt);
     let has_node = |attempt: u32| {
         view.pods.iter().any(|pod| pod.attempt == attempt && pod.scheduled_at.is_some())
     };
-    match &waits.said {
+    match &pending.unscheduled {
         _ if status.phase.is_terminal() => (false, "Ended", ""),
         Some((reason, message)) => (false, reason, message),
         None if live().next().is_none() => (false, "NoAttempt", ""),

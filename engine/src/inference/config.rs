@@ -1,16 +1,18 @@
 //! Configuration of a job's processes.
 
 use serde_json::json;
-use stoker_api::contract::{CONTRACT_VERSION, ContextRef, Door, StorageConfig, TrialConfig};
+use stoker_api::contract::{
+    CONTRACT_VERSION, ContextRef, ReportEndpoint, StorageConfig, TrialConfig,
+};
 use stoker_api::experiment::{CheckpointPolicy, GradientCompression, MixedPrecision, Unit};
 use stoker_api::inference::{InferenceJobSpec, InferenceTask};
 use stoker_api::validate::derive_seed;
 
-use super::Start;
+use super::ProcessStart;
 
 /// A job with its storage and its report endpoint.
 #[derive(Clone, Debug)]
-pub struct JobPlace<'a> {
+pub struct JobContext<'a> {
     /// Name of the job.
     pub name: &'a str,
     /// Unique ID of the job.
@@ -30,13 +32,13 @@ pub struct JobPlace<'a> {
     /// Whether the output of another job may be replaced.
     pub replace: bool,
     /// Report endpoint of the processes; its address is empty without a report server.
-    pub door: Door,
+    pub report_endpoint: ReportEndpoint,
     /// Files of the job's program.
     pub context: Option<ContextRef>,
 }
 
 /// Returns the configuration of a process of a job.
-pub fn trial_config(job: &JobPlace<'_>, start: Start) -> TrialConfig {
+pub fn trial_config(job: &JobContext<'_>, start: ProcessStart) -> TrialConfig {
     let spec = job.spec;
     let mut output = spec.output.clone();
     if output.url.is_none() {
@@ -88,7 +90,7 @@ pub fn trial_config(job: &JobPlace<'_>, start: Start) -> TrialConfig {
             trial_path: format!("{}/workers/{}", job.path, start.slot),
         },
         resume_from: vec![],
-        door: job.door.clone(),
+        report_endpoint: job.report_endpoint.clone(),
         gang: None,
         context: job.context.clone(),
         inference: Some(task),

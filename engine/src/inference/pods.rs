@@ -8,15 +8,17 @@
 //! and then that the pod was created. Unlike the ranks of a gang, slots are independent: one that
 //! fails or cannot be scheduled does not block the others.
 
+mod process_end;
+
 use stoker_api::experiment::{DesiredState, Phase};
-use stoker_api::inference::{InferenceStatus, Role, WorkerEnd, WorkerStatus};
+use stoker_api::inference::InferenceStatus;
 use stoker_api::time::Timestamp;
 use stoker_api::trial::AttemptEnd;
 
-use super::conditions::{self, Waits};
-use super::{End, Start, back_off, begin, next, resume};
-use crate::gang::{Delete, NodeState, Patience, PodSeen, ended};
-use crate::trial::BackOffLimits;
+use super::conditions::{self, PendingReasons};
+use super::{ProcessStart, begin, next, resume};
+use crate::gang::{NodeState, ObservedPod, PodDeletion, Timeouts, pod_outcome};
+use process_end::record_end;
 
 /// Seconds that a pod has to exit by itself after it is deleted.
 const DELETE_GRACE_SECONDS: u32 = 30;
@@ -24,15 +26,7 @@ const DELETE_GRACE_SECONDS: u32 = 30;
 /// would remove the pod at once.
 const KILL_GRACE_SECONDS: u32 = 1;
 /// Seconds that the API server's clock may be ahead of the operator's.
-const CLOCKS_DIFFER_SECONDS: u32 = 10;
-/// Message for a process that exited with code 0 without a report.
-const SAID_NOTHING: &str = "the process exited with code 0 without a report; the job's program \
-                            must implement `Inference`, and a wrapper script must pass on its exit \
-                            code";
-/// Latest ends that are kept.
-const ENDS_MAX: usize = 16;
-/// Maximum length of an end's message, in characters. A status must stay small.
-const MESSAGE_CHARS_MAX: usize = 1000;
+const CLOCK_SKEW_SECONDS_MAX: u32 = 10;
 
 /// Input of a plan.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +34,7 @@ pub struct JobView<'a> {
     /// Recorded status of the job.
     pub status: &'a InferenceStatus,
     /// State that the user requested.
-    pub wanted: DesiredState,
+    pub desired_state: DesiredState,
     /// Generation of the job's spec.
     pub generation: i64,
     /// Number of slots.
@@ -48,11 +42,11 @@ pub struct JobView<'a> {
     /// The job's `maxRestarts`.
     pub max_restarts: u32,
     /// Pods of all attempts of the job. A pod's index is its slot.
-    pub pods: &'a [PodSeen],
+    pub pods: &'a [ObservedPod],
     /// Pods of the job that may be unscheduled at a time; at least 1.
     pub starting_max: u32,
     /// Timeouts.
-    pub patience: Patience,
+    pub timeouts: Timeouts,
     /// Current time.
     pub now: Timestamp,
 }
@@ -63,9 +57,9 @@ pub struct JobPlan {
     /// Status to write before any other step.
     pub status: InferenceStatus,
     /// Pods to delete.
-    pub delete: Vec<Delete>,
+    pub delete: Vec<PodDeletion>,
     /// Processes whose pods to create.
-    pub create: Vec<Start>,
+    pub create: Vec<ProcessStart>,
     /// Seconds until the next plan is due, even if nothing else changes.
     pub wake_seconds: Option<u64>,
 }
@@ -74,18 +68,18 @@ pub struct JobPlan {
 pub fn plan(view: &JobView<'_>) -> JobPlan {
     let plan =
         JobPlan { status: view.status.clone(), delete: vec![], create: vec![], wake_seconds: None };
-    let mut planner = Planner { view, plan, waits: Waits::default() };
+    let mut planner = Planner { view, plan, pending: PendingReasons::default() };
     if !view.status.phase.is_terminal() {
-        planner.live();
-        planner.apply_wanted();
-        planner.start();
+        planner.plan_live_attempts();
+        planner.apply_desired_state();
+        planner.begin_attempts();
     }
     planner.delete_stale_pods();
-    let Planner { mut plan, waits, .. } = planner;
+    let Planner { mut plan, pending, .. } = planner;
     // `refuse` may have ended the job without setting the end time and the conditions.
     if view.status.ended_at.is_none() {
         finish(view, &mut plan.status);
-        conditions::set(view, &mut plan.status, &waits);
+        conditions::set(view, &mut plan.status, &pending);
     }
     plan
 }
@@ -94,7 +88,7 @@ pub fn plan(view: &JobView<'_>) -> JobPlan {
 /// a policy is not a failure, and a malformed pod is the user's error.
 pub fn refuse(
     status: &mut InferenceStatus,
-    start: Start,
+    start: ProcessStart,
     end: AttemptEnd,
     reason: &str,
     message: &str,
@@ -128,7 +122,7 @@ fn finish(view: &JobView<'_>, status: &mut InferenceStatus) {
 struct Planner<'a> {
     view: &'a JobView<'a>,
     plan: JobPlan,
-    waits: Waits,
+    pending: PendingReasons,
 }
 
 impl Planner<'_> {
@@ -138,12 +132,12 @@ impl Planner<'_> {
         self.plan.wake_seconds = Some(earliest);
     }
 
-    fn is_unwanted(&self) -> bool {
-        self.view.wanted != DesiredState::Active
+    fn must_stop(&self) -> bool {
+        self.view.desired_state != DesiredState::Active
     }
 
     /// Plans each live attempt.
-    fn live(&mut self) {
+    fn plan_live_attempts(&mut self) {
         let view = self.view;
         let is_refused = self.is_refused();
         for slot in 0..self.plan.status.workers.len() {
@@ -151,53 +145,54 @@ impl Planner<'_> {
             if self.plan.status.phase.is_terminal() {
                 return;
             }
-            let (is_unwanted, role) = (self.is_unwanted(), self.plan.status.stage);
+            let (must_stop, role) = (self.must_stop(), self.plan.status.stage);
             let worker = &mut self.plan.status.workers[slot];
             let Some(attempt) = worker.attempt else { continue };
             let slot = slot as u32;
             match view.pods.iter().find(|pod| pod.attempt == attempt) {
                 Some(pod) => {
                     worker.has_pod = true;
-                    self.watch(slot, attempt, pod);
+                    self.check_pod(slot, attempt, pod);
                 }
                 None if worker.has_pod => {
                     let text = format!("the pod of attempt {attempt} was deleted");
                     self.end(slot, attempt, AttemptEnd::Infrastructure, "PodDeleted", &text);
                 }
                 // Another slot's pod was refused before this pod was created, so this slot waits.
-                None if is_unwanted || is_refused => worker.attempt = None,
-                None => self.plan.create.push(Start { role, slot, attempt }),
+                None if must_stop || is_refused => worker.attempt = None,
+                None => self.plan.create.push(ProcessStart { role, slot, attempt }),
             }
         }
     }
 
-    fn watch(&mut self, slot: u32, attempt: u32, pod: &PodSeen) {
+    fn check_pod(&mut self, slot: u32, attempt: u32, pod: &ObservedPod) {
         let view = self.view;
-        if let Some(end) = ended(pod, &view.patience, view.now) {
-            self.end(slot, attempt, end.end.attempt_end(), &end.reason, &end.message);
+        if let Some(outcome) = pod_outcome(pod, &view.timeouts, view.now) {
+            let end = outcome.class.attempt_end();
+            self.end(slot, attempt, end, &outcome.reason, &outcome.message);
             return;
         }
-        if pod.is_on_dead_node(&view.patience, view.now) {
+        if pod.is_on_dead_node(&view.timeouts, view.now) {
             self.delete_within(pod, DELETE_GRACE_SECONDS);
         }
         if let NodeState::NotReady(since) = pod.node {
-            self.wake(since.plus(view.patience.node_lost_seconds));
+            self.wake(since.plus(view.timeouts.node_lost_seconds));
         }
         match pod.scheduled_at {
             None => {
-                let (reason, text) = pod.without_node();
-                self.waits.say(reason, text);
+                let (reason, text) = pod.unscheduled_reason();
+                self.pending.set_unscheduled(reason, text);
             }
             Some(since) => {
                 if let Some(waiting) = &pod.waiting {
-                    self.waits.stuck(waiting);
-                    self.wake(since.plus(view.patience.pull_deadline_seconds));
+                    self.pending.set_stuck_container(waiting);
+                    self.wake(since.plus(view.timeouts.pull_deadline_seconds));
                 }
             }
         }
         // `delete_stale_pods` deletes the pods of a killed job.
-        if matches!(view.wanted, DesiredState::Paused | DesiredState::Cancelled) {
-            let grace = view.patience.preemption_timeout_seconds;
+        if matches!(view.desired_state, DesiredState::Paused | DesiredState::Cancelled) {
+            let grace = view.timeouts.preemption_timeout_seconds;
             self.delete_within(pod, u32::try_from(grace).unwrap_or(u32::MAX));
         }
     }
@@ -205,7 +200,7 @@ impl Planner<'_> {
     fn end(&mut self, slot: u32, attempt: u32, end: AttemptEnd, reason: &str, message: &str) {
         // The pod was deleted because the user paused, cancelled or killed the job.
         let end = match end {
-            AttemptEnd::Infrastructure if self.is_unwanted() => AttemptEnd::RunnerLost,
+            AttemptEnd::Infrastructure if self.must_stop() => AttemptEnd::RunnerLost,
             end => end,
         };
         let (max_restarts, now) = (self.view.max_restarts, self.view.now);
@@ -224,24 +219,25 @@ impl Planner<'_> {
     }
 
     /// Applies the state that the user requested. Paused and cancelled jobs wait for live attempts.
-    fn apply_wanted(&mut self) {
+    fn apply_desired_state(&mut self) {
         let view = self.view;
         let status = &mut self.plan.status;
         if status.phase.is_terminal() {
             return;
         }
-        if view.wanted == DesiredState::Killed {
+        if view.desired_state == DesiredState::Killed {
             status.workers.iter_mut().for_each(|worker| worker.attempt = None);
         }
         let is_alive = status.workers.iter().any(|worker| worker.attempt.is_some());
-        match view.wanted {
+        match view.desired_state {
             DesiredState::Active if matches!(status.phase, Phase::Pending | Phase::Paused) => {
                 resume(status, view.slots);
             }
             DesiredState::Paused if !is_alive => status.phase = Phase::Paused,
             DesiredState::Cancelled | DesiredState::Killed if !is_alive => {
                 status.phase = Phase::Cancelled;
-                let word = if view.wanted == DesiredState::Killed { "killed" } else { "cancelled" };
+                let word =
+                    if view.desired_state == DesiredState::Killed { "killed" } else { "cancelled" };
                 status.message = Some(word.to_owned());
             }
             _ => {}
@@ -249,31 +245,31 @@ impl Planner<'_> {
     }
 
     /// Begins attempts of idle slots.
-    fn start(&mut self) {
+    fn begin_attempts(&mut self) {
         let view = self.view;
-        if self.is_unwanted() || self.plan.status.phase != Phase::Running {
+        if self.must_stop() || self.plan.status.phase != Phase::Running {
             return;
         }
         let is_waiting =
-            |pod: &&PodSeen| is_live(&self.plan.status, pod) && pod.scheduled_at.is_none();
+            |pod: &&ObservedPod| is_live(&self.plan.status, pod) && pod.scheduled_at.is_none();
         let waiting = view.pods.iter().filter(is_waiting).count() + self.plan.create.len();
         let mut allowed = (view.starting_max.max(1) as usize).saturating_sub(waiting);
         let is_refused = self.is_refused();
-        for Start { role, slot, .. } in next(&self.plan.status) {
+        for ProcessStart { role, slot, .. } in next(&self.plan.status) {
             let worker = &self.plan.status.workers[slot as usize];
             if let Some(until) = worker.not_before.filter(|until| *until > view.now) {
                 self.wake(until);
                 let last = self.plan.status.ends.iter().rfind(|end| end.slot == slot);
                 let why = last.map_or("", |end| end.message.as_str());
-                self.waits.say("BackOff", format!("retry at {until}: {why}"));
+                self.pending.set_unscheduled("BackOff", format!("retry at {until}: {why}"));
                 continue;
             }
-            let earlier = |pod: &&PodSeen| {
-                pod.index == slot && !pod.is_terminal() && !pod.is_lost(&view.patience, view.now)
+            let earlier = |pod: &&ObservedPod| {
+                pod.index == slot && !pod.is_terminal() && !pod.is_lost(&view.timeouts, view.now)
             };
             if let Some(pod) = view.pods.iter().find(earlier) {
                 let text = format!("pod {} of an earlier attempt has not terminated", pod.name);
-                self.waits.say("EarlierAttempt", text);
+                self.pending.set_unscheduled("EarlierAttempt", text);
                 continue;
             }
             if is_refused {
@@ -282,11 +278,11 @@ impl Planner<'_> {
             }
             if allowed == 0 {
                 let text = "other pods of the job wait to be scheduled".to_owned();
-                self.waits.say("Starting", text);
+                self.pending.set_unscheduled("Starting", text);
                 break;
             }
             allowed -= 1;
-            let start = Start { role, slot, attempt: self.plan.status.attempts };
+            let start = ProcessStart { role, slot, attempt: self.plan.status.attempts };
             begin(&mut self.plan.status, start);
             if let Some(worker) = self.plan.status.workers.get_mut(slot as usize) {
                 (worker.has_pod, worker.not_before) = (false, None);
@@ -299,8 +295,8 @@ impl Planner<'_> {
     /// status does not know yet: another leader may have recorded them.
     fn delete_stale_pods(&mut self) {
         let view = self.view;
-        let is_known = |pod: &&PodSeen| pod.attempt < self.plan.status.attempts;
-        let stale: Vec<&PodSeen> = view
+        let is_known = |pod: &&ObservedPod| pod.attempt < self.plan.status.attempts;
+        let stale: Vec<&ObservedPod> = view
             .pods
             .iter()
             .filter(is_known)
@@ -310,22 +306,22 @@ impl Planner<'_> {
             let exit = pod.exit.as_ref();
             let ended_at = exit.and_then(|exit| exit.finished_at).or(pod.scheduled_at);
             let ended_at = ended_at.unwrap_or_default();
-            let until = ended_at.plus(view.patience.finished_pods_seconds);
-            let settles = ended_at.plus(DELETE_GRACE_SECONDS.into());
-            if pod.is_lost(&view.patience, view.now) {
+            let until = ended_at.plus(view.timeouts.finished_pods_seconds);
+            let report_deadline = ended_at.plus(DELETE_GRACE_SECONDS.into());
+            if pod.is_lost(&view.timeouts, view.now) {
                 self.delete(pod, 0);
             } else if pod.is_terminal() && view.now < until {
                 self.wake(until);
             } else if !pod.is_terminal()
                 && pod.deletion.is_none()
-                && pod.has_left()
-                && view.now < settles
+                && pod.has_program_exited()
+                && view.now < report_deadline
             {
                 // The program has exited. Wait for the node to report the pod as finished, so that
                 // the pod is kept for its logs.
-                self.wake(settles);
+                self.wake(report_deadline);
             } else {
-                let is_killed = view.wanted == DesiredState::Killed;
+                let is_killed = view.desired_state == DesiredState::Killed;
                 let grace = if is_killed { KILL_GRACE_SECONDS } else { DELETE_GRACE_SECONDS };
                 self.delete_within(pod, grace);
             }
@@ -333,70 +329,24 @@ impl Planner<'_> {
     }
 
     /// Deletes a pod, unless an earlier deletion ends about as soon.
-    fn delete_within(&mut self, pod: &PodSeen, grace_seconds: u32) {
-        let soon = u64::from(grace_seconds) + u64::from(CLOCKS_DIFFER_SECONDS);
+    fn delete_within(&mut self, pod: &ObservedPod, grace_seconds: u32) {
+        let soon = u64::from(grace_seconds) + u64::from(CLOCK_SKEW_SECONDS_MAX);
         match pod.deletion {
             Some(until) if until <= self.view.now.plus(soon) => self.wake(until.plus(1)),
             Some(_) | None => self.delete(pod, grace_seconds),
         }
     }
 
-    fn delete(&mut self, pod: &PodSeen, grace_seconds: u32) {
+    fn delete(&mut self, pod: &ObservedPod, grace_seconds: u32) {
         let (name, uid) = (pod.name.clone(), pod.uid.clone());
-        self.plan.delete.push(Delete { name, uid, grace_seconds });
+        self.plan.delete.push(PodDeletion { name, uid, grace_seconds });
     }
 }
 
 /// Returns whether a pod belongs to a live attempt.
-fn is_live(status: &InferenceStatus, pod: &PodSeen) -> bool {
+fn is_live(status: &InferenceStatus, pod: &ObservedPod) -> bool {
     let attempt = Some(pod.attempt);
     !status.phase.is_terminal() && status.workers.iter().any(|worker| worker.attempt == attempt)
-}
-
-/// Records the end of an attempt and the back-off of its slot. Keeps reason and message of an end
-/// other than `Completed`.
-#[expect(clippy::too_many_arguments, reason = "an end has this many parts")]
-fn record_end(
-    status: &mut InferenceStatus,
-    slot: u32,
-    attempt: u32,
-    end: AttemptEnd,
-    reason: &str,
-    message: &str,
-    max_restarts: u32,
-    now: Timestamp,
-) {
-    let is_known = |worker: &WorkerStatus| worker.attempt == Some(attempt);
-    if !status.workers.get(slot as usize).is_some_and(is_known) {
-        return;
-    }
-    let message: String = message.chars().take(MESSAGE_CHARS_MAX).collect();
-    let role = status.stage;
-    // A program without `Inference` may also exit with code 0, without having done anything.
-    let is_silent = end == AttemptEnd::Completed && role != Role::Work && !status.reported;
-    let (end, reason, message) = match is_silent {
-        true => (AttemptEnd::Infrastructure, "SaidNothing", SAID_NOTHING.to_owned()),
-        false => (end, reason, message),
-    };
-    if end != AttemptEnd::Completed {
-        let reason = reason.to_owned();
-        let at = now;
-        let message = message.clone();
-        status.ends.push(WorkerEnd { attempt, role, slot, end, reason, message, at });
-        let extra = status.ends.len().saturating_sub(ENDS_MAX);
-        status.ends.drain(..extra);
-    }
-    // `has_committed` is not needed: the report of a commit has already reset the counts.
-    let end_of_slot = End { slot, attempt, end, message: Some(message), has_committed: false };
-    super::ended(status, end_of_slot, max_restarts);
-    let Some(worker) = status.workers.get_mut(slot as usize) else { return };
-    let wait = back_off(end, worker, &BackOffLimits::CLUSTER);
-    worker.not_before = (!wait.is_zero()).then(|| now.plus(wait.as_secs()));
-    worker.has_pod = false;
-    if status.stage != role && role == Role::Finish {
-        // All slots search for missing shards. Only slot 0 has failed, so the others need not wait.
-        status.workers.iter_mut().skip(1).for_each(|worker| worker.not_before = None);
-    }
 }
 
 #[cfg(test)]

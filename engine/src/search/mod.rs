@@ -20,7 +20,7 @@ mod sample;
 use serde_json::Value;
 use stoker_api::experiment::Unit;
 use stoker_api::hyperparameters::Space;
-use stoker_api::trial::{CloseCause, TrialSpec, WantedState};
+use stoker_api::trial::{CloseCause, DesiredTrialState, TrialSpec};
 use stoker_api::validate::{Method, ValidExperiment};
 
 pub use crate::search::sample::normalized;
@@ -131,8 +131,8 @@ impl Draw {
             unit,
             units: self.units,
             grants: Vec::new(),
-            wanted: WantedState::Run,
-            wanted_since: None,
+            desired_state: DesiredTrialState::Run,
+            desired_since: None,
         }
     }
 }

@@ -94,7 +94,9 @@ mod tests {
 
     use super::*;
     use crate::fixture::plain_record;
-    use crate::trial::{INFRASTRUCTURE_ATTEMPTS_MAX, Limits, begin_attempt, closed, end_attempt};
+    use crate::trial::{
+        INFRASTRUCTURE_ATTEMPTS_MAX, RestartLimits, begin_attempt, closed, end_attempt,
+    };
 
     /// Builds a record of attempts that ended at time 100, such as `Infra User ckpt1 Preempted`.
     /// `ckptN` is a checkpoint of attempt N.
@@ -152,7 +154,7 @@ mod tests {
     #[test]
     fn a_trial_survives_minutes_of_infrastructure_failures() {
         for back_off_limits in [BackOffLimits::LOCAL, BackOffLimits::CLUSTER] {
-            let limits = Limits::new(0, back_off_limits);
+            let limits = RestartLimits::new(0, back_off_limits);
             let (mut record, mut now) = (plain_record(0), Duration::ZERO);
             for number in 0..INFRASTRUCTURE_ATTEMPTS_MAX {
                 assert_eq!(closed(&record), None);

@@ -104,9 +104,9 @@ mod tests {
 
     use super::*;
     use crate::fixture::{LOSS, plain_record, report};
-    use crate::retention::superfluous;
+    use crate::retention::prunable;
     use crate::trial::{
-        BackOffLimits, Limits, Recorded, TrialRecord, begin_attempt, close, end_attempt,
+        BackOffLimits, ReportEffect, RestartLimits, TrialRecord, begin_attempt, close, end_attempt,
         record_report,
     };
 
@@ -115,7 +115,7 @@ mod tests {
     /// Worst case for JSON: each character takes six bytes.
     const CONTROL: &str = "\u{1}";
     const NUMBER: &str = "-1.7976931348623157e308";
-    const LIMITS: Limits = Limits {
+    const LIMITS: RestartLimits = RestartLimits {
         max_restarts: u32::MAX,
         infrastructure_attempts_max: u32::MAX,
         back_off: BackOffLimits::CLUSTER,
@@ -127,10 +127,10 @@ mod tests {
 
     fn take(record: &mut TrialRecord, attempt: u32, batches: u64, event: ReportEvent) {
         let recorded = record_report(record, &report(attempt, batches, event), &LOSS);
-        assert_eq!(recorded, Recorded::New);
+        assert_eq!(recorded, ReportEffect::New);
     }
 
-    /// Deletes superfluous checkpoints from the record, as the report server and the runner do.
+    /// Deletes prunable checkpoints from the record, as the report server and the runner do.
     fn prune(record: &mut TrialRecord) {
         let policy = CheckpointStorage {
             save_experiment_best: SAVE_MAX,
@@ -138,7 +138,7 @@ mod tests {
             save_trial_latest: SAVE_MAX,
             ..CheckpointStorage::default()
         };
-        let deleted = superfluous(&policy, true, &record.status.checkpoints);
+        let deleted = prunable(&policy, true, &record.status.checkpoints);
         record.status.checkpoints.retain(|checkpoint| !deleted.contains(&checkpoint.name));
     }
 

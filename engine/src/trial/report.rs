@@ -35,7 +35,7 @@ impl SearchedMetric<'_> {
 
 /// Effect of a report on the record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Recorded {
+pub enum ReportEffect {
     /// The report changed the record. Write the record before answering the report.
     New,
     /// The report changed nothing.
@@ -61,14 +61,14 @@ pub fn record_report(
     record: &mut TrialRecord,
     report: &Report,
     searched: &SearchedMetric<'_>,
-) -> Recorded {
+) -> ReportEffect {
     if closed(record).is_some() || live_attempt(record) != Some(report.attempt) {
-        return Recorded::Fenced;
+        return ReportEffect::Fenced;
     }
     if let ReportEvent::Checkpointed { name, .. } = &report.event
         && let Err(why) = check_name(name, report)
     {
-        return Recorded::Refused { why };
+        return ReportEffect::Refused { why };
     }
     let before = record.status.clone();
     let is_latest = report.batches >= before.batches;
@@ -125,7 +125,7 @@ pub fn record_report(
         }
     }
     record.status.batches = record.status.batches.max(report.batches);
-    if record.status == before { Recorded::Repeat } else { Recorded::New }
+    if record.status == before { ReportEffect::Repeat } else { ReportEffect::New }
 }
 
 fn record_result(record: &mut TrialRecord, units: u64, metric: Option<&String>) {
@@ -187,6 +187,6 @@ fn record_checkpoint(record: &mut TrialRecord, checkpoint: CheckpointRecord) {
         return;
     }
     let age = |checkpoint: &CheckpointRecord| (attempt_of(&checkpoint.name), checkpoint.batches);
-    let place = checkpoints.partition_point(|recorded| age(recorded) <= age(&checkpoint));
-    checkpoints.insert(place, checkpoint);
+    let position = checkpoints.partition_point(|recorded| age(recorded) <= age(&checkpoint));
+    checkpoints.insert(position, checkpoint);
 }

@@ -1,6 +1,6 @@
-//! Tests of a trial's record: attempts and their ends, reports, directives.
+//! Tests of a trial's record: attempts and their ends, directives.
 
-use std::collections::BTreeMap;
+mod reports;
 
 use stoker_api::contract::ReportEvent;
 use stoker_api::trial::Grant;
@@ -8,8 +8,11 @@ use stoker_api::trial::Grant;
 use super::*;
 use crate::fixture::{LOSS, checkpointed, plain_record, report, validated};
 
-const LIMITS: Limits =
-    Limits { max_restarts: 2, infrastructure_attempts_max: 3, back_off: BackOffLimits::CLUSTER };
+const LIMITS: RestartLimits = RestartLimits {
+    max_restarts: 2,
+    infrastructure_attempts_max: 3,
+    back_off: BackOffLimits::CLUSTER,
+};
 
 /// Event in an attempt: a result at the granted length, a validation before that length, a
 /// checkpoint, or an end.
@@ -31,7 +34,7 @@ use Step::{Checkpoint, End};
 fn check(steps: &[Step], expected: (Option<CloseCause>, u32, usize)) {
     let mut record = plain_record(0);
     for (batches, step) in (1..).zip(steps) {
-        if let Next::Start { attempt, .. } = next(&record, Wanted::Run) {
+        if let NextStep::Start { attempt, .. } = next(&record, TargetState::Run) {
             begin_attempt(&mut record, attempt);
         }
         let attempt = live_attempt(&record).unwrap_or(0);
@@ -126,7 +129,12 @@ fn limits_allow_ten_lost_attempts() {
         assert_eq!(closed(&record), None, "before attempt {number}");
         begin_attempt(&mut record, number);
         let message = Some("no route to the store".to_owned());
-        end_attempt(&mut record, Infrastructure, message, &Limits::new(5, BackOffLimits::CLUSTER));
+        end_attempt(
+            &mut record,
+            Infrastructure,
+            message,
+            &RestartLimits::new(5, BackOffLimits::CLUSTER),
+        );
     }
     assert_eq!(closed(&record), Some(CloseCause::Failed));
     let message = "lost 10 attempts without a new checkpoint; last failure: no route to the store";
@@ -146,11 +154,11 @@ fn closed_trials_never_change() {
     begin_attempt(&mut record, 1);
     end_attempt(&mut record, UserError, None, &LIMITS);
     assert_eq!(record_report(&mut record, &report(0, 1, validated("1", None)), &LOSS), {
-        Recorded::Fenced
+        ReportEffect::Fenced
     });
     assert_eq!(record, ended);
     assert_eq!((record.status.facts, record.status.phase), (facts, Phase::Cancelled));
-    assert_eq!(next(&ended, Wanted::Run), Next::Done);
+    assert_eq!(next(&ended, TargetState::Run), NextStep::Done);
 }
 
 #[test]
@@ -158,39 +166,39 @@ fn attempts_begin_once_and_in_order() {
     let mut record = plain_record(0);
     begin_attempt(&mut record, 0);
     begin_attempt(&mut record, 0);
-    assert_eq!(next(&record, Wanted::Run), Next::Running);
+    assert_eq!(next(&record, TargetState::Run), NextStep::Running);
     end_attempt(&mut record, Preempted, None, &LIMITS);
     end_attempt(&mut record, UserError, None, &LIMITS);
     begin_attempt(&mut record, 0);
     assert_eq!((record.status.attempts.len(), record.status.restarts), (1, 0));
-    let expected = Next::Start { attempt: 1, resume_from: Vec::new(), units: 9 };
-    assert_eq!(next(&record, Wanted::Run), expected);
+    let expected = NextStep::Start { attempt: 1, resume_from: Vec::new(), units: 9 };
+    assert_eq!(next(&record, TargetState::Run), expected);
 }
 
 /// Checks the directive of a live attempt, and the next step after that attempt was preempted.
-fn check_wanted(has_result: bool, wanted: Wanted, expected: (Directive, Next)) {
+fn check_target(has_result: bool, target: TargetState, expected: (Directive, NextStep)) {
     let mut record = plain_record(0);
     begin_attempt(&mut record, 0);
     if has_result {
         record_report(&mut record, &report(0, 7, validated("0.5", Some(9))), &LOSS);
     }
-    let live_directive = directive(&record, 0, wanted);
-    assert_eq!(directive(&record, 1, wanted), Directive::Fenced);
+    let live_directive = directive(&record, 0, target);
+    assert_eq!(directive(&record, 1, target), Directive::Fenced);
     end_attempt(&mut record, Preempted, None, &LIMITS);
-    assert_eq!(directive(&record, 0, wanted), Directive::Fenced, "the attempt has ended");
-    assert_eq!((live_directive, next(&record, wanted)), expected, "{has_result} {wanted:?}");
+    assert_eq!(directive(&record, 0, target), Directive::Fenced, "the attempt has ended");
+    assert_eq!((live_directive, next(&record, target)), expected, "{has_result} {target:?}");
 }
 
 #[test]
 fn desired_state_determines_directive_and_next_step() {
-    let start = Next::Start { attempt: 1, resume_from: Vec::new(), units: 9 };
-    let close = |cause| Next::Close { cause };
-    check_wanted(false, Wanted::Run, (Directive::Continue { units: 9 }, start));
-    check_wanted(true, Wanted::Run, (Directive::Wait, Next::Idle));
-    check_wanted(false, Wanted::Stop, (Directive::Preempt, close(CloseCause::Cancelled)));
-    check_wanted(true, Wanted::Stop, (Directive::Stop, close(CloseCause::Completed)));
-    check_wanted(false, Wanted::Pause, (Directive::Preempt, Next::Idle));
-    check_wanted(true, Wanted::Pause, (Directive::Preempt, Next::Idle));
+    let start = NextStep::Start { attempt: 1, resume_from: Vec::new(), units: 9 };
+    let close = |cause| NextStep::Close { cause };
+    check_target(false, TargetState::Run, (Directive::Continue { units: 9 }, start));
+    check_target(true, TargetState::Run, (Directive::Wait, NextStep::Idle));
+    check_target(false, TargetState::Stop, (Directive::Preempt, close(CloseCause::Cancelled)));
+    check_target(true, TargetState::Stop, (Directive::Stop, close(CloseCause::Completed)));
+    check_target(false, TargetState::Pause, (Directive::Preempt, NextStep::Idle));
+    check_target(true, TargetState::Pause, (Directive::Preempt, NextStep::Idle));
 }
 
 #[test]
@@ -199,175 +207,15 @@ fn a_longer_grant_resumes_a_waiting_trial() {
     record.spec.units = 3;
     begin_attempt(&mut record, 0);
     record_report(&mut record, &report(0, 7, validated("0.5", Some(3))), &LOSS);
-    assert_eq!(directive(&record, 0, Wanted::Run), Directive::Wait);
+    assert_eq!(directive(&record, 0, TargetState::Run), Directive::Wait);
     record.spec.grants.push(Grant { order: 0, fact: 0, units: 9 });
-    assert_eq!(directive(&record, 0, Wanted::Run), Directive::Continue { units: 9 });
+    assert_eq!(directive(&record, 0, TargetState::Run), Directive::Continue { units: 9 });
     end_attempt(&mut record, Completed, None, &LIMITS);
     assert_eq!(
         closed(&record),
         Some(CloseCause::StoppedEarly),
         "the program exited before length 9"
     );
-}
-
-#[test]
-fn the_first_result_at_a_length_wins() {
-    let mut record = plain_record(0);
-    begin_attempt(&mut record, 0);
-    let mut send = |batches, loss: &str, units| {
-        record_report(&mut record, &report(0, batches, validated(loss, units)), &LOSS)
-    };
-    assert_eq!(send(10, "0.5", None), Recorded::New);
-    assert_eq!(send(10, "0.5", None), Recorded::Repeat);
-    assert_eq!(send(10, "0.5", Some(10)), Recorded::Repeat, "never granted");
-    assert_eq!(send(20, "0.4", Some(9)), Recorded::New);
-    assert_eq!(send(20, "0.4", Some(9)), Recorded::Repeat);
-    assert_eq!(send(20, "0.3", Some(9)), Recorded::New, "the latest metrics still change");
-    assert_eq!(send(10, "0.5", None), Recorded::Repeat, "a late report reverts nothing");
-    let expected = Fact::Result(ResultFact { units: 9, metric: "0.4".to_owned() });
-    assert_eq!(record.status.facts, [expected]);
-    assert_eq!((record.status.batches, record.status.metrics["loss"].as_str()), (20, "0.3"));
-}
-
-#[test]
-fn a_result_without_a_usable_metric_is_nan() {
-    for (metric, loss) in [("accuracy", "0.5"), ("loss", "many"), ("loss", "NaN")] {
-        let mut record = plain_record(0);
-        begin_attempt(&mut record, 0);
-        let searched = SearchedMetric { name: metric, ..LOSS };
-        record_report(&mut record, &report(0, 1, validated(loss, Some(9))), &searched);
-        let result = result_at(&record, 9).map(|result| result.metric.as_str());
-        assert_eq!(result, Some("NaN"), "{metric} {loss}");
-    }
-}
-
-#[test]
-fn the_searched_metric_may_have_the_short_prefix() {
-    let check = |name, expected: Option<&str>| {
-        let names = ["loss", "validation_loss", "validation_val_x"];
-        let metrics = names.map(|name| (name.to_owned(), name.to_owned())).into();
-        let searched = SearchedMetric { name, ..LOSS };
-        assert_eq!(searched.of(&metrics).map(String::as_str), expected, "{name}");
-    };
-    check("loss", Some("loss"));
-    check("validation_loss", Some("validation_loss"));
-    check("val_loss", Some("validation_loss"));
-    check("val_accuracy", None);
-    check("accuracy", None);
-}
-
-#[test]
-fn best_metric_covers_all_validations() {
-    let check = |smaller_is_better, losses: &[&str], expected: Option<&str>| {
-        let mut record = plain_record(0);
-        begin_attempt(&mut record, 0);
-        for (batches, loss) in (1..).zip(losses) {
-            let searched = SearchedMetric { smaller_is_better, ..LOSS };
-            record_report(&mut record, &report(0, batches, validated(loss, None)), &searched);
-        }
-        assert_eq!(record.status.best_metric.as_deref(), expected, "{losses:?}");
-    };
-    check(true, &[], None);
-    check(true, &["many"], None);
-    check(true, &["NaN"], Some("NaN"));
-    check(true, &["NaN", "0.5", "0.25", "0.250", "1"], Some("0.25"));
-    check(false, &["0.5", "2", "NaN"], Some("2"));
-}
-
-#[test]
-fn checkpoint_names_must_match_their_report() {
-    let check = |name: &str, is_accepted: bool| {
-        let mut record = plain_record(0);
-        begin_attempt(&mut record, 0);
-        end_attempt(&mut record, Preempted, None, &LIMITS);
-        begin_attempt(&mut record, 1);
-        let before = record.clone();
-        let report = report(1, 20, checkpointed(name, Some("0.5")));
-        match record_report(&mut record, &report, &LOSS) {
-            Recorded::New => assert!(is_accepted, "{name}"),
-            Recorded::Refused { why } => {
-                assert!(!is_accepted && why.contains("\"000000000020-1\""), "{name}: {why}");
-                assert_eq!(record, before);
-            }
-            other => panic!("{name}: {other:?}"),
-        }
-    };
-    check("000000000020-1", true);
-    check("000000000020-0", true);
-    check("000000000020-2", false);
-    check("000000000021-1", false);
-    check("20-1", false);
-    check("../../x", false);
-    check("", false);
-}
-
-#[test]
-fn reports_of_another_attempt_are_fenced() {
-    let mut record = plain_record(0);
-    let send = |record: &mut TrialRecord, attempt| {
-        record_report(record, &report(attempt, 1, validated("0.5", Some(9))), &LOSS)
-    };
-    assert_eq!(send(&mut record, 0), Recorded::Fenced, "not begun");
-    begin_attempt(&mut record, 0);
-    end_attempt(&mut record, Preempted, None, &LIMITS);
-    assert_eq!(send(&mut record, 0), Recorded::Fenced, "over");
-    begin_attempt(&mut record, 1);
-    assert_eq!(send(&mut record, 0), Recorded::Fenced, "old");
-    assert_eq!(record.status.facts, []);
-    assert_eq!(send(&mut record, 1), Recorded::New);
-}
-
-#[test]
-fn checkpoints_are_listed_once_and_offered_newest_first() {
-    let mut record = plain_record(0);
-    begin_attempt(&mut record, 0);
-    let send = |record: &mut TrialRecord, attempt, batches, name: &str| {
-        record_report(record, &report(attempt, batches, checkpointed(name, None)), &LOSS)
-    };
-    assert_eq!(send(&mut record, 0, 20, "000000000020-0"), Recorded::New);
-    assert_eq!(send(&mut record, 0, 20, "000000000020-0"), Recorded::Repeat);
-    end_attempt(&mut record, UserError, None, &LIMITS);
-    begin_attempt(&mut record, 1);
-    // The checkpoint at 20 was corrupt, so the attempt started from scratch. Then a report arrived
-    // late.
-    send(&mut record, 1, 10, "000000000010-1");
-    send(&mut record, 1, 15, "000000000015-0");
-    end_attempt(&mut record, UserError, None, &LIMITS);
-    let Next::Start { resume_from, .. } = next(&record, Wanted::Run) else { panic!("no start") };
-    let names: Vec<_> = resume_from.iter().map(|checkpoint| checkpoint.name.as_str()).collect();
-    assert_eq!(names, ["000000000010-1", "000000000020-0", "000000000015-0"]);
-    assert_eq!(resume_from[0].manifest_sha256, "hash of 000000000010-1");
-}
-
-#[test]
-fn a_start_resets_batches_and_names_skipped_checkpoints() {
-    let mut record = plain_record(0);
-    begin_attempt(&mut record, 0);
-    let activity =
-        |text: &str| ReportEvent::Progress { batches_total: 100, activity: Some(text.into()) };
-    let first = report(0, 40, activity("warming up"));
-    assert_eq!(record_report(&mut record, &first, &LOSS), Recorded::New);
-    let progress = ReportEvent::Progress { batches_total: 100, activity: None };
-    assert_eq!(record_report(&mut record, &report(0, 50, progress), &LOSS), Recorded::New);
-    assert_eq!(record.status.activity.as_deref(), Some("warming up"));
-    let long = activity(&"ä".repeat(300));
-    assert_eq!(record_report(&mut record, &report(0, 50, long), &LOSS), Recorded::New);
-    assert_eq!(record.status.activity.as_ref().map(|text| text.chars().count()), Some(200));
-    end_attempt(&mut record, UserError, Some("division by zero".to_owned()), &LIMITS);
-    begin_attempt(&mut record, 1);
-    let started = ReportEvent::Started {
-        resumed_from: Some("000000000040-0".to_owned()),
-        batches_total: 100,
-        refused: BTreeMap::from([("000000000050-0".to_owned(), "wrong hash".to_owned())]),
-    };
-    assert_eq!(record_report(&mut record, &report(1, 40, started), &LOSS), Recorded::New);
-    assert_eq!((record.status.batches, record.status.batches_total), (40, 100));
-    assert_eq!(record.status.activity, None);
-    let [first, second] = record.status.attempts.as_slice() else { panic!("two attempts") };
-    assert_eq!(first.message.as_deref(), Some("division by zero"));
-    assert_eq!(second.resumed_from.as_deref(), Some("000000000040-0"));
-    let message = "skipped checkpoints: 000000000050-0: wrong hash";
-    assert_eq!(second.message.as_deref(), Some(message));
 }
 
 #[test]

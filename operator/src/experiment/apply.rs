@@ -12,24 +12,24 @@ use serde_json::json;
 use stoker_api::condition::Condition;
 use stoker_api::experiment::{Experiment, ExperimentStatus};
 use stoker_api::names::{LABEL_EXPERIMENT, LABEL_TRIAL};
-use stoker_api::trial::{Grant, Trial, TrialSpec, WantedState};
+use stoker_api::trial::{DesiredTrialState, Grant, Trial, TrialSpec};
 
 use super::is_owned;
 use crate::cache::{Cached as _, Key};
-use crate::declared::CachedExperiment;
+use crate::context::{Context, now};
 use crate::error::{Error, request};
 use crate::metrics::Kind;
 use crate::objects::CachedTrial;
-use crate::patch::{self, Part};
-use crate::trial::apply::keep;
-use crate::world::{World, now};
+use crate::patch::{self, ObjectPart};
+use crate::trial::apply::cache_trial;
+use crate::user_resources::CachedExperiment;
 
 /// Trials whose specs are written at the same time.
 const WRITES_WIDTH: usize = 16;
 
 /// The trials of an experiment, by index.
-pub(super) fn trials_of(world: &World, key: &Key, uid: &str) -> Vec<Arc<CachedTrial>> {
-    let mut trials = world.trials.group(key);
+pub(super) fn trials_of(context: &Context, key: &Key, uid: &str) -> Vec<Arc<CachedTrial>> {
+    let mut trials = context.trials.group(key);
     // One that is being deleted is as good as gone: its index is not used again either way.
     let stays = |it: &CachedTrial| it.trial.metadata.deletion_timestamp.is_none();
     trials.retain(|it| is_owned(it, uid) && stays(it));
@@ -39,7 +39,7 @@ pub(super) fn trials_of(world: &World, key: &Key, uid: &str) -> Vec<Arc<CachedTr
 
 /// Writes the trials of an experiment in one pass. An error stops what depends on the write and nothing else.
 pub(super) struct Writer<'a> {
-    world: &'a World,
+    context: &'a Context,
     /// Trials as this pass read or wrote them, by index. A newer version may have another spec, which a write would
     /// undo.
     trials: BTreeMap<u32, Arc<CachedTrial>>,
@@ -47,19 +47,20 @@ pub(super) struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    pub(super) fn new(world: &'a World, trials: &[Arc<CachedTrial>]) -> Self {
+    pub(super) fn new(context: &'a Context, trials: &[Arc<CachedTrial>]) -> Self {
         let trials = trials.iter().map(|trial| (trial.record.spec.index, trial.clone())).collect();
-        Self { world, trials, errors: vec![] }
+        Self { context, trials, errors: vec![] }
     }
 
     /// Writes what is wanted of trials, several at a time.
-    pub(super) async fn want(&mut self, wanted: &[(u32, WantedState)]) {
-        let world = self.world;
+    pub(super) async fn want(&mut self, wanted: &[(u32, DesiredTrialState)]) {
+        let context = self.context;
         let writes = wanted.iter().filter_map(|(index, state)| {
             let trial = self.trials.get(index)?.clone();
-            let wanted_since = Some(now());
-            let spec = TrialSpec { wanted: *state, wanted_since, ..trial.record.spec.clone() };
-            Some(async move { (trial.record.spec.index, write_spec(world, &trial, spec).await) })
+            let desired_since = Some(now());
+            let spec =
+                TrialSpec { desired_state: *state, desired_since, ..trial.record.spec.clone() };
+            Some(async move { (trial.record.spec.index, write_spec(context, &trial, spec).await) })
         });
         let writes: Vec<_> = writes.collect();
         let mut written = futures::stream::iter(writes).buffer_unordered(WRITES_WIDTH);
@@ -79,7 +80,7 @@ impl<'a> Writer<'a> {
             let Some(trial) = self.trials.get(&index) else { continue };
             let mut spec = trial.record.spec.clone();
             spec.grants.extend(of_trial.iter().map(|(_, grant)| *grant));
-            match write_spec(self.world, trial, spec).await {
+            match write_spec(self.context, trial, spec).await {
                 Ok(trial) => drop(self.trials.insert(index, trial)),
                 Err(error) => {
                     self.errors.push(error);
@@ -99,7 +100,7 @@ impl<'a> Writer<'a> {
     ) -> (u32, Option<Error>) {
         let mut created = 0;
         for spec in specs {
-            if let Err(error) = create_trial(self.world, experiment, spec).await {
+            if let Err(error) = create_trial(self.context, experiment, spec).await {
                 return (created, Some(error));
             }
             created += 1;
@@ -109,20 +110,20 @@ impl<'a> Writer<'a> {
 }
 
 async fn write_spec(
-    world: &World,
+    context: &Context,
     trial: &CachedTrial,
     spec: TrialSpec,
 ) -> Result<Arc<CachedTrial>, Error> {
     let key = trial.key();
-    let api = world.trial_api(&key.namespace);
-    world.metrics.writes.get_or_create(&Kind::TRIAL_SPEC).inc();
-    let doing = format!("write the grants of trial {key}");
+    let api = context.trial_api(&key.namespace);
+    context.metrics.writes.get_or_create(&Kind::TRIAL_SPEC).inc();
+    let operation = format!("write the grants of trial {key}");
     let change = (&trial.trial.spec, &spec);
-    match patch::write(&api, doing, &trial.trial, Part::Spec, change).await {
-        Ok(written) => Ok(keep(world, written)),
+    match patch::write(&api, operation, &trial.trial, ObjectPart::Spec, change).await {
+        Ok(written) => Ok(cache_trial(context, written)),
         Err(error) => {
             if matches!(error, Error::Gone { .. }) {
-                world.trials.forget(&key);
+                context.trials.forget(&key);
             }
             Err(error)
         }
@@ -131,7 +132,7 @@ async fn write_spec(
 
 /// Creates a trial. One that exists already is taken in, unless it is another's.
 async fn create_trial(
-    world: &World,
+    context: &Context,
     experiment: &Experiment,
     spec: TrialSpec,
 ) -> Result<(), Error> {
@@ -142,22 +143,22 @@ async fn create_trial(
     trial.metadata.owner_references = Some(vec![owner(experiment)]);
     let labels = [(LABEL_EXPERIMENT, experiment.name_any()), (LABEL_TRIAL, name.clone())];
     trial.metadata.labels = Some(labels.map(|(name, value)| (name.to_owned(), value)).into());
-    let api = world.trial_api(&namespace);
-    world.metrics.writes.get_or_create(&Kind::TRIAL_CREATE).inc();
-    let doing = format!("create trial {namespace}/{name}");
-    match request(doing, api.create(&PostParams::default(), &trial)).await {
+    let api = context.trial_api(&namespace);
+    context.metrics.writes.get_or_create(&Kind::TRIAL_CREATE).inc();
+    let operation = format!("create trial {namespace}/{name}");
+    match request(operation, api.create(&PostParams::default(), &trial)).await {
         Ok(made) => {
-            keep(world, made);
+            cache_trial(context, made);
             Ok(())
         }
-        Err(Error::Exists { doing }) => {
+        Err(Error::Exists { operation }) => {
             let found = request(format!("read trial {namespace}/{name}"), api.get(&name)).await?;
             let found = CachedTrial::new(found);
             let uid = experiment.metadata.uid.as_deref().unwrap_or_default();
             if !is_owned(&found, uid) {
-                return Err(Error::Exists { doing });
+                return Err(Error::Exists { operation });
             }
-            world.trials.put(found);
+            context.trials.put(found);
             Ok(())
         }
         Err(other) => Err(other),
@@ -178,23 +179,23 @@ fn owner(experiment: &Experiment) -> OwnerReference {
 /// Writes the changed fields of an experiment's status. Fails with a conflict if the experiment
 /// changed since it was read.
 pub(super) async fn write_status(
-    world: &World,
+    context: &Context,
     experiment: &Experiment,
     status: ExperimentStatus,
 ) -> Result<Experiment, Error> {
     let key = Key::of(experiment);
-    let api = world.experiment_api(&key.namespace);
-    world.metrics.writes.get_or_create(&Kind::EXPERIMENT_STATUS).inc();
-    let doing = format!("write the status of experiment {key}");
+    let api = context.experiment_api(&key.namespace);
+    context.metrics.writes.get_or_create(&Kind::EXPERIMENT_STATUS).inc();
+    let operation = format!("write the status of experiment {key}");
     let change = (&experiment.status, &Some(status));
-    match patch::write(&api, doing, experiment, Part::Status, change).await {
+    match patch::write(&api, operation, experiment, ObjectPart::Status, change).await {
         Ok(written) => {
-            world.experiments.put(CachedExperiment::new(DeserializeGuard(Ok(written.clone()))));
+            context.experiments.put(CachedExperiment::new(DeserializeGuard(Ok(written.clone()))));
             Ok(written)
         }
         Err(error) => {
             if matches!(error, Error::Gone { .. }) {
-                world.experiments.forget(&key);
+                context.experiments.forget(&key);
             }
             Err(error)
         }
@@ -203,7 +204,7 @@ pub(super) async fn write_status(
 
 /// Sets one condition of an object whose other fields cannot be read.
 pub(crate) async fn mark_unreadable<K: kube::Resource<DynamicType = ()>>(
-    world: &World,
+    context: &Context,
     key: &Key,
     version: Option<String>,
     valid: &Condition,
@@ -211,10 +212,10 @@ pub(crate) async fn mark_unreadable<K: kube::Resource<DynamicType = ()>>(
     let resource = ApiResource::erase::<K>(&());
     let kind = K::kind(&()).to_lowercase();
     let raw: Api<DynamicObject> =
-        Api::namespaced_with(world.client.clone(), &key.namespace, &resource);
+        Api::namespaced_with(context.client.clone(), &key.namespace, &resource);
     // A merge replaces the list: what is there of it is read as it is, and stays.
-    let doing = format!("read {kind} {key}");
-    let found: DynamicObject = request(doing, raw.get(&key.name)).await?;
+    let operation = format!("read {kind} {key}");
+    let found: DynamicObject = request(operation, raw.get(&key.name)).await?;
     let mut conditions = found.data["status"]["conditions"].as_array().cloned().unwrap_or_default();
     conditions.retain(|it| it["type"] != valid.type_.as_str());
     conditions.push(json!(valid));
@@ -222,7 +223,7 @@ pub(crate) async fn mark_unreadable<K: kube::Resource<DynamicType = ()>>(
         "metadata": { "resourceVersion": version },
         "status": { "conditions": conditions },
     });
-    let doing = format!("write the status of {kind} {key}");
+    let operation = format!("write the status of {kind} {key}");
     let (parameters, patch) = (PatchParams::default(), Patch::Merge(&patch));
-    request(doing, raw.patch_status(&key.name, &parameters, &patch)).await.map(drop)
+    request(operation, raw.patch_status(&key.name, &parameters, &patch)).await.map(drop)
 }

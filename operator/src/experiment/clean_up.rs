@@ -10,44 +10,44 @@ use kube::Api;
 use kube::api::PostParams;
 use kube::runtime::events::EventType;
 use stoker_api::contract::{Cleanup, CleanupStorage, CleanupTrial};
-use stoker_api::experiment::{Experiment, ExperimentStatus, UsedStorage};
+use stoker_api::experiment::{Experiment, ExperimentStatus, StorageRecord};
 use stoker_api::names::trial_path;
-use stoker_api::trial::WantedState;
+use stoker_api::trial::DesiredTrialState;
 use stoker_api::validate::ValidExperiment;
 use stoker_engine::experiment::{POD_INVALID, Refusal, set_refusal};
-use stoker_engine::gang::{Delete, PodPhase};
+use stoker_engine::gang::{PodDeletion, PodPhase};
 use stoker_engine::retention::deletable;
 use stoker_engine::trial::{TrialRecord, closed};
 
 use super::apply;
 use crate::cache::Key;
+use crate::context::{Context, now};
 use crate::error::{Error, request};
 use crate::metrics::Kind;
 use crate::objects::{CachedPod, CachedTrial};
 use crate::storage;
 use crate::trial::apply::{delete_pod, write_status};
 use crate::trial::pods;
-use crate::world::{World, now};
 
 /// Limit of one pod's instructions in bytes: Kubernetes limits annotations to 256 KiB.
-const BYTES_MAX: usize = 200_000;
+const INSTRUCTIONS_BYTES_MAX: usize = 200_000;
 /// Delay before a failed clean-up is retried.
-const AGAIN: Duration = Duration::from_secs(60);
+const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 /// Delay before the next check for pods that have not ended yet.
-const SOON: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// A range of trials from one index on, with the checkpoints to delete and to keep.
-struct Part {
+struct CleanUpBatch {
     cleanup: Cleanup,
     /// Names of checkpoints to delete, by trial.
-    gone: BTreeMap<u32, Vec<String>>,
+    deleted: BTreeMap<u32, Vec<String>>,
     /// First index after the range.
     end: u32,
 }
 
-/// Deletes the checkpoints of an ended experiment that no setting retains, one part at a time.
+/// Deletes the checkpoints of an ended experiment that no setting retains, one batch at a time.
 pub(super) async fn clean_up(
-    world: &World,
+    context: &Context,
     key: &Key,
     experiment: &Experiment,
     valid: &ValidExperiment,
@@ -57,87 +57,121 @@ pub(super) async fn clean_up(
         return Ok(None);
     }
     let uid = experiment.metadata.uid.as_deref().unwrap_or_default();
-    let trials = apply::trials_of(world, key, uid);
+    let trials = apply::trials_of(context, key, uid);
+    kill_open_trials(context, &trials).await?;
     // Do not delete checkpoints while a pod may still write or read them.
-    let is_alive = |pod: &Arc<CachedPod>| !pod.seen.is_terminal();
-    let is_open = |trial: &Arc<CachedTrial>| closed(&trial.record).is_none();
+    let is_alive = |pod: &Arc<CachedPod>| !pod.observed.is_terminal();
     let has_pods =
-        |trial: &Arc<CachedTrial>| world.pods.group(&key_of(key, trial)).iter().any(is_alive);
-    // Kill trials that were created while the experiment ended.
-    let stray = |trial: &&Arc<CachedTrial>| is_open(trial) && trial.record.spec.wanted.is_run();
-    let stray: Vec<_> = trials.iter().filter(stray).map(|trial| trial.record.spec.index).collect();
-    let stray: Vec<_> = stray.into_iter().map(|index| (index, WantedState::Kill)).collect();
-    let mut writer = apply::Writer::new(world, &trials);
-    writer.want(&stray).await;
-    if let Some(error) = super::worst(writer.errors) {
-        return Err(error);
-    }
+        |trial: &Arc<CachedTrial>| context.pods.group(&key_of(key, trial)).iter().any(is_alive);
     if trials.iter().any(|trial| is_open(trial) || has_pods(trial)) {
-        return Ok(Some(SOON));
+        return Ok(Some(POLL_INTERVAL));
     }
-    let storage = storage::of_experiment(world, key, experiment, valid, &trials).await?;
+    let storage = storage::of_experiment(context, key, experiment, valid, &trials).await?;
     if storage.is_some() && storage != status.storage {
         let after = ExperimentStatus { storage, ..status.clone() };
-        apply::write_status(world, experiment, after).await?;
+        apply::write_status(context, experiment, after).await?;
         return Ok(Some(Duration::ZERO));
     }
-    let part = storage
+    let batch = storage
         .as_ref()
-        .and_then(|storage| next_part(key, valid, uid, storage, &trials, status.trials_cleaned));
-    let (Some(part), Some(storage)) = (part, storage) else {
+        .and_then(|storage| next_batch(key, valid, uid, storage, &trials, status.trials_cleaned));
+    let (Some(batch), Some(storage)) = (batch, storage) else {
         let after = ExperimentStatus {
             trials_cleaned: status.trials_created,
             cleaned_up: true,
             ..status.clone()
         };
-        apply::write_status(world, experiment, after).await?;
+        apply::write_status(context, experiment, after).await?;
         return Ok(None);
     };
     let name = format!("{}-cleanup-{}", key.name, status.trials_cleaned);
     let pod_key = Key::new(&key.namespace, &name);
-    let Some(pod) = world.pods.get(&pod_key).filter(|pod| pod.owner == uid) else {
-        let made = make(world, key, valid, &storage, uid, &name, &part.cleanup).await;
-        let Err(error) = made else { return Ok(Some(world.safety(key))) };
+    let Some(pod) = context.pods.get(&pod_key).filter(|pod| pod.owner == uid) else {
+        let created = create_pod(context, key, valid, &storage, uid, &name, &batch.cleanup).await;
+        let Err(error) = created else { return Ok(Some(context.resync_interval(key))) };
         let (_, reason, message) = crate::error::refusal(error)?;
         let refusal = Refusal { reason: reason.to_owned(), message };
-        note(world, experiment, status, Some(&refusal)).await?;
-        return Ok(Some(AGAIN));
+        record_refusal(context, experiment, status, Some(&refusal)).await?;
+        return Ok(Some(RETRY_INTERVAL));
     };
-    let delete = Delete { name: name.clone(), uid: pod.seen.uid.clone(), grace_seconds: 30 };
-    match pod.seen.phase {
+    match pod.observed.phase {
         PodPhase::Succeeded => {
-            for trial in &trials {
-                if let Some(names) = part.gone.get(&trial.record.spec.index) {
-                    forget(world, trial, names).await?;
-                }
-            }
-            // Delete the pod first: if the status write then fails, the part is repeated, which is
-            // harmless.
-            delete_pod(world, &key.namespace, &delete).await?;
-            let mut after = ExperimentStatus { trials_cleaned: part.end, ..status.clone() };
-            set_refusal(&mut after, None, generation(experiment), now());
-            apply::write_status(world, experiment, after).await?;
-            Ok(Some(Duration::from_millis(100)))
+            finish_batch(context, key, experiment, status, &trials, &batch, &pod).await
         }
-        PodPhase::Failed => {
-            let exit = pod.seen.exit.clone().unwrap_or_default();
-            let until = exit.finished_at.unwrap_or_default().plus(AGAIN.as_secs());
-            if now() < until {
-                return Ok(Some(Duration::from_secs(until.seconds_since(now()).max(1))));
-            }
-            let why = exit.message;
-            let note = format!("cannot delete checkpoints: {why}; retrying");
-            world.event(experiment, EventType::Warning, "CleanUpFailed", note).await;
-            delete_pod(world, &key.namespace, &delete).await?;
-            Ok(Some(SOON))
-        }
-        _ => Ok(Some(world.safety(key))),
+        PodPhase::Failed => retry_failed_pod(context, key, experiment, &pod).await,
+        _ => Ok(Some(context.resync_interval(key))),
     }
 }
 
+fn is_open(trial: &CachedTrial) -> bool {
+    closed(&trial.record).is_none()
+}
+
+/// Kills trials that were created while the experiment ended.
+async fn kill_open_trials(context: &Context, trials: &[Arc<CachedTrial>]) -> Result<(), Error> {
+    let runs =
+        |trial: &&Arc<CachedTrial>| is_open(trial) && trial.record.spec.desired_state.is_run();
+    let kills: Vec<_> = trials
+        .iter()
+        .filter(runs)
+        .map(|trial| (trial.record.spec.index, DesiredTrialState::Kill))
+        .collect();
+    let mut writer = apply::Writer::new(context, trials);
+    writer.want(&kills).await;
+    super::most_severe(writer.errors).map_or(Ok(()), Err)
+}
+
+/// Removes deleted checkpoints from the records, deletes the pod, and records the batch as done.
+async fn finish_batch(
+    context: &Context,
+    key: &Key,
+    experiment: &Experiment,
+    status: &ExperimentStatus,
+    trials: &[Arc<CachedTrial>],
+    batch: &CleanUpBatch,
+    pod: &CachedPod,
+) -> Result<Option<Duration>, Error> {
+    for trial in trials {
+        if let Some(names) = batch.deleted.get(&trial.record.spec.index) {
+            remove_from_record(context, trial, names).await?;
+        }
+    }
+    // Delete the pod first: if the status write then fails, the batch is repeated, which is
+    // harmless.
+    delete_pod(context, &key.namespace, &deletion(pod)).await?;
+    let mut after = ExperimentStatus { trials_cleaned: batch.end, ..status.clone() };
+    set_refusal(&mut after, None, generation(experiment), now());
+    apply::write_status(context, experiment, after).await?;
+    Ok(Some(Duration::from_millis(100)))
+}
+
+/// Reports a failed clean-up pod and deletes it after a delay, so that the next one is created.
+async fn retry_failed_pod(
+    context: &Context,
+    key: &Key,
+    experiment: &Experiment,
+    pod: &CachedPod,
+) -> Result<Option<Duration>, Error> {
+    let exit = pod.observed.exit.clone().unwrap_or_default();
+    let until = exit.finished_at.unwrap_or_default().plus(RETRY_INTERVAL.as_secs());
+    if now() < until {
+        return Ok(Some(Duration::from_secs(until.seconds_since(now()).max(1))));
+    }
+    let why = exit.message;
+    let note = format!("cannot delete checkpoints: {why}; retrying");
+    context.event(experiment, EventType::Warning, "CleanUpFailed", note).await;
+    delete_pod(context, &key.namespace, &deletion(pod)).await?;
+    Ok(Some(POLL_INTERVAL))
+}
+
+fn deletion(pod: &CachedPod) -> PodDeletion {
+    let (name, uid) = (pod.observed.name.clone(), pod.observed.uid.clone());
+    PodDeletion { name, uid, grace_seconds: 30 }
+}
+
 /// Records why the clean-up pod was refused, and emits an event if the reason is new.
-async fn note(
-    world: &World,
+async fn record_refusal(
+    context: &Context,
     experiment: &Experiment,
     status: &ExperimentStatus,
     refusal: Option<&Refusal>,
@@ -145,8 +179,8 @@ async fn note(
     let mut after = status.clone();
     set_refusal(&mut after, refusal, generation(experiment), now());
     if after != *status {
-        let written = apply::write_status(world, experiment, after.clone()).await?;
-        super::tell_refusal(world, &written, status, &after).await;
+        let written = apply::write_status(context, experiment, after.clone()).await?;
+        super::emit_refusal(context, &written, status, &after).await;
     }
     Ok(())
 }
@@ -162,14 +196,14 @@ fn key_of(key: &Key, trial: &CachedTrial) -> Key {
 
 /// Collects trials from index `from` on, as many as fit one pod's instructions; `None` if none are
 /// left.
-fn next_part(
+fn next_batch(
     key: &Key,
     valid: &ValidExperiment,
     uid: &str,
-    storage: &UsedStorage,
+    storage: &StorageRecord,
     trials: &[Arc<CachedTrial>],
     from: u32,
-) -> Option<Part> {
+) -> Option<CleanUpBatch> {
     let lists: Vec<_> = trials
         .iter()
         .map(|trial| (trial.record.spec.index, trial.record.status.checkpoints.as_slice()))
@@ -181,8 +215,11 @@ fn next_part(
     }
     let (url, endpoint) = (storage.url.clone(), storage.endpoint.clone());
     let storage = CleanupStorage { url, endpoint };
-    let mut part =
-        Part { cleanup: Cleanup { storage, delete: vec![] }, gone: deletions, end: from };
+    let mut batch = CleanUpBatch {
+        cleanup: Cleanup { storage, delete: vec![] },
+        deleted: deletions,
+        end: from,
+    };
     let mut num_bytes = 0;
     // Trials without an attempt have no files, and neither have those with malformed pods only.
     let has_run = |record: &&TrialRecord| {
@@ -193,43 +230,44 @@ fn next_part(
     let rest = rest.filter(|record| record.spec.index >= from).filter(has_run);
     for record in rest {
         let index = record.spec.index;
-        let checkpoints = part.gone.get(&index).cloned().unwrap_or_default();
+        let checkpoints = batch.deleted.get(&index).cloned().unwrap_or_default();
         let all = record.status.checkpoints.iter().map(|checkpoint| checkpoint.name.clone());
         let keep = all.filter(|name| !checkpoints.contains(name)).collect();
         let attempts_over = record.status.attempts.last().map_or(0, |attempt| attempt.number + 1);
         let trial_path = trial_path(&key.namespace, &valid.name, uid, index);
         let trial = CleanupTrial { trial_path, checkpoints, keep, attempts_over };
         num_bytes += serde_json::to_string(&trial).map_or(0, |text| text.len());
-        if num_bytes > BYTES_MAX && !part.cleanup.delete.is_empty() {
+        if num_bytes > INSTRUCTIONS_BYTES_MAX && !batch.cleanup.delete.is_empty() {
             break;
         }
-        part.cleanup.delete.push(trial);
-        part.end = index + 1;
+        batch.cleanup.delete.push(trial);
+        batch.end = index + 1;
     }
-    (!part.cleanup.delete.is_empty()).then_some(part)
+    (!batch.cleanup.delete.is_empty()).then_some(batch)
 }
 
-async fn make(
-    world: &World,
+async fn create_pod(
+    context: &Context,
     key: &Key,
     valid: &ValidExperiment,
-    storage: &UsedStorage,
+    storage: &StorageRecord,
     uid: &str,
     name: &str,
     cleanup: &Cleanup,
 ) -> Result<(), Error> {
     let namespace = &key.namespace;
-    let doing = format!("create pod {namespace}/{name}");
-    let refused = |message| Error::Refused { doing: doing.clone(), code: 422, message };
-    let pod = pods::cleanup_pod(&world.setup, valid, storage, namespace, uid, name, cleanup);
-    let pod = crate::pod::typed(pod).map_err(refused)?;
-    let api: Api<Pod> = Api::namespaced(world.client.clone(), namespace);
-    world.metrics.writes.get_or_create(&Kind::POD_CREATE).inc();
-    match request(doing.clone(), api.create(&PostParams::default(), &pod)).await {
-        Ok(made) => world.pods.put(CachedPod::new(made)),
+    let operation = format!("create pod {namespace}/{name}");
+    let refused = |message| Error::Refused { operation: operation.clone(), code: 422, message };
+    let pod =
+        pods::cleanup_pod(&context.operator_config, valid, storage, namespace, uid, name, cleanup);
+    let pod = crate::pod::parse_pod(pod).map_err(refused)?;
+    let api: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
+    context.metrics.writes.get_or_create(&Kind::POD_CREATE).inc();
+    match request(operation.clone(), api.create(&PostParams::default(), &pod)).await {
+        Ok(made) => context.pods.put(CachedPod::new(made)),
         Err(Error::Exists { .. }) => {
             let existing = request(format!("read pod {namespace}/{name}"), api.get(name)).await?;
-            world.pods.put(CachedPod::new(existing));
+            context.pods.put(CachedPod::new(existing));
         }
         Err(other) => return Err(other),
     }
@@ -237,12 +275,16 @@ async fn make(
 }
 
 /// Removes deleted checkpoints from a trial's record.
-async fn forget(world: &World, trial: &CachedTrial, names: &[String]) -> Result<(), Error> {
+async fn remove_from_record(
+    context: &Context,
+    trial: &CachedTrial,
+    names: &[String],
+) -> Result<(), Error> {
     let mut status = trial.record.status.clone();
     let before = status.checkpoints.len();
     status.checkpoints.retain(|checkpoint| !names.contains(&checkpoint.name));
     if status.checkpoints.len() < before {
-        write_status(world, trial, status).await?;
+        write_status(context, trial, status).await?;
     }
     Ok(())
 }

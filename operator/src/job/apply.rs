@@ -4,39 +4,39 @@ use std::sync::Arc;
 
 use kube::core::DeserializeGuard;
 use stoker_api::contract::TrialConfig;
-use stoker_api::experiment::UsedStorage;
+use stoker_api::experiment::StorageRecord;
 use stoker_api::inference::{InferenceJob, InferenceStatus};
 use stoker_api::trial::AttemptEnd;
 use stoker_api::validate::ValidInferenceJob;
-use stoker_engine::inference::Start;
+use stoker_engine::inference::ProcessStart;
 use stoker_engine::inference::pods::refuse;
 
-use super::{pods, tell};
+use super::{events, pods};
 use crate::cache::Key;
-use crate::declared::CachedJob;
+use crate::context::{Context, now};
 use crate::error::{Error, refusal};
 use crate::metrics::Kind;
-use crate::patch::{self, Part};
+use crate::patch::{self, ObjectPart};
 use crate::trial::apply::create_pod;
-use crate::world::{World, now};
+use crate::user_resources::CachedJob;
 
 /// Writes the changed fields of a job's status. Fails with a conflict if the job changed since it
 /// was read.
 pub(crate) async fn write_status(
-    world: &World,
+    context: &Context,
     key: &Key,
     job: &InferenceJob,
     status: InferenceStatus,
 ) -> Result<Arc<CachedJob>, Error> {
-    let api = world.job_api(&key.namespace);
-    world.metrics.writes.get_or_create(&Kind::JOB_STATUS).inc();
-    let doing = format!("write the status of job {key}");
+    let api = context.job_api(&key.namespace);
+    context.metrics.writes.get_or_create(&Kind::JOB_STATUS).inc();
+    let operation = format!("write the status of job {key}");
     let change = (&job.status, &Some(status));
-    match patch::write(&api, doing, job, Part::Status, change).await {
-        Ok(written) => Ok(keep(world, written)),
+    match patch::write(&api, operation, job, ObjectPart::Status, change).await {
+        Ok(written) => Ok(cache_job(context, written)),
         Err(error) => {
             if matches!(error, Error::Gone { .. }) {
-                world.jobs.forget(key);
+                context.jobs.forget(key);
             }
             Err(error)
         }
@@ -44,58 +44,58 @@ pub(crate) async fn write_status(
 }
 
 /// Stores the response to a write in the cache.
-pub(crate) fn keep(world: &World, written: InferenceJob) -> Arc<CachedJob> {
-    world.jobs.put(CachedJob::new(DeserializeGuard(Ok(written.clone()))));
+pub(crate) fn cache_job(context: &Context, written: InferenceJob) -> Arc<CachedJob> {
+    context.jobs.put(CachedJob::new(DeserializeGuard(Ok(written.clone()))));
     Arc::new(CachedJob::new(DeserializeGuard(Ok(written))))
 }
 
 /// Creates the pod of a recorded process. If the API server refuses the pod, ends the attempt and
 /// returns the job as written.
 pub(super) async fn create(
-    world: &World,
+    context: &Context,
     key: &Key,
     job: &CachedJob,
     valid: &ValidInferenceJob,
-    storage: &UsedStorage,
+    storage: &StorageRecord,
     config: &TrialConfig,
-    start: Start,
+    start: ProcessStart,
 ) -> Result<Option<Arc<CachedJob>>, Error> {
-    let pod = pods::pod(&world.setup, valid, storage, &key.namespace, config, start);
+    let pod = pods::pod(&context.operator_config, valid, storage, &key.namespace, config, start);
     let pod_key = Key::new(&key.namespace, &pods::pod_name(&valid.name, start));
-    let Err(error) = create_pod(world, &pod_key, job.uid(), pod).await else { return Ok(None) };
+    let Err(error) = create_pod(context, &pod_key, job.uid(), pod).await else { return Ok(None) };
     let (end, reason, text) = refusal(error)?;
-    refused(world, key, job, valid, start, (end, reason, &text)).await.map(Some)
+    end_refused_attempt(context, key, job, valid, start, (end, reason, &text)).await.map(Some)
 }
 
 /// Ends an attempt because no storage is configured.
-pub(super) async fn no_storage(
-    world: &World,
+pub(super) async fn end_without_storage(
+    context: &Context,
     key: &Key,
     job: &CachedJob,
     valid: &ValidInferenceJob,
-    start: Start,
+    start: ProcessStart,
 ) -> Result<(), Error> {
     let text = "spec.storage.url is not set, and the operator has no default: set it, or \
                 install the chart with storage.url";
     let end = (AttemptEnd::NotStarted, "NoStorage", text);
-    refused(world, key, job, valid, start, end).await.map(drop)
+    end_refused_attempt(context, key, job, valid, start, end).await.map(drop)
 }
 
-async fn refused(
-    world: &World,
+async fn end_refused_attempt(
+    context: &Context,
     key: &Key,
     job: &CachedJob,
     valid: &ValidInferenceJob,
-    start: Start,
+    start: ProcessStart,
     (end, reason, message): (AttemptEnd, &str, &str),
 ) -> Result<Arc<CachedJob>, Error> {
     let before = job.status();
     let mut status = before.clone();
     refuse(&mut status, start, end, reason, message, valid.spec.max_restarts, now());
     let Ok(object) = &job.object else {
-        return Err(Error::Gone { doing: format!("read job {key}") });
+        return Err(Error::Gone { operation: format!("read job {key}") });
     };
-    let written = write_status(world, key, object, status).await?;
-    tell::tell(world, key, object, &before, &written.status()).await;
+    let written = write_status(context, key, object, status).await?;
+    events::emit_events(context, key, object, &before, &written.status()).await;
     Ok(written)
 }

@@ -5,9 +5,9 @@
 //! ```
 
 pub(crate) mod apply;
+mod events;
 mod observe;
 pub mod pods;
-mod tell;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,24 +15,24 @@ use std::time::Duration;
 use kube::runtime::events::EventType;
 use stoker_api::condition;
 use stoker_api::condition::ConditionStatus;
-use stoker_api::experiment::{Phase, UsedStorage};
+use stoker_api::experiment::{Phase, StorageRecord};
 use stoker_api::inference::{InferenceJob, InferenceStatus};
 use stoker_api::names::LABEL_JOB;
 use stoker_api::validate::{FieldError, ValidInferenceJob};
-use stoker_engine::inference::config::JobPlace;
+use stoker_engine::inference::config::JobContext;
 use stoker_engine::inference::pods::{JobPlan, plan};
 
 use crate::cache::Key;
-use crate::declared::CachedJob;
+use crate::context::{Context, now};
 use crate::error::Error;
-use crate::experiment::said;
+use crate::experiment::new_condition;
 use crate::storage;
 use crate::trial::apply::{delete_pod, find_node};
 use crate::trial::observe::unknown_node;
-use crate::world::{World, now};
+use crate::user_resources::CachedJob;
 
 /// Debounce time of changes in conditions only: pods start in several steps.
-const CONDITIONS_LINGER: Duration = Duration::from_secs(3);
+const CONDITIONS_DEBOUNCE: Duration = Duration::from_secs(3);
 
 /// Reconciles one job and returns the delay until the next reconcile.
 ///
@@ -41,101 +41,103 @@ const CONDITIONS_LINGER: Duration = Duration::from_secs(3);
 /// # Errors
 ///
 /// See [`Error`]. Completed writes stay.
-pub async fn reconcile(world: &World, key: &Key) -> Result<Option<Duration>, Error> {
-    let Some(cached) = world.jobs.get(key) else { return Ok(None) };
+pub async fn reconcile(context: &Context, key: &Key) -> Result<Option<Duration>, Error> {
+    let Some(cached) = context.jobs.get(key) else { return Ok(None) };
     let Ok(job) = &cached.object else {
-        return unreadable(world, key, &cached).await;
+        return report_unparsable(context, key, &cached).await;
     };
     if job.metadata.deletion_timestamp.is_some() {
         return Ok(None);
     }
-    match &cached.checked {
-        Some(Ok(valid)) => run(world, key, &cached, job, valid).await,
+    match &cached.validation {
+        Some(Ok(valid)) => run(context, key, &cached, job, valid).await,
         Some(Err(errors)) if !cached.status().phase.is_terminal() => {
-            refuse(world, key, job, errors).await
+            fail_invalid(context, key, job, errors).await
         }
         Some(Err(_)) | None => Ok(None),
     }
 }
 
 async fn run(
-    world: &World,
+    context: &Context,
     key: &Key,
     cached: &Arc<CachedJob>,
     job: &InferenceJob,
     valid: &ValidInferenceJob,
 ) -> Result<Option<Duration>, Error> {
-    let mut pods = observe::pods(world, key, cached.uid());
-    if let Some(node) = unknown_node(world, &key.namespace, &pods)
-        && find_node(world, &node).await?
+    let mut pods = observe::pods(context, key, cached.uid());
+    if let Some(node) = unknown_node(context, &key.namespace, &pods)
+        && find_node(context, &node).await?
     {
-        pods = observe::pods(world, key, cached.uid());
+        pods = observe::pods(context, key, cached.uid());
     }
     let mut status = cached.status();
-    let mut place = pods::place(&world.setup, valid, &key.namespace, cached.uid());
-    let storage = storage_of(world, key, cached, valid, &place).await?;
+    let mut job_context =
+        pods::job_context(&context.operator_config, valid, &key.namespace, cached.uid());
+    let storage = storage_of(context, key, cached, valid, &job_context).await?;
     if let Some(storage) = &storage {
-        (place.root, place.endpoint) = (storage.url.clone(), storage.endpoint.clone());
+        (job_context.root, job_context.endpoint) = (storage.url.clone(), storage.endpoint.clone());
         let recorded = status.storage.as_ref().is_some_and(|recorded| !recorded.url.is_empty());
         if let Some(output) = status.output.as_ref().filter(|_| recorded) {
-            place.output_url.clone_from(output);
+            job_context.output_url.clone_from(output);
         }
         if !status.phase.is_terminal() {
             status.storage = Some(storage.clone());
-            status.output = Some(place.output_url.clone());
+            status.output = Some(job_context.output_url.clone());
         }
     }
-    let planned = plan(&observe::view(world, job, valid, &status, &pods));
+    let planned = plan(&observe::view(context, job, valid, &status, &pods));
     let JobPlan { status, delete, create, wake_seconds } = planned;
-    let mut again = None;
+    let mut retry = None;
     let mut current = cached.clone();
-    let own = own_key(key);
+    let state_key = state_key(key);
     if status != cached.status() {
-        let is_slight = is_only_conditions(&status, &cached.status());
-        match if is_slight { world.lingers(&own, CONDITIONS_LINGER) } else { Ok(()) } {
-            Err(rest) => again = Some(rest),
+        let is_deferrable = is_only_conditions(&status, &cached.status());
+        match if is_deferrable { context.debounce(&state_key, CONDITIONS_DEBOUNCE) } else { Ok(()) }
+        {
+            Err(rest) => retry = Some(rest),
             Ok(()) => {
-                current = apply::write_status(world, key, job, status).await?;
-                world.settled(&own);
-                tell::tell(world, key, job, &cached.status(), &current.status()).await;
+                current = apply::write_status(context, key, job, status).await?;
+                context.clear_debounce(&state_key);
+                events::emit_events(context, key, job, &cached.status(), &current.status()).await;
             }
         }
     } else {
-        world.settled(&own);
+        context.clear_debounce(&state_key);
     }
     for pod in &delete {
-        delete_pod(world, &key.namespace, pod).await?;
+        delete_pod(context, &key.namespace, pod).await?;
     }
     for start in create {
         let Some(storage) = &storage else {
-            apply::no_storage(world, key, &current, valid, start).await?;
+            apply::end_without_storage(context, key, &current, valid, start).await?;
             break;
         };
-        let config = stoker_engine::inference::config::trial_config(&place, start);
-        let made = apply::create(world, key, &current, valid, storage, &config, start).await?;
+        let config = stoker_engine::inference::config::trial_config(&job_context, start);
+        let made = apply::create(context, key, &current, valid, storage, &config, start).await?;
         if made.is_some() {
             // A refused pod ended the attempt. The API server would refuse the other pods too.
             break;
         }
     }
     let wake = wake_seconds.map(Duration::from_secs);
-    Ok([again, wake, Some(world.safety(key))].into_iter().flatten().min())
+    Ok([retry, wake, Some(context.resync_interval(key))].into_iter().flatten().min())
 }
 
 /// Returns the storage of a job: its fixed record, or the record to write. `None` if neither the
 /// job nor the operator specifies a storage.
 async fn storage_of(
-    world: &World,
+    context: &Context,
     key: &Key,
     cached: &CachedJob,
     valid: &ValidInferenceJob,
-    place: &JobPlace<'_>,
-) -> Result<Option<UsedStorage>, Error> {
+    job_context: &JobContext<'_>,
+) -> Result<Option<StorageRecord>, Error> {
     let status = cached.status();
     if let Some(fixed) = status.storage.as_ref().filter(|storage| storage.is_fixed()) {
         return Ok(Some(fixed.clone()));
     }
-    let settings = pods::used_storage(&world.setup, valid, place);
+    let settings = pods::used_storage(&context.operator_config, valid, job_context);
     let in_pod = match status.attempts {
         0 => None,
         _ if status.phase.is_terminal() => None,
@@ -143,14 +145,14 @@ async fn storage_of(
             let labels = format!("{LABEL_JOB}={}", valid.name);
             let secrets = &valid.spec.pod.env_from_secrets;
             let owners = [cached.uid()].into();
-            storage::of_newest_pod(world, key, &labels, &owners, secrets).await?
+            storage::of_newest_pod(context, key, &labels, &owners, secrets).await?
         }
     };
     Ok(storage::to_record(settings, in_pod, status.storage.as_ref()))
 }
 
 /// Key of the job in state that all kinds share by name. No experiment or trial has such a key.
-fn own_key(key: &Key) -> Key {
+fn state_key(key: &Key) -> Key {
     Key::new(&key.namespace, &format!("inferencejob/{}", key.name))
 }
 
@@ -167,8 +169,8 @@ fn is_only_conditions(a: &InferenceStatus, b: &InferenceStatus) -> bool {
 
 /// Fails a job with an invalid spec, which cannot change. A job that has already started stays as
 /// it is, and continues once an operator accepts it.
-async fn refuse(
-    world: &World,
+async fn fail_invalid(
+    context: &Context,
     key: &Key,
     job: &InferenceJob,
     errors: &[FieldError],
@@ -177,19 +179,24 @@ async fn refuse(
     let mut after = job.status.clone().unwrap_or_default();
     let generation = job.metadata.generation.unwrap_or_default();
     if after.attempts > 0 {
-        if !world.was_told(&own_key(key), generation) {
-            let valid =
-                said("Valid", ConditionStatus::False, generation, "NoLongerValid", &message);
+        if !context.was_reported(&state_key(key), generation) {
+            let valid = new_condition(
+                "Valid",
+                ConditionStatus::False,
+                generation,
+                "NoLongerValid",
+                &message,
+            );
             condition::set(&mut after.conditions, valid);
             tracing::error!(
                 job = %key,
                 message,
                 "running job is invalid under newer validation rules"
             );
-            apply::write_status(world, key, job, after).await?;
-            world.tell_once(&own_key(key), generation);
+            apply::write_status(context, key, job, after).await?;
+            context.mark_reported(&state_key(key), generation);
         }
-        return Ok(Some(world.safety(key)));
+        return Ok(Some(context.resync_interval(key)));
     }
     after.phase = Phase::Failed;
     after.message = Some(format!("invalid: {message}"));
@@ -201,30 +208,34 @@ async fn refuse(
         ("Completed", ConditionStatus::False),
         ("Failed", ConditionStatus::True),
     ] {
-        condition::set(&mut after.conditions, said(type_, status, generation, "Invalid", &message));
+        condition::set(
+            &mut after.conditions,
+            new_condition(type_, status, generation, "Invalid", &message),
+        );
     }
     tracing::info!(job = %key, message, "job is invalid");
-    apply::write_status(world, key, job, after).await?;
-    world.metrics.job_ended(Phase::Failed);
-    world.event(job, EventType::Warning, "Invalid", message).await;
+    apply::write_status(context, key, job, after).await?;
+    context.metrics.job_ended(Phase::Failed);
+    context.event(job, EventType::Warning, "Invalid", message).await;
     Ok(None)
 }
 
 /// Writes the parse error of an object to its status. Other objects are not affected.
-async fn unreadable(
-    world: &World,
+async fn report_unparsable(
+    context: &Context,
     key: &Key,
     cached: &CachedJob,
 ) -> Result<Option<Duration>, Error> {
     let Err(error) = &cached.object else { return Ok(None) };
     let generation = error.metadata.generation.unwrap_or_default();
-    if !world.was_told(&own_key(key), generation) {
+    if !context.was_reported(&state_key(key), generation) {
         tracing::warn!(job = %key, error = error.error, "cannot parse a job");
         let version = error.metadata.resource_version.clone();
-        let valid = said("Valid", ConditionStatus::False, generation, "Unreadable", &error.error);
-        crate::experiment::apply::mark_unreadable::<InferenceJob>(world, key, version, &valid)
+        let valid =
+            new_condition("Valid", ConditionStatus::False, generation, "Unreadable", &error.error);
+        crate::experiment::apply::mark_unreadable::<InferenceJob>(context, key, version, &valid)
             .await?;
-        world.tell_once(&own_key(key), generation);
+        context.mark_reported(&state_key(key), generation);
     }
-    Ok(Some(world.safety(key)))
+    Ok(Some(context.resync_interval(key)))
 }

@@ -1,23 +1,23 @@
 //! Builds the pods of a job, one per process. Pure, like the builder of trial pods.
 
 use serde_json::{Value, json};
-use stoker_api::contract::{ContextRef, Door, TrialConfig};
-use stoker_api::experiment::UsedStorage;
+use stoker_api::contract::{ContextRef, ReportEndpoint, TrialConfig};
+use stoker_api::experiment::StorageRecord;
 use stoker_api::inference::Role;
 use stoker_api::names::{
     ANNOTATION_TRIAL_CONFIG, API_VERSION, COMPONENT_JOB, LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_JOB,
     LABEL_POD_INDEX, context_path, experiment_path, pod_paths,
 };
 use stoker_api::validate::ValidInferenceJob;
-use stoker_engine::inference::Start;
-use stoker_engine::inference::config::JobPlace;
+use stoker_engine::inference::ProcessStart;
+use stoker_engine::inference::config::JobContext;
 
-use crate::pod::{Wishes, program_spec};
-use crate::trial::config::Setup;
+use crate::pod::{PodSettings, program_spec};
+use crate::trial::config::OperatorConfig;
 
 /// Name of a process's pod.
-pub fn pod_name(job: &str, start: Start) -> String {
-    let Start { role, slot, attempt } = start;
+pub fn pod_name(job: &str, start: ProcessStart) -> String {
+    let ProcessStart { role, slot, attempt } = start;
     match role {
         Role::Plan => format!("{job}-a{attempt}-plan"),
         Role::Work => format!("{job}-a{attempt}-w{slot}"),
@@ -27,31 +27,35 @@ pub fn pod_name(job: &str, start: Start) -> String {
 
 /// Storage and endpoint of a job. The root is empty if neither the job nor the operator specifies a
 /// storage.
-pub fn place<'a>(
-    setup: &Setup,
+pub fn job_context<'a>(
+    operator_config: &OperatorConfig,
     valid: &'a ValidInferenceJob,
     namespace: &str,
     uid: &'a str,
-) -> JobPlace<'a> {
+) -> JobContext<'a> {
     let (name, spec) = (valid.name.as_str(), &valid.spec);
     let storage = &spec.storage;
-    let (root, endpoint) = setup.place(storage.url.as_ref(), storage.endpoint.as_ref());
+    let (root, endpoint) =
+        operator_config.storage_location(storage.url.as_ref(), storage.endpoint.as_ref());
     let path = experiment_path(namespace, name, uid);
-    let own = || format!("{}/{path}/output", root.strip_suffix('/').unwrap_or(&root));
-    JobPlace {
+    let default_output = || format!("{}/{path}/output", root.strip_suffix('/').unwrap_or(&root));
+    JobContext {
         name,
         uid,
         spec,
         slots: spec.resources.slots,
-        output_url: spec.output.url.clone().unwrap_or_else(own),
+        output_url: spec.output.url.clone().unwrap_or_else(default_output),
         root,
         endpoint,
         path,
         replace: false,
-        door: Door {
-            url: format!("{}/v1/jobs/{namespace}/{name}/reports", setup.door_url),
+        report_endpoint: ReportEndpoint {
+            url: format!(
+                "{}/v1/jobs/{namespace}/{name}/reports",
+                operator_config.report_server_url
+            ),
             token_file: pod_paths::TOKEN.to_owned(),
-            ca: std::fs::read_to_string(&setup.door_ca).ok(),
+            ca: std::fs::read_to_string(&operator_config.report_server_ca).ok(),
         },
         context: spec.context.as_ref().map(|context| ContextRef {
             path: context_path(namespace, &context.sha256),
@@ -61,10 +65,14 @@ pub fn place<'a>(
 }
 
 /// Returns the storage record of a job, with the Secret from the current settings.
-pub fn used_storage(setup: &Setup, valid: &ValidInferenceJob, place: &JobPlace<'_>) -> UsedStorage {
-    let (url, endpoint) = (place.root.clone(), place.endpoint.clone());
-    let secret_name = setup.secret_of(valid.spec.storage.secret_name.as_ref());
-    UsedStorage { url, endpoint, path: place.path.clone(), secret_name, fixed_at: None }
+pub fn used_storage(
+    operator_config: &OperatorConfig,
+    valid: &ValidInferenceJob,
+    job_context: &JobContext<'_>,
+) -> StorageRecord {
+    let (url, endpoint) = (job_context.root.clone(), job_context.endpoint.clone());
+    let secret_name = operator_config.secret_name(valid.spec.storage.secret_name.as_ref());
+    StorageRecord { url, endpoint, path: job_context.path.clone(), secret_name, fixed_at: None }
 }
 
 /// Builds the pod of a process as JSON. `podOverrides` are merged last.
@@ -73,12 +81,12 @@ pub fn used_storage(setup: &Setup, valid: &ValidInferenceJob, place: &JobPlace<'
 ///
 /// Never: a configuration serializes to plain JSON.
 pub fn pod(
-    setup: &Setup,
+    operator_config: &OperatorConfig,
     valid: &ValidInferenceJob,
-    storage: &UsedStorage,
+    storage: &StorageRecord,
     namespace: &str,
     config: &TrialConfig,
-    start: Start,
+    start: ProcessStart,
 ) -> Value {
     let text = serde_json::to_string(config).expect("a configuration is plain JSON");
     let metadata = json!({
@@ -97,10 +105,10 @@ pub fn pod(
             "uid": config.experiment_id, "controller": true, "blockOwnerDeletion": false,
         }],
     });
-    let wishes = Wishes::of_job(valid, storage);
+    let settings = PodSettings::of_job(valid, storage);
     // The processes of a job are independent: each is a gang of one pod.
-    let spec = program_spec(setup, &wishes, 0, vec![]);
-    crate::pod::pod(metadata, spec, &wishes)
+    let spec = program_spec(operator_config, &settings, 0, vec![]);
+    crate::pod::pod(metadata, spec, &settings)
 }
 
 #[cfg(test)]

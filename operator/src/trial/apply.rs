@@ -5,65 +5,72 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::{Api, ResourceExt as _};
-use stoker_api::experiment::UsedStorage;
+use stoker_api::experiment::StorageRecord;
 use stoker_api::trial::{AttemptEnd, TrialStatus};
 use stoker_engine::experiment::POD_INVALID;
-use stoker_engine::gang::{Delete, refuse};
-use stoker_engine::trial::{Limits, budget, live_attempt};
+use stoker_engine::gang::{PodDeletion, refuse};
+use stoker_engine::trial::{RestartLimits, budget, live_attempt};
 
-use super::config::{Names, trial_config};
-use super::observe::Observed;
+use super::config::{TrialNames, trial_config};
+use super::observe::ObservedTrial;
 use super::pods;
 use crate::cache::{Cached as _, Key};
+use crate::context::{Context, now};
 use crate::error::{Error, refusal, request};
 use crate::objects::{CachedNode, CachedPod, CachedTrial};
-use crate::patch::{self, Part};
-use crate::world::{World, now};
+use crate::patch::{self, ObjectPart};
 
 /// Writes the changed fields of a trial's status. Fails with a conflict if the trial changed since
 /// it was read.
 pub(crate) async fn write_status(
-    world: &World,
+    context: &Context,
     trial: &CachedTrial,
     mut status: TrialStatus,
 ) -> Result<Arc<CachedTrial>, Error> {
     // A record of an older version may exceed the limits of the schema.
     budget::bound(&mut status);
     let key = trial.key();
-    let api = world.trial_api(&key.namespace);
-    let doing = format!("write the status of trial {key}");
-    world.metrics.writes.get_or_create(&crate::metrics::Kind::TRIAL_STATUS).inc();
+    let api = context.trial_api(&key.namespace);
+    let operation = format!("write the status of trial {key}");
+    context.metrics.writes.get_or_create(&crate::metrics::Kind::TRIAL_STATUS).inc();
     let change = (&trial.trial.status, &Some(status));
-    match patch::write(&api, doing, &trial.trial, Part::Status, change).await {
-        Ok(written) => Ok(keep(world, written)),
-        Err(error) => Err(forget_if_gone(world, &key, error)),
+    match patch::write(&api, operation, &trial.trial, ObjectPart::Status, change).await {
+        Ok(written) => Ok(cache_trial(context, written)),
+        Err(error) => Err(forget_if_gone(context, &key, error)),
     }
 }
 
-pub(crate) fn keep(world: &World, written: stoker_api::trial::Trial) -> Arc<CachedTrial> {
-    world.trials.put(CachedTrial::new(written.clone()));
+pub(crate) fn cache_trial(
+    context: &Context,
+    written: stoker_api::trial::Trial,
+) -> Arc<CachedTrial> {
+    context.trials.put(CachedTrial::new(written.clone()));
     Arc::new(CachedTrial::new(written))
 }
 
-fn forget_if_gone(world: &World, key: &Key, error: Error) -> Error {
+fn forget_if_gone(context: &Context, key: &Key, error: Error) -> Error {
     if matches!(error, Error::Gone { .. }) {
-        world.trials.forget(key);
+        context.trials.forget(key);
     }
     error
 }
 
 /// Looks up a node that the cache lacks. Stores it in the cache and returns whether it exists.
-pub(crate) async fn find_node(world: &World, name: &str) -> Result<bool, Error> {
-    let api: Api<Node> = Api::all(world.client.clone());
+pub(crate) async fn find_node(context: &Context, name: &str) -> Result<bool, Error> {
+    let api: Api<Node> = Api::all(context.client.clone());
     let node = request(format!("read node {name}"), api.get_opt(name)).await?;
     let exists = node.is_some();
-    node.map(CachedNode::new).into_iter().for_each(|node| world.nodes.put(node));
+    node.map(CachedNode::new).into_iter().for_each(|node| context.nodes.put(node));
     Ok(exists)
 }
 
 /// Deletes the pod with this UID, but not another pod with the same name.
-pub(crate) async fn delete_pod(world: &World, namespace: &str, pod: &Delete) -> Result<(), Error> {
-    let api: Api<Pod> = Api::namespaced(world.client.clone(), namespace);
+pub(crate) async fn delete_pod(
+    context: &Context,
+    namespace: &str,
+    pod: &PodDeletion,
+) -> Result<(), Error> {
+    let api: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
     let uid = Some(pod.uid.clone());
     let preconditions = Some(Preconditions { resource_version: None, uid });
     let parameters = DeleteParams {
@@ -71,14 +78,14 @@ pub(crate) async fn delete_pod(world: &World, namespace: &str, pod: &Delete) -> 
         preconditions,
         ..DeleteParams::default()
     };
-    world.metrics.writes.get_or_create(&crate::metrics::Kind::POD_DELETE).inc();
-    let doing = format!("delete pod {namespace}/{}", pod.name);
-    match request(doing, api.delete(&pod.name, &parameters)).await {
+    context.metrics.writes.get_or_create(&crate::metrics::Kind::POD_DELETE).inc();
+    let operation = format!("delete pod {namespace}/{}", pod.name);
+    match request(operation, api.delete(&pod.name, &parameters)).await {
         // The pod no longer exists, even if another pod has its name now.
         Err(Error::Gone { .. } | Error::Conflict { .. }) => {
             let key = Key::new(namespace, &pod.name);
-            if world.pods.get(&key).is_some_and(|cached| cached.seen.uid == pod.uid) {
-                world.pods.forget(&key);
+            if context.pods.get(&key).is_some_and(|cached| cached.observed.uid == pod.uid) {
+                context.pods.forget(&key);
             }
             Ok(())
         }
@@ -88,13 +95,13 @@ pub(crate) async fn delete_pod(world: &World, namespace: &str, pod: &Delete) -> 
 
 /// Creates pods of the live attempt. If the API server refuses one, ends the attempt.
 pub(super) async fn create_pods(
-    world: &World,
-    observed: &Observed,
+    context: &Context,
+    observed: &ObservedTrial,
     trial: &CachedTrial,
     indexes: &[u32],
 ) -> Result<(), Error> {
     let Some(attempt) = live_attempt(&trial.record) else { return Ok(()) };
-    let names = Names {
+    let names = TrialNames {
         namespace: &observed.key.namespace,
         trial: &observed.key.name,
         uid: trial.uid(),
@@ -102,7 +109,7 @@ pub(super) async fn create_pods(
     };
     let Some(storage) = &observed.storage else {
         let spec = &observed.valid.spec.checkpoint_storage;
-        if !world.setup.storage(spec, String::new()).url.is_empty() {
+        if !context.operator_config.storage(spec, String::new()).url.is_empty() {
             // The experiment's next reconcile records the storage, and that change queues this
             // trial.
             return Ok(());
@@ -110,85 +117,91 @@ pub(super) async fn create_pods(
         let text = "spec.checkpointStorage.url is not set, and the operator has no default: set \
                     it, or install the chart with storage.url";
         let (end, reason) = (AttemptEnd::NotStarted, "NoStorage");
-        return refused(world, observed, trial, end, reason, text.to_owned()).await;
+        return end_refused_attempt(context, observed, trial, end, reason, text.to_owned()).await;
     };
     let valid = &observed.valid;
-    let config = trial_config(&world.setup, valid, storage, &trial.record, names, attempt);
-    let made = make(world, observed, storage, names, &config, indexes).await;
+    let config =
+        trial_config(&context.operator_config, valid, storage, &trial.record, names, attempt);
+    let made = create_objects(context, observed, storage, names, &config, indexes).await;
     let Err(error) = made else { return Ok(()) };
     let (end, reason, text) = refusal(error)?;
-    refused(world, observed, trial, end, reason, text).await
+    end_refused_attempt(context, observed, trial, end, reason, text).await
 }
 
-async fn make(
-    world: &World,
-    observed: &Observed,
-    storage: &UsedStorage,
-    names: Names<'_>,
+async fn create_objects(
+    context: &Context,
+    observed: &ObservedTrial,
+    storage: &StorageRecord,
+    names: TrialNames<'_>,
     config: &stoker_api::contract::TrialConfig,
     indexes: &[u32],
 ) -> Result<(), Error> {
     let namespace = names.namespace;
     if observed.valid.spec.resources.num_pods() > 1 {
-        make_service(world, observed, names).await?;
+        create_service(context, observed, names).await?;
     }
     for &index in indexes {
-        let pod = pods::pod(&world.setup, &observed.valid, storage, names, config, index);
+        let pod =
+            pods::pod(&context.operator_config, &observed.valid, storage, names, config, index);
         let key = Key::new(namespace, &pods::pod_name(names.trial, config.attempt, index));
-        create_pod(world, &key, names.uid, pod).await?;
+        create_pod(context, &key, names.uid, pod).await?;
     }
     Ok(())
 }
 
 /// Creates a pod. Adopts an existing pod of this name if it has the same owner.
 pub(crate) async fn create_pod(
-    world: &World,
+    context: &Context,
     key: &Key,
     owner: &str,
     pod: serde_json::Value,
 ) -> Result<(), Error> {
-    let api: Api<Pod> = Api::namespaced(world.client.clone(), &key.namespace);
-    let doing = format!("create pod {key}");
-    let pod = crate::pod::typed(pod).map_err(|message| Error::Refused {
-        doing: doing.clone(),
+    let api: Api<Pod> = Api::namespaced(context.client.clone(), &key.namespace);
+    let operation = format!("create pod {key}");
+    let pod = crate::pod::parse_pod(pod).map_err(|message| Error::Refused {
+        operation: operation.clone(),
         code: 422,
         message,
     })?;
-    world.metrics.writes.get_or_create(&crate::metrics::Kind::POD_CREATE).inc();
-    match request(doing.clone(), api.create(&PostParams::default(), &pod)).await {
-        Ok(made) => world.pods.put(CachedPod::new(made)),
-        Err(Error::Exists { doing }) => {
+    context.metrics.writes.get_or_create(&crate::metrics::Kind::POD_CREATE).inc();
+    match request(operation.clone(), api.create(&PostParams::default(), &pod)).await {
+        Ok(made) => context.pods.put(CachedPod::new(made)),
+        Err(Error::Exists { operation }) => {
             let existing = request(format!("read pod {key}"), api.get(&key.name)).await?;
             let existing = CachedPod::new(existing);
             if existing.owner != owner {
-                return Err(Error::Exists { doing });
+                return Err(Error::Exists { operation });
             }
-            world.pods.put(existing);
+            context.pods.put(existing);
         }
         Err(other) => return Err(other),
     }
     Ok(())
 }
 
-async fn make_service(world: &World, observed: &Observed, names: Names<'_>) -> Result<(), Error> {
-    let api: Api<Service> = Api::namespaced(world.client.clone(), names.namespace);
+async fn create_service(
+    context: &Context,
+    observed: &ObservedTrial,
+    names: TrialNames<'_>,
+) -> Result<(), Error> {
+    let api: Api<Service> = Api::namespaced(context.client.clone(), names.namespace);
     let service = pods::service(&observed.valid, names);
-    let doing = format!("create service {}/{}", names.namespace, names.trial);
-    world.metrics.writes.get_or_create(&crate::metrics::Kind::SERVICE_CREATE).inc();
-    match request(doing, api.create(&PostParams::default(), &service)).await {
-        Err(Error::Exists { doing }) => {
+    let operation = format!("create service {}/{}", names.namespace, names.trial);
+    context.metrics.writes.get_or_create(&crate::metrics::Kind::SERVICE_CREATE).inc();
+    match request(operation, api.create(&PostParams::default(), &service)).await {
+        Err(Error::Exists { operation }) => {
             let read = format!("read service {}/{}", names.namespace, names.trial);
             let existing = request(read, api.get(names.trial)).await?;
             let is_ours = existing.owner_references().iter().any(|owner| owner.uid == names.uid);
-            if is_ours { Ok(()) } else { Err(Error::Exists { doing }) }
+            if is_ours { Ok(()) } else { Err(Error::Exists { operation }) }
         }
         other => other.map(drop),
     }
 }
 
-async fn refused(
-    world: &World,
-    observed: &Observed,
+async fn end_refused_attempt(
+    context: &Context,
+    observed: &ObservedTrial,
     trial: &CachedTrial,
     end: AttemptEnd,
     reason: &str,
@@ -197,11 +210,11 @@ async fn refused(
     let mut record = trial.record.clone();
     // The spec of a malformed pod cannot change, so a retry would fail too.
     let limits = match observed.limits() {
-        limits if reason == POD_INVALID => Limits { max_restarts: 0, ..limits },
+        limits if reason == POD_INVALID => RestartLimits { max_restarts: 0, ..limits },
         limits => limits,
     };
     refuse(&mut record, end, reason, message, &limits, now());
-    let written = write_status(world, trial, record.status).await?;
-    super::tell(world, observed, &written).await;
+    let written = write_status(context, trial, record.status).await?;
+    super::emit_events(context, observed, &written).await;
     Ok(())
 }

@@ -2,8 +2,10 @@
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
-use stoker_api::contract::{CONTRACT_VERSION, ContextRef, Door, Gang, StorageConfig, TrialConfig};
-use stoker_api::experiment::{CheckpointStorage, ExperimentSpec, UsedStorage};
+use stoker_api::contract::{
+    CONTRACT_VERSION, ContextRef, Gang, ReportEndpoint, StorageConfig, TrialConfig,
+};
+use stoker_api::experiment::{CheckpointStorage, ExperimentSpec, StorageRecord};
 use stoker_api::names::{context_path, pod_paths, trial_path};
 use stoker_api::validate::{ValidExperiment, derive_seed};
 use stoker_engine::trial::{TrialRecord, granted_units, resume_from};
@@ -12,12 +14,12 @@ use crate::options::Options;
 
 /// The operator's contribution to a [`TrialConfig`] and to pods.
 #[derive(Clone, Debug)]
-pub struct Setup {
+pub struct OperatorConfig {
     /// Base URL of the report server.
-    pub door_url: String,
+    pub report_server_url: String,
     /// File with the CA certificate of the report server. It may change, so it is read for each
     /// attempt.
-    pub door_ca: std::path::PathBuf,
+    pub report_server_ca: std::path::PathBuf,
     /// Key from which the secrets of gangs are derived.
     pub gang_key: Vec<u8>,
     /// Default storage URL.
@@ -32,7 +34,7 @@ pub struct Setup {
     pub image_pull_policy: String,
 }
 
-impl Setup {
+impl OperatorConfig {
     /// Reads the files that the options specify.
     ///
     /// # Errors
@@ -54,8 +56,8 @@ impl Setup {
         }
         let set = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
         Ok(Self {
-            door_url: options.door_url.trim_end_matches('/').to_owned(),
-            door_ca: options.tls_ca.clone(),
+            report_server_url: options.door_url.trim_end_matches('/').to_owned(),
+            report_server_ca: options.tls_ca.clone(),
             gang_key,
             storage_url: options.storage_url.clone(),
             storage_endpoint: set(&options.storage_endpoint),
@@ -67,15 +69,15 @@ impl Setup {
 
     /// Returns the storage according to the current settings. Its URL is empty if neither `spec`
     /// nor the operator specifies one.
-    pub fn storage(&self, spec: &CheckpointStorage, path: String) -> UsedStorage {
-        let (url, endpoint) = self.place(spec.url.as_ref(), spec.endpoint.as_ref());
-        let secret_name = self.secret_of(spec.secret_name.as_ref());
-        UsedStorage { url, endpoint, path, secret_name, fixed_at: None }
+    pub fn storage(&self, spec: &CheckpointStorage, path: String) -> StorageRecord {
+        let (url, endpoint) = self.storage_location(spec.url.as_ref(), spec.endpoint.as_ref());
+        let secret_name = self.secret_name(spec.secret_name.as_ref());
+        StorageRecord { url, endpoint, path, secret_name, fixed_at: None }
     }
 
     /// Returns root URL and endpoint of a storage from the values of a spec, with the operator's
     /// defaults. The root is empty if neither specifies one.
-    pub fn place(
+    pub fn storage_location(
         &self,
         url: Option<&String>,
         endpoint: Option<&String>,
@@ -88,11 +90,11 @@ impl Setup {
     }
 
     /// Secret with storage credentials: `name` from the spec, or else the default.
-    pub fn secret_of(&self, name: Option<&String>) -> Option<String> {
+    pub fn secret_name(&self, name: Option<&String>) -> Option<String> {
         name.or(self.storage_secret.as_ref()).cloned()
     }
 
-    fn secret(&self, trial_uid: &str, attempt: u32) -> String {
+    fn gang_secret(&self, trial_uid: &str, attempt: u32) -> String {
         let mut mac =
             Hmac::<Sha256>::new_from_slice(&self.gang_key).expect("HMAC takes keys of any length");
         mac.update(format!("{trial_uid}/{attempt}").as_bytes());
@@ -102,7 +104,7 @@ impl Setup {
 
 /// Names and UIDs of a trial.
 #[derive(Clone, Copy, Debug)]
-pub struct Names<'a> {
+pub struct TrialNames<'a> {
     /// Namespace.
     pub namespace: &'a str,
     /// Name of the trial.
@@ -120,11 +122,11 @@ pub fn seed(valid: &ValidExperiment, uid: &str) -> u32 {
 
 /// Builds the configuration of an attempt.
 pub fn trial_config(
-    setup: &Setup,
+    operator_config: &OperatorConfig,
     valid: &ValidExperiment,
-    storage: &UsedStorage,
+    storage: &StorageRecord,
     record: &TrialRecord,
-    names: Names<'_>,
+    names: TrialNames<'_>,
     attempt: u32,
 ) -> TrialConfig {
     let spec = &valid.spec;
@@ -161,16 +163,19 @@ pub fn trial_config(
             trial_path: path,
         },
         resume_from: resume_from(record),
-        door: Door {
-            url: format!("{}/v1/trials/{namespace}/{}/reports", setup.door_url, names.trial),
+        report_endpoint: ReportEndpoint {
+            url: format!(
+                "{}/v1/trials/{namespace}/{}/reports",
+                operator_config.report_server_url, names.trial
+            ),
             token_file: pod_paths::TOKEN.to_owned(),
-            ca: std::fs::read_to_string(&setup.door_ca).ok(),
+            ca: std::fs::read_to_string(&operator_config.report_server_ca).ok(),
         },
         gang: Some(Gang {
             world_size: spec.resources.slots_per_trial,
             ranks_per_pod: spec.resources.slots_per_pod(),
             rendezvous: rendezvous(spec, names.trial, namespace, attempt),
-            secret: setup.secret(names.uid, attempt),
+            secret: operator_config.gang_secret(names.uid, attempt),
         }),
         context: spec.context.as_ref().map(|context| ContextRef {
             path: context_path(namespace, &context.sha256),

@@ -18,13 +18,13 @@ use stoker_api::trial::TrialStatus;
 use stoker_engine::gang::{GangPlan, plan};
 
 use crate::cache::Key;
+use crate::context::{Context, now};
 use crate::error::Error;
 use crate::objects::CachedTrial;
-use crate::world::{World, now};
-use observe::Observed;
+use observe::ObservedTrial;
 
-/// Debounce time of slight changes: pods start in several steps.
-const CONDITIONS_LINGER: Duration = Duration::from_secs(3);
+/// Debounce time of deferrable changes: pods start in several steps.
+const CONDITIONS_DEBOUNCE: Duration = Duration::from_secs(3);
 
 /// Reconciles one trial and returns the delay until the next reconcile.
 ///
@@ -33,72 +33,73 @@ const CONDITIONS_LINGER: Duration = Duration::from_secs(3);
 /// # Errors
 ///
 /// See [`Error`]. Completed writes stay.
-pub async fn reconcile(world: &World, key: &Key) -> Result<Option<Duration>, Error> {
-    let Some(observed) = with_nodes(world, key).await? else {
-        observe::record_standing(world, key, None);
+pub async fn reconcile(context: &Context, key: &Key) -> Result<Option<Duration>, Error> {
+    let Some(observed) = observe_with_nodes(context, key).await? else {
+        observe::update_admission(context, key, None);
         return Ok(None);
     };
     let mut planned = plan(&observed.view(now(), false));
-    let record = |standing| observe::record_standing(world, key, observed.candidate(standing));
-    let begins = record(planned.standing);
+    let record =
+        |start_stage| observe::update_admission(context, key, observed.candidate(start_stage));
+    let begins = record(planned.start_stage);
     if begins {
         planned = plan(&observed.view(now(), true));
-        record(planned.standing);
+        record(planned.start_stage);
     }
     let wake = planned.wake_seconds.map(Duration::from_secs);
-    let again = apply(world, key, &observed, planned).await;
-    if again.is_err() && begins {
+    let retry = apply(context, key, &observed, planned).await;
+    if retry.is_err() && begins {
         // The trial may not have started. Until its retry, it must not block other trials.
         record(None);
     }
-    let again = again?;
-    let soonest = [again, wake, Some(world.safety(key))].into_iter().flatten().min();
+    let retry = retry?;
+    let soonest = [retry, wake, Some(context.resync_interval(key))].into_iter().flatten().min();
     Ok(soonest)
 }
 
 /// Observes a trial. A pod's node that no cache contains is looked up first.
-async fn with_nodes(world: &World, key: &Key) -> Result<Option<Observed>, Error> {
-    let Some(observed) = observe::observe(world, key) else { return Ok(None) };
-    match observe::unknown_node(world, &key.namespace, &observed.pods) {
-        Some(node) if apply::find_node(world, &node).await? => Ok(observe::observe(world, key)),
+async fn observe_with_nodes(context: &Context, key: &Key) -> Result<Option<ObservedTrial>, Error> {
+    let Some(observed) = observe::observe(context, key) else { return Ok(None) };
+    match observe::unknown_node(context, &key.namespace, &observed.pods) {
+        Some(node) if apply::find_node(context, &node).await? => Ok(observe::observe(context, key)),
         _ => Ok(Some(observed)),
     }
 }
 
 async fn apply(
-    world: &World,
+    context: &Context,
     key: &Key,
-    observed: &Observed,
+    observed: &ObservedTrial,
     planned: GangPlan,
 ) -> Result<Option<Duration>, Error> {
     let GangPlan { record, delete, create, .. } = planned;
-    let mut again = None;
+    let mut retry = None;
     let mut trial: Arc<CachedTrial> = observed.trial.clone();
     if record.status != trial.record.status {
-        let is_slight = is_slight(&trial.record.status, &record.status);
-        match if is_slight { world.lingers(key, CONDITIONS_LINGER) } else { Ok(()) } {
-            Err(rest) => again = Some(rest),
+        let is_deferrable = is_deferrable(&trial.record.status, &record.status);
+        match if is_deferrable { context.debounce(key, CONDITIONS_DEBOUNCE) } else { Ok(()) } {
+            Err(rest) => retry = Some(rest),
             Ok(()) => {
-                trial = apply::write_status(world, &trial, record.status).await?;
-                world.settled(key);
-                tell(world, observed, &trial).await;
+                trial = apply::write_status(context, &trial, record.status).await?;
+                context.clear_debounce(key);
+                emit_events(context, observed, &trial).await;
             }
         }
     } else {
-        world.settled(key);
+        context.clear_debounce(key);
     }
     for pod in &delete {
-        apply::delete_pod(world, &key.namespace, pod).await?;
+        apply::delete_pod(context, &key.namespace, pod).await?;
     }
     if !create.is_empty() {
-        apply::create_pods(world, observed, &trial, &create).await?;
+        apply::create_pods(context, observed, &trial, &create).await?;
     }
-    Ok(again)
+    Ok(retry)
 }
 
 /// Whether a change affects only conditions, reason and message, or a pending trial started to run.
 /// Such a change can be written a few seconds later.
-fn is_slight(before: &TrialStatus, after: &TrialStatus) -> bool {
+fn is_deferrable(before: &TrialStatus, after: &TrialStatus) -> bool {
     let runs = (before.phase, after.phase) == (Phase::Pending, Phase::Running);
     let bare = |status: &TrialStatus| TrialStatus {
         phase: if runs { Phase::Running } else { status.phase },
@@ -112,14 +113,14 @@ fn is_slight(before: &TrialStatus, after: &TrialStatus) -> bool {
 }
 
 /// Emits events, metrics and logs for changes in a trial's status.
-async fn tell(world: &World, observed: &Observed, after: &CachedTrial) {
+async fn emit_events(context: &Context, observed: &ObservedTrial, after: &CachedTrial) {
     let before = &observed.trial.record.status;
     let status = &after.record.status;
     let trial = &after.trial;
     let name = &*observed.key.name;
     let latest = |status: &TrialStatus| status.attempts.last().map(|attempt| attempt.number);
     if let Some(attempt) = latest(status).filter(|number| Some(*number) > latest(before)) {
-        world.metrics.attempts_started.inc();
+        context.metrics.attempts_started.inc();
         let experiment = &trial.spec.experiment;
         tracing::info!(experiment, trial = name, attempt, "attempt started");
     }
@@ -134,7 +135,7 @@ async fn tell(world: &World, observed: &Observed, after: &CachedTrial) {
         let Some(end) = attempt.end else { continue };
         let reason = attempt.reason.clone().unwrap_or_default();
         let message = attempt.message.clone().unwrap_or_default();
-        world.metrics.attempt_ended(end);
+        context.metrics.attempt_ended(end);
         let experiment = &trial.spec.experiment;
         tracing::info!(
             experiment,
@@ -152,16 +153,16 @@ async fn tell(world: &World, observed: &Observed, after: &CachedTrial) {
             _ => (EventType::Warning, "AttemptEnded"),
         };
         let note = format!("attempt {number}: {end:?}: {reason}: {message}");
-        world.event_of(trial, type_, event, &format!("EndAttempt{number}"), note).await;
+        context.event_with_action(trial, type_, event, &format!("EndAttempt{number}"), note).await;
     }
     if status.phase.is_terminal() && !before.phase.is_terminal() {
         let note = status.message.clone().unwrap_or_default();
-        world.metrics.trial_ended(status.phase);
+        context.metrics.trial_ended(status.phase);
         let (type_, reason) = match status.phase {
             Phase::Failed => (EventType::Warning, "Failed"),
             Phase::Cancelled => (EventType::Normal, "Cancelled"),
             _ => (EventType::Normal, "Completed"),
         };
-        world.event(trial, type_, reason, note).await;
+        context.event(trial, type_, reason, note).await;
     }
 }

@@ -2,38 +2,38 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use stoker_api::experiment::UsedStorage;
+use stoker_api::experiment::StorageRecord;
 use stoker_api::time::Timestamp;
 use stoker_api::validate::ValidExperiment;
-use stoker_engine::gang::admission::{Admission, Candidate, Standing, TrialKey};
-use stoker_engine::gang::{GangView, NodeState, Patience, PodSeen, plan};
-use stoker_engine::trial::{BackOffLimits, Limits, SearchedMetric, TrialRecord};
+use stoker_engine::gang::admission::{Admission, Candidate, StartStage, TrialKey};
+use stoker_engine::gang::{GangView, NodeState, ObservedPod, Timeouts, plan};
+use stoker_engine::trial::{BackOffLimits, RestartLimits, SearchedMetric, TrialRecord};
 
 use crate::cache::{Cached as _, Key};
+use crate::context::Context;
 use crate::objects::{CachedPod, CachedTrial};
-use crate::world::World;
 
 /// A trial with its experiment and its pods.
 #[derive(Debug)]
-pub(super) struct Observed {
+pub(super) struct ObservedTrial {
     pub(super) key: Key,
     pub(super) trial: Arc<CachedTrial>,
     pub(super) valid: Arc<ValidExperiment>,
     pub(super) experiment_uid: String,
     /// Fixed storage of the experiment. No pod is created before it is recorded.
-    pub(super) storage: Option<UsedStorage>,
-    pub(super) pods: Vec<PodSeen>,
-    pub(super) patience: Patience,
+    pub(super) storage: Option<StorageRecord>,
+    pub(super) pods: Vec<ObservedPod>,
+    pub(super) timeouts: Timeouts,
 }
 
 /// Observes a trial; `None` if the trial is missing, unparsable or being deleted, or if its
 /// experiment is missing, invalid or not its owner.
-pub(super) fn observe(world: &World, key: &Key) -> Option<Observed> {
-    let trial = world.trials.get(key)?;
+pub(super) fn observe(context: &Context, key: &Key) -> Option<ObservedTrial> {
+    let trial = context.trials.get(key)?;
     if trial.trial.metadata.deletion_timestamp.is_some() || trial.unreadable.is_some() {
         return None;
     }
-    let experiment = world.experiments.get(&trial.experiment_key())?;
+    let experiment = context.experiments.get(&trial.experiment_key())?;
     let object = experiment.experiment()?;
     let experiment_uid = object.metadata.uid.clone().unwrap_or_default();
     let owners = trial.trial.metadata.owner_references.iter().flatten();
@@ -42,28 +42,28 @@ pub(super) fn observe(world: &World, key: &Key) -> Option<Observed> {
     }
     let valid = experiment.valid()?;
     let storage = object.status.as_ref().and_then(|status| status.storage.clone());
-    let storage = storage.filter(UsedStorage::is_fixed);
-    let pods = world.pods.group(key);
+    let storage = storage.filter(StorageRecord::is_fixed);
+    let pods = context.pods.group(key);
     let pods = pods.iter().filter(|pod| pod.owner == trial.uid());
-    let pods = pods.map(|pod| seen(world, pod)).collect();
-    let patience = world.options.patience(valid.spec.preemption_timeout_seconds);
+    let pods = pods.map(|pod| with_node_state(context, pod)).collect();
+    let timeouts = context.options.timeouts(valid.spec.preemption_timeout_seconds);
     let key = key.clone();
-    Some(Observed { key, trial, valid, experiment_uid, storage, pods, patience })
+    Some(ObservedTrial { key, trial, valid, experiment_uid, storage, pods, timeouts })
 }
 
 /// A pod with the state of its node.
-pub(crate) fn seen(world: &World, pod: &CachedPod) -> PodSeen {
+pub(crate) fn with_node_state(context: &Context, pod: &CachedPod) -> ObservedPod {
     let node = match &pod.node {
-        None => NodeState::Fine,
-        Some(name) => match world.nodes.get(&Key::new("", name)) {
-            None => NodeState::Gone,
-            Some(node) => node.not_ready_since.map_or(NodeState::Fine, NodeState::NotReady),
+        None => NodeState::Ready,
+        Some(name) => match context.nodes.get(&Key::new("", name)) {
+            None => NodeState::Deleted,
+            Some(node) => node.not_ready_since.map_or(NodeState::Ready, NodeState::NotReady),
         },
     };
-    PodSeen { node, ..pod.seen.clone() }
+    ObservedPod { node, ..pod.observed.clone() }
 }
 
-impl Observed {
+impl ObservedTrial {
     /// Input of the engine's plan.
     pub(super) fn view(&self, now: Timestamp, is_admitted: bool) -> GangView<'_> {
         let searcher = &self.valid.spec.searcher;
@@ -77,18 +77,18 @@ impl Observed {
                 name: &searcher.metric,
                 smaller_is_better: searcher.smaller_is_better,
             },
-            patience: self.patience,
+            timeouts: self.timeouts,
             limits: self.limits(),
             now,
         }
     }
 
-    pub(super) fn limits(&self) -> Limits {
-        Limits::new(self.valid.spec.max_restarts, BackOffLimits::CLUSTER)
+    pub(super) fn limits(&self) -> RestartLimits {
+        RestartLimits::new(self.valid.spec.max_restarts, BackOffLimits::CLUSTER)
     }
 
-    /// Input of admission; `None` without a standing.
-    pub(super) fn candidate(&self, standing: Option<Standing>) -> Option<Candidate> {
+    /// Input of admission; `None` without a start stage.
+    pub(super) fn candidate(&self, start_stage: Option<StartStage>) -> Option<Candidate> {
         let TrialRecord { spec, status } = &self.trial.record;
         Some(Candidate {
             experiment: spec.experiment.as_str().into(),
@@ -96,7 +96,7 @@ impl Observed {
             has_trained: status.batches > 0 || !status.checkpoints.is_empty(),
             created_at: self.trial.created_at(),
             is_gang: self.valid.spec.resources.num_pods() > 1,
-            standing: standing?,
+            stage: start_stage?,
         })
     }
 }
@@ -117,45 +117,49 @@ impl SharedAdmission {
     }
 }
 
-/// Records the standing of a trial; `None` if it neither starts nor waits to start. Returns whether
-/// it may begin an attempt now, and queues other trials that may begin because of this.
-pub(super) fn record_standing(world: &World, key: &Key, candidate: Option<Candidate>) -> bool {
-    let mut shared = world.admission.lock();
-    let admission = shared.get_or_insert_with(|| all(world));
-    let name = name(key);
-    admission.set(&name, candidate);
+/// Records the start stage of a trial; `None` if it neither starts nor waits to start. Returns
+/// whether it may begin an attempt now, and queues other trials that may begin because of this.
+pub(super) fn update_admission(context: &Context, key: &Key, candidate: Option<Candidate>) -> bool {
+    let mut shared = context.admission.lock();
+    let admission = shared.get_or_insert_with(|| admission_of_all(context));
+    let trial = trial_key(key);
+    admission.set(&trial, candidate);
     let admitted = admission.admit();
-    let is_admitted = admission.is_admitted(&name);
+    let is_admitted = admission.is_admitted(&trial);
     drop(shared);
-    for (namespace, name) in admitted.into_iter().filter(|other| *other != name) {
-        world.trial_queue.add(Key { namespace, name });
+    for (namespace, name) in admitted.into_iter().filter(|other| *other != trial) {
+        context.trial_queue.add(Key { namespace, name });
     }
     is_admitted
 }
 
 /// Admission state of all cached trials, so that none is admitted before those that start are
 /// known.
-fn all(world: &World) -> Admission {
-    let mut admission = Admission::new(world.options.caps());
-    let mut open = world.trials.all();
+fn admission_of_all(context: &Context) -> Admission {
+    let mut admission = Admission::new(context.options.admission_limits());
+    let mut open = context.trials.all();
     open.retain(|trial| !trial.record.status.phase.is_terminal());
-    let observed = open.iter().filter_map(|trial| observe(world, &trial.key()));
-    let now = crate::world::now();
+    let observed = open.iter().filter_map(|trial| observe(context, &trial.key()));
+    let now = crate::context::now();
     for trial in observed {
-        let standing = plan(&trial.view(now, false)).standing;
-        admission.set(&name(&trial.key), trial.candidate(standing));
+        let start_stage = plan(&trial.view(now, false)).start_stage;
+        admission.set(&trial_key(&trial.key), trial.candidate(start_stage));
     }
     admission
 }
 
-fn name(key: &Key) -> TrialKey {
+fn trial_key(key: &Key) -> TrialKey {
     (key.namespace.clone(), key.name.clone())
 }
 
 /// Name of a node that one of these pods is bound to and that the cache lacks, since it may be new.
-pub(crate) fn unknown_node(world: &World, namespace: &str, pods: &[PodSeen]) -> Option<String> {
-    let is_gone = |pod: &&PodSeen| pod.node == NodeState::Gone && !pod.is_terminal();
+pub(crate) fn unknown_node(
+    context: &Context,
+    namespace: &str,
+    pods: &[ObservedPod],
+) -> Option<String> {
+    let is_gone = |pod: &&ObservedPod| pod.node == NodeState::Deleted && !pod.is_terminal();
     let pod = pods.iter().find(is_gone)?;
-    let pod = world.pods.get(&Key::new(namespace, &pod.name))?;
+    let pod = context.pods.get(&Key::new(namespace, &pod.name))?;
     pod.node.as_ref().map(ToString::to_string)
 }

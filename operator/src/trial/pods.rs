@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Service;
 use serde_json::{Value, json};
 use stoker_api::contract::{Cleanup, TrialConfig};
-use stoker_api::experiment::{ExperimentSpec, UsedStorage};
+use stoker_api::experiment::{ExperimentSpec, StorageRecord};
 use stoker_api::names::{
     ANNOTATION_TRIAL_CONFIG, API_VERSION, COMPONENT_CLEANUP, COMPONENT_TRIAL, ENV_RENDEZVOUS_PORT,
     LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_EXPERIMENT, LABEL_POD_INDEX, LABEL_TRIAL,
@@ -14,11 +14,11 @@ use stoker_api::names::{
 };
 use stoker_api::validate::ValidExperiment;
 
-use super::config::{Names, Setup};
+use super::config::{OperatorConfig, TrialNames};
 use crate::objects::{SETUP_CONTAINER, TRAINER_CONTAINER};
 use crate::pod::{
-    GRACE_SECONDS_MAX, LAUNCHER, Wishes, common_spec, environment, mounts, program_spec, security,
-    small,
+    GRACE_SECONDS_MAX, LAUNCHER, PodSettings, common_spec, environment, mounts, program_spec,
+    security, small_resources,
 };
 
 /// Name of a pod, which is also its host name.
@@ -42,7 +42,7 @@ pub fn port(spec: &ExperimentSpec) -> u16 {
 /// # Panics
 ///
 /// Never: the manifest is constant except for names and the port.
-pub fn service(valid: &ValidExperiment, names: Names<'_>) -> Service {
+pub fn service(valid: &ValidExperiment, names: TrialNames<'_>) -> Service {
     let value = json!({
         "metadata": {
             "name": names.trial,
@@ -66,10 +66,10 @@ pub fn service(valid: &ValidExperiment, names: Names<'_>) -> Service {
 ///
 /// Never: a configuration serializes to plain JSON.
 pub fn pod(
-    setup: &Setup,
+    operator_config: &OperatorConfig,
     valid: &ValidExperiment,
-    storage: &UsedStorage,
-    names: Names<'_>,
+    storage: &StorageRecord,
+    names: TrialNames<'_>,
     config: &TrialConfig,
     index: u32,
 ) -> Value {
@@ -87,12 +87,12 @@ pub fn pod(
         "annotations": { ANNOTATION_TRIAL_CONFIG: text },
         "ownerReferences": [owner(names)],
     });
-    let wishes = Wishes::of_experiment(valid, storage);
-    let spec = spec(setup, valid, &wishes, names, attempt, index);
-    crate::pod::pod(metadata, spec, &wishes)
+    let settings = PodSettings::of_experiment(valid, storage);
+    let spec = spec(operator_config, valid, &settings, names, attempt, index);
+    crate::pod::pod(metadata, spec, &settings)
 }
 
-fn labels(valid: &ValidExperiment, names: Names<'_>) -> BTreeMap<String, String> {
+fn labels(valid: &ValidExperiment, names: TrialNames<'_>) -> BTreeMap<String, String> {
     [
         ("app.kubernetes.io/managed-by", "stoker"),
         (LABEL_EXPERIMENT, &valid.name),
@@ -102,7 +102,7 @@ fn labels(valid: &ValidExperiment, names: Names<'_>) -> BTreeMap<String, String>
     .into()
 }
 
-fn owner(names: Names<'_>) -> Value {
+fn owner(names: TrialNames<'_>) -> Value {
     json!({
         "apiVersion": API_VERSION, "kind": "Trial", "name": names.trial, "uid": names.uid,
         "controller": true, "blockOwnerDeletion": false,
@@ -115,17 +115,17 @@ fn owner(names: Names<'_>) -> Value {
 ///
 /// Never: a list of names serializes to plain JSON.
 pub fn cleanup_pod(
-    setup: &Setup,
+    operator_config: &OperatorConfig,
     valid: &ValidExperiment,
-    storage: &UsedStorage,
+    storage: &StorageRecord,
     namespace: &str,
     experiment_uid: &str,
     name: &str,
     cleanup: &Cleanup,
 ) -> Value {
     let text = serde_json::to_string(cleanup).expect("a list of names is plain JSON");
-    let wishes = Wishes::of_experiment(valid, storage);
-    let (env, env_from) = environment(&wishes, 0);
+    let settings = PodSettings::of_experiment(valid, storage);
+    let (env, env_from) = environment(&settings, 0);
     let mut all_mounts = mounts();
     all_mounts.extend(valid.spec.pod.volume_mounts.iter().map(|mount| json!(mount)));
     let metadata = json!({
@@ -142,25 +142,25 @@ pub fn cleanup_pod(
             "uid": experiment_uid, "controller": true, "blockOwnerDeletion": false,
         }],
     });
-    let mut spec = common_spec(&wishes);
+    let mut spec = common_spec(&settings);
     let file = pod_paths::CLEANUP.rsplit('/').next().unwrap_or_default();
     spec["volumes"][0]["downwardAPI"]["items"][0]["path"] = json!(file);
     spec["terminationGracePeriodSeconds"] = json!(GRACE_SECONDS_MAX);
     spec["containers"] = json!([{
         "name": TRAINER_CONTAINER,
-        "image": setup.trainer_image,
-        "imagePullPolicy": setup.image_pull_policy,
+        "image": operator_config.trainer_image,
+        "imagePullPolicy": operator_config.image_pull_policy,
         "command": [LAUNCHER, "gc"],
         "env": env,
         "envFrom": env_from,
-        "resources": cleanup_resources(&wishes),
+        "resources": cleanup_resources(&settings),
         "securityContext": security(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": all_mounts,
     }]);
     // Overrides for trial pods may set another image, which lacks the launcher, and patch the
     // set-up container, which this pod lacks.
-    let mut overrides = wishes.overrides.cloned();
+    let mut overrides = settings.overrides.cloned();
     for list in ["containers", "initContainers"] {
         let spec = overrides.as_mut().and_then(|overrides| overrides.get_mut("spec"));
         let items = spec.and_then(|spec| spec.get_mut(list)).and_then(Value::as_array_mut);
@@ -171,15 +171,15 @@ pub fn cleanup_pod(
             fields.retain(|field, _| !["image", "imagePullPolicy"].contains(&field.as_str()));
         }
     }
-    crate::pod::pod(metadata, spec, &Wishes { overrides: overrides.as_ref(), ..wishes })
+    crate::pod::pod(metadata, spec, &PodSettings { overrides: overrides.as_ref(), ..settings })
 }
 
 /// Returns the resources of a clean-up pod: the requests of a small container with the limits of
 /// the experiment. A quota may require limits and refuse a pod without them.
-fn cleanup_resources(wishes: &Wishes<'_>) -> Value {
-    let mut resources = small();
+fn cleanup_resources(settings: &PodSettings<'_>) -> Value {
+    let mut resources = small_resources();
     // Extended resources, such as network cards, are only for programs.
-    for (name, limit) in wishes.limits.iter().filter(|(name, _)| !name.contains('/')) {
+    for (name, limit) in settings.limits.iter().filter(|(name, _)| !name.contains('/')) {
         let request = resources["requests"][name].as_str().and_then(quantity);
         // A request above its limit is invalid, and a missing request defaults to the limit.
         if request.is_none_or(|request| quantity(limit).is_none_or(|limit| limit < request)) {
@@ -217,16 +217,16 @@ fn quantity(text: &str) -> Option<f64> {
 }
 
 fn spec(
-    setup: &Setup,
+    operator_config: &OperatorConfig,
     valid: &ValidExperiment,
-    wishes: &Wishes<'_>,
-    names: Names<'_>,
+    settings: &PodSettings<'_>,
+    names: TrialNames<'_>,
     attempt: u32,
     index: u32,
 ) -> Value {
     let tf_config = tf_config(valid, names, attempt, index);
     let tf_config = tf_config.map(|config| json!({ "name": "TF_CONFIG", "value": config }));
-    let mut spec = program_spec(setup, wishes, index, tf_config.into_iter().collect());
+    let mut spec = program_spec(operator_config, settings, index, tf_config.into_iter().collect());
     spec["hostname"] = json!(pod_name(names.trial, attempt, index));
     spec["subdomain"] = json!(names.trial);
     spec
@@ -235,7 +235,7 @@ fn spec(
 /// Returns TensorFlow's cluster configuration, `TF_CONFIG`; `None` for a gang of one pod.
 fn tf_config(
     valid: &ValidExperiment,
-    names: Names<'_>,
+    names: TrialNames<'_>,
     attempt: u32,
     index: u32,
 ) -> Option<String> {

@@ -1,5 +1,5 @@
 //! RBAC rules of the chart: the operator uses every granted verb, or a table explains it. Each
-//! test's [`Place`] also checks at its end that RBAC denied no request.
+//! test's [`TestNamespace`] also checks at its end that RBAC denied no request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,11 +12,11 @@ use tokio::task::block_in_place;
 use crate::flow::grid;
 use crate::jobs::{apply_job, is_of_job, job, wait_for_job};
 use crate::kubelet::{Kubelet, Script};
-use crate::setup::{ACCOUNT, Place, free_ports, runtime};
+use crate::setup::{ACCOUNT, TestNamespace, free_ports, runtime};
 use crate::worker::Work;
 
 /// Verbs that this test may not observe, with their purpose.
-const EXPLAINED: [(&str, &str); 3] = [
+const UNOBSERVED_VERBS: [(&str, &str); 3] = [
     (
         "patch stoker.dev/experiments",
         "reserved for a search that records its decisions on the experiment",
@@ -32,8 +32,8 @@ const EXPLAINED: [(&str, &str); 3] = [
 ];
 
 /// Returns the verbs of a role, as `VERB GROUP/RESOURCE`.
-fn verbs(place: &Place, role: &[&str]) -> BTreeSet<String> {
-    let role = place.plane.get(role).unwrap();
+fn verbs(ns: &TestNamespace, role: &[&str]) -> BTreeSet<String> {
+    let role = ns.plane.get(role).unwrap();
     let list = |value: &Value| -> Vec<String> { serde_json::from_value(value.clone()).unwrap() };
     let mut verbs = BTreeSet::new();
     for rule in role["rules"].as_array().unwrap() {
@@ -48,7 +48,7 @@ fn verbs(place: &Place, role: &[&str]) -> BTreeSet<String> {
 }
 
 /// Creates a trial, a Service and a pod without an owner, under names that experiments need.
-fn take_names(place: &Place) {
+fn occupy_names(ns: &TestNamespace) {
     let spec = json!({
         "experiment": "trial", "index": 0, "requestId": "r", "seed": 1,
         "hyperparameters": {}, "unit": "batches", "units": 1,
@@ -61,18 +61,18 @@ fn take_names(place: &Place) {
     ] {
         let object = json!({
             "apiVersion": version, "kind": kind, "spec": spec,
-            "metadata": { "name": name, "namespace": place.namespace },
+            "metadata": { "name": name, "namespace": ns.namespace },
         });
-        block_in_place(|| place.plane.apply(&object.to_string())).unwrap();
+        block_in_place(|| ns.plane.apply(&object.to_string())).unwrap();
     }
 }
 
 /// Waits until an event on this object contains the reason.
-async fn wait_for_event(place: &Place, object: &str, reason: &str) {
+async fn wait_for_event(ns: &TestNamespace, object: &str, reason: &str) {
     let selector = format!("--field-selector=involvedObject.name={object}");
-    let arguments = ["events", "-n", place.namespace.as_str(), &selector];
+    let arguments = ["events", "-n", ns.namespace.as_str(), &selector];
     loop {
-        let events = block_in_place(|| place.plane.get(&arguments)).unwrap();
+        let events = block_in_place(|| ns.plane.get(&arguments)).unwrap();
         let items = events["items"].as_array().unwrap();
         if items.iter().any(|event| event.to_string().contains(reason)) {
             return;
@@ -87,10 +87,10 @@ fn each_granted_verb_is_used_or_explained() {
         return;
     }
     runtime().block_on(async {
-        let place = Place::new("audit").await;
-        let mut operator = place.operator("a", free_ports());
-        operator.wait_ready(&place);
-        let _kubelet = Kubelet::start(&place.client, "audit", |pod| {
+        let ns = TestNamespace::new("audit").await;
+        let mut operator = ns.operator("a", free_ports());
+        operator.wait_ready(&ns);
+        let _kubelet = Kubelet::start(&ns.client, "audit", |pod| {
             let name = pod.name_any();
             match name.rsplit_once("-0-").map_or("", |(experiment, _)| experiment) {
                 _ if is_of_job(pod) => Script::Work(Work { shards: 2, shard_ms: 10 }),
@@ -100,43 +100,43 @@ fn each_granted_verb_is_used_or_explained() {
                 _ => Script::Train { unit_ms: 10 },
             }
         });
-        place.apply("grid", grid(2, 2, 2));
-        apply_job(&place, "job", job(2));
-        place.wait_for("grid", &[Phase::Completed], 60).await;
-        wait_for_job(&place, "job", &[Phase::Completed], 60).await;
-        take_names(&place);
-        place.apply("trial", grid(1, 2, 1));
-        place.apply("service", grid(1, 2, 2));
-        place.apply("pod", grid(1, 2, 1));
-        place.apply("node", grid(1, 2, 1));
+        ns.apply("grid", grid(2, 2, 2));
+        apply_job(&ns, "job", job(2));
+        ns.wait_for("grid", &[Phase::Completed], 60).await;
+        wait_for_job(&ns, "job", &[Phase::Completed], 60).await;
+        occupy_names(&ns);
+        ns.apply("trial", grid(1, 2, 1));
+        ns.apply("service", grid(1, 2, 2));
+        ns.apply("pod", grid(1, 2, 1));
+        ns.apply("node", grid(1, 2, 1));
         // The second event with the same reason on one object is written as a patch of the first.
-        place.apply("pause", grid(1, 1000, 1));
+        ns.apply("pause", grid(1, 1000, 1));
         for (state, phase) in [
             ("active", Phase::Running),
             ("paused", Phase::Paused),
             ("active", Phase::Running),
             ("paused", Phase::Paused),
         ] {
-            place.patch("pause", &json!({ "spec": { "state": state } })).unwrap();
-            place.wait_for("pause", &[phase], 60).await;
+            ns.patch("pause", &json!({ "spec": { "state": state } })).unwrap();
+            ns.wait_for("pause", &[phase], 60).await;
         }
-        wait_for_event(&place, "node-0", "NodeLost").await;
-        wait_for_event(&place, "trial", "NameTaken").await;
-        wait_for_event(&place, "service-0", "NameTaken").await;
-        wait_for_event(&place, "pod-0", "NameTaken").await;
+        wait_for_event(&ns, "node-0", "NodeLost").await;
+        wait_for_event(&ns, "trial", "NameTaken").await;
+        wait_for_event(&ns, "service-0", "NameTaken").await;
+        wait_for_event(&ns, "pod-0", "NameTaken").await;
         let own = "audit:stoker-operator";
-        let mut granted = verbs(&place, &["clusterrole", own]);
-        granted.extend(verbs(&place, &["role", "stoker-operator-lease", "-n", "audit"]));
-        granted.extend(verbs(&place, &["role", own, "-n", "audit"]));
+        let mut granted = verbs(&ns, &["clusterrole", own]);
+        granted.extend(verbs(&ns, &["role", "stoker-operator-lease", "-n", "audit"]));
+        granted.extend(verbs(&ns, &["role", own, "-n", "audit"]));
         let user = format!("system:serviceaccount:audit:{ACCOUNT}");
         let mut used: BTreeMap<String, usize> = BTreeMap::new();
-        for request in place.plane.requests().unwrap() {
+        for request in ns.plane.requests().unwrap() {
             if request.user == user {
                 let verb = format!("{} {}/{}", request.verb, request.group, request.resource);
                 *used.entry(verb).or_default() += 1;
             }
         }
-        let explained: BTreeSet<String> = EXPLAINED.map(|(verb, _)| verb.to_owned()).into();
+        let explained: BTreeSet<String> = UNOBSERVED_VERBS.map(|(verb, _)| verb.to_owned()).into();
         assert!(explained.is_subset(&granted), "explained but not granted: {explained:#?}");
         let unused = granted.iter().filter(|verb| !used.contains_key(*verb));
         let unused: BTreeSet<String> = unused.cloned().collect();

@@ -12,18 +12,21 @@ use stoker_api::experiment::Phase;
 use stoker_api::names::checkpoint_name;
 use stoker_api::trial::{AttemptEnd, Trial, TrialStatus};
 use stoker_engine::trial::{
-    BackOffLimits, Limits, SearchedMetric, TrialRecord, begin_attempt, end_attempt, record_report,
+    BackOffLimits, RestartLimits, SearchedMetric, TrialRecord, begin_attempt, end_attempt,
+    record_report,
 };
 
 use crate::flow::grid;
-use crate::kubelet::{Kubelet, Line, Script, config_of, token};
-use crate::setup::{ACCOUNT, Operator, Place, free_ports, runtime};
+use crate::kubelet::{Kubelet, Script};
+use crate::operator_process::Operator;
+use crate::setup::{ACCOUNT, TestNamespace, free_ports, runtime};
+use crate::trainer::{ReportConnection, config_of, token};
 
 /// Writes of a namespace's operator by verb and resource, except to leases and token reviews.
-fn writes(place: &Place) -> BTreeMap<String, usize> {
-    let user = format!("system:serviceaccount:{}:{ACCOUNT}", place.namespace);
+fn writes(ns: &TestNamespace) -> BTreeMap<String, usize> {
+    let user = format!("system:serviceaccount:{}:{ACCOUNT}", ns.namespace);
     let mut counts = BTreeMap::new();
-    for request in place.plane.requests().unwrap() {
+    for request in ns.plane.requests().unwrap() {
         let is_read = matches!(request.verb.as_str(), "get" | "list" | "watch");
         let is_other = matches!(request.resource.as_str(), "leases" | "tokenreviews");
         if request.user == user && !is_read && !is_other {
@@ -39,15 +42,14 @@ fn experiment_needs_few_writes_and_none_while_waiting() {
         return;
     }
     runtime().block_on(async {
-        let place = Place::new("counts").await;
-        let mut operator =
-            place.operator_with("a", free_ports(), &["--finished-pods-seconds", "2"]);
-        operator.wait_ready(&place);
-        let kubelet = Kubelet::start(&place.client, "counts", |_| Script::Train { unit_ms: 500 });
-        place.apply("grid", grid(4, 2, 2));
-        place.wait_for("grid", &[Phase::Completed], 60).await;
+        let ns = TestNamespace::new("counts").await;
+        let mut operator = ns.operator_with("a", free_ports(), &["--finished-pods-seconds", "2"]);
+        operator.wait_ready(&ns);
+        let kubelet = Kubelet::start(&ns.client, "counts", |_| Script::Train { unit_ms: 500 });
+        ns.apply("grid", grid(4, 2, 2));
+        ns.wait_for("grid", &[Phase::Completed], 60).await;
         tokio::time::sleep(Duration::from_secs(5)).await;
-        let counts = writes(&place);
+        let counts = writes(&ns);
         let count = |name: &str| counts.get(name).copied().unwrap_or(0) as f64;
         let num_pods = kubelet.started().len() as f64;
         assert!(num_pods == 8.0);
@@ -60,13 +62,13 @@ fn experiment_needs_few_writes_and_none_while_waiting() {
 
         // Pods that run for half a minute without a report.
         drop(kubelet);
-        let _kubelet = Kubelet::start(&place.client, "counts", |_| Script::Hang);
-        place.apply("quiet", grid(2, 2, 2));
-        place.wait_for("quiet", &[Phase::Running], 20).await;
+        let _kubelet = Kubelet::start(&ns.client, "counts", |_| Script::Hang);
+        ns.apply("quiet", grid(2, 2, 2));
+        ns.wait_for("quiet", &[Phase::Running], 20).await;
         tokio::time::sleep(Duration::from_secs(6)).await;
-        let before = writes(&place);
+        let before = writes(&ns);
         tokio::time::sleep(Duration::from_secs(30)).await;
-        assert_eq!(writes(&place), before);
+        assert_eq!(writes(&ns), before);
     });
 }
 
@@ -97,11 +99,11 @@ const CPU: &str = "stoker_reconcile_cpu_seconds_total";
 
 /// Sends reports of one trial at a steady rate, without waiting for responses. Returns the seconds
 /// to each response.
-async fn report(place: &Place, trial: u32, rate: f64, time: Duration) -> Vec<f64> {
-    let pods: Api<Pod> = Api::namespaced(place.client.clone(), &place.namespace);
+async fn report(ns: &TestNamespace, trial: u32, rate: f64, time: Duration) -> Vec<f64> {
+    let pods: Api<Pod> = Api::namespaced(ns.client.clone(), &ns.namespace);
     let pod = pods.get(&format!("door-{trial}-a0-r0")).await.unwrap();
-    let token = token(&place.client, &place.namespace, &pod).await.unwrap();
-    let line = std::sync::Arc::new(Line::new(&config_of(&pod), token));
+    let token = token(&ns.client, &ns.namespace, &pod).await.unwrap();
+    let connection = std::sync::Arc::new(ReportConnection::new(&config_of(&pod), token));
     let mut ticks = tokio::time::interval(Duration::from_secs_f64(1.0 / rate));
     let (begin, mut batches, mut answers) = (Instant::now(), 0_u64, vec![]);
     while begin.elapsed() < time {
@@ -112,10 +114,10 @@ async fn report(place: &Place, trial: u32, rate: f64, time: Duration) -> Vec<f64
         let metrics = [("loss".to_owned(), loss)].into();
         let event = ReportEvent::Validated { metrics, granted_units: None };
         let report = Report { version: CONTRACT_VERSION, attempt: 0, batches, event };
-        let line = line.clone();
+        let connection = connection.clone();
         answers.push(tokio::spawn(async move {
             let begin = Instant::now();
-            let (code, text) = line.post(&report).await.unwrap();
+            let (code, text) = connection.post(&report).await.unwrap();
             assert_eq!(code, 200, "{text}");
             begin.elapsed().as_secs_f64()
         }));
@@ -132,13 +134,12 @@ async fn report(place: &Place, trial: u32, rate: f64, time: Duration) -> Vec<f64
 fn times() {
     const TRIALS: u32 = 10;
     runtime().block_on(async {
-        let place = std::sync::Arc::new(Place::new("times").await);
-        let mut operator =
-            place.operator_with("a", free_ports(), &["--finished-pods-seconds", "1"]);
-        operator.wait_ready(&place);
+        let ns = std::sync::Arc::new(TestNamespace::new("times").await);
+        let mut operator = ns.operator_with("a", free_ports(), &["--finished-pods-seconds", "1"]);
+        operator.wait_ready(&ns);
         let pid = operator.pid();
         println!("| resident memory at rest, MiB | {:.1} |", resident_mib(pid));
-        let kubelet = Kubelet::start(&place.client, "times", |pod| {
+        let kubelet = Kubelet::start(&ns.client, "times", |pod| {
             let is_door = pod.metadata.name.as_ref().unwrap().starts_with("door-");
             if is_door { Script::Hang } else { Script::Train { unit_ms: 50 } }
         });
@@ -150,8 +151,8 @@ fn times() {
         let (cpu, reconciles) =
             (cpu_seconds(pid), metric(&operator, "stoker_reconcile_seconds_count"));
         let alone = metric(&operator, CPU);
-        place.apply("many", wide(40, 2));
-        place.wait_for("many", &[Phase::Completed], 120).await;
+        ns.apply("many", wide(40, 2));
+        ns.wait_for("many", &[Phase::Completed], 120).await;
         tokio::time::sleep(Duration::from_secs(4)).await;
         let cpu = cpu_seconds(pid) - cpu;
         let reconciles = metric(&operator, "stoker_reconcile_seconds_count") - reconciles;
@@ -170,14 +171,14 @@ fn times() {
         println!("| CPU per reconcile alone, us | {:.0} |", alone / reconciles * 1e6);
         println!("| pods run | {} |", kubelet.started().len());
 
-        place.apply("door", wide(TRIALS, 1_000_000));
-        place.wait_for("door", &[Phase::Running], 20).await;
+        ns.apply("door", wide(TRIALS, 1_000_000));
+        ns.wait_for("door", &[Phase::Running], 20).await;
         tokio::time::sleep(Duration::from_secs(3)).await;
         let cpu = cpu_seconds(pid);
         let time = Duration::from_secs(20);
         let trials = (0..TRIALS).map(|trial| {
-            let place = place.clone();
-            tokio::spawn(async move { report(&place, trial, 50.0 / f64::from(TRIALS), time).await })
+            let ns = ns.clone();
+            tokio::spawn(async move { report(&ns, trial, 50.0 / f64::from(TRIALS), time).await })
         });
         let trials: Vec<_> = trials.collect();
         let mut seconds = vec![];
@@ -207,20 +208,20 @@ fn waiting_trials() {
     let wanted = std::env::var("STOKER_BENCH_WAITING");
     let num = wanted.map_or(WAITING, |text| text.parse().unwrap());
     runtime().block_on(async {
-        let place = Place::new("waiting").await;
+        let ns = TestNamespace::new("waiting").await;
         // One pod, which no scheduler considers, holds the only slot for the whole test.
         let more = ["--starting-pods-max", "1", "--start-deadline-seconds", "86400"];
-        let mut operator = place.operator_with("a", free_ports(), &more);
-        operator.wait_ready(&place);
+        let mut operator = ns.operator_with("a", free_ports(), &more);
+        operator.wait_ready(&ns);
         let pid = operator.pid();
         let per_experiment = num.div_ceil(EXPERIMENTS);
         for experiment in 0..EXPERIMENTS {
             let mut spec = grid(per_experiment, 2, 1);
             spec["searcher"]["grid"]["maxConcurrentTrials"] = json!(per_experiment);
-            place.apply(&format!("waiting-{experiment}"), spec);
+            ns.apply(&format!("waiting-{experiment}"), spec);
         }
         let num_waiting = async || {
-            let trials = place.trials().list(&Default::default()).await.unwrap().items;
+            let trials = ns.trials().list(&Default::default()).await.unwrap().items;
             let waits = |trial: &&Trial| {
                 let status = trial.status.as_ref();
                 let conditions = status.map(|status| &status.conditions[..]).unwrap_or_default();
@@ -231,7 +232,7 @@ fn waiting_trials() {
         };
         let begin = Instant::now();
         while num_waiting().await < EXPERIMENTS * per_experiment - 1 {
-            assert!(begin.elapsed() < Duration::from_secs(3600), "{}", place.logs());
+            assert!(begin.elapsed() < Duration::from_secs(3600), "{}", ns.logs());
             tokio::time::sleep(Duration::from_secs(5)).await;
         }
         println!("| seconds until {num} trials wait | {:.0} |", begin.elapsed().as_secs_f64());
@@ -269,7 +270,7 @@ fn worst_case() -> TrialRecord {
         .chain([("loss".to_owned(), number.clone())])
         .collect();
     let text = "\u{1}".repeat(REPORT_BYTES / 6);
-    let limits = Limits::new(u32::MAX, BackOffLimits::CLUSTER);
+    let limits = RestartLimits::new(u32::MAX, BackOffLimits::CLUSTER);
     let apply = |record: &mut TrialRecord, attempt, batches, event| {
         let report = Report { version: CONTRACT_VERSION, attempt, batches, event };
         record_report(record, &report, &searched);

@@ -12,15 +12,15 @@ use stoker_api::names::{LABEL_ATTEMPT, LABEL_JOB};
 use crate::flow::grid;
 use crate::jobs::{apply_job, job, wait_for_job};
 use crate::kubelet::{Kubelet, Script};
-use crate::setup::{Place, free_ports, runtime};
+use crate::setup::{TestNamespace, free_ports, runtime};
 use crate::worker::Work;
 
 /// Expected type, reason and note parts of an event.
 type Expected<'a> = (&'a str, &'a str, &'a [&'a str]);
 
 /// Returns the events of one object, oldest first.
-async fn events_of(place: &Place, kind: &str, name: &str) -> Vec<Event> {
-    let api: Api<Event> = Api::namespaced(place.client.clone(), &place.namespace);
+async fn events_of(ns: &TestNamespace, kind: &str, name: &str) -> Vec<Event> {
+    let api: Api<Event> = Api::namespaced(ns.client.clone(), &ns.namespace);
     let mut events = api.list(&Default::default()).await.unwrap().items;
     events.retain(|event| {
         let about = event.regarding.clone().unwrap_or_default();
@@ -39,10 +39,16 @@ fn is(event: &Event, (type_, reason, parts): &Expected<'_>) -> bool {
 
 /// Waits until the object's events are exactly these, in this order, and checks their references.
 /// The operator writes an event after the status that it describes.
-async fn check_events(place: &Place, kind: &str, name: &str, uid: &str, expected: &[Expected<'_>]) {
+async fn check_events(
+    ns: &TestNamespace,
+    kind: &str,
+    name: &str,
+    uid: &str,
+    expected: &[Expected<'_>],
+) {
     let end = Instant::now() + Duration::from_secs(20);
     let events = loop {
-        let events = events_of(place, kind, name).await;
+        let events = events_of(ns, kind, name).await;
         let all = events.len() == expected.len();
         if all && events.iter().zip(expected).all(|(event, expected)| is(event, expected)) {
             break events;
@@ -84,7 +90,7 @@ fn check_conditions(conditions: &[Condition], generation: i64, expected: &[(&str
     assert_eq!(actual, expected.iter().map(owned).collect::<Vec<_>>(), "{conditions:#?}");
     for condition in conditions {
         assert_eq!(condition.observed_generation, generation, "{condition:?}");
-        let age = stoker_operator::world::now().seconds_since(condition.last_transition_time);
+        let age = stoker_operator::context::now().seconds_since(condition.last_transition_time);
         assert!(age < 600, "{age} s old: {condition:?}");
     }
 }
@@ -106,26 +112,26 @@ fn experiment_events_follow_its_phases() {
         return;
     }
     runtime().block_on(async {
-        let place = Place::new("events").await;
-        let mut operator = place.operator("a", free_ports());
-        operator.wait_ready(&place);
+        let ns = TestNamespace::new("events").await;
+        let mut operator = ns.operator("a", free_ports());
+        operator.wait_ready(&ns);
         // The operator may write up to 3 s late that a trial runs, so these trials train for
         // longer.
         let _kubelet =
-            Kubelet::start(&place.client, &place.namespace, |_| Script::Train { unit_ms: 100 });
-        place.apply("grid", grid(3, 80, 1));
-        let ended = place.wait_for("grid", &[Phase::Completed, Phase::Failed], 60).await;
+            Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 100 });
+        ns.apply("grid", grid(3, 80, 1));
+        let ended = ns.wait_for("grid", &[Phase::Completed, Phase::Failed], 60).await;
         let uid = ended.uid().unwrap();
         let expected: [Expected<'_>; 3] = [
             ("Normal", "Accepted", &["0 of 3 trials ended"]),
             ("Normal", "Running", &["0 of 3 trials ended"]),
             ("Normal", "Completed", &["3 of 3 trials ended", "best: trial "]),
         ];
-        check_events(&place, "Experiment", "grid", &uid, &expected).await;
-        for trial in place.trials_of("grid").await {
+        check_events(&ns, "Experiment", "grid", &uid, &expected).await;
+        for trial in ns.trials_of("grid").await {
             let expected: [Expected<'_>; 1] = [("Normal", "Completed", &[])];
             let uid = trial.uid().unwrap();
-            check_events(&place, "Trial", &trial.name_any(), &uid, &expected).await;
+            check_events(&ns, "Trial", &trial.name_any(), &uid, &expected).await;
         }
         let status = ended.status.unwrap();
         check_conditions(
@@ -142,24 +148,23 @@ fn pause_and_cancel_write_events() {
         return;
     }
     runtime().block_on(async {
-        let place = Place::new("events-states").await;
-        let mut operator = place.operator("a", free_ports());
-        operator.wait_ready(&place);
-        let _kubelet =
-            Kubelet::start(&place.client, &place.namespace, |_| Script::Train { unit_ms: 50 });
-        place.apply("long", grid(2, 1000, 1));
-        place.wait_for("long", &[Phase::Running], 20).await;
-        place.patch("long", &json!({"spec": {"state": "paused"}})).unwrap();
-        place.wait_for("long", &[Phase::Paused], 20).await;
-        place.patch("long", &json!({"spec": {"state": "cancelled"}})).unwrap();
-        let ended = place.wait_for("long", &[Phase::Cancelled], 20).await;
+        let ns = TestNamespace::new("events-states").await;
+        let mut operator = ns.operator("a", free_ports());
+        operator.wait_ready(&ns);
+        let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 50 });
+        ns.apply("long", grid(2, 1000, 1));
+        ns.wait_for("long", &[Phase::Running], 20).await;
+        ns.patch("long", &json!({"spec": {"state": "paused"}})).unwrap();
+        ns.wait_for("long", &[Phase::Paused], 20).await;
+        ns.patch("long", &json!({"spec": {"state": "cancelled"}})).unwrap();
+        let ended = ns.wait_for("long", &[Phase::Cancelled], 20).await;
         let expected: [Expected<'_>; 4] = [
             ("Normal", "Accepted", &["0 of 2 trials ended"]),
             ("Normal", "Running", &["0 of 2 trials ended"]),
             ("Normal", "Paused", &["0 of 2 trials ended"]),
             ("Normal", "Cancelled", &["2 of 2 trials ended"]),
         ];
-        check_events(&place, "Experiment", "long", &ended.uid().unwrap(), &expected).await;
+        check_events(&ns, "Experiment", "long", &ended.uid().unwrap(), &expected).await;
         let status = ended.status.unwrap();
         check_conditions(
             &status.conditions,
@@ -175,30 +180,30 @@ fn each_failed_attempt_writes_a_warning() {
         return;
     }
     runtime().block_on(async {
-        let place = Place::new("events-failed").await;
-        let mut operator = place.operator("a", free_ports());
-        operator.wait_ready(&place);
-        let _kubelet = Kubelet::start(&place.client, &place.namespace, |pod| {
+        let ns = TestNamespace::new("events-failed").await;
+        let mut operator = ns.operator("a", free_ports());
+        operator.wait_ready(&ns);
+        let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |pod| {
             let attempt = pod.labels()[LABEL_ATTEMPT].parse::<i32>().unwrap();
             Script::Exit { after_ms: 10, code: 41 + attempt }
         });
         let mut spec = grid(1, 2, 1);
         spec["maxRestarts"] = json!(1);
-        place.apply("grid", spec);
-        let ended = place.wait_for("grid", &[Phase::Completed, Phase::Failed], 60).await;
-        let trial = place.trials_of("grid").await.pop().unwrap();
+        ns.apply("grid", spec);
+        let ended = ns.wait_for("grid", &[Phase::Completed, Phase::Failed], 60).await;
+        let trial = ns.trials_of("grid").await.pop().unwrap();
         let expected: [Expected<'_>; 3] = [
             ("Warning", "AttemptEnded", &["attempt 0: UserError", "exit code 41"]),
             ("Warning", "AttemptEnded", &["attempt 1: UserError", "exit code 42"]),
             ("Warning", "Failed", &["exit code 42"]),
         ];
-        check_events(&place, "Trial", "grid-0", &trial.uid().unwrap(), &expected).await;
+        check_events(&ns, "Trial", "grid-0", &trial.uid().unwrap(), &expected).await;
         // Programs that exit this soon are not reported as running.
         let expected: [Expected<'_>; 2] = [
             ("Normal", "Accepted", &["0 of 1 trials ended"]),
             ("Warning", "Failed", &["1 of 1 trials ended"]),
         ];
-        check_events(&place, "Experiment", "grid", &ended.uid().unwrap(), &expected).await;
+        check_events(&ns, "Experiment", "grid", &ended.uid().unwrap(), &expected).await;
         let status = ended.status.unwrap();
         check_conditions(
             &status.conditions,
@@ -222,15 +227,15 @@ fn invalid_experiment_writes_one_warning() {
         return;
     }
     runtime().block_on(async {
-        let place = Place::new("events-invalid").await;
-        let mut operator = place.operator("a", free_ports());
-        operator.wait_ready(&place);
+        let ns = TestNamespace::new("events-invalid").await;
+        let mut operator = ns.operator("a", free_ports());
+        operator.wait_ready(&ns);
         let mut spec = grid(2, 2, 1);
         spec["hyperparameters"] = json!({ "x": { "int": { "min": 5, "max": 1 } } });
-        place.apply("bad", spec);
-        let ended = place.wait_for("bad", &[Phase::Failed], 20).await;
+        ns.apply("bad", spec);
+        let ended = ns.wait_for("bad", &[Phase::Failed], 20).await;
         let expected: [Expected<'_>; 1] = [("Warning", "Invalid", &["spec.hyperparameters.x"])];
-        check_events(&place, "Experiment", "bad", &ended.uid().unwrap(), &expected).await;
+        check_events(&ns, "Experiment", "bad", &ended.uid().unwrap(), &expected).await;
         let status = ended.status.unwrap();
         let expected = [
             ("Completed", "False", "Invalid"),
@@ -248,37 +253,37 @@ fn job_events_follow_its_phases() {
         return;
     }
     runtime().block_on(async {
-        let place = Place::new("events-job").await;
-        let mut operator = place.operator("a", free_ports());
-        operator.wait_ready(&place);
-        let _kubelet = Kubelet::start(&place.client, &place.namespace, |pod| {
+        let ns = TestNamespace::new("events-job").await;
+        let mut operator = ns.operator("a", free_ports());
+        operator.wait_ready(&ns);
+        let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |pod| {
             let is_good = pod.labels()[LABEL_JOB] == "good";
             match is_good {
                 true => Script::Work(Work { shards: 2, shard_ms: 10 }),
                 false => Script::Exit { after_ms: 10, code: 42 },
             }
         });
-        apply_job(&place, "good", job(1));
-        apply_job(&place, "bad", job(1));
-        let good = wait_for_job(&place, "good", &[Phase::Completed, Phase::Failed], 60).await;
-        let bad = wait_for_job(&place, "bad", &[Phase::Completed, Phase::Failed], 60).await;
+        apply_job(&ns, "good", job(1));
+        apply_job(&ns, "bad", job(1));
+        let good = wait_for_job(&ns, "good", &[Phase::Completed, Phase::Failed], 60).await;
+        let bad = wait_for_job(&ns, "bad", &[Phase::Completed, Phase::Failed], 60).await;
         let uid = |name: &str| {
             let arguments = ["inferencejob", name, "-n", "events-job"];
-            let object = tokio::task::block_in_place(|| place.plane.get(&arguments)).unwrap();
+            let object = tokio::task::block_in_place(|| ns.plane.get(&arguments)).unwrap();
             object["metadata"]["uid"].as_str().unwrap().to_owned()
         };
         let expected: [Expected<'_>; 2] = [
             ("Normal", "Running", &["0 of 0 rows processed"]),
             ("Normal", "Completed", &["20 of 20 rows processed"]),
         ];
-        check_events(&place, "InferenceJob", "good", &uid("good"), &expected).await;
+        check_events(&ns, "InferenceJob", "good", &uid("good"), &expected).await;
         let expected: [Expected<'_>; 4] = [
             ("Normal", "Running", &[]),
             ("Warning", "AttemptEnded", &["attempt 0: UserError", "exit code 42"]),
             ("Warning", "AttemptEnded", &["attempt 1: UserError", "exit code 42"]),
             ("Warning", "Failed", &["exit code 42"]),
         ];
-        check_events(&place, "InferenceJob", "bad", &uid("bad"), &expected).await;
+        check_events(&ns, "InferenceJob", "bad", &uid("bad"), &expected).await;
         for (status, phase) in [(good, "Completed"), (bad, "Failed")] {
             let mut expected = conditions_after(phase);
             expected.insert(4, ("Scheduled", "False", "Ended"));

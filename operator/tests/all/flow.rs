@@ -8,7 +8,7 @@ use stoker_api::trial::{AttemptEnd, CloseCause, Fact, TrialStatus};
 use stoker_test_cluster::ControlPlane;
 
 use crate::kubelet::{Kubelet, Script};
-use crate::setup::{Place, free_ports, runtime};
+use crate::setup::{TestNamespace, free_ports, runtime};
 
 /// Spec of a grid search over `x` with this many points, batches per trial and slots per trial.
 pub(crate) fn grid(points: u32, batches: u64, slots: u32) -> Value {
@@ -30,18 +30,18 @@ fn experiment_completes_and_reports_its_best_trial() {
         return;
     }
     runtime().block_on(async {
-        let place = Place::new("flow").await;
-        let mut operator = place.operator("a", free_ports());
-        operator.wait_ready(&place);
+        let ns = TestNamespace::new("flow").await;
+        let mut operator = ns.operator("a", free_ports());
+        operator.wait_ready(&ns);
         let kubelet =
-            Kubelet::start(&place.client, &place.namespace, |_| Script::Train { unit_ms: 30 });
-        place.apply("grid", grid(4, 3, 2));
-        let ended = place.wait_for("grid", &[Phase::Completed, Phase::Failed], 60).await;
+            Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 30 });
+        ns.apply("grid", grid(4, 3, 2));
+        let ended = ns.wait_for("grid", &[Phase::Completed, Phase::Failed], 60).await;
         let status = ended.status.unwrap();
         assert_eq!(status.phase, Phase::Completed, "{status:#?}");
         let best = status.best.as_ref().unwrap();
         // x takes the values 0, 1/3, 2/3 and 1 in some order; 1/3 is nearest to 0.3.
-        let trials = place.trials_of("grid").await;
+        let trials = ns.trials_of("grid").await;
         let x = trials[best.index as usize].spec.hyperparameters["x"].as_f64().unwrap();
         assert!((x - 1.0 / 3.0).abs() < 1e-9, "{x}");
         assert_eq!((status.trials_created, status.trials_closed), (4, 4));
@@ -55,7 +55,7 @@ fn experiment_completes_and_reports_its_best_trial() {
         let expected: Vec<String> =
             (0..4).flat_map(|t| (0..2).map(move |r| format!("grid-{t}-a0-r{r}"))).collect();
         assert_eq!(started, expected);
-        for trial in place.trials_of("grid").await {
+        for trial in ns.trials_of("grid").await {
             let status = trial.status.unwrap();
             assert_eq!((status.phase, status.attempts.len()), (Phase::Completed, 1));
             let closed = |fact: &Fact| {
@@ -65,8 +65,8 @@ fn experiment_completes_and_reports_its_best_trial() {
         }
         let waited =
             ["wait", "experiment/grid", "-n", "flow", "--for=condition=Completed", "--timeout=5s"];
-        place.plane.kubectl(&waited).unwrap();
-        let columns = place.plane.kubectl(&["get", "stoker", "-n", "flow"]).unwrap();
+        ns.plane.kubectl(&waited).unwrap();
+        let columns = ns.plane.kubectl(&["get", "stoker", "-n", "flow"]).unwrap();
         assert!(columns.contains("Completed") && columns.contains("BEST"), "{columns}");
     });
 }
@@ -77,33 +77,32 @@ fn experiment_can_be_paused_resumed_and_cancelled() {
         return;
     }
     runtime().block_on(async {
-        let place = Place::new("pause").await;
-        let mut operator = place.operator("a", free_ports());
-        operator.wait_ready(&place);
-        let kubelet =
-            Kubelet::start(&place.client, &place.namespace, |_| Script::Train { unit_ms: 100 });
-        place.apply("long", grid(2, 1000, 1));
+        let ns = TestNamespace::new("pause").await;
+        let mut operator = ns.operator("a", free_ports());
+        operator.wait_ready(&ns);
+        let kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 100 });
+        ns.apply("long", grid(2, 1000, 1));
         // Each trial has trained, so each is preempted with a checkpoint.
         let has_trained = |status: &TrialStatus| !status.checkpoints.is_empty();
-        place.wait_for_trials("long", 2, has_trained).await;
-        place.patch("long", &json!({"spec": {"state": "paused"}})).unwrap();
-        place.wait_for("long", &[Phase::Paused], 20).await;
-        for trial in place.trials_of("long").await {
+        ns.wait_for_trials("long", 2, has_trained).await;
+        ns.patch("long", &json!({"spec": {"state": "paused"}})).unwrap();
+        ns.wait_for("long", &[Phase::Paused], 20).await;
+        for trial in ns.trials_of("long").await {
             let attempts = trial.status.unwrap().attempts;
             assert_eq!(attempts[0].end, Some(AttemptEnd::Preempted), "{attempts:?}");
         }
-        place.patch("long", &json!({"spec": {"state": "active"}})).unwrap();
+        ns.patch("long", &json!({"spec": {"state": "active"}})).unwrap();
         let has_resumed = |status: &TrialStatus| {
             status.attempts.get(1).is_some_and(|attempt| attempt.resumed_from.is_some())
         };
-        place.wait_for_trials("long", 2, has_resumed).await;
+        ns.wait_for_trials("long", 2, has_resumed).await;
         for pod in ["long-0-a1-r0", "long-1-a1-r0"] {
             assert!(kubelet.started().contains(&pod.to_owned()), "{:?}", kubelet.started());
         }
-        place.patch("long", &json!({"spec": {"state": "cancelled"}})).unwrap();
-        let ended = place.wait_for("long", &[Phase::Cancelled, Phase::Completed], 20).await;
+        ns.patch("long", &json!({"spec": {"state": "cancelled"}})).unwrap();
+        let ended = ns.wait_for("long", &[Phase::Cancelled, Phase::Completed], 20).await;
         assert_eq!(ended.status.unwrap().phase, Phase::Cancelled);
-        let refused = place.patch("long", &json!({"spec": {"state": "active"}})).unwrap_err();
+        let refused = ns.patch("long", &json!({"spec": {"state": "active"}})).unwrap_err();
         assert!(refused.contains("stays cancelled"), "{refused}");
     });
 }
@@ -114,15 +113,15 @@ fn killed_experiment_ends_at_once() {
         return;
     }
     runtime().block_on(async {
-        let place = Place::new("killed").await;
-        let mut operator = place.operator("a", free_ports());
-        operator.wait_ready(&place);
-        let _kubelet = Kubelet::start(&place.client, &place.namespace, |_| Script::Hang);
-        place.apply("deaf", grid(2, 1000, 1));
-        place.wait_for("deaf", &[Phase::Running], 20).await;
-        place.patch("deaf", &json!({"spec": {"state": "killed"}})).unwrap();
-        place.wait_for("deaf", &[Phase::Cancelled], 20).await;
-        let list = || place.plane.kubectl(&["get", "pods", "-n", "killed", "-o", "name"]);
+        let ns = TestNamespace::new("killed").await;
+        let mut operator = ns.operator("a", free_ports());
+        operator.wait_ready(&ns);
+        let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Hang);
+        ns.apply("deaf", grid(2, 1000, 1));
+        ns.wait_for("deaf", &[Phase::Running], 20).await;
+        ns.patch("deaf", &json!({"spec": {"state": "killed"}})).unwrap();
+        ns.wait_for("deaf", &[Phase::Cancelled], 20).await;
+        let list = || ns.plane.kubectl(&["get", "pods", "-n", "killed", "-o", "name"]);
         stoker_test_cluster::wait_until("its pods are deleted", 20, || match list() {
             Ok(text) if text.trim().is_empty() => Ok(()),
             other => Err(format!("{other:?}")),
@@ -137,23 +136,22 @@ fn invalid_experiment_reports_errors_and_stops_no_other() {
         return;
     }
     runtime().block_on(async {
-        let place = Place::new("invalid").await;
-        let mut operator = place.operator("a", free_ports());
-        operator.wait_ready(&place);
-        let _kubelet =
-            Kubelet::start(&place.client, &place.namespace, |_| Script::Train { unit_ms: 10 });
+        let ns = TestNamespace::new("invalid").await;
+        let mut operator = ns.operator("a", free_ports());
+        operator.wait_ready(&ns);
+        let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 10 });
         let mut spec = grid(2, 2, 1);
         spec["hyperparameters"] =
             json!({ "x": { "int": { "min": 5, "max": 1 } }, "y": { "log": {} } });
-        place.apply("bad", spec);
-        place.apply("good", grid(2, 2, 1));
-        let bad = place.wait_for("bad", &[Phase::Failed], 20).await.status.unwrap();
+        ns.apply("bad", spec);
+        ns.apply("good", grid(2, 2, 1));
+        let bad = ns.wait_for("bad", &[Phase::Failed], 20).await.status.unwrap();
         let valid = find(&bad.conditions, "Valid").unwrap();
         assert_eq!((valid.status, valid.reason.as_str()), (ConditionStatus::False, "Invalid"));
         for field in ["spec.hyperparameters.x", "spec.hyperparameters.y"] {
             assert!(valid.message.contains(field), "{}", valid.message);
         }
-        place.wait_for("good", &[Phase::Completed], 30).await;
+        ns.wait_for("good", &[Phase::Completed], 30).await;
     });
 }
 
@@ -163,27 +161,24 @@ fn deleted_trial_is_closed_and_index_not_reused() {
         return;
     }
     runtime().block_on(async {
-        let place = Place::new("deleted").await;
-        let mut operator = place.operator("a", free_ports());
-        operator.wait_ready(&place);
+        let ns = TestNamespace::new("deleted").await;
+        let mut operator = ns.operator("a", free_ports());
+        operator.wait_ready(&ns);
         // Trial 1 must not end before it is deleted.
-        let _kubelet = Kubelet::start(&place.client, &place.namespace, |pod| {
+        let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |pod| {
             match pod.name_any().starts_with("grid-1-") {
                 true => Script::Hang,
                 false => Script::Train { unit_ms: 20 },
             }
         });
-        place.apply("grid", grid(3, 8, 1));
-        place.wait_for_trials("grid", 3, |status| !status.attempts.is_empty()).await;
-        place
-            .plane
-            .kubectl(&["delete", "trial", "grid-1", "-n", "deleted", "--wait=false"])
-            .unwrap();
-        let ended = place.wait_for("grid", &[Phase::Completed], 60).await.status.unwrap();
+        ns.apply("grid", grid(3, 8, 1));
+        ns.wait_for_trials("grid", 3, |status| !status.attempts.is_empty()).await;
+        ns.plane.kubectl(&["delete", "trial", "grid-1", "-n", "deleted", "--wait=false"]).unwrap();
+        let ended = ns.wait_for("grid", &[Phase::Completed], 60).await.status.unwrap();
         assert_eq!((ended.trials_created, ended.trials_closed), (3, 3));
         assert_ne!(ended.best.unwrap().index, 1);
         let names: Vec<u32> =
-            place.trials_of("grid").await.iter().map(|trial| trial.spec.index).collect();
+            ns.trials_of("grid").await.iter().map(|trial| trial.spec.index).collect();
         assert_eq!(names, [0, 2]);
     });
 }
@@ -200,16 +195,15 @@ fn unparsable_object_is_reported_and_stops_no_other() {
         let plane: &ControlPlane =
             Box::leak(Box::new(ControlPlane::start().unwrap_or_else(|error| panic!("{error}"))));
         plane.apply_crds(&crate::setup::crds()).unwrap();
-        let place = Place::on(plane, "unreadable").await;
+        let ns = TestNamespace::on(plane, "unreadable").await;
         let path = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/maxRestarts";
         let any = json!({ "x-kubernetes-int-or-string": true, "default": 5 });
         let patch = json!([{ "op": "replace", "path": path, "value": any }]).to_string();
         let crd = "experiments.stoker.dev";
-        place.plane.kubectl(&["patch", "crd", crd, "--type=json", "-p", &patch]).unwrap();
-        let mut operator = place.operator("a", free_ports());
-        operator.wait_ready(&place);
-        let _kubelet =
-            Kubelet::start(&place.client, &place.namespace, |_| Script::Train { unit_ms: 10 });
+        ns.plane.kubectl(&["patch", "crd", crd, "--type=json", "-p", &patch]).unwrap();
+        let mut operator = ns.operator("a", free_ports());
+        operator.wait_ready(&ns);
+        let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 10 });
         let mut newer = grid(2, 2, 1);
         newer["maxRestarts"] = json!("five");
         let made = stoker_test_cluster::wait_until("the relaxed schema applies", 20, || {
@@ -217,13 +211,13 @@ fn unparsable_object_is_reported_and_stops_no_other() {
                 "apiVersion": "stoker.dev/v1alpha1", "kind": "Experiment",
                 "metadata": { "name": "newer", "namespace": "unreadable" }, "spec": newer,
             });
-            place.plane.apply(&object.to_string()).map_err(|error| error.to_string())
+            ns.plane.apply(&object.to_string()).map_err(|error| error.to_string())
         });
         made.unwrap();
-        place.apply("good", grid(2, 2, 1));
-        place.wait_for("good", &[Phase::Completed], 30).await;
+        ns.apply("good", grid(2, 2, 1));
+        ns.wait_for("good", &[Phase::Completed], 30).await;
         let valid = stoker_test_cluster::wait_until("the error is reported", 20, || {
-            let object = place.plane.get(&["experiment", "newer", "-n", "unreadable"]);
+            let object = ns.plane.get(&["experiment", "newer", "-n", "unreadable"]);
             let object = object.map_err(|error| error.to_string())?;
             let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
             let valid = conditions.into_iter().find(|condition| condition["type"] == "Valid");

@@ -8,14 +8,17 @@ use serde_json::Value;
 use stoker_api::experiment::Phase;
 
 use crate::flow::grid;
-use crate::kubelet::{Kubelet, Line, Script};
-use crate::proxy::{Proxy, Wire};
-use crate::setup::{LEASE_SECONDS, Operator, Place, client_of, free_ports, runtime};
+use crate::kubelet::{Kubelet, Script};
+use crate::operator_process::Operator;
+use crate::proxy::Proxy;
+use crate::setup::{LEASE_SECONDS, TestNamespace, client_of, free_ports, runtime};
+use crate::tcp_forwarder::TcpForwarder;
+use crate::trainer::ReportConnection;
 use crate::writes::{check, wait_for_units};
 
 /// Fault of the leader.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Fate {
+enum LeaderFault {
     Nothing,
     Killed,
     /// Suspended for longer than its lease, then resumed.
@@ -25,10 +28,10 @@ enum Fate {
 }
 
 /// Duration of the leader's fault: longer than its lease.
-const AWAY: Duration = Duration::from_secs(LEASE_SECONDS + 3);
+const FAULT_DURATION: Duration = Duration::from_secs(LEASE_SECONDS + 3);
 /// Limit of each wait for a change of leader. A change takes the lease's time, one poll and a few
 /// lists; the rest is for machines that have other work.
-const TAKE_OVER: Duration = Duration::from_secs(LEASE_SECONDS + 30);
+const TAKEOVER_MAX: Duration = Duration::from_secs(LEASE_SECONDS + 30);
 
 /// Longest time for a replica to list all objects again on a busy machine.
 const LIST_MAX: Duration = Duration::from_secs(20);
@@ -37,91 +40,91 @@ fn leads(operator: &Operator) -> bool {
     operator.metrics().contains("\nstoker_leader 1\n")
 }
 
-/// Creates a kubeconfig that reaches the API server through a wire.
-async fn wired(place: &Place, name: &str) -> (Wire, PathBuf) {
-    let text = std::fs::read_to_string(&place.kubeconfig).unwrap();
+/// Creates a kubeconfig that reaches the API server through a forwarder.
+async fn forwarded_kubeconfig(ns: &TestNamespace, name: &str) -> (TcpForwarder, PathBuf) {
+    let text = std::fs::read_to_string(&ns.kubeconfig).unwrap();
     let at = text.find("https://127.0.0.1:").unwrap() + "https://".len();
     let is_address = |char: &char| char.is_ascii_digit() || ".:".contains(*char);
     let address: String = text[at..].chars().take_while(is_address).collect();
-    let wire = Wire::start(vec![address.parse().unwrap()]).await;
-    let path = place.path(name);
-    std::fs::write(&path, text.replace(&address, &format!("127.0.0.1:{}", wire.port))).unwrap();
-    (wire, path)
+    let forwarder = TcpForwarder::start(vec![address.parse().unwrap()]).await;
+    let path = ns.path(name);
+    std::fs::write(&path, text.replace(&address, &format!("127.0.0.1:{}", forwarder.port)))
+        .unwrap();
+    (forwarder, path)
 }
 
 /// Polls a report server without a token, and fails unless each response is 401.
-async fn answers_always(line: &Line, url: &str) {
+async fn answers_always(connection: &ReportConnection, url: &str) {
     loop {
-        let answer = line.send(b"{}".to_vec(), None, url).await;
+        let answer = connection.send(b"{}".to_vec(), None, url).await;
         assert_eq!(answer.map(|(code, _)| code), Some(401), "{url}");
         tokio::time::sleep(Duration::from_millis(300)).await;
     }
 }
 
-async fn run(fate: Fate) -> Vec<Value> {
-    let place = Place::new(&format!("leaders-{fate:?}").to_lowercase()).await;
+async fn run(fault: LeaderFault) -> Vec<Value> {
+    let ns = TestNamespace::new(&format!("leaders-{fault:?}").to_lowercase()).await;
     let (port_a, port_b) = (free_ports(), free_ports());
     let address = |port| ([127, 0, 0, 1], port).into();
-    let door = Wire::start(vec![address(port_a), address(port_b)]).await;
-    let door_url = format!("https://127.0.0.1:{}", door.port);
-    let (wire, kubeconfig) = wired(&place, "wired").await;
+    let report_server = TcpForwarder::start(vec![address(port_a), address(port_b)]).await;
+    let door_url = format!("https://127.0.0.1:{}", report_server.port);
+    let (forwarder, kubeconfig) = forwarded_kubeconfig(&ns, "wired").await;
     let more = ["--door-url", &door_url];
-    let mut a = place.operator_by("a", port_a, &kubeconfig, &more);
-    a.wait_ready(&place);
-    until("a leads", TAKE_OVER, || leads(&a)).await;
-    let mut b = place.operator_by("b", port_b, &place.kubeconfig, &more);
-    b.wait_ready(&place);
+    let mut a = ns.operator_by("a", port_a, &kubeconfig, &more);
+    a.wait_ready(&ns);
+    wait_until("a leads", TAKEOVER_MAX, || leads(&a)).await;
+    let mut b = ns.operator_by("b", port_b, &ns.kubeconfig, &more);
+    b.wait_ready(&ns);
 
-    let kubelet =
-        Kubelet::start(&place.client, &place.namespace, |_| Script::Train { unit_ms: 150 });
-    place.apply("grid", grid(5, 30, 2));
+    let kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 150 });
+    ns.apply("grid", grid(5, 30, 2));
     wait_for_units(&kubelet, 20).await;
-    assert!(leads(&a) && !leads(&b), "{fate:?}\n{}", place.logs());
-    let ca = std::fs::read_to_string(place.path("ca.crt")).unwrap();
+    assert!(leads(&a) && !leads(&b), "{fault:?}\n{}", ns.logs());
+    let ca = std::fs::read_to_string(ns.path("ca.crt")).unwrap();
     let url = |port: u16| format!("https://127.0.0.1:{port}/v1/trials/n/t/reports");
-    let line = Line::by_authority(&ca, url(port_b));
-    let probes = tokio::spawn(async move { answers_always(&line, &url(port_b)).await });
+    let connection = ReportConnection::by_authority(&ca, url(port_b));
+    let probes = tokio::spawn(async move { answers_always(&connection, &url(port_b)).await });
 
-    let a = if fate == Fate::Killed {
+    let a = if fault == LeaderFault::Killed {
         a.kill();
         None
     } else {
         Some(a)
     };
-    match (fate, &a) {
-        (Fate::Stopped, Some(a)) => a.signal("-STOP"),
-        (Fate::CutOff, _) => wire.cut(true),
+    match (fault, &a) {
+        (LeaderFault::Stopped, Some(a)) => a.signal("-STOP"),
+        (LeaderFault::CutOff, _) => forwarder.cut(true),
         _ => {}
     }
-    if fate != Fate::Nothing {
+    if fault != LeaderFault::Nothing {
         let begin = Instant::now();
-        until(&format!("b leads: {fate:?}"), TAKE_OVER, || leads(&b)).await;
-        if fate == Fate::CutOff {
+        wait_until(&format!("b leads: {fault:?}"), TAKEOVER_MAX, || leads(&b)).await;
+        if fault == LeaderFault::CutOff {
             let a = a.as_ref().unwrap();
             assert!(!leads(a), "two replicas lead at the same time");
-            until("a is not ready", TAKE_OVER, || !a.is_ready()).await;
+            wait_until("a is not ready", TAKEOVER_MAX, || !a.is_ready()).await;
         }
-        tokio::time::sleep(AWAY.saturating_sub(begin.elapsed())).await;
-        wire.cut(false);
-        if let (Fate::Stopped, Some(a)) = (fate, &a) {
+        tokio::time::sleep(FAULT_DURATION.saturating_sub(begin.elapsed())).await;
+        forwarder.cut(false);
+        if let (LeaderFault::Stopped, Some(a)) = (fault, &a) {
             a.signal("-CONT");
         }
     }
-    place.wait_for("grid", &[Phase::Completed, Phase::Failed], 180).await;
-    if let (Fate::Stopped | Fate::CutOff, Some(a)) = (fate, &a) {
-        until("a knows that it does not lead", TAKE_OVER, || !leads(a)).await;
-        until("a is ready again", TAKE_OVER, || a.is_ready()).await;
+    ns.wait_for("grid", &[Phase::Completed, Phase::Failed], 180).await;
+    if let (LeaderFault::Stopped | LeaderFault::CutOff, Some(a)) = (fault, &a) {
+        wait_until("a knows that it does not lead", TAKEOVER_MAX, || !leads(a)).await;
+        wait_until("a is ready again", TAKEOVER_MAX, || a.is_ready()).await;
     }
-    assert_eq!(leads(&b), fate != Fate::Nothing, "{fate:?}");
-    assert!(b.metrics().contains("stoker_reports_total{answer=\"Directive\"}"), "{fate:?}");
+    assert_eq!(leads(&b), fault != LeaderFault::Nothing, "{fault:?}");
+    assert!(b.metrics().contains("stoker_reports_total{answer=\"Directive\"}"), "{fault:?}");
     assert!(!probes.is_finished(), "b's report server was unavailable");
     probes.abort();
-    check(&place, &kubelet, "grid", &format!("{fate:?}")).await
+    check(&ns, &kubelet, "grid", &format!("{fault:?}")).await
 }
 
-async fn until(what: &str, time: Duration, is_so: impl Fn() -> bool) {
+async fn wait_until(what: &str, time: Duration, is_expected: impl Fn() -> bool) {
     let begin = Instant::now();
-    while !is_so() {
+    while !is_expected() {
         assert!(begin.elapsed() < time, "{what}: not within {time:?}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
@@ -133,12 +136,13 @@ fn search_result_does_not_depend_on_leader_faults() {
         return;
     }
     runtime().block_on(async {
-        let fates = [Fate::Nothing, Fate::Killed, Fate::Stopped, Fate::CutOff];
-        let [expected, others @ ..] = fates.map(|fate| tokio::spawn(run(fate)));
+        let faults =
+            [LeaderFault::Nothing, LeaderFault::Killed, LeaderFault::Stopped, LeaderFault::CutOff];
+        let [expected, others @ ..] = faults.map(|fault| tokio::spawn(run(fault)));
         let expected = expected.await.unwrap();
         assert_eq!(expected.len(), 5);
-        for (other, fate) in others.into_iter().zip(&fates[1..]) {
-            assert_eq!(other.await.unwrap(), expected, "{fate:?}");
+        for (other, fault) in others.into_iter().zip(&faults[1..]) {
+            assert_eq!(other.await.unwrap(), expected, "{fault:?}");
         }
     });
 }
@@ -149,24 +153,24 @@ fn dead_watches_are_replaced_within_a_minute() {
         return;
     }
     runtime().block_on(async {
-        let place = Place::new("deadwatch").await;
-        let mut leader = place.operator("a", free_ports());
-        leader.wait_ready(&place);
-        until("a leads", TAKE_OVER, || leads(&leader)).await;
+        let ns = TestNamespace::new("deadwatch").await;
+        let mut leader = ns.operator("a", free_ports());
+        leader.wait_ready(&ns);
+        wait_until("a leads", TAKEOVER_MAX, || leads(&leader)).await;
         // A new leader lists everything again, so the observed replica must not lead.
-        let (wire, kubeconfig) = wired(&place, "wired").await;
-        let mut standby = place.operator_by("b", free_ports(), &kubeconfig, &[]);
-        standby.wait_ready(&place);
+        let (forwarder, kubeconfig) = forwarded_kubeconfig(&ns, "wired").await;
+        let mut standby = ns.operator_by("b", free_ports(), &kubeconfig, &[]);
+        standby.wait_ready(&ns);
         let knows = |num: u32| {
             let gauge = format!("\nstoker_cached_objects{{kind=\"experiments\"}} {num}\n");
             standby.metrics().contains(&gauge)
         };
         assert!(knows(0));
-        wire.forget_connections();
-        place.apply("grid", grid(1, 2, 1));
+        forwarder.forget_connections();
+        ns.apply("grid", grid(1, 2, 1));
         let minute = Duration::from_secs(60);
         // The rest is for listing the objects again.
-        until("the standby replica has the experiment", minute + LIST_MAX, || knows(1)).await;
+        wait_until("the standby replica has the experiment", minute + LIST_MAX, || knows(1)).await;
     });
 }
 
@@ -176,17 +180,17 @@ fn late_lease_renewal_loses_no_due_keys() {
         return;
     }
     runtime().block_on(async {
-        let place = Place::new("late").await;
-        let proxy = Proxy::start(client_of(&place.kubeconfig).await, place.folder.path()).await;
+        let ns = TestNamespace::new("late").await;
+        let proxy = Proxy::start(client_of(&ns.kubeconfig).await, ns.folder.path()).await;
         // Each renewal succeeds within its timeout, but shortly after the leadership has lapsed.
         proxy.delay_leases(Duration::from_secs(LEASE_SECONDS) * 9 / 64);
-        let mut operator = place.operator_by("a", free_ports(), &proxy.kubeconfig, &[]);
-        operator.wait_ready(&place);
-        let kubelet = Kubelet::start(&place.client, "late", |_| Script::Train { unit_ms: 10 });
+        let mut operator = ns.operator_by("a", free_ports(), &proxy.kubeconfig, &[]);
+        operator.wait_ready(&ns);
+        let kubelet = Kubelet::start(&ns.client, "late", |_| Script::Train { unit_ms: 10 });
         for number in 0..5 {
             let name = format!("late-{number}");
-            place.apply(&name, grid(3, 2, 1));
-            place.wait_for(&name, &[Phase::Completed], 120).await;
+            ns.apply(&name, grid(3, 2, 1));
+            ns.wait_for(&name, &[Phase::Completed], 120).await;
         }
         assert_eq!(kubelet.started().len(), 15);
     });

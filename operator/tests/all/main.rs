@@ -5,19 +5,23 @@
 
 mod audit;
 mod bench;
-mod doors;
 mod events;
 mod failures;
+mod fencing;
 mod flow;
 mod jobs;
 mod kubelet;
 mod leaders;
+mod operator_process;
 mod proxy;
 mod refusals;
+mod reports;
 mod setup;
 mod standby;
 mod starts;
 mod storage;
+mod tcp_forwarder;
+mod trainer;
 mod upgrade;
 mod worker;
 mod writes;

@@ -1,7 +1,5 @@
-//! Proxies to the API server and to report servers. Tests use them to count, delay, cut and break
-//! requests.
+//! A proxy to the API server. Tests use it to count, delay and break requests.
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,13 +11,13 @@ use axum::extract::{Request, State};
 use axum::http::{Method, StatusCode};
 use axum::response::Response;
 use kube::Client;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{oneshot, watch};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 /// When the sender of a write is killed, relative to the write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum When {
+pub(crate) enum KillTime {
     /// Before the API server receives the write, which never arrives.
     Before,
     /// After the API server has responded, but before the sender receives the response.
@@ -32,12 +30,12 @@ pub(crate) enum When {
 pub(crate) const LATE: Duration = Duration::from_millis(1200);
 
 /// Kills a process at its n-th write.
-struct Trap {
+struct KillTrigger {
     left: usize,
-    when: When,
+    when: KillTime,
     pid: u32,
-    /// Receives the name of the write that triggered the trap.
-    sprung: oneshot::Sender<String>,
+    /// Receives the name of the write that triggered the kill.
+    triggered_by: oneshot::Sender<String>,
 }
 
 /// How token reviews are answered.
@@ -70,14 +68,14 @@ pub(crate) struct Proxy {
 
 struct Shared {
     client: Client,
-    trap: Mutex<Option<Trap>>,
+    trigger: Mutex<Option<KillTrigger>>,
     num_writes: AtomicUsize,
     /// Delay of each lease request, in milliseconds.
     lease_delay: AtomicU64,
     /// Faults of some writes, by `METHOD PATH`.
     rule: Mutex<Option<Arc<Rule>>>,
     /// Writes that a rule answered or held.
-    num_ruled: AtomicUsize,
+    num_faults: AtomicUsize,
     /// Held writes that have reached the API server.
     num_released: AtomicUsize,
     reviews: Mutex<Reviews>,
@@ -115,21 +113,21 @@ impl Proxy {
              users: [{{name: it, user: {{}}}}]\n"
         );
         std::fs::write(&kubeconfig, text).unwrap();
-        let (trap, num_writes) = (Mutex::default(), AtomicUsize::new(0));
+        let (trigger, num_writes) = (Mutex::default(), AtomicUsize::new(0));
         let lease_delay = AtomicU64::new(0);
         let shared = Arc::new(Shared {
             client,
-            trap,
+            trigger,
             num_writes,
             lease_delay,
             rule: Mutex::default(),
-            num_ruled: AtomicUsize::new(0),
+            num_faults: AtomicUsize::new(0),
             num_released: AtomicUsize::new(0),
             reviews: Mutex::new(Reviews::Real),
             num_reviews: AtomicUsize::new(0),
             hold: Mutex::default(),
         });
-        let router = Router::new().fallback(pass).with_state(shared.clone());
+        let router = Router::new().fallback(handle).with_state(shared.clone());
         let task = tokio::spawn(async move {
             axum::serve(listener, router).await.unwrap();
         });
@@ -142,9 +140,10 @@ impl Proxy {
     }
 
     /// Kills process `pid` at its `n`-th write from now on, and sends the name of that write.
-    pub(crate) fn arm(&self, n: usize, when: When, pid: u32) -> oneshot::Receiver<String> {
-        let (sprung, receiver) = oneshot::channel();
-        *self.shared.trap.lock().unwrap() = Some(Trap { left: n, when, pid, sprung });
+    pub(crate) fn arm(&self, n: usize, when: KillTime, pid: u32) -> oneshot::Receiver<String> {
+        let (triggered_by, receiver) = oneshot::channel();
+        *self.shared.trigger.lock().unwrap() =
+            Some(KillTrigger { left: n, when, pid, triggered_by });
         receiver
     }
 
@@ -165,8 +164,8 @@ impl Proxy {
     }
 
     /// Waits until `num` writes in total were answered or held by a rule.
-    pub(crate) async fn wait_ruled(&self, num: usize) {
-        self.wait(&self.shared.num_ruled, num, "answered or held").await;
+    pub(crate) async fn wait_faults(&self, num: usize) {
+        self.wait(&self.shared.num_faults, num, "answered or held").await;
     }
 
     /// Waits until `num` held writes in total have reached the API server.
@@ -202,13 +201,13 @@ impl Proxy {
         (is_reached, release)
     }
 
-    /// Removes the trap, and returns whether it was still armed.
+    /// Removes the trigger, and returns whether it was still armed.
     pub(crate) fn disarm(&self) -> bool {
-        self.shared.trap.lock().unwrap().take().is_some()
+        self.shared.trigger.lock().unwrap().take().is_some()
     }
 }
 
-async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+async fn handle(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let name = format!("{} {}", parts.method, parts.uri.path());
     let is_lease = name.contains("/leases");
@@ -222,7 +221,7 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
         let reviews = shared.reviews.lock().unwrap().clone();
         match reviews {
             Reviews::Real => {}
-            Reviews::Status(status) => return reviewed(&status),
+            Reviews::Status(status) => return review_response(&status),
             Reviews::Code(code) => {
                 return axum::http::Response::builder().status(code).body(Body::empty()).unwrap();
             }
@@ -236,22 +235,22 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     }
     let body = to_bytes(body, 64 << 20).await.unwrap_or_default();
     let request = axum::http::Request::from_parts(parts, kube::client::Body::from(body));
-    if is_write && let Some(fault) = ruled(&shared, &name) {
+    if is_write && let Some(fault) = matching_fault(&shared, &name) {
         return fail(shared, fault, request).await;
     }
-    let trap = match is_write {
-        true => sprung(&shared),
+    let trigger = match is_write {
+        true => take_trigger(&shared),
         false => None,
     };
-    let Some(trap) = trap else { return forward(&shared, request).await };
-    match trap.when {
-        When::Before => kill(trap.pid),
-        When::After => {
+    let Some(trigger) = trigger else { return forward(&shared, request).await };
+    match trigger.when {
+        KillTime::Before => kill(trigger.pid),
+        KillTime::After => {
             forward(&shared, request).await;
-            kill(trap.pid);
+            kill(trigger.pid);
         }
-        When::Late => {
-            kill(trap.pid);
+        KillTime::Late => {
+            kill(trigger.pid);
             let shared = shared.clone();
             tokio::spawn(async move {
                 tokio::time::sleep(LATE).await;
@@ -259,16 +258,16 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
             });
         }
     }
-    let _ = trap.sprung.send(name);
+    let _ = trigger.triggered_by.send(name);
     // The sender of the request is dead.
-    no_answer()
+    bad_gateway()
 }
 
 /// Returns the rule's fault for a write.
-fn ruled(shared: &Shared, name: &str) -> Option<Fault> {
+fn matching_fault(shared: &Shared, name: &str) -> Option<Fault> {
     let rule = shared.rule.lock().unwrap().clone()?;
     let fault = rule(name)?;
-    shared.num_ruled.fetch_add(1, Ordering::Relaxed);
+    shared.num_faults.fetch_add(1, Ordering::Relaxed);
     Some(fault)
 }
 
@@ -304,7 +303,7 @@ async fn fail(
 }
 
 /// Response to a token review.
-fn reviewed(status: &serde_json::Value) -> Response {
+fn review_response(status: &serde_json::Value) -> Response {
     let review = serde_json::json!({
         "apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
         "metadata": {}, "spec": {}, "status": status,
@@ -314,23 +313,23 @@ fn reviewed(status: &serde_json::Value) -> Response {
     response
 }
 
-/// Counts a write, and returns the trap if this write triggers it.
-fn sprung(shared: &Shared) -> Option<Trap> {
+/// Counts a write, and returns the trigger if this is the write that it waits for.
+fn take_trigger(shared: &Shared) -> Option<KillTrigger> {
     shared.num_writes.fetch_add(1, Ordering::Relaxed);
-    let mut trap = shared.trap.lock().unwrap();
-    let armed = trap.as_mut()?;
+    let mut trigger = shared.trigger.lock().unwrap();
+    let armed = trigger.as_mut()?;
     armed.left -= 1;
-    if armed.left == 0 { trap.take() } else { None }
+    if armed.left == 0 { trigger.take() } else { None }
 }
 
 async fn forward(shared: &Shared, request: axum::http::Request<kube::client::Body>) -> Response {
     match shared.client.send(request).await {
         Ok(response) => response.map(Body::new),
-        Err(_) => no_answer(),
+        Err(_) => bad_gateway(),
     }
 }
 
-fn no_answer() -> Response {
+fn bad_gateway() -> Response {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::BAD_GATEWAY;
     response
@@ -339,86 +338,4 @@ fn no_answer() -> Response {
 fn kill(pid: u32) {
     let status = std::process::Command::new("kill").args(["-9", &pid.to_string()]).status();
     assert!(status.unwrap().success());
-}
-
-/// A TCP forwarder: each connection goes to the next target that accepts it. While cut, it passes
-/// no data in either direction and signals nothing to the peers.
-pub(crate) struct Wire {
-    pub(crate) port: u16,
-    is_cut: watch::Sender<bool>,
-    /// Connections with a lower number are dead.
-    dead: watch::Sender<usize>,
-    num_connections: Arc<AtomicUsize>,
-    task: JoinHandle<()>,
-}
-
-impl Drop for Wire {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-impl Wire {
-    pub(crate) async fn start(targets: Vec<SocketAddr>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let (is_cut, cut) = watch::channel(false);
-        let (dead, dead_to) = watch::channel(0);
-        let num_connections = Arc::new(AtomicUsize::new(0));
-        let num = num_connections.clone();
-        let task = tokio::spawn(async move {
-            loop {
-                let Ok((from, _)) = listener.accept().await else { continue };
-                let turn = num.fetch_add(1, Ordering::Relaxed);
-                let (targets, cut, mut dead) = (targets.clone(), cut.clone(), dead_to.clone());
-                tokio::spawn(async move {
-                    let mut carrying = std::pin::pin!(carry(from, targets, turn, cut));
-                    let is_dead = async { dead.wait_for(|dead| turn < *dead).await.is_ok() };
-                    let is_dead = tokio::select! {
-                        () = &mut carrying => false,
-                        is_dead = is_dead => is_dead,
-                    };
-                    if is_dead {
-                        // Keep the sockets open without passing any data.
-                        std::future::pending().await
-                    }
-                });
-            }
-        });
-        Self { port, is_cut, dead, num_connections, task }
-    }
-
-    /// Makes all connections go dead silently, like a firewall that loses its state. New ones work.
-    pub(crate) fn forget_connections(&self) {
-        self.dead.send_replace(self.num_connections.load(Ordering::Relaxed));
-    }
-
-    pub(crate) fn cut(&self, is_cut: bool) {
-        self.is_cut.send_replace(is_cut);
-    }
-}
-
-async fn carry(
-    mut from: TcpStream,
-    targets: Vec<SocketAddr>,
-    turn: usize,
-    cut: watch::Receiver<bool>,
-) {
-    if *cut.borrow() {
-        // The connection hangs until the wire is restored, and is then closed.
-        return becomes(cut, false).await;
-    }
-    for offset in 0..targets.len() {
-        let target = targets[(turn + offset) % targets.len()];
-        let Ok(mut to) = TcpStream::connect(target).await else { continue };
-        tokio::select! {
-            _ = tokio::io::copy_bidirectional(&mut from, &mut to) => {}
-            () = becomes(cut.clone(), true) => becomes(cut, false).await,
-        }
-        return;
-    }
-}
-
-async fn becomes(mut cut: watch::Receiver<bool>, wanted: bool) {
-    let _ = cut.wait_for(|is_cut| *is_cut == wanted).await;
 }

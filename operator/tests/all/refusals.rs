@@ -12,21 +12,21 @@ use stoker_api::experiment::{Experiment, ExperimentStatus, Phase};
 use crate::flow::grid;
 use crate::kubelet::{Kubelet, Script};
 use crate::proxy::{Fault, Proxy};
-use crate::setup::{Place, client_of, free_ports, merge, runtime};
+use crate::setup::{TestNamespace, client_of, free_ports, merge, runtime};
 
 /// Waits until the status of an experiment satisfies `is_wanted`, and returns it.
 async fn wait_status(
-    place: &Place,
+    ns: &TestNamespace,
     name: &str,
     is_wanted: impl Fn(&ExperimentStatus) -> bool,
 ) -> ExperimentStatus {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
-        let status = place.experiment(name).await.status.unwrap_or_default();
+        let status = ns.experiment(name).await.status.unwrap_or_default();
         if is_wanted(&status) {
             return status;
         }
-        assert!(Instant::now() < end, "{status:#?}\n{}", place.logs());
+        assert!(Instant::now() < end, "{status:#?}\n{}", ns.logs());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -39,8 +39,8 @@ fn refused(status: &ExperimentStatus) -> Option<(&str, &str)> {
 }
 
 /// Waits for an event on an experiment with this reason and text.
-async fn wait_event(place: &Place, name: &str, reason: &str, words: &str) {
-    let events: Api<Event> = Api::namespaced(place.client.clone(), &place.namespace);
+async fn wait_event(ns: &TestNamespace, name: &str, reason: &str, words: &str) {
+    let events: Api<Event> = Api::namespaced(ns.client.clone(), &ns.namespace);
     let end = Instant::now() + Duration::from_secs(60);
     loop {
         let all = events.list(&Default::default()).await.unwrap().items;
@@ -61,24 +61,24 @@ async fn wait_event(place: &Place, name: &str, reason: &str, words: &str) {
 }
 
 /// Waits until this many pods were started.
-async fn wait_started(place: &Place, kubelet: &Kubelet, num: usize) {
+async fn wait_started(ns: &TestNamespace, kubelet: &Kubelet, num: usize) {
     let end = Instant::now() + Duration::from_secs(60);
     while kubelet.started().len() < num {
-        assert!(Instant::now() < end, "{}", place.logs());
+        assert!(Instant::now() < end, "{}", ns.logs());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-fn quota(place: &Place, name: &str, resource: &str, hard: &str) {
+fn quota(ns: &TestNamespace, name: &str, resource: &str, hard: &str) {
     let quota = json!({
         "apiVersion": "v1", "kind": "ResourceQuota",
-        "metadata": { "name": name, "namespace": place.namespace },
+        "metadata": { "name": name, "namespace": ns.namespace },
         "spec": { "hard": { resource: hard } },
     });
-    place.plane.apply(&quota.to_string()).unwrap();
-    let get = ["get", "resourcequota", name, "-n", &place.namespace, "-o", "json"];
+    ns.plane.apply(&quota.to_string()).unwrap();
+    let get = ["get", "resourcequota", name, "-n", &ns.namespace, "-o", "json"];
     stoker_test_cluster::wait_until("the quota is counted", 60, || {
-        let text = place.plane.kubectl(&get).map_err(|error| error.to_string())?;
+        let text = ns.plane.kubectl(&get).map_err(|error| error.to_string())?;
         let quota: serde_json::Value = serde_json::from_str(&text).unwrap();
         let is_counted = quota["status"]["hard"][resource] == hard;
         if is_counted { Ok(()) } else { Err(text) }
@@ -86,8 +86,8 @@ fn quota(place: &Place, name: &str, resource: &str, hard: &str) {
     .unwrap();
 }
 
-fn delete_quota(place: &Place, name: &str) {
-    place.plane.kubectl(&["delete", "resourcequota", name, "-n", &place.namespace]).unwrap();
+fn delete_quota(ns: &TestNamespace, name: &str) {
+    ns.plane.kubectl(&["delete", "resourcequota", name, "-n", &ns.namespace]).unwrap();
 }
 
 #[test]
@@ -96,23 +96,22 @@ fn refused_pod_is_reported_on_its_experiment() {
         return;
     }
     runtime().block_on(async {
-        let place = Place::new("refused-pod").await;
-        quota(&place, "slots", "requests.test.stoker/slot", "0");
-        let mut operator = place.operator("a", free_ports());
-        operator.wait_ready(&place);
-        let _kubelet =
-            Kubelet::start(&place.client, &place.namespace, |_| Script::Train { unit_ms: 10 });
+        let ns = TestNamespace::new("refused-pod").await;
+        quota(&ns, "slots", "requests.test.stoker/slot", "0");
+        let mut operator = ns.operator("a", free_ports());
+        operator.wait_ready(&ns);
+        let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 10 });
         let mut spec = grid(1, 2, 1);
         merge(&mut spec, &json!({ "resources": { "slotResource": "test.stoker/slot" } }));
-        place.apply("grid", spec);
-        let status = wait_status(&place, "grid", |status| refused(status).is_some()).await;
+        ns.apply("grid", spec);
+        let status = wait_status(&ns, "grid", |status| refused(status).is_some()).await;
         let (reason, message) = refused(&status).unwrap();
         assert_eq!(reason, "QuotaExceeded");
         assert!(message.contains("exceeded quota: slots"), "{message}");
         assert_eq!(status.message.as_deref(), Some(message));
-        wait_event(&place, "grid", "QuotaExceeded", "exceeded quota: slots").await;
-        delete_quota(&place, "slots");
-        let status = place.wait_for("grid", &[Phase::Completed], 60).await.status.unwrap();
+        wait_event(&ns, "grid", "QuotaExceeded", "exceeded quota: slots").await;
+        delete_quota(&ns, "slots");
+        let status = ns.wait_for("grid", &[Phase::Completed], 60).await.status.unwrap();
         assert_eq!(refused(&status), None, "{status:#?}");
     });
 }
@@ -123,28 +122,27 @@ fn refused_trial_is_reported_on_its_experiment() {
         return;
     }
     runtime().block_on(async {
-        let place = Place::new("refused-trial").await;
-        let proxy = Proxy::start(client_of(&place.kubeconfig).await, place.folder.path()).await;
+        let ns = TestNamespace::new("refused-trial").await;
+        let proxy = Proxy::start(client_of(&ns.kubeconfig).await, ns.folder.path()).await;
         const WORDS: &str = "trials.stoker.dev \"grid-0\" is forbidden: exceeded quota: few";
         proxy.set_rule(|name| {
             let is_create =
                 name == "POST /apis/stoker.dev/v1alpha1/namespaces/refused-trial/trials";
             is_create.then_some(Fault::Refused(403, "Forbidden", WORDS))
         });
-        let mut operator = place.operator_by("a", free_ports(), &proxy.kubeconfig, &[]);
-        operator.wait_ready(&place);
-        let _kubelet =
-            Kubelet::start(&place.client, &place.namespace, |_| Script::Train { unit_ms: 10 });
-        place.apply("grid", grid(2, 2, 1));
-        let status = wait_status(&place, "grid", |status| refused(status).is_some()).await;
+        let mut operator = ns.operator_by("a", free_ports(), &proxy.kubeconfig, &[]);
+        operator.wait_ready(&ns);
+        let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 10 });
+        ns.apply("grid", grid(2, 2, 1));
+        let status = wait_status(&ns, "grid", |status| refused(status).is_some()).await;
         let (reason, message) = refused(&status).unwrap();
         assert_eq!(reason, "QuotaExceeded");
         assert!(message.contains(WORDS), "{message}");
         // Trials that were not created are not counted.
         assert_eq!((status.trials_created, status.phase), (0, Phase::Pending));
-        wait_event(&place, "grid", "QuotaExceeded", WORDS).await;
+        wait_event(&ns, "grid", "QuotaExceeded", WORDS).await;
         proxy.clear_rule();
-        let status = place.wait_for("grid", &[Phase::Completed], 60).await.status.unwrap();
+        let status = ns.wait_for("grid", &[Phase::Completed], 60).await.status.unwrap();
         assert_eq!((status.trials_created, refused(&status)), (2, None));
     });
 }
@@ -155,34 +153,33 @@ fn malformed_pod_fails_its_experiment_at_once() {
         return;
     }
     runtime().block_on(async {
-        let place = Place::new("malformed").await;
-        let mut operator = place.operator("a", free_ports());
-        operator.wait_ready(&place);
-        let kubelet =
-            Kubelet::start(&place.client, &place.namespace, |_| Script::Train { unit_ms: 10 });
+        let ns = TestNamespace::new("malformed").await;
+        let mut operator = ns.operator("a", free_ports());
+        operator.wait_ready(&ns);
+        let kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Train { unit_ms: 10 });
         let overrides = |value| {
             let mut spec = grid(2, 2, 1);
             merge(&mut spec, &json!({ "podOverrides": value }));
             spec
         };
-        place.apply("odd", overrides(json!({ "spec": { "dnsPolicy": "Sometimes" } })));
-        place.apply("typo", overrides(json!({ "spec": { "hostNetwrok": true } })));
-        let odd: Experiment = place.wait_for("odd", &[Phase::Failed], 60).await;
+        ns.apply("odd", overrides(json!({ "spec": { "dnsPolicy": "Sometimes" } })));
+        ns.apply("typo", overrides(json!({ "spec": { "hostNetwrok": true } })));
+        let odd: Experiment = ns.wait_for("odd", &[Phase::Failed], 60).await;
         let status = odd.status.unwrap();
         let message = status.message.clone().unwrap();
         assert!(message.contains("spec.dnsPolicy"), "{message}");
         assert_eq!(refused(&status).map(|(reason, _)| reason), Some("PodInvalid"), "{status:#?}");
-        wait_event(&place, "odd", "PodInvalid", "spec.dnsPolicy").await;
-        wait_event(&place, "odd", "Failed", "spec.dnsPolicy").await;
-        wait_status(&place, "odd", |status| status.cleaned_up).await;
-        for trial in place.trials_of("odd").await {
+        wait_event(&ns, "odd", "PodInvalid", "spec.dnsPolicy").await;
+        wait_event(&ns, "odd", "Failed", "spec.dnsPolicy").await;
+        wait_status(&ns, "odd", |status| status.cleaned_up).await;
+        for trial in ns.trials_of("odd").await {
             let status = trial.status.unwrap();
             assert!(status.phase.is_terminal() && status.attempts.len() <= 1, "{status:#?}");
         }
-        let typo = place.wait_for("typo", &[Phase::Failed], 60).await.status.unwrap();
+        let typo = ns.wait_for("typo", &[Phase::Failed], 60).await.status.unwrap();
         let message = typo.message.unwrap();
         assert!(message.contains("spec.podOverrides.spec.hostNetwrok"), "{message}");
-        assert!(place.trials_of("typo").await.is_empty());
+        assert!(ns.trials_of("typo").await.is_empty());
         assert_eq!(kubelet.started(), Vec::<String>::new());
     });
 }
@@ -193,18 +190,18 @@ fn refused_clean_up_is_reported() {
         return;
     }
     runtime().block_on(async {
-        let place = Place::new("refused-clean-up").await;
-        let mut operator = place.operator("a", free_ports());
-        operator.wait_ready(&place);
-        let kubelet = Kubelet::start(&place.client, &place.namespace, |_| Script::Hang);
+        let ns = TestNamespace::new("refused-clean-up").await;
+        let mut operator = ns.operator("a", free_ports());
+        operator.wait_ready(&ns);
+        let kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Hang);
         // The clean-up pod has the experiment's limits, so a quota on limits applies to it too.
         let mut spec = grid(1, 2, 1);
         merge(&mut spec, &json!({ "resources": { "limits": { "cpu": "2" } } }));
-        place.apply("grid", spec);
-        wait_started(&place, &kubelet, 1).await;
-        quota(&place, "limits", "limits.cpu", "1");
-        place.patch("grid", &json!({ "spec": { "state": "killed" } })).unwrap();
-        let status = wait_status(&place, "grid", |status| {
+        ns.apply("grid", spec);
+        wait_started(&ns, &kubelet, 1).await;
+        quota(&ns, "limits", "limits.cpu", "1");
+        ns.patch("grid", &json!({ "spec": { "state": "killed" } })).unwrap();
+        let status = wait_status(&ns, "grid", |status| {
             status.phase == Phase::Cancelled && refused(status).is_some()
         });
         let status = status.await;
@@ -214,7 +211,7 @@ fn refused_clean_up_is_reported() {
             message.contains("grid-cleanup-0") && message.contains("limits.cpu=2"),
             "{message}"
         );
-        wait_event(&place, "grid", "QuotaExceeded", "grid-cleanup-0").await;
+        wait_event(&ns, "grid", "QuotaExceeded", "grid-cleanup-0").await;
     });
 }
 
@@ -225,25 +222,25 @@ fn kill_reaches_trials_beside_a_failing_one() {
         return;
     }
     runtime().block_on(async {
-        let place = Place::new("kill-first").await;
-        let proxy = Proxy::start(client_of(&place.kubeconfig).await, place.folder.path()).await;
-        let mut operator = place.operator_by("a", free_ports(), &proxy.kubeconfig, &[]);
-        operator.wait_ready(&place);
-        let kubelet = Kubelet::start(&place.client, &place.namespace, |_| Script::Hang);
-        place.apply("grid", grid(3, 5, 1));
-        wait_started(&place, &kubelet, 3).await;
+        let ns = TestNamespace::new("kill-first").await;
+        let proxy = Proxy::start(client_of(&ns.kubeconfig).await, ns.folder.path()).await;
+        let mut operator = ns.operator_by("a", free_ports(), &proxy.kubeconfig, &[]);
+        operator.wait_ready(&ns);
+        let kubelet = Kubelet::start(&ns.client, &ns.namespace, |_| Script::Hang);
+        ns.apply("grid", grid(3, 5, 1));
+        wait_started(&ns, &kubelet, 3).await;
         proxy.set_rule(|name| {
             let is_spec = name.ends_with("/trials/grid-0") && !name.starts_with("POST");
             is_spec.then_some(Fault::Refused(409, "Conflict", "the object has been modified"))
         });
-        place.patch("grid", &json!({ "spec": { "state": "killed" } })).unwrap();
-        let status = wait_status(&place, "grid", |status| status.trials_closed == 2).await;
+        ns.patch("grid", &json!({ "spec": { "state": "killed" } })).unwrap();
+        let status = wait_status(&ns, "grid", |status| status.trials_closed == 2).await;
         assert!(!status.phase.is_terminal(), "{status:#?}");
         assert_eq!(status.observed_generation, 2);
-        let first = &place.trials_of("grid").await[0];
+        let first = &ns.trials_of("grid").await[0];
         assert!(first.status.as_ref().is_some_and(|status| !status.phase.is_terminal()));
         proxy.clear_rule();
-        place.wait_for("grid", &[Phase::Cancelled], 60).await;
+        ns.wait_for("grid", &[Phase::Cancelled], 60).await;
     });
 }
 
@@ -255,16 +252,16 @@ fn no_trial_follows_from_an_unrecorded_fact() {
         return;
     }
     runtime().block_on(async {
-        let place = Place::new("grant-first").await;
-        let proxy = Proxy::start(client_of(&place.kubeconfig).await, place.folder.path()).await;
+        let ns = TestNamespace::new("grant-first").await;
+        let proxy = Proxy::start(client_of(&ns.kubeconfig).await, ns.folder.path()).await;
         proxy.set_rule(|name| {
             let is_spec = name.ends_with("/trials/grid-0") && !name.starts_with("POST");
             is_spec.then_some(Fault::Refused(500, "InternalError", "no space left"))
         });
-        let mut operator = place.operator_by("a", free_ports(), &proxy.kubeconfig, &[]);
-        operator.wait_ready(&place);
+        let mut operator = ns.operator_by("a", free_ports(), &proxy.kubeconfig, &[]);
+        operator.wait_ready(&ns);
         // The first trial exits without a report, so only the operator records its end.
-        let _kubelet = Kubelet::start(&place.client, &place.namespace, |pod| {
+        let _kubelet = Kubelet::start(&ns.client, &ns.namespace, |pod| {
             match pod.name_any().starts_with("grid-0-") {
                 true => Script::Exit { after_ms: 10, code: 0 },
                 false => Script::Train { unit_ms: 10 },
@@ -272,17 +269,17 @@ fn no_trial_follows_from_an_unrecorded_fact() {
         });
         let mut spec = grid(2, 2, 1);
         merge(&mut spec, &json!({ "searcher": { "grid": { "maxConcurrentTrials": 1 } } }));
-        place.apply("grid", spec);
+        ns.apply("grid", spec);
         // The status is written nevertheless.
-        wait_status(&place, "grid", |status| status.trials_closed == 1).await;
-        proxy.wait_ruled(3).await;
-        let status = place.experiment("grid").await.status.unwrap();
+        wait_status(&ns, "grid", |status| status.trials_closed == 1).await;
+        proxy.wait_faults(3).await;
+        let status = ns.experiment("grid").await.status.unwrap();
         assert_eq!((status.trials_created, status.phase), (1, Phase::Pending));
-        assert_eq!(place.trials_of("grid").await.len(), 1);
+        assert_eq!(ns.trials_of("grid").await.len(), 1);
         proxy.clear_rule();
-        let status = place.wait_for("grid", &[Phase::Completed], 60).await.status.unwrap();
+        let status = ns.wait_for("grid", &[Phase::Completed], 60).await.status.unwrap();
         assert_eq!(status.trials_created, 2);
-        for trial in place.trials_of("grid").await {
+        for trial in ns.trials_of("grid").await {
             assert_eq!(trial.spec.grants.len(), trial.status.unwrap().facts.len());
         }
     });

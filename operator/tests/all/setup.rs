@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
@@ -10,10 +10,12 @@ use kube::{Api, Client, Config, ResourceExt as _};
 use serde_json::{Value, json};
 use stoker_api::experiment::{Experiment, Phase};
 use stoker_api::trial::{Trial, TrialStatus};
-use stoker_test_cluster::{ControlPlane, wait_until};
+use stoker_test_cluster::ControlPlane;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tokio::task::block_in_place;
+
+use crate::operator_process::{Operator, get};
 
 /// Control plane that all tests of this process share.
 pub(crate) fn plane() -> &'static ControlPlane {
@@ -42,7 +44,7 @@ pub(crate) async fn client_of(kubeconfig: &Path) -> Client {
 }
 
 /// Mark of denied requests in the audit log.
-const FORBIDDEN: &str = "\"authorization.k8s.io/decision\":\"forbid\"";
+const DENIED_MARK: &str = "\"authorization.k8s.io/decision\":\"forbid\"";
 
 /// Lease duration in seconds.
 pub(crate) const LEASE_SECONDS: u64 = 4;
@@ -51,7 +53,7 @@ pub(crate) const LEASE_SECONDS: u64 = 4;
 pub(crate) const ACCOUNT: &str = "stoker-operator";
 
 /// Renders the chart's service account and RBAC rules for a release that watches only `namespace`.
-pub(crate) fn rules(plane: &ControlPlane, namespace: &str) -> String {
+pub(crate) fn rbac_rules(plane: &ControlPlane, namespace: &str) -> String {
     let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/stoker");
     let chart = chart.display().to_string();
     let watched = format!("watchNamespaces={{{namespace}}}");
@@ -64,7 +66,7 @@ pub(crate) fn runtime() -> Runtime {
 }
 
 /// Namespace of one test, with everything that its operators need.
-pub(crate) struct Place {
+pub(crate) struct TestNamespace {
     pub(crate) plane: &'static ControlPlane,
     pub(crate) namespace: String,
     pub(crate) folder: TempDir,
@@ -74,10 +76,10 @@ pub(crate) struct Place {
     /// Whether the test fails if RBAC denied a request.
     pub(crate) checks_rules: bool,
     /// Ports of the operators' metrics endpoints.
-    observed: Mutex<BTreeSet<u16>>,
+    metrics_ports: Mutex<BTreeSet<u16>>,
 }
 
-impl Place {
+impl TestNamespace {
     pub(crate) async fn new(namespace: &str) -> Self {
         Self::on(plane(), namespace).await
     }
@@ -87,15 +89,15 @@ impl Place {
         let folder = tempfile::tempdir().unwrap();
         let kubeconfig = block_in_place(|| {
             plane.make_namespace(namespace).unwrap();
-            plane.apply(&rules(plane, namespace)).unwrap();
+            plane.apply(&rbac_rules(plane, namespace)).unwrap();
             certificate(folder.path());
             plane.kubeconfig_for(namespace, ACCOUNT).unwrap()
         });
         std::fs::write(folder.path().join("gang"), [7; 32]).unwrap();
         let namespace = namespace.to_owned();
         let client = client_of(plane.kubeconfig()).await;
-        let observed = Mutex::default();
-        Self { plane, namespace, folder, client, kubeconfig, checks_rules: true, observed }
+        let metrics_ports = Mutex::default();
+        Self { plane, namespace, folder, client, kubeconfig, checks_rules: true, metrics_ports }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -124,7 +126,7 @@ impl Place {
             .append(true)
             .open(self.path(&format!("{identity}.log")))
             .unwrap();
-        self.observed.lock().unwrap().insert(port + 1);
+        self.metrics_ports.lock().unwrap().insert(port + 1);
         let child = Command::new(env!("CARGO_BIN_EXE_stoker-operator"))
             .arg("run")
             .args(["--identity", identity, "--namespace", &self.namespace])
@@ -210,18 +212,20 @@ impl Place {
         all
     }
 
-    /// Waits up to 30 s until an experiment has `num` trials and each status satisfies `is_so`.
+    /// Waits up to 30 s until an experiment has `num` trials and `is_expected` returns `true` for
+    /// each status.
     pub(crate) async fn wait_for_trials(
         &self,
         name: &str,
         num: usize,
-        is_so: impl Fn(&TrialStatus) -> bool,
+        is_expected: impl Fn(&TrialStatus) -> bool,
     ) -> Vec<Trial> {
         let end = std::time::Instant::now() + Duration::from_secs(30);
         loop {
             let trials = self.trials_of(name).await;
-            let are_so = trials.iter().all(|trial| trial.status.as_ref().is_some_and(&is_so));
-            if trials.len() == num && are_so {
+            let are_expected =
+                trials.iter().all(|trial| trial.status.as_ref().is_some_and(&is_expected));
+            if trials.len() == num && are_expected {
                 return trials;
             }
             let is_late = std::time::Instant::now() > end;
@@ -234,7 +238,7 @@ impl Place {
     pub(crate) fn logs(&self) -> String {
         let mut text = String::new();
         // The gauges show whether an operator leads, what it has cached, and what is queued.
-        for port in self.observed.lock().unwrap().iter() {
+        for port in self.metrics_ports.lock().unwrap().iter() {
             let gauges = ["stoker_leader ", "stoker_cached_objects{", "stoker_queued{"];
             let is_wanted = |line: &&str| gauges.iter().any(|gauge| line.starts_with(gauge));
             let values = match get(&format!("127.0.0.1:{port}"), "/metrics") {
@@ -256,7 +260,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for TestNamespace {
     /// Checks that the chart's RBAC rules allowed every request of the operators.
     fn drop(&mut self) {
         if std::thread::panicking() || !self.checks_rules {
@@ -264,14 +268,14 @@ impl Drop for Place {
         }
         let user = format!("\"system:serviceaccount:{}:{ACCOUNT}\"", self.namespace);
         let log = std::fs::read_to_string(self.plane.audit_log()).unwrap();
-        let is_refused = |line: &&str| line.contains(FORBIDDEN) && line.contains(&user);
+        let is_refused = |line: &&str| line.contains(DENIED_MARK) && line.contains(&user);
         let refused: Vec<&str> = log.lines().filter(is_refused).collect();
         assert!(refused.is_empty(), "denied by the chart's RBAC rules: {refused:#?}");
     }
 }
 
 /// Decisions of all searches, which must not depend on how often the operator was killed.
-pub(crate) fn decided(trials: &[Trial]) -> Vec<Value> {
+pub(crate) fn decisions_of(trials: &[Trial]) -> Vec<Value> {
     let of = |trial: &Trial| {
         let status = trial.status.clone().unwrap_or_default();
         json!({
@@ -286,86 +290,11 @@ pub(crate) fn decided(trials: &[Trial]) -> Vec<Value> {
     trials.iter().map(of).collect()
 }
 
-const READY: &str = "HTTP/1.1 200";
-
-/// An operator process, killed on drop.
-pub(crate) struct Operator {
-    child: Child,
-    pub(crate) port: u16,
-}
-
-impl Operator {
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Waits until the operator is ready.
-    pub(crate) fn wait_ready(&mut self, place: &Place) {
-        // Other tasks of this runtime may proxy the operator's requests, so they must not be
-        // blocked.
-        let ready = block_in_place(|| {
-            wait_until("the operator is ready", 30, || match self.readiness() {
-                Ok(text) if text.starts_with(READY) => Ok(()),
-                other => Err(format!("{other:?}")),
-            })
-        });
-        if let Err(error) = ready {
-            panic!("{error}: {:?}\n{}", self.child.try_wait(), place.logs());
-        }
-    }
-
-    fn readiness(&self) -> std::io::Result<String> {
-        get(&format!("127.0.0.1:{}", self.port + 1), "/readyz")
-    }
-
-    pub(crate) fn is_ready(&self) -> bool {
-        self.readiness().is_ok_and(|response| response.starts_with(READY))
-    }
-
-    pub(crate) fn signal(&self, signal: &str) {
-        let pid = self.pid().to_string();
-        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
-    }
-
-    /// Kills the operator with SIGKILL.
-    pub(crate) fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    pub(crate) fn is_alive(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_none()
-    }
-
-    /// Returns the operator's metrics.
-    pub(crate) fn metrics(&self) -> String {
-        get(&format!("127.0.0.1:{}", self.port + 1), "/metrics").unwrap()
-    }
-}
-
-impl Drop for Operator {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Sends a GET request without a client library.
-pub(crate) fn get(address: &str, path: &str) -> std::io::Result<String> {
-    use std::io::{Read as _, Write as _};
-    let mut stream = std::net::TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text)?;
-    Ok(text)
-}
-
 /// Returns the first of two consecutive free ports.
 pub(crate) fn free_ports() -> u16 {
     let ports = stoker_test_cluster::free_ports();
-    let [door, _observe] = ports.unwrap_or_else(|error| panic!("{error}"));
-    door
+    let [report_port, _metrics_port] = ports.unwrap_or_else(|error| panic!("{error}"));
+    report_port
 }
 
 /// Creates a CA and, signed by it, the report server's certificate.
@@ -378,8 +307,8 @@ fn certificate(folder: &Path) {
     let key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
     let ca = ["-x509", "-days", "2", "-subj", "/CN=ca", "-keyout", "ca.key", "-out", "ca.crt"];
     openssl(&[&["req"], &key[..], &ca].concat());
-    let door = ["-subj", "/CN=door", "-keyout", "tls.key", "-out", "door.csr"];
-    openssl(&[&["req"], &key[..], &door].concat());
+    let request = ["-subj", "/CN=door", "-keyout", "tls.key", "-out", "door.csr"];
+    openssl(&[&["req"], &key[..], &request].concat());
     std::fs::write(folder.join("names"), "subjectAltName=IP:127.0.0.1").unwrap();
     let by = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2"];
     let of = ["x509", "-req", "-in", "door.csr", "-out", "tls.crt", "-extfile", "names"];

@@ -18,22 +18,23 @@ use stoker_api::trial::{Trial, TrialStatus};
 
 use crate::flow::grid;
 use crate::jobs::{apply_job, job};
-use crate::kubelet::{Line, token};
+use crate::operator_process::{Operator, get};
 use crate::proxy::Proxy;
-use crate::setup::{Operator, Place, free_ports, get};
+use crate::setup::{TestNamespace, free_ports};
+use crate::trainer::{ReportConnection, token};
 
 /// Length of trials, in batches.
 pub(crate) const UNITS: u64 = 100;
 
 pub(crate) struct Standby {
-    pub(crate) place: Place,
+    pub(crate) ns: TestNamespace,
     pub(crate) proxy: Proxy,
     pub(crate) operator: Operator,
 }
 
 /// A pod with a token and its connection to the report server.
 pub(crate) struct Sender {
-    pub(crate) line: Line,
+    pub(crate) connection: ReportConnection,
     pub(crate) pod: Pod,
     url: String,
 }
@@ -47,7 +48,8 @@ impl Sender {
     /// Sends a report, and returns status, `Retry-After` in seconds, and text of the response.
     pub(crate) async fn send_for_wait(&self, report: &Value) -> (u16, Option<u64>, String) {
         let body = report.to_string().into_bytes();
-        let response = self.line.respond(body, Some(&self.line.token), &self.url).await.unwrap();
+        let response =
+            self.connection.respond(body, Some(&self.connection.token), &self.url).await.unwrap();
         let wait = response.headers().get("retry-after");
         let wait = wait.map(|value| value.to_str().unwrap().parse().unwrap());
         (response.status().as_u16(), wait, response.text().await.unwrap())
@@ -55,7 +57,7 @@ impl Sender {
 
     pub(crate) async fn send_to(&self, report: &Value, url: &str) -> (u16, String) {
         let body = report.to_string().into_bytes();
-        self.line.send(body, Some(&self.line.token), url).await.unwrap()
+        self.connection.send(body, Some(&self.connection.token), url).await.unwrap()
     }
 }
 
@@ -74,7 +76,10 @@ pub(crate) fn validated(attempt: u32, batches: u64, loss: &str, granted: Option<
 }
 
 /// Polls for up to a minute until `probe` returns a value.
-pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Result<T, String>) -> T {
+pub(crate) async fn poll_until<T>(
+    what: &str,
+    mut probe: impl AsyncFnMut() -> Result<T, String>,
+) -> T {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
         match probe().await {
@@ -87,13 +92,13 @@ pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Result<
 
 impl Standby {
     pub(crate) async fn start(namespace: &str, more: &[&str]) -> Self {
-        let place = Place::new(namespace).await;
-        let proxy = Proxy::start(place.client.clone(), place.folder.path()).await;
+        let ns = TestNamespace::new(namespace).await;
+        let proxy = Proxy::start(ns.client.clone(), ns.folder.path()).await;
         proxy.delay_leases(Duration::from_secs(3_600));
-        let operator = place.operator_by("a", free_ports(), &proxy.kubeconfig, more);
-        let standby = Self { place, proxy, operator };
+        let operator = ns.operator_by("a", free_ports(), &proxy.kubeconfig, more);
+        let standby = Self { ns, proxy, operator };
         let address = standby.address();
-        until("the operator to serve", async || {
+        poll_until("the operator to serve", async || {
             get(&address, "/healthz").map_err(|error| error.to_string())
         })
         .await;
@@ -108,11 +113,11 @@ impl Standby {
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
     {
-        Api::namespaced(self.place.client.clone(), &self.place.namespace)
+        Api::namespaced(self.ns.client.clone(), &self.ns.namespace)
     }
 
     pub(crate) fn url(&self, kind: &str, name: &str) -> String {
-        let (port, namespace) = (self.operator.port, &self.place.namespace);
+        let (port, namespace) = (self.operator.port, &self.ns.namespace);
         format!("https://127.0.0.1:{port}/v1/{kind}/{namespace}/{name}/reports")
     }
 
@@ -125,7 +130,7 @@ impl Standby {
 
     async fn wait_for_cached(&self, kind: &str, at_least: u64) {
         let line = format!("stoker_cached_objects{{kind=\"{kind}\"}}");
-        until(&line, async || match self.metric(&line) {
+        poll_until(&line, async || match self.metric(&line) {
             num if num >= at_least => Ok(()),
             num => Err(num.to_string()),
         })
@@ -134,9 +139,9 @@ impl Standby {
 
     /// Creates an experiment, waits until the server has it in its cache, and returns its UID.
     pub(crate) async fn add_experiment(&self, name: &str) -> String {
-        self.place.apply(name, grid(1, UNITS, 1));
+        self.ns.apply(name, grid(1, UNITS, 1));
         self.wait_for_cached("experiments", 1).await;
-        self.place.experiment(name).await.uid().unwrap()
+        self.ns.experiment(name).await.uid().unwrap()
     }
 
     /// Creates the first trial of an experiment with `attempt` as its live attempt. Returns its
@@ -168,7 +173,7 @@ impl Standby {
 
     /// Creates a job whose live attempt 0 is its planner. Returns its UID.
     pub(crate) async fn add_job(&self, name: &str) -> String {
-        apply_job(&self.place, name, job(1));
+        apply_job(&self.ns, name, job(1));
         let status = json!({
             "phase": "Running", "stage": "plan", "attempts": 1, "workers": [{ "attempt": 0 }],
         });
@@ -229,12 +234,12 @@ impl Standby {
 
     /// Requests a new token for a pod.
     pub(crate) async fn sender(&self, pod: Pod, kind: &str, of: &str) -> Sender {
-        let token = token(&self.place.client, &self.place.namespace, &pod).await.unwrap();
-        let ca = std::fs::read_to_string(self.place.path("ca.crt")).unwrap();
+        let token = token(&self.ns.client, &self.ns.namespace, &pod).await.unwrap();
+        let ca = std::fs::read_to_string(self.ns.path("ca.crt")).unwrap();
         let url = self.url(kind, of);
-        let mut line = Line::by_authority(&ca, url.clone());
-        line.token = token;
-        Sender { line, pod, url }
+        let mut connection = ReportConnection::by_authority(&ca, url.clone());
+        connection.token = token;
+        Sender { connection, pod, url }
     }
 
     /// Deletes an object and waits until it no longer exists.
@@ -249,9 +254,11 @@ impl Standby {
         let old = api.get(name).await.unwrap().meta().uid.clone();
         let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
         api.delete(name, &now).await.unwrap();
-        until(&format!("{name} to be deleted"), async || match api.get_opt(name).await.unwrap() {
-            Some(object) if object.meta().uid == old => Err("it still exists".to_owned()),
-            _ => Ok(()),
+        poll_until(&format!("{name} to be deleted"), async || {
+            match api.get_opt(name).await.unwrap() {
+                Some(object) if object.meta().uid == old => Err("it still exists".to_owned()),
+                _ => Ok(()),
+            }
         })
         .await;
     }

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
-use stoker_api::experiment::{Phase, UsedStorage};
+use stoker_api::experiment::{Phase, StorageRecord};
 use stoker_api::names::{ANNOTATION_TRIAL_CONFIG, LABEL_ATTEMPT};
 
 use crate::flow::grid;
 use crate::kubelet::{Kubelet, Script};
 use crate::proxy::{Fault, Proxy};
-use crate::setup::{Place, client_of, free_ports, runtime};
+use crate::setup::{TestNamespace, client_of, free_ports, runtime};
 
 /// Settings before and after the change.
 const OLD: [&str; 2] = ["--storage-url=memory:///old", "--storage-secret=old"];
@@ -40,33 +40,33 @@ fn old() -> (String, String) {
 }
 
 /// Waits until a kubelet has observed a pod, and returns the pod's storage.
-async fn storage_of(place: &Place, kubelet: &Kubelet, name: &str) -> (String, String) {
+async fn storage_of(ns: &TestNamespace, kubelet: &Kubelet, name: &str) -> (String, String) {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
         if let Some(pod) = kubelet.pod(name) {
             return used(&pod);
         }
-        assert!(Instant::now() < end, "no pod {name}\n{}", place.logs());
+        assert!(Instant::now() < end, "no pod {name}\n{}", ns.logs());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
 /// Waits until an experiment's storage is fixed, and returns it.
-async fn fixed(place: &Place, name: &str) -> UsedStorage {
+async fn fixed(ns: &TestNamespace, name: &str) -> StorageRecord {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
-        let storage = place.experiment(name).await.status.unwrap_or_default().storage;
-        if let Some(storage) = storage.filter(UsedStorage::is_fixed) {
+        let storage = ns.experiment(name).await.status.unwrap_or_default().storage;
+        if let Some(storage) = storage.filter(StorageRecord::is_fixed) {
             return storage;
         }
-        assert!(Instant::now() < end, "the storage of {name} is not fixed\n{}", place.logs());
+        assert!(Instant::now() < end, "the storage of {name} is not fixed\n{}", ns.logs());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
-fn delete_pod(place: &Place, name: &str) {
-    let delete = ["delete", "pod", name, "-n", &place.namespace, "--wait=false"];
-    place.plane.kubectl(&delete).unwrap();
+fn delete_pod(ns: &TestNamespace, name: &str) {
+    let delete = ["delete", "pod", name, "-n", &ns.namespace, "--wait=false"];
+    ns.plane.kubectl(&delete).unwrap();
 }
 
 #[test]
@@ -75,26 +75,26 @@ fn changed_settings_do_not_move_running_experiments() {
         return;
     }
     runtime().block_on(async {
-        let place = Place::new("storage").await;
-        let mut operator = place.operator_with("a", free_ports(), &OLD);
-        operator.wait_ready(&place);
-        let kubelet = Kubelet::start(&place.client, "storage", script);
-        place.apply("grid", grid(1, 2, 1));
-        assert_eq!(storage_of(&place, &kubelet, "grid-0-a0-r0").await, old());
-        let first = fixed(&place, "grid").await;
+        let ns = TestNamespace::new("storage").await;
+        let mut operator = ns.operator_with("a", free_ports(), &OLD);
+        operator.wait_ready(&ns);
+        let kubelet = Kubelet::start(&ns.client, "storage", script);
+        ns.apply("grid", grid(1, 2, 1));
+        assert_eq!(storage_of(&ns, &kubelet, "grid-0-a0-r0").await, old());
+        let first = fixed(&ns, "grid").await;
         assert_eq!(first.secret_name.as_deref(), Some("old"));
         operator.kill();
-        let mut operator = place.operator_with("b", free_ports(), &NEW);
-        operator.wait_ready(&place);
-        delete_pod(&place, "grid-0-a0-r0");
-        assert_eq!(storage_of(&place, &kubelet, "grid-0-a1-r0").await, old());
-        place.wait_for("grid", &[Phase::Completed], 60).await;
-        assert_eq!(storage_of(&place, &kubelet, "grid-cleanup-0").await, old());
-        assert_eq!(fixed(&place, "grid").await, first);
+        let mut operator = ns.operator_with("b", free_ports(), &NEW);
+        operator.wait_ready(&ns);
+        delete_pod(&ns, "grid-0-a0-r0");
+        assert_eq!(storage_of(&ns, &kubelet, "grid-0-a1-r0").await, old());
+        ns.wait_for("grid", &[Phase::Completed], 60).await;
+        assert_eq!(storage_of(&ns, &kubelet, "grid-cleanup-0").await, old());
+        assert_eq!(fixed(&ns, "grid").await, first);
         // An experiment that starts now uses the new settings.
-        place.apply("later", grid(1, 1, 1));
+        ns.apply("later", grid(1, 1, 1));
         let new = ("memory:///new".to_owned(), "new".to_owned());
-        assert_eq!(storage_of(&place, &kubelet, "later-0-a0-r0").await, new);
+        assert_eq!(storage_of(&ns, &kubelet, "later-0-a0-r0").await, new);
     });
 }
 
@@ -105,14 +105,14 @@ fn upgrade_records_the_storage_of_existing_pods() {
         return;
     }
     runtime().block_on(async {
-        let place = Place::new("upgraded").await;
-        let mut operator = place.operator_with("a", free_ports(), &OLD);
-        operator.wait_ready(&place);
-        let kubelet = Kubelet::start(&place.client, "upgraded", script);
+        let ns = TestNamespace::new("upgraded").await;
+        let mut operator = ns.operator_with("a", free_ports(), &OLD);
+        operator.wait_ready(&ns);
+        let kubelet = Kubelet::start(&ns.client, "upgraded", script);
         for name in ["nothing", "moving"] {
-            place.apply(name, grid(1, 2, 1));
-            assert_eq!(storage_of(&place, &kubelet, &format!("{name}-0-a0-r0")).await, old());
-            fixed(&place, name).await;
+            ns.apply(name, grid(1, 2, 1));
+            assert_eq!(storage_of(&ns, &kubelet, &format!("{name}-0-a0-r0")).await, old());
+            fixed(&ns, name).await;
         }
         operator.kill();
         let moving = json!({
@@ -121,17 +121,17 @@ fn upgrade_records_the_storage_of_existing_pods() {
         for (name, storage) in [("nothing", Value::Null), ("moving", moving)] {
             let patch = json!({ "status": { "storage": storage } }).to_string();
             let of = ["patch", "experiment", name, "-n", "upgraded", "--subresource=status"];
-            place.plane.kubectl(&[&of[..], &["--type=merge", "-p", &patch]].concat()).unwrap();
-            let left = place.experiment(name).await.status.unwrap().storage;
+            ns.plane.kubectl(&[&of[..], &["--type=merge", "-p", &patch]].concat()).unwrap();
+            let left = ns.experiment(name).await.status.unwrap().storage;
             assert!(!left.is_some_and(|storage| storage.is_fixed()));
         }
-        let mut operator = place.operator_with("b", free_ports(), &NEW);
-        operator.wait_ready(&place);
+        let mut operator = ns.operator_with("b", free_ports(), &NEW);
+        operator.wait_ready(&ns);
         for name in ["nothing", "moving"] {
-            let storage = fixed(&place, name).await;
+            let storage = fixed(&ns, name).await;
             assert_eq!((storage.url, storage.secret_name.unwrap()), old(), "{name}");
-            delete_pod(&place, &format!("{name}-0-a0-r0"));
-            assert_eq!(storage_of(&place, &kubelet, &format!("{name}-0-a1-r0")).await, old());
+            delete_pod(&ns, &format!("{name}-0-a0-r0"));
+            assert_eq!(storage_of(&ns, &kubelet, &format!("{name}-0-a1-r0")).await, old());
         }
     });
 }
@@ -144,38 +144,38 @@ fn pods_are_created_after_their_storage_record() {
         return;
     }
     runtime().block_on(async {
-        let place = Place::new("recorded").await;
-        let proxy = Proxy::start(client_of(&place.kubeconfig).await, place.folder.path()).await;
+        let ns = TestNamespace::new("recorded").await;
+        let proxy = Proxy::start(client_of(&ns.kubeconfig).await, ns.folder.path()).await;
         proxy.set_rule(|name| {
             let is_record = name.contains("/experiments/grid/status");
             is_record.then_some(Fault::Held)
         });
-        let mut a = place.operator_by("a", free_ports(), &proxy.kubeconfig, &OLD);
-        a.wait_ready(&place);
-        let kubelet = Kubelet::start(&place.client, "recorded", |_| Script::Train { unit_ms: 10 });
-        place.apply("grid", grid(1, 3, 1));
-        proxy.wait_ruled(1).await;
+        let mut a = ns.operator_by("a", free_ports(), &proxy.kubeconfig, &OLD);
+        a.wait_ready(&ns);
+        let kubelet = Kubelet::start(&ns.client, "recorded", |_| Script::Train { unit_ms: 10 });
+        ns.apply("grid", grid(1, 3, 1));
+        proxy.wait_faults(1).await;
         // The trial starts its attempt and waits for the record.
         let end = Instant::now() + Duration::from_secs(30);
         loop {
-            let trials = place.trials_of("grid").await;
+            let trials = ns.trials_of("grid").await;
             let status = trials.first().and_then(|trial| trial.status.clone()).unwrap_or_default();
             if !status.attempts.is_empty() {
                 break;
             }
-            assert!(Instant::now() < end, "{}", place.logs());
+            assert!(Instant::now() < end, "{}", ns.logs());
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         a.kill();
         assert_eq!(kubelet.started(), Vec::<String>::new());
-        let mut b = place.operator_with("b", free_ports(), &NEW);
-        b.wait_ready(&place);
+        let mut b = ns.operator_with("b", free_ports(), &NEW);
+        b.wait_ready(&ns);
         let new = ("memory:///new".to_owned(), "new".to_owned());
-        assert_eq!(storage_of(&place, &kubelet, "grid-0-a0-r0").await, new);
-        let record = fixed(&place, "grid").await;
+        assert_eq!(storage_of(&ns, &kubelet, "grid-0-a0-r0").await, new);
+        let record = fixed(&ns, "grid").await;
         proxy.clear_rule();
         proxy.wait_released(1).await;
-        let ended = place.wait_for("grid", &[Phase::Completed], 60).await;
+        let ended = ns.wait_for("grid", &[Phase::Completed], 60).await;
         assert_eq!(ended.status.unwrap().storage, Some(record));
     });
 }

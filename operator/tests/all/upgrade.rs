@@ -16,7 +16,8 @@ use stoker_test_cluster::ControlPlane;
 use crate::flow::grid;
 use crate::jobs::{apply_job, is_of_job, job, wait_for_job};
 use crate::kubelet::{Kubelet, Script};
-use crate::setup::{Operator, Place, free_ports, runtime};
+use crate::operator_process::Operator;
+use crate::setup::{TestNamespace, free_ports, runtime};
 use crate::worker::Work;
 
 /// A field that the operator under test does not know.
@@ -61,7 +62,7 @@ fn newer_plane() -> &'static ControlPlane {
 }
 
 /// Calls `visit` with the name and value of each object that a newer version may extend.
-fn each(object: &mut DynamicObject, visit: &mut dyn FnMut(String, &mut Value)) {
+fn visit_objects(object: &mut DynamicObject, visit: &mut dyn FnMut(String, &mut Value)) {
     visit("spec".to_owned(), &mut object.data["spec"]);
     let status = &mut object.data["status"];
     if !status.is_object() {
@@ -90,17 +91,17 @@ fn each(object: &mut DynamicObject, visit: &mut dyn FnMut(String, &mut Value)) {
 }
 
 /// The newer version: extends what the older one writes, and checks that the extensions stay.
-struct Newer {
+struct NewerVersion {
     api: Api<DynamicObject>,
     /// Names of extended parts, prefixed with the object's name.
     extended: BTreeSet<String>,
     lost: BTreeSet<String>,
 }
 
-impl Newer {
-    fn new<K: Resource<DynamicType = ()>>(place: &Place) -> Self {
+impl NewerVersion {
+    fn new<K: Resource<DynamicType = ()>>(ns: &TestNamespace) -> Self {
         let resource = ApiResource::erase::<K>(&());
-        let api = Api::namespaced_with(place.client.clone(), &place.namespace, &resource);
+        let api = Api::namespaced_with(ns.client.clone(), &ns.namespace, &resource);
         Self { api, extended: BTreeSet::new(), lost: BTreeSet::new() }
     }
 
@@ -110,7 +111,7 @@ impl Newer {
             let name = object.metadata.name.clone().unwrap();
             let mut new = BTreeSet::new();
             let mut is_spec_new = false;
-            each(&mut object, &mut |part, fields| {
+            visit_objects(&mut object, &mut |part, fields| {
                 let part = format!("{name}: {part}");
                 if fields.get(FIELD).is_some() {
                     return;
@@ -149,6 +150,23 @@ fn count(operator: &Operator, metric: &str) -> u64 {
     line.map_or(0, |value| value.trim().parse().unwrap())
 }
 
+/// Checks that both replicas wrote, without errors, and that the standby's queues are empty.
+fn check_metrics(leader: &Operator, server: &Operator, ns: &TestNamespace) {
+    // Both replicas wrote trials, and neither mistook a conflict for a refusal.
+    let writes = "stoker_api_writes_total{kind=\"trial_status\"} ";
+    assert!(count(leader, writes) > 0 && count(server, writes) > 0);
+    assert!(count(leader, "stoker_api_writes_total{kind=\"trial_spec\"} ") > 0);
+    for kind in ["experiment", "trial", "job"] {
+        let errors = format!("stoker_reconcile_errors_total{{kind=\"{kind}\"}} ");
+        assert_eq!(count(leader, &errors), 0, "{kind}\n{}", ns.logs());
+    }
+    // A standby replica has empty queues.
+    for kind in ["experiments", "trials", "jobs"] {
+        let queued = format!("stoker_queued{{kind=\"{kind}\"}} ");
+        assert_eq!(count(server, &queued), 0, "{kind}");
+    }
+}
+
 #[test]
 fn two_versions_keep_each_others_fields() {
     if !stoker_test_cluster::clusters_enabled() {
@@ -156,27 +174,27 @@ fn two_versions_keep_each_others_fields() {
     }
     runtime().block_on(async {
         let plane = tokio::task::block_in_place(newer_plane);
-        let place = Place::on(plane, "upgrade").await;
+        let ns = TestNamespace::on(plane, "upgrade").await;
         // One replica leads, and the other serves the reports.
         let (port_a, port_b) = (free_ports(), free_ports());
         let door_url = format!("https://127.0.0.1:{port_b}");
         let more = ["--door-url", door_url.as_str()];
-        let mut leader = place.operator_with("a", port_a, &more);
-        leader.wait_ready(&place);
+        let mut leader = ns.operator_with("a", port_a, &more);
+        leader.wait_ready(&ns);
         while count(&leader, "stoker_leader ") == 0 {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        let mut server = place.operator_with("b", port_b, &more);
-        server.wait_ready(&place);
-        let _kubelet = Kubelet::start(&place.client, "upgrade", |pod| match is_of_job(pod) {
+        let mut server = ns.operator_with("b", port_b, &more);
+        server.wait_ready(&ns);
+        let _kubelet = Kubelet::start(&ns.client, "upgrade", |pod| match is_of_job(pod) {
             true => Script::Work(Work { shards: 4, shard_ms: 100 }),
             false => Script::Train { unit_ms: 100 },
         });
         let is_over = Arc::new(AtomicBool::new(false));
         let mut versions = [
-            Newer::new::<Trial>(&place),
-            Newer::new::<Experiment>(&place),
-            Newer::new::<InferenceJob>(&place),
+            NewerVersion::new::<Trial>(&ns),
+            NewerVersion::new::<Experiment>(&ns),
+            NewerVersion::new::<InferenceJob>(&ns),
         ];
         let is_done = is_over.clone();
         let newer = tokio::spawn(async move {
@@ -191,35 +209,24 @@ fn two_versions_keep_each_others_fields() {
             }
             versions
         });
-        place.apply("grid", grid(3, 4, 1));
-        apply_job(&place, "job", job(2));
-        place.wait_for("grid", &[Phase::Completed], 60).await;
-        wait_for_job(&place, "job", &[Phase::Completed], 60).await;
+        ns.apply("grid", grid(3, 4, 1));
+        apply_job(&ns, "job", job(2));
+        ns.wait_for("grid", &[Phase::Completed], 60).await;
+        wait_for_job(&ns, "job", &[Phase::Completed], 60).await;
         is_over.store(true, Ordering::Relaxed);
         let [trials, experiments, jobs] = newer.await.unwrap();
         for version in [&trials, &experiments, &jobs] {
             assert!(version.lost.is_empty(), "lost: {:#?}", version.lost);
         }
         // The test extended every part while the operators were still writing.
-        let has =
-            |version: &Newer, part: &str| version.extended.iter().any(|name| name.contains(part));
+        let has = |version: &NewerVersion, part: &str| {
+            version.extended.iter().any(|name| name.contains(part))
+        };
         for part in [": spec", ": status", "attempts/", "checkpoints/", "conditions/", "facts/"] {
             assert!(has(&trials, part), "{part}: {:#?}", trials.extended);
         }
         assert!(has(&experiments, "conditions/") && has(&experiments, ": storage"));
         assert!(has(&jobs, "conditions/") && has(&jobs, "workers/"));
-        // Both replicas wrote trials, and neither mistook a conflict for a refusal.
-        let writes = "stoker_api_writes_total{kind=\"trial_status\"} ";
-        assert!(count(&leader, writes) > 0 && count(&server, writes) > 0);
-        assert!(count(&leader, "stoker_api_writes_total{kind=\"trial_spec\"} ") > 0);
-        for kind in ["experiment", "trial", "job"] {
-            let errors = format!("stoker_reconcile_errors_total{{kind=\"{kind}\"}} ");
-            assert_eq!(count(&leader, &errors), 0, "{kind}\n{}", place.logs());
-        }
-        // A standby replica has empty queues.
-        for kind in ["experiments", "trials", "jobs"] {
-            let queued = format!("stoker_queued{{kind=\"{kind}\"}} ");
-            assert_eq!(count(&server, &queued), 0, "{kind}");
-        }
+        check_metrics(&leader, &server, &ns);
     });
 }

@@ -9,7 +9,7 @@ use kube::Client;
 use stoker_api::contract::{Directive, ReportEvent};
 use stoker_api::inference::Role;
 
-use crate::kubelet::{Line, config_of, token};
+use crate::trainer::{ReportConnection, config_of, token};
 
 /// Rows per shard.
 pub(crate) const SHARD_ROWS: u64 = 10;
@@ -49,11 +49,11 @@ pub(crate) async fn work(client: &Client, pod: &Pod, work: Work, outputs: &Outpu
     let config = config_of(pod);
     let task = config.inference.clone().unwrap();
     let Some(token) = token(client, namespace, pod).await else { return 80 };
-    let line = Line::new(&config, token);
+    let connection = ReportConnection::new(&config, token);
     let total = u64::from(work.shards) * SHARD_ROWS;
     let report = async |done: u64, total: u64| {
         let event = ReportEvent::Progress { batches_total: total, activity: None };
-        line.ask(config.attempt, done, event).await
+        connection.send_until_answered(config.attempt, done, event).await
     };
     let job = config.experiment_id.as_str();
     let code = match task.role {
@@ -62,14 +62,14 @@ pub(crate) async fn work(client: &Client, pod: &Pod, work: Work, outputs: &Outpu
             0
         }
         Role::Work => {
-            let own: Vec<u32> =
+            let own_shards: Vec<u32> =
                 (0..work.shards).filter(|shard| shard % task.slots == task.slot).collect();
-            for (done, shard) in (1..).zip(&own) {
+            for (done, shard) in (1..).zip(&own_shards) {
                 if !outputs.has(job, *shard) {
                     tokio::time::sleep(Duration::from_millis(work.shard_ms)).await;
                     outputs.commit(job, *shard);
                 }
-                let answer = report(done * SHARD_ROWS, own.len() as u64 * SHARD_ROWS).await;
+                let answer = report(done * SHARD_ROWS, own_shards.len() as u64 * SHARD_ROWS).await;
                 if answer == Directive::Fenced {
                     return 80;
                 }
@@ -83,6 +83,6 @@ pub(crate) async fn work(client: &Client, pod: &Pod, work: Work, outputs: &Outpu
         Role::Finish => 80,
     };
     let exiting = ReportEvent::Exiting { code: code as u8, message: None };
-    line.ask(config.attempt, 0, exiting).await;
+    connection.send_until_answered(config.attempt, 0, exiting).await;
     code
 }

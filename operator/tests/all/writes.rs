@@ -12,32 +12,38 @@ use stoker_test_cluster::ControlPlane;
 
 use crate::flow::grid;
 use crate::kubelet::{Kubelet, Script};
-use crate::proxy::{LATE, Proxy, When};
-use crate::setup::{Operator, Place, client_of, decided, free_ports, runtime};
+use crate::operator_process::Operator;
+use crate::proxy::{KillTime, LATE, Proxy};
+use crate::setup::{TestNamespace, client_of, decisions_of, free_ports, runtime};
 
 /// Whether to test all writes, regardless of the time.
-fn all_wanted() -> bool {
+fn tests_all_writes() -> bool {
     std::env::var("STOKER_TEST_WRITES").is_ok_and(|value| value == "all")
 }
 
 /// Time limit of a sample. On most machines all writes fit.
 const SAMPLE: Duration = Duration::from_secs(600);
 /// Duration of the API server's outage.
-const AWAY: Duration = Duration::from_secs(60);
+const OUTAGE: Duration = Duration::from_secs(60);
 /// Number of experiments that run concurrently.
-const LANES: usize = 3;
+const NUM_CONCURRENT: usize = 3;
 const PODS: usize = 2;
 const TRIALS: usize = 3;
 
 /// Checks the invariants of an experiment whose operator may have died, and returns the decisions.
-pub(crate) async fn check(place: &Place, kubelet: &Kubelet, name: &str, what: &str) -> Vec<Value> {
-    let trials = place.trials_of(name).await;
+pub(crate) async fn check(
+    ns: &TestNamespace,
+    kubelet: &Kubelet,
+    name: &str,
+    what: &str,
+) -> Vec<Value> {
+    let trials = ns.trials_of(name).await;
     let mut orders = BTreeSet::new();
     for trial in &trials {
         let status = trial.status.clone().unwrap();
         let attempts: Vec<_> =
             status.attempts.iter().map(|attempt| (attempt.number, attempt.end)).collect();
-        assert_eq!(attempts.len(), 1, "{what}: {attempts:?}\n{}", place.logs());
+        assert_eq!(attempts.len(), 1, "{what}: {attempts:?}\n{}", ns.logs());
         for grant in &trial.spec.grants {
             assert!(orders.insert(grant.order), "{what}: order {} twice", grant.order);
         }
@@ -52,34 +58,34 @@ pub(crate) async fn check(place: &Place, kubelet: &Kubelet, name: &str, what: &s
         .flat_map(|trial| pods.clone().map(move |pod| (trial, pod)))
         .map(|(trial, pod)| format!("{name}-{trial}-a0-r{pod}"))
         .collect();
-    assert_eq!(started, expected, "{what}\n{}", place.logs());
+    assert_eq!(started, expected, "{what}\n{}", ns.logs());
     without_names(&trials)
 }
 
 fn without_names(trials: &[Trial]) -> Vec<Value> {
-    let mut all = decided(trials);
+    let mut all = decisions_of(trials);
     all.iter_mut().for_each(|trial| trial["name"] = json!(null));
     all
 }
 
 /// A namespace with an operator behind a proxy.
-struct Lane {
-    place: Place,
+struct ProxiedOperator {
+    ns: TestNamespace,
     proxy: Proxy,
     kubelet: Kubelet,
     operator: Option<Operator>,
     port: u16,
 }
 
-impl Lane {
+impl ProxiedOperator {
     async fn new(namespace: &str) -> Self {
-        let place = Place::new(namespace).await;
-        let proxy = Proxy::start(client_of(&place.kubeconfig).await, place.folder.path()).await;
-        let kubelet = Kubelet::start(&place.client, namespace, |_| Script::Train { unit_ms: 10 });
-        let mut lane = Self { place, proxy, kubelet, operator: None, port: free_ports() };
-        lane.begin();
-        lane.operator.as_mut().unwrap().wait_ready(&lane.place);
-        lane
+        let ns = TestNamespace::new(namespace).await;
+        let proxy = Proxy::start(client_of(&ns.kubeconfig).await, ns.folder.path()).await;
+        let kubelet = Kubelet::start(&ns.client, namespace, |_| Script::Train { unit_ms: 10 });
+        let mut proxied_operator = Self { ns, proxy, kubelet, operator: None, port: free_ports() };
+        proxied_operator.begin();
+        proxied_operator.operator.as_mut().unwrap().wait_ready(&proxied_operator.ns);
+        proxied_operator
     }
 
     fn begin(&mut self) {
@@ -88,40 +94,40 @@ impl Lane {
         let stay = (2 * LATE.as_secs() + 1).to_string();
         let more = ["--finished-pods-seconds", &stay, "--starting-gangs-max", "3"];
         let kubeconfig = &self.proxy.kubeconfig;
-        self.operator = Some(self.place.operator_by("a", self.port, kubeconfig, &more));
+        self.operator = Some(self.ns.operator_by("a", self.port, kubeconfig, &more));
     }
 
     /// Runs an experiment whose operator dies at its n-th write, if it has that many. Returns the
     /// decisions and the name of that write.
-    async fn run(&mut self, n: usize, when: When) -> (Vec<Value>, Option<String>) {
+    async fn run(&mut self, n: usize, when: KillTime) -> (Vec<Value>, Option<String>) {
         let name = format!("{when:?}-{n}").to_lowercase();
         let pid = self.operator.as_ref().unwrap().pid();
         let mut death = self.proxy.arm(n, when, pid);
-        self.place.apply(&name, grid(TRIALS as u32, 2, PODS as u32));
+        self.ns.apply(&name, grid(TRIALS as u32, 2, PODS as u32));
         let ends = [Phase::Completed, Phase::Failed, Phase::Cancelled];
-        let sprung = tokio::select! {
-            sprung = &mut death => Some(sprung.unwrap()),
-            _ = self.place.wait_for(&name, &ends, 60) => None,
+        let triggered_by = tokio::select! {
+            triggered_by = &mut death => Some(triggered_by.unwrap()),
+            _ = self.ns.wait_for(&name, &ends, 60) => None,
         };
-        // A write after the end may trigger the trap while the test observes the end.
-        let is_late = !self.proxy.disarm() && sprung.is_none();
-        let sprung = if is_late { death.await.ok() } else { sprung };
-        if sprung.is_some() {
+        // A write after the end may trigger the kill while the test observes the end.
+        let is_late = !self.proxy.disarm() && triggered_by.is_none();
+        let triggered_by = if is_late { death.await.ok() } else { triggered_by };
+        if triggered_by.is_some() {
             self.operator.take().unwrap().kill();
             self.begin();
         }
-        let what = format!("killed {when:?} write {n}, {sprung:?}");
-        let ended = self.place.wait_for(&name, &ends, 60).await.status.unwrap();
+        let what = format!("killed {when:?} write {n}, {triggered_by:?}");
+        let ended = self.ns.wait_for(&name, &ends, 60).await.status.unwrap();
         assert_eq!(ended.phase, Phase::Completed, "{what}: {ended:#?}");
         assert_eq!((ended.trials_created, ended.trials_closed), (3, 3), "{what}: {ended:#?}");
-        (check(&self.place, &self.kubelet, &name, &what).await, sprung)
+        (check(&self.ns, &self.kubelet, &name, &what).await, triggered_by)
     }
 }
 
 /// All writes with all times of death, shuffled so that any part is a sample.
-fn deaths(num_writes: usize) -> Vec<(usize, When)> {
+fn deaths(num_writes: usize) -> Vec<(usize, KillTime)> {
     let mut all: Vec<_> = (1..=num_writes)
-        .flat_map(|n| [When::Before, When::After, When::Late].map(|when| (n, when)))
+        .flat_map(|n| [KillTime::Before, KillTime::After, KillTime::Late].map(|when| (n, when)))
         .collect();
     all.sort_by_key(|&(n, when)| (n * 7 + when as usize * 5) * 2_654_435_761 % 65_521);
     all
@@ -140,42 +146,43 @@ fn operator_death_at_any_write_changes_nothing() {
         return;
     }
     runtime().block_on(async {
-        let mut first = Lane::new("writes-0").await;
+        let mut first = ProxiedOperator::new("writes-0").await;
         let before = first.proxy.num_writes();
-        let (expected, _) = first.run(100_000, When::Before).await;
+        let (expected, _) = first.run(100_000, KillTime::Before).await;
         assert_eq!(expected.len(), TRIALS);
         // Pods are deleted after the end, so the next experiment's writes include those deletions.
         tokio::time::sleep(Duration::from_secs(6)).await;
         let num_writes = first.proxy.num_writes() - before;
         let to_do = Arc::new(Mutex::new(deaths(num_writes)));
         let (num_all, begin) = (to_do.lock().unwrap().len(), Instant::now());
-        let mut lanes = tokio::task::JoinSet::new();
-        for number in 0..LANES {
+        let mut tasks = tokio::task::JoinSet::new();
+        for number in 0..NUM_CONCURRENT {
             let (to_do, expected) = (to_do.clone(), expected.clone());
-            lanes.spawn(async move {
-                let mut lane = Lane::new(&format!("writes-{}", number + 1)).await;
-                let mut sprung = BTreeSet::new();
+            tasks.spawn(async move {
+                let mut proxied_operator =
+                    ProxiedOperator::new(&format!("writes-{}", number + 1)).await;
+                let mut triggered_by = BTreeSet::new();
                 let mut num_runs = 0;
-                while all_wanted() || begin.elapsed() < SAMPLE {
+                while tests_all_writes() || begin.elapsed() < SAMPLE {
                     let Some((n, when)) = to_do.lock().unwrap().pop() else { break };
-                    let (decisions, write) = lane.run(n, when).await;
+                    let (decisions, write) = proxied_operator.run(n, when).await;
                     assert_eq!(decisions, expected, "killed {when:?} write {n}, {write:?}");
                     let kind = |write: String| {
                         let parts = write.split('/').filter(|part| !part.contains('-'));
                         parts.collect::<Vec<_>>().join("/")
                     };
                     num_runs += usize::from(write.is_some());
-                    sprung.extend(write.map(kind));
+                    triggered_by.extend(write.map(kind));
                 }
-                (num_runs, sprung)
+                (num_runs, triggered_by)
             });
         }
         let (mut num_runs, mut kinds) = (0, BTreeSet::new());
-        while let Some(done) = lanes.join_next().await {
-            // Repeat the lane's panic message here, where the test's output is read.
-            let (runs, sprung) = done.unwrap_or_else(|error| panic!("{}", reason(error)));
+        while let Some(done) = tasks.join_next().await {
+            // Repeat the panic message here, where the test's output is read.
+            let (runs, triggered_by) = done.unwrap_or_else(|error| panic!("{}", reason(error)));
             num_runs += runs;
-            kinds.extend(sprung);
+            kinds.extend(triggered_by);
         }
         println!("{num_writes} writes; died {num_runs} times of {num_all}; at: {kinds:#?}");
         assert!(num_runs >= 10, "{num_runs}");
@@ -191,23 +198,23 @@ fn api_server_outage_changes_nothing() {
         let plane: &ControlPlane =
             Box::leak(Box::new(ControlPlane::start().unwrap_or_else(|error| panic!("{error}"))));
         plane.apply_crds(&crate::setup::crds()).unwrap();
-        let mut place = Place::on(plane, "away").await;
+        let mut ns = TestNamespace::on(plane, "away").await;
         // An API server that has just started denies everything until it has loaded RBAC rules.
-        place.checks_rules = false;
-        let mut operator = place.operator("a", free_ports());
-        operator.wait_ready(&place);
-        let kubelet = Kubelet::start(&place.client, "away", |_| Script::Train { unit_ms: 200 });
-        place.apply("grid", grid(TRIALS as u32, 30, PODS as u32));
-        place.wait_for("grid", &[Phase::Running], 20).await;
+        ns.checks_rules = false;
+        let mut operator = ns.operator("a", free_ports());
+        operator.wait_ready(&ns);
+        let kubelet = Kubelet::start(&ns.client, "away", |_| Script::Train { unit_ms: 200 });
+        ns.apply("grid", grid(TRIALS as u32, 30, PODS as u32));
+        ns.wait_for("grid", &[Phase::Running], 20).await;
         wait_for_units(&kubelet, 10).await;
         plane.stop_api();
         let before = kubelet.units();
-        tokio::time::sleep(AWAY).await;
+        tokio::time::sleep(OUTAGE).await;
         assert!(kubelet.units() >= before + 30, "trainers did not continue");
         assert!(operator.is_alive());
         plane.start_api().unwrap();
-        place.wait_for("grid", &[Phase::Completed], 90).await;
-        check(&place, &kubelet, "grid", "API server away").await;
+        ns.wait_for("grid", &[Phase::Completed], 90).await;
+        check(&ns, &kubelet, "grid", "API server away").await;
     });
 }
 
@@ -217,28 +224,28 @@ fn training_continues_without_the_report_server() {
         return;
     }
     runtime().block_on(async {
-        let place = Place::new("doorless").await;
+        let ns = TestNamespace::new("doorless").await;
         let port = free_ports();
-        let mut operator = place.operator("a", port);
-        operator.wait_ready(&place);
-        let kubelet = Kubelet::start(&place.client, "doorless", |_| Script::Train { unit_ms: 100 });
-        place.apply("grid", grid(TRIALS as u32, 40, PODS as u32));
+        let mut operator = ns.operator("a", port);
+        operator.wait_ready(&ns);
+        let kubelet = Kubelet::start(&ns.client, "doorless", |_| Script::Train { unit_ms: 100 });
+        ns.apply("grid", grid(TRIALS as u32, 40, PODS as u32));
         // A trainer without a first directive does not train, so wait for the first checkpoints.
         let trains = |trial: &Trial| {
             trial.status.as_ref().is_some_and(|status| !status.checkpoints.is_empty())
         };
-        while place.trials_of("grid").await.iter().filter(|trial| trains(trial)).count() < TRIALS {
+        while ns.trials_of("grid").await.iter().filter(|trial| trains(trial)).count() < TRIALS {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         operator.kill();
         wait_for_units(&kubelet, 40 * TRIALS as u64).await;
-        let trials = place.trials_of("grid").await;
+        let trials = ns.trials_of("grid").await;
         let is_open = |trial: &Trial| trial.status.as_ref().unwrap().facts.is_empty();
         assert!(trials.iter().any(is_open), "all results were recorded without a report server");
-        let _operator = place.operator("a", port);
-        place.wait_for("grid", &[Phase::Completed], 30).await;
-        check(&place, &kubelet, "grid", "report server away").await;
-        for trial in place.trials_of("grid").await {
+        let _operator = ns.operator("a", port);
+        ns.wait_for("grid", &[Phase::Completed], 30).await;
+        check(&ns, &kubelet, "grid", "report server away").await;
+        for trial in ns.trials_of("grid").await {
             // Units trained during the outage are recorded, one by one.
             assert_eq!(trial.status.unwrap().checkpoints.last().unwrap().batches, 40);
         }

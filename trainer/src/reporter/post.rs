@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use reqwest::header::{HeaderMap, RETRY_AFTER};
 use reqwest::{Certificate, Client, StatusCode, redirect};
-use stoker_api::contract::{Directive, Door, Report};
-use stoker_api::names::{HEADER_SUPERFLUOUS, parse_checkpoint_name};
+use stoker_api::contract::{Directive, Report, ReportEndpoint};
+use stoker_api::names::{HEADER_PRUNABLE, parse_checkpoint_name};
 
 use super::{BACKOFF_FIRST, BACKOFF_MAX};
 use crate::Result;
@@ -72,7 +72,7 @@ impl Outage {
 /// Creates the HTTP client. It ignores proxies of the environment and does not follow redirects, so
 /// that the token is sent to the report server only. If the server has a custom CA, no other CA is
 /// trusted.
-pub(super) fn client(door: &Door) -> Result<Client> {
+pub(super) fn client(endpoint: &ReportEndpoint) -> Result<Client> {
     let failed = |what: &str, error: reqwest::Error| {
         Infrastructure(format!(
             "cannot create the client of the report server: {what}{}",
@@ -84,7 +84,7 @@ pub(super) fn client(door: &Door) -> Result<Client> {
         .redirect(redirect::Policy::none())
         .connect_timeout(CONNECT_TIMEOUT)
         .timeout(REQUEST_TIMEOUT);
-    if let Some(ca) = &door.ca {
+    if let Some(ca) = &endpoint.ca {
         let trusted = Certificate::from_pem_bundle(ca.as_bytes());
         let trusted = trusted.map_err(|error| failed("invalid CA: ", error))?;
         if trusted.is_empty() {
@@ -101,21 +101,25 @@ pub(super) fn client(door: &Door) -> Result<Client> {
 /// becomes part of a path.
 pub(super) fn prunable(headers: &HeaderMap) -> Vec<String> {
     let list =
-        headers.get(HEADER_SUPERFLUOUS).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        headers.get(HEADER_PRUNABLE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let names = list.split(',').filter(|name| parse_checkpoint_name(name).is_some());
     names.map(str::to_owned).collect()
 }
 
 /// Posts one report. Reads the token for each attempt, because the kubelet renews the file.
-pub(super) async fn send(client: &Client, door: &Door, report: &Report) -> PostOutcome {
-    let token = match std::fs::read_to_string(&door.token_file) {
+pub(super) async fn send(
+    client: &Client,
+    endpoint: &ReportEndpoint,
+    report: &Report,
+) -> PostOutcome {
+    let token = match std::fs::read_to_string(&endpoint.token_file) {
         Ok(token) => token,
         Err(error) => {
-            let reason = format!("cannot read the token file {}: {error}", door.token_file);
+            let reason = format!("cannot read the token file {}: {error}", endpoint.token_file);
             return PostOutcome::Unavailable(PostFailure::without_response(reason));
         }
     };
-    let request = client.post(&door.url).bearer_auth(token.trim()).json(report);
+    let request = client.post(&endpoint.url).bearer_auth(token.trim()).json(report);
     let response = match request.send().await {
         Ok(response) => response,
         Err(error) => {
@@ -128,7 +132,7 @@ pub(super) async fn send(client: &Client, door: &Door, report: &Report) -> PostO
         return match response.json().await {
             Ok(directive) => PostOutcome::Response(directive, prunable),
             Err(error) => {
-                let reason = format!("{} returned an invalid directive: {error}", door.url);
+                let reason = format!("{} returned an invalid directive: {error}", endpoint.url);
                 PostOutcome::Unavailable(PostFailure {
                     status: Some(status),
                     reason,
@@ -141,7 +145,7 @@ pub(super) async fn send(client: &Client, door: &Door, report: &Report) -> PostO
     let text = response.text().await.unwrap_or_default();
     let text: String = text.trim().chars().take(RESPONSE_CHARS_MAX).collect();
     let colon = if text.is_empty() { "" } else { ": " };
-    let reason = format!("{} returned {status}{colon}{text}", door.url);
+    let reason = format!("{} returned {status}{colon}{text}", endpoint.url);
     match status {
         // The server parsed the report and would reject it each time.
         StatusCode::PAYLOAD_TOO_LARGE | StatusCode::UNPROCESSABLE_ENTITY => {
@@ -165,7 +169,7 @@ mod header_tests {
     fn invalid_checkpoint_names_are_ignored() {
         let check = |header: &str, expected: &[&str]| {
             let mut headers = HeaderMap::new();
-            headers.insert(HEADER_SUPERFLUOUS, header.parse().unwrap());
+            headers.insert(HEADER_PRUNABLE, header.parse().unwrap());
             assert_eq!(prunable(&headers), expected, "{header}");
         };
         check("000000000100-0,000000000200-1", &["000000000100-0", "000000000200-1"]);

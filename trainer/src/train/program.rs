@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use stoker_api::contract::{
-    CONTRACT_VERSION, Directive, Door, ExitCode, StorageConfig, TrialConfig,
+    CONTRACT_VERSION, Directive, ExitCode, ReportEndpoint, StorageConfig, TrialConfig,
 };
 use stoker_api::experiment::{CheckpointPolicy, GradientCompression, Length, MixedPrecision, Unit};
 use stoker_api::names::ENV_TRIAL_CONFIG;
@@ -136,7 +136,11 @@ impl Standalone {
                 trial_path: "trial".into(),
             },
             resume_from: vec![],
-            door: Door { url: String::new(), token_file: String::new(), ca: None },
+            report_endpoint: ReportEndpoint {
+                url: String::new(),
+                token_file: String::new(),
+                ca: None,
+            },
             gang: None,
             context: None,
             inference: None,

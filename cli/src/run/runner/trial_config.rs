@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use stoker_api::contract::{
-    CONTRACT_VERSION, CheckpointRef, Door, Gang, StorageConfig, TrialConfig,
+    CONTRACT_VERSION, CheckpointRef, Gang, ReportEndpoint, StorageConfig, TrialConfig,
 };
 use stoker_engine::trial::TrialRecord;
 
@@ -72,7 +72,7 @@ impl Runner<'_> {
                 trial_path: self.paths.trial(trial.spec.index),
             },
             resume_from,
-            door: Door {
+            report_endpoint: ReportEndpoint {
                 url: report_server::reports_url(&self.server_url, trial.spec.index),
                 token_file: PathBuf::from(token_file).display().to_string(),
                 ca: None,

@@ -4,7 +4,7 @@ use stoker_api::time::Timestamp;
 use stoker_api::trial::{Attempt, AttemptEnd};
 
 use crate::fixture::plain_record;
-use crate::gang::{Exit, NodeState, PodPhase, PodSeen};
+use crate::gang::{Exit, NodeState, ObservedPod, PodPhase};
 use crate::trial::TrialRecord;
 
 /// Parses the attempts of a trial of two pods. An attempt is one of:
@@ -44,18 +44,18 @@ pub(super) fn record(attempts: &str) -> TrialRecord {
 /// `C` completed; `X` program exited with code 0, pod still running; `E7` exited with code 7 at
 /// time 7; `D50` being deleted until 50; `N` on a node that is not ready since 0; `G` on a deleted
 /// node.
-pub(super) fn pod(text: &str) -> PodSeen {
+pub(super) fn pod(text: &str) -> ObservedPod {
     let (index, rest) = text.split_once('@').unwrap();
     let attempt = rest.chars().take_while(char::is_ascii_digit).collect::<String>();
     let mut rest = rest.strip_prefix(&attempt).unwrap();
     let name = format!("t-a{attempt}-r{index}");
-    let mut pod = PodSeen {
+    let mut pod = ObservedPod {
         uid: format!("uid-{name}"),
         name,
         attempt: attempt.parse().unwrap(),
         index: index.parse().unwrap(),
         scheduled_at: Some(Timestamp(0)),
-        ..PodSeen::default()
+        ..ObservedPod::default()
     };
     while let Some(letter) = rest.chars().next() {
         rest = &rest[1..];
@@ -80,7 +80,7 @@ pub(super) fn pod(text: &str) -> PodSeen {
             'E' => (pod.phase, pod.exit) = (PodPhase::Failed, Some(exit(number))),
             'D' => pod.deletion = Some(Timestamp(number)),
             'N' => pod.node = NodeState::NotReady(Timestamp(0)),
-            'G' => pod.node = NodeState::Gone,
+            'G' => pod.node = NodeState::Deleted,
             other => panic!("{other}"),
         }
     }

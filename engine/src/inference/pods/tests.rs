@@ -1,202 +1,68 @@
 //! Table tests of job plans: events, and the pods that are created and deleted after each.
 
+mod simulation;
+
 use std::fmt::Write as _;
 
 use stoker_api::condition;
+use stoker_api::inference::Role;
 
 use super::*;
-use crate::gang::{Exit, PodPhase};
-use crate::inference::progressed;
-
-const PATIENCE: Patience = Patience {
-    start_deadline_seconds: 600,
-    pull_deadline_seconds: 300,
-    node_lost_seconds: 60,
-    finished_pods_seconds: 600,
-    end_grace_seconds: 30,
-    preemption_timeout_seconds: 3600,
-};
-
-/// A job with its simulated pods.
-struct Job {
-    status: InferenceStatus,
-    wanted: DesiredState,
-    pods: Vec<PodSeen>,
-    slots: u32,
-    now: i64,
-    /// Created pods as ` +ROLE SLOT#ATTEMPT`, deleted pods as ` -UID/GRACE`.
-    did: String,
-}
-
-impl Job {
-    fn new(slots: u32) -> Self {
-        Self {
-            status: InferenceStatus::default(),
-            wanted: DesiredState::Active,
-            pods: vec![],
-            slots,
-            now: 100,
-            did: String::new(),
-        }
-    }
-
-    fn plan(&self) -> JobPlan {
-        plan(&JobView {
-            status: &self.status,
-            wanted: self.wanted,
-            generation: 1,
-            slots: self.slots,
-            max_restarts: 1,
-            pods: &self.pods,
-            starting_max: 2,
-            patience: PATIENCE,
-            now: Timestamp(self.now),
-        })
-    }
-
-    /// Applies plans until nothing changes.
-    fn settle(&mut self) {
-        for _ in 0..10 {
-            let plan = self.plan();
-            for start in &plan.create {
-                let Start { role, slot, attempt } = *start;
-                write!(self.did, " +{role:?}{slot}#{attempt}").unwrap();
-                let name = format!("j-a{attempt}");
-                let uid = format!("uid-{attempt}");
-                let created = PodSeen { name, uid, attempt, index: slot, ..PodSeen::default() };
-                self.pods.push(created);
-            }
-            for delete in &plan.delete {
-                write!(self.did, " -{}/{}", delete.uid, delete.grace_seconds).unwrap();
-                let until = Timestamp(self.now + i64::from(delete.grace_seconds));
-                let has_uid = |pod: &&mut PodSeen| pod.uid == delete.uid;
-                self.pods.iter_mut().find(has_uid).unwrap().deletion = Some(until);
-            }
-            // A terminal pod disappears at once when it is deleted.
-            self.pods.retain(|pod| pod.deletion.is_none() || !pod.is_terminal());
-            let touches_no_pod = plan.create.is_empty() && plan.delete.is_empty();
-            let is_same = plan.status == self.status;
-            self.status = plan.status;
-            if touches_no_pod && is_same {
-                return;
-            }
-        }
-        panic!("plans do not settle: {}", self.did);
-    }
-
-    /// Applies an event: `go`, `pause`, `cancel` or `kill` by the user; `t60` lets 60 s pass;
-    /// `3=5/9` is a report of attempt 3. `3` and a letter is an event of that attempt's pod:
-    /// `S` scheduled, `R` running, `C` completed, `Q` completed without a report, `E7` exited with
-    /// code 7, `X` deleted, `N` on a node that does not respond.
-    fn happen(&mut self, what: &str) {
-        match what {
-            "go" => self.wanted = DesiredState::Active,
-            "pause" => self.wanted = DesiredState::Paused,
-            "cancel" => self.wanted = DesiredState::Cancelled,
-            "kill" => self.wanted = DesiredState::Killed,
-            _ if what.starts_with('t') => self.now += what[1..].parse::<i64>().unwrap(),
-            _ => self.happen_to_pod(what),
-        }
-    }
-
-    fn happen_to_pod(&mut self, what: &str) {
-        let digits: String = what.chars().take_while(char::is_ascii_digit).collect();
-        let (attempt, now) = (digits.parse().unwrap(), Timestamp(self.now));
-        let rest = &what[digits.len()..];
-        if let Some((done, total)) = rest.strip_prefix('=').and_then(|rows| rows.split_once('/')) {
-            let (done, total) = (done.parse().unwrap(), total.parse().unwrap());
-            assert!(progressed(&mut self.status, attempt, done, total), "{what}");
-            return;
-        }
-        if rest == "X" {
-            self.pods.retain(|pod| pod.attempt != attempt);
-            return;
-        }
-        let is_live = self.status.workers.iter().any(|worker| worker.attempt == Some(attempt));
-        if rest == "C" && is_live && self.status.stage != Role::Work {
-            let (done, total) = match self.status.stage {
-                Role::Plan => (0, self.status.rows_total),
-                _ => (self.status.rows_total - self.status.rejected, self.status.rows_total),
-            };
-            assert!(progressed(&mut self.status, attempt, done, total), "{what}");
-        }
-        let rest = if rest == "Q" { "C" } else { rest };
-        let pod = self.pods.iter_mut().find(|pod| pod.attempt == attempt).unwrap();
-        pod.scheduled_at.get_or_insert(now);
-        let mut exit = |phase: PodPhase, code: i32| {
-            pod.phase = phase;
-            pod.exit = Some(Exit { code, finished_at: Some(now), ..Exit::default() });
-        };
-        match rest.split_at(1) {
-            ("S", _) => {}
-            ("R", _) => pod.phase = PodPhase::Running,
-            ("C", _) => exit(PodPhase::Succeeded, 0),
-            ("E", code) => exit(PodPhase::Failed, code.parse().unwrap()),
-            ("N", _) => pod.node = NodeState::NotReady(now),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn run(script: &str, slots: u32) -> Self {
-        let mut job = Self::new(slots);
-        job.settle();
-        for what in script.split_whitespace() {
-            job.happen(what);
-            job.settle();
-        }
-        job
-    }
-}
+use crate::gang::PodPhase;
+use simulation::{Job, TIMEOUTS};
 
 /// Checks which pods of a job of two slots are created and deleted during `script`, and its phase.
 #[track_caller]
 fn check(script: &str, expected: &str) {
     let job = Job::run(script, 2);
-    let did = job.did.trim_start();
-    assert_eq!(format!("{did} {:?}", job.status.phase), expected, "{script}");
+    let actions = job.actions.trim_start();
+    assert_eq!(format!("{actions} {:?}", job.status.phase), expected, "{script}");
 }
 
-const BEGIN: &str = "0R 0C";
-const BEGUN: &str = "+Plan0#0 +Work0#1 +Work1#2";
+const PLANNING: &str = "0R 0C";
+const AFTER_PLANNING: &str = "+Plan0#0 +Work0#1 +Work1#2";
 
 #[track_caller]
-fn check_begun(script: &str, expected: &str) {
-    check(&format!("{BEGIN} {script}"), &format!("{BEGUN} {expected}").replace("  ", " "));
+fn check_workers(script: &str, expected: &str) {
+    check(
+        &format!("{PLANNING} {script}"),
+        &format!("{AFTER_PLANNING} {expected}").replace("  ", " "),
+    );
 }
 
 #[test]
 fn jobs_complete_and_keep_pods_for_logs() {
     check("", "+Plan0#0 Running");
-    check(BEGIN, &format!("{BEGUN} Running"));
-    check_begun("1R 2R 1C", "Running");
-    check_begun("1C 2C", "+Finish0#3 Running");
-    check_begun("1C 2C 3C", "+Finish0#3 Completed");
+    check(PLANNING, &format!("{AFTER_PLANNING} Running"));
+    check_workers("1R 2R 1C", "Running");
+    check_workers("1C 2C", "+Finish0#3 Running");
+    check_workers("1C 2C 3C", "+Finish0#3 Completed");
     let deleted = "-uid-0/30 -uid-1/30 -uid-2/30 -uid-3/30";
-    check_begun("1C 2C 3C t600", &format!("+Finish0#3 {deleted} Completed"));
-    check_begun("1C 2C 3C 3X 2X", "+Finish0#3 Completed");
+    check_workers("1C 2C 3C t600", &format!("+Finish0#3 {deleted} Completed"));
+    check_workers("1C 2C 3C 3X 2X", "+Finish0#3 Completed");
 }
 
 #[test]
 fn a_failed_slot_is_retried_alone() {
-    check_begun("1R 2R 1E1", "+Work0#3 Running");
-    check_begun("1E1 3E1", "+Work0#3 -uid-2/30 Failed");
-    check_begun("1E1 3E137", "+Work0#3 -uid-2/30 Failed");
-    check_begun("2E78", "-uid-1/30 Failed");
-    check_begun("1E80", "+Work0#3 Running");
+    check_workers("1R 2R 1E1", "+Work0#3 Running");
+    check_workers("1E1 3E1", "+Work0#3 -uid-2/30 Failed");
+    check_workers("1E1 3E137", "+Work0#3 -uid-2/30 Failed");
+    check_workers("2E78", "-uid-1/30 Failed");
+    check_workers("1E80", "+Work0#3 Running");
     // The second consecutive failure waits 10 s, the third 20 s. A new shard resets the count.
-    check_begun("1E80 3E80 t9", "+Work0#3 Running");
-    check_begun("1E80 3E80 t10", "+Work0#3 +Work0#4 Running");
-    check_begun("1E80 3E80 t10 4E80 t19", "+Work0#3 +Work0#4 Running");
-    check_begun("1E80 3E80 t10 4E80 t20", "+Work0#3 +Work0#4 +Work0#5 Running");
-    check_begun("1E80 3=2/9 3E80", "+Work0#3 +Work0#4 Running");
+    check_workers("1E80 3E80 t9", "+Work0#3 Running");
+    check_workers("1E80 3E80 t10", "+Work0#3 +Work0#4 Running");
+    check_workers("1E80 3E80 t10 4E80 t19", "+Work0#3 +Work0#4 Running");
+    check_workers("1E80 3E80 t10 4E80 t20", "+Work0#3 +Work0#4 +Work0#5 Running");
+    check_workers("1E80 3=2/9 3E80", "+Work0#3 +Work0#4 Running");
     // Preempted without a stop request of the operator.
-    check_begun("1E79 t9", "Running");
-    check_begun("1E79 t10", "+Work0#3 Running");
+    check_workers("1E79 t9", "Running");
+    check_workers("1E79 t10", "+Work0#3 Running");
 }
 
 #[test]
 fn ten_shardless_infrastructure_failures_fail_the_job() {
-    let mut script = BEGIN.to_owned();
+    let mut script = PLANNING.to_owned();
     for attempt in 1..=10 {
         let attempt = if attempt == 1 { 1 } else { attempt + 1 };
         write!(script, " {attempt}E80 t300").unwrap();
@@ -209,87 +75,91 @@ fn ten_shardless_infrastructure_failures_fail_the_job() {
 
 #[test]
 fn deleted_and_lost_pods_are_replaced() {
-    check_begun("1R 1X", "+Work0#3 Running");
-    check_begun("1R 1N t59", "Running");
+    check_workers("1R 1X", "+Work0#3 Running");
+    check_workers("1R 1N t59", "Running");
     // The pod is deleted first. After its grace it counts as lost and is removed.
-    check_begun("1R 1N t60 t31", "-uid-1/30 +Work0#3 -uid-1/0 Running");
-    let job = Job::run(&format!("{BEGIN} 1R 1X"), 2);
-    assert_eq!((job.status.restarts, job.status.workers[0].barren), (0, 1));
+    check_workers("1R 1N t60 t31", "-uid-1/30 +Work0#3 -uid-1/0 Running");
+    let job = Job::run(&format!("{PLANNING} 1R 1X"), 2);
+    assert_eq!((job.status.restarts, job.status.workers[0].consecutive_failures), (0, 1));
     assert_eq!(job.status.ends[0].reason, "PodDeleted");
 }
 
 #[test]
 fn recorded_pods_are_created_after_a_crash() {
-    let mut job = Job::run(BEGIN, 2);
+    let mut job = Job::run(PLANNING, 2);
     // The pods were recorded, but not created.
     job.pods.retain(|pod| pod.attempt == 0);
     job.status.workers.iter_mut().for_each(|worker| worker.has_pod = false);
-    job.did.clear();
-    job.settle();
-    assert_eq!(job.did, " +Work0#1 +Work1#2");
+    job.actions.clear();
+    job.apply_plans();
+    assert_eq!(job.actions, " +Work0#1 +Work1#2");
     assert_eq!(job.status.attempts, 3);
     // Another leader created this pod, and its record is not known yet.
-    let late = PodSeen { attempt: 7, phase: PodPhase::Running, ..PodSeen::default() };
+    let late = ObservedPod { attempt: 7, phase: PodPhase::Running, ..ObservedPod::default() };
     job.pods.push(late);
-    job.did.clear();
-    job.settle();
-    assert_eq!(job.did, "");
+    job.actions.clear();
+    job.apply_plans();
+    assert_eq!(job.actions, "");
 }
 
 #[test]
 fn paused_jobs_resume_with_the_uncommitted_shards() {
     let preempted = "-uid-1/3600 -uid-2/3600";
-    check_begun("1R 2R pause", &format!("{preempted} Running"));
-    check_begun("1R 2R pause 1E79 2X", &format!("{preempted} Paused"));
+    check_workers("1R 2R pause", &format!("{preempted} Running"));
+    check_workers("1R 2R pause 1E79 2X", &format!("{preempted} Paused"));
     let again = "+Plan0#3 +Work0#4 +Work1#5";
-    check_begun("1R 2R pause 1X 2X go 3C", &format!("{preempted} {again} Running"));
+    check_workers("1R 2R pause 1X 2X go 3C", &format!("{preempted} {again} Running"));
     // The failure of a pod that is being deleted is not counted.
-    let job = Job::run(&format!("{BEGIN} 1R 2R pause 1E1 2X"), 2);
+    let job = Job::run(&format!("{PLANNING} 1R 2R pause 1E1 2X"), 2);
     assert_eq!((job.status.phase, job.status.restarts), (Phase::Paused, 0));
-    assert!(job.status.workers.iter().all(|worker| worker.barren == 0), "{:?}", job.status);
+    assert!(
+        job.status.workers.iter().all(|worker| worker.consecutive_failures == 0),
+        "{:?}",
+        job.status
+    );
     // A job that is resumed in time loses only the processes that exit.
-    check_begun("1R 2R pause go 1E79 t10", &format!("{preempted} +Work0#3 Running"));
-    check_begun("1R 2R pause 1C 2C", &format!("{preempted} Paused"));
+    check_workers("1R 2R pause go 1E79 t10", &format!("{preempted} +Work0#3 Running"));
+    check_workers("1R 2R pause 1C 2C", &format!("{preempted} Paused"));
     // A job that is paused before it starts is paused at once.
     let mut paused = Job::new(2);
-    paused.wanted = DesiredState::Paused;
-    paused.settle();
-    assert_eq!((paused.did.as_str(), paused.status.phase), ("", Phase::Paused));
+    paused.desired_state = DesiredState::Paused;
+    paused.apply_plans();
+    assert_eq!((paused.actions.as_str(), paused.status.phase), ("", Phase::Paused));
 }
 
 #[test]
 fn cancelled_and_killed_jobs_never_resume() {
     let preempted = "-uid-1/3600 -uid-2/3600";
-    check_begun("1R 2R cancel", &format!("{preempted} Running"));
-    check_begun("1R 2R cancel 1E79 2X", &format!("{preempted} Cancelled"));
-    check_begun("1R 2R cancel 1E79 2X go", &format!("{preempted} Cancelled"));
-    check_begun("1R 2R kill", "-uid-1/1 -uid-2/1 Cancelled");
+    check_workers("1R 2R cancel", &format!("{preempted} Running"));
+    check_workers("1R 2R cancel 1E79 2X", &format!("{preempted} Cancelled"));
+    check_workers("1R 2R cancel 1E79 2X go", &format!("{preempted} Cancelled"));
+    check_workers("1R 2R kill", "-uid-1/1 -uid-2/1 Cancelled");
     // Killing shortens the grace period of an earlier deletion.
-    check_begun("1R 2R cancel kill", &format!("{preempted} -uid-1/1 -uid-2/1 Cancelled"));
-    check_begun("1C 2C cancel 3C", "+Finish0#3 -uid-3/3600 Completed");
+    check_workers("1R 2R cancel kill", &format!("{preempted} -uid-1/1 -uid-2/1 Cancelled"));
+    check_workers("1C 2C cancel 3C", "+Finish0#3 -uid-3/3600 Completed");
 }
 
 #[test]
 fn unscheduled_pods_of_a_job_are_limited() {
     let job = Job::run("0C", 5);
-    assert_eq!(job.did, " +Plan0#0 +Work0#1 +Work1#2");
+    assert_eq!(job.actions, " +Plan0#0 +Work0#1 +Work1#2");
     let job = Job::run("0C 2S", 5);
-    assert_eq!(job.did, " +Plan0#0 +Work0#1 +Work1#2 +Work2#3");
+    assert_eq!(job.actions, " +Plan0#0 +Work0#1 +Work1#2 +Work2#3");
     let job = Job::run("0C 1S 2S", 5);
-    assert_eq!(job.did, " +Plan0#0 +Work0#1 +Work1#2 +Work2#3 +Work3#4");
+    assert_eq!(job.actions, " +Plan0#0 +Work0#1 +Work1#2 +Work2#3 +Work3#4");
 }
 
 #[test]
 fn refusals_back_off_or_count_as_failures() {
     let refused = |end: AttemptEnd, times: u32| {
-        let mut job = Job::run(BEGIN, 2);
+        let mut job = Job::run(PLANNING, 2);
         for _ in 0..times {
             let attempt = job.status.workers[0].attempt.unwrap();
-            let start = Start { role: Role::Work, slot: 0, attempt };
+            let start = ProcessStart { role: Role::Work, slot: 0, attempt };
             refuse(&mut job.status, start, end, "Reason", "why", 1, Timestamp(job.now));
             job.pods.retain(|pod| pod.attempt != attempt);
             job.now += 300;
-            job.settle();
+            job.apply_plans();
         }
         job.status
     };
@@ -311,36 +181,36 @@ fn a_refused_pod_blocks_the_other_slots() {
             .filter_map(|(slot, worker)| Some((slot, worker.attempt?)))
             .max_by_key(|(_, attempt)| *attempt)
             .unwrap();
-        let start = Start { role: Role::Work, slot, attempt };
+        let start = ProcessStart { role: Role::Work, slot, attempt };
         let end = AttemptEnd::NotStarted;
         refuse(&mut job.status, start, end, "Forbidden", "quota", 1, Timestamp(job.now));
         job.pods.retain(|pod| pod.attempt != attempt);
-        job.did.clear();
-        job.settle();
+        job.actions.clear();
+        job.apply_plans();
     };
     refuse_last(&mut job);
-    assert_eq!((job.did.as_str(), job.status.phase), ("", Phase::Running));
-    job.happen("t9");
-    job.settle();
-    assert_eq!(job.did, "", "no retry before the back-off has passed");
-    job.happen("t1");
-    job.settle();
-    assert!(!job.did.is_empty(), "the pod is created again");
+    assert_eq!((job.actions.as_str(), job.status.phase), ("", Phase::Running));
+    job.apply_event("t9");
+    job.apply_plans();
+    assert_eq!(job.actions, "", "no retry before the back-off has passed");
+    job.apply_event("t1");
+    job.apply_plans();
+    assert!(!job.actions.is_empty(), "the pod is created again");
     refuse_last(&mut job);
-    job.happen("t10");
-    job.settle();
-    assert_eq!(job.did, "", "the second wait is longer");
+    job.apply_event("t10");
+    job.apply_plans();
+    assert_eq!(job.actions, "", "the second wait is longer");
 }
 
 /// Covers a script that swallows an exit code, and a program without `Inference`.
 #[test]
 fn exit_code_0_without_report_is_a_failure() {
     let job = Job::run("0R 0Q", 2);
-    assert_eq!((job.did.as_str(), job.status.stage), (" +Plan0#0 +Plan0#1", Role::Plan));
-    assert_eq!(job.status.workers[0].barren, 1);
+    assert_eq!((job.actions.as_str(), job.status.stage), (" +Plan0#0 +Plan0#1", Role::Plan));
+    assert_eq!(job.status.workers[0].consecutive_failures, 1);
     assert!(job.status.ends[0].message.contains("without a report"), "{:?}", job.status.ends);
     let job = Job::run("0R 0C 1C 2C 3Q", 2);
-    assert_eq!(job.status.stage, Role::Work, "{}", job.did);
+    assert_eq!(job.status.stage, Role::Work, "{}", job.actions);
 }
 
 #[test]
@@ -383,13 +253,13 @@ fn status_reports_rows_and_progress() {
 fn view_of(job: &Job) -> JobView<'_> {
     JobView {
         status: &job.status,
-        wanted: DesiredState::Killed,
+        desired_state: DesiredState::Killed,
         generation: 2,
         slots: 2,
         max_restarts: 1,
         pods: &[],
         starting_max: 2,
-        patience: PATIENCE,
+        timeouts: TIMEOUTS,
         now: Timestamp(0),
     }
 }

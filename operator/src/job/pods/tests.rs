@@ -5,12 +5,12 @@ use stoker_api::validate::validate_inference_on_cluster;
 use stoker_engine::inference::config::trial_config;
 
 use super::*;
-use crate::pod::{merge, typed};
+use crate::pod::{merge, parse_pod};
 
-fn setup() -> Setup {
-    Setup {
-        door_url: "https://stoker-door.stoker-system.svc:8443".to_owned(),
-        door_ca: concat!(env!("CARGO_MANIFEST_DIR"), "/src/trial/pods/ca.txt").into(),
+fn operator_config() -> OperatorConfig {
+    OperatorConfig {
+        report_server_url: "https://stoker-door.stoker-system.svc:8443".to_owned(),
+        report_server_ca: concat!(env!("CARGO_MANIFEST_DIR"), "/src/trial/pods/ca.txt").into(),
         gang_key: vec![1; 32],
         storage_url: "s3://runs/".to_owned(),
         storage_endpoint: Some("http://s3:8333".to_owned()),
@@ -20,7 +20,7 @@ fn setup() -> Setup {
     }
 }
 
-fn pod_of(change: &Value, start: Start) -> Value {
+fn pod_of(change: &Value, start: ProcessStart) -> Value {
     let mut spec = json!({
         "entrypoint": { "command": ["stoker-trainer", "iris-predict"] },
         "checkpoint": { "trial": "iris-0" },
@@ -30,17 +30,17 @@ fn pod_of(change: &Value, start: Start) -> Value {
     merge(&mut spec, change);
     let spec: InferenceJobSpec = serde_json::from_value(spec).unwrap();
     let valid = validate_inference_on_cluster("species", &spec).unwrap();
-    let place = place(&setup(), &valid, "ml", "0b3f9c1e-77aa");
-    let storage = used_storage(&setup(), &valid, &place);
-    let config = trial_config(&place, start);
-    pod(&setup(), &valid, &storage, "ml", &config, start)
+    let job_context = job_context(&operator_config(), &valid, "ml", "0b3f9c1e-77aa");
+    let storage = used_storage(&operator_config(), &valid, &job_context);
+    let config = trial_config(&job_context, start);
+    pod(&operator_config(), &valid, &storage, "ml", &config, start)
 }
 
-const START: Start = Start { role: Role::Work, slot: 3, attempt: 5 };
+const START: ProcessStart = ProcessStart { role: Role::Work, slot: 3, attempt: 5 };
 
 /// The only test that pins every field. Set `UPDATE_GOLDEN=1` to rewrite the file.
 #[test]
-fn the_whole_pod() {
+fn pod_matches_the_golden_file() {
     let pod = serde_json::to_string_pretty(&pod_of(&json!({}), START)).unwrap() + "\n";
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/job/pods/golden.json");
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
@@ -56,7 +56,7 @@ fn fields_of_a_job_reach_the_pod() {
         let pod = pod_of(&change, START);
         let value = pod.pointer(pointer).cloned().unwrap_or_default();
         assert_eq!(value, expected, "{pointer} by {change}");
-        typed(pod).unwrap();
+        parse_pod(pod).unwrap();
     };
     let main = "/spec/containers/0";
     let gpus = json!({ "resources": { "slotResource": "nvidia.com/gpu" } });
@@ -67,7 +67,9 @@ fn fields_of_a_job_reach_the_pod() {
     check(sent.clone(), &format!("{main}/workingDir"), json!("/stoker/context"));
     check(sent, "/spec/initContainers/0/command/1", json!("setup"));
     check(json!({ "pod": { "image": "mine:2" } }), &format!("{main}/image"), json!("mine:2"));
-    let over = json!({ "podOverrides": { "metadata": { "labels": null }, "spec": { "dnsPolicy": "None" } } });
+    let over = json!({
+        "podOverrides": { "metadata": { "labels": null }, "spec": { "dnsPolicy": "None" } },
+    });
     check(over.clone(), "/spec/dnsPolicy", json!("None"));
     check(over, "/metadata/labels/stoker.dev~1job", json!("species"));
     let own = json!({ "storage": { "secretName": "mine" } });
@@ -76,7 +78,7 @@ fn fields_of_a_job_reach_the_pod() {
 
 #[test]
 fn processes_have_distinct_pod_names() {
-    let name = |role| pod_name("species", Start { role, ..START });
+    let name = |role| pod_name("species", ProcessStart { role, ..START });
     let names = [Role::Plan, Role::Work, Role::Finish].map(name);
     assert_eq!(names, ["species-a5-plan", "species-a5-w3", "species-a5-finish"]);
 }

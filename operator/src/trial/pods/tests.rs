@@ -7,13 +7,13 @@ use stoker_api::validate::validate;
 use stoker_engine::trial::TrialRecord;
 
 use super::*;
-use crate::pod::{merge, typed};
+use crate::pod::{merge, parse_pod};
 use crate::trial::config::trial_config;
 
-fn setup() -> Setup {
-    Setup {
-        door_url: "https://stoker-door.stoker-system.svc:8443".to_owned(),
-        door_ca: concat!(env!("CARGO_MANIFEST_DIR"), "/src/trial/pods/ca.txt").into(),
+fn operator_config() -> OperatorConfig {
+    OperatorConfig {
+        report_server_url: "https://stoker-door.stoker-system.svc:8443".to_owned(),
+        report_server_ca: concat!(env!("CARGO_MANIFEST_DIR"), "/src/trial/pods/ca.txt").into(),
         gang_key: vec![1; 32],
         storage_url: "s3://runs".to_owned(),
         storage_endpoint: None,
@@ -23,8 +23,12 @@ fn setup() -> Setup {
     }
 }
 
-const NAMES: Names<'_> =
-    Names { namespace: "ml", trial: "mnist-3", uid: "trial-uid", experiment_uid: "0b3f9c1e-77aa" };
+const NAMES: TrialNames<'_> = TrialNames {
+    namespace: "ml",
+    trial: "mnist-3",
+    uid: "trial-uid",
+    experiment_uid: "0b3f9c1e-77aa",
+};
 
 fn pod_of(change: &Value, index: u32) -> Value {
     let mut spec = json!({
@@ -41,14 +45,14 @@ fn pod_of(change: &Value, index: u32) -> Value {
     }))
     .unwrap();
     let record = TrialRecord { spec: draw, status: TrialStatus::default() };
-    let storage = setup().storage(&valid.spec.checkpoint_storage, String::new());
-    let config = trial_config(&setup(), &valid, &storage, &record, NAMES, 2);
-    pod(&setup(), &valid, &storage, NAMES, &config, index)
+    let storage = operator_config().storage(&valid.spec.checkpoint_storage, String::new());
+    let config = trial_config(&operator_config(), &valid, &storage, &record, NAMES, 2);
+    pod(&operator_config(), &valid, &storage, NAMES, &config, index)
 }
 
 /// The only test that pins every field. Set `UPDATE_GOLDEN=1` to rewrite the file.
 #[test]
-fn the_whole_pod() {
+fn pod_matches_the_golden_file() {
     let pod = serde_json::to_string_pretty(&pod_of(&json!({}), 1)).unwrap() + "\n";
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/trial/pods/golden.json");
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
@@ -63,7 +67,7 @@ fn check(change: Value, pointer: &str, expected: Value) {
     let pod = pod_of(&change, 0);
     let value = pod.pointer(pointer).cloned().unwrap_or_default();
     assert_eq!(value, expected, "{pointer} by {change}");
-    typed(pod).unwrap();
+    parse_pod(pod).unwrap();
 }
 
 #[test]
@@ -80,18 +84,18 @@ fn fields_of_an_experiment_reach_the_pod() {
     let gpus = json!({ "resources": { "slotResource": "nvidia.com/gpu" } });
     check(gpus.clone(), &at("resources/limits/nvidia.com~1gpu"), json!("2"));
     check(gpus, &at("env/4"), json!({ "name": "STOKER_DEVICE", "value": "cuda" }));
-    let own = json!({
+    let overridden = json!({
         "resources": { "slotResource": "nvidia.com/gpu" },
         "env": [{ "name": "STOKER_DEVICE", "value": "cpu" }],
     });
-    check(own, &at("env/4"), json!({ "name": "STOKER_DEVICE", "value": "cpu" }));
+    check(overridden, &at("env/4"), json!({ "name": "STOKER_DEVICE", "value": "cpu" }));
     let others = json!({ "resources": { "slotResource": "amd.com/gpu" } });
     assert!(!names(pod_of(&others, 0)).contains(&"STOKER_DEVICE".to_owned()));
-    let own = json!({ "pod": { "image": "mine:2", "imagePullSecrets": ["r"] } });
-    check(own.clone(), &at("image"), json!("mine:2"));
-    check(own.clone(), &at("command/0"), json!("/stoker/bin/stoker-trainer"));
-    check(own.clone(), "/spec/initContainers/0/image", json!("stoker-trainer:1"));
-    check(own, "/spec/imagePullSecrets", json!([{ "name": "r" }]));
+    let overridden = json!({ "pod": { "image": "mine:2", "imagePullSecrets": ["r"] } });
+    check(overridden.clone(), &at("image"), json!("mine:2"));
+    check(overridden.clone(), &at("command/0"), json!("/stoker/bin/stoker-trainer"));
+    check(overridden.clone(), "/spec/initContainers/0/image", json!("stoker-trainer:1"));
+    check(overridden, "/spec/imagePullSecrets", json!([{ "name": "r" }]));
     check(json!({}), "/spec/initContainers", Value::Null);
     let sent = json!({ "context": { "sha256": "a".repeat(64) } });
     check(sent.clone(), &at("workingDir"), json!("/stoker/context"));
@@ -129,7 +133,7 @@ fn overrides_are_merged_last_and_by_name() {
     check(bare, "/metadata/annotations/a", json!("b"));
     check(over(json!({ "metadata": null })), "/metadata/name", json!("mnist-3-a2-r0"));
     let no_pod = json!({ "spec": { "containers": "x" } });
-    assert!(typed(no_pod).unwrap_err().starts_with("spec.podOverrides: "));
+    assert!(parse_pod(no_pod).unwrap_err().starts_with("spec.podOverrides: "));
 }
 
 #[test]
@@ -155,13 +159,14 @@ fn cleanup_of(change: &Value) -> Value {
     merge(&mut spec, change);
     let spec: ExperimentSpec = serde_json::from_value(spec).unwrap();
     let valid = validate("mnist", &spec).unwrap();
-    let storage = setup().storage(&valid.spec.checkpoint_storage, String::new());
+    let storage = operator_config().storage(&valid.spec.checkpoint_storage, String::new());
     let cleanup: Cleanup = serde_json::from_value(json!({
         "storage": { "url": storage.url }, "delete": [],
     }))
     .unwrap();
-    let pod = cleanup_pod(&setup(), &valid, &storage, "ml", "uid", "mnist-cleanup-0", &cleanup);
-    typed(pod.clone()).unwrap();
+    let pod =
+        cleanup_pod(&operator_config(), &valid, &storage, "ml", "uid", "mnist-cleanup-0", &cleanup);
+    parse_pod(pod.clone()).unwrap();
     pod
 }
 

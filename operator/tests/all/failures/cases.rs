@@ -12,7 +12,7 @@ use AttemptEnd::{
 
 /// Action of the test during a case.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Hand {
+pub(super) enum TestAction {
     None,
     /// Deletes the first attempt's pod, with a grace period of 0 if forced.
     DeletePod {
@@ -21,11 +21,11 @@ pub(super) enum Hand {
     /// Deletes the node of the first attempt.
     DeleteNode,
     /// Sets the node of the first attempt to not ready.
-    SilenceNode,
+    NodeNotReady,
     /// Deletes the pod with a long grace period, then sets its node to not ready.
-    DrainThenSilenceNode,
+    DrainThenNodeNotReady,
     /// Waits until the trial backs off, then removes the cause with this kubectl command.
-    Mend(&'static [&'static str]),
+    RemoveCause(&'static [&'static str]),
 }
 
 /// A failure, and what must be recorded. If there are several attempts, the last one succeeds.
@@ -35,12 +35,12 @@ pub(super) struct Case {
     pub(super) spec: Value,
     /// Script of the first attempt's pods.
     pub(super) first: Script,
-    pub(super) hand: Hand,
+    pub(super) action: TestAction,
     pub(super) end: AttemptEnd,
     pub(super) reason: &'static str,
     /// Part of the attempt's message. If the trial waits or fails because of it, also part of a
     /// condition's message.
-    pub(super) says: &'static str,
+    pub(super) message: &'static str,
     pub(super) restarts: u32,
     pub(super) attempts: usize,
     pub(super) phase: Phase,
@@ -54,21 +54,21 @@ impl Case {
         reason: &'static str,
     ) -> Self {
         let restarts = u32::from(end == UserError);
-        let (spec, hand, says) = (json!({}), Hand::None, "");
+        let (spec, action, message) = (json!({}), TestAction::None, "");
         let (attempts, phase) = (2, Phase::Completed);
-        Self { name, spec, first, hand, end, reason, says, restarts, attempts, phase }
+        Self { name, spec, first, action, end, reason, message, restarts, attempts, phase }
     }
 
     pub(super) fn spec(self, spec: Value) -> Self {
         Self { spec, ..self }
     }
 
-    pub(super) fn hand(self, hand: Hand) -> Self {
-        Self { hand, ..self }
+    pub(super) fn action(self, action: TestAction) -> Self {
+        Self { action, ..self }
     }
 
-    pub(super) fn says(self, says: &'static str) -> Self {
-        Self { says, ..self }
+    pub(super) fn message(self, message: &'static str) -> Self {
+        Self { message, ..self }
     }
 
     /// The trial fails because of this failure.
@@ -116,40 +116,41 @@ pub(super) fn on_node(case: &str) -> Script {
     Script::OnNode(format!("node-{case}"))
 }
 
-pub(super) fn programs() -> Vec<Case> {
+pub(super) fn program_failures() -> Vec<Case> {
     let oom = || killed(137, "OOMKilled", json!({}));
     vec![
         Case::new("exit-0", exit(0), Completed, "Completed")
-            .says("without having reported a validation")
+            .message("without having reported a validation")
             .fatal(),
-        Case::new("exit-1", exit(1), UserError, "ProgramFailed").says("exit code 1"),
+        Case::new("exit-1", exit(1), UserError, "ProgramFailed").message("exit code 1"),
         Case::new("exit-42", exit(42), UserError, "ProgramFailed")
-            .says("exit code 42")
+            .message("exit code 42")
             .fatal_without_restarts(),
-        Case::new("signal", exit(139), UserError, "ProgramFailed").says("signal 11"),
+        Case::new("signal", exit(139), UserError, "ProgramFailed").message("signal 11"),
         Case::new("exit-78", exit(78), InvalidHyperparameters, "InvalidHyperparameters")
-            .says("exit code 78")
+            .message("exit code 78")
             .fatal(),
         Case::new("exit-79", exit(79), Preempted, "Preempted"),
         Case::new("exit-80", exit(80), Infrastructure, "InfrastructureError")
             .spec(json!({ "maxRestarts": 0 })),
         Case::new("exit-81", exit(81), Infrastructure, "PeerFailed"),
-        Case::new("oom", oom(), UserError, "OOMKilled").says("raise spec.resources.limits.memory"),
+        Case::new("oom", oom(), UserError, "OOMKilled")
+            .message("raise spec.resources.limits.memory"),
         Case::new("oom-fatal", oom(), UserError, "OOMKilled")
-            .says("raise spec.resources.limits.memory")
+            .message("raise spec.resources.limits.memory")
             .fatal_without_restarts(),
     ]
 }
 
-pub(super) fn surroundings() -> Vec<Case> {
+pub(super) fn infrastructure_failures() -> Vec<Case> {
     let evicted = json!({ "reason": "Evicted", "message": "the node was low on memory" });
     let never_ran = json!({ "phase": "Failed", "reason": "Evicted", "message": "low on disk" });
     let pull = "back-off pulling image";
     vec![
         Case::new("evicted", killed(137, "Error", evicted), Infrastructure, "Evicted")
-            .says("low on memory"),
+            .message("low on memory"),
         Case::new("evicted-early", Script::Status(never_ran), Infrastructure, "Evicted")
-            .says("low on disk"),
+            .message("low on disk"),
         Case::new(
             "preempted",
             killed(143, "Error", disrupted("PreemptionByScheduler")),
@@ -164,9 +165,9 @@ pub(super) fn surroundings() -> Vec<Case> {
             "DeletionByTaintManager",
         ),
         Case::new("pull", waiting("ImagePullBackOff", pull), Infrastructure, "ImagePullBackOff")
-            .says(pull),
+            .message(pull),
         Case::new("image", waiting("InvalidImageName", "no name"), UserError, "InvalidImageName")
-            .says("no name")
+            .message("no name")
             .fatal_without_restarts(),
         Case::new(
             "config",
@@ -174,55 +175,59 @@ pub(super) fn surroundings() -> Vec<Case> {
             UserError,
             "CreateContainerConfigError",
         )
-        .says("secret \"s\" not found"),
+        .message("secret \"s\" not found"),
         Case::new("deleted", Script::Hang, Infrastructure, "PodDeleted")
-            .hand(Hand::DeletePod { is_forced: false }),
+            .action(TestAction::DeletePod { is_forced: false }),
         Case::new("deleted-now", Script::Hang, Infrastructure, "PodDeleted")
-            .hand(Hand::DeletePod { is_forced: true }),
+            .action(TestAction::DeletePod { is_forced: true }),
         Case::new("node-deleted", on_node("node-deleted"), Infrastructure, "NodeLost")
-            .hand(Hand::DeleteNode)
-            .says("was deleted"),
+            .action(TestAction::DeleteNode)
+            .message("was deleted"),
         Case::new("node-silent", on_node("node-silent"), Infrastructure, "NodeLost")
-            .hand(Hand::SilenceNode)
-            .says("does not answer"),
+            .action(TestAction::NodeNotReady)
+            .message("does not answer"),
         Case::new("node-drained", on_node("node-drained"), Infrastructure, "NodeLost")
-            .hand(Hand::DrainThenSilenceNode)
-            .says("does not answer"),
+            .action(TestAction::DrainThenNodeNotReady)
+            .message("does not answer"),
     ]
 }
 
-pub(super) fn refusals() -> Vec<Case> {
+pub(super) fn refused_pods() -> Vec<Case> {
     let full = json!({ "conditions": [unschedulable()] });
     let overrides = |body: Value| json!({ "podOverrides": body });
     let slots = json!({ "resources": { "slotResource": "test.stoker/slot" } });
-    let quota = Hand::Mend(&["delete", "resourcequota", "slots", "-n", NAMESPACE]);
-    let policy =
-        Hand::Mend(&["label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce-"]);
+    let quota = TestAction::RemoveCause(&["delete", "resourcequota", "slots", "-n", NAMESPACE]);
+    let policy = TestAction::RemoveCause(&[
+        "label",
+        "namespace",
+        NAMESPACE,
+        "pod-security.kubernetes.io/enforce-",
+    ]);
     let two_pods = json!({ "resources": { "slotsPerTrial": 2 } });
-    let service = Hand::Mend(&["delete", "service", "service-0", "-n", NAMESPACE]);
+    let service = TestAction::RemoveCause(&["delete", "service", "service-0", "-n", NAMESPACE]);
     vec![
         Case::new("full", Script::Status(full), NotStarted, "Unschedulable")
             .spec(two_pods.clone())
-            .says("2 Insufficient slots"),
+            .message("2 Insufficient slots"),
         Case::new("unseen", Script::Status(json!({})), NotStarted, "Unschedulable")
             .spec(two_pods.clone())
-            .says("not looked at by a scheduler yet"),
+            .message("not looked at by a scheduler yet"),
         Case::new("quota", exit(1), NotStarted, "QuotaExceeded")
             .spec(slots)
-            .hand(quota)
-            .says("exceeded quota"),
+            .action(quota)
+            .message("exceeded quota"),
         Case::new("policy", exit(1), NotStarted, "AdmissionRefused")
             .spec(overrides(json!({ "spec": { "hostNetwork": true } })))
-            .hand(policy)
-            .says("violates PodSecurity"),
+            .action(policy)
+            .message("violates PodSecurity"),
         Case::new("odd-pod", exit(1), UserError, "PodInvalid")
             .spec(overrides(json!({ "spec": { "dnsPolicy": "Sometimes" } })))
-            .says("spec.dnsPolicy")
+            .message("spec.dnsPolicy")
             .fatal(),
-        Case::new("pod", exit(1), NotStarted, "NameTaken").says("has another owner"),
+        Case::new("pod", exit(1), NotStarted, "NameTaken").message("has another owner"),
         Case::new("service", exit(1), NotStarted, "NameTaken")
             .spec(two_pods)
-            .hand(service)
-            .says("has another owner"),
+            .action(service)
+            .message("has another owner"),
     ]
 }

@@ -2,7 +2,9 @@
 //! loops, several ranks, and a runner that extends the length. Each is tested uninterrupted and
 //! stopped after each batch.
 
-use stoker_api::contract::{CheckpointRef, Directive, Door, Report, ReportEvent, TrialConfig};
+use stoker_api::contract::{
+    CheckpointRef, Directive, Report, ReportEndpoint, ReportEvent, TrialConfig,
+};
 use stoker_api::experiment::CheckpointPolicy;
 
 use super::callbacks::{Falling, Falls, counted, falling_optimizers};
@@ -242,7 +244,7 @@ fn under_runner(folder: &Path, door: &TestReportServer) -> Context {
         attempt,
         resume_from,
         scheduling_unit: 2,
-        door: Door {
+        report_endpoint: ReportEndpoint {
             url: format!("http://{}/", door.address),
             token_file: token.to_string_lossy().into_owned(),
             ca: None,

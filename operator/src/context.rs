@@ -14,32 +14,28 @@ use stoker_api::trial::Trial;
 use tokio::sync::{mpsc::UnboundedReceiver, watch};
 
 use crate::cache::{Cache, Cached as _, Change, Key};
-use crate::declared::{CachedExperiment, CachedJob};
 use crate::metrics::Metrics;
 use crate::objects::{CachedNode, CachedPod, CachedTrial};
 use crate::options::Options;
 use crate::queue::Queue;
-use crate::trial::config::Setup;
+use crate::trial::config::OperatorConfig;
+use crate::user_resources::{CachedExperiment, CachedJob};
 
-/// Delay of an experiment's reconcile after a change of a trial, to batch such changes.
-const GATHER: Duration = Duration::from_millis(100);
-/// The same delay for changes that only the status shows: trials validate often.
-const GATHER_TO_SHOW: Duration = Duration::from_secs(2);
 /// Interval of the periodic reconcile, which varies by a third in both directions. It works from
 /// the caches, so it does not repair events that a watch has missed.
-const SAFETY: Duration = Duration::from_secs(600);
+const RESYNC_INTERVAL: Duration = Duration::from_secs(600);
 
 /// Longest wait of a new leader for the list of jobs.
-const JOBS_MAX: Duration = Duration::from_secs(20);
+const JOBS_LIST_MAX: Duration = Duration::from_secs(20);
 
 /// State shared by all parts of a replica.
-pub struct World {
+pub struct Context {
     /// Client of the API server.
     pub client: Client,
     /// Command-line options.
     pub options: Options,
     /// Settings and key material for pods.
-    pub setup: Setup,
+    pub operator_config: OperatorConfig,
     /// All experiments.
     pub experiments: Arc<Cache<CachedExperiment>>,
     /// All trials.
@@ -68,26 +64,26 @@ pub struct World {
     /// Time until which this replica leads without another renewal.
     leads_until: Mutex<Option<Instant>>,
     /// Time of the API server's last response about the lease.
-    heard: Mutex<Option<Instant>>,
+    last_contact: Mutex<Option<Instant>>,
     /// Why this replica must exit, set when a background task has ended.
     failure: OnceLock<String>,
     /// Objects by generation whose errors were written to their status.
-    told: Mutex<HashSet<(Key, i64)>>,
+    reported: Mutex<HashSet<(Key, i64)>>,
     recorder: Recorder,
     /// Trials that start or wait to start.
     pub admission: crate::trial::observe::SharedAdmission,
     /// When a difference in conditions only was first observed, by object.
-    lingering: Mutex<HashMap<Key, Instant>>,
+    debounced_since: Mutex<HashMap<Key, Instant>>,
 }
 
 /// The changes of each cache.
 #[derive(Debug)]
 pub struct Changes {
-    experiments: UnboundedReceiver<Change<CachedExperiment>>,
-    trials: UnboundedReceiver<Change<CachedTrial>>,
-    jobs: UnboundedReceiver<Change<CachedJob>>,
-    pods: UnboundedReceiver<Change<CachedPod>>,
-    nodes: UnboundedReceiver<Change<CachedNode>>,
+    pub(crate) experiments: UnboundedReceiver<Change<CachedExperiment>>,
+    pub(crate) trials: UnboundedReceiver<Change<CachedTrial>>,
+    pub(crate) jobs: UnboundedReceiver<Change<CachedJob>>,
+    pub(crate) pods: UnboundedReceiver<Change<CachedPod>>,
+    pub(crate) nodes: UnboundedReceiver<Change<CachedNode>>,
 }
 
 /// The current time, to the second.
@@ -96,15 +92,19 @@ pub fn now() -> Timestamp {
     Timestamp(since.map_or(0, |duration| i64::try_from(duration.as_secs()).unwrap_or(i64::MAX)))
 }
 
-impl fmt::Debug for World {
+impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("World").field("options", &self.options).finish_non_exhaustive()
+        f.debug_struct("Context").field("options", &self.options).finish_non_exhaustive()
     }
 }
 
-impl World {
+impl Context {
     /// Shared state with empty caches.
-    pub fn new(client: Client, options: Options, setup: Setup) -> (Arc<Self>, Changes) {
+    pub fn new(
+        client: Client,
+        options: Options,
+        operator_config: OperatorConfig,
+    ) -> (Arc<Self>, Changes) {
         let (experiments, experiment_changes) = Cache::new();
         let (trials, trial_changes) = Cache::new();
         let (jobs, job_changes) = Cache::new();
@@ -115,10 +115,10 @@ impl World {
             instance: Some(options.identity.clone()),
         };
         let recorder = Recorder::new(client.clone(), reporter);
-        let world = Self {
+        let context = Self {
             client,
             options,
-            setup,
+            operator_config,
             experiments,
             trials,
             jobs,
@@ -132,12 +132,12 @@ impl World {
             refresh: watch::Sender::new(0),
             trial_changes: tokio::sync::broadcast::Sender::new(4096),
             leads_until: Mutex::default(),
-            heard: Mutex::default(),
+            last_contact: Mutex::default(),
             failure: OnceLock::new(),
-            told: Mutex::default(),
+            reported: Mutex::default(),
             recorder,
             admission: Default::default(),
-            lingering: Mutex::default(),
+            debounced_since: Mutex::default(),
         };
         let changes = Changes {
             experiments: experiment_changes,
@@ -146,7 +146,7 @@ impl World {
             pods: pod_changes,
             nodes: node_changes,
         };
-        (Arc::new(world), changes)
+        (Arc::new(context), changes)
     }
 
     /// Whether this replica leads. Its writes need preconditions all the same.
@@ -162,16 +162,16 @@ impl World {
     }
 
     /// Whether the errors of this generation of an object were written to its status.
-    pub fn was_told(&self, key: &Key, generation: i64) -> bool {
-        self.told
+    pub fn was_reported(&self, key: &Key, generation: i64) -> bool {
+        self.reported
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .contains(&(key.clone(), generation))
     }
 
     /// Records that the errors of this generation were written.
-    pub fn tell_once(&self, key: &Key, generation: i64) {
-        let mut reported = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn mark_reported(&self, key: &Key, generation: i64) {
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
         reported.retain(|(reported_key, _)| reported_key != key);
         reported.insert((key.clone(), generation));
     }
@@ -192,14 +192,14 @@ impl World {
     }
 
     /// Records that the API server responded.
-    pub fn set_heard(&self) {
-        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    pub fn record_contact(&self) {
+        *self.last_contact.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
     /// Whether the API server responded within a lease duration. Every replica sends requests more
     /// often than that.
     pub fn is_connected(&self) -> bool {
-        let last_response = *self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let last_response = *self.last_contact.lock().unwrap_or_else(PoisonError::into_inner);
         let lease = Duration::from_secs(self.options.lease_seconds);
         last_response.is_some_and(|at| at.elapsed() < lease)
     }
@@ -227,12 +227,12 @@ impl World {
     pub async fn refresh(&self) {
         self.refresh.send_modify(|generation| *generation += 1);
         let generation = *self.refresh.borrow() + 1;
-        self.experiments.ready(generation).await;
-        self.trials.ready(generation).await;
+        self.experiments.wait_listed(generation).await;
+        self.trials.wait_listed(generation).await;
         // If the InferenceJob definition is missing, jobs cannot be listed. Trials must not wait.
-        let _ = tokio::time::timeout(JOBS_MAX, self.jobs.ready(generation)).await;
-        self.pods.ready(generation).await;
-        self.nodes.ready(generation).await;
+        let _ = tokio::time::timeout(JOBS_LIST_MAX, self.jobs.wait_listed(generation)).await;
+        self.pods.wait_listed(generation).await;
+        self.nodes.wait_listed(generation).await;
     }
 
     /// Queues all experiments, trials and jobs.
@@ -247,12 +247,12 @@ impl World {
 
     /// Interval of the periodic reconcile of an object, spread by name so that not all are due at
     /// once.
-    pub fn safety(&self, key: &Key) -> Duration {
+    pub fn resync_interval(&self, key: &Key) -> Duration {
         let hash = key
             .name
             .bytes()
             .fold(0u64, |hash, byte| hash.wrapping_mul(31).wrapping_add(u64::from(byte)));
-        SAFETY.mul_f64(0.67 + (hash % 1000) as f64 / 1500.0)
+        RESYNC_INTERVAL.mul_f64(0.67 + (hash % 1000) as f64 / 1500.0)
     }
 
     /// Debounces a difference: returns `Ok` once it has been present for `time`.
@@ -260,12 +260,13 @@ impl World {
     /// # Errors
     ///
     /// Time for which the difference must still be present.
-    pub fn lingers(&self, key: &Key, time: Duration) -> Result<(), Duration> {
-        let mut lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
-        let since = *lingering.entry(key.clone()).or_insert_with(Instant::now);
+    pub fn debounce(&self, key: &Key, time: Duration) -> Result<(), Duration> {
+        let mut debounced_since =
+            self.debounced_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = *debounced_since.entry(key.clone()).or_insert_with(Instant::now);
         match time.checked_sub(since.elapsed()) {
             None | Some(Duration::ZERO) => {
-                lingering.remove(key);
+                debounced_since.remove(key);
                 Ok(())
             }
             Some(rest) => Err(rest),
@@ -273,8 +274,8 @@ impl World {
     }
 
     /// Ends the debounce of a difference that has disappeared.
-    pub fn settled(&self, key: &Key) {
-        self.lingering.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+    pub fn clear_debounce(&self, key: &Key) {
+        self.debounced_since.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
     }
 
     /// Emits an event for an object. Failures are only logged.
@@ -282,12 +283,12 @@ impl World {
     where
         K: Resource<DynamicType = ()>,
     {
-        self.event_of(object, type_, reason, "Reconcile", note).await;
+        self.event_with_action(object, type_, reason, "Reconcile", note).await;
     }
 
     /// Same as [`event`](Self::event), with an action other than `Reconcile`. Events with the same
     /// reason and action are merged into one.
-    pub async fn event_of<K>(
+    pub async fn event_with_action<K>(
         &self,
         object: &K,
         type_: EventType,
@@ -310,92 +311,4 @@ impl World {
             tracing::warn!(%error, reason, "cannot write an event");
         }
     }
-}
-
-/// Queues the objects that each change affects, for as long as this is polled.
-pub async fn dispatch(world: Arc<World>, mut changes: Changes) {
-    loop {
-        tokio::select! {
-            Some(change) = changes.experiments.recv() => on_experiment(&world, &change),
-            Some(change) = changes.trials.recv() => on_trial(&world, &change),
-            Some(change) = changes.jobs.recv() => {
-                let job = change.new.as_ref().or(change.old.as_ref());
-                job.into_iter().for_each(|job| world.job_queue.add(job.key()));
-            }
-            Some(change) = changes.pods.recv() => {
-                let pods = [&change.old, &change.new].into_iter().flatten();
-                for pod in pods {
-                    on_pod(&world, pod);
-                    let cleaned = pod.cleans.clone().into_iter();
-                    cleaned.for_each(|experiment| world.experiment_queue.add(experiment));
-                }
-            }
-            Some(change) = changes.nodes.recv() => on_node(&world, &change),
-            else => return,
-        }
-    }
-}
-
-fn on_experiment(world: &World, change: &Change<CachedExperiment>) {
-    let Some(any) = change.new.as_ref().or(change.old.as_ref()) else { return };
-    world.experiment_queue.add(any.key());
-    // Trials wait until their experiment is cached, as after a restart, and until its storage is
-    // recorded.
-    let awaited = |object: &Option<Arc<CachedExperiment>>| {
-        let experiment = object.as_ref()?.experiment()?;
-        let storage = experiment.status.as_ref().and_then(|status| status.storage.clone());
-        Some((experiment.metadata.generation, storage))
-    };
-    if awaited(&change.old) != awaited(&change.new) {
-        world.trials.group(&any.key()).iter().for_each(|trial| world.trial_queue.add(trial.key()));
-    }
-}
-
-fn on_trial(world: &World, change: &Change<CachedTrial>) {
-    let Some(any) = change.new.as_ref().or(change.old.as_ref()) else { return };
-    let _ = world.trial_changes.send(any.key());
-    world.trial_queue.add(any.key());
-    let wait = match (&change.old, &change.new) {
-        (Some(old), Some(new)) => matters_within(old, new),
-        _ => Some(GATHER),
-    };
-    if let Some(wait) = wait {
-        world.experiment_queue.add_after(any.experiment_key(), wait);
-    }
-}
-
-/// Delay until an experiment must be reconciled after a change of its trial; `None` if the change
-/// affects neither its plan nor its status.
-fn matters_within(old: &CachedTrial, new: &CachedTrial) -> Option<Duration> {
-    let (before, after) = (&old.record.status, &new.record.status);
-    let is_alive =
-        |trial: &CachedTrial| stoker_engine::trial::live_attempt(&trial.record).is_some();
-    let plans = before.facts != after.facts
-        || before.phase != after.phase
-        || is_alive(old) != is_alive(new)
-        || old.record.spec != new.record.spec;
-    let shows = before.best_metric != after.best_metric
-        || before.reason != after.reason
-        || before.message != after.message;
-    match shows {
-        _ if plans => Some(GATHER),
-        true => Some(GATHER_TO_SHOW),
-        false => None,
-    }
-}
-
-/// Queues the job or trial of a pod.
-fn on_pod(world: &World, pod: &CachedPod) {
-    match &pod.job {
-        Some(job) => world.job_queue.add(job.clone()),
-        None => pod.group().into_iter().for_each(|trial| world.trial_queue.add(trial)),
-    }
-}
-
-fn on_node(world: &World, change: &Change<CachedNode>) {
-    let Some(any) = change.new.as_ref().or(change.old.as_ref()) else { return };
-    let name = any.key().name;
-    let pods = world.pods.all();
-    let touched = pods.iter().filter(|pod| pod.node.as_ref() == Some(&name));
-    touched.for_each(|pod| on_pod(world, pod));
 }

@@ -12,18 +12,18 @@ use sha2::{Digest as _, Sha256};
 use stoker_api::names::TOKEN_AUDIENCE;
 use tokio::time::timeout;
 
-use super::permits::Permits;
+use super::review_permits::ReviewPermits;
 use crate::cache::Key;
+use crate::context::Context;
 use crate::error::{Error, request};
 use crate::objects::CachedPod;
-use crate::world::World;
 
 /// Lifetime of a cached successful review.
-const BELIEVED: Duration = Duration::from_secs(60);
+const ACCEPTED_LIFETIME: Duration = Duration::from_secs(60);
 /// Lifetime of a cached rejection.
-const REFUSED: Duration = Duration::from_secs(5);
+const REJECTED_LIFETIME: Duration = Duration::from_secs(5);
 /// Maximum number of cached tokens. At this size, entries other than recent successes are dropped.
-const REMEMBERED_MAX: usize = 20_000;
+const CACHED_REVIEWS_MAX: usize = 20_000;
 /// Longest wait for a permit to review a token.
 const PERMIT_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Longest review, so that an unresponsive API server does not hold permits.
@@ -47,49 +47,51 @@ pub(super) struct Caller {
 
 /// Why a caller is rejected. Never a reason to fence: signing keys rotate, and reviews fail.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Denied {
+pub(super) enum AuthError {
     /// The API server does not accept the token, or the token is not meant for reports.
-    Unknown(String),
+    Unauthenticated(String),
     /// The token or the caller's object cannot be checked at the moment.
-    Away(String),
+    Unavailable(String),
 }
 
 /// Pod of a token or the reason of its rejection, with the time of the review.
-type Found = (Result<Caller, String>, Instant);
+type CachedReview = (Result<Caller, String>, Instant);
 
 /// Reviewed callers by token hash.
-pub(super) struct Callers {
+pub(super) struct Authenticator {
     client: Client,
-    known: Mutex<HashMap<[u8; 32], Found>>,
-    permits: Permits,
+    reviews: Mutex<HashMap<[u8; 32], CachedReview>>,
+    permits: ReviewPermits,
 }
 
-impl std::fmt::Debug for Callers {
+impl std::fmt::Debug for Authenticator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Callers").finish_non_exhaustive()
+        f.debug_struct("Authenticator").finish_non_exhaustive()
     }
 }
 
-impl Callers {
+impl Authenticator {
     pub(super) fn new(client: Client) -> Self {
-        Self { client, known: Mutex::default(), permits: Permits::default() }
+        Self { client, reviews: Mutex::default(), permits: ReviewPermits::default() }
     }
 
     /// Returns the pod that a token is bound to. A review counts against the permits of
     /// `namespace`.
-    pub(super) async fn identify(&self, token: &str, namespace: &str) -> Result<Caller, Denied> {
+    pub(super) async fn identify(&self, token: &str, namespace: &str) -> Result<Caller, AuthError> {
         if token.is_empty() || token.len() > TOKEN_BYTES_MAX {
-            return Err(Denied::Unknown("no bearer token".to_owned()));
+            return Err(AuthError::Unauthenticated("no bearer token".to_owned()));
         }
         let hash: [u8; 32] = Sha256::digest(token.as_bytes()).into();
-        if let Some(known) = self.known(&hash) {
-            return known.map_err(Denied::Unknown);
+        if let Some(cached) = self.cached_review(&hash) {
+            return cached.map_err(AuthError::Unauthenticated);
         }
-        let away = |why: String| Denied::Away(format!("the token cannot be checked: {why}"));
+        let unavailable =
+            |why: String| AuthError::Unavailable(format!("the token cannot be checked: {why}"));
         let permit = timeout(PERMIT_WAIT_MAX, self.permits.acquire(namespace)).await;
-        let _permit = permit.map_err(|_| away("too many tokens are being reviewed".to_owned()))?;
-        if let Some(known) = self.known(&hash) {
-            return known.map_err(Denied::Unknown);
+        let _permit =
+            permit.map_err(|_| unavailable("too many tokens are being reviewed".to_owned()))?;
+        if let Some(cached) = self.cached_review(&hash) {
+            return cached.map_err(AuthError::Unauthenticated);
         }
         let review = TokenReview {
             spec: TokenReviewSpec {
@@ -101,49 +103,52 @@ impl Callers {
         let api: Api<TokenReview> = Api::all(self.client.clone());
         let parameters = PostParams::default();
         let review = request("review a token", api.create(&parameters, &review));
-        let no_response = |_| away(format!("no response within {} s", REVIEW_MAX.as_secs()));
+        let no_response = |_| unavailable(format!("no response within {} s", REVIEW_MAX.as_secs()));
         let reviewed = timeout(REVIEW_MAX, review).await.map_err(no_response)?;
-        let status = reviewed.map_err(|error| away(error.to_string()))?.status.unwrap_or_default();
+        let status =
+            reviewed.map_err(|error| unavailable(error.to_string()))?.status.unwrap_or_default();
         let result = caller(&status);
         match &result {
-            Ok(caller) => self.remember(hash, Ok(caller.clone())),
-            Err(Denied::Unknown(why)) => self.remember(hash, Err(why.clone())),
+            Ok(caller) => self.cache_review(hash, Ok(caller.clone())),
+            Err(AuthError::Unauthenticated(why)) => self.cache_review(hash, Err(why.clone())),
             // Do not cache: the next review may succeed.
-            Err(Denied::Away(_)) => {}
+            Err(AuthError::Unavailable(_)) => {}
         }
         result
     }
 
-    fn known(&self, hash: &[u8; 32]) -> Option<Result<Caller, String>> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let (result, at) = known.get(hash)?;
-        let lifetime = if result.is_ok() { BELIEVED } else { REFUSED };
+    fn cached_review(&self, hash: &[u8; 32]) -> Option<Result<Caller, String>> {
+        let reviews = self.reviews.lock().unwrap_or_else(PoisonError::into_inner);
+        let (result, at) = reviews.get(hash)?;
+        let lifetime = if result.is_ok() { ACCEPTED_LIFETIME } else { REJECTED_LIFETIME };
         (at.elapsed() < lifetime).then(|| result.clone())
     }
 
-    fn remember(&self, hash: [u8; 32], result: Result<Caller, String>) {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.len() >= REMEMBERED_MAX {
-            known.retain(|_, (result, at)| result.is_ok() && at.elapsed() < BELIEVED);
+    fn cache_review(&self, hash: [u8; 32], result: Result<Caller, String>) {
+        let mut reviews = self.reviews.lock().unwrap_or_else(PoisonError::into_inner);
+        if reviews.len() >= CACHED_REVIEWS_MAX {
+            reviews.retain(|_, (result, at)| result.is_ok() && at.elapsed() < ACCEPTED_LIFETIME);
         }
-        if known.len() < REMEMBERED_MAX {
-            known.insert(hash, (result, Instant::now()));
+        if reviews.len() < CACHED_REVIEWS_MAX {
+            reviews.insert(hash, (result, Instant::now()));
         }
     }
 
     /// Returns the pod of a caller; `None` if it no longer exists.
     pub(super) async fn pod(
         &self,
-        world: &World,
+        context: &Context,
         caller: &Caller,
     ) -> Result<Option<Arc<CachedPod>>, Error> {
-        if let Some(pod) = world.pods.get(&caller.pod).filter(|pod| pod.seen.uid == caller.uid) {
+        if let Some(pod) =
+            context.pods.get(&caller.pod).filter(|pod| pod.observed.uid == caller.uid)
+        {
             return Ok(Some(pod));
         }
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &caller.pod.namespace);
-        let doing = format!("read pod {}", caller.pod);
-        let pod = request(doing, api.get_opt(&caller.pod.name)).await?.map(CachedPod::new);
-        Ok(pod.filter(|pod| pod.seen.uid == caller.uid).map(Arc::new))
+        let operation = format!("read pod {}", caller.pod);
+        let pod = request(operation, api.get_opt(&caller.pod.name)).await?.map(CachedPod::new);
+        Ok(pod.filter(|pod| pod.observed.uid == caller.uid).map(Arc::new))
     }
 }
 
@@ -151,18 +156,20 @@ impl Callers {
 ///
 /// By the contract of the API, `status.error` means that the token could not be checked, for
 /// example while signing keys rotate.
-fn caller(status: &TokenReviewStatus) -> Result<Caller, Denied> {
-    let unknown = |why: &str| Err(Denied::Unknown(why.to_owned()));
+fn caller(status: &TokenReviewStatus) -> Result<Caller, AuthError> {
+    let unauthenticated = |why: &str| Err(AuthError::Unauthenticated(why.to_owned()));
     if status.authenticated != Some(true) {
         return match status.error.as_deref().filter(|error| !error.is_empty()) {
-            Some(INVALID_TOKEN) => unknown(INVALID_TOKEN),
-            Some(error) => Err(Denied::Away(format!("the token cannot be checked: {error}"))),
-            None => unknown("the API server does not accept the token"),
+            Some(INVALID_TOKEN) => unauthenticated(INVALID_TOKEN),
+            Some(error) => {
+                Err(AuthError::Unavailable(format!("the token cannot be checked: {error}")))
+            }
+            None => unauthenticated("the API server does not accept the token"),
         };
     }
     let audiences = status.audiences.as_deref().unwrap_or_default();
     if !audiences.iter().any(|audience| audience == TOKEN_AUDIENCE) {
-        return unknown(&format!("the token is not for the audience {TOKEN_AUDIENCE}"));
+        return unauthenticated(&format!("the token is not for the audience {TOKEN_AUDIENCE}"));
     }
     let user = status.user.clone().unwrap_or_default();
     let name = user.username.unwrap_or_default();
@@ -174,7 +181,7 @@ fn caller(status: &TokenReviewStatus) -> Result<Caller, Denied> {
         (Some(namespace), Some(pod), Some(uid)) => {
             Ok(Caller { pod: Key::new(namespace, &pod), uid })
         }
-        _ => unknown("the token is not bound to a pod"),
+        _ => unauthenticated("the token is not bound to a pod"),
     }
 }
 
@@ -185,18 +192,18 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(status: Value, expected: Result<&str, Denied>) {
+    fn check(status: Value, expected: Result<&str, AuthError>) {
         let status: TokenReviewStatus = serde_json::from_value(status).unwrap();
         let result = caller(&status).map(|caller| format!("{} {}", caller.pod, caller.uid));
         assert_eq!(result, expected.map(str::to_owned));
     }
 
-    fn unknown(why: &str) -> Result<&str, Denied> {
-        Err(Denied::Unknown(why.to_owned()))
+    fn unauthenticated(why: &str) -> Result<&str, AuthError> {
+        Err(AuthError::Unauthenticated(why.to_owned()))
     }
 
-    fn away(error: &str) -> Result<&'static str, Denied> {
-        Err(Denied::Away(format!("the token cannot be checked: {error}")))
+    fn unavailable(error: &str) -> Result<&'static str, AuthError> {
+        Err(AuthError::Unavailable(format!("the token cannot be checked: {error}")))
     }
 
     #[test]
@@ -211,36 +218,36 @@ mod tests {
         );
         check(
             json!({"authenticated": true, "audiences": ours, "user": user(json!({}))}),
-            unknown("the token is not bound to a pod"),
+            unauthenticated("the token is not bound to a pod"),
         );
         check(
             json!({"authenticated": true, "audiences": ours,
                 "user": user(json!({ POD_NAME: ["t-0-a0-r0"] }))}),
-            unknown("the token is not bound to a pod"),
+            unauthenticated("the token is not bound to a pod"),
         );
         check(
             json!({"authenticated": true, "audiences": ["other"], "user": user(bound.clone())}),
-            unknown("the token is not for the audience stoker"),
+            unauthenticated("the token is not for the audience stoker"),
         );
         check(
             json!({"authenticated": true, "user": user(bound.clone())}),
-            unknown("the token is not for the audience stoker"),
+            unauthenticated("the token is not for the audience stoker"),
         );
         check(
             json!({"authenticated": true, "audiences": ours,
                 "user": {"username": "somebody", "extra": bound}}),
-            unknown("the token is not bound to a pod"),
+            unauthenticated("the token is not bound to a pod"),
         );
     }
 
     #[test]
     fn failed_review_is_not_a_refusal() {
-        check(json!({"authenticated": false, "error": "no key"}), away("no key"));
-        check(json!({"error": "no key"}), away("no key"));
+        check(json!({"authenticated": false, "error": "no key"}), unavailable("no key"));
+        check(json!({"error": "no key"}), unavailable("no key"));
         let failed = "[invalid bearer token, the key is not known yet]";
-        check(json!({"authenticated": false, "error": failed}), away(failed));
-        check(json!({"error": "invalid bearer token"}), unknown("invalid bearer token"));
-        let refused = || unknown("the API server does not accept the token");
+        check(json!({"authenticated": false, "error": failed}), unavailable(failed));
+        check(json!({"error": "invalid bearer token"}), unauthenticated("invalid bearer token"));
+        let refused = || unauthenticated("the API server does not accept the token");
         check(json!({"authenticated": false}), refused());
         check(json!({"authenticated": false, "error": ""}), refused());
         check(json!({}), refused());

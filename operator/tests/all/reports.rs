@@ -1,4 +1,4 @@
-//! The report server: who may report, and how other requests are answered.
+//! The report server: permitted callers, and responses to other requests.
 
 use std::time::Duration;
 
@@ -7,25 +7,24 @@ use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 use stoker_api::contract::TrialConfig;
 use stoker_api::experiment::Phase;
-use stoker_api::inference::InferenceJob;
 use stoker_api::names::{COMPONENT_TRIAL, LABEL_COMPONENT, LABEL_EXPERIMENT, LABEL_TRIAL};
-use stoker_api::trial::Trial;
 
 use crate::flow::grid;
-use crate::kubelet::{Kubelet, Line, Script, config_of, token};
+use crate::kubelet::{Kubelet, Script};
 use crate::proxy::Reviews;
-use crate::setup::{Place, free_ports, runtime};
-use crate::standby::{Sender, Standby, UNITS, progress, until, validated};
+use crate::setup::{TestNamespace, free_ports, runtime};
+use crate::standby::{Sender, Standby, UNITS, poll_until, progress, validated};
+use crate::trainer::{ReportConnection, config_of, token};
 
 /// A pod's configuration, and a connection to the report server with its token.
 struct Caller {
     config: TrialConfig,
-    line: Line,
+    connection: ReportConnection,
 }
 
 impl Caller {
-    async fn new(place: &Place, pod: &str) -> Self {
-        let pods: Api<Pod> = Api::namespaced(place.client.clone(), &place.namespace);
+    async fn new(ns: &TestNamespace, pod: &str) -> Self {
+        let pods: Api<Pod> = Api::namespaced(ns.client.clone(), &ns.namespace);
         let pod = loop {
             match pods.get_opt(pod).await.unwrap() {
                 Some(pod) => break pod,
@@ -33,19 +32,44 @@ impl Caller {
             }
         };
         let config = config_of(&pod);
-        let token = token(&place.client, &place.namespace, &pod).await.unwrap();
-        Self { line: Line::new(&config, token), config }
+        let token = token(&ns.client, &ns.namespace, &pod).await.unwrap();
+        Self { connection: ReportConnection::new(&config, token), config }
     }
 
     /// Sends a report with any token to any URL, and returns status and text of the response.
     async fn send(&self, report: &Value, token: Option<&str>, url: &str) -> (u16, String) {
         let body = report.to_string().into_bytes();
-        match self.line.send(body.clone(), token, url).await {
+        match self.connection.send(body.clone(), token, url).await {
             Some(answer) => answer,
             // The server may have closed the connection after the previous request.
-            None => self.line.send(body, token, url).await.unwrap(),
+            None => self.connection.send(body, token, url).await.unwrap(),
         }
     }
+}
+
+/// Report of a checkpoint whose name would leave the trial's directory.
+fn odd_checkpoint() -> Value {
+    json!({ "version": 1, "attempt": 0, "batches": 1, "event": { "checkpointed": {
+        "name": "../../other", "manifestSha256": "0".repeat(64), "bytes": 1,
+    } } })
+}
+
+/// Checks that malformed, long and too many reports are rejected, without affecting `other`.
+async fn check_limits(rank_0: &Caller, other: &Caller) {
+    let url = rank_0.config.report_endpoint.url.as_str();
+    let token = Some(rank_0.connection.token.as_str());
+    let send = async |body: Vec<u8>| rank_0.connection.send(body, token, url).await;
+    assert_eq!(send(b"{".to_vec()).await.unwrap().0, 422);
+    // The server may respond while the body is still being sent, and the client then fails.
+    let long = send(vec![b' '; 2 << 20]).await;
+    assert!(long.as_ref().is_none_or(|(code, _)| *code == 413), "{long:?}");
+    let mut codes = vec![];
+    for _ in 0..80 {
+        codes.push(rank_0.send(&progress(0, 2), token, url).await.0);
+    }
+    assert!(codes.contains(&429) && codes.contains(&200), "{codes:?}");
+    let (url, token) = (&other.config.report_endpoint.url, &other.connection.token);
+    assert_eq!(other.send(&progress(1, 1), Some(token.as_str()), url).await.0, 200);
 }
 
 #[test]
@@ -54,84 +78,64 @@ fn reports_need_rank_0_of_the_live_attempt() {
         return;
     }
     runtime().block_on(async {
-        let place = Place::new("door").await;
-        let mut operator = place.operator("a", free_ports());
-        operator.wait_ready(&place);
+        let ns = TestNamespace::new("door").await;
+        let mut operator = ns.operator("a", free_ports());
+        operator.wait_ready(&ns);
         // The trial of `ends` is in its second attempt.
-        let _kubelet = Kubelet::start(&place.client, "door", |pod| {
+        let _kubelet = Kubelet::start(&ns.client, "door", |pod| {
             let is_first = pod.name_any().starts_with("ends-0-a0");
             match pod.labels()[LABEL_EXPERIMENT].as_str() {
                 "ends" if is_first => Script::Exit { after_ms: 10, code: 80 },
                 _ => Script::Hang,
             }
         });
-        place.apply("gang", grid(1, 100, 2));
-        place.apply("ends", grid(1, 100, 1));
-        place.wait_for("gang", &[Phase::Running], 20).await;
-        let rank_0 = Caller::new(&place, "gang-0-a0-r0").await;
-        let rank_1 = Caller::new(&place, "gang-0-a0-r1").await;
-        let new = Caller::new(&place, "ends-0-a1-r0").await;
-        let old = Caller::new(&place, "ends-0-a0-r0").await;
+        ns.apply("gang", grid(1, 100, 2));
+        ns.apply("ends", grid(1, 100, 1));
+        ns.wait_for("gang", &[Phase::Running], 20).await;
+        let rank_0 = Caller::new(&ns, "gang-0-a0-r0").await;
+        let rank_1 = Caller::new(&ns, "gang-0-a0-r1").await;
+        let new = Caller::new(&ns, "ends-0-a1-r0").await;
+        let old = Caller::new(&ns, "ends-0-a0-r0").await;
         assert_eq!((rank_0.config.attempt, new.config.attempt), (0, 1));
 
-        let gang_url = rank_0.config.door.url.as_str();
-        let ends_url = new.config.door.url.as_str();
+        let gang_url = rank_0.config.report_endpoint.url.as_str();
+        let ends_url = new.config.report_endpoint.url.as_str();
         let missing_url = gang_url.replace("gang-0", "gang-9");
         let wrong_path = gang_url.replace("/reports", "/orders");
-        let unbound = place.plane.token("door", "default", Some("stoker")).unwrap();
-        let for_others = place.plane.token("door", "default", None).unwrap();
-        let own = |caller: &Caller| Some(caller.line.token.clone());
+        let unbound = ns.plane.token("door", "default", Some("stoker")).unwrap();
+        let for_others = ns.plane.token("door", "default", None).unwrap();
+        let token_of = |caller: &Caller| Some(caller.connection.token.clone());
+        let other_trial = "does not belong to trial";
         let cases = [
-            ("rank 0", own(&rank_0), progress(0, 1), gang_url, 200, "continue"),
+            ("rank 0", token_of(&rank_0), progress(0, 1), gang_url, 200, "continue"),
             ("no token", None, progress(0, 1), gang_url, 401, "no bearer token"),
             ("garbage", Some("abc".to_owned()), progress(0, 1), gang_url, 401, ""),
             ("long", Some("a".repeat(20_000)), progress(0, 1), gang_url, 401, ""),
             ("not of a pod", Some(unbound), progress(0, 1), gang_url, 401, "not bound to a pod"),
             ("not for us", Some(for_others), progress(0, 1), gang_url, 503, "audiences"),
-            ("rank 1", own(&rank_1), progress(0, 1), gang_url, 403, "does not run rank 0"),
-            ("another's pod", own(&new), progress(0, 1), gang_url, 403, "does not belong to trial"),
+            ("rank 1", token_of(&rank_1), progress(0, 1), gang_url, 403, "does not run rank 0"),
+            ("another's pod", token_of(&new), progress(0, 1), gang_url, 403, other_trial),
+            ("no trial", token_of(&rank_0), progress(0, 1), &missing_url, 403, other_trial),
+            ("no path", token_of(&rank_0), progress(0, 1), &wrong_path, 404, ""),
+            ("old attempt", token_of(&old), progress(0, 1), ends_url, 200, "fenced"),
+            ("old pod", token_of(&old), progress(1, 1), ends_url, 200, "fenced"),
+            ("too soon", token_of(&new), progress(2, 1), ends_url, 403, "belongs to attempt 1"),
             (
-                "no trial",
-                own(&rank_0),
-                progress(0, 1),
-                &missing_url,
-                403,
-                "does not belong to trial",
-            ),
-            ("no path", own(&rank_0), progress(0, 1), &wrong_path, 404, ""),
-            ("old attempt", own(&old), progress(0, 1), ends_url, 200, "fenced"),
-            ("old pod", own(&old), progress(1, 1), ends_url, 200, "fenced"),
-            ("too soon", own(&new), progress(2, 1), ends_url, 403, "belongs to attempt 1"),
-            ("no report", own(&rank_0), json!({ "version": 1 }), gang_url, 422, "missing field"),
-            (
-                "odd checkpoint",
-                own(&rank_0),
-                json!({ "version": 1, "attempt": 0, "batches": 1, "event": { "checkpointed": {
-                    "name": "../../other", "manifestSha256": "0".repeat(64), "bytes": 1,
-                } } }),
+                "no report",
+                token_of(&rank_0),
+                json!({ "version": 1 }),
                 gang_url,
                 422,
-                "../../other",
+                "missing field",
             ),
+            ("odd checkpoint", token_of(&rank_0), odd_checkpoint(), gang_url, 422, "../../other"),
         ];
         for (name, token, report, url, code, says) in cases {
             let (status, text) = rank_0.send(&report, token.as_deref(), url).await;
             assert_eq!(status, code, "{name}: {text}");
             assert!(text.contains(says), "{name}: {text}");
         }
-        let send =
-            async |body: Vec<u8>| rank_0.line.send(body, own(&rank_0).as_deref(), gang_url).await;
-        assert_eq!(send(b"{".to_vec()).await.unwrap().0, 422);
-        // The server may respond while the body is still being sent, and the client then fails.
-        let long = send(vec![b' '; 2 << 20]).await;
-        assert!(long.as_ref().is_none_or(|(code, _)| *code == 413), "{long:?}");
-        // Too many reports of one trial are rejected, without affecting other trials.
-        let mut codes = vec![];
-        for _ in 0..80 {
-            codes.push(rank_0.send(&progress(0, 2), own(&rank_0).as_deref(), gang_url).await.0);
-        }
-        assert!(codes.contains(&429) && codes.contains(&200), "{codes:?}");
-        assert_eq!(new.send(&progress(1, 1), own(&new).as_deref(), ends_url).await.0, 200);
+        check_limits(&rank_0, &new).await;
     });
 }
 
@@ -174,53 +178,6 @@ fn a_failed_token_review_is_an_outage() {
 }
 
 #[test]
-fn replaced_and_deleted_pods_are_fenced() {
-    if !stoker_test_cluster::clusters_enabled() {
-        return;
-    }
-    runtime().block_on(async {
-        let standby = Standby::start("fences", &[]).await;
-        let owner = standby.add_experiment("one").await;
-        let trial = standby.add_trial("one", &owner, 1).await;
-        let old = standby.add_pod("one-0", &trial, 0, 0).await;
-        let live = standby.add_pod("one-0", &trial, 1, 0).await;
-        let fenced = (200, "\"fenced\"".to_owned());
-        let go = (200, json!({ "continue": { "units": UNITS } }).to_string());
-        assert_eq!(live.send(&progress(1, 1)).await, go);
-        // The pod's attempt counts, whatever attempt the report names.
-        for attempt in [0, 1, 2] {
-            let report = validated(attempt, UNITS, "0.1", Some(UNITS));
-            assert_eq!(old.send(&report).await, fenced, "attempt {attempt}");
-        }
-        // An ended attempt is fenced before the next one starts.
-        let attempts = json!([{ "number": 0, "end": "UserError" },
-            { "number": 1, "end": "Infrastructure" }]);
-        standby.set_status::<Trial>("one-0", &json!({ "attempts": attempts })).await;
-        let ended = async || match live.send(&progress(1, 2)).await {
-            answer if answer == fenced => Ok(()),
-            answer => Err(format!("{answer:?}")),
-        };
-        until("the fence of an ended attempt", ended).await;
-        // A deleted pod is fenced too, even if nothing else has changed in its attempt.
-        standby.set_status::<Trial>("one-0", &json!({ "attempts": [{ "number": 2 }] })).await;
-        let deleted = standby.add_pod("one-0", &trial, 2, 0).await;
-        assert_eq!(deleted.send(&progress(2, 3)).await, go);
-        standby.delete::<Pod>("one-0-a2-r0").await;
-        until("the fence of a deleted pod", async || match deleted.send(&progress(2, 4)).await {
-            answer if answer == fenced => Ok(()),
-            answer if answer == go => Err("the pod is still cached".to_owned()),
-            answer => panic!("{answer:?}"),
-        })
-        .await;
-        // A new pod with the same name is a different pod.
-        let again = standby.add_pod("one-0", &trial, 2, 0).await;
-        assert_eq!(deleted.send(&progress(2, 5)).await, fenced);
-        assert_eq!(again.send(&progress(2, 5)).await, go);
-        assert_eq!(standby.trial_status("one-0").await.facts, []);
-    });
-}
-
-#[test]
 fn pods_of_other_names_are_refused() {
     if !stoker_test_cluster::clusters_enabled() {
         return;
@@ -251,86 +208,10 @@ fn pods_of_other_names_are_refused() {
     });
 }
 
-#[test]
-fn report_of_deleted_trial_does_not_reach_namesake() {
-    if !stoker_test_cluster::clusters_enabled() {
-        return;
-    }
-    runtime().block_on(async {
-        let standby = Standby::start("namesakes", &[]).await;
-        let owner = standby.add_experiment("one").await;
-        let trial = standby.add_trial("one", &owner, 0).await;
-        let old = standby.add_pod("one-0", &trial, 0, 0).await;
-        let fenced = (200, "\"fenced\"".to_owned());
-        // The trial is replaced between the check of its pod and the write.
-        let (reached, release) = standby.proxy.hold("/trials/one-0/status");
-        let result = validated(0, UNITS, "0.1", Some(UNITS));
-        let swap = async {
-            reached.await.unwrap();
-            standby.delete::<Trial>("one-0").await;
-            let trial = standby.add_trial("one", &owner, 0).await;
-            release.send(()).unwrap();
-            trial
-        };
-        let (answer, trial) = tokio::join!(old.send(&result), swap);
-        assert_eq!(answer, fenced);
-        assert_eq!(standby.trial_status("one-0").await.facts, []);
-        // Later reports of the old pod are fenced too.
-        assert_eq!(old.send(&result).await, fenced);
-        // The new trial's pod sends a result and waits for a decision while its trial is replaced.
-        let pod = until("the old pod to be collected", async || {
-            match standby.api::<Pod>().get_opt("one-0-a0-r0").await.unwrap() {
-                Some(pod) => Err(pod.name_any()),
-                None => Ok(standby.add_pod("one-0", &trial, 0, 0).await),
-            }
-        })
-        .await;
-        let swap = async {
-            until("the result to be recorded", async || {
-                match standby.trial_status("one-0").await.facts.len() {
-                    1 => Ok(()),
-                    num => Err(num.to_string()),
-                }
-            })
-            .await;
-            standby.delete::<Trial>("one-0").await;
-            standby.add_trial("one", &owner, 0).await
-        };
-        let (answer, _) = tokio::join!(pod.send(&result), swap);
-        assert_eq!(answer, fenced);
-        assert_eq!(standby.trial_status("one-0").await.facts, []);
-    });
-}
-
-#[test]
-fn report_of_deleted_job_does_not_reach_namesake() {
-    if !stoker_test_cluster::clusters_enabled() {
-        return;
-    }
-    runtime().block_on(async {
-        let standby = Standby::start("job-namesakes", &[]).await;
-        let job = standby.add_job("one").await;
-        let old = standby.add_planner("one", &job).await;
-        let (reached, release) = standby.proxy.hold("/inferencejobs/one/status");
-        let swap = async {
-            reached.await.unwrap();
-            standby.delete::<InferenceJob>("one").await;
-            standby.add_job("one").await;
-            release.send(()).unwrap();
-        };
-        let planned = progress(0, 0);
-        let (answer, ()) = tokio::join!(old.send(&planned), swap);
-        assert_eq!(answer, (200, "\"fenced\"".to_owned()));
-        let status = standby.job_status("one").await;
-        assert!(!status.reported && status.rows_total == 0, "{status:#?}");
-        assert_eq!(old.send(&planned).await, (200, "\"fenced\"".to_owned()));
-    });
-}
-
 /// Sends the result of `one-0` until it is recorded. The response would be a long poll.
 async fn record_result(standby: &Standby, sender: &Sender, result: &Value) {
     let recorded =
-        until("the result", async || match standby.trial_status("one-0").await.facts.len() {
+        poll_until("the result", async || match standby.trial_status("one-0").await.facts.len() {
             1 => Ok(()),
             num => Err(num.to_string()),
         });
@@ -375,7 +256,7 @@ fn validations_without_effect_share_a_write() {
         assert!(num_writes <= 3 + 97 / 4, "{num_writes} writes");
         assert!(standby.metric("stoker_reports_total{answer=\"Held\"}") >= 70);
         // The last validation is recorded without another report.
-        until("the last validation", async || match status().await {
+        poll_until("the last validation", async || match status().await {
             status if status.metrics["loss"] == "1.100" => Ok(()),
             status => Err(format!("{:?}", status.metrics)),
         })
@@ -419,7 +300,7 @@ fn overloaded_namespace_has_its_reports_delayed() {
         let counted = |line: &str| standby.metric(line);
         assert_eq!(counted("stoker_reports_total{answer=\"Limited\"}") as usize, of(429).count());
         assert!(counted("stoker_reports_slowed_total") as usize >= of(429).count());
-        assert!(standby.place.logs().contains("are slowed down"));
+        assert!(standby.ns.logs().contains("are slowed down"));
         // A result is accepted while other reports are refused.
         record_result(&standby, &sender, &validated(0, UNITS, "0.5", Some(UNITS))).await;
     });

@@ -1,17 +1,17 @@
-//! Report server (`door`): receives the trainers' reports and answers with directives.
+//! Report server: receives the trainers' reports and answers with directives.
 //!
 //! It records and reads state and makes no decisions; every replica serves it. A report that a
 //! decision can depend on is in the trial's status before it is answered. Only the directive
 //! `fenced` ends an attempt, and only callers with a reviewed token receive it.
 
 mod auth;
-mod budget;
-mod held;
+mod delayed;
 mod job;
-mod names;
-mod permits;
+mod pod_names;
 mod record;
+mod review_permits;
 pub mod tls;
+mod write_budget;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,15 +24,15 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
 use stoker_api::contract::{Directive, Report};
-use stoker_api::names::HEADER_SUPERFLUOUS;
-use stoker_engine::trial::{Wanted, directive};
+use stoker_api::names::HEADER_PRUNABLE;
+use stoker_engine::trial::{TargetState, directive};
 
 use crate::cache::Key;
-use crate::metrics::{Answer, Answered};
-use crate::world::World;
-use auth::{Caller, Callers, Denied};
-use budget::WriteBudgets;
-use held::Held;
+use crate::context::Context;
+use crate::metrics::{Answer, AnswerLabel};
+use auth::{AuthError, Authenticator, Caller};
+use delayed::DelayedValidations;
+use write_budget::WriteBudgets;
 
 /// Largest accepted report. Reports with a few metrics are far smaller.
 const REPORT_BYTES_MAX: usize = 256 << 10;
@@ -46,27 +46,27 @@ const WAIT_MAX: Duration = Duration::from_secs(20);
 /// Delay after which a trainer should resend a refused report.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Shared permit key for token reviews of callers that report for unknown objects.
-const STRANGERS: &str = "";
+const UNKNOWN_OBJECTS: &str = "";
 
 /// State shared by all requests to the report server.
 #[derive(Debug)]
-pub struct Door {
-    world: Arc<World>,
-    callers: Callers,
+pub struct ReportServer {
+    context: Arc<Context>,
+    authenticator: Authenticator,
     /// Reports that each pod, by UID, may still send, and when that was computed.
     budgets: Mutex<HashMap<String, (f64, Instant)>>,
     /// Write budgets of the namespaces.
     writes: WriteBudgets,
-    held: Held,
+    delayed: DelayedValidations,
 }
 
-impl Door {
+impl ReportServer {
     /// Creates the report server of this replica.
-    pub fn new(world: Arc<World>) -> Arc<Self> {
-        let callers = Callers::new(world.client.clone());
-        let writes = WriteBudgets::new(world.options.report_writes_per_second);
-        let (budgets, held) = (Mutex::default(), Held::default());
-        Arc::new(Self { world, callers, budgets, writes, held })
+    pub fn new(context: Arc<Context>) -> Arc<Self> {
+        let authenticator = Authenticator::new(context.client.clone());
+        let writes = WriteBudgets::new(context.options.report_writes_per_second);
+        let (budgets, delayed) = (Mutex::default(), DelayedValidations::default());
+        Arc::new(Self { context, authenticator, budgets, writes, delayed })
     }
 
     /// Routes of the report server.
@@ -78,7 +78,7 @@ impl Door {
     }
 
     fn count(&self, answer: Answer) {
-        self.world.metrics.reports.get_or_create(&Answered { answer }).inc();
+        self.context.metrics.reports.get_or_create(&AnswerLabel { answer }).inc();
     }
 
     /// Reads the report from a request body.
@@ -148,11 +148,13 @@ impl Refusal {
     }
 }
 
-impl From<Denied> for Refusal {
-    fn from(denied: Denied) -> Self {
+impl From<AuthError> for Refusal {
+    fn from(denied: AuthError) -> Self {
         match denied {
-            Denied::Unknown(why) => Self::new(Answer::Unauthorized, StatusCode::UNAUTHORIZED, why),
-            Denied::Away(why) => Self::unavailable(why),
+            AuthError::Unauthenticated(why) => {
+                Self::new(Answer::Unauthorized, StatusCode::UNAUTHORIZED, why)
+            }
+            AuthError::Unavailable(why) => Self::unavailable(why),
         }
     }
 }
@@ -170,16 +172,16 @@ impl IntoResponse for Refusal {
 
 /// Response to a report with a directive.
 #[derive(Debug)]
-struct Taken {
+struct Accepted {
     answer: Answer,
     directive: Directive,
     /// Checkpoints that were pruned from the record, whose files the trainer deletes.
-    superfluous: Vec<String>,
+    prunable: Vec<String>,
 }
 
-impl Taken {
+impl Accepted {
     fn new(answer: Answer, directive: Directive) -> Self {
-        Self { answer, directive, superfluous: vec![] }
+        Self { answer, directive, prunable: vec![] }
     }
 
     fn fenced() -> Self {
@@ -189,38 +191,39 @@ impl Taken {
 
 /// Rights of the caller's pod. Other callers are refused.
 #[derive(Debug)]
-enum Standing {
+enum Authorization {
     /// The pod reports for the object with this UID.
-    Live { owner: String, index: u32 },
+    Granted { owner: String, index: u32 },
     /// The attempt was replaced, or the object or the pod was deleted: the pod is fenced.
-    Over,
+    Fenced,
 }
 
 async fn report(
-    State(door): State<Arc<Door>>,
+    State(server): State<Arc<ReportServer>>,
     Path((namespace, name)): Path<(String, String)>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<(HeaderMap, Json<Directive>), Refusal> {
     let start = Instant::now();
     let key = Key::new(&namespace, &name);
-    let taken = door.take(&key, &headers, body, start).await;
-    door.count(taken.as_ref().map_or_else(|refusal| refusal.answer, |taken| taken.answer));
-    if !matches!(taken, Ok(Taken { directive: Directive::Wait, .. })) {
-        door.world.metrics.report_seconds.observe(start.elapsed().as_secs_f64());
+    let accepted = server.handle_report(&key, &headers, body, start).await;
+    server
+        .count(accepted.as_ref().map_or_else(|refusal| refusal.answer, |accepted| accepted.answer));
+    if !matches!(accepted, Ok(Accepted { directive: Directive::Wait, .. })) {
+        server.context.metrics.report_seconds.observe(start.elapsed().as_secs_f64());
     }
-    let Taken { directive, superfluous, .. } = taken?;
+    let Accepted { directive, prunable, .. } = accepted?;
     let mut headers = HeaderMap::new();
-    if let (false, Ok(names)) = (superfluous.is_empty(), superfluous.join(",").parse()) {
-        headers.insert(HEADER_SUPERFLUOUS, names);
+    if let (false, Ok(names)) = (prunable.is_empty(), prunable.join(",").parse()) {
+        headers.insert(HEADER_PRUNABLE, names);
     }
     Ok((headers, Json(directive)))
 }
 
-impl Door {
+impl ReportServer {
     /// Authenticates a request and reads its report. `is_known`: whether the path's object is
     /// cached.
-    async fn hear(
+    async fn authenticate(
         &self,
         key: &Key,
         is_known: bool,
@@ -233,8 +236,8 @@ impl Door {
             .and_then(|value| value.strip_prefix("Bearer "))
             .unwrap_or_default();
         // Do not read the body before the caller is authenticated and within its rate limit.
-        let share = if is_known { &*key.namespace } else { STRANGERS };
-        let caller = self.callers.identify(token, share).await?;
+        let share = if is_known { &*key.namespace } else { UNKNOWN_OBJECTS };
+        let caller = self.authenticator.identify(token, share).await?;
         if !self.is_within_budget(&caller) {
             let text =
                 format!("pod {} sends more than {PER_SECOND} reports per second", caller.pod);
@@ -245,56 +248,59 @@ impl Door {
     }
 
     /// Handles one report of a trainer.
-    async fn take(
+    async fn handle_report(
         self: &Arc<Self>,
         key: &Key,
         headers: &HeaderMap,
         body: Body,
         start: Instant,
-    ) -> Result<Taken, Refusal> {
-        let is_known = self.world.trials.get(key).is_some();
-        let (caller, report) = self.hear(key, is_known, headers, body).await?;
-        match self.check(&caller, key, &report).await? {
-            Standing::Live { owner, .. } => self.take_live(key, &owner, &report, start).await,
-            Standing::Over => Ok(Taken::fenced()),
+    ) -> Result<Accepted, Refusal> {
+        let is_known = self.context.trials.get(key).is_some();
+        let (caller, report) = self.authenticate(key, is_known, headers, body).await?;
+        match self.authorize(&caller, key, &report).await? {
+            Authorization::Granted { owner, .. } => {
+                self.record_and_answer(key, &owner, &report, start).await
+            }
+            Authorization::Fenced => Ok(Accepted::fenced()),
         }
     }
 
     /// Checks that the caller is rank 0's pod and that the report is for its attempt, which must be
     /// live.
-    async fn check(
+    async fn authorize(
         &self,
         caller: &Caller,
         key: &Key,
         report: &Report,
-    ) -> Result<Standing, Refusal> {
-        let not_of =
+    ) -> Result<Authorization, Refusal> {
+        let not_owned =
             || Refusal::forbidden(format!("pod {} does not belong to trial {key}", caller.pod));
-        let names = names::trial_pod(&caller.pod.name, &key.name);
+        let names = pod_names::parse_trial_pod(&caller.pod.name, &key.name);
         let names = names.filter(|_| caller.pod.namespace == key.namespace);
-        let (attempt, index) = names.ok_or_else(not_of)?;
+        let (attempt, index) = names.ok_or_else(not_owned)?;
         if index != 0 {
             let why = format!("pod {} does not run rank 0; only rank 0 reports", caller.pod);
             return Err(Refusal::forbidden(why));
         }
         let Some(owner) = self.owner(caller, (attempt, index)).await? else {
-            return Ok(Standing::Over);
+            return Ok(Authorization::Fenced);
         };
-        let owner = owner.ok_or_else(not_of)?;
+        let owner = owner.ok_or_else(not_owned)?;
         // Answer a deleted trial and another trial of its name alike, so as not to reveal the
         // latter.
-        let Some(trial) = record::owned(&self.world, key, &owner).await? else {
-            return Ok(Standing::Over);
+        let Some(trial) = record::owned_trial(&self.context, key, &owner).await? else {
+            return Ok(Authorization::Fenced);
         };
         if attempt == report.attempt {
-            return Ok(Standing::Live { owner, index });
+            return Ok(Authorization::Granted { owner, index });
         }
         // The cached record may be older than the pod's attempt.
-        let is_over = |record: &_| directive(record, attempt, Wanted::Run) == Directive::Fenced;
+        let is_over =
+            |record: &_| directive(record, attempt, TargetState::Run) == Directive::Fenced;
         if is_over(&trial.record) {
-            let trial = record::read_owned(&self.world, key, &owner).await?;
+            let trial = record::read_owned_trial(&self.context, key, &owner).await?;
             if trial.is_none_or(|trial| is_over(&trial.record)) {
-                return Ok(Standing::Over);
+                return Ok(Authorization::Fenced);
             }
         }
         Err(Refusal::forbidden(format!(
@@ -310,48 +316,50 @@ impl Door {
         caller: &Caller,
         (attempt, index): (u32, u32),
     ) -> Result<Option<Option<String>>, Refusal> {
-        let pod = self.callers.pod(&self.world, caller).await;
-        let pod = pod.map_err(|error| Denied::Away(error.to_string()))?;
+        let pod = self.authenticator.pod(&self.context, caller).await;
+        let pod = pod.map_err(|error| AuthError::Unavailable(error.to_string()))?;
         Ok(pod.map(|pod| {
-            let is_named = (pod.seen.attempt, pod.seen.index) == (attempt, index);
+            let is_named = (pod.observed.attempt, pod.observed.index) == (attempt, index);
             (is_named && !pod.owner.is_empty()).then(|| pod.owner.clone())
         }))
     }
 
     /// Waits until the namespace's budget allows a status write. Returns whether it waited.
-    async fn wait_to_write(&self, key: &Key, decides: bool) -> Result<bool, Refusal> {
-        let Err(slowed) = self.writes.take(&key.namespace, decides) else { return Ok(false) };
+    async fn wait_to_write(&self, key: &Key, is_decisive: bool) -> Result<bool, Refusal> {
+        let Err(throttled) = self.writes.take(&key.namespace, is_decisive) else {
+            return Ok(false);
+        };
         let (namespace, rate) = (&key.namespace, self.writes.per_second());
-        if slowed.warns {
+        if throttled.warns {
             tracing::warn!(
                 %namespace,
                 writes_per_second = rate,
                 "reports of this namespace exceed its status-write limit and are slowed down"
             );
         }
-        self.world.metrics.reports_slowed.inc();
-        if slowed.is_refused {
+        self.context.metrics.reports_slowed.inc();
+        if throttled.is_refused {
             let why = format!(
                 "report not recorded: namespace {namespace} exceeds {rate} status writes per \
                  second; retry later"
             );
-            return Err(Refusal::limited(why, slowed.wait));
+            return Err(Refusal::limited(why, throttled.wait));
         }
-        tokio::time::sleep(slowed.wait).await;
+        tokio::time::sleep(throttled.wait).await;
         Ok(true)
     }
 
     /// Records a report and answers it. While the directive is `Wait`, holds the response back.
-    async fn take_live(
+    async fn record_and_answer(
         self: &Arc<Self>,
         key: &Key,
         owner: &str,
         report: &Report,
         start: Instant,
-    ) -> Result<Taken, Refusal> {
-        let mut changes = self.world.trial_changes.subscribe();
-        let mut taken = record::record(self, key, owner, report).await?;
-        while taken.directive == Directive::Wait {
+    ) -> Result<Accepted, Refusal> {
+        let mut changes = self.context.trial_changes.subscribe();
+        let mut accepted = record::record(self, key, owner, report).await?;
+        while accepted.directive == Directive::Wait {
             let Some(rest) = WAIT_MAX.checked_sub(start.elapsed()) else { break };
             match tokio::time::timeout(rest, changes.recv()).await {
                 Ok(Ok(changed)) if changed != *key => continue,
@@ -359,8 +367,9 @@ impl Door {
                 Ok(Ok(_) | Err(tokio::sync::broadcast::error::RecvError::Lagged(_))) => {}
                 Ok(Err(_)) | Err(_) => break,
             }
-            taken.directive = record::answer(&self.world, key, owner, report.attempt).await;
+            accepted.directive =
+                record::current_directive(&self.context, key, owner, report.attempt).await;
         }
-        Ok(taken)
+        Ok(accepted)
     }
 }

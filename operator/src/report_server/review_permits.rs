@@ -14,29 +14,29 @@ const NAMESPACES_MAX: usize = 256;
 
 /// Permits, and the share of each namespace.
 #[derive(Debug)]
-pub(super) struct Permits {
+pub(super) struct ReviewPermits {
     all: Arc<Semaphore>,
     shares: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
 
 /// Permits one review until dropped.
 #[derive(Debug)]
-pub(super) struct Permit {
+pub(super) struct ReviewPermit {
     _share: OwnedSemaphorePermit,
     _all: OwnedSemaphorePermit,
 }
 
-impl Default for Permits {
+impl Default for ReviewPermits {
     fn default() -> Self {
         Self { all: Arc::new(Semaphore::new(REVIEWS_MAX)), shares: Mutex::default() }
     }
 }
 
-impl Permits {
+impl ReviewPermits {
     /// Waits for a permit. A namespace that has used its share does not block the others.
-    pub(super) async fn acquire(&self, namespace: &str) -> Permit {
+    pub(super) async fn acquire(&self, namespace: &str) -> ReviewPermit {
         let share = acquired(self.share(namespace)).await;
-        Permit { _share: share, _all: acquired(self.all.clone()).await }
+        ReviewPermit { _share: share, _all: acquired(self.all.clone()).await }
     }
 
     fn share(&self, namespace: &str) -> Arc<Semaphore> {
@@ -62,9 +62,9 @@ mod tests {
 
     #[test]
     fn one_namespace_cannot_use_all_permits() {
-        let permits = Permits::default();
+        let permits = ReviewPermits::default();
         let acquire = |namespace: &str| permits.acquire(namespace).now_or_never();
-        let mut held: Vec<Permit> =
+        let mut held: Vec<ReviewPermit> =
             (0..NAMESPACE_REVIEWS_MAX).filter_map(|_| acquire("a")).collect();
         assert_eq!(held.len(), NAMESPACE_REVIEWS_MAX);
         assert!(acquire("a").is_none(), "the share is used up");
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn shares_without_a_caller_are_dropped() {
-        let permits = Permits::default();
+        let permits = ReviewPermits::default();
         let held = permits.acquire("held").now_or_never().unwrap();
         for number in 0..3 * NAMESPACES_MAX {
             assert!(permits.acquire(&number.to_string()).now_or_never().is_some());

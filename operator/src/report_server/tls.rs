@@ -20,7 +20,7 @@ const CONNECTIONS_MAX: usize = 8_192;
 /// Time limit for a handshake and for the headers of a request.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 /// Interval at which the files are checked for changes.
-const LOOK: Duration = Duration::from_secs(30);
+const RELOAD_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Files of a certificate and its key.
 #[derive(Clone, Debug)]
@@ -55,7 +55,7 @@ impl Files {
         Ok(Arc::new(config))
     }
 
-    fn changed(&self) -> Option<SystemTime> {
+    fn modified_at(&self) -> Option<SystemTime> {
         let time =
             |path: &Path| std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
         time(&self.cert).max(time(&self.key))
@@ -104,17 +104,17 @@ pub async fn serve(
 }
 
 async fn reload(files: Files, current: Arc<RwLock<Arc<ServerConfig>>>) {
-    let mut seen = files.changed();
+    let mut loaded_at = files.modified_at();
     loop {
-        tokio::time::sleep(LOOK).await;
-        let changed = files.changed();
-        if changed == seen {
+        tokio::time::sleep(RELOAD_INTERVAL).await;
+        let modified_at = files.modified_at();
+        if modified_at == loaded_at {
             continue;
         }
         match files.load() {
             Ok(config) => {
                 *current.write().unwrap_or_else(std::sync::PoisonError::into_inner) = config;
-                seen = changed;
+                loaded_at = modified_at;
                 tracing::info!("reloaded the TLS certificate");
             }
             Err(error) => tracing::warn!(error, "cannot reload the TLS certificate"),

@@ -6,39 +6,39 @@ use stoker_api::inference::{InferenceJob, InferenceStatus};
 use stoker_api::trial::AttemptEnd;
 
 use crate::cache::Key;
-use crate::world::World;
+use crate::context::Context;
 
 /// Emits events, metrics and logs for the change from `before` to `after`.
-pub(super) async fn tell(
-    world: &World,
+pub(super) async fn emit_events(
+    context: &Context,
     key: &Key,
     job: &InferenceJob,
     before: &InferenceStatus,
     after: &InferenceStatus,
 ) {
     for attempt in before.attempts..after.attempts {
-        world.metrics.attempts_started.inc();
+        context.metrics.attempts_started.inc();
         tracing::info!(job = %key, attempt, stage = ?after.stage, "attempt started");
     }
     let is_new = |attempt: u32| !before.ends.iter().any(|end| end.attempt == attempt);
     let new: Vec<_> = after.ends.iter().filter(|end| is_new(end.attempt)).collect();
     // Attempts that ended without an error: they were alive and have no entry in `ends`.
-    let lived = before.workers.iter().filter_map(|worker| worker.attempt);
+    let alive_before = before.workers.iter().filter_map(|worker| worker.attempt);
     let is_alive =
         |attempt: u32| after.workers.iter().any(|worker| worker.attempt == Some(attempt));
     let has_failed = |attempt: u32| new.iter().any(|end| end.attempt == attempt);
-    for attempt in lived.filter(|&attempt| !is_alive(attempt) && !has_failed(attempt)) {
-        world.metrics.attempt_ended(AttemptEnd::Completed);
+    for attempt in alive_before.filter(|&attempt| !is_alive(attempt) && !has_failed(attempt)) {
+        context.metrics.attempt_ended(AttemptEnd::Completed);
         tracing::info!(job = %key, attempt, "attempt completed");
     }
     for end in new {
-        world.metrics.attempt_ended(end.end);
+        context.metrics.attempt_ended(end.end);
         let (attempt, reason, message) = (end.attempt, &end.reason, &end.message);
         tracing::info!(job = %key, attempt, end = ?end.end, reason, message, "attempt ended");
         if end.end != AttemptEnd::Preempted {
             let note = format!("attempt {attempt}: {:?}: {reason}: {message}", end.end);
             let action = format!("EndAttempt{attempt}");
-            world.event_of(job, EventType::Warning, "AttemptEnded", &action, note).await;
+            context.event_with_action(job, EventType::Warning, "AttemptEnded", &action, note).await;
         }
     }
     if after.phase == before.phase && !before.conditions.is_empty() {
@@ -46,7 +46,7 @@ pub(super) async fn tell(
     }
     tracing::info!(job = %key, phase = ?after.phase, "job phase changed");
     if after.phase.is_terminal() && !before.phase.is_terminal() {
-        world.metrics.job_ended(after.phase);
+        context.metrics.job_ended(after.phase);
     }
     let type_ = match after.phase {
         Phase::Failed => EventType::Warning,
@@ -59,5 +59,5 @@ pub(super) async fn tell(
         after.rows_total,
         message.unwrap_or_default()
     );
-    world.event(job, type_, &format!("{:?}", after.phase), note).await;
+    context.event(job, type_, &format!("{:?}", after.phase), note).await;
 }

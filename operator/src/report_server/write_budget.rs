@@ -26,7 +26,7 @@ pub(super) struct WriteBudgets {
 
 /// A write that exceeds its namespace's budget.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Slowed {
+pub(super) struct Throttled {
     /// Wait before the write, or before the next try if the write is refused.
     pub(super) wait: Duration,
     pub(super) is_refused: bool,
@@ -57,11 +57,16 @@ impl WriteBudgets {
     /// # Errors
     ///
     /// The write must wait, or is refused for now.
-    pub(super) fn take(&self, namespace: &Arc<str>, decides: bool) -> Result<(), Slowed> {
-        self.take_at(namespace, decides, Instant::now())
+    pub(super) fn take(&self, namespace: &Arc<str>, is_decisive: bool) -> Result<(), Throttled> {
+        self.take_at(namespace, is_decisive, Instant::now())
     }
 
-    fn take_at(&self, namespace: &Arc<str>, decides: bool, now: Instant) -> Result<(), Slowed> {
+    fn take_at(
+        &self,
+        namespace: &Arc<str>,
+        is_decisive: bool,
+        now: Instant,
+    ) -> Result<(), Throttled> {
         let mut budgets = self.budgets.lock().unwrap_or_else(PoisonError::into_inner);
         if budgets.len() >= NAMESPACES_MAX {
             let unused = Duration::from_secs_f64(2.0 * BURST_SECONDS);
@@ -72,7 +77,7 @@ impl WriteBudgets {
         let budget = budgets.entry(namespace.clone()).or_insert_with(new);
         let grown = now.duration_since(budget.at).as_secs_f64() * self.per_second;
         (budget.left, budget.at) = ((budget.left + grown).min(full), now);
-        let (floor, delay_max) = match decides {
+        let (floor, delay_max) = match is_decisive {
             true => (0.0, DELAY_MAX),
             false => (RESERVE_SECONDS * self.per_second, IDLE_DELAY_MAX),
         };
@@ -89,7 +94,7 @@ impl WriteBudgets {
         if warns {
             budget.warned_at = Some(now);
         }
-        Err(Slowed { wait, is_refused, warns })
+        Err(Throttled { wait, is_refused, warns })
     }
 }
 
@@ -98,12 +103,12 @@ mod tests {
     use super::*;
 
     /// Result in milliseconds: the delay of the write, or the negative wait before the next try.
-    fn taken(budgets: &WriteBudgets, namespace: &str, decides: bool, now: Instant) -> i64 {
-        match budgets.take_at(&namespace.into(), decides, now) {
+    fn delay_ms(budgets: &WriteBudgets, namespace: &str, is_decisive: bool, now: Instant) -> i64 {
+        match budgets.take_at(&namespace.into(), is_decisive, now) {
             Ok(()) => 0,
-            Err(slowed) => {
-                let wait = slowed.wait.as_millis() as i64;
-                if slowed.is_refused { -wait } else { wait }
+            Err(throttled) => {
+                let wait = throttled.wait.as_millis() as i64;
+                if throttled.is_refused { -wait } else { wait }
             }
         }
     }
@@ -112,20 +117,20 @@ mod tests {
     fn writes_beyond_the_budget_are_delayed_then_refused() {
         let budgets = WriteBudgets::new(10);
         let now = Instant::now();
-        let idle: Vec<i64> = (0..32).map(|_| taken(&budgets, "a", false, now)).collect();
+        let idle: Vec<i64> = (0..32).map(|_| delay_ms(&budgets, "a", false, now)).collect();
         assert_eq!(idle[..10], [0; 10]);
         let delays: Vec<i64> = (1..=20).map(|number| number * 100).collect();
         assert_eq!(idle[10..30], delays);
         assert_eq!(idle[30..], [-2_100; 2]);
         // Reports that decide something may use the reserve.
-        assert_eq!(taken(&budgets, "a", true, now), 100);
-        let deciding: Vec<i64> = (0..60).map(|_| taken(&budgets, "a", true, now)).collect();
+        assert_eq!(delay_ms(&budgets, "a", true, now), 100);
+        let deciding: Vec<i64> = (0..60).map(|_| delay_ms(&budgets, "a", true, now)).collect();
         assert_eq!((deciding[0], deciding[48], deciding[49]), (200, 5_000, -5_100));
         // Another namespace has a separate budget.
-        assert_eq!(taken(&budgets, "b", false, now), 0);
+        assert_eq!(delay_ms(&budgets, "b", false, now), 0);
         // The budget refills over time, up to its size.
         let later = now + Duration::from_secs(3_600);
-        let idle: Vec<i64> = (0..11).map(|_| taken(&budgets, "a", false, later)).collect();
+        let idle: Vec<i64> = (0..11).map(|_| delay_ms(&budgets, "a", false, later)).collect();
         assert_eq!((idle[9], idle[10]), (0, 100));
     }
 
@@ -134,11 +139,11 @@ mod tests {
         let budgets = WriteBudgets::new(1);
         let mut now = Instant::now();
         for second in 0..100 {
-            let idle: Vec<i64> = (0..10).map(|_| taken(&budgets, "a", false, now)).collect();
+            let idle: Vec<i64> = (0..10).map(|_| delay_ms(&budgets, "a", false, now)).collect();
             assert!(idle[9] < 0, "second {second}: {idle:?}");
             now += Duration::from_secs(1);
             if second % 2 == 1 {
-                assert_eq!(taken(&budgets, "a", true, now), 0, "second {second}");
+                assert_eq!(delay_ms(&budgets, "a", true, now), 0, "second {second}");
             }
         }
     }
@@ -150,7 +155,7 @@ mod tests {
         let warns = |seconds: u64| {
             let now = start + Duration::from_secs(seconds);
             let mut all = (0..9).map(|_| budgets.take_at(&"a".into(), false, now));
-            all.any(|taken| taken.is_err_and(|slowed| slowed.warns))
+            all.any(|delay_ms| delay_ms.is_err_and(|throttled| throttled.warns))
         };
         assert_eq!(
             [0, 1, 59, 60, 61, 119, 120].map(warns),
@@ -163,9 +168,9 @@ mod tests {
         let budgets = WriteBudgets::new(1);
         let now = Instant::now();
         for number in 0..NAMESPACES_MAX {
-            taken(&budgets, &number.to_string(), true, now);
+            delay_ms(&budgets, &number.to_string(), true, now);
         }
-        taken(&budgets, "last", true, now + Duration::from_secs(10));
+        delay_ms(&budgets, "last", true, now + Duration::from_secs(10));
         assert_eq!(budgets.budgets.lock().unwrap().len(), 1);
     }
 }

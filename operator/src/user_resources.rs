@@ -9,12 +9,12 @@ use serde::de::DeserializeOwned;
 use stoker_api::experiment::Experiment;
 use stoker_api::inference::{InferenceJob, InferenceStatus};
 use stoker_api::validate::{
-    FieldError, ValidExperiment, ValidInferenceJob, validate, validate_begun,
-    validate_inference_begun, validate_inference_on_cluster,
+    FieldError, ValidExperiment, ValidInferenceJob, validate, validate_inference_on_cluster,
+    validate_started, validate_started_inference,
 };
 
 use crate::cache::{Cached, Key};
-use crate::objects::without_noise;
+use crate::objects::without_managed_fields;
 
 /// An experiment as last observed.
 pub type CachedExperiment = CachedObject<Experiment>;
@@ -22,7 +22,9 @@ pub type CachedExperiment = CachedObject<Experiment>;
 pub type CachedJob = CachedObject<InferenceJob>;
 
 /// A kind with validation rules beyond its schema.
-pub trait Declared: Resource<DynamicType = ()> + DeserializeOwned + Send + Sync + 'static {
+pub trait UserResource:
+    Resource<DynamicType = ()> + DeserializeOwned + Send + Sync + 'static
+{
     /// Validated form of the spec.
     type Valid: Send + Sync;
 
@@ -31,29 +33,29 @@ pub trait Declared: Resource<DynamicType = ()> + DeserializeOwned + Send + Sync 
     /// # Errors
     ///
     /// Every field error.
-    fn check(&self, name: &str) -> Result<Self::Valid, Vec<FieldError>>;
+    fn validate_spec(&self, name: &str) -> Result<Self::Valid, Vec<FieldError>>;
 }
 
-impl Declared for Experiment {
+impl UserResource for Experiment {
     type Valid = ValidExperiment;
 
-    fn check(&self, name: &str) -> Result<ValidExperiment, Vec<FieldError>> {
-        let has_begun = self.status.as_ref().is_some_and(|status| status.trials_created > 0);
-        match has_begun {
-            true => validate(name, &self.spec).or_else(|_| validate_begun(name, &self.spec)),
+    fn validate_spec(&self, name: &str) -> Result<ValidExperiment, Vec<FieldError>> {
+        let has_started = self.status.as_ref().is_some_and(|status| status.trials_created > 0);
+        match has_started {
+            true => validate(name, &self.spec).or_else(|_| validate_started(name, &self.spec)),
             false => validate(name, &self.spec),
         }
     }
 }
 
-impl Declared for InferenceJob {
+impl UserResource for InferenceJob {
     type Valid = ValidInferenceJob;
 
-    fn check(&self, name: &str) -> Result<ValidInferenceJob, Vec<FieldError>> {
-        let has_begun = self.status.as_ref().is_some_and(|status| status.attempts > 0);
+    fn validate_spec(&self, name: &str) -> Result<ValidInferenceJob, Vec<FieldError>> {
+        let has_started = self.status.as_ref().is_some_and(|status| status.attempts > 0);
         let strict = validate_inference_on_cluster(name, &self.spec);
-        match has_begun {
-            true => strict.or_else(|_| validate_inference_begun(name, &self.spec)),
+        match has_started {
+            true => strict.or_else(|_| validate_started_inference(name, &self.spec)),
             false => strict,
         }
     }
@@ -61,28 +63,29 @@ impl Declared for InferenceJob {
 
 /// An object, or the error with which it cannot be parsed, with its validation result.
 #[derive(Debug)]
-pub struct CachedObject<K: Declared> {
+pub struct CachedObject<K: UserResource> {
     /// The object, or the parse error.
     pub object: Result<K, InvalidObject>,
     /// Validation result, computed once; `None` if the object cannot be parsed.
-    pub checked: Option<Result<Arc<K::Valid>, Vec<FieldError>>>,
+    pub validation: Option<Result<Arc<K::Valid>, Vec<FieldError>>>,
     key: Key,
     version: String,
 }
 
-impl<K: Declared> CachedObject<K> {
+impl<K: UserResource> CachedObject<K> {
     /// Caches an object from a watch event or a write response.
     pub fn new(object: DeserializeGuard<K>) -> Self {
         let key = Key::of(&object);
         let version = object.resource_version().unwrap_or_default();
-        let object = object.0.map(without_noise);
-        let checked = object.as_ref().ok().map(|object| object.check(&key.name).map(Arc::new));
-        Self { object, checked, key, version }
+        let object = object.0.map(without_managed_fields);
+        let validation =
+            object.as_ref().ok().map(|object| object.validate_spec(&key.name).map(Arc::new));
+        Self { object, validation, key, version }
     }
 
     /// Validated spec; `None` if the object is invalid or cannot be parsed.
     pub fn valid(&self) -> Option<Arc<K::Valid>> {
-        self.checked.as_ref()?.as_ref().ok().cloned()
+        self.validation.as_ref()?.as_ref().ok().cloned()
     }
 
     /// UID of the object.
@@ -109,7 +112,7 @@ impl CachedJob {
     }
 }
 
-impl<K: Declared> Cached for CachedObject<K> {
+impl<K: UserResource> Cached for CachedObject<K> {
     fn key(&self) -> Key {
         self.key.clone()
     }

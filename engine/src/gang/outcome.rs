@@ -4,37 +4,37 @@ use stoker_api::contract::Termination;
 use stoker_api::exit::ExitClass;
 use stoker_api::time::Timestamp;
 
-use super::{Exit, NodeState, Patience, PodPhase, PodSeen, Waiting};
+use super::{Exit, NodeState, ObservedPod, PodPhase, Timeouts, Waiting};
 
 /// Outcome of a pod.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Ended {
+pub struct PodOutcome {
     /// Class of the exit; it says whether the program or the infrastructure is at fault.
-    pub end: ExitClass,
+    pub class: ExitClass,
     /// Machine-readable reason, one word.
     pub reason: String,
     /// Human-readable reason.
     pub message: String,
     /// When the container exited; unset if unknown.
-    pub at: Option<Timestamp>,
+    pub finished_at: Option<Timestamp>,
     /// Termination message of the program, if it wrote one.
     pub termination: Option<Termination>,
 }
 
 /// Waiting reasons that cannot go away, because the experiment's spec causes them.
-const HOPELESS: [&str; 2] = ["InvalidImageName", "ErrImageNeverPull"];
+const PERMANENT_REASONS: [&str; 2] = ["InvalidImageName", "ErrImageNeverPull"];
 /// Waiting reasons that the user caused, but that a change in the cluster may resolve.
-const OF_THE_USER: [&str; 4] =
+const USER_ERROR_REASONS: [&str; 4] =
     ["CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"];
 
 /// Reasons of an exit whose code is made up: containerd lost the process, as after a power loss, or
 /// the kubelet lost the container.
-const LOST: [&str; 2] = ["Unknown", "ContainerStatusUnknown"];
+const LOST_CONTAINER_REASONS: [&str; 2] = ["Unknown", "ContainerStatusUnknown"];
 
 /// Returns the outcome of a pod; `None` while the pod runs or may still start.
-pub fn ended(pod: &PodSeen, patience: &Patience, now: Timestamp) -> Option<Ended> {
-    if pod.is_lost(patience, now) {
-        let why = if pod.node == NodeState::Gone { "was deleted" } else { "does not answer" };
+pub fn pod_outcome(pod: &ObservedPod, timeouts: &Timeouts, now: Timestamp) -> Option<PodOutcome> {
+    if pod.is_lost(timeouts, now) {
+        let why = if pod.node == NodeState::Deleted { "was deleted" } else { "does not answer" };
         return Some(without_exit(
             pod,
             ExitClass::Infrastructure,
@@ -56,14 +56,14 @@ pub fn ended(pod: &PodSeen, patience: &Patience, now: Timestamp) -> Option<Ended
         // Other containers of the pod may run forever.
         (PodPhase::Running, Some(exit)) if !exit.is_setup => Some(from_exit(pod, exit)),
         (PodPhase::Pending | PodPhase::Running | PodPhase::Unknown, _) => {
-            from_waiting(pod, pod.waiting.as_ref()?, patience, now)
+            from_waiting(pod, pod.waiting.as_ref()?, timeouts, now)
         }
     }
 }
 
 /// Classifies an exit. The program's exit code takes precedence: a code with a meaning keeps it
 /// even if the pod is evicted a moment later.
-fn from_exit(pod: &PodSeen, exit: &Exit) -> Ended {
+fn from_exit(pod: &ObservedPod, exit: &Exit) -> PodOutcome {
     let termination: Option<Termination> = serde_json::from_str(&exit.message).ok();
     // A launcher that was killed while it waited for stragglers had already reported the exit code
     // of its ranks.
@@ -71,32 +71,38 @@ fn from_exit(pod: &PodSeen, exit: &Exit) -> Ended {
     let code = reported.map_or(exit.code, |termination| i32::from(termination.code));
     let disruption = pod.disruption.as_deref().or(pod.reason.as_deref());
     let disruption = disruption.or(pod.deletion.map(|_| "PodDeleted"));
-    let end = ExitClass::of_code(code);
-    let (end, reason) = match (end, disruption) {
-        (ExitClass::Completed, _) => (end, "Completed"),
-        (ExitClass::Preempted, _) => (end, "Preempted"),
-        (ExitClass::InvalidHyperparameters, _) => (end, "InvalidHyperparameters"),
-        (ExitClass::PeerFailed, _) => (end, "PeerFailed"),
-        (ExitClass::Infrastructure, _) => (end, "InfrastructureError"),
+    let class = ExitClass::of_code(code);
+    let (class, reason) = match (class, disruption) {
+        (ExitClass::Completed, _) => (class, "Completed"),
+        (ExitClass::Preempted, _) => (class, "Preempted"),
+        (ExitClass::InvalidHyperparameters, _) => (class, "InvalidHyperparameters"),
+        (ExitClass::PeerFailed, _) => (class, "PeerFailed"),
+        (ExitClass::Infrastructure, _) => (class, "InfrastructureError"),
         (ExitClass::UserError, Some(reason)) => (ExitClass::Infrastructure, reason),
-        (ExitClass::UserError, None) if LOST.contains(&exit.reason.as_str()) => {
+        (ExitClass::UserError, None) if LOST_CONTAINER_REASONS.contains(&exit.reason.as_str()) => {
             (ExitClass::Infrastructure, "ContainerLost")
         }
         (ExitClass::UserError, None) => match exit.reason.as_str() {
-            reason @ ("OOMKilled" | "StartError") => (end, reason),
-            _ => (end, "ProgramFailed"),
+            reason @ ("OOMKilled" | "StartError") => (class, reason),
+            _ => (class, "ProgramFailed"),
         },
     };
-    let last_words = match &termination {
+    let program_message = match &termination {
         Some(termination) => termination.message.clone().unwrap_or_default(),
         None => exit.message.trim().to_owned(),
     };
-    let message = exit_message(pod, exit, reason, &last_words);
-    Ended { end, reason: reason.to_owned(), message, at: exit.finished_at, termination }
+    let message = exit_message(pod, exit, reason, &program_message);
+    PodOutcome {
+        class,
+        reason: reason.to_owned(),
+        message,
+        finished_at: exit.finished_at,
+        termination,
+    }
 }
 
-/// Returns a message for users. `last_words` is the message that the program wrote on exit.
-fn exit_message(pod: &PodSeen, exit: &Exit, reason: &str, last_words: &str) -> String {
+/// Returns a message for users. `program_message` is the message that the program wrote on exit.
+fn exit_message(pod: &ObservedPod, exit: &Exit, reason: &str, program_message: &str) -> String {
     let setup = if exit.is_setup { " (setup)" } else { "" };
     let how = match exit.code {
         code @ 129..=192 => format!("ended by signal {}", code - 128),
@@ -108,41 +114,43 @@ fn exit_message(pod: &PodSeen, exit: &Exit, reason: &str, last_words: &str) -> S
         }
         _ => "",
     };
-    let of_pod = pod.message.as_deref().map_or(String::new(), |message| format!("; {message}"));
-    let of_program = if last_words.is_empty() { String::new() } else { format!(": {last_words}") };
-    format!("pod {}{setup}: {how}{hint}{of_pod}{of_program}", pod.name)
+    let pod_message =
+        pod.message.as_deref().map_or(String::new(), |message| format!("; {message}"));
+    let program_suffix =
+        if program_message.is_empty() { String::new() } else { format!(": {program_message}") };
+    format!("pod {}{setup}: {how}{hint}{pod_message}{program_suffix}", pod.name)
 }
 
 fn from_waiting(
-    pod: &PodSeen,
+    pod: &ObservedPod,
     waiting: &Waiting,
-    patience: &Patience,
+    timeouts: &Timeouts,
     now: Timestamp,
-) -> Option<Ended> {
+) -> Option<PodOutcome> {
     let reason = waiting.reason.as_str();
     let message = &waiting.message;
-    if HOPELESS.contains(&reason) {
+    if PERMANENT_REASONS.contains(&reason) {
         return Some(without_exit(pod, ExitClass::UserError, reason, message));
     }
     let since = pod.scheduled_at?;
-    let is_late = now.seconds_since(since) >= patience.pull_deadline_seconds;
-    let end = match OF_THE_USER.contains(&reason) {
+    let is_late = now.seconds_since(since) >= timeouts.pull_deadline_seconds;
+    let class = match USER_ERROR_REASONS.contains(&reason) {
         true => ExitClass::UserError,
         false => ExitClass::Infrastructure,
     };
-    is_late.then(|| without_exit(pod, end, reason, message))
+    is_late.then(|| without_exit(pod, class, reason, message))
 }
 
-fn without_exit(pod: &PodSeen, end: ExitClass, reason: &str, message: &str) -> Ended {
+fn without_exit(pod: &ObservedPod, class: ExitClass, reason: &str, message: &str) -> PodOutcome {
     let message = format!("pod {}: {reason}: {message}", pod.name);
-    Ended { end, reason: reason.to_owned(), message, at: None, termination: None }
+    PodOutcome { class, reason: reason.to_owned(), message, finished_at: None, termination: None }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const PATIENCE: Patience = Patience {
+    const TIMEOUTS: Timeouts = Timeouts {
         start_deadline_seconds: 600,
         pull_deadline_seconds: 300,
         node_lost_seconds: 60,
@@ -151,20 +159,24 @@ mod tests {
         preemption_timeout_seconds: 3600,
     };
 
-    fn failed(code: i32, reason: &str) -> PodSeen {
+    fn failed(code: i32, reason: &str) -> ObservedPod {
         let exit = Exit { code, reason: reason.to_owned(), ..Exit::default() };
-        PodSeen { phase: PodPhase::Failed, exit: Some(exit), ..PodSeen::default() }
+        ObservedPod { phase: PodPhase::Failed, exit: Some(exit), ..ObservedPod::default() }
     }
 
-    fn waiting(reason: &str) -> PodSeen {
+    fn waiting(reason: &str) -> ObservedPod {
         let waiting = Waiting { reason: reason.to_owned(), message: String::new() };
-        PodSeen { waiting: Some(waiting), scheduled_at: Some(Timestamp(0)), ..PodSeen::default() }
+        ObservedPod {
+            waiting: Some(waiting),
+            scheduled_at: Some(Timestamp(0)),
+            ..ObservedPod::default()
+        }
     }
 
     #[track_caller]
-    fn check(pod: PodSeen, now: i64, expected: Option<(ExitClass, &str)>) {
-        let outcome = ended(&pod, &PATIENCE, Timestamp(now));
-        let outcome = outcome.as_ref().map(|outcome| (outcome.end, outcome.reason.as_str()));
+    fn check(pod: ObservedPod, now: i64, expected: Option<(ExitClass, &str)>) {
+        let outcome = pod_outcome(&pod, &TIMEOUTS, Timestamp(now));
+        let outcome = outcome.as_ref().map(|outcome| (outcome.class, outcome.reason.as_str()));
         assert_eq!(outcome, expected, "{pod:?}");
     }
 
@@ -175,7 +187,7 @@ mod tests {
         use ExitClass::{
             Completed, Infrastructure, InvalidHyperparameters, PeerFailed, Preempted, UserError,
         };
-        let succeeded = PodSeen { phase: PodPhase::Succeeded, ..failed(0, "Completed") };
+        let succeeded = ObservedPod { phase: PodPhase::Succeeded, ..failed(0, "Completed") };
         check(succeeded, 0, Some((Completed, "Completed")));
         check(failed(79, "Error"), 0, Some((Preempted, "Preempted")));
         check(failed(78, "Error"), 0, Some((InvalidHyperparameters, "InvalidHyperparameters")));
@@ -184,8 +196,8 @@ mod tests {
         let mut killed = failed(137, "Error");
         killed.exit.as_mut().unwrap().message = r#"{"code":79}"#.to_owned();
         check(killed, 0, Some((Preempted, "Preempted")));
-        let beside = PodSeen { phase: PodPhase::Running, ..failed(0, "Completed") };
-        check(beside, 0, Some((Completed, "Completed")));
+        let with_sidecar = ObservedPod { phase: PodPhase::Running, ..failed(0, "Completed") };
+        check(with_sidecar, 0, Some((Completed, "Completed")));
         check(failed(1, "Error"), 0, Some((UserError, "ProgramFailed")));
         check(failed(42, "Error"), 0, Some((UserError, "ProgramFailed")));
         check(failed(139, "Error"), 0, Some((UserError, "ProgramFailed")));
@@ -206,10 +218,12 @@ mod tests {
     #[test]
     fn disruptions_are_not_the_programs_fault() {
         use ExitClass::{Infrastructure, Preempted, UserError};
-        let disrupted =
-            |reason: &str, pod: PodSeen| PodSeen { disruption: Some(reason.to_owned()), ..pod };
-        let evicted = |pod| PodSeen { reason: Some("Evicted".to_owned()), ..pod };
-        let deleted = |pod| PodSeen { deletion: Some(Timestamp(5)), ..pod };
+        let disrupted = |reason: &str, pod: ObservedPod| ObservedPod {
+            disruption: Some(reason.to_owned()),
+            ..pod
+        };
+        let evicted = |pod| ObservedPod { reason: Some("Evicted".to_owned()), ..pod };
+        let deleted = |pod| ObservedPod { deletion: Some(Timestamp(5)), ..pod };
         let taint = "DeletionByTaintManager";
         check(disrupted(taint, failed(143, "Error")), 0, Some((Infrastructure, taint)));
         let preemption = "PreemptionByScheduler";
@@ -222,38 +236,38 @@ mod tests {
         check(failed(255, "Unknown"), 0, Some(lost));
         check(failed(137, "ContainerStatusUnknown"), 0, Some(lost));
         check(failed(255, "Error"), 0, Some((UserError, "ProgramFailed")));
-        let evicted_before_start = PodSeen { exit: None, ..evicted(failed(0, "")) };
+        let evicted_before_start = ObservedPod { exit: None, ..evicted(failed(0, "")) };
         check(evicted_before_start, 0, Some((Infrastructure, "Evicted")));
-        let unexplained = PodSeen { exit: None, ..failed(0, "") };
+        let unexplained = ObservedPod { exit: None, ..failed(0, "") };
         check(unexplained, 0, Some((Infrastructure, "PodFailed")));
     }
 
     #[test]
     fn pods_are_lost_only_with_their_node() {
         use ExitClass::Infrastructure;
-        let running = PodSeen { phase: PodPhase::Running, ..PodSeen::default() };
+        let running = ObservedPod { phase: PodPhase::Running, ..ObservedPod::default() };
         let lost = Some((Infrastructure, "NodeLost"));
-        let on = |node| PodSeen { node, ..running.clone() };
-        check(on(NodeState::Gone), 0, lost);
+        let on = |node| ObservedPod { node, ..running.clone() };
+        check(on(NodeState::Deleted), 0, lost);
         check(on(NodeState::NotReady(Timestamp(0))), 1000, None);
-        let leaving = |until: i64| PodSeen {
+        let being_deleted = |until: i64| ObservedPod {
             deletion: Some(Timestamp(until)),
             ..on(NodeState::NotReady(Timestamp(0)))
         };
-        check(leaving(30), 59, None);
-        check(leaving(30), 60, lost);
-        check(leaving(90), 90, None);
-        check(leaving(90), 91, lost);
-        check(PodSeen { phase: PodPhase::Unknown, ..leaving(90) }, 91, lost);
-        let over = PodSeen { phase: PodPhase::Failed, ..on(NodeState::Gone) };
+        check(being_deleted(30), 59, None);
+        check(being_deleted(30), 60, lost);
+        check(being_deleted(90), 90, None);
+        check(being_deleted(90), 91, lost);
+        check(ObservedPod { phase: PodPhase::Unknown, ..being_deleted(90) }, 91, lost);
+        let over = ObservedPod { phase: PodPhase::Failed, ..on(NodeState::Deleted) };
         check(over, 0, Some((Infrastructure, "PodFailed")));
     }
 
     #[test]
     fn messages_name_the_pod_and_a_remedy() {
-        let check = |pod: PodSeen, expected: &str| {
-            let pod = PodSeen { name: "t-a0-r1".to_owned(), ..pod };
-            assert_eq!(ended(&pod, &PATIENCE, Timestamp(300)).unwrap().message, expected);
+        let check = |pod: ObservedPod, expected: &str| {
+            let pod = ObservedPod { name: "t-a0-r1".to_owned(), ..pod };
+            assert_eq!(pod_outcome(&pod, &TIMEOUTS, Timestamp(300)).unwrap().message, expected);
         };
         check(failed(3, "Error"), "pod t-a0-r1: exit code 3");
         check(failed(139, "Error"), "pod t-a0-r1: ended by signal 11");

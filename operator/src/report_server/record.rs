@@ -5,60 +5,60 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use stoker_api::contract::{Directive, Report, ReportEvent};
-use stoker_api::trial::{TrialStatus, WantedState};
+use stoker_api::trial::{DesiredTrialState, TrialStatus};
 use stoker_api::validate::ValidExperiment;
-use stoker_engine::retention::superfluous;
+use stoker_engine::retention::prunable;
 use stoker_engine::trial::{
-    Recorded, SearchedMetric, TrialRecord, Wanted, directive, record_report,
+    ReportEffect, SearchedMetric, TargetState, TrialRecord, directive, record_report,
 };
 
-use super::auth::Denied;
-use super::{Door, Refusal, Taken};
+use super::auth::AuthError;
+use super::{Accepted, Refusal, ReportServer};
 use crate::cache::Key;
+use crate::context::Context;
 use crate::error::{Error, request};
 use crate::metrics::Answer;
 use crate::objects::CachedTrial;
-use crate::trial::apply::{keep, write_status};
-use crate::world::World;
+use crate::trial::apply::{cache_trial, write_status};
 
 /// Maximum number of tries to write a report while other clients write the trial.
 const TRIES_MAX: u32 = 16;
 /// Steps on the way to the granted length at which progress is recorded. Storage has finer
 /// progress.
-const PROGRESS_PARTS: u64 = 4;
+const PROGRESS_STEPS: u64 = 4;
 /// Interval between two writes of validations that decide nothing. Storage has all of them.
-const HOLD: Duration = Duration::from_secs(5);
+const WRITE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Returns the trial with this name and UID, from the cache or else from the API server. Returns
 /// `None` if it was deleted, even if another trial has its name now.
-pub(super) async fn owned(
-    world: &World,
+pub(super) async fn owned_trial(
+    context: &Context,
     key: &Key,
     uid: &str,
-) -> Result<Option<Arc<CachedTrial>>, Denied> {
-    match world.trials.get(key).filter(|trial| trial.uid() == uid) {
+) -> Result<Option<Arc<CachedTrial>>, AuthError> {
+    match context.trials.get(key).filter(|trial| trial.uid() == uid) {
         Some(trial) => Ok(Some(trial)),
-        None => read_owned(world, key, uid).await,
+        None => read_owned_trial(context, key, uid).await,
     }
 }
 
-/// Same as [`owned`], but always from the API server.
-pub(super) async fn read_owned(
-    world: &World,
+/// Same as [`owned_trial`], but always from the API server.
+pub(super) async fn read_owned_trial(
+    context: &Context,
     key: &Key,
     uid: &str,
-) -> Result<Option<Arc<CachedTrial>>, Denied> {
-    let api = world.trial_api(&key.namespace);
+) -> Result<Option<Arc<CachedTrial>>, AuthError> {
+    let api = context.trial_api(&key.namespace);
     let trial = request(format!("read trial {key}"), api.get_opt(&key.name)).await;
-    let trial = trial.map_err(|error| Denied::Away(error.to_string()))?;
-    Ok(trial.map(|trial| keep(world, trial)).filter(|trial| trial.uid() == uid))
+    let trial = trial.map_err(|error| AuthError::Unavailable(error.to_string()))?;
+    Ok(trial.map(|trial| cache_trial(context, trial)).filter(|trial| trial.uid() == uid))
 }
 
 /// Returns the owning experiment of a trial. A later experiment with its name may search another
 /// metric.
-fn experiment(world: &World, trial: &CachedTrial) -> Result<Arc<ValidExperiment>, Refusal> {
+fn experiment(context: &Context, trial: &CachedTrial) -> Result<Arc<ValidExperiment>, Refusal> {
     let key = trial.experiment_key();
-    let experiment = world.experiments.get(&key).filter(|experiment| {
+    let experiment = context.experiments.get(&key).filter(|experiment| {
         let mut owners = trial.trial.metadata.owner_references.iter().flatten();
         owners.any(|owner| owner.uid == experiment.uid())
     });
@@ -70,29 +70,29 @@ fn experiment(world: &World, trial: &CachedTrial) -> Result<Arc<ValidExperiment>
 
 /// Records a report of the trial with this UID if it contains something new, and answers it.
 pub(super) async fn record(
-    door: &Arc<Door>,
+    server: &Arc<ReportServer>,
     key: &Key,
     uid: &str,
     report: &Report,
-) -> Result<Taken, Refusal> {
-    let begin_hold = || {
-        let (door, key, uid) = (door.clone(), key.clone(), uid.to_owned());
-        tokio::spawn(async move { write_held(&door, &key, &uid).await });
+) -> Result<Accepted, Refusal> {
+    let start_delay = || {
+        let (server, key, uid) = (server.clone(), key.clone(), uid.to_owned());
+        tokio::spawn(async move { write_delayed(&server, &key, &uid).await });
     };
-    record_with(door, key, uid, report, Some(&begin_hold)).await
+    record_with(server, key, uid, report, Some(&start_delay)).await
 }
 
 /// Writes the delayed validations of a trial at intervals, until an interval passes without one.
-async fn write_held(door: &Door, key: &Key, uid: &str) {
+async fn write_delayed(server: &ReportServer, key: &Key, uid: &str) {
     loop {
-        tokio::time::sleep(HOLD).await;
-        let Some(report) = door.held.next(uid) else { return };
+        tokio::time::sleep(WRITE_INTERVAL).await;
+        let Some(report) = server.delayed.next(uid) else { return };
         // A failed write is retried after the next interval, since no caller waits for it.
-        match record_with(door, key, uid, &report, None).await {
-            Ok(_) => door.held.drop_written(uid, &report),
+        match record_with(server, key, uid, &report, None).await {
+            Ok(_) => server.delayed.drop_written(uid, &report),
             Err(Refusal { answer: Answer::Refused, why, .. }) => {
                 tracing::warn!(trial = %key, why, "validation not recorded");
-                door.held.drop_written(uid, &report);
+                server.delayed.drop_written(uid, &report);
             }
             Err(Refusal { why, .. }) => {
                 tracing::debug!(trial = %key, why, "validation not recorded yet; retrying");
@@ -102,95 +102,119 @@ async fn write_held(door: &Door, key: &Key, uid: &str) {
 }
 
 /// Same as [`record`]. A validation that decides nothing may be delayed, except the first one, for
-/// which `begin_hold` is called. Without `begin_hold`, the report is a delayed one.
+/// which `start_delay` is called. Without `start_delay`, the report is a delayed one.
 async fn record_with(
-    door: &Door,
+    server: &ReportServer,
     key: &Key,
     uid: &str,
     report: &Report,
-    begin_hold: Option<&(dyn Fn() + Sync)>,
-) -> Result<Taken, Refusal> {
-    let world = &door.world;
-    let mut current = owned(world, key, uid).await?;
+    start_delay: Option<&(dyn Fn() + Sync)>,
+) -> Result<Accepted, Refusal> {
+    let context = &server.context;
+    let mut current = owned_trial(context, key, uid).await?;
     let (mut is_live, mut may_write) = (false, false);
     for _ in 0..TRIES_MAX {
-        let Some(trial) = current else { return Ok(Taken::fenced()) };
-        let valid = experiment(world, &trial)?;
-        let searcher = &valid.spec.searcher;
-        let searched = SearchedMetric {
-            name: &searcher.metric,
-            smaller_is_better: searcher.smaller_is_better,
-        };
+        let Some(trial) = current else { return Ok(Accepted::fenced()) };
+        let valid = experiment(context, &trial)?;
         let before = &trial.record.status;
         let mut record = trial.record.clone();
-        let directive = |record: &TrialRecord| directive_for(record, report.attempt);
-        match record_report(&mut record, report, &searched) {
-            Recorded::Repeat => return Ok(Taken::new(Answer::Repeat, directive(&record))),
-            Recorded::New if is_fine(before, &record.status, report) => {
-                return Ok(Taken::new(Answer::Repeat, directive(&record)));
+        let accepted = |answer, record: &TrialRecord| {
+            Ok(Accepted::new(answer, directive_for(record, report.attempt)))
+        };
+        match record_report(&mut record, report, &searched_metric(&valid)) {
+            ReportEffect::Repeat => return accepted(Answer::Repeat, &record),
+            ReportEffect::New if is_minor_progress(before, &record.status, report) => {
+                return accepted(Answer::Repeat, &record);
             }
-            Recorded::New => {
+            ReportEffect::New => {
                 let is_idle = is_idle_validation(before, &record.status, report);
-                if let (true, Some(begin_hold)) = (is_idle, begin_hold) {
-                    if door.held.hold(uid, report) {
-                        return Ok(Taken::new(Answer::Held, directive(&record)));
+                if let (true, Some(start_delay)) = (is_idle, start_delay) {
+                    if server.delayed.delay(uid, report) {
+                        return accepted(Answer::Held, &record);
                     }
-                    begin_hold();
+                    start_delay();
                 }
                 if !may_write {
                     may_write = true;
-                    if door.wait_to_write(key, decides(report)).await? {
-                        current = owned(world, key, uid).await?;
+                    if server.wait_to_write(key, is_decisive(report)).await? {
+                        current = owned_trial(context, key, uid).await?;
                         continue;
                     }
                 }
-                let held = door.held.get(uid).filter(|held| held != report);
-                if let Some(held) = &held {
-                    // Record the older, delayed report first, so that the newer report prevails.
-                    record = trial.record.clone();
-                    record_report(&mut record, held, &searched);
-                    record_report(&mut record, report, &searched);
-                }
-                // Keep the record small, however often the program saves. The trainer deletes the
-                // files.
-                let storage = &valid.spec.checkpoint_storage;
-                let checkpoints = &mut record.status.checkpoints;
-                let pruned = match begin_hold {
-                    Some(_) => superfluous(storage, searcher.smaller_is_better, checkpoints),
-                    // A delayed report has no response that could name files to delete.
-                    None => vec![],
-                };
-                checkpoints.retain(|checkpoint| !pruned.contains(&checkpoint.name));
-                match write_status(world, &trial, record.status).await {
-                    Ok(written) => {
-                        held.iter().for_each(|held| door.held.drop_written(uid, held));
-                        let taken = Taken::new(Answer::Directive, directive(&written.record));
-                        return Ok(Taken { superfluous: pruned, ..taken });
-                    }
-                    Err(Error::Conflict { .. } | Error::Gone { .. }) => {}
-                    Err(error) => return Err(Refusal::unavailable(error.to_string())),
+                // A delayed report has no response that could name files to delete.
+                let prunes = start_delay.is_some();
+                if let Some(written) = write(server, &trial, &valid, report, record, prunes).await?
+                {
+                    return Ok(written);
                 }
             }
             // The cache may be older than the attempt, so check the API server before fencing or
             // refusing.
-            Recorded::Fenced if is_live => return Ok(Taken::fenced()),
-            Recorded::Refused { why } if is_live => {
+            ReportEffect::Fenced if is_live => return Ok(Accepted::fenced()),
+            ReportEffect::Refused { why } if is_live => {
                 let status = StatusCode::UNPROCESSABLE_ENTITY;
                 return Err(Refusal::new(Answer::Refused, status, why));
             }
-            Recorded::Fenced | Recorded::Refused { .. } => {}
+            ReportEffect::Fenced | ReportEffect::Refused { .. } => {}
         }
-        current = read_owned(world, key, uid).await?;
+        current = read_owned_trial(context, key, uid).await?;
         is_live = true;
     }
     let why = format!("trial {key} has too many concurrent writes; retry later");
     Err(Refusal::unavailable(why))
 }
 
+/// Writes `record`, which contains `report`, together with a delayed report of the trial. Returns
+/// `None` if the trial was changed or deleted since it was read.
+async fn write(
+    server: &ReportServer,
+    trial: &CachedTrial,
+    valid: &ValidExperiment,
+    report: &Report,
+    mut record: TrialRecord,
+    prunes: bool,
+) -> Result<Option<Accepted>, Refusal> {
+    let searched = searched_metric(valid);
+    let delayed = server.delayed.get(trial.uid()).filter(|delayed| delayed != report);
+    if let Some(delayed) = &delayed {
+        // Record the older, delayed report first, so that the newer report prevails.
+        record = trial.record.clone();
+        record_report(&mut record, delayed, &searched);
+        record_report(&mut record, report, &searched);
+    }
+    // Keep the record small, however often the program saves. The trainer deletes the files.
+    let checkpoints = &mut record.status.checkpoints;
+    let pruned = match prunes {
+        true => prunable(&valid.spec.checkpoint_storage, searched.smaller_is_better, checkpoints),
+        false => vec![],
+    };
+    checkpoints.retain(|checkpoint| !pruned.contains(&checkpoint.name));
+    match write_status(&server.context, trial, record.status).await {
+        Ok(written) => {
+            delayed.iter().for_each(|delayed| server.delayed.drop_written(trial.uid(), delayed));
+            let directive = directive_for(&written.record, report.attempt);
+            let accepted = Accepted::new(Answer::Directive, directive);
+            Ok(Some(Accepted { prunable: pruned, ..accepted }))
+        }
+        Err(Error::Conflict { .. } | Error::Gone { .. }) => Ok(None),
+        Err(error) => Err(Refusal::unavailable(error.to_string())),
+    }
+}
+
+fn searched_metric(valid: &ValidExperiment) -> SearchedMetric<'_> {
+    let searcher = &valid.spec.searcher;
+    SearchedMetric { name: &searcher.metric, smaller_is_better: searcher.smaller_is_better }
+}
+
 /// Returns the current directive for the trainer of the trial with this UID; `Wait` if the trial
 /// cannot be read.
-pub(super) async fn answer(world: &World, key: &Key, uid: &str, attempt: u32) -> Directive {
-    match owned(world, key, uid).await {
+pub(super) async fn current_directive(
+    context: &Context,
+    key: &Key,
+    uid: &str,
+    attempt: u32,
+) -> Directive {
+    match owned_trial(context, key, uid).await {
         Ok(Some(trial)) => directive_for(&trial.record, attempt),
         Ok(None) => Directive::Fenced,
         Err(_) => Directive::Wait,
@@ -198,16 +222,16 @@ pub(super) async fn answer(world: &World, key: &Key, uid: &str, attempt: u32) ->
 }
 
 fn directive_for(record: &TrialRecord, attempt: u32) -> Directive {
-    let wanted = match record.spec.wanted {
-        WantedState::Run => Wanted::Run,
-        WantedState::Pause => Wanted::Pause,
-        WantedState::Stop | WantedState::Kill => Wanted::Stop,
+    let wanted = match record.spec.desired_state {
+        DesiredTrialState::Run => TargetState::Run,
+        DesiredTrialState::Pause => TargetState::Pause,
+        DesiredTrialState::Stop | DesiredTrialState::Kill => TargetState::Stop,
     };
     directive(record, attempt, wanted)
 }
 
 /// Whether a decision of the search, a restart or a directive can follow from a report.
-fn decides(report: &Report) -> bool {
+fn is_decisive(report: &Report) -> bool {
     match report.event {
         ReportEvent::Progress { .. } => false,
         ReportEvent::Validated { granted_units, .. } => granted_units.is_some(),
@@ -224,13 +248,13 @@ fn is_idle_validation(before: &TrialStatus, after: &TrialStatus, report: &Report
 }
 
 /// Whether a report contains only a little more progress, which is not worth a write.
-fn is_fine(before: &TrialStatus, after: &TrialStatus, report: &Report) -> bool {
+fn is_minor_progress(before: &TrialStatus, after: &TrialStatus, report: &Report) -> bool {
     if !matches!(report.event, ReportEvent::Progress { .. }) {
         return false;
     }
     let part = |batches: u64| match after.batches_total {
         0 => 0,
-        total => batches.saturating_mul(PROGRESS_PARTS) / total,
+        total => batches.saturating_mul(PROGRESS_STEPS) / total,
     };
     let is_same = TrialStatus { batches: before.batches, ..after.clone() } == *before;
     is_same && part(before.batches) == part(after.batches)
@@ -274,7 +298,11 @@ mod tests {
             let event = ReportEvent::Progress { batches_total: total, activity: None };
             let report = Report { version: 1, attempt: 0, batches: after, event };
             let after = TrialStatus { batches_total: total, ..status(after) };
-            assert_eq!(is_fine(&status(before), &after, &report), expected, "{before} {after:?}");
+            assert_eq!(
+                is_minor_progress(&status(before), &after, &report),
+                expected,
+                "{before} {after:?}"
+            );
         };
         check(0, 10, 100, true);
         check(0, 25, 100, false);

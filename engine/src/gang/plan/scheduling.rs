@@ -1,0 +1,64 @@
+//! Waits until all pods of an attempt are scheduled, with deadlines.
+
+use std::collections::BTreeMap;
+
+use stoker_api::trial::AttemptEnd;
+
+use super::super::ObservedPod;
+use super::super::admission::StartStage;
+use super::Planner;
+
+/// Seconds that a start blocks other starts while no scheduler has processed its pods. A pod may
+/// name a scheduler that does not exist.
+const SCHEDULER_RESPONSE_SECONDS: u64 = 60;
+
+impl Planner<'_> {
+    /// Checks the pods that are not scheduled, and ends the attempt at the start deadline.
+    pub(super) fn wait_for_start(&mut self, pods: &BTreeMap<u32, &ObservedPod>) {
+        let view = self.view;
+        for pod in pods.values().filter(|pod| pod.waiting.is_some()) {
+            if let Some(since) = pod.scheduled_at {
+                self.wake(since.plus(view.timeouts.pull_deadline_seconds));
+            }
+        }
+        let unscheduled = || pods.values().filter(|pod| pod.scheduled_at.is_none());
+        let is_rejected = |pod: &&&ObservedPod| pod.unschedulable.is_some();
+        let Some(first) = unscheduled().next() else { return };
+        if let Some(pod) = unscheduled().find(|pod| pod.is_gated()) {
+            // The controller that set the gate decides how long it stays, so no deadline applies.
+            self.plan.start_stage = Some(StartStage::Gated);
+            self.pending_reason = Some(pod.unscheduled_reason());
+            return;
+        }
+        let Some(attempt) = self.plan.record.status.attempts.last_mut() else { return };
+        // A pod does not have the time at which its last gate was removed: while its condition
+        // `PodScheduled` stays false, the condition keeps the transition time of the gate. So the
+        // operator records when it first observed all pods without gates. The record survives a
+        // restart of the operator.
+        let since = *attempt.ungated_at.get_or_insert(view.now);
+        let deadline = view.timeouts.start_deadline_seconds;
+        let until = since.plus(deadline);
+        let (reason, text) = unscheduled().find(is_rejected).unwrap_or(first).unscheduled_reason();
+        // A single pod holds no resources while it is unscheduled, so it waits for a new node
+        // without a deadline.
+        if until <= view.now && view.num_pods > 1 {
+            let text = format!("not all pods were scheduled within {deadline} s: {text}");
+            self.end(AttemptEnd::NotStarted, reason, text);
+            return;
+        }
+        let response_deadline = since.plus(SCHEDULER_RESPONSE_SECONDS);
+        let has_responded =
+            response_deadline <= view.now || unscheduled().any(|pod| is_rejected(&pod));
+        self.plan.start_stage = match has_responded {
+            true => Some(StartStage::Unschedulable),
+            false => Some(StartStage::Scheduling),
+        };
+        if !has_responded {
+            self.wake(response_deadline);
+        }
+        if view.num_pods > 1 {
+            self.wake(until);
+        }
+        self.pending_reason = Some((reason, text));
+    }
+}

@@ -1,0 +1,84 @@
+//! Phase, reason and conditions of a planned trial.
+
+use stoker_api::condition;
+use stoker_api::trial::{DesiredTrialState, Fact, ResultFact};
+
+use super::text::{pod, record};
+use super::{plan_of, view};
+use crate::gang::{GangView, ObservedPod, PodPhase, Waiting, plan};
+
+/// Also checks the reason and the message of a pending trial.
+#[test]
+fn phase_is_running_while_all_pods_run() {
+    let check = |attempts: &str, pods: &str, expected: &str| {
+        let status = plan_of(&record(attempts), pods, 2, 9).record.status;
+        let (reason, message) = (status.reason.unwrap_or_default(), status.message);
+        let text = format!("{:?} {reason} {}", status.phase, message.unwrap_or_default());
+        assert_eq!(text.trim_end(), expected, "{attempts}, {pods}");
+    };
+    check("", "", "Pending WaitingForAdmission other trials start first");
+    check("live", "0@0P", "Pending Starting pods are being created");
+    let gated = "Pending SchedulingGated pod t-a0-r1 is held by scheduling gates: queue.test/a";
+    check("made", "0@0P 1@0H", gated);
+    check("made", "0@0P 1@0U", "Pending Unschedulable pod t-a0-r1 is not scheduled: 0/2 nodes");
+    check("made", "0@0R 1@0S", "Pending Starting not all pods are running yet");
+    check("made", "0@0R 1@0R", "Running");
+    check("made", "0@0R 1@0C", "Running");
+    check("NotStarted@0", "", "Pending BackOff retry at 1970-01-01T00:00:10Z:");
+    let earlier = "Pending EarlierAttempt pod t-a0-r0 of an earlier attempt has not terminated";
+    check("Infra@0", "0@0R", earlier);
+}
+
+#[test]
+fn trials_with_a_result_wait_for_the_search() {
+    let mut record = record("Preempted@1");
+    record.status.facts.push(Fact::Result(ResultFact { units: 9, metric: "0.5".to_owned() }));
+    let status = plan_of(&record, "", 2, 9).record.status;
+    assert_eq!(status.reason.as_deref(), Some("WaitingForSearch"));
+}
+
+#[test]
+fn a_resumed_trial_is_pending_until_it_runs() {
+    let phase_of = |desired_state, attempts: &str, pods: &str| {
+        let mut record = record(attempts);
+        record.spec.desired_state = desired_state;
+        record.status.phase = stoker_api::experiment::Phase::Paused;
+        let status = plan_of(&record, pods, 2, 9).record.status;
+        format!("{:?} {:?}", status.phase, status.reason)
+    };
+    assert_eq!(phase_of(DesiredTrialState::Pause, "Preempted@1", ""), "Paused None");
+    assert_eq!(phase_of(DesiredTrialState::Pause, "made", "0@0R 1@0R"), "Running None");
+    let waits = "Pending Some(\"WaitingForAdmission\")";
+    assert_eq!(phase_of(DesiredTrialState::Run, "Preempted@1", ""), waits);
+}
+
+#[test]
+fn conditions_explain_why_no_attempt_runs() {
+    let check = |attempts: &str, pods: &str, is_admitted, expected: [(&str, bool, &str); 2]| {
+        let mut pods: Vec<ObservedPod> = pods.split_whitespace().map(pod).collect();
+        for pod in &mut pods {
+            if pod.phase == PodPhase::Pending && pod.scheduled_at.is_some() {
+                let reason = "ImagePullBackOff".to_owned();
+                pod.waiting = Some(Waiting { reason, message: String::new() });
+            }
+        }
+        let record = record(attempts);
+        let view = GangView { generation: 7, is_admitted, ..view(&record, &pods, 1) };
+        let conditions = plan(&view).record.status.conditions;
+        for (type_, holds, reason) in expected {
+            let condition = condition::find(&conditions, type_).unwrap();
+            let is_true = condition.status == condition::ConditionStatus::True;
+            assert_eq!((is_true, condition.reason.as_str()), (holds, reason), "{attempts} {type_}");
+            assert_eq!(condition.observed_generation, 7);
+        }
+    };
+    let none = ("Running", false, "NoAttempt");
+    check("", "", false, [("Scheduled", false, "WaitingForAdmission"), none]);
+    check("NotStarted@0", "", true, [("Scheduled", false, "BackOff"), none]);
+    check("Infra@0", "0@0R", true, [("Scheduled", false, "EarlierAttempt"), none]);
+    let starting = ("Running", false, "Starting");
+    check("made", "0@0R 1@0P", true, [("Scheduled", false, "Unschedulable"), starting]);
+    let scheduled = ("Scheduled", true, "AllPodsScheduled");
+    check("made", "0@0R 1@0S", true, [scheduled, ("Running", false, "ImagePullBackOff")]);
+    check("made", "0@0R 1@0R", true, [scheduled, ("Running", true, "AllPodsRunning")]);
+}

@@ -1,0 +1,238 @@
+//! Workers of the leader: background tasks that reconcile the keys of the queues.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::{FutureExt as _, StreamExt as _};
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+use tokio::sync::watch;
+
+use crate::cache::{Cached as _, Key};
+use crate::context::Context;
+use crate::error::{Error, request};
+use crate::metrics::{Kind, with_cpu_seconds};
+use crate::tasks::Tasks;
+
+/// Annotation of a trial: identity and transition count of the leader that last swept it.
+const ANNOTATION_LEADER: &str = "stoker.dev/leader";
+/// Concurrent writes of the sweep after a change of leader.
+const SWEEP_WIDTH: usize = 16;
+/// Workers per kind of object, that is, concurrent reconciles.
+const EXPERIMENT_WORKERS: usize = 4;
+const TRIAL_WORKERS: usize = 16;
+const JOB_WORKERS: usize = 4;
+/// Delay of a key that is due while the lease has lapsed. The lease may be renewed late; then the
+/// key must not be lost.
+const LAPSED_LEASE_DELAY: Duration = Duration::from_millis(200);
+/// Delays after consecutive errors; further errors use the last.
+const ERROR_WAITS: [Duration; 5] = [
+    Duration::from_millis(200),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_secs(5),
+    Duration::from_secs(15),
+];
+
+/// Background tasks that reconcile experiments, trials and jobs while this replica leads.
+pub(super) struct Workers {
+    pub(super) tasks: Tasks,
+    /// Number of leader changes when the tasks started.
+    pub(super) transitions: i32,
+}
+
+/// Starts the workers. They reconcile nothing before the caches are up to date.
+pub(super) fn start(context: &Arc<Context>, transitions: i32) -> Workers {
+    let mut tasks = Tasks::default();
+    let ready = watch::Sender::new(false);
+    for _ in 0..EXPERIMENT_WORKERS {
+        let (context, mut ready) = (context.clone(), ready.subscribe());
+        tasks.spawn("experiment worker", async move {
+            if ready.wait_for(|is_set| *is_set).await.is_ok() {
+                reconcile_experiments(context).await;
+            }
+        });
+    }
+    for _ in 0..TRIAL_WORKERS {
+        let (context, mut ready) = (context.clone(), ready.subscribe());
+        tasks.spawn("trial worker", async move {
+            if ready.wait_for(|is_set| *is_set).await.is_ok() {
+                reconcile_trials(context).await;
+            }
+        });
+    }
+    for _ in 0..JOB_WORKERS {
+        let (context, mut ready) = (context.clone(), ready.subscribe());
+        tasks.spawn("job worker", async move {
+            if ready.wait_for(|is_set| *is_set).await.is_ok() {
+                reconcile_jobs(context).await;
+            }
+        });
+    }
+    let context = context.clone();
+    tasks.spawn("start of the workers", async move {
+        // The caches may lack the last writes of the previous leader.
+        context.refresh().await;
+        if transitions > 0 {
+            sweep(&context, transitions).await;
+        }
+        context.experiment_queue.set_closed(false);
+        context.trial_queue.set_closed(false);
+        context.job_queue.set_closed(false);
+        context.add_all();
+        ready.send_replace(true);
+        // The sender must outlive its receivers.
+        std::future::pending::<()>().await;
+    });
+    Workers { tasks, transitions }
+}
+
+/// Ends the workers. In-flight reconciles are cancelled at their current await point.
+pub(super) async fn stop(context: &Context, mut workers: Workers) {
+    context.experiment_queue.set_closed(true);
+    context.trial_queue.set_closed(true);
+    context.job_queue.set_closed(true);
+    workers.tasks.shutdown().await;
+    context.experiment_queue.clear();
+    context.trial_queue.clear();
+    context.admission.clear();
+    context.job_queue.clear();
+}
+
+/// Gives every open trial a new version, so that in-flight writes of the previous leader fail.
+async fn sweep(context: &Arc<Context>, transitions: i32) {
+    let mut open = context.trials.all();
+    open.retain(|trial| !trial.record.status.phase.is_terminal());
+    let touches: Vec<_> =
+        open.iter().map(|trial| touch(context.clone(), trial.key(), transitions)).collect();
+    let touched = futures::stream::iter(touches).buffer_unordered(SWEEP_WIDTH);
+    let touched: Vec<bool> = touched.collect().await;
+    let num = touched.iter().filter(|is_touched| **is_touched).count();
+    tracing::info!(trials = num, "fenced open trials against the previous leader");
+}
+
+async fn touch(context: Arc<Context>, key: Key, transitions: i32) -> bool {
+    let value = format!("{}/{transitions}", context.options.identity);
+    let patch = json!({ "metadata": { "annotations": { ANNOTATION_LEADER: value } } });
+    let api = context.trial_api(&key.namespace);
+    context.metrics.writes.get_or_create(&Kind { kind: "trial_touch" }).inc();
+    for wait in ERROR_WAITS {
+        let (parameters, patch) = (PatchParams::default(), Patch::Merge(&patch));
+        let operation = format!("touch trial {key}");
+        match request(operation, api.patch(&key.name, &parameters, &patch)).await {
+            Ok(touched) => {
+                context.trials.put(crate::objects::CachedTrial::new(touched));
+                return true;
+            }
+            Err(Error::Gone { .. }) => {
+                context.trials.forget(&key);
+                return false;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "retrying");
+                tokio::time::sleep(wait).await;
+            }
+        }
+    }
+    false
+}
+
+async fn reconcile_experiments(context: Arc<Context>) {
+    let mut failures = Failures::default();
+    while let Some(key) = context.experiment_queue.next().await {
+        let start = Instant::now();
+        let result = match context.is_leader() {
+            true => {
+                catch_panic(&context, "experiment", crate::experiment::reconcile(&context, &key))
+                    .await
+            }
+            false => Ok(Some(LAPSED_LEASE_DELAY)),
+        };
+        let wait = failures.wait(&context, "experiment", &key, start, result);
+        context.experiment_queue.done(key, wait);
+    }
+}
+
+async fn reconcile_trials(context: Arc<Context>) {
+    let mut failures = Failures::default();
+    while let Some(key) = context.trial_queue.next().await {
+        let start = Instant::now();
+        let result = match context.is_leader() {
+            true => catch_panic(&context, "trial", crate::trial::reconcile(&context, &key)).await,
+            false => Ok(Some(LAPSED_LEASE_DELAY)),
+        };
+        let wait = failures.wait(&context, "trial", &key, start, result);
+        context.trial_queue.done(key, wait);
+    }
+}
+
+async fn reconcile_jobs(context: Arc<Context>) {
+    let mut failures = Failures::default();
+    while let Some(key) = context.job_queue.next().await {
+        let start = Instant::now();
+        let result = match context.is_leader() {
+            true => catch_panic(&context, "job", crate::job::reconcile(&context, &key)).await,
+            false => Ok(Some(LAPSED_LEASE_DELAY)),
+        };
+        let wait = failures.wait(&context, "job", &key, start, result);
+        context.job_queue.done(key, wait);
+    }
+}
+
+/// Contains a panic to one object: the panic is logged where it occurs, and the object is retried.
+async fn catch_panic(
+    context: &Context,
+    kind: &'static str,
+    reconcile: impl Future<Output = Result<Option<Duration>, Error>>,
+) -> Result<Option<Duration>, Error> {
+    let panicked = |_| {
+        let operation = format!("reconcile this {kind}");
+        Err(Error::Unavailable {
+            operation,
+            reason: "internal error (panic); see the operator's log".to_owned(),
+        })
+    };
+    let reconcile = AssertUnwindSafe(reconcile).catch_unwind();
+    let (result, seconds) = with_cpu_seconds(reconcile).await;
+    context.metrics.reconcile_cpu_seconds.get_or_create(&Kind { kind }).inc_by(seconds);
+    result.unwrap_or_else(panicked)
+}
+
+/// Consecutive failures of each key, as one worker observed them.
+#[derive(Debug, Default)]
+struct Failures(std::collections::HashMap<Key, usize>);
+
+impl Failures {
+    fn wait(
+        &mut self,
+        context: &Context,
+        kind: &'static str,
+        key: &Key,
+        start: Instant,
+        result: Result<Option<Duration>, Error>,
+    ) -> Option<Duration> {
+        let seconds = start.elapsed().as_secs_f64();
+        context.metrics.reconcile_seconds.get_or_create(&Kind { kind }).observe(seconds);
+        let error = match result {
+            Ok(wait) => {
+                self.0.remove(key);
+                return wait;
+            }
+            // The newer version is in the cache or arrives there soon.
+            Err(error @ (Error::Conflict { .. } | Error::Gone { .. })) => {
+                tracing::debug!(%error, "retrying");
+                let num = self.0.entry(key.clone()).or_default();
+                *num += 1;
+                return Some(Duration::from_millis(50 << (*num).min(6)));
+            }
+            Err(error) => error,
+        };
+        context.metrics.errors.get_or_create(&Kind { kind }).inc();
+        let num = self.0.entry(key.clone()).or_default();
+        let wait = ERROR_WAITS[(*num).min(ERROR_WAITS.len() - 1)];
+        *num += 1;
+        tracing::warn!(%error, kind, key = %key, wait_ms = wait.as_millis() as u64, "retrying");
+        Some(wait)
+    }
+}

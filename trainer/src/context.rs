@@ -14,7 +14,7 @@ use stoker_api::names::{ENV_CACHE, ENV_TEST};
 use crate::callback::{Callback, Control};
 use crate::checkpoint::CheckpointSource;
 use crate::collective::{Distributed, Doing};
-use crate::data::{Data, Plan};
+use crate::data::{Data, LoaderPlan};
 use crate::error::unraised;
 use crate::outlet::Outlet;
 use crate::step::{Metrics, StepOutput};
@@ -346,7 +346,7 @@ impl Context {
         }
         let model = model.valid();
         let model = precision::lowered(&model, self.config.mixed_precision);
-        let plan = self.plan(batch_size, false);
+        let plan = self.loader_plan(batch_size, false);
         let steps = data.steps(&plan);
         unraised(|| {
             for (index, batch) in (0..).zip(data.loader(plan, 0..steps)) {
@@ -359,13 +359,13 @@ impl Context {
     }
 
     /// Returns how this rank reads data in batches of `batch_size`, for [`Data::loader`].
-    pub fn plan(&self, batch_size: usize, training: bool) -> Plan {
-        let (rank, world) = (self.ranks.rank(), self.ranks.size());
+    pub fn loader_plan(&self, batch_size: usize, training: bool) -> LoaderPlan {
+        let (rank, world_size) = (self.ranks.rank(), self.ranks.size());
         let device = self.device.clone();
-        Plan {
-            global_batch: batch_size * world,
+        LoaderPlan {
+            global_batch: batch_size * world_size,
             rank,
-            world,
+            world_size,
             seed: u64::from(self.config.seed),
             shuffle: training,
             device: if training { device } else { device.without_autodiff() },

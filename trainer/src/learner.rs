@@ -100,7 +100,7 @@ impl Context {
         data: Data<B>,
         batch_size: usize,
     ) -> Arc<dyn DataLoader<B>> {
-        let loader = Arc::new(Sharded::new(data, self.plan(batch_size, true), batch_size));
+        let loader = Arc::new(Sharded::new(data, self.loader_plan(batch_size, true), batch_size));
         locked(&self.learning.0).loaders.push(loader.clone());
         loader
     }

@@ -77,14 +77,15 @@ pub use checkpoint::CheckpointSource;
 pub use collective::{Collective, Distributed, ThreadRank};
 pub use context::Context;
 pub use data::{
-    At, Data, Field, Found, Loader, Pass, Permutation, Plan, Rows, Sequence, Source, Stream,
+    BatchContext, Data, Field, IntoItem, Loader, LoaderPlan, Pass, Permutation, Rows, Sequence,
+    Source, Stream,
 };
 pub use device::host;
 pub use error::{Error, Interrupted, InvalidHyperparameters, InvalidInput, Result, raise};
 pub use inference::{Inference, infer, infer_with};
 pub use optim::{Optimizers, Schedule};
 pub use record::WeightsFile;
-pub use rng::key;
+pub use rng::mix_seed;
 pub use session::{ClusterInfo, Download, PreemptMode, Profiler, Saved, Session, Upload};
 pub use step::{Metrics, Number, StepOutput};
 pub use train::{

@@ -155,9 +155,9 @@ impl Optimizers {
     pub(crate) fn draw_weights<M: Module>(&self, context: &Context, model: M) -> M {
         #[cfg(feature = "learner")]
         if self.foreign.is_some() {
-            return rng::exclusive(|| record::initialise(model));
+            return rng::exclusive(|| record::initialize(model));
         }
-        context.draw_weights(|| record::initialise(model))
+        context.draw_weights(|| record::initialize(model))
     }
 
     /// Returns the number of batches per step.
@@ -194,13 +194,13 @@ impl Optimizers {
     }
 
     /// Returns the gradients of a step, given the sums over all ranks.
-    pub(crate) fn normalise<M: Module>(
+    pub(crate) fn normalize<M: Module>(
         &self,
         model: &M,
         sum: GradientSum,
         ranks: &dyn Collective,
     ) -> Result<GradientsParams> {
-        sum.normalise(model, self.clip_norm, ranks)
+        sum.normalize(model, self.clip_norm, ranks)
     }
 
     /// Takes one step with these gradients.

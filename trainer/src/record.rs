@@ -13,7 +13,7 @@ use bytes::Bytes;
 use crate::callback::Weights;
 use crate::checkpoint::Parts;
 use crate::collective::Collective;
-use crate::rng::key;
+use crate::rng::mix_seed;
 use crate::{Error, Result};
 
 mod exchange;
@@ -27,7 +27,7 @@ pub(crate) const MODEL: &str = "model.bpk";
 /// Initializes the model's weights now, in the order of its fields, and numbers its parameter IDs
 /// in that order. Otherwise both would differ between processes: burn samples a weight on first
 /// use, and IDs at random.
-pub(crate) fn initialise<M: Module>(model: M) -> M {
+pub(crate) fn initialize<M: Module>(model: M) -> M {
     let _ = paths(&model);
     model.map(&mut Renumber::default())
 }
@@ -286,13 +286,13 @@ pub(crate) fn share_buffers<M: Module>(model: M, ranks: &dyn Collective) -> Resu
     Ok(model.map(&mut Write(values.into_iter())))
 }
 
-/// Returns `true` for IDs of buffers. The IDs of parameters are small, from [`initialise`].
+/// Returns `true` for IDs of buffers. The IDs of parameters are small, from [`initialize`].
 fn is_buffer(id: ParamId) -> bool {
     id.val() > u64::from(u32::MAX)
 }
 
 /// Rewrites burn's bytes with the tensors sorted by name, because burn's optimizers write them in
-/// random order. Running statistics keep the random IDs of their construction, which [`initialise`]
+/// random order. Running statistics keep the random IDs of their construction, which [`initialize`]
 /// cannot change and nothing reads. They are replaced by a hash of the name.
 pub(crate) fn canonical(bytes: BurnBytes) -> Result<Bytes> {
     let reader = burn_pack::Reader::from_bytes(bytes)?;
@@ -340,7 +340,7 @@ pub(crate) fn to_burn(bytes: &Bytes) -> BurnBytes {
 /// Returns an ID derived from the name, above all parameter IDs.
 fn name_id(name: &str) -> u64 {
     let bytes: Vec<u64> = name.bytes().map(u64::from).collect();
-    key(&bytes) | 1 << 63
+    mix_seed(&bytes) | 1 << 63
 }
 
 /// Converts from burn's byte type.

@@ -33,10 +33,10 @@ pub(crate) fn mix(value: u64) -> u64 {
 /// # Examples
 ///
 /// ```
-/// use stoker_trainer::key;
-/// assert_ne!(key(&[1, 2]), key(&[2, 1]));
+/// use stoker_trainer::mix_seed;
+/// assert_ne!(mix_seed(&[1, 2]), mix_seed(&[2, 1]));
 /// ```
-pub fn key(parts: &[u64]) -> u64 {
+pub fn mix_seed(parts: &[u64]) -> u64 {
     parts.iter().fold(0, |seed, part| mix(seed ^ mix(*part)))
 }
 
@@ -70,7 +70,7 @@ pub(crate) fn exclusive<T>(act: impl FnOnce() -> T) -> T {
 /// Calls `draw` with the stream seeded for weights. No other thread can seed the stream meanwhile.
 pub(crate) fn draw_weights<T>(device: &Device, seed: u32, draw: impl FnOnce() -> T) -> T {
     exclusive(|| {
-        device.seed(key(&[u64::from(seed), WEIGHTS]));
+        device.seed(mix_seed(&[u64::from(seed), WEIGHTS]));
         draw()
     })
 }
@@ -78,7 +78,7 @@ pub(crate) fn draw_weights<T>(device: &Device, seed: u32, draw: impl FnOnce() ->
 /// Seeds burn's stream for batch `batch` on this rank, so that a resumed run samples the same
 /// numbers as an uninterrupted one.
 pub(crate) fn seed_step(device: &Device, seed: u32, batch: u64, rank: usize) {
-    exclusive(|| device.seed(key(&[u64::from(seed), STEP, batch, rank as u64])));
+    exclusive(|| device.seed(mix_seed(&[u64::from(seed), STEP, batch, rank as u64])));
 }
 
 #[cfg(test)]

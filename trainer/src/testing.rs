@@ -408,7 +408,10 @@ mod tests {
             "hyperparameters": {
                 "global_batch_size": {"int": {"min": 8, "max": 25}},
                 "rate": {"log": {"min": -3, "max": -1}},
-                "nested": {"of": {"double": {"min": 0.0, "max": 1.0}}, "kind": {"categorical": ["a", "b"]}},
+                "nested": {
+                    "of": {"double": {"min": 0.0, "max": 1.0}},
+                    "kind": {"categorical": ["a", "b"]},
+                },
             },
             "searcher": {"metric": metric, "maxLength": {"batches": 9}, "random": {"maxTrials": 2}},
             "reproducibility": {"experimentSeed": 5},

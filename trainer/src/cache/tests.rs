@@ -10,7 +10,7 @@ use stoker_storage::Storage;
 
 use super::*;
 use crate::callback::{Callback, Control, Logs};
-use crate::{Fit, Fitted, Optimizers, Plan, Standalone, StepOutput, key};
+use crate::{Fit, Fitted, LoaderPlan, Optimizers, Standalone, StepOutput, mix_seed};
 
 type Sample = (u64, Vec<u8>);
 
@@ -23,7 +23,7 @@ fn alone(folder: Option<&Path>) -> Context {
 const SAMPLE_BYTES: usize = 1_000;
 
 fn sample(index: u64) -> Sample {
-    let byte = |at: usize| key(&[index, at as u64]) as u8;
+    let byte = |at: usize| mix_seed(&[index, at as u64]) as u8;
     (index, (0..SAMPLE_BYTES).map(byte).collect())
 }
 
@@ -364,10 +364,10 @@ fn set_data_can_start_at_any_batch() {
         };
         set.data(batcher).workers(workers)
     };
-    let plan = || Plan {
+    let plan = || LoaderPlan {
         global_batch: 8,
         rank: 0,
-        world: 1,
+        world_size: 1,
         seed: 1,
         shuffle: true,
         device: Device::flex(),

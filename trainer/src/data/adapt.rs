@@ -8,7 +8,7 @@ use burn::data::dataset::Dataset;
 use burn::tensor::Device;
 
 use super::indexed::Items;
-use super::{At, Batches, Data, Origin, Plan, Source, Tape};
+use super::{BatchContext, Batches, Data, LoaderPlan, Origin, Source, Tape};
 use crate::Result;
 
 impl<B> Clone for Data<B> {
@@ -70,8 +70,8 @@ impl<B, C> Source<C> for Mapped<dyn Source<B>, fn(B, usize) -> C> {
         self.of.samples()
     }
 
-    fn batch(&self, samples: &[usize], at: &At) -> Result<C> {
-        Ok((self.map)(self.of.batch(samples, at)?, samples.len()))
+    fn batch(&self, samples: &[usize], context: &BatchContext) -> Result<C> {
+        Ok((self.map)(self.of.batch(samples, context)?, samples.len()))
     }
 
     fn is_batched(&self) -> bool {
@@ -92,7 +92,7 @@ impl<B, C> Tape<C> for Mapped<dyn Tape<B>, fn(B, usize) -> C> {
         self.of.steps()
     }
 
-    fn open<'a>(&'a self, plan: &Plan, batches: Range<u64>) -> Batches<'a, C> {
+    fn open<'a>(&'a self, plan: &LoaderPlan, batches: Range<u64>) -> Batches<'a, C> {
         let map = |batch: Option<B>| batch.map(|batch| (self.map)(batch, 1));
         Box::new(self.of.open(plan, batches).map(move |batch| batch.map(map)))
     }
@@ -108,11 +108,11 @@ impl<B> Source<B> for Part<B> {
         self.range.len()
     }
 
-    fn batch(&self, samples: &[usize], at: &At) -> Result<B> {
+    fn batch(&self, samples: &[usize], context: &BatchContext) -> Result<B> {
         let Origin::Indexed(source) = &self.of else {
             return Err("cannot take a part of a stream: streams have no random access".into());
         };
         let samples: Vec<usize> = samples.iter().map(|sample| self.range.start + sample).collect();
-        source.batch(&samples, at)
+        source.batch(&samples, context)
     }
 }

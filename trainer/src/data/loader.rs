@@ -92,7 +92,7 @@ impl<B: Send + 'static> Loader<B> {
     /// Starts one thread that reads up to `queue` batches ahead.
     pub(super) fn read(
         tape: Arc<dyn super::Tape<B>>,
-        plan: super::Plan,
+        plan: super::LoaderPlan,
         batches: Range<u64>,
         queue: usize,
     ) -> Self {

@@ -1,11 +1,11 @@
 //! Assignment of samples to batches and ranks.
 
-use super::{Permutation, Plan};
-use crate::rng::{ORDER, key};
+use super::{LoaderPlan, Permutation};
+use crate::rng::{ORDER, mix_seed};
 
 /// Sample order over all epochs, and its distribution over ranks.
 pub(super) struct Order {
-    pub(super) plan: Plan,
+    pub(super) plan: LoaderPlan,
     /// Number of samples in an epoch.
     pub(super) samples: usize,
     /// Number of samples in a batch, over all ranks.
@@ -31,12 +31,12 @@ impl Order {
         Places { epoch: batch / self.steps, first, end }
     }
 
-    /// Returns `true` if the position belongs to this rank: `(place + turn) % world == rank`.
+    /// Returns `true` if the position belongs to this rank: `(place + turn) % world_size == rank`.
     /// `turn` shifts the assignment between epochs so that uneven shares rotate over the ranks.
     pub(super) fn is_mine(&self, epoch: u64, place: usize) -> bool {
-        let Plan { rank, world, .. } = self.plan;
-        let turn = (epoch % world as u64) as usize * (self.samples % world);
-        (place + turn) % world == rank
+        let LoaderPlan { rank, world_size, .. } = self.plan;
+        let turn = (epoch % world_size as u64) as usize * (self.samples % world_size);
+        (place + turn) % world_size == rank
     }
 
     /// Returns this rank's samples of a batch.
@@ -47,7 +47,8 @@ impl Order {
             return places.collect();
         }
         let epoch = if self.reshuffle { epoch } else { 0 };
-        let order = Permutation::new(self.samples as u64, key(&[self.plan.seed, ORDER, epoch]));
+        let order =
+            Permutation::new(self.samples as u64, mix_seed(&[self.plan.seed, ORDER, epoch]));
         places.map(|place| order.at(place as u64) as usize).collect()
     }
 }

@@ -10,7 +10,7 @@
 //! 3. The result is `l << h | r`. While it is `n` or more, apply the rounds to it again (cycle
 //!    walking). This terminates because the start value is below `n`.
 //!
-//! The key of an epoch is `key(&[trial seed, 3, epoch])`.
+//! The key of an epoch is `mix_seed(&[trial seed, 3, epoch])`.
 
 use crate::rng::mix;
 

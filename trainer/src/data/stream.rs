@@ -8,7 +8,7 @@ use burn::tensor::Device;
 
 use super::{Data, Origin};
 use crate::Result;
-use crate::rng::{STREAM, key};
+use crate::rng::{STREAM, mix_seed};
 
 mod batches;
 mod items;
@@ -144,7 +144,7 @@ impl<T: Send + 'static> Stream<T> {
             let map = map.clone();
             Box::new(items.zip(0..).map(move |(item, index): (Result<Lazy<T>>, u64)| {
                 let (item, map) = (item?, map.clone());
-                let seed = key(&[pass.seed, STREAM, pass.epoch, stage, index]);
+                let seed = mix_seed(&[pass.seed, STREAM, pass.epoch, stage, index]);
                 Ok(Box::new(move || map(item()?, seed)) as Lazy<U>)
             }))
         })
@@ -170,7 +170,7 @@ impl<T: Send + 'static> Stream<T> {
     pub fn shuffle(self, buffer: usize) -> Self {
         let samples = self.samples;
         self.then(samples, move |items, pass, stage| {
-            let seed = key(&[pass.seed, STREAM, pass.epoch, stage]);
+            let seed = mix_seed(&[pass.seed, STREAM, pass.epoch, stage]);
             let buffer = buffer.max(1);
             Box::new(Mixed { items, waiting: Vec::new(), buffer, seed, drawn: 0 })
         })

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::Plan;
+use super::LoaderPlan;
 use crate::Result;
 
 /// Batches of this rank; `None` if this rank has no sample in a batch.
@@ -22,7 +22,7 @@ pub(crate) trait Tape<B>: Send + Sync {
 
     /// Returns batches from `batches.start` on, counted over all epochs. Implementations may ignore
     /// the end of the range.
-    fn open<'a>(&'a self, plan: &Plan, batches: Range<u64>) -> Batches<'a, B>;
+    fn open<'a>(&'a self, plan: &LoaderPlan, batches: Range<u64>) -> Batches<'a, B>;
 }
 
 /// A tape with converted batches.
@@ -48,7 +48,7 @@ impl<B, C, F: Fn(B) -> Result<C> + Send + Sync> Tape<C> for Mapped<B, F> {
         self.of.steps()
     }
 
-    fn open<'a>(&'a self, plan: &Plan, batches: Range<u64>) -> Batches<'a, C> {
+    fn open<'a>(&'a self, plan: &LoaderPlan, batches: Range<u64>) -> Batches<'a, C> {
         let map = |batch: Option<B>| batch.map(|batch| (self.map)(batch)).transpose();
         Box::new(self.of.open(plan, batches).map(move |batch| batch.and_then(map)))
     }

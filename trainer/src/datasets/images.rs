@@ -6,14 +6,14 @@ use std::path::Path;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use super::{DataError, idx};
-use crate::rng::key;
-use crate::{At, Result, Source};
+use crate::rng::mix_seed;
+use crate::{BatchContext, Result, Source};
 
 /// Labeled images of one size, as bytes in memory; a [`Source`] of batches.
 ///
 /// A batch is `(images, labels)`. Images are a `Tensor<4>`, `[samples, channels, height, width]`,
 /// or a `Tensor<2>`, `[samples, channels * height * width]`. Labels are a `Tensor<1, Int>`. Pixels
-/// are divided by 255, then normalized if [`normalised`](Self::normalised) was called.
+/// are divided by 255, then normalized if [`normalized`](Self::normalized) was called.
 ///
 /// # Examples
 ///
@@ -35,7 +35,8 @@ pub struct Images {
 }
 
 /// Random augmentation of each image, different in each epoch. It depends only on
-/// [`At::sample_seed`], and therefore not on the number of ranks or workers. For training only.
+/// [`BatchContext::sample_seed`], and therefore not on the number of ranks or workers. For training
+/// only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Augment {
     /// Mirrors horizontally with probability 1/2.
@@ -122,7 +123,7 @@ impl Images {
     ///
     /// Fails if the number of values is not the number of channels, a value is not finite, or a
     /// `std` is not positive.
-    pub fn normalised(mut self, mean: &[f32], std: &[f32]) -> std::result::Result<Self, DataError> {
+    pub fn normalized(mut self, mean: &[f32], std: &[f32]) -> std::result::Result<Self, DataError> {
         let is_finite = mean.iter().chain(std).all(|value| value.is_finite());
         let channels = self.shape[0];
         let fits = mean.len() == channels && std.len() == channels;
@@ -164,7 +165,7 @@ impl Images {
     }
 
     /// Returns the values of a batch, image by image.
-    fn gather(&self, samples: &[usize], at: &At) -> Vec<f32> {
+    fn gather(&self, samples: &[usize], context: &BatchContext) -> Vec<f32> {
         let size = self.shape.iter().product::<usize>();
         let mut out = Vec::with_capacity(samples.len() * size);
         for &sample in samples {
@@ -172,7 +173,7 @@ impl Images {
             match self.augment {
                 None => self.plain(image, &mut out),
                 Some(augment) => {
-                    let placed = augment.place(at.sample_seed(sample));
+                    let placed = augment.place(context.sample_seed(sample));
                     self.placed(image, placed, &mut out);
                 }
             }
@@ -214,12 +215,16 @@ impl Source<(Tensor<4>, Tensor<1, Int>)> for Images {
         self.len()
     }
 
-    fn batch(&self, samples: &[usize], at: &At) -> Result<(Tensor<4>, Tensor<1, Int>)> {
+    fn batch(
+        &self,
+        samples: &[usize],
+        context: &BatchContext,
+    ) -> Result<(Tensor<4>, Tensor<1, Int>)> {
         let [channels, height, width] = self.shape;
         let shape = [samples.len(), channels, height, width];
-        let images = TensorData::new(self.gather(samples, at), shape);
-        let images = Tensor::from_data(images, (at.device, at.dtype));
-        Ok((images, self.classes(samples, at.device)))
+        let images = TensorData::new(self.gather(samples, context), shape);
+        let images = Tensor::from_data(images, (context.device, context.dtype));
+        Ok((images, self.classes(samples, context.device)))
     }
 }
 
@@ -228,11 +233,15 @@ impl Source<(Tensor<2>, Tensor<1, Int>)> for Images {
         self.len()
     }
 
-    fn batch(&self, samples: &[usize], at: &At) -> Result<(Tensor<2>, Tensor<1, Int>)> {
+    fn batch(
+        &self,
+        samples: &[usize],
+        context: &BatchContext,
+    ) -> Result<(Tensor<2>, Tensor<1, Int>)> {
         let shape = [samples.len(), self.shape.iter().product()];
-        let images = TensorData::new(self.gather(samples, at), shape);
-        let images = Tensor::from_data(images, (at.device, at.dtype));
-        Ok((images, self.classes(samples, at.device)))
+        let images = TensorData::new(self.gather(samples, context), shape);
+        let images = Tensor::from_data(images, (context.device, context.dtype));
+        Ok((images, self.classes(samples, context.device)))
     }
 }
 
@@ -249,10 +258,10 @@ impl Augment {
         // Independent samples, with a separate key each. The modulo bias over 64 bits is
         // negligible.
         let shift = |purpose: u64| {
-            let sampled = key(&[seed, purpose]) % (2 * self.shift as u64 + 1);
+            let sampled = mix_seed(&[seed, purpose]) % (2 * self.shift as u64 + 1);
             sampled as isize - self.shift as isize
         };
-        Placed { flip: self.flip && key(&[seed, 0]) & 1 == 1, down: shift(1), right: shift(2) }
+        Placed { flip: self.flip && mix_seed(&[seed, 0]) & 1 == 1, down: shift(1), right: shift(2) }
     }
 }
 

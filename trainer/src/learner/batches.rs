@@ -10,7 +10,7 @@ use burn::data::dataset::DatasetError;
 use burn::tensor::Device;
 
 use super::Learning;
-use crate::data::{Batches, Data, Loader, Plan, Tape};
+use crate::data::{Batches, Data, Loader, LoaderPlan, Tape};
 use crate::{Error, Result};
 
 /// A training or validation batch, which may have different types.
@@ -23,13 +23,13 @@ pub(super) enum Input<T, V> {
 /// Data as one of burn's loaders. Each iteration is an epoch of this rank's batches.
 pub(super) struct Sharded<B> {
     data: Data<B>,
-    plan: Plan,
+    plan: LoaderPlan,
     batch_size: usize,
     epoch: AtomicU64,
 }
 
 impl<B: Send + 'static> Sharded<B> {
-    pub(super) fn new(data: Data<B>, plan: Plan, batch_size: usize) -> Self {
+    pub(super) fn new(data: Data<B>, plan: LoaderPlan, batch_size: usize) -> Self {
         Self { data, plan, batch_size, epoch: AtomicU64::new(0) }
     }
 }
@@ -47,7 +47,7 @@ impl<B: Send + 'static> DataLoader<B> for Sharded<B> {
     }
 
     fn to_device(&self, device: &Device) -> Arc<dyn DataLoader<B>> {
-        let plan = Plan { device: device.clone(), ..self.plan.clone() };
+        let plan = LoaderPlan { device: device.clone(), ..self.plan.clone() };
         Arc::new(Self::new(self.data.clone(), plan, self.batch_size))
     }
 
@@ -90,7 +90,7 @@ impl<B: Send + 'static> DataLoaderIterator<B> for Epoch<B> {
 pub(super) fn of_loader<B: Send + 'static, I: Send + 'static>(
     loader: &Arc<dyn DataLoader<B>>,
     learning: &Learning,
-    plan: &Plan,
+    plan: &LoaderPlan,
     wrap: fn(B, usize) -> I,
 ) -> Result<(Data<I>, usize)> {
     if let Some(own) = learning.own(loader) {
@@ -113,23 +113,28 @@ struct Replayed<B, I> {
 }
 
 impl<B: Send + 'static, I> Replayed<B, I> {
-    fn new(loader: &Arc<dyn DataLoader<B>>, plan: &Plan, wrap: fn(B, usize) -> I) -> Result<Self> {
-        let (samples, world) = (loader.num_items(), plan.world);
-        if samples < world {
+    fn new(
+        loader: &Arc<dyn DataLoader<B>>,
+        plan: &LoaderPlan,
+        wrap: fn(B, usize) -> I,
+    ) -> Result<Self> {
+        let (samples, world_size) = (loader.num_items(), plan.world_size);
+        if samples < world_size {
             let text = format!(
-                "the data loader has {samples} items for {world} ranks; use at least one per rank"
+                "the data loader has {samples} items for {world_size} ranks; use at least one per \
+                 rank"
             );
             return Err(text.into());
         }
-        let start = |rank: usize| samples * rank / world;
+        let start = |rank: usize| samples * rank / world_size;
         // With one device, do exactly as burn does, so that the order is the same: `to_device`
         // consumes random numbers of the loader.
-        let own = match world {
+        let own = match world_size {
             1 => loader.to_device(&plan.device),
             _ => loader.slice(start(plan.rank), start(plan.rank + 1)).to_device(&plan.device),
         };
         let batch_size = batch_size(&*loader.slice(0, samples))?;
-        let share_max = samples.div_ceil(world);
+        let share_max = samples.div_ceil(world_size);
         Ok(Self { loader: own, samples, share_max, batch_size, wrap })
     }
 }
@@ -157,7 +162,7 @@ impl<B: Send + 'static, I: Send> Tape<I> for Replayed<B, I> {
         self.share_max.div_ceil(self.batch_size) as u64
     }
 
-    fn open<'a>(&'a self, _plan: &Plan, batches: Range<u64>) -> Batches<'a, I> {
+    fn open<'a>(&'a self, _plan: &LoaderPlan, batches: Range<u64>) -> Batches<'a, I> {
         let steps = self.steps();
         // Each pass samples a new order, so start the skipped passes too.
         (0..batches.start / steps).for_each(|_| drop(self.loader.iter()));

@@ -45,7 +45,8 @@ impl Strategy {
                         backward pass itself; remove the setting";
             return Err(text.into());
         }
-        let (train_plan, valid_plan) = (context.plan(1, true), context.plan(1, false));
+        let (train_plan, valid_plan) =
+            (context.loader_plan(1, true), context.loader_plan(1, false));
         let learning = &context.learning;
         let (train, batch_size) =
             batches::of_loader(&loaders.0, learning, &train_plan, Input::Train)?;
@@ -62,7 +63,7 @@ impl Strategy {
             0 | 1 => optimizers.aggregation(),
             of_experiment => of_experiment,
         };
-        let steps = train.steps(&context.plan(batch_size, true));
+        let steps = train.steps(&context.loader_plan(batch_size, true));
         let hooks =
             Hooks::new(shared.clone(), context.clone(), steps.max(1), u64::from(aggregation));
         let fit = Fit::new(train)

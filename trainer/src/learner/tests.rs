@@ -27,7 +27,7 @@ use crate::checkpoint::Keep;
 use crate::error::exit_code;
 use crate::outlet::Outlet;
 use crate::train::tests::alone_on_the_stream;
-use crate::{Data, Distributed, Standalone, key, record, rng};
+use crate::{Data, Distributed, Standalone, mix_seed, record, rng};
 
 /// Samples per epoch: seven batches of 16, of which the last has 4.
 const SAMPLES: u64 = 100;
@@ -85,7 +85,7 @@ impl InferenceStep for Net {
 
 /// Returns noise, with brighter pixels for the sample's class.
 fn items() -> Vec<(Vec<f32>, i64)> {
-    let noise = |i: u64, k: u64| (key(&[i, k]) >> 40) as f32 / (1 << 24) as f32;
+    let noise = |i: u64, k: u64| (mix_seed(&[i, k]) >> 40) as f32 / (1 << 24) as f32;
     let pixel = |i: u64, k: u64| noise(i, k) + if k % 5 == i % 5 { 0.5 } else { 0.0 };
     let item = |i: u64| ((0..20).map(|k| pixel(i, k)).collect(), (i % 5) as i64);
     (0..SAMPLES).map(item).collect()
@@ -117,7 +117,7 @@ fn learner_of(dropout: f64, is_normed: bool) -> Learner<Net> {
     let device = Device::flex().autodiff();
     // burn samples weights on first use.
     let net = Net::new(dropout, is_normed, &device);
-    let net = rng::draw_weights(&device, 3, || record::initialise(net));
+    let net = rng::draw_weights(&device, 3, || record::initialize(net));
     let schedule = CosineAnnealingLrSchedulerConfig::new(1e-2, 50).init().unwrap();
     Learner::new(net, AdamConfig::new().init(), schedule)
 }

@@ -230,7 +230,7 @@ impl GradientSum {
 
     /// Returns the mean gradients, clipped to a global norm of at most `norm_max`. All `ranks` use
     /// the same factor.
-    pub(super) fn normalise<M: Module>(
+    pub(super) fn normalize<M: Module>(
         mut self,
         model: &M,
         norm_max: Option<f64>,

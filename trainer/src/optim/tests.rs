@@ -18,7 +18,7 @@ struct Two {
 fn model() -> Two {
     let device = Device::flex().autodiff();
     let param = || Param::from_tensor(Tensor::<1>::from_data([1.0, 1.0], &device));
-    crate::record::initialise(Two { used: param(), unused: param() })
+    crate::record::initialize(Two { used: param(), unused: param() })
 }
 
 /// Returns a loss whose gradient of `used` is `[3, 4]` for each of `samples` samples.
@@ -41,7 +41,7 @@ fn sgd(rate: f64) -> Optimizers {
 
 /// Returns the model after a step with this sum.
 fn stepped(optimizers: &mut Optimizers, model: Two, sum: GradientSum) -> Result<Two> {
-    let gradients = optimizers.normalise(&model, sum, &Alone)?;
+    let gradients = optimizers.normalize(&model, sum, &Alone)?;
     optimizers.step(model, gradients)
 }
 
@@ -206,7 +206,7 @@ fn double_gradients_are_summed_in_double() {
     let param = |dtype| Param::from_tensor(Tensor::<1>::ones([2], (&device, dtype)));
     let model =
         Mixed { single: param(DType::F32), double: param(DType::F64), last: param(DType::F32) };
-    let model = crate::record::initialise(model);
+    let model = crate::record::initialize(model);
     // Single precision rounds this value to 1.
     let fine = 1.0 + 2.0_f64.powi(-40);
     let output = || {

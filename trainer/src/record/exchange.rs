@@ -344,7 +344,7 @@ mod tests {
     /// Initializes a model's weights while no other test uses the random stream.
     fn drawn<M: Module>(model: M) -> M {
         let _stream = crate::train::tests::alone_on_the_stream();
-        crate::record::initialise(model)
+        crate::record::initialize(model)
     }
 
     fn net() -> Net {

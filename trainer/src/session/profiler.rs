@@ -286,8 +286,8 @@ mod tests {
         assert_eq!(process_ticks("nothing"), None);
         let stat = "cpu  100 0 50 800 50 0 0 0 10 0\ncpu0 1 2 3";
         assert_eq!(machine_ticks(stat), Some((150, 1000)));
-        let table = "Inter-| Receive\n face |bytes\n    lo: 9 0 0 0 0 0 0 0 9 0\n  eth0: 100 1 0 0 0 0 0 0 40 \
-                     0\n eth1:1 1 0 0 0 0 0 0 2 0\n";
+        let table = "Inter-| Receive\n face |bytes\n    lo: 9 0 0 0 0 0 0 0 9 0\n  \
+                     eth0: 100 1 0 0 0 0 0 0 40 0\n eth1:1 1 0 0 0 0 0 0 2 0\n";
         assert_eq!(network_bytes(table), (101, 42));
         let table = "MemTotal:       1000 kB\nMemFree: 1 kB\nMemAvailable:    250 kB\n";
         assert_eq!(memory_percent(table), Some(75.0));

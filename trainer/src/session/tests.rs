@@ -90,7 +90,7 @@ fn train(folder: &Path, stop_at: u64) -> Result<Sum> {
     };
     while model.batches < session.length(5, 8) {
         model.batches += 1;
-        model.sum += crate::key(&[model.batches]) >> 32;
+        model.sum += crate::mix_seed(&[model.batches]) >> 32;
         let loss = model.sum as f64;
         session.report_metrics("training", model.batches, [("loss", loss)])?;
         if model.batches.is_multiple_of(4) {

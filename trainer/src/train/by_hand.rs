@@ -336,7 +336,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let compression = context.config.gradient_compression;
         let (all, flat) = (ranks.collective(), &mut self.flat);
         let sum = sum.all_reduce(&*self.model, all, &tallies, compression, flat)?;
-        let gradients = self.optimizers.normalise(&*self.model, sum, all)?;
+        let gradients = self.optimizers.normalize(&*self.model, sum, all)?;
         let (optimizers, rates) = (&mut self.optimizers, &mut self.rates);
         let rates = rates.get_or_insert_with(|| optimizers.next_rates());
         self.model.replace(|model| optimizers.step_at(rates, model, gradients))?;

@@ -90,7 +90,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let Fit { train, validation, batch_size, epochs, initial_epoch, callbacks, continue_id } =
             fit;
         let global_batch = batch_size * context.distributed().size();
-        let plan = context.plan(batch_size, true);
+        let plan = context.loader_plan(batch_size, true);
         train.check(&plan)?;
         validation.as_ref().map_or(Ok(()), |data| data.check_validation(&plan))?;
         let model = optimizers.draw_weights(context, model);
@@ -239,7 +239,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
 
     /// Returns batches from the current position on, without end: the granted length may grow.
     pub(super) fn loader(&self) -> Loader<B> {
-        let plan = self.context.plan(self.batch_size, true);
+        let plan = self.context.loader_plan(self.batch_size, true);
         self.train.loader(plan, self.state.batches..u64::MAX)
     }
 
@@ -307,7 +307,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
                 sum.sum_of(self.aggregation);
             }
             // Before the model is lent to the step: if the sum is unusable, the model stays valid.
-            let gradients = self.optimizers.normalise(&*self.model, sum, all)?;
+            let gradients = self.optimizers.normalize(&*self.model, sum, all)?;
             self.model.replace(|model| self.optimizers.step(model, gradients))?;
         }
         self.end_batch(&Metrics::total(metrics))

@@ -18,7 +18,7 @@ use crate::callback::Logs;
 use crate::data::Data;
 use crate::error::exit_code;
 use crate::stop::StopSignal;
-use crate::{CsvLog, EarlyStopping, ReduceOnPlateau, key};
+use crate::{CsvLog, EarlyStopping, ReduceOnPlateau, mix_seed};
 
 mod asked;
 mod by_hand;
@@ -82,7 +82,7 @@ impl Net {
 
 /// Returns noise, with brighter pixels for the sample's class.
 fn samples() -> Pair {
-    let noise = |i: u64, k: u64| (key(&[i, k]) >> 40) as f32 / (1 << 24) as f32;
+    let noise = |i: u64, k: u64| (mix_seed(&[i, k]) >> 40) as f32 / (1 << 24) as f32;
     let pixel = move |i: u64, k: u64| noise(i, k) + if k % 5 == i % 5 { 0.5 } else { 0.0 };
     let x: Vec<f32> = (0..SAMPLES).flat_map(|i| (0..20).map(move |k| pixel(i, k))).collect();
     let y: Vec<i64> = (0..SAMPLES).map(|i| (i % 5) as i64).collect();

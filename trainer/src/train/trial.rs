@@ -110,7 +110,7 @@ pub(crate) fn run_watched<T: Trial>(
     // burn samples weights on first use: sample them here, before another thread seeds the stream.
     let model = context.draw_weights(|| {
         let model = context.tried(Part::BuildModel, || trial.build_model(context.device()))?;
-        Ok::<_, Error>(record::initialise(model))
+        Ok::<_, Error>(record::initialize(model))
     })?;
     let optimizers = context.tried(Part::BuildOptimizers, || trial.build_optimizers())?;
     let train = context.tried(Part::BuildTrainingData, || trial.build_training_data())?;

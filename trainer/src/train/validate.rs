@@ -96,7 +96,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             );
             return Err(text.into());
         };
-        let plan = self.context.plan(self.batch_size, false);
+        let plan = self.context.loader_plan(self.batch_size, false);
         let steps = data.steps(&plan).min(1);
         let first = data.loader(plan, 0..steps).next().transpose()?;
         let Some(batch) = first.flatten() else { return Ok(()) };

@@ -12,7 +12,7 @@ use stoker_trainer::burn::module::{Module, Param};
 use stoker_trainer::burn::nn::{Linear, LinearConfig};
 use stoker_trainer::burn::optim::AdamConfig;
 use stoker_trainer::burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use stoker_trainer::{Context, Data, Fit, Optimizers, Result, StepOutput, Stream, Trial, key};
+use stoker_trainer::{Context, Data, Fit, Optimizers, Result, StepOutput, Stream, Trial, mix_seed};
 
 use crate::gang::{Gang, codes, to_the_end};
 use crate::training::{ENV_OUT, ENV_SIGNAL, callbacks};
@@ -41,7 +41,7 @@ impl Net {
 /// Returns a sample, as a program might read it from a file.
 fn item(index: usize) -> (Vec<f32>, i64) {
     let noise =
-        |column: usize| (key(&[index as u64, column as u64]) >> 40) as f32 / (1 << 24) as f32;
+        |column: usize| (mix_seed(&[index as u64, column as u64]) >> 40) as f32 / (1 << 24) as f32;
     let row = (0..8).map(|column| noise(column) + if column % 3 == index % 3 { 0.5 } else { 0.0 });
     (row.collect(), (index % 3) as i64)
 }

@@ -20,7 +20,7 @@ use burn::train::{
 use rustix::process::{Signal, getpid, kill_process};
 use serde_json::json;
 use stoker_api::contract::{Directive, Report, ReportEvent};
-use stoker_trainer::{Context, Data, burn, key};
+use stoker_trainer::{Context, Data, burn, mix_seed};
 
 use crate::gang::{Gang, codes, to_the_end};
 use crate::training::{ENV_OUT, ENV_SIGNAL};
@@ -69,7 +69,7 @@ type Item = (Vec<f32>, i64);
 
 /// Noise, with brighter pixels for the class. Two ranks have 51 and 52 of the items.
 fn items() -> InMemDataset<Item> {
-    let noise = |i: u64, k: u64| (key(&[i, k]) >> 40) as f32 / (1 << 24) as f32;
+    let noise = |i: u64, k: u64| (mix_seed(&[i, k]) >> 40) as f32 / (1 << 24) as f32;
     let pixel = |i: u64, k: u64| noise(i, k) + if k % 5 == i % 5 { 0.5 } else { 0.0 };
     let item = |i: u64| ((0..20).map(|k| pixel(i, k)).collect(), (i % 5) as i64);
     InMemDataset::new((0..103).map(item).collect())

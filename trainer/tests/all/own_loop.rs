@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use stoker_api::contract::{Directive, Report, ReportEvent};
 use stoker_storage::Storage;
 use stoker_storage::metrics;
-use stoker_trainer::{Context, PreemptMode, Result, Session, Upload, key};
+use stoker_trainer::{Context, PreemptMode, Result, Session, Upload, mix_seed};
 
 use crate::gang::{Gang, codes};
 use crate::process::{Pod, until};
@@ -34,7 +34,7 @@ impl Line {
         let ranks = context.distributed();
         let mut sums = [0.0; 3];
         for point in (ranks.rank()..SHAPE.1).step_by(ranks.size()) {
-            let x = (key(&[self.batches, point as u64]) >> 40) as f64 / f64::from(1 << 24);
+            let x = (mix_seed(&[self.batches, point as u64]) >> 40) as f64 / f64::from(1 << 24);
             let error = self.slope * x + self.offset - (3.0 * x - 1.0);
             sums[0] += error * x;
             sums[1] += error;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::{Items, Lazy};
 use crate::Result;
-use crate::rng::key;
+use crate::rng::mix_seed;
 
 /// Shuffle buffer.
 pub(super) struct Mixed<T> {
@@ -29,7 +29,7 @@ impl<T> Iterator for Mixed<T> {
         if self.waiting.is_empty() {
             return None;
         }
-        let place = key(&[self.seed, self.drawn]) % self.waiting.len() as u64;
+        let place = mix_seed(&[self.seed, self.drawn]) % self.waiting.len() as u64;
         self.drawn += 1;
         Some(Ok(self.waiting.swap_remove(place as usize)))
     }

@@ -49,7 +49,8 @@ impl Gan {
 /// Returns noise for a step of a batch, different for each rank.
 fn noise(context: &Context, real: &Tensor<2>, batches: u64, step: u64) -> Tensor<2> {
     let (samples, rank) = (real.dims()[0], context.distributed().rank() as u64);
-    let of = |index| (key(&[batches, step, rank, index]) >> 40) as f32 / (1 << 23) as f32 - 1.0;
+    let of =
+        |index| (mix_seed(&[batches, step, rank, index]) >> 40) as f32 / (1 << 23) as f32 - 1.0;
     let noise: Vec<f32> = (0..3 * samples as u64).map(of).collect();
     Tensor::from_data(TensorData::new(noise, [samples, 3]), &real.device())
 }

@@ -9,7 +9,7 @@ use stoker_api::contract::TrialConfig;
 
 use super::*;
 use crate::outlet::Outlet;
-use crate::{At, Distributed, Sequence, Stream, ThreadRank};
+use crate::{BatchContext, Distributed, Sequence, Stream, ThreadRank};
 
 /// Inputs, labels, and sample weights, if any.
 pub(super) type Batch = (Tensor<2>, Tensor<1, Int>, Option<Tensor<1>>);
@@ -61,9 +61,10 @@ impl Sequence<Batch> for Sixteens {
         7
     }
 
-    fn batch(&self, index: usize, at: &At) -> Result<Batch> {
-        let of = |offset: usize| item((index * 16 + offset + at.epoch as usize) % SAMPLES as usize);
-        Ok(batch((0..16).map(of).collect(), at.device))
+    fn batch(&self, index: usize, context: &BatchContext) -> Result<Batch> {
+        let of =
+            |offset: usize| item((index * 16 + offset + context.epoch as usize) % SAMPLES as usize);
+        Ok(batch((0..16).map(of).collect(), context.device))
     }
 }
 
@@ -250,9 +251,9 @@ fn validation_set_smaller_than_a_batch_is_rejected() {
     let _stream = alone_on_the_stream();
     let context = alone(None, 2).context().unwrap();
     let few = Data::items(9, |index| Some(item(index)), batch).drop_last();
-    let error = few.check_validation(&context.plan(10, false)).unwrap_err().to_string();
+    let error = few.check_validation(&context.loader_plan(10, false)).unwrap_err().to_string();
     assert!(error.contains("9 samples, which fill no batch of 10"), "{error}");
-    assert!(few.check_validation(&context.plan(9, false)).is_ok());
+    assert!(few.check_validation(&context.loader_plan(9, false)).is_ok());
 }
 
 #[test]

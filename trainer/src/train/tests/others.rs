@@ -8,7 +8,7 @@ use burn::tensor::activation::log_softmax;
 
 use super::kinds::{self, Tiny, batch, item};
 use super::*;
-use crate::{At, DataCache, Sequence, Source, Split, Stream};
+use crate::{BatchContext, DataCache, Sequence, Source, Split, Stream};
 
 /// Input of a step with any kind of data.
 pub(super) struct Given {
@@ -73,13 +73,13 @@ impl Source<Given> for Noisy {
         SAMPLES as usize
     }
 
-    fn batch(&self, samples: &[usize], at: &At) -> Result<Given> {
+    fn batch(&self, samples: &[usize], context: &BatchContext) -> Result<Given> {
         let noisy = |sample: &usize| {
             let (mut row, label) = item(*sample);
-            row[1] += (at.sample_seed(*sample) % 100) as f32 / 1000.0;
+            row[1] += (context.sample_seed(*sample) % 100) as f32 / 1000.0;
             (row, label)
         };
-        Ok(plain(batch(samples.iter().map(noisy).collect(), at.device)))
+        Ok(plain(batch(samples.iter().map(noisy).collect(), context.device)))
     }
 }
 
@@ -91,10 +91,11 @@ impl Sequence<Given> for Sixteens {
         7
     }
 
-    fn batch(&self, index: usize, at: &At) -> Result<Given> {
-        let of =
-            |offset: usize| weighted((index * 16 + offset + at.epoch as usize) % SAMPLES as usize);
-        Ok(weighted_batch((0..16).map(of).collect(), at.device))
+    fn batch(&self, index: usize, context: &BatchContext) -> Result<Given> {
+        let of = |offset: usize| {
+            weighted((index * 16 + offset + context.epoch as usize) % SAMPLES as usize)
+        };
+        Ok(weighted_batch((0..16).map(of).collect(), context.device))
     }
 }
 
@@ -245,8 +246,8 @@ impl Source<Pair> for Drawn {
         SAMPLES as usize
     }
 
-    fn batch(&self, samples: &[usize], at: &At) -> Result<Pair> {
-        let (x, y, _) = batch(samples.iter().map(|sample| item(*sample)).collect(), at.device);
+    fn batch(&self, samples: &[usize], context: &BatchContext) -> Result<Pair> {
+        let (x, y, _) = batch(samples.iter().map(|sample| item(*sample)).collect(), context.device);
         let noise = x.random_like(burn::tensor::Distribution::Normal(0.0, 0.1));
         Ok((x + noise, y))
     }

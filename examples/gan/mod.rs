@@ -7,8 +7,8 @@ use burn::tensor::activation::{leaky_relu, log_sigmoid};
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
 use serde::Deserialize;
 use stoker_trainer::{
-    Context, Data, Fit, InvalidHyperparameters, Metrics, Optimizers, Result, StepOutput, Turn,
-    mix_seed,
+    Context, Data, Fit, InvalidHyperparameters, Metrics, NextAction, Optimizers, Result,
+    StepOutput, mix_seed,
 };
 
 use crate::mnist::images;
@@ -135,9 +135,9 @@ pub(crate) fn train(context: &Context) -> Result<()> {
     let model = Gan::new(hparams.hidden, context.device());
     let mut training = context.training(model, optimizers, fit)?;
     context.session().set_status("learns to draw");
-    while let Some(turn) = training.next()? {
-        match turn {
-            Turn::Train(batch) => {
+    while let Some(action) = training.next()? {
+        match action {
+            NextAction::Train(batch) => {
                 let real = batch.map(|(pictures, _)| pictures.flatten(1, 3));
                 let samples = real.as_ref().map(|images: &Tensor<2>| images.dims()[0]);
                 let loss = real.map(|real| training.model().discriminator_loss(real));
@@ -147,7 +147,7 @@ pub(crate) fn train(context: &Context) -> Result<()> {
                 training.step("^generator", loss)?;
                 training.end_batch()?;
             }
-            Turn::Validate => {
+            NextAction::Validate => {
                 let generated = training.model().valid().generate(fixed_noise(&device));
                 let mean = values(mean_picture(generated));
                 let square = |(a, b): (&f32, &f32)| f64::from(a - b).powi(2);

@@ -89,7 +89,7 @@ pub use rng::mix_seed;
 pub use session::{ClusterInfo, Download, PreemptMode, Profiler, Saved, Session, Upload};
 pub use step::{Metrics, Number, StepOutput};
 pub use train::{
-    Fit, Fitted, Standalone, Step, Training, Trial, Turn, init, main, main_with, run, run_in,
+    Fit, Fitted, NextAction, Standalone, Step, Training, Trial, init, main, main_with, run, run_in,
     run_trial, run_with,
 };
 

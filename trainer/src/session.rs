@@ -59,14 +59,14 @@ pub(crate) use told::{Activity, GrantedLength};
 ///         while model.batches < session.length(500, 32) {
 ///             let loss = model.step();
 ///             session.report_metrics("training", model.batches, [("loss", loss)])?;
-///             if let Some(why) = session.asked_to_leave()? {
+///             if let Some(why) = session.should_preempt()? {
 ///                 session.store_path(Upload::at(model.batches), |folder| model.write(folder))?;
 ///                 return Err(why.into());
 ///             }
 ///         }
 ///         session.report_metrics("validation", model.batches, [("loss", model.validate())])?;
 ///         session.store_path(Upload::at(model.batches), |folder| model.write(folder))?;
-///         if session.reach(model.batches)?.is_none() {
+///         if session.complete_length(model.batches)?.is_none() {
 ///             return Ok(());
 ///         }
 ///     }
@@ -81,10 +81,10 @@ pub struct Session<'a> {
 /// Which ranks receive a stop request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PreemptMode {
-    /// All ranks, at the same call: [`Session::asked_to_leave`] is collective.
+    /// All ranks, at the same call: [`Session::should_preempt`] is collective.
     #[default]
     WorkersAskChief,
-    /// Rank 0 only. It must notify the others itself, and for them [`Session::asked_to_leave`] is
+    /// Rank 0 only. It must notify the others itself, and for them [`Session::should_preempt`] is
     /// an error.
     ChiefOnly,
     /// Each rank separately, some a second or two later than others. A rank that is notified by
@@ -187,21 +187,21 @@ impl Session<'_> {
     /// Fails if another rank has failed or makes a different call, or on ranks other than 0 with
     /// [`PreemptMode::ChiefOnly`]. Returns [`Interrupted`] if the runner has given up this attempt;
     /// the program must then save nothing.
-    pub fn asked_to_leave(&self) -> Result<Option<Interrupted>> {
+    pub fn should_preempt(&self) -> Result<Option<Interrupted>> {
         let ranks = self.context.distributed();
         // Also a heartbeat to the other ranks.
         ranks.tick(Doing::Train);
         let wish = match self.preempt_mode {
             PreemptMode::WorkersAskChief => {
                 let local = (self.wish(), self.context.outlet().told_units());
-                let all = exchange(ranks.collective(), "asked_to_leave", local)?;
+                let all = exchange(ranks.collective(), "should_preempt", local)?;
                 // All ranks adopt the length granted to rank 0 at the same call.
                 self.context.outlet().grant(all[0].1);
                 all.into_iter().find_map(|(wish, _)| wish)
             }
             PreemptMode::ChiefOnly if ranks.rank() > 0 => {
                 let text = format!(
-                    "rank {} cannot call asked_to_leave: PreemptMode::ChiefOnly allows only rank 0",
+                    "rank {} cannot call should_preempt: PreemptMode::ChiefOnly allows only rank 0",
                     ranks.rank()
                 );
                 return Err(text.into());
@@ -247,7 +247,7 @@ impl Session<'_> {
     ///
     /// Fails if the searched metric was not reported at this batch, if the storage fails, or if the
     /// runner does not respond for ten minutes. Returns [`Interrupted`] if the program should stop.
-    pub fn reach(&self, batches: u64) -> Result<Option<u64>> {
+    pub fn complete_length(&self, batches: u64) -> Result<Option<u64>> {
         let context = self.context;
         let ranks = context.distributed();
         ranks.tick(Doing::Wait);
@@ -264,7 +264,8 @@ impl Session<'_> {
             if outlet.length.batches > batches {
                 let text = format!(
                     "batch {batches} is not the granted length, which ends at batch {}: call \
-                     `length` again after `asked_to_leave`, and train to it before `reach`",
+                     `length` again after `should_preempt`, and train to it before \
+                     `complete_length`",
                     outlet.length.batches
                 );
                 return Err(text.into());
@@ -287,7 +288,8 @@ impl Session<'_> {
         let mut num_unanswered = 0;
         loop {
             let (stop, local) = (context.stop.is_set(), context.outlet().ask(batches, event));
-            let all = exchange(context.distributed().collective(), "reach", (stop, local))?;
+            let all =
+                exchange(context.distributed().collective(), "complete_length", (stop, local))?;
             match all[0].1 {
                 Some(Directive::Stop) => return Ok(None),
                 Some(Directive::Continue { units: more }) if more > units => {

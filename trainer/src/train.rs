@@ -13,7 +13,7 @@ use crate::optim::Optimizers;
 use crate::step::StepOutput;
 use crate::{Control, Error, Result};
 
-mod by_hand;
+mod custom_loop;
 mod fit;
 mod held;
 mod hooks;
@@ -28,7 +28,7 @@ mod trial;
 mod trying;
 mod validate;
 
-pub use by_hand::{Training, Turn};
+pub use custom_loop::{NextAction, Training};
 use fit::Both;
 pub use fit::{Fit, Fitted, Step};
 pub(crate) use length::{UNANSWERED_MAX, UNDECIDED_PAUSE};

@@ -100,7 +100,7 @@ fn train(folder: &Path, stop_at: u64) -> Result<Sum> {
         if model.batches == stop_at {
             context.stop.set();
         }
-        if let Some(why) = session.asked_to_leave()? {
+        if let Some(why) = session.should_preempt()? {
             if !model.batches.is_multiple_of(4) {
                 store(&model)?;
             }
@@ -110,7 +110,7 @@ fn train(folder: &Path, stop_at: u64) -> Result<Sum> {
     session.report_metrics("validation", model.batches, [("loss", 1.0)])?;
     session.report_metrics("validation", model.batches, [("val_accuracy", 0.5)])?;
     store(&model)?;
-    assert_eq!(session.reach(model.batches)?, None);
+    assert_eq!(session.complete_length(model.batches)?, None);
     Ok(model)
 }
 
@@ -244,7 +244,7 @@ fn program_without_folder_runs_without_checkpoints() {
     session.report_progress(5);
     session.set_status("warming up");
     assert_eq!(
-        (session.reach(5).unwrap(), session.asked_to_leave().unwrap().is_none()),
+        (session.complete_length(5).unwrap(), session.should_preempt().unwrap().is_none()),
         (None, true)
     );
     let info = session.info();
@@ -338,7 +338,7 @@ fn preempt_mode_selects_notified_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let check = |mode, signalled: usize, expected: [&str; 3]| {
         let contexts = gang(folder.path(), 3);
-        let ask = |context: &Context| match context.session().preempt_mode(mode).asked_to_leave() {
+        let ask = |context: &Context| match context.session().preempt_mode(mode).should_preempt() {
             Ok(None) => "no".to_owned(),
             Ok(Some(why)) => format!("{:?}: {why}", why.code),
             Err(error) => error.to_string(),
@@ -355,7 +355,7 @@ fn preempt_mode_selects_notified_ranks() {
     let leaves = "no | Preempted: stopped by a signal";
     let refused = |rank| {
         let text = format!(
-            "rank {rank} cannot call asked_to_leave: PreemptMode::ChiefOnly allows only rank 0"
+            "rank {rank} cannot call should_preempt: PreemptMode::ChiefOnly allows only rank 0"
         );
         format!("{text} | {text}")
     };
@@ -421,13 +421,13 @@ fn reach_fails_before_the_granted_length() {
     let session = context.session();
     assert_eq!(session.length(5, 8), 10);
     session.report_metrics("validation", 9, [("loss", 0.5)]).unwrap();
-    let error = session.reach(9).unwrap_err().to_string();
+    let error = session.complete_length(9).unwrap_err().to_string();
     assert!(
         error.starts_with("batch 9 is not the granted length, which ends at batch 10"),
         "{error}"
     );
     session.report_metrics("validation", 10, [("loss", 0.5)]).unwrap();
-    assert_eq!(session.reach(10).unwrap(), None);
+    assert_eq!(session.complete_length(10).unwrap(), None);
 }
 
 /// The runner finds the searched metric by the same rules.

@@ -56,8 +56,8 @@ pub(super) struct Run<'a, M, B> {
     is_first: bool,
     /// Learning rates of the current batch, if it has several steps.
     pub(super) rates: Option<Vec<f64>>,
-    /// Whether the program has a custom loop; see `train/by_hand.rs`.
-    pub(super) by_hand: bool,
+    /// Whether the program has a custom loop; see `train/custom_loop.rs`.
+    pub(super) has_custom_loop: bool,
     /// Current batches up to the next scheduling boundary.
     pub(super) workload: Option<Workload>,
 }
@@ -139,7 +139,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             aggregation: u64::from(aggregation),
             is_first: true,
             rates: None,
-            by_hand: false,
+            has_custom_loop: false,
             workload: None,
         };
         run.tell_control();

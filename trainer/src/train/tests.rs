@@ -21,9 +21,9 @@ use crate::stop::StopSignal;
 use crate::{CsvLog, EarlyStopping, ReduceOnPlateau, mix_seed};
 
 mod asked;
-mod by_hand;
 mod callbacks;
 mod continued;
+mod custom_loop;
 mod ends;
 mod gan;
 mod hooks;

@@ -48,7 +48,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// Shares buffers of the model among ranks and calls the hooks before a validation.
     pub(super) fn begin_validation(&mut self) -> Result<()> {
         self.share_buffers()?;
-        if self.validation.is_none() && !self.by_hand {
+        if self.validation.is_none() && !self.has_custom_loop {
             return Ok(());
         }
         let (callbacks, control) = (&mut self.callbacks, &mut self.control);

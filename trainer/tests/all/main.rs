@@ -7,6 +7,7 @@
 use std::process::ExitCode;
 
 mod cached;
+mod custom_loop;
 mod door;
 mod gang;
 mod hosts;
@@ -14,7 +15,6 @@ mod kinds;
 mod launching;
 #[cfg(feature = "learner")]
 mod learner;
-mod own_loop;
 mod preparing;
 mod process;
 mod training;
@@ -38,7 +38,7 @@ fn program() {
         ("cached", folder) => cached::read(folder.as_ref()),
         #[cfg(feature = "learner")]
         ("learn", _) => learner::train(),
-        ("own", _) => own_loop::train(),
+        ("own", _) => custom_loop::train(),
         ("train", _) => training::train(),
         (other, _) => panic!("unknown role {other}"),
     };

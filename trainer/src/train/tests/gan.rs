@@ -7,7 +7,7 @@ use burn::tensor::activation::log_sigmoid;
 
 use super::killed::{Ends, Fate, check_ends};
 use super::*;
-use crate::train::by_hand::Turn;
+use crate::train::custom_loop::NextAction;
 
 /// Two networks with opposing losses.
 #[derive(Module, Debug)]
@@ -69,9 +69,9 @@ fn train(context: &Context, callback: Box<dyn Callback>) -> Result<Vec<u32>> {
     let validation = Data::arrays(x.clone())?;
     let fit = Fit::new(Data::arrays(x)?).batch_size(batch_size).callbacks(vec![callback]);
     let mut training = context.training(Gan::new(context.device()), optimizers, fit)?;
-    while let Some(turn) = training.next()? {
-        match turn {
-            Turn::Train(batch) => {
+    while let Some(action) = training.next()? {
+        match action {
+            NextAction::Train(batch) => {
                 let batches = training.batches();
                 let drawn = |real: &Tensor<2>, step| noise(context, real, batches, step);
                 for step in 0..2 {
@@ -85,7 +85,7 @@ fn train(context: &Context, callback: Box<dyn Callback>) -> Result<Vec<u32>> {
                 training.step("^generator", output)?;
                 training.end_batch()?;
             }
-            Turn::Validate => {
+            NextAction::Validate => {
                 let score = |model: &Gan, real: Tensor<2>| {
                     let noise = noise(context, &real, u64::MAX, 0);
                     model.told_apart(real, noise)

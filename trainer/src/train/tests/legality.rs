@@ -10,7 +10,7 @@ use super::hooks::{Calls, Notes, check_legal_with, name, of_training};
 use super::kinds::of_ranks_told;
 use super::*;
 use crate::reporter::tests::TestDoor;
-use crate::train::by_hand::Turn;
+use crate::train::custom_loop::NextAction;
 
 /// Two epochs of three batches, and one batch more.
 const BATCHES: u64 = 7;
@@ -24,7 +24,7 @@ struct Setting {
     size: usize,
     tell: fn(&mut TrialConfig),
     validates: bool,
-    by_hand: bool,
+    has_custom_loop: bool,
     is_prolonged: bool,
     stops_after: u64,
     /// Pairs of consecutive hooks that occur only in this setting.
@@ -39,7 +39,7 @@ const PLAIN: Setting = Setting {
     size: 1,
     tell: |_| (),
     validates: true,
-    by_hand: false,
+    has_custom_loop: false,
     is_prolonged: false,
     stops_after: u64::MAX,
     more: &[],
@@ -109,7 +109,7 @@ const SETTINGS: [Setting; 11] = [
     },
     Setting {
         name: "a custom loop",
-        by_hand: true,
+        has_custom_loop: true,
         more: &[("validation_begin", "validation_end")],
         expected: "train_begin epoch_begin 0 (2: 1 2) (1: 3) validated 0 epoch_end 0 saved 3 \
                    epoch_begin 1 (1: 4) (2: 5 6) validated 0 epoch_end 1 saved 6 \
@@ -186,8 +186,8 @@ fn calls_of(context: &Context, setting: &Setting, leaves: Option<u64>) -> Vec<St
         .callbacks(vec![Stops(setting.stops_after).boxed(), notes.boxed()]);
     let falls = Falls { ground: 2.5, heights: Mutex::default() };
     let model = Falling::new(context.device());
-    let ended = if setting.by_hand {
-        by_hand(context, model, &falls, fit)
+    let ended = if setting.has_custom_loop {
+        custom_loop(context, model, &falls, fit)
     } else {
         let validation = setting.validates.then(counted);
         let fit = Fit { validation, ..fit };
@@ -199,15 +199,15 @@ fn calls_of(context: &Context, setting: &Setting, leaves: Option<u64>) -> Vec<St
     calls.lock().unwrap().clone()
 }
 
-fn by_hand(context: &Context, model: Falling, falls: &Falls, fit: Fit<usize>) -> Result<()> {
+fn custom_loop(context: &Context, model: Falling, falls: &Falls, fit: Fit<usize>) -> Result<()> {
     let mut training = context.training(model, falling_optimizers(), fit)?;
-    while let Some(turn) = training.next()? {
-        match turn {
-            Turn::Train(samples) => {
+    while let Some(action) = training.next()? {
+        match action {
+            NextAction::Train(samples) => {
                 let output = samples.map(|samples| Falls::learned(&training.model(), samples));
                 training.learn(output)?;
             }
-            Turn::Validate => {
+            NextAction::Validate => {
                 let step = |model: &Falling, samples| falls.validated(model, samples);
                 let metrics = context.evaluate(&*training.model(), step, &counted(), 4)?;
                 training.validated(&metrics)?;

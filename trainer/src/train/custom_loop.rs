@@ -24,7 +24,7 @@ use crate::{Result, precision};
 /// ```no_run
 /// # use stoker_trainer::burn::tensor::{Int, Tensor};
 /// # use stoker_trainer::burn::{module::Module, nn::Linear, optim::AdamConfig};
-/// # use stoker_trainer::{Context, Data, Fit, Optimizers, Result, StepOutput, Turn};
+/// # use stoker_trainer::{Context, Data, Fit, Optimizers, Result, StepOutput, NextAction};
 /// # type Batch = (Tensor<2>, Tensor<1, Int>);
 /// fn train(
 ///     context: &Context,
@@ -35,13 +35,13 @@ use crate::{Result, precision};
 ///     let step = |model: &Linear, (x, y): Batch| StepOutput::classification(model.forward(x), y);
 ///     let optimizers = Optimizers::one(AdamConfig::new().init(), 1e-3);
 ///     let mut training = context.training(model, optimizers, Fit::new(data).batch_size(32))?;
-///     while let Some(turn) = training.next()? {
-///         match turn {
-///             Turn::Train(batch) => {
+///     while let Some(action) = training.next()? {
+///         match action {
+///             NextAction::Train(batch) => {
 ///                 let output = batch.map(|batch| step(&training.model(), batch));
 ///                 training.learn(output)?;
 ///             }
-///             Turn::Validate => {
+///             NextAction::Validate => {
 ///                 let metrics = context.evaluate(&*training.model(), step, &test, 32)?;
 ///                 training.validated(&metrics)?;
 ///             }
@@ -51,7 +51,7 @@ use crate::{Result, precision};
 /// }
 /// ```
 ///
-/// All ranks get the same turns and must make the same calls. A rank without samples of a batch
+/// All ranks get the same actions and must make the same calls. A rank without samples of a batch
 /// calls `learn` or `step` with `None`. The hooks `on_validation_batch_begin` and
 /// `on_validation_batch_end` are not called, because the program iterates over the validation
 /// batches.
@@ -76,7 +76,7 @@ impl<M, B> fmt::Debug for Training<'_, M, B> {
 
 /// Next action of a custom loop.
 #[derive(Debug)]
-pub enum Turn<B> {
+pub enum NextAction<B> {
     /// Learn from this batch with [`Training::learn`], or with [`Training::step`] and
     /// [`Training::end_batch`]. `None` if this rank has no sample of it.
     Train(Option<B>),
@@ -84,7 +84,7 @@ pub enum Turn<B> {
     Validate,
 }
 
-/// State of the loop: what the program must do before the next turn.
+/// State of the loop: what the program must do before the next action.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stage {
     Start,
@@ -104,9 +104,9 @@ enum Stage {
 }
 
 /// Placeholder step: the program takes its own steps.
-struct ByHand;
+struct CustomLoop;
 
-impl<M, B> Step<M, B> for ByHand {
+impl<M, B> Step<M, B> for CustomLoop {
     fn train(&self, _: &M, _: B) -> StepOutput {
         unreachable!("the program takes its own steps")
     }
@@ -128,11 +128,11 @@ impl Context {
     ) -> Result<Training<'_, M, B>> {
         if fit.validation.is_some() {
             let text = "a custom loop cannot have validation data in `Fit`; pass the data to \
-                        `Context::evaluate` at `Turn::Validate`";
+                        `Context::evaluate` at `NextAction::Validate`";
             return Err(text.into());
         }
-        let mut run = Run::start(self, model, optimizers, &ByHand, fit)?;
-        run.by_hand = true;
+        let mut run = Run::start(self, model, optimizers, &CustomLoop, fit)?;
+        run.has_custom_loop = true;
         let batches = run.loader();
         let metrics = Metrics::default();
         Ok(Training { run, batches, stage: Stage::Start, metrics, is_at_end: false })
@@ -144,11 +144,11 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
     ///
     /// # Errors
     ///
-    /// Fails if the data, a callback, the storage or the runner fails, or if the previous turn was
+    /// Fails if the data, a callback, the storage or the runner fails, or if the previous action was
     /// not completed. Returns [`Interrupted`](crate::Interrupted) if the program should stop; a
     /// checkpoint is then already stored.
     #[expect(clippy::should_implement_trait, reason = "an iterator could not lend the model")]
-    pub fn next(&mut self) -> Result<Option<Turn<B>>> {
+    pub fn next(&mut self) -> Result<Option<NextAction<B>>> {
         match self.stage {
             Stage::Start => {
                 self.stage = Stage::Idle;
@@ -171,7 +171,7 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
                 }
                 self.run.begin_batch()?;
                 self.stage = Stage::Train;
-                return Ok(Some(Turn::Train(self.run.next_batch(&mut self.batches)?)));
+                return Ok(Some(NextAction::Train(self.run.next_batch(&mut self.batches)?)));
             }
             let is_validated = std::mem::take(&mut self.is_at_end) || self.run.arrive()?;
             if !is_validated {
@@ -184,10 +184,10 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
         }
     }
 
-    fn validate(&mut self, stage: Stage) -> Result<Option<Turn<B>>> {
+    fn validate(&mut self, stage: Stage) -> Result<Option<NextAction<B>>> {
         self.run.begin_validation()?;
         self.stage = stage;
-        Ok(Some(Turn::Validate))
+        Ok(Some(NextAction::Validate))
     }
 
     /// Returns the model for computation, in half precision if the experiment sets it. Drop it
@@ -212,10 +212,11 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
     ///
     /// # Errors
     ///
-    /// Fails if the current turn is not `Turn::Train`, or if another rank or a callback fails.
+    /// Fails if the current action is not `NextAction::Train`, or if another rank or a callback
+    /// fails.
     pub fn learn(&mut self, output: Option<StepOutput>) -> Result<()> {
         if self.stage != Stage::Train {
-            return Err(out_of_turn("learn", "once after `Turn::Train`", self.stage));
+            return Err(out_of_order("learn", "once after `NextAction::Train`", self.stage));
         }
         self.run.learn(output)?;
         self.after_batch()
@@ -234,13 +235,13 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
     ///
     /// Fails in these cases:
     ///
-    /// - The current turn is not `Turn::Train`.
+    /// - The current action is not `NextAction::Train`.
     /// - `of` is not a valid regular expression, or matches no parameter.
     /// - Gradients are aggregated over batches.
     /// - No rank passed an output.
     pub fn step(&mut self, of: &str, output: Option<StepOutput>) -> Result<Metrics> {
         if !matches!(self.stage, Stage::Train | Stage::Stepped) {
-            return Err(out_of_turn("step", "after `Turn::Train`", self.stage));
+            return Err(out_of_order("step", "after `NextAction::Train`", self.stage));
         }
         let selection = Selection::new(of, &*self.run.model)?;
         let metrics = self.run.step_of(&selection, output)?;
@@ -253,10 +254,10 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
     ///
     /// # Errors
     ///
-    /// Fails if the current turn is not `Turn::Train`, or if a callback fails.
+    /// Fails if the current action is not `NextAction::Train`, or if a callback fails.
     pub fn end_batch(&mut self) -> Result<()> {
         if !matches!(self.stage, Stage::Train | Stage::Stepped) {
-            return Err(out_of_turn("end_batch", "after `Turn::Train`", self.stage));
+            return Err(out_of_order("end_batch", "after `NextAction::Train`", self.stage));
         }
         let metrics = std::mem::take(&mut self.metrics);
         self.run.end_steps();
@@ -279,15 +280,15 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
     ///
     /// # Errors
     ///
-    /// Fails if the current turn is not `Turn::Validate`, if the searched metric is missing, or if
-    /// a callback fails.
+    /// Fails if the current action is not `NextAction::Validate`, if the searched metric is
+    /// missing, or if a callback fails.
     pub fn validated(&mut self, metrics: &Metrics) -> Result<()> {
         let run = &mut self.run;
         let context = run.context;
         let stage = std::mem::replace(&mut self.stage, Stage::Idle);
         if !matches!(stage, Stage::Validate(_) | Stage::ValidateFirst | Stage::ValidateLast) {
             self.stage = stage;
-            return Err(out_of_turn("validated", "once after `Turn::Validate`", stage));
+            return Err(out_of_order("validated", "once after `NextAction::Validate`", stage));
         }
         let is_best = context.tried(Part::Validation, || match metrics.is_empty() {
             true => run.no_validation(),
@@ -353,7 +354,7 @@ fn missed(what: &str, call: &str) -> crate::Error {
     format!("{what} was skipped; call {call} before `next`").into()
 }
 
-fn out_of_turn(call: &str, when: &str, stage: Stage) -> crate::Error {
+fn out_of_order(call: &str, when: &str, stage: Stage) -> crate::Error {
     let now = match stage {
         Stage::Start | Stage::Idle | Stage::Due(_) => "`next` was not called",
         Stage::Train => "a batch is waiting for `learn`",

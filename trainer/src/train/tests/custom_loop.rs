@@ -5,7 +5,7 @@ use burn::tensor::Distribution;
 use burn::tensor::activation::log_sigmoid;
 
 use super::*;
-use crate::train::by_hand::{Training, Turn};
+use crate::train::custom_loop::{NextAction, Training};
 use crate::{Distributed, Metrics, ThreadRank};
 
 fn step(model: &Net, (x, y): Pair) -> StepOutput {
@@ -13,7 +13,7 @@ fn step(model: &Net, (x, y): Pair) -> StepOutput {
 }
 
 /// Same as [`train`], with a custom loop.
-fn train_by_hand(context: &Context, workers: usize, stop_at: u64) -> Result<Fitted<Net>> {
+fn train_manually(context: &Context, workers: usize, stop_at: u64) -> Result<Fitted<Net>> {
     let stop = StopAt(stop_at, context.stop.clone()).boxed();
     let callbacks = vec![EarlyStopping::new("val_loss").patience(9).boxed(), stop];
     let data = Data::arrays(samples())?;
@@ -21,13 +21,13 @@ fn train_by_hand(context: &Context, workers: usize, stop_at: u64) -> Result<Fitt
         .batch_size(16 / context.distributed().size())
         .callbacks(callbacks);
     let mut training = context.training(Net::new(context.device()), optimizers(), fit)?;
-    while let Some(turn) = training.next()? {
-        match turn {
-            Turn::Train(batch) => {
+    while let Some(action) = training.next()? {
+        match action {
+            NextAction::Train(batch) => {
                 let output = batch.map(|batch| step(&training.model(), batch));
                 training.learn(output)?;
             }
-            Turn::Validate => {
+            NextAction::Validate => {
                 let metrics = context.evaluate(&*training.model(), step, &data, 16)?;
                 training.validated(&metrics)?;
             }
@@ -44,16 +44,16 @@ fn custom_loop_is_bit_identical_to_fit() {
     let (files, rows_straight) = (last_checkpoint(straight.path()), rows(straight.path()));
     for stop_at in 1..=20 {
         let folder = tempfile::tempdir().unwrap();
-        let by_hand = |stop_at| {
+        let custom_loop = |stop_at| {
             let context = alone(Some(folder.path()), 20).context().unwrap();
-            train_by_hand(&context, 1, stop_at)
+            train_manually(&context, 1, stop_at)
         };
         if stop_at < 20 {
-            let error = by_hand(stop_at).unwrap_err();
+            let error = custom_loop(stop_at).unwrap_err();
             assert_eq!(exit_code(&*error), ExitCode::Preempted, "{error}");
         }
         let resumed = match stop_at % 2 {
-            0 => by_hand(u64::MAX).unwrap(),
+            0 => custom_loop(u64::MAX).unwrap(),
             // `fit` resumes a checkpoint of the custom loop.
             _ => train(Some(folder.path()), 0, u64::MAX).unwrap(),
         };
@@ -80,9 +80,10 @@ fn skipped_and_misordered_turns_fail() {
         let error = done.unwrap_err().to_string();
         assert!(error.contains(expected), "{error}, not {expected}");
     };
-    let expected = "cannot call `learn`: `next` was not called; call it once after `Turn::Train`";
+    let expected =
+        "cannot call `learn`: `next` was not called; call it once after `NextAction::Train`";
     check(training.learn(None), expected);
-    let Some(Turn::Train(Some(batch))) = training.next().unwrap() else { panic!("no batch") };
+    let Some(NextAction::Train(Some(batch))) = training.next().unwrap() else { panic!("no batch") };
     check(training.next().map(drop), "a batch was skipped; call `learn` before `next`");
     check(training.validated(&Metrics::default()), "a batch is waiting for `learn`");
     check(training.step("nowhere", None).map(drop), "no match among the parameters hidden.weight");
@@ -92,7 +93,7 @@ fn skipped_and_misordered_turns_fail() {
     assert!(metrics.mean("first").is_some() && metrics.mean("loss").is_none());
     check(training.learn(None), "a batch has steps and needs `end_batch`");
     training.end_batch().unwrap();
-    let Some(Turn::Validate) = training.next().unwrap() else { panic!("no validation") };
+    let Some(NextAction::Validate) = training.next().unwrap() else { panic!("no validation") };
     check(training.next().map(drop), "a validation was skipped");
     check(training.end_batch(), "a validation is due");
     training.validated(&Metrics::default()).unwrap();
@@ -147,16 +148,16 @@ fn train_gan(context: &Context, stop_at: u64) -> Result<Vec<u32>> {
     let stop = StopAt(stop_at, context.stop.clone()).boxed();
     let fit = Fit::new(Data::arrays(x)?).batch_size(16 / context.distributed().size());
     let mut training = context.training(model, optimizers, fit.callbacks(vec![stop]))?;
-    while let Some(turn) = training.next()? {
-        match turn {
-            Turn::Train(batch) => {
+    while let Some(action) = training.next()? {
+        match action {
+            NextAction::Train(batch) => {
                 let losses = batch.map(|x: Tensor<2>| training.model().losses(x));
                 let (discriminator, generator) = losses.unzip();
                 training.step("^discriminator", discriminator)?;
                 training.step("^generator", generator)?;
                 training.end_batch()?;
             }
-            Turn::Validate => training.validated(&Metrics::default())?,
+            NextAction::Validate => training.validated(&Metrics::default())?,
         }
     }
     let model = training.finish()?.model;
@@ -192,7 +193,7 @@ fn step_changes_only_selected_parameters() {
     let fit = Fit::new(Data::arrays(samples()).unwrap()).batch_size(16);
     let one = Optimizers::one(SgdConfig::new().build(), 0.1);
     let mut training = context.training(Net::new(context.device()), one, fit).unwrap();
-    let Some(Turn::Train(Some(batch))) = training.next().unwrap() else { panic!("no batch") };
+    let Some(NextAction::Train(Some(batch))) = training.next().unwrap() else { panic!("no batch") };
     let weights = |net: &Net| {
         let of = |linear: &Linear| linear.weight.val().into_data();
         (of(&net.hidden), of(&net.output))
@@ -243,9 +244,9 @@ fn train_parts(context: &Context) -> Result<Vec<f32>> {
     let one = Optimizers::one(AdamConfig::new().init(), 0.01);
     let fit = Fit::new(Data::arrays(samples())?).batch_size(16 / context.distributed().size());
     let mut training = context.training(model, one, fit)?;
-    while let Some(turn) = training.next()? {
-        match turn {
-            Turn::Train(batch) => {
+    while let Some(action) = training.next()? {
+        match action {
+            NextAction::Train(batch) => {
                 for part in ["generator", "discriminator"] {
                     let output = batch.clone().map(|(x, y): Pair| {
                         let model = training.model();
@@ -257,7 +258,7 @@ fn train_parts(context: &Context) -> Result<Vec<f32>> {
                 }
                 training.end_batch()?;
             }
-            Turn::Validate => training.validated(&Metrics::default())?,
+            NextAction::Validate => training.validated(&Metrics::default())?,
         }
     }
     let model = training.finish()?.model;
@@ -273,7 +274,7 @@ fn rejected_step_leaves_the_model_usable() {
     let sgd = || Optimizers::one(SgdConfig::new().build(), 0.1);
     let context = alone(None, 3).context().unwrap();
     let refuse = |training: &mut Training<'_, Net, Pair>, of: Option<&str>| {
-        let Turn::Train(Some((x, _))) = training.next().unwrap().unwrap() else {
+        let NextAction::Train(Some((x, _))) = training.next().unwrap().unwrap() else {
             panic!("a batch is due");
         };
         // Steps reject a negative sample count.
@@ -289,7 +290,9 @@ fn rejected_step_leaves_the_model_usable() {
     let mut training = context.training(Net::new(context.device()), sgd(), fit()).unwrap();
     refuse(&mut training, None);
     refuse(&mut training, Some("hidden"));
-    let Turn::Train(batch) = training.next().unwrap().unwrap() else { panic!("a batch is due") };
+    let NextAction::Train(batch) = training.next().unwrap().unwrap() else {
+        panic!("a batch is due")
+    };
     let output = batch.map(|batch| step(&training.model(), batch));
     training.learn(output).unwrap();
 }

@@ -102,7 +102,7 @@ pub(crate) fn train() -> ExitCode {
                 if let Some(words) = words_for(ENV_PACE) {
                     std::thread::sleep(Duration::from_millis(words[1].parse()?));
                 }
-                if let Some(why) = session.asked_to_leave()? {
+                if let Some(why) = session.should_preempt()? {
                     if std::env::var_os(ENV_THEMSELVES).is_none() && !line.batches.is_multiple_of(5)
                     {
                         line.store(&session)?;
@@ -114,7 +114,7 @@ pub(crate) fn train() -> ExitCode {
             if !line.batches.is_multiple_of(5) {
                 line.store(&session)?;
             }
-            if session.reach(line.batches)?.is_none() {
+            if session.complete_length(line.batches)?.is_none() {
                 let left = json!({"slope": line.slope.to_bits(), "offset": line.offset.to_bits()});
                 let file =
                     PathBuf::from(std::env::var(ENV_OUT)?).join(format!("{}.json", info.rank));

@@ -134,8 +134,8 @@ impl CheckpointFiles {
     }
 
     /// Selects the files of a checkpoint that callbacks added.
-    pub(crate) fn of(parts: &BTreeMap<String, Bytes>) -> Self {
-        let added = parts.iter().filter(|(name, _)| name.starts_with("callbacks-"));
+    pub(crate) fn of(contents: &BTreeMap<String, Bytes>) -> Self {
+        let added = contents.iter().filter(|(name, _)| name.starts_with("callbacks-"));
         Self(added.map(|(name, bytes)| (name.clone(), bytes.clone())).collect())
     }
 

@@ -237,8 +237,8 @@ impl Context {
         fresh: M,
         from: impl Into<CheckpointSource>,
     ) -> Result<M> {
-        let (_, parts) = from.into().load(&self.config.storage)?;
-        record::load_model(fresh, &parts)
+        let (_, contents) = from.into().load(&self.config.storage)?;
+        record::load_model(fresh, &contents)
     }
 
     /// Evaluates a model on all of `data`, in batches of `batch_size` on each rank, and returns the

@@ -86,7 +86,9 @@ pub use inference::{Inference, infer, infer_with};
 pub use optim::{Optimizers, Schedule};
 pub use record::WeightsFile;
 pub use rng::mix_seed;
-pub use session::{ClusterInfo, Download, PreemptMode, Profiler, Saved, Session, Upload};
+pub use session::{
+    CheckpointMetadata, ClusterInfo, Download, PreemptMode, Profiler, Session, Upload,
+};
 pub use step::{Metrics, Number, StepOutput};
 pub use train::{
     Fit, Fitted, NextAction, Standalone, Step, Training, Trial, init, main, main_with, run, run_in,

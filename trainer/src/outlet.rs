@@ -14,7 +14,8 @@ use tokio::sync::mpsc;
 use crate::Result;
 use crate::callback::Logs;
 use crate::checkpoint::{
-    Checkpoints, Keep, Parts, Place, Restored, Retention, RetentionTask, Save, Saved, delete_each,
+    CheckpointStore, Checkpointer, ContentsFn, Restored, Retention, RetentionLimits, RetentionTask,
+    SaveRequest, SavedCheckpoint, delete_each,
 };
 use crate::metrics::MetricsWriter;
 use crate::reporter::Reporter;
@@ -25,9 +26,6 @@ mod background;
 mod lock;
 
 use background::Background;
-
-/// Closure that produces a checkpoint's files.
-pub(crate) type Make = Box<dyn FnOnce() -> Result<Parts, String> + Send>;
 
 /// Reports, metrics, checkpoints and terminal output of this process.
 #[derive(Debug)]
@@ -71,7 +69,7 @@ pub(crate) struct Outlet {
 /// Checkpoints and metrics of a trial.
 #[derive(Debug)]
 struct Files {
-    checkpoints: Checkpoints,
+    checkpointer: Checkpointer,
     metrics: MetricsWriter,
 }
 
@@ -85,7 +83,7 @@ impl Outlet {
     /// Fails if the storage cannot be opened or listed, or if another program uses the folder.
     pub(crate) fn open(
         config: &mut TrialConfig,
-        alone: Option<Keep>,
+        alone: Option<RetentionLimits>,
         is_lead: bool,
     ) -> Result<Self> {
         let background = Background::start()?;
@@ -93,7 +91,7 @@ impl Outlet {
         let (mut files, mut retention, mut lock) = (None, None, None);
         if !config.storage.url.is_empty() {
             let storage = Storage::open(&config.storage.url, config.storage.endpoint.as_deref())?;
-            if let Some(keep) = alone {
+            if let Some(limits) = alone {
                 if is_lead {
                     lock = storage.folder().map(lock::lock).transpose()?;
                 }
@@ -102,14 +100,14 @@ impl Outlet {
                     storage: storage.clone(),
                     trial_path: config.storage.trial_path.clone(),
                     attempt: config.attempt,
-                    keep,
+                    limits,
                     smaller_is_better: config.smaller_is_better,
                 };
                 retention = is_lead.then(|| Retention::start(&rt, task));
             }
-            let checkpoints = Checkpoints::new(rt.clone(), storage.clone(), config);
+            let checkpointer = Checkpointer::new(rt.clone(), storage.clone(), config);
             let metrics = MetricsWriter::new(rt.clone(), storage, config);
-            files = Some(Files { checkpoints, metrics });
+            files = Some(Files { checkpointer, metrics });
         }
         // Processes of a job that runs on this machine do not report: the runner sees their
         // commits.
@@ -174,7 +172,7 @@ impl Outlet {
     /// Same as [`Outlet::restore`], from these checkpoints.
     pub(crate) fn restore_from(&self, resume_from: &[CheckpointRef]) -> Result<Restored> {
         match &self.files {
-            Some(files) => Ok(files.checkpoints.restore(resume_from)?),
+            Some(files) => Ok(files.checkpointer.restore(resume_from)?),
             None => Ok(Restored::default()),
         }
     }
@@ -291,19 +289,24 @@ impl Outlet {
     }
 
     /// Starts a save. Blocks only while an earlier save is in progress.
-    pub(crate) fn save(&mut self, batches: u64, metric: Option<f64>, make: Make) -> Result<()> {
+    pub(crate) fn save(
+        &mut self,
+        batches: u64,
+        metric: Option<f64>,
+        produce: ContentsFn,
+    ) -> Result<()> {
         let (unsent, batches) = (self.unsent(), self.base + batches);
         let Some(files) = self.own_files() else { return Ok(()) };
         let after = files.metrics.stored();
         let metadata = BTreeMap::new();
-        let save = Save { batches, metric, unsent, metadata, after };
-        Ok(files.checkpoints.begin(save, make)?)
+        let request = SaveRequest { batches, metric, unsent, metadata, after };
+        Ok(files.checkpointer.begin(request, produce)?)
     }
 
     /// Returns the location of the checkpoints, and the runtime for their transfer.
-    pub(crate) fn place(&self) -> Option<(Handle, Place)> {
+    pub(crate) fn checkpoint_store(&self) -> Option<(Handle, CheckpointStore)> {
         let files = self.files.as_ref()?;
-        Some((self.runtime().clone(), files.checkpoints.place().clone()))
+        Some((self.runtime().clone(), files.checkpointer.store().clone()))
     }
 
     /// Returns the checkpoints to resume from, in order of preference.
@@ -324,7 +327,7 @@ impl Outlet {
     }
 
     /// Reports a new checkpoint.
-    pub(crate) fn saved(&mut self, saved: Saved) {
+    pub(crate) fn saved(&mut self, saved: SavedCheckpoint) {
         if let Some(retention) = &self.retention {
             retention.saved(&saved);
         }
@@ -336,8 +339,8 @@ impl Outlet {
     /// Reports new checkpoints. With `wait`, waits for a save in progress.
     pub(crate) fn report_saved(&mut self, wait: bool) -> Result<()> {
         while let Some(files) = self.own_files() {
-            let checkpoints = &mut files.checkpoints;
-            let saved = if wait { checkpoints.finish()? } else { checkpoints.poll()? };
+            let checkpointer = &mut files.checkpointer;
+            let saved = if wait { checkpointer.finish()? } else { checkpointer.poll()? };
             let Some(saved) = saved else { break };
             self.saved(saved);
         }
@@ -380,7 +383,7 @@ impl Outlet {
     }
 }
 
-fn checkpointed(saved: Saved) -> ReportEvent {
+fn checkpointed(saved: SavedCheckpoint) -> ReportEvent {
     ReportEvent::Checkpointed {
         name: saved.name,
         manifest_sha256: saved.manifest_sha256,

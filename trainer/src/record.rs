@@ -11,7 +11,7 @@ use burn::tensor::{
 use bytes::Bytes;
 
 use crate::callback::Weights;
-use crate::checkpoint::Parts;
+use crate::checkpoint::CheckpointContents;
 use crate::collective::Collective;
 use crate::rng::mix_seed;
 use crate::{Error, Result};
@@ -219,8 +219,8 @@ impl ModuleVisitor for Snapshot {
 }
 
 /// Loads a checkpoint's weights into the model, which must have the same structure.
-pub(crate) fn load_model<M: Module>(model: M, parts: &Parts) -> Result<M> {
-    let bytes = parts.get(MODEL).ok_or("the checkpoint does not contain model.bpk")?;
+pub(crate) fn load_model<M: Module>(model: M, contents: &CheckpointContents) -> Result<M> {
+    let bytes = contents.get(MODEL).ok_or("the checkpoint does not contain model.bpk")?;
     let record = ModuleRecord::from_bytes(to_burn(bytes))?;
     // Apply BatchNorm's pending update first; otherwise it would be added to the loaded statistics.
     let _ = model.valid();

@@ -11,7 +11,7 @@ use crate::error::{Infrastructure, Interrupted};
 use crate::train::{Timetable, UNANSWERED_MAX, UNDECIDED_PAUSE};
 use crate::{Error, Result};
 
-mod files;
+mod download;
 mod info;
 mod options;
 mod profiler;
@@ -20,9 +20,10 @@ mod shards;
 pub(crate) mod threads;
 mod told;
 mod transfer;
+mod upload;
 
 pub use info::ClusterInfo;
-pub use options::{Download, Saved, Upload};
+pub use options::{CheckpointMetadata, Download, Upload};
 pub use profiler::Profiler;
 pub(crate) use reported::Reported;
 pub(crate) use told::{Activity, GrantedLength};

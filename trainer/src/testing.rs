@@ -65,7 +65,7 @@ use stoker_api::validate::validate;
 use tempfile::TempDir;
 
 use crate::callback::{Callback, Control, Logs};
-use crate::checkpoint::Keep;
+use crate::checkpoint::RetentionLimits;
 use crate::stop::StopSignal;
 use crate::train::program::context;
 use crate::train::{Trial, run_watched};
@@ -267,7 +267,7 @@ impl TrialTest {
             config.gradient_compression = optimizations.gradient_compression;
             config.mixed_precision = optimizations.mixed_precision;
         }
-        let mut context = context(config, Some(Keep::default()))?;
+        let mut context = context(config, Some(RetentionLimits::default()))?;
         context.silence();
         context.is_test = is_test;
         Ok(context)

@@ -38,8 +38,9 @@ pub trait Sequence<B>: Send + Sync {
     /// threads call this concurrently and in any order; the result must depend only on the
     /// arguments.
     ///
-    /// Use [`BatchContext::epoch`] for anything that changes between epochs. There is no callback at
-    /// the end of an epoch, because batches are made in advance and training may resume at any batch.
+    /// Use [`BatchContext::epoch`] for anything that changes between epochs. There is no callback
+    /// at the end of an epoch, because batches are made in advance and training may resume at any
+    /// batch.
     ///
     /// # Errors
     ///

@@ -23,7 +23,7 @@ use stoker_api::experiment::{Length, Unit};
 
 use super::board::snake_case;
 use super::*;
-use crate::checkpoint::Keep;
+use crate::checkpoint::RetentionLimits;
 use crate::error::exit_code;
 use crate::outlet::Outlet;
 use crate::train::tests::alone_on_the_stream;
@@ -278,7 +278,7 @@ fn ranks(size: usize, is_ours: bool, global: usize, is_normed: bool) -> Vec<Vec<
         let scratch = tempfile::tempdir().unwrap();
         let Context { mut config, stop, .. } = standalone(None).context().unwrap();
         let is_lead = crate::Collective::rank(&rank) == 0;
-        let outlet = Outlet::open(&mut config, Some(Keep::default()), is_lead).unwrap();
+        let outlet = Outlet::open(&mut config, Some(RetentionLimits::default()), is_lead).unwrap();
         let ranks = Distributed::of(Box::new(rank));
         let context = Context::new(config, outlet, stop, Device::flex().autodiff(), ranks);
         let data = || Data::dataset(InMemDataset::new(items()), Pairs);

@@ -36,7 +36,9 @@ fn write(folder: &Path, name: &str, metric: Option<f64>) {
 /// Saves a checkpoint as a training loop does.
 fn save(context: &Context, batches: u64, metric: Option<f64>) {
     let mut outlet = context.outlet();
-    outlet.save(batches, metric, Box::new(|| Ok(Parts::new()))).unwrap();
+    outlet
+        .save(batches, metric, Box::new(|| Ok(crate::checkpoint::CheckpointContents::new())))
+        .unwrap();
     outlet.report_saved(true).unwrap();
     outlet.flush().unwrap();
 }

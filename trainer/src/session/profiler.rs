@@ -60,10 +60,10 @@ impl Session<'_> {
         let interval = interval.max(INTERVAL_MIN);
         let ranks = self.context.distributed();
         let config = &self.context.config;
-        let Some((rt, place)) = self.context.outlet().place() else {
+        let Some((rt, store)) = self.context.outlet().checkpoint_store() else {
             return Ok(Profiler { end: None, thread: None });
         };
-        let writer = MetricsWriter::of_profiler(rt.clone(), place.storage, config, ranks.rank());
+        let writer = MetricsWriter::of_profiler(rt.clone(), store.storage, config, ranks.rank());
         let (context, is_first) = (self.context.clone(), ranks.local_rank() == 0);
         let (end, ended) = channel();
         let thread = std::thread::Builder::new().name("stoker-profiler".into());

@@ -281,7 +281,7 @@ fn ranks_upload_shares_of_one_checkpoint() {
     let contexts = gang(folder.path(), 3);
     let restored = each(&contexts, |context| {
         let rank = context.distributed().rank();
-        let read = |folder: &Path, saved: &Saved| {
+        let read = |folder: &Path, saved: &CheckpointMetadata| {
             assert_eq!(saved.batches, 4);
             Ok((
                 folder.to_owned(),

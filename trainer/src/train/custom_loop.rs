@@ -144,8 +144,8 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
     ///
     /// # Errors
     ///
-    /// Fails if the data, a callback, the storage or the runner fails, or if the previous action was
-    /// not completed. Returns [`Interrupted`](crate::Interrupted) if the program should stop; a
+    /// Fails if the data, a callback, the storage or the runner fails, or if the previous action
+    /// was not completed. Returns [`Interrupted`](crate::Interrupted) if the program should stop; a
     /// checkpoint is then already stored.
     #[expect(clippy::should_implement_trait, reason = "an iterator could not lend the model")]
     pub fn next(&mut self) -> Result<Option<NextAction<B>>> {

@@ -5,7 +5,7 @@ use burn::module::Module;
 use super::run::Run;
 use super::state::Validated;
 use crate::callback::Logs;
-use crate::checkpoint::Parts;
+use crate::checkpoint::CheckpointContents;
 use crate::{Result, precision, record};
 
 /// File of the kept model; absent if no callback keeps one.
@@ -33,8 +33,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let metrics = validated.metrics();
         self.state.validated =
             (!metrics.is_empty()).then(|| Validated::new(self.state.batches, &metrics));
-        let parts = Parts::from([(record::MODEL.into(), model)]);
-        self.model.replace(|model| record::load_model(model, &parts))?;
+        let contents = CheckpointContents::from([(record::MODEL.into(), model)]);
+        self.model.replace(|model| record::load_model(model, &contents))?;
         #[cfg(feature = "learner")]
         self.optimizers.adopt(&*self.model);
         Ok(())

@@ -14,7 +14,7 @@ use stoker_api::experiment::{CheckpointPolicy, GradientCompression, Length, Mixe
 use stoker_api::names::ENV_TRIAL_CONFIG;
 
 use super::{Trial, run_trial};
-use crate::checkpoint::Keep;
+use crate::checkpoint::RetentionLimits;
 use crate::collective::{Distributed, Launched};
 use crate::context::Context;
 use crate::device::{self, Place};
@@ -86,8 +86,8 @@ impl Standalone {
     ///
     /// Fails if the folder cannot be used.
     pub fn context(self) -> Result<Context> {
-        let (quiet, keep) = (self.quiet, self.keep());
-        let context = context(self.config()?, Some(keep))?;
+        let (quiet, limits) = (self.quiet, self.retention_limits());
+        let context = context(self.config()?, Some(limits))?;
         if quiet {
             context.silence();
         }
@@ -95,8 +95,8 @@ impl Standalone {
     }
 
     /// Returns how many checkpoints to retain.
-    pub(crate) fn keep(&self) -> Keep {
-        Keep { latest: self.save_trial_latest, best: self.save_trial_best }
+    pub(crate) fn retention_limits(&self) -> RetentionLimits {
+        RetentionLimits { latest: self.save_trial_latest, best: self.save_trial_best }
     }
 
     /// Returns the configuration that a runner would provide.
@@ -247,7 +247,7 @@ pub(crate) fn under_runner(path: &Path) -> Result<Context> {
 }
 
 /// Creates the context of one rank and waits for the other ranks. `alone` is `None` under a runner.
-pub(crate) fn context(mut config: TrialConfig, alone: Option<Keep>) -> Result<Context> {
+pub(crate) fn context(mut config: TrialConfig, alone: Option<RetentionLimits>) -> Result<Context> {
     device::prefer_host()?;
     let is_alone = alone.is_some();
     let launched = if is_alone { Launched::for_program() } else { Launched::for_trial(&config) }?;

@@ -9,7 +9,7 @@ use super::run::Run;
 use super::state::{PendingTensors, RunState};
 use super::{CallbackFailed, guarded, hook, hook_each, names};
 use crate::callback::CheckpointFiles;
-use crate::checkpoint::{Parts, Restored};
+use crate::checkpoint::{CheckpointContents, Restored};
 use crate::collective::exchange;
 use crate::error::Infrastructure;
 use crate::{Error, Result, precision, record};
@@ -59,13 +59,13 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let others = self.gather_pending(&gradients)?;
         let (state, metric) = (self.state.clone(), self.searched_metric()?);
         let kept = self.kept.clone();
-        let make = move || -> Result<Parts> {
-            let mut parts: Parts = files;
-            parts.extend(kept.map(|model| (KEPT.into(), model)));
-            parts.insert(record::MODEL.into(), model.into_bytes()?);
-            tensors.write(&mut parts)?;
-            state.write(gradients, others, &mut parts)?;
-            Ok(parts)
+        let make = move || -> Result<CheckpointContents> {
+            let mut contents: CheckpointContents = files;
+            contents.extend(kept.map(|model| (KEPT.into(), model)));
+            contents.insert(record::MODEL.into(), model.into_bytes()?);
+            tensors.write(&mut contents)?;
+            state.write(gradients, others, &mut contents)?;
+            Ok(contents)
         };
         let make = Box::new(move || make().map_err(|error| error.to_string()));
         self.wait_for(|run| run.outlet().save(run.state.batches, metric, make))?;
@@ -132,8 +132,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
                 };
                 let model = ranks.collective().broadcast(model)?;
                 if !self.outlet().is_lead() {
-                    let parts = Parts::from([(record::MODEL.into(), model)]);
-                    self.model.replace(|model| record::load_model(model, &parts))?;
+                    let contents = CheckpointContents::from([(record::MODEL.into(), model)]);
+                    self.model.replace(|model| record::load_model(model, &contents))?;
                 }
             }
         }
@@ -144,17 +144,17 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     pub(super) fn restore(&mut self) -> Result<()> {
         let restored = self.restore_together()?;
         let mut resumed_from = None;
-        if let Some((name, manifest, parts)) = restored.checkpoint {
+        if let Some((name, manifest, contents)) = restored.checkpoint {
             let not_taken = |source| NotTaken { name: name.clone(), source };
-            let message = match self.is_same_training(&parts).map_err(not_taken)? {
+            let message = match self.is_same_training(&contents).map_err(not_taken)? {
                 true => {
-                    self.take_on(&parts).map_err(not_taken)?;
+                    self.take_on(&contents).map_err(not_taken)?;
                     self.saved = Some(self.state.batches);
                     format!("goes on from checkpoint {name}")
                 }
                 false => {
                     self.model
-                        .replace(|model| record::load_model(model, &parts))
+                        .replace(|model| record::load_model(model, &contents))
                         .map_err(not_taken)?;
                     (self.state.base, self.state.batches) = (manifest.batches, 0);
                     let id = &self.state.continue_id;
@@ -177,12 +177,12 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     }
 
     /// Returns whether a checkpoint belongs to this training, not to another one of the trial.
-    fn is_same_training(&self, parts: &Parts) -> Result<bool> {
-        Ok(RunState::read(parts)?.continue_id == self.state.continue_id)
+    fn is_same_training(&self, contents: &CheckpointContents) -> Result<bool> {
+        Ok(RunState::read(contents)?.continue_id == self.state.continue_id)
     }
 
-    pub(super) fn take_on(&mut self, parts: &Parts) -> Result<()> {
-        let state = RunState::read(parts)?;
+    pub(super) fn take_on(&mut self, contents: &CheckpointContents) -> Result<()> {
+        let state = RunState::read(contents)?;
         let is = (self.state.samples, self.state.global_batch);
         let was = (state.samples, state.global_batch);
         if is != was {
@@ -204,12 +204,12 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             _ => {}
         }
         // Load the model first: the optimizers' state refers to its parameter ids.
-        self.model.replace(|model| record::load_model(model, parts))?;
+        self.model.replace(|model| record::load_model(model, contents))?;
         let optimizers = std::mem::replace(&mut self.optimizers, crate::optim::Optimizers::none());
-        self.optimizers = optimizers.restore(&state.optimizers, parts)?;
+        self.optimizers = optimizers.restore(&state.optimizers, contents)?;
         let ranks = self.context.distributed();
-        self.gradients = state.pending(&*self.model, parts, ranks.rank(), ranks.size())?;
-        let files = CheckpointFiles::of(parts);
+        self.gradients = state.pending(&*self.model, contents, ranks.rank(), ranks.size())?;
+        let files = CheckpointFiles::of(contents);
         let states = &state.callbacks;
         let names = names(&self.callbacks);
         hook_each(&mut self.callbacks, &mut self.control, ranks, |index, callback, _| {
@@ -218,7 +218,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             callback.on_restore(&files)
         })?;
         self.state = state;
-        self.kept = parts.get(KEPT).cloned();
+        self.kept = contents.get(KEPT).cloned();
         Ok(())
     }
 }

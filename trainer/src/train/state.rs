@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::Result;
 use crate::callback::Logs;
-use crate::checkpoint::Parts;
+use crate::checkpoint::CheckpointContents;
 use crate::optim::{GradientSum, OptimizersState, PendingGradients};
 use crate::record;
 use crate::step::Metrics;
@@ -134,21 +134,21 @@ impl RunState {
         Ok(pending.gradients)
     }
 
-    /// Adds this state's files to `parts`. `others` are the packed pending gradients of ranks 1, 2,
-    /// ...
+    /// Adds this state's files to `contents`. `others` are the packed pending gradients of ranks 1,
+    /// 2, ...
     pub(crate) fn write(
         &self,
         gradients: PendingTensors,
         others: Vec<Bytes>,
-        parts: &mut Parts,
+        contents: &mut CheckpointContents,
     ) -> Result<()> {
-        parts.insert(STATE.into(), serde_json::to_vec(self)?.into());
+        contents.insert(STATE.into(), serde_json::to_vec(self)?.into());
         if !gradients.is_empty() {
-            parts.insert(GRADIENTS.into(), Self::pack(gradients)?);
+            contents.insert(GRADIENTS.into(), Self::pack(gradients)?);
         }
         for (idx, packed) in others.into_iter().enumerate() {
             if !packed.is_empty() {
-                parts.insert(gradients_of(idx + 1), packed);
+                contents.insert(gradients_of(idx + 1), packed);
             }
         }
         Ok(())
@@ -168,8 +168,8 @@ impl RunState {
     }
 
     /// Reads the state that [`RunState::write`] wrote.
-    pub(crate) fn read(parts: &Parts) -> Result<Self> {
-        let bytes = parts.get(STATE).ok_or("file state.json is missing in the checkpoint")?;
+    pub(crate) fn read(contents: &CheckpointContents) -> Result<Self> {
+        let bytes = contents.get(STATE).ok_or("file state.json is missing in the checkpoint")?;
         Ok(serde_json::from_slice(bytes).map_err(|error| format!("state.json: {error}"))?)
     }
 
@@ -178,13 +178,13 @@ impl RunState {
     pub(crate) fn pending<M: Module>(
         &self,
         model: &M,
-        parts: &Parts,
+        contents: &CheckpointContents,
         rank: usize,
         size: usize,
     ) -> Result<GradientSum> {
         let of = |rank: usize| match rank {
-            0 => self.pending_of(model, parts.get(GRADIENTS), &(self.seen.clone(), self.count)),
-            _ => self.pending_of(model, parts.get(&gradients_of(rank)), &self.others[rank - 1]),
+            0 => self.pending_of(model, contents.get(GRADIENTS), &(self.seen.clone(), self.count)),
+            _ => self.pending_of(model, contents.get(&gradients_of(rank)), &self.others[rank - 1]),
         };
         let num_ranks = self.others.len() + 1;
         if num_ranks == size {

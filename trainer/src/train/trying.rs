@@ -80,12 +80,12 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let Some(last) = all.into_iter().next().flatten() else { return Ok(()) };
         context.tried(Part::Restore, || {
             let restored = self.outlet().restore_from(&[last])?;
-            let Some((name, _, parts)) = restored.checkpoint else {
+            let Some((name, _, contents)) = restored.checkpoint else {
                 let why = restored.refused.into_iter().map(|(name, why)| format!("{name}: {why}"));
                 return Err(why.collect::<Vec<_>>().join("; ").into());
             };
             let written = record::snapshot(&*self.model).into_bytes()?;
-            let taken = self.take_on(&parts);
+            let taken = self.take_on(&contents);
             taken.map_err(|source| NotTaken { name: name.clone(), source })?;
             let read = record::snapshot(&*self.model).into_bytes()?;
             match written == read {

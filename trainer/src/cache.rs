@@ -288,8 +288,8 @@ impl Context {
             return Ok(None);
         };
         let storage = Storage::open(&config.url, config.endpoint.as_deref())?;
-        let outlet = self.outlet();
-        Ok(Some(Shared::new(outlet.runtime().clone(), storage, &format!("{namespace}/datasets"))))
+        let io = self.io();
+        Ok(Some(Shared::new(io.runtime().clone(), storage, &format!("{namespace}/datasets"))))
     }
 }
 

@@ -16,16 +16,16 @@ use crate::checkpoint::CheckpointSource;
 use crate::collective::{Distributed, Doing};
 use crate::data::{Data, LoaderPlan};
 use crate::error::unraised;
-use crate::outlet::Outlet;
 use crate::step::{Metrics, StepOutput};
 use crate::stop::StopSignal;
+use crate::trial_io::TrialIo;
 use crate::{InvalidHyperparameters, Result, precision, record, rng, train};
 
 /// Hyperparameters, seeds, device, ranks and training of this process. Clones share the same state.
 #[derive(Clone, Debug)]
 pub struct Context {
     pub(crate) config: TrialConfig,
-    pub(crate) outlet: Arc<Mutex<Outlet>>,
+    pub(crate) io: Arc<Mutex<TrialIo>>,
     pub(crate) stop: StopSignal,
     /// Set when the program itself ends training early.
     pub(crate) ended: StopSignal,
@@ -42,14 +42,14 @@ pub struct Context {
 impl Context {
     pub(crate) fn new(
         config: TrialConfig,
-        outlet: Outlet,
+        io: TrialIo,
         stop: StopSignal,
         device: Device,
         ranks: Distributed,
     ) -> Self {
         Self {
             config,
-            outlet: Arc::new(Mutex::new(outlet)),
+            io: Arc::new(Mutex::new(io)),
             stop,
             ended: StopSignal::default(),
             device,
@@ -66,10 +66,10 @@ impl Context {
         Self { device, ..self }
     }
 
-    /// Locks the outlet to runner and storage; do not hold the lock for long. Ignores poisoning:
+    /// Locks the I/O with runner and storage; do not hold the lock for long. Ignores poisoning:
     /// after a panic elsewhere, rows and reports can still be sent.
-    pub(crate) fn outlet(&self) -> MutexGuard<'_, Outlet> {
-        self.outlet.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn io(&self) -> MutexGuard<'_, TrialIo> {
+        self.io.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the hyperparameters, deserialized into a user type.

@@ -49,13 +49,13 @@ mod train;
 mod learner;
 
 mod collective;
-mod outlet;
 mod precision;
 mod record;
 mod rng;
 mod stop;
 mod terminal;
 mod termination;
+mod trial_io;
 
 pub mod checkpoint;
 pub mod datasets;

@@ -8,25 +8,25 @@ use crate::callback::Logs;
 use crate::collective::{Doing, exchange};
 use crate::context::Context;
 use crate::error::{Infrastructure, Interrupted};
-use crate::train::{Timetable, UNANSWERED_MAX, UNDECIDED_PAUSE};
+use crate::train::{SEARCH_POLL_INTERVAL, Timetable, UNANSWERED_REQUESTS_MAX};
 use crate::{Error, Result};
 
 mod download;
 mod info;
 mod options;
 mod profiler;
+mod progress;
 mod reported;
 mod shards;
-pub(crate) mod threads;
-mod told;
+pub(crate) mod thread_dump;
 mod transfer;
 mod upload;
 
 pub use info::ClusterInfo;
 pub use options::{CheckpointMetadata, Download, Upload};
 pub use profiler::Profiler;
-pub(crate) use reported::Reported;
-pub(crate) use told::{Activity, GrantedLength};
+pub(crate) use progress::{Activity, GrantedLength};
+pub(crate) use reported::ReportedMetrics;
 
 /// Metrics, progress, checkpoints, preemption and cluster information for programs with a custom
 /// training loop.
@@ -95,22 +95,24 @@ pub enum PreemptMode {
 
 /// Why the program must stop.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
-enum Wish {
+enum StopReason {
     Signal,
     Preempt,
     Stop,
     Fenced,
 }
 
-impl From<Wish> for Interrupted {
-    fn from(wish: Wish) -> Self {
-        let (code, why) = match wish {
-            Wish::Signal => (ExitCode::Preempted, "stopped by a signal"),
-            Wish::Preempt => (ExitCode::Preempted, "preempted by the runner"),
-            Wish::Stop => (ExitCode::Completed, "no more training is needed"),
-            Wish::Fenced => (ExitCode::Infrastructure, "the runner has given up this attempt"),
+impl From<StopReason> for Interrupted {
+    fn from(reason: StopReason) -> Self {
+        let (code, why) = match reason {
+            StopReason::Signal => (ExitCode::Preempted, "stopped by a signal"),
+            StopReason::Preempt => (ExitCode::Preempted, "preempted by the runner"),
+            StopReason::Stop => (ExitCode::Completed, "no more training is needed"),
+            StopReason::Fenced => {
+                (ExitCode::Infrastructure, "the runner has given up this attempt")
+            }
         };
-        Self { code, fenced: wish == Wish::Fenced, why: why.into() }
+        Self { code, fenced: reason == StopReason::Fenced, why: why.into() }
     }
 }
 
@@ -154,20 +156,20 @@ impl Session<'_> {
     ) -> Result<()> {
         self.context.distributed().pulse.reported(batches);
         let metrics = metrics.into_iter().map(|(name, value)| (name.into(), value));
-        self.context.outlet().report(group, batches, metrics)
+        self.context.io().report_metrics(group, batches, metrics)
     }
 
     /// Reports how many global batches are trained, out of those that [`length`](Self::length)
     /// returned.
     pub fn report_progress(&self, batches: u64) {
         self.context.distributed().pulse.reported(batches);
-        self.context.outlet().report_progress(batches);
+        self.context.io().report_progress(batches);
     }
 
     /// Sets a short human-readable status. Without a runner, prints it as a line. In a cluster,
     /// sets `status.activity` of the trial, at most every ten seconds. Truncated to 200 characters.
     pub fn set_status(&self, text: &str) {
-        self.context.outlet().set_status(text);
+        self.context.io().set_status(text);
     }
 
     /// Returns the length granted so far, in global batches, for epochs of `epoch_batches` batches
@@ -175,8 +177,8 @@ impl Session<'_> {
     pub fn length(&self, epoch_batches: u64, global_batch: usize) -> u64 {
         let config = &self.context.config;
         let timetable = Timetable::new(config, epoch_batches.max(1), global_batch.max(1) as u64);
-        let mut outlet = self.context.outlet();
-        outlet.set_length(epoch_batches, timetable, config.unit)
+        let mut io = self.context.io();
+        io.set_length(epoch_batches, timetable, config.unit)
     }
 
     /// Returns `Some` if the program should stop: on a signal, a preemption or a stop directive.
@@ -192,13 +194,13 @@ impl Session<'_> {
         let ranks = self.context.distributed();
         // Also a heartbeat to the other ranks.
         ranks.tick(Doing::Train);
-        let wish = match self.preempt_mode {
+        let reason = match self.preempt_mode {
             PreemptMode::WorkersAskChief => {
-                let local = (self.wish(), self.context.outlet().told_units());
+                let local = (self.stop_reason(), self.context.io().granted_units_from_directive());
                 let all = exchange(ranks.collective(), "should_preempt", local)?;
                 // All ranks adopt the length granted to rank 0 at the same call.
-                self.context.outlet().grant(all[0].1);
-                all.into_iter().find_map(|(wish, _)| wish)
+                self.context.io().grant(all[0].1);
+                all.into_iter().find_map(|(reason, _)| reason)
             }
             PreemptMode::ChiefOnly if ranks.rank() > 0 => {
                 let text = format!(
@@ -207,32 +209,32 @@ impl Session<'_> {
                 );
                 return Err(text.into());
             }
-            PreemptMode::ChiefOnly => self.wish(),
+            PreemptMode::ChiefOnly => self.stop_reason(),
             PreemptMode::WorkersAskThemselves => {
-                let local = self.wish();
+                let local = self.stop_reason();
                 if local.is_some() {
                     ranks.pulse.ask();
                 }
-                local.or_else(|| ranks.pulse.is_asked().then_some(Wish::Preempt))
+                local.or_else(|| ranks.pulse.is_asked().then_some(StopReason::Preempt))
             }
         };
-        match wish {
+        match reason {
             // Not `Some`: the program must not save anything.
-            Some(Wish::Fenced) => Err(Interrupted::from(Wish::Fenced).into()),
-            wish => Ok(wish.map(Interrupted::from)),
+            Some(StopReason::Fenced) => Err(Interrupted::from(StopReason::Fenced).into()),
+            reason => Ok(reason.map(Interrupted::from)),
         }
     }
 
-    fn wish(&self) -> Option<Wish> {
+    fn stop_reason(&self) -> Option<StopReason> {
         if self.context.stop.is_set() {
-            return Some(Wish::Signal);
+            return Some(StopReason::Signal);
         }
-        let mut outlet = self.context.outlet();
-        outlet.sign_of_life();
-        match outlet.directive()? {
-            Directive::Preempt => Some(Wish::Preempt),
-            Directive::Stop => Some(Wish::Stop),
-            Directive::Fenced => Some(Wish::Fenced),
+        let mut io = self.context.io();
+        io.heartbeat();
+        match io.directive()? {
+            Directive::Preempt => Some(StopReason::Preempt),
+            Directive::Stop => Some(StopReason::Stop),
+            Directive::Fenced => Some(StopReason::Fenced),
             Directive::Continue { .. } | Directive::Wait => None,
         }
     }
@@ -252,72 +254,75 @@ impl Session<'_> {
         let context = self.context;
         let ranks = context.distributed();
         ranks.tick(Doing::Wait);
-        let outcome = self.ask_for_more(batches);
+        let outcome = self.request_longer_length(batches);
         ranks.tick(Doing::Train);
         outcome
     }
 
-    fn ask_for_more(&self, batches: u64) -> Result<Option<u64>> {
+    fn request_longer_length(&self, batches: u64) -> Result<Option<u64>> {
         let context = self.context;
         let (mut event, units) = {
-            let mut outlet = context.outlet();
-            let metrics = outlet.validation_at(batches).unwrap_or_default();
-            if outlet.length.batches > batches {
+            let mut io = context.io();
+            let metrics = io.validation_at(batches).unwrap_or_default();
+            if io.length.batches > batches {
                 let text = format!(
                     "batch {batches} is not the granted length, which ends at batch {}: call \
                      `length` again after `should_preempt`, and train to it before \
                      `complete_length`",
-                    outlet.length.batches
+                    io.length.batches
                 );
                 return Err(text.into());
             }
-            if outlet.has_runner() {
-                searched_among(&context.config, &metrics).map_err(|why| {
+            if io.has_runner() {
+                find_searched_metric(&context.config, &metrics).map_err(|why| {
                     format!("cannot complete the length at batch {batches}: {why}")
                 })?;
             }
-            outlet.report_saved(true)?;
-            outlet.flush()?;
-            if !outlet.has_runner() {
-                outlet.tell_validation();
+            io.report_saved(true)?;
+            io.flush()?;
+            if !io.has_runner() {
+                io.report_last_validation();
                 return Ok(None);
             }
-            let units = outlet.granted_units();
-            (outlet.result(&metrics, units), units)
+            let units = io.granted_units();
+            (io.result_event(&metrics, units), units)
         };
         let mut units = units;
         let mut num_unanswered = 0;
         loop {
-            let (stop, local) = (context.stop.is_set(), context.outlet().ask(batches, event));
+            let (stop, local) =
+                (context.stop.is_set(), context.io().request_directive(batches, event));
             let all =
                 exchange(context.distributed().collective(), "complete_length", (stop, local))?;
             match all[0].1 {
                 Some(Directive::Stop) => return Ok(None),
                 Some(Directive::Continue { units: more }) if more > units => {
-                    let mut outlet = context.outlet();
-                    outlet.grant(more);
-                    if !outlet.is_same_length(batches) {
+                    let mut io = context.io();
+                    io.grant(more);
+                    if !io.length_ends_by(batches) {
                         return Ok(Some(more));
                     }
                     // The longer length ends at the same batch, whose validation is known.
                     units = more;
-                    let metrics = outlet.validation_at(batches).unwrap_or_default();
-                    event = outlet.result(&metrics, more);
+                    let metrics = io.validation_at(batches).unwrap_or_default();
+                    event = io.result_event(&metrics, more);
                     continue;
                 }
-                Some(Directive::Preempt) => return Err(Interrupted::from(Wish::Preempt).into()),
-                Some(Directive::Fenced) => return Err(Interrupted::from(Wish::Fenced).into()),
+                Some(Directive::Preempt) => {
+                    return Err(Interrupted::from(StopReason::Preempt).into());
+                }
+                Some(Directive::Fenced) => return Err(Interrupted::from(StopReason::Fenced).into()),
                 Some(Directive::Continue { .. } | Directive::Wait) | None => {}
             }
             if all.iter().any(|(stop, _)| *stop) {
-                return Err(Interrupted::from(Wish::Signal).into());
+                return Err(Interrupted::from(StopReason::Signal).into());
             }
             num_unanswered = if all[0].1.is_some() { 0 } else { num_unanswered + 1 };
-            if num_unanswered == UNANSWERED_MAX {
+            if num_unanswered == UNANSWERED_REQUESTS_MAX {
                 let text = "the runner has not responded for ten minutes";
                 return Err(Infrastructure(text.into()).into());
             }
-            std::thread::sleep(UNDECIDED_PAUSE);
+            std::thread::sleep(SEARCH_POLL_INTERVAL);
             event = ReportEvent::Progress { batches_total: batches, activity: None };
         }
     }
@@ -328,7 +333,7 @@ impl Session<'_> {
 /// # Errors
 ///
 /// Fails if the metric is missing.
-pub(crate) fn searched_among(config: &TrialConfig, metrics: &Logs) -> Result<f64, Error> {
+pub(crate) fn find_searched_metric(config: &TrialConfig, metrics: &Logs) -> Result<f64, Error> {
     // The runner accepts the same two names.
     let short = config.metric.strip_prefix("val_");
     let long = || metrics.get(&format!("validation_{}", short?));

@@ -31,7 +31,7 @@ mod validate;
 pub use custom_loop::{NextAction, Training};
 use fit::Both;
 pub use fit::{Fit, Fitted, Step};
-pub(crate) use length::{UNANSWERED_MAX, UNDECIDED_PAUSE};
+pub(crate) use length::{SEARCH_POLL_INTERVAL, UNANSWERED_REQUESTS_MAX};
 pub use program::{Standalone, init, main, main_with, run, run_in, run_with};
 use run::Run;
 pub(crate) use state::ReadOrder;
@@ -41,7 +41,7 @@ pub use trial::{Trial, run_trial};
 pub(crate) use trying::Part;
 
 /// How long to wait for a response before checking for signals again.
-pub(crate) const ANSWER_WAIT: Duration = Duration::from_secs(1);
+pub(crate) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Context {
     /// Trains a model. If this program has a checkpoint, training resumes from the latest one and

@@ -293,7 +293,7 @@ fn unreadable_samples_are_refused_while_building() {
 #[test]
 fn failed_download_leaves_the_staging_folder_empty() {
     let context = alone(None);
-    let rt = context.outlet().runtime().clone();
+    let rt = context.io().runtime().clone();
     let [bucket, here] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let storage = Storage::open(bucket.path().to_str().unwrap(), None).unwrap();
     let shared = Shared::new(rt, storage, "ml/datasets");
@@ -323,7 +323,7 @@ fn failed_download_leaves_the_staging_folder_empty() {
 #[test]
 fn other_machines_download_instead_of_building() {
     let context = alone(None);
-    let rt = context.outlet().runtime().clone();
+    let rt = context.io().runtime().clone();
     let [bucket, one, two, three, four] = [(); 5].map(|()| tempfile::tempdir().unwrap());
     let storage = Storage::open(bucket.path().to_str().unwrap(), None).unwrap();
     let shared = || Some(Shared::new(rt.clone(), storage.clone(), "ml/datasets"));

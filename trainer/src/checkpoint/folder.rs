@@ -22,7 +22,7 @@ pub fn load_folder(path: &Path) -> Result<(Manifest, CheckpointContents), Checkp
     let corrupt = |reason| CheckpointError::Corrupt { name: path.display().to_string(), reason };
     let read = |file: &str| {
         let file_path = path_in(path, file).map_err(&corrupt)?;
-        std::fs::read(file_path).map_err(|error| broken(format!("cannot read {file}: {error}")))
+        std::fs::read(file_path).map_err(|error| corrupt(format!("cannot read {file}: {error}")))
     };
     let manifest = parse(&read(MANIFEST)?).map_err(corrupt)?;
     let mut contents = CheckpointContents::new();

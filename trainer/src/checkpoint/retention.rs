@@ -91,7 +91,7 @@ impl Retention {
     }
 
     /// Reports a new checkpoint, so that the task deletes those no longer retained. Never blocks.
-    pub(crate) fn saved(&self, saved: &SavedCheckpoint) {
+    pub(crate) fn record_saved(&self, saved: &SavedCheckpoint) {
         let known = CompleteCheckpoint { name: saved.name.clone(), metric: saved.metric };
         // Ignore the error: the task only ends with the process.
         let _ = self.0.send(Message::Saved(known));

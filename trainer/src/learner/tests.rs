@@ -25,8 +25,8 @@ use super::board::snake_case;
 use super::*;
 use crate::checkpoint::RetentionLimits;
 use crate::error::exit_code;
-use crate::outlet::Outlet;
 use crate::train::tests::alone_on_the_stream;
+use crate::trial_io::TrialIo;
 use crate::{Data, Distributed, Standalone, mix_seed, record, rng};
 
 /// Samples per epoch: seven batches of 16, of which the last has 4.
@@ -278,9 +278,9 @@ fn ranks(size: usize, is_ours: bool, global: usize, is_normed: bool) -> Vec<Vec<
         let scratch = tempfile::tempdir().unwrap();
         let Context { mut config, stop, .. } = standalone(None).context().unwrap();
         let is_lead = crate::Collective::rank(&rank) == 0;
-        let outlet = Outlet::open(&mut config, Some(RetentionLimits::default()), is_lead).unwrap();
+        let io = TrialIo::open(&mut config, Some(RetentionLimits::default()), is_lead).unwrap();
         let ranks = Distributed::of(Box::new(rank));
-        let context = Context::new(config, outlet, stop, Device::flex().autodiff(), ranks);
+        let context = Context::new(config, io, stop, Device::flex().autodiff(), ranks);
         let data = || Data::dataset(InMemDataset::new(items()), Pairs);
         let loaders = match is_ours {
             true => {
@@ -333,7 +333,7 @@ fn metrics_have_searchable_names() {
     let context = standalone(Some(folder.path())).context().unwrap();
     let training = training(scratch.path(), Loaders::Burns.make(&context)).num_epochs(2);
     context.supervise(training).launch(learner(0.0));
-    context.outlet().flush().unwrap();
+    context.io().flush().unwrap();
     let rows = std::fs::read_dir(folder.path().join("trial/metrics")).unwrap();
     let text: String =
         rows.map(|row| std::fs::read_to_string(row.unwrap().path()).unwrap()).collect();
@@ -372,7 +372,7 @@ fn early_stopping_state_survives_a_resume() {
             .num_epochs(9)
             .early_stopping(never_better);
         let result = context.supervise(training).metric_train(stop).launch(learner(0.0));
-        let batches = context.outlet().batches();
+        let batches = context.io().batches();
         (bits(&result.model), batches)
     };
     let (straight, _) = train(None, None);
@@ -446,7 +446,7 @@ fn interrupted_training_is_not_restarted() {
         let stop = StopSigned { at: Some(5), stop };
         let model = context.supervise(training).metric_train(stop).launch(learner(0.0)).model;
         context.learning.outcome(Ok(())).unwrap();
-        let batches = context.outlet().batches();
+        let batches = context.io().batches();
         (bits(&model), batches)
     };
     let first = train();

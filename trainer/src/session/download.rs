@@ -32,7 +32,7 @@ impl Session<'_> {
         read: impl FnOnce(&Path, &CheckpointMetadata) -> Result<T>,
     ) -> Result<Option<T>> {
         let (context, ranks) = (self.context, self.context.distributed());
-        let Some((rt, store)) = context.outlet().checkpoint_store() else { return Ok(None) };
+        let Some((rt, store)) = context.io().checkpoint_store() else { return Ok(None) };
         ranks.tick(Doing::Wait);
         let mut folder = None;
         let mut chosen = Ok(None);
@@ -49,18 +49,18 @@ impl Session<'_> {
         if ranks.local_rank() == 0 {
             manifest = self.local_folder(&rt, &store, &wanted, &mut folder).map(Some);
         }
-        let (path, manifest) = self.from_first_local_rank(manifest)?;
+        let (path, manifest) = self.first_local_result(manifest)?;
         ranks.tick(Doing::Train);
         let state = read(Path::new(&path), &CheckpointMetadata::from(&manifest))?;
         // Keep the folder until all ranks of this machine have read it.
         ranks.gather_local(())?;
-        let mut outlet = context.outlet();
-        outlet.batches = manifest.batches;
+        let mut io = context.io();
+        io.batches = manifest.batches;
         let metric = manifest.metric.as_ref().and_then(|metric| stoker_api::number::parse(metric));
         let searched = context.config.metric.clone();
-        outlet.restored_validation =
+        io.restored_validation =
             metric.map(|metric| (manifest.batches, [(searched, metric)].into()));
-        drop(outlet);
+        drop(io);
         Ok(Some(state))
     }
 
@@ -97,7 +97,7 @@ impl Session<'_> {
         if ranks.local_rank() == 0 {
             manifest = fetch().map(Some);
         }
-        let manifest: Manifest = self.from_first_local_rank(manifest)?;
+        let manifest: Manifest = self.first_local_result(manifest)?;
         ranks.tick(Doing::Train);
         Ok(CheckpointMetadata::from(&manifest))
     }
@@ -119,7 +119,7 @@ impl Session<'_> {
     }
 
     /// Returns the result of this machine's first rank on all of its ranks.
-    fn from_first_local_rank<T: Clone + Serialize + DeserializeOwned>(
+    fn first_local_result<T: Clone + Serialize + DeserializeOwned>(
         &self,
         local: Result<Option<T>>,
     ) -> Result<T> {
@@ -139,7 +139,7 @@ impl Session<'_> {
         store: &CheckpointStore,
         into: &mut Option<TemporaryFolder>,
     ) -> Result<Option<(String, String)>> {
-        let refs = self.context.outlet().resume_from().to_vec();
+        let refs = self.context.io().resume_from().to_vec();
         let (mut refused, mut chosen) = (BTreeMap::new(), None);
         for wanted in refs {
             let folder = TemporaryFolder::new()?;
@@ -155,19 +155,19 @@ impl Session<'_> {
                 Err(error) => return Err(error.into()),
             }
         }
-        let mut outlet = self.context.outlet();
+        let mut io = self.context.io();
         for (name, why) in &refused {
-            outlet.terminal.say(&format!("checkpoint {name} is not used: {why}"));
+            io.terminal.say(&format!("checkpoint {name} is not used: {why}"));
         }
         let resumed_from = chosen.as_ref().map(|(wanted, _)| wanted.name.clone());
         let batches = chosen.as_ref().map_or(0, |(_, manifest)| manifest.batches);
-        let batches_total = outlet.length.batches;
+        let batches_total = io.length.batches;
         if let Some((wanted, manifest)) = &chosen {
-            outlet.terminal.say(&format!("goes on from checkpoint {}", wanted.name));
-            outlet.restore_unsent(manifest.unsent.clone());
+            io.terminal.say(&format!("goes on from checkpoint {}", wanted.name));
+            io.restore_unsent(manifest.unsent.clone());
         }
-        outlet.restored = resumed_from.clone();
-        outlet.post_at(batches, ReportEvent::Started { resumed_from, batches_total, refused });
+        io.restored = resumed_from.clone();
+        io.post_at(batches, ReportEvent::Started { resumed_from, batches_total, refused });
         Ok(chosen.map(|(wanted, _)| (wanted.name, wanted.manifest_sha256)))
     }
 

@@ -60,7 +60,7 @@ impl Session<'_> {
         let interval = interval.max(INTERVAL_MIN);
         let ranks = self.context.distributed();
         let config = &self.context.config;
-        let Some((rt, store)) = self.context.outlet().checkpoint_store() else {
+        let Some((rt, store)) = self.context.io().checkpoint_store() else {
             return Ok(Profiler { end: None, thread: None });
         };
         let writer = MetricsWriter::of_profiler(rt.clone(), store.storage, config, ranks.rank());
@@ -102,7 +102,7 @@ impl Drop for Profiler {
 
 /// Writes one sample. Ignores errors: a missing sample is no reason to end a training.
 fn sample(context: &Context, sampler: &mut Sampler, writer: &mut MetricsWriter) {
-    let batches = context.outlet().batches;
+    let batches = context.io().batches;
     let _ = writer.row("profiler", batches, 0, &sampler.sample());
 }
 

@@ -11,8 +11,8 @@ use stoker_storage::metrics::{self, Row};
 
 use super::*;
 use crate::error::exit_code;
-use crate::outlet::Outlet;
 use crate::stop::StopSignal;
+use crate::trial_io::TrialIo;
 use crate::{CheckpointSource, Distributed, Standalone, ThreadRank};
 
 /// Returns the contexts of `size` ranks in threads of one program that stores its files in
@@ -26,11 +26,12 @@ fn gang(folder: &Path, size: usize) -> Vec<Context> {
             quiet: true,
             ..Standalone::default()
         };
-        let (keep, mut config) = (Some(standalone.keep()), standalone.config().unwrap());
-        let outlet = Outlet::open(&mut config, keep, number == 0).unwrap();
+        let (limits, mut config) =
+            (Some(standalone.retention_limits()), standalone.config().unwrap());
+        let io = TrialIo::open(&mut config, limits, number == 0).unwrap();
         let ranks = Distributed::of(Box::new(rank));
         let device = Device::flex().autodiff();
-        let context = Context::new(config, outlet, StopSignal::default(), device, ranks);
+        let context = Context::new(config, io, StopSignal::default(), device, ranks);
         context.silence();
         context
     };
@@ -150,13 +151,13 @@ fn restarted_attempt_replaces_later_rows() {
     (1..=3).for_each(|batch| report(&first, batch, 1.0));
     first.session().store_path(Upload::at(3), |_| Ok(())).unwrap();
     report(&first, 4, 1.0);
-    first.outlet().flush().unwrap();
+    first.io().flush().unwrap();
     drop(first);
     let second = alone(folder.path());
     let restored = second.session().restore_path(|_, saved| Ok(saved.batches)).unwrap();
     assert_eq!(restored, Some(3));
     report(&second, 5, 2.0);
-    second.outlet().flush().unwrap();
+    second.io().flush().unwrap();
     let stored: Vec<_> = rows(folder.path(), &[(0, 0), (1, 3)])
         .into_iter()
         .map(|row| (row.batches, row.metrics["loss"]))
@@ -177,7 +178,7 @@ fn training_validation_and_checkpoints_come_in_any_order() {
             [[&train, &validate, &store], [&store, &train, &validate], [&validate, &store, &train]];
         orders[batch as usize % 3].iter().for_each(|act| act(batch));
     }
-    context.outlet().flush().unwrap();
+    context.io().flush().unwrap();
     let rows = rows(folder.path(), &[(0, 0)]);
     let count = |group: &str| rows.iter().filter(|row| row.group == group).count();
     assert_eq!((count("training"), count("validation")), (11, 11));
@@ -405,12 +406,12 @@ fn restart_at_the_length_knows_its_validation() {
     drop(first);
     let second = alone(folder.path());
     second.session().restore_path(|_, _| Ok(())).unwrap();
-    let metrics = second.outlet().validation_at(10).unwrap();
-    assert_eq!(searched_among(&second.config, &metrics).unwrap(), 0.25);
-    assert_eq!(second.outlet().validation_at(9), None);
+    let metrics = second.io().validation_at(10).unwrap();
+    assert_eq!(find_searched_metric(&second.config, &metrics).unwrap(), 0.25);
+    assert_eq!(second.io().validation_at(9), None);
     // The attempt's own validation takes precedence.
     second.session().report_metrics("validation", 10, [("loss", 0.5)]).unwrap();
-    let metrics = second.outlet().validation_at(10).unwrap();
+    let metrics = second.io().validation_at(10).unwrap();
     assert_eq!(metrics["validation_loss"], 0.5);
 }
 
@@ -437,7 +438,7 @@ fn searched_metric_accepts_the_val_prefix() {
     let metrics: Logs = [("validation_loss".to_owned(), 0.5)].into();
     let mut check = |name: &str, expected: Result<f64, &str>| {
         config.metric = name.into();
-        let searched = searched_among(&config, &metrics).map_err(|error| error.to_string());
+        let searched = find_searched_metric(&config, &metrics).map_err(|error| error.to_string());
         assert_eq!(searched, expected.map_err(str::to_owned));
     };
     check("validation_loss", Ok(0.5));

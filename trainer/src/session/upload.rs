@@ -40,15 +40,15 @@ impl Session<'_> {
     /// - The storage fails.
     pub fn upload(&self, folder: impl AsRef<Path>, upload: Upload) -> Result<String> {
         let (context, folder) = (self.context, folder.as_ref());
-        if context.outlet().has_loop {
+        if context.io().has_loop {
             let text = "cannot upload a checkpoint: `fit` and `training` save their own; add files \
                         to those with `Callback::on_checkpoint`";
             return Err(text.into());
         }
         let name = checkpoint_name(upload.batches, context.config.attempt);
-        let Some((rt, store)) = context.outlet().checkpoint_store() else {
+        let Some((rt, store)) = context.io().checkpoint_store() else {
             let text = format!("checkpoint {name} is not stored: the program has no folder");
-            context.outlet().terminal.say(&text);
+            context.io().terminal.say(&text);
             return Ok(name);
         };
         let ranks = context.distributed();
@@ -56,7 +56,7 @@ impl Session<'_> {
             return Ok(name);
         }
         // On a stop right after a checkpoint, the program stores again; there is nothing to add.
-        let stored = context.outlet().last_saved().filter(|saved| saved.name == name);
+        let stored = context.io().last_saved().filter(|saved| saved.name == name);
         let stored = match upload.is_sharded {
             true => exchange(ranks.collective(), "upload", stored)?.swap_remove(0),
             false => stored,
@@ -101,11 +101,11 @@ impl Session<'_> {
     /// Fails if the checkpoint is the latest or does not exist, or if the storage fails.
     pub fn delete(&self, name: &str) -> Result<()> {
         let context = self.context;
-        let Some((rt, store)) = context.outlet().checkpoint_store() else { return Ok(()) };
+        let Some((rt, store)) = context.io().checkpoint_store() else { return Ok(()) };
         if context.distributed().rank() > 0 {
             return Ok(());
         }
-        let latest = context.outlet().latest();
+        let latest = context.io().latest_checkpoint();
         if latest.as_deref() == Some(name) {
             let text = format!(
                 "cannot delete checkpoint {name}: it is the latest, from which a restart resumes"
@@ -213,21 +213,21 @@ impl Session<'_> {
     ) -> Result<()> {
         let context = self.context;
         let save = {
-            let mut outlet = context.outlet();
-            outlet.tell_validation();
+            let mut io = context.io();
+            io.report_last_validation();
             SaveRequest {
                 batches: upload.batches,
-                metric: outlet.metric_at(&context.config, upload.batches),
-                unsent: outlet.unsent(),
+                metric: io.metric_at(&context.config, upload.batches),
+                unsent: io.unsent(),
                 metadata: metadata.unwrap_or_else(|| upload.metadata.clone()),
-                after: outlet.rows_stored(),
+                after: io.pending_row_writes(),
             }
         };
         let (store, name) = (transfer.store.clone(), transfer.name.to_owned());
         let saved = run_blocking(transfer.rt, transfer.name, async move {
             store.commit(&name, save, files).await
         })?;
-        context.outlet().saved(saved);
+        context.io().record_saved(saved);
         Ok(())
     }
 }

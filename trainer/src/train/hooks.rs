@@ -79,10 +79,10 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
                 );
                 return Err(text.into());
             }
-            self.outlet().row(&group, batches, epoch, &metrics)?;
+            self.io().row(&group, batches, epoch, &metrics)?;
         }
         for (name, values) in std::mem::take(&mut self.control.histograms) {
-            self.outlet().histogram(&name, batches, &values);
+            self.io().histogram(&name, batches, &values);
         }
         if let Some(scale) = self.control.scale.take() {
             if !scale.is_finite() || scale < 0.0 {

@@ -14,12 +14,12 @@ use crate::error::{Infrastructure, Interrupted};
 use crate::{Error, Result};
 
 /// Pause before the runner is asked again while the search is undecided.
-pub(crate) const UNDECIDED_PAUSE: Duration = Duration::from_millis(200);
+pub(crate) const SEARCH_POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Maximum number of unanswered requests at the end of the granted length, after which the process
-/// exits. Each takes [`ANSWER_WAIT`] and a pause, so this is about ten minutes.
+/// exits. Each takes [`RESPONSE_TIMEOUT`] and a pause, so this is about ten minutes.
 ///
-/// [`ANSWER_WAIT`]: super::ANSWER_WAIT
-pub(crate) const UNANSWERED_MAX: u32 = 500;
+/// [`RESPONSE_TIMEOUT`]: super::RESPONSE_TIMEOUT
+pub(crate) const UNANSWERED_REQUESTS_MAX: u32 = 500;
 
 /// Stop requests and directive.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
@@ -66,7 +66,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
 
     fn local_wish(&self) -> Wish {
         let (signal, ended) = (self.context.stop.is_set(), self.context.ended.is_set());
-        Wish { signal, ended, directive: self.outlet().directive() }
+        Wish { signal, ended, directive: self.io().directive() }
     }
 
     /// Returns the requests that all ranks have agreed on.
@@ -113,14 +113,14 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             self.wait_for(Self::store)
         })?;
         self.try_restore()?;
-        if !self.outlet().has_runner() {
+        if !self.io().has_runner() {
             return Ok(true);
         }
         let mut reported = self.reached_units();
         let mut event = self.validation_event(reported);
         let mut num_unanswered = 0;
         loop {
-            let answer = self.wait_for(|run| run.outlet().ask(batches, event));
+            let answer = self.wait_for(|run| run.io().request_directive(batches, event));
             let answer = self.agree("end", answer)?[0];
             match answer {
                 Some(Directive::Stop) => return Ok(true),
@@ -137,11 +137,11 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             }
             self.obey_signal()?;
             num_unanswered = if answer.is_some() { 0 } else { num_unanswered + 1 };
-            if num_unanswered == UNANSWERED_MAX {
+            if num_unanswered == UNANSWERED_REQUESTS_MAX {
                 let text = "the runner has not responded for ten minutes";
                 return Err(Infrastructure(text.into()).into());
             }
-            std::thread::sleep(UNDECIDED_PAUSE);
+            std::thread::sleep(SEARCH_POLL_INTERVAL);
             // A longer length may end at the same batch.
             event = match self.reached_units() {
                 reached if reached == reported => {
@@ -179,9 +179,9 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
 
     /// Waits until all checkpoints and reports are stored.
     pub(super) fn store(&mut self) -> Result<()> {
-        let mut outlet = self.outlet();
-        outlet.report_saved(true)?;
-        outlet.flush()
+        let mut io = self.io();
+        io.report_saved(true)?;
+        io.flush()
     }
 
     /// Saves a checkpoint, waits until everything is stored, and returns the error to exit with.

@@ -22,8 +22,8 @@ use crate::context::Context;
 use crate::data::{Data, Loader};
 use crate::error::caught;
 use crate::optim::{FlatGradients, GradientSum, Optimizers, Tally};
-use crate::outlet::Outlet;
 use crate::step::{Metrics, StepOutput};
+use crate::trial_io::TrialIo;
 use crate::{InvalidInput, Result, precision, record, rng};
 
 /// This process's part of a training.
@@ -78,14 +78,14 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
             return Err(InvalidInput(text.into()).into());
         }
         {
-            let mut outlet = context.outlet();
-            if outlet.has_loop && (outlet.last_saved().is_some() || outlet.restored.is_some()) {
+            let mut io = context.io();
+            if io.has_loop && (io.last_saved().is_some() || io.restored.is_some()) {
                 let text = "this process has already trained and saved checkpoints: a second \
                             training could not be resumed; use a separate trial or program, or \
                             save no checkpoints";
                 return Err(text.into());
             }
-            outlet.has_loop = true;
+            io.has_loop = true;
         }
         let Fit { train, validation, batch_size, epochs, initial_epoch, callbacks, continue_id } =
             fit;
@@ -96,7 +96,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let model = optimizers.draw_weights(context, model);
         optimizers.check(&record::paths(&model))?;
         let timetable = Timetable::new(config, train.steps(&plan), global_batch as u64);
-        let own_epochs = epochs.filter(|_| !context.outlet().has_runner() && config.units == 0);
+        let own_epochs = epochs.filter(|_| !context.io().has_runner() && config.units == 0);
         let granted_units = own_epochs.unwrap_or(config.units.max(1));
         let granted = timetable.batches(config.unit, granted_units);
         let aggregation = match config.aggregation_frequency {
@@ -106,7 +106,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let (samples, global) = (train.samples(), train.global_batch(&plan));
         let validated = validation.as_ref().map(Data::samples);
         same_data(context.distributed(), (samples, global, validated))?;
-        let has_runner = context.outlet().has_runner();
+        let has_runner = context.io().has_runner();
         let batches = if has_runner { 0 } else { timetable.epoch_start(initial_epoch) };
         let order = Some(train.read_order(config.seed));
         let state = RunState {
@@ -197,9 +197,9 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         self.finish()
     }
 
-    /// Locks the outlet. Must not be called twice in one expression, which would deadlock.
-    pub(super) fn outlet(&self) -> MutexGuard<'a, Outlet> {
-        self.context.outlet()
+    /// Locks the trial I/O. Must not be called twice in one expression, which would deadlock.
+    pub(super) fn io(&self) -> MutexGuard<'a, TrialIo> {
+        self.context.io()
     }
 
     /// Returns whether to validate before the first batch.
@@ -359,9 +359,9 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     fn report_row(&mut self) -> Result<()> {
         let (batches, epoch) = (self.state.batches, self.epoch());
         let metrics = std::mem::take(&mut self.state.since_row).means("");
-        let mut outlet = self.outlet();
-        outlet.row("training", batches, epoch, &metrics)?;
-        outlet.progress(batches, self.granted);
+        let mut io = self.io();
+        io.row("training", batches, epoch, &metrics)?;
+        io.progress(batches, self.granted);
         Ok(())
     }
 
@@ -379,9 +379,9 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         if (due.checkpoint || by_policy) && goes_on {
             self.save()?;
         }
-        let mut outlet = self.outlet();
-        outlet.terminal.advance(batches, self.granted);
-        outlet.report_saved(false)
+        let mut io = self.io();
+        io.terminal.advance(batches, self.granted);
+        io.report_saved(false)
     }
 
     /// Returns how many epochs finished before the current batch.
@@ -391,8 +391,8 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
 
     fn leave_training(&mut self) -> Result<()> {
         self.wait_for(Self::store)?;
-        self.outlet().end_training();
-        self.outlet().terminal.end();
+        self.io().end_training();
+        self.io().terminal.end();
         self.take_kept()?;
         self.end_hooks()?;
         self.context.distributed().pulse.rest();

@@ -26,7 +26,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// Starts a save of the current state. The save shares tensors with the loop until a step
     /// replaces them. Copying to the host, writing, hashing and storing run on other threads.
     pub(super) fn save(&mut self) -> Result<()> {
-        if !self.outlet().has_storage() || self.saved == Some(self.state.batches) {
+        if !self.io().has_storage() || self.saved == Some(self.state.batches) {
             return Ok(());
         }
         let mut files = CheckpointFiles::default();
@@ -68,7 +68,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             Ok(contents)
         };
         let make = Box::new(move || make().map_err(|error| error.to_string()));
-        self.wait_for(|run| run.outlet().save(run.state.batches, metric, make))?;
+        self.wait_for(|run| run.io().save(run.state.batches, metric, make))?;
         self.saved = Some(self.state.batches);
         Ok(())
     }
@@ -87,7 +87,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         }
         let local = if ranks.rank() == 0 { Bytes::new() } else { RunState::pack(local.clone())? };
         let mut all = ranks.collective().collect(local)?;
-        Ok(if self.outlet().is_lead() { all.split_off(1) } else { vec![] })
+        Ok(if self.io().is_lead() { all.split_off(1) } else { vec![] })
     }
 
     /// Copies rank 0's BatchNorm statistics to all ranks. The checkpoint contains only these, so a
@@ -108,17 +108,17 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     fn restore_together(&mut self) -> Result<Restored> {
         let ranks = self.context.distributed();
         if ranks.size() == 1 {
-            return self.outlet().restore();
+            return self.io().restore();
         }
         let mut restored = Restored::default();
-        if self.outlet().is_lead() {
-            restored = self.outlet().restore()?;
+        if self.io().is_lead() {
+            restored = self.io().restore()?;
         }
         let chosen = restored.checkpoint.as_ref().map(|(name, ..)| name);
-        let chosen = chosen.and_then(|name| self.outlet().checkpoint_ref(name));
+        let chosen = chosen.and_then(|name| self.io().checkpoint_ref(name));
         match exchange(ranks.collective(), "start", chosen)?.swap_remove(0) {
-            Some(chosen) if !self.outlet().is_lead() => {
-                restored = self.outlet().restore_from(std::slice::from_ref(&chosen))?;
+            Some(chosen) if !self.io().is_lead() => {
+                restored = self.io().restore_from(std::slice::from_ref(&chosen))?;
                 if let Some((name, why)) = restored.refused.first_key_value() {
                     let text = format!("cannot read checkpoint {name}, although rank 0 can: {why}");
                     return Err(Infrastructure(text).into());
@@ -126,12 +126,12 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             }
             Some(_) => {}
             None => {
-                let model = match self.outlet().is_lead() {
+                let model = match self.io().is_lead() {
                     true => record::snapshot(&*self.model).into_bytes()?,
                     false => Bytes::new(),
                 };
                 let model = ranks.collective().broadcast(model)?;
-                if !self.outlet().is_lead() {
+                if !self.io().is_lead() {
                     let contents = CheckpointContents::from([(record::MODEL.into(), model)]);
                     self.model.replace(|model| record::load_model(model, &contents))?;
                 }
@@ -161,18 +161,18 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
                     format!("training {id:?} starts with the weights of checkpoint {name}")
                 }
             };
-            self.outlet().base = self.state.base;
-            self.outlet().terminal.say(&message);
-            self.outlet().restore_unsent(manifest.unsent);
-            self.outlet().restored = Some(name.clone());
+            self.io().base = self.state.base;
+            self.io().terminal.say(&message);
+            self.io().restore_unsent(manifest.unsent);
+            self.io().restored = Some(name.clone());
             resumed_from = Some(name);
         }
         for (name, why) in &restored.refused {
-            self.outlet().terminal.say(&format!("checkpoint {name} is not used: {why}"));
+            self.io().terminal.say(&format!("checkpoint {name} is not used: {why}"));
         }
         let (batches_total, refused) = (self.state.base + self.granted, restored.refused);
         let started = ReportEvent::Started { resumed_from, batches_total, refused };
-        self.outlet().post(self.state.batches, started);
+        self.io().post(self.state.batches, started);
         Ok(())
     }
 

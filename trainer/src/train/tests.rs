@@ -485,10 +485,10 @@ fn batch_size_per_rank_rounds_down() {
         .map(|rank| {
             let hyperparameters = json!({"global_batch_size": 50});
             let alone = Standalone { hyperparameters, ..alone(None, 1) }.context().unwrap();
-            let Context { config, outlet, stop, .. } = alone;
-            let outlet = Arc::into_inner(outlet).unwrap().into_inner().unwrap();
+            let Context { config, io, stop, .. } = alone;
+            let io = Arc::into_inner(io).unwrap().into_inner().unwrap();
             let ranks = crate::Distributed::of(Box::new(rank));
-            let context = Context::new(config, outlet, stop, Device::flex().autodiff(), ranks);
+            let context = Context::new(config, io, stop, Device::flex().autodiff(), ranks);
             (context.batch_size().unwrap(), context.global_batch_size().unwrap())
         })
         .collect();

@@ -76,10 +76,10 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             return Ok(());
         }
         // Rank 0 has saved the checkpoint; all ranks restore it.
-        let all = exchange(context.distributed().collective(), "try", self.outlet().last_saved())?;
+        let all = exchange(context.distributed().collective(), "try", self.io().last_saved())?;
         let Some(last) = all.into_iter().next().flatten() else { return Ok(()) };
         context.tried(Part::Restore, || {
-            let restored = self.outlet().restore_from(&[last])?;
+            let restored = self.io().restore_from(&[last])?;
             let Some((name, _, contents)) = restored.checkpoint else {
                 let why = restored.refused.into_iter().map(|(name, why)| format!("{name}: {why}"));
                 return Err(why.collect::<Vec<_>>().join("; ").into());

@@ -7,7 +7,7 @@ use super::hook;
 use super::run::Run;
 use super::state::Validated;
 use crate::callback::Logs;
-use crate::session::searched_among;
+use crate::session::find_searched_metric;
 use crate::step::Metrics;
 use crate::{Result, precision};
 
@@ -67,7 +67,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     pub(super) fn take_validation(&mut self, all: &Metrics) -> Result<bool> {
         let batches = self.state.batches;
         let metrics = all.means("validation_");
-        self.outlet().row("validation", batches, self.epoch(), &metrics)?;
+        self.io().row("validation", batches, self.epoch(), &metrics)?;
         self.state.validated = Some(Validated::new(batches, &metrics));
         let mut is_best = false;
         if let Some(metric) = self.searched_metric()? {
@@ -87,7 +87,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// later.
     pub(super) fn check_searched_metric(&self) -> Result<()> {
         let Some(data) = &self.validation else {
-            if !self.outlet().has_runner() {
+            if !self.io().has_runner() {
                 return Ok(());
             }
             let metric = &self.context.config.metric;
@@ -104,20 +104,20 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let model = precision::lowered(&model, self.context.config.mixed_precision);
         let step = || self.step.validate(&model, batch);
         let output = self.first_step("the first validation batch", &data.fields(), step)?;
-        self.searched_among(&output.into_metrics().means("validation_")).map(drop)
+        self.find_searched_metric(&output.into_metrics().means("validation_")).map(drop)
     }
 
     /// Returns the searched metric of the validation at this batch.
     pub(super) fn searched_metric(&self) -> Result<Option<f64>> {
         let here = self.state.validated.as_ref().filter(|last| last.batches == self.state.batches);
-        here.map_or(Ok(None), |validated| self.searched_among(&validated.metrics()))
+        here.map_or(Ok(None), |validated| self.find_searched_metric(&validated.metrics()))
     }
 
     /// Returns the searched metric from `metrics`. Under a runner, a missing metric is an error.
-    fn searched_among(&self, metrics: &Logs) -> Result<Option<f64>> {
-        match searched_among(&self.context.config, metrics) {
+    fn find_searched_metric(&self, metrics: &Logs) -> Result<Option<f64>> {
+        match find_searched_metric(&self.context.config, metrics) {
             Ok(value) => Ok(Some(value)),
-            Err(_) if !self.outlet().has_runner() => Ok(None),
+            Err(_) if !self.io().has_runner() => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -125,7 +125,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// Reports the last validation. With `granted_units`, it is the result at that length.
     pub(super) fn report_validation(&mut self, granted_units: Option<u64>) {
         let event = self.validation_event(granted_units);
-        self.outlet().post(self.state.batches, event);
+        self.io().post(self.state.batches, event);
     }
 
     pub(super) fn validation_event(&self, granted_units: Option<u64>) -> ReportEvent {

@@ -214,10 +214,10 @@ fn steps_are_all_reduced_over_ranks() {
         let contexts: Vec<Context> = ThreadRank::group(size)
             .into_iter()
             .map(|rank| {
-                let Context { config, outlet, stop, .. } = alone(None, 7).context().unwrap();
-                let outlet = Arc::into_inner(outlet).unwrap().into_inner().unwrap();
+                let Context { config, io, stop, .. } = alone(None, 7).context().unwrap();
+                let io = Arc::into_inner(io).unwrap().into_inner().unwrap();
                 let ranks = Distributed::of(Box::new(rank));
-                Context::new(config, outlet, stop, Device::flex().autodiff(), ranks)
+                Context::new(config, io, stop, Device::flex().autodiff(), ranks)
             })
             .collect();
         std::thread::scope(|scope| {

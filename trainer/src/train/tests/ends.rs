@@ -57,7 +57,7 @@ fn callback_stop_is_final() {
         let fit = Fit::new(data).batch_size(10).callbacks(vec![Stops(3).boxed()]);
         let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
         let fitted = context.fit(Net::new(context.device()), optimizers(), step, fit).unwrap();
-        (fitted.stopped, context.outlet().batches())
+        (fitted.stopped, context.io().batches())
     };
     assert_eq!(once(), (Some("enough".into()), 3));
     assert_eq!(once(), (Some("enough".into()), 3));

@@ -107,7 +107,7 @@ pub(super) fn attempt<T: Send>(
     let ranks = of_ranks_told(folder, size, BATCHES, often, |context| {
         let trained = train(context);
         if has_rows_stored && context.distributed().rank() == 0 {
-            context.outlet().flush().unwrap();
+            context.io().flush().unwrap();
         }
         let from = context.config.resume_from.first();
         let from = from.map_or(0, |checkpoint| checkpoint.name[..12].parse().unwrap());

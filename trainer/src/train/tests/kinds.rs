@@ -8,7 +8,7 @@ use burn::tensor::DType;
 use stoker_api::contract::TrialConfig;
 
 use super::*;
-use crate::outlet::Outlet;
+use crate::trial_io::TrialIo;
 use crate::{BatchContext, Distributed, Sequence, Stream, ThreadRank};
 
 /// Inputs, labels, and sample weights, if any.
@@ -169,12 +169,13 @@ pub(super) fn of_ranks_told<T: Send>(
         .enumerate()
         .map(|(number, rank)| {
             let standalone = alone(Some(folder), batches);
-            let (keep, mut config) = (Some(standalone.keep()), standalone.config().unwrap());
-            let outlet = Outlet::open(&mut config, keep, number == 0).unwrap();
+            let (limits, mut config) =
+                (Some(standalone.retention_limits()), standalone.config().unwrap());
+            let io = TrialIo::open(&mut config, limits, number == 0).unwrap();
             let stop = StopSignal::default();
             let ranks = Distributed::of(Box::new(rank));
             tell(&mut config);
-            let context = Context::new(config, outlet, stop, Device::flex().autodiff(), ranks);
+            let context = Context::new(config, io, stop, Device::flex().autodiff(), ranks);
             context.silence();
             context
         })

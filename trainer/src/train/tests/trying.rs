@@ -125,7 +125,7 @@ fn test_mode_detects_a_changed_model() {
     let model = Net::new(context.device());
     let mut run = Run::start(&context, model, optimizers(), &step, fit).unwrap();
     run.save().unwrap();
-    run.outlet().report_saved(true).unwrap();
+    run.io().report_saved(true).unwrap();
     run.try_restore().unwrap();
     run.model.replace(|model| Ok(model.map(&mut AddsOne))).unwrap();
     let error = run.try_restore().unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! Reports of a custom loop to the runner.
+//! Reports of a custom loop to the runner: progress, metrics, granted length and activity.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -6,29 +6,29 @@ use std::time::{Duration, Instant};
 use stoker_api::contract::{ACTIVITY_CHARS_MAX, Directive, ReportEvent, TrialConfig};
 use stoker_api::experiment::Unit;
 
-use super::searched_among;
+use super::find_searched_metric;
 use crate::Result;
 use crate::callback::Logs;
-use crate::outlet::Outlet;
 use crate::train::Timetable;
+use crate::trial_io::TrialIo;
 
 /// Time between two heartbeats of a program that checks for a stop all the time.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(3);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(3);
 /// Time between two reports of the program's activity: each is a write to the cluster's record.
-const ACTIVITY_EVERY: Duration = Duration::from_secs(10);
+const ACTIVITY_INTERVAL: Duration = Duration::from_secs(10);
 
-impl Outlet {
+impl TrialIo {
     /// See [`Session::report_metrics`](super::Session::report_metrics).
-    pub(super) fn report(
+    pub(super) fn report_metrics(
         &mut self,
         group: &str,
         batches: u64,
         metrics: impl IntoIterator<Item = (String, f64)>,
     ) -> Result<()> {
-        let (named, whole) = self.reported.add(group, batches, metrics)?;
-        self.start();
-        if let Some((batches, metrics)) = whole {
-            self.tell(batches, &metrics);
+        let (named, complete) = self.reported.add(group, batches, metrics)?;
+        self.report_start();
+        if let Some((batches, metrics)) = complete {
+            self.report_validation(batches, &metrics);
         }
         self.batches = self.batches.max(self.base + batches);
         let epoch = self.length.epoch(batches);
@@ -38,12 +38,12 @@ impl Outlet {
     pub(super) fn report_progress(&mut self, batches: u64) {
         self.batches = self.batches.max(self.base + batches);
         self.terminal.advance(batches, self.length.batches);
-        self.say_progress();
+        self.send_progress();
     }
 
-    fn say_progress(&mut self) {
-        self.start();
-        self.tell_validation();
+    fn send_progress(&mut self) {
+        self.report_start();
+        self.report_last_validation();
         let batches_total = match self.length.batches {
             // One of our loops trains, and it has reported the total.
             0 => self.batches_total,
@@ -63,12 +63,12 @@ impl Outlet {
         self.activity.text = Some(text);
         self.activity.is_new = true;
         if self.activity.is_due() {
-            self.say_progress();
+            self.send_progress();
         }
     }
 
     /// Reports the start of this attempt, unless it was already reported.
-    fn start(&mut self) {
+    fn report_start(&mut self) {
         if !self.is_started {
             let batches_total = self.length.batches;
             let (resumed_from, refused) = Default::default();
@@ -76,9 +76,9 @@ impl Outlet {
         }
     }
 
-    pub(super) fn sign_of_life(&mut self) {
-        if self.length.reported_at.is_none_or(|at| at.elapsed() >= SIGN_OF_LIFE) {
-            self.say_progress();
+    pub(super) fn heartbeat(&mut self) {
+        if self.length.reported_at.is_none_or(|at| at.elapsed() >= HEARTBEAT_INTERVAL) {
+            self.send_progress();
         }
     }
 
@@ -95,13 +95,13 @@ impl Outlet {
     }
 
     /// Returns whether the granted length ends at or before this batch.
-    pub(super) fn is_same_length(&self, batches: u64) -> bool {
+    pub(super) fn length_ends_by(&self, batches: u64) -> bool {
         let Some((timetable, unit)) = &self.length.counted_by else { return false };
         timetable.batches(*unit, self.length.units.max(1)) <= batches
     }
 
     /// Returns the length in the runner's last directive, in the experiment's unit, or 0.
-    pub(super) fn told_units(&self) -> u64 {
+    pub(super) fn granted_units_from_directive(&self) -> u64 {
         match self.directive() {
             Some(Directive::Continue { units }) => units,
             _ => 0,
@@ -125,29 +125,30 @@ impl Outlet {
 
     /// Returns the searched metric that was reported at this batch.
     pub(super) fn metric_at(&self, config: &TrialConfig, batches: u64) -> Option<f64> {
-        searched_among(config, &self.validation_at(batches)?).ok()
+        find_searched_metric(config, &self.validation_at(batches)?).ok()
     }
 
     /// Reports the last validation to the runner; it is complete.
-    pub(crate) fn tell_validation(&mut self) {
-        if let Some((batches, metrics)) = self.reported.whole() {
-            self.tell(batches, &metrics);
+    pub(crate) fn report_last_validation(&mut self) {
+        if let Some((batches, metrics)) = self.reported.take_unreported_validation() {
+            self.report_validation(batches, &metrics);
         }
     }
 
-    fn tell(&mut self, batches: u64, metrics: &Logs) {
-        let event = ReportEvent::Validated { metrics: formatted(metrics), granted_units: None };
+    fn report_validation(&mut self, batches: u64, metrics: &Logs) {
+        let event =
+            ReportEvent::Validated { metrics: format_metrics(metrics), granted_units: None };
         self.post(batches, event);
     }
 
     /// Returns the event that reports the validation at the end of a granted length.
-    pub(super) fn result(&mut self, metrics: &Logs, units: u64) -> ReportEvent {
-        let _ = self.reported.whole();
-        ReportEvent::Validated { metrics: formatted(metrics), granted_units: Some(units) }
+    pub(super) fn result_event(&mut self, metrics: &Logs, units: u64) -> ReportEvent {
+        let _ = self.reported.take_unreported_validation();
+        ReportEvent::Validated { metrics: format_metrics(metrics), granted_units: Some(units) }
     }
 }
 
-fn formatted(metrics: &Logs) -> BTreeMap<String, String> {
+fn format_metrics(metrics: &Logs) -> BTreeMap<String, String> {
     let format =
         |(name, value): (&String, &f64)| (name.clone(), stoker_api::number::format(*value));
     metrics.iter().map(format).collect()
@@ -186,7 +187,7 @@ pub(crate) struct Activity {
 
 impl Activity {
     fn is_due(&self) -> bool {
-        self.is_new && self.reported_at.is_none_or(|at| at.elapsed() >= ACTIVITY_EVERY)
+        self.is_new && self.reported_at.is_none_or(|at| at.elapsed() >= ACTIVITY_INTERVAL)
     }
 
     /// Returns the activity to send with the next progress report, if one is due.
@@ -210,7 +211,8 @@ mod tests {
         assert_eq!(activity.due(), None);
         (activity.text, activity.is_new) = (Some("b".into()), true);
         assert_eq!(activity.due(), None);
-        activity.reported_at = activity.reported_at.and_then(|at| at.checked_sub(ACTIVITY_EVERY));
+        activity.reported_at =
+            activity.reported_at.and_then(|at| at.checked_sub(ACTIVITY_INTERVAL));
         assert_eq!(activity.due().as_deref(), Some("b"));
     }
 }

@@ -35,12 +35,11 @@ fn write(folder: &Path, name: &str, metric: Option<f64>) {
 
 /// Saves a checkpoint as a training loop does.
 fn save(context: &Context, batches: u64, metric: Option<f64>) {
-    let mut outlet = context.outlet();
-    outlet
-        .save(batches, metric, Box::new(|| Ok(crate::checkpoint::CheckpointContents::new())))
+    let mut io = context.io();
+    io.save(batches, metric, Box::new(|| Ok(crate::checkpoint::CheckpointContents::new())))
         .unwrap();
-    outlet.report_saved(true).unwrap();
-    outlet.flush().unwrap();
+    io.report_saved(true).unwrap();
+    io.flush().unwrap();
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -69,11 +68,10 @@ fn a_start_reads_only_the_newest_manifests() {
     let all: Vec<String> = (1..=40).map(|batches| layout::checkpoint_name(batches, 0)).collect();
     all.iter().for_each(|name| write(folder.path(), name, None));
     let context = alone(folder.path()).unwrap();
-    let outlet = context.outlet();
-    let names: Vec<_> =
-        outlet.resume_from().iter().map(|checkpoint| checkpoint.name.clone()).collect();
-    drop(outlet);
-    let newest: Vec<_> = all.iter().rev().take(RESUME_FROM_MAX).cloned().collect();
+    let io = context.io();
+    let names: Vec<_> = io.resume_from().iter().map(|checkpoint| checkpoint.name.clone()).collect();
+    drop(io);
+    let newest: Vec<_> = all.iter().rev().take(resume::RESUME_FROM_MAX).cloned().collect();
     assert_eq!(names, newest);
     assert_eq!(context.config.attempt, 1);
 }
@@ -104,10 +102,10 @@ fn the_folder_keeps_the_latest_and_best_checkpoints() {
     let context = alone(folder.path()).unwrap();
     save(&context, 8, None);
     expect(&[(2, 0), (5, 0), (6, 0), (8, 1)]);
-    context.outlet().end_training();
+    context.io().end_training();
     expect(&[(2, 0), (8, 1)]);
     save(&context, 9, Some(0.125));
-    context.outlet().end_training();
+    context.io().end_training();
     expect(&[(9, 1)]);
 }
 

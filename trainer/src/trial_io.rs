@@ -6,8 +6,8 @@ use std::fs::File;
 use std::time::Duration;
 
 use stoker_api::contract::{CheckpointRef, Directive, ExitCode, Report, ReportEvent, TrialConfig};
+use stoker_storage::Storage;
 use stoker_storage::segments::Stored;
-use stoker_storage::{Storage, hash, layout};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
@@ -19,19 +19,21 @@ use crate::checkpoint::{
 };
 use crate::metrics::MetricsWriter;
 use crate::reporter::Reporter;
-use crate::session::{Activity, GrantedLength, Reported};
+use crate::session::{Activity, GrantedLength, ReportedMetrics};
 use crate::terminal::Terminal;
 
 mod background;
 mod lock;
+mod resume;
 
 use background::Background;
+use resume::resume_latest;
 
 /// Reports, metrics, checkpoints and terminal output of this process.
 #[derive(Debug)]
-pub(crate) struct Outlet {
+pub(crate) struct TrialIo {
     reporter: Option<Reporter>,
-    files: Option<Files>,
+    files: Option<TrialFiles>,
     resume_from: Vec<CheckpointRef>,
     /// Whether a runner decides how long to train.
     has_runner: bool,
@@ -54,7 +56,7 @@ pub(crate) struct Outlet {
     pub(crate) has_loop: bool,
     /// Whether the start of this attempt was reported to the runner.
     pub(crate) is_started: bool,
-    pub(crate) reported: Reported,
+    pub(crate) reported: ReportedMetrics,
     pub(crate) length: GrantedLength,
     pub(crate) activity: Activity,
     pub(crate) terminal: Terminal,
@@ -68,22 +70,22 @@ pub(crate) struct Outlet {
 
 /// Checkpoints and metrics of a trial.
 #[derive(Debug)]
-struct Files {
+struct TrialFiles {
     checkpointer: Checkpointer,
     metrics: MetricsWriter,
 }
 
-impl Outlet {
+impl TrialIo {
     /// Opens what `config` names. Without a runner, there is no report server, and storage only if
-    /// a URL is set. Ranks other than 0 read, but do not write or report. `alone` is `None` under a
-    /// runner.
+    /// a URL is set. Ranks other than 0 read, but do not write or report. `standalone_limits` is
+    /// `None` under a runner.
     ///
     /// # Errors
     ///
     /// Fails if the storage cannot be opened or listed, or if another program uses the folder.
     pub(crate) fn open(
         config: &mut TrialConfig,
-        alone: Option<RetentionLimits>,
+        standalone_limits: Option<RetentionLimits>,
         is_lead: bool,
     ) -> Result<Self> {
         let background = Background::start()?;
@@ -91,7 +93,7 @@ impl Outlet {
         let (mut files, mut retention, mut lock) = (None, None, None);
         if !config.storage.url.is_empty() {
             let storage = Storage::open(&config.storage.url, config.storage.endpoint.as_deref())?;
-            if let Some(limits) = alone {
+            if let Some(limits) = standalone_limits {
                 if is_lead {
                     lock = storage.folder().map(lock::lock).transpose()?;
                 }
@@ -107,12 +109,12 @@ impl Outlet {
             }
             let checkpointer = Checkpointer::new(rt.clone(), storage.clone(), config);
             let metrics = MetricsWriter::new(rt.clone(), storage, config);
-            files = Some(Files { checkpointer, metrics });
+            files = Some(TrialFiles { checkpointer, metrics });
         }
         // Processes of a job that runs on this machine do not report: the runner sees their
         // commits.
-        let has_door = config.inference.is_none() || !config.door.url.is_empty();
-        let reporter = (alone.is_none() && is_lead && has_door)
+        let has_report_server = config.inference.is_none() || !config.door.url.is_empty();
+        let reporter = (standalone_limits.is_none() && is_lead && has_report_server)
             .then(|| Reporter::new(rt.clone(), config))
             .transpose()?;
         if let (Some(reporter), false) = (&reporter, config.storage.url.is_empty()) {
@@ -125,7 +127,7 @@ impl Outlet {
             reporter,
             files,
             resume_from: config.resume_from.clone(),
-            has_runner: alone.is_none(),
+            has_runner: standalone_limits.is_none(),
             is_lead,
             batches: 0,
             batches_total: 0,
@@ -135,10 +137,14 @@ impl Outlet {
             restored_validation: None,
             has_loop: false,
             is_started: false,
-            reported: Reported::default(),
+            reported: ReportedMetrics::default(),
             length: GrantedLength::new(config.units),
             activity: Activity::default(),
-            terminal: if is_lead { Terminal::new(alone.is_some()) } else { Terminal::silent() },
+            terminal: if is_lead {
+                Terminal::new(standalone_limits.is_some())
+            } else {
+                Terminal::silent()
+            },
             retention,
             _background: background,
             _lock: lock,
@@ -169,7 +175,7 @@ impl Outlet {
         self.restore_from(&self.resume_from)
     }
 
-    /// Same as [`Outlet::restore`], from these checkpoints.
+    /// Same as [`TrialIo::restore`], from these checkpoints.
     pub(crate) fn restore_from(&self, resume_from: &[CheckpointRef]) -> Result<Restored> {
         match &self.files {
             Some(files) => Ok(files.checkpointer.restore(resume_from)?),
@@ -188,7 +194,7 @@ impl Outlet {
     }
 
     /// Returns the trial's files if this process writes them.
-    fn own_files(&mut self) -> Option<&mut Files> {
+    fn writable_files(&mut self) -> Option<&mut TrialFiles> {
         self.files.as_mut().filter(|_| self.is_lead)
     }
 
@@ -235,9 +241,13 @@ impl Outlet {
     }
 
     /// Reports and waits for the response. Returns `None` after
-    /// [`ANSWER_WAIT`](crate::train::ANSWER_WAIT).
-    pub(crate) fn ask(&self, batches: u64, event: ReportEvent) -> Option<Directive> {
-        self.reporter.as_ref()?.ask_within(self.base + batches, event, crate::train::ANSWER_WAIT)
+    /// [`RESPONSE_TIMEOUT`](crate::train::RESPONSE_TIMEOUT).
+    pub(crate) fn request_directive(&self, batches: u64, event: ReportEvent) -> Option<Directive> {
+        self.reporter.as_ref()?.ask_within(
+            self.base + batches,
+            event,
+            crate::train::RESPONSE_TIMEOUT,
+        )
     }
 
     /// Returns the latest directive.
@@ -260,7 +270,7 @@ impl Outlet {
         epoch: u64,
         metrics: &Logs,
     ) -> Result<()> {
-        self.reported.note(group, batches, metrics);
+        self.reported.record(group, batches, metrics);
         self.write_row(group, batches, epoch, metrics)
     }
 
@@ -273,7 +283,7 @@ impl Outlet {
         metrics: &Logs,
     ) -> Result<()> {
         let batches = self.base + batches;
-        if let Some(files) = self.own_files() {
+        if let Some(files) = self.writable_files() {
             files.metrics.row(group, batches, epoch, metrics)?;
         }
         self.terminal.row(group, batches, epoch, metrics);
@@ -283,7 +293,7 @@ impl Outlet {
     /// Writes a histogram for TensorBoard.
     pub(crate) fn histogram(&mut self, name: &str, batches: u64, values: &[f32]) {
         let batches = self.base + batches;
-        if let Some(files) = self.own_files() {
+        if let Some(files) = self.writable_files() {
             files.metrics.histogram(name, batches, values);
         }
     }
@@ -296,7 +306,7 @@ impl Outlet {
         produce: ContentsFn,
     ) -> Result<()> {
         let (unsent, batches) = (self.unsent(), self.base + batches);
-        let Some(files) = self.own_files() else { return Ok(()) };
+        let Some(files) = self.writable_files() else { return Ok(()) };
         let after = files.metrics.stored();
         let metadata = BTreeMap::new();
         let request = SaveRequest { batches, metric, unsent, metadata, after };
@@ -315,41 +325,41 @@ impl Outlet {
     }
 
     /// Returns the name of the checkpoint from which a restart would resume.
-    pub(crate) fn latest(&self) -> Option<String> {
+    pub(crate) fn latest_checkpoint(&self) -> Option<String> {
         let saved = self.last_saved.as_ref().map(|checkpoint| checkpoint.name.clone());
         let first = || self.resume_from.first().map(|checkpoint| checkpoint.name.clone());
         saved.or_else(|| self.restored.clone()).or_else(first)
     }
 
     /// Returns the writes of all metrics rows so far, for which a new checkpoint must wait.
-    pub(crate) fn rows_stored(&mut self) -> Vec<Stored> {
-        self.own_files().map(|files| files.metrics.stored()).unwrap_or_default()
+    pub(crate) fn pending_row_writes(&mut self) -> Vec<Stored> {
+        self.writable_files().map(|files| files.metrics.stored()).unwrap_or_default()
     }
 
     /// Reports a new checkpoint.
-    pub(crate) fn saved(&mut self, saved: SavedCheckpoint) {
+    pub(crate) fn record_saved(&mut self, saved: SavedCheckpoint) {
         if let Some(retention) = &self.retention {
-            retention.saved(&saved);
+            retention.record_saved(&saved);
         }
         let (name, manifest_sha256) = (saved.name.clone(), saved.manifest_sha256.clone());
         self.last_saved = Some(CheckpointRef { name, manifest_sha256 });
-        self.post_at(saved.batches, checkpointed(saved));
+        self.post_at(saved.batches, checkpoint_event(saved));
     }
 
     /// Reports new checkpoints. With `wait`, waits for a save in progress.
     pub(crate) fn report_saved(&mut self, wait: bool) -> Result<()> {
-        while let Some(files) = self.own_files() {
+        while let Some(files) = self.writable_files() {
             let checkpointer = &mut files.checkpointer;
             let saved = if wait { checkpointer.finish()? } else { checkpointer.poll()? };
             let Some(saved) = saved else { break };
-            self.saved(saved);
+            self.record_saved(saved);
         }
         Ok(())
     }
 
     /// Waits until all rows of metrics are stored, but at most `wait`.
     pub(crate) fn flush_within(&mut self, wait: Duration) -> Result<()> {
-        let Some(files) = self.own_files() else { return Ok(()) };
+        let Some(files) = self.writable_files() else { return Ok(()) };
         let stored = files.metrics.flushing();
         let all = async {
             for stored in stored {
@@ -376,56 +386,20 @@ impl Outlet {
         if let Some(retention) = &self.retention {
             retention.finish(false);
         }
-        match self.own_files() {
+        match self.writable_files() {
             Some(files) => Ok(files.metrics.flush()?),
             None => Ok(()),
         }
     }
 }
 
-fn checkpointed(saved: SavedCheckpoint) -> ReportEvent {
+fn checkpoint_event(saved: SavedCheckpoint) -> ReportEvent {
     ReportEvent::Checkpointed {
         name: saved.name,
         manifest_sha256: saved.manifest_sha256,
         bytes: saved.bytes,
         metric: saved.metric.map(stoker_api::number::format),
     }
-}
-
-/// Number of checkpoints from which a program without a runner may resume: the newest, and others
-/// in case it is corrupt. A runner names as many.
-const RESUME_FROM_MAX: usize = 16;
-
-/// Sets the checkpoints and the attempt number of a program without a runner. Checkpoints are in
-/// order from newest to oldest. Attempts are counted by everything they wrote, because a killed
-/// attempt may have left rows but no checkpoint. Reads only the newest manifests: a folder may
-/// contain thousands.
-fn resume_latest(rt: &Handle, storage: &Storage, config: &mut TrialConfig) -> Result<()> {
-    let folder = format!("{}/", config.storage.trial_path);
-    let (mut manifests, mut attempts) = (vec![], 0);
-    let listed: Result<Vec<CheckpointRef>> = rt.block_on(async {
-        for path in storage.list(&folder).await? {
-            let below = path.strip_prefix(&folder).unwrap_or(&path).to_owned();
-            attempts =
-                layout::attempt_of(&below).map_or(attempts, |attempt| attempts.max(attempt + 1));
-            let mut names = path.rsplit('/');
-            let (file, name) = (names.next(), names.next().unwrap_or_default());
-            let position = layout::parse_checkpoint_name(name);
-            if let (Some(stoker_api::names::MANIFEST), Some(position)) = (file, position) {
-                manifests.push((position, name.to_owned(), path));
-            }
-        }
-        manifests.sort_by_key(|(position, ..)| std::cmp::Reverse(*position));
-        let mut newest = vec![];
-        for (_, name, path) in manifests.into_iter().take(RESUME_FROM_MAX) {
-            let manifest_sha256 = hash::sha256_hex(&storage.get(&path).await?);
-            newest.push(CheckpointRef { name, manifest_sha256 });
-        }
-        Ok(newest)
-    });
-    config.resume_from = listed?;
-    config.attempt = attempts;
-    Ok(())
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ pub struct Context {
     pub(crate) ended: StopSignal,
     device: Device,
     ranks: Arc<Distributed>,
-    /// Whether the program runs in test mode; see `train/trying.rs`.
+    /// Whether the program runs in test mode; see `train/test_mode.rs`.
     pub(crate) is_test: bool,
     /// In an inference job, the checkpoint selected at the start of the job.
     pub(crate) pinned: Option<PinnedCheckpoint>,
@@ -274,7 +274,7 @@ impl Context {
     ) -> Result<Metrics> {
         let (mut all, mut control) = (Metrics::default(), Control::default());
         let mut hook = |call: &mut dyn FnMut(&mut dyn Callback, &mut Control) -> Result<()>| {
-            train::hook(callbacks, &mut control, &self.ranks, call)
+            train::call_hook(callbacks, &mut control, &self.ranks, call)
         };
         hook(&mut |callback, control| callback.on_validation_begin(control))?;
         self.each_batch(model, data, batch_size, |index, model, batch| {
@@ -320,7 +320,7 @@ impl Context {
     ) -> Result<Vec<T>> {
         let (mut all, mut none) = (vec![], Control::default());
         let mut hook = |call: &mut dyn FnMut(&mut dyn Callback) -> Result<()>| {
-            train::hook(callbacks, &mut none, &self.ranks, |callback, _| call(callback))
+            train::call_hook(callbacks, &mut none, &self.ranks, |callback, _| call(callback))
         };
         hook(&mut |callback| callback.on_predict_begin())?;
         self.each_batch(model, data, batch_size, |index, model, batch| {

@@ -77,7 +77,7 @@ fn failed(error: &(dyn std::error::Error + 'static)) -> process::ExitCode {
     let code = exit_code(error);
     let message = error.to_string();
     eprintln!("stoker: {message}");
-    termination::leave(code, Some(&message), vec![]);
+    termination::record_exit(code, Some(&message), vec![]);
     process::ExitCode::from(code as u8)
 }
 

@@ -231,7 +231,7 @@ pub(crate) fn load_model<M: Module>(model: M, contents: &CheckpointContents) -> 
 
 /// Replaces the model's buffers with those of rank 0. Buffers are statistics updated by forward
 /// passes, not by an optimizer. Free for models without buffers.
-pub(crate) fn share_buffers<M: Module>(model: M, ranks: &dyn Collective) -> Result<M> {
+pub(crate) fn broadcast_buffers<M: Module>(model: M, ranks: &dyn Collective) -> Result<M> {
     #[derive(Default)]
     struct Read {
         values: Vec<f64>,

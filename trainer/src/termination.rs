@@ -10,18 +10,19 @@ use stoker_api::names::ENV_TERMINATION_FILE;
 const MESSAGE_BYTES_MAX: usize = 2_048;
 
 /// Writes the termination file, if the environment specifies one.
-pub(crate) fn leave(code: ExitCode, message: Option<&str>, unsent: Vec<Report>) {
+pub(crate) fn record_exit(code: ExitCode, message: Option<&str>, unsent: Vec<Report>) {
     if let Some(path) = std::env::var_os(ENV_TERMINATION_FILE) {
         let message = message.map(str::to_owned);
         write(Path::new(&path), Termination { code: code as u8, message, unsent });
     }
 }
 
-/// Same as [`leave`], unless the file is already written: the first error is usually the cause.
-pub(crate) fn leave_if_silent(code: ExitCode, message: &str) {
+/// Same as [`record_exit`], unless the file is already written: the first error is usually the
+/// cause.
+pub(crate) fn record_exit_if_missing(code: ExitCode, message: &str) {
     let file = std::env::var_os(ENV_TERMINATION_FILE);
     if file.is_none_or(|path| read(Path::new(&path)).is_none()) {
-        leave(code, Some(message), vec![]);
+        record_exit(code, Some(message), vec![]);
     }
 }
 
@@ -43,8 +44,8 @@ pub(crate) fn read(path: &Path) -> Option<Termination> {
 pub(crate) fn to_bytes(mut termination: Termination) -> Vec<u8> {
     let mut unsent: Vec<_> =
         std::mem::take(&mut termination.unsent).into_iter().enumerate().collect();
-    let room = if unsent.is_empty() { TERMINATION_BYTES_MAX } else { MESSAGE_BYTES_MAX };
-    cut_message(&mut termination, room);
+    let bytes_max = if unsent.is_empty() { TERMINATION_BYTES_MAX } else { MESSAGE_BYTES_MAX };
+    truncate_message(&mut termination, bytes_max);
     // Within a rank, prefer newer reports.
     unsent.sort_by_key(|(index, report)| (rank(report), std::cmp::Reverse(*index)));
     let mut taken: Vec<(usize, Report)> = vec![];
@@ -69,7 +70,7 @@ fn rank(report: &Report) -> u8 {
     }
 }
 
-fn cut_message(termination: &mut Termination, bytes_max: usize) {
+fn truncate_message(termination: &mut Termination, bytes_max: usize) {
     while json(termination).len() > bytes_max
         && let Some(message) = &mut termination.message
         && !message.is_empty()

@@ -68,7 +68,7 @@ use crate::callback::{Callback, Control, Logs};
 use crate::checkpoint::RetentionLimits;
 use crate::stop::StopSignal;
 use crate::train::program::context;
-use crate::train::{Trial, run_watched};
+use crate::train::{Trial, run_trial_with};
 use crate::{Context, Interrupted, Result, Standalone, record};
 
 /// Lock on burn's random stream. burn's CPU backend has one per process, so concurrent trials would
@@ -238,7 +238,7 @@ impl TrialTest {
         let stop = stop_at.map(|batch| (batch, context.stop.clone()));
         context.seed_program();
         let watch = Watch { seen: seen.clone(), stop };
-        let model = run_watched::<T>(&context, vec![Box::new(watch)])?.model;
+        let model = run_trial_with::<T>(&context, vec![Box::new(watch)])?.model;
         let Seen { batches, validation } =
             std::mem::take(&mut *seen.lock().unwrap_or_else(PoisonError::into_inner));
         self.check_searched(&validation)?;

@@ -263,7 +263,7 @@ impl Watch {
             None => ExitCode::PeerFailed,
         };
         let why = self.alarm.why().unwrap_or("the gang failed, but this rank did not react");
-        crate::termination::leave_if_silent(code, why);
+        crate::termination::record_exit_if_missing(code, why);
         let _ = writeln!(io::stderr(), "error: {why}; forcing the exit of this process");
         std::process::exit(code as i32);
     }

@@ -5,7 +5,7 @@ use std::fmt;
 
 use burn::module::Module;
 
-use super::Part;
+use super::TestStage;
 use super::fit::{Fit, Fitted, Step};
 use super::run::Run;
 use super::timetable::Due;
@@ -165,7 +165,7 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
         }
         loop {
             if !self.run.is_at_length() {
-                self.run.obey()?;
+                self.run.apply_directive()?;
                 if self.run.is_at_length() {
                     continue;
                 }
@@ -173,11 +173,12 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
                 self.stage = Stage::Train;
                 return Ok(Some(NextAction::Train(self.run.next_batch(&mut self.batches)?)));
             }
-            let is_validated = std::mem::take(&mut self.is_at_end) || self.run.arrive()?;
+            let is_validated =
+                std::mem::take(&mut self.is_at_end) || self.run.prepare_final_validation()?;
             if !is_validated {
                 return self.validate(Stage::ValidateLast);
             }
-            if self.run.reach_length()? {
+            if self.run.complete_length()? {
                 self.stage = Stage::Over;
                 return Ok(None);
             }
@@ -290,9 +291,9 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
             self.stage = stage;
             return Err(out_of_order("validated", "once after `NextAction::Validate`", stage));
         }
-        let is_best = context.tried(Part::Validation, || match metrics.is_empty() {
-            true => run.no_validation(),
-            false => run.take_validation(metrics),
+        let is_best = context.run_stage(TestStage::Validation, || match metrics.is_empty() {
+            true => run.record_no_validation(),
+            false => run.record_validation(metrics),
         })?;
         match stage {
             Stage::Validate(due) => run.after_validation(due, is_best)?,
@@ -332,7 +333,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let metrics = sum.add_of(&*self.model, selection, output, ranks.size() == 1);
         // Ranks must agree on the step: mismatched sums would be silently wrong.
         let place = format!("step of {selection} of batch {}", self.state.batches);
-        let of_ranks = self.agree(&place, (metrics, sum.tally()))?;
+        let of_ranks = self.all_gather_with_stop(&place, (metrics, sum.tally()))?;
         let (metrics, tallies): (Vec<_>, Vec<_>) = of_ranks.into_iter().unzip();
         let compression = context.config.gradient_compression;
         let (all, flat) = (ranks.collective(), &mut self.flat);

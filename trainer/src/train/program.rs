@@ -282,7 +282,7 @@ pub(crate) fn finish(
         Err(error) => {
             let code = exit_code(&*error);
             eprintln!("error: {error}");
-            termination::leave(code, Some(&error.to_string()), vec![]);
+            termination::record_exit(code, Some(&error.to_string()), vec![]);
             return process::ExitCode::from(code as u8);
         }
     };
@@ -310,12 +310,12 @@ pub(crate) fn finish(
         || io.directive() == Some(Directive::Fenced)
     {
         // Another attempt has replaced this one: queued writes must not happen.
-        termination::leave(code, message.as_deref(), vec![]);
+        termination::record_exit(code, message.as_deref(), vec![]);
         process::exit(code as i32);
     }
     io.report_last_validation();
     // Record the exit before the waits below: the process may be killed during them.
-    termination::leave(code, message.as_deref(), io.unsent());
+    termination::record_exit(code, message.as_deref(), io.unsent());
     if code == ExitCode::Completed {
         io.end_training();
     }
@@ -324,7 +324,7 @@ pub(crate) fn finish(
         eprintln!("stoker: cannot store the last rows of metrics: {error}");
     }
     io.close(io.batches(), code, message.clone());
-    termination::leave(code, message.as_deref(), io.unsent());
+    termination::record_exit(code, message.as_deref(), io.unsent());
     process::ExitCode::from(code as u8)
 }
 

@@ -4,10 +4,10 @@ use burn::module::Module;
 use bytes::Bytes;
 use stoker_api::contract::ReportEvent;
 
-use super::kept::KEPT;
+use super::best_weights::BEST_WEIGHTS;
 use super::run::Run;
 use super::state::{PendingTensors, RunState};
-use super::{CallbackFailed, guarded, hook, hook_each, names};
+use super::{CallbackError, call_hook, call_hook_with_index, catch_panic, unique_names};
 use crate::callback::CheckpointFiles;
 use crate::checkpoint::{CheckpointContents, Restored};
 use crate::collective::exchange;
@@ -17,7 +17,7 @@ use crate::{Error, Result, precision, record};
 /// Error when restoring from a complete checkpoint.
 #[derive(Debug, thiserror::Error)]
 #[error("checkpoint {name}: {source}")]
-pub(super) struct NotTaken {
+pub(super) struct RestoreError {
     pub(super) name: String,
     pub(super) source: Error,
 }
@@ -31,23 +31,23 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         }
         let mut files = CheckpointFiles::default();
         let ranks = self.context.distributed();
-        self.tell_control();
-        hook(&mut self.callbacks, &mut self.control, ranks, |callback, control| {
+        self.update_control();
+        call_hook(&mut self.callbacks, &mut self.control, ranks, |callback, control| {
             callback.on_checkpoint(&mut files, control)
         })?;
         // Save the checkpoint as if training continued, and apply the stop in the next hook.
         let stop = self.control.stop.take();
-        self.heed()?;
+        self.apply_control()?;
         self.control.stop = stop;
         let files = files.into_files();
         self.state.callbacks.clear();
-        for (callback, name) in self.callbacks.iter().zip(names(&self.callbacks)) {
+        for (callback, name) in self.callbacks.iter().zip(unique_names(&self.callbacks)) {
             if callback.chief_only() && ranks.rank() > 0 {
                 continue;
             }
-            match guarded(|| callback.state()) {
+            match catch_panic(|| callback.state()) {
                 Ok(state) => self.state.callbacks.insert(name, state),
-                Err(source) => return Err(CallbackFailed { name, source }.into()),
+                Err(source) => return Err(CallbackError { name, source }.into()),
             };
         }
         let precision = self.context.config.mixed_precision;
@@ -58,10 +58,10 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let gradients = self.state.keep(&*self.model, &self.gradients)?;
         let others = self.gather_pending(&gradients)?;
         let (state, metric) = (self.state.clone(), self.searched_metric()?);
-        let kept = self.kept.clone();
+        let best_weights = self.best_weights.clone();
         let make = move || -> Result<CheckpointContents> {
             let mut contents: CheckpointContents = files;
-            contents.extend(kept.map(|model| (KEPT.into(), model)));
+            contents.extend(best_weights.map(|model| (BEST_WEIGHTS.into(), model)));
             contents.insert(record::MODEL.into(), model.into_bytes()?);
             tensors.write(&mut contents)?;
             state.write(gradients, others, &mut contents)?;
@@ -80,7 +80,8 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             self.state.others.clear();
             return Ok(vec![]);
         }
-        let of_ranks = self.agree("save", (self.state.seen.clone(), self.state.count))?;
+        let of_ranks =
+            self.all_gather_with_stop("save", (self.state.seen.clone(), self.state.count))?;
         self.state.others = of_ranks[1..].to_vec();
         if of_ranks.iter().all(|(seen, _)| seen.is_empty()) {
             return Ok(vec![]);
@@ -92,12 +93,12 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
 
     /// Copies rank 0's BatchNorm statistics to all ranks. The checkpoint contains only these, so a
     /// resumed rank has no others.
-    pub(super) fn share_buffers(&mut self) -> Result<()> {
+    pub(super) fn broadcast_buffers(&mut self) -> Result<()> {
         let ranks = self.context.distributed();
         if ranks.size() == 1 {
             return Ok(());
         }
-        self.model.replace(|model| record::share_buffers(model, ranks.collective()))?;
+        self.model.replace(|model| record::broadcast_buffers(model, ranks.collective()))?;
         #[cfg(feature = "learner")]
         self.optimizers.adopt(&*self.model);
         Ok(())
@@ -105,7 +106,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
 
     /// Restores the checkpoint that rank 0 found complete, on all ranks. Without one, broadcasts
     /// rank 0's model.
-    fn restore_together(&mut self) -> Result<Restored> {
+    fn restore_on_all_ranks(&mut self) -> Result<Restored> {
         let ranks = self.context.distributed();
         if ranks.size() == 1 {
             return self.io().restore();
@@ -142,20 +143,20 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
 
     /// Restores the newest complete checkpoint, if there is one, and reports where training starts.
     pub(super) fn restore(&mut self) -> Result<()> {
-        let restored = self.restore_together()?;
+        let restored = self.restore_on_all_ranks()?;
         let mut resumed_from = None;
         if let Some((name, manifest, contents)) = restored.checkpoint {
-            let not_taken = |source| NotTaken { name: name.clone(), source };
-            let message = match self.is_same_training(&contents).map_err(not_taken)? {
+            let restore_error = |source| RestoreError { name: name.clone(), source };
+            let message = match self.is_same_training(&contents).map_err(restore_error)? {
                 true => {
-                    self.take_on(&contents).map_err(not_taken)?;
+                    self.restore_from(&contents).map_err(restore_error)?;
                     self.saved = Some(self.state.batches);
                     format!("goes on from checkpoint {name}")
                 }
                 false => {
                     self.model
                         .replace(|model| record::load_model(model, &contents))
-                        .map_err(not_taken)?;
+                        .map_err(restore_error)?;
                     (self.state.base, self.state.batches) = (manifest.batches, 0);
                     let id = &self.state.continue_id;
                     format!("training {id:?} starts with the weights of checkpoint {name}")
@@ -181,7 +182,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         Ok(RunState::read(contents)?.continue_id == self.state.continue_id)
     }
 
-    pub(super) fn take_on(&mut self, contents: &CheckpointContents) -> Result<()> {
+    pub(super) fn restore_from(&mut self, contents: &CheckpointContents) -> Result<()> {
         let state = RunState::read(contents)?;
         let is = (self.state.samples, self.state.global_batch);
         let was = (state.samples, state.global_batch);
@@ -211,14 +212,19 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         self.gradients = state.pending(&*self.model, contents, ranks.rank(), ranks.size())?;
         let files = CheckpointFiles::of(contents);
         let states = &state.callbacks;
-        let names = names(&self.callbacks);
-        hook_each(&mut self.callbacks, &mut self.control, ranks, |index, callback, _| {
-            let state = states.get(&names[index]).filter(|state| !state.is_null());
-            state.map_or(Ok(()), |state| callback.load_state(state.clone()))?;
-            callback.on_restore(&files)
-        })?;
+        let names = unique_names(&self.callbacks);
+        call_hook_with_index(
+            &mut self.callbacks,
+            &mut self.control,
+            ranks,
+            |index, callback, _| {
+                let state = states.get(&names[index]).filter(|state| !state.is_null());
+                state.map_or(Ok(()), |state| callback.load_state(state.clone()))?;
+                callback.on_restore(&files)
+            },
+        )?;
         self.state = state;
-        self.kept = contents.get(KEPT).cloned();
+        self.best_weights = contents.get(BEST_WEIGHTS).cloned();
         Ok(())
     }
 }

@@ -64,8 +64,8 @@ pub(crate) struct RunState {
     pub(crate) others: Vec<(Vec<u32>, u64)>,
     /// Validation of the weights that a callback keeps, if any; without metrics if there was no
     /// validation at that batch.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) kept: Option<Validated>,
+    #[serde(default, rename = "kept", skip_serializing_if = "Option::is_none")]
+    pub(crate) best_weights_validation: Option<Validated>,
 }
 
 /// Inputs of the sample order and random numbers, in addition to the position.

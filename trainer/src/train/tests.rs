@@ -21,19 +21,19 @@ use crate::stop::StopSignal;
 use crate::{CsvLog, EarlyStopping, ReduceOnPlateau, mix_seed};
 
 mod asked;
+mod best_weights;
 mod callbacks;
 mod continued;
 mod custom_loop;
 mod ends;
 mod gan;
 mod hooks;
-mod kept;
 mod keras;
 mod killed;
 mod kinds;
 mod legality;
 mod others;
-mod trying;
+mod test_mode;
 
 type Pair = (Tensor<2>, Tensor<1, Int>);
 

@@ -3,7 +3,7 @@
 use burn::module::Module;
 use burn::tensor::Device;
 
-use super::Part;
+use super::TestStage;
 use super::fit::{Fit, Fitted, Step};
 use crate::callback::Callback;
 use crate::context::Context;
@@ -96,25 +96,27 @@ impl<T: Trial> Step<T::Model, T::Batch> for Steps<T> {
 /// [`InvalidHyperparameters`](crate::InvalidHyperparameters) if `global_batch_size` is missing or
 /// invalid, and [`Interrupted`](crate::Interrupted) if the program should stop.
 pub fn run_trial<T: Trial>(context: &Context) -> Result<Fitted<T::Model>> {
-    run_watched::<T>(context, vec![])
+    run_trial_with::<T>(context, vec![])
 }
 
 /// Same as [`run_trial`], with additional callbacks after the trial's.
-pub(crate) fn run_watched<T: Trial>(
+pub(crate) fn run_trial_with<T: Trial>(
     context: &Context,
     watching: Vec<Box<dyn Callback>>,
 ) -> Result<Fitted<T::Model>> {
-    let trial = context.tried(Part::New, || T::new(context))?;
+    let trial = context.run_stage(TestStage::New, || T::new(context))?;
     let batch_size = context.batch_size()?;
     context.warn_of_batch_size()?;
     // burn samples weights on first use: sample them here, before another thread seeds the stream.
     let model = context.draw_weights(|| {
-        let model = context.tried(Part::BuildModel, || trial.build_model(context.device()))?;
+        let model =
+            context.run_stage(TestStage::BuildModel, || trial.build_model(context.device()))?;
         Ok::<_, Error>(record::initialize(model))
     })?;
-    let optimizers = context.tried(Part::BuildOptimizers, || trial.build_optimizers())?;
-    let train = context.tried(Part::BuildTrainingData, || trial.build_training_data())?;
-    let validation = context.tried(Part::BuildValidationData, || trial.build_validation_data())?;
+    let optimizers = context.run_stage(TestStage::BuildOptimizers, || trial.build_optimizers())?;
+    let train = context.run_stage(TestStage::BuildTrainingData, || trial.build_training_data())?;
+    let validation =
+        context.run_stage(TestStage::BuildValidationData, || trial.build_validation_data())?;
     let callbacks = trial.callbacks().into_iter().chain(watching).collect();
     let fit = Fit::new(train)
         .validation(validation)

@@ -3,7 +3,7 @@
 use burn::module::Module;
 use stoker_api::contract::ReportEvent;
 
-use super::hook;
+use super::call_hook;
 use super::run::Run;
 use super::state::Validated;
 use crate::callback::Logs;
@@ -25,46 +25,48 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// Validates. Returns whether the searched metric is the best so far.
     pub(super) fn validate(&mut self) -> Result<bool> {
         self.begin_validation()?;
-        let Some(data) = &self.validation else { return self.no_validation() };
+        let Some(data) = &self.validation else { return self.record_no_validation() };
         let mut all = Metrics::default();
         let (step, ranks) = (self.step, self.context.distributed());
         let (callbacks, control) = (&mut self.callbacks, &mut self.control);
         self.context.each_batch(&*self.model, data, self.batch_size, |index, model, batch| {
-            hook(callbacks, control, ranks, |callback, control| {
+            call_hook(callbacks, control, ranks, |callback, control| {
                 callback.on_validation_batch_begin(index, control)
             })?;
             if let Some(batch) = batch {
                 all.add(&step.validate(model, batch).into_metrics());
             }
-            hook(callbacks, control, ranks, |callback, control| {
+            call_hook(callbacks, control, ranks, |callback, control| {
                 callback.on_validation_batch_end(index, control)
             })
         })?;
         let all = step.validated(all)?;
         let all = all.all_reduce(self.context.distributed().collective())?;
-        self.take_validation(&all)
+        self.record_validation(&all)
     }
 
     /// Shares buffers of the model among ranks and calls the hooks before a validation.
     pub(super) fn begin_validation(&mut self) -> Result<()> {
-        self.share_buffers()?;
+        self.broadcast_buffers()?;
         if self.validation.is_none() && !self.has_custom_loop {
             return Ok(());
         }
         let (callbacks, control) = (&mut self.callbacks, &mut self.control);
         let ranks = self.context.distributed();
-        hook(callbacks, control, ranks, |callback, control| callback.on_validation_begin(control))
+        call_hook(callbacks, control, ranks, |callback, control| {
+            callback.on_validation_begin(control)
+        })
     }
 
     /// Records an empty validation if there is no validation data.
-    pub(super) fn no_validation(&mut self) -> Result<bool> {
+    pub(super) fn record_no_validation(&mut self) -> Result<bool> {
         self.state.validated = Some(Validated::new(self.state.batches, &Logs::new()));
         self.searched_metric().map(|_| false)
     }
 
     /// Records the metrics of a validation over all ranks. Returns whether the searched metric is
     /// the best so far.
-    pub(super) fn take_validation(&mut self, all: &Metrics) -> Result<bool> {
+    pub(super) fn record_validation(&mut self, all: &Metrics) -> Result<bool> {
         let batches = self.state.batches;
         let metrics = all.means("validation_");
         self.io().row("validation", batches, self.epoch(), &metrics)?;

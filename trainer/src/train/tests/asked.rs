@@ -58,7 +58,7 @@ fn duplicate_callback_names_get_unused_numbers() {
         }
     }
     let callbacks = ["a", "b", "a", "a 2", "a"].map(|name| Named(name).boxed());
-    assert_eq!(names(&callbacks), ["a", "b", "a 2", "a 2 2", "a 3"]);
+    assert_eq!(unique_names(&callbacks), ["a", "b", "a 2", "a 2 2", "a 3"]);
 }
 
 #[test]

@@ -236,7 +236,7 @@ fn chief_only_callback_cannot_change_training() {
         // A request of an earlier callback must not hide that of the chief.
         let mut callbacks = vec![Slows.boxed(), Chief.boxed()];
         let mut control = Control::default();
-        let done = hook(&mut callbacks, &mut control, ranks, |callback, control| {
+        let done = call_hook(&mut callbacks, &mut control, ranks, |callback, control| {
             callback.on_epoch_end(epoch, &Logs::new(), control)
         });
         done.map(|()| control.stop).map_err(|error| error.to_string())

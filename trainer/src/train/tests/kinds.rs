@@ -265,7 +265,7 @@ fn ranks_with_different_data_are_rejected() {
             let check = |(rank, data)| {
                 scope.spawn(move || {
                     let ranks = Distributed::of(Box::new(rank));
-                    run::same_data(&ranks, data).map_err(|error| error.to_string())
+                    start::check_same_data(&ranks, data).map_err(|error| error.to_string())
                 })
             };
             let ranks: Vec<_> = ranks.map(check).collect();

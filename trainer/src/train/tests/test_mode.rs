@@ -120,14 +120,14 @@ fn test_mode_detects_a_changed_model() {
     let mut context = alone(Some(folder.path()), 1).context().unwrap();
     context.is_test = true;
     let data = Data::arrays(samples()).unwrap();
-    let step = Both(|model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y));
+    let step = FnStep(|model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y));
     let fit = Fit::new(data).batch_size(50);
     let model = Net::new(context.device());
     let mut run = Run::start(&context, model, optimizers(), &step, fit).unwrap();
     run.save().unwrap();
     run.io().report_saved(true).unwrap();
-    run.try_restore().unwrap();
+    run.test_restore().unwrap();
     run.model.replace(|model| Ok(model.map(&mut AddsOne))).unwrap();
-    let error = run.try_restore().unwrap_err().to_string();
+    let error = run.test_restore().unwrap_err().to_string();
     assert!(error.contains("restored a different model than was saved"), "{error}");
 }

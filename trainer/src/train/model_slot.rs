@@ -6,9 +6,9 @@ use crate::Result;
 
 /// Slot for the model. Steps take the model by value: parameters that are not shared are updated in
 /// place, while a step on a clone would allocate all of them again.
-pub(super) struct Held<M>(Option<M>);
+pub(super) struct ModelSlot<M>(Option<M>);
 
-impl<M> Held<M> {
+impl<M> ModelSlot<M> {
     pub(super) fn new(model: M) -> Self {
         Self(Some(model))
     }
@@ -26,7 +26,7 @@ impl<M> Held<M> {
     }
 }
 
-impl<M> Deref for Held<M> {
+impl<M> Deref for ModelSlot<M> {
     type Target = M;
 
     fn deref(&self) -> &M {

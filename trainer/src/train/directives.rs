@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use stoker_api::contract::{Directive, ExitCode, ReportEvent};
 
-use super::Part;
+use super::TestStage;
 use super::run::Run;
 use crate::collective::{Doing, exchange};
 use crate::error::{Infrastructure, Interrupted};
@@ -23,7 +23,7 @@ pub(crate) const UNANSWERED_REQUESTS_MAX: u32 = 500;
 
 /// Stop requests and directive.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
-pub(super) struct Wish {
+pub(super) struct StopState {
     /// Whether a signal requests a stop.
     signal: bool,
     /// Whether the program itself ends training.
@@ -35,7 +35,7 @@ pub(super) struct Wish {
 impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// All-gathers a value, in rank order. Stop requests travel with it, so that all ranks see them
     /// at the same point of the program.
-    pub(super) fn agree<T: DeserializeOwned + Serialize>(
+    pub(super) fn all_gather_with_stop<T: DeserializeOwned + Serialize>(
         &mut self,
         place: &str,
         local: T,
@@ -44,13 +44,13 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         if ranks.size() == 1 {
             return Ok(vec![local]);
         }
-        let local = (self.local_wish(), local);
+        let local = (self.local_stop_state(), local);
         let all = exchange(ranks.collective(), place, local)?;
-        let (wishes, values): (Vec<Wish>, Vec<T>) = all.into_iter().unzip();
-        self.wish = Wish {
-            signal: wishes.iter().any(|wish| wish.signal),
-            ended: wishes.iter().any(|wish| wish.ended),
-            directive: wishes.first().and_then(|wish| wish.directive),
+        let (stop_states, values): (Vec<StopState>, Vec<T>) = all.into_iter().unzip();
+        self.stop_state = StopState {
+            signal: stop_states.iter().any(|stop_state| stop_state.signal),
+            ended: stop_states.iter().any(|stop_state| stop_state.ended),
+            directive: stop_states.first().and_then(|stop_state| stop_state.directive),
         };
         Ok(values)
     }
@@ -64,35 +64,39 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         done
     }
 
-    fn local_wish(&self) -> Wish {
+    fn local_stop_state(&self) -> StopState {
         let (signal, ended) = (self.context.stop.is_set(), self.context.ended.is_set());
-        Wish { signal, ended, directive: self.io().directive() }
+        StopState { signal, ended, directive: self.io().directive() }
     }
 
     /// Returns the requests that all ranks have agreed on.
-    fn agreed_wish(&self) -> Wish {
+    fn agreed_stop_state(&self) -> StopState {
         match self.context.distributed().size() {
-            1 => self.local_wish(),
-            _ => self.wish,
+            1 => self.local_stop_state(),
+            _ => self.stop_state,
         }
     }
 
     /// Applies requests between two batches. Returns an error if the process must exit.
-    pub(super) fn obey(&mut self) -> Result<()> {
-        let wish = self.agreed_wish();
-        if wish.ended {
+    pub(super) fn apply_directive(&mut self) -> Result<()> {
+        let stop_state = self.agreed_stop_state();
+        if stop_state.ended {
             self.state.stopped.get_or_insert_with(|| "the program ended training".into());
         }
-        if wish.signal {
-            return Err(self.leave(ExitCode::Preempted, "stopped by a signal"));
+        if stop_state.signal {
+            return Err(self.checkpoint_and_exit(ExitCode::Preempted, "stopped by a signal"));
         }
-        match wish.directive {
-            Some(Directive::Continue { units }) => self.extend(units),
+        match stop_state.directive {
+            Some(Directive::Continue { units }) => self.extend_length(units),
             Some(Directive::Preempt) => {
-                return Err(self.leave(ExitCode::Preempted, "preempted by the runner"));
+                return Err(
+                    self.checkpoint_and_exit(ExitCode::Preempted, "preempted by the runner")
+                );
             }
             Some(Directive::Stop) => {
-                return Err(self.leave(ExitCode::Completed, "no more training is needed"));
+                return Err(
+                    self.checkpoint_and_exit(ExitCode::Completed, "no more training is needed")
+                );
             }
             Some(Directive::Fenced) => return Err(fenced()),
             Some(Directive::Wait) | None => {}
@@ -106,36 +110,36 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     ///
     /// The checkpoint is complete before the result is reported, so a trial with a known result can
     /// be resumed.
-    pub(super) fn reach_length(&mut self) -> Result<bool> {
+    pub(super) fn complete_length(&mut self) -> Result<bool> {
         let (batches, context) = (self.state.batches, self.context);
-        context.tried(Part::Checkpoint, || {
+        context.run_stage(TestStage::Checkpoint, || {
             self.save()?;
-            self.wait_for(Self::store)
+            self.wait_for(Self::wait_until_stored)
         })?;
-        self.try_restore()?;
+        self.test_restore()?;
         if !self.io().has_runner() {
             return Ok(true);
         }
-        let mut reported = self.reached_units();
+        let mut reported = self.completed_units();
         let mut event = self.validation_event(reported);
         let mut num_unanswered = 0;
         loop {
             let answer = self.wait_for(|run| run.io().request_directive(batches, event));
-            let answer = self.agree("end", answer)?[0];
+            let answer = self.all_gather_with_stop("end", answer)?[0];
             match answer {
                 Some(Directive::Stop) => return Ok(true),
                 Some(Directive::Continue { units }) if self.state.stopped.is_none() => {
-                    self.extend(units);
+                    self.extend_length(units);
                     if self.granted > batches {
                         return Ok(false);
                     }
                 }
                 // A training that a callback stopped is over, even if a longer length was granted.
                 Some(Directive::Continue { .. }) => return Ok(true),
-                Some(Directive::Preempt | Directive::Fenced) | None => self.obey()?,
+                Some(Directive::Preempt | Directive::Fenced) | None => self.apply_directive()?,
                 Some(Directive::Wait) => {}
             }
-            self.obey_signal()?;
+            self.check_signal()?;
             num_unanswered = if answer.is_some() { 0 } else { num_unanswered + 1 };
             if num_unanswered == UNANSWERED_REQUESTS_MAX {
                 let text = "the runner has not responded for ten minutes";
@@ -143,7 +147,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             }
             std::thread::sleep(SEARCH_POLL_INTERVAL);
             // A longer length may end at the same batch.
-            event = match self.reached_units() {
+            event = match self.completed_units() {
                 reached if reached == reported => {
                     let batches_total = self.state.base + self.granted;
                     ReportEvent::Progress { batches_total, activity: None }
@@ -158,19 +162,19 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
 
     /// Returns the granted length if training has reached it. If a callback stopped training
     /// before, the validation is not a result of that length.
-    fn reached_units(&self) -> Option<u64> {
+    fn completed_units(&self) -> Option<u64> {
         (self.state.batches >= self.granted).then_some(self.granted_units)
     }
 
-    fn obey_signal(&mut self) -> Result<()> {
-        match self.agreed_wish().signal {
-            true => Err(self.leave(ExitCode::Preempted, "stopped by a signal")),
+    fn check_signal(&mut self) -> Result<()> {
+        match self.agreed_stop_state().signal {
+            true => Err(self.checkpoint_and_exit(ExitCode::Preempted, "stopped by a signal")),
             false => Ok(()),
         }
     }
 
     /// Adopts a longer length. A granted length never shrinks.
-    fn extend(&mut self, units: u64) {
+    fn extend_length(&mut self, units: u64) {
         if units > self.granted_units {
             self.granted_units = units;
             self.granted = self.timetable.batches(self.context.config.unit, units);
@@ -178,16 +182,16 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     }
 
     /// Waits until all checkpoints and reports are stored.
-    pub(super) fn store(&mut self) -> Result<()> {
+    pub(super) fn wait_until_stored(&mut self) -> Result<()> {
         let mut io = self.io();
         io.report_saved(true)?;
         io.flush()
     }
 
     /// Saves a checkpoint, waits until everything is stored, and returns the error to exit with.
-    fn leave(&mut self, code: ExitCode, why: &str) -> Error {
+    fn checkpoint_and_exit(&mut self, code: ExitCode, why: &str) -> Error {
         let saved = self.save();
-        let stored = self.wait_for(|run| saved.and_then(|()| run.store()));
+        let stored = self.wait_for(|run| saved.and_then(|()| run.wait_until_stored()));
         match stored.and_then(|()| self.end_hooks()) {
             Ok(()) => Interrupted { code, fenced: false, why: why.into() }.into(),
             Err(error) => error,

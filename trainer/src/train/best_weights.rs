@@ -9,25 +9,28 @@ use crate::checkpoint::CheckpointContents;
 use crate::{Result, precision, record};
 
 /// File of the kept model; absent if no callback keeps one.
-pub(super) const KEPT: &str = "kept.bpk";
+pub(super) const BEST_WEIGHTS: &str = "kept.bpk";
 
 impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// Keeps a copy of the current model. Every rank keeps its own; all copies are equal.
     pub(super) fn keep_weights(&mut self) -> Result<()> {
         let precision = self.context.config.mixed_precision;
-        self.share_buffers()?;
+        self.broadcast_buffers()?;
         self.model.replace(|model| Ok(precision::raised(model, precision)))?;
-        self.kept = Some(record::snapshot(&*self.model).into_bytes()?);
+        self.best_weights = Some(record::snapshot(&*self.model).into_bytes()?);
         let batches = self.state.batches;
         let here = self.state.validated.clone().filter(|validated| validated.batches == batches);
-        self.state.kept = here.or_else(|| Some(Validated::new(batches, &Logs::new())));
+        self.state.best_weights_validation =
+            here.or_else(|| Some(Validated::new(batches, &Logs::new())));
         Ok(())
     }
 
     /// At the end of training, replaces the model by the kept copy, if there is one. The kept
     /// model's validation becomes the validation of this batch. Idempotent.
-    pub(super) fn take_kept(&mut self) -> Result<()> {
-        let (Some(model), Some(validated)) = (self.kept.clone(), &self.state.kept) else {
+    pub(super) fn restore_best_weights(&mut self) -> Result<()> {
+        let (Some(model), Some(validated)) =
+            (self.best_weights.clone(), &self.state.best_weights_validation)
+        else {
             return Ok(());
         };
         let metrics = validated.metrics();

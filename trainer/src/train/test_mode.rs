@@ -8,7 +8,7 @@ use burn::module::Module;
 
 use super::program::panicked;
 use super::run::Run;
-use super::save::NotTaken;
+use super::save::RestoreError;
 use crate::collective::exchange;
 use crate::context::Context;
 use crate::error::caught;
@@ -16,7 +16,7 @@ use crate::{Error, Result, record};
 
 /// Stage of test mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum TestStage {
     New,
     BuildModel,
     BuildOptimizers,
@@ -28,7 +28,7 @@ pub(crate) enum Part {
     Restore,
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for TestStage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::New => "new",
@@ -46,15 +46,19 @@ impl fmt::Display for Part {
 
 /// Error of a stage in test mode.
 #[derive(Debug, thiserror::Error)]
-#[error("test: {part} failed: {source}")]
-struct PartFailed {
-    part: Part,
+#[error("test: {stage} failed: {source}")]
+struct StageFailed {
+    stage: TestStage,
     source: Error,
 }
 
 impl Context {
     /// Runs a stage of the program. In test mode, prints its duration.
-    pub(crate) fn tried<T>(&self, part: Part, act: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub(crate) fn run_stage<T>(
+        &self,
+        stage: TestStage,
+        act: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
         if !self.is_test {
             return act();
         }
@@ -62,15 +66,15 @@ impl Context {
         let done = catch_unwind(AssertUnwindSafe(act))
             .unwrap_or_else(|panic| Err(caught(panic, |why| panicked(self, why))));
         if self.distributed().rank() == 0 && done.is_ok() {
-            println!("test: {part}: {:.1} s", start.elapsed().as_secs_f64());
+            println!("test: {stage}: {:.1} s", start.elapsed().as_secs_f64());
         }
-        done.map_err(|source| PartFailed { part, source }.into())
+        done.map_err(|source| StageFailed { stage, source }.into())
     }
 }
 
 impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// In test mode, restores the last checkpoint and verifies that the model is unchanged.
-    pub(super) fn try_restore(&mut self) -> Result<()> {
+    pub(super) fn test_restore(&mut self) -> Result<()> {
         let context = self.context;
         if !context.is_test {
             return Ok(());
@@ -78,15 +82,15 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         // Rank 0 has saved the checkpoint; all ranks restore it.
         let all = exchange(context.distributed().collective(), "try", self.io().last_saved())?;
         let Some(last) = all.into_iter().next().flatten() else { return Ok(()) };
-        context.tried(Part::Restore, || {
+        context.run_stage(TestStage::Restore, || {
             let restored = self.io().restore_from(&[last])?;
             let Some((name, _, contents)) = restored.checkpoint else {
                 let why = restored.refused.into_iter().map(|(name, why)| format!("{name}: {why}"));
                 return Err(why.collect::<Vec<_>>().join("; ").into());
             };
             let written = record::snapshot(&*self.model).into_bytes()?;
-            let taken = self.take_on(&contents);
-            taken.map_err(|source| NotTaken { name: name.clone(), source })?;
+            let restored = self.restore_from(&contents);
+            restored.map_err(|source| RestoreError { name: name.clone(), source })?;
             let read = record::snapshot(&*self.model).into_bytes()?;
             match written == read {
                 true => Ok(()),

@@ -375,12 +375,12 @@ impl Context {
 
     /// Seeds burn's random stream before the program starts, because it may sample numbers itself.
     pub(crate) fn seed_program(&self) {
-        self.draw_weights(|| ());
+        self.with_weight_seed(|| ());
     }
 
-    /// Calls `draw` with burn's random stream seeded for this trial's weights.
-    pub(crate) fn draw_weights<T>(&self, draw: impl FnOnce() -> T) -> T {
-        rng::draw_weights(&self.device, self.config.seed, draw)
+    /// Calls `sample` with burn's random stream seeded for this trial's weights.
+    pub(crate) fn with_weight_seed<T>(&self, sample: impl FnOnce() -> T) -> T {
+        rng::with_weight_seed(&self.device, self.config.seed, sample)
     }
 }
 

@@ -16,7 +16,7 @@ use crate::train::ReadOrder;
 use crate::{InvalidHyperparameters, Result};
 
 #[cfg(feature = "learner")]
-mod adapt;
+mod burn_dataset;
 mod indexed;
 mod into_item;
 mod loader;
@@ -24,21 +24,21 @@ mod order;
 mod permutation;
 mod rows;
 mod sequence;
-mod stream;
 #[cfg(feature = "learner")]
-mod tape;
+mod sequential;
+mod stream;
 mod weights;
 
 pub use into_item::IntoItem;
 pub use loader::Loader;
-use loader::{Job, Jobs};
+use loader::{BatchJob, BatchJobs};
 use order::Order;
 pub use permutation::Permutation;
 pub use rows::{Field, Rows};
 pub use sequence::Sequence;
-pub use stream::{Pass, Stream};
 #[cfg(feature = "learner")]
-pub(crate) use tape::{Batches, Tape};
+pub(crate) use sequential::{Batches, SequentialSource};
+pub use stream::{Pass, Stream};
 
 /// Default queue length of a loader, in batches; see [`Data::queue`].
 const QUEUE_BATCHES: usize = 10;
@@ -130,9 +130,9 @@ pub struct Data<B> {
 /// Source of the batches.
 enum Origin<B> {
     Indexed(Arc<dyn Source<B>>),
-    Streamed(Arc<dyn stream::Batched<B>>),
+    Streamed(Arc<dyn stream::BatchStream<B>>),
     #[cfg(feature = "learner")]
-    Taped(Arc<dyn Tape<B>>),
+    Sequential(Arc<dyn SequentialSource<B>>),
 }
 
 impl<B> Clone for Origin<B> {
@@ -141,7 +141,7 @@ impl<B> Clone for Origin<B> {
             Self::Indexed(source) => Self::Indexed(source.clone()),
             Self::Streamed(stream) => Self::Streamed(stream.clone()),
             #[cfg(feature = "learner")]
-            Self::Taped(tape) => Self::Taped(tape.clone()),
+            Self::Sequential(source) => Self::Sequential(source.clone()),
         }
     }
 }
@@ -165,7 +165,7 @@ impl<B> Origin<B> {
             Self::Indexed(source) => source.samples(),
             Self::Streamed(stream) => stream.samples(),
             #[cfg(feature = "learner")]
-            Self::Taped(tape) => tape.samples(),
+            Self::Sequential(source) => source.samples(),
         }
     }
 
@@ -182,14 +182,14 @@ impl<B> Origin<B> {
 }
 
 impl<B: Send + 'static> Data<B> {
-    fn of(origin: Origin<B>) -> Self {
+    fn from_origin(origin: Origin<B>) -> Self {
         let (shuffle, reshuffle, drop_last) = (true, true, false);
         Self { origin, shuffle, reshuffle, drop_last, workers: 0, queue: QUEUE_BATCHES }
     }
 
     /// Creates data from any [`Source`].
     pub fn new(source: impl Source<B> + 'static) -> Self {
-        Self::of(Origin::Indexed(Arc::new(source)))
+        Self::from_origin(Origin::Indexed(Arc::new(source)))
     }
 
     /// Creates data from complete batches that the program makes by index. In each step, every rank
@@ -199,7 +199,7 @@ impl<B: Send + 'static> Data<B> {
     /// [`Context::batch_size`](crate::Context::batch_size). Results therefore depend on the world
     /// size.
     pub fn sequence(sequence: impl Sequence<B> + 'static) -> Self {
-        Self::new(sequence::Batches(sequence))
+        Self::new(sequence::SequenceBatches(sequence))
     }
 
     /// Creates data from arrays in memory. The first dimension is the sample index. Accepts tuples
@@ -271,7 +271,7 @@ impl<B: Send + 'static> Data<B> {
                 Origin::Streamed(Arc::new(stream::MappedStream { stream, map }))
             }
             #[cfg(feature = "learner")]
-            Origin::Taped(tape) => Origin::Taped(tape::mapped(tape, map)),
+            Origin::Sequential(source) => Origin::Sequential(sequential::mapped(source, map)),
         };
         let Self { shuffle, reshuffle, drop_last, workers, queue, .. } = self;
         Data { origin, shuffle, reshuffle, drop_last, workers, queue }
@@ -307,7 +307,10 @@ impl<B: Send + 'static> Data<B> {
             .into());
         }
         let part = |range: Range<usize>| Self {
-            origin: Origin::Indexed(Arc::new(indexed::Part { source: source.clone(), range })),
+            origin: Origin::Indexed(Arc::new(indexed::SampleRange {
+                source: source.clone(),
+                range,
+            })),
             ..self
         };
         let validated = Self { drop_last: false, ..part(training..samples) };
@@ -333,8 +336,8 @@ impl<B: Send + 'static> Data<B> {
     /// Returns the number of batches in an epoch, which is the same on every rank.
     pub fn steps(&self, plan: &LoaderPlan) -> u64 {
         #[cfg(feature = "learner")]
-        if let Origin::Taped(tape) = &self.origin {
-            return tape.steps();
+        if let Origin::Sequential(source) = &self.origin {
+            return source.steps();
         }
         let (samples, global_batch) = (self.samples(), self.global_batch(plan));
         let steps =
@@ -401,8 +404,8 @@ impl<B: Send + 'static> Data<B> {
             Origin::Indexed(source) => indexed::jobs(source.clone(), order, batches.clone()),
             Origin::Streamed(stream) => stream.jobs(order, batches.clone()),
             #[cfg(feature = "learner")]
-            Origin::Taped(tape) => {
-                return Loader::read(tape.clone(), order.plan, batches, self.queue);
+            Origin::Sequential(source) => {
+                return Loader::read_sequentially(source.clone(), order.plan, batches, self.queue);
             }
         };
         Loader::start(jobs, batches, self.workers, self.queue)

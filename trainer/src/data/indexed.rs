@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::tensor::Device;
 
 use super::order::Order;
-use super::{BatchContext, Job, Jobs, Source};
+use super::{BatchContext, BatchJob, BatchJobs, Source};
 use crate::Result;
 
 /// Returns one independent job for each batch of the source.
@@ -14,9 +14,9 @@ pub(super) fn jobs<B: Send + 'static>(
     source: Arc<dyn Source<B>>,
     order: Order,
     batches: Range<u64>,
-) -> Jobs<B> {
+) -> BatchJobs<B> {
     let order = Arc::new(order);
-    Box::new(batches.map(move |batch| -> Job<B> {
+    Box::new(batches.map(move |batch| -> BatchJob<B> {
         let (source, order) = (source.clone(), order.clone());
         Box::new(move || {
             let samples = order.samples_of(batch);
@@ -58,12 +58,12 @@ where
 }
 
 /// A contiguous range of a source's samples.
-pub(super) struct Part<B> {
+pub(super) struct SampleRange<B> {
     pub(super) source: Arc<dyn Source<B>>,
     pub(super) range: Range<usize>,
 }
 
-impl<B> Source<B> for Part<B> {
+impl<B> Source<B> for SampleRange<B> {
     fn samples(&self) -> usize {
         self.range.len()
     }

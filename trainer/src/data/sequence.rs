@@ -49,9 +49,9 @@ pub trait Sequence<B>: Send + Sync {
 }
 
 /// A sequence as a source whose samples are complete batches.
-pub(super) struct Batches<S>(pub(super) S);
+pub(super) struct SequenceBatches<S>(pub(super) S);
 
-impl<B, S: Sequence<B>> Source<B> for Batches<S> {
+impl<B, S: Sequence<B>> Source<B> for SequenceBatches<S> {
     fn samples(&self) -> usize {
         self.0.batches()
     }

@@ -94,7 +94,7 @@ fn first_epochs_order_can_be_kept() {
 struct Reel(usize);
 
 #[cfg(feature = "learner")]
-impl Tape<Vec<usize>> for Reel {
+impl SequentialSource<Vec<usize>> for Reel {
     fn samples(&self) -> usize {
         self.0
     }
@@ -107,22 +107,24 @@ impl Tape<Vec<usize>> for Reel {
         assert_eq!((plan.rank, plan.world_size), (0, 1));
         let all: Vec<usize> = (0..self.0).collect();
         let epoch: Vec<_> = all.chunks(4).map(<[usize]>::to_vec).collect();
-        let tape = epoch.into_iter().cycle().skip(batches.start as usize);
-        Box::new(tape.map(|batch| if batch[0] == 8 { Err("torn".into()) } else { Ok(Some(batch)) }))
+        let source = epoch.into_iter().cycle().skip(batches.start as usize);
+        Box::new(
+            source.map(|batch| if batch[0] == 8 { Err("torn".into()) } else { Ok(Some(batch)) }),
+        )
     }
 }
 
 #[test]
 #[cfg(feature = "learner")]
 fn tape_can_start_at_any_batch() {
-    let data = Data::tape(Reel(6)).queue(1);
+    let data = Data::sequential(Reel(6)).queue(1);
     assert_eq!((data.samples(), data.steps(&plan(4, 0, 1))), (6, 2));
     let all = batches(&data, plan(4, 0, 1), 0..5);
     assert_eq!(all[..3], [vec![0, 1, 2, 3], vec![4, 5], vec![0, 1, 2, 3]]);
     assert_eq!(batches(&data, plan(4, 0, 1), 3..5), all[3..]);
     // Dropping a loader early ends its thread.
     drop(data.loader(plan(4, 0, 1), 0..u64::MAX));
-    let mut torn = Data::tape(Reel(9)).loader(plan(4, 0, 1), 2..3);
+    let mut torn = Data::sequential(Reel(9)).loader(plan(4, 0, 1), 2..3);
     assert_eq!(torn.next().unwrap().unwrap_err().to_string(), "torn");
     assert!(torn.next().is_none());
 }

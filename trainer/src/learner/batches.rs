@@ -10,7 +10,7 @@ use burn::data::dataset::DatasetError;
 use burn::tensor::Device;
 
 use super::Learning;
-use crate::data::{Batches, Data, Loader, LoaderPlan, Tape};
+use crate::data::{Batches, Data, Loader, LoaderPlan, SequentialSource};
 use crate::{Error, Result};
 
 /// A training or validation batch, which may have different types.
@@ -98,7 +98,7 @@ pub(super) fn of_loader<B: Send + 'static, I: Send + 'static>(
     }
     let replayed = Replayed::new(loader, plan, wrap)?;
     let batch_size = replayed.batch_size;
-    Ok((Data::tape(replayed), batch_size))
+    Ok((Data::sequential(replayed), batch_size))
 }
 
 /// Data from one of burn's own loaders, replayed from the start of the training.
@@ -153,7 +153,7 @@ fn batch_size<B>(loader: &dyn DataLoader<B>) -> Result<usize> {
     }
 }
 
-impl<B: Send + 'static, I: Send> Tape<I> for Replayed<B, I> {
+impl<B: Send + 'static, I: Send> SequentialSource<I> for Replayed<B, I> {
     fn samples(&self) -> usize {
         self.samples
     }

@@ -23,7 +23,7 @@ use burn::train::{
 use super::board::Board;
 use super::locked;
 use crate::Result;
-use crate::optim::{Foreign, ForeignSnapshot};
+use crate::optim::{ExternalOptimizer, ExternalSnapshot};
 use crate::step::Metrics;
 
 /// All components of burn.
@@ -99,25 +99,25 @@ impl<M: LearnerModel> Parts<M> {
 /// Optimizer of the loop: burn's learner.
 pub(super) struct Stepper<M: LearnerModel>(pub(super) Shared<M>);
 
-impl<M: LearnerModel> Foreign for Stepper<M> {
+impl<M: LearnerModel> ExternalOptimizer for Stepper<M> {
     fn step(&mut self, gradients: GradientsParams) -> Box<dyn Any> {
         let mut parts = locked(&self.0);
         parts.learner.optimizer_step(gradients);
         Box::new(parts.learner.model())
     }
 
-    fn adopt(&mut self, model: &dyn Any) {
+    fn set_model(&mut self, model: &dyn Any) {
         let Some(model) = model.downcast_ref::<M>() else { return };
         // Updates BatchNorm's running statistics in place.
         let _ = model.valid();
         locked(&self.0).learner.load_model(model.clone().into_record());
     }
 
-    fn sums(&self) -> Option<u32> {
+    fn summed_batches(&self) -> Option<u32> {
         locked(&self.0).sums
     }
 
-    fn snapshot(&self) -> Result<ForeignSnapshot> {
+    fn snapshot(&self) -> Result<ExternalSnapshot> {
         let parts = locked(&self.0);
         locked(&parts.records).of(&parts.learner, &parts.store)
     }
@@ -149,7 +149,7 @@ impl<M: LearnerModel> Records<M> {
         Self { checkpointer, optimizers, schedules }
     }
 
-    fn of(&mut self, learner: &Learner<M>, store: &EventStoreClient) -> Result<ForeignSnapshot> {
+    fn of(&mut self, learner: &Learner<M>, store: &EventStoreClient) -> Result<ExternalSnapshot> {
         self.checkpointer.checkpoint(learner, 0, store);
         Ok((self.optimizers.recv()?, self.schedules.recv()?))
     }

@@ -58,7 +58,7 @@ impl Strategy {
             parts.learner.fork(context.device());
             parts.learner.model()
         };
-        let optimizers = Optimizers::foreign(Stepper(shared.clone()));
+        let optimizers = Optimizers::external(Stepper(shared.clone()));
         let aggregation = match context.config.aggregation_frequency {
             0 | 1 => optimizers.aggregation(),
             of_experiment => of_experiment,

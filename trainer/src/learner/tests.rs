@@ -117,7 +117,7 @@ fn learner_of(dropout: f64, is_normed: bool) -> Learner<Net> {
     let device = Device::flex().autodiff();
     // burn samples weights on first use.
     let net = Net::new(dropout, is_normed, &device);
-    let net = rng::draw_weights(&device, 3, || record::initialize(net));
+    let net = rng::with_weight_seed(&device, 3, || record::initialize(net));
     let schedule = CosineAnnealingLrSchedulerConfig::new(1e-2, 50).init().unwrap();
     Learner::new(net, AdamConfig::new().init(), schedule)
 }

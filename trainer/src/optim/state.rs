@@ -29,7 +29,7 @@ pub(crate) enum OptimizersSnapshot {
     Own { optimizer: Box<ModuleOptimizer>, schedules: BTreeMap<usize, LrSchedulerRecord> },
     /// State of another loop's optimizer, or why it is unavailable.
     #[cfg(feature = "learner")]
-    Foreign(Result<super::foreign::ForeignSnapshot>),
+    External(Result<super::external::ExternalSnapshot>),
 }
 
 impl Optimizers {
@@ -43,8 +43,8 @@ impl Optimizers {
         let schedules = schedules.filter_map(record).collect();
         let state = OptimizersState { steps: self.steps, scale: self.scale.to_bits() };
         #[cfg(feature = "learner")]
-        if let Some(foreign) = &self.foreign {
-            return (state, OptimizersSnapshot::Foreign(foreign.snapshot()));
+        if let Some(external) = &self.external {
+            return (state, OptimizersSnapshot::External(external.snapshot()));
         }
         let optimizer = Box::new(self.optimizer.clone());
         (state, OptimizersSnapshot::Own { optimizer, schedules })
@@ -58,8 +58,8 @@ impl Optimizers {
     ) -> Result<Self> {
         (self.steps, self.scale) = (state.steps, f64::from_bits(state.scale));
         #[cfg(feature = "learner")]
-        if let Some(foreign) = &mut self.foreign {
-            foreign.restore(part(contents, OPTIMIZERS)?, part(contents, &schedule_file(0))?)?;
+        if let Some(external) = &mut self.external {
+            external.restore(part(contents, OPTIMIZERS)?, part(contents, &schedule_file(0))?)?;
             return Ok(self);
         }
         self.optimizer = self.optimizer.from_bytes(part(contents, OPTIMIZERS)?)?;
@@ -79,7 +79,7 @@ impl OptimizersSnapshot {
         let (optimizer, schedules) = match self {
             Self::Own { optimizer, schedules } => (optimizer.to_record(), schedules),
             #[cfg(feature = "learner")]
-            Self::Foreign(snapshot) => {
+            Self::External(snapshot) => {
                 let (optimizer, schedule) = snapshot?;
                 (optimizer, BTreeMap::from([(0, schedule)]))
             }

@@ -342,14 +342,14 @@ mod tests {
     }
 
     /// Initializes a model's weights while no other test uses the random stream.
-    fn drawn<M: Module>(model: M) -> M {
+    fn initialized<M: Module>(model: M) -> M {
         let _stream = crate::train::tests::alone_on_the_stream();
         crate::record::initialize(model)
     }
 
     fn net() -> Net {
         let device = Device::flex().autodiff();
-        drawn(Net {
+        initialized(Net {
             conv: Conv2dConfig::new([1, 2], [3, 3]).init(&device),
             norm: BatchNormConfig::new(2).init(&device),
             output: LinearConfig::new(2, 3).init(&device),
@@ -365,7 +365,7 @@ mod tests {
     fn safetensors_header_may_resemble_a_pickle() {
         let folder = tempfile::tempdir().unwrap();
         let file = WeightsFile::new(folder.path().join("x.safetensors"));
-        let linear = || drawn(LinearConfig::new(784, 10).init(&Device::flex()));
+        let linear = || initialized(LinearConfig::new(784, 10).init(&Device::flex()));
         let (first, second): (Linear, Linear) = (linear(), linear());
         file.export(&first).unwrap();
         assert_eq!(std::fs::read(&file.path).unwrap()[..9], *b"\x80\0\0\0\0\0\0\0{");
@@ -404,7 +404,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.safetensors");
         let device = Device::flex();
-        let linear = |inputs| drawn(LinearConfig::new(inputs, 3).init(&device));
+        let linear = |inputs| initialized(LinearConfig::new(inputs, 3).init(&device));
         WeightsFile::new(&path).export(&linear(2)).unwrap();
         let refused = |error: crate::Error| error.to_string().replace(path.to_str().unwrap(), "F");
         let error = refused(WeightsFile::new(&path).import(linear(4)).unwrap_err());

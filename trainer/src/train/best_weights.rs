@@ -39,7 +39,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let contents = CheckpointContents::from([(record::MODEL.into(), model)]);
         self.model.replace(|model| record::load_model(model, &contents))?;
         #[cfg(feature = "learner")]
-        self.optimizers.adopt(&*self.model);
+        self.optimizers.set_model(&*self.model);
         Ok(())
     }
 }

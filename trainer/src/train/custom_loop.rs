@@ -333,11 +333,11 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let metrics = sum.add_of(&*self.model, selection, output, ranks.size() == 1);
         // Ranks must agree on the step: mismatched sums would be silently wrong.
         let place = format!("step of {selection} of batch {}", self.state.batches);
-        let of_ranks = self.all_gather_with_stop(&place, (metrics, sum.tally()))?;
-        let (metrics, tallies): (Vec<_>, Vec<_>) = of_ranks.into_iter().unzip();
+        let of_ranks = self.all_gather_with_stop(&place, (metrics, sum.counts()))?;
+        let (metrics, rank_counts): (Vec<_>, Vec<_>) = of_ranks.into_iter().unzip();
         let compression = context.config.gradient_compression;
         let (all, flat) = (ranks.collective(), &mut self.flat);
-        let sum = sum.all_reduce(&*self.model, all, &tallies, compression, flat)?;
+        let sum = sum.all_reduce(&*self.model, all, &rank_counts, compression, flat)?;
         let gradients = self.optimizers.normalize(&*self.model, sum, all)?;
         let (optimizers, rates) = (&mut self.optimizers, &mut self.rates);
         let rates = rates.get_or_insert_with(|| optimizers.next_rates());

@@ -19,7 +19,7 @@ use crate::callback::{Callback, Control};
 use crate::context::Context;
 use crate::data::{Data, Loader};
 use crate::error::caught;
-use crate::optim::{FlatGradients, GradientSum, Optimizers, Tally};
+use crate::optim::{FlatGradients, GradientCounts, GradientSum, Optimizers};
 use crate::step::{Metrics, StepOutput};
 use crate::trial_io::TrialIo;
 use crate::{Result, precision, rng};
@@ -176,14 +176,14 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         ranks.pulse.step(self.state.batches);
         let (device, seed, number) = (context.device(), context.trial_seed(), self.state.batches);
         let seed = || rng::seed_step(device, seed, number, ranks.rank());
-        let is_made_here = batches.makes_batches_here();
-        if is_made_here {
+        let is_made_inline = batches.makes_batches_itself();
+        if is_made_inline {
             seed();
         }
         let start = Instant::now();
         let batch = batches.next().ok_or("the data ended unexpectedly")??;
         ranks.pulse.waited_for_data(start.elapsed());
-        if !is_made_here {
+        if !is_made_inline {
             seed();
         }
         Ok(batch)
@@ -197,19 +197,19 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let metrics = self.gradients.add(&*self.model, output, whole);
         let is_step = (self.state.batches + 1).is_multiple_of(self.aggregation);
         let is_shared = is_step && ranks.size() > 1;
-        let tally = if is_shared { self.gradients.tally() } else { Tally::default() };
-        let of_ranks = self.all_gather_with_stop("step", (metrics, tally))?;
-        let (metrics, tallies): (Vec<_>, Vec<_>) = of_ranks.into_iter().unzip();
+        let counts = if is_shared { self.gradients.counts() } else { GradientCounts::default() };
+        let of_ranks = self.all_gather_with_stop("step", (metrics, counts))?;
+        let (metrics, rank_counts): (Vec<_>, Vec<_>) = of_ranks.into_iter().unzip();
         if is_step {
             let sum = std::mem::take(&mut self.gradients);
             let compression = context.config.gradient_compression;
             let (all, flat) = (ranks.collective(), &mut self.flat);
-            let mut sum = sum.all_reduce(&*self.model, all, &tallies, compression, flat)?;
+            let mut sum = sum.all_reduce(&*self.model, all, &rank_counts, compression, flat)?;
             let averages = context.config.average_aggregated_gradients;
             #[cfg(feature = "learner")]
             let averages = averages && !self.optimizers.sums_batches();
             if !averages {
-                sum.sum_of(self.aggregation);
+                sum.mean_to_sum(self.aggregation);
             }
             // Before the model is lent to the step: if the sum is unusable, the model stays valid.
             let gradients = self.optimizers.normalize(&*self.model, sum, all)?;

@@ -100,7 +100,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         }
         self.model.replace(|model| record::broadcast_buffers(model, ranks.collective()))?;
         #[cfg(feature = "learner")]
-        self.optimizers.adopt(&*self.model);
+        self.optimizers.set_model(&*self.model);
         Ok(())
     }
 

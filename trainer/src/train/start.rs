@@ -29,7 +29,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let plan = context.loader_plan(fit.batch_size, true);
         fit.train.check(&plan)?;
         fit.validation.as_ref().map_or(Ok(()), |data| data.check_validation(&plan))?;
-        let model = optimizers.draw_weights(context, model);
+        let model = optimizers.initialize_weights(context, model);
         optimizers.check(&record::paths(&model))?;
         let mut run = Self::new(context, model, optimizers, step, fit, &plan)?;
         run.update_control();
@@ -39,7 +39,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         })?;
         run.restore()?;
         #[cfg(feature = "learner")]
-        run.optimizers.adopt(&*run.model);
+        run.optimizers.set_model(&*run.model);
         if run.saved.is_some() {
             // The checkpoint already contains learning rates and kept weights.
             (run.control.scale, run.control.keeps_weights) = (None, false);

@@ -193,7 +193,7 @@ impl RunState {
         let mut sum = GradientSum::default();
         if rank == 0 {
             for rank in 0..num_ranks {
-                sum.absorb(model, of(rank)?);
+                sum.merge(model, of(rank)?);
             }
         }
         Ok(sum)

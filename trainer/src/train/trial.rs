@@ -108,7 +108,7 @@ pub(crate) fn run_trial_with<T: Trial>(
     let batch_size = context.batch_size()?;
     context.warn_of_batch_size()?;
     // burn samples weights on first use: sample them here, before another thread seeds the stream.
-    let model = context.draw_weights(|| {
+    let model = context.with_weight_seed(|| {
         let model =
             context.run_stage(TestStage::BuildModel, || trial.build_model(context.device()))?;
         Ok::<_, Error>(record::initialize(model))

@@ -286,7 +286,7 @@ fn zero_count_keeps_weights_and_invalid_counts_fail() {
     let weights = |counts: f64, factor: f32| {
         let context = alone(None, 1).context().unwrap();
         let linear = LinearConfig::new(20, 5).init(context.device());
-        let model = context.draw_weights(|| record::initialize(linear));
+        let model = context.with_weight_seed(|| record::initialize(linear));
         let before = record::snapshot(&model).into_bytes().unwrap();
         let fit = Fit::new(Data::arrays(samples()).unwrap()).batch_size(16);
         let step = |model: &Linear, (x, _): Pair| {

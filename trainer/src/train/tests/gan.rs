@@ -73,15 +73,15 @@ fn train(context: &Context, callback: Box<dyn Callback>) -> Result<Vec<u32>> {
         match action {
             NextAction::Train(batch) => {
                 let batches = training.batches();
-                let drawn = |real: &Tensor<2>, step| noise(context, real, batches, step);
+                let sampled = |real: &Tensor<2>, step| noise(context, real, batches, step);
                 for step in 0..2 {
                     let output = batch.clone().map(|real: Tensor<2>| {
-                        let noise = drawn(&real, step);
+                        let noise = sampled(&real, step);
                         training.model().told_apart(real, noise)
                     });
                     training.step("^discriminator", output)?;
                 }
-                let output = batch.map(|real| training.model().fooled(drawn(&real, 2)));
+                let output = batch.map(|real| training.model().fooled(sampled(&real, 2)));
                 training.step("^generator", output)?;
                 training.end_batch()?;
             }

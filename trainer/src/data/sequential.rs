@@ -13,7 +13,7 @@ pub(crate) type Batches<'a, B> = Box<dyn Iterator<Item = Result<Option<B>>> + 'a
 /// all batches before the position again, so prefer a [`Source`](super::Source) where possible.
 ///
 /// The ordering options of [`Data`](super::Data) have no effect, and one thread reads ahead.
-pub(crate) trait Tape<B>: Send + Sync {
+pub(crate) trait SequentialSource<B>: Send + Sync {
     /// Returns the number of samples in an epoch, over all ranks.
     fn samples(&self) -> usize;
 
@@ -25,21 +25,21 @@ pub(crate) trait Tape<B>: Send + Sync {
     fn open<'a>(&'a self, plan: &LoaderPlan, batches: Range<u64>) -> Batches<'a, B>;
 }
 
-/// A tape with converted batches.
+/// A sequential source with converted batches.
 struct Mapped<B, F> {
-    of: Arc<dyn Tape<B>>,
+    of: Arc<dyn SequentialSource<B>>,
     map: Arc<F>,
 }
 
-/// Returns a tape that converts each batch with `map`.
+/// Returns a sequential source that converts each batch with `map`.
 pub(super) fn mapped<B: 'static, C: 'static>(
-    of: Arc<dyn Tape<B>>,
+    of: Arc<dyn SequentialSource<B>>,
     map: Arc<impl Fn(B) -> Result<C> + Send + Sync + 'static>,
-) -> Arc<dyn Tape<C>> {
+) -> Arc<dyn SequentialSource<C>> {
     Arc::new(Mapped { of, map })
 }
 
-impl<B, C, F: Fn(B) -> Result<C> + Send + Sync> Tape<C> for Mapped<B, F> {
+impl<B, C, F: Fn(B) -> Result<C> + Send + Sync> SequentialSource<C> for Mapped<B, F> {
     fn samples(&self) -> usize {
         self.of.samples()
     }

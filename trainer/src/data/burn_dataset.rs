@@ -8,7 +8,7 @@ use burn::data::dataset::Dataset;
 use burn::tensor::Device;
 
 use super::indexed::Items;
-use super::{BatchContext, Batches, Data, LoaderPlan, Origin, Source, Tape};
+use super::{BatchContext, Batches, Data, LoaderPlan, Origin, SequentialSource, Source};
 use crate::Result;
 
 impl<B> Clone for Data<B> {
@@ -30,18 +30,18 @@ impl<B: Send + 'static> Data<B> {
     }
 
     /// Creates data from batches that can only be read sequentially.
-    pub(crate) fn tape(tape: impl Tape<B> + 'static) -> Self {
-        Self::of(Origin::Taped(Arc::new(tape)))
+    pub(crate) fn sequential(source: impl SequentialSource<B> + 'static) -> Self {
+        Self::from_origin(Origin::Sequential(Arc::new(source)))
     }
 
-    /// Converts each batch, given its number of samples. Each batch of a tape counts as one sample.
-    /// Fails for a stream, which does not report the number of samples of a batch.
+    /// Converts each batch, given its number of samples. Each batch of a sequential source counts
+    /// as one sample. Fails for a stream, which does not report the number of samples of a batch.
     pub(crate) fn map_counted<C: Send + 'static>(self, map: fn(B, usize) -> C) -> Result<Data<C>> {
         let origin = match self.origin {
             Origin::Indexed(source) => {
                 Origin::Indexed(Arc::new(Mapped { of: source, map }) as Arc<dyn Source<C>>)
             }
-            Origin::Taped(tape) => Origin::Taped(Arc::new(Mapped { of: tape, map })),
+            Origin::Sequential(source) => Origin::Sequential(Arc::new(Mapped { of: source, map })),
             Origin::Streamed(_) => {
                 return Err(
                     "burn's training loop does not support `Stream`; use `Data::dataset`, `items` \
@@ -56,7 +56,10 @@ impl<B: Send + 'static> Data<B> {
 
     /// Restricts the data to the samples in this range.
     pub(crate) fn part(self, range: Range<usize>) -> Self {
-        Self { origin: Origin::Indexed(Arc::new(Part { of: self.origin.clone(), range })), ..self }
+        Self {
+            origin: Origin::Indexed(Arc::new(SampleRange { of: self.origin.clone(), range })),
+            ..self
+        }
     }
 }
 
@@ -83,7 +86,7 @@ impl<B, C> Source<C> for Mapped<dyn Source<B>, fn(B, usize) -> C> {
     }
 }
 
-impl<B, C> Tape<C> for Mapped<dyn Tape<B>, fn(B, usize) -> C> {
+impl<B, C> SequentialSource<C> for Mapped<dyn SequentialSource<B>, fn(B, usize) -> C> {
     fn samples(&self) -> usize {
         self.of.samples()
     }
@@ -98,12 +101,12 @@ impl<B, C> Tape<C> for Mapped<dyn Tape<B>, fn(B, usize) -> C> {
     }
 }
 
-struct Part<B> {
+struct SampleRange<B> {
     of: Origin<B>,
     range: Range<usize>,
 }
 
-impl<B> Source<B> for Part<B> {
+impl<B> Source<B> for SampleRange<B> {
     fn samples(&self) -> usize {
         self.range.len()
     }

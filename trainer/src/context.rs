@@ -36,7 +36,7 @@ pub struct Context {
     /// In an inference job, the checkpoint selected at the start of the job.
     pub(crate) pinned: Option<PinnedCheckpoint>,
     #[cfg(feature = "learner")]
-    pub(crate) learning: crate::learner::Learning,
+    pub(crate) learner_state: crate::learner::SharedLearnerState,
 }
 
 impl Context {
@@ -57,7 +57,7 @@ impl Context {
             is_test: std::env::var_os(ENV_TEST).is_some_and(|test| test == "1"),
             pinned: None,
             #[cfg(feature = "learner")]
-            learning: Default::default(),
+            learner_state: Default::default(),
         }
     }
 

@@ -21,7 +21,7 @@ use burn::train::{
 use stoker_api::contract::ExitCode;
 use stoker_api::experiment::{Length, Unit};
 
-use super::board::snake_case;
+use super::metric_collector::snake_case;
 use super::*;
 use crate::checkpoint::RetentionLimits;
 use crate::error::exit_code;
@@ -160,7 +160,7 @@ fn standalone(folder: Option<&Path>) -> Standalone {
 /// Data loaders of a training.
 #[derive(Clone, Copy, Debug)]
 enum Loaders {
-    Burns,
+    Burn,
     Ours { workers: usize },
 }
 
@@ -168,7 +168,7 @@ impl Loaders {
     fn make(self, context: &Context) -> (Arc<dyn DataLoader<Pair>>, Arc<dyn DataLoader<Pair>>) {
         let data = || Data::dataset(InMemDataset::new(items()), Pairs);
         match self {
-            Self::Burns => (burns(true), burns(false)),
+            Self::Burn => (burns(true), burns(false)),
             Self::Ours { workers } => {
                 let share = 16 / context.distributed().size();
                 let train = context.dataloader(data().workers(workers), share);
@@ -189,7 +189,7 @@ fn supervised(
     let stop = StopSigned::by_signal(stop_at, &context);
     let training = training(scratch.path(), loaders.make(&context));
     let result = context.supervise(training).metric_train(stop).launch(learner(0.3));
-    let outcome = context.learning.outcome(Ok(()));
+    let outcome = context.learner_state.outcome(Ok(()));
     assert_eq!(result.interrupted.is_some(), outcome.is_err());
     (bits(&result.model), outcome)
 }
@@ -237,19 +237,19 @@ fn both_loops_are_bit_identical() {
     let _guard = alone_on_the_stream();
     let folder = tempfile::tempdir().unwrap();
     let plain = training(folder.path(), (burns(true), burns(false)))
-        .renderer(Box::new(Quiet))
+        .renderer(Box::new(SilentRenderer))
         .launch(learner(0.0));
     let context = standalone(None).context().unwrap();
     let under = context.supervise(training(folder.path(), (burns(true), burns(false))));
     let under = under.launch(learner(0.0));
-    assert!(context.learning.outcome(Ok(())).is_ok());
+    assert!(context.learner_state.outcome(Ok(())).is_ok());
     assert!(bits(&plain.model) == bits(&under.model));
 }
 
 #[test]
 fn resumed_training_is_bit_identical() {
     let _guard = alone_on_the_stream();
-    for loaders in [Loaders::Burns, Loaders::Ours { workers: 0 }, Loaders::Ours { workers: 3 }] {
+    for loaders in [Loaders::Burn, Loaders::Ours { workers: 0 }, Loaders::Ours { workers: 3 }] {
         let (straight, outcome) = supervised(loaders, None, None);
         outcome.unwrap();
         for stop_at in [1, 6, 7, 8, 13, 20] {
@@ -291,7 +291,7 @@ fn ranks(size: usize, is_ours: bool, global: usize, is_normed: bool) -> Vec<Vec<
         };
         let training = training(scratch.path(), loaders).num_epochs(2);
         let result = context.supervise(training).launch(learner_of(0.0, is_normed));
-        context.learning.outcome(Ok(())).unwrap();
+        context.learner_state.outcome(Ok(())).unwrap();
         bits(&result.model)
     };
     std::thread::scope(|scope| {
@@ -331,7 +331,7 @@ fn metrics_have_searchable_names() {
     let _guard = alone_on_the_stream();
     let (folder, scratch) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let context = standalone(Some(folder.path())).context().unwrap();
-    let training = training(scratch.path(), Loaders::Burns.make(&context)).num_epochs(2);
+    let training = training(scratch.path(), Loaders::Burn.make(&context)).num_epochs(2);
     context.supervise(training).launch(learner(0.0));
     context.io().flush().unwrap();
     let rows = std::fs::read_dir(folder.path().join("trial/metrics")).unwrap();
@@ -368,7 +368,7 @@ fn early_stopping_state_survives_a_resume() {
             Split::Valid,
             StoppingCondition::NoImprovementSince { n_epochs: 2 },
         );
-        let training = training(scratch.path(), Loaders::Burns.make(&context))
+        let training = training(scratch.path(), Loaders::Burn.make(&context))
             .num_epochs(9)
             .early_stopping(never_better);
         let result = context.supervise(training).metric_train(stop).launch(learner(0.0));
@@ -392,7 +392,7 @@ fn accumulated_gradients_survive_a_resume() {
         let scratch = tempfile::tempdir().unwrap();
         let context = standalone(folder).context().unwrap();
         let stop = StopSigned::by_signal(stop_at, &context);
-        let training = training(scratch.path(), Loaders::Burns.make(&context));
+        let training = training(scratch.path(), Loaders::Burn.make(&context));
         let training = training.grads_accumulation(sum);
         bits(&context.supervise(training).metric_train(stop).launch(learner(0.3)).model)
     };
@@ -429,7 +429,7 @@ fn data_error_ends_the_program() {
         let training = training(scratch.path(), (train, burns(false)));
         let result = context.supervise(training).launch(learner(0.0));
         assert!(result.interrupted.is_some());
-        let error = context.learning.outcome(Ok(())).unwrap_err().to_string();
+        let error = context.learner_state.outcome(Ok(())).unwrap_err().to_string();
         assert!(error.contains("sample 40 is torn"), "{error}");
     }
 }
@@ -440,12 +440,12 @@ fn interrupted_training_is_not_restarted() {
     let (scratch, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let train = || {
         let context = standalone(Some(folder.path())).context().unwrap();
-        let training = training(scratch.path(), Loaders::Burns.make(&context));
+        let training = training(scratch.path(), Loaders::Burn.make(&context));
         let interrupter = training.interrupter();
         let stop = Arc::new(move || interrupter.stop(Some("the loss is NaN")));
         let stop = StopSigned { at: Some(5), stop };
         let model = context.supervise(training).metric_train(stop).launch(learner(0.0)).model;
-        context.learning.outcome(Ok(())).unwrap();
+        context.learner_state.outcome(Ok(())).unwrap();
         let batches = context.io().batches();
         (bits(&model), batches)
     };

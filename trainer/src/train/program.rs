@@ -290,7 +290,7 @@ pub(crate) fn finish(
     let result = catch_unwind(AssertUnwindSafe(|| program(&context)))
         .unwrap_or_else(|panic| Err(caught(panic, |why| panicked(&context, why))));
     #[cfg(feature = "learner")]
-    let result = context.learning.outcome(result);
+    let result = context.learner_state.outcome(result);
     let (code, message) = match &result {
         Ok(()) => (ExitCode::Completed, None),
         Err(error) => (exit_code(&**error), Some(error.to_string())),

@@ -8,18 +8,18 @@ use burn::train::renderer::{
 };
 
 /// Shows only summaries. burn's own renderer would print a line per batch.
-pub(super) struct Quiet;
+pub(super) struct SilentRenderer;
 
-impl MetricsRendererTraining for Quiet {
+impl MetricsRendererTraining for SilentRenderer {
     fn update_train(&mut self, _state: MetricState) {}
     fn update_valid(&mut self, _state: MetricState) {}
 }
 
-impl MetricsRendererEvaluation for Quiet {
+impl MetricsRendererEvaluation for SilentRenderer {
     fn update_test(&mut self, _name: EvaluationName, _state: MetricState) {}
 }
 
-impl TrainingProgressLogger for Quiet {
+impl TrainingProgressLogger for SilentRenderer {
     fn start(&mut self, _: usize, _: usize, _: Option<usize>, _: Option<&str>) {}
     fn update_epoch(&mut self, _epoch: usize) {}
     fn start_split(&mut self, _split: &str, _total_items: usize) {}
@@ -29,7 +29,7 @@ impl TrainingProgressLogger for Quiet {
     fn log_event_training(&mut self, _event: String) {}
 }
 
-impl EvaluationProgressLogger for Quiet {
+impl EvaluationProgressLogger for SilentRenderer {
     fn start_global_progress(&mut self, _total_tests: usize) {}
     fn start_test(&mut self, _name: &str, _total_items: usize) {}
     fn update_test_progress(&mut self, _items_processed: usize) {}
@@ -38,7 +38,7 @@ impl EvaluationProgressLogger for Quiet {
     fn log_event_evaluation(&mut self, _event: String) {}
 }
 
-impl MetricsRenderer for Quiet {
+impl MetricsRenderer for SilentRenderer {
     fn manual_close(&mut self) {}
     fn register_metric(&mut self, _definition: MetricDefinition) {}
 }

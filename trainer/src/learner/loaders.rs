@@ -9,7 +9,7 @@ use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
 use burn::data::dataset::DatasetError;
 use burn::tensor::Device;
 
-use super::Learning;
+use super::SharedLearnerState;
 use crate::data::{Batches, Data, Loader, LoaderPlan, SequentialSource};
 use crate::{Error, Result};
 
@@ -21,20 +21,20 @@ pub(super) enum Input<T, V> {
 }
 
 /// Data as one of burn's loaders. Each iteration is an epoch of this rank's batches.
-pub(super) struct Sharded<B> {
+pub(super) struct ShardedLoader<B> {
     data: Data<B>,
     plan: LoaderPlan,
     batch_size: usize,
     epoch: AtomicU64,
 }
 
-impl<B: Send + 'static> Sharded<B> {
+impl<B: Send + 'static> ShardedLoader<B> {
     pub(super) fn new(data: Data<B>, plan: LoaderPlan, batch_size: usize) -> Self {
         Self { data, plan, batch_size, epoch: AtomicU64::new(0) }
     }
 }
 
-impl<B: Send + 'static> DataLoader<B> for Sharded<B> {
+impl<B: Send + 'static> DataLoader<B> for ShardedLoader<B> {
     fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<B> + 'a> {
         let steps = self.data.steps(&self.plan);
         let first = self.epoch.fetch_add(1, Ordering::Relaxed) * steps;
@@ -87,22 +87,22 @@ impl<B: Send + 'static> DataLoaderIterator<B> for Epoch<B> {
 }
 
 /// Returns the data of a loader, and its number of samples per batch and rank.
-pub(super) fn of_loader<B: Send + 'static, I: Send + 'static>(
+pub(super) fn data_of_loader<B: Send + 'static, I: Send + 'static>(
     loader: &Arc<dyn DataLoader<B>>,
-    learning: &Learning,
+    learner_state: &SharedLearnerState,
     plan: &LoaderPlan,
     wrap: fn(B, usize) -> I,
 ) -> Result<(Data<I>, usize)> {
-    if let Some(own) = learning.own(loader) {
+    if let Some(own) = learner_state.find_own(loader) {
         return Ok((own.data.clone().map_counted(wrap)?, own.batch_size));
     }
-    let replayed = Replayed::new(loader, plan, wrap)?;
+    let replayed = ReplayedLoader::new(loader, plan, wrap)?;
     let batch_size = replayed.batch_size;
     Ok((Data::sequential(replayed), batch_size))
 }
 
 /// Data from one of burn's own loaders, replayed from the start of the training.
-struct Replayed<B, I> {
+struct ReplayedLoader<B, I> {
     /// Loader of this rank's items.
     loader: Arc<dyn DataLoader<B>>,
     samples: usize,
@@ -112,7 +112,7 @@ struct Replayed<B, I> {
     wrap: fn(B, usize) -> I,
 }
 
-impl<B: Send + 'static, I> Replayed<B, I> {
+impl<B: Send + 'static, I> ReplayedLoader<B, I> {
     fn new(
         loader: &Arc<dyn DataLoader<B>>,
         plan: &LoaderPlan,
@@ -153,7 +153,7 @@ fn batch_size<B>(loader: &dyn DataLoader<B>) -> Result<usize> {
     }
 }
 
-impl<B: Send + 'static, I: Send> SequentialSource<I> for Replayed<B, I> {
+impl<B: Send + 'static, I: Send> SequentialSource<I> for ReplayedLoader<B, I> {
     fn samples(&self) -> usize {
         self.samples
     }
@@ -167,13 +167,13 @@ impl<B: Send + 'static, I: Send> SequentialSource<I> for Replayed<B, I> {
         // Each pass samples a new order, so start the skipped passes too.
         (0..batches.start / steps).for_each(|_| drop(self.loader.iter()));
         let skipped = usize::try_from(batches.start % steps).unwrap_or(usize::MAX);
-        let epochs = repeat_with(move || Pass::new(self, steps));
+        let epochs = repeat_with(move || LoaderPass::new(self, steps));
         Box::new(epochs.flatten().skip(skipped))
     }
 }
 
 /// One pass over a loader, with the same number of batches on every rank.
-struct Pass<'a, B, I> {
+struct LoaderPass<'a, B, I> {
     items: Box<dyn DataLoaderIterator<B> + 'a>,
     steps: u64,
     read: u64,
@@ -181,8 +181,8 @@ struct Pass<'a, B, I> {
     wrap: fn(B, usize) -> I,
 }
 
-impl<'a, B: Send + 'static, I> Pass<'a, B, I> {
-    fn new(of: &'a Replayed<B, I>, steps: u64) -> Self {
+impl<'a, B: Send + 'static, I> LoaderPass<'a, B, I> {
+    fn new(of: &'a ReplayedLoader<B, I>, steps: u64) -> Self {
         Self { items: of.loader.iter(), steps, read: 0, num_items: 0, wrap: of.wrap }
     }
 
@@ -194,7 +194,7 @@ impl<'a, B: Send + 'static, I> Pass<'a, B, I> {
     }
 }
 
-impl<B: Send + 'static, I> Iterator for Pass<'_, B, I> {
+impl<B: Send + 'static, I> Iterator for LoaderPass<'_, B, I> {
     type Item = Result<Option<I>>;
 
     fn next(&mut self) -> Option<Self::Item> {

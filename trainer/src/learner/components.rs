@@ -20,23 +20,23 @@ use burn::train::{
     TrainingItem,
 };
 
-use super::board::Board;
 use super::locked;
+use super::metric_collector::MetricCollector;
 use crate::Result;
 use crate::optim::{ExternalOptimizer, ExternalSnapshot};
 use crate::step::Metrics;
 
 /// All components of burn.
-pub(super) struct Parts<M: LearnerModel> {
+pub(super) struct Components<M: LearnerModel> {
     pub(super) learner: Learner<M>,
     pub(super) processor: SupervisedTrainingEventProcessor<M>,
     pub(super) store: Arc<EventStoreClient>,
-    pub(super) board: Board,
+    pub(super) collector: MetricCollector,
     pub(super) interrupter: Interrupter,
     pub(super) early_stopping: Option<Box<dyn CloneEarlyStoppingStrategy>>,
     /// Checkpointer of the program. burn restores these checkpoints; Stoker does not.
     pub(super) checkpointer: Option<LearningCheckpointer<M>>,
-    pub(super) records: Mutex<Records<M>>,
+    pub(super) records: Mutex<RecordCapture<M>>,
     /// Batches whose gradients burn sums before a step, if the program sets it.
     pub(super) sums: Option<u32>,
     pub(super) train: Progress,
@@ -49,18 +49,18 @@ pub(super) struct Parts<M: LearnerModel> {
 }
 
 /// Components shared by the parts of one loop, which take turns.
-pub(super) type Shared<M> = Arc<Mutex<Parts<M>>>;
+pub(super) type SharedComponents<M> = Arc<Mutex<Components<M>>>;
 
-impl<M: LearnerModel> Parts<M> {
+impl<M: LearnerModel> Components<M> {
     /// Updates burn's metrics with a training batch and returns them.
     pub(super) fn trained(&mut self, item: <M as TrainStep>::Output, samples: usize) -> Metrics {
         self.iteration += 1;
         self.train.items_processed += samples;
         let (iteration, rate) = (Some(self.iteration), Some(self.learner.lr_current()));
         let item = TrainingItem::new(item, self.train.clone(), iteration, rate);
-        self.tell_train(LearnerEvent::ProcessedItem(item));
-        self.settle();
-        std::mem::take(&mut self.board.lock().sums)
+        self.process_train_event(LearnerEvent::ProcessedItem(item));
+        self.flush_events();
+        std::mem::take(&mut self.collector.lock().sums)
     }
 
     /// Same as [`trained`](Self::trained), for a validation batch.
@@ -72,23 +72,26 @@ impl<M: LearnerModel> Parts<M> {
         self.valid_iteration += 1;
         self.valid.items_processed += samples;
         let item = TrainingItem::new(item, self.valid.clone(), Some(self.valid_iteration), None);
-        self.tell_valid(LearnerEvent::ProcessedItem(item));
-        self.settle();
-        std::mem::take(&mut self.board.lock().sums)
+        self.process_valid_event(LearnerEvent::ProcessedItem(item));
+        self.flush_events();
+        std::mem::take(&mut self.collector.lock().sums)
     }
 
-    pub(super) fn tell_train(&mut self, event: LearnerEvent<<M as TrainStep>::Output>) {
+    pub(super) fn process_train_event(&mut self, event: LearnerEvent<<M as TrainStep>::Output>) {
         let processed = self.processor.process_train(event);
         self.interrupter.fail_on_error(processed);
     }
 
-    pub(super) fn tell_valid(&mut self, event: LearnerEvent<<M as InferenceStep>::Output>) {
+    pub(super) fn process_valid_event(
+        &mut self,
+        event: LearnerEvent<<M as InferenceStep>::Output>,
+    ) {
         let processed = self.processor.process_valid(event);
         self.interrupter.fail_on_error(processed);
     }
 
-    /// Waits until the board has received all events, which pass through two threads of burn.
-    pub(super) fn settle(&mut self) {
+    /// Waits until the collector has received all events, which pass through two threads of burn.
+    pub(super) fn flush_events(&mut self) {
         let flushed = self.processor.flush();
         self.interrupter.fail_on_error(flushed);
         // The response to a query arrives after everything sent before it.
@@ -97,13 +100,13 @@ impl<M: LearnerModel> Parts<M> {
 }
 
 /// Optimizer of the loop: burn's learner.
-pub(super) struct Stepper<M: LearnerModel>(pub(super) Shared<M>);
+pub(super) struct LearnerOptimizer<M: LearnerModel>(pub(super) SharedComponents<M>);
 
-impl<M: LearnerModel> ExternalOptimizer for Stepper<M> {
+impl<M: LearnerModel> ExternalOptimizer for LearnerOptimizer<M> {
     fn step(&mut self, gradients: GradientsParams) -> Box<dyn Any> {
-        let mut parts = locked(&self.0);
-        parts.learner.optimizer_step(gradients);
-        Box::new(parts.learner.model())
+        let mut components = locked(&self.0);
+        components.learner.optimizer_step(gradients);
+        Box::new(components.learner.model())
     }
 
     fn set_model(&mut self, model: &dyn Any) {
@@ -118,33 +121,33 @@ impl<M: LearnerModel> ExternalOptimizer for Stepper<M> {
     }
 
     fn snapshot(&self) -> Result<ExternalSnapshot> {
-        let parts = locked(&self.0);
-        locked(&parts.records).of(&parts.learner, &parts.store)
+        let components = locked(&self.0);
+        locked(&components.records).of(&components.learner, &components.store)
     }
 
     fn restore(&mut self, optimizer: Bytes, schedule: Bytes) -> Result<()> {
-        let mut parts = locked(&self.0);
-        parts.learner.load_optim(OptimizerRecord::from_bytes(optimizer)?);
-        parts.learner.load_scheduler(LrSchedulerRecord::from_bytes(schedule)?);
+        let mut components = locked(&self.0);
+        components.learner.load_optim(OptimizerRecord::from_bytes(optimizer)?);
+        components.learner.load_scheduler(LrSchedulerRecord::from_bytes(schedule)?);
         Ok(())
     }
 }
 
 /// Access to a learner's records, which it exposes only to a checkpointer.
-pub(super) struct Records<M: LearnerModel> {
+pub(super) struct RecordCapture<M: LearnerModel> {
     checkpointer: LearningCheckpointer<M>,
     optimizers: Receiver<OptimizerRecord>,
     schedules: Receiver<LrSchedulerRecord>,
 }
 
-impl<M: LearnerModel> Records<M> {
+impl<M: LearnerModel> RecordCapture<M> {
     pub(super) fn new() -> Self {
         let ((optimizer, optimizers), (schedule, schedules)) = (channel(), channel());
         let checkpointer = LearningCheckpointer::new(
-            AsyncCheckpointer::new(Forget),
-            AsyncCheckpointer::new(Catch(optimizer)),
-            AsyncCheckpointer::new(Catch(schedule)),
-            Box::new(Always),
+            AsyncCheckpointer::new(DiscardModels),
+            AsyncCheckpointer::new(ForwardRecords(optimizer)),
+            AsyncCheckpointer::new(ForwardRecords(schedule)),
+            Box::new(SaveAlways),
         );
         Self { checkpointer, optimizers, schedules }
     }
@@ -156,9 +159,9 @@ impl<M: LearnerModel> Records<M> {
 }
 
 /// Checkpointer that forwards records.
-struct Catch<R>(Sender<R>);
+struct ForwardRecords<R>(Sender<R>);
 
-impl<R: Checkpoint> Checkpointer<R> for Catch<R> {
+impl<R: Checkpoint> Checkpointer<R> for ForwardRecords<R> {
     fn save(&self, _epoch: usize, record: R) -> Result<(), CheckpointerError> {
         // Ignore the error: without a receiver, the record is not needed.
         let _ = self.0.send(record);
@@ -175,9 +178,9 @@ impl<R: Checkpoint> Checkpointer<R> for Catch<R> {
 }
 
 /// Checkpointer that discards models, because the loop already has them.
-struct Forget;
+struct DiscardModels;
 
-impl Checkpointer<ModuleRecord> for Forget {
+impl Checkpointer<ModuleRecord> for DiscardModels {
     fn save(&self, _epoch: usize, _record: ModuleRecord) -> Result<(), CheckpointerError> {
         Ok(())
     }
@@ -191,9 +194,9 @@ impl Checkpointer<ModuleRecord> for Forget {
     }
 }
 
-struct Always;
+struct SaveAlways;
 
-impl CheckpointingStrategy for Always {
+impl CheckpointingStrategy for SaveAlways {
     fn checkpointing(&mut self, _: usize, _: &EventStoreClient) -> Vec<CheckpointingAction> {
         vec![CheckpointingAction::Save]
     }

@@ -14,19 +14,19 @@ use crate::step::Metrics;
 
 /// Collects burn's metrics under names in `snake_case`.
 #[derive(Clone, Default)]
-pub(super) struct Board(Arc<Mutex<State>>);
+pub(super) struct MetricCollector(Arc<Mutex<CollectorState>>);
 
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct CollectorState {
     names: HashMap<MetricId, String>,
     /// A name that two metrics of burn share.
-    pub(super) doubled: Option<String>,
+    pub(super) duplicate_name: Option<String>,
     /// Whether a pass is ending, so that values are of the whole pass.
     pub(super) is_end: bool,
     /// Sums since they were last taken.
     pub(super) sums: Metrics,
     /// Values of the last pass.
-    pub(super) finals: Logs,
+    pub(super) final_values: Logs,
     pub(super) history: History,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct State {
 pub(super) struct History(BTreeMap<usize, [BTreeMap<String, u64>; 2]>);
 
 impl History {
-    pub(super) fn keep(&mut self, epoch: usize, train: &Logs, valid: &Logs) {
+    pub(super) fn record(&mut self, epoch: usize, train: &Logs, valid: &Logs) {
         let bits = |logs: &Logs| -> BTreeMap<String, u64> {
             logs.iter().map(|(name, value)| (name.clone(), value.to_bits())).collect()
         };
@@ -53,28 +53,28 @@ impl History {
     }
 }
 
-impl Board {
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+impl MetricCollector {
+    pub(super) fn lock(&self) -> MutexGuard<'_, CollectorState> {
         locked(&self.0)
     }
 }
 
-impl State {
+impl CollectorState {
     /// Returns the names of all numeric metrics of training and validation.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.names.values().map(String::as_str)
     }
 }
 
-impl MetricLogger for Board {
+impl MetricLogger for MetricCollector {
     fn log(&mut self, update: MetricsUpdate, _epoch: usize, _split: &Split) {
         let mut state = self.lock();
-        let State { names, is_end, sums, finals, .. } = &mut *state;
+        let CollectorState { names, is_end, sums, final_values, .. } = &mut *state;
         for update in update.entries_numeric {
             let Some(name) = names.get(&update.entry.metric_id) else { continue };
             let Some(entry) = update.numeric_entry else { continue };
             match entry {
-                _ if *is_end => drop(finals.insert(name.clone(), entry.current())),
+                _ if *is_end => drop(final_values.insert(name.clone(), entry.current())),
                 NumericEntry::Value(value) => sums.add_one(name, value, 1.0),
                 NumericEntry::Aggregated { count: 0, .. } => {}
                 NumericEntry::Aggregated { aggregated_value, count } => {
@@ -103,7 +103,7 @@ impl MetricLogger for Board {
         let name = snake_case(&definition.name);
         let is_other = |(id, of): (&MetricId, &String)| *of == name && *id != definition.metric_id;
         if state.names.iter().any(is_other) {
-            state.doubled = Some(name.clone());
+            state.duplicate_name = Some(name.clone());
         }
         state.names.insert(definition.metric_id, name);
     }

@@ -21,6 +21,7 @@ mod indexed;
 mod into_item;
 mod loader;
 mod order;
+mod origin;
 mod permutation;
 mod rows;
 mod sequence;
@@ -33,6 +34,7 @@ pub use into_item::IntoItem;
 pub use loader::Loader;
 use loader::{BatchJob, BatchJobs};
 use order::Order;
+use origin::Origin;
 pub use permutation::Permutation;
 pub use rows::{Field, Rows};
 pub use sequence::Sequence;
@@ -127,25 +129,6 @@ pub struct Data<B> {
     queue: usize,
 }
 
-/// Source of the batches.
-enum Origin<B> {
-    Indexed(Arc<dyn Source<B>>),
-    Streamed(Arc<dyn stream::BatchStream<B>>),
-    #[cfg(feature = "learner")]
-    Sequential(Arc<dyn SequentialSource<B>>),
-}
-
-impl<B> Clone for Origin<B> {
-    fn clone(&self) -> Self {
-        match self {
-            Self::Indexed(source) => Self::Indexed(source.clone()),
-            Self::Streamed(stream) => Self::Streamed(stream.clone()),
-            #[cfg(feature = "learner")]
-            Self::Sequential(source) => Self::Sequential(source.clone()),
-        }
-    }
-}
-
 impl<B> fmt::Debug for Data<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Data")
@@ -156,28 +139,6 @@ impl<B> fmt::Debug for Data<B> {
             .field("workers", &self.workers)
             .field("queue", &self.queue)
             .finish()
-    }
-}
-
-impl<B> Origin<B> {
-    fn samples(&self) -> usize {
-        match self {
-            Self::Indexed(source) => source.samples(),
-            Self::Streamed(stream) => stream.samples(),
-            #[cfg(feature = "learner")]
-            Self::Sequential(source) => source.samples(),
-        }
-    }
-
-    fn is_batched(&self) -> bool {
-        matches!(self, Self::Indexed(source) if source.is_batched())
-    }
-
-    fn fields(&self) -> Vec<String> {
-        match self {
-            Self::Indexed(source) => source.fields(),
-            _ => vec![],
-        }
     }
 }
 

@@ -31,8 +31,8 @@ impl Order {
         EpochRange { epoch: batch / self.steps, first, end }
     }
 
-    /// Returns `true` if the position belongs to this rank. `rotation` shifts the assignment between
-    /// epochs, so that uneven shares rotate over the ranks.
+    /// Returns `true` if the position belongs to this rank. `rotation` shifts the assignment
+    /// between epochs, so that uneven shares rotate over the ranks.
     pub(super) fn is_local(&self, epoch: u64, position: usize) -> bool {
         let LoaderPlan { rank, world_size, .. } = self.plan;
         let rotation = (epoch % world_size as u64) as usize * (self.samples % world_size);

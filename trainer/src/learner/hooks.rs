@@ -76,9 +76,9 @@ impl<M: LearnerModel> Hooks<M> {
 
 impl<M: LearnerModel> Components<M> {
     /// Ends a pass and returns burn's metrics of it.
-    pub(super) fn end(&mut self, tell: impl FnOnce(&mut Self)) -> Logs {
+    pub(super) fn end(&mut self, send: impl FnOnce(&mut Self)) -> Logs {
         self.collector.lock().is_end = true;
-        tell(self);
+        send(self);
         self.flush_events();
         let mut collector = self.collector.lock();
         collector.is_end = false;

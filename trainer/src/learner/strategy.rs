@@ -140,7 +140,7 @@ impl<M: LearnerModel> Step<M, InputOf<M>> for BurnStep<M> {
         };
         let output = TrainStep::step(model, batch);
         let metrics = locked(&self.0).trained(output.item, samples);
-        StepOutput::given(Some(output.grads), samples, &metrics)
+        StepOutput::from_gradients(Some(output.grads), samples, &metrics)
     }
 
     fn validate(&self, model: &M, batch: InputOf<M>) -> StepOutput {
@@ -152,13 +152,13 @@ impl<M: LearnerModel> Step<M, InputOf<M>> for BurnStep<M> {
             // Called only for the names of metrics.
             let mut names = Metrics::default();
             components.collector.lock().names().for_each(|name| names.add_one(name, 0.0, 1.0));
-            return StepOutput::given(None, samples, &names);
+            return StepOutput::from_gradients(None, samples, &names);
         }
         drop(components);
         let item = InferenceStep::step(model, batch);
         components = locked(&self.0);
         let metrics = components.validated(item, samples);
-        StepOutput::given(None, samples, &metrics)
+        StepOutput::from_gradients(None, samples, &metrics)
     }
 
     /// Returns burn's metrics of the whole pass, because some are not means over batches. With

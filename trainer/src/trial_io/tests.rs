@@ -1,5 +1,6 @@
 //! Folder of a program without a runner: lock, resume and retention.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use stoker_api::contract::Manifest;

@@ -2,7 +2,7 @@
 
 use burn::module::Param;
 
-use super::kinds::of_ranks;
+use super::data_kinds::of_ranks;
 use super::*;
 
 /// Stops at batch 28: the first validation is the best, and patience is three.
@@ -38,7 +38,7 @@ fn file(folder: &Path, batch: u64, name: &str) -> Option<Vec<u8>> {
 
 #[test]
 fn early_stop_restores_best_weights_after_any_resume() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let straight = tempfile::tempdir().unwrap();
     let (fitted, model) = train(straight.path(), 40, u64::MAX).unwrap();
     assert!(fitted.stopped.unwrap().contains("has not improved"));
@@ -70,7 +70,7 @@ fn early_stop_restores_best_weights_after_any_resume() {
 
 #[test]
 fn longer_training_continues_from_current_weights() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let (longer, straight) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (fitted, model) = train(longer.path(), 14, u64::MAX).unwrap();
     assert_eq!(fitted.stopped, None);
@@ -86,7 +86,7 @@ fn longer_training_continues_from_current_weights() {
 
 #[test]
 fn all_ranks_restore_the_best_weights() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let rank = |context: &Context, stop_at: u64| -> Result<(Vec<u32>, Vec<u32>)> {
         let stop_at = if context.distributed().rank() == 1 { stop_at } else { u64::MAX };
         let stop = StopAt(stop_at, context.stop.clone()).boxed();
@@ -126,7 +126,7 @@ fn all_ranks_restore_the_best_weights() {
 
 #[test]
 fn initial_epoch_applies_without_a_checkpoint() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     /// Records epochs and the batches before them.
     struct Epochs(Arc<Mutex<Vec<(u64, u64)>>>);
     impl Callback for Epochs {
@@ -180,7 +180,7 @@ fn evaluate_calls_its_hooks() {
             Ok(())
         }
     }
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let context = alone(None, 1).context().unwrap();
     let data = Data::arrays(samples()).unwrap();
     let calls: Arc<Mutex<Vec<String>>> = Arc::default();

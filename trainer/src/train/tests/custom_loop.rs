@@ -38,7 +38,7 @@ fn train_manually(context: &Context, workers: usize, stop_at: u64) -> Result<Fit
 
 #[test]
 fn custom_loop_is_bit_identical_to_fit() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let straight = tempfile::tempdir().unwrap();
     let fitted = train(Some(straight.path()), 0, u64::MAX).unwrap();
     let (files, rows_straight) = (last_checkpoint(straight.path()), rows(straight.path()));
@@ -67,7 +67,7 @@ fn custom_loop_is_bit_identical_to_fit() {
 
 #[test]
 fn skipped_and_misordered_turns_fail() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let context = alone(None, 1).context().unwrap();
     let fit = || Fit::new(Data::arrays(samples()).unwrap()).batch_size(16);
     let with_validation = fit().validation(Data::arrays(samples()).unwrap());
@@ -170,7 +170,7 @@ fn train_gan(context: &Context, stop_at: u64) -> Result<Vec<u32>> {
 
 #[test]
 fn gan_resume_is_bit_identical() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let straight = tempfile::tempdir().unwrap();
     let context = |folder: &Path| alone(Some(folder), 9).context().unwrap();
     let bits = train_gan(&context(straight.path()), u64::MAX).unwrap();
@@ -188,7 +188,7 @@ fn gan_resume_is_bit_identical() {
 /// The loss has gradients for all layers, but the step changes only the weights of one layer.
 #[test]
 fn step_changes_only_selected_parameters() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let context = alone(None, 1).context().unwrap();
     let fit = Fit::new(Data::arrays(samples()).unwrap()).batch_size(16);
     let one = Optimizers::one(SgdConfig::new().build(), 0.1);
@@ -209,7 +209,7 @@ fn step_changes_only_selected_parameters() {
 /// Two ranks train the same weights as one, up to rounding.
 #[test]
 fn steps_are_all_reduced_over_ranks() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let weights = |size: usize| {
         let contexts: Vec<Context> = ThreadRank::group(size)
             .into_iter()
@@ -269,7 +269,7 @@ fn train_parts(context: &Context) -> Result<Vec<f32>> {
 
 #[test]
 fn rejected_step_leaves_the_model_usable() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let fit = || Fit::new(Data::arrays(samples()).unwrap()).batch_size(16);
     let sgd = || Optimizers::one(SgdConfig::new().build(), 0.1);
     let context = alone(None, 3).context().unwrap();

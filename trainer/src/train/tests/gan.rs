@@ -5,7 +5,7 @@ use burn::module::Param;
 use burn::nn::Sigmoid;
 use burn::tensor::activation::log_sigmoid;
 
-use super::killed::{Ends, Fate, check_ends};
+use super::rank_failures::{FailurePoint, RankFailure, check_failure_points};
 use super::*;
 use crate::train::custom_loop::NextAction;
 
@@ -31,7 +31,7 @@ impl Gan {
         Sigmoid.forward(self.generator.forward(noise))
     }
 
-    fn told_apart(&self, real: Tensor<2>, noise: Tensor<2>) -> StepOutput {
+    fn discriminator_loss(&self, real: Tensor<2>, noise: Tensor<2>) -> StepOutput {
         let samples = real.dims()[0];
         let fake = self.fake(noise).detach();
         let right = log_sigmoid(self.discriminator.forward(real))
@@ -39,7 +39,7 @@ impl Gan {
         StepOutput::sum(right.sum().neg(), samples).loss_as("discriminator_loss")
     }
 
-    fn fooled(&self, noise: Tensor<2>) -> StepOutput {
+    fn generator_loss(&self, noise: Tensor<2>) -> StepOutput {
         let samples = noise.dims()[0];
         let taken = log_sigmoid(self.discriminator.forward(self.fake(noise)));
         StepOutput::sum(taken.sum().neg(), samples).loss_as("generator_loss")
@@ -77,18 +77,18 @@ fn train(context: &Context, callback: Box<dyn Callback>) -> Result<Vec<u32>> {
                 for step in 0..2 {
                     let output = batch.clone().map(|real: Tensor<2>| {
                         let noise = sampled(&real, step);
-                        training.model().told_apart(real, noise)
+                        training.model().discriminator_loss(real, noise)
                     });
                     training.step("^discriminator", output)?;
                 }
-                let output = batch.map(|real| training.model().fooled(sampled(&real, 2)));
+                let output = batch.map(|real| training.model().generator_loss(sampled(&real, 2)));
                 training.step("^generator", output)?;
                 training.end_batch()?;
             }
             NextAction::Validate => {
                 let score = |model: &Gan, real: Tensor<2>| {
                     let noise = noise(context, &real, u64::MAX, 0);
-                    model.told_apart(real, noise)
+                    model.discriminator_loss(real, noise)
                 };
                 let model = training.model();
                 let metrics = context.evaluate(&*model, score, &validation, batch_size)?;
@@ -107,11 +107,12 @@ fn train(context: &Context, callback: Box<dyn Callback>) -> Result<Vec<u32>> {
 
 #[test]
 fn gan_recovery_is_bit_identical() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     for size in [1, 2, 3] {
-        let (_, num_twice) = check_ends("a GAN", size, 1..=7, |context, ends: Ends, of| {
-            train(context, Fate::of(context, ends, of))
-        });
+        let (_, num_twice) =
+            check_failure_points("a GAN", size, 1..=7, |context, ends: FailurePoint, of| {
+                train(context, RankFailure::of(context, ends, of))
+            });
         assert!(num_twice >= 2, "{num_twice} rows were written twice");
     }
 }

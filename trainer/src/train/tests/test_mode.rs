@@ -77,7 +77,7 @@ impl Callback for Keeps {
 
 #[test]
 fn test_mode_names_the_failing_stage() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let tried = |fails: &str| {
         let folder = tempfile::tempdir().unwrap();
         let hyperparameters = json!({"global_batch_size": 50, "fails": fails});
@@ -115,7 +115,7 @@ fn test_mode_detects_a_changed_model() {
             param.map(|tensor| tensor + 1.0)
         }
     }
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let folder = tempfile::tempdir().unwrap();
     let mut context = alone(Some(folder.path()), 1).context().unwrap();
     context.is_test = true;

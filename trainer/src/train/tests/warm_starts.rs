@@ -51,7 +51,7 @@ fn checkpoints(folder: &Path) -> Vec<String> {
 
 #[test]
 fn same_id_resumes_and_another_warm_starts() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let same = tempfile::tempdir().unwrap();
     let (epochs, batches, first) = train_as(same.path(), "a", 1, u64::MAX);
     assert_eq!((epochs, batches), (vec![0], 8));
@@ -83,7 +83,7 @@ fn same_id_resumes_and_another_warm_starts() {
 
 #[test]
 fn trial_sets_the_continue_id() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let folder = tempfile::tempdir().unwrap();
     let train = |id: &str| {
         let hyperparameters = json!({"global_batch_size": 50, "id": id});

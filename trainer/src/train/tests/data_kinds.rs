@@ -153,15 +153,15 @@ pub(super) fn of_ranks<T: Send>(
     batches: u64,
     run: impl Fn(&Context) -> T + Sync,
 ) -> Vec<T> {
-    of_ranks_told(folder, size, batches, |_| (), run)
+    of_ranks_with_config(folder, size, batches, |_| (), run)
 }
 
 /// Same as [`of_ranks`], with a change to the configuration of all ranks.
-pub(super) fn of_ranks_told<T: Send>(
+pub(super) fn of_ranks_with_config<T: Send>(
     folder: &Path,
     size: usize,
     batches: u64,
-    tell: impl Fn(&mut TrialConfig),
+    configure: impl Fn(&mut TrialConfig),
     run: impl Fn(&Context) -> T + Sync,
 ) -> Vec<T> {
     let contexts: Vec<Context> = ThreadRank::group(size)
@@ -174,7 +174,7 @@ pub(super) fn of_ranks_told<T: Send>(
             let io = TrialIo::open(&mut config, limits, number == 0).unwrap();
             let stop = StopSignal::default();
             let ranks = Distributed::of(Box::new(rank));
-            tell(&mut config);
+            configure(&mut config);
             let context = Context::new(config, io, stop, Device::flex().autodiff(), ranks);
             context.silence();
             context
@@ -190,7 +190,7 @@ pub(super) fn of_ranks_told<T: Send>(
 
 #[test]
 fn resume_is_bit_identical_for_every_data_kind() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     for kind in KINDS {
         for size in [1, 2, 3] {
             let folder = brief_folder();
@@ -221,7 +221,7 @@ fn resume_is_bit_identical_for_every_data_kind() {
 
 #[test]
 fn step_error_describes_the_data() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let context = alone(None, 2).context().unwrap();
     let (x, y) = samples();
     let narrow = x.slice([0..SAMPLES as usize, 0..19]);
@@ -235,7 +235,7 @@ fn step_error_describes_the_data() {
 
 #[test]
 fn empty_validation_set_is_rejected() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let context = alone(None, 2).context().unwrap();
     let none = Data::items(0, |index| Some(item(index)), batch);
     let fit = Fit::new(data("items").unwrap()).validation(none).batch_size(10);
@@ -249,7 +249,7 @@ fn empty_validation_set_is_rejected() {
 
 #[test]
 fn validation_set_smaller_than_a_batch_is_rejected() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let context = alone(None, 2).context().unwrap();
     let few = Data::items(9, |index| Some(item(index)), batch).drop_last();
     let error = few.check_validation(&context.loader_plan(10, false)).unwrap_err().to_string();

@@ -6,8 +6,8 @@ use stoker_api::contract::{CheckpointRef, Directive, Door, Report, ReportEvent, 
 use stoker_api::experiment::CheckpointPolicy;
 
 use super::callbacks::{Falling, Falls, counted, falling_optimizers};
+use super::data_kinds::of_ranks_with_config;
 use super::hooks::{Calls, Notes, check_legal_with, name, of_training};
-use super::kinds::of_ranks_told;
 use super::*;
 use crate::reporter::tests::TestDoor;
 use crate::train::custom_loop::NextAction;
@@ -22,7 +22,7 @@ const FIRST_LENGTH: u64 = 4;
 struct Setting {
     name: &'static str,
     size: usize,
-    tell: fn(&mut TrialConfig),
+    configure: fn(&mut TrialConfig),
     validates: bool,
     has_custom_loop: bool,
     is_prolonged: bool,
@@ -37,7 +37,7 @@ struct Setting {
 const PLAIN: Setting = Setting {
     name: "plain",
     size: 1,
-    tell: |_| (),
+    configure: |_| (),
     validates: true,
     has_custom_loop: false,
     is_prolonged: false,
@@ -55,7 +55,7 @@ const SETTINGS: [Setting; 11] = [
     PLAIN,
     Setting {
         name: "a validation before the first batch",
-        tell: |config| config.perform_initial_validation = true,
+        configure: |config| config.perform_initial_validation = true,
         more: &[("train_begin", "validation_begin")],
         expected: "train_begin validated 3 epoch_begin 0 (2: 1 2) (1: 3) validated 3 epoch_end 0 \
                    saved 3 epoch_begin 1 (1: 4) (2: 5 6) validated 3 epoch_end 1 saved 6 \
@@ -73,7 +73,7 @@ const SETTINGS: [Setting; 11] = [
     Setting {
         name: "no validation data, with an initial validation",
         validates: false,
-        tell: |config| config.perform_initial_validation = true,
+        configure: |config| config.perform_initial_validation = true,
         expected: "train_begin epoch_begin 0 (2: 1 2) (1: 3) epoch_end 0 saved 3 \
                    epoch_begin 1 (1: 4) (2: 5 6) epoch_end 1 saved 6 \
                    epoch_begin 2 (1: 7) saved 7 train_end",
@@ -81,7 +81,7 @@ const SETTINGS: [Setting; 11] = [
     },
     Setting {
         name: "validations in the middle of epochs",
-        tell: |config| config.validation_period = Some(Length::new(Unit::Batches, 2)),
+        configure: |config| config.validation_period = Some(Length::new(Unit::Batches, 2)),
         expected: "train_begin epoch_begin 0 (2: 1 2) validated 3 (1: 3) epoch_end 0 saved 3 \
                    epoch_begin 1 (1: 4) validated 3 (2: 5 6) validated 3 epoch_end 1 saved 6 \
                    epoch_begin 2 (1: 7) validated 3 saved 7 train_end",
@@ -89,7 +89,7 @@ const SETTINGS: [Setting; 11] = [
     },
     Setting {
         name: "every validation is saved",
-        tell: |config| saves_by(config, CheckpointPolicy::All),
+        configure: |config| saves_by(config, CheckpointPolicy::All),
         more: WITHIN,
         expected: "train_begin epoch_begin 0 (2: 1 2) validated 3 saved 2 \
                    (2: 3 epoch_end 0 epoch_begin 1 4) validated 3 saved 4 \
@@ -99,7 +99,7 @@ const SETTINGS: [Setting; 11] = [
     },
     Setting {
         name: "only the best validation is saved, here the second",
-        tell: |config| saves_by(config, CheckpointPolicy::Best),
+        configure: |config| saves_by(config, CheckpointPolicy::Best),
         more: WITHIN,
         expected: "train_begin epoch_begin 0 (2: 1 2) validated 3 saved 2 \
                    (2: 3 epoch_end 0 epoch_begin 1 4) validated 3 saved 4 \
@@ -176,11 +176,11 @@ impl Callback for Stops {
 }
 
 /// Returns a rank's calls, until the end or until a stop after a batch.
-fn calls_of(context: &Context, setting: &Setting, leaves: Option<u64>) -> Vec<String> {
+fn calls_of(context: &Context, setting: &Setting, preempt_at: Option<u64>) -> Vec<String> {
     let (calls, ranks) = (Calls::default(), context.distributed());
-    let leaves = leaves.filter(|_| ranks.rank() + 1 == ranks.size());
-    let leaves = leaves.map(|batch| (batch, context.stop.clone()));
-    let notes = Notes { calls: calls.clone(), leaves };
+    let preempt_at = preempt_at.filter(|_| ranks.rank() + 1 == ranks.size());
+    let preempt_at = preempt_at.map(|batch| (batch, context.stop.clone()));
+    let notes = Notes { calls: calls.clone(), preempt_at };
     let fit = Fit::new(counted())
         .batch_size(4 / ranks.size())
         .callbacks(vec![Stops(setting.stops_after).boxed(), notes.boxed()]);
@@ -255,21 +255,23 @@ fn under_runner(folder: &Path, door: &TestDoor) -> Context {
 }
 
 /// Returns the calls of each rank.
-fn run(folder: &Path, setting: &Setting, leaves: Option<u64>) -> Vec<Vec<String>> {
+fn run(folder: &Path, setting: &Setting, preempt_at: Option<u64>) -> Vec<Vec<String>> {
     if setting.is_prolonged {
         let door = TestDoor::answering(prolongs);
-        return vec![calls_of(&under_runner(folder, &door), setting, leaves)];
+        return vec![calls_of(&under_runner(folder, &door), setting, preempt_at)];
     }
-    let tell = |config: &mut TrialConfig| {
+    let configure = |config: &mut TrialConfig| {
         config.scheduling_unit = 2;
-        (setting.tell)(config);
+        (setting.configure)(config);
     };
-    of_ranks_told(folder, setting.size, BATCHES, tell, |context| calls_of(context, setting, leaves))
+    of_ranks_with_config(folder, setting.size, BATCHES, configure, |context| {
+        calls_of(context, setting, preempt_at)
+    })
 }
 
 #[test]
 fn hook_order_holds_in_every_setting() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     for setting in SETTINGS {
         let folder = brief_folder();
         let straight = run(folder.path(), &setting, None);
@@ -304,10 +306,10 @@ fn hook_order_holds_in_every_setting() {
 
 #[test]
 fn resumed_process_finishes_the_workload() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let check = |batch, left: &str, rest: &str| {
         let folder = brief_folder();
-        let run = |leaves| summary(&run(folder.path(), &PLAIN, leaves)[0]);
+        let run = |preempt_at| summary(&run(folder.path(), &PLAIN, preempt_at)[0]);
         let (first, second) = (run(Some(batch)), run(None));
         assert!(first.ends_with(left), "stopped after {batch}: {first}");
         assert!(second.starts_with(rest), "resumed after {batch}: {second}");

@@ -39,7 +39,7 @@ fn fit(
 
 #[test]
 fn callbacks_of_one_type_restore_their_own_state() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let (folder, restored) = (tempfile::tempdir().unwrap(), Arc::default());
     let keeps = |number| Keeps { number, restored: Arc::clone(&restored) }.boxed();
     let callbacks = || [5, 6, 7].map(keeps).into();
@@ -69,7 +69,7 @@ fn callback_panic_names_the_callback() {
             panic!("at {}", 3)
         }
     }
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let adam = Optimizers::one(AdamConfig::new().init(), 0.1);
     assert_eq!(refused(10, adam, vec![Panics.boxed()]), "callback Panics: panicked: at 3");
 }
@@ -82,7 +82,7 @@ fn raised_errors_end_training() {
             raise(InvalidHyperparameters("in a callback".into()))
         }
     }
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let check = |place: &'static str, workers| {
         let context = alone(None, 4).context().unwrap();
         let at = move |here| {
@@ -126,7 +126,7 @@ fn raised_errors_end_training() {
 
 #[test]
 fn raised_errors_end_evaluation_and_prediction() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let context = alone(None, 4).context().unwrap();
     let (model, data) = (Net::new(context.device()), Data::arrays(samples()).unwrap());
     let raised = |_: &Net, _: Pair| -> StepOutput { raise("raised") };
@@ -177,7 +177,7 @@ impl Callback for Asks {
 
 #[test]
 fn requests_on_train_begin_do_not_override_checkpoints() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let (folder, seen) = (tempfile::tempdir().unwrap(), Arc::default());
     let asks = |at, scale| Asks { at, scale, stops: false, seen: Arc::clone(&seen) }.boxed();
     fit(folder.path(), 7, 2, vec![asks("train begin", 0.5), asks("checkpoint", 0.25)]).unwrap();
@@ -190,7 +190,7 @@ fn requests_on_train_begin_do_not_override_checkpoints() {
 
 #[test]
 fn stop_from_on_checkpoint_applies_one_batch_later() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let (folder, seen) = (tempfile::tempdir().unwrap(), Arc::<Mutex<Vec<_>>>::default());
     // The checkpoint is after an epoch of seven batches.
     let asks = Asks { at: "checkpoint", scale: 1.0, stops: true, seen: seen.clone() }.boxed();
@@ -213,7 +213,7 @@ fn callback_stop_writes_the_last_row() {
             Ok(())
         }
     }
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let folder = tempfile::tempdir().unwrap();
     for _ in 0..2 {
         fit(folder.path(), 7, 20, vec![Stops.boxed()]).unwrap();
@@ -224,7 +224,7 @@ fn callback_stop_writes_the_last_row() {
 
 #[test]
 fn invalid_learning_rate_scale_is_rejected() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let (folder, seen) = (tempfile::tempdir().unwrap(), Arc::default());
     for scale in [f64::NAN, -1.0] {
         let asks = Asks { at: "train begin", scale, stops: false, seen: Arc::clone(&seen) };
@@ -235,7 +235,7 @@ fn invalid_learning_rate_scale_is_rejected() {
 
 #[test]
 fn resume_with_another_data_order_fails() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let folder = tempfile::tempdir().unwrap();
     fit(folder.path(), 7, 3, vec![]).unwrap();
     let error = fit(folder.path(), 8, 4, vec![]).unwrap_err().to_string();
@@ -246,7 +246,7 @@ fn resume_with_another_data_order_fails() {
 
 #[test]
 fn second_training_in_a_process_fails() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let folder = tempfile::tempdir().unwrap();
     fit(folder.path(), 7, 3, vec![]).unwrap();
     let context = alone(Some(folder.path()), 3).context().unwrap();
@@ -261,7 +261,7 @@ fn second_training_in_a_process_fails() {
 
 #[test]
 fn invalid_validation_data_fails_before_the_first_step() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let context = alone(None, 7).context().unwrap();
     let (x, y) = samples();
     let narrow = Data::arrays((x.narrow(1, 0, 19), y)).unwrap();
@@ -282,7 +282,7 @@ fn invalid_validation_data_fails_before_the_first_step() {
 
 #[test]
 fn zero_count_keeps_weights_and_invalid_counts_fail() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let weights = |counts: f64, factor: f32| {
         let context = alone(None, 1).context().unwrap();
         let linear = LinearConfig::new(20, 5).init(context.device());

@@ -11,7 +11,7 @@ use stoker_api::contract::TrialConfig;
 use stoker_storage::Storage;
 use stoker_storage::metrics;
 
-use super::kinds::{BATCHES, of_ranks_told};
+use super::data_kinds::{BATCHES, of_ranks_with_config};
 use super::*;
 use crate::stop::StopSignal;
 
@@ -26,7 +26,7 @@ type RowContents = (u64, String, u64, Vec<(String, u64)>);
 
 /// How a rank ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Ends {
+pub(super) enum FailurePoint {
     /// At the end of the length.
     Not,
     /// With an error after this batch; the previous checkpoint is complete by then.
@@ -35,21 +35,21 @@ pub(super) enum Ends {
     Leaves(u64),
 }
 
-/// Ends a rank after a batch.
-pub(super) struct Fate {
-    pub(super) ends: Ends,
+/// FailurePoint a rank after a batch.
+pub(super) struct RankFailure {
+    pub(super) ends: FailurePoint,
     pub(super) folder: PathBuf,
     pub(super) stop: StopSignal,
 }
 
-impl Callback for Fate {
+impl Callback for RankFailure {
     fn on_batch_end(&mut self, _: &Logs, control: &mut Control) -> Result<()> {
         match self.ends {
-            Ends::Dies(at) if at == control.batches() => {
+            FailurePoint::Dies(at) if at == control.batches() => {
                 until_whole(&self.folder, last_saved(at));
                 Err("it dies".into())
             }
-            Ends::Leaves(at) if at == control.batches() => {
+            FailurePoint::Leaves(at) if at == control.batches() => {
                 self.stop.set();
                 Ok(())
             }
@@ -58,10 +58,10 @@ impl Callback for Fate {
     }
 }
 
-impl Fate {
+impl RankFailure {
     /// Returns the callback for this rank if rank `of` ends like this.
-    pub(super) fn of(context: &Context, ends: Ends, of: usize) -> Box<dyn Callback> {
-        let ends = if context.distributed().rank() == of { ends } else { Ends::Not };
+    pub(super) fn of(context: &Context, ends: FailurePoint, of: usize) -> Box<dyn Callback> {
+        let ends = if context.distributed().rank() == of { ends } else { FailurePoint::Not };
         let folder = PathBuf::from(&context.config.storage.url);
         Self { ends, folder, stop: context.stop.clone() }.boxed()
     }
@@ -104,7 +104,7 @@ pub(super) fn attempt<T: Send>(
     has_rows_stored: bool,
     train: impl Fn(&Context) -> Result<T> + Sync,
 ) -> (Vec<Result<T>>, Started) {
-    let ranks = of_ranks_told(folder, size, BATCHES, often, |context| {
+    let ranks = of_ranks_with_config(folder, size, BATCHES, often, |context| {
         let trained = train(context);
         if has_rows_stored && context.distributed().rank() == 0 {
             context.io().flush().unwrap();
@@ -132,15 +132,15 @@ pub(super) fn rows_that_count(folder: &Path, attempts: &[Started]) -> Vec<RowCon
 /// Trains without interruption. Then, for each of these batches, one rank dies after it, and the
 /// next attempt is preempted. Results and rows must be the same. Returns the results and the number
 /// of rows that were written twice.
-pub(super) fn check_ends<T: PartialEq + Send + Debug>(
+pub(super) fn check_failure_points<T: PartialEq + Send + Debug>(
     what: &str,
     size: usize,
     batches: RangeInclusive<u64>,
-    train: impl Fn(&Context, Ends, usize) -> Result<T> + Sync,
+    train: impl Fn(&Context, FailurePoint, usize) -> Result<T> + Sync,
 ) -> (T, usize) {
     let straight = brief_folder();
     let (ranks, started) =
-        attempt(straight.path(), size, false, |context| train(context, Ends::Not, 0));
+        attempt(straight.path(), size, false, |context| train(context, FailurePoint::Not, 0));
     let mut trained: Vec<T> = ranks.into_iter().map(Result::unwrap).collect();
     assert!(trained.iter().all(|rank| *rank == trained[0]), "{what} on {size}: ranks differ");
     let rows_straight = rows_that_count(straight.path(), &[started]);
@@ -152,19 +152,20 @@ pub(super) fn check_ends<T: PartialEq + Send + Debug>(
         let of = batch as usize % size;
         // A killed process leaves the rows that it has stored, up to any batch before its end.
         let (died, first) = attempt(folder.path(), size, batch % 2 == 1, |context| {
-            train(context, Ends::Dies(batch), of)
+            train(context, FailurePoint::Dies(batch), of)
         });
         assert!(died.iter().all(Result::is_err), "{what}");
         let error = died[of].as_ref().unwrap_err().to_string();
-        assert_eq!(error, "callback Fate: it dies", "{what}");
-        let (left, second) =
-            attempt(folder.path(), size, false, |context| train(context, Ends::Leaves(batch), of));
+        assert_eq!(error, "callback RankFailure: it dies", "{what}");
+        let (left, second) = attempt(folder.path(), size, false, |context| {
+            train(context, FailurePoint::Leaves(batch), of)
+        });
         for left in left {
             let error = left.unwrap_err();
             assert_eq!(exit_code(&*error), ExitCode::Preempted, "{what}: {error}");
         }
         let (ranks, third) =
-            attempt(folder.path(), size, false, |context| train(context, Ends::Not, 0));
+            attempt(folder.path(), size, false, |context| train(context, FailurePoint::Not, 0));
         assert_eq!((first.1, second.1), (0, last_saved(batch)), "{what}");
         // A gang receives a signal with its next exchange: at a save, or with the next gradients.
         let is_late = third.1.checked_sub(batch).unwrap();
@@ -187,13 +188,18 @@ pub(super) fn check_ends<T: PartialEq + Send + Debug>(
 
 #[test]
 fn recovery_is_bit_identical_for_every_data_kind() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let mut of_kinds = BTreeMap::new();
-    for kind in others::all() {
+    for kind in more_data_kinds::all() {
         for size in [1, 2, 3] {
-            let (bits, num_twice) = check_ends(kind, size, 1..=7, |context, ends, of| {
+            let (bits, num_twice) = check_failure_points(kind, size, 1..=7, |context, ends, of| {
                 let workers = context.config.attempt as usize % 3;
-                others::rank(context, kind, workers, vec![Fate::of(context, ends, of)])
+                more_data_kinds::rank(
+                    context,
+                    kind,
+                    workers,
+                    vec![RankFailure::of(context, ends, of)],
+                )
             });
             // At least the attempts that die after batches 3 and 5 stored their last row.
             assert!(num_twice >= 2, "{kind} on {size}: {num_twice} rows were written twice");

@@ -6,7 +6,7 @@ use std::io::Write as _;
 
 use burn::tensor::activation::log_softmax;
 
-use super::kinds::{self, Tiny, batch, item};
+use super::data_kinds::{self, Tiny, batch, item};
 use super::*;
 use crate::{BatchContext, DataCache, Sequence, Source, Split, Stream};
 
@@ -24,7 +24,7 @@ type Weighted = ((Vec<f32>, i64), f32);
 
 /// Returns all kinds, including those of `kinds.rs`.
 pub(super) fn all() -> Vec<&'static str> {
-    let mut all = kinds::KINDS.to_vec();
+    let mut all = data_kinds::KINDS.to_vec();
     all.extend(OTHERS);
     #[cfg(feature = "learner")]
     all.extend(["dataset", "dataset by index"]);
@@ -61,7 +61,7 @@ fn weighted_batch(items: Vec<Weighted>, device: &Device) -> Given {
     Given { x, y, weights: Some(Tensor::from_floats(weights.as_slice(), device)), parity: None }
 }
 
-fn plain((x, y, weights): kinds::Batch) -> Given {
+fn plain((x, y, weights): data_kinds::Batch) -> Given {
     Given { x, y, weights, parity: None }
 }
 
@@ -122,7 +122,8 @@ fn cached(folder: &Path) -> Result<Data<Given>> {
 pub(super) fn data(kind: &str, folder: &Path) -> Result<(Data<Given>, Data<Given>)> {
     let samples_max = SAMPLES as usize;
     let (x, y) = samples();
-    let plain_of = |kind| -> Result<_> { Ok(kinds::data(kind)?.map(|batch| Ok(plain(batch)))) };
+    let plain_of =
+        |kind| -> Result<_> { Ok(data_kinds::data(kind)?.map(|batch| Ok(plain(batch)))) };
     let plain_arrays = || plain_of("arrays");
     let two = || match kind {
         "own weights" => {
@@ -255,7 +256,7 @@ impl Source<Pair> for Drawn {
 
 #[test]
 fn loop_batches_sample_from_the_step_seed() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let train = |folder: &Path, stop_at: u64| {
         let context = alone(Some(folder), 6).context().unwrap();
         let stop = StopAt(stop_at, context.stop.clone()).boxed();

@@ -16,16 +16,16 @@ impl Callback for Fails {
 
 #[test]
 fn callback_error_carries_its_name() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let adam = Optimizers::one(AdamConfig::new().init(), 0.1);
     assert_eq!(refused(10, adam, vec![Fails.boxed()]), "callback Fails: no");
 }
 
 #[test]
 fn rows_before_a_failure_are_stored() {
-    let _stream = alone_on_the_stream();
-    struct Ends(bool);
-    impl Callback for Ends {
+    let _stream = lock_random_stream();
+    struct FailurePoint(bool);
+    impl Callback for FailurePoint {
         fn on_batch_end(&mut self, _: &Logs, control: &mut Control) -> Result<()> {
             match (control.batches(), self.0) {
                 (0..6, _) => Ok(()),
@@ -38,7 +38,7 @@ fn rows_before_a_failure_are_stored() {
         let folder = tempfile::tempdir().unwrap();
         program::finish(alone(Some(folder.path()), 20).context(), |context| {
             let fit = Fit::new(Data::arrays(samples())?).batch_size(10);
-            let fit = fit.callbacks(vec![Ends(panics).boxed()]);
+            let fit = fit.callbacks(vec![FailurePoint(panics).boxed()]);
             let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
             context.fit(Net::new(context.device()), optimizers(), step, fit).map(drop)
         });
@@ -49,7 +49,7 @@ fn rows_before_a_failure_are_stored() {
 
 #[test]
 fn callback_stop_is_final() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let folder = tempfile::tempdir().unwrap();
     let once = || {
         let context = alone(Some(folder.path()), 20).context().unwrap();
@@ -126,7 +126,7 @@ fn train_with_server(
 
 #[test]
 fn training_continues_while_reports_are_refused() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let refusals = [401, 403, 410, 401, 500].map(|status| (status, "not now".to_owned()));
     let door = TestDoor::open([&refusals[..], &[continue_to_20()]].concat());
     let validation = Some(Data::arrays(samples()).unwrap());
@@ -142,7 +142,7 @@ fn training_continues_while_reports_are_refused() {
 
 #[test]
 fn early_stop_reports_a_result_only_at_length() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let check = |stop_at, expected| {
         let (fitted, reports) = train_under_runner("val_loss", Stops(stop_at));
         assert_eq!(fitted.unwrap().stopped.as_deref(), Some("enough"));
@@ -159,7 +159,7 @@ fn early_stop_reports_a_result_only_at_length() {
 
 #[test]
 fn missing_searched_metric_fails_before_the_first_batch() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let check = |metric, expected: &str| {
         let error = train_under_runner(metric, Fails).0.unwrap_err();
         assert_eq!(
@@ -177,7 +177,7 @@ fn missing_searched_metric_fails_before_the_first_batch() {
 
 #[test]
 fn missing_validation_data_fails_before_the_first_batch() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     for metric in ["val_loss", "validation_loss"] {
         // The callback would fail at the first batch.
         let (fitted, reports) = train_under_runner_with(metric, Fails, None);

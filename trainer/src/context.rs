@@ -62,7 +62,7 @@ impl Context {
     }
 
     /// Returns this context with another device.
-    pub(crate) fn on(self, device: Device) -> Self {
+    pub(crate) fn with_device(self, device: Device) -> Self {
         Self { device, ..self }
     }
 
@@ -79,7 +79,7 @@ impl Context {
     /// Returns [`InvalidHyperparameters`] with the name of the field that does not fit.
     pub fn hparams<T: DeserializeOwned>(&self) -> Result<T> {
         let read = serde_path_to_error::deserialize(&self.config.hyperparameters);
-        Ok(read.map_err(|error| InvalidHyperparameters(named(&error)))?)
+        Ok(read.map_err(|error| InvalidHyperparameters(field_error(&error)))?)
     }
 
     /// Returns a hyperparameter by name. For nested hyperparameters, join the names with dots.
@@ -99,7 +99,8 @@ impl Context {
             return Err(InvalidHyperparameters(format!("{name} is missing")).into());
         };
         let read = serde_path_to_error::deserialize(value);
-        Ok(read.map_err(|error| InvalidHyperparameters(format!("{name}: {}", named(&error))))?)
+        Ok(read
+            .map_err(|error| InvalidHyperparameters(format!("{name}: {}", field_error(&error))))?)
     }
 
     /// Returns the number of samples per batch on this rank: the hyperparameter `global_batch_size`
@@ -165,7 +166,7 @@ impl Context {
     /// Returns the field that does not fit.
     pub fn data<T: DeserializeOwned>(&self) -> Result<T> {
         let read = serde_path_to_error::deserialize(&self.config.data);
-        Ok(read.map_err(|error| format!("data: {}", named(&error)))?)
+        Ok(read.map_err(|error| format!("data: {}", field_error(&error)))?)
     }
 
     /// Returns the device to train on, with autodiff: this rank's GPU, or the CPU.
@@ -277,7 +278,7 @@ impl Context {
             train::call_hook(callbacks, &mut control, &self.ranks, call)
         };
         hook(&mut |callback, control| callback.on_validation_begin(control))?;
-        self.each_batch(model, data, batch_size, |index, model, batch| {
+        self.for_each_batch(model, data, batch_size, |index, model, batch| {
             hook(&mut |callback, control| callback.on_validation_batch_begin(index, control))?;
             if let Some(batch) = batch {
                 all.add(&step(model, batch).into_metrics());
@@ -323,7 +324,7 @@ impl Context {
             train::call_hook(callbacks, &mut none, &self.ranks, |callback, _| call(callback))
         };
         hook(&mut |callback| callback.on_predict_begin())?;
-        self.each_batch(model, data, batch_size, |index, model, batch| {
+        self.for_each_batch(model, data, batch_size, |index, model, batch| {
             hook(&mut |callback| callback.on_predict_batch_begin(index))?;
             all.extend(batch.map(|batch| forward(model, batch)));
             hook(&mut |callback| callback.on_predict_batch_end(index))
@@ -334,7 +335,7 @@ impl Context {
 
     /// Calls `each` for every global batch, in order, with its number, the model without autodiff,
     /// and this rank's part of the batch.
-    pub(crate) fn each_batch<M: Module, B: Send + 'static>(
+    pub(crate) fn for_each_batch<M: Module, B: Send + 'static>(
         &self,
         model: &M,
         data: &Data<B>,
@@ -345,7 +346,7 @@ impl Context {
             return Err("batch_size is 0; it must be at least 1".into());
         }
         let model = model.valid();
-        let model = precision::lowered(&model, self.config.mixed_precision);
+        let model = precision::cast_for_compute(&model, self.config.mixed_precision);
         let plan = self.loader_plan(batch_size, false);
         let steps = data.steps(&plan);
         unraised(|| {
@@ -385,7 +386,7 @@ impl Context {
 }
 
 /// Formats an error as `field: reason`.
-fn named<E: std::fmt::Display>(error: &serde_path_to_error::Error<E>) -> String {
+fn field_error<E: std::fmt::Display>(error: &serde_path_to_error::Error<E>) -> String {
     match error.path().to_string().as_str() {
         "." => error.inner().to_string(),
         path => format!("{path}: {}", error.inner()),

@@ -149,7 +149,7 @@ fn prepare(mut context: Context, is_alone: bool) -> Result<Context> {
             context.config.hyperparameters = pinned.hyperparameters.clone();
         }
         context.pinned = pinned;
-        context = context.on(device::of_worker(task.slot)?);
+        context = context.with_device(device::of_worker(task.slot)?);
     }
     Ok(context)
 }

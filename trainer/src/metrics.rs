@@ -38,7 +38,7 @@ impl MetricsWriter {
 
     /// Creates a writer for the profiler samples of a rank, stored separately from the trial's
     /// metrics.
-    pub(crate) fn of_profiler(
+    pub(crate) fn for_profiler(
         rt: Handle,
         storage: Storage,
         config: &TrialConfig,

@@ -25,7 +25,7 @@ pub(crate) fn dtype(precision: MixedPrecision) -> DType {
 
 /// Returns the model to compute with; its gradients apply to `model`. Running statistics are shared
 /// between both, and in half precision from then on.
-pub(crate) fn lowered<M: Module>(model: &M, precision: MixedPrecision) -> Cow<'_, M> {
+pub(crate) fn cast_for_compute<M: Module>(model: &M, precision: MixedPrecision) -> Cow<'_, M> {
     struct Lower(DType);
     impl ModuleMapper for Lower {
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
@@ -40,7 +40,7 @@ pub(crate) fn lowered<M: Module>(model: &M, precision: MixedPrecision) -> Cow<'_
 }
 
 /// Returns the model with its running statistics, which steps have rounded, in single precision.
-pub(crate) fn raised<M: Module>(model: M, precision: MixedPrecision) -> M {
+pub(crate) fn restore_statistics<M: Module>(model: M, precision: MixedPrecision) -> M {
     struct Raise;
     impl ModuleMapper for Raise {
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
@@ -82,11 +82,11 @@ mod tests {
         let norm: BatchNorm = BatchNormConfig::new(2).init(&device);
         let x = || Tensor::<3>::ones([3, 2, 4], &device) * 3.0;
         for _ in 0..2 {
-            let half = lowered(&norm, MixedPrecision::Bf16);
+            let half = cast_for_compute(&norm, MixedPrecision::Bf16);
             let y = half.forward(x().cast(DType::BF16));
             assert_eq!(y.dtype(), DType::BF16);
         }
-        let norm = raised(norm, MixedPrecision::Bf16);
+        let norm = restore_statistics(norm, MixedPrecision::Bf16);
         assert_eq!(norm.running_mean.value().dtype(), DType::F32);
         let mean: Vec<f32> = norm.running_mean.value().into_data().try_to_vec().unwrap();
         assert!((mean[0] - 0.57).abs() < 0.01, "{mean:?}");

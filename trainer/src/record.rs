@@ -16,10 +16,10 @@ use crate::collective::Collective;
 use crate::rng::mix_seed;
 use crate::{Error, Result};
 
-mod exchange;
-mod stored;
+mod readers;
+mod weights_file;
 
-pub use exchange::WeightsFile;
+pub use weights_file::WeightsFile;
 
 /// File of a model's weights and buffers.
 pub(crate) const MODEL: &str = "model.bpk";

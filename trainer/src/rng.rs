@@ -88,7 +88,7 @@ mod tests {
 
     use super::*;
     use crate::Standalone;
-    use crate::train::tests::alone_on_the_stream;
+    use crate::train::tests::lock_random_stream;
 
     fn sampled(device: &Device) -> Vec<f32> {
         Tensor::<1>::random([8], Distribution::Default, device).into_data().try_to_vec().unwrap()
@@ -96,13 +96,13 @@ mod tests {
 
     #[test]
     fn new_session_does_not_seed_the_stream() {
-        let _stream = alone_on_the_stream();
+        let _stream = lock_random_stream();
         let device = Device::flex();
         let expected = with_weight_seed(&device, 3, || [sampled(&device), sampled(&device)]);
         let actual = with_weight_seed(&device, 3, || {
             let first = sampled(&device);
             let context = Standalone { quiet: true, ..Standalone::default() }.context().unwrap();
-            drop(context.on(Device::flex()));
+            drop(context.with_device(Device::flex()));
             [first, sampled(&device)]
         });
         assert_eq!(actual, expected);
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn threads_sample_weights_independently() {
-        let _stream = alone_on_the_stream();
+        let _stream = lock_random_stream();
         let device = Device::flex();
         let sample =
             |seed| with_weight_seed(&device, seed, || [sampled(&device), sampled(&device)]);
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn weight_sampling_may_nest_and_panic() {
-        let _stream = alone_on_the_stream();
+        let _stream = lock_random_stream();
         let device = Device::flex();
         let nested =
             || with_weight_seed(&device, 1, || with_weight_seed(&device, 2, || sampled(&device)));

@@ -57,7 +57,7 @@ impl Number {
 #[derive(Debug)]
 #[must_use]
 pub struct StepOutput {
-    learned: Learned,
+    source: GradientSource,
     is_mean: bool,
     count: Number,
     metrics: Vec<(String, Number, Number)>,
@@ -66,7 +66,7 @@ pub struct StepOutput {
 /// Source of a step's gradients.
 #[derive(Debug)]
 #[cfg_attr(feature = "learner", expect(clippy::large_enum_variant, reason = "lives for one step"))]
-enum Learned {
+enum GradientSource {
     Loss(Tensor<1>),
     /// The backward pass has already run; `None` if there is nothing to learn.
     #[cfg(feature = "learner")]
@@ -77,7 +77,7 @@ impl StepOutput {
     /// Gradients of a mean loss over `samples` samples, with metrics, when the backward pass has
     /// already run.
     #[cfg(feature = "learner")]
-    pub(crate) fn given(
+    pub(crate) fn from_gradients(
         gradients: Option<GradientsParams>,
         samples: usize,
         metrics: &Metrics,
@@ -86,7 +86,7 @@ impl StepOutput {
             (name.clone(), Number::Host(*sum), Number::Host(*count))
         };
         Self {
-            learned: Learned::Gradients(gradients),
+            source: GradientSource::Gradients(gradients),
             is_mean: true,
             count: samples.into(),
             metrics: metrics.0.iter().map(number).collect(),
@@ -102,7 +102,7 @@ impl StepOutput {
     pub fn sum(loss: Tensor<1>, count: impl Into<Number>) -> Self {
         let (loss, count) = (single(loss), count.into());
         let metrics = vec![("loss".into(), loss.clone().into(), count.clone())];
-        Self { learned: Learned::Loss(loss), is_mean: false, count, metrics }
+        Self { source: GradientSource::Loss(loss), is_mean: false, count, metrics }
     }
 
     /// Mean loss over `samples` samples, as most losses in burn return it.
@@ -114,7 +114,7 @@ impl StepOutput {
         let loss = single(loss);
         let sum = loss.clone() * samples as f64;
         let metrics = vec![("loss".into(), sum.into(), samples.into())];
-        Self { learned: Learned::Loss(loss), is_mean: true, count: samples.into(), metrics }
+        Self { source: GradientSource::Loss(loss), is_mean: true, count: samples.into(), metrics }
     }
 
     /// Renames the metric `loss`. Use this when a batch is learned from more than once.
@@ -207,13 +207,15 @@ impl StepOutput {
         if is_whole {
             (scale, count) = (1.0, 1.0);
         }
-        let gradients = match self.learned {
-            Learned::Loss(loss) if factor == 1.0 => {
+        let gradients = match self.source {
+            GradientSource::Loss(loss) if factor == 1.0 => {
                 GradientsParams::from_grads(loss.backward(), model)
             }
-            Learned::Loss(loss) => GradientsParams::from_grads((loss * factor).backward(), model),
+            GradientSource::Loss(loss) => {
+                GradientsParams::from_grads((loss * factor).backward(), model)
+            }
             #[cfg(feature = "learner")]
-            Learned::Gradients(gradients) => gradients.unwrap_or_default(),
+            GradientSource::Gradients(gradients) => gradients.unwrap_or_default(),
         };
         Backward { gradients, scale, count, metrics: Metrics::read(self.metrics) }
     }

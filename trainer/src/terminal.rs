@@ -35,7 +35,7 @@ impl Terminal {
     }
 
     /// Prints one line.
-    pub(crate) fn say(&self, line: &str) {
+    pub(crate) fn print_line(&self, line: &str) {
         if self.is_silent {
             return;
         }
@@ -60,14 +60,14 @@ impl Terminal {
     /// Prints a row of metrics.
     pub(crate) fn row(&mut self, group: &str, batches: u64, epoch: u64, metrics: &Logs) {
         if self.bar.is_none() {
-            return self.say(&plain(group, batches, epoch, metrics));
+            return self.print_line(&plain_row(group, batches, epoch, metrics));
         }
         let names: Vec<String> = metrics.keys().map(|name| short(name).to_string()).collect();
         if names != self.header {
-            self.say(&header(&names));
+            self.print_line(&header(&names));
             self.header = names;
         }
-        self.say(&cells(group, batches, epoch, metrics));
+        self.print_line(&table_row(group, batches, epoch, metrics));
     }
 
     /// Removes the progress bar.
@@ -83,7 +83,7 @@ fn short(name: &str) -> &str {
     name.strip_prefix("validation_").unwrap_or(name)
 }
 
-fn plain(group: &str, batches: u64, epoch: u64, metrics: &Logs) -> String {
+fn plain_row(group: &str, batches: u64, epoch: u64, metrics: &Logs) -> String {
     let mut line = format!("{group} batches={batches} epoch={}", epoch + 1);
     for (name, value) in metrics {
         line += &format!(" {}={value:.6}", short(name));
@@ -99,7 +99,7 @@ fn header(names: &[String]) -> String {
     line
 }
 
-fn cells(group: &str, batches: u64, epoch: u64, metrics: &Logs) -> String {
+fn table_row(group: &str, batches: u64, epoch: u64, metrics: &Logs) -> String {
     let mut line = format!("{group:>10} {batches:>9} {:>6}", epoch + 1);
     for (name, value) in metrics {
         line += &format!(" {value:>width$.6}", width = short(name).len().max(12));
@@ -116,12 +116,12 @@ mod tests {
         let metrics =
             Logs::from([("validation_loss".into(), 0.25), ("validation_top".into(), 1.0)]);
         assert_eq!(
-            plain("validation", 40, 1, &metrics),
+            plain_row("validation", 40, 1, &metrics),
             "validation batches=40 epoch=2 loss=0.250000 top=1.000000"
         );
         let header = header(&["loss".into(), "top".into()]);
         assert_eq!(header, "             batches  epoch         loss          top");
-        let row = cells("validation", 40, 1, &metrics);
+        let row = table_row("validation", 40, 1, &metrics);
         assert_eq!(row, "validation        40      2     0.250000     1.000000");
     }
 }

@@ -110,16 +110,16 @@ fn call_hook_with_index(
             continue;
         }
         // Set aside requests of earlier callbacks: they are not this callback's.
-        let requests = is_alone.then(|| control.take_asked());
+        let requests = is_alone.then(|| control.take_requests());
         let done = match catch_panic(|| hook(index, &mut **callback, control)) {
-            Ok(()) if is_alone && control.asks() => {
+            Ok(()) if is_alone && control.has_requests() => {
                 let text = "a `chief_only` callback cannot stop training, keep weights or change \
                             the learning rate with several ranks; return false from `chief_only`";
                 Err(text.into())
             }
             done => done,
         };
-        requests.into_iter().for_each(|requests| control.ask(requests));
+        requests.into_iter().for_each(|requests| control.set_requests(requests));
         done.map_err(|source| CallbackError {
             name: unique_names(callbacks).swap_remove(index),
             source,

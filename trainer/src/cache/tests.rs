@@ -401,7 +401,7 @@ impl Callback for StopAt {
 
 #[test]
 fn training_on_a_set_resumes_bit_identical() {
-    let _guard = crate::train::tests::alone_on_the_stream();
+    let _guard = crate::train::tests::lock_random_stream();
     let root = tempfile::tempdir().unwrap();
     let set = open(&DataCache::new(root.path()), "a", 50, &AtomicUsize::new(0)).unwrap();
     let train = |folder: Option<&Path>, stop_at: u64| -> Result<Fitted<Linear>> {

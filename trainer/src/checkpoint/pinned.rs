@@ -11,7 +11,7 @@ use crate::{InvalidInput, Result};
 
 impl CheckpointSource {
     /// Creates the source from a job's spec.
-    pub(crate) fn of_choice(choice: &CheckpointChoice) -> Result<Self> {
+    pub(crate) fn from_choice(choice: &CheckpointChoice) -> Result<Self> {
         let source = match choice {
             CheckpointChoice { trial: Some(name), .. } => Self::trial(name),
             CheckpointChoice { folder: Some(folder), .. } => Self::folder(folder),

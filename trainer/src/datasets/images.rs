@@ -171,31 +171,31 @@ impl Images {
         for &sample in samples {
             let image = &self.pixels[sample * size..][..size];
             match self.augment {
-                None => self.plain(image, &mut out),
+                None => self.copy(image, &mut out),
                 Some(augment) => {
-                    let placed = augment.place(context.sample_seed(sample));
-                    self.placed(image, placed, &mut out);
+                    let transform = augment.sample_transform(context.sample_seed(sample));
+                    self.transform(image, transform, &mut out);
                 }
             }
         }
         out
     }
 
-    fn plain(&self, image: &[u8], out: &mut Vec<f32>) {
+    fn copy(&self, image: &[u8], out: &mut Vec<f32>) {
         let plane = self.shape[1] * self.shape[2];
         for (pixels, values) in image.chunks_exact(plane).zip(&self.values) {
             out.extend(pixels.iter().map(|pixel| values[usize::from(*pixel)]));
         }
     }
 
-    fn placed(&self, image: &[u8], placed: Placed, out: &mut Vec<f32>) {
+    fn transform(&self, image: &[u8], transform: Transform, out: &mut Vec<f32>) {
         let [_, height, width] = self.shape;
         for (pixels, values) in image.chunks_exact(height * width).zip(&self.values) {
             for y in 0..height {
-                let row = y.checked_add_signed(placed.down).filter(|y| *y < height);
+                let row = y.checked_add_signed(transform.down).filter(|y| *y < height);
                 for x in 0..width {
-                    let x = if placed.flip { width - 1 - x } else { x };
-                    let column = x.checked_add_signed(placed.right).filter(|x| *x < width);
+                    let x = if transform.flip { width - 1 - x } else { x };
+                    let column = x.checked_add_signed(transform.right).filter(|x| *x < width);
                     let pixel = row.zip(column).map_or(0, |(y, x)| pixels[y * width + x]);
                     out.push(values[usize::from(pixel)]);
                 }
@@ -247,21 +247,25 @@ impl Source<(Tensor<2>, Tensor<1, Int>)> for Images {
 
 /// Flip and shift of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Placed {
+struct Transform {
     flip: bool,
     down: isize,
     right: isize,
 }
 
 impl Augment {
-    fn place(self, seed: u64) -> Placed {
+    fn sample_transform(self, seed: u64) -> Transform {
         // Independent samples, with a separate key each. The modulo bias over 64 bits is
         // negligible.
         let shift = |purpose: u64| {
             let sampled = mix_seed(&[seed, purpose]) % (2 * self.shift as u64 + 1);
             sampled as isize - self.shift as isize
         };
-        Placed { flip: self.flip && mix_seed(&[seed, 0]) & 1 == 1, down: shift(1), right: shift(2) }
+        Transform {
+            flip: self.flip && mix_seed(&[seed, 0]) & 1 == 1,
+            down: shift(1),
+            right: shift(2),
+        }
     }
 }
 

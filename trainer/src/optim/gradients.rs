@@ -40,11 +40,11 @@ impl GradientSum {
         output: Option<StepOutput>,
         whole: bool,
     ) -> Metrics {
-        self.add_of(model, &Selection::default(), output, whole)
+        self.add_selected(model, &Selection::default(), output, whole)
     }
 
     /// Same as [`add`](Self::add), for selected parameters.
-    pub(crate) fn add_of<M: Module>(
+    pub(crate) fn add_selected<M: Module>(
         &mut self,
         model: &M,
         selection: &Selection,

@@ -157,13 +157,13 @@ impl Session<'_> {
         }
         let mut io = self.context.io();
         for (name, why) in &refused {
-            io.terminal.say(&format!("checkpoint {name} is not used: {why}"));
+            io.terminal.print_line(&format!("checkpoint {name} is not used: {why}"));
         }
         let resumed_from = chosen.as_ref().map(|(wanted, _)| wanted.name.clone());
         let batches = chosen.as_ref().map_or(0, |(_, manifest)| manifest.batches);
         let batches_total = io.length.batches;
         if let Some((wanted, manifest)) = &chosen {
-            io.terminal.say(&format!("goes on from checkpoint {}", wanted.name));
+            io.terminal.print_line(&format!("goes on from checkpoint {}", wanted.name));
             io.restore_unsent(manifest.unsent.clone());
         }
         io.restored = resumed_from.clone();

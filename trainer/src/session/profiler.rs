@@ -63,7 +63,7 @@ impl Session<'_> {
         let Some((rt, store)) = self.context.io().checkpoint_store() else {
             return Ok(Profiler { end: None, thread: None });
         };
-        let writer = MetricsWriter::of_profiler(rt.clone(), store.storage, config, ranks.rank());
+        let writer = MetricsWriter::for_profiler(rt.clone(), store.storage, config, ranks.rank());
         let (context, is_first) = (self.context.clone(), ranks.local_rank() == 0);
         let (end, ended) = channel();
         let thread = std::thread::Builder::new().name("stoker-profiler".into());

@@ -59,7 +59,7 @@ impl TrialIo {
         if self.activity.text.as_ref() == Some(&text) {
             return;
         }
-        self.terminal.say(&format!("status: {text}"));
+        self.terminal.print_line(&format!("status: {text}"));
         self.activity.text = Some(text);
         self.activity.is_new = true;
         if self.activity.is_due() {

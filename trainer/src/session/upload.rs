@@ -48,7 +48,7 @@ impl Session<'_> {
         let name = checkpoint_name(upload.batches, context.config.attempt);
         let Some((rt, store)) = context.io().checkpoint_store() else {
             let text = format!("checkpoint {name} is not stored: the program has no folder");
-            context.io().terminal.say(&text);
+            context.io().terminal.print_line(&text);
             return Ok(name);
         };
         let ranks = context.distributed();

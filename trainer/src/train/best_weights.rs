@@ -16,7 +16,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     pub(super) fn keep_weights(&mut self) -> Result<()> {
         let precision = self.context.config.mixed_precision;
         self.broadcast_buffers()?;
-        self.model.replace(|model| Ok(precision::raised(model, precision)))?;
+        self.model.replace(|model| Ok(precision::restore_statistics(model, precision)))?;
         self.best_weights = Some(record::snapshot(&*self.model).into_bytes()?);
         let batches = self.state.batches;
         let here = self.state.validated.clone().filter(|validated| validated.batches == batches);

@@ -159,9 +159,9 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
             Stage::Idle => {}
             Stage::Due(due) => return self.validate(Stage::Validate(due)),
             Stage::Over => return Ok(None),
-            Stage::Train => return Err(missed("a batch", "`learn`")),
-            Stage::Stepped => return Err(missed("a batch with steps", "`end_batch`")),
-            _ => return Err(missed("a validation", "`validated`")),
+            Stage::Train => return Err(skipped_error("a batch", "`learn`")),
+            Stage::Stepped => return Err(skipped_error("a batch with steps", "`end_batch`")),
+            _ => return Err(skipped_error("a validation", "`validated`")),
         }
         loop {
             if !self.run.is_at_length() {
@@ -195,7 +195,7 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
     /// before the step: the optimizer updates weights in place only if they are not shared, and a
     /// clone costs memory.
     pub fn model(&self) -> Cow<'_, M> {
-        precision::lowered(&*self.run.model, self.run.context.config.mixed_precision)
+        precision::cast_for_compute(&*self.run.model, self.run.context.config.mixed_precision)
     }
 
     /// Returns the number of global batches trained.
@@ -245,7 +245,7 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
             return Err(out_of_order("step", "after `NextAction::Train`", self.stage));
         }
         let selection = Selection::new(of, &*self.run.model)?;
-        let metrics = self.run.step_of(&selection, output)?;
+        let metrics = self.run.step_selected(&selection, output)?;
         self.metrics.add(&metrics);
         self.stage = Stage::Stepped;
         Ok(metrics)
@@ -319,7 +319,11 @@ impl<M: Module + 'static, B: Send + 'static> Training<'_, M, B> {
 
 impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// Takes one step of a batch with only these parameters.
-    fn step_of(&mut self, selection: &Selection, output: Option<StepOutput>) -> Result<Metrics> {
+    fn step_selected(
+        &mut self,
+        selection: &Selection,
+        output: Option<StepOutput>,
+    ) -> Result<Metrics> {
         if self.aggregation > 1 {
             let text = format!(
                 "cannot step with some of the parameters: gradients are aggregated over {} \
@@ -330,7 +334,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         }
         let (context, ranks) = (self.context, self.context.distributed());
         let mut sum = GradientSum::default();
-        let metrics = sum.add_of(&*self.model, selection, output, ranks.size() == 1);
+        let metrics = sum.add_selected(&*self.model, selection, output, ranks.size() == 1);
         // Ranks must agree on the step: mismatched sums would be silently wrong.
         let place = format!("step of {selection} of batch {}", self.state.batches);
         let of_ranks = self.all_gather_with_stop(&place, (metrics, sum.counts()))?;
@@ -351,7 +355,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     }
 }
 
-fn missed(what: &str, call: &str) -> crate::Error {
+fn skipped_error(what: &str, call: &str) -> crate::Error {
     format!("{what} was skipped; call {call} before `next`").into()
 }
 

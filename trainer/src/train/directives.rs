@@ -98,7 +98,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
                     self.checkpoint_and_exit(ExitCode::Completed, "no more training is needed")
                 );
             }
-            Some(Directive::Fenced) => return Err(fenced()),
+            Some(Directive::Fenced) => return Err(fenced_error()),
             Some(Directive::Wait) | None => {}
         }
         Ok(())
@@ -200,7 +200,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
 }
 
 /// The runner has given up this attempt.
-fn fenced() -> Error {
+fn fenced_error() -> Error {
     let why = "the runner has given up this attempt".into();
     Interrupted { code: ExitCode::Infrastructure, fenced: true, why }.into()
 }

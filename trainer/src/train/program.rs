@@ -288,7 +288,7 @@ pub(crate) fn finish(
     };
     context.seed_program();
     let result = catch_unwind(AssertUnwindSafe(|| program(&context)))
-        .unwrap_or_else(|panic| Err(caught(panic, |why| panicked(&context, why))));
+        .unwrap_or_else(|panic| Err(caught(panic, |why| panic_text(&context, why))));
     #[cfg(feature = "learner")]
     let result = context.learner_state.outcome(result);
     let (code, message) = match &result {
@@ -330,7 +330,7 @@ pub(crate) fn finish(
 
 /// Formats a panic message, with a hint for mixed precision, where layers that create tensors
 /// panic.
-pub(super) fn panicked(context: &Context, message: &str) -> String {
+pub(super) fn panic_text(context: &Context, message: &str) -> String {
     let hint = match context.config.mixed_precision {
         MixedPrecision::None => "",
         MixedPrecision::Bf16 => {

@@ -12,7 +12,7 @@ use super::directives::StopState;
 use super::fit::{Fitted, Step};
 use super::hooks::Workload;
 use super::model_slot::ModelSlot;
-use super::program::panicked;
+use super::program::panic_text;
 use super::state::{RunState, from_bits};
 use super::timetable::{Due, Timetable};
 use crate::callback::{Callback, Control};
@@ -137,8 +137,10 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     pub(super) fn finish(mut self) -> Result<Fitted<M>> {
         self.close_training()?;
         let history = self.state.history.iter().map(from_bits).collect();
-        let model =
-            precision::raised(self.model.into_inner()?, self.context.config.mixed_precision);
+        let model = precision::restore_statistics(
+            self.model.into_inner()?,
+            self.context.config.mixed_precision,
+        );
         Ok(Fitted { model, history, stopped: self.state.stopped })
     }
 
@@ -154,7 +156,8 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let output = {
             // Drop this copy before the step: the optimizer updates weights in place only if they
             // are not shared.
-            let model = precision::lowered(&*self.model, self.context.config.mixed_precision);
+            let model =
+                precision::cast_for_compute(&*self.model, self.context.config.mixed_precision);
             match batch {
                 Some(batch) if self.is_first => {
                     let fields = self.train.fields();
@@ -240,7 +243,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         step: impl FnOnce() -> StepOutput,
     ) -> Result<StepOutput> {
         let describe = |why: &str| {
-            let why = panicked(self.context, why);
+            let why = panic_text(self.context, why);
             let data = match fields {
                 [] => String::new(),
                 fields => format!("; the data is {}", fields.join(", ")),
@@ -276,12 +279,12 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         if due.epoch_end {
             self.end_epoch()?;
         }
-        let continues = !self.is_at_length();
-        if due.validation && continues {
+        let will_continue = !self.is_at_length();
+        if due.validation && will_continue {
             self.report_validation(None);
         }
         let by_policy = due.validation && self.timetable.saves_after_validation(is_best);
-        if (due.checkpoint || by_policy) && continues {
+        if (due.checkpoint || by_policy) && will_continue {
             self.save()?;
         }
         let mut io = self.io();

@@ -51,11 +51,11 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             };
         }
         let precision = self.context.config.mixed_precision;
-        self.model.replace(|model| Ok(precision::raised(model, precision)))?;
+        self.model.replace(|model| Ok(precision::restore_statistics(model, precision)))?;
         let model = record::snapshot(&*self.model);
         let (optimizers, tensors) = self.optimizers.snapshot();
         self.state.optimizers = optimizers;
-        let gradients = self.state.keep(&*self.model, &self.gradients)?;
+        let gradients = self.state.record_pending(&*self.model, &self.gradients)?;
         let others = self.gather_pending(&gradients)?;
         let (state, metric) = (self.state.clone(), self.searched_metric()?);
         let best_weights = self.best_weights.clone();
@@ -163,13 +163,13 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
                 }
             };
             self.io().base = self.state.base;
-            self.io().terminal.say(&message);
+            self.io().terminal.print_line(&message);
             self.io().restore_unsent(manifest.unsent);
             self.io().restored = Some(name.clone());
             resumed_from = Some(name);
         }
         for (name, why) in &restored.refused {
-            self.io().terminal.say(&format!("checkpoint {name} is not used: {why}"));
+            self.io().terminal.print_line(&format!("checkpoint {name} is not used: {why}"));
         }
         let (batches_total, refused) = (self.state.base + self.granted, restored.refused);
         let started = ReportEvent::Started { resumed_from, batches_total, refused };
@@ -210,7 +210,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         self.optimizers = optimizers.restore(&state.optimizers, contents)?;
         let ranks = self.context.distributed();
         self.gradients = state.pending(&*self.model, contents, ranks.rank(), ranks.size())?;
-        let files = CheckpointFiles::of(contents);
+        let files = CheckpointFiles::from_contents(contents);
         let states = &state.callbacks;
         let names = unique_names(&self.callbacks);
         call_hook_with_index(

@@ -120,7 +120,7 @@ pub(crate) fn from_bits(bits: &BTreeMap<String, u64>) -> Logs {
 
 impl RunState {
     /// Stores counts of a pending sum in this state and returns the sum's gradients.
-    pub(crate) fn keep<M: Module>(
+    pub(crate) fn record_pending<M: Module>(
         &mut self,
         model: &M,
         sum: &GradientSum,
@@ -148,7 +148,7 @@ impl RunState {
         }
         for (idx, packed) in others.into_iter().enumerate() {
             if !packed.is_empty() {
-                contents.insert(gradients_of(idx + 1), packed);
+                contents.insert(gradients_file(idx + 1), packed);
             }
         }
         Ok(())
@@ -183,8 +183,10 @@ impl RunState {
         size: usize,
     ) -> Result<GradientSum> {
         let of = |rank: usize| match rank {
-            0 => self.pending_of(model, contents.get(GRADIENTS), &(self.seen.clone(), self.count)),
-            _ => self.pending_of(model, contents.get(&gradients_of(rank)), &self.others[rank - 1]),
+            0 => self.pending_sum(model, contents.get(GRADIENTS), &(self.seen.clone(), self.count)),
+            _ => {
+                self.pending_sum(model, contents.get(&gradients_file(rank)), &self.others[rank - 1])
+            }
         };
         let num_ranks = self.others.len() + 1;
         if num_ranks == size {
@@ -199,7 +201,7 @@ impl RunState {
         Ok(sum)
     }
 
-    fn pending_of<M: Module>(
+    fn pending_sum<M: Module>(
         &self,
         model: &M,
         packed: Option<&Bytes>,
@@ -219,7 +221,7 @@ impl RunState {
 }
 
 /// Returns the file name of another rank's pending sum.
-fn gradients_of(rank: usize) -> String {
+fn gradients_file(rank: usize) -> String {
     format!("gradients-{rank}.bpk")
 }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use burn::module::Module;
 
-use super::program::panicked;
+use super::program::panic_text;
 use super::run::Run;
 use super::save::RestoreError;
 use crate::collective::exchange;
@@ -64,7 +64,7 @@ impl Context {
         }
         let start = Instant::now();
         let done = catch_unwind(AssertUnwindSafe(act))
-            .unwrap_or_else(|panic| Err(caught(panic, |why| panicked(self, why))));
+            .unwrap_or_else(|panic| Err(caught(panic, |why| panic_text(self, why))));
         if self.distributed().rank() == 0 && done.is_ok() {
             println!("test: {stage}: {:.1} s", start.elapsed().as_secs_f64());
         }

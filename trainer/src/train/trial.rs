@@ -76,9 +76,9 @@ pub trait Trial: Sized {
 }
 
 /// Adapter from a trial to the steps of `fit`.
-struct Steps<T>(T);
+struct TrialStep<T>(T);
 
-impl<T: Trial> Step<T::Model, T::Batch> for Steps<T> {
+impl<T: Trial> Step<T::Model, T::Batch> for TrialStep<T> {
     fn train(&self, model: &T::Model, batch: T::Batch) -> StepOutput {
         self.0.step(model, batch)
     }
@@ -123,5 +123,5 @@ pub(crate) fn run_trial_with<T: Trial>(
         .batch_size(batch_size)
         .callbacks(callbacks)
         .continue_id(trial.continue_id());
-    context.fit_with(model, optimizers, Steps(trial), fit)
+    context.fit_with(model, optimizers, TrialStep(trial), fit)
 }

@@ -29,17 +29,22 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let mut all = Metrics::default();
         let (step, ranks) = (self.step, self.context.distributed());
         let (callbacks, control) = (&mut self.callbacks, &mut self.control);
-        self.context.each_batch(&*self.model, data, self.batch_size, |index, model, batch| {
-            call_hook(callbacks, control, ranks, |callback, control| {
-                callback.on_validation_batch_begin(index, control)
-            })?;
-            if let Some(batch) = batch {
-                all.add(&step.validate(model, batch).into_metrics());
-            }
-            call_hook(callbacks, control, ranks, |callback, control| {
-                callback.on_validation_batch_end(index, control)
-            })
-        })?;
+        self.context.for_each_batch(
+            &*self.model,
+            data,
+            self.batch_size,
+            |index, model, batch| {
+                call_hook(callbacks, control, ranks, |callback, control| {
+                    callback.on_validation_batch_begin(index, control)
+                })?;
+                if let Some(batch) = batch {
+                    all.add(&step.validate(model, batch).into_metrics());
+                }
+                call_hook(callbacks, control, ranks, |callback, control| {
+                    callback.on_validation_batch_end(index, control)
+                })
+            },
+        )?;
         let all = step.validated(all)?;
         let all = all.all_reduce(self.context.distributed().collective())?;
         self.record_validation(&all)
@@ -103,7 +108,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let first = data.loader(plan, 0..steps).next().transpose()?;
         let Some(batch) = first.flatten() else { return Ok(()) };
         let model = self.model.valid();
-        let model = precision::lowered(&model, self.context.config.mixed_precision);
+        let model = precision::cast_for_compute(&model, self.context.config.mixed_precision);
         let step = || self.step.validate(&model, batch);
         let output = self.first_step("the first validation batch", &data.fields(), step)?;
         self.find_searched_metric(&output.into_metrics().means("validation_")).map(drop)

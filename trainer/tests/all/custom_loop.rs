@@ -168,7 +168,7 @@ fn runner_prolongs_and_ends_a_custom_loop() {
     assert_eq!(codes(&left), [0, 0], "{left:?}");
     let trained = gang.trained();
     assert_eq!(trained[0], trained[1]);
-    let reports = gang.door.reports.lock().unwrap();
+    let reports = gang.server.reports.lock().unwrap();
     let results: Vec<_> = reports
         .iter()
         .filter_map(|report| match &report.event {
@@ -251,13 +251,13 @@ fn independent_ranks_learn_of_preemption_by_heartbeat() {
 fn sigusr1_prints_threads_and_continues() {
     let pod = Pod::new().env(ENV_PACE, "0 100");
     let out = pod.file("").display().to_string();
-    let door = crate::door::Door::open(prolongs);
+    let server = crate::report_server::ReportServer::open(prolongs);
     let mut pod = pod.env(ENV_OUT, &out);
     std::fs::write(pod.file("token"), "one").unwrap();
-    pod.config["door"]["url"] = json!(door.url);
+    pod.config["door"]["url"] = json!(server.url);
     pod.config["units"] = json!(12);
     let child = crate::gang::start_as(&pod, "own");
-    let has_progress = || door.reports.lock().unwrap().iter().any(|report| report.batches > 1);
+    let has_progress = || server.reports.lock().unwrap().iter().any(|report| report.batches > 1);
     until("a first report", has_progress);
     let launcher = rustix::process::Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
     rustix::process::kill_process(launcher, Signal::USR1).unwrap();

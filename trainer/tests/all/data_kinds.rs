@@ -100,7 +100,7 @@ fn gang() -> Gang {
         "schedulingUnit": 2,
         "checkpointPeriod": {"batches": 3}, "validationPeriod": {"epochs": 1},
     });
-    Gang::new(2, to_the_end).told(&periods)
+    Gang::new(2, to_the_end).with_config(&periods)
 }
 
 /// Returns the effective rows of these attempts, each given with its first batch: batch, group,
@@ -202,7 +202,7 @@ fn indivisible_batch_size_is_reported_once() {
     let output = |global_batch: u64| {
         let hyperparameters = json!({"global_batch_size": global_batch});
         let fields = json!({"units": 1, "hyperparameters": hyperparameters});
-        let gang = Gang::new(2, to_the_end).told(&fields);
+        let gang = Gang::new(2, to_the_end).with_config(&fields);
         let left = gang.run_as("trial");
         assert_eq!(codes(&left), [0, 0], "{left:?}");
         left.iter().map(|rank| format!("{}{}", rank.out, rank.errors)).collect::<Vec<_>>()

@@ -10,7 +10,7 @@ use safetensors::SafeTensors;
 use crate::Result;
 
 /// A tensor in a file.
-pub(super) struct Stored {
+pub(super) struct StoredTensor {
     pub(super) shape: Vec<usize>,
     /// `Err` contains the name of a type that models do not support.
     pub(super) dtype: Result<DType, String>,
@@ -18,9 +18,9 @@ pub(super) struct Stored {
     pub(super) read: Box<dyn FnOnce() -> Result<Vec<u8>>>,
 }
 
-impl fmt::Debug for Stored {
+impl fmt::Debug for StoredTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stored")
+        f.debug_struct("StoredTensor")
             .field("shape", &self.shape)
             .field("dtype", &self.dtype)
             .finish_non_exhaustive()
@@ -28,11 +28,11 @@ impl fmt::Debug for Stored {
 }
 
 /// Number of bytes that identify the format of a file.
-pub(super) const HEAD: usize = 9;
+pub(super) const MAGIC_LEN: usize = 9;
 
-/// Returns `true` if a file of `size` bytes is one of torch.save, given its first [`HEAD`] bytes.
-/// Such a file begins as a ZIP archive or a pickle. The header length of a safetensors file can
-/// begin the same way, but is followed by the header's `{`.
+/// Returns `true` if a file of `size` bytes is one of torch.save, given its first [`MAGIC_LEN`]
+/// bytes. Such a file begins as a ZIP archive or a pickle. The header length of a safetensors file
+/// can begin the same way, but is followed by the header's `{`.
 pub(super) fn is_of_torch(head: &[u8], size: u64) -> bool {
     let length = head.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
     let is_other =
@@ -41,13 +41,13 @@ pub(super) fn is_of_torch(head: &[u8], size: u64) -> bool {
 }
 
 /// Returns the tensors of a safetensors file, by name.
-pub(super) fn safetensors(bytes: &[u8]) -> Result<BTreeMap<String, Stored>> {
+pub(super) fn safetensors(bytes: &[u8]) -> Result<BTreeMap<String, StoredTensor>> {
     let tensors = SafeTensors::deserialize(bytes)?.tensors();
     let stored = |(name, tensor): (String, safetensors::tensor::TensorView<'_>)| {
-        let dtype = super::exchange::ours(tensor.dtype());
+        let dtype = super::weights_file::from_safetensors(tensor.dtype());
         let dtype = dtype.ok_or_else(|| format!("{:?}", tensor.dtype()));
         let (shape, bytes) = (tensor.shape().to_vec(), tensor.data().to_vec());
-        (name, Stored { shape, dtype, read: Box::new(|| Ok(bytes)) })
+        (name, StoredTensor { shape, dtype, read: Box::new(|| Ok(bytes)) })
     };
     Ok(tensors.into_iter().map(stored).collect())
 }
@@ -55,7 +55,7 @@ pub(super) fn safetensors(bytes: &[u8]) -> Result<BTreeMap<String, Stored>> {
 /// Returns the tensors of a file of torch.save, by name; with a key, those of the dictionary under
 /// it.
 #[cfg(feature = "pytorch")]
-pub(super) fn torch(path: &Path, key: Option<&str>) -> Result<BTreeMap<String, Stored>> {
+pub(super) fn torch(path: &Path, key: Option<&str>) -> Result<BTreeMap<String, StoredTensor>> {
     use pytorch_reader::PytorchReader;
 
     let reader = match key {
@@ -66,7 +66,7 @@ pub(super) fn torch(path: &Path, key: Option<&str>) -> Result<BTreeMap<String, S
     for (name, tensor) in reader.into_tensors() {
         let (shape, dtype) = (tensor.shape().to_vec(), of_torch(tensor.dtype()));
         let read = Box::new(move || Ok(tensor.read()?));
-        tensors.insert(name, Stored { shape, dtype, read });
+        tensors.insert(name, StoredTensor { shape, dtype, read });
     }
     Ok(tensors)
 }
@@ -90,7 +90,7 @@ fn of_torch(dtype: pytorch_reader::DType) -> Result<DType, String> {
 
 /// Fails with instructions for reading such a file.
 #[cfg(not(feature = "pytorch"))]
-pub(super) fn torch(_: &Path, _: Option<&str>) -> Result<BTreeMap<String, Stored>> {
+pub(super) fn torch(_: &Path, _: Option<&str>) -> Result<BTreeMap<String, StoredTensor>> {
     Err("this is a file of torch.save; enable the feature `pytorch` of stoker-trainer, or convert \
          it in Python: `from safetensors.torch import save_file; \
          save_file(model.state_dict(), \"model.safetensors\")`"

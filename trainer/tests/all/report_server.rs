@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex};
 use stoker_api::contract::{Directive, Report};
 
 /// Report server.
-pub(crate) struct Door {
+pub(crate) struct ReportServer {
     pub(crate) url: String,
     pub(crate) reports: Arc<Mutex<Vec<Report>>>,
 }
 
-impl Door {
+impl ReportServer {
     pub(crate) fn open(answer: impl Fn(&Report) -> Directive + Send + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/", listener.local_addr().unwrap());

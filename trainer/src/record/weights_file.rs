@@ -11,7 +11,7 @@ use burn::store::ModuleRecord;
 use burn::tensor::{Bool, DType, Int, Shape, Tensor, TensorData};
 use safetensors::{Dtype, View};
 
-use super::stored::{self, Stored};
+use super::readers::{self, StoredTensor};
 use super::{pack, to_burn};
 use crate::Result;
 
@@ -70,18 +70,18 @@ impl WeightsFile {
     /// tensor.
     pub fn export<M: Module>(&self, model: &M) -> Result<()> {
         let mut tensors = vec![];
-        for leaf in leaves(model) {
-            let (bytes, shape, dtype) = (leaf.read)().into_parts();
-            let (name, is_turned) = self.name(&leaf.path, &leaf.container, shape.len());
+        for tensor in model_tensors(model) {
+            let (bytes, shape, dtype) = (tensor.read)().into_parts();
+            let (name, is_transposed) = self.name(&tensor.path, &tensor.container, shape.len());
             let (mut shape, mut bytes) = (shape.to_vec(), bytes.to_vec());
-            if is_turned {
+            if is_transposed {
                 bytes = transposed(&bytes, shape[0], shape[1]);
                 shape.swap(0, 1);
             }
-            let dtype = theirs(dtype).ok_or_else(|| {
+            let dtype = to_safetensors(dtype).ok_or_else(|| {
                 format!("cannot export {name}: safetensors does not support {dtype:?}")
             })?;
-            tensors.push((name, Written { dtype, shape, bytes }));
+            tensors.push((name, EncodedTensor { dtype, shape, bytes }));
         }
         safetensors::serialize_to_file(tensors, None, &self.path)
             .map_err(|error| self.failed(&error))
@@ -97,27 +97,28 @@ impl WeightsFile {
     pub fn import<M: Module>(&self, fresh: M) -> Result<M> {
         let is_of_torch = self.is_of_torch().map_err(|error| self.failed(&error))?;
         let read = match is_of_torch {
-            true => stored::torch(&self.path, self.key.as_deref()),
+            true => readers::torch(&self.path, self.key.as_deref()),
             false if self.key.is_some() => {
                 Err("a key requires a file of torch.save; remove `key`".into())
             }
             false => std::fs::read(&self.path)
                 .map_err(crate::Error::from)
-                .and_then(|bytes| stored::safetensors(&bytes)),
+                .and_then(|bytes| readers::safetensors(&bytes)),
         };
         let mut file = read.map_err(|error| self.failed(&error))?;
         let named = Self { is_pytorch: self.is_pytorch || is_of_torch, ..self.clone() };
         // PyTorch counts the batches of a norm with running statistics; burn has no such field.
         file.retain(|name, _| !(named.is_pytorch && name.ends_with("num_batches_tracked")));
         let (mut entries, mut missing) = (vec![], vec![]);
-        for leaf in leaves(&fresh) {
-            let (name, is_turned) = named.name(&leaf.path, &leaf.container, leaf.shape.len());
-            let Some(Stored { shape, dtype, read }) = file.remove(&name) else {
+        for tensor in model_tensors(&fresh) {
+            let (name, is_transposed) =
+                named.name(&tensor.path, &tensor.container, tensor.shape.len());
+            let Some(StoredTensor { shape, dtype, read }) = file.remove(&name) else {
                 missing.push(name);
                 continue;
             };
-            let mut expected = leaf.shape.clone();
-            if is_turned {
+            let mut expected = tensor.shape.clone();
+            if is_transposed {
                 expected.swap(0, 1);
             }
             if shape != expected {
@@ -131,14 +132,14 @@ impl WeightsFile {
                 format!("{}: {name} has unsupported type {dtype}", self.path.display())
             })?;
             let bytes = read().map_err(|error| self.failed(&error))?;
-            let bytes = match is_turned {
+            let bytes = match is_transposed {
                 true => transposed(&bytes, expected[0], expected[1]),
                 false => bytes,
             };
             let data =
-                TensorData::from_bytes_vec(bytes, leaf.shape, dtype).convert_dtype(leaf.dtype);
+                TensorData::from_bytes_vec(bytes, tensor.shape, dtype).convert_dtype(tensor.dtype);
             let (bytes, shape, dtype) = data.into_parts();
-            entries.push((leaf.path.join("."), dtype, shape, Some(leaf.id.val()), bytes));
+            entries.push((tensor.path.join("."), dtype, shape, Some(tensor.id.val()), bytes));
         }
         let unused: Vec<String> = file.into_keys().collect();
         if !missing.is_empty() || !unused.is_empty() {
@@ -176,8 +177,8 @@ impl WeightsFile {
             "beta" if is_norm => "bias",
             leaf => leaf,
         };
-        let is_turned = container == "Struct:Linear" && leaf == "weight" && rank == 2;
-        ([parents, &[leaf.to_owned()]].concat().join("."), is_turned)
+        let is_transposed = container == "Struct:Linear" && leaf == "weight" && rank == 2;
+        ([parents, &[leaf.to_owned()]].concat().join("."), is_transposed)
     }
 
     /// Returns `true` for a file of torch.save. Reads only the first bytes.
@@ -185,8 +186,8 @@ impl WeightsFile {
         let file = File::open(&self.path)?;
         let size = file.metadata()?.len();
         let mut head = vec![];
-        file.take(stored::HEAD as u64).read_to_end(&mut head)?;
-        Ok(stored::is_of_torch(&head, size))
+        file.take(readers::MAGIC_LEN as u64).read_to_end(&mut head)?;
+        Ok(readers::is_of_torch(&head, size))
     }
 
     fn failed(&self, error: &dyn std::fmt::Display) -> crate::Error {
@@ -201,7 +202,7 @@ impl From<&Path> for WeightsFile {
 }
 
 /// A tensor of a model.
-struct Leaf {
+struct ModelTensor {
     path: Vec<String>,
     /// Type of the containing module in burn's notation, such as `Struct:Linear`.
     container: String,
@@ -212,12 +213,12 @@ struct Leaf {
 }
 
 /// Returns all tensors of a model, in the order of its fields.
-fn leaves<M: Module>(model: &M) -> Vec<Leaf> {
+fn model_tensors<M: Module>(model: &M) -> Vec<ModelTensor> {
     #[derive(Default)]
     struct Walk {
         path: Vec<String>,
         containers: Vec<String>,
-        leaves: Vec<Leaf>,
+        tensors: Vec<ModelTensor>,
     }
     impl Walk {
         fn add(
@@ -229,7 +230,14 @@ fn leaves<M: Module>(model: &M) -> Vec<Leaf> {
         ) {
             let (path, read) = (self.path.clone(), Box::new(read));
             let container = self.containers.last().cloned().unwrap_or_default();
-            self.leaves.push(Leaf { path, container, id, shape: shape.to_vec(), dtype, read });
+            self.tensors.push(ModelTensor {
+                path,
+                container,
+                id,
+                shape: shape.to_vec(),
+                dtype,
+                read,
+            });
         }
     }
     impl ModuleVisitor for Walk {
@@ -262,7 +270,7 @@ fn leaves<M: Module>(model: &M) -> Vec<Leaf> {
     let _ = model.valid();
     let mut walk = Walk::default();
     model.visit(&mut walk);
-    walk.leaves
+    walk.tensors
 }
 
 /// Transposes a matrix.
@@ -282,13 +290,13 @@ fn transposed(bytes: &[u8], rows: usize, columns: usize) -> Vec<u8> {
 }
 
 /// A tensor to be written.
-struct Written {
+struct EncodedTensor {
     dtype: Dtype,
     shape: Vec<usize>,
     bytes: Vec<u8>,
 }
 
-impl View for Written {
+impl View for EncodedTensor {
     fn dtype(&self) -> Dtype {
         self.dtype
     }
@@ -317,11 +325,11 @@ const TYPES: [(DType, Dtype); 8] = [
     (DType::Bool(burn::tensor::BoolStore::Native), Dtype::BOOL),
 ];
 
-fn theirs(dtype: DType) -> Option<Dtype> {
+fn to_safetensors(dtype: DType) -> Option<Dtype> {
     TYPES.iter().find(|(burn, _)| *burn == dtype).map(|(_, safetensors)| *safetensors)
 }
 
-pub(super) fn ours(dtype: Dtype) -> Option<DType> {
+pub(super) fn from_safetensors(dtype: Dtype) -> Option<DType> {
     TYPES.iter().find(|(_, safetensors)| *safetensors == dtype).map(|(burn, _)| *burn)
 }
 
@@ -343,7 +351,7 @@ mod tests {
 
     /// Initializes a model's weights while no other test uses the random stream.
     fn initialized<M: Module>(model: M) -> M {
-        let _stream = crate::train::tests::alone_on_the_stream();
+        let _stream = crate::train::tests::lock_random_stream();
         crate::record::initialize(model)
     }
 
@@ -357,8 +365,9 @@ mod tests {
     }
 
     fn numbers(net: &Net) -> Vec<(Vec<String>, Vec<f32>)> {
-        let values = |leaf: Leaf| (leaf.path, (leaf.read)().try_to_vec::<f32>().unwrap());
-        leaves(net).into_iter().map(values).collect()
+        let values =
+            |tensor: ModelTensor| (tensor.path, (tensor.read)().try_to_vec::<f32>().unwrap());
+        model_tensors(net).into_iter().map(values).collect()
     }
 
     #[test]

@@ -105,14 +105,14 @@ fn call_hook_with_index(
 ) -> Result<()> {
     for index in 0..callbacks.len() {
         let callback = &mut callbacks[index];
-        let is_alone = callback.chief_only() && ranks.size() > 1;
-        if is_alone && ranks.rank() > 0 {
+        let is_chief_only = callback.chief_only() && ranks.size() > 1;
+        if is_chief_only && ranks.rank() > 0 {
             continue;
         }
         // Set aside requests of earlier callbacks: they are not this callback's.
-        let requests = is_alone.then(|| control.take_requests());
+        let requests = is_chief_only.then(|| control.take_requests());
         let done = match catch_panic(|| hook(index, &mut **callback, control)) {
-            Ok(()) if is_alone && control.has_requests() => {
+            Ok(()) if is_chief_only && control.has_requests() => {
                 let text = "a `chief_only` callback cannot stop training, keep weights or change \
                             the learning rate with several ranks; return false from `chief_only`";
                 Err(text.into())

@@ -25,7 +25,7 @@ pub(crate) struct GradientSum {
     /// For each trained parameter, in the order of visits to the model, how often it had a
     /// gradient. A parameter without any is not updated, so weight decay does not apply to it
     /// either.
-    seen: Vec<u32>,
+    num_gradients: Vec<u32>,
     /// Number of samples, or the sum of their weights.
     count: f64,
 }
@@ -53,11 +53,11 @@ impl GradientSum {
     ) -> Metrics {
         let Some(output) = output else { return Metrics::default() };
         let Backward { mut gradients, scale, count, metrics } = output.backward(model, whole);
-        let Self { gradients: sum, seen, .. } = self;
+        let Self { gradients: sum, num_gradients, .. } = self;
         for_each_parameter(model, &mut |index, param| {
-            seen.resize(seen.len().max(index + 1), 0);
+            num_gradients.resize(num_gradients.len().max(index + 1), 0);
             if selection.has(index) && param.add(&mut gradients, sum, scale) {
-                seen[index] += 1;
+                num_gradients[index] += 1;
             }
         });
         self.count += count;
@@ -66,12 +66,12 @@ impl GradientSum {
 
     /// Returns whether nothing was added.
     pub(crate) fn is_empty(&self) -> bool {
-        self.seen.is_empty()
+        self.num_gradients.is_empty()
     }
 
     /// Returns this rank's contribution to the sum over all ranks, except the gradients.
     pub(crate) fn counts(&self) -> GradientCounts {
-        GradientCounts { seen: self.seen.clone(), count: self.count.to_bits() }
+        GradientCounts { num_gradients: self.num_gradients.clone(), count: self.count.to_bits() }
     }
 
     /// Returns whether there are gradients and all are 0.
@@ -93,8 +93,8 @@ impl GradientSum {
     }
 
     /// Returns whether any rank had a gradient for the parameter at this index.
-    fn is_seen(&self, index: usize) -> bool {
-        self.seen.get(index).is_some_and(|seen| *seen > 0)
+    fn has_gradient(&self, index: usize) -> bool {
+        self.num_gradients.get(index).is_some_and(|num_gradients| *num_gradients > 0)
     }
 
     /// Turns the mean into a sum: the mean over all samples times the number of batches. For
@@ -150,7 +150,11 @@ impl GradientSum {
             gradients.extend(param.data(&self.gradients)?.map(|data| (index, data)));
             Ok(())
         })?;
-        Ok(PendingGradients { gradients, seen: self.seen.clone(), count: self.count })
+        Ok(PendingGradients {
+            gradients,
+            num_gradients: self.num_gradients.clone(),
+            count: self.count,
+        })
     }
 
     /// Adds another sum over the same model.
@@ -159,15 +163,18 @@ impl GradientSum {
         for_each_parameter(model, &mut |_, param| {
             param.add(&mut other.gradients, sum, 1.0);
         });
-        self.seen.resize(self.seen.len().max(other.seen.len()), 0);
-        self.seen.iter_mut().zip(&other.seen).for_each(|(seen, other)| *seen += other);
+        self.num_gradients.resize(self.num_gradients.len().max(other.num_gradients.len()), 0);
+        self.num_gradients
+            .iter_mut()
+            .zip(&other.num_gradients)
+            .for_each(|(num_gradients, other)| *num_gradients += other);
         self.count += other.count;
     }
 
     /// Restores the state that [`GradientSum::pending`] returned.
     pub(crate) fn restore<M: Module>(model: &M, pending: PendingGradients) -> Self {
-        let PendingGradients { gradients, seen, count } = pending;
-        let mut sum = Self { gradients: GradientsParams::new(), seen, count };
+        let PendingGradients { gradients, num_gradients, count } = pending;
+        let mut sum = Self { gradients: GradientsParams::new(), num_gradients, count };
         let mut gradients = gradients.into_iter().peekable();
         for_each_parameter(model, &mut |index, param| {
             if let Some((_, data)) = gradients.next_if(|(of, _)| *of == index) {
@@ -181,7 +188,7 @@ impl GradientSum {
 /// A rank's contribution to a sum of gradients, except the gradients.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct GradientCounts {
-    seen: Vec<u32>,
+    num_gradients: Vec<u32>,
     /// Count as bits, because JSON cannot represent NaN.
     count: u64,
 }
@@ -190,6 +197,6 @@ pub(crate) struct GradientCounts {
 pub(crate) struct PendingGradients {
     /// Gradients by parameter index, in ascending order.
     pub(crate) gradients: Vec<(usize, TensorData)>,
-    pub(crate) seen: Vec<u32>,
+    pub(crate) num_gradients: Vec<u32>,
     pub(crate) count: f64,
 }

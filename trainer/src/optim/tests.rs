@@ -253,8 +253,11 @@ fn unreadable() -> TensorData {
 #[test]
 fn unreadable_gradient_is_an_error() {
     let model = model();
-    let pending =
-        || PendingGradients { gradients: vec![(0, unreadable())], seen: vec![1, 0], count: 1.0 };
+    let pending = || PendingGradients {
+        gradients: vec![(0, unreadable())],
+        num_gradients: vec![1, 0],
+        count: 1.0,
+    };
     let sum = GradientSum::restore(&model, pending());
     let (rank_counts, mut flat) = (vec![sum.counts(); 2], FlatGradients::default());
     let ranks = Twins { on_device: false };

@@ -179,14 +179,14 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         ranks.pulse.step(self.state.batches);
         let (device, seed, number) = (context.device(), context.trial_seed(), self.state.batches);
         let seed = || rng::seed_step(device, seed, number, ranks.rank());
-        let is_made_inline = batches.makes_batches_itself();
-        if is_made_inline {
+        let is_made_on_this_thread = batches.makes_batches_itself();
+        if is_made_on_this_thread {
             seed();
         }
         let start = Instant::now();
         let batch = batches.next().ok_or("the data ended unexpectedly")??;
         ranks.pulse.waited_for_data(start.elapsed());
-        if !is_made_inline {
+        if !is_made_on_this_thread {
             seed();
         }
         Ok(batch)

@@ -77,13 +77,13 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     fn gather_pending(&mut self, local: &PendingTensors) -> Result<Vec<Bytes>> {
         let ranks = self.context.distributed();
         if ranks.size() == 1 {
-            self.state.others.clear();
+            self.state.other_ranks.clear();
             return Ok(vec![]);
         }
-        let of_ranks =
-            self.all_gather_with_stop("save", (self.state.seen.clone(), self.state.count))?;
-        self.state.others = of_ranks[1..].to_vec();
-        if of_ranks.iter().all(|(seen, _)| seen.is_empty()) {
+        let of_ranks = self
+            .all_gather_with_stop("save", (self.state.num_gradients.clone(), self.state.count))?;
+        self.state.other_ranks = of_ranks[1..].to_vec();
+        if of_ranks.iter().all(|(num_gradients, _)| num_gradients.is_empty()) {
             return Ok(vec![]);
         }
         let local = if ranks.rank() == 0 { Bytes::new() } else { RunState::pack(local.clone())? };

@@ -57,11 +57,12 @@ pub(crate) struct RunState {
     pub(crate) history: Vec<BTreeMap<String, u64>>,
     pub(crate) optimizers: OptimizersState,
     /// Number of gradients per parameter in the pending sum, and its sample count as bits.
-    pub(crate) seen: Vec<u32>,
+    #[serde(rename = "seen")]
+    pub(crate) num_gradients: Vec<u32>,
     pub(crate) count: u64,
-    /// `seen` and `count` of ranks 1, 2, ...
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) others: Vec<(Vec<u32>, u64)>,
+    /// `num_gradients` and `count` of ranks 1, 2, ...
+    #[serde(default, rename = "others", skip_serializing_if = "Vec::is_empty")]
+    pub(crate) other_ranks: Vec<(Vec<u32>, u64)>,
     /// Validation of the weights that a callback keeps, if any; without metrics if there was no
     /// validation at that batch.
     #[serde(default, rename = "kept", skip_serializing_if = "Option::is_none")]
@@ -126,11 +127,11 @@ impl RunState {
         sum: &GradientSum,
     ) -> Result<PendingTensors> {
         if sum.is_empty() {
-            (self.seen, self.count) = (vec![], 0);
+            (self.num_gradients, self.count) = (vec![], 0);
             return Ok(vec![]);
         }
         let pending = sum.pending(model)?;
-        (self.seen, self.count) = (pending.seen, pending.count.to_bits());
+        (self.num_gradients, self.count) = (pending.num_gradients, pending.count.to_bits());
         Ok(pending.gradients)
     }
 
@@ -183,12 +184,18 @@ impl RunState {
         size: usize,
     ) -> Result<GradientSum> {
         let of = |rank: usize| match rank {
-            0 => self.pending_sum(model, contents.get(GRADIENTS), &(self.seen.clone(), self.count)),
-            _ => {
-                self.pending_sum(model, contents.get(&gradients_file(rank)), &self.others[rank - 1])
-            }
+            0 => self.pending_sum(
+                model,
+                contents.get(GRADIENTS),
+                &(self.num_gradients.clone(), self.count),
+            ),
+            _ => self.pending_sum(
+                model,
+                contents.get(&gradients_file(rank)),
+                &self.other_ranks[rank - 1],
+            ),
         };
-        let num_ranks = self.others.len() + 1;
+        let num_ranks = self.other_ranks.len() + 1;
         if num_ranks == size {
             return of(rank);
         }
@@ -205,7 +212,7 @@ impl RunState {
         &self,
         model: &M,
         packed: Option<&Bytes>,
-        (seen, count): &(Vec<u32>, u64),
+        (num_gradients, count): &(Vec<u32>, u64),
     ) -> Result<GradientSum> {
         let Some(bytes) = packed else { return Ok(GradientSum::default()) };
         let mut gradients = vec![];
@@ -215,8 +222,8 @@ impl RunState {
             gradients.push((name.parse::<usize>()?, TensorData::from_bytes(bytes, shape, dtype)));
         }
         gradients.sort_by_key(|(index, _)| *index);
-        let (seen, count) = (seen.clone(), f64::from_bits(*count));
-        Ok(GradientSum::restore(model, PendingGradients { gradients, seen, count }))
+        let (num_gradients, count) = (num_gradients.clone(), f64::from_bits(*count));
+        Ok(GradientSum::restore(model, PendingGradients { gradients, num_gradients, count }))
     }
 }
 

@@ -102,7 +102,7 @@ pub fn run_trial<T: Trial>(context: &Context) -> Result<Fitted<T::Model>> {
 /// Same as [`run_trial`], with additional callbacks after the trial's.
 pub(crate) fn run_trial_with<T: Trial>(
     context: &Context,
-    watching: Vec<Box<dyn Callback>>,
+    more_callbacks: Vec<Box<dyn Callback>>,
 ) -> Result<Fitted<T::Model>> {
     let trial = context.run_stage(TestStage::New, || T::new(context))?;
     let batch_size = context.batch_size()?;
@@ -117,7 +117,7 @@ pub(crate) fn run_trial_with<T: Trial>(
     let train = context.run_stage(TestStage::BuildTrainingData, || trial.build_training_data())?;
     let validation =
         context.run_stage(TestStage::BuildValidationData, || trial.build_validation_data())?;
-    let callbacks = trial.callbacks().into_iter().chain(watching).collect();
+    let callbacks = trial.callbacks().into_iter().chain(more_callbacks).collect();
     let fit = Fit::new(train)
         .validation(validation)
         .batch_size(batch_size)

@@ -98,7 +98,7 @@ async fn over_http(url: &Url, path: &Path) -> Result<(), DataError> {
     for attempt in 1.. {
         match try_download(&client, url, path).await {
             Err(AttemptError::Transient(_)) if attempt < ATTEMPTS_MAX => {
-                tokio::time::sleep(wait).await
+                tokio::time::sleep(wait).await;
             }
             Err(AttemptError::Transient(error) | AttemptError::Permanent(error)) => {
                 return Err(error);

@@ -67,7 +67,7 @@ impl GradientSum {
                 false => (&single, &mut at_single),
             };
             let start = std::mem::replace(at, *at + param.num_elements());
-            if let (Some(mean), true) = (mean, sum.is_seen(index)) {
+            if let (Some(mean), true) = (mean, sum.has_gradient(index)) {
                 let local = mean.clone().slice(start..*at);
                 param.put_tensor(local, &mut sum.gradients);
             }
@@ -101,18 +101,18 @@ impl GradientSum {
         // Divide while copying, which touches every value anyway.
         let (mut single, mut double) = (single.as_slice(), double.as_slice());
         for_each_parameter(model, &mut |index, param| {
-            let is_seen = sum.is_seen(index);
+            let has_gradient = sum.has_gradient(index);
             let mean = match is_plain && param.is_double() {
                 true => {
                     let local = double.split_off(..param.num_elements()).unwrap_or_default();
                     let mean = || local.iter().map(|number| number * factor).collect::<Vec<_>>();
-                    is_seen.then(|| TensorData::new(mean(), param.shape()))
+                    has_gradient.then(|| TensorData::new(mean(), param.shape()))
                 }
                 false => {
                     let local = single.split_off(..param.num_elements()).unwrap_or_default();
                     let mean =
                         || local.iter().map(|number| number * single_factor).collect::<Vec<_>>();
-                    is_seen.then(|| TensorData::new(mean(), param.shape()))
+                    has_gradient.then(|| TensorData::new(mean(), param.shape()))
                 }
             };
             if let Some(mean) = mean {
@@ -127,8 +127,11 @@ impl GradientSum {
         let mut sum = Self::default();
         for counts in rank_counts {
             sum.count += f64::from_bits(counts.count);
-            sum.seen.resize(sum.seen.len().max(counts.seen.len()), 0);
-            sum.seen.iter_mut().zip(&counts.seen).for_each(|(sum, seen)| *sum += seen);
+            sum.num_gradients.resize(sum.num_gradients.len().max(counts.num_gradients.len()), 0);
+            sum.num_gradients
+                .iter_mut()
+                .zip(&counts.num_gradients)
+                .for_each(|(sum, num_gradients)| *sum += num_gradients);
         }
         let mut factor = 1.0;
         if sum.count > 0.0 {

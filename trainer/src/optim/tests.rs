@@ -46,7 +46,7 @@ fn stepped(optimizers: &mut Optimizers, model: Two, sum: GradientSum) -> Result<
 }
 
 #[test]
-fn sums_and_means_of_any_size_give_the_mean_gradient() {
+fn sums_and_means_give_the_mean_gradient() {
     for (first, second) in [(true, true), (false, false), (true, false)] {
         let (model, mut sum) = (model(), GradientSum::default());
         sum.add(&model, output(&model, 3, first), false);

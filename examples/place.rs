@@ -62,5 +62,5 @@ impl Place {
 #[cfg(test)]
 pub(crate) fn test_of(experiment: &str) -> stoker_trainer::testing::TrialTest {
     let experiment: serde_json::Value = serde_saphyr::from_str(experiment).unwrap();
-    stoker_trainer::testing::TrialTest::of_experiment(&experiment).unwrap()
+    stoker_trainer::testing::TrialTest::from_experiment(&experiment).unwrap()
 }

@@ -10,7 +10,7 @@ use burn::nn::{Linear, LinearConfig, Relu};
 use burn::tensor::{DType, Device};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use stoker_trainer::{Data, Fit, Optimizers, Plan, Result, Standalone, StepOutput};
+use stoker_trainer::{Data, Fit, LoaderPlan, Optimizers, Result, Standalone, StepOutput};
 
 use crate::models::{LEARNING_RATE, optimizer};
 use crate::pictures::{self, Format, LoaderKind, Pictures};
@@ -50,9 +50,17 @@ pub(crate) enum ImageSource {
 }
 
 /// Returns the loader plan of a single rank on the default device.
-pub(crate) fn plan(global_batch: usize) -> Plan {
+pub(crate) fn plan(global_batch: usize) -> LoaderPlan {
     let device = Device::default();
-    Plan { global_batch, rank: 0, world: 1, seed: 7, shuffle: true, device, dtype: DType::F32 }
+    LoaderPlan {
+        global_batch,
+        rank: 0,
+        world_size: 1,
+        seed: 7,
+        shuffle: true,
+        device,
+        dtype: DType::F32,
+    }
 }
 
 /// Serves the same commands as `torch_data.py serve`: a number of batches to load, or `check NUM`.

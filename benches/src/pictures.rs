@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use clap::ValueEnum;
-use stoker_trainer::{At, Data, Result, Source, Stream, key};
+use stoker_trainer::{BatchContext, Data, Result, Source, Stream, mix_seed};
 use zune_jpeg::JpegDecoder;
 use zune_jpeg::zune_core::bytestream::ZCursor;
 use zune_jpeg::zune_core::colorspace::ColorSpace;
@@ -126,7 +126,7 @@ impl Source<Pictures> for Files {
         self.files.len()
     }
 
-    fn batch(&self, samples: &[usize], at: &At) -> Result<Pictures> {
+    fn batch(&self, samples: &[usize], at: &BatchContext) -> Result<Pictures> {
         let mut batch = Vec::with_capacity(samples.len() * CROP_BYTES);
         let mut cropped = vec![0; CROP_BYTES];
         for sample in samples {
@@ -152,7 +152,7 @@ pub(crate) fn in_memory(files: Vec<PathBuf>, format: Format) -> Result<Data<Pict
     let (samples, files) =
         ((0..files.len()).collect::<Vec<_>>(), Files { files, format, augments: false });
     let dtype = burn::tensor::DType::F32;
-    Data::arrays(files.batch(&samples, &At { device, dtype, epoch: 0, seed: 0 })?)
+    Data::arrays(files.batch(&samples, &BatchContext { device, dtype, epoch: 0, seed: 0 })?)
 }
 
 fn tensors(batch: Vec<f32>, labels: &[usize], device: &Device) -> Pictures {
@@ -172,7 +172,7 @@ struct Crop {
 impl Crop {
     fn sampled(seed: u64) -> Self {
         let offsets = (SIZE - CROP + 1) as u64;
-        let sample = |what: u64, below: u64| (key(&[seed, what]) % below) as usize;
+        let sample = |what: u64, below: u64| (mix_seed(&[seed, what]) % below) as usize;
         Self { top: sample(0, offsets), left: sample(1, offsets), is_flipped: sample(2, 2) == 1 }
     }
 

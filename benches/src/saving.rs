@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use stoker_api::experiment::{Length, Unit};
 use stoker_api::names::MANIFEST;
 use stoker_trainer::{
-    At, Callback, Context, Control, Data, Fit, Logs, Optimizers, Result, Source, Standalone,
-    StepOutput,
+    BatchContext, Callback, Context, Control, Data, Fit, Logs, Optimizers, Result, Source,
+    Standalone, StepOutput,
 };
 
 use crate::protocol;
@@ -203,7 +203,7 @@ impl Source<()> for Batches {
         1 << 20
     }
 
-    fn batch(&self, _: &[usize], _: &At) -> Result<()> {
+    fn batch(&self, _: &[usize], _: &BatchContext) -> Result<()> {
         let mut times = self.recorder.lock();
         if times.first.is_none() {
             times.first = Some(Instant::now());

@@ -8,8 +8,8 @@ use burn::tensor::{Device, Int, Tensor};
 use clap::ValueEnum;
 use stoker_api::experiment::{Length, Unit};
 use stoker_trainer::{
-    At, Callback, Control, Data, Fit, Logs, Optimizers, Permutation, Result, Rows, Source,
-    Standalone, StepOutput,
+    BatchContext, Callback, Control, Data, Fit, Logs, Optimizers, Permutation, Result, Rows,
+    Source, Standalone, StepOutput,
 };
 
 use crate::models::{Batch, Cnn, Gpt, LEARNING_RATE, Mlp, Subject, optimizer};
@@ -129,7 +129,7 @@ impl<I: Clone + Send + Sync> Source<(I, Tensor<2, Int>)> for OneBatch<I> {
         self.0.1.dims()[0] * EPOCH_BATCHES
     }
 
-    fn batch(&self, _: &[usize], _: &At) -> Result<(I, Tensor<2, Int>)> {
+    fn batch(&self, _: &[usize], _: &BatchContext) -> Result<(I, Tensor<2, Int>)> {
         Ok(self.0.clone())
     }
 }

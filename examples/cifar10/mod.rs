@@ -87,7 +87,7 @@ impl Cifar10 {
     fn images(&self, names: impl IntoIterator<Item = String>) -> Result<Images> {
         let paths = names.into_iter().map(|name| self.place.file(&[&name]));
         let images = cifar::read(&paths.collect::<Result<Vec<_>>>()?)?;
-        Ok(images.normalised(&[0.4914, 0.4822, 0.4465], &[0.247, 0.2435, 0.2616])?)
+        Ok(images.normalized(&[0.4914, 0.4822, 0.4465], &[0.247, 0.2435, 0.2616])?)
     }
 }
 

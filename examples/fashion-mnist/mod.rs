@@ -30,11 +30,11 @@ impl Trial for FashionMnist {
     }
 
     fn build_training_data(&self) -> Result<Data<Batch>> {
-        Ok(Data::new(images(&self.place, "train")?.normalised(&[0.286], &[0.353])?).workers(1))
+        Ok(Data::new(images(&self.place, "train")?.normalized(&[0.286], &[0.353])?).workers(1))
     }
 
     fn build_validation_data(&self) -> Result<Data<Batch>> {
-        Ok(Data::new(images(&self.place, "t10k")?.normalised(&[0.286], &[0.353])?))
+        Ok(Data::new(images(&self.place, "t10k")?.normalized(&[0.286], &[0.353])?))
     }
 
     fn step(&self, model: &Network, (images, classes): Batch) -> StepOutput {

@@ -7,7 +7,8 @@ use burn::tensor::activation::{leaky_relu, log_sigmoid};
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
 use serde::Deserialize;
 use stoker_trainer::{
-    Context, Data, Fit, InvalidHyperparameters, Metrics, Optimizers, Result, StepOutput, Turn, key,
+    Context, Data, Fit, InvalidHyperparameters, Metrics, NextAction, Optimizers, Result,
+    StepOutput, mix_seed,
 };
 
 use crate::mnist::images;
@@ -96,7 +97,7 @@ fn noise(samples: usize, device: &Device) -> Tensor<2> {
 /// Returns the same noise in every validation and on every rank: sums of 12 uniform numbers, which
 /// are nearly normal.
 fn fixed_noise(device: &Device) -> Tensor<2> {
-    let uniform = |i: u64| (key(&[i]) >> 40) as f32 / (1 << 24) as f32;
+    let uniform = |i: u64| (mix_seed(&[i]) >> 40) as f32 / (1 << 24) as f32;
     let normal = |i: u64| (0..12).map(|k| uniform(i * 12 + k)).sum::<f32>() - 6.0;
     let values: Vec<f32> = (0..(VALIDATION_IMAGES * LATENT) as u64).map(normal).collect();
     Tensor::from_data(TensorData::new(values, [VALIDATION_IMAGES, LATENT]), device)
@@ -119,7 +120,7 @@ pub(crate) fn train(context: &Context) -> Result<()> {
 
     // The mean of the first real images.
     let device = context.device().clone().without_autodiff();
-    let of_test = context.plan(VALIDATION_IMAGES, false);
+    let of_test = context.loader_plan(VALIDATION_IMAGES, false);
     let first = test.loader(of_test, 0..1).next().transpose()?.flatten();
     let (first, _): (Tensor<4>, Tensor<1, Int>) = first.ok_or("the test set is empty")?;
     let real_mean = context.distributed().broadcast(values(mean_picture(first.flatten(1, 3))))?;
@@ -134,9 +135,9 @@ pub(crate) fn train(context: &Context) -> Result<()> {
     let model = Gan::new(hparams.hidden, context.device());
     let mut training = context.training(model, optimizers, fit)?;
     context.session().set_status("learns to draw");
-    while let Some(turn) = training.next()? {
-        match turn {
-            Turn::Train(batch) => {
+    while let Some(action) = training.next()? {
+        match action {
+            NextAction::Train(batch) => {
                 let real = batch.map(|(pictures, _)| pictures.flatten(1, 3));
                 let samples = real.as_ref().map(|images: &Tensor<2>| images.dims()[0]);
                 let loss = real.map(|real| training.model().discriminator_loss(real));
@@ -146,7 +147,7 @@ pub(crate) fn train(context: &Context) -> Result<()> {
                 training.step("^generator", loss)?;
                 training.end_batch()?;
             }
-            Turn::Validate => {
+            NextAction::Validate => {
                 let generated = training.model().valid().generate(fixed_noise(&device));
                 let mean = values(mean_picture(generated));
                 let square = |(a, b): (&f32, &f32)| f64::from(a - b).powi(2);

@@ -56,11 +56,11 @@ impl Trial for Mnist {
     }
 
     fn build_training_data(&self) -> Result<Data<Batch>> {
-        Ok(Data::new(images(&self.place, "train")?.normalised(&[0.1307], &[0.3081])?).workers(1))
+        Ok(Data::new(images(&self.place, "train")?.normalized(&[0.1307], &[0.3081])?).workers(1))
     }
 
     fn build_validation_data(&self) -> Result<Data<Batch>> {
-        Ok(Data::new(images(&self.place, "t10k")?.normalised(&[0.1307], &[0.3081])?))
+        Ok(Data::new(images(&self.place, "t10k")?.normalized(&[0.1307], &[0.3081])?))
     }
 
     fn step(&self, model: &Network, (images, digits): Batch) -> StepOutput {

@@ -26,7 +26,7 @@ use stoker_storage::Storage;
 
 use crate::collective::RankActivity;
 use crate::context::Context;
-use crate::data::{At, Data, Source};
+use crate::data::{BatchContext, Data, Source};
 use crate::error::{Infrastructure, Interrupted};
 use crate::stop::StopSignal;
 use crate::{Error, Result};
@@ -292,9 +292,9 @@ impl Context {
             return Ok(None);
         };
         let storage = Storage::open(&config.url, config.endpoint.as_deref())?;
-        let outlet = self.outlet();
+        let io = self.io();
         Ok(Some(DatasetBucket::new(
-            outlet.runtime().clone(),
+            io.runtime().clone(),
             storage,
             &format!("{namespace}/datasets"),
         )))
@@ -384,7 +384,7 @@ impl<T: DeserializeOwned, B, F: Fn(Vec<T>, &Device) -> B + Send + Sync> Source<B
         self.set.len()
     }
 
-    fn batch(&self, samples: &[usize], at: &At) -> Result<B> {
+    fn batch(&self, samples: &[usize], at: &BatchContext) -> Result<B> {
         let items =
             samples.iter().map(|sample| self.set.get(*sample)).collect::<Result<Vec<_>>>()?;
         Ok((self.batcher)(items, at.device))

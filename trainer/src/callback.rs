@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::Result;
 
+mod control;
 mod csv_log;
 mod early_stopping;
 mod lambda;
@@ -14,6 +15,7 @@ mod learning_rate;
 mod plateau;
 mod tensor_board;
 
+pub use control::Control;
 pub use csv_log::CsvLog;
 pub use early_stopping::EarlyStopping;
 pub use lambda::Lambda;
@@ -23,86 +25,6 @@ pub use tensor_board::TensorBoard;
 
 /// Metric means by name. Names of validation metrics begin with `val_`.
 pub type Logs = BTreeMap<String, f64>;
-
-/// Requests from callbacks to the training loop, which applies them after each hook.
-#[derive(Debug, Default)]
-pub struct Control {
-    pub(crate) stop: Option<String>,
-    pub(crate) scale: Option<f64>,
-    pub(crate) rows: Vec<(String, Logs)>,
-    pub(crate) histograms: Vec<(String, Vec<f32>)>,
-    pub(crate) keeps_weights: bool,
-    pub(crate) batches: u64,
-    pub(crate) learning_rate_scale: f64,
-}
-
-impl Control {
-    /// Returns the number of global batches trained so far.
-    pub fn batches(&self) -> u64 {
-        self.batches
-    }
-
-    /// Returns the current factor of the learning rate.
-    pub fn learning_rate_scale(&self) -> f64 {
-        self.scale.unwrap_or(self.learning_rate_scale)
-    }
-
-    /// Stops training after this batch. The last validation becomes the trial's result.
-    pub fn stop_training(&mut self, why: impl Into<String>) {
-        self.stop.get_or_insert(why.into());
-    }
-
-    /// Multiplies the current factor of the learning rate by `factor`. Checkpoints keep the factor.
-    pub fn scale_learning_rate(&mut self, factor: f64) {
-        self.scale = Some(self.learning_rate_scale() * factor);
-    }
-
-    /// Replaces the factor of the learning rate. Checkpoints keep the factor.
-    pub fn set_learning_rate_scale(&mut self, scale: f64) {
-        self.scale = Some(scale);
-    }
-
-    /// Writes a row of metrics at this batch to the trial's metrics and to TensorBoard. The group
-    /// can have any name, for example `model`, except `training` and `validation`.
-    pub fn report(&mut self, group: &str, metrics: Logs) {
-        self.rows.push((group.into(), metrics));
-    }
-
-    /// Writes a histogram of these values at this batch to TensorBoard.
-    pub fn histogram(&mut self, name: &str, values: Vec<f32>) {
-        self.histograms.push((name.into(), values));
-    }
-
-    /// Keeps a copy of the model's current weights and buffers, and replaces any earlier copy.
-    /// Training ends with this copy.
-    ///
-    /// If a callback stops training, the last checkpoint contains the copy, with the metrics of the
-    /// validation at this batch. If training reaches its length, only
-    /// [`Fitted::model`](crate::Fitted::model) contains it, because a longer training would
-    /// continue from the current weights. Until then, checkpoints contain the copy in addition to
-    /// the current weights, and are larger by its size. A trial keeps one copy.
-    pub fn keep_weights(&mut self) {
-        self.keeps_weights = true;
-    }
-
-    /// Returns whether there is a request that changes training.
-    pub(crate) fn asks(&self) -> bool {
-        self.stop.is_some() || self.scale.is_some() || self.keeps_weights
-    }
-
-    /// Takes the requests that change training.
-    pub(crate) fn take_asked(&mut self) -> Asked {
-        (self.stop.take(), self.scale.take(), std::mem::take(&mut self.keeps_weights))
-    }
-
-    /// Restores requests from [`take_asked`](Self::take_asked).
-    pub(crate) fn ask(&mut self, requests: Asked) {
-        (self.stop, self.scale, self.keeps_weights) = requests;
-    }
-}
-
-/// Requests that change training: stop reason, learning rate factor, and whether to keep weights.
-pub(crate) type Asked = (Option<String>, Option<f64>, bool);
 
 /// Additional files for a checkpoint.
 #[derive(Debug, Default)]
@@ -134,8 +56,8 @@ impl CheckpointFiles {
     }
 
     /// Selects the files of a checkpoint that callbacks added.
-    pub(crate) fn of(parts: &BTreeMap<String, Bytes>) -> Self {
-        let added = parts.iter().filter(|(name, _)| name.starts_with("callbacks-"));
+    pub(crate) fn from_contents(contents: &BTreeMap<String, Bytes>) -> Self {
+        let added = contents.iter().filter(|(name, _)| name.starts_with("callbacks-"));
         Self(added.map(|(name, bytes)| (name.clone(), bytes.clone())).collect())
     }
 

@@ -14,42 +14,42 @@ use stoker_api::names::{ENV_CACHE, ENV_TEST};
 use crate::callback::{Callback, Control};
 use crate::checkpoint::CheckpointSource;
 use crate::collective::{Distributed, RankActivity};
-use crate::data::{Data, Plan};
+use crate::data::{Data, LoaderPlan};
 use crate::error::catch_raised;
-use crate::outlet::Outlet;
 use crate::step::{Metrics, StepOutput};
 use crate::stop::StopSignal;
+use crate::trial_io::TrialIo;
 use crate::{InvalidHyperparameters, Result, precision, record, rng, train};
 
 /// Hyperparameters, seeds, device, ranks and training of this process. Clones share the same state.
 #[derive(Clone, Debug)]
 pub struct Context {
     pub(crate) config: TrialConfig,
-    pub(crate) outlet: Arc<Mutex<Outlet>>,
+    pub(crate) io: Arc<Mutex<TrialIo>>,
     pub(crate) stop: StopSignal,
     /// Set when the program itself ends training early.
     pub(crate) ended: StopSignal,
     device: Device,
     ranks: Arc<Distributed>,
-    /// Whether the program runs in test mode; see `train/trying.rs`.
+    /// Whether the program runs in test mode; see `train/test_mode.rs`.
     pub(crate) is_test: bool,
     /// In an inference job, the checkpoint selected at the start of the job.
     pub(crate) pinned: Option<PinnedCheckpoint>,
     #[cfg(feature = "learner")]
-    pub(crate) learning: crate::learner::Learning,
+    pub(crate) learner_state: crate::learner::SharedLearnerState,
 }
 
 impl Context {
     pub(crate) fn new(
         config: TrialConfig,
-        outlet: Outlet,
+        io: TrialIo,
         stop: StopSignal,
         device: Device,
         ranks: Distributed,
     ) -> Self {
         Self {
             config,
-            outlet: Arc::new(Mutex::new(outlet)),
+            io: Arc::new(Mutex::new(io)),
             stop,
             ended: StopSignal::default(),
             device,
@@ -57,19 +57,19 @@ impl Context {
             is_test: std::env::var_os(ENV_TEST).is_some_and(|test| test == "1"),
             pinned: None,
             #[cfg(feature = "learner")]
-            learning: Default::default(),
+            learner_state: Default::default(),
         }
     }
 
     /// Returns this context with another device.
-    pub(crate) fn on(self, device: Device) -> Self {
+    pub(crate) fn with_device(self, device: Device) -> Self {
         Self { device, ..self }
     }
 
-    /// Locks the outlet to runner and storage; do not hold the lock for long. Ignores poisoning:
+    /// Locks the I/O with runner and storage; do not hold the lock for long. Ignores poisoning:
     /// after a panic elsewhere, rows and reports can still be sent.
-    pub(crate) fn outlet(&self) -> MutexGuard<'_, Outlet> {
-        self.outlet.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn io(&self) -> MutexGuard<'_, TrialIo> {
+        self.io.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the hyperparameters, deserialized into a user type.
@@ -79,7 +79,7 @@ impl Context {
     /// Returns [`InvalidHyperparameters`] with the name of the field that does not fit.
     pub fn hparams<T: DeserializeOwned>(&self) -> Result<T> {
         let read = serde_path_to_error::deserialize(&self.config.hyperparameters);
-        Ok(read.map_err(|error| InvalidHyperparameters(named(&error)))?)
+        Ok(read.map_err(|error| InvalidHyperparameters(field_error(&error)))?)
     }
 
     /// Returns a hyperparameter by name. For nested hyperparameters, join the names with dots.
@@ -99,7 +99,8 @@ impl Context {
             return Err(InvalidHyperparameters(format!("{name} is missing")).into());
         };
         let read = serde_path_to_error::deserialize(value);
-        Ok(read.map_err(|error| InvalidHyperparameters(format!("{name}: {}", named(&error))))?)
+        Ok(read
+            .map_err(|error| InvalidHyperparameters(format!("{name}: {}", field_error(&error))))?)
     }
 
     /// Returns the number of samples per batch on this rank: the hyperparameter `global_batch_size`
@@ -165,7 +166,7 @@ impl Context {
     /// Returns the field that does not fit.
     pub fn data<T: DeserializeOwned>(&self) -> Result<T> {
         let read = serde_path_to_error::deserialize(&self.config.data);
-        Ok(read.map_err(|error| format!("data: {}", named(&error)))?)
+        Ok(read.map_err(|error| format!("data: {}", field_error(&error)))?)
     }
 
     /// Returns the device to train on, with autodiff: this rank's GPU, or the CPU.
@@ -237,8 +238,8 @@ impl Context {
         fresh: M,
         from: impl Into<CheckpointSource>,
     ) -> Result<M> {
-        let (_, parts) = from.into().load(&self.config.storage)?;
-        record::load_model(fresh, &parts)
+        let (_, contents) = from.into().load(&self.config.storage)?;
+        record::load_model(fresh, &contents)
     }
 
     /// Evaluates a model on all of `data`, in batches of `batch_size` on each rank, and returns the
@@ -274,10 +275,10 @@ impl Context {
     ) -> Result<Metrics> {
         let (mut all, mut control) = (Metrics::default(), Control::default());
         let mut hook = |call: &mut dyn FnMut(&mut dyn Callback, &mut Control) -> Result<()>| {
-            train::hook(callbacks, &mut control, &self.ranks, call)
+            train::call_hook(callbacks, &mut control, &self.ranks, call)
         };
         hook(&mut |callback, control| callback.on_validation_begin(control))?;
-        self.each_batch(model, data, batch_size, |index, model, batch| {
+        self.for_each_batch(model, data, batch_size, |index, model, batch| {
             hook(&mut |callback, control| callback.on_validation_batch_begin(index, control))?;
             if let Some(batch) = batch {
                 all.add(&step(model, batch).into_metrics());
@@ -320,10 +321,10 @@ impl Context {
     ) -> Result<Vec<T>> {
         let (mut all, mut none) = (vec![], Control::default());
         let mut hook = |call: &mut dyn FnMut(&mut dyn Callback) -> Result<()>| {
-            train::hook(callbacks, &mut none, &self.ranks, |callback, _| call(callback))
+            train::call_hook(callbacks, &mut none, &self.ranks, |callback, _| call(callback))
         };
         hook(&mut |callback| callback.on_predict_begin())?;
-        self.each_batch(model, data, batch_size, |index, model, batch| {
+        self.for_each_batch(model, data, batch_size, |index, model, batch| {
             hook(&mut |callback| callback.on_predict_batch_begin(index))?;
             all.extend(batch.map(|batch| forward(model, batch)));
             hook(&mut |callback| callback.on_predict_batch_end(index))
@@ -334,7 +335,7 @@ impl Context {
 
     /// Calls `each` for every global batch, in order, with its number, the model without autodiff,
     /// and this rank's part of the batch.
-    pub(crate) fn each_batch<M: Module, B: Send + 'static>(
+    pub(crate) fn for_each_batch<M: Module, B: Send + 'static>(
         &self,
         model: &M,
         data: &Data<B>,
@@ -346,7 +347,7 @@ impl Context {
         }
         let model = model.valid();
         let model = precision::to_compute_precision(&model, self.config.mixed_precision);
-        let plan = self.plan(batch_size, false);
+        let plan = self.loader_plan(batch_size, false);
         let steps = data.steps(&plan);
         catch_raised(|| {
             for (index, batch) in (0..).zip(data.loader(plan, 0..steps)) {
@@ -359,13 +360,13 @@ impl Context {
     }
 
     /// Returns how this rank reads data in batches of `batch_size`, for [`Data::loader`].
-    pub fn plan(&self, batch_size: usize, training: bool) -> Plan {
-        let (rank, world) = (self.ranks.rank(), self.ranks.size());
+    pub fn loader_plan(&self, batch_size: usize, training: bool) -> LoaderPlan {
+        let (rank, world_size) = (self.ranks.rank(), self.ranks.size());
         let device = self.device.clone();
-        Plan {
-            global_batch: batch_size * world,
+        LoaderPlan {
+            global_batch: batch_size * world_size,
             rank,
-            world,
+            world_size,
             seed: u64::from(self.config.seed),
             shuffle: training,
             device: if training { device } else { device.without_autodiff() },
@@ -375,17 +376,17 @@ impl Context {
 
     /// Seeds burn's random stream before the program starts, because it may sample numbers itself.
     pub(crate) fn seed_program(&self) {
-        self.draw_weights(|| ());
+        self.with_weight_seed(|| ());
     }
 
-    /// Calls `draw` with burn's random stream seeded for this trial's weights.
-    pub(crate) fn draw_weights<T>(&self, draw: impl FnOnce() -> T) -> T {
-        rng::draw_weights(&self.device, self.config.seed, draw)
+    /// Calls `sample` with burn's random stream seeded for this trial's weights.
+    pub(crate) fn with_weight_seed<T>(&self, sample: impl FnOnce() -> T) -> T {
+        rng::with_weight_seed(&self.device, self.config.seed, sample)
     }
 }
 
 /// Formats an error as `field: reason`.
-fn named<E: std::fmt::Display>(error: &serde_path_to_error::Error<E>) -> String {
+fn field_error<E: std::fmt::Display>(error: &serde_path_to_error::Error<E>) -> String {
     match error.path().to_string().as_str() {
         "." => error.inner().to_string(),
         path => format!("{path}: {}", error.inner()),

@@ -11,34 +11,36 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
 
-use crate::rng::key;
+use crate::rng::mix_seed;
 use crate::train::ReadOrder;
 use crate::{InvalidHyperparameters, Result};
 
 #[cfg(feature = "learner")]
-mod adapt;
-mod found;
+mod burn_dataset;
 mod indexed;
+mod into_item;
 mod loader;
 mod order;
+mod origin;
 mod permutation;
 mod rows;
 mod sequence;
-mod stream;
 #[cfg(feature = "learner")]
-mod tape;
+mod sequential;
+mod stream;
 mod weights;
 
-pub use found::Found;
+pub use into_item::IntoItem;
 pub use loader::Loader;
-use loader::{Job, Jobs};
+use loader::{BatchJob, BatchJobs};
 use order::Order;
+use origin::Origin;
 pub use permutation::Permutation;
 pub use rows::{Field, Rows};
 pub use sequence::Sequence;
-pub use stream::{Pass, Stream};
 #[cfg(feature = "learner")]
-pub(crate) use tape::{Batches, Tape};
+pub(crate) use sequential::{Batches, SequentialSource};
+pub use stream::{Pass, Stream};
 
 /// Default queue length of a loader, in batches; see [`Data::queue`].
 const QUEUE_BATCHES: usize = 10;
@@ -46,9 +48,9 @@ const QUEUE_BATCHES: usize = 10;
 /// Device, dtype, epoch and seed of a batch.
 ///
 /// burn's random number generator is one stream for the whole process. A source that needs random
-/// numbers derives them from [`At::sample_seed`] instead.
+/// numbers derives them from [`BatchContext::sample_seed`] instead.
 #[derive(Debug)]
-pub struct At<'a> {
+pub struct BatchContext<'a> {
     /// Device of the tensors, with autodiff for training and without for validation.
     pub device: &'a Device,
     /// Floating-point type of the inputs; see [`Context::dtype`](crate::Context::dtype).
@@ -59,11 +61,11 @@ pub struct At<'a> {
     pub seed: u64,
 }
 
-impl At<'_> {
+impl BatchContext<'_> {
     /// Returns the seed for all randomness of one sample in this epoch. It does not depend on the
     /// number of ranks or workers.
     pub fn sample_seed(&self, sample: usize) -> u64 {
-        key(&[self.seed, self.epoch, sample as u64])
+        mix_seed(&[self.seed, self.epoch, sample as u64])
     }
 }
 
@@ -82,7 +84,7 @@ pub trait Source<B>: Send + Sync {
     /// # Errors
     ///
     /// Any error; it ends the trial.
-    fn batch(&self, samples: &[usize], at: &At) -> Result<B>;
+    fn batch(&self, samples: &[usize], context: &BatchContext) -> Result<B>;
 
     /// Returns `true` if each "sample" is a complete batch for one rank, as for a [`Sequence`].
     fn is_batched(&self) -> bool {
@@ -99,13 +101,13 @@ pub trait Source<B>: Send + Sync {
 /// Shard, order and device of a [`Loader`]. A global batch contains the same samples for any number
 /// of ranks.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct LoaderPlan {
     /// Number of samples in a batch, over all ranks.
     pub global_batch: usize,
     /// Rank of this process.
     pub rank: usize,
     /// Number of ranks.
-    pub world: usize,
+    pub world_size: usize,
     /// Seed of the sample order.
     pub seed: u64,
     /// Whether samples may be shuffled; `false` for validation.
@@ -127,25 +129,6 @@ pub struct Data<B> {
     queue: usize,
 }
 
-/// Source of the batches.
-enum Origin<B> {
-    Indexed(Arc<dyn Source<B>>),
-    Streamed(Arc<dyn stream::Batched<B>>),
-    #[cfg(feature = "learner")]
-    Taped(Arc<dyn Tape<B>>),
-}
-
-impl<B> Clone for Origin<B> {
-    fn clone(&self) -> Self {
-        match self {
-            Self::Indexed(source) => Self::Indexed(source.clone()),
-            Self::Streamed(stream) => Self::Streamed(stream.clone()),
-            #[cfg(feature = "learner")]
-            Self::Taped(tape) => Self::Taped(tape.clone()),
-        }
-    }
-}
-
 impl<B> fmt::Debug for Data<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Data")
@@ -159,37 +142,15 @@ impl<B> fmt::Debug for Data<B> {
     }
 }
 
-impl<B> Origin<B> {
-    fn samples(&self) -> usize {
-        match self {
-            Self::Indexed(source) => source.samples(),
-            Self::Streamed(stream) => stream.samples(),
-            #[cfg(feature = "learner")]
-            Self::Taped(tape) => tape.samples(),
-        }
-    }
-
-    fn is_batched(&self) -> bool {
-        matches!(self, Self::Indexed(source) if source.is_batched())
-    }
-
-    fn fields(&self) -> Vec<String> {
-        match self {
-            Self::Indexed(source) => source.fields(),
-            _ => vec![],
-        }
-    }
-}
-
 impl<B: Send + 'static> Data<B> {
-    fn of(origin: Origin<B>) -> Self {
+    fn from_origin(origin: Origin<B>) -> Self {
         let (shuffle, reshuffle, drop_last) = (true, true, false);
         Self { origin, shuffle, reshuffle, drop_last, workers: 0, queue: QUEUE_BATCHES }
     }
 
     /// Creates data from any [`Source`].
     pub fn new(source: impl Source<B> + 'static) -> Self {
-        Self::of(Origin::Indexed(Arc::new(source)))
+        Self::from_origin(Origin::Indexed(Arc::new(source)))
     }
 
     /// Creates data from complete batches that the program makes by index. In each step, every rank
@@ -199,7 +160,7 @@ impl<B: Send + 'static> Data<B> {
     /// [`Context::batch_size`](crate::Context::batch_size). Results therefore depend on the world
     /// size.
     pub fn sequence(sequence: impl Sequence<B> + 'static) -> Self {
-        Self::new(sequence::Batches(sequence))
+        Self::new(sequence::SequenceBatches(sequence))
     }
 
     /// Creates data from arrays in memory. The first dimension is the sample index. Accepts tuples
@@ -217,12 +178,12 @@ impl<B: Send + 'static> Data<B> {
     ///
     /// `item` must return an item for every index below `samples`, as an `Option` or a `Result`. An
     /// error or a missing item ends the training.
-    pub fn items<I: 'static, F: Found<I>>(
+    pub fn items<I: 'static, F: IntoItem<I>>(
         samples: usize,
         item: impl Fn(usize) -> F + Send + Sync + 'static,
         batcher: impl Fn(Vec<I>, &Device) -> B + Send + Sync + 'static,
     ) -> Self {
-        Self::new(indexed::Items { samples, item: move |sample| item(sample).found(), batcher })
+        Self::new(indexed::Items { samples, item: move |sample| item(sample).into_item(), batcher })
     }
 
     /// Sets whether training visits the samples in a new order each epoch (default: `true`).
@@ -271,7 +232,7 @@ impl<B: Send + 'static> Data<B> {
                 Origin::Streamed(Arc::new(stream::MappedStream { stream, map }))
             }
             #[cfg(feature = "learner")]
-            Origin::Taped(tape) => Origin::Taped(tape::mapped(tape, map)),
+            Origin::Sequential(source) => Origin::Sequential(sequential::mapped(source, map)),
         };
         let Self { shuffle, reshuffle, drop_last, workers, queue, .. } = self;
         Data { origin, shuffle, reshuffle, drop_last, workers, queue }
@@ -307,7 +268,10 @@ impl<B: Send + 'static> Data<B> {
             .into());
         }
         let part = |range: Range<usize>| Self {
-            origin: Origin::Indexed(Arc::new(indexed::Part { source: source.clone(), range })),
+            origin: Origin::Indexed(Arc::new(indexed::SampleRange {
+                source: source.clone(),
+                range,
+            })),
             ..self
         };
         let validated = Self { drop_last: false, ..part(training..samples) };
@@ -326,15 +290,15 @@ impl<B: Send + 'static> Data<B> {
     }
 
     /// Returns the size of one step over all ranks, in units of [`samples`](Self::samples).
-    pub(crate) fn global_batch(&self, plan: &Plan) -> usize {
-        if self.origin.is_batched() { plan.world } else { plan.global_batch }
+    pub(crate) fn global_batch(&self, plan: &LoaderPlan) -> usize {
+        if self.origin.is_batched() { plan.world_size } else { plan.global_batch }
     }
 
     /// Returns the number of batches in an epoch, which is the same on every rank.
-    pub fn steps(&self, plan: &Plan) -> u64 {
+    pub fn steps(&self, plan: &LoaderPlan) -> u64 {
         #[cfg(feature = "learner")]
-        if let Origin::Taped(tape) = &self.origin {
-            return tape.steps();
+        if let Origin::Sequential(source) = &self.origin {
+            return source.steps();
         }
         let (samples, global_batch) = (self.samples(), self.global_batch(plan));
         let steps =
@@ -343,17 +307,17 @@ impl<B: Send + 'static> Data<B> {
     }
 
     /// Fails if this plan cannot train on the data.
-    pub(crate) fn check(&self, plan: &Plan) -> Result<()> {
-        let Plan { global_batch, world, .. } = *plan;
+    pub(crate) fn check(&self, plan: &LoaderPlan) -> Result<()> {
+        let LoaderPlan { global_batch, world_size, .. } = *plan;
         let samples = self.samples();
         let what = if self.origin.is_batched() { "batches" } else { "samples" };
         if samples == 0 {
             return Err(format!("the training data has no {what}").into());
         }
-        if samples < world {
+        if samples < world_size {
             return Err(format!(
-                "the training data has {samples} {what} for {world} ranks, but each rank needs at \
-                 least one; use fewer slots per trial or more data"
+                "the training data has {samples} {what} for {world_size} ranks, but each rank \
+                 needs at least one; use fewer slots per trial or more data"
             )
             .into());
         }
@@ -368,7 +332,7 @@ impl<B: Send + 'static> Data<B> {
     }
 
     /// Fails if this plan cannot validate on the data.
-    pub(crate) fn check_validation(&self, plan: &Plan) -> Result<()> {
+    pub(crate) fn check_validation(&self, plan: &LoaderPlan) -> Result<()> {
         match (self.samples(), self.steps(plan)) {
             (0, _) => Err("the validation data has no samples".into()),
             (samples, 0) => Err(format!(
@@ -388,7 +352,7 @@ impl<B: Send + 'static> Data<B> {
 
     /// Returns an iterator over batches `batches.start..batches.end`, in order and counted over all
     /// epochs.
-    pub fn loader(&self, plan: Plan, batches: Range<u64>) -> Loader<B> {
+    pub fn loader(&self, plan: LoaderPlan, batches: Range<u64>) -> Loader<B> {
         let order = Order {
             samples: self.samples(),
             global_batch: self.global_batch(&plan),
@@ -401,8 +365,8 @@ impl<B: Send + 'static> Data<B> {
             Origin::Indexed(source) => indexed::jobs(source.clone(), order, batches.clone()),
             Origin::Streamed(stream) => stream.jobs(order, batches.clone()),
             #[cfg(feature = "learner")]
-            Origin::Taped(tape) => {
-                return Loader::read(tape.clone(), order.plan, batches, self.queue);
+            Origin::Sequential(source) => {
+                return Loader::read_sequentially(source.clone(), order.plan, batches, self.queue);
             }
         };
         Loader::start(jobs, batches, self.workers, self.queue)

@@ -112,7 +112,7 @@ pub(crate) fn exit_code(error: &(dyn StdError + 'static)) -> ExitCode {
         if error.is::<PeerFailed>() {
             return ExitCode::PeerFailed;
         }
-        if let Some(CheckpointError::Make { .. }) = error.downcast_ref() {
+        if let Some(CheckpointError::Contents { .. }) = error.downcast_ref() {
             return ExitCode::UserError;
         }
         if error.is::<CheckpointError>()
@@ -152,10 +152,10 @@ mod tests {
         check(InvalidInput("x".into()), ExitCode::InvalidHyperparameters);
         check(Infrastructure("x".into()), ExitCode::Infrastructure);
         check(PeerFailed("x".into()), ExitCode::PeerFailed);
-        let make = CheckpointError::Make { name: "a".into(), reason: "b".into() };
-        check(make, ExitCode::UserError);
-        let broken = CheckpointError::Broken { name: "a".into(), reason: "b".into() };
-        check(broken, ExitCode::Infrastructure);
+        let contents = CheckpointError::Contents { name: "a".into(), reason: "b".into() };
+        check(contents, ExitCode::UserError);
+        let corrupt = CheckpointError::Corrupt { name: "a".into(), reason: "b".into() };
+        check(corrupt, ExitCode::Infrastructure);
         let code = ExitCode::Preempted;
         check(Interrupted { code, fenced: false, why: "stopped".into() }, code);
     }

@@ -149,7 +149,7 @@ fn prepare(mut context: Context, is_standalone: bool) -> Result<Context> {
             context.config.hyperparameters = pinned.hyperparameters.clone();
         }
         context.pinned = pinned;
-        context = context.on(device::for_worker(task.slot)?);
+        context = context.with_device(device::for_worker(task.slot)?);
     }
     Ok(context)
 }
@@ -175,7 +175,7 @@ fn task(context: &Context) -> Result<InferenceTask> {
 
 /// Reports the number of rows done and in total; never blocks.
 fn progress(context: &Context, done: u64, total: u64) {
-    context.outlet().progress(done, total);
+    context.io().progress(done, total);
 }
 
 /// Error for a process that stops on request.

@@ -16,56 +16,59 @@ use crate::data::Data;
 use crate::error::Interrupted;
 use crate::{Error, Result};
 
-mod batches;
-mod board;
+mod components;
 mod hooks;
-mod parts;
-mod renderer;
+mod loaders;
+mod metric_collector;
+mod silent_renderer;
 mod strategy;
 
 #[cfg(test)]
 mod tests;
 
-use batches::Sharded;
-use board::Board;
-use renderer::Quiet;
+use loaders::ShardedLoader;
+use metric_collector::MetricCollector;
+use silent_renderer::SilentRenderer;
 use strategy::Strategy;
 
 /// State of a context for burn's trainings.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Learning(Arc<Mutex<Known>>);
+pub(crate) struct SharedLearnerState(Arc<Mutex<LearnerState>>);
 
 #[derive(Default)]
-struct Known {
+struct LearnerState {
     /// Why a training ended before its length.
-    left: Option<Error>,
+    end_reason: Option<Error>,
     /// Data loaders created by [`Context::dataloader`].
     loaders: Vec<Arc<dyn Any + Send + Sync>>,
 }
 
-impl std::fmt::Debug for Known {
+impl std::fmt::Debug for LearnerState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Known").field("left", &self.left).finish_non_exhaustive()
+        f.debug_struct("LearnerState").field("end_reason", &self.end_reason).finish_non_exhaustive()
     }
 }
 
-impl Learning {
+impl SharedLearnerState {
     /// Returns the result of the program: the training's error if training ended early.
     pub(crate) fn outcome(&self, program: Result<()>) -> Result<()> {
-        locked(&self.0).left.take().map_or(program, Err)
+        locked(&self.0).end_reason.take().map_or(program, Err)
     }
 
     /// Records why training ended, because burn's `launch` does not return it.
-    fn leave(&self, why: Error) {
-        locked(&self.0).left.get_or_insert(why);
+    fn record_end(&self, why: Error) {
+        locked(&self.0).end_reason.get_or_insert(why);
     }
 
     /// Returns our data loader if `loader` was created by [`Context::dataloader`].
-    fn own<B: Send + 'static>(&self, loader: &Arc<dyn DataLoader<B>>) -> Option<Arc<Sharded<B>>> {
+    fn find_own<B: Send + 'static>(
+        &self,
+        loader: &Arc<dyn DataLoader<B>>,
+    ) -> Option<Arc<ShardedLoader<B>>> {
         let address = Arc::as_ptr(loader).cast::<()>();
-        let known = locked(&self.0);
-        let mut own = known.loaders.iter().filter_map(|loader| loader.clone().downcast().ok());
-        own.find(|own: &Arc<Sharded<B>>| Arc::as_ptr(own).cast::<()>() == address)
+        let state = locked(&self.0);
+        let mut own = state.loaders.iter().filter_map(|loader| loader.clone().downcast().ok());
+        own.find(|own: &Arc<ShardedLoader<B>>| Arc::as_ptr(own).cast::<()>() == address)
     }
 }
 
@@ -78,16 +81,16 @@ impl Context {
         &self,
         training: SupervisedTraining<M>,
     ) -> SupervisedTraining<M> {
-        let board = Board::default();
-        let strategy = Strategy::new(self.clone(), board.clone());
+        let collector = MetricCollector::default();
+        let strategy = Strategy::new(self.clone(), collector.clone());
         let training = if self.distributed().rank() == 0 {
             training
         } else {
             training.with_application_logger(None)
         };
         training
-            .with_metric_logger(board)
-            .renderer(Box::new(Quiet))
+            .with_metric_logger(collector)
+            .renderer(Box::new(SilentRenderer))
             .with_training_strategy(TrainingStrategy::Custom(Arc::new(strategy)))
     }
 
@@ -100,14 +103,15 @@ impl Context {
         data: Data<B>,
         batch_size: usize,
     ) -> Arc<dyn DataLoader<B>> {
-        let loader = Arc::new(Sharded::new(data, self.plan(batch_size, true), batch_size));
-        locked(&self.learning.0).loaders.push(loader.clone());
+        let loader =
+            Arc::new(ShardedLoader::new(data, self.loader_plan(batch_size, true), batch_size));
+        locked(&self.learner_state.0).loaders.push(loader.clone());
         loader
     }
 }
 
 /// Returns whether an error is a stop request rather than a failure.
-fn is_wish(error: &Error) -> bool {
+fn is_stop_request(error: &Error) -> bool {
     error.downcast_ref::<Interrupted>().is_some()
 }
 

@@ -49,13 +49,13 @@ mod train;
 mod learner;
 
 mod collective;
-mod outlet;
 mod precision;
 mod record;
 mod rng;
 mod stop;
 mod terminal;
 mod termination;
+mod trial_io;
 
 pub mod checkpoint;
 pub mod datasets;
@@ -77,18 +77,21 @@ pub use checkpoint::CheckpointSource;
 pub use collective::{Collective, Distributed, ThreadRank};
 pub use context::Context;
 pub use data::{
-    At, Data, Field, Found, Loader, Pass, Permutation, Plan, Rows, Sequence, Source, Stream,
+    BatchContext, Data, Field, IntoItem, Loader, LoaderPlan, Pass, Permutation, Rows, Sequence,
+    Source, Stream,
 };
 pub use device::host;
 pub use error::{Error, Interrupted, InvalidHyperparameters, InvalidInput, Result, raise};
 pub use inference::{Inference, infer, infer_with};
 pub use optim::{Optimizers, Schedule};
 pub use record::WeightsFile;
-pub use rng::key;
-pub use session::{ClusterInfo, Download, PreemptMode, Profiler, Saved, Session, Upload};
+pub use rng::mix_seed;
+pub use session::{
+    CheckpointMetadata, ClusterInfo, Download, PreemptMode, Profiler, Session, Upload,
+};
 pub use step::{Metrics, Number, StepOutput};
 pub use train::{
-    Fit, Fitted, Standalone, Step, Training, Trial, Turn, init, main, main_with, run, run_in,
+    Fit, Fitted, NextAction, Standalone, Step, Training, Trial, init, main, main_with, run, run_in,
     run_trial, run_with,
 };
 

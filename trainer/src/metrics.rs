@@ -38,7 +38,7 @@ impl MetricsWriter {
 
     /// Creates a writer for the profiler samples of a rank, stored separately from the trial's
     /// metrics.
-    pub(crate) fn of_profiler(
+    pub(crate) fn for_profiler(
         rt: Handle,
         storage: Storage,
         config: &TrialConfig,
@@ -111,10 +111,10 @@ impl MetricsWriter {
         self.events.append(tensorboard::histogram(now(), batches, name, values));
     }
 
-    /// Returns the writes of all rows so far, for [`Save::after`]. The checkpoint's manifest then
-    /// waits for them, and the training loop does not.
+    /// Returns the writes of all rows so far, for [`SaveRequest::after`]. The checkpoint's manifest
+    /// then waits for them, and the training loop does not.
     ///
-    /// [`Save::after`]: crate::checkpoint::Save::after
+    /// [`SaveRequest::after`]: crate::checkpoint::SaveRequest::after
     pub fn stored(&mut self) -> Vec<PendingFlush> {
         vec![self.rows.request_flush()]
     }

@@ -15,15 +15,15 @@ use crate::rng;
 use crate::{Result, record};
 
 #[cfg(feature = "learner")]
-mod foreign;
+mod external;
 mod gradients;
 mod schedule;
 mod selection;
 mod state;
 
 #[cfg(feature = "learner")]
-pub(crate) use foreign::{Foreign, ForeignSnapshot};
-pub(crate) use gradients::{FlatGradients, GradientSum, PendingGradients, Tally};
+pub(crate) use external::{ExternalOptimizer, ExternalSnapshot};
+pub(crate) use gradients::{FlatGradients, GradientCounts, GradientSum, PendingGradients};
 pub use schedule::Schedule;
 pub(crate) use selection::Selection;
 pub(crate) use state::OptimizersState;
@@ -40,7 +40,7 @@ pub struct Optimizers {
     scale: f64,
     /// If set, takes the steps instead of all the above.
     #[cfg(feature = "learner")]
-    foreign: Option<Box<dyn Foreign>>,
+    external: Option<Box<dyn ExternalOptimizer>>,
 }
 
 /// Learning rate of a group of parameters.
@@ -77,7 +77,7 @@ impl Optimizers {
             steps: 0,
             scale: 1.0,
             #[cfg(feature = "learner")]
-            foreign: None,
+            external: None,
         }
     }
 
@@ -152,12 +152,12 @@ impl Optimizers {
 
     /// Returns the model with weights sampled from the trial's seed. A program with burn's training
     /// loop seeds the stream itself, and its weights are sampled from that stream.
-    pub(crate) fn draw_weights<M: Module>(&self, context: &Context, model: M) -> M {
+    pub(crate) fn initialize_weights<M: Module>(&self, context: &Context, model: M) -> M {
         #[cfg(feature = "learner")]
-        if self.foreign.is_some() {
-            return rng::exclusive(|| record::initialize(model));
+        if self.external.is_some() {
+            return rng::with_exclusive_stream(|| record::initialize(model));
         }
-        context.draw_weights(|| record::initialize(model))
+        context.with_weight_seed(|| record::initialize(model))
     }
 
     /// Returns the number of batches per step.
@@ -194,13 +194,13 @@ impl Optimizers {
     }
 
     /// Returns the gradients of a step, given the sums over all ranks.
-    pub(crate) fn normalise<M: Module>(
+    pub(crate) fn normalize<M: Module>(
         &self,
         model: &M,
         sum: GradientSum,
         ranks: &dyn Collective,
     ) -> Result<GradientsParams> {
-        sum.normalise(model, self.clip_norm, ranks)
+        sum.normalize(model, self.clip_norm, ranks)
     }
 
     /// Takes one step with these gradients.
@@ -210,10 +210,10 @@ impl Optimizers {
         gradients: GradientsParams,
     ) -> Result<M> {
         #[cfg(feature = "learner")]
-        if let Some(foreign) = &mut self.foreign {
+        if let Some(external) = &mut self.external {
             drop(model);
             self.steps += 1;
-            return foreign::stepped(&mut **foreign, gradients);
+            return external::step_external(&mut **external, gradients);
         }
         let rates = self.next_rates();
         self.step_at(&rates, model, gradients)

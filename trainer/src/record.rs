@@ -11,9 +11,9 @@ use burn::tensor::{
 use bytes::Bytes;
 
 use crate::callback::Weights;
-use crate::checkpoint::Parts;
+use crate::checkpoint::CheckpointContents;
 use crate::collective::Collective;
-use crate::rng::key;
+use crate::rng::mix_seed;
 use crate::{Error, Result};
 
 mod weights_file;
@@ -219,8 +219,8 @@ impl ModuleVisitor for Snapshot {
 }
 
 /// Loads a checkpoint's weights into the model, which must have the same structure.
-pub(crate) fn load_model<M: Module>(model: M, parts: &Parts) -> Result<M> {
-    let bytes = parts.get(MODEL).ok_or("the checkpoint does not contain model.bpk")?;
+pub(crate) fn load_model<M: Module>(model: M, contents: &CheckpointContents) -> Result<M> {
+    let bytes = contents.get(MODEL).ok_or("the checkpoint does not contain model.bpk")?;
     let record = ModuleRecord::from_bytes(to_burn_bytes(bytes))?;
     // Apply BatchNorm's pending update first; otherwise it would be added to the loaded statistics.
     let _ = model.valid();
@@ -341,7 +341,7 @@ pub(crate) fn to_burn_bytes(bytes: &Bytes) -> BurnBytes {
 /// Returns an ID derived from the name, above all parameter IDs.
 fn name_id(name: &str) -> u64 {
     let bytes: Vec<u64> = name.bytes().map(u64::from).collect();
-    key(&bytes) | 1 << 63
+    mix_seed(&bytes) | 1 << 63
 }
 
 /// Converts from burn's byte type.

@@ -33,10 +33,10 @@ pub(crate) fn mix(value: u64) -> u64 {
 /// # Examples
 ///
 /// ```
-/// use stoker_trainer::key;
-/// assert_ne!(key(&[1, 2]), key(&[2, 1]));
+/// use stoker_trainer::mix_seed;
+/// assert_ne!(mix_seed(&[1, 2]), mix_seed(&[2, 1]));
 /// ```
-pub fn key(parts: &[u64]) -> u64 {
+pub fn mix_seed(parts: &[u64]) -> u64 {
     parts.iter().fold(0, |seed, part| mix(seed ^ mix(*part)))
 }
 
@@ -50,7 +50,7 @@ thread_local! {
 }
 
 /// Calls `act` while no other thread can seed the stream. May be nested.
-pub(crate) fn exclusive<T>(act: impl FnOnce() -> T) -> T {
+pub(crate) fn with_exclusive_stream<T>(act: impl FnOnce() -> T) -> T {
     struct Release;
     impl Drop for Release {
         fn drop(&mut self) {
@@ -67,18 +67,19 @@ pub(crate) fn exclusive<T>(act: impl FnOnce() -> T) -> T {
     act()
 }
 
-/// Calls `draw` with the stream seeded for weights. No other thread can seed the stream meanwhile.
-pub(crate) fn draw_weights<T>(device: &Device, seed: u32, draw: impl FnOnce() -> T) -> T {
-    exclusive(|| {
-        device.seed(key(&[u64::from(seed), WEIGHTS]));
-        draw()
+/// Calls `sample` with the stream seeded for weights. No other thread can seed the stream
+/// meanwhile.
+pub(crate) fn with_weight_seed<T>(device: &Device, seed: u32, sample: impl FnOnce() -> T) -> T {
+    with_exclusive_stream(|| {
+        device.seed(mix_seed(&[u64::from(seed), WEIGHTS]));
+        sample()
     })
 }
 
 /// Seeds burn's stream for batch `batch` on this rank, so that a resumed run samples the same
 /// numbers as an uninterrupted one.
 pub(crate) fn seed_step(device: &Device, seed: u32, batch: u64, rank: usize) {
-    exclusive(|| device.seed(key(&[u64::from(seed), STEP, batch, rank as u64])));
+    with_exclusive_stream(|| device.seed(mix_seed(&[u64::from(seed), STEP, batch, rank as u64])));
 }
 
 #[cfg(test)]
@@ -87,37 +88,38 @@ mod tests {
 
     use super::*;
     use crate::Standalone;
-    use crate::train::tests::alone_on_the_stream;
+    use crate::train::tests::lock_random_stream;
 
-    fn drawn(device: &Device) -> Vec<f32> {
+    fn sampled(device: &Device) -> Vec<f32> {
         Tensor::<1>::random([8], Distribution::Default, device).into_data().try_to_vec().unwrap()
     }
 
     #[test]
     fn new_session_does_not_seed_the_stream() {
-        let _stream = alone_on_the_stream();
+        let _stream = lock_random_stream();
         let device = Device::flex();
-        let expected = draw_weights(&device, 3, || [drawn(&device), drawn(&device)]);
-        let actual = draw_weights(&device, 3, || {
-            let first = drawn(&device);
+        let expected = with_weight_seed(&device, 3, || [sampled(&device), sampled(&device)]);
+        let actual = with_weight_seed(&device, 3, || {
+            let first = sampled(&device);
             let context = Standalone { quiet: true, ..Standalone::default() }.context().unwrap();
-            drop(context.on(Device::flex()));
-            [first, drawn(&device)]
+            drop(context.with_device(Device::flex()));
+            [first, sampled(&device)]
         });
         assert_eq!(actual, expected);
     }
 
     #[test]
     fn threads_sample_weights_independently() {
-        let _stream = alone_on_the_stream();
+        let _stream = lock_random_stream();
         let device = Device::flex();
-        let draw = |seed| draw_weights(&device, seed, || [drawn(&device), drawn(&device)]);
-        let expected = [0, 1, 2, 3].map(draw);
+        let sample =
+            |seed| with_weight_seed(&device, seed, || [sampled(&device), sampled(&device)]);
+        let expected = [0, 1, 2, 3].map(sample);
         std::thread::scope(|scope| {
             for (seed, expected) in (0..).zip(&expected) {
                 scope.spawn(move || {
                     for _ in 0..500 {
-                        assert_eq!(draw(seed), *expected);
+                        assert_eq!(sample(seed), *expected);
                         seed_step(&Device::flex(), seed, 0, 0);
                     }
                 });
@@ -127,12 +129,13 @@ mod tests {
 
     #[test]
     fn weight_sampling_may_nest_and_panic() {
-        let _stream = alone_on_the_stream();
+        let _stream = lock_random_stream();
         let device = Device::flex();
-        let nested = || draw_weights(&device, 1, || draw_weights(&device, 2, || drawn(&device)));
-        let expected = draw_weights(&device, 2, || drawn(&device));
+        let nested =
+            || with_weight_seed(&device, 1, || with_weight_seed(&device, 2, || sampled(&device)));
+        let expected = with_weight_seed(&device, 2, || sampled(&device));
         assert_eq!(nested(), expected);
-        let panicking = || draw_weights(&device, 1, || panic!("a model that cannot be built"));
+        let panicking = || with_weight_seed(&device, 1, || panic!("a model that cannot be built"));
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(panicking)).unwrap_err();
         assert_eq!(std::thread::scope(|scope| scope.spawn(nested).join()).unwrap(), expected);
     }

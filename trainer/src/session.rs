@@ -8,24 +8,25 @@ use crate::callback::Logs;
 use crate::collective::{RankActivity, all_gather_json};
 use crate::context::Context;
 use crate::error::{Infrastructure, Interrupted};
-use crate::train::{Timetable, UNANSWERED_MAX, UNDECIDED_PAUSE};
+use crate::train::{SEARCH_POLL_INTERVAL, Timetable, UNANSWERED_REQUESTS_MAX};
 use crate::{Error, Result};
 
-mod files;
+mod download;
 mod info;
 mod options;
 mod profiler;
+mod progress;
 mod reported;
 mod shards;
-pub(crate) mod threads;
-mod told;
+pub(crate) mod thread_dump;
 mod transfer;
+mod upload;
 
 pub use info::ClusterInfo;
-pub use options::{Download, Saved, Upload};
+pub use options::{CheckpointMetadata, Download, Upload};
 pub use profiler::Profiler;
-pub(crate) use reported::Reported;
-pub(crate) use told::{Activity, GrantedLength};
+pub(crate) use progress::{Activity, GrantedLength};
+pub(crate) use reported::ReportedMetrics;
 
 /// Metrics, progress, checkpoints, preemption and cluster information for programs with a custom
 /// training loop.
@@ -59,14 +60,14 @@ pub(crate) use told::{Activity, GrantedLength};
 ///         while model.batches < session.length(500, 32) {
 ///             let loss = model.step();
 ///             session.report_metrics("training", model.batches, [("loss", loss)])?;
-///             if let Some(why) = session.asked_to_leave()? {
+///             if let Some(why) = session.should_preempt()? {
 ///                 session.store_path(Upload::at(model.batches), |folder| model.write(folder))?;
 ///                 return Err(why.into());
 ///             }
 ///         }
 ///         session.report_metrics("validation", model.batches, [("loss", model.validate())])?;
 ///         session.store_path(Upload::at(model.batches), |folder| model.write(folder))?;
-///         if session.reach(model.batches)?.is_none() {
+///         if session.complete_length(model.batches)?.is_none() {
 ///             return Ok(());
 ///         }
 ///     }
@@ -81,10 +82,10 @@ pub struct Session<'a> {
 /// Which ranks receive a stop request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PreemptMode {
-    /// All ranks, at the same call: [`Session::asked_to_leave`] is collective.
+    /// All ranks, at the same call: [`Session::should_preempt`] is collective.
     #[default]
     WorkersAskChief,
-    /// Rank 0 only. It must notify the others itself, and for them [`Session::asked_to_leave`] is
+    /// Rank 0 only. It must notify the others itself, and for them [`Session::should_preempt`] is
     /// an error.
     ChiefOnly,
     /// Each rank separately, some a second or two later than others. A rank that is notified by
@@ -94,22 +95,24 @@ pub enum PreemptMode {
 
 /// Why the program must stop.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
-enum Wish {
+enum StopReason {
     Signal,
     Preempt,
     Stop,
     Fenced,
 }
 
-impl From<Wish> for Interrupted {
-    fn from(wish: Wish) -> Self {
-        let (code, why) = match wish {
-            Wish::Signal => (ExitCode::Preempted, "stopped by a signal"),
-            Wish::Preempt => (ExitCode::Preempted, "preempted by the runner"),
-            Wish::Stop => (ExitCode::Completed, "no more training is needed"),
-            Wish::Fenced => (ExitCode::Infrastructure, "the runner has given up this attempt"),
+impl From<StopReason> for Interrupted {
+    fn from(reason: StopReason) -> Self {
+        let (code, why) = match reason {
+            StopReason::Signal => (ExitCode::Preempted, "stopped by a signal"),
+            StopReason::Preempt => (ExitCode::Preempted, "preempted by the runner"),
+            StopReason::Stop => (ExitCode::Completed, "no more training is needed"),
+            StopReason::Fenced => {
+                (ExitCode::Infrastructure, "the runner has given up this attempt")
+            }
         };
-        Self { code, fenced: wish == Wish::Fenced, why: why.into() }
+        Self { code, fenced: reason == StopReason::Fenced, why: why.into() }
     }
 }
 
@@ -153,20 +156,20 @@ impl Session<'_> {
     ) -> Result<()> {
         self.context.distributed().progress.record_batches(batches);
         let metrics = metrics.into_iter().map(|(name, value)| (name.into(), value));
-        self.context.outlet().report(group, batches, metrics)
+        self.context.io().report_metrics(group, batches, metrics)
     }
 
     /// Reports how many global batches are trained, out of those that [`length`](Self::length)
     /// returned.
     pub fn report_progress(&self, batches: u64) {
         self.context.distributed().progress.record_batches(batches);
-        self.context.outlet().report_progress(batches);
+        self.context.io().report_progress(batches);
     }
 
     /// Sets a short human-readable status. Without a runner, prints it as a line. In a cluster,
     /// sets `status.activity` of the trial, at most every ten seconds. Truncated to 200 characters.
     pub fn set_status(&self, text: &str) {
-        self.context.outlet().set_status(text);
+        self.context.io().set_status(text);
     }
 
     /// Returns the length granted so far, in global batches, for epochs of `epoch_batches` batches
@@ -174,8 +177,8 @@ impl Session<'_> {
     pub fn length(&self, epoch_batches: u64, global_batch: usize) -> u64 {
         let config = &self.context.config;
         let timetable = Timetable::new(config, epoch_batches.max(1), global_batch.max(1) as u64);
-        let mut outlet = self.context.outlet();
-        outlet.set_length(epoch_batches, timetable, config.unit)
+        let mut io = self.context.io();
+        io.set_length(epoch_batches, timetable, config.unit)
     }
 
     /// Returns `Some` if the program should stop: on a signal, a preemption or a stop directive.
@@ -187,51 +190,51 @@ impl Session<'_> {
     /// Fails if another rank has failed or makes a different call, or on ranks other than 0 with
     /// [`PreemptMode::ChiefOnly`]. Returns [`Interrupted`] if the runner has given up this attempt;
     /// the program must then save nothing.
-    pub fn asked_to_leave(&self) -> Result<Option<Interrupted>> {
+    pub fn should_preempt(&self) -> Result<Option<Interrupted>> {
         let ranks = self.context.distributed();
         // Also a heartbeat to the other ranks.
         ranks.record_activity(RankActivity::Train);
-        let wish = match self.preempt_mode {
+        let reason = match self.preempt_mode {
             PreemptMode::WorkersAskChief => {
-                let local = (self.wish(), self.context.outlet().told_units());
-                let all = all_gather_json(ranks.collective(), "asked_to_leave", local)?;
+                let local = (self.stop_reason(), self.context.io().granted_units_from_directive());
+                let all = all_gather_json(ranks.collective(), "should_preempt", local)?;
                 // All ranks adopt the length granted to rank 0 at the same call.
-                self.context.outlet().grant(all[0].1);
-                all.into_iter().find_map(|(wish, _)| wish)
+                self.context.io().grant(all[0].1);
+                all.into_iter().find_map(|(reason, _)| reason)
             }
             PreemptMode::ChiefOnly if ranks.rank() > 0 => {
                 let text = format!(
-                    "rank {} cannot call asked_to_leave: PreemptMode::ChiefOnly allows only rank 0",
+                    "rank {} cannot call should_preempt: PreemptMode::ChiefOnly allows only rank 0",
                     ranks.rank()
                 );
                 return Err(text.into());
             }
-            PreemptMode::ChiefOnly => self.wish(),
+            PreemptMode::ChiefOnly => self.stop_reason(),
             PreemptMode::WorkersAskThemselves => {
-                let local = self.wish();
+                let local = self.stop_reason();
                 if local.is_some() {
                     ranks.progress.request_stop();
                 }
-                local.or_else(|| ranks.progress.is_stop_requested().then_some(Wish::Preempt))
+                local.or_else(|| ranks.progress.is_stop_requested().then_some(StopReason::Preempt))
             }
         };
-        match wish {
+        match reason {
             // Not `Some`: the program must not save anything.
-            Some(Wish::Fenced) => Err(Interrupted::from(Wish::Fenced).into()),
-            wish => Ok(wish.map(Interrupted::from)),
+            Some(StopReason::Fenced) => Err(Interrupted::from(StopReason::Fenced).into()),
+            reason => Ok(reason.map(Interrupted::from)),
         }
     }
 
-    fn wish(&self) -> Option<Wish> {
+    fn stop_reason(&self) -> Option<StopReason> {
         if self.context.stop.is_set() {
-            return Some(Wish::Signal);
+            return Some(StopReason::Signal);
         }
-        let mut outlet = self.context.outlet();
-        outlet.sign_of_life();
-        match outlet.directive()? {
-            Directive::Preempt => Some(Wish::Preempt),
-            Directive::Stop => Some(Wish::Stop),
-            Directive::Fenced => Some(Wish::Fenced),
+        let mut io = self.context.io();
+        io.heartbeat();
+        match io.directive()? {
+            Directive::Preempt => Some(StopReason::Preempt),
+            Directive::Stop => Some(StopReason::Stop),
+            Directive::Fenced => Some(StopReason::Fenced),
             Directive::Continue { .. } | Directive::Wait => None,
         }
     }
@@ -247,74 +250,82 @@ impl Session<'_> {
     ///
     /// Fails if the searched metric was not reported at this batch, if the storage fails, or if the
     /// runner does not respond for ten minutes. Returns [`Interrupted`] if the program should stop.
-    pub fn reach(&self, batches: u64) -> Result<Option<u64>> {
+    pub fn complete_length(&self, batches: u64) -> Result<Option<u64>> {
         let context = self.context;
         let ranks = context.distributed();
         ranks.record_activity(RankActivity::Wait);
-        let outcome = self.ask_for_more(batches);
+        let outcome = self.request_longer_length(batches);
         ranks.record_activity(RankActivity::Train);
         outcome
     }
 
-    fn ask_for_more(&self, batches: u64) -> Result<Option<u64>> {
+    fn request_longer_length(&self, batches: u64) -> Result<Option<u64>> {
         let context = self.context;
         let (mut event, units) = {
-            let mut outlet = context.outlet();
-            let metrics = outlet.validation_at(batches).unwrap_or_default();
-            if outlet.length.batches > batches {
+            let mut io = context.io();
+            let metrics = io.validation_at(batches).unwrap_or_default();
+            if io.length.batches > batches {
                 let text = format!(
                     "batch {batches} is not the granted length, which ends at batch {}: call \
-                     `length` again after `asked_to_leave`, and train to it before `reach`",
-                    outlet.length.batches
+                     `length` again after `should_preempt`, and train to it before \
+                     `complete_length`",
+                    io.length.batches
                 );
                 return Err(text.into());
             }
-            if outlet.has_runner() {
-                searched_among(&context.config, &metrics).map_err(|why| {
+            if io.has_runner() {
+                find_searched_metric(&context.config, &metrics).map_err(|why| {
                     format!("cannot complete the length at batch {batches}: {why}")
                 })?;
             }
-            outlet.report_saved(true)?;
-            outlet.flush()?;
-            if !outlet.has_runner() {
-                outlet.tell_validation();
+            io.report_saved(true)?;
+            io.flush()?;
+            if !io.has_runner() {
+                io.report_last_validation();
                 return Ok(None);
             }
-            let units = outlet.granted_units();
-            (outlet.result(&metrics, units), units)
+            let units = io.granted_units();
+            (io.result_event(&metrics, units), units)
         };
         let mut units = units;
         let mut num_unanswered = 0;
         loop {
-            let (stop, local) = (context.stop.is_set(), context.outlet().ask(batches, event));
-            let all = all_gather_json(context.distributed().collective(), "reach", (stop, local))?;
+            let (stop, local) =
+                (context.stop.is_set(), context.io().request_directive(batches, event));
+            let all = all_gather_json(
+                context.distributed().collective(),
+                "complete_length",
+                (stop, local),
+            )?;
             match all[0].1 {
                 Some(Directive::Stop) => return Ok(None),
                 Some(Directive::Continue { units: more }) if more > units => {
-                    let mut outlet = context.outlet();
-                    outlet.grant(more);
-                    if !outlet.is_same_length(batches) {
+                    let mut io = context.io();
+                    io.grant(more);
+                    if !io.length_ends_by(batches) {
                         return Ok(Some(more));
                     }
                     // The longer length ends at the same batch, whose validation is known.
                     units = more;
-                    let metrics = outlet.validation_at(batches).unwrap_or_default();
-                    event = outlet.result(&metrics, more);
+                    let metrics = io.validation_at(batches).unwrap_or_default();
+                    event = io.result_event(&metrics, more);
                     continue;
                 }
-                Some(Directive::Preempt) => return Err(Interrupted::from(Wish::Preempt).into()),
-                Some(Directive::Fenced) => return Err(Interrupted::from(Wish::Fenced).into()),
+                Some(Directive::Preempt) => {
+                    return Err(Interrupted::from(StopReason::Preempt).into());
+                }
+                Some(Directive::Fenced) => return Err(Interrupted::from(StopReason::Fenced).into()),
                 Some(Directive::Continue { .. } | Directive::Wait) | None => {}
             }
             if all.iter().any(|(stop, _)| *stop) {
-                return Err(Interrupted::from(Wish::Signal).into());
+                return Err(Interrupted::from(StopReason::Signal).into());
             }
             num_unanswered = if all[0].1.is_some() { 0 } else { num_unanswered + 1 };
-            if num_unanswered == UNANSWERED_MAX {
+            if num_unanswered == UNANSWERED_REQUESTS_MAX {
                 let text = "the runner has not responded for ten minutes";
                 return Err(Infrastructure(text.into()).into());
             }
-            std::thread::sleep(UNDECIDED_PAUSE);
+            std::thread::sleep(SEARCH_POLL_INTERVAL);
             event = ReportEvent::Progress { batches_total: batches, activity: None };
         }
     }
@@ -325,7 +336,7 @@ impl Session<'_> {
 /// # Errors
 ///
 /// Fails if the metric is missing.
-pub(crate) fn searched_among(config: &TrialConfig, metrics: &Logs) -> Result<f64, Error> {
+pub(crate) fn find_searched_metric(config: &TrialConfig, metrics: &Logs) -> Result<f64, Error> {
     // The runner accepts the same two names.
     let short = config.metric.strip_prefix("val_");
     let long = || metrics.get(&format!("validation_{}", short?));

@@ -51,7 +51,7 @@
 //!
 //! ```ignore
 //! let file = include_str!("../experiment.yaml");
-//! let tested = TrialTest::of_experiment(&serde_saphyr::from_str(file)?)?.run::<MyTrial>()?;
+//! let tested = TrialTest::from_experiment(&serde_saphyr::from_str(file)?)?.run::<MyTrial>()?;
 //! ```
 //!
 //! `stoker run FILE --test` runs the same test with the actual program.
@@ -65,18 +65,18 @@ use stoker_api::validate::validate;
 use tempfile::TempDir;
 
 use crate::callback::{Callback, Control, Logs};
-use crate::checkpoint::Keep;
+use crate::checkpoint::RetentionLimits;
 use crate::stop::StopSignal;
 use crate::train::program::context;
-use crate::train::{Trial, run_watched};
+use crate::train::{Trial, run_trial_with};
 use crate::{Context, Interrupted, Result, Standalone, record};
 
 /// Lock on burn's random stream. burn's CPU backend has one per process, so concurrent trials would
 /// disturb each other's random numbers.
-static STREAM: Mutex<()> = Mutex::new(());
+static RANDOM_STREAM: Mutex<()> = Mutex::new(());
 
-fn alone_on_the_stream() -> MutexGuard<'static, ()> {
-    STREAM.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock_random_stream() -> MutexGuard<'static, ()> {
+    RANDOM_STREAM.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Configuration for a test of a trial.
@@ -91,7 +91,7 @@ pub struct TrialTest {
 
 /// Result of a test of a trial.
 #[derive(Debug)]
-pub struct Tested<M> {
+pub struct TestResult<M> {
     /// Trained model, as saved and restored.
     pub model: M,
     /// Metrics of each batch, for example `loss`.
@@ -113,7 +113,7 @@ impl TrialTest {
     /// # Errors
     ///
     /// Fails if the experiment is invalid. The error lists all invalid fields.
-    pub fn of_experiment(experiment: &Value) -> Result<Self> {
+    pub fn from_experiment(experiment: &Value) -> Result<Self> {
         let spec = experiment.get("spec").ok_or("the experiment has no `spec`")?;
         let spec: ExperimentSpec = serde_path_to_error::deserialize(spec)
             .map_err(|error| format!("spec.{}: {}", error.path(), error.inner()))?;
@@ -121,7 +121,7 @@ impl TrialTest {
         let valid = validate(name.unwrap_or("test"), &spec).map_err(|errors| {
             errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
         })?;
-        let (hyperparameters, data) = (middle_of(&valid.space), spec.data.clone());
+        let (hyperparameters, data) = (midpoint_of(&valid.space), spec.data.clone());
         let seed = spec.reproducibility.experiment_seed.unwrap_or_default();
         let spec = Some(Box::new(spec));
         Ok(Self { hyperparameters, data, seed, spec, ..Self::new(Value::Null) })
@@ -165,7 +165,7 @@ impl TrialTest {
     ///
     /// Same as [`Trial::new`].
     pub fn build<T: Trial>(&self) -> Result<(T, Context)> {
-        let _stream = alone_on_the_stream();
+        let _stream = lock_random_stream();
         let context = self.context(None, false)?;
         context.seed_program();
         Ok((T::new(&context)?, context))
@@ -179,8 +179,8 @@ impl TrialTest {
     /// Returns `test: STAGE failed: ...` if a stage fails or panics, for example `build_model`,
     /// `the first batch` or `the restore`. Also fails if validation does not return the
     /// experiment's searched metric.
-    pub fn run<T: Trial>(&self) -> Result<Tested<T::Model>> {
-        let _stream = alone_on_the_stream();
+    pub fn run<T: Trial>(&self) -> Result<TestResult<T::Model>> {
+        let _stream = lock_random_stream();
         let folder = tempfile::tempdir()?;
         self.train::<T>(&folder, true, None)
     }
@@ -193,14 +193,14 @@ impl TrialTest {
     /// Same as [`run`](Self::run). Also fails if a resumed training has different results. Store
     /// all state that a trial or callback keeps between batches in [`Callback::state`].
     pub fn resumes<T: Trial>(&self) -> Result<()> {
-        let _stream = alone_on_the_stream();
+        let _stream = lock_random_stream();
         if self.batches < 2 {
             return Err("cannot stop within one batch; increase `batches`".into());
         }
-        let straight = self.train::<T>(&tempfile::tempdir()?, false, None)?;
-        let weights = |tested: &Tested<T::Model>| record::snapshot(&tested.model).into_bytes();
+        let uninterrupted = self.train::<T>(&tempfile::tempdir()?, false, None)?;
+        let weights = |tested: &TestResult<T::Model>| record::snapshot(&tested.model).into_bytes();
         // A callback may have stopped training before its length.
-        for stop_at in 1..straight.batches.len() as u64 {
+        for stop_at in 1..uninterrupted.batches.len() as u64 {
             let folder = tempfile::tempdir()?;
             match self.train::<T>(&folder, false, Some(stop_at)) {
                 Err(error) if error.is::<Interrupted>() => {}
@@ -209,8 +209,8 @@ impl TrialTest {
             }
             let resumed = self.train::<T>(&folder, false, None)?;
             let differ = match () {
-                () if weights(&resumed)? != weights(&straight)? => "the weights",
-                () if bits(&resumed.validation) != bits(&straight.validation) => {
+                () if weights(&resumed)? != weights(&uninterrupted)? => "the weights",
+                () if bits(&resumed.validation) != bits(&uninterrupted.validation) => {
                     "the validation's metrics"
                 }
                 () => continue,
@@ -232,17 +232,17 @@ impl TrialTest {
         folder: &TempDir,
         is_test: bool,
         stop_at: Option<u64>,
-    ) -> Result<Tested<T::Model>> {
+    ) -> Result<TestResult<T::Model>> {
         let context = self.context(Some(folder), is_test)?;
-        let seen = Arc::<Mutex<Seen>>::default();
+        let recorded = Arc::<Mutex<RecordedMetrics>>::default();
         let stop = stop_at.map(|batch| (batch, context.stop.clone()));
         context.seed_program();
-        let watch = Watch { seen: seen.clone(), stop };
-        let model = run_watched::<T>(&context, vec![Box::new(watch)])?.model;
-        let Seen { batches, validation } =
-            std::mem::take(&mut *seen.lock().unwrap_or_else(PoisonError::into_inner));
+        let recorder = MetricsRecorder { recorded: recorded.clone(), stop };
+        let model = run_trial_with::<T>(&context, vec![Box::new(recorder)])?.model;
+        let RecordedMetrics { batches, validation } =
+            std::mem::take(&mut *recorded.lock().unwrap_or_else(PoisonError::into_inner));
         self.check_searched(&validation)?;
-        Ok(Tested { model, batches, validation })
+        Ok(TestResult { model, batches, validation })
     }
 
     fn context(&self, folder: Option<&TempDir>, is_test: bool) -> Result<Context> {
@@ -267,7 +267,7 @@ impl TrialTest {
             config.gradient_compression = optimizations.gradient_compression;
             config.mixed_precision = optimizations.mixed_precision;
         }
-        let mut context = context(config, Some(Keep::default()))?;
+        let mut context = context(config, Some(RetentionLimits::default()))?;
         context.silence();
         context.is_test = is_test;
         Ok(context)
@@ -292,10 +292,13 @@ fn bits(logs: &Logs) -> Vec<(&str, u64)> {
 }
 
 /// Returns the hyperparameters in the middle of a search space.
-fn middle_of(space: &Space) -> Value {
+fn midpoint_of(space: &Space) -> Value {
     let parameter = match space {
         Space::Group(members) => {
-            return members.iter().map(|(name, space)| (name.clone(), middle_of(space))).collect();
+            return members
+                .iter()
+                .map(|(name, space)| (name.clone(), midpoint_of(space)))
+                .collect();
         }
         Space::Parameter(parameter) => parameter,
     };
@@ -310,20 +313,20 @@ fn middle_of(space: &Space) -> Value {
 
 /// Metrics of a training.
 #[derive(Debug, Default)]
-struct Seen {
+struct RecordedMetrics {
     batches: Vec<Logs>,
     validation: Logs,
 }
 
 /// Records metrics, and stops after a batch like a signal.
-struct Watch {
-    seen: Arc<Mutex<Seen>>,
+struct MetricsRecorder {
+    recorded: Arc<Mutex<RecordedMetrics>>,
     stop: Option<(u64, StopSignal)>,
 }
 
-impl Callback for Watch {
+impl Callback for MetricsRecorder {
     fn on_batch_end(&mut self, logs: &Logs, control: &mut Control) -> Result<()> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).batches.push(logs.clone());
+        self.recorded.lock().unwrap_or_else(PoisonError::into_inner).batches.push(logs.clone());
         let due = self.stop.as_ref().filter(|(batch, _)| *batch == control.batches());
         if let Some((_, stop)) = due {
             stop.set();
@@ -332,7 +335,7 @@ impl Callback for Watch {
     }
 
     fn on_validation_end(&mut self, logs: &Logs, _: &mut Control) -> Result<()> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).validation = logs.clone();
+        self.recorded.lock().unwrap_or_else(PoisonError::into_inner).validation = logs.clone();
         Ok(())
     }
 }
@@ -408,7 +411,10 @@ mod tests {
             "hyperparameters": {
                 "global_batch_size": {"int": {"min": 8, "max": 25}},
                 "rate": {"log": {"min": -3, "max": -1}},
-                "nested": {"of": {"double": {"min": 0.0, "max": 1.0}}, "kind": {"categorical": ["a", "b"]}},
+                "nested": {
+                    "of": {"double": {"min": 0.0, "max": 1.0}},
+                    "kind": {"categorical": ["a", "b"]},
+                },
             },
             "searcher": {"metric": metric, "maxLength": {"batches": 9}, "random": {"maxTrials": 2}},
             "reproducibility": {"experimentSeed": 5},
@@ -421,7 +427,7 @@ mod tests {
 
     #[test]
     fn trial_trains_validates_and_restores() {
-        let _stream = train::tests::alone_on_the_stream();
+        let _stream = train::tests::lock_random_stream();
         let test = TrialTest::new(json!({"global_batch_size": 16, "rate": 0.05})).batches(5);
         let tested = test.run::<Halves>().unwrap();
         assert_eq!(tested.batches.len(), 5);
@@ -435,7 +441,7 @@ mod tests {
 
     #[test]
     fn state_outside_the_checkpoint_is_detected() {
-        let _stream = train::tests::alone_on_the_stream();
+        let _stream = train::tests::lock_random_stream();
         let test = TrialTest::new(json!({"global_batch_size": 16, "rate": 0.05, "forgets": true}));
         let error = error_of(test.batches(5).resumes::<Halves>());
         assert!(error.starts_with("stopped after batch 1 "), "{error}");
@@ -444,8 +450,8 @@ mod tests {
 
     #[test]
     fn experiment_uses_the_middle_of_the_space() {
-        let _stream = train::tests::alone_on_the_stream();
-        let test = TrialTest::of_experiment(&experiment("validation_loss")).unwrap();
+        let _stream = train::tests::lock_random_stream();
+        let test = TrialTest::from_experiment(&experiment("validation_loss")).unwrap();
         let test = test.hyperparameter("nested.more", "x");
         let context = test.build::<Halves>().unwrap().1;
         let expected = json!({
@@ -458,8 +464,8 @@ mod tests {
 
     #[test]
     fn experiment_errors_are_named() {
-        let _stream = train::tests::alone_on_the_stream();
-        let test = TrialTest::of_experiment(&experiment("validation_accuracy")).unwrap();
+        let _stream = train::tests::lock_random_stream();
+        let test = TrialTest::from_experiment(&experiment("validation_accuracy")).unwrap();
         assert_eq!(
             error_of(test.run::<Halves>()),
             "there is no searched metric validation_accuracy; of validation there are val_loss"
@@ -467,12 +473,15 @@ mod tests {
         let of = |change: fn(&mut Value)| {
             let mut experiment = experiment("validation_loss");
             change(&mut experiment["spec"]);
-            error_of(TrialTest::of_experiment(&experiment))
+            error_of(TrialTest::from_experiment(&experiment))
         };
         let error = of(|spec| spec["searcher"]["maxLength"] = json!({"batches": "x"}));
         assert!(error.starts_with("spec.searcher.maxLength"), "{error}");
         let error = of(|spec| spec["hyperparameters"]["rate"]["log"]["max"] = json!(-9));
         assert!(error.contains("spec.hyperparameters.rate"), "{error}");
-        assert_eq!(error_of(TrialTest::of_experiment(&json!({}))), "the experiment has no `spec`");
+        assert_eq!(
+            error_of(TrialTest::from_experiment(&json!({}))),
+            "the experiment has no `spec`"
+        );
     }
 }

@@ -13,35 +13,36 @@ use crate::optim::Optimizers;
 use crate::step::StepOutput;
 use crate::{Control, Error, Result};
 
-mod by_hand;
+mod best_weights;
+mod custom_loop;
+mod directives;
 mod fit;
-mod held;
 mod hooks;
-mod kept;
-mod length;
+mod model_slot;
 pub(crate) mod program;
 mod run;
 mod save;
+mod start;
 mod state;
+mod test_mode;
 mod timetable;
 mod trial;
-mod trying;
 mod validate;
 
-pub use by_hand::{Training, Turn};
-use fit::Both;
+pub use custom_loop::{NextAction, Training};
+pub(crate) use directives::{SEARCH_POLL_INTERVAL, UNANSWERED_REQUESTS_MAX};
+use fit::FnStep;
 pub use fit::{Fit, Fitted, Step};
-pub(crate) use length::{UNANSWERED_MAX, UNDECIDED_PAUSE};
 pub use program::{Standalone, init, main, main_with, run, run_in, run_with};
 use run::Run;
 pub(crate) use state::ReadOrder;
+pub(crate) use test_mode::TestStage;
 pub(crate) use timetable::Timetable;
-pub(crate) use trial::run_watched;
+pub(crate) use trial::run_trial_with;
 pub use trial::{Trial, run_trial};
-pub(crate) use trying::Part;
 
 /// How long to wait for a response before checking for signals again.
-pub(crate) const ANSWER_WAIT: Duration = Duration::from_secs(1);
+pub(crate) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Context {
     /// Trains a model. If this program has a checkpoint, training resumes from the latest one and
@@ -58,7 +59,7 @@ impl Context {
         step: impl Fn(&M, B) -> StepOutput,
         fit: Fit<B>,
     ) -> Result<Fitted<M>> {
-        self.fit_with(model, optimizers, Both(step), fit)
+        self.fit_with(model, optimizers, FnStep(step), fit)
     }
 
     /// Same as [`Context::fit`], with different steps for training and validation.
@@ -80,23 +81,23 @@ impl Context {
 /// Error of a callback, with the callback's name.
 #[derive(Debug, thiserror::Error)]
 #[error("callback {name}: {source}")]
-struct CallbackFailed {
+struct CallbackError {
     name: String,
     source: Error,
 }
 
 /// Calls one hook of every callback that runs on this rank, in order.
-pub(crate) fn hook(
+pub(crate) fn call_hook(
     callbacks: &mut [Box<dyn Callback>],
     control: &mut Control,
     ranks: &Distributed,
     mut hook: impl FnMut(&mut dyn Callback, &mut Control) -> Result<()>,
 ) -> Result<()> {
-    hook_each(callbacks, control, ranks, |_, callback, control| hook(callback, control))
+    call_hook_with_index(callbacks, control, ranks, |_, callback, control| hook(callback, control))
 }
 
 /// Same as [`hook`], and passes each callback's index.
-fn hook_each(
+fn call_hook_with_index(
     callbacks: &mut [Box<dyn Callback>],
     control: &mut Control,
     ranks: &Distributed,
@@ -104,23 +105,23 @@ fn hook_each(
 ) -> Result<()> {
     for index in 0..callbacks.len() {
         let callback = &mut callbacks[index];
-        let is_alone = callback.chief_only() && ranks.size() > 1;
-        if is_alone && ranks.rank() > 0 {
+        let is_chief_only = callback.chief_only() && ranks.size() > 1;
+        if is_chief_only && ranks.rank() > 0 {
             continue;
         }
         // Set aside requests of earlier callbacks: they are not this callback's.
-        let requests = is_alone.then(|| control.take_asked());
-        let done = match guarded(|| hook(index, &mut **callback, control)) {
-            Ok(()) if is_alone && control.asks() => {
+        let requests = is_chief_only.then(|| control.take_requests());
+        let done = match catch_panic(|| hook(index, &mut **callback, control)) {
+            Ok(()) if is_chief_only && control.has_requests() => {
                 let text = "a `chief_only` callback cannot stop training, keep weights or change \
                             the learning rate with several ranks; return false from `chief_only`";
                 Err(text.into())
             }
             done => done,
         };
-        requests.into_iter().for_each(|requests| control.ask(requests));
-        done.map_err(|source| CallbackFailed {
-            name: names(callbacks).swap_remove(index),
+        requests.into_iter().for_each(|requests| control.set_requests(requests));
+        done.map_err(|source| CallbackError {
+            name: unique_names(callbacks).swap_remove(index),
             source,
         })?;
     }
@@ -128,14 +129,14 @@ fn hook_each(
 }
 
 /// Calls a callback and turns its panic into an error.
-fn guarded<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
+fn catch_panic<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(call))
         .unwrap_or_else(|panic| Err(error_from_unwind(panic, |why| format!("panicked: {why}"))))
 }
 
 /// Returns the callbacks' names for errors and checkpoints. The second callback of a name gets `2`
 /// after its name, the third `3`.
-fn names(callbacks: &[Box<dyn Callback>]) -> Vec<String> {
+fn unique_names(callbacks: &[Box<dyn Callback>]) -> Vec<String> {
     let mut names: Vec<String> = vec![];
     for callback in callbacks {
         let name = callback.name();

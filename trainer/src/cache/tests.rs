@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::{Standalone, key};
+use crate::{Standalone, mix_seed};
 
 mod bucket;
 mod limits;
@@ -21,7 +21,7 @@ fn standalone(folder: Option<&Path>) -> Context {
 const SAMPLE_BYTES: usize = 1_000;
 
 fn sample(index: u64) -> Sample {
-    let byte = |at: usize| key(&[index, at as u64]) as u8;
+    let byte = |at: usize| mix_seed(&[index, at as u64]) as u8;
     (index, (0..SAMPLE_BYTES).map(byte).collect())
 }
 

@@ -8,7 +8,7 @@ use stoker_storage::StorageError;
 pub enum CheckpointError {
     /// The program failed to produce its state; a user error.
     #[error("cannot produce the state for checkpoint {name}: {reason}")]
-    Make {
+    Contents {
         /// Name of the checkpoint.
         name: String,
         /// Error of the program.
@@ -16,7 +16,7 @@ pub enum CheckpointError {
     },
     /// The checkpoint is incomplete or corrupt; use another.
     #[error("checkpoint {name} is incomplete or corrupt: {reason}")]
-    Broken {
+    Corrupt {
         /// Name of the checkpoint, or its folder.
         name: String,
         /// Affected file, and what was expected of it.

@@ -7,8 +7,10 @@ use stoker_api::names::MANIFEST;
 
 use tokio::runtime::Builder;
 
-use super::source::Where;
-use super::{CheckpointError, CheckpointSource, Parts, Place, parse, verify};
+use super::source::Location;
+use super::{
+    CheckpointContents, CheckpointError, CheckpointSource, CheckpointStore, parse, verify,
+};
 use crate::Result as AnyResult;
 
 /// Reads a checkpoint from a local folder, for example a downloaded one.
@@ -16,31 +18,31 @@ use crate::Result as AnyResult;
 /// # Errors
 ///
 /// Fails if the folder does not contain a complete and intact checkpoint.
-pub fn load_folder(path: &Path) -> Result<(Manifest, Parts), CheckpointError> {
-    let broken = |reason| CheckpointError::Broken { name: path.display().to_string(), reason };
+pub fn load_folder(path: &Path) -> Result<(Manifest, CheckpointContents), CheckpointError> {
+    let corrupt = |reason| CheckpointError::Corrupt { name: path.display().to_string(), reason };
     let read = |file: &str| {
-        let file_path = below(path, file).map_err(&broken)?;
-        std::fs::read(file_path).map_err(|error| broken(format!("cannot read {file}: {error}")))
+        let file_path = path_in(path, file).map_err(&corrupt)?;
+        std::fs::read(file_path).map_err(|error| corrupt(format!("cannot read {file}: {error}")))
     };
-    let manifest = parse(&read(MANIFEST)?).map_err(broken)?;
-    let mut parts = Parts::new();
+    let manifest = parse(&read(MANIFEST)?).map_err(corrupt)?;
+    let mut contents = CheckpointContents::new();
     for (file, entry) in &manifest.files {
         let bytes = read(file)?;
-        verify(file, entry, &bytes).map_err(broken)?;
-        parts.insert(file.clone(), bytes.into());
+        verify(file, entry, &bytes).map_err(corrupt)?;
+        contents.insert(file.clone(), bytes.into());
     }
-    Ok((manifest, parts))
+    Ok((manifest, contents))
 }
 
 /// Returns the path of a file from a manifest, refusing paths outside the folder.
-fn below(folder: &Path, file: &str) -> Result<PathBuf, String> {
+fn path_in(folder: &Path, file: &str) -> Result<PathBuf, String> {
     match Path::new(file).components().all(|part| matches!(part, Component::Normal(_))) {
         true => Ok(folder.join(file)),
         false => Err(format!("{file} is not a valid file name in a checkpoint")),
     }
 }
 
-impl Place {
+impl CheckpointStore {
     /// Writes the `wanted` files of a checkpoint into a folder, one after the other, and verifies
     /// each. Does not write the manifest.
     pub(crate) async fn write_folder(
@@ -50,9 +52,9 @@ impl Place {
         folder: &Path,
         wanted: impl Fn(&str) -> bool,
     ) -> Result<(), CheckpointError> {
-        let broken = |reason| CheckpointError::Broken { name: name.to_owned(), reason };
+        let corrupt = |reason| CheckpointError::Corrupt { name: name.to_owned(), reason };
         for (file, entry) in manifest.files.iter().filter(|(file, _)| wanted(file)) {
-            let path = below(folder, file).map_err(&broken)?;
+            let path = path_in(folder, file).map_err(&corrupt)?;
             let bytes = self.fetch(name, file).await?;
             let (file, entry) = (file.clone(), entry.clone());
             let write = move || -> Result<Result<(), String>, String> {
@@ -67,7 +69,7 @@ impl Place {
             };
             let shut_down = |_| CheckpointError::ShutDown { name: name.to_owned() };
             match tokio::task::spawn_blocking(write).await.map_err(shut_down)? {
-                Ok(checked) => checked.map_err(&broken)?,
+                Ok(checked) => checked.map_err(&corrupt)?,
                 Err(reason) => {
                     return Err(CheckpointError::Local { name: name.to_owned(), reason });
                 }
@@ -80,12 +82,12 @@ impl Place {
 impl CheckpointSource {
     /// Reads the manifest. `own` is the storage of the calling session.
     pub(crate) fn read_manifest(&self, own: &StorageConfig) -> AnyResult<Manifest> {
-        if let Where::Folder(_) = self.location() {
+        if let Location::Folder(_) = self.location() {
             return Ok(self.load(own)?.0);
         }
         Builder::new_current_thread().enable_all().build()?.block_on(async {
-            let place = self.place(own).await?;
-            Ok(self.choose(&place).await?.1)
+            let store = self.open_store(own).await?;
+            Ok(self.select(&store).await?.1)
         })
     }
 
@@ -98,10 +100,10 @@ impl CheckpointSource {
     ) -> AnyResult<Manifest> {
         let failed = |error| format!("cannot write folder {}: {error}", folder.display());
         std::fs::create_dir_all(folder).map_err(failed)?;
-        if let Where::Folder(from) = self.location() {
-            let (manifest, parts) = self.load(own)?;
-            for (file, bytes) in parts.iter().filter(|(file, _)| wanted(file)) {
-                let path = below(folder, file)?;
+        if let Location::Folder(from) = self.location() {
+            let (manifest, contents) = self.load(own)?;
+            for (file, bytes) in contents.iter().filter(|(file, _)| wanted(file)) {
+                let path = path_in(folder, file)?;
                 path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(failed)?;
                 std::fs::write(path, bytes).map_err(failed)?;
             }
@@ -109,10 +111,10 @@ impl CheckpointSource {
             return Ok(manifest);
         }
         Builder::new_current_thread().enable_all().build()?.block_on(async {
-            let place = self.place(own).await?;
-            let (name, manifest, _) = self.choose(&place).await?;
-            place.write_folder(&name, &manifest, folder, wanted).await?;
-            let text = place.fetch(&name, MANIFEST).await?;
+            let store = self.open_store(own).await?;
+            let (name, manifest, _) = self.select(&store).await?;
+            store.write_folder(&name, &manifest, folder, wanted).await?;
+            let text = store.fetch(&name, MANIFEST).await?;
             std::fs::write(folder.join(MANIFEST), text).map_err(failed)?;
             Ok(manifest)
         })

@@ -5,13 +5,13 @@ use stoker_api::inference::{CheckpointChoice, PinnedCheckpoint, WhichCheckpoint}
 use stoker_api::names::MANIFEST;
 use stoker_storage::{hash, layout};
 
-use super::source::{CheckpointSource, Where};
+use super::source::{CheckpointSource, Location};
 use super::{CheckpointError, load_folder};
 use crate::{InvalidInput, Result};
 
 impl CheckpointSource {
     /// Creates the source from a job's spec.
-    pub(crate) fn of_choice(choice: &CheckpointChoice) -> Result<Self> {
+    pub(crate) fn from_choice(choice: &CheckpointChoice) -> Result<Self> {
         let source = match choice {
             CheckpointChoice { trial: Some(name), .. } => Self::trial(name),
             CheckpointChoice { folder: Some(folder), .. } => Self::folder(folder),
@@ -50,10 +50,10 @@ impl CheckpointSource {
     ///
     /// Fails if no complete checkpoint exists.
     pub(crate) async fn pin(&self, own: &StorageConfig) -> Result<PinnedCheckpoint> {
-        if let Where::Folder(folder) = self.location() {
+        if let Location::Folder(folder) = self.location() {
             load_folder(folder)?;
             let read = |path: &std::path::Path| {
-                std::fs::read(path).map_err(|error| CheckpointError::Broken {
+                std::fs::read(path).map_err(|error| CheckpointError::Corrupt {
                     name: folder.display().to_string(),
                     reason: error.to_string(),
                 })
@@ -69,22 +69,22 @@ impl CheckpointSource {
                 hyperparameters: serde_json::Value::Null,
             });
         }
-        let place = self.place(own).await?;
-        let (name, _, manifest_sha256) = self.choose(&place).await?;
+        let store = self.open_store(own).await?;
+        let (name, _, manifest_sha256) = self.select(&store).await?;
         let (url, endpoint) = match self.location() {
-            Where::Stored { url, endpoint, .. } => (url.clone(), endpoint.clone()),
+            Location::Stored { url, endpoint, .. } => (url.clone(), endpoint.clone()),
             _ => (own.url.clone(), own.endpoint.clone()),
         };
-        let record = layout::record_path(&place.trial_path);
+        let record = layout::record_path(&store.trial_path);
         let mut hyperparameters = serde_json::Value::Null;
-        if place.storage.exists(&record).await? {
-            let record = place.storage.get(&record).await?;
+        if store.storage.exists(&record).await? {
+            let record = store.storage.get(&record).await?;
             let record: serde_json::Value = serde_json::from_slice(&record).map_err(|error| {
-                format!("cannot read the record of {}: {error}", place.trial_path)
+                format!("cannot read the record of {}: {error}", store.trial_path)
             })?;
             hyperparameters = record["spec"]["hyperparameters"].clone();
         }
-        let trial_path = Some(place.trial_path);
+        let trial_path = Some(store.trial_path);
         Ok(PinnedCheckpoint { url, endpoint, trial_path, name, manifest_sha256, hyperparameters })
     }
 }

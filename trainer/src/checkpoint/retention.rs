@@ -6,11 +6,11 @@ use stoker_storage::{Storage, StorageError, layout};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::{Saved, delete, parse};
+use super::{SavedCheckpoint, delete, parse};
 
 /// Number of checkpoints that a program without a runner retains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Keep {
+pub(crate) struct RetentionLimits {
     /// Number of latest checkpoints; at least 1 is retained.
     pub(crate) latest: u32,
     /// Number of best checkpoints by the searched metric.
@@ -21,13 +21,13 @@ pub(crate) struct Keep {
 /// corrupt. The runner retains the same number.
 const FALLBACKS: u32 = 3;
 
-impl Keep {
-    fn while_training(self) -> Self {
+impl RetentionLimits {
+    fn during_training(self) -> Self {
         Self { latest: self.latest.max(FALLBACKS), ..self }
     }
 }
 
-impl Default for Keep {
+impl Default for RetentionLimits {
     fn default() -> Self {
         Self { latest: 1, best: 1 }
     }
@@ -35,7 +35,7 @@ impl Default for Keep {
 
 /// A complete checkpoint.
 #[derive(Clone, Debug, PartialEq)]
-struct Known {
+struct CompleteCheckpoint {
     name: String,
     metric: Option<f64>,
 }
@@ -43,28 +43,34 @@ struct Known {
 /// Returns the checkpoints to delete, in the order of `known`. A checkpoint of a later attempt
 /// counts as newer than all of an earlier attempt, which had corrupt newer checkpoints. Among equal
 /// metrics, the oldest checkpoint is the best.
-fn superfluous(keep: Keep, smaller_is_better: bool, known: &[Known]) -> Vec<String> {
-    let age = |known: &Known| {
+fn prunable(
+    limits: RetentionLimits,
+    smaller_is_better: bool,
+    known: &[CompleteCheckpoint],
+) -> Vec<String> {
+    let age = |known: &CompleteCheckpoint| {
         layout::parse_checkpoint_name(&known.name).map(|(batches, attempt)| (attempt, batches))
     };
-    let mut by_age: Vec<&Known> = known.iter().collect();
+    let mut by_age: Vec<&CompleteCheckpoint> = known.iter().collect();
     by_age.sort_by_key(|known| age(known));
     let sign = if smaller_is_better { 1.0 } else { -1.0 };
-    let loss =
-        |known: &Known| known.metric.filter(|metric| !metric.is_nan()).map(|metric| sign * metric);
-    let mut best: Vec<(f64, &Known)> =
+    let loss = |known: &CompleteCheckpoint| {
+        known.metric.filter(|metric| !metric.is_nan()).map(|metric| sign * metric)
+    };
+    let mut best: Vec<(f64, &CompleteCheckpoint)> =
         by_age.iter().filter_map(|known| Some((loss(known)?, *known))).collect();
     best.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let latest = by_age.iter().rev().take(keep.latest.max(1) as usize).copied();
-    let best = best.iter().take(keep.best as usize).map(|(_, known)| *known);
-    let kept: Vec<&Known> = latest.chain(best).collect();
-    let is_superfluous = |known: &&Known| !kept.iter().any(|kept| kept.name == known.name);
-    known.iter().filter(is_superfluous).map(|known| known.name.clone()).collect()
+    let latest = by_age.iter().rev().take(limits.latest.max(1) as usize).copied();
+    let best = best.iter().take(limits.best as usize).map(|(_, known)| *known);
+    let kept: Vec<&CompleteCheckpoint> = latest.chain(best).collect();
+    let is_prunable =
+        |known: &&CompleteCheckpoint| !kept.iter().any(|kept| kept.name == known.name);
+    known.iter().filter(is_prunable).map(|known| known.name.clone()).collect()
 }
 
 /// Message to the retention task.
 enum Message {
-    Saved(Known),
+    Saved(CompleteCheckpoint),
     /// Reply after all earlier messages are handled. With `is_over`, first prune to the final
     /// number of checkpoints.
     Finish {
@@ -85,8 +91,8 @@ impl Retention {
     }
 
     /// Reports a new checkpoint, so that the task deletes those no longer retained. Never blocks.
-    pub(crate) fn saved(&self, saved: &Saved) {
-        let known = Known { name: saved.name.clone(), metric: saved.metric };
+    pub(crate) fn record_saved(&self, saved: &SavedCheckpoint) {
+        let known = CompleteCheckpoint { name: saved.name.clone(), metric: saved.metric };
         // Ignore the error: the task only ends with the process.
         let _ = self.0.send(Message::Saved(known));
     }
@@ -107,7 +113,7 @@ pub(crate) struct RetentionTask {
     pub(crate) storage: Storage,
     pub(crate) trial_path: String,
     pub(crate) attempt: u32,
-    pub(crate) keep: Keep,
+    pub(crate) limits: RetentionLimits,
     pub(crate) smaller_is_better: bool,
 }
 
@@ -119,7 +125,7 @@ impl RetentionTask {
                 Message::Saved(saved) => known.push(saved),
                 Message::Finish { is_over, done } => {
                     if is_over && has_earlier {
-                        self.prune(self.keep, &mut known).await;
+                        self.prune(self.limits, &mut known).await;
                     }
                     let _ = done.send(());
                     continue;
@@ -127,7 +133,7 @@ impl RetentionTask {
             }
             // List earlier attempts at the first save, not before, to keep the start fast.
             if !has_earlier {
-                match self.earlier().await {
+                match self.list_earlier().await {
                     Ok(earlier) => known.splice(..0, earlier).for_each(drop),
                     Err(error) => {
                         eprintln!(
@@ -138,13 +144,13 @@ impl RetentionTask {
                 }
                 has_earlier = true;
             }
-            self.prune(self.keep.while_training(), &mut known).await;
+            self.prune(self.limits.during_training(), &mut known).await;
         }
     }
 
     /// Returns the complete checkpoints of earlier attempts. Deletes the remains of their
     /// interrupted saves.
-    async fn earlier(&self) -> Result<Vec<Known>, StorageError> {
+    async fn list_earlier(&self) -> Result<Vec<CompleteCheckpoint>, StorageError> {
         let mut known = vec![];
         for name in self.storage.folders(&layout::checkpoints_path(&self.trial_path)).await? {
             match layout::parse_checkpoint_name(&name) {
@@ -156,7 +162,7 @@ impl RetentionTask {
                 Ok(text) => {
                     let metric = parse(&text).ok().and_then(|manifest| manifest.metric);
                     let metric = metric.as_deref().and_then(stoker_api::number::parse);
-                    known.push(Known { name, metric });
+                    known.push(CompleteCheckpoint { name, metric });
                 }
                 Err(StorageError::NotFound { .. }) => {
                     delete(&self.storage, &self.trial_path, &name).await?;
@@ -167,8 +173,8 @@ impl RetentionTask {
         Ok(known)
     }
 
-    async fn prune(&self, keep: Keep, known: &mut Vec<Known>) {
-        for name in superfluous(keep, self.smaller_is_better, known) {
+    async fn prune(&self, limits: RetentionLimits, known: &mut Vec<CompleteCheckpoint>) {
+        for name in prunable(limits, self.smaller_is_better, known) {
             match delete(&self.storage, &self.trial_path, &name).await {
                 Ok(()) => known.retain(|known| known.name != name),
                 Err(error) => {
@@ -188,13 +194,16 @@ mod tests {
 
     #[test]
     fn latest_and_best_are_kept() {
-        let check = |keep: (u32, u32), known: &[(&str, Option<f64>)], expected: &[&str]| {
-            let keep = Keep { latest: keep.0, best: keep.1 };
-            let known: Vec<Known> = known
+        let check = |limits: (u32, u32), known: &[(&str, Option<f64>)], expected: &[&str]| {
+            let limits = RetentionLimits { latest: limits.0, best: limits.1 };
+            let known: Vec<CompleteCheckpoint> = known
                 .iter()
-                .map(|(name, metric)| Known { name: (*name).to_owned(), metric: *metric })
+                .map(|(name, metric)| CompleteCheckpoint {
+                    name: (*name).to_owned(),
+                    metric: *metric,
+                })
                 .collect();
-            assert_eq!(superfluous(keep, true, &known), expected, "{keep:?} of {known:?}");
+            assert_eq!(prunable(limits, true, &known), expected, "{limits:?} of {known:?}");
         };
         let [a, b, c, d] = ["000000000100-0", "000000000200-0", "000000000300-0", "000000000400-0"];
         let all = [(a, Some(0.5)), (b, Some(0.25)), (c, Some(0.75)), (d, None)];
@@ -209,7 +218,8 @@ mod tests {
         // The second attempt resumed from batch 100, because batch 400 was corrupt.
         check((1, 0), &[(a, None), (d, None), ("000000000150-1", None)], &[a, d]);
         let larger = [(a, Some(0.5)), (b, Some(0.25)), (c, None)];
-        let larger = larger.map(|(name, metric)| Known { name: name.to_owned(), metric });
-        assert_eq!(superfluous(Keep::default(), false, &larger), [b]);
+        let larger =
+            larger.map(|(name, metric)| CompleteCheckpoint { name: name.to_owned(), metric });
+        assert_eq!(prunable(RetentionLimits::default(), false, &larger), [b]);
     }
 }

@@ -6,27 +6,27 @@ use stoker_api::contract::{Manifest, StorageConfig};
 use stoker_api::names::MANIFEST;
 use stoker_storage::{Storage, hash, layout};
 
-use super::{Parts, Place, load_folder, parse};
+use super::{CheckpointContents, CheckpointStore, load_folder, parse};
 use crate::Result;
 
 /// A checkpoint to take a model's weights from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CheckpointSource {
-    place: Where,
-    which: Which,
+    location: Location,
+    selector: Selector,
     /// Required SHA-256 of the manifest.
     sha256: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Where {
+pub(super) enum Location {
     Folder(PathBuf),
     Trial(String),
     Stored { url: String, endpoint: Option<String>, trial_path: String },
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Which {
+enum Selector {
     Latest,
     Smallest,
     Largest,
@@ -52,19 +52,19 @@ impl From<PathBuf> for CheckpointSource {
 }
 
 impl CheckpointSource {
-    fn new(place: Where) -> Self {
-        Self { place, which: Which::Latest, sha256: None }
+    fn new(location: Location) -> Self {
+        Self { location, selector: Selector::Latest, sha256: None }
     }
 
     /// Selects a checkpoint folder on the local machine, for example a downloaded one.
     pub fn folder(path: impl Into<PathBuf>) -> Self {
-        Self::new(Where::Folder(path.into()))
+        Self::new(Location::Folder(path.into()))
     }
 
     /// Selects the latest checkpoint of the trial with this name, for example `mnist-3`. The trial
     /// is looked up in the storage and namespace of the current session.
     pub fn trial(name: &str) -> Self {
-        Self::new(Where::Trial(name.into()))
+        Self::new(Location::Trial(name.into()))
     }
 
     /// Selects the latest checkpoint of a trial in any storage. `root` is the storage's root, as in
@@ -72,13 +72,13 @@ impl CheckpointSource {
     /// `default/mnist-0b3f9c1e/trials/3`.
     pub fn stored(root: &str, trial_path: &str) -> Self {
         let (url, trial_path) = (root.to_owned(), trial_path.trim_matches('/').to_owned());
-        Self::new(Where::Stored { url, endpoint: None, trial_path })
+        Self::new(Location::Stored { url, endpoint: None, trial_path })
     }
 
     /// Sets the address of an S3 server other than Amazon's, for [`stored`](Self::stored).
     #[must_use]
     pub fn endpoint(mut self, address: &str) -> Self {
-        if let Where::Stored { endpoint, .. } = &mut self.place {
+        if let Location::Stored { endpoint, .. } = &mut self.location {
             *endpoint = Some(address.into());
         }
         self
@@ -88,20 +88,20 @@ impl CheckpointSource {
     /// checkpoints saved at a validation have a metric.
     #[must_use]
     pub fn smallest_metric(self) -> Self {
-        Self { which: Which::Smallest, ..self }
+        Self { selector: Selector::Smallest, ..self }
     }
 
     /// Selects the checkpoint with the largest searched metric; see
     /// [`smallest_metric`](Self::smallest_metric).
     #[must_use]
     pub fn largest_metric(self) -> Self {
-        Self { which: Which::Largest, ..self }
+        Self { selector: Selector::Largest, ..self }
     }
 
     /// Selects the checkpoint with this name, for example `000000000400-0`, instead of the latest.
     #[must_use]
     pub fn named(self, checkpoint: &str) -> Self {
-        Self { which: Which::Named(checkpoint.into()), ..self }
+        Self { selector: Selector::Named(checkpoint.into()), ..self }
     }
 
     /// Requires a manifest with this SHA-256.
@@ -109,8 +109,8 @@ impl CheckpointSource {
         Self { sha256: Some(sha256.to_owned()), ..self }
     }
 
-    pub(super) fn location(&self) -> &Where {
-        &self.place
+    pub(super) fn location(&self) -> &Location {
+        &self.location
     }
 
     /// Reads the checkpoint. `own` is the storage of the calling session.
@@ -118,17 +118,17 @@ impl CheckpointSource {
     /// # Errors
     ///
     /// Fails if the trial does not exist, or has no complete checkpoint that matches.
-    pub(crate) fn load(&self, own: &StorageConfig) -> Result<(Manifest, Parts)> {
-        if let Where::Folder(folder) = &self.place {
+    pub(crate) fn load(&self, own: &StorageConfig) -> Result<(Manifest, CheckpointContents)> {
+        if let Location::Folder(folder) = &self.location {
             self.check_folder(folder)?;
             return Ok(load_folder(folder)?);
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
-            let place = self.place(own).await?;
-            let (name, manifest, _) = self.choose(&place).await?;
-            let parts = place.parts(&name, &manifest).await?;
-            Ok((manifest, parts))
+            let store = self.open_store(own).await?;
+            let (name, manifest, _) = self.select(&store).await?;
+            let contents = store.contents(&name, &manifest).await?;
+            Ok((manifest, contents))
         })
     }
 
@@ -143,12 +143,12 @@ impl CheckpointSource {
         Err(format!("{} has changed since the job selected it", path.display()).into())
     }
 
-    pub(super) async fn place(&self, own: &StorageConfig) -> Result<Place> {
-        let (storage, trial_path) = match &self.place {
-            Where::Stored { url, endpoint, trial_path } => {
+    pub(super) async fn open_store(&self, own: &StorageConfig) -> Result<CheckpointStore> {
+        let (storage, trial_path) = match &self.location {
+            Location::Stored { url, endpoint, trial_path } => {
                 (Storage::open(url, endpoint.as_deref())?, trial_path.clone())
             }
-            Where::Trial(name) => {
+            Location::Trial(name) => {
                 if own.url.is_empty() {
                     let text = format!(
                         "cannot look up trial {name}: this program has no storage; use \
@@ -160,28 +160,37 @@ impl CheckpointSource {
                 let path = find_trial(&storage, &own.trial_path, name).await?;
                 (storage, path)
             }
-            Where::Folder(_) => return Err("a local folder has no storage path".into()),
+            Location::Folder(_) => return Err("a local folder has no storage path".into()),
         };
-        Ok(Place { storage, trial_path, experiment_id: String::new(), trial: 0, attempt: 0 })
+        Ok(CheckpointStore {
+            storage,
+            trial_path,
+            experiment_id: String::new(),
+            trial: 0,
+            attempt: 0,
+        })
     }
 
     /// Returns name, manifest and manifest hash of the selected checkpoint.
-    pub(super) async fn choose(&self, place: &Place) -> Result<(String, Manifest, String)> {
-        let trial = &place.trial_path;
-        let mut names = place.storage.folders(&layout::checkpoints_path(trial)).await?;
+    pub(super) async fn select(
+        &self,
+        store: &CheckpointStore,
+    ) -> Result<(String, Manifest, String)> {
+        let trial = &store.trial_path;
+        let mut names = store.storage.folders(&layout::checkpoints_path(trial)).await?;
         names.retain(|name| layout::parse_checkpoint_name(name).is_some());
         names.sort_by_key(|name| std::cmp::Reverse(layout::parse_checkpoint_name(name)));
-        if let Which::Named(wanted) = &self.which {
+        if let Selector::Named(wanted) = &self.selector {
             names.retain(|name| name == wanted);
         }
         let mut best: Option<(f64, String, Manifest, String)> = None;
         for name in names {
             let path = layout::manifest_path(trial, &name);
             // Without a manifest, the files are from an interrupted save.
-            if !place.storage.exists(&path).await? {
+            if !store.storage.exists(&path).await? {
                 continue;
             }
-            let text = place.storage.get(&path).await?;
+            let text = store.storage.get(&path).await?;
             let sha256 = hash::sha256_hex(&text);
             let manifest =
                 parse(&text).map_err(|why| format!("checkpoint {name} of {trial}: {why}"))?;
@@ -191,10 +200,10 @@ impl CheckpointSource {
                 )
                 .into());
             }
-            let sign = match self.which {
-                Which::Latest | Which::Named(_) => return Ok((name, manifest, sha256)),
-                Which::Smallest => 1.0,
-                Which::Largest => -1.0,
+            let sign = match self.selector {
+                Selector::Latest | Selector::Named(_) => return Ok((name, manifest, sha256)),
+                Selector::Smallest => 1.0,
+                Selector::Largest => -1.0,
             };
             let metric = manifest.metric.as_ref().and_then(|text| text.parse::<f64>().ok());
             let metric = metric.filter(|metric| !metric.is_nan()).map(|metric| sign * metric);
@@ -205,12 +214,14 @@ impl CheckpointSource {
                 best = Some((metric, name, manifest, sha256));
             }
         }
-        match (best, &self.which) {
+        match (best, &self.selector) {
             (Some((_, name, manifest, sha256)), _) => Ok((name, manifest, sha256)),
-            (None, Which::Named(name)) => {
+            (None, Selector::Named(name)) => {
                 Err(format!("complete checkpoint {name} not found in {trial}").into())
             }
-            (None, Which::Latest) => Err(format!("no complete checkpoint found in {trial}").into()),
+            (None, Selector::Latest) => {
+                Err(format!("no complete checkpoint found in {trial}").into())
+            }
             (None, _) => {
                 Err(format!("no complete checkpoint with a metric found in {trial}").into())
             }
@@ -254,7 +265,7 @@ mod tests {
 
     /// Writes checkpoints of a trial: name, metric, and whether each is complete.
     fn write(root: &Path, trial: &str, checkpoints: &[(&str, Option<&str>, bool)]) {
-        for (name, metric, is_whole) in checkpoints {
+        for (name, metric, is_complete) in checkpoints {
             let folder = root.join(trial).join("checkpoints").join(name);
             std::fs::create_dir_all(&folder).unwrap();
             std::fs::write(folder.join("x"), name).unwrap();
@@ -273,7 +284,7 @@ mod tests {
                 unsent: vec![],
                 metadata: BTreeMap::new(),
             };
-            if *is_whole {
+            if *is_complete {
                 let text = serde_json::to_vec(&manifest).unwrap();
                 std::fs::write(folder.join(MANIFEST), text).unwrap();
             }
@@ -301,7 +312,7 @@ mod tests {
             trial_path: "ml/other-12345678/trials/0".into(),
         };
         let check = |source: CheckpointSource, expected: Result<&str, &str>| {
-            let actual = source.load(&own).map(|(_, parts)| parts["x"].clone());
+            let actual = source.load(&own).map(|(_, contents)| contents["x"].clone());
             match (actual, expected) {
                 (Ok(actual), Ok(expected)) => assert_eq!(actual, expected.as_bytes(), "{source:?}"),
                 (Err(error), Err(expected)) => {

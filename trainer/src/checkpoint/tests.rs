@@ -22,13 +22,13 @@ impl Fixture {
         Self { rt, storage, config: config(folder.path().to_str().unwrap()), folder }
     }
 
-    fn checkpoints(&self) -> Checkpoints {
-        Checkpoints::new(self.rt.handle().clone(), self.storage.clone(), &self.config)
+    fn checkpoints(&self) -> Checkpointer {
+        Checkpointer::new(self.rt.handle().clone(), self.storage.clone(), &self.config)
     }
 
     fn save(&self, batches: u64) -> CheckpointRef {
         let mut checkpoints = self.checkpoints();
-        checkpoints.begin(save(batches), Box::new(|| Ok(parts()))).unwrap();
+        checkpoints.begin(save(batches), Box::new(|| Ok(contents()))).unwrap();
         let saved = checkpoints.finish().unwrap().unwrap();
         CheckpointRef { name: saved.name, manifest_sha256: saved.manifest_sha256 }
     }
@@ -50,11 +50,11 @@ fn config(url: &str) -> TrialConfig {
     .unwrap()
 }
 
-fn save(batches: u64) -> Save {
-    Save { batches, ..Save::default() }
+fn save(batches: u64) -> SaveRequest {
+    SaveRequest { batches, ..SaveRequest::default() }
 }
 
-fn parts() -> Parts {
+fn contents() -> CheckpointContents {
     BTreeMap::from([
         ("model".to_owned(), Bytes::from_static(b"weights")),
         ("optimizers/0".to_owned(), Bytes::from_static(b"moments")),
@@ -66,19 +66,19 @@ fn saved_checkpoint_is_restored_with_its_metadata() {
     let fixture = Fixture::new();
     let mut checkpoints = fixture.checkpoints();
     let metadata = BTreeMap::from([("note".to_owned(), Value::from("x"))]);
-    let request = Save { metric: Some(0.5), metadata: metadata.clone(), ..save(100) };
-    checkpoints.begin(request, Box::new(|| Ok(parts()))).unwrap();
+    let request = SaveRequest { metric: Some(0.5), metadata: metadata.clone(), ..save(100) };
+    checkpoints.begin(request, Box::new(|| Ok(contents()))).unwrap();
     let saved = checkpoints.finish().unwrap().unwrap();
     assert_eq!((saved.name.as_str(), saved.bytes, saved.metric), ("000000000100-2", 14, Some(0.5)));
     assert_eq!(checkpoints.finish().unwrap(), None);
     let wanted = CheckpointRef { name: saved.name, manifest_sha256: saved.manifest_sha256 };
     let restored = checkpoints.restore(&[wanted]).unwrap();
     let (name, manifest, files) = restored.checkpoint.unwrap();
-    assert_eq!((name.as_str(), files), ("000000000100-2", parts()));
+    assert_eq!((name.as_str(), files), ("000000000100-2", contents()));
     assert_eq!((manifest.batches, manifest.attempt, manifest.metadata), (100, 2, metadata));
     assert_eq!(restored.refused, BTreeMap::new());
     let (folder, files) = load_folder(&fixture.path("000000000100-2")).unwrap();
-    assert_eq!((folder.batches, files), (100, parts()));
+    assert_eq!((folder.batches, files), (100, contents()));
 }
 
 /// Damages the newer of two checkpoints; expects the older one, and the reason.
@@ -143,11 +143,11 @@ fn next_save_waits_for_the_previous() {
     let fixture = Fixture::new();
     let mut checkpoints = fixture.checkpoints();
     let (go, wait) = channel();
-    let slow = move || wait.recv().map_err(|error| error.to_string()).map(|()| parts());
+    let slow = move || wait.recv().map_err(|error| error.to_string()).map(|()| contents());
     checkpoints.begin(save(1), Box::new(slow)).unwrap();
     assert_eq!(checkpoints.poll().unwrap(), None);
     go.send(()).unwrap();
-    checkpoints.begin(save(2), Box::new(|| Ok(parts()))).unwrap();
+    checkpoints.begin(save(2), Box::new(|| Ok(contents()))).unwrap();
     assert_eq!(checkpoints.poll().unwrap().map(|saved| saved.batches), Some(1));
     assert_eq!(checkpoints.finish().unwrap().map(|saved| saved.batches), Some(2));
     assert_eq!(checkpoints.finish().unwrap(), None);
@@ -162,15 +162,15 @@ fn manifest_is_written_after_the_metrics() {
     let metrics = SegmentWriter::new(fixture.rt.handle(), fixture.storage.clone(), segments);
     metrics.append("row\n");
     let mut checkpoints = fixture.checkpoints();
-    let request = Save { after: vec![metrics.request_flush()], ..save(1) };
-    checkpoints.begin(request, Box::new(|| Ok(parts()))).unwrap();
+    let request = SaveRequest { after: vec![metrics.request_flush()], ..save(1) };
+    checkpoints.begin(request, Box::new(|| Ok(contents()))).unwrap();
     let error = checkpoints.finish().unwrap_err();
     assert!(matches!(error, CheckpointError::Storage { .. }), "{error}");
     let left = fixture.rt.block_on(fixture.storage.list("t/checkpoints")).unwrap();
     assert!(left.is_empty(), "files of the failed save remain: {left:?}");
     std::fs::remove_file(fixture.folder.path().join("m")).unwrap();
-    let request = Save { after: vec![metrics.request_flush()], ..save(1) };
-    checkpoints.begin(request, Box::new(|| Ok(parts()))).unwrap();
+    let request = SaveRequest { after: vec![metrics.request_flush()], ..save(1) };
+    checkpoints.begin(request, Box::new(|| Ok(contents()))).unwrap();
     assert!(checkpoints.finish().unwrap().is_some());
     assert!(fixture.path("000000000001-2/manifest.json").exists());
     assert!(fixture.folder.path().join("m/0-00000000.jsonl").exists());
@@ -186,7 +186,7 @@ fn failure_to_produce_state_is_reported_once() {
     assert_eq!(error.to_string(), text);
     checkpoints.begin(save(2), Box::new(|| panic!("boom"))).unwrap();
     let error = checkpoints.finish().unwrap_err();
-    assert!(matches!(error, CheckpointError::Make { .. }), "{error}");
+    assert!(matches!(error, CheckpointError::Contents { .. }), "{error}");
     assert_eq!(checkpoints.finish().unwrap(), None);
 }
 

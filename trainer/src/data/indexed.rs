@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::tensor::Device;
 
 use super::order::Order;
-use super::{At, Job, Jobs, Source};
+use super::{BatchContext, BatchJob, BatchJobs, Source};
 use crate::Result;
 
 /// Returns one independent job for each batch of the source.
@@ -14,16 +14,16 @@ pub(super) fn jobs<B: Send + 'static>(
     source: Arc<dyn Source<B>>,
     order: Order,
     batches: Range<u64>,
-) -> Jobs<B> {
+) -> BatchJobs<B> {
     let order = Arc::new(order);
-    Box::new(batches.map(move |batch| -> Job<B> {
+    Box::new(batches.map(move |batch| -> BatchJob<B> {
         let (source, order) = (source.clone(), order.clone());
         Box::new(move || {
             let samples = order.samples_of(batch);
             let plan = &order.plan;
             let (device, dtype, seed) = (&plan.device, plan.dtype, plan.seed);
-            let at = At { device, dtype, epoch: batch / order.steps, seed };
-            if samples.is_empty() { Ok(None) } else { source.batch(&samples, &at).map(Some) }
+            let context = BatchContext { device, dtype, epoch: batch / order.steps, seed };
+            if samples.is_empty() { Ok(None) } else { source.batch(&samples, &context).map(Some) }
         })
     }))
 }
@@ -44,7 +44,7 @@ where
         self.samples
     }
 
-    fn batch(&self, samples: &[usize], at: &At) -> Result<B> {
+    fn batch(&self, samples: &[usize], context: &BatchContext) -> Result<B> {
         let item = |sample: &usize| {
             (self.item)(*sample)?.ok_or_else(|| {
                 let samples = self.samples;
@@ -53,24 +53,24 @@ where
             })
         };
         let items = samples.iter().map(item).collect::<Result<Vec<_>>>()?;
-        Ok((self.batcher)(items, at.device))
+        Ok((self.batcher)(items, context.device))
     }
 }
 
 /// A contiguous range of a source's samples.
-pub(super) struct Part<B> {
+pub(super) struct SampleRange<B> {
     pub(super) source: Arc<dyn Source<B>>,
     pub(super) range: Range<usize>,
 }
 
-impl<B> Source<B> for Part<B> {
+impl<B> Source<B> for SampleRange<B> {
     fn samples(&self) -> usize {
         self.range.len()
     }
 
-    fn batch(&self, samples: &[usize], at: &At) -> Result<B> {
+    fn batch(&self, samples: &[usize], context: &BatchContext) -> Result<B> {
         let samples: Vec<usize> = samples.iter().map(|sample| sample + self.range.start).collect();
-        self.source.batch(&samples, at)
+        self.source.batch(&samples, context)
     }
 
     fn is_batched(&self) -> bool {
@@ -93,8 +93,8 @@ impl<B, C, F: Fn(B) -> Result<C> + Send + Sync> Source<C> for Mapped<B, F> {
         self.source.samples()
     }
 
-    fn batch(&self, samples: &[usize], at: &At) -> Result<C> {
-        (self.map)(self.source.batch(samples, at)?)
+    fn batch(&self, samples: &[usize], context: &BatchContext) -> Result<C> {
+        (self.map)(self.source.batch(samples, context)?)
     }
 
     fn is_batched(&self) -> bool {

@@ -1,11 +1,11 @@
 //! Assignment of samples to batches and ranks.
 
-use super::{Permutation, Plan};
-use crate::rng::{ORDER, key};
+use super::{LoaderPlan, Permutation};
+use crate::rng::{ORDER, mix_seed};
 
 /// Sample order over all epochs, and its distribution over ranks.
 pub(super) struct Order {
-    pub(super) plan: Plan,
+    pub(super) plan: LoaderPlan,
     /// Number of samples in an epoch.
     pub(super) samples: usize,
     /// Number of samples in a batch, over all ranks.
@@ -18,36 +18,37 @@ pub(super) struct Order {
 }
 
 /// Range of positions of a batch in its epoch.
-pub(super) struct Places {
+pub(super) struct EpochRange {
     pub(super) epoch: u64,
     pub(super) first: usize,
     pub(super) end: usize,
 }
 
 impl Order {
-    pub(super) fn places(&self, batch: u64) -> Places {
+    pub(super) fn epoch_range(&self, batch: u64) -> EpochRange {
         let first = (batch % self.steps) as usize * self.global_batch;
         let end = (first + self.global_batch).min(self.samples);
-        Places { epoch: batch / self.steps, first, end }
+        EpochRange { epoch: batch / self.steps, first, end }
     }
 
-    /// Returns `true` if the position belongs to this rank: `(place + turn) % world == rank`.
-    /// `turn` shifts the assignment between epochs so that uneven shares rotate over the ranks.
-    pub(super) fn is_mine(&self, epoch: u64, place: usize) -> bool {
-        let Plan { rank, world, .. } = self.plan;
-        let turn = (epoch % world as u64) as usize * (self.samples % world);
-        (place + turn) % world == rank
+    /// Returns `true` if the position belongs to this rank. `rotation` shifts the assignment
+    /// between epochs, so that uneven shares rotate over the ranks.
+    pub(super) fn is_local(&self, epoch: u64, position: usize) -> bool {
+        let LoaderPlan { rank, world_size, .. } = self.plan;
+        let rotation = (epoch % world_size as u64) as usize * (self.samples % world_size);
+        (position + rotation) % world_size == rank
     }
 
     /// Returns this rank's samples of a batch.
     pub(super) fn samples_of(&self, batch: u64) -> Vec<usize> {
-        let Places { epoch, first, end } = self.places(batch);
-        let places = (first..end).filter(|place| self.is_mine(epoch, *place));
+        let EpochRange { epoch, first, end } = self.epoch_range(batch);
+        let positions = (first..end).filter(|position| self.is_local(epoch, *position));
         if !self.shuffle {
-            return places.collect();
+            return positions.collect();
         }
         let epoch = if self.reshuffle { epoch } else { 0 };
-        let order = Permutation::new(self.samples as u64, key(&[self.plan.seed, ORDER, epoch]));
-        places.map(|place| order.at(place as u64) as usize).collect()
+        let order =
+            Permutation::new(self.samples as u64, mix_seed(&[self.plan.seed, ORDER, epoch]));
+        positions.map(|position| order.at(position as u64) as usize).collect()
     }
 }

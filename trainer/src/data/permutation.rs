@@ -3,14 +3,15 @@
 //! This is the exact definition, for other implementations. Let `n` be the number of samples, `h`
 //! half the number of bits of `n`, rounded up, and `mask = 2^h - 1`.
 //!
-//! 1. Split a position into its upper part `l = place >> h` and its lower part `r = place & mask`.
+//! 1. Split a position into its upper part `l = position >> h` and its lower part `r = position &
+//!    mask`.
 //! 2. In six rounds, `i` from 0 to 5, replace `(l, r)` by `(r, l ^ (mix(key ^ mix(r ^ (i << 60))) &
 //!    mask))`. `mix` is SplitMix64's output for a state. This is a Feistel network over `4^h >= n`
 //!    values.
 //! 3. The result is `l << h | r`. While it is `n` or more, apply the rounds to it again (cycle
 //!    walking). This terminates because the start value is below `n`.
 //!
-//! The key of an epoch is `key(&[trial seed, 3, epoch])`.
+//! The key of an epoch is `mix_seed(&[trial seed, 3, epoch])`.
 
 use crate::rng::mix;
 
@@ -31,14 +32,14 @@ impl Permutation {
         Self { len, half_bits: (u64::BITS - len.leading_zeros()).div_ceil(2), key }
     }
 
-    /// Returns the image of `place`.
+    /// Returns the image of `position`.
     ///
     /// # Panics
     ///
-    /// Panics if `place` is not below the length.
-    pub fn at(&self, place: u64) -> u64 {
-        assert!(place < self.len, "position {place} is out of range (length {})", self.len);
-        let mut value = self.rounds(place);
+    /// Panics if `position` is not below the length.
+    pub fn at(&self, position: u64) -> u64 {
+        assert!(position < self.len, "position {position} is out of range (length {})", self.len);
+        let mut value = self.rounds(position);
         while value >= self.len {
             value = self.rounds(value);
         }
@@ -64,7 +65,7 @@ mod tests {
 
     fn order(len: u64, key: u64) -> Vec<u64> {
         let permutation = Permutation::new(len, key);
-        (0..len).map(|place| permutation.at(place)).collect()
+        (0..len).map(|position| permutation.at(position)).collect()
     }
 
     proptest! {
@@ -76,8 +77,8 @@ mod tests {
         }
 
         #[test]
-        fn large_lengths_stay_inside(len in 1_u64..1 << 62, key: u64, place: u64) {
-            prop_assert!(Permutation::new(len, key).at(place % len) < len);
+        fn large_lengths_stay_inside(len in 1_u64..1 << 62, key: u64, position: u64) {
+            prop_assert!(Permutation::new(len, key).at(position % len) < len);
         }
     }
 

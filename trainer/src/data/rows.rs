@@ -6,7 +6,7 @@ use std::fmt;
 use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Device, Int, Tensor};
 
-use super::{At, Source};
+use super::{BatchContext, Source};
 use crate::Result;
 
 /// Description of one array of [`Rows`].
@@ -158,9 +158,9 @@ impl<R: Rows> Source<R::Batch> for Arrays<R> {
         self.fields.iter().map(ToString::to_string).collect()
     }
 
-    fn batch(&self, samples: &[usize], at: &At) -> Result<R::Batch> {
+    fn batch(&self, samples: &[usize], context: &BatchContext) -> Result<R::Batch> {
         // Keep double-precision arrays unless another precision is requested.
-        let dtype = Some(at.dtype).filter(|dtype| R::HAS_INPUTS && *dtype != DType::F32);
-        Ok(self.rows.rows(samples, at.device, dtype))
+        let dtype = Some(context.dtype).filter(|dtype| R::HAS_INPUTS && *dtype != DType::F32);
+        Ok(self.rows.rows(samples, context.device, dtype))
     }
 }

@@ -1,6 +1,6 @@
 //! Batches that the program makes by index.
 
-use super::{At, Source};
+use super::{BatchContext, Source};
 use crate::Result;
 
 /// Batches with random access, like Keras's `Sequence`. Each batch is the share of one rank in one
@@ -9,7 +9,7 @@ use crate::Result;
 /// # Examples
 ///
 /// ```
-/// use stoker_trainer::{At, Data, Result, Sequence};
+/// use stoker_trainer::{BatchContext, Data, Result, Sequence};
 ///
 /// struct Squares;
 ///
@@ -18,9 +18,9 @@ use crate::Result;
 ///         10
 ///     }
 ///
-///     fn batch(&self, index: usize, at: &At) -> Result<Vec<u64>> {
+///     fn batch(&self, index: usize, context: &BatchContext) -> Result<Vec<u64>> {
 ///         let first = index as u64 * 32;
-///         Ok((first..first + 32).map(|number| number * number + at.epoch).collect())
+///         Ok((first..first + 32).map(|number| number * number + context.epoch).collect())
 ///     }
 /// }
 ///
@@ -38,26 +38,27 @@ pub trait Sequence<B>: Send + Sync {
     /// threads call this concurrently and in any order; the result must depend only on the
     /// arguments.
     ///
-    /// Use [`At::epoch`] for anything that changes between epochs. There is no end-of-epoch
-    /// callback, because batches are made in advance and training may resume at any batch.
+    /// Use [`BatchContext::epoch`] for anything that changes between epochs. There is no callback
+    /// at the end of an epoch, because batches are made in advance and training may resume at any
+    /// batch.
     ///
     /// # Errors
     ///
     /// Any error; it ends the trial.
-    fn batch(&self, index: usize, at: &At) -> Result<B>;
+    fn batch(&self, index: usize, context: &BatchContext) -> Result<B>;
 }
 
 /// A sequence as a source whose samples are complete batches.
-pub(super) struct Batches<S>(pub(super) S);
+pub(super) struct SequenceBatches<S>(pub(super) S);
 
-impl<B, S: Sequence<B>> Source<B> for Batches<S> {
+impl<B, S: Sequence<B>> Source<B> for SequenceBatches<S> {
     fn samples(&self) -> usize {
         self.0.batches()
     }
 
-    fn batch(&self, samples: &[usize], at: &At) -> Result<B> {
+    fn batch(&self, samples: &[usize], context: &BatchContext) -> Result<B> {
         match samples {
-            [index] => self.0.batch(*index, at),
+            [index] => self.0.batch(*index, context),
             _ => {
                 let num = samples.len();
                 Err(format!("a rank takes one batch of a sequence per step, not {num}").into())

@@ -8,14 +8,14 @@ use burn::tensor::Device;
 
 use super::{Data, Origin};
 use crate::Result;
-use crate::rng::{STREAM, key};
+use crate::rng::{STREAM, mix_seed};
 
 mod batches;
 mod items;
 
 use batches::Batcher;
-pub(super) use batches::{Batched, MappedStream};
-use items::{Mixed, Turns};
+pub(super) use batches::{BatchStream, MappedStream};
+use items::{Interleave, ShuffleBuffer};
 
 /// One pass over a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,7 +144,7 @@ impl<T: Send + 'static> Stream<T> {
             let map = map.clone();
             Box::new(items.zip(0..).map(move |(item, index): (Result<Lazy<T>>, u64)| {
                 let (item, map) = (item?, map.clone());
-                let seed = key(&[pass.seed, STREAM, pass.epoch, stage, index]);
+                let seed = mix_seed(&[pass.seed, STREAM, pass.epoch, stage, index]);
                 Ok(Box::new(move || map(item()?, seed)) as Lazy<U>)
             }))
         })
@@ -170,9 +170,9 @@ impl<T: Send + 'static> Stream<T> {
     pub fn shuffle(self, buffer: usize) -> Self {
         let samples = self.samples;
         self.then(samples, move |items, pass, stage| {
-            let seed = key(&[pass.seed, STREAM, pass.epoch, stage]);
-            let buffer = buffer.max(1);
-            Box::new(Mixed { items, waiting: Vec::new(), buffer, seed, drawn: 0 })
+            let seed = mix_seed(&[pass.seed, STREAM, pass.epoch, stage]);
+            let capacity = buffer.max(1);
+            Box::new(ShuffleBuffer { items, buffered: Vec::new(), capacity, seed, num_sampled: 0 })
         })
     }
 
@@ -197,8 +197,9 @@ impl<T: Send + 'static> Stream<T> {
             let open = move |item: Result<Lazy<T>>| open(item?()?).map(IntoIterator::into_iter);
             let opened = items.map(open);
             let (cycle, block) = (cycle.max(1), block.max(1));
-            let turns = Turns { opened, running: VecDeque::new(), cycle, block, left: block };
-            Box::new(turns.map(|item| item.map(ready)))
+            let interleaved =
+                Interleave { opened, open: VecDeque::new(), cycle, block, left_in_block: block };
+            Box::new(interleaved.map(|item| item.map(ready)))
         })
     }
 
@@ -247,6 +248,6 @@ impl<B: Send + 'static> Data<B> {
     ) -> Result<Self> {
         let samples = stream.count()?;
         let batcher = Arc::new(batcher);
-        Ok(Self::of(Origin::Streamed(Arc::new(Batcher { stream, samples, batcher }))))
+        Ok(Self::from_origin(Origin::Streamed(Arc::new(Batcher { stream, samples, batcher }))))
     }
 }

@@ -16,17 +16,17 @@ impl Source<Vec<usize>> for Numbers {
         self.0
     }
 
-    fn batch(&self, samples: &[usize], _: &At) -> Result<Vec<usize>> {
+    fn batch(&self, samples: &[usize], _: &BatchContext) -> Result<Vec<usize>> {
         Ok(samples.to_vec())
     }
 }
 
-fn plan(global_batch: usize, rank: usize, world: usize) -> Plan {
+fn plan(global_batch: usize, rank: usize, world_size: usize) -> LoaderPlan {
     let device = Device::flex();
-    Plan { global_batch, rank, world, seed: 1, shuffle: true, device, dtype: DType::F32 }
+    LoaderPlan { global_batch, rank, world_size, seed: 1, shuffle: true, device, dtype: DType::F32 }
 }
 
-fn batches(data: &Data<Vec<usize>>, plan: Plan, batches: Range<u64>) -> Vec<Vec<usize>> {
+fn batches(data: &Data<Vec<usize>>, plan: LoaderPlan, batches: Range<u64>) -> Vec<Vec<usize>> {
     data.loader(plan, batches).map(|batch| batch.unwrap().unwrap_or_default()).collect()
 }
 
@@ -36,15 +36,16 @@ fn global_batches_do_not_depend_on_ranks() {
     let steps = data.steps(&plan(6, 0, 1));
     assert_eq!(steps, 4);
     let expected = batches(&data, plan(6, 0, 1), 0..3 * steps);
-    for world in 1..5 {
-        let ranks: Vec<_> =
-            (0..world).map(|rank| batches(&data, plan(6, rank, world), 0..3 * steps)).collect();
+    for world_size in 1..5 {
+        let ranks: Vec<_> = (0..world_size)
+            .map(|rank| batches(&data, plan(6, rank, world_size), 0..3 * steps))
+            .collect();
         for (index, batch) in expected.iter().enumerate() {
             let mut shares: Vec<_> = ranks.iter().flat_map(|rank| rank[index].clone()).collect();
             let mut batch = batch.clone();
             shares.sort_unstable();
             batch.sort_unstable();
-            assert_eq!(shares, batch, "batch {index} over {world} ranks");
+            assert_eq!(shares, batch, "batch {index} over {world_size} ranks");
         }
     }
     for epoch in expected.chunks(steps as usize) {
@@ -93,7 +94,7 @@ fn first_epochs_order_can_be_kept() {
 struct Reel(usize);
 
 #[cfg(feature = "learner")]
-impl Tape<Vec<usize>> for Reel {
+impl SequentialSource<Vec<usize>> for Reel {
     fn samples(&self) -> usize {
         self.0
     }
@@ -102,26 +103,28 @@ impl Tape<Vec<usize>> for Reel {
         self.0.div_ceil(4) as u64
     }
 
-    fn open<'a>(&'a self, plan: &Plan, batches: Range<u64>) -> Batches<'a, Vec<usize>> {
-        assert_eq!((plan.rank, plan.world), (0, 1));
+    fn open<'a>(&'a self, plan: &LoaderPlan, batches: Range<u64>) -> Batches<'a, Vec<usize>> {
+        assert_eq!((plan.rank, plan.world_size), (0, 1));
         let all: Vec<usize> = (0..self.0).collect();
         let epoch: Vec<_> = all.chunks(4).map(<[usize]>::to_vec).collect();
-        let tape = epoch.into_iter().cycle().skip(batches.start as usize);
-        Box::new(tape.map(|batch| if batch[0] == 8 { Err("torn".into()) } else { Ok(Some(batch)) }))
+        let source = epoch.into_iter().cycle().skip(batches.start as usize);
+        Box::new(
+            source.map(|batch| if batch[0] == 8 { Err("torn".into()) } else { Ok(Some(batch)) }),
+        )
     }
 }
 
 #[test]
 #[cfg(feature = "learner")]
 fn tape_can_start_at_any_batch() {
-    let data = Data::tape(Reel(6)).queue(1);
+    let data = Data::sequential(Reel(6)).queue(1);
     assert_eq!((data.samples(), data.steps(&plan(4, 0, 1))), (6, 2));
     let all = batches(&data, plan(4, 0, 1), 0..5);
     assert_eq!(all[..3], [vec![0, 1, 2, 3], vec![4, 5], vec![0, 1, 2, 3]]);
     assert_eq!(batches(&data, plan(4, 0, 1), 3..5), all[3..]);
     // Dropping a loader early ends its thread.
     drop(data.loader(plan(4, 0, 1), 0..u64::MAX));
-    let mut torn = Data::tape(Reel(9)).loader(plan(4, 0, 1), 2..3);
+    let mut torn = Data::sequential(Reel(9)).loader(plan(4, 0, 1), 2..3);
     assert_eq!(torn.next().unwrap().unwrap_err().to_string(), "torn");
     assert!(torn.next().is_none());
 }
@@ -208,7 +211,7 @@ fn of_stream(stream: Stream<u64>, workers: usize) -> Data<Vec<u64>> {
     Data::stream(stream, |items, _| items).unwrap().workers(workers).queue(2)
 }
 
-fn streamed(data: &Data<Vec<u64>>, plan: Plan, batches: Range<u64>) -> Vec<Vec<u64>> {
+fn streamed(data: &Data<Vec<u64>>, plan: LoaderPlan, batches: Range<u64>) -> Vec<Vec<u64>> {
     data.loader(plan, batches).map(|batch| batch.unwrap().unwrap_or_default()).collect()
 }
 
@@ -224,15 +227,15 @@ fn stream_batches_do_not_depend_on_ranks() {
         assert_eq!(all, files.concat());
     }
     assert_ne!(expected[..4], expected[4..]);
-    for world in [2, 3, 5] {
+    for world_size in [2, 3, 5] {
         let ranks: Vec<_> =
-            (0..world).map(|rank| streamed(&data, plan(4, rank, world), 0..8)).collect();
+            (0..world_size).map(|rank| streamed(&data, plan(4, rank, world_size), 0..8)).collect();
         for (index, batch) in expected.iter().enumerate() {
             let mut shares: Vec<_> = ranks.iter().flat_map(|rank| rank[index].clone()).collect();
             let mut batch = batch.clone();
             shares.sort_unstable();
             batch.sort_unstable();
-            assert_eq!(shares, batch, "batch {index} over {world} ranks");
+            assert_eq!(shares, batch, "batch {index} over {world_size} ranks");
         }
     }
 }
@@ -315,8 +318,8 @@ fn ranks_take_one_sequence_batch_per_step() {
         fn batches(&self) -> usize {
             7
         }
-        fn batch(&self, index: usize, at: &At) -> Result<Vec<usize>> {
-            Ok(vec![index * 10 + at.epoch as usize])
+        fn batch(&self, index: usize, context: &BatchContext) -> Result<Vec<usize>> {
+            Ok(vec![index * 10 + context.epoch as usize])
         }
     }
     let data = Data::sequence(Tens);

@@ -32,9 +32,9 @@ pub fn read<P: AsRef<Path>>(paths: &[P]) -> Result<Images, DataError> {
 }
 
 fn check(file: &str, bytes: &[u8]) -> Result<(), DataError> {
-    let malformed = |place: String, expected: String, found: String| DataError::Malformed {
+    let malformed = |position: String, expected: String, found: String| DataError::Malformed {
         file: file.into(),
-        place,
+        position,
         expected,
         found,
         remedy: "this reader requires the binary version of CIFAR-10: check the file or fetch it \
@@ -48,8 +48,8 @@ fn check(file: &str, bytes: &[u8]) -> Result<(), DataError> {
     }
     let labels = bytes.iter().step_by(RECORD_BYTES);
     if let Some((record, label)) = labels.enumerate().find(|(_, label)| **label >= CLASSES) {
-        let place = format!(", record {record}");
-        return Err(malformed(place, format!("a label below {CLASSES}"), label.to_string()));
+        let position = format!(", record {record}");
+        return Err(malformed(position, format!("a label below {CLASSES}"), label.to_string()));
     }
     Ok(())
 }

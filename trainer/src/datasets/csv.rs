@@ -125,12 +125,12 @@ impl Options {
             .trim(::csv::Trim::All)
             .from_reader(text);
         if self.has_header {
-            let names = reader.headers().map_err(|error| broken(file, error))?;
+            let names = reader.headers().map_err(|error| read_error(file, error))?;
             let names = names.iter().map(Into::into).collect();
             return self.table(file, names, reader.into_records());
         }
         let mut first = ::csv::StringRecord::new();
-        let is_row = reader.read_record(&mut first).map_err(|error| broken(file, error))?;
+        let is_row = reader.read_record(&mut first).map_err(|error| read_error(file, error))?;
         let names = (0..first.len()).map(|index| index.to_string()).collect();
         let first = is_row.then_some(Ok(first));
         self.table(file, names, first.into_iter().chain(reader.into_records()))
@@ -150,16 +150,21 @@ impl Options {
         };
         let (mut values, mut texts, mut rows) = (Vec::new(), Vec::new(), 0);
         for record in records {
-            let record = record.map_err(|error| broken(file, error))?;
+            let record = record.map_err(|error| read_error(file, error))?;
             let line = record.position().map_or(0, ::csv::Position::line);
-            let place = |index: usize| format!(", line {line}, column {:?}", names[index]);
+            let position = |index: usize| format!(", line {line}, column {:?}", names[index]);
             for &index in &features {
-                values.push(number(file, || place(index), &record[index])?);
+                values.push(number(file, || position(index), &record[index])?);
             }
             if let Some(index) = label {
                 let text = &record[index];
                 if text.is_empty() {
-                    return Err(malformed(file, place(index), "a label".into(), "nothing".into()));
+                    return Err(malformed(
+                        file,
+                        position(index),
+                        "a label".into(),
+                        "nothing".into(),
+                    ));
                 }
                 texts.push(text.to_owned());
             }
@@ -194,10 +199,10 @@ impl Options {
     }
 }
 
-fn number(file: &str, place: impl Fn() -> String, text: &str) -> Result<f32, DataError> {
+fn number(file: &str, position: impl Fn() -> String, text: &str) -> Result<f32, DataError> {
     match text.parse::<f32>() {
         Ok(value) if value.is_finite() => Ok(value),
-        _ => Err(malformed(file, place(), "a finite number".into(), format!("{text:?}"))),
+        _ => Err(malformed(file, position(), "a finite number".into(), format!("{text:?}"))),
     }
 }
 
@@ -211,7 +216,7 @@ fn classes(texts: &[String]) -> Vec<String> {
     classes
 }
 
-fn broken(file: &str, error: ::csv::Error) -> DataError {
+fn read_error(file: &str, error: ::csv::Error) -> DataError {
     let line = error.position().map(|at| format!(", line {}", at.line())).unwrap_or_default();
     match error.into_kind() {
         ::csv::ErrorKind::Io(source) => DataError::read(file, source),
@@ -225,9 +230,9 @@ fn broken(file: &str, error: ::csv::Error) -> DataError {
     }
 }
 
-fn malformed(file: &str, place: String, expected: String, found: String) -> DataError {
+fn malformed(file: &str, position: String, expected: String, found: String) -> DataError {
     let remedy = "correct the file or select other columns";
-    DataError::Malformed { file: file.into(), place, expected, found, remedy }
+    DataError::Malformed { file: file.into(), position, expected, found, remedy }
 }
 
 #[cfg(test)]

@@ -31,12 +31,12 @@ pub enum DataError {
         remedy: &'static str,
     },
     /// The contents of a file do not match its format.
-    #[error("{file}{place}: expected {expected}, found {found}; {remedy}")]
+    #[error("{file}{position}: expected {expected}, found {found}; {remedy}")]
     Malformed {
         /// Path of the file.
         file: String,
         /// Position in the file, for example `, line 3, column "age"`; may be empty.
-        place: String,
+        position: String,
         /// Expected contents.
         expected: String,
         /// Actual contents.

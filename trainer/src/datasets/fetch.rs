@@ -87,18 +87,18 @@ impl Cache {
     /// Fails if the address is invalid, its content is unavailable, or its SHA-256 is not `sha256`.
     /// A failed download leaves nothing in the cache.
     pub fn fetch(&self, address: &str, sha256: Option<&str>) -> Result<PathBuf, DataError> {
-        let sha256 = sha256.map(parse_sum).transpose()?;
+        let sha256 = sha256.map(parse_sha256).transpose()?;
         let url = match parse(address)? {
-            Place::Here(path) => {
+            Location::Local(path) => {
                 let shown = path.display().to_string();
                 let checked = match &sha256 {
-                    Some(expected) => Hash::of(&path).map(|hash| hash.check(&shown, expected)),
+                    Some(expected) => FileHash::of(&path).map(|hash| hash.check(&shown, expected)),
                     // Check only that the file exists; reading a large file would be slow.
                     None => fs::metadata(&path).map(|_| Ok(())),
                 };
                 return checked.map_err(|source| DataError::read(&shown, source))?.map(|()| path);
             }
-            Place::There(url) => url,
+            Location::Remote(url) => url,
         };
         let key = sha256_hex(format!("{url}\n{}", sha256.as_deref().unwrap_or("")).as_bytes());
         let folder = self.folder.join("fetched").join(key);
@@ -107,64 +107,64 @@ impl Cache {
         let path = folder.join(file_name(&url));
         // Without file locks, several processes may download at once; the rename keeps that safe.
         let lock = File::create(folder.join(".lock")).ok();
-        let held = lock.as_ref().map(File::lock);
-        if matches!(held, Some(Ok(()))) {
-            Part::sweep(&folder);
+        let locked = lock.as_ref().map(File::lock);
+        if matches!(locked, Some(Ok(()))) {
+            PartialFile::delete_abandoned(&folder);
         }
-        if path.exists() && is_as_kept(&path, sha256.as_deref()) {
+        if path.exists() && is_intact(&path, sha256.as_deref()) {
             return Ok(path);
         }
-        let part = Part::new(&folder);
-        download::download(&url, &part.0)?;
-        let hash = Hash::of(&part.0)
-            .map_err(|source| DataError::read(part.0.display().to_string(), source))?;
+        let partial = PartialFile::new(&folder);
+        download::download(&url, &partial.0)?;
+        let hash = FileHash::of(&partial.0)
+            .map_err(|source| DataError::read(partial.0.display().to_string(), source))?;
         if let Some(expected) = &sha256 {
-            hash.check(&shown(&url), expected)?;
+            hash.check(&redact(&url), expected)?;
         }
-        fs::rename(&part.0, &path)
+        fs::rename(&partial.0, &path)
             .map_err(|source| DataError::write(path.display().to_string(), source))?;
         Ok(path)
     }
 }
 
 /// Returns `true` if a cached file is intact. A damaged file is downloaded again.
-fn is_as_kept(path: &Path, sha256: Option<&str>) -> bool {
-    sha256.is_none_or(|expected| Hash::of(path).is_ok_and(|hash| hash.sum == expected))
+fn is_intact(path: &Path, sha256: Option<&str>) -> bool {
+    sha256.is_none_or(|expected| FileHash::of(path).is_ok_and(|hash| hash.sha256 == expected))
 }
 
 /// Parsed address.
 #[derive(Debug, PartialEq, Eq)]
-enum Place {
+enum Location {
     /// Local path.
-    Here(PathBuf),
+    Local(PathBuf),
     /// URL to download.
-    There(Url),
+    Remote(Url),
 }
 
-fn parse(address: &str) -> Result<Place, DataError> {
-    let refused = |reason: String| DataError::Address { address: shown_text(address), reason };
+fn parse(address: &str) -> Result<Location, DataError> {
+    let refused = |reason: String| DataError::Address { address: redact_text(address), reason };
     if address.is_empty() {
         return Err(refused("the address is empty".into()));
     }
     if !address.contains("://") {
-        return Ok(Place::Here(address.into()));
+        return Ok(Location::Local(address.into()));
     }
     let url = Url::parse(address).map_err(|error| refused(error.to_string()))?;
     match url.scheme() {
         "file" => {
             let path = url.to_file_path();
-            path.map(Place::Here)
+            path.map(Location::Local)
                 .map_err(|()| refused("a file URL must have the form file:///path".into()))
         }
-        "http" | "https" => Ok(Place::There(url)),
-        "s3" | "gs" | "az" if url.path().len() > 1 => Ok(Place::There(url)),
+        "http" | "https" => Ok(Location::Remote(url)),
+        "s3" | "gs" | "az" if url.path().len() > 1 => Ok(Location::Remote(url)),
         "s3" | "gs" | "az" => Err(refused("the URL contains a bucket but no object".into())),
         other => Err(refused(format!("unknown scheme {other}"))),
     }
 }
 
 /// Formats a URL for messages, without user, password and query, which may contain secrets.
-fn shown(url: &Url) -> String {
+fn redact(url: &Url) -> String {
     let mut url = url.clone();
     let has_query = url.query().is_some();
     url.set_query(has_query.then_some("..."));
@@ -173,8 +173,8 @@ fn shown(url: &Url) -> String {
     url.to_string()
 }
 
-fn shown_text(address: &str) -> String {
-    Url::parse(address).map_or_else(|_| address.into(), |url| shown(&url))
+fn redact_text(address: &str) -> String {
+    Url::parse(address).map_or_else(|_| address.into(), |url| redact(&url))
 }
 
 /// Returns the last component of a URL's path, so that the cached file has a recognizable name.
@@ -186,7 +186,7 @@ fn file_name(url: &Url) -> String {
     if name.is_empty() { "content".into() } else { name.into() }
 }
 
-fn parse_sum(text: &str) -> Result<String, DataError> {
+fn parse_sha256(text: &str) -> Result<String, DataError> {
     let sum = text.trim().to_ascii_lowercase();
     if sum.len() == 64 && sum.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return Ok(sum);
@@ -199,12 +199,12 @@ fn parse_sum(text: &str) -> Result<String, DataError> {
 }
 
 /// Hash and size of a file.
-struct Hash {
-    sum: String,
+struct FileHash {
+    sha256: String,
     bytes: u64,
 }
 
-impl Hash {
+impl FileHash {
     fn of(path: &Path) -> io::Result<Self> {
         let mut file = File::open(path)?;
         let (mut hasher, mut buffer, mut bytes) = (Sha256::new(), vec![0; HASH_BYTES], 0);
@@ -216,27 +216,27 @@ impl Hash {
             hasher.update(&buffer[..len]);
             bytes += len as u64;
         }
-        let sum = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Self { sum, bytes })
+        let sha256 = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(Self { sha256, bytes })
     }
 
     fn check(self, address: &str, expected: &str) -> Result<(), DataError> {
-        if self.sum == expected {
+        if self.sha256 == expected {
             return Ok(());
         }
         Err(DataError::Hash {
             address: address.into(),
             expected: expected.into(),
-            found: self.sum,
+            found: self.sha256,
             bytes: self.bytes,
         })
     }
 }
 
 /// Temporary file for a download; deleted on drop unless renamed before.
-struct Part(PathBuf);
+struct PartialFile(PathBuf);
 
-impl Part {
+impl PartialFile {
     /// Chooses a name that is unique across threads, processes and machines that share the folder.
     fn new(folder: &Path) -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -246,9 +246,9 @@ impl Part {
     }
 }
 
-impl Part {
+impl PartialFile {
     /// Deletes temporary files of killed processes. The caller must hold the lock.
-    fn sweep(folder: &Path) {
+    fn delete_abandoned(folder: &Path) {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             if entry.path().extension().is_some_and(|extension| extension == "part")
                 && is_hidden(&entry)
@@ -263,7 +263,7 @@ fn is_hidden(entry: &fs::DirEntry) -> bool {
     entry.file_name().as_encoded_bytes().starts_with(b".")
 }
 
-impl Drop for Part {
+impl Drop for PartialFile {
     fn drop(&mut self) {
         // Ignore the error: usually the file was renamed or never created.
         let _ = fs::remove_file(&self.0);

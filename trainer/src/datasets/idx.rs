@@ -85,7 +85,7 @@ fn header(file: &str, reader: &mut dyn Read, dimensions: usize) -> Result<Vec<us
 fn malformed(file: &str, expected: &str, found: String) -> DataError {
     DataError::Malformed {
         file: file.into(),
-        place: String::new(),
+        position: String::new(),
         expected: expected.into(),
         found,
         remedy: "this is not the expected file, or it is corrupt or truncated: check its name or \

@@ -6,14 +6,14 @@ use std::path::Path;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use super::{DataError, idx};
-use crate::rng::key;
-use crate::{At, Result, Source};
+use crate::rng::mix_seed;
+use crate::{BatchContext, Result, Source};
 
 /// Labeled images of one size, as bytes in memory; a [`Source`] of batches.
 ///
 /// A batch is `(images, labels)`. Images are a `Tensor<4>`, `[samples, channels, height, width]`,
 /// or a `Tensor<2>`, `[samples, channels * height * width]`. Labels are a `Tensor<1, Int>`. Pixels
-/// are divided by 255, then normalized if [`normalised`](Self::normalised) was called.
+/// are divided by 255, then normalized if [`normalized`](Self::normalized) was called.
 ///
 /// # Examples
 ///
@@ -35,7 +35,8 @@ pub struct Images {
 }
 
 /// Random augmentation of each image, different in each epoch. It depends only on
-/// [`At::sample_seed`], and therefore not on the number of ranks or workers. For training only.
+/// [`BatchContext::sample_seed`], and therefore not on the number of ranks or workers. For training
+/// only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Augment {
     /// Mirrors horizontally with probability 1/2.
@@ -122,7 +123,7 @@ impl Images {
     ///
     /// Fails if the number of values is not the number of channels, a value is not finite, or a
     /// `std` is not positive.
-    pub fn normalised(mut self, mean: &[f32], std: &[f32]) -> std::result::Result<Self, DataError> {
+    pub fn normalized(mut self, mean: &[f32], std: &[f32]) -> std::result::Result<Self, DataError> {
         let is_finite = mean.iter().chain(std).all(|value| value.is_finite());
         let channels = self.shape[0];
         let fits = mean.len() == channels && std.len() == channels;
@@ -164,37 +165,37 @@ impl Images {
     }
 
     /// Returns the values of a batch, image by image.
-    fn gather(&self, samples: &[usize], at: &At) -> Vec<f32> {
+    fn gather(&self, samples: &[usize], context: &BatchContext) -> Vec<f32> {
         let size = self.shape.iter().product::<usize>();
         let mut out = Vec::with_capacity(samples.len() * size);
         for &sample in samples {
             let image = &self.pixels[sample * size..][..size];
             match self.augment {
-                None => self.plain(image, &mut out),
+                None => self.copy(image, &mut out),
                 Some(augment) => {
-                    let placed = augment.place(at.sample_seed(sample));
-                    self.placed(image, placed, &mut out);
+                    let transform = augment.sample_transform(context.sample_seed(sample));
+                    self.transform(image, transform, &mut out);
                 }
             }
         }
         out
     }
 
-    fn plain(&self, image: &[u8], out: &mut Vec<f32>) {
+    fn copy(&self, image: &[u8], out: &mut Vec<f32>) {
         let plane = self.shape[1] * self.shape[2];
         for (pixels, values) in image.chunks_exact(plane).zip(&self.values) {
             out.extend(pixels.iter().map(|pixel| values[usize::from(*pixel)]));
         }
     }
 
-    fn placed(&self, image: &[u8], placed: Placed, out: &mut Vec<f32>) {
+    fn transform(&self, image: &[u8], transform: Transform, out: &mut Vec<f32>) {
         let [_, height, width] = self.shape;
         for (pixels, values) in image.chunks_exact(height * width).zip(&self.values) {
             for y in 0..height {
-                let row = y.checked_add_signed(placed.down).filter(|y| *y < height);
+                let row = y.checked_add_signed(transform.down).filter(|y| *y < height);
                 for x in 0..width {
-                    let x = if placed.flip { width - 1 - x } else { x };
-                    let column = x.checked_add_signed(placed.right).filter(|x| *x < width);
+                    let x = if transform.flip { width - 1 - x } else { x };
+                    let column = x.checked_add_signed(transform.right).filter(|x| *x < width);
                     let pixel = row.zip(column).map_or(0, |(y, x)| pixels[y * width + x]);
                     out.push(values[usize::from(pixel)]);
                 }
@@ -214,12 +215,16 @@ impl Source<(Tensor<4>, Tensor<1, Int>)> for Images {
         self.len()
     }
 
-    fn batch(&self, samples: &[usize], at: &At) -> Result<(Tensor<4>, Tensor<1, Int>)> {
+    fn batch(
+        &self,
+        samples: &[usize],
+        context: &BatchContext,
+    ) -> Result<(Tensor<4>, Tensor<1, Int>)> {
         let [channels, height, width] = self.shape;
         let shape = [samples.len(), channels, height, width];
-        let images = TensorData::new(self.gather(samples, at), shape);
-        let images = Tensor::from_data(images, (at.device, at.dtype));
-        Ok((images, self.classes(samples, at.device)))
+        let images = TensorData::new(self.gather(samples, context), shape);
+        let images = Tensor::from_data(images, (context.device, context.dtype));
+        Ok((images, self.classes(samples, context.device)))
     }
 }
 
@@ -228,31 +233,39 @@ impl Source<(Tensor<2>, Tensor<1, Int>)> for Images {
         self.len()
     }
 
-    fn batch(&self, samples: &[usize], at: &At) -> Result<(Tensor<2>, Tensor<1, Int>)> {
+    fn batch(
+        &self,
+        samples: &[usize],
+        context: &BatchContext,
+    ) -> Result<(Tensor<2>, Tensor<1, Int>)> {
         let shape = [samples.len(), self.shape.iter().product()];
-        let images = TensorData::new(self.gather(samples, at), shape);
-        let images = Tensor::from_data(images, (at.device, at.dtype));
-        Ok((images, self.classes(samples, at.device)))
+        let images = TensorData::new(self.gather(samples, context), shape);
+        let images = Tensor::from_data(images, (context.device, context.dtype));
+        Ok((images, self.classes(samples, context.device)))
     }
 }
 
 /// Flip and shift of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Placed {
+struct Transform {
     flip: bool,
     down: isize,
     right: isize,
 }
 
 impl Augment {
-    fn place(self, seed: u64) -> Placed {
+    fn sample_transform(self, seed: u64) -> Transform {
         // Independent samples, with a separate key each. The modulo bias over 64 bits is
         // negligible.
         let shift = |purpose: u64| {
-            let sampled = key(&[seed, purpose]) % (2 * self.shift as u64 + 1);
+            let sampled = mix_seed(&[seed, purpose]) % (2 * self.shift as u64 + 1);
             sampled as isize - self.shift as isize
         };
-        Placed { flip: self.flip && key(&[seed, 0]) & 1 == 1, down: shift(1), right: shift(2) }
+        Transform {
+            flip: self.flip && mix_seed(&[seed, 0]) & 1 == 1,
+            down: shift(1),
+            right: shift(2),
+        }
     }
 }
 

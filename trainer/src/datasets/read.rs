@@ -15,7 +15,7 @@ const GZIP: [u8; 2] = [0x1f, 0x8b];
 pub(super) fn open(path: &Path) -> Result<Box<dyn Read>, DataError> {
     let failed = |source| DataError::read(path.display().to_string(), source);
     let file = File::open(path).map_err(failed)?;
-    unpacked(BufReader::new(file)).map_err(failed)
+    decompressed(BufReader::new(file)).map_err(failed)
 }
 
 /// Reads a complete file, and decompresses it as [`open`] does.
@@ -27,7 +27,7 @@ pub(super) fn all(path: &Path) -> Result<Vec<u8>, DataError> {
     Ok(bytes)
 }
 
-fn unpacked(mut reader: impl BufRead + 'static) -> io::Result<Box<dyn Read>> {
+fn decompressed(mut reader: impl BufRead + 'static) -> io::Result<Box<dyn Read>> {
     if reader.fill_buf()?.starts_with(&GZIP) {
         return Ok(Box::new(MultiGzDecoder::new(reader)));
     }

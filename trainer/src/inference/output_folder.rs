@@ -37,8 +37,8 @@ impl OutputFolder {
     /// Fails if the storage cannot be opened.
     pub(super) fn open(context: &Context) -> Result<Self> {
         let output = task(context)?.output;
-        let outlet = context.outlet();
-        let rt = outlet.runtime().clone();
+        let io = context.io();
+        let rt = io.runtime().clone();
         Self::new(&output, &context.config.experiment_id, rt)
     }
 

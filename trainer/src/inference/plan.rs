@@ -127,7 +127,7 @@ fn pin_checkpoint(
     output: &OutputFolder,
 ) -> Result<Option<PinnedCheckpoint>> {
     let Some(choice) = &task.checkpoint else { return Ok(None) };
-    let source = CheckpointSource::of_choice(choice)?;
+    let source = CheckpointSource::from_choice(choice)?;
     let pinned = output.rt.block_on(source.pin(&context.config.storage));
     let pinned = pinned.map_err(|error| match error.is::<stoker_storage::StorageError>() {
         true => error,

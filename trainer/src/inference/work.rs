@@ -164,8 +164,8 @@ impl<'a, T: Inference> Worker<'a, T> {
         if self.context.stop.is_set() {
             return Err(interrupted());
         }
-        let outlet = self.context.outlet();
-        match outlet.directive() {
+        let io = self.context.io();
+        match io.directive() {
             Some(Directive::Preempt | Directive::Stop) => Err(interrupted()),
             Some(Directive::Fenced) => {
                 let why = "fenced: another attempt has replaced this one".to_owned();

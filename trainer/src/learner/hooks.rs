@@ -4,9 +4,9 @@ use burn::train::{LearnerEvent, LearnerModel};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::board::History;
+use super::components::{Components, SharedComponents};
 use super::locked;
-use super::parts::{Parts, Shared};
+use super::metric_collector::History;
 use crate::Result;
 use crate::callback::{Callback, Control, Logs};
 use crate::context::Context;
@@ -14,28 +14,33 @@ use crate::step::Metrics;
 
 /// Callback that keeps burn's metrics, early stopping and checkpoints in sync with the loop.
 pub(super) struct Hooks<M: LearnerModel> {
-    parts: Shared<M>,
+    components: SharedComponents<M>,
     context: Context,
     /// Batches per epoch.
     steps: u64,
     aggregation: u64,
-    kept: Kept,
+    state: HooksState,
     /// Whether burn was notified of the current pass over the training data.
     is_open: bool,
 }
 
 /// State in checkpoints.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-struct Kept {
+struct HooksState {
     /// Number of completed epochs.
     epochs: usize,
     history: History,
 }
 
 impl<M: LearnerModel> Hooks<M> {
-    pub(super) fn new(parts: Shared<M>, context: Context, steps: u64, aggregation: u64) -> Self {
-        let kept = Kept::default();
-        Self { parts, context, steps, aggregation, kept, is_open: false }
+    pub(super) fn new(
+        components: SharedComponents<M>,
+        context: Context,
+        steps: u64,
+        aggregation: u64,
+    ) -> Self {
+        let state = HooksState::default();
+        Self { components, context, steps, aggregation, state, is_open: false }
     }
 
     /// Ends the current pass over the training data, if any. Returns the metrics that burn computes
@@ -44,12 +49,13 @@ impl<M: LearnerModel> Hooks<M> {
         if !std::mem::take(&mut self.is_open) {
             return Ok(Logs::new());
         }
-        let mut parts = locked(&self.parts);
-        let epoch = self.kept.epochs + 1;
-        let finals = parts.end(|parts| parts.tell_train(LearnerEvent::EndSplit(epoch)));
-        drop(parts);
+        let mut components = locked(&self.components);
+        let epoch = self.state.epochs + 1;
+        let final_values = components
+            .end(|components| components.process_train_event(LearnerEvent::EndSplit(epoch)));
+        drop(components);
         let mut of_epoch = Metrics::default();
-        for (name, value) in finals.iter().filter(|(name, _)| !named.contains_key(*name)) {
+        for (name, value) in final_values.iter().filter(|(name, _)| !named.contains_key(*name)) {
             of_epoch.add_one(name, *value, 1.0);
         }
         let all = of_epoch.all_reduce(self.context.distributed().collective())?;
@@ -57,25 +63,26 @@ impl<M: LearnerModel> Hooks<M> {
     }
 
     fn begin_pass(&mut self, control: &Control) {
-        let mut parts = locked(&self.parts);
-        parts.iteration = usize::try_from(control.batches() % self.steps).unwrap_or(usize::MAX);
-        let share = parts.train.items_total as u64 * parts.iteration as u64 / self.steps;
-        parts.train.items_processed = usize::try_from(share).unwrap_or(usize::MAX);
-        let (epoch_number, total_items) = (self.kept.epochs + 1, parts.train.items_total);
-        parts.tell_train(LearnerEvent::StartSplit { epoch_number, total_items });
+        let mut components = locked(&self.components);
+        components.iteration =
+            usize::try_from(control.batches() % self.steps).unwrap_or(usize::MAX);
+        let share = components.train.items_total as u64 * components.iteration as u64 / self.steps;
+        components.train.items_processed = usize::try_from(share).unwrap_or(usize::MAX);
+        let (epoch_number, total_items) = (self.state.epochs + 1, components.train.items_total);
+        components.process_train_event(LearnerEvent::StartSplit { epoch_number, total_items });
         self.is_open = true;
     }
 }
 
-impl<M: LearnerModel> Parts<M> {
+impl<M: LearnerModel> Components<M> {
     /// Ends a pass and returns burn's metrics of it.
-    pub(super) fn end(&mut self, tell: impl FnOnce(&mut Self)) -> Logs {
-        self.board.lock().is_end = true;
-        tell(self);
-        self.settle();
-        let mut board = self.board.lock();
-        board.is_end = false;
-        std::mem::take(&mut board.finals)
+    pub(super) fn end(&mut self, send: impl FnOnce(&mut Self)) -> Logs {
+        self.collector.lock().is_end = true;
+        send(self);
+        self.flush_events();
+        let mut collector = self.collector.lock();
+        collector.is_end = false;
+        std::mem::take(&mut collector.final_values)
     }
 }
 
@@ -85,10 +92,10 @@ impl<M: LearnerModel> Callback for Hooks<M> {
     }
 
     fn on_train_begin(&mut self, _: &mut Control) -> Result<()> {
-        let mut parts = locked(&self.parts);
-        parts.settle();
-        let doubled = parts.board.lock().doubled.take();
-        doubled.map_or(Ok(()), |name| {
+        let mut components = locked(&self.components);
+        components.flush_events();
+        let duplicate_name = components.collector.lock().duplicate_name.take();
+        duplicate_name.map_or(Ok(()), |name| {
             Err(format!("two of burn's metrics are named {name}; remove one").into())
         })
     }
@@ -97,15 +104,15 @@ impl<M: LearnerModel> Callback for Hooks<M> {
         if !self.is_open {
             self.begin_pass(control);
         }
-        let mut parts = locked(&self.parts);
+        let mut components = locked(&self.components);
         if (control.batches() + 1).is_multiple_of(self.aggregation) {
-            parts.learner.lr_step();
+            components.learner.lr_step();
         }
         Ok(())
     }
 
     fn on_batch_end(&mut self, _: &Logs, _: &mut Control) -> Result<()> {
-        let interrupter = locked(&self.parts).interrupter.clone();
+        let interrupter = locked(&self.components).interrupter.clone();
         match interrupter.error() {
             Some(error) => Err(error.to_string().into()),
             None if interrupter.should_stop() => {
@@ -118,16 +125,16 @@ impl<M: LearnerModel> Callback for Hooks<M> {
     }
 
     fn on_validation_begin(&mut self, _: &mut Control) -> Result<()> {
-        let mut parts = locked(&self.parts);
-        (parts.valid_iteration, parts.valid.items_processed) = (0, 0);
-        let (epoch_number, total_items) = (self.kept.epochs + 1, parts.valid.items_total);
-        parts.tell_valid(LearnerEvent::StartSplit { epoch_number, total_items });
-        parts.is_validating = Some(epoch_number);
+        let mut components = locked(&self.components);
+        (components.valid_iteration, components.valid.items_processed) = (0, 0);
+        let (epoch_number, total_items) = (self.state.epochs + 1, components.valid.items_total);
+        components.process_valid_event(LearnerEvent::StartSplit { epoch_number, total_items });
+        components.is_validating = Some(epoch_number);
         Ok(())
     }
 
     fn on_validation_end(&mut self, _: &Logs, _: &mut Control) -> Result<()> {
-        locked(&self.parts).is_validating = None;
+        locked(&self.components).is_validating = None;
         Ok(())
     }
 
@@ -140,16 +147,16 @@ impl<M: LearnerModel> Callback for Hooks<M> {
             };
         }
         train.extend(self.close(&train)?);
-        self.kept.epochs += 1;
-        let epoch = self.kept.epochs;
-        self.kept.history.keep(epoch, &train, &valid);
+        self.state.epochs += 1;
+        let epoch = self.state.epochs;
+        self.state.history.record(epoch, &train, &valid);
         control.report("epoch", train);
         let is_lead = self.context.distributed().rank() == 0;
-        let mut parts = locked(&self.parts);
-        parts.board.lock().history = self.kept.history.clone();
-        parts.tell_train(LearnerEvent::EndEpoch(epoch));
-        parts.settle();
-        let Parts { learner, store, checkpointer, early_stopping, .. } = &mut *parts;
+        let mut components = locked(&self.components);
+        components.collector.lock().history = self.state.history.clone();
+        components.process_train_event(LearnerEvent::EndEpoch(epoch));
+        components.flush_events();
+        let Components { learner, store, checkpointer, early_stopping, .. } = &mut *components;
         if let Some(checkpointer) = checkpointer.as_mut().filter(|_| is_lead) {
             checkpointer.checkpoint(learner, epoch, store);
         }
@@ -160,17 +167,17 @@ impl<M: LearnerModel> Callback for Hooks<M> {
     }
 
     fn state(&self) -> Result<Value> {
-        Ok(serde_json::to_value(&self.kept)?)
+        Ok(serde_json::to_value(&self.state)?)
     }
 
     fn load_state(&mut self, state: Value) -> Result<()> {
-        self.kept = serde_json::from_value(state)?;
-        let mut parts = locked(&self.parts);
-        parts.board.lock().history = self.kept.history.clone();
-        let Parts { store, early_stopping, .. } = &mut *parts;
+        self.state = serde_json::from_value(state)?;
+        let mut components = locked(&self.components);
+        components.collector.lock().history = self.state.history.clone();
+        let Components { store, early_stopping, .. } = &mut *components;
         // burn's early stopping has no serializable state, but is a function of the metrics so far.
         if let Some(early_stopping) = early_stopping {
-            for epoch in 1..=self.kept.epochs {
+            for epoch in 1..=self.state.epochs {
                 let _ = early_stopping.should_stop(epoch, store);
             }
         }

@@ -9,11 +9,11 @@ use burn::train::{
 };
 use stoker_api::experiment::MixedPrecision;
 
-use super::batches::{self, Input};
-use super::board::Board;
+use super::components::{Components, LearnerOptimizer, RecordCapture, SharedComponents};
 use super::hooks::Hooks;
-use super::parts::{Parts, Records, Shared, Stepper};
-use super::{is_wish, locked};
+use super::loaders::{self, Input};
+use super::metric_collector::MetricCollector;
+use super::{is_stop_request, locked};
 use crate::Result;
 use crate::callback::Callback as _;
 use crate::context::Context;
@@ -24,18 +24,18 @@ use crate::train::{Fit, Step};
 /// Strategy that trains with the loop of `fit`.
 pub(super) struct Strategy {
     context: Context,
-    board: Board,
+    collector: MetricCollector,
 }
 
 impl Strategy {
-    pub(super) fn new(context: Context, board: Board) -> Self {
-        Self { context, board }
+    pub(super) fn new(context: Context, collector: MetricCollector) -> Self {
+        Self { context, collector }
     }
 
     /// Trains until the end, an error or a stop.
     fn train<M: LearnerModel>(
         &self,
-        shared: &Shared<M>,
+        shared: &SharedComponents<M>,
         loaders: (TrainLoader<M>, ValidLoader<M>),
         num_epochs: usize,
     ) -> Result<()> {
@@ -45,24 +45,26 @@ impl Strategy {
                         backward pass itself; remove the setting";
             return Err(text.into());
         }
-        let (train_plan, valid_plan) = (context.plan(1, true), context.plan(1, false));
-        let learning = &context.learning;
+        let (train_plan, valid_plan) =
+            (context.loader_plan(1, true), context.loader_plan(1, false));
+        let learner_state = &context.learner_state;
         let (train, batch_size) =
-            batches::of_loader(&loaders.0, learning, &train_plan, Input::Train)?;
-        let (valid, _) = batches::of_loader(&loaders.1, learning, &valid_plan, Input::Valid)?;
+            loaders::data_of_loader(&loaders.0, learner_state, &train_plan, Input::Train)?;
+        let (valid, _) =
+            loaders::data_of_loader(&loaders.1, learner_state, &valid_plan, Input::Valid)?;
         let model = {
-            let mut parts = locked(shared);
-            parts.train.items_total = train.samples() / context.distributed().size();
-            parts.valid.items_total = valid.samples() / context.distributed().size();
-            parts.learner.fork(context.device());
-            parts.learner.model()
+            let mut components = locked(shared);
+            components.train.items_total = train.samples() / context.distributed().size();
+            components.valid.items_total = valid.samples() / context.distributed().size();
+            components.learner.fork(context.device());
+            components.learner.model()
         };
-        let optimizers = Optimizers::foreign(Stepper(shared.clone()));
+        let optimizers = Optimizers::external(LearnerOptimizer(shared.clone()));
         let aggregation = match context.config.aggregation_frequency {
             0 | 1 => optimizers.aggregation(),
             of_experiment => of_experiment,
         };
-        let steps = train.steps(&context.plan(batch_size, true));
+        let steps = train.steps(&context.loader_plan(batch_size, true));
         let hooks =
             Hooks::new(shared.clone(), context.clone(), steps.max(1), u64::from(aggregation));
         let fit = Fit::new(train)
@@ -71,7 +73,12 @@ impl Strategy {
             .epochs(num_epochs as u64)
             .callbacks(vec![hooks.boxed()]);
         context
-            .fit_with(model, optimizers, Burns(shared.clone(), context.distributed().size()), fit)
+            .fit_with(
+                model,
+                optimizers,
+                BurnStep(shared.clone(), context.distributed().size()),
+                fit,
+            )
             .map(drop)
     }
 }
@@ -88,15 +95,15 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Strategy {
         let items = || Progress::new(0, 0, Some("items".into()));
         let interrupter = components.interrupter.clone();
         let sums = components.grad_accumulation;
-        let shared = Arc::new(Mutex::new(Parts {
+        let shared = Arc::new(Mutex::new(Components {
             learner,
             processor: components.event_processor,
             store: components.event_store,
-            board: self.board.clone(),
+            collector: self.collector.clone(),
             interrupter: components.interrupter,
             early_stopping: components.early_stopping,
             checkpointer: components.checkpointer,
-            records: Mutex::new(Records::new()),
+            records: Mutex::new(RecordCapture::new()),
             sums: sums.map(|batches| u32::try_from(batches).unwrap_or(u32::MAX)),
             train: items(),
             valid: items(),
@@ -107,26 +114,26 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Strategy {
         if let Err(why) = self.train(&shared, (train, valid), components.num_epochs) {
             // burn returns this text to the program. The context determines the exit code.
             interrupter.stop(Some(&why.to_string()));
-            if !is_wish(&why) {
+            if !is_stop_request(&why) {
                 eprintln!("stoker: training failed: {why}");
             }
-            self.context.learning.leave(why);
+            self.context.learner_state.record_end(why);
         } else if let Some(why) = interrupter.error() {
             // The loop does not check the interrupter after the last batch.
-            self.context.learning.leave(why.to_string().into());
+            self.context.learner_state.record_end(why.to_string().into());
         }
-        let parts = Arc::into_inner(shared).expect("the loop has dropped its references");
-        let parts = parts.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-        (parts.learner.model(), parts.processor)
+        let components = Arc::into_inner(shared).expect("the loop has dropped its references");
+        let components = components.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        (components.learner.model(), components.processor)
     }
 }
 
 /// Steps of burn, and the number of ranks.
-struct Burns<M: LearnerModel>(Shared<M>, usize);
+struct BurnStep<M: LearnerModel>(SharedComponents<M>, usize);
 
 type InputOf<M> = Input<<M as TrainStep>::Input, <M as InferenceStep>::Input>;
 
-impl<M: LearnerModel> Step<M, InputOf<M>> for Burns<M> {
+impl<M: LearnerModel> Step<M, InputOf<M>> for BurnStep<M> {
     fn train(&self, model: &M, batch: InputOf<M>) -> StepOutput {
         let Input::Train(batch, samples) = batch else {
             unreachable!("training reads training data");
@@ -140,31 +147,32 @@ impl<M: LearnerModel> Step<M, InputOf<M>> for Burns<M> {
         let Input::Valid(batch, samples) = batch else {
             unreachable!("validation reads validation data");
         };
-        let mut parts = locked(&self.0);
-        if parts.is_validating.is_none() {
+        let mut components = locked(&self.0);
+        if components.is_validating.is_none() {
             // Called only for the names of metrics.
             let mut names = Metrics::default();
-            parts.board.lock().names().for_each(|name| names.add_one(name, 0.0, 1.0));
+            components.collector.lock().names().for_each(|name| names.add_one(name, 0.0, 1.0));
             return StepOutput::from_gradients(None, samples, &names);
         }
-        drop(parts);
+        drop(components);
         let item = InferenceStep::step(model, batch);
-        parts = locked(&self.0);
-        let metrics = parts.validated(item, samples);
+        components = locked(&self.0);
+        let metrics = components.validated(item, samples);
         StepOutput::from_gradients(None, samples, &metrics)
     }
 
     /// Returns burn's metrics of the whole pass, because some are not means over batches. With
     /// several ranks, each rank's value is weighted by what it has seen.
     fn validated(&self, mut sums: Metrics) -> Result<Metrics> {
-        let mut parts = locked(&self.0);
-        let Some(epoch) = parts.is_validating else { return Ok(sums) };
-        let num_batches = parts.valid_iteration as f64;
-        let finals = parts.end(|parts| parts.tell_valid(LearnerEvent::EndSplit(epoch)));
+        let mut components = locked(&self.0);
+        let Some(epoch) = components.is_validating else { return Ok(sums) };
+        let num_batches = components.valid_iteration as f64;
+        let final_values = components
+            .end(|components| components.process_valid_event(LearnerEvent::EndSplit(epoch)));
         if num_batches == 0.0 {
             return Ok(sums);
         }
-        for (name, value) in finals {
+        for (name, value) in final_values {
             let seen = sums.sum_and_count(&name).map_or(num_batches, |(_, count)| count);
             // With one rank, use exactly burn's value.
             let count = if self.1 == 1 { 1.0 } else { seen };

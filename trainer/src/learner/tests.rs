@@ -21,13 +21,16 @@ use burn::train::{
 use stoker_api::contract::ExitCode;
 use stoker_api::experiment::{Length, Unit};
 
-use super::board::snake_case;
+use super::metric_collector::snake_case;
 use super::*;
-use crate::checkpoint::Keep;
+use crate::checkpoint::RetentionLimits;
 use crate::error::exit_code;
-use crate::outlet::Outlet;
-use crate::train::tests::alone_on_the_stream;
-use crate::{Data, Distributed, Standalone, key, record, rng};
+use crate::train::tests::lock_random_stream;
+use crate::trial_io::TrialIo;
+use crate::{Data, Distributed, Standalone, mix_seed, record, rng};
+
+mod errors;
+mod ranks;
 
 /// Samples per epoch: seven batches of 16, of which the last has 4.
 const SAMPLES: u64 = 100;
@@ -85,7 +88,7 @@ impl InferenceStep for Net {
 
 /// Returns noise, with brighter pixels for the sample's class.
 fn items() -> Vec<(Vec<f32>, i64)> {
-    let noise = |i: u64, k: u64| (key(&[i, k]) >> 40) as f32 / (1 << 24) as f32;
+    let noise = |i: u64, k: u64| (mix_seed(&[i, k]) >> 40) as f32 / (1 << 24) as f32;
     let pixel = |i: u64, k: u64| noise(i, k) + if k % 5 == i % 5 { 0.5 } else { 0.0 };
     let item = |i: u64| ((0..20).map(|k| pixel(i, k)).collect(), (i % 5) as i64);
     (0..SAMPLES).map(item).collect()
@@ -117,7 +120,7 @@ fn learner_of(dropout: f64, is_normed: bool) -> Learner<Net> {
     let device = Device::flex().autodiff();
     // burn samples weights on first use.
     let net = Net::new(dropout, is_normed, &device);
-    let net = rng::draw_weights(&device, 3, || record::initialize(net));
+    let net = rng::with_weight_seed(&device, 3, || record::initialize(net));
     let schedule = CosineAnnealingLrSchedulerConfig::new(1e-2, 50).init().unwrap();
     Learner::new(net, AdamConfig::new().init(), schedule)
 }
@@ -160,7 +163,7 @@ fn standalone(folder: Option<&Path>) -> Standalone {
 /// Data loaders of a training.
 #[derive(Clone, Copy, Debug)]
 enum Loaders {
-    Burns,
+    Burn,
     Ours { workers: usize },
 }
 
@@ -168,7 +171,7 @@ impl Loaders {
     fn make(self, context: &Context) -> (Arc<dyn DataLoader<Pair>>, Arc<dyn DataLoader<Pair>>) {
         let data = || Data::dataset(InMemDataset::new(items()), Pairs);
         match self {
-            Self::Burns => (burns(true), burns(false)),
+            Self::Burn => (burns(true), burns(false)),
             Self::Ours { workers } => {
                 let share = 16 / context.distributed().size();
                 let train = context.dataloader(data().workers(workers), share);
@@ -189,7 +192,7 @@ fn supervised(
     let stop = StopSigned::by_signal(stop_at, &context);
     let training = training(scratch.path(), loaders.make(&context));
     let result = context.supervise(training).metric_train(stop).launch(learner(0.3));
-    let outcome = context.learning.outcome(Ok(()));
+    let outcome = context.learner_state.outcome(Ok(()));
     assert_eq!(result.interrupted.is_some(), outcome.is_err());
     (bits(&result.model), outcome)
 }
@@ -234,22 +237,22 @@ impl Metric for StopSigned {
 
 #[test]
 fn both_loops_are_bit_identical() {
-    let _guard = alone_on_the_stream();
+    let _guard = lock_random_stream();
     let folder = tempfile::tempdir().unwrap();
     let plain = training(folder.path(), (burns(true), burns(false)))
-        .renderer(Box::new(Quiet))
+        .renderer(Box::new(SilentRenderer))
         .launch(learner(0.0));
     let context = standalone(None).context().unwrap();
     let under = context.supervise(training(folder.path(), (burns(true), burns(false))));
     let under = under.launch(learner(0.0));
-    assert!(context.learning.outcome(Ok(())).is_ok());
+    assert!(context.learner_state.outcome(Ok(())).is_ok());
     assert!(bits(&plain.model) == bits(&under.model));
 }
 
 #[test]
 fn resumed_training_is_bit_identical() {
-    let _guard = alone_on_the_stream();
-    for loaders in [Loaders::Burns, Loaders::Ours { workers: 0 }, Loaders::Ours { workers: 3 }] {
+    let _guard = lock_random_stream();
+    for loaders in [Loaders::Burn, Loaders::Ours { workers: 0 }, Loaders::Ours { workers: 3 }] {
         let (straight, outcome) = supervised(loaders, None, None);
         outcome.unwrap();
         for stop_at in [1, 6, 7, 8, 13, 20] {
@@ -266,74 +269,20 @@ fn resumed_training_is_bit_identical() {
 
 #[test]
 fn workers_do_not_change_the_model() {
-    let _guard = alone_on_the_stream();
+    let _guard = lock_random_stream();
     let (none, _) = supervised(Loaders::Ours { workers: 0 }, None, None);
     let (three, _) = supervised(Loaders::Ours { workers: 3 }, None, None);
     assert!(none == three);
 }
 
-/// Returns the models of ranks in threads after two epochs, with `global` samples per global batch.
-fn ranks(size: usize, is_ours: bool, global: usize, is_normed: bool) -> Vec<Vec<u32>> {
-    let train = |rank: crate::ThreadRank| {
-        let scratch = tempfile::tempdir().unwrap();
-        let Context { mut config, stop, .. } = standalone(None).context().unwrap();
-        let is_lead = crate::Collective::rank(&rank) == 0;
-        let outlet = Outlet::open(&mut config, Some(Keep::default()), is_lead).unwrap();
-        let ranks = Distributed::from_collective(Box::new(rank));
-        let context = Context::new(config, outlet, stop, Device::flex().autodiff(), ranks);
-        let data = || Data::dataset(InMemDataset::new(items()), Pairs);
-        let loaders = match is_ours {
-            true => {
-                let train = context.dataloader(data(), global / size);
-                (train, context.dataloader(data(), global / size))
-            }
-            false => (burns(true), burns(false)),
-        };
-        let training = training(scratch.path(), loaders).num_epochs(2);
-        let result = context.supervise(training).launch(learner_of(0.0, is_normed));
-        context.learning.outcome(Ok(())).unwrap();
-        bits(&result.model)
-    };
-    std::thread::scope(|scope| {
-        let ranks = crate::ThreadRank::group(size);
-        let threads: Vec<_> =
-            ranks.into_iter().map(|rank| scope.spawn(move || train(rank))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
-
-#[test]
-fn ranks_are_bit_identical() {
-    let _guard = alone_on_the_stream();
-    for is_ours in [false, true] {
-        let all = ranks(2, is_ours, 16, true);
-        assert!(all[0] == all[1], "{is_ours}");
-    }
-}
-
-/// Of the last batch, with four samples, one rank has two and the others have one.
-#[test]
-fn three_ranks_train_like_one() {
-    let _guard = alone_on_the_stream();
-    let one = ranks(1, true, 12, false).swap_remove(0);
-    let three = ranks(3, true, 12, false);
-    assert!(three[0] == three[1] && three[0] == three[2]);
-    let float = |bits: &[u32]| bits.iter().map(|bits| f64::from(f32::from_bits(*bits))).collect();
-    let (one, three): (Vec<f64>, Vec<f64>) = (float(&one), float(&three[0]));
-    let squares = |values: &mut dyn Iterator<Item = f64>| -> f64 { values.map(|x| x * x).sum() };
-    let far = squares(&mut one.iter().zip(&three).map(|(a, b)| a - b));
-    let far = (far / squares(&mut one.iter().copied())).sqrt();
-    assert!(far < 1e-5, "{far}");
-}
-
 #[test]
 fn metrics_have_searchable_names() {
-    let _guard = alone_on_the_stream();
+    let _guard = lock_random_stream();
     let (folder, scratch) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let context = standalone(Some(folder.path())).context().unwrap();
-    let training = training(scratch.path(), Loaders::Burns.make(&context)).num_epochs(2);
+    let training = training(scratch.path(), Loaders::Burn.make(&context)).num_epochs(2);
     context.supervise(training).launch(learner(0.0));
-    context.outlet().flush().unwrap();
+    context.io().flush().unwrap();
     let rows = std::fs::read_dir(folder.path().join("trial/metrics")).unwrap();
     let text: String =
         rows.map(|row| std::fs::read_to_string(row.unwrap().path()).unwrap()).collect();
@@ -355,7 +304,7 @@ fn metrics_have_searchable_names() {
 /// Training stops after the third epoch, even if another process trained the first two.
 #[test]
 fn early_stopping_state_survives_a_resume() {
-    let _guard = alone_on_the_stream();
+    let _guard = lock_random_stream();
     let train = |folder: Option<&Path>, stop_at: Option<u64>| {
         let scratch = tempfile::tempdir().unwrap();
         let context = standalone(folder).context().unwrap();
@@ -368,11 +317,11 @@ fn early_stopping_state_survives_a_resume() {
             Split::Valid,
             StoppingCondition::NoImprovementSince { n_epochs: 2 },
         );
-        let training = training(scratch.path(), Loaders::Burns.make(&context))
+        let training = training(scratch.path(), Loaders::Burn.make(&context))
             .num_epochs(9)
             .early_stopping(never_better);
         let result = context.supervise(training).metric_train(stop).launch(learner(0.0));
-        let batches = context.outlet().batches();
+        let batches = context.io().batches();
         (bits(&result.model), batches)
     };
     let (straight, _) = train(None, None);
@@ -387,12 +336,12 @@ fn early_stopping_state_survives_a_resume() {
 
 #[test]
 fn accumulated_gradients_survive_a_resume() {
-    let _guard = alone_on_the_stream();
+    let _guard = lock_random_stream();
     let train = |folder: Option<&Path>, stop_at: Option<u64>, sum: usize| {
         let scratch = tempfile::tempdir().unwrap();
         let context = standalone(folder).context().unwrap();
         let stop = StopSigned::by_signal(stop_at, &context);
-        let training = training(scratch.path(), Loaders::Burns.make(&context));
+        let training = training(scratch.path(), Loaders::Burn.make(&context));
         let training = training.grads_accumulation(sum);
         bits(&context.supervise(training).metric_train(stop).launch(learner(0.3)).model)
     };
@@ -406,57 +355,8 @@ fn accumulated_gradients_survive_a_resume() {
 }
 
 #[test]
-fn data_error_ends_the_program() {
-    struct Broken;
-    impl Dataset<(Vec<f32>, i64)> for Broken {
-        fn get(&self, index: usize) -> Result<(Vec<f32>, i64), DatasetError> {
-            match index {
-                40 => Err(DatasetError::new(std::io::Error::other("sample 40 is torn"))),
-                _ => Ok(items()[index].clone()),
-            }
-        }
-
-        fn len(&self) -> usize {
-            100
-        }
-    }
-    let _guard = alone_on_the_stream();
-    let scratch = tempfile::tempdir().unwrap();
-    let context = standalone(None).context().unwrap();
-    let broken = DataLoaderBuilder::new(Pairs).batch_size(16).build(Broken);
-    let ours = context.dataloader(Data::dataset(Broken, Pairs), 16);
-    for train in [broken, ours] {
-        let training = training(scratch.path(), (train, burns(false)));
-        let result = context.supervise(training).launch(learner(0.0));
-        assert!(result.interrupted.is_some());
-        let error = context.learning.outcome(Ok(())).unwrap_err().to_string();
-        assert!(error.contains("sample 40 is torn"), "{error}");
-    }
-}
-
-#[test]
-fn interrupted_training_is_not_restarted() {
-    let _guard = alone_on_the_stream();
-    let (scratch, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let train = || {
-        let context = standalone(Some(folder.path())).context().unwrap();
-        let training = training(scratch.path(), Loaders::Burns.make(&context));
-        let interrupter = training.interrupter();
-        let stop = Arc::new(move || interrupter.stop(Some("the loss is NaN")));
-        let stop = StopSigned { at: Some(5), stop };
-        let model = context.supervise(training).metric_train(stop).launch(learner(0.0)).model;
-        context.learning.outcome(Ok(())).unwrap();
-        let batches = context.outlet().batches();
-        (bits(&model), batches)
-    };
-    let first = train();
-    assert_eq!(first.1, 5);
-    assert!(train() == first, "the second attempt trains nothing");
-}
-
-#[test]
 fn our_loader_works_as_a_burn_loader() {
-    let _guard = alone_on_the_stream();
+    let _guard = lock_random_stream();
     let context = standalone(None).context().unwrap();
     let data = Data::dataset(InMemDataset::new(items()), Pairs).shuffle(false);
     let loader = context.dataloader(data, 16);

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Optimizers, Schedule};
 use crate::Result;
-use crate::checkpoint::Parts;
+use crate::checkpoint::CheckpointContents;
 use crate::record;
 
 /// File of the optimizers' tensors.
@@ -29,7 +29,7 @@ pub(crate) enum OptimizersSnapshot {
     Own { optimizer: Box<ModuleOptimizer>, schedules: BTreeMap<usize, LrSchedulerRecord> },
     /// State of another loop's optimizer, or why it is unavailable.
     #[cfg(feature = "learner")]
-    Foreign(Result<super::foreign::ForeignSnapshot>),
+    External(Result<super::external::ExternalSnapshot>),
 }
 
 impl Optimizers {
@@ -43,25 +43,29 @@ impl Optimizers {
         let schedules = schedules.filter_map(record).collect();
         let state = OptimizersState { steps: self.steps, scale: self.scale.to_bits() };
         #[cfg(feature = "learner")]
-        if let Some(foreign) = &self.foreign {
-            return (state, OptimizersSnapshot::Foreign(foreign.snapshot()));
+        if let Some(external) = &self.external {
+            return (state, OptimizersSnapshot::External(external.snapshot()));
         }
         let optimizer = Box::new(self.optimizer.clone());
         (state, OptimizersSnapshot::Own { optimizer, schedules })
     }
 
     /// Restores a saved state. Load the model first, because its record restores the parameter IDs.
-    pub(crate) fn restore(mut self, state: &OptimizersState, parts: &Parts) -> Result<Self> {
+    pub(crate) fn restore(
+        mut self,
+        state: &OptimizersState,
+        contents: &CheckpointContents,
+    ) -> Result<Self> {
         (self.steps, self.scale) = (state.steps, f64::from_bits(state.scale));
         #[cfg(feature = "learner")]
-        if let Some(foreign) = &mut self.foreign {
-            foreign.restore(part(parts, OPTIMIZERS)?, part(parts, &schedule_file(0))?)?;
+        if let Some(external) = &mut self.external {
+            external.restore(part(contents, OPTIMIZERS)?, part(contents, &schedule_file(0))?)?;
             return Ok(self);
         }
-        self.optimizer = self.optimizer.from_bytes(part(parts, OPTIMIZERS)?)?;
+        self.optimizer = self.optimizer.from_bytes(part(contents, OPTIMIZERS)?)?;
         for (index, rate) in self.rates.iter_mut().enumerate() {
             if let Schedule::Burn(scheduler) = &mut rate.schedule {
-                let record = LrSchedulerRecord::from_bytes(part(parts, &schedule_file(index))?)?;
+                let record = LrSchedulerRecord::from_bytes(part(contents, &schedule_file(index))?)?;
                 *scheduler = scheduler.clone().load_record(record);
             }
         }
@@ -70,19 +74,19 @@ impl Optimizers {
 }
 
 impl OptimizersSnapshot {
-    /// Adds the files of this snapshot to `parts`.
-    pub(crate) fn write(self, parts: &mut Parts) -> Result<()> {
+    /// Adds the files of this snapshot to `contents`.
+    pub(crate) fn write(self, contents: &mut CheckpointContents) -> Result<()> {
         let (optimizer, schedules) = match self {
             Self::Own { optimizer, schedules } => (optimizer.to_record(), schedules),
             #[cfg(feature = "learner")]
-            Self::Foreign(snapshot) => {
+            Self::External(snapshot) => {
                 let (optimizer, schedule) = snapshot?;
                 (optimizer, BTreeMap::from([(0, schedule)]))
             }
         };
-        parts.insert(OPTIMIZERS.into(), record::to_canonical(optimizer.into_bytes()?)?);
+        contents.insert(OPTIMIZERS.into(), record::to_canonical(optimizer.into_bytes()?)?);
         for (index, schedule) in schedules {
-            parts.insert(schedule_file(index), record::to_bytes(&schedule.into_bytes()?));
+            contents.insert(schedule_file(index), record::to_bytes(&schedule.into_bytes()?));
         }
         Ok(())
     }
@@ -93,8 +97,8 @@ fn schedule_file(index: usize) -> String {
 }
 
 /// Returns a file of a checkpoint in burn's type.
-fn part(parts: &Parts, name: &str) -> Result<BurnBytes> {
+fn part(contents: &CheckpointContents, name: &str) -> Result<BurnBytes> {
     let bytes =
-        parts.get(name).ok_or_else(|| format!("file {name} is missing in the checkpoint"))?;
+        contents.get(name).ok_or_else(|| format!("file {name} is missing in the checkpoint"))?;
     Ok(record::to_burn_bytes(bytes))
 }

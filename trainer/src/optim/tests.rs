@@ -41,12 +41,12 @@ fn sgd(rate: f64) -> Optimizers {
 
 /// Returns the model after a step with this sum.
 fn stepped(optimizers: &mut Optimizers, model: Two, sum: GradientSum) -> Result<Two> {
-    let gradients = optimizers.normalise(&model, sum, &SingleRank)?;
+    let gradients = optimizers.normalize(&model, sum, &SingleRank)?;
     optimizers.step(model, gradients)
 }
 
 #[test]
-fn sums_and_means_of_any_size_give_the_mean_gradient() {
+fn sums_and_means_give_the_mean_gradient() {
     for (first, second) in [(true, true), (false, false), (true, false)] {
         let (model, mut sum) = (model(), GradientSum::default());
         sum.add(&model, output(&model, 3, first), false);
@@ -115,9 +115,9 @@ fn equal_ranks_step_like_one_rank() {
     let step = |ranks: &dyn Collective, compression| {
         let (model, mut sum) = (model(), GradientSum::default());
         sum.add(&model, output(&model, 4, true), false);
-        let tallies = vec![sum.tally(); ranks.size()];
+        let rank_counts = vec![sum.counts(); ranks.size()];
         let sum = sum
-            .all_reduce(&model, ranks, &tallies, compression, &mut FlatGradients::default())
+            .all_reduce(&model, ranks, &rank_counts, compression, &mut FlatGradients::default())
             .unwrap();
         let pending = sum.pending(&model).unwrap();
         assert_eq!(pending.gradients.len(), 1, "no gradient is not a gradient of zeros");
@@ -144,10 +144,10 @@ fn compressed_gradients_are_rounded_to_their_bits() {
         let loss = model.used.val().sum() * gradient;
         let mut sum = GradientSum::default();
         sum.add(&model, Some(StepOutput::sum(loss, 1)), false);
-        let tallies = vec![sum.tally(); 2];
+        let rank_counts = vec![sum.counts(); 2];
         let ranks = Twins { on_device };
         let sum = sum
-            .all_reduce(&model, &ranks, &tallies, compression, &mut FlatGradients::default())
+            .all_reduce(&model, &ranks, &rank_counts, compression, &mut FlatGradients::default())
             .unwrap();
         let data = sum.pending(&model).unwrap().gradients.swap_remove(0).1;
         data.try_to_vec::<f32>().unwrap()[0]
@@ -183,7 +183,7 @@ fn sum_of_means_moves_like_separate_batches() {
     let moved = |batches: u64| -> Vec<f32> {
         let (model, mut sum) = (model(), GradientSum::default());
         (0..2).for_each(|_| drop(sum.add(&model, output(&model, 4, true), false)));
-        sum.sum_of(batches);
+        sum.mean_to_sum(batches);
         let before = values(&model.used);
         let after = values(&stepped(&mut sgd(0.25), model, sum).unwrap().used);
         before.iter().zip(after).map(|(before, after)| before - after).collect()
@@ -218,10 +218,10 @@ fn double_gradients_are_summed_in_double() {
     for on_device in [false, true] {
         let mut sum = GradientSum::default();
         sum.add(&model, Some(output()), false);
-        let tallies = vec![sum.tally(); 2];
+        let rank_counts = vec![sum.counts(); 2];
         let (ranks, mut flat) = (Twins { on_device }, FlatGradients::default());
         let none = GradientCompression::None;
-        let sum = sum.all_reduce(&model, &ranks, &tallies, none, &mut flat).unwrap();
+        let sum = sum.all_reduce(&model, &ranks, &rank_counts, none, &mut flat).unwrap();
         let pending = sum.pending(&model).unwrap().gradients;
         let means: Vec<Vec<f64>> =
             pending.iter().map(|(_, data)| data.try_to_vec_as::<f64>().unwrap()).collect();
@@ -253,12 +253,16 @@ fn unreadable() -> TensorData {
 #[test]
 fn unreadable_gradient_is_an_error() {
     let model = model();
-    let pending =
-        || PendingGradients { gradients: vec![(0, unreadable())], seen: vec![1, 0], count: 1.0 };
+    let pending = || PendingGradients {
+        gradients: vec![(0, unreadable())],
+        num_gradients: vec![1, 0],
+        count: 1.0,
+    };
     let sum = GradientSum::restore(&model, pending());
-    let (tallies, mut flat) = (vec![sum.tally(); 2], FlatGradients::default());
+    let (rank_counts, mut flat) = (vec![sum.counts(); 2], FlatGradients::default());
     let ranks = Twins { on_device: false };
-    let reduced = sum.all_reduce(&model, &ranks, &tallies, GradientCompression::None, &mut flat);
+    let reduced =
+        sum.all_reduce(&model, &ranks, &rank_counts, GradientCompression::None, &mut flat);
     let error = reduced.map(drop).unwrap_err().to_string();
     assert!(error.starts_with("cannot read a tensor: "), "{error}");
 }

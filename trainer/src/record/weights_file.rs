@@ -351,7 +351,7 @@ mod tests {
 
     /// Initializes a model's weights while no other test uses the random stream.
     fn initialized<M: Module>(model: M) -> M {
-        let _stream = crate::train::tests::alone_on_the_stream();
+        let _stream = crate::train::tests::lock_random_stream();
         crate::record::initialize(model)
     }
 

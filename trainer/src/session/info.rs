@@ -46,10 +46,10 @@ impl Session<'_> {
     /// Returns information about the process, its trial and its cluster.
     pub fn info(&self) -> ClusterInfo {
         let (config, ranks) = (&self.context.config, self.context.distributed());
-        let outlet = self.context.outlet();
+        let io = self.context.io();
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         ClusterInfo {
-            has_runner: outlet.has_runner(),
+            has_runner: io.has_runner(),
             experiment: config.experiment.clone(),
             experiment_id: config.experiment_id.clone(),
             trial: config.trial,
@@ -63,7 +63,7 @@ impl Session<'_> {
             host,
             storage_url: Some(config.storage.url.clone()).filter(|url| !url.is_empty()),
             trial_path: config.storage.trial_path.clone(),
-            latest_checkpoint: outlet.latest(),
+            latest_checkpoint: io.latest_checkpoint(),
         }
     }
 }

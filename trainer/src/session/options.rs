@@ -102,7 +102,7 @@ impl Download {
 /// Metadata of a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct Saved {
+pub struct CheckpointMetadata {
     /// Global batches trained at the checkpoint.
     pub batches: u64,
     /// Values that the program added.
@@ -111,7 +111,7 @@ pub struct Saved {
     pub files: BTreeMap<String, u64>,
 }
 
-impl From<&Manifest> for Saved {
+impl From<&Manifest> for CheckpointMetadata {
     fn from(manifest: &Manifest) -> Self {
         let size = |(file, entry): (&String, &FileEntry)| (file.clone(), entry.bytes);
         Self {

@@ -60,10 +60,10 @@ impl Session<'_> {
         let interval = interval.max(INTERVAL_MIN);
         let ranks = self.context.distributed();
         let config = &self.context.config;
-        let Some((rt, place)) = self.context.outlet().place() else {
+        let Some((rt, store)) = self.context.io().checkpoint_store() else {
             return Ok(Profiler { end: None, thread: None });
         };
-        let writer = MetricsWriter::of_profiler(rt.clone(), place.storage, config, ranks.rank());
+        let writer = MetricsWriter::for_profiler(rt.clone(), store.storage, config, ranks.rank());
         let (context, is_first) = (self.context.clone(), ranks.local_rank() == 0);
         let (end, ended) = channel();
         let thread = std::thread::Builder::new().name("stoker-profiler".into());
@@ -102,7 +102,7 @@ impl Drop for Profiler {
 
 /// Writes one sample. Ignores errors: a missing sample is no reason to end a training.
 fn sample(context: &Context, sampler: &mut Sampler, writer: &mut MetricsWriter) {
-    let batches = context.outlet().batches;
+    let batches = context.io().batches;
     let _ = writer.row("profiler", batches, 0, &sampler.sample());
 }
 
@@ -286,8 +286,8 @@ mod tests {
         assert_eq!(process_ticks("nothing"), None);
         let stat = "cpu  100 0 50 800 50 0 0 0 10 0\ncpu0 1 2 3";
         assert_eq!(machine_ticks(stat), Some((150, 1000)));
-        let table = "Inter-| Receive\n face |bytes\n    lo: 9 0 0 0 0 0 0 0 9 0\n  eth0: 100 1 0 0 0 0 0 0 40 \
-                     0\n eth1:1 1 0 0 0 0 0 0 2 0\n";
+        let table = "Inter-| Receive\n face |bytes\n    lo: 9 0 0 0 0 0 0 0 9 0\n  \
+                     eth0: 100 1 0 0 0 0 0 0 40 0\n eth1:1 1 0 0 0 0 0 0 2 0\n";
         assert_eq!(network_bytes(table), (101, 42));
         let table = "MemTotal:       1000 kB\nMemFree: 1 kB\nMemAvailable:    250 kB\n";
         assert_eq!(memory_percent(table), Some(75.0));

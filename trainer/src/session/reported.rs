@@ -12,16 +12,16 @@ const GROUP_CHARS_MAX: usize = 63;
 
 /// The last batch of each group, with its metrics.
 #[derive(Debug, Default)]
-pub(crate) struct Reported {
+pub(crate) struct ReportedMetrics {
     groups: BTreeMap<String, (u64, Logs)>,
     /// Whether the last validation has not been reported to the runner.
     is_unreported: bool,
 }
 
 /// A complete validation: its batch, and its metrics as named in reports.
-pub(crate) type WholeValidation = (u64, Logs);
+pub(crate) type CompleteValidation = (u64, Logs);
 
-impl Reported {
+impl ReportedMetrics {
     /// Adds metrics of a group; reports of the same batch are merged. Returns the metrics under
     /// their full names, and the previous validation, which is complete now.
     pub(crate) fn add(
@@ -29,7 +29,7 @@ impl Reported {
         group: &str,
         batches: u64,
         metrics: impl IntoIterator<Item = (String, f64)>,
-    ) -> Result<(Logs, Option<WholeValidation>)> {
+    ) -> Result<(Logs, Option<CompleteValidation>)> {
         check_group(group)?;
         let mut named = Logs::new();
         for (name, value) in metrics {
@@ -65,23 +65,24 @@ impl Reported {
         }
         let is_validation = group == VALIDATION;
         let is_new = self.groups.get(group).is_none_or(|(last, _)| *last < batches);
-        let whole = if is_validation && is_new { self.whole() } else { None };
+        let complete =
+            if is_validation && is_new { self.take_unreported_validation() } else { None };
         let entry = self.groups.entry(group.to_owned()).or_default();
         if is_new {
             *entry = (batches, Logs::new());
         }
         entry.1.extend(named.clone());
         self.is_unreported |= is_validation;
-        Ok((named, whole))
+        Ok((named, complete))
     }
 
     /// Records metrics that one of our loops has written and reported.
-    pub(crate) fn note(&mut self, group: &str, batches: u64, metrics: &Logs) {
+    pub(crate) fn record(&mut self, group: &str, batches: u64, metrics: &Logs) {
         self.groups.insert(group.to_owned(), (batches, metrics.clone()));
     }
 
     /// Takes the last validation if it has not been reported to the runner.
-    pub(crate) fn whole(&mut self) -> Option<WholeValidation> {
+    pub(crate) fn take_unreported_validation(&mut self) -> Option<CompleteValidation> {
         let is_unreported = std::mem::take(&mut self.is_unreported);
         self.groups.get(VALIDATION).filter(|_| is_unreported).cloned()
     }
@@ -123,7 +124,7 @@ mod tests {
 
     #[test]
     fn reports_merge_and_reject_second_values() {
-        let mut reported = Reported::default();
+        let mut reported = ReportedMetrics::default();
         let mut add = |group: &str, batches, metrics: &[(&str, f64)]| {
             let metrics = metrics.iter().map(|(name, value)| ((*name).to_owned(), *value));
             let metrics: Vec<_> = metrics.collect();
@@ -155,17 +156,20 @@ mod tests {
 
     #[test]
     fn complete_validations_are_reported_once() {
-        let mut reported = Reported::default();
-        let add = |reported: &mut Reported, batches, name: &str| {
+        let mut reported = ReportedMetrics::default();
+        let add = |reported: &mut ReportedMetrics, batches, name: &str| {
             reported.add(VALIDATION, batches, [(name.to_owned(), 1.0)]).unwrap().1
         };
         assert_eq!(add(&mut reported, 1, "loss"), None);
         assert_eq!(add(&mut reported, 1, "accuracy"), None);
-        let whole = (1, logs(&[("validation_accuracy", 1.0), ("validation_loss", 1.0)]));
-        assert_eq!(add(&mut reported, 2, "loss"), Some(whole));
+        let complete = (1, logs(&[("validation_accuracy", 1.0), ("validation_loss", 1.0)]));
+        assert_eq!(add(&mut reported, 2, "loss"), Some(complete));
         assert_eq!(reported.validation_at(1), None);
-        assert_eq!(reported.whole(), Some((2, logs(&[("validation_loss", 1.0)]))));
-        assert_eq!(reported.whole(), None);
+        assert_eq!(
+            reported.take_unreported_validation(),
+            Some((2, logs(&[("validation_loss", 1.0)])))
+        );
+        assert_eq!(reported.take_unreported_validation(), None);
         assert_eq!(reported.validation_at(2), Some(&logs(&[("validation_loss", 1.0)])));
         assert_eq!(add(&mut reported, 3, "loss"), None);
     }

@@ -1,4 +1,4 @@
-//! Merging of all ranks' shares into one checkpoint (pure).
+//! Merging of all ranks' shards into one checkpoint (pure).
 
 use std::collections::BTreeMap;
 
@@ -6,33 +6,33 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use stoker_api::contract::FileEntry;
 
-/// One rank's share of a checkpoint.
+/// One rank's shard of a checkpoint.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
-pub(super) struct Share {
+pub(super) struct Shard {
     pub(super) files: BTreeMap<String, FileEntry>,
     pub(super) metadata: BTreeMap<String, Value>,
 }
 
-/// Shares of all ranks, merged.
+/// Shards of all ranks, merged.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Merged {
+pub(super) struct MergedShards {
     /// Rank that stores each file: the first that has it.
     pub(super) owners: BTreeMap<String, usize>,
     pub(super) metadata: BTreeMap<String, Value>,
 }
 
-/// Merges all ranks' shares. A file or metadata key that several ranks have must be equal on all of
+/// Merges all ranks' shards. A file or metadata key that several ranks have must be equal on all of
 /// them.
 ///
 /// # Errors
 ///
 /// Returns all conflicts, joined by `; `.
-pub(super) fn merge(shares: &[Share]) -> Result<Merged, String> {
-    let (mut merged, mut conflicts) = (Merged::default(), vec![]);
-    for (rank, share) in shares.iter().enumerate() {
-        for (file, entry) in &share.files {
+pub(super) fn merge(shards: &[Shard]) -> Result<MergedShards, String> {
+    let (mut merged, mut conflicts) = (MergedShards::default(), vec![]);
+    for (rank, shard) in shards.iter().enumerate() {
+        for (file, entry) in &shard.files {
             let owner = *merged.owners.entry(file.clone()).or_insert(rank);
-            let first = &shares[owner].files[file];
+            let first = &shards[owner].files[file];
             if first != entry {
                 conflicts.push(format!(
                     "file {file} is {} on rank {owner} and {} on rank {rank}",
@@ -41,7 +41,7 @@ pub(super) fn merge(shares: &[Share]) -> Result<Merged, String> {
                 ));
             }
         }
-        for (key, value) in &share.metadata {
+        for (key, value) in &shard.metadata {
             let first = merged.metadata.entry(key.clone()).or_insert_with(|| value.clone());
             if first != value {
                 conflicts.push(format!(
@@ -76,42 +76,42 @@ mod tests {
 
     use super::*;
 
-    fn share(files: &[(&str, &str)], metadata: &Value) -> Share {
+    fn shard(files: &[(&str, &str)], metadata: &Value) -> Shard {
         let entry = |sha256: &str| FileEntry { bytes: 3, sha256: sha256.into() };
-        Share {
+        Shard {
             files: files.iter().map(|(file, sum)| ((*file).to_owned(), entry(sum))).collect(),
             metadata: serde_json::from_value(metadata.clone()).unwrap(),
         }
     }
 
     /// Owner of each file, and the metadata.
-    type Whole<'a> = (&'a [(&'a str, usize)], Value);
+    type Expected<'a> = (&'a [(&'a str, usize)], Value);
 
     #[test]
-    fn shares_merge_and_all_conflicts_are_reported() {
-        let check = |shares: &[Share], expected: Result<Whole<'_>, &str>| {
-            let merged = merge(shares);
-            let expected = expected.map_err(str::to_owned).map(|(owners, metadata)| Merged {
+    fn shards_merge_and_all_conflicts_are_reported() {
+        let check = |shards: &[Shard], expected: Result<Expected<'_>, &str>| {
+            let merged = merge(shards);
+            let expected = expected.map_err(str::to_owned).map(|(owners, metadata)| MergedShards {
                 owners: owners.iter().map(|(file, rank)| ((*file).to_owned(), *rank)).collect(),
                 metadata: serde_json::from_value(metadata).unwrap(),
             });
             assert_eq!(merged, expected);
         };
         let none = json!({});
-        check(&[share(&[], &none), share(&[], &none)], Ok((&[], none.clone())));
-        let shares = [
-            share(&[("all", "a"), ("rank0/x", "b")], &json!({"epoch": 1, "lead": true})),
-            share(&[("all", "a"), ("rank1/x", "c")], &json!({"epoch": 1})),
+        check(&[shard(&[], &none), shard(&[], &none)], Ok((&[], none.clone())));
+        let shards = [
+            shard(&[("all", "a"), ("rank0/x", "b")], &json!({"epoch": 1, "lead": true})),
+            shard(&[("all", "a"), ("rank1/x", "c")], &json!({"epoch": 1})),
         ];
         let owners = [("all", 0), ("rank0/x", 0), ("rank1/x", 1)];
-        check(&shares, Ok((&owners, json!({"epoch": 1, "lead": true}))));
-        let shares = [
-            share(&[("x", "aaaaaaaaaaaa"), ("y", "b")], &json!({"epoch": 1, "k": [1]})),
-            share(&[("x", "cccccccccccc"), ("y", "b")], &json!({"epoch": 2})),
-            share(&[("x", "aaaaaaaaaaaa"), ("y", "d"), ("y/z", "e")], &json!({"k": [1]})),
+        check(&shards, Ok((&owners, json!({"epoch": 1, "lead": true}))));
+        let shards = [
+            shard(&[("x", "aaaaaaaaaaaa"), ("y", "b")], &json!({"epoch": 1, "k": [1]})),
+            shard(&[("x", "cccccccccccc"), ("y", "b")], &json!({"epoch": 2})),
+            shard(&[("x", "aaaaaaaaaaaa"), ("y", "d"), ("y/z", "e")], &json!({"k": [1]})),
         ];
         check(
-            &shares,
+            &shards,
             Err(
                 "file x is 3 bytes (aaaaaaaa) on rank 0 and 3 bytes (cccccccc) on rank 1; metadata \
                  epoch is 1 on an earlier rank and 2 on rank 1; file y is 3 bytes (b) on rank 0 \

@@ -14,19 +14,19 @@ use tokio::runtime::Handle;
 
 use super::options::Select;
 use crate::Result;
-use crate::checkpoint::{CheckpointError, Parts, Place};
+use crate::checkpoint::{CheckpointContents, CheckpointError, CheckpointStore};
 use crate::collective::{Distributed, RankActivity, all_gather_json};
 use crate::error::PeerFailed;
 
 /// Total bytes of files in memory at which an upload starts. The last file may exceed it.
-const TOGETHER_BYTES_MAX: u64 = 64 << 20;
+const GROUP_BYTES_MAX: u64 = 64 << 20;
 /// Maximum number of files that are uploaded concurrently.
-const TOGETHER_MAX: usize = 16;
+const GROUP_FILES_MAX: usize = 16;
 
 /// Gathers each rank's result on every rank, in rank order. If some ranks failed, each of them gets
 /// its own error, and the others get [`PeerFailed`]. `place` names the position in the program for
 /// error messages.
-pub(super) fn settle<T: Clone + Serialize + DeserializeOwned>(
+pub(super) fn gather_results<T: Clone + Serialize + DeserializeOwned>(
     ranks: &Distributed,
     place: &str,
     local: Result<T>,
@@ -44,22 +44,22 @@ pub(super) fn settle<T: Clone + Serialize + DeserializeOwned>(
 }
 
 /// Upload of a checkpoint.
-pub(super) struct Transfer<'a> {
+pub(super) struct CheckpointUpload<'a> {
     pub(super) name: &'a str,
     pub(super) rt: &'a Handle,
-    pub(super) place: &'a Place,
+    pub(super) store: &'a CheckpointStore,
 }
 
-impl Transfer<'_> {
+impl CheckpointUpload<'_> {
     /// Fails if the storage already contains the checkpoint.
     pub(super) fn check_new(&self) -> Result<()> {
-        let (place, name) = (self.place.clone(), self.name.to_owned());
-        let is_there = wait(self.rt, self.name, async move {
-            let manifest = layout::manifest_path(&place.trial_path, &name);
+        let (store, name) = (self.store.clone(), self.name.to_owned());
+        let exists = run_blocking(self.rt, self.name, async move {
+            let manifest = layout::manifest_path(&store.trial_path, &name);
             let failed = |source| CheckpointError::Storage { name, source };
-            place.storage.exists(&manifest).await.map_err(failed)
+            store.storage.exists(&manifest).await.map_err(failed)
         })?;
-        match is_there {
+        match exists {
             false => Ok(()),
             true => Err(format!(
                 "checkpoint {} already exists: an attempt makes one checkpoint per batch",
@@ -70,55 +70,55 @@ impl Transfer<'_> {
     }
 
     /// Uploads files in groups, which limits the memory use.
-    pub(super) fn store<'f>(
+    pub(super) fn upload_files<'f>(
         &self,
         files: impl IntoIterator<Item = (&'f String, &'f PathBuf)>,
     ) -> Result<BTreeMap<String, FileEntry>> {
         let mut stored = BTreeMap::new();
-        let (mut together, mut bytes) = (Parts::new(), 0);
+        let (mut group, mut bytes) = (CheckpointContents::new(), 0);
         for (name, path) in files {
             let content = read(path)?;
             bytes += content.len() as u64;
-            together.insert(name.clone(), content);
-            if bytes >= TOGETHER_BYTES_MAX || together.len() >= TOGETHER_MAX {
-                stored.extend(self.store_together(std::mem::take(&mut together))?);
+            group.insert(name.clone(), content);
+            if bytes >= GROUP_BYTES_MAX || group.len() >= GROUP_FILES_MAX {
+                stored.extend(self.upload_group(std::mem::take(&mut group))?);
                 bytes = 0;
             }
         }
-        stored.extend(self.store_together(together)?);
+        stored.extend(self.upload_group(group)?);
         Ok(stored)
     }
 
-    fn store_together(&self, parts: Parts) -> Result<BTreeMap<String, FileEntry>> {
-        let (place, name) = (self.place.clone(), self.name.to_owned());
-        Ok(wait(self.rt, self.name, async move { place.upload(&name, parts).await })?)
+    fn upload_group(&self, contents: CheckpointContents) -> Result<BTreeMap<String, FileEntry>> {
+        let (store, name) = (self.store.clone(), self.name.to_owned());
+        Ok(run_blocking(self.rt, self.name, async move { store.upload(&name, contents).await })?)
     }
 
     /// Tries to delete the files of a failed checkpoint, with few retries.
-    pub(super) fn forget(&self, files: impl Iterator<Item = String>) {
-        let (place, name) = (self.place.clone(), self.name.to_owned());
+    pub(super) fn delete_files(&self, files: impl Iterator<Item = String>) {
+        let (store, name) = (self.store.clone(), self.name.to_owned());
         let files: Vec<String> = files.collect();
-        let storage = place.storage.clone().with_few_retries();
-        let forgotten = wait(self.rt, self.name, async move {
-            let manifest = layout::manifest_path(&place.trial_path, &name);
+        let storage = store.storage.clone().with_few_retries();
+        let deleted = run_blocking(self.rt, self.name, async move {
+            let manifest = layout::manifest_path(&store.trial_path, &name);
             // Delete the manifest first: it exists if its write succeeded but the response was
             // lost. A checkpoint with a manifest must have all its files.
             if storage.delete(&manifest).await.is_ok() {
                 for file in files {
                     let _ = storage
-                        .delete(&layout::checkpoint_file(&place.trial_path, &name, &file))
+                        .delete(&layout::checkpoint_file(&store.trial_path, &name, &file))
                         .await;
                 }
             }
             Ok(())
         });
         // Ignore this error: the caller reports why the checkpoint failed.
-        let _ = forgotten;
+        let _ = deleted;
     }
 }
 
 /// Runs a future on the background runtime and blocks until its result.
-pub(super) fn wait<T: Send + 'static>(
+pub(super) fn run_blocking<T: Send + 'static>(
     rt: &Handle,
     name: &str,
     act: impl Future<Output = Result<T, CheckpointError>> + Send + 'static,
@@ -130,22 +130,22 @@ pub(super) fn wait<T: Send + 'static>(
     receiver.recv().unwrap_or(Err(CheckpointError::ShutDown { name: name.to_owned() }))
 }
 
-pub(super) fn fetch(
+pub(super) fn download_to(
     rt: &Handle,
-    place: &Place,
+    store: &CheckpointStore,
     wanted: &CheckpointRef,
     folder: &Path,
 ) -> Result<Manifest, CheckpointError> {
-    let (place, folder, wanted) = (place.clone(), folder.to_owned(), wanted.clone());
-    wait(rt, &wanted.name.clone(), async move {
-        let manifest = place.manifest(&wanted).await?;
-        place.write_folder(&wanted.name, &manifest, &folder, |_| true).await?;
+    let (store, folder, wanted) = (store.clone(), folder.to_owned(), wanted.clone());
+    run_blocking(rt, &wanted.name.clone(), async move {
+        let manifest = store.manifest(&wanted).await?;
+        store.write_folder(&wanted.name, &manifest, &folder, |_| true).await?;
         Ok(manifest)
     })
 }
 
 /// Returns the files in a folder and its subfolders, as a map from name to path.
-pub(super) fn listed(folder: &Path, select: &Select) -> Result<BTreeMap<String, PathBuf>> {
+pub(super) fn list_files(folder: &Path, select: &Select) -> Result<BTreeMap<String, PathBuf>> {
     let (mut files, mut folders) = (BTreeMap::new(), vec![(String::new(), folder.to_owned())]);
     while let Some((above, folder)) = folders.pop() {
         let unreadable = |error| format!("cannot read folder {}: {error}", folder.display());
@@ -174,15 +174,15 @@ fn read(path: &Path) -> Result<Bytes> {
     Ok(read.map_err(|error| format!("cannot read {}: {error}", path.display()))?.into())
 }
 
-pub(super) fn entry_of(path: &Path) -> Result<FileEntry> {
+pub(super) fn file_entry(path: &Path) -> Result<FileEntry> {
     let content = read(path)?;
     Ok(FileEntry { bytes: content.len() as u64, sha256: hash::sha256_hex(&content) })
 }
 
 /// Temporary folder, deleted on drop.
-pub(super) struct Temporary(pub(super) PathBuf);
+pub(super) struct TemporaryFolder(pub(super) PathBuf);
 
-impl Temporary {
+impl TemporaryFolder {
     pub(super) fn new() -> Result<Self> {
         use std::sync::atomic::{AtomicU64, Ordering};
         static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -202,7 +202,7 @@ impl Temporary {
     }
 }
 
-impl Drop for Temporary {
+impl Drop for TemporaryFolder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }

@@ -123,9 +123,9 @@ pub trait Step<M, B> {
 }
 
 /// One function for training and validation steps.
-pub(crate) struct Both<F>(pub(crate) F);
+pub(crate) struct FnStep<F>(pub(crate) F);
 
-impl<M, B, F: Fn(&M, B) -> StepOutput> Step<M, B> for Both<F> {
+impl<M, B, F: Fn(&M, B) -> StepOutput> Step<M, B> for FnStep<F> {
     fn train(&self, model: &M, batch: B) -> StepOutput {
         (self.0)(model, batch)
     }

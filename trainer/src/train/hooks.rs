@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 
-use super::hook;
+use super::call_hook;
 use super::run::Run;
 use super::state::to_bits;
 use crate::callback::{Callback, Control};
@@ -64,13 +64,13 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         &mut self,
         call: impl FnMut(&mut dyn Callback, &mut Control) -> Result<()>,
     ) -> Result<()> {
-        self.tell_control();
-        hook(&mut self.callbacks, &mut self.control, self.context.distributed(), call)?;
-        self.heed()
+        self.update_control();
+        call_hook(&mut self.callbacks, &mut self.control, self.context.distributed(), call)?;
+        self.apply_control()
     }
 
     /// Applies the requests of callbacks.
-    pub(super) fn heed(&mut self) -> Result<()> {
+    pub(super) fn apply_control(&mut self) -> Result<()> {
         let (batches, epoch) = (self.state.batches, self.epoch());
         for (group, metrics) in std::mem::take(&mut self.control.rows) {
             if ["training", "validation"].contains(&group.as_str()) {
@@ -79,10 +79,10 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
                 );
                 return Err(text.into());
             }
-            self.outlet().row(&group, batches, epoch, &metrics)?;
+            self.io().row(&group, batches, epoch, &metrics)?;
         }
         for (name, values) in std::mem::take(&mut self.control.histograms) {
-            self.outlet().histogram(&name, batches, &values);
+            self.io().histogram(&name, batches, &values);
         }
         if let Some(scale) = self.control.scale.take() {
             if !scale.is_finite() || scale < 0.0 {
@@ -102,7 +102,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         }
     }
 
-    pub(super) fn tell_control(&mut self) {
+    pub(super) fn update_control(&mut self) {
         self.control.batches = self.state.batches;
         self.control.learning_rate_scale = self.optimizers.scale();
     }

@@ -14,15 +14,15 @@ use stoker_api::experiment::{CheckpointPolicy, GradientCompression, Length, Mixe
 use stoker_api::names::ENV_TRIAL_CONFIG;
 
 use super::{Trial, run_trial};
-use crate::checkpoint::Keep;
+use crate::checkpoint::RetentionLimits;
 use crate::collective::{Distributed, LaunchConfig};
 use crate::context::Context;
 use crate::device::{self, RankDevice};
 use crate::error::{Infrastructure, Interrupted, error_from_unwind, exit_code};
-use crate::outlet::Outlet;
-use crate::session::threads;
+use crate::session::thread_dump;
 use crate::stop::StopSignal;
 use crate::terminal::Terminal;
+use crate::trial_io::TrialIo;
 use crate::{Error, Result, termination};
 
 pub(crate) mod arguments;
@@ -86,8 +86,8 @@ impl Standalone {
     ///
     /// Fails if the folder cannot be used.
     pub fn context(self) -> Result<Context> {
-        let (quiet, keep) = (self.quiet, self.keep());
-        let context = context(self.config()?, Some(keep))?;
+        let (quiet, limits) = (self.quiet, self.retention_limits());
+        let context = context(self.config()?, Some(limits))?;
         if quiet {
             context.silence();
         }
@@ -95,8 +95,8 @@ impl Standalone {
     }
 
     /// Returns how many checkpoints to retain.
-    pub(crate) fn keep(&self) -> Keep {
-        Keep { latest: self.save_trial_latest, best: self.save_trial_best }
+    pub(crate) fn retention_limits(&self) -> RetentionLimits {
+        RetentionLimits { latest: self.save_trial_latest, best: self.save_trial_best }
     }
 
     /// Returns the configuration that a runner would provide.
@@ -151,7 +151,7 @@ impl Standalone {
 impl Context {
     /// Disables terminal output of training.
     pub(crate) fn silence(&self) {
-        self.outlet().terminal = Terminal::silent();
+        self.io().terminal = Terminal::silent();
     }
 }
 
@@ -175,13 +175,13 @@ fn folder_url(folder: &Path) -> Result<String> {
 ///
 /// Fails if the configuration of this process cannot be read.
 pub fn init() -> Result<Context> {
-    let context = session()?;
+    let context = create_context()?;
     context.seed_program();
     Ok(context)
 }
 
 /// Same as [`init`], without seeding burn's random stream.
-fn session() -> Result<Context> {
+fn create_context() -> Result<Context> {
     match std::env::var_os(ENV_TRIAL_CONFIG) {
         Some(path) => under_runner(Path::new(&path)),
         None => arguments::from_environment()?.context(),
@@ -203,7 +203,7 @@ pub fn main_with<T: Trial>(arguments: impl IntoIterator<Item = String>) -> proce
 /// Complete `fn main` for a script: creates the context, runs `program`, and converts its result or
 /// panic into the exit code that the runner expects.
 pub fn run(program: impl FnOnce(&Context) -> Result<()>) -> process::ExitCode {
-    finish(session(), program)
+    finish(create_context(), program)
 }
 
 /// Same as [`run`], but without a runner, these arguments configure the training, as in [`main`].
@@ -250,26 +250,31 @@ pub(crate) fn under_runner(path: &Path) -> Result<Context> {
     context(config, None)
 }
 
-/// Creates the context of one rank and waits for the other ranks. `alone` is `None` under a runner.
-pub(crate) fn context(mut config: TrialConfig, alone: Option<Keep>) -> Result<Context> {
+/// Creates the context of one rank and waits for the other ranks. `standalone_limits` is `None`
+/// under a runner.
+pub(crate) fn context(
+    mut config: TrialConfig,
+    standalone_limits: Option<RetentionLimits>,
+) -> Result<Context> {
     device::prefer_host()?;
-    let is_alone = alone.is_some();
+    let is_alone = standalone_limits.is_some();
     let launched =
         if is_alone { LaunchConfig::for_program() } else { LaunchConfig::for_trial(&config) }?;
     let place = RankDevice::for_local_rank(launched.topology.local_rank)?;
-    // Keep the configuration that all ranks share, before the outlet changes this process's copy.
+    // Keep the configuration that all ranks share, before `TrialIo` changes this process's copy.
     let shared = config.clone();
-    let outlet = Outlet::open(&mut config, alone, launched.topology.rank == 0)?;
+    let io = TrialIo::open(&mut config, standalone_limits, launched.topology.rank == 0)?;
     let stop = StopSignal::default();
-    let listening = stop.listen(outlet.runtime(), is_alone);
-    listening
+    let installed = stop.listen(io.runtime(), is_alone);
+    installed
         .map_err(|error| Infrastructure(format!("cannot install signal handlers: {error}")))?;
     let progress = Arc::<OnceLock<_>>::default();
-    let telling = threads::listen(outlet.runtime(), launched.topology.rank, progress.clone());
-    telling.map_err(|error| Infrastructure(format!("cannot install signal handlers: {error}")))?;
+    let installed = thread_dump::listen(io.runtime(), launched.topology.rank, progress.clone());
+    installed
+        .map_err(|error| Infrastructure(format!("cannot install signal handlers: {error}")))?;
     let ranks = Distributed::join(&shared, &launched, place.gpu, &stop)?;
     let _ = progress.set(ranks.progress.clone());
-    Ok(Context::new(config, outlet, stop, place.device, ranks))
+    Ok(Context::new(config, io, stop, place.device, ranks))
 }
 
 /// Runs `program`, reports its end, and returns the exit code.
@@ -288,9 +293,9 @@ pub(crate) fn finish(
     };
     context.seed_program();
     let result = catch_unwind(AssertUnwindSafe(|| program(&context)))
-        .unwrap_or_else(|panic| Err(error_from_unwind(panic, |why| panicked(&context, why))));
+        .unwrap_or_else(|panic| Err(error_from_unwind(panic, |why| panic_text(&context, why))));
     #[cfg(feature = "learner")]
-    let result = context.learning.outcome(result);
+    let result = context.learner_state.outcome(result);
     let (code, message) = match &result {
         Ok(()) => (ExitCode::Completed, None),
         Err(error) => (exit_code(&**error), Some(error.to_string())),
@@ -305,32 +310,32 @@ pub(crate) fn finish(
     }
     let interrupted = result.as_ref().err().and_then(|error| error.downcast_ref::<Interrupted>());
     // A panic in the loop poisons the lock, but rows and reports can still be sent.
-    let mut outlet = context.outlet();
+    let mut io = context.io();
     if interrupted.is_some_and(|interrupted| interrupted.fenced)
-        || outlet.directive() == Some(Directive::Fenced)
+        || io.directive() == Some(Directive::Fenced)
     {
         // Another attempt has replaced this one: queued writes must not happen.
         termination::record_exit(code, message.as_deref(), vec![]);
         process::exit(code as i32);
     }
-    outlet.tell_validation();
+    io.report_last_validation();
     // Record the exit before the waits below: the process may be killed during them.
-    termination::record_exit(code, message.as_deref(), outlet.unsent());
+    termination::record_exit(code, message.as_deref(), io.unsent());
     if code == ExitCode::Completed {
-        outlet.end_training();
+        io.end_training();
     }
     // Store the rows before a failure: they help to explain it.
-    if let Err(error) = outlet.flush_within(FLUSH_MAX) {
+    if let Err(error) = io.flush_within(FLUSH_MAX) {
         eprintln!("stoker: cannot store the last rows of metrics: {error}");
     }
-    outlet.close(outlet.batches(), code, message.clone());
-    termination::record_exit(code, message.as_deref(), outlet.unsent());
+    io.close(io.batches(), code, message.clone());
+    termination::record_exit(code, message.as_deref(), io.unsent());
     process::ExitCode::from(code as u8)
 }
 
 /// Formats a panic message, with a hint for mixed precision, where layers that create tensors
 /// panic.
-pub(super) fn panicked(context: &Context, message: &str) -> String {
+pub(super) fn panic_text(context: &Context, message: &str) -> String {
     let hint = match context.config.mixed_precision {
         MixedPrecision::None => "",
         MixedPrecision::Bf16 => {

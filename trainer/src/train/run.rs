@@ -7,29 +7,27 @@ use std::time::Instant;
 use burn::module::Module;
 use bytes::Bytes;
 
-use super::Part;
-use super::fit::{Fit, Fitted, Step};
-use super::held::Held;
-use super::hook;
+use super::TestStage;
+use super::directives::StopState;
+use super::fit::{Fitted, Step};
 use super::hooks::Workload;
-use super::length::Wish;
-use super::program::panicked;
+use super::model_slot::ModelSlot;
+use super::program::panic_text;
 use super::state::{RunState, from_bits};
 use super::timetable::{Due, Timetable};
 use crate::callback::{Callback, Control};
-use crate::collective::{Distributed, all_gather_json};
 use crate::context::Context;
 use crate::data::{Data, Loader};
 use crate::error::error_from_unwind;
-use crate::optim::{FlatGradients, GradientSum, Optimizers, Tally};
-use crate::outlet::Outlet;
+use crate::optim::{FlatGradients, GradientCounts, GradientSum, Optimizers};
 use crate::step::{Metrics, StepOutput};
-use crate::{InvalidInput, Result, precision, record, rng};
+use crate::trial_io::TrialIo;
+use crate::{Result, precision, rng};
 
 /// This process's part of a training.
 pub(super) struct Run<'a, M, B> {
     pub(super) context: &'a Context,
-    pub(super) model: Held<M>,
+    pub(super) model: ModelSlot<M>,
     pub(super) optimizers: Optimizers,
     pub(super) step: &'a dyn Step<M, B>,
     pub(super) train: Data<B>,
@@ -47,149 +45,56 @@ pub(super) struct Run<'a, M, B> {
     pub(super) granted: u64,
     /// Batch of the last checkpoint.
     pub(super) saved: Option<u64>,
-    /// Model that a callback keeps; see `train/kept.rs`.
-    pub(super) kept: Option<Bytes>,
+    /// Model that a callback keeps; see `train/best_weights.rs`.
+    pub(super) best_weights: Option<Bytes>,
     /// Requests that all ranks last agreed on; unused with one rank.
-    pub(super) wish: Wish,
+    pub(super) stop_state: StopState,
     pub(super) aggregation: u64,
     /// Whether this process has not trained a batch yet.
-    is_first: bool,
+    pub(super) is_first: bool,
     /// Learning rates of the current batch, if it has several steps.
     pub(super) rates: Option<Vec<f64>>,
-    /// Whether the program has a custom loop; see `train/by_hand.rs`.
-    pub(super) by_hand: bool,
+    /// Whether the program has a custom loop; see `train/custom_loop.rs`.
+    pub(super) has_custom_loop: bool,
     /// Current batches up to the next scheduling boundary.
     pub(super) workload: Option<Workload>,
 }
 
 impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
-    /// Checks what can be checked before the first batch, and restores the checkpoint.
-    pub(super) fn start(
-        context: &'a Context,
-        model: M,
-        optimizers: Optimizers,
-        step: &'a dyn Step<M, B>,
-        fit: Fit<B>,
-    ) -> Result<Self> {
-        let config = &context.config;
-        if config.inference.is_some() {
-            let text = "this process belongs to an inference job, but its program trains; \
-                        implement `Inference` and call `infer`";
-            return Err(InvalidInput(text.into()).into());
-        }
-        {
-            let mut outlet = context.outlet();
-            if outlet.has_loop && (outlet.last_saved().is_some() || outlet.restored.is_some()) {
-                let text = "this process has already trained and saved checkpoints: a second \
-                            training could not be resumed; use a separate trial or program, or \
-                            save no checkpoints";
-                return Err(text.into());
-            }
-            outlet.has_loop = true;
-        }
-        let Fit { train, validation, batch_size, epochs, initial_epoch, callbacks, continue_id } =
-            fit;
-        let global_batch = batch_size * context.distributed().size();
-        let plan = context.plan(batch_size, true);
-        train.check(&plan)?;
-        validation.as_ref().map_or(Ok(()), |data| data.check_validation(&plan))?;
-        let model = optimizers.draw_weights(context, model);
-        optimizers.check(&record::trained_paths(&model))?;
-        let timetable = Timetable::new(config, train.steps(&plan), global_batch as u64);
-        let own_epochs = epochs.filter(|_| !context.outlet().has_runner() && config.units == 0);
-        let granted_units = own_epochs.unwrap_or(config.units.max(1));
-        let granted = timetable.batches(config.unit, granted_units);
-        let aggregation = match config.aggregation_frequency {
-            0 | 1 => optimizers.aggregation(),
-            of_experiment => of_experiment,
-        };
-        let (samples, global) = (train.samples(), train.global_batch(&plan));
-        let validated = validation.as_ref().map(Data::samples);
-        same_data(context.distributed(), (samples, global, validated))?;
-        let has_runner = context.outlet().has_runner();
-        let batches = if has_runner { 0 } else { timetable.epoch_start(initial_epoch) };
-        let order = Some(train.read_order(config.seed));
-        let state = RunState {
-            batches,
-            global_batch: global,
-            samples,
-            order,
-            continue_id,
-            ..RunState::default()
-        };
-        let mut run = Self {
-            context,
-            model: Held::new(model),
-            optimizers,
-            step,
-            train,
-            validation,
-            batch_size,
-            callbacks,
-            control: Control::default(),
-            timetable,
-            state,
-            gradients: GradientSum::default(),
-            flat: FlatGradients::default(),
-            granted_units,
-            granted,
-            saved: None,
-            kept: None,
-            wish: Wish::default(),
-            aggregation: u64::from(aggregation),
-            is_first: true,
-            rates: None,
-            by_hand: false,
-            workload: None,
-        };
-        run.tell_control();
-        let ranks = context.distributed();
-        hook(&mut run.callbacks, &mut run.control, ranks, |callback, control| {
-            callback.on_train_begin(control)
-        })?;
-        run.restore()?;
-        #[cfg(feature = "learner")]
-        run.optimizers.adopt(&*run.model);
-        if run.saved.is_some() {
-            // The checkpoint already contains learning rates and kept weights.
-            (run.control.scale, run.control.keeps_weights) = (None, false);
-        }
-        run.heed()?;
-        Ok(run)
-    }
-
     /// Trains to the granted length, and continues if the length grows.
     pub(super) fn train(mut self) -> Result<Fitted<M>> {
         if self.validates_first() {
             self.validate()?;
             self.report_validation(None);
         } else if self.state.batches == 0 {
-            self.context.tried(Part::Validation, || self.check_searched_metric())?;
+            self.context.run_stage(TestStage::Validation, || self.check_searched_metric())?;
         }
         let context = self.context;
         let mut batches = self.loader();
         loop {
             if self.is_at_length() {
-                if !self.arrive()? {
-                    context.tried(Part::Validation, || self.validate())?;
+                if !self.prepare_final_validation()? {
+                    context.run_stage(TestStage::Validation, || self.validate())?;
                 }
-                if self.reach_length()? {
+                if self.complete_length()? {
                     break;
                 }
                 continue;
             }
-            self.obey()?;
+            self.apply_directive()?;
             if self.is_at_length() {
                 continue;
             }
             self.begin_batch()?;
             match self.is_first {
-                true => context.tried(Part::FirstBatch, || self.train_batch(&mut batches))?,
+                true => {
+                    context.run_stage(TestStage::FirstBatch, || self.train_batch(&mut batches))?
+                }
                 false => self.train_batch(&mut batches)?,
             }
             let due = self.after_batch()?;
             let is_best = match due.validation {
-                true => context.tried(Part::Validation, || self.validate())?,
+                true => context.run_stage(TestStage::Validation, || self.validate())?,
                 false => false,
             };
             self.after_validation(due, is_best)?;
@@ -197,9 +102,9 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         self.finish()
     }
 
-    /// Locks the outlet. Must not be called twice in one expression, which would deadlock.
-    pub(super) fn outlet(&self) -> MutexGuard<'a, Outlet> {
-        self.context.outlet()
+    /// Locks the trial I/O. Must not be called twice in one expression, which would deadlock.
+    pub(super) fn io(&self) -> MutexGuard<'a, TrialIo> {
+        self.context.io()
     }
 
     /// Returns whether to validate before the first batch.
@@ -214,9 +119,9 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
 
     /// Called at the end of training. If a callback stopped training, restores kept weights and
     /// writes the last row of metrics. Returns whether there was a validation at this batch.
-    pub(super) fn arrive(&mut self) -> Result<bool> {
+    pub(super) fn prepare_final_validation(&mut self) -> Result<bool> {
         if self.state.stopped.is_some() {
-            self.take_kept()?;
+            self.restore_best_weights()?;
             if !self.state.since_row.is_empty() {
                 self.report_row()?;
             }
@@ -230,7 +135,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
 
     /// Ends training and returns its result.
     pub(super) fn finish(mut self) -> Result<Fitted<M>> {
-        self.leave_training()?;
+        self.close_training()?;
         let history = self.state.history.iter().map(from_bits).collect();
         let model = precision::to_single_statistics(
             self.model.into_inner()?,
@@ -241,7 +146,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
 
     /// Returns batches from the current position on, without end: the granted length may grow.
     pub(super) fn loader(&self) -> Loader<B> {
-        let plan = self.context.plan(self.batch_size, true);
+        let plan = self.context.loader_plan(self.batch_size, true);
         self.train.loader(plan, self.state.batches..u64::MAX)
     }
 
@@ -274,14 +179,14 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         ranks.progress.begin_step(self.state.batches);
         let (device, seed, number) = (context.device(), context.trial_seed(), self.state.batches);
         let seed = || rng::seed_step(device, seed, number, ranks.rank());
-        let is_made_here = batches.makes_batches_here();
-        if is_made_here {
+        let is_made_on_this_thread = batches.makes_batches_itself();
+        if is_made_on_this_thread {
             seed();
         }
         let start = Instant::now();
         let batch = batches.next().ok_or("the data ended unexpectedly")??;
         ranks.progress.add_data_wait(start.elapsed());
-        if !is_made_here {
+        if !is_made_on_this_thread {
             seed();
         }
         Ok(batch)
@@ -295,22 +200,22 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         let metrics = self.gradients.add(&*self.model, output, whole);
         let is_step = (self.state.batches + 1).is_multiple_of(self.aggregation);
         let is_shared = is_step && ranks.size() > 1;
-        let tally = if is_shared { self.gradients.tally() } else { Tally::default() };
-        let of_ranks = self.agree("step", (metrics, tally))?;
-        let (metrics, tallies): (Vec<_>, Vec<_>) = of_ranks.into_iter().unzip();
+        let counts = if is_shared { self.gradients.counts() } else { GradientCounts::default() };
+        let of_ranks = self.all_gather_with_stop("step", (metrics, counts))?;
+        let (metrics, rank_counts): (Vec<_>, Vec<_>) = of_ranks.into_iter().unzip();
         if is_step {
             let sum = std::mem::take(&mut self.gradients);
             let compression = context.config.gradient_compression;
             let (all, flat) = (ranks.collective(), &mut self.flat);
-            let mut sum = sum.all_reduce(&*self.model, all, &tallies, compression, flat)?;
+            let mut sum = sum.all_reduce(&*self.model, all, &rank_counts, compression, flat)?;
             let averages = context.config.average_aggregated_gradients;
             #[cfg(feature = "learner")]
             let averages = averages && !self.optimizers.sums_batches();
             if !averages {
-                sum.sum_of(self.aggregation);
+                sum.mean_to_sum(self.aggregation);
             }
             // Before the model is lent to the step: if the sum is unusable, the model stays valid.
-            let gradients = self.optimizers.normalise(&*self.model, sum, all)?;
+            let gradients = self.optimizers.normalize(&*self.model, sum, all)?;
             self.model.replace(|model| self.optimizers.step(model, gradients))?;
         }
         self.end_batch(&Metrics::sum_of_ranks(metrics))
@@ -338,7 +243,7 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         step: impl FnOnce() -> StepOutput,
     ) -> Result<StepOutput> {
         let describe = |why: &str| {
-            let why = panicked(self.context, why);
+            let why = panic_text(self.context, why);
             let data = match fields {
                 [] => String::new(),
                 fields => format!("; the data is {}", fields.join(", ")),
@@ -362,9 +267,9 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
     fn report_row(&mut self) -> Result<()> {
         let (batches, epoch) = (self.state.batches, self.epoch());
         let metrics = std::mem::take(&mut self.state.since_row).means("");
-        let mut outlet = self.outlet();
-        outlet.row("training", batches, epoch, &metrics)?;
-        outlet.progress(batches, self.granted);
+        let mut io = self.io();
+        io.row("training", batches, epoch, &metrics)?;
+        io.progress(batches, self.granted);
         Ok(())
     }
 
@@ -374,17 +279,17 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         if due.epoch_end {
             self.end_epoch()?;
         }
-        let goes_on = !self.is_at_length();
-        if due.validation && goes_on {
+        let will_continue = !self.is_at_length();
+        if due.validation && will_continue {
             self.report_validation(None);
         }
         let by_policy = due.validation && self.timetable.saves_after_validation(is_best);
-        if (due.checkpoint || by_policy) && goes_on {
+        if (due.checkpoint || by_policy) && will_continue {
             self.save()?;
         }
-        let mut outlet = self.outlet();
-        outlet.terminal.advance(batches, self.granted);
-        outlet.report_saved(false)
+        let mut io = self.io();
+        io.terminal.advance(batches, self.granted);
+        io.report_saved(false)
     }
 
     /// Returns how many epochs finished before the current batch.
@@ -392,36 +297,13 @@ impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
         self.timetable.epoch(self.state.batches)
     }
 
-    fn leave_training(&mut self) -> Result<()> {
-        self.wait_for(Self::store)?;
-        self.outlet().end_training();
-        self.outlet().terminal.end();
-        self.take_kept()?;
+    fn close_training(&mut self) -> Result<()> {
+        self.wait_for(Self::wait_until_stored)?;
+        self.io().end_training();
+        self.io().terminal.end();
+        self.restore_best_weights()?;
         self.end_hooks()?;
         self.context.distributed().progress.training_finished();
         Ok(())
     }
-}
-
-/// Fails if ranks read data of different sizes. Compares only the number of samples and the batch
-/// size.
-pub(super) fn same_data(ranks: &Distributed, local: (usize, usize, Option<usize>)) -> Result<()> {
-    if ranks.size() == 1 {
-        return Ok(());
-    }
-    let all = all_gather_json(ranks.collective(), "data", local)?;
-    let Some(rank) = all.iter().position(|sizes| *sizes != all[0]) else { return Ok(()) };
-    let describe = |(samples, global, validated): (usize, usize, Option<usize>)| {
-        let validated = validated.map_or("no".to_owned(), |samples| samples.to_string());
-        format!(
-            "{samples} training samples in global batches of {global} and {validated} validation \
-             samples"
-        )
-    };
-    let (other, lead) = (describe(all[rank]), describe(all[0]));
-    Err(format!(
-        "rank {rank} has {other}, but rank 0 has {lead}; read the same data in the same order on \
-         every rank, for example by sorting file names"
-    )
-    .into())
 }

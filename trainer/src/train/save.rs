@@ -4,12 +4,12 @@ use burn::module::Module;
 use bytes::Bytes;
 use stoker_api::contract::ReportEvent;
 
-use super::kept::KEPT;
+use super::best_weights::BEST_WEIGHTS;
 use super::run::Run;
 use super::state::{PendingTensors, RunState};
-use super::{CallbackFailed, guarded, hook, hook_each, names};
+use super::{CallbackError, call_hook, call_hook_with_index, catch_panic, unique_names};
 use crate::callback::CheckpointFiles;
-use crate::checkpoint::{Parts, Restored};
+use crate::checkpoint::{CheckpointContents, Restored};
 use crate::collective::all_gather_json;
 use crate::error::Infrastructure;
 use crate::{Error, Result, precision, record};
@@ -17,7 +17,7 @@ use crate::{Error, Result, precision, record};
 /// Error when restoring from a complete checkpoint.
 #[derive(Debug, thiserror::Error)]
 #[error("checkpoint {name}: {source}")]
-pub(super) struct NotTaken {
+pub(super) struct RestoreError {
     pub(super) name: String,
     pub(super) source: Error,
 }
@@ -26,28 +26,28 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// Starts a save of the current state. The save shares tensors with the loop until a step
     /// replaces them. Copying to the host, writing, hashing and storing run on other threads.
     pub(super) fn save(&mut self) -> Result<()> {
-        if !self.outlet().has_storage() || self.saved == Some(self.state.batches) {
+        if !self.io().has_storage() || self.saved == Some(self.state.batches) {
             return Ok(());
         }
         let mut files = CheckpointFiles::default();
         let ranks = self.context.distributed();
-        self.tell_control();
-        hook(&mut self.callbacks, &mut self.control, ranks, |callback, control| {
+        self.update_control();
+        call_hook(&mut self.callbacks, &mut self.control, ranks, |callback, control| {
             callback.on_checkpoint(&mut files, control)
         })?;
         // Save the checkpoint as if training continued, and apply the stop in the next hook.
         let stop = self.control.stop.take();
-        self.heed()?;
+        self.apply_control()?;
         self.control.stop = stop;
         let files = files.into_files();
         self.state.callbacks.clear();
-        for (callback, name) in self.callbacks.iter().zip(names(&self.callbacks)) {
+        for (callback, name) in self.callbacks.iter().zip(unique_names(&self.callbacks)) {
             if callback.chief_only() && ranks.rank() > 0 {
                 continue;
             }
-            match guarded(|| callback.state()) {
+            match catch_panic(|| callback.state()) {
                 Ok(state) => self.state.callbacks.insert(name, state),
-                Err(source) => return Err(CallbackFailed { name, source }.into()),
+                Err(source) => return Err(CallbackError { name, source }.into()),
             };
         }
         let precision = self.context.config.mixed_precision;
@@ -55,20 +55,20 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let model = record::snapshot(&*self.model);
         let (optimizers, tensors) = self.optimizers.snapshot();
         self.state.optimizers = optimizers;
-        let gradients = self.state.keep(&*self.model, &self.gradients)?;
+        let gradients = self.state.record_pending(&*self.model, &self.gradients)?;
         let others = self.gather_pending(&gradients)?;
         let (state, metric) = (self.state.clone(), self.searched_metric()?);
-        let kept = self.kept.clone();
-        let make = move || -> Result<Parts> {
-            let mut parts: Parts = files;
-            parts.extend(kept.map(|model| (KEPT.into(), model)));
-            parts.insert(record::MODEL.into(), model.into_bytes()?);
-            tensors.write(&mut parts)?;
-            state.write(gradients, others, &mut parts)?;
-            Ok(parts)
+        let best_weights = self.best_weights.clone();
+        let make = move || -> Result<CheckpointContents> {
+            let mut contents: CheckpointContents = files;
+            contents.extend(best_weights.map(|model| (BEST_WEIGHTS.into(), model)));
+            contents.insert(record::MODEL.into(), model.into_bytes()?);
+            tensors.write(&mut contents)?;
+            state.write(gradients, others, &mut contents)?;
+            Ok(contents)
         };
         let make = Box::new(move || make().map_err(|error| error.to_string()));
-        self.wait_for(|run| run.outlet().save(run.state.batches, metric, make))?;
+        self.wait_for(|run| run.io().save(run.state.batches, metric, make))?;
         self.saved = Some(self.state.batches);
         Ok(())
     }
@@ -77,17 +77,18 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     fn gather_pending(&mut self, local: &PendingTensors) -> Result<Vec<Bytes>> {
         let ranks = self.context.distributed();
         if ranks.size() == 1 {
-            self.state.others.clear();
+            self.state.other_ranks.clear();
             return Ok(vec![]);
         }
-        let of_ranks = self.agree("save", (self.state.seen.clone(), self.state.count))?;
-        self.state.others = of_ranks[1..].to_vec();
-        if of_ranks.iter().all(|(seen, _)| seen.is_empty()) {
+        let of_ranks = self
+            .all_gather_with_stop("save", (self.state.num_gradients.clone(), self.state.count))?;
+        self.state.other_ranks = of_ranks[1..].to_vec();
+        if of_ranks.iter().all(|(num_gradients, _)| num_gradients.is_empty()) {
             return Ok(vec![]);
         }
         let local = if ranks.rank() == 0 { Bytes::new() } else { RunState::pack(local.clone())? };
         let mut all = ranks.collective().gather_to_root(local)?;
-        Ok(if self.outlet().is_lead() { all.split_off(1) } else { vec![] })
+        Ok(if self.io().is_lead() { all.split_off(1) } else { vec![] })
     }
 
     /// Copies rank 0's BatchNorm statistics to all ranks. The checkpoint contains only these, so a
@@ -99,26 +100,26 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         }
         self.model.replace(|model| record::broadcast_buffers(model, ranks.collective()))?;
         #[cfg(feature = "learner")]
-        self.optimizers.adopt(&*self.model);
+        self.optimizers.set_model(&*self.model);
         Ok(())
     }
 
     /// Restores the checkpoint that rank 0 found complete, on all ranks. Without one, broadcasts
     /// rank 0's model.
-    fn restore_together(&mut self) -> Result<Restored> {
+    fn restore_on_all_ranks(&mut self) -> Result<Restored> {
         let ranks = self.context.distributed();
         if ranks.size() == 1 {
-            return self.outlet().restore();
+            return self.io().restore();
         }
         let mut restored = Restored::default();
-        if self.outlet().is_lead() {
-            restored = self.outlet().restore()?;
+        if self.io().is_lead() {
+            restored = self.io().restore()?;
         }
         let chosen = restored.checkpoint.as_ref().map(|(name, ..)| name);
-        let chosen = chosen.and_then(|name| self.outlet().checkpoint_ref(name));
+        let chosen = chosen.and_then(|name| self.io().checkpoint_ref(name));
         match all_gather_json(ranks.collective(), "start", chosen)?.swap_remove(0) {
-            Some(chosen) if !self.outlet().is_lead() => {
-                restored = self.outlet().restore_from(std::slice::from_ref(&chosen))?;
+            Some(chosen) if !self.io().is_lead() => {
+                restored = self.io().restore_from(std::slice::from_ref(&chosen))?;
                 if let Some((name, why)) = restored.refused.first_key_value() {
                     let text = format!("cannot read checkpoint {name}, although rank 0 can: {why}");
                     return Err(Infrastructure(text).into());
@@ -126,14 +127,14 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             }
             Some(_) => {}
             None => {
-                let model = match self.outlet().is_lead() {
+                let model = match self.io().is_lead() {
                     true => record::snapshot(&*self.model).into_bytes()?,
                     false => Bytes::new(),
                 };
                 let model = ranks.collective().broadcast(model)?;
-                if !self.outlet().is_lead() {
-                    let parts = Parts::from([(record::MODEL.into(), model)]);
-                    self.model.replace(|model| record::load_model(model, &parts))?;
+                if !self.io().is_lead() {
+                    let contents = CheckpointContents::from([(record::MODEL.into(), model)]);
+                    self.model.replace(|model| record::load_model(model, &contents))?;
                 }
             }
         }
@@ -142,47 +143,47 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
 
     /// Restores the newest complete checkpoint, if there is one, and reports where training starts.
     pub(super) fn restore(&mut self) -> Result<()> {
-        let restored = self.restore_together()?;
+        let restored = self.restore_on_all_ranks()?;
         let mut resumed_from = None;
-        if let Some((name, manifest, parts)) = restored.checkpoint {
-            let not_taken = |source| NotTaken { name: name.clone(), source };
-            let message = match self.is_same_training(&parts).map_err(not_taken)? {
+        if let Some((name, manifest, contents)) = restored.checkpoint {
+            let restore_error = |source| RestoreError { name: name.clone(), source };
+            let message = match self.is_same_training(&contents).map_err(restore_error)? {
                 true => {
-                    self.take_on(&parts).map_err(not_taken)?;
+                    self.restore_from(&contents).map_err(restore_error)?;
                     self.saved = Some(self.state.batches);
                     format!("goes on from checkpoint {name}")
                 }
                 false => {
                     self.model
-                        .replace(|model| record::load_model(model, &parts))
-                        .map_err(not_taken)?;
+                        .replace(|model| record::load_model(model, &contents))
+                        .map_err(restore_error)?;
                     (self.state.base, self.state.batches) = (manifest.batches, 0);
                     let id = &self.state.continue_id;
                     format!("training {id:?} starts with the weights of checkpoint {name}")
                 }
             };
-            self.outlet().base = self.state.base;
-            self.outlet().terminal.print_line(&message);
-            self.outlet().restore_unsent(manifest.unsent);
-            self.outlet().restored = Some(name.clone());
+            self.io().base = self.state.base;
+            self.io().terminal.print_line(&message);
+            self.io().restore_unsent(manifest.unsent);
+            self.io().restored = Some(name.clone());
             resumed_from = Some(name);
         }
         for (name, why) in &restored.refused {
-            self.outlet().terminal.print_line(&format!("checkpoint {name} is not used: {why}"));
+            self.io().terminal.print_line(&format!("checkpoint {name} is not used: {why}"));
         }
         let (batches_total, refused) = (self.state.base + self.granted, restored.refused);
         let started = ReportEvent::Started { resumed_from, batches_total, refused };
-        self.outlet().post(self.state.batches, started);
+        self.io().post(self.state.batches, started);
         Ok(())
     }
 
     /// Returns whether a checkpoint belongs to this training, not to another one of the trial.
-    fn is_same_training(&self, parts: &Parts) -> Result<bool> {
-        Ok(RunState::read(parts)?.continue_id == self.state.continue_id)
+    fn is_same_training(&self, contents: &CheckpointContents) -> Result<bool> {
+        Ok(RunState::read(contents)?.continue_id == self.state.continue_id)
     }
 
-    pub(super) fn take_on(&mut self, parts: &Parts) -> Result<()> {
-        let state = RunState::read(parts)?;
+    pub(super) fn restore_from(&mut self, contents: &CheckpointContents) -> Result<()> {
+        let state = RunState::read(contents)?;
         let is = (self.state.samples, self.state.global_batch);
         let was = (state.samples, state.global_batch);
         if is != was {
@@ -204,21 +205,26 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             _ => {}
         }
         // Load the model first: the optimizers' state refers to its parameter ids.
-        self.model.replace(|model| record::load_model(model, parts))?;
+        self.model.replace(|model| record::load_model(model, contents))?;
         let optimizers = std::mem::replace(&mut self.optimizers, crate::optim::Optimizers::none());
-        self.optimizers = optimizers.restore(&state.optimizers, parts)?;
+        self.optimizers = optimizers.restore(&state.optimizers, contents)?;
         let ranks = self.context.distributed();
-        self.gradients = state.pending(&*self.model, parts, ranks.rank(), ranks.size())?;
-        let files = CheckpointFiles::of(parts);
+        self.gradients = state.pending(&*self.model, contents, ranks.rank(), ranks.size())?;
+        let files = CheckpointFiles::from_contents(contents);
         let states = &state.callbacks;
-        let names = names(&self.callbacks);
-        hook_each(&mut self.callbacks, &mut self.control, ranks, |index, callback, _| {
-            let state = states.get(&names[index]).filter(|state| !state.is_null());
-            state.map_or(Ok(()), |state| callback.load_state(state.clone()))?;
-            callback.on_restore(&files)
-        })?;
+        let names = unique_names(&self.callbacks);
+        call_hook_with_index(
+            &mut self.callbacks,
+            &mut self.control,
+            ranks,
+            |index, callback, _| {
+                let state = states.get(&names[index]).filter(|state| !state.is_null());
+                state.map_or(Ok(()), |state| callback.load_state(state.clone()))?;
+                callback.on_restore(&files)
+            },
+        )?;
         self.state = state;
-        self.kept = parts.get(KEPT).cloned();
+        self.best_weights = contents.get(BEST_WEIGHTS).cloned();
         Ok(())
     }
 }

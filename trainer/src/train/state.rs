@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::Result;
 use crate::callback::Logs;
-use crate::checkpoint::Parts;
+use crate::checkpoint::CheckpointContents;
 use crate::optim::{GradientSum, OptimizersState, PendingGradients};
 use crate::record;
 use crate::step::Metrics;
@@ -57,15 +57,16 @@ pub(crate) struct RunState {
     pub(crate) history: Vec<BTreeMap<String, u64>>,
     pub(crate) optimizers: OptimizersState,
     /// Number of gradients per parameter in the pending sum, and its sample count as bits.
-    pub(crate) seen: Vec<u32>,
+    #[serde(rename = "seen")]
+    pub(crate) num_gradients: Vec<u32>,
     pub(crate) count: u64,
-    /// `seen` and `count` of ranks 1, 2, ...
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) others: Vec<(Vec<u32>, u64)>,
+    /// `num_gradients` and `count` of ranks 1, 2, ...
+    #[serde(default, rename = "others", skip_serializing_if = "Vec::is_empty")]
+    pub(crate) other_ranks: Vec<(Vec<u32>, u64)>,
     /// Validation of the weights that a callback keeps, if any; without metrics if there was no
     /// validation at that batch.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) kept: Option<Validated>,
+    #[serde(default, rename = "kept", skip_serializing_if = "Option::is_none")]
+    pub(crate) best_weights_validation: Option<Validated>,
 }
 
 /// Inputs of the sample order and random numbers, in addition to the position.
@@ -120,35 +121,35 @@ pub(crate) fn from_bits(bits: &BTreeMap<String, u64>) -> Logs {
 
 impl RunState {
     /// Stores counts of a pending sum in this state and returns the sum's gradients.
-    pub(crate) fn keep<M: Module>(
+    pub(crate) fn record_pending<M: Module>(
         &mut self,
         model: &M,
         sum: &GradientSum,
     ) -> Result<PendingTensors> {
         if sum.is_empty() {
-            (self.seen, self.count) = (vec![], 0);
+            (self.num_gradients, self.count) = (vec![], 0);
             return Ok(vec![]);
         }
         let pending = sum.pending(model)?;
-        (self.seen, self.count) = (pending.seen, pending.count.to_bits());
+        (self.num_gradients, self.count) = (pending.num_gradients, pending.count.to_bits());
         Ok(pending.gradients)
     }
 
-    /// Adds this state's files to `parts`. `others` are the packed pending gradients of ranks 1, 2,
-    /// ...
+    /// Adds this state's files to `contents`. `others` are the packed pending gradients of ranks 1,
+    /// 2, ...
     pub(crate) fn write(
         &self,
         gradients: PendingTensors,
         others: Vec<Bytes>,
-        parts: &mut Parts,
+        contents: &mut CheckpointContents,
     ) -> Result<()> {
-        parts.insert(STATE.into(), serde_json::to_vec(self)?.into());
+        contents.insert(STATE.into(), serde_json::to_vec(self)?.into());
         if !gradients.is_empty() {
-            parts.insert(GRADIENTS.into(), Self::pack(gradients)?);
+            contents.insert(GRADIENTS.into(), Self::pack(gradients)?);
         }
         for (idx, packed) in others.into_iter().enumerate() {
             if !packed.is_empty() {
-                parts.insert(gradients_of(idx + 1), packed);
+                contents.insert(gradients_file(idx + 1), packed);
             }
         }
         Ok(())
@@ -168,8 +169,8 @@ impl RunState {
     }
 
     /// Reads the state that [`RunState::write`] wrote.
-    pub(crate) fn read(parts: &Parts) -> Result<Self> {
-        let bytes = parts.get(STATE).ok_or("file state.json is missing in the checkpoint")?;
+    pub(crate) fn read(contents: &CheckpointContents) -> Result<Self> {
+        let bytes = contents.get(STATE).ok_or("file state.json is missing in the checkpoint")?;
         Ok(serde_json::from_slice(bytes).map_err(|error| format!("state.json: {error}"))?)
     }
 
@@ -178,32 +179,40 @@ impl RunState {
     pub(crate) fn pending<M: Module>(
         &self,
         model: &M,
-        parts: &Parts,
+        contents: &CheckpointContents,
         rank: usize,
         size: usize,
     ) -> Result<GradientSum> {
         let of = |rank: usize| match rank {
-            0 => self.pending_of(model, parts.get(GRADIENTS), &(self.seen.clone(), self.count)),
-            _ => self.pending_of(model, parts.get(&gradients_of(rank)), &self.others[rank - 1]),
+            0 => self.pending_sum(
+                model,
+                contents.get(GRADIENTS),
+                &(self.num_gradients.clone(), self.count),
+            ),
+            _ => self.pending_sum(
+                model,
+                contents.get(&gradients_file(rank)),
+                &self.other_ranks[rank - 1],
+            ),
         };
-        let num_ranks = self.others.len() + 1;
+        let num_ranks = self.other_ranks.len() + 1;
         if num_ranks == size {
             return of(rank);
         }
         let mut sum = GradientSum::default();
         if rank == 0 {
             for rank in 0..num_ranks {
-                sum.absorb(model, of(rank)?);
+                sum.merge(model, of(rank)?);
             }
         }
         Ok(sum)
     }
 
-    fn pending_of<M: Module>(
+    fn pending_sum<M: Module>(
         &self,
         model: &M,
         packed: Option<&Bytes>,
-        (seen, count): &(Vec<u32>, u64),
+        (num_gradients, count): &(Vec<u32>, u64),
     ) -> Result<GradientSum> {
         let Some(bytes) = packed else { return Ok(GradientSum::default()) };
         let mut gradients = vec![];
@@ -213,13 +222,13 @@ impl RunState {
             gradients.push((name.parse::<usize>()?, TensorData::from_bytes(bytes, shape, dtype)));
         }
         gradients.sort_by_key(|(index, _)| *index);
-        let (seen, count) = (seen.clone(), f64::from_bits(*count));
-        Ok(GradientSum::restore(model, PendingGradients { gradients, seen, count }))
+        let (num_gradients, count) = (num_gradients.clone(), f64::from_bits(*count));
+        Ok(GradientSum::restore(model, PendingGradients { gradients, num_gradients, count }))
     }
 }
 
 /// Returns the file name of another rank's pending sum.
-fn gradients_of(rank: usize) -> String {
+fn gradients_file(rank: usize) -> String {
     format!("gradients-{rank}.bpk")
 }
 

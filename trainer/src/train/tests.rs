@@ -18,22 +18,23 @@ use crate::callback::Logs;
 use crate::data::Data;
 use crate::error::exit_code;
 use crate::stop::StopSignal;
-use crate::{CsvLog, EarlyStopping, ReduceOnPlateau, key};
+use crate::{CsvLog, EarlyStopping, ReduceOnPlateau, mix_seed};
 
-mod asked;
-mod by_hand;
+mod best_weights;
 mod callbacks;
-mod continued;
-mod ends;
+mod custom_loop;
+mod data_kinds;
+mod early_ends;
 mod gan;
+mod hook_order;
 mod hooks;
-mod kept;
 mod keras;
-mod killed;
-mod kinds;
-mod legality;
-mod others;
-mod trying;
+mod more_data_kinds;
+mod rank_failures;
+mod requests;
+mod settings;
+mod test_mode;
+mod warm_starts;
 
 type Pair = (Tensor<2>, Tensor<1, Int>);
 
@@ -41,7 +42,7 @@ type Pair = (Tensor<2>, Tensor<1, Int>);
 /// trainings with dropout or sample random numbers. Tests that only create contexts do not need it.
 static STREAM: Mutex<()> = Mutex::new(());
 
-pub(crate) fn alone_on_the_stream() -> MutexGuard<'static, ()> {
+pub(crate) fn lock_random_stream() -> MutexGuard<'static, ()> {
     STREAM.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -82,7 +83,7 @@ impl Net {
 
 /// Returns noise, with brighter pixels for the sample's class.
 fn samples() -> Pair {
-    let noise = |i: u64, k: u64| (key(&[i, k]) >> 40) as f32 / (1 << 24) as f32;
+    let noise = |i: u64, k: u64| (mix_seed(&[i, k]) >> 40) as f32 / (1 << 24) as f32;
     let pixel = move |i: u64, k: u64| noise(i, k) + if k % 5 == i % 5 { 0.5 } else { 0.0 };
     let x: Vec<f32> = (0..SAMPLES).flat_map(|i| (0..20).map(move |k| pixel(i, k))).collect();
     let y: Vec<i64> = (0..SAMPLES).map(|i| (i % 5) as i64).collect();
@@ -194,7 +195,7 @@ fn rows(folder: &Path) -> Vec<(u64, String, Value)> {
 
 #[test]
 fn resume_after_any_batch_is_bit_identical() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let straight = tempfile::tempdir().unwrap();
     let fitted = train(Some(straight.path()), 0, u64::MAX).unwrap();
     assert!(fitted.history[1]["loss"] < fitted.history[0]["loss"], "{:?}", fitted.history);
@@ -219,7 +220,7 @@ fn resume_after_any_batch_is_bit_identical() {
 
 #[test]
 fn resume_with_records_per_epoch_is_bit_identical() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let straight = tempfile::tempdir().unwrap();
     // 2.5 batches per epoch.
     let fitted = train_epochs_of(40, Some(straight.path()), 0, u64::MAX).unwrap();
@@ -236,7 +237,7 @@ fn resume_with_records_per_epoch_is_bit_identical() {
 
 #[test]
 fn killed_attempt_without_checkpoint_keeps_its_number() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let check = |left: &str, expected: u32| {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("trial").join(left);
@@ -254,7 +255,7 @@ fn killed_attempt_without_checkpoint_keeps_its_number() {
 
 #[test]
 fn completed_training_does_not_train_again() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let folder = tempfile::tempdir().unwrap();
     train(Some(folder.path()), 0, u64::MAX).unwrap();
     let (files, written) = (last_checkpoint(folder.path()), rows(folder.path()));
@@ -265,7 +266,7 @@ fn completed_training_does_not_train_again() {
 
 #[test]
 fn workers_do_not_change_results() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let bytes = |workers| {
         let fitted = train(None, workers, u64::MAX).unwrap();
         (crate::record::snapshot(&fitted.model).into_bytes().unwrap(), fitted.history)
@@ -277,7 +278,7 @@ fn workers_do_not_change_results() {
 
 #[test]
 fn loaded_weights_predict_like_the_trained_model() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let folder = tempfile::tempdir().unwrap();
     let fitted = train(Some(folder.path()), 0, u64::MAX).unwrap();
     let context = alone(None, 1).context().unwrap();
@@ -297,6 +298,33 @@ fn loaded_weights_predict_like_the_trained_model() {
     assert!(metrics.mean("accuracy").unwrap() > 0.5, "{metrics:?}");
 }
 
+/// A step with a metric over the whole validation, which is not a mean over batches.
+struct Whole;
+
+impl Step<Net, Pair> for Whole {
+    fn train(&self, model: &Net, (x, y): Pair) -> StepOutput {
+        StepOutput::classification(model.forward(x), y)
+    }
+
+    fn validated(&self, mut sums: crate::Metrics) -> Result<crate::Metrics> {
+        let accuracy = sums.mean("accuracy").unwrap();
+        sums.add_one("inaccuracy", 1.0 - accuracy, 1.0);
+        Ok(sums)
+    }
+}
+
+#[test]
+fn step_adds_metrics_over_the_whole_validation() {
+    let _stream = lock_random_stream();
+    let context = alone(None, 7).context().unwrap();
+    let data = || Data::arrays(samples()).unwrap();
+    let fit = Fit::new(data()).validation(data()).batch_size(16);
+    let model = Net::new(context.device());
+    let fitted = context.fit_with(model, optimizers(), Whole, fit).unwrap();
+    let logs = &fitted.history[0];
+    assert_eq!(logs["val_inaccuracy"], 1.0 - logs["val_accuracy"]);
+}
+
 /// Returns the error of a training with this batch size, these optimizers and callbacks.
 fn refused(batch_size: usize, optimizers: Optimizers, callbacks: Vec<Box<dyn Callback>>) -> String {
     let context = alone(None, 20).context().unwrap();
@@ -304,66 +332,6 @@ fn refused(batch_size: usize, optimizers: Optimizers, callbacks: Vec<Box<dyn Cal
     let fit = Fit::new(data).batch_size(batch_size).callbacks(callbacks);
     let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
     context.fit(Net::new(context.device()), optimizers, step, fit).unwrap_err().to_string()
-}
-
-#[test]
-fn invalid_settings_fail_before_the_first_batch() {
-    let _stream = alone_on_the_stream();
-    let check = |batch_size, optimizers, expected: &str| {
-        assert_eq!(refused(batch_size, optimizers, vec![]), expected);
-    };
-    let adam = || Optimizers::one(AdamConfig::new().init(), 0.1);
-    check(
-        101,
-        adam(),
-        "invalid hyperparameters: global_batch_size is 101, but must be between 1 and 100, the \
-         number of training samples",
-    );
-    check(
-        10,
-        adam().group("^outptu", SgdConfig::new().build(), 0.1).unwrap(),
-        "optimizer group \"^outptu\" matches none of the parameters hidden.weight, hidden.bias, \
-         norm.gamma, norm.beta, output.weight, output.bias",
-    );
-    check(10, adam().clip_norm(-1.0), "clip_norm is -1; it must be more than 0");
-    check(10, adam().clip_norm(f64::NAN), "clip_norm is NaN; it must be more than 0");
-    let plateau = ReduceOnPlateau::new("val_loss").factor(10.0).boxed();
-    assert_eq!(
-        refused(10, adam(), vec![plateau]),
-        "callback ReduceOnPlateau: factor is 10; it must be more than 0 and less than 1"
-    );
-    assert_eq!(
-        refused(10, adam(), vec![CsvLog::new("a/run 1.csv").boxed()]),
-        "callback CsvLog: invalid checkpoint file name \"run 1.csv\": use only letters, digits, \
-         `.`, `_` and `-`"
-    );
-}
-
-#[test]
-fn hyperparameter_errors_name_the_field() {
-    // Creating a context seeds the stream.
-    let _stream = alone_on_the_stream();
-    #[derive(Debug, serde::Deserialize)]
-    #[expect(dead_code, reason = "only serde accesses it")]
-    struct Hparams {
-        optimizer: Inner,
-    }
-    #[derive(Debug, serde::Deserialize)]
-    #[expect(dead_code, reason = "only serde accesses it")]
-    struct Inner {
-        learning_rate: f64,
-    }
-    let check = |hyperparameters: Value, expected: &str| {
-        let context = Standalone { hyperparameters, ..Standalone::default() }.context().unwrap();
-        let error = context.hparams::<Hparams>().unwrap_err();
-        assert_eq!(exit_code(&*error), ExitCode::InvalidHyperparameters);
-        assert_eq!(error.to_string(), format!("invalid hyperparameters: {expected}"));
-    };
-    check(
-        json!({"optimizer": {"learning_rate": "x"}}),
-        "optimizer.learning_rate: invalid type: string \"x\", expected f64",
-    );
-    check(json!({}), "missing field `optimizer`");
 }
 
 /// A minimal trial.
@@ -403,94 +371,4 @@ impl Trial for Tiny {
     fn step(&self, model: &Net, (x, y): Pair) -> StepOutput {
         StepOutput::classification(model.forward(x), y)
     }
-}
-
-/// A step with a metric over the whole validation, which is not a mean over batches.
-struct Whole;
-
-impl Step<Net, Pair> for Whole {
-    fn train(&self, model: &Net, (x, y): Pair) -> StepOutput {
-        StepOutput::classification(model.forward(x), y)
-    }
-
-    fn validated(&self, mut sums: crate::Metrics) -> Result<crate::Metrics> {
-        let accuracy = sums.mean("accuracy").unwrap();
-        sums.add_one("inaccuracy", 1.0 - accuracy, 1.0);
-        Ok(sums)
-    }
-}
-
-#[test]
-fn step_adds_metrics_over_the_whole_validation() {
-    let _stream = alone_on_the_stream();
-    let context = alone(None, 7).context().unwrap();
-    let data = || Data::arrays(samples()).unwrap();
-    let fit = Fit::new(data()).validation(data()).batch_size(16);
-    let model = Net::new(context.device());
-    let fitted = context.fit_with(model, optimizers(), Whole, fit).unwrap();
-    let logs = &fitted.history[0];
-    assert_eq!(logs["val_inaccuracy"], 1.0 - logs["val_accuracy"]);
-}
-
-#[test]
-fn trial_requires_global_batch_size() {
-    let _stream = alone_on_the_stream();
-    let trial = |hyperparameters| {
-        let standalone = Standalone { hyperparameters, ..alone(None, 2) };
-        let context = standalone.context().unwrap();
-        let fitted = run_trial::<Tiny>(&context).map_err(|error| error.to_string())?;
-        Ok::<_, String>(fitted.history.len())
-    };
-    assert_eq!(trial(json!({"global_batch_size": 50})), Ok(1));
-    let check = |hyperparameters, expected: &str| {
-        assert_eq!(trial(hyperparameters), Err(format!("invalid hyperparameters: {expected}")));
-    };
-    check(
-        json!({}),
-        "global_batch_size is missing: set this hyperparameter to the number of samples of one \
-         batch over all ranks",
-    );
-    check(
-        json!({"global_batch_size": 0}),
-        "global_batch_size is 0, but must be an integer of at least 1",
-    );
-}
-
-#[test]
-fn context_returns_hyperparameters_and_experiment_config() {
-    let _stream = alone_on_the_stream();
-    let hyperparameters = json!({"global_batch_size": 50, "net": {"width": 8, "name": "a"}});
-    let mut context = Standalone { hyperparameters, ..alone(None, 1) }.context().unwrap();
-    context.config.spec = json!({"searcher": {"metric": "validation_loss"}});
-    assert_eq!(context.hparam_as::<usize>("net.width").unwrap(), 8);
-    let refused = |hparam: Result<usize>| {
-        let error = hparam.unwrap_err();
-        assert_eq!(exit_code(&*error), ExitCode::InvalidHyperparameters);
-        error.to_string()
-    };
-    let error = refused(context.hparam_as("net.depth"));
-    assert_eq!(error, "invalid hyperparameters: net.depth is missing");
-    let error = refused(context.hparam_as("net.name"));
-    assert!(error.starts_with("invalid hyperparameters: net.name: invalid type"), "{error}");
-    assert_eq!((context.batch_size().unwrap(), context.global_batch_size().unwrap()), (50, 50));
-    assert_eq!(context.experiment_config()["searcher"]["metric"], "validation_loss");
-}
-
-#[test]
-fn batch_size_per_rank_rounds_down() {
-    let _stream = alone_on_the_stream();
-    let ranks = crate::ThreadRank::group(3);
-    let sizes: Vec<_> = ranks
-        .into_iter()
-        .map(|rank| {
-            let hyperparameters = json!({"global_batch_size": 50});
-            let alone = Standalone { hyperparameters, ..alone(None, 1) }.context().unwrap();
-            let Context { config, outlet, stop, .. } = alone;
-            let outlet = Arc::into_inner(outlet).unwrap().into_inner().unwrap();
-            let ranks = crate::Distributed::from_collective(Box::new(rank));
-            let context = Context::new(config, outlet, stop, Device::flex().autodiff(), ranks);
-            (context.batch_size().unwrap(), context.global_batch_size().unwrap())
-        })
-        .collect();
-    assert_eq!(sizes, [(16, 48); 3]);
 }

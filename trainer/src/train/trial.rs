@@ -3,7 +3,7 @@
 use burn::module::Module;
 use burn::tensor::Device;
 
-use super::Part;
+use super::TestStage;
 use super::fit::{Fit, Fitted, Step};
 use crate::callback::Callback;
 use crate::context::Context;
@@ -76,9 +76,9 @@ pub trait Trial: Sized {
 }
 
 /// Adapter from a trial to the steps of `fit`.
-struct Steps<T>(T);
+struct TrialStep<T>(T);
 
-impl<T: Trial> Step<T::Model, T::Batch> for Steps<T> {
+impl<T: Trial> Step<T::Model, T::Batch> for TrialStep<T> {
     fn train(&self, model: &T::Model, batch: T::Batch) -> StepOutput {
         self.0.step(model, batch)
     }
@@ -96,30 +96,32 @@ impl<T: Trial> Step<T::Model, T::Batch> for Steps<T> {
 /// [`InvalidHyperparameters`](crate::InvalidHyperparameters) if `global_batch_size` is missing or
 /// invalid, and [`Interrupted`](crate::Interrupted) if the program should stop.
 pub fn run_trial<T: Trial>(context: &Context) -> Result<Fitted<T::Model>> {
-    run_watched::<T>(context, vec![])
+    run_trial_with::<T>(context, vec![])
 }
 
 /// Same as [`run_trial`], with additional callbacks after the trial's.
-pub(crate) fn run_watched<T: Trial>(
+pub(crate) fn run_trial_with<T: Trial>(
     context: &Context,
-    watching: Vec<Box<dyn Callback>>,
+    more_callbacks: Vec<Box<dyn Callback>>,
 ) -> Result<Fitted<T::Model>> {
-    let trial = context.tried(Part::New, || T::new(context))?;
+    let trial = context.run_stage(TestStage::New, || T::new(context))?;
     let batch_size = context.batch_size()?;
     context.warn_of_batch_size()?;
     // burn samples weights on first use: sample them here, before another thread seeds the stream.
-    let model = context.draw_weights(|| {
-        let model = context.tried(Part::BuildModel, || trial.build_model(context.device()))?;
+    let model = context.with_weight_seed(|| {
+        let model =
+            context.run_stage(TestStage::BuildModel, || trial.build_model(context.device()))?;
         Ok::<_, Error>(record::initialize(model))
     })?;
-    let optimizers = context.tried(Part::BuildOptimizers, || trial.build_optimizers())?;
-    let train = context.tried(Part::BuildTrainingData, || trial.build_training_data())?;
-    let validation = context.tried(Part::BuildValidationData, || trial.build_validation_data())?;
-    let callbacks = trial.callbacks().into_iter().chain(watching).collect();
+    let optimizers = context.run_stage(TestStage::BuildOptimizers, || trial.build_optimizers())?;
+    let train = context.run_stage(TestStage::BuildTrainingData, || trial.build_training_data())?;
+    let validation =
+        context.run_stage(TestStage::BuildValidationData, || trial.build_validation_data())?;
+    let callbacks = trial.callbacks().into_iter().chain(more_callbacks).collect();
     let fit = Fit::new(train)
         .validation(validation)
         .batch_size(batch_size)
         .callbacks(callbacks)
         .continue_id(trial.continue_id());
-    context.fit_with(model, optimizers, Steps(trial), fit)
+    context.fit_with(model, optimizers, TrialStep(trial), fit)
 }

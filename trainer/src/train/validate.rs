@@ -3,11 +3,11 @@
 use burn::module::Module;
 use stoker_api::contract::ReportEvent;
 
-use super::hook;
+use super::call_hook;
 use super::run::Run;
 use super::state::Validated;
 use crate::callback::Logs;
-use crate::session::searched_among;
+use crate::session::find_searched_metric;
 use crate::step::Metrics;
 use crate::{Result, precision};
 
@@ -25,49 +25,56 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// Validates. Returns whether the searched metric is the best so far.
     pub(super) fn validate(&mut self) -> Result<bool> {
         self.begin_validation()?;
-        let Some(data) = &self.validation else { return self.no_validation() };
+        let Some(data) = &self.validation else { return self.record_no_validation() };
         let mut all = Metrics::default();
         let (step, ranks) = (self.step, self.context.distributed());
         let (callbacks, control) = (&mut self.callbacks, &mut self.control);
-        self.context.each_batch(&*self.model, data, self.batch_size, |index, model, batch| {
-            hook(callbacks, control, ranks, |callback, control| {
-                callback.on_validation_batch_begin(index, control)
-            })?;
-            if let Some(batch) = batch {
-                all.add(&step.validate(model, batch).into_metrics());
-            }
-            hook(callbacks, control, ranks, |callback, control| {
-                callback.on_validation_batch_end(index, control)
-            })
-        })?;
+        self.context.for_each_batch(
+            &*self.model,
+            data,
+            self.batch_size,
+            |index, model, batch| {
+                call_hook(callbacks, control, ranks, |callback, control| {
+                    callback.on_validation_batch_begin(index, control)
+                })?;
+                if let Some(batch) = batch {
+                    all.add(&step.validate(model, batch).into_metrics());
+                }
+                call_hook(callbacks, control, ranks, |callback, control| {
+                    callback.on_validation_batch_end(index, control)
+                })
+            },
+        )?;
         let all = step.validated(all)?;
         let all = all.all_reduce(self.context.distributed().collective())?;
-        self.take_validation(&all)
+        self.record_validation(&all)
     }
 
     /// Shares buffers of the model among ranks and calls the hooks before a validation.
     pub(super) fn begin_validation(&mut self) -> Result<()> {
         self.broadcast_buffers()?;
-        if self.validation.is_none() && !self.by_hand {
+        if self.validation.is_none() && !self.has_custom_loop {
             return Ok(());
         }
         let (callbacks, control) = (&mut self.callbacks, &mut self.control);
         let ranks = self.context.distributed();
-        hook(callbacks, control, ranks, |callback, control| callback.on_validation_begin(control))
+        call_hook(callbacks, control, ranks, |callback, control| {
+            callback.on_validation_begin(control)
+        })
     }
 
     /// Records an empty validation if there is no validation data.
-    pub(super) fn no_validation(&mut self) -> Result<bool> {
+    pub(super) fn record_no_validation(&mut self) -> Result<bool> {
         self.state.validated = Some(Validated::new(self.state.batches, &Logs::new()));
         self.searched_metric().map(|_| false)
     }
 
     /// Records the metrics of a validation over all ranks. Returns whether the searched metric is
     /// the best so far.
-    pub(super) fn take_validation(&mut self, all: &Metrics) -> Result<bool> {
+    pub(super) fn record_validation(&mut self, all: &Metrics) -> Result<bool> {
         let batches = self.state.batches;
         let metrics = all.means("validation_");
-        self.outlet().row("validation", batches, self.epoch(), &metrics)?;
+        self.io().row("validation", batches, self.epoch(), &metrics)?;
         self.state.validated = Some(Validated::new(batches, &metrics));
         let mut is_best = false;
         if let Some(metric) = self.searched_metric()? {
@@ -87,7 +94,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// later.
     pub(super) fn check_searched_metric(&self) -> Result<()> {
         let Some(data) = &self.validation else {
-            if !self.outlet().has_runner() {
+            if !self.io().has_runner() {
                 return Ok(());
             }
             let metric = &self.context.config.metric;
@@ -96,7 +103,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
             );
             return Err(text.into());
         };
-        let plan = self.context.plan(self.batch_size, false);
+        let plan = self.context.loader_plan(self.batch_size, false);
         let steps = data.steps(&plan).min(1);
         let first = data.loader(plan, 0..steps).next().transpose()?;
         let Some(batch) = first.flatten() else { return Ok(()) };
@@ -104,20 +111,20 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
         let model = precision::to_compute_precision(&model, self.context.config.mixed_precision);
         let step = || self.step.validate(&model, batch);
         let output = self.first_step("the first validation batch", &data.fields(), step)?;
-        self.searched_among(&output.into_metrics().means("validation_")).map(drop)
+        self.find_searched_metric(&output.into_metrics().means("validation_")).map(drop)
     }
 
     /// Returns the searched metric of the validation at this batch.
     pub(super) fn searched_metric(&self) -> Result<Option<f64>> {
         let here = self.state.validated.as_ref().filter(|last| last.batches == self.state.batches);
-        here.map_or(Ok(None), |validated| self.searched_among(&validated.metrics()))
+        here.map_or(Ok(None), |validated| self.find_searched_metric(&validated.metrics()))
     }
 
     /// Returns the searched metric from `metrics`. Under a runner, a missing metric is an error.
-    fn searched_among(&self, metrics: &Logs) -> Result<Option<f64>> {
-        match searched_among(&self.context.config, metrics) {
+    fn find_searched_metric(&self, metrics: &Logs) -> Result<Option<f64>> {
+        match find_searched_metric(&self.context.config, metrics) {
             Ok(value) => Ok(Some(value)),
-            Err(_) if !self.outlet().has_runner() => Ok(None),
+            Err(_) if !self.io().has_runner() => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -125,7 +132,7 @@ impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
     /// Reports the last validation. With `granted_units`, it is the result at that length.
     pub(super) fn report_validation(&mut self, granted_units: Option<u64>) {
         let event = self.validation_event(granted_units);
-        self.outlet().post(self.state.batches, event);
+        self.io().post(self.state.batches, event);
     }
 
     pub(super) fn validation_event(&self, granted_units: Option<u64>) -> ReportEvent {

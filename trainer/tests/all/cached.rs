@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use stoker_api::names::{ENV_DATA_CACHE, ENV_DATA_CACHE_BYTES};
 use stoker_trainer::{DataCache, Result, Split};
 
-use crate::process::{Left, Pod, until};
+use crate::process::{Pod, ProcessOutcome, until};
 
 /// Number of samples in the set.
 const SAMPLES: u64 = 100;
@@ -59,7 +59,7 @@ fn concurrent_processes_build_once() {
     let pods: Vec<_> = (0..6).map(|_| pod(folder.path()).env(ENV_PACE, "5")).collect();
     let children: Vec<_> = pods.iter().map(|pod| pod.start(&role)).collect();
     let left: Vec<_> = pods.iter().zip(children).map(|(pod, child)| pod.wait(child)).collect();
-    let is_right = |process: &Left| process.code == 0 && process.out.contains("sum 4950");
+    let is_right = |process: &ProcessOutcome| process.code == 0 && process.out.contains("sum 4950");
     assert!(left.iter().all(is_right), "{left:?}");
     assert_eq!(builders(folder.path()), 1);
     let builder = std::fs::read_to_string(folder.path().join("log")).unwrap();

@@ -9,14 +9,14 @@ use stoker_storage::hash::sha256_hex;
 use stoker_test_cluster::free_ports;
 
 use crate::ENV_ROLE;
-use crate::door::Door;
-use crate::process::{Left, Pod};
+use crate::process::{Pod, ProcessOutcome};
+use crate::report_server::ReportServer;
 use crate::training::{ENV_FULL, ENV_OUT, ENV_SIGNAL};
 
 /// Pods of one rank each, which share a storage as in a cluster.
 pub(crate) struct Gang {
     pub(crate) pods: Vec<Pod>,
-    pub(crate) door: Door,
+    pub(crate) server: ReportServer,
 }
 
 /// Grants 20 batches, then stops.
@@ -29,7 +29,7 @@ pub(crate) fn to_the_end(report: &Report) -> Directive {
 
 impl Gang {
     pub(crate) fn new(size: u32, answer: impl Fn(&Report) -> Directive + Send + 'static) -> Self {
-        let door = Door::open(answer);
+        let server = ReportServer::open(answer);
         let [port] = free_ports().unwrap();
         let mut pods: Vec<Pod> = vec![];
         for index in 0..size {
@@ -38,7 +38,7 @@ impl Gang {
             if let Some(first) = pods.first() {
                 pod.config["storage"] = first.config["storage"].clone();
             }
-            pod.config["door"]["url"] = json!(door.url);
+            pod.config["door"]["url"] = json!(server.url);
             if size > 1 {
                 pod = pod.gang(size, 1);
                 pod.config["gang"]["rendezvous"] = json!(format!("127.0.0.1:{port}"));
@@ -47,7 +47,7 @@ impl Gang {
             let out = first.file("").display().to_string();
             pods.push(pod.env(ENV_OUT, &out));
         }
-        Self { pods, door }
+        Self { pods, server }
     }
 
     pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
@@ -56,7 +56,7 @@ impl Gang {
     }
 
     /// Sets these fields of the configuration on all ranks.
-    pub(crate) fn told(mut self, fields: &Value) -> Self {
+    pub(crate) fn with_config(mut self, fields: &Value) -> Self {
         for pod in &mut self.pods {
             for (name, value) in fields.as_object().unwrap() {
                 pod.config[name] = value.clone();
@@ -65,11 +65,11 @@ impl Gang {
         self
     }
 
-    fn run(&self) -> Vec<Left> {
+    fn run(&self) -> Vec<ProcessOutcome> {
         self.run_as("train")
     }
 
-    pub(crate) fn run_as(&self, role: &str) -> Vec<Left> {
+    pub(crate) fn run_as(&self, role: &str) -> Vec<ProcessOutcome> {
         let children: Vec<Child> = self.pods.iter().map(|pod| start_as(pod, role)).collect();
         self.pods.iter().zip(children).map(|(pod, child)| pod.wait(child)).collect()
     }
@@ -131,7 +131,7 @@ pub(crate) fn start_as(pod: &Pod, role: &str) -> Child {
     pod.start_launch(&command)
 }
 
-pub(crate) fn codes(left: &[Left]) -> Vec<i32> {
+pub(crate) fn codes(left: &[ProcessOutcome]) -> Vec<i32> {
     left.iter().map(|process| process.code).collect()
 }
 
@@ -142,7 +142,7 @@ fn trained(size: u32, is_full: bool, batches: u64) -> Value {
 
 /// Same as [`trained`], with these fields of the configuration.
 fn trained_with(size: u32, is_full: bool, batches: u64, fields: Value) -> Value {
-    let mut gang = Gang::new(size, to_the_end).told(&fields);
+    let mut gang = Gang::new(size, to_the_end).with_config(&fields);
     gang.pods.iter_mut().for_each(|pod| pod.config["units"] = json!(batches));
     if is_full {
         gang = gang.env(ENV_FULL, "1");
@@ -232,7 +232,7 @@ fn mixed_precision_is_similar_and_resumable() {
     assert!(fine > 200, "{fine} of {}", floats(&half).len());
 
     let straight = trained_with(2, true, 20, fields.clone());
-    let gang = Gang::new(2, to_the_end).told(&fields).env(ENV_FULL, "1");
+    let gang = Gang::new(2, to_the_end).with_config(&fields).env(ENV_FULL, "1");
     let gang = gang.env(ENV_SIGNAL, "1 7 TERM");
     assert_eq!(codes(&gang.run()), [79, 79]);
     let gang = gang.again();
@@ -289,7 +289,7 @@ fn directives_to_rank_0_apply_to_all() {
     });
     let left = gang.run();
     assert_eq!(codes(&left), [79, 79], "{left:?}");
-    let reports = gang.door.reports.lock().unwrap();
+    let reports = gang.server.reports.lock().unwrap();
     let started = |report: &&Report| matches!(report.event, ReportEvent::Started { .. });
     assert_eq!(reports.iter().filter(started).count(), 1, "{reports:?}");
     let saved = |report: &&Report| matches!(report.event, ReportEvent::Checkpointed { .. });

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::gang::{Gang, codes, start, to_the_end};
-use crate::process::{Left, until};
+use crate::process::{ProcessOutcome, until};
 use crate::training::{ENV_MARK, ENV_PACE, ENV_SIGNAL};
 
 /// Hosts connected by a bridge. Rank 0 runs on this host, like its runner.
@@ -96,7 +96,7 @@ fn gang(network: &Network) -> Gang {
     gang
 }
 
-fn wait(gang: &Gang, children: Vec<Child>) -> Vec<Left> {
+fn wait(gang: &Gang, children: Vec<Child>) -> Vec<ProcessOutcome> {
     gang.pods.iter().zip(children).map(|(pod, child)| pod.wait(child)).collect()
 }
 
@@ -104,7 +104,7 @@ fn start_all(gang: &Gang) -> Vec<Child> {
     gang.pods.iter().map(start).collect()
 }
 
-fn message(left: &Left) -> String {
+fn message(left: &ProcessOutcome) -> String {
     left.termination.as_ref().and_then(|words| words.message.clone()).unwrap_or_default()
 }
 

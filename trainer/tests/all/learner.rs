@@ -20,7 +20,7 @@ use burn::train::{
 use rustix::process::{Signal, getpid, kill_process};
 use serde_json::json;
 use stoker_api::contract::{Directive, Report, ReportEvent};
-use stoker_trainer::{Context, Data, burn, key};
+use stoker_trainer::{Context, Data, burn, mix_seed};
 
 use crate::gang::{Gang, codes, to_the_end};
 use crate::training::{ENV_OUT, ENV_SIGNAL};
@@ -69,7 +69,7 @@ type Item = (Vec<f32>, i64);
 
 /// Noise, with brighter pixels for the class. Two ranks have 51 and 52 of the items.
 fn items() -> InMemDataset<Item> {
-    let noise = |i: u64, k: u64| (key(&[i, k]) >> 40) as f32 / (1 << 24) as f32;
+    let noise = |i: u64, k: u64| (mix_seed(&[i, k]) >> 40) as f32 / (1 << 24) as f32;
     let pixel = |i: u64, k: u64| noise(i, k) + if k % 5 == i % 5 { 0.5 } else { 0.0 };
     let item = |i: u64| ((0..20).map(|k| pixel(i, k)).collect(), (i % 5) as i64);
     InMemDataset::new((0..103).map(item).collect())
@@ -168,7 +168,7 @@ fn gang(size: u32, is_ours: bool) -> Gang {
     let gang = Gang::new(size, to_the_end);
     // Enough batches, since a signal takes effect a few batches later.
     let fields = json!({"metric": "validation_accuracy", "smallerIsBetter": false, "units": 80});
-    let gang = gang.told(&fields);
+    let gang = gang.with_config(&fields);
     if is_ours { gang.env(ENV_OURS, "1") } else { gang }
 }
 
@@ -203,12 +203,12 @@ fn runner_gets_the_metric_and_grants_lengths() {
         ReportEvent::Validated { granted_units: Some(_), .. } => Directive::Stop,
         _ => Directive::Continue { units: 3 },
     };
-    let gang = Gang::new(1, answer).told(&json!({
+    let gang = Gang::new(1, answer).with_config(&json!({
         "metric": "val_accuracy", "unit": "epochs", "units": 3, "validationPeriod": {"epochs": 1},
     }));
     let left = gang.run_as("learn");
     assert_eq!(codes(&left), [0], "{left:?}");
-    let reports = gang.door.reports.lock().unwrap();
+    let reports = gang.server.reports.lock().unwrap();
     let results: Vec<_> = reports
         .iter()
         .filter_map(|report| match &report.event {
@@ -225,7 +225,7 @@ fn runner_gets_the_metric_and_grants_lengths() {
 
 #[test]
 fn unknown_searched_metric_is_refused_early() {
-    let gang = gang(1, false).told(&json!({"metric": "validation_f1"}));
+    let gang = gang(1, false).with_config(&json!({"metric": "validation_f1"}));
     let left = gang.run_as("learn");
     assert_eq!(codes(&left), [1], "{left:?}");
     let errors = &left[0].errors;

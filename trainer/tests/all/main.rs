@@ -7,16 +7,16 @@
 use std::process::ExitCode;
 
 mod cached;
-mod door;
+mod custom_loop;
+mod data_kinds;
 mod gang;
 mod hosts;
-mod kinds;
 mod launching;
 #[cfg(feature = "learner")]
 mod learner;
-mod own_loop;
 mod preparing;
 mod process;
+mod report_server;
 mod training;
 
 /// Variable that makes a process of this binary run a program of the tests.
@@ -33,12 +33,12 @@ fn program() {
         }
         ("setup", shared) => stoker_trainer::launch::setup(Some(shared.as_ref())),
         ("gc", file) => stoker_trainer::launch::clean_up(file.as_ref()),
-        ("kind", kind) => kinds::train(kind),
-        ("trial", _) => kinds::try_trial(),
+        ("kind", kind) => data_kinds::train(kind),
+        ("trial", _) => data_kinds::try_trial(),
         ("cached", folder) => cached::read(folder.as_ref()),
         #[cfg(feature = "learner")]
         ("learn", _) => learner::train(),
-        ("own", _) => own_loop::train(),
+        ("own", _) => custom_loop::train(),
         ("train", _) => training::train(),
         (other, _) => panic!("unknown role {other}"),
     };

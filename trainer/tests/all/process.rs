@@ -28,7 +28,7 @@ pub(crate) struct Pod {
 
 /// Results of a process.
 #[derive(Debug)]
-pub(crate) struct Left {
+pub(crate) struct ProcessOutcome {
     pub(crate) code: i32,
     pub(crate) out: String,
     pub(crate) errors: String,
@@ -79,11 +79,11 @@ impl Pod {
     }
 
     /// Launches a shell script.
-    pub(crate) fn launch_script(&self, script: &str) -> Left {
+    pub(crate) fn launch_script(&self, script: &str) -> ProcessOutcome {
         self.launch(&["sh", "-c", script])
     }
 
-    pub(crate) fn launch(&self, command: &[&str]) -> Left {
+    pub(crate) fn launch(&self, command: &[&str]) -> ProcessOutcome {
         self.wait(self.start_launch(command))
     }
 
@@ -119,11 +119,11 @@ impl Pod {
             .unwrap()
     }
 
-    pub(crate) fn run(&self, role: &str) -> Left {
+    pub(crate) fn run(&self, role: &str) -> ProcessOutcome {
         self.wait(self.start(role))
     }
 
-    pub(crate) fn wait(&self, mut child: Child) -> Left {
+    pub(crate) fn wait(&self, mut child: Child) -> ProcessOutcome {
         let start = Instant::now();
         let status = loop {
             if let Some(status) = child.try_wait().unwrap() {
@@ -139,7 +139,7 @@ impl Pod {
         let out = self.text("out");
         let out = harness.iter().fold(out, |out, line| out.replacen(line, "", 1));
         let termination = std::fs::read(self.file("termination")).ok();
-        Left {
+        ProcessOutcome {
             code: status.code().unwrap_or(-1),
             out: out.trim_start().to_owned(),
             errors: self.text("errors"),

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use serde_json::json;
 use stoker_trainer::burn;
 use stoker_trainer::{
-    Callback, Context, Control, Data, Fit, Logs, Optimizers, Result, StepOutput, key,
+    Callback, Context, Control, Data, Fit, Logs, Optimizers, Result, StepOutput, mix_seed,
 };
 
 /// Number of samples in an epoch. The last of its five batches has 4 samples, so with three ranks,
@@ -72,7 +72,7 @@ impl Net {
 
 /// Returns noise, with brighter pixels for the sample's class.
 fn samples() -> Pair {
-    let noise = |i: u64, k: u64| (key(&[i, k]) >> 40) as f32 / (1 << 24) as f32;
+    let noise = |i: u64, k: u64| (mix_seed(&[i, k]) >> 40) as f32 / (1 << 24) as f32;
     let pixel = move |i: u64, k: u64| noise(i, k) + if k % 5 == i % 5 { 0.5 } else { 0.0 };
     let x: Vec<f32> = (0..SAMPLES).flat_map(|i| (0..20).map(move |k| pixel(i, k))).collect();
     let y: Vec<i64> = (0..SAMPLES).map(|i| (i % 5) as i64).collect();

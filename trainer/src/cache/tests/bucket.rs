@@ -8,7 +8,7 @@ use super::*;
 #[test]
 fn failed_download_leaves_the_staging_folder_empty() {
     let context = standalone(None);
-    let rt = context.outlet().runtime().clone();
+    let rt = context.io().runtime().clone();
     let [bucket, here] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let storage = Storage::open(bucket.path().to_str().unwrap(), None).unwrap();
     let bucket_sets = DatasetBucket::new(rt, storage, "ml/datasets");
@@ -38,7 +38,7 @@ fn failed_download_leaves_the_staging_folder_empty() {
 #[test]
 fn other_machines_download_instead_of_building() {
     let context = standalone(None);
-    let rt = context.outlet().runtime().clone();
+    let rt = context.io().runtime().clone();
     let [bucket, one, two, three, four] = [(); 5].map(|()| tempfile::tempdir().unwrap());
     let storage = Storage::open(bucket.path().to_str().unwrap(), None).unwrap();
     let shared = || Some(DatasetBucket::new(rt.clone(), storage.clone(), "ml/datasets"));

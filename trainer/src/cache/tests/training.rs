@@ -6,7 +6,7 @@ use burn::tensor::{Int, Tensor, TensorData};
 
 use super::*;
 use crate::callback::{Callback, Control, Logs};
-use crate::{Fit, Fitted, Optimizers, Plan, StepOutput};
+use crate::{Fit, Fitted, LoaderPlan, Optimizers, StepOutput};
 
 /// Checks order and values from several batches of two epochs, with and without workers.
 #[test]
@@ -21,10 +21,10 @@ fn set_data_can_start_at_any_batch() {
         };
         set.data(batcher).workers(workers)
     };
-    let plan = || Plan {
+    let plan = || LoaderPlan {
         global_batch: 8,
         rank: 0,
-        world: 1,
+        world_size: 1,
         seed: 1,
         shuffle: true,
         device: Device::flex(),
@@ -58,7 +58,7 @@ impl Callback for StopAt {
 
 #[test]
 fn training_on_a_set_resumes_bit_identical() {
-    let _guard = crate::train::tests::alone_on_the_stream();
+    let _guard = crate::train::tests::lock_random_stream();
     let root = tempfile::tempdir().unwrap();
     let set = open(&DataCache::new(root.path()), "a", 50, &AtomicUsize::new(0)).unwrap();
     let train = |folder: Option<&Path>, stop_at: u64| -> Result<Fitted<Linear>> {

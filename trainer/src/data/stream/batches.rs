@@ -6,15 +6,15 @@ use std::sync::Arc;
 use burn::tensor::Device;
 
 use super::{Items, Lazy, Open, Pass, Stream};
-use crate::data::order::{Order, Places};
-use crate::data::{Job, Jobs};
+use crate::data::order::{EpochRange, Order};
+use crate::data::{BatchJob, BatchJobs};
 use crate::{Error, Result};
 
 /// A stream of batches, independent of the item type.
-pub(in crate::data) trait Batched<B>: Send + Sync {
+pub(in crate::data) trait BatchStream<B>: Send + Sync {
     fn samples(&self) -> usize;
 
-    fn jobs(&self, order: Order, batches: Range<u64>) -> Jobs<B>;
+    fn jobs(&self, order: Order, batches: Range<u64>) -> BatchJobs<B>;
 }
 
 pub(super) struct Batcher<T, F> {
@@ -23,7 +23,7 @@ pub(super) struct Batcher<T, F> {
     pub(super) batcher: Arc<F>,
 }
 
-impl<T, B, F> Batched<B> for Batcher<T, F>
+impl<T, B, F> BatchStream<B> for Batcher<T, F>
 where
     T: Send + 'static,
     B: Send + 'static,
@@ -33,12 +33,12 @@ where
         self.samples
     }
 
-    fn jobs(&self, order: Order, batches: Range<u64>) -> Jobs<B> {
+    fn jobs(&self, order: Order, batches: Range<u64>) -> BatchJobs<B> {
         let mut reader = Reader { open: self.stream.open.clone(), order, pass: None };
         let batcher = self.batcher.clone();
         // Do not read on after an error: the next read would restart the pass.
         let mut has_failed = false;
-        Box::new(batches.map_while(move |batch| -> Option<Job<B>> {
+        Box::new(batches.map_while(move |batch| -> Option<BatchJob<B>> {
             if has_failed {
                 return None;
             }
@@ -57,13 +57,13 @@ where
 struct Reader<T> {
     open: Arc<Open<T>>,
     order: Order,
-    pass: Option<Running<T>>,
+    pass: Option<OpenPass<T>>,
 }
 
 /// The current pass.
-struct Running<T> {
+struct OpenPass<T> {
     epoch: u64,
-    place: usize,
+    position: usize,
     items: Items<T>,
 }
 
@@ -71,32 +71,33 @@ impl<T: Send + 'static> Reader<T> {
     /// Returns this rank's items of a batch. The first batch may be any; further batches must
     /// follow in order.
     fn read(&mut self, batch: u64) -> Result<Vec<Lazy<T>>> {
-        let Places { epoch, first, end } = self.order.places(batch);
+        let EpochRange { epoch, first, end } = self.order.epoch_range(batch);
         let mut pass = match self.pass.take().filter(|pass| pass.epoch == epoch) {
             Some(pass) => pass,
             None => {
                 let items = (self.open)(Pass { epoch, seed: self.order.plan.seed })?;
-                Running { epoch, place: 0, items }
+                OpenPass { epoch, position: 0, items }
             }
         };
         let mut local = vec![];
-        while pass.place < end {
-            let place = pass.place;
-            let item = pass.items.next().unwrap_or_else(|| Err(self.ended(epoch, place)))?;
-            if place >= first && self.order.is_mine(epoch, place) {
+        while pass.position < end {
+            let position = pass.position;
+            let item =
+                pass.items.next().unwrap_or_else(|| Err(self.unexpected_end(epoch, position)))?;
+            if position >= first && self.order.is_local(epoch, position) {
                 local.push(item);
             }
-            pass.place += 1;
+            pass.position += 1;
         }
         self.pass = Some(pass);
         Ok(local)
     }
 
-    fn ended(&self, epoch: u64, place: usize) -> Error {
+    fn unexpected_end(&self, epoch: u64, position: usize) -> Error {
         let samples = self.order.samples;
         format!(
-            "the stream returned {place} items in epoch {epoch}, but an epoch has {samples}; set \
-             the number of items in an epoch with `Stream::samples`"
+            "the stream returned {position} items in epoch {epoch}, but an epoch has {samples}; \
+             set the number of items in an epoch with `Stream::samples`"
         )
         .into()
     }
@@ -104,11 +105,11 @@ impl<T: Send + 'static> Reader<T> {
 
 /// A stream with converted batches.
 pub(in crate::data) struct MappedStream<B, F> {
-    pub(in crate::data) stream: Arc<dyn Batched<B>>,
+    pub(in crate::data) stream: Arc<dyn BatchStream<B>>,
     pub(in crate::data) map: Arc<F>,
 }
 
-impl<B, C, F> Batched<C> for MappedStream<B, F>
+impl<B, C, F> BatchStream<C> for MappedStream<B, F>
 where
     B: 'static,
     C: Send + 'static,
@@ -118,9 +119,9 @@ where
         self.stream.samples()
     }
 
-    fn jobs(&self, order: Order, batches: Range<u64>) -> Jobs<C> {
+    fn jobs(&self, order: Order, batches: Range<u64>) -> BatchJobs<C> {
         let map = self.map.clone();
-        Box::new(self.stream.jobs(order, batches).map(move |job| -> Job<C> {
+        Box::new(self.stream.jobs(order, batches).map(move |job| -> BatchJob<C> {
             let map = map.clone();
             Box::new(move || job()?.map(|batch| map(batch)).transpose())
         }))

@@ -10,20 +10,20 @@ use stoker_storage::{Storage, StorageError};
 use url::Url;
 
 use super::super::DataError;
-use super::shown;
+use super::redact;
 use crate::error::with_sources;
 
 /// Maximum number of attempts for transient failures.
 const ATTEMPTS_MAX: u32 = 4;
 /// Wait before the second attempt; doubles for each further attempt.
-const WAIT_FIRST: Duration = Duration::from_millis(250);
+const BACKOFF_FIRST: Duration = Duration::from_millis(250);
 /// Timeout for connecting to the server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Timeout without receiving any byte.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Size of the range requests for objects, which bounds memory use.
-const PIECE_BYTES: u64 = 64 << 20;
+const RANGE_BYTES: u64 = 64 << 20;
 
 /// Downloads `url` to `path`. Blocks; may be called from any thread.
 pub(super) fn download(url: &Url, path: &Path) -> Result<(), DataError> {
@@ -41,22 +41,23 @@ pub(super) fn download(url: &Url, path: &Path) -> Result<(), DataError> {
 }
 
 fn failed(url: &Url, reason: &dyn std::fmt::Display) -> DataError {
-    DataError::Download { url: shown(url), reason: reason.to_string() }
+    DataError::Download { url: redact(url), reason: reason.to_string() }
 }
 
 /// Downloads an object in ranges. The storage client retries by itself.
 async fn from_storage(url: &Url, path: &Path) -> Result<(), DataError> {
-    let store = |source| DataError::Storage { url: shown(url), source };
-    let (root, name) = in_bucket(url).ok_or_else(|| failed(url, &"the path is not UTF-8"))?;
+    let store = |source| DataError::Storage { url: redact(url), source };
+    let (root, name) =
+        bucket_and_object(url).ok_or_else(|| failed(url, &"the path is not UTF-8"))?;
     let storage = Storage::open(&root, None).map_err(store)?;
     copy(&storage, &name, path).await.map_err(|error| match error {
-        Copying::Storage(source) => store(source),
-        Copying::File(source) => written(path, source),
+        CopyError::Storage(source) => store(source),
+        CopyError::File(source) => write_error(path, source),
     })
 }
 
 /// Returns the bucket URL and the object name, with percent-encoding such as `%20` decoded.
-fn in_bucket(url: &Url) -> Option<(String, String)> {
+fn bucket_and_object(url: &Url) -> Option<(String, String)> {
     let mut file = Url::parse("file:///").ok()?;
     file.set_path(url.path());
     let name = file.to_file_path().ok()?.to_str()?.trim_start_matches('/').to_owned();
@@ -64,27 +65,27 @@ fn in_bucket(url: &Url) -> Option<(String, String)> {
 }
 
 /// Error while copying an object to a file.
-enum Copying {
+enum CopyError {
     Storage(StorageError),
     File(std::io::Error),
 }
 
 /// Copies an object to a file and syncs it to disk.
-async fn copy(storage: &Storage, name: &str, path: &Path) -> Result<(), Copying> {
-    let size = storage.size(name).await.map_err(Copying::Storage)?;
+async fn copy(storage: &Storage, name: &str, path: &Path) -> Result<(), CopyError> {
+    let size = storage.size(name).await.map_err(CopyError::Storage)?;
     let Some(size) = size else {
         // Request the object for the storage's own error about a missing object.
-        return storage.get(name).await.map(drop).map_err(Copying::Storage);
+        return storage.get(name).await.map(drop).map_err(CopyError::Storage);
     };
-    let mut file = File::create(path).map_err(Copying::File)?;
+    let mut file = File::create(path).map_err(CopyError::File)?;
     let mut start = 0;
     while start < size {
-        let end = size.min(start + PIECE_BYTES);
-        let piece = storage.get_range(name, start..end).await.map_err(Copying::Storage)?;
-        file.write_all(&piece).map_err(Copying::File)?;
+        let end = size.min(start + RANGE_BYTES);
+        let range = storage.get_range(name, start..end).await.map_err(CopyError::Storage)?;
+        file.write_all(&range).map_err(CopyError::File)?;
         start = end;
     }
-    file.sync_all().map_err(Copying::File)
+    file.sync_all().map_err(CopyError::File)
 }
 
 async fn over_http(url: &Url, path: &Path) -> Result<(), DataError> {
@@ -93,11 +94,15 @@ async fn over_http(url: &Url, path: &Path) -> Result<(), DataError> {
         .read_timeout(READ_TIMEOUT)
         .build()
         .map_err(|error| failed(url, &with_sources(&error)))?;
-    let mut wait = WAIT_FIRST;
+    let mut wait = BACKOFF_FIRST;
     for attempt in 1.. {
-        match once(&client, url, path).await {
-            Err(Failure::MayPass(_)) if attempt < ATTEMPTS_MAX => tokio::time::sleep(wait).await,
-            Err(Failure::MayPass(error) | Failure::Final(error)) => return Err(error),
+        match try_download(&client, url, path).await {
+            Err(AttemptError::Transient(_)) if attempt < ATTEMPTS_MAX => {
+                tokio::time::sleep(wait).await;
+            }
+            Err(AttemptError::Transient(error) | AttemptError::Permanent(error)) => {
+                return Err(error);
+            }
             Ok(()) => break,
         }
         wait *= 2;
@@ -106,23 +111,28 @@ async fn over_http(url: &Url, path: &Path) -> Result<(), DataError> {
 }
 
 /// Error of one attempt.
-enum Failure {
+enum AttemptError {
     /// Transient: another attempt may succeed.
-    MayPass(DataError),
+    Transient(DataError),
     /// Permanent: another attempt would fail too.
-    Final(DataError),
+    Permanent(DataError),
 }
 
-async fn once(client: &reqwest::Client, url: &Url, path: &Path) -> Result<(), Failure> {
+async fn try_download(
+    client: &reqwest::Client,
+    url: &Url,
+    path: &Path,
+) -> Result<(), AttemptError> {
     let response = client.get(url.clone()).send().await;
-    let mut response = response
-        .map_err(|error| Failure::MayPass(failed(url, &with_sources(&error.without_url()))))?;
+    let mut response = response.map_err(|error| {
+        AttemptError::Transient(failed(url, &with_sources(&error.without_url())))
+    })?;
     let status = response.status();
     if !status.is_success() {
         return Err(refused(url, status));
     }
     let expected = response.content_length();
-    let write = |source| Failure::Final(written(path, source));
+    let write = |source| AttemptError::Permanent(write_error(path, source));
     let mut file = File::create(path).map_err(write)?;
     let mut bytes = 0;
     loop {
@@ -132,35 +142,35 @@ async fn once(client: &reqwest::Client, url: &Url, path: &Path) -> Result<(), Fa
                 bytes += chunk.len() as u64;
             }
             Ok(None) if expected.is_none_or(|expected| expected == bytes) => break,
-            Ok(None) => return Err(cut_short(url, bytes, expected, "")),
+            Ok(None) => return Err(incomplete(url, bytes, expected, "")),
             Err(error) => {
                 let reason = format!(" ({})", with_sources(&error.without_url()));
-                return Err(cut_short(url, bytes, expected, &reason));
+                return Err(incomplete(url, bytes, expected, &reason));
             }
         }
     }
     file.sync_all().map_err(write)
 }
 
-fn refused(url: &Url, status: StatusCode) -> Failure {
+fn refused(url: &Url, status: StatusCode) -> AttemptError {
     let remedy = match status.as_u16() {
         401 | 403 => "check that the address is public, or that its credentials are valid",
         404 | 410 => "check the address",
         _ => "try again later",
     };
-    let error = DataError::Refused { url: shown(url), status: status.as_u16(), remedy };
-    let passes = status.is_server_error()
+    let error = DataError::Refused { url: redact(url), status: status.as_u16(), remedy };
+    let is_transient = status.is_server_error()
         || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT);
-    if passes { Failure::MayPass(error) } else { Failure::Final(error) }
+    if is_transient { AttemptError::Transient(error) } else { AttemptError::Permanent(error) }
 }
 
-fn cut_short(url: &Url, bytes: u64, expected: Option<u64>, reason: &str) -> Failure {
+fn incomplete(url: &Url, bytes: u64, expected: Option<u64>, reason: &str) -> AttemptError {
     let of = expected.map(|total| format!(" of {total}")).unwrap_or_default();
     let reason = format!("the download ended early, after {bytes}{of} bytes{reason}");
-    Failure::MayPass(failed(url, &reason))
+    AttemptError::Transient(failed(url, &reason))
 }
 
-fn written(path: &Path, source: std::io::Error) -> DataError {
+fn write_error(path: &Path, source: std::io::Error) -> DataError {
     DataError::write(path.display().to_string(), source)
 }
 
@@ -171,7 +181,7 @@ mod tests {
     #[test]
     fn url_is_split_into_bucket_and_object() {
         let check = |url: &str, root: &str, name: &str| {
-            let parts = in_bucket(&Url::parse(url).unwrap());
+            let parts = bucket_and_object(&Url::parse(url).unwrap());
             assert_eq!(parts, Some((root.to_owned(), name.to_owned())));
         };
         check("s3://b/a/my file.csv", "s3://b", "a/my file.csv");
@@ -184,13 +194,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let storage = Storage::open(folder.path().join("bucket").to_str().unwrap(), None).unwrap();
         let path = folder.path().join("copy");
-        let bytes: Vec<u8> = (0..PIECE_BYTES + 3).map(|index| (index % 251) as u8).collect();
+        let bytes: Vec<u8> = (0..RANGE_BYTES + 3).map(|index| (index % 251) as u8).collect();
         for bytes in [bytes, vec![]] {
             storage.put("my file", bytes.clone().into()).await.unwrap();
             assert!(copy(&storage, "my file", &path).await.is_ok());
             assert!(std::fs::read(&path).unwrap() == bytes, "the copy differs");
         }
         let missing = copy(&storage, "none", &path).await;
-        assert!(matches!(missing, Err(Copying::Storage(StorageError::NotFound { .. }))));
+        assert!(matches!(missing, Err(CopyError::Storage(StorageError::NotFound { .. }))));
     }
 }

@@ -195,7 +195,7 @@ fn local_files_are_used_in_place() {
 
 #[test]
 fn object_urls_are_parsed_as_remote() {
-    let url = |text: &str| Place::There(Url::parse(text).unwrap());
+    let url = |text: &str| Location::Remote(Url::parse(text).unwrap());
     for address in ["s3://bucket/a/b", "gs://bucket/b", "az://container/b", "https://h/x"] {
         assert_eq!(parse(address).unwrap(), url(address));
     }

@@ -11,10 +11,10 @@ fn images() -> Images {
 
 fn batch(images: &Images, samples: &[usize], epoch: u64) -> (Vec<f32>, Vec<i64>) {
     let device = Device::flex();
-    let at = At { device: &device, dtype: DType::F32, epoch, seed: 5 };
-    let (values, labels): (Tensor<4>, Tensor<1, Int>) = images.batch(samples, &at).unwrap();
+    let context = BatchContext { device: &device, dtype: DType::F32, epoch, seed: 5 };
+    let (values, labels): (Tensor<4>, Tensor<1, Int>) = images.batch(samples, &context).unwrap();
     assert_eq!(values.dims()[0], samples.len());
-    let flat: (Tensor<2>, Tensor<1, Int>) = images.batch(samples, &at).unwrap();
+    let flat: (Tensor<2>, Tensor<1, Int>) = images.batch(samples, &context).unwrap();
     assert_eq!(flat.0.dims(), [samples.len(), images.shape().iter().product()]);
     let values = values.into_data().try_to_vec::<f32>().unwrap();
     assert_eq!(values, flat.0.into_data().try_to_vec::<f32>().unwrap());
@@ -38,7 +38,7 @@ fn batch_has_the_samples_in_request_order() {
 #[test]
 fn channels_are_normalized_separately() {
     let images = Images::new(vec![255, 0], vec![1], [2, 1, 1]).unwrap();
-    let images = images.normalised(&[0.5, 0.25], &[0.5, 0.125]).unwrap();
+    let images = images.normalized(&[0.5, 0.25], &[0.5, 0.125]).unwrap();
     assert_eq!(batch(&images, &[0], 0).0, [1.0, -2.0]);
 }
 
@@ -83,7 +83,7 @@ fn counts_that_do_not_match_are_refused() {
     check(13, 2, "expected a multiple of 6 bytes, found 13 bytes");
     check(12, 3, "expected 2 labels, one for each image, found 3 labels");
     let check = |mean: &[f32], std: &[f32]| {
-        let error = images().normalised(mean, std).unwrap_err().to_string();
+        let error = images().normalized(mean, std).unwrap_err().to_string();
         assert!(error.contains("expected 1 finite numbers each"), "{error}");
     };
     check(&[0.5], &[]);

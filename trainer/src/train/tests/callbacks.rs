@@ -6,8 +6,8 @@
 
 use burn::module::Param;
 
-use super::killed::{Ends, Fate};
-use super::kinds::of_ranks;
+use super::data_kinds::of_ranks;
+use super::rank_failures::{FailurePoint, RankFailure};
 use super::*;
 use crate::{Lambda, LearningRateSchedule, ReduceOnPlateau};
 
@@ -87,7 +87,7 @@ type Notes = Arc<Mutex<Vec<String>>>;
 
 fn train(
     context: &Context,
-    ends: Ends,
+    ends: FailurePoint,
     callbacks: &dyn Fn(&Notes) -> Vec<Box<dyn Callback>>,
 ) -> Result<Seen, Seen> {
     let ranks = context.distributed();
@@ -96,7 +96,7 @@ fn train(
         .validation(counted())
         .batch_size(4 / ranks.size())
         .callbacks(callbacks(&notes))
-        .callbacks(vec![Fate::of(context, ends, ranks.size() - 1)]);
+        .callbacks(vec![RankFailure::of(context, ends, ranks.size() - 1)]);
     let step = Arc::new(step);
     struct Shared(Arc<Falls>);
     impl Step<Falling, usize> for Shared {
@@ -139,7 +139,7 @@ fn check(
             of_ranks(folder, size, batches, |context| train(context, ends, &callbacks))
         };
         let folder = brief_folder();
-        let straight = run(folder.path(), Ends::Not).into_iter().map(Result::unwrap);
+        let straight = run(folder.path(), FailurePoint::Not).into_iter().map(Result::unwrap);
         let straight: Vec<_> = straight.collect();
         let rows_straight = rows(folder.path());
         for seen in &straight {
@@ -149,8 +149,8 @@ fn check(
         for batch in 1..rates.len() as u64 {
             let what = format!("{what} on {size}, stopped after {batch}");
             let folder = brief_folder();
-            let left = run(folder.path(), Ends::Leaves(batch));
-            let rest = run(folder.path(), Ends::Not);
+            let left = run(folder.path(), FailurePoint::Leaves(batch));
+            let rest = run(folder.path(), FailurePoint::Not);
             for ((left, rest), straight) in left.into_iter().zip(rest).zip(&straight) {
                 // After the last batch, a gang receives the signal too late.
                 let Err(mut seen) = left else { continue };
@@ -181,7 +181,7 @@ fn by_epoch(scales: &[f64]) -> Vec<f64> {
 
 #[test]
 fn epoch_schedule_resumes_exactly() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     // A scale of zero is followed by others.
     let scales = [1.0, 0.5, 0.0, 2.0, 0.25];
     let callbacks = move |_: &Notes| {
@@ -192,7 +192,7 @@ fn epoch_schedule_resumes_exactly() {
 
 #[test]
 fn plateau_reduction_resumes_exactly() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let reduce = |_: &Notes| {
         let reduce = ReduceOnPlateau::new("val_loss").factor(0.5).patience(2).cooldown(1);
         vec![reduce.min_scale(0.125).boxed()]
@@ -206,7 +206,7 @@ fn plateau_reduction_resumes_exactly() {
 
 #[test]
 fn early_stopping_resumes_exactly() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let stopping = |_: &Notes| vec![EarlyStopping::new("val_loss").patience(2).boxed()];
     let seen = check("stopping", 36, stopping, &by_epoch(&[1.0; 5]));
     let expected = "val_loss has not improved on 1.5 for 2 validations";
@@ -254,7 +254,7 @@ fn closures(notes: &Notes) -> Lambda {
 
 #[test]
 fn lambda_callbacks_resume_exactly() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let callbacks = |notes: &Notes| vec![closures(notes).boxed()];
     let seen = check("closures", 36, callbacks, &by_epoch(&[1.0, 0.5, 1.0]));
     assert_eq!(seen.stopped.as_deref(), Some("it is on the ground"));
@@ -268,7 +268,7 @@ fn lambda_callbacks_resume_exactly() {
 
 #[test]
 fn lambda_error_carries_its_name() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let context = alone(None, 6).context().unwrap();
     let fails = Lambda::new("mine").epoch_end(|_, _, _| Err("no more".into()));
     let fit = Fit::new(counted()).batch_size(4).callbacks(vec![fails.boxed()]);

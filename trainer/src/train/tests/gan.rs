@@ -5,9 +5,9 @@ use burn::module::Param;
 use burn::nn::Sigmoid;
 use burn::tensor::activation::log_sigmoid;
 
-use super::killed::{Ends, Fate, check_ends};
+use super::rank_failures::{FailurePoint, RankFailure, check_failure_points};
 use super::*;
-use crate::train::by_hand::Turn;
+use crate::train::custom_loop::NextAction;
 
 /// Two networks with opposing losses.
 #[derive(Module, Debug)]
@@ -31,7 +31,7 @@ impl Gan {
         Sigmoid.forward(self.generator.forward(noise))
     }
 
-    fn told_apart(&self, real: Tensor<2>, noise: Tensor<2>) -> StepOutput {
+    fn discriminator_loss(&self, real: Tensor<2>, noise: Tensor<2>) -> StepOutput {
         let samples = real.dims()[0];
         let fake = self.fake(noise).detach();
         let right = log_sigmoid(self.discriminator.forward(real))
@@ -39,7 +39,7 @@ impl Gan {
         StepOutput::sum(right.sum().neg(), samples).loss_as("discriminator_loss")
     }
 
-    fn fooled(&self, noise: Tensor<2>) -> StepOutput {
+    fn generator_loss(&self, noise: Tensor<2>) -> StepOutput {
         let samples = noise.dims()[0];
         let taken = log_sigmoid(self.discriminator.forward(self.fake(noise)));
         StepOutput::sum(taken.sum().neg(), samples).loss_as("generator_loss")
@@ -49,7 +49,8 @@ impl Gan {
 /// Returns noise for a step of a batch, different for each rank.
 fn noise(context: &Context, real: &Tensor<2>, batches: u64, step: u64) -> Tensor<2> {
     let (samples, rank) = (real.dims()[0], context.distributed().rank() as u64);
-    let of = |index| (key(&[batches, step, rank, index]) >> 40) as f32 / (1 << 23) as f32 - 1.0;
+    let of =
+        |index| (mix_seed(&[batches, step, rank, index]) >> 40) as f32 / (1 << 23) as f32 - 1.0;
     let noise: Vec<f32> = (0..3 * samples as u64).map(of).collect();
     Tensor::from_data(TensorData::new(noise, [samples, 3]), &real.device())
 }
@@ -68,26 +69,26 @@ fn train(context: &Context, callback: Box<dyn Callback>) -> Result<Vec<u32>> {
     let validation = Data::arrays(x.clone())?;
     let fit = Fit::new(Data::arrays(x)?).batch_size(batch_size).callbacks(vec![callback]);
     let mut training = context.training(Gan::new(context.device()), optimizers, fit)?;
-    while let Some(turn) = training.next()? {
-        match turn {
-            Turn::Train(batch) => {
+    while let Some(action) = training.next()? {
+        match action {
+            NextAction::Train(batch) => {
                 let batches = training.batches();
-                let drawn = |real: &Tensor<2>, step| noise(context, real, batches, step);
+                let sampled = |real: &Tensor<2>, step| noise(context, real, batches, step);
                 for step in 0..2 {
                     let output = batch.clone().map(|real: Tensor<2>| {
-                        let noise = drawn(&real, step);
-                        training.model().told_apart(real, noise)
+                        let noise = sampled(&real, step);
+                        training.model().discriminator_loss(real, noise)
                     });
                     training.step("^discriminator", output)?;
                 }
-                let output = batch.map(|real| training.model().fooled(drawn(&real, 2)));
+                let output = batch.map(|real| training.model().generator_loss(sampled(&real, 2)));
                 training.step("^generator", output)?;
                 training.end_batch()?;
             }
-            Turn::Validate => {
+            NextAction::Validate => {
                 let score = |model: &Gan, real: Tensor<2>| {
                     let noise = noise(context, &real, u64::MAX, 0);
-                    model.told_apart(real, noise)
+                    model.discriminator_loss(real, noise)
                 };
                 let model = training.model();
                 let metrics = context.evaluate(&*model, score, &validation, batch_size)?;
@@ -106,11 +107,12 @@ fn train(context: &Context, callback: Box<dyn Callback>) -> Result<Vec<u32>> {
 
 #[test]
 fn gan_recovery_is_bit_identical() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     for size in [1, 2, 3] {
-        let (_, num_twice) = check_ends("a GAN", size, 1..=7, |context, ends: Ends, of| {
-            train(context, Fate::of(context, ends, of))
-        });
+        let (_, num_twice) =
+            check_failure_points("a GAN", size, 1..=7, |context, ends: FailurePoint, of| {
+                train(context, RankFailure::of(context, ends, of))
+            });
         assert!(num_twice >= 2, "{num_twice} rows were written twice");
     }
 }

@@ -14,7 +14,7 @@ pub(super) type Calls = Arc<Mutex<Vec<String>>>;
 /// Records every hook, and requests a stop after a batch.
 pub(super) struct Notes {
     pub(super) calls: Calls,
-    pub(super) leaves: Option<(u64, StopSignal)>,
+    pub(super) preempt_at: Option<(u64, StopSignal)>,
 }
 
 impl Notes {
@@ -43,7 +43,7 @@ impl Callback for Notes {
 
     fn on_batch_end(&mut self, logs: &Logs, control: &mut Control) -> Result<()> {
         assert!(logs.contains_key("loss"), "{logs:?}");
-        if let Some((batch, stop)) = &self.leaves
+        if let Some((batch, stop)) = &self.preempt_at
             && control.batches() == *batch
         {
             stop.set();
@@ -101,11 +101,11 @@ impl Callback for Notes {
     }
 }
 
-fn train(folder: &Path, leaves: Option<u64>, mut more: Vec<Box<dyn Callback>>) -> Vec<String> {
+fn train(folder: &Path, preempt_at: Option<u64>, mut more: Vec<Box<dyn Callback>>) -> Vec<String> {
     let context = alone(Some(folder), 20).context().unwrap();
     let calls = Calls::default();
-    let leaves = leaves.map(|batch| (batch, context.stop.clone()));
-    more.push(Notes { calls: calls.clone(), leaves }.boxed());
+    let preempt_at = preempt_at.map(|batch| (batch, context.stop.clone()));
+    more.push(Notes { calls: calls.clone(), preempt_at }.boxed());
     let data = || Data::arrays(samples());
     let fit = Fit::new(data().unwrap()).validation(data().unwrap()).batch_size(16).callbacks(more);
     let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
@@ -159,7 +159,7 @@ pub(super) fn check_legal_with(calls: &[String], more: &[(&str, &str)]) {
 
 #[test]
 fn hooks_run_in_the_documented_order() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let folder = tempfile::tempdir().unwrap();
     let calls = train(folder.path(), None, vec![]);
     check_legal(&calls);
@@ -190,7 +190,7 @@ pub(super) fn of_training(call: &&String) -> bool {
 
 #[test]
 fn resumed_run_calls_the_same_hooks() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let folder = tempfile::tempdir().unwrap();
     let straight = train(folder.path(), None, vec![]);
     let straight: Vec<_> = straight.iter().filter(of_training).cloned().collect();
@@ -236,7 +236,7 @@ fn chief_only_callback_cannot_change_training() {
         // A request of an earlier callback must not hide that of the chief.
         let mut callbacks = vec![Slows.boxed(), Chief.boxed()];
         let mut control = Control::default();
-        let done = hook(&mut callbacks, &mut control, ranks, |callback, control| {
+        let done = call_hook(&mut callbacks, &mut control, ranks, |callback, control| {
             callback.on_epoch_end(epoch, &Logs::new(), control)
         });
         done.map(|()| control.stop).map_err(|error| error.to_string())
@@ -259,7 +259,7 @@ fn callback_error_keeps_its_exit_code() {
             Err(crate::InvalidHyperparameters("too large".into()).into())
         }
     }
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let folder = tempfile::tempdir().unwrap();
     let context = alone(Some(folder.path()), 20).context().unwrap();
     let data = Data::arrays(samples()).unwrap();
@@ -288,7 +288,7 @@ impl Callback for Keeps {
 
 #[test]
 fn csv_histograms_and_weights_survive_a_resume() {
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let folder = tempfile::tempdir().unwrap();
     let table = folder.path().join("log.csv");
     let kept: Arc<Mutex<BTreeMap<u64, Weights>>> = Arc::default();
@@ -335,7 +335,7 @@ fn predict_calls_its_hooks() {
             if batch == 2 { Err("no more".into()) } else { Ok(()) }
         }
     }
-    let _stream = alone_on_the_stream();
+    let _stream = lock_random_stream();
     let context = alone(None, 1).context().unwrap();
     let data = Data::arrays(samples()).unwrap();
     let calls: Arc<Mutex<Vec<String>>> = Arc::default();

@@ -1,0 +1,198 @@
+//! Files and manifests of one trial's checkpoints in the storage.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use stoker_api::contract::{CheckpointRef, FileEntry, Manifest};
+use stoker_api::names::MANIFEST;
+use stoker_storage::{Storage, StorageError, hash, layout};
+use tokio::task::JoinSet;
+
+use super::{
+    CheckpointContents, CheckpointError, FORMAT, SaveOutcome, SaveRequest, SavedCheckpoint, parse,
+    verify,
+};
+
+/// Storage, path and identity of a trial's checkpoints.
+#[derive(Clone, Debug)]
+pub(crate) struct CheckpointStore {
+    pub(crate) storage: Storage,
+    pub(crate) trial_path: String,
+    pub(super) experiment_id: String,
+    pub(super) trial: u32,
+    pub(crate) attempt: u32,
+}
+
+impl CheckpointStore {
+    /// Saves, and cleans up after a failure as far as the storage allows. Otherwise a trial that
+    /// retries repeatedly would fill the storage with partial checkpoints.
+    pub(super) async fn save_or_clean_up(
+        &self,
+        name: &str,
+        request: SaveRequest,
+        contents: CheckpointContents,
+    ) -> SaveOutcome {
+        let files: Vec<String> = contents.keys().cloned().collect();
+        let outcome = self.save(name, request, contents).await;
+        if outcome.is_err() {
+            let storage = self.storage.clone().with_few_retries();
+            // The manifest may exist although its write reported an error. Delete it first, so that
+            // a manifest never remains without its files.
+            let manifest = layout::manifest_path(&self.trial_path, name);
+            if storage.delete(&manifest).await.is_ok() {
+                for file in files {
+                    let path = layout::checkpoint_file(&self.trial_path, name, &file);
+                    // Ignore the error: the error of the save is the one to report.
+                    let _ = storage.delete(&path).await;
+                }
+            }
+        }
+        outcome
+    }
+
+    async fn save(
+        &self,
+        name: &str,
+        request: SaveRequest,
+        contents: CheckpointContents,
+    ) -> SaveOutcome {
+        let files = self.upload(name, contents).await?;
+        self.commit(name, request, files).await
+    }
+
+    /// Completes a checkpoint whose files are stored, by writing its manifest.
+    pub(crate) async fn commit(
+        &self,
+        name: &str,
+        request: SaveRequest,
+        files: BTreeMap<String, FileEntry>,
+    ) -> SaveOutcome {
+        let failed = |source| CheckpointError::Storage { name: name.to_owned(), source };
+        for stored in request.after {
+            stored.wait().await.map_err(failed)?;
+        }
+        let bytes = files.values().map(|entry| entry.bytes).sum();
+        let manifest = Manifest {
+            format: FORMAT,
+            experiment_id: self.experiment_id.clone(),
+            trial: self.trial,
+            attempt: self.attempt,
+            batches: request.batches,
+            metric: request.metric.map(stoker_api::number::format),
+            files,
+            unsent: request.unsent,
+            metadata: request.metadata,
+        };
+        let text = serde_json::to_vec_pretty(&manifest).map_err(|error| {
+            CheckpointError::Contents { name: name.to_owned(), reason: error.to_string() }
+        })?;
+        let manifest_sha256 = hash::sha256_hex(&text);
+        let path = layout::manifest_path(&self.trial_path, name);
+        self.storage.put(&path, text.into()).await.map_err(failed)?;
+        let (batches, metric) = (request.batches, request.metric);
+        Ok(SavedCheckpoint { name: name.to_owned(), batches, manifest_sha256, bytes, metric })
+    }
+
+    /// Hashes and stores all files concurrently.
+    pub(crate) async fn upload(
+        &self,
+        name: &str,
+        contents: CheckpointContents,
+    ) -> Result<BTreeMap<String, FileEntry>, CheckpointError> {
+        let mut uploads = JoinSet::new();
+        for (file, bytes) in contents {
+            let storage = self.storage.clone();
+            let path = layout::checkpoint_file(&self.trial_path, name, &file);
+            uploads.spawn(async move {
+                let hashed = bytes.clone();
+                let sha256 = tokio::task::spawn_blocking(move || hash::sha256_hex(&hashed));
+                let size = bytes.len() as u64;
+                let stored = storage.put(&path, bytes).await;
+                (file, size, sha256.await, stored)
+            });
+        }
+        let shut_down = || CheckpointError::ShutDown { name: name.to_owned() };
+        let mut files = BTreeMap::new();
+        while let Some(upload) = uploads.join_next().await {
+            let (file, bytes, sha256, stored) = upload.map_err(|_| shut_down())?;
+            stored.map_err(|source| CheckpointError::Storage { name: name.to_owned(), source })?;
+            let sha256 = sha256.map_err(|_| shut_down())?;
+            files.insert(file, FileEntry { bytes, sha256 });
+        }
+        Ok(files)
+    }
+
+    pub(super) async fn load(
+        &self,
+        wanted: &CheckpointRef,
+    ) -> Result<(Manifest, CheckpointContents), CheckpointError> {
+        let manifest = self.manifest(wanted).await?;
+        let contents = self.contents(&wanted.name, &manifest).await?;
+        Ok((manifest, contents))
+    }
+
+    /// Reads and verifies the manifest of a checkpoint of this trial.
+    pub(crate) async fn manifest(
+        &self,
+        wanted: &CheckpointRef,
+    ) -> Result<Manifest, CheckpointError> {
+        let name = &wanted.name;
+        let corrupt = |reason| CheckpointError::Corrupt { name: name.clone(), reason };
+        let text = self.fetch(name, MANIFEST).await?;
+        let actual = hash::sha256_hex(&text);
+        if actual != wanted.manifest_sha256 {
+            return Err(corrupt(format!(
+                "{MANIFEST} has SHA-256 {actual}, but the record has {}",
+                wanted.manifest_sha256
+            )));
+        }
+        let manifest = parse(&text).map_err(corrupt)?;
+        if (&manifest.experiment_id, manifest.trial) != (&self.experiment_id, self.trial) {
+            return Err(corrupt(format!(
+                "{MANIFEST} is of experiment {} trial {}, expected experiment {} trial {}",
+                manifest.experiment_id, manifest.trial, self.experiment_id, self.trial
+            )));
+        }
+        Ok(manifest)
+    }
+
+    /// Reads and verifies the files listed in a manifest.
+    pub(super) async fn contents(
+        &self,
+        name: &str,
+        manifest: &Manifest,
+    ) -> Result<CheckpointContents, CheckpointError> {
+        let mut fetches = JoinSet::new();
+        for (file, entry) in manifest.files.clone() {
+            let (store, name) = (self.clone(), name.to_owned());
+            fetches.spawn(async move {
+                let bytes = store.fetch(&name, &file).await?;
+                let check = move || verify(&file, &entry, &bytes).map(|()| (file, bytes));
+                match tokio::task::spawn_blocking(check).await {
+                    Ok(checked) => {
+                        checked.map_err(|reason| CheckpointError::Corrupt { name, reason })
+                    }
+                    Err(_) => Err(CheckpointError::ShutDown { name }),
+                }
+            });
+        }
+        let mut contents = CheckpointContents::new();
+        while let Some(fetched) = fetches.join_next().await {
+            let shut_down = |_| CheckpointError::ShutDown { name: name.to_owned() };
+            let (file, bytes) = fetched.map_err(shut_down)??;
+            contents.insert(file, bytes);
+        }
+        Ok(contents)
+    }
+
+    pub(crate) async fn fetch(&self, name: &str, file: &str) -> Result<Bytes, CheckpointError> {
+        let path = layout::checkpoint_file(&self.trial_path, name, file);
+        let name = name.to_owned();
+        self.storage.get(&path).await.map_err(|source| match source {
+            StorageError::NotFound { .. } => {
+                CheckpointError::Corrupt { name, reason: format!("{file} is missing") }
+            }
+            source => CheckpointError::Storage { name, source },
+        })
+    }
+}

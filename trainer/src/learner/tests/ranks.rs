@@ -1,0 +1,57 @@
+//! burn's trainings on several ranks.
+
+use super::*;
+
+/// Returns the models of ranks in threads after two epochs, with `global` samples per global batch.
+fn ranks(size: usize, is_ours: bool, global: usize, is_normed: bool) -> Vec<Vec<u32>> {
+    let train = |rank: crate::ThreadRank| {
+        let scratch = tempfile::tempdir().unwrap();
+        let Context { mut config, stop, .. } = standalone(None).context().unwrap();
+        let is_lead = crate::Collective::rank(&rank) == 0;
+        let io = TrialIo::open(&mut config, Some(RetentionLimits::default()), is_lead).unwrap();
+        let ranks = Distributed::from_collective(Box::new(rank));
+        let context = Context::new(config, io, stop, Device::flex().autodiff(), ranks);
+        let data = || Data::dataset(InMemDataset::new(items()), Pairs);
+        let loaders = match is_ours {
+            true => {
+                let train = context.dataloader(data(), global / size);
+                (train, context.dataloader(data(), global / size))
+            }
+            false => (burns(true), burns(false)),
+        };
+        let training = training(scratch.path(), loaders).num_epochs(2);
+        let result = context.supervise(training).launch(learner_of(0.0, is_normed));
+        context.learner_state.outcome(Ok(())).unwrap();
+        bits(&result.model)
+    };
+    std::thread::scope(|scope| {
+        let ranks = crate::ThreadRank::group(size);
+        let threads: Vec<_> =
+            ranks.into_iter().map(|rank| scope.spawn(move || train(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn ranks_are_bit_identical() {
+    let _guard = lock_random_stream();
+    for is_ours in [false, true] {
+        let all = ranks(2, is_ours, 16, true);
+        assert!(all[0] == all[1], "{is_ours}");
+    }
+}
+
+/// Of the last batch, with four samples, one rank has two and the others have one.
+#[test]
+fn three_ranks_train_like_one() {
+    let _guard = lock_random_stream();
+    let one = ranks(1, true, 12, false).swap_remove(0);
+    let three = ranks(3, true, 12, false);
+    assert!(three[0] == three[1] && three[0] == three[2]);
+    let float = |bits: &[u32]| bits.iter().map(|bits| f64::from(f32::from_bits(*bits))).collect();
+    let (one, three): (Vec<f64>, Vec<f64>) = (float(&one), float(&three[0]));
+    let squares = |values: &mut dyn Iterator<Item = f64>| -> f64 { values.map(|x| x * x).sum() };
+    let far = squares(&mut one.iter().zip(&three).map(|(a, b)| a - b));
+    let far = (far / squares(&mut one.iter().copied())).sqrt();
+    assert!(far < 1e-5, "{far}");
+}

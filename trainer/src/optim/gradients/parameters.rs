@@ -1,0 +1,195 @@
+//! Gradients of single parameters, and visits to all trained parameters of a model.
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::{DType, Element, Tensor, TensorData};
+
+use crate::Result;
+use crate::record::{tensor_read_error, with_host_values};
+
+/// Elements that are summed at once.
+const SUM_ELEMENTS: usize = 1 << 20;
+
+/// Trained parameter with a tensor of any rank.
+pub(super) trait TrainedParameter {
+    fn id(&self) -> ParamId;
+    fn num_elements(&self) -> usize;
+    fn shape(&self) -> Vec<usize>;
+    /// Returns whether the parameter, and so its gradient, is in double precision.
+    fn is_double(&self) -> bool;
+    /// Moves the gradient, times `scale`, into `sum`. Returns whether there was one.
+    fn add(&mut self, from: &mut GradientsParams, sum: &mut GradientsParams, scale: f64) -> bool;
+    /// Moves the gradient, or zeros if there is none, to the end of `flat`.
+    fn take_single(&mut self, from: &mut GradientsParams, flat: &mut Vec<f32>) -> Result<()>;
+    /// Same as [`take_single`](Self::take_single) in double precision.
+    fn take_double(&mut self, from: &mut GradientsParams, flat: &mut Vec<f64>) -> Result<()>;
+    /// Takes the gradient, or zeros if there is none, as a flat tensor of `dtype`.
+    fn take_tensor(&mut self, from: &mut GradientsParams, dtype: DType) -> Tensor<1>;
+    /// Sets the gradient from a flat tensor.
+    fn put_tensor(&mut self, flat: Tensor<1>, sum: &mut GradientsParams);
+    /// Sets the gradient from `data`.
+    fn put(&mut self, data: TensorData, sum: &mut GradientsParams);
+    /// Returns the gradient's values.
+    fn data(&mut self, from: &GradientsParams) -> Result<Option<TensorData>>;
+    /// Returns the sum of the gradient's squares.
+    fn squares(&mut self, from: &GradientsParams) -> Result<f64>;
+}
+
+/// Moves a gradient, or zeros if there is none, to the end of `flat`.
+fn take_flat<const D: usize, E: Element>(
+    param: &Param<Tensor<D>>,
+    from: &mut GradientsParams,
+    flat: &mut Vec<E>,
+) -> Result<()> {
+    match from.remove::<D>(param.id) {
+        Some(gradient) => with_host_values(gradient, |values| flat.extend_from_slice(values)),
+        None => {
+            let zero = E::from_elem(0.0_f32);
+            flat.extend(std::iter::repeat_n(zero, param.lazy_shape().num_elements()));
+            Ok(())
+        }
+    }
+}
+
+impl<const D: usize> TrainedParameter for &Param<Tensor<D>> {
+    fn id(&self) -> ParamId {
+        self.id
+    }
+
+    fn num_elements(&self) -> usize {
+        self.lazy_shape().num_elements()
+    }
+
+    fn shape(&self) -> Vec<usize> {
+        self.lazy_shape().to_vec()
+    }
+
+    fn is_double(&self) -> bool {
+        self.val().dtype() == DType::F64
+    }
+
+    fn add(&mut self, from: &mut GradientsParams, sum: &mut GradientsParams, scale: f64) -> bool {
+        let Some(gradient) = from.remove::<D>(self.id) else { return false };
+        let gradient = if scale == 1.0 { gradient } else { gradient * scale };
+        let gradient = match sum.remove::<D>(self.id) {
+            Some(sum) => sum + gradient,
+            None => gradient,
+        };
+        sum.register::<D>(self.id, gradient);
+        true
+    }
+
+    fn take_single(&mut self, from: &mut GradientsParams, flat: &mut Vec<f32>) -> Result<()> {
+        take_flat(self, from, flat)
+    }
+
+    fn take_double(&mut self, from: &mut GradientsParams, flat: &mut Vec<f64>) -> Result<()> {
+        take_flat(self, from, flat)
+    }
+
+    fn take_tensor(&mut self, from: &mut GradientsParams, dtype: DType) -> Tensor<1> {
+        let num = self.num_elements();
+        match from.remove::<D>(self.id) {
+            Some(gradient) => gradient.reshape([num]).cast(dtype),
+            None => Tensor::zeros([num], (&self.lazy_device().without_autodiff(), dtype)),
+        }
+    }
+
+    fn put_tensor(&mut self, flat: Tensor<1>, sum: &mut GradientsParams) {
+        sum.register::<D>(self.id, flat.reshape(self.lazy_shape()).cast(self.val().dtype()));
+    }
+
+    fn put(&mut self, data: TensorData, sum: &mut GradientsParams) {
+        // Gradients are on the device without autodiff.
+        let device = self.lazy_device().without_autodiff();
+        let dtype = self.val().dtype();
+        sum.register::<D>(self.id, Tensor::from_data(data, (&device, dtype)));
+    }
+
+    fn data(&mut self, from: &GradientsParams) -> Result<Option<TensorData>> {
+        let gradient = from.get::<D>(self.id);
+        gradient.map(|gradient| gradient.try_into_data().map_err(tensor_read_error)).transpose()
+    }
+
+    fn squares(&mut self, from: &GradientsParams) -> Result<f64> {
+        let square = |gradient: Tensor<D>| sum_in_order(gradient.clone() * gradient);
+        from.get::<D>(self.id).map_or(Ok(0.0), square)
+    }
+}
+
+/// Returns the sum of all elements, bit-identical in every run. Sums in chunks, because burn's CPU
+/// backend sums tensors of 4 Mi elements or more in an order that depends on its threads.
+fn sum_in_order<const D: usize>(tensor: Tensor<D>) -> Result<f64> {
+    let num_elements = tensor.shape().num_elements();
+    let flat: Tensor<1> = tensor.reshape([num_elements]);
+    let chunk = |start| {
+        let end = num_elements.min(start + SUM_ELEMENTS);
+        flat.clone().slice(start..end).sum()
+    };
+    let sums = (0..num_elements).step_by(SUM_ELEMENTS).map(chunk).collect();
+    // Copy all partial sums to the host at once.
+    with_host_values(Tensor::cat(sums, 0), |sums: &[f64]| sums.iter().sum())
+}
+
+/// Visitor of trained parameters, called with each parameter's index.
+pub(super) type ParameterVisitor<'a> =
+    dyn FnMut(usize, &mut dyn TrainedParameter) -> Result<()> + 'a;
+
+/// Visits the trained parameters, not the buffers, in the order of the model's fields.
+pub(super) fn for_each_parameter<M: Module>(
+    model: &M,
+    each: &mut dyn FnMut(usize, &mut dyn TrainedParameter),
+) {
+    let mut visit = |index: usize, param: &mut dyn TrainedParameter| {
+        each(index, param);
+        Ok(())
+    };
+    let done = try_for_each_parameter(model, &mut visit);
+    debug_assert!(done.is_ok(), "a visit without errors: {done:?}");
+}
+
+/// Same as [`for_each_parameter`], but stops at the first error.
+pub(super) fn try_for_each_parameter<M: Module>(
+    model: &M,
+    each: &mut ParameterVisitor,
+) -> Result<()> {
+    struct Visit<'a, 'b> {
+        each: &'a mut ParameterVisitor<'b>,
+        next: usize,
+        done: Result<()>,
+    }
+    impl ModuleVisitor for Visit<'_, '_> {
+        fn visit_float<const D: usize>(&mut self, mut param: &Param<Tensor<D>>) {
+            if param.is_require_grad() {
+                if self.done.is_ok() {
+                    self.done = (self.each)(self.next, &mut param);
+                }
+                self.next += 1;
+            }
+        }
+    }
+    let mut visit = Visit { each, next: 0, done: Ok(()) };
+    model.visit(&mut visit);
+    visit.done
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+
+    /// Summed at once, in any order, the total would be rounded: single precision has no odd
+    /// numbers beyond 2^24.
+    #[test]
+    fn large_sums_are_not_rounded() {
+        let mut values = vec![0.0_f32; 8 * SUM_ELEMENTS_IN_TEST];
+        values[0] = 16_777_216.0;
+        (1..8).for_each(|piece| values[piece * SUM_ELEMENTS_IN_TEST] = 1.0);
+        let data = TensorData::new(values, [8, SUM_ELEMENTS_IN_TEST]);
+        let tensor = Tensor::<2>::from_data(data, &Device::default());
+        assert_eq!(sum_in_order(tensor).unwrap(), 16_777_223.0);
+    }
+
+    const SUM_ELEMENTS_IN_TEST: usize = 1 << 20;
+}

@@ -1,0 +1,146 @@
+//! Uploads, downloads and deletions of checkpoints, also by several ranks.
+
+use super::*;
+
+#[test]
+fn checkpoints_are_downloaded_and_deleted() {
+    let (folder, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let context = alone(folder.path());
+    let session = context.session();
+    let files = [("a.txt", "one"), ("deep/er/b.txt", "two"), ("notes.tmp", "three")];
+    let first = Upload::at(1).metadata("epoch", 7).select(|name| !name.ends_with(".tmp"));
+    let first = session.store_path(first, |folder| write(folder, &files)).unwrap();
+    let second = session.store_path(Upload::at(2), |folder| write(folder, &files[..1])).unwrap();
+    assert_eq!((first.as_str(), second.as_str()), ("000000000001-0", "000000000002-0"));
+    // The name of the last checkpoint is returned again: after a stop request, a program stores
+    // what it has just stored.
+    assert_eq!(session.store_path(Upload::at(2), |_| Ok(())).unwrap(), second);
+    let error = session.store_path(Upload::at(1), |_| Ok(())).unwrap_err().to_string();
+    assert!(
+        error.ends_with("001-0 already exists: an attempt makes one checkpoint per batch"),
+        "{error}"
+    );
+    let saved = session.metadata(session.checkpoint(&first)).unwrap();
+    assert_eq!(saved.metadata, [("epoch".to_owned(), json!(7))].into());
+    assert_eq!(saved.files, [("a.txt".to_owned(), 3), ("deep/er/b.txt".to_owned(), 3)].into());
+    let some = Download::new(session.checkpoint(&first)).select(|name| name.contains("/er/"));
+    assert_eq!(session.download(some, to.path().join("x")).unwrap(), saved);
+    let text = std::fs::read_to_string(to.path().join("x/deep/er/b.txt")).unwrap();
+    assert_eq!((text.as_str(), to.path().join("x/a.txt").exists()), ("two", false));
+    session.download(session.checkpoint(&first), to.path().join("y")).unwrap();
+    // A download is a valid checkpoint folder and can be downloaded from.
+    let again = CheckpointSource::folder(to.path().join("y"));
+    session.download(again, to.path().join("z")).unwrap();
+    assert_eq!(std::fs::read_to_string(to.path().join("z/a.txt")).unwrap(), "one");
+    let error = session.delete(&second).unwrap_err().to_string();
+    assert!(error.contains("is the latest"), "{error}");
+    session.delete(&first).unwrap();
+    assert!(!folder.path().join("trial/checkpoints").join(&first).exists());
+    let error = session.delete(&first).unwrap_err().to_string();
+    assert_eq!(error, "checkpoint 000000000001-0 not found in trial");
+    let manifest = |folder: &Path| write(folder, &[("manifest.json", "{}")]);
+    let error = session.store_path(Upload::at(3), manifest).unwrap_err().to_string();
+    assert!(error.ends_with("manifest.json is a reserved file name"), "{error}");
+    let error = session.upload(to.path().join("none"), Upload::at(3)).unwrap_err().to_string();
+    assert!(error.starts_with("cannot read folder ") && error.contains("No such file"), "{error}");
+    assert_eq!(session.info().latest_checkpoint.as_deref(), Some("000000000002-0"));
+}
+
+#[test]
+fn program_without_folder_runs_without_checkpoints() {
+    let context = Standalone { quiet: true, ..Standalone::default() }.context().unwrap();
+    let session = context.session();
+    assert_eq!(session.restore_path(|_, _| Ok(())).unwrap(), None);
+    let name = session.store_path(Upload::at(5), |_| Ok(())).unwrap();
+    assert_eq!(name, "000000000005-0");
+    session.report_metrics("training", 5, [("loss", 1.0)]).unwrap();
+    session.report_progress(5);
+    session.set_status("warming up");
+    assert_eq!(
+        (session.complete_length(5).unwrap(), session.should_preempt().unwrap().is_none()),
+        (None, true)
+    );
+    let info = session.info();
+    assert_eq!((info.storage_url, info.size, info.has_runner), (None, 1, false));
+    drop(session.profile(Duration::from_secs(1)).unwrap());
+}
+
+#[test]
+fn ranks_upload_shards_of_one_checkpoint() {
+    let (folder, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let contexts = gang(folder.path(), 3);
+    let share = |context: &Context| {
+        let rank = context.distributed().rank();
+        let own = format!("ranks/{rank}.bin");
+        let upload =
+            Upload::at(4).sharded().metadata("world", 3).metadata(&format!("of{rank}"), rank);
+        let text = format!("share {rank}");
+        let files = [("same.txt", "all"), (own.as_str(), text.as_str())];
+        context.session().store_path(upload, |folder| write(folder, &files))
+    };
+    for name in each(&contexts, share) {
+        assert_eq!(name.unwrap(), "000000000004-0");
+    }
+    let fetched = each(&contexts, |context| {
+        let session = context.session();
+        let from = session.checkpoint("000000000004-0");
+        session.download(from, to.path()).unwrap()
+    });
+    let names: Vec<_> = fetched[2].files.keys().map(String::as_str).collect();
+    assert_eq!(names, ["ranks/0.bin", "ranks/1.bin", "ranks/2.bin", "same.txt"]);
+    assert_eq!(json!(fetched[2].metadata), json!({"of0": 0, "of1": 1, "of2": 2, "world": 3}));
+    drop(contexts);
+    // After a restart, all ranks of a machine read from one folder.
+    let contexts = gang(folder.path(), 3);
+    let restored = each(&contexts, |context| {
+        let rank = context.distributed().rank();
+        let read = |folder: &Path, saved: &CheckpointMetadata| {
+            assert_eq!(saved.batches, 4);
+            Ok((
+                folder.to_owned(),
+                std::fs::read_to_string(folder.join(format!("ranks/{rank}.bin")))?,
+            ))
+        };
+        context.session().restore_path(read).unwrap().unwrap()
+    });
+    let is_gone = |folder: &Path| *folder == *restored[0].0 && !folder.exists();
+    assert!(restored.iter().all(|(folder, _)| is_gone(folder)), "{restored:?}");
+    let texts: Vec<_> = restored.iter().map(|(_, text)| text.as_str()).collect();
+    assert_eq!(texts, ["share 0", "share 1", "share 2"]);
+}
+
+#[test]
+fn conflicting_shards_fail_on_all_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let contexts = gang(folder.path(), 3);
+    let upload = |batch, text: &'static (dyn Fn(usize) -> String + Sync), fails: usize| {
+        each(&contexts, |context| {
+            let rank = context.distributed().rank();
+            let upload = Upload::at(batch).sharded().metadata("rank", rank.min(1));
+            let files = [("x", text(rank))];
+            let files: Vec<_> = files.iter().map(|(name, text)| (*name, text.as_str())).collect();
+            let session = context.session();
+            let stored = match rank == fails {
+                true => session.upload(folder.path().join("none"), upload),
+                false => session.store_path(upload, |folder| write(folder, &files)),
+            };
+            stored.unwrap_err()
+        })
+    };
+    for error in upload(1, &|rank| format!("{}", rank / 2), usize::MAX) {
+        let error = error.to_string();
+        assert!(
+            error.starts_with("checkpoint 000000000001-0: ranks disagree: metadata rank is 0 "),
+            "{error}"
+        );
+        assert!(error.contains("file x is 1 bytes (5feceb66) on rank 0 and 1 bytes"), "{error}");
+        assert_eq!(error.matches("metadata rank is 0 on an earlier rank").count(), 2, "{error}");
+    }
+    let errors = upload(2, &|_| "same".into(), 1);
+    let codes: Vec<_> = errors.iter().map(|error| exit_code(&**error)).collect();
+    assert_eq!(codes, [ExitCode::PeerFailed, ExitCode::UserError, ExitCode::PeerFailed]);
+    assert!(errors[2].to_string().starts_with("rank 1: cannot read folder "), "{}", errors[2]);
+    let left = std::fs::read_dir(folder.path().join("trial/checkpoints"));
+    let has_file = |entry: &std::fs::DirEntry| entry.path().join("x").exists();
+    assert_eq!(left.map_or(0, |left| left.flatten().filter(has_file).count()), 0);
+}

@@ -1,0 +1,206 @@
+//! Directives of the runner and stop requests: how long to train, and when to exit.
+
+use std::time::Duration;
+
+use burn::module::Module;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use stoker_api::contract::{Directive, ExitCode, ReportEvent};
+
+use super::TestStage;
+use super::run::Run;
+use crate::collective::{RankActivity, all_gather_json};
+use crate::error::{Infrastructure, Interrupted};
+use crate::{Error, Result};
+
+/// Pause before the runner is asked again while the search is undecided.
+pub(crate) const SEARCH_POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// Maximum number of unanswered requests at the end of the granted length, after which the process
+/// exits. Each takes [`RESPONSE_TIMEOUT`] and a pause, so this is about ten minutes.
+///
+/// [`RESPONSE_TIMEOUT`]: super::RESPONSE_TIMEOUT
+pub(crate) const UNANSWERED_REQUESTS_MAX: u32 = 500;
+
+/// Stop requests and directive.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+pub(super) struct StopState {
+    /// Whether a signal requests a stop.
+    signal: bool,
+    /// Whether the program itself ends training.
+    ended: bool,
+    /// Latest directive of the runner, which only rank 0 receives.
+    directive: Option<Directive>,
+}
+
+impl<M: Module + 'static, B: Send + 'static> Run<'_, M, B> {
+    /// All-gathers a value, in rank order. Stop requests travel with it, so that all ranks see them
+    /// at the same point of the program.
+    pub(super) fn all_gather_with_stop<T: DeserializeOwned + Serialize>(
+        &mut self,
+        place: &str,
+        local: T,
+    ) -> Result<Vec<T>> {
+        let ranks = self.context.distributed();
+        if ranks.size() == 1 {
+            return Ok(vec![local]);
+        }
+        let local = (self.local_stop_state(), local);
+        let all = all_gather_json(ranks.collective(), place, local)?;
+        let (stop_states, values): (Vec<StopState>, Vec<T>) = all.into_iter().unzip();
+        self.stop_state = StopState {
+            signal: stop_states.iter().any(|stop_state| stop_state.signal),
+            ended: stop_states.iter().any(|stop_state| stop_state.ended),
+            directive: stop_states.first().and_then(|stop_state| stop_state.directive),
+        };
+        Ok(values)
+    }
+
+    /// Runs `act`, which has its own deadline. Meanwhile, the watchdog does not report this rank as
+    /// stuck.
+    pub(super) fn wait_for<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
+        self.context.distributed().record_activity(RankActivity::Wait);
+        let done = act(self);
+        self.context.distributed().record_activity(RankActivity::Train);
+        done
+    }
+
+    fn local_stop_state(&self) -> StopState {
+        let (signal, ended) = (self.context.stop.is_set(), self.context.ended.is_set());
+        StopState { signal, ended, directive: self.io().directive() }
+    }
+
+    /// Returns the requests that all ranks have agreed on.
+    fn agreed_stop_state(&self) -> StopState {
+        match self.context.distributed().size() {
+            1 => self.local_stop_state(),
+            _ => self.stop_state,
+        }
+    }
+
+    /// Applies requests between two batches. Returns an error if the process must exit.
+    pub(super) fn apply_directive(&mut self) -> Result<()> {
+        let stop_state = self.agreed_stop_state();
+        if stop_state.ended {
+            self.state.stopped.get_or_insert_with(|| "the program ended training".into());
+        }
+        if stop_state.signal {
+            return Err(self.checkpoint_and_exit(ExitCode::Preempted, "stopped by a signal"));
+        }
+        match stop_state.directive {
+            Some(Directive::Continue { units }) => self.extend_length(units),
+            Some(Directive::Preempt) => {
+                return Err(
+                    self.checkpoint_and_exit(ExitCode::Preempted, "preempted by the runner")
+                );
+            }
+            Some(Directive::Stop) => {
+                return Err(
+                    self.checkpoint_and_exit(ExitCode::Completed, "no more training is needed")
+                );
+            }
+            Some(Directive::Fenced) => return Err(fenced_error()),
+            Some(Directive::Wait) | None => {}
+        }
+        Ok(())
+    }
+
+    /// Called at the end of the granted length, or when a callback stops training, after a
+    /// validation. Saves a checkpoint, reports the result and waits for the next directive. Returns
+    /// whether training is over.
+    ///
+    /// The checkpoint is complete before the result is reported, so a trial with a known result can
+    /// be resumed.
+    pub(super) fn complete_length(&mut self) -> Result<bool> {
+        let (batches, context) = (self.state.batches, self.context);
+        context.run_stage(TestStage::Checkpoint, || {
+            self.save()?;
+            self.wait_for(Self::wait_until_stored)
+        })?;
+        self.test_restore()?;
+        if !self.io().has_runner() {
+            return Ok(true);
+        }
+        let mut reported = self.completed_units();
+        let mut event = self.validation_event(reported);
+        let mut num_unanswered = 0;
+        loop {
+            let answer = self.wait_for(|run| run.io().request_directive(batches, event));
+            let answer = self.all_gather_with_stop("end", answer)?[0];
+            match answer {
+                Some(Directive::Stop) => return Ok(true),
+                Some(Directive::Continue { units }) if self.state.stopped.is_none() => {
+                    self.extend_length(units);
+                    if self.granted > batches {
+                        return Ok(false);
+                    }
+                }
+                // A training that a callback stopped is over, even if a longer length was granted.
+                Some(Directive::Continue { .. }) => return Ok(true),
+                Some(Directive::Preempt | Directive::Fenced) | None => self.apply_directive()?,
+                Some(Directive::Wait) => {}
+            }
+            self.check_signal()?;
+            num_unanswered = if answer.is_some() { 0 } else { num_unanswered + 1 };
+            if num_unanswered == UNANSWERED_REQUESTS_MAX {
+                let text = "the runner has not responded for ten minutes";
+                return Err(Infrastructure(text.into()).into());
+            }
+            std::thread::sleep(SEARCH_POLL_INTERVAL);
+            // A longer length may end at the same batch.
+            event = match self.completed_units() {
+                reached if reached == reported => {
+                    let batches_total = self.state.base + self.granted;
+                    ReportEvent::Progress { batches_total, activity: None }
+                }
+                reached => {
+                    reported = reached;
+                    self.validation_event(reached)
+                }
+            };
+        }
+    }
+
+    /// Returns the granted length if training has reached it. If a callback stopped training
+    /// before, the validation is not a result of that length.
+    fn completed_units(&self) -> Option<u64> {
+        (self.state.batches >= self.granted).then_some(self.granted_units)
+    }
+
+    fn check_signal(&mut self) -> Result<()> {
+        match self.agreed_stop_state().signal {
+            true => Err(self.checkpoint_and_exit(ExitCode::Preempted, "stopped by a signal")),
+            false => Ok(()),
+        }
+    }
+
+    /// Adopts a longer length. A granted length never shrinks.
+    fn extend_length(&mut self, units: u64) {
+        if units > self.granted_units {
+            self.granted_units = units;
+            self.granted = self.timetable.batches(self.context.config.unit, units);
+        }
+    }
+
+    /// Waits until all checkpoints and reports are stored.
+    pub(super) fn wait_until_stored(&mut self) -> Result<()> {
+        let mut io = self.io();
+        io.report_saved(true)?;
+        io.flush()
+    }
+
+    /// Saves a checkpoint, waits until everything is stored, and returns the error to exit with.
+    fn checkpoint_and_exit(&mut self, code: ExitCode, why: &str) -> Error {
+        let saved = self.save();
+        let stored = self.wait_for(|run| saved.and_then(|()| run.wait_until_stored()));
+        match stored.and_then(|()| self.end_hooks()) {
+            Ok(()) => Interrupted { code, fenced: false, why: why.into() }.into(),
+            Err(error) => error,
+        }
+    }
+}
+
+/// The runner has given up this attempt.
+fn fenced_error() -> Error {
+    let why = "the runner has given up this attempt".into();
+    Interrupted { code: ExitCode::Infrastructure, fenced: true, why }.into()
+}

@@ -1,0 +1,149 @@
+//! Starts a training: checks, initial state, and restore of the checkpoint.
+
+use burn::module::Module;
+
+use super::call_hook;
+use super::directives::StopState;
+use super::fit::{Fit, Step};
+use super::model_slot::ModelSlot;
+use super::run::Run;
+use super::state::RunState;
+use super::timetable::Timetable;
+use crate::callback::Control;
+use crate::collective::{Distributed, all_gather_json};
+use crate::context::Context;
+use crate::data::{Data, LoaderPlan};
+use crate::optim::{FlatGradients, GradientSum, Optimizers};
+use crate::{InvalidInput, Result, record};
+
+impl<'a, M: Module + 'static, B: Send + 'static> Run<'a, M, B> {
+    /// Checks what can be checked before the first batch, and restores the checkpoint.
+    pub(super) fn start(
+        context: &'a Context,
+        model: M,
+        optimizers: Optimizers,
+        step: &'a dyn Step<M, B>,
+        fit: Fit<B>,
+    ) -> Result<Self> {
+        begin_loop(context)?;
+        let plan = context.loader_plan(fit.batch_size, true);
+        fit.train.check(&plan)?;
+        fit.validation.as_ref().map_or(Ok(()), |data| data.check_validation(&plan))?;
+        let model = optimizers.initialize_weights(context, model);
+        optimizers.check(&record::trained_paths(&model))?;
+        let mut run = Self::new(context, model, optimizers, step, fit, &plan)?;
+        run.update_control();
+        let ranks = context.distributed();
+        call_hook(&mut run.callbacks, &mut run.control, ranks, |callback, control| {
+            callback.on_train_begin(control)
+        })?;
+        run.restore()?;
+        #[cfg(feature = "learner")]
+        run.optimizers.set_model(&*run.model);
+        if run.saved.is_some() {
+            // The checkpoint already contains learning rates and kept weights.
+            (run.control.scale, run.control.keeps_weights) = (None, false);
+        }
+        run.apply_control()?;
+        Ok(run)
+    }
+
+    /// Creates the state before the first batch. Fails if ranks have different data.
+    fn new(
+        context: &'a Context,
+        model: M,
+        optimizers: Optimizers,
+        step: &'a dyn Step<M, B>,
+        fit: Fit<B>,
+        plan: &LoaderPlan,
+    ) -> Result<Self> {
+        let config = &context.config;
+        let Fit { train, validation, batch_size, epochs, initial_epoch, callbacks, continue_id } =
+            fit;
+        let timetable = Timetable::new(config, train.steps(plan), plan.global_batch as u64);
+        let has_runner = context.io().has_runner();
+        let own_epochs = epochs.filter(|_| !has_runner && config.units == 0);
+        let granted_units = own_epochs.unwrap_or(config.units.max(1));
+        let granted = timetable.batches(config.unit, granted_units);
+        let aggregation = match config.aggregation_frequency {
+            0 | 1 => optimizers.aggregation(),
+            of_experiment => of_experiment,
+        };
+        let (samples, global_batch) = (train.samples(), train.global_batch(plan));
+        let validated = validation.as_ref().map(Data::samples);
+        check_same_data(context.distributed(), (samples, global_batch, validated))?;
+        let batches = if has_runner { 0 } else { timetable.epoch_start(initial_epoch) };
+        let order = Some(train.read_order(config.seed));
+        let state =
+            RunState { batches, global_batch, samples, order, continue_id, ..RunState::default() };
+        Ok(Self {
+            context,
+            model: ModelSlot::new(model),
+            optimizers,
+            step,
+            train,
+            validation,
+            batch_size,
+            callbacks,
+            control: Control::default(),
+            timetable,
+            state,
+            gradients: GradientSum::default(),
+            flat: FlatGradients::default(),
+            granted_units,
+            granted,
+            saved: None,
+            best_weights: None,
+            stop_state: StopState::default(),
+            aggregation: u64::from(aggregation),
+            is_first: true,
+            rates: None,
+            has_custom_loop: false,
+            workload: None,
+        })
+    }
+}
+
+/// Marks this process as training. Fails in an inference job, and after a training that saved or
+/// restored a checkpoint.
+fn begin_loop(context: &Context) -> Result<()> {
+    if context.config.inference.is_some() {
+        let text = "this process belongs to an inference job, but its program trains; implement \
+                    `Inference` and call `infer`";
+        return Err(InvalidInput(text.into()).into());
+    }
+    let mut io = context.io();
+    if io.has_loop && (io.last_saved().is_some() || io.restored.is_some()) {
+        let text = "this process has already trained and saved checkpoints: a second training \
+                    could not be resumed; use a separate trial or program, or save no checkpoints";
+        return Err(text.into());
+    }
+    io.has_loop = true;
+    Ok(())
+}
+
+/// Fails if ranks read data of different sizes. Compares only the number of samples and the batch
+/// size.
+pub(super) fn check_same_data(
+    ranks: &Distributed,
+    local: (usize, usize, Option<usize>),
+) -> Result<()> {
+    if ranks.size() == 1 {
+        return Ok(());
+    }
+    let all = all_gather_json(ranks.collective(), "data", local)?;
+    let Some(rank) = all.iter().position(|sizes| *sizes != all[0]) else { return Ok(()) };
+    let describe = |(samples, global, validated): (usize, usize, Option<usize>)| {
+        let validated = validated.map_or("no".to_owned(), |samples| samples.to_string());
+        format!(
+            "{samples} training samples in global batches of {global} and {validated} validation \
+             samples"
+        )
+    };
+    let (other, lead) = (describe(all[rank]), describe(all[0]));
+    Err(format!(
+        "rank {rank} has {other}, but rank 0 has {lead}; read the same data in the same order on \
+         every rank, for example by sorting file names"
+    )
+    .into())
+}

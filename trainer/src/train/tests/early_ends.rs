@@ -1,0 +1,192 @@
+//! Trainings that end early: by a callback, an error or a missing metric.
+
+use stoker_api::contract::{Report, ReportEvent};
+
+use super::*;
+use crate::reporter::tests::TestReportServer;
+
+/// A callback that fails at the first batch.
+struct Fails;
+
+impl Callback for Fails {
+    fn on_batch_end(&mut self, _: &Logs, _: &mut Control) -> Result<()> {
+        Err("no".into())
+    }
+}
+
+#[test]
+fn callback_error_carries_its_name() {
+    let _stream = lock_random_stream();
+    let adam = Optimizers::one(AdamConfig::new().init(), 0.1);
+    assert_eq!(refused(10, adam, vec![Fails.boxed()]), "callback Fails: no");
+}
+
+#[test]
+fn rows_before_a_failure_are_stored() {
+    let _stream = lock_random_stream();
+    struct FailurePoint(bool);
+    impl Callback for FailurePoint {
+        fn on_batch_end(&mut self, _: &Logs, control: &mut Control) -> Result<()> {
+            match (control.batches(), self.0) {
+                (0..6, _) => Ok(()),
+                (_, true) => panic!("expected"),
+                (_, false) => Err("expected".into()),
+            }
+        }
+    }
+    for panics in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        program::finish(alone(Some(folder.path()), 20).context(), |context| {
+            let fit = Fit::new(Data::arrays(samples())?).batch_size(10);
+            let fit = fit.callbacks(vec![FailurePoint(panics).boxed()]);
+            let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
+            context.fit(Net::new(context.device()), optimizers(), step, fit).map(drop)
+        });
+        let batches: Vec<_> = rows(folder.path()).iter().map(|row| row.0).collect();
+        assert_eq!(batches, [4], "panics: {panics}");
+    }
+}
+
+#[test]
+fn callback_stop_is_final() {
+    let _stream = lock_random_stream();
+    let folder = tempfile::tempdir().unwrap();
+    let once = || {
+        let context = alone(Some(folder.path()), 20).context().unwrap();
+        let data = Data::arrays(samples()).unwrap();
+        let fit = Fit::new(data).batch_size(10).callbacks(vec![Stops(3).boxed()]);
+        let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
+        let fitted = context.fit(Net::new(context.device()), optimizers(), step, fit).unwrap();
+        (fitted.stopped, context.io().batches())
+    };
+    assert_eq!(once(), (Some("enough".into()), 3));
+    assert_eq!(once(), (Some("enough".into()), 3));
+}
+
+/// A callback that stops training.
+struct Stops(u64);
+
+impl Callback for Stops {
+    fn on_batch_end(&mut self, _: &Logs, control: &mut Control) -> Result<()> {
+        if control.batches() == self.0 {
+            control.stop_training("enough");
+        }
+        Ok(())
+    }
+}
+
+/// Trains to batch 20, or until the callback stops training, under a runner whose searched metric
+/// is `metric`. Returns the reports too.
+fn train_under_runner(
+    metric: &str,
+    callback: impl Callback + 'static,
+) -> (Result<Fitted<Net>>, Vec<Report>) {
+    train_under_runner_with(metric, callback, Some(Data::arrays(samples()).unwrap()))
+}
+
+/// Same as [`train_under_runner`], with this validation data.
+fn train_under_runner_with(
+    metric: &str,
+    callback: impl Callback + 'static,
+    validation: Option<Data<Pair>>,
+) -> (Result<Fitted<Net>>, Vec<Report>) {
+    let door = TestReportServer::scripted(vec![continue_to_20()]);
+    train_with_server(&door, metric, callback, validation)
+}
+
+fn continue_to_20() -> (u16, String) {
+    (200, r#"{"continue":{"units":20}}"#.into())
+}
+
+/// Same as [`train_under_runner_with`], with this report server.
+fn train_with_server(
+    door: &TestReportServer,
+    metric: &str,
+    callback: impl Callback + 'static,
+    validation: Option<Data<Pair>>,
+) -> (Result<Fitted<Net>>, Vec<Report>) {
+    let folder = tempfile::tempdir().unwrap();
+    let token = folder.path().join("token");
+    std::fs::write(&token, "one").unwrap();
+    let config = json!({
+        "version": 1, "experiment": "x", "experimentId": "x", "trial": 0, "attempt": 0, "seed": 7,
+        "experimentSeed": 7, "hyperparameters": {}, "unit": "batches", "units": 20,
+        "metric": metric, "smallerIsBetter": true, "schedulingUnit": 100,
+        "aggregationFrequency": 1, "storage": {"url": folder.path(), "trialPath": "trial"},
+        "door": {"url": format!("http://{}/", door.address), "tokenFile": token},
+    });
+    let context = program::context(serde_json::from_value(config).unwrap(), None).unwrap();
+    let fit = Fit::new(Data::arrays(samples()).unwrap()).batch_size(10);
+    let fit = Fit { validation, ..fit }.callbacks(vec![callback.boxed()]);
+    let step = |model: &Net, (x, y): Pair| StepOutput::classification(model.forward(x), y);
+    let fitted = context.fit(Net::new(context.device()), optimizers(), step, fit);
+    let reports = door.received.lock().unwrap().iter().map(|(_, report)| report.clone()).collect();
+    (fitted, reports)
+}
+
+#[test]
+fn training_continues_while_reports_are_refused() {
+    let _stream = lock_random_stream();
+    let refusals = [401, 403, 410, 401, 500].map(|status| (status, "not now".to_owned()));
+    let door = TestReportServer::scripted([&refusals[..], &[continue_to_20()]].concat());
+    let validation = Some(Data::arrays(samples()).unwrap());
+    let (fitted, reports) = train_with_server(&door, "val_loss", Stops(20), validation);
+    assert_eq!(fitted.unwrap().stopped.as_deref(), Some("enough"));
+    let num_refused = reports[1..].iter().take_while(|report| **report == reports[0]).count();
+    assert_eq!(num_refused, refusals.len(), "the refused report is sent again");
+    let is_result = |report: &&Report| {
+        matches!(report.event, ReportEvent::Validated { granted_units: Some(20), .. })
+    };
+    assert_eq!(reports.iter().filter(is_result).count(), 1);
+}
+
+#[test]
+fn early_stop_reports_a_result_only_at_length() {
+    let _stream = lock_random_stream();
+    let check = |stop_at, expected| {
+        let (fitted, reports) = train_under_runner("val_loss", Stops(stop_at));
+        assert_eq!(fitted.unwrap().stopped.as_deref(), Some("enough"));
+        let validated = |report: &Report| match report.event {
+            ReportEvent::Validated { granted_units, .. } => Some((report.batches, granted_units)),
+            _ => None,
+        };
+        let reported: Vec<_> = reports.iter().filter_map(validated).collect();
+        assert_eq!(reported, [expected]);
+    };
+    check(3, (3, None));
+    check(20, (20, Some(20)));
+}
+
+#[test]
+fn missing_searched_metric_fails_before_the_first_batch() {
+    let _stream = lock_random_stream();
+    let check = |metric, expected: &str| {
+        let error = train_under_runner(metric, Fails).0.unwrap_err();
+        assert_eq!(
+            (error.to_string().as_str(), exit_code(&*error)),
+            (expected, { ExitCode::UserError })
+        );
+    };
+    check(
+        "validation_los",
+        "there is no searched metric validation_los; of validation there are validation_accuracy, \
+         validation_loss",
+    );
+    check("validation_loss", "callback Fails: no");
+}
+
+#[test]
+fn missing_validation_data_fails_before_the_first_batch() {
+    let _stream = lock_random_stream();
+    for metric in ["val_loss", "validation_loss"] {
+        // The callback would fail at the first batch.
+        let (fitted, reports) = train_under_runner_with(metric, Fails, None);
+        let error = fitted.unwrap_err();
+        assert_eq!(exit_code(&*error), ExitCode::UserError);
+        let expected = format!(
+            "no validation data for searcher.metric {metric}; add it with `Fit::validation`"
+        );
+        assert_eq!(error.to_string(), expected);
+        assert!(reports.iter().all(|report| report.batches == 0), "{reports:?}");
+    }
+}

@@ -1,0 +1,293 @@
+//! Destinations of a trial's reports, metrics and checkpoints: a runner and storage, or only this
+//! machine.
+
+use std::fs::File;
+
+use stoker_api::contract::{CheckpointRef, Directive, ExitCode, Report, ReportEvent, TrialConfig};
+use stoker_storage::Storage;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+
+use crate::Result;
+use crate::callback::Logs;
+use crate::checkpoint::{
+    Checkpointer, Restored, Retention, RetentionLimits, RetentionTask, delete_each,
+};
+use crate::metrics::MetricsWriter;
+use crate::reporter::Reporter;
+use crate::session::{Activity, GrantedLength, ReportedMetrics};
+use crate::terminal::Terminal;
+
+mod background;
+mod lock;
+mod resume;
+mod storage;
+
+use background::Background;
+use resume::resume_latest;
+
+/// Reports, metrics, checkpoints and terminal output of this process.
+#[derive(Debug)]
+pub(crate) struct TrialIo {
+    reporter: Option<Reporter>,
+    files: Option<TrialFiles>,
+    resume_from: Vec<CheckpointRef>,
+    /// Whether a runner decides how long to train.
+    has_runner: bool,
+    /// Whether this is rank 0. Only rank 0 writes and reports.
+    is_lead: bool,
+    /// Global batches that the trial has trained, as of the last report.
+    pub(crate) batches: u64,
+    /// Batches at the end of the granted length, as of the last report.
+    pub(crate) batches_total: u64,
+    /// Batches that the trial had trained before this training began. A warm start counts from 0,
+    /// but the trial's record does not.
+    pub(crate) base: u64,
+    /// Checkpoint that this process saved last.
+    last_saved: Option<CheckpointRef>,
+    /// Checkpoint from which this process resumed.
+    pub(crate) restored: Option<String>,
+    /// Validation in the manifest of that checkpoint, with its batch.
+    pub(crate) restored_validation: Option<(u64, Logs)>,
+    /// Whether `fit` or `training` runs in this process and saves its own checkpoints.
+    pub(crate) has_loop: bool,
+    /// Whether the start of this attempt was reported to the runner.
+    pub(crate) is_started: bool,
+    pub(crate) reported: ReportedMetrics,
+    pub(crate) length: GrantedLength,
+    pub(crate) activity: Activity,
+    pub(crate) terminal: Terminal,
+    /// Deletes checkpoints when there is no runner to do so.
+    retention: Option<Retention>,
+    /// Dropped after the fields above, because their tasks run on it.
+    _background: Background,
+    /// Keeps other programs out of the folder until the fields above are dropped.
+    _lock: Option<File>,
+}
+
+/// Checkpoints and metrics of a trial.
+#[derive(Debug)]
+struct TrialFiles {
+    checkpointer: Checkpointer,
+    metrics: MetricsWriter,
+}
+
+impl TrialIo {
+    /// Opens what `config` names. Without a runner, there is no report server, and storage only if
+    /// a URL is set. Ranks other than 0 read, but do not write or report. `standalone_limits` is
+    /// `None` under a runner.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the storage cannot be opened or listed, or if another program uses the folder.
+    pub(crate) fn open(
+        config: &mut TrialConfig,
+        standalone_limits: Option<RetentionLimits>,
+        is_lead: bool,
+    ) -> Result<Self> {
+        let background = Background::start()?;
+        let rt = background.handle.clone();
+        let (mut files, mut retention, mut lock) = (None, None, None);
+        if !config.storage.url.is_empty() {
+            let storage = Storage::open(&config.storage.url, config.storage.endpoint.as_deref())?;
+            if let Some(limits) = standalone_limits {
+                if is_lead {
+                    lock = storage.folder().map(lock::lock).transpose()?;
+                }
+                resume_latest(&rt, &storage, config)?;
+                let task = RetentionTask {
+                    storage: storage.clone(),
+                    trial_path: config.storage.trial_path.clone(),
+                    attempt: config.attempt,
+                    limits,
+                    smaller_is_better: config.smaller_is_better,
+                };
+                retention = is_lead.then(|| Retention::start(&rt, task));
+            }
+            let checkpointer = Checkpointer::new(rt.clone(), storage.clone(), config);
+            let metrics = MetricsWriter::new(rt.clone(), storage, config);
+            files = Some(TrialFiles { checkpointer, metrics });
+        }
+        // Processes of a job that runs on this machine do not report: the runner sees their
+        // commits.
+        let has_report_server =
+            config.inference.is_none() || !config.report_endpoint.url.is_empty();
+        let reporter = (standalone_limits.is_none() && is_lead && has_report_server)
+            .then(|| Reporter::new(rt.clone(), config))
+            .transpose()?;
+        if let (Some(reporter), false) = (&reporter, config.storage.url.is_empty()) {
+            let storage = Storage::open(&config.storage.url, config.storage.endpoint.as_deref())?;
+            let (deleter, names) = mpsc::unbounded_channel();
+            rt.spawn(delete_each(storage, config.storage.trial_path.clone(), names));
+            reporter.set_checkpoint_deleter(deleter);
+        }
+        Ok(Self {
+            reporter,
+            files,
+            resume_from: config.resume_from.clone(),
+            has_runner: standalone_limits.is_none(),
+            is_lead,
+            batches: 0,
+            batches_total: 0,
+            base: 0,
+            last_saved: None,
+            restored: None,
+            restored_validation: None,
+            has_loop: false,
+            is_started: false,
+            reported: ReportedMetrics::default(),
+            length: GrantedLength::new(config.units),
+            activity: Activity::default(),
+            terminal: if is_lead {
+                Terminal::new(standalone_limits.is_some())
+            } else {
+                Terminal::silent()
+            },
+            retention,
+            _background: background,
+            _lock: lock,
+        })
+    }
+
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self._background.handle
+    }
+
+    /// Returns whether a runner decides how long to train.
+    pub(crate) fn has_runner(&self) -> bool {
+        self.has_runner
+    }
+
+    /// Returns whether checkpoints are stored.
+    pub(crate) fn has_storage(&self) -> bool {
+        self.files.is_some()
+    }
+
+    /// Returns whether this process writes and reports.
+    pub(crate) fn is_lead(&self) -> bool {
+        self.is_lead
+    }
+
+    /// Restores the first complete checkpoint, if any.
+    pub(crate) fn restore(&self) -> Result<Restored> {
+        self.restore_from(&self.resume_from)
+    }
+
+    /// Same as [`TrialIo::restore`], from these checkpoints.
+    pub(crate) fn restore_from(&self, resume_from: &[CheckpointRef]) -> Result<Restored> {
+        match &self.files {
+            Some(files) => Ok(files.checkpointer.restore(resume_from)?),
+            None => Ok(Restored::default()),
+        }
+    }
+
+    /// Returns the recorded checkpoint of this name.
+    pub(crate) fn checkpoint_ref(&self, name: &str) -> Option<CheckpointRef> {
+        self.resume_from.iter().find(|checkpoint| checkpoint.name == name).cloned()
+    }
+
+    /// Returns the checkpoint that this process saved last.
+    pub(crate) fn last_saved(&self) -> Option<CheckpointRef> {
+        self.last_saved.clone()
+    }
+
+    /// Returns the trial's files if this process writes them.
+    fn writable_files(&mut self) -> Option<&mut TrialFiles> {
+        self.files.as_mut().filter(|_| self.is_lead)
+    }
+
+    /// Queues reports that an earlier attempt could not send.
+    pub(crate) fn restore_unsent(&self, reports: Vec<Report>) {
+        if let Some(reporter) = &self.reporter {
+            reporter.restore_unsent(reports);
+        }
+    }
+
+    /// Returns reports without a response that still matter.
+    pub(crate) fn unsent(&self) -> Vec<Report> {
+        self.reporter.as_ref().map(Reporter::unsent).unwrap_or_default()
+    }
+
+    /// Returns the number of global batches trained, as of the last report.
+    pub(crate) fn batches(&self) -> u64 {
+        self.batches
+    }
+
+    /// Reports progress, which serves as a heartbeat and gets the next directive.
+    pub(crate) fn progress(&mut self, batches: u64, batches_total: u64) {
+        let (batches_total, activity) = (self.base + batches_total, self.activity.due());
+        self.post(batches, ReportEvent::Progress { batches_total, activity });
+    }
+
+    /// Queues a report; never blocks.
+    pub(crate) fn post(&mut self, batches: u64, event: ReportEvent) {
+        self.post_at(self.base + batches, event);
+    }
+
+    /// Same as [`post`](Self::post), with the batch as counted in the trial's record.
+    pub(crate) fn post_at(&mut self, batches: u64, event: ReportEvent) {
+        self.batches = self.batches.max(batches);
+        self.is_started |= matches!(event, ReportEvent::Started { .. });
+        if let ReportEvent::Started { batches_total, .. }
+        | ReportEvent::Progress { batches_total, .. } = event
+        {
+            self.batches_total = batches_total;
+        }
+        if let Some(reporter) = &self.reporter {
+            reporter.post(batches, event);
+        }
+    }
+
+    /// Reports and waits for the response. Returns `None` after
+    /// [`RESPONSE_TIMEOUT`](crate::train::RESPONSE_TIMEOUT).
+    pub(crate) fn request_directive(&self, batches: u64, event: ReportEvent) -> Option<Directive> {
+        self.reporter.as_ref()?.post_and_wait_within(
+            self.base + batches,
+            event,
+            crate::train::RESPONSE_TIMEOUT,
+        )
+    }
+
+    /// Returns the latest directive.
+    pub(crate) fn directive(&self) -> Option<Directive> {
+        self.reporter.as_ref()?.directive()
+    }
+
+    /// Reports that the process is about to exit.
+    pub(crate) fn close(&self, batches: u64, code: ExitCode, message: Option<String>) {
+        if let Some(reporter) = &self.reporter {
+            reporter.close(batches, code, message);
+        }
+    }
+
+    /// Writes a row of metrics for `fit` or `training`.
+    pub(crate) fn row(
+        &mut self,
+        group: &str,
+        batches: u64,
+        epoch: u64,
+        metrics: &Logs,
+    ) -> Result<()> {
+        self.reported.record(group, batches, metrics);
+        self.write_row(group, batches, epoch, metrics)
+    }
+
+    /// Writes a row of metrics.
+    pub(crate) fn write_row(
+        &mut self,
+        group: &str,
+        batches: u64,
+        epoch: u64,
+        metrics: &Logs,
+    ) -> Result<()> {
+        let batches = self.base + batches;
+        if let Some(files) = self.writable_files() {
+            files.metrics.row(group, batches, epoch, metrics)?;
+        }
+        self.terminal.row(group, batches, epoch, metrics);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

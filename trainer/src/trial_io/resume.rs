@@ -1,0 +1,47 @@
+//! Checkpoints and attempt number of a program without a runner.
+
+use stoker_api::contract::{CheckpointRef, TrialConfig};
+use stoker_storage::{Storage, hash, layout};
+use tokio::runtime::Handle;
+
+use crate::Result;
+
+/// Number of checkpoints from which a program without a runner may resume: the newest, and others
+/// in case it is corrupt. A runner names as many.
+pub(super) const RESUME_FROM_MAX: usize = 16;
+
+/// Sets the checkpoints and the attempt number of a program without a runner. Checkpoints are in
+/// order from newest to oldest. Attempts are counted by everything they wrote, because a killed
+/// attempt may have left rows but no checkpoint. Reads only the newest manifests: a folder may
+/// contain thousands.
+pub(super) fn resume_latest(
+    rt: &Handle,
+    storage: &Storage,
+    config: &mut TrialConfig,
+) -> Result<()> {
+    let folder = format!("{}/", config.storage.trial_path);
+    let (mut manifests, mut attempts) = (vec![], 0);
+    let listed: Result<Vec<CheckpointRef>> = rt.block_on(async {
+        for path in storage.list(&folder).await? {
+            let below = path.strip_prefix(&folder).unwrap_or(&path).to_owned();
+            attempts =
+                layout::attempt_of(&below).map_or(attempts, |attempt| attempts.max(attempt + 1));
+            let mut names = path.rsplit('/');
+            let (file, name) = (names.next(), names.next().unwrap_or_default());
+            let position = layout::parse_checkpoint_name(name);
+            if let (Some(stoker_api::names::MANIFEST), Some(position)) = (file, position) {
+                manifests.push((position, name.to_owned(), path));
+            }
+        }
+        manifests.sort_by_key(|(position, ..)| std::cmp::Reverse(*position));
+        let mut newest = vec![];
+        for (_, name, path) in manifests.into_iter().take(RESUME_FROM_MAX) {
+            let manifest_sha256 = hash::sha256_hex(&storage.get(&path).await?);
+            newest.push(CheckpointRef { name, manifest_sha256 });
+        }
+        Ok(newest)
+    });
+    config.resume_from = listed?;
+    config.attempt = attempts;
+    Ok(())
+}

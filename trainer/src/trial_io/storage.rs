@@ -1,0 +1,125 @@
+//! Saves checkpoints, stores rows of metrics, and deletes checkpoints that are no longer retained.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use stoker_api::contract::{CheckpointRef, ReportEvent};
+use stoker_storage::segments::PendingFlush;
+use tokio::runtime::Handle;
+
+use super::TrialIo;
+use crate::Result;
+use crate::checkpoint::{CheckpointStore, ContentsFn, SaveRequest, SavedCheckpoint};
+
+impl TrialIo {
+    /// Writes a histogram for TensorBoard.
+    pub(crate) fn histogram(&mut self, name: &str, batches: u64, values: &[f32]) {
+        let batches = self.base + batches;
+        if let Some(files) = self.writable_files() {
+            files.metrics.histogram(name, batches, values);
+        }
+    }
+
+    /// Starts a save. Blocks only while an earlier save is in progress.
+    pub(crate) fn save(
+        &mut self,
+        batches: u64,
+        metric: Option<f64>,
+        produce: ContentsFn,
+    ) -> Result<()> {
+        let (unsent, batches) = (self.unsent(), self.base + batches);
+        let Some(files) = self.writable_files() else { return Ok(()) };
+        let after = files.metrics.stored();
+        let metadata = BTreeMap::new();
+        let request = SaveRequest { batches, metric, unsent, metadata, after };
+        Ok(files.checkpointer.begin(request, produce)?)
+    }
+
+    /// Returns the location of the checkpoints, and the runtime for their transfer.
+    pub(crate) fn checkpoint_store(&self) -> Option<(Handle, CheckpointStore)> {
+        let files = self.files.as_ref()?;
+        Some((self.runtime().clone(), files.checkpointer.store().clone()))
+    }
+
+    /// Returns the checkpoints to resume from, in order of preference.
+    pub(crate) fn resume_from(&self) -> &[CheckpointRef] {
+        &self.resume_from
+    }
+
+    /// Returns the name of the checkpoint from which a restart would resume.
+    pub(crate) fn latest_checkpoint(&self) -> Option<String> {
+        let saved = self.last_saved.as_ref().map(|checkpoint| checkpoint.name.clone());
+        let first = || self.resume_from.first().map(|checkpoint| checkpoint.name.clone());
+        saved.or_else(|| self.restored.clone()).or_else(first)
+    }
+
+    /// Returns the writes of all metrics rows so far, for which a new checkpoint must wait.
+    pub(crate) fn pending_row_writes(&mut self) -> Vec<PendingFlush> {
+        self.writable_files().map(|files| files.metrics.stored()).unwrap_or_default()
+    }
+
+    /// Reports a new checkpoint.
+    pub(crate) fn record_saved(&mut self, saved: SavedCheckpoint) {
+        if let Some(retention) = &self.retention {
+            retention.record_saved(&saved);
+        }
+        let (name, manifest_sha256) = (saved.name.clone(), saved.manifest_sha256.clone());
+        self.last_saved = Some(CheckpointRef { name, manifest_sha256 });
+        self.post_at(saved.batches, checkpoint_event(saved));
+    }
+
+    /// Reports new checkpoints. With `wait`, waits for a save in progress.
+    pub(crate) fn report_saved(&mut self, wait: bool) -> Result<()> {
+        while let Some(files) = self.writable_files() {
+            let checkpointer = &mut files.checkpointer;
+            let saved = if wait { checkpointer.finish()? } else { checkpointer.poll()? };
+            let Some(saved) = saved else { break };
+            self.record_saved(saved);
+        }
+        Ok(())
+    }
+
+    /// Waits until all rows of metrics are stored, but at most `wait`.
+    pub(crate) fn flush_within(&mut self, wait: Duration) -> Result<()> {
+        let Some(files) = self.writable_files() else { return Ok(()) };
+        let stored = files.metrics.flushing();
+        let all = async {
+            for stored in stored {
+                stored.wait().await?;
+            }
+            Ok(())
+        };
+        let done = async { tokio::time::timeout(wait, all).await };
+        match self._background.handle.block_on(done) {
+            Ok(done) => done,
+            Err(_) => Err(format!("the storage took longer than {} s", wait.as_secs()).into()),
+        }
+    }
+
+    /// Deletes checkpoints that were retained only as fallbacks, because training is over.
+    pub(crate) fn end_training(&self) {
+        if let Some(retention) = &self.retention {
+            retention.finish(true);
+        }
+    }
+
+    /// Waits until all rows of metrics are stored and superfluous checkpoints are deleted.
+    pub(crate) fn flush(&mut self) -> Result<()> {
+        if let Some(retention) = &self.retention {
+            retention.finish(false);
+        }
+        match self.writable_files() {
+            Some(files) => Ok(files.metrics.flush()?),
+            None => Ok(()),
+        }
+    }
+}
+
+fn checkpoint_event(saved: SavedCheckpoint) -> ReportEvent {
+    ReportEvent::Checkpointed {
+        name: saved.name,
+        manifest_sha256: saved.manifest_sha256,
+        bytes: saved.bytes,
+        metric: saved.metric.map(stoker_api::number::format),
+    }
+}

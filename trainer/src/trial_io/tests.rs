@@ -1,0 +1,124 @@
+//! Folder of a program without a runner: lock, resume and retention.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use stoker_api::contract::Manifest;
+use stoker_storage::layout;
+
+use super::*;
+use crate::{Context, Standalone};
+
+fn alone(folder: &Path) -> Result<Context> {
+    let folder = Some(folder.to_owned());
+    Standalone { folder, quiet: true, ..Standalone::default() }.context()
+}
+
+/// Writes a manifest of a checkpoint with this name, and optionally a metric.
+fn write(folder: &Path, name: &str, metric: Option<f64>) {
+    let path = folder.join("trial/checkpoints").join(name);
+    std::fs::create_dir_all(&path).unwrap();
+    let (batches, attempt) = layout::parse_checkpoint_name(name).unwrap();
+    let manifest = Manifest {
+        format: 1,
+        experiment_id: "alone".into(),
+        trial: 0,
+        attempt,
+        batches,
+        metric: metric.map(stoker_api::number::format),
+        files: BTreeMap::new(),
+        unsent: vec![],
+        metadata: BTreeMap::new(),
+    };
+    let text = serde_json::to_vec(&manifest).unwrap();
+    std::fs::write(path.join("manifest.json"), text).unwrap();
+}
+
+/// Saves a checkpoint as a training loop does.
+fn save(context: &Context, batches: u64, metric: Option<f64>) {
+    let mut io = context.io();
+    io.save(batches, metric, Box::new(|| Ok(crate::checkpoint::CheckpointContents::new())))
+        .unwrap();
+    io.report_saved(true).unwrap();
+    io.flush().unwrap();
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder.join("trial/checkpoints")).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn the_second_program_in_a_folder_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = alone(folder.path()).unwrap();
+    let error = alone(folder.path()).unwrap_err().to_string();
+    let expected =
+        format!("folder {} is in use by process {}", folder.path().display(), std::process::id());
+    assert!(error.starts_with(&expected), "{error}");
+    drop(first);
+    alone(folder.path()).unwrap();
+}
+
+#[test]
+fn a_start_reads_only_the_newest_manifests() {
+    let folder = tempfile::tempdir().unwrap();
+    let all: Vec<String> = (1..=40).map(|batches| layout::checkpoint_name(batches, 0)).collect();
+    all.iter().for_each(|name| write(folder.path(), name, None));
+    let context = alone(folder.path()).unwrap();
+    let io = context.io();
+    let names: Vec<_> = io.resume_from().iter().map(|checkpoint| checkpoint.name.clone()).collect();
+    drop(io);
+    let newest: Vec<_> = all.iter().rev().take(resume::RESUME_FROM_MAX).cloned().collect();
+    assert_eq!(names, newest);
+    assert_eq!(context.config.attempt, 1);
+}
+
+#[test]
+fn the_folder_keeps_the_latest_and_best_checkpoints() {
+    let folder = tempfile::tempdir().unwrap();
+    let expect = |batches: &[(u64, u32)]| {
+        let expected: Vec<String> = batches
+            .iter()
+            .map(|(batches, attempt)| layout::checkpoint_name(*batches, *attempt))
+            .collect();
+        assert_eq!(names(folder.path()), expected);
+    };
+    let context = alone(folder.path()).unwrap();
+    save(&context, 1, Some(0.5));
+    save(&context, 2, Some(0.25));
+    for batches in 3..=6 {
+        save(&context, batches, Some(0.75));
+    }
+    // The best checkpoint, and the latest three as fallbacks.
+    expect(&[(2, 0), (4, 0), (5, 0), (6, 0)]);
+    drop(context);
+    // An interrupted save.
+    let partial = folder.path().join("trial/checkpoints/000000000007-0");
+    std::fs::create_dir(&partial).unwrap();
+    std::fs::write(partial.join("model.bpk"), "x").unwrap();
+    let context = alone(folder.path()).unwrap();
+    save(&context, 8, None);
+    expect(&[(2, 0), (5, 0), (6, 0), (8, 1)]);
+    context.io().end_training();
+    expect(&[(2, 0), (8, 1)]);
+    save(&context, 9, Some(0.125));
+    context.io().end_training();
+    expect(&[(9, 1)]);
+}
+
+#[test]
+fn training_alone_ends_with_latest_and_best() {
+    let folder = tempfile::tempdir().unwrap();
+    let context = alone(folder.path()).unwrap();
+    let session = context.session();
+    for batches in 1..=5 {
+        let upload = crate::Upload::at(batches);
+        session.store_path(upload, |path| Ok(std::fs::write(path.join("x"), "x")?)).unwrap();
+    }
+    crate::train::program::finish(Ok(context), |_| Ok(()));
+    assert_eq!(names(folder.path()), ["000000000005-0"]);
+}

@@ -5,6 +5,7 @@
 mod architecture;
 mod chart;
 mod exact;
+mod examples;
 mod faults;
 mod first_light;
 mod images;

@@ -42,7 +42,8 @@ impl Trial for Curve {
     }
 
     // 2. Adam has a state: two moments for each weight. A checkpoint contains it, the weights, the
-    //    position in the data and the state of the random numbers. The program saves nothing itself.
+    //    position in the data and the state of the random numbers. The program itself saves
+    //    nothing.
     fn build_optimizers(&self) -> Result<Optimizers> {
         Ok(Optimizers::one(AdamConfig::new().init(), 0.003))
     }

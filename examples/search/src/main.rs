@@ -58,8 +58,9 @@ impl Trial for Curve {
         Data::arrays(curve(200, 0.5))
     }
 
-    // 4. The step names the metrics: `loss`, and `mean_absolute_error`. A validation reports them
-    //    as `validation_loss` and `validation_mean_absolute_error`; the search compares one of them.
+    // 4. The step names its metrics: `loss` and `mean_absolute_error`. A validation reports them
+    //    as `validation_loss` and `validation_mean_absolute_error`. The search compares one of
+    //    them.
     fn step(&self, model: &Network, (x, y): Self::Batch) -> StepOutput {
         StepOutput::regression(model.forward(x), y)
     }

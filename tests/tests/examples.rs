@@ -214,7 +214,7 @@ fn shakespeare_needs_a_verified_text() {
     };
     let output = run_with(&sha256, "verified");
     assert!(output.status.success(), "{}", said(&output));
-    let output = run_with(&"0".repeat(64), "other");
+    let output = run_with(&"a".repeat(64), "other");
     assert!(!output.status.success(), "{}", said(&output));
     let log = logs("shakespeare-0", &root.path().join("other"));
     assert!(log.contains("SHA-256"), "{log}");

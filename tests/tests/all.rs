@@ -4,6 +4,7 @@
 
 mod architecture;
 mod chart;
+mod examples;
 mod faults;
 mod images;
 mod inference;

@@ -38,11 +38,11 @@ const CLUSTER: [&str; 2] = ["authentication.k8s.io/tokenreviews: create", "/node
 /// Permissions in all namespaces of experiments and jobs.
 const NAMESPACED: [&str; 9] = [
     "stoker.dev/experiments: get list watch patch",
-    "stoker.dev/experiments/status: patch update",
-    "stoker.dev/trials: get list watch create patch update",
-    "stoker.dev/trials/status: patch update",
+    "stoker.dev/experiments/status: patch",
+    "stoker.dev/trials: get list watch create patch",
+    "stoker.dev/trials/status: patch",
     "stoker.dev/inferencejobs: get list watch",
-    "stoker.dev/inferencejobs/status: patch update",
+    "stoker.dev/inferencejobs/status: patch",
     "/pods: get list watch create delete",
     "/services: get create",
     "events.k8s.io/events: create patch",

@@ -227,8 +227,9 @@ impl Reporter {
         self.post_and_wait_within(batches, event, RESPONSE_TIMEOUT)
     }
 
-    /// Same as [`ask`](Self::ask), with a custom timeout, so that the caller can check for signals.
-    /// To continue waiting, ask with [`ReportEvent::Progress`]: a queued report is sent only once.
+    /// Same as [`post_and_wait`](Self::post_and_wait), with a custom timeout, so that the caller
+    /// can check for signals. To continue waiting, post [`ReportEvent::Progress`]: a queued report
+    /// is sent only once.
     pub fn post_and_wait_within(
         &self,
         batches: u64,

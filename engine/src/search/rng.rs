@@ -9,7 +9,7 @@ const STATE_LEN: usize = 624;
 const SHIFT: usize = 397;
 
 /// A stream of random numbers that a seed fixes.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Random {
     state: [u32; STATE_LEN],
     next_idx: usize,

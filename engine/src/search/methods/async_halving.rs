@@ -238,3 +238,6 @@ impl SearchMethod for AsyncHalving {
         first.or_else(|| self.close_out(book))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -17,6 +17,7 @@ pub mod method;
 pub mod methods;
 pub mod rng;
 pub mod rung;
+pub mod samplers;
 pub mod simulate;
 pub mod state;
 pub mod turn;

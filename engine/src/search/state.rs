@@ -1,15 +1,13 @@
 //! A search in progress: method, sampler and trials.
 
-use serde_json::Value;
-use stoker_api::hyperparameters::Space;
-
 use super::Draw;
 use super::book::Book;
-use super::grid::Grid;
 use super::methods::{AsyncHalving, FixedLength, Pbt, SearchMethod, SyncHalving, Tournament};
 use super::rng::Random;
-use super::sample::{normalized, sample};
-use super::turn::{Event, Step};
+use super::sample::normalized;
+use super::samplers::Sampler;
+use super::turn::{Event, Source, Step};
+use serde_json::Value;
 
 /// A search method of any kind.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,38 +46,6 @@ impl AnyMethod {
     }
 }
 
-/// Source of hyperparameters.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Sampler {
-    /// Independent random samples.
-    Random(Space),
-    /// Points of a grid, the last one first.
-    Grid {
-        /// The grid.
-        grid: Grid,
-        /// Number of points left.
-        num_left: u64,
-    },
-}
-
-impl Sampler {
-    /// Returns a sampler of all points of a grid.
-    pub fn grid(space: Space) -> Self {
-        let grid = Grid::new(space);
-        Self::Grid { num_left: grid.num_points(), grid }
-    }
-
-    fn draw(&mut self, random: &mut Random) -> Option<Value> {
-        match self {
-            Self::Random(space) => Some(sample(space, random)),
-            Self::Grid { grid, num_left } => {
-                *num_left = num_left.checked_sub(1)?;
-                grid.point(*num_left)
-            }
-        }
-    }
-}
-
 /// An event with the steps that were decided on it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Turn {
@@ -91,6 +57,17 @@ pub struct Turn {
     pub steps: Vec<Step>,
     /// The trials of the `Create` steps, in order.
     pub created: Vec<Draw>,
+    /// 32-bit words taken from the random stream up to and with each of `created`.
+    pub random_words: Vec<u64>,
+}
+
+/// Record of a trial that a turn created.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecordedDraw {
+    /// Hyperparameters; `None` if the trial was deleted.
+    pub hyperparameters: Option<Value>,
+    /// 32-bit words taken from the experiment's random stream up to and with this trial.
+    pub random_words: u64,
 }
 
 /// The record of a search does not fit its method.
@@ -134,15 +111,16 @@ impl SearchState {
         }
         let order = self.next_order;
         self.next_order += 1;
-        let before = self.book.observe(order, &event);
-        self.method.as_dyn_mut().observe(&event, before, &self.book);
-        let (mut steps, mut created) = (vec![], vec![]);
+        self.observe(order, &event);
+        let (mut steps, mut created, mut random_words) = (vec![], vec![], vec![]);
         while let Some(step) = self.decide() {
             let is_last = step == Step::Finish;
-            if let Step::Create { units, hyperparameters, .. } = &step {
+            if let Step::Create { units, source, hyperparameters, .. } = &step {
                 let given = hyperparameters.clone();
-                let Some(draw) = self.draw(*units, given) else { break };
+                let Some(draw) = self.draw(*units, source.as_ref(), given) else { break };
+                self.sampler.record(Some(&draw.hyperparameters));
                 created.push(draw);
+                random_words.push(self.random.num_words());
             }
             self.method.as_dyn_mut().commit(&step, &self.book);
             self.book.commit(&step);
@@ -151,11 +129,12 @@ impl SearchState {
                 break;
             }
         }
-        Some(Turn { order, event, steps, created })
+        Some(Turn { order, event, steps, created, random_words })
     }
 
-    /// Takes in a recorded turn, without deciding anything. The event is `None` if its record was
-    /// deleted, and only effects on other trials are left.
+    /// Takes in a recorded turn, without deciding or drawing anything. The event is `None` if its
+    /// record was deleted, and only effects on other trials are left. `created` are the records of
+    /// the `Create` steps' trials, in order.
     ///
     /// # Errors
     ///
@@ -165,6 +144,7 @@ impl SearchState {
         order: u64,
         event: Option<&Event>,
         steps: &[Step],
+        created: &[RecordedDraw],
     ) -> Result<(), Unreadable> {
         let unreadable = |reason| Err(Unreadable { order, reason });
         if order < self.next_order {
@@ -176,19 +156,29 @@ impl SearchState {
             if !self.book.accepts(event) {
                 return unreadable("its event is unknown, repeated or late");
             }
-            let before = self.book.observe(order, event);
-            self.method.as_dyn_mut().observe(event, before, &self.book);
+            self.observe(order, event);
         }
+        let mut created = created.iter();
         for step in steps {
-            if let Step::Create { units, hyperparameters, .. } = step {
-                if self.draw(*units, hyperparameters.clone()).is_none() {
-                    return unreadable("it creates more trials than the space has points");
-                }
+            if let Step::Create { .. } = step {
+                let Some(draw) = created.next() else {
+                    return unreadable("a trial that it created is missing");
+                };
+                self.random.skip_to(draw.random_words);
+                self.sampler.record(draw.hyperparameters.as_ref());
             }
             self.method.as_dyn_mut().commit(step, &self.book);
             self.book.commit(step);
         }
         Ok(())
+    }
+
+    fn observe(&mut self, order: u64, event: &Event) {
+        let before = self.book.observe(order, event);
+        self.method.as_dyn_mut().observe(event, before, &self.book);
+        if let Event::Deleted { trial } = event {
+            self.sampler.forget(*trial);
+        }
     }
 
     fn decide(&self) -> Option<Step> {
@@ -198,15 +188,20 @@ impl SearchState {
     }
 
     /// Draws hyperparameters, identity and seed, in this order.
-    fn draw(&mut self, units: u64, given: Option<Value>) -> Option<Draw> {
+    fn draw(&mut self, units: u64, source: Option<&Source>, given: Option<Value>) -> Option<Draw> {
         let index = self.book.next_index();
         let sampled = match given {
             Some(hyperparameters) => hyperparameters,
-            None => self.sampler.draw(&mut self.random)?,
+            None => self.sampler.draw(source, &self.book, &mut self.random)?,
         };
         let request_id = self.random.uuid();
         let seed = self.random.seed();
         Some(Draw { index, request_id, seed, hyperparameters: normalized(&sampled), units })
+    }
+
+    /// Returns the number of 32-bit words taken from the experiment's random stream.
+    pub fn random_words(&self) -> u64 {
+        self.random.num_words()
     }
 }
 

@@ -8,7 +8,8 @@ use stoker_api::experiment::ExperimentSpec;
 use super::*;
 use crate::search::layout::{self, AdaptiveAsha, Mode};
 use crate::search::methods::{AsyncHalving, FixedLength, SyncHalving, Tournament};
-use crate::search::state::{AnyMethod, Sampler};
+use crate::search::samplers::Sampler;
+use crate::search::state::AnyMethod;
 
 const CASES: &str = include_str!("../simulate.json");
 
@@ -207,8 +208,8 @@ fn run(experiment: &Value, lines: &[Value], flags: &Value) -> Simulation {
         None => Sampler::Random(valid.space.clone()),
     };
     let num_points = match &sampler {
-        Sampler::Grid { num_left, .. } => *num_left,
-        Sampler::Random(_) => 0,
+        Sampler::Grid { num_points, .. } => *num_points,
+        _ => 0,
     };
     let search = SearchState::new(method(searcher, units, num_points), sampler, 1);
     let curves = curves(lines);

@@ -11,6 +11,7 @@ use crate::search::book::TrialState;
 use crate::search::layout::{self, AdaptiveAsha, Mode};
 use crate::search::methods::PbtConfig;
 use crate::search::rung::Loss;
+use crate::search::samplers::Explore;
 
 fn space() -> Space {
     let parameters = serde_json::json!({ "x": { "double": { "min": 0.0, "max": 1.0 } } });
@@ -86,7 +87,16 @@ struct Recorded {
 
 impl Recorded {
     fn new(method: AnyMethod) -> Self {
-        let fresh = SearchState::new(method, Sampler::Random(space()), 7);
+        let sampler = match &method {
+            AnyMethod::Pbt(_) => Sampler::explore(Explore {
+                space: space(),
+                resample_probability: 0.3,
+                perturb_factor: 0.2,
+            }),
+            AnyMethod::FixedLength(_) | AnyMethod::AsyncHalving(_) => Sampler::tpe(space(), false),
+            _ => Sampler::Random(space()),
+        };
+        let fresh = SearchState::new(method, sampler, 7);
         let mut recorded = Self { search: fresh.clone(), log: vec![], fresh };
         recorded.advance(Event::Began);
         recorded
@@ -147,7 +157,17 @@ impl Recorded {
                 .cloned()
                 .collect();
             let event = (!is_lost).then_some(&turn.event);
-            rebuilt.replay(turn.order, event, &effects).unwrap();
+            let created: Vec<RecordedDraw> = turn
+                .created
+                .iter()
+                .zip(&turn.random_words)
+                .map(|(draw, random_words)| RecordedDraw {
+                    hyperparameters: (!deleted.contains(&draw.index))
+                        .then(|| draw.hyperparameters.clone()),
+                    random_words: *random_words,
+                })
+                .collect();
+            rebuilt.replay(turn.order, event, &effects, &created).unwrap();
         }
         rebuilt
     }

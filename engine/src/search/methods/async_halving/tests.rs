@@ -8,7 +8,8 @@ use stoker_api::hyperparameters::Space;
 use super::{AsyncHalving, AsyncHalvingConfig};
 use crate::search::book::TrialState;
 use crate::search::rung::Loss;
-use crate::search::state::{AnyMethod, Sampler, SearchState, Turn};
+use crate::search::samplers::Sampler;
+use crate::search::state::{AnyMethod, SearchState, Turn};
 use crate::search::turn::{Event, Step};
 
 const DIVISOR: usize = 3;

@@ -159,7 +159,7 @@ impl std::fmt::Display for SimulateError {
 
 impl std::error::Error for SimulateError {}
 
-/// End of a leg in the queue. The earliest one is the greatest, because the heap returns that first.
+/// End of a leg in the queue. The earliest one is the greatest, as the heap returns the greatest.
 #[derive(Clone, Copy, Debug)]
 struct Leg {
     end: f64,

@@ -1,4 +1,4 @@
-//! Population based training: after each round, the worst trials are replaced by copies of the best.
+//! Population based training: after each round, copies of the best trials replace the worst.
 //!
 //! Source: Jaderberg et al., "Population Based Training of Neural Networks" (2017).
 

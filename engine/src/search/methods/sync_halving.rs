@@ -1,4 +1,4 @@
-//! Synchronous brackets: a trial is promoted as soon as it is sure to be among the best of its rung.
+//! Synchronous brackets: a trial is promoted once it is sure to be among the best of its rung.
 //!
 //! Sources: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter
 //! Optimization" (2016); Li et al., "Hyperband" (2018), for its layout of brackets.

@@ -1,4 +1,4 @@
-//! Tree-structured Parzen estimator (TPE): samples where good trials are dense and bad ones are not.
+//! Tree-structured Parzen estimator (TPE): samples where good trials are denser than bad ones.
 //!
 //! Source: Bergstra et al., "Algorithms for Hyper-Parameter Optimization" (2011); numbers as in
 //! Optuna: 10 random trials, 24 candidates, a tenth of the trials is good, at most 25.

@@ -1,4 +1,5 @@
-//! Promotion against a literal transcription of the published algorithm.
+//! Promotion against a literal transcription of the published algorithm, and stopping against
+//! decisions of Optuna.
 
 use std::collections::BTreeSet;
 
@@ -87,6 +88,45 @@ proptest! {
             let loss = Loss::new(f64::from(loss));
             let turn = search.advance(Event::Result { trial, units, loss }).unwrap();
             prop_assert_eq!(jobs(&turn), expected);
+        }
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct Study {
+    divisor: u32,
+    /// Trial, rung, loss, and 1 if Optuna prunes the trial.
+    decisions: Vec<(u32, usize, f64, u8)>,
+}
+
+/// The decisions are those of Optuna's `SuccessiveHalvingPruner`, printed by `optuna_decisions.py`.
+#[test]
+fn stopping_rule_equals_optunas_pruner() {
+    let studies: Vec<Study> = serde_json::from_str(include_str!("optuna_decisions.json")).unwrap();
+    let num_decisions: usize = studies.iter().map(|study| study.decisions.len()).sum();
+    assert_eq!(num_decisions, 4800);
+    for (number, study) in studies.iter().enumerate() {
+        let lengths: Vec<u64> = (0..4).map(|rung| u64::from(study.divisor).pow(rung)).collect();
+        let config = AsyncHalvingConfig {
+            group: 0,
+            lengths: lengths.clone(),
+            max_trials: 100_000,
+            divisor: study.divisor,
+            concurrency: 8,
+            stop_once: true,
+        };
+        let method = AnyMethod::AsyncHalving(AsyncHalving::new(config));
+        let sampler = Sampler::Random(Space::Group(Default::default()));
+        let mut search = SearchState::new(method, sampler, 0);
+        search.advance(Event::Began);
+        for (index, &(trial, rung, loss, is_pruned)) in study.decisions.iter().enumerate() {
+            let (units, loss) = (lengths[rung], Loss::new(loss));
+            let turn = search.advance(Event::Result { trial, units, loss }).unwrap();
+            // The pruner also ranks trials with the full length, which have nothing to continue.
+            if rung + 1 < lengths.len() {
+                let is_stopped = turn.steps.contains(&Step::Stop { trial });
+                assert_eq!(is_stopped, is_pruned == 1, "study {number}, decision {index}");
+            }
         }
     }
 }

@@ -6,8 +6,8 @@ use stoker_api::hyperparameters::{IntRange, Parameter, Space};
 use crate::search::sample::json_number;
 
 /// A grid that makes its points when asked, so that its size costs nothing.
-#[derive(Debug)]
-pub(crate) struct Grid {
+#[derive(Clone, Debug, PartialEq)]
+pub struct Grid {
     space: Space,
     axes: Vec<Parameter>,
 }

@@ -11,8 +11,16 @@
 //! [`method::SearchMethod`] only decides. A trial with a result at its granted length and neither
 //! `Continue` nor `Stop` waits undecided.
 
+pub mod book;
+pub mod layout;
 pub mod method;
+pub mod methods;
 pub mod rng;
+pub mod rung;
+pub mod samplers;
+pub mod simulate;
+pub mod state;
+pub mod turn;
 
 mod grid;
 mod sample;

@@ -9,10 +9,11 @@ const STATE_LEN: usize = 624;
 const SHIFT: usize = 397;
 
 /// A stream of random numbers that a seed fixes.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Random {
     state: [u32; STATE_LEN],
     next_idx: usize,
+    num_words: u64,
 }
 
 impl fmt::Debug for Random {
@@ -32,7 +33,7 @@ impl Random {
             }
             *place = word;
         }
-        Self { state, next_idx: STATE_LEN }
+        Self { state, next_idx: STATE_LEN, num_words: 0 }
     }
 
     /// The next 32 bits.
@@ -42,10 +43,23 @@ impl Random {
         }
         let mut word = self.state[self.next_idx];
         self.next_idx += 1;
+        self.num_words += 1;
         word ^= word >> 11;
         word ^= (word << 7) & 0x9d2c_5680;
         word ^= (word << 15) & 0xefc6_0000;
         word ^ (word >> 18)
+    }
+
+    /// Returns the number of words taken so far.
+    pub fn num_words(&self) -> u64 {
+        self.num_words
+    }
+
+    /// Drops words until `num_words` were taken. Does nothing if so many were taken already.
+    pub fn skip_to(&mut self, num_words: u64) {
+        while self.num_words < num_words {
+            self.bits32();
+        }
     }
 
     /// An integer from 0 to `max`, both included; draws nothing if `max` is 0.

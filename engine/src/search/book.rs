@@ -1,0 +1,233 @@
+//! State that all search methods share: the trials, with their lengths, results and states.
+
+use std::collections::BTreeSet;
+
+use stoker_api::trial::CloseCause;
+
+use super::rung::Loss;
+use super::turn::{Event, Step};
+
+/// State of a trial, as the search sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TrialState {
+    /// Trains to its granted length. Takes a place of the search's concurrency.
+    Active,
+    /// Has the result at its granted length, and no step has followed yet.
+    Waiting,
+    /// Has a result and holds no GPUs. It may continue.
+    Paused,
+    /// Ended by the search.
+    Stopped,
+    /// Ended by itself or by the user.
+    Closed(CloseCause),
+    /// Deleted by the user.
+    Deleted,
+}
+
+impl TrialState {
+    /// Returns `true` if the trial can still train.
+    pub fn is_open(self) -> bool {
+        matches!(self, Self::Active | Self::Waiting | Self::Paused)
+    }
+}
+
+/// One trial of a search.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrialEntry {
+    /// Bracket or generation.
+    pub group: u32,
+    /// Granted length.
+    pub units: u64,
+    /// Current state.
+    pub state: TrialState,
+    /// Results as length and loss, in the order of their events.
+    pub results: Vec<(u64, Loss)>,
+}
+
+impl TrialEntry {
+    /// Returns the length of the latest result, 0 without one.
+    pub fn trained(&self) -> u64 {
+        self.results.last().map_or(0, |(units, _)| *units)
+    }
+}
+
+/// A trial before an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Before {
+    /// State of the trial.
+    pub state: TrialState,
+    /// Granted length.
+    pub units: u64,
+}
+
+impl Before {
+    /// Returns `true` if the trial was training.
+    pub fn was_active(self) -> bool {
+        self.state == TrialState::Active
+    }
+
+    /// Returns `true` if the trial had rejected its hyperparameters.
+    pub fn was_invalid(self) -> bool {
+        self.state == TrialState::Closed(CloseCause::InvalidHyperparameters)
+    }
+}
+
+/// Trials of a search, and counts of them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Book {
+    trials: Vec<TrialEntry>,
+    order: u64,
+    num_open: u32,
+    num_invalid: u32,
+    num_with_result: u32,
+    is_finished: bool,
+}
+
+impl Book {
+    /// Returns a trial.
+    ///
+    /// # Panics
+    ///
+    /// If no trial has this index. [`Search`](super::Search) ignores events of unknown trials.
+    pub fn trial(&self, trial: u32) -> &TrialEntry {
+        &self.trials[trial as usize]
+    }
+
+    /// Returns all trials by index.
+    pub fn trials(&self) -> &[TrialEntry] {
+        &self.trials
+    }
+
+    /// Returns the index of the next trial, which is also the number of trials created.
+    pub fn next_index(&self) -> u32 {
+        self.trials.len() as u32
+    }
+
+    /// Returns the order of the current turn.
+    pub fn order(&self) -> u64 {
+        self.order
+    }
+
+    /// Returns the number of trials that can still train.
+    pub fn num_open(&self) -> u32 {
+        self.num_open
+    }
+
+    /// Returns the number of trials with invalid hyperparameters.
+    pub fn num_invalid(&self) -> u32 {
+        self.num_invalid
+    }
+
+    /// Returns the number of trials with at least one result.
+    pub fn num_with_result(&self) -> u32 {
+        self.num_with_result
+    }
+
+    /// Returns `true` while trials with invalid hyperparameters are replaced: at most 100 of them,
+    /// and 100 more for each trial with a result. So a program that rejects everything ends the
+    /// search.
+    pub fn may_replace(&self) -> bool {
+        self.num_invalid <= 100 + 100 * self.num_with_result
+    }
+
+    /// Returns `true` after [`Step::Finish`].
+    pub fn is_finished(&self) -> bool {
+        self.is_finished
+    }
+
+    /// Returns `true` if an event changes this state. Repeated, late and foreign events do not.
+    pub(super) fn accepts(&self, event: &Event) -> bool {
+        let entry = event.trial().map(|trial| self.trials.get(trial as usize));
+        match (event, entry) {
+            (Event::Began, _) => self.trials.is_empty(),
+            (_, None | Some(None)) => false,
+            (Event::Result { units, .. }, Some(Some(entry))) => {
+                entry.state == TrialState::Active && *units == entry.units
+            }
+            (Event::Closed { .. }, Some(Some(entry))) => entry.state.is_open(),
+            (Event::Deleted { .. }, Some(Some(entry))) => entry.state != TrialState::Deleted,
+        }
+    }
+
+    /// Begins a turn without an event.
+    pub(super) fn set_order(&mut self, order: u64) {
+        self.order = order;
+    }
+
+    /// Begins the turn of an accepted event, and takes the event in. Returns its trial as it was
+    /// before.
+    pub(super) fn observe(&mut self, order: u64, event: &Event) -> Option<Before> {
+        self.order = order;
+        let before = event.trial().map(|trial| {
+            let TrialEntry { state, units, .. } = *self.trial(trial);
+            Before { state, units }
+        });
+        match *event {
+            Event::Began => {}
+            Event::Result { trial, units, loss } => {
+                let entry = &mut self.trials[trial as usize];
+                self.num_with_result += u32::from(entry.results.is_empty());
+                entry.results.push((units, loss));
+                entry.state = TrialState::Waiting;
+            }
+            Event::Closed { trial, cause } => {
+                self.num_invalid += u32::from(cause == CloseCause::InvalidHyperparameters);
+                self.end(trial, TrialState::Closed(cause));
+            }
+            Event::Deleted { trial } => {
+                let entry = &mut self.trials[trial as usize];
+                self.num_with_result -= u32::from(!entry.results.is_empty());
+                entry.results.clear();
+                entry.units = 0;
+                let closed = TrialState::Closed(CloseCause::InvalidHyperparameters);
+                self.num_invalid -= u32::from(entry.state == closed);
+                self.end(trial, TrialState::Deleted);
+            }
+        }
+        before
+    }
+
+    /// Takes in a step.
+    pub(super) fn commit(&mut self, step: &Step) {
+        match step {
+            Step::Create { group, units, .. } => {
+                self.num_open += 1;
+                let state = TrialState::Active;
+                let (group, units) = (*group, *units);
+                self.trials.push(TrialEntry { group, units, state, results: vec![] });
+            }
+            Step::Continue { trial, units } => {
+                let entry = &mut self.trials[*trial as usize];
+                (entry.units, entry.state) = (*units, TrialState::Active);
+            }
+            Step::PromoteClosed { trial, units } => {
+                // The trial is open only if the end of a deleted trial is missing in the record.
+                if self.trial(*trial).state.is_open() {
+                    self.end(*trial, TrialState::Closed(CloseCause::Failed));
+                }
+                self.trials[*trial as usize].units = *units;
+            }
+            Step::Pause { trial } => self.trials[*trial as usize].state = TrialState::Paused,
+            Step::Stop { trial } => self.end(*trial, TrialState::Stopped),
+            Step::StopPaused { group, units, except } => {
+                let except: BTreeSet<u32> = except.iter().copied().collect();
+                for trial in 0..self.next_index() {
+                    let entry = self.trial(trial);
+                    let is_meant = entry.group == *group
+                        && entry.state == TrialState::Paused
+                        && entry.units == *units;
+                    if is_meant && !except.contains(&trial) {
+                        self.end(trial, TrialState::Stopped);
+                    }
+                }
+            }
+            Step::Finish => self.is_finished = true,
+        }
+    }
+
+    fn end(&mut self, trial: u32, state: TrialState) {
+        let entry = &mut self.trials[trial as usize];
+        self.num_open -= u32::from(entry.state.is_open());
+        entry.state = state;
+    }
+}

@@ -1,0 +1,248 @@
+//! Rungs and brackets of the methods that stop trials early.
+
+use super::methods::{AsyncHalvingConfig, BracketConfig};
+
+/// How many brackets an adaptive search has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// One bracket for each number of rungs, down to 1.
+    Conservative,
+    /// The upper half of the numbers of rungs.
+    #[default]
+    Standard,
+    /// One bracket with all rungs.
+    Aggressive,
+}
+
+/// Returns the largest `k` with `divisor^k <= value`; 0 for a value of 0.
+pub fn integer_log(divisor: u32, value: u64) -> u32 {
+    value.checked_ilog(u64::from(divisor)).unwrap_or(0)
+}
+
+/// Returns the lengths of `num_rungs` rungs, shortest first: `max(floor(units / d^(n-1-r)), 1)`.
+pub fn rung_lengths(units: u64, divisor: u32, num_rungs: u32) -> Vec<u64> {
+    let power = |exponent| u64::from(divisor).checked_pow(exponent);
+    let length = |exponent| power(exponent).map_or(0, |power| units / power).max(1);
+    (0..num_rungs).rev().map(length).collect()
+}
+
+/// Returns the numbers of rungs of the brackets, most first.
+pub fn bracket_rungs(mode: Mode, rungs_max: u32) -> Vec<u32> {
+    let least = match mode {
+        Mode::Conservative => 1,
+        Mode::Standard => (rungs_max - 1) / 2 + 1,
+        Mode::Aggressive => rungs_max,
+    };
+    (least..=rungs_max).rev().collect()
+}
+
+/// Size of an adaptive ASHA search.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdaptiveAsha {
+    /// Full length of a trial.
+    pub units: u64,
+    /// Trials in all.
+    pub max_trials: u32,
+    /// Brackets, if `bracket_rungs` is empty.
+    pub mode: Mode,
+    /// Ratio between the sizes of neighboring rungs, at least 2.
+    pub divisor: u32,
+    /// Maximum number of rungs.
+    pub max_rungs: u32,
+    /// Numbers of rungs of the brackets.
+    pub bracket_rungs: Vec<u32>,
+    /// Active trials of all brackets; 0 means that each bracket determines it.
+    pub concurrency: u32,
+    /// Whether trials are stopped instead of paused.
+    pub stop_once: bool,
+}
+
+impl AdaptiveAsha {
+    /// Returns the brackets, the one with the most rungs first.
+    ///
+    /// Source: Determined's `adaptive_asha.go`, with exact arithmetic.
+    pub fn brackets(&self) -> Vec<AsyncHalvingConfig> {
+        let Self { units, max_trials, divisor, .. } = *self;
+        let log = |value: u64| integer_log(divisor, value) + 1;
+        let rungs_max = self.max_rungs.min(log(units)).min(log(u64::from(max_trials)));
+        let mut rungs = self.bracket_rungs.clone();
+        if rungs.is_empty() {
+            rungs = bracket_rungs(self.mode, rungs_max);
+        }
+        rungs.sort_unstable_by(|one, other| other.cmp(one));
+        let trials = split_trials(max_trials, divisor, &rungs);
+        let places = self.split_concurrency(&trials);
+        let configs = (0..).zip(rungs).zip(trials.into_iter().zip(places));
+        configs
+            .map(|((group, num_rungs), (max_trials, concurrency))| AsyncHalvingConfig {
+                group,
+                lengths: rung_lengths(units, divisor, num_rungs),
+                max_trials,
+                divisor,
+                concurrency,
+                stop_once: self.stop_once,
+            })
+            .collect()
+    }
+
+    fn split_concurrency(&self, trials: &[u32]) -> Vec<u32> {
+        let num_brackets = trials.len() as u32;
+        if self.concurrency == 0 {
+            let last = trials.last().copied().unwrap_or(1);
+            return vec![last.max(self.divisor); trials.len()];
+        }
+        split_evenly(self.concurrency.max(num_brackets), num_brackets)
+    }
+}
+
+/// Splits a number evenly; the first parts get one more if it is not divisible.
+pub fn split_evenly(total: u32, parts: u32) -> Vec<u32> {
+    (0..parts).map(|part| total / parts + u32::from(part < total % parts)).collect()
+}
+
+/// Splits trials over brackets by the weights `d^(n-1) / n`, at least one each. The first bracket
+/// gets the rest.
+fn split_trials(max_trials: u32, divisor: u32, rungs: &[u32]) -> Vec<u32> {
+    // With the common denominator `n1 * n2 * ...`, all weights are integers.
+    let denominator: u128 = rungs.iter().map(|num| u128::from(*num)).product();
+    let weight = |num: u32| u128::from(divisor).pow(num - 1) * denominator / u128::from(num);
+    let total: u128 = rungs.iter().map(|num| weight(*num)).sum();
+    let share = |num: &u32| (u128::from(max_trials) * weight(*num) / total).max(1) as u32;
+    let mut trials: Vec<u32> = rungs.iter().map(share).collect();
+    let sum: u32 = trials.iter().sum();
+    if let Some(first) = trials.first_mut() {
+        *first += max_trials.saturating_sub(sum);
+    }
+    trials
+}
+
+/// Returns one bracket of asynchronous halving. A `concurrency` of 0 means `d^(n-1)` places, but at
+/// most one for each trial.
+pub fn async_halving(
+    units: u64,
+    divisor: u32,
+    num_rungs: u32,
+    max_trials: u32,
+    concurrency: u32,
+    stop_once: bool,
+) -> AsyncHalvingConfig {
+    let places = match concurrency {
+        0 => divisor.saturating_pow(num_rungs - 1).min(max_trials).max(1),
+        concurrency => concurrency,
+    };
+    let lengths = rung_lengths(units, divisor, num_rungs);
+    AsyncHalvingConfig { group: 0, lengths, max_trials, divisor, concurrency: places, stop_once }
+}
+
+/// Returns a synchronous bracket that trains about `budget` units in all.
+pub fn sync_halving(units: u64, divisor: u32, num_rungs: u32, budget: u64) -> BracketConfig {
+    let lengths = rung_lengths(units, divisor, num_rungs);
+    let bases: Vec<u128> =
+        (0..num_rungs).rev().map(|exponent| u128::from(divisor).pow(exponent)).collect();
+    let mut spent = 0;
+    let mut before = 0;
+    for (length, base) in lengths.iter().zip(&bases) {
+        spent += u128::from(length - before) * base;
+        before = *length;
+    }
+    let mut most = u32::MAX;
+    let sizes = bases.iter().map(|base| {
+        let size = (u128::from(budget) * base / spent).max(1).min(u128::from(most)) as u32;
+        most = size;
+        size
+    });
+    let sizes = sizes.collect();
+    BracketConfig { lengths, sizes }
+}
+
+/// Returns the brackets of an adaptive search with a budget, the one with the most rungs first.
+pub fn adaptive(units: u64, divisor: u32, rungs: &[u32], budget: u64) -> Vec<BracketConfig> {
+    let share = budget / rungs.len().max(1) as u64;
+    rungs.iter().map(|num| sync_halving(units, divisor, *num, share)).collect()
+}
+
+/// Returns the brackets of a simple adaptive search, which has trials instead of a budget.
+pub fn adaptive_simple(
+    units: u64,
+    divisor: u32,
+    rungs: &[u32],
+    max_trials: u32,
+) -> Vec<BracketConfig> {
+    let trials = split_evenly(max_trials, rungs.len() as u32);
+    let bracket = |(num_rungs, trials): (&u32, u32)| {
+        let trials = u64::from(trials.max(1));
+        let size = |rung| (trials / u64::from(divisor).saturating_pow(rung)).max(1) as u32;
+        BracketConfig {
+            lengths: rung_lengths(units, divisor, *num_rungs),
+            sizes: (0..*num_rungs).map(size).collect(),
+        }
+    };
+    rungs.iter().zip(trials).map(bracket).collect()
+}
+
+/// Returns the brackets of Hyperband, most trials first; the first `num_brackets` of them, 0 for
+/// all.
+///
+/// Source: Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization"
+/// (JMLR 2018), Algorithm 1.
+pub fn hyperband(units: u64, divisor: u32, num_brackets: u32) -> Vec<BracketConfig> {
+    let most = integer_log(divisor, units);
+    let limit = if num_brackets == 0 { u32::MAX } else { num_brackets };
+    let bracket = |s: u32| {
+        let power = |exponent| u128::from(divisor).pow(exponent);
+        let trials = (u128::from(most + 1) * power(s)).div_ceil(u128::from(s + 1));
+        BracketConfig {
+            lengths: rung_lengths(units, divisor, s + 1),
+            sizes: (0..=s).map(|rung| (trials / power(rung)).max(1) as u32).collect(),
+        }
+    };
+    (0..=most).rev().take(limit as usize).map(bracket).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn hyperband_of_81_has_five_brackets() {
+        let trials: Vec<u32> = hyperband(81, 3, 0).iter().map(|bracket| bracket.sizes[0]).collect();
+        assert_eq!(trials, [81, 34, 15, 8, 5]);
+    }
+
+    /// Checks the brackets of Determined, computed by its own code.
+    #[test]
+    fn adaptive_asha_has_determineds_brackets() {
+        let cases: Vec<Value> = serde_json::from_str(include_str!("brackets.json")).unwrap();
+        assert_eq!(cases.len(), 60);
+        for case in &cases {
+            let number = |name: &str| case[name].as_u64().unwrap() as u32;
+            let search = AdaptiveAsha {
+                units: case["max_time"].as_u64().unwrap(),
+                max_trials: number("max_trials"),
+                mode: match case["mode"].as_str().unwrap() {
+                    "conservative" => Mode::Conservative,
+                    "standard" => Mode::Standard,
+                    _ => Mode::Aggressive,
+                },
+                divisor: number("divisor"),
+                max_rungs: number("max_rungs"),
+                bracket_rungs: vec![],
+                concurrency: number("max_concurrent_trials"),
+                stop_once: false,
+            };
+            let brackets: Vec<Value> = search
+                .brackets()
+                .into_iter()
+                .map(|bracket| {
+                    serde_json::json!({
+                        "rungs": bracket.lengths, "max_trials": bracket.max_trials,
+                        "max_concurrent": bracket.concurrency,
+                    })
+                })
+                .collect();
+            assert_eq!(Value::Array(brackets), case["brackets"], "{case}");
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Asynchronous successive halving (ASHA): trials are compared at rungs of growing length, as soon
+//! as their results come.
+//!
+//! Source: Li et al., "A System for Massively Parallel Hyperparameter Tuning" (MLSys 2020),
+//! Algorithm 2, for promotion; the variant that stops is the one of Determined's last release.
+
+use stoker_api::trial::CloseCause;
+
+use super::SearchMethod;
+use crate::search::book::{Before, Book, TrialState};
+use crate::search::rung::{Rung, Ties};
+use crate::search::turn::{Event, Step};
+
+/// Size of an asynchronous halving.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AsyncHalvingConfig {
+    /// Bracket of the trials.
+    pub group: u32,
+    /// Lengths of the rungs, strictly increasing.
+    pub lengths: Vec<u64>,
+    /// Trials with valid hyperparameters.
+    pub max_trials: u32,
+    /// Ratio between the sizes of neighboring rungs, at least 2.
+    pub divisor: u32,
+    /// Maximum number of active trials, at least 1.
+    pub concurrency: u32,
+    /// Stop a trial at the first rung where it is not among the best, instead of pausing it.
+    pub stop_once: bool,
+}
+
+/// One bracket of asynchronous halving.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AsyncHalving {
+    config: AsyncHalvingConfig,
+    rungs: Vec<Rung>,
+    /// Number of active trials that train to each rung.
+    on_way: Vec<u32>,
+    num_created: u32,
+    num_invalid: u32,
+    /// Trial of the current result. Its place is free.
+    undecided: Option<u32>,
+}
+
+impl AsyncHalving {
+    /// Returns a bracket without trials.
+    pub fn new(config: AsyncHalvingConfig) -> Self {
+        let ties = if config.stop_once { Ties::LastIsBest } else { Ties::FirstIsBest };
+        let num_rungs = config.lengths.len();
+        Self {
+            config,
+            rungs: vec![Rung::new(ties); num_rungs],
+            on_way: vec![0; num_rungs],
+            num_created: 0,
+            num_invalid: 0,
+            undecided: None,
+        }
+    }
+
+    fn top(&self) -> usize {
+        self.rungs.len() - 1
+    }
+
+    /// Returns the rung with this length. Lengths are those of our steps.
+    fn rung_of(&self, units: u64) -> usize {
+        self.config.lengths.partition_point(|length| *length < units).min(self.top())
+    }
+
+    fn has_free_place(&self) -> bool {
+        self.on_way.iter().sum::<u32>() < self.config.concurrency
+    }
+
+    /// Number of trials still to be created.
+    fn num_missing(&self, book: &Book) -> u32 {
+        let replaced = if book.may_replace() { self.num_invalid } else { 0 };
+        (self.config.max_trials + replaced).saturating_sub(self.num_created)
+    }
+
+    fn resize(&mut self, rung: usize) {
+        let num_best = self.rungs[rung].len() / self.config.divisor as usize;
+        // A trial that is stopped only once continues if nobody is there to compare it with.
+        let num_best = if self.config.stop_once { num_best.max(1) } else { num_best };
+        // No trial is promoted from the top.
+        let num_best = if rung == self.top() { 0 } else { num_best };
+        self.rungs[rung].set_num_best(num_best);
+    }
+
+    fn leave_all_rungs(&mut self, trial: u32) {
+        for rung in 0..self.rungs.len() {
+            self.rungs[rung].remove(trial);
+            self.resize(rung);
+        }
+    }
+
+    /// Frees the place of an active trial. A step finds its trial active if the trial's result was
+    /// deleted from the record.
+    fn leave_way(&mut self, trial: u32, book: &Book) {
+        let rung = self.rung_of(book.trial(trial).units);
+        self.on_way[rung] -= u32::from(book.trial(trial).state == TrialState::Active);
+    }
+
+    fn decide_undecided(&self, trial: u32, book: &Book) -> Step {
+        let rung = self.rung_of(book.trial(trial).units);
+        if rung == self.top() {
+            return Step::Stop { trial };
+        }
+        match (self.config.stop_once, self.rungs[rung].is_among_best(trial)) {
+            (true, true) => Step::Continue { trial, units: self.config.lengths[rung + 1] },
+            (true, false) => Step::Stop { trial },
+            (false, _) => Step::Pause { trial },
+        }
+    }
+
+    /// Returns the best promotion, from the highest rung down, or a new trial.
+    fn job(&self, book: &Book) -> Option<Step> {
+        if !self.has_free_place() {
+            return None;
+        }
+        let promotion = || {
+            let rung =
+                (0..self.top()).rev().find(|rung| self.rungs[*rung].candidate().is_some())?;
+            let trial = self.rungs[rung].candidate()?;
+            let units = self.config.lengths[rung + 1];
+            Some(match book.trial(trial).state.is_open() {
+                true => Step::Continue { trial, units },
+                false => Step::PromoteClosed { trial, units },
+            })
+        };
+        let create = || {
+            let (group, units) = (self.config.group, self.config.lengths[0]);
+            let create = Step::Create { group, units, source: None, hyperparameters: None };
+            (self.num_missing(book) > 0).then_some(create)
+        };
+        match self.config.stop_once {
+            true => create(),
+            false => promotion().or_else(create),
+        }
+    }
+
+    /// Once all trials exist, ends those that no later result can promote.
+    fn close_out(&self, book: &Book) -> Option<Step> {
+        if self.config.stop_once || self.num_missing(book) > 0 {
+            return None;
+        }
+        for rung in 0..self.top() {
+            if self.on_way[rung] > 0 {
+                return None;
+            }
+            let mut losers = self.rungs[rung].losers();
+            match (losers.next(), losers.next()) {
+                (None, _) => {}
+                (Some(trial), None) => return Some(Step::Stop { trial }),
+                (Some(_), Some(_)) => {
+                    let units = self.config.lengths[rung];
+                    let except = self.rungs[rung].candidates().collect();
+                    return Some(Step::StopPaused { group: self.config.group, units, except });
+                }
+            }
+        }
+        None
+    }
+}
+
+impl SearchMethod for AsyncHalving {
+    fn observe(&mut self, event: &Event, before: Option<Before>, book: &Book) {
+        let (Some(trial), Some(before)) = (event.trial(), before) else { return };
+        let rung = self.rung_of(before.units);
+        let was_active = before.was_active();
+        self.on_way[rung] -= u32::from(was_active);
+        match *event {
+            Event::Began => {}
+            Event::Result { loss, .. } => {
+                self.rungs[rung].insert(trial, loss, book.order());
+                self.resize(rung);
+                self.undecided = Some(trial);
+            }
+            Event::Closed { cause: CloseCause::InvalidHyperparameters, .. } => {
+                self.leave_all_rungs(trial);
+                self.num_invalid += 1;
+            }
+            Event::Closed { .. } if was_active => {
+                self.rungs[rung].insert_closed(trial, book.order());
+                self.resize(rung);
+            }
+            Event::Closed { .. } => self.rungs[rung].close(trial),
+            Event::Deleted { .. } => {
+                self.leave_all_rungs(trial);
+                self.num_invalid -= u32::from(before.was_invalid());
+            }
+        }
+    }
+
+    fn commit(&mut self, step: &Step, book: &Book) {
+        match step {
+            Step::Create { units, .. } => {
+                self.num_created += 1;
+                let rung = self.rung_of(*units);
+                self.on_way[rung] += 1;
+            }
+            Step::Continue { trial, units } => {
+                self.undecided.take_if(|undecided| undecided == trial);
+                let (from, to) = (self.rung_of(book.trial(*trial).units), self.rung_of(*units));
+                self.leave_way(*trial, book);
+                self.rungs[from].promote(*trial);
+                self.on_way[to] += 1;
+            }
+            Step::PromoteClosed { trial, units } => {
+                let (from, to) = (self.rung_of(book.trial(*trial).units), self.rung_of(*units));
+                self.leave_way(*trial, book);
+                self.rungs[from].promote(*trial);
+                self.rungs[to].insert_closed(*trial, book.order());
+                self.resize(to);
+            }
+            Step::Pause { trial } => {
+                self.undecided.take_if(|undecided| undecided == trial);
+                self.leave_way(*trial, book);
+            }
+            Step::Stop { trial } => {
+                self.undecided.take_if(|undecided| undecided == trial);
+                self.leave_way(*trial, book);
+                let rung = self.rung_of(book.trial(*trial).units);
+                self.rungs[rung].stop(*trial);
+            }
+            Step::StopPaused { units, except, .. } => {
+                let rung = self.rung_of(*units);
+                self.rungs[rung].stop_undecided(except);
+            }
+            Step::Finish => {}
+        }
+    }
+
+    fn decide(&self, book: &Book) -> Option<Step> {
+        let rule = || self.undecided.map(|trial| self.decide_undecided(trial, book));
+        // The rule that stops precedes all jobs. A paused trial may be the one that a job promotes.
+        let first = match self.config.stop_once {
+            true => rule().or_else(|| self.job(book)),
+            false => self.job(book).or_else(rule),
+        };
+        first.or_else(|| self.close_out(book))
+    }
+}
+
+#[cfg(test)]
+mod tests;

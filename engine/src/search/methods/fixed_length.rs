@@ -1,0 +1,88 @@
+//! Trials that all train to the full length: single, random and grid search.
+
+use stoker_api::trial::CloseCause;
+
+use super::SearchMethod;
+use crate::search::book::{Before, Book, TrialState};
+use crate::search::turn::{Event, Step};
+
+/// Creates a number of trials, each with the full length.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FixedLength {
+    units: u64,
+    max_trials: u32,
+    concurrency: u32,
+    replaces_invalid: bool,
+    num_created: u32,
+    num_invalid: u32,
+    num_active: u32,
+    undecided: Option<u32>,
+}
+
+impl FixedLength {
+    /// Returns a search of `max_trials` trials of this length. At most `concurrency` of them are
+    /// active; 0 means no limit.
+    pub fn new(units: u64, max_trials: u32, concurrency: u32, replaces_invalid: bool) -> Self {
+        Self {
+            units,
+            max_trials,
+            concurrency: if concurrency == 0 { u32::MAX } else { concurrency },
+            replaces_invalid,
+            num_created: 0,
+            num_invalid: 0,
+            num_active: 0,
+            undecided: None,
+        }
+    }
+
+    fn num_missing(&self, book: &Book) -> u32 {
+        let replaced =
+            if self.replaces_invalid && book.may_replace() { self.num_invalid } else { 0 };
+        (self.max_trials + replaced).saturating_sub(self.num_created)
+    }
+}
+
+impl SearchMethod for FixedLength {
+    fn observe(&mut self, event: &Event, before: Option<Before>, _book: &Book) {
+        self.num_active -= u32::from(before.is_some_and(Before::was_active));
+        match *event {
+            Event::Result { trial, .. } => self.undecided = Some(trial),
+            Event::Closed { cause: CloseCause::InvalidHyperparameters, .. } => {
+                self.num_invalid += 1;
+            }
+            // A deleted trial is not replaced, whatever it was.
+            Event::Deleted { .. } => {
+                self.num_invalid -= u32::from(before.is_some_and(Before::was_invalid))
+            }
+            Event::Began | Event::Closed { .. } => {}
+        }
+    }
+
+    fn commit(&mut self, step: &Step, book: &Book) {
+        match step {
+            Step::Create { .. } => {
+                self.num_created += 1;
+                self.num_active += 1;
+            }
+            Step::Continue { trial, .. } | Step::Pause { trial } | Step::Stop { trial } => {
+                self.undecided.take_if(|undecided| undecided == trial);
+                self.num_active -= u32::from(book.trial(*trial).state == TrialState::Active);
+                self.num_active += u32::from(matches!(step, Step::Continue { .. }));
+            }
+            Step::PromoteClosed { .. } | Step::StopPaused { .. } | Step::Finish => {}
+        }
+    }
+
+    fn decide(&self, book: &Book) -> Option<Step> {
+        if let Some(trial) = self.undecided {
+            return Some(Step::Stop { trial });
+        }
+        let may_create = self.num_missing(book) > 0 && self.num_active < self.concurrency;
+        may_create.then_some(Step::Create {
+            group: 0,
+            units: self.units,
+            source: None,
+            hyperparameters: None,
+        })
+    }
+}

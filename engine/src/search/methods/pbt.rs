@@ -1,0 +1,173 @@
+//! Population based training: after each round, copies of the best trials replace the worst.
+//!
+//! Source: Jaderberg et al., "Population Based Training of Neural Networks" (2017).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use stoker_api::trial::CloseCause;
+
+use super::SearchMethod;
+use crate::search::book::{Before, Book, TrialState};
+use crate::search::rung::Loss;
+use crate::search::turn::{Event, Source, Step};
+
+/// Size of a population and its rounds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PbtConfig {
+    /// Number of trials that train at a time.
+    pub population_size: u32,
+    /// Length of a round.
+    pub units_per_round: u64,
+    /// Number of rounds, at least 1.
+    pub num_rounds: u32,
+    /// Fraction of the population that is replaced after each round, from 0 to 0.5.
+    pub truncate_fraction: f64,
+}
+
+/// Population based training. The group of a trial is its first round, from 0.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pbt {
+    config: PbtConfig,
+    num_created: u32,
+    /// Trials with a result, by length.
+    finished: BTreeMap<u64, BTreeSet<u32>>,
+    /// Number of active trials, by granted length.
+    on_way: BTreeMap<u64, u32>,
+    /// Number of copies that were created after the round with this length.
+    num_copies: BTreeMap<u64, u32>,
+    /// Origin of the copies.
+    sources: BTreeMap<u32, Source>,
+    /// Trial with invalid hyperparameters, while its replacement may be created.
+    invalid: Option<u32>,
+}
+
+impl Pbt {
+    /// Returns a search without trials.
+    pub fn new(config: PbtConfig) -> Self {
+        Self {
+            config,
+            num_created: 0,
+            finished: BTreeMap::new(),
+            on_way: BTreeMap::new(),
+            num_copies: BTreeMap::new(),
+            sources: BTreeMap::new(),
+            invalid: None,
+        }
+    }
+
+    fn num_truncated(&self) -> usize {
+        let population = f64::from(self.config.population_size);
+        (self.config.truncate_fraction * population).floor() as usize
+    }
+
+    fn leave_way(&mut self, units: u64) {
+        if let Some(num) = self.on_way.get_mut(&units) {
+            *num -= 1;
+            if *num == 0 {
+                self.on_way.remove(&units);
+            }
+        }
+    }
+
+    fn create(&self, units: u64, source: Option<Source>) -> Step {
+        let group = (units / self.config.units_per_round - 1) as u32;
+        Step::Create { group, units, source, hyperparameters: None }
+    }
+
+    /// Returns the next step at the end of a round, in this order: stop the worst, copy the best,
+    /// continue the others.
+    fn end_round(&self, units: u64, book: &Book) -> Option<Step> {
+        let waits = |trial: &u32| book.trial(*trial).state == TrialState::Waiting;
+        let finished = &self.finished[&units];
+        let last = self.config.units_per_round * u64::from(self.config.num_rounds);
+        if units >= last {
+            return finished.iter().copied().find(waits).map(|trial| Step::Stop { trial });
+        }
+        let loss = |trial: u32| {
+            let results = &book.trial(trial).results;
+            let result = results.iter().find(|(length, _)| *length == units);
+            result.map_or(Loss::INFINITE, |(_, loss)| *loss)
+        };
+        let mut ranking: Vec<u32> = finished.iter().copied().collect();
+        ranking.sort_by_key(|trial| (loss(*trial), *trial));
+        // Trials that ended rank last, and their places are the first to be replaced.
+        let num_ended = (self.config.population_size as usize).saturating_sub(ranking.len());
+        let num_stopped = self.num_truncated().saturating_sub(num_ended).min(ranking.len());
+        let num_kept = ranking.len() - num_stopped;
+        if let Some(trial) = ranking[num_kept..].iter().copied().find(waits) {
+            return Some(Step::Stop { trial });
+        }
+        let next = units + self.config.units_per_round;
+        let num_copies = self.num_copies.get(&units).map_or(0, |num| *num as usize);
+        if num_copies < self.num_truncated().min(ranking.len()) {
+            let source = Source { trial: ranking[num_copies], units };
+            return Some(self.create(next, Some(source)));
+        }
+        let trial = finished.iter().copied().find(waits)?;
+        Some(Step::Continue { trial, units: next })
+    }
+}
+
+impl SearchMethod for Pbt {
+    fn observe(&mut self, event: &Event, before: Option<Before>, _book: &Book) {
+        self.invalid = None;
+        let (Some(trial), Some(before)) = (event.trial(), before) else { return };
+        if before.was_active() {
+            self.leave_way(before.units);
+        }
+        match *event {
+            Event::Result { units, .. } => {
+                self.finished.entry(units).or_default().insert(trial);
+            }
+            Event::Closed { cause: CloseCause::InvalidHyperparameters, .. } => {
+                self.invalid = Some(trial);
+            }
+            Event::Deleted { .. } => {
+                self.finished.retain(|_, trials| {
+                    trials.remove(&trial);
+                    !trials.is_empty()
+                });
+            }
+            Event::Began | Event::Closed { .. } => {}
+        }
+    }
+
+    fn commit(&mut self, step: &Step, book: &Book) {
+        // A step finds its trial active if the trial's result was deleted from the record.
+        if let Step::Continue { trial, .. } | Step::Stop { trial } = step
+            && book.trial(*trial).state == TrialState::Active
+        {
+            self.leave_way(book.trial(*trial).units);
+        }
+        match step {
+            Step::Create { units, source, .. } => {
+                self.num_created += 1;
+                self.invalid = None;
+                *self.on_way.entry(*units).or_default() += 1;
+                if let Some(source) = source {
+                    *self.num_copies.entry(source.units).or_default() += 1;
+                    self.sources.insert(book.next_index(), *source);
+                }
+            }
+            Step::Continue { units, .. } => *self.on_way.entry(*units).or_default() += 1,
+            Step::Stop { .. }
+            | Step::Pause { .. }
+            | Step::PromoteClosed { .. }
+            | Step::StopPaused { .. }
+            | Step::Finish => {}
+        }
+    }
+
+    fn decide(&self, book: &Book) -> Option<Step> {
+        if self.num_created < self.config.population_size {
+            return Some(self.create(self.config.units_per_round, None));
+        }
+        if let Some(trial) = self.invalid.filter(|_| book.may_replace()) {
+            let source = self.sources.get(&trial).copied();
+            return Some(self.create(book.trial(trial).units, source));
+        }
+        let units = *self.finished.keys().next_back()?;
+        let is_over = !self.on_way.contains_key(&units);
+        if is_over { self.end_round(units, book) } else { None }
+    }
+}

@@ -1,0 +1,248 @@
+//! Synchronous brackets: a trial is promoted once it is sure to be among the best of its rung.
+//!
+//! Sources: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter
+//! Optimization" (2016); Li et al., "Hyperband" (2018), for its layout of brackets.
+
+use stoker_api::trial::CloseCause;
+
+use super::SearchMethod;
+use crate::search::book::{Before, Book, TrialState};
+use crate::search::rung::{Rung, Ties};
+use crate::search::turn::{Event, Step};
+
+/// One synchronous bracket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BracketConfig {
+    /// Lengths of the rungs, strictly increasing.
+    pub lengths: Vec<u64>,
+    /// Number of trials that reach each rung, never increasing, at least 1.
+    pub sizes: Vec<u32>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Bracket {
+    config: BracketConfig,
+    rungs: Vec<Rung>,
+    /// Number of active trials that train to each rung.
+    on_way: Vec<u32>,
+    /// Whether all results that can come to a rung below the top are there.
+    is_complete: Vec<bool>,
+    num_created: u32,
+    num_invalid: u32,
+}
+
+impl Bracket {
+    fn top(&self) -> usize {
+        self.rungs.len() - 1
+    }
+
+    fn rung_of(&self, units: u64) -> usize {
+        self.config.lengths.partition_point(|length| *length < units).min(self.top())
+    }
+
+    /// Sets which entries are sure to be promoted: those that stay among the best whatever the
+    /// missing results are. Deleted trials leave gaps, so a rung is also complete if no trial can
+    /// reach it any more.
+    fn resize(&mut self, book: &Book) {
+        let mut num_arriving = self.num_missing(book) as usize;
+        for rung in 0..self.top() {
+            num_arriving += self.on_way[rung] as usize;
+            let missing = match num_arriving {
+                0 => 0,
+                _ => (self.config.sizes[rung] as usize).saturating_sub(self.rungs[rung].len()),
+            };
+            let next = self.config.sizes[rung + 1] as usize;
+            self.rungs[rung].set_num_best(next.saturating_sub(missing));
+            num_arriving += self.rungs[rung].num_candidates();
+            self.is_complete[rung] = missing == 0;
+        }
+    }
+
+    fn leave_all_rungs(&mut self, trial: u32) {
+        for rung in 0..self.rungs.len() {
+            self.rungs[rung].remove(trial);
+        }
+    }
+
+    fn num_missing(&self, book: &Book) -> u32 {
+        let replaced = if book.may_replace() { self.num_invalid } else { 0 };
+        (self.config.sizes[0] + replaced).saturating_sub(self.num_created)
+    }
+
+    fn promotion(&self, book: &Book) -> Option<Step> {
+        let rung = (0..self.top()).rev().find(|rung| self.rungs[*rung].candidate().is_some())?;
+        let (trial, units) = (self.rungs[rung].candidate()?, self.config.lengths[rung + 1]);
+        Some(match book.trial(trial).state.is_open() {
+            true => Step::Continue { trial, units },
+            false => Step::PromoteClosed { trial, units },
+        })
+    }
+
+    fn creation(&self, group: u32, book: &Book) -> Option<Step> {
+        let units = self.config.lengths[0];
+        let create = Step::Create { group, units, source: None, hyperparameters: None };
+        (self.num_missing(book) > 0).then_some(create)
+    }
+
+    /// Ends the paused trials of complete rungs that are not sure to be promoted.
+    fn close_out(&self, group: u32) -> Option<Step> {
+        (0..self.top()).find_map(|rung| {
+            if !self.is_complete[rung] {
+                return None;
+            }
+            let mut losers = self.rungs[rung].losers();
+            match (losers.next(), losers.next()) {
+                (None, _) => None,
+                (Some(trial), None) => Some(Step::Stop { trial }),
+                (Some(_), Some(_)) => Some(Step::StopPaused {
+                    group,
+                    units: self.config.lengths[rung],
+                    except: self.rungs[rung].candidates().collect(),
+                }),
+            }
+        })
+    }
+}
+
+/// Synchronous brackets that share their places. The group of a trial is the index of its bracket.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SyncHalving {
+    brackets: Vec<Bracket>,
+    concurrency: u32,
+    num_active: u32,
+    undecided: Option<u32>,
+}
+
+impl SyncHalving {
+    /// Returns brackets without trials. At most `concurrency` trials are active; 0 means no limit.
+    pub fn new(brackets: Vec<BracketConfig>, concurrency: u32) -> Self {
+        let new = |config: BracketConfig| {
+            let num_rungs = config.lengths.len();
+            Bracket {
+                config,
+                rungs: vec![Rung::new(Ties::FirstIsBest); num_rungs],
+                on_way: vec![0; num_rungs],
+                is_complete: vec![false; num_rungs],
+                num_created: 0,
+                num_invalid: 0,
+            }
+        };
+        Self {
+            brackets: brackets.into_iter().map(new).collect(),
+            concurrency: if concurrency == 0 { u32::MAX } else { concurrency },
+            num_active: 0,
+            undecided: None,
+        }
+    }
+
+    fn bracket_of(&mut self, trial: u32, book: &Book) -> &mut Bracket {
+        &mut self.brackets[book.trial(trial).group as usize]
+    }
+}
+
+impl SearchMethod for SyncHalving {
+    fn observe(&mut self, event: &Event, before: Option<Before>, book: &Book) {
+        let (Some(trial), Some(before)) = (event.trial(), before) else { return };
+        let was_active = before.was_active();
+        self.num_active -= u32::from(was_active);
+        if matches!(event, Event::Result { .. }) {
+            self.undecided = Some(trial);
+        }
+        let bracket = self.bracket_of(trial, book);
+        let rung = bracket.rung_of(before.units);
+        bracket.on_way[rung] -= u32::from(was_active);
+        match *event {
+            Event::Began => {}
+            Event::Result { loss, .. } => {
+                bracket.rungs[rung].insert(trial, loss, book.order());
+            }
+            Event::Closed { cause: CloseCause::InvalidHyperparameters, .. } => {
+                bracket.leave_all_rungs(trial);
+                bracket.num_invalid += 1;
+            }
+            Event::Closed { .. } if was_active => {
+                bracket.rungs[rung].insert_closed(trial, book.order());
+            }
+            Event::Closed { .. } => bracket.rungs[rung].close(trial),
+            Event::Deleted { .. } => {
+                bracket.leave_all_rungs(trial);
+                bracket.num_invalid -= u32::from(before.was_invalid());
+            }
+        }
+        // Whether invalid trials are replaced depends on all brackets.
+        self.brackets.iter_mut().for_each(|bracket| bracket.resize(book));
+    }
+
+    fn commit(&mut self, step: &Step, book: &Book) {
+        let group = match step {
+            Step::Create { group, .. } | Step::StopPaused { group, .. } => *group,
+            Step::Continue { trial, .. }
+            | Step::PromoteClosed { trial, .. }
+            | Step::Pause { trial }
+            | Step::Stop { trial } => {
+                self.undecided.take_if(|undecided| undecided == trial);
+                book.trial(*trial).group
+            }
+            Step::Finish => return,
+        };
+        let bracket = &mut self.brackets[group as usize];
+        let rung_of = |trial: u32| bracket.rung_of(book.trial(trial).units);
+        // A step finds its trial active if the trial's result was deleted from the record.
+        if let Step::Continue { trial, .. }
+        | Step::PromoteClosed { trial, .. }
+        | Step::Pause { trial }
+        | Step::Stop { trial } = step
+            && book.trial(*trial).state == TrialState::Active
+        {
+            let rung = rung_of(*trial);
+            self.num_active -= 1;
+            bracket.on_way[rung] -= 1;
+        }
+        let rung_of = |trial: u32| bracket.rung_of(book.trial(trial).units);
+        match step {
+            Step::Create { .. } => {
+                self.num_active += 1;
+                bracket.on_way[0] += 1;
+                bracket.num_created += 1;
+            }
+            Step::Continue { trial, units } => {
+                self.num_active += 1;
+                let (from, to) = (rung_of(*trial), bracket.rung_of(*units));
+                bracket.on_way[to] += 1;
+                bracket.rungs[from].promote(*trial);
+            }
+            Step::PromoteClosed { trial, units } => {
+                let (from, to) = (rung_of(*trial), bracket.rung_of(*units));
+                bracket.rungs[from].promote(*trial);
+                bracket.rungs[to].insert_closed(*trial, book.order());
+            }
+            Step::Stop { trial } => {
+                let rung = rung_of(*trial);
+                bracket.rungs[rung].stop(*trial);
+            }
+            Step::StopPaused { units, except, .. } => {
+                let rung = bracket.rung_of(*units);
+                bracket.rungs[rung].stop_undecided(except);
+            }
+            Step::Pause { .. } | Step::Finish => {}
+        }
+        bracket.resize(book);
+    }
+
+    fn decide(&self, book: &Book) -> Option<Step> {
+        let groups = || (0_u32..).zip(&self.brackets);
+        if self.num_active < self.concurrency {
+            let promotion = groups().find_map(|(_, bracket)| bracket.promotion(book));
+            let create = || groups().find_map(|(group, bracket)| bracket.creation(group, book));
+            if let Some(job) = promotion.or_else(create) {
+                return Some(job);
+            }
+        }
+        if let Some(trial) = self.undecided {
+            let bracket = &self.brackets[book.trial(trial).group as usize];
+            let is_at_top = bracket.rung_of(book.trial(trial).units) == bracket.top();
+            return Some(if is_at_top { Step::Stop { trial } } else { Step::Pause { trial } });
+        }
+        groups().find_map(|(group, bracket)| bracket.close_out(group))
+    }
+}

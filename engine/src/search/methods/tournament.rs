@@ -1,0 +1,49 @@
+//! Several brackets of asynchronous halving side by side.
+
+use super::{AsyncHalving, AsyncHalvingConfig, SearchMethod};
+use crate::search::book::{Before, Book};
+use crate::search::turn::{Event, Step};
+
+/// Brackets with separate trials and separate places. The group of a trial is the index of its
+/// bracket.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tournament {
+    brackets: Vec<AsyncHalving>,
+}
+
+impl Tournament {
+    /// Returns brackets without trials. Their group is their index.
+    pub fn new(configs: impl IntoIterator<Item = AsyncHalvingConfig>) -> Self {
+        Self { brackets: configs.into_iter().map(AsyncHalving::new).collect() }
+    }
+
+    fn bracket_of(&mut self, trial: u32, book: &Book) -> &mut AsyncHalving {
+        &mut self.brackets[book.trial(trial).group as usize]
+    }
+}
+
+impl SearchMethod for Tournament {
+    fn observe(&mut self, event: &Event, before: Option<Before>, book: &Book) {
+        if let Some(trial) = event.trial() {
+            self.bracket_of(trial, book).observe(event, before, book);
+        }
+    }
+
+    fn commit(&mut self, step: &Step, book: &Book) {
+        let bracket = match step {
+            Step::Create { group, .. } | Step::StopPaused { group, .. } => {
+                &mut self.brackets[*group as usize]
+            }
+            Step::Continue { trial, .. }
+            | Step::PromoteClosed { trial, .. }
+            | Step::Pause { trial }
+            | Step::Stop { trial } => self.bracket_of(*trial, book),
+            Step::Finish => return,
+        };
+        bracket.commit(step, book);
+    }
+
+    fn decide(&self, book: &Book) -> Option<Step> {
+        self.brackets.iter().find_map(|bracket| bracket.decide(book))
+    }
+}

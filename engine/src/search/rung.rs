@@ -1,0 +1,244 @@
+//! Ranking of the results at one length.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Which of several equal losses ranks first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ties {
+    /// The result that came first.
+    FirstIsBest,
+    /// The result that came last.
+    LastIsBest,
+}
+
+/// Searched metric with a sign such that less is better. Losses have a total order: NaN is
+/// infinity, and both zeros are equal.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Loss(f64);
+
+impl Loss {
+    /// Worst possible loss, of a trial that ended before its result.
+    pub const INFINITE: Self = Self(f64::INFINITY);
+
+    /// Returns the loss of a metric whose sign makes less better.
+    pub fn new(loss: f64) -> Self {
+        Self(if loss.is_nan() { f64::INFINITY } else { loss + 0.0 })
+    }
+
+    /// Returns the loss of a metric.
+    pub fn of_metric(metric: f64, smaller_is_better: bool) -> Self {
+        Self::new(if smaller_is_better { metric } else { -metric })
+    }
+}
+
+impl Eq for Loss {}
+
+impl PartialOrd for Loss {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Loss {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+/// Position of an entry in the ranking: loss first, then arrival, negative if the last is best.
+/// Arrival is the order of a turn, then 0 for the result of its event and 1 for a promotion in
+/// name, which follow it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    loss: Loss,
+    arrival: i128,
+    trial: u32,
+}
+
+/// What can still happen to an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// May be promoted or stopped.
+    Undecided,
+    /// Is in a higher rung, or on the way there.
+    Promoted,
+    /// Can neither train nor be stopped, but may be promoted in name.
+    Closed,
+    /// Stopped by the search.
+    Stopped,
+}
+
+/// Results of all trials that reached one length, split into the best ones and the rest. All
+/// operations take O(log n).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rung {
+    ties: Ties,
+    entries: BTreeMap<u32, (Key, Fate)>,
+    /// Best entries. Their number follows from [`set_num_best`](Self::set_num_best).
+    best: BTreeSet<Key>,
+    rest: BTreeSet<Key>,
+    /// Entries of `best` that are neither promoted nor stopped.
+    candidates: BTreeSet<Key>,
+    /// Undecided entries of `rest`.
+    losers: BTreeSet<Key>,
+    num_best: usize,
+}
+
+impl Rung {
+    /// Returns an empty rung.
+    pub fn new(ties: Ties) -> Self {
+        Self {
+            ties,
+            entries: BTreeMap::new(),
+            best: BTreeSet::new(),
+            rest: BTreeSet::new(),
+            candidates: BTreeSet::new(),
+            losers: BTreeSet::new(),
+            num_best: 0,
+        }
+    }
+
+    /// Returns the number of entries.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Returns `true` if the rung has no entries.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Adds the result of a trial in the turn with this order.
+    pub fn insert(&mut self, trial: u32, loss: Loss, order: u64) {
+        self.add(trial, loss, i128::from(order) * 2, Fate::Undecided);
+    }
+
+    /// Adds a trial that ended before it reached this length.
+    pub fn insert_closed(&mut self, trial: u32, order: u64) {
+        self.add(trial, Loss::INFINITE, i128::from(order) * 2 + 1, Fate::Closed);
+    }
+
+    fn add(&mut self, trial: u32, loss: Loss, arrival: i128, fate: Fate) {
+        self.remove(trial);
+        let arrival = if self.ties == Ties::FirstIsBest { arrival } else { -arrival };
+        let key = Key { loss, arrival, trial };
+        self.entries.insert(trial, (key, fate));
+        // The better part keeps its size: its worst entry moves if the new entry is better.
+        if self.best.last().is_some_and(|worst| key < *worst) {
+            self.link(key, fate, true);
+            self.balance();
+        } else {
+            self.link(key, fate, false);
+            self.balance();
+        }
+    }
+
+    /// Removes a trial, if it is an entry.
+    pub fn remove(&mut self, trial: u32) {
+        let Some((key, _)) = self.entries.remove(&trial) else { return };
+        for set in [&mut self.best, &mut self.rest, &mut self.candidates, &mut self.losers] {
+            set.remove(&key);
+        }
+        self.balance();
+    }
+
+    /// Sets how many entries are among the best.
+    pub fn set_num_best(&mut self, num_best: usize) {
+        self.num_best = num_best;
+        self.balance();
+    }
+
+    /// Returns `true` if a trial is among the best.
+    pub fn is_among_best(&self, trial: u32) -> bool {
+        self.entries.get(&trial).is_some_and(|(key, _)| self.best.contains(key))
+    }
+
+    /// Returns the best entry among the best that was not promoted yet.
+    pub fn candidate(&self) -> Option<u32> {
+        self.candidates.first().map(|key| key.trial)
+    }
+
+    /// Returns the trials among the best that were not promoted yet, best first.
+    pub fn candidates(&self) -> impl Iterator<Item = u32> + '_ {
+        self.candidates.iter().map(|key| key.trial)
+    }
+
+    /// Returns the number of [`candidates`](Self::candidates).
+    pub fn num_candidates(&self) -> usize {
+        self.candidates.len()
+    }
+
+    /// Returns the undecided trials that are not among the best, best first.
+    pub fn losers(&self) -> impl Iterator<Item = u32> + '_ {
+        self.losers.iter().map(|key| key.trial)
+    }
+
+    /// Records that a trial was promoted.
+    pub fn promote(&mut self, trial: u32) {
+        self.set_fate(trial, Fate::Promoted);
+    }
+
+    /// Records that a trial was stopped.
+    pub fn stop(&mut self, trial: u32) {
+        self.set_fate(trial, Fate::Stopped);
+    }
+
+    /// Records that all undecided trials were stopped, except some. Those among the best are
+    /// included: the rank of a trial rises when another one is deleted.
+    pub fn stop_undecided(&mut self, except: &[u32]) {
+        let except: BTreeSet<u32> = except.iter().copied().collect();
+        let is_undecided = |key: &&Key| self.entries[&key.trial].1 == Fate::Undecided;
+        let undecided = self.losers.iter().chain(self.candidates.iter().filter(is_undecided));
+        let trials: Vec<u32> = undecided.map(|key| key.trial).collect();
+        trials
+            .into_iter()
+            .filter(|trial| !except.contains(trial))
+            .for_each(|trial| self.stop(trial));
+    }
+
+    /// Records that a trial has ended by itself or by the user. It may still be promoted in name.
+    pub fn close(&mut self, trial: u32) {
+        let is_undecided = |(_, fate): &(Key, Fate)| *fate == Fate::Undecided;
+        if self.entries.get(&trial).is_some_and(is_undecided) {
+            self.set_fate(trial, Fate::Closed);
+        }
+    }
+
+    fn set_fate(&mut self, trial: u32, fate: Fate) {
+        let Some(entry) = self.entries.get_mut(&trial) else { return };
+        entry.1 = fate;
+        let key = entry.0;
+        let is_best = self.best.contains(&key);
+        self.link(key, fate, is_best);
+    }
+
+    /// Puts an entry into the sets that it belongs to, and removes it from the others.
+    fn link(&mut self, key: Key, fate: Fate, is_best: bool) {
+        let is_candidate = is_best && matches!(fate, Fate::Undecided | Fate::Closed);
+        let is_loser = !is_best && fate == Fate::Undecided;
+        for (set, is_member) in [
+            (&mut self.best, is_best),
+            (&mut self.rest, !is_best),
+            (&mut self.candidates, is_candidate),
+            (&mut self.losers, is_loser),
+        ] {
+            match is_member {
+                true => set.insert(key),
+                false => set.remove(&key),
+            };
+        }
+    }
+
+    /// Moves entries between both parts until the better one has its size.
+    fn balance(&mut self) {
+        while self.best.len() < self.num_best {
+            let Some(key) = self.rest.first().copied() else { return };
+            self.link(key, self.entries[&key.trial].1, true);
+        }
+        while self.best.len() > self.num_best {
+            let Some(key) = self.best.last().copied() else { return };
+            self.link(key, self.entries[&key.trial].1, false);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Samplers: they decide which hyperparameters a trial gets.
+
+mod explore;
+mod parzen;
+mod tpe;
+
+pub use explore::Explore;
+pub use tpe::{Observation, Tpe};
+
+use serde_json::Value;
+use stoker_api::hyperparameters::Space;
+
+use super::book::{Book, TrialState};
+use super::grid::Grid;
+use super::rng::Random;
+use super::sample::sample;
+use super::turn::Source;
+
+/// Number of results at a length from which TPE learns from that length.
+const RESULTS_MIN: usize = 10;
+
+/// Source of hyperparameters.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Sampler {
+    /// Independent random samples.
+    Random(Space),
+    /// Points of a grid, the last one first.
+    Grid {
+        /// The grid.
+        grid: Grid,
+        /// Number of points.
+        num_points: u64,
+    },
+    /// Samples that learn from results.
+    Tpe {
+        /// The estimator.
+        tpe: Tpe,
+        /// Coordinates by trial; `None` for deleted trials.
+        points: Vec<Option<Vec<f64>>>,
+    },
+    /// Random samples, and changed copies.
+    Explore {
+        /// How copies are changed.
+        explore: Explore,
+        /// Hyperparameters by trial; `None` for deleted trials.
+        drawn: Vec<Option<Value>>,
+    },
+}
+
+impl Sampler {
+    /// Returns a sampler of all points of a grid.
+    pub fn grid(space: Space) -> Self {
+        let grid = Grid::new(space);
+        Self::Grid { num_points: grid.num_points(), grid }
+    }
+
+    /// Returns a sampler by TPE.
+    pub fn tpe(space: Space, is_multivariate: bool) -> Self {
+        Self::Tpe { tpe: Tpe::new(space, is_multivariate), points: vec![] }
+    }
+
+    /// Returns a sampler for population based training.
+    pub fn explore(explore: Explore) -> Self {
+        Self::Explore { explore, drawn: vec![] }
+    }
+
+    /// Returns the hyperparameters of the next trial; `None` if the space has no more points.
+    pub(super) fn draw(
+        &self,
+        source: Option<&Source>,
+        book: &Book,
+        random: &mut Random,
+    ) -> Option<Value> {
+        match self {
+            Self::Random(space) => Some(sample(space, random)),
+            Self::Grid { grid, num_points } => {
+                grid.point(num_points.checked_sub(u64::from(book.next_index()) + 1)?)
+            }
+            Self::Tpe { tpe, points } => Some(tpe.draw(&observations(points, book), random)),
+            Self::Explore { explore, drawn } => {
+                let copied = source.and_then(|source| drawn.get(source.trial as usize)?.as_ref());
+                Some(explore.draw(copied, random))
+            }
+        }
+    }
+
+    /// Takes in the hyperparameters of the next trial; `None` if the trial was deleted.
+    pub(super) fn record(&mut self, hyperparameters: Option<&Value>) {
+        match self {
+            Self::Random(_) | Self::Grid { .. } => {}
+            Self::Tpe { tpe, points } => {
+                points.push(hyperparameters.and_then(|value| tpe.coordinates(value)));
+            }
+            Self::Explore { drawn, .. } => drawn.push(hyperparameters.cloned()),
+        }
+    }
+
+    /// Forgets a deleted trial.
+    pub(super) fn forget(&mut self, trial: u32) {
+        match self {
+            Self::Random(_) | Self::Grid { .. } => {}
+            Self::Tpe { points, .. } => points[trial as usize] = None,
+            Self::Explore { drawn, .. } => drawn[trial as usize] = None,
+        }
+    }
+}
+
+/// Returns what TPE learns from: the results at the greatest length that has enough of them. All
+/// other trials that may still reach it count as running.
+fn observations(points: &[Option<Vec<f64>>], book: &Book) -> Vec<Observation> {
+    let mut counts = std::collections::BTreeMap::<u64, usize>::new();
+    let results = book.trials().iter().flat_map(|entry| &entry.results);
+    results.for_each(|(units, _)| *counts.entry(*units).or_default() += 1);
+    let is_known = |(_, count): &(&u64, &usize)| **count >= RESULTS_MIN;
+    let length = counts.iter().rev().find(is_known).map(|(units, _)| *units);
+    let observation = |(point, entry): (&Option<Vec<f64>>, &super::book::TrialEntry)| {
+        let result = entry.results.iter().find(|(units, _)| Some(*units) == length);
+        let loss = result.map(|(_, loss)| *loss);
+        let is_open = entry.state == TrialState::Active;
+        let point = point.clone().filter(|_| loss.is_some() || is_open)?;
+        Some(Observation { point, loss })
+    };
+    points.iter().zip(book.trials()).filter_map(observation).collect()
+}

@@ -1,0 +1,243 @@
+//! Parzen estimators: mixtures with one kernel for each observed point, and one for the prior.
+
+use std::f64::consts::{PI, SQRT_2};
+
+use crate::search::rng::Random;
+
+/// Values of one parameter, as coordinates.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Axis {
+    /// Numbers from `low` (inclusive) to `high` (exclusive).
+    Number {
+        /// Smallest value.
+        low: f64,
+        /// Upper bound.
+        high: f64,
+    },
+    /// Integers from `low` to `high`, both inclusive.
+    Integer {
+        /// Smallest value.
+        low: f64,
+        /// Largest value.
+        high: f64,
+    },
+    /// Indices of this many choices.
+    Choice(usize),
+}
+
+impl Axis {
+    /// Returns the bounds of kernels. Each integer is the center of a cell of width 1.
+    fn bounds(self) -> (f64, f64) {
+        match self {
+            Self::Number { low, high } => (low, high),
+            Self::Integer { low, high } => (low - 0.5, high + 0.5),
+            Self::Choice(num) => (0.0, num as f64),
+        }
+    }
+}
+
+/// A kernel on one axis.
+#[derive(Clone, Copy, Debug)]
+enum Kernel {
+    /// Normal distribution, truncated to the bounds of the axis.
+    Normal { mean: f64, deviation: f64 },
+    /// One choice, which has this probability; the others share the rest.
+    Choice { center: f64, probability: f64 },
+    /// All choices with equal probability.
+    AnyChoice,
+}
+
+/// Density over several axes, estimated from points. Kernels have equal weights.
+#[derive(Clone, Debug)]
+pub(super) struct Parzen {
+    axes: Vec<Axis>,
+    /// Kernels by point, then by axis. The last ones are the prior.
+    kernels: Vec<Vec<Kernel>>,
+}
+
+impl Parzen {
+    /// Returns the estimator for points with one coordinate for each axis.
+    pub(super) fn new(axes: &[Axis], points: &[Vec<f64>]) -> Self {
+        let mut kernels = vec![Vec::with_capacity(axes.len()); points.len() + 1];
+        for (index, axis) in axes.iter().enumerate() {
+            let column: Vec<f64> = points.iter().map(|point| point[index]).collect();
+            let column = match axis {
+                Axis::Choice(num) => choice_kernels(*num, &column),
+                _ if axes.len() == 1 => neighbor_kernels(*axis, &column),
+                _ => scott_kernels(*axis, &column, axes.len()),
+            };
+            kernels.iter_mut().zip(column).for_each(|(row, kernel)| row.push(kernel));
+        }
+        Self { axes: axes.to_vec(), kernels }
+    }
+
+    /// Samples a point.
+    pub(super) fn sample(&self, random: &mut Random) -> Vec<f64> {
+        let kernel = random.up_to(self.kernels.len() as u64 - 1) as usize;
+        let axes = self.axes.iter().zip(&self.kernels[kernel]);
+        axes.map(|(axis, kernel)| sample_kernel(*axis, *kernel, random)).collect()
+    }
+
+    /// Returns the logarithm of the density at a point.
+    pub(super) fn log_density(&self, point: &[f64]) -> f64 {
+        let of_kernel = |kernels: &Vec<Kernel>| -> f64 {
+            let axes = self.axes.iter().zip(kernels).zip(point);
+            axes.map(|((axis, kernel), x)| log_kernel(*axis, *kernel, *x)).sum()
+        };
+        let logs: Vec<f64> = self.kernels.iter().map(of_kernel).collect();
+        let most = logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        if most == f64::NEG_INFINITY {
+            return most;
+        }
+        let sum: f64 = logs.iter().map(|log| (log - most).exp()).sum();
+        most + (sum / logs.len() as f64).ln()
+    }
+}
+
+fn choice_kernels(num: usize, column: &[f64]) -> Vec<Kernel> {
+    let prior = 1.0 / (column.len() + 1) as f64;
+    let probability = (1.0 + prior) / (1.0 + num as f64 * prior);
+    let kernels = column.iter().map(|center| Kernel::Choice { center: *center, probability });
+    kernels.chain([Kernel::AnyChoice]).collect()
+}
+
+/// Deviations from the distance to the farther neighbor, for one axis: Bergstra et al.,
+/// "Algorithms for Hyper-Parameter Optimization" (2011), with the lower bound of Optuna.
+fn neighbor_kernels(axis: Axis, column: &[f64]) -> Vec<Kernel> {
+    let (low, high) = axis.bounds();
+    let center = f64::midpoint(low, high);
+    let mut sorted: Vec<f64> = column.iter().copied().chain([center]).collect();
+    sorted.sort_by(f64::total_cmp);
+    let least = (high - low) / (2 + column.len()).min(100) as f64;
+    let deviation = |mean: f64| {
+        let below = sorted.partition_point(|other| other.total_cmp(&mean).is_lt());
+        let above = sorted.partition_point(|other| other.total_cmp(&mean).is_le());
+        let is_repeated = above - below > 1;
+        let left =
+            if is_repeated { 0.0 } else { below.checked_sub(1).map_or(0.0, |i| mean - sorted[i]) };
+        let right =
+            if is_repeated { 0.0 } else { sorted.get(above).map_or(0.0, |next| next - mean) };
+        left.max(right).clamp(least, high - low)
+    };
+    let kernels =
+        column.iter().map(|mean| Kernel::Normal { mean: *mean, deviation: deviation(*mean) });
+    kernels.chain([Kernel::Normal { mean: center, deviation: high - low }]).collect()
+}
+
+/// Deviations by Scott's rule, for several axes: Falkner et al., "BOHB" (2018), with the factor of
+/// Optuna.
+fn scott_kernels(axis: Axis, column: &[f64], num_axes: usize) -> Vec<Kernel> {
+    let (low, high) = axis.bounds();
+    let factor = (column.len().max(1) as f64).powf(-1.0 / (num_axes as f64 + 4.0));
+    let least = (high - low) / (2 + column.len()).min(100) as f64;
+    let deviation = (0.2 * factor * (high - low)).clamp(least, high - low);
+    let kernels = column.iter().map(|mean| Kernel::Normal { mean: *mean, deviation });
+    let prior = Kernel::Normal { mean: f64::midpoint(low, high), deviation: high - low };
+    kernels.chain([prior]).collect()
+}
+
+/// Distribution function of the standard normal distribution.
+fn normal_cdf(x: f64) -> f64 {
+    0.5 * libm::erfc(-x / SQRT_2)
+}
+
+fn log_kernel(axis: Axis, kernel: Kernel, x: f64) -> f64 {
+    match (kernel, axis) {
+        (Kernel::AnyChoice, _) => -axis.bounds().1.ln(),
+        (Kernel::Choice { center, probability }, _) if center == x => probability.ln(),
+        (Kernel::Choice { probability, .. }, Axis::Choice(num)) => {
+            ((1.0 - probability) / (num as f64 - 1.0)).ln()
+        }
+        (Kernel::Choice { .. }, _) => f64::NEG_INFINITY,
+        (Kernel::Normal { mean, deviation }, _) => {
+            let (low, high) = axis.bounds();
+            let cdf = |x: f64| normal_cdf((x - mean) / deviation);
+            let inside = cdf(high) - cdf(low);
+            match axis {
+                Axis::Integer { .. } => ((cdf(x + 0.5) - cdf(x - 0.5)) / inside).ln(),
+                _ => {
+                    let z = (x - mean) / deviation;
+                    -0.5 * z * z - (deviation * (2.0 * PI).sqrt() * inside).ln()
+                }
+            }
+        }
+    }
+}
+
+fn sample_kernel(axis: Axis, kernel: Kernel, random: &mut Random) -> f64 {
+    let (low, high) = axis.bounds();
+    match kernel {
+        Kernel::AnyChoice => random.up_to(high as u64 - 1) as f64,
+        Kernel::Choice { center, probability } => {
+            let is_center = high <= 1.0 || random.unit() < probability;
+            if is_center {
+                return center;
+            }
+            let other = random.up_to(high as u64 - 2) as f64;
+            if other < center { other } else { other + 1.0 }
+        }
+        Kernel::Normal { mean, deviation } => loop {
+            let radius = (-2.0 * (1.0 - random.unit()).ln()).sqrt();
+            let x = mean + deviation * radius * (2.0 * PI * random.unit()).cos();
+            if (low..high).contains(&x) {
+                return match axis {
+                    Axis::Integer { low, high } => x.round().clamp(low, high),
+                    _ => x,
+                };
+            }
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The density over all values of an axis is 1, also for repeated points and points on bounds.
+    #[test]
+    fn densities_integrate_to_one() {
+        let columns = [vec![], vec![0.5], vec![-1.0, 2.0, 2.0, 0.25], vec![3.0; 30]];
+        for column in columns {
+            let points: Vec<Vec<f64>> = column.iter().map(|x: &f64| vec![*x]).collect();
+            let number = Axis::Number { low: -1.0, high: 3.0 };
+            let parzen = Parzen::new(&[number], &points);
+            let steps = 40_000;
+            let sum: f64 = (0..steps)
+                .map(|step| -1.0 + (f64::from(step) + 0.5) * 4.0 / f64::from(steps))
+                .map(|x| parzen.log_density(&[x]).exp() * 4.0 / f64::from(steps))
+                .sum();
+            assert!((sum - 1.0).abs() < 1e-6, "{column:?}: {sum}");
+
+            let whole: Vec<Vec<f64>> = column.iter().map(|x| vec![x.round()]).collect();
+            let parzen = Parzen::new(&[Axis::Integer { low: -1.0, high: 3.0 }], &whole);
+            let sum: f64 = (-1..=3).map(|x| parzen.log_density(&[f64::from(x)]).exp()).sum();
+            assert!((sum - 1.0).abs() < 1e-9, "{column:?}: {sum}");
+
+            let choices: Vec<Vec<f64>> = column.iter().map(|x| vec![x.abs().floor()]).collect();
+            let parzen = Parzen::new(&[Axis::Choice(4)], &choices);
+            let sum: f64 = (0..4).map(|x| parzen.log_density(&[f64::from(x)]).exp()).sum();
+            assert!((sum - 1.0).abs() < 1e-9, "{column:?}: {sum}");
+        }
+    }
+
+    /// Samples have the frequencies of the density.
+    #[test]
+    fn samples_follow_the_density() {
+        let axes = [Axis::Integer { low: 0.0, high: 4.0 }, Axis::Choice(3)];
+        let parzen = Parzen::new(&axes, &[vec![1.0, 2.0], vec![4.0, 0.0]]);
+        let mut random = Random::new(3);
+        let num = 100_000;
+        let mut counts = [[0_u32; 3]; 5];
+        for _ in 0..num {
+            let point = parzen.sample(&mut random);
+            counts[point[0] as usize][point[1] as usize] += 1;
+        }
+        for (x, row) in counts.iter().enumerate() {
+            for (choice, count) in row.iter().enumerate() {
+                let expected = parzen.log_density(&[x as f64, choice as f64]).exp();
+                let actual = f64::from(*count) / f64::from(num);
+                assert!((actual - expected).abs() < 0.01, "{x} {choice}: {actual} {expected}");
+            }
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! Simulation of a search on recorded learning curves, with a number of workers.
+//!
+//! A *leg* is training from the length that a trial has to the length that it is granted, or to its
+//! exit. Legs end in the order of (time, trial), and the search decides after each of them.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+
+use serde_json::Value;
+use stoker_api::trial::CloseCause;
+
+use super::book::TrialState;
+use super::rung::Loss;
+use super::state::{SearchState, Turn};
+use super::turn::{Event, Step};
+
+/// How a simulated program ends by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// The program fails.
+    Failed,
+    /// The program rejects its hyperparameters.
+    Invalid,
+    /// The program ends cleanly before its granted length.
+    Early,
+}
+
+impl Exit {
+    fn cause(self) -> CloseCause {
+        match self {
+            Self::Failed => CloseCause::Failed,
+            Self::Invalid => CloseCause::InvalidHyperparameters,
+            Self::Early => CloseCause::StoppedEarly,
+        }
+    }
+}
+
+/// Learning curve of a trial.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Curve {
+    /// Searched metric by length. A metric holds until the next listed length.
+    pub metrics: BTreeMap<u64, f64>,
+    /// Length at which the program ends by itself, and how.
+    pub exit: Option<(u64, Exit)>,
+    /// Duration of one unit, in seconds.
+    pub seconds_per_unit: f64,
+}
+
+/// Workers and their costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Machine {
+    /// Number of workers; 0 means as many as are needed.
+    pub workers: u32,
+    /// Seconds before the first leg of a trial.
+    pub start_seconds: f64,
+    /// Seconds before a leg of a trial that had released its worker.
+    pub resume_seconds: f64,
+    /// Whether each leg trains from 0 instead of from a checkpoint.
+    pub is_from_scratch: bool,
+}
+
+/// What became of a trial.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The trial has the full length.
+    Completed,
+    /// The search stopped the trial, or never continued it.
+    Stopped,
+    /// The program ended by itself.
+    Exited(Exit),
+}
+
+/// What followed from the end of a leg for its trial.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// The next leg begins at once.
+    Continue,
+    /// The trial has the full length.
+    Complete,
+    /// The search ended the trial.
+    Stop,
+    /// The trial waits for a promotion.
+    Pause,
+    /// The program ended by itself.
+    Exit(Exit),
+}
+
+/// End of a leg.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SimulatedEvent {
+    /// Seconds since the search began.
+    pub time: f64,
+    /// Index of the trial.
+    pub trial: u32,
+    /// Length trained.
+    pub units: u64,
+    /// Metric of the curve; `None` for a program that failed or rejected its hyperparameters.
+    pub metric: Option<f64>,
+    /// What followed.
+    pub decision: Decision,
+}
+
+/// A trial at the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SimulatedTrial {
+    /// Length trained.
+    pub units: u64,
+    /// What became of the trial.
+    pub outcome: Outcome,
+}
+
+/// Result of a simulation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Simulation {
+    /// Units of all legs.
+    pub units_total: u64,
+    /// Time of the last event, in seconds.
+    pub time_total: f64,
+    /// Trials by index.
+    pub trials: Vec<SimulatedTrial>,
+    /// Ends of legs, in order.
+    pub events: Vec<SimulatedEvent>,
+    /// Trial, length and metric of the least loss: of equals the lowest trial, then the shortest
+    /// length.
+    pub best: Option<(u32, u64, f64)>,
+}
+
+/// Reason why a simulation is not possible.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SimulateError {
+    /// No curve exists for a trial that the search created.
+    NoCurve {
+        /// Index of the trial.
+        trial: u32,
+    },
+    /// A metric is needed below the first listed length of a curve.
+    NoMetric {
+        /// Index of the trial.
+        trial: u32,
+        /// Length of the result.
+        units: u64,
+    },
+}
+
+impl std::fmt::Display for SimulateError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NoCurve { trial } => write!(
+                f,
+                "no curve for trial {trial}; add lines with `trial: {trial}` or its hyperparameters"
+            ),
+            Self::NoMetric { trial, units } => write!(
+                f,
+                "the curve of trial {trial} has no metric at or below {units} units; add one"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for SimulateError {}
+
+/// End of a leg in the queue. The earliest one is the greatest, as the heap returns the greatest.
+#[derive(Clone, Copy, Debug)]
+struct Leg {
+    end: f64,
+    trial: u32,
+}
+
+impl PartialEq for Leg {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Leg {}
+
+impl PartialOrd for Leg {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Leg {
+    fn cmp(&self, other: &Self) -> Ordering {
+        other.end.total_cmp(&self.end).then(other.trial.cmp(&self.trial))
+    }
+}
+
+struct Run<'a> {
+    search: SearchState,
+    machine: Machine,
+    smaller_is_better: bool,
+    curves: Vec<&'a Curve>,
+    trials: Vec<SimulatedTrial>,
+    legs: BinaryHeap<Leg>,
+    /// Trials that wait for a worker and have trained before.
+    resuming: VecDeque<u32>,
+    /// Trials that wait for a worker for their first leg.
+    starting: VecDeque<u32>,
+    num_busy: u32,
+    units_max: u64,
+    units_total: u64,
+    events: Vec<SimulatedEvent>,
+    best: Option<(Loss, u32, u64, f64)>,
+}
+
+/// Simulates a search that has not begun. `curve_of` returns the curve of a trial, given its index
+/// and hyperparameters. `units_max` is the full length of a trial.
+///
+/// # Errors
+///
+/// A curve or a metric is missing.
+pub fn simulate<'a>(
+    search: SearchState,
+    units_max: u64,
+    smaller_is_better: bool,
+    machine: Machine,
+    mut curve_of: impl FnMut(u32, &Value) -> Option<&'a Curve>,
+) -> Result<Simulation, SimulateError> {
+    let mut run = Run {
+        search,
+        machine,
+        smaller_is_better,
+        curves: vec![],
+        trials: vec![],
+        legs: BinaryHeap::new(),
+        resuming: VecDeque::new(),
+        starting: VecDeque::new(),
+        num_busy: 0,
+        units_max,
+        units_total: 0,
+        events: vec![],
+        best: None,
+    };
+    run.decide(Event::Began, None, 0.0, &mut curve_of)?;
+    let mut time = 0.0;
+    while let Some(leg) = run.legs.pop() {
+        time = leg.end;
+        run.end_leg(leg, &mut curve_of)?;
+    }
+    Ok(Simulation {
+        units_total: run.units_total,
+        time_total: time,
+        trials: run.trials,
+        events: run.events,
+        best: run.best.map(|(_, trial, units, metric)| (trial, units, metric)),
+    })
+}
+
+impl<'a> Run<'a> {
+    fn exit(&self, trial: u32) -> Option<(u64, Exit)> {
+        let granted = self.search.book().trial(trial).units;
+        self.curves[trial as usize].exit.filter(|(units, _)| *units <= granted)
+    }
+
+    /// Begins the next leg of a trial on a worker that is already counted as busy.
+    fn begin_leg(&mut self, trial: u32, now: f64, cost: f64) {
+        let granted = self.search.book().trial(trial).units;
+        let end = self.exit(trial).map_or(granted, |(units, _)| units);
+        let from = match self.machine.is_from_scratch {
+            true => 0,
+            false => self.trials[trial as usize].units,
+        };
+        let units = end.saturating_sub(from);
+        self.units_total += units;
+        self.trials[trial as usize].units = end;
+        let seconds = units as f64 * self.curves[trial as usize].seconds_per_unit;
+        self.legs.push(Leg { end: now + cost + seconds, trial });
+    }
+
+    fn end_leg(
+        &mut self,
+        leg: Leg,
+        curve_of: &mut impl FnMut(u32, &Value) -> Option<&'a Curve>,
+    ) -> Result<(), SimulateError> {
+        let Leg { end: time, trial } = leg;
+        let units = self.trials[trial as usize].units;
+        let exit = self.exit(trial).filter(|(at, _)| *at == units).map(|(_, exit)| exit);
+        let metric = match exit {
+            Some(Exit::Failed | Exit::Invalid) => None,
+            Some(Exit::Early) | None => Some(self.metric(trial, units)?),
+        };
+        let loss = metric.map(|metric| Loss::of_metric(metric, self.smaller_is_better));
+        if let (Some(metric), Some(loss)) = (metric, loss) {
+            self.rank(trial, units, metric, loss);
+        }
+        let event = match exit {
+            Some(exit) => Event::Closed { trial, cause: exit.cause() },
+            None => Event::Result { trial, units, loss: loss.unwrap_or(Loss::INFINITE) },
+        };
+        let index = self.events.len();
+        let decision = exit.map_or(Decision::Pause, Decision::Exit);
+        self.events.push(SimulatedEvent { time, trial, units, metric, decision });
+        let turn = self.decide(event, Some(trial), time, curve_of)?;
+        if let (None, Some(turn)) = (exit, turn) {
+            self.events[index].decision = self.decision(trial, units, &turn);
+        }
+        self.set_outcome(trial, exit);
+        Ok(())
+    }
+
+    fn metric(&self, trial: u32, units: u64) -> Result<f64, SimulateError> {
+        let metrics = &self.curves[trial as usize].metrics;
+        let (_, metric) =
+            metrics.range(..=units).next_back().ok_or(SimulateError::NoMetric { trial, units })?;
+        Ok(*metric)
+    }
+
+    fn rank(&mut self, trial: u32, units: u64, metric: f64, loss: Loss) {
+        // An infinite metric is better than none.
+        let key = |loss: Loss, metric: f64, trial, units| (loss, metric.is_nan(), trial, units);
+        let is_better = self.best.is_none_or(|(best, best_trial, best_units, best_metric)| {
+            key(loss, metric, trial, units) < key(best, best_metric, best_trial, best_units)
+        });
+        if is_better {
+            self.best = Some((loss, trial, units, metric));
+        }
+    }
+
+    fn decision(&self, trial: u32, units: u64, turn: &Turn) -> Decision {
+        let is_continued =
+            |step: &Step| matches!(step, Step::Continue { trial: of, .. } if *of == trial);
+        if turn.steps.iter().any(is_continued) {
+            return Decision::Continue;
+        }
+        match self.search.book().trial(trial).state {
+            _ if units >= self.units_max => Decision::Complete,
+            TrialState::Stopped => Decision::Stop,
+            _ => Decision::Pause,
+        }
+    }
+
+    fn set_outcome(&mut self, trial: u32, exit: Option<Exit>) {
+        let entry = &mut self.trials[trial as usize];
+        entry.outcome = match exit {
+            Some(exit) => Outcome::Exited(exit),
+            None if entry.units >= self.units_max => Outcome::Completed,
+            None => Outcome::Stopped,
+        };
+    }
+
+    /// Lets the search react to an event, and gives free workers to waiting trials. `ended` is the
+    /// trial whose leg ended now.
+    fn decide(
+        &mut self,
+        event: Event,
+        ended: Option<u32>,
+        now: f64,
+        curve_of: &mut impl FnMut(u32, &Value) -> Option<&'a Curve>,
+    ) -> Result<Option<Turn>, SimulateError> {
+        let turn = self.search.advance(event);
+        let mut is_busy = false;
+        if let Some(turn) = &turn {
+            let sources = turn.steps.iter().filter_map(|step| match step {
+                Step::Create { source, .. } => Some(*source),
+                _ => None,
+            });
+            for (draw, source) in turn.created.iter().zip(sources) {
+                let curve = curve_of(draw.index, &draw.hyperparameters)
+                    .ok_or(SimulateError::NoCurve { trial: draw.index })?;
+                self.curves.push(curve);
+                // A copy has trained as long as the trial that it copies.
+                let units = source.map_or(0, |source| source.units);
+                self.trials.push(SimulatedTrial { units, outcome: Outcome::Stopped });
+                self.starting.push_back(draw.index);
+            }
+        }
+        for step in turn.iter().flat_map(|turn| &turn.steps) {
+            if let Step::Continue { trial, .. } = *step {
+                if Some(trial) == ended {
+                    is_busy = true;
+                    self.begin_leg(trial, now, 0.0);
+                } else {
+                    self.resuming.push_back(trial);
+                }
+            }
+        }
+        if ended.is_some() && !is_busy {
+            self.num_busy -= 1;
+        }
+        while self.machine.workers == 0 || self.num_busy < self.machine.workers {
+            let (trial, cost) = match (self.resuming.pop_front(), &mut self.starting) {
+                (Some(trial), _) => (trial, self.machine.resume_seconds),
+                (None, starting) => match starting.pop_front() {
+                    Some(trial) => (trial, self.machine.start_seconds),
+                    None => break,
+                },
+            };
+            if self.search.book().trial(trial).state == TrialState::Active {
+                self.num_busy += 1;
+                self.begin_leg(trial, now, cost);
+            }
+        }
+        Ok(turn)
+    }
+}
+
+#[cfg(test)]
+mod tests;

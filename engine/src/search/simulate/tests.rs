@@ -1,0 +1,255 @@
+//! Worked cases of `stoker simulate`.
+
+use std::collections::HashMap;
+
+use serde_json::{Value, json};
+use stoker_api::experiment::ExperimentSpec;
+
+use super::*;
+use crate::search::layout::{self, AdaptiveAsha, Mode};
+use crate::search::methods::{AsyncHalving, FixedLength, SyncHalving, Tournament};
+use crate::search::samplers::Sampler;
+use crate::search::state::AnyMethod;
+
+const CASES: &str = include_str!("../simulate.json");
+
+fn number(kind: &Value, name: &str, default: u64) -> u64 {
+    kind.get(name).map_or(default, |value| value.as_u64().unwrap())
+}
+
+fn rungs_of(kind: &Value, rungs_max: u32) -> Vec<u32> {
+    layout::bracket_rungs(mode(kind), rungs_max)
+}
+
+fn mode(kind: &Value) -> Mode {
+    match kind["mode"].as_str() {
+        Some("conservative") => Mode::Conservative,
+        Some("aggressive") => Mode::Aggressive,
+        _ => Mode::Standard,
+    }
+}
+
+/// Returns the method of a searcher.
+fn method(searcher: &Value, units: u64, num_points: u64) -> AnyMethod {
+    let kinds = searcher.as_object().unwrap();
+    let is_kind = |(name, _): &(&String, &Value)| {
+        !["metric", "smallerIsBetter", "maxLength"].contains(&name.as_str())
+    };
+    let (name, kind) = kinds.iter().find(is_kind).unwrap();
+    let max_trials = number(kind, "maxTrials", 1) as u32;
+    let concurrency = number(kind, "maxConcurrentTrials", 16) as u32;
+    let divisor = number(kind, "divisor", 4) as u32;
+    let stop_once = kind["stopOnce"] == true;
+    match name.as_str() {
+        "random" => AnyMethod::FixedLength(FixedLength::new(units, max_trials, concurrency, true)),
+        "grid" => {
+            AnyMethod::FixedLength(FixedLength::new(units, num_points as u32, concurrency, false))
+        }
+        "asyncHalving" => {
+            let num_rungs = number(kind, "numRungs", 1) as u32;
+            AnyMethod::AsyncHalving(AsyncHalving::new(layout::async_halving(
+                units,
+                divisor,
+                num_rungs,
+                max_trials,
+                concurrency,
+                stop_once,
+            )))
+        }
+        "adaptiveAsha" => {
+            let search = AdaptiveAsha {
+                units,
+                max_trials,
+                mode: mode(kind),
+                divisor,
+                max_rungs: number(kind, "maxRungs", 5) as u32,
+                bracket_rungs: vec![],
+                concurrency,
+                stop_once,
+            };
+            AnyMethod::Tournament(Tournament::new(search.brackets()))
+        }
+        "syncHalving" => {
+            let budget = kind["budget"]["batches"].as_u64().unwrap();
+            let num_rungs = number(kind, "numRungs", 1) as u32;
+            let bracket = layout::sync_halving(units, divisor, num_rungs, budget);
+            AnyMethod::SyncHalving(SyncHalving::new(vec![bracket], concurrency))
+        }
+        "adaptiveSimple" => {
+            let log = layout::integer_log(divisor, units) + 1;
+            let rungs = rungs_of(kind, log.min(number(kind, "maxRungs", 5) as u32));
+            let brackets = layout::adaptive_simple(units, divisor, &rungs, max_trials);
+            AnyMethod::SyncHalving(SyncHalving::new(brackets, concurrency))
+        }
+        "hyperband" => {
+            let num_brackets = number(kind, "numBrackets", 0) as u32;
+            let brackets = layout::hyperband(units, divisor, num_brackets);
+            AnyMethod::SyncHalving(SyncHalving::new(brackets, concurrency))
+        }
+        other => panic!("{other}"),
+    }
+}
+
+fn curves(lines: &[Value]) -> HashMap<u32, Curve> {
+    let mut curves: HashMap<u32, Curve> = HashMap::new();
+    for line in lines {
+        let curve = curves.entry(line["trial"].as_u64().unwrap() as u32).or_insert_with(|| Curve {
+            metrics: BTreeMap::new(),
+            exit: None,
+            seconds_per_unit: 1.0,
+        });
+        let units = line["units"].as_u64().unwrap_or(0);
+        if let Some(exit) = line.get("exit") {
+            let exit = match exit.as_str().unwrap() {
+                "failed" => Exit::Failed,
+                "invalid" => Exit::Invalid,
+                _ => Exit::Early,
+            };
+            curve.exit = Some((units, exit));
+        } else if let Some(metric) = line.get("metric") {
+            curve.metrics.insert(units, metric.as_f64().unwrap_or(f64::NAN));
+        }
+        if let Some(seconds) = line["seconds_per_unit"].as_f64() {
+            curve.seconds_per_unit = seconds;
+        }
+    }
+    curves
+}
+
+fn machine(flags: &Value) -> Machine {
+    let flags: Vec<&str> =
+        flags.as_array().unwrap().iter().map(|flag| flag.as_str().unwrap()).collect();
+    let value = |name: &str| -> f64 {
+        let at = flags.iter().position(|flag| *flag == name);
+        at.map_or(0.0, |at| flags[at + 1].parse().unwrap())
+    };
+    Machine {
+        workers: value("--workers") as u32,
+        start_seconds: value("--start-seconds"),
+        resume_seconds: value("--resume-seconds"),
+        is_from_scratch: flags.contains(&"--from-scratch"),
+    }
+}
+
+fn exit_name(exit: Exit) -> &'static str {
+    match exit {
+        Exit::Failed => "failed",
+        Exit::Invalid => "invalid",
+        Exit::Early => "early",
+    }
+}
+
+fn to_json(simulation: &Simulation) -> Value {
+    let number = |metric: f64| if metric.is_nan() { Value::Null } else { json!(metric) };
+    let trials = (0_u32..).zip(&simulation.trials).map(|(index, trial)| {
+        let outcome = match trial.outcome {
+            Outcome::Completed => "completed",
+            Outcome::Stopped => "stopped",
+            Outcome::Exited(exit) => exit_name(exit),
+        };
+        json!({ "index": index, "units": trial.units, "outcome": outcome })
+    });
+    let events = simulation.events.iter().map(|event| {
+        let decision = match event.decision {
+            Decision::Continue => "continue",
+            Decision::Complete => "complete",
+            Decision::Stop => "stop",
+            Decision::Pause => "pause",
+            Decision::Exit(exit) => exit_name(exit),
+        };
+        json!({
+            "time": event.time, "trial": event.trial, "units": event.units,
+            "metric": event.metric.map_or(Value::Null, number), "decision": decision,
+        })
+    });
+    let best = simulation.best.map(|(trial, units, metric)| {
+        json!({ "trial": trial, "units": units, "metric": number(metric) })
+    });
+    json!({
+        "units_total": simulation.units_total, "time_total": simulation.time_total,
+        "trials": trials.collect::<Vec<_>>(), "events": events.collect::<Vec<_>>(), "best": best,
+    })
+}
+
+/// Compares numbers within 1e-9, and everything else exactly.
+fn assert_close(actual: &Value, expected: &Value, path: &str) {
+    match (actual, expected) {
+        (Value::Number(actual), Value::Number(expected)) => {
+            let (actual, expected) = (actual.as_f64().unwrap(), expected.as_f64().unwrap());
+            assert!((actual - expected).abs() < 1e-9, "{path}: {actual} {expected}");
+        }
+        (Value::Array(actual), Value::Array(expected)) => {
+            for (index, (actual, expected)) in actual.iter().zip(expected).enumerate() {
+                assert_close(actual, expected, &format!("{path}[{index}]"));
+            }
+            assert_eq!(actual.len(), expected.len(), "{path}");
+        }
+        (Value::Object(actual), Value::Object(expected)) => {
+            for (name, expected) in expected {
+                assert_close(&actual[name], expected, &format!("{path}.{name}"));
+            }
+        }
+        _ => assert_eq!(actual, expected, "{path}"),
+    }
+}
+
+fn run(experiment: &Value, lines: &[Value], flags: &Value) -> Simulation {
+    let spec: ExperimentSpec = serde_json::from_value(json!({
+        "entrypoint": experiment["spec"]["entrypoint"],
+        "hyperparameters": experiment["spec"]["hyperparameters"],
+        "searcher": { "metric": "loss", "maxLength": { "batches": 1 }, "single": {} },
+    }))
+    .unwrap();
+    let valid = stoker_api::validate::validate("case", &spec).unwrap();
+    let searcher = &experiment["spec"]["searcher"];
+    let units = searcher["maxLength"]["batches"].as_u64().unwrap();
+    let sampler = match searcher.get("grid") {
+        Some(_) => Sampler::grid(valid.space.clone()),
+        None => Sampler::Random(valid.space.clone()),
+    };
+    let num_points = match &sampler {
+        Sampler::Grid { num_points, .. } => *num_points,
+        _ => 0,
+    };
+    let search = SearchState::new(method(searcher, units, num_points), sampler, 1);
+    let curves = curves(lines);
+    let is_smaller_better = searcher["smallerIsBetter"] == true;
+    let curve_of = |trial: u32, _: &Value| curves.get(&trial);
+    simulate(search, units, is_smaller_better, machine(flags), curve_of).unwrap()
+}
+
+#[test]
+fn worked_cases_have_the_expected_output() {
+    let cases: Value = serde_json::from_str(CASES).unwrap();
+    let cases = cases["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 12);
+    for (index, case) in cases.iter().enumerate() {
+        let lines = case["curves"].as_array().unwrap();
+        let simulation = run(&case["experiment"], lines, &case["flags"]);
+        assert_close(&to_json(&simulation), &case["output"], &format!("case {index}"));
+    }
+}
+
+/// 81 + 27 * 2 + 9 * 6 + 3 * 18 + 54 = 297 units; without checkpoints 81 + 81 * 3 + 81 = 405.
+#[test]
+fn promotion_trains_297_units_instead_of_405() {
+    let lines: Vec<Value> =
+        (0..81).map(|trial| json!({ "trial": trial, "units": 1, "metric": trial })).collect();
+    let searchers = [
+        json!({ "asyncHalving": {
+            "maxTrials": 81, "numRungs": 5, "divisor": 3, "maxConcurrentTrials": 1,
+        } }),
+        json!({ "hyperband": { "numBrackets": 1, "divisor": 3 } }),
+    ];
+    for mut searcher in searchers {
+        searcher["smallerIsBetter"] = json!(true);
+        searcher["maxLength"] = json!({ "batches": 81 });
+        let experiment = json!({ "spec": {
+            "entrypoint": { "command": ["true"] },
+            "hyperparameters": { "x": { "double": { "min": 0, "max": 1 } } },
+            "searcher": searcher,
+        } });
+        assert_eq!(run(&experiment, &lines, &json!([])).units_total, 297);
+        assert_eq!(run(&experiment, &lines, &json!(["--from-scratch"])).units_total, 405);
+    }
+}

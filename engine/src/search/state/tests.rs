@@ -1,0 +1,243 @@
+//! Properties of every search method, under random events.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+use stoker_api::hyperparameters::Space;
+use stoker_api::trial::CloseCause;
+
+use super::*;
+use crate::search::book::TrialState;
+use crate::search::layout::{self, AdaptiveAsha, Mode};
+use crate::search::methods::PbtConfig;
+use crate::search::rung::Loss;
+use crate::search::samplers::Explore;
+
+fn space() -> Space {
+    let parameters = serde_json::json!({ "x": { "double": { "min": 0.0, "max": 1.0 } } });
+    let spec = serde_json::from_value(serde_json::json!({
+        "entrypoint": { "command": ["true"] },
+        "hyperparameters": parameters,
+        "searcher": { "metric": "loss", "maxLength": { "batches": 1 }, "single": {} },
+    }));
+    stoker_api::validate::validate("space", &spec.unwrap()).unwrap().space
+}
+
+/// Returns one search of each kind, by name.
+fn methods() -> Vec<(&'static str, AnyMethod)> {
+    let async_halving = |concurrency, stop_once| {
+        let config = layout::async_halving(9, 3, 3, 14, concurrency, stop_once);
+        AnyMethod::AsyncHalving(AsyncHalving::new(config))
+    };
+    let adaptive = AdaptiveAsha {
+        units: 16,
+        max_trials: 20,
+        mode: Mode::Conservative,
+        divisor: 2,
+        max_rungs: 3,
+        bracket_rungs: vec![],
+        concurrency: 5,
+        stop_once: false,
+    };
+    let pbt =
+        PbtConfig { population_size: 5, units_per_round: 3, num_rounds: 4, truncate_fraction: 0.4 };
+    let sync =
+        |brackets, concurrency| AnyMethod::SyncHalving(SyncHalving::new(brackets, concurrency));
+    vec![
+        ("random", AnyMethod::FixedLength(FixedLength::new(9, 8, 3, true))),
+        ("promotion", async_halving(3, false)),
+        ("promotion without limit", async_halving(0, false)),
+        ("stopping", async_halving(4, true)),
+        ("adaptive ASHA", AnyMethod::Tournament(Tournament::new(adaptive.brackets()))),
+        ("hyperband", sync(layout::hyperband(9, 3, 0), 4)),
+        ("synchronous halving", sync(vec![layout::sync_halving(9, 3, 3, 60)], 0)),
+        ("pbt", AnyMethod::Pbt(Pbt::new(pbt))),
+    ]
+}
+
+/// What happens to one of the open trials.
+#[derive(Clone, Copy, Debug)]
+enum Happening {
+    Result(f64),
+    Closed(CloseCause),
+    Deleted,
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    // Few different losses, so that many are equal.
+    let loss = prop_oneof![
+        8 => (0..6_u8).prop_map(f64::from),
+        1 => Just(f64::NAN),
+    ];
+    prop_oneof![
+        20 => loss.prop_map(Happening::Result),
+        1 => Just(Happening::Closed(CloseCause::Failed)),
+        1 => Just(Happening::Closed(CloseCause::InvalidHyperparameters)),
+        1 => Just(Happening::Closed(CloseCause::StoppedEarly)),
+        1 => Just(Happening::Deleted),
+    ]
+}
+
+/// A search with its log.
+struct Recorded {
+    search: SearchState,
+    log: Vec<Turn>,
+    fresh: SearchState,
+}
+
+impl Recorded {
+    fn new(method: AnyMethod) -> Self {
+        let sampler = match &method {
+            AnyMethod::Pbt(_) => Sampler::explore(Explore {
+                space: space(),
+                resample_probability: 0.3,
+                perturb_factor: 0.2,
+            }),
+            AnyMethod::FixedLength(_) | AnyMethod::AsyncHalving(_) => Sampler::tpe(space(), false),
+            _ => Sampler::Random(space()),
+        };
+        let fresh = SearchState::new(method, sampler, 7);
+        let mut recorded = Self { search: fresh.clone(), log: vec![], fresh };
+        recorded.advance(Event::Began);
+        recorded
+    }
+
+    fn advance(&mut self, event: Event) {
+        if let Some(turn) = self.search.advance(event) {
+            self.log.push(turn);
+        }
+    }
+
+    fn trials_in(&self, is_meant: impl Fn(TrialState) -> bool) -> Vec<u32> {
+        let trials = (0..).zip(self.search.book().trials());
+        trials.filter(|(_, entry)| is_meant(entry.state)).map(|(trial, _)| trial).collect()
+    }
+
+    fn happen(&mut self, happening: Happening, choice: usize) {
+        let pick = |trials: &[u32]| (!trials.is_empty()).then(|| trials[choice % trials.len()]);
+        match happening {
+            Happening::Result(loss) => {
+                if let Some(trial) = pick(&self.trials_in(|state| state == TrialState::Active)) {
+                    let units = self.search.book().trial(trial).units;
+                    let loss = Loss::new(loss);
+                    self.advance(Event::Result { trial, units, loss });
+                }
+            }
+            Happening::Closed(cause) => {
+                if let Some(trial) = pick(&self.trials_in(TrialState::is_open)) {
+                    self.advance(Event::Closed { trial, cause });
+                }
+            }
+            Happening::Deleted => {
+                if let Some(trial) = pick(&self.trials_in(|state| state != TrialState::Deleted)) {
+                    self.advance(Event::Deleted { trial });
+                }
+            }
+        }
+    }
+
+    /// Rebuilds the search from its log, without the turns that were recorded in deleted trials. Of
+    /// those, only the effects on other trials are left.
+    fn rebuilt(&self) -> SearchState {
+        let deleted: BTreeSet<u32> =
+            self.trials_in(|state| state == TrialState::Deleted).into_iter().collect();
+        let mut rebuilt = self.fresh.clone();
+        for turn in &self.log {
+            let home = match &turn.event {
+                Event::Result { trial, .. } | Event::Closed { trial, .. } => Some(*trial),
+                Event::Began | Event::Deleted { .. } => None,
+            };
+            let is_lost = home.is_some_and(|home| deleted.contains(&home));
+            let effects: Vec<Step> = turn
+                .steps
+                .iter()
+                .filter(|step| {
+                    !is_lost || step_trial(step).is_none_or(|trial| !deleted.contains(&trial))
+                })
+                .cloned()
+                .collect();
+            let event = (!is_lost).then_some(&turn.event);
+            let created: Vec<RecordedDraw> = turn
+                .created
+                .iter()
+                .zip(&turn.random_words)
+                .map(|(draw, random_words)| RecordedDraw {
+                    hyperparameters: (!deleted.contains(&draw.index))
+                        .then(|| draw.hyperparameters.clone()),
+                    random_words: *random_words,
+                })
+                .collect();
+            rebuilt.replay(turn.order, event, &effects, &created).unwrap();
+        }
+        rebuilt
+    }
+}
+
+fn step_trial(step: &Step) -> Option<u32> {
+    match step {
+        Step::Continue { trial, .. }
+        | Step::PromoteClosed { trial, .. }
+        | Step::Pause { trial }
+        | Step::Stop { trial } => Some(*trial),
+        Step::Create { .. } | Step::StopPaused { .. } | Step::Finish => None,
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn rebuilt_search_equals_the_live_one(
+        happenings in prop::collection::vec((happening(), any::<usize>()), 0..120),
+    ) {
+        for (name, method) in methods() {
+            let mut recorded = Recorded::new(method);
+            for (happening, choice) in &happenings {
+                recorded.happen(*happening, *choice);
+                prop_assert_eq!(&recorded.rebuilt(), &recorded.search, "{}", name);
+            }
+        }
+    }
+
+    #[test]
+    fn every_search_ends(
+        happenings in prop::collection::vec((happening(), any::<usize>()), 0..60),
+    ) {
+        for (name, method) in methods() {
+            let mut recorded = Recorded::new(method);
+            for (happening, choice) in &happenings {
+                recorded.happen(*happening, *choice);
+            }
+            for choice in 0..1000 {
+                recorded.happen(Happening::Result((choice % 5) as f64), choice);
+            }
+            let book = recorded.search.book();
+            prop_assert!(book.is_finished(), "{}: {:?}", name, book);
+            prop_assert_eq!(book.num_open(), 0, "{}", name);
+            let finishes = recorded.log.iter().flat_map(|turn| &turn.steps);
+            let num = finishes.filter(|step| **step == Step::Finish).count();
+            prop_assert_eq!(num, 1, "{}", name);
+        }
+    }
+
+    /// Repeated, late and foreign events change nothing.
+    #[test]
+    fn unexpected_events_change_nothing(
+        happenings in prop::collection::vec((happening(), any::<usize>()), 0..60),
+    ) {
+        for (name, method) in methods() {
+            let mut recorded = Recorded::new(method);
+            for (happening, choice) in &happenings {
+                recorded.happen(*happening, *choice);
+            }
+            let before = recorded.search.clone();
+            let events: Vec<Event> = recorded.log.iter().map(|turn| turn.event.clone()).collect();
+            for event in events {
+                prop_assert_eq!(recorded.search.advance(event), None, "{}", name);
+            }
+            let foreign = Event::Result { trial: 9999, units: 1, loss: Loss::INFINITE };
+            prop_assert_eq!(recorded.search.advance(foreign), None, "{}", name);
+            prop_assert_eq!(&recorded.search, &before, "{}", name);
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Events that a search reacts to, and the steps that it decides.
+
+use serde_json::Value;
+use stoker_api::trial::CloseCause;
+
+use super::rung::Loss;
+
+/// Something that a search must react to.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The search begins. Always the first event.
+    Began,
+    /// A trial has trained to its granted length.
+    Result {
+        /// Index of the trial.
+        trial: u32,
+        /// Granted length.
+        units: u64,
+        /// Searched metric.
+        loss: Loss,
+    },
+    /// A trial has ended by itself or by the user. The search did not stop it.
+    Closed {
+        /// Index of the trial.
+        trial: u32,
+        /// Cause of the end.
+        cause: CloseCause,
+    },
+    /// A trial was deleted. Its results leave every comparison.
+    Deleted {
+        /// Index of the trial.
+        trial: u32,
+    },
+}
+
+impl Event {
+    /// Returns the trial that an event is about.
+    pub fn trial(&self) -> Option<u32> {
+        match self {
+            Self::Began => None,
+            Self::Result { trial, .. } | Self::Closed { trial, .. } | Self::Deleted { trial } => {
+                Some(*trial)
+            }
+        }
+    }
+}
+
+/// Trial whose weights and hyperparameters another trial starts from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// Index of the trial.
+    pub trial: u32,
+    /// Length at which its checkpoint was saved.
+    pub units: u64,
+}
+
+/// One decision of a search. Steps are recorded, and a rebuilt search takes them from the record
+/// instead of deciding again.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Create the trial with the next index.
+    Create {
+        /// Bracket or generation.
+        group: u32,
+        /// Granted length.
+        units: u64,
+        /// Trial to copy.
+        source: Option<Source>,
+        /// Hyperparameters, if the method determines them instead of the sampler.
+        hyperparameters: Option<Value>,
+    },
+    /// Train an open trial to this length.
+    Continue {
+        /// Index of the trial.
+        trial: u32,
+        /// New granted length.
+        units: u64,
+    },
+    /// Promote a trial that has ended before this length. It takes its place in the next rung, with
+    /// an infinite loss, but does not train.
+    PromoteClosed {
+        /// Index of the trial.
+        trial: u32,
+        /// Length of the next rung.
+        units: u64,
+    },
+    /// Release the GPUs of a trial, which may continue later.
+    Pause {
+        /// Index of the trial.
+        trial: u32,
+    },
+    /// End a trial: it has the full length, or the search does not need it any more.
+    Stop {
+        /// Index of the trial.
+        trial: u32,
+    },
+    /// End all paused trials of a group that have this length.
+    StopPaused {
+        /// Bracket or generation.
+        group: u32,
+        /// Length that the trials have.
+        units: u64,
+        /// Trials of the group that stay paused.
+        except: Vec<u32>,
+    },
+    /// End the search. No other step follows.
+    Finish,
+}

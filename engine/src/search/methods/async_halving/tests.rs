@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use stoker_api::hyperparameters::Space;
+use stoker_api::trial::CloseCause;
 
 use super::{AsyncHalving, AsyncHalvingConfig};
 use crate::search::book::TrialState;
@@ -25,6 +26,11 @@ struct Published {
 }
 
 impl Published {
+    /// Removes a trial that rejected its hyperparameters.
+    fn remove(&mut self, trial: u32) {
+        self.rungs.iter_mut().for_each(|rung| rung.retain(|(other, _)| *other != trial));
+    }
+
     /// Returns the next job as trial and rung.
     fn job(&mut self) -> (u32, usize) {
         for rung in (0..LENGTHS.len() - 1).rev() {
@@ -57,7 +63,8 @@ fn jobs(turn: &Turn) -> Vec<(u32, usize)> {
 proptest! {
     #[test]
     fn promotion_follows_the_published_algorithm(
-        results in prop::collection::vec((0..9_u8, any::<usize>()), 0..400),
+        // One of ten trials rejects its hyperparameters. Then several rungs may have a candidate.
+        results in prop::collection::vec((0..10_u8, any::<usize>()), 0..400),
         num_workers in 1..12_u32,
     ) {
         let config = AsyncHalvingConfig {
@@ -83,11 +90,18 @@ proptest! {
             let trial = active[choice % active.len()];
             let units = search.book().trial(trial).units;
             let rung = LENGTHS.iter().position(|length| *length == units).unwrap();
-            published.rungs[rung].push((trial, f64::from(loss)));
+            let event = match loss {
+                9 => {
+                    published.remove(trial);
+                    Event::Closed { trial, cause: CloseCause::InvalidHyperparameters }
+                }
+                loss => {
+                    published.rungs[rung].push((trial, f64::from(loss)));
+                    Event::Result { trial, units, loss: Loss::new(f64::from(loss)) }
+                }
+            };
             let expected = vec![published.job()];
-            let loss = Loss::new(f64::from(loss));
-            let turn = search.advance(Event::Result { trial, units, loss }).unwrap();
-            prop_assert_eq!(jobs(&turn), expected);
+            prop_assert_eq!(jobs(&search.advance(event).unwrap()), expected);
         }
     }
 }

@@ -88,7 +88,8 @@ impl Book {
     ///
     /// # Panics
     ///
-    /// If no trial has this index. [`Search`](super::Search) ignores events of unknown trials.
+    /// If no trial has this index. [`SearchState`](super::state::SearchState) ignores events of
+    /// unknown trials.
     pub fn trial(&self, trial: u32) -> &TrialEntry {
         &self.trials[trial as usize]
     }

@@ -10,6 +10,17 @@
 //! [`Search`] keeps the books (who is closed, who has which length, what was drawn); a
 //! [`method::SearchMethod`] only decides. A trial with a result at its granted length and neither
 //! `Continue` nor `Stop` waits undecided.
+//!
+//! Runners use [`Search`]. Methods that compare trials are built on [`state::SearchState`], which
+//! records its steps and will replace it:
+//!
+//! 1. [`turn`]: events and steps.
+//! 2. [`book`]: trials, with their lengths, results and states.
+//! 3. [`rung`]: ranking of the results at one length; [`layout`]: rungs and brackets.
+//! 4. [`methods`]: how long trials train. A new method implements [`methods::SearchMethod`], becomes
+//!    a variant of [`state::AnyMethod`], and joins the list of methods in the property tests.
+//! 5. [`samplers`]: hyperparameters of new trials.
+//! 6. [`state`]: decides turns and replays recorded ones; [`simulate`]: runs a search on curves.
 
 pub mod book;
 pub mod layout;

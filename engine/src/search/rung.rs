@@ -56,7 +56,7 @@ struct Key {
     trial: u32,
 }
 
-/// What can still happen to an entry.
+/// Remaining options of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     /// May be promoted or stopped.

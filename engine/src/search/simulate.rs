@@ -59,7 +59,7 @@ pub struct Machine {
     pub is_from_scratch: bool,
 }
 
-/// What became of a trial.
+/// Final state of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The trial has the full length.
@@ -70,7 +70,7 @@ pub enum Outcome {
     Exited(Exit),
 }
 
-/// What followed from the end of a leg for its trial.
+/// Consequence of the end of a leg for its trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// The next leg begins at once.
@@ -96,7 +96,7 @@ pub struct SimulatedEvent {
     pub units: u64,
     /// Metric of the curve; `None` for a program that failed or rejected its hyperparameters.
     pub metric: Option<f64>,
-    /// What followed.
+    /// Consequence for the trial.
     pub decision: Decision,
 }
 
@@ -105,7 +105,7 @@ pub struct SimulatedEvent {
 pub struct SimulatedTrial {
     /// Length trained.
     pub units: u64,
-    /// What became of the trial.
+    /// Final state.
     pub outcome: Outcome,
 }
 

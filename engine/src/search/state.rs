@@ -75,7 +75,7 @@ pub struct RecordedDraw {
 pub struct Unreadable {
     /// Order of the turn.
     pub order: u64,
-    /// What does not fit.
+    /// Mismatch between the turn and the turns before it.
     pub reason: &'static str,
 }
 

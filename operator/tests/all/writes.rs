@@ -21,7 +21,7 @@ fn tests_all_writes() -> bool {
     std::env::var("STOKER_TEST_WRITES").is_ok_and(|value| value == "all")
 }
 
-/// Number of deaths in a sample. There are about three times as many.
+/// Number of deaths in a sample.
 const SAMPLE: usize = 36;
 /// Duration of the API server's outage.
 const OUTAGE: Duration = Duration::from_secs(60);

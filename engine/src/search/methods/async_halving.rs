@@ -77,7 +77,7 @@ impl AsyncHalving {
 
     fn resize(&mut self, rung: usize) {
         let num_best = self.rungs[rung].len() / self.config.divisor as usize;
-        // A trial that is stopped only once continues if nobody is there to compare it with.
+        // With `stop_once`, the best trial of a rung continues even if the rung is small.
         let num_best = if self.config.stop_once { num_best.max(1) } else { num_best };
         // No trial is promoted from the top.
         let num_best = if rung == self.top() { 0 } else { num_best };
@@ -136,7 +136,7 @@ impl AsyncHalving {
         }
     }
 
-    /// Once all trials exist, ends those that no later result can promote.
+    /// Stops paused trials after the last creation, if no later result can promote them.
     fn close_out(&self, book: &Book) -> Option<Step> {
         if self.config.stop_once || self.num_missing(book) > 0 {
             return None;

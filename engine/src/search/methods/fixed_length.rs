@@ -50,7 +50,7 @@ impl SearchMethod for FixedLength {
             Event::Closed { cause: CloseCause::InvalidHyperparameters, .. } => {
                 self.num_invalid += 1;
             }
-            // A deleted trial is not replaced, whatever it was.
+            // A deleted trial is not replaced, even if its hyperparameters were invalid.
             Event::Deleted { .. } => {
                 self.num_invalid -= u32::from(before.is_some_and(Before::was_invalid))
             }

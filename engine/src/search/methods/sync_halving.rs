@@ -40,8 +40,8 @@ impl Bracket {
         self.config.lengths.partition_point(|length| *length < units).min(self.top())
     }
 
-    /// Sets which entries are sure to be promoted: those that stay among the best whatever the
-    /// missing results are. Deleted trials leave gaps, so a rung is also complete if no trial can
+    /// Marks the entries that are sure to be promoted: they stay among the best even if all missing
+    /// results are better. Deleted trials leave gaps, so a rung is also complete if no trial can
     /// reach it any more.
     fn resize(&mut self, book: &Book) {
         let mut num_arriving = self.num_missing(book) as usize;

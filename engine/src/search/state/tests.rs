@@ -55,7 +55,7 @@ fn methods() -> Vec<(&'static str, AnyMethod)> {
     ]
 }
 
-/// What happens to one of the open trials.
+/// Random event of an open trial.
 #[derive(Clone, Copy, Debug)]
 enum Happening {
     Result(f64),

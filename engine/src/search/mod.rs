@@ -17,8 +17,8 @@
 //! 1. [`turn`]: events and steps.
 //! 2. [`book`]: trials, with their lengths, results and states.
 //! 3. [`rung`]: ranking of the results at one length; [`layout`]: rungs and brackets.
-//! 4. [`methods`]: how long trials train. A new method implements [`methods::SearchMethod`], becomes
-//!    a variant of [`state::AnyMethod`], and joins the list of methods in the property tests.
+//! 4. [`methods`]: how long trials train. A new method implements [`methods::SearchMethod`],
+//!    becomes a variant of [`state::AnyMethod`], and joins the list in the property tests.
 //! 5. [`samplers`]: hyperparameters of new trials.
 //! 6. [`state`]: decides turns and replays recorded ones; [`simulate`]: runs a search on curves.
 

@@ -241,19 +241,20 @@ fn observe_pod(pod: &Pod, attempt: u32, index: u32) -> ObservedPod {
     let started = status.start_time.as_ref().map(timestamp);
     let bound = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
     let scheduled_at = scheduled.and_then(|condition| condition.last_transition_time.as_ref());
-    let scheduled_at = scheduled_at.map(timestamp);
+    let scheduled_at = scheduled_at.map(timestamp).or(started);
     ObservedPod {
         name: pod.name_any(),
         uid: pod.uid().unwrap_or_default(),
         attempt,
         index,
         phase: phase(status),
-        scheduled_at: scheduled_at.or(started).or(bound.then(Timestamp::default)),
+        scheduled_at: scheduled_at.or(bound.then(Timestamp::default)),
         unschedulable: unscheduled.map(|condition| {
             condition.message.clone().or_else(|| condition.reason.clone()).unwrap_or_default()
         }),
         gates: gates.map(|gate| gate.name.clone()).collect(),
         waiting: waiting(status),
+        creating_since: scheduled_at.and_then(|at| creating_since(status, at)),
         exit: exit(status),
         reason: status.reason.clone().filter(|reason| !reason.is_empty()),
         message: status.message.clone().filter(|message| !message.is_empty()),
@@ -289,6 +290,19 @@ fn waiting(status: &PodStatus) -> Option<Waiting> {
         message: state.message.clone().unwrap_or_default(),
     });
     waiting.into_iter().find(|waiting| !STARTING_REASONS.contains(&waiting.reason.as_str()))
+}
+
+/// Since when the containers of a pod that was scheduled at this time wait to be created. An init
+/// container that ended has postponed the creation of the others.
+fn creating_since(status: &PodStatus, scheduled_at: Timestamp) -> Option<Timestamp> {
+    let states = || containers(status).filter_map(|container| container.state.as_ref());
+    let is_blocked = waiting(status).is_some() || exit(status).is_some();
+    let is_running = states().any(|state| state.running.is_some());
+    if phase(status) != PodPhase::Pending || is_blocked || is_running {
+        return None;
+    }
+    let ends = states().filter_map(|state| state.terminated.as_ref()?.finished_at.as_ref());
+    Some(ends.map(timestamp).fold(scheduled_at, Timestamp::max))
 }
 
 /// Exit of the program, or of the first init container that failed.
@@ -413,6 +427,39 @@ mod tests {
         };
         check("ContainerCreating", None);
         check("ImagePullBackOff", Some("ImagePullBackOff"));
+    }
+
+    #[test]
+    fn creation_is_awaited_from_scheduling_or_setup_end() {
+        let check = |phase: &str, setup: Value, trainer: Value, expected: Option<i64>| {
+            let container = |name: &str, state: &Value| {
+                json!([{"name": name, "image": "", "imageID": "", "ready": false,
+                    "restartCount": 0, "state": state}])
+            };
+            let status = json!({
+                "phase": phase,
+                "conditions": [{"type": "PodScheduled", "status": "True",
+                    "lastTransitionTime": "1970-01-01T00:00:07Z"}],
+                "initContainerStatuses": container("setup", &setup),
+                "containerStatuses": container("trainer", &trainer),
+            });
+            let since = pod(status, json!({})).observed.creating_since;
+            assert_eq!(since, expected.map(Timestamp), "{phase} {setup} {trainer}");
+        };
+        let waits = |reason: &str| json!({"waiting": {"reason": reason}});
+        let initializing = || waits("PodInitializing");
+        let finished_at = "1970-01-01T00:00:09Z";
+        let ended = |code| json!({"terminated": {"exitCode": code, "finishedAt": finished_at}});
+        check("Pending", json!({}), json!({}), Some(7));
+        check("Pending", json!({}), waits("ContainerCreating"), Some(7));
+        check("Pending", initializing(), initializing(), Some(7));
+        check("Pending", json!({"running": {}}), initializing(), None);
+        check("Pending", ended(0), initializing(), Some(9));
+        check("Pending", ended(1), initializing(), None);
+        check("Pending", initializing(), waits("ImagePullBackOff"), None);
+        check("Running", ended(0), json!({"running": {}}), None);
+        let status = json!({"phase": "Pending"});
+        assert_eq!(pod(status, json!({})).observed.creating_since, None, "not scheduled");
     }
 
     #[test]

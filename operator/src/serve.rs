@@ -63,7 +63,8 @@ pub async fn serve(options: Options, stop: watch::Receiver<bool>) -> Result<(), 
     let mut tasks = Tasks::default();
     watch_all(&context, &mut tasks);
     tasks.spawn("dispatch", dispatch(context.clone(), changes));
-    let router = ReportServer::new(context.clone()).router();
+    let report_server = ReportServer::new(context.clone());
+    let router = report_server.clone().router();
     let report_server_stop = watch::Sender::new(false);
     let stopped = report_server_stop.subscribe();
     tasks.spawn("report server", tls::serve(report_listener, files, tls_config, router, stopped));
@@ -75,10 +76,13 @@ pub async fn serve(options: Options, stop: watch::Receiver<bool>) -> Result<(), 
     let is_stopped = watch::Sender::new(false);
     let election = tokio::spawn(leader::run(context.clone(), is_stopped.subscribe()));
     let result = supervise(&context, &mut tasks, election, stop, &is_stopped).await;
-    if result.is_ok() {
-        // Trainers keep connecting here until all nodes know that this endpoint is terminating.
-        tokio::time::sleep(REPORT_SERVER_STOP_DELAY).await;
-    }
+    let stop_delay = async {
+        if result.is_ok() {
+            // Trainers keep connecting here until all nodes know that this endpoint is terminating.
+            tokio::time::sleep(REPORT_SERVER_STOP_DELAY).await;
+        }
+    };
+    tokio::join!(stop_delay, report_server.write_delayed());
     report_server_stop.send_replace(true);
     tasks.shutdown().await;
     result

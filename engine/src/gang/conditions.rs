@@ -3,7 +3,7 @@
 use stoker_api::condition::{self, Condition, ConditionStatus};
 use stoker_api::experiment::Phase;
 
-use super::GangView;
+use super::{GangView, creation};
 use crate::trial::{TrialRecord, closed, live_attempt};
 
 /// Sets the conditions of a trial, and its reason and message while it is pending. `pending_reason`
@@ -81,7 +81,11 @@ fn open_conditions(
         (Some(_), None) if record.status.phase == Phase::Running => {
             condition("Running", true, "AllPodsRunning", "")
         }
-        (Some(_), None) => condition("Running", false, "Starting", "not all pods are running yet"),
+        (Some(_), None) => {
+            let late = creation::late_message(pods(), view.now);
+            let message = late.as_deref().unwrap_or("not all pods are running yet");
+            condition("Running", false, "Starting", message)
+        }
     };
     vec![scheduled, running]
 }

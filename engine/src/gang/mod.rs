@@ -14,6 +14,7 @@
 
 pub mod admission;
 mod conditions;
+pub(crate) mod creation;
 mod outcome;
 mod plan;
 
@@ -62,6 +63,9 @@ pub struct ObservedPod {
     pub gates: Vec<String>,
     /// A container that cannot start, and why.
     pub waiting: Option<Waiting>,
+    /// Since when the containers of a scheduled pod wait to be created. Unset if one of them runs,
+    /// cannot start or determines the outcome.
+    pub creating_since: Option<Timestamp>,
     /// Exit of the container that determines the outcome: the program's container, or a failed
     /// container before it.
     pub exit: Option<Exit>,

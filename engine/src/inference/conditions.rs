@@ -4,8 +4,8 @@ use stoker_api::condition::{self, Condition, ConditionStatus};
 use stoker_api::experiment::Phase;
 use stoker_api::inference::{InferenceStatus, Role};
 
-use super::pods::JobView;
-use crate::gang::{PodPhase, Waiting};
+use super::pods::{JobView, is_live};
+use crate::gang::{PodPhase, Waiting, creation};
 
 /// Why some processes do not run although they should. The first of each kind is kept.
 #[derive(Debug, Default)]
@@ -40,12 +40,14 @@ pub(super) fn set(view: &JobView<'_>, status: &mut InferenceStatus, pending: &Pe
         view.pods.iter().any(|pod| pod.attempt == attempt && pod.phase == PodPhase::Running)
     };
     let any_runs = status.workers.iter().filter_map(|worker| worker.attempt).any(is_running);
+    let live_pods = view.pods.iter().filter(|pod| is_live(status, pod));
+    let late = creation::late_message(live_pods, view.now).unwrap_or_default();
     match (phase, &pending.stuck_container) {
         (Phase::Running, Some(waiting)) => {
             add("Running", false, &waiting.reason, &waiting.message);
         }
-        (Phase::Running, None) if any_runs => add("Running", true, stage(status.stage), ""),
-        (Phase::Running, None) => add("Running", false, "Starting", ""),
+        (Phase::Running, None) if any_runs => add("Running", true, stage(status.stage), &late),
+        (Phase::Running, None) => add("Running", false, "Starting", &late),
         (Phase::Pending | Phase::Paused, _) => add("Running", false, &format!("{phase:?}"), ""),
         _ => add("Running", false, "Ended", ""),
     }

@@ -17,7 +17,7 @@ use stoker_api::trial::AttemptEnd;
 
 use super::conditions::{self, PendingReasons};
 use super::{ProcessStart, begin, next, resume};
-use crate::gang::{NodeState, ObservedPod, PodDeletion, Timeouts, pod_outcome};
+use crate::gang::{NodeState, ObservedPod, PodDeletion, Timeouts, creation, pod_outcome};
 use process_end::record_end;
 
 /// Seconds that a pod has to exit by itself after it is deleted.
@@ -177,6 +177,9 @@ impl Planner<'_> {
         }
         if let NodeState::NotReady(since) = pod.node {
             self.wake(since.plus(view.timeouts.node_lost_seconds));
+        }
+        if let Some(change) = creation::next_change(pod, view.now) {
+            self.wake(change);
         }
         match pod.scheduled_at {
             None => {
@@ -344,7 +347,7 @@ impl Planner<'_> {
 }
 
 /// Returns whether a pod belongs to a live attempt.
-fn is_live(status: &InferenceStatus, pod: &ObservedPod) -> bool {
+pub(super) fn is_live(status: &InferenceStatus, pod: &ObservedPod) -> bool {
     let attempt = Some(pod.attempt);
     !status.phase.is_terminal() && status.workers.iter().any(|worker| worker.attempt == attempt)
 }

@@ -77,6 +77,12 @@ impl ReportServer {
             .with_state(self)
     }
 
+    /// Ends the delay of validations, for a clean end of this replica: writes those that are
+    /// delayed, for at most a few seconds, and all later ones at once.
+    pub async fn write_delayed(&self) {
+        record::write_all_delayed(self).await;
+    }
+
     fn count(&self, answer: Answer) {
         self.context.metrics.reports.get_or_create(&AnswerLabel { answer }).inc();
     }

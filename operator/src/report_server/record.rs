@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
+use futures::StreamExt as _;
 use stoker_api::contract::{Directive, Report, ReportEvent};
 use stoker_api::trial::{DesiredTrialState, TrialStatus};
 use stoker_api::validate::ValidExperiment;
@@ -28,6 +29,12 @@ const TRIES_MAX: u32 = 16;
 const PROGRESS_STEPS: u64 = 4;
 /// Interval between two writes of validations that decide nothing. Storage has all of them.
 const WRITE_INTERVAL: Duration = Duration::from_secs(5);
+/// Longest time in which a stopping replica writes its delayed validations.
+const LAST_WRITES_MAX: Duration = Duration::from_secs(5);
+/// Wait of a stopping replica between two tries to write its delayed validations.
+const LAST_WRITES_INTERVAL: Duration = Duration::from_millis(200);
+/// Maximum number of delayed validations that a stopping replica writes concurrently.
+const LAST_WRITES_CONCURRENT_MAX: usize = 64;
 
 /// Returns the trial with this name and UID, from the cache or else from the API server. Returns
 /// `None` if it was deleted, even if another trial has its name now.
@@ -88,16 +95,46 @@ async fn write_delayed(server: &ReportServer, key: &Key, uid: &str) {
         tokio::time::sleep(WRITE_INTERVAL).await;
         let Some(report) = server.delayed.next(uid) else { return };
         // A failed write is retried after the next interval, since no caller waits for it.
-        match record_with(server, key, uid, &report, None).await {
-            Ok(_) => server.delayed.drop_written(uid, &report),
-            Err(Refusal { answer: Answer::Refused, why, .. }) => {
-                tracing::warn!(trial = %key, why, "validation not recorded");
-                server.delayed.drop_written(uid, &report);
-            }
-            Err(Refusal { why, .. }) => {
-                tracing::debug!(trial = %key, why, "validation not recorded yet; retrying");
-            }
+        try_write_delayed(server, key, uid, &report).await;
+    }
+}
+
+/// Tries to write a delayed validation, and drops it if it was written or refused.
+async fn try_write_delayed(server: &ReportServer, key: &Key, uid: &str, report: &Report) {
+    match record_with(server, key, uid, report, None).await {
+        Ok(_) => server.delayed.drop_written(uid, report),
+        Err(Refusal { answer: Answer::Refused, why, .. }) => {
+            tracing::warn!(trial = %key, why, "validation not recorded");
+            server.delayed.drop_written(uid, report);
         }
+        Err(Refusal { why, .. }) => {
+            tracing::debug!(trial = %key, why, "validation not recorded yet; retrying");
+        }
+    }
+}
+
+/// Writes all delayed validations, for at most [`LAST_WRITES_MAX`]. From now on, validations are
+/// written before they are answered, because this replica may end before it writes them later.
+pub(super) async fn write_all_delayed(server: &ReportServer) {
+    server.delayed.close();
+    let write_all = async {
+        loop {
+            let delayed = server.delayed.all();
+            if delayed.is_empty() {
+                return;
+            }
+            let writes = futures::stream::iter(&delayed)
+                .for_each_concurrent(LAST_WRITES_CONCURRENT_MAX, |(key, uid, report)| {
+                    try_write_delayed(server, key, uid, report)
+                });
+            writes.await;
+            tokio::time::sleep(LAST_WRITES_INTERVAL).await;
+        }
+    };
+    if tokio::time::timeout(LAST_WRITES_MAX, write_all).await.is_err() {
+        let num = server.delayed.all().len();
+        let seconds = LAST_WRITES_MAX.as_secs();
+        tracing::warn!(num, seconds, "delayed validations not recorded in time; dropping them");
     }
 }
 
@@ -129,7 +166,7 @@ async fn record_with(
             ReportEffect::New => {
                 let is_idle = is_idle_validation(before, &record.status, report);
                 if let (true, Some(start_delay)) = (is_idle, start_delay) {
-                    if server.delayed.delay(uid, report) {
+                    if server.delayed.delay(key, uid, report) {
                         return accepted(Answer::Held, &record);
                     }
                     start_delay();

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 /// When the sender of a write is killed, relative to the write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum KillTime {
     /// Before the API server receives the write, which never arrives.
     Before,
@@ -26,11 +26,17 @@ pub(crate) enum KillTime {
     Late,
 }
 
+impl KillTime {
+    pub(crate) const ALL: [Self; 3] = [Self::Before, Self::After, Self::Late];
+}
+
 /// Delay of a late write. The next operator has read all objects by then.
 pub(crate) const LATE: Duration = Duration::from_millis(1200);
 
 /// Kills a process at its n-th write.
 struct KillTrigger {
+    /// Kind of the writes that count, and a part of their path or body; `None` for all writes.
+    counted: Option<(String, String)>,
     left: usize,
     when: KillTime,
     pid: u32,
@@ -69,7 +75,8 @@ pub(crate) struct Proxy {
 struct Shared {
     client: Client,
     trigger: Mutex<Option<KillTrigger>>,
-    num_writes: AtomicUsize,
+    /// Kinds of all writes.
+    kinds: Mutex<Vec<String>>,
     /// Delay of each lease request, in milliseconds.
     lease_delay: AtomicU64,
     /// Faults of some writes, by `METHOD PATH`.
@@ -113,12 +120,11 @@ impl Proxy {
              users: [{{name: it, user: {{}}}}]\n"
         );
         std::fs::write(&kubeconfig, text).unwrap();
-        let (trigger, num_writes) = (Mutex::default(), AtomicUsize::new(0));
         let lease_delay = AtomicU64::new(0);
         let shared = Arc::new(Shared {
             client,
-            trigger,
-            num_writes,
+            trigger: Mutex::default(),
+            kinds: Mutex::default(),
             lease_delay,
             rule: Mutex::default(),
             num_faults: AtomicUsize::new(0),
@@ -134,16 +140,38 @@ impl Proxy {
         Self { kubeconfig, shared, task }
     }
 
-    /// Number of writes so far, except to the lease and for token reviews.
-    pub(crate) fn num_writes(&self) -> usize {
-        self.shared.num_writes.load(Ordering::Relaxed)
+    /// Kinds of all writes so far, except to the lease and for token reviews: see [`kind_of`].
+    pub(crate) fn writes(&self) -> Vec<String> {
+        self.shared.kinds.lock().unwrap().clone()
     }
 
     /// Kills process `pid` at its `n`-th write from now on, and sends the name of that write.
     pub(crate) fn arm(&self, n: usize, when: KillTime, pid: u32) -> oneshot::Receiver<String> {
+        self.arm_counting(None, n, when, pid)
+    }
+
+    /// Same as [`arm`](Self::arm), but counts only writes of this kind whose path or body contains
+    /// `part`.
+    pub(crate) fn arm_for(
+        &self,
+        (kind, part): (&str, &str),
+        n: usize,
+        when: KillTime,
+        pid: u32,
+    ) -> oneshot::Receiver<String> {
+        self.arm_counting(Some((kind.to_owned(), part.to_owned())), n, when, pid)
+    }
+
+    fn arm_counting(
+        &self,
+        counted: Option<(String, String)>,
+        left: usize,
+        when: KillTime,
+        pid: u32,
+    ) -> oneshot::Receiver<String> {
         let (triggered_by, receiver) = oneshot::channel();
-        *self.shared.trigger.lock().unwrap() =
-            Some(KillTrigger { left: n, when, pid, triggered_by });
+        let trigger = KillTrigger { counted, left, when, pid, triggered_by };
+        *self.shared.trigger.lock().unwrap() = Some(trigger);
         receiver
     }
 
@@ -234,12 +262,13 @@ async fn handle(State(shared): State<Arc<Shared>>, request: Request) -> Response
         let _ = hold.released.await;
     }
     let body = to_bytes(body, 64 << 20).await.unwrap_or_default();
+    let text = String::from_utf8_lossy(&body).into_owned();
     let request = axum::http::Request::from_parts(parts, kube::client::Body::from(body));
     if is_write && let Some(fault) = matching_fault(&shared, &name) {
         return fail(shared, fault, request).await;
     }
     let trigger = match is_write {
-        true => take_trigger(&shared),
+        true => take_trigger(&shared, &name, &text),
         false => None,
     };
     let Some(trigger) = trigger else { return forward(&shared, request).await };
@@ -313,13 +342,29 @@ fn review_response(status: &serde_json::Value) -> Response {
     response
 }
 
-/// Counts a write, and returns the trigger if this is the write that it waits for.
-fn take_trigger(shared: &Shared) -> Option<KillTrigger> {
-    shared.num_writes.fetch_add(1, Ordering::Relaxed);
+/// Records a write, and returns the trigger if this is the write that it waits for.
+fn take_trigger(shared: &Shared, name: &str, body: &str) -> Option<KillTrigger> {
+    let kind = kind_of(name);
+    shared.kinds.lock().unwrap().push(kind.clone());
     let mut trigger = shared.trigger.lock().unwrap();
     let armed = trigger.as_mut()?;
-    armed.left -= 1;
+    let counts = armed.counted.as_ref().is_none_or(|(counted, part)| {
+        *counted == kind && (name.contains(part) || body.contains(part))
+    });
+    armed.left -= usize::from(counts);
     if armed.left == 0 { trigger.take() } else { None }
+}
+
+/// Returns the kind of a write: method, resource and subresource, such as `PATCH trials/status`.
+/// `name` is the method and the path of an object in a namespace.
+pub(crate) fn kind_of(name: &str) -> String {
+    let (method, path) = name.split_once(' ').unwrap_or_default();
+    let mut parts = path.split('/').skip_while(|part| *part != "namespaces").skip(2);
+    let resource = parts.next().unwrap_or(path);
+    match parts.nth(1) {
+        Some(subresource) => format!("{method} {resource}/{subresource}"),
+        None => format!("{method} {resource}"),
+    }
 }
 
 async fn forward(shared: &Shared, request: axum::http::Request<kube::client::Body>) -> Response {

@@ -274,6 +274,33 @@ fn validations_without_effect_share_a_write() {
 }
 
 #[test]
+fn delayed_validations_are_written_on_shutdown() {
+    if !stoker_test_cluster::clusters_enabled() {
+        return;
+    }
+    runtime().block_on(async {
+        let mut standby = Standby::start("shutdown", &[]).await;
+        let owner = standby.add_experiment("one").await;
+        let trial = standby.add_trial("one", &owner, 0).await;
+        let sender = standby.add_pod("one-0", &trial, 0, 0).await;
+        // The first two validations are written at once, and the third is delayed.
+        for (batches, loss) in [(1, "0.5"), (2, "1.2"), (3, "1.3")] {
+            assert_eq!(sender.send(&validated(0, batches, loss, None)).await.0, 200);
+        }
+        assert_eq!(standby.trial_status("one-0").await.metrics["loss"], "1.2");
+        assert_eq!(standby.metric("stoker_reports_total{answer=\"Held\"}"), 1);
+        standby.operator.signal("-TERM");
+        poll_until("the operator to end", async || match standby.operator.is_alive() {
+            true => Err("it runs".to_owned()),
+            false => Ok(()),
+        })
+        .await;
+        let status = standby.trial_status("one-0").await;
+        assert_eq!((status.batches, status.metrics["loss"].as_str()), (3, "1.3"));
+    });
+}
+
+#[test]
 fn overloaded_namespace_has_its_reports_delayed() {
     if !stoker_test_cluster::clusters_enabled() {
         return;

@@ -1,7 +1,7 @@
 //! The operator dies at each of its writes, or loses what it depends on for a while. The search
 //! ends as without a fault, and no pod is started twice.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -9,11 +9,12 @@ use serde_json::{Value, json};
 use stoker_api::experiment::Phase;
 use stoker_api::trial::Trial;
 use stoker_test_cluster::ControlPlane;
+use tokio::time::timeout;
 
 use crate::flow::grid;
 use crate::kubelet::{Kubelet, Script};
 use crate::operator_process::Operator;
-use crate::proxy::{KillTime, LATE, Proxy};
+use crate::proxy::{KillTime, LATE, Proxy, kind_of};
 use crate::setup::{TestNamespace, client_of, decisions_of, free_ports, runtime};
 
 /// Whether to test all writes instead of a sample.
@@ -21,8 +22,10 @@ fn tests_all_writes() -> bool {
     std::env::var("STOKER_TEST_WRITES").is_ok_and(|value| value == "all")
 }
 
-/// Number of deaths in a sample.
+/// Number of deaths in a sample. It is larger if kinds and times have more combinations.
 const SAMPLE: usize = 36;
+/// Longest time from the end of an experiment until the operator has cleaned up.
+const CLEAN_UP_MAX: Duration = Duration::from_secs(20);
 /// Duration of the API server's outage.
 const OUTAGE: Duration = Duration::from_secs(60);
 /// Number of experiments that run concurrently.
@@ -97,26 +100,38 @@ impl ProxiedOperator {
         self.operator = Some(self.ns.operator_by("a", self.port, kubeconfig, &more));
     }
 
-    /// Runs an experiment whose operator dies at its n-th write, if it has that many. Returns the
-    /// decisions and the name of that write.
-    async fn run(&mut self, n: usize, when: KillTime) -> (Vec<Value>, Option<String>) {
-        let name = format!("{when:?}-{n}").to_lowercase();
+    /// Runs experiment `number`, whose operator may die at a write. Returns the decisions and the
+    /// name of that write; `None` if the experiment did not have it.
+    async fn run(&mut self, number: usize, death: Option<&Death>) -> (Vec<Value>, Option<String>) {
+        let name = format!("death-{number:03}");
         let pid = self.operator.as_ref().unwrap().pid();
-        let mut death = self.proxy.arm(n, when, pid);
+        let mut is_dead = match death {
+            None => self.proxy.arm(usize::MAX, KillTime::Before, pid),
+            Some(Death { write: Write::Nth(n), when }) => self.proxy.arm(*n, *when, pid),
+            Some(Death { write: Write::OfKind(kind, n), when }) => {
+                self.proxy.arm_for((kind, &name), *n, *when, pid)
+            }
+        };
         self.ns.apply(&name, grid(TRIALS as u32, 2, PODS as u32));
         let ends = [Phase::Completed, Phase::Failed, Phase::Cancelled];
-        let triggered_by = tokio::select! {
-            triggered_by = &mut death => Some(triggered_by.unwrap()),
+        let mut triggered_by = tokio::select! {
+            triggered_by = &mut is_dead => Some(triggered_by.unwrap()),
             _ = self.ns.wait_for(&name, &ends, 60) => None,
         };
+        let is_of_kind = matches!(death, Some(Death { write: Write::OfKind(..), .. }));
+        if triggered_by.is_none() && is_of_kind {
+            // The operator deletes pods and checkpoints after the end.
+            triggered_by = timeout(CLEAN_UP_MAX, &mut is_dead).await.ok().map(Result::unwrap);
+        }
         // A write after the end may trigger the kill while the test observes the end.
-        let is_late = !self.proxy.disarm() && triggered_by.is_none();
-        let triggered_by = if is_late { death.await.ok() } else { triggered_by };
+        if triggered_by.is_none() && !self.proxy.disarm() {
+            triggered_by = is_dead.await.ok();
+        }
         if triggered_by.is_some() {
             self.operator.take().unwrap().kill();
             self.begin();
         }
-        let what = format!("killed {when:?} write {n}, {triggered_by:?}");
+        let what = format!("{death:?}, {triggered_by:?}");
         let ended = self.ns.wait_for(&name, &ends, 60).await.status.unwrap();
         assert_eq!(ended.phase, Phase::Completed, "{what}: {ended:#?}");
         assert_eq!((ended.trials_created, ended.trials_closed), (3, 3), "{what}: {ended:#?}");
@@ -124,13 +139,66 @@ impl ProxiedOperator {
     }
 }
 
-/// All writes with all times of death, shuffled so that any part is a sample.
-fn deaths(num_writes: usize) -> Vec<(usize, KillTime)> {
-    let mut all: Vec<_> = (1..=num_writes)
-        .flat_map(|n| [KillTime::Before, KillTime::After, KillTime::Late].map(|when| (n, when)))
-        .collect();
-    all.sort_by_key(|&(n, when)| (n * 7 + when as usize * 5) * 2_654_435_761 % 65_521);
-    all
+/// Write at which an operator dies. Numbers start at 1.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Write {
+    /// The n-th write after the creation of the experiment, for any object.
+    Nth(usize),
+    /// The n-th write of this kind for the experiment.
+    OfKind(String, usize),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Death {
+    write: Write,
+    when: KillTime,
+}
+
+/// Each kind of write with each time of death. `writes` has the kinds of an undisturbed run.
+fn deaths_by_kind(writes: &[String]) -> Vec<Death> {
+    let kinds: BTreeSet<&String> = writes.iter().collect();
+    let deaths = |kind: &String| {
+        let count = writes.iter().filter(|write| *write == kind).count();
+        // Another run may have fewer writes of the kind, since one may cover several changes.
+        // Therefore use the first half.
+        let n = |time: usize| 1 + time * (count / 2) / KillTime::ALL.len();
+        let death =
+            |time| Death { write: Write::OfKind(kind.clone(), n(time)), when: KillTime::ALL[time] };
+        (0..KillTime::ALL.len()).map(death).collect::<Vec<_>>()
+    };
+    kinds.into_iter().flat_map(deaths).collect()
+}
+
+/// `num` deaths, spread evenly over the writes of a run.
+fn spread_deaths(num_writes: usize, num: usize) -> Vec<Death> {
+    let death = |index| Death {
+        write: Write::Nth(1 + index * num_writes / num),
+        when: KillTime::ALL[index % KillTime::ALL.len()],
+    };
+    (0..num).map(death).collect()
+}
+
+/// All writes of a run with all times of death.
+fn all_deaths(num_writes: usize) -> Vec<Death> {
+    let deaths = |n| KillTime::ALL.map(|when| Death { write: Write::Nth(n), when });
+    (1..=num_writes).flat_map(deaths).collect()
+}
+
+/// Prints and checks how often an operator died at each kind of write and each time.
+fn check_coverage(writes: &[String], num_deaths: &BTreeMap<(String, KillTime), usize>) {
+    let total: usize = num_deaths.values().sum();
+    println!("{} writes in an undisturbed run; {total} deaths:", writes.len());
+    let mut missing = Vec::new();
+    let of_run: BTreeSet<&String> = writes.iter().collect();
+    let all: BTreeSet<&String> = num_deaths.keys().map(|(kind, _)| kind).chain(of_run).collect();
+    for kind in all {
+        let num = |when| num_deaths.get(&(kind.clone(), when)).copied().unwrap_or(0);
+        let nums = KillTime::ALL.map(|when| (when, num(when)));
+        println!("{kind:28} {nums:?}");
+        let lacks = nums.into_iter().filter(|(_, num)| *num == 0 && writes.contains(kind));
+        missing.extend(lacks.map(|(when, _)| (kind.clone(), when)));
+    }
+    assert_eq!(missing, [], "no operator died at these writes and times");
 }
 
 fn reason(error: tokio::task::JoinError) -> String {
@@ -147,49 +215,41 @@ fn operator_death_at_any_write_changes_nothing() {
     }
     runtime().block_on(async {
         let mut first = ProxiedOperator::new("writes-0").await;
-        let before = first.proxy.num_writes();
-        let (expected, _) = first.run(100_000, KillTime::Before).await;
+        let num_before = first.proxy.writes().len();
+        let (expected, _) = first.run(0, None).await;
         assert_eq!(expected.len(), TRIALS);
-        // Pods are deleted after the end, so the next experiment's writes include those deletions.
+        // Pods are deleted after the end.
         tokio::time::sleep(Duration::from_secs(6)).await;
-        let num_writes = first.proxy.num_writes() - before;
-        let mut to_do = deaths(num_writes);
-        let num_all = to_do.len();
-        if !tests_all_writes() {
-            to_do.truncate(SAMPLE);
-        }
-        let to_do = Arc::new(Mutex::new(to_do));
+        let writes = first.proxy.writes().split_off(num_before);
+        let mut deaths = deaths_by_kind(&writes);
+        deaths.extend(match tests_all_writes() {
+            true => all_deaths(writes.len()),
+            false => spread_deaths(writes.len(), SAMPLE.saturating_sub(deaths.len())),
+        });
+        let deaths = Arc::new(Mutex::new(deaths.into_iter().enumerate()));
         let mut tasks = tokio::task::JoinSet::new();
-        for number in 0..NUM_CONCURRENT {
-            let (to_do, expected) = (to_do.clone(), expected.clone());
+        for number in 1..=NUM_CONCURRENT {
+            let (deaths, expected) = (deaths.clone(), expected.clone());
             tasks.spawn(async move {
-                let mut proxied_operator =
-                    ProxiedOperator::new(&format!("writes-{}", number + 1)).await;
-                let mut triggered_by = BTreeSet::new();
-                let mut num_runs = 0;
+                let mut proxied_operator = ProxiedOperator::new(&format!("writes-{number}")).await;
+                let mut died = Vec::new();
                 loop {
-                    let Some((n, when)) = to_do.lock().unwrap().pop() else { break };
-                    let (decisions, write) = proxied_operator.run(n, when).await;
-                    assert_eq!(decisions, expected, "killed {when:?} write {n}, {write:?}");
-                    let kind = |write: String| {
-                        let parts = write.split('/').filter(|part| !part.contains('-'));
-                        parts.collect::<Vec<_>>().join("/")
-                    };
-                    num_runs += usize::from(write.is_some());
-                    triggered_by.extend(write.map(kind));
+                    let Some((number, death)) = deaths.lock().unwrap().next() else { break };
+                    let (decisions, write) = proxied_operator.run(number, Some(&death)).await;
+                    assert_eq!(decisions, expected, "{death:?}, {write:?}");
+                    died.extend(write.map(|write| (kind_of(&write), death.when)));
                 }
-                (num_runs, triggered_by)
+                died
             });
         }
-        let (mut num_runs, mut kinds) = (0, BTreeSet::new());
+        let mut num_deaths = BTreeMap::new();
         while let Some(done) = tasks.join_next().await {
             // Repeat the panic message here, where the test's output is read.
-            let (runs, triggered_by) = done.unwrap_or_else(|error| panic!("{}", reason(error)));
-            num_runs += runs;
-            kinds.extend(triggered_by);
+            for died in done.unwrap_or_else(|error| panic!("{}", reason(error))) {
+                *num_deaths.entry(died).or_default() += 1;
+            }
         }
-        println!("{num_writes} writes; died {num_runs} times of {num_all}; at: {kinds:#?}");
-        assert!(num_runs >= 10, "{num_runs}");
+        check_coverage(&writes, &num_deaths);
     });
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures::{AsyncBufRead, AsyncBufReadExt as _};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, LogParams};
 use tokio::sync::mpsc::Sender;
 
@@ -21,8 +22,25 @@ const SETUP: &str = "setup";
 /// Wait before a pod's log is requested again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Kubernetes timestamp, and line. Timestamps can be compared as strings: their length is fixed.
-type Stamped = (String, String);
+/// A line of a log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct LogLine {
+    /// When the program printed the line; `None` for a line of the kubelet, such as an error that
+    /// ends the log.
+    time: Option<Timestamp>,
+    text: String,
+}
+
+impl LogLine {
+    /// Splits a line of the response into timestamp and text.
+    fn parse(line: &str) -> Self {
+        let (first, rest) = line.split_once(' ').unwrap_or((line, ""));
+        match first.parse() {
+            Ok(time) => Self { time: Some(time), text: rest.to_owned() },
+            Err(_) => Self { time: None, text: line.to_owned() },
+        }
+    }
+}
 
 /// Shows the current logs of pods, merged by time.
 pub(super) async fn print(
@@ -47,11 +65,11 @@ pub(super) async fn print(
         }
     }
     // Merge: always show the earliest pending line.
-    while let Some(at) = (0..open.len()).min_by(|a, b| open[*a].0.0.cmp(&open[*b].0.0)) {
-        let (stamped, reader, tag) = &mut open[at];
-        show(tag, &stamped.1);
+    while let Some(at) = (0..open.len()).min_by_key(|at| open[*at].0.time) {
+        let (line, reader, tag) = &mut open[at];
+        show(tag, &line.text);
         match next(reader).await {
-            Some(line) => *stamped = line,
+            Some(following) => *line = following,
             None => drop(open.swap_remove(at)),
         }
     }
@@ -64,13 +82,11 @@ fn params(container: &str, follow: bool) -> LogParams {
 }
 
 /// Reads the next line; `None` at the end or if the connection breaks.
-async fn next<R: AsyncBufRead + Unpin>(reader: &mut R) -> Option<Stamped> {
+async fn next<R: AsyncBufRead + Unpin>(reader: &mut R) -> Option<LogLine> {
     let mut bytes = Vec::new();
     reader.read_until(b'\n', &mut bytes).await.ok().filter(|len| *len > 0)?;
     let text = String::from_utf8_lossy(&bytes);
-    let text = text.trim_end_matches(['\n', '\r']);
-    let (time, line) = text.split_once(' ').unwrap_or((text, ""));
-    Some((time.to_owned(), line.to_owned()))
+    Some(LogLine::parse(text.trim_end_matches(['\n', '\r'])))
 }
 
 /// Returns the container whose log to read: the init container if it failed, otherwise the
@@ -107,24 +123,39 @@ fn is_over(pod: &Pod) -> bool {
 #[derive(Debug, Default)]
 struct LogCursor {
     /// Latest timestamp of the lines that were read.
-    latest: String,
+    latest: Option<Timestamp>,
     /// Number of lines that were read with this timestamp. Some container runtimes give all lines
     /// of one write the same timestamp.
     num_at_latest: usize,
     /// Number of these lines that the connection has yet to repeat; `None` after a new line.
     num_to_repeat: Option<usize>,
+    /// Last line without a timestamp, unless a new line with one followed it.
+    unstamped: Option<String>,
 }
 
 impl LogCursor {
+    /// Returns the time from which a new connection should read: `latest`, rounded down to seconds.
+    /// The client would round it to the nearest second, and skip lines.
+    fn since_time(&self) -> Option<Timestamp> {
+        Timestamp::from_second(self.latest?.as_second()).ok()
+    }
+
     /// Prepares for a new connection, which starts at or before `latest`.
     fn reconnect(&mut self) {
         self.num_to_repeat = Some(self.num_at_latest);
     }
 
-    /// Advances by a line with this timestamp. Returns `true` if the line is new.
-    fn advance(&mut self, time: &str) -> bool {
+    /// Advances by a line. Returns `true` if the line is new.
+    fn advance(&mut self, line: &LogLine) -> bool {
+        let Some(time) = line.time else {
+            // Each connection repeats an error of the kubelet until its cause has passed.
+            let is_new = self.unstamped.as_ref() != Some(&line.text);
+            self.unstamped = Some(line.text.clone());
+            return is_new;
+        };
+        let order = Some(time).cmp(&self.latest);
         if let Some(num_left) = &mut self.num_to_repeat {
-            match time.cmp(self.latest.as_str()) {
+            match order {
                 Ordering::Less => return false,
                 Ordering::Equal if *num_left > 0 => {
                     *num_left -= 1;
@@ -133,11 +164,12 @@ impl LogCursor {
                 Ordering::Equal | Ordering::Greater => self.num_to_repeat = None,
             }
         }
-        match time.cmp(self.latest.as_str()) {
+        self.unstamped = None;
+        match order {
             // Standard output and standard error are logged concurrently, so a line may be late.
             Ordering::Less => {}
             Ordering::Equal => self.num_at_latest += 1,
-            Ordering::Greater => (self.latest, self.num_at_latest) = (time.to_owned(), 1),
+            Ordering::Greater => (self.latest, self.num_at_latest) = (Some(time), 1),
         }
         true
     }
@@ -155,13 +187,12 @@ pub(super) async fn follow(cluster: Cluster, pod: Pod, tag: Tag, lines: Sender<(
         // Check before reading: if the pod has already ended, this pass reads the complete log.
         let was_over = is_over(&pod);
         if let Some(container) = container(&pod) {
-            let since_time = cursor.latest.parse().ok();
-            let params = LogParams { since_time, ..params(container, true) };
+            let params = LogParams { since_time: cursor.since_time(), ..params(container, true) };
             if let Ok(stream) = api.log_stream(&name, &params).await {
                 let mut reader = Box::pin(stream);
                 cursor.reconnect();
-                while let Some((time, line)) = next(&mut reader).await {
-                    if cursor.advance(&time) && lines.send((tag, line)).await.is_err() {
+                while let Some(line) = next(&mut reader).await {
+                    if cursor.advance(&line) && lines.send((tag, line.text)).await.is_err() {
                         return;
                     }
                 }
@@ -217,41 +248,74 @@ mod tests {
 
     #[test]
     fn cursor_skips_only_repeated_lines() {
-        // Timestamps of the lines of each connection, and whether the lines are new.
-        let check = |connections: &[&[(&str, bool)]]| {
+        // Lines of each connection, and whether the lines are new. A line is the second of its
+        // timestamp, or else a line without a timestamp. At the end, `latest` is the cursor's time.
+        let check = |latest: &str, connections: &[&[(&str, bool)]]| {
             let mut cursor = LogCursor::default();
+            let time = |second: &str| format!("2026-01-01T00:00:0{second}00000000Z");
             for connection in connections {
                 cursor.reconnect();
-                for (time, is_new) in *connection {
-                    assert_eq!(cursor.advance(time), *is_new, "{time} {connections:?}");
+                for (text, is_new) in *connection {
+                    let line = match text.contains('.') {
+                        true => LogLine::parse(&format!("{} x", time(text))),
+                        false => LogLine::parse(text),
+                    };
+                    assert_eq!(cursor.advance(&line), *is_new, "{text} {connections:?}");
                 }
             }
+            let expected = (!latest.is_empty()).then(|| time(latest).parse().unwrap());
+            assert_eq!(cursor.latest, expected, "{connections:?}");
         };
         let new = |time| (time, true);
         let repeated = |time| (time, false);
-        check(&[&[new("1.1"), new("1.1"), new("1.2"), new("1.2")]]);
-        check(&[&[new("1.1"), new("1.2")], &[repeated("1.1"), repeated("1.2"), new("1.3")]]);
-        check(&[&[new("1.1"), new("1.1")], &[repeated("1.1"), repeated("1.1"), new("1.1")]]);
-        check(&[
-            &[new("1.2")],
-            &[repeated("1.2"), new("1.2")],
-            &[repeated("1.2"), repeated("1.2")],
-        ]);
+        check("1.2", &[&[new("1.1"), new("1.1"), new("1.2"), new("1.2")]]);
+        check("1.3", &[&[new("1.1"), new("1.2")], &[repeated("1.1"), repeated("1.2"), new("1.3")]]);
+        check("1.1", &[&[new("1.1"), new("1.1")], &[repeated("1.1"), repeated("1.1"), new("1.1")]]);
+        check(
+            "1.2",
+            &[&[new("1.2")], &[repeated("1.2"), new("1.2")], &[repeated("1.2"), repeated("1.2")]],
+        );
         // Late lines count only on the connection that reads them first.
-        check(&[&[new("1.2"), new("1.1")], &[repeated("1.2"), repeated("1.1"), new("1.3")]]);
-        check(&[&[new("1.2"), new("1.1"), new("1.2")], &[repeated("1.2"), repeated("1.1")]]);
+        check("1.3", &[&[new("1.2"), new("1.1")], &[repeated("1.2"), repeated("1.1"), new("1.3")]]);
+        check("1.2", &[&[new("1.2"), new("1.1"), new("1.2")], &[repeated("1.2"), repeated("1.1")]]);
         // The server may have deleted the lines that were read.
-        check(&[&[new("1.1"), new("1.1")], &[new("1.2"), new("1.2")]]);
+        check("1.2", &[&[new("1.1"), new("1.1")], &[new("1.2"), new("1.2")]]);
+        // A line of the kubelet has no timestamp. It is shown once, and moves nothing.
+        let error = "unable to retrieve container logs";
+        check("", &[&[new(error)], &[repeated(error)]]);
+        check("1.1", &[&[new(error)], &[new("1.1")]]);
+        check("1.1", &[&[new("1.1"), new(error)], &[repeated("1.1"), repeated(error)]]);
+        check("1.2", &[&[new("1.1"), new(error)], &[repeated("1.1"), new("1.2"), new(error)]]);
+        check("1.2", &[&[new("1.1"), new("a"), new("b")], &[repeated("1.1"), new("1.2")]]);
+        check(
+            "1.1",
+            &[&[new("1.1"), new("1.1"), new("2027")], &[repeated("1.1"), repeated("1.1")]],
+        );
     }
 
     #[tokio::test]
     async fn lines_are_split_from_their_timestamps() {
-        let bytes = b"2026-11-21T19:00:00.1Z a b\n2026-11-21T19:00:01Z \n2026Z \xff\r\n2027Z x";
+        let bytes = b"2026-11-21T19:00:00.1Z a b\n2026-11-21T21:00:01+02:00 \n\
+            2026-11-21T19:00:02Z \xff\r\n2026-11-21T19:00:03Z\nrpc error: a b\n2026 x\n\n\
+            2026-11-21T19:00:04Z x";
         let mut reader = futures::io::Cursor::new(&bytes[..]);
         let mut lines = Vec::new();
-        while let Some((_, line)) = next(&mut reader).await {
-            lines.push(line);
+        while let Some(LogLine { time, text }) = next(&mut reader).await {
+            lines.push((time.map(|time| time.to_string()).unwrap_or_default(), text));
         }
-        assert_eq!(lines, ["a b", "", "\u{fffd}", "x"]);
+        let stamped =
+            |time: &str, text: &str| (format!("2026-11-21T19:00:{time}Z"), text.to_owned());
+        let unstamped = |text: &str| (String::new(), text.to_owned());
+        let expected = [
+            stamped("00.1", "a b"),
+            stamped("01", ""),
+            stamped("02", "\u{fffd}"),
+            stamped("03", ""),
+            unstamped("rpc error: a b"),
+            unstamped("2026 x"),
+            unstamped(""),
+            stamped("04", "x"),
+        ];
+        assert_eq!(lines, expected);
     }
 }

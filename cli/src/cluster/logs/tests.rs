@@ -170,6 +170,21 @@ async fn broken_connection_neither_loses_nor_repeats_lines() {
 }
 
 #[tokio::test]
+async fn errors_of_the_kubelet_do_not_move_the_cursor() {
+    let error = "failed to try resolving symlinks in path \"/var/log/pods/0.log\"\n";
+    let first = format!("2026-01-01T00:00:01.500000000Z a\n{error}");
+    let again = "2026-01-01T00:00:01.500000000Z a\n2026-01-01T00:00:02.000000000Z b\n";
+    let (cluster, shared) = serve(&[("m-0-a0-r0", &[&first, error, again])]).await;
+    let shown = format!("0/0 {}", error.trim_end());
+    assert_eq!(follow(&cluster, None, None).await, ["0/0 a", "0/0 b", &shown]);
+    let requests = shared.lock().unwrap().requests.clone();
+    let times: Vec<_> = requests.iter().map(|(_, since)| since.as_deref()).collect();
+    let [None, Some(second), Some(third), ..] = times[..] else { panic!("{requests:?}") };
+    assert_eq!(second, third);
+    assert!(second.starts_with("2026-01-01T00:00:01"), "{requests:?}");
+}
+
+#[tokio::test]
 async fn lines_with_equal_timestamps_are_kept() {
     let first = "2026-01-01T00:00:01.500000000Z a\n2026-01-01T00:00:01.500000000Z b\n";
     let again = format!("{first}2026-01-01T00:00:01.500000000Z c\n");

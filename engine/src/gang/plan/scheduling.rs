@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use stoker_api::trial::AttemptEnd;
 
-use super::super::ObservedPod;
 use super::super::admission::StartStage;
+use super::super::{ObservedPod, creation};
 use super::Planner;
 
 /// Seconds that a start blocks other starts while no scheduler has processed its pods. A pod may
@@ -20,6 +20,9 @@ impl Planner<'_> {
             if let Some(since) = pod.scheduled_at {
                 self.wake(since.plus(view.timeouts.pull_deadline_seconds));
             }
+        }
+        for change in pods.values().filter_map(|pod| creation::next_change(pod, view.now)) {
+            self.wake(change);
         }
         let unscheduled = || pods.values().filter(|pod| pod.scheduled_at.is_none());
         let is_rejected = |pod: &&&ObservedPod| pod.unschedulable.is_some();

@@ -1,6 +1,7 @@
 //! Phase, reason and conditions of a planned trial.
 
 use stoker_api::condition;
+use stoker_api::time::Timestamp;
 use stoker_api::trial::{DesiredTrialState, Fact, ResultFact};
 
 use super::text::{pod, record};
@@ -27,6 +28,28 @@ fn phase_is_running_while_all_pods_run() {
     check("NotStarted@0", "", "Pending BackOff retry at 1970-01-01T00:00:10Z:");
     let earlier = "Pending EarlierAttempt pod t-a0-r0 of an earlier attempt has not terminated";
     check("Infra@0", "0@0R", earlier);
+}
+
+/// The plan is due again when the message changes.
+#[test]
+fn slow_creation_of_containers_is_reported() {
+    let check = |waits: &str, now: i64, message: &str, wake_seconds: u64| {
+        let mut pods = ["0@0R", "1@0S"].map(pod);
+        if let Ok(since) = waits.parse() {
+            pods[1].creating_since = Some(Timestamp(since));
+        }
+        let plan = plan(&view(&record("made"), &pods, now));
+        let status = plan.record.status;
+        assert_eq!(status.reason.as_deref(), Some("Starting"));
+        let actual = status.message.unwrap_or_default();
+        assert!(actual.starts_with(message), "{waits} {now}: {actual}");
+        assert_eq!(plan.wake_seconds.unwrap_or_default(), wake_seconds, "{waits} {now}");
+    };
+    check("no", 999, "not all pods are running yet", 0);
+    check("100", 219, "not all pods are running yet", 1);
+    let late = "the containers of pod t-a0-r1 have been waiting for more than";
+    check("100", 220, &format!("{late} 2 minutes"), 120);
+    check("100", 340, &format!("{late} 4 minutes"), 240);
 }
 
 #[test]

@@ -237,6 +237,23 @@ fn conditions_follow_from_status_and_pods() {
 }
 
 #[test]
+fn slow_creation_of_containers_is_reported() {
+    let check = |script: &str, attempt: usize, now: i64, expected: (&str, bool, u64)| {
+        let mut job = Job::run(script, 2);
+        job.pods[attempt].creating_since = Some(Timestamp(100));
+        job.now = now;
+        let plan = job.plan();
+        let running = condition::find(&plan.status.conditions, "Running").unwrap();
+        let is_late = running.message.contains("for more than 2 minutes");
+        let wake_seconds = plan.wake_seconds.unwrap_or_default();
+        assert_eq!((running.reason.as_str(), is_late, wake_seconds), expected, "{script} {now}");
+    };
+    check("0S", 0, 219, ("Starting", false, 1));
+    check("0S", 0, 220, ("Starting", true, 120));
+    check("0C 1R 2S", 2, 220, ("WorkersRun", true, 120));
+}
+
+#[test]
 fn status_reports_rows_and_progress() {
     let job = Job::run("0=0/10 0C 1R 2R 1=2/6", 2);
     let status = &job.status;

@@ -61,7 +61,7 @@ pub fn files(patterns: &[&str]) -> Vec<String> {
 }
 
 /// Returns whether scripts/fetch-data has downloaded a data set. If not, records the calling test
-/// as left out.
+/// as skipped.
 #[track_caller]
 pub fn has_data(name: &str) -> bool {
     let is_cached = cache().join("data").join(name).is_dir();

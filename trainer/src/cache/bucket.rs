@@ -40,7 +40,7 @@ impl DatasetBucket {
         format!("{}/{id}/{version}/{}/{name}", self.prefix, split.name())
     }
 
-    /// Downloads a set to the staging folder; returns `false` if the bucket does not have it.
+    /// Downloads a set to the staging directory; returns `false` if the bucket does not have it.
     pub(super) fn download(&self, dir: &DatasetDir, quota: &CacheQuota) -> Result<bool> {
         let text = match self.rt.block_on(self.storage.get(&self.path(dir, MANIFEST_FILE))) {
             Ok(text) => text,
@@ -80,7 +80,8 @@ impl DatasetBucket {
                 );
             }
             // Wait for all downloads even after a failure. A blocking task that stores a segment
-            // cannot be cancelled, and would write into the folder in which the set is built next.
+            // cannot be cancelled, and would write into the directory in which the set is built
+            // next.
             match downloads.join_next().await {
                 Some(downloaded) => {
                     if let Err(error) = downloaded.map_err(Error::from).flatten() {

@@ -6,7 +6,7 @@ use super::*;
 
 /// The other segments are in flight when the first is found damaged.
 #[test]
-fn failed_download_leaves_the_staging_folder_empty() {
+fn failed_download_leaves_the_staging_directory_empty() {
     let context = standalone(None);
     let rt = context.io().runtime().clone();
     let [bucket, here] = [(); 2].map(|()| tempfile::tempdir().unwrap());

@@ -108,7 +108,7 @@ fn labels() -> [Tensor<1, Int>; 2] {
     [of(3), of(2)]
 }
 
-/// Builds the set once for all trainings in this folder, and adds a line to `built` each time.
+/// Builds the set once for all trainings in this directory, and adds a line to `built` each time.
 fn cached(folder: &Path) -> Result<Data<Given>> {
     let cache = DataCache::new(folder.join("sets"));
     let set = cache.open("samples", "v1", Split::Training, || {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use stoker_api::experiment::Unit;
 use stoker_engine::preview::{self, Preview};
 use stoker_engine::search::SearchConfig;
+use stoker_engine::trial::config::experiment_seed;
 
 use crate::failure::Failure;
 use crate::file;
@@ -34,7 +35,7 @@ pub(crate) fn preview(args: &Args, output: Output) -> Result<u8, Failure> {
         Err(error) => return Ok(crate::validate::print_error(&error, output)),
     };
     let valid = &loaded.valid;
-    let config = SearchConfig::new(valid, run::seed(valid, UID));
+    let config = SearchConfig::new(valid, experiment_seed(valid, UID));
     let preview = preview::preview(&config, args.samples);
     if output == Output::Json {
         let value = serde_json::to_value(&preview);

@@ -9,6 +9,7 @@
 
 mod back_off;
 pub mod budget;
+pub mod config;
 mod report;
 
 use serde::{Deserialize, Serialize};

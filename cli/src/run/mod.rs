@@ -23,7 +23,8 @@ use std::path::PathBuf;
 
 use serde_json::json;
 use stoker_api::experiment::Phase;
-use stoker_api::validate::{ValidExperiment, derive_seed};
+use stoker_api::validate::ValidExperiment;
+use stoker_engine::trial::config::experiment_seed;
 use stoker_storage::Storage;
 
 pub(crate) use self::display::MetricRanking;
@@ -105,7 +106,7 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
         .map_err(|error| Failure::Input(error.to_string()))?;
     storage.probe().await?;
     let opened = setup::open(&run_root, &loaded, args.fresh)?;
-    let seed = seed(&loaded.valid, &opened.uid);
+    let seed = experiment_seed(&loaded.valid, &opened.uid);
     let paths = RunPaths {
         root: run_root.root.clone(),
         namespace: loaded.namespace.clone(),
@@ -123,7 +124,6 @@ async fn run_loaded(args: &Args, output: Output, loaded: file::Loaded) -> Result
         valid: &loaded.valid,
         storage: storage.clone(),
         paths: paths.clone(),
-        seed,
         slots,
         devices,
         server_url,
@@ -207,11 +207,6 @@ fn start_message(paths: &RunPaths, opened: &setup::OpenedRecord) -> String {
         Phase::Cancelled => format!("{id} was cancelled already; use --fresh to start over"),
     };
     format!("{what}; files in {}, record in {}", paths.root, opened.folder.path().display())
-}
-
-/// Returns the experiment seed of the file, or a seed derived from the run's UID.
-pub(crate) fn seed(valid: &ValidExperiment, uid: &str) -> u32 {
-    valid.spec.reproducibility.experiment_seed.unwrap_or_else(|| derive_seed(uid))
 }
 
 pub(crate) fn cores() -> u32 {

@@ -12,7 +12,8 @@ use crate::file;
 use crate::print::{self, Output};
 use crate::run;
 
-/// Replaces the run's UID if the file sets no seed; a real run samples other values.
+/// UID to derive the seed from if the file sets none. Each run has another UID, and therefore other
+/// samples.
 const UID: &str = "preview";
 
 /// Arguments of `stoker preview`.

@@ -30,7 +30,7 @@ pub(super) struct DatasetBucket {
 }
 
 impl DatasetBucket {
-    /// Uses objects below `prefix`. Another thread must drive `rt`.
+    /// Uses objects below `prefix`. Another thread must drive `rt`, because the methods block.
     pub(super) fn new(rt: Handle, storage: Storage, prefix: &str) -> Self {
         Self { rt, storage, prefix: prefix.into() }
     }
@@ -93,7 +93,8 @@ impl DatasetBucket {
         }
     }
 
-    /// Uploads a complete set, unless the bucket has it; with `replace`, replaces a damaged one.
+    /// Uploads a complete set, unless the bucket has it. With `replace`, always uploads it, to
+    /// replace a damaged one.
     pub(super) fn upload(&self, dir: &DatasetDir, replace: bool) -> Result<()> {
         let _reader = dir.lock_for_reading()?;
         let folder = dir.folder();
@@ -115,9 +116,9 @@ impl DatasetBucket {
     }
 }
 
-/// A segment in the bucket, with its actual SHA-256.
+/// Damaged segment in the bucket: its name, and its actual SHA-256.
 #[derive(Debug, thiserror::Error)]
-#[error("{0} has SHA-256 {1} in the bucket; the set will be built here and replace it")]
+#[error("segment {0} is damaged: its SHA-256 is {1}; building the set again to replace it")]
 struct Corrupt(String, String);
 
 /// Returns `true` if a download failed because segments in the bucket are damaged or missing.

@@ -42,7 +42,10 @@ use crate::run_root::{self, RunRoot};
 use crate::smoke_test;
 
 /// Remedy if checkpoints could not be deleted.
-const DELETION_REMEDY: &str = "run the same command again to delete them";
+const DELETION_REMEDY: &str = "run the same command again, without --fresh, to delete them";
+
+/// Remedy for a stopped run or job. With `--fresh`, the same command would start over.
+pub(crate) const RESUME_REMEDY: &str = "run the same command again, without --fresh, to resume";
 
 /// Stages of `--test`.
 const TEST_STAGES: &str = "one batch, a validation, a checkpoint and its restore";
@@ -190,7 +193,7 @@ fn print_outcome(state: &State, paths: &RunPaths, valid: &ValidExperiment, outpu
     }
     let phase = state.status().phase;
     if !phase.is_terminal() {
-        print::err("stopped; run the same command again to resume");
+        print::err(format!("stopped; {RESUME_REMEDY}"));
     }
     wait::exit_code(phase)
 }
